@@ -1,0 +1,1 @@
+//! Backing devices: files and block devices through io_uring, and decorators

@@ -1,0 +1,1 @@
+//! The daemon: threads, configuration, control interface, metrics, restart

@@ -1,0 +1,1 @@
+//! Every byte on media: encode, decode, verify; no I/O

@@ -1,0 +1,1 @@
+//! The FUSE file + loop device export

@@ -1,0 +1,1 @@
+//! Persistent memory: map, copy, persist, survive poison

@@ -1,0 +1,1 @@
+//! Simulated worlds: memory that crashes, disks that fail, oracles; tests only

@@ -1,0 +1,204 @@
+//! The port for persistent memory, and the types that say what is durable.
+//!
+//! A store is *in flight* until a fence by the same thread: a power cut keeps any part of it. [`Region`]
+//! is what the engine uses; it hands out [`InFlight`] for a store and turns it into [`Durable`] with a
+//! fence, and what acknowledges a request asks for a [`Durable`]. Recovery reads through [`Region::load`],
+//! which answers a failed memory cell with an error instead of a signal.
+
+use crate::{CHECKSUM_BLOCK, Error, ErrorKind, Result};
+use alloc::{format, string::String};
+
+/// What the bytes of a region survive.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Durability {
+    /// A power failure: the region is mapped persistent memory.
+    PowerFail,
+    /// The death of the process, not of the machine: page cache, tmpfs, anonymous memory.
+    ProcessCrash,
+}
+
+impl Durability {
+    /// The name in status, metrics and documentation.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::PowerFail => "power-fail",
+            Self::ProcessCrash => "process-crash",
+        }
+    }
+}
+
+/// Memory that could not be read: poison, or a mapping that lost its medium.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MediaError {
+    /// Offset in the region, in bytes, of the access that failed.
+    pub at: u64,
+}
+
+impl From<MediaError> for Error {
+    fn from(error: MediaError) -> Self {
+        Self::new(ErrorKind::Media, format!("the region's memory cannot be read at byte {}", error.at))
+    }
+}
+
+/// Bytes that are addressed, stored and fenced: what a mapping or a simulator gives.
+///
+/// All offsets are from the first byte of the region. Callers check their offsets against
+/// [`len`](Self::len) first; an access outside it is answered with a [`MediaError`] by loads and is a
+/// panic in stores, never a wild access.
+pub trait Pmem: Send + Sync {
+    /// Size of the region in bytes.
+    fn len(&self) -> u64;
+
+    /// Whether the region has no byte.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// What the bytes survive once fenced.
+    fn durability(&self) -> Durability;
+
+    /// Copies `from` to `at`. Durable after the next [`fence`](Self::fence) of the calling thread; until
+    /// then a crash keeps any subset of its 8-byte words.
+    fn store(&self, at: u64, from: &[u8]);
+
+    /// As [`store`](Self::store), and computes the CRC32C of each checksum block in the same pass: the
+    /// first block is `first` bytes long, the others [`CHECKSUM_BLOCK`], the last what is left. Each source
+    /// byte is read once: what is stored is what was summed. `sums` has one place for each block.
+    fn store_summed(&self, at: u64, from: &[u8], first: usize, sums: &mut [u32]);
+
+    /// Stores one line of 64 bytes at a multiple of 64.
+    fn store_line(&self, at: u64, line: &[u8; 64]);
+
+    /// Everything that the calling thread has stored is in the persistence domain when this returns.
+    fn fence(&self);
+
+    /// Copies from the region; memory that fails becomes an error.
+    ///
+    /// # Errors
+    /// The offset at which the memory could not be read.
+    fn load(&self, at: u64, into: &mut [u8]) -> core::result::Result<(), MediaError>;
+
+    /// As [`load`](Self::load), and returns the CRC32C of the bytes that were copied.
+    ///
+    /// # Errors
+    /// The offset at which the memory could not be read.
+    fn load_summed(&self, at: u64, into: &mut [u8]) -> core::result::Result<u32, MediaError>;
+
+    /// Writes lines back that may be only in a processor's cache, without changing a byte; durable after
+    /// the next fence.
+    fn write_back(&self, at: u64, length: u64);
+
+    /// A hint that the line at `at` is about to be used.
+    fn prefetch(&self, at: u64) {
+        let _ = at;
+    }
+
+    /// How the region is mapped and which copy methods were chosen, for status.
+    fn describe(&self) -> String {
+        String::from("memory")
+    }
+}
+
+/// Evidence of stores that no fence has followed yet.
+#[must_use = "what is in flight is lost by a power cut until it is fenced"]
+#[derive(Debug)]
+pub struct InFlight(());
+
+impl InFlight {
+    /// One token for both: one fence serves them.
+    pub fn and(self, other: Self) -> Self {
+        let Self(()) = other;
+        self
+    }
+}
+
+/// Evidence that what it stands for is in the persistence domain. Only [`Region::fence`] makes one.
+#[derive(Debug)]
+pub struct Durable(());
+
+/// A persistent memory with stores that say whether they are durable.
+#[derive(Debug)]
+pub struct Region<P>(P);
+
+impl<P: Pmem> Region<P> {
+    /// The region that is `memory`.
+    pub const fn new(memory: P) -> Self {
+        Self(memory)
+    }
+
+    /// The memory beneath.
+    pub const fn memory(&self) -> &P {
+        &self.0
+    }
+
+    /// Size in bytes.
+    pub fn size(&self) -> u64 {
+        self.0.len()
+    }
+
+    /// What the region survives.
+    pub fn durability(&self) -> Durability {
+        self.0.durability()
+    }
+
+    /// Stores bytes; see [`Pmem::store`].
+    pub fn store(&self, at: u64, from: &[u8]) -> InFlight {
+        self.0.store(at, from);
+        InFlight(())
+    }
+
+    /// Stores bytes and sums them; see [`Pmem::store_summed`].
+    pub fn store_summed(&self, at: u64, from: &[u8], first: usize, sums: &mut [u32]) -> InFlight {
+        debug_assert_eq!(sums.len(), blocks_of(from.len(), first), "one sum for each block");
+        self.0.store_summed(at, from, first, sums);
+        InFlight(())
+    }
+
+    /// Stores one line; see [`Pmem::store_line`].
+    pub fn store_line(&self, at: u64, line: &[u8; 64]) -> InFlight {
+        debug_assert_eq!(at % 64, 0, "a line begins at a multiple of 64");
+        self.0.store_line(at, line);
+        InFlight(())
+    }
+
+    /// Writes back what recovery relied on; see [`Pmem::write_back`].
+    pub fn write_back(&self, at: u64, length: u64) -> InFlight {
+        self.0.write_back(at, length);
+        InFlight(())
+    }
+
+    /// Fences: what was in flight is durable.
+    pub fn fence(&self, stores: InFlight) -> Durable {
+        let InFlight(()) = stores;
+        self.0.fence();
+        Durable(())
+    }
+
+    /// Reads bytes; see [`Pmem::load`].
+    ///
+    /// # Errors
+    /// [`ErrorKind::Media`] where the memory fails.
+    pub fn load(&self, at: u64, into: &mut [u8]) -> Result<()> {
+        Ok(self.0.load(at, into)?)
+    }
+
+    /// Reads bytes and sums them; see [`Pmem::load_summed`].
+    ///
+    /// # Errors
+    /// [`ErrorKind::Media`] where the memory fails.
+    pub fn load_summed(&self, at: u64, into: &mut [u8]) -> Result<u32> {
+        Ok(self.0.load_summed(at, into)?)
+    }
+
+    /// Hints that a line is about to be used.
+    pub fn prefetch(&self, at: u64) {
+        self.0.prefetch(at);
+    }
+}
+
+/// Number of checksum blocks in `length` bytes of which the first block holds `first`.
+#[must_use]
+pub const fn blocks_of(length: usize, first: usize) -> usize {
+    if length <= first { 1 } else { 1 + (length - first).div_ceil(CHECKSUM_BLOCK as usize) }
+}
