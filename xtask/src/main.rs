@@ -1,2 +1,67 @@
-//! placeholder
-fn main() {}
+//! The project's tasks, so that a person and a build machine type the same thing: `cargo xtask TASK`.
+//!
+//! Always true here: every command runs under a time limit, and a task ends with exit code 0 only if all that
+//! it was asked to do was done and went well.
+//!
+//! Left to others: what is tested (the crates), what is measured (`bench`).
+#![forbid(unsafe_code)]
+
+mod demo;
+mod flags;
+mod leftovers;
+mod packages;
+mod processes;
+mod report;
+mod shell;
+mod tasks;
+mod test;
+mod workspace;
+
+use std::process::ExitCode;
+
+const USAGE: &str = "\
+Usage: cargo xtask TASK
+
+Tasks:
+  test [--no-system] [--only STEP[,STEP..]] [--filter TEXT]
+                     everything that must hold before a change lands; as root it installs the Debian packages
+                     that the system tests need
+  nightly [--no-system]
+                     the same with the long forms: more rounds, more kills, a seed of its own
+  bench [GROUP..] [--json] [..]
+                     builds the benchmarks and runs them; arguments are passed on
+  man [DIRECTORY]    writes the man pages and shell completions (default: target/man)
+
+Steps of `test`: format, lint, doc, build, test, release, demo
+";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let (task, rest) = match arguments.split_first() {
+        Some((task, rest)) => (task.as_str(), rest),
+        None => ("help", &[][..]),
+    };
+    let ended = match task {
+        "test" => flags::TestFlags::parse(rest).and_then(|flags| test::run(&flags, test::Length::Short)),
+        "nightly" => flags::TestFlags::parse(rest).and_then(|flags| test::run(&flags, test::Length::Long)),
+        "bench" => tasks::bench(rest),
+        "man" => tasks::man(rest),
+        "help" | "--help" | "-h" => {
+            print!("{USAGE}");
+            Ok(true)
+        }
+        other => Err(flags::Problem::Usage(format!("there is no task '{other}'"))),
+    };
+    match ended {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(flags::Problem::Usage(text)) => {
+            eprintln!("xtask: {text}\n\n{USAGE}");
+            ExitCode::from(2)
+        }
+        Err(flags::Problem::Failed(text)) => {
+            eprintln!("xtask: {text}");
+            ExitCode::FAILURE
+        }
+    }
+}

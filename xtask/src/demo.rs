@@ -1,0 +1,85 @@
+//! What the demo must show: `cbdctrl demo --json` runs in its time and its JSON says what it promises.
+
+use crate::shell::{self, Stream};
+use serde_json::Value;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// The promise to whoever runs it.
+const PROMISED: Duration = Duration::from_secs(120);
+
+/// After this it is stuck.
+const LIMIT: Duration = Duration::from_secs(240);
+
+/// Runs the demo with its files in `directory`; what is wrong with it, one line each.
+pub fn run(program: &Path, directory: &Path) -> Vec<String> {
+    let begun = Instant::now();
+    let mut text = String::new();
+    let mut errors = Vec::new();
+    let mut command = Command::new(program);
+    command.args(["demo", "--json"]).env("TMPDIR", directory);
+    let end = shell::run(&mut command, LIMIT, |stream, line| match stream {
+        Stream::Output => {
+            text.push_str(line);
+            text.push('\n');
+        }
+        Stream::Error => errors.push(line.to_owned()),
+    });
+    let mut problems = Vec::new();
+    if !end.is_success() {
+        problems.push(format!("the demo failed: {end}"));
+        problems.extend(errors);
+    }
+    if begun.elapsed() > PROMISED {
+        problems.push(format!(
+            "the demo took {} s, promised are {}",
+            begun.elapsed().as_secs(),
+            PROMISED.as_secs()
+        ));
+    }
+    match serde_json::from_str(&text) {
+        Ok(shown) => {
+            println!("    path: {}", shown_text(&shown, "path"));
+            problems.extend(check(&shown));
+        }
+        Err(error) => problems.push(format!("the demo's output is not JSON: {error}: {text}")),
+    }
+    problems
+}
+
+fn shown_text(shown: &Value, field: &str) -> String {
+    shown.get(field).map_or_else(|| "(not said)".to_owned(), Value::to_string)
+}
+
+/// What the JSON lacks or says wrongly.
+fn check(shown: &Value) -> Vec<String> {
+    let mut problems = Vec::new();
+    if !shown.get("path").is_some_and(Value::is_string) {
+        problems.push("`path` does not say which way the device was reached".to_owned());
+    }
+    match shown.get("fallback_reason") {
+        None => {
+            problems.push("`fallback_reason` is missing; it is null where nothing was in the way".to_owned())
+        }
+        Some(reason) if !reason.is_null() => println!("    fallback_reason: {reason}"),
+        Some(_) => {}
+    }
+    problems
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_demo_that_says_how_it_ran_is_accepted() {
+        assert_eq!(check(&json!({"path": "/dev/cbd0", "fallback_reason": null})), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_demo_that_does_not_say_how_it_ran_is_refused() {
+        assert_eq!(check(&json!({"results": []})).len(), 2);
+    }
+}

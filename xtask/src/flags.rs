@@ -1,0 +1,101 @@
+//! What a person may type after `test` and `nightly`, and the two ways in which a task can fail to begin.
+
+/// The steps of `test`, in the order in which they run.
+pub const STEPS: [&str; 7] = ["format", "lint", "doc", "build", "test", "release", "demo"];
+
+/// Why a task did not run to its end.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Problem {
+    /// It was called wrongly: exit code 2.
+    Usage(String),
+    /// Something that it needs is not there or broke: exit code 1.
+    Failed(String),
+}
+
+/// Options of `test` and `nightly`.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct TestFlags {
+    /// Leave out what needs root, and do not call that an error.
+    pub no_system: bool,
+    /// Run these steps only; empty means all.
+    pub only: Vec<String>,
+    /// Run only the tests whose name contains this.
+    pub filter: Option<String>,
+}
+
+impl TestFlags {
+    /// Reads the options.
+    ///
+    /// # Errors
+    /// [`Problem::Usage`] for an unknown option, an unknown step or a missing value.
+    pub fn parse(arguments: &[String]) -> Result<Self, Problem> {
+        let mut flags = Self::default();
+        let mut rest = arguments.iter();
+        while let Some(argument) = rest.next() {
+            match argument.as_str() {
+                "--no-system" => flags.no_system = true,
+                "--only" => {
+                    for step in value("--only", rest.next())?.split(',') {
+                        if !STEPS.contains(&step) {
+                            let known = STEPS.join(", ");
+                            return Err(Problem::Usage(format!(
+                                "there is no step '{step}'; the steps are {known}"
+                            )));
+                        }
+                        flags.only.push(step.to_owned());
+                    }
+                }
+                "--filter" => flags.filter = Some(value("--filter", rest.next())?.clone()),
+                other => return Err(Problem::Usage(format!("unknown option '{other}'"))),
+            }
+        }
+        Ok(flags)
+    }
+
+    /// Whether a step is to run. A filter is about tests, so with one only they run.
+    pub fn wants(&self, step: &str) -> bool {
+        if !self.only.is_empty() {
+            return self.only.iter().any(|wanted| wanted == step);
+        }
+        self.filter.is_none() || step == "test"
+    }
+}
+
+fn value<'a>(option: &str, given: Option<&'a String>) -> Result<&'a String, Problem> {
+    given.ok_or_else(|| Problem::Usage(format!("{option} needs a value")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Result<TestFlags, Problem> {
+        TestFlags::parse(&line.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn without_options_every_step_runs() {
+        let flags = parse("").expect("no option is fine");
+        assert!(STEPS.iter().all(|step| flags.wants(step)));
+    }
+
+    #[test]
+    fn a_filter_runs_the_tests_alone() {
+        let flags = parse("--filter torn").expect("a filter is fine");
+        assert_eq!(STEPS.iter().filter(|step| flags.wants(step)).count(), 1);
+        assert!(flags.wants("test"));
+    }
+
+    #[test]
+    fn only_the_named_steps_run() {
+        let flags = parse("--only lint,demo").expect("both steps exist");
+        assert!(flags.wants("lint") && flags.wants("demo") && !flags.wants("test"));
+    }
+
+    #[test]
+    fn an_unknown_step_or_option_is_wrong_usage() {
+        assert!(matches!(parse("--only lintt"), Err(Problem::Usage(_))));
+        assert!(matches!(parse("--fast"), Err(Problem::Usage(_))));
+        assert!(matches!(parse("--filter"), Err(Problem::Usage(_))));
+    }
+}

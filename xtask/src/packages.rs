@@ -1,0 +1,141 @@
+//! The programs that the system tests drive, and the Debian packages that hold them.
+//!
+//! Always true here: nothing is installed where nothing is missing, and a program that is still missing after
+//! the installation is named.
+
+use crate::shell;
+use crate::workspace;
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+/// A program and the Debian package that holds it.
+struct Tool {
+    program: &'static str,
+    package: &'static str,
+}
+
+const TOOLS: [Tool; 16] = [
+    Tool { program: "fio", package: "fio" },
+    Tool { program: "nbdinfo", package: "libnbd-bin" },
+    Tool { program: "nbdsh", package: "python3-libnbd" },
+    Tool { program: "qemu-io", package: "qemu-utils" },
+    Tool { program: "qemu-img", package: "qemu-utils" },
+    Tool { program: "mkfs.ext4", package: "e2fsprogs" },
+    Tool { program: "e2fsck", package: "e2fsprogs" },
+    Tool { program: "mkfs.xfs", package: "xfsprogs" },
+    Tool { program: "xfs_repair", package: "xfsprogs" },
+    Tool { program: "mkfs.btrfs", package: "btrfs-progs" },
+    Tool { program: "btrfs", package: "btrfs-progs" },
+    Tool { program: "fstrim", package: "util-linux" },
+    Tool { program: "unshare", package: "util-linux" },
+    Tool { program: "blkdiscard", package: "util-linux" },
+    Tool { program: "mount", package: "mount" },
+    Tool { program: "losetup", package: "mount" },
+];
+
+/// Directories of system programs, which the path of an ordinary login lacks.
+const SYSTEM_DIRECTORIES: [&str; 3] = ["/usr/local/sbin", "/usr/sbin", "/sbin"];
+
+/// The path in which tests find programs: that of the caller and the system directories.
+pub fn search_path() -> OsString {
+    let given = std::env::var_os("PATH").unwrap_or_default();
+    let mut directories: Vec<_> = std::env::split_paths(&given).collect();
+    directories.extend(SYSTEM_DIRECTORIES.iter().map(Into::into));
+    std::env::join_paths(directories).unwrap_or(given)
+}
+
+/// Installs what is missing.
+///
+/// # Errors
+/// The programs that are missing still, and what to do.
+pub fn install() -> Result<(), String> {
+    let missing = missing_tools();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let mut packages: Vec<&str> = missing.iter().map(|tool| tool.package).collect();
+    packages.sort_unstable();
+    packages.dedup();
+    if on_path("apt-get") {
+        println!("    installing {}", packages.join(" "));
+        let mut apt = vec!["install", "-y", "--no-install-recommends"];
+        apt.extend(&packages);
+        for attempt in 1..=3 {
+            // The lists are fetched only now that something is needed from them.
+            if apt_get(&["update"]) && apt_get(&apt) {
+                break;
+            }
+            println!("    attempt {attempt} of 3 failed");
+            std::thread::sleep(Duration::from_secs(5 * attempt));
+        }
+    }
+    let missing = missing_tools();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let names: Vec<String> =
+        missing.iter().map(|tool| format!("{} ({})", tool.program, tool.package)).collect();
+    Err(format!("missing programs (Debian packages): {}", names.join(", ")))
+}
+
+fn missing_tools() -> Vec<&'static Tool> {
+    TOOLS.iter().filter(|tool| !on_path(tool.program)).collect()
+}
+
+fn on_path(program: &str) -> bool {
+    std::env::split_paths(&search_path())
+        .any(|directory: std::path::PathBuf| is_executable(&directory.join(program)))
+}
+
+fn is_executable(path: &Path) -> bool {
+    use std::os::unix::fs::PermissionsExt;
+    path.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.permissions().mode() & 0o111 != 0)
+}
+
+fn apt_get(arguments: &[&str]) -> bool {
+    let mut command = Command::new("apt-get");
+    command
+        .args(["-q", "-o", "DPkg::Lock::Timeout=300", "-o", "Acquire::Retries=3"])
+        .args(arguments)
+        .env("DEBIAN_FRONTEND", "noninteractive");
+    let mut output = Vec::new();
+    let end = shell::run(&mut command, Duration::from_secs(600), |_, line| {
+        if workspace::is_ci() {
+            output.push(line.to_owned());
+        } else {
+            println!("    {line}");
+        }
+    });
+    if !end.is_success() {
+        for line in output.iter().rev().take(20).rev() {
+            println!("    {line}");
+        }
+        println!("    apt-get {}: {end}", arguments.join(" "));
+    }
+    end.is_success()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_is_found_where_only_root_looks() {
+        let path = search_path();
+        let directories: Vec<_> = std::env::split_paths(&path).collect();
+        assert!(
+            SYSTEM_DIRECTORIES
+                .iter()
+                .all(|wanted| directories.iter().any(|found| found == Path::new(wanted)))
+        );
+    }
+
+    #[test]
+    fn a_directory_is_not_a_program() {
+        assert!(!is_executable(Path::new("/usr")));
+        assert!(on_path("sh"));
+        assert!(!on_path("no-such-program-anywhere"));
+    }
+}

@@ -1,0 +1,106 @@
+//! The account of a task: its steps with their times, and what passed and failed.
+
+use std::time::{Duration, Instant};
+
+/// What one step brought.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Count {
+    /// Tests or checks that passed.
+    pub passed: u64,
+    /// Tests or checks that failed.
+    pub failed: u64,
+    /// Tests that were there and did not run.
+    pub ignored: u64,
+}
+
+impl Count {
+    /// A step that is one check.
+    pub fn one(passed: bool) -> Self {
+        Self { passed: u64::from(passed), failed: u64::from(!passed), ignored: 0 }
+    }
+
+    /// Adds what a line of the Rust test harness says, if it says anything:
+    /// `test result: ok. 12 passed; 0 failed; 1 ignored; ..`.
+    pub fn add_line(&mut self, line: &str) {
+        let Some(figures) = line.trim_start().strip_prefix("test result: ") else { return };
+        for part in figures.split(['.', ';']) {
+            let mut words = part.split_whitespace();
+            let Some(Ok(number)) = words.next().map(str::parse::<u64>) else { continue };
+            match words.next() {
+                Some("passed") => self.passed += number,
+                Some("failed") => self.failed += number,
+                Some("ignored") => self.ignored += number,
+                _ => {}
+            }
+        }
+    }
+}
+
+/// The account.
+#[derive(Debug)]
+pub struct Report {
+    begun: Instant,
+    total: Count,
+    steps: Vec<(&'static str, Duration, Count)>,
+}
+
+impl Report {
+    /// An empty account; its time begins now.
+    pub fn new() -> Self {
+        Self { begun: Instant::now(), total: Count::default(), steps: Vec::new() }
+    }
+
+    /// Announces a step, runs it and counts what it brought.
+    pub fn step(&mut self, name: &'static str, about: &str, work: impl FnOnce() -> Count) {
+        println!("==> {name}: {about}");
+        let begun = Instant::now();
+        let count = work();
+        let word = if count.failed == 0 { "ok" } else { "FAILED" };
+        println!("<== {name}: {word}, {:.1} s", begun.elapsed().as_secs_f64());
+        self.total.passed += count.passed;
+        self.total.failed += count.failed;
+        self.total.ignored += count.ignored;
+        self.steps.push((name, begun.elapsed(), count));
+    }
+
+    /// Prints the table of the steps and, alone on the last line, the sum. True if nothing failed.
+    pub fn finish(self) -> bool {
+        println!();
+        for (name, time, count) in &self.steps {
+            let ignored =
+                if count.ignored > 0 { format!(", {} ignored", count.ignored) } else { String::new() };
+            println!(
+                "{name:<10} {:>7.1} s   {} passed, {} failed{ignored}",
+                time.as_secs_f64(),
+                count.passed,
+                count.failed
+            );
+        }
+        println!("{:<10} {:>7.1} s", "all", self.begun.elapsed().as_secs_f64());
+        println!("{} passed, {} failed", self.total.passed, self.total.failed);
+        self.total.failed == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_figures_of_the_test_harness_are_added_up() {
+        let mut count = Count::default();
+        count.add_line(
+            "test result: ok. 12 passed; 0 failed; 1 ignored; 0 measured; 3 filtered out; finished in 0.31s",
+        );
+        count.add_line("test result: FAILED. 4 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out");
+        assert_eq!(count, Count { passed: 16, failed: 2, ignored: 1 });
+    }
+
+    #[test]
+    fn other_lines_count_nothing() {
+        let mut count = Count::default();
+        count.add_line("test a_write_of_12 passed; it says");
+        count.add_line("running 12 tests");
+        assert_eq!(count, Count::default());
+    }
+}

@@ -1,0 +1,210 @@
+//! Running a command under a time limit, with its output passed on line by line.
+//!
+//! Always true here: a command that is over its time is killed with all that it started, after its processes have
+//! been listed; and nothing waits for a pipe that a stray grandchild holds open.
+
+use crate::processes;
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// A line every so often shows that a quiet command is alive.
+const QUIET: Duration = Duration::from_secs(60);
+
+/// How long the output of a command that has ended may still take to arrive.
+const DRAIN: Duration = Duration::from_secs(2);
+
+/// How a command ended.
+#[derive(Debug)]
+pub enum End {
+    /// By itself.
+    Exited(ExitStatus),
+    /// It was killed after its time.
+    TimedOut,
+    /// It could not be started.
+    NotStarted(String),
+}
+
+impl End {
+    /// Whether it ended by itself and says that all went well.
+    pub fn is_success(&self) -> bool {
+        matches!(self, Self::Exited(status) if status.success())
+    }
+}
+
+impl std::fmt::Display for End {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Exited(status) => write!(out, "{status}"),
+            Self::TimedOut => out.write_str("it was over its time and was killed"),
+            Self::NotStarted(error) => write!(out, "it could not be started: {error}"),
+        }
+    }
+}
+
+/// What a line came from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stream {
+    /// Standard output.
+    Output,
+    /// Standard error.
+    Error,
+}
+
+/// Runs `command` for at most `limit` and hands every line that it prints to `line`.
+pub fn run(command: &mut Command, limit: Duration, mut line: impl FnMut(Stream, &str)) -> End {
+    let begun = Instant::now();
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = match command.spawn() {
+        Ok(child) => child,
+        Err(error) => return End::NotStarted(error.to_string()),
+    };
+    let (sender, lines) = channel();
+    if let Some(output) = child.stdout.take() {
+        forward(output, Stream::Output, sender.clone());
+    }
+    if let Some(error) = child.stderr.take() {
+        forward(error, Stream::Error, sender.clone());
+    }
+    drop(sender);
+
+    let mut spoke = Instant::now();
+    loop {
+        match lines.recv_timeout(Duration::from_millis(50)) {
+            Ok((stream, text)) => {
+                spoke = Instant::now();
+                line(stream, &text);
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            // Both pipes are closed: nothing is left but to wait for the end.
+            Err(RecvTimeoutError::Disconnected) => thread::sleep(Duration::from_millis(20)),
+        }
+        if let Ok(Some(status)) = child.try_wait() {
+            drain(&lines, &mut line);
+            return End::Exited(status);
+        }
+        if begun.elapsed() > limit {
+            eprintln!("xtask: over its time of {} s; these processes are killed:", limit.as_secs());
+            for process in processes::descendants() {
+                eprintln!("xtask:   {} {}", process.pid.as_raw_nonzero(), process.command);
+            }
+            for process in processes::kill_descendants() {
+                eprintln!("xtask: cannot be killed: {} {}", process.pid.as_raw_nonzero(), process.command);
+            }
+            drain(&lines, &mut line);
+            return End::TimedOut;
+        }
+        if spoke.elapsed() > QUIET {
+            spoke = Instant::now();
+            println!("    .. still running after {} s", begun.elapsed().as_secs());
+        }
+    }
+}
+
+/// Runs `command` and returns what it wrote to standard output; the lines of standard error are passed through.
+///
+/// # Errors
+/// How it ended, if not well.
+pub fn output_of(command: &mut Command, limit: Duration) -> Result<String, End> {
+    let mut output = String::new();
+    let end = run(command, limit, |stream, line| match stream {
+        Stream::Output => {
+            output.push_str(line);
+            output.push('\n');
+        }
+        Stream::Error => eprintln!("{line}"),
+    });
+    if end.is_success() { Ok(output) } else { Err(end) }
+}
+
+fn forward(from: impl Read + Send + 'static, stream: Stream, to: Sender<(Stream, String)>) {
+    thread::spawn(move || {
+        let mut from = BufReader::new(from);
+        let mut bytes = Vec::new();
+        loop {
+            bytes.clear();
+            match from.read_until(b'\n', &mut bytes) {
+                Ok(0) | Err(_) => return,
+                Ok(_) => {}
+            }
+            let text = String::from_utf8_lossy(&bytes);
+            if to.send((stream, text.trim_end_matches(['\n', '\r']).to_owned())).is_err() {
+                return;
+            }
+        }
+    });
+}
+
+fn drain(lines: &Receiver<(Stream, String)>, line: &mut impl FnMut(Stream, &str)) {
+    let end = Instant::now() + DRAIN;
+    while let Ok((stream, text)) = lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
+        line(stream, &text);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::processes::ALONE;
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    #[test]
+    fn both_streams_arrive_line_by_line() {
+        let _alone = ALONE.lock();
+        let mut seen = Vec::new();
+        let end = run(&mut shell("echo one; echo two >&2"), Duration::from_secs(20), |stream, line| {
+            seen.push((stream, line.to_owned()));
+        });
+        assert!(end.is_success());
+        seen.sort_by_key(|(stream, _)| *stream == Stream::Error);
+        assert_eq!(seen, [(Stream::Output, "one".to_owned()), (Stream::Error, "two".to_owned())]);
+    }
+
+    #[test]
+    fn a_stray_process_that_holds_the_pipe_does_not_delay_the_end() {
+        let _alone = ALONE.lock();
+        let begun = Instant::now();
+        let mut stray = String::new();
+        let script = "sleep 60 & echo $!";
+        let end = run(&mut shell(script), Duration::from_secs(30), |_, line| stray.push_str(line));
+        let waited = begun.elapsed();
+        shell(&format!("kill {stray}")).status().expect("a shell starts");
+        assert!(end.is_success());
+        assert!(waited < Duration::from_secs(25), "{waited:?}");
+    }
+
+    #[test]
+    fn a_command_over_its_time_is_killed_with_what_it_started() {
+        let _alone = ALONE.lock();
+        processes::adopt_orphans();
+        let begun = Instant::now();
+        // The daemon leaves its parent, its session and its group.
+        let end = run(&mut shell("setsid sleep 61 & setsid sleep 61"), Duration::from_millis(300), |_, _| {});
+        assert!(matches!(end, End::TimedOut), "{end}");
+        assert!(begun.elapsed() < Duration::from_secs(30));
+        assert!(!processes::descendants().iter().any(|process| process.command == "sleep 61"));
+    }
+
+    #[test]
+    fn a_command_that_fails_gives_no_output() {
+        let _alone = ALONE.lock();
+        assert!(matches!(
+            output_of(&mut shell("echo half; exit 3"), Duration::from_secs(20)),
+            Err(End::Exited(status)) if status.code() == Some(3)
+        ));
+    }
+
+    #[test]
+    fn a_command_that_is_not_there_is_told_apart_from_one_that_failed() {
+        let _alone = ALONE.lock();
+        let end = run(&mut Command::new("/nonexistent/program"), Duration::from_secs(20), |_, _| {});
+        assert!(matches!(end, End::NotStarted(_)));
+    }
+}

@@ -1,0 +1,68 @@
+//! The short tasks: benchmarks, man pages.
+
+use crate::flags::Problem;
+use crate::workspace::{self, cargo};
+use std::process::Command;
+
+/// Builds the benchmarks and runs them; arguments are theirs, and so is standard output.
+///
+/// # Errors
+/// When they cannot be built or started.
+pub fn bench(arguments: &[String]) -> Result<bool, Problem> {
+    build("cbd-bench")?;
+    start(Command::new(program("cbd-bench")?).args(arguments))
+}
+
+/// Writes man pages and shell completions from the definition of the command line.
+///
+/// # Errors
+/// When the program cannot be built or started.
+pub fn man(arguments: &[String]) -> Result<bool, Problem> {
+    let directory = match arguments {
+        [] => workspace::target_directory().map_err(Problem::Failed)?.join("man"),
+        [directory] => directory.into(),
+        _ => return Err(Problem::Usage("man takes one directory".to_owned())),
+    };
+    build("cbdctrl")?;
+    std::fs::create_dir_all(&directory)
+        .map_err(|error| Problem::Failed(format!("cannot make {}: {error}", directory.display())))?;
+    let program = program("cbdctrl")?;
+    if !start(Command::new(&program).arg("man").arg(&directory))? {
+        return Ok(false);
+    }
+    for shell in ["bash", "zsh", "fish"] {
+        let text = Command::new(&program)
+            .args(["completions", shell])
+            .output()
+            .map_err(|error| Problem::Failed(format!("cannot start {}: {error}", program.display())))?;
+        if !text.status.success() {
+            return Ok(false);
+        }
+        let file = directory.join(format!("cbdctrl.{shell}"));
+        std::fs::write(&file, text.stdout)
+            .map_err(|error| Problem::Failed(format!("cannot write {}: {error}", file.display())))?;
+    }
+    println!("{}", directory.display());
+    Ok(true)
+}
+
+fn build(package: &str) -> Result<(), Problem> {
+    // Cargo speaks on standard error, so the output of what is built stays alone on the other.
+    if start(&mut cargo(["build", "--quiet", "--release", "--package", package]))? {
+        Ok(())
+    } else {
+        Err(Problem::Failed(format!("{package} does not build")))
+    }
+}
+
+fn program(name: &str) -> Result<std::path::PathBuf, Problem> {
+    Ok(workspace::target_directory().map_err(Problem::Failed)?.join("release").join(name))
+}
+
+/// Runs a command with our own input and output.
+fn start(command: &mut Command) -> Result<bool, Problem> {
+    let status = command.status().map_err(|error| {
+        Problem::Failed(format!("cannot start {}: {error}", command.get_program().display()))
+    })?;
+    Ok(status.success())
+}

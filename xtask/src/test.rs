@@ -1,0 +1,236 @@
+//! `cargo xtask test` and `nightly`: what must hold before a change lands.
+//!
+//! Always true here: a step that fails does not keep the later ones from running, except those that need what it
+//! builds; what could not run is listed and makes the whole fail, unless the caller chose to leave it out.
+
+use crate::flags::{Problem, TestFlags};
+use crate::leftovers::Scratch;
+use crate::report::{Count, Report};
+use crate::shell::{self, Stream};
+use crate::workspace::{self, cargo};
+use crate::{demo, packages, processes};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+/// How much the tests do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Length {
+    /// Before every change.
+    Short,
+    /// Every night.
+    Long,
+}
+
+/// The switch that tests which need root and foreign programs look at.
+const SYSTEM_TESTS: &str = "CBD_SYSTEM_TESTS";
+
+/// No step but the tests takes longer, on two cores and from nothing.
+const BUILD_LIMIT: Duration = Duration::from_secs(900);
+
+/// What cargo says while it works, of no use in a log.
+const PROGRESS: [&str; 10] = [
+    "Compiling ",
+    "Checking ",
+    "Documenting ",
+    "Downloading ",
+    "Downloaded ",
+    "Updating ",
+    "Locking ",
+    "Blocking ",
+    "Adding ",
+    "Fresh ",
+];
+
+/// Runs the steps that `flags` asks for. True if all of them went well and none was left out unasked.
+///
+/// # Errors
+/// When a step cannot even begin.
+pub fn run(flags: &TestFlags, length: Length) -> Result<bool, Problem> {
+    processes::adopt_orphans();
+    let system = workspace::is_root() && !flags.no_system;
+    let mut report = Report::new();
+    if system && flags.wants("test") {
+        report.step("packages", "the programs that the system tests drive", || match packages::install() {
+            Ok(()) => Count::one(true),
+            Err(text) => {
+                println!("    {text}");
+                Count::one(false)
+            }
+        });
+    }
+    if flags.wants("format") {
+        report.step("format", "cargo fmt --check", || check(cargo(["fmt", "--all", "--check"])));
+    }
+    if flags.wants("lint") {
+        report.step("lint", "clippy, warnings are errors", || {
+            check(with_lock(cargo(["clippy", "--workspace", "--all-targets"])).args(["--", "-D", "warnings"]))
+        });
+    }
+    if flags.wants("doc") {
+        report.step("doc", "rustdoc, warnings are errors", || {
+            let mut command = with_lock(cargo(["doc", "--workspace", "--no-deps"]));
+            check(command.env("RUSTDOCFLAGS", "-D warnings"))
+        });
+    }
+    if flags.wants("build") {
+        report.step("build", "the tests", || check(with_lock(cargo(["test", "--workspace", "--no-run"]))));
+    }
+    if flags.wants("test") {
+        let about =
+            if system { "all tests" } else { "the tests that need neither root nor foreign programs" };
+        report.step("test", about, || tests(flags.filter.as_deref(), system, length));
+    }
+    let mut program = None;
+    if flags.wants("release") || flags.wants("demo") {
+        report.step("release", "cbdctrl as users build it", || {
+            let built = check(with_lock(cargo(["build", "--release", "--package", "cbdctrl"])));
+            program = (built.failed == 0).then(release_program).flatten();
+            Count::one(program.is_some())
+        });
+    }
+    if let Some(program) = program.filter(|_| flags.wants("demo")) {
+        report.step("demo", "cbdctrl demo --json", || show(&program));
+    }
+    if !system && flags.wants("test") {
+        if workspace::is_root() || flags.no_system {
+            println!("\nleft out by --no-system: the tests behind {SYSTEM_TESTS} in");
+        } else {
+            println!(
+                "\nnot run, because they need root (run as root, or leave them out by --no-system): the tests behind {SYSTEM_TESTS} in"
+            );
+        }
+        for file in files_with_system_tests(&workspace::root()) {
+            println!("    {file}");
+        }
+        if !flags.no_system {
+            report.step("system", "tests that need root", || Count::one(false));
+        }
+    }
+    Ok(report.finish())
+}
+
+/// All tests of the workspace, each crate's even if an earlier one failed.
+fn tests(filter: Option<&str>, system: bool, length: Length) -> Count {
+    let scratch = match Scratch::new() {
+        Ok(scratch) => scratch,
+        Err(text) => {
+            println!("    {text}");
+            return Count::one(false);
+        }
+    };
+    let mut command = with_lock(cargo(["test", "--workspace", "--no-fail-fast"]));
+    command
+        .args(filter.map(|text| ["--", text]).into_iter().flatten())
+        .env_remove(SYSTEM_TESTS)
+        .env("TMPDIR", scratch.path())
+        .env("PATH", packages::search_path())
+        .env("RUST_BACKTRACE", "1");
+    if system {
+        command.env(SYSTEM_TESTS, "1");
+    }
+    let mut limit = Duration::from_secs(900);
+    if length == Length::Long {
+        limit = Duration::from_secs(6 * 3600);
+        let seed = seed();
+        println!("    CBD_SEED={seed}");
+        command.env("CBD_SEED", seed.to_string());
+        for (name, value) in [("CBD_ROUNDS", "2000"), ("CBD_KILLS", "500"), ("PROPTEST_CASES", "5000")] {
+            command.env(name, value);
+        }
+    }
+    let mut count = Count::default();
+    let end = shell::run(&mut command, limit, |_, line| {
+        count.add_line(line);
+        print(line);
+    });
+    if !end.is_success() {
+        println!("    {end}");
+        // A test program that did not compile, or died before it could say how many of its tests failed.
+        count.failed = count.failed.max(1);
+    }
+    for left in scratch.leftovers() {
+        println!("    left behind: {left}");
+        count.failed += 1;
+    }
+    count
+}
+
+/// Runs the demo and checks what it says and what it leaves.
+fn show(program: &Path) -> Count {
+    let scratch = match Scratch::new() {
+        Ok(scratch) => scratch,
+        Err(text) => {
+            println!("    {text}");
+            return Count::one(false);
+        }
+    };
+    let mut problems = demo::run(program, scratch.path());
+    problems.extend(scratch.leftovers().into_iter().map(|left| format!("left behind: {left}")));
+    for problem in &problems {
+        println!("    {problem}");
+    }
+    Count::one(problems.is_empty())
+}
+
+/// A command that is one check, its output passed on.
+fn check(mut command: impl std::borrow::BorrowMut<Command>) -> Count {
+    let end = shell::run(command.borrow_mut(), BUILD_LIMIT, |_: Stream, line: &str| print(line));
+    if !end.is_success() {
+        println!("    {end}");
+    }
+    Count::one(end.is_success())
+}
+
+/// On a build machine the versions are those of the committed lock file, and nothing is compiled for a next time.
+fn with_lock(mut command: Command) -> Command {
+    if workspace::is_ci() {
+        command.arg("--locked").env("CARGO_INCREMENTAL", "0");
+    }
+    command
+}
+
+fn print(line: &str) {
+    let text = line.trim_start();
+    let progress = PROGRESS.iter().any(|word| text.starts_with(word));
+    if !(workspace::is_ci() && (progress || text.is_empty())) {
+        println!("{line}");
+    }
+}
+
+fn release_program() -> Option<PathBuf> {
+    match workspace::target_directory() {
+        Ok(target) => Some(target.join("release/cbdctrl")).filter(|program| program.is_file()),
+        Err(text) => {
+            println!("    {text}");
+            None
+        }
+    }
+}
+
+/// A number that differs from night to night.
+fn seed() -> u64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    now.map_or(1, |since| since.as_secs())
+}
+
+/// The source files whose tests ask for the switch, from the root.
+fn files_with_system_tests(root: &Path) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut waiting = vec![root.join("crates")];
+    while let Some(directory) = waiting.pop() {
+        let Ok(entries) = std::fs::read_dir(&directory) else { continue };
+        for entry in entries.flatten() {
+            let path = entry.path();
+            if path.is_dir() {
+                waiting.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs")
+                && std::fs::read_to_string(&path).is_ok_and(|text| text.contains(SYSTEM_TESTS))
+            {
+                found.push(path.strip_prefix(root).unwrap_or(&path).display().to_string());
+            }
+        }
+    }
+    found.sort();
+    found
+}

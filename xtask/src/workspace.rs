@@ -1,0 +1,47 @@
+//! Where things are, and how cargo is called.
+
+use crate::shell;
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+/// The root of the workspace.
+pub fn root() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.parent().unwrap_or(here).to_owned()
+}
+
+/// The cargo that runs this program, called in the root.
+pub fn cargo<'a>(arguments: impl IntoIterator<Item = &'a str>) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args(arguments).current_dir(root());
+    command
+}
+
+/// Where cargo puts what it builds.
+///
+/// # Errors
+/// What cargo said, in words.
+pub fn target_directory() -> Result<PathBuf, String> {
+    let text = shell::output_of(
+        &mut cargo(["metadata", "--no-deps", "--format-version", "1"]),
+        Duration::from_secs(120),
+    )
+    .map_err(|end| format!("cargo metadata: {end}"))?;
+    let metadata: Value = serde_json::from_str(&text).map_err(|error| format!("cargo metadata: {error}"))?;
+    metadata["target_directory"]
+        .as_str()
+        .map(PathBuf::from)
+        .ok_or_else(|| "cargo metadata does not say where the target directory is".to_owned())
+}
+
+/// Whether this runs on a build machine.
+pub fn is_ci() -> bool {
+    std::env::var_os("CI").is_some_and(|value| !value.is_empty() && value != "false" && value != "0")
+}
+
+/// Whether the effective user is root.
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
