@@ -7,6 +7,12 @@
 //! Always true here: a [`RequestQueue`] belongs to one thread, which runs a request to completion inside
 //! [`RequestQueue::submit`] or parks it and goes on; nothing waits inside a queue.
 
+pub mod memory;
+pub mod wake;
+
+pub use memory::MemoryDevice;
+pub use wake::{Event, Waker, wait_any};
+
 use cbd_types::{ByteRange, Completion, Geometry, Request, Result};
 use std::os::fd::RawFd;
 
