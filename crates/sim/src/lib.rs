@@ -1,1 +1,27 @@
-//! Simulated worlds: memory that crashes, disks that fail, oracles; tests only
+//! Simulated worlds for tests: memory that crashes at any store, disks that reorder, fail and lose what was not
+//! flushed, and oracles that know which outcome is legal.
+//!
+//! Always true here: everything is decided by seeds, so a failure comes back with its seed; a simulated
+//! world is at least as hostile as the contracts in `cbd-types` allow, and never more.
+//!
+//! Left to others: the engine under test (`cbd-engine`), and real memory and disks (`cbd-pmem`,
+//! `cbd-backing`).
+#![forbid(unsafe_code)]
+
+pub mod actor;
+pub mod crash;
+pub mod disk;
+mod disk_queue;
+pub mod memory;
+pub mod oracle;
+pub mod pattern;
+pub mod random;
+
+pub use actor::act_as;
+pub use crash::{CrashNow, until_crash};
+pub use disk::{DiskCounters, DiskFaults, SimDisk};
+pub use disk_queue::SimQueue;
+pub use memory::{CrashMemory, Keep, MemoryCounters};
+pub use oracle::{OpenChange, Oracle, Violation};
+pub use pattern::Content;
+pub use random::Seeded;

@@ -1,0 +1,417 @@
+//! A simulated backing device: it reorders, it has a volatile cache, it fails on demand, and it checks the
+//! manners of whoever uses it.
+//!
+//! Always true here:
+//! - a power cut keeps of the changes that no flush has covered any subset of their sectors, each sector
+//!   holding one of the values that it was given;
+//! - a flush covers what had completed before it was submitted;
+//! - a failed write leaves each of its sectors old or new; a failed flush loses for good, sector by sector, what
+//!   it should have made durable, as a kernel does that drops the pages it could not write;
+//! - two operations in flight that overlap and of which one changes the device are a panic, as are operations
+//!   past the end or of broken sectors: both are the caller's bugs.
+//!
+//! Left to others: the queues ([`crate::SimQueue`]), and what a legal image is ([`crate::Oracle`]).
+
+use crate::disk_queue::SimQueue;
+use crate::pattern::Content;
+use crate::random::Seeded;
+use cbd_types::{BackingGeometry, BackingOp, ByteRange, Error, ErrorKind, OpToken, Result};
+use parking_lot::Mutex;
+use std::sync::Arc;
+
+/// Which operations fail.
+#[derive(Clone, Default, Debug)]
+pub struct DiskFaults {
+    /// How many reads in a thousand fail.
+    pub read_permille: u64,
+    /// How many writes, zeroes and discards in a thousand fail.
+    pub change_permille: u64,
+    /// How many flushes in a thousand fail.
+    pub flush_permille: u64,
+    /// Reads that touch these ranges fail.
+    pub unreadable: Vec<ByteRange>,
+    /// Writes, zeroes and discards that touch these ranges fail.
+    pub unwritable: Vec<ByteRange>,
+}
+
+/// What a disk was asked to do.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct DiskCounters {
+    /// Reads completed.
+    pub reads: u64,
+    /// Writes completed.
+    pub writes: u64,
+    /// Write-zeroes completed.
+    pub zeroes: u64,
+    /// Discards completed.
+    pub discards: u64,
+    /// Flushes completed.
+    pub flushes: u64,
+    /// Bytes written.
+    pub written_bytes: u64,
+    /// Operations that were made to fail.
+    pub failed: u64,
+}
+
+/// A change that the volatile cache holds.
+struct Change {
+    range: ByteRange,
+    /// None for zeroes.
+    bytes: Option<Vec<u8>>,
+}
+
+/// An operation that a queue submitted and has not given back.
+pub(crate) struct Flying {
+    pub(crate) token: OpToken,
+    pub(crate) op: BackingOp,
+    /// Of which queue.
+    pub(crate) queue: u64,
+    /// Polls to go until it may complete.
+    pub(crate) patience: u64,
+    /// For a flush: how many changes had completed when it was submitted.
+    covers: u64,
+}
+
+pub(crate) struct State {
+    geometry: BackingGeometry,
+    current: Vec<u8>,
+    durable: Vec<u8>,
+    /// Completed, not flushed, in order.
+    unflushed: Vec<Change>,
+    /// Changes that left `unflushed` so far.
+    flushed: u64,
+    /// In the order of submission.
+    pub(crate) flying: Vec<Flying>,
+    faults: DiskFaults,
+    pub(crate) random: Seeded,
+    pub(crate) latency_polls_max: u64,
+    queues: u64,
+    /// Queues of dead processes are below.
+    pub(crate) first_living_queue: u64,
+    counters: DiskCounters,
+}
+
+/// The disk; clones share it.
+#[derive(Clone)]
+pub struct SimDisk(Arc<Mutex<State>>);
+
+impl std::fmt::Debug for SimDisk {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.with(|state| {
+            out.debug_struct("SimDisk")
+                .field("geometry", &state.geometry)
+                .field("in_flight", &state.flying.len())
+                .field("unflushed", &state.unflushed.len())
+                .field("counters", &state.counters)
+                .finish_non_exhaustive()
+        })
+    }
+}
+
+impl SimDisk {
+    /// The geometry of an ordinary disk of `size` bytes: volatile cache, discards that zero.
+    #[must_use]
+    pub const fn ordinary(size: u64, sector: u32) -> BackingGeometry {
+        BackingGeometry {
+            size,
+            sector,
+            physical_sector: sector,
+            rotational: false,
+            volatile_cache: true,
+            discard_zeroes: true,
+            discard_granularity: sector,
+        }
+    }
+
+    /// A disk whose every sector shows [`Content::INITIAL`], durably: a disk that holds data already.
+    #[must_use]
+    pub fn new(geometry: BackingGeometry, seed: u64) -> Self {
+        assert_eq!(geometry.size % u64::from(geometry.sector), 0, "a disk is whole sectors");
+        let mut image = vec![0; geometry.size as usize];
+        Content::INITIAL.fill_range(0, geometry.sector as usize, &mut image);
+        Self(Arc::new(Mutex::new(State {
+            geometry,
+            durable: image.clone(),
+            current: image,
+            unflushed: Vec::new(),
+            flushed: 0,
+            flying: Vec::new(),
+            faults: DiskFaults::default(),
+            random: Seeded::new(seed),
+            latency_polls_max: 4,
+            queues: 0,
+            first_living_queue: 0,
+            counters: DiskCounters::default(),
+        })))
+    }
+
+    pub(crate) fn with<T>(&self, work: impl FnOnce(&mut State) -> T) -> T {
+        work(&mut self.0.lock())
+    }
+
+    /// What the system says about the disk.
+    #[must_use]
+    pub fn geometry(&self) -> BackingGeometry {
+        self.with(|state| state.geometry)
+    }
+
+    /// A queue to it that works on `depth` operations at a time.
+    #[must_use]
+    pub fn queue(&self, depth: usize) -> SimQueue {
+        let number = self.with(|state| {
+            state.queues += 1;
+            state.queues
+        });
+        SimQueue::new(self.clone(), number, depth)
+    }
+
+    /// From now on an operation completes after at most `polls` polls.
+    pub fn set_latency(&self, polls: u64) {
+        self.with(|state| state.latency_polls_max = polls);
+    }
+
+    /// From now on these operations fail.
+    pub fn set_faults(&self, faults: DiskFaults) {
+        self.with(|state| state.faults = faults);
+    }
+
+    /// What was done so far.
+    #[must_use]
+    pub fn counters(&self) -> DiskCounters {
+        self.with(|state| state.counters)
+    }
+
+    /// What a reader of the disk sees now.
+    #[must_use]
+    pub fn contents(&self) -> Vec<u8> {
+        self.with(|state| state.current.clone())
+    }
+
+    /// What is certain to survive a power cut.
+    #[must_use]
+    pub fn durable(&self) -> Vec<u8> {
+        self.with(|state| state.durable.clone())
+    }
+
+    /// What a power cut at this moment could leave, without cutting it.
+    #[must_use]
+    pub fn image_after_power_cut(&self, seed: u64) -> Vec<u8> {
+        self.with(|state| state.after_power_cut(&mut Seeded::new(seed)))
+    }
+
+    /// Cuts the power: any subset of the sectors that were not flushed remains. Queues are dead from now on.
+    pub fn power_cut(&self, seed: u64) {
+        self.with(|state| {
+            let image = state.after_power_cut(&mut Seeded::new(seed));
+            state.durable.clone_from(&image);
+            state.current = image;
+            state.flushed += state.unflushed.len() as u64;
+            state.unflushed.clear();
+            state.flying.clear();
+            state.first_living_queue = state.queues + 1;
+        });
+    }
+
+    /// Kills the process that uses the disk: what it had in flight is done whole, in part or not at all before
+    /// anybody opens the disk again. Queues are dead from now on.
+    pub fn process_crash(&self, seed: u64) {
+        self.with(|state| {
+            let mut random = Seeded::new(seed);
+            for flying in std::mem::take(&mut state.flying) {
+                if let Some(change) = Change::of(&flying.op) {
+                    for piece in change.some_sectors(state.sector(), &mut random) {
+                        state.change(piece);
+                    }
+                }
+            }
+            state.first_living_queue = state.queues + 1;
+        });
+    }
+}
+
+impl Change {
+    fn of(op: &BackingOp) -> Option<Self> {
+        match op {
+            BackingOp::Write { offset, buffer } => Some(Self {
+                range: ByteRange::at(*offset, buffer.len() as u64),
+                bytes: Some(buffer.to_vec()),
+            }),
+            BackingOp::WriteZeroes { range } | BackingOp::Discard { range } => {
+                Some(Self { range: *range, bytes: None })
+            }
+            BackingOp::Read { .. } | BackingOp::Flush => None,
+        }
+    }
+
+    fn apply(&self, image: &mut [u8]) {
+        let place = &mut image[self.range.start as usize..self.range.end as usize];
+        match &self.bytes {
+            Some(bytes) => place.copy_from_slice(bytes),
+            None => place.fill(0),
+        }
+    }
+
+    /// The change as a power cut or a failure leaves it: whole, not at all, or some of its sectors.
+    fn some_sectors(&self, sector: u64, random: &mut Seeded) -> Vec<Self> {
+        let choice = random.below(4);
+        let part = |range: ByteRange| Self {
+            range,
+            bytes: self.bytes.as_ref().map(|bytes| {
+                bytes[(range.start - self.range.start) as usize..(range.end - self.range.start) as usize]
+                    .to_vec()
+            }),
+        };
+        match choice {
+            0 => Vec::new(),
+            1 => vec![part(self.range)],
+            _ => self.range.split_at_multiples(sector).filter(|_| random.chance(500)).map(part).collect(),
+        }
+    }
+}
+
+/// The bytes of the disk that an operation touches; a flush touches none.
+pub(crate) fn range_of(op: &BackingOp) -> Option<ByteRange> {
+    match op {
+        BackingOp::Read { offset, buffer } | BackingOp::Write { offset, buffer } => {
+            Some(ByteRange::at(*offset, buffer.len() as u64))
+        }
+        BackingOp::WriteZeroes { range } | BackingOp::Discard { range } => Some(*range),
+        BackingOp::Flush => None,
+    }
+}
+
+impl State {
+    const fn sector(&self) -> u64 {
+        self.geometry.sector as u64
+    }
+
+    fn change(&mut self, change: Change) {
+        change.apply(&mut self.current);
+        if self.geometry.volatile_cache {
+            self.unflushed.push(change);
+        } else {
+            change.apply(&mut self.durable);
+        }
+    }
+
+    /// Takes an operation, or panics where its submitter broke the rules.
+    pub(crate) fn submit(&mut self, queue: u64, token: OpToken, op: BackingOp) {
+        if let Some(range) = range_of(&op) {
+            let sector = self.sector();
+            assert!(
+                !range.is_empty() && range.start % sector == 0 && range.end % sector == 0,
+                "{op:?} of {range} is not whole sectors of {sector} bytes"
+            );
+            assert!(
+                range.end <= self.geometry.size,
+                "{op:?} of {range} reaches past {} bytes",
+                self.geometry.size
+            );
+            assert!(
+                self.geometry.discard_zeroes || !matches!(op, BackingOp::Discard { .. }),
+                "discard on a disk that does not promise zeroes"
+            );
+            let changes = !matches!(op, BackingOp::Read { .. });
+            for other in &self.flying {
+                let other_changes = !matches!(other.op, BackingOp::Read { .. });
+                let overlaps = range_of(&other.op).is_some_and(|other| other.overlaps(&range));
+                assert!(
+                    !(overlaps && (changes || other_changes)),
+                    "{op:?} of {range} while {:?} of {:?} is in flight",
+                    other.op,
+                    range_of(&other.op)
+                );
+            }
+        }
+        let patience = self.random.below(self.latency_polls_max + 1);
+        let covers = self.flushed + self.unflushed.len() as u64;
+        self.flying.push(Flying { token, op, queue, patience, covers });
+    }
+
+    /// Does an operation that has come to its end.
+    pub(crate) fn complete(&mut self, flying: &mut Flying) -> Result<()> {
+        let fails = self.fails(&flying.op);
+        self.counters.failed += u64::from(fails);
+        if let Some(change) = Change::of(&flying.op) {
+            if fails {
+                let mut random = self.random.fork();
+                for piece in change.some_sectors(self.sector(), &mut random) {
+                    self.change(piece);
+                }
+            } else {
+                self.counters.written_bytes += change.bytes.as_ref().map_or(0, |bytes| bytes.len() as u64);
+                self.change(change);
+            }
+        }
+        match &mut flying.op {
+            BackingOp::Read { buffer, .. } if fails => buffer.fill(0xee),
+            BackingOp::Read { offset, buffer } => {
+                self.counters.reads += 1;
+                let from = *offset as usize..*offset as usize + buffer.len();
+                buffer.copy_from_slice(&self.current[from]);
+            }
+            BackingOp::Write { .. } => self.counters.writes += 1,
+            BackingOp::WriteZeroes { .. } => self.counters.zeroes += 1,
+            BackingOp::Discard { .. } => self.counters.discards += 1,
+            BackingOp::Flush => self.flush(flying.covers, fails),
+        }
+        if fails {
+            return Err(Error::new(ErrorKind::Backing, "the simulated disk was told to fail this operation"));
+        }
+        Ok(())
+    }
+
+    /// What completed before the flush was submitted is durable; if it fails, some sectors of it are and the
+    /// others never will be.
+    fn flush(&mut self, covers: u64, fails: bool) {
+        let count = covers.saturating_sub(self.flushed) as usize;
+        let covered: Vec<Change> = self.unflushed.drain(..count).collect();
+        self.flushed += count as u64;
+        if fails {
+            let mut random = self.random.fork();
+            let sector = self.sector();
+            for change in covered {
+                change
+                    .some_sectors(sector, &mut random)
+                    .iter()
+                    .for_each(|piece| piece.apply(&mut self.durable));
+            }
+        } else {
+            self.counters.flushes += 1;
+            covered.iter().for_each(|change| change.apply(&mut self.durable));
+        }
+    }
+
+    fn fails(&mut self, op: &BackingOp) -> bool {
+        let range = range_of(op);
+        let (permille, bad) = match op {
+            BackingOp::Read { .. } => (self.faults.read_permille, &self.faults.unreadable),
+            BackingOp::Flush => (self.faults.flush_permille, &self.faults.unwritable),
+            _ => (self.faults.change_permille, &self.faults.unwritable),
+        };
+        let in_bad = range.is_some_and(|range| bad.iter().any(|bad| bad.overlaps(&range)));
+        in_bad || self.random.chance(permille)
+    }
+
+    fn after_power_cut(&self, random: &mut Seeded) -> Vec<u8> {
+        let mut image = self.durable.clone();
+        let flying = self.flying.iter().filter_map(|flying| Change::of(&flying.op));
+        // Some cuts lose nothing, some everything: the two ends find other bugs than the middle.
+        let ends = random.below(6);
+        let flying: Vec<Change> = flying.collect();
+        for change in self.unflushed.iter().chain(&flying) {
+            match ends {
+                0 => {}
+                1 => change.apply(&mut image),
+                _ => {
+                    let pieces = change.some_sectors(self.sector(), random);
+                    pieces.iter().for_each(|piece| piece.apply(&mut image));
+                }
+            }
+        }
+        image
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,321 @@
+//! What a device may show: after any history of requests, flushes and crashes, through the cache and on the bare
+//! backing device.
+//!
+//! The oracle keeps, sector by sector, the order of the changes that a client made, and when each was submitted,
+//! completed, and *guaranteed* (from when on a plain disk had to hold it through a power cut: the completion of
+//! a flush that was submitted after it had completed, or its own completion if it was FUA).
+//!
+//! What it decides:
+//! - **a read**: each sector shows the newest change that had completed before the read was submitted, or one
+//!   that was under way meanwhile ([`Oracle::check_read`]);
+//! - **after a crash**: acknowledged changes are there; what was in flight is there or not, an atomic write
+//!   whole or not at all, and what was found once stays so ([`Oracle::settle`]);
+//! - **the backing device alone**: there is one moment of the history at which a plain disk with a volatile cache
+//!   could have shown this image after a power cut ([`Oracle::moment_of`]).
+//!
+//! Always true here: changes that overlap are never open at the same time (the client's duty, checked).
+
+use crate::pattern::Content;
+use cbd_types::{ByteRange, CHUNK};
+use std::collections::BTreeMap;
+
+/// A time in the history; events are numbered from 1.
+pub type Moment = u64;
+
+const NEVER: Moment = Moment::MAX;
+
+/// What is not legal, in words, with the sector and what was expected there.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Violation(pub String);
+
+impl std::fmt::Display for Violation {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str(&self.0)
+    }
+}
+
+/// A change that was submitted and not yet decided.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct OpenChange(u64);
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    content: Content,
+    submitted: Moment,
+    completed: Moment,
+    guaranteed: Moment,
+}
+
+#[derive(Clone, Debug)]
+struct Open {
+    range: ByteRange,
+    content: Content,
+    atomic: bool,
+}
+
+/// The history and the verdicts over it.
+#[derive(Clone, Debug)]
+pub struct Oracle {
+    sector: u64,
+    size: u64,
+    atomic_unit: u64,
+    /// For each sector that was ever changed, its changes in order; the first is what stood there at the start.
+    sectors: BTreeMap<u64, Vec<Entry>>,
+    open: BTreeMap<OpenChange, Open>,
+    next_open: u64,
+    /// Sectors whose newest changes no flush has covered.
+    unguaranteed: Vec<u64>,
+    clock: Moment,
+    next_content: u64,
+}
+
+impl Oracle {
+    /// The oracle of a device that shows [`Content::INITIAL`] everywhere, durably.
+    #[must_use]
+    pub const fn new(size: u64, sector: u32, atomic_unit: u64) -> Self {
+        Self {
+            sector: sector as u64,
+            size,
+            atomic_unit,
+            sectors: BTreeMap::new(),
+            open: BTreeMap::new(),
+            next_open: 0,
+            unguaranteed: Vec::new(),
+            clock: 0,
+            next_content: Content::INITIAL.0,
+        }
+    }
+
+    fn tick(&mut self) -> Moment {
+        self.clock += 1;
+        self.clock
+    }
+
+    /// The time now: an argument for [`check_read`](Self::check_read), [`flushed`](Self::flushed) and
+    /// [`moment_of`](Self::moment_of).
+    pub fn now(&mut self) -> Moment {
+        self.tick()
+    }
+
+    fn sectors_of(&self, range: ByteRange) -> std::ops::Range<u64> {
+        range.start / self.sector..range.end / self.sector
+    }
+
+    /// A content that no other write has.
+    pub const fn fresh_content(&mut self) -> Content {
+        self.next_content += 1;
+        Content(self.next_content)
+    }
+
+    /// What to write to `range` so that it shows `content`.
+    #[must_use]
+    pub fn payload(&self, range: ByteRange, content: Content) -> Vec<u8> {
+        let mut bytes = vec![0; range.len() as usize];
+        content.fill_range(range.start / self.sector, self.sector as usize, &mut bytes);
+        bytes
+    }
+
+    /// Whether a change of `range` would overlap one that is open: the client must not submit it.
+    #[must_use]
+    pub fn overlaps_open(&self, range: ByteRange) -> bool {
+        self.open.values().any(|open| open.range.overlaps(&range))
+    }
+
+    /// A client submits a change of `range` to `content` (zeroes for discards and write-zeroes).
+    ///
+    /// # Panics
+    /// When an open change overlaps it.
+    pub fn submit(&mut self, range: ByteRange, content: Content) -> OpenChange {
+        assert!(!self.overlaps_open(range), "the client submits overlapping changes");
+        let submitted = self.tick();
+        for sector in self.sectors_of(range) {
+            let start = Entry { content: Content::INITIAL, submitted: 0, completed: 0, guaranteed: 0 };
+            let entry = Entry { content, submitted, completed: NEVER, guaranteed: NEVER };
+            self.sectors.entry(sector).or_insert_with(|| vec![start]).push(entry);
+        }
+        let in_one_chunk = range.start / CHUNK == (range.end - 1) / CHUNK;
+        let atomic = content != Content::ZEROES && range.len() <= self.atomic_unit && in_one_chunk;
+        let change = OpenChange(self.next_open);
+        self.next_open += 1;
+        self.open.insert(change, Open { range, content, atomic });
+        change
+    }
+
+    /// The change was acknowledged; with `fua`, durably so.
+    pub fn complete(&mut self, change: OpenChange, fua: bool) {
+        let Some(open) = self.open.remove(&change) else {
+            return;
+        };
+        let now = self.tick();
+        for sector in self.sectors_of(open.range) {
+            if let Some(entry) = self.sectors.get_mut(&sector).and_then(|entries| entries.last_mut()) {
+                entry.completed = now;
+                entry.guaranteed = if fua { now } else { NEVER };
+            }
+            self.unguaranteed.push(sector);
+        }
+    }
+
+    /// A flush (or a drain to a checkpoint) completed that had been submitted at `submitted`.
+    pub fn flushed(&mut self, submitted: Moment) {
+        let now = self.tick();
+        let sectors = &mut self.sectors;
+        self.unguaranteed.sort_unstable();
+        self.unguaranteed.dedup();
+        self.unguaranteed.retain(|sector| {
+            let mut rest = false;
+            for entry in sectors.get_mut(sector).into_iter().flatten() {
+                if entry.completed < submitted {
+                    entry.guaranteed = entry.guaranteed.min(now);
+                } else if entry.guaranteed == NEVER {
+                    rest = true;
+                }
+            }
+            rest
+        });
+    }
+
+    /// Whether `bytes`, read from `range` by a request that was submitted at `submitted` and completes now, is
+    /// what the device may show.
+    ///
+    /// # Errors
+    /// The first sector that shows something else.
+    pub fn check_read(&mut self, range: ByteRange, submitted: Moment, bytes: &[u8]) -> Result<(), Violation> {
+        if bytes.len() as u64 != range.len() {
+            return Err(Violation(format!("a read of {range} returned {} bytes", bytes.len())));
+        }
+        for (sector, bytes) in self.sectors_of(range).zip(bytes.chunks_exact(self.sector as usize)) {
+            let shown = Content::of(sector, bytes);
+            let legal = self.legal_reads(sector, submitted);
+            if !shown.is_some_and(|shown| legal.contains(&shown)) {
+                return Err(self.violation("read", sector, shown, &legal));
+            }
+        }
+        Ok(())
+    }
+
+    /// What a read may return that was submitted at `submitted` and completes now.
+    fn legal_reads(&self, sector: u64, submitted: Moment) -> Vec<Content> {
+        let Some(entries) = self.sectors.get(&sector) else {
+            return vec![Content::INITIAL];
+        };
+        let oldest = entries.iter().rposition(|entry| entry.completed <= submitted).unwrap_or(0);
+        entries[oldest..].iter().map(|entry| entry.content).collect()
+    }
+
+    /// Ranges whose fate is not known after a crash or an error: read them and [`settle`](Self::settle).
+    #[must_use]
+    pub fn unsettled(&self) -> Vec<ByteRange> {
+        self.open.values().map(|open| open.range).collect()
+    }
+
+    /// Decides every open change by what `read` finds now, after a crash and a recovery (or after errors): from
+    /// now on what was found stays. What had completed before the crash counts as flushed, as on a disk that
+    /// came up again.
+    ///
+    /// # Errors
+    /// Where something is found that is neither the old nor the new state, or an atomic write in part.
+    pub fn settle(&mut self, mut read: impl FnMut(ByteRange) -> Vec<u8>) -> Result<(), Violation> {
+        let submitted = self.tick();
+        for (_, open) in std::mem::take(&mut self.open) {
+            let bytes = read(open.range);
+            self.check_read(open.range, submitted, &bytes)?;
+            let (mut there, mut missing) = (None, None);
+            let now = self.tick();
+            for (sector, bytes) in self.sectors_of(open.range).zip(bytes.chunks_exact(self.sector as usize)) {
+                let found = Content::of(sector, bytes) == Some(open.content);
+                *(if found { &mut there } else { &mut missing }) = Some(sector);
+                let Some(entries) = self.sectors.get_mut(&sector) else { continue };
+                if !found {
+                    entries.pop();
+                } else if let Some(entry) = entries.last_mut() {
+                    entry.completed = now;
+                    self.unguaranteed.push(sector);
+                }
+            }
+            if let (true, Some(there), Some(missing)) = (open.atomic, there, missing) {
+                return Err(Violation(format!(
+                    "write {} of {} is there in part: sector {there} shows it, sector {missing} does not",
+                    open.content.0, open.range
+                )));
+            }
+        }
+        let now = self.tick();
+        self.flushed(now);
+        Ok(())
+    }
+
+    /// Whether `bytes` is the device's whole content now, with nothing open.
+    ///
+    /// # Errors
+    /// The first sector that differs.
+    pub fn check_everything(&mut self, bytes: &[u8]) -> Result<(), Violation> {
+        let now = self.tick();
+        self.check_read(ByteRange { start: 0, end: self.size }, now, bytes)
+    }
+
+    /// The latest moment of the history at which a plain disk could have shown `image` after a power cut, if
+    /// there is one that is not before `not_before` (until when the device is known to be drained).
+    ///
+    /// # Errors
+    /// A sector that contradicts the others, or that shows what nobody wrote.
+    pub fn moment_of(&self, image: &[u8], not_before: Moment) -> Result<Moment, Violation> {
+        // Times at which the image is legal: sorted, disjoint, half open.
+        let mut legal = vec![(not_before, NEVER)];
+        for (sector, bytes) in (0..).zip(image.chunks_exact(self.sector as usize)) {
+            let shown = Content::of(sector, bytes);
+            let Some(entries) = self.sectors.get(&sector) else {
+                if shown == Some(Content::INITIAL) {
+                    continue;
+                }
+                return Err(self.violation("backing device", sector, shown, &[Content::INITIAL]));
+            };
+            let times = times_of(entries, shown);
+            let both = intersection(&legal, &times);
+            if both.is_empty() {
+                let all: Vec<Content> = entries.iter().map(|entry| entry.content).collect();
+                let Violation(text) = self.violation("backing device", sector, shown, &all);
+                return Err(Violation(format!(
+                    "{text}; a disk shows that only at the times {times:?}, the sectors before it only at {legal:?}"
+                )));
+            }
+            legal = both;
+        }
+        Ok(legal.last().map_or(not_before, |&(_, end)| (end - 1).min(self.clock)))
+    }
+
+    fn violation(&self, place: &str, sector: u64, shown: Option<Content>, legal: &[Content]) -> Violation {
+        let shown =
+            shown.map_or_else(|| String::from("torn or foreign bytes"), |Content(shown)| shown.to_string());
+        let legal: Vec<u64> = legal.iter().map(|content| content.0).collect();
+        Violation(format!(
+            "{place}: sector {sector} (byte {}) shows {shown}, legal are {legal:?} (0 is zeroes, 1 the initial content)",
+            sector * self.sector
+        ))
+    }
+}
+
+/// When a plain disk may show `shown` after a power cut: for each change with that content, from its submission
+/// until a later one is guaranteed.
+fn times_of(entries: &[Entry], shown: Option<Content>) -> Vec<(Moment, Moment)> {
+    let mut times: Vec<(Moment, Moment)> = Vec::new();
+    for (at, entry) in entries.iter().enumerate().filter(|(_, entry)| Some(entry.content) == shown) {
+        let end = entries[at + 1..].iter().map(|later| later.guaranteed).min().unwrap_or(NEVER);
+        match times.last_mut() {
+            // Later submissions begin later, so runs join at the end only.
+            Some(last) if entry.submitted <= last.1 => last.1 = last.1.max(end),
+            _ if entry.submitted < end => times.push((entry.submitted, end)),
+            _ => {}
+        }
+    }
+    times
+}
+
+fn intersection(one: &[(Moment, Moment)], other: &[(Moment, Moment)]) -> Vec<(Moment, Moment)> {
+    let pairs =
+        one.iter().flat_map(|one| other.iter().map(move |other| (one.0.max(other.0), one.1.min(other.1))));
+    pairs.filter(|(start, end)| start < end).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,169 @@
+use super::*;
+
+const SECTORS: u64 = 16;
+
+fn oracle() -> Oracle {
+    Oracle::new(SECTORS * 512, 512, 4096)
+}
+
+fn sectors(first: u64, count: u64) -> ByteRange {
+    ByteRange::at(first * 512, count * 512)
+}
+
+fn image(contents: &[(u64, Content)]) -> Vec<u8> {
+    let mut image = vec![0; SECTORS as usize * 512];
+    Content::INITIAL.fill_range(0, 512, &mut image);
+    for &(sector, content) in contents {
+        content.fill(sector, &mut image[sector as usize * 512..][..512]);
+    }
+    image
+}
+
+fn write(oracle: &mut Oracle, first: u64, count: u64) -> Content {
+    let content = oracle.fresh_content();
+    let change = oracle.submit(sectors(first, count), content);
+    oracle.complete(change, false);
+    content
+}
+
+fn flush(oracle: &mut Oracle) {
+    let submitted = oracle.now();
+    oracle.flushed(submitted);
+}
+
+#[test]
+fn a_completed_write_must_be_read_and_an_open_one_may() {
+    let mut oracle = oracle();
+    let first = write(&mut oracle, 0, 1);
+    let second = oracle.fresh_content();
+    oracle.submit(sectors(0, 1), second);
+    let now = oracle.now();
+    for (content, legal) in [(Content::INITIAL, false), (first, true), (second, true)] {
+        let bytes = oracle.payload(sectors(0, 1), content);
+        assert_eq!(oracle.check_read(sectors(0, 1), now, &bytes).is_ok(), legal);
+    }
+}
+
+#[test]
+fn a_read_may_return_what_was_there_when_it_was_submitted() {
+    let mut oracle = oracle();
+    let before = oracle.now();
+    let written = write(&mut oracle, 0, 1);
+    let after = oracle.now();
+    let old = oracle.payload(sectors(0, 1), Content::INITIAL);
+    let new = oracle.payload(sectors(0, 1), written);
+    assert!(oracle.check_read(sectors(0, 1), before, &old).is_ok());
+    assert!(oracle.check_read(sectors(0, 1), before, &new).is_ok());
+    assert!(oracle.check_read(sectors(0, 1), after, &old).is_err());
+}
+
+#[test]
+fn an_atomic_write_found_in_part_is_a_violation_and_a_large_one_is_not() {
+    for (count, legal) in [(8, false), (9, true)] {
+        let mut oracle = oracle();
+        let content = oracle.fresh_content();
+        oracle.submit(sectors(0, count), content);
+        let torn = image(&[(3, content)]);
+        let settled = oracle.settle(|range| torn[range.start as usize..range.end as usize].to_vec()).is_ok();
+        assert_eq!(settled, legal);
+    }
+}
+
+#[test]
+fn what_was_dropped_by_a_crash_must_not_come_back() {
+    let mut oracle = oracle();
+    let content = oracle.fresh_content();
+    oracle.submit(sectors(0, 1), content);
+    let old = image(&[]);
+    oracle.settle(|range| old[range.start as usize..range.end as usize].to_vec()).expect("legal");
+    assert!(oracle.check_everything(&image(&[(0, content)])).is_err());
+    assert!(oracle.moment_of(&image(&[(0, content)]), 0).is_err());
+    assert!(oracle.check_everything(&old).is_ok());
+}
+
+#[test]
+fn between_flushes_a_disk_may_show_any_subset() {
+    let mut oracle = oracle();
+    let first = write(&mut oracle, 0, 1);
+    let second = write(&mut oracle, 1, 1);
+    flush(&mut oracle);
+    for shown in [vec![], vec![(0, first)], vec![(1, second)], vec![(0, first), (1, second)]] {
+        assert!(oracle.moment_of(&image(&shown), 0).is_ok());
+    }
+}
+
+#[test]
+fn a_disk_that_shows_a_write_shows_everything_that_was_flushed_before_it() {
+    let mut oracle = oracle();
+    let first = write(&mut oracle, 0, 1);
+    flush(&mut oracle);
+    let second = write(&mut oracle, 1, 1);
+    assert!(oracle.moment_of(&image(&[(1, second)]), 0).is_err());
+    assert!(oracle.moment_of(&image(&[(0, first)]), 0).is_ok());
+    assert!(oracle.moment_of(&image(&[(0, first), (1, second)]), 0).is_ok());
+}
+
+#[test]
+fn a_flush_does_not_guarantee_a_write_that_was_open_when_it_was_submitted() {
+    let mut oracle = oracle();
+    let open = oracle.fresh_content();
+    let change = oracle.submit(sectors(0, 1), open);
+    let submitted = oracle.now();
+    oracle.complete(change, false);
+    oracle.flushed(submitted);
+    let second = write(&mut oracle, 1, 1);
+    assert!(oracle.moment_of(&image(&[(1, second)]), 0).is_ok());
+}
+
+#[test]
+fn a_write_with_fua_is_there_before_anything_later() {
+    let mut oracle = oracle();
+    let content = oracle.fresh_content();
+    let change = oracle.submit(sectors(0, 1), content);
+    oracle.complete(change, true);
+    let later = write(&mut oracle, 1, 1);
+    assert!(oracle.moment_of(&image(&[(1, later)]), 0).is_err());
+}
+
+#[test]
+fn zeroes_fit_any_of_the_zeroings() {
+    let mut oracle = oracle();
+    let zero = |oracle: &mut Oracle| {
+        let change = oracle.submit(sectors(0, 1), Content::ZEROES);
+        oracle.complete(change, false);
+        flush(oracle);
+    };
+    zero(&mut oracle);
+    let between = write(&mut oracle, 1, 1);
+    flush(&mut oracle);
+    let over = write(&mut oracle, 0, 1);
+    flush(&mut oracle);
+    assert!(oracle.moment_of(&image(&[(0, over)]), 0).is_err(), "the write between is missing");
+    zero(&mut oracle);
+    let last = write(&mut oracle, 2, 1);
+    let shown = |more: &[(u64, Content)]| [&[(0, Content::ZEROES), (1, between)], more].concat();
+    assert!(oracle.moment_of(&image(&shown(&[])), 0).is_ok());
+    assert!(oracle.moment_of(&image(&shown(&[(2, last)])), 0).is_ok());
+    assert!(oracle.moment_of(&image(&[(0, Content::ZEROES), (2, last)]), 0).is_err());
+}
+
+#[test]
+fn a_drained_device_may_not_show_the_past() {
+    let mut oracle = oracle();
+    let first = write(&mut oracle, 0, 1);
+    flush(&mut oracle);
+    let drained = oracle.now();
+    assert!(oracle.moment_of(&image(&[]), 0).is_ok());
+    assert!(oracle.moment_of(&image(&[]), drained).is_err());
+    assert!(oracle.moment_of(&image(&[(0, first)]), drained).is_ok());
+}
+
+#[test]
+fn a_torn_sector_is_never_legal() {
+    let mut oracle = oracle();
+    let content = write(&mut oracle, 0, 1);
+    let mut torn = image(&[(0, content)]);
+    torn[300] ^= 0xff;
+    assert!(oracle.moment_of(&torn, 0).is_err());
+    assert!(oracle.check_everything(&torn).is_err());
+}

@@ -1,0 +1,75 @@
+//! Sectors that say who wrote them: each write has a number, and every byte of a sector follows from that number
+//! and the sector's place. So an image tells for each sector which write it shows, and a torn or misplaced
+//! sector shows none.
+
+use crate::random::mix;
+
+/// Which write a sector shows: 0 is zeroes, anything else the number of a write.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Content(pub u64);
+
+impl Content {
+    /// A sector of zeroes.
+    pub const ZEROES: Self = Self(0);
+    /// What stands on a fresh simulated disk.
+    pub const INITIAL: Self = Self(1);
+
+    /// Fills one sector, the `sector`-th of the device.
+    pub fn fill(self, sector: u64, bytes: &mut [u8]) {
+        if self == Self::ZEROES {
+            bytes.fill(0);
+            return;
+        }
+        for (at, word) in bytes.chunks_exact_mut(8).enumerate() {
+            word.copy_from_slice(&self.word(sector, at as u64).to_le_bytes());
+        }
+    }
+
+    /// Fills consecutive sectors from the `first`-th on.
+    pub fn fill_range(self, first: u64, sector_size: usize, bytes: &mut [u8]) {
+        for (sector, bytes) in (first..).zip(bytes.chunks_exact_mut(sector_size)) {
+            self.fill(sector, bytes);
+        }
+    }
+
+    /// Which write `bytes` shows as the `sector`-th sector; none if it is torn, misplaced or foreign.
+    #[must_use]
+    pub fn of(sector: u64, bytes: &[u8]) -> Option<Self> {
+        let words = || bytes.chunks_exact(8).map(word_of);
+        let content = Self(words().next()?);
+        let shown = if content == Self::ZEROES {
+            words().all(|word| word == 0)
+        } else {
+            words().enumerate().all(|(at, word)| word == content.word(sector, at as u64))
+        };
+        shown.then_some(content)
+    }
+
+    const fn word(self, sector: u64, at: u64) -> u64 {
+        match at {
+            0 => self.0,
+            1 => sector,
+            _ => mix(self.0 ^ (sector << 32) ^ (at << 56)),
+        }
+    }
+}
+
+fn word_of(bytes: &[u8]) -> u64 {
+    bytes.try_into().map_or(0, u64::from_le_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sector_tells_its_write_and_a_torn_or_moved_one_tells_none() {
+        let mut sector = [0; 512];
+        assert_eq!(Content::of(9, &sector), Some(Content::ZEROES));
+        Content(77).fill(9, &mut sector);
+        assert_eq!(Content::of(9, &sector), Some(Content(77)));
+        assert_eq!(Content::of(8, &sector), None);
+        sector[511] ^= 1;
+        assert_eq!(Content::of(9, &sector), None);
+    }
+}
