@@ -1,1 +1,61 @@
-//! Every byte on media: encode, decode, verify; no I/O
+//! Every byte on media: what it means, how it is written, how it is checked. No I/O.
+//!
+//! Always true here:
+//! - little-endian, fixed width, naturally aligned, explicit zeroed padding; sizes and offsets are asserted at
+//!   compile time and held against `docs/format.md` by a test;
+//! - decoding takes any bytes and never panics: bytes that were read are [`Unverified`] until `verify` gives a value;
+//! - what is updated in place goes through one implementation of "two slots, newest valid wins" ([`slot`]).
+//!
+//! Left to others: when a byte is stored and fenced (`cbd-engine`), and how (`cbd-pmem`).
+#![no_std]
+#![forbid(unsafe_code)]
+
+extern crate alloc;
+
+pub mod checksum;
+pub mod layout;
+pub mod record;
+pub mod segment;
+pub mod slot;
+pub mod state;
+pub mod superblock;
+pub mod tables;
+mod unverified;
+
+pub use checksum::crc32c;
+pub use layout::{Layout, StructLayout};
+pub use record::{MAX_SUM_LINES, Record, RecordKind, RecordPlace, SUMS_PER_LINE, SumLine};
+pub use segment::{SegmentHeader, SegmentShape};
+pub use slot::{Slot, SlotContent};
+pub use state::{Drained, LaneMark, LaneTail, StateShape};
+pub use superblock::Superblock;
+pub use tables::{BackendEntry, BlkdevEntry, HostEntry, SegmentEntry};
+pub use unverified::Unverified;
+
+/// Version of the format that this program writes. 0 until the proof of the engine is done.
+pub const FORMAT_VERSION: u32 = 0;
+
+/// The unit in which copies are kept apart: one failed page takes one copy.
+pub const PAGE: u64 = 4096;
+
+/// The line: what a processor writes to memory at once, and the size of a record.
+pub const LINE: u64 = 64;
+
+/// Every structure with fields that has a page in `docs/format.md`.
+#[must_use]
+pub fn structures() -> [StructLayout; 12] {
+    [
+        Superblock::layout(),
+        slot::SlotHeader::layout(),
+        HostEntry::layout(),
+        BackendEntry::layout(),
+        BlkdevEntry::layout(),
+        SegmentEntry::layout(),
+        SegmentHeader::layout(),
+        Record::layout(),
+        SumLine::layout(),
+        Drained::layout(),
+        LaneTail::layout(),
+        LaneMark::layout(),
+    ]
+}

@@ -1,0 +1,403 @@
+//! A record: one line of the log, and the lines of checksums that may follow it.
+
+use crate::{Unverified, checksum::crc32c, layout::on_media};
+use cbd_types::{ByteRange, CHECKSUM_BLOCK, SegmentId};
+use zerocopy::{FromBytes, IntoBytes, little_endian::U32, little_endian::U64};
+
+/// Checksums in one further line.
+pub const SUMS_PER_LINE: usize = 12;
+
+/// Most further lines of a record: 1 MiB that begins and ends inside a block covers 257 blocks, the record holds the first.
+pub const MAX_SUM_LINES: u32 = 256u32.div_ceil(SUMS_PER_LINE as u32);
+
+/// Type byte of a further line.
+const SUM_LINE: u8 = 0x80;
+
+/// What a record did.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum RecordKind {
+    /// A client wrote data.
+    Write,
+    /// The range reads as zeroes, by write-zeroes.
+    WriteZeroes,
+    /// The range reads as zeroes, by discard.
+    Discard,
+    /// Data that was read from the backing device; clean.
+    Fill,
+    /// The cache holds nothing for the range: the backing device does.
+    Invalidate,
+    /// The range is damaged; reads of it fail. Counts where the record that it condemns is still the newest.
+    Quarantine,
+}
+
+impl RecordKind {
+    const fn code(self) -> u8 {
+        match self {
+            Self::Write => 1,
+            Self::WriteZeroes => 2,
+            Self::Discard => 3,
+            Self::Fill => 4,
+            Self::Invalidate => 5,
+            Self::Quarantine => 6,
+        }
+    }
+
+    const fn from_code(code: u8) -> Option<Self> {
+        Some(match code {
+            1 => Self::Write,
+            2 => Self::WriteZeroes,
+            3 => Self::Discard,
+            4 => Self::Fill,
+            5 => Self::Invalidate,
+            6 => Self::Quarantine,
+            _ => return None,
+        })
+    }
+
+    /// Whether the record has data.
+    #[must_use]
+    pub const fn has_data(self) -> bool {
+        matches!(self, Self::Write | Self::Fill)
+    }
+
+    /// Whether the range reads as zeroes.
+    #[must_use]
+    pub const fn is_zeroes(self) -> bool {
+        matches!(self, Self::WriteZeroes | Self::Discard)
+    }
+
+    /// Whether the backing device must still learn of it.
+    #[must_use]
+    pub const fn is_dirty(self) -> bool {
+        matches!(self, Self::Write | Self::WriteZeroes | Self::Discard)
+    }
+}
+
+/// Bit of [`Record::flags`]: `sums` are valid; without it data is not checked.
+pub const FLAG_DATA_CRC: u8 = 1;
+
+on_media! {
+    /// One entry of the log: a cache line, stored at two places.
+    pub struct Record, size 64 {
+        /// CRC32C over the segment's salt and number, the slot, and the bytes behind this field.
+        0 crc: U32,
+        /// What it did; see [`RecordKind`].
+        4 kind: u8,
+        /// [`FLAG_DATA_CRC`].
+        5 flags: u8,
+        /// Number of further lines.
+        6 lines: u8,
+        /// Zero.
+        7 reserved: u8,
+        /// Place in the history of the lane, contiguous.
+        8 sequence: U64,
+        /// First byte on the device.
+        16 offset: U64,
+        /// Bytes on the device.
+        24 length: U64,
+        /// The epoch it belongs to.
+        32 epoch: U64,
+        /// Generation of the segment.
+        40 generation: U32,
+        /// First byte of the data in the segment; 0 without data.
+        44 data_offset: U32,
+        /// CRC32C of the first checksum block.
+        48 first_sum: U32,
+        /// Channel of the request; 0 for a local one.
+        52 channel: U32,
+        /// The request's id on its channel, or the sequence number that a quarantine condemns.
+        56 reference: U64,
+    }
+}
+
+on_media! {
+    /// A further line of a record: checksums of its second and later blocks.
+    pub struct SumLine, size 64 {
+        /// CRC32C over the segment's salt and number, the slot, and the bytes behind this field.
+        0 crc: U32,
+        /// 0x80.
+        4 kind: u8,
+        /// Place among the lines of its record, from 0.
+        5 index: u8,
+        /// Checksums in use.
+        6 count: u8,
+        /// Zero.
+        7 reserved: u8,
+        /// Sequence number of its record.
+        8 sequence: U64,
+        /// CRC32C of each block.
+        16 sums: [U32; 12],
+    }
+}
+
+/// Where a line stands: what its checksum is seeded with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RecordPlace {
+    /// Salt of the segment.
+    pub salt: u64,
+    /// Number of the segment.
+    pub segment: SegmentId,
+    /// Slot in the segment.
+    pub slot: u32,
+}
+
+impl RecordPlace {
+    fn sum(&self, line: &[u8; 64]) -> u32 {
+        let mut seeded = [0; 16 + 60];
+        seeded[..8].copy_from_slice(&self.salt.to_le_bytes());
+        seeded[8..12].copy_from_slice(&self.segment.0.to_le_bytes());
+        seeded[12..16].copy_from_slice(&self.slot.to_le_bytes());
+        seeded[16..].copy_from_slice(&line[4..]);
+        crc32c(&seeded)
+    }
+
+    fn seal(&self, mut line: [u8; 64]) -> [u8; 64] {
+        let crc = self.sum(&line);
+        line[..4].copy_from_slice(&crc.to_le_bytes());
+        line
+    }
+
+    fn is_valid(&self, line: &[u8; 64]) -> bool {
+        line[..4] == self.sum(line).to_le_bytes()
+    }
+}
+
+impl Record {
+    /// A record of `kind` for `range`; the rest is zero.
+    #[must_use]
+    pub fn new(kind: RecordKind, range: ByteRange) -> Self {
+        Self {
+            crc: U32::ZERO,
+            kind: kind.code(),
+            flags: 0,
+            lines: 0,
+            reserved: 0,
+            sequence: U64::ZERO,
+            offset: U64::new(range.start),
+            length: U64::new(range.len()),
+            epoch: U64::ZERO,
+            generation: U32::ZERO,
+            data_offset: U32::ZERO,
+            first_sum: U32::ZERO,
+            channel: U32::ZERO,
+            reference: U64::ZERO,
+        }
+    }
+
+    /// The line to store, with its checksum.
+    #[must_use]
+    pub fn encode(&self, place: &RecordPlace) -> [u8; 64] {
+        place.seal(zerocopy::transmute!(*self))
+    }
+
+    /// The bytes of a slot as an unverified record.
+    #[must_use]
+    pub fn decode(line: &[u8; 64]) -> Unverified<Self> {
+        Unverified(zerocopy::transmute!(*line))
+    }
+
+    /// What it did. Records that were verified have a known kind.
+    #[must_use]
+    pub fn kind(&self) -> RecordKind {
+        RecordKind::from_code(self.kind).unwrap_or(RecordKind::Quarantine)
+    }
+
+    /// Bytes of the device.
+    #[must_use]
+    pub fn range(&self) -> ByteRange {
+        ByteRange::at(self.offset.get(), self.length.get())
+    }
+
+    /// Slots that it takes with its further lines.
+    #[must_use]
+    pub const fn slots(&self) -> u32 {
+        1 + self.lines as u32
+    }
+
+    /// Whether its data is checksummed.
+    #[must_use]
+    pub const fn has_sums(&self) -> bool {
+        self.flags & FLAG_DATA_CRC != 0
+    }
+
+    /// Which checksum block of the record holds byte `at` of the device.
+    #[must_use]
+    pub fn block_of(&self, at: u64) -> usize {
+        (at / CHECKSUM_BLOCK - self.offset.get() / CHECKSUM_BLOCK) as usize
+    }
+
+    /// The bytes that checksum block `block` of the record covers.
+    #[must_use]
+    pub fn block_range(&self, block: usize) -> ByteRange {
+        let range = self.range();
+        let start = (range.start / CHECKSUM_BLOCK + block as u64) * CHECKSUM_BLOCK;
+        ByteRange { start: start.max(range.start), end: (start + CHECKSUM_BLOCK).min(range.end) }
+    }
+}
+
+/// Number of checksum blocks that `range` touches.
+#[must_use]
+pub const fn blocks_in(range: ByteRange) -> usize {
+    if range.is_empty() {
+        return 0;
+    }
+    ((range.end - 1) / CHECKSUM_BLOCK - range.start / CHECKSUM_BLOCK + 1) as usize
+}
+
+/// Number of further lines for the checksums of `range`.
+#[must_use]
+pub const fn sum_lines(range: ByteRange) -> u32 {
+    (blocks_in(range).saturating_sub(1)).div_ceil(SUMS_PER_LINE) as u32
+}
+
+impl Unverified<Record> {
+    /// The record, if it is one of this place and generation and hangs together: its kind is known, its range does not
+    /// wrap, its data and its lines lie inside a segment of `size` bytes, and its lines are as many as its
+    /// blocks need. Whether its range lies on the device is for the caller to say.
+    #[must_use]
+    pub fn verify(&self, place: &RecordPlace, generation: u32, size: u64) -> Option<Record> {
+        let record = self.0;
+        let line: [u8; 64] = zerocopy::transmute!(record);
+        if !place.is_valid(&line) || record.generation.get() != generation || record.reserved != 0 {
+            return None;
+        }
+        let kind = RecordKind::from_code(record.kind)?;
+        let end = record.offset.get().checked_add(record.length.get())?;
+        let range = ByteRange { start: record.offset.get(), end };
+        if range.is_empty() {
+            return None;
+        }
+        if kind.has_data() {
+            let lines = if record.has_sums() { sum_lines(range) } else { 0 };
+            let data_end = u64::from(record.data_offset.get()).checked_add(range.len())?;
+            let inside = data_end <= size - crate::PAGE && record.data_offset.get() >= crate::PAGE as u32;
+            if u32::from(record.lines) != lines || lines > MAX_SUM_LINES || !inside {
+                return None;
+            }
+        } else if record.lines != 0 {
+            return None;
+        }
+        Some(record)
+    }
+}
+
+impl SumLine {
+    /// The `index`-th line of the record `sequence`, for at most [`SUMS_PER_LINE`] checksums.
+    #[must_use]
+    pub fn new(index: u8, sequence: u64, sums: &[u32]) -> Self {
+        let mut line = Self {
+            crc: U32::ZERO,
+            kind: SUM_LINE,
+            index,
+            count: sums.len() as u8,
+            reserved: 0,
+            sequence: U64::new(sequence),
+            sums: [U32::ZERO; 12],
+        };
+        for (place, sum) in line.sums.iter_mut().zip(sums) {
+            *place = U32::new(*sum);
+        }
+        line
+    }
+
+    /// The line to store, with its checksum.
+    #[must_use]
+    pub fn encode(&self, place: &RecordPlace) -> [u8; 64] {
+        place.seal(zerocopy::transmute!(*self))
+    }
+
+    /// The bytes of a slot as an unverified line.
+    #[must_use]
+    pub fn decode(line: &[u8; 64]) -> Unverified<Self> {
+        Unverified(zerocopy::transmute!(*line))
+    }
+}
+
+impl Unverified<SumLine> {
+    /// The line, if it is the `index`-th of the record `sequence` at this place.
+    #[must_use]
+    pub fn verify(&self, place: &RecordPlace, index: u8, sequence: u64) -> Option<SumLine> {
+        let line = self.0;
+        let ours = place.is_valid(&zerocopy::transmute!(line))
+            && line.kind == SUM_LINE
+            && line.index == index
+            && usize::from(line.count) <= SUMS_PER_LINE
+            && line.sequence.get() == sequence;
+        ours.then_some(line)
+    }
+}
+
+/// Reads a slot's bytes; used where a page of slots was loaded at once.
+#[must_use]
+pub fn line_at(page: &[u8], slot_in_page: usize) -> Option<&[u8; 64]> {
+    <[u8; 64]>::ref_from_bytes(page.get(slot_in_page * 64..slot_in_page * 64 + 64)?).ok()
+}
+
+/// The bytes of any structure on media.
+#[must_use]
+pub fn bytes_of<T: IntoBytes + zerocopy::Immutable>(value: &T) -> &[u8] {
+    value.as_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PLACE: RecordPlace = RecordPlace { salt: 99, segment: SegmentId(3), slot: 17 };
+    const SIZE: u64 = 64 << 10;
+
+    fn write() -> Record {
+        let mut record = Record::new(RecordKind::Write, ByteRange::at(512, 8192));
+        record.flags = FLAG_DATA_CRC;
+        record.lines = 1;
+        record.generation = U32::new(5);
+        record.data_offset = U32::new(8192);
+        record
+    }
+
+    #[test]
+    fn a_record_counts_only_at_its_place_with_its_generation_and_every_bit() {
+        let line = write().encode(&PLACE);
+        let verify = |line: &[u8; 64], place: &RecordPlace, generation| {
+            Record::decode(line).verify(place, generation, SIZE)
+        };
+        let read = verify(&line, &PLACE, 5).expect("valid");
+        assert_eq!(read.range(), ByteRange::at(512, 8192));
+        assert!(verify(&line, &PLACE, 6).is_none());
+        assert!(verify(&line, &RecordPlace { slot: 18, ..PLACE }, 5).is_none());
+        assert!(verify(&line, &RecordPlace { salt: 98, ..PLACE }, 5).is_none());
+        assert!(verify(&line, &RecordPlace { segment: SegmentId(4), ..PLACE }, 5).is_none());
+        for bit in 0..512 {
+            let mut damaged = line;
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            assert!(verify(&damaged, &PLACE, 5).is_none(), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn a_record_that_contradicts_itself_does_not_count() {
+        let damaged: [fn(&mut Record); 5] = [
+            |r| r.length = U64::new(u64::MAX),
+            |r| r.length = U64::ZERO,
+            |r| r.lines = 2,
+            |r| r.data_offset = U32::new(SIZE as u32 - 4096),
+            |r| r.kind = 77,
+        ];
+        for damage in damaged {
+            let mut record = write();
+            damage(&mut record);
+            assert!(Record::decode(&record.encode(&PLACE)).verify(&PLACE, 5, SIZE).is_none());
+        }
+    }
+
+    #[test]
+    fn blocks_are_aligned_as_the_device_is() {
+        let record = write();
+        assert_eq!(blocks_in(record.range()), 3);
+        assert_eq!(record.block_range(0), ByteRange { start: 512, end: 4096 });
+        assert_eq!(record.block_range(2), ByteRange { start: 8192, end: 8704 });
+        assert_eq!(record.block_of(8192), 2);
+        assert_eq!(sum_lines(ByteRange::at(0, 4096)), 0);
+        assert_eq!(sum_lines(ByteRange::at(512, 1 << 20)), MAX_SUM_LINES);
+    }
+}

@@ -1,0 +1,172 @@
+//! A segment of a cache: a header at both ends, records from the front in pairs of pages, data from the back.
+
+use crate::{LINE, PAGE, Unverified, checksum::crc32c, layout::on_media};
+use cbd_types::SegmentId;
+use zerocopy::{FromBytes, IntoBytes, little_endian::U32, little_endian::U64};
+
+/// First bytes of a segment of a log.
+pub const LOG_MAGIC: u32 = u32::from_le_bytes(*b"CBDl");
+/// First bytes of the state segment of a cache.
+pub const STATE_MAGIC: u32 = u32::from_le_bytes(*b"CBDs");
+
+on_media! {
+    /// What a segment is. Stored when its first record needs it, and durable before that record.
+    pub struct SegmentHeader, size 128 {
+        /// CRC32C over all bytes of the structure behind this field.
+        0 crc: U32,
+        /// [`LOG_MAGIC`] or [`STATE_MAGIC`].
+        4 magic: U32,
+        /// The cache it belongs to.
+        8 cache_id: U64,
+        /// Its own number: a header copied elsewhere does not count.
+        16 segment: U32,
+        /// Raised whenever the segment is used anew; records carry it.
+        20 generation: U32,
+        /// Random; seeds the checksums of the records.
+        24 salt: U64,
+        /// Lane of the cache.
+        32 lane: U32,
+        /// Number of lanes of the cache.
+        36 lanes: U32,
+        /// Place in the history of the lane.
+        40 ordinal: U64,
+        /// Number of the owner that opened it.
+        48 ownership: U64,
+        /// Raised by every recovery.
+        56 run: U64,
+        /// Last sequence number accepted from earlier runs; ends only what earlier runs wrote.
+        64 cut: U64,
+        /// Sequence number of its first record.
+        72 first_sequence: U64,
+        /// The epoch when it was opened: no later segment holds an earlier one.
+        80 epoch: U64,
+        /// Zero.
+        88 reserved: [u8; 40],
+    }
+}
+
+impl SegmentHeader {
+    /// The same header with its checksum.
+    #[must_use]
+    pub fn sealed(mut self) -> Self {
+        self.crc = U32::new(self.sum());
+        self
+    }
+
+    /// The structure in the first bytes of a page; `None` when there are too few.
+    #[must_use]
+    pub fn decode(bytes: &[u8]) -> Option<Unverified<Self>> {
+        Some(Unverified(Self::read_from_prefix(bytes).ok()?.0))
+    }
+
+    fn sum(&self) -> u32 {
+        crc32c(&self.as_bytes()[4..])
+    }
+}
+
+impl Unverified<SegmentHeader> {
+    /// The header, if it is one of `segment` and of the cache `cache_id` with `lanes` lanes.
+    #[must_use]
+    pub fn verify(&self, segment: SegmentId, cache_id: u64, lanes: u32) -> Option<SegmentHeader> {
+        let header = self.0;
+        let ours = header.crc.get() == header.sum()
+            && (header.magic.get() == LOG_MAGIC || header.magic.get() == STATE_MAGIC)
+            && header.segment.get() == segment.0
+            && header.cache_id.get() == cache_id
+            && header.lanes.get() == lanes
+            && header.lane.get() < lanes;
+        ours.then_some(header)
+    }
+}
+
+/// How a segment is divided, in bytes from its base.
+///
+/// Page 0 holds the header, the last page its copy. Slots of 64 bytes fill pages 1, 3, 5 ..., each with its
+/// mirror in the page behind it. Data grows down from the last page.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SegmentShape {
+    /// Bytes of the segment.
+    pub size: u64,
+}
+
+impl SegmentShape {
+    /// Slots in a page.
+    pub const SLOTS_PER_PAGE: u32 = (PAGE / LINE) as u32;
+
+    /// Where the copy of the header begins.
+    #[must_use]
+    pub const fn header_copy(&self) -> u64 {
+        self.size - PAGE
+    }
+
+    /// Where data begins to grow down.
+    #[must_use]
+    pub const fn data_top(&self) -> u64 {
+        self.size - PAGE
+    }
+
+    /// Primary and mirror place of a slot.
+    #[must_use]
+    pub const fn slot(&self, slot: u32) -> [u64; 2] {
+        let pair = (slot / Self::SLOTS_PER_PAGE) as u64;
+        let primary = PAGE + pair * 2 * PAGE + (slot % Self::SLOTS_PER_PAGE) as u64 * LINE;
+        [primary, primary + PAGE]
+    }
+
+    /// First byte behind the page pairs that `slots` slots need.
+    #[must_use]
+    pub const fn records_end(&self, slots: u32) -> u64 {
+        PAGE + slots.div_ceil(Self::SLOTS_PER_PAGE) as u64 * 2 * PAGE
+    }
+
+    /// The most slots that any segment of this size can have; a slot number at or above it is false.
+    #[must_use]
+    pub const fn slots_max(&self) -> u32 {
+        ((self.size - 2 * PAGE) / (2 * PAGE)) as u32 * Self::SLOTS_PER_PAGE
+    }
+
+    /// Bytes that data of `length` takes: whole lines.
+    #[must_use]
+    pub const fn data_bytes(length: u64) -> u64 {
+        length.next_multiple_of(LINE)
+    }
+
+    /// Whether `slots` more slots and `length` bytes of data fit behind `next_slot` and below `data_low`.
+    #[must_use]
+    pub const fn fits(&self, next_slot: u32, data_low: u64, slots: u32, length: u64) -> bool {
+        self.records_end(next_slot + slots) + Self::data_bytes(length) <= data_low
+    }
+
+    /// The atomic unit: 1 MiB, or a quarter of a segment if that is less.
+    #[must_use]
+    pub const fn atomic_unit(&self) -> u32 {
+        let quarter = self.size / 4;
+        if quarter < 1 << 20 { quarter as u32 } else { 1 << 20 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_of_a_record_never_share_a_page_nor_meet_another() {
+        let shape = SegmentShape { size: 64 << 10 };
+        let mut used = alloc::collections::BTreeSet::new();
+        for slot in 0..shape.slots_max() {
+            let [primary, mirror] = shape.slot(slot);
+            assert_ne!(primary / PAGE, mirror / PAGE);
+            assert!(used.insert(primary) && used.insert(mirror));
+            assert!(mirror + LINE <= shape.records_end(slot + 1));
+        }
+        assert!(shape.records_end(shape.slots_max()) <= shape.header_copy());
+    }
+
+    #[test]
+    fn the_atomic_unit_always_fits_an_empty_segment() {
+        for size in [64 << 10, 1 << 20, 4 << 20, 64 << 20] {
+            let shape = SegmentShape { size };
+            assert!(shape.fits(0, shape.data_top(), 23, u64::from(shape.atomic_unit())));
+        }
+    }
+}

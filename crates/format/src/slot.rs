@@ -1,0 +1,143 @@
+//! Two slots, newest valid wins: the one way in which anything is updated in place.
+//!
+//! An object has two slots in different pages. An update writes the slot that does not hold the newest valid
+//! content, with a sequence number one higher, and is durable with one fence. A crash at any moment leaves
+//! the old or the new content. The checksum covers the sequence number and the object's place, so a slot that
+//! was copied elsewhere, or belongs to another kind of object, does not count.
+
+use crate::{checksum::crc32c, layout::on_media};
+use alloc::vec::Vec;
+use zerocopy::{
+    FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, little_endian::U32, little_endian::U64,
+};
+
+on_media! {
+    /// What stands in front of the content of every slot.
+    pub struct SlotHeader, size 16 {
+        /// CRC32C over kind, place, and all bytes of the slot behind this field.
+        0 crc: U32,
+        /// Which content type follows; see [`SlotContent::KIND`].
+        4 kind: U32,
+        /// Raised by one with every update; the larger of two valid slots is the newest.
+        8 sequence: U64,
+    }
+}
+
+/// A content that lives in two slots.
+pub trait SlotContent: FromBytes + IntoBytes + Immutable + KnownLayout + Unaligned + Copy {
+    /// Tells the types apart on media.
+    const KIND: u32;
+    /// Bytes of a slot, header included; what the content does not fill is zero.
+    const SLOT_SIZE: usize;
+}
+
+/// A content with its sequence number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slot<T> {
+    /// How often the object was updated.
+    pub sequence: u64,
+    /// What it says.
+    pub content: T,
+}
+
+impl<T: SlotContent> Slot<T> {
+    const HEADER: usize = size_of::<SlotHeader>();
+
+    /// The slot's bytes for the object at `place` (its row, its lane).
+    #[must_use]
+    pub fn encode(&self, place: u64) -> Vec<u8> {
+        let mut bytes = alloc::vec![0; T::SLOT_SIZE];
+        bytes[Self::HEADER..Self::HEADER + size_of::<T>()].copy_from_slice(self.content.as_bytes());
+        let mut header =
+            SlotHeader { crc: U32::ZERO, kind: U32::new(T::KIND), sequence: U64::new(self.sequence) };
+        bytes[..Self::HEADER].copy_from_slice(header.as_bytes());
+        header.crc = U32::new(Self::sum(place, &bytes));
+        bytes[..Self::HEADER].copy_from_slice(header.as_bytes());
+        bytes
+    }
+
+    /// The same for a slot of one line, without an allocation.
+    #[must_use]
+    pub fn encode_line(&self, place: u64) -> [u8; 64] {
+        const { assert!(T::SLOT_SIZE == 64 && size_of::<T>() <= 48) };
+        let mut bytes = [0; 64];
+        bytes[Self::HEADER..Self::HEADER + size_of::<T>()].copy_from_slice(self.content.as_bytes());
+        bytes[4..8].copy_from_slice(&T::KIND.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.sequence.to_le_bytes());
+        let crc = Self::sum(place, &bytes);
+        bytes[..4].copy_from_slice(&crc.to_le_bytes());
+        bytes
+    }
+
+    /// What the bytes of a slot say, if they are a valid slot of this type at this place.
+    #[must_use]
+    pub fn decode(place: u64, bytes: &[u8]) -> Option<Self> {
+        let bytes = bytes.get(..T::SLOT_SIZE)?;
+        let (header, rest) = SlotHeader::read_from_prefix(bytes).ok()?;
+        if header.kind.get() != T::KIND || header.crc.get() != Self::sum(place, bytes) {
+            return None;
+        }
+        let (content, _) = T::read_from_prefix(rest).ok()?;
+        Some(Self { sequence: header.sequence.get(), content })
+    }
+
+    /// Which of two slots counts: 0 or 1 with its value, the newer valid one.
+    #[must_use]
+    pub fn newest(first: Option<Self>, second: Option<Self>) -> Option<(usize, Self)> {
+        match (first, second) {
+            (Some(a), Some(b)) if b.sequence > a.sequence => Some((1, b)),
+            (Some(a), _) => Some((0, a)),
+            (None, Some(b)) => Some((1, b)),
+            (None, None) => None,
+        }
+    }
+
+    fn sum(place: u64, bytes: &[u8]) -> u32 {
+        // A line is the common case and must not allocate; longer slots are summed in two steps.
+        let mut seeded = [0u8; 12 + 60];
+        seeded[..4].copy_from_slice(&T::KIND.to_le_bytes());
+        seeded[4..12].copy_from_slice(&place.to_le_bytes());
+        let body = &bytes[4..];
+        if body.len() == 60 {
+            seeded[12..].copy_from_slice(body);
+            return crc32c(&seeded);
+        }
+        seeded[12..16].copy_from_slice(&crc32c(body).to_le_bytes());
+        crc32c(&seeded[..16])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::LaneTail;
+
+    fn tail(ordinal: u64) -> LaneTail {
+        LaneTail { ordinal: U64::new(ordinal), ownership: U64::ZERO, reserved: [0; 32] }
+    }
+
+    #[test]
+    fn the_newest_valid_slot_wins() {
+        let old = Slot { sequence: 4, content: tail(1) };
+        let new = Slot { sequence: 5, content: tail(2) };
+        assert_eq!(Slot::newest(Some(new), Some(old)), Some((0, new)));
+        assert_eq!(Slot::newest(Some(old), Some(new)), Some((1, new)));
+        assert_eq!(Slot::newest(None, Some(old)), Some((1, old)));
+        assert_eq!(Slot::<LaneTail>::newest(None, None), None);
+    }
+
+    #[test]
+    fn a_slot_counts_only_at_its_place_and_with_every_bit() {
+        let slot = Slot { sequence: 9, content: tail(77) };
+        let bytes = slot.encode_line(3);
+        assert_eq!(bytes.as_slice(), slot.encode(3));
+        assert_eq!(Slot::decode(3, &bytes), Some(slot));
+        assert_eq!(Slot::<LaneTail>::decode(4, &bytes), None);
+        for bit in 0..512 {
+            let mut damaged = bytes;
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(Slot::<LaneTail>::decode(3, &damaged), None, "bit {bit}");
+        }
+        assert_eq!(Slot::<LaneTail>::decode(3, &bytes[..40]), None);
+    }
+}

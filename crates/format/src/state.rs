@@ -1,0 +1,107 @@
+//! The state block of a cache: how far it is drained, and each lane's tail and marks.
+//!
+//! It lives in a segment of its own. Page 0 and the last page hold the segment's header; pages 1 and 2 the two
+//! slots of [`Drained`]; then, each from a page border on, all first slots of the lanes' tails, all second ones,
+//! all first slots of their marks, all second ones.
+
+use crate::{PAGE, layout::on_media, slot::SlotContent};
+use cbd_types::LaneId;
+use zerocopy::little_endian::U64;
+
+on_media! {
+    /// How far the backing device has caught up.
+    pub struct Drained, size 48 {
+        /// All records of this epoch and of earlier ones are durable on the backing device.
+        0 epoch: U64,
+        /// While `epoch` is below this, the backing device alone is no crash state.
+        8 void_until: U64,
+        /// When `epoch` was reached, in milliseconds since 1970 UTC.
+        16 wall_ms: U64,
+        /// Number of the owner that wrote it.
+        24 ownership: U64,
+        /// Zero.
+        32 reserved: [u8; 16],
+    }
+}
+
+on_media! {
+    /// The oldest segment of a lane that counts.
+    pub struct LaneTail, size 48 {
+        /// Segments of the lane with a lower ordinal are free, whatever their headers say.
+        0 ordinal: U64,
+        /// Number of the owner that wrote it.
+        8 ownership: U64,
+        /// Zero.
+        16 reserved: [u8; 32],
+    }
+}
+
+on_media! {
+    /// Evidence of how far a lane is complete.
+    pub struct LaneMark, size 48 {
+        /// All records up to this sequence number were durable when it was written.
+        0 lane_sequence: U64,
+        /// The lane's last record had this epoch or an earlier one.
+        8 epoch: U64,
+        /// Number of the owner that wrote it.
+        16 ownership: U64,
+        /// Zero.
+        24 reserved: [u8; 24],
+    }
+}
+
+impl SlotContent for Drained {
+    const KIND: u32 = 16;
+    const SLOT_SIZE: usize = 64;
+}
+
+impl SlotContent for LaneTail {
+    const KIND: u32 = 17;
+    const SLOT_SIZE: usize = 64;
+}
+
+impl SlotContent for LaneMark {
+    const KIND: u32 = 18;
+    const SLOT_SIZE: usize = 64;
+}
+
+/// Where things lie in a state segment, in bytes from its base.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StateShape {
+    /// Number of lanes.
+    pub lanes: u32,
+}
+
+impl StateShape {
+    const LANES_BEGIN: u64 = 3 * PAGE;
+
+    /// Whether a segment of `size` bytes holds the state of this many lanes.
+    #[must_use]
+    pub const fn fits(&self, size: u64) -> bool {
+        Self::LANES_BEGIN + 4 * self.array() + PAGE <= size
+    }
+
+    /// The two slots of [`Drained`].
+    #[must_use]
+    pub const fn drained(&self) -> [u64; 2] {
+        [PAGE, 2 * PAGE]
+    }
+
+    /// The two slots of a lane's [`LaneTail`].
+    #[must_use]
+    pub const fn tail(&self, lane: LaneId) -> [u64; 2] {
+        let first = Self::LANES_BEGIN + lane.0 as u64 * 64;
+        [first, first + self.array()]
+    }
+
+    /// The two slots of a lane's [`LaneMark`].
+    #[must_use]
+    pub const fn mark(&self, lane: LaneId) -> [u64; 2] {
+        let first = Self::LANES_BEGIN + 2 * self.array() + lane.0 as u64 * 64;
+        [first, first + self.array()]
+    }
+
+    const fn array(&self) -> u64 {
+        (self.lanes as u64 * 64).next_multiple_of(PAGE)
+    }
+}

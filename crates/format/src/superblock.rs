@@ -1,0 +1,230 @@
+//! The superblock: twice, in the first page and in the last.
+
+use crate::{FORMAT_VERSION, Layout, Unverified, checksum::crc32c, layout::on_media};
+use alloc::format;
+use cbd_types::{Error, ErrorKind, Result};
+use zerocopy::{FromBytes, IntoBytes, little_endian::U32, little_endian::U64};
+
+/// First bytes of every region: "CBDtrans".
+pub const MAGIC: u64 = u64::from_le_bytes(*b"CBDtrans");
+
+/// Features that this program knows. A compatible one that it does not know is ignored, a read-only compatible one
+/// forbids writing, an incompatible one forbids opening.
+pub const INCOMPATIBLE_KNOWN: u64 = 0;
+/// See [`INCOMPATIBLE_KNOWN`].
+pub const READ_ONLY_KNOWN: u64 = 0;
+
+on_media! {
+    /// What a region is and where its parts lie. Written once, at format.
+    pub struct Superblock, size 192 {
+        /// [`MAGIC`].
+        0 magic: U64,
+        /// CRC32C over all bytes of the structure behind this field, seeded with nothing.
+        8 crc: U32,
+        /// [`FORMAT_VERSION`] of the program that made it.
+        12 version: U32,
+        /// Feature bits that may be ignored.
+        16 compatible: U64,
+        /// Feature bits that must be known to write.
+        24 read_only_compatible: U64,
+        /// Feature bits that must be known to open.
+        32 incompatible: U64,
+        /// Random identity of the transport.
+        40 uuid: [u8; 16],
+        /// Bytes used, whole pages.
+        56 region_size: U64,
+        /// Bytes of a segment, a power of two.
+        64 segment_size: U64,
+        /// Number of segments.
+        72 segment_count: U32,
+        /// Rows of the host table.
+        76 host_rows: U32,
+        /// Rows of the backend table.
+        80 backend_rows: U32,
+        /// Rows of the blkdev table.
+        84 blkdev_rows: U32,
+        /// First byte of the host table.
+        88 host_area: U64,
+        /// First byte of the backend table.
+        96 backend_area: U64,
+        /// First byte of the blkdev table.
+        104 blkdev_area: U64,
+        /// First byte of the segment table.
+        112 segment_table: U64,
+        /// First byte of segment 0.
+        120 segment_area: U64,
+        /// When it was made, in milliseconds since 1970 UTC; for people.
+        128 created_ms: U64,
+        /// Zero.
+        136 reserved: [u8; 56],
+    }
+}
+
+impl Superblock {
+    /// The superblock of a new transport.
+    #[must_use]
+    pub fn new(layout: &Layout, uuid: [u8; 16], created_ms: u64) -> Self {
+        let mut block = Self {
+            magic: U64::new(MAGIC),
+            crc: U32::ZERO,
+            version: U32::new(FORMAT_VERSION),
+            compatible: U64::ZERO,
+            read_only_compatible: U64::ZERO,
+            incompatible: U64::ZERO,
+            uuid,
+            region_size: U64::new(layout.region_size),
+            segment_size: U64::new(layout.segment_size),
+            segment_count: U32::new(layout.segment_count),
+            host_rows: U32::new(layout.host_rows),
+            backend_rows: U32::new(layout.backend_rows),
+            blkdev_rows: U32::new(layout.blkdev_rows),
+            host_area: U64::new(layout.host_area),
+            backend_area: U64::new(layout.backend_area),
+            blkdev_area: U64::new(layout.blkdev_area),
+            segment_table: U64::new(layout.segment_table),
+            segment_area: U64::new(layout.segment_area),
+            created_ms: U64::new(created_ms),
+            reserved: [0; 56],
+        };
+        block.crc = U32::new(block.sum());
+        block
+    }
+
+    /// The structure in the first bytes of a page; `None` when there are too few.
+    #[must_use]
+    pub fn decode(bytes: &[u8]) -> Option<Unverified<Self>> {
+        Some(Unverified(Self::read_from_prefix(bytes).ok()?.0))
+    }
+
+    fn sum(&self) -> u32 {
+        crc32c(&self.as_bytes()[12..])
+    }
+}
+
+impl Unverified<Superblock> {
+    /// Whether the magic number is ours, whatever else is wrong.
+    #[must_use]
+    pub fn is_ours(&self) -> bool {
+        self.0.magic.get() == MAGIC
+    }
+
+    /// The superblock and the layout it describes, in a region of `mapped` bytes.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Foreign`] without our magic, [`ErrorKind::Damaged`] with a wrong checksum or impossible
+    /// geometry, [`ErrorKind::Unsupported`] for another version or an unknown incompatible feature.
+    pub fn verify(&self, mapped: u64) -> Result<(Superblock, Layout)> {
+        let block = &self.0;
+        if !self.is_ours() {
+            return Err(Error::new(ErrorKind::Foreign, "the region does not hold a CBD transport"));
+        }
+        if block.crc.get() != block.sum() {
+            return Err(Error::new(ErrorKind::Damaged, "the superblock's checksum is wrong"));
+        }
+        if block.version.get() > FORMAT_VERSION {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!(
+                    "the region has format version {}, this program knows versions up to {FORMAT_VERSION}: use a newer program",
+                    block.version
+                ),
+            ));
+        }
+        let unknown = block.incompatible.get() & !INCOMPATIBLE_KNOWN
+            | block.read_only_compatible.get() & !READ_ONLY_KNOWN;
+        if unknown != 0 {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!(
+                    "the region uses features {unknown:#x} that this program does not know: use a newer program"
+                ),
+            ));
+        }
+        if block.region_size.get() > mapped {
+            return Err(Error::new(
+                ErrorKind::Damaged,
+                format!(
+                    "the transport has {} bytes, but only {mapped} are mapped: the region was cut short",
+                    block.region_size
+                ),
+            ));
+        }
+        let layout = Layout::new(
+            block.region_size.get(),
+            block.segment_size.get(),
+            block.host_rows.get(),
+            block.backend_rows.get(),
+            block.blkdev_rows.get(),
+        )
+        .map_err(|error| {
+            Error::new(ErrorKind::Damaged, format!("the superblock's geometry is impossible: {error}"))
+        })?;
+        let expected = Superblock::new(&layout, block.uuid, block.created_ms.get());
+        let geometry = |block: &Superblock| {
+            (
+                block.region_size,
+                block.segment_count,
+                [
+                    block.host_area,
+                    block.backend_area,
+                    block.blkdev_area,
+                    block.segment_table,
+                    block.segment_area,
+                ],
+            )
+        };
+        if geometry(&expected) != geometry(block) {
+            return Err(Error::new(ErrorKind::Damaged, "the superblock's offsets contradict its geometry"));
+        }
+        Ok((*block, layout))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn block() -> Superblock {
+        Superblock::new(&Layout::new(8 << 20, 64 << 10, 4, 4, 4).unwrap(), [7; 16], 5)
+    }
+
+    fn verify(bytes: &[u8]) -> Result<(Superblock, Layout)> {
+        Superblock::decode(bytes).unwrap().verify(8 << 20)
+    }
+
+    #[test]
+    fn a_superblock_reads_back() {
+        let (read, layout) = verify(block().as_bytes()).unwrap();
+        assert_eq!(read, block());
+        assert_eq!(layout.segment_size, 64 << 10);
+    }
+
+    #[test]
+    fn every_single_bit_counts() {
+        for bit in 0..size_of::<Superblock>() * 8 {
+            let mut bytes = block().as_bytes().to_vec();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            assert!(verify(&bytes).is_err(), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn a_valid_checksum_does_not_excuse_impossible_geometry() {
+        let mut forged = block();
+        forged.segment_area = U64::new(u64::MAX - 4095);
+        forged.crc = U32::new(forged.sum());
+        assert_eq!(verify(forged.as_bytes()).unwrap_err().kind(), ErrorKind::Damaged);
+        let mut forged = block();
+        forged.segment_size = U64::new(3);
+        forged.crc = U32::new(forged.sum());
+        assert_eq!(verify(forged.as_bytes()).unwrap_err().kind(), ErrorKind::Damaged);
+    }
+
+    #[test]
+    fn a_newer_version_is_named_as_such() {
+        let mut newer = block();
+        newer.version = U32::new(FORMAT_VERSION + 1);
+        newer.crc = U32::new(newer.sum());
+        assert_eq!(verify(newer.as_bytes()).unwrap_err().kind(), ErrorKind::Unsupported);
+    }
+}

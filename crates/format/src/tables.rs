@@ -1,0 +1,175 @@
+//! Rows of the tables of hosts, backends, blkdevs and segments. Each row is two slots.
+
+use crate::{layout::on_media, slot::SlotContent};
+use alloc::{borrow::ToOwned, format, string::String};
+use cbd_types::{Error, ErrorKind, Result};
+use zerocopy::little_endian::{U32, U64};
+
+/// A row that is in use.
+pub const STATE_ACTIVE: u32 = 1;
+/// A row that is free.
+pub const STATE_FREE: u32 = 0;
+/// A backend whose segments are being assigned; found after a crash it counts as free.
+pub const STATE_CREATING: u32 = 2;
+
+/// Row of a segment that belongs to nobody.
+pub const NO_BACKEND: u32 = u32::MAX;
+
+on_media! {
+    /// A host registered on the transport.
+    pub struct HostEntry, size 240 {
+        /// [`STATE_ACTIVE`] or [`STATE_FREE`].
+        0 state: U32,
+        /// Bytes of `name` in use.
+        4 name_length: U32,
+        /// Raised whenever the row is registered anew.
+        8 ownership: U64,
+        /// Name in UTF-8, zero-padded.
+        16 name: [u8; 64],
+        /// When it was registered, in milliseconds since 1970 UTC; for people.
+        80 registered_ms: U64,
+        /// Zero.
+        88 reserved: [u8; 152],
+    }
+}
+
+on_media! {
+    /// A backing device brought onto the transport, and the cache in front of it.
+    pub struct BackendEntry, size 1008 {
+        /// [`STATE_ACTIVE`], [`STATE_CREATING`] or [`STATE_FREE`].
+        0 state: U32,
+        /// Row of the host that owns it.
+        4 host: U32,
+        /// Raised by every takeover.
+        8 ownership: U64,
+        /// Random identity of the cache; segments that name another one are not its own. 0 without a cache.
+        16 cache_id: U64,
+        /// Size of the backing device in bytes, as it was recorded.
+        24 size: U64,
+        /// Logical sector in bytes.
+        32 sector: U32,
+        /// Number of lanes; 0 without a cache.
+        36 lanes: U32,
+        /// Number of segments of the cache, the state segment included.
+        40 segments: U32,
+        /// The segment that holds the state block.
+        44 state_segment: U32,
+        /// Queues that serve it.
+        48 handlers: U32,
+        /// Percentage of used segments above which reclaim begins.
+        52 gc_percent: U32,
+        /// 0 strict, 1 checkpoint, 2 none.
+        56 consistency: U32,
+        /// Target share of dirty data in percent.
+        60 dirty_target_percent: U32,
+        /// Limit of writeback in bytes a second; 0 is automatic.
+        64 writeback_rate: U64,
+        /// Bit 0: data checksums.
+        72 features: U32,
+        /// Cache mode; 0 is writeback, others are reserved.
+        76 cache_mode: U32,
+        /// Bytes of `path` in use.
+        80 path_length: U32,
+        /// Bytes of `identity` in use.
+        84 identity_length: U32,
+        /// Random identity of the backend, for people and links.
+        88 uuid: [u8; 16],
+        /// When it was started first, in milliseconds since 1970 UTC.
+        104 created_ms: U64,
+        /// Path of the backing device, UTF-8, zero-padded.
+        112 path: [u8; 512],
+        /// What the backing device is known by besides its path, UTF-8, zero-padded.
+        624 identity: [u8; 256],
+        /// Zero.
+        880 reserved: [u8; 128],
+    }
+}
+
+on_media! {
+    /// A block device that clients use.
+    pub struct BlkdevEntry, size 496 {
+        /// [`STATE_ACTIVE`] or [`STATE_FREE`].
+        0 state: U32,
+        /// Row of the host that serves it.
+        4 host: U32,
+        /// Row of the backend it stands on.
+        8 backend: U32,
+        /// Bytes of `export` in use.
+        12 export_length: U32,
+        /// Raised whenever the row is used anew.
+        16 ownership: U64,
+        /// `uuid` of the backend it stands on: a row that names another one is stale.
+        24 backend_uuid: [u8; 16],
+        /// How it is reached, as the user asked for it, UTF-8, zero-padded.
+        40 export: [u8; 256],
+        /// Zero.
+        296 reserved: [u8; 200],
+    }
+}
+
+on_media! {
+    /// Whose a segment is.
+    pub struct SegmentEntry, size 48 {
+        /// Row of the backend, or [`NO_BACKEND`].
+        0 backend: U32,
+        /// Zero.
+        4 reserved: U32,
+        /// `cache_id` of the cache it was given to; it counts only while the backend's row says the same.
+        8 cache_id: U64,
+        /// Zero.
+        16 reserved2: [u8; 32],
+    }
+}
+
+impl SlotContent for HostEntry {
+    const KIND: u32 = 1;
+    const SLOT_SIZE: usize = 256;
+}
+
+impl SlotContent for BackendEntry {
+    const KIND: u32 = 2;
+    const SLOT_SIZE: usize = 1024;
+}
+
+impl SlotContent for BlkdevEntry {
+    const KIND: u32 = 3;
+    const SLOT_SIZE: usize = 512;
+}
+
+impl SlotContent for SegmentEntry {
+    const KIND: u32 = 4;
+    const SLOT_SIZE: usize = 64;
+}
+
+/// Bit of [`BackendEntry::features`]: data is checksummed.
+pub const FEATURE_DATA_CRC: u32 = 1;
+
+/// A text as it stands in a fixed field: its length and its bytes.
+///
+/// # Errors
+/// [`ErrorKind::InvalidArgument`] when it does not fit; `what` says which text it is.
+pub fn encode_text<const N: usize>(what: &str, text: &str) -> Result<(U32, [u8; N])> {
+    let mut field = [0; N];
+    field
+        .get_mut(..text.len())
+        .ok_or_else(|| {
+            Error::new(
+                ErrorKind::InvalidArgument,
+                format!("the {what} has {} bytes, at most {N} are possible", text.len()),
+            )
+        })?
+        .copy_from_slice(text.as_bytes());
+    Ok((U32::new(text.len() as u32), field))
+}
+
+/// The text of a fixed field, if its length and its bytes are valid.
+///
+/// # Errors
+/// [`ErrorKind::Damaged`]; `what` says which text it is.
+pub fn decode_text(what: &str, length: U32, field: &[u8]) -> Result<String> {
+    field
+        .get(..length.get() as usize)
+        .and_then(|bytes| core::str::from_utf8(bytes).ok())
+        .map(ToOwned::to_owned)
+        .ok_or_else(|| Error::new(ErrorKind::Damaged, format!("the {what} in the table is not a text")))
+}
