@@ -1,4 +1,6 @@
-//! What a person may type after `test` and `nightly`, and the two ways in which a task can fail to begin.
+//! What a person may type after a task's name, and the two ways in which a task can fail to begin.
+
+use crate::fsx;
 
 /// The steps of `test`, in the order in which they run.
 pub const STEPS: [&str; 7] = ["format", "lint", "doc", "build", "test", "release", "demo"];
@@ -59,6 +61,33 @@ impl TestFlags {
         }
         self.filter.is_none() || step == "test"
     }
+}
+
+/// Reads the options of `fsx`.
+///
+/// # Errors
+/// [`Problem::Usage`] for an unknown option, a missing file, or a value that is no number.
+pub fn fsx_plan(arguments: &[String]) -> Result<fsx::Plan, Problem> {
+    let mut plan = fsx::Plan { path: "".into(), seed: 1, operations: 10_000, size: 4 << 20, direct: None };
+    let mut rest = arguments.iter();
+    while let Some(argument) = rest.next() {
+        match argument.as_str() {
+            "--seed" => plan.seed = number(argument, rest.next())?,
+            "--operations" => plan.operations = number(argument, rest.next())?,
+            "--size" => plan.size = number(argument, rest.next())?,
+            "--direct" => plan.direct = Some(number(argument, rest.next())?),
+            path if !path.starts_with('-') && plan.path.as_os_str().is_empty() => plan.path = path.into(),
+            other => return Err(Problem::Usage(format!("unknown option '{other}'"))),
+        }
+    }
+    if plan.path.as_os_str().is_empty() {
+        return Err(Problem::Usage("fsx needs a file".to_owned()));
+    }
+    Ok(plan)
+}
+
+fn number(option: &str, given: Option<&String>) -> Result<u64, Problem> {
+    value(option, given)?.parse().map_err(|_| Problem::Usage(format!("{option} needs a number")))
 }
 
 fn value<'a>(option: &str, given: Option<&'a String>) -> Result<&'a String, Problem> {

@@ -8,6 +8,7 @@
 
 mod demo;
 mod flags;
+mod fsx;
 mod leftovers;
 mod packages;
 mod processes;
@@ -31,6 +32,8 @@ Tasks:
   bench [GROUP..] [--json] [..]
                      builds the benchmarks and runs them; arguments are passed on
   man [DIRECTORY]    writes the man pages and shell completions (default: target/man)
+  fsx FILE [--seed N] [--operations N] [--size BYTES] [--direct ALIGNMENT]
+                     random operations on a file or block device, which is overwritten, compared with a model
 
 Steps of `test`: format, lint, doc, build, test, release, demo
 ";
@@ -46,6 +49,7 @@ fn main() -> ExitCode {
         "nightly" => flags::TestFlags::parse(rest).and_then(|flags| test::run(&flags, test::Length::Long)),
         "bench" => tasks::bench(rest),
         "man" => tasks::man(rest),
+        "fsx" => tasks::exercise(rest),
         "help" | "--help" | "-h" => {
             print!("{USAGE}");
             Ok(true)

@@ -1,6 +1,7 @@
-//! The short tasks: benchmarks, man pages.
+//! The short tasks: benchmarks, man pages, the file exerciser.
 
-use crate::flags::Problem;
+use crate::flags::{self, Problem};
+use crate::fsx;
 use crate::workspace::{self, cargo};
 use std::process::Command;
 
@@ -43,6 +44,15 @@ pub fn man(arguments: &[String]) -> Result<bool, Problem> {
             .map_err(|error| Problem::Failed(format!("cannot write {}: {error}", file.display())))?;
     }
     println!("{}", directory.display());
+    Ok(true)
+}
+
+/// Exercises a file or block device.
+///
+/// # Errors
+/// The first difference from the model.
+pub fn exercise(arguments: &[String]) -> Result<bool, Problem> {
+    fsx::run(&flags::fsx_plan(arguments)?).map_err(Problem::Failed)?;
     Ok(true)
 }
 
