@@ -1,1 +1,23 @@
-//! The daemon: threads, configuration, control interface, metrics, restart
+//! The daemon: it maps regions, runs caches, serves block devices, and is told what to do over a unix socket.
+//!
+//! Always true here: the data path (export threads, one maintenance thread for each cache) never waits for the control plane and
+//! never takes the manager's lock; whatever the control plane does, what was acknowledged stays in the region. On start
+//! everything that was there before comes back, as far as it can; what cannot is shown with its reason.
+//!
+//! Left to others: what a request does (`cbd-device`, `cbd-engine`), the wires (`cbd-nbd`, `cbd-fuse`), the commands that people
+//! type (`cbdctrl`).
+
+pub mod api;
+pub mod client;
+pub mod config;
+pub mod control;
+pub mod logging;
+pub mod metrics;
+pub mod notify;
+pub mod paths;
+pub mod server;
+pub mod settings;
+pub mod size;
+pub mod socket;
+pub mod state;
+pub mod system;

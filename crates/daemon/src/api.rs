@@ -1,0 +1,493 @@
+//! What goes over the control socket: the requests and answers of `/v1`, as JSON.
+//!
+//! Always true here: a field keeps its name and meaning for as long as the path begins with `/v1`; the
+//! fields that the original `cbdctrl` printed have its names. An unknown field in a request is an error,
+//! so a misspelt option is never ignored.
+//!
+//! Left to others: what the requests do ([`crate::control`]), the paths ([`crate::server`]).
+
+use cbd_types::{Error, ErrorKind};
+use serde::{Deserialize, Serialize};
+
+/// How the backing device catches up; the words of the control plane for the engine's modes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Consistency {
+    /// Epoch by epoch: the backing device alone is always a state that a plain disk could show after a power cut.
+    Strict,
+    /// Many epochs in one batch: such a state between batches.
+    Checkpoint,
+    /// By address: no promise about the backing device alone.
+    None,
+}
+
+impl Consistency {
+    /// The word in commands, JSON and configuration.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Strict => "strict",
+            Self::Checkpoint => "checkpoint",
+            Self::None => "none",
+        }
+    }
+}
+
+impl std::str::FromStr for Consistency {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        [Self::Strict, Self::Checkpoint, Self::None].into_iter().find(|mode| mode.name() == text).ok_or_else(
+            || {
+                Error::new(
+                    ErrorKind::InvalidArgument,
+                    format!("consistency is strict, checkpoint or none, not \"{text}\""),
+                )
+            },
+        )
+    }
+}
+
+/// Registers this host on a region.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RegisterTransport {
+    /// Name of the host.
+    pub host: String,
+    /// Absolute path of the region: a file on a DAX file system, a devdax device, or a plain file.
+    pub path: String,
+    /// Size in bytes of a region that is to be made; an existing one has its own.
+    #[serde(default)]
+    pub size: Option<u64>,
+    /// Segment size in bytes of a region that is formatted; chosen by the region's size where absent.
+    #[serde(default)]
+    pub segment_size: Option<u64>,
+    /// Make a transport on the region.
+    #[serde(default)]
+    pub format: bool,
+    /// With `format`: even if the region holds a transport, which is then lost.
+    #[serde(default)]
+    pub force: bool,
+}
+
+/// What registering gave.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct TransportRegistered {
+    /// Number of the transport in this daemon.
+    pub transport_id: u32,
+    /// Number of this host on the transport.
+    pub host_id: u32,
+    /// What the user should know, e.g. that the region does not survive a power failure.
+    pub warnings: Vec<String>,
+}
+
+/// One transport, as `tp-list` shows it.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct TransportInfo {
+    /// Magic number of the superblock, `0x` and hexadecimal digits.
+    pub magic: String,
+    /// Version of the format.
+    pub version: u32,
+    /// Incompatible feature flags, `0x` and eight hexadecimal digits.
+    pub flags: String,
+    /// First byte of the host table.
+    pub host_area_off: u64,
+    /// Bytes of one entry of the host table.
+    pub bytes_per_host_info: u64,
+    /// Entries of the host table.
+    pub host_num: u64,
+    /// First byte of the backend table.
+    pub backend_area_off: u64,
+    /// Bytes of one entry of the backend table.
+    pub bytes_per_backend_info: u64,
+    /// Entries of the backend table.
+    pub backend_num: u64,
+    /// First byte of the blkdev table.
+    pub blkdev_area_off: u64,
+    /// Bytes of one entry of the blkdev table.
+    pub bytes_per_blkdev_info: u64,
+    /// Entries of the blkdev table.
+    pub blkdev_num: u64,
+    /// First byte of the segments.
+    pub segment_area_off: u64,
+    /// Bytes of one segment.
+    pub bytes_per_segment: u64,
+    /// Number of segments.
+    pub segment_num: u64,
+    /// Number of the transport in this daemon.
+    pub transport_id: u32,
+    /// Number of this host on the transport.
+    pub host_id: u32,
+    /// Path of the region.
+    pub path: String,
+    /// Whether the region is mapped.
+    pub alive: bool,
+    /// Name of this host.
+    pub host: String,
+    /// UUID of the transport.
+    pub uuid: String,
+    /// Segments that belong to no cache.
+    pub free_segments: u64,
+    /// `power-fail` or `process-crash`: what the region survives.
+    pub durability: String,
+    /// How the region is mapped and copied to.
+    pub copy: String,
+    /// Why it is not mapped, or what is wrong with it.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub error: Option<String>,
+    /// What the user should know.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub warnings: Vec<String>,
+}
+
+/// One host of a transport, as `host-list` shows it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct HostInfo {
+    /// Number of the host.
+    pub host_id: u32,
+    /// Its name.
+    pub hostname: String,
+    /// Whether it is known to be running.
+    pub alive: bool,
+}
+
+/// Brings a backing device onto a transport.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StartBackend {
+    /// Absolute path of the block device or file.
+    pub path: String,
+    /// Bytes of cache; none or 0 makes a backend without a cache.
+    #[serde(default)]
+    pub cache_size: Option<u64>,
+    /// Number of queues that serve the backend, 1 to 128.
+    #[serde(default)]
+    pub handlers: Option<u32>,
+    /// Also make a block device on it.
+    #[serde(default)]
+    pub start_dev: bool,
+    /// How that block device is reached; see [`StartBlkdev::export`].
+    #[serde(default)]
+    pub export: Option<String>,
+    /// How the backing device catches up.
+    #[serde(default)]
+    pub consistency: Option<Consistency>,
+    /// Whether data is under a checksum.
+    #[serde(default)]
+    pub data_crc: Option<bool>,
+}
+
+/// What starting a backend gave.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct BackendStarted {
+    /// Number of the backend.
+    pub backend_id: u32,
+    /// The block device, if one was asked for.
+    pub blkdev: Option<BlkdevInfo>,
+    /// What the user should know.
+    pub warnings: Vec<String>,
+}
+
+/// One backend, as `backend-list` shows it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct BackendInfo {
+    /// Number of the backend.
+    pub backend_id: u32,
+    /// Number of the host that owns it.
+    pub host_id: u32,
+    /// Path of the backing device.
+    pub backend_path: String,
+    /// Whether it is being served.
+    pub alive: bool,
+    /// Segments of its cache.
+    pub cache_segs: u64,
+    /// Share of used segments in percent from which reclaim works.
+    pub cache_gc_percent: u32,
+    /// Segments that hold records.
+    pub cache_used_segs: u64,
+    /// The block devices on it.
+    pub blkdevs: Vec<BlkdevInfo>,
+    /// Why it is not being served.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub error: Option<String>,
+}
+
+/// Makes a block device on a backend.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StartBlkdev {
+    /// Number of the backend.
+    pub backend: u32,
+    /// `auto`, `fuse-loop`, `nbd:unix:PATH` or `nbd:tcp:ADDRESS:PORT`; `auto` where absent.
+    #[serde(default)]
+    pub export: Option<String>,
+}
+
+/// One block device, as `dev-list` shows it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct BlkdevInfo {
+    /// Number of the block device.
+    pub blkdev_id: u32,
+    /// Number of the host that it belongs to.
+    pub host_id: u32,
+    /// Number of the backend that it stands on.
+    pub backend_id: u32,
+    /// `/dev/cbdN`, or the NBD URI where it is reached by NBD.
+    pub dev_name: String,
+    /// Whether it is being served.
+    pub alive: bool,
+    /// How it is reached.
+    pub export: String,
+    /// Why it is not being served, or why another export was chosen than the best.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub error: Option<String>,
+}
+
+/// Stops a block device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StopBlkdev {
+    /// Even if it is mounted or open: its clients see errors from then on.
+    #[serde(default)]
+    pub force: bool,
+}
+
+/// Drains a backend and takes it off its transport.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StopBackend {
+    /// Even if its block devices are mounted or open: their clients see errors from then on. Drops nothing.
+    #[serde(default)]
+    pub force: bool,
+    /// Seconds without progress after which the stop gives up and leaves everything as it is.
+    #[serde(default)]
+    pub timeout_s: Option<u64>,
+    /// Drop what is dirty instead of draining it. The number must be exactly the dirty bytes of the moment.
+    #[serde(default)]
+    pub discard_dirty: Option<u64>,
+}
+
+/// Asks for a checkpoint or a drain.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Drain {
+    /// The backend; all of the transport where absent.
+    #[serde(default)]
+    pub backend: Option<u32>,
+    /// Answer when it is done, with progress until then.
+    #[serde(default)]
+    pub wait: bool,
+    /// Seconds without progress after which waiting ends with an error.
+    #[serde(default)]
+    pub timeout_s: Option<u64>,
+}
+
+/// Changes settings of a backend while it runs; what is absent stays.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SettingsChange {
+    /// 0 to 90.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gc_percent: Option<i64>,
+    /// How the backing device catches up.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub consistency: Option<Consistency>,
+    /// Bytes a second that writeback may write; 0 is automatic.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub writeback_rate: Option<u64>,
+    /// Share of the cache in percent that the automatic rate lets be dirty, 0 to 90.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub writeback_percent: Option<i64>,
+}
+
+/// The settings of a backend.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Settings {
+    /// Share of used segments in percent from which reclaim works.
+    pub gc_percent: u32,
+    /// How the backing device catches up.
+    pub consistency: Consistency,
+    /// Bytes a second that writeback may write; 0 is automatic.
+    pub writeback_rate: u64,
+    /// Share of the cache in percent that the automatic rate lets be dirty.
+    pub writeback_percent: u32,
+}
+
+/// How far a long operation is.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Progress {
+    /// Number of the backend.
+    pub backend_id: u32,
+    /// Dirty bytes when the operation began.
+    pub dirty_bytes_at_start: u64,
+    /// Dirty bytes that are still to be written.
+    pub dirty_bytes: u64,
+    /// Milliseconds since the operation began.
+    pub elapsed_ms: u64,
+    /// The latest failure of the backing device, if it fails.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub error: Option<String>,
+}
+
+/// One line of the answer to a long operation: any number of `progress`, then one `done` or `error`.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ProgressLine {
+    /// How far it is.
+    Progress(Progress),
+    /// It is done.
+    Done(Done),
+    /// It failed; nothing was dropped.
+    Error(ErrorBody),
+}
+
+/// The end of a long operation.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Done {
+    /// Bytes that were written to backing devices.
+    pub written_bytes: u64,
+    /// Dirty bytes that were dropped because the user said so.
+    pub discarded_bytes: u64,
+    /// What the user should know.
+    pub warnings: Vec<String>,
+}
+
+/// An error: what a program needs, and one line for people.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ErrorBody {
+    /// A stable word; see [`ErrorKind::name`].
+    pub kind: String,
+    /// What was wrong, with which object, and what to do.
+    pub message: String,
+}
+
+/// The body of an answer that is an error.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ErrorAnswer {
+    /// The error.
+    pub error: ErrorBody,
+}
+
+impl From<&Error> for ErrorBody {
+    fn from(error: &Error) -> Self {
+        Self { kind: error.kind().name().to_owned(), message: error.line().replace('\n', " ") }
+    }
+}
+
+impl From<ErrorBody> for Error {
+    fn from(body: ErrorBody) -> Self {
+        Self::new(kind_of(&body.kind), body.message)
+    }
+}
+
+/// The kind that a name stands for; what this program does not know is a failure of the system.
+#[must_use]
+pub fn kind_of(name: &str) -> ErrorKind {
+    const KINDS: [ErrorKind; 17] = [
+        ErrorKind::InvalidArgument,
+        ErrorKind::NotFound,
+        ErrorKind::AlreadyExists,
+        ErrorKind::Busy,
+        ErrorKind::NoSpace,
+        ErrorKind::OutOfRange,
+        ErrorKind::ReadOnly,
+        ErrorKind::Media,
+        ErrorKind::Backing,
+        ErrorKind::Damaged,
+        ErrorKind::Foreign,
+        ErrorKind::Unsupported,
+        ErrorKind::Stopped,
+        ErrorKind::Permission,
+        ErrorKind::TimedOut,
+        ErrorKind::Exchanged,
+        ErrorKind::System,
+    ];
+    KINDS.into_iter().find(|kind| kind.name() == name).unwrap_or(ErrorKind::System)
+}
+
+/// The whole page that `status` shows.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct Status {
+    /// Version of the daemon.
+    pub version: String,
+    /// Its process.
+    pub pid: u32,
+    /// Seconds since it started.
+    pub uptime_s: u64,
+    /// What the user should know of the daemon itself.
+    pub warnings: Vec<String>,
+    /// Its transports.
+    pub transports: Vec<TransportStatus>,
+}
+
+/// A transport in the status.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct TransportStatus {
+    /// What `tp-list` shows.
+    #[serde(flatten)]
+    pub info: TransportInfo,
+    /// Bytes of the region.
+    pub size: u64,
+    /// Its backends.
+    pub backends: Vec<BackendStatus>,
+}
+
+/// A backend in the status.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct BackendStatus {
+    /// What `backend-list` shows.
+    #[serde(flatten)]
+    pub info: BackendInfo,
+    /// Bytes of the device.
+    pub size: u64,
+    /// Logical sector in bytes.
+    pub sector: u32,
+    /// Number of queues.
+    pub handlers: u32,
+    /// How the backing device is held and driven.
+    pub backing: String,
+    /// A write of at most this many bytes in one 4 MiB chunk is recovered whole or not at all.
+    pub atomic_unit: u32,
+    /// The cache; absent without one, or while the backend is not served.
+    pub cache: Option<CacheInfo>,
+}
+
+/// A cache in the status.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct CacheInfo {
+    /// Bytes of the cache.
+    pub size: u64,
+    /// Segments that are free.
+    pub free_segments: u64,
+    /// Lanes.
+    pub lanes: u32,
+    /// Whether data is under a checksum.
+    pub data_crc: bool,
+    /// The settings.
+    #[serde(flatten)]
+    pub settings: Settings,
+    /// Bytes that are not on the backing device yet.
+    pub dirty_bytes: u64,
+    /// Bytes read that were in the cache.
+    pub read_hit_bytes: u64,
+    /// Bytes read that were not.
+    pub read_miss_bytes: u64,
+    /// Share of the bytes read that came from the cache, 0 to 1; absent before the first read.
+    pub read_hit_ratio: Option<f64>,
+    /// The epoch that is open.
+    pub epoch: u64,
+    /// All epochs up to this are on the backing device.
+    pub drained_epoch: u64,
+    /// When that was so for the first time, milliseconds since 1970: what the backing device alone is as of.
+    pub drained_ms: u64,
+    /// What the backing device alone is now, in words.
+    pub recovery_point: String,
+    /// Whether the backing device alone is a state that a disk could show after a power cut, and if not why.
+    pub void: Option<String>,
+    /// Number of failed operations of the backing device.
+    pub backing_errors: u64,
+    /// The latest of them.
+    pub last_error: Option<String>,
+    /// Ranges of the device whose data is damaged: reads answer with an error.
+    pub quarantined: Vec<[u64; 2]>,
+}

@@ -1,0 +1,114 @@
+//! The configuration file: defaults, and nothing but defaults.
+//!
+//! Always true here: a file that is not there is an empty one; a key that is not known is an error that names it.
+//! Which transports, backends and devices there are is never in this file.
+
+use crate::api::Consistency;
+use crate::size::parse_size;
+use cbd_types::{Context, Error, ErrorKind, Result};
+use serde::{Deserialize, Deserializer};
+use std::path::Path;
+
+/// The whole file.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// Of the daemon.
+    pub daemon: DaemonConfig,
+    /// Of commands that do not say otherwise.
+    pub defaults: Defaults,
+}
+
+/// Settings of the daemon.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DaemonConfig {
+    /// Members of this group may use the control socket besides root and the daemon's own user: a name or a number.
+    pub group: Option<String>,
+    /// Serve no region that does not survive a power failure.
+    pub require_persistent: bool,
+}
+
+/// Defaults of commands.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Defaults {
+    /// Bytes of cache of a backend.
+    #[serde(deserialize_with = "size")]
+    pub cache_size: Option<u64>,
+    /// Queues of a backend.
+    pub handlers: Option<u32>,
+    /// How backing devices catch up.
+    pub consistency: Option<Consistency>,
+    /// Whether data is under a checksum.
+    pub data_crc: Option<bool>,
+    /// How block devices are reached.
+    pub export: Option<String>,
+    /// Seconds without progress after which a drain gives up.
+    pub drain_timeout_s: Option<u64>,
+}
+
+fn size<'de, D: Deserializer<'de>>(input: D) -> std::result::Result<Option<u64>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Size {
+        Bytes(u64),
+        Text(String),
+    }
+    match Size::deserialize(input)? {
+        Size::Bytes(bytes) => Ok(Some(bytes)),
+        Size::Text(text) => parse_size(&text).map(Some).map_err(serde::de::Error::custom),
+    }
+}
+
+impl Config {
+    /// The file at `path`, or an empty one if there is none.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] with line and key of what is not understood, or what the system says.
+    pub fn read(path: &Path) -> Result<Self> {
+        match std::fs::read_to_string(path) {
+            Ok(text) => Self::parse(&text).context(|| format!("reading {}", path.display())),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Self::default()),
+            Err(error) => Err(Error::new(
+                ErrorKind::System,
+                format!("the configuration {} cannot be read: {error}", path.display()),
+            )),
+        }
+    }
+
+    fn parse(text: &str) -> Result<Self> {
+        toml::from_str(text).map_err(|error| {
+            let line = error.span().map_or(0, |span| text[..span.start].matches('\n').count() + 1);
+            Error::new(ErrorKind::InvalidArgument, format!("line {line}: {}", error.message().trim()))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_are_read() {
+        let config = Config::parse(
+            "[daemon]\ngroup = \"storage\"\n[defaults]\ncache_size = \"4G\"\nconsistency = \"checkpoint\"\n",
+        )
+        .unwrap();
+        assert_eq!(config.daemon.group.as_deref(), Some("storage"));
+        assert_eq!(config.defaults.cache_size, Some(4 << 30));
+        assert_eq!(config.defaults.consistency, Some(Consistency::Checkpoint));
+    }
+
+    #[test]
+    fn a_key_that_is_not_known_is_an_error_with_its_line() {
+        let error = Config::parse("[defaults]\nhandlers = 4\ncache_sise = 7\n").unwrap_err().line();
+        assert!(error.contains("cache_sise"), "{error}");
+        assert!(error.contains("line 3"), "{error}");
+    }
+
+    #[test]
+    fn a_file_that_is_not_there_is_empty() {
+        assert_eq!(Config::read(Path::new("/nonexistent/cbd.toml")).unwrap(), Config::default());
+    }
+}

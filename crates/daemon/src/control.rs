@@ -1,0 +1,64 @@
+//! What can be asked of a daemon: the operations behind the control socket.
+//!
+//! Always true here: the operations block; whoever calls from an async runtime hands them to a thread. An operation that
+//! fails has changed nothing, unless its error says what it did.
+//!
+//! Left to others: the wire ([`crate::server`]), the work ([`crate::manager`]).
+
+use crate::api::{
+    BackendInfo, BackendStarted, BlkdevInfo, Done, Drain, HostInfo, Progress, RegisterTransport, Settings,
+    SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev, TransportInfo,
+    TransportRegistered,
+};
+use cbd_types::Result;
+
+/// Whether a long operation goes on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Flow {
+    /// It goes on.
+    Continue,
+    /// Whoever asked is gone: it ends, and what it would have ended by is left undone.
+    Cancel,
+}
+
+/// Takes the progress of a long operation and says whether it goes on.
+pub type Report<'a> = &'a mut dyn FnMut(Progress) -> Flow;
+
+/// The operations of a daemon.
+#[expect(clippy::missing_errors_doc, reason = "each fails with the kinds that its object can have")]
+pub trait Control: Send + Sync + 'static {
+    /// Registers this host on a region.
+    fn register_transport(&self, request: &RegisterTransport) -> Result<TransportRegistered>;
+    /// Takes this host off a transport that has no backend of its own any more.
+    fn unregister_transport(&self, transport: u32) -> Result<()>;
+    /// The transports.
+    fn transports(&self) -> Result<Vec<TransportInfo>>;
+    /// The hosts of a transport.
+    fn hosts(&self, transport: u32) -> Result<Vec<HostInfo>>;
+    /// Brings a backing device onto a transport.
+    fn start_backend(&self, transport: u32, request: &StartBackend) -> Result<BackendStarted>;
+    /// Drains a backend and takes it off the transport.
+    fn stop_backend(
+        &self,
+        transport: u32,
+        backend: u32,
+        request: &StopBackend,
+        report: Report<'_>,
+    ) -> Result<Done>;
+    /// The backends of this host, or of all hosts.
+    fn backends(&self, transport: u32, all: bool) -> Result<Vec<BackendInfo>>;
+    /// Changes settings of a backend.
+    fn set(&self, transport: u32, backend: u32, change: &SettingsChange) -> Result<Settings>;
+    /// Brings the backing devices to a checkpoint: all that has been written so far is on them.
+    fn checkpoint(&self, transport: u32, request: &Drain, report: Report<'_>) -> Result<Done>;
+    /// Writes all that is dirty to the backing devices.
+    fn drain(&self, transport: u32, request: &Drain, report: Report<'_>) -> Result<Done>;
+    /// Makes a block device.
+    fn start_blkdev(&self, transport: u32, request: &StartBlkdev) -> Result<BlkdevInfo>;
+    /// Takes a block device away.
+    fn stop_blkdev(&self, transport: u32, blkdev: u32, request: StopBlkdev) -> Result<()>;
+    /// The block devices of this host, or of all hosts.
+    fn blkdevs(&self, transport: u32, all: bool) -> Result<Vec<BlkdevInfo>>;
+    /// All that there is to know.
+    fn status(&self) -> Result<Status>;
+}

@@ -1,0 +1,63 @@
+//! Log lines, and what happens to a thread that panics.
+//!
+//! Always true here: a panic anywhere in the daemon ends the whole process after a line that says where. A daemon that
+//! lost a thread would take requests and never answer them; a process that died is started again, and what was
+//! acknowledged is in the region.
+
+use cbd_types::{Error, ErrorKind};
+use std::str::FromStr;
+use tracing_subscriber::filter::LevelFilter;
+
+/// How log lines look.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum LogFormat {
+    /// For people and the journal.
+    #[default]
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+impl FromStr for LogFormat {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        match text {
+            "text" => Ok(Self::Text),
+            "json" => Ok(Self::Json),
+            _ => Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!("a log format is text or json, not \"{text}\""),
+            )),
+        }
+    }
+}
+
+/// Log lines go to standard error from now on. systemd adds the time itself, so under it lines have none.
+pub fn start(format: LogFormat, verbose: bool) {
+    let level = if verbose { LevelFilter::DEBUG } else { LevelFilter::INFO };
+    let builder = tracing_subscriber::fmt()
+        .with_max_level(level)
+        .with_writer(std::io::stderr)
+        .with_target(false)
+        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()));
+    let under_journal = std::env::var_os("JOURNAL_STREAM").is_some();
+    // A second start (tests) keeps the first.
+    let _ = match (format, under_journal) {
+        (LogFormat::Json, _) => builder.json().flatten_event(true).try_init(),
+        (LogFormat::Text, true) => builder.without_time().try_init(),
+        (LogFormat::Text, false) => builder.try_init(),
+    };
+}
+
+/// From now on a panic is logged and ends the process.
+pub fn abort_on_panic() {
+    std::panic::set_hook(Box::new(|info| {
+        let thread = std::thread::current();
+        tracing::error!(
+            thread = thread.name().unwrap_or("?"),
+            "the daemon failed and ends; acknowledged data is in the regions: {info}"
+        );
+        std::process::abort();
+    }));
+}

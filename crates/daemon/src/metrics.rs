@@ -1,0 +1,130 @@
+//! The status as Prometheus reads it.
+//!
+//! Always true here: a metric's name begins with `cbd_`, says its unit at the end, and never changes its meaning.
+
+use crate::api::{BackendStatus, CacheInfo, Status, TransportStatus};
+use std::fmt::Write;
+
+struct Page {
+    text: String,
+}
+
+impl Page {
+    fn head(&mut self, name: &str, kind: &str, help: &str) {
+        let _ = writeln!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}");
+    }
+
+    fn line(&mut self, name: &str, labels: &[(&str, String)], value: impl std::fmt::Display) {
+        let labels: Vec<String> =
+            labels.iter().map(|(label, value)| format!("{label}=\"{}\"", escape(value))).collect();
+        let _ = writeln!(self.text, "{name}{{{}}} {value}", labels.join(","));
+    }
+}
+
+fn escape(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+/// All metrics.
+#[must_use]
+pub fn render(status: &Status) -> String {
+    let mut page = Page { text: String::new() };
+    page.head("cbd_build_info", "gauge", "Version of the daemon.");
+    page.line("cbd_build_info", &[("version", status.version.clone())], 1);
+    page.head("cbd_uptime_seconds", "gauge", "Time since the daemon started.");
+    let _ = writeln!(page.text, "cbd_uptime_seconds {}", status.uptime_s);
+    for_transports(&mut page, status);
+    for_backends(&mut page, status);
+    page.text
+}
+
+fn for_transports(page: &mut Page, status: &Status) {
+    type Value = fn(&TransportStatus) -> u64;
+    let metrics: [(&str, &str, Value); 4] = [
+        ("cbd_transport_up", "Whether the region is mapped.", |it| u64::from(it.info.alive)),
+        ("cbd_transport_size_bytes", "Size of the region.", |it| it.size),
+        ("cbd_transport_free_bytes", "Bytes of the region that belong to no cache.", |it| {
+            it.info.free_segments.saturating_mul(it.info.bytes_per_segment)
+        }),
+        ("cbd_transport_power_fail_safe", "Whether the region survives a power failure.", |it| {
+            u64::from(it.info.durability == "power-fail")
+        }),
+    ];
+    for (name, help, value) in metrics {
+        page.head(name, "gauge", help);
+        for transport in &status.transports {
+            let labels = [("transport", transport.info.transport_id.to_string())];
+            page.line(name, &labels, value(transport));
+        }
+    }
+}
+
+fn for_backends(page: &mut Page, status: &Status) {
+    let backends = || {
+        status.transports.iter().flat_map(|transport| {
+            transport.backends.iter().map(|backend| {
+                let labels = [
+                    ("transport", transport.info.transport_id.to_string()),
+                    ("backend", backend.info.backend_id.to_string()),
+                    ("path", backend.info.backend_path.clone()),
+                ];
+                (labels, backend)
+            })
+        })
+    };
+    page.head("cbd_backend_up", "gauge", "Whether the backend is served.");
+    for (labels, backend) in backends() {
+        page.line("cbd_backend_up", &labels, u64::from(backend.info.alive));
+    }
+    page.head("cbd_backend_blkdevs", "gauge", "Block devices on the backend.");
+    for (labels, backend) in backends() {
+        page.line("cbd_backend_blkdevs", &labels, backend.info.blkdevs.len());
+    }
+    type Value = fn(&BackendStatus, &CacheInfo) -> u64;
+    let metrics: [(&str, &str, &str, Value); 11] = [
+        ("cbd_cache_segments", "gauge", "Segments of the cache.", |backend, _| backend.info.cache_segs),
+        ("cbd_cache_used_segments", "gauge", "Segments that hold records.", |backend, _| {
+            backend.info.cache_used_segs
+        }),
+        ("cbd_cache_size_bytes", "gauge", "Size of the cache.", |_, cache| cache.size),
+        ("cbd_cache_dirty_bytes", "gauge", "Bytes that are not on the backing device yet.", |_, cache| {
+            cache.dirty_bytes
+        }),
+        ("cbd_cache_read_hit_bytes_total", "counter", "Bytes read from the cache.", |_, cache| {
+            cache.read_hit_bytes
+        }),
+        ("cbd_cache_read_miss_bytes_total", "counter", "Bytes read from the backing device.", |_, cache| {
+            cache.read_miss_bytes
+        }),
+        ("cbd_cache_epoch", "counter", "The epoch that is open.", |_, cache| cache.epoch),
+        (
+            "cbd_cache_drained_epoch",
+            "counter",
+            "All epochs up to this are on the backing device.",
+            |_, cache| cache.drained_epoch,
+        ),
+        (
+            "cbd_cache_recovery_point_ms",
+            "gauge",
+            "As of when the backing device alone is, ms since 1970.",
+            |_, cache| cache.drained_ms,
+        ),
+        (
+            "cbd_cache_backing_errors_total",
+            "counter",
+            "Failed operations of the backing device.",
+            |_, cache| cache.backing_errors,
+        ),
+        ("cbd_cache_quarantined_ranges", "gauge", "Ranges whose data is damaged.", |_, cache| {
+            cache.quarantined.len() as u64
+        }),
+    ];
+    for (name, kind, help, value) in metrics {
+        page.head(name, kind, help);
+        for (labels, backend) in backends() {
+            if let Some(cache) = &backend.cache {
+                page.line(name, &labels, value(backend, cache));
+            }
+        }
+    }
+}

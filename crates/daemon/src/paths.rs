@@ -1,0 +1,111 @@
+//! Where the daemon keeps its things, for root and for others.
+//!
+//! Left to others: making the folders ([`crate::state`], [`crate::socket`]).
+
+use std::path::PathBuf;
+
+/// The folders and files of one daemon.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Paths {
+    /// The configuration; it need not exist.
+    pub config: PathBuf,
+    /// What must survive a restart: which transports to bring up, and the recovery points.
+    pub state_dir: PathBuf,
+    /// What need not: mounts, sockets.
+    pub run_dir: PathBuf,
+    /// The control socket.
+    pub socket: PathBuf,
+    /// Where the links to block devices are made.
+    pub dev_dir: PathBuf,
+}
+
+/// What the command line says of the paths; what is absent is the default for the user.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct PathChoices {
+    /// See [`Paths::config`].
+    pub config: Option<PathBuf>,
+    /// See [`Paths::state_dir`].
+    pub state_dir: Option<PathBuf>,
+    /// See [`Paths::run_dir`].
+    pub run_dir: Option<PathBuf>,
+    /// See [`Paths::socket`].
+    pub socket: Option<PathBuf>,
+    /// See [`Paths::dev_dir`].
+    pub dev_dir: Option<PathBuf>,
+}
+
+impl Paths {
+    /// The paths of a daemon that this user starts.
+    #[must_use]
+    pub fn choose(choices: PathChoices) -> Self {
+        Self::choose_for(choices, crate::system::is_root(), |name| std::env::var_os(name).map(PathBuf::from))
+    }
+
+    fn choose_for(choices: PathChoices, root: bool, variable: impl Fn(&str) -> Option<PathBuf>) -> Self {
+        let absolute = |name: &str| variable(name).filter(|path| path.is_absolute());
+        let home = || absolute("HOME").unwrap_or_else(|| PathBuf::from("/"));
+        let run_dir = choices.run_dir.unwrap_or_else(|| default_run_dir(root, absolute("XDG_RUNTIME_DIR")));
+        Self {
+            config: choices.config.unwrap_or_else(|| {
+                if root {
+                    PathBuf::from("/etc/cbd/cbd.toml")
+                } else {
+                    absolute("XDG_CONFIG_HOME").unwrap_or_else(|| home().join(".config")).join("cbd/cbd.toml")
+                }
+            }),
+            state_dir: choices.state_dir.unwrap_or_else(|| {
+                if root {
+                    PathBuf::from("/var/lib/cbd")
+                } else {
+                    absolute("XDG_STATE_HOME").unwrap_or_else(|| home().join(".local/state")).join("cbd")
+                }
+            }),
+            socket: choices.socket.unwrap_or_else(|| run_dir.join("control.sock")),
+            run_dir,
+            dev_dir: choices.dev_dir.unwrap_or_else(|| PathBuf::from("/dev")),
+        }
+    }
+}
+
+/// The control socket of the daemon that this user would start.
+#[must_use]
+pub fn default_socket() -> PathBuf {
+    Paths::choose(PathChoices::default()).socket
+}
+
+fn default_run_dir(root: bool, runtime_dir: Option<PathBuf>) -> PathBuf {
+    match runtime_dir {
+        _ if root => PathBuf::from("/run/cbd"),
+        Some(dir) => dir.join("cbd"),
+        None => PathBuf::from(format!("/tmp/cbd-{}", crate::system::user_id())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn root_uses_the_folders_of_the_system() {
+        let paths = Paths::choose_for(PathChoices::default(), true, |_| Some(PathBuf::from("/elsewhere")));
+        assert_eq!(paths.state_dir, PathBuf::from("/var/lib/cbd"));
+        assert_eq!(paths.socket, PathBuf::from("/run/cbd/control.sock"));
+    }
+
+    #[test]
+    fn another_user_uses_the_folders_of_the_user() {
+        let paths = Paths::choose_for(PathChoices::default(), false, |name| match name {
+            "XDG_RUNTIME_DIR" => Some(PathBuf::from("/run/user/7")),
+            "HOME" => Some(PathBuf::from("/home/ada")),
+            _ => None,
+        });
+        assert_eq!(paths.state_dir, PathBuf::from("/home/ada/.local/state/cbd"));
+        assert_eq!(paths.socket, PathBuf::from("/run/user/7/cbd/control.sock"));
+    }
+
+    #[test]
+    fn the_socket_moves_with_the_run_folder() {
+        let choices = PathChoices { run_dir: Some(PathBuf::from("/x")), ..PathChoices::default() };
+        assert_eq!(Paths::choose(choices).socket, PathBuf::from("/x/control.sock"));
+    }
+}

@@ -1,0 +1,347 @@
+//! The control socket's wire: HTTP and JSON, `/v1/...`, described by `docs/openapi.yaml`.
+//!
+//! Always true here: a request is served only for root, for the daemon's own user, and for members of the configured group;
+//! each request runs on a thread where it may block; an error is `{"error": {"kind", "message"}}` with a fitting status.
+//!
+//! Long operations answer with JSON lines ([`ProgressLine`]) as they go; a client that goes away cancels them.
+
+use crate::api::{Done, Drain, ErrorAnswer, ErrorBody, Progress, ProgressLine, StopBackend};
+use crate::control::{Control, Flow, Report};
+use axum::body::{Body, Bytes};
+use axum::extract::connect_info::{ConnectInfo, Connected};
+use axum::extract::rejection::{JsonRejection, QueryRejection};
+use axum::extract::{FromRequest, FromRequestParts, Path, Request, State};
+use axum::http::{StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{delete, get, patch, post};
+use axum::serve::IncomingStream;
+use axum::{Json, Router};
+use cbd_types::{Error, ErrorKind};
+use serde::{Deserialize, Serialize};
+use std::convert::Infallible;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use tokio::net::UnixListener;
+use tokio::sync::mpsc;
+use tokio_stream::StreamExt;
+use tokio_stream::wrappers::ReceiverStream;
+
+/// Who may use the control socket.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Access {
+    /// The daemon's own user; root may always.
+    pub user: u32,
+    /// A group besides.
+    pub group: Option<u32>,
+}
+
+/// Who is at the other end of a connection.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Peer {
+    /// Its user, if the system told.
+    pub user: Option<u32>,
+    /// Its groups.
+    pub groups: Vec<u32>,
+}
+
+impl Access {
+    /// Whether `peer` may.
+    #[must_use]
+    pub fn allows(&self, peer: &Peer) -> bool {
+        peer.user.is_some_and(|user| user == 0 || user == self.user)
+            || self.group.is_some_and(|group| peer.groups.contains(&group))
+    }
+}
+
+impl Connected<IncomingStream<'_, UnixListener>> for Peer {
+    fn connect_info(stream: IncomingStream<'_, UnixListener>) -> Self {
+        let credentials = stream.io().peer_cred().ok();
+        let mut groups = crate::system::peer_groups(stream.io().as_fd());
+        groups.extend(credentials.map(|peer| peer.gid()));
+        Self { user: credentials.map(|peer| peer.uid()), groups }
+    }
+}
+
+type Shared = Arc<dyn Control>;
+
+/// Serves requests until the future that is returned is dropped.
+///
+/// # Errors
+/// What the listener says.
+pub async fn serve(listener: UnixListener, control: Shared, access: Access) -> std::io::Result<()> {
+    let service = router(control, access).into_make_service_with_connect_info::<Peer>();
+    axum::serve(listener, service).await
+}
+
+/// The paths. A path that is added here is described in `docs/openapi.yaml`; a test compares.
+pub fn router(control: Shared, access: Access) -> Router {
+    Router::new()
+        .route("/v1/status", get(status))
+        .route("/v1/metrics", get(metrics))
+        .route("/v1/transports", get(transports).post(register_transport))
+        .route("/v1/transports/{transport}", delete(unregister_transport))
+        .route("/v1/transports/{transport}/hosts", get(hosts))
+        .route("/v1/transports/{transport}/backends", get(backends).post(start_backend))
+        .route("/v1/transports/{transport}/backends/{backend}/stop", post(stop_backend))
+        .route("/v1/transports/{transport}/backends/{backend}/settings", patch(set))
+        .route("/v1/transports/{transport}/checkpoint", post(checkpoint))
+        .route("/v1/transports/{transport}/drain", post(drain))
+        .route("/v1/transports/{transport}/blkdevs", get(blkdevs).post(start_blkdev))
+        .route("/v1/transports/{transport}/blkdevs/{blkdev}/stop", post(stop_blkdev))
+        .fallback(async || {
+            Failure(Error::new(ErrorKind::NotFound, "there is no such path; see docs/openapi.yaml"))
+        })
+        .method_not_allowed_fallback(async || {
+            Failure(Error::new(
+                ErrorKind::Unsupported,
+                "this path does not take this method; see docs/openapi.yaml",
+            ))
+        })
+        .layer(middleware::from_fn(
+            move |ConnectInfo(peer): ConnectInfo<Peer>, request: Request, next: Next| async move {
+                if access.allows(&peer) {
+                    next.run(request).await
+                } else {
+                    let user = peer.user.map_or_else(|| "?".to_owned(), |user| user.to_string());
+                    let text = format!(
+                        "user {user} may not use this daemon; run the command as root or as user {}, \
+                         or name a group in the configuration",
+                        access.user
+                    );
+                    Failure(Error::new(ErrorKind::Permission, text)).into_response()
+                }
+            },
+        ))
+        .with_state(control)
+}
+
+/// An error as an answer.
+struct Failure(Error);
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        let body = ErrorAnswer { error: ErrorBody::from(&self.0) };
+        (http_status(self.0.kind()), Json(body)).into_response()
+    }
+}
+
+/// The one table from kinds to HTTP.
+#[must_use]
+pub fn http_status(kind: ErrorKind) -> StatusCode {
+    match kind {
+        ErrorKind::InvalidArgument | ErrorKind::OutOfRange => StatusCode::BAD_REQUEST,
+        ErrorKind::Permission => StatusCode::FORBIDDEN,
+        ErrorKind::NotFound => StatusCode::NOT_FOUND,
+        ErrorKind::AlreadyExists | ErrorKind::Busy | ErrorKind::ReadOnly => StatusCode::CONFLICT,
+        ErrorKind::Damaged | ErrorKind::Foreign | ErrorKind::Exchanged => StatusCode::CONFLICT,
+        ErrorKind::Unsupported => StatusCode::UNPROCESSABLE_ENTITY,
+        ErrorKind::Stopped => StatusCode::SERVICE_UNAVAILABLE,
+        ErrorKind::TimedOut => StatusCode::GATEWAY_TIMEOUT,
+        ErrorKind::Media | ErrorKind::Backing => StatusCode::BAD_GATEWAY,
+        ErrorKind::NoSpace => StatusCode::INSUFFICIENT_STORAGE,
+        _ => StatusCode::INTERNAL_SERVER_ERROR,
+    }
+}
+
+/// A JSON body whose rejection is an error of ours. An empty body stands for `{}`.
+struct Input<T>(T);
+
+impl<T: for<'de> Deserialize<'de>, S: Send + Sync> FromRequest<S> for Input<T> {
+    type Rejection = Failure;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Failure> {
+        let malformed = |text: String| Failure(Error::new(ErrorKind::InvalidArgument, text));
+        let bytes =
+            Bytes::from_request(request, state).await.map_err(|error| malformed(error.body_text()))?;
+        let bytes = if bytes.is_empty() { Bytes::from_static(b"{}") } else { bytes };
+        // Not by `Json::from_request`: the header `Content-Type` is not asked for.
+        Json::from_bytes(&bytes).map(|Json(value)| Self(value)).map_err(|error: JsonRejection| {
+            malformed(format!("the request is not understood: {}", error.body_text()))
+        })
+    }
+}
+
+/// Query parameters whose rejection is an error of ours.
+struct Query<T>(T);
+
+impl<T: for<'de> Deserialize<'de>, S: Send + Sync> FromRequestParts<S> for Query<T> {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut axum::http::request::Parts, state: &S) -> Result<Self, Failure> {
+        axum::extract::Query::from_request_parts(parts, state).await.map(|query| Self(query.0)).map_err(
+            |error: QueryRejection| Failure(Error::new(ErrorKind::InvalidArgument, error.body_text())),
+        )
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Which {
+    #[serde(default)]
+    all: bool,
+}
+
+type Answer<T> = Result<Json<T>, Failure>;
+
+/// Runs one operation where it may block.
+async fn run<T: Send + 'static>(
+    control: Shared,
+    operation: impl FnOnce(&dyn Control) -> cbd_types::Result<T> + Send + 'static,
+) -> Result<T, Failure> {
+    match tokio::task::spawn_blocking(move || operation(&*control)).await {
+        Ok(result) => result.map_err(Failure),
+        Err(_) => Err(Failure(Error::new(ErrorKind::Stopped, "the daemon is stopping"))),
+    }
+}
+
+async fn json<T: Serialize + Send + 'static>(
+    control: Shared,
+    operation: impl FnOnce(&dyn Control) -> cbd_types::Result<T> + Send + 'static,
+) -> Answer<T> {
+    run(control, operation).await.map(Json)
+}
+
+async fn status(State(control): State<Shared>) -> impl IntoResponse {
+    json(control, |control| control.status()).await
+}
+
+async fn metrics(State(control): State<Shared>) -> impl IntoResponse {
+    run(control, |control| control.status().map(|status| crate::metrics::render(&status)))
+        .await
+        .map(|text| ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text))
+}
+
+async fn transports(State(control): State<Shared>) -> impl IntoResponse {
+    json(control, |control| control.transports()).await
+}
+
+async fn register_transport(
+    State(control): State<Shared>,
+    Input(request): Input<crate::api::RegisterTransport>,
+) -> impl IntoResponse {
+    json(control, move |control| control.register_transport(&request)).await
+}
+
+async fn unregister_transport(
+    State(control): State<Shared>,
+    Path(transport): Path<u32>,
+) -> impl IntoResponse {
+    json(control, move |control| control.unregister_transport(transport)).await
+}
+
+async fn hosts(State(control): State<Shared>, Path(transport): Path<u32>) -> impl IntoResponse {
+    json(control, move |control| control.hosts(transport)).await
+}
+
+async fn backends(
+    State(control): State<Shared>,
+    Path(transport): Path<u32>,
+    Query(which): Query<Which>,
+) -> impl IntoResponse {
+    json(control, move |control| control.backends(transport, which.all)).await
+}
+
+async fn start_backend(
+    State(control): State<Shared>,
+    Path(transport): Path<u32>,
+    Input(request): Input<crate::api::StartBackend>,
+) -> impl IntoResponse {
+    json(control, move |control| control.start_backend(transport, &request)).await
+}
+
+async fn set(
+    State(control): State<Shared>,
+    Path((transport, backend)): Path<(u32, u32)>,
+    Input(change): Input<crate::api::SettingsChange>,
+) -> impl IntoResponse {
+    json(control, move |control| control.set(transport, backend, &change)).await
+}
+
+async fn blkdevs(
+    State(control): State<Shared>,
+    Path(transport): Path<u32>,
+    Query(which): Query<Which>,
+) -> impl IntoResponse {
+    json(control, move |control| control.blkdevs(transport, which.all)).await
+}
+
+async fn start_blkdev(
+    State(control): State<Shared>,
+    Path(transport): Path<u32>,
+    Input(request): Input<crate::api::StartBlkdev>,
+) -> impl IntoResponse {
+    json(control, move |control| control.start_blkdev(transport, &request)).await
+}
+
+async fn stop_blkdev(
+    State(control): State<Shared>,
+    Path((transport, blkdev)): Path<(u32, u32)>,
+    Input(request): Input<crate::api::StopBlkdev>,
+) -> impl IntoResponse {
+    json(control, move |control| control.stop_blkdev(transport, blkdev, request)).await
+}
+
+async fn stop_backend(
+    State(control): State<Shared>,
+    Path((transport, backend)): Path<(u32, u32)>,
+    Input(request): Input<StopBackend>,
+) -> Response {
+    lines(control, move |control, report| control.stop_backend(transport, backend, &request, report)).await
+}
+
+async fn checkpoint(
+    State(control): State<Shared>,
+    Path(transport): Path<u32>,
+    Input(request): Input<Drain>,
+) -> Response {
+    lines(control, move |control, report| control.checkpoint(transport, &request, report)).await
+}
+
+async fn drain(
+    State(control): State<Shared>,
+    Path(transport): Path<u32>,
+    Input(request): Input<Drain>,
+) -> Response {
+    lines(control, move |control, report| control.drain(transport, &request, report)).await
+}
+
+enum Event {
+    Progress(Progress),
+    End(cbd_types::Result<Done>),
+}
+
+/// Runs a long operation and answers with its progress as lines. What fails before the first line answers with the
+/// status of its error, as a short operation does.
+async fn lines(
+    control: Shared,
+    operation: impl FnOnce(&dyn Control, Report<'_>) -> cbd_types::Result<Done> + Send + 'static,
+) -> Response {
+    let (sender, mut events) = mpsc::channel(16);
+    tokio::task::spawn_blocking(move || {
+        let result = operation(&*control, &mut |progress| match sender.try_send(Event::Progress(progress)) {
+            // A client that reads slowly misses lines of progress, nothing else.
+            Ok(()) | Err(mpsc::error::TrySendError::Full(_)) => Flow::Continue,
+            Err(mpsc::error::TrySendError::Closed(_)) => Flow::Cancel,
+        });
+        let _ = sender.blocking_send(Event::End(result));
+    });
+    let stopping =
+        || Error::new(ErrorKind::Stopped, "the daemon is stopping; dirty data stays in the region");
+    let first = match events.recv().await {
+        None => return Failure(stopping()).into_response(),
+        Some(Event::End(Err(error))) => return Failure(error).into_response(),
+        Some(first) => first,
+    };
+    let body = tokio_stream::once(first).chain(ReceiverStream::new(events)).map(|event| {
+        let line = match event {
+            Event::Progress(progress) => ProgressLine::Progress(progress),
+            Event::End(Ok(done)) => ProgressLine::Done(done),
+            Event::End(Err(error)) => ProgressLine::Error(ErrorBody::from(&error)),
+        };
+        let mut text = serde_json::to_vec(&line).unwrap_or_default();
+        text.push(b'\n');
+        Ok::<_, Infallible>(Bytes::from(text))
+    });
+    ([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(body)).into_response()
+}

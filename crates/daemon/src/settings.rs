@@ -1,0 +1,113 @@
+//! Settings as people type them, and the limits of their values.
+
+use crate::api::SettingsChange;
+use crate::size::parse_size;
+use cbd_types::{Error, ErrorKind, Result};
+
+/// The largest `gc_percent` and `writeback_percent`: above it reclaim and writeback would begin too late to keep writers
+/// from waiting.
+pub const PERCENT_MAX: i64 = 90;
+
+fn invalid(text: String) -> Error {
+    Error::new(ErrorKind::InvalidArgument, text)
+}
+
+/// The change that `NAME=VALUE` arguments ask for.
+///
+/// # Errors
+/// [`ErrorKind::InvalidArgument`] that names the setting and what it may be.
+pub fn parse_changes(arguments: &[String]) -> Result<SettingsChange> {
+    let mut change = SettingsChange::default();
+    for argument in arguments {
+        let (name, value) = argument.split_once('=').ok_or_else(|| {
+            invalid(format!("\"{argument}\" is no setting: write NAME=VALUE, e.g. gc_percent=70"))
+        })?;
+        let twice = match name {
+            "gc_percent" => change.gc_percent.replace(percent(name, value)?).is_some(),
+            "writeback_percent" => change.writeback_percent.replace(percent(name, value)?).is_some(),
+            "consistency" => change.consistency.replace(value.parse()?).is_some(),
+            "writeback_rate" => {
+                let rate = match value {
+                    "auto" => 0,
+                    _ => parse_size(value).ok().filter(|&rate| rate > 0).ok_or_else(|| {
+                        invalid(format!(
+                            "writeback_rate is auto or bytes a second (e.g. 100M), not \"{value}\""
+                        ))
+                    })?,
+                };
+                change.writeback_rate.replace(rate).is_some()
+            }
+            _ => {
+                return Err(invalid(format!(
+                    "there is no setting \"{name}\": there are gc_percent, consistency, writeback_rate and \
+                     writeback_percent"
+                )));
+            }
+        };
+        if twice {
+            return Err(invalid(format!("{name} is given twice")));
+        }
+    }
+    check(&change)?;
+    Ok(change)
+}
+
+fn percent(name: &str, value: &str) -> Result<i64> {
+    value
+        .parse()
+        .map_err(|_| invalid(format!("{name} is a whole number from 0 to {PERCENT_MAX}, not \"{value}\"")))
+}
+
+/// Whether the values of a change are within their limits.
+///
+/// # Errors
+/// [`ErrorKind::InvalidArgument`] that names the setting and what it may be.
+pub fn check(change: &SettingsChange) -> Result<()> {
+    for (name, value) in [("gc_percent", change.gc_percent), ("writeback_percent", change.writeback_percent)]
+    {
+        if let Some(value) = value.filter(|value| !(0..=PERCENT_MAX).contains(value)) {
+            return Err(invalid(format!("{name} is a whole number from 0 to {PERCENT_MAX}, not {value}")));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::Consistency;
+
+    fn parse(arguments: &[&str]) -> Result<SettingsChange> {
+        parse_changes(&arguments.iter().map(|&text| text.to_owned()).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn settings_are_understood() {
+        let change = parse(&["gc_percent=90", "consistency=checkpoint", "writeback_rate=100M"]).unwrap();
+        assert_eq!(change.gc_percent, Some(90));
+        assert_eq!(change.consistency, Some(Consistency::Checkpoint));
+        assert_eq!(change.writeback_rate, Some(100 << 20));
+        assert_eq!(change.writeback_percent, None);
+        assert_eq!(parse(&["writeback_rate=auto"]).unwrap().writeback_rate, Some(0));
+    }
+
+    #[test]
+    fn a_percentage_outside_its_limits_is_refused_by_name() {
+        for value in ["91", "-1", "", "x", "7.5", "256"] {
+            let error = parse(&[&format!("gc_percent={value}")]).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+            assert!(error.line().starts_with("gc_percent is a whole number from 0 to 90"), "{error}");
+            assert_eq!(error.line().lines().count(), 1);
+        }
+    }
+
+    #[test]
+    fn what_is_no_setting_is_refused() {
+        for argument in
+            ["gc_percent", "=70", "colour=red", "consistency=maybe", "writeback_rate=0", "writeback_rate=x"]
+        {
+            assert!(parse(&[argument]).is_err(), "{argument}");
+        }
+        assert!(parse(&["gc_percent=1", "gc_percent=2"]).is_err());
+    }
+}

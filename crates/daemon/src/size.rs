@@ -1,0 +1,117 @@
+//! Sizes as people type and read them.
+
+use cbd_types::{Error, ErrorKind, Result};
+
+const UNITS: [(&str, u32); 5] = [("K", 10), ("M", 20), ("G", 30), ("T", 40), ("P", 50)];
+
+/// Bytes that `text` stands for: a whole number, then nothing, or K, M, G, T or P with an optional `iB` or `B`,
+/// all of them powers of 1024.
+///
+/// # Errors
+/// [`ErrorKind::InvalidArgument`] with the forms that are understood.
+pub fn parse_size(text: &str) -> Result<u64> {
+    let malformed = || {
+        Error::new(
+            ErrorKind::InvalidArgument,
+            format!(
+                "\"{text}\" is no size: write bytes, or a whole number with K, M, G or T (e.g. 512M, 4GiB)"
+            ),
+        )
+    };
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at(digits);
+    if number.is_empty() {
+        return Err(malformed());
+    }
+    let upper = unit.to_ascii_uppercase();
+    let shift = if upper.is_empty() || upper == "B" {
+        0
+    } else {
+        let letter = upper.strip_suffix("IB").or_else(|| upper.strip_suffix('B')).unwrap_or(&upper);
+        UNITS.iter().find(|(name, _)| *name == letter).ok_or_else(malformed)?.1
+    };
+    let too_large = || Error::new(ErrorKind::InvalidArgument, format!("the size \"{text}\" exceeds 64 bits"));
+    let number: u64 = number.parse().map_err(|_| too_large())?;
+    number.checked_mul(1 << shift).ok_or_else(too_large)
+}
+
+/// `bytes` in the largest unit that leaves a number above 1, with one digit after the point where it is not whole.
+#[must_use]
+pub fn format_size(bytes: u64) -> String {
+    match UNITS.iter().rev().find(|(_, shift)| bytes >> shift > 0) {
+        None => format!("{bytes} B"),
+        Some((name, shift)) if bytes % (1 << shift) == 0 => format!("{} {name}iB", bytes >> shift),
+        #[expect(clippy::cast_precision_loss, reason = "shown with one digit")]
+        Some((name, shift)) => format!("{:.1} {name}iB", bytes as f64 / (1u64 << shift) as f64),
+    }
+}
+
+/// Milliseconds since 1970 as a date and time in UTC, to the second.
+#[must_use]
+pub fn format_time(unix_ms: u64) -> String {
+    let seconds = unix_ms / 1000;
+    let (days, rest) = (seconds / 86_400, seconds % 86_400);
+    // Civil date from a count of days, after Howard Hinnant's "chrono-compatible low-level date algorithms".
+    let shifted = days + 719_468;
+    let era = shifted / 146_097;
+    let day_of_era = shifted % 146_097;
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
+    let year = year_of_era + era * 400 + u64::from(month <= 2);
+    format!("{year:04}-{month:02}-{day:02} {:02}:{:02}:{:02} UTC", rest / 3600, rest / 60 % 60, rest % 60)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bare_number_is_bytes_and_units_are_powers_of_1024() {
+        for (text, bytes) in [
+            ("0", 0),
+            ("512", 512),
+            ("512B", 512),
+            ("4k", 4096),
+            ("4K", 4096),
+            ("4KiB", 4096),
+            ("200M", 200 << 20),
+            ("200mib", 200 << 20),
+            ("8G", 8 << 30),
+            ("8GB", 8 << 30),
+            ("1T", 1 << 40),
+        ] {
+            assert_eq!(parse_size(text).map_err(|error| error.line()), Ok(bytes), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_size_is_refused() {
+        for text in
+            ["", "x", "-1", "1.5G", "G", "4 G", "4X", "4iB", "99999999999999999999", "20000000T", "0x10"]
+        {
+            assert_eq!(
+                parse_size(text).map_err(|error| error.kind()),
+                Err(ErrorKind::InvalidArgument),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_size_is_shown_in_its_largest_unit() {
+        assert_eq!(format_size(0), "0 B");
+        assert_eq!(format_size(1023), "1023 B");
+        assert_eq!(format_size(4 << 30), "4 GiB");
+        assert_eq!(format_size(1536), "1.5 KiB");
+    }
+
+    #[test]
+    fn a_time_is_shown_as_a_date() {
+        assert_eq!(format_time(0), "1970-01-01 00:00:00 UTC");
+        assert_eq!(format_time(951_827_696_000), "2000-02-29 12:34:56 UTC");
+        assert_eq!(format_time(1_767_225_599_999), "2025-12-31 23:59:59 UTC");
+    }
+}

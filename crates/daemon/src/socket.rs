@@ -1,0 +1,159 @@
+//! The control socket and the locks that keep a second daemon away.
+//!
+//! Always true here: whoever holds a [`Lock`] is the only daemon on what it stands for, and the lock ends with the
+//! process however that ends; a socket that is replaced had nobody listening.
+
+use cbd_types::{Error, ErrorKind, Result};
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+/// A file that one process at a time holds.
+#[derive(Debug)]
+pub struct Lock {
+    _file: File,
+}
+
+impl Lock {
+    /// Takes the lock file at `path`, which stands for `what`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`] with the process that holds it.
+    pub fn take(path: &Path, what: &str) -> Result<Self> {
+        let failed = |error: std::io::Error| {
+            Error::new(ErrorKind::System, format!("the lock file {} cannot be used: {error}", path.display()))
+        };
+        let mut file = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .read(true)
+            .write(true)
+            .mode(0o600)
+            .open(path)
+            .map_err(failed)?;
+        if !crate::system::try_lock(&file).map_err(failed)? {
+            let mut holder = String::new();
+            let _ = file.read_to_string(&mut holder);
+            return Err(Error::new(
+                ErrorKind::Busy,
+                format!("another daemon (process {}) uses {what}; stop it first", holder.trim()),
+            ));
+        }
+        file.set_len(0).and_then(|()| file.rewind()).map_err(failed)?;
+        file.write_all(std::process::id().to_string().as_bytes()).map_err(failed)?;
+        Ok(Self { _file: file })
+    }
+}
+
+/// The listening control socket; it is gone when this is dropped.
+#[derive(Debug)]
+pub struct ControlSocket {
+    path: PathBuf,
+    listener: Option<UnixListener>,
+    _lock: Lock,
+}
+
+impl ControlSocket {
+    /// Listens at `path`. `group` may use it besides the owner.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`] when a daemon listens there already.
+    pub fn listen(path: &Path, group: Option<u32>) -> Result<Self> {
+        let failed = |error: std::io::Error| {
+            Error::new(
+                ErrorKind::System,
+                format!("the control socket {} cannot be made: {error}", path.display()),
+            )
+        };
+        if let Some(folder) = path.parent() {
+            std::fs::DirBuilder::new().recursive(true).mode(0o755).create(folder).map_err(failed)?;
+        }
+        let mut lock_path = path.as_os_str().to_owned();
+        lock_path.push(".lock");
+        let lock = Lock::take(Path::new(&lock_path), &format!("the control socket {}", path.display()))?;
+        match UnixStream::connect(path) {
+            Ok(_) => {
+                return Err(Error::new(
+                    ErrorKind::Busy,
+                    format!(
+                        "somebody listens on {} already; stop it or choose another --socket",
+                        path.display()
+                    ),
+                ));
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
+                std::fs::remove_file(path).map_err(failed)?;
+            }
+            Err(error) => return Err(failed(error)),
+        }
+        let listener = UnixListener::bind(path).map_err(failed)?;
+        // Who connects is asked for its credentials besides; the mode keeps others from using up the queue.
+        let mode = if group.is_some() { 0o660 } else { 0o600 };
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).map_err(failed)?;
+        if let Some(group) = group {
+            crate::system::set_group(path, group)?;
+        }
+        listener.set_nonblocking(true).map_err(failed)?;
+        Ok(Self { path: path.to_owned(), listener: Some(listener), _lock: lock })
+    }
+
+    /// The listener, once.
+    pub fn take_listener(&mut self) -> Option<UnixListener> {
+        self.listener.take()
+    }
+}
+
+impl Drop for ControlSocket {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_second_daemon_on_the_same_socket_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("run/control.sock");
+        let first = ControlSocket::listen(&path, None).unwrap();
+        let error = ControlSocket::listen(&path, None).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Busy);
+        assert!(error.line().contains(&std::process::id().to_string()), "{error}");
+        assert!(error.line().contains("control.sock"), "{error}");
+        drop(first);
+        assert!(ControlSocket::listen(&path, None).is_ok());
+    }
+
+    #[test]
+    fn a_socket_that_a_killed_daemon_left_is_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("control.sock");
+        drop(UnixListener::bind(&path).unwrap());
+        assert!(path.exists());
+        assert!(ControlSocket::listen(&path, None).is_ok());
+    }
+
+    #[test]
+    fn a_socket_of_somebody_else_who_listens_is_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("control.sock");
+        let _other = UnixListener::bind(&path).unwrap();
+        assert_eq!(ControlSocket::listen(&path, None).unwrap_err().kind(), ErrorKind::Busy);
+        assert!(UnixStream::connect(&path).is_ok());
+    }
+
+    #[test]
+    fn the_socket_is_for_its_owner_alone_and_gone_at_the_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("control.sock");
+        let socket = ControlSocket::listen(&path, None).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        drop(socket);
+        assert!(!path.exists());
+    }
+}

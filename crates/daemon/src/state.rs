@@ -1,0 +1,304 @@
+//! What a daemon remembers outside the region: which transports to bring up, and the recovery points.
+//!
+//! Always true here: `transports.json` is replaced whole, so a crash leaves the old one or the new one; the log of recovery
+//! points only grows, and is turned over before it exceeds [`LOG_LIMIT`]. Everything else is in the region.
+//!
+//! The recovery points are here because they must outlive the region: if it is lost, the last line says as of when
+//! the backing device stands, as a lower bound.
+
+use cbd_types::{Error, ErrorKind, Result};
+use serde::{Deserialize, Serialize};
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// Bytes after which the log of recovery points is turned over; there are at most two of that size for a transport.
+pub const LOG_LIMIT: u64 = 1 << 20;
+
+/// A transport that is to be brought up.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct TransportEntry {
+    /// Its number in this daemon.
+    pub transport_id: u32,
+    /// Absolute path of its region.
+    pub path: String,
+    /// UUID of the transport: another one at the same path is not ours.
+    pub uuid: String,
+    /// Number of this host on it.
+    pub host_id: u32,
+    /// Name of this host on it.
+    pub host: String,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Document {
+    version: u32,
+    transports: Vec<TransportEntry>,
+}
+
+/// As of when a backing device alone stands.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct RecoveryPoint {
+    /// When this line was written, in words.
+    pub time: String,
+    /// Number of the backend.
+    pub backend_id: u32,
+    /// Path of the backing device.
+    pub path: String,
+    /// All epochs up to this are on the backing device.
+    pub drained_epoch: u64,
+    /// When that was reached, milliseconds since 1970.
+    pub drained_ms: u64,
+}
+
+/// The state folder of one daemon.
+#[derive(Debug)]
+pub struct StateDir {
+    path: PathBuf,
+}
+
+impl StateDir {
+    /// Opens the folder, making it if need be, readable by its owner only.
+    ///
+    /// # Errors
+    /// [`ErrorKind::System`] with what the system says.
+    pub fn open(path: &Path) -> Result<Self> {
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(|error| {
+            Error::new(
+                ErrorKind::System,
+                format!("the state folder {} cannot be made: {error}", path.display()),
+            )
+        })?;
+        Ok(Self { path: path.to_owned() })
+    }
+
+    /// Where the folder is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The transports to bring up, in the order of their numbers.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Damaged`] when the file is there and not understood; it is left alone.
+    pub fn transports(&self) -> Result<Vec<TransportEntry>> {
+        let file = self.transports_file();
+        let text = match std::fs::read_to_string(&file) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(failed("read", &file, &error)),
+        };
+        let document: Document = serde_json::from_str(&text).map_err(|error| {
+            Error::new(
+                ErrorKind::Damaged,
+                format!(
+                    "{} is damaged ({error}); move it away and register the transports again with tp-reg: \
+                     all else is in the regions",
+                    file.display()
+                ),
+            )
+        })?;
+        if document.version != 1 {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!("{} is of version {}, this program knows 1", file.display(), document.version),
+            ));
+        }
+        let mut transports = document.transports;
+        transports.sort_by_key(|entry| entry.transport_id);
+        Ok(transports)
+    }
+
+    /// Replaces the transports to bring up.
+    ///
+    /// # Errors
+    /// [`ErrorKind::System`]; the old file is then still there.
+    pub fn set_transports(&self, transports: &[TransportEntry]) -> Result<()> {
+        let file = self.transports_file();
+        let document = Document { version: 1, transports: transports.to_vec() };
+        let text = serde_json::to_string_pretty(&document)
+            .map_err(|error| Error::new(ErrorKind::System, format!("{}: {error}", file.display())))?;
+        replace(&file, text.as_bytes()).map_err(|error| failed("write", &file, &error))
+    }
+
+    fn transports_file(&self) -> PathBuf {
+        self.path.join("transports.json")
+    }
+
+    /// Adds a line to the log of recovery points of the transport `uuid`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::System`] with what the system says.
+    pub fn log_recovery_point(&self, uuid: &str, point: &RecoveryPoint) -> Result<()> {
+        let path = self.log_file(uuid);
+        self.append(&path, point).map_err(|error| failed("write", &path, &error))
+    }
+
+    fn append(&self, path: &Path, point: &RecoveryPoint) -> std::io::Result<()> {
+        let folder = path.parent().unwrap_or(&self.path);
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+        let mut log = OpenOptions::new().create(true).append(true).read(true).mode(0o600).open(path)?;
+        let mut line = Vec::new();
+        if ends_within_a_line(&mut log)? {
+            line.push(b'\n');
+        }
+        serde_json::to_writer(&mut line, point)?;
+        line.push(b'\n');
+        if log.metadata()?.len() + line.len() as u64 > LOG_LIMIT {
+            std::fs::rename(path, path.with_extension("log.1"))?;
+            log = OpenOptions::new().create(true).append(true).mode(0o600).open(path)?;
+            File::open(folder)?.sync_all()?;
+        }
+        log.write_all(&line)?;
+        log.sync_data()
+    }
+
+    fn log_file(&self, uuid: &str) -> PathBuf {
+        self.path.join("recovery-points").join(format!("{uuid}.log"))
+    }
+
+    /// The lines of the log of the transport `uuid`, oldest first; what a crash cut short is left out.
+    #[must_use]
+    pub fn recovery_points(&self, uuid: &str) -> Vec<RecoveryPoint> {
+        let path = self.log_file(uuid);
+        [path.with_extension("log.1"), path]
+            .iter()
+            .filter_map(|file| std::fs::read_to_string(file).ok())
+            .flat_map(|text| {
+                text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect::<Vec<_>>()
+            })
+            .collect()
+    }
+}
+
+/// Whether a crash cut the last line short: the next one must not be glued to it.
+fn ends_within_a_line(log: &mut File) -> std::io::Result<bool> {
+    if log.metadata()?.len() == 0 {
+        return Ok(false);
+    }
+    let mut last = [0];
+    log.seek(SeekFrom::End(-1))?;
+    log.read_exact(&mut last)?;
+    Ok(last != *b"\n")
+}
+
+/// Replaces a file in crash order: after a crash it holds the old bytes or the new ones, all of them.
+fn replace(file: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let folder = file.parent().unwrap_or(Path::new("."));
+    let new = file.with_extension("new");
+    // 1. The new bytes are durable under another name.
+    let mut out = OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&new)?;
+    out.write_all(bytes)?;
+    out.sync_all()?;
+    // 2. The name changes, all at once.
+    std::fs::rename(&new, file)?;
+    // 3. So does the folder's own copy on disk.
+    File::open(folder)?.sync_all()
+}
+
+fn failed(verb: &str, path: &Path, error: &std::io::Error) -> Error {
+    Error::new(
+        ErrorKind::System,
+        format!(
+            "{} cannot be {}: {error}",
+            path.display(),
+            match verb {
+                "read" => "read",
+                _ => "written",
+            }
+        ),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(transport_id: u32) -> TransportEntry {
+        TransportEntry {
+            transport_id,
+            path: format!("/mnt/pmem/{transport_id}"),
+            uuid: "u".into(),
+            host_id: 0,
+            host: "node0".into(),
+        }
+    }
+
+    fn point(epoch: u64) -> RecoveryPoint {
+        RecoveryPoint {
+            time: "now".into(),
+            backend_id: 0,
+            path: "/dev/sdb".into(),
+            drained_epoch: epoch,
+            drained_ms: epoch * 1000,
+        }
+    }
+
+    #[test]
+    fn transports_come_back_in_the_order_of_their_numbers() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = StateDir::open(&dir.path().join("state")).unwrap();
+        assert_eq!(state.transports().unwrap(), []);
+        state.set_transports(&[entry(2), entry(0)]).unwrap();
+        assert_eq!(state.transports().unwrap(), [entry(0), entry(2)]);
+    }
+
+    #[test]
+    fn a_half_written_new_file_does_not_touch_the_old_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = StateDir::open(dir.path()).unwrap();
+        state.set_transports(&[entry(0)]).unwrap();
+        std::fs::write(dir.path().join("transports.new"), b"{\"version\": 1, \"tra").unwrap();
+        assert_eq!(state.transports().unwrap(), [entry(0)]);
+        state.set_transports(&[entry(1)]).unwrap();
+        assert_eq!(state.transports().unwrap(), [entry(1)]);
+    }
+
+    #[test]
+    fn a_write_that_fails_leaves_the_old_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = StateDir::open(dir.path()).unwrap();
+        state.set_transports(&[entry(0)]).unwrap();
+        // A folder stands where the new file would be written.
+        std::fs::create_dir(dir.path().join("transports.new")).unwrap();
+        assert!(state.set_transports(&[entry(1)]).is_err());
+        assert_eq!(state.transports().unwrap(), [entry(0)]);
+    }
+
+    #[test]
+    fn a_damaged_file_is_an_error_that_says_what_to_do() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = StateDir::open(dir.path()).unwrap();
+        std::fs::write(dir.path().join("transports.json"), b"\0\0\0").unwrap();
+        let error = state.transports().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Damaged);
+        assert!(error.line().contains("tp-reg"), "{error}");
+    }
+
+    #[test]
+    fn a_line_that_a_crash_cut_short_spoils_no_other() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = StateDir::open(dir.path()).unwrap();
+        state.log_recovery_point("u", &point(1)).unwrap();
+        let log = dir.path().join("recovery-points/u.log");
+        OpenOptions::new().append(true).open(&log).unwrap().write_all(b"{\"time\":\"no").unwrap();
+        state.log_recovery_point("u", &point(2)).unwrap();
+        assert_eq!(state.recovery_points("u"), [point(1), point(2)]);
+    }
+
+    #[test]
+    fn the_log_is_turned_over_and_the_latest_point_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = StateDir::open(dir.path()).unwrap();
+        let log = dir.path().join("recovery-points/u.log");
+        state.log_recovery_point("u", &point(1)).unwrap();
+        let line = std::fs::read(&log).unwrap();
+        std::fs::write(&log, line.repeat(usize::try_from(LOG_LIMIT).unwrap() / line.len())).unwrap();
+        state.log_recovery_point("u", &point(2)).unwrap();
+        assert!(std::fs::metadata(&log).unwrap().len() < 1000);
+        assert_eq!(state.recovery_points("u").last(), Some(&point(2)));
+        assert!(state.recovery_points("u").len() > 1000);
+    }
+}

@@ -1,0 +1,87 @@
+//! What the daemon asks of the kernel beyond the standard library.
+//!
+//! Always true here: the only `unsafe` of the crate is in this file, each block with the reason that it is sound.
+
+use cbd_types::{Error, ErrorKind, Result};
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+/// The effective user of this process.
+#[must_use]
+pub fn user_id() -> u32 {
+    // SAFETY: takes nothing, touches no memory of ours and cannot fail.
+    unsafe { libc::geteuid() }
+}
+
+/// Whether this process runs as root.
+#[must_use]
+pub fn is_root() -> bool {
+    user_id() == 0
+}
+
+/// The number of the group called `name`; a number stands for itself.
+///
+/// # Errors
+/// [`ErrorKind::NotFound`] when there is no such group.
+pub fn group_id(name: &str) -> Result<u32> {
+    if let Ok(number) = name.parse() {
+        return Ok(number);
+    }
+    // The file and not getgrnam: name services may block, and the daemon comes up before the network.
+    let groups = std::fs::read_to_string("/etc/group").unwrap_or_default();
+    groups
+        .lines()
+        .filter_map(|line| {
+            let mut fields = line.split(':');
+            (fields.next()? == name).then(|| fields.nth(1)?.parse().ok())?
+        })
+        .next()
+        .ok_or_else(|| Error::new(ErrorKind::NotFound, format!("there is no group \"{name}\" in /etc/group")))
+}
+
+/// All groups of the process at the other end of a unix socket, as they were when it connected.
+#[must_use]
+pub fn peer_groups(socket: BorrowedFd<'_>) -> Vec<u32> {
+    let mut groups = vec![0u32; 256];
+    let mut length = libc::socklen_t::try_from(size_of_val(groups.as_slice())).unwrap_or(0);
+    // SAFETY: the kernel writes at most `length` bytes to the vector, which is that long and initialised.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERGROUPS,
+            groups.as_mut_ptr().cast(),
+            &raw mut length,
+        )
+    };
+    groups.truncate(if result == 0 { length as usize / size_of::<u32>() } else { 0 });
+    groups
+}
+
+/// Gives a file a group; its owner stays.
+///
+/// # Errors
+/// What the system says.
+pub fn set_group(path: &std::path::Path, group: u32) -> Result<()> {
+    std::os::unix::fs::chown(path, None, Some(group)).map_err(|error| {
+        Error::new(ErrorKind::System, format!("{} cannot be given to group {group}: {error}", path.display()))
+    })
+}
+
+/// Takes the advisory lock on an open file; false when another process has it. The lock ends with the file.
+///
+/// # Errors
+/// What the system says.
+pub fn try_lock(file: &std::fs::File) -> std::io::Result<bool> {
+    // SAFETY: flock acts on the open descriptor that `file` holds.
+    if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
+        return Ok(true);
+    }
+    let error = std::io::Error::last_os_error();
+    if error.raw_os_error() == Some(libc::EWOULDBLOCK) { Ok(false) } else { Err(error) }
+}
+
+/// Ends the process at once, without running anything: for a daemon that could not stop in time.
+pub fn exit_now(code: i32) -> ! {
+    // SAFETY: never returns and runs no code of this process.
+    unsafe { libc::_exit(code) }
+}

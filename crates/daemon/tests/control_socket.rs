@@ -1,0 +1,326 @@
+//! The control socket, with a daemon that does nothing behind it: paths, errors, progress, who may.
+
+use cbd_daemon::api::{
+    BackendInfo, BackendStarted, BlkdevInfo, Done, Drain, HostInfo, Progress, RegisterTransport, Settings,
+    SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev, TransportInfo,
+    TransportRegistered,
+};
+use cbd_daemon::client::Client;
+use cbd_daemon::control::{Control, Flow, Report};
+use cbd_daemon::server::{self, Access, Peer};
+use cbd_types::{Error, ErrorKind, Result};
+use std::collections::BTreeSet;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// Answers each operation with an error of a known kind, but for what the tests look at.
+#[derive(Default)]
+struct Fake {
+    cancelled: AtomicBool,
+}
+
+fn refused<T>(kind: ErrorKind, text: &'static str) -> Result<T> {
+    Err(Error::new(kind, text))
+}
+
+fn progress(dirty_bytes: u64) -> Progress {
+    Progress { backend_id: 3, dirty_bytes_at_start: 100, dirty_bytes, elapsed_ms: 5, error: None }
+}
+
+impl Control for Fake {
+    fn register_transport(&self, request: &RegisterTransport) -> Result<TransportRegistered> {
+        Ok(TransportRegistered { transport_id: 7, host_id: 1, warnings: vec![request.path.clone()] })
+    }
+    fn unregister_transport(&self, _: u32) -> Result<()> {
+        Ok(())
+    }
+    fn transports(&self) -> Result<Vec<TransportInfo>> {
+        Ok(vec![])
+    }
+    fn hosts(&self, _: u32) -> Result<Vec<HostInfo>> {
+        Ok(vec![HostInfo { host_id: 0, hostname: "node0".into(), alive: true }])
+    }
+    fn start_backend(&self, _: u32, _: &StartBackend) -> Result<BackendStarted> {
+        refused(ErrorKind::Exchanged, "another disk")
+    }
+    fn stop_backend(&self, _: u32, backend: u32, _: &StopBackend, report: Report<'_>) -> Result<Done> {
+        if backend == 9 {
+            return refused(ErrorKind::NotFound, "no backend 9");
+        }
+        report(progress(60));
+        report(progress(20));
+        if backend == 8 {
+            return refused(ErrorKind::Backing, "the disk fails, 20 bytes are dirty");
+        }
+        Ok(Done { written_bytes: 100, ..Done::default() })
+    }
+    fn backends(&self, _: u32, all: bool) -> Result<Vec<BackendInfo>> {
+        if all { Ok(vec![]) } else { refused(ErrorKind::Damaged, "damaged\nin two lines") }
+    }
+    fn set(&self, _: u32, _: u32, change: &SettingsChange) -> Result<Settings> {
+        cbd_daemon::settings::check(change)?;
+        refused(ErrorKind::NotFound, "no such backend")
+    }
+    fn checkpoint(&self, _: u32, _: &Drain, _: Report<'_>) -> Result<Done> {
+        Ok(Done::default())
+    }
+    fn drain(&self, _: u32, _: &Drain, report: Report<'_>) -> Result<Done> {
+        for _ in 0..1000 {
+            if report(progress(60)) == Flow::Cancel {
+                self.cancelled.store(true, Ordering::SeqCst);
+                return refused(ErrorKind::Stopped, "cancelled");
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(Done::default())
+    }
+    fn start_blkdev(&self, _: u32, _: &StartBlkdev) -> Result<BlkdevInfo> {
+        refused(ErrorKind::Busy, "busy")
+    }
+    fn stop_blkdev(&self, _: u32, _: u32, request: StopBlkdev) -> Result<()> {
+        if request.force { Ok(()) } else { refused(ErrorKind::Busy, "mounted on /srv") }
+    }
+    fn blkdevs(&self, _: u32, _: bool) -> Result<Vec<BlkdevInfo>> {
+        Ok(vec![])
+    }
+    fn status(&self) -> Result<Status> {
+        Ok(Status { version: "0".into(), ..Status::default() })
+    }
+}
+
+struct Served {
+    _folder: tempfile::TempDir,
+    socket: PathBuf,
+    fake: Arc<Fake>,
+    runtime: Option<tokio::runtime::Runtime>,
+}
+
+impl Served {
+    fn start(access: Access) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("control.sock");
+        let fake = Arc::new(Fake::default());
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let listener = {
+            let _inside = runtime.enter();
+            tokio::net::UnixListener::bind(&socket).unwrap()
+        };
+        runtime.spawn(server::serve(listener, fake.clone(), access));
+        Self { _folder: folder, socket, fake, runtime: Some(runtime) }
+    }
+
+    fn for_this_user() -> Self {
+        Self::start(Access { user: cbd_daemon::system::user_id(), group: None })
+    }
+
+    fn client(&self) -> Client {
+        Client::new(&self.socket)
+    }
+
+    /// Sends bytes and returns the answer until the server closes.
+    fn raw(&self, request: &str) -> String {
+        let mut stream = UnixStream::connect(&self.socket).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_timeout(Duration::from_secs(2));
+        }
+    }
+}
+
+#[test]
+fn a_result_comes_back() {
+    let served = Served::for_this_user();
+    let request = RegisterTransport {
+        host: "node0".into(),
+        path: "/mnt/pmem/r".into(),
+        size: None,
+        segment_size: None,
+        format: false,
+        force: false,
+    };
+    let answer: TransportRegistered = served.client().post("/v1/transports", &request).unwrap();
+    assert_eq!(answer.transport_id, 7);
+    assert_eq!(answer.warnings, ["/mnt/pmem/r"]);
+}
+
+#[test]
+fn an_error_keeps_its_kind_and_its_text() {
+    let served = Served::for_this_user();
+    let error = served
+        .client()
+        .post::<_, BackendStarted>(
+            "/v1/transports/0/backends",
+            &StartBackend { path: "/d".into(), ..Default::default() },
+        )
+        .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Exchanged);
+    assert_eq!(error.line(), "another disk");
+}
+
+#[test]
+fn an_error_is_one_line() {
+    let served = Served::for_this_user();
+    let error = served.client().get::<Vec<BackendInfo>>("/v1/transports/0/backends").unwrap_err();
+    assert_eq!(error.line(), "damaged in two lines");
+}
+
+#[test]
+fn an_error_has_a_fitting_status() {
+    let served = Served::for_this_user();
+    for (request, status) in [
+        ("POST /v1/transports/0/backends/9/stop", "404"),
+        ("POST /v1/transports/0/blkdevs/0/stop", "409"),
+        ("GET /v1/nothing", "404"),
+        ("PUT /v1/status", "422"),
+        ("GET /v1/transports/x/hosts", "400"),
+        ("GET /v1/status", "200"),
+    ] {
+        let answer = served.raw(&format!("{request} HTTP/1.1\r\nhost: cbd\r\nconnection: close\r\n\r\n"));
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{request}: {answer}");
+    }
+}
+
+#[test]
+fn a_request_that_is_not_understood_is_refused_with_a_reason() {
+    let served = Served::for_this_user();
+    for body in ["", "{", "[]", "{\"host\": 3}", "{\"host\": \"a\", \"path\": \"/r\", \"fromat\": true}"] {
+        let answer = served.raw(&format!(
+            "POST /v1/transports HTTP/1.1\r\nhost: cbd\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        ));
+        assert!(answer.starts_with("HTTP/1.1 400"), "{body}: {answer}");
+        assert!(answer.contains("\"kind\":\"invalid_argument\""), "{body}: {answer}");
+    }
+}
+
+#[test]
+fn a_value_out_of_its_limits_is_refused_by_the_daemon_too() {
+    let served = Served::for_this_user();
+    let change = SettingsChange { gc_percent: Some(256), ..SettingsChange::default() };
+    let error =
+        served.client().patch::<_, Settings>("/v1/transports/0/backends/0/settings", &change).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+}
+
+#[test]
+fn progress_comes_before_the_result() {
+    let served = Served::for_this_user();
+    let mut seen = vec![];
+    let done = served
+        .client()
+        .post_long("/v1/transports/0/backends/3/stop", &StopBackend::default(), |now| {
+            seen.push(now.dirty_bytes)
+        })
+        .unwrap();
+    assert_eq!(seen, [60, 20]);
+    assert_eq!(done.written_bytes, 100);
+}
+
+#[test]
+fn a_failure_after_progress_is_an_error() {
+    let served = Served::for_this_user();
+    let error = served
+        .client()
+        .post_long("/v1/transports/0/backends/8/stop", &StopBackend::default(), |_| {})
+        .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Backing);
+    assert!(error.line().contains("20 bytes are dirty"));
+}
+
+#[test]
+fn a_client_that_goes_away_cancels_its_long_operation() {
+    let served = Served::for_this_user();
+    let mut stream = UnixStream::connect(&served.socket).unwrap();
+    stream
+        .write_all(b"POST /v1/transports/0/drain HTTP/1.1\r\nhost: cbd\r\ncontent-length: 0\r\n\r\n")
+        .unwrap();
+    let mut begin = [0; 15];
+    stream.read_exact(&mut begin).unwrap();
+    assert_eq!(&begin, b"HTTP/1.1 200 OK");
+    drop(stream);
+    let cancelled = (0..500).any(|_| {
+        std::thread::sleep(Duration::from_millis(10));
+        served.fake.cancelled.load(Ordering::SeqCst)
+    });
+    assert!(cancelled);
+}
+
+#[test]
+fn no_daemon_is_an_error_that_says_how_to_start_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("control.sock");
+    let never_there = Client::new(&socket).status().unwrap_err().line();
+    drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
+    let nobody_listens = Client::new(&socket).status().unwrap_err().line();
+    for line in [never_there, nobody_listens] {
+        assert!(line.starts_with("no daemon listens on"), "{line}");
+        assert!(line.contains("start it with cbdd"), "{line}");
+    }
+}
+
+#[test]
+fn a_peer_that_is_no_daemon_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("control.sock");
+    let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let peer = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.write_all(b"220 hello, this is no HTTP\r\n").unwrap();
+    });
+    assert!(Client::new(&socket).status().is_err());
+    peer.join().unwrap();
+}
+
+#[test]
+fn root_the_own_user_and_the_group_may_and_nobody_else() {
+    let access = Access { user: 1000, group: Some(77) };
+    let peer = |user, groups: &[u32]| Peer { user: Some(user), groups: groups.to_vec() };
+    assert!(access.allows(&peer(0, &[])));
+    assert!(access.allows(&peer(1000, &[5])));
+    assert!(access.allows(&peer(1001, &[5, 77])));
+    assert!(!access.allows(&peer(1001, &[5])));
+    assert!(!access.allows(&Peer { user: None, groups: vec![] }));
+    assert!(!Access { user: 1000, group: None }.allows(&peer(1001, &[77])));
+}
+
+#[test]
+fn every_path_is_on_the_openapi_page_and_nothing_else() {
+    let source = include_str!("../src/server.rs");
+    let mut served = BTreeSet::new();
+    for line in source.lines().filter(|line| line.trim_start().starts_with(".route(\"")) {
+        let path = line.split('"').nth(1).unwrap();
+        let methods: Vec<&str> = ["get", "post", "patch", "delete"]
+            .into_iter()
+            .filter(|method| line.contains(&format!(" {method}(")) || line.contains(&format!(".{method}(")))
+            .collect();
+        assert!(!methods.is_empty(), "{line}");
+        served.extend(methods.into_iter().map(|method| format!("{method} {path}")));
+    }
+    let mut described = BTreeSet::new();
+    let mut path = "";
+    for line in include_str!("../../../docs/openapi.yaml").lines() {
+        if let Some(name) = line.strip_prefix("  /").and_then(|rest| rest.strip_suffix(':')) {
+            path = name;
+        } else if let Some(method) = line.strip_prefix("    ").and_then(|rest| rest.strip_suffix(':'))
+            && ["get", "post", "patch", "delete", "put"].contains(&method)
+        {
+            described.insert(format!("{method} /{path}"));
+        }
+    }
+    assert!(served.len() >= 14);
+    assert_eq!(served, described);
+}
