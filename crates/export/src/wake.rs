@@ -147,6 +147,12 @@ impl WaitSet {
         }
     }
 
+    /// Whether the last wait found nothing: its time was up.
+    #[must_use]
+    pub fn none_ready(&self) -> bool {
+        self.0.iter().all(|entry| entry.revents == 0)
+    }
+
     /// Whether the last wait found something to read at `place`, an end of file or an error included.
     #[must_use]
     pub fn readable(&self, place: usize) -> bool {

@@ -1,0 +1,586 @@
+//! An NBD client: one connection, one caller, requests one by one or many in flight.
+//!
+//! [`Client::read`] and its like wait for their reply. [`Client::submit`] does not: up to any depth, and
+//! [`Client::complete`] gives the next reply, in the order in which the server sends them.
+//!
+//! Always true here: a reply that answers nothing, or with other bytes than asked for, breaks the connection and is
+//! never taken for data; after that every call fails, and [`Client::outstanding`] says what was never answered.
+
+mod handshake;
+mod wire;
+
+use crate::listen::Listen;
+use crate::protocol::{
+    Reader, RequestHeader, SIMPLE_REPLY_MAGIC, STRING_MAX, STRUCTURED_REPLY_MAGIC, chunk, command,
+    command_flag, result_of_wire, transmission_flag,
+};
+use cbd_types::{Error, ErrorKind, Result};
+use handshake::Export;
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::time::Duration;
+use wire::{Sent, Wire};
+
+/// Longest chunk without data (errors, block status) that is believed, in bytes.
+const CHUNK_MAX: usize = 1 << 20;
+/// Longest read, in bytes.
+const READ_MAX: u32 = 64 << 20;
+/// Spare buffers that are kept.
+const SPARE_MAX: usize = 256;
+
+/// How a client connects.
+#[derive(Clone, Debug)]
+pub struct ClientOptions {
+    /// Which export; empty for the default one.
+    pub export_name: String,
+    /// Ask for structured replies: errors come with words, and block status is possible.
+    pub structured: bool,
+    /// Ask for block status.
+    pub contexts: bool,
+    /// How long the server may take for any answer.
+    pub timeout: Duration,
+}
+
+impl Default for ClientOptions {
+    fn default() -> Self {
+        Self {
+            export_name: String::new(),
+            structured: true,
+            contexts: true,
+            timeout: Duration::from_secs(60),
+        }
+    }
+}
+
+/// One request. Offsets and lengths in bytes; servers take whole sectors only.
+#[derive(Clone, Copy, Debug)]
+pub enum Command<'a> {
+    /// Read `length` bytes.
+    Read {
+        /// First byte.
+        offset: u64,
+        /// At most 64 MiB.
+        length: u32,
+    },
+    /// Write `data`.
+    Write {
+        /// First byte.
+        offset: u64,
+        /// What is written.
+        data: &'a [u8],
+        /// Complete when durable.
+        fua: bool,
+    },
+    /// What completed before is durable.
+    Flush,
+    /// The range is not needed any more.
+    Trim {
+        /// First byte.
+        offset: u64,
+        /// How many bytes.
+        length: u32,
+        /// Complete when durable.
+        fua: bool,
+    },
+    /// The range reads as zeroes.
+    WriteZeroes {
+        /// First byte.
+        offset: u64,
+        /// How many bytes.
+        length: u32,
+        /// Complete when durable.
+        fua: bool,
+        /// The range stays allocated.
+        no_hole: bool,
+        /// Fail rather than be slow.
+        fast: bool,
+    },
+    /// Prefetch the range.
+    Cache {
+        /// First byte.
+        offset: u64,
+        /// How many bytes.
+        length: u32,
+    },
+    /// What is known of the range.
+    BlockStatus {
+        /// First byte.
+        offset: u64,
+        /// How many bytes.
+        length: u32,
+        /// Of its first extent only.
+        one: bool,
+    },
+}
+
+/// An extent of block status.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BlockStatus {
+    /// The metadata context.
+    pub context: &'static str,
+    /// First byte.
+    pub offset: u64,
+    /// How many bytes.
+    pub length: u32,
+    /// What is known of them: [`status_flag`](crate::status_flag).
+    pub flags: u32,
+}
+
+/// A request that was answered.
+#[derive(Debug)]
+pub struct Completed {
+    /// What [`Client::submit`] returned for it.
+    pub cookie: u64,
+    /// How it ended.
+    pub result: Result<()>,
+    /// What was read; empty for other commands and after an error. [`Client::recycle`] takes it back.
+    pub data: Vec<u8>,
+    /// What is known of the range, of block status.
+    pub status: Vec<BlockStatus>,
+}
+
+/// A request without its last reply.
+struct Outstanding {
+    command: u16,
+    offset: u64,
+    data: Vec<u8>,
+    /// Bytes of `data` that have come.
+    filled: usize,
+    status: Vec<BlockStatus>,
+    error: Option<Error>,
+}
+
+/// A connection to an NBD server.
+pub struct Client {
+    wire: Wire,
+    export: Export,
+    outstanding: HashMap<u64, Outstanding>,
+    ready: VecDeque<Completed>,
+    spare: Vec<Vec<u8>>,
+    next_cookie: u64,
+    broken: bool,
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Client")
+            .field("size", &self.export.size)
+            .field("outstanding", &self.outstanding.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Client {
+    /// Connects to the default export of the server at `listen`.
+    ///
+    /// # Errors
+    /// As [`connect_with`](Self::connect_with).
+    pub fn connect(listen: &Listen) -> Result<Self> {
+        Self::connect_with(listen, &ClientOptions::default())
+    }
+
+    /// Connects to the server at `listen`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`] where nobody listens or there is no such export, [`ErrorKind::Foreign`] where it is
+    /// no NBD server, [`ErrorKind::TimedOut`], and what the system says.
+    pub fn connect_with(listen: &Listen, options: &ClientOptions) -> Result<Self> {
+        if options.export_name.len() > STRING_MAX {
+            let text = format!("the name of an NBD export has at most {STRING_MAX} bytes");
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        let mut socket = listen.connect()?;
+        // A timeout of zero would mean none.
+        let timeout = options.timeout.max(Duration::from_millis(1));
+        socket
+            .set_read_timeout(Some(timeout))
+            .and_then(|()| socket.set_write_timeout(Some(timeout)))
+            .map_err(|error| Error::new(ErrorKind::System, format!("cannot set up a socket: {error}")))?;
+        let export = handshake::negotiate(&mut socket, options)?;
+        Ok(Self {
+            wire: Wire::new(socket, timeout),
+            export,
+            outstanding: HashMap::new(),
+            ready: VecDeque::new(),
+            spare: Vec::new(),
+            next_cookie: 1,
+            broken: false,
+        })
+    }
+
+    /// Size of the export in bytes.
+    #[must_use]
+    pub const fn size(&self) -> u64 {
+        self.export.size
+    }
+
+    /// What the export can do: [`transmission_flag`].
+    #[must_use]
+    pub const fn flags(&self) -> u16 {
+        self.export.flags
+    }
+
+    /// Whether the export may not be written.
+    #[must_use]
+    pub const fn is_read_only(&self) -> bool {
+        self.export.flags & transmission_flag::READ_ONLY != 0
+    }
+
+    /// Smallest, best and largest block in bytes, if the server says.
+    #[must_use]
+    pub const fn block_sizes(&self) -> Option<[u32; 3]> {
+        self.export.blocks
+    }
+
+    /// The export's line for people.
+    #[must_use]
+    pub fn description(&self) -> &str {
+        &self.export.description
+    }
+
+    // -- one by one -------------------------------------------------------------------------------------------
+
+    /// Fills `into` from `offset`.
+    ///
+    /// # Errors
+    /// The server's, or that the connection is broken.
+    pub fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<()> {
+        let length = length_of(into)?;
+        let completed = self.run(Command::Read { offset, length })?;
+        into.copy_from_slice(&completed.data);
+        self.recycle(completed.data);
+        Ok(())
+    }
+
+    /// Writes `data` to `offset`; durable when this returns if `fua`.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn write(&mut self, offset: u64, data: &[u8], fua: bool) -> Result<()> {
+        self.run(Command::Write { offset, data, fua }).map(drop)
+    }
+
+    /// What completed before is durable when this returns.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn flush(&mut self) -> Result<()> {
+        self.run(Command::Flush).map(drop)
+    }
+
+    /// Says that a range is not needed any more.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn trim(&mut self, offset: u64, length: u32, fua: bool) -> Result<()> {
+        self.run(Command::Trim { offset, length, fua }).map(drop)
+    }
+
+    /// Makes a range read as zeroes.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn write_zeroes(&mut self, offset: u64, length: u32, fua: bool, no_hole: bool) -> Result<()> {
+        self.run(Command::WriteZeroes { offset, length, fua, no_hole, fast: false }).map(drop)
+    }
+
+    /// Prefetches a range.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn cache(&mut self, offset: u64, length: u32) -> Result<()> {
+        self.run(Command::Cache { offset, length }).map(drop)
+    }
+
+    /// What is known of a range, for each context that was agreed on; it may be less than was asked for.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn block_status(&mut self, offset: u64, length: u32) -> Result<Vec<BlockStatus>> {
+        self.run(Command::BlockStatus { offset, length, one: false }).map(|completed| completed.status)
+    }
+
+    /// Runs one request to its end.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn run(&mut self, command: Command<'_>) -> Result<Completed> {
+        let cookie = self.submit(command)?;
+        let place = loop {
+            if let Some(place) = self.ready.iter().position(|completed| completed.cookie == cookie) {
+                break place;
+            }
+            self.receive_reply()?;
+        };
+        match self.ready.remove(place) {
+            Some(Completed { result: Err(error), .. }) => Err(error),
+            Some(completed) => Ok(completed),
+            None => Err(Error::new(ErrorKind::System, "a reply was lost")),
+        }
+    }
+
+    // -- many in flight ---------------------------------------------------------------------------------------
+
+    /// Sends a request and returns the number by which its completion is recognised. Replies that arrive meanwhile
+    /// are kept for [`complete`](Self::complete).
+    ///
+    /// # Errors
+    /// That the connection is broken; then the request may or may not have been carried out.
+    pub fn submit(&mut self, command: Command<'_>) -> Result<u64> {
+        self.check()?;
+        let cookie = self.next_cookie;
+        self.next_cookie += 1;
+        let (header, body) = encode(command, cookie)?;
+        let mut data = Vec::new();
+        if let Command::Read { length, .. } = command {
+            data = self.spare.pop().unwrap_or_default();
+            data.resize(length as usize, 0);
+        }
+        let outstanding = Outstanding {
+            command: header.command,
+            offset: header.offset,
+            data,
+            filled: 0,
+            status: Vec::new(),
+            error: None,
+        };
+        self.outstanding.insert(cookie, outstanding);
+        let head = header.encode();
+        let mut sent = 0;
+        loop {
+            match self.wire.send(&head, body, sent) {
+                Ok(Sent::All) => return Ok(cookie),
+                Ok(Sent::ReadFirst(count)) => {
+                    sent = count;
+                    self.receive_reply()?;
+                }
+                Err(error) => return Err(self.break_off(error)),
+            }
+        }
+    }
+
+    /// The next reply; waits for it. `None` when nothing is outstanding.
+    ///
+    /// # Errors
+    /// That the connection is broken. What a request came to is in its [`Completed`].
+    pub fn complete(&mut self) -> Result<Option<Completed>> {
+        loop {
+            if let Some(completed) = self.ready.pop_front() {
+                return Ok(Some(completed));
+            }
+            if self.outstanding.is_empty() {
+                return Ok(None);
+            }
+            self.receive_reply()?;
+        }
+    }
+
+    /// Requests that were submitted and not given back by [`complete`](Self::complete).
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.outstanding.len() + self.ready.len()
+    }
+
+    /// Numbers of the requests that the server has not answered, in no order.
+    pub fn outstanding(&self) -> impl Iterator<Item = u64> {
+        self.outstanding.keys().copied()
+    }
+
+    /// Takes back the buffer of a completion, so that the next read need not allocate one.
+    pub fn recycle(&mut self, data: Vec<u8>) {
+        if data.capacity() > 0 && self.spare.len() < SPARE_MAX {
+            self.spare.push(data);
+        }
+    }
+
+    // -- replies ----------------------------------------------------------------------------------------------
+
+    fn check(&self) -> Result<()> {
+        if self.broken {
+            return Err(Error::new(ErrorKind::Stopped, "the connection to the NBD server is broken"));
+        }
+        Ok(())
+    }
+
+    fn break_off(&mut self, error: Error) -> Error {
+        self.broken = true;
+        error
+    }
+
+    /// Receives one simple reply or one chunk; what it completes becomes ready.
+    fn receive_reply(&mut self) -> Result<()> {
+        self.check()?;
+        let outcome = self.try_receive_reply();
+        outcome.map_err(|error| self.break_off(error))
+    }
+
+    fn try_receive_reply(&mut self) -> Result<()> {
+        let head = self.wire.array::<16>()?;
+        let mut reader = Reader(&head);
+        match (reader.u32(), self.export.structured) {
+            (Some(SIMPLE_REPLY_MAGIC), structured) => {
+                let number = reader.u32().ok_or_else(strange)?;
+                self.simple(reader.u64().ok_or_else(strange)?, number, structured)
+            }
+            (Some(STRUCTURED_REPLY_MAGIC), true) => {
+                let flags = reader.u16().ok_or_else(strange)?;
+                let kind = reader.u16().ok_or_else(strange)?;
+                let cookie = reader.u64().ok_or_else(strange)?;
+                let length = u32::from_be_bytes(self.wire.array()?) as usize;
+                self.chunk(cookie, kind, length)?;
+                if flags & chunk::FLAG_DONE != 0 {
+                    self.finish(cookie)?;
+                }
+                Ok(())
+            }
+            _ => Err(strange()),
+        }
+    }
+
+    fn simple(&mut self, cookie: u64, number: u32, structured: bool) -> Result<()> {
+        let request = self.outstanding.get_mut(&cookie).ok_or_else(strange)?;
+        request.error = result_of_wire(number, "").err();
+        if request.command == command::READ && number == 0 {
+            if structured {
+                return Err(strange());
+            }
+            self.wire.fill(&mut request.data)?;
+            request.filled = request.data.len();
+        }
+        self.finish(cookie)
+    }
+
+    fn chunk(&mut self, cookie: u64, kind: u16, length: usize) -> Result<()> {
+        let request = self.outstanding.get_mut(&cookie).ok_or_else(strange)?;
+        match kind {
+            chunk::NONE if length == 0 => Ok(()),
+            chunk::OFFSET_DATA if length > 8 && request.command == command::READ => {
+                let offset = u64::from_be_bytes(self.wire.array()?);
+                self.wire.fill(request.place(offset, length - 8)?)
+            }
+            chunk::OFFSET_HOLE if length == 12 && request.command == command::READ => {
+                let offset = u64::from_be_bytes(self.wire.array()?);
+                let hole = u32::from_be_bytes(self.wire.array()?);
+                request.place(offset, hole as usize)?.fill(0);
+                Ok(())
+            }
+            chunk::BLOCK_STATUS
+                if request.command == command::BLOCK_STATUS && (12..=CHUNK_MAX).contains(&length) =>
+            {
+                let mut bytes = vec![0; length];
+                self.wire.fill(&mut bytes)?;
+                request.learn(&bytes, &self.export.contexts)
+            }
+            kind if kind & chunk::ERROR_BIT != 0 && (6..=CHUNK_MAX).contains(&length) => {
+                let mut bytes = vec![0; length];
+                self.wire.fill(&mut bytes)?;
+                let mut reader = Reader(&bytes);
+                let number = reader.u32().ok_or_else(strange)?;
+                let text =
+                    reader.u16().and_then(|length| reader.bytes(usize::from(length))).ok_or_else(strange)?;
+                let error =
+                    result_of_wire(number, &String::from_utf8_lossy(text)).err().ok_or_else(strange)?;
+                request.error.get_or_insert(error);
+                Ok(())
+            }
+            _ => Err(strange()),
+        }
+    }
+
+    fn finish(&mut self, cookie: u64) -> Result<()> {
+        let mut request = self.outstanding.remove(&cookie).ok_or_else(strange)?;
+        let result = match request.error.take() {
+            Some(error) => {
+                let data = std::mem::take(&mut request.data);
+                self.recycle(data);
+                Err(error)
+            }
+            None if request.filled < request.data.len() => return Err(strange()),
+            None => Ok(()),
+        };
+        let Outstanding { data, status, .. } = request;
+        self.ready.push_back(Completed { cookie, result, data, status });
+        Ok(())
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        if !self.broken {
+            let header = RequestHeader {
+                flags: 0,
+                command: command::DISC,
+                cookie: self.next_cookie,
+                offset: 0,
+                length: 0,
+            };
+            self.wire.send_last(&header.encode());
+        }
+    }
+}
+
+impl Outstanding {
+    /// Where `length` bytes from `offset` of the device belong in the data.
+    fn place(&mut self, offset: u64, length: usize) -> Result<&mut [u8]> {
+        let start = offset.checked_sub(self.offset).and_then(|start| usize::try_from(start).ok());
+        let end = start.and_then(|start| start.checked_add(length));
+        self.filled += length;
+        match (start, end) {
+            (Some(start), Some(end)) => self.data.get_mut(start..end).ok_or_else(strange),
+            _ => Err(strange()),
+        }
+    }
+
+    fn learn(&mut self, bytes: &[u8], contexts: &[(u32, &'static str)]) -> Result<()> {
+        let mut reader = Reader(bytes);
+        let id = reader.u32().ok_or_else(strange)?;
+        let context = contexts.iter().find(|context| context.0 == id).ok_or_else(strange)?.1;
+        let mut offset = self.offset;
+        while !reader.is_empty() {
+            let length = reader.u32().ok_or_else(strange)?;
+            let flags = reader.u32().ok_or_else(strange)?;
+            self.status.push(BlockStatus { context, offset, length, flags });
+            offset = offset.checked_add(u64::from(length)).ok_or_else(strange)?;
+        }
+        Ok(())
+    }
+}
+
+fn length_of(bytes: &[u8]) -> Result<u32> {
+    u32::try_from(bytes.len()).map_err(|_| {
+        Error::new(ErrorKind::InvalidArgument, format!("{} bytes in one NBD request", bytes.len()))
+    })
+}
+
+fn encode(request: Command<'_>, cookie: u64) -> Result<(RequestHeader, &[u8])> {
+    let flag = |set: bool, flag: u16| if set { flag } else { 0 };
+    let fua_flag = |fua| flag(fua, command_flag::FUA);
+    let mut body: &[u8] = &[];
+    let (command, flags, offset, length) = match request {
+        Command::Read { length, .. } if length > READ_MAX => {
+            let text = format!("a read of {length} bytes: at most {READ_MAX} are possible at once");
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        Command::Read { offset, length } => (command::READ, 0, offset, length),
+        Command::Write { offset, data, fua } => {
+            body = data;
+            (command::WRITE, fua_flag(fua), offset, length_of(data)?)
+        }
+        Command::Flush => (command::FLUSH, 0, 0, 0),
+        Command::Trim { offset, length, fua } => (command::TRIM, fua_flag(fua), offset, length),
+        Command::WriteZeroes { offset, length, fua, no_hole, fast } => {
+            let flags =
+                fua_flag(fua) | flag(no_hole, command_flag::NO_HOLE) | flag(fast, command_flag::FAST_ZERO);
+            (command::WRITE_ZEROES, flags, offset, length)
+        }
+        Command::Cache { offset, length } => (command::CACHE, 0, offset, length),
+        Command::BlockStatus { offset, length, one } => {
+            (command::BLOCK_STATUS, flag(one, command_flag::REQ_ONE), offset, length)
+        }
+    };
+    Ok((RequestHeader { flags, command, cookie, offset, length }, body))
+}
+
+fn strange() -> Error {
+    Error::new(ErrorKind::Foreign, "the NBD server sent a reply that answers no request of ours")
+}

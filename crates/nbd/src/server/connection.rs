@@ -1,0 +1,534 @@
+//! One connection after the handshake: requests in, replies out, on one thread with a request queue of its own.
+//!
+//! A request that the device completes at once is answered at once; one that it parks is answered when it comes
+//! back, out of order. The thread waits in one place, for the socket, the queue and the order to stop.
+//!
+//! Always true here:
+//! - each request that was read whole gets exactly one reply, unless the client went away or stop ran out of time;
+//! - requests that were read and not answered are bounded in number and bytes; beyond that the socket is not read,
+//!   so a client that sends without reading its replies blocks itself and nobody else;
+//! - after the client's last request, what the device has is completed before the queue is let go.
+
+use super::buffers::Buffers;
+use super::handshake::Agreed;
+use super::receive::{Received, Receiver};
+use super::reply::{Output, Reply};
+use super::request::{Rules, Task};
+use super::status;
+use crate::protocol::{RequestHeader, command};
+use cbd_export::wake::{Interest, WaitSet};
+use cbd_export::{BlockDevice, RequestQueue};
+use cbd_types::{AlignedBuffer, ByteRange, Completion, Error, ErrorKind, Operation, Request, Result};
+use socket2::Socket;
+use std::collections::VecDeque;
+use std::mem;
+use std::os::fd::{AsRawFd, RawFd};
+use std::time::{Duration, Instant};
+
+/// Replies go out when so many bytes of them wait, even if more requests are at hand.
+const SEND_AT: usize = 64 << 10;
+/// A CACHE command reads this many bytes at a time.
+const CACHE_PIECE: u64 = 1 << 20;
+/// After so long without a request, spare buffers are let go.
+const IDLE: Duration = Duration::from_secs(5);
+
+/// Places in the wait set; those of the queue's descriptors follow.
+const SOCKET: usize = 0;
+const STOP: usize = 1;
+const QUEUE: usize = 2;
+
+/// What a connection may hold, and how long its end may take.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    pub(super) requests: usize,
+    pub(super) bytes: usize,
+    pub(super) stop: Duration,
+}
+
+/// A request that the device has.
+struct Slot {
+    cookie: u64,
+    kind: Kind,
+    /// Bytes that it counts for.
+    cost: usize,
+}
+
+#[derive(Clone, Copy)]
+enum Kind {
+    Read(ByteRange),
+    /// A reply without data.
+    Plain,
+    /// What is left to be read and dropped.
+    Cache(ByteRange),
+}
+
+/// Where in the stream of requests we are.
+enum Incoming {
+    /// Before the head of a request.
+    Head,
+    /// In the payload of a write.
+    Payload { cookie: u64, task: (Operation, ByteRange, bool), buffer: AlignedBuffer, filled: usize },
+    /// In the payload of a write that was refused.
+    Refused { cookie: u64, left: usize, error: Error },
+}
+
+/// The end of a connection.
+struct Ending {
+    /// Whether replies can still be sent.
+    sending: bool,
+    /// When sending is given up.
+    until: Instant,
+}
+
+pub(super) struct Connection<'a> {
+    socket: &'a Socket,
+    device: &'a dyn BlockDevice,
+    queue: Box<dyn RequestQueue>,
+    rules: Rules,
+    agreed: Agreed,
+    limits: Limits,
+    receiver: Receiver,
+    incoming: Incoming,
+    output: Output,
+    buffers: Buffers,
+    slots: Vec<Option<Slot>>,
+    free: Vec<usize>,
+    /// Requests that were read and whose replies are not out.
+    unanswered: usize,
+    /// Bytes of buffers that belong to them.
+    bytes: usize,
+    /// CACHE commands with a piece to go, and their buffers.
+    pieces: VecDeque<(usize, AlignedBuffer)>,
+    done: Vec<Completion>,
+    ending: Option<Ending>,
+    /// The server stops: when even parked requests are given up.
+    stop_until: Option<Instant>,
+    fault: Option<Error>,
+    waits: WaitSet,
+    queue_descriptors: usize,
+}
+
+impl<'a> Connection<'a> {
+    pub(super) fn new(
+        socket: &'a Socket,
+        device: &'a dyn BlockDevice,
+        rules: Rules,
+        agreed: Agreed,
+        limits: Limits,
+        stop: RawFd,
+    ) -> Result<Self> {
+        let queue = device.open_queue()?;
+        let mut waits = WaitSet::new();
+        waits.add(socket.as_raw_fd(), Interest::Read);
+        waits.add(stop, Interest::Read);
+        let descriptors = queue.wait_descriptors();
+        for &descriptor in &descriptors {
+            waits.add(descriptor, Interest::Read);
+        }
+        Ok(Self {
+            socket,
+            device,
+            queue,
+            rules,
+            agreed,
+            limits,
+            receiver: Receiver::new(),
+            incoming: Incoming::Head,
+            output: Output::default(),
+            buffers: Buffers::default(),
+            slots: Vec::new(),
+            free: Vec::new(),
+            unanswered: 0,
+            bytes: 0,
+            pieces: VecDeque::new(),
+            done: Vec::new(),
+            ending: None,
+            stop_until: None,
+            fault: None,
+            waits,
+            queue_descriptors: descriptors.len(),
+        })
+    }
+
+    /// Serves until the client goes, breaks the protocol, or the server stops.
+    ///
+    /// # Errors
+    /// What went wrong, for the log; the connection is over in any case.
+    pub(super) fn serve(mut self) -> Result<()> {
+        loop {
+            self.take_requests();
+            self.submit_piece();
+            if self.parked() > 0 {
+                self.queue.poll(&mut self.done);
+                self.settle();
+            }
+            self.send();
+            if self.is_over() {
+                return self.fault.map_or(Ok(()), Err);
+            }
+            if !self.has_input() {
+                self.wait()?;
+            }
+        }
+    }
+
+    /// Requests that the device has.
+    fn parked(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    // -- in ---------------------------------------------------------------------------------------------------
+
+    /// Whether bytes at hand can be dealt with.
+    fn has_input(&self) -> bool {
+        self.ending.is_none()
+            && match &self.incoming {
+                Incoming::Head => match self.receiver.peek() {
+                    Ok(Some(header)) => self.admits(&header),
+                    Ok(None) => false,
+                    Err(_) => true,
+                },
+                Incoming::Payload { .. } | Incoming::Refused { .. } => self.receiver.len() > 0,
+            }
+    }
+
+    /// Whether more bytes are needed before anything can be dealt with.
+    fn wants_bytes(&self) -> bool {
+        self.ending.is_none()
+            && match self.incoming {
+                Incoming::Head => self.receiver.len() < RequestHeader::SIZE,
+                Incoming::Payload { .. } | Incoming::Refused { .. } => true,
+            }
+    }
+
+    /// Bounded, but a request that is larger than the bound alone is let in alone.
+    fn admits(&self, header: &RequestHeader) -> bool {
+        let cost = self.cost(header);
+        self.unanswered < self.limits.requests && (self.bytes == 0 || self.bytes + cost <= self.limits.bytes)
+    }
+
+    /// Bytes of the buffer that a request will have, if it is legal.
+    fn cost(&self, header: &RequestHeader) -> usize {
+        match header.command {
+            command::READ | command::WRITE if header.length <= self.rules.payload_max => {
+                header.length as usize
+            }
+            command::CACHE => u64::from(header.length).min(CACHE_PIECE) as usize,
+            _ => 0,
+        }
+    }
+
+    /// Deals with what was received, until more is needed, a bound is reached, or replies should go out first.
+    fn take_requests(&mut self) {
+        while self.has_input() {
+            match mem::replace(&mut self.incoming, Incoming::Head) {
+                Incoming::Head => match self.receiver.peek() {
+                    Ok(Some(header)) => {
+                        self.receiver.consume(RequestHeader::SIZE);
+                        self.begin(&header);
+                    }
+                    Ok(None) => {}
+                    Err(error) => self.end(Some(error), true),
+                },
+                Incoming::Payload { cookie, task, mut buffer, filled } => {
+                    let filled = filled + self.receiver.take(&mut buffer[filled..]);
+                    self.payload(cookie, task, buffer, filled);
+                }
+                Incoming::Refused { cookie, left, error } => self.skip(cookie, left, error),
+            }
+            if self.output.waiting() >= SEND_AT {
+                break;
+            }
+        }
+    }
+
+    fn begin(&mut self, header: &RequestHeader) {
+        let cookie = header.cookie;
+        if header.command == command::DISC {
+            self.end(None, true);
+            return;
+        }
+        self.unanswered += 1;
+        let task = match self.rules.judge(header, &self.agreed) {
+            Ok(task) => task,
+            Err(error) if header.command == command::WRITE => {
+                self.skip(cookie, header.length as usize, error);
+                return;
+            }
+            Err(error) => {
+                self.refuse(cookie, &error);
+                return;
+            }
+        };
+        match task {
+            Task::Device { operation: Operation::Write, range, fua } => {
+                let mut buffer = self.take_buffer(header.length as usize);
+                let filled = self.receiver.take(&mut buffer);
+                self.payload(cookie, (Operation::Write, range, fua), buffer, filled);
+            }
+            Task::Device { operation: Operation::Read, range, fua } => {
+                let buffer = self.take_buffer(header.length as usize);
+                self.start(cookie, Kind::Read(range), (Operation::Read, range, fua), buffer);
+            }
+            Task::Device { operation, range, fua } => {
+                self.start(cookie, Kind::Plain, (operation, range, fua), AlignedBuffer::default());
+            }
+            Task::Cache(range) => {
+                let buffer = self.take_buffer(range.len().min(CACHE_PIECE) as usize);
+                let slot = Slot { cookie, kind: Kind::Cache(range), cost: buffer.len() };
+                let place = self.place(slot);
+                self.pieces.push_back((place, buffer));
+            }
+            Task::Status { range, one } => {
+                let reply = match status::describe(self.device, range, one, self.agreed.contexts) {
+                    Ok(contexts) => Reply::status(cookie, &contexts),
+                    Err(error) => Reply::error(cookie, self.agreed.structured, &error),
+                };
+                self.output.push(reply);
+            }
+        }
+    }
+
+    fn take_buffer(&mut self, length: usize) -> AlignedBuffer {
+        self.bytes += length;
+        self.buffers.take(length)
+    }
+
+    /// `filled` bytes of a write are here: waits for the others, or starts it.
+    fn payload(
+        &mut self,
+        cookie: u64,
+        task: (Operation, ByteRange, bool),
+        buffer: AlignedBuffer,
+        filled: usize,
+    ) {
+        if filled < buffer.len() {
+            self.incoming = Incoming::Payload { cookie, task, buffer, filled };
+        } else {
+            self.start(cookie, Kind::Plain, task, buffer);
+        }
+    }
+
+    /// Drops `left` bytes that belong to a write that was refused, then says so.
+    fn skip(&mut self, cookie: u64, left: usize, error: Error) {
+        let left = left - self.receiver.consume(left);
+        if left == 0 {
+            self.refuse(cookie, &error);
+        } else {
+            self.incoming = Incoming::Refused { cookie, left, error };
+        }
+    }
+
+    fn refuse(&mut self, cookie: u64, error: &Error) {
+        self.output.push(Reply::error(cookie, self.agreed.structured, error));
+    }
+
+    /// Receives once.
+    fn receive(&mut self) {
+        let received = match &mut self.incoming {
+            Incoming::Payload { buffer, filled, .. } => {
+                let direct = &mut buffer[*filled..];
+                let room = direct.len();
+                let received = self.receiver.receive(self.socket, direct);
+                if let Ok(Received::Bytes(count)) = received {
+                    *filled += count.min(room);
+                }
+                received
+            }
+            Incoming::Head | Incoming::Refused { .. } => self.receiver.receive(self.socket, &mut []),
+        };
+        match received {
+            Ok(Received::Bytes(_)) => {
+                // A payload that is complete now starts even if nothing came after it.
+                if matches!(&self.incoming, Incoming::Payload { buffer, filled, .. } if *filled == buffer.len())
+                    && let Incoming::Payload { cookie, task, buffer, filled } =
+                        mem::replace(&mut self.incoming, Incoming::Head)
+                {
+                    self.payload(cookie, task, buffer, filled);
+                }
+            }
+            Ok(Received::Nothing) => {}
+            // A client may close its sending half and still want its replies.
+            Ok(Received::End) => self.end(None, true),
+            Err(error) => {
+                let text = format!("the connection of an NBD client failed: {error}");
+                self.end(Some(Error::new(ErrorKind::Stopped, text)), false);
+            }
+        }
+    }
+
+    // -- the device -------------------------------------------------------------------------------------------
+
+    fn place(&mut self, slot: Slot) -> usize {
+        match self.free.pop() {
+            Some(place) => {
+                self.slots[place] = Some(slot);
+                place
+            }
+            None => {
+                self.slots.push(Some(slot));
+                self.slots.len() - 1
+            }
+        }
+    }
+
+    fn start(&mut self, cookie: u64, kind: Kind, task: (Operation, ByteRange, bool), buffer: AlignedBuffer) {
+        let (operation, range, fua) = task;
+        let place = self.place(Slot { cookie, kind, cost: buffer.len() });
+        let request = Request { id: place as u64, operation, range, fua, buffer };
+        self.queue.submit(request, &mut self.done);
+        self.settle();
+    }
+
+    /// Submits one piece of one CACHE command, so that long ones do not keep others waiting.
+    fn submit_piece(&mut self) {
+        let Some((place, mut buffer)) = self.pieces.pop_front() else { return };
+        let Some(Slot { kind: Kind::Cache(left), .. }) = &mut self.slots[place] else { return };
+        let range = ByteRange { start: left.start, end: left.end.min(left.start + CACHE_PIECE) };
+        left.start = range.end;
+        buffer.resize(range.len() as usize);
+        let request = Request { id: place as u64, operation: Operation::Read, range, fua: false, buffer };
+        self.queue.submit(request, &mut self.done);
+        self.settle();
+    }
+
+    /// Answers what the device has completed.
+    fn settle(&mut self) {
+        let mut done = mem::take(&mut self.done);
+        for completion in done.drain(..) {
+            self.answer(completion);
+        }
+        self.done = done;
+    }
+
+    fn answer(&mut self, completion: Completion) {
+        let Completion { id, result, buffer } = completion;
+        let place = usize::try_from(id).unwrap_or(usize::MAX);
+        let Some(slot) = self.slots.get_mut(place).and_then(Option::take) else {
+            debug_assert!(false, "the device completed request {id}, which it does not have");
+            return;
+        };
+        if let (Kind::Cache(left), Ok(())) = (slot.kind, &result)
+            && !left.is_empty()
+            && self.ending.is_none()
+        {
+            self.slots[place] = Some(slot);
+            self.pieces.push_back((place, buffer));
+            return;
+        }
+        self.free.push(place);
+        let reply = match (result, slot.kind) {
+            (Ok(()), Kind::Read(range)) if buffer.len() as u64 == range.len() => {
+                // The buffer goes out with the reply, and counts until then.
+                self.output.push(Reply::data(slot.cookie, self.agreed.structured, range.start, buffer));
+                return;
+            }
+            (Ok(()), Kind::Read(_)) => {
+                let error = Error::new(ErrorKind::System, "the device returned a read of another length");
+                Reply::error(slot.cookie, self.agreed.structured, &error)
+            }
+            (Ok(()), Kind::Plain | Kind::Cache(_)) => Reply::done(slot.cookie),
+            (Err(error), _) => Reply::error(slot.cookie, self.agreed.structured, &error),
+        };
+        self.output.push(reply);
+        self.bytes -= slot.cost;
+        self.buffers.give(buffer);
+    }
+
+    // -- out --------------------------------------------------------------------------------------------------
+
+    fn send(&mut self) {
+        if self.output.is_empty() || self.ending.as_ref().is_some_and(|ending| !ending.sending) {
+            return;
+        }
+        let (unanswered, bytes, buffers) = (&mut self.unanswered, &mut self.bytes, &mut self.buffers);
+        let sent = self.output.send(self.socket, |buffer| {
+            *unanswered -= 1;
+            if let Some(buffer) = buffer {
+                *bytes -= buffer.len();
+                buffers.give(buffer);
+            }
+        });
+        if let Err(error) = sent {
+            let text = format!("an NBD client went away without waiting for its replies: {error}");
+            self.end(Some(Error::new(ErrorKind::Stopped, text)), false);
+        }
+    }
+
+    // -- the end ----------------------------------------------------------------------------------------------
+
+    /// No request is taken from now on. `sending` says whether the client can still get replies.
+    fn end(&mut self, fault: Option<Error>, sending: bool) {
+        if self.fault.is_none() {
+            self.fault = fault;
+        }
+        match &mut self.ending {
+            Some(ending) => ending.sending &= sending,
+            None => self.ending = Some(Ending { sending, until: Instant::now() + self.limits.stop }),
+        }
+    }
+
+    fn is_over(&mut self) -> bool {
+        let Some(ending) = &mut self.ending else { return false };
+        let now = Instant::now();
+        if self.stop_until.is_some_and(|until| now >= until) {
+            return true;
+        }
+        if self.slots.len() > self.free.len() {
+            // Parked requests are the device's; sending has its time after them.
+            ending.until = now + self.limits.stop;
+            return false;
+        }
+        self.output.is_empty() || !ending.sending || now >= ending.until
+    }
+
+    // -- waiting ----------------------------------------------------------------------------------------------
+
+    fn wait(&mut self) -> Result<()> {
+        let input = self.wants_bytes();
+        let sending = self.ending.as_ref().is_none_or(|ending| ending.sending);
+        let output = sending && !self.output.is_empty();
+        self.waits.set(
+            SOCKET,
+            match (input, output) {
+                (true, true) => Interest::ReadWrite,
+                (true, false) => Interest::Read,
+                (false, true) => Interest::Write,
+                (false, false) => Interest::Nothing,
+            },
+        );
+        self.waits.set(STOP, if self.stop_until.is_some() { Interest::Nothing } else { Interest::Read });
+        self.waits.wait(self.timeout())?;
+
+        if self.waits.readable(STOP) {
+            self.stop_until = Some(Instant::now() + self.limits.stop);
+            self.end(None, true);
+        }
+        if (QUEUE..QUEUE + self.queue_descriptors).any(|place| self.waits.readable(place)) {
+            self.queue.poll(&mut self.done);
+            self.settle();
+        }
+        if input && self.waits.readable(SOCKET) {
+            if self.ending.is_none() {
+                self.receive();
+            }
+        } else if !input && self.waits.failed(SOCKET) {
+            self.end(None, false);
+        } else if self.unanswered == 0 && self.buffers.held() > 0 && self.waits.none_ready() {
+            self.buffers.trim();
+        }
+        Ok(())
+    }
+
+    fn timeout(&self) -> Option<Duration> {
+        if !self.pieces.is_empty() {
+            return Some(Duration::ZERO);
+        }
+        let sending = self.ending.as_ref().filter(|_| self.parked() == 0).map(|ending| ending.until);
+        let until = [self.stop_until, sending].into_iter().flatten().min();
+        match until {
+            Some(until) => Some(until.saturating_duration_since(Instant::now())),
+            None => (self.unanswered == 0 && self.buffers.held() > 0).then_some(IDLE),
+        }
+    }
+}

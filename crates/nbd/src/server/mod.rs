@@ -1,0 +1,394 @@
+//! The NBD server: one device on one socket, a thread for each connection.
+//!
+//! Always true here: connections are bounded in number, each handshake in time, each connection in what it holds
+//! (`connection`); [`Server::stop`] is bounded in time and completes what was in flight; a panic or an error in one
+//! connection ends that connection only.
+//!
+//! Left to others: what requests do (the device), and when a server is started or stopped.
+
+mod buffers;
+mod connection;
+mod handshake;
+mod receive;
+mod reply;
+mod request;
+mod status;
+mod stream;
+
+use crate::listen::{Listen, Listener, tune};
+use crate::protocol::STRING_MAX;
+use cbd_export::wake::{Interest, WaitSet};
+use cbd_export::{BlockDevice, Event};
+use cbd_types::{Error, ErrorKind, Result};
+use connection::{Connection, Limits};
+use handshake::{Offer, negotiate};
+use request::Rules;
+use socket2::Socket;
+use std::fmt;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+use stream::BoundedStream;
+
+/// Longest read or write that is taken, in bytes.
+const PAYLOAD_MAX: u32 = 32 << 20;
+/// When the process has no descriptor left for a new connection and none of ours ends, it is tried again after this.
+const ACCEPT_AGAIN: Duration = Duration::from_secs(1);
+/// What a stop grants beyond the time that connections have to finish.
+const STOP_GRACE: Duration = Duration::from_secs(1);
+
+/// Called on each thread that serves data, before it does anything else.
+pub type ThreadSetup = Arc<dyn Fn() + Send + Sync>;
+
+/// Told what happens to connections; must not wait.
+pub type Observer = Arc<dyn Fn(&Notice<'_>) + Send + Sync>;
+
+/// Something that happened to a connection.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Notice<'a> {
+    /// A client finished its handshake.
+    Connected {
+        /// The connection's number.
+        connection: u64,
+    },
+    /// A client came while there were as many as are allowed; it was turned away.
+    Refused,
+    /// A connection ended; in order if there is no error.
+    Ended {
+        /// The connection's number.
+        connection: u64,
+        /// What went wrong.
+        error: Option<&'a Error>,
+    },
+    /// Clients cannot be accepted for now.
+    CannotAccept {
+        /// Why not.
+        error: &'a Error,
+    },
+}
+
+/// How a device is served.
+#[derive(Clone)]
+pub struct Options {
+    /// The export's name; clients may also ask for the default export, whose name is empty.
+    pub export_name: String,
+    /// A line for people, shown in lists of exports.
+    pub description: String,
+    /// Refuse what changes the device.
+    pub read_only: bool,
+    /// Called on each thread that serves data.
+    pub thread_setup: Option<ThreadSetup>,
+    /// Told what happens to connections.
+    pub observer: Option<Observer>,
+    /// Connections at a time.
+    pub connections_max: usize,
+    /// Requests of one connection that are read and not answered.
+    pub requests_max: usize,
+    /// Bytes of buffers that these may have.
+    pub bytes_max: usize,
+    /// How long a handshake may take.
+    pub handshake_timeout: Duration,
+    /// How long connections may take to complete what is in flight when the server stops.
+    pub stop_timeout: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            export_name: String::new(),
+            description: String::new(),
+            read_only: false,
+            thread_setup: None,
+            observer: None,
+            connections_max: 256,
+            requests_max: 128,
+            bytes_max: 64 << 20,
+            handshake_timeout: Duration::from_secs(10),
+            stop_timeout: Duration::from_secs(5),
+        }
+    }
+}
+
+impl fmt::Debug for Options {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Options")
+            .field("export_name", &self.export_name)
+            .field("read_only", &self.read_only)
+            .field("connections_max", &self.connections_max)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A running server. Dropping it stops it.
+pub struct Server {
+    shared: Arc<Shared>,
+    address: Listen,
+    acceptor: Option<thread::JoinHandle<()>>,
+}
+
+/// What the threads share.
+struct Shared {
+    device: Arc<dyn BlockDevice>,
+    rules: Rules,
+    options: Options,
+    /// Signalled for good when the server stops.
+    stop: Event,
+    /// Signalled when a connection ends, so that one that could not be accepted is tried again.
+    ended: Event,
+    live: Mutex<Live>,
+    changed: Condvar,
+    numbers: AtomicU64,
+}
+
+#[derive(Default)]
+struct Live {
+    /// Threads that serve a client, those in their handshake included.
+    threads: usize,
+    /// Clients past their handshake.
+    connections: usize,
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Server").field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
+impl Server {
+    /// Starts to serve `device` at `listen`. Clients can connect when this returns.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`] where another server listens, [`ErrorKind::InvalidArgument`] for a name that the
+    /// protocol cannot carry or bounds of zero, and what the system says.
+    pub fn start(device: Arc<dyn BlockDevice>, listen: Listen, options: Options) -> Result<Self> {
+        check(&options)?;
+        let rules = Rules::new(&device.geometry(), options.read_only, PAYLOAD_MAX);
+        let shared = Arc::new(Shared {
+            device,
+            rules,
+            options,
+            stop: Event::new()?,
+            ended: Event::new()?,
+            live: Mutex::default(),
+            changed: Condvar::new(),
+            numbers: AtomicU64::new(0),
+        });
+        let listener = Listener::bind(&listen)?;
+        let address = listener.address.clone();
+        let acceptor = {
+            let shared = Arc::clone(&shared);
+            thread::Builder::new()
+                .name("nbd-accept".into())
+                .spawn(move || accept(&shared, &listener))
+                .map_err(|error| Error::new(ErrorKind::System, format!("cannot start a thread: {error}")))?
+        };
+        Ok(Self { shared, address, acceptor: Some(acceptor) })
+    }
+
+    /// Where the server listens, with the port that was chosen.
+    #[must_use]
+    pub const fn address(&self) -> &Listen {
+        &self.address
+    }
+
+    /// The export's address as NBD clients take it.
+    #[must_use]
+    pub fn uri(&self) -> String {
+        self.address.uri(&self.shared.options.export_name)
+    }
+
+    /// Number of clients that are connected and past their handshake.
+    #[must_use]
+    pub fn connections(&self) -> usize {
+        self.shared.live().connections
+    }
+
+    /// Stops: accepts nobody any more and removes the socket's file, completes and answers what is in flight, closes
+    /// all connections. After `stop_timeout` what is still in flight is given up.
+    ///
+    /// # Errors
+    /// [`ErrorKind::TimedOut`] if a connection's thread is stuck inside the device even then; it ends by itself
+    /// when the device lets it go.
+    pub fn stop(mut self) -> Result<()> {
+        self.shut_down()
+    }
+
+    fn shut_down(&mut self) -> Result<()> {
+        let Some(acceptor) = self.acceptor.take() else { return Ok(()) };
+        let shared = &self.shared;
+        let until = Instant::now() + shared.options.stop_timeout + STOP_GRACE;
+        shared.stop.signal();
+        // It waits for nothing but the event; if it panicked there is nothing left to stop.
+        let _ = acceptor.join();
+        let mut live = shared.live();
+        while live.threads > 0 {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(Error::new(
+                    ErrorKind::TimedOut,
+                    format!(
+                        "{} connections of the NBD server at {} did not end: the device does not answer",
+                        live.threads, self.address
+                    ),
+                ));
+            }
+            live = shared.changed.wait_timeout(live, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.shut_down();
+    }
+}
+
+impl Shared {
+    fn live(&self) -> MutexGuard<'_, Live> {
+        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn notify(&self, notice: &Notice<'_>) {
+        if let Some(observer) = &self.options.observer {
+            observer(notice);
+        }
+    }
+}
+
+fn check(options: &Options) -> Result<()> {
+    let invalid = |text: String| Err(Error::new(ErrorKind::InvalidArgument, text));
+    for (what, text) in [("name", &options.export_name), ("description", &options.description)] {
+        if text.len() > STRING_MAX || text.contains('\0') {
+            return invalid(format!(
+                "the {what} of an NBD export has at most {STRING_MAX} bytes and no zero among them"
+            ));
+        }
+    }
+    if options.connections_max == 0 || options.requests_max == 0 {
+        return invalid("an NBD server needs room for at least one connection and one request".into());
+    }
+    Ok(())
+}
+
+/// Accepts clients until the server stops. The listener, and with it the socket's file, goes at the end.
+fn accept(shared: &Arc<Shared>, listener: &Listener) {
+    let mut waits = WaitSet::new();
+    let stop = waits.add(shared.stop.descriptor(), Interest::Read);
+    let incoming = waits.add(listener.socket.as_raw_fd(), Interest::Read);
+    let ended = waits.add(shared.ended.descriptor(), Interest::Nothing);
+    let mut starved = false;
+    loop {
+        // Without a descriptor for the next client the socket stays readable: then waiting is for another's end.
+        waits.set(incoming, if starved { Interest::Nothing } else { Interest::Read });
+        waits.set(ended, if starved { Interest::Read } else { Interest::Nothing });
+        if let Err(error) = waits.wait(starved.then_some(ACCEPT_AGAIN)) {
+            shared.notify(&Notice::CannotAccept { error: &error });
+            return;
+        }
+        if waits.readable(stop) {
+            return;
+        }
+        if starved {
+            shared.ended.clear();
+        }
+        starved = false;
+        match listener.socket.accept() {
+            Ok((socket, _)) => admit(shared, socket, &listener.address),
+            Err(error) if is_momentary(&error) => {}
+            Err(error) => {
+                let text = format!("cannot accept an NBD client at {}: {error}", listener.address);
+                shared.notify(&Notice::CannotAccept { error: &Error::new(ErrorKind::System, text) });
+                starved = true;
+            }
+        }
+    }
+}
+
+/// The client went away again, or was none.
+fn is_momentary(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind;
+    matches!(
+        error.kind(),
+        ErrorKind::WouldBlock
+            | ErrorKind::Interrupted
+            | ErrorKind::ConnectionAborted
+            | ErrorKind::ConnectionReset
+    )
+}
+
+fn admit(shared: &Arc<Shared>, socket: Socket, address: &Listen) {
+    {
+        let mut live = shared.live();
+        if live.threads >= shared.options.connections_max {
+            drop(live);
+            shared.notify(&Notice::Refused);
+            return;
+        }
+        live.threads += 1;
+    }
+    let place = Place { shared: Arc::clone(shared), serving: false };
+    tune(&socket, address);
+    let number = shared.numbers.fetch_add(1, Ordering::Relaxed);
+    let spawned = thread::Builder::new().name(format!("nbd-{number}")).spawn(move || {
+        let mut place = place;
+        let shared = Arc::clone(&place.shared);
+        if let Some(setup) = &shared.options.thread_setup {
+            setup();
+        }
+        let outcome = converse(&shared, &socket, number, &mut place);
+        // Closed before it counts as ended.
+        drop(socket);
+        shared.notify(&Notice::Ended { connection: number, error: outcome.as_ref().err() });
+    });
+    if let Err(error) = spawned {
+        let text = format!("cannot start a thread for an NBD client: {error}");
+        shared.notify(&Notice::CannotAccept { error: &Error::new(ErrorKind::System, text) });
+    }
+}
+
+/// A connection's place among those that are allowed; given back when its thread ends, however it ends.
+struct Place {
+    shared: Arc<Shared>,
+    serving: bool,
+}
+
+impl Place {
+    fn is_serving(&mut self) {
+        self.serving = true;
+        self.shared.live().connections += 1;
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut live = self.shared.live();
+        live.threads -= 1;
+        live.connections -= usize::from(self.serving);
+        drop(live);
+        self.shared.ended.signal();
+        self.shared.changed.notify_all();
+    }
+}
+
+/// A client from its first byte to its last.
+fn converse(shared: &Shared, socket: &Socket, number: u64, place: &mut Place) -> Result<()> {
+    let options = &shared.options;
+    let broken = |error: std::io::Error| {
+        Error::new(ErrorKind::System, format!("cannot set up the socket of an NBD client: {error}"))
+    };
+    socket.set_nonblocking(true).map_err(broken)?;
+    let until = Instant::now() + options.handshake_timeout;
+    let offer = Offer { name: &options.export_name, description: &options.description, rules: &shared.rules };
+    let mut stream = BoundedStream::new(socket, shared.stop.descriptor(), until);
+    let Some(agreed) = negotiate(&mut stream, &offer)? else { return Ok(()) };
+    place.is_serving();
+    shared.notify(&Notice::Connected { connection: number });
+    let limits =
+        Limits { requests: options.requests_max, bytes: options.bytes_max, stop: options.stop_timeout };
+    let stop = shared.stop.descriptor();
+    Connection::new(socket, &*shared.device, shared.rules, agreed, limits, stop)?.serve()
+}

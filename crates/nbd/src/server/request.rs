@@ -1,0 +1,329 @@
+//! What the head of a request means for this export: a task, or the reason why not.
+//!
+//! Always true here: a task's range lies inside the device, is whole sectors and is not empty; no payload is longer
+//! than [`Rules::payload_max`]. Pure: no I/O, no state.
+
+use super::handshake::{Agreed, Contexts};
+use crate::protocol::{RequestHeader, command, command_flag, transmission_flag};
+use cbd_types::{ByteRange, Error, ErrorKind, Geometry, Operation, Result};
+
+/// What holds for all requests to an export.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rules {
+    pub(super) size: u64,
+    /// Logical sector in bytes; every request is whole sectors.
+    pub(super) sector: u32,
+    /// Longest read or write in bytes.
+    pub(super) payload_max: u32,
+    read_only: bool,
+    discard: bool,
+    discard_granularity: u64,
+    rotational: bool,
+}
+
+/// What is to be done for a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Task {
+    /// One request to the device.
+    Device { operation: Operation, range: ByteRange, fua: bool },
+    /// Read the range and drop the data.
+    Cache(ByteRange),
+    /// Say what is known of the range; of its first extent only where `one` is set.
+    Status { range: ByteRange, one: bool },
+}
+
+impl Rules {
+    pub(super) fn new(geometry: &Geometry, read_only: bool, payload_max: u32) -> Self {
+        Self {
+            size: geometry.size,
+            sector: geometry.sector,
+            payload_max,
+            read_only,
+            discard: geometry.discard && !read_only,
+            discard_granularity: u64::from(geometry.discard_granularity.max(geometry.sector)),
+            rotational: geometry.rotational,
+        }
+    }
+
+    /// What the export can do, for the handshake.
+    pub(super) fn flags(&self, structured: bool) -> u16 {
+        use transmission_flag as flag;
+        let mut flags =
+            flag::HAS_FLAGS | flag::SEND_FLUSH | flag::SEND_FUA | flag::CAN_MULTI_CONN | flag::SEND_CACHE;
+        let mut set = |condition: bool, flag: u16| flags |= if condition { flag } else { 0 };
+        set(self.read_only, flag::READ_ONLY);
+        set(!self.read_only, flag::SEND_WRITE_ZEROES | flag::SEND_FAST_ZERO);
+        set(self.discard, flag::SEND_TRIM);
+        set(self.rotational, flag::ROTATIONAL);
+        set(structured, flag::SEND_DF);
+        flags
+    }
+
+    /// What `header` asks for.
+    ///
+    /// # Errors
+    /// With the kind that the client is to see.
+    pub(super) fn judge(&self, header: &RequestHeader, agreed: &Agreed) -> Result<Task> {
+        check_flags(header, agreed)?;
+        let fua = header.flags & command_flag::FUA != 0;
+        let device = |operation, range| Task::Device { operation, range, fua };
+        match header.command {
+            command::READ => {
+                self.check_payload(header)?;
+                let range = self.range(header, ErrorKind::InvalidArgument)?;
+                // Forced unit access means nothing for a read, and the protocol lets us say so by ignoring it.
+                Ok(Task::Device { operation: Operation::Read, range, fua: false })
+            }
+            command::WRITE => {
+                self.check_writable()?;
+                self.check_payload(header)?;
+                Ok(device(Operation::Write, self.range(header, ErrorKind::NoSpace)?))
+            }
+            command::FLUSH => {
+                if header.offset != 0 || header.length != 0 {
+                    return Err(invalid(
+                        "a flush covers the whole device: its offset and length must be 0".into(),
+                    ));
+                }
+                let range = ByteRange { start: 0, end: 0 };
+                Ok(Task::Device { operation: Operation::Flush, range, fua: false })
+            }
+            command::TRIM => {
+                self.check_writable()?;
+                if !self.discard {
+                    return Err(Error::new(ErrorKind::Unsupported, "this export does not offer trim"));
+                }
+                Ok(device(Operation::Discard, self.range(header, ErrorKind::InvalidArgument)?))
+            }
+            command::WRITE_ZEROES => {
+                self.check_writable()?;
+                let range = self.range(header, ErrorKind::NoSpace)?;
+                Ok(device(self.zeroing(header, range), range))
+            }
+            command::CACHE => Ok(Task::Cache(self.range(header, ErrorKind::InvalidArgument)?)),
+            command::BLOCK_STATUS => {
+                if agreed.contexts == Contexts::default() {
+                    return Err(invalid("no metadata context was agreed on in the handshake".into()));
+                }
+                let range = self.range(header, ErrorKind::InvalidArgument)?;
+                Ok(Task::Status { range, one: header.flags & command_flag::REQ_ONE != 0 })
+            }
+            unknown => Err(invalid(format!("command {unknown} is not known"))),
+        }
+    }
+
+    /// A client that does not mind a hole gets one where the device can make one that reads as zeroes. Both ways
+    /// are records in the cache and equally fast, so FAST_ZERO changes nothing.
+    fn zeroing(&self, header: &RequestHeader, range: ByteRange) -> Operation {
+        let whole = |at: u64| at.is_multiple_of(self.discard_granularity);
+        let may_be_hole = header.flags & command_flag::NO_HOLE == 0;
+        if may_be_hole && self.discard && whole(range.start) && whole(range.end) {
+            Operation::Discard
+        } else {
+            Operation::WriteZeroes
+        }
+    }
+
+    fn check_writable(&self) -> Result<()> {
+        if self.read_only {
+            return Err(Error::new(ErrorKind::ReadOnly, "this export is read-only"));
+        }
+        Ok(())
+    }
+
+    fn check_payload(&self, header: &RequestHeader) -> Result<()> {
+        if header.length > self.payload_max {
+            return Err(invalid(format!(
+                "{} bytes in one request; at most {} are possible",
+                header.length, self.payload_max
+            )));
+        }
+        Ok(())
+    }
+
+    fn range(&self, header: &RequestHeader, beyond: ErrorKind) -> Result<ByteRange> {
+        if header.length == 0 {
+            return Err(invalid("a request for no bytes".into()));
+        }
+        let sector = u64::from(self.sector);
+        let length = u64::from(header.length);
+        if !header.offset.is_multiple_of(sector) || !length.is_multiple_of(sector) {
+            return Err(invalid(format!(
+                "{length} bytes at {} are not whole sectors of {sector} bytes",
+                header.offset
+            )));
+        }
+        match header.offset.checked_add(length) {
+            Some(end) if end <= self.size => Ok(ByteRange { start: header.offset, end }),
+            _ => Err(Error::new(
+                beyond,
+                format!(
+                    "{length} bytes at {} reach past the end of the device at {}",
+                    header.offset, self.size
+                ),
+            )),
+        }
+    }
+}
+
+fn check_flags(header: &RequestHeader, agreed: &Agreed) -> Result<()> {
+    use command_flag as flag;
+    // Forced unit access is legal with every command once it was offered.
+    let known = flag::FUA
+        | match header.command {
+            command::READ if agreed.structured => flag::DF,
+            command::WRITE_ZEROES => flag::NO_HOLE | flag::FAST_ZERO,
+            command::BLOCK_STATUS => flag::REQ_ONE,
+            _ => 0,
+        };
+    let unknown = header.flags & !known;
+    if unknown != 0 {
+        return Err(invalid(format!("flags {unknown:#x} are not known with command {}", header.command)));
+    }
+    Ok(())
+}
+
+fn invalid(text: String) -> Error {
+    Error::new(ErrorKind::InvalidArgument, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SIZE: u64 = 1 << 30;
+
+    fn rules(discard: bool, read_only: bool) -> Rules {
+        let geometry = Geometry {
+            size: SIZE,
+            sector: 512,
+            physical_sector: 4096,
+            atomic_unit: 1 << 20,
+            discard,
+            discard_granularity: 4096,
+            rotational: false,
+        };
+        Rules::new(&geometry, read_only, 32 << 20)
+    }
+
+    fn all() -> Agreed {
+        Agreed { structured: true, contexts: Contexts { allocation: true, state: true } }
+    }
+
+    fn ask(command: u16, flags: u16, offset: u64, length: u32) -> Result<Task> {
+        rules(true, false).judge(&RequestHeader { flags, command, cookie: 0, offset, length }, &all())
+    }
+
+    fn kind(command: u16, flags: u16, offset: u64, length: u32) -> ErrorKind {
+        ask(command, flags, offset, length).expect_err("it is refused").kind()
+    }
+
+    #[test]
+    fn a_range_past_the_end_has_no_space_for_writers_and_is_invalid_for_others() {
+        for (command, expected) in [
+            (command::READ, ErrorKind::InvalidArgument),
+            (command::WRITE, ErrorKind::NoSpace),
+            (command::TRIM, ErrorKind::InvalidArgument),
+            (command::CACHE, ErrorKind::InvalidArgument),
+            (command::WRITE_ZEROES, ErrorKind::NoSpace),
+            (command::BLOCK_STATUS, ErrorKind::InvalidArgument),
+        ] {
+            assert!(ask(command, 0, SIZE - 512, 512).is_ok(), "command {command}");
+            assert_eq!(kind(command, 0, SIZE - 512, 1024), expected, "command {command}");
+            assert_eq!(kind(command, 0, u64::MAX - 511, 512), expected, "command {command}");
+            assert_eq!(kind(command, 0, u64::MAX - 511, 1024), expected, "command {command}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_whole_sectors_is_invalid() {
+        for command in [command::READ, command::WRITE, command::TRIM, command::CACHE, command::WRITE_ZEROES] {
+            for (offset, length) in [(1, 512), (512, 511), (0, 0), (256, 256)] {
+                assert_eq!(kind(command, 0, offset, length), ErrorKind::InvalidArgument);
+            }
+        }
+    }
+
+    #[test]
+    fn payloads_are_bounded_and_other_lengths_are_not() {
+        assert_eq!(kind(command::READ, 0, 0, (32 << 20) + 512), ErrorKind::InvalidArgument);
+        assert_eq!(kind(command::WRITE, 0, 0, (32 << 20) + 512), ErrorKind::InvalidArgument);
+        assert!(ask(command::WRITE, 0, 0, 32 << 20).is_ok());
+        assert!(ask(command::TRIM, 0, 0, 1 << 30).is_ok());
+        assert!(ask(command::WRITE_ZEROES, 0, 0, 1 << 30).is_ok());
+    }
+
+    #[test]
+    fn a_flag_is_known_only_with_its_command() {
+        use command_flag as flag;
+        let known =
+            |command, flags| ask(command, flags, 0, if command == command::FLUSH { 0 } else { 4096 }).is_ok();
+        for command in 0..8 {
+            if command == command::DISC {
+                continue;
+            }
+            assert!(known(command, flag::FUA), "command {command}");
+            assert_eq!(known(command, flag::DF), command == command::READ, "command {command}");
+            assert_eq!(known(command, flag::NO_HOLE), command == command::WRITE_ZEROES, "command {command}");
+            assert_eq!(
+                known(command, flag::FAST_ZERO),
+                command == command::WRITE_ZEROES,
+                "command {command}"
+            );
+            assert_eq!(known(command, flag::REQ_ONE), command == command::BLOCK_STATUS, "command {command}");
+            assert!(!known(command, 1 << 9), "command {command}");
+        }
+        let simple = Agreed::default();
+        let fragment =
+            RequestHeader { flags: flag::DF, command: command::READ, cookie: 0, offset: 0, length: 512 };
+        assert!(rules(true, false).judge(&fragment, &simple).is_err());
+    }
+
+    #[test]
+    fn zeroes_become_a_hole_only_where_client_device_and_alignment_allow_it() {
+        let operation = |rules: Rules, flags, offset, length| {
+            let header = RequestHeader { flags, command: command::WRITE_ZEROES, cookie: 0, offset, length };
+            match rules.judge(&header, &all()).expect("it is legal") {
+                Task::Device { operation, .. } => operation,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(operation(rules(true, false), 0, 4096, 8192), Operation::Discard);
+        assert_eq!(operation(rules(true, false), command_flag::FAST_ZERO, 4096, 8192), Operation::Discard);
+        assert_eq!(operation(rules(true, false), command_flag::NO_HOLE, 4096, 8192), Operation::WriteZeroes);
+        assert_eq!(operation(rules(true, false), 0, 512, 8192), Operation::WriteZeroes);
+        assert_eq!(operation(rules(false, false), 0, 4096, 8192), Operation::WriteZeroes);
+    }
+
+    #[test]
+    fn a_read_only_export_takes_no_change() {
+        let rules = rules(true, true);
+        for command in [command::WRITE, command::TRIM, command::WRITE_ZEROES] {
+            let header = RequestHeader { flags: 0, command, cookie: 0, offset: 0, length: 4096 };
+            assert_eq!(rules.judge(&header, &all()).expect_err("read-only").kind(), ErrorKind::ReadOnly);
+        }
+        let flags = rules.flags(true);
+        assert_ne!(flags & transmission_flag::READ_ONLY, 0);
+        let changing = transmission_flag::SEND_TRIM | transmission_flag::SEND_WRITE_ZEROES;
+        assert_eq!(flags & changing, 0);
+    }
+
+    #[test]
+    fn trim_is_offered_and_taken_only_where_the_device_discards() {
+        assert_ne!(rules(true, false).flags(false) & transmission_flag::SEND_TRIM, 0);
+        assert_eq!(rules(false, false).flags(false) & transmission_flag::SEND_TRIM, 0);
+        let header = RequestHeader { flags: 0, command: command::TRIM, cookie: 0, offset: 0, length: 4096 };
+        let refused = rules(false, false).judge(&header, &all()).expect_err("not offered");
+        assert_eq!(refused.kind(), ErrorKind::Unsupported);
+    }
+
+    #[test]
+    fn unknown_commands_and_a_status_nobody_agreed_on_are_invalid() {
+        assert_eq!(kind(9, 0, 0, 512), ErrorKind::InvalidArgument);
+        let header =
+            RequestHeader { flags: 0, command: command::BLOCK_STATUS, cookie: 0, offset: 0, length: 512 };
+        assert!(
+            rules(true, false).judge(&header, &Agreed { structured: true, ..Agreed::default() }).is_err()
+        );
+    }
+}

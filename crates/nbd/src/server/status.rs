@@ -1,0 +1,183 @@
+//! Block status: what is known of a range, in the words of the contexts that a client chose.
+//!
+//! Always true here: descriptors are not empty, begin where the request begins, stay inside it, and two that touch
+//! differ; their number is bounded, so an answer may cover less than was asked for, as the protocol allows.
+
+use super::handshake::{ALLOCATION_ID, Contexts, STATE_ID};
+use crate::protocol::status_flag;
+use cbd_export::{BlockDevice, ExtentState};
+use cbd_types::{ByteRange, Result};
+
+/// Most descriptors in one answer and context.
+const DESCRIPTORS_MAX: usize = 4096;
+/// The device is asked about so many bytes at a time, which bounds the answers it has to hold.
+const WINDOW: u64 = 64 << 20;
+
+/// What one context says.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Described {
+    /// The context's number.
+    pub(super) context: u32,
+    /// Lengths and flags.
+    pub(super) descriptors: Vec<(u32, u32)>,
+}
+
+/// What the chosen contexts say of `range`, in order.
+pub(super) fn describe(
+    device: &dyn BlockDevice,
+    range: ByteRange,
+    one: bool,
+    contexts: Contexts,
+) -> Result<Vec<Described>> {
+    let most = if one { 1 } else { DESCRIPTORS_MAX };
+    let mut runs = Vec::new();
+    if contexts.allocation {
+        runs.push(Runs { id: ALLOCATION_ID, flags: allocation, most, found: Vec::new(), full: false });
+    }
+    if contexts.state {
+        runs.push(Runs { id: STATE_ID, flags: state, most, found: Vec::new(), full: false });
+    }
+    for window in range.split_at_multiples(WINDOW) {
+        let mut at = window.start;
+        for extent in device.extents(window)? {
+            // What the device leaves out is data; what lies outside is not our question.
+            let Some(extent_range) = extent.range.intersection(&ByteRange { start: at, end: window.end })
+            else {
+                continue;
+            };
+            runs.iter_mut().for_each(|runs| runs.add(extent_range.start - at, ExtentState::default()));
+            runs.iter_mut().for_each(|runs| runs.add(extent_range.len(), extent.state));
+            at = extent_range.end;
+        }
+        runs.iter_mut().for_each(|runs| runs.add(window.end - at, ExtentState::default()));
+        if runs.iter().all(|runs| runs.full) {
+            break;
+        }
+    }
+    Ok(runs.into_iter().map(|runs| Described { context: runs.id, descriptors: runs.found }).collect())
+}
+
+struct Runs {
+    id: u32,
+    flags: fn(ExtentState) -> u32,
+    most: usize,
+    found: Vec<(u32, u32)>,
+    full: bool,
+}
+
+impl Runs {
+    fn add(&mut self, length: u64, state: ExtentState) {
+        if self.full || length == 0 {
+            return;
+        }
+        // A request is no longer than 32 bits can say, hence no run in it.
+        let length = length as u32;
+        let flags = (self.flags)(state);
+        let room = self.found.len() < self.most;
+        match self.found.last_mut() {
+            Some(last) if last.1 == flags => last.0 += length,
+            _ if room => self.found.push((length, flags)),
+            _ => self.full = true,
+        }
+    }
+}
+
+const fn allocation(state: ExtentState) -> u32 {
+    if state.hole { status_flag::HOLE | status_flag::ZERO } else { 0 }
+}
+
+const fn state(state: ExtentState) -> u32 {
+    (if state.cached { status_flag::CACHED } else { 0 }) | (if state.dirty { status_flag::DIRTY } else { 0 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cbd_export::{Extent, RequestQueue};
+    use cbd_types::{Error, ErrorKind, Geometry};
+
+    const MIB: u64 = 1 << 20;
+
+    /// Each MiB is dirty, clean, a hole, or unknown, in turn; what is unknown is left out.
+    struct Striped;
+
+    impl BlockDevice for Striped {
+        fn geometry(&self) -> Geometry {
+            unreachable!("nobody asks")
+        }
+
+        fn open_queue(&self) -> Result<Box<dyn RequestQueue>> {
+            Err(Error::new(ErrorKind::Unsupported, "nobody asks"))
+        }
+
+        fn extents(&self, range: ByteRange) -> Result<Vec<Extent>> {
+            assert!(range.len() <= WINDOW);
+            Ok(range
+                .split_at_multiples(MIB)
+                .filter_map(|range| {
+                    let state = match range.start / MIB % 4 {
+                        0 => ExtentState { hole: false, cached: true, dirty: true },
+                        1 => ExtentState { hole: false, cached: true, dirty: false },
+                        2 => ExtentState { hole: true, cached: false, dirty: false },
+                        _ => return None,
+                    };
+                    Some(Extent { range, state })
+                })
+                .collect())
+        }
+    }
+
+    fn described(context: u32, descriptors: &[(u32, u32)]) -> Described {
+        Described { context, descriptors: descriptors.to_vec() }
+    }
+
+    const BOTH: Contexts = Contexts { allocation: true, state: true };
+
+    #[test]
+    fn each_context_merges_what_is_the_same_to_it() {
+        let found = describe(&Striped, ByteRange::at(512, 4 * MIB), false, BOTH).expect("it is known");
+        let mib = MIB as u32;
+        assert_eq!(
+            found,
+            [
+                described(ALLOCATION_ID, &[(2 * mib - 512, 0), (mib, 3), (mib + 512, 0)]),
+                described(STATE_ID, &[(mib - 512, 3), (mib, 1), (2 * mib, 0), (512, 3)]),
+            ]
+        );
+    }
+
+    #[test]
+    fn who_asks_for_one_gets_one_even_across_windows() {
+        let found = describe(&Striped, ByteRange::at(0, 512 * MIB), true, BOTH).expect("it is known");
+        assert_eq!(found, [described(ALLOCATION_ID, &[(2 << 20, 0)]), described(STATE_ID, &[(1 << 20, 3)])]);
+    }
+
+    #[test]
+    fn only_what_was_chosen_is_answered() {
+        let chosen = Contexts { allocation: false, state: true };
+        let found = describe(&Striped, ByteRange::at(0, MIB), false, chosen).expect("it is known");
+        assert_eq!(found, [described(STATE_ID, &[(1 << 20, 3)])]);
+    }
+
+    #[test]
+    fn an_answer_covers_windows_without_a_seam() {
+        struct Plain;
+        impl BlockDevice for Plain {
+            fn geometry(&self) -> Geometry {
+                unreachable!("nobody asks")
+            }
+            fn open_queue(&self) -> Result<Box<dyn RequestQueue>> {
+                Err(Error::new(ErrorKind::Unsupported, "nobody asks"))
+            }
+        }
+        let range = ByteRange::at(4096, u64::from(u32::MAX) / 4096 * 4096);
+        let found = describe(&Plain, range, false, BOTH).expect("it is known");
+        assert_eq!(
+            found,
+            [
+                described(ALLOCATION_ID, &[(range.len() as u32, 0)]),
+                described(STATE_ID, &[(range.len() as u32, 0)])
+            ]
+        );
+    }
+}

@@ -1,0 +1,232 @@
+//! What the tests share: memory, devices, a server in a directory of its own.
+#![allow(dead_code)]
+
+use cbd_export::{BlockDevice, Event, MemoryDevice, RequestQueue, Waker};
+use cbd_nbd::{Listen, Options, Server};
+use cbd_types::{Completion, Durability, Error, ErrorKind, Geometry, MediaError, Pmem, Request, Result};
+use std::os::fd::RawFd;
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+use tempfile::TempDir;
+
+const PAGE: usize = 4096;
+
+/// Memory on the heap; a lock for each page, so that it is safe and does not slow a measurement.
+pub struct Heap(Vec<Mutex<Box<[u8; PAGE]>>>);
+
+impl Heap {
+    pub fn new(size: usize) -> Arc<Self> {
+        assert_eq!(size % PAGE, 0);
+        Arc::new(Self((0..size / PAGE).map(|_| Mutex::new(Box::new([0; PAGE]))).collect()))
+    }
+
+    fn pieces(at: u64, length: usize, mut each: impl FnMut(usize, usize, std::ops::Range<usize>)) {
+        let (mut at, mut done) = (at as usize, 0);
+        while done < length {
+            let inside = at % PAGE;
+            let count = (PAGE - inside).min(length - done);
+            each(at / PAGE, inside, done..done + count);
+            at += count;
+            done += count;
+        }
+    }
+}
+
+impl Pmem for Heap {
+    fn len(&self) -> u64 {
+        (self.0.len() * PAGE) as u64
+    }
+
+    fn durability(&self) -> Durability {
+        Durability::ProcessCrash
+    }
+
+    fn store(&self, at: u64, from: &[u8]) {
+        Self::pieces(at, from.len(), |page, inside, piece| {
+            let mut page = self.0[page].lock().expect("nobody panics in here");
+            page[inside..inside + piece.len()].copy_from_slice(&from[piece]);
+        });
+    }
+
+    fn store_summed(&self, _at: u64, _from: &[u8], _first: usize, _sums: &mut [u32]) {
+        unreachable!("a bare copy sums nothing");
+    }
+
+    fn store_line(&self, at: u64, line: &[u8; 64]) {
+        self.store(at, line);
+    }
+
+    fn fence(&self) {
+        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+    }
+
+    fn load(&self, at: u64, into: &mut [u8]) -> core::result::Result<(), MediaError> {
+        Self::pieces(at, into.len(), |page, inside, piece| {
+            let page = self.0[page].lock().expect("nobody panics in here");
+            let length = piece.len();
+            into[piece].copy_from_slice(&page[inside..inside + length]);
+        });
+        Ok(())
+    }
+
+    fn load_summed(&self, _at: u64, _into: &mut [u8]) -> core::result::Result<u32, MediaError> {
+        unreachable!("a bare copy sums nothing");
+    }
+
+    fn write_back(&self, _at: u64, _length: u64) {}
+}
+
+/// A device over memory of `size` bytes.
+pub fn memory(size: usize) -> Arc<dyn BlockDevice> {
+    Arc::new(MemoryDevice::new(Heap::new(size), 512).expect("a device"))
+}
+
+/// How long a request is parked before it is carried out; `None` for ever.
+pub type Delay = Arc<dyn Fn(&Request) -> Option<Duration> + Send + Sync>;
+
+/// A device that parks each request, carries it out when its time has come, and then signals.
+pub struct Slow {
+    inner: Arc<dyn BlockDevice>,
+    delay: Delay,
+}
+
+impl Slow {
+    pub fn over(
+        inner: Arc<dyn BlockDevice>,
+        delay: impl Fn(&Request) -> Option<Duration> + Send + Sync + 'static,
+    ) -> Arc<dyn BlockDevice> {
+        Arc::new(Self { inner, delay: Arc::new(delay) })
+    }
+}
+
+impl BlockDevice for Slow {
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn open_queue(&self) -> Result<Box<dyn RequestQueue>> {
+        let (due, when_due) = channel();
+        Ok(Box::new(SlowQueue {
+            inner: self.inner.open_queue()?,
+            delay: Arc::clone(&self.delay),
+            event: Event::new()?,
+            due,
+            when_due,
+            parked: 0,
+        }))
+    }
+}
+
+struct SlowQueue {
+    inner: Box<dyn RequestQueue>,
+    delay: Delay,
+    event: Event,
+    due: Sender<Request>,
+    when_due: Receiver<Request>,
+    parked: usize,
+}
+
+impl RequestQueue for SlowQueue {
+    fn submit(&mut self, request: Request, _done: &mut Vec<Completion>) {
+        self.parked += 1;
+        let Some(delay) = (self.delay)(&request) else { return };
+        let (due, waker): (_, Waker) = (self.due.clone(), self.event.waker());
+        thread::spawn(move || {
+            thread::sleep(delay);
+            // The queue may be gone; then nobody waits.
+            let _ = due.send(request);
+            waker.wake();
+        });
+    }
+
+    fn poll(&mut self, done: &mut Vec<Completion>) {
+        self.event.clear();
+        while let Ok(request) = self.when_due.try_recv() {
+            self.parked -= 1;
+            self.inner.submit(request, done);
+        }
+    }
+
+    fn parked(&self) -> usize {
+        self.parked
+    }
+
+    fn wait_descriptors(&self) -> Vec<RawFd> {
+        vec![self.event.descriptor()]
+    }
+}
+
+/// A device that fails every request with an error of one kind.
+pub struct Failing(pub ErrorKind);
+
+impl BlockDevice for Failing {
+    fn geometry(&self) -> Geometry {
+        memory(1 << 20).geometry()
+    }
+
+    fn open_queue(&self) -> Result<Box<dyn RequestQueue>> {
+        Ok(Box::new(FailingQueue(self.0)))
+    }
+}
+
+struct FailingQueue(ErrorKind);
+
+impl RequestQueue for FailingQueue {
+    fn submit(&mut self, request: Request, done: &mut Vec<Completion>) {
+        let result = Err(Error::new(self.0, "the test wants it so"));
+        done.push(Completion { id: request.id, result, buffer: request.buffer });
+    }
+
+    fn poll(&mut self, _done: &mut Vec<Completion>) {}
+
+    fn parked(&self) -> usize {
+        0
+    }
+
+    fn wait_descriptors(&self) -> Vec<RawFd> {
+        Vec::new()
+    }
+}
+
+/// A server on a unix socket in a directory that goes with it.
+pub struct Served {
+    pub server: Server,
+    pub listen: Listen,
+    pub path: PathBuf,
+    pub directory: TempDir,
+}
+
+pub fn serve(device: Arc<dyn BlockDevice>) -> Served {
+    serve_with(
+        device,
+        Options { export_name: "disk".into(), description: "a test".into(), ..Options::default() },
+    )
+}
+
+pub fn serve_with(device: Arc<dyn BlockDevice>, options: Options) -> Served {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("nbd.sock");
+    let listen = Listen::Unix(path.clone());
+    let server = Server::start(device, listen.clone(), options).expect("a server");
+    Served { server, listen, path, directory }
+}
+
+/// Runs `test` and fails if it has not ended after half a minute, so that nothing here can hang.
+pub fn in_time(test: impl FnOnce() + Send + 'static) {
+    let (sender, receiver) = channel();
+    let worker = thread::spawn(move || {
+        test();
+        let _ = sender.send(());
+    });
+    match receiver.recv_timeout(Duration::from_secs(30)) {
+        Err(std::sync::mpsc::RecvTimeoutError::Timeout) => panic!("the test did not end in time"),
+        _ => {
+            if let Err(panic) = worker.join() {
+                std::panic::resume_unwind(panic);
+            }
+        }
+    }
+}
