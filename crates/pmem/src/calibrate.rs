@@ -1,0 +1,156 @@
+//! Which way to copy is the fastest here, by size.
+//!
+//! Always true here: nothing is measured on bytes that somebody needs; every figure is that of a durable copy,
+//! its fence included, to memory that is in no cache.
+//!
+//! Left to others: where the figures are shown (`mapping`).
+
+use crate::copy;
+use crate::memory::Memory;
+use crate::methods::{Available, CLASS_SIZES, CopyMethod, Methods};
+use crate::routines::processor::fence;
+use cbd_types::CHECKSUM_BLOCK;
+use cbd_types::pmem::blocks_of;
+use std::time::Instant;
+
+/// What was measured.
+#[derive(Clone, Debug)]
+pub(crate) struct Calibration {
+    pub methods: Methods,
+    /// Nanoseconds for each class: of the fastest store, and of the fastest store with a sum.
+    pub figures: [Figures; CLASS_SIZES.len()],
+}
+
+/// Nanoseconds for one durable copy.
+#[derive(Clone, Copy, Default, PartialEq, Debug)]
+pub(crate) struct Figures {
+    pub store_ns: f64,
+    pub store_summed_ns: f64,
+}
+
+/// Copies for each size and round: together about a third of a millisecond.
+const COPIES: [usize; CLASS_SIZES.len()] = [160, 128, 96, 10, 1];
+/// Each method has as many chances to be measured undisturbed.
+const ROUNDS: usize = 5;
+/// A later method must be this much better: noise shall not decide.
+const CLEARLY: f64 = 0.95;
+
+/// Measures all methods on the bytes of `memory` from `start`, which are overwritten. Memory that fails, or that
+/// is smaller than 2 MiB, is not measured: the methods that are usually the best are taken.
+pub(crate) fn calibrate(
+    available: &Available,
+    memory: &Memory,
+    start: u64,
+    length: u64,
+) -> Option<Calibration> {
+    let largest = CLASS_SIZES[CLASS_SIZES.len() - 1] as u64;
+    if length < 2 * largest {
+        return None;
+    }
+    let source: Vec<u8> = (0..largest).map(|index| ((index * 31) >> 3) as u8).collect();
+    let mut places = Places { state: 0x9E37_79B9_7F4A_7C15, start, length };
+    let first = available.stores.first()?;
+    let mut methods = available.forced(first.method).ok()?;
+    let mut figures = [Figures::default(); CLASS_SIZES.len()];
+    for (class, &size) in CLASS_SIZES.iter().enumerate() {
+        let from = &source[..size];
+        let mut bench = Bench { available, memory, places: &mut places, class };
+
+        // The portable method is that of write-backs with a slower copy; where it is the only one it is chosen already.
+        let candidates: Vec<_> =
+            available.stores.iter().filter(|store| store.method != CopyMethod::Portable).collect();
+        let fastest = bench.fastest(candidates.len(), size, |candidate, memory, at| {
+            let mut methods = methods;
+            methods.stores[class] = *candidates[candidate];
+            copy::store(memory, &methods, at, from).is_ok()
+        })?;
+        if let Some((candidate, ns)) = fastest {
+            methods.stores[class] = *candidates[candidate];
+            figures[class].store_ns = ns;
+        }
+
+        let first = from.len().min(CHECKSUM_BLOCK as usize);
+        let mut sums = vec![0; blocks_of(from.len(), first)];
+        let fastest = bench.fastest(available.sums.len(), size, |candidate, memory, at| {
+            let mut methods = methods;
+            methods.sums[class] = Some(available.sums[candidate]);
+            copy::store_summed(memory, &methods, at, from, first, &mut sums).is_ok()
+        })?;
+        if let Some((candidate, ns)) = fastest {
+            methods.sums[class] = Some(available.sums[candidate]);
+            figures[class].store_summed_ns = ns;
+        }
+    }
+    Some(Calibration { methods, figures })
+}
+
+struct Bench<'a> {
+    available: &'a Available,
+    memory: &'a Memory,
+    places: &'a mut Places,
+    class: usize,
+}
+
+impl Bench<'_> {
+    /// The candidate whose copies of `size` bytes take the least time, and how long one takes with its fence, in
+    /// nanoseconds: `Some(None)` where there is no candidate, `None` where memory failed. The candidates take
+    /// turns, so that a disturbance meets all of them alike.
+    #[allow(clippy::option_option, reason = "failing memory is not the same as having no candidate")]
+    fn fastest(
+        &mut self,
+        candidates: usize,
+        size: usize,
+        mut copy_to: impl FnMut(usize, &Memory, u64) -> bool,
+    ) -> Option<Option<(usize, f64)>> {
+        let mut best = vec![f64::INFINITY; candidates];
+        for _ in 0..ROUNDS {
+            for (candidate, best) in best.iter_mut().enumerate() {
+                let ns = self.measure(size, |memory, at| copy_to(candidate, memory, at))?;
+                *best = best.min(ns);
+            }
+        }
+        Some(
+            best.into_iter()
+                .enumerate()
+                .reduce(|fastest, next| if next.1 < fastest.1 * CLEARLY { next } else { fastest }),
+        )
+    }
+
+    /// Nanoseconds for one copy with its fence, to memory that is in no cache.
+    fn measure(&mut self, size: usize, mut copy_to: impl FnMut(&Memory, u64) -> bool) -> Option<f64> {
+        let copies = COPIES[self.class];
+        let places: Vec<_> = (0..copies).map(|_| self.places.next(size)).collect();
+        for &at in &places {
+            copy::evict(self.memory, self.available, at, size).ok()?;
+        }
+        fence();
+        let begin = Instant::now();
+        for &at in &places {
+            if !copy_to(self.memory, at) {
+                return None;
+            }
+            fence();
+        }
+        Some(begin.elapsed().as_nanos() as f64 / copies as f64)
+    }
+}
+
+/// Places all over the memory, the same ones in each process.
+struct Places {
+    state: u64,
+    start: u64,
+    length: u64,
+}
+
+impl Places {
+    fn next(&mut self, size: usize) -> u64 {
+        // xorshift64: any sequence that a prefetcher cannot guess will do.
+        self.state ^= self.state << 13;
+        self.state ^= self.state >> 7;
+        self.state ^= self.state << 17;
+        let size = size as u64;
+        let first = self.start.next_multiple_of(4096);
+        let count = (self.start + self.length - first) / size;
+        first + self.state % count * size
+    }
+}

@@ -1,0 +1,251 @@
+//! Copies into a region and out of it, at any alignment and length.
+//!
+//! Always true here: every source byte is loaded once, and sums are of the bytes that were stored. After a
+//! store that went well, a fence by the same thread makes the bytes durable. Nothing here locks: a locked
+//! instruction would drain the stores one by one.
+//!
+//! Left to others: bounds (`memory`), remembering a failure (`mapping`), fences.
+
+use crate::keys::KEYS;
+use crate::memory::Memory;
+use crate::methods::{Available, Methods, Sum, class_of};
+use crate::routines::{BackLines, Failure};
+use cbd_types::CHECKSUM_BLOCK;
+
+const LINE: usize = 64;
+const STEP: usize = 256;
+const BLOCK: usize = CHECKSUM_BLOCK as usize;
+
+/// Why a copy was not made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Fault {
+    /// The bytes are not all inside the region.
+    Outside,
+    /// Memory failed.
+    Failed(Failure),
+}
+
+impl From<Failure> for Fault {
+    fn from(failure: Failure) -> Self {
+        Self::Failed(failure)
+    }
+}
+
+/// Stores `from` at `at`.
+#[inline]
+pub(crate) fn store(memory: &Memory, methods: &Methods, at: u64, from: &[u8]) -> Result<(), Fault> {
+    let to = memory.pointer(at, from.len()).ok_or(Fault::Outside)?;
+    // SAFETY: `to` has room for as many bytes as `from`; a region overlaps no Rust slice.
+    unsafe {
+        if (to as usize | from.len()).is_multiple_of(LINE) {
+            Ok(store_lines(methods, to, from.as_ptr(), from.len())?)
+        } else {
+            Ok(store_ragged(methods, to, from)?)
+        }
+    }
+}
+
+/// # Safety
+/// `length` bytes, whole lines, are readable at `from` and writable at `to`, which is aligned to a line.
+#[inline]
+unsafe fn store_lines(methods: &Methods, to: *mut u8, from: *const u8, length: usize) -> Result<(), Failure> {
+    if length == 0 {
+        return Ok(());
+    }
+    let store = &methods.stores[class_of(length)];
+    // SAFETY: the caller's; a routine is in `methods` only if the processor can run it.
+    unsafe {
+        (store.lines)(to, from, length / LINE).result()?;
+        if !store.written_back {
+            back(methods, to, length)?;
+        }
+    }
+    Ok(())
+}
+
+/// The lines in the middle as always, what is left on both sides through the caches.
+///
+/// # Safety
+/// `to` has room for `from`.
+unsafe fn store_ragged(methods: &Methods, to: *mut u8, from: &[u8]) -> Result<(), Failure> {
+    let (head, rest) = from.split_at(from.len().min(to.align_offset(LINE)));
+    let (middle, tail) = rest.split_at(rest.len() / LINE * LINE);
+    // SAFETY: head, middle and tail follow each other in `from` as in `to`; after the head `to` is aligned.
+    unsafe {
+        store_bytes(methods, to, head)?;
+        let to = to.add(head.len());
+        store_lines(methods, to, middle.as_ptr(), middle.len())?;
+        store_bytes(methods, to.add(middle.len()), tail)
+    }
+}
+
+/// # Safety
+/// `to` has room for `from`.
+unsafe fn store_bytes(methods: &Methods, to: *mut u8, from: &[u8]) -> Result<(), Failure> {
+    // SAFETY: the caller's.
+    unsafe {
+        (methods.bytes)(to, from.as_ptr(), from.len()).result()?;
+        back(methods, to, from.len())
+    }
+}
+
+/// # Safety
+/// `length` bytes are mapped at `at`.
+#[inline]
+unsafe fn back(methods: &Methods, at: *mut u8, length: usize) -> Result<(), Failure> {
+    // SAFETY: the caller's; a routine is in `methods` only if the processor can run it.
+    unsafe { back_with(methods.back, at, length) }
+}
+
+/// # Safety
+/// `length` bytes are mapped at `at`, and the processor can run the routine.
+unsafe fn back_with(routine: BackLines, at: *mut u8, length: usize) -> Result<(), Failure> {
+    if length == 0 {
+        return Ok(());
+    }
+    let skew = at as usize % LINE;
+    // SAFETY: lines do not cross pages, so the whole of a line of which one byte is mapped is mapped.
+    unsafe { routine(at.sub(skew), at, (skew + length).div_ceil(LINE)).result()? };
+    Ok(())
+}
+
+/// Writes the lines of a range back.
+pub(crate) fn write_back(memory: &Memory, methods: &Methods, at: u64, length: u64) -> Result<(), Fault> {
+    let length = usize::try_from(length).map_err(|_| Fault::Outside)?;
+    let start = memory.pointer(at, length).ok_or(Fault::Outside)?;
+    // SAFETY: the bytes are mapped; a write-back changes none.
+    Ok(unsafe { back(methods, start, length) }?)
+}
+
+/// Takes the lines of a range out of the caches, where the processor can.
+pub(crate) fn evict(memory: &Memory, available: &Available, at: u64, length: usize) -> Result<(), Fault> {
+    let start = memory.pointer(at, length).ok_or(Fault::Outside)?;
+    // SAFETY: the bytes are mapped; a routine is in `available` only if the processor can run it.
+    Ok(unsafe { back_with(available.evict, start, length) }?)
+}
+
+/// Stores `from` at `at`, and the sum of each checksum block of it in `sums`; the first block has `first`
+/// bytes.
+#[inline]
+pub(crate) fn store_summed(
+    memory: &Memory,
+    methods: &Methods,
+    at: u64,
+    from: &[u8],
+    first: usize,
+    sums: &mut [u32],
+) -> Result<(), Fault> {
+    let mut to = memory.pointer(at, from.len()).ok_or(Fault::Outside)?;
+    let way = &methods.sums[class_of(from.len())];
+    let (mut block, mut rest) = from.split_at(first.min(from.len()));
+    let mut sums = sums.iter_mut();
+    loop {
+        // SAFETY: the blocks follow each other in `from` as in the bytes at `to`, which has room for all.
+        let sum = unsafe {
+            match way {
+                Some(way) => store_block(methods, way, to, block)?,
+                None => store_block_over_copy(methods, to, block)?,
+            }
+        };
+        if let Some(place) = sums.next() {
+            *place = sum;
+        }
+        if rest.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: more follows, so the pointer stays inside.
+        to = unsafe { to.add(block.len()) };
+        (block, rest) = rest.split_at(rest.len().min(BLOCK));
+    }
+}
+
+/// # Safety
+/// `to` has room for `from`.
+#[inline]
+unsafe fn store_block(methods: &Methods, way: &Sum, to: *mut u8, from: &[u8]) -> Result<u32, Failure> {
+    // SAFETY: the caller's.
+    unsafe {
+        let stepped = if (to as usize).is_multiple_of(LINE) { from.len() / STEP * STEP } else { 0 };
+        let sum = sum(way, to, from.as_ptr(), from.len(), stepped)?;
+        // The steps write back by themselves; what came after them went through the caches.
+        back(methods, to.add(stepped), from.len() - stepped)?;
+        Ok(sum)
+    }
+}
+
+/// Where one pass is not possible: the sum is that of a copy which nobody else can change.
+///
+/// # Safety
+/// `to` has room for `from`.
+unsafe fn store_block_over_copy(methods: &Methods, mut to: *mut u8, from: &[u8]) -> Result<u32, Failure> {
+    let mut copy = [0_u8; BLOCK];
+    let mut digest = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi);
+    for piece in from.chunks(BLOCK) {
+        let copy = &mut copy[..piece.len()];
+        // SAFETY: the copy has the piece's length; `to` has room for it, by the caller.
+        unsafe {
+            (methods.bytes)(copy.as_mut_ptr(), piece.as_ptr(), piece.len()).result()?;
+            digest.update(copy);
+            if (to as usize | copy.len()).is_multiple_of(LINE) {
+                store_lines(methods, to, copy.as_ptr(), copy.len())?;
+            } else {
+                store_ragged(methods, to, copy)?;
+            }
+            to = to.add(piece.len());
+        }
+    }
+    Ok(digest.finalize() as u32)
+}
+
+/// Copies `length` bytes, the first `stepped` of them in steps, and sums all.
+///
+/// # Safety
+/// `length` bytes are readable at `from` and writable at `to`; `stepped` is whole steps, at most `length`,
+/// and if the way stores past the caches `to` is aligned to a line or `stepped` is 0.
+#[inline]
+unsafe fn sum(
+    way: &Sum,
+    to: *mut u8,
+    from: *const u8,
+    length: usize,
+    stepped: usize,
+) -> Result<u32, Failure> {
+    let mut state = u32::MAX;
+    // SAFETY: the caller's.
+    unsafe {
+        if stepped > 0 {
+            state = (way.steps)(to, from, stepped / STEP, u64::from(state), &raw const KEYS).result()?;
+        }
+        if stepped < length {
+            let seed = u64::from(state);
+            state = (way.bytes)(to.add(stepped), from.add(stepped), length - stepped, seed).result()?;
+        }
+    }
+    Ok(!state)
+}
+
+/// Copies from `at`.
+#[inline]
+pub(crate) fn load(memory: &Memory, methods: &Methods, at: u64, into: &mut [u8]) -> Result<(), Fault> {
+    let from = memory.pointer(at, into.len()).ok_or(Fault::Outside)?;
+    // SAFETY: as many bytes are mapped at `from` as `into` has; a region overlaps no Rust slice.
+    unsafe { (methods.load)(into.as_mut_ptr(), from, into.len()).result()? };
+    Ok(())
+}
+
+/// Copies from `at` and sums the copied bytes.
+#[inline]
+pub(crate) fn load_summed(
+    memory: &Memory,
+    methods: &Methods,
+    at: u64,
+    into: &mut [u8],
+) -> Result<u32, Fault> {
+    let from = memory.pointer(at, into.len()).ok_or(Fault::Outside)?;
+    let Some(way) = &methods.load_sum else {
+        load(memory, methods, at, into)?;
+        return Ok(crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, into) as u32);
+    };
+    // SAFETY: as many bytes are mapped at `from` as `into` has; the way stores at any alignment.
+    Ok(unsafe { sum(way, into.as_mut_ptr(), from, into.len(), into.len() / STEP * STEP)? })
+}

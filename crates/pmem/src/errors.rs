@@ -1,0 +1,22 @@
+//! From the system's errors to ours.
+//!
+//! Always true here: the kind is decided by the number alone, in one place.
+
+use cbd_types::{Error, ErrorKind};
+use std::io;
+
+/// `text` says what could not be done, with what.
+pub(crate) fn from_io(error: &io::Error, text: impl core::fmt::Display) -> Error {
+    let kind = match error.raw_os_error() {
+        Some(libc::ENOENT | libc::ENOTDIR | libc::ENXIO | libc::ENODEV) => ErrorKind::NotFound,
+        Some(libc::EACCES | libc::EPERM) => ErrorKind::Permission,
+        Some(libc::EROFS) => ErrorKind::ReadOnly,
+        Some(libc::EEXIST) => ErrorKind::AlreadyExists,
+        Some(libc::ENOSPC | libc::EDQUOT | libc::ENOMEM | libc::EFBIG) => ErrorKind::NoSpace,
+        Some(libc::EBUSY | libc::ETXTBSY) => ErrorKind::Busy,
+        Some(libc::EINVAL | libc::EISDIR | libc::ELOOP | libc::ENAMETOOLONG) => ErrorKind::InvalidArgument,
+        Some(libc::EOPNOTSUPP) => ErrorKind::Unsupported,
+        _ => ErrorKind::System,
+    };
+    Error::new(kind, format!("{text}: {error}"))
+}

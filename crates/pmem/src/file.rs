@@ -1,0 +1,93 @@
+//! The system calls on files that std does not have.
+//!
+//! Always true here: a call returns what the system said; nothing is decided.
+//!
+//! Left to others: what an error means to the user (`open`).
+
+use std::ffi::CStr;
+use std::fs::File;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, FromRawFd};
+
+fn checked(returned: libc::c_int) -> io::Result<libc::c_int> {
+    if returned < 0 { Err(io::Error::last_os_error()) } else { Ok(returned) }
+}
+
+/// Takes the whole file for writing, for this open description alone; false when somebody else has it. It is
+/// given back when the last descriptor of this description is closed, however the process ends.
+pub(crate) fn lock(file: &File) -> io::Result<bool> {
+    let whole = libc::flock {
+        l_type: libc::F_WRLCK as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: 0,
+        l_len: 0,
+        l_pid: 0,
+    };
+    // SAFETY: the descriptor is open, and `whole` is what the command reads.
+    match checked(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const whole) }) {
+        Ok(_) => Ok(true),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Allocates the first `length` bytes; the file is at least that long afterwards, and its bytes are as before.
+pub(crate) fn allocate(file: &File, length: u64) -> io::Result<()> {
+    let length = libc::off_t::try_from(length).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
+    loop {
+        // SAFETY: the descriptor is open.
+        match checked(unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, length) }) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            other => return other.map(|_| ()),
+        }
+    }
+}
+
+/// A file that has no name and lives in memory.
+pub(crate) fn unnamed(name: &CStr) -> io::Result<File> {
+    // SAFETY: the name ends with a zero byte.
+    let descriptor = checked(unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) })?;
+    // SAFETY: the descriptor was just made, and nobody else knows it.
+    Ok(unsafe { File::from_raw_fd(descriptor) })
+}
+
+/// What a file lies on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct FileSystem {
+    /// Its magic number.
+    pub magic: u64,
+    /// The unit in which it allocates, in bytes; for hugetlbfs the size of its pages.
+    pub block: u64,
+    /// Bytes that may still be allocated.
+    pub free: u64,
+}
+
+/// What `file` lies on.
+pub(crate) fn file_system(file: &File) -> io::Result<FileSystem> {
+    let mut answer = MaybeUninit::<libc::statfs>::uninit();
+    // SAFETY: the descriptor is open and `answer` has room for what the call writes.
+    checked(unsafe { libc::fstatfs(file.as_raw_fd(), answer.as_mut_ptr()) })?;
+    // SAFETY: the call succeeded, so it wrote all of it.
+    let answer = unsafe { answer.assume_init() };
+    let block = answer.f_bsize as u64;
+    Ok(FileSystem { magic: answer.f_type as u64, block, free: answer.f_bavail.saturating_mul(block) })
+}
+
+/// Whether the file's pages are the medium's own (DAX), as its file system says.
+pub(crate) fn is_dax(file: &File) -> bool {
+    let mut answer = MaybeUninit::<libc::statx>::zeroed();
+    // SAFETY: the descriptor is open, the path is empty and ends with a zero byte, and `answer` has room.
+    let returned =
+        unsafe { libc::statx(file.as_raw_fd(), c"".as_ptr(), libc::AT_EMPTY_PATH, 0, answer.as_mut_ptr()) };
+    // SAFETY: all zeroes is a valid value, whether the call wrote it or not.
+    let answer = unsafe { answer.assume_init() };
+    returned == 0 && answer.stx_attributes & libc::STATX_ATTR_DAX as u64 != 0
+}
+
+/// The system's page in bytes.
+pub(crate) fn page_size() -> u64 {
+    // SAFETY: the call reads nothing of ours.
+    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    u64::try_from(size).ok().filter(|size| size.is_power_of_two()).unwrap_or(4096)
+}

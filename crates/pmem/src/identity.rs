@@ -1,0 +1,253 @@
+//! What a path stands on, so that a caller can refuse a region, a backing file or a log that stands on a
+//! device of ours: such a thing would wait for itself.
+//!
+//! Always true here: the answer is what the system said at that moment. Layers that cannot be looked through
+//! (a network file system, a FUSE file system) end the chain.
+//!
+//! Left to others: what is refused.
+
+use crate::sysfs::{self, DeviceNumber, SYS};
+use crate::{errors, file};
+use cbd_types::Result;
+use std::collections::VecDeque;
+use std::fs::{self, File};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// A path, and all that lies under it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Identity {
+    /// Device number of the file system that holds the file.
+    pub device: DeviceNumber,
+    /// The file's number there.
+    pub inode: u64,
+    /// The kind of that file system.
+    pub file_system: String,
+    /// Block devices under it, and under the files that those are made of: the nearest first, each once.
+    pub layers: Vec<Layer>,
+}
+
+/// A block device under a path.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Layer {
+    /// Its number.
+    pub number: DeviceNumber,
+    /// Its name in /dev, as the kernel gives it.
+    pub name: String,
+    /// The file that it shows, if it is a loop device.
+    pub file: Option<PathBuf>,
+}
+
+/// More layers than any sane machine has.
+const LAYERS: usize = 64;
+
+/// What `path` stands on. A path that does not exist yet stands on what its directory stands on.
+///
+/// # Errors
+/// When the path, or the directory it would be in, cannot be looked at.
+pub fn backing_identity(path: &Path) -> Result<Identity> {
+    let existing = if path.exists() { path } else { directory_of(path) };
+    let metadata = fs::metadata(existing)
+        .map_err(|error| errors::from_io(&error, format!("cannot look at {}", existing.display())))?;
+    // O_PATH: a device is not touched by being looked at.
+    let file_system = fs::OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_PATH)
+        .open(existing)
+        .and_then(|file: File| file::file_system(&file))
+        .map_or_else(|_| "unknown".to_owned(), |system| file_system_name(system.magic));
+    let mounts = mounts();
+    let mut walk = Walk { mounts: &mounts, layers: Vec::new(), next: VecDeque::new() };
+    let device = DeviceNumber::from_stat(metadata.dev());
+    if metadata.file_type().is_block_device() {
+        walk.next.push_back(DeviceNumber::from_stat(metadata.rdev()));
+    } else if !metadata.file_type().is_char_device() {
+        walk.push_file_system(device);
+    }
+    walk.run();
+    Ok(Identity { device, inode: metadata.ino(), file_system, layers: walk.layers })
+}
+
+fn directory_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
+}
+
+struct Walk<'a> {
+    mounts: &'a [Mount],
+    layers: Vec<Layer>,
+    next: VecDeque<DeviceNumber>,
+}
+
+impl Walk<'_> {
+    fn run(&mut self) {
+        while let Some(number) = self.next.pop_front() {
+            if self.layers.len() < LAYERS && !self.layers.iter().any(|layer| layer.number == number) {
+                self.visit(number);
+            }
+        }
+    }
+
+    /// A file system stands on the device of its number, or, where that is made up (btrfs, overlay), on the
+    /// device that it was mounted from.
+    fn push_file_system(&mut self, device: DeviceNumber) {
+        if device.major != 0 {
+            self.next.push_back(device);
+            return;
+        }
+        for mount in self.mounts.iter().filter(|mount| mount.device == device) {
+            self.push_block_device(&mount.source);
+        }
+    }
+
+    fn push_block_device(&mut self, path: &Path) {
+        if let Ok(metadata) = fs::metadata(path)
+            && metadata.file_type().is_block_device()
+        {
+            self.next.push_back(DeviceNumber::from_stat(metadata.rdev()));
+        }
+    }
+
+    fn visit(&mut self, number: DeviceNumber) {
+        let Some(directory) = sysfs::of_block_device(Path::new(SYS), number) else { return };
+        let name = directory.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+        let file = sysfs::read_line(&directory.join("loop/backing_file")).map(PathBuf::from);
+        if let Some(metadata) = file.as_ref().and_then(|file| fs::metadata(file).ok()) {
+            if metadata.file_type().is_block_device() {
+                self.next.push_back(DeviceNumber::from_stat(metadata.rdev()));
+            } else {
+                self.push_file_system(DeviceNumber::from_stat(metadata.dev()));
+            }
+        }
+        self.layers.push(Layer { number, name, file });
+        // What device mapper and md are made of; and the disk of a partition.
+        for slave in fs::read_dir(directory.join("slaves")).into_iter().flatten().flatten() {
+            self.push_directory(&slave.path());
+        }
+        if directory.join("partition").exists()
+            && let Some(disk) = directory.parent()
+        {
+            self.push_directory(disk);
+        }
+    }
+
+    fn push_directory(&mut self, directory: &Path) {
+        self.next.extend(sysfs::read_line(&directory.join("dev")).as_deref().and_then(parse_number));
+    }
+}
+
+struct Mount {
+    device: DeviceNumber,
+    source: PathBuf,
+}
+
+fn mounts() -> Vec<Mount> {
+    let text = fs::read("/proc/self/mountinfo").unwrap_or_default();
+    text.split(|&byte| byte == b'\n').filter_map(parse_mount).collect()
+}
+
+/// `36 35 98:0 /root /point rw,options optional... - type source super-options`
+fn parse_mount(line: &[u8]) -> Option<Mount> {
+    let mut words = line.split(|&byte| byte == b' ');
+    let device = parse_number(std::str::from_utf8(words.nth(2)?).ok()?)?;
+    words.find(|word| word == b"-")?;
+    let source = words.nth(1)?;
+    Some(Mount { device, source: PathBuf::from(std::ffi::OsStr::from_bytes(&unescape(source))) })
+}
+
+/// Spaces and the like stand as octal numbers.
+fn unescape(word: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(word.len());
+    let mut rest = word;
+    while let Some((&byte, after)) = rest.split_first() {
+        let digits = after.get(..3).and_then(|digits| std::str::from_utf8(digits).ok());
+        match digits.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+            Some(escaped) if byte == b'\\' => {
+                out.push(escaped);
+                rest = &after[3..];
+            }
+            _ => {
+                out.push(byte);
+                rest = after;
+            }
+        }
+    }
+    out
+}
+
+fn parse_number(text: &str) -> Option<DeviceNumber> {
+    let (major, minor) = text.split_once(':')?;
+    Some(DeviceNumber { major: major.parse().ok()?, minor: minor.parse().ok()? })
+}
+
+/// The name of a file system by its magic number.
+pub(crate) fn file_system_name(magic: u64) -> String {
+    let name = match magic {
+        TMPFS => "tmpfs",
+        HUGETLBFS => "hugetlbfs",
+        0x8584_58F6 => "ramfs",
+        0xEF53 => "ext4",
+        0x5846_5342 => "xfs",
+        0x9123_683E => "btrfs",
+        0xF2F5_2010 => "f2fs",
+        0x2FC1_2FC1 => "zfs",
+        0x794C_7630 => "overlay",
+        0x6969 => "nfs",
+        0x6573_5546 => "fuse",
+        0x0102_1997 => "9p",
+        0xFF53_4D42 => "cifs",
+        0xFE53_4D42 => "smb",
+        0x00C3_6400 => "ceph",
+        0x1373 => "devfs",
+        _ => return format!("{magic:#x}"),
+    };
+    name.to_owned()
+}
+
+pub(crate) const TMPFS: u64 = 0x0102_1994;
+pub(crate) const HUGETLBFS: u64 = 0x9584_58F6;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_that_does_not_exist_stands_on_its_directory() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let there = backing_identity(directory.path()).expect("known");
+        let not_yet = backing_identity(&directory.path().join("region")).expect("known");
+        assert_eq!(there, not_yet);
+    }
+
+    #[test]
+    fn the_block_device_beneath_a_file_is_named() {
+        let identity = backing_identity(&std::env::current_exe().expect("known")).expect("known");
+        if identity.device.major != 0 {
+            assert_eq!(identity.layers.first().map(|layer| layer.number), Some(identity.device));
+        }
+    }
+
+    #[test]
+    fn a_mount_line_gives_number_and_source() {
+        let line = b"36 35 0:44 / /mnt rw,noatime shared:1 master:2 - btrfs /dev/my\\040disk rw,ssd";
+        let mount = parse_mount(line).expect("well formed");
+        assert_eq!(mount.device, DeviceNumber { major: 0, minor: 44 });
+        assert_eq!(mount.source, Path::new("/dev/my disk"));
+    }
+
+    #[test]
+    fn a_malformed_mount_line_is_no_mount() {
+        for line in [&b""[..], b"36 35", b"36 35 x:y / / rw - a b", b"36 35 0:1 / / rw", b"1 2 3:4 - a"] {
+            assert!(parse_mount(line).is_none());
+        }
+    }
+
+    #[test]
+    fn a_missing_directory_is_an_error_that_names_it() {
+        let error = backing_identity(Path::new("/no/such/place")).expect_err("is missing");
+        assert!(error.line().contains("/no/such"), "{error}");
+    }
+}

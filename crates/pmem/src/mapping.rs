@@ -1,0 +1,357 @@
+//! A mapped region: the persistent memory that the engine stores into.
+//!
+//! Always true here: while a [`Mapping`] lives its region is held against other daemons. A store whose memory
+//! fails is remembered for ever ([`Mapping::failed`]): from then on a fence of this mapping proves nothing,
+//! and whoever completes requests on its strength has to look first.
+//!
+//! Left to others: opening (`open`), copying (`copy`), what is stored (the engine).
+
+use crate::calibrate::{Calibration, Figures, calibrate};
+use crate::copy::{self, Fault};
+use crate::memory::Memory;
+use crate::methods::{Available, CLASS_SIZES, CopyMethod, Methods};
+use crate::open::{self, OpenOptions, Opened};
+use crate::processor::Flush;
+use crate::routines::processor as routines;
+use cbd_types::{Durability, Error, ErrorKind, MediaError, Pmem, Result};
+use core::fmt::Write;
+use std::fs::File;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What is mapped.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Kind {
+    /// A file on a DAX file system, mapped synchronously.
+    DaxFile,
+    /// A device-DAX character device.
+    DeviceDax,
+    /// A file in the page cache of another file system.
+    File,
+    /// A file in shared memory.
+    Tmpfs,
+    /// Memory without a name.
+    Memfd,
+}
+
+impl Kind {
+    /// The name in status.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::DaxFile => "dax-file",
+            Self::DeviceDax => "devdax",
+            Self::File => "file",
+            Self::Tmpfs => "tmpfs",
+            Self::Memfd => "memfd",
+        }
+    }
+}
+
+/// How copies of about one size are made.
+#[derive(Clone, PartialEq, Debug)]
+pub struct SizeMethod {
+    /// The size that was measured, in bytes; sizes near it share the method.
+    pub size: usize,
+    /// How data is stored.
+    pub store: CopyMethod,
+    /// How data is stored and summed in one pass; none where the sum is computed over a copy.
+    pub store_summed: Option<CopyMethod>,
+    /// Nanoseconds of a durable store with its fence; none where the method was not chosen by measuring.
+    pub store_ns: Option<f64>,
+    /// Nanoseconds of a durable store with sum and fence.
+    pub store_summed_ns: Option<f64>,
+}
+
+/// All that is known of a mapping, for status.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Info {
+    /// What is mapped.
+    pub kind: Kind,
+    /// What it survives.
+    pub durability: Durability,
+    /// Bytes.
+    pub size: u64,
+    /// The file system that it lies on.
+    pub file_system: String,
+    /// How it is copied into, by size.
+    pub methods: Vec<SizeMethod>,
+    /// How lines are written back.
+    pub flush: Flush,
+    /// What the user should know.
+    pub warnings: Vec<String>,
+}
+
+/// No store has failed.
+const NONE: u64 = u64::MAX;
+
+/// A region, held and mapped.
+#[derive(Debug)]
+pub struct Mapping {
+    memory: Memory,
+    methods: Methods,
+    /// Where the first store failed that did. Written by plain stores: nothing here may lock.
+    failed: AtomicU64,
+    kind: Kind,
+    durability: Durability,
+    file_system: String,
+    warnings: Vec<String>,
+    figures: Option<[Figures; CLASS_SIZES.len()]>,
+    /// Holds the region.
+    _file: File,
+}
+
+fn available() -> &'static Available {
+    static AVAILABLE: OnceLock<Available> = OnceLock::new();
+    AVAILABLE.get_or_init(Available::detect)
+}
+
+/// Measured once, on memory of this process.
+fn calibrated() -> Option<&'static Calibration> {
+    static CALIBRATED: OnceLock<Option<Calibration>> = OnceLock::new();
+    const SCRATCH: usize = 16 << 20;
+    CALIBRATED
+        .get_or_init(|| {
+            let memory = Memory::scratch(SCRATCH).ok()?.ok()?;
+            let _ = memory.advise(libc::MADV_HUGEPAGE);
+            let _ = memory.advise(libc::MADV_POPULATE_WRITE);
+            calibrate(available(), &memory, 0, SCRATCH as u64)
+        })
+        .as_ref()
+}
+
+impl Mapping {
+    /// Opens, holds and maps the region at `path`: a file or a device-DAX device.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`] when another daemon has it; [`ErrorKind::NoSpace`] when its space cannot be
+    /// allocated; [`ErrorKind::InvalidArgument`] for what is no region (a block device, a directory), or is too
+    /// small; and what the system says. The file is then as it was.
+    pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Self> {
+        let forced = CopyMethod::from_environment()?.or(options.copy);
+        let methods = choose(forced)?;
+        Ok(Self::new(open::open(path.as_ref(), options, available().processor.flush)?, methods))
+    }
+
+    /// A region of `size` bytes in memory, gone with the process.
+    ///
+    /// # Errors
+    /// When the memory is not there.
+    pub fn anonymous(size: u64) -> Result<Self> {
+        Self::anonymous_with(size, None)
+    }
+
+    /// As [`anonymous`](Self::anonymous), copying with `method` where one is given.
+    ///
+    /// # Errors
+    /// When the memory is not there, or the processor does not have the method.
+    pub fn anonymous_with(size: u64, method: Option<CopyMethod>) -> Result<Self> {
+        let methods = choose(CopyMethod::from_environment()?.or(method))?;
+        Ok(Self::new(open::anonymous(size)?, methods))
+    }
+
+    fn new(opened: Opened, (methods, figures): Chosen) -> Self {
+        Self {
+            memory: opened.memory,
+            methods,
+            failed: AtomicU64::new(NONE),
+            kind: opened.kind,
+            durability: opened.durability,
+            file_system: opened.file_system,
+            warnings: opened.warnings,
+            figures,
+            _file: opened.file,
+        }
+    }
+
+    /// Measures the methods again on this very memory, in a range of at least 2 MiB whose bytes nobody needs: they
+    /// are overwritten. It takes some tens of milliseconds.
+    ///
+    /// # Errors
+    /// [`ErrorKind::OutOfRange`] when the range is not inside or too small; [`ErrorKind::Media`] when memory fails.
+    pub fn calibrate(&mut self, free: Range<u64>) -> Result<()> {
+        let length = free.end.saturating_sub(free.start);
+        if free.end > self.len() || length < 2 << 20 {
+            return Err(Error::new(
+                ErrorKind::OutOfRange,
+                format!(
+                    "bytes {}..{} of a region of {} cannot be measured on",
+                    free.start,
+                    free.end,
+                    self.len()
+                ),
+            ));
+        }
+        if CopyMethod::from_environment()?.is_some() {
+            return Ok(());
+        }
+        let Some(calibration) = calibrate(available(), &self.memory, free.start, length) else {
+            return Err(Error::new(
+                ErrorKind::Media,
+                format!("the region's memory fails somewhere in bytes {}..{}", free.start, free.end),
+            ));
+        };
+        self.methods = calibration.methods;
+        self.figures = Some(calibration.figures);
+        Ok(())
+    }
+
+    /// Where the first store or write-back failed that did. What was fenced since then may not be durable: who
+    /// completes requests looks here after the fence and before it completes. It costs one load.
+    #[inline]
+    pub fn failed(&self) -> Option<u64> {
+        let at = self.failed.load(Ordering::Relaxed);
+        (at != NONE).then_some(at)
+    }
+
+    /// Stores and fences with the fastest method and nothing else: the limit that benchmarks compare with.
+    #[inline]
+    pub fn bare_copy(&self, at: u64, from: &[u8]) {
+        self.store(at, from);
+        self.fence();
+    }
+
+    /// All that is known of this mapping.
+    pub fn info(&self) -> Info {
+        let methods = CLASS_SIZES.iter().enumerate().map(|(class, &size)| SizeMethod {
+            size,
+            store: self.methods.stores[class].method,
+            store_summed: self.methods.sums[class].map(|sum| sum.method),
+            store_ns: self.figures.map(|figures| figures[class].store_ns),
+            store_summed_ns: self.figures.map(|figures| figures[class].store_summed_ns),
+        });
+        Info {
+            kind: self.kind,
+            durability: self.durability,
+            size: self.len(),
+            file_system: self.file_system.clone(),
+            methods: methods.collect(),
+            flush: available().processor.flush,
+            warnings: self.warnings.clone(),
+        }
+    }
+
+    /// The offset of a failure in an access of `length` bytes at `at`.
+    fn offset_of(&self, fault: Fault, at: u64, length: u64) -> u64 {
+        match fault {
+            Fault::Failed(failure) if failure.address >= self.memory.base() => {
+                let offset = (failure.address - self.memory.base()) as u64;
+                // The system may know the page only.
+                offset.clamp(at, at.saturating_add(length.saturating_sub(1)))
+            }
+            _ => at,
+        }
+    }
+
+    #[inline]
+    fn check(&self, done: core::result::Result<(), Fault>, at: u64, length: u64) {
+        if let Err(fault) = done {
+            self.note(fault, at, length);
+        }
+    }
+
+    #[cold]
+    fn note(&self, fault: Fault, at: u64, length: u64) {
+        assert!(
+            fault != Fault::Outside,
+            "a store of {length} bytes at {at} reaches past the region's {} bytes",
+            self.len()
+        );
+        if self.failed().is_none() {
+            self.failed.store(self.offset_of(fault, at, length), Ordering::Relaxed);
+        }
+    }
+
+    #[cold]
+    fn media_error(&self, fault: Fault, at: u64, length: usize) -> MediaError {
+        MediaError { at: self.offset_of(fault, at, length as u64) }
+    }
+}
+
+type Chosen = (Methods, Option<[Figures; CLASS_SIZES.len()]>);
+
+fn choose(forced: Option<CopyMethod>) -> Result<Chosen> {
+    if let Some(method) = forced {
+        return Ok((available().forced(method)?, None));
+    }
+    if let Some(calibration) = calibrated() {
+        return Ok((calibration.methods, Some(calibration.figures)));
+    }
+    // Not measured, for want of memory: what is usually the best.
+    let first = available().stores.first().map_or(CopyMethod::Portable, |store| store.method);
+    Ok((available().forced(first)?, None))
+}
+
+impl Pmem for Mapping {
+    #[inline]
+    fn len(&self) -> u64 {
+        self.memory.len() as u64
+    }
+
+    fn durability(&self) -> Durability {
+        self.durability
+    }
+
+    #[inline]
+    fn store(&self, at: u64, from: &[u8]) {
+        self.check(copy::store(&self.memory, &self.methods, at, from), at, from.len() as u64);
+    }
+
+    #[inline]
+    fn store_summed(&self, at: u64, from: &[u8], first: usize, sums: &mut [u32]) {
+        let done = copy::store_summed(&self.memory, &self.methods, at, from, first, sums);
+        self.check(done, at, from.len() as u64);
+    }
+
+    #[inline]
+    fn store_line(&self, at: u64, line: &[u8; 64]) {
+        self.check(copy::store(&self.memory, &self.methods, at, line), at, 64);
+    }
+
+    #[inline]
+    fn fence(&self) {
+        routines::fence();
+    }
+
+    #[inline]
+    fn load(&self, at: u64, into: &mut [u8]) -> core::result::Result<(), MediaError> {
+        let length = into.len();
+        copy::load(&self.memory, &self.methods, at, into).map_err(|fault| self.media_error(fault, at, length))
+    }
+
+    #[inline]
+    fn load_summed(&self, at: u64, into: &mut [u8]) -> core::result::Result<u32, MediaError> {
+        let length = into.len();
+        copy::load_summed(&self.memory, &self.methods, at, into)
+            .map_err(|fault| self.media_error(fault, at, length))
+    }
+
+    fn write_back(&self, at: u64, length: u64) {
+        self.check(copy::write_back(&self.memory, &self.methods, at, length), at, length);
+    }
+
+    #[inline]
+    fn prefetch(&self, at: u64) {
+        if let Some(line) = self.memory.pointer(at, 1) {
+            routines::prefetch(line);
+        }
+    }
+
+    fn describe(&self) -> String {
+        let info = self.info();
+        let mut text =
+            format!("{} on {}, {}, copies", info.kind.name(), info.file_system, info.durability.name());
+        let mut last = None;
+        for method in &info.methods {
+            if last != Some(method.store) {
+                let comma = if last.is_some() { "," } else { "" };
+                let _ = write!(text, "{comma} {} from {} bytes", method.store, method.size);
+                last = Some(method.store);
+            }
+        }
+        let _ = write!(text, ", write-back {}", info.flush);
+        text
+    }
+}

@@ -1,0 +1,129 @@
+//! A stretch of mapped memory: made, advised, unmapped.
+//!
+//! Always true here: the memory stays mapped while its [`Memory`] lives, and no Rust reference to its bytes
+//! is ever made: other processes may change them. A pointer is given out only after its bounds were checked.
+//!
+//! Left to others: what is mapped (`open`), copying (`copy`).
+
+use crate::routines::processor::guard::Registration;
+use cbd_types::Result;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr::{NonNull, null_mut};
+
+/// Mapped memory whose failures are taken (see `guard`).
+#[derive(Debug)]
+pub(crate) struct Memory {
+    /// Dropped before the memory is unmapped: `drop` below runs first, but the range is still ours until
+    /// munmap returns, and nobody can touch it through this value any more.
+    _registration: Registration,
+    base: NonNull<u8>,
+    length: usize,
+}
+
+// SAFETY: the memory belongs to the process, not to a thread.
+unsafe impl Send for Memory {}
+// SAFETY: the bytes are only reached by the routines, through pointers; two that touch the same bytes at once
+// mix them, as two processes that share the region would, which is the engine's to prevent.
+unsafe impl Sync for Memory {}
+
+/// How a file is mapped.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Sharing {
+    /// Stores reach the medium without a system call, or the mapping is refused.
+    Synchronous,
+    /// Stores reach the page cache or the device.
+    Shared,
+}
+
+impl Memory {
+    /// Maps the first `length` bytes of a file.
+    pub fn of_file(file: BorrowedFd<'_>, length: usize, sharing: Sharing) -> io::Result<Result<Self>> {
+        let flags = match sharing {
+            Sharing::Synchronous => libc::MAP_SHARED_VALIDATE | libc::MAP_SYNC,
+            Sharing::Shared => libc::MAP_SHARED,
+        };
+        Self::map(length, flags, file.as_raw_fd())
+    }
+
+    /// Memory of this process alone.
+    pub fn scratch(length: usize) -> io::Result<Result<Self>> {
+        Self::map(length, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1)
+    }
+
+    /// The outer error is the mapping's, the inner one the handler's.
+    fn map(length: usize, flags: libc::c_int, descriptor: libc::c_int) -> io::Result<Result<Self>> {
+        // SAFETY: a mapping at an address of the kernel's choice touches no memory that is in use.
+        let base = unsafe {
+            libc::mmap(null_mut(), length, libc::PROT_READ | libc::PROT_WRITE, flags, descriptor, 0)
+        };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let Some(base) = NonNull::new(base.cast::<u8>()) else {
+            return Err(io::Error::other("the system mapped at address 0"));
+        };
+        match Registration::new(base.as_ptr() as usize, length) {
+            Ok(registration) => Ok(Ok(Self { _registration: registration, base, length })),
+            Err(error) => {
+                // SAFETY: the mapping was made above and nobody knows it.
+                unsafe { libc::munmap(base.as_ptr().cast(), length) };
+                Ok(Err(error))
+            }
+        }
+    }
+
+    /// Number of bytes.
+    pub const fn len(&self) -> usize {
+        self.length
+    }
+
+    /// The address of the first byte.
+    pub fn base(&self) -> usize {
+        self.base.as_ptr() as usize
+    }
+
+    /// A pointer to `length` mapped bytes, if they are inside.
+    #[inline]
+    pub fn pointer(&self, at: u64, length: usize) -> Option<*mut u8> {
+        let end = at.checked_add(length as u64)?;
+        if end > self.length as u64 {
+            return None;
+        }
+        // SAFETY: `at` is at most the length of the mapping, so the pointer stays in or just past it.
+        Some(unsafe { self.base.as_ptr().add(at as usize) })
+    }
+
+    /// Gives the kernel one of its `MADV_` hints for all of the memory.
+    pub fn advise(&self, advice: libc::c_int) -> io::Result<()> {
+        // SAFETY: the range is this mapping; only hints that change no byte are given (see the callers).
+        if unsafe { libc::madvise(self.base.as_ptr().cast(), self.length, advice) } == 0 {
+            Ok(())
+        } else {
+            Err(io::Error::last_os_error())
+        }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this value's alone, and pointers into it live no longer than a call that
+        // borrows it.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.length) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pointer_is_given_only_for_bytes_inside() {
+        let memory = Memory::scratch(8192).expect("mapped").expect("registered");
+        assert!(memory.pointer(0, 8192).is_some());
+        assert!(memory.pointer(8192, 0).is_some());
+        assert!(memory.pointer(1, 8192).is_none());
+        assert!(memory.pointer(u64::MAX, 2).is_none());
+        assert!(memory.pointer(8193, 0).is_none());
+    }
+}

@@ -1,0 +1,292 @@
+//! The ways to copy, by name, and the set of them that a mapping uses.
+//!
+//! Always true here: a routine is in a list only if this processor can run it; that is what makes calling it
+//! safe. The lists begin with what is usually the fastest.
+//!
+//! Left to others: measuring (`calibrate`), pointers (`memory`).
+
+use crate::processor::{Flush, Processor};
+use crate::routines::{BackLines, CopyBytes, StoreLines, SumBytes, SumSteps};
+use cbd_types::{Error, ErrorKind, Result};
+use core::fmt;
+
+/// How data is brought into a region.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum CopyMethod {
+    /// 64-byte stores past the caches.
+    Avx512,
+    /// 32-byte stores past the caches.
+    Avx2,
+    /// 16-byte stores past the caches.
+    Sse2,
+    /// Whole lines from memory to memory, past the caches.
+    Movdir64b,
+    /// Stores through the caches, each line written back at once.
+    WriteBack,
+    /// Whatever the platform copies bytes with; then the lines are written back, if it is known how.
+    Portable,
+}
+
+impl CopyMethod {
+    /// All of them.
+    pub const ALL: [Self; 6] =
+        [Self::Avx512, Self::Avx2, Self::Sse2, Self::Movdir64b, Self::WriteBack, Self::Portable];
+
+    /// The name in status, and in the environment variable `CBD_COPY`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Avx512 => "avx512",
+            Self::Avx2 => "avx2",
+            Self::Sse2 => "sse2",
+            Self::Movdir64b => "movdir64b",
+            Self::WriteBack => "clwb",
+            Self::Portable => "portable",
+        }
+    }
+
+    /// The method that the environment variable `CBD_COPY` asks for, if it does.
+    ///
+    /// # Errors
+    /// When its value is no method.
+    pub fn from_environment() -> Result<Option<Self>> {
+        match std::env::var_os("CBD_COPY") {
+            None => Ok(None),
+            Some(value) if value.is_empty() => Ok(None),
+            Some(value) => match Self::ALL.into_iter().find(|method| value == *method.name()) {
+                Some(method) => Ok(Some(method)),
+                None => Err(Error::new(
+                    ErrorKind::InvalidArgument,
+                    format!(
+                        "CBD_COPY is {value:?}; it can be avx512, avx2, sse2, movdir64b, clwb or portable, or not set"
+                    ),
+                )),
+            },
+        }
+    }
+}
+
+impl fmt::Display for CopyMethod {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(self.name())
+    }
+}
+
+/// A way to store lines.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Store {
+    pub method: CopyMethod,
+    pub lines: StoreLines,
+    /// Whether a fence alone makes the lines durable; else they have to be written back first.
+    pub written_back: bool,
+}
+
+/// A way to copy and sum at once; none where sums are computed over a copy.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sum {
+    pub method: CopyMethod,
+    pub steps: SumSteps,
+    pub bytes: SumBytes,
+}
+
+/// Lengths that share a method; each is measured at one size.
+pub(crate) const CLASS_SIZES: [usize; 5] = [64, 512, 4096, 64 << 10, 1 << 20];
+const CLASS_LIMITS: [usize; 4] = [128, 1024, 16 << 10, 256 << 10];
+
+/// The class of a length.
+#[inline]
+pub(crate) const fn class_of(length: usize) -> usize {
+    let mut class = 0;
+    while class < CLASS_LIMITS.len() && length > CLASS_LIMITS[class] {
+        class += 1;
+    }
+    class
+}
+
+/// What a mapping copies with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Methods {
+    pub stores: [Store; CLASS_SIZES.len()],
+    pub sums: [Option<Sum>; CLASS_SIZES.len()],
+    /// Copies out of the region.
+    pub load: CopyBytes,
+    /// Copies out of the region and sums.
+    pub load_sum: Option<Sum>,
+    /// Copies what is not whole aligned lines into the region.
+    pub bytes: CopyBytes,
+    pub back: BackLines,
+}
+
+/// The routines that this processor can run.
+#[derive(Clone, Debug)]
+pub(crate) struct Available {
+    pub processor: Processor,
+    pub stores: Vec<Store>,
+    pub sums: Vec<Sum>,
+    pub load: CopyBytes,
+    pub load_sum: Option<Sum>,
+    pub bytes: CopyBytes,
+    pub back: BackLines,
+    pub evict: BackLines,
+}
+
+impl Available {
+    /// The set in which everything is done with `method`, or with what comes nearest where it has no routine:
+    /// only [`CopyMethod::Portable`] sums over a copy where the processor can do better.
+    ///
+    /// # Errors
+    /// When this processor does not have it.
+    pub fn forced(&self, method: CopyMethod) -> Result<Methods> {
+        let Some(store) = self.stores.iter().find(|store| store.method == method) else {
+            let names: Vec<_> = self.stores.iter().map(|store| store.method.name()).collect();
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!("this processor cannot copy with {method}; it can with {}", names.join(", ")),
+            ));
+        };
+        let nearest = match method {
+            CopyMethod::Portable => None,
+            CopyMethod::Avx2 | CopyMethod::Sse2 => {
+                self.sums.iter().find(|sum| sum.method == CopyMethod::Sse2).copied()
+            }
+            _ => self.sums.iter().find(|sum| sum.method == method).or(self.sums.first()).copied(),
+        };
+        let (load, load_sum) = match method {
+            CopyMethod::Portable => (self.bytes, None),
+            _ => (self.load, self.load_sum),
+        };
+        Ok(Methods {
+            stores: [*store; CLASS_SIZES.len()],
+            sums: [nearest; CLASS_SIZES.len()],
+            load,
+            load_sum,
+            bytes: self.bytes,
+            back: self.back,
+        })
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Available {
+    /// Asks the processor.
+    pub fn detect() -> Self {
+        use crate::x86;
+        let processor = Processor::detect();
+        let back_with = |flush: Flush| -> BackLines {
+            match flush {
+                Flush::Clwb => x86::back_clwb,
+                Flush::Clflushopt => x86::back_clflushopt,
+                // Every x86-64 has CLFLUSH: it came with SSE2.
+                Flush::Clflush | Flush::None => x86::back_clflush,
+            }
+        };
+        let store = |method, lines: StoreLines| Store { method, lines, written_back: true };
+        let mut stores = Vec::new();
+        if processor.avx512 {
+            stores.push(store(CopyMethod::Avx512, x86::store_nt_zmm));
+        }
+        if processor.avx2 {
+            stores.push(store(CopyMethod::Avx2, x86::store_nt_ymm));
+        }
+        stores.push(store(CopyMethod::Sse2, x86::store_nt_xmm));
+        if processor.movdir64b {
+            stores.push(store(CopyMethod::Movdir64b, x86::store_movdir64b));
+        }
+        stores.push(store(
+            CopyMethod::WriteBack,
+            match processor.flush {
+                Flush::Clwb if processor.avx512 => x86::store_clwb_zmm,
+                Flush::Clwb => x86::store_clwb_xmm,
+                Flush::Clflushopt => x86::store_clflushopt_xmm,
+                Flush::Clflush | Flush::None => x86::store_clflush_xmm,
+            },
+        ));
+        stores.push(Store { method: CopyMethod::Portable, lines: x86_portable_lines, written_back: false });
+
+        let sum = |method, steps: SumSteps| Sum { method, steps, bytes: x86::sum_bytes };
+        let mut sums = Vec::new();
+        if processor.fold512 {
+            sums.push(sum(CopyMethod::Avx512, x86::sum_nt_zmm));
+        }
+        if processor.fold128 {
+            sums.push(sum(CopyMethod::Sse2, x86::sum_nt_xmm));
+            sums.push(sum(
+                CopyMethod::WriteBack,
+                match processor.flush {
+                    Flush::Clwb if processor.fold512 => x86::sum_clwb_zmm,
+                    Flush::Clwb => x86::sum_clwb_xmm,
+                    Flush::Clflushopt => x86::sum_clflushopt_xmm,
+                    Flush::Clflush | Flush::None => x86::sum_clflush_xmm,
+                },
+            ));
+        }
+        let load_sum = if processor.fold512 {
+            Some(sum(CopyMethod::Avx512, x86::sum_plain_zmm))
+        } else if processor.fold128 {
+            Some(sum(CopyMethod::Sse2, x86::sum_plain_xmm))
+        } else {
+            None
+        };
+        Self {
+            stores,
+            sums,
+            load: if processor.avx512 { x86::bytes_zmm } else { x86::bytes_movsb },
+            load_sum,
+            bytes: x86::bytes_movsb,
+            back: back_with(processor.flush),
+            evict: back_with(processor.evict),
+            processor,
+        }
+    }
+}
+
+/// Lines by the platform's copy of bytes.
+#[cfg(target_arch = "x86_64")]
+unsafe extern "C" fn x86_portable_lines(
+    to: *mut u8,
+    from: *const u8,
+    lines: usize,
+) -> crate::routines::Outcome {
+    // SAFETY: the caller promises that many bytes on both sides.
+    unsafe { crate::x86::bytes_movsb(to, from, lines * 64) }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+impl Available {
+    /// Nothing is known of this processor.
+    pub fn detect() -> Self {
+        use crate::portable;
+        let store = Store { method: CopyMethod::Portable, lines: portable::store_lines, written_back: false };
+        Self {
+            processor: Processor::detect(),
+            stores: vec![store],
+            sums: Vec::new(),
+            load: portable::bytes,
+            load_sum: None,
+            bytes: portable::bytes,
+            back: portable::back,
+            evict: portable::back,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_measured_size_is_in_its_own_class() {
+        for (class, &size) in CLASS_SIZES.iter().enumerate() {
+            assert_eq!(class_of(size), class);
+        }
+    }
+
+    #[test]
+    fn a_method_that_the_processor_lacks_is_refused_with_those_it_has() {
+        let mut available = Available::detect();
+        available.stores.retain(|store| store.method != CopyMethod::Avx512);
+        let error = available.forced(CopyMethod::Avx512).expect_err("it is not in the list");
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(error.line().contains("portable"), "{error}");
+    }
+}

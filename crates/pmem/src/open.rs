@@ -1,0 +1,445 @@
+//! Regions by path: what may be one, who has it, how large it is, and what it survives.
+//!
+//! Always true here: when an open fails, the file is as it was: its bytes, its size, and whether it exists. Space
+//! is allocated before it is mapped, so that a store never meets a full file system. Nothing is mapped that
+//! another daemon holds.
+//!
+//! Left to others: the system calls (`file`), the mapping itself (`memory`), copying.
+
+use crate::errors::from_io;
+use crate::file;
+use crate::identity::{HUGETLBFS, TMPFS, file_system_name};
+use crate::mapping::Kind;
+use crate::memory::{Memory, Sharing};
+use crate::methods::CopyMethod;
+use crate::processor::Flush;
+use crate::sysfs::{self, DeviceNumber, PowerFailure, SYS};
+use cbd_types::{Durability, Error, ErrorKind, Result};
+use std::fs::{self, File, FileType, Metadata};
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+/// The smallest region that is mapped, in bytes: one of the smallest segments.
+pub const MINIMUM_SIZE: u64 = 64 << 10;
+
+/// How a region is opened.
+#[derive(Clone, Default, Debug)]
+pub struct OpenOptions {
+    /// How large the region has to be at least, in bytes. A file that is made gets this size, in whole pages. A
+    /// file that is there is always mapped whole, so that whoever opens it without a size sees the same region:
+    /// a larger one stays as it is, a smaller one grows if `create` is set and is refused if not.
+    pub size: Option<u64>,
+    /// Make the file if there is none, and let it grow if it is too small.
+    pub create: bool,
+    /// Touch every page now, so that no store has to wait for one later.
+    pub populate: bool,
+    /// Copy with this method instead of the fastest; `CBD_COPY` in the environment wins over it.
+    pub copy: Option<CopyMethod>,
+}
+
+/// A region that is held and mapped.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    pub memory: Memory,
+    pub file: File,
+    pub kind: Kind,
+    pub durability: Durability,
+    pub file_system: String,
+    pub warnings: Vec<String>,
+}
+
+/// Opens the region at `path`.
+pub(crate) fn open(path: &Path, options: &OpenOptions, flush: Flush) -> Result<Opened> {
+    let region = Path::display(path);
+    match fs::metadata(path) {
+        Ok(metadata) => {
+            check_type(path, &metadata)?;
+            let file = open_existing(path)?;
+            let again =
+                file.metadata().map_err(|error| from_io(&error, format!("cannot look at {region}")))?;
+            check_type(path, &again)?;
+            hold(path, &file)?;
+            if again.file_type().is_char_device() {
+                open_device(path, file, &again, options, flush)
+            } else {
+                open_file(path, file, options, flush)
+            }
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound && options.create => {
+            create(path, options, flush)
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(from_io(
+            &error,
+            format!("there is no region at {region}; give its size and format it to make one"),
+        )),
+        Err(error) => Err(from_io(&error, format!("cannot look at the region {region}"))),
+    }
+}
+
+fn refuse(kind: ErrorKind, text: String) -> Error {
+    Error::new(kind, text)
+}
+
+fn check_type(path: &Path, metadata: &Metadata) -> Result<()> {
+    let region = path.display();
+    let kind: FileType = metadata.file_type();
+    if kind.is_file() || kind.is_char_device() {
+        return Ok(());
+    }
+    if kind.is_block_device() {
+        return Err(block_device(path, DeviceNumber::from_stat(metadata.rdev())));
+    }
+    let what = if kind.is_dir() {
+        "a directory"
+    } else if kind.is_fifo() {
+        "a pipe"
+    } else if kind.is_socket() {
+        "a socket"
+    } else {
+        "not a file"
+    };
+    Err(refuse(
+        ErrorKind::InvalidArgument,
+        format!("{region} is {what}; a region is a file or a device-DAX device such as /dev/dax0.0"),
+    ))
+}
+
+/// The kernel maps a block device through its page cache, even that of an NVDIMM: nothing would be durable.
+fn block_device(path: &Path, number: DeviceNumber) -> Error {
+    let region = path.display();
+    let directory = sysfs::of_block_device(Path::new(SYS), number);
+    let namespace = directory.as_deref().and_then(sysfs::namespace_of);
+    let of_memory = namespace.is_some()
+        || path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("pmem"));
+    let text = if of_memory {
+        let namespace = namespace.unwrap_or_else(|| "<namespace>".to_owned());
+        format!(
+            "{region} is a block device: what is stored through it waits in the page cache and is lost with the \
+             power. Use its memory in one of two ways: a DAX file system (mkfs.ext4 {region} && mount -o dax=always \
+             {region} /mnt/pmem), then give a file on it; or device-DAX mode (ndctl create-namespace --force \
+             --reconfig={namespace} --mode=devdax), then give the /dev/daxN.M that it prints"
+        )
+    } else {
+        format!(
+            "{region} is a block device, not memory. A region is a file on a DAX file system, or a device-DAX \
+             device (/dev/daxN.M, made by ndctl create-namespace --mode=devdax); for a trial a file in /dev/shm \
+             will do. A disk is cached as a backing device"
+        )
+    };
+    refuse(ErrorKind::InvalidArgument, text)
+}
+
+fn open_existing(path: &Path) -> Result<File> {
+    fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        // A device that waits for a carrier must not hold us up.
+        .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
+        .open(path)
+        .map_err(|error| from_io(&error, format!("cannot open the region {} for writing", path.display())))
+}
+
+fn hold(path: &Path, file: &File) -> Result<()> {
+    let region = path.display();
+    match file::lock(file) {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(refuse(
+            ErrorKind::Busy,
+            format!(
+                "the region {region} is in use by another daemon; stop that one or choose another region"
+            ),
+        )),
+        Err(error) => Err(from_io(&error, format!("cannot lock the region {region}"))),
+    }
+}
+
+fn create(path: &Path, options: &OpenOptions, flush: Flush) -> Result<Opened> {
+    let region = path.display();
+    let Some(size) = options.size else {
+        return Err(refuse(
+            ErrorKind::InvalidArgument,
+            format!("there is no region at {region}, and no size was given to make one"),
+        ));
+    };
+    check_minimum(path, size)?;
+    let file = fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)
+        .map_err(|error| from_io(&error, format!("cannot make the region {region}")))?;
+    hold(path, &file)?;
+    let opened = open_file(path, file, options, flush);
+    if opened.is_err() {
+        // We made it, and nobody else can have got hold of it. What cannot be removed is an empty file.
+        let _ = fs::remove_file(path);
+    }
+    opened
+}
+
+fn check_minimum(path: &Path, size: u64) -> Result<()> {
+    if size >= MINIMUM_SIZE {
+        return Ok(());
+    }
+    let region = path.display();
+    Err(refuse(
+        ErrorKind::InvalidArgument,
+        format!("the region {region} has {size} bytes; a region has at least {MINIMUM_SIZE}"),
+    ))
+}
+
+fn open_file(path: &Path, file: File, options: &OpenOptions, flush: Flush) -> Result<Opened> {
+    let region = path.display();
+    let looked = file.metadata().map_err(|error| from_io(&error, format!("cannot look at {region}")))?;
+    let system = file::file_system(&file)
+        .map_err(|error| from_io(&error, format!("cannot look at the file system of {region}")))?;
+    let page = if system.magic == HUGETLBFS { system.block } else { file::page_size() };
+    let wanted = options.size.unwrap_or(0);
+    if looked.len() < wanted && !options.create {
+        return Err(refuse(
+            ErrorKind::InvalidArgument,
+            format!("the region {region} has {} bytes, fewer than the {wanted} asked for", looked.len()),
+        ));
+    }
+    check_minimum(path, looked.len().max(wanted))?;
+    // A file that is there is never made longer than asked; what is no whole page at its end is not used.
+    let length = if looked.len() < wanted {
+        wanted.checked_next_multiple_of(page).ok_or_else(|| {
+            refuse(ErrorKind::InvalidArgument, format!("{wanted} bytes are too many for the region {region}"))
+        })?
+    } else {
+        looked.len() / page * page
+    };
+    check_minimum(path, length)?;
+    allocate(path, &file, &looked, length, system.free)?;
+    let mapped = map_file(path, &file, length);
+    if mapped.is_err() && looked.len() < length {
+        let _ = file.set_len(looked.len());
+    }
+    let (memory, synchronous) = mapped?;
+    let mut opened = Opened {
+        memory,
+        kind: if synchronous {
+            Kind::DaxFile
+        } else if matches!(system.magic, TMPFS | HUGETLBFS) {
+            Kind::Tmpfs
+        } else {
+            Kind::File
+        },
+        durability: Durability::ProcessCrash,
+        file_system: file_system_name(system.magic),
+        warnings: Vec::new(),
+        file,
+    };
+    match opened.kind {
+        Kind::DaxFile => {
+            let device = DeviceNumber::from_stat(looked.dev());
+            let directory = sysfs::of_block_device(Path::new(SYS), device);
+            // A synchronous mapping is the file system's word; only the platform's own word goes further.
+            let keeps = directory.map_or(PowerFailure::NotStated, |place| sysfs::power_failure(&place));
+            set_durability(&mut opened, keeps, flush);
+        }
+        Kind::File if file::is_dax(&opened.file) => opened.warnings.push(format!(
+            "{region} is a DAX file, but its device needs a system call to make stores durable (as virtio-pmem \
+             does): the region survives the process, not a power failure"
+        )),
+        Kind::File => opened.warnings.push(format!(
+            "{region} lies in the page cache of {}: a power failure loses what is in it, and stores can stall \
+             while the kernel writes pages back; for a trial a file in /dev/shm is faster, for real use it has to \
+             be a DAX file or device",
+            opened.file_system
+        )),
+        _ => {}
+    }
+    advise(&mut opened, options);
+    Ok(opened)
+}
+
+/// Allocates what the region needs, or leaves the file as it was.
+fn allocate(path: &Path, file: &File, looked: &Metadata, length: u64, free: u64) -> Result<()> {
+    let region = path.display();
+    let missing = length.saturating_sub(looked.blocks().saturating_mul(512));
+    if missing == 0 && looked.len() >= length {
+        return Ok(());
+    }
+    if missing > free {
+        // Said beforehand, since a file system that fills up until it fails disturbs all its users.
+        return Err(refuse(
+            ErrorKind::NoSpace,
+            format!("the region {region} needs {missing} bytes more, and its file system has {free} left"),
+        ));
+    }
+    let allocated = match file::allocate(file, length) {
+        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) && looked.len() == 0 => {
+            write_zeroes(file, length)
+        }
+        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+            return Err(refuse(
+                ErrorKind::Unsupported,
+                format!(
+                    "the file system of {region} cannot allocate space for the holes in it; copy it whole first"
+                ),
+            ));
+        }
+        other => other,
+    };
+    allocated.map_err(|error| {
+        let _ = file.set_len(looked.len());
+        from_io(&error, format!("cannot allocate {length} bytes for the region {region}"))
+    })
+}
+
+/// For file systems that allocate only what is written.
+fn write_zeroes(file: &File, length: u64) -> io::Result<()> {
+    use std::os::unix::fs::FileExt;
+    let zeroes = vec![0; 1 << 20];
+    let mut at = 0;
+    while at < length {
+        let piece = zeroes.len().min(usize::try_from(length - at).unwrap_or(zeroes.len()));
+        file.write_all_at(&zeroes[..piece], at)?;
+        at += piece as u64;
+    }
+    Ok(())
+}
+
+/// The mapping, and whether stores reach the medium without a system call.
+fn map_file(path: &Path, file: &File, length: u64) -> Result<(Memory, bool)> {
+    let size = address_space(path, length)?;
+    let not_mapped = |error: io::Error| from_io(&error, format!("cannot map the region {}", path.display()));
+    match Memory::of_file(file.as_fd(), size, Sharing::Synchronous) {
+        Ok(memory) => return Ok((memory?, true)),
+        // EINVAL is the answer of kernels that do not know the flag.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EINVAL)) => {}
+        Err(error) => return Err(not_mapped(error)),
+    }
+    Ok((Memory::of_file(file.as_fd(), size, Sharing::Shared).map_err(not_mapped)??, false))
+}
+
+fn address_space(path: &Path, length: u64) -> Result<usize> {
+    usize::try_from(length).ok().filter(|&length| isize::try_from(length).is_ok()).ok_or_else(|| {
+        refuse(
+            ErrorKind::InvalidArgument,
+            format!("the region {} is larger than the address space", path.display()),
+        )
+    })
+}
+
+fn open_device(
+    path: &Path,
+    file: File,
+    looked: &Metadata,
+    options: &OpenOptions,
+    flush: Flush,
+) -> Result<Opened> {
+    let region = path.display();
+    let number = DeviceNumber::from_stat(looked.rdev());
+    let directory = sysfs::of_character_device(Path::new(SYS), number);
+    let Some((directory, device)) = directory.and_then(|place| {
+        let device = sysfs::device_dax(&place)?;
+        Some((place, device))
+    }) else {
+        return Err(refuse(
+            ErrorKind::InvalidArgument,
+            format!("{region} is a character device, but not a device-DAX device such as /dev/dax0.0"),
+        ));
+    };
+    let length = device.size / device.align * device.align;
+    check_minimum(path, length)?;
+    if let Some(wanted) = options.size.filter(|&wanted| wanted > length) {
+        return Err(refuse(
+            ErrorKind::InvalidArgument,
+            format!("the device {region} has {length} bytes, fewer than the {wanted} asked for"),
+        ));
+    }
+    // Every mapping of device-DAX is synchronous; it has no page cache, and takes no flag that says so.
+    let memory = Memory::of_file(file.as_fd(), address_space(path, length)?, Sharing::Shared)
+        .map_err(|error| from_io(&error, format!("cannot map the device {region}")))??;
+    let mut opened = Opened {
+        memory,
+        file,
+        kind: Kind::DeviceDax,
+        durability: Durability::ProcessCrash,
+        file_system: "devdax".to_owned(),
+        warnings: Vec::new(),
+    };
+    set_durability(&mut opened, sysfs::power_failure(&directory), flush);
+    advise(&mut opened, options);
+    Ok(opened)
+}
+
+/// A promise is made only where the platform keeps it.
+fn set_durability(opened: &mut Opened, keeps: PowerFailure, flush: Flush) {
+    if flush == Flush::None {
+        opened.warnings.push(
+            "the region is persistent memory, but this program knows no instruction that brings stores to it on \
+             this processor: they survive the process, not a power failure"
+                .to_owned(),
+        );
+        return;
+    }
+    match keeps {
+        PowerFailure::Kept => opened.durability = Durability::PowerFail,
+        PowerFailure::NotStated => {
+            opened.durability = Durability::PowerFail;
+            opened.warnings.push(
+                "the kernel treats the region as persistent memory, but the platform does not state that it keeps \
+                 it when the power fails (memory set aside with memmap= is plain memory)"
+                    .to_owned(),
+            );
+        }
+        PowerFailure::Lost => opened
+            .warnings
+            .push("the region's memory is volatile: it survives the process, not a power failure".to_owned()),
+    }
+}
+
+/// Hints; a kernel that knows one of them not is no worse than before.
+fn advise(opened: &mut Opened, options: &OpenOptions) {
+    let memory = &opened.memory;
+    // A core dump of the daemon does not need the user's data, nor a child the region.
+    let _ = memory.advise(libc::MADV_DONTDUMP);
+    let _ = memory.advise(libc::MADV_DONTFORK);
+    if matches!(opened.kind, Kind::Tmpfs | Kind::Memfd) {
+        let _ = memory.advise(libc::MADV_HUGEPAGE);
+    }
+    if !options.populate {
+        return;
+    }
+    let advice = match opened.kind {
+        // Touching for writing would make every page of a disk's file dirty.
+        Kind::File => libc::MADV_POPULATE_READ,
+        _ => libc::MADV_POPULATE_WRITE,
+    };
+    if let Err(error) = memory.advise(advice)
+        && error.raw_os_error() != Some(libc::EINVAL)
+    {
+        opened.warnings.push(format!("not all of the region could be touched beforehand: {error}"));
+    }
+}
+
+/// A region in a memory file without a name; it goes away with the process.
+pub(crate) fn anonymous(size: u64) -> Result<Opened> {
+    let path = Path::new("(memory)");
+    check_minimum(path, size)?;
+    let length = size.checked_next_multiple_of(file::page_size()).ok_or_else(|| {
+        refuse(ErrorKind::InvalidArgument, format!("{size} bytes are too many for a region"))
+    })?;
+    let no_memory = |error: io::Error| from_io(&error, format!("cannot get {length} bytes of memory"));
+    let file = file::unnamed(c"cbd-region").map_err(no_memory)?;
+    file::allocate(&file, length).map_err(no_memory)?;
+    let memory =
+        Memory::of_file(file.as_fd(), address_space(path, length)?, Sharing::Shared).map_err(no_memory)??;
+    let mut opened = Opened {
+        memory,
+        file,
+        kind: Kind::Memfd,
+        durability: Durability::ProcessCrash,
+        file_system: "tmpfs".to_owned(),
+        warnings: Vec::new(),
+    };
+    advise(&mut opened, &OpenOptions::default());
+    Ok(opened)
+}

@@ -1,0 +1,65 @@
+//! The routines for processors of which this program knows nothing in particular.
+//!
+//! Always true here: bytes are copied by the compiler's copy. Stores survive the process (they are in the
+//! page cache), not a power failure, since no instruction is known that would bring a line to memory; and
+//! failing memory ends the process, since no handler is installed.
+//!
+//! Left to others: saying so to the user (`open`).
+
+use crate::routines::Outcome;
+
+/// Copies whole lines.
+///
+/// # Safety
+/// `lines * 64` bytes are readable at `from` and writable at `to`, and do not overlap.
+pub unsafe extern "C" fn store_lines(to: *mut u8, from: *const u8, lines: usize) -> Outcome {
+    // SAFETY: the caller promises it.
+    unsafe { bytes(to, from, lines * 64) }
+}
+
+/// Copies bytes.
+///
+/// # Safety
+/// `length` bytes are readable at `from` and writable at `to`, and do not overlap.
+pub unsafe extern "C" fn bytes(to: *mut u8, from: *const u8, length: usize) -> Outcome {
+    // SAFETY: the caller promises it.
+    unsafe { core::ptr::copy_nonoverlapping(from, to, length) };
+    Outcome::DONE
+}
+
+/// Nothing is known to write back with.
+///
+/// # Safety
+/// Always safe; it has the type of those that are not.
+pub unsafe extern "C" fn back(_at: *mut u8, _unused: *const u8, _lines: usize) -> Outcome {
+    Outcome::DONE
+}
+
+/// Orders stores between processors.
+#[inline]
+pub fn fence() {
+    core::sync::atomic::fence(core::sync::atomic::Ordering::SeqCst);
+}
+
+/// No hint is known.
+#[inline]
+pub fn prefetch(_at: *const u8) {}
+
+/// Failures are not taken.
+pub mod guard {
+    use cbd_types::Result;
+
+    /// Stands where the handler's registration stands elsewhere.
+    #[derive(Debug)]
+    pub struct Registration;
+
+    impl Registration {
+        /// Registers nothing.
+        ///
+        /// # Errors
+        /// Never.
+        pub fn new(_start: usize, _length: usize) -> Result<Self> {
+            Ok(Self)
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! What /sys says about devices.
+//!
+//! Always true here: a file that is missing or makes no sense is "unknown", never an error and never a panic.
+//!
+//! Left to others: what follows from it (`open`, `identity`).
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The root of all that is read here.
+pub(crate) const SYS: &str = "/sys";
+
+/// The two halves of a device number.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct DeviceNumber {
+    /// The driver's half.
+    pub major: u32,
+    /// The driver's own numbering.
+    pub minor: u32,
+}
+
+impl DeviceNumber {
+    /// From the form that stat gives.
+    #[must_use]
+    pub fn from_stat(number: u64) -> Self {
+        Self { major: libc::major(number), minor: libc::minor(number) }
+    }
+}
+
+impl core::fmt::Display for DeviceNumber {
+    fn fmt(&self, out: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(out, "{}:{}", self.major, self.minor)
+    }
+}
+
+/// The first line of a file, without what surrounds it.
+pub(crate) fn read_line(path: &Path) -> Option<String> {
+    Some(fs::read_to_string(path).ok()?.lines().next()?.trim().to_owned())
+}
+
+fn read_number(path: &Path) -> Option<u64> {
+    let line = read_line(path)?;
+    match line.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16).ok(),
+        None => line.parse().ok(),
+    }
+}
+
+/// The directory of a character device.
+pub(crate) fn of_character_device(sys: &Path, number: DeviceNumber) -> Option<PathBuf> {
+    fs::canonicalize(sys.join(format!("dev/char/{number}"))).ok()
+}
+
+/// The directory of a block device.
+pub(crate) fn of_block_device(sys: &Path, number: DeviceNumber) -> Option<PathBuf> {
+    fs::canonicalize(sys.join(format!("dev/block/{number}"))).ok()
+}
+
+/// A device-DAX device.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct DeviceDax {
+    /// Bytes.
+    pub size: u64,
+    /// What a mapping's length must be a multiple of.
+    pub align: u64,
+}
+
+/// What is known of a device if it is a device-DAX device.
+pub(crate) fn device_dax(directory: &Path) -> Option<DeviceDax> {
+    let subsystem = fs::canonicalize(directory.join("subsystem")).ok()?;
+    if subsystem.file_name()? != "dax" {
+        return None;
+    }
+    let size = read_number(&directory.join("size"))?;
+    let align = read_number(&directory.join("align")).filter(|align| align.is_power_of_two());
+    Some(DeviceDax { size, align: align.unwrap_or(2 << 20) })
+}
+
+/// What the platform says about memory when the power fails.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum PowerFailure {
+    /// What has left the processor's caches is kept.
+    Kept,
+    /// The memory is managed as persistent, but nobody says that the platform keeps it: memory set aside with
+    /// `memmap=`, a firmware table without the flags.
+    NotStated,
+    /// The memory is volatile.
+    Lost,
+}
+
+/// What becomes of the memory of the device in `directory`: its NVDIMM region says so, if it has one.
+pub(crate) fn power_failure(directory: &Path) -> PowerFailure {
+    let mut known = PowerFailure::Lost;
+    for ancestor in directory.ancestors() {
+        let name = ancestor.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        if read_line(&ancestor.join("devtype")).is_some_and(|kind| kind == "nd_volatile") {
+            return PowerFailure::Lost;
+        }
+        if let Some(domain) = read_line(&ancestor.join("persistence_domain"))
+            && matches!(domain.as_str(), "memory_controller" | "cpu_cache")
+        {
+            known = PowerFailure::Kept;
+        }
+        if name.starts_with("ndbus") && known == PowerFailure::Lost {
+            known = PowerFailure::NotStated;
+        }
+    }
+    known
+}
+
+/// The name of the NVDIMM namespace that a block device is made of.
+pub(crate) fn namespace_of(directory: &Path) -> Option<String> {
+    directory.ancestors().find_map(|ancestor| {
+        let name = ancestor.file_name()?.to_str()?;
+        name.starts_with("namespace").then(|| name.to_owned())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    fn write(root: &Path, path: &str, text: &str) {
+        let path = root.join(path);
+        fs::create_dir_all(path.parent().expect("has a parent")).expect("made");
+        fs::write(path, text).expect("written");
+    }
+
+    const DEVICE: &str = "devices/LNXSYSTM:00/ndbus0/region0/dax0.0/dax/dax0.0";
+    const NUMBER: DeviceNumber = DeviceNumber { major: 252, minor: 3 };
+
+    fn with_device() -> tempfile::TempDir {
+        let sys = tempfile::tempdir().expect("a directory");
+        write(sys.path(), &format!("{DEVICE}/size"), "1071644672\n");
+        write(sys.path(), &format!("{DEVICE}/align"), "4096\n");
+        fs::create_dir_all(sys.path().join("bus/dax")).expect("made");
+        fs::create_dir_all(sys.path().join("dev/char")).expect("made");
+        symlink(sys.path().join("bus/dax"), sys.path().join(DEVICE).join("subsystem")).expect("linked");
+        symlink(sys.path().join(DEVICE), sys.path().join("dev/char/252:3")).expect("linked");
+        sys
+    }
+
+    #[test]
+    fn a_device_dax_device_is_known_by_its_subsystem() {
+        let sys = with_device();
+        let directory = of_character_device(sys.path(), NUMBER).expect("found");
+        assert_eq!(device_dax(&directory), Some(DeviceDax { size: 1_071_644_672, align: 4096 }));
+        assert_eq!(device_dax(Path::new("/sys/dev/char/1:5")), None);
+    }
+
+    #[test]
+    fn memory_is_kept_only_where_the_platform_says_so() {
+        let sys = with_device();
+        let directory = of_character_device(sys.path(), NUMBER).expect("found");
+        assert_eq!(power_failure(&directory), PowerFailure::NotStated);
+        write(sys.path(), "devices/LNXSYSTM:00/ndbus0/region0/persistence_domain", "memory_controller\n");
+        assert_eq!(power_failure(&directory), PowerFailure::Kept);
+        write(sys.path(), "devices/LNXSYSTM:00/ndbus0/region0/devtype", "nd_volatile\n");
+        assert_eq!(power_failure(&directory), PowerFailure::Lost);
+    }
+
+    #[test]
+    fn memory_outside_an_nvdimm_bus_is_volatile() {
+        assert_eq!(power_failure(Path::new("/sys/devices/platform/hmem.0/dax0.0")), PowerFailure::Lost);
+    }
+
+    #[test]
+    fn a_namespace_is_named_by_the_path_of_its_disk() {
+        let disk = Path::new("/sys/devices/ndbus0/region1/namespace1.0/block/pmem1");
+        assert_eq!(namespace_of(disk), Some("namespace1.0".to_owned()));
+        assert_eq!(namespace_of(Path::new("/sys/devices/virtual/block/loop0")), None);
+    }
+}

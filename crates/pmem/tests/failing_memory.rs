@@ -1,0 +1,211 @@
+//! Memory that fails under us (here: a file cut short) is an error, and the process lives.
+
+use cbd_pmem::{CopyMethod, Mapping, OpenOptions};
+use cbd_types::Pmem;
+use std::fs::File;
+use std::path::PathBuf;
+
+const SIZE: u64 = 1 << 20;
+const LEFT: u64 = 8192;
+
+struct Cut {
+    mapping: Mapping,
+    _directory: tempfile::TempDir,
+}
+
+/// A region of which only the first two pages are left, for each way to copy.
+fn cut_short() -> Vec<Cut> {
+    let methods = CopyMethod::ALL.into_iter().map(Some).chain([None]);
+    let mappings = methods.filter_map(|copy| {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path: PathBuf = directory.path().join("region");
+        let options = OpenOptions { size: Some(SIZE), create: true, copy, ..OpenOptions::default() };
+        let mapping = Mapping::open(&path, &options).ok()?;
+        File::options().write(true).open(&path).and_then(|file| file.set_len(LEFT)).expect("cut");
+        Some(Cut { mapping, _directory: directory })
+    });
+    let all: Vec<_> = mappings.collect();
+    assert!(all.len() >= 2, "the portable method and the chosen one at least");
+    all
+}
+
+#[test]
+fn a_load_of_failing_memory_is_an_error_that_names_the_place() {
+    for Cut { mapping, .. } in cut_short() {
+        let mut bytes = vec![0; 4096];
+        assert_eq!(mapping.load(0, &mut bytes), Ok(()));
+        assert_eq!(mapping.load(LEFT, &mut bytes).map_err(|error| error.at), Err(LEFT));
+        let at = mapping.load(LEFT - 1000, &mut bytes).expect_err("part of it is gone").at;
+        assert!((LEFT..LEFT + 4096).contains(&at), "{at}");
+        assert_eq!(mapping.failed(), None, "a load says so itself");
+    }
+}
+
+#[test]
+fn a_summed_load_of_failing_memory_is_an_error() {
+    for Cut { mapping, .. } in cut_short() {
+        for length in [1_usize, 8, 100, 256, 512, 4096, 10_000] {
+            let mut bytes = vec![0; length];
+            let at = mapping.load_summed(LEFT, &mut bytes).expect_err("it is gone").at;
+            assert!((LEFT..LEFT + length as u64).contains(&at), "{at}");
+        }
+    }
+}
+
+#[test]
+fn a_store_to_failing_memory_is_remembered() {
+    for length in [1_usize, 8, 63, 64, 100, 512, 4096, 70_000, 300_000] {
+        for Cut { mapping, .. } in cut_short() {
+            mapping.store(0, &[1; 64]);
+            mapping.fence();
+            assert_eq!(mapping.failed(), None);
+            mapping.store(LEFT, &vec![7; length]);
+            mapping.fence();
+            assert_eq!(mapping.failed(), Some(LEFT));
+        }
+    }
+}
+
+#[test]
+fn a_summed_store_to_failing_memory_is_remembered() {
+    for length in [1_usize, 64, 512, 4096, 70_000] {
+        for Cut { mapping, .. } in cut_short() {
+            mapping.store_summed(LEFT, &vec![7; length], 4096, &mut [0; 20]);
+            mapping.fence();
+            assert_eq!(mapping.failed(), Some(LEFT));
+        }
+    }
+}
+
+#[test]
+fn a_line_and_a_write_back_that_fail_are_remembered() {
+    for Cut { mapping, .. } in cut_short() {
+        mapping.store_line(LEFT + 64, &[7; 64]);
+        assert_eq!(mapping.failed(), Some(LEFT + 64));
+    }
+    for Cut { mapping, .. } in cut_short() {
+        mapping.write_back(LEFT, 64);
+        // A line that is in no cache may be found to need nothing.
+        assert!(matches!(mapping.failed(), None | Some(LEFT)));
+    }
+}
+
+#[test]
+fn the_first_failure_is_the_one_that_is_remembered() {
+    for Cut { mapping, .. } in cut_short() {
+        mapping.store(LEFT + 4096, &[7; 64]);
+        mapping.store(LEFT, &[7; 64]);
+        assert_eq!(mapping.failed(), Some(LEFT + 4096));
+    }
+}
+
+#[test]
+fn many_threads_may_meet_failing_memory_at_once() {
+    let cuts = cut_short();
+    std::thread::scope(|scope| {
+        for cut in &cuts {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    let mut bytes = vec![0; 4096];
+                    for page in 0..64 {
+                        let at = LEFT + page * 4096;
+                        assert_eq!(
+                            cut.mapping.load_summed(at, &mut bytes).map_err(|error| error.at),
+                            Err(at)
+                        );
+                    }
+                });
+            }
+        }
+    });
+}
+
+/// Set for the tests that end their process: whoever runs the ignored tests too must not run into them.
+const CHILD: &str = "CBD_TEST_CHILD";
+
+fn is_child() -> bool {
+    std::env::var_os(CHILD).is_some()
+}
+
+/// Runs this test binary again, only for the test `name`, in a process of its own.
+fn in_a_child(name: &str) -> std::process::ExitStatus {
+    std::process::Command::new(std::env::current_exe().expect("known"))
+        .env(CHILD, "1")
+        .args([name, "--exact", "--ignored", "--test-threads=1"])
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null())
+        .status()
+        .expect("started")
+}
+
+fn died_of_bus_error(status: std::process::ExitStatus) -> bool {
+    use std::os::unix::process::ExitStatusExt;
+    status.signal() == Some(libc::SIGBUS)
+}
+
+#[test]
+fn a_failure_outside_our_routines_ends_the_process_as_ever() {
+    assert!(died_of_bus_error(in_a_child("child_touches_a_foreign_mapping")));
+}
+
+#[test]
+#[ignore = "run by its parent test"]
+fn child_touches_a_foreign_mapping() {
+    if !is_child() {
+        return;
+    }
+    let _ours = Mapping::anonymous(SIZE).expect("memory");
+    let file = tempfile::tempfile().expect("a file");
+    file.set_len(4096).expect("sized");
+    use std::os::fd::AsRawFd;
+    // SAFETY: a fresh mapping; that its page is gone when it is read is what is tested, in a process of its own.
+    unsafe {
+        let base =
+            libc::mmap(std::ptr::null_mut(), 4096, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0);
+        assert_ne!(base, libc::MAP_FAILED);
+        file.set_len(0).expect("cut");
+        std::hint::black_box(base.cast::<u8>().read_volatile());
+    }
+}
+
+#[test]
+fn a_bus_error_that_somebody_sent_ends_the_process_as_ever() {
+    assert!(died_of_bus_error(in_a_child("child_is_sent_a_bus_error")));
+}
+
+#[test]
+#[ignore = "run by its parent test"]
+fn child_is_sent_a_bus_error() {
+    if !is_child() {
+        return;
+    }
+    // The handler that std installs takes a first signal for its own stack check and lets it pass.
+    // SAFETY: no handler is installed.
+    unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
+    let _ours = Mapping::anonymous(SIZE).expect("memory");
+    // SAFETY: it ends this process, which is the test's own.
+    unsafe { libc::raise(libc::SIGBUS) };
+}
+
+#[test]
+fn a_handler_that_was_there_before_still_gets_its_signals() {
+    assert_eq!(in_a_child("child_had_a_handler_before").code(), Some(42));
+}
+
+extern "C" fn leave(_signal: i32) {
+    // SAFETY: allowed in a signal handler.
+    unsafe { libc::_exit(42) };
+}
+
+#[test]
+#[ignore = "run by its parent test"]
+fn child_had_a_handler_before() {
+    if !is_child() {
+        return;
+    }
+    // SAFETY: the handler only ends the process.
+    unsafe { libc::signal(libc::SIGBUS, leave as *const () as libc::sighandler_t) };
+    let _ours = Mapping::anonymous(SIZE).expect("memory");
+    // SAFETY: as above.
+    unsafe { libc::raise(libc::SIGBUS) };
+}
