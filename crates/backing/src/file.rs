@@ -1,0 +1,394 @@
+//! A regular file or a block device as a backing device.
+//!
+//! Always true here: it is held exclusively as long as a [`BackingFile`] or a queue of it lives; its size is
+//! whole sectors, and what lies behind them is never touched; a device that is anything but what was asked for
+//! is refused before anything is changed.
+//!
+//! Left to others: which disk it ought to be ([`Identity::check`]), and the operations (the queues).
+
+use crate::identity::{self, Identity, Kind};
+use crate::job::Target;
+use crate::ring::{RingQueue, raw};
+use crate::sync::SyncQueue;
+use crate::sys::{self, Status};
+use crate::{Backing, PollableQueue, geometry, hold};
+use cbd_types::{BackingGeometry, Error, ErrorKind, Result};
+use std::fmt;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Whether the page cache is passed by.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum Direct {
+    /// Where the file system can.
+    #[default]
+    Auto,
+    /// Refuse what can't.
+    Always,
+    /// Through the page cache.
+    Never,
+}
+
+/// How operations reach the kernel.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum Engine {
+    /// io_uring, or plain system calls where it is forbidden.
+    #[default]
+    Auto,
+    /// Plain system calls, one at a time.
+    Synchronous,
+}
+
+/// How a backing device is opened.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Options {
+    /// Nothing is ever written to it.
+    pub read_only: bool,
+    /// Whether the page cache is passed by.
+    pub direct: Direct,
+    /// How operations reach the kernel.
+    pub engine: Engine,
+    /// The logical sector that it must have, because clients have seen it. A file that wants larger ones for direct I/O
+    /// by now goes through the page cache; a block device with larger ones is refused.
+    pub sector: Option<u32>,
+    /// The size that it must have, because clients have seen it: a smaller device is refused, a larger one is used up
+    /// to this.
+    pub size: Option<u64>,
+}
+
+/// What was opened, and how.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Info {
+    /// As given, made absolute; links are not followed, since what they lead to may change its name.
+    pub path: PathBuf,
+    /// A file or a block device.
+    pub kind: Kind,
+    /// Whether the page cache is passed by.
+    pub direct: bool,
+    /// Why it is not, where that was not asked for.
+    pub buffered_reason: Option<String>,
+    /// Whether operations go through io_uring.
+    pub ring: bool,
+    /// Why they don't, where that was not asked for.
+    pub synchronous_reason: Option<String>,
+    /// Nothing is ever written to it.
+    pub read_only: bool,
+    /// Bytes behind what is used: of a size that is not whole sectors, or of a device that has grown.
+    pub unused_tail: u64,
+}
+
+/// An open, exclusively held file or block device.
+#[derive(Debug)]
+pub struct BackingFile {
+    target: Arc<Target>,
+    identity: Identity,
+    info: Info,
+}
+
+struct Opened {
+    file: File,
+    status: Status,
+    direct: bool,
+    reason: Option<String>,
+}
+
+impl BackingFile {
+    /// Opens and holds `path`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`], [`ErrorKind::Busy`] (mounted, locked, used by a loop device),
+    /// [`ErrorKind::ReadOnly`], [`ErrorKind::InvalidArgument`] (a directory, a character device, no whole sector),
+    /// [`ErrorKind::OutOfRange`] (smaller than it must be), [`ErrorKind::Permission`],
+    /// [`ErrorKind::Unsupported`].
+    pub fn open(path: impl AsRef<Path>, options: Options) -> Result<Self> {
+        let given = path.as_ref();
+        let path = std::path::absolute(given).map_err(|error| open_error(given, None, &options, &error))?;
+        let status = sys::status_of(&path).map_err(|error| open_error(&path, None, &options, &error))?;
+        let (opened, kind) = if status.is_block() {
+            (open_block_device(&path, &status, &options)?, Kind::Block)
+        } else if status.is_regular() {
+            (open_file(&path, &status, &options)?, Kind::File)
+        } else {
+            let text = format!(
+                "{} is {}; a backing device is a block device or a regular file",
+                path.display(),
+                status.type_name()
+            );
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        };
+        Self::build(path, kind, opened, options)
+    }
+
+    fn build(path: PathBuf, kind: Kind, opened: Opened, options: Options) -> Result<Self> {
+        let Opened { mut file, status, mut direct, mut reason } = opened;
+        let (mut geometry, whole) = match kind {
+            Kind::Block => {
+                let geometry = geometry::of_block_device(&file, &status, &path)?;
+                (geometry, sys::block_size(file.as_fd()).unwrap_or(geometry.size))
+            }
+            Kind::File => {
+                hold::hold_file(&file, &status, &path, options.read_only)?;
+                let mut sector = geometry::FILE_SECTOR;
+                if direct {
+                    let wanted = geometry::direct_sector(&file, &status).and_then(|wanted| {
+                        if options.sector.is_some_and(|promised| promised < wanted) {
+                            Err(format!("the file system wants sectors of {wanted} bytes by now"))
+                        } else {
+                            Ok(wanted)
+                        }
+                    });
+                    match wanted {
+                        Ok(wanted) => sector = wanted,
+                        Err(why) => {
+                            file = buffered_again(file, &path, &options, &why)?;
+                            (direct, reason) = (false, Some(why));
+                        }
+                    }
+                }
+                sector = sector.max(options.sector.unwrap_or(0));
+                (geometry::of_file(&file, &status, sector, options.read_only), status.size)
+            }
+        };
+        check_sector(&path, &geometry, options.sector)?;
+        geometry.size = usable_size(&path, whole, &geometry, options.size)?;
+        if kind == Kind::File && !options.read_only {
+            check_file_size_limit(&path, geometry.size)?;
+        }
+        let (ring, synchronous_reason) = engine(options.engine)?;
+        let identity = identity::of_open(&file, &status, kind, whole);
+        let info = Info {
+            path: path.clone(),
+            kind,
+            direct,
+            buffered_reason: reason,
+            ring,
+            synchronous_reason,
+            read_only: options.read_only,
+            unused_tail: whole - geometry.size,
+        };
+        let target = Target {
+            file,
+            path,
+            kind,
+            geometry,
+            read_only: options.read_only,
+            no_zero_range: false.into(),
+            no_punch: false.into(),
+        };
+        Ok(Self { target: Arc::new(target), identity, info })
+    }
+
+    /// What was opened, and how.
+    #[must_use]
+    pub const fn info(&self) -> &Info {
+        &self.info
+    }
+}
+
+impl Backing for BackingFile {
+    fn geometry(&self) -> BackingGeometry {
+        self.target.geometry
+    }
+
+    fn identity(&self) -> Identity {
+        self.identity.clone()
+    }
+
+    fn open_queue(&self, depth: usize) -> Result<Box<dyn PollableQueue>> {
+        let target = Arc::clone(&self.target);
+        if self.info.ring {
+            Ok(Box::new(RingQueue::new(target, depth)?))
+        } else {
+            Ok(Box::new(SyncQueue::new(target)?))
+        }
+    }
+
+    fn describe(&self) -> String {
+        self.info.to_string()
+    }
+}
+
+impl fmt::Display for Info {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = self.kind.name();
+        let direct = if self.direct { "direct" } else { "through the page cache" };
+        let ring = if self.ring { "io_uring" } else { "system calls" };
+        write!(out, "{} ({kind}, {direct}, {ring}", self.path.display())?;
+        if self.read_only {
+            out.write_str(", read-only")?;
+        }
+        out.write_str(")")
+    }
+}
+
+fn open_flags(options: &Options, extra: i32) -> OpenOptions {
+    let mut open = OpenOptions::new();
+    open.read(true).write(!options.read_only).custom_flags(extra);
+    open
+}
+
+fn open_block_device(path: &Path, expected: &Status, options: &Options) -> Result<Opened> {
+    let mut direct = options.direct != Direct::Never;
+    let mut reason = None;
+    let file = loop {
+        let flag = if direct { libc::O_DIRECT } else { 0 };
+        match open_flags(options, libc::O_EXCL | flag).open(path) {
+            Ok(file) => break file,
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
+                return Err(hold::busy_block_device(expected, path));
+            }
+            Err(error)
+                if direct && options.direct == Direct::Auto && error.raw_os_error() == Some(libc::EINVAL) =>
+            {
+                (direct, reason) = (false, Some(String::from("the device refuses direct I/O")));
+            }
+            Err(error) => return Err(open_error(path, Some(expected), options, &error)),
+        }
+    };
+    let status = checked_status(&file, path, expected, options)?;
+    if !options.read_only && !hold::is_writable(&file, &status).unwrap_or(true) {
+        let text = format!("{} is set read-only; make it writable (blockdev --setrw)", path.display());
+        return Err(Error::new(ErrorKind::ReadOnly, text));
+    }
+    Ok(Opened { file, status, direct, reason })
+}
+
+fn open_file(path: &Path, expected: &Status, options: &Options) -> Result<Opened> {
+    // Root may write a file whose mode says "nobody"; whoever set that mode meant it.
+    if !options.read_only && expected.mode & 0o222 == 0 {
+        let text = format!("{} is read-only: its mode lets nobody write (chmod u+w)", path.display());
+        return Err(Error::new(ErrorKind::ReadOnly, text));
+    }
+    let mut direct = options.direct != Direct::Never;
+    let mut reason = None;
+    let file = loop {
+        match open_flags(options, if direct { libc::O_DIRECT } else { 0 }).open(path) {
+            Ok(file) => break file,
+            Err(error)
+                if direct && options.direct == Direct::Auto && error.raw_os_error() == Some(libc::EINVAL) =>
+            {
+                (direct, reason) = (false, Some(String::from("the file system refuses direct I/O")));
+            }
+            Err(error) => return Err(open_error(path, Some(expected), options, &error)),
+        }
+    };
+    let status = checked_status(&file, path, expected, options)?;
+    Ok(Opened { file, status, direct, reason })
+}
+
+/// The status of what was opened, which must be what was looked at before.
+fn checked_status(file: &File, path: &Path, expected: &Status, options: &Options) -> Result<Status> {
+    let status = sys::status(file.as_fd()).map_err(|error| open_error(path, None, options, &error))?;
+    if status.same_object(expected) {
+        return Ok(status);
+    }
+    let text = format!("{} was exchanged for something else while it was opened; try again", path.display());
+    Err(Error::new(ErrorKind::Busy, text))
+}
+
+/// Turns direct I/O off for an open file; the lock stays.
+fn buffered_again(file: File, path: &Path, options: &Options, why: &str) -> Result<File> {
+    if options.direct == Direct::Always {
+        let text = format!("{} cannot be used with direct I/O: {why}", path.display());
+        return Err(Error::new(ErrorKind::Unsupported, text));
+    }
+    sys::clear_direct(file.as_fd()).map_err(|error| open_error(path, None, options, &error))?;
+    Ok(file)
+}
+
+fn check_sector(path: &Path, geometry: &BackingGeometry, promised: Option<u32>) -> Result<()> {
+    match promised {
+        Some(promised) if promised < geometry.sector => {
+            let text = format!(
+                "{} has sectors of {} bytes, it had {promised} before; give the device that it was",
+                path.display(),
+                geometry.sector
+            );
+            Err(Error::new(ErrorKind::Exchanged, text))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn usable_size(path: &Path, whole: u64, geometry: &BackingGeometry, promised: Option<u64>) -> Result<u64> {
+    let sector = u64::from(geometry.sector);
+    if whole < sector {
+        let text = format!("{} has {whole} bytes, less than one sector of {sector}", path.display());
+        return Err(Error::new(ErrorKind::InvalidArgument, text));
+    }
+    match promised {
+        Some(promised) if promised > geometry.size => Err(identity::shrunk(path, promised, whole)),
+        Some(promised) => Ok(promised - promised % sector),
+        None => Ok(geometry.size),
+    }
+}
+
+/// A write beyond the limit would be answered with a signal that ends the process.
+fn check_file_size_limit(path: &Path, size: u64) -> Result<()> {
+    let limit = sys::file_size_limit();
+    if limit >= size {
+        return Ok(());
+    }
+    let text = format!(
+        "{} has {size} bytes, but this process may write files up to {limit} only; raise the limit (ulimit -f)",
+        path.display()
+    );
+    Err(Error::new(ErrorKind::System, text))
+}
+
+fn engine(wanted: Engine) -> Result<(bool, Option<String>)> {
+    if wanted == Engine::Synchronous {
+        return Ok((false, None));
+    }
+    match raw::available() {
+        Ok(()) => Ok((true, None)),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
+            let text = format!("cannot open a queue: {error}; raise the limit of open files (ulimit -n)");
+            Err(Error::new(ErrorKind::System, text))
+        }
+        Err(error) => Ok((false, Some(format!("io_uring is not to be had: {error}")))),
+    }
+}
+
+fn open_error(path: &Path, status: Option<&Status>, options: &Options, error: &io::Error) -> Error {
+    let name = path.display();
+    let nobody_writes = status.is_some_and(|status| status.mode & 0o222 == 0 || status.is_block());
+    let (kind, text) = match error.raw_os_error() {
+        Some(libc::ENOENT | libc::ENOTDIR) => (ErrorKind::NotFound, format!("{name} does not exist")),
+        Some(libc::ENXIO | libc::ENODEV | libc::ENOMEDIUM) => {
+            (ErrorKind::NotFound, format!("{name} has no device behind it: {error}"))
+        }
+        Some(libc::EROFS) => {
+            (ErrorKind::ReadOnly, format!("{name} is read-only, or lies on a read-only file system"))
+        }
+        Some(libc::EBUSY | libc::ETXTBSY) => {
+            (ErrorKind::Busy, format!("{name} is in use, as swap space or as a running program: {error}"))
+        }
+        Some(libc::EPERM) if !options.read_only => {
+            (ErrorKind::ReadOnly, format!("{name} may not be written: {error}; is it immutable (lsattr)?"))
+        }
+        Some(libc::EACCES) if !options.read_only && nobody_writes && could_read(path) => {
+            (ErrorKind::ReadOnly, format!("{name} may be read but not written"))
+        }
+        Some(libc::EACCES | libc::EPERM) => {
+            let text = format!("{name} may not be opened by this user; ask for access or run as root");
+            (ErrorKind::Permission, text)
+        }
+        Some(libc::EINVAL) if options.direct == Direct::Always => {
+            (ErrorKind::Unsupported, format!("{name} cannot be used with direct I/O"))
+        }
+        Some(libc::EINVAL | libc::ELOOP | libc::ENAMETOOLONG | libc::EISDIR) => {
+            (ErrorKind::InvalidArgument, format!("{name} cannot be opened: {error}"))
+        }
+        _ => (ErrorKind::System, format!("{name} cannot be opened: {error}")),
+    };
+    Error::new(kind, text)
+}
+
+fn could_read(path: &Path) -> bool {
+    File::open(path).is_ok()
+}

@@ -1,0 +1,113 @@
+//! What the system says about a backing device.
+//!
+//! Always true here: where the system says nothing, the answer is the one that costs speed, not data: a
+//! volatile cache is assumed, a promise of zeroes is not.
+//!
+//! Left to others: whether the device is free to be used (`hold`).
+
+use crate::sys::{self, Status};
+use crate::sysfs::BlockDirectory;
+use cbd_types::{AlignedBuffer, BackingGeometry, Error, ErrorKind, Result};
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+/// The sector of a file that nothing asks larger ones of.
+pub(crate) const FILE_SECTOR: u32 = 512;
+const SECTOR_MAX: u32 = 4096;
+/// Direct I/O begins at page borders of memory here, no stricter.
+const MEMORY_ALIGNMENT: u32 = 4096;
+
+/// The geometry of an open block device.
+pub(crate) fn of_block_device(file: &File, status: &Status, path: &Path) -> Result<BackingGeometry> {
+    let refused = |error: io::Error| {
+        let text = format!("cannot read the geometry of {}: {error}", path.display());
+        Error::new(ErrorKind::System, text)
+    };
+    let sector = sys::block_sector(file.as_fd()).map_err(refused)?;
+    if !(FILE_SECTOR..=SECTOR_MAX).contains(&sector) || !sector.is_power_of_two() {
+        let text = format!("{} has sectors of {sector} bytes; 512 to 4096 are supported", path.display());
+        return Err(Error::new(ErrorKind::Unsupported, text));
+    }
+    let size = sys::block_size(file.as_fd()).map_err(refused)?;
+    let physical_sector = sys::block_physical_sector(file.as_fd()).unwrap_or(sector).max(sector);
+    let directory = BlockDirectory::of(status.special);
+    let queue = |name: &str| directory.as_ref().and_then(|directory| directory.queue(name));
+    let write_cache = directory.as_ref().and_then(|directory| directory.disk("queue/write_cache"));
+    // A discard is a punched hole here, which the kernel makes of the device's own "write zeroes, may unmap", so
+    // zeroes are promised wherever the device has that; and it is a discard only where the device has those.
+    let discards = queue("discard_max_bytes").unwrap_or(0) > 0;
+    let discard_zeroes = discards && queue("write_zeroes_max_bytes").unwrap_or(0) > 0;
+    let granularity = u32::try_from(queue("discard_granularity").unwrap_or(0)).unwrap_or(0);
+    Ok(BackingGeometry {
+        size: size - size % u64::from(sector),
+        sector,
+        physical_sector,
+        rotational: queue("rotational").unwrap_or(0) > 0,
+        volatile_cache: write_cache.as_deref() != Some("write through"),
+        discard_zeroes,
+        discard_granularity: if discards { granularity.max(sector) } else { 0 },
+    })
+}
+
+/// The sector that direct I/O to a regular file wants, or why there is none.
+pub(crate) fn direct_sector(file: &File, status: &Status) -> std::result::Result<u32, String> {
+    let (memory, offset) = match status.direct {
+        Some((0, _) | (_, 0)) => return Err(String::from("the file system has no direct I/O for this file")),
+        Some((memory, offset)) => (memory, offset),
+        // Before Linux 6.1, and on file systems that don't tell, only trying tells.
+        None => (MEMORY_ALIGNMENT, tried_alignment(file)?),
+    };
+    let sector = offset.max(FILE_SECTOR);
+    if memory > MEMORY_ALIGNMENT || sector > SECTOR_MAX || !sector.is_power_of_two() {
+        return Err(format!("the file system wants direct I/O aligned to {} bytes", memory.max(sector)));
+    }
+    Ok(sector)
+}
+
+fn tried_alignment(file: &File) -> std::result::Result<u32, String> {
+    let mut buffer = AlignedBuffer::zeroed(SECTOR_MAX as usize);
+    let mut length = FILE_SECTOR;
+    loop {
+        // Once at an odd sector, so that the offset's alignment counts too.
+        match file.read_at(&mut buffer[..length as usize], u64::from(length)) {
+            Ok(_) => return Ok(length),
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) && length < SECTOR_MAX => length *= 2,
+            Err(error) => return Err(format!("direct I/O was tried and failed: {error}")),
+        }
+    }
+}
+
+/// The geometry of an open regular file whose sector is decided.
+pub(crate) fn of_file(file: &File, status: &Status, sector: u32, read_only: bool) -> BackingGeometry {
+    let (_, _, block) = sys::file_system(file.as_fd()).unwrap_or((0, 0, 4096));
+    let block = u32::try_from(block).unwrap_or(4096).clamp(sector, 1 << 20);
+    let holes = !read_only && punches_holes(file, status.size);
+    let rotational = BlockDirectory::of(status.device).and_then(|directory| directory.queue("rotational"));
+    BackingGeometry {
+        size: status.size - status.size % u64::from(sector),
+        sector,
+        physical_sector: if status.block.is_power_of_two() {
+            status.block.clamp(sector, SECTOR_MAX)
+        } else {
+            sector
+        },
+        rotational: rotational.unwrap_or(0) > 0,
+        // The page cache and the disk's cache lie below.
+        volatile_cache: true,
+        discard_zeroes: holes,
+        discard_granularity: if holes { block } else { 0 },
+    }
+}
+
+/// Whether the file system punches holes: it is asked for one far behind the end, where nothing is.
+fn punches_holes(file: &File, size: u64) -> bool {
+    let at = size.next_multiple_of(1 << 20).saturating_add(1 << 30);
+    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    match sys::fallocate(file.as_fd(), mode, at, 1 << 20) {
+        Ok(()) => true,
+        Err(error) => matches!(error.raw_os_error(), Some(libc::EFBIG | libc::ENOSPC)),
+    }
+}

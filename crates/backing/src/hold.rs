@@ -1,0 +1,119 @@
+//! Exclusive hold of a backing device.
+//!
+//! Always true here: a block device is held by `O_EXCL`, which mounts, swap, device mapper and md claim too; a
+//! file by a lock of the open description and by no loop device having it. The hold ends with the last
+//! descriptor, so also when the process is killed.
+//!
+//! Left to others: programs that open a file and take no lock can't be seen; that is said in the documentation.
+
+use crate::sys::{self, Status};
+use crate::sysfs::{self, BlockDirectory, LoopDevice, Mount};
+use cbd_types::{Error, ErrorKind, Result};
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::path::Path;
+
+const FUSE_MAGIC: u64 = 0x6573_5546;
+
+/// Locks an open file and makes sure that no loop device stands on it.
+pub(crate) fn hold_file(file: &File, status: &Status, path: &Path, read_only: bool) -> Result<()> {
+    let name = path.display();
+    if let Err(error) = sys::lock_whole(file.as_fd(), !read_only) {
+        return Err(match error.raw_os_error() {
+            Some(libc::EAGAIN | libc::EACCES) => {
+                Error::new(ErrorKind::Busy, format!("{name} is in use: another program holds a lock on it"))
+            }
+            _ => Error::new(
+                ErrorKind::Unsupported,
+                format!("{name} cannot be held exclusively, its file system refuses a lock: {error}"),
+            ),
+        });
+    }
+    match loop_device_on(file, status) {
+        None => Ok(()),
+        Some(device) => {
+            let mounted = mounted_on(&device.name);
+            let text = format!(
+                "{name} is in use: the loop device /dev/{} stands on it{mounted}; detach it first (losetup -d)",
+                device.name
+            );
+            Err(Error::new(ErrorKind::Busy, text))
+        }
+    }
+}
+
+fn mounted_on(name: &str) -> String {
+    let number = sysfs::attribute(&Path::new("/sys/block").join(name).join("dev"));
+    let mount = number.and_then(|number| {
+        let number = sysfs::number(&number)?;
+        sysfs::mounts().into_iter().find(|mount| mount.device == number)
+    });
+    mount.map(|mount| format!(", mounted on {}", mount.at.display())).unwrap_or_default()
+}
+
+/// A loop device whose file is this one, whatever path either was opened by.
+fn loop_device_on(file: &File, status: &Status) -> Option<LoopDevice> {
+    let devices = sysfs::loop_devices();
+    if devices.is_empty() {
+        return None;
+    }
+    let on_fuse = sys::file_system(file.as_fd()).is_ok_and(|(magic, _, _)| magic == FUSE_MAGIC);
+    let mounts = sysfs::mounts();
+    devices.into_iter().find(|device| {
+        // A file in user space can't be one that isn't, and asking its server may take for ever.
+        if !on_fuse && on_fuse_mount(&device.file, &mounts) {
+            return false;
+        }
+        match asked(device) {
+            Some((number, inode)) => number == status.device && inode == status.inode,
+            None => false,
+        }
+    })
+}
+
+/// Device and inode of a loop device's file: from the device itself, or by path where it can't be opened.
+fn asked(device: &LoopDevice) -> Option<(sys::DeviceNumber, u64)> {
+    let open = File::open(Path::new("/dev").join(&device.name));
+    if let Some(found) = open.ok().and_then(|file| sys::loop_file(file.as_fd()).ok()) {
+        return Some(found);
+    }
+    let status = sys::status_of(&device.file).ok()?;
+    Some((status.device, status.inode))
+}
+
+fn on_fuse_mount(path: &Path, mounts: &[Mount]) -> bool {
+    let inside = mounts.iter().filter(|mount| path.starts_with(&mount.at));
+    // The last of the longest: later mounts cover earlier ones.
+    let nearest = inside.max_by_key(|mount| mount.at.components().count());
+    nearest.is_some_and(|mount| mount.file_system.starts_with("fuse") && mount.file_system != "fuseblk")
+}
+
+/// The error of a block device that can't be opened because it is claimed, with whom, as far as can be told.
+pub(crate) fn busy_block_device(status: &Status, path: &Path) -> Error {
+    let who = user_of(status).unwrap_or_else(|| String::from("another program holds it exclusively"));
+    Error::new(ErrorKind::Busy, format!("{} is in use: {who}", path.display()))
+}
+
+fn user_of(status: &Status) -> Option<String> {
+    let directory = BlockDirectory::of(status.special)?;
+    let relatives = directory.relatives();
+    let mounted = sysfs::mounts().into_iter().find(|mount| relatives.contains(&mount.device));
+    if let Some(mount) = mounted {
+        let which = if mount.device == status.special { "it is" } else { "a part of its disk is" };
+        return Some(format!("{which} mounted on {}; unmount it first", mount.at.display()));
+    }
+    for swap in sysfs::swaps() {
+        if sys::status_of(&swap).is_ok_and(|found| relatives.contains(&found.special) && found.is_block()) {
+            return Some(format!("{} is swap space; turn it off first (swapoff)", swap.display()));
+        }
+    }
+    let holders = directory.holders();
+    (!holders.is_empty()).then(|| format!("{} stands on it", holders.join(", ")))
+}
+
+/// Whether an open block device may be written.
+pub(crate) fn is_writable(file: &File, status: &Status) -> io::Result<bool> {
+    let attribute = BlockDirectory::of(status.special).and_then(|directory| directory.own("ro"));
+    Ok(attribute.as_deref() != Some("1") && !sys::block_read_only(file.as_fd())?)
+}

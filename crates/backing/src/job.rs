@@ -1,0 +1,287 @@
+//! One operation from submit to completion: checked, cut into steps, continued after short transfers.
+//!
+//! Both queues run the same [`Job`]s: the ring turns a [`Step`] into an entry, the synchronous queue into
+//! a system call, and both tell the job how it went.
+//!
+//! Always true here: a step lies inside the device and is whole sectors; the number of attempts that bring
+//! nothing forward is bounded; an operation succeeds only when all of it was done.
+//!
+//! Left to others: running the steps, and keeping the buffer alive meanwhile.
+
+use crate::identity::Kind;
+use cbd_types::backing::BackingDone;
+use cbd_types::{BackingGeometry, BackingOp, ByteRange, Error, ErrorKind, OpToken, Result};
+use std::fs::File;
+use std::io;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Zeroes to write where the system can't zero a range by itself. They lie in `.bss` and take no memory.
+#[repr(align(4096))]
+struct Zeroes([u8; ZERO_PIECE]);
+static ZEROES: Zeroes = Zeroes([0; ZERO_PIECE]);
+
+/// The zeroes, aligned as direct I/O wants them.
+pub(crate) fn zeroes() -> &'static [u8; ZERO_PIECE] {
+    &ZEROES.0
+}
+
+const ZERO_PIECE: usize = 256 << 10;
+/// What one system call transfers at most; the kernel's own bound is a little below 2 GiB.
+const TRANSFER_PIECE: usize = 1 << 30;
+/// What one call zeroes or punches at most: a call can't be interrupted, and a disk may have to write it all.
+const BLOCK_PIECE: u64 = 128 << 20;
+const FILE_PIECE: u64 = 4 << 30;
+/// Attempts in a row that may bring nothing forward.
+const FRUITLESS_ATTEMPTS: u8 = 64;
+
+/// What queues of one backing device share. The descriptor, and with it the hold, lives until the last is gone.
+#[derive(Debug)]
+pub(crate) struct Target {
+    pub file: File,
+    pub path: PathBuf,
+    pub kind: Kind,
+    pub geometry: BackingGeometry,
+    pub read_only: bool,
+    /// Set once the device has refused a method, so that it is not asked again.
+    pub no_zero_range: AtomicBool,
+    pub no_punch: AtomicBool,
+}
+
+/// The next thing to ask the kernel for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Step {
+    /// Read into the buffer from `skip` on.
+    Read { at: u64, skip: usize, length: usize },
+    /// Write the buffer from `skip` on.
+    Write { at: u64, skip: usize, length: usize },
+    /// Write zeroes from [`zeroes`].
+    WriteZeroes { at: u64, length: usize },
+    /// `fallocate` with this mode.
+    Allocate { mode: i32, at: u64, length: u64 },
+    /// `fdatasync`.
+    Sync,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Method {
+    ZeroRange,
+    Punch,
+    Write,
+}
+
+/// An operation under way.
+#[derive(Debug)]
+pub(crate) struct Job {
+    pub token: OpToken,
+    pub op: BackingOp,
+    done: u64,
+    fruitless: u8,
+    method: Method,
+}
+
+impl Job {
+    pub fn new(token: OpToken, op: BackingOp, target: &Target) -> Self {
+        let first = if matches!(op, BackingOp::Discard { .. }) { Method::Punch } else { Method::ZeroRange };
+        let mut job = Self { token, op, done: 0, fruitless: 0, method: first };
+        job.method = job.allowed(first, target);
+        job
+    }
+
+    /// The result, where it is known without asking the device: of what is refused, and of nothing.
+    pub fn settled(&self, target: &Target) -> Option<Result<()>> {
+        if matches!(self.op, BackingOp::Flush) {
+            return None;
+        }
+        let range = self.range();
+        let geometry = &target.geometry;
+        if target.read_only && !matches!(self.op, BackingOp::Read { .. }) {
+            let text = format!("{} is open for reading only: cannot {}", target.path.display(), self.words());
+            return Some(Err(Error::new(ErrorKind::ReadOnly, text)));
+        }
+        if range.start > range.end || range.end > geometry.size {
+            let text = format!(
+                "cannot {} of {}: it has {} bytes",
+                self.words(),
+                target.path.display(),
+                geometry.size
+            );
+            return Some(Err(Error::new(ErrorKind::OutOfRange, text)));
+        }
+        let sector = u64::from(geometry.sector);
+        if !range.start.is_multiple_of(sector) || !range.end.is_multiple_of(sector) {
+            let text = format!(
+                "cannot {} of {}: not whole sectors of {sector} bytes",
+                self.words(),
+                target.path.display()
+            );
+            return Some(Err(Error::new(ErrorKind::InvalidArgument, text)));
+        }
+        range.is_empty().then_some(Ok(()))
+    }
+
+    /// What to do next.
+    pub fn step(&self, target: &Target) -> Step {
+        let range = self.range();
+        let at = range.start + self.done;
+        let left = range.end - at;
+        match &self.op {
+            BackingOp::Flush => Step::Sync,
+            BackingOp::Read { .. } => Step::Read { at, skip: self.done as usize, length: transfer(left) },
+            BackingOp::Write { .. } => Step::Write { at, skip: self.done as usize, length: transfer(left) },
+            BackingOp::WriteZeroes { .. } | BackingOp::Discard { .. } => {
+                let length = left.min(if target.kind == Kind::Block { BLOCK_PIECE } else { FILE_PIECE });
+                match self.method {
+                    Method::ZeroRange => Step::Allocate {
+                        mode: libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE,
+                        at,
+                        length,
+                    },
+                    Method::Punch => Step::Allocate {
+                        mode: libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
+                        at,
+                        length,
+                    },
+                    Method::Write => Step::WriteZeroes { at, length: left.min(ZERO_PIECE as u64) as usize },
+                }
+            }
+        }
+    }
+
+    /// Takes in how [`step`](Self::step) ended: a count, or a negative errno, as a ring says it. Gives the result of the
+    /// operation once it is known; before, there is another step.
+    pub fn advance(&mut self, target: &Target, answer: i32) -> Option<Result<()>> {
+        let step = self.step(target);
+        if answer < 0 {
+            return self.failed(target, step, -answer);
+        }
+        let forward = match step {
+            Step::Sync => return Some(Ok(())),
+            Step::Allocate { length, .. } => length,
+            Step::Read { length, .. } | Step::Write { length, .. } | Step::WriteZeroes { length, .. } => {
+                let count = (answer as u64).min(length as u64);
+                if count == 0 && matches!(step, Step::Read { .. }) {
+                    return Some(Err(
+                        self.error(target, "it ends before that; was it cut short by somebody else?")
+                    ));
+                }
+                // Direct I/O continues at a whole sector; what lies before it is done again.
+                if count == length as u64 { count } else { count - count % u64::from(target.geometry.sector) }
+            }
+        };
+        self.done += forward;
+        if self.done >= self.range().len() {
+            return Some(Ok(()));
+        }
+        if forward > 0 {
+            self.fruitless = 0;
+            return None;
+        }
+        self.again(target, "it takes no byte")
+    }
+
+    fn failed(&mut self, target: &Target, step: Step, errno: i32) -> Option<Result<()>> {
+        match errno {
+            // The last: a ring cancels what a thread that ended has submitted.
+            libc::EINTR | libc::EAGAIN | libc::ECANCELED => self.again(target, &errno_text(errno)),
+            libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL | libc::ENOTTY
+                if matches!(step, Step::Allocate { .. }) =>
+            {
+                // EINVAL counts as well: some file systems want larger units. The last method tells real faults.
+                let next = match (self.method, &self.op) {
+                    (Method::Punch, BackingOp::Discard { .. }) => Method::ZeroRange,
+                    (Method::ZeroRange, BackingOp::WriteZeroes { .. }) => Method::Punch,
+                    _ => Method::Write,
+                };
+                if errno != libc::EINVAL {
+                    let refused =
+                        if self.method == Method::Punch { &target.no_punch } else { &target.no_zero_range };
+                    refused.store(true, Ordering::Relaxed);
+                }
+                self.method = self.allowed(next, target);
+                None
+            }
+            _ => {
+                let kind = match errno {
+                    libc::ENOSPC | libc::EDQUOT => ErrorKind::NoSpace,
+                    _ => ErrorKind::Backing,
+                };
+                Some(Err(self.error_of(target, kind, &errno_text(errno))))
+            }
+        }
+    }
+
+    fn again(&mut self, target: &Target, why: &str) -> Option<Result<()>> {
+        self.fruitless += 1;
+        (self.fruitless >= FRUITLESS_ATTEMPTS)
+            .then(|| Err(self.error(target, &format!("{why} ({FRUITLESS_ATTEMPTS} attempts)"))))
+    }
+
+    /// `wanted`, or what comes after it where the device is known not to have it.
+    fn allowed(&self, wanted: Method, target: &Target) -> Method {
+        let no_zero_range = target.no_zero_range.load(Ordering::Relaxed);
+        let no_punch = target.no_punch.load(Ordering::Relaxed);
+        let discard = matches!(self.op, BackingOp::Discard { .. });
+        match wanted {
+            Method::Punch if !no_punch => Method::Punch,
+            Method::ZeroRange if !no_zero_range => Method::ZeroRange,
+            Method::Punch if discard && !no_zero_range => Method::ZeroRange,
+            // Punching a block device answers for certain where zeroing it does, so it is not tried after.
+            Method::ZeroRange if !discard && !no_punch && target.kind == Kind::File => Method::Punch,
+            _ => Method::Write,
+        }
+    }
+
+    /// The bytes of the device that the operation is about.
+    pub fn range(&self) -> ByteRange {
+        range_of(&self.op)
+    }
+
+    /// The operation given back.
+    pub fn end(self, result: Result<()>) -> BackingDone {
+        BackingDone { token: self.token, op: self.op, result }
+    }
+
+    fn words(&self) -> String {
+        words_of(&self.op)
+    }
+
+    fn error(&self, target: &Target, why: &str) -> Error {
+        self.error_of(target, ErrorKind::Backing, why)
+    }
+
+    fn error_of(&self, target: &Target, kind: ErrorKind, why: &str) -> Error {
+        Error::new(kind, format!("cannot {} of {}: {why}", self.words(), target.path.display()))
+    }
+}
+
+/// The bytes of the device that `op` is about; none for a flush.
+pub(crate) fn range_of(op: &BackingOp) -> ByteRange {
+    match op {
+        BackingOp::Read { offset, buffer } | BackingOp::Write { offset, buffer } => {
+            ByteRange::at(*offset, buffer.len() as u64)
+        }
+        BackingOp::WriteZeroes { range } | BackingOp::Discard { range } => *range,
+        BackingOp::Flush => ByteRange::at(0, 0),
+    }
+}
+
+/// The operation as the words after "cannot".
+pub(crate) fn words_of(op: &BackingOp) -> String {
+    let verb = match op {
+        BackingOp::Read { .. } => "read",
+        BackingOp::Write { .. } => "write",
+        BackingOp::WriteZeroes { .. } => "zero",
+        BackingOp::Discard { .. } => "discard",
+        BackingOp::Flush => return String::from("flush the cache"),
+    };
+    format!("{verb} {}", range_of(op))
+}
+
+fn transfer(left: u64) -> usize {
+    left.min(TRANSFER_PIECE as u64) as usize
+}
+
+fn errno_text(errno: i32) -> String {
+    io::Error::from_raw_os_error(errno).to_string()
+}

@@ -1,0 +1,167 @@
+//! The queue over io_uring: one ring for one thread.
+//!
+//! Always true here: what is submitted is with the kernel when [`submit`](BackingQueue::submit) returns, or waits
+//! in order for a slot; every operation is given back once; [`wait_descriptor`](PollableQueue::wait_descriptor) is
+//! readable whenever something can be given back.
+//!
+//! Left to others: how an operation is cut into steps (`job`), memory (`raw`), order and overlap (the engine).
+
+pub(crate) mod raw;
+
+use crate::PollableQueue;
+use crate::job::{Job, Target};
+use crate::sync::run_to_end;
+use crate::sys::{Gathered, Signal};
+use cbd_types::backing::BackingDone;
+use cbd_types::{BackingOp, BackingQueue, Error, ErrorKind, OpToken, Result};
+use raw::RawRing;
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+
+/// Operations that a queue works on at a time at most.
+pub const DEPTH_MAX: usize = 1024;
+
+/// A queue over a ring of its own.
+pub struct RingQueue {
+    // First, so that the kernel is done before the descriptor and the hold may go.
+    raw: RawRing,
+    target: Arc<Target>,
+    depth: usize,
+    waiting: VecDeque<Job>,
+    /// What completed without the ring; `signal` is raised while there is any.
+    ended: VecDeque<BackingDone>,
+    signal: Signal,
+    gathered: Gathered,
+    /// The ring refused for good: everything else is run without it.
+    broken: bool,
+}
+
+impl RingQueue {
+    pub(crate) fn new(target: Arc<Target>, depth: usize) -> Result<Self> {
+        let depth = depth.clamp(1, DEPTH_MAX);
+        let open = || -> io::Result<_> {
+            let raw = RawRing::new(depth)?;
+            let signal = Signal::new()?;
+            let gathered = Gathered::new()?;
+            gathered.add(raw.descriptor())?;
+            gathered.add(signal.as_raw_fd())?;
+            Ok((raw, signal, gathered))
+        };
+        let (raw, signal, gathered) = open().map_err(|error| {
+            let text = format!(
+                "cannot open a queue to {}: {error}; is the limit of open files (ulimit -n) too low?",
+                target.path.display()
+            );
+            Error::new(ErrorKind::System, text)
+        })?;
+        let (waiting, ended) = (VecDeque::new(), VecDeque::new());
+        Ok(Self { raw, target, depth, waiting, ended, signal, gathered, broken: false })
+    }
+
+    fn end(&mut self, done: BackingDone) {
+        self.ended.push_back(done);
+        self.signal.raise();
+    }
+
+    /// Starts what waits, as far as there are slots, and gives it to the kernel.
+    fn start_waiting(&mut self) {
+        while self.raw.has_room() && !self.broken {
+            let Some(job) = self.waiting.pop_front() else { break };
+            if let Err(job) = self.raw.start(job, &self.target) {
+                self.waiting.push_front(job);
+                break;
+            }
+        }
+        self.enter();
+        if self.broken {
+            while let Some(job) = self.waiting.pop_front() {
+                let done = run_to_end(job, &self.target);
+                self.end(done);
+            }
+        }
+    }
+
+    fn enter(&mut self) {
+        if self.broken {
+            return self.run_taken_back();
+        }
+        match self.raw.enter() {
+            Ok(()) => {}
+            // Memory or completion space is short for the moment. What is in flight wakes us to try again.
+            Err(error)
+                if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EBUSY))
+                    && self.raw.taken() > 0 => {}
+            Err(_) => {
+                self.broken = true;
+                self.run_taken_back();
+            }
+        }
+    }
+
+    fn run_taken_back(&mut self) {
+        for job in self.raw.take_back() {
+            let done = run_to_end(job, &self.target);
+            self.end(done);
+        }
+    }
+
+    fn collect(&mut self, done: &mut Vec<BackingDone>) {
+        while let Some((slot, answer)) = self.raw.completion() {
+            if let Some((job, result)) = self.raw.advance(slot, answer, &self.target) {
+                done.push(job.end(result));
+            }
+        }
+        self.start_waiting();
+        if !self.ended.is_empty() {
+            done.extend(self.ended.drain(..));
+            self.signal.clear();
+        }
+    }
+}
+
+impl BackingQueue for RingQueue {
+    fn submit(&mut self, token: OpToken, op: BackingOp) {
+        let job = Job::new(token, op, &self.target);
+        match job.settled(&self.target) {
+            Some(result) => self.end(job.end(result)),
+            None => {
+                self.waiting.push_back(job);
+                if self.raw.has_room() {
+                    self.start_waiting();
+                }
+            }
+        }
+    }
+
+    fn poll(&mut self, done: &mut Vec<BackingDone>) {
+        self.collect(done);
+    }
+
+    fn wait(&mut self, done: &mut Vec<BackingDone>) {
+        let before = done.len();
+        self.collect(done);
+        while done.len() == before && self.in_flight() > 0 {
+            // It can fail only where the kernel has no ring any more: then nothing more will come.
+            if self.raw.get_events(true).is_err() {
+                return;
+            }
+            self.collect(done);
+        }
+    }
+
+    fn in_flight(&self) -> usize {
+        self.raw.held() + self.waiting.len() + self.ended.len()
+    }
+
+    fn depth(&self) -> usize {
+        self.depth
+    }
+}
+
+impl PollableQueue for RingQueue {
+    fn wait_descriptor(&self) -> RawFd {
+        self.gathered.as_raw_fd()
+    }
+}

@@ -1,0 +1,190 @@
+//! What the kernel tells in text files: attributes of block devices, mounts, swap areas, loop devices.
+//!
+//! Always true here: what is missing or unreadable is `None` or empty, never an error: the attributes differ
+//! from kernel to kernel, and `/sys` and `/proc` may not be there at all.
+//!
+//! Left to others: what follows from it.
+
+use crate::sys::DeviceNumber;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// A block device's directory below `/sys`.
+#[derive(Clone, Debug)]
+pub(crate) struct BlockDirectory {
+    path: PathBuf,
+    /// That of the whole disk; the same where the device is no partition.
+    disk: PathBuf,
+}
+
+impl BlockDirectory {
+    pub fn of(device: DeviceNumber) -> Option<Self> {
+        let path = fs::canonicalize(format!("/sys/dev/block/{device}")).ok()?;
+        let disk = if path.join("partition").exists() { path.parent()?.to_path_buf() } else { path.clone() };
+        Some(Self { path, disk })
+    }
+
+    pub fn is_partition(&self) -> bool {
+        self.path != self.disk
+    }
+
+    /// Where the disk is plugged in, without the name that the kernel happened to give it; `None` for a device of
+    /// the kernel's own making.
+    pub fn place(&self) -> Option<String> {
+        let path = self.disk.strip_prefix("/sys/devices").ok()?.to_str()?;
+        let plugged = path.split("/block/").next()?;
+        (!plugged.starts_with("virtual")).then(|| plugged.to_owned())
+    }
+
+    /// An attribute of the device itself, a partition's own too.
+    pub fn own(&self, name: &str) -> Option<String> {
+        attribute(&self.path.join(name))
+    }
+
+    /// An attribute of the whole disk.
+    pub fn disk(&self, name: &str) -> Option<String> {
+        attribute(&self.disk.join(name))
+    }
+
+    /// A numeric attribute of the whole disk's queue.
+    pub fn queue(&self, name: &str) -> Option<u64> {
+        self.disk(&format!("queue/{name}"))?.parse().ok()
+    }
+
+    /// A field of the device's `uevent`.
+    pub fn event(&self, name: &str) -> Option<String> {
+        let text = fs::read_to_string(self.path.join("uevent")).ok()?;
+        text.lines().find_map(|line| Some(line.strip_prefix(name)?.strip_prefix('=')?.to_owned()))
+    }
+
+    /// Devices that stand on this one, on a partition of it, or, for a partition, on the whole disk.
+    pub fn holders(&self) -> Vec<String> {
+        let mut directories = vec![self.path.clone(), self.disk.clone()];
+        directories.extend(self.partitions());
+        directories.dedup();
+        directories.iter().flat_map(|path| names_in(&path.join("holders"))).collect()
+    }
+
+    /// Numbers of the device, of its partitions, and of the disk that it is a partition of.
+    pub fn relatives(&self) -> Vec<DeviceNumber> {
+        let mut paths = vec![self.path.clone(), self.disk.clone()];
+        paths.extend(self.partitions());
+        paths.iter().filter_map(|path| number(&attribute(&path.join("dev"))?)).collect()
+    }
+
+    fn partitions(&self) -> Vec<PathBuf> {
+        if self.is_partition() {
+            return Vec::new();
+        }
+        let inside = names_in(&self.disk).into_iter().map(|name| self.disk.join(name));
+        inside.filter(|path| path.join("partition").exists()).collect()
+    }
+}
+
+fn names_in(directory: &Path) -> Vec<String> {
+    let Ok(entries) = fs::read_dir(directory) else { return Vec::new() };
+    entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+}
+
+/// The trimmed text of a file; `None` where it is empty.
+pub(crate) fn attribute(path: &Path) -> Option<String> {
+    // Not as text: a serial number may be anything.
+    let bytes = fs::read(path).ok()?;
+    let text = String::from_utf8_lossy(&bytes);
+    let text = text.trim_matches(|letter: char| letter.is_whitespace() || letter.is_control());
+    (!text.is_empty()).then(|| text.to_owned())
+}
+
+/// `major:minor` as a number.
+pub(crate) fn number(text: &str) -> Option<DeviceNumber> {
+    let (major, minor) = text.trim().split_once(':')?;
+    Some(DeviceNumber { major: major.parse().ok()?, minor: minor.parse().ok()? })
+}
+
+/// What names this start of the machine.
+pub(crate) fn boot() -> Option<String> {
+    attribute(Path::new("/proc/sys/kernel/random/boot_id"))
+}
+
+/// One mount.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Mount {
+    pub device: DeviceNumber,
+    pub at: PathBuf,
+    pub file_system: String,
+}
+
+/// What is mounted in this mount namespace.
+pub(crate) fn mounts() -> Vec<Mount> {
+    let text = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    text.lines().filter_map(mount).collect()
+}
+
+fn mount(line: &str) -> Option<Mount> {
+    let mut fields = line.split(' ');
+    let device = number(fields.nth(2)?)?;
+    let at = PathBuf::from(unescaped(fields.nth(1)?));
+    let mut rest = fields.skip_while(|field| *field != "-");
+    Some(Mount { device, at, file_system: rest.nth(1)?.to_owned() })
+}
+
+/// Undoes the octal escapes of `/proc`'s tables.
+fn unescaped(text: &str) -> String {
+    let mut out = String::new();
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once('\\') {
+        out.push_str(before);
+        match after.get(..3).and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+            Some(byte) => {
+                out.push(char::from(byte));
+                rest = &after[3..];
+            }
+            None => {
+                out.push('\\');
+                rest = after;
+            }
+        }
+    }
+    out + rest
+}
+
+/// Paths that swap goes to.
+pub(crate) fn swaps() -> Vec<PathBuf> {
+    let text = fs::read_to_string("/proc/swaps").unwrap_or_default();
+    let first = |line: &str| Some(PathBuf::from(unescaped(line.split_whitespace().next()?)));
+    text.lines().skip(1).filter_map(first).collect()
+}
+
+/// A loop device and the path of its file as the kernel tells it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct LoopDevice {
+    pub name: String,
+    pub file: PathBuf,
+}
+
+/// Loop devices that have a file.
+pub(crate) fn loop_devices() -> Vec<LoopDevice> {
+    let names = names_in(Path::new("/sys/block")).into_iter().filter(|name| name.starts_with("loop"));
+    let with_file = |name: String| {
+        let file = attribute(&Path::new("/sys/block").join(&name).join("loop/backing_file"))?;
+        Some(LoopDevice { name, file: PathBuf::from(file) })
+    };
+    names.filter_map(with_file).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mount_is_read_with_optional_fields_and_escapes() {
+        let line = r"36 35 98:0 /root /mnt/two\040words rw,noatime shared:1 master:2 - ext3 /dev/root rw";
+        let expected = Mount {
+            device: DeviceNumber { major: 98, minor: 0 },
+            at: PathBuf::from("/mnt/two words"),
+            file_system: String::from("ext3"),
+        };
+        assert_eq!(mount(line), Some(expected));
+        assert_eq!(mount("36 35"), None);
+    }
+}

@@ -1,0 +1,257 @@
+//! A backing device that remembers what it was asked: for tests, and for finding faults.
+//!
+//! Always true here: operations and results pass unchanged; the memory is bounded, and says what it forgot; an
+//! operation that overlaps another one in flight, where one of them changes the device, is noted whenever it happens.
+//!
+//! Left to others: what ought to have been asked.
+
+use crate::{Backing, Identity, PollableQueue, job};
+use cbd_types::backing::BackingDone;
+use cbd_types::{BackingGeometry, BackingOp, BackingQueue, ByteRange, ErrorKind, OpToken, Result};
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::RawFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Entries that are remembered if nothing else is asked for.
+pub const CAPACITY: usize = 1 << 16;
+
+/// What an operation does.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum OpKind {
+    /// Reads.
+    Read,
+    /// Writes.
+    Write,
+    /// Zeroes.
+    WriteZeroes,
+    /// Gives space back.
+    Discard,
+    /// Makes durable.
+    Flush,
+}
+
+impl OpKind {
+    /// All kinds.
+    pub const ALL: [Self; 5] = [Self::Read, Self::Write, Self::WriteZeroes, Self::Discard, Self::Flush];
+
+    /// The kind of an operation.
+    #[must_use]
+    pub const fn of(op: &BackingOp) -> Self {
+        match op {
+            BackingOp::Read { .. } => Self::Read,
+            BackingOp::Write { .. } => Self::Write,
+            BackingOp::WriteZeroes { .. } => Self::WriteZeroes,
+            BackingOp::Discard { .. } => Self::Discard,
+            BackingOp::Flush => Self::Flush,
+        }
+    }
+
+    /// The word for it in specifications.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Write => "write",
+            Self::WriteZeroes => "zero",
+            Self::Discard => "discard",
+            Self::Flush => "flush",
+        }
+    }
+}
+
+/// One event.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TraceEntry {
+    /// The operation's number, in order of submission over all queues.
+    pub number: u64,
+    /// What it does.
+    pub kind: OpKind,
+    /// Where; empty for a flush.
+    pub range: ByteRange,
+    /// `None` when it was submitted; when it came back, whether all was done.
+    pub ended: Option<std::result::Result<(), ErrorKind>>,
+}
+
+#[derive(Debug, Default)]
+struct Memory {
+    entries: VecDeque<TraceEntry>,
+    capacity: usize,
+    forgotten: u64,
+    next: u64,
+    in_flight: HashMap<u64, (OpKind, ByteRange)>,
+    conflict: Option<(TraceEntry, TraceEntry)>,
+}
+
+impl Memory {
+    fn add(&mut self, entry: TraceEntry) {
+        if self.entries.len() >= self.capacity {
+            self.entries.pop_front();
+            self.forgotten += 1;
+        }
+        self.entries.push_back(entry);
+    }
+
+    fn begin(&mut self, kind: OpKind, range: ByteRange) -> u64 {
+        let entry = TraceEntry { number: self.next, kind, range, ended: None };
+        self.next += 1;
+        if self.conflict.is_none() {
+            let other = self.in_flight.iter().find(|(_, (other, taken))| {
+                taken.overlaps(&range) && (kind != OpKind::Read || *other != OpKind::Read)
+            });
+            self.conflict = other
+                .map(|(&number, &(kind, range))| (TraceEntry { number, kind, range, ended: None }, entry));
+        }
+        self.in_flight.insert(entry.number, (kind, range));
+        self.add(entry);
+        entry.number
+    }
+
+    fn end(&mut self, number: u64, result: &Result<()>) {
+        if let Some((kind, range)) = self.in_flight.remove(&number) {
+            let ended = Some(result.as_ref().copied().map_err(cbd_types::Error::kind));
+            self.add(TraceEntry { number, kind, range, ended });
+        }
+    }
+}
+
+/// Reads what a [`Traced`] device remembers, while it is in use and after.
+#[derive(Clone, Debug, Default)]
+pub struct TraceHandle(Arc<Mutex<Memory>>);
+
+impl TraceHandle {
+    fn memory(&self) -> MutexGuard<'_, Memory> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What happened, in order.
+    #[must_use]
+    pub fn entries(&self) -> Vec<TraceEntry> {
+        self.memory().entries.iter().copied().collect()
+    }
+
+    /// Entries that had to make room for later ones.
+    #[must_use]
+    pub fn forgotten(&self) -> u64 {
+        self.memory().forgotten
+    }
+
+    /// Forgets what happened; what is in flight is still known.
+    pub fn clear(&self) {
+        let mut memory = self.memory();
+        memory.entries.clear();
+        memory.forgotten = 0;
+        memory.conflict = None;
+    }
+
+    /// The first two operations that were in flight together, overlap, and of which one changes the device.
+    #[must_use]
+    pub fn conflict(&self) -> Option<(TraceEntry, TraceEntry)> {
+        self.memory().conflict
+    }
+}
+
+/// A backing device that is traced.
+pub struct Traced<B> {
+    inner: B,
+    handle: TraceHandle,
+}
+
+impl<B: Backing> Traced<B> {
+    /// `inner`, remembering the last [`CAPACITY`] events.
+    pub fn new(inner: B) -> Self {
+        Self::with_capacity(inner, CAPACITY)
+    }
+
+    /// `inner`, remembering the last `capacity` events.
+    pub fn with_capacity(inner: B, capacity: usize) -> Self {
+        let handle = TraceHandle::default();
+        handle.memory().capacity = capacity.max(1);
+        Self { inner, handle }
+    }
+
+    /// What reads the memory.
+    pub fn handle(&self) -> TraceHandle {
+        self.handle.clone()
+    }
+}
+
+impl<B: Backing> Backing for Traced<B> {
+    fn geometry(&self) -> BackingGeometry {
+        self.inner.geometry()
+    }
+
+    fn identity(&self) -> Identity {
+        self.inner.identity()
+    }
+
+    fn open_queue(&self, depth: usize) -> Result<Box<dyn PollableQueue>> {
+        let inner = self.inner.open_queue(depth)?;
+        let (tokens, came) = (HashMap::new(), Vec::new());
+        Ok(Box::new(TracedQueue { inner, handle: self.handle.clone(), tokens, came }))
+    }
+
+    fn describe(&self) -> String {
+        format!("{}, traced", self.inner.describe())
+    }
+}
+
+struct TracedQueue {
+    inner: Box<dyn PollableQueue>,
+    handle: TraceHandle,
+    tokens: HashMap<u64, OpToken>,
+    came: Vec<BackingDone>,
+}
+
+impl TracedQueue {
+    fn give_back(&mut self, done: &mut Vec<BackingDone>) {
+        for mut one in self.came.drain(..) {
+            let number = one.token.0;
+            if let Some(token) = self.tokens.remove(&number) {
+                self.handle.memory().end(number, &one.result);
+                one.token = token;
+                done.push(one);
+            }
+        }
+    }
+}
+
+impl BackingQueue for TracedQueue {
+    fn submit(&mut self, token: OpToken, op: BackingOp) {
+        let number = self.handle.memory().begin(OpKind::of(&op), job::range_of(&op));
+        self.tokens.insert(number, token);
+        self.inner.submit(OpToken(number), op);
+    }
+
+    fn poll(&mut self, done: &mut Vec<BackingDone>) {
+        self.inner.poll(&mut self.came);
+        self.give_back(done);
+    }
+
+    fn wait(&mut self, done: &mut Vec<BackingDone>) {
+        self.inner.wait(&mut self.came);
+        self.give_back(done);
+    }
+
+    fn in_flight(&self) -> usize {
+        self.inner.in_flight()
+    }
+
+    fn depth(&self) -> usize {
+        self.inner.depth()
+    }
+}
+
+impl PollableQueue for TracedQueue {
+    fn wait_descriptor(&self) -> RawFd {
+        self.inner.wait_descriptor()
+    }
+}
+
+impl Drop for TracedQueue {
+    fn drop(&mut self) {
+        let mut memory = self.handle.memory();
+        for number in self.tokens.keys() {
+            memory.in_flight.remove(number);
+        }
+    }
+}
