@@ -6,7 +6,10 @@ use std::hint::black_box;
 use std::time::Instant;
 
 const BLOCK: usize = 4096;
-const COPIES: u64 = 200_000;
+const COPIES: u64 = 4000;
+const ROUNDS: usize = 60;
+
+type Operation<'a> = Box<dyn FnMut(u64, u64) + 'a>;
 
 fn main() -> cbd_types::Result<()> {
     let mut arguments = std::env::args().skip(1);
@@ -37,56 +40,101 @@ fn main() -> cbd_types::Result<()> {
     // A source that is in the cache, as a client's just filled buffer is.
     let source = vec![3_u8; 1 << 20];
     let from = |index: u64| &source[(index as usize % 256) * BLOCK..][..BLOCK];
-    let mut into = vec![0_u8; BLOCK];
-    let mut sums = [0];
-    for round in 0..3 {
-        println!("round {round}");
-        measure("bare copy 4096", places, |at, index| mapping.bare_copy(at, from(index)));
-        measure("store_summed 4096 + fence", places, |at, index| {
-            mapping.store_summed(at, from(index), BLOCK, &mut sums);
-            mapping.fence();
-        });
-        measure("store_summed 4096 + line + fence", places, |at, index| {
-            mapping.store_summed(at, from(index), BLOCK, &mut sums);
-            mapping.store_line(at / 64, &[1; 64]);
-            mapping.fence();
-        });
-        measure("bare copy 512", places, |at, index| mapping.bare_copy(at, &from(index)[..512]));
-        measure("store_summed 512 + fence", places, |at, index| {
-            mapping.store_summed(at, &from(index)[..512], 512, &mut sums);
-            mapping.fence();
-        });
-        measure("line + fence", places, |at, _| {
-            mapping.store_line(at, &[1; 64]);
-            mapping.fence();
-        });
-        measure("load 4096", places, |at, _| {
-            let _ = black_box(mapping.load(at, &mut into));
-        });
-        measure("load_summed 4096", places, |at, _| {
-            let _ = black_box(mapping.load_summed(at, &mut into));
-        });
-        measure("load_summed 64", places, |at, _| {
-            let _ = black_box(mapping.load_summed(at, &mut into[..64]));
-        });
-        measure("load_summed 4096 hot", 16, |at, _| {
-            let _ = black_box(mapping.load_summed(at, &mut into));
-        });
-        measure("crc alone 4096", places, |_, index| {
-            black_box(crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, black_box(from(index))));
-        });
+    let (mut into, mut sums, mut line_sums) = (vec![0_u8; BLOCK], [0], [0]);
+    let mut into_summed = into.clone();
+    let mut into_line = [0_u8; 64];
+    let mut into_hot = into.clone();
+    // The operations take turns, so that a disturbance meets all of them alike.
+    let mut operations: [(&str, u64, Operation<'_>); 11] = [
+        ("bare copy 4096", places, Box::new(|at, index| mapping.bare_copy(at, from(index)))),
+        (
+            "store_summed 4096 + fence",
+            places,
+            Box::new(|at, index| {
+                mapping.store_summed(at, from(index), BLOCK, &mut sums);
+                mapping.fence();
+            }),
+        ),
+        (
+            "store_summed 4096 + line + fence",
+            places,
+            Box::new(|at, index| {
+                mapping.store_summed(at, from(index), BLOCK, &mut line_sums);
+                mapping.store_line(at / 128 * 64, &[1; 64]);
+                mapping.fence();
+            }),
+        ),
+        ("bare copy 512", places, Box::new(|at, index| mapping.bare_copy(at, &from(index)[..512]))),
+        (
+            "store_summed 512 + fence",
+            places,
+            Box::new(|at, index| {
+                mapping.store_summed(at, &from(index)[..512], 512, &mut [0]);
+                mapping.fence();
+            }),
+        ),
+        (
+            "line + fence",
+            places,
+            Box::new(|at, _| {
+                mapping.store_line(at, &[1; 64]);
+                mapping.fence();
+            }),
+        ),
+        (
+            "load 4096",
+            places,
+            Box::new(|at, _| {
+                let _ = black_box(mapping.load(at, &mut into));
+            }),
+        ),
+        (
+            "load_summed 4096",
+            places,
+            Box::new(|at, _| {
+                let _ = black_box(mapping.load_summed(at, &mut into_summed));
+            }),
+        ),
+        (
+            "load_summed 64",
+            places,
+            Box::new(|at, _| {
+                let _ = black_box(mapping.load_summed(at, &mut into_line));
+            }),
+        ),
+        (
+            "load_summed 4096, cached",
+            16,
+            Box::new(|at, _| {
+                let _ = black_box(mapping.load_summed(at, &mut into_hot));
+            }),
+        ),
+        (
+            "crc alone 4096, cached",
+            places,
+            Box::new(|_, index| {
+                black_box(crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, black_box(from(index))));
+            }),
+        ),
+    ];
+    let mut times = vec![Vec::new(); operations.len()];
+    let mut state = 0x1234_5678_9abc_def1_u64;
+    for _ in 0..ROUNDS {
+        for ((_, places, operation), times) in operations.iter_mut().zip(&mut times) {
+            let begin = Instant::now();
+            for index in 0..COPIES {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                operation(state % *places * BLOCK as u64, index);
+            }
+            times.push(begin.elapsed().as_nanos() as f64 / COPIES as f64);
+        }
+    }
+    println!("{:34} {:>8} {:>8}", "nanoseconds", "least", "median");
+    for ((name, _, _), times) in operations.iter().zip(&mut times) {
+        times.sort_by(f64::total_cmp);
+        println!("{name:34} {:8.1} {:8.1}", times[0], times[times.len() / 2]);
     }
     Ok(())
-}
-
-fn measure(name: &str, places: u64, mut operation: impl FnMut(u64, u64)) {
-    let mut state = 0x1234_5678_9abc_def1_u64;
-    let begin = Instant::now();
-    for index in 0..COPIES {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        operation(state % places * BLOCK as u64, index);
-    }
-    println!("  {name:34} {:7.1} ns", begin.elapsed().as_nanos() as f64 / COPIES as f64);
 }

@@ -11,7 +11,7 @@ use crate::methods::{Available, CLASS_SIZES, CopyMethod, Methods};
 use crate::routines::processor::fence;
 use cbd_types::CHECKSUM_BLOCK;
 use cbd_types::pmem::blocks_of;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// What was measured.
 #[derive(Clone, Debug)]
@@ -31,7 +31,9 @@ pub(crate) struct Figures {
 /// Copies for each size and round: together about a third of a millisecond.
 const COPIES: [usize; CLASS_SIZES.len()] = [160, 128, 96, 10, 1];
 /// Each method has as many chances to be measured undisturbed.
-const ROUNDS: usize = 5;
+const ROUNDS: usize = 4;
+/// When all of it has taken this long, what is left is measured once.
+const ENOUGH: Duration = Duration::from_millis(25);
 /// A later method must be this much better: noise shall not decide.
 const CLEARLY: f64 = 0.95;
 
@@ -43,6 +45,7 @@ pub(crate) fn calibrate(
     start: u64,
     length: u64,
 ) -> Option<Calibration> {
+    let begin = Instant::now();
     let largest = CLASS_SIZES[CLASS_SIZES.len() - 1] as u64;
     if length < 2 * largest {
         return None;
@@ -54,7 +57,7 @@ pub(crate) fn calibrate(
     let mut figures = [Figures::default(); CLASS_SIZES.len()];
     for (class, &size) in CLASS_SIZES.iter().enumerate() {
         let from = &source[..size];
-        let mut bench = Bench { available, memory, places: &mut places, class };
+        let mut bench = Bench { available, memory, places: &mut places, class, begin };
 
         // The portable method is that of write-backs with a slower copy; where it is the only one it is chosen already.
         let candidates: Vec<_> =
@@ -89,6 +92,7 @@ struct Bench<'a> {
     memory: &'a Memory,
     places: &'a mut Places,
     class: usize,
+    begin: Instant,
 }
 
 impl Bench<'_> {
@@ -103,7 +107,10 @@ impl Bench<'_> {
         mut copy_to: impl FnMut(usize, &Memory, u64) -> bool,
     ) -> Option<Option<(usize, f64)>> {
         let mut best = vec![f64::INFINITY; candidates];
-        for _ in 0..ROUNDS {
+        for round in 0..ROUNDS {
+            if round > 0 && self.begin.elapsed() > ENOUGH {
+                break;
+            }
             for (candidate, best) in best.iter_mut().enumerate() {
                 let ns = self.measure(size, |memory, at| copy_to(candidate, memory, at))?;
                 *best = best.min(ns);

@@ -249,3 +249,60 @@ pub(crate) fn load_summed(
     // SAFETY: as many bytes are mapped at `from` as `into` has; the way stores at any alignment.
     Ok(unsafe { sum(way, into.as_mut_ptr(), from, into.len(), into.len() / STEP * STEP)? })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::methods::CopyMethod;
+    use cbd_types::pmem::blocks_of;
+
+    fn crc32c(bytes: &[u8]) -> u32 {
+        crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, bytes) as u32
+    }
+
+    /// The integration tests run what this processor chooses; here are the routines that older ones would.
+    #[test]
+    fn every_routine_that_the_processor_can_run_keeps_the_bytes_and_sums_them() {
+        let memory = Memory::scratch(1 << 20).expect("mapped").expect("registered");
+        let source: Vec<u8> =
+            (0..70_000_u32).map(|index| (index.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        let mut tried = 0;
+        for available in Available::detect_all() {
+            for methods in CopyMethod::ALL.iter().filter_map(|&method| available.forced(method).ok()) {
+                tried += 1;
+                for (at, length) in
+                    [(0, 64), (64, 256), (128, 4096), (192, 512), (7, 700), (64, 320), (0, 69_000)]
+                {
+                    let from = &source[..length];
+                    let mut into = vec![0; length];
+                    store(&memory, &methods, at, from).expect("memory does not fail");
+                    load(&memory, &methods, at, &mut into).expect("memory does not fail");
+                    assert_eq!(into, from, "{length} bytes at {at}: {methods:?}");
+
+                    let from = &source[1000..1000 + length];
+                    let first = length.min(512);
+                    let mut sums = vec![0; blocks_of(length, first)];
+                    store_summed(&memory, &methods, at, from, first, &mut sums)
+                        .expect("memory does not fail");
+                    let expected: Vec<_> =
+                        [&from[..first]].into_iter().chain(from[first..].chunks(BLOCK)).map(crc32c).collect();
+                    assert_eq!(sums, expected, "{length} bytes at {at}: {methods:?}");
+                    let sum = load_summed(&memory, &methods, at, &mut into).expect("memory does not fail");
+                    assert_eq!((sum, &into[..]), (crc32c(from), from), "{length} bytes at {at}: {methods:?}");
+                    evict(&memory, &available, at, length).expect("memory does not fail");
+                }
+            }
+        }
+        assert!(tried > 0);
+    }
+
+    #[test]
+    fn what_is_outside_is_not_touched() {
+        let memory = Memory::scratch(8192).expect("mapped").expect("registered");
+        let methods = Available::detect().forced(CopyMethod::Portable).expect("always there");
+        assert_eq!(store(&memory, &methods, 8192, &[1]), Err(Fault::Outside));
+        assert_eq!(store_summed(&memory, &methods, 8000, &[1; 200], 200, &mut [0]), Err(Fault::Outside));
+        assert_eq!(write_back(&memory, &methods, 1, u64::MAX), Err(Fault::Outside));
+        assert_eq!(load_summed(&memory, &methods, u64::MAX, &mut [0]), Err(Fault::Outside));
+    }
+}

@@ -59,8 +59,8 @@ pub(crate) struct FileSystem {
     pub magic: u64,
     /// The unit in which it allocates, in bytes; for hugetlbfs the size of its pages.
     pub block: u64,
-    /// Bytes that may still be allocated.
-    pub free: u64,
+    /// Bytes that may still be allocated; none where the file system does not say (it has no limit).
+    pub free: Option<u64>,
 }
 
 /// What `file` lies on.
@@ -71,7 +71,10 @@ pub(crate) fn file_system(file: &File) -> io::Result<FileSystem> {
     // SAFETY: the call succeeded, so it wrote all of it.
     let answer = unsafe { answer.assume_init() };
     let block = answer.f_bsize as u64;
-    Ok(FileSystem { magic: answer.f_type as u64, block, free: answer.f_bavail.saturating_mul(block) })
+    // Memory file systems without a limit say that they have no blocks at all.
+    let limited = answer.f_blocks > 0 && answer.f_blocks < u64::MAX;
+    let free = limited.then(|| answer.f_bavail.saturating_mul(block));
+    Ok(FileSystem { magic: answer.f_type as u64, block, free })
 }
 
 /// Whether the file's pages are the medium's own (DAX), as its file system says.

@@ -111,7 +111,7 @@ fn available() -> &'static Available {
 /// Measured once, on memory of this process.
 fn calibrated() -> Option<&'static Calibration> {
     static CALIBRATED: OnceLock<Option<Calibration>> = OnceLock::new();
-    const SCRATCH: usize = 16 << 20;
+    const SCRATCH: usize = 8 << 20;
     CALIBRATED
         .get_or_init(|| {
             let memory = Memory::scratch(SCRATCH).ok()?.ok()?;

@@ -5,7 +5,9 @@
 //!
 //! Left to others: measuring (`calibrate`), pointers (`memory`).
 
-use crate::processor::{Flush, Processor};
+#[cfg(target_arch = "x86_64")]
+use crate::processor::Flush;
+use crate::processor::Processor;
 use crate::routines::{BackLines, CopyBytes, StoreLines, SumBytes, SumSteps};
 use cbd_types::{Error, ErrorKind, Result};
 use core::fmt;
@@ -45,23 +47,29 @@ impl CopyMethod {
         }
     }
 
-    /// The method that the environment variable `CBD_COPY` asks for, if it does.
+    /// The method of that name, as [`name`](Self::name) gives it.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|method| method.name() == name)
+    }
+
+    /// The method that the environment variable `CBD_COPY` asks for, if it is set and not empty.
     ///
     /// # Errors
     /// When its value is no method.
     pub fn from_environment() -> Result<Option<Self>> {
-        match std::env::var_os("CBD_COPY") {
-            None => Ok(None),
-            Some(value) if value.is_empty() => Ok(None),
-            Some(value) => match Self::ALL.into_iter().find(|method| value == *method.name()) {
-                Some(method) => Ok(Some(method)),
-                None => Err(Error::new(
-                    ErrorKind::InvalidArgument,
-                    format!(
-                        "CBD_COPY is {value:?}; it can be avx512, avx2, sse2, movdir64b, clwb or portable, or not set"
-                    ),
-                )),
-            },
+        let Some(value) = std::env::var_os("CBD_COPY").filter(|value| !value.is_empty()) else {
+            return Ok(None);
+        };
+        match value.to_str().and_then(Self::from_name) {
+            Some(method) => Ok(Some(method)),
+            None => Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!(
+                    "CBD_COPY is {value:?}; it can be {}, or not set",
+                    Self::ALL.map(Self::name).join(", ")
+                ),
+            )),
         }
     }
 }
@@ -170,8 +178,12 @@ impl Available {
 impl Available {
     /// Asks the processor.
     pub fn detect() -> Self {
+        Self::of(Processor::detect())
+    }
+
+    /// What a processor with these abilities can run; it has to have them.
+    fn of(processor: Processor) -> Self {
         use crate::x86;
-        let processor = Processor::detect();
         let back_with = |flush: Flush| -> BackLines {
             match flush {
                 Flush::Clwb => x86::back_clwb,
@@ -271,6 +283,27 @@ impl Available {
 }
 
 #[cfg(test)]
+impl Available {
+    /// What this processor can run, and what it could if it were an older one.
+    pub fn detect_all() -> Vec<Self> {
+        let mut all = vec![Self::detect()];
+        #[cfg(target_arch = "x86_64")]
+        {
+            let newest = Processor::detect();
+            let without_wide = Processor { avx512: false, fold512: false, movdir64b: false, ..newest };
+            let oldest = Processor { avx2: false, fold128: false, ..without_wide };
+            for processor in [Processor { fold512: false, ..newest }, without_wide, oldest] {
+                all.extend([newest.flush, newest.evict, Flush::Clflush].map(|flush| {
+                    // What takes a line out of the caches also writes it back.
+                    Self::of(Processor { flush, evict: Flush::Clflush, ..processor })
+                }));
+            }
+        }
+        all
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
@@ -279,6 +312,14 @@ mod tests {
         for (class, &size) in CLASS_SIZES.iter().enumerate() {
             assert_eq!(class_of(size), class);
         }
+    }
+
+    #[test]
+    fn a_method_is_found_by_its_name() {
+        for method in CopyMethod::ALL {
+            assert_eq!(CopyMethod::from_name(method.name()), Some(method));
+        }
+        assert_eq!(CopyMethod::from_name("fast"), None);
     }
 
     #[test]

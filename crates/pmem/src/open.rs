@@ -259,13 +259,13 @@ fn open_file(path: &Path, file: File, options: &OpenOptions, flush: Flush) -> Re
 }
 
 /// Allocates what the region needs, or leaves the file as it was.
-fn allocate(path: &Path, file: &File, looked: &Metadata, length: u64, free: u64) -> Result<()> {
+fn allocate(path: &Path, file: &File, looked: &Metadata, length: u64, free: Option<u64>) -> Result<()> {
     let region = path.display();
     let missing = length.saturating_sub(looked.blocks().saturating_mul(512));
     if missing == 0 && looked.len() >= length {
         return Ok(());
     }
-    if missing > free {
+    if let Some(free) = free.filter(|&free| missing > free) {
         // Said beforehand, since a file system that fills up until it fails disturbs all its users.
         return Err(refuse(
             ErrorKind::NoSpace,
