@@ -54,11 +54,16 @@ impl Offer<'_> {
     }
 }
 
-/// Speaks with a client until it wants to send requests; `None` when it went away in order.
+/// Speaks with a client until it wants to send requests; `None` when it went away in order. `accepted` is called
+/// before the client learns that it may.
 ///
 /// # Errors
 /// When the stream fails or the client breaks the protocol.
-pub(super) fn negotiate<S: Read + Write>(stream: &mut S, offer: &Offer<'_>) -> Result<Option<Agreed>> {
+pub(super) fn negotiate<S: Read + Write>(
+    stream: &mut S,
+    offer: &Offer<'_>,
+    accepted: &mut dyn FnMut(),
+) -> Result<Option<Agreed>> {
     let mut greeting = Vec::with_capacity(18);
     greeting.extend_from_slice(&NBDMAGIC.to_be_bytes());
     greeting.extend_from_slice(&IHAVEOPT.to_be_bytes());
@@ -72,7 +77,8 @@ pub(super) fn negotiate<S: Read + Write>(stream: &mut S, offer: &Offer<'_>) -> R
         return Err(broken(format!("the client asks for unknown handshake flags {flags:#x}")));
     }
     let no_zeroes = flags & u32::from(handshake_flag::NO_ZEROES) != 0;
-    let mut handshake = Handshake { stream, offer, agreed: Agreed::default(), out: Vec::new(), no_zeroes };
+    let mut handshake =
+        Handshake { stream, offer, agreed: Agreed::default(), out: Vec::new(), no_zeroes, accepted };
     loop {
         match handshake.option()? {
             Next::Option => {}
@@ -95,6 +101,7 @@ struct Handshake<'a, S> {
     /// Replies of the option at hand; sent when they are complete.
     out: Vec<u8>,
     no_zeroes: bool,
+    accepted: &'a mut dyn FnMut(),
 }
 
 impl<S: Read + Write> Handshake<'_, S> {
@@ -139,6 +146,9 @@ impl<S: Read + Write> Handshake<'_, S> {
                 Next::Option
             }
         };
+        if matches!(next, Next::Requests) {
+            (self.accepted)();
+        }
         send(self.stream, &self.out)?;
         Ok(next)
     }
@@ -154,6 +164,7 @@ impl<S: Read + Write> Handshake<'_, S> {
         if !self.no_zeroes {
             self.out.extend_from_slice(&[0; 124]);
         }
+        (self.accepted)();
         send(self.stream, &self.out)?;
         Ok(Next::Requests)
     }

@@ -384,9 +384,11 @@ fn converse(shared: &Shared, socket: &Socket, number: u64, place: &mut Place) ->
     let until = Instant::now() + options.handshake_timeout;
     let offer = Offer { name: &options.export_name, description: &options.description, rules: &shared.rules };
     let mut stream = BoundedStream::new(socket, shared.stop.descriptor(), until);
-    let Some(agreed) = negotiate(&mut stream, &offer)? else { return Ok(()) };
-    place.is_serving();
-    shared.notify(&Notice::Connected { connection: number });
+    let mut accepted = || {
+        place.is_serving();
+        shared.notify(&Notice::Connected { connection: number });
+    };
+    let Some(agreed) = negotiate(&mut stream, &offer, &mut accepted)? else { return Ok(()) };
     let limits =
         Limits { requests: options.requests_max, bytes: options.bytes_max, stop: options.stop_timeout };
     let stop = shared.stop.descriptor();

@@ -1,0 +1,157 @@
+//! What a client can ask for, what it gets, and how a request looks on the wire.
+//!
+//! Always true here: no I/O. What a server refuses is encoded all the same, but for what could never be answered.
+
+use crate::protocol::{RequestHeader, command, command_flag};
+use cbd_types::{Error, ErrorKind, Result};
+use std::time::Duration;
+
+/// Longest read, in bytes.
+const READ_MAX: u32 = 64 << 20;
+
+/// How a client connects.
+#[derive(Clone, Debug)]
+pub struct ClientOptions {
+    /// Which export; empty for the default one.
+    pub export_name: String,
+    /// Ask for structured replies: errors come with words, and block status is possible.
+    pub structured: bool,
+    /// Ask for block status.
+    pub contexts: bool,
+    /// How long the server may take for any answer.
+    pub timeout: Duration,
+}
+
+impl Default for ClientOptions {
+    fn default() -> Self {
+        Self {
+            export_name: String::new(),
+            structured: true,
+            contexts: true,
+            timeout: Duration::from_secs(60),
+        }
+    }
+}
+
+/// One request. Offsets and lengths in bytes; servers take whole sectors only.
+#[derive(Clone, Copy, Debug)]
+pub enum Command<'a> {
+    /// Read `length` bytes.
+    Read {
+        /// First byte.
+        offset: u64,
+        /// At most 64 MiB.
+        length: u32,
+    },
+    /// Write `data`.
+    Write {
+        /// First byte.
+        offset: u64,
+        /// What is written.
+        data: &'a [u8],
+        /// Complete when durable.
+        fua: bool,
+    },
+    /// What completed before is durable.
+    Flush,
+    /// The range is not needed any more.
+    Trim {
+        /// First byte.
+        offset: u64,
+        /// How many bytes.
+        length: u32,
+        /// Complete when durable.
+        fua: bool,
+    },
+    /// The range reads as zeroes.
+    WriteZeroes {
+        /// First byte.
+        offset: u64,
+        /// How many bytes.
+        length: u32,
+        /// Complete when durable.
+        fua: bool,
+        /// The range stays allocated.
+        no_hole: bool,
+        /// Fail rather than be slow.
+        fast: bool,
+    },
+    /// Prefetch the range.
+    Cache {
+        /// First byte.
+        offset: u64,
+        /// How many bytes.
+        length: u32,
+    },
+    /// What is known of the range.
+    BlockStatus {
+        /// First byte.
+        offset: u64,
+        /// How many bytes.
+        length: u32,
+        /// Of its first extent only.
+        one: bool,
+    },
+}
+
+/// An extent of block status.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BlockStatus {
+    /// The metadata context.
+    pub context: &'static str,
+    /// First byte.
+    pub offset: u64,
+    /// How many bytes.
+    pub length: u32,
+    /// What is known of them: [`status_flag`](crate::status_flag).
+    pub flags: u32,
+}
+
+/// A request that was answered.
+#[derive(Debug)]
+pub struct Completed {
+    /// What [`Client::submit`] returned for it.
+    pub cookie: u64,
+    /// How it ended.
+    pub result: Result<()>,
+    /// What was read; empty for other commands and after an error. [`Client::recycle`] takes it back.
+    pub data: Vec<u8>,
+    /// What is known of the range, of block status.
+    pub status: Vec<BlockStatus>,
+}
+
+pub(super) fn length_of(bytes: &[u8]) -> Result<u32> {
+    u32::try_from(bytes.len()).map_err(|_| {
+        Error::new(ErrorKind::InvalidArgument, format!("{} bytes in one NBD request", bytes.len()))
+    })
+}
+
+/// The head of a request and what follows it.
+pub(super) fn encode(request: Command<'_>, cookie: u64) -> Result<(RequestHeader, &[u8])> {
+    let flag = |set: bool, flag: u16| if set { flag } else { 0 };
+    let fua_flag = |fua| flag(fua, command_flag::FUA);
+    let mut body: &[u8] = &[];
+    let (command, flags, offset, length) = match request {
+        Command::Read { length, .. } if length > READ_MAX => {
+            let text = format!("a read of {length} bytes: at most {READ_MAX} are possible at once");
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        Command::Read { offset, length } => (command::READ, 0, offset, length),
+        Command::Write { offset, data, fua } => {
+            body = data;
+            (command::WRITE, fua_flag(fua), offset, length_of(data)?)
+        }
+        Command::Flush => (command::FLUSH, 0, 0, 0),
+        Command::Trim { offset, length, fua } => (command::TRIM, fua_flag(fua), offset, length),
+        Command::WriteZeroes { offset, length, fua, no_hole, fast } => {
+            let flags =
+                fua_flag(fua) | flag(no_hole, command_flag::NO_HOLE) | flag(fast, command_flag::FAST_ZERO);
+            (command::WRITE_ZEROES, flags, offset, length)
+        }
+        Command::Cache { offset, length } => (command::CACHE, 0, offset, length),
+        Command::BlockStatus { offset, length, one } => {
+            (command::BLOCK_STATUS, flag(one, command_flag::REQ_ONE), offset, length)
+        }
+    };
+    Ok((RequestHeader { flags, command, cookie, offset, length }, body))
+}

@@ -1,0 +1,314 @@
+//! Clients that break off, lie, flood or do not listen: they hurt themselves and nobody else.
+
+mod common;
+
+use cbd_nbd::{Client, Command, Notice, Options};
+use cbd_types::{Durability, MediaError, Operation, Pmem};
+use common::{Served, Slow, in_time, memory, serve, serve_with};
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+const MIB: usize = 1 << 20;
+
+/// The client's half of a handshake without structured replies: flags, and GO for the default export.
+fn handshake() -> Vec<u8> {
+    let mut says = 3_u32.to_be_bytes().to_vec();
+    says.extend_from_slice(b"IHAVEOPT");
+    says.extend_from_slice(&7_u32.to_be_bytes());
+    says.extend_from_slice(&6_u32.to_be_bytes());
+    says.extend_from_slice(&[0; 6]);
+    says
+}
+
+fn request(command: u16, cookie: u64, offset: u64, length: u32) -> Vec<u8> {
+    let mut says = 0x2560_9513_u32.to_be_bytes().to_vec();
+    says.extend_from_slice(&0_u16.to_be_bytes());
+    says.extend_from_slice(&command.to_be_bytes());
+    says.extend_from_slice(&cookie.to_be_bytes());
+    says.extend_from_slice(&offset.to_be_bytes());
+    says.extend_from_slice(&length.to_be_bytes());
+    says
+}
+
+fn connect(served: &Served) -> UnixStream {
+    let stream = UnixStream::connect(&served.path).expect("it listens");
+    stream.set_read_timeout(Some(Duration::from_secs(10))).expect("it can be set");
+    stream.set_write_timeout(Some(Duration::from_secs(10))).expect("it can be set");
+    stream
+}
+
+/// A stream past its handshake.
+fn ready(served: &Served) -> UnixStream {
+    let mut stream = connect(served);
+    stream.write_all(&handshake()).expect("room");
+    let mut greeting = [0; 18 + 32 + 34 + 20];
+    stream.read_exact(&mut greeting).expect("a greeting");
+    stream
+}
+
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let until = Instant::now() + Duration::from_secs(10);
+    while !is_so() {
+        assert!(Instant::now() < until, "{what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn works(served: &Served) {
+    let mut client = Client::connect(&served.listen).expect("it still serves");
+    client.write(0, &[1; 512], false).expect("it still writes");
+}
+
+/// How often connections ended, and an option set that counts it.
+fn counted() -> (Arc<AtomicUsize>, Options) {
+    let ended = Arc::new(AtomicUsize::new(0));
+    let options = Options {
+        observer: Some({
+            let ended = Arc::clone(&ended);
+            Arc::new(move |notice: &Notice<'_>| {
+                if matches!(notice, Notice::Ended { .. }) {
+                    ended.fetch_add(1, Ordering::SeqCst);
+                }
+            })
+        }),
+        ..Options::default()
+    };
+    (ended, options)
+}
+
+#[test]
+fn a_client_that_goes_after_any_byte_leaves_nothing_behind() {
+    in_time(|| {
+        let (ended, options) = counted();
+        let served = serve_with(memory(MIB), options);
+        let mut says = handshake();
+        says.extend_from_slice(&request(1, 1, 0, 512));
+        says.extend_from_slice(&[7; 512]);
+        says.extend_from_slice(&request(3, 2, 0, 0));
+        for length in 0..says.len() {
+            let mut stream = connect(&served);
+            stream.write_all(&says[..length]).expect("room");
+            drop(stream);
+        }
+        until("all connections end", || ended.load(Ordering::SeqCst) == says.len());
+        assert_eq!(served.server.connections(), 0);
+        works(&served);
+    });
+}
+
+#[test]
+fn garbage_at_any_point_ends_the_connection() {
+    in_time(|| {
+        let served = serve(memory(MIB));
+        let good = [handshake(), request(3, 2, 0, 0)].concat();
+        let mut state = 1_u32;
+        for length in 0..good.len() {
+            let mut stream = connect(&served);
+            let mut says = good[..length].to_vec();
+            says.extend((0..300).map(|_| {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                (state >> 24) as u8
+            }));
+            let _ = stream.write_all(&says);
+            let _ = stream.shutdown(std::net::Shutdown::Write);
+            // It closes: no reply is endless.
+            let mut heard = Vec::new();
+            let _ = stream.read_to_end(&mut heard);
+            assert!(heard.len() < 4096, "garbage after {length} bytes");
+        }
+        works(&served);
+    });
+}
+
+#[test]
+fn a_request_with_a_wrong_magic_closes_the_connection() {
+    in_time(|| {
+        let served = serve(memory(MIB));
+        let mut stream = ready(&served);
+        let mut says = request(3, 9, 0, 0);
+        says.extend_from_slice(&[0xEE; 28]);
+        stream.write_all(&says).expect("room");
+        let mut heard = Vec::new();
+        stream.read_to_end(&mut heard).expect("it closes");
+        // What came before the mistake is answered.
+        assert_eq!(heard.len(), 16);
+        assert_eq!(heard[8..16], 9_u64.to_be_bytes());
+        works(&served);
+    });
+}
+
+#[test]
+fn a_request_that_comes_byte_by_byte_is_understood() {
+    in_time(|| {
+        let served = serve(memory(MIB));
+        let mut stream = ready(&served);
+        let mut says = request(1, 5, 512, 512);
+        says.extend_from_slice(&[3; 512]);
+        for byte in says {
+            stream.write_all(&[byte]).expect("room");
+        }
+        let mut reply = [0; 16];
+        stream.read_exact(&mut reply).expect("a reply");
+        assert_eq!(reply[4..8], [0; 4]);
+    });
+}
+
+#[test]
+fn a_client_that_sends_nothing_is_turned_out_in_time() {
+    in_time(|| {
+        let options = Options { handshake_timeout: Duration::from_millis(100), ..Options::default() };
+        let served = serve_with(memory(MIB), options);
+        let mut silent = connect(&served);
+        let mut slow = connect(&served);
+        let began = Instant::now();
+        let mut heard = Vec::new();
+        // One that sends a byte now and then is not better off.
+        for byte in handshake() {
+            if slow.write_all(&[byte]).is_err() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(15));
+        }
+        silent.read_to_end(&mut heard).expect("it closes");
+        assert_eq!(heard.len(), 18);
+        heard.clear();
+        slow.read_to_end(&mut heard).expect("it closes");
+        assert!(heard.len() < 18 + 32);
+        assert!(began.elapsed() < Duration::from_secs(5));
+        works(&served);
+    });
+}
+
+#[test]
+fn a_client_beyond_the_bound_is_turned_away_until_another_goes() {
+    in_time(|| {
+        let served = serve_with(memory(MIB), Options { connections_max: 2, ..Options::default() });
+        let first = Client::connect(&served.listen).expect("a client");
+        let _second = Client::connect(&served.listen).expect("a client");
+        assert!(Client::connect(&served.listen).is_err());
+        drop(first);
+        until("there is room again", || Client::connect(&served.listen).is_ok());
+    });
+}
+
+#[test]
+fn a_client_that_does_not_read_its_replies_blocks_only_itself() {
+    in_time(|| {
+        let served = serve(memory(64 * MIB));
+        let mut deaf = ready(&served);
+        deaf.set_write_timeout(Some(Duration::from_millis(300))).expect("it can be set");
+        // Asks for far more than any buffer holds.
+        let mut asked = 0_u64;
+        while asked < 100_000 && deaf.write_all(&request(0, asked, 0, MIB as u32)).is_ok() {
+            asked += 1;
+        }
+        assert!(asked < 100_000, "the server stopped reading");
+        works(&served);
+        let began = Instant::now();
+        drop(deaf);
+        until("the deaf one is gone", || served.server.connections() == 0);
+        assert!(began.elapsed() < Duration::from_secs(5));
+    });
+}
+
+#[test]
+fn what_a_deaf_client_has_in_flight_is_bounded() {
+    in_time(|| {
+        let parked = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&parked);
+        let device = Slow::over(memory(64 * MIB), move |request| {
+            count.fetch_add(1, Ordering::SeqCst);
+            (request.operation != Operation::Read).then_some(Duration::ZERO)
+        });
+        let options = Options {
+            requests_max: 10,
+            bytes_max: 4 * MIB,
+            stop_timeout: Duration::from_millis(200),
+            ..Options::default()
+        };
+        let served = serve_with(device, options);
+        let mut many = ready(&served);
+        let says: Vec<u8> = (0..1000).flat_map(|cookie| request(0, cookie, 0, 4096)).collect();
+        many.write_all(&says).expect("room");
+        until("the bound on requests is reached", || parked.load(Ordering::SeqCst) == 10);
+        let mut large = ready(&served);
+        let says: Vec<u8> = (0..1000).flat_map(|cookie| request(0, cookie, 0, MIB as u32)).collect();
+        large.write_all(&says).expect("room");
+        until("the bound on bytes is reached", || parked.load(Ordering::SeqCst) == 14);
+        std::thread::sleep(Duration::from_millis(50));
+        assert_eq!(parked.load(Ordering::SeqCst), 14);
+        served.server.stop().expect("stopped");
+    });
+}
+
+#[test]
+fn a_request_larger_than_the_bound_is_let_in_alone() {
+    in_time(|| {
+        let served = serve_with(memory(16 * MIB), Options { bytes_max: MIB, ..Options::default() });
+        let mut client = Client::connect(&served.listen).expect("a client");
+        let data = vec![4; 3 * MIB];
+        for number in 0..4 {
+            let command = Command::Write { offset: number * 3 * MIB as u64, data: &data, fua: false };
+            client.submit(command).expect("submitted");
+        }
+        while let Some(completed) = client.complete().expect("a reply") {
+            completed.result.expect("written");
+        }
+    });
+}
+
+#[test]
+fn stop_does_not_wait_for_a_client_that_does_not_read() {
+    in_time(|| {
+        let options = Options { stop_timeout: Duration::from_millis(200), ..Options::default() };
+        let served = serve_with(memory(64 * MIB), options);
+        let mut deaf = ready(&served);
+        for cookie in 0..100 {
+            deaf.write_all(&request(0, cookie, 0, MIB as u32)).expect("room");
+        }
+        std::thread::sleep(Duration::from_millis(50));
+        let began = Instant::now();
+        served.server.stop().expect("stopped");
+        assert!(began.elapsed() < Duration::from_secs(2));
+    });
+}
+
+#[test]
+fn a_panic_of_the_device_ends_its_connection_only() {
+    struct Trap;
+
+    impl Pmem for Trap {
+        fn len(&self) -> u64 {
+            MIB as u64
+        }
+        fn durability(&self) -> Durability {
+            Durability::ProcessCrash
+        }
+        fn store(&self, at: u64, _from: &[u8]) {
+            assert_ne!(at, 4096, "the test wants it so");
+        }
+        fn store_summed(&self, _at: u64, _from: &[u8], _first: usize, _sums: &mut [u32]) {}
+        fn store_line(&self, _at: u64, _line: &[u8; 64]) {}
+        fn fence(&self) {}
+        fn load(&self, _at: u64, _into: &mut [u8]) -> Result<(), MediaError> {
+            Ok(())
+        }
+        fn load_summed(&self, _at: u64, _into: &mut [u8]) -> Result<u32, MediaError> {
+            Ok(0)
+        }
+        fn write_back(&self, _at: u64, _length: u64) {}
+    }
+
+    in_time(|| {
+        let device = cbd_export::MemoryDevice::new(Arc::new(Trap), 512).expect("a device");
+        let served = serve(Arc::new(device));
+        let mut client = Client::connect(&served.listen).expect("a client");
+        assert!(client.write(4096, &[0; 512], false).is_err());
+        until("its thread is gone", || served.server.connections() == 0);
+        works(&served);
+        served.server.stop().expect("stopped");
+    });
+}
