@@ -1,1 +1,68 @@
-//! The cache: lanes, index, log, writeback, reclaim, recovery, and the tables of a transport
+//! The cache in front of a backing device: lanes with a log and an index each, reads, writes, flushes, discards,
+//! writeback, reclaim and recovery; and the tables of the transport that caches live on.
+//!
+//! Always true here:
+//! - nothing starts a thread, waits for time, or knows a descriptor: the outside comes in through
+//!   [`Environment`] and the ports in `cbd-types`, so a simulator runs the very same engine;
+//! - what acknowledges a request holds a [`Durable`](cbd_types::Durable), and only a fence makes one;
+//! - a lane's lock is taken before the pool's and after the flush pass's, and nothing else is locked inside either.
+//!
+//! Left to others: bytes on media (`cbd-format`), requests that wait (`cbd-device`), threads (`cbd-daemon`).
+#![no_std]
+#![forbid(unsafe_code)]
+
+extern crate alloc;
+
+mod cache;
+mod fill;
+mod flush;
+mod index;
+mod lane;
+mod log;
+mod maintainer;
+mod overlay;
+mod pool;
+mod quarantine;
+mod rangemap;
+mod read;
+mod reclaim;
+mod recovery;
+mod replay;
+mod slots;
+mod status;
+mod transport;
+mod write;
+mod writeback;
+mod zero;
+
+pub use cache::{Cache, Consistency, Settings};
+pub use fill::Miss;
+pub use maintainer::{Maintainer, Step};
+pub use status::{BackingTrouble, CacheStatus, CachedState, DamagedRange};
+pub use transport::{
+    BackendEntry, BackendSpec, BlkdevEntry, BlkdevSpec, FormatOptions, HostEntry, Transport, TransportInfo,
+};
+pub use write::Admission;
+pub use zero::ZeroProgress;
+
+use cbd_types::Pmem;
+
+/// What the engine needs from the outside besides disks.
+pub trait Environment: Send + Sync + 'static {
+    /// The region's memory.
+    type Memory: Pmem + 'static;
+    /// The lock of lanes, pool and tables.
+    type Lock: lock_api::RawMutex + Send + Sync + 'static;
+
+    /// A random number, for salts and identities. It need not be secret; it must not repeat.
+    fn random(&self) -> u64;
+
+    /// Milliseconds since 1970 UTC; only to tell people when something was.
+    fn wall_ms(&self) -> u64;
+
+    /// Milliseconds since some moment, never going back.
+    fn monotonic_ms(&self) -> u64;
+}
+
+/// A mutex of the environment.
+pub(crate) type Mutex<E, T> = lock_api::Mutex<<E as Environment>::Lock, T>;

@@ -24,8 +24,6 @@ pub enum RecordKind {
     Discard,
     /// Data that was read from the backing device; clean.
     Fill,
-    /// The cache holds nothing for the range: the backing device does.
-    Invalidate,
     /// The range is damaged; reads of it fail. Counts where the record that it condemns is still the newest.
     Quarantine,
 }
@@ -37,7 +35,6 @@ impl RecordKind {
             Self::WriteZeroes => 2,
             Self::Discard => 3,
             Self::Fill => 4,
-            Self::Invalidate => 5,
             Self::Quarantine => 6,
         }
     }
@@ -48,7 +45,6 @@ impl RecordKind {
             2 => Self::WriteZeroes,
             3 => Self::Discard,
             4 => Self::Fill,
-            5 => Self::Invalidate,
             6 => Self::Quarantine,
             _ => return None,
         })

@@ -65,6 +65,12 @@ impl SegmentHeader {
 }
 
 impl Unverified<SegmentHeader> {
+    /// The generation it claims, whosever it is. Only to choose a higher one.
+    #[must_use]
+    pub fn claimed_generation(&self) -> u32 {
+        self.0.generation.get()
+    }
+
     /// The header, if it is one of `segment` and of the cache `cache_id` with `lanes` lanes.
     #[must_use]
     pub fn verify(&self, segment: SegmentId, cache_id: u64, lanes: u32) -> Option<SegmentHeader> {

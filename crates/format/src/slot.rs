@@ -57,9 +57,12 @@ impl<T: SlotContent> Slot<T> {
     }
 
     /// The same for a slot of one line, without an allocation.
+    ///
+    /// # Panics
+    /// When a slot of `T` is not a line.
     #[must_use]
     pub fn encode_line(&self, place: u64) -> [u8; 64] {
-        const { assert!(T::SLOT_SIZE == 64 && size_of::<T>() <= 48) };
+        assert!(T::SLOT_SIZE == 64 && size_of::<T>() == 48, "slots of one line only");
         let mut bytes = [0; 64];
         bytes[Self::HEADER..Self::HEADER + size_of::<T>()].copy_from_slice(self.content.as_bytes());
         bytes[4..8].copy_from_slice(&T::KIND.to_le_bytes());

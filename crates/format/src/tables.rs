@@ -9,8 +9,6 @@ use zerocopy::little_endian::{U32, U64};
 pub const STATE_ACTIVE: u32 = 1;
 /// A row that is free.
 pub const STATE_FREE: u32 = 0;
-/// A backend whose segments are being assigned; found after a crash it counts as free.
-pub const STATE_CREATING: u32 = 2;
 
 /// Row of a segment that belongs to nobody.
 pub const NO_BACKEND: u32 = u32::MAX;
@@ -36,7 +34,7 @@ on_media! {
 on_media! {
     /// A backing device brought onto the transport, and the cache in front of it.
     pub struct BackendEntry, size 1008 {
-        /// [`STATE_ACTIVE`], [`STATE_CREATING`] or [`STATE_FREE`].
+        /// [`STATE_ACTIVE`] or [`STATE_FREE`].
         0 state: U32,
         /// Row of the host that owns it.
         4 host: U32,

@@ -55,19 +55,19 @@ impl ErrorKind {
     #[must_use]
     pub const fn errno(self) -> i32 {
         match self {
-            Self::InvalidArgument => 22,                           // EINVAL
-            Self::NotFound => 2,                                   // ENOENT
-            Self::AlreadyExists => 17,                             // EEXIST
-            Self::Busy => 16,                                      // EBUSY
-            Self::NoSpace => 28,                                   // ENOSPC
-            Self::OutOfRange => 22,                                // EINVAL, as the block layer says
-            Self::ReadOnly => 30,                                  // EROFS
-            Self::Unsupported => 95,                               // EOPNOTSUPP
-            Self::Stopped => 108,                                  // ESHUTDOWN
-            Self::Permission => 1,                                 // EPERM
-            Self::TimedOut => 110,                                 // ETIMEDOUT
-            Self::Media | Self::Backing | Self::Damaged => 5,      // EIO
-            Self::Foreign | Self::Exchanged | Self::System => 5,   // EIO
+            Self::InvalidArgument => 22,                         // EINVAL
+            Self::NotFound => 2,                                 // ENOENT
+            Self::AlreadyExists => 17,                           // EEXIST
+            Self::Busy => 16,                                    // EBUSY
+            Self::NoSpace => 28,                                 // ENOSPC
+            Self::OutOfRange => 22,                              // EINVAL, as the block layer says
+            Self::ReadOnly => 30,                                // EROFS
+            Self::Unsupported => 95,                             // EOPNOTSUPP
+            Self::Stopped => 108,                                // ESHUTDOWN
+            Self::Permission => 1,                               // EPERM
+            Self::TimedOut => 110,                               // ETIMEDOUT
+            Self::Media | Self::Backing | Self::Damaged => 5,    // EIO
+            Self::Foreign | Self::Exchanged | Self::System => 5, // EIO
         }
     }
 

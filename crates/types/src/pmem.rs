@@ -142,6 +142,11 @@ impl<P: Pmem> Region<P> {
         self.0.durability()
     }
 
+    /// The token of no store at all, where a fence is optional.
+    pub const fn nothing_in_flight(&self) -> InFlight {
+        InFlight(())
+    }
+
     /// Stores bytes; see [`Pmem::store`].
     pub fn store(&self, at: u64, from: &[u8]) -> InFlight {
         self.0.store(at, from);

@@ -1,0 +1,398 @@
+//! A cache: its lanes, its segments, its pool, and what is known of its backing device.
+
+use crate::{
+    Environment, Mutex,
+    flush::Pass,
+    lane::{Lane, LaneMap},
+    log,
+    pool::Pool,
+    quarantine::DamageLog,
+    slots::TwoSlots,
+    status::BackingTrouble,
+    writeback::Cursor,
+};
+use alloc::{boxed::Box, format, sync::Arc, vec::Vec};
+use cbd_format::{Drained, LaneTail, RecordPlace, SegmentShape};
+use cbd_types::{BackendId, CHUNK, Epoch, Error, ErrorKind, Region, Result, SegmentId};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use core::task::Waker;
+
+/// In which order the backing device catches up.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum Consistency {
+    /// Epoch by epoch: alone, the backing device is a legal crash state at any moment.
+    #[default]
+    Strict,
+    /// Many epochs in one batch: legal between batches.
+    Checkpoint,
+    /// By address, at once: no promise until all is drained.
+    None,
+}
+
+impl Consistency {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Strict, Self::Checkpoint, Self::None];
+
+    /// The name in commands, status and documentation.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Strict => "strict",
+            Self::Checkpoint => "checkpoint",
+            Self::None => "none",
+        }
+    }
+
+    /// The number on media.
+    #[must_use]
+    pub const fn code(self) -> u32 {
+        match self {
+            Self::Strict => 0,
+            Self::Checkpoint => 1,
+            Self::None => 2,
+        }
+    }
+
+    /// The order with this number on media.
+    #[must_use]
+    pub fn from_code(code: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|known| known.code() == code)
+    }
+}
+
+/// What can be changed while a cache runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Settings {
+    /// Reclaim begins when more than this share of the segments is used; 0 to 90 percent.
+    pub gc_percent: u8,
+    /// Order of writeback.
+    pub consistency: Consistency,
+    /// Limit of writeback in bytes a second; 0 means as fast as it is needed.
+    pub writeback_rate: u64,
+    /// Writeback goes at full speed when more than this share of the cache is dirty; 0 to 90 percent.
+    pub dirty_target_percent: u8,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { gc_percent: 70, consistency: Consistency::Strict, writeback_rate: 0, dirty_target_percent: 10 }
+    }
+}
+
+impl Settings {
+    /// The same settings if all are in their range.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] that names the setting and its range.
+    pub fn validated(self) -> Result<Self> {
+        for (name, value) in
+            [("gc_percent", self.gc_percent), ("dirty_target_percent", self.dirty_target_percent)]
+        {
+            if value > 90 {
+                return Err(Error::new(
+                    ErrorKind::InvalidArgument,
+                    format!("{name} is {value}: it must be 0 to 90"),
+                ));
+            }
+        }
+        Ok(self)
+    }
+}
+
+/// What a cache is; constant while it is open.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Identity {
+    pub(crate) backend: BackendId,
+    pub(crate) cache_id: u64,
+    pub(crate) ownership: u64,
+    pub(crate) lanes: LaneMap,
+    /// Size of the device in bytes, and its sector.
+    pub(crate) size: u64,
+    pub(crate) sector: u32,
+    pub(crate) data_crc: bool,
+    /// First byte of the state segment.
+    pub(crate) state_base: u64,
+}
+
+/// Bit of [`Segment::pins`]: reclaim is done with the segment; the last reader gives it back.
+const RETIRED: u32 = 1 << 31;
+
+/// What is known of a segment while the cache is open.
+pub(crate) struct Segment {
+    pub(crate) id: SegmentId,
+    /// First byte in the region.
+    pub(crate) base: u64,
+    pub(crate) generation: AtomicU32,
+    salt: AtomicU64,
+    pub(crate) ordinal: AtomicU64,
+    /// Readers that copy from it now, and [`RETIRED`].
+    pins: AtomicU32,
+}
+
+impl Segment {
+    pub(crate) const fn new(id: SegmentId, base: u64) -> Self {
+        Self {
+            id,
+            base,
+            generation: AtomicU32::new(0),
+            salt: AtomicU64::new(0),
+            ordinal: AtomicU64::new(0),
+            pins: AtomicU32::new(0),
+        }
+    }
+
+    /// A new life of the segment. Nobody reads it: it comes from the pool.
+    pub(crate) fn begin(&self, generation: u32, salt: u64, ordinal: u64) {
+        self.generation.store(generation, Ordering::Relaxed);
+        self.salt.store(salt, Ordering::Relaxed);
+        self.ordinal.store(ordinal, Ordering::Relaxed);
+        self.pins.store(0, Ordering::Release);
+    }
+
+    pub(crate) fn place(&self, slot: u32) -> RecordPlace {
+        RecordPlace { salt: self.salt.load(Ordering::Relaxed), segment: self.id, slot }
+    }
+
+    pub(crate) fn ordinal(&self) -> u64 {
+        self.ordinal.load(Ordering::Relaxed)
+    }
+
+    /// Under the lane's lock, where the index still names the segment.
+    pub(crate) fn pin(&self) {
+        self.pins.fetch_add(1, Ordering::Acquire);
+    }
+}
+
+/// An atomic number with a cache line of its own: every write reads it, every flush writes it.
+#[repr(align(64))]
+pub(crate) struct Alone(AtomicU64);
+
+impl core::ops::Deref for Alone {
+    type Target = AtomicU64;
+
+    fn deref(&self) -> &AtomicU64 {
+        &self.0
+    }
+}
+
+/// A cache in front of one backing device.
+pub struct Cache<E: Environment> {
+    environment: Arc<E>,
+    region: Arc<Region<E::Memory>>,
+    shape: SegmentShape,
+    pub(crate) identity: Identity,
+    pub(crate) lanes: Box<[Lane<E>]>,
+    pub(crate) segments: Box<[Segment]>,
+    pub(crate) pool: Pool<E>,
+    pub(crate) epoch: Alone,
+    pub(crate) pass: Mutex<E, Pass>,
+    pub(crate) drained: Mutex<E, TwoSlots<Drained>>,
+    /// As `drained` says, to look at without the lock.
+    pub(crate) drained_now: AtomicU64,
+    pub(crate) tails: Mutex<E, Vec<TwoSlots<LaneTail>>>,
+    settings: Mutex<E, Settings>,
+    /// Everything up to this epoch is to be drained at full speed.
+    pub(crate) requested: AtomicU64,
+    stopped: AtomicBool,
+    pub(crate) damage: Mutex<E, DamageLog>,
+    pub(crate) trouble: Mutex<E, Option<BackingTrouble>>,
+    pub(crate) written_back: AtomicU64,
+    pub(crate) backing_flushes: AtomicU64,
+    maintenance: Mutex<E, Option<Waker>>,
+    /// Where writeback begins in each lane; recovery knows, the maintainer takes it.
+    pub(crate) cursors: Mutex<E, Vec<Cursor>>,
+}
+
+/// What recovery hands to [`Cache::assemble`].
+pub(crate) struct Parts<E: Environment> {
+    pub(crate) environment: Arc<E>,
+    pub(crate) region: Arc<Region<E::Memory>>,
+    pub(crate) shape: SegmentShape,
+    pub(crate) identity: Identity,
+    pub(crate) lanes: Vec<Lane<E>>,
+    pub(crate) segments: Vec<Segment>,
+    pub(crate) pass: Pass,
+    pub(crate) drained: TwoSlots<Drained>,
+    pub(crate) tails: Vec<TwoSlots<LaneTail>>,
+    pub(crate) settings: Settings,
+}
+
+impl<E: Environment> Cache<E> {
+    pub(crate) fn assemble(parts: Parts<E>) -> Self {
+        let drained_now = parts.drained.content().map_or(0, |drained| drained.epoch.get());
+        let reserve = parts.lanes.len() as u32;
+        let cursors = alloc::vec![Cursor::default(); parts.lanes.len()];
+        Self {
+            environment: parts.environment,
+            region: parts.region,
+            shape: parts.shape,
+            identity: parts.identity,
+            lanes: parts.lanes.into_boxed_slice(),
+            segments: parts.segments.into_boxed_slice(),
+            pool: Pool::new(Vec::new(), reserve),
+            epoch: Alone(AtomicU64::new(1)),
+            pass: Mutex::<E, _>::new(parts.pass),
+            drained: Mutex::<E, _>::new(parts.drained),
+            drained_now: AtomicU64::new(drained_now),
+            tails: Mutex::<E, _>::new(parts.tails),
+            settings: Mutex::<E, _>::new(parts.settings),
+            requested: AtomicU64::new(0),
+            stopped: AtomicBool::new(false),
+            damage: Mutex::<E, _>::new(DamageLog::default()),
+            trouble: Mutex::<E, _>::new(None),
+            written_back: AtomicU64::new(0),
+            backing_flushes: AtomicU64::new(0),
+            maintenance: Mutex::<E, _>::new(None),
+            cursors: Mutex::<E, _>::new(cursors),
+        }
+    }
+
+    pub(crate) fn environment(&self) -> &E {
+        &self.environment
+    }
+
+    pub(crate) fn region(&self) -> &Region<E::Memory> {
+        &self.region
+    }
+
+    pub(crate) const fn shape(&self) -> SegmentShape {
+        self.shape
+    }
+
+    pub(crate) fn lane(&self, at: u64) -> &Lane<E> {
+        &self.lanes[self.identity.lanes.lane_of(at).index()]
+    }
+
+    /// The backend that the cache stands in front of.
+    pub const fn backend(&self) -> BackendId {
+        self.identity.backend
+    }
+
+    /// Size of the device in bytes.
+    pub const fn size(&self) -> u64 {
+        self.identity.size
+    }
+
+    /// Logical sector of the device in bytes.
+    pub const fn sector(&self) -> u32 {
+        self.identity.sector
+    }
+
+    /// A write of at most this many bytes that lies in one chunk is recovered whole or not at all.
+    pub const fn atomic_unit(&self) -> u32 {
+        self.shape.atomic_unit()
+    }
+
+    /// Cuts a range into pieces that [`write`](Self::write) and [`read`](Self::read) take: each in one chunk and at
+    /// most an atomic unit. A range that is such a piece comes back whole.
+    pub fn pieces(&self, range: cbd_types::ByteRange) -> impl Iterator<Item = cbd_types::ByteRange> + use<E> {
+        let unit = u64::from(self.atomic_unit());
+        range.split_at_multiples(CHUNK).flat_map(move |chunk| {
+            let mut start = chunk.start;
+            core::iter::from_fn(move || {
+                let piece = cbd_types::ByteRange { start, end: chunk.end.min(start + unit) };
+                start = piece.end;
+                (!piece.is_empty()).then_some(piece)
+            })
+        })
+    }
+
+    /// The settings in force.
+    pub fn settings(&self) -> Settings {
+        *self.settings.lock()
+    }
+
+    /// Changes the settings; they have effect at once. The transport keeps them for the next start.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] for a value out of its range; nothing changes then.
+    pub fn set_settings(&self, settings: Settings) -> Result<()> {
+        *self.settings.lock() = settings.validated()?;
+        self.wake_maintenance();
+        Ok(())
+    }
+
+    /// Everything up to this epoch is durable on the backing device.
+    pub fn drained_epoch(&self) -> Epoch {
+        Epoch(self.drained_now.load(Ordering::Acquire))
+    }
+
+    /// Closes the present epoch and asks that it be drained at full speed; it is when
+    /// [`drained_epoch`](Self::drained_epoch) has reached the result, or nothing is dirty.
+    pub fn request_drain(&self) -> Epoch {
+        let epoch = self.close_epoch();
+        self.requested.fetch_max(epoch.0, Ordering::SeqCst);
+        self.wake_maintenance();
+        epoch
+    }
+
+    /// Whether everything up to `epoch` is on the backing device.
+    pub fn is_drained(&self, epoch: Epoch) -> bool {
+        if self.drained_epoch() >= epoch {
+            return true;
+        }
+        // Epochs in which nothing was written are never drained on their own.
+        self.lanes.iter().all(|lane| {
+            lane.state.lock().segments().all(|segment| segment.last_dirty_epoch <= self.drained_epoch().0)
+        })
+    }
+
+    /// Who is called when there is work for the maintainer.
+    pub fn set_maintenance_waker(&self, waker: Waker) {
+        *self.maintenance.lock() = Some(waker);
+    }
+
+    pub(crate) fn wake_maintenance(&self) {
+        let waker = self.maintenance.lock().clone();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// Refuses all further requests, wakes those that wait, and marks every lane. Data that is dirty stays in the region.
+    pub fn stop(&self) {
+        self.stopped.store(true, Ordering::SeqCst);
+        self.pool.wake_all();
+        self.close_epoch();
+    }
+
+    /// # Errors
+    /// [`ErrorKind::Stopped`] after [`stop`](Self::stop).
+    pub(crate) fn check_running(&self) -> Result<()> {
+        if self.stopped.load(Ordering::Relaxed) {
+            return Err(Error::new(ErrorKind::Stopped, "the cache was stopped"));
+        }
+        Ok(())
+    }
+
+    /// A reader is done with a segment.
+    pub(crate) fn unpin(&self, segment: u32) {
+        if self.segments[segment as usize].pins.fetch_sub(1, Ordering::AcqRel) == RETIRED | 1 {
+            self.pool.release(segment);
+        }
+    }
+
+    /// Reclaim is done with a segment: it goes back to the pool now, or when its last reader lets it go.
+    pub(crate) fn retire(&self, segment: u32) {
+        if self.segments[segment as usize].pins.fetch_or(RETIRED, Ordering::AcqRel) == 0 {
+            self.pool.release(segment);
+        }
+    }
+
+    /// Whether so many segments are used that reclaim should go on.
+    pub(crate) fn is_above_gc(&self) -> bool {
+        let total = self.segments.len() as u64;
+        let free = u64::from(self.pool.free());
+        let keep = u64::from(self.pool.reserve()) * 2;
+        (total - free) * 100 > u64::from(self.settings().gc_percent) * total || free <= keep
+    }
+}
+
+impl<E: Environment> core::fmt::Debug for Cache<E> {
+    fn fmt(&self, out: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        out.debug_struct("Cache").field("identity", &self.identity).finish_non_exhaustive()
+    }
+}
+
+// A large record must always fit an empty segment.
+const _: () = assert!(log::SLOTS_MAX_OF_RECORD <= 64);

@@ -1,0 +1,53 @@
+//! Fills: what was read from the backing device becomes a clean record.
+//!
+//! Always true here: a pending fill that any commit or discard overlaps is cancelled in the same hold of the lane's
+//! lock, so data that was read before a write can never be recorded after it; a fill never waits for space.
+
+use crate::{Cache, Environment, lane::LaneState, lane::PendingFill, pool::Asker};
+use cbd_format::{RecordKind, record::blocks_in};
+use cbd_types::{ByteRange, LaneId};
+
+/// A range that must be read from the backing device.
+#[derive(Debug)]
+#[must_use = "a fill that is neither completed nor cancelled stays registered"]
+pub struct Miss {
+    /// What to read.
+    pub range: ByteRange,
+    lane: LaneId,
+    id: u64,
+}
+
+impl<E: Environment> Cache<E> {
+    pub(crate) fn register_fill(&self, lane: &mut LaneState, range: ByteRange) -> Miss {
+        let id = lane.next_fill;
+        lane.next_fill += 1;
+        lane.fills.push(PendingFill { id, range });
+        Miss { range, lane: lane.id, id }
+    }
+
+    /// Caches what was read, unless something overlapped it meanwhile or space is short. `data` is memory that no client
+    /// can reach.
+    pub fn complete_fill(&self, miss: Miss, data: &[u8]) {
+        debug_assert_eq!(miss.range.len(), data.len() as u64);
+        let lane = &self.lanes[miss.lane.index()];
+        let mut state = lane.state.lock();
+        let Some(at) = state.fills.iter().position(|fill| fill.id == miss.id) else { return };
+        state.fills.swap_remove(at);
+        // Filling up the pool would only make writers wait for reclaim.
+        if self.check_running().is_err() || self.pool.has_waiters() {
+            return;
+        }
+        lane.touch();
+        // Without space it is simply not cached.
+        let _ = if blocks_in(miss.range) <= 2 {
+            self.commit_locked::<2>(&mut state, RecordKind::Fill, miss.range, data, Asker::Optional, None)
+        } else {
+            self.commit_locked::<257>(&mut state, RecordKind::Fill, miss.range, data, Asker::Optional, None)
+        };
+    }
+
+    /// The read failed, or nobody wants it any more.
+    pub fn cancel_fill(&self, miss: Miss) {
+        self.lanes[miss.lane.index()].state.lock().fills.retain(|fill| fill.id != miss.id);
+    }
+}

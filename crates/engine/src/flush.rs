@@ -1,0 +1,136 @@
+//! Flushes: close an epoch, see to it that no record of it is still to come, and leave durable marks.
+//!
+//! Data and records are durable already when a write completes. A flush adds the order in which the backing device
+//! catches up, and evidence of how far each lane was complete.
+
+use crate::{Cache, Environment, slots::TwoSlots};
+use alloc::vec::Vec;
+use cbd_format::LaneMark;
+use cbd_types::{ByteRange, Epoch, LaneId, Result};
+use core::sync::atomic::Ordering;
+
+/// What passes share; one pass at a time.
+pub(crate) struct Pass {
+    /// The epoch counter when the last completed pass began: all epochs below it are closed, and nothing of them is still
+    /// to come.
+    covered: u64,
+    marks: Vec<TwoSlots<LaneMark>>,
+    /// When the last pass ended.
+    ended_ms: u64,
+}
+
+impl Pass {
+    pub(crate) const fn new(marks: Vec<TwoSlots<LaneMark>>, covered: u64, now_ms: u64) -> Self {
+        Self { covered, marks, ended_ms: now_ms }
+    }
+
+    /// All epochs below `epoch` are complete: recovery has seen their records.
+    pub(crate) const fn begin_at(&mut self, epoch: u64) {
+        self.covered = epoch;
+    }
+}
+
+impl<E: Environment> Cache<E> {
+    /// Closes the present epoch: what completed before is in it or in an earlier one, and nothing that is submitted
+    /// after this returns is.
+    ///
+    /// # Errors
+    /// When the cache was stopped.
+    pub fn flush(&self) -> Result<()> {
+        self.check_running()?;
+        self.close_epoch();
+        Ok(())
+    }
+
+    /// A flush without the question whether the cache runs. Returns the epoch that it closed.
+    pub(crate) fn close_epoch(&self) -> Epoch {
+        // 1. Later writes load a later epoch.
+        let closed = self.epoch.fetch_add(1, Ordering::SeqCst);
+        let mut pass = self.pass.lock();
+        // A pass that began after the line above, while this one waited for the lock, serves it too.
+        if pass.covered <= closed {
+            self.run_pass(&mut pass);
+        }
+        Epoch(closed)
+    }
+
+    /// 2. and 3. of a flush.
+    fn run_pass(&self, pass: &mut Pass) {
+        let covered = self.epoch.load(Ordering::SeqCst);
+        let mut stored = self.region().nothing_in_flight();
+        let mut any = false;
+        for (id, lane) in self.lanes.iter().enumerate() {
+            if !lane.is_touched() {
+                continue;
+            }
+            // 2. Under the lane's lock: nothing of a closed epoch is still to come from here.
+            let last = {
+                let state = lane.state.lock();
+                lane.clear_touched();
+                state.next_sequence - 1
+            };
+            // 3. The mark is stored without the lock, whose locked instruction would drain it.
+            stored = stored.and(self.store_mark(pass, id, last, covered));
+            any = true;
+        }
+        if any {
+            self.region().fence(stored);
+        }
+        pass.covered = covered;
+        pass.ended_ms = self.environment().monotonic_ms();
+    }
+
+    /// What FUA adds when the last piece of its write has committed: the epoch ends, and the write's own lanes are marked.
+    ///
+    /// # Errors
+    /// When the cache was stopped.
+    pub fn force_unit_access(&self, range: ByteRange) -> Result<()> {
+        self.check_running()?;
+        self.epoch.fetch_add(1, Ordering::SeqCst);
+        let mut pass = self.pass.lock();
+        let epoch = self.epoch.load(Ordering::SeqCst);
+        let mut stored = self.region().nothing_in_flight();
+        let mut mark = |id: LaneId| {
+            // All that was committed was fenced before its lock was let go; the bit stays, since the epoch
+            // has had no pass over the other lanes.
+            let last = self.lanes[id.index()].state.lock().next_sequence - 1;
+            let token = self.store_mark(&mut pass, id.index(), last, epoch);
+            stored = core::mem::replace(&mut stored, self.region().nothing_in_flight()).and(token);
+        };
+        let first = self.identity.lanes.lane_of(range.start);
+        if range.end - range.start <= cbd_types::CHUNK - range.start % cbd_types::CHUNK {
+            mark(first);
+        } else {
+            self.identity.lanes.touched_by(range, 0).for_each(mark);
+        }
+        self.region().fence(stored);
+        Ok(())
+    }
+
+    fn store_mark(&self, pass: &mut Pass, lane: usize, last: u64, epoch: u64) -> cbd_types::InFlight {
+        let mark = &mut pass.marks[lane];
+        if mark.content().is_some_and(|mark| mark.lane_sequence.get() >= last) {
+            return self.region().nothing_in_flight();
+        }
+        mark.store(
+            self.region(),
+            LaneMark {
+                lane_sequence: last.into(),
+                epoch: epoch.into(),
+                ownership: self.identity.ownership.into(),
+                reserved: [0; 24],
+            },
+        )
+    }
+
+    /// The epoch below which all are closed and complete.
+    pub(crate) fn covered(&self) -> u64 {
+        self.pass.lock().covered
+    }
+
+    /// Milliseconds since the last pass, if a lane was touched since.
+    pub(crate) fn unmarked_for_ms(&self, now_ms: u64) -> Option<u64> {
+        let ended = self.pass.lock().ended_ms;
+        self.lanes.iter().any(super::lane::Lane::is_touched).then(|| now_ms.saturating_sub(ended))
+    }
+}

@@ -1,0 +1,359 @@
+//! From each cached block of a lane to the record that holds its newest data.
+//!
+//! A hash table of 4 KiB blocks with chains: one head (4 bytes) and one node (16 bytes) for a block. Heads are
+//! fixed when the lane is made and nodes come in slabs, so nothing is ever rehashed and a lookup touches two cache
+//! lines. A block that several records cover in parts has a side entry with one location for each 512 bytes.
+//!
+//! Always true here: a location in the index names a segment of this lane that is not retired. The index does not know
+//! which of two records is newer: callers apply records in the order of the log.
+
+use alloc::{boxed::Box, vec, vec::Vec};
+use cbd_types::{ByteRange, CHECKSUM_BLOCK, SECTOR};
+
+/// Where a record stands: the cache's own number of its segment, and its slot.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Location {
+    pub(crate) segment: u32,
+    pub(crate) slot: u32,
+}
+
+/// What is known of a block.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Found<'a> {
+    /// One record holds all of it.
+    Whole(Location),
+    /// Each 512 bytes have a place of their own; `NONE` where nothing is cached.
+    Parts(&'a Parts),
+}
+
+pub(crate) const PARTS: usize = (CHECKSUM_BLOCK / SECTOR) as usize;
+pub(crate) type Parts = [Location; PARTS];
+
+/// No location.
+pub(crate) const NONE: Location = Location { segment: u32::MAX, slot: u32::MAX };
+
+const END: u32 = u32::MAX;
+/// Slot bit of a node whose `segment` is the number of a side entry.
+const IN_PARTS: u32 = 1 << 31;
+/// Slot bit of a node that was read since it was written: it gets a second chance.
+const WAS_READ: u32 = 1 << 30;
+const SLOT: u32 = WAS_READ - 1;
+const SLAB: usize = 1024;
+
+#[derive(Clone, Copy)]
+struct Node {
+    key: u32,
+    next: u32,
+    slot: u32,
+    segment: u32,
+}
+
+/// The index of one lane.
+pub(crate) struct Index {
+    heads: Box<[u32]>,
+    slabs: Vec<Box<[Node]>>,
+    /// Nodes handed out at least once.
+    used: u32,
+    /// Chain of nodes given back.
+    free: u32,
+    parts: Vec<Parts>,
+    free_parts: Vec<u32>,
+    live: u32,
+}
+
+impl Index {
+    /// An index that is at its best with about `blocks` blocks.
+    pub(crate) fn new(blocks: usize) -> Self {
+        Self {
+            heads: vec![END; blocks.next_power_of_two().clamp(16, 1 << 30)].into_boxed_slice(),
+            slabs: Vec::new(),
+            used: 0,
+            free: END,
+            parts: Vec::new(),
+            free_parts: Vec::new(),
+            live: 0,
+        }
+    }
+
+    /// Forgets everything.
+    pub(crate) fn clear(&mut self) {
+        self.heads.fill(END);
+        (self.used, self.free, self.live) = (0, END, 0);
+        self.parts.clear();
+        self.free_parts.clear();
+    }
+
+    /// Blocks in the index.
+    pub(crate) const fn live(&self) -> u32 {
+        self.live
+    }
+
+    /// Bytes of memory that it takes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.heads.len() * 4
+            + self.slabs.len() * SLAB * size_of::<Node>()
+            + self.parts.capacity() * size_of::<Parts>()
+            + self.free_parts.capacity() * 4
+    }
+
+    /// Makes room for `blocks` more blocks, two of them in parts, so that the commit cannot fail.
+    pub(crate) fn reserve(&mut self, blocks: usize) {
+        // Nodes given back are not counted: they only make the reserve larger than asked.
+        while self.slabs.len() * SLAB - (self.used as usize) < blocks {
+            self.slabs.push(vec![Node { key: 0, next: END, slot: 0, segment: 0 }; SLAB].into_boxed_slice());
+        }
+        self.parts.reserve(2);
+    }
+
+    /// Loads the lines that a commit of `key` will touch, so that it does not wait for them later. Returns something that
+    /// depends on them, so that the loads are not optimised away.
+    pub(crate) fn touch(&self, key: u32) -> u32 {
+        match self.heads[self.bucket(key)] {
+            END => END,
+            first => self.node(first).key,
+        }
+    }
+
+    /// What is known of block `key`.
+    pub(crate) fn get(&self, key: u32) -> Option<Found<'_>> {
+        Some(self.found(self.node(self.find(key)?)))
+    }
+
+    /// All blocks, in no order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, Found<'_>)> {
+        self.heads.iter().flat_map(move |head| {
+            let mut at = *head;
+            core::iter::from_fn(move || {
+                if at == END {
+                    return None;
+                }
+                let node = self.node(at);
+                at = node.next;
+                Some((node.key, self.found(node)))
+            })
+        })
+    }
+
+    fn found(&self, node: &Node) -> Found<'_> {
+        if node.slot & IN_PARTS != 0 {
+            Found::Parts(&self.parts[node.segment as usize])
+        } else {
+            Found::Whole(Location { segment: node.segment, slot: node.slot & SLOT })
+        }
+    }
+
+    /// Notes that the block was read.
+    pub(crate) fn note_read(&mut self, key: u32) {
+        if let Some(at) = self.find(key) {
+            let node = self.node_mut(at);
+            if node.slot & WAS_READ == 0 {
+                node.slot |= WAS_READ;
+            }
+        }
+    }
+
+    /// Whether the block was read since it was written.
+    pub(crate) fn was_read(&self, key: u32) -> bool {
+        self.find(key).is_some_and(|at| self.node(at).slot & WAS_READ != 0)
+    }
+
+    /// All of block `key` is at `location`.
+    pub(crate) fn set_whole(&mut self, key: u32, location: Location) {
+        let at = self.find_or_insert(key);
+        let node = *self.node(at);
+        if node.slot & IN_PARTS != 0 {
+            self.free_parts.push(node.segment);
+        }
+        let node = self.node_mut(at);
+        node.segment = location.segment;
+        node.slot = location.slot;
+    }
+
+    /// The parts `first..end` of block `key` are at `location`.
+    pub(crate) fn set_parts(&mut self, key: u32, first: usize, end: usize, location: Location) {
+        let known = self.find(key);
+        let at = self.find_or_insert(key);
+        let node = *self.node(at);
+        let side = if known.is_some() && node.slot & IN_PARTS != 0 {
+            node.segment
+        } else {
+            let before = match known {
+                Some(_) => Location { segment: node.segment, slot: node.slot & SLOT },
+                None => NONE,
+            };
+            let side = self.take_parts(before);
+            let node = self.node_mut(at);
+            node.segment = side;
+            node.slot = IN_PARTS;
+            side
+        };
+        self.parts[side as usize][first..end].fill(location);
+    }
+
+    /// Forgets block `key` as far as it is at `location`.
+    pub(crate) fn remove_at(&mut self, key: u32, location: Location) {
+        let Some(at) = self.find(key) else { return };
+        let node = *self.node(at);
+        if node.slot & IN_PARTS == 0 {
+            if node.segment == location.segment && node.slot & SLOT == location.slot {
+                self.unlink(key);
+            }
+            return;
+        }
+        let parts = &mut self.parts[node.segment as usize];
+        for part in parts.iter_mut().filter(|part| **part == location) {
+            *part = NONE;
+        }
+        if parts.iter().all(|part| *part == NONE) {
+            self.free_parts.push(node.segment);
+            self.unlink(key);
+        }
+    }
+
+    fn bucket(&self, key: u32) -> usize {
+        // Blocks of one chunk lie side by side, so that a large request walks through few lines; chunks are
+        // scattered, so that equal strides do not meet.
+        let chunk = (key >> 10).wrapping_mul(0x9e37_79b1);
+        (key.wrapping_add(chunk ^ (chunk >> 15)) as usize) & (self.heads.len() - 1)
+    }
+
+    fn node(&self, at: u32) -> &Node {
+        &self.slabs[at as usize / SLAB][at as usize % SLAB]
+    }
+
+    fn node_mut(&mut self, at: u32) -> &mut Node {
+        &mut self.slabs[at as usize / SLAB][at as usize % SLAB]
+    }
+
+    fn find(&self, key: u32) -> Option<u32> {
+        let mut at = self.heads[self.bucket(key)];
+        while at != END {
+            let node = self.node(at);
+            if node.key == key {
+                return Some(at);
+            }
+            at = node.next;
+        }
+        None
+    }
+
+    fn find_or_insert(&mut self, key: u32) -> u32 {
+        if let Some(at) = self.find(key) {
+            return at;
+        }
+        let at = if self.free == END {
+            self.reserve(1);
+            self.used += 1;
+            self.used - 1
+        } else {
+            let at = self.free;
+            self.free = self.node(at).next;
+            at
+        };
+        let bucket = self.bucket(key);
+        let next = self.heads[bucket];
+        *self.node_mut(at) = Node { key, next, slot: SLOT, segment: u32::MAX };
+        self.heads[bucket] = at;
+        self.live += 1;
+        at
+    }
+
+    fn unlink(&mut self, key: u32) {
+        let bucket = self.bucket(key);
+        let mut at = self.heads[bucket];
+        let mut before = END;
+        while at != END {
+            let Node { key: found, next, .. } = *self.node(at);
+            if found == key {
+                if before == END {
+                    self.heads[bucket] = next;
+                } else {
+                    self.node_mut(before).next = next;
+                }
+                self.node_mut(at).next = self.free;
+                self.free = at;
+                self.live -= 1;
+                return;
+            }
+            before = at;
+            at = next;
+        }
+    }
+
+    fn take_parts(&mut self, all: Location) -> u32 {
+        if let Some(side) = self.free_parts.pop() {
+            self.parts[side as usize] = [all; PARTS];
+            return side;
+        }
+        self.parts.push([all; PARTS]);
+        // Fewer side entries than blocks, and blocks are counted in 32 bits.
+        (self.parts.len() - 1) as u32
+    }
+}
+
+/// The blocks that `range` touches, each with the parts of it that the range covers.
+pub(crate) fn blocks(range: ByteRange) -> impl Iterator<Item = (u64, usize, usize)> {
+    range.split_at_multiples(CHECKSUM_BLOCK).map(|piece| {
+        let block = piece.start / CHECKSUM_BLOCK;
+        let base = block * CHECKSUM_BLOCK;
+        (block, ((piece.start - base) / SECTOR) as usize, ((piece.end - base) / SECTOR) as usize)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::collections::BTreeMap;
+
+    fn at(segment: u32, slot: u32) -> Location {
+        Location { segment, slot }
+    }
+
+    #[test]
+    fn the_index_agrees_with_a_map_of_sectors() {
+        let mut index = Index::new(64);
+        let mut model: BTreeMap<(u32, usize), Location> = BTreeMap::new();
+        let mut random = 1u64;
+        let mut next = |below: u64| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (random >> 33) % below
+        };
+        for step in 0..20_000u32 {
+            let key = next(200) as u32 * 1024 + next(3) as u32;
+            let location = at(next(7) as u32, step);
+            match next(4) {
+                0 => {
+                    index.reserve(1);
+                    index.set_whole(key, location);
+                    model.extend((0..PARTS).map(|part| ((key, part), location)));
+                }
+                1 => {
+                    let first = next(PARTS as u64) as usize;
+                    let end = first + 1 + next((PARTS - first) as u64) as usize;
+                    index.set_parts(key, first, end, location);
+                    model.extend((first..end).map(|part| ((key, part), location)));
+                }
+                _ => {
+                    let part = next(PARTS as u64) as usize;
+                    let Some(victim) = model.get(&(key, part)).copied() else { continue };
+                    index.remove_at(key, victim);
+                    (0..PARTS).for_each(|part| {
+                        if model.get(&(key, part)) == Some(&victim) {
+                            model.remove(&(key, part));
+                        }
+                    });
+                }
+            }
+            for part in 0..PARTS {
+                let found = match index.get(key) {
+                    None => NONE,
+                    Some(Found::Whole(location)) => location,
+                    Some(Found::Parts(parts)) => parts[part],
+                };
+                assert_eq!(found, model.get(&(key, part)).copied().unwrap_or(NONE), "step {step}");
+            }
+        }
+        let blocks: alloc::collections::BTreeSet<u32> = model.keys().map(|(key, _)| *key).collect();
+        assert_eq!(index.live() as usize, blocks.len());
+    }
+}

@@ -1,0 +1,280 @@
+//! A lane's log: space for records, records into slots, records and data out of them.
+//!
+//! Always true here: a segment's header is durable before its first record; a record is stored twice; what is read was
+//! verified, or is an error.
+
+use crate::{
+    Cache, Environment,
+    index::Location,
+    lane::{LaneState, LogSegment},
+    pool::Asker,
+};
+use alloc::format;
+use cbd_format::record::{FLAG_DATA_CRC, bytes_of};
+use cbd_format::{Record, RecordPlace, SUMS_PER_LINE, SegmentHeader, SumLine, segment};
+use cbd_types::{ByteRange, CHECKSUM_BLOCK, Epoch, Error, ErrorKind, InFlight, Result};
+use core::sync::atomic::Ordering;
+use core::task::Waker;
+
+/// Most slots that one record takes.
+pub(crate) const SLOTS_MAX_OF_RECORD: u32 = 1 + cbd_format::MAX_SUM_LINES;
+
+/// A record that has found its data damaged.
+#[derive(Debug)]
+pub(crate) struct Damage {
+    /// The checksum block that is damaged.
+    pub(crate) range: ByteRange,
+    pub(crate) error: Error,
+}
+
+impl<E: Environment> Cache<E> {
+    /// Makes room for a record of `slots` slots and `length` bytes of data in the lane's open segment, opening another
+    /// one where it does not fit. `false` when the pool has none; a client is on its wait list then.
+    pub(crate) fn make_room(
+        &self,
+        lane: &mut LaneState,
+        slots: u32,
+        length: u64,
+        asker: Asker,
+        waker: Option<&Waker>,
+    ) -> bool {
+        let shape = self.shape();
+        if let Some(open) = &lane.open
+            && shape.fits(open.slots, open.data_low, slots, length)
+        {
+            return true;
+        }
+        let Some(segment) = self.pool.take(asker, waker) else {
+            self.wake_maintenance();
+            return false;
+        };
+        if self.is_above_gc() {
+            self.wake_maintenance();
+        }
+        if let Some(full) = lane.open.take() {
+            lane.sealed.push_back(full);
+        }
+        self.open_segment(lane, segment);
+        true
+    }
+
+    /// Opens a segment for the lane. In crash order: the header's two copies are durable before any record can be
+    /// stored behind them; until then the segment is free for recovery.
+    fn open_segment(&self, lane: &mut LaneState, segment: u32) {
+        let runtime = &self.segments[segment as usize];
+        let generation = runtime.generation.load(Ordering::Relaxed).wrapping_add(1).max(1);
+        let salt = self.environment().random();
+        runtime.begin(generation, salt, lane.next_ordinal);
+        let header = SegmentHeader {
+            crc: 0.into(),
+            magic: segment::LOG_MAGIC.into(),
+            cache_id: self.identity.cache_id.into(),
+            segment: runtime.id.0.into(),
+            generation: generation.into(),
+            salt: salt.into(),
+            lane: lane.id.0.into(),
+            lanes: self.identity.lanes.lanes.into(),
+            ordinal: lane.next_ordinal.into(),
+            ownership: self.identity.ownership.into(),
+            run: lane.run.into(),
+            cut: lane.cut.into(),
+            first_sequence: lane.next_sequence.into(),
+            epoch: self.epoch.load(Ordering::SeqCst).into(),
+            reserved: [0; 40],
+        }
+        .sealed();
+        let stored = self
+            .region()
+            .store(runtime.base, bytes_of(&header))
+            .and(self.region().store(runtime.base + self.shape().header_copy(), bytes_of(&header)));
+        self.region().fence(stored);
+        lane.open = Some(LogSegment {
+            segment,
+            ordinal: lane.next_ordinal,
+            slots: 0,
+            data_low: self.shape().data_top(),
+            last_dirty_epoch: 0,
+        });
+        lane.next_ordinal += 1;
+    }
+
+    /// Takes `length` bytes of data space in the open segment, in which room was made: where they begin, from the
+    /// segment's base.
+    pub(crate) fn take_data(&self, lane: &mut LaneState, length: u64) -> u64 {
+        let Some(open) = &mut lane.open else { return 0 };
+        open.data_low -= cbd_format::SegmentShape::data_bytes(length);
+        open.data_low
+    }
+
+    /// Stores a record in the open segment, in which room was made, with the next sequence number and the present epoch.
+    /// In flight until the caller fences, which it does before it lets the lane go.
+    pub(crate) fn append(
+        &self,
+        lane: &mut LaneState,
+        mut record: Record,
+        sums: &[u32],
+    ) -> (Location, InFlight) {
+        let epoch = self.epoch.load(Ordering::SeqCst);
+        let sequence = lane.next_sequence;
+        lane.next_sequence += 1;
+        let open = lane.open.as_mut().unwrap_or_else(|| unreachable!("room was made"));
+        let runtime = &self.segments[open.segment as usize];
+        record.sequence = sequence.into();
+        record.epoch = epoch.into();
+        record.generation = runtime.generation.load(Ordering::Relaxed).into();
+        if let Some((first, others)) = sums.split_first() {
+            record.flags = FLAG_DATA_CRC;
+            record.first_sum = (*first).into();
+            record.lines = others.len().div_ceil(SUMS_PER_LINE) as u8;
+        }
+        let slot = open.slots;
+        let stored = self.store_slot(open.segment, slot, |place| record.encode(place));
+        let mut stored = stored;
+        for (index, sums) in sums.get(1..).unwrap_or_default().chunks(SUMS_PER_LINE).enumerate() {
+            let line = SumLine::new(index as u8, sequence, sums);
+            stored = stored
+                .and(self.store_slot(open.segment, slot + 1 + index as u32, |place| line.encode(place)));
+        }
+        open.slots += record.slots();
+        if record.kind().is_dirty() {
+            open.last_dirty_epoch = epoch;
+            lane.counters.dirty_records += 1;
+            if record.kind().has_data() {
+                lane.counters.dirtied += record.length.get();
+            }
+        }
+        lane.counters.stored +=
+            u64::from(record.slots()) * 128 + if record.kind().has_data() { record.length.get() } else { 0 };
+        (Location { segment: open.segment, slot }, stored)
+    }
+
+    fn store_slot(&self, segment: u32, slot: u32, encode: impl Fn(&RecordPlace) -> [u8; 64]) -> InFlight {
+        let runtime = &self.segments[segment as usize];
+        let [primary, mirror] = self.shape().slot(slot);
+        let line = encode(&runtime.place(slot));
+        self.region()
+            .store_line(runtime.base + primary, &line)
+            .and(self.region().store_line(runtime.base + mirror, &line))
+    }
+
+    /// The record at `location`, from its mirror where the primary fails.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Media`] when both copies are damaged.
+    pub(crate) fn load_record(&self, location: Location) -> Result<Record> {
+        let runtime = &self.segments[location.segment as usize];
+        let place = runtime.place(location.slot);
+        let generation = runtime.generation.load(Ordering::Relaxed);
+        for at in self.shape().slot(location.slot) {
+            let mut line = [0; 64];
+            if self.region().load(runtime.base + at, &mut line).is_err() {
+                continue;
+            }
+            if let Some(record) = Record::decode(&line).verify(&place, generation, self.shape().size)
+                && self.accepts(&record)
+            {
+                return Ok(record);
+            }
+        }
+        Err(Error::new(
+            ErrorKind::Media,
+            format!(
+                "both copies of the record in slot {} of segment {} are damaged",
+                location.slot, runtime.id
+            ),
+        ))
+    }
+
+    /// Whether the record's range lies on the device and, where it has data, inside one chunk.
+    pub(crate) fn accepts(&self, record: &Record) -> bool {
+        let range = record.range();
+        let sector = u64::from(self.identity.sector);
+        range.end <= self.identity.size
+            && range.start.is_multiple_of(sector)
+            && range.end.is_multiple_of(sector)
+            && (!record.kind().has_data()
+                || (range.start / cbd_types::CHUNK == (range.end - 1) / cbd_types::CHUNK
+                    && range.len() <= u64::from(self.shape().atomic_unit())))
+    }
+
+    /// Copies the bytes of `range`, which the record at `location` holds, into `into`, verified. A block of which only a
+    /// part is wanted is verified whole, as it was written.
+    pub(crate) fn load_data(
+        &self,
+        location: Location,
+        record: &Record,
+        range: ByteRange,
+        into: &mut [u8],
+    ) -> core::result::Result<(), Damage> {
+        let base = self.segments[location.segment as usize].base + u64::from(record.data_offset.get());
+        let whole = record.range();
+        if !record.has_sums() {
+            return self
+                .region()
+                .load(base + (range.start - whole.start), into)
+                .map_err(|error| Damage { range, error });
+        }
+        let mut line: Option<(usize, SumLine)> = None;
+        let mut rest = into;
+        for block in record.block_of(range.start)..=record.block_of(range.end - 1) {
+            let covered = record.block_range(block);
+            let wanted = ByteRange { start: covered.start.max(range.start), end: covered.end.min(range.end) };
+            let damage = |error| Damage { range: covered, error };
+            let expected = match block.checked_sub(1) {
+                None => record.first_sum.get(),
+                Some(further) => {
+                    let (number, place) = (further / SUMS_PER_LINE, further % SUMS_PER_LINE);
+                    if line.as_ref().is_none_or(|(known, _)| *known != number) {
+                        line = Some((number, self.load_sums(location, record, number).map_err(damage)?));
+                    }
+                    line.as_ref().map_or(0, |(_, line)| line.sums[place].get())
+                }
+            };
+            let at = base + (covered.start - whole.start);
+            let (out, others) = rest.split_at_mut(wanted.len() as usize);
+            rest = others;
+            let sum = if wanted == covered {
+                self.region().load_summed(at, out).map_err(damage)?
+            } else {
+                let mut block = [0; CHECKSUM_BLOCK as usize];
+                let block = &mut block[..covered.len() as usize];
+                let sum = self.region().load_summed(at, block).map_err(damage)?;
+                let skip = (wanted.start - covered.start) as usize;
+                out.copy_from_slice(&block[skip..skip + out.len()]);
+                sum
+            };
+            if sum != expected {
+                out.fill(0);
+                return Err(damage(Error::new(
+                    ErrorKind::Media,
+                    format!("data of {covered} in segment {} does not match its checksum", location.segment),
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// The `number`-th line of checksums of a record.
+    fn load_sums(&self, location: Location, record: &Record, number: usize) -> Result<SumLine> {
+        let runtime = &self.segments[location.segment as usize];
+        let slot = location.slot + 1 + number as u32;
+        for at in self.shape().slot(slot) {
+            let mut line = [0; 64];
+            if self.region().load(runtime.base + at, &mut line).is_ok()
+                && let Some(line) =
+                    SumLine::decode(&line).verify(&runtime.place(slot), number as u8, record.sequence.get())
+            {
+                return Ok(line);
+            }
+        }
+        Err(Error::new(
+            ErrorKind::Media,
+            format!("both copies of a line of checksums in segment {} are damaged", runtime.id),
+        ))
+    }
+
+    /// Whether the backing device holds what the record says.
+    pub(crate) fn is_clean(&self, record: &Record) -> bool {
+        !record.kind().is_dirty() || Epoch(record.epoch.get()) <= self.drained_epoch()
+    }
+}

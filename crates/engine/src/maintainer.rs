@@ -1,0 +1,95 @@
+//! The maintainer: writeback, reclaim and idle marks of one cache, run by one thread.
+//!
+//! Always true here: a step does bounded work and never waits; what it says it waits for is all that can give it work.
+
+use crate::{
+    Cache, Environment,
+    reclaim::Reclaim,
+    writeback::{Progress, Writeback},
+};
+use alloc::{sync::Arc, vec::Vec};
+use cbd_types::{BackingGeometry, BackingQueue};
+
+/// A lane that was written and then left alone is marked after this time.
+const IDLE_MARK_MS: u64 = 1000;
+/// Units of reclaim in one step.
+const RECLAIM_PER_STEP: usize = 16;
+
+/// What the caller of [`Maintainer::step`] waits for before the next step. The cache's maintenance waker ends each of
+/// these waits too.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Step {
+    /// Nothing: there is more to do.
+    Busy,
+    /// A completion of the queue to the backing device.
+    WaitBacking,
+    /// This moment of [`Environment::monotonic_ms`], if any.
+    Idle {
+        /// When the next step is due; `None` when only the waker gives work.
+        until_ms: Option<u64>,
+    },
+}
+
+/// Writeback, reclaim and idle marks of one cache.
+pub struct Maintainer<E: Environment, Q: BackingQueue> {
+    cache: Arc<Cache<E>>,
+    queue: Q,
+    writeback: Writeback,
+    reclaim: Reclaim,
+}
+
+impl<E: Environment, Q: BackingQueue> Maintainer<E, Q> {
+    /// The maintainer of `cache`; `queue` is its own. One for each cache: it takes the place where recovery says that
+    /// writeback begins.
+    pub fn new(cache: Arc<Cache<E>>, queue: Q, geometry: BackingGeometry) -> Self {
+        let cursors: Vec<_> = cache.cursors.lock().clone();
+        let now = cache.environment().monotonic_ms();
+        Self { writeback: Writeback::new(geometry, cursors, now), reclaim: Reclaim::default(), cache, queue }
+    }
+
+    /// The queue to the backing device, to wait on.
+    pub const fn queue(&self) -> &Q {
+        &self.queue
+    }
+
+    /// The queue to the backing device, to wait on.
+    pub const fn queue_mut(&mut self) -> &mut Q {
+        &mut self.queue
+    }
+
+    /// Does what there is to do, in bounded time and without waiting.
+    pub fn step(&mut self) -> Step {
+        let cache = &*self.cache;
+        let mut reclaimed = false;
+        for _ in 0..RECLAIM_PER_STEP {
+            if !self.reclaim.step(cache) {
+                break;
+            }
+            reclaimed = true;
+        }
+        let progress = self.writeback.step(cache, &mut self.queue);
+        if reclaimed {
+            return Step::Busy;
+        }
+        match progress {
+            Progress::Busy => Step::Busy,
+            Progress::InFlight => Step::WaitBacking,
+            Progress::Nothing(until) => {
+                let now = cache.environment().monotonic_ms();
+                let mark = match cache.unmarked_for_ms(now) {
+                    Some(idle) if idle >= IDLE_MARK_MS => {
+                        cache.close_epoch();
+                        None
+                    }
+                    Some(idle) => Some(now + IDLE_MARK_MS - idle),
+                    None => None,
+                };
+                let until_ms = match (until, mark) {
+                    (Some(a), Some(b)) => Some(a.min(b)),
+                    (a, b) => a.or(b),
+                };
+                Step::Idle { until_ms }
+            }
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! Damage: found once, never returned, never written back, never forgotten, healed by an overwrite.
+//!
+//! A quarantine is a record of its own. It names the sequence number of the record that it condemns and has effect
+//! at that record's place in the history: what is newer is not covered by it.
+
+use crate::{
+    Cache, Environment,
+    index::{Found, Location, NONE, blocks},
+    lane::LaneState,
+    overlay::{Meaning, Place},
+    pool::Asker,
+};
+use alloc::{string::String, vec, vec::Vec};
+use cbd_format::record::{Record, RecordKind};
+use cbd_types::{ByteRange, CHECKSUM_BLOCK, CHUNK, Error, LaneId, SECTOR};
+use core::sync::atomic::Ordering;
+
+/// Most records by which one quarantine is noted.
+const PARTS_MAX: usize = 64;
+
+/// Most damaged ranges that are listed one by one.
+const LISTED_MAX: usize = 1024;
+
+/// What reads and writeback found.
+#[derive(Default)]
+pub(crate) struct DamageLog {
+    pub(crate) listed: Vec<(ByteRange, String)>,
+    pub(crate) found: u64,
+    pub(crate) healed: u64,
+}
+
+impl<E: Environment> Cache<E> {
+    /// A read found damage and failed.
+    pub(crate) fn note_damage(&self, range: ByteRange, error: &Error) {
+        let mut log = self.damage.lock();
+        if log.listed.iter().any(|(known, _)| *known == range) {
+            return;
+        }
+        log.found += 1;
+        if log.listed.len() < LISTED_MAX {
+            log.listed.push((range, error.line()));
+        }
+    }
+
+    /// A read found damage and took the data from the backing device.
+    pub(crate) fn note_healed(&self, _range: ByteRange) {
+        self.damage.lock().healed += 1;
+    }
+
+    /// Makes damage of `range`, which the record `sequence` at `place` held, durable: from now on reads of it fail, as
+    /// far as nothing newer covers it. `false` when the region has no segment left for the record; nothing may be
+    /// declared clean then.
+    pub(crate) fn quarantine(&self, id: LaneId, range: ByteRange, sequence: u64, place: Place) -> bool {
+        let lane = &self.lanes[id.index()];
+        let mut state = lane.state.lock();
+        lane.touch();
+        state.overlay.insert(range, Meaning::Damaged, place);
+        self.heal_what_is_newer(&mut state, range, place);
+        let left: Vec<ByteRange> = state
+            .overlay
+            .damaged()
+            .filter_map(|(part, since)| part.intersection(&range).filter(|_| since == place))
+            .collect();
+        // A whole lane with very many newer blocks is condemned by one record; a restart after they were
+        // reclaimed then fails reads of them, which is safe.
+        let parts = if left.len() > PARTS_MAX { vec![range] } else { left };
+        for part in parts {
+            if !self.make_room(&mut state, 1, 0, Asker::Essential, None) {
+                return false;
+            }
+            let mut record = Record::new(RecordKind::Quarantine, part);
+            record.reference = sequence.into();
+            let (_, stored) = self.append(&mut state, record, &[]);
+            self.region().fence(stored);
+        }
+        state.cancel_fills(range);
+        true
+    }
+
+    /// Takes out of the damage what records behind `place` have overwritten.
+    fn heal_what_is_newer(&self, state: &mut LaneState, range: ByteRange, place: Place) {
+        let map = self.identity.lanes;
+        let mut newer = Vec::new();
+        let mut look = |base: u64, found: Found<'_>| {
+            let is_newer = |at: &Location| *at != NONE && self.place_of(*at) > place;
+            match found {
+                Found::Whole(at) if is_newer(&at) => newer.push(ByteRange::at(base, CHECKSUM_BLOCK)),
+                Found::Whole(_) => {}
+                Found::Parts(parts) => newer.extend(
+                    (0u64..)
+                        .zip(parts)
+                        .filter(|(_, at)| is_newer(at))
+                        .map(|(part, _)| ByteRange::at(base + part * SECTOR, SECTOR)),
+                ),
+            }
+        };
+        if range.len() <= CHUNK {
+            for (block, _, _) in blocks(range) {
+                let base = block * CHECKSUM_BLOCK;
+                if let Some(found) = state.index.get(map.key(base)) {
+                    look(base, found);
+                }
+            }
+        } else {
+            state.index.iter().for_each(|(key, found)| look(map.offset_of(state.id, key), found));
+        }
+        for part in newer {
+            if let Some(part) = part.intersection(&range) {
+                state.overlay.heal(part);
+            }
+        }
+    }
+
+    /// The place of a record in the history of its lane.
+    pub(crate) fn place_of(&self, location: Location) -> Place {
+        (self.segments[location.segment as usize].ordinal.load(Ordering::Relaxed), location.slot)
+    }
+}

@@ -1,0 +1,239 @@
+//! Recovery: from the bytes of a region to a cache that serves.
+//!
+//! Always true here: before anything is served, every line that was relied on and may be only in a processor's cache
+//! is written back and fenced. That changes no byte, so recovery can crash and run again.
+//!
+//! Left to others: the records of one lane (`replay`).
+
+use crate::{
+    Cache, Environment, Settings,
+    cache::{Identity, Parts, Segment},
+    flush::Pass,
+    index::Index,
+    lane::{Counters, Lane, LaneState},
+    replay::ChainSegment,
+    slots::TwoSlots,
+};
+use alloc::{collections::VecDeque, sync::Arc, vec, vec::Vec};
+use cbd_format::{
+    Drained, LaneMark, LaneTail, Layout, PAGE, SegmentHeader, SegmentShape, StateShape, record::bytes_of,
+    segment::LOG_MAGIC,
+};
+use cbd_types::{CHECKSUM_BLOCK, LaneId, Region, Result, SegmentId};
+use core::sync::atomic::Ordering;
+
+/// What the transport's tables say of a cache that is to be opened.
+pub(crate) struct Opening<E: Environment> {
+    pub(crate) environment: Arc<E>,
+    pub(crate) region: Arc<Region<E::Memory>>,
+    pub(crate) layout: Layout,
+    pub(crate) identity: Identity,
+    /// Its segments without the state segment.
+    pub(crate) segments: Vec<SegmentId>,
+    pub(crate) settings: Settings,
+}
+
+impl<E: Environment> Cache<E> {
+    /// Opens the cache and recovers what its log holds.
+    pub(crate) fn recover(opening: Opening<E>) -> Result<Self> {
+        let Opening { environment, region, layout, identity, segments: ids, settings } = opening;
+        let state = StateShape { lanes: identity.lanes.lanes };
+        let absolute = |[a, b]: [u64; 2]| [identity.state_base + a, identity.state_base + b];
+        let lanes = || (0..identity.lanes.lanes).map(LaneId);
+        let drained: TwoSlots<Drained> = TwoSlots::read(&region, absolute(state.drained()), 0);
+        let tails: Vec<TwoSlots<LaneTail>> = lanes()
+            .map(|lane| TwoSlots::read(&region, absolute(state.tail(lane)), u64::from(lane.0)))
+            .collect();
+        let marks: Vec<TwoSlots<LaneMark>> = lanes()
+            .map(|lane| TwoSlots::read(&region, absolute(state.mark(lane)), u64::from(lane.0)))
+            .collect();
+        let last_marked: Vec<u64> =
+            marks.iter().map(|mark| mark.content().map_or(0, |mark| mark.lane_sequence.get())).collect();
+        let drained_epoch = drained.content().map_or(0, |drained| drained.epoch.get());
+        let mut epoch = drained.content().map_or(0, |now| now.epoch.get().max(now.void_until.get()));
+        epoch = marks
+            .iter()
+            .filter_map(TwoSlots::content)
+            .fold(epoch, |so_far, mark| so_far.max(mark.epoch.get()));
+
+        // Headers, grouped by lane.
+        let segments: Vec<Segment> =
+            ids.iter().map(|id| Segment::new(*id, layout.segment_base(*id))).collect();
+        let mut chains: Vec<Vec<ChainSegment>> = vec![Vec::new(); identity.lanes.lanes as usize];
+        let mut free = Vec::new();
+        for (number, segment) in segments.iter().enumerate() {
+            let header = read_header(&region, layout.segment_shape(), segment, &identity);
+            let live = header.filter(|header| {
+                let tail = tails[header.lane.get() as usize].content().map_or(0, |tail| tail.ordinal.get());
+                header.ordinal.get() >= tail.max(1)
+            });
+            match live {
+                Some(header) => {
+                    segment.begin(header.generation.get(), header.salt.get(), header.ordinal.get());
+                    chains[header.lane.get() as usize].push(ChainSegment { segment: number as u32, header });
+                }
+                None => free.push(number as u32),
+            }
+        }
+
+        let blocks_per_lane = segments.len() as u64 * layout.segment_size
+            / (CHECKSUM_BLOCK + 128)
+            / u64::from(identity.lanes.lanes);
+        let fresh = |lane: LaneId| {
+            Lane::new(LaneState {
+                id: lane,
+                index: Index::new(blocks_per_lane as usize),
+                overlay: crate::overlay::Overlay::default(),
+                fills: Vec::new(),
+                next_fill: 0,
+                next_sequence: 1,
+                next_ordinal: 1,
+                run: 1,
+                cut: 0,
+                open: None,
+                sealed: VecDeque::new(),
+                counters: Counters::default(),
+            })
+        };
+        let now = environment.monotonic_ms();
+        let mut cache = Self::assemble(Parts {
+            environment,
+            region,
+            shape: layout.segment_shape(),
+            identity,
+            lanes: lanes().map(fresh).collect(),
+            segments,
+            pass: Pass::new(marks, 0, now),
+            drained,
+            tails,
+            settings,
+        });
+
+        // Lanes share nothing: each is replayed on its own.
+        let mut lost = Vec::new();
+        for (lane, chain) in chains.iter_mut().enumerate() {
+            let tail = cache.tails.lock()[lane].content().map(|tail| tail.ordinal.get());
+            let id = LaneId(lane as u32);
+            free.extend(order_chain(chain));
+            let outcome = cache.replay_lane(id, chain, tail, last_marked[lane], drained_epoch);
+            epoch = epoch.max(outcome.epoch);
+            cache.cursors.lock()[lane] = outcome.cursor;
+            lost.extend(outcome.lost.into_iter().map(|lost| (id, lost)));
+        }
+        for segment in free {
+            cache.pool.release(segment);
+        }
+        // The counter goes on above drained and above every epoch seen, dropped records included.
+        cache.epoch.store(epoch + 1, Ordering::SeqCst);
+        cache.pass.get_mut().begin_at(epoch + 1);
+
+        cache.persist_what_was_relied_on(&chains, state);
+        for (lane, lost) in lost {
+            let whole = cbd_types::ByteRange { start: 0, end: cache.identity.size };
+            if !cache.quarantine(lane, whole, lost.sequence, lost.place) {
+                return Err(cbd_types::Error::new(
+                    cbd_types::ErrorKind::NoSpace,
+                    alloc::format!("lane {lane} has lost a record, and no segment is free to note it"),
+                ));
+            }
+        }
+        Ok(cache)
+    }
+
+    /// After a mere process crash the last stores of each lane may be only in a processor's cache: a power cut
+    /// now would take back what was recovered. Writes them back and fences.
+    fn persist_what_was_relied_on(&self, chains: &[Vec<ChainSegment>], state: StateShape) {
+        let region = self.region();
+        let mut stored = region.nothing_in_flight();
+        let state_slots = |lane: LaneId| [state.tail(lane), state.mark(lane)];
+        for at in (0..self.identity.lanes.lanes)
+            .map(LaneId)
+            .flat_map(state_slots)
+            .chain([state.drained()])
+            .flatten()
+        {
+            stored = stored.and(region.write_back(self.identity.state_base + at, 64));
+        }
+        for (lane, chain) in chains.iter().enumerate() {
+            for segment in chain {
+                let base = self.segments[segment.segment as usize].base;
+                let header = size_of::<SegmentHeader>() as u64;
+                stored = stored
+                    .and(region.write_back(base, header))
+                    .and(region.write_back(base + self.shape().header_copy(), header));
+            }
+            // The last record that was accepted, its further lines and its data.
+            let state = self.lanes[lane].state.lock();
+            let Some(last) = state.sealed.iter().rev().find(|segment| segment.slots > 0) else { continue };
+            let base = self.segments[last.segment as usize].base;
+            let first = last.slots.saturating_sub(crate::log::SLOTS_MAX_OF_RECORD);
+            for slot in first..last.slots {
+                for at in self.shape().slot(slot) {
+                    stored = stored.and(region.write_back(base + at, 64));
+                }
+            }
+            if last.data_low < self.shape().data_top() {
+                let length = (self.shape().data_top() - last.data_low)
+                    .min(u64::from(self.shape().atomic_unit()) + PAGE);
+                stored = stored.and(region.write_back(base + last.data_low, length));
+            }
+        }
+        region.fence(stored);
+    }
+}
+
+/// The valid header of a segment, from its copy where the first is damaged; the later generation if they differ.
+/// Notes the highest generation that any header claims, so that the next life of the segment goes above it.
+fn read_header<P: cbd_types::Pmem>(
+    region: &Region<P>,
+    shape: SegmentShape,
+    segment: &Segment,
+    identity: &Identity,
+) -> Option<SegmentHeader> {
+    let mut newest: Option<SegmentHeader> = None;
+    let mut claimed = 0;
+    for at in [segment.base, segment.base + shape.header_copy()] {
+        let mut bytes = [0; size_of::<SegmentHeader>()];
+        if region.load(at, &mut bytes).is_err() {
+            continue;
+        }
+        let Some(header) = SegmentHeader::decode(&bytes) else { continue };
+        if bytes_of(&[header.claimed_generation()]) != [0xff; 4] {
+            claimed = claimed.max(header.claimed_generation());
+        }
+        let Some(header) = header.verify(segment.id, identity.cache_id, identity.lanes.lanes) else {
+            continue;
+        };
+        if header.magic.get() == LOG_MAGIC
+            && newest.is_none_or(|known| known.generation.get() < header.generation.get())
+        {
+            newest = Some(header);
+        }
+    }
+    // A forged or torn header may claim any number; half of the range is always left.
+    segment.generation.store(claimed & (u32::MAX >> 1), Ordering::Relaxed);
+    newest
+}
+
+/// Sorts a lane's segments by ordinal. Of two with the same ordinal only one can be part of the log: the one of the
+/// later run; the others are returned.
+fn order_chain(chain: &mut Vec<ChainSegment>) -> Vec<u32> {
+    chain.sort_by_key(|segment| {
+        (
+            segment.header.ordinal.get(),
+            core::cmp::Reverse((segment.header.run.get(), segment.header.generation.get())),
+        )
+    });
+    let mut others = Vec::new();
+    let mut last = None;
+    chain.retain(|segment| {
+        let ordinal = segment.header.ordinal.get();
+        if last == Some(ordinal) {
+            others.push(segment.segment);
+            return false;
+        }
+        last = Some(ordinal);
+        true
+    });
+    others
+}

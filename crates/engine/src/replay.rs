@@ -1,0 +1,306 @@
+//! Replay of one lane: its records in the order of their sequence numbers.
+//!
+//! Sequence numbers are contiguous. A record that cannot be read is *damage* when anything later proves that it was
+//! complete: a successor segment, the lane's mark, a later record. Without any, it is a write that was never
+//! acknowledged, and is dropped; that can only be the last one, because every record is fenced before the next is
+//! stored.
+
+use crate::{
+    Cache, Environment,
+    index::Location,
+    lane::{LaneState, LogSegment},
+    log::SLOTS_MAX_OF_RECORD,
+    overlay::{Meaning, Place},
+    writeback::Cursor,
+};
+use alloc::{vec, vec::Vec};
+use cbd_format::{Record, RecordKind, SegmentHeader, record::blocks_in};
+use cbd_types::{ByteRange, LaneId};
+use core::sync::atomic::Ordering;
+
+/// A segment of a lane's log as its header describes it.
+#[derive(Clone, Debug)]
+pub(crate) struct ChainSegment {
+    pub(crate) segment: u32,
+    pub(crate) header: SegmentHeader,
+}
+
+/// A record of which both copies are gone.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Lost {
+    pub(crate) sequence: u64,
+    pub(crate) place: Place,
+}
+
+/// What replay found besides the lane's state.
+pub(crate) struct Outcome {
+    /// The highest epoch seen, dropped records included.
+    pub(crate) epoch: u64,
+    /// The first record that the backing device does not have.
+    pub(crate) cursor: Cursor,
+    /// Lost records that no quarantine on media names yet.
+    pub(crate) lost: Vec<Lost>,
+}
+
+/// A quarantine that was found on media: what it condemns.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Condemned {
+    sequence: u64,
+    range: ByteRange,
+}
+
+struct Replay {
+    outcome: Outcome,
+    drained: u64,
+    cursor_found: bool,
+    condemned: Vec<Condemned>,
+    /// A quarantine was met that is not in `condemned`: replay must begin anew with it, since it has effect at
+    /// an earlier place.
+    unknown: Option<Condemned>,
+}
+
+impl<E: Environment> Cache<E> {
+    /// Replays a lane from its chain of segments, ordered by ordinal. `marked` is the sequence number up to which the lane
+    /// is known to be complete.
+    pub(crate) fn replay_lane(
+        &self,
+        lane: LaneId,
+        chain: &[ChainSegment],
+        tail: Option<u64>,
+        marked: u64,
+        drained: u64,
+    ) -> Outcome {
+        let mut condemned = Vec::new();
+        loop {
+            let mut state = self.lanes[lane.index()].state.lock();
+            state.reset();
+            let mut replay = Replay {
+                outcome: Outcome { epoch: 0, cursor: Cursor::default(), lost: Vec::new() },
+                drained,
+                cursor_found: false,
+                condemned: core::mem::take(&mut condemned),
+                unknown: None,
+            };
+            self.replay_chain(&mut state, chain, tail, marked, &mut replay);
+            match replay.unknown {
+                Some(found) => {
+                    condemned = replay.condemned;
+                    condemned.push(found);
+                }
+                None => {
+                    let known = &replay.condemned;
+                    replay
+                        .outcome
+                        .lost
+                        .retain(|lost| !known.iter().any(|known| known.sequence == lost.sequence));
+                    return replay.outcome;
+                }
+            }
+        }
+    }
+
+    fn replay_chain(
+        &self,
+        state: &mut LaneState,
+        chain: &[ChainSegment],
+        tail: Option<u64>,
+        marked: u64,
+        replay: &mut Replay,
+    ) {
+        let mut expected_ordinal = tail;
+        let mut expected = None;
+        if let Some(first) = chain.first() {
+            // What was condemned and has been reclaimed since lies before everything that is left.
+            let first = first.header.first_sequence.get();
+            for condemned in replay.condemned.iter().filter(|condemned| condemned.sequence < first) {
+                state.overlay.insert(condemned.range, Meaning::Damaged, (0, 0));
+            }
+        }
+        for (number, segment) in chain.iter().enumerate() {
+            let header = &segment.header;
+            let (ordinal, first) = (header.ordinal.get(), header.first_sequence.get());
+            replay.outcome.epoch = replay.outcome.epoch.max(header.epoch.get());
+            if expected_ordinal.is_some_and(|expected| expected != ordinal)
+                || expected.is_some_and(|expected| expected != first)
+            {
+                // A segment between is gone, or its records are.
+                let place = (expected_ordinal.unwrap_or(ordinal).min(ordinal), 0);
+                self.lose(state, replay, Lost { sequence: first.saturating_sub(1), place });
+            }
+            let limit = chain.get(number + 1).map(|next| next.header.first_sequence.get());
+            let end = self.replay_segment(state, segment, limit, marked, replay);
+            if replay.unknown.is_some() {
+                return;
+            }
+            expected = Some(end);
+            expected_ordinal = Some(ordinal + 1);
+            state.run = state.run.max(header.run.get() + 1);
+        }
+        let next = expected.unwrap_or(marked + 1);
+        if marked >= next {
+            // The mark says that there was more: the head segment is gone.
+            let place = (expected_ordinal.unwrap_or(1), 0);
+            self.lose(state, replay, Lost { sequence: marked, place });
+        }
+        state.next_sequence = next.max(marked + 1);
+        state.cut = state.next_sequence - 1;
+        // A lost head segment keeps its ordinal; the next one is above it.
+        state.next_ordinal = expected_ordinal.unwrap_or(1).max(1) + u64::from(marked >= next);
+    }
+
+    /// Replays one segment up to `limit`, the first sequence number of its successor. Returns the sequence number that
+    /// follows.
+    fn replay_segment(
+        &self,
+        state: &mut LaneState,
+        segment: &ChainSegment,
+        limit: Option<u64>,
+        marked: u64,
+        replay: &mut Replay,
+    ) -> u64 {
+        let ordinal = segment.header.ordinal.get();
+        let mut log = LogSegment {
+            segment: segment.segment,
+            ordinal,
+            slots: 0,
+            data_low: self.shape().data_top(),
+            last_dirty_epoch: 0,
+        };
+        let mut expected = segment.header.first_sequence.get();
+        // The last record is applied only when it is known not to be torn.
+        let mut last: Option<(Location, Record)> = None;
+        let mut slot = 0;
+        while limit.is_none_or(|limit| expected < limit) {
+            if let Some(record) = self.record_at(segment.segment, slot)
+                && record.sequence.get() == expected
+            {
+                let location = Location { segment: segment.segment, slot };
+                if let Some((location, record)) = last.replace((location, record)) {
+                    self.apply(state, &mut log, location, &record, replay);
+                }
+                slot += record.slots();
+                expected += 1;
+                continue;
+            }
+            let later = self.next_record(segment.segment, slot + 1, expected, limit);
+            if limit.is_none() && marked < expected && later.is_none() {
+                break;
+            }
+            // Damage: something later proves that the record was complete.
+            if let Some((location, record)) = last.take() {
+                self.apply(state, &mut log, location, &record, replay);
+            }
+            self.lose(state, replay, Lost { sequence: expected, place: (ordinal, slot) });
+            match later {
+                Some((later_slot, sequence)) => {
+                    slot = later_slot;
+                    expected = sequence;
+                }
+                None => {
+                    expected = limit.unwrap_or(marked + 1);
+                    slot = slot.saturating_add(1);
+                    break;
+                }
+            }
+        }
+        if let Some((location, record)) = last {
+            let sequence = record.sequence.get();
+            if limit.is_some() || marked >= sequence || self.is_whole(location, &record) {
+                self.apply(state, &mut log, location, &record, replay);
+            } else {
+                // Torn: a write that was never acknowledged.
+                replay.outcome.epoch = replay.outcome.epoch.max(record.epoch.get());
+                expected = sequence;
+                slot = location.slot;
+            }
+        }
+        log.slots = slot;
+        state.sealed.push_back(log);
+        expected
+    }
+
+    /// The record in a slot, if there can be one.
+    fn record_at(&self, segment: u32, slot: u32) -> Option<Record> {
+        if slot >= self.shape().slots_max() {
+            return None;
+        }
+        self.load_record(Location { segment, slot }).ok()
+    }
+
+    /// The next record behind a damaged one: its slot and sequence number. No further away than two of the longest
+    /// records, so that the end of a log is found in bounded time.
+    fn next_record(&self, segment: u32, from: u32, expected: u64, limit: Option<u64>) -> Option<(u32, u64)> {
+        (from..from.saturating_add(2 * SLOTS_MAX_OF_RECORD)).find_map(|slot| {
+            let sequence = self.record_at(segment, slot)?.sequence.get();
+            let fits = sequence > expected && limit.is_none_or(|limit| sequence < limit);
+            fits.then_some((slot, sequence))
+        })
+    }
+
+    /// Whether the data of a record is what it says, all of it.
+    fn is_whole(&self, location: Location, record: &Record) -> bool {
+        if !record.kind().has_data() || !record.has_sums() {
+            return true;
+        }
+        let mut scratch = vec![0; record.length.get() as usize];
+        self.load_data(location, record, record.range(), &mut scratch).is_ok()
+    }
+
+    /// A record is gone and its range with it: whatever the lane held before is not to be trusted.
+    fn lose(&self, state: &mut LaneState, replay: &mut Replay, lost: Lost) {
+        let whole = ByteRange { start: 0, end: self.identity.size };
+        state.overlay.insert(whole, Meaning::Damaged, lost.place);
+        replay.outcome.lost.push(lost);
+    }
+
+    fn apply(
+        &self,
+        state: &mut LaneState,
+        log: &mut LogSegment,
+        location: Location,
+        record: &Record,
+        replay: &mut Replay,
+    ) {
+        let (range, kind) = (record.range(), record.kind());
+        let (sequence, epoch) = (record.sequence.get(), record.epoch.get());
+        let place = (log.ordinal, location.slot);
+        replay.outcome.epoch = replay.outcome.epoch.max(epoch);
+        match kind {
+            RecordKind::Write | RecordKind::Fill => {
+                state.index.reserve(blocks_in(range));
+                self.index_range(state, range, location);
+                state.overlay.heal(range);
+                log.data_low = log.data_low.min(u64::from(record.data_offset.get()));
+            }
+            RecordKind::WriteZeroes | RecordKind::Discard => {
+                state.overlay.insert(range, Meaning::Zeroes, place);
+            }
+            RecordKind::Quarantine => {
+                let found = Condemned { sequence: record.reference.get(), range };
+                if !replay.condemned.contains(&found) {
+                    replay.unknown.get_or_insert(found);
+                }
+            }
+        }
+        for condemned in replay.condemned.iter().filter(|condemned| condemned.sequence == sequence) {
+            state.overlay.insert(condemned.range, Meaning::Damaged, place);
+        }
+        if kind.is_dirty() {
+            log.last_dirty_epoch = log.last_dirty_epoch.max(epoch);
+            if epoch > replay.drained {
+                state.counters.dirty_records += 1;
+                if kind.has_data() {
+                    state.counters.dirtied += record.length.get();
+                }
+                if !replay.cursor_found {
+                    replay.cursor_found = true;
+                    replay.outcome.cursor = Cursor { ordinal: log.ordinal, slot: location.slot };
+                }
+            }
+        }
+        if !replay.cursor_found {
+            replay.outcome.cursor = Cursor { ordinal: log.ordinal, slot: location.slot + record.slots() };
+        }
+        self.segments[location.segment as usize].ordinal.store(log.ordinal, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,73 @@
+//! Objects in two slots on a region: read the newest valid one, write the other.
+//!
+//! Always true here: the slot that holds the newest valid content is never the one that is written.
+
+use cbd_format::{Slot, SlotContent};
+use cbd_types::{InFlight, Pmem, Region};
+
+/// One object in two slots, and what is known of it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TwoSlots<T> {
+    /// Offsets of the two slots in the region.
+    at: [u64; 2],
+    /// What the checksum is seeded with: row, lane.
+    place: u64,
+    /// Which slot holds the newest content, and its sequence number; `None` when neither is valid.
+    newest: Option<(usize, u64)>,
+    /// The newest content.
+    content: Option<T>,
+}
+
+impl<T: SlotContent> TwoSlots<T> {
+    /// Reads both slots. Memory that fails counts as an invalid slot.
+    pub(crate) fn read<P: Pmem>(region: &Region<P>, at: [u64; 2], place: u64) -> Self {
+        let read = |at| {
+            let mut bytes = alloc::vec![0; T::SLOT_SIZE];
+            region.load(at, &mut bytes).ok()?;
+            Slot::<T>::decode(place, &bytes)
+        };
+        let newest = Slot::newest(read(at[0]), read(at[1]));
+        Self {
+            at,
+            place,
+            newest: newest.map(|(which, slot)| (which, slot.sequence)),
+            content: newest.map(|(_, slot)| slot.content),
+        }
+    }
+
+    /// Both slots as they are in fresh memory: invalid.
+    pub(crate) const fn empty(at: [u64; 2], place: u64) -> Self {
+        Self { at, place, newest: None, content: None }
+    }
+
+    /// The newest content.
+    pub(crate) const fn content(&self) -> Option<&T> {
+        self.content.as_ref()
+    }
+
+    /// Stores `content` into the older slot. In flight until the caller fences; a second store before that fence
+    /// would touch the slot that is still the only durable one, so callers fence every time.
+    pub(crate) fn store<P: Pmem>(&mut self, region: &Region<P>, content: T) -> InFlight {
+        let (which, sequence) = match self.newest {
+            Some((newest, sequence)) => (1 - newest, sequence + 1),
+            None => (0, 1),
+        };
+        let slot = Slot { sequence, content };
+        self.newest = Some((which, sequence));
+        self.content = Some(content);
+        if T::SLOT_SIZE == 64 {
+            // Marks are stored on the flush path: a whole line, no allocation.
+            region.store_line(self.at[which], &slot.encode_line(self.place))
+        } else {
+            region.store(self.at[which], &slot.encode(self.place))
+        }
+    }
+
+    /// Makes both slots invalid. In flight until the caller fences.
+    pub(crate) fn clear<P: Pmem>(&mut self, region: &Region<P>) -> InFlight {
+        let zeroes = alloc::vec![0; T::SLOT_SIZE];
+        self.newest = None;
+        self.content = None;
+        region.store(self.at[0], &zeroes).and(region.store(self.at[1], &zeroes))
+    }
+}

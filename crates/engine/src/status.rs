@@ -1,0 +1,204 @@
+//! What a cache says of itself.
+
+use crate::{Cache, Consistency, Environment, read::Source};
+use alloc::{string::String, vec::Vec};
+use cbd_types::{ByteRange, Epoch};
+use core::sync::atomic::Ordering;
+
+/// Trouble with the backing device that writeback has at present.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct BackingTrouble {
+    /// The last error.
+    pub error: String,
+    /// When it began, in milliseconds since 1970 UTC.
+    pub since_wall_ms: u64,
+    /// Failed attempts since it began.
+    pub attempts: u64,
+}
+
+/// A range that reads with an error.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DamagedRange {
+    /// Which bytes; what was overwritten since reads well.
+    pub range: ByteRange,
+    /// What was found.
+    pub reason: String,
+}
+
+/// Counters since the cache was opened, and its state now.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CacheStatus {
+    /// Segments of the cache that hold a log; the state segment is not counted.
+    pub segments: u32,
+    /// Free ones.
+    pub free_segments: u32,
+    /// Number of lanes.
+    pub lanes: u32,
+    /// Bytes of a segment.
+    pub segment_size: u64,
+    /// Bytes of data that the backing device does not have yet, overwritten versions included.
+    pub dirty_bytes: u64,
+    /// Records that the backing device does not have yet.
+    pub dirty_records: u64,
+    /// Bytes that clients wrote.
+    pub written_bytes: u64,
+    /// Bytes that reads found in the cache.
+    pub read_hit_bytes: u64,
+    /// Bytes that reads had to take from the backing device.
+    pub read_missed_bytes: u64,
+    /// Bytes cached after a miss.
+    pub filled_bytes: u64,
+    /// Bytes stored into the region for records and data.
+    pub stored_bytes: u64,
+    /// Bytes written to the backing device.
+    pub written_back_bytes: u64,
+    /// Flushes sent to the backing device.
+    pub backing_flushes: u64,
+    /// The present epoch.
+    pub epoch: Epoch,
+    /// Everything up to this epoch is durable on the backing device.
+    pub drained_epoch: Epoch,
+    /// When that was reached, in milliseconds since 1970 UTC; 0 when never.
+    pub drained_wall_ms: u64,
+    /// Whether the backing device alone is a crash state now.
+    pub backing_is_consistent: bool,
+    /// Why not, if not.
+    pub void_reason: Option<String>,
+    /// Order of writeback.
+    pub consistency: Consistency,
+    /// Blocks of 4 KiB in the index.
+    pub index_blocks: u64,
+    /// Bytes of memory of the index.
+    pub index_bytes: u64,
+    /// Ranges known to be damaged; at most some of very many.
+    pub damaged: Vec<DamagedRange>,
+    /// Damage found since the cache was opened.
+    pub damage_found: u64,
+    /// Damage that was healed from the backing device.
+    pub damage_healed: u64,
+    /// Trouble with the backing device, if any.
+    pub backing_trouble: Option<BackingTrouble>,
+    /// Whether a request waits for space.
+    pub writers_waiting: bool,
+}
+
+/// What is known of a run of bytes, for block status.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CachedState {
+    /// Which bytes.
+    pub range: ByteRange,
+    /// Reads as zeroes.
+    pub zeroes: bool,
+    /// The cache has its newest bytes.
+    pub cached: bool,
+    /// The backing device does not have them yet.
+    pub dirty: bool,
+}
+
+impl<E: Environment> Cache<E> {
+    /// The state of the cache.
+    pub fn status(&self) -> CacheStatus {
+        let mut written = 0;
+        let (mut hit, mut missed, mut filled, mut stored) = (0, 0, 0, 0);
+        let (mut dirty_bytes, mut dirty_records) = (0u64, 0u64);
+        let (mut index_blocks, mut index_bytes) = (0, 0);
+        let mut damaged: Vec<DamagedRange> = Vec::new();
+        for lane in &self.lanes {
+            let state = lane.state.lock();
+            let counters = &state.counters;
+            written += counters.written;
+            hit += counters.read_hit;
+            missed += counters.read_missed;
+            filled += counters.filled;
+            stored += counters.stored;
+            dirty_bytes += counters.dirtied.saturating_sub(lane.cleaned_bytes.load(Ordering::Relaxed));
+            dirty_records +=
+                counters.dirty_records.saturating_sub(lane.cleaned_records.load(Ordering::Relaxed));
+            index_blocks += u64::from(state.index.live());
+            index_bytes += state.index.bytes() as u64;
+            for (range, _) in state.overlay.damaged() {
+                if damaged.len() < 1024 {
+                    damaged.push(DamagedRange { range, reason: String::from("quarantined") });
+                }
+            }
+        }
+        let (damage_found, damage_healed) = {
+            let log = self.damage.lock();
+            for (range, reason) in &log.listed {
+                if !damaged.iter().any(|known| known.range.contains(range)) {
+                    damaged.push(DamagedRange { range: *range, reason: reason.clone() });
+                }
+            }
+            (log.found, log.healed)
+        };
+        let drained = self.drained.lock();
+        let (drained_wall_ms, void_until) =
+            drained.content().map_or((0, 0), |now| (now.wall_ms.get(), now.void_until.get()));
+        drop(drained);
+        let drained_epoch = self.drained_epoch();
+        let void_reason = if void_until > drained_epoch.0 {
+            Some(alloc::format!("epochs up to {void_until} are being written in one batch"))
+        } else if !damaged.is_empty() {
+            Some(alloc::format!("{} ranges are quarantined", damaged.len()))
+        } else {
+            None
+        };
+        CacheStatus {
+            segments: self.segments.len() as u32,
+            free_segments: self.pool.free(),
+            lanes: self.identity.lanes.lanes,
+            segment_size: self.shape().size,
+            dirty_bytes,
+            dirty_records,
+            written_bytes: written,
+            read_hit_bytes: hit,
+            read_missed_bytes: missed,
+            filled_bytes: filled,
+            stored_bytes: stored,
+            written_back_bytes: self.written_back.load(Ordering::Relaxed),
+            backing_flushes: self.backing_flushes.load(Ordering::Relaxed),
+            epoch: Epoch(self.epoch.load(Ordering::Relaxed)),
+            drained_epoch,
+            drained_wall_ms,
+            backing_is_consistent: void_reason.is_none(),
+            void_reason,
+            consistency: self.settings().consistency,
+            index_blocks,
+            index_bytes,
+            damaged,
+            damage_found,
+            damage_healed,
+            backing_trouble: self.trouble.lock().clone(),
+            writers_waiting: self.pool.has_waiters(),
+        }
+    }
+
+    /// What is known of `range`, in order and without holes.
+    pub fn extents(&self, range: ByteRange) -> Vec<CachedState> {
+        let mut found: Vec<CachedState> = Vec::new();
+        let drained = self.drained_epoch();
+        for chunk in range.split_at_multiples(cbd_types::CHUNK) {
+            let mut state = self.lane(chunk.start).state.lock();
+            self.look_up(&mut state, chunk, &mut |range, source| {
+                let (zeroes, cached, dirty) = match source {
+                    Source::Backing => (false, false, false),
+                    Source::Zeroes => (true, true, false),
+                    Source::Damaged => (false, true, true),
+                    Source::Record(location) => {
+                        let dirty = self.load_record(location).map_or(true, |record| {
+                            record.kind().is_dirty() && Epoch(record.epoch.get()) > drained
+                        });
+                        (false, true, dirty)
+                    }
+                };
+                match found.last_mut() {
+                    Some(last) if (last.zeroes, last.cached, last.dirty) == (zeroes, cached, dirty) => {
+                        last.range.end = range.end;
+                    }
+                    _ => found.push(CachedState { range, zeroes, cached, dirty }),
+                }
+            });
+        }
+        found
+    }
+}

@@ -1,0 +1,126 @@
+//! Writes, in crash order, under one hold of the lane's lock.
+
+use crate::{
+    Cache, Environment,
+    index::{Location, PARTS, blocks},
+    lane::LaneState,
+    pool::Asker,
+};
+use cbd_format::record::{Record, RecordKind, blocks_in, sum_lines};
+use cbd_types::{ByteRange, CHECKSUM_BLOCK, Durable, Result};
+use core::task::Waker;
+
+/// Whether a request was given space.
+#[derive(Debug)]
+pub enum Admission {
+    /// It is done, and durable.
+    Done(Durable),
+    /// There was no space; nothing has changed. The request's waker is on the wait list, and is called when reclaim has
+    /// made space.
+    Full,
+}
+
+impl<E: Environment> Cache<E> {
+    /// Writes `data` to `range`, which lies in one chunk and is at most an atomic unit. Durable, and recovered
+    /// whole or not at all.
+    ///
+    /// # Errors
+    /// When the cache was stopped.
+    pub fn write(&self, range: ByteRange, data: &[u8], waker: &Waker) -> Result<Admission> {
+        debug_assert_eq!(range.len(), data.len() as u64);
+        self.check_running()?;
+        // Most writes touch one or two blocks: their checksums need no kilobyte of scratch.
+        if blocks_in(range) <= 2 {
+            self.commit_data::<2>(RecordKind::Write, range, data, Asker::Client, Some(waker))
+        } else {
+            self.commit_data::<257>(RecordKind::Write, range, data, Asker::Client, Some(waker))
+        }
+    }
+
+    fn commit_data<const BLOCKS: usize>(
+        &self,
+        kind: RecordKind,
+        range: ByteRange,
+        data: &[u8],
+        asker: Asker,
+        waker: Option<&Waker>,
+    ) -> Result<Admission> {
+        let lane = self.lane(range.start);
+        let mut state = lane.state.lock();
+        lane.touch();
+        Ok(match self.commit_locked::<BLOCKS>(&mut state, kind, range, data, asker, waker) {
+            Some((durable, _)) => Admission::Done(durable),
+            None => Admission::Full,
+        })
+    }
+
+    /// The write itself, with the lane's lock held and its touched bit set. `None` when there is no space; then nothing has
+    /// changed.
+    pub(crate) fn commit_locked<const BLOCKS: usize>(
+        &self,
+        lane: &mut LaneState,
+        kind: RecordKind,
+        range: ByteRange,
+        data: &[u8],
+        asker: Asker,
+        waker: Option<&Waker>,
+    ) -> Option<(Durable, Location)> {
+        let mut sums = [0; BLOCKS];
+        let sums = &mut sums[..if self.identity.data_crc { blocks_in(range) } else { 0 }];
+        let lines = if self.identity.data_crc { sum_lines(range) } else { 0 };
+
+        // 1. Reserve everything that could fail: a slot for each line, data space, nodes of the index. The
+        //    lines that step 4 will touch are loaded while the data is copied.
+        if !self.make_room(lane, 1 + lines, range.len(), asker, waker) {
+            return None;
+        }
+        lane.index.reserve(blocks_in(range));
+        core::hint::black_box(lane.index.touch(self.identity.lanes.key(range.start)));
+        let data_offset = self.take_data(lane, range.len());
+        let segment = lane.open.as_ref()?.segment;
+        let at = self.segments[segment as usize].base + data_offset;
+
+        // 2. Copy the data, summing it in the same pass.
+        let copied = if self.identity.data_crc {
+            let first = (CHECKSUM_BLOCK - range.start % CHECKSUM_BLOCK).min(range.len());
+            self.region().store_summed(at, data, first as usize, sums)
+        } else {
+            // 3. Without checksums a torn write would not show, so the data is durable before a record can name it.
+            //    With them the fence of step 5 serves data and record.
+            let copied = self.region().store(at, data);
+            self.region().fence(copied);
+            self.region().nothing_in_flight()
+        };
+
+        // 4. Sequence number and epoch, index, record: their order is the order of commit.
+        let mut record = Record::new(kind, range);
+        record.data_offset = (data_offset as u32).into();
+        let (location, stored) = self.append(lane, record, sums);
+        self.index_range(lane, range, location);
+        if !lane.overlay.is_empty() {
+            lane.overlay.heal(range);
+        }
+        lane.cancel_fills(range);
+
+        // 5. Fence, and only then may the caller let the lane go and complete: another processor's fence does
+        //    not drain this one's buffers.
+        let durable = self.region().fence(copied.and(stored));
+        match kind {
+            RecordKind::Fill => lane.counters.filled += range.len(),
+            _ => lane.counters.written += range.len(),
+        }
+        Some((durable, location))
+    }
+
+    /// Points the blocks of `range` at the record at `location`.
+    pub(crate) fn index_range(&self, lane: &mut LaneState, range: ByteRange, location: Location) {
+        for (block, first, end) in blocks(range) {
+            let key = self.identity.lanes.key(block * CHECKSUM_BLOCK);
+            if (first, end) == (0, PARTS) {
+                lane.index.set_whole(key, location);
+            } else {
+                lane.index.set_parts(key, first, end, location);
+            }
+        }
+    }
+}

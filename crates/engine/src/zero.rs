@@ -1,0 +1,50 @@
+//! Discard and write-zeroes: a record without data, one for each lane that the range covers.
+
+use crate::{Admission, Cache, Environment, overlay::Meaning, pool::Asker};
+use cbd_format::record::{Record, RecordKind};
+use cbd_types::{ByteRange, Result};
+use core::task::Waker;
+
+/// How far a request that covers several lanes has come; it goes on there after it had to wait.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct ZeroProgress {
+    next_lane: u32,
+}
+
+impl<E: Environment> Cache<E> {
+    /// Makes `range` read as zeroes. `discard` says that the backing device may give the space back.
+    ///
+    /// On [`Admission::Full`] call again with the same `progress`.
+    ///
+    /// # Errors
+    /// When the cache was stopped.
+    pub fn zero(
+        &self,
+        range: ByteRange,
+        discard: bool,
+        progress: &mut ZeroProgress,
+        waker: &Waker,
+    ) -> Result<Admission> {
+        self.check_running()?;
+        let kind = if discard { RecordKind::Discard } else { RecordKind::WriteZeroes };
+        let mut durable = self.region().fence(self.region().nothing_in_flight());
+        for lane_id in self.identity.lanes.touched_by(range, progress.next_lane) {
+            let lane = &self.lanes[lane_id.index()];
+            let mut state = lane.state.lock();
+            lane.touch();
+            // 1. Reserve.
+            if !self.make_room(&mut state, 1, 0, Asker::Client, Some(waker)) {
+                return Ok(Admission::Full);
+            }
+            // 4. The record names the whole range; what of it belongs to the lane follows from the lane.
+            let (location, stored) = self.append(&mut state, Record::new(kind, range), &[]);
+            let ordinal = self.segments[location.segment as usize].ordinal();
+            state.overlay.insert(range, Meaning::Zeroes, (ordinal, location.slot));
+            state.cancel_fills(range);
+            // 5. Fence before the lane is let go.
+            durable = self.region().fence(stored);
+            progress.next_lane = lane_id.next().0;
+        }
+        Ok(Admission::Done(durable))
+    }
+}
