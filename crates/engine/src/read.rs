@@ -44,8 +44,7 @@ impl<E: Environment> Cache<E> {
                     Source::Record(location) => {
                         self.segments[location.segment as usize].pin();
                     }
-                    Source::Backing => {}
-                    Source::Zeroes | Source::Damaged => {}
+                    Source::Backing | Source::Zeroes | Source::Damaged => {}
                 }
                 // Nearly all reads have one piece: no allocation for them.
                 if let Some(place) = pieces.get_mut(count) {
@@ -119,10 +118,19 @@ impl<E: Environment> Cache<E> {
         match self.load_data(location, &record, piece, out) {
             Ok(()) => Ok(()),
             Err(damage) if self.is_clean(&record) => {
-                // The backing device has it: read it there and cache it anew.
+                // The backing device has it: read it there and cache it anew. A write may have come between, and it has
+                // cancelled only the fills that it found: what is not the newest any more must not be recorded.
                 self.note_healed(damage.range);
                 let mut state = self.lane(piece.start).state.lock();
-                misses.push(self.register_fill(&mut state, piece));
+                let mut is_newest = true;
+                self.look_up(&mut state, piece, &mut |_, source| {
+                    is_newest &= source == Source::Record(location)
+                });
+                let miss = self.register_fill(&mut state, piece);
+                if !is_newest {
+                    state.fills.retain(|fill| !miss.is(fill));
+                }
+                misses.push(miss);
                 Ok(())
             }
             Err(damage) => {

@@ -45,6 +45,17 @@ impl<T: SlotContent> TwoSlots<T> {
         self.content.as_ref()
     }
 
+    /// Writes back what was read: after a mere process crash it may be only in a processor's cache. In flight until the
+    /// caller fences.
+    pub(crate) fn write_back<P: Pmem>(&self, region: &Region<P>) -> InFlight {
+        if self.newest.is_none() {
+            return region.nothing_in_flight();
+        }
+        let [a, b] = self.at;
+        let length = T::SLOT_SIZE as u64;
+        region.write_back(a, length).and(region.write_back(b, length))
+    }
+
     /// Stores `content` into the older slot. In flight until the caller fences; a second store before that fence
     /// would touch the slot that is still the only durable one, so callers fence every time.
     pub(crate) fn store<P: Pmem>(&mut self, region: &Region<P>, content: T) -> InFlight {

@@ -252,6 +252,24 @@ impl<E: Environment> Transport<E> {
             segments: read_table(&region, layout.segment_table, layout.segment_count),
             open: Vec::new(),
         };
+        // A predecessor that merely died may have left what was just read in a processor's cache; nothing may be
+        // acknowledged on the strength of a row that a power cut would take back.
+        let mut relied_on = region
+            .write_back(0, PAGE)
+            .and(region.write_back(Layout::second_superblock(layout.region_size), PAGE));
+        for row in &tables.hosts {
+            relied_on = relied_on.and(row.write_back(&region));
+        }
+        for row in &tables.backends {
+            relied_on = relied_on.and(row.write_back(&region));
+        }
+        for row in &tables.blkdevs {
+            relied_on = relied_on.and(row.write_back(&region));
+        }
+        for row in &tables.segments {
+            relied_on = relied_on.and(row.write_back(&region));
+        }
+        region.fence(relied_on);
         Ok(Arc::new(Self {
             environment,
             region: Arc::new(region),

@@ -16,8 +16,8 @@ use crate::{
 use alloc::{collections::VecDeque, vec::Vec};
 use cbd_format::{Drained, Record, RecordKind};
 use cbd_types::{
-    AlignedBuffer, BackingGeometry, BackingOp, BackingQueue, ByteRange, Epoch, Error, LaneId, OpToken,
-    backing::BackingDone,
+    AlignedBuffer, BackingGeometry, BackingOp, BackingQueue, ByteRange, Epoch, Error, ErrorKind, LaneId,
+    OpToken, backing::BackingDone,
 };
 use core::ops::ControlFlow;
 use core::sync::atomic::Ordering;
@@ -134,7 +134,10 @@ impl Writeback {
             self.complete(cache, finished, now);
         }
         self.done = done;
-        let Some(batch) = &self.batch else { return self.begin(cache, now) };
+        let Some(batch) = &self.batch else {
+            // What a batch that was given up left in flight comes back first: it must not meet its successor.
+            return if queue.in_flight() > 0 { Progress::InFlight } else { self.begin(cache, now) };
+        };
         if batch.phase == Phase::Flushing {
             return if queue.in_flight() > 0 { Progress::InFlight } else { self.flush(cache, queue, now) };
         }
@@ -157,6 +160,9 @@ impl Writeback {
 
     /// Begins a batch if there is reason to.
     fn begin<E: Environment>(&mut self, cache: &Cache<E>, now: u64) -> Progress {
+        // Before the scan: what is closed now is complete, so an oldest epoch that is closed is the oldest of all. A
+        // record of an epoch that is still open may appear behind the scan's back.
+        let closed = cache.covered() - 1;
         let Some(oldest) = self.oldest_epoch(cache) else { return Progress::Nothing(None) };
         if now < self.retry_at_ms {
             return Progress::Nothing(Some(self.retry_at_ms));
@@ -165,16 +171,13 @@ impl Writeback {
         if !self.is_urgent(cache, oldest) && now < due {
             return Progress::Nothing(Some(due));
         }
-        if oldest >= cache.covered() {
-            // Only the open epoch is dirty. Closing it is always legal.
+        if oldest > closed {
+            // Only epochs that are not known to be complete are dirty. Closing the open one is always legal.
             cache.close_epoch();
-        }
-        let closed = cache.covered() - 1;
-        let consistency = cache.settings().consistency;
-        let target = if consistency == Consistency::Strict { oldest } else { closed };
-        if target > closed {
             return Progress::Busy;
         }
+        let consistency = cache.settings().consistency;
+        let target = if consistency == Consistency::Strict { oldest } else { closed };
         if target > oldest || consistency == Consistency::None {
             // 1. Before anything of a batch of several epochs is written, it is durable that the backing device alone is
             //    no crash state until the batch is through.
@@ -270,8 +273,12 @@ impl Writeback {
             });
             self.cursors[lane.index()] = cursor;
             let whole = ByteRange { start: 0, end: cache.identity.size };
+            let mut noted = true;
             for (sequence, place) in lost {
-                cache.quarantine(lane, whole, sequence, place);
+                noted &= cache.quarantine(lane, whole, sequence, place);
+            }
+            if !noted {
+                return self.give_up(cache);
             }
             if full {
                 batch.complete = false;
@@ -346,7 +353,15 @@ impl Writeback {
         buffer.resize((end - range.start) as usize);
         for (number, (piece, location, lane)) in run.iter().enumerate() {
             let out = &mut buffer[(piece.start - range.start) as usize..(piece.end - range.start) as usize];
-            let Err(damaged) = cache.load_for_writeback(*lane, *location, *piece, out) else { continue };
+            let damaged = match cache.load_for_writeback(*lane, *location, *piece, out) {
+                Ok(()) => continue,
+                Err(Some(damaged)) => damaged,
+                Err(None) => {
+                    self.buffers.push(buffer);
+                    self.give_up(cache);
+                    return None;
+                }
+            };
             // What stands before the damage is written; the damage is quarantined; the rest is looked at again.
             let pieces = &mut self.batch.as_mut()?.pieces;
             for (later, location, lane) in run[number + 1..].iter().rev() {
@@ -453,6 +468,15 @@ impl Writeback {
         }
     }
 
+    /// Damage could not be noted durably: nothing may be declared clean past it. The batch is given up and begun anew when
+    /// reclaim has had a chance to free a segment.
+    fn give_up<E: Environment>(&mut self, cache: &Cache<E>) {
+        let error = Error::new(ErrorKind::NoSpace, "no segment is free to note damaged data");
+        self.note_trouble(cache, &error, cache.environment().monotonic_ms());
+        self.batch = None;
+        self.cursors.clone_from(&self.safe);
+    }
+
     fn note_trouble<E: Environment>(&mut self, cache: &Cache<E>, error: &Error, now: u64) {
         if now >= self.retry_at_ms {
             self.retry_at_ms = now + self.retry_delay_ms;
@@ -530,25 +554,24 @@ impl<E: Environment> Cache<E> {
     }
 
     /// Loads what is to be written back, verified. Damage is quarantined, durably, and its range returned: it is not written.
+    /// `None` when it could not be quarantined.
     fn load_for_writeback(
         &self,
         lane: LaneId,
         location: Location,
         piece: ByteRange,
         out: &mut [u8],
-    ) -> Result<(), ByteRange> {
+    ) -> Result<(), Option<ByteRange>> {
         let place = self.place_of(location);
         let record = match self.load_record(location) {
             Ok(record) if record.range().contains(&piece) => record,
             _ => {
-                self.quarantine(lane, piece, 0, place);
-                return Err(piece);
+                return Err(self.quarantine(lane, piece, 0, place).then_some(piece));
             }
         };
         self.load_data(location, &record, piece, out).map_err(|damage| {
             self.note_damage(damage.range, &damage.error);
-            self.quarantine(lane, damage.range, record.sequence.get(), place);
-            damage.range
+            self.quarantine(lane, damage.range, record.sequence.get(), place).then_some(damage.range)
         })
     }
 

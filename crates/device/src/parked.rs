@@ -1,0 +1,77 @@
+//! Requests that wait, and operations on the backing device on behalf of them.
+
+use alloc::vec::Vec;
+use cbd_engine::{Miss, ZeroProgress};
+use cbd_types::{ByteRange, Error, Request};
+
+/// A request that has not completed.
+pub(crate) struct Parked {
+    pub(crate) request: Request,
+    /// Operations on the backing device that are in flight for it.
+    pub(crate) outstanding: usize,
+    /// The first thing that went wrong.
+    pub(crate) error: Option<Error>,
+    pub(crate) progress: Progress,
+}
+
+/// How far a request that changes the device has come.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Progress {
+    /// Everything up to this byte of the device is written.
+    Written(u64),
+    Zeroed(ZeroProgress),
+    /// Waits for the backing device only.
+    Reading,
+    /// Waits for the flush that its FUA asks for.
+    Forcing,
+}
+
+/// An operation in flight.
+pub(crate) struct InFlightOp {
+    /// Place of its request among the parked ones.
+    pub(crate) parked: usize,
+    pub(crate) range: ByteRange,
+    /// What of it may be cached.
+    pub(crate) misses: Vec<Miss>,
+}
+
+/// Things with numbers that are used anew.
+pub(crate) struct Slab<T> {
+    items: Vec<Option<T>>,
+    free: Vec<usize>,
+}
+
+impl<T> Default for Slab<T> {
+    fn default() -> Self {
+        Self { items: Vec::new(), free: Vec::new() }
+    }
+}
+
+impl<T> Slab<T> {
+    pub(crate) fn insert(&mut self, item: T) -> usize {
+        match self.free.pop() {
+            Some(place) => {
+                self.items[place] = Some(item);
+                place
+            }
+            None => {
+                self.items.push(Some(item));
+                self.items.len() - 1
+            }
+        }
+    }
+
+    pub(crate) fn get_mut(&mut self, place: usize) -> Option<&mut T> {
+        self.items.get_mut(place)?.as_mut()
+    }
+
+    pub(crate) fn remove(&mut self, place: usize) -> Option<T> {
+        let item = self.items.get_mut(place)?.take()?;
+        self.free.push(place);
+        Some(item)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.items.len() - self.free.len()
+    }
+}

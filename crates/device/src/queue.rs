@@ -1,0 +1,337 @@
+//! One thread's queue of requests to a blkdev.
+
+use crate::{
+    Device,
+    parked::{InFlightOp, Parked, Progress, Slab},
+};
+use alloc::{collections::VecDeque, format, sync::Arc, vec::Vec};
+use cbd_engine::{Admission, Cache, Environment, Miss, ZeroProgress};
+use cbd_types::{
+    AlignedBuffer, BackingOp, BackingQueue, ByteRange, Completion, Error, ErrorKind, OpToken, Operation,
+    Request, Result, backing::BackingDone,
+};
+use core::task::Waker;
+
+/// Neighbouring misses are read from the backing device in one operation of at most this many bytes.
+const READ_MAX: u64 = 1 << 20;
+/// Buffers kept for the next reads of the backing device.
+const SPARE_BUFFERS: usize = 16;
+
+/// A queue: owned by one thread, with a queue of its own to the backing device.
+pub struct Queue<E: Environment, Q: BackingQueue> {
+    device: Arc<Device<E>>,
+    backing: Q,
+    waker: Waker,
+    parked: Slab<Parked>,
+    ops: Slab<InFlightOp>,
+    /// Requests that wait for space, in the order in which they came.
+    waiting: VecDeque<usize>,
+    /// Data that was read for a request that is answered: cached when the answers are out.
+    fills: Vec<(Vec<Miss>, ByteRange, AlignedBuffer)>,
+    spare: Vec<AlignedBuffer>,
+    misses: Vec<Miss>,
+    finished: Vec<BackingDone>,
+}
+
+impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
+    /// A queue to `device` with `backing` as its way to the backing device. `waker` is called, from any thread, when
+    /// [`poll`](Self::poll) may bring a waiting request further.
+    pub fn new(device: Arc<Device<E>>, backing: Q, waker: Waker) -> Self {
+        Self {
+            device,
+            backing,
+            waker,
+            parked: Slab::default(),
+            ops: Slab::default(),
+            waiting: VecDeque::new(),
+            fills: Vec::new(),
+            spare: Vec::new(),
+            misses: Vec::new(),
+            finished: Vec::new(),
+        }
+    }
+
+    /// The queue to the backing device, to wait on.
+    pub const fn backing(&self) -> &Q {
+        &self.backing
+    }
+
+    /// Requests taken and not completed.
+    pub fn parked(&self) -> usize {
+        self.parked.len()
+    }
+
+    /// Takes a request. What can be done at once is in `done` when this returns.
+    pub fn submit(&mut self, request: Request, done: &mut Vec<Completion>) {
+        if let Err(error) = self.check(&request) {
+            return complete(request, Err(error), done);
+        }
+        let device = Arc::clone(&self.device);
+        match device.cache() {
+            Some(cache) => self.submit_cached(cache, request, done),
+            None => self.submit_uncached(request, done),
+        }
+    }
+
+    /// Moves parked requests forward, without waiting.
+    pub fn poll(&mut self, done: &mut Vec<Completion>) {
+        let device = Arc::clone(&self.device);
+        if let Some(cache) = device.cache() {
+            for (misses, range, buffer) in core::mem::take(&mut self.fills) {
+                for miss in misses {
+                    let at = (miss.range.start - range.start) as usize;
+                    let data = &buffer[at..at + miss.range.len() as usize];
+                    cache.complete_fill(miss, data);
+                }
+                self.keep(buffer);
+            }
+        }
+        let mut finished = core::mem::take(&mut self.finished);
+        self.backing.poll(&mut finished);
+        for op in finished.drain(..) {
+            self.op_finished(op, done);
+        }
+        self.finished = finished;
+        if let Some(cache) = device.cache() {
+            for _ in 0..self.waiting.len() {
+                let Some(place) = self.waiting.pop_front() else { break };
+                self.go_on(cache, place, done);
+            }
+        }
+        if !self.fills.is_empty() {
+            // The answers go out first; this brings the thread back.
+            self.waker.wake_by_ref();
+        }
+    }
+
+    fn check(&self, request: &Request) -> Result<()> {
+        let geometry = self.device.geometry();
+        let range = request.range;
+        let sector = u64::from(geometry.sector);
+        if range.end > geometry.size || range.start > range.end {
+            return Err(Error::new(
+                ErrorKind::OutOfRange,
+                format!("{range} reaches past the end of the device at {}", geometry.size),
+            ));
+        }
+        if !range.start.is_multiple_of(sector) || !range.end.is_multiple_of(sector) {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!("{range} is not whole sectors of {sector} bytes"),
+            ));
+        }
+        let wanted = match request.operation {
+            Operation::Read | Operation::Write => range.len(),
+            Operation::Flush | Operation::Discard | Operation::WriteZeroes => 0,
+        };
+        if request.buffer.len() as u64 != wanted {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!("a buffer of {} bytes for {range}", request.buffer.len()),
+            ));
+        }
+        Ok(())
+    }
+
+    fn submit_cached(&mut self, cache: &Arc<Cache<E>>, mut request: Request, done: &mut Vec<Completion>) {
+        let progress = match request.operation {
+            Operation::Flush => return complete(request, cache.flush(), done),
+            _ if request.range.is_empty() => return complete(request, Ok(()), done),
+            Operation::Read => return self.read(cache, request, done),
+            Operation::Write => Progress::Written(request.range.start),
+            Operation::Discard | Operation::WriteZeroes => Progress::Zeroed(ZeroProgress::default()),
+        };
+        let mut progress = progress;
+        match advance(cache, &mut request, &mut progress, &self.waker) {
+            Some(result) => complete(request, result, done),
+            None => {
+                let place = self.parked.insert(Parked { request, outstanding: 0, error: None, progress });
+                self.waiting.push_back(place);
+            }
+        }
+    }
+
+    /// A request that waited for space goes on.
+    fn go_on(&mut self, cache: &Arc<Cache<E>>, place: usize, done: &mut Vec<Completion>) {
+        let Some(parked) = self.parked.get_mut(place) else { return };
+        match advance(cache, &mut parked.request, &mut parked.progress, &self.waker) {
+            Some(result) => {
+                if let Some(parked) = self.parked.remove(place) {
+                    complete(parked.request, result, done);
+                }
+            }
+            None => self.waiting.push_back(place),
+        }
+    }
+
+    fn read(&mut self, cache: &Arc<Cache<E>>, mut request: Request, done: &mut Vec<Completion>) {
+        let mut misses = core::mem::take(&mut self.misses);
+        let start = request.range.start;
+        for piece in cache.pieces(request.range) {
+            let out = &mut request.buffer[(piece.start - start) as usize..(piece.end - start) as usize];
+            if let Err(error) = cache.read(piece, out, &mut misses) {
+                misses.drain(..).for_each(|miss| cache.cancel_fill(miss));
+                self.misses = misses;
+                return complete(request, Err(error), done);
+            }
+        }
+        if misses.is_empty() {
+            self.misses = misses;
+            return complete(request, Ok(()), done);
+        }
+        misses.sort_by_key(|miss| miss.range.start);
+        let place =
+            self.parked.insert(Parked { request, outstanding: 0, error: None, progress: Progress::Reading });
+        // Neighbours are read in one operation.
+        let mut run: Vec<Miss> = Vec::new();
+        for miss in misses.drain(..) {
+            let joins = run.first().zip(run.last()).is_some_and(|(first, last)| {
+                last.range.end == miss.range.start && miss.range.end - first.range.start <= READ_MAX
+            });
+            if !joins && !run.is_empty() {
+                self.read_backing(place, core::mem::take(&mut run));
+            }
+            run.push(miss);
+        }
+        self.read_backing(place, run);
+        self.misses = misses;
+    }
+
+    fn read_backing(&mut self, place: usize, misses: Vec<Miss>) {
+        let (Some(first), Some(last)) = (misses.first(), misses.last()) else { return };
+        let range = ByteRange { start: first.range.start, end: last.range.end };
+        // A buffer of the queue's own: no client can reach what becomes a record.
+        let mut buffer = self.spare.pop().unwrap_or_default();
+        buffer.resize(range.len() as usize);
+        self.send(place, range, misses, BackingOp::Read { offset: range.start, buffer });
+    }
+
+    fn send(&mut self, parked: usize, range: ByteRange, misses: Vec<Miss>, op: BackingOp) {
+        if let Some(parked) = self.parked.get_mut(parked) {
+            parked.outstanding += 1;
+        }
+        let token = self.ops.insert(InFlightOp { parked, range, misses });
+        self.backing.submit(OpToken(token as u64), op);
+    }
+
+    fn submit_uncached(&mut self, mut request: Request, done: &mut Vec<Completion>) {
+        let range = request.range;
+        if range.is_empty() && request.operation != Operation::Flush {
+            return complete(request, Ok(()), done);
+        }
+        let buffer = core::mem::take(&mut request.buffer);
+        let op = match request.operation {
+            Operation::Read => BackingOp::Read { offset: range.start, buffer },
+            Operation::Write => BackingOp::Write { offset: range.start, buffer },
+            Operation::Flush => BackingOp::Flush,
+            Operation::Discard if self.device.geometry().discard => BackingOp::Discard { range },
+            Operation::Discard | Operation::WriteZeroes => BackingOp::WriteZeroes { range },
+        };
+        let place =
+            self.parked.insert(Parked { request, outstanding: 0, error: None, progress: Progress::Reading });
+        self.send(place, range, Vec::new(), op);
+    }
+
+    fn op_finished(&mut self, finished: BackingDone, done: &mut Vec<Completion>) {
+        let Some(op) = self.ops.remove(finished.token.0 as usize) else { return };
+        let Some(parked) = self.parked.get_mut(op.parked) else { return };
+        parked.outstanding -= 1;
+        let is_good = finished.result.is_ok();
+        if let Err(error) = finished.result {
+            parked.error.get_or_insert(error);
+        }
+        let cache = self.device.cache();
+        match finished.op {
+            BackingOp::Read { buffer, .. } if cache.is_some() => {
+                if is_good {
+                    let start = parked.request.range.start;
+                    let at = (op.range.start - start) as usize;
+                    parked.request.buffer[at..at + buffer.len()].copy_from_slice(&buffer);
+                    self.fills.push((op.misses, op.range, buffer));
+                } else if let Some(cache) = cache {
+                    op.misses.into_iter().for_each(|miss| cache.cancel_fill(miss));
+                }
+            }
+            BackingOp::Read { buffer, .. } | BackingOp::Write { buffer, .. } => {
+                parked.request.buffer = buffer
+            }
+            BackingOp::WriteZeroes { .. } | BackingOp::Discard { .. } | BackingOp::Flush => {}
+        }
+        if parked.outstanding > 0 {
+            return;
+        }
+        let forces = cache.is_none()
+            && parked.request.fua
+            && parked.error.is_none()
+            && matches!(parked.progress, Progress::Reading)
+            && !matches!(parked.request.operation, Operation::Flush | Operation::Read);
+        if forces {
+            parked.progress = Progress::Forcing;
+            return self.send(op.parked, op.range, Vec::new(), BackingOp::Flush);
+        }
+        if let Some(parked) = self.parked.remove(op.parked) {
+            let result = parked.error.map_or(Ok(()), Err);
+            complete(parked.request, result, done);
+        }
+    }
+
+    fn keep(&mut self, buffer: AlignedBuffer) {
+        if self.spare.len() < SPARE_BUFFERS {
+            self.spare.push(buffer);
+        }
+    }
+}
+
+impl<E: Environment, Q: BackingQueue> Drop for Queue<E, Q> {
+    fn drop(&mut self) {
+        let Some(cache) = self.device.cache() else { return };
+        // The operations themselves end with the queue to the backing device.
+        for place in 0.. {
+            if self.ops.len() == 0 {
+                break;
+            }
+            if let Some(op) = self.ops.remove(place) {
+                op.misses.into_iter().for_each(|miss| cache.cancel_fill(miss));
+            }
+        }
+        for (misses, _, _) in self.fills.drain(..) {
+            misses.into_iter().for_each(|miss| cache.cancel_fill(miss));
+        }
+    }
+}
+
+/// Brings a write, a discard or zeroes as far as there is space. `None` when it has to wait; its waker is on the list.
+fn advance<E: Environment>(
+    cache: &Cache<E>,
+    request: &mut Request,
+    progress: &mut Progress,
+    waker: &Waker,
+) -> Option<Result<()>> {
+    let range = request.range;
+    match progress {
+        Progress::Written(written) => {
+            for piece in cache.pieces(ByteRange { start: *written, end: range.end }) {
+                let at = (piece.start - range.start) as usize;
+                match cache.write(piece, &request.buffer[at..at + piece.len() as usize], waker) {
+                    Ok(Admission::Done(_)) => *written = piece.end,
+                    Ok(Admission::Full) => return None,
+                    Err(error) => return Some(Err(error)),
+                }
+            }
+        }
+        Progress::Zeroed(zeroed) => {
+            let discard = request.operation == Operation::Discard;
+            match cache.zero(range, discard, zeroed, waker) {
+                Ok(Admission::Done(_)) => {}
+                Ok(Admission::Full) => return None,
+                Err(error) => return Some(Err(error)),
+            }
+        }
+        Progress::Reading | Progress::Forcing => {}
+    }
+    Some(if request.fua { cache.force_unit_access(range) } else { Ok(()) })
+}
+
+fn complete(request: Request, result: Result<()>, done: &mut Vec<Completion>) {
+    done.push(Completion { id: request.id, result, buffer: request.buffer });
+}
