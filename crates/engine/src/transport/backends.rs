@@ -1,0 +1,427 @@
+//! Backends of a transport, and how their caches get segments.
+//!
+//! In crash order a backend is made by naming its segments, then its state block, then its row: the row is the
+//! commit point, and taking the row away frees everything at once.
+
+use super::{
+    SEGMENTS_PER_LANE, Tables, Transport,
+    rows::{active_row, first_free, no_such, rows},
+};
+use crate::{
+    Cache, Environment, Settings, cache::Identity, lane::LaneMap, recovery::Opening, slots::TwoSlots,
+};
+use alloc::{format, string::String, sync::Arc, vec::Vec};
+use cbd_format::{
+    BackendEntry as BackendRow, Drained, LaneMark, LaneTail, SegmentEntry, SegmentHeader, StateShape,
+    record::bytes_of,
+    segment::STATE_MAGIC,
+    tables::{FEATURE_DATA_CRC, STATE_ACTIVE, STATE_FREE, decode_text, encode_text},
+};
+use cbd_types::{BackendId, Error, ErrorKind, HostId, LaneId, Result, SegmentId};
+
+/// What a new backend is to be.
+#[derive(Clone, Debug)]
+pub struct BackendSpec {
+    /// The host that owns it.
+    pub host: HostId,
+    /// Path of the backing device.
+    pub path: String,
+    /// What the backing device is known by besides its path.
+    pub identity: String,
+    /// Size of the backing device in bytes.
+    pub size: u64,
+    /// Its logical sector in bytes.
+    pub sector: u32,
+    /// Bytes of the cache, rounded down to whole segments; `None` for a backend without a cache.
+    pub cache_bytes: Option<u64>,
+    /// Number of lanes: the largest power of two that is at most this and leaves each lane 8 segments.
+    pub lanes_max: u32,
+    /// Queues that serve it.
+    pub handlers: u32,
+    /// Whether data is checksummed.
+    pub data_crc: bool,
+    /// Settings.
+    pub settings: Settings,
+}
+
+/// A backend as the table has it.
+#[derive(Clone, Debug)]
+pub struct BackendEntry {
+    /// Its row.
+    pub id: BackendId,
+    /// The host that owns it.
+    pub host: HostId,
+    /// Random identity.
+    pub uuid: [u8; 16],
+    /// Path of the backing device.
+    pub path: String,
+    /// What the backing device is known by besides its path.
+    pub identity: String,
+    /// Size of the backing device in bytes, as it was recorded.
+    pub size: u64,
+    /// Its logical sector in bytes.
+    pub sector: u32,
+    /// Segments of its cache, the state segment included; 0 without one.
+    pub cache_segments: u32,
+    /// Lanes of its cache.
+    pub lanes: u32,
+    /// Queues that serve it.
+    pub handlers: u32,
+    /// Whether data is checksummed.
+    pub data_crc: bool,
+    /// Settings.
+    pub settings: Settings,
+}
+
+impl<E: Environment> Transport<E> {
+    /// Makes a backend, and its cache if it has one.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NoSpace`] when the cache is larger than the free space or smaller than the smallest one, or the table is
+    /// full; [`ErrorKind::InvalidArgument`] for a spec that is out of its ranges.
+    pub fn create_backend(&self, spec: &BackendSpec) -> Result<BackendId> {
+        let settings = spec.settings.validated()?;
+        if !(512..=4096).contains(&spec.sector) || !spec.sector.is_power_of_two() {
+            return Err(Error::new(ErrorKind::InvalidArgument, format!("a sector of {} bytes", spec.sector)));
+        }
+        if spec.size == 0 || !spec.size.is_multiple_of(u64::from(spec.sector)) {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!("a backing device of {} bytes is not whole sectors of {}", spec.size, spec.sector),
+            ));
+        }
+        if !(1..=128).contains(&spec.handlers) {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!("{} handlers: 1 to 128 are possible", spec.handlers),
+            ));
+        }
+        let (path_length, path) = encode_text("path", &spec.path)?;
+        let (identity_length, identity) = encode_text("identity of the backing device", &spec.identity)?;
+        let mut tables = self.tables.lock();
+        let row = first_free(&tables.backends, |row| row.state.get(), "backend")?;
+        let plan = match spec.cache_bytes {
+            None => None,
+            Some(bytes) => Some(self.plan_cache(&tables, bytes, spec)?),
+        };
+        let cache_id = self.environment.random() | 1;
+        if let Some(plan) = &plan {
+            // 1. The segments name the cache. Without a row they are free all the same.
+            let mut stored = self.region.nothing_in_flight();
+            for segment in &plan.segments {
+                stored = stored.and(tables.segments[segment.index()].store(
+                    &self.region,
+                    SegmentEntry {
+                        backend: (row as u32).into(),
+                        reserved: 0.into(),
+                        cache_id: cache_id.into(),
+                        reserved2: [0; 32],
+                    },
+                ));
+            }
+            self.region.fence(stored);
+            // 2. The state block of an empty cache.
+            self.initialise_state(plan, cache_id);
+        }
+        // 3. The row: now the backend is there.
+        let ownership = tables.backends[row].content().map_or(1, |old| old.ownership.get() + 1);
+        let mut uuid = [0; 16];
+        uuid[..8].copy_from_slice(&self.environment.random().to_le_bytes());
+        uuid[8..].copy_from_slice(&self.environment.random().to_le_bytes());
+        let stored = tables.backends[row].store(
+            &self.region,
+            BackendRow {
+                state: STATE_ACTIVE.into(),
+                host: spec.host.0.into(),
+                ownership: ownership.into(),
+                cache_id: if plan.is_some() { cache_id } else { 0 }.into(),
+                size: spec.size.into(),
+                sector: spec.sector.into(),
+                lanes: plan.as_ref().map_or(0, |plan| plan.lanes).into(),
+                segments: plan.as_ref().map_or(0, |plan| plan.segments.len() as u32).into(),
+                state_segment: plan.as_ref().map_or(u32::MAX, |plan| plan.segments[0].0).into(),
+                handlers: spec.handlers.into(),
+                gc_percent: u32::from(settings.gc_percent).into(),
+                consistency: settings.consistency.code().into(),
+                dirty_target_percent: u32::from(settings.dirty_target_percent).into(),
+                writeback_rate: settings.writeback_rate.into(),
+                features: if spec.data_crc { FEATURE_DATA_CRC } else { 0 }.into(),
+                cache_mode: 0.into(),
+                path_length,
+                identity_length,
+                uuid,
+                created_ms: self.environment.wall_ms().into(),
+                path,
+                identity,
+                reserved: [0; 128],
+            },
+        );
+        self.region.fence(stored);
+        Ok(BackendId(row as u32))
+    }
+
+    fn plan_cache(&self, tables: &Tables<E>, bytes: u64, spec: &BackendSpec) -> Result<CachePlan> {
+        let free = tables.free_segments();
+        let size = self.layout.segment_size;
+        let wanted = bytes / size;
+        let minimum = u64::from(SEGMENTS_PER_LANE + 1);
+        if wanted < minimum {
+            return Err(Error::new(
+                ErrorKind::NoSpace,
+                format!(
+                    "a cache of {bytes} bytes is too small: at least {minimum} segments of {size} bytes, {} bytes, are needed",
+                    minimum * size
+                ),
+            ));
+        }
+        if wanted > free.len() as u64 {
+            return Err(Error::new(
+                ErrorKind::NoSpace,
+                format!(
+                    "a cache of {bytes} bytes is larger than the free space of the transport, {} bytes",
+                    free.len() as u64 * size
+                ),
+            ));
+        }
+        let segments: Vec<SegmentId> = free.into_iter().take(wanted as usize).collect();
+        let mut lanes = 1;
+        while lanes * 2 <= spec.lanes_max
+            && (segments.len() as u32 - 1) / (lanes * 2) >= SEGMENTS_PER_LANE
+            && (StateShape { lanes: lanes * 2 }).fits(size)
+        {
+            lanes *= 2;
+        }
+        let map = LaneMap { lanes };
+        if spec.size > map.device_max() {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!(
+                    "a backing device of {} bytes is too large for a cache of {lanes} lanes, which reaches {} bytes: use a larger cache",
+                    spec.size,
+                    map.device_max()
+                ),
+            ));
+        }
+        Ok(CachePlan { segments, lanes })
+    }
+
+    fn initialise_state(&self, plan: &CachePlan, cache_id: u64) {
+        let state = StateShape { lanes: plan.lanes };
+        let base = self.layout.segment_base(plan.segments[0]);
+        let absolute = |[a, b]: [u64; 2]| [base + a, base + b];
+        let header = SegmentHeader {
+            crc: 0.into(),
+            magic: STATE_MAGIC.into(),
+            cache_id: cache_id.into(),
+            segment: plan.segments[0].0.into(),
+            generation: 1.into(),
+            salt: self.environment.random().into(),
+            lane: 0.into(),
+            lanes: plan.lanes.into(),
+            ordinal: 0.into(),
+            ownership: 1.into(),
+            run: 0.into(),
+            cut: 0.into(),
+            first_sequence: 0.into(),
+            epoch: 0.into(),
+            reserved: [0; 40],
+        }
+        .sealed();
+        let copy = base + self.layout.segment_shape().header_copy();
+        let mut stored =
+            self.region.store(base, bytes_of(&header)).and(self.region.store(copy, bytes_of(&header)));
+        let mut drained = TwoSlots::<Drained>::empty(absolute(state.drained()), 0);
+        stored = stored.and(drained.clear(&self.region));
+        for lane in (0..plan.lanes).map(LaneId) {
+            let place = u64::from(lane.0);
+            let mut mark = TwoSlots::<LaneMark>::empty(absolute(state.mark(lane)), place);
+            let mut tail = TwoSlots::<LaneTail>::empty(absolute(state.tail(lane)), place);
+            stored = stored.and(mark.clear(&self.region)).and(tail.clear(&self.region));
+        }
+        self.region.fence(stored);
+        // Stale slots are gone; now the first tails.
+        let mut stored = self.region.nothing_in_flight();
+        for lane in (0..plan.lanes).map(LaneId) {
+            let mut tail = TwoSlots::<LaneTail>::empty(absolute(state.tail(lane)), u64::from(lane.0));
+            stored =
+                stored.and(tail.store(
+                    &self.region,
+                    LaneTail { ordinal: 1.into(), ownership: 1.into(), reserved: [0; 32] },
+                ));
+        }
+        stored = stored.and(drained.store(
+            &self.region,
+            Drained {
+                epoch: 0.into(),
+                void_until: 0.into(),
+                wall_ms: self.environment.wall_ms().into(),
+                ownership: 1.into(),
+                reserved: [0; 16],
+            },
+        ));
+        self.region.fence(stored);
+    }
+
+    /// All backends.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Damaged`] for a row whose checksum is right and whose content is not.
+    pub fn backends(&self) -> Result<Vec<BackendEntry>> {
+        let tables = self.tables.lock();
+        rows(&tables.backends, |row| row.state.get()).map(|(id, row)| backend_entry(id, row)).collect()
+    }
+
+    /// One backend.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`], or [`ErrorKind::Damaged`] as in [`backends`](Self::backends).
+    pub fn backend(&self, id: BackendId) -> Result<BackendEntry> {
+        let mut tables = self.tables.lock();
+        let row = active_row(&mut tables.backends, id.index(), |row| row.state.get(), "backend")?;
+        row.content().map_or_else(|| Err(no_such("backend", id.index())), |row| backend_entry(id.0, row))
+    }
+
+    /// Keeps settings for the next start; a cache that is open is changed by
+    /// [`Cache::set_settings`].
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`], or [`ErrorKind::InvalidArgument`] for a value out of its range.
+    pub fn update_settings(&self, id: BackendId, settings: Settings) -> Result<()> {
+        let settings = settings.validated()?;
+        self.update_backend(id, |row| {
+            row.gc_percent = u32::from(settings.gc_percent).into();
+            row.consistency = settings.consistency.code().into();
+            row.dirty_target_percent = u32::from(settings.dirty_target_percent).into();
+            row.writeback_rate = settings.writeback_rate.into();
+        })
+    }
+
+    /// Removes a backend; its segments are free. What its cache holds is dropped: the caller has drained it, or means to.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`], or [`ErrorKind::Busy`] while its cache is open or a blkdev stands on it.
+    pub fn remove_backend(&self, id: BackendId) -> Result<()> {
+        if let Some(blkdev) = self.blkdevs().iter().find(|blkdev| blkdev.backend == id) {
+            return Err(Error::new(
+                ErrorKind::Busy,
+                format!("blkdev {} stands on backend {id}: stop it first", blkdev.id),
+            ));
+        }
+        if self.tables.lock().open.iter().any(|(open, cache)| *open == id && cache.strong_count() > 0) {
+            return Err(Error::new(ErrorKind::Busy, format!("the cache of backend {id} is open")));
+        }
+        self.update_backend(id, |row| row.state = STATE_FREE.into())
+    }
+
+    fn update_backend(&self, id: BackendId, change: impl FnOnce(&mut BackendRow)) -> Result<()> {
+        let mut tables = self.tables.lock();
+        let row = active_row(&mut tables.backends, id.index(), |row| row.state.get(), "backend")?;
+        let Some(mut content) = row.content().copied() else { return Err(no_such("backend", id.index())) };
+        change(&mut content);
+        let stored = row.store(&self.region, content);
+        self.region.fence(stored);
+        Ok(())
+    }
+
+    /// Opens the cache of a backend and recovers what its log holds.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`], [`ErrorKind::InvalidArgument`] for a backend without a cache, [`ErrorKind::Busy`] when it is open,
+    /// [`ErrorKind::Damaged`] when the row contradicts the region.
+    pub fn open_cache(&self, id: BackendId) -> Result<Arc<Cache<E>>> {
+        let entry = self.backend(id)?;
+        let mut tables = self.tables.lock();
+        tables.open.retain(|(_, cache)| cache.strong_count() > 0);
+        if tables.open.iter().any(|(open, _)| *open == id) {
+            return Err(Error::new(ErrorKind::Busy, format!("the cache of backend {id} is open already")));
+        }
+        let Some(row) = tables.backends[id.index()].content().copied() else {
+            return Err(no_such("backend", id.index()));
+        };
+        if row.cache_id.get() == 0 {
+            return Err(Error::new(ErrorKind::InvalidArgument, format!("backend {id} has no cache")));
+        }
+        let damaged = |what: &str| Error::new(ErrorKind::Damaged, format!("backend {id}: {what}"));
+        let lanes = LaneMap { lanes: row.lanes.get() };
+        let state_segment = SegmentId(row.state_segment.get());
+        if !row.lanes.get().is_power_of_two()
+            || !(StateShape { lanes: row.lanes.get() }).fits(self.layout.segment_size)
+            || entry.size > lanes.device_max()
+        {
+            return Err(damaged("the number of lanes is impossible"));
+        }
+        let mut segments = tables.segments_of(id, row.cache_id.get());
+        let Some(state_at) = segments.iter().position(|segment| *segment == state_segment) else {
+            return Err(damaged("its state segment does not belong to it"));
+        };
+        segments.remove(state_at);
+        let cache = Cache::recover(Opening {
+            environment: Arc::clone(&self.environment),
+            region: Arc::clone(&self.region),
+            layout: self.layout,
+            identity: Identity {
+                backend: id,
+                cache_id: row.cache_id.get(),
+                ownership: row.ownership.get(),
+                lanes,
+                size: entry.size,
+                sector: entry.sector,
+                data_crc: entry.data_crc,
+                state_base: self.layout.segment_base(state_segment),
+            },
+            segments,
+            settings: entry.settings,
+        })?;
+        let cache = Arc::new(cache);
+        tables.open.push((id, Arc::downgrade(&cache)));
+        Ok(cache)
+    }
+}
+
+struct CachePlan {
+    /// The state segment first.
+    segments: Vec<SegmentId>,
+    lanes: u32,
+}
+
+fn backend_entry(id: u32, row: &BackendRow) -> Result<BackendEntry> {
+    let damaged =
+        |what: &str| Error::new(ErrorKind::Damaged, format!("backend {id}: its {what} is impossible"));
+    let percent = |value: u32, what| u8::try_from(value).map_err(|_| damaged(what));
+    let settings = Settings {
+        gc_percent: percent(row.gc_percent.get(), "gc_percent")?,
+        consistency: crate::Consistency::from_code(row.consistency.get())
+            .ok_or_else(|| damaged("consistency"))?,
+        writeback_rate: row.writeback_rate.get(),
+        dirty_target_percent: percent(row.dirty_target_percent.get(), "dirty_target_percent")?,
+    }
+    .validated()
+    .map_err(|_| damaged("setting"))?;
+    let sector = row.sector.get();
+    if !(512..=4096).contains(&sector)
+        || !sector.is_power_of_two()
+        || !row.size.get().is_multiple_of(u64::from(sector))
+    {
+        return Err(damaged("sector"));
+    }
+    if row.cache_mode.get() != 0 {
+        return Err(Error::new(
+            ErrorKind::Unsupported,
+            format!("backend {id} has cache mode {}, which this program does not know", row.cache_mode),
+        ));
+    }
+    Ok(BackendEntry {
+        id: BackendId(id),
+        host: HostId(row.host.get()),
+        uuid: row.uuid,
+        path: decode_text("path", row.path_length, &row.path)?,
+        identity: decode_text("identity", row.identity_length, &row.identity)?,
+        size: row.size.get(),
+        sector,
+        cache_segments: row.segments.get(),
+        lanes: row.lanes.get(),
+        handlers: row.handlers.get(),
+        data_crc: row.features.get() & FEATURE_DATA_CRC != 0,
+        settings,
+    })
+}

@@ -1,0 +1,107 @@
+//! Blkdevs of a transport.
+
+use super::{
+    Transport,
+    rows::{active_row, first_free, no_such, rows},
+};
+use crate::{Environment, slots::TwoSlots};
+use alloc::{format, string::String, vec::Vec};
+use cbd_format::{
+    BlkdevEntry as BlkdevRow,
+    tables::{STATE_ACTIVE, STATE_FREE, decode_text, encode_text},
+};
+use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, HostId, Result};
+
+/// What a new blkdev is to be.
+#[derive(Clone, Debug)]
+pub struct BlkdevSpec {
+    /// The backend it stands on.
+    pub backend: BackendId,
+    /// The host that serves it.
+    pub host: HostId,
+    /// How it is reached, as the user asked for it.
+    pub export: String,
+}
+
+/// A blkdev as the table has it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct BlkdevEntry {
+    /// Its row.
+    pub id: BlkdevId,
+    /// The backend it stands on.
+    pub backend: BackendId,
+    /// The host that serves it.
+    pub host: HostId,
+    /// How it is reached.
+    pub export: String,
+}
+
+impl<E: Environment> Transport<E> {
+    /// Makes a blkdev on a backend.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`] for the backend, [`ErrorKind::Busy`] when one stands on it, [`ErrorKind::NoSpace`] when the
+    /// table is full.
+    pub fn create_blkdev(&self, spec: &BlkdevSpec) -> Result<BlkdevId> {
+        self.backend(spec.backend)?;
+        if let Some(blkdev) = self.blkdevs().iter().find(|blkdev| blkdev.backend == spec.backend) {
+            return Err(Error::new(
+                ErrorKind::Busy,
+                format!("blkdev {} stands on backend {} already", blkdev.id, spec.backend),
+            ));
+        }
+        let (export_length, export) = encode_text("export", &spec.export)?;
+        let mut tables = self.tables.lock();
+        let backend_uuid =
+            tables.backends[spec.backend.index()].content().map_or([0; 16], |backend| backend.uuid);
+        let row = first_free(&tables.blkdevs, |row| row.state.get(), "blkdev")?;
+        let ownership = tables.blkdevs[row].content().map_or(1, |old| old.ownership.get() + 1);
+        let stored = tables.blkdevs[row].store(
+            &self.region,
+            BlkdevRow {
+                state: STATE_ACTIVE.into(),
+                host: spec.host.0.into(),
+                backend: spec.backend.0.into(),
+                export_length,
+                ownership: ownership.into(),
+                backend_uuid,
+                export,
+                reserved: [0; 200],
+            },
+        );
+        self.region.fence(stored);
+        Ok(BlkdevId(row as u32))
+    }
+
+    /// All blkdevs whose backend is still the one they were made on.
+    pub fn blkdevs(&self) -> Vec<BlkdevEntry> {
+        let tables = self.tables.lock();
+        rows(&tables.blkdevs, |row| row.state.get())
+            .filter(|(_, row)| {
+                tables.backends.get(row.backend.get() as usize).and_then(TwoSlots::content).is_some_and(
+                    |backend| backend.state.get() == STATE_ACTIVE && backend.uuid == row.backend_uuid,
+                )
+            })
+            .map(|(id, row)| BlkdevEntry {
+                id: BlkdevId(id),
+                backend: BackendId(row.backend.get()),
+                host: HostId(row.host.get()),
+                export: decode_text("export", row.export_length, &row.export).unwrap_or_default(),
+            })
+            .collect()
+    }
+
+    /// Removes a blkdev.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`].
+    pub fn remove_blkdev(&self, id: BlkdevId) -> Result<()> {
+        let mut tables = self.tables.lock();
+        let row = active_row(&mut tables.blkdevs, id.index(), |row| row.state.get(), "blkdev")?;
+        let Some(mut content) = row.content().copied() else { return Err(no_such("blkdev", id.index())) };
+        content.state = STATE_FREE.into();
+        let stored = row.store(&self.region, content);
+        self.region.fence(stored);
+        Ok(())
+    }
+}

@@ -1,0 +1,120 @@
+//! Hosts of a transport.
+
+use super::{
+    Transport,
+    rows::{active_row, first_free, is_active, rows},
+};
+use crate::Environment;
+use alloc::{format, string::String, vec::Vec};
+use cbd_format::{
+    HostEntry as HostRow,
+    tables::{STATE_ACTIVE, STATE_FREE, decode_text, encode_text},
+};
+use cbd_types::{Error, ErrorKind, HostId, Result};
+
+/// A host as the table has it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct HostEntry {
+    /// Its row.
+    pub id: HostId,
+    /// Its name.
+    pub name: String,
+}
+
+impl<E: Environment> Transport<E> {
+    /// Registers a host: takes the row that has its name, the row `wanted`, or the first free one.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] for a name that does not fit or a row that does not exist, [`ErrorKind::Busy`] when the row
+    /// has another name, [`ErrorKind::NoSpace`] when the table is full.
+    pub fn register_host(&self, name: &str, wanted: Option<HostId>) -> Result<HostId> {
+        if name.is_empty() || name.chars().any(|c| c.is_control() || c == '/') {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!(
+                    "'{}' is no host name: it must not be empty and hold no '/' or control character",
+                    name.escape_default()
+                ),
+            ));
+        }
+        let (name_length, name_field) = encode_text("host name", name)?;
+        let mut tables = self.tables.lock();
+        let named = tables.hosts.iter().position(|row| {
+            row.content().is_some_and(|row| {
+                row.state.get() == STATE_ACTIVE
+                    && decode_text("host name", row.name_length, &row.name).is_ok_and(|known| known == name)
+            })
+        });
+        let row = match (wanted, named) {
+            (Some(wanted), _) if wanted.index() >= tables.hosts.len() => {
+                return Err(Error::new(
+                    ErrorKind::InvalidArgument,
+                    format!("host id {wanted} is out of range: the table has {} rows", tables.hosts.len()),
+                ));
+            }
+            (Some(wanted), Some(named)) if wanted.index() != named => {
+                return Err(Error::new(
+                    ErrorKind::AlreadyExists,
+                    format!("host '{name}' is registered with id {named}"),
+                ));
+            }
+            (_, Some(named)) => return Ok(HostId(named as u32)),
+            (Some(wanted), None) => {
+                if is_active(tables.hosts[wanted.index()].content(), |row| row.state.get()) {
+                    return Err(Error::new(
+                        ErrorKind::Busy,
+                        format!("host id {wanted} belongs to another host"),
+                    ));
+                }
+                wanted.index()
+            }
+            (None, None) => first_free(&tables.hosts, |row| row.state.get(), "host")?,
+        };
+        let ownership = tables.hosts[row].content().map_or(1, |old| old.ownership.get() + 1);
+        let stored = tables.hosts[row].store(
+            &self.region,
+            HostRow {
+                state: STATE_ACTIVE.into(),
+                name_length,
+                ownership: ownership.into(),
+                name: name_field,
+                registered_ms: self.environment.wall_ms().into(),
+                reserved: [0; 152],
+            },
+        );
+        self.region.fence(stored);
+        Ok(HostId(row as u32))
+    }
+
+    /// Removes a host.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`], or [`ErrorKind::Busy`] while backends or blkdevs belong to it.
+    pub fn unregister_host(&self, host: HostId) -> Result<()> {
+        if let Some(backend) = self.backends()?.iter().find(|backend| backend.host == host) {
+            return Err(Error::new(
+                ErrorKind::Busy,
+                format!("host {host} still has backend {}: stop it first", backend.id),
+            ));
+        }
+        let mut tables = self.tables.lock();
+        let row = active_row(&mut tables.hosts, host.index(), |row| row.state.get(), "host")?;
+        let Some(mut content) = row.content().copied() else { return Ok(()) };
+        content.state = STATE_FREE.into();
+        let stored = row.store(&self.region, content);
+        self.region.fence(stored);
+        Ok(())
+    }
+
+    /// All hosts.
+    pub fn hosts(&self) -> Vec<HostEntry> {
+        let tables = self.tables.lock();
+        rows(&tables.hosts, |row| row.state.get())
+            .map(|(id, row)| HostEntry {
+                id: HostId(id),
+                // A name that is damaged is no reason to hide the host.
+                name: decode_text("host name", row.name_length, &row.name).unwrap_or_default(),
+            })
+            .collect()
+    }
+}

@@ -1,0 +1,288 @@
+//! A transport: the superblock and the tables of a region, and how backends get their segments.
+//!
+//! Always true here: a backend's row is the commit point. Segments name the cache that they were given to, and count only
+//! while a row names the same cache; so a crash while a backend is made or removed leaves free segments, never
+//! a half one.
+
+mod backends;
+mod blkdevs;
+mod hosts;
+mod rows;
+
+pub use backends::{BackendEntry, BackendSpec};
+pub use blkdevs::{BlkdevEntry, BlkdevSpec};
+pub use hosts::HostEntry;
+
+use crate::{Cache, Environment, Mutex, slots::TwoSlots};
+use alloc::{
+    format,
+    sync::{Arc, Weak},
+    vec,
+    vec::Vec,
+};
+use cbd_format::{
+    BackendEntry as BackendRow, BlkdevEntry as BlkdevRow, HostEntry as HostRow, Layout, PAGE, SegmentEntry,
+    SlotContent, Superblock, record::bytes_of, superblock::MAGIC, tables::STATE_ACTIVE,
+};
+use cbd_types::{BackendId, Error, ErrorKind, Pmem, Region, Result, SegmentId};
+
+/// Segments that each lane is to have at least.
+const SEGMENTS_PER_LANE: u32 = 8;
+
+/// How a region is formatted.
+#[derive(Clone, Copy, Debug)]
+pub struct FormatOptions {
+    /// Bytes of a segment; chosen by the region's size if `None`.
+    pub segment_size: Option<u64>,
+    /// Format even if the region holds a transport or other data.
+    pub force: bool,
+    /// Rows of the host table.
+    pub host_rows: u32,
+    /// Rows of the backend table.
+    pub backend_rows: u32,
+    /// Rows of the blkdev table.
+    pub blkdev_rows: u32,
+}
+
+impl Default for FormatOptions {
+    fn default() -> Self {
+        Self { segment_size: None, force: false, host_rows: 16, backend_rows: 64, blkdev_rows: 64 }
+    }
+}
+
+/// What a transport is.
+#[derive(Clone, Debug)]
+pub struct TransportInfo {
+    /// First eight bytes of the region as a number.
+    pub magic: u64,
+    /// Format version on media.
+    pub version: u32,
+    /// Compatible, read-only compatible and incompatible feature bits.
+    pub features: [u64; 3],
+    /// Random identity.
+    pub uuid: [u8; 16],
+    /// When it was formatted, in milliseconds since 1970 UTC.
+    pub created_ms: u64,
+    /// Where everything lies.
+    pub layout: Layout,
+    /// Bytes of a row's slot in the host, backend, blkdev and segment tables.
+    pub bytes_per_row: [u32; 4],
+    /// Segments that belong to nobody.
+    pub free_segments: u32,
+}
+
+struct Tables<E: Environment> {
+    hosts: Vec<TwoSlots<HostRow>>,
+    backends: Vec<TwoSlots<BackendRow>>,
+    blkdevs: Vec<TwoSlots<BlkdevRow>>,
+    segments: Vec<TwoSlots<SegmentEntry>>,
+    open: Vec<(BackendId, Weak<Cache<E>>)>,
+}
+
+/// A region with its tables.
+pub struct Transport<E: Environment> {
+    environment: Arc<E>,
+    region: Arc<Region<E::Memory>>,
+    superblock: Superblock,
+    layout: Layout,
+    tables: Mutex<E, Tables<E>>,
+}
+
+impl<E: Environment> Transport<E> {
+    /// Makes a transport of a region.
+    ///
+    /// # Errors
+    /// [`ErrorKind::AlreadyExists`] when it holds one, [`ErrorKind::Foreign`] when it holds other data, both unless
+    /// `force`; [`ErrorKind::NoSpace`] when it is too small for one cache.
+    pub fn format(
+        environment: Arc<E>,
+        region: Region<E::Memory>,
+        options: &FormatOptions,
+    ) -> Result<Arc<Self>> {
+        let size = region.size();
+        let segment_size = options.segment_size.unwrap_or_else(|| Layout::default_segment_size(size));
+        let layout =
+            Layout::new(size, segment_size, options.host_rows, options.backend_rows, options.blkdev_rows)?;
+        let minimum = SEGMENTS_PER_LANE + 1;
+        if layout.segment_count < minimum {
+            return Err(Error::new(
+                ErrorKind::NoSpace,
+                format!(
+                    "a region of {size} bytes holds {} segments of {segment_size}; the smallest cache needs {minimum}: \
+                     use a larger region or smaller segments",
+                    layout.segment_count
+                ),
+            ));
+        }
+        if !options.force {
+            refuse_used(&region)?;
+        }
+        // 1. No superblock: from here on a crash leaves no transport.
+        let second = Layout::second_superblock(layout.region_size);
+        let nothing = vec![0; PAGE as usize];
+        let stored = region.store(0, &nothing).and(region.store(second, &nothing));
+        region.fence(stored);
+        // 2. Empty tables.
+        let mut stored = region.nothing_in_flight();
+        let blank = vec![0; 64 * PAGE as usize];
+        let mut at = layout.host_area;
+        while at < layout.segment_area {
+            let length = blank.len().min((layout.segment_area - at) as usize);
+            stored = stored.and(region.store(at, &blank[..length]));
+            at += length as u64;
+        }
+        region.fence(stored);
+        // 3. Both superblocks: the transport is there.
+        let mut uuid = [0; 16];
+        uuid[..8].copy_from_slice(&environment.random().to_le_bytes());
+        uuid[8..].copy_from_slice(&environment.random().to_le_bytes());
+        let superblock = Superblock::new(&layout, uuid, environment.wall_ms());
+        let stored = region.store(0, bytes_of(&superblock)).and(region.store(second, bytes_of(&superblock)));
+        region.fence(stored);
+        Self::open(environment, region)
+    }
+
+    /// Opens the transport of a region.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Foreign`], [`ErrorKind::Damaged`] or [`ErrorKind::Unsupported`] with what is wrong with both superblocks.
+    pub fn open(environment: Arc<E>, region: Region<E::Memory>) -> Result<Arc<Self>> {
+        let size = region.size();
+        let (superblock, layout) = read_superblock(&region, 0).or_else(|first| {
+            if size < 2 * PAGE {
+                return Err(first);
+            }
+            read_superblock(&region, Layout::second_superblock(size)).map_err(|second| {
+                // Where one copy is ours, what is wrong with it says more than "foreign".
+                if first.kind() == ErrorKind::Foreign { second } else { first }
+            })
+        })?;
+        if superblock.region_size.get() > size {
+            return Err(Error::new(ErrorKind::Damaged, "the region is shorter than its transport"));
+        }
+        let tables = Tables {
+            hosts: read_table(&region, layout.host_area, layout.host_rows),
+            backends: read_table(&region, layout.backend_area, layout.backend_rows),
+            blkdevs: read_table(&region, layout.blkdev_area, layout.blkdev_rows),
+            segments: read_table(&region, layout.segment_table, layout.segment_count),
+            open: Vec::new(),
+        };
+        // A predecessor that merely died may have left what was just read in a processor's cache; nothing may be
+        // acknowledged on the strength of a row that a power cut would take back.
+        let mut relied_on = region
+            .write_back(0, PAGE)
+            .and(region.write_back(Layout::second_superblock(layout.region_size), PAGE));
+        for row in &tables.hosts {
+            relied_on = relied_on.and(row.write_back(&region));
+        }
+        for row in &tables.backends {
+            relied_on = relied_on.and(row.write_back(&region));
+        }
+        for row in &tables.blkdevs {
+            relied_on = relied_on.and(row.write_back(&region));
+        }
+        for row in &tables.segments {
+            relied_on = relied_on.and(row.write_back(&region));
+        }
+        region.fence(relied_on);
+        Ok(Arc::new(Self {
+            environment,
+            region: Arc::new(region),
+            superblock,
+            layout,
+            tables: Mutex::<E, _>::new(tables),
+        }))
+    }
+
+    /// The region.
+    pub fn region(&self) -> &Region<E::Memory> {
+        &self.region
+    }
+
+    /// What the transport is.
+    pub fn info(&self) -> TransportInfo {
+        let tables = self.tables.lock();
+        TransportInfo {
+            magic: MAGIC,
+            version: self.superblock.version.get(),
+            features: [
+                self.superblock.compatible.get(),
+                self.superblock.read_only_compatible.get(),
+                self.superblock.incompatible.get(),
+            ],
+            uuid: self.superblock.uuid,
+            created_ms: self.superblock.created_ms.get(),
+            layout: self.layout,
+            bytes_per_row: [
+                HostRow::SLOT_SIZE as u32,
+                BackendRow::SLOT_SIZE as u32,
+                BlkdevRow::SLOT_SIZE as u32,
+                SegmentEntry::SLOT_SIZE as u32,
+            ],
+            free_segments: tables.free_segments().len() as u32,
+        }
+    }
+}
+
+impl<E: Environment> Tables<E> {
+    /// The owner of a segment, if its row and the backend's agree.
+    fn owner(&self, segment: usize) -> Option<BackendId> {
+        let entry = self.segments[segment].content()?;
+        let backend = entry.backend.get();
+        let row = self.backends.get(backend as usize)?.content()?;
+        (row.state.get() == STATE_ACTIVE && row.cache_id.get() != 0 && row.cache_id == entry.cache_id)
+            .then_some(BackendId(backend))
+    }
+
+    fn free_segments(&self) -> Vec<SegmentId> {
+        let segments = 0..self.segments.len();
+        segments
+            .filter(|segment| self.owner(*segment).is_none())
+            .map(|segment| SegmentId(segment as u32))
+            .collect()
+    }
+
+    fn segments_of(&self, backend: BackendId, cache_id: u64) -> Vec<SegmentId> {
+        let segments = 0..self.segments.len();
+        segments
+            .filter(|segment| {
+                self.owner(*segment) == Some(backend)
+                    && self.segments[*segment].content().is_some_and(|entry| entry.cache_id.get() == cache_id)
+            })
+            .map(|segment| SegmentId(segment as u32))
+            .collect()
+    }
+}
+
+fn read_superblock<P: Pmem>(region: &Region<P>, at: u64) -> Result<(Superblock, Layout)> {
+    let mut bytes = [0; size_of::<Superblock>()];
+    region.load(at, &mut bytes)?;
+    Superblock::decode(&bytes)
+        .ok_or_else(|| Error::new(ErrorKind::Foreign, "the region is too small for a superblock"))?
+        .verify(region.size())
+}
+
+/// A region that holds anything is formatted only by force.
+fn refuse_used<P: Pmem>(region: &Region<P>) -> Result<()> {
+    let mut page = vec![0; PAGE as usize];
+    for at in [0, Layout::second_superblock(region.size())] {
+        region.load(at, &mut page)?;
+        if Superblock::decode(&page).is_some_and(|block| block.is_ours()) {
+            return Err(Error::new(
+                ErrorKind::AlreadyExists,
+                "the region holds a CBD transport; to destroy it and all data in it, format with --force",
+            ));
+        }
+        if at == 0 && page.iter().any(|byte| *byte != 0) {
+            return Err(Error::new(
+                ErrorKind::Foreign,
+                "the region holds data that is not CBD's; to destroy it, format with --force",
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn read_table<P: Pmem, T: SlotContent>(region: &Region<P>, area: u64, rows: u32) -> Vec<TwoSlots<T>> {
+    (0..rows).map(|row| TwoSlots::read(region, Layout::slots::<T>(area, rows, row), u64::from(row))).collect()
+}
