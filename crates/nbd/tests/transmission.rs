@@ -292,8 +292,12 @@ fn a_server_without_room_or_with_an_impossible_name_is_refused() {
 #[test]
 fn stop_completes_what_is_in_flight_and_closes() {
     in_time(|| {
-        let memory = memory(MIB);
-        let device = Slow::over(Arc::clone(&memory), |_| Some(Duration::from_millis(300)));
+        let parked = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&parked);
+        let device = Slow::over(memory(MIB), move |_| {
+            count.fetch_add(1, Ordering::SeqCst);
+            Some(Duration::from_millis(300))
+        });
         let served = serve(device);
         let mut client = Client::connect(&served.listen).expect("a client");
         let mut idle = Client::connect(&served.listen).expect("a client");
@@ -302,7 +306,9 @@ fn stop_completes_what_is_in_flight_and_closes() {
                 Command::Write { offset: number * 4096, data: &[number as u8 + 1; 4096], fua: false };
             client.submit(command).expect("submitted");
         }
-        std::thread::sleep(Duration::from_millis(100));
+        while parked.load(Ordering::SeqCst) < 8 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         let began = Instant::now();
         served.server.stop().expect("stopped");
         assert!(began.elapsed() < Duration::from_secs(3));

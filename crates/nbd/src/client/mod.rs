@@ -3,8 +3,8 @@
 //! [`Client::read`] and its like wait for their reply. [`Client::submit`] does not: up to any depth, and
 //! [`Client::complete`] gives the next reply, in the order in which the server sends them.
 //!
-//! Always true here: a reply that answers nothing, or with other bytes than asked for, breaks the connection and is
-//! never taken for data; after that every call fails, and [`Client::outstanding`] says what was never answered.
+//! Always true here: a reply that answers nothing, or with bytes outside of what was asked for, breaks the connection;
+//! after that every call fails, and [`Client::outstanding`] says what was never answered.
 
 mod handshake;
 mod request;

@@ -110,11 +110,11 @@ pub struct BlockStatus {
 /// A request that was answered.
 #[derive(Debug)]
 pub struct Completed {
-    /// What [`Client::submit`] returned for it.
+    /// What [`Client::submit`](super::Client::submit) returned for it.
     pub cookie: u64,
     /// How it ended.
     pub result: Result<()>,
-    /// What was read; empty for other commands and after an error. [`Client::recycle`] takes it back.
+    /// What was read; empty for other commands and after an error. [`Client::recycle`](super::Client::recycle) takes it back.
     pub data: Vec<u8>,
     /// What is known of the range, of block status.
     pub status: Vec<BlockStatus>,
