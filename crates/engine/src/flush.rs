@@ -39,7 +39,7 @@ impl<E: Environment> Cache<E> {
     pub fn flush(&self) -> Result<()> {
         self.check_running()?;
         self.close_epoch();
-        Ok(())
+        self.region().check_stores()
     }
 
     /// A flush without the question whether the cache runs. Returns the epoch that it closed.
@@ -104,7 +104,7 @@ impl<E: Environment> Cache<E> {
             self.identity.lanes.touched_by(range, 0).for_each(mark);
         }
         self.region().fence(stored);
-        Ok(())
+        self.region().check_stores()
     }
 
     fn store_mark(&self, pass: &mut Pass, lane: usize, last: u64, epoch: u64) -> cbd_types::InFlight {

@@ -60,6 +60,10 @@ impl<E: Environment, Q: BackingQueue> Maintainer<E, Q> {
     /// Does what there is to do, in bounded time and without waiting.
     pub fn step(&mut self) -> Step {
         let cache = &*self.cache;
+        if cache.region().check_stores().is_err() {
+            // Nothing that is stored now can be relied on, a new tail or drained least of all.
+            return Step::Idle { until_ms: None };
+        }
         let mut reclaimed = false;
         for _ in 0..RECLAIM_PER_STEP {
             if !self.reclaim.step(cache) {

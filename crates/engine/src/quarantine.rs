@@ -9,6 +9,7 @@ use crate::{
     lane::LaneState,
     overlay::{Meaning, Place},
     pool::Asker,
+    read::Source,
 };
 use alloc::{string::String, vec, vec::Vec};
 use cbd_format::record::{Record, RecordKind};
@@ -24,22 +25,41 @@ const LISTED_MAX: usize = 1024;
 /// What reads and writeback found.
 #[derive(Default)]
 pub(crate) struct DamageLog {
-    pub(crate) listed: Vec<(ByteRange, String)>,
+    /// Damage that reads have met, with the record that held it.
+    pub(crate) listed: Vec<(ByteRange, Location, String)>,
     pub(crate) found: u64,
     pub(crate) healed: u64,
 }
 
 impl<E: Environment> Cache<E> {
     /// A read found damage and failed.
-    pub(crate) fn note_damage(&self, range: ByteRange, error: &Error) {
+    pub(crate) fn note_damage(&self, range: ByteRange, location: Location, error: &Error) {
         let mut log = self.damage.lock();
-        if log.listed.iter().any(|(known, _)| *known == range) {
+        if log.listed.iter().any(|(known, at, _)| *known == range && *at == location) {
             return;
         }
         log.found += 1;
         if log.listed.len() < LISTED_MAX {
-            log.listed.push((range, error.line()));
+            log.listed.push((range, location, error.line()));
         }
+    }
+
+    /// The damage that reads have met and that nothing has replaced since.
+    pub(crate) fn damage_met(&self) -> Vec<(ByteRange, String)> {
+        let mut listed = core::mem::take(&mut self.damage.lock().listed);
+        listed.retain(|(range, location, _)| {
+            range.split_at_multiples(CHUNK).any(|piece| {
+                let mut is_there = false;
+                let mut state = self.lane(piece.start).state.lock();
+                self.look_up(&mut state, piece, &mut |_, source| {
+                    is_there |= source == Source::Record(*location)
+                });
+                is_there
+            })
+        });
+        let met = listed.iter().map(|(range, _, reason)| (*range, reason.clone())).collect();
+        self.damage.lock().listed.append(&mut listed);
+        met
     }
 
     /// A read found damage and took the data from the backing device.

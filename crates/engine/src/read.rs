@@ -105,14 +105,14 @@ impl<E: Environment> Cache<E> {
             Ok(record) => record,
             // Whether it was clean went with the record; the segment may still say so.
             Err(error) => {
-                self.note_damage(piece, &error);
+                self.note_damage(piece, location, &error);
                 return Err(error);
             }
         };
         if !record.range().contains(&piece) {
             let error =
                 Error::new(ErrorKind::Damaged, format!("the index and the log disagree about {piece}"));
-            self.note_damage(piece, &error);
+            self.note_damage(piece, location, &error);
             return Err(error);
         }
         match self.load_data(location, &record, piece, out) {
@@ -134,7 +134,7 @@ impl<E: Environment> Cache<E> {
                 Ok(())
             }
             Err(damage) => {
-                self.note_damage(damage.range, &damage.error);
+                self.note_damage(damage.range, location, &damage.error);
                 Err(damage.error)
             }
         }

@@ -80,6 +80,8 @@ pub struct CacheStatus {
     pub backing_trouble: Option<BackingTrouble>,
     /// Whether a request waits for space.
     pub writers_waiting: bool,
+    /// Why the region takes no more writes, if so.
+    pub region_failed: Option<String>,
 }
 
 /// What is known of a run of bytes, for block status.
@@ -122,13 +124,13 @@ impl<E: Environment> Cache<E> {
                 }
             }
         }
+        for (range, reason) in self.damage_met() {
+            if !damaged.iter().any(|known| known.range.contains(&range)) {
+                damaged.push(DamagedRange { range, reason });
+            }
+        }
         let (damage_found, damage_healed) = {
             let log = self.damage.lock();
-            for (range, reason) in &log.listed {
-                if !damaged.iter().any(|known| known.range.contains(range)) {
-                    damaged.push(DamagedRange { range: *range, reason: reason.clone() });
-                }
-            }
             (log.found, log.healed)
         };
         let drained = self.drained.lock();
@@ -170,6 +172,7 @@ impl<E: Environment> Cache<E> {
             damage_healed,
             backing_trouble: self.trouble.lock().clone(),
             writers_waiting: self.pool.has_waiters(),
+            region_failed: self.region().check_stores().err().map(|error| error.line()),
         }
     }
 

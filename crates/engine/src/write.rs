@@ -49,7 +49,10 @@ impl<E: Environment> Cache<E> {
         let mut state = lane.state.lock();
         lane.touch();
         Ok(match self.commit_locked::<BLOCKS>(&mut state, kind, range, data, asker, waker) {
-            Some((durable, _)) => Admission::Done(durable),
+            Some((durable, _)) => {
+                self.region().check_stores()?;
+                Admission::Done(durable)
+            }
             None => Admission::Full,
         })
     }

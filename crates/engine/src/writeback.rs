@@ -570,7 +570,7 @@ impl<E: Environment> Cache<E> {
             }
         };
         self.load_data(location, &record, piece, out).map_err(|damage| {
-            self.note_damage(damage.range, &damage.error);
+            self.note_damage(damage.range, location, &damage.error);
             self.quarantine(lane, damage.range, record.sequence.get(), place).then_some(damage.range)
         })
     }

@@ -45,6 +45,7 @@ impl<E: Environment> Cache<E> {
             durable = self.region().fence(stored);
             progress.next_lane = lane_id.next().0;
         }
+        self.region().check_stores()?;
         Ok(Admission::Done(durable))
     }
 }

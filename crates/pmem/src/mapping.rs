@@ -339,6 +339,11 @@ impl Pmem for Mapping {
         }
     }
 
+    #[inline]
+    fn failed_at(&self) -> Option<u64> {
+        self.failed()
+    }
+
     fn describe(&self) -> String {
         let info = self.info();
         let mut text =

@@ -94,6 +94,12 @@ pub trait Pmem: Send + Sync {
         let _ = at;
     }
 
+    /// Where the first store failed that did, ever: from then on a fence proves nothing. Cheap; asked after every
+    /// fence that acknowledges something.
+    fn failed_at(&self) -> Option<u64> {
+        None
+    }
+
     /// How the region is mapped and which copy methods were chosen, for status.
     fn describe(&self) -> String {
         String::from("memory")
@@ -194,6 +200,18 @@ impl<P: Pmem> Region<P> {
     /// [`ErrorKind::Media`] where the memory fails.
     pub fn load_summed(&self, at: u64, into: &mut [u8]) -> Result<u32> {
         Ok(self.0.load_summed(at, into)?)
+    }
+
+    /// # Errors
+    /// [`ErrorKind::Media`] once a store to the region has failed: nothing may be acknowledged any more.
+    pub fn check_stores(&self) -> Result<()> {
+        match self.0.failed_at() {
+            None => Ok(()),
+            Some(at) => Err(Error::new(
+                ErrorKind::Media,
+                format!("the region's memory failed under a store at byte {at}: it takes no more writes"),
+            )),
+        }
     }
 
     /// Hints that a line is about to be used.
