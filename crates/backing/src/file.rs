@@ -105,13 +105,30 @@ impl BackingFile {
     /// [`ErrorKind::OutOfRange`] (smaller than it must be), [`ErrorKind::Permission`],
     /// [`ErrorKind::Unsupported`].
     pub fn open(path: impl AsRef<Path>, options: Options) -> Result<Self> {
-        let given = path.as_ref();
+        Ok(Self::open_as(path.as_ref(), options, None)?.0)
+    }
+
+    /// Opens and holds `path`, which must lead to the disk that `recorded` was the identity of. Gives the warnings of
+    /// [`Identity::check`] too.
+    ///
+    /// # Errors
+    /// Those of [`open`](Self::open) and of [`Identity::check`]. Another disk is told before anything else about it.
+    pub fn open_recorded(
+        path: impl AsRef<Path>,
+        options: Options,
+        recorded: &Identity,
+    ) -> Result<(Self, Vec<String>)> {
+        Self::open_as(path.as_ref(), options, Some(recorded))
+    }
+
+    fn open_as(given: &Path, options: Options, recorded: Option<&Identity>) -> Result<(Self, Vec<String>)> {
+        check_options(&options)?;
         let path = std::path::absolute(given).map_err(|error| open_error(given, None, &options, &error))?;
         let status = sys::status_of(&path).map_err(|error| open_error(&path, None, &options, &error))?;
-        let (opened, kind) = if status.is_block() {
-            (open_block_device(&path, &status, &options)?, Kind::Block)
+        let (kind, mut opened) = if status.is_block() {
+            (Kind::Block, open_block_device(&path, &status, &options)?)
         } else if status.is_regular() {
-            (open_file(&path, &status, &options)?, Kind::File)
+            (Kind::File, open_file(&path, &status, &options)?)
         } else {
             let text = format!(
                 "{} is {}; a backing device is a block device or a regular file",
@@ -120,58 +137,40 @@ impl BackingFile {
             );
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         };
-        Self::build(path, kind, opened, options)
-    }
-
-    fn build(path: PathBuf, kind: Kind, opened: Opened, options: Options) -> Result<Self> {
-        let Opened { mut file, status, mut direct, mut reason } = opened;
-        let (mut geometry, whole) = match kind {
-            Kind::Block => {
-                let geometry = geometry::of_block_device(&file, &status, &path)?;
-                (geometry, sys::block_size(file.as_fd()).unwrap_or(geometry.size))
-            }
+        // 1. Held, so that nobody changes what is looked at next.
+        let whole = match kind {
+            Kind::Block => geometry::block_size(&opened.file, &path)?,
             Kind::File => {
-                hold::hold_file(&file, &status, &path, options.read_only)?;
-                let mut sector = geometry::FILE_SECTOR;
-                if direct {
-                    let wanted = geometry::direct_sector(&file, &status).and_then(|wanted| {
-                        if options.sector.is_some_and(|promised| promised < wanted) {
-                            Err(format!("the file system wants sectors of {wanted} bytes by now"))
-                        } else {
-                            Ok(wanted)
-                        }
-                    });
-                    match wanted {
-                        Ok(wanted) => sector = wanted,
-                        Err(why) => {
-                            file = buffered_again(file, &path, &options, &why)?;
-                            (direct, reason) = (false, Some(why));
-                        }
-                    }
-                }
-                sector = sector.max(options.sector.unwrap_or(0));
-                (geometry::of_file(&file, &status, sector, options.read_only), status.size)
+                hold::hold_file(&opened.file, &opened.status, &path, options.read_only)?;
+                opened.status = checked_status(&opened.file, &path, &opened.status, &options)?;
+                opened.status.size
             }
         };
-        check_sector(&path, &geometry, options.sector)?;
-        geometry.size = usable_size(&path, whole, &geometry, options.size)?;
+        // 2. The right one: before anything is asked of it that changes it, if only a time stamp.
+        let identity = identity::of_open(&opened.file, &opened.status, kind, whole);
+        let warnings = recorded.map_or(Ok(Vec::new()), |recorded| recorded.check(&identity, &path))?;
+        // 3. Fit for its clients.
+        let mut geometry = match kind {
+            Kind::Block => geometry::of_block_device(&opened.file, &opened.status, whole, &path)?,
+            Kind::File => file_geometry(&mut opened, &path, &options)?,
+        };
+        keep_promises(&path, whole, &mut geometry, &options)?;
         if kind == Kind::File && !options.read_only {
             check_file_size_limit(&path, geometry.size)?;
         }
         let (ring, synchronous_reason) = engine(options.engine)?;
-        let identity = identity::of_open(&file, &status, kind, whole);
         let info = Info {
             path: path.clone(),
             kind,
-            direct,
-            buffered_reason: reason,
+            direct: opened.direct,
+            buffered_reason: opened.reason,
             ring,
             synchronous_reason,
             read_only: options.read_only,
             unused_tail: whole - geometry.size,
         };
         let target = Target {
-            file,
+            file: opened.file,
             path,
             kind,
             geometry,
@@ -179,7 +178,7 @@ impl BackingFile {
             no_zero_range: false.into(),
             no_punch: false.into(),
         };
-        Ok(Self { target: Arc::new(target), identity, info })
+        Ok((Self { target: Arc::new(target), identity, info }, warnings))
     }
 
     /// What was opened, and how.
@@ -238,15 +237,16 @@ fn open_block_device(path: &Path, expected: &Status, options: &Options) -> Resul
         let flag = if direct { libc::O_DIRECT } else { 0 };
         match open_flags(options, libc::O_EXCL | flag).open(path) {
             Ok(file) => break file,
-            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
-                return Err(hold::busy_block_device(expected, path));
-            }
             Err(error)
                 if direct && options.direct == Direct::Auto && error.raw_os_error() == Some(libc::EINVAL) =>
             {
                 (direct, reason) = (false, Some(String::from("the device refuses direct I/O")));
             }
-            Err(error) => return Err(open_error(path, Some(expected), options, &error)),
+            Err(error) => {
+                let claimed = error.raw_os_error() == Some(libc::EBUSY);
+                let busy = hold::busy_block_device(expected, path, claimed);
+                return Err(busy.unwrap_or_else(|| open_error(path, Some(expected), options, &error)));
+            }
         }
     };
     let status = checked_status(&file, path, expected, options)?;
@@ -290,41 +290,72 @@ fn checked_status(file: &File, path: &Path, expected: &Status, options: &Options
     Err(Error::new(ErrorKind::Busy, text))
 }
 
-/// Turns direct I/O off for an open file; the lock stays.
-fn buffered_again(file: File, path: &Path, options: &Options, why: &str) -> Result<File> {
-    if options.direct == Direct::Always {
-        let text = format!("{} cannot be used with direct I/O: {why}", path.display());
-        return Err(Error::new(ErrorKind::Unsupported, text));
+/// The geometry of a held file; turns direct I/O off where it can't have it. The lock stays.
+fn file_geometry(opened: &mut Opened, path: &Path, options: &Options) -> Result<BackingGeometry> {
+    let mut sector = geometry::FILE_SECTOR;
+    if opened.direct {
+        match direct_sector(opened, options.sector) {
+            Ok(wanted) => sector = wanted,
+            Err(why) if options.direct == Direct::Always => {
+                let text = format!("{} cannot be used with direct I/O: {why}", path.display());
+                return Err(Error::new(ErrorKind::Unsupported, text));
+            }
+            Err(why) => {
+                let cleared = sys::clear_direct(opened.file.as_fd());
+                cleared.map_err(|error| open_error(path, None, options, &error))?;
+                (opened.direct, opened.reason) = (false, Some(why));
+            }
+        }
     }
-    sys::clear_direct(file.as_fd()).map_err(|error| open_error(path, None, options, &error))?;
-    Ok(file)
+    Ok(geometry::of_file(&opened.file, &opened.status, sector, options.read_only))
 }
 
-fn check_sector(path: &Path, geometry: &BackingGeometry, promised: Option<u32>) -> Result<()> {
+fn direct_sector(opened: &Opened, promised: Option<u32>) -> std::result::Result<u32, String> {
+    let wanted = geometry::direct_sector(&opened.file, &opened.status)?;
     match promised {
-        Some(promised) if promised < geometry.sector => {
-            let text = format!(
-                "{} has sectors of {} bytes, it had {promised} before; give the device that it was",
-                path.display(),
-                geometry.sector
-            );
-            Err(Error::new(ErrorKind::Exchanged, text))
+        Some(promised) if promised < wanted => {
+            Err(format!("the file system wants sectors of {wanted} bytes by now, clients know {promised}"))
+        }
+        _ => Ok(wanted),
+    }
+}
+
+fn check_options(options: &Options) -> Result<()> {
+    let fits = |sector: u32| (512..=4096).contains(&sector) && sector.is_power_of_two();
+    match options.sector {
+        Some(sector) if !fits(sector) => {
+            let text = format!("a sector is a power of two from 512 to 4096 bytes, not {sector}");
+            Err(Error::new(ErrorKind::InvalidArgument, text))
         }
         _ => Ok(()),
     }
 }
 
-fn usable_size(path: &Path, whole: u64, geometry: &BackingGeometry, promised: Option<u64>) -> Result<u64> {
+/// Makes the geometry what clients have seen, or says why it can't be that.
+fn keep_promises(path: &Path, whole: u64, geometry: &mut BackingGeometry, options: &Options) -> Result<()> {
+    if let Some(promised) = options.sector {
+        if promised < geometry.sector {
+            let text = format!(
+                "{} has sectors of {} bytes, it had {promised} before; give the device that it was",
+                path.display(),
+                geometry.sector
+            );
+            return Err(Error::new(ErrorKind::Exchanged, text));
+        }
+        geometry.sector = promised;
+        geometry.physical_sector = geometry.physical_sector.max(promised);
+    }
     let sector = u64::from(geometry.sector);
     if whole < sector {
         let text = format!("{} has {whole} bytes, less than one sector of {sector}", path.display());
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     }
-    match promised {
-        Some(promised) if promised > geometry.size => Err(identity::shrunk(path, promised, whole)),
-        Some(promised) => Ok(promised - promised % sector),
-        None => Ok(geometry.size),
+    match options.size {
+        Some(promised) if promised > whole => return Err(identity::shrunk(path, promised, whole)),
+        promised => geometry.size = promised.unwrap_or(whole),
     }
+    geometry.size -= geometry.size % sector;
+    Ok(())
 }
 
 /// A write beyond the limit would be answered with a signal that ends the process.
@@ -356,6 +387,7 @@ fn engine(wanted: Engine) -> Result<(bool, Option<String>)> {
 
 fn open_error(path: &Path, status: Option<&Status>, options: &Options, error: &io::Error) -> Error {
     let name = path.display();
+    let is_file = status.is_some_and(Status::is_regular);
     let nobody_writes = status.is_some_and(|status| status.mode & 0o222 == 0 || status.is_block());
     let (kind, text) = match error.raw_os_error() {
         Some(libc::ENOENT | libc::ENOTDIR) => (ErrorKind::NotFound, format!("{name} does not exist")),
@@ -368,14 +400,15 @@ fn open_error(path: &Path, status: Option<&Status>, options: &Options, error: &i
         Some(libc::EBUSY | libc::ETXTBSY) => {
             (ErrorKind::Busy, format!("{name} is in use, as swap space or as a running program: {error}"))
         }
-        Some(libc::EPERM) if !options.read_only => {
+        Some(libc::EPERM) if !options.read_only && is_file => {
             (ErrorKind::ReadOnly, format!("{name} may not be written: {error}; is it immutable (lsattr)?"))
         }
         Some(libc::EACCES) if !options.read_only && nobody_writes && could_read(path) => {
             (ErrorKind::ReadOnly, format!("{name} may be read but not written"))
         }
         Some(libc::EACCES | libc::EPERM) => {
-            let text = format!("{name} may not be opened by this user; ask for access or run as root");
+            let text =
+                format!("{name} may not be opened: {error}; run as a user, or in a container, that may");
             (ErrorKind::Permission, text)
         }
         Some(libc::EINVAL) if options.direct == Direct::Always => {

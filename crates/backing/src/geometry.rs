@@ -20,18 +20,27 @@ const SECTOR_MAX: u32 = 4096;
 /// Direct I/O begins at page borders of memory here, no stricter.
 const MEMORY_ALIGNMENT: u32 = 4096;
 
-/// The geometry of an open block device.
-pub(crate) fn of_block_device(file: &File, status: &Status, path: &Path) -> Result<BackingGeometry> {
-    let refused = |error: io::Error| {
-        let text = format!("cannot read the geometry of {}: {error}", path.display());
-        Error::new(ErrorKind::System, text)
-    };
-    let sector = sys::block_sector(file.as_fd()).map_err(refused)?;
+/// The size of an open block device in bytes.
+pub(crate) fn block_size(file: &File, path: &Path) -> Result<u64> {
+    sys::block_size(file.as_fd()).map_err(|error| unreadable(path, &error))
+}
+
+fn unreadable(path: &Path, error: &io::Error) -> Error {
+    Error::new(ErrorKind::System, format!("cannot read the geometry of {}: {error}", path.display()))
+}
+
+/// The geometry of an open block device of `size` bytes.
+pub(crate) fn of_block_device(
+    file: &File,
+    status: &Status,
+    size: u64,
+    path: &Path,
+) -> Result<BackingGeometry> {
+    let sector = sys::block_sector(file.as_fd()).map_err(|error| unreadable(path, &error))?;
     if !(FILE_SECTOR..=SECTOR_MAX).contains(&sector) || !sector.is_power_of_two() {
         let text = format!("{} has sectors of {sector} bytes; 512 to 4096 are supported", path.display());
         return Err(Error::new(ErrorKind::Unsupported, text));
     }
-    let size = sys::block_size(file.as_fd()).map_err(refused)?;
     let physical_sector = sys::block_physical_sector(file.as_fd()).unwrap_or(sector).max(sector);
     let directory = BlockDirectory::of(status.special);
     let queue = |name: &str| directory.as_ref().and_then(|directory| directory.queue(name));

@@ -13,7 +13,11 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
+use std::sync::mpsc;
+use std::time::Duration;
 
+/// How long a loop device may take to tell its file.
+const LOOP_ANSWER: Duration = Duration::from_secs(1);
 const FUSE_MAGIC: u64 = 0x6573_5546;
 
 /// Locks an open file and makes sure that no loop device stands on it.
@@ -65,11 +69,26 @@ fn loop_device_on(file: &File, status: &Status) -> Option<LoopDevice> {
         if !on_fuse && on_fuse_mount(&device.file, &mounts) {
             return false;
         }
-        match asked(device) {
+        match asked_in_time(device) {
             Some((number, inode)) => number == status.device && inode == status.inode,
             None => false,
         }
     })
+}
+
+/// As [`asked`], unless there is no answer in time. What doesn't answer lies on a file system whose server hangs (user
+/// space in another mount namespace, a network), and so not on ours, which has answered.
+fn asked_in_time(device: &LoopDevice) -> Option<(sys::DeviceNumber, u64)> {
+    let (sender, receiver) = mpsc::channel();
+    let copy = device.clone();
+    let ask = move || {
+        // Nobody waits any more where it took too long.
+        let _ = sender.send(asked(&copy));
+    };
+    match std::thread::Builder::new().name(String::from("loop-query")).spawn(ask) {
+        Ok(_) => receiver.recv_timeout(LOOP_ANSWER).ok().flatten(),
+        Err(_) => asked(device),
+    }
 }
 
 /// Device and inode of a loop device's file: from the device itself, or by path where it can't be opened.
@@ -89,10 +108,11 @@ fn on_fuse_mount(path: &Path, mounts: &[Mount]) -> bool {
     nearest.is_some_and(|mount| mount.file_system.starts_with("fuse") && mount.file_system != "fuseblk")
 }
 
-/// The error of a block device that can't be opened because it is claimed, with whom, as far as can be told.
-pub(crate) fn busy_block_device(status: &Status, path: &Path) -> Error {
-    let who = user_of(status).unwrap_or_else(|| String::from("another program holds it exclusively"));
-    Error::new(ErrorKind::Busy, format!("{} is in use: {who}", path.display()))
+/// The error of a block device that is used by something, as far as can be told; always one where it is `claimed`.
+pub(crate) fn busy_block_device(status: &Status, path: &Path, claimed: bool) -> Option<Error> {
+    let otherwise = claimed.then(|| String::from("another program holds it exclusively"));
+    let who = user_of(status).or(otherwise)?;
+    Some(Error::new(ErrorKind::Busy, format!("{} is in use: {who}", path.display())))
 }
 
 fn user_of(status: &Status) -> Option<String> {

@@ -257,14 +257,13 @@ fn file_marks(file: BorrowedFd<'_>, status: &Status, identity: &mut Identity) {
     identity.mark("inode", Some(status.inode.to_string()));
     identity.mark("born", status.born.map(|(seconds, nanoseconds)| format!("{seconds}.{nanoseconds:09}")));
     identity.mark("subvol", status.subvolume.map(|number| number.to_string()));
-    let uuid = sys::file_system_uuid(file).map(|uuid| hexadecimal(&uuid));
-    if uuid.is_none()
-        && let Ok((magic, number, _)) = sys::file_system(file)
+    identity.mark("fs", sys::file_system_uuid(file).map(|uuid| hexadecimal(&uuid)));
+    // Recorded besides, since an older kernel tells nothing else.
+    if let Ok((magic, number, _)) = sys::file_system(file)
         && LASTING_FSID.contains(&magic)
     {
         identity.mark("fsid", Some(format!("{number:016x}")));
     }
-    identity.mark("fs", uuid);
 }
 
 fn block_marks(file: BorrowedFd<'_>, status: &Status, identity: &mut Identity) {

@@ -215,20 +215,14 @@ pub(crate) fn file_size_limit() -> u64 {
     if result == 0 { limit.rlim_cur } else { u64::MAX }
 }
 
-/// Sleeps until `descriptor` is readable or the time is over. Says whether it is readable.
-pub(crate) fn wait_readable(descriptor: RawFd, timeout: Option<Duration>) -> io::Result<bool> {
+/// Sleeps until `descriptor` is readable.
+pub(crate) fn wait_readable(descriptor: RawFd) -> io::Result<()> {
     let mut entry = libc::pollfd { fd: descriptor, events: libc::POLLIN, revents: 0 };
-    let milliseconds = match timeout {
-        None => -1,
-        // Rounded up, so that a short time is not "at once".
-        Some(time) => i32::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX),
-    };
     loop {
         // SAFETY: one entry is passed, and one it is.
-        match checked(unsafe { libc::poll(&raw mut entry, 1, milliseconds) }) {
-            Ok(count) => return Ok(count > 0),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted && timeout.is_none() => {}
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(false),
+        match checked(unsafe { libc::poll(&raw mut entry, 1, -1) }) {
+            Ok(_) => return Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
         }
     }

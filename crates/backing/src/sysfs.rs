@@ -114,9 +114,9 @@ pub(crate) struct Mount {
     pub file_system: String,
 }
 
-/// What is mounted in this mount namespace.
+/// What is mounted in this thread's mount namespace.
 pub(crate) fn mounts() -> Vec<Mount> {
-    let text = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let text = fs::read_to_string("/proc/thread-self/mountinfo").unwrap_or_default();
     text.lines().filter_map(mount).collect()
 }
 

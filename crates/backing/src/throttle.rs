@@ -354,7 +354,7 @@ impl BackingQueue for ThrottledQueue {
         let before = done.len();
         self.poll(done);
         while done.len() == before && self.in_flight() > 0 {
-            if wait_readable(self.gathered.as_raw_fd(), None).is_err() {
+            if wait_readable(self.gathered.as_raw_fd()).is_err() {
                 return;
             }
             self.poll(done);

@@ -137,6 +137,32 @@ fn a_copy_in_the_place_of_a_file_is_refused_with_both_identities() {
 }
 
 #[test]
+fn another_disk_is_told_before_its_size() {
+    let directory = directory();
+    let path = file(directory.path(), "disk", 2 * MIB);
+    let recorded = open(&path).identity();
+    let options = Options { size: Some(2 * MIB), sector: Some(512), ..Options::default() };
+    let (_, warnings) = BackingFile::open_recorded(&path, options, &recorded).expect("the same");
+    assert_eq!(warnings, Vec::<String>::new());
+    let other = file(directory.path(), "other", MIB);
+    let error = BackingFile::open_recorded(&other, options, &recorded).map(|_| ()).expect_err("another");
+    assert_eq!(error.kind(), ErrorKind::Exchanged, "{error}");
+    // What was refused is free again.
+    open(&other);
+}
+
+#[test]
+fn a_promised_sector_is_kept() {
+    let directory = directory();
+    let path = file(directory.path(), "disk", MIB + 512);
+    let options = |sector| Options { sector: Some(sector), ..Options::default() };
+    let geometry = BackingFile::open(&path, options(4096)).expect("larger").geometry();
+    assert_eq!((geometry.sector, geometry.size), (4096, MIB));
+    let error = BackingFile::open(&path, options(1000)).map(|_| ()).expect_err("no sector");
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+}
+
+#[test]
 fn a_file_that_was_cut_short_is_told_from_an_exchanged_one() {
     let directory = directory();
     let path = file(directory.path(), "disk", 2 * MIB);
@@ -194,6 +220,9 @@ fn a_loop_device_has_the_sectors_it_says_and_is_the_file_behind_it() {
         assert!(!identity.is_weak(), "{identity}");
         // Another number, perhaps, and the same disk.
         let device = LoopDevice::new(&path, 4096, false);
+        let options = Options { sector: Some(512), ..Options::default() };
+        let error = BackingFile::open(&device.path, options).map(|_| ()).expect_err("other sectors");
+        assert_eq!(error.kind(), ErrorKind::Exchanged, "{error}");
         assert_eq!(identity.same_disk(&open(&device.path).identity()), Ok(()));
         let other = LoopDevice::new(&file(directory.path(), "other", 4 * MIB), 4096, false);
         assert!(identity.same_disk(&open(&other.path).identity()).is_err());
@@ -264,7 +293,17 @@ fn a_mounted_block_device_is_busy() {
     assert_refused(&device.path, ErrorKind::Busy, "in use");
     assert_refused(&path, ErrorKind::Busy, "loop device");
     drop(mounted);
-    open(&device.path);
+    drop(open(&device.path));
+    let at = directory.path().join("mount");
+    std::fs::create_dir(&at).expect("a directory");
+    in_time(move || {
+        // Mounted where we see it, it is told where.
+        own_mounts();
+        assert!(Command::new("mount").arg(&device.path).arg(&at).status().expect("mount").success());
+        let words = format!("mounted on {}", at.display());
+        assert_refused(&device.path, ErrorKind::Busy, &words);
+        assert_refused(&path, ErrorKind::Busy, &words);
+    });
 }
 
 #[test]

@@ -393,3 +393,29 @@ fn a_full_file_system_is_no_space_and_goes_on_once_there_is() {
         }
     });
 }
+
+#[test]
+fn where_rings_are_forbidden_plain_system_calls_serve_and_it_says_so() {
+    in_time(|| {
+        forbid(libc::SYS_io_uring_setup);
+        let directory = directory();
+        let backing = open(&file(directory.path(), "disk", 4 * MIB));
+        assert!(!backing.info().ring && backing.info().synchronous_reason.is_some());
+        all_comes_back_at_depth(&backing);
+    });
+}
+
+#[test]
+fn a_ring_that_refuses_for_good_is_worked_around() {
+    in_time(|| {
+        let directory = directory();
+        let backing = open(&file(directory.path(), "disk", 4 * MIB));
+        assert!(backing.info().ring);
+        let mut early = queue(&backing, 4);
+        run_well(&mut *early, write(0, &[1; 4096]));
+        forbid(libc::SYS_io_uring_enter);
+        run_well(&mut *early, write(0, &[2; 4096]));
+        assert!(run_well(&mut *early, read(0, 4096)).iter().all(|byte| *byte == 2));
+        all_comes_back_at_depth(&backing);
+    });
+}
