@@ -1,8 +1,8 @@
 //! The port for backing devices: queues that take operations and give them back when they are done.
 //!
 //! A queue belongs to one thread. An operation owns its buffer from submit to completion, so nobody can
-//! touch it meanwhile. The engine never has two operations in flight that overlap and of which one changes
-//! the device; a queue may therefore run them in any order.
+//! touch it meanwhile. The engine never has two changes in flight that overlap, so a queue may run them in any
+//! order. A read may overlap a change, and then each sector is as before it or as after it.
 
 use crate::{AlignedBuffer, ByteRange, Result};
 use alloc::vec::Vec;
