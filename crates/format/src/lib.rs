@@ -41,6 +41,10 @@ pub const PAGE: u64 = 4096;
 /// The line: what a processor writes to memory at once, and the size of a record.
 pub const LINE: u64 = 64;
 
+/// Sequence numbers, ordinals, epochs and runs stay below this. No machine counts so far; a region that says otherwise is
+/// damaged or forged, and counting on from there would overflow.
+pub const COUNTER_END: u64 = 1 << 62;
+
 /// Every structure with fields that has a page in `docs/format.md`.
 #[must_use]
 pub fn structures() -> [StructLayout; 12] {

@@ -260,7 +260,8 @@ impl Unverified<Record> {
         let kind = RecordKind::from_code(record.kind)?;
         let end = record.offset.get().checked_add(record.length.get())?;
         let range = ByteRange { start: record.offset.get(), end };
-        if range.is_empty() {
+        let counts = record.sequence.get() < crate::COUNTER_END && record.epoch.get() < crate::COUNTER_END;
+        if range.is_empty() || !counts {
             return None;
         }
         if kind.has_data() {
@@ -372,12 +373,14 @@ mod tests {
 
     #[test]
     fn a_record_that_contradicts_itself_does_not_count() {
-        let damaged: [fn(&mut Record); 5] = [
+        let damaged: [fn(&mut Record); 7] = [
             |r| r.length = U64::new(u64::MAX),
             |r| r.length = U64::ZERO,
             |r| r.lines = 2,
             |r| r.data_offset = U32::new(SIZE as u32 - 4096),
             |r| r.kind = 77,
+            |r| r.sequence = U64::new(u64::MAX),
+            |r| r.epoch = U64::new(u64::MAX),
         ];
         for damage in damaged {
             let mut record = write();

@@ -80,7 +80,10 @@ impl Unverified<SegmentHeader> {
             && header.segment.get() == segment.0
             && header.cache_id.get() == cache_id
             && header.lanes.get() == lanes
-            && header.lane.get() < lanes;
+            && header.lane.get() < lanes
+            && [header.ordinal, header.run, header.cut, header.first_sequence, header.epoch]
+                .iter()
+                .all(|counter| counter.get() < crate::COUNTER_END);
         ours.then_some(header)
     }
 }

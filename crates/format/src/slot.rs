@@ -29,6 +29,11 @@ pub trait SlotContent: FromBytes + IntoBytes + Immutable + KnownLayout + Unalign
     const KIND: u32;
     /// Bytes of a slot, header included; what the content does not fill is zero.
     const SLOT_SIZE: usize;
+
+    /// Whether its numbers can be; a content that is not plausible does not count, whatever its checksum says.
+    fn is_plausible(&self) -> bool {
+        true
+    }
 }
 
 /// A content with its sequence number.
@@ -77,10 +82,16 @@ impl<T: SlotContent> Slot<T> {
     pub fn decode(place: u64, bytes: &[u8]) -> Option<Self> {
         let bytes = bytes.get(..T::SLOT_SIZE)?;
         let (header, rest) = SlotHeader::read_from_prefix(bytes).ok()?;
-        if header.kind.get() != T::KIND || header.crc.get() != Self::sum(place, bytes) {
+        if header.kind.get() != T::KIND
+            || header.crc.get() != Self::sum(place, bytes)
+            || header.sequence.get() >= crate::COUNTER_END
+        {
             return None;
         }
         let (content, _) = T::read_from_prefix(rest).ok()?;
+        if !content.is_plausible() {
+            return None;
+        }
         Some(Self { sequence: header.sequence.get(), content })
     }
 

@@ -4,7 +4,7 @@
 //! slots of [`Drained`]; then, each from a page border on, all first slots of the lanes' tails, all second ones,
 //! all first slots of their marks, all second ones.
 
-use crate::{PAGE, layout::on_media, slot::SlotContent};
+use crate::{COUNTER_END, PAGE, layout::on_media, slot::SlotContent};
 use cbd_types::LaneId;
 use zerocopy::little_endian::U64;
 
@@ -53,16 +53,28 @@ on_media! {
 impl SlotContent for Drained {
     const KIND: u32 = 16;
     const SLOT_SIZE: usize = 64;
+
+    fn is_plausible(&self) -> bool {
+        self.epoch.get() < COUNTER_END && self.void_until.get() < COUNTER_END
+    }
 }
 
 impl SlotContent for LaneTail {
     const KIND: u32 = 17;
     const SLOT_SIZE: usize = 64;
+
+    fn is_plausible(&self) -> bool {
+        self.ordinal.get() < COUNTER_END
+    }
 }
 
 impl SlotContent for LaneMark {
     const KIND: u32 = 18;
     const SLOT_SIZE: usize = 64;
+
+    fn is_plausible(&self) -> bool {
+        self.lane_sequence.get() < COUNTER_END && self.epoch.get() < COUNTER_END
+    }
 }
 
 /// Where things lie in a state segment, in bytes from its base.

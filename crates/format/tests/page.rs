@@ -38,7 +38,8 @@ fn the_page_names_every_structure_and_field_with_its_place() {
     let code: BTreeMap<String, (usize, Fields)> = cbd_format::structures()
         .into_iter()
         .map(|layout| {
-            let fields = layout.fields.into_iter().map(|field| (field.offset, field.size, field.name.to_owned()));
+            let fields =
+                layout.fields.into_iter().map(|field| (field.offset, field.size, field.name.to_owned()));
             (layout.name.to_owned(), (layout.size, fields.collect()))
         })
         .collect();
