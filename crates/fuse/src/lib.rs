@@ -1,1 +1,32 @@
-//! The FUSE file + loop device export
+//! The export that makes a kernel block device where there is no ublk: a FUSE file system with a single file, a
+//! loop device with direct I/O over it, and `/dev/cbdN` as a link to that.
+//!
+//! Always true here: this process serves the file with threads of its own, each with its own door to the kernel and
+//! its own queue of the device, and no page cache lies between the loop device and the queue. When the process dies, even by
+//! SIGKILL, the connection ends, clients see errors, and the loop device is let go by itself once it is not
+//! mounted; [`sweep()`] clears away the rest at the next start. Nothing here waits without end for the device below.
+//!
+//! Left to others: what a request does ([`cbd_export::BlockDevice`]), and which devices there are.
+
+mod call;
+mod connection;
+mod errors;
+pub mod export;
+mod filesystem;
+pub mod flusher;
+mod life;
+mod link;
+mod loop_device;
+mod mounts;
+mod pool;
+mod probe;
+mod sweep;
+mod system;
+mod users;
+mod wire;
+mod worker;
+
+pub use export::{FuseLoop, Options, StopMode, ThreadSetup};
+pub use loop_device::QueueLimits;
+pub use probe::probe;
+pub use sweep::{Swept, abort_connections, sweep};

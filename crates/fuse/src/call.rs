@@ -1,0 +1,212 @@
+//! From the bytes of a message to a call: nothing in a message is believed before it is checked.
+//!
+//! Always true here: decoding never panics, whatever the bytes; a call that comes out has all its arguments, a
+//! write as much data as it says.
+//!
+//! Left to others: whether offsets fit the device, and what is answered ([`crate::filesystem`]).
+
+use crate::wire::{self, FallocateIn, HEAD, InHeader, InitIn, OpenIn, ReadIn, SetAttrIn, WriteIn, opcode};
+use zerocopy::FromBytes;
+
+/// The longest arguments that are looked at, a WRITE's data apart: a SETATTR, a name.
+const ARGUMENTS: usize = 512;
+
+/// What the kernel asks for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Call {
+    /// Agree on versions and abilities.
+    Init { major: u32, minor: u32, max_readahead: u32, flags: u32 },
+    /// Find a name in the root directory; whether it is the one that was expected.
+    Lookup { found: bool },
+    /// Attributes of a node.
+    GetAttr,
+    /// Change attributes of a node.
+    SetAttr { valid: u32, size: u64 },
+    /// Open the file.
+    Open { flags: u32 },
+    /// Open the root directory.
+    OpenDir,
+    /// The last user of an open file has closed it.
+    Release,
+    /// The same for the directory.
+    ReleaseDir,
+    /// List the root directory.
+    ReadDir { offset: u64, size: u32 },
+    /// Read data.
+    Read { offset: u64, size: u32 },
+    /// Write the data that follows the head.
+    Write { offset: u64, size: u32, flags: u32 },
+    /// What was written is durable when this is answered.
+    Fsync,
+    /// The same for the directory.
+    FsyncDir,
+    /// Punch a hole, write zeroes, or something that is not offered.
+    Fallocate { offset: u64, length: u64, mode: u32 },
+    /// Sizes of the file system.
+    StatFs,
+    /// The file system is being taken down.
+    Destroy,
+    /// A message that wants no answer.
+    Silent,
+    /// A call that is not offered. (FLUSH at a close too: the kernel then takes every close for a success.)
+    Unknown,
+}
+
+/// A message that contradicts itself.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Malformed {
+    /// Whom to answer, where the header could be read.
+    pub unique: Option<u64>,
+}
+
+/// Takes a message apart. `head` is what came first, `payload` what came after the first [`HEAD`] bytes, and
+/// `expected_name` the one name in the root directory.
+pub fn decode(head: &[u8], payload: &[u8], expected_name: &[u8]) -> Result<(InHeader, Call), Malformed> {
+    let (header, arguments) = InHeader::read_from_prefix(head).map_err(|_| Malformed { unique: None })?;
+    let malformed = Malformed { unique: Some(header.unique) };
+    let received = head.len() + payload.len();
+    if header.len as usize != received || (head.len() < HEAD && !payload.is_empty()) {
+        return Err(malformed);
+    }
+    let call = match header.opcode {
+        opcode::WRITE => {
+            let (write, _) = WriteIn::read_from_prefix(arguments).map_err(|_| malformed)?;
+            if write.size as usize != payload.len() {
+                return Err(malformed);
+            }
+            Call::Write { offset: write.offset, size: write.size, flags: write.flags }
+        }
+        opcode::READ => {
+            let (read, _) = ReadIn::read_from_prefix(arguments).map_err(|_| malformed)?;
+            Call::Read { offset: read.offset, size: read.size }
+        }
+        other => decode_rare(other, arguments, payload, expected_name).ok_or(malformed)?,
+    };
+    Ok((header, call))
+}
+
+/// Calls that are not on the data path; their arguments may reach over the head. None when they are too short.
+fn decode_rare(opcode: u32, first: &[u8], rest: &[u8], expected_name: &[u8]) -> Option<Call> {
+    let mut room = [0; ARGUMENTS];
+    let taken = rest.len().min(ARGUMENTS - first.len().min(ARGUMENTS));
+    let (front, back) = room.split_at_mut_checked(first.len())?;
+    front.copy_from_slice(first);
+    back.get_mut(..taken)?.copy_from_slice(rest.get(..taken)?);
+    let arguments = room.get(..first.len() + taken)?;
+    Some(match opcode {
+        opcode::INIT => {
+            let (init, _) = InitIn::read_from_prefix(arguments).ok()?;
+            let InitIn { major, minor, max_readahead, flags } = init;
+            Call::Init { major, minor, max_readahead, flags }
+        }
+        opcode::LOOKUP => {
+            let end = arguments.iter().position(|&byte| byte == 0)?;
+            Call::Lookup { found: arguments.get(..end)? == expected_name }
+        }
+        opcode::GETATTR => Call::GetAttr,
+        opcode::SETATTR => {
+            let (set, _) = SetAttrIn::read_from_prefix(arguments).ok()?;
+            Call::SetAttr { valid: set.valid, size: set.size }
+        }
+        opcode::OPEN => Call::Open { flags: OpenIn::read_from_prefix(arguments).ok()?.0.flags },
+        opcode::OPENDIR => Call::OpenDir,
+        opcode::RELEASE => Call::Release,
+        opcode::RELEASEDIR => Call::ReleaseDir,
+        opcode::READDIR => {
+            let (read, _) = ReadIn::read_from_prefix(arguments).ok()?;
+            Call::ReadDir { offset: read.offset, size: read.size }
+        }
+        opcode::FSYNC => Call::Fsync,
+        opcode::FSYNCDIR => Call::FsyncDir,
+        opcode::FALLOCATE => {
+            let (fallocate, _) = FallocateIn::read_from_prefix(arguments).ok()?;
+            Call::Fallocate { offset: fallocate.offset, length: fallocate.length, mode: fallocate.mode }
+        }
+        opcode::STATFS => Call::StatFs,
+        opcode::DESTROY => Call::Destroy,
+        opcode::FORGET | opcode::BATCH_FORGET | opcode::INTERRUPT => Call::Silent,
+        _ => Call::Unknown,
+    })
+}
+
+/// Whether `valid` of a SETATTR asks for something that a block device cannot change.
+pub const fn sets_more_than_times(valid: u32) -> bool {
+    valid & (wire::SET_MODE | wire::SET_USER | wire::SET_GROUP | wire::SET_SIZE) != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zerocopy::IntoBytes;
+
+    fn message(opcode: u32, arguments: &[u8]) -> Vec<u8> {
+        let len = (size_of::<InHeader>() + arguments.len()) as u32;
+        let header = InHeader { len, opcode, unique: 7, nodeid: 2, ..InHeader::default() };
+        [header.as_bytes(), arguments].concat()
+    }
+
+    fn decode_whole(bytes: &[u8]) -> Result<(InHeader, Call), Malformed> {
+        let (head, payload) = bytes.split_at(bytes.len().min(HEAD));
+        decode(head, payload, b"cbd0")
+    }
+
+    #[test]
+    fn a_write_comes_out_with_its_place_and_size() {
+        let write = WriteIn { offset: 4096, size: 3, flags: 5, ..WriteIn::default() };
+        let bytes = message(opcode::WRITE, &[write.as_bytes(), b"abc"].concat());
+        let (header, call) = decode_whole(&bytes).unwrap();
+        assert_eq!(header.unique, 7);
+        assert_eq!(call, Call::Write { offset: 4096, size: 3, flags: 5 });
+    }
+
+    #[test]
+    fn a_write_with_less_or_more_data_than_it_says_is_malformed() {
+        for size in [0, 2, 4, u32::MAX] {
+            let write = WriteIn { size, ..WriteIn::default() };
+            let bytes = message(opcode::WRITE, &[write.as_bytes(), b"abc"].concat());
+            assert_eq!(decode_whole(&bytes).unwrap_err(), Malformed { unique: Some(7) });
+        }
+    }
+
+    #[test]
+    fn a_length_that_is_not_what_came_is_malformed() {
+        let mut bytes = message(opcode::READ, ReadIn::default().as_bytes());
+        for wrong in [0_u32, 79, 81, u32::MAX] {
+            bytes[..4].copy_from_slice(&wrong.to_ne_bytes());
+            assert!(decode_whole(&bytes).is_err());
+        }
+    }
+
+    #[test]
+    fn every_call_cut_at_every_byte_is_an_answer_or_malformed_and_never_a_panic() {
+        for opcode in (0..60).chain([4096, u32::MAX]) {
+            for length in 0..700 {
+                let mut bytes = message(opcode, &vec![0xff; length]);
+                let _ = decode_whole(&bytes);
+                let cut = bytes.len().min(length);
+                bytes.truncate(cut);
+                if let Some(field) = bytes.get_mut(..4) {
+                    field.copy_from_slice(&(cut as u32).to_ne_bytes());
+                }
+                let _ = decode_whole(&bytes);
+            }
+        }
+    }
+
+    #[test]
+    fn arguments_that_reach_over_the_head_are_put_together() {
+        let set = SetAttrIn { valid: wire::SET_SIZE, size: 99, gid: 1, ..SetAttrIn::default() };
+        let (_, call) = decode_whole(&message(opcode::SETATTR, set.as_bytes())).unwrap();
+        assert_eq!(call, Call::SetAttr { valid: wire::SET_SIZE, size: 99 });
+    }
+
+    #[test]
+    fn a_name_is_compared_whole() {
+        for (name, found) in [(&b"cbd0\0"[..], true), (b"cbd\0", false), (b"cbd00\0", false), (b"\0", false)]
+        {
+            let (_, call) = decode_whole(&message(opcode::LOOKUP, name)).unwrap();
+            assert_eq!(call, Call::Lookup { found });
+        }
+        assert!(decode_whole(&message(opcode::LOOKUP, b"no end")).is_err());
+    }
+}

@@ -1,0 +1,445 @@
+//! The export: a mounted file system of one file, its threads, a loop device over it and a link to that.
+//!
+//! Always true here: what was started is stopped in the opposite order, whichever step of the start failed; a stop ends
+//! within its time, even if the device below never answers; a device in use is stopped only by force.
+//!
+//! Left to others: which devices there are and what they are called, sweeping at the start ([`crate::sweep`]).
+
+use crate::connection;
+use crate::errors::system_error;
+use crate::filesystem::Filesystem;
+use crate::life::Life;
+use crate::link::{self, Link};
+use crate::loop_device::{Binding, Keeper, QueueLimits};
+use crate::mounts;
+use crate::system;
+use crate::users;
+use crate::worker::{Leaving, Worker};
+use cbd_export::BlockDevice;
+use cbd_types::{Context, Error, ErrorKind, Geometry, Result};
+use std::fs::{self, File};
+use std::io::{PipeReader, PipeWriter};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{self, Sender};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// The most threads that serve one device.
+pub const QUEUES_MAX: usize = 128;
+/// How long a look at the loop device may take.
+const LOOK_PATIENCE: Duration = Duration::from_secs(5);
+/// How long the message may take that a file was closed.
+const CLOSE_PATIENCE: Duration = Duration::from_millis(500);
+/// How long threads get to end after the connection was aborted.
+const ABORT_PATIENCE: Duration = Duration::from_secs(2);
+/// How long a dropped export gets for what is in flight.
+const DROP_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Runs at the beginning of each thread that serves the file.
+pub type ThreadSetup = Arc<dyn Fn() + Send + Sync>;
+
+/// How a device is exported.
+#[derive(Clone)]
+pub struct Options {
+    /// The name of the file, such as `cbd0`.
+    pub name: String,
+    /// Where the file system is mounted, such as `/run/cbd/fuse/cbd0`; made if it is not there, removed at the end.
+    pub mount_dir: PathBuf,
+    /// The link to make, such as `/dev/cbd0`.
+    pub link: Option<PathBuf>,
+    /// Threads that serve the file, each with a queue of its own.
+    pub queues: usize,
+    /// Runs at the beginning of each thread that serves the file.
+    pub thread_setup: Option<ThreadSetup>,
+    /// Whether writes are refused.
+    pub read_only: bool,
+}
+
+/// Whether a device in use is stopped.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum StopMode {
+    /// Only if nobody uses it.
+    WhenUnused,
+    /// In any case: what is in flight completes, after that clients see errors.
+    Force,
+}
+
+/// A device that is exported as a FUSE file with a loop device over it.
+///
+/// Dropping one that was not stopped stops it by force.
+pub struct FuseLoop {
+    options: Options,
+    life: Arc<Life>,
+    threads: Vec<JoinHandle<()>>,
+    /// Threads stop when this is dropped.
+    stop: Option<PipeWriter>,
+    mounted: bool,
+    /// The number of the connection, where it could be found out.
+    connection: Option<u32>,
+    keeper: Option<Keeper>,
+    link: Option<Link>,
+}
+
+impl std::fmt::Debug for FuseLoop {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("FuseLoop")
+            .field("mount_dir", &self.options.mount_dir)
+            .field("loop", &self.keeper.as_ref().map(Keeper::device))
+            .finish_non_exhaustive()
+    }
+}
+
+impl FuseLoop {
+    /// Mounts the file, serves it, binds a loop device to it and makes the link.
+    ///
+    /// # Errors
+    /// What the system refused, in words; then nothing is left behind.
+    pub fn start(device: Arc<dyn BlockDevice>, options: Options) -> Result<Self> {
+        let geometry = device.geometry();
+        check(&options, &geometry)?;
+        if let Some(link) = &options.link {
+            link::may_be_made(link)?;
+        }
+        let options = Options { mount_dir: prepare_mount_dir(&options.mount_dir)?, ..options };
+        let what = format!("{} could not be exported as a block device", options.name);
+        let (stopped, stop) =
+            std::io::pipe().map_err(|error| system_error("no pipe for the FUSE threads", &error))?;
+        let mut export = Self {
+            options,
+            life: Arc::new(Life::default()),
+            threads: Vec::new(),
+            stop: Some(stop),
+            mounted: false,
+            connection: None,
+            keeper: None,
+            link: None,
+        };
+        // On an error the drop of what there is undoes it.
+        export.bring_up(&device, geometry, stopped).context(|| what)?;
+        Ok(export)
+    }
+
+    fn bring_up(
+        &mut self,
+        device: &Arc<dyn BlockDevice>,
+        geometry: Geometry,
+        stopped: PipeReader,
+    ) -> Result<()> {
+        let options = self.options.clone();
+        let first = connection::open()?;
+        connection::mount(&first, &options.mount_dir)?;
+        self.mounted = true;
+        self.connection = mounts::at(&options.mount_dir)?.map(|mount| mount.connection());
+        let filesystem =
+            Arc::new(Filesystem { name: options.name.clone(), geometry, read_only: options.read_only });
+        self.start_threads(first, device, &filesystem, Arc::new(stopped))?;
+        let file = self.file_path();
+        let keeper = Keeper::start(Binding { file, geometry, read_only: options.read_only })
+            .map_err(|error| self.life.look().failure.take().unwrap_or(error))?;
+        let keeper = self.keeper.insert(keeper);
+        if let Some(link) = &options.link {
+            self.link = Some(Link::create(link, &keeper.device().path)?);
+        }
+        Ok(())
+    }
+
+    /// Each thread opens its queue itself, and serves once it has; an error of any is an error of all.
+    fn start_threads(
+        &mut self,
+        first: File,
+        device: &Arc<dyn BlockDevice>,
+        filesystem: &Arc<Filesystem>,
+        stop: Arc<PipeReader>,
+    ) -> Result<()> {
+        let mut doors = Vec::with_capacity(self.options.queues);
+        for _ in 1..self.options.queues {
+            doors.push(connection::another(&first)?);
+        }
+        doors.push(first);
+        let (ready, all_ready) = mpsc::channel();
+        for (index, connection) in doors.into_iter().enumerate() {
+            let starting = Starting {
+                connection,
+                device: Arc::clone(device),
+                filesystem: Arc::clone(filesystem),
+                stop: Arc::clone(&stop),
+                leaving: Leaving(Arc::clone(&self.life)),
+                setup: self.options.thread_setup.clone(),
+            };
+            self.life.change(|state| state.serving += 1);
+            let ready = ready.clone();
+            let thread = std::thread::Builder::new()
+                .name(format!("cbd-fuse-{index}"))
+                .spawn(move || starting.run(ready))
+                .map_err(|error| system_error("no thread to serve the file", &error))?;
+            self.threads.push(thread);
+        }
+        drop(ready);
+        let mut count = 0;
+        for answer in all_ready {
+            answer?;
+            count += 1;
+        }
+        if count == self.options.queues {
+            return Ok(());
+        }
+        Err(Error::new(ErrorKind::System, "a thread that was to serve the file ended before it began"))
+    }
+
+    /// The node of the loop device, `/dev/loopN`.
+    #[must_use]
+    pub fn loop_path(&self) -> &Path {
+        self.keeper.as_ref().map_or(Path::new(""), |keeper| &keeper.device().path)
+    }
+
+    /// By what users know the device: the link if there is one, else the loop device.
+    #[must_use]
+    pub fn device_path(&self) -> &Path {
+        self.link.as_ref().map_or_else(|| self.loop_path(), Link::path)
+    }
+
+    /// The file that the loop device stands on. It can be read and written as well, with direct I/O.
+    #[must_use]
+    pub fn file_path(&self) -> PathBuf {
+        self.options.mount_dir.join(&self.options.name)
+    }
+
+    /// What the kernel tells users of the loop device.
+    #[must_use]
+    pub fn queue_limits(&self) -> Option<&QueueLimits> {
+        self.keeper.as_ref().map(|keeper| &keeper.device().limits)
+    }
+
+    /// Why the export does not serve any more, although it was not stopped.
+    #[must_use]
+    pub fn failure(&self) -> Option<String> {
+        let state = self.life.look();
+        let failed = state.failure.as_ref().map(Error::line);
+        failed.or_else(|| (state.serving == 0).then(|| "the FUSE connection was ended from outside".into()))
+    }
+
+    /// By whom the device is used, as a sentence: mounted, stacked upon, used as swap space, open in a process.
+    ///
+    /// # Errors
+    /// When the system cannot be asked.
+    pub fn is_busy(&self) -> Result<Option<String>> {
+        let Some(keeper) = &self.keeper else { return Ok(None) };
+        let (device, link) = (keeper.device(), self.link.as_ref().map(Link::path));
+        if let Some(sentence) = users::mounted_or_held(device, link)? {
+            return Ok(Some(sentence));
+        }
+        if keeper.exclusive_elsewhere(LOOK_PATIENCE)? {
+            return Ok(Some(users::mounted_elsewhere(device, link)));
+        }
+        if let Some(who) = users::opened_by(device.device) {
+            return Ok(Some(format!("{} is open in {who}", self.device_path().display())));
+        }
+        // The message that a file was closed comes after the close.
+        if !self.life.wait(CLOSE_PATIENCE, |state| state.open_files <= 1) {
+            let file = self.file_path();
+            let who =
+                users::file_opened_by(&file).unwrap_or_else(|| "a process that is not visible here".into());
+            return Ok(Some(format!("{} is open in {who}", file.display())));
+        }
+        Ok(None)
+    }
+
+    /// Takes the device away: link, loop device, file and mount, within about `timeout`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`] if somebody uses it and `mode` is not force, or [`ErrorKind::TimedOut`] if I/O to it hangs;
+    /// then it goes on as before. By force, [`ErrorKind::TimedOut`] says that threads still wait for the device below;
+    /// clients see errors all the same.
+    pub fn stop(&mut self, mode: StopMode, timeout: Duration) -> Result<()> {
+        if !self.mounted {
+            return Ok(());
+        }
+        let end = Instant::now() + timeout;
+        // By force, what is in flight has to have some time too.
+        let release_end = if mode == StopMode::Force { Instant::now() + timeout / 2 } else { end };
+        let released = self.release(release_end);
+        match (released, mode) {
+            (Ok(()), _) => self.unmount(end),
+            (Err(error), StopMode::WhenUnused) => Err(error),
+            (Err(_), StopMode::Force) => self.end_by_force(end),
+        }
+    }
+
+    /// Removes the link and lets the loop device go, or leaves both as they are.
+    fn release(&mut self, end: Instant) -> Result<()> {
+        let Some(keeper) = &self.keeper else { return Ok(()) };
+        let device_path = self.device_path().display().to_string();
+        let refused = |sentence: String| {
+            let text = format!("{sentence}; {device_path} cannot be stopped while it is used");
+            Error::new(ErrorKind::Busy, text)
+        };
+        if let Some(sentence) = self.is_busy()? {
+            return Err(refused(sentence));
+        }
+        // 1. The link, so that it never points to what may be somebody else's device. 2. The device.
+        let removed = self.link.take();
+        removed.iter().for_each(Link::remove);
+        let released = keeper.release(end);
+        if let Err(error) = released {
+            let loop_path = keeper.device().path.clone();
+            self.link = removed.and_then(|link| Link::create(link.path(), &loop_path).ok());
+            return Err(match self.is_busy() {
+                Ok(Some(sentence)) if error.kind() == ErrorKind::Busy => refused(sentence),
+                _ => error,
+            });
+        }
+        if let Some(mut keeper) = self.keeper.take() {
+            keeper.join();
+        }
+        Ok(())
+    }
+
+    /// Nobody uses the device any more: unmounts the file and ends the threads.
+    fn unmount(&mut self, end: Instant) -> Result<()> {
+        // The message that the loop device has closed the file comes on its own.
+        self.life.wait(left(end), |state| state.open_files == 0);
+        let dir = &self.options.mount_dir;
+        if system::umount(dir, libc::UMOUNT_NOFOLLOW).is_err() {
+            // Somebody looks at the directory; the connection ends all the same, with the threads.
+            let _ = system::umount(dir, libc::MNT_DETACH | libc::UMOUNT_NOFOLLOW);
+        }
+        self.end_threads(end)
+    }
+
+    /// Whoever uses the device sees errors from here on.
+    fn end_by_force(&mut self, end: Instant) -> Result<()> {
+        self.link.take().iter().for_each(Link::remove);
+        let ended = self.end_threads(end);
+        if let Some(mut keeper) = self.keeper.take() {
+            // With the connection gone nothing can hold up the close; if something does, the kernel ends it later.
+            if keeper.abandon(ABORT_PATIENCE).is_ok() {
+                keeper.join();
+            }
+        }
+        ended
+    }
+
+    /// What is in flight completes, then the threads let go and the connection ends with the last; at `end` it is
+    /// aborted.
+    fn end_threads(&mut self, end: Instant) -> Result<()> {
+        self.stop = None;
+        let all_gone = self.life.wait(left(end), |state| state.serving == 0);
+        if !all_gone {
+            mounts::abort_connection(self.connection, &self.options.mount_dir);
+        } else if self.mounted {
+            // If it is unmounted already, all the better.
+            let _ = system::umount(&self.options.mount_dir, libc::MNT_DETACH | libc::UMOUNT_NOFOLLOW);
+        }
+        self.mounted = false;
+        // Not ours to remove if somebody put something into it.
+        let _ = fs::remove_dir(&self.options.mount_dir);
+        if !all_gone && !self.life.wait(ABORT_PATIENCE, |state| state.serving == 0) {
+            let serving = self.life.look().serving;
+            let text = format!(
+                "{}: {serving} threads still wait for requests in flight; clients see errors meanwhile",
+                self.options.name
+            );
+            return Err(Error::new(ErrorKind::TimedOut, text));
+        }
+        for thread in self.threads.drain(..) {
+            // A panic of it is in `failure`.
+            let _ = thread.join();
+        }
+        Ok(())
+    }
+}
+
+impl Drop for FuseLoop {
+    fn drop(&mut self) {
+        // Nobody is left to be told.
+        let end = Instant::now() + DROP_PATIENCE;
+        if self.mounted {
+            let _ = self.end_by_force(end);
+        } else {
+            let _ = fs::remove_dir(&self.options.mount_dir);
+        }
+    }
+}
+
+/// What a thread needs to begin.
+struct Starting {
+    connection: File,
+    device: Arc<dyn BlockDevice>,
+    filesystem: Arc<Filesystem>,
+    stop: Arc<PipeReader>,
+    leaving: Leaving,
+    setup: Option<ThreadSetup>,
+}
+
+impl Starting {
+    fn run(self, ready: Sender<Result<()>>) {
+        // Dropped last: then the connection is closed.
+        let leaving = self.leaving;
+        if let Some(setup) = &self.setup {
+            setup();
+        }
+        let queue = match self.device.open_queue() {
+            Ok(queue) => queue,
+            Err(error) => {
+                let _ = ready.send(Err(error));
+                return;
+            }
+        };
+        let life = Arc::clone(&leaving.0);
+        let worker =
+            Worker { connection: self.connection, filesystem: self.filesystem, queue, stop: self.stop, life };
+        let _ = ready.send(Ok(()));
+        // Whoever waits for all threads waits until the last of these is gone.
+        drop(ready);
+        if let Err(error) = worker.serve() {
+            leaving.0.change(|state| {
+                state.failure.get_or_insert(error);
+            });
+        }
+    }
+}
+
+fn left(end: Instant) -> Duration {
+    end.saturating_duration_since(Instant::now())
+}
+
+fn check(options: &Options, geometry: &Geometry) -> Result<()> {
+    let wrong = |text: String| Err(Error::new(ErrorKind::InvalidArgument, text));
+    let name = &options.name;
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    if name.is_empty() || name.len() > 63 || name.starts_with('.') || !name.bytes().all(plain) {
+        return wrong(format!("{name:?} is no name for a device; take letters, digits, '-', '_' and '.'"));
+    }
+    if options.queues == 0 || options.queues > QUEUES_MAX {
+        return wrong(format!("{} is no number of queues; take 1 to {QUEUES_MAX}", options.queues));
+    }
+    let Geometry { size, sector, .. } = *geometry;
+    if !sector.is_power_of_two()
+        || !(512..=4096).contains(&sector)
+        || size == 0
+        || size % u64::from(sector) != 0
+    {
+        return wrong(format!("a device of {size} bytes with sectors of {sector} bytes cannot be exported"));
+    }
+    Ok(())
+}
+
+/// Makes the directory, and says where it is without any link.
+fn prepare_mount_dir(dir: &Path) -> Result<PathBuf> {
+    let wrong =
+        || Error::new(ErrorKind::InvalidArgument, format!("{} is no place for a mount", dir.display()));
+    let (parent, name) = (dir.parent().ok_or_else(wrong)?, dir.file_name().ok_or_else(wrong)?);
+    let failed = |error| system_error(dir.display(), &error);
+    fs::create_dir_all(parent).map_err(failed)?;
+    let dir = fs::canonicalize(parent).map_err(failed)?.join(name);
+    // Looked up before it is touched: a mount whose server is gone answers every touch with an error.
+    if mounts::at(&dir)?.is_some() {
+        let text = format!("something is mounted at {} already; unmount it first", dir.display());
+        return Err(Error::new(ErrorKind::AlreadyExists, text));
+    }
+    match fs::create_dir(&dir) {
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => Err(failed(error)),
+        _ => Ok(dir),
+    }
+}

@@ -1,0 +1,407 @@
+//! The loop device over the file, and the thread that alone holds it open.
+//!
+//! Always true here: the device is bound with direct I/O, without a partition scan, and lets its file go by itself when its
+//! last opener closes it (AUTOCLEAR). The keeper's descriptor of it lies in a table of the keeper's own, never in
+//! the daemon's: when the daemon is killed, the kernel closes tables in any order, and closing a block device
+//! waits for its I/O. In one table with the FUSE connection that wait could be for the very connection that
+//! is closed next, and the process would never die. So nobody else in this process opens the device.
+//!
+//! Left to others: the file beneath ([`crate::worker`]), the link to the device ([`crate::link`]).
+
+use crate::errors::system_error;
+use crate::system::{self, LO_FLAGS_AUTOCLEAR, LO_FLAGS_DIRECT_IO, LO_FLAGS_READ_ONLY, LO_NAME_SIZE};
+use cbd_types::{Context, Error, ErrorKind, Geometry, Result};
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Loop devices tried before it is given up: another process may take the free one first.
+const ATTEMPTS: usize = 64;
+/// How long binding may take; the kernel asks the file for its size and flushes it once.
+const BIND_PATIENCE: Duration = Duration::from_secs(30);
+/// Between two looks whether the last other opener (most often udev) has closed the device: there is no event for it.
+const RELEASE_INTERVAL: Duration = Duration::from_millis(20);
+/// Before the path in the name that a loop device carries.
+pub const MARK: &str = "cbd:";
+/// The most that goes through the loop device in one request: what one message carries.
+const REQUEST_KIB_MAX: u64 = 1024;
+
+/// What is bound to what.
+#[derive(Clone, Debug)]
+pub struct Binding {
+    /// The file.
+    pub file: PathBuf,
+    /// What is in it.
+    pub geometry: Geometry,
+    /// Whether the device may not be written.
+    pub read_only: bool,
+}
+
+/// A bound loop device.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LoopDevice {
+    /// Its number.
+    pub number: u32,
+    /// Its node.
+    pub path: PathBuf,
+    /// Its device number, (major, minor).
+    pub device: (u32, u32),
+    /// What it tells its users.
+    pub limits: QueueLimits,
+}
+
+/// What the kernel tells users of the loop device, and how it queues.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct QueueLimits {
+    /// Logical sector in bytes.
+    pub logical_block_size: u64,
+    /// Largest discard in bytes; 0 where none is offered.
+    pub discard_max_bytes: u64,
+    /// Granularity of discards in bytes.
+    pub discard_granularity: u64,
+    /// Largest write of zeroes without data in bytes.
+    pub write_zeroes_max_bytes: u64,
+    /// Whether flushes are sent.
+    pub write_back: bool,
+    /// Whether forced writes are sent as such; otherwise as a write and a flush.
+    pub fua: bool,
+    /// Largest request in KiB.
+    pub max_sectors_kb: u64,
+    /// Requests in flight at most.
+    pub nr_requests: u64,
+}
+
+enum Command {
+    /// Whether somebody uses the device exclusively: a mount, a volume manager.
+    ExclusiveElsewhere(Sender<Result<bool>>),
+    /// Write out what the kernel still holds, and let the file go, if nobody else uses the device.
+    Release { end: Instant, reply: Sender<Result<()>> },
+    /// Close the device, whoever uses it.
+    Abandon(Sender<Result<()>>),
+}
+
+/// The thread that holds a loop device.
+#[derive(Debug)]
+pub struct Keeper {
+    commands: Sender<Command>,
+    thread: Option<JoinHandle<()>>,
+    device: LoopDevice,
+}
+
+impl Keeper {
+    /// Binds a free loop device. Whoever serves the file must be serving already.
+    ///
+    /// # Errors
+    /// When there is no loop device to be had, or the kernel can't bind one as it must be.
+    pub fn start(binding: Binding) -> Result<Self> {
+        let (bound, waiting) = mpsc::channel();
+        let (commands, received) = mpsc::channel();
+        let thread = std::thread::Builder::new()
+            .name("cbd-loop".into())
+            .spawn(move || match bind(&binding) {
+                Ok((file, device)) => {
+                    let kept = device.clone();
+                    if bound.send(Ok(device)).is_ok() {
+                        keep(file, &kept, &received);
+                    }
+                }
+                Err(error) => {
+                    let _ = bound.send(Err(error));
+                }
+            })
+            .map_err(|error| system_error("no thread for the loop device", &error))?;
+        let device = waiting.recv_timeout(BIND_PATIENCE).unwrap_or_else(|_| {
+            Err(Error::new(ErrorKind::TimedOut, "the loop device could not be bound within 30 seconds"))
+        })?;
+        Ok(Self { commands, thread: Some(thread), device })
+    }
+
+    /// The device.
+    pub const fn device(&self) -> &LoopDevice {
+        &self.device
+    }
+
+    /// Whether somebody uses the device exclusively, here or in another mount namespace.
+    ///
+    /// # Errors
+    /// When the device cannot be opened, or does not answer within `patience`.
+    pub fn exclusive_elsewhere(&self, patience: Duration) -> Result<bool> {
+        self.ask(patience, Command::ExclusiveElsewhere)
+    }
+
+    /// Writes out what the kernel still holds for the device and lets the file go. After an error the device is as
+    /// it was.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`] if somebody still uses the device at `end`.
+    pub fn release(&self, end: Instant) -> Result<()> {
+        let patience = end.saturating_duration_since(Instant::now()) + Duration::from_secs(1);
+        self.ask(patience, |reply| Command::Release { end, reply })
+    }
+
+    /// Closes the device: its file is let go when the last other user closes it too.
+    ///
+    /// # Errors
+    /// When closing takes longer than `patience`.
+    pub fn abandon(&self, patience: Duration) -> Result<()> {
+        self.ask(patience, Command::Abandon)
+    }
+
+    /// Waits for the thread, which has ended or is about to.
+    pub fn join(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            // A panic of it was printed when it happened; there is nothing left to undo.
+            let _ = thread.join();
+        }
+    }
+
+    fn ask<T>(&self, patience: Duration, command: impl FnOnce(Sender<Result<T>>) -> Command) -> Result<T> {
+        let path = self.device.path.display();
+        let (reply, answer) = mpsc::channel();
+        let gone = |_| Error::new(ErrorKind::Stopped, format!("{path} is released already"));
+        self.commands.send(command(reply)).map_err(|_| gone(()))?;
+        match answer.recv_timeout(patience) {
+            Ok(answer) => answer,
+            Err(mpsc::RecvTimeoutError::Disconnected) => Err(gone(())),
+            Err(mpsc::RecvTimeoutError::Timeout) => {
+                Err(Error::new(ErrorKind::TimedOut, format!("{path} does not answer; I/O to it hangs")))
+            }
+        }
+    }
+}
+
+/// Holds the device until it is told to let go, or whoever could tell is gone.
+fn keep(mut held: File, device: &LoopDevice, commands: &Receiver<Command>) {
+    let path = &device.path;
+    while let Ok(command) = commands.recv() {
+        match command {
+            Command::ExclusiveElsewhere(reply) => {
+                let answer = match open_exclusively(path) {
+                    Ok(_) => Ok(false),
+                    Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Ok(true),
+                    Err(error) => Err(system_error(path.display(), &error)),
+                };
+                let _ = reply.send(answer);
+            }
+            Command::Release { end, reply } => match release(held, device, end) {
+                Ok(()) => {
+                    let _ = reply.send(Ok(()));
+                    return;
+                }
+                Err((kept, error)) => {
+                    let _ = reply.send(Err(error));
+                    match kept {
+                        Some(kept) => held = kept,
+                        None => return,
+                    }
+                }
+            },
+            Command::Abandon(reply) => {
+                reset(device.number);
+                drop(held);
+                let _ = reply.send(Ok(()));
+                return;
+            }
+        }
+    }
+}
+
+/// Lets the file go if nobody else uses the device; with an error comes what goes on holding it.
+fn release(held: File, device: &LoopDevice, end: Instant) -> std::result::Result<(), (Option<File>, Error)> {
+    let path = &device.path;
+    if let Err(error) = held.sync_all() {
+        let text = format!(
+            "{}: what the kernel still held for it could not be written, and is lost",
+            path.display()
+        );
+        return Err((Some(held), system_error(text, &error)));
+    }
+    let exclusive = match open_exclusively(path) {
+        Ok(exclusive) => exclusive,
+        Err(error) => return Err((Some(held), system_error(path.display(), &error))),
+    };
+    // 1. Nobody can mount it from here on. 2. As the only opener, clearing it also keeps new ones out.
+    drop(held);
+    loop {
+        let cleared =
+            system::loop_clear(exclusive.as_fd()).and_then(|()| system::loop_status(exclusive.as_fd()));
+        match cleared {
+            Err(error) if error.raw_os_error() == Some(libc::ENXIO) => {
+                reset(device.number);
+                return Ok(());
+            }
+            Ok(_) if Instant::now() < end => std::thread::sleep(RELEASE_INTERVAL),
+            Ok(_) => {
+                let held = open_node(path).ok();
+                let text = format!("{} is open in another process", path.display());
+                return Err((held, Error::new(ErrorKind::Busy, text)));
+            }
+            Err(error) => return Err((open_node(path).ok(), system_error(path.display(), &error))),
+        }
+    }
+}
+
+fn open_node(path: &Path) -> io::Result<File> {
+    // Read-write, so that udev looks at the device anew only after it was let go for good.
+    OpenOptions::new().read(true).open(path)
+}
+
+fn open_exclusively(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(path)
+}
+
+fn bind(binding: &Binding) -> Result<(File, LoopDevice)> {
+    system::unshare_descriptors().map_err(|error| {
+        system_error(
+            "the loop device's thread cannot have descriptors of its own (it needs Linux 5.9)",
+            &error,
+        )
+    })?;
+    let file = OpenOptions::new()
+        .read(true)
+        .write(!binding.read_only)
+        .custom_flags(libc::O_DIRECT)
+        .open(&binding.file)
+        .map_err(|error| system_error(binding.file.display(), &error))?;
+    let control = open_control()?;
+    for _ in 0..ATTEMPTS {
+        let number = system::loop_get_free(control.as_fd()).map_err(|error| no_device(&error))?;
+        let path = PathBuf::from(format!("/dev/loop{number}"));
+        let device = match open_or_make_node(&path, number) {
+            Ok(device) => device,
+            Err(error) if error.raw_os_error() == Some(libc::ENXIO) => continue,
+            Err(error) => return Err(system_error(path.display(), &error)),
+        };
+        match configure(&device, &file, binding) {
+            Ok(()) => return finish(device, path, number, binding),
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {}
+            Err(error) => {
+                let text = format!("{} cannot be bound to {}", path.display(), binding.file.display());
+                return Err(system_error(text, &error)
+                    .while_doing("a loop device with direct I/O, Linux 5.8 or newer"));
+            }
+        }
+    }
+    Err(Error::new(ErrorKind::Busy, "other processes took every free loop device first; try again"))
+}
+
+/// The door to loop devices.
+pub fn open_control() -> Result<File> {
+    OpenOptions::new().read(true).write(true).open("/dev/loop-control").map_err(|error| {
+        system_error(
+            "/dev/loop-control (loop devices need root and the kernel's loop module: modprobe loop)",
+            &error,
+        )
+    })
+}
+
+fn no_device(error: &io::Error) -> Error {
+    let text = "the kernel has no free loop device; let unused ones go with losetup -d";
+    let error = system_error(text, error);
+    if error.kind() == ErrorKind::System { Error::new(ErrorKind::NoSpace, error.line()) } else { error }
+}
+
+/// Opens the node; where /dev is not the kernel's own, a node for a device that was just made has to be made.
+pub fn open_or_make_node(path: &Path, number: u32) -> io::Result<File> {
+    let open = || OpenOptions::new().read(true).write(true).open(path);
+    match open() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let (major, minor) = device_number(number).ok_or(error)?;
+            match system::make_block_node(path, major, minor) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+                _ => open(),
+            }
+        }
+        opened => opened,
+    }
+}
+
+fn configure(device: &File, file: &File, binding: &Binding) -> io::Result<()> {
+    let read_only = if binding.read_only { LO_FLAGS_READ_ONLY } else { 0 };
+    let flags = LO_FLAGS_AUTOCLEAR | LO_FLAGS_DIRECT_IO | read_only;
+    system::loop_configure(
+        device.as_fd(),
+        file.as_fd(),
+        binding.geometry.sector,
+        flags,
+        marked(&binding.file),
+    )
+}
+
+/// The name that our loop devices carry: a mark and as much of the path as there is room for.
+fn marked(file: &Path) -> [u8; LO_NAME_SIZE] {
+    let mut name = [0; LO_NAME_SIZE];
+    let text = MARK.as_bytes().iter().chain(file.as_os_str().as_bytes());
+    name.iter_mut().take(LO_NAME_SIZE - 1).zip(text).for_each(|(place, &byte)| *place = byte);
+    name
+}
+
+/// Sets what can be set, and looks at what became of it.
+fn finish(device: File, path: PathBuf, number: u32, binding: &Binding) -> Result<(File, LoopDevice)> {
+    let Binding { geometry, read_only, .. } = binding;
+    if read_setting(number, "loop/dio").as_deref() != Some("1") {
+        let text = format!("the kernel does not do direct I/O between {} and a FUSE file", path.display());
+        return Err(Error::new(ErrorKind::Unsupported, text));
+    }
+    if !geometry.discard && !read_only {
+        // The file system refuses this one, and with that the kernel offers no discards any more. (A setting would
+        // do it too, but can't be taken back, and outlives the binding.) Where it goes on offering them, each is refused.
+        let _ =
+            system::discard(device.as_fd(), 0, u64::from(geometry.discard_granularity.max(geometry.sector)));
+    }
+    let largest = read_number(number, "queue/max_hw_sectors_kb").min(REQUEST_KIB_MAX);
+    write_setting(number, "queue/max_sectors_kb", largest)?;
+    let numbers = device_number(number).ok_or_else(|| {
+        Error::new(ErrorKind::System, format!("/sys/block/loop{number}/dev cannot be read"))
+    })?;
+    let limits = QueueLimits {
+        logical_block_size: read_number(number, "queue/logical_block_size"),
+        discard_max_bytes: read_number(number, "queue/discard_max_bytes"),
+        discard_granularity: read_number(number, "queue/discard_granularity"),
+        write_zeroes_max_bytes: read_number(number, "queue/write_zeroes_max_bytes"),
+        write_back: read_setting(number, "queue/write_cache").as_deref() == Some("write back"),
+        fua: read_number(number, "queue/fua") == 1,
+        max_sectors_kb: read_number(number, "queue/max_sectors_kb"),
+        nr_requests: read_number(number, "queue/nr_requests"),
+    };
+    // From here on it is held open for reading only: closing a device that was open for writing makes udev read it.
+    let held = open_node(&path).map_err(|error| system_error(path.display(), &error))?;
+    drop(device);
+    Ok((held, LoopDevice { number, path, device: numbers, limits }))
+}
+
+fn device_number(number: u32) -> Option<(u32, u32)> {
+    let text = read_setting(number, "dev")?;
+    let (major, minor) = text.split_once(':')?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
+}
+
+/// Puts back what [`finish`] has set, which outlives the binding, for whoever gets the loop device next. A kernel that
+/// refuses keeps it: what is left then is slower, not wrong.
+fn reset(number: u32) {
+    // Zero stands for the kernel's own choice.
+    let _ = write_setting(number, "queue/max_sectors_kb", 0);
+}
+
+/// A line that the kernel shows of a loop device.
+pub fn read_setting(number: u32, name: &str) -> Option<String> {
+    let text = fs::read_to_string(format!("/sys/block/loop{number}/{name}")).ok()?;
+    Some(text.trim_end_matches('\n').to_owned())
+}
+
+fn read_number(number: u32, name: &str) -> u64 {
+    read_setting(number, name).and_then(|text| text.parse().ok()).unwrap_or_default()
+}
+
+fn write_setting(number: u32, name: &str, value: u64) -> Result<()> {
+    let path = format!("/sys/block/loop{number}/{name}");
+    fs::write(&path, value.to_string())
+        .map_err(|error| system_error(path, &error))
+        .context(|| format!("a setting of /dev/loop{number} could not be set"))
+}

@@ -1,0 +1,52 @@
+//! Finding out whether this machine lets us make a block device, by trying.
+//!
+//! Always true here: what is tried is gone afterwards, after a crash too: the mount lives in a namespace of a thread
+//! of its own and nobody else ever sees it, the loop device is opened and not bound.
+
+use crate::connection;
+use crate::loop_device::{open_control, open_or_make_node};
+use crate::system;
+use cbd_types::{ErrorKind, Result};
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+
+/// Tries whether a FUSE file system can be mounted and a loop device be had.
+///
+/// # Errors
+/// What is missing, in one sentence.
+pub fn probe() -> std::result::Result<(), String> {
+    let tried = std::thread::Builder::new().name("cbd-fuse-probe".into()).spawn(|| {
+        try_mount()?;
+        try_loop()
+    });
+    let tried = tried.map_err(|error| format!("no thread to try a mount in: {error}"))?;
+    match tried.join() {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(error)) if error.kind() == ErrorKind::Permission => {
+            Err(format!("a block device needs root (CAP_SYS_ADMIN): {error}"))
+        }
+        Ok(Err(error)) => Err(error.line()),
+        Err(_) => Err("trying a mount panicked".into()),
+    }
+}
+
+/// The namespace ends with the thread, and the mount in it.
+fn try_mount() -> Result<()> {
+    let connection = connection::open()?;
+    system::unshare_mounts()
+        .map_err(|error| crate::errors::system_error("no mount namespace to try a mount in", &error))?;
+    connection::mount(&connection, &std::env::temp_dir())
+}
+
+fn try_loop() -> Result<()> {
+    let control = open_control()?;
+    let no_device = |error| crate::errors::system_error("the kernel has no free loop device", &error);
+    let number = system::loop_get_free(control.as_fd()).map_err(no_device)?;
+    let path = PathBuf::from(format!("/dev/loop{number}"));
+    match open_or_make_node(&path, number) {
+        // Somebody else has just taken or removed it: there are some to be had.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENXIO | libc::EBUSY)) => Ok(()),
+        Err(error) => Err(crate::errors::system_error(path.display(), &error)),
+        Ok(_) => Ok(()),
+    }
+}

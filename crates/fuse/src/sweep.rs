@@ -1,0 +1,157 @@
+//! Clearing away what a killed daemon left behind.
+//!
+//! Always true here: only what is provably ours and dead is touched: a mount of our type and source under the
+//! given directory whose server is gone, a loop device bound to a file on such a mount, a link of our name to a
+//! loop device that is nobody's or was cleared. So it is safe at every start, next to other daemons too.
+//!
+//! Left to others: making sure that no two daemons share a directory.
+
+use crate::errors::system_error;
+use crate::link::{is_bound, is_marked, loop_number};
+use crate::loop_device::read_setting;
+use crate::mounts::{self, Mount};
+use crate::system;
+use cbd_types::Result;
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How long a mount's server may take to show that it lives.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// What was cleared away.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Swept {
+    /// Mounts whose server was gone.
+    pub mounts: Vec<PathBuf>,
+    /// Loop devices over them. One that is still mounted goes when it is unmounted.
+    pub loops: Vec<PathBuf>,
+    /// Links that led nowhere.
+    pub links: Vec<PathBuf>,
+    /// Mounts of ours that were left alone, since their server lives.
+    pub alive: Vec<PathBuf>,
+}
+
+/// Clears away what a killed daemon left under `run_dir`, and its links in `dev_dir`.
+///
+/// # Errors
+/// When the mounts or the links cannot be listed.
+pub fn sweep(run_dir: &Path, dev_dir: &Path) -> Result<Swept> {
+    let mut swept = Swept::default();
+    let (dead, alive): (Vec<_>, Vec<_>) =
+        ours_under(run_dir)?.into_iter().partition(|mount| mount.is_dead(PATIENCE));
+    swept.alive = alive.into_iter().map(|mount| mount.target).collect();
+    // Before the mounts, which say where the files of the loop devices are.
+    for number in bound_loops() {
+        if clear_if_over(number, &dead) {
+            swept.loops.push(PathBuf::from(format!("/dev/loop{number}")));
+        }
+    }
+    for mount in dead {
+        mount.abort();
+        // Not there for the next one; if somebody put something into it, it stays.
+        let _ = fs::remove_dir(&mount.target);
+        swept.mounts.push(mount.target);
+    }
+    sweep_links(dev_dir, &mut swept)?;
+    Ok(swept)
+}
+
+/// Ends every FUSE connection of ours under `run_dir`, alive or not, and says how many: for a watchdog, when a
+/// process that serves one hangs and can't be killed.
+///
+/// # Errors
+/// When the mounts cannot be listed.
+pub fn abort_connections(run_dir: &Path) -> Result<usize> {
+    let mounts = ours_under(run_dir)?;
+    mounts.iter().for_each(Mount::abort);
+    Ok(mounts.len())
+}
+
+fn ours_under(run_dir: &Path) -> Result<Vec<Mount>> {
+    let run_dir = match fs::canonicalize(run_dir) {
+        Ok(path) => path,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(system_error(run_dir.display(), &error)),
+    };
+    let mut mounts = mounts::list()?;
+    mounts.retain(|mount| mount.is_ours() && mount.target.starts_with(&run_dir));
+    Ok(mounts)
+}
+
+fn bound_loops() -> impl Iterator<Item = u32> {
+    let number = |entry: fs::DirEntry| {
+        let name = entry.file_name();
+        loop_number(&Path::new("/dev").join(name)).filter(|&number| is_bound(number))
+    };
+    fs::read_dir("/sys/block").into_iter().flatten().flatten().filter_map(number)
+}
+
+/// Lets a loop device's file go if that lies on one of these mounts.
+fn clear_if_over(number: u32, dead: &[Mount]) -> bool {
+    let Some(file) = read_setting(number, "loop/backing_file") else { return false };
+    let Some(mount) = dead.iter().find(|mount| Path::new(&file).starts_with(&mount.target)) else {
+        return false;
+    };
+    let Ok(device) = File::open(format!("/dev/loop{number}")) else { return false };
+    let (major, minor) = mount.device;
+    // Paths can be the same in two namespaces; the number of the file system cannot.
+    let over = |info: &system::LoopInfo| info.device == libc::makedev(major, minor);
+    system::loop_status(device.as_fd()).as_ref().is_ok_and(over) && system::loop_clear(device.as_fd()).is_ok()
+}
+
+fn sweep_links(dev_dir: &Path, swept: &mut Swept) -> Result<()> {
+    let entries = match fs::read_dir(dev_dir) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(system_error(dev_dir.display(), &error)),
+    };
+    for entry in entries.flatten().filter(|entry| has_our_name(&entry.file_name().to_string_lossy())) {
+        let Ok(target) = fs::read_link(entry.path()) else { continue };
+        let Some(number) = loop_number(&target) else { continue };
+        let dead = swept.loops.contains(&target) || !is_bound(number) || !is_marked(number);
+        if dead && fs::remove_file(entry.path()).is_ok() {
+            swept.links.push(entry.path());
+        }
+    }
+    Ok(())
+}
+
+/// Whether a name is that of a blkdev: `cbd` and a number.
+fn has_our_name(name: &str) -> bool {
+    let digits = name.strip_prefix("cbd").unwrap_or_default();
+    !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_links_of_our_name_that_lead_nowhere_are_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let link = |name: &str, target: &str| {
+            std::os::unix::fs::symlink(target, dir.path().join(name)).unwrap();
+        };
+        link("cbd0", "/dev/loop1048003");
+        link("cbd1", "/dev/null");
+        link("cbdx", "/dev/loop1048003");
+        link("other", "/dev/loop1048003");
+        fs::write(dir.path().join("cbd2"), "").unwrap();
+        let swept = sweep(&dir.path().join("none"), dir.path()).unwrap();
+        assert_eq!(swept.links, [dir.path().join("cbd0")]);
+        assert!(swept.mounts.is_empty() && swept.loops.is_empty());
+        let left = fs::read_dir(dir.path()).unwrap().count();
+        assert_eq!(left, 4);
+    }
+
+    #[test]
+    fn directories_that_are_not_there_hold_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let none = dir.path().join("none");
+        assert_eq!(sweep(&none, &none).unwrap(), Swept::default());
+        assert_eq!(abort_connections(&none).unwrap(), 0);
+    }
+}

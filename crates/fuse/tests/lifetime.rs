@@ -1,0 +1,292 @@
+//! Start, stop, refusal to stop, force, and what a killed daemon leaves behind.
+#![allow(missing_docs)]
+
+mod support;
+
+use cbd_fuse::{FuseLoop, StopMode, Swept, sweep};
+use cbd_types::{AlignedBuffer, ErrorKind};
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+use support::{Exported, MIB, TestDevice, daemon_dir, in_sandbox, options, start, start_daemon, tool};
+
+const SOON: Duration = Duration::from_secs(10);
+
+fn mounted_ext4(export: &FuseLoop, dir: &Path) -> PathBuf {
+    let path = export.device_path().to_str().unwrap().to_owned();
+    tool("mkfs.ext4", &["-q", &path]);
+    let mount = dir.join("mnt");
+    std::fs::create_dir_all(&mount).unwrap();
+    tool("mount", &[&path, mount.to_str().unwrap()]);
+    mount
+}
+
+fn bound_file(loop_path: &Path) -> Option<String> {
+    let name = loop_path.file_name().unwrap().to_string_lossy().into_owned();
+    std::fs::read_to_string(format!("/sys/block/{name}/loop/backing_file")).ok()
+}
+
+fn mounts() -> String {
+    std::fs::read_to_string("/proc/self/mountinfo").unwrap()
+}
+
+#[test]
+fn after_a_stop_nothing_is_left() {
+    in_sandbox("after_a_stop_nothing_is_left", |dir| {
+        let device = Arc::new(TestDevice::new(8 * MIB, 512));
+        for _ in 0..5 {
+            let mut export = start(&device, dir);
+            let loop_path = export.loop_path().to_owned();
+            assert_eq!(std::fs::read_link(dir.join("cbd7")).unwrap(), loop_path);
+            assert!(bound_file(&loop_path).is_some());
+            assert_eq!(export.failure(), None);
+            export.stop(StopMode::WhenUnused, SOON).unwrap();
+            assert_eq!(bound_file(&loop_path), None);
+            assert!(!mounts().contains("fuse.cbd"));
+            assert!(std::fs::symlink_metadata(dir.join("cbd7")).is_err());
+            assert!(!dir.join("fuse/cbd7").exists());
+            export.stop(StopMode::WhenUnused, SOON).unwrap();
+        }
+    });
+}
+
+#[test]
+fn what_only_the_page_cache_held_is_in_the_device_after_a_stop() {
+    in_sandbox("what_only_the_page_cache_held_is_in_the_device_after_a_stop", |dir| {
+        let device = Arc::new(TestDevice::new(8 * MIB, 512));
+        let mut export = start(&device, dir);
+        let file = OpenOptions::new().write(true).open(export.device_path()).unwrap();
+        file.write_all_at(&[0x5a; 100_000], 12_345).unwrap();
+        drop(file);
+        export.stop(StopMode::WhenUnused, SOON).unwrap();
+        assert!(device.bytes.read().unwrap()[12_345..112_345].iter().all(|&byte| byte == 0x5a));
+    });
+}
+
+#[test]
+fn a_device_in_use_is_not_stopped_and_goes_on() {
+    in_sandbox("a_device_in_use_is_not_stopped_and_goes_on", |dir| {
+        let device = Arc::new(TestDevice::new(64 * MIB, 512));
+        let mut export = start(&device, dir);
+        let mount = mounted_ext4(&export, dir);
+        let error = export.stop(StopMode::WhenUnused, SOON).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Busy);
+        assert!(error.line().contains(&format!("mounted at {}", mount.display())), "{error}");
+        std::fs::write(mount.join("file"), "still there").unwrap();
+        tool("umount", &[mount.to_str().unwrap()]);
+
+        let file = File::open(export.device_path()).unwrap();
+        let error = export.stop(StopMode::WhenUnused, Duration::from_millis(200)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Busy);
+        let us = format!("process {}", std::process::id());
+        assert!(error.line().contains(&us), "{error}");
+        drop(file);
+
+        let file = OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(export.loop_path()).unwrap();
+        let error = export.stop(StopMode::WhenUnused, SOON).unwrap_err();
+        assert!(error.line().contains("exclusively") && error.line().contains(&us), "{error}");
+        drop(file);
+
+        let file = File::open(export.file_path()).unwrap();
+        let error = export.stop(StopMode::WhenUnused, SOON).unwrap_err();
+        assert!(error.line().contains(&us), "{error}");
+        drop(file);
+
+        assert_eq!(std::fs::read_link(dir.join("cbd7")).unwrap(), export.loop_path());
+        export.stop(StopMode::WhenUnused, SOON).unwrap();
+        assert_eq!(bound_file(Path::new("/dev/loop0")).filter(|file| file.contains("cbd7")), None);
+    });
+}
+
+#[test]
+fn a_stop_by_force_ends_soon_and_users_see_errors() {
+    in_sandbox("a_stop_by_force_ends_soon_and_users_see_errors", |dir| {
+        let mut device = TestDevice::new(64 * MIB, 512);
+        device.delay = Duration::from_millis(1);
+        let device = Arc::new(device);
+        let mut export = start(&device, dir);
+        let mount = mounted_ext4(&export, dir);
+        let loop_path = export.loop_path().to_owned();
+        let writer = {
+            let path = mount.join("file");
+            let file = OpenOptions::new()
+                .write(true)
+                .create_new(true)
+                .custom_flags(libc::O_DIRECT)
+                .open(path)
+                .unwrap();
+            std::thread::spawn(move || {
+                let buffer = AlignedBuffer::zeroed(65536);
+                (0..).find_map(|turn: u64| file.write_at(&buffer, turn % 100 * 65536).err())
+            })
+        };
+        std::thread::sleep(Duration::from_millis(200));
+        let began = Instant::now();
+        export.stop(StopMode::Force, Duration::from_secs(5)).unwrap();
+        println!("forced stop of a mounted device under load: {:?}", began.elapsed());
+        assert!(began.elapsed() < Duration::from_secs(5));
+        assert!(writer.join().unwrap().is_some());
+        assert!(!mounts().contains("fuse.cbd"));
+        assert!(std::fs::symlink_metadata(dir.join("cbd7")).is_err());
+        let _ = std::process::Command::new("umount").arg(&mount).status();
+        assert_eq!(bound_file(&loop_path), None, "it lets go by itself when it is unmounted");
+    });
+}
+
+#[test]
+fn a_device_below_that_never_answers_does_not_hold_up_a_stop_by_force() {
+    in_sandbox("a_device_below_that_never_answers_does_not_hold_up_a_stop_by_force", |dir| {
+        let device = Arc::new(TestDevice { parks: true, ..TestDevice::new(64 * MIB, 512) });
+        let mut export = start(&device, dir);
+        device.stuck.store(true, Ordering::Relaxed);
+        let path = export.device_path().to_owned();
+        let reader = std::thread::spawn(move || {
+            let file = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path).unwrap();
+            file.read_at(&mut AlignedBuffer::zeroed(4096), 0)
+        });
+        std::thread::sleep(Duration::from_millis(100));
+        let began = Instant::now();
+        let error = export.stop(StopMode::Force, Duration::from_secs(2)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TimedOut);
+        assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
+        assert!(reader.join().unwrap().is_err());
+        device.stuck.store(false, Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn a_dropped_export_leaves_nothing() {
+    in_sandbox("a_dropped_export_leaves_nothing", |dir| {
+        let device = Arc::new(TestDevice::new(8 * MIB, 512));
+        let export = start(&device, dir);
+        let loop_path = export.loop_path().to_owned();
+        drop(export);
+        assert_eq!(bound_file(&loop_path), None);
+        assert!(!mounts().contains("fuse.cbd"));
+        assert!(std::fs::symlink_metadata(dir.join("cbd7")).is_err());
+    });
+}
+
+#[test]
+fn a_start_that_fails_leaves_nothing() {
+    in_sandbox("a_start_that_fails_leaves_nothing", |dir| {
+        let device = Arc::new(TestDevice::new(8 * MIB, 512));
+        let exported = || Arc::new(Exported(Arc::clone(&device)));
+        std::fs::write(dir.join("cbd7"), "somebody's").unwrap();
+        let error = FuseLoop::start(exported(), options(dir, 2)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::AlreadyExists);
+        std::fs::remove_file(dir.join("cbd7")).unwrap();
+        let mut export = FuseLoop::start(exported(), options(dir, 2)).unwrap();
+        let error = FuseLoop::start(exported(), options(dir, 2)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::AlreadyExists);
+        let elsewhere = cbd_fuse::Options { mount_dir: dir.join("fuse/other"), ..options(dir, 2) };
+        let error = FuseLoop::start(exported(), elsewhere).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::AlreadyExists);
+        for wrong in ["", "a/b", "..", "a b"] {
+            let how = cbd_fuse::Options { name: wrong.into(), ..options(dir, 2) };
+            assert_eq!(FuseLoop::start(exported(), how).unwrap_err().kind(), ErrorKind::InvalidArgument);
+        }
+        for queues in [0, 129] {
+            let error = FuseLoop::start(exported(), options(dir, queues)).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        }
+        assert_eq!(mounts().matches("fuse.cbd").count(), 1);
+        export.stop(StopMode::WhenUnused, SOON).unwrap();
+    });
+}
+
+#[test]
+fn a_machine_that_can_says_so() {
+    in_sandbox("a_machine_that_can_says_so", |_| {
+        let before = mounts();
+        assert_eq!(cbd_fuse::probe(), Ok(()));
+        assert_eq!(mounts(), before);
+        if let Err(missing) = cbd_fuse::flusher::become_io_flusher() {
+            assert!(missing.contains("CAP_SYS_RESOURCE"), "{missing}");
+        }
+    });
+}
+
+/// Not a test of its own: the daemon that others kill.
+#[test]
+fn daemon_to_be_killed() {
+    let Some(dir) = daemon_dir() else { return };
+    let device = Arc::new(TestDevice::new(64 * MIB, 512));
+    let export = start(&device, &dir);
+    println!("ready {}", export.loop_path().display());
+    std::thread::sleep(Duration::from_secs(50));
+}
+
+/// Starts a daemon and waits until its device is there.
+fn daemon(dir: &Path) -> (std::process::Child, PathBuf) {
+    let mut child = start_daemon("daemon_to_be_killed", dir);
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let ready =
+        lines.map_while(Result::ok).find_map(|line| Some(PathBuf::from(line.split_once("ready ")?.1)));
+    (child, ready.expect("the daemon starts"))
+}
+
+fn kill(mut child: std::process::Child) {
+    let began = Instant::now();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    println!("a killed daemon is gone after {:?}", began.elapsed());
+}
+
+#[test]
+fn a_killed_daemon_lets_the_loop_device_go_and_a_new_one_starts_after_a_sweep() {
+    in_sandbox("a_killed_daemon_lets_the_loop_device_go_and_a_new_one_starts_after_a_sweep", |dir| {
+        for _ in 0..5 {
+            let (child, loop_path) = daemon(dir);
+            // Dirty pages that nobody has written when it dies: closing the loop device has to write them.
+            let file = OpenOptions::new().write(true).open(&loop_path).unwrap();
+            file.write_all_at(&[1; 1 << 20], 0).unwrap();
+            drop(file);
+            kill(child);
+            assert_eq!(bound_file(&loop_path), None);
+            let swept = sweep(dir, dir).unwrap();
+            assert_eq!(swept.mounts, [dir.join("fuse/cbd7")]);
+            assert_eq!(swept.links, [dir.join("cbd7")]);
+            assert!(swept.alive.is_empty());
+            assert!(!mounts().contains("fuse.cbd"));
+            let mut export = start(&Arc::new(TestDevice::new(8 * MIB, 512)), dir);
+            assert_eq!(sweep(dir, dir).unwrap(), Swept { alive: swept.mounts, ..Swept::default() });
+            export.stop(StopMode::WhenUnused, SOON).unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_daemon_killed_under_a_mount_is_swept_and_its_loop_device_goes_with_the_mount() {
+    in_sandbox("a_daemon_killed_under_a_mount_is_swept_and_its_loop_device_goes_with_the_mount", |dir| {
+        let (child, loop_path) = daemon(dir);
+        let text = loop_path.to_str().unwrap();
+        tool("mkfs.ext4", &["-q", text]);
+        let mount = dir.join("mnt");
+        std::fs::create_dir(&mount).unwrap();
+        tool("mount", &[text, mount.to_str().unwrap()]);
+        let writer = {
+            let path = mount.join("file");
+            std::thread::spawn(move || {
+                (0..100_000).find_map(|_| std::fs::write(&path, vec![7; 300_000]).err())
+            })
+        };
+        std::thread::sleep(Duration::from_millis(200));
+        kill(child);
+        let swept = sweep(dir, dir).unwrap();
+        assert_eq!(swept.loops, std::slice::from_ref(&loop_path));
+        assert_eq!(swept.links, [dir.join("cbd7")]);
+        assert!(bound_file(&loop_path).is_some(), "it is still mounted");
+        // Beside the old one, which its users have not let go yet.
+        let mut export = start(&Arc::new(TestDevice::new(8 * MIB, 512)), dir);
+        assert_ne!(export.loop_path(), loop_path);
+        export.stop(StopMode::WhenUnused, SOON).unwrap();
+        let _ = writer.join();
+        let _ = std::process::Command::new("umount").arg(&mount).status();
+        assert_eq!(bound_file(&loop_path), None);
+    });
+}
