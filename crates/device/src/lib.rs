@@ -15,9 +15,9 @@ mod queue;
 
 pub use queue::Queue;
 
-use alloc::sync::Arc;
-use cbd_engine::{Cache, Environment};
-use cbd_types::{BackingGeometry, Geometry};
+use alloc::{sync::Arc, vec, vec::Vec};
+use cbd_engine::{Cache, CachedState, Environment};
+use cbd_types::{BackingGeometry, ByteRange, Geometry};
 
 /// What a blkdev stands on.
 pub struct Device<E: Environment> {
@@ -39,6 +39,14 @@ impl<E: Environment> Device<E> {
     /// The cache, if there is one.
     pub const fn cache(&self) -> Option<&Arc<Cache<E>>> {
         self.cache.as_ref()
+    }
+
+    /// What is known of `range`, in order and without holes, for block status.
+    pub fn extents(&self, range: ByteRange) -> Vec<CachedState> {
+        match &self.cache {
+            Some(cache) => cache.extents(range),
+            None => vec![CachedState { range, zeroes: false, cached: false, dirty: false }],
+        }
     }
 
     /// What exports tell their clients. The size is what was recorded for the cache: a backing device that has grown

@@ -199,6 +199,8 @@ pub struct Cache<E: Environment> {
     pub(crate) written_back: AtomicU64,
     pub(crate) backing_flushes: AtomicU64,
     maintenance: Mutex<E, Option<Waker>>,
+    /// The maintainer sleeps until somebody writes.
+    pub(crate) maintainer_sleeps: AtomicBool,
     /// Where writeback begins in each lane; recovery knows, the maintainer takes it.
     pub(crate) cursors: Mutex<E, Vec<Cursor>>,
 }
@@ -243,6 +245,7 @@ impl<E: Environment> Cache<E> {
             written_back: AtomicU64::new(0),
             backing_flushes: AtomicU64::new(0),
             maintenance: Mutex::<E, _>::new(None),
+            maintainer_sleeps: AtomicBool::new(false),
             cursors: Mutex::<E, _>::new(cursors),
         }
     }
@@ -346,6 +349,17 @@ impl<E: Environment> Cache<E> {
         let waker = self.maintenance.lock().clone();
         if let Some(waker) = waker {
             waker.wake();
+        }
+    }
+
+    /// Says that a record is coming to a lane, and wakes the maintainer if it sleeps: the first write after a rest begins
+    /// the clock of writeback. See [`Lane::touch`].
+    pub(crate) fn announce(&self, lane: &Lane<E>) {
+        if lane.touch()
+            && self.maintainer_sleeps.load(Ordering::SeqCst)
+            && self.maintainer_sleeps.swap(false, Ordering::SeqCst)
+        {
+            self.wake_maintenance();
         }
     }
 

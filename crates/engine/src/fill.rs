@@ -43,7 +43,7 @@ impl<E: Environment> Cache<E> {
         if self.check_running().is_err() || self.pool.has_waiters() {
             return;
         }
-        lane.touch();
+        self.announce(lane);
         // Without space it is simply not cached.
         let _ = if blocks_in(miss.range) <= 2 {
             self.commit_locked::<2>(&mut state, RecordKind::Fill, miss.range, data, Asker::Optional, None)

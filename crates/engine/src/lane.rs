@@ -111,11 +111,9 @@ impl<E: Environment> Lane<E> {
 
     /// Says that a record is coming. Before the first store of its data: the locked instruction would drain
     /// the stores otherwise. Before its epoch is loaded: a flush that closes an epoch and then sees the bit
-    /// clear knows that this record will have a later one.
-    pub(crate) fn touch(&self) {
-        if !self.touched.load(Ordering::Relaxed) {
-            self.touched.swap(true, Ordering::SeqCst);
-        }
+    /// clear knows that this record will have a later one. Returns whether the bit was clear.
+    pub(crate) fn touch(&self) -> bool {
+        !self.touched.load(Ordering::Relaxed) && !self.touched.swap(true, Ordering::SeqCst)
     }
 
     pub(crate) fn is_touched(&self) -> bool {

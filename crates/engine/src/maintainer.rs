@@ -9,6 +9,7 @@ use crate::{
 };
 use alloc::{sync::Arc, vec::Vec};
 use cbd_types::{BackingGeometry, BackingQueue};
+use core::sync::atomic::Ordering;
 
 /// A lane that was written and then left alone is marked after this time.
 const IDLE_MARK_MS: u64 = 1000;
@@ -92,6 +93,13 @@ impl<E: Environment, Q: BackingQueue> Maintainer<E, Q> {
                     (Some(a), Some(b)) => Some(a.min(b)),
                     (a, b) => a.or(b),
                 };
+                if until_ms.is_none() {
+                    // Say that it sleeps, then look again: a write that came between has either seen that, or is seen.
+                    cache.maintainer_sleeps.store(true, Ordering::SeqCst);
+                    if cache.unmarked_for_ms(now).is_some() {
+                        return Step::Idle { until_ms: Some(now + IDLE_MARK_MS) };
+                    }
+                }
                 Step::Idle { until_ms }
             }
         }

@@ -73,7 +73,7 @@ impl<E: Environment> Cache<E> {
     pub(crate) fn quarantine(&self, id: LaneId, range: ByteRange, sequence: u64, place: Place) -> bool {
         let lane = &self.lanes[id.index()];
         let mut state = lane.state.lock();
-        lane.touch();
+        self.announce(lane);
         state.overlay.insert(range, Meaning::Damaged, place);
         self.heal_what_is_newer(&mut state, range, place);
         let left: Vec<ByteRange> = state

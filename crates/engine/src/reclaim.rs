@@ -157,7 +157,7 @@ impl Victim {
         }
         let lane = &cache.lanes[self.lane.index()];
         let mut state = lane.state.lock();
-        lane.touch();
+        cache.announce(lane);
         // It may have been overwritten while it was copied.
         if !is_current(cache, &state, block, location) {
             return true;

@@ -47,7 +47,7 @@ impl<E: Environment> Cache<E> {
     ) -> Result<Admission> {
         let lane = self.lane(range.start);
         let mut state = lane.state.lock();
-        lane.touch();
+        self.announce(lane);
         Ok(match self.commit_locked::<BLOCKS>(&mut state, kind, range, data, asker, waker) {
             Some((durable, _)) => {
                 self.region().check_stores()?;

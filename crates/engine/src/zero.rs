@@ -31,7 +31,7 @@ impl<E: Environment> Cache<E> {
         for lane_id in self.identity.lanes.touched_by(range, progress.next_lane) {
             let lane = &self.lanes[lane_id.index()];
             let mut state = lane.state.lock();
-            lane.touch();
+            self.announce(lane);
             // 1. Reserve.
             if !self.make_room(&mut state, 1, 0, Asker::Client, Some(waker)) {
                 return Ok(Admission::Full);
