@@ -7,8 +7,9 @@
 //! - a flush covers what had completed before it was submitted;
 //! - a failed write leaves each of its sectors old or new; a failed flush loses for good, sector by sector, what
 //!   it should have made durable, as a kernel does that drops the pages it could not write;
-//! - two operations in flight that overlap and of which one changes the device are a panic, as are operations
-//!   past the end or of broken sectors: both are the caller's bugs.
+//! - a read that overlaps a change in flight shows each sector as it was or as it will be;
+//! - two changes in flight that overlap are a panic, as are operations past the end or of broken sectors: both are
+//!   the caller's bugs.
 //!
 //! Left to others: the queues ([`crate::SimQueue`]), and what a legal image is ([`crate::Oracle`]).
 
@@ -49,6 +50,8 @@ pub struct DiskCounters {
     pub flushes: u64,
     /// Bytes written.
     pub written_bytes: u64,
+    /// Reads that were in flight together with a change of what they read.
+    pub reads_beside_changes: u64,
     /// Operations that were made to fail.
     pub failed: u64,
 }
@@ -163,6 +166,17 @@ impl SimDisk {
             state.queues
         });
         SimQueue::new(self.clone(), number, depth)
+    }
+
+    /// Operations that queue `number` has in flight.
+    #[must_use]
+    pub fn in_flight_of(&self, number: u64) -> usize {
+        self.with(|state| {
+            if number < state.first_living_queue {
+                return 0;
+            }
+            state.flying.iter().filter(|flying| flying.queue == number).count()
+        })
     }
 
     /// From now on an operation completes after at most `polls` polls.
@@ -311,16 +325,18 @@ impl State {
                 self.geometry.discard_zeroes || !matches!(op, BackingOp::Discard { .. }),
                 "discard on a disk that does not promise zeroes"
             );
-            let changes = !matches!(op, BackingOp::Read { .. });
             for other in &self.flying {
-                let other_changes = !matches!(other.op, BackingOp::Read { .. });
-                let overlaps = range_of(&other.op).is_some_and(|other| other.overlaps(&range));
-                assert!(
-                    !(overlaps && (changes || other_changes)),
-                    "{op:?} of {range} while {:?} of {:?} is in flight",
-                    other.op,
-                    range_of(&other.op)
-                );
+                let Some(other_range) = range_of(&other.op) else { continue };
+                let changes =
+                    [&op, &other.op].iter().filter(|op| !matches!(op, BackingOp::Read { .. })).count();
+                if other_range.overlaps(&range) && changes > 0 {
+                    assert!(
+                        changes == 1,
+                        "{op:?} of {range} while {:?} of {other_range} is in flight",
+                        other.op
+                    );
+                    self.counters.reads_beside_changes += 1;
+                }
             }
         }
         let patience = self.random.below(self.latency_polls_max + 1);
@@ -347,8 +363,9 @@ impl State {
             BackingOp::Read { buffer, .. } if fails => buffer.fill(0xee),
             BackingOp::Read { offset, buffer } => {
                 self.counters.reads += 1;
-                let from = *offset as usize..*offset as usize + buffer.len();
-                buffer.copy_from_slice(&self.current[from]);
+                let range = ByteRange::at(*offset, buffer.len() as u64);
+                buffer.copy_from_slice(&self.current[range.start as usize..range.end as usize]);
+                self.show_some_changes(range, buffer);
             }
             BackingOp::Write { .. } => self.counters.writes += 1,
             BackingOp::WriteZeroes { .. } => self.counters.zeroes += 1,
@@ -359,6 +376,25 @@ impl State {
             return Err(Error::new(ErrorKind::Backing, "the simulated disk was told to fail this operation"));
         }
         Ok(())
+    }
+
+    /// A read may find sectors of changes that are still in flight.
+    fn show_some_changes(&mut self, range: ByteRange, buffer: &mut [u8]) {
+        let mut random = self.random.fork();
+        for change in self.flying.iter().filter_map(|flying| Change::of(&flying.op)) {
+            let Some(both) = change.range.intersection(&range) else { continue };
+            for piece in change.some_sectors(u64::from(self.geometry.sector), &mut random) {
+                let Some(part) = piece.range.intersection(&both) else { continue };
+                let out = &mut buffer[(part.start - range.start) as usize..(part.end - range.start) as usize];
+                match &piece.bytes {
+                    Some(bytes) => {
+                        let from = (part.start - piece.range.start) as usize;
+                        out.copy_from_slice(&bytes[from..from + out.len()]);
+                    }
+                    None => out.fill(0),
+                }
+            }
+        }
     }
 
     /// What completed before the flush was submitted is durable; if it fails, some sectors of it are and the

@@ -21,6 +21,12 @@ impl SimQueue {
         Self { disk, number, depth }
     }
 
+    /// By what [`SimDisk::in_flight_of`] knows the queue.
+    #[must_use]
+    pub const fn number(&self) -> u64 {
+        self.number
+    }
+
     /// Gives back what has come to its end; something at all events if `now` says so.
     fn gather(&self, now: bool, done: &mut Vec<BackingDone>) {
         self.disk.with(|state| {

@@ -67,13 +67,18 @@ pub struct Oracle {
     unguaranteed: Vec<u64>,
     clock: Moment,
     next_content: u64,
+    /// What the device shows where nothing was ever changed: comparing is faster than recognising.
+    initial: Vec<u8>,
 }
 
 impl Oracle {
     /// The oracle of a device that shows [`Content::INITIAL`] everywhere, durably.
     #[must_use]
-    pub const fn new(size: u64, sector: u32, atomic_unit: u64) -> Self {
+    pub fn new(size: u64, sector: u32, atomic_unit: u64) -> Self {
+        let mut initial = vec![0; size as usize];
+        Content::INITIAL.fill_range(0, sector as usize, &mut initial);
         Self {
+            initial,
             sector: sector as u64,
             size,
             atomic_unit,
@@ -156,7 +161,7 @@ impl Oracle {
         }
     }
 
-    /// A flush (or a drain to a checkpoint) completed that had been submitted at `submitted`.
+    /// A flush completed that had been submitted at `submitted`.
     pub fn flushed(&mut self, submitted: Moment) {
         let now = self.tick();
         let sectors = &mut self.sectors;
@@ -175,6 +180,14 @@ impl Oracle {
         });
     }
 
+    /// The backing device is known to hold all that had completed at `moment`, durably. Judge images with
+    /// [`moment_of`](Self::moment_of) and `not_before` at least `moment` from now on.
+    pub fn drained(&mut self, moment: Moment) {
+        for entry in self.sectors.values_mut().flatten().filter(|entry| entry.completed <= moment) {
+            entry.guaranteed = entry.guaranteed.min(moment);
+        }
+    }
+
     /// Whether `bytes`, read from `range` by a request that was submitted at `submitted` and completes now, is
     /// what the device may show.
     ///
@@ -185,6 +198,9 @@ impl Oracle {
             return Err(Violation(format!("a read of {range} returned {} bytes", bytes.len())));
         }
         for (sector, bytes) in self.sectors_of(range).zip(bytes.chunks_exact(self.sector as usize)) {
+            if self.is_untouched(sector, bytes) {
+                continue;
+            }
             let shown = Content::of(sector, bytes);
             let legal = self.legal_reads(sector, submitted);
             if !shown.is_some_and(|shown| legal.contains(&shown)) {
@@ -192,6 +208,12 @@ impl Oracle {
             }
         }
         Ok(())
+    }
+
+    /// Whether a sector was never changed and shows just that.
+    fn is_untouched(&self, sector: u64, bytes: &[u8]) -> bool {
+        let start = (sector * self.sector) as usize;
+        self.initial.get(start..start + bytes.len()) == Some(bytes) && !self.sectors.contains_key(&sector)
     }
 
     /// What a read may return that was submitted at `submitted` and completes now.
@@ -263,11 +285,11 @@ impl Oracle {
         // Times at which the image is legal: sorted, disjoint, half open.
         let mut legal = vec![(not_before, NEVER)];
         for (sector, bytes) in (0..).zip(image.chunks_exact(self.sector as usize)) {
+            if self.is_untouched(sector, bytes) {
+                continue;
+            }
             let shown = Content::of(sector, bytes);
             let Some(entries) = self.sectors.get(&sector) else {
-                if shown == Some(Content::INITIAL) {
-                    continue;
-                }
                 return Err(self.violation("backing device", sector, shown, &[Content::INITIAL]));
             };
             let times = times_of(entries, shown);

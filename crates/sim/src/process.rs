@@ -1,0 +1,192 @@
+//! One simulated process: an engine over a simulated region and a simulated disk, its clients' queues and its
+//! maintainer, driven step by step on one thread.
+//!
+//! Always true here: a client's queue is polled, and the maintainer steps, only when something has told them to
+//! (a waker, an operation of theirs that the disk has, a time that has come), as threads that sleep would; so a
+//! wakeup that is lost is found.
+
+use crate::actor::act_as;
+use crate::disk::SimDisk;
+use crate::disk_queue::SimQueue;
+use crate::environment::SimEnvironment;
+use crate::memory::CrashMemory;
+use cbd_device::{Device, Queue};
+use cbd_engine::{Cache, Maintainer, Step, Transport};
+use cbd_types::{BackendId, Completion, Region, Request, Result};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Wake, Waker};
+
+/// Actor of what is done once: opening, recovery, settings.
+const ADMINISTRATOR: u32 = 0;
+/// Actor of the maintainer; clients are 1 and up.
+const MAINTAINER: u32 = 1000;
+
+/// Something that was told to go on.
+#[derive(Default, Debug)]
+struct Told(AtomicBool);
+
+impl Wake for Told {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+impl Told {
+    fn take(&self) -> bool {
+        self.0.swap(false, Ordering::SeqCst)
+    }
+
+    fn is_set(&self) -> bool {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+struct Client {
+    queue: Queue<SimEnvironment, SimQueue>,
+    told: Arc<Told>,
+    /// Looks at what the client's queue has in flight; its own copy went into the queue.
+    disk_queue: u64,
+}
+
+/// What a process could do next.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outlook {
+    /// Somebody has been told to go on.
+    Work,
+    /// Nobody, until the clock shows this time in milliseconds.
+    Sleeps(u64),
+    /// Nobody, ever.
+    Stuck,
+}
+
+/// The process.
+pub struct Process {
+    environment: Arc<SimEnvironment>,
+    cache: Arc<Cache<SimEnvironment>>,
+    clients: Vec<Client>,
+    maintainer: Maintainer<SimEnvironment, SimQueue>,
+    maintainer_told: Arc<Told>,
+    maintainer_queue: u64,
+    last_step: Step,
+    disk: SimDisk,
+}
+
+impl Process {
+    /// Opens the cache of `backend`, which recovers it, and queues for `clients` clients.
+    ///
+    /// # Errors
+    /// What the engine says.
+    pub fn open(
+        environment: Arc<SimEnvironment>,
+        memory: &CrashMemory,
+        disk: &SimDisk,
+        backend: BackendId,
+        clients: usize,
+        depth: usize,
+    ) -> Result<Self> {
+        act_as(ADMINISTRATOR);
+        let transport = Transport::open(Arc::clone(&environment), Region::new(memory.clone()))?;
+        let cache = transport.open_cache(backend)?;
+        let device = Arc::new(Device::cached(Arc::clone(&cache), disk.geometry()));
+        let clients = (0..clients)
+            .map(|_| {
+                let told = Arc::new(Told::default());
+                let queue = disk.queue(depth);
+                let disk_queue = queue.number();
+                let queue = Queue::new(Arc::clone(&device), queue, Waker::from(Arc::clone(&told)));
+                Client { queue, told, disk_queue }
+            })
+            .collect();
+        let maintainer_told = Arc::new(Told::default());
+        cache.set_maintenance_waker(Waker::from(Arc::clone(&maintainer_told)));
+        let queue = disk.queue(depth);
+        let maintainer_queue = queue.number();
+        let maintainer = Maintainer::new(Arc::clone(&cache), queue, disk.geometry());
+        Ok(Self {
+            environment,
+            cache,
+            clients,
+            maintainer,
+            maintainer_told,
+            maintainer_queue,
+            last_step: Step::Busy,
+            disk: disk.clone(),
+        })
+    }
+
+    /// The engine's cache.
+    pub fn cache(&self) -> &Cache<SimEnvironment> {
+        act_as(ADMINISTRATOR);
+        &self.cache
+    }
+
+    /// Number of clients.
+    pub fn clients(&self) -> usize {
+        self.clients.len()
+    }
+
+    /// Client `client` submits a request.
+    pub fn submit(&mut self, client: usize, request: Request, done: &mut Vec<Completion>) {
+        act_as(1 + client as u32);
+        self.clients[client].queue.submit(request, done);
+    }
+
+    fn client_has_work(&self, client: usize) -> bool {
+        let client = &self.clients[client];
+        client.told.is_set() || self.disk.in_flight_of(client.disk_queue) > 0
+    }
+
+    /// Client `client` polls its queue if something told it to; whether it did.
+    pub fn poll(&mut self, client: usize, done: &mut Vec<Completion>) -> bool {
+        if !self.client_has_work(client) {
+            return false;
+        }
+        act_as(1 + client as u32);
+        self.clients[client].told.take();
+        self.clients[client].queue.poll(done);
+        true
+    }
+
+    fn maintainer_has_work(&self) -> bool {
+        self.maintainer_told.is_set()
+            || match self.last_step {
+                Step::Busy => true,
+                Step::WaitBacking => self.disk.in_flight_of(self.maintainer_queue) > 0,
+                Step::Idle { until_ms } => until_ms.is_some_and(|until| until <= self.environment.clock_ms()),
+            }
+    }
+
+    /// The maintainer does one step if something told it to; whether it did.
+    pub fn maintain(&mut self) -> bool {
+        if !self.maintainer_has_work() {
+            return false;
+        }
+        act_as(MAINTAINER);
+        self.maintainer_told.take();
+        self.last_step = self.maintainer.step();
+        true
+    }
+
+    /// What can go on.
+    pub fn outlook(&self) -> Outlook {
+        if (0..self.clients.len()).any(|client| self.client_has_work(client)) || self.maintainer_has_work() {
+            return Outlook::Work;
+        }
+        match self.last_step {
+            Step::Idle { until_ms: Some(until) } => Outlook::Sleeps(until),
+            _ => Outlook::Stuck,
+        }
+    }
+
+    /// What everybody waits for, for a report.
+    pub fn describe(&self) -> String {
+        let parked: Vec<usize> = self.clients.iter().map(|client| client.queue.parked()).collect();
+        format!(
+            "parked requests by client {parked:?}, the maintainer's last step {:?}, its disk operations {}, {:?}",
+            self.last_step,
+            self.disk.in_flight_of(self.maintainer_queue),
+            self.cache.status()
+        )
+    }
+}

@@ -1,0 +1,35 @@
+//! Ends a test that hangs: a simulated world that stops turning must fail with its seed, not block a build.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// While it lives, the process is aborted when the time is up.
+#[derive(Debug)]
+pub struct Watchdog(Arc<AtomicBool>);
+
+impl Watchdog {
+    /// Aborts the process after `limit`, saying `what` was going on.
+    #[must_use]
+    pub fn new(limit: Duration, what: impl Into<String>) -> Self {
+        let (done, what) = (Arc::new(AtomicBool::new(false)), what.into());
+        let watched = Arc::clone(&done);
+        let end = Instant::now() + limit;
+        std::thread::spawn(move || {
+            while !watched.load(Ordering::Relaxed) {
+                if Instant::now() >= end {
+                    eprintln!("hangs for more than {limit:?}: {what}");
+                    std::process::abort();
+                }
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        });
+        Self(done)
+    }
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,143 @@
+//! What simulated clients ask for: ranges where caches break (borders of chunks, the ends of the device, the same
+//! few blocks again and again) in sizes from one sector to a megabyte.
+
+use crate::random::Seeded;
+use cbd_types::{ByteRange, CHUNK, Operation};
+
+/// How often each operation comes, in parts of their sum.
+#[derive(Clone, Copy, Debug)]
+pub struct Mix {
+    /// Writes.
+    pub write: u64,
+    /// Reads.
+    pub read: u64,
+    /// Flushes.
+    pub flush: u64,
+    /// Discards.
+    pub discard: u64,
+    /// Write-zeroes.
+    pub write_zeroes: u64,
+    /// Changes out of a thousand that are FUA.
+    pub fua_permille: u64,
+    /// Requests out of a thousand that are larger than the atomic unit.
+    pub large_permille: u64,
+}
+
+impl Mix {
+    /// Everything, mostly writes.
+    pub const ALL: Self = Self {
+        write: 50,
+        read: 25,
+        flush: 8,
+        discard: 4,
+        write_zeroes: 5,
+        fua_permille: 80,
+        large_permille: 30,
+    };
+}
+
+/// Makes requests for a device.
+#[derive(Clone, Debug)]
+pub struct Workload {
+    size: u64,
+    sector: u64,
+    atomic_unit: u64,
+    mix: Mix,
+    hot: Vec<ByteRange>,
+}
+
+/// A request to be: an operation and where.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Wish {
+    /// What.
+    pub operation: Operation,
+    /// Where; empty for flushes.
+    pub range: ByteRange,
+    /// Whether it is FUA.
+    pub fua: bool,
+}
+
+impl Workload {
+    /// Bytes around each hot place.
+    const HOT: u64 = 96 << 10;
+
+    /// Requests for a device of `size` bytes.
+    #[must_use]
+    pub fn new(size: u64, sector: u32, atomic_unit: u64, mix: Mix) -> Self {
+        let around = |place: u64| ByteRange {
+            start: place.saturating_sub(Self::HOT / 2),
+            end: (place + Self::HOT / 2).min(size),
+        };
+        let borders = (0..=size / CHUNK).map(|chunk| around(chunk * CHUNK));
+        let hot = borders.chain([around(size)]).filter(|hot| !hot.is_empty()).collect();
+        Self { size, sector: u64::from(sector), atomic_unit, mix, hot }
+    }
+
+    /// The next request.
+    pub fn next(&self, random: &mut Seeded) -> Wish {
+        let mix = &self.mix;
+        let weights = [
+            (mix.write, Operation::Write),
+            (mix.read, Operation::Read),
+            (mix.flush, Operation::Flush),
+            (mix.discard, Operation::Discard),
+            (mix.write_zeroes, Operation::WriteZeroes),
+        ];
+        let mut left = random.below(weights.iter().map(|(weight, _)| weight).sum());
+        let mut operation = Operation::Write;
+        for (weight, candidate) in weights {
+            if left < weight {
+                operation = candidate;
+                break;
+            }
+            left -= weight;
+        }
+        if operation == Operation::Flush {
+            return Wish { operation, range: ByteRange::at(0, 0), fua: false };
+        }
+        let range = self.range(random);
+        Wish { operation, range, fua: operation != Operation::Read && random.chance(mix.fua_permille) }
+    }
+
+    fn range(&self, random: &mut Seeded) -> ByteRange {
+        let whole = ByteRange { start: 0, end: self.size };
+        let window = if random.chance(40) { whole } else { *random.pick(&self.hot) };
+        let sectors = window.len() / self.sector;
+        let start = window.start / self.sector * self.sector + random.below(sectors) * self.sector;
+        let start = if random.chance(300) { start & !4095 } else { start };
+        let length = self.length(random);
+        ByteRange { start, end: (start + length).min(self.size) }
+    }
+
+    fn length(&self, random: &mut Seeded) -> u64 {
+        if random.chance(self.mix.large_permille) {
+            let limit = *random.pick(&[64 << 10, 256 << 10, 1 << 20]);
+            return random.between(1, limit / self.sector) * self.sector;
+        }
+        let sectors = match random.below(10) {
+            0..3 => 1,
+            3..6 => random.between(1, 8),
+            6..8 => (4096 / self.sector).max(1),
+            8 => random.between(1, self.atomic_unit / self.sector),
+            _ => self.atomic_unit / self.sector,
+        };
+        sectors * self.sector
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_request_lies_on_the_device_in_whole_sectors() {
+        let size = 2 * CHUNK + 777 * 512;
+        let workload = Workload::new(size, 512, 16 << 10, Mix::ALL);
+        let mut random = Seeded::new(3);
+        for _ in 0..10_000 {
+            let wish = workload.next(&mut random);
+            assert!(wish.range.end <= size && wish.range.start % 512 == 0 && wish.range.end % 512 == 0);
+            assert_eq!(wish.range.is_empty(), wish.operation == Operation::Flush);
+        }
+    }
+}

@@ -1,0 +1,596 @@
+//! A world: memory, disk, an engine between them, clients that ask for anything, crashes at any store, and an
+//! oracle that sees everything that the clients see.
+//!
+//! Always true here: the same options give the same history to the last store, so that a failure is repeated by its
+//! seed; whatever is found wrong is a panic that says the seed.
+//!
+//! Left to others: which worlds to run (the tests).
+
+use crate::crash::until_crash;
+use crate::disk::SimDisk;
+use crate::environment::SimEnvironment;
+use crate::memory::{CrashMemory, Keep};
+use crate::oracle::{Moment, OpenChange, Oracle, Violation};
+use crate::pattern::Content;
+use crate::process::{Outlook, Process};
+use crate::random::Seeded;
+use crate::workload::{Mix, Wish, Workload};
+use cbd_engine::{BackendSpec, Consistency, FormatOptions, Settings, Transport};
+use cbd_types::{AlignedBuffer, BackendId, ByteRange, Completion, Epoch, Error, Operation, Region, Request};
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::sync::Arc;
+
+/// What a world is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct WorldOptions {
+    /// Decides everything.
+    pub seed: u64,
+    /// Bytes of the backing device, whole sectors.
+    pub size: u64,
+    /// Logical sector in bytes.
+    pub sector: u32,
+    /// Bytes of a segment.
+    pub segment_size: u64,
+    /// Segments of the cache.
+    pub segments: u32,
+    /// Most lanes.
+    pub lanes_max: u32,
+    /// Whether data is checksummed.
+    pub data_crc: bool,
+    /// Order of writeback.
+    pub consistency: Consistency,
+    /// Number of clients.
+    pub clients: usize,
+    /// Most requests that the clients have under way together.
+    pub in_flight_max: usize,
+    /// Depth of each queue to the disk.
+    pub depth: usize,
+    /// What the clients ask for.
+    pub mix: Mix,
+    /// Turns out of a thousand before which a crash is set up.
+    pub crash_permille: u64,
+    /// Turns out of a hundred in which the maintainer steps: few, and the cache is always full.
+    pub maintenance_percent: u64,
+    /// Recoveries out of a thousand in which a crash is set up.
+    pub crash_in_recovery_permille: u64,
+}
+
+impl WorldOptions {
+    /// A small world that is always full: 16 segments of 64 KiB and their state before 8 MiB and some sectors.
+    #[must_use]
+    pub fn small(seed: u64, consistency: Consistency) -> Self {
+        let mut random = Seeded::new(seed).fork();
+        Self {
+            seed,
+            size: (8 << 20) + 333 * 512,
+            sector: 512,
+            segment_size: 64 << 10,
+            segments: 17,
+            lanes_max: 16,
+            data_crc: true,
+            consistency,
+            clients: 2,
+            in_flight_max: 6,
+            depth: 4,
+            mix: Mix::ALL,
+            crash_permille: *random.pick(&[2, 10, 40]),
+            maintenance_percent: *random.pick(&[3, 10, 30]),
+            crash_in_recovery_permille: 400,
+        }
+    }
+}
+
+/// A request that a client waits for.
+struct Asked {
+    wish: Wish,
+    submitted: Moment,
+    change: Option<OpenChange>,
+}
+
+/// What happened in a world, so that a test can say that it was not idle.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Happened {
+    /// Requests completed.
+    pub completed: u64,
+    /// Bytes of completed writes.
+    pub written_bytes: u64,
+    /// Process crashes.
+    pub process_crashes: u64,
+    /// Power cuts.
+    pub power_cuts: u64,
+    /// Crashes while the engine recovered.
+    pub crashes_in_recovery: u64,
+    /// Orderly stops.
+    pub stops: u64,
+    /// Drains completed.
+    pub drains: u64,
+    /// Images of the backing device that were judged.
+    pub images_judged: u64,
+    /// Turns at which a client waited for space.
+    pub waited_for_space: u64,
+    /// Times at which clients waited and nothing went on before the clock did.
+    pub rescued_by_clock: u64,
+}
+
+impl Happened {
+    /// What happened in two worlds.
+    #[must_use]
+    pub const fn and(self, other: Self) -> Self {
+        Self {
+            completed: self.completed + other.completed,
+            written_bytes: self.written_bytes + other.written_bytes,
+            process_crashes: self.process_crashes + other.process_crashes,
+            power_cuts: self.power_cuts + other.power_cuts,
+            crashes_in_recovery: self.crashes_in_recovery + other.crashes_in_recovery,
+            stops: self.stops + other.stops,
+            drains: self.drains + other.drains,
+            images_judged: self.images_judged + other.images_judged,
+            waited_for_space: self.waited_for_space + other.waited_for_space,
+            rescued_by_clock: self.rescued_by_clock + other.rescued_by_clock,
+        }
+    }
+}
+
+/// The world.
+pub struct World {
+    options: WorldOptions,
+    random: Seeded,
+    memory: CrashMemory,
+    disk: SimDisk,
+    oracle: Oracle,
+    workload: Workload,
+    backend: BackendId,
+    process: Option<Process>,
+    environment: Arc<SimEnvironment>,
+    asked: BTreeMap<u64, Asked>,
+    next_id: u64,
+    done: Vec<Completion>,
+    /// A drain that was asked for: when, and up to which epoch.
+    draining: Option<(Moment, Epoch)>,
+    /// The backing device shows nothing older than this.
+    drained: Moment,
+    drained_epoch: Epoch,
+    happened: Happened,
+}
+
+impl World {
+    /// Formats a region, makes a cache in front of a fresh disk, and opens it.
+    ///
+    /// # Panics
+    /// When the engine refuses.
+    #[must_use]
+    pub fn new(options: WorldOptions) -> Self {
+        let mut random = Seeded::new(options.seed);
+        let memory = CrashMemory::new(region_size(&options));
+        let disk = SimDisk::new(SimDisk::ordinary(options.size, options.sector), random.next());
+        let environment = Arc::new(SimEnvironment::new(random.next(), 0));
+        let backend = make_cache(&options, &environment, &memory)
+            .unwrap_or_else(|error| panic!("seed {}: the engine makes no cache: {error}", options.seed));
+        let atomic_unit = (options.segment_size / 4).min(1 << 20);
+        let mut world = Self {
+            oracle: Oracle::new(options.size, options.sector, atomic_unit),
+            workload: Workload::new(options.size, options.sector, atomic_unit, options.mix),
+            random,
+            memory,
+            disk,
+            backend,
+            process: None,
+            environment,
+            asked: BTreeMap::new(),
+            next_id: 0,
+            done: Vec::new(),
+            draining: None,
+            drained: 0,
+            drained_epoch: Epoch(0),
+            happened: Happened::default(),
+            options,
+        };
+        world.open();
+        world
+    }
+
+    /// What happened so far.
+    #[must_use]
+    pub const fn happened(&self) -> Happened {
+        self.happened
+    }
+
+    /// The memory of the present process.
+    #[must_use]
+    pub const fn memory(&self) -> &CrashMemory {
+        &self.memory
+    }
+
+    /// The disk.
+    #[must_use]
+    pub const fn disk(&self) -> &SimDisk {
+        &self.disk
+    }
+
+    fn complain(&self, what: impl Display) -> ! {
+        let state = self.process.as_ref().map_or_else(|| String::from("no process"), Process::describe);
+        panic!("seed {}: {what}\n  {:?}\n  {:?}\n  {state}", self.options.seed, self.happened, self.options)
+    }
+
+    fn judge<T>(&self, verdict: Result<T, Violation>) -> T {
+        verdict.unwrap_or_else(|violation| self.complain(violation))
+    }
+
+    fn process(&mut self) -> &mut Process {
+        match &mut self.process {
+            Some(process) => process,
+            None => unreachable!("a world has a process but while it recovers"),
+        }
+    }
+
+    fn open(&mut self) {
+        let (environment, memory) = (Arc::clone(&self.environment), self.memory.clone());
+        let options = self.options;
+        match Process::open(environment, &memory, &self.disk, self.backend, options.clients, options.depth) {
+            Ok(process) => self.process = Some(process),
+            Err(error) => self.complain(format!("the cache does not open: {error}")),
+        }
+        let status = self.process().cache().status();
+        if status.drained_epoch < self.drained_epoch {
+            self.complain(format!("drained fell from {} to {}", self.drained_epoch, status.drained_epoch));
+        }
+    }
+
+    /// Runs `turns` turns with whatever crashes come.
+    pub fn run(&mut self, turns: u64) {
+        for _ in 0..turns {
+            if self.random.chance(self.options.crash_permille) {
+                let (count, seed) = (self.random.between(1, 80), self.random.next());
+                self.memory.crash_after(count, seed);
+            }
+            if until_crash(|| self.turn()).is_err() {
+                self.crash();
+            }
+        }
+        self.memory.never_crash();
+    }
+
+    /// One thing happens.
+    pub fn turn(&mut self) {
+        if self.random.chance(self.options.maintenance_percent * 10) {
+            for _ in 0..self.random.between(1, 4) {
+                self.process().maintain();
+            }
+            self.note_drained();
+            return;
+        }
+        match self.random.below(100) {
+            0..65 => self.ask(),
+            65..95 => {
+                let client = self.random.below(self.options.clients as u64) as usize;
+                self.poll(client);
+            }
+            95 => self.environment.advance(self.random.between(1, 300)),
+            96 => self.ask_drain(),
+            97 | 98 => self.judge_backing(),
+            _ => {
+                if self.random.chance(50) {
+                    self.stop_and_start();
+                }
+            }
+        }
+    }
+
+    /// A client asks for something.
+    fn ask(&mut self) {
+        let wish = self.workload.next(&mut self.random);
+        self.submit(wish);
+    }
+
+    /// A client submits `wish`, unless too much is under way or it would overlap a change that is.
+    pub fn submit(&mut self, wish: Wish) -> bool {
+        let changes = !matches!(wish.operation, Operation::Read | Operation::Flush);
+        if self.asked.len() >= self.options.in_flight_max
+            || (changes && self.oracle.overlaps_open(wish.range))
+        {
+            return false;
+        }
+        let mut buffer = AlignedBuffer::default();
+        let mut change = None;
+        match wish.operation {
+            Operation::Write => {
+                let content = self.oracle.fresh_content();
+                buffer = AlignedBuffer::from_slice(&self.oracle.payload(wish.range, content));
+                change = Some(self.oracle.submit(wish.range, content));
+            }
+            Operation::Discard | Operation::WriteZeroes => {
+                change = Some(self.oracle.submit(wish.range, Content::ZEROES));
+            }
+            Operation::Read => buffer = AlignedBuffer::from_slice(&vec![0xdd; wish.range.len() as usize]),
+            Operation::Flush => {}
+        }
+        let submitted = self.oracle.now();
+        let id = self.next_id;
+        self.next_id += 1;
+        self.asked.insert(id, Asked { wish, submitted, change });
+        let request = Request { id, operation: wish.operation, range: wish.range, fua: wish.fua, buffer };
+        let client = self.random.below(self.options.clients as u64) as usize;
+        let mut done = std::mem::take(&mut self.done);
+        self.process().submit(client, request, &mut done);
+        self.deliver(done);
+        true
+    }
+
+    fn poll(&mut self, client: usize) -> bool {
+        let mut done = std::mem::take(&mut self.done);
+        let polled = self.process().poll(client, &mut done);
+        self.deliver(done);
+        polled
+    }
+
+    /// Clients learn what has completed.
+    fn deliver(&mut self, mut done: Vec<Completion>) {
+        for Completion { id, result, buffer } in done.drain(..) {
+            let Some(asked) = self.asked.remove(&id) else {
+                self.complain(format!("request {id} completed twice, or was never asked for"));
+            };
+            if let Err(error) = result {
+                self.complain(format!("{:?} failed: {error}", asked.wish));
+            }
+            self.happened.completed += 1;
+            match asked.wish.operation {
+                Operation::Read => {
+                    let verdict = self.oracle.check_read(asked.wish.range, asked.submitted, &buffer);
+                    self.judge(verdict);
+                }
+                Operation::Flush => self.oracle.flushed(asked.submitted),
+                Operation::Write | Operation::Discard | Operation::WriteZeroes => {
+                    if asked.wish.operation == Operation::Write {
+                        self.happened.written_bytes += asked.wish.range.len();
+                    }
+                    if let Some(change) = asked.change {
+                        self.oracle.complete(change, asked.wish.fua);
+                    }
+                }
+            }
+        }
+        self.done = done;
+    }
+
+    fn ask_drain(&mut self) {
+        if self.draining.is_none() {
+            let asked = self.oracle.now();
+            let epoch = self.process().cache().request_drain();
+            self.draining = Some((asked, epoch));
+        }
+    }
+
+    fn note_drained(&mut self) {
+        let status = self.process().cache().status();
+        if status.drained_epoch < self.drained_epoch {
+            self.complain(format!("drained fell from {} to {}", self.drained_epoch, status.drained_epoch));
+        }
+        self.drained_epoch = status.drained_epoch;
+        self.happened.waited_for_space += u64::from(status.writers_waiting);
+        let counters = self.memory.counters();
+        if counters.loads_of_unfenced + counters.stores_over_unfenced > 0 {
+            self.complain(format!("somebody relies on stores that nobody has fenced: {counters:?}"));
+        }
+        if let Some((asked, epoch)) = self.draining
+            && self.process().cache().is_drained(epoch)
+        {
+            self.draining = None;
+            self.drained = asked;
+            self.oracle.drained(asked);
+            self.happened.drains += 1;
+        }
+    }
+
+    /// What if the region were lost now, and the power with it: is the backing device a legal crash state?
+    pub fn judge_backing(&mut self) {
+        let status = self.process().cache().status();
+        if !status.backing_is_consistent {
+            if self.options.consistency == Consistency::Strict {
+                self.complain("strict, and the backing device is no crash state");
+            }
+            return;
+        }
+        let image = self.disk.image_after_power_cut(self.random.next());
+        self.happened.images_judged += 1;
+        self.judge(self.oracle.moment_of(&image, self.drained));
+    }
+
+    /// Ends the process here, one way or the other, and brings up the next one.
+    pub fn crash(&mut self) {
+        loop {
+            let seed = self.random.next();
+            if self.random.chance(500) {
+                self.happened.power_cuts += 1;
+                self.memory = self.memory.power_cut(seed, Keep::Any);
+                self.disk.power_cut(self.random.next());
+            } else {
+                self.happened.process_crashes += 1;
+                self.memory = self.memory.process_crash();
+                self.disk.process_crash(seed);
+            }
+            if self.restart() {
+                return;
+            }
+            self.happened.crashes_in_recovery += 1;
+        }
+    }
+
+    /// Brings up a process on what is there; false if it crashed meanwhile.
+    fn restart(&mut self) -> bool {
+        self.process = None;
+        self.draining = None;
+        self.asked.clear();
+        self.done.clear();
+        self.environment = Arc::new(SimEnvironment::new(self.random.next(), self.environment.clock_ms()));
+        if self.random.chance(self.options.crash_in_recovery_permille) {
+            let (count, seed) = (self.random.between(1, 40), self.random.next());
+            self.memory.crash_after(count, seed);
+        }
+        if until_crash(|| self.open()).is_err() {
+            return false;
+        }
+        self.memory.never_crash();
+        if self.options.consistency == Consistency::Strict || self.random.chance(500) {
+            self.judge_backing();
+        }
+        self.settle();
+        true
+    }
+
+    /// Finds out what became of the requests that the last process left behind.
+    fn settle(&mut self) {
+        let mut oracle = std::mem::replace(&mut self.oracle, Oracle::new(0, self.options.sector, 0));
+        let verdict = oracle.settle(|range| self.read_now(range));
+        self.oracle = oracle;
+        self.judge(verdict);
+    }
+
+    /// Reads `range` through the engine, with nothing else under way, and returns the bytes.
+    fn read_now(&mut self, range: ByteRange) -> Vec<u8> {
+        let id = self.next_id;
+        self.next_id += 1;
+        let buffer = AlignedBuffer::zeroed(range.len() as usize);
+        let request = Request { id, operation: Operation::Read, range, fua: false, buffer };
+        let mut done = Vec::new();
+        self.process().submit(0, request, &mut done);
+        self.wait_until(|world| {
+            let mut polled = std::mem::take(&mut done);
+            world.process().poll(0, &mut polled);
+            done = polled;
+            !done.is_empty()
+        });
+        match done.pop() {
+            Some(Completion { result: Ok(()), buffer, .. }) => buffer.to_vec(),
+            Some(Completion { result: Err(error), .. }) => self.complain(format!("reading {range}: {error}")),
+            None => unreachable!("waited for it"),
+        }
+    }
+
+    /// Lets everybody but client 0 go on until `ready`.
+    fn wait_until(&mut self, mut ready: impl FnMut(&mut Self) -> bool) {
+        let mut turns = 0_u64;
+        while !ready(self) {
+            turns += 1;
+            if turns > 1_000_000 {
+                self.complain("goes round and round");
+            }
+            let client = turns % self.options.clients.max(1) as u64;
+            let went_on = (client > 0 && self.poll(client as usize)) | self.process().maintain();
+            if !went_on {
+                self.let_time_pass();
+            }
+        }
+    }
+
+    /// When nothing goes on, time does.
+    fn let_time_pass(&mut self) {
+        match self.process().outlook() {
+            Outlook::Work => {}
+            Outlook::Sleeps(until) => {
+                if !self.asked.is_empty() {
+                    self.happened.rescued_by_clock += 1;
+                }
+                let now = self.environment.clock_ms();
+                self.environment.advance(until.saturating_sub(now).max(1));
+            }
+            Outlook::Stuck => self.complain("everybody waits and nobody will be woken"),
+        }
+    }
+
+    /// Lets everything that was asked for complete.
+    pub fn quiesce(&mut self) {
+        self.wait_until(|world| {
+            world.poll(0);
+            world.note_drained();
+            world.asked.is_empty()
+        });
+    }
+
+    /// Stops the process in order, and starts the next one.
+    pub fn stop_and_start(&mut self) {
+        self.memory.never_crash();
+        self.quiesce();
+        self.happened.stops += 1;
+        self.process().cache().stop();
+        let seed = self.random.next();
+        if self.random.chance(500) {
+            self.memory = self.memory.power_cut(seed, Keep::Any);
+            self.disk.power_cut(self.random.next());
+        } else {
+            self.memory = self.memory.process_crash();
+            self.disk.process_crash(seed);
+        }
+        if !self.restart() {
+            self.happened.crashes_in_recovery += 1;
+            self.crash();
+        }
+    }
+
+    /// Reads everything through the engine and compares it.
+    pub fn check_everything(&mut self) {
+        let mut at = 0;
+        while at < self.options.size {
+            let range = ByteRange { start: at, end: (at + (1 << 20)).min(self.options.size) };
+            let submitted = self.oracle.now();
+            let bytes = self.read_now(range);
+            let verdict = self.oracle.check_read(range, submitted, &bytes);
+            self.judge(verdict);
+            at = range.end;
+        }
+    }
+
+    /// The end: everything completes, reads right, is drained, and the bare disk holds it, byte for byte.
+    pub fn finish(mut self) -> Happened {
+        self.memory.never_crash();
+        self.quiesce();
+        self.check_everything();
+        self.draining = None;
+        self.ask_drain();
+        self.wait_until(|world| {
+            world.poll(0);
+            world.note_drained();
+            world.draining.is_none()
+        });
+        self.process().cache().stop();
+        for image in [self.disk.contents(), self.disk.durable()] {
+            let verdict = self.oracle.check_everything(&image);
+            self.judge(verdict);
+        }
+        self.happened
+    }
+}
+
+fn region_size(options: &WorldOptions) -> u64 {
+    // Tables and both superblocks take less than the last part.
+    (u64::from(options.segments) + 1) * options.segment_size + (256 << 10)
+}
+
+/// Formats the region and makes one cache on it.
+fn make_cache(
+    options: &WorldOptions,
+    environment: &Arc<SimEnvironment>,
+    memory: &CrashMemory,
+) -> Result<BackendId, Error> {
+    let format = FormatOptions {
+        segment_size: Some(options.segment_size),
+        force: false,
+        host_rows: 2,
+        backend_rows: 2,
+        blkdev_rows: 2,
+    };
+    let transport = Transport::format(Arc::clone(environment), Region::new(memory.clone()), &format)?;
+    let host = transport.register_host("simulated", None)?;
+    transport.create_backend(&BackendSpec {
+        host,
+        path: String::from("/simulated/disk"),
+        identity: String::from("simulated"),
+        size: options.size,
+        sector: options.sector,
+        cache_bytes: Some(u64::from(options.segments) * options.segment_size),
+        lanes_max: options.lanes_max,
+        handlers: 1,
+        data_crc: options.data_crc,
+        settings: Settings { consistency: options.consistency, ..Settings::default() },
+    })
+}

@@ -1,0 +1,76 @@
+//! The engine against a plain array: every operation, every consistency, caches that are always full, crashes at
+//! random stores and restarts in between; at the end the bare disk is compared byte for byte.
+//!
+//! `CBD_SEED` chooses the first seed, `CBD_ROUNDS` the number of worlds, `CBD_TURNS` their length.
+
+use cbd_engine::Consistency;
+use cbd_sim::{Happened, Watchdog, World, WorldOptions, from_environment};
+use std::time::Duration;
+
+/// Runs worlds, and returns what happened in all of them together.
+fn run(name: &str, rounds: u64, options: impl Fn(u64) -> WorldOptions) -> Happened {
+    let first = from_environment("CBD_SEED", 1);
+    let rounds = from_environment("CBD_ROUNDS", rounds);
+    let turns = from_environment("CBD_TURNS", 1500);
+    let mut all = Happened::default();
+    for seed in first..first + rounds {
+        let _watchdog = Watchdog::new(Duration::from_secs(120), format!("{name}, seed {seed}"));
+        let mut world = World::new(options(seed));
+        world.run(turns);
+        all = all.and(world.finish());
+    }
+    println!("{name}: {all:?}");
+    assert!(all.completed > 0 && all.drains > 0);
+    all
+}
+
+#[test]
+fn strict_agrees_with_the_array() {
+    let all = run("strict", 10, |seed| WorldOptions::small(seed, Consistency::Strict));
+    assert!(all.images_judged > 0);
+}
+
+#[test]
+fn checkpoint_agrees_with_the_array() {
+    run("checkpoint", 6, |seed| WorldOptions::small(seed, Consistency::Checkpoint));
+}
+
+#[test]
+fn without_order_it_agrees_with_the_array() {
+    run("none", 6, |seed| WorldOptions::small(seed, Consistency::None));
+}
+
+#[test]
+fn without_data_checksums_it_agrees_with_the_array() {
+    run("no checksums", 6, |seed| WorldOptions {
+        data_crc: false,
+        ..WorldOptions::small(seed, Consistency::Strict)
+    });
+}
+
+#[test]
+fn one_lane_agrees_with_the_array() {
+    run("one lane", 4, |seed| WorldOptions {
+        lanes_max: 1,
+        segments: 9,
+        ..WorldOptions::small(seed, Consistency::Strict)
+    });
+}
+
+#[test]
+fn large_sectors_agree_with_the_array() {
+    run("large sectors", 4, |seed| WorldOptions {
+        sector: 4096,
+        size: (8 << 20) + 5 * 4096,
+        ..WorldOptions::small(seed, Consistency::Strict)
+    });
+}
+
+#[test]
+fn a_cache_that_holds_everything_agrees_with_the_array() {
+    run("large cache", 4, |seed| WorldOptions {
+        segment_size: 256 << 10,
+        segments: 33,
+        ..WorldOptions::small(seed, Consistency::Checkpoint)
+    });
+}
