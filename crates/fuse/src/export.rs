@@ -214,6 +214,9 @@ impl FuseLoop {
     /// Why the export does not serve any more, although it was not stopped.
     #[must_use]
     pub fn failure(&self) -> Option<String> {
+        if !self.mounted {
+            return None;
+        }
         let state = self.life.look();
         let failed = state.failure.as_ref().map(Error::line);
         failed.or_else(|| (state.serving == 0).then(|| "the FUSE connection was ended from outside".into()))
@@ -298,7 +301,7 @@ impl FuseLoop {
     /// Nobody uses the device any more: unmounts the file and ends the threads.
     fn unmount(&mut self, end: Instant) -> Result<()> {
         // The message that the loop device has closed the file comes on its own.
-        self.life.wait(left(end), |state| state.open_files == 0);
+        self.life.wait(left(end), |state| state.open_files == 0 || state.serving == 0);
         let dir = &self.options.mount_dir;
         if system::umount(dir, libc::UMOUNT_NOFOLLOW).is_err() {
             // Somebody looks at the directory; the connection ends all the same, with the threads.

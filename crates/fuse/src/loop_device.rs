@@ -222,6 +222,11 @@ fn release(held: File, device: &LoopDevice, end: Instant) -> std::result::Result
         );
         return Err((Some(held), system_error(text, &error)));
     }
+    if Instant::now() > end {
+        // Nobody waits for the answer any more, and the device goes on as before.
+        let text = format!("{}: what the kernel still held for it took too long to write", path.display());
+        return Err((Some(held), Error::new(ErrorKind::TimedOut, text)));
+    }
     let exclusive = match open_exclusively(path) {
         Ok(exclusive) => exclusive,
         Err(error) => return Err((Some(held), system_error(path.display(), &error))),

@@ -260,6 +260,25 @@ fn requests_that_are_parked_come_back_each_with_its_own_data() {
 }
 
 #[test]
+fn deep_queues_of_mixed_requests_are_served_right() {
+    in_sandbox("deep_queues_of_mixed_requests_are_served_right", |dir| {
+        for delay in [Duration::ZERO, Duration::from_micros(200)] {
+            let device = Arc::new(TestDevice { delay, ..TestDevice::new(64 * MIB, 512) });
+            let mut export = start(&device, dir);
+            for path in [export.device_path().to_owned(), export.file_path()] {
+                let file = format!("--filename={}", path.display());
+                let job = "--name=job --ioengine=libaio --direct=1 --rw=randrw --bsrange=512-512k --iodepth=64 \
+                           --numjobs=1 --size=32m --verify=crc32c --do_verify=1 --fsync=50 --randrepeat=1";
+                let mut arguments: Vec<_> = job.split_whitespace().collect();
+                arguments.push(&file);
+                tool("fio", &arguments);
+            }
+            export.stop(StopMode::WhenUnused, SOON).unwrap();
+        }
+    });
+}
+
+#[test]
 fn a_file_system_lives_on_it() {
     in_sandbox("a_file_system_lives_on_it", |dir| {
         let mut device = TestDevice::new(256 * MIB, 512);

@@ -33,6 +33,9 @@ pub fn in_sandbox(test: &str, body: impl FnOnce(&Path)) {
         body(&dir);
         return;
     }
+    // One after the other: a loop device that one lets go is not to be the next one's while the first still looks.
+    static TURN: Mutex<()> = Mutex::new(());
+    let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let dir = tempfile::tempdir().expect("a directory for the test");
     let mut child = again(test, dir.path());
     let end = Instant::now() + PATIENCE + Duration::from_secs(10);
