@@ -238,9 +238,12 @@ pub struct BlkdevInfo {
     pub alive: bool,
     /// How it is reached.
     pub export: String,
-    /// Why it is not being served, or why another export was chosen than the best.
+    /// Why it is not being served.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub error: Option<String>,
+    /// Why `auto` chose another export than the best.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub note: Option<String>,
 }
 
 /// Stops a block device.
@@ -322,6 +325,8 @@ pub struct Progress {
     pub dirty_bytes_at_start: u64,
     /// Dirty bytes that are still to be written.
     pub dirty_bytes: u64,
+    /// Bytes that writeback has written since the operation began.
+    pub written_bytes: u64,
     /// Milliseconds since the operation began.
     pub elapsed_ms: u64,
     /// The latest failure of the backing device, if it fails.
@@ -448,6 +453,9 @@ pub struct BackendStatus {
     pub backing: String,
     /// A write of at most this many bytes in one 4 MiB chunk is recovered whole or not at all.
     pub atomic_unit: u32,
+    /// What the user should know.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub warnings: Vec<String>,
     /// The cache; absent without one, or while the backend is not served.
     pub cache: Option<CacheInfo>,
 }
@@ -484,10 +492,33 @@ pub struct CacheInfo {
     pub recovery_point: String,
     /// Whether the backing device alone is a state that a disk could show after a power cut, and if not why.
     pub void: Option<String>,
-    /// Number of failed operations of the backing device.
+    /// Attempts of writeback that have failed since the backing device last worked; 0 while it works.
     pub backing_errors: u64,
     /// The latest of them.
     pub last_error: Option<String>,
+    /// Whether a write waits for space.
+    pub writers_waiting: bool,
+    /// Bytes that clients wrote since the cache was opened.
+    pub written_bytes: u64,
+    /// Bytes written to the backing device since then.
+    pub written_back_bytes: u64,
+    /// Bytes of memory of the index.
+    pub index_bytes: u64,
+    /// Damaged places found since the cache was opened.
+    pub damage_found: u64,
+    /// Those of them that were healed from the backing device.
+    pub damage_healed: u64,
     /// Ranges of the device whose data is damaged: reads answer with an error.
-    pub quarantined: Vec<[u64; 2]>,
+    pub quarantined: Vec<DamagedInfo>,
+}
+
+/// A range whose data is damaged.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct DamagedInfo {
+    /// First byte.
+    pub start: u64,
+    /// One past the last byte.
+    pub end: u64,
+    /// What was found.
+    pub reason: String,
 }

@@ -81,7 +81,7 @@ fn for_backends(page: &mut Page, status: &Status) {
         page.line("cbd_backend_blkdevs", &labels, backend.info.blkdevs.len());
     }
     type Value = fn(&BackendStatus, &CacheInfo) -> u64;
-    let metrics: [(&str, &str, &str, Value); 11] = [
+    let metrics: [(&str, &str, &str, Value); 14] = [
         ("cbd_cache_segments", "gauge", "Segments of the cache.", |backend, _| backend.info.cache_segs),
         ("cbd_cache_used_segments", "gauge", "Segments that hold records.", |backend, _| {
             backend.info.cache_used_segs
@@ -109,10 +109,20 @@ fn for_backends(page: &mut Page, status: &Status) {
             "As of when the backing device alone is, ms since 1970.",
             |_, cache| cache.drained_ms,
         ),
+        ("cbd_cache_written_bytes_total", "counter", "Bytes that clients wrote.", |_, cache| {
+            cache.written_bytes
+        }),
         (
-            "cbd_cache_backing_errors_total",
+            "cbd_cache_written_back_bytes_total",
             "counter",
-            "Failed operations of the backing device.",
+            "Bytes written to the backing device.",
+            |_, cache| cache.written_back_bytes,
+        ),
+        ("cbd_cache_index_bytes", "gauge", "Memory of the index.", |_, cache| cache.index_bytes),
+        (
+            "cbd_cache_failed_attempts",
+            "gauge",
+            "Attempts of writeback that failed since it last worked.",
             |_, cache| cache.backing_errors,
         ),
         ("cbd_cache_quarantined_ranges", "gauge", "Ranges whose data is damaged.", |_, cache| {

@@ -40,7 +40,7 @@ pub fn parse_size(text: &str) -> Result<u64> {
 pub fn format_size(bytes: u64) -> String {
     match UNITS.iter().rev().find(|(_, shift)| bytes >> shift > 0) {
         None => format!("{bytes} B"),
-        Some((name, shift)) if bytes % (1 << shift) == 0 => format!("{} {name}iB", bytes >> shift),
+        Some((name, shift)) if bytes.is_multiple_of(1 << shift) => format!("{} {name}iB", bytes >> shift),
         #[expect(clippy::cast_precision_loss, reason = "shown with one digit")]
         Some((name, shift)) => format!("{:.1} {name}iB", bytes as f64 / (1u64 << shift) as f64),
     }

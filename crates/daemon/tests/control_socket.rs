@@ -28,7 +28,14 @@ fn refused<T>(kind: ErrorKind, text: &'static str) -> Result<T> {
 }
 
 fn progress(dirty_bytes: u64) -> Progress {
-    Progress { backend_id: 3, dirty_bytes_at_start: 100, dirty_bytes, elapsed_ms: 5, error: None }
+    Progress {
+        backend_id: 3,
+        dirty_bytes_at_start: 100,
+        dirty_bytes,
+        written_bytes: 0,
+        elapsed_ms: 5,
+        error: None,
+    }
 }
 
 impl Control for Fake {

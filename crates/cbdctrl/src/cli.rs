@@ -1,0 +1,393 @@
+//! The commands and options: the one source of parsing, help, completions and man pages.
+//!
+//! Always true here: commands and options of the original `cbdctrl` keep their long and short names.
+
+use cbd_daemon::api::Consistency;
+use cbd_daemon::logging::LogFormat;
+use cbd_daemon::size::parse_size;
+use clap::{Args, Parser, Subcommand};
+use std::path::PathBuf;
+
+/// Controls CBD, a persistent-memory write-back cache for block devices
+#[derive(Parser, Debug)]
+#[command(name = "cbdctrl", version, disable_help_subcommand = true, after_help = EXIT_CODES)]
+pub struct Cli {
+    /// Control socket of the daemon [default: /run/cbd/control.sock, or under $XDG_RUNTIME_DIR for other users than root]
+    #[arg(long, global = true, value_name = "PATH", env = "CBD_SOCKET")]
+    pub socket: Option<PathBuf>,
+    /// Print JSON, errors too (lists are JSON in a pipe anyway)
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// What to do
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The daemon of CBD, a persistent-memory write-back cache for block devices
+#[derive(Parser, Debug)]
+#[command(name = "cbdd", version)]
+pub struct DaemonCli {
+    /// Its options
+    #[command(flatten)]
+    pub arguments: DaemonArguments,
+}
+
+const EXIT_CODES: &str =
+    "Exit codes: 0 done, 1 refused or failed (one line on standard error says why), 2 wrong usage";
+
+/// Which transport.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct OnTransport {
+    /// Number of the transport
+    #[arg(short, long, default_value_t = 0, value_name = "ID")]
+    pub transport: u32,
+}
+
+/// The commands.
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    /// Register this host on a region; with --format make a transport on it first
+    TpReg {
+        /// Name of this host on the transport
+        #[arg(short = 'H', long, value_name = "NAME")]
+        host: String,
+        /// The region: a file on a DAX file system, a devdax device, or a plain file
+        #[arg(short, long, value_name = "REGION")]
+        path: PathBuf,
+        /// Size of a region that is to be made, e.g. 8G
+        #[arg(short, long, value_parser = parse_size)]
+        size: Option<u64>,
+        /// Segment size of a region that is formatted, 1M to 64M [default: by the region's size]
+        #[arg(long, value_parser = parse_size, value_name = "SIZE")]
+        segment_size: Option<u64>,
+        /// Make a transport on the region, and the region if need be
+        #[arg(short, long)]
+        format: bool,
+        /// With --format: even if the region holds a transport already, which is then lost
+        #[arg(short = 'F', long, requires = "format")]
+        force: bool,
+    },
+    /// Take this host off a transport that has no backends any more
+    TpUnreg {
+        /// Number of the transport
+        #[arg(short, long, value_name = "ID")]
+        transport: u32,
+    },
+    /// List the transports
+    TpList,
+    /// List the hosts of a transport
+    HostList {
+        /// Which transport
+        #[command(flatten)]
+        on: OnTransport,
+    },
+    /// Bring a backing device onto a transport, with or without a cache
+    BackendStart {
+        /// Which transport
+        #[command(flatten)]
+        on: OnTransport,
+        /// The backing device: a block device or a file; what it holds stays
+        #[arg(short, long, value_name = "DISK")]
+        path: PathBuf,
+        /// Size of the cache, e.g. 4G; 0 or none: no cache
+        #[arg(short, long, value_parser = parse_size, value_name = "SIZE")]
+        cache_size: Option<u64>,
+        /// Number of queues that serve the backend
+        #[arg(short = 'n', long, value_parser = clap::value_parser!(u32).range(1..=128), value_name = "1..128")]
+        handlers: Option<u32>,
+        /// Also make a block device on it, and print its path and nothing else
+        #[arg(short = 'D', long)]
+        start_dev: bool,
+        /// How that block device is reached: auto, fuse-loop, nbd:unix:PATH or nbd:tcp:ADDR:PORT
+        #[arg(short, long, requires = "start_dev")]
+        export: Option<String>,
+        /// How the backing device catches up: strict, checkpoint or none
+        #[arg(long)]
+        consistency: Option<Consistency>,
+        /// Whether data is under a checksum
+        #[arg(long, value_name = "on|off", value_parser = on_or_off)]
+        data_crc: Option<bool>,
+    },
+    /// Write all that is dirty to the backing device and take it off the transport: it is a plain disk again
+    BackendStop {
+        /// Which transport
+        #[command(flatten)]
+        on: OnTransport,
+        /// Number of the backend
+        #[arg(short, long, value_name = "ID")]
+        backend: u32,
+        /// Even if its block devices are open or mounted, whose users see errors then; drops nothing
+        #[arg(short = 'F', long)]
+        force: bool,
+        /// Seconds without progress after which to give up and leave all as it is [default: 60]
+        #[arg(long, value_name = "SECONDS")]
+        timeout: Option<u64>,
+        /// Drop the dirty data instead; BYTES must be exactly the dirty bytes that status shows
+        #[arg(long, value_name = "BYTES")]
+        discard_dirty: Option<u64>,
+    },
+    /// List the backends of this host
+    BackendList {
+        /// Which transport
+        #[command(flatten)]
+        on: OnTransport,
+        /// Those of all hosts
+        #[arg(short, long)]
+        all: bool,
+    },
+    /// Make a block device on a backend and print its path
+    DevStart {
+        /// Which transport
+        #[command(flatten)]
+        on: OnTransport,
+        /// Number of the backend
+        #[arg(short, long, value_name = "ID")]
+        backend: u32,
+        /// How it is reached: auto, fuse-loop, nbd:unix:PATH or nbd:tcp:ADDR:PORT
+        #[arg(short, long)]
+        export: Option<String>,
+    },
+    /// Take a block device away
+    DevStop {
+        /// Which transport
+        #[command(flatten)]
+        on: OnTransport,
+        /// Number of the block device
+        #[arg(short, long, value_name = "ID")]
+        dev: u32,
+        /// Even if it is open or mounted: its users see errors then
+        #[arg(short = 'F', long)]
+        force: bool,
+    },
+    /// List the block devices of this host
+    DevList {
+        /// Which transport
+        #[command(flatten)]
+        on: OnTransport,
+        /// Those of all hosts
+        #[arg(short, long)]
+        all: bool,
+    },
+    /// Show how everything is: hit ratio, dirty bytes, recovery point, durability, errors
+    Status,
+    /// Change settings of a backend while it runs
+    #[command(after_help = SETTINGS)]
+    Set {
+        /// Which transport
+        #[command(flatten)]
+        on: OnTransport,
+        /// Number of the backend
+        #[arg(short, long, value_name = "ID")]
+        backend: u32,
+        /// What to change, e.g. gc_percent=70
+        #[arg(required = true, value_name = "NAME=VALUE", allow_hyphen_values = true)]
+        changes: Vec<String>,
+    },
+    /// Bring the backing device alone to a state as of now
+    Checkpoint {
+        /// Which transport
+        #[command(flatten)]
+        on: OnTransport,
+        /// Number of the backend [default: all]
+        #[arg(short, long, value_name = "ID")]
+        backend: Option<u32>,
+        /// Return when it is reached
+        #[arg(short, long)]
+        wait: bool,
+        /// Seconds without progress after which to give up waiting [default: 60]
+        #[arg(long, value_name = "SECONDS")]
+        timeout: Option<u64>,
+    },
+    /// Write all that is dirty now to the backing device, and wait for it
+    Drain {
+        /// Which transport
+        #[command(flatten)]
+        on: OnTransport,
+        /// Number of the backend [default: all]
+        #[arg(short, long, value_name = "ID")]
+        backend: Option<u32>,
+        /// Seconds without progress after which to give up [default: 60]
+        #[arg(long, value_name = "SECONDS")]
+        timeout: Option<u64>,
+    },
+    /// Show CBD at work on this machine: speed, a killed daemon, a plain disk at the end
+    Demo(crate::demo::Arguments),
+    /// Run the daemon; the same as cbdd
+    Daemon(DaemonArguments),
+    /// Print completions for a shell
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Write man pages into a folder
+    Man {
+        /// The folder
+        folder: PathBuf,
+    },
+}
+
+const SETTINGS: &str = "\
+Settings:
+  gc_percent=0..90                      share of used segments from which space is reclaimed
+  consistency=strict|checkpoint|none    how the backing device catches up
+  writeback_rate=auto|SIZE              bytes a second that writeback may write, e.g. 100M
+  writeback_percent=0..90               share of the cache that the automatic rate lets be dirty";
+
+/// Options of the daemon.
+#[derive(Args, Debug, Default)]
+pub struct DaemonArguments {
+    /// Configuration with defaults [default: /etc/cbd/cbd.toml]
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// What must survive a restart [default: /var/lib/cbd]
+    #[arg(long, value_name = "DIR")]
+    pub state_dir: Option<PathBuf>,
+    /// Mounts and sockets [default: /run/cbd]
+    #[arg(long, value_name = "DIR")]
+    pub run_dir: Option<PathBuf>,
+    /// Control socket [default: control.sock in the run folder]
+    #[arg(long, value_name = "PATH", env = "CBD_SOCKET")]
+    pub socket: Option<PathBuf>,
+    /// Where the links cbdN to block devices are made [default: /dev]
+    #[arg(long, value_name = "DIR")]
+    pub dev_dir: Option<PathBuf>,
+    /// Serve no region that does not survive a power failure
+    #[arg(long)]
+    pub require_persistent: bool,
+    /// Make backing devices slow or faulty, for demonstrations and tests
+    #[arg(long, hide = true, value_name = "SPEC")]
+    pub throttle: Option<String>,
+    /// How log lines look: text or json
+    #[arg(long, default_value = "text")]
+    pub log_format: LogFormatArgument,
+    /// Log more
+    #[arg(short, long)]
+    pub verbose: bool,
+}
+
+/// A log format with a default, for clap.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LogFormatArgument(pub LogFormat);
+
+impl std::str::FromStr for LogFormatArgument {
+    type Err = cbd_types::Error;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        text.parse().map(Self)
+    }
+}
+
+fn on_or_off(text: &str) -> Result<bool, String> {
+    match text {
+        "on" | "true" | "1" => Ok(true),
+        "off" | "false" | "0" => Ok(false),
+        _ => Err("write on or off".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn parse(line: &str) -> Result<Cli, clap::Error> {
+        Cli::try_parse_from(std::iter::once("cbdctrl").chain(line.split_whitespace()))
+    }
+
+    fn wrong_usage(line: &str) {
+        let error = parse(line).expect_err(line);
+        assert_eq!(error.exit_code(), 2, "{line}");
+    }
+
+    #[test]
+    fn the_definitions_are_sound() {
+        Cli::command().debug_assert();
+        DaemonCli::command().debug_assert();
+    }
+
+    #[test]
+    fn the_short_options_of_the_original_are_understood() {
+        for line in [
+            "tp-reg -H node0 -p /r -f -F",
+            "tp-unreg -t 0",
+            "tp-list",
+            "host-list -t 1",
+            "backend-start -t 0 -p /dev/sdb -c 4G -n 4 -D",
+            "backend-stop -t 0 -b 1 -F",
+            "backend-list -t 0 -a",
+            "dev-start -t 0 -b 1",
+            "dev-stop -t 0 -d 1",
+            "dev-list -t 0 -a",
+        ] {
+            assert!(parse(line).is_ok(), "{line}");
+        }
+    }
+
+    #[test]
+    fn the_long_options_of_the_original_are_understood() {
+        for line in [
+            "tp-reg --host node0 --path /r --format --force",
+            "tp-unreg --transport 0",
+            "backend-start --path /dev/sdb --cache-size 512MiB --handlers 128 --start-dev",
+            "backend-stop --backend 1 --force",
+            "backend-list --all",
+            "dev-start --backend 1",
+            "dev-stop --dev 1",
+            "dev-list --all",
+        ] {
+            assert!(parse(line).is_ok(), "{line}");
+        }
+    }
+
+    #[test]
+    fn a_transport_is_0_where_none_is_named() {
+        let Ok(Cli { command: Command::DevStart { on, .. }, .. }) = parse("dev-start -b 3") else {
+            panic!("dev-start");
+        };
+        assert_eq!(on.transport, 0);
+    }
+
+    #[test]
+    fn wrong_usage_is_refused() {
+        for line in [
+            "",
+            "tp-reg",
+            "tp-reg -H node0",
+            "tp-reg -p /r",
+            "tp-reg -H node0 -p /r -F",
+            "tp-reg -H node0 -p /r extra",
+            "tp-unreg",
+            "tp-unreg -t x",
+            "tp-unreg -t -1",
+            "backend-start -p /d -n 0",
+            "backend-start -p /d -n 129",
+            "backend-start -p /d -c lots",
+            "backend-start -p /d -c -5",
+            "backend-start -p /d --consistency maybe",
+            "backend-start -p /d --data-crc perhaps",
+            "backend-start -p /d -p /e",
+            "backend-stop",
+            "dev-start",
+            "dev-stop -b 0",
+            "set -b 0",
+            "frobnicate",
+        ] {
+            wrong_usage(line);
+        }
+    }
+
+    #[test]
+    fn commands_are_matched_whole() {
+        for line in ["tp", "tp-l", "dev", "backend-st -b 0", "stat"] {
+            wrong_usage(line);
+        }
+    }
+
+    #[test]
+    fn a_value_of_set_may_begin_with_a_hyphen() {
+        let Ok(Cli { command: Command::Set { changes, .. }, .. }) = parse("set -b 0 gc_percent=-1") else {
+            panic!("set");
+        };
+        assert_eq!(changes, ["gc_percent=-1"]);
+    }
+}

@@ -1,0 +1,29 @@
+//! `cbdd`, and `cbdctrl daemon`.
+
+use crate::cli::DaemonArguments;
+use cbd_daemon::paths::{PathChoices, Paths};
+use std::process::ExitCode;
+
+/// Runs the daemon until it is told to end.
+pub fn run(arguments: DaemonArguments) -> ExitCode {
+    let options = cbd_daemon::run::Options {
+        paths: Paths::choose(PathChoices {
+            config: arguments.config,
+            state_dir: arguments.state_dir,
+            run_dir: arguments.run_dir,
+            socket: arguments.socket,
+            dev_dir: arguments.dev_dir,
+        }),
+        require_persistent: arguments.require_persistent,
+        decorate: arguments.throttle,
+        log_format: arguments.log_format.0,
+        verbose: arguments.verbose,
+    };
+    match cbd_daemon::run::run(options) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("cbdd: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! Completions and man pages, from the definitions in [`crate::cli`].
+
+use crate::cli::{Cli, DaemonCli};
+use clap::CommandFactory;
+use std::io::{self, Write};
+use std::path::Path;
+use std::process::ExitCode;
+
+/// Prints completions for `shell`.
+pub fn completions(shell: clap_complete::Shell) -> ExitCode {
+    let mut text = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "cbdctrl", &mut text);
+    if shell == clap_complete::Shell::Bash || shell == clap_complete::Shell::Fish {
+        clap_complete::generate(shell, &mut DaemonCli::command(), "cbdd", &mut text);
+    }
+    ended(io::stdout().write_all(&text))
+}
+
+/// Writes man pages into `folder`: one for each command, one for the daemon.
+pub fn man(folder: &Path) -> ExitCode {
+    ended(
+        std::fs::create_dir_all(folder)
+            .and_then(|()| clap_mangen::generate_to(Cli::command(), folder))
+            .and_then(|()| {
+                let mut page = Vec::new();
+                clap_mangen::Man::new(DaemonCli::command()).section("8").render(&mut page)?;
+                std::fs::write(folder.join("cbdd.8"), page)
+            }),
+    )
+}
+
+fn ended(result: io::Result<()>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        // Whoever reads a pipe may have seen enough.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("cbdctrl: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! The progress of a drain on a terminal.
+
+use cbd_daemon::api::Progress;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::io::IsTerminal;
+
+/// A bar on standard error while a drain goes on; nothing where that is no terminal.
+#[derive(Debug, Default)]
+pub struct DrainBar {
+    bar: Option<ProgressBar>,
+    backend_id: Option<u32>,
+}
+
+impl DrainBar {
+    /// Shows how far it is.
+    pub fn show(&mut self, progress: &Progress) {
+        if !std::io::stderr().is_terminal() {
+            return;
+        }
+        if self.backend_id != Some(progress.backend_id) {
+            self.end();
+            self.backend_id = Some(progress.backend_id);
+        }
+        let total = progress.dirty_bytes_at_start.max(progress.dirty_bytes);
+        let bar = self.bar.get_or_insert_with(|| {
+            let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
+            let style = ProgressStyle::with_template(
+                "backend {prefix}: {bar:30} {bytes}/{total_bytes} written, {bytes_per_sec}, {eta} {msg}",
+            );
+            if let Ok(style) = style {
+                bar.set_style(style);
+            }
+            bar.with_prefix(progress.backend_id.to_string())
+        });
+        bar.set_length(total);
+        bar.set_position((total - progress.dirty_bytes).max(progress.written_bytes).min(total));
+        bar.set_message(progress.error.clone().unwrap_or_default());
+    }
+
+    /// Takes the bar away.
+    pub fn end(&mut self) {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+        }
+    }
+}

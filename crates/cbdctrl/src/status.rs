@@ -1,0 +1,183 @@
+//! The status as a page for people.
+
+use cbd_daemon::api::{BackendStatus, CacheInfo, Status, TransportStatus};
+use cbd_daemon::size::format_size;
+use std::fmt::Write;
+
+/// The page.
+pub fn page(status: &Status) -> String {
+    let mut page =
+        format!("cbdd {}, process {}, up {}\n", status.version, status.pid, duration(status.uptime_s));
+    for warning in &status.warnings {
+        let _ = writeln!(page, "  warning        {warning}");
+    }
+    if status.transports.is_empty() {
+        page.push_str(
+            "no transports; make one: cbdctrl tp-reg --host NAME --path REGION --size SIZE --format\n",
+        );
+    }
+    for transport in &status.transports {
+        add_transport(&mut page, transport);
+    }
+    page
+}
+
+fn line(page: &mut String, indent: usize, name: &str, text: impl std::fmt::Display) {
+    let _ = writeln!(page, "{:indent$}{name:<width$} {text}", "", width = 18 - indent.min(8));
+}
+
+fn add_transport(page: &mut String, transport: &TransportStatus) {
+    let info = &transport.info;
+    let _ = writeln!(
+        page,
+        "\ntransport {}: {} (host {} \"{}\")",
+        info.transport_id, info.path, info.host_id, info.host
+    );
+    if let Some(error) = &info.error {
+        line(page, 2, "ERROR", error);
+    }
+    if info.alive {
+        line(
+            page,
+            2,
+            "region",
+            format!(
+                "{}, {} segments of {}, {} free",
+                format_size(transport.size),
+                info.segment_num,
+                format_size(info.bytes_per_segment),
+                info.free_segments
+            ),
+        );
+        let meaning = if info.durability == "power-fail" {
+            "acknowledged writes survive a power failure"
+        } else {
+            "acknowledged writes survive a crash of the daemon, NOT of the machine"
+        };
+        line(page, 2, "durability", format!("{}: {meaning}", info.durability));
+        line(page, 2, "memory", &info.copy);
+    }
+    for warning in &info.warnings {
+        line(page, 2, "warning", warning);
+    }
+    for backend in &transport.backends {
+        add_backend(page, backend);
+    }
+}
+
+fn add_backend(page: &mut String, backend: &BackendStatus) {
+    let info = &backend.info;
+    let _ = writeln!(page, "\n  backend {}: {}", info.backend_id, info.backend_path);
+    if let Some(error) = &info.error {
+        line(page, 4, "ERROR", error);
+    }
+    line(
+        page,
+        4,
+        "device",
+        format!(
+            "{}, sectors of {} B, {} queues, atomic unit {}",
+            format_size(backend.size),
+            backend.sector,
+            backend.handlers,
+            format_size(u64::from(backend.atomic_unit))
+        ),
+    );
+    if !backend.backing.is_empty() {
+        line(page, 4, "backing", &backend.backing);
+    }
+    for warning in &backend.warnings {
+        line(page, 4, "warning", warning);
+    }
+    for blkdev in &info.blkdevs {
+        let state = if blkdev.alive { String::new() } else { ", NOT SERVED".to_owned() };
+        let reason = blkdev
+            .error
+            .as_ref()
+            .or(blkdev.note.as_ref())
+            .map_or_else(String::new, |error| format!(": {error}"));
+        line(
+            page,
+            4,
+            &format!("blkdev {}", blkdev.blkdev_id),
+            format!("{} ({}{state}){reason}", blkdev.dev_name, blkdev.export),
+        );
+    }
+    match &backend.cache {
+        Some(cache) => add_cache(page, backend, cache),
+        None if info.cache_segs == 0 => line(page, 4, "cache", "none"),
+        None => {}
+    }
+}
+
+fn add_cache(page: &mut String, backend: &BackendStatus, cache: &CacheInfo) {
+    let settings = &cache.settings;
+    line(
+        page,
+        4,
+        "cache",
+        format!(
+            "{}, {} of {} segments used, reclaim from {} %, {} lanes, data_crc {}",
+            format_size(cache.size),
+            backend.info.cache_used_segs,
+            backend.info.cache_segs,
+            settings.gc_percent,
+            cache.lanes,
+            if cache.data_crc { "on" } else { "off" }
+        ),
+    );
+    let ratio = cache.read_hit_ratio.map_or_else(
+        || "no reads yet".to_owned(),
+        |ratio| {
+            format!(
+                "{:.1} % of the bytes read ({} of {})",
+                ratio * 100.0,
+                format_size(cache.read_hit_bytes),
+                format_size(cache.read_hit_bytes + cache.read_miss_bytes)
+            )
+        },
+    );
+    line(page, 4, "hit ratio", ratio);
+    line(page, 4, "dirty", format!("{} ({} bytes)", format_size(cache.dirty_bytes), cache.dirty_bytes));
+    let rate = match settings.writeback_rate {
+        0 => format!("automatic towards {} % dirty", settings.writeback_percent),
+        rate => format!("{}/s", format_size(rate)),
+    };
+    line(page, 4, "writeback", format!("{}, {rate}", settings.consistency.name()));
+    line(page, 4, "recovery point", &cache.recovery_point);
+    if cache.writers_waiting {
+        line(page, 4, "FULL", "writes wait for space: the backing device is the limit now");
+    }
+    if let Some(void) = &cache.void {
+        line(page, 4, "VOID", void);
+    }
+    if cache.backing_errors > 0 {
+        line(page, 4, "ERRORS", format!("{} failed attempts of writeback", cache.backing_errors));
+    }
+    if let Some(error) = &cache.last_error {
+        line(page, 4, "last error", error);
+    }
+    if cache.damage_found > 0 {
+        line(page, 4, "DAMAGE", format!("{} found, {} healed", cache.damage_found, cache.damage_healed));
+    }
+    for range in cache.quarantined.iter().take(20) {
+        line(
+            page,
+            4,
+            "QUARANTINED",
+            format!("bytes {}..{} ({}): reads answer with an error", range.start, range.end, range.reason),
+        );
+    }
+    if cache.quarantined.len() > 20 {
+        line(page, 4, "", format!("and {} more (--json shows all)", cache.quarantined.len() - 20));
+    }
+}
+
+fn duration(seconds: u64) -> String {
+    match seconds {
+        0..60 => format!("{seconds} s"),
+        60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),
+        3600..86_400 => format!("{} h {} min", seconds / 3600, seconds / 60 % 60),
+        _ => format!("{} d {} h", seconds / 86_400, seconds / 3600 % 24),
+    }
+}

@@ -1,0 +1,314 @@
+//! The doors of a block device: which there are, how one is named, and how it is opened and closed.
+//!
+//! Always true here: what is printed as a device's name is what its user opens: `/dev/cbdN`, or an NBD URI.
+
+use cbd_export::BlockDevice;
+use cbd_fuse::{FuseLoop, StopMode};
+use cbd_nbd::{Listen, Server};
+use cbd_types::{Error, ErrorKind, Result};
+use std::fmt;
+use std::net::ToSocketAddrs;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Once};
+use std::time::Duration;
+
+/// How long an export may take to end.
+pub const STOP_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Which door a block device has, as a user names it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum ExportChoice {
+    /// The best that this machine has.
+    Auto,
+    /// A FUSE file with a loop device.
+    FuseLoop,
+    /// An NBD server.
+    Nbd(Listen),
+}
+
+impl std::str::FromStr for ExportChoice {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let malformed = |why: &str| {
+            Error::new(
+                ErrorKind::InvalidArgument,
+                format!(
+                    "\"{text}\" is no export{why}: there are auto, fuse-loop, nbd:unix:PATH and nbd:tcp:ADDRESS:PORT"
+                ),
+            )
+        };
+        match text {
+            "auto" => return Ok(Self::Auto),
+            "fuse-loop" => return Ok(Self::FuseLoop),
+            _ => {}
+        }
+        if let Some(path) = text.strip_prefix("nbd:unix:") {
+            // What a socket's address can hold, its closing zero included.
+            if !path.starts_with('/') {
+                return Err(malformed(" (the path is not absolute)"));
+            }
+            if path.len() > 107 {
+                return Err(malformed(" (the path of a socket has 107 bytes at most)"));
+            }
+            return Ok(Self::Nbd(Listen::Unix(PathBuf::from(path))));
+        }
+        if let Some(address) = text.strip_prefix("nbd:tcp:") {
+            let mut addresses =
+                address.to_socket_addrs().map_err(|error| malformed(&format!(" ({error})")))?;
+            return addresses
+                .next()
+                .map(|address| Self::Nbd(Listen::Tcp(address)))
+                .ok_or_else(|| malformed(""));
+        }
+        Err(malformed(""))
+    }
+}
+
+impl fmt::Display for ExportChoice {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => out.write_str("auto"),
+            Self::FuseLoop => out.write_str("fuse-loop"),
+            Self::Nbd(listen) => write!(out, "nbd:{listen}"),
+        }
+    }
+}
+
+/// Where exports put what they need.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ExportPlaces {
+    /// Mounts and sockets.
+    pub run_dir: PathBuf,
+    /// Links to block devices.
+    pub dev_dir: PathBuf,
+}
+
+impl ExportPlaces {
+    /// Where FUSE files are.
+    #[must_use]
+    pub fn fuse_dir(&self) -> PathBuf {
+        self.run_dir.join("fuse")
+    }
+
+    fn default_socket(&self, name: &str) -> PathBuf {
+        self.run_dir.join("nbd").join(format!("{name}.sock"))
+    }
+}
+
+/// The name of a block device: `cbdN` on transport 0, whose number it keeps over restarts; devices of other transports say
+/// which, since their numbers begin at 0 too.
+#[must_use]
+pub fn device_name(transport: u32, blkdev: u32) -> String {
+    if transport == 0 { format!("cbd{blkdev}") } else { format!("cbd{transport}-{blkdev}") }
+}
+
+/// An open door.
+#[derive(Debug)]
+enum Door {
+    Nbd(Server),
+    FuseLoop(Box<FuseLoop>),
+}
+
+/// A running export.
+#[derive(Debug)]
+pub struct Export {
+    door: Door,
+    name: String,
+    /// What its user opens.
+    pub device_path: String,
+    /// Why it is not the best there could be.
+    pub note: Option<String>,
+}
+
+impl Export {
+    /// Opens the door that `choice` names to `device`.
+    ///
+    /// # Errors
+    /// When the system refuses what it needs; nothing is left behind then.
+    pub fn start(
+        choice: &ExportChoice,
+        name: &str,
+        device: Arc<dyn BlockDevice>,
+        queues: usize,
+        places: &ExportPlaces,
+    ) -> Result<Self> {
+        match choice {
+            ExportChoice::Nbd(listen) => Self::nbd(listen.clone(), name, device),
+            ExportChoice::FuseLoop => Self::fuse_loop(name, device, queues, places),
+            ExportChoice::Auto => {
+                let tried = cbd_fuse::probe().and_then(|()| {
+                    Self::fuse_loop(name, Arc::clone(&device), queues, places).map_err(|error| error.line())
+                });
+                match tried {
+                    Ok(export) => Ok(export),
+                    Err(reason) => {
+                        let socket = places.default_socket(name);
+                        make_folder(&socket)?;
+                        let mut export = Self::nbd(Listen::Unix(socket), name, device)?;
+                        export.note = Some(format!("reached by NBD, not as a kernel block device: {reason}"));
+                        Ok(export)
+                    }
+                }
+            }
+        }
+    }
+
+    fn nbd(listen: Listen, name: &str, device: Arc<dyn BlockDevice>) -> Result<Self> {
+        let options = cbd_nbd::Options {
+            export_name: name.to_owned(),
+            thread_setup: Some(Arc::new(prepare_data_thread)),
+            stop_timeout: STOP_PATIENCE,
+            ..cbd_nbd::Options::default()
+        };
+        let server = Server::start(device, listen, options)?;
+        let device_path = server.uri();
+        Ok(Self { door: Door::Nbd(server), name: name.to_owned(), device_path, note: None })
+    }
+
+    fn fuse_loop(
+        name: &str,
+        device: Arc<dyn BlockDevice>,
+        queues: usize,
+        places: &ExportPlaces,
+    ) -> Result<Self> {
+        let link = places.dev_dir.join(name);
+        let options = cbd_fuse::Options {
+            name: name.to_owned(),
+            mount_dir: places.fuse_dir().join(name),
+            link: Some(link.clone()),
+            queues,
+            thread_setup: Some(Arc::new(prepare_data_thread)),
+            read_only: false,
+        };
+        let export = FuseLoop::start(device, options)?;
+        Ok(Self {
+            door: Door::FuseLoop(Box::new(export)),
+            name: name.to_owned(),
+            device_path: link.display().to_string(),
+            note: None,
+        })
+    }
+
+    /// Who uses the device, in words; none when nobody does.
+    ///
+    /// # Errors
+    /// When the system does not tell.
+    pub fn user(&self) -> Result<Option<String>> {
+        match &self.door {
+            Door::Nbd(server) => Ok(match server.connections() {
+                0 => None,
+                1 => Some("an NBD client is connected".to_owned()),
+                clients => Some(format!("{clients} NBD clients are connected")),
+            }),
+            Door::FuseLoop(export) => export.is_busy(),
+        }
+    }
+
+    /// Refuses while somebody uses the device.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`] with who it is.
+    pub fn refuse_if_used(&self) -> Result<()> {
+        match self.user()? {
+            None => Ok(()),
+            Some(user) => Err(Error::new(
+                ErrorKind::Busy,
+                format!("{} is in use: {user}; end that first, or use --force", self.device_path),
+            )),
+        }
+    }
+
+    /// Why it does not serve any more although nobody stopped it.
+    #[must_use]
+    pub fn failure(&self) -> Option<String> {
+        match &self.door {
+            Door::Nbd(_) => None,
+            Door::FuseLoop(export) => export.failure(),
+        }
+    }
+
+    /// Closes the door: what is in flight completes, clients see errors after that.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`] while somebody uses it and `force` is not set; it is given back then and goes on. Other errors say
+    /// what did not end in order; the door is closed all the same.
+    pub fn stop(mut self, force: bool) -> std::result::Result<(), (Option<Box<Self>>, Error)> {
+        if !force && let Err(error) = self.refuse_if_used() {
+            return Err((Some(Box::new(self)), error));
+        }
+        match self.door {
+            Door::Nbd(server) => server.stop().map_err(|error| (None, error)),
+            Door::FuseLoop(ref mut export) => {
+                let mode = if force { StopMode::Force } else { StopMode::WhenUnused };
+                match export.stop(mode, STOP_PATIENCE) {
+                    Ok(()) => Ok(()),
+                    Err(error) if force => Err((None, error)),
+                    Err(error) => Err((Some(Box::new(self)), error)),
+                }
+            }
+        }
+    }
+
+    /// The name of the device.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+fn make_folder(file: &Path) -> Result<()> {
+    let folder = file.parent().unwrap_or(Path::new("/"));
+    std::fs::create_dir_all(folder).map_err(|error| {
+        Error::new(ErrorKind::System, format!("the folder {} cannot be made: {error}", folder.display()))
+    })
+}
+
+/// What each thread of the data path does first: the kernel learns that it must not wait for memory that only this thread
+/// can free.
+pub fn prepare_data_thread() {
+    static WARNED: Once = Once::new();
+    if let Err(reason) = cbd_fuse::flusher::become_io_flusher() {
+        WARNED.call_once(|| tracing::warn!("{reason}"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exports_are_understood_and_shown_as_they_are_typed() {
+        for text in
+            ["auto", "fuse-loop", "nbd:unix:/run/x.sock", "nbd:tcp:127.0.0.1:10809", "nbd:tcp:[::1]:10809"]
+        {
+            assert_eq!(text.parse::<ExportChoice>().unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn what_is_no_export_is_refused() {
+        let long = format!("nbd:unix:/{}", "x".repeat(200));
+        for text in [
+            "",
+            "nbd",
+            "nbd:unix:",
+            "nbd:unix:x.sock",
+            "nbd:tcp:",
+            "nbd:tcp:127.0.0.1",
+            "fuse",
+            "ublk",
+            &long,
+        ] {
+            let error = text.parse::<ExportChoice>().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{text}");
+        }
+    }
+
+    #[test]
+    fn devices_of_other_transports_have_names_of_their_own() {
+        assert_eq!(device_name(0, 0), "cbd0");
+        assert_eq!(device_name(0, 12), "cbd12");
+        assert_eq!(device_name(1, 2), "cbd1-2");
+    }
+}

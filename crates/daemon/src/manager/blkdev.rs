@@ -1,0 +1,199 @@
+//! Block devices: their rows in the region and their doors in this process.
+
+use super::backend::BackendSlot;
+use super::transport::{Running, running_mut};
+use super::{Fixed, Manager};
+use crate::api::{BlkdevInfo, StartBlkdev, StopBlkdev};
+use crate::exports::{Export, ExportChoice, device_name};
+use cbd_engine::{BlkdevEntry, BlkdevSpec};
+use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, Result};
+use std::sync::Arc;
+
+/// A block device of this host; its door may have failed to open.
+#[derive(Debug)]
+pub(super) struct BlkdevSlot {
+    pub entry: BlkdevEntry,
+    pub export: Option<Export>,
+    pub error: Option<String>,
+}
+
+impl BlkdevSlot {
+    /// What `dev-list` shows.
+    pub fn info(&self, id: BlkdevId, transport: u32) -> BlkdevInfo {
+        let name = self.export.as_ref().map_or_else(
+            || format!("/dev/{}", device_name(transport, id.0)),
+            |export| export.device_path.clone(),
+        );
+        let failure = self.export.as_ref().and_then(Export::failure);
+        BlkdevInfo {
+            blkdev_id: id.0,
+            host_id: self.entry.host.0,
+            backend_id: self.entry.backend.0,
+            dev_name: name,
+            alive: self.export.is_some() && failure.is_none(),
+            export: self.entry.export.clone(),
+            error: self.error.clone().or(failure),
+            note: self.export.as_ref().and_then(|export| export.note.clone()),
+        }
+    }
+
+    /// Closes its door, by force even if somebody uses it; the row stays.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`] while somebody uses it, without force; it goes on.
+    pub fn close(&mut self, force: bool) -> Result<()> {
+        let Some(export) = self.export.take() else { return Ok(()) };
+        let name = export.name().to_owned();
+        match export.stop(force) {
+            Ok(()) => Ok(()),
+            Err((Some(export), error)) => {
+                self.export = Some(*export);
+                Err(error)
+            }
+            Err((None, error)) => {
+                tracing::warn!("{name} did not end in order: {error}");
+                Ok(())
+            }
+        }
+    }
+}
+
+impl BackendSlot {
+    /// Opens the door of a block device that was there before; on failure the reason is kept.
+    pub(super) fn bring_blkdev_back(&mut self, fixed: &Fixed, transport: u32, entry: &BlkdevEntry) {
+        let (export, error) = match self.open_door(fixed, transport, entry) {
+            Ok(export) => (Some(export), None),
+            Err(error) => {
+                tracing::error!(blkdev = entry.id.0, "the block device is not served: {error}");
+                (None, Some(error.line()))
+            }
+        };
+        self.blkdevs.insert(entry.id, BlkdevSlot { entry: entry.clone(), export, error });
+    }
+
+    fn open_door(&self, fixed: &Fixed, transport: u32, entry: &BlkdevEntry) -> Result<Export> {
+        let run = self.run.as_ref().ok_or_else(|| {
+            Error::new(
+                ErrorKind::Stopped,
+                format!(
+                    "backend {} is not up ({}); put that right and start it again with backend-start",
+                    entry.backend,
+                    self.error.as_deref().unwrap_or("stopped")
+                ),
+            )
+        })?;
+        let choice: ExportChoice = entry.export.parse()?;
+        let name = device_name(transport, entry.id.0);
+        let queues = usize::try_from(self.entry.handlers).unwrap_or(1).clamp(1, 128);
+        let export = Export::start(&choice, &name, Arc::clone(&run.device) as _, queues, &fixed.places)?;
+        tracing::info!(transport, blkdev = entry.id.0, "serving {}", export.device_path);
+        if let Some(note) = &export.note {
+            tracing::warn!(transport, blkdev = entry.id.0, "{note}");
+        }
+        Ok(export)
+    }
+}
+
+impl Running {
+    /// The block devices of this host, or of all hosts.
+    pub(super) fn blkdev_infos(&self, transport: u32, all: bool) -> Vec<BlkdevInfo> {
+        let mut list: Vec<BlkdevInfo> = self
+            .backends
+            .values()
+            .flat_map(|slot| slot.blkdevs.iter().map(|(&id, blkdev)| blkdev.info(id, transport)))
+            .collect();
+        if all {
+            let others = self.transport.blkdevs().into_iter().filter(|entry| entry.host != self.host);
+            list.extend(others.map(|entry| {
+                let id = entry.id;
+                BlkdevSlot { entry, export: None, error: None }.info(id, transport)
+            }));
+        }
+        list.sort_by_key(|info| info.blkdev_id);
+        list
+    }
+}
+
+impl Manager {
+    pub(super) fn blkdev_start(&self, transport: u32, request: &StartBlkdev) -> Result<BlkdevInfo> {
+        let default = self.fixed.config.defaults.export.as_deref();
+        let choice = request.export.as_deref().or(default).unwrap_or("auto").parse()?;
+        let mut tables = self.tables()?;
+        let running = running_mut(&mut tables, transport)?;
+        self.blkdev_create(running, transport, BackendId(request.backend), &choice)
+    }
+
+    /// Makes the row, then opens the door; on failure the row goes again.
+    pub(super) fn blkdev_create(
+        &self,
+        running: &mut Running,
+        transport: u32,
+        backend: BackendId,
+        choice: &ExportChoice,
+    ) -> Result<BlkdevInfo> {
+        let engine = Arc::clone(&running.transport);
+        let host = running.host;
+        let slot = running.backend_mut(backend)?;
+        if slot.stopping {
+            return Err(Error::new(ErrorKind::Busy, format!("backend {backend} is being stopped")));
+        }
+        if let Some((other, blkdev)) = slot.blkdevs.first_key_value() {
+            return Err(Error::new(
+                ErrorKind::Busy,
+                format!(
+                    "backend {backend} has a block device already: {} ({other}); stop that first",
+                    blkdev.info(*other, transport).dev_name
+                ),
+            ));
+        }
+        let id = engine.create_blkdev(&BlkdevSpec { backend, host, export: choice.to_string() })?;
+        let entry = engine.blkdevs().into_iter().find(|entry| entry.id == id);
+        let opened = entry
+            .ok_or_else(|| unknown(id))
+            .and_then(|entry| Ok((slot.open_door(&self.fixed, transport, &entry)?, entry)));
+        match opened {
+            Ok((export, entry)) => {
+                let blkdev = BlkdevSlot { entry, export: Some(export), error: None };
+                let info = blkdev.info(id, transport);
+                slot.blkdevs.insert(id, blkdev);
+                Ok(info)
+            }
+            Err(error) => {
+                if let Err(second) = engine.remove_blkdev(id) {
+                    tracing::error!(
+                        blkdev = id.0,
+                        "the block device that did not start cannot be removed: {second}"
+                    );
+                }
+                Err(error)
+            }
+        }
+    }
+
+    pub(super) fn blkdev_stop(&self, transport: u32, id: BlkdevId, request: StopBlkdev) -> Result<()> {
+        let mut tables = self.tables()?;
+        let running = running_mut(&mut tables, transport)?;
+        let engine = Arc::clone(&running.transport);
+        let slot = running
+            .backends
+            .values_mut()
+            .find(|slot| slot.blkdevs.contains_key(&id))
+            .ok_or_else(|| unknown(id))?;
+        if let Some(blkdev) = slot.blkdevs.get_mut(&id) {
+            blkdev.close(request.force)?;
+        }
+        engine.remove_blkdev(id)?;
+        slot.blkdevs.remove(&id);
+        tracing::info!(transport, blkdev = id.0, "stopped");
+        Ok(())
+    }
+}
+
+fn unknown(id: BlkdevId) -> Error {
+    Error::new(
+        ErrorKind::NotFound,
+        format!(
+            "there is no block device {id} of this host on the transport; dev-list shows which there are"
+        ),
+    )
+}

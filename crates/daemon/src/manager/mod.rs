@@ -1,0 +1,315 @@
+//! What a daemon has: transports, their backends, the block devices on those; and how they come and go.
+//!
+//! Always true here: one lock holds the tables, and nothing on the data path takes it; what takes long (a drain) runs without it.
+//! A step that fails undoes those before it. The region says what there is: the tables here are what of it runs now.
+//!
+//! Left to others: the wire ([`crate::server`]), what survives outside the region ([`crate::state`]), threads of caches
+//! ([`crate::worker`]), doors of devices ([`crate::exports`]).
+
+mod backend;
+mod blkdev;
+mod drain;
+mod status;
+mod stop;
+mod transport;
+
+use crate::api::{
+    BackendInfo, BackendStarted, BlkdevInfo, Done, Drain, HostInfo, RegisterTransport, Settings,
+    SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev, TransportInfo,
+    TransportRegistered,
+};
+use crate::config::Config;
+use crate::control::{Control, Report};
+use crate::environment::ProcessEnvironment;
+use crate::exports::ExportPlaces;
+use crate::guard::Guard;
+use crate::run::Options;
+use crate::state::{RecoveryPoint, StateDir};
+use cbd_backing::Decorator;
+use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, Result};
+use parking_lot::{Mutex, MutexGuard};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use transport::TransportSlot;
+
+/// How often recovery points are looked at.
+const RECOVERY_POINT_INTERVAL: Duration = Duration::from_secs(1);
+
+/// What does not change while the daemon runs.
+#[derive(Debug)]
+struct Fixed {
+    config: Config,
+    state: StateDir,
+    places: ExportPlaces,
+    guard: Guard,
+    decorators: Vec<Decorator>,
+    require_persistent: bool,
+    environment: Arc<ProcessEnvironment>,
+    started: Instant,
+    warnings: Vec<String>,
+    memory_locked: bool,
+}
+
+/// The transports by their number.
+type Tables = BTreeMap<u32, TransportSlot>;
+
+/// All that a daemon has.
+#[derive(Debug)]
+pub struct Manager {
+    fixed: Fixed,
+    tables: Mutex<Tables>,
+    stopping: AtomicBool,
+    recorder: Mutex<Option<Recorder>>,
+}
+
+/// The thread that logs recovery points.
+#[derive(Debug)]
+struct Recorder {
+    stop: Sender<()>,
+    thread: JoinHandle<()>,
+}
+
+impl Manager {
+    /// A manager that has nothing yet; [`restore`](Self::restore) brings back what there was.
+    ///
+    /// # Errors
+    /// When the decorator is malformed, or the state folder stands on a device of ours.
+    pub fn new(options: &Options, config: Config, state: StateDir) -> Result<Self> {
+        let places =
+            ExportPlaces { run_dir: options.paths.run_dir.clone(), dev_dir: options.paths.dev_dir.clone() };
+        let guard = Guard { fuse_dir: places.fuse_dir() };
+        guard.check(state.path(), "the state folder")?;
+        let decorators = options.decorate.as_deref().map(parse_decorators).transpose()?.unwrap_or_default();
+        let mut warnings = Vec::new();
+        let locked = cbd_fuse::flusher::lock_memory();
+        if let Err(reason) = &locked {
+            warnings.push(reason.clone());
+        }
+        if !decorators.is_empty() {
+            warnings.push(
+                "backing devices are decorated (--throttle): for demonstrations and tests only".to_owned(),
+            );
+        }
+        for warning in &warnings {
+            tracing::warn!("{warning}");
+        }
+        Ok(Self {
+            fixed: Fixed {
+                require_persistent: options.require_persistent || config.daemon.require_persistent,
+                config,
+                state,
+                places,
+                guard,
+                decorators,
+                environment: Arc::new(ProcessEnvironment::new()),
+                started: Instant::now(),
+                warnings,
+                memory_locked: locked.is_ok(),
+            },
+            tables: Mutex::new(Tables::new()),
+            stopping: AtomicBool::new(false),
+            recorder: Mutex::new(None),
+        })
+    }
+
+    /// Brings back everything that there was, as far as it can, and says in one line what is there. What cannot is kept and shown
+    /// with its reason.
+    ///
+    /// # Errors
+    /// When the state cannot be read, or a region does not survive a power failure and must.
+    pub fn restore(self: &Arc<Self>) -> Result<String> {
+        let mut tables = self.tables.lock();
+        match cbd_fuse::sweep(&self.fixed.places.fuse_dir(), &self.fixed.places.dev_dir) {
+            Ok(swept) => tracing::debug!("{swept:?}"),
+            Err(error) => tracing::warn!("what a predecessor left cannot be cleared: {error}"),
+        }
+        for entry in self.fixed.state.transports()? {
+            if self.stopping.load(Ordering::SeqCst) {
+                return Err(stopping());
+            }
+            let id = entry.transport_id;
+            let slot = TransportSlot::restore(&self.fixed, entry)?;
+            tables.insert(id, slot);
+        }
+        let summary = summary(&tables);
+        drop(tables);
+        *self.recorder.lock() = Recorder::start(self);
+        Ok(summary)
+    }
+
+    /// Ends everything: doors first, then the caches. What is dirty stays in the regions.
+    pub fn stop(&self) {
+        self.stopping.store(true, Ordering::SeqCst);
+        if let Some(recorder) = self.recorder.lock().take() {
+            let _ = recorder.stop.send(());
+            let _ = recorder.thread.join();
+        }
+        let mut tables = self.tables.lock();
+        stop::close_doors(&mut tables);
+        for (_, slot) in std::mem::take(&mut *tables) {
+            slot.stop();
+        }
+    }
+
+    /// The tables, unless the daemon is stopping.
+    fn tables(&self) -> Result<MutexGuard<'_, Tables>> {
+        let tables = self.tables.lock();
+        if self.stopping.load(Ordering::SeqCst) { Err(stopping()) } else { Ok(tables) }
+    }
+
+    /// Logs each recovery point that has moved since the last time.
+    fn record(&self, logged: &mut BTreeMap<(u32, BackendId), u64>) {
+        let Some(tables) = self.tables.try_lock() else { return };
+        let mut points = Vec::new();
+        for (&id, slot) in &*tables {
+            let Ok(running) = &slot.running else { continue };
+            for (&backend, slot_backend) in &running.backends {
+                let Some(cache) = slot_backend.run.as_ref().and_then(|run| run.cache.as_ref()) else {
+                    continue;
+                };
+                let status = cache.status();
+                let epoch = status.drained_epoch.0;
+                if status.drained_wall_ms > 0 && logged.insert((id, backend), epoch) != Some(epoch) {
+                    let point = RecoveryPoint {
+                        time: crate::size::format_time(status.drained_wall_ms),
+                        backend_id: backend.0,
+                        path: slot_backend.path.clone(),
+                        drained_epoch: epoch,
+                        drained_ms: status.drained_wall_ms,
+                    };
+                    points.push((slot.entry.uuid.clone(), point));
+                }
+            }
+        }
+        drop(tables);
+        for (uuid, point) in points {
+            if let Err(error) = self.fixed.state.log_recovery_point(&uuid, &point) {
+                tracing::warn!("the recovery point cannot be logged: {error}");
+            }
+        }
+    }
+}
+
+impl Recorder {
+    fn start(manager: &Arc<Manager>) -> Option<Self> {
+        let (stop, stopped): (Sender<()>, Receiver<()>) = channel();
+        let manager = Arc::downgrade(manager);
+        let record = move || {
+            let mut logged = BTreeMap::new();
+            while stopped.recv_timeout(RECOVERY_POINT_INTERVAL) == Err(RecvTimeoutError::Timeout) {
+                match manager.upgrade() {
+                    Some(manager) => manager.record(&mut logged),
+                    None => return,
+                }
+            }
+        };
+        match std::thread::Builder::new().name("cbd-recovery-points".to_owned()).spawn(record) {
+            Ok(thread) => Some(Self { stop, thread }),
+            Err(error) => {
+                tracing::warn!("recovery points are not logged outside the region: {error}");
+                None
+            }
+        }
+    }
+}
+
+fn parse_decorators(text: &str) -> Result<Vec<Decorator>> {
+    text.split(';').map(Decorator::parse).collect()
+}
+
+fn stopping() -> Error {
+    Error::new(ErrorKind::Stopped, "the daemon is stopping; dirty data stays in the region")
+}
+
+fn summary(tables: &Tables) -> String {
+    let (mut backends, mut blkdevs, mut failed) = (0, 0, 0);
+    for slot in tables.values() {
+        match &slot.running {
+            Err(_) => failed += 1,
+            Ok(running) => {
+                for backend in running.backends.values() {
+                    backends += usize::from(backend.run.is_some());
+                    failed += usize::from(backend.run.is_none());
+                    blkdevs += backend.blkdevs.values().filter(|blkdev| blkdev.export.is_some()).count();
+                    failed += backend.blkdevs.values().filter(|blkdev| blkdev.export.is_none()).count();
+                }
+            }
+        }
+    }
+    let failed =
+        if failed == 0 { String::new() } else { format!(", {failed} NOT SERVED (see cbdctrl status)") };
+    format!("{} transports, {backends} backends, {blkdevs} block devices{failed}", tables.len())
+}
+
+impl Control for Manager {
+    fn register_transport(&self, request: &RegisterTransport) -> Result<TransportRegistered> {
+        self.register(request)
+    }
+
+    fn unregister_transport(&self, transport: u32) -> Result<()> {
+        self.unregister(transport)
+    }
+
+    fn transports(&self) -> Result<Vec<TransportInfo>> {
+        Ok(self.tables()?.values().map(TransportSlot::info).collect())
+    }
+
+    fn hosts(&self, transport: u32) -> Result<Vec<HostInfo>> {
+        let tables = self.tables()?;
+        let running = transport::running(&tables, transport)?;
+        Ok(running.hosts())
+    }
+
+    fn start_backend(&self, transport: u32, request: &StartBackend) -> Result<BackendStarted> {
+        self.backend_start(transport, request)
+    }
+
+    fn stop_backend(
+        &self,
+        transport: u32,
+        backend: u32,
+        request: &StopBackend,
+        report: Report<'_>,
+    ) -> Result<Done> {
+        self.backend_stop(transport, BackendId(backend), request, report)
+    }
+
+    fn backends(&self, transport: u32, all: bool) -> Result<Vec<BackendInfo>> {
+        let tables = self.tables()?;
+        Ok(transport::running(&tables, transport)?.backend_infos(transport, all))
+    }
+
+    fn set(&self, transport: u32, backend: u32, change: &SettingsChange) -> Result<Settings> {
+        self.change_settings(transport, BackendId(backend), change)
+    }
+
+    fn checkpoint(&self, transport: u32, request: &Drain, report: Report<'_>) -> Result<Done> {
+        self.bring_up_to_date(transport, request, drain::Goal::Checkpoint, report)
+    }
+
+    fn drain(&self, transport: u32, request: &Drain, report: Report<'_>) -> Result<Done> {
+        self.bring_up_to_date(transport, request, drain::Goal::Drained, report)
+    }
+
+    fn start_blkdev(&self, transport: u32, request: &StartBlkdev) -> Result<BlkdevInfo> {
+        self.blkdev_start(transport, request)
+    }
+
+    fn stop_blkdev(&self, transport: u32, blkdev: u32, request: StopBlkdev) -> Result<()> {
+        self.blkdev_stop(transport, BlkdevId(blkdev), request)
+    }
+
+    fn blkdevs(&self, transport: u32, all: bool) -> Result<Vec<BlkdevInfo>> {
+        let tables = self.tables()?;
+        Ok(transport::running(&tables, transport)?.blkdev_infos(transport, all))
+    }
+
+    fn status(&self) -> Result<Status> {
+        let tables = self.tables()?;
+        Ok(status::page(&self.fixed, &tables))
+    }
+}

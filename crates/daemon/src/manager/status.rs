@@ -1,0 +1,106 @@
+//! The page that `status` shows.
+
+use super::backend::BackendSlot;
+use super::transport::TransportSlot;
+use super::{Fixed, Tables};
+use crate::api::{BackendStatus, CacheInfo, DamagedInfo, Status, TransportStatus};
+use crate::size::format_time;
+use cbd_engine::CacheStatus;
+use cbd_export::BlockDevice;
+use cbd_types::BackendId;
+
+/// The whole page.
+pub(super) fn page(fixed: &Fixed, tables: &Tables) -> Status {
+    Status {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        pid: std::process::id(),
+        uptime_s: fixed.started.elapsed().as_secs(),
+        warnings: fixed.warnings.clone(),
+        transports: tables.values().map(transport).collect(),
+    }
+}
+
+fn transport(slot: &TransportSlot) -> TransportStatus {
+    let info = slot.info();
+    let Ok(running) = &slot.running else { return TransportStatus { info, size: 0, backends: Vec::new() } };
+    let segment_size = info.bytes_per_segment;
+    TransportStatus {
+        size: running.mapping.size,
+        backends: running
+            .backends
+            .iter()
+            .map(|(&id, backend_slot)| backend(id, backend_slot, info.transport_id, segment_size))
+            .collect(),
+        info,
+    }
+}
+
+fn backend(id: BackendId, slot: &BackendSlot, transport: u32, segment_size: u64) -> BackendStatus {
+    let run = slot.run.as_ref();
+    let cache = run.and_then(|run| run.cache.as_ref());
+    BackendStatus {
+        info: slot.info(id, transport),
+        size: slot.entry.size,
+        sector: slot.entry.sector,
+        handlers: slot.entry.handlers,
+        backing: run.map_or_else(String::new, |run| run.backing.describe()),
+        atomic_unit: run.map_or(0, |run| run.device.geometry().atomic_unit),
+        warnings: slot.warnings.clone(),
+        cache: cache.map(|cache| {
+            let status = cache.status();
+            let read = status.read_hit_bytes + status.read_missed_bytes;
+            CacheInfo {
+                size: u64::from(slot.entry.cache_segments) * segment_size,
+                free_segments: u64::from(status.free_segments),
+                lanes: status.lanes,
+                data_crc: slot.entry.data_crc,
+                settings: slot.entry.settings.into(),
+                dirty_bytes: status.dirty_bytes,
+                read_hit_bytes: status.read_hit_bytes,
+                read_miss_bytes: status.read_missed_bytes,
+                #[expect(clippy::cast_precision_loss, reason = "a ratio")]
+                read_hit_ratio: (read > 0).then(|| status.read_hit_bytes as f64 / read as f64),
+                written_bytes: status.written_bytes,
+                written_back_bytes: status.written_back_bytes,
+                epoch: status.epoch.0,
+                drained_epoch: status.drained_epoch.0,
+                drained_ms: status.drained_wall_ms,
+                recovery_point: recovery_point(&status),
+                void: status.void_reason.clone(),
+                backing_errors: status.backing_trouble.as_ref().map_or(0, |trouble| trouble.attempts),
+                last_error: status.backing_trouble.as_ref().map(|trouble| {
+                    format!("{} (since {})", trouble.error, format_time(trouble.since_wall_ms))
+                }),
+                writers_waiting: status.writers_waiting,
+                index_bytes: status.index_bytes,
+                damage_found: status.damage_found,
+                damage_healed: status.damage_healed,
+                quarantined: status
+                    .damaged
+                    .iter()
+                    .map(|damaged| DamagedInfo {
+                        start: damaged.range.start,
+                        end: damaged.range.end,
+                        reason: damaged.reason.clone(),
+                    })
+                    .collect(),
+            }
+        }),
+    }
+}
+
+/// What the backing device alone is, in words.
+fn recovery_point(status: &CacheStatus) -> String {
+    if !status.backing_is_consistent {
+        return "the backing device alone is NOT consistent now".to_owned();
+    }
+    if status.dirty_records == 0 {
+        return "the backing device alone holds everything".to_owned();
+    }
+    match status.drained_wall_ms {
+        0 => "the backing device alone is as it was before it was cached".to_owned(),
+        at => {
+            format!("the backing device alone is as of {} (epoch {})", format_time(at), status.drained_epoch)
+        }
+    }
+}

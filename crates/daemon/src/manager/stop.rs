@@ -1,0 +1,240 @@
+//! Taking a backend off its transport, so that its disk is a plain disk again; and closing every door at the end.
+//!
+//! Always true here: a backend is removed only when nothing of it is dirty, or when the user typed exactly how many bytes
+//! are to be dropped; a stop that fails leaves the backend and its block devices as they were.
+
+use super::backend::{BackendRun, BackendSlot};
+use super::drain::Wait;
+use super::transport::{Running, running_mut};
+use super::{Manager, Tables, backend};
+use crate::api::{Done, StopBackend};
+use crate::control::Report;
+use cbd_types::{BackendId, Error, ErrorKind, Result};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+/// How long those who still look at a cache that is removed may take.
+const LET_GO: Duration = Duration::from_secs(5);
+
+impl Manager {
+    pub(super) fn backend_stop(
+        &self,
+        transport: u32,
+        id: BackendId,
+        request: &StopBackend,
+        report: Report<'_>,
+    ) -> Result<Done> {
+        let run = self.begin_stop(transport, id, request.force)?;
+        let result = match (run, request.discard_dirty) {
+            (None, discard) => self.check_what_is_down(transport, id, discard),
+            (Some(run), Some(bytes)) => self.check_discard(transport, id, &run, request.force, bytes),
+            (Some(run), None) => self.drain(transport, id, &run, request, report),
+        };
+        let result = result.and_then(|done| self.remove(transport, id).map(|()| done));
+        if result.is_err() {
+            self.end_failed_stop(transport, id);
+        }
+        result
+    }
+
+    /// Marks the backend as being stopped, so that nothing new stands on it, unless somebody uses it.
+    fn begin_stop(&self, transport: u32, id: BackendId, force: bool) -> Result<Option<Arc<BackendRun>>> {
+        let mut tables = self.tables()?;
+        let slot = running_mut(&mut tables, transport)?.backend_mut(id)?;
+        if slot.stopping {
+            return Err(Error::new(ErrorKind::Busy, format!("backend {id} is being stopped already")));
+        }
+        if !force {
+            slot.refuse_if_used()?;
+        }
+        slot.stopping = true;
+        Ok(slot.run.clone())
+    }
+
+    /// The backend goes on: its doors open again.
+    fn end_failed_stop(&self, transport: u32, id: BackendId) {
+        let mut tables = self.tables.lock();
+        let Ok(running) = running_mut(&mut tables, transport) else { return };
+        let entries = running.transport.blkdevs();
+        let Ok(slot) = running.backend_mut(id) else { return };
+        slot.stopping = false;
+        if self.stopping.load(std::sync::atomic::Ordering::SeqCst) {
+            return;
+        }
+        for entry in entries.iter().filter(|entry| entry.backend == id) {
+            if slot.run.is_some() && slot.blkdevs.get(&entry.id).is_none_or(|blkdev| blkdev.export.is_none())
+            {
+                slot.bring_blkdev_back(&self.fixed, transport, entry);
+            }
+        }
+    }
+
+    fn drain(
+        &self,
+        transport: u32,
+        id: BackendId,
+        run: &Arc<BackendRun>,
+        request: &StopBackend,
+        report: Report<'_>,
+    ) -> Result<Done> {
+        let mut done = Done::default();
+        // With the doors open first: if it fails, nobody has noticed anything. Not so by force, where a client that goes on
+        // writing would keep it from ending.
+        if request.force {
+            self.close(transport, id, true)?;
+        }
+        done.written_bytes += self.drain_run(id, run, request, report)?;
+        if !request.force {
+            self.close(transport, id, false)?;
+            // What was written between the drain and the closing.
+            done.written_bytes += self.drain_run(id, run, request, report)?;
+        }
+        Ok(done)
+    }
+
+    fn drain_run(
+        &self,
+        id: BackendId,
+        run: &BackendRun,
+        request: &StopBackend,
+        report: Report<'_>,
+    ) -> Result<u64> {
+        let Some(cache) = &run.cache else { return Ok(0) };
+        let wait = Wait { id, cache, patience: self.patience(request.timeout_s), stopping: &self.stopping };
+        wait.until_drained(cache.request_drain(), report)
+    }
+
+    /// Closes the doors of the backend.
+    fn close(&self, transport: u32, id: BackendId, force: bool) -> Result<()> {
+        let mut tables = self.tables()?;
+        let slot = running_mut(&mut tables, transport)?.backend_mut(id)?;
+        if !force {
+            slot.refuse_if_used()?;
+        }
+        slot.blkdevs.values_mut().try_for_each(|blkdev| blkdev.close(force))
+    }
+
+    fn check_discard(
+        &self,
+        transport: u32,
+        id: BackendId,
+        run: &BackendRun,
+        force: bool,
+        bytes: u64,
+    ) -> Result<Done> {
+        self.close(transport, id, force)?;
+        let dirty = run.cache.as_ref().map_or(0, |cache| cache.status().dirty_bytes);
+        compare(id, dirty, bytes)?;
+        tracing::warn!(transport, backend = id.0, "dropping {dirty} dirty bytes because the user said so");
+        Ok(Done { discarded_bytes: dirty, ..Done::default() })
+    }
+
+    /// A backend whose disk is not there cannot be drained; what it holds is known all the same.
+    fn check_what_is_down(&self, transport: u32, id: BackendId, discard: Option<u64>) -> Result<Done> {
+        let mut tables = self.tables()?;
+        let running = running_mut(&mut tables, transport)?;
+        let slot = running.backend_mut(id)?;
+        let why = slot.error.clone().unwrap_or_default();
+        let cached = slot.entry.cache_segments > 0;
+        let dirty = if cached { running.transport.open_cache(id)?.status().dirty_bytes } else { 0 };
+        match discard {
+            Some(bytes) => compare(id, dirty, bytes)?,
+            None if dirty > 0 => {
+                return Err(Error::new(
+                    ErrorKind::Stopped,
+                    format!(
+                        "backend {id} is not up ({why}) and {dirty} bytes of it are dirty; bring its disk back and start it \
+                         with backend-start, or give these bytes up with backend-stop -b {id} --discard-dirty {dirty}"
+                    ),
+                ));
+            }
+            None => {}
+        }
+        Ok(Done { discarded_bytes: dirty, ..Done::default() })
+    }
+
+    /// Takes the backend and its block devices out of the region.
+    fn remove(&self, transport: u32, id: BackendId) -> Result<()> {
+        let mut tables = self.tables()?;
+        let running = running_mut(&mut tables, transport)?;
+        let mut slot = running.backends.remove(&id).ok_or_else(|| backend::unknown(id))?;
+        match running.take_off(id, &mut slot) {
+            Ok(()) => {
+                tracing::info!(transport, backend = id.0, "removed: {} is a plain disk again", slot.path);
+                Ok(())
+            }
+            Err(error) => {
+                running.backends.insert(id, slot);
+                Err(error)
+            }
+        }
+    }
+}
+
+impl Running {
+    fn take_off(&self, id: BackendId, slot: &mut BackendSlot) -> Result<()> {
+        for (blkdev, mut blkdev_slot) in std::mem::take(&mut slot.blkdevs) {
+            blkdev_slot.close(true)?;
+            self.transport.remove_blkdev(blkdev)?;
+        }
+        if let Some(run) = slot.run.take() {
+            run.stop();
+            slot.error = Some("it was stopped, but not removed".to_owned());
+            let cache = run.cache.as_ref().map(Arc::downgrade);
+            drop(run);
+            wait_until_unused(&cache.unwrap_or_default());
+        }
+        self.transport.remove_backend(id)
+    }
+}
+
+/// Threads that have just ended, and requests that look at the cache, let go of it in a moment.
+fn wait_until_unused<T>(cache: &Weak<T>) {
+    let end = Instant::now() + LET_GO;
+    while cache.strong_count() > 0 && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+impl BackendSlot {
+    fn refuse_if_used(&self) -> Result<()> {
+        self.blkdevs
+            .values()
+            .filter_map(|blkdev| blkdev.export.as_ref())
+            .try_for_each(|export| export.refuse_if_used())
+    }
+}
+
+fn compare(id: BackendId, dirty: u64, typed: u64) -> Result<()> {
+    if dirty == typed {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::InvalidArgument,
+        format!(
+            "backend {id} has {dirty} dirty bytes, not {typed}; nothing was dropped. To drop them type \
+             --discard-dirty {dirty}"
+        ),
+    ))
+}
+
+/// Closes all doors, whoever uses them, at once: each may take some seconds.
+pub(super) fn close_doors(tables: &mut Tables) {
+    std::thread::scope(|scope| {
+        let blkdevs = tables
+            .values_mut()
+            .filter_map(|slot| slot.running.as_mut().ok())
+            .flat_map(|running| running.backends.values_mut())
+            .flat_map(|backend| backend.blkdevs.values_mut());
+        for blkdev in blkdevs {
+            let spawned = std::thread::Builder::new().spawn_scoped(scope, || {
+                if let Err(error) = blkdev.close(true) {
+                    tracing::warn!("{error}");
+                }
+            });
+            if let Err(error) = spawned {
+                tracing::warn!("a block device is closed late: {error}");
+            }
+        }
+    });
+}

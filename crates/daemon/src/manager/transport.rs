@@ -1,0 +1,439 @@
+//! Transports: registering on a region, coming back to it, leaving it.
+
+use super::backend::BackendSlot;
+use super::{Fixed, Manager, Tables};
+use crate::api::{HostInfo, RegisterTransport, TransportInfo, TransportRegistered};
+use crate::environment::ProcessEnvironment;
+use crate::state::TransportEntry;
+use cbd_engine::{FormatOptions, Transport};
+use cbd_pmem::{Info, Mapping, OpenOptions};
+use cbd_types::{BackendId, Context, Durability, Error, ErrorKind, HostId, Pmem, Region, Result};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+/// A transport that is to be there; it may have failed to come up.
+#[derive(Debug)]
+pub(super) struct TransportSlot {
+    pub entry: TransportEntry,
+    pub running: std::result::Result<Running, String>,
+}
+
+/// A transport that is up.
+pub(super) struct Running {
+    pub transport: Arc<Transport<ProcessEnvironment>>,
+    pub host: HostId,
+    pub mapping: Info,
+    pub mapping_line: String,
+    /// Rows that cannot be read.
+    pub damaged: Vec<String>,
+    pub backends: BTreeMap<BackendId, BackendSlot>,
+}
+
+impl std::fmt::Debug for Running {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("Running")
+            .field("host", &self.host)
+            .field("backends", &self.backends)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The transport `id`, if it is up.
+pub(super) fn running(tables: &Tables, id: u32) -> Result<&Running> {
+    let slot = tables.get(&id).ok_or_else(|| unknown(id))?;
+    slot.running.as_ref().map_err(|error| down(id, error))
+}
+
+/// As [`running`], to change it.
+pub(super) fn running_mut(tables: &mut Tables, id: u32) -> Result<&mut Running> {
+    let slot = tables.get_mut(&id).ok_or_else(|| unknown(id))?;
+    slot.running.as_mut().map_err(|error| down(id, error))
+}
+
+fn unknown(id: u32) -> Error {
+    Error::new(ErrorKind::NotFound, format!("there is no transport {id}; tp-list shows which there are"))
+}
+
+fn down(id: u32, error: &str) -> Error {
+    Error::new(
+        ErrorKind::Stopped,
+        format!("transport {id} is not up ({error}); put that right and register it again with tp-reg"),
+    )
+}
+
+/// A region that was opened but not looked into.
+struct Opened {
+    region: Region<Mapping>,
+    info: Info,
+    line: String,
+}
+
+fn open_region(fixed: &Fixed, path: &str, options: &OpenOptions) -> Result<Opened> {
+    fixed.guard.check(Path::new(path), "a region")?;
+    let mapping = Mapping::open(path, options)?;
+    let info = mapping.info();
+    if fixed.require_persistent && info.durability != Durability::PowerFail {
+        return Err(Error::new(
+            ErrorKind::Unsupported,
+            format!(
+                "the region {path} does not survive a power failure ({}), and require_persistent is set; \
+                 put it on a DAX file system or a devdax device, or start the daemon without require_persistent",
+                info.kind.name()
+            ),
+        ));
+    }
+    if fixed.memory_locked {
+        leave_unlocked(path);
+    }
+    let line = mapping.describe();
+    Ok(Opened { region: Region::new(mapping), info, line })
+}
+
+/// Takes the region out of the memory that is locked: all of it would be kept in RAM as it is touched.
+fn leave_unlocked(path: &str) {
+    let Ok(real) = std::fs::canonicalize(path) else { return };
+    let Ok(maps) = std::fs::read_to_string("/proc/self/maps") else { return };
+    for line in maps.lines().filter(|line| line.ends_with(real.to_string_lossy().as_ref())) {
+        let range = line.split_whitespace().next().and_then(|range| range.split_once('-'));
+        let number = |text: &str| usize::from_str_radix(text, 16).ok();
+        if let Some((Some(start), Some(end))) = range.map(|(start, end)| (number(start), number(end)))
+            && let Err(reason) = cbd_fuse::flusher::exclude_from_lock(start as *const u8, end - start)
+        {
+            tracing::warn!("the region {path} is kept in RAM: {reason}");
+        }
+    }
+}
+
+impl TransportSlot {
+    /// Brings a transport back; one that cannot be is kept with its reason.
+    pub fn restore(fixed: &Fixed, entry: TransportEntry) -> Result<Self> {
+        let running = open_region(fixed, &entry.path, &OpenOptions::default())
+            .and_then(|opened| Running::come_back(fixed, &entry, opened));
+        match running {
+            Ok(running) => Ok(Self { entry, running: Ok(running) }),
+            // The user asked for no daemon at all rather than one that loses data.
+            Err(error) if fixed.require_persistent && error.kind() == ErrorKind::Unsupported => Err(error),
+            Err(error) => {
+                tracing::error!(transport = entry.transport_id, "the transport is not up: {error}");
+                Ok(Self { entry, running: Err(error.line()) })
+            }
+        }
+    }
+
+    /// Ends what runs.
+    pub fn stop(self) {
+        if let Ok(running) = self.running {
+            for (id, slot) in running.backends {
+                slot.stop(id);
+            }
+        }
+    }
+
+    /// What `tp-list` shows.
+    pub fn info(&self) -> TransportInfo {
+        let base = TransportInfo {
+            transport_id: self.entry.transport_id,
+            host_id: self.entry.host_id,
+            host: self.entry.host.clone(),
+            path: self.entry.path.clone(),
+            uuid: self.entry.uuid.clone(),
+            ..TransportInfo::default()
+        };
+        match &self.running {
+            Err(error) => TransportInfo { error: Some(error.clone()), ..base },
+            Ok(running) => running.info(base),
+        }
+    }
+}
+
+impl Running {
+    fn come_back(fixed: &Fixed, entry: &TransportEntry, opened: Opened) -> Result<Self> {
+        let transport = Transport::open(Arc::clone(&fixed.environment), opened.region)?;
+        let uuid = format_uuid(transport.info().uuid);
+        if uuid != entry.uuid {
+            return Err(Error::new(
+                ErrorKind::Exchanged,
+                format!(
+                    "the region {} holds transport {uuid}, not {} as before; put the right region there, \
+                     or tp-unreg it and register the new one",
+                    entry.path, entry.uuid
+                ),
+            ));
+        }
+        let host = transport.register_host(&entry.host, Some(HostId(entry.host_id)))?;
+        let mut running = Self {
+            transport,
+            host,
+            mapping: opened.info,
+            mapping_line: opened.line,
+            damaged: Vec::new(),
+            backends: BTreeMap::new(),
+        };
+        running.bring_backends_back(fixed, entry.transport_id);
+        Ok(running)
+    }
+
+    /// The hosts of the transport. Of other hosts it is not known whether they run.
+    pub fn hosts(&self) -> Vec<HostInfo> {
+        self.transport
+            .hosts()
+            .into_iter()
+            .map(|host| HostInfo { host_id: host.id.0, alive: host.id == self.host, hostname: host.name })
+            .collect()
+    }
+
+    /// That the memory of the region fails, if it does.
+    fn failed(&self) -> Option<String> {
+        self.transport.region().memory().failed().map(|at| {
+            format!("the region's memory failed at byte {at}: what is written from now on may not be durable; replace it")
+        })
+    }
+
+    fn info(&self, base: TransportInfo) -> TransportInfo {
+        let info = self.transport.info();
+        let (layout, [hosts, backends, blkdevs, _]) = (info.layout, info.bytes_per_row);
+        let mut warnings = self.mapping.warnings.clone();
+        warnings.extend(self.damaged.iter().cloned());
+        if self.mapping.durability != Durability::PowerFail {
+            warnings.push(
+                "this region does not survive a power failure: what is dirty in it is lost with the machine"
+                    .to_owned(),
+            );
+        }
+        TransportInfo {
+            magic: format!("{:#x}", info.magic),
+            version: info.version,
+            flags: format!("{:#010x}", info.features[2]),
+            host_area_off: layout.host_area,
+            bytes_per_host_info: u64::from(hosts),
+            host_num: u64::from(layout.host_rows),
+            backend_area_off: layout.backend_area,
+            bytes_per_backend_info: u64::from(backends),
+            backend_num: u64::from(layout.backend_rows),
+            blkdev_area_off: layout.blkdev_area,
+            bytes_per_blkdev_info: u64::from(blkdevs),
+            blkdev_num: u64::from(layout.blkdev_rows),
+            segment_area_off: layout.segment_area,
+            bytes_per_segment: layout.segment_size,
+            segment_num: u64::from(layout.segment_count),
+            alive: true,
+            uuid: format_uuid(info.uuid),
+            free_segments: u64::from(info.free_segments),
+            error: self.failed(),
+            durability: self.mapping.durability.name().to_owned(),
+            copy: self.mapping_line.clone(),
+            warnings,
+            ..base
+        }
+    }
+}
+
+/// A UUID as people know it.
+pub(super) fn format_uuid(uuid: [u8; 16]) -> String {
+    let digits: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("{}-{}-{}-{}-{}", &digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..])
+}
+
+/// A host's name: what a table can hold and a log line can show.
+fn check_host_name(name: &str) -> Result<()> {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
+    if name.is_empty() || name.len() > 63 || !name.bytes().all(allowed) {
+        return Err(Error::new(
+            ErrorKind::InvalidArgument,
+            format!("\"{}\" is no host name: 1 to 63 letters, digits, '.', '-' and '_'", name.escape_debug()),
+        ));
+    }
+    Ok(())
+}
+
+impl Manager {
+    pub(super) fn register(&self, request: &RegisterTransport) -> Result<TransportRegistered> {
+        let path = &request.path;
+        check_host_name(&request.host)?;
+        absolute(path, "a region")?;
+        if request.size.is_some_and(|size| size == 0) {
+            return Err(Error::new(ErrorKind::InvalidArgument, "a region of size 0 holds nothing"));
+        }
+        if !request.format && (request.force || request.segment_size.is_some()) {
+            return Err(Error::new(ErrorKind::InvalidArgument, "force and segment-size go with format only"));
+        }
+        let mut tables = self.tables()?;
+        let known = tables.values().find(|slot| same_file(&slot.entry.path, path));
+        if let Some(slot) = known.filter(|slot| slot.running.is_ok()) {
+            return Err(Error::new(
+                ErrorKind::AlreadyExists,
+                format!("{path} is registered already, as transport {}", slot.entry.transport_id),
+            ));
+        }
+        // A transport that failed to come up is given another chance under its number.
+        let id = known.map_or_else(
+            || (0..).find(|id| !tables.contains_key(id)).unwrap_or(u32::MAX),
+            |slot| slot.entry.transport_id,
+        );
+        let fresh = !Path::new(path).exists();
+        let result = self.register_at(&mut tables, id, request);
+        if result.is_err() && fresh && request.format {
+            // The file was not there before: nobody loses anything.
+            let _ = std::fs::remove_file(path);
+        }
+        result
+    }
+
+    fn register_at(
+        &self,
+        tables: &mut Tables,
+        id: u32,
+        request: &RegisterTransport,
+    ) -> Result<TransportRegistered> {
+        let path = &request.path;
+        let options = OpenOptions { size: request.size, create: request.format, ..OpenOptions::default() };
+        let opened = open_region(&self.fixed, path, &options).map_err(|error| match error.kind() {
+            ErrorKind::NotFound if !request.format => error
+                .while_doing(format!("there is no region at {path} (make one with --format --size SIZE)")),
+            _ => error,
+        })?;
+        let environment = Arc::clone(&self.fixed.environment);
+        let transport = if request.format {
+            let format = FormatOptions {
+                segment_size: request.segment_size,
+                force: request.force,
+                ..FormatOptions::default()
+            };
+            Transport::format(environment, opened.region, &format).context(|| format!("formatting {path}"))?
+        } else {
+            Transport::open(environment, opened.region).context(|| format!("opening {path}"))?
+        };
+        let host = transport.register_host(&request.host, None)?;
+        let entry = TransportEntry {
+            transport_id: id,
+            path: path.clone(),
+            uuid: format_uuid(transport.info().uuid),
+            host_id: host.0,
+            host: request.host.clone(),
+        };
+        let mut entries: Vec<TransportEntry> = tables
+            .values()
+            .filter(|slot| slot.entry.transport_id != id)
+            .map(|slot| slot.entry.clone())
+            .collect();
+        entries.push(entry.clone());
+        self.fixed.state.set_transports(&entries)?;
+        let mut running = Running {
+            transport,
+            host,
+            mapping: opened.info,
+            mapping_line: opened.line,
+            damaged: Vec::new(),
+            backends: BTreeMap::new(),
+        };
+        running.bring_backends_back(&self.fixed, id);
+        let slot = TransportSlot { entry, running: Ok(running) };
+        let warnings = slot.info().warnings;
+        tracing::info!(transport = id, host = host.0, "registered on {path}");
+        tables.insert(id, slot);
+        Ok(TransportRegistered { transport_id: id, host_id: host.0, warnings })
+    }
+
+    pub(super) fn unregister(&self, id: u32) -> Result<()> {
+        let mut tables = self.tables()?;
+        let slot = tables.get(&id).ok_or_else(|| unknown(id))?;
+        if let Ok(running) = &slot.running
+            && let Some((backend, slot)) = running.backends.first_key_value()
+        {
+            return Err(Error::new(
+                ErrorKind::Busy,
+                format!(
+                    "transport {id} is in use: backend {backend} ({}) is on it; stop its backends first",
+                    slot.path
+                ),
+            ));
+        }
+        let entries: Vec<TransportEntry> = tables
+            .values()
+            .filter(|slot| slot.entry.transport_id != id)
+            .map(|slot| slot.entry.clone())
+            .collect();
+        if let Ok(running) = &slot.running {
+            running.transport.unregister_host(running.host)?;
+        }
+        self.fixed.state.set_transports(&entries)?;
+        if let Some(slot) = tables.remove(&id) {
+            tracing::info!(transport = id, "unregistered from {}", slot.entry.path);
+            slot.stop();
+        }
+        Ok(())
+    }
+}
+
+/// Refuses a path that means something else to the daemon than to whoever typed it.
+pub(super) fn absolute(path: &str, what: &str) -> Result<()> {
+    if path.is_empty() {
+        return Err(Error::new(ErrorKind::InvalidArgument, format!("the path of {what} is empty")));
+    }
+    if !path.starts_with('/') || path.bytes().any(|byte| byte.is_ascii_control()) {
+        return Err(Error::new(
+            ErrorKind::InvalidArgument,
+            format!(
+                "\"{}\" is no path of {what}: it is to be absolute and without control characters",
+                path.escape_debug()
+            ),
+        ));
+    }
+    Ok(())
+}
+
+/// Whether two paths lead to the same file or device.
+pub(super) fn same_file(one: &str, other: &str) -> bool {
+    use std::os::unix::fs::{FileTypeExt, MetadataExt};
+    if one == other {
+        return true;
+    }
+    let (Ok(one), Ok(other)) = (std::fs::metadata(one), std::fs::metadata(other)) else { return false };
+    if one.file_type().is_block_device() || one.file_type().is_char_device() {
+        return one.file_type() == other.file_type() && one.rdev() == other.rdev();
+    }
+    one.dev() == other.dev() && one.ino() == other.ino()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn host_names_are_what_a_log_line_can_show() {
+        for name in ["node0", "a", "rack-3.node_7"] {
+            assert!(check_host_name(name).is_ok(), "{name}");
+        }
+        for name in ["", " ", "a b", "a\n", "é", "a/b", &"x".repeat(64)] {
+            assert_eq!(check_host_name(name).unwrap_err().kind(), ErrorKind::InvalidArgument, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_relative_path_is_refused() {
+        for path in ["", "r", "./r", "/a\nb"] {
+            assert!(absolute(path, "a region").is_err(), "{path}");
+        }
+        assert!(absolute("/dev/sdb", "a region").is_ok());
+    }
+
+    #[test]
+    fn a_file_is_the_same_under_another_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("a");
+        std::fs::write(&file, b"").unwrap();
+        std::fs::hard_link(&file, dir.path().join("b")).unwrap();
+        std::fs::write(dir.path().join("c"), b"").unwrap();
+        let name = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+        assert!(same_file(&name("a"), &name("b")));
+        assert!(!same_file(&name("a"), &name("c")));
+        assert!(!same_file(&name("a"), &name("missing")));
+    }
+
+    #[test]
+    fn a_uuid_has_its_usual_form() {
+        let bytes: [u8; 16] = std::array::from_fn(|index| index as u8);
+        assert_eq!(format_uuid(bytes), "00010203-0405-0607-0809-0a0b0c0d0e0f");
+    }
+}

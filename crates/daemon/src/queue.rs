@@ -1,0 +1,107 @@
+//! A device of the engine as exports see it: the one piece of glue between the two.
+//!
+//! Always true here: a queue and the backing queue beneath it belong to one thread; the descriptors that a thread waits on
+//! are signalled whenever [`RequestQueue::poll`] has something to do: by the backing device when an operation returned, by the
+//! engine when a request that waited for space may go on.
+//!
+//! Left to others: what a request does (`cbd-device`).
+
+use cbd_backing::{Backing, PollableQueue};
+use cbd_device::{Device, Queue};
+use cbd_engine::Environment;
+use cbd_export::wake::{self, Event};
+use cbd_export::{BlockDevice, Extent, ExtentState, RequestQueue};
+use cbd_types::{ByteRange, Completion, Geometry, Request, Result};
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::task::Wake;
+
+/// Operations that one queue keeps going on the backing device.
+const DEPTH: usize = 64;
+
+/// An event as the engine signals it.
+#[derive(Debug)]
+pub(crate) struct TaskWaker(pub wake::Waker);
+
+impl Wake for TaskWaker {
+    fn wake(self: Arc<Self>) {
+        self.0.wake();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.0.wake();
+    }
+}
+
+/// A device with its backing device, for exports.
+pub struct ServedDevice<E: Environment> {
+    device: Arc<Device<E>>,
+    backing: Arc<dyn Backing>,
+}
+
+impl<E: Environment> std::fmt::Debug for ServedDevice<E> {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "ServedDevice({})", self.backing.describe())
+    }
+}
+
+impl<E: Environment> ServedDevice<E> {
+    /// `device`, whose misses and bypasses go to `backing`.
+    #[must_use]
+    pub fn new(device: Arc<Device<E>>, backing: Arc<dyn Backing>) -> Self {
+        Self { device, backing }
+    }
+}
+
+impl<E: Environment> BlockDevice for ServedDevice<E> {
+    fn geometry(&self) -> Geometry {
+        self.device.geometry()
+    }
+
+    fn open_queue(&self) -> Result<Box<dyn RequestQueue>> {
+        let event = Event::new()?;
+        let waker = Arc::new(TaskWaker(event.waker())).into();
+        let backing = self.backing.open_queue(DEPTH)?;
+        let backing_descriptor = backing.wait_descriptor();
+        let queue = Queue::new(Arc::clone(&self.device), backing, waker);
+        Ok(Box::new(DeviceQueue { queue, event, backing_descriptor }))
+    }
+
+    fn extents(&self, range: ByteRange) -> Result<Vec<Extent>> {
+        Ok(self
+            .device
+            .extents(range)
+            .into_iter()
+            .map(|known| Extent {
+                range: known.range,
+                state: ExtentState { hole: known.zeroes, cached: known.cached, dirty: known.dirty },
+            })
+            .collect())
+    }
+}
+
+struct DeviceQueue<E: Environment> {
+    queue: Queue<E, Box<dyn PollableQueue>>,
+    event: Event,
+    backing_descriptor: RawFd,
+}
+
+impl<E: Environment> RequestQueue for DeviceQueue<E> {
+    fn submit(&mut self, request: Request, done: &mut Vec<Completion>) {
+        self.queue.submit(request, done);
+    }
+
+    fn poll(&mut self, done: &mut Vec<Completion>) {
+        // Before the queue looks: what is signalled from here on is seen by the next wait.
+        self.event.clear();
+        self.queue.poll(done);
+    }
+
+    fn parked(&self) -> usize {
+        self.queue.parked()
+    }
+
+    fn wait_descriptors(&self) -> Vec<RawFd> {
+        vec![self.event.descriptor(), self.backing_descriptor]
+    }
+}

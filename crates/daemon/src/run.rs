@@ -1,0 +1,111 @@
+//! The life of a daemon: start, bring everything back, serve, end.
+//!
+//! Always true here: nothing is touched before the locks are held; `READY` is told when everything that could be brought
+//! back is; from the signal to the end it takes seconds, whatever is open, and what was acknowledged is in the regions.
+
+use crate::config::Config;
+use crate::logging::LogFormat;
+use crate::manager::Manager;
+use crate::paths::Paths;
+use crate::server::{self, Access};
+use crate::socket::{ControlSocket, Lock};
+use crate::state::StateDir;
+use crate::{logging, notify, system};
+use cbd_types::{Error, ErrorKind, Result};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// From the signal to the end at most; what has not ended by then (a disk that hangs) is left to the kernel.
+const STOP_LIMIT: Duration = Duration::from_secs(15);
+
+/// What a daemon is started with.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Where its things are.
+    pub paths: Paths,
+    /// Serve no region that does not survive a power failure.
+    pub require_persistent: bool,
+    /// A decorator for backing devices, for demonstrations and tests.
+    pub decorate: Option<String>,
+    /// How log lines look.
+    pub log_format: LogFormat,
+    /// Whether there are more of them.
+    pub verbose: bool,
+}
+
+/// Runs a daemon until it is told to end by SIGTERM or SIGINT.
+///
+/// # Errors
+/// When it cannot start: another daemon has the socket or the state, the configuration is malformed, a region does not
+/// survive a power failure and must.
+pub fn run(options: Options) -> Result<()> {
+    logging::start(options.log_format, options.verbose);
+    logging::abort_on_panic();
+    let config = Config::read(&options.paths.config)?;
+    let group = config.daemon.group.as_deref().map(system::group_id).transpose()?;
+    let mut socket = ControlSocket::listen(&options.paths.socket, group)?;
+    let state = StateDir::open(&options.paths.state_dir)?;
+    let _lock = Lock::take(
+        &options.paths.state_dir.join("lock"),
+        &format!("the state folder {}", options.paths.state_dir.display()),
+    )?;
+    let manager = Arc::new(Manager::new(&options, config, state)?);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .thread_name("cbd-control")
+        .build()
+        .map_err(|error| Error::new(ErrorKind::System, format!("the control plane cannot start: {error}")))?;
+    let access = Access { user: system::user_id(), group };
+    let result = runtime.block_on(serve(&mut socket, &manager, access));
+    end_within(STOP_LIMIT);
+    notify::stopping();
+    tracing::info!("stopping: dirty data stays in the regions");
+    manager.stop();
+    // What still runs on a control thread was told to end and holds nothing that matters.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    drop(socket);
+    tracing::info!("stopped");
+    result
+}
+
+async fn serve(socket: &mut ControlSocket, manager: &Arc<Manager>, access: Access) -> Result<()> {
+    let failed = |error: std::io::Error| {
+        Error::new(ErrorKind::System, format!("the control plane cannot start: {error}"))
+    };
+    let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
+    let listener =
+        socket.take_listener().ok_or_else(|| Error::new(ErrorKind::System, "the socket is taken"))?;
+    let listener = tokio::net::UnixListener::from_std(listener).map_err(failed)?;
+    // Requests that come before everything is back wait for it: they take the manager's lock after this does.
+    let restoring = Arc::clone(manager);
+    let mut restored = tokio::task::spawn_blocking(move || restoring.restore());
+    let mut serving = std::pin::pin!(server::serve(listener, Arc::clone(manager) as _, access));
+    let mut is_restored = false;
+    loop {
+        tokio::select! {
+            result = &mut restored, if !is_restored => {
+                is_restored = true;
+                let summary = result.map_err(|_| Error::new(ErrorKind::Stopped, "the daemon is stopping"))??;
+                tracing::info!("ready: {summary}");
+                notify::ready(&summary);
+            }
+            result = &mut serving => return result.map_err(failed),
+            _ = terminate.recv() => return Ok(()),
+            _ = interrupt.recv() => return Ok(()),
+        }
+    }
+}
+
+/// Ends the process when stopping takes longer than `limit`.
+fn end_within(limit: Duration) {
+    let _ = std::thread::Builder::new().name("cbd-stop-limit".to_owned()).spawn(move || {
+        std::thread::sleep(limit);
+        tracing::error!(
+            "stopping took more than {} s (a backing device that hangs?); ending at once: acknowledged data is in the regions",
+            limit.as_secs()
+        );
+        system::exit_now(1);
+    });
+}

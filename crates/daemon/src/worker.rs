@@ -1,0 +1,105 @@
+//! The thread that keeps one cache: writeback, reclaim, marks of idle lanes.
+//!
+//! Always true here: the thread sleeps until the backing device, the engine or the clock has something for it; stopping it
+//! leaves what is dirty in the region. A panic in it ends the daemon ([`crate::logging`]).
+
+use crate::queue::TaskWaker;
+use cbd_backing::{Backing, PollableQueue};
+use cbd_engine::{Cache, Environment, Maintainer, Step};
+use cbd_export::wake::{Event, Interest, WaitSet, Waker};
+use cbd_types::{Error, ErrorKind, Result};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Operations that writeback keeps going on the backing device.
+const DEPTH: usize = 64;
+
+/// The longest sleep without a reason: a clock that is asked too rarely delays idle work, nothing else.
+const NAP_MS_MAX: u64 = 1000;
+
+/// The running thread; dropping it stops it.
+#[derive(Debug)]
+pub struct Worker {
+    stop: Arc<AtomicBool>,
+    waker: Waker,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Worker {
+    /// Starts the thread of `cache`.
+    ///
+    /// # Errors
+    /// When the system refuses a thread, a descriptor or a ring.
+    pub fn start<E: Environment>(
+        name: &str,
+        environment: Arc<E>,
+        cache: &Arc<Cache<E>>,
+        backing: &dyn Backing,
+    ) -> Result<Self> {
+        let event = Event::new()?;
+        let waker = event.waker();
+        cache.set_maintenance_waker(Arc::new(TaskWaker(event.waker())).into());
+        let queue = backing.open_queue(DEPTH)?;
+        let descriptor = queue.wait_descriptor();
+        let maintainer = Maintainer::new(Arc::clone(cache), queue, backing.geometry());
+        let stop = Arc::new(AtomicBool::new(false));
+        let mut upkeep = Upkeep { environment, maintainer, event, descriptor, stop: Arc::clone(&stop) };
+        let thread = std::thread::Builder::new()
+            .name(format!("cbd-upkeep-{name}"))
+            .spawn(move || {
+                crate::exports::prepare_data_thread();
+                upkeep.run();
+            })
+            .map_err(|error| Error::new(ErrorKind::System, format!("no thread for {name}: {error}")))?;
+        Ok(Self { stop, waker, thread: Some(thread) })
+    }
+
+    /// Stops the thread and waits for it: at most for what it has in flight.
+    pub fn stop(&mut self) {
+        self.stop.store(true, Ordering::SeqCst);
+        self.waker.wake();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+struct Upkeep<E: Environment> {
+    environment: Arc<E>,
+    maintainer: Maintainer<E, Box<dyn PollableQueue>>,
+    event: Event,
+    descriptor: i32,
+    stop: Arc<AtomicBool>,
+}
+
+impl<E: Environment> Upkeep<E> {
+    fn run(&mut self) {
+        let mut waiting = WaitSet::new();
+        waiting.add(self.event.descriptor(), Interest::Read);
+        waiting.add(self.descriptor, Interest::Read);
+        while !self.stop.load(Ordering::SeqCst) {
+            // Before the step looks: what is signalled from here on ends the next wait.
+            self.event.clear();
+            let timeout = match self.maintainer.step() {
+                Step::Busy => continue,
+                Step::WaitBacking => None,
+                Step::Idle { until_ms } => until_ms.map(|until| {
+                    let left = until.saturating_sub(self.environment.monotonic_ms());
+                    Duration::from_millis(left.clamp(1, NAP_MS_MAX))
+                }),
+            };
+            if let Err(error) = waiting.wait(timeout) {
+                tracing::error!("upkeep cannot wait: {error}");
+                std::thread::sleep(Duration::from_millis(NAP_MS_MAX));
+            }
+        }
+    }
+}
