@@ -130,8 +130,7 @@ impl SimDisk {
     #[must_use]
     pub fn new(geometry: BackingGeometry, seed: u64) -> Self {
         assert_eq!(geometry.size % u64::from(geometry.sector), 0, "a disk is whole sectors");
-        let mut image = vec![0; geometry.size as usize];
-        Content::INITIAL.fill_range(0, geometry.sector as usize, &mut image);
+        let image = Content::initial_image(geometry.size, geometry.sector as usize);
         Self(Arc::new(Mutex::new(State {
             geometry,
             durable: image.clone(),

@@ -67,7 +67,7 @@ pub struct Oracle {
     unguaranteed: Vec<u64>,
     clock: Moment,
     next_content: u64,
-    /// What the device shows where nothing was ever changed: comparing is faster than recognising.
+    /// What the device shows where nothing was ever changed.
     initial: Vec<u8>,
 }
 
@@ -75,8 +75,7 @@ impl Oracle {
     /// The oracle of a device that shows [`Content::INITIAL`] everywhere, durably.
     #[must_use]
     pub fn new(size: u64, sector: u32, atomic_unit: u64) -> Self {
-        let mut initial = vec![0; size as usize];
-        Content::INITIAL.fill_range(0, sector as usize, &mut initial);
+        let initial = Content::initial_image(size, sector as usize);
         Self {
             initial,
             sector: sector as u64,
@@ -197,11 +196,8 @@ impl Oracle {
         if bytes.len() as u64 != range.len() {
             return Err(Violation(format!("a read of {range} returned {} bytes", bytes.len())));
         }
-        for (sector, bytes) in self.sectors_of(range).zip(bytes.chunks_exact(self.sector as usize)) {
-            if self.is_untouched(sector, bytes) {
-                continue;
-            }
-            let shown = Content::of(sector, bytes);
+        for sector in self.sectors_to_judge(range, bytes) {
+            let shown = Content::of(sector, self.sector_in(range, bytes, sector));
             let legal = self.legal_reads(sector, submitted);
             if !shown.is_some_and(|shown| legal.contains(&shown)) {
                 return Err(self.violation("read", sector, shown, &legal));
@@ -210,10 +206,45 @@ impl Oracle {
         Ok(())
     }
 
-    /// Whether a sector was never changed and shows just that.
-    fn is_untouched(&self, sector: u64, bytes: &[u8]) -> bool {
-        let start = (sector * self.sector) as usize;
-        self.initial.get(start..start + bytes.len()) == Some(bytes) && !self.sectors.contains_key(&sector)
+    /// The sectors of `range` that were ever changed, and the first of those that were not and show something else in
+    /// `bytes` all the same: comparing is faster than recognising.
+    fn sectors_to_judge(&self, range: ByteRange, bytes: &[u8]) -> Vec<u64> {
+        let mut judge = Vec::new();
+        let end = range.end / self.sector;
+        let mut next = range.start / self.sector;
+        for changed in self.sectors.range(next..end).map(|(sector, _)| *sector).chain([end]) {
+            let untouched = ByteRange { start: next * self.sector, end: changed * self.sector };
+            let shown =
+                &bytes[(untouched.start - range.start) as usize..(untouched.end - range.start) as usize];
+            if shown != &self.initial[untouched.start as usize..untouched.end as usize] {
+                let differs = |sector: &u64| {
+                    let start = (sector * self.sector) as usize;
+                    self.initial[start..start + self.sector as usize]
+                        != *self.sector_in(range, bytes, *sector)
+                };
+                judge.extend((next..changed).find(differs));
+            }
+            if changed < end {
+                judge.push(changed);
+            }
+            next = changed + 1;
+        }
+        judge
+    }
+
+    fn sector_in<'a>(&self, range: ByteRange, bytes: &'a [u8], sector: u64) -> &'a [u8] {
+        let start = (sector * self.sector - range.start) as usize;
+        &bytes[start..start + self.sector as usize]
+    }
+
+    /// Everything that was ever changed, in whole chunks of `unit` bytes.
+    #[must_use]
+    pub fn changed(&self, unit: u64) -> Vec<ByteRange> {
+        let mut units: Vec<u64> = self.sectors.keys().map(|sector| sector * self.sector / unit).collect();
+        units.dedup();
+        let range =
+            |number: u64| ByteRange { start: number * unit, end: ((number + 1) * unit).min(self.size) };
+        units.into_iter().map(range).collect()
     }
 
     /// What a read may return that was submitted at `submitted` and completes now.
@@ -284,11 +315,9 @@ impl Oracle {
     pub fn moment_of(&self, image: &[u8], not_before: Moment) -> Result<Moment, Violation> {
         // Times at which the image is legal: sorted, disjoint, half open.
         let mut legal = vec![(not_before, NEVER)];
-        for (sector, bytes) in (0..).zip(image.chunks_exact(self.sector as usize)) {
-            if self.is_untouched(sector, bytes) {
-                continue;
-            }
-            let shown = Content::of(sector, bytes);
+        let everything = ByteRange { start: 0, end: self.size };
+        for sector in self.sectors_to_judge(everything, image) {
+            let shown = Content::of(sector, self.sector_in(everything, image, sector));
             let Some(entries) = self.sectors.get(&sector) else {
                 return Err(self.violation("backing device", sector, shown, &[Content::INITIAL]));
             };

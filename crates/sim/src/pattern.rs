@@ -3,6 +3,7 @@
 //! sector shows none.
 
 use crate::random::mix;
+use parking_lot::Mutex;
 
 /// Which write a sector shows: 0 is zeroes, anything else the number of a write.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -30,6 +31,21 @@ impl Content {
         for (sector, bytes) in (first..).zip(bytes.chunks_exact_mut(sector_size)) {
             self.fill(sector, bytes);
         }
+    }
+
+    /// What a fresh simulated disk of `size` bytes shows.
+    #[must_use]
+    pub fn initial_image(size: u64, sector_size: usize) -> Vec<u8> {
+        // Tests make thousands of disks of the same few sizes.
+        static KNOWN: Mutex<Vec<(u64, usize, Vec<u8>)>> = Mutex::new(Vec::new());
+        let mut known = KNOWN.lock();
+        if let Some((_, _, image)) = known.iter().find(|known| (known.0, known.1) == (size, sector_size)) {
+            return image.clone();
+        }
+        let mut image = vec![0; size as usize];
+        Self::INITIAL.fill_range(0, sector_size, &mut image);
+        known.push((size, sector_size, image.clone()));
+        image
     }
 
     /// Which write `bytes` shows as the `sector`-th sector; none if it is torn, misplaced or foreign.

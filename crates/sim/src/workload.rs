@@ -136,7 +136,11 @@ mod tests {
         let mut random = Seeded::new(3);
         for _ in 0..10_000 {
             let wish = workload.next(&mut random);
-            assert!(wish.range.end <= size && wish.range.start % 512 == 0 && wish.range.end % 512 == 0);
+            assert!(
+                wish.range.end <= size
+                    && wish.range.start.is_multiple_of(512)
+                    && wish.range.end.is_multiple_of(512)
+            );
             assert_eq!(wish.range.is_empty(), wish.operation == Operation::Flush);
         }
     }

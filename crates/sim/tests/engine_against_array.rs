@@ -17,6 +17,8 @@ fn run(name: &str, rounds: u64, options: impl Fn(u64) -> WorldOptions) -> Happen
         let _watchdog = Watchdog::new(Duration::from_secs(120), format!("{name}, seed {seed}"));
         let mut world = World::new(options(seed));
         world.run(turns);
+        world.quiesce();
+        world.check_everything();
         all = all.and(world.finish());
     }
     println!("{name}: {all:?}");
