@@ -1,0 +1,88 @@
+//! What may be typed.
+
+use crate::groups::GROUPS;
+
+/// The help text.
+pub const USAGE: &str = "\
+Usage: cbd-bench [GROUP..] [--json] [--rounds N] [--quick]
+
+Groups: engine (default: all)
+
+  --json       one JSON object on standard output; progress goes to standard error
+  --rounds N   turns of each side of a comparison (default 400)
+  --quick      small regions and few turns: shows that it works, the figures mean little
+";
+
+/// The options.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// Groups to run; empty means all.
+    pub groups: Vec<String>,
+    /// One JSON object instead of lines.
+    pub json: bool,
+    /// Small and fast, to try the benchmark itself.
+    pub quick: bool,
+    /// Turns of each side, if given.
+    pub rounds: Option<usize>,
+    /// Show the usage.
+    pub help: bool,
+}
+
+impl Options {
+    /// Reads the options.
+    ///
+    /// # Errors
+    /// What is wrong with them, in words.
+    pub fn parse(arguments: &[String]) -> Result<Self, String> {
+        let mut options = Self::default();
+        let mut rest = arguments.iter();
+        while let Some(argument) = rest.next() {
+            match argument.as_str() {
+                "--json" => options.json = true,
+                "--quick" => options.quick = true,
+                "--help" | "-h" => options.help = true,
+                "--rounds" => {
+                    let rounds =
+                        rest.next().and_then(|number| number.parse().ok()).filter(|&number| number > 0);
+                    options.rounds = Some(rounds.ok_or("--rounds needs a number above 0")?);
+                }
+                name if GROUPS.iter().any(|group| group.name == name) => options.groups.push(name.to_owned()),
+                other => return Err(format!("there is no group or option '{other}'")),
+            }
+        }
+        Ok(options)
+    }
+
+    /// Whether a group is to run.
+    pub fn wants(&self, group: &str) -> bool {
+        self.groups.is_empty() || self.groups.iter().any(|wanted| wanted == group)
+    }
+
+    /// Turns of each side.
+    pub fn rounds(&self) -> usize {
+        self.rounds.unwrap_or(if self.quick { 20 } else { 400 })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Result<Options, String> {
+        Options::parse(&line.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn a_group_and_options_in_any_order() {
+        let options = parse("--json engine --rounds 4").expect("all of it is known");
+        assert!(options.json && options.wants("engine") && !options.wants("exports"));
+        assert_eq!(options.rounds(), 4);
+    }
+
+    #[test]
+    fn what_is_unknown_is_refused() {
+        assert!(parse("motor").is_err());
+        assert!(parse("--rounds 0").is_err());
+        assert!(parse("--rounds").is_err());
+    }
+}

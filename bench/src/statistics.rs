@@ -1,0 +1,65 @@
+//! Medians and how far samples scatter.
+
+/// The middle of some samples and the range that holds most of them.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Summary {
+    /// Half of the samples are below.
+    pub median: f64,
+    /// A tenth of the samples is below.
+    pub low: f64,
+    /// A tenth of the samples is above.
+    pub high: f64,
+}
+
+impl Summary {
+    /// Sums samples up; all zero if there is none.
+    pub fn of(samples: &[f64]) -> Self {
+        let mut sorted = samples.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        Self { median: quantile(&sorted, 0.5), low: quantile(&sorted, 0.1), high: quantile(&sorted, 0.9) }
+    }
+}
+
+/// Where the true median lies with 95 % confidence, by ranks: nothing is assumed about how samples are distributed.
+pub fn median_range(samples: &[f64]) -> (f64, f64) {
+    let mut sorted = samples.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let share = 0.98 / (samples.len().max(1) as f64).sqrt();
+    (quantile(&sorted, (0.5 - share).max(0.0)), quantile(&sorted, (0.5 + share).min(1.0)))
+}
+
+/// The value below which `share` of the sorted samples lie, between neighbours where it falls between two.
+pub fn quantile(sorted: &[f64], share: f64) -> f64 {
+    let Some(last) = sorted.len().checked_sub(1) else { return 0.0 };
+    let place = share * last as f64;
+    let below = place.floor() as usize;
+    let above = place.ceil() as usize;
+    let part = place - below as f64;
+    sorted[below.min(last)] * (1.0 - part) + sorted[above.min(last)] * part
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_outlier_does_not_move_the_median() {
+        let summary = Summary::of(&[10.0, 11.0, 900.0, 10.0, 11.0]);
+        assert_eq!(summary.median, 11.0);
+    }
+
+    #[test]
+    fn more_samples_make_the_median_more_certain() {
+        let few: Vec<f64> = (0..9).map(f64::from).collect();
+        let many: Vec<f64> = (0..900).map(|number| f64::from(number) / 100.0).collect();
+        let width = |(low, high): (f64, f64)| high - low;
+        assert!(width(median_range(&few)) > 3.0 * width(median_range(&many)));
+    }
+
+    #[test]
+    fn a_quantile_between_two_samples_lies_between_them() {
+        assert_eq!(quantile(&[1.0, 2.0, 3.0, 4.0], 0.5), 2.5);
+        assert_eq!(quantile(&[7.0], 0.9), 7.0);
+        assert_eq!(quantile(&[], 0.9), 0.0);
+    }
+}

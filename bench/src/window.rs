@@ -1,0 +1,118 @@
+//! Two contestants in one mapping, and a record of where the first one put its data.
+//!
+//! A copy that is to be the limit of an engine must go to the places that the engine chose, for a sequential
+//! and a random sequence of destinations do not cost the same. So the engine's half of the mapping can note its data
+//! stores during a turn that is not timed, and the copy repeats them in the other half.
+//!
+//! Always true here: while nothing is noted, a store through a window costs one addition and one plain load more
+//! than the store itself.
+
+use cbd_types::pmem::MediaError;
+use cbd_types::{Durability, Pmem};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A part of a mapping that is a memory of its own.
+#[derive(Debug)]
+pub struct Window<M> {
+    memory: Arc<M>,
+    base: u64,
+    length: u64,
+    log: Arc<StoreLog>,
+}
+
+/// The data stores of one window.
+#[derive(Debug, Default)]
+pub struct StoreLog {
+    on: AtomicBool,
+    stores: Mutex<Vec<Store>>,
+}
+
+/// A data store: offset in the window, and length.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Store {
+    /// First byte, from the begin of the window.
+    pub at: u64,
+    /// Number of bytes.
+    pub length: usize,
+}
+
+impl StoreLog {
+    /// Notes the stores that are made while `work` runs.
+    pub fn record<T>(&self, work: impl FnOnce() -> T) -> (T, Vec<Store>) {
+        self.on.store(true, Ordering::Relaxed);
+        let done = work();
+        self.on.store(false, Ordering::Relaxed);
+        (done, std::mem::take(&mut self.stores.lock().unwrap_or_else(PoisonError::into_inner)))
+    }
+
+    #[cold]
+    fn note(&self, at: u64, length: usize) {
+        self.stores.lock().unwrap_or_else(PoisonError::into_inner).push(Store { at, length });
+    }
+}
+
+impl<M: Pmem> Window<M> {
+    /// `length` bytes of `memory` from `base`.
+    ///
+    /// # Panics
+    /// If the window reaches past the end of the memory: the benchmark itself is wrong.
+    pub fn new(memory: Arc<M>, base: u64, length: u64) -> Self {
+        assert!(base + length <= memory.len(), "a window lies inside its memory");
+        Self { memory, base, length, log: Arc::default() }
+    }
+
+    /// Where the data stores are noted.
+    pub fn log(&self) -> Arc<StoreLog> {
+        Arc::clone(&self.log)
+    }
+}
+
+impl<M: Pmem> Pmem for Window<M> {
+    fn len(&self) -> u64 {
+        self.length
+    }
+
+    fn durability(&self) -> Durability {
+        self.memory.durability()
+    }
+
+    fn store(&self, at: u64, from: &[u8]) {
+        self.memory.store(self.base + at, from);
+    }
+
+    fn store_summed(&self, at: u64, from: &[u8], first: usize, sums: &mut [u32]) {
+        if self.log.on.load(Ordering::Relaxed) {
+            self.log.note(at, from.len());
+        }
+        self.memory.store_summed(self.base + at, from, first, sums);
+    }
+
+    fn store_line(&self, at: u64, line: &[u8; 64]) {
+        self.memory.store_line(self.base + at, line);
+    }
+
+    fn fence(&self) {
+        self.memory.fence();
+    }
+
+    fn load(&self, at: u64, into: &mut [u8]) -> Result<(), MediaError> {
+        self.memory.load(self.base + at, into)
+    }
+
+    fn load_summed(&self, at: u64, into: &mut [u8]) -> Result<u32, MediaError> {
+        self.memory.load_summed(self.base + at, into)
+    }
+
+    fn write_back(&self, at: u64, length: u64) {
+        self.memory.write_back(self.base + at, length);
+    }
+
+    fn prefetch(&self, at: u64) {
+        self.memory.prefetch(self.base + at);
+    }
+
+    fn describe(&self) -> String {
+        self.memory.describe()
+    }
+}
