@@ -162,6 +162,32 @@ fn a_device_below_that_never_answers_does_not_hold_up_a_stop_by_force() {
 }
 
 #[test]
+fn a_thread_that_panics_leaves_errors_and_no_one_waiting() {
+    in_sandbox("a_thread_that_panics_leaves_errors_and_no_one_waiting", |dir| {
+        let device = Arc::new(TestDevice::new(8 * MIB, 512));
+        let mut export = start(&device, dir);
+        device.panics_at.store(MIB, Ordering::Relaxed);
+        let file =
+            OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(export.file_path()).unwrap();
+        let mut buffer = AlignedBuffer::zeroed(4096);
+        assert!(file.read_at(&mut buffer, MIB).is_err());
+        // It lets go of the connection first, and says so then.
+        let end = Instant::now() + SOON;
+        while export.failure().is_none() && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(export.failure().unwrap().contains("panicked"));
+        // The other thread goes on; when it panics too, nobody serves.
+        file.read_exact_at(&mut buffer, 0).unwrap();
+        assert!(file.read_at(&mut buffer, MIB).is_err());
+        assert!(file.read_at(&mut buffer, 0).is_err());
+        drop(file);
+        export.stop(StopMode::Force, SOON).unwrap();
+        assert!(!mounts().contains("fuse.cbd"));
+    });
+}
+
+#[test]
 fn a_dropped_export_leaves_nothing() {
     in_sandbox("a_dropped_export_leaves_nothing", |dir| {
         let device = Arc::new(TestDevice::new(8 * MIB, 512));

@@ -114,6 +114,8 @@ pub struct TestDevice {
     pub forced: AtomicU64,
     /// Lengths of the first writes.
     pub writes: Mutex<Vec<u64>>,
+    /// Requests that begin at this byte panic.
+    pub panics_at: AtomicU64,
     /// Requests at or past this byte fail.
     pub fails_from: AtomicU64,
 }
@@ -142,6 +144,7 @@ impl TestDevice {
             zeroings: AtomicU64::new(0),
             forced: AtomicU64::new(0),
             writes: Mutex::new(Vec::new()),
+            panics_at: AtomicU64::new(u64::MAX),
             fails_from: AtomicU64::new(u64::MAX),
         }
     }
@@ -149,6 +152,7 @@ impl TestDevice {
     fn run(&self, request: Request) -> Completion {
         let Request { id, operation, range, fua, mut buffer } = request;
         let place = range.start as usize..range.end as usize;
+        assert_ne!(range.start, self.panics_at.load(Ordering::Relaxed), "the test wants it to panic");
         let count = |counter: &AtomicU64| counter.fetch_add(1, Ordering::Relaxed);
         if range.end > self.fails_from.load(Ordering::Relaxed) {
             let result = Err(Error::new(ErrorKind::Media, "the test wants it to fail"));
