@@ -160,7 +160,7 @@ impl CrashMemory {
         self.state.lock().crash_at = None;
     }
 
-    /// Stores, write-backs and fences so far: the places at which [`crash_after`](Self::crash_after) can crash.
+    /// Stores, fences, and write-backs that had something to do, so far: the places at which [`crash_after`](Self::crash_after) can crash.
     #[must_use]
     pub fn events(&self) -> u64 {
         self.state.lock().events
@@ -400,11 +400,6 @@ impl Pmem for CrashMemory {
         if state.dead {
             return;
         }
-        if Self::event(&mut state) {
-            state.dead = true;
-            drop(state);
-            crash_now();
-        }
         state.counters.write_backs += 1;
         // Only lines that hold something pending change their fate: they are as if stored again.
         let range = ByteRange { start: at / LINE * LINE, end: (at + length).div_ceil(LINE) * LINE };
@@ -415,9 +410,17 @@ impl Pmem for CrashMemory {
             .filter_map(|store| store.range().intersection(&range))
             .flat_map(|both| both.start / LINE..both.end.div_ceil(LINE))
             .collect();
+        if lines.is_empty() {
+            return;
+        }
+        if Self::event(&mut state) {
+            state.dead = true;
+            drop(state);
+            crash_now();
+        }
         for line in lines {
-            let bytes =
-                state.visible[(line * LINE) as usize..((line + 1) * LINE).min(self.length) as usize].to_vec();
+            let end = ((line + 1) * LINE).min(self.length);
+            let bytes = state.visible[(line * LINE) as usize..end as usize].to_vec();
             state.pending.push(Pending { at: line * LINE, bytes, actor: actor::current() });
         }
     }

@@ -7,7 +7,7 @@
 //! Left to others: which worlds to run (the tests).
 
 use crate::crash::until_crash;
-use crate::disk::SimDisk;
+use crate::disk::{DiskFaults, SimDisk};
 use crate::environment::SimEnvironment;
 use crate::memory::{CrashMemory, Keep};
 use crate::oracle::{Moment, OpenChange, Oracle, Violation};
@@ -47,6 +47,10 @@ pub struct WorldOptions {
     pub clients: usize,
     /// Most requests that the clients have under way together.
     pub in_flight_max: usize,
+    /// Reads of the disk out of a thousand that fail, but for those that check.
+    pub read_errors_permille: u64,
+    /// Writes and flushes of the disk out of a thousand that fail.
+    pub write_errors_permille: u64,
     /// Whether the disk loses what was not flushed.
     pub volatile_cache: bool,
     /// Whether the disk promises zeroes from a discard.
@@ -79,6 +83,8 @@ impl WorldOptions {
             consistency,
             clients: 2,
             in_flight_max: 6,
+            read_errors_permille: 0,
+            write_errors_permille: 0,
             volatile_cache: true,
             discard_zeroes: true,
             depth: 4,
@@ -104,6 +110,8 @@ pub struct Happened {
     pub completed: u64,
     /// Bytes of completed writes.
     pub written_bytes: u64,
+    /// Reads that failed because the disk did.
+    pub failed_reads: u64,
     /// Process crashes.
     pub process_crashes: u64,
     /// Power cuts.
@@ -131,6 +139,7 @@ impl Happened {
         Self {
             completed: self.completed + other.completed,
             written_bytes: self.written_bytes + other.written_bytes,
+            failed_reads: self.failed_reads + other.failed_reads,
             process_crashes: self.process_crashes + other.process_crashes,
             power_cuts: self.power_cuts + other.power_cuts,
             crashes_in_recovery: self.crashes_in_recovery + other.crashes_in_recovery,
@@ -206,6 +215,7 @@ impl World {
             happened: Happened::default(),
             options,
         };
+        world.set_faults(true);
         world.open();
         world
     }
@@ -235,6 +245,17 @@ impl World {
 
     fn judge<T>(&self, verdict: Result<T, Violation>) -> T {
         verdict.unwrap_or_else(|violation| self.complain(violation))
+    }
+
+    /// Whether the disk fails as the options say, or its reads do not: what checks must be able to read.
+    fn set_faults(&self, reads_too: bool) {
+        let options = &self.options;
+        self.disk.set_faults(DiskFaults {
+            read_permille: if reads_too { options.read_errors_permille } else { 0 },
+            change_permille: options.write_errors_permille,
+            flush_permille: options.write_errors_permille,
+            ..DiskFaults::default()
+        });
     }
 
     fn process(&mut self) -> &mut Process {
@@ -351,7 +372,12 @@ impl World {
                 self.complain(format!("request {id} completed twice, or was never asked for"));
             };
             if let Err(error) = result {
-                self.complain(format!("{:?} failed: {error}", asked.wish));
+                // Only a miss that meets a failing disk may fail.
+                if asked.wish.operation != Operation::Read || self.options.read_errors_permille == 0 {
+                    self.complain(format!("{:?} failed: {error}", asked.wish));
+                }
+                self.happened.failed_reads += 1;
+                continue;
             }
             self.happened.completed += 1;
             match asked.wish.operation {
@@ -476,7 +502,7 @@ impl World {
         self.done.clear();
         self.environment = Arc::new(SimEnvironment::new(self.random.next(), self.environment.clock_ms()));
         let by_chance = self.random.chance(self.options.crash_in_recovery_permille);
-        let place = by_chance.then(|| self.random.between(1, 40));
+        let place = by_chance.then(|| self.random.between(1, 6));
         if let Some(place) = self.recovery_place.take().or(place) {
             self.memory.crash_after(place, self.random.next());
         }
@@ -501,6 +527,7 @@ impl World {
 
     /// Reads `range` through the engine, with nothing else under way, and returns the bytes.
     fn read_now(&mut self, range: ByteRange) -> Vec<u8> {
+        self.set_faults(false);
         let id = self.next_id;
         self.next_id += 1;
         let buffer = AlignedBuffer::zeroed(range.len() as usize);
@@ -513,6 +540,7 @@ impl World {
             done = polled;
             !done.is_empty()
         });
+        self.set_faults(true);
         match done.pop() {
             Some(Completion { result: Ok(()), buffer, .. }) => buffer.to_vec(),
             Some(Completion { result: Err(error), .. }) => self.complain(format!("reading {range}: {error}")),

@@ -76,3 +76,22 @@ fn a_cache_that_holds_everything_agrees_with_the_array() {
         ..WorldOptions::small(seed, Consistency::Checkpoint)
     });
 }
+
+#[test]
+fn a_disk_that_fails_half_of_the_time_agrees_with_the_array() {
+    let all = run("failing disk", 6, |seed| WorldOptions {
+        read_errors_permille: 500,
+        write_errors_permille: 500,
+        ..WorldOptions::small(seed, Consistency::Strict)
+    });
+    assert!(all.failed_reads > 0);
+}
+
+#[test]
+fn a_disk_that_fails_now_and_then_agrees_with_the_array() {
+    run("failing disk, many epochs", 4, |seed| WorldOptions {
+        read_errors_permille: 20,
+        write_errors_permille: 60,
+        ..WorldOptions::small(seed, Consistency::Checkpoint)
+    });
+}
