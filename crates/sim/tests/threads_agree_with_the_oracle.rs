@@ -1,0 +1,278 @@
+//! Real threads over one cache: clients that sleep until they are woken, a maintainer that does too, and a judge who
+//! takes the region away at any moment. Nobody is ever woken by a clock while a client waits.
+
+use cbd_device::{Device, Queue};
+use cbd_engine::{BackendSpec, Cache, Consistency, FormatOptions, Maintainer, Settings, Step, Transport};
+use cbd_sim::{
+    Content, CrashMemory, Oracle, Seeded, SimDisk, SimEnvironment, SimQueue, Watchdog, from_environment,
+};
+use cbd_types::{AlignedBuffer, ByteRange, Completion, Operation, Region, Request};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Wake, Waker};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
+
+const SEGMENT: u64 = 64 << 10;
+const SIZE: u64 = (8 << 20) + 77 * 512;
+/// The device is dealt out to the clients in pieces of this size.
+const SHARE: u64 = 24 << 10;
+const CLIENTS: u64 = 3;
+
+/// Unparks a thread, and remembers that it did.
+struct Bell {
+    rung: AtomicBool,
+    thread: Thread,
+}
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        self.rung.store(true, Ordering::SeqCst);
+        self.thread.unpark();
+    }
+}
+
+impl Bell {
+    fn of_this_thread() -> Arc<Self> {
+        Arc::new(Self { rung: AtomicBool::new(false), thread: thread::current() })
+    }
+
+    /// Sleeps until it rings; false if it does not.
+    fn wait(&self, at_most: Duration) -> bool {
+        let end = Instant::now() + at_most;
+        // An unpark can be left over from a ring that was heard already.
+        while !self.rung.load(Ordering::SeqCst) && Instant::now() < end {
+            thread::park_timeout(end.saturating_duration_since(Instant::now()));
+        }
+        self.rung.swap(false, Ordering::SeqCst)
+    }
+}
+
+struct Scene {
+    environment: Arc<SimEnvironment>,
+    cache: Arc<Cache<SimEnvironment>>,
+    memory: CrashMemory,
+    disk: SimDisk,
+    oracle: Mutex<Oracle>,
+    /// Clients that have not ended.
+    working: AtomicU64,
+    seed: u64,
+}
+
+impl Scene {
+    fn new(seed: u64, consistency: Consistency) -> Self {
+        let environment = Arc::new(SimEnvironment::new(seed, 0));
+        let memory = CrashMemory::new(18 * SEGMENT + (256 << 10));
+        let format = FormatOptions {
+            segment_size: Some(SEGMENT),
+            force: false,
+            host_rows: 1,
+            backend_rows: 1,
+            blkdev_rows: 1,
+        };
+        let transport = Transport::format(Arc::clone(&environment), Region::new(memory.clone()), &format)
+            .expect("a fresh region");
+        let host = transport.register_host("threads", None).expect("an empty table");
+        let backend = transport
+            .create_backend(&BackendSpec {
+                host,
+                path: String::from("/simulated/disk"),
+                identity: String::from("simulated"),
+                size: SIZE,
+                sector: 512,
+                cache_bytes: Some(17 * SEGMENT),
+                lanes_max: 2,
+                handlers: 1,
+                data_crc: true,
+                settings: Settings { consistency, ..Settings::default() },
+            })
+            .expect("there is room");
+        Self {
+            environment,
+            cache: transport.open_cache(backend).expect("a fresh cache"),
+            memory,
+            disk: SimDisk::new(SimDisk::ordinary(SIZE, 512), seed),
+            oracle: Mutex::new(Oracle::new(SIZE, 512, SEGMENT / 4)),
+            working: AtomicU64::new(CLIENTS),
+            seed,
+        }
+    }
+
+    fn oracle(&self) -> std::sync::MutexGuard<'_, Oracle> {
+        self.oracle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A request, from its submission until it has completed.
+    fn ask(
+        &self,
+        queue: &mut Queue<SimEnvironment, SimQueue>,
+        disk_queue: u64,
+        bell: &Bell,
+        operation: Operation,
+        range: ByteRange,
+        fua: bool,
+    ) {
+        let (buffer, change, submitted) = {
+            let mut oracle = self.oracle();
+            let (buffer, change) = match operation {
+                Operation::Write => {
+                    let content = oracle.fresh_content();
+                    let payload = AlignedBuffer::from_slice(&oracle.payload(range, content));
+                    (payload, Some(oracle.submit(range, content)))
+                }
+                Operation::Discard | Operation::WriteZeroes => {
+                    (AlignedBuffer::default(), Some(oracle.submit(range, Content::ZEROES)))
+                }
+                Operation::Read => (AlignedBuffer::zeroed(range.len() as usize), None),
+                Operation::Flush => (AlignedBuffer::default(), None),
+            };
+            (buffer, change, oracle.now())
+        };
+        let mut done: Vec<Completion> = Vec::new();
+        queue.submit(Request { id: 1, operation, range, fua, buffer }, &mut done);
+        while done.is_empty() {
+            if self.disk.in_flight_of(disk_queue) > 0 {
+                thread::yield_now();
+            } else {
+                assert!(bell.wait(Duration::from_secs(20)), "seed {}: a client is never woken", self.seed);
+            }
+            queue.poll(&mut done);
+        }
+        let Some(Completion { result, buffer, .. }) = done.pop() else { return };
+        result.unwrap_or_else(|error| panic!("seed {}: {operation:?} of {range}: {error}", self.seed));
+        let mut oracle = self.oracle();
+        match (operation, change) {
+            (Operation::Read, _) => {
+                let verdict = oracle.check_read(range, submitted, &buffer);
+                verdict.unwrap_or_else(|violation| panic!("seed {}: {violation}", self.seed));
+            }
+            (Operation::Flush, _) => oracle.flushed(submitted),
+            (_, Some(change)) => oracle.complete(change, fua),
+            _ => {}
+        }
+    }
+
+    fn client(&self, number: u64, requests: u64) {
+        let mut random = Seeded::new(self.seed * 1000 + number);
+        let bell = Bell::of_this_thread();
+        let device = Arc::new(Device::cached(Arc::clone(&self.cache), self.disk.geometry()));
+        let disk_queue = self.disk.queue(4);
+        let disk_queue_number = disk_queue.number();
+        let mut queue = Queue::new(device, disk_queue, Waker::from(Arc::clone(&bell)));
+        for _ in 0..requests {
+            let operation = match random.below(20) {
+                0..10 => Operation::Write,
+                10..15 => Operation::Read,
+                15..18 => Operation::Flush,
+                18 => Operation::WriteZeroes,
+                _ => Operation::Discard,
+            };
+            // Changes go to the client's own shares only, reads anywhere.
+            let shares = SIZE / SHARE / CLIENTS;
+            let share = match operation {
+                Operation::Read => random.below(shares * CLIENTS),
+                _ => random.below(shares) * CLIENTS + number,
+            };
+            let sectors = SHARE / 512;
+            let first = random.below(sectors);
+            let count = random.between(1, sectors - first);
+            let count = if random.chance(700) { count.min(8) } else { count };
+            let range = match operation {
+                Operation::Flush => ByteRange::at(0, 0),
+                _ => ByteRange::at(share * SHARE + first * 512, count * 512),
+            };
+            let fua = random.chance(50) && !matches!(operation, Operation::Read | Operation::Flush);
+            self.ask(&mut queue, disk_queue_number, &bell, operation, range, fua);
+        }
+        self.working.fetch_sub(1, Ordering::SeqCst);
+        self.cache.request_drain();
+    }
+
+    /// Runs until the clients have ended and nothing is dirty; returns how often only the clock could help a client.
+    fn maintain(&self) -> u64 {
+        let bell = Bell::of_this_thread();
+        self.cache.set_maintenance_waker(Waker::from(Arc::clone(&bell)));
+        let mut maintainer =
+            Maintainer::new(Arc::clone(&self.cache), self.disk.queue(4), self.disk.geometry());
+        let mut rescued = 0;
+        loop {
+            match maintainer.step() {
+                Step::Busy => {}
+                Step::WaitBacking => thread::yield_now(),
+                Step::Idle { until_ms } => {
+                    if self.working.load(Ordering::SeqCst) == 0 && self.cache.status().dirty_records == 0 {
+                        return rescued;
+                    }
+                    if !bell.wait(Duration::from_millis(200)) {
+                        rescued += u64::from(self.cache.status().writers_waiting);
+                        let now = self.environment.clock_ms();
+                        self.environment.advance(until_ms.map_or(0, |until| until.saturating_sub(now)));
+                    }
+                }
+            }
+        }
+    }
+
+    /// What if the region were lost now?
+    fn judge(&self) -> u64 {
+        let mut random = Seeded::new(self.seed);
+        let mut judged = 0;
+        while self.working.load(Ordering::SeqCst) > 0 {
+            thread::sleep(Duration::from_millis(5));
+            let before = self.cache.status().backing_is_consistent;
+            let image = self.disk.image_after_power_cut(random.next());
+            // A batch may have begun or ended meanwhile; then the image says nothing.
+            if before && self.cache.status().backing_is_consistent {
+                let verdict = self.oracle().moment_of(&image, 0);
+                verdict.unwrap_or_else(|violation| panic!("seed {}: {violation}", self.seed));
+                judged += 1;
+            }
+        }
+        judged
+    }
+}
+
+fn run(consistency: Consistency, rounds: u64) {
+    let first = from_environment("CBD_SEED", 1);
+    for seed in first..first + from_environment("CBD_ROUNDS", rounds) {
+        let _watchdog = Watchdog::new(Duration::from_secs(120), format!("threads, seed {seed}"));
+        let scene = Scene::new(seed, consistency);
+        let requests = from_environment("CBD_REQUESTS", 1500);
+        let (judged, rescued) = thread::scope(|scope| {
+            let clients: Vec<_> = (0..CLIENTS)
+                .map(|number| {
+                    scope.spawn({
+                        let scene = &scene;
+                        move || scene.client(number, requests)
+                    })
+                })
+                .collect();
+            let judge = scope.spawn(|| scene.judge());
+            let maintainer = scope.spawn(|| scene.maintain());
+            for client in clients {
+                if client.join().is_err() {
+                    // The others wait for a client that is gone.
+                    std::process::abort();
+                }
+            }
+            (judge.join().expect("the judge is content"), maintainer.join().expect("the maintainer ends"))
+        });
+        let counters = scene.memory.counters();
+        assert_eq!((counters.loads_of_unfenced, counters.stores_over_unfenced), (0, 0), "seed {seed}");
+        assert_eq!(rescued, 0, "seed {seed}: only the clock helped a client");
+        let verdict = scene.oracle().check_everything(&scene.disk.durable());
+        verdict.unwrap_or_else(|violation| panic!("seed {seed}: drained, and {violation}"));
+        println!("{consistency:?}, seed {seed}: {judged} images judged, {:?}", scene.disk.counters());
+        assert!(consistency != Consistency::Strict || judged > 0);
+    }
+}
+
+#[test]
+fn strict() {
+    run(Consistency::Strict, 2);
+}
+
+#[test]
+fn checkpoint() {
+    run(Consistency::Checkpoint, 2);
+}
