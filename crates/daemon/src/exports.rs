@@ -9,8 +9,12 @@ use cbd_types::{Error, ErrorKind, Result};
 use std::fmt;
 use std::net::ToSocketAddrs;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Once};
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long whoever used a device until a moment ago may take to be gone: a client that has just disconnected, the system's
+/// own look at a device that was just written.
+const LETTING_GO: Duration = Duration::from_millis(500);
 
 /// How long an export may take to end.
 pub const STOP_PATIENCE: Duration = Duration::from_secs(5);
@@ -198,8 +202,8 @@ impl Export {
         match &self.door {
             Door::Nbd(server) => Ok(match server.connections() {
                 0 => None,
-                1 => Some("an NBD client is connected".to_owned()),
-                clients => Some(format!("{clients} NBD clients are connected")),
+                1 => Some(format!("an NBD client is connected to {}", self.device_path)),
+                clients => Some(format!("{clients} NBD clients are connected to {}", self.device_path)),
             }),
             Door::FuseLoop(export) => export.is_busy(),
         }
@@ -210,12 +214,13 @@ impl Export {
     /// # Errors
     /// [`ErrorKind::Busy`] with who it is.
     pub fn refuse_if_used(&self) -> Result<()> {
-        match self.user()? {
-            None => Ok(()),
-            Some(user) => Err(Error::new(
-                ErrorKind::Busy,
-                format!("{} is in use: {user}; end that first, or use --force", self.device_path),
-            )),
+        let end = Instant::now() + LETTING_GO;
+        loop {
+            let Some(user) = self.user()? else { return Ok(()) };
+            if Instant::now() >= end {
+                return Err(Error::new(ErrorKind::Busy, format!("{user}; end that first, or use --force")));
+            }
+            std::thread::sleep(LETTING_GO / 10);
         }
     }
 
@@ -264,13 +269,18 @@ fn make_folder(file: &Path) -> Result<()> {
     })
 }
 
+/// Whether the threads of the data path will be spared by the kernel: what is missing, in words.
+#[must_use]
+pub fn missing_for_data_threads() -> Option<String> {
+    // On a thread of its own: what is asked for stays with the thread.
+    std::thread::spawn(cbd_fuse::flusher::become_io_flusher).join().ok()?.err()
+}
+
 /// What each thread of the data path does first: the kernel learns that it must not wait for memory that only this thread
 /// can free.
 pub fn prepare_data_thread() {
-    static WARNED: Once = Once::new();
-    if let Err(reason) = cbd_fuse::flusher::become_io_flusher() {
-        WARNED.call_once(|| tracing::warn!("{reason}"));
-    }
+    // Where it is missing, the status says so already.
+    let _ = cbd_fuse::flusher::become_io_flusher();
 }
 
 #[cfg(test)]

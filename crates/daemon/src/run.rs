@@ -34,7 +34,7 @@ pub struct Options {
     pub verbose: bool,
 }
 
-/// Runs a daemon until it is told to end by SIGTERM or SIGINT.
+/// Runs a daemon until it is told to end by SIGTERM, SIGINT or SIGHUP.
 ///
 /// # Errors
 /// When it cannot start: another daemon has the socket or the state, the configuration is malformed, a region does not
@@ -42,6 +42,7 @@ pub struct Options {
 pub fn run(options: Options) -> Result<()> {
     logging::start(options.log_format, options.verbose);
     logging::abort_on_panic();
+    system::ignore_file_size_signal();
     let config = Config::read(&options.paths.config)?;
     let group = config.daemon.group.as_deref().map(system::group_id).transpose()?;
     let mut socket = ControlSocket::listen(&options.paths.socket, group)?;
@@ -75,6 +76,7 @@ async fn serve(socket: &mut ControlSocket, manager: &Arc<Manager>, access: Acces
     };
     let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
+    let mut hangup = signal(SignalKind::hangup()).map_err(failed)?;
     let listener =
         socket.take_listener().ok_or_else(|| Error::new(ErrorKind::System, "the socket is taken"))?;
     let listener = tokio::net::UnixListener::from_std(listener).map_err(failed)?;
@@ -94,6 +96,7 @@ async fn serve(socket: &mut ControlSocket, manager: &Arc<Manager>, access: Acces
             result = &mut serving => return result.map_err(failed),
             _ = terminate.recv() => return Ok(()),
             _ = interrupt.recv() => return Ok(()),
+            _ = hangup.recv() => return Ok(()),
         }
     }
 }

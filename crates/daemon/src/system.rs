@@ -80,6 +80,12 @@ pub fn try_lock(file: &std::fs::File) -> std::io::Result<bool> {
     if error.raw_os_error() == Some(libc::EWOULDBLOCK) { Ok(false) } else { Err(error) }
 }
 
+/// A write beyond the limit on file sizes is an error from now on, not the end of the process.
+pub fn ignore_file_size_signal() {
+    // SAFETY: sets a signal's disposition to "ignored", which runs no code of ours.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+}
+
 /// Ends the process at once, without running anything: for a daemon that could not stop in time.
 pub fn exit_now(code: i32) -> ! {
     // SAFETY: never returns and runs no code of this process.

@@ -16,9 +16,6 @@ use std::time::Duration;
 /// Operations that writeback keeps going on the backing device.
 const DEPTH: usize = 64;
 
-/// The longest sleep without a reason: a clock that is asked too rarely delays idle work, nothing else.
-const NAP_MS_MAX: u64 = 1000;
-
 /// The running thread; dropping it stops it.
 #[derive(Debug)]
 pub struct Worker {
@@ -93,12 +90,12 @@ impl<E: Environment> Upkeep<E> {
                 Step::WaitBacking => None,
                 Step::Idle { until_ms } => until_ms.map(|until| {
                     let left = until.saturating_sub(self.environment.monotonic_ms());
-                    Duration::from_millis(left.clamp(1, NAP_MS_MAX))
+                    Duration::from_millis(left.max(1))
                 }),
             };
             if let Err(error) = waiting.wait(timeout) {
                 tracing::error!("upkeep cannot wait: {error}");
-                std::thread::sleep(Duration::from_millis(NAP_MS_MAX));
+                std::thread::sleep(Duration::from_secs(1));
             }
         }
     }

@@ -23,8 +23,8 @@ use std::sync::Arc;
 /// Lanes are many, so that threads seldom meet in one.
 const LANES_PER_PROCESSOR: u32 = 16;
 
-/// Queues of a backend where nobody says how many.
-const HANDLERS: u32 = 2;
+/// Queues of a backend where nobody says how many: one for each processor, at most this many.
+const HANDLERS_MAX: u32 = 8;
 
 /// A backend of this host; it may have failed to come up.
 pub(super) struct BackendSlot {
@@ -137,7 +137,7 @@ impl BackendSlot {
     }
 
     /// What `backend-list` shows.
-    pub fn info(&self, id: BackendId, transport: u32) -> BackendInfo {
+    pub fn info(&self, id: BackendId) -> BackendInfo {
         let status = self.run.as_ref().and_then(|run| run.cache.as_ref()).map(|cache| cache.status());
         BackendInfo {
             backend_id: id.0,
@@ -147,7 +147,7 @@ impl BackendSlot {
             cache_segs: u64::from(self.entry.cache_segments),
             cache_gc_percent: u32::from(self.entry.settings.gc_percent),
             cache_used_segs: status.map_or(0, |status| u64::from(status.segments - status.free_segments)),
-            blkdevs: self.blkdevs.iter().map(|(blkdev, slot)| slot.info(*blkdev, transport)).collect(),
+            blkdevs: self.blkdevs.iter().map(|(blkdev, slot)| slot.info(*blkdev)).collect(),
             error: self.error.clone(),
         }
     }
@@ -198,12 +198,11 @@ impl Running {
     }
 
     /// The backends of this host, or of all hosts.
-    pub(super) fn backend_infos(&self, transport: u32, all: bool) -> Vec<BackendInfo> {
-        let mut list: Vec<BackendInfo> =
-            self.backends.iter().map(|(&id, slot)| slot.info(id, transport)).collect();
+    pub(super) fn backend_infos(&self, all: bool) -> Vec<BackendInfo> {
+        let mut list: Vec<BackendInfo> = self.backends.iter().map(|(&id, slot)| slot.info(id)).collect();
         if all {
             let others = self.entries().0.into_iter().filter(|entry| entry.host != self.host);
-            list.extend(others.map(|entry| BackendSlot::new(entry.clone()).info(entry.id, transport)));
+            list.extend(others.map(|entry| BackendSlot::new(entry.clone()).info(entry.id)));
             list.sort_by_key(|info| info.backend_id);
         }
         list
@@ -234,7 +233,8 @@ struct Wanted {
 impl Wanted {
     fn of(request: &StartBackend, fixed: &Fixed) -> Result<Self> {
         let defaults = &fixed.config.defaults;
-        let handlers = request.handlers.or(defaults.handlers).unwrap_or(HANDLERS);
+        let handlers =
+            request.handlers.or(defaults.handlers).unwrap_or_else(|| processors().min(HANDLERS_MAX));
         if !(1..=128).contains(&handlers) {
             return Err(Error::new(
                 ErrorKind::InvalidArgument,
@@ -298,8 +298,7 @@ impl Manager {
                 }
             }
         }
-        let blkdev =
-            slot.blkdevs.iter().next().map(|(&blkdev, blkdev_slot)| blkdev_slot.info(blkdev, transport));
+        let blkdev = slot.blkdevs.iter().next().map(|(&blkdev, blkdev_slot)| blkdev_slot.info(blkdev));
         let warnings = slot.warnings.clone();
         running.backends.insert(id, slot);
         result?;

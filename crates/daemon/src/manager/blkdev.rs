@@ -15,15 +15,15 @@ pub(super) struct BlkdevSlot {
     pub entry: BlkdevEntry,
     pub export: Option<Export>,
     pub error: Option<String>,
+    /// What it is called while no door says otherwise.
+    pub name: String,
 }
 
 impl BlkdevSlot {
     /// What `dev-list` shows.
-    pub fn info(&self, id: BlkdevId, transport: u32) -> BlkdevInfo {
-        let name = self.export.as_ref().map_or_else(
-            || format!("/dev/{}", device_name(transport, id.0)),
-            |export| export.device_path.clone(),
-        );
+    pub fn info(&self, id: BlkdevId) -> BlkdevInfo {
+        let name =
+            self.export.as_ref().map_or_else(|| self.name.clone(), |export| export.device_path.clone());
         let failure = self.export.as_ref().and_then(Export::failure);
         BlkdevInfo {
             blkdev_id: id.0,
@@ -68,7 +68,8 @@ impl BackendSlot {
                 (None, Some(error.line()))
             }
         };
-        self.blkdevs.insert(entry.id, BlkdevSlot { entry: entry.clone(), export, error });
+        let name = name_while_closed(fixed, transport, entry.id);
+        self.blkdevs.insert(entry.id, BlkdevSlot { entry: entry.clone(), export, error, name });
     }
 
     fn open_door(&self, fixed: &Fixed, transport: u32, entry: &BlkdevEntry) -> Result<Export> {
@@ -100,13 +101,13 @@ impl Running {
         let mut list: Vec<BlkdevInfo> = self
             .backends
             .values()
-            .flat_map(|slot| slot.blkdevs.iter().map(|(&id, blkdev)| blkdev.info(id, transport)))
+            .flat_map(|slot| slot.blkdevs.iter().map(|(&id, blkdev)| blkdev.info(id)))
             .collect();
         if all {
             let others = self.transport.blkdevs().into_iter().filter(|entry| entry.host != self.host);
             list.extend(others.map(|entry| {
-                let id = entry.id;
-                BlkdevSlot { entry, export: None, error: None }.info(id, transport)
+                let (id, name) = (entry.id, device_name(transport, entry.id.0));
+                BlkdevSlot { entry, export: None, error: None, name }.info(id)
             }));
         }
         list.sort_by_key(|info| info.blkdev_id);
@@ -142,7 +143,7 @@ impl Manager {
                 ErrorKind::Busy,
                 format!(
                     "backend {backend} has a block device already: {} ({other}); stop that first",
-                    blkdev.info(*other, transport).dev_name
+                    blkdev.info(*other).dev_name
                 ),
             ));
         }
@@ -153,8 +154,9 @@ impl Manager {
             .and_then(|entry| Ok((slot.open_door(&self.fixed, transport, &entry)?, entry)));
         match opened {
             Ok((export, entry)) => {
-                let blkdev = BlkdevSlot { entry, export: Some(export), error: None };
-                let info = blkdev.info(id, transport);
+                let name = name_while_closed(&self.fixed, transport, id);
+                let blkdev = BlkdevSlot { entry, export: Some(export), error: None, name };
+                let info = blkdev.info(id);
                 slot.blkdevs.insert(id, blkdev);
                 Ok(info)
             }
@@ -187,6 +189,10 @@ impl Manager {
         tracing::info!(transport, blkdev = id.0, "stopped");
         Ok(())
     }
+}
+
+fn name_while_closed(fixed: &Fixed, transport: u32, id: BlkdevId) -> String {
+    fixed.places.dev_dir.join(device_name(transport, id.0)).display().to_string()
 }
 
 fn unknown(id: BlkdevId) -> Error {

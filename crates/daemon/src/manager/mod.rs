@@ -89,6 +89,7 @@ impl Manager {
         if let Err(reason) = &locked {
             warnings.push(reason.clone());
         }
+        warnings.extend(crate::exports::missing_for_data_threads());
         if !decorators.is_empty() {
             warnings.push(
                 "backing devices are decorated (--throttle): for demonstrations and tests only".to_owned(),
@@ -280,7 +281,7 @@ impl Control for Manager {
 
     fn backends(&self, transport: u32, all: bool) -> Result<Vec<BackendInfo>> {
         let tables = self.tables()?;
-        Ok(transport::running(&tables, transport)?.backend_infos(transport, all))
+        Ok(transport::running(&tables, transport)?.backend_infos(all))
     }
 
     fn set(&self, transport: u32, backend: u32, change: &SettingsChange) -> Result<Settings> {

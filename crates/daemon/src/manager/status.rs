@@ -29,17 +29,17 @@ fn transport(slot: &TransportSlot) -> TransportStatus {
         backends: running
             .backends
             .iter()
-            .map(|(&id, backend_slot)| backend(id, backend_slot, info.transport_id, segment_size))
+            .map(|(&id, backend_slot)| backend(id, backend_slot, segment_size))
             .collect(),
         info,
     }
 }
 
-fn backend(id: BackendId, slot: &BackendSlot, transport: u32, segment_size: u64) -> BackendStatus {
+fn backend(id: BackendId, slot: &BackendSlot, segment_size: u64) -> BackendStatus {
     let run = slot.run.as_ref();
     let cache = run.and_then(|run| run.cache.as_ref());
     BackendStatus {
-        info: slot.info(id, transport),
+        info: slot.info(id),
         size: slot.entry.size,
         sector: slot.entry.sector,
         handlers: slot.entry.handlers,

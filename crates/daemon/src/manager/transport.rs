@@ -271,11 +271,10 @@ impl Manager {
             || (0..).find(|id| !tables.contains_key(id)).unwrap_or(u32::MAX),
             |slot| slot.entry.transport_id,
         );
-        let fresh = !Path::new(path).exists();
+        let before = std::fs::metadata(path).ok();
         let result = self.register_at(&mut tables, id, request);
-        if result.is_err() && fresh && request.format {
-            // The file was not there before: nobody loses anything.
-            let _ = std::fs::remove_file(path);
+        if result.is_err() && request.format {
+            leave_as_it_was(path, before.as_ref());
         }
         result
     }
@@ -363,6 +362,22 @@ impl Manager {
             slot.stop();
         }
         Ok(())
+    }
+}
+
+/// Takes back what opening a region to format it did to its file: made it, or let it grow.
+fn leave_as_it_was(path: &str, before: Option<&std::fs::Metadata>) {
+    let result = match before {
+        None if Path::new(path).exists() => std::fs::remove_file(path),
+        Some(before)
+            if before.is_file() && std::fs::metadata(path).is_ok_and(|now| now.len() > before.len()) =>
+        {
+            std::fs::OpenOptions::new().write(true).open(path).and_then(|file| file.set_len(before.len()))
+        }
+        _ => Ok(()),
+    };
+    if let Err(error) = result {
+        tracing::warn!("{path} cannot be left as it was: {error}");
     }
 }
 

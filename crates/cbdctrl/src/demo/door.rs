@@ -1,0 +1,223 @@
+//! The two ways to a device: a file of an ext4 file system on a kernel block device, or an NBD connection.
+//!
+//! Always true here: a write that returns is acknowledged; nothing lies in between that could answer for the device (no page
+//! cache). A read or a write that fails says so and nothing is known of it.
+
+use super::block::BLOCK;
+use super::filesystem::{Mounted, Tools};
+use cbd_nbd::{Client, ClientOptions, Listen};
+use cbd_types::{Context, Error, ErrorKind, Result};
+use serde::Serialize;
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How long one NBD request may take; the slow disk needs a part of it.
+const NBD_PATIENCE: Duration = Duration::from_secs(20);
+
+/// How the device is reached.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Way {
+    /// ext4 on a kernel block device, made of a FUSE file and a loop device.
+    FuseLoop,
+    /// NBD on a unix socket.
+    Nbd,
+}
+
+impl Way {
+    /// What the work stands on, for people.
+    pub const fn words(self) -> &'static str {
+        match self {
+            Self::FuseLoop => "a file of an ext4 file system on the kernel block device /dev/cbdN, O_DIRECT",
+            Self::Nbd => "NBD on a unix socket",
+        }
+    }
+
+    /// The export, as a daemon understands it.
+    pub fn export(self, socket: &Path) -> String {
+        match self {
+            Self::FuseLoop => "fuse-loop".to_owned(),
+            Self::Nbd => format!("nbd:unix:{}", socket.display()),
+        }
+    }
+}
+
+/// When a write counts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Sync {
+    /// When the device has completed it.
+    Completed,
+    /// When the device has completed it and says that it is durable (`O_DSYNC`; on NBD forced unit access).
+    Durable,
+}
+
+/// A device that is ready for work.
+#[derive(Debug)]
+pub enum Door {
+    /// A file on a mounted file system.
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What it lies on.
+        mounted: Mounted,
+    },
+    /// A server.
+    Nbd(Listen),
+}
+
+impl Door {
+    /// Opens the door to a new device: makes a file system and a file of `slots` blocks if the way needs one.
+    ///
+    /// # Errors
+    /// What went wrong, with the device.
+    pub fn make(way: Way, device: &Path, place: &Path, slots: u32) -> Result<Self> {
+        if way == Way::Nbd {
+            return Ok(Self::Nbd(Listen::Unix(device.to_owned())));
+        }
+        let tools = Tools::find()?;
+        tools.make_file_system(device)?;
+        let door = Self::again(way, device, place)?;
+        if let Self::File { path, .. } = &door {
+            fill_with_zeroes(path, slots)?;
+        }
+        Ok(door)
+    }
+
+    /// Opens the door to a device that was made before.
+    ///
+    /// # Errors
+    /// What went wrong, with the device.
+    pub fn again(way: Way, device: &Path, place: &Path) -> Result<Self> {
+        if way == Way::Nbd {
+            return Ok(Self::Nbd(Listen::Unix(device.to_owned())));
+        }
+        let mounted = Mounted::mount(device, &place.join("mnt"), "noatime,lazytime,noinit_itable,nosuid,nodev")?;
+        Ok(Self::File { path: mounted.path().join(FILE), mounted })
+    }
+
+    /// A path for one thread.
+    ///
+    /// # Errors
+    /// When it cannot be opened.
+    pub fn open(&self, sync: Sync) -> Result<Io> {
+        match self {
+            Self::File { path, .. } => {
+                let flags = libc::O_DIRECT | if sync == Sync::Durable { libc::O_DSYNC } else { 0 };
+                let file = OpenOptions::new()
+                    .read(true)
+                    .write(true)
+                    .custom_flags(flags)
+                    .open(path)
+                    .map_err(|error| system(format!("{} cannot be opened", path.display()), &error))?;
+                Ok(Io::File(file))
+            }
+            Self::Nbd(listen) => {
+                let options = ClientOptions { timeout: NBD_PATIENCE, ..ClientOptions::default() };
+                let client = Client::connect_with(listen, &options)?;
+                Ok(Io::Nbd { client: Box::new(client), force: sync == Sync::Durable })
+            }
+        }
+    }
+
+    /// Closes the door; every path through it is closed already.
+    ///
+    /// # Errors
+    /// When the file system cannot be unmounted.
+    pub fn close(self) -> Result<()> {
+        match self {
+            Self::File { mounted, .. } => mounted.unmount(),
+            Self::Nbd(_) => Ok(()),
+        }
+    }
+}
+
+/// The file that the work is done in.
+pub const FILE: &str = "work";
+
+/// Written, not only allocated: the first write to a block that was never written changes the file system too.
+fn fill_with_zeroes(path: &Path, slots: u32) -> Result<()> {
+    let piece = cbd_types::AlignedBuffer::zeroed(1 << 20);
+    let all = u64::from(slots) * BLOCK as u64;
+    let fill = || -> std::io::Result<()> {
+        let file =
+            OpenOptions::new().write(true).create(true).truncate(true).custom_flags(libc::O_DIRECT).open(path)?;
+        let mut at = 0;
+        while at < all {
+            let length = piece.len().min(usize::try_from(all - at).unwrap_or(usize::MAX));
+            file.write_all_at(&piece[..length], at)?;
+            at += length as u64;
+            if super::interrupt::requested() {
+                return Err(std::io::ErrorKind::Interrupted.into());
+            }
+        }
+        file.sync_all()?;
+        // The name too.
+        File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
+    };
+    fill().map_err(|error| system(format!("{} cannot be filled", path.display()), &error))
+}
+
+/// One thread's path to a device.
+#[derive(Debug)]
+pub enum Io {
+    /// A file.
+    File(File),
+    /// A connection.
+    Nbd {
+        /// The connection.
+        client: Box<Client>,
+        /// Whether writes are forced.
+        force: bool,
+    },
+}
+
+impl Io {
+    /// A path to a plain file, such as a backing device without its cache.
+    ///
+    /// # Errors
+    /// When it cannot be opened.
+    pub fn plain(path: &Path) -> Result<Self> {
+        File::open(path)
+            .map(Self::File)
+            .map_err(|error| system(format!("{} cannot be opened", path.display()), &error))
+    }
+
+    /// Reads block `slot`.
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn read(&mut self, slot: u32, into: &mut [u8]) -> Result<()> {
+        let at = u64::from(slot) * BLOCK as u64;
+        match self {
+            Self::File(file) => {
+                file.read_exact_at(into, at).map_err(|error| system(format!("reading block {slot}"), &error))
+            }
+            Self::Nbd { client, .. } => client.read(at, into).context(|| format!("reading block {slot}")),
+        }
+    }
+
+    /// Writes block `slot`.
+    ///
+    /// # Errors
+    /// What the device says; whether it was written is unknown then.
+    pub fn write(&mut self, slot: u32, data: &[u8]) -> Result<()> {
+        let at = u64::from(slot) * BLOCK as u64;
+        match self {
+            Self::File(file) => {
+                file.write_all_at(data, at).map_err(|error| system(format!("writing block {slot}"), &error))
+            }
+            Self::Nbd { client, force } => {
+                client.write(at, data, *force).context(|| format!("writing block {slot}"))
+            }
+        }
+    }
+}
+
+/// An error of the system with what was being done.
+pub fn system(what: impl Into<String>, error: &std::io::Error) -> Error {
+    let what: String = what.into();
+    let kind = if error.kind() == std::io::ErrorKind::Interrupted { ErrorKind::Stopped } else { ErrorKind::System };
+    Error::new(kind, format!("{what}: {error}"))
+}

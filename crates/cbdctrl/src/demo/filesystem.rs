@@ -1,0 +1,209 @@
+//! The ext4 file system: its tools, its mounts, and finding out by trying whether this machine lets us use them.
+//!
+//! Always true here: mounts lie in our own mount namespace and folders, so they end with us; loop devices that `mount` makes let
+//! their file go by themselves.
+
+use super::door::system;
+use super::interrupt::{self, Guarded};
+use super::{places, system as calls};
+use cbd_types::{Error, ErrorKind, Result};
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long a tool may take; on the slow disk a file system is made in seconds.
+const TOOL_PATIENCE: Duration = Duration::from_secs(60);
+/// How long somebody who looks at a new block device (udev) may keep it open.
+const UNMOUNT_PATIENCE: Duration = Duration::from_secs(10);
+/// The file system that is made to find out whether one can be.
+const TRIAL_SIZE: u64 = 8 << 20;
+
+/// Programs of the system.
+#[derive(Clone, Debug)]
+pub struct Tools {
+    mkfs: PathBuf,
+    mount: PathBuf,
+    /// Not needed, but used if it is there.
+    fsck: Option<PathBuf>,
+}
+
+impl Tools {
+    /// Finds them.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`] with the one that is missing.
+    pub fn find() -> Result<Self> {
+        let need = |name: &str| {
+            program(name).ok_or_else(|| Error::new(ErrorKind::NotFound, format!("there is no {name}")))
+        };
+        Ok(Self { mkfs: need("mkfs.ext4")?, mount: need("mount")?, fsck: program("e2fsck") })
+    }
+
+    /// Makes a file system on a device or in a file.
+    ///
+    /// # Errors
+    /// What the tool says.
+    pub fn make_file_system(&self, device: &Path) -> Result<()> {
+        let mut command = Command::new(&self.mkfs);
+        command.args(["-q", "-F", "-b", "4096", "-m", "0"]);
+        command.args(["-E", "nodiscard,lazy_itable_init=1,lazy_journal_init=1"]).arg(device);
+        run(command, "mkfs.ext4")
+    }
+
+    /// Checks a file system without changing it; says whether there was a tool for it.
+    ///
+    /// # Errors
+    /// What the tool finds.
+    pub fn check_file_system(&self, device: &Path) -> Result<bool> {
+        let Some(fsck) = &self.fsck else { return Ok(false) };
+        let mut command = Command::new(fsck);
+        command.arg("-fn").arg(device);
+        run(command, "e2fsck -fn").map(|()| true)
+    }
+}
+
+fn program(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = std::env::split_paths(&path).chain(["/usr/sbin", "/sbin", "/usr/bin", "/bin"].map(PathBuf::from));
+    folders.map(|folder| folder.join(name)).find(|path| path.is_file())
+}
+
+/// Runs a tool to its end; what it says is part of the error.
+fn run(mut command: Command, name: &str) -> Result<()> {
+    interrupt::check()?;
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).env("LC_ALL", "C");
+    let mut guarded = Guarded::start(&mut command).map_err(|error| system(format!("{name} cannot be run"), &error))?;
+    // The tools say a few lines at most, which fit a pipe.
+    let status = guarded.wait(TOOL_PATIENCE);
+    interrupt::check()?;
+    let Some(status) = status else {
+        let text = format!("{name} took more than {} s", TOOL_PATIENCE.as_secs());
+        return Err(Error::new(ErrorKind::TimedOut, text));
+    };
+    if status.success() {
+        return Ok(());
+    }
+    let mut said = String::new();
+    if let Some(mut pipe) = guarded.child_mut().stderr.take() {
+        let _ = pipe.read_to_string(&mut said);
+    }
+    if let Some(mut pipe) = guarded.child_mut().stdout.take() {
+        let _ = pipe.read_to_string(&mut said);
+    }
+    let said = said.split_whitespace().collect::<Vec<_>>().join(" ");
+    Err(Error::new(ErrorKind::System, format!("{name} failed ({status}): {said}")))
+}
+
+/// A mounted file system; unmounted when this is dropped.
+#[derive(Debug)]
+pub struct Mounted {
+    path: PathBuf,
+    is_mounted: bool,
+}
+
+impl Mounted {
+    /// Mounts `device`, or a file if `options` say `loop`, at `path`, which is made if it is not there.
+    ///
+    /// # Errors
+    /// What `mount` says.
+    pub fn mount(device: &Path, path: &Path, options: &str) -> Result<Self> {
+        fs::create_dir_all(path).map_err(|error| system(path.display().to_string(), &error))?;
+        // A link to the device would be kept in the table of mounts.
+        let device = fs::canonicalize(device).map_err(|error| system(device.display().to_string(), &error))?;
+        let mut command = Command::new(Tools::find()?.mount);
+        command.args(["-t", "ext4", "-o", options]).arg(&device).arg(path);
+        // Made before it is mounted: if `mount` is interrupted after it has done its work, it is unmounted.
+        let mut mounted = Self { path: path.to_owned(), is_mounted: true };
+        if let Err(error) = run(command, "mount") {
+            mounted.let_go();
+            return Err(error);
+        }
+        Ok(mounted)
+    }
+
+    /// Where it is mounted.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Unmounts it. A device whose server is dead makes errors, but not here.
+    ///
+    /// # Errors
+    /// When somebody uses it for long.
+    pub fn unmount(mut self) -> Result<()> {
+        let end = Instant::now() + UNMOUNT_PATIENCE;
+        loop {
+            match calls::unmount(&self.path, false) {
+                Ok(()) => break,
+                Err(error) if error.raw_os_error() == Some(libc::EBUSY) && Instant::now() < end => {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                Err(error) => return Err(system(format!("{} cannot be unmounted", self.path.display()), &error)),
+            }
+        }
+        self.is_mounted = false;
+        Ok(())
+    }
+
+    fn let_go(&mut self) {
+        if self.is_mounted {
+            let _ = calls::unmount(&self.path, true);
+            self.is_mounted = false;
+        }
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        if !self.is_mounted {
+            return;
+        }
+        // In order if that goes quickly; by force if not.
+        let _watchdog = interrupt::Watchdog::new(UNMOUNT_PATIENCE);
+        if calls::unmount(&self.path, false).is_ok() {
+            self.is_mounted = false;
+        }
+        self.let_go();
+    }
+}
+
+/// Tries everything that a file system on a block device of ours needs; this process has its own mounts afterwards.
+///
+/// # Errors
+/// What is missing, in one sentence.
+pub fn try_everything() -> std::result::Result<(), String> {
+    let trial = || -> Result<()> {
+        calls::own_mounts().map_err(|error| system("no mounts of our own", &error))?;
+        cbd_fuse::probe().map_err(|reason| Error::new(ErrorKind::Unsupported, reason))?;
+        let tools = Tools::find()?;
+        let place = places::Place::make(&places::temporary())?;
+        let image = place.path().join("trial");
+        File::create(&image)
+            .and_then(|file| file.set_len(TRIAL_SIZE))
+            .map_err(|error| system(image.display().to_string(), &error))?;
+        tools.make_file_system(&image)?;
+        Mounted::mount(&image, &place.path().join("mnt"), "loop,nosuid,nodev")?.unmount()
+    };
+    trial().map_err(|error| error.line())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_tool_says_is_in_the_error() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo it is broken >&2; exit 3"]);
+        let error = run(command, "sh").unwrap_err().line();
+        assert!(error.contains("it is broken") && error.contains('3'), "{error}");
+    }
+
+    #[test]
+    fn a_program_that_is_not_there_is_not_found() {
+        assert!(program("sh").is_some());
+        assert!(program("no-such-program-anywhere").is_none());
+    }
+}

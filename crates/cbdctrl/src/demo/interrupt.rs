@@ -1,0 +1,200 @@
+//! Ctrl-C, and the children that must not outlive it.
+//!
+//! Always true here: after a signal everything ends in order, and in bounded time: whoever waits for a child that does not
+//! answer is freed because the child is killed.
+
+use super::system;
+use cbd_types::{Error, ErrorKind, Result};
+use std::path::PathBuf;
+use std::process::{Child, ExitStatus};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long an orderly end may take after a signal before children are killed.
+const GRACE: Duration = Duration::from_secs(4);
+/// Between two looks at a child: its end raises no event that several threads could wait for.
+const LOOK: Duration = Duration::from_millis(5);
+
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+static CHILDREN: Mutex<Vec<u32>> = Mutex::new(Vec::new());
+static RUN_DIRS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+fn children() -> MutexGuard<'static, Vec<u32>> {
+    CHILDREN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Begins to listen. To be called before any other thread starts.
+///
+/// # Errors
+/// When there is no thread to be had.
+pub fn listen() -> Result<()> {
+    system::hold_ending_signals();
+    std::thread::Builder::new()
+        .name("demo-signals".to_owned())
+        .spawn(|| {
+            system::next_ending_signal();
+            INTERRUPTED.store(true, Ordering::SeqCst);
+            std::thread::sleep(GRACE);
+            kill_everything();
+            // Whatever still holds the demonstration up waits for a device whose server is dead.
+            std::thread::sleep(GRACE);
+            abort_connections();
+        })
+        .map(drop)
+        .map_err(|error| Error::new(ErrorKind::System, format!("no thread that waits for signals: {error}")))
+}
+
+/// Whether the user wants it to end.
+pub fn requested() -> bool {
+    INTERRUPTED.load(Ordering::SeqCst)
+}
+
+/// An error if the user wants it to end.
+///
+/// # Errors
+/// [`ErrorKind::Stopped`].
+pub fn check() -> Result<()> {
+    if requested() { Err(Error::new(ErrorKind::Stopped, "interrupted")) } else { Ok(()) }
+}
+
+/// A folder under which FUSE connections are aborted if nothing else helps.
+pub fn watch_run_dir(path: PathBuf) {
+    RUN_DIRS.lock().unwrap_or_else(PoisonError::into_inner).push(path);
+}
+
+fn kill_everything() {
+    for &child in children().iter() {
+        system::signal(child, libc::SIGKILL);
+    }
+}
+
+/// Ends the FUSE connections of this demonstration: who waits for them sees errors.
+pub fn abort_connections() {
+    for path in RUN_DIRS.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+        let _ = cbd_fuse::abort_connections(path);
+    }
+}
+
+/// Aborts FUSE connections unless it is dropped in time; so that no wait for a device is one without end.
+pub struct Watchdog {
+    done: std::sync::mpsc::Sender<()>,
+}
+
+impl Watchdog {
+    /// Acts after `patience`.
+    pub fn new(patience: Duration) -> Self {
+        let (done, dropped) = std::sync::mpsc::channel::<()>();
+        let _ = std::thread::Builder::new().name("demo-watchdog".to_owned()).spawn(move || {
+            if dropped.recv_timeout(patience) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+                kill_everything();
+                abort_connections();
+            }
+        });
+        Self { done }
+    }
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        let _ = self.done.send(());
+    }
+}
+
+/// A child process that is killed when this is dropped.
+#[derive(Debug)]
+pub struct Guarded {
+    child: Child,
+    status: Option<ExitStatus>,
+}
+
+impl Guarded {
+    /// Starts `command`, bound to this thread: it must be the one that lives longest.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn start(command: &mut std::process::Command) -> std::io::Result<Self> {
+        system::bind_to_parent(command);
+        // Under the lock, so that a signal finds the child or comes before it.
+        let mut children = children();
+        if requested() {
+            return Err(std::io::Error::from(std::io::ErrorKind::Interrupted));
+        }
+        let child = command.spawn()?;
+        children.push(child.id());
+        drop(children);
+        Ok(Self { child, status: None })
+    }
+
+    /// The child, for its pipes.
+    pub fn child_mut(&mut self) -> &mut Child {
+        &mut self.child
+    }
+
+    /// How it ended, if it has.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        if self.status.is_none() {
+            // Under the lock: once it is waited for, its number may be somebody else's.
+            let mut children = children();
+            if let Ok(Some(status)) = self.child.try_wait() {
+                children.retain(|&child| child != self.child.id());
+                self.status = Some(status);
+            }
+        }
+        self.status
+    }
+
+    /// How it ended, within `patience`.
+    pub fn wait(&mut self, patience: Duration) -> Option<ExitStatus> {
+        let end = Instant::now() + patience;
+        while self.ended().is_none() && Instant::now() < end {
+            std::thread::sleep(LOOK);
+        }
+        self.status
+    }
+
+    /// Sends it a signal unless it has ended.
+    pub fn signal(&mut self, signal: libc::c_int) {
+        if self.ended().is_none() {
+            system::signal(self.child.id(), signal);
+        }
+    }
+
+    /// SIGKILL, now; returns when the process is gone, which takes as long as the kernel needs to end its I/O.
+    pub fn kill(&mut self, patience: Duration) -> bool {
+        self.signal(libc::SIGKILL);
+        self.wait(patience).is_some()
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        if self.ended().is_none() && !self.kill(Duration::from_secs(5)) {
+            // It waits for a FUSE connection of its own.
+            abort_connections();
+            self.wait(Duration::from_secs(5));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    #[test]
+    fn a_dropped_child_is_dead() {
+        let guarded = Guarded::start(Command::new("sleep").arg("100")).unwrap();
+        let process = guarded.child.id();
+        assert!(children().contains(&process));
+        drop(guarded);
+        assert!(!children().contains(&process));
+        assert!(!std::path::Path::new(&format!("/proc/{process}")).exists());
+    }
+
+    #[test]
+    fn a_child_that_ends_tells_how() {
+        let mut guarded = Guarded::start(&mut Command::new("false")).unwrap();
+        assert!(!guarded.wait(Duration::from_secs(20)).unwrap().success());
+    }
+}

@@ -1,0 +1,213 @@
+//! The figures: how long 4 KiB requests to random blocks take, one at a time.
+//!
+//! Always true here: every write is logged, and every read is checked against the log, outside of the time that is measured.
+
+use super::block::{BLOCK, Log, Random, Verdict};
+use super::door::{Door, Io, Sync};
+use super::interrupt;
+use super::show::Bar;
+use cbd_types::{AlignedBuffer, Error, ErrorKind, Result};
+use serde::Serialize;
+use std::time::{Duration, Instant};
+
+/// Bytes of one sequential read.
+pub const PIECE: usize = 256 << 10;
+const SLOTS_OF_PIECE: u32 = (PIECE / BLOCK) as u32;
+
+/// What was measured of one kind of request.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+pub struct Figures {
+    /// Requests a second.
+    pub iops: f64,
+    /// Half of the requests took at most this long, in microseconds.
+    pub p50_us: f64,
+    /// 99 of 100.
+    pub p99_us: f64,
+    /// 999 of 1000.
+    pub p999_us: f64,
+    /// Requests that were measured.
+    pub count: u64,
+}
+
+impl Figures {
+    /// The figures of requests that took `nanoseconds` each, in `elapsed` all together.
+    pub fn of(mut nanoseconds: Vec<u64>, elapsed: Duration) -> Self {
+        nanoseconds.sort_unstable();
+        let count = nanoseconds.len();
+        // The smallest that so many requests did not exceed.
+        let at = |per_mille: usize| {
+            let rank = (count * per_mille).div_ceil(1000).max(1) - 1;
+            nanoseconds.get(rank).map_or(0.0, |&time| tenth(time as f64 / 1000.0))
+        };
+        Self {
+            iops: tenth(count as f64 / elapsed.as_secs_f64().max(1e-9)),
+            p50_us: at(500),
+            p99_us: at(990),
+            p999_us: at(999),
+            count: count as u64,
+        }
+    }
+}
+
+fn tenth(value: f64) -> f64 {
+    (value * 10.0).round() / 10.0
+}
+
+/// Writes and reads of one device.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+pub struct Pair {
+    /// Writes.
+    pub write: Figures,
+    /// Reads.
+    pub read: Figures,
+}
+
+/// Measures writes, then reads, each for `duration`; in between the working set is read once from begin to end, so that
+/// what a cache can hold is in it.
+///
+/// # Errors
+/// What the device says, or that it gave wrong data.
+pub fn measure(door: &Door, log: &Log, duration: Duration, name: &str, bar: &dyn Fn(&str) -> Bar) -> Result<Pair> {
+    let mut io = door.open(Sync::Completed)?;
+    let write = timed(&mut io, log, duration, true, bar(&format!("{name}: writing")))?;
+    read_all(&mut io, log, &bar(&format!("{name}: reading once")), |slot, block| log.judge(slot, block))?.check(name)?;
+    let read = timed(&mut io, log, duration, false, bar(&format!("{name}: reading")))?;
+    Ok(Pair { write, read })
+}
+
+fn timed(io: &mut Io, log: &Log, duration: Duration, is_write: bool, bar: Bar) -> Result<Figures> {
+    let mut random = Random::new(if is_write { 1 } else { 2 });
+    let mut buffer = AlignedBuffer::zeroed(BLOCK);
+    let mut nanoseconds = Vec::new();
+    let begun = Instant::now();
+    let mut shown = begun;
+    loop {
+        let slot = random.below(log.slots());
+        if is_write {
+            log.issue(slot, &mut buffer);
+        }
+        let start = Instant::now();
+        if is_write { io.write(slot, &buffer)? } else { io.read(slot, &mut buffer)? }
+        let end = Instant::now();
+        nanoseconds.push(u64::try_from((end - start).as_nanos()).unwrap_or(u64::MAX));
+        if is_write {
+            log.acknowledge(slot);
+        } else if log.judge(slot, &buffer) != Verdict::Right {
+            let text = format!("block {slot} was read and is not what was written");
+            return Err(Error::new(ErrorKind::Damaged, text));
+        }
+        if end - shown > Duration::from_millis(50) {
+            interrupt::check()?;
+            shown = end;
+            bar.set((end - begun).as_secs_f64() / duration.as_secs_f64());
+        }
+        if end - begun >= duration {
+            return Ok(Figures::of(nanoseconds, end - begun));
+        }
+    }
+}
+
+/// What a comparison with the log came to.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize)]
+pub struct Compared {
+    /// Blocks that were read.
+    pub blocks: u64,
+    /// Acknowledged writes whose blocks hold what they must.
+    pub verified: u64,
+    /// Acknowledged writes that are not there.
+    pub lost: u64,
+    /// Blocks that hold no version of themselves.
+    pub wrong: u64,
+}
+
+impl Compared {
+    fn add(&mut self, verdict: Verdict, writes: u64) {
+        self.blocks += 1;
+        match verdict {
+            Verdict::Right => self.verified += writes,
+            Verdict::Older(lost) => {
+                let lost = u64::from(lost).min(writes);
+                self.lost += lost;
+                self.verified += writes - lost;
+            }
+            Verdict::Wrong => {
+                self.wrong += 1;
+                self.lost += writes;
+            }
+        }
+    }
+
+    /// An error unless everything is there.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Damaged`] with what is not.
+    pub fn check(self, name: &str) -> Result<Self> {
+        if self.lost == 0 && self.wrong == 0 {
+            return Ok(self);
+        }
+        let text = format!(
+            "{name}: {} acknowledged writes are lost, {} of {} blocks hold what nobody wrote there",
+            self.lost, self.wrong, self.blocks
+        );
+        Err(Error::new(ErrorKind::Damaged, text))
+    }
+}
+
+/// Reads all blocks from begin to end and lets `judge` compare them with the log.
+///
+/// # Errors
+/// What the device says.
+pub fn read_all(
+    io: &mut Io,
+    log: &Log,
+    bar: &Bar,
+    judge: impl Fn(u32, &[u8]) -> Verdict,
+) -> Result<Compared> {
+    let mut buffer = AlignedBuffer::zeroed(PIECE);
+    let mut compared = Compared::default();
+    let mut first = 0;
+    while first < log.slots() {
+        interrupt::check()?;
+        let slots = SLOTS_OF_PIECE.min(log.slots() - first);
+        let piece = &mut buffer[..slots as usize * BLOCK];
+        io.read(first, piece)?;
+        for (slot, block) in (first..).zip(piece.chunks(BLOCK)) {
+            compared.add(judge(slot, block), log.acknowledged(slot));
+        }
+        first += slots;
+        bar.set(f64::from(first) / f64::from(log.slots()));
+    }
+    Ok(compared)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_what_so_many_requests_did_not_exceed() {
+        let figures = Figures::of((1..=1000).map(|index| index * 1000).collect(), Duration::from_secs(2));
+        assert_eq!(
+            figures,
+            Figures { iops: 500.0, p50_us: 500.0, p99_us: 990.0, p999_us: 999.0, count: 1000 }
+        );
+    }
+
+    #[test]
+    fn one_request_has_percentiles_and_none_has_zeroes() {
+        let one = Figures::of(vec![7000], Duration::from_secs(1));
+        assert_eq!((one.p50_us, one.p99_us, one.p999_us, one.count), (7.0, 7.0, 7.0, 1));
+        assert_eq!(Figures::of(Vec::new(), Duration::from_secs(1)).p999_us, 0.0);
+    }
+
+    #[test]
+    fn what_is_lost_is_an_error_with_numbers() {
+        let mut compared = Compared::default();
+        compared.add(Verdict::Right, 3);
+        compared.add(Verdict::Older(1), 4);
+        compared.add(Verdict::Wrong, 2);
+        assert_eq!(compared, Compared { blocks: 3, verified: 6, lost: 3, wrong: 1 });
+        let error = compared.check("disk").unwrap_err().line();
+        assert!(error.contains("3 acknowledged writes are lost"), "{error}");
+    }
+}

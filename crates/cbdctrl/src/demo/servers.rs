@@ -1,0 +1,340 @@
+//! The processes that serve devices: a real daemon, and one that serves plain memory through the same export.
+//!
+//! Always true here: both are this very program, started as children that die with us; what they say goes to a file whose end
+//! is part of the error when they fail.
+
+use super::Arguments;
+use super::door::{Way, system};
+use super::interrupt::{self, Guarded};
+use cbd_daemon::api::{
+    BackendStarted, BackendStatus, Consistency, Done, Progress, RegisterTransport, StartBackend, StopBackend,
+    TransportRegistered,
+};
+use cbd_daemon::client::Client;
+use cbd_daemon::exports::{Export, ExportChoice, ExportPlaces};
+use cbd_export::MemoryDevice;
+use cbd_pmem::Mapping;
+use cbd_types::{Error, ErrorKind, Result};
+use std::fs::{self, File, OpenOptions};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long a server may take to be ready.
+const START_PATIENCE: Duration = Duration::from_secs(30);
+/// How long it may take to end in order.
+const STOP_PATIENCE: Duration = Duration::from_secs(20);
+/// Threads that serve a device; as many as a daemon takes where nobody says.
+const QUEUES: usize = 2;
+
+fn ourselves() -> Command {
+    // By its path if it is still there, so that it has its name in lists of processes.
+    let path = std::env::current_exe().ok().filter(|path| path.is_file());
+    let mut command = Command::new(path.unwrap_or_else(|| PathBuf::from("/proc/self/exe")));
+    command.arg0("cbdctrl").stdin(Stdio::null()).stdout(Stdio::null());
+    command.env_remove("NOTIFY_SOCKET").env_remove("CBD_SOCKET");
+    command
+}
+
+fn log_file(path: &Path) -> Result<File> {
+    OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(path)
+        .map_err(|error| system(path.display().to_string(), &error))
+}
+
+fn with_log(text: String, log: &Path) -> Error {
+    let said = fs::read_to_string(log).unwrap_or_default();
+    let lines: Vec<&str> = said.lines().rev().take(5).collect();
+    let last = lines.into_iter().rev().collect::<Vec<_>>().join(" | ");
+    Error::new(ErrorKind::System, format!("{text}; it said: {last}"))
+}
+
+/// A running daemon with everything private to the demonstration.
+#[derive(Debug)]
+pub struct Daemon {
+    guarded: Guarded,
+    client: Client,
+    folder: PathBuf,
+    throttle: String,
+}
+
+impl Daemon {
+    /// Starts a daemon whose things are in `folder` and whose backing devices are throttled, and waits until it has brought back
+    /// what it had.
+    ///
+    /// # Errors
+    /// When it ends or is not ready in time, with what it said.
+    pub fn start(folder: &Path, throttle: &str) -> Result<Self> {
+        let run = folder.join("run");
+        fs::create_dir_all(folder.join("dev")).map_err(|error| system(folder.display().to_string(), &error))?;
+        interrupt::watch_run_dir(run.clone());
+        let socket = run.join("control.sock");
+        let mut command = ourselves();
+        command.arg("daemon");
+        // None of the machine's configuration: it is not there.
+        command.arg("--config").arg(folder.join("none.toml"));
+        command.arg("--state-dir").arg(folder.join("state")).arg("--run-dir").arg(run);
+        command.arg("--dev-dir").arg(folder.join("dev")).arg("--socket").arg(&socket);
+        command.arg("--throttle").arg(format!("throttle:{throttle}"));
+        command.stderr(log_file(&folder.join("daemon.log"))?);
+        let guarded =
+            Guarded::start(&mut command).map_err(|error| system("the daemon cannot be started", &error))?;
+        let client = Client::new(&socket);
+        let mut daemon =
+            Self { guarded, client, folder: folder.to_owned(), throttle: throttle.to_owned() };
+        daemon.wait_until_ready()?;
+        Ok(daemon)
+    }
+
+    fn wait_until_ready(&mut self) -> Result<()> {
+        let end = Instant::now() + START_PATIENCE;
+        loop {
+            interrupt::check()?;
+            match self.client.status() {
+                Ok(_) => return Ok(()),
+                Err(error) => {
+                    if let Some(status) = self.guarded.ended() {
+                        return Err(self.failed(format!("the daemon ended ({status})")));
+                    }
+                    if Instant::now() > end {
+                        return Err(self.failed(format!("the daemon is not ready: {error}")));
+                    }
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+            }
+        }
+    }
+
+    fn failed(&self, text: String) -> Error {
+        with_log(text, &self.folder.join("daemon.log"))
+    }
+
+    /// Makes the region.
+    ///
+    /// # Errors
+    /// What the daemon says.
+    pub fn register(&self, region: &Path, size: u64) -> Result<()> {
+        let request = RegisterTransport {
+            host: "demo".to_owned(),
+            path: text(region)?,
+            size: Some(size),
+            segment_size: None,
+            format: true,
+            force: false,
+        };
+        self.client.post::<_, TransportRegistered>("/v1/transports", &request).map(drop)
+    }
+
+    /// Starts a backend on `disk` with a device, and says where the device is.
+    ///
+    /// # Errors
+    /// What the daemon says.
+    pub fn start_backend(&self, disk: &Path, cache: Option<u64>, way: Way) -> Result<Started> {
+        let socket = self.folder.join("nbd.sock");
+        let request = StartBackend {
+            path: text(disk)?,
+            cache_size: cache,
+            start_dev: true,
+            export: Some(way.export(&socket)),
+            // Epochs are merged: the slow disk catches up soon, whatever was written with flushes in between.
+            consistency: Some(Consistency::Checkpoint),
+            ..StartBackend::default()
+        };
+        let started: BackendStarted = self.client.post("/v1/transports/0/backends", &request)?;
+        let blkdev = started.blkdev.ok_or_else(|| self.failed("the daemon made no device".to_owned()))?;
+        if let Some(error) = blkdev.error {
+            return Err(self.failed(format!("the device is not served: {error}")));
+        }
+        let device = if way == Way::Nbd { socket } else { PathBuf::from(blkdev.dev_name) };
+        Ok(Started { backend: started.backend_id, device })
+    }
+
+    /// The status of a backend; after a restart, an error unless it and its device are back.
+    ///
+    /// # Errors
+    /// What is not served, and why.
+    pub fn backend(&self, backend: u32) -> Result<BackendStatus> {
+        let status = self.client.status()?;
+        let found = status
+            .transports
+            .into_iter()
+            .flat_map(|transport| transport.backends)
+            .find(|found| found.info.backend_id == backend)
+            .ok_or_else(|| self.failed("the daemon has lost the backend".to_owned()))?;
+        let blkdevs = found.info.blkdevs.iter();
+        let mut errors = blkdevs.filter(|blkdev| !blkdev.alive).map(|blkdev| blkdev.error.clone());
+        match (&found.info.error, errors.next()) {
+            (Some(error), _) | (None, Some(Some(error))) => Err(self.failed(format!("not served: {error}"))),
+            (None, Some(None)) => Err(self.failed("the device is not served".to_owned())),
+            (None, None) => Ok(found),
+        }
+    }
+
+    /// Bytes of a backend that are not on its disk yet.
+    ///
+    /// # Errors
+    /// As [`backend`](Self::backend).
+    pub fn dirty_bytes(&self, backend: u32) -> Result<u64> {
+        Ok(self.backend(backend)?.cache.map_or(0, |cache| cache.dirty_bytes))
+    }
+
+    /// Drains a backend and takes it off.
+    ///
+    /// # Errors
+    /// What the daemon says.
+    pub fn stop_backend(&self, backend: u32, progress: impl FnMut(&Progress)) -> Result<Done> {
+        let path = format!("/v1/transports/0/backends/{backend}/stop");
+        let request = StopBackend { timeout_s: Some(30), ..StopBackend::default() };
+        self.client.post_long(&path, &request, progress)
+    }
+
+    /// SIGKILL; returns when it is dead.
+    ///
+    /// # Errors
+    /// When the kernel does not let it die.
+    pub fn kill(&mut self) -> Result<()> {
+        if self.guarded.kill(STOP_PATIENCE) {
+            return Ok(());
+        }
+        Err(Error::new(ErrorKind::TimedOut, "the daemon got SIGKILL and does not end"))
+    }
+
+    /// Starts it again, as it was started.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn restart(&mut self) -> Result<()> {
+        *self = Self::start(&self.folder, &self.throttle)?;
+        Ok(())
+    }
+
+    /// Ends it in order.
+    ///
+    /// # Errors
+    /// When it does not, or says that something went wrong.
+    pub fn stop(mut self) -> Result<()> {
+        self.guarded.signal(libc::SIGTERM);
+        match self.guarded.wait(STOP_PATIENCE) {
+            Some(status) if status.success() => Ok(()),
+            Some(status) => Err(self.failed(format!("the daemon ended with {status}"))),
+            None => Err(self.failed("the daemon does not end".to_owned())),
+        }
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // In order, so that it takes its mount and its loop device with it; then by force.
+        self.guarded.signal(libc::SIGTERM);
+        self.guarded.wait(Duration::from_secs(4));
+    }
+}
+
+/// A backend with its device.
+#[derive(Clone, Debug)]
+pub struct Started {
+    /// Number of the backend.
+    pub backend: u32,
+    /// Block device or socket.
+    pub device: PathBuf,
+}
+
+fn text(path: &Path) -> Result<String> {
+    path.to_str().map(str::to_owned).ok_or_else(|| {
+        Error::new(ErrorKind::InvalidArgument, format!("the path {} is not UTF-8", path.display()))
+    })
+}
+
+/// A process that serves plain memory.
+#[derive(Debug)]
+pub struct MemoryServer {
+    guarded: Guarded,
+    folder: PathBuf,
+    way: Way,
+}
+
+impl MemoryServer {
+    /// Starts it, with everything that it needs in `folder`.
+    ///
+    /// # Errors
+    /// When it cannot serve, with what it said.
+    pub fn start(folder: &Path, size: u64, way: Way) -> Result<Self> {
+        interrupt::watch_run_dir(folder.join("run"));
+        let log = folder.join("memory.log");
+        let mut command = ourselves();
+        command.arg("demo").arg("--serve-memory").arg(folder).arg("--serve-bytes").arg(size.to_string());
+        command.arg("--path").arg(match way {
+            Way::FuseLoop => "fuse-loop",
+            Way::Nbd => "nbd",
+        });
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log_file(&log)?);
+        let mut guarded =
+            Guarded::start(&mut command).map_err(|error| system("no server for memory", &error))?;
+        let mut line = String::new();
+        if let Some(pipe) = guarded.child_mut().stdout.take() {
+            let _watchdog = interrupt::Watchdog::new(START_PATIENCE);
+            let _ = BufReader::new(pipe).read_line(&mut line);
+        }
+        interrupt::check()?;
+        if line.trim() != READY {
+            guarded.kill(STOP_PATIENCE);
+            return Err(with_log("the server for memory did not start".to_owned(), &log));
+        }
+        Ok(Self { guarded, folder: folder.to_owned(), way })
+    }
+
+    /// Block device or socket.
+    pub fn device(&self) -> PathBuf {
+        match self.way {
+            Way::FuseLoop => self.folder.join("dev").join(MEMORY),
+            Way::Nbd => self.folder.join(SOCKET),
+        }
+    }
+
+    /// Ends it.
+    ///
+    /// # Errors
+    /// When something went wrong with its export.
+    pub fn stop(mut self) -> Result<()> {
+        // The end of its input is its sign.
+        drop(self.guarded.child_mut().stdin.take());
+        match self.guarded.wait(STOP_PATIENCE) {
+            Some(status) if status.success() => Ok(()),
+            _ => Err(with_log("the server for memory did not end in order".to_owned(), &self.folder.join("memory.log"))),
+        }
+    }
+}
+
+impl Drop for MemoryServer {
+    fn drop(&mut self) {
+        drop(self.guarded.child_mut().stdin.take());
+        self.guarded.wait(Duration::from_secs(4));
+    }
+}
+
+const READY: &str = "ready";
+const MEMORY: &str = "cbd0";
+const SOCKET: &str = "memory.sock";
+
+/// The other side of [`MemoryServer`]: serves until its input ends.
+///
+/// # Errors
+/// What the system refuses.
+pub fn serve_memory(folder: &Path, arguments: &Arguments) -> Result<()> {
+    let way = arguments.path.unwrap_or(Way::Nbd);
+    let memory = Mapping::anonymous(arguments.serve_bytes)?;
+    let device = Arc::new(MemoryDevice::new(Arc::new(memory), 512)?);
+    let places = ExportPlaces { run_dir: folder.join("run"), dev_dir: folder.join("dev") };
+    fs::create_dir_all(&places.dev_dir).map_err(|error| system(folder.display().to_string(), &error))?;
+    let choice: ExportChoice = way.export(&folder.join(SOCKET)).parse()?;
+    let export = Export::start(&choice, MEMORY, device, QUEUES, &places)?;
+    println!("{READY}");
+    let _ = std::io::stdout().flush();
+    let _ = std::io::stdin().read_to_end(&mut Vec::new());
+    export.stop(true).map_err(|(_, error)| error)
+}

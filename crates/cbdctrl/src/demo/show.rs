@@ -1,0 +1,102 @@
+//! What a person sees: sentences, bars while something runs, a table at the end.
+//!
+//! Always true here: bars are on a terminal only, on standard error; with `--json` nothing but the object goes to standard output.
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::io::{IsTerminal, Write};
+
+/// How to speak.
+#[derive(Clone, Copy, Debug)]
+pub struct Show {
+    silent: bool,
+    bars: bool,
+}
+
+impl Show {
+    /// To a person, or (`json`) to a program.
+    pub fn new(json: bool) -> Self {
+        Self { silent: json, bars: std::io::stderr().is_terminal() }
+    }
+
+    /// Says something.
+    pub fn say(&self, text: &str) {
+        if !self.silent {
+            let mut out = std::io::stdout();
+            // Who does not listen any more is not told.
+            let _ = writeln!(out, "{text}").and_then(|()| out.flush());
+        }
+    }
+
+    /// The beginning of a chapter.
+    pub fn title(&self, text: &str) {
+        self.say(&format!("\n{text}"));
+    }
+
+    /// A bar from 0 to 1.
+    pub fn bar(&self, text: &str) -> Bar {
+        if !self.bars {
+            return Bar(None);
+        }
+        let bar = ProgressBar::with_draw_target(Some(STEPS), ProgressDrawTarget::stderr());
+        if let Ok(style) = ProgressStyle::with_template("  {msg:36} {bar:32} {percent:>3} %") {
+            bar.set_style(style);
+        }
+        bar.set_message(text.to_owned());
+        Bar(Some(bar))
+    }
+}
+
+const STEPS: u64 = 1000;
+
+/// A bar; it is gone when this is dropped.
+#[derive(Debug)]
+pub struct Bar(Option<ProgressBar>);
+
+impl Bar {
+    /// How far it is, 0 to 1.
+    pub fn set(&self, share: f64) {
+        if let Some(bar) = &self.0 {
+            bar.set_position((share.clamp(0.0, 1.0) * STEPS as f64) as u64);
+        }
+    }
+
+    /// What it says.
+    pub fn message(&self, text: String) {
+        if let Some(bar) = &self.0 {
+            bar.set_message(text);
+        }
+    }
+}
+
+impl Drop for Bar {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.0 {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// A number with separators between thousands.
+pub fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn thousands_are_separated() {
+        for (number, text) in [(0, "0"), (999, "999"), (1000, "1,000"), (12_345_678, "12,345,678")] {
+            assert_eq!(grouped(number), text);
+        }
+    }
+}

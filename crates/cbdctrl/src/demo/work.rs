@@ -1,0 +1,115 @@
+//! Checksummed writes by several threads at once, and the moment at which somebody pulls the plug.
+//!
+//! Always true here: each thread has blocks of its own and one write in flight, so what may be there after a crash is known
+//! exactly; a write counts as acknowledged when the device said so, and as in flight at the kill when it was issued before
+//! the kill and never acknowledged.
+
+use super::block::{BLOCK, Log, Random};
+use super::door::{Door, Io, Sync};
+use cbd_types::{AlignedBuffer, Error, Result};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::Instant;
+
+/// Threads that write.
+pub const WRITERS: u32 = 8;
+
+/// What those who write and who watches them share.
+#[derive(Debug, Default)]
+pub struct Gauge {
+    stop: AtomicBool,
+    acknowledged: AtomicU64,
+    in_flight: AtomicU32,
+    failed: AtomicU32,
+}
+
+impl Gauge {
+    /// Writes acknowledged so far.
+    pub fn acknowledged(&self) -> u64 {
+        self.acknowledged.load(Ordering::Relaxed)
+    }
+
+    /// Writes in flight now.
+    pub fn in_flight(&self) -> u32 {
+        self.in_flight.load(Ordering::SeqCst)
+    }
+
+    /// Threads that ended with an error.
+    pub fn failed(&self) -> u32 {
+        self.failed.load(Ordering::SeqCst)
+    }
+}
+
+/// How a thread ended.
+#[derive(Debug)]
+pub struct Ended {
+    /// The write that was never acknowledged: when it was issued, and why.
+    pub unacknowledged: Option<(Instant, Error)>,
+}
+
+/// Writes until `watch` returns; gives its result and how each thread ended.
+///
+/// # Errors
+/// What `watch` returns, or what the device says when it is opened.
+pub fn write_while<T>(
+    door: &Door,
+    log: &Log,
+    seed: u64,
+    watch: impl FnOnce(&Gauge) -> Result<T>,
+) -> Result<(T, Vec<Ended>)> {
+    let gauge = Gauge::default();
+    let paths: Vec<Io> = (0..WRITERS).map(|_| door.open(Sync::Durable)).collect::<Result<_>>()?;
+    let (watched, ended) = std::thread::scope(|scope| {
+        // Stops them if `watch` panics too: the scope would wait for ever.
+        let stop = StopOnDrop(&gauge);
+        let writers: Vec<_> = (0..WRITERS)
+            .zip(paths)
+            .map(|(writer, io)| {
+                let gauge = &gauge;
+                scope.spawn(move || write(io, log, seed, writer, gauge))
+            })
+            .collect();
+        let watched = watch(&gauge);
+        drop(stop);
+        let ended: Vec<_> = writers.into_iter().map(|writer| writer.join()).collect();
+        (watched, ended)
+    });
+    let watched = watched?;
+    let ended = ended
+        .into_iter()
+        .map(|ended| {
+            ended.map_err(|_| Error::new(cbd_types::ErrorKind::System, "a thread of the demonstration panicked"))
+        })
+        .collect::<Result<_>>()?;
+    Ok((watched, ended))
+}
+
+struct StopOnDrop<'a>(&'a Gauge);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.stop.store(true, Ordering::SeqCst);
+    }
+}
+
+fn write(mut io: Io, log: &Log, seed: u64, writer: u32, gauge: &Gauge) -> Ended {
+    let mut random = Random::new(seed.wrapping_add(u64::from(writer) << 40));
+    let mut buffer = AlignedBuffer::zeroed(BLOCK);
+    while !gauge.stop.load(Ordering::SeqCst) {
+        let slot = random.below(log.slots() / WRITERS) * WRITERS + writer;
+        log.issue(slot, &mut buffer);
+        gauge.in_flight.fetch_add(1, Ordering::SeqCst);
+        let issued = Instant::now();
+        let result = io.write(slot, &buffer);
+        if result.is_ok() {
+            log.acknowledge(slot);
+            gauge.acknowledged.fetch_add(1, Ordering::Relaxed);
+        } else {
+            gauge.failed.fetch_add(1, Ordering::SeqCst);
+        }
+        gauge.in_flight.fetch_sub(1, Ordering::SeqCst);
+        if let Err(error) = result {
+            return Ended { unacknowledged: Some((issued, error)) };
+        }
+    }
+    Ended { unacknowledged: None }
+}
