@@ -117,6 +117,9 @@ pub(crate) struct Identity {
 /// Bit of [`Segment::pins`]: reclaim is done with the segment; the last reader gives it back.
 const RETIRED: u32 = 1 << 31;
 
+/// Bit of [`Segment::pins`]: the segment was given back; whoever pins it now is wrong, and must not give it back twice.
+const RETURNED: u32 = 1 << 30;
+
 /// What is known of a segment while the cache is open.
 pub(crate) struct Segment {
     pub(crate) id: SegmentId,
@@ -373,7 +376,7 @@ impl<E: Environment> Cache<E> {
     /// # Errors
     /// [`ErrorKind::Stopped`] after [`stop`](Self::stop).
     pub(crate) fn check_running(&self) -> Result<()> {
-        if self.stopped.load(Ordering::Relaxed) {
+        if self.stopped.load(Ordering::SeqCst) {
             return Err(Error::new(ErrorKind::Stopped, "the cache was stopped"));
         }
         Ok(())
@@ -382,15 +385,20 @@ impl<E: Environment> Cache<E> {
     /// A reader is done with a segment.
     pub(crate) fn unpin(&self, segment: u32) {
         if self.segments[segment as usize].pins.fetch_sub(1, Ordering::AcqRel) == RETIRED | 1 {
-            self.pool.release(segment);
+            self.give_back(segment);
         }
     }
 
     /// Reclaim is done with a segment: it goes back to the pool now, or when its last reader lets it go.
     pub(crate) fn retire(&self, segment: u32) {
         if self.segments[segment as usize].pins.fetch_or(RETIRED, Ordering::AcqRel) == 0 {
-            self.pool.release(segment);
+            self.give_back(segment);
         }
+    }
+
+    fn give_back(&self, segment: u32) {
+        self.segments[segment as usize].pins.fetch_or(RETURNED, Ordering::AcqRel);
+        self.pool.release(segment);
     }
 
     /// Whether so many segments are used that reclaim should go on.
@@ -398,7 +406,7 @@ impl<E: Environment> Cache<E> {
         let total = self.segments.len() as u64;
         let free = u64::from(self.pool.free());
         let keep = u64::from(self.pool.reserve()) * 2;
-        (total - free) * 100 > u64::from(self.settings().gc_percent) * total || free <= keep
+        total.saturating_sub(free) * 100 > u64::from(self.settings().gc_percent) * total || free <= keep
     }
 }
 

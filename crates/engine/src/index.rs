@@ -210,6 +210,23 @@ impl Index {
         }
     }
 
+    /// Forgets everything that is in `segment`.
+    pub(crate) fn remove_segment(&mut self, segment: u32) {
+        let mut gone = Vec::new();
+        for (key, found) in self.iter() {
+            match found {
+                Found::Whole(at) if at.segment == segment => gone.push((key, at)),
+                Found::Whole(_) => {}
+                Found::Parts(parts) => {
+                    gone.extend(parts.iter().filter(|at| at.segment == segment).map(|at| (key, *at)));
+                }
+            }
+        }
+        for (key, at) in gone {
+            self.remove_at(key, at);
+        }
+    }
+
     fn bucket(&self, key: u32) -> usize {
         // Blocks of one chunk lie side by side, so that a large request walks through few lines; chunks are
         // scattered, so that equal strides do not meet.

@@ -16,6 +16,8 @@ pub(crate) struct LogSegment {
     /// The cache's own number of the segment.
     pub(crate) segment: u32,
     pub(crate) ordinal: u64,
+    /// Sequence number of its first record.
+    pub(crate) first_sequence: u64,
     /// Slots in use.
     pub(crate) slots: u32,
     /// Where the data that grows down has come to, in bytes from the segment's base.

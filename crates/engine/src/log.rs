@@ -39,13 +39,23 @@ impl<E: Environment> Cache<E> {
         waker: Option<&Waker>,
     ) -> bool {
         let shape = self.shape();
+        // While the reserve is not whole, an open segment may be one that was taken from it for a quarantine: what is left
+        // of it is for more of them, and clients wait.
+        let may_use_open = asker == Asker::Essential || self.pool.free() >= self.pool.reserve();
         if let Some(open) = &lane.open
+            && may_use_open
             && shape.fits(open.slots, open.data_low, slots, length)
         {
             return true;
         }
         let Some(segment) = self.pool.take(asker, waker) else {
             self.wake_maintenance();
+            if let Some(waker) = waker
+                && self.check_running().is_err()
+            {
+                // The wait list was woken before this one was on it.
+                waker.wake_by_ref();
+            }
             return false;
         };
         if self.is_above_gc() {
@@ -91,6 +101,7 @@ impl<E: Environment> Cache<E> {
         lane.open = Some(LogSegment {
             segment,
             ordinal: lane.next_ordinal,
+            first_sequence: lane.next_sequence,
             slots: 0,
             data_low: self.shape().data_top(),
             last_dirty_epoch: 0,

@@ -65,6 +65,7 @@ impl<E: Environment, Q: BackingQueue> Maintainer<E, Q> {
             // Nothing that is stored now can be relied on, a new tail or drained least of all.
             return Step::Idle { until_ms: None };
         }
+        let covered = cache.covered();
         let mut reclaimed = false;
         for _ in 0..RECLAIM_PER_STEP {
             if !self.reclaim.step(cache) {
@@ -80,6 +81,10 @@ impl<E: Environment, Q: BackingQueue> Maintainer<E, Q> {
             Progress::Busy => Step::Busy,
             Progress::InFlight => Step::WaitBacking,
             Progress::Nothing(until) => {
+                // What writeback has just made clean can be reclaimed now: nobody else would say so.
+                if self.reclaim.step(cache) {
+                    return Step::Busy;
+                }
                 let now = cache.environment().monotonic_ms();
                 let mark = match cache.unmarked_for_ms(now) {
                     Some(idle) if idle >= IDLE_MARK_MS => {
@@ -94,10 +99,11 @@ impl<E: Environment, Q: BackingQueue> Maintainer<E, Q> {
                     (a, b) => a.or(b),
                 };
                 if until_ms.is_none() {
-                    // Say that it sleeps, then look again: a write that came between has either seen that, or is seen.
+                    // Say that it sleeps, then look again. A write that came between has seen that, or its lane is still
+                    // touched, or a pass has cleared the lane since this step began.
                     cache.maintainer_sleeps.store(true, Ordering::SeqCst);
-                    if cache.unmarked_for_ms(now).is_some() {
-                        return Step::Idle { until_ms: Some(now + IDLE_MARK_MS) };
+                    if cache.unmarked_for_ms(now).is_some() || cache.covered() != covered {
+                        return Step::Busy;
                     }
                 }
                 Step::Idle { until_ms }

@@ -43,6 +43,17 @@ impl Overlay {
         self.extents.remove(range, |extent| *extent == (Meaning::Zeroes, place));
     }
 
+    /// Forgets all zeroes that records of the segment `ordinal` gave.
+    pub(crate) fn forget_segment(&mut self, ordinal: u64) {
+        let everything = ByteRange { start: 0, end: u64::MAX };
+        self.extents.remove(everything, |(meaning, place)| *meaning == Meaning::Zeroes && place.0 == ordinal);
+    }
+
+    /// A record behind `place` holds `range`: the damage of that place does not cover it. Other damage may be later.
+    pub(crate) fn heal_at(&mut self, range: ByteRange, place: Place) {
+        self.extents.remove(range, |extent| *extent == (Meaning::Damaged, place));
+    }
+
     /// All of `range` was overwritten: damage in it is healed.
     pub(crate) fn heal(&mut self, range: ByteRange) {
         self.extents.remove(range, |(meaning, _)| *meaning == Meaning::Damaged);

@@ -75,7 +75,8 @@ impl<E: Environment> Pool<E> {
             // Oldest released is used last: wear spreads, and stale bytes stay around for a post-mortem.
             state.free.insert(0, segment);
             self.free_count.store(state.free.len() as u32, Ordering::Relaxed);
-            if state.free.len() > self.reserve as usize {
+            // At the reserve, an open segment can be used again; above it, a new one.
+            if state.free.len() >= self.reserve as usize {
                 self.has_waiters.store(false, Ordering::Relaxed);
                 core::mem::take(&mut state.waiting)
             } else {

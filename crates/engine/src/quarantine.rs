@@ -126,7 +126,7 @@ impl<E: Environment> Cache<E> {
         }
         for part in newer {
             if let Some(part) = part.intersection(&range) {
-                state.overlay.heal(part);
+                state.overlay.heal_at(part, place);
             }
         }
     }

@@ -12,7 +12,7 @@ use crate::{
     lane::{LaneState, LogSegment},
     pool::Asker,
 };
-use alloc::vec::Vec;
+use alloc::{collections::BTreeSet, vec::Vec};
 use cbd_format::{LaneTail, Record, RecordKind};
 use cbd_types::{AlignedBuffer, ByteRange, CHECKSUM_BLOCK, LaneId};
 
@@ -25,12 +25,16 @@ struct Victim {
     slot: u32,
     /// Bytes that may still be given a second chance.
     second_chance: u64,
+    /// Records were met that cannot be read.
+    unreadable: bool,
 }
 
 /// The state of reclaim; the maintainer's thread owns it.
 #[derive(Default)]
 pub(crate) struct Reclaim {
     victim: Option<Victim>,
+    /// Lanes whose victim holds quarantines that found no space at the head; left alone until a segment came back.
+    stuck: BTreeSet<LaneId>,
     scratch: AlignedBuffer,
 }
 
@@ -38,7 +42,9 @@ impl Reclaim {
     /// One bounded step. `false` when there is nothing to reclaim.
     pub(crate) fn step<E: Environment>(&mut self, cache: &Cache<E>) -> bool {
         let Some(victim) = &mut self.victim else {
-            self.victim = (cache.is_above_gc() || cache.pool.has_waiters()).then(|| choose(cache)).flatten();
+            self.victim = (cache.is_above_gc() || cache.pool.has_waiters())
+                .then(|| choose(cache, &self.stuck))
+                .flatten();
             return self.victim.is_some();
         };
         if victim.slot < victim.segment.slots {
@@ -46,24 +52,25 @@ impl Reclaim {
             return true;
         }
         if let Some(victim) = self.victim.take() {
-            victim.give_back(cache);
+            let lane = victim.lane;
+            if victim.give_back(cache) {
+                self.stuck.clear();
+            } else {
+                self.stuck.insert(lane);
+            }
         }
         true
     }
 }
 
 /// The clean segment at a tail that was begun in the oldest epoch.
-fn choose<E: Environment>(cache: &Cache<E>) -> Option<Victim> {
+fn choose<E: Environment>(cache: &Cache<E>, stuck: &BTreeSet<LaneId>) -> Option<Victim> {
     let drained = cache.drained_epoch().0;
     let mut best: Option<(usize, Victim)> = None;
     for (number, lane) in cache.lanes.iter().enumerate() {
         let state = lane.state.lock();
         let Some(tail) = state.sealed.front() else { continue };
-        if tail.last_dirty_epoch > drained {
-            continue;
-        }
-        // The last segment proves how far the sequence numbers go until a mark does.
-        if state.sealed.len() == 1 && state.open.is_none() && lane.is_touched() {
+        if tail.last_dirty_epoch > drained || stuck.contains(&LaneId(number as u32)) {
             continue;
         }
         // The lane with the longest log gives first: it has the oldest data for its share of the traffic.
@@ -75,6 +82,7 @@ fn choose<E: Environment>(cache: &Cache<E>) -> Option<Victim> {
                     segment: *tail,
                     slot: 0,
                     second_chance: cache.shape().size / 2,
+                    unreadable: false,
                 },
             ));
         }
@@ -93,8 +101,7 @@ impl Victim {
                     self.slot += record.slots();
                     records.push((location, record));
                 }
-                // Its range is unknown; a quarantine says so. Its nodes in the index lead to an error.
-                Err(_) => self.slot += 1,
+                Err(_) => return self.take_out_all(cache),
             }
         }
         let mut chances = Vec::new();
@@ -117,6 +124,17 @@ impl Victim {
         for (location, record) in &records {
             self.take_out(cache, &mut state, *location, record);
         }
+    }
+
+    /// A record cannot be read, so its range is not known: everything that the lane has of this segment goes at once, in one
+    /// hold, since what the record hides and what hides the record must disappear together. The segment is clean: the
+    /// backing device has it, or a quarantine says otherwise.
+    fn take_out_all<E: Environment>(&mut self, cache: &Cache<E>) {
+        self.unreadable = true;
+        self.slot = self.segment.slots;
+        let mut state = cache.lanes[self.lane.index()].state.lock();
+        state.index.remove_segment(self.segment.segment);
+        state.overlay.forget_segment(self.segment.ordinal);
     }
 
     /// Whole blocks of the record that were read since and that it still holds.
@@ -189,20 +207,26 @@ impl Victim {
         }
     }
 
-    fn give_back<E: Environment>(self, cache: &Cache<E>) {
+    /// `false` when its quarantines found no space at the head: the segment stays, and is tried again.
+    fn give_back<E: Environment>(self, cache: &Cache<E>) -> bool {
         if !self.carry_quarantines(cache) {
-            // No space for them now: the segment stays, and is tried again.
-            return;
+            return false;
         }
-        // 1. The new tail is durable.
-        {
+        // Sequence numbers go on from here even if the lane has no other segment.
+        let first_sequence = {
+            let state = cache.lanes[self.lane.index()].state.lock();
+            state.segments().nth(1).map_or(state.next_sequence, |next| next.first_sequence)
+        };
+        // 1. The new tail is durable, in both slots: an older one would name a segment that is used anew.
+        for _ in 0..2 {
             let mut tails = cache.tails.lock();
             let stored = tails[self.lane.index()].store(
                 cache.region(),
                 LaneTail {
                     ordinal: (self.segment.ordinal + 1).into(),
                     ownership: cache.identity.ownership.into(),
-                    reserved: [0; 32],
+                    first_sequence: first_sequence.into(),
+                    reserved: [0; 24],
                 },
             );
             cache.region().fence(stored);
@@ -210,35 +234,44 @@ impl Victim {
         // 2. The segment leaves the lane, and goes to the pool when its last reader is done.
         cache.lanes[self.lane.index()].state.lock().sealed.pop_front();
         cache.retire(self.segment.segment);
+        true
     }
 
     /// What is still damaged of the victim's quarantines is recorded again at the head. `false` when there is no space.
     fn carry_quarantines<E: Environment>(&self, cache: &Cache<E>) -> bool {
         let mut slot = 0;
+        let mut unreadable = self.unreadable;
         while slot < self.segment.slots {
             let Ok(record) = cache.load_record(Location { segment: self.segment.segment, slot }) else {
+                unreadable = true;
                 slot += 1;
                 continue;
             };
             slot += record.slots();
-            if record.kind() != RecordKind::Quarantine {
-                continue;
-            }
-            let damaged: Vec<_> = {
-                let state = cache.lanes[self.lane.index()].state.lock();
-                state
-                    .overlay
-                    .damaged()
-                    .filter_map(|(range, place)| Some((range.intersection(&record.range())?, place)))
-                    .collect()
-            };
-            for (range, place) in damaged {
-                if !cache.quarantine(self.lane, range, record.reference.get(), place) {
-                    return false;
-                }
+            if record.kind() == RecordKind::Quarantine
+                && !self.carry(cache, record.range(), record.reference.get(), u64::MAX)
+            {
+                return false;
             }
         }
-        true
+        // What cannot be read may have been a quarantine. The records that damage up to here condemns go with this
+        // segment or went before, so it is noted as older than everything that is left.
+        let whole = ByteRange { start: 0, end: cache.identity.size };
+        !unreadable || self.carry(cache, whole, 0, self.segment.ordinal)
+    }
+
+    /// Records damage in `range`, whose place is in the segment `up_to` or before it, once more.
+    fn carry<E: Environment>(&self, cache: &Cache<E>, range: ByteRange, reference: u64, up_to: u64) -> bool {
+        let damaged: Vec<_> = {
+            let state = cache.lanes[self.lane.index()].state.lock();
+            state
+                .overlay
+                .damaged()
+                .filter(|(_, place)| place.0 <= up_to)
+                .filter_map(|(part, place)| Some((part.intersection(&range)?, place)))
+                .collect()
+        };
+        damaged.into_iter().all(|(part, place)| cache.quarantine(self.lane, part, reference, place))
     }
 }
 

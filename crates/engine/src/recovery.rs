@@ -11,15 +11,15 @@ use crate::{
     flush::Pass,
     index::Index,
     lane::{Counters, Lane, LaneState},
-    replay::ChainSegment,
+    replay::{ChainSegment, Tail},
     slots::TwoSlots,
 };
-use alloc::{collections::VecDeque, sync::Arc, vec, vec::Vec};
+use alloc::{collections::VecDeque, format, sync::Arc, vec, vec::Vec};
 use cbd_format::{
-    Drained, LaneMark, LaneTail, Layout, PAGE, SegmentHeader, SegmentShape, StateShape, record::bytes_of,
-    segment::LOG_MAGIC,
+    COUNTER_END, Drained, LaneMark, LaneTail, Layout, PAGE, SegmentHeader, SegmentShape, StateShape,
+    record::bytes_of, segment::LOG_MAGIC,
 };
-use cbd_types::{CHECKSUM_BLOCK, LaneId, Region, Result, SegmentId};
+use cbd_types::{ByteRange, CHECKSUM_BLOCK, Error, ErrorKind, LaneId, Region, Result, SegmentId};
 use core::sync::atomic::Ordering;
 
 /// What the transport's tables say of a cache that is to be opened.
@@ -112,13 +112,26 @@ impl<E: Environment> Cache<E> {
         // Lanes share nothing: each is replayed on its own.
         let mut lost = Vec::new();
         for (lane, chain) in chains.iter_mut().enumerate() {
-            let tail = cache.tails.lock()[lane].content().map(|tail| tail.ordinal.get());
+            let tail = cache.tails.lock()[lane]
+                .content()
+                .map(|tail| Tail { ordinal: tail.ordinal.get(), first_sequence: tail.first_sequence.get() });
             let id = LaneId(lane as u32);
             free.extend(order_chain(chain));
             let outcome = cache.replay_lane(id, chain, tail, last_marked[lane], drained_epoch);
             epoch = epoch.max(outcome.epoch);
             cache.cursors.lock()[lane] = outcome.cursor;
             lost.extend(outcome.lost.into_iter().map(|lost| (id, lost)));
+        }
+        for lane in &cache.lanes {
+            let state = lane.state.lock();
+            let highest = epoch.max(state.next_sequence).max(state.next_ordinal).max(state.run);
+            if highest >= COUNTER_END / 2 {
+                // Forged: counting on from here would soon write what nobody can read.
+                return Err(Error::new(
+                    ErrorKind::Damaged,
+                    format!("lane {} of the cache has counted to {highest}, which is not possible", state.id),
+                ));
+            }
         }
         for segment in free {
             cache.pool.release(segment);
@@ -129,11 +142,11 @@ impl<E: Environment> Cache<E> {
 
         cache.persist_what_was_relied_on(&chains, state);
         for (lane, lost) in lost {
-            let whole = cbd_types::ByteRange { start: 0, end: cache.identity.size };
+            let whole = ByteRange { start: 0, end: cache.identity.size };
             if !cache.quarantine(lane, whole, lost.sequence, lost.place) {
-                return Err(cbd_types::Error::new(
-                    cbd_types::ErrorKind::NoSpace,
-                    alloc::format!("lane {lane} has lost a record, and no segment is free to note it"),
+                return Err(Error::new(
+                    ErrorKind::NoSpace,
+                    format!("lane {lane} has lost a record, and no segment is free to note it"),
                 ));
             }
         }

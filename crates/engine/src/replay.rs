@@ -13,8 +13,12 @@ use crate::{
     overlay::{Meaning, Place},
     writeback::Cursor,
 };
-use alloc::{vec, vec::Vec};
-use cbd_format::{Record, RecordKind, SegmentHeader, record::blocks_in};
+use alloc::{
+    collections::{BTreeMap, BTreeSet},
+    vec,
+    vec::Vec,
+};
+use cbd_format::{Record, RecordKind, SegmentHeader, SegmentShape, record::blocks_in};
 use cbd_types::{ByteRange, LaneId};
 use core::sync::atomic::Ordering;
 
@@ -28,8 +32,16 @@ pub(crate) struct ChainSegment {
 /// A record of which both copies are gone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Lost {
+    /// The last sequence number, where several were lost together.
     pub(crate) sequence: u64,
     pub(crate) place: Place,
+}
+
+/// Where a lane's log begins.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tail {
+    pub(crate) ordinal: u64,
+    pub(crate) first_sequence: u64,
 }
 
 /// What replay found besides the lane's state.
@@ -42,21 +54,31 @@ pub(crate) struct Outcome {
     pub(crate) lost: Vec<Lost>,
 }
 
-/// A quarantine that was found on media: what it condemns.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// The quarantines that were found on media: what they condemn, by sequence number. They have effect at the place of
+/// the record that they condemn, which is before their own.
+#[derive(Clone, Default)]
 struct Condemned {
-    sequence: u64,
-    range: ByteRange,
+    ranges: BTreeMap<u64, BTreeSet<ByteRange>>,
 }
 
-struct Replay {
+impl Condemned {
+    fn contains(&self, sequence: u64, range: ByteRange) -> bool {
+        self.ranges.get(&sequence).is_some_and(|ranges| ranges.contains(&range))
+    }
+
+    fn insert(&mut self, sequence: u64, range: ByteRange) {
+        self.ranges.entry(sequence).or_default().insert(range);
+    }
+}
+
+struct Replay<'a> {
     outcome: Outcome,
     drained: u64,
     cursor_found: bool,
-    condemned: Vec<Condemned>,
-    /// A quarantine was met that is not in `condemned`: replay must begin anew with it, since it has effect at
-    /// an earlier place.
-    unknown: Option<Condemned>,
+    /// Known when this pass over the records began.
+    condemned: &'a Condemned,
+    /// Met in this pass and not known when it began.
+    found: Vec<(u64, ByteRange)>,
 }
 
 impl<E: Environment> Cache<E> {
@@ -66,11 +88,12 @@ impl<E: Environment> Cache<E> {
         &self,
         lane: LaneId,
         chain: &[ChainSegment],
-        tail: Option<u64>,
+        tail: Option<Tail>,
         marked: u64,
         drained: u64,
     ) -> Outcome {
-        let mut condemned = Vec::new();
+        let mut condemned = Condemned::default();
+        // The first pass finds all quarantines, the second has effect with them; a lane without any needs one.
         loop {
             let mut state = self.lanes[lane.index()].state.lock();
             state.reset();
@@ -78,23 +101,17 @@ impl<E: Environment> Cache<E> {
                 outcome: Outcome { epoch: 0, cursor: Cursor::default(), lost: Vec::new() },
                 drained,
                 cursor_found: false,
-                condemned: core::mem::take(&mut condemned),
-                unknown: None,
+                condemned: &condemned,
+                found: Vec::new(),
             };
             self.replay_chain(&mut state, chain, tail, marked, &mut replay);
-            match replay.unknown {
-                Some(found) => {
-                    condemned = replay.condemned;
-                    condemned.push(found);
-                }
-                None => {
-                    let known = &replay.condemned;
-                    replay
-                        .outcome
-                        .lost
-                        .retain(|lost| !known.iter().any(|known| known.sequence == lost.sequence));
-                    return replay.outcome;
-                }
+            let Replay { mut outcome, found, .. } = replay;
+            if found.is_empty() {
+                outcome.lost.retain(|lost| !condemned.ranges.contains_key(&lost.sequence));
+                return outcome;
+            }
+            for (sequence, range) in found {
+                condemned.insert(sequence, range);
             }
         }
     }
@@ -103,17 +120,17 @@ impl<E: Environment> Cache<E> {
         &self,
         state: &mut LaneState,
         chain: &[ChainSegment],
-        tail: Option<u64>,
+        tail: Option<Tail>,
         marked: u64,
-        replay: &mut Replay,
+        replay: &mut Replay<'_>,
     ) {
-        let mut expected_ordinal = tail;
-        let mut expected = None;
+        let mut expected_ordinal = tail.map(|tail| tail.ordinal);
+        let mut expected = tail.map(|tail| tail.first_sequence);
         if let Some(first) = chain.first() {
             // What was condemned and has been reclaimed since lies before everything that is left.
             let first = first.header.first_sequence.get();
-            for condemned in replay.condemned.iter().filter(|condemned| condemned.sequence < first) {
-                state.overlay.insert(condemned.range, Meaning::Damaged, (0, 0));
+            for range in replay.condemned.ranges.range(..first).flat_map(|(_, ranges)| ranges) {
+                state.overlay.insert(*range, Meaning::Damaged, (0, 0));
             }
         }
         for (number, segment) in chain.iter().enumerate() {
@@ -129,9 +146,6 @@ impl<E: Environment> Cache<E> {
             }
             let limit = chain.get(number + 1).map(|next| next.header.first_sequence.get());
             let end = self.replay_segment(state, segment, limit, marked, replay);
-            if replay.unknown.is_some() {
-                return;
-            }
             expected = Some(end);
             expected_ordinal = Some(ordinal + 1);
             state.run = state.run.max(header.run.get() + 1);
@@ -156,12 +170,13 @@ impl<E: Environment> Cache<E> {
         segment: &ChainSegment,
         limit: Option<u64>,
         marked: u64,
-        replay: &mut Replay,
+        replay: &mut Replay<'_>,
     ) -> u64 {
         let ordinal = segment.header.ordinal.get();
         let mut log = LogSegment {
             segment: segment.segment,
             ordinal,
+            first_sequence: segment.header.first_sequence.get(),
             slots: 0,
             data_low: self.shape().data_top(),
             last_dirty_epoch: 0,
@@ -182,7 +197,7 @@ impl<E: Environment> Cache<E> {
                 expected += 1;
                 continue;
             }
-            let later = self.next_record(segment.segment, slot + 1, expected, limit);
+            let later = self.next_record(segment.segment, slot + 1, expected, limit, marked);
             if limit.is_none() && marked < expected && later.is_none() {
                 break;
             }
@@ -190,7 +205,10 @@ impl<E: Environment> Cache<E> {
             if let Some((location, record)) = last.take() {
                 self.apply(state, &mut log, location, &record, replay);
             }
-            self.lose(state, replay, Lost { sequence: expected, place: (ordinal, slot) });
+            // At the last place that may be lost: all before the next record is condemned.
+            let lost_slot = later.map_or(slot, |(later_slot, _)| later_slot - 1);
+            let last_lost = later.map_or_else(|| limit.unwrap_or(marked + 1), |(_, sequence)| sequence) - 1;
+            self.lose(state, replay, Lost { sequence: last_lost, place: (ordinal, lost_slot) });
             match later {
                 Some((later_slot, sequence)) => {
                     slot = later_slot;
@@ -227,10 +245,21 @@ impl<E: Environment> Cache<E> {
         self.load_record(Location { segment, slot }).ok()
     }
 
-    /// The next record behind a damaged one: its slot and sequence number. No further away than two of the longest
-    /// records, so that the end of a log is found in bounded time.
-    fn next_record(&self, segment: u32, from: u32, expected: u64, limit: Option<u64>) -> Option<(u32, u64)> {
-        (from..from.saturating_add(2 * SLOTS_MAX_OF_RECORD)).find_map(|slot| {
+    /// The next record behind a damaged one: its slot and sequence number. Where something proves that there is more the
+    /// whole segment is searched. Otherwise only as far as one failed pair of pages and a long record on either side
+    /// of it reach, so that the end of a log is found in bounded time.
+    fn next_record(
+        &self,
+        segment: u32,
+        from: u32,
+        expected: u64,
+        limit: Option<u64>,
+        marked: u64,
+    ) -> Option<(u32, u64)> {
+        let is_proved = limit.is_some() || marked >= expected;
+        let window = 2 * (SegmentShape::SLOTS_PER_PAGE + SLOTS_MAX_OF_RECORD);
+        let end = if is_proved { self.shape().slots_max() } else { from.saturating_add(window) };
+        (from..end).find_map(|slot| {
             let sequence = self.record_at(segment, slot)?.sequence.get();
             let fits = sequence > expected && limit.is_none_or(|limit| sequence < limit);
             fits.then_some((slot, sequence))
@@ -247,7 +276,7 @@ impl<E: Environment> Cache<E> {
     }
 
     /// A record is gone and its range with it: whatever the lane held before is not to be trusted.
-    fn lose(&self, state: &mut LaneState, replay: &mut Replay, lost: Lost) {
+    fn lose(&self, state: &mut LaneState, replay: &mut Replay<'_>, lost: Lost) {
         let whole = ByteRange { start: 0, end: self.identity.size };
         state.overlay.insert(whole, Meaning::Damaged, lost.place);
         replay.outcome.lost.push(lost);
@@ -259,7 +288,7 @@ impl<E: Environment> Cache<E> {
         log: &mut LogSegment,
         location: Location,
         record: &Record,
-        replay: &mut Replay,
+        replay: &mut Replay<'_>,
     ) {
         let (range, kind) = (record.range(), record.kind());
         let (sequence, epoch) = (record.sequence.get(), record.epoch.get());
@@ -276,14 +305,14 @@ impl<E: Environment> Cache<E> {
                 state.overlay.insert(range, Meaning::Zeroes, place);
             }
             RecordKind::Quarantine => {
-                let found = Condemned { sequence: record.reference.get(), range };
-                if !replay.condemned.contains(&found) {
-                    replay.unknown.get_or_insert(found);
+                let condemned = record.reference.get();
+                if !replay.condemned.contains(condemned, range) {
+                    replay.found.push((condemned, range));
                 }
             }
         }
-        for condemned in replay.condemned.iter().filter(|condemned| condemned.sequence == sequence) {
-            state.overlay.insert(condemned.range, Meaning::Damaged, place);
+        for range in replay.condemned.ranges.get(&sequence).into_iter().flatten() {
+            state.overlay.insert(*range, Meaning::Damaged, place);
         }
         if kind.is_dirty() {
             log.last_dirty_epoch = log.last_dirty_epoch.max(epoch);

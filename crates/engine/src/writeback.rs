@@ -10,8 +10,8 @@
 //! It reads the logs, not the index, and holds no lane's lock while it writes.
 
 use crate::{
-    Cache, Consistency, Environment, index::Location, log::SLOTS_MAX_OF_RECORD, overlay::Place,
-    rangemap::RangeMap, status::BackingTrouble,
+    Cache, Consistency, Environment, index::Location, overlay::Place, rangemap::RangeMap,
+    status::BackingTrouble,
 };
 use alloc::{collections::VecDeque, vec::Vec};
 use cbd_format::{Drained, Record, RecordKind};
@@ -47,7 +47,7 @@ pub(crate) struct Cursor {
 /// What a range of a batch becomes on the backing device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Content {
-    Data { location: Location, lane: LaneId },
+    Data { location: Location, lane: LaneId, sequence: u64 },
     Zeroes,
     Discard,
 }
@@ -222,6 +222,7 @@ impl Writeback {
         }
         if oldest.is_none() {
             self.safe.clone_from(&self.cursors);
+            cache.forget_dirty_that_was_lost();
         }
         oldest
     }
@@ -237,20 +238,23 @@ impl Writeback {
             let target = batch.target;
             let mut cursor = self.cursors[lane.index()];
             let mut full = false;
-            let mut lost: Vec<(u64, Place)> = Vec::new();
-            let mut last_sequence = 0;
+            // Lost records, with the last sequence number of each gap.
+            let mut lost: Vec<(Option<u64>, Place)> = Vec::new();
             cache.scan_log(lane, &mut cursor, &mut |location, record, place| {
                 let Some(record) = record else {
-                    lost.push((last_sequence + 1, place));
+                    lost.push((None, place));
                     return ControlFlow::Continue(());
                 };
+                let sequence = record.sequence.get();
+                if let Some((gap @ None, _)) = lost.last_mut() {
+                    *gap = Some(sequence - 1);
+                }
                 if record.epoch.get() > target {
                     return ControlFlow::Break(());
                 }
-                last_sequence = record.sequence.get();
                 let range = record.range();
                 let content = match record.kind() {
-                    RecordKind::Write => Content::Data { location, lane },
+                    RecordKind::Write => Content::Data { location, lane, sequence },
                     RecordKind::WriteZeroes => Content::Zeroes,
                     RecordKind::Discard => Content::Discard,
                     RecordKind::Fill | RecordKind::Quarantine => return ControlFlow::Continue(()),
@@ -259,13 +263,14 @@ impl Writeback {
                     full = true;
                     return ControlFlow::Break(());
                 }
-                records += 1;
                 cleaned.1 += 1;
                 if let Content::Data { .. } = content {
                     cleaned.0 += range.len();
+                    records += 1;
                     map.insert(range, content, |_| false);
                 } else {
                     for part in cache.identity.lanes.of_lane(lane, range) {
+                        records += 1;
                         map.insert(part, content, |_| false);
                     }
                 }
@@ -275,7 +280,10 @@ impl Writeback {
             let whole = ByteRange { start: 0, end: cache.identity.size };
             let mut noted = true;
             for (sequence, place) in lost {
+                let sequence =
+                    sequence.unwrap_or_else(|| cache.lanes[lane.index()].state.lock().next_sequence - 1);
                 noted &= cache.quarantine(lane, whole, sequence, place);
+                void_until_now(cache);
             }
             if !noted {
                 return self.give_up(cache);
@@ -336,24 +344,24 @@ impl Writeback {
     fn next_op<E: Environment>(&mut self, cache: &Cache<E>) -> Option<BackingOp> {
         let pieces = &mut self.batch.as_mut()?.pieces;
         let (range, content) = pieces.pop_front()?;
-        let Content::Data { location, lane } = content else {
+        let Content::Data { location, lane, sequence } = content else {
             return Some(self.zero_op(range, content));
         };
-        let mut run = alloc::vec![(range, location, lane)];
+        let mut run = alloc::vec![(range, location, lane, sequence)];
         let mut end = range.end;
-        while let Some((next, Content::Data { location, lane })) = pieces.front().copied()
+        while let Some((next, Content::Data { location, lane, sequence })) = pieces.front().copied()
             && next.start == end
             && next.end - range.start <= REQUEST_MAX
         {
             pieces.pop_front();
-            run.push((next, location, lane));
+            run.push((next, location, lane, sequence));
             end = next.end;
         }
         let mut buffer = self.buffers.pop().unwrap_or_default();
         buffer.resize((end - range.start) as usize);
-        for (number, (piece, location, lane)) in run.iter().enumerate() {
+        for (number, (piece, location, lane, sequence)) in run.iter().enumerate() {
             let out = &mut buffer[(piece.start - range.start) as usize..(piece.end - range.start) as usize];
-            let damaged = match cache.load_for_writeback(*lane, *location, *piece, out) {
+            let damaged = match cache.load_for_writeback(*lane, *location, *sequence, *piece, out) {
                 Ok(()) => continue,
                 Err(Some(damaged)) => damaged,
                 Err(None) => {
@@ -362,18 +370,28 @@ impl Writeback {
                     return None;
                 }
             };
+            void_until_now(cache);
             // What stands before the damage is written; the damage is quarantined; the rest is looked at again.
             let pieces = &mut self.batch.as_mut()?.pieces;
-            for (later, location, lane) in run[number + 1..].iter().rev() {
-                pieces.push_front((*later, Content::Data { location: *location, lane: *lane }));
+            for (later, location, lane, sequence) in run[number + 1..].iter().rev() {
+                pieces.push_front((
+                    *later,
+                    Content::Data { location: *location, lane: *lane, sequence: *sequence },
+                ));
             }
             if damaged.end < piece.end {
                 let rest = ByteRange { start: damaged.end.max(piece.start), end: piece.end };
-                pieces.push_front((rest, Content::Data { location: *location, lane: *lane }));
+                pieces.push_front((
+                    rest,
+                    Content::Data { location: *location, lane: *lane, sequence: *sequence },
+                ));
             }
             if damaged.start > piece.start {
                 let before = ByteRange { start: piece.start, end: damaged.start };
-                pieces.push_front((before, Content::Data { location: *location, lane: *lane }));
+                pieces.push_front((
+                    before,
+                    Content::Data { location: *location, lane: *lane, sequence: *sequence },
+                ));
             }
             buffer.resize((piece.start - range.start) as usize);
             break;
@@ -490,6 +508,13 @@ impl Writeback {
     }
 }
 
+/// A version of something was skipped because it is damaged: until everything that is written now is on the backing
+/// device, it is no crash state, even if a later version covers the damage.
+fn void_until_now<E: Environment>(cache: &Cache<E>) {
+    let now = cache.epoch.load(Ordering::SeqCst);
+    store_drained(cache, |drained| drained.void_until = drained.void_until.get().max(now).into());
+}
+
 /// Stores a changed *drained*, fences, and only then lets others see it.
 fn store_drained<E: Environment>(cache: &Cache<E>, change: impl FnOnce(&mut Drained)) {
     let mut slots = cache.drained.lock();
@@ -502,8 +527,11 @@ fn store_drained<E: Environment>(cache: &Cache<E>, change: impl FnOnce(&mut Drai
     });
     change(&mut drained);
     drained.ownership = cache.identity.ownership.into();
-    let stored = slots.store(cache.region(), drained);
-    cache.region().fence(stored);
+    // Twice, so that one failed page does not take the backing device back to an older epoch.
+    for _ in 0..2 {
+        let stored = slots.store(cache.region(), drained);
+        cache.region().fence(stored);
+    }
     cache.drained_now.store(drained.epoch.get(), Ordering::Release);
 }
 
@@ -517,6 +545,18 @@ impl<E: Environment> Cache<E> {
                 dirtied.saturating_sub(lane.cleaned_bytes.load(Ordering::Relaxed))
             })
             .sum()
+    }
+
+    /// Nothing is dirty: records that were counted and then lost are not to be counted for ever.
+    fn forget_dirty_that_was_lost(&self) {
+        let drained = self.drained_epoch().0;
+        for lane in &self.lanes {
+            let state = lane.state.lock();
+            if state.segments().all(|segment| segment.last_dirty_epoch <= drained) {
+                lane.cleaned_bytes.store(state.counters.dirtied, Ordering::Relaxed);
+                lane.cleaned_records.store(state.counters.dirty_records, Ordering::Relaxed);
+            }
+        }
     }
 
     /// Visits the records of a lane's log from `cursor` on, and moves it behind the last one for which `visit` went on. A
@@ -538,17 +578,21 @@ impl<E: Environment> Cache<E> {
             }
             while cursor.slot < segment.slots {
                 let location = Location { segment: segment.segment, slot: cursor.slot };
-                let place = (segment.ordinal, cursor.slot);
                 let record = self.load_record(location).ok();
-                if visit(location, record.as_ref(), place).is_break() {
-                    return;
-                }
-                cursor.slot = match record {
+                let next = match &record {
                     Some(record) => cursor.slot + record.slots(),
-                    None => (cursor.slot + 1..segment.slots.min(cursor.slot + 1 + SLOTS_MAX_OF_RECORD))
+                    // The next one that can be read, however far: a failed page pair takes 64 slots at once.
+                    None => (cursor.slot + 1..segment.slots)
                         .find(|slot| self.load_record(Location { slot: *slot, ..location }).is_ok())
                         .unwrap_or(segment.slots),
                 };
+                // Several records may be lost together: what is condemned at the last of their places is all of
+                // them, and nothing behind.
+                let place = (segment.ordinal, if record.is_some() { cursor.slot } else { next - 1 });
+                if visit(location, record.as_ref(), place).is_break() {
+                    return;
+                }
+                cursor.slot = next;
             }
         }
     }
@@ -559,6 +603,7 @@ impl<E: Environment> Cache<E> {
         &self,
         lane: LaneId,
         location: Location,
+        sequence: u64,
         piece: ByteRange,
         out: &mut [u8],
     ) -> Result<(), Option<ByteRange>> {
@@ -566,7 +611,7 @@ impl<E: Environment> Cache<E> {
         let record = match self.load_record(location) {
             Ok(record) if record.range().contains(&piece) => record,
             _ => {
-                return Err(self.quarantine(lane, piece, 0, place).then_some(piece));
+                return Err(self.quarantine(lane, piece, sequence, place).then_some(piece));
             }
         };
         self.load_data(location, &record, piece, out).map_err(|damage| {

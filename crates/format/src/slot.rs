@@ -127,7 +127,12 @@ mod tests {
     use crate::state::LaneTail;
 
     fn tail(ordinal: u64) -> LaneTail {
-        LaneTail { ordinal: U64::new(ordinal), ownership: U64::ZERO, reserved: [0; 32] }
+        LaneTail {
+            ordinal: U64::new(ordinal),
+            ownership: U64::ZERO,
+            first_sequence: U64::new(1),
+            reserved: [0; 24],
+        }
     }
 
     #[test]

@@ -31,8 +31,11 @@ on_media! {
         0 ordinal: U64,
         /// Number of the owner that wrote it.
         8 ownership: U64,
+        /// Sequence number of the first record that counts: the first of the tail segment, or the next one of a lane without
+        /// segments.
+        16 first_sequence: U64,
         /// Zero.
-        16 reserved: [u8; 32],
+        24 reserved: [u8; 24],
     }
 }
 
@@ -64,7 +67,7 @@ impl SlotContent for LaneTail {
     const SLOT_SIZE: usize = 64;
 
     fn is_plausible(&self) -> bool {
-        self.ordinal.get() < COUNTER_END
+        self.ordinal.get() < COUNTER_END && self.first_sequence.get() < COUNTER_END
     }
 }
 

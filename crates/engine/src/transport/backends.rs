@@ -243,11 +243,15 @@ impl<E: Environment> Transport<E> {
         let mut stored = self.region.nothing_in_flight();
         for lane in (0..plan.lanes).map(LaneId) {
             let mut tail = TwoSlots::<LaneTail>::empty(absolute(state.tail(lane)), u64::from(lane.0));
-            stored =
-                stored.and(tail.store(
-                    &self.region,
-                    LaneTail { ordinal: 1.into(), ownership: 1.into(), reserved: [0; 32] },
-                ));
+            stored = stored.and(tail.store(
+                &self.region,
+                LaneTail {
+                    ordinal: 1.into(),
+                    ownership: 1.into(),
+                    first_sequence: 1.into(),
+                    reserved: [0; 24],
+                },
+            ));
         }
         stored = stored.and(drained.store(
             &self.region,
@@ -355,6 +359,9 @@ impl<E: Environment> Transport<E> {
             return Err(damaged("its state segment does not belong to it"));
         };
         segments.remove(state_at);
+        if (segments.len() as u32) / lanes.lanes < SEGMENTS_PER_LANE {
+            return Err(damaged("it has fewer segments than its lanes need"));
+        }
         let cache = Cache::recover(Opening {
             environment: Arc::clone(&self.environment),
             region: Arc::clone(&self.region),
