@@ -80,6 +80,22 @@ pub fn try_lock(file: &std::fs::File) -> std::io::Result<bool> {
     if error.raw_os_error() == Some(libc::EWOULDBLOCK) { Ok(false) } else { Err(error) }
 }
 
+/// Whether this process may lock as much memory as it likes.
+#[must_use]
+pub fn may_lock_without_limit() -> bool {
+    /// Number of the capability CAP_IPC_LOCK.
+    const IPC_LOCK: u32 = 14;
+    let capable = std::fs::read_to_string("/proc/self/status").is_ok_and(|status| {
+        let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+        let set = effective.and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok()).unwrap_or(0);
+        set >> IPC_LOCK & 1 == 1
+    });
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the kernel writes one `rlimit` to the pointer, which is valid for that.
+    let result = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
+    capable || (result == 0 && limit.rlim_cur == libc::RLIM_INFINITY)
+}
+
 /// A write beyond the limit on file sizes is an error from now on, not the end of the process.
 pub fn ignore_file_size_signal() {
     // SAFETY: sets a signal's disposition to "ignored", which runs no code of ours.

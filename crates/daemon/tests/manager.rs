@@ -689,3 +689,45 @@ fn metrics_name_every_backend() {
     let names = text.lines().filter(|line| !line.starts_with('#')).all(|line| line.starts_with("cbd_"));
     assert!(names);
 }
+
+#[test]
+fn a_disk_that_has_moved_is_recognised_and_never_gets_a_second_cache() {
+    let mut place = Place::new();
+    let disk = place.disk("disk", 8 * MIB);
+    place.decorate = Some("fault:op=write".into());
+    {
+        let daemon = place.daemon_with_region();
+        daemon.start_backend(0, &place.backend(&disk)).unwrap();
+        place.client().write(0, &[9; 4096], true).unwrap();
+    }
+    std::fs::rename(&disk, place.path("moved")).unwrap();
+    place.decorate = None;
+    let daemon = place.daemon();
+    let started = daemon.start_backend(0, &place.backend(&place.text("moved"))).unwrap();
+    assert_eq!(started.backend_id, 0);
+    assert!(
+        started.warnings.iter().any(|warning| warning.contains("by its path again")),
+        "{:?}",
+        started.warnings
+    );
+    let mut data = [0; 4096];
+    place.client().read(0, &mut data).unwrap();
+    assert_eq!(data, [9; 4096]);
+}
+
+#[test]
+fn a_disk_that_another_transport_knows_is_refused() {
+    let place = Place::new();
+    let disk = place.disk("disk", 8 * MIB);
+    {
+        let daemon = place.daemon_with_region();
+        let second = RegisterTransport { path: place.text("second"), ..place.region(32 * MIB) };
+        assert_eq!(daemon.register_transport(&second).unwrap().transport_id, 1);
+        daemon.start_backend(0, &place.backend(&disk)).unwrap();
+        refused(daemon.start_backend(1, &place.backend(&disk)), ErrorKind::AlreadyExists, "of transport 0");
+    }
+    std::fs::rename(&disk, place.path("moved")).unwrap();
+    let daemon = place.daemon();
+    let moved = place.backend(&place.text("moved"));
+    refused(daemon.start_backend(1, &moved), ErrorKind::AlreadyExists, "start it there");
+}

@@ -1,30 +1,22 @@
-//! Backends: bringing a backing device onto a transport, bringing it back after a restart, changing its settings.
+//! Backends as they run: their backing device, their cache, the upkeep of that; bringing them back, changing their settings.
 //!
-//! Always true here: a backing device is served only if it is the disk that was recorded; options of a backend that is there
-//! already are never changed silently by starting it again.
+//! Always true here: a backing device is served only if it is the disk that was recorded.
 
 use super::blkdev::BlkdevSlot;
-use super::transport::{Running, absolute, running_mut, same_file};
+use super::transport::{Running, running_mut};
 use super::{Fixed, Manager};
-use crate::api::{self, BackendInfo, BackendStarted, SettingsChange, StartBackend};
+use crate::api::{self, BackendInfo, SettingsChange};
 use crate::environment::ProcessEnvironment;
-use crate::exports::ExportChoice;
 use crate::queue::ServedDevice;
 use crate::worker::Worker;
 use cbd_backing::{Backing, BackingFile, Identity, Options};
 use cbd_device::Device;
-use cbd_engine::{BackendEntry, BackendSpec, Cache, Settings};
+use cbd_engine::{BackendEntry, Cache, Settings};
 use cbd_types::{BackendId, BlkdevId, Context, Error, ErrorKind, Result};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-
-/// Lanes are many, so that threads seldom meet in one.
-const LANES_PER_PROCESSOR: u32 = 16;
-
-/// Queues of a backend where nobody says how many: one for each processor, at most this many.
-const HANDLERS_MAX: u32 = 8;
 
 /// A backend of this host; it may have failed to come up.
 pub(super) struct BackendSlot {
@@ -94,7 +86,7 @@ impl BackendRun {
 }
 
 impl BackendSlot {
-    fn new(entry: BackendEntry) -> Self {
+    pub fn new(entry: BackendEntry) -> Self {
         Self {
             path: entry.path.clone(),
             entry,
@@ -107,7 +99,7 @@ impl BackendSlot {
     }
 
     /// Starts what the entry says; on failure the reason is kept.
-    fn start(&mut self, fixed: &Fixed, running: &Running) -> Result<()> {
+    pub fn start(&mut self, fixed: &Fixed, running: &Running) -> Result<()> {
         match BackendRun::start(fixed, running, &self.entry, &self.path) {
             Ok((run, warnings)) => {
                 for warning in &warnings {
@@ -184,7 +176,7 @@ impl Running {
     }
 
     /// The rows of the backend table, one by one, so that a damaged one hides no other; and what is damaged.
-    fn entries(&self) -> (Vec<BackendEntry>, Vec<String>) {
+    pub(super) fn entries(&self) -> (Vec<BackendEntry>, Vec<String>) {
         let rows = self.transport.info().layout.backend_rows;
         let (mut entries, mut damaged) = (Vec::new(), Vec::new());
         for row in 0..rows {
@@ -221,160 +213,7 @@ pub(super) fn unknown(id: BackendId) -> Error {
     )
 }
 
-/// What a request asks for, with the defaults of the configuration.
-struct Wanted {
-    cache_bytes: Option<u64>,
-    handlers: u32,
-    data_crc: bool,
-    settings: Settings,
-    export: Option<ExportChoice>,
-}
-
-impl Wanted {
-    fn of(request: &StartBackend, fixed: &Fixed) -> Result<Self> {
-        let defaults = &fixed.config.defaults;
-        let handlers =
-            request.handlers.or(defaults.handlers).unwrap_or_else(|| processors().min(HANDLERS_MAX));
-        if !(1..=128).contains(&handlers) {
-            return Err(Error::new(
-                ErrorKind::InvalidArgument,
-                format!("handlers is 1 to 128, not {handlers}"),
-            ));
-        }
-        let export = request.export.as_deref().or(defaults.export.as_deref()).unwrap_or("auto");
-        let consistency = request.consistency.or(defaults.consistency).unwrap_or(api::Consistency::Strict);
-        Ok(Self {
-            cache_bytes: request.cache_size.or(defaults.cache_size).filter(|&bytes| bytes > 0),
-            handlers,
-            data_crc: request.data_crc.or(defaults.data_crc).unwrap_or(true),
-            settings: Settings { consistency: consistency.into(), ..Settings::default() },
-            export: request.start_dev.then(|| export.parse()).transpose()?,
-        })
-    }
-}
-
 impl Manager {
-    pub(super) fn backend_start(&self, transport: u32, request: &StartBackend) -> Result<BackendStarted> {
-        absolute(&request.path, "a backing device")?;
-        let wanted = Wanted::of(request, &self.fixed)?;
-        let mut tables = self.tables()?;
-        for (id, slot) in &*tables {
-            let Ok(running) = &slot.running else { continue };
-            let known = running
-                .backends
-                .iter()
-                .find(|(_, slot)| slot.run.is_some() && same_file(&slot.path, &request.path));
-            if let Some((backend, _)) = known {
-                return Err(Error::new(
-                    ErrorKind::AlreadyExists,
-                    format!("{} is backend {backend} of transport {id} already", request.path),
-                ));
-            }
-        }
-        let running = running_mut(&mut tables, transport)?;
-        let down = running.backends.iter().find(|(_, slot)| slot.path == request.path).map(|(&id, _)| id);
-        match down {
-            Some(id) => self.backend_resume(running, transport, id, request, &wanted),
-            None => self.backend_create(running, transport, &request.path, &wanted),
-        }
-    }
-
-    /// Starts a backend that is on the transport but did not come up.
-    fn backend_resume(
-        &self,
-        running: &mut Running,
-        transport: u32,
-        id: BackendId,
-        request: &StartBackend,
-        wanted: &Wanted,
-    ) -> Result<BackendStarted> {
-        let mut slot = running.backends.remove(&id).ok_or_else(|| unknown(id))?;
-        let result = check_unchanged(&slot.entry, request, running.transport.info().layout.segment_size)
-            .and_then(|()| slot.start(&self.fixed, running));
-        if result.is_ok() {
-            for entry in running.transport.blkdevs().iter().filter(|entry| entry.backend == id) {
-                if slot.blkdevs.get(&entry.id).is_none_or(|blkdev| blkdev.export.is_none()) {
-                    slot.bring_blkdev_back(&self.fixed, transport, entry);
-                }
-            }
-        }
-        let blkdev = slot.blkdevs.iter().next().map(|(&blkdev, blkdev_slot)| blkdev_slot.info(blkdev));
-        let warnings = slot.warnings.clone();
-        running.backends.insert(id, slot);
-        result?;
-        let blkdev = match (&wanted.export, blkdev) {
-            (Some(export), None) => Some(self.blkdev_create(running, transport, id, export)?),
-            (Some(_), there) => there,
-            (None, _) => None,
-        };
-        Ok(BackendStarted { backend_id: id.0, blkdev, warnings })
-    }
-
-    fn backend_create(
-        &self,
-        running: &mut Running,
-        transport: u32,
-        path: &str,
-        wanted: &Wanted,
-    ) -> Result<BackendStarted> {
-        self.fixed.guard.check(Path::new(path), "a backing device")?;
-        // Held only while it is looked at: starting it holds it for good, and checks that it is still the same.
-        let (identity, geometry) = {
-            let file = BackingFile::open(path, Options::default())?;
-            (file.identity().to_token(), file.geometry())
-        };
-        let same = running.entries().0.into_iter().find(|entry| entry.identity == identity);
-        if let Some(entry) = same {
-            return Err(Error::new(
-                ErrorKind::AlreadyExists,
-                format!("{path} is the disk of backend {} ({}) already", entry.id, entry.path),
-            ));
-        }
-        let spec = BackendSpec {
-            host: running.host,
-            path: path.to_owned(),
-            identity,
-            size: geometry.size,
-            sector: geometry.sector,
-            cache_bytes: wanted.cache_bytes,
-            lanes_max: LANES_PER_PROCESSOR * processors(),
-            handlers: wanted.handlers,
-            data_crc: wanted.data_crc,
-            settings: wanted.settings,
-        };
-        let id = running.transport.create_backend(&spec).context(|| format!("starting {path}"))?;
-        let started = self.backend_first_start(running, transport, id, wanted);
-        if started.is_err() {
-            // Nobody has written anything yet.
-            if let Some(slot) = running.backends.remove(&id) {
-                slot.stop(id);
-            }
-            if let Err(error) = running.transport.remove_backend(id) {
-                tracing::error!(backend = id.0, "the backend that did not start cannot be removed: {error}");
-            }
-        }
-        started
-    }
-
-    fn backend_first_start(
-        &self,
-        running: &mut Running,
-        transport: u32,
-        id: BackendId,
-        wanted: &Wanted,
-    ) -> Result<BackendStarted> {
-        let mut slot = BackendSlot::new(running.transport.backend(id)?);
-        slot.start(&self.fixed, running)?;
-        let warnings = slot.warnings.clone();
-        tracing::info!(transport, backend = id.0, "started: {}", slot.path);
-        running.backends.insert(id, slot);
-        let blkdev = match &wanted.export {
-            Some(export) => Some(self.blkdev_create(running, transport, id, export)?),
-            None => None,
-        };
-        Ok(BackendStarted { backend_id: id.0, blkdev, warnings })
-    }
-
     pub(super) fn change_settings(
         &self,
         transport: u32,
@@ -410,42 +249,6 @@ impl Manager {
         tracing::info!(transport, backend = id.0, "settings: {new:?}");
         Ok(new.into())
     }
-}
-
-/// Refuses options that differ from what the backend was made with.
-fn check_unchanged(entry: &BackendEntry, request: &StartBackend, segment_size: u64) -> Result<()> {
-    let differs = |what: &str, was: String| {
-        Err(Error::new(
-            ErrorKind::InvalidArgument,
-            format!(
-                "backend {} was made with {what} {was}; start it without that option, or stop it and make it anew",
-                entry.id
-            ),
-        ))
-    };
-    if request.data_crc.is_some_and(|wanted| wanted != entry.data_crc) {
-        return differs("data-crc", if entry.data_crc { "on" } else { "off" }.to_owned());
-    }
-    if let Some(wanted) = request.cache_size {
-        let segments = u64::from(entry.cache_segments);
-        if wanted.abs_diff(segments * segment_size) > 2 * segment_size {
-            return differs("a cache of", crate::size::format_size(segments * segment_size));
-        }
-    }
-    if request.handlers.is_some_and(|wanted| wanted != entry.handlers) {
-        return differs("handlers", entry.handlers.to_string());
-    }
-    if request
-        .consistency
-        .is_some_and(|wanted| cbd_engine::Consistency::from(wanted) != entry.settings.consistency)
-    {
-        return differs("consistency", format!("{} (change it with set)", entry.settings.consistency.name()));
-    }
-    Ok(())
-}
-
-fn processors() -> u32 {
-    std::thread::available_parallelism().map_or(1, |count| u32::try_from(count.get()).unwrap_or(1).min(4096))
 }
 
 impl From<api::Consistency> for cbd_engine::Consistency {

@@ -9,6 +9,7 @@
 mod backend;
 mod blkdev;
 mod drain;
+mod start;
 mod status;
 mod stop;
 mod transport;
@@ -85,7 +86,7 @@ impl Manager {
         guard.check(state.path(), "the state folder")?;
         let decorators = options.decorate.as_deref().map(parse_decorators).transpose()?.unwrap_or_default();
         let mut warnings = Vec::new();
-        let locked = cbd_fuse::flusher::lock_memory();
+        let locked = lock_memory();
         if let Err(reason) = &locked {
             warnings.push(reason.clone());
         }
@@ -216,6 +217,16 @@ impl Recorder {
             }
         }
     }
+}
+
+/// Locks the memory of the process, unless a limit would make later mappings fail, regions among them.
+fn lock_memory() -> std::result::Result<(), String> {
+    if crate::system::may_lock_without_limit() {
+        return cbd_fuse::flusher::lock_memory();
+    }
+    Err("the daemon's memory is not locked: that needs CAP_IPC_LOCK or LimitMEMLOCK=infinity; a page of the daemon that was \
+         paged out can stall the device"
+        .to_owned())
 }
 
 fn parse_decorators(text: &str) -> Result<Vec<Decorator>> {

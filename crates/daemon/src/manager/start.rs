@@ -1,0 +1,257 @@
+//! Starting backends: telling a new disk from one that is known, and undoing a start that fails.
+//!
+//! Always true here: a disk that has a row on a transport never gets a second one, under whatever path it comes, since the
+//! first may hold dirty data of it; a start that fails leaves the transport as it was.
+
+use super::Manager;
+use super::backend::{BackendSlot, unknown};
+use super::transport::{Running, absolute, running, running_mut, same_file};
+use super::{Fixed, Tables};
+use crate::api::{self, BackendStarted, StartBackend};
+use crate::exports::ExportChoice;
+use cbd_backing::{Backing, BackingFile, Identity, Options};
+use cbd_engine::{BackendEntry, BackendSpec, Settings};
+use cbd_types::{BackendId, Context, Error, ErrorKind, Result};
+use std::path::Path;
+
+/// Lanes are many, so that threads seldom meet in one.
+const LANES_PER_PROCESSOR: u32 = 16;
+
+/// Queues of a backend where nobody says how many: one for each processor, at most this many.
+const HANDLERS_MAX: u32 = 8;
+
+/// A disk that was looked at.
+struct Disk {
+    identity: Identity,
+    size: u64,
+    sector: u32,
+}
+
+/// What a path leads to.
+enum Place {
+    /// The disk of a backend of this transport that did not come up.
+    Down(BackendId),
+    /// A disk that no transport knows.
+    New(Disk),
+}
+
+/// Looks at the disk at `path` and for it on all transports.
+fn find(tables: &Tables, transport: u32, path: &str) -> Result<Place> {
+    let known = |backend: BackendId, on: u32, more: &str| {
+        Error::new(
+            ErrorKind::AlreadyExists,
+            format!("{path} is backend {backend} of transport {on} already{more}"),
+        )
+    };
+    let up = tables.iter().filter_map(|(&id, slot)| Some((id, slot.running.as_ref().ok()?)));
+    for (id, running) in up.clone() {
+        let serves = |slot: &BackendSlot| slot.run.is_some() && same_file(&slot.path, path);
+        if let Some((&backend, _)) = running.backends.iter().find(|(_, slot)| serves(slot)) {
+            return Err(known(backend, id, ""));
+        }
+    }
+    // Held only while it is looked at: starting it holds it for good, and checks that it is still the same.
+    let looked = BackingFile::open(path, Options::default()).map(|file| Disk {
+        identity: file.identity(),
+        size: file.geometry().size,
+        sector: file.geometry().sector,
+    });
+    let recorded_here = |entry: &BackendEntry| {
+        let Ok(disk) = &looked else { return false };
+        Identity::parse(&entry.identity).is_ok_and(|recorded| recorded.same_disk(&disk.identity).is_ok())
+    };
+    for (id, running) in up.clone() {
+        let Some(entry) = running.entries().0.into_iter().find(recorded_here) else { continue };
+        if id != transport {
+            return Err(known(entry.id, id, "; start it there (-t)"));
+        }
+        return match running.backends.get(&entry.id) {
+            Some(slot) if slot.run.is_none() => Ok(Place::Down(entry.id)),
+            _ => Err(known(entry.id, id, "")),
+        };
+    }
+    // Another disk where one of ours was recorded: whoever starts it says what differs.
+    let here = up.filter(|(id, _)| *id == transport).flat_map(|(_, running)| &running.backends);
+    if let Some((&backend, _)) = here.into_iter().find(|(_, slot)| slot.run.is_none() && slot.path == path) {
+        return Ok(Place::Down(backend));
+    }
+    looked.map(Place::New)
+}
+
+/// What a request asks for, with the defaults of the configuration.
+struct Wanted {
+    cache_bytes: Option<u64>,
+    handlers: u32,
+    data_crc: bool,
+    settings: Settings,
+    export: Option<ExportChoice>,
+}
+
+impl Wanted {
+    fn of(request: &StartBackend, fixed: &Fixed) -> Result<Self> {
+        let defaults = &fixed.config.defaults;
+        let handlers =
+            request.handlers.or(defaults.handlers).unwrap_or_else(|| processors().min(HANDLERS_MAX));
+        if !(1..=128).contains(&handlers) {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!("handlers is 1 to 128, not {handlers}"),
+            ));
+        }
+        let export = request.export.as_deref().or(defaults.export.as_deref()).unwrap_or("auto");
+        let consistency = request.consistency.or(defaults.consistency).unwrap_or(api::Consistency::Strict);
+        Ok(Self {
+            cache_bytes: request.cache_size.or(defaults.cache_size).filter(|&bytes| bytes > 0),
+            handlers,
+            data_crc: request.data_crc.or(defaults.data_crc).unwrap_or(true),
+            settings: Settings { consistency: consistency.into(), ..Settings::default() },
+            export: request.start_dev.then(|| export.parse()).transpose()?,
+        })
+    }
+}
+
+impl Manager {
+    pub(super) fn backend_start(&self, transport: u32, request: &StartBackend) -> Result<BackendStarted> {
+        absolute(&request.path, "a backing device")?;
+        let wanted = Wanted::of(request, &self.fixed)?;
+        let mut tables = self.tables()?;
+        running(&tables, transport)?;
+        self.fixed.guard.check(Path::new(&request.path), "a backing device")?;
+        let place = find(&tables, transport, &request.path)?;
+        let running = running_mut(&mut tables, transport)?;
+        match place {
+            Place::Down(id) => self.backend_resume(running, transport, id, request, &wanted),
+            Place::New(disk) => self.backend_create(running, transport, &request.path, &disk, &wanted),
+        }
+    }
+
+    /// Starts a backend that is on the transport but did not come up.
+    fn backend_resume(
+        &self,
+        running: &mut Running,
+        transport: u32,
+        id: BackendId,
+        request: &StartBackend,
+        wanted: &Wanted,
+    ) -> Result<BackendStarted> {
+        let mut slot = running.backends.remove(&id).ok_or_else(|| unknown(id))?;
+        let before = std::mem::replace(&mut slot.path, request.path.clone());
+        let result = check_unchanged(&slot.entry, request, running.transport.info().layout.segment_size)
+            .and_then(|()| slot.start(&self.fixed, running));
+        if result.is_ok() {
+            for entry in running.transport.blkdevs().iter().filter(|entry| entry.backend == id) {
+                if slot.blkdevs.get(&entry.id).is_none_or(|blkdev| blkdev.export.is_none()) {
+                    slot.bring_blkdev_back(&self.fixed, transport, entry);
+                }
+            }
+        }
+        if result.is_err() {
+            slot.path = before;
+        } else if slot.path != slot.entry.path {
+            slot.warnings.push(format!(
+                "the disk of backend {id} was {} when it was recorded; after a restart start it by its path again, or use \
+                 a path that stays (/dev/disk/by-id/...)",
+                slot.entry.path
+            ));
+        }
+        let blkdev = slot.blkdevs.iter().next().map(|(&blkdev, blkdev_slot)| blkdev_slot.info(blkdev));
+        let warnings = slot.warnings.clone();
+        running.backends.insert(id, slot);
+        result?;
+        let blkdev = match (&wanted.export, blkdev) {
+            (Some(export), None) => Some(self.blkdev_create(running, transport, id, export)?),
+            (Some(_), there) => there,
+            (None, _) => None,
+        };
+        Ok(BackendStarted { backend_id: id.0, blkdev, warnings })
+    }
+
+    fn backend_create(
+        &self,
+        running: &mut Running,
+        transport: u32,
+        path: &str,
+        disk: &Disk,
+        wanted: &Wanted,
+    ) -> Result<BackendStarted> {
+        let spec = BackendSpec {
+            host: running.host,
+            path: path.to_owned(),
+            identity: disk.identity.to_token(),
+            size: disk.size,
+            sector: disk.sector,
+            cache_bytes: wanted.cache_bytes,
+            lanes_max: LANES_PER_PROCESSOR * processors(),
+            handlers: wanted.handlers,
+            data_crc: wanted.data_crc,
+            settings: wanted.settings,
+        };
+        let id = running.transport.create_backend(&spec).context(|| format!("starting {path}"))?;
+        let started = self.backend_first_start(running, transport, id, wanted);
+        if started.is_err() {
+            // Nobody has written anything yet.
+            if let Some(slot) = running.backends.remove(&id) {
+                slot.stop(id);
+            }
+            if let Err(error) = running.transport.remove_backend(id) {
+                tracing::error!(backend = id.0, "the backend that did not start cannot be removed: {error}");
+            }
+        }
+        started
+    }
+
+    fn backend_first_start(
+        &self,
+        running: &mut Running,
+        transport: u32,
+        id: BackendId,
+        wanted: &Wanted,
+    ) -> Result<BackendStarted> {
+        let mut slot = BackendSlot::new(running.transport.backend(id)?);
+        slot.start(&self.fixed, running)?;
+        let warnings = slot.warnings.clone();
+        tracing::info!(transport, backend = id.0, "started: {}", slot.path);
+        running.backends.insert(id, slot);
+        let blkdev = match &wanted.export {
+            Some(export) => Some(self.blkdev_create(running, transport, id, export)?),
+            None => None,
+        };
+        Ok(BackendStarted { backend_id: id.0, blkdev, warnings })
+    }
+}
+
+/// Refuses options that differ from what the backend was made with.
+fn check_unchanged(entry: &BackendEntry, request: &StartBackend, segment_size: u64) -> Result<()> {
+    let differs = |what: &str, was: String| {
+        Err(Error::new(
+            ErrorKind::InvalidArgument,
+            format!(
+                "backend {} was made with {what} {was}; start it without that option, or stop it and make it anew",
+                entry.id
+            ),
+        ))
+    };
+    if request.data_crc.is_some_and(|wanted| wanted != entry.data_crc) {
+        return differs("data-crc", if entry.data_crc { "on" } else { "off" }.to_owned());
+    }
+    if let Some(wanted) = request.cache_size {
+        let segments = u64::from(entry.cache_segments);
+        if wanted.abs_diff(segments * segment_size) > 2 * segment_size {
+            return differs("a cache of", crate::size::format_size(segments * segment_size));
+        }
+    }
+    if request.handlers.is_some_and(|wanted| wanted != entry.handlers) {
+        return differs("handlers", entry.handlers.to_string());
+    }
+    if request
+        .consistency
+        .is_some_and(|wanted| cbd_engine::Consistency::from(wanted) != entry.settings.consistency)
+    {
+        return differs("consistency", format!("{} (change it with set)", entry.settings.consistency.name()));
+    }
+    Ok(())
+}
+
+fn processors() -> u32 {
+    std::thread::available_parallelism().map_or(1, |count| u32::try_from(count.get()).unwrap_or(1).min(4096))
+}
