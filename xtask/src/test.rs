@@ -73,10 +73,17 @@ pub fn run(flags: &TestFlags, length: Length) -> Result<bool, Problem> {
             check(command.env("RUSTDOCFLAGS", "-D warnings"))
         });
     }
+    let mut builds = true;
     if flags.wants("build") {
-        report.step("build", "the tests", || check(with_lock(cargo(["test", "--workspace", "--no-run"]))));
+        report.step("build", "the tests", || {
+            let built = check(with_lock(cargo(["test", "--workspace", "--no-run"])));
+            builds = built.failed == 0;
+            built
+        });
     }
-    if flags.wants("test") {
+    if flags.wants("test") && !builds {
+        report.step("test", "not run, because the tests do not build", || Count::one(false));
+    } else if flags.wants("test") {
         let about =
             if system { "all tests" } else { "the tests that need neither root nor foreign programs" };
         report.step("test", about, || tests(flags.filter.as_deref(), system, length));
