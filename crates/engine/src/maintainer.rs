@@ -44,8 +44,18 @@ impl<E: Environment, Q: BackingQueue> Maintainer<E, Q> {
     /// writeback begins.
     pub fn new(cache: Arc<Cache<E>>, queue: Q, geometry: BackingGeometry) -> Self {
         let cursors: Vec<_> = cache.cursors.lock().clone();
+        let was_void = cache
+            .drained
+            .lock()
+            .content()
+            .is_some_and(|drained| drained.void_until.get() > drained.epoch.get());
         let now = cache.environment().monotonic_ms();
-        Self { writeback: Writeback::new(geometry, cursors, now), reclaim: Reclaim::default(), cache, queue }
+        Self {
+            writeback: Writeback::new(geometry, cursors, was_void, now),
+            reclaim: Reclaim::default(),
+            cache,
+            queue,
+        }
     }
 
     /// The queue to the backing device, to wait on.

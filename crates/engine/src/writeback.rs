@@ -71,6 +71,8 @@ struct Batch {
     failed: Vec<BackingOp>,
     /// Dirty bytes and records that become clean with the batch, for each lane.
     cleaned: Vec<(u64, u64)>,
+    /// Something of the batch is damaged: the backing device does not get it.
+    has_damage: bool,
 }
 
 /// What a step came to.
@@ -92,6 +94,8 @@ pub(crate) struct Writeback {
     /// Where it begins anew when a flush failed: everything before is durable on the backing device.
     safe: Vec<Cursor>,
     batch: Option<Batch>,
+    /// Something was damaged when the last batch ended; after a restart, perhaps.
+    had_damage: bool,
     buffers: Vec<AlignedBuffer>,
     done: Vec<BackingDone>,
     next_token: u64,
@@ -104,12 +108,14 @@ pub(crate) struct Writeback {
 }
 
 impl Writeback {
-    pub(crate) fn new(geometry: BackingGeometry, cursors: Vec<Cursor>, now_ms: u64) -> Self {
+    /// `was_void`: the last process left the backing device as no crash state, perhaps because of damage.
+    pub(crate) fn new(geometry: BackingGeometry, cursors: Vec<Cursor>, was_void: bool, now_ms: u64) -> Self {
         Self {
             geometry,
             safe: cursors.clone(),
             cursors,
             batch: None,
+            had_damage: was_void,
             buffers: Vec::new(),
             done: Vec::new(),
             next_token: 0,
@@ -190,6 +196,7 @@ impl Writeback {
             complete: false,
             failed: Vec::new(),
             cleaned: alloc::vec![(0, 0); cache.lanes.len()],
+            has_damage: false,
         });
         self.collect(cache);
         Progress::Busy
@@ -280,6 +287,7 @@ impl Writeback {
             let whole = ByteRange { start: 0, end: cache.identity.size };
             let mut noted = true;
             for (sequence, place) in lost {
+                batch.has_damage = true;
                 let sequence =
                     sequence.unwrap_or_else(|| cache.lanes[lane.index()].state.lock().next_sequence - 1);
                 noted &= cache.quarantine(lane, whole, sequence, place);
@@ -372,7 +380,9 @@ impl Writeback {
             };
             void_until_now(cache);
             // What stands before the damage is written; the damage is quarantined; the rest is looked at again.
-            let pieces = &mut self.batch.as_mut()?.pieces;
+            let batch = self.batch.as_mut()?;
+            batch.has_damage = true;
+            let pieces = &mut batch.pieces;
             for (later, location, lane, sequence) in run[number + 1..].iter().rev() {
                 pieces.push_front((
                     *later,
@@ -446,7 +456,17 @@ impl Writeback {
     /// 3. All that the batch holds is durable on the backing device: say so, durably, before anything later is submitted.
     fn finish<E: Environment>(&mut self, cache: &Cache<E>, now: u64) {
         let Some(batch) = self.batch.take() else { return };
+        // The backing device lacks what is damaged until an overwrite of it has been drained. One that came since the
+        // last batch ended has at most the present epoch.
+        let has_damage = cache.has_damage();
+        let void_until = if has_damage || self.had_damage || batch.has_damage {
+            cache.epoch.load(Ordering::SeqCst)
+        } else {
+            0
+        };
+        self.had_damage = has_damage;
         store_drained(cache, |drained| {
+            drained.void_until = drained.void_until.get().max(void_until).into();
             drained.epoch = batch.target.into();
             drained.wall_ms = cache.environment().wall_ms().into();
         });
@@ -536,6 +556,11 @@ fn store_drained<E: Environment>(cache: &Cache<E>, change: impl FnOnce(&mut Drai
 }
 
 impl<E: Environment> Cache<E> {
+    /// Whether anything is quarantined that nothing has healed.
+    fn has_damage(&self) -> bool {
+        self.lanes.iter().any(|lane| lane.state.lock().overlay.damaged().next().is_some())
+    }
+
     /// Bytes of data that the backing device does not have.
     pub fn dirty_bytes(&self) -> u64 {
         self.lanes

@@ -17,8 +17,8 @@ use crate::random::Seeded;
 use crate::workload::{Mix, Wish, Workload};
 use cbd_engine::{BackendSpec, Consistency, FormatOptions, Settings, Transport};
 use cbd_types::{
-    AlignedBuffer, BackendId, BackingGeometry, ByteRange, Completion, Epoch, Error, Operation, Region,
-    Request,
+    AlignedBuffer, BackendId, BackingGeometry, ByteRange, Completion, Epoch, Error, ErrorKind, Operation,
+    Region, Request,
 };
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -161,6 +161,7 @@ pub struct World {
     disk: SimDisk,
     oracle: Oracle,
     workload: Workload,
+    segment_area: ByteRange,
     backend: BackendId,
     process: Option<Process>,
     environment: Arc<SimEnvironment>,
@@ -174,6 +175,8 @@ pub struct World {
     drained_epoch: Epoch,
     /// Where the next recovery is to crash.
     recovery_place: Option<u64>,
+    /// Whether the region was damaged: reads may fail.
+    is_damaged: bool,
     happened: Happened,
 }
 
@@ -193,7 +196,7 @@ impl World {
         };
         let disk = SimDisk::new(geometry, random.next());
         let environment = Arc::new(SimEnvironment::new(random.next(), 0));
-        let backend = make_cache(&options, &environment, &memory)
+        let (backend, segment_area) = make_cache(&options, &environment, &memory)
             .unwrap_or_else(|error| panic!("seed {}: the engine makes no cache: {error}", options.seed));
         let atomic_unit = (options.segment_size / 4).min(1 << 20);
         let mut world = Self {
@@ -202,6 +205,7 @@ impl World {
             random,
             memory,
             disk,
+            segment_area,
             backend,
             process: None,
             environment,
@@ -212,6 +216,7 @@ impl World {
             drained: 0,
             drained_epoch: Epoch(0),
             recovery_place: None,
+            is_damaged: false,
             happened: Happened::default(),
             options,
         };
@@ -272,10 +277,12 @@ impl World {
             Ok(process) => self.process = Some(process),
             Err(error) => self.complain(format!("the cache does not open: {error}")),
         }
-        let status = self.process().cache().status();
-        if status.drained_epoch < self.drained_epoch {
-            self.complain(format!("drained fell from {} to {}", self.drained_epoch, status.drained_epoch));
+        let drained = self.process().cache().status().drained_epoch;
+        // Where its newest slot is damaged, an older one counts.
+        if drained < self.drained_epoch && !self.is_damaged {
+            self.complain(format!("drained fell from {} to {drained}", self.drained_epoch));
         }
+        self.drained_epoch = drained;
     }
 
     /// Runs `turns` turns with whatever crashes come.
@@ -372,8 +379,11 @@ impl World {
                 self.complain(format!("request {id} completed twice, or was never asked for"));
             };
             if let Err(error) = result {
-                // Only a miss that meets a failing disk may fail.
-                if asked.wish.operation != Operation::Read || self.options.read_errors_permille == 0 {
+                // Only a miss that meets a failing disk may fail, and a hit that meets damage.
+                let is_damage =
+                    matches!(error.kind(), ErrorKind::Media | ErrorKind::Damaged) && self.is_damaged;
+                let may_fail = is_damage || self.options.read_errors_permille > 0;
+                if asked.wish.operation != Operation::Read || !may_fail {
                     self.complain(format!("{:?} failed: {error}", asked.wish));
                 }
                 self.happened.failed_reads += 1;
@@ -433,7 +443,7 @@ impl World {
         let status = self.process().cache().status();
         if !status.backing_is_consistent {
             self.happened.images_void += 1;
-            if self.options.consistency == Consistency::Strict {
+            if self.options.consistency == Consistency::Strict && !self.is_damaged {
                 self.complain("strict, and the backing device is no crash state");
             }
             return;
@@ -527,6 +537,10 @@ impl World {
 
     /// Reads `range` through the engine, with nothing else under way, and returns the bytes.
     fn read_now(&mut self, range: ByteRange) -> Vec<u8> {
+        self.try_read(range).unwrap_or_else(|error| self.complain(format!("reading {range}: {error}")))
+    }
+
+    fn try_read(&mut self, range: ByteRange) -> Result<Vec<u8>, Error> {
         self.set_faults(false);
         let id = self.next_id;
         self.next_id += 1;
@@ -542,8 +556,7 @@ impl World {
         });
         self.set_faults(true);
         match done.pop() {
-            Some(Completion { result: Ok(()), buffer, .. }) => buffer.to_vec(),
-            Some(Completion { result: Err(error), .. }) => self.complain(format!("reading {range}: {error}")),
+            Some(Completion { result, buffer, .. }) => result.map(|()| buffer.to_vec()),
             None => unreachable!("waited for it"),
         }
     }
@@ -648,6 +661,35 @@ impl World {
         self.oracle.changed(32 << 10).into_iter().for_each(|range| self.check(range));
     }
 
+    /// From now on reads may fail, because somebody damages the region.
+    pub const fn expect_damage(&mut self) {
+        self.is_damaged = true;
+    }
+
+    /// Where the segments of the region begin and end, in bytes.
+    #[must_use]
+    pub fn segment_area(&self) -> ByteRange {
+        self.segment_area
+    }
+
+    /// Reads everything, block by block, and compares what can be read; returns what cannot.
+    pub fn unreadable(&mut self) -> Vec<ByteRange> {
+        let everything = ByteRange { start: 0, end: self.options.size };
+        let mut unreadable = Vec::new();
+        for block in everything.split_at_multiples(4096) {
+            let submitted = self.oracle.now();
+            match self.try_read(block) {
+                Ok(bytes) => {
+                    let verdict = self.oracle.check_read(block, submitted, &bytes);
+                    self.judge(verdict);
+                }
+                Err(_) if self.is_damaged => unreadable.push(block),
+                Err(error) => self.complain(format!("reading {block}: {error}")),
+            }
+        }
+        unreadable
+    }
+
     fn check(&mut self, range: ByteRange) {
         let submitted = self.oracle.now();
         let bytes = self.read_now(range);
@@ -682,7 +724,7 @@ fn make_cache(
     options: &WorldOptions,
     environment: &Arc<SimEnvironment>,
     memory: &CrashMemory,
-) -> Result<BackendId, Error> {
+) -> Result<(BackendId, ByteRange), Error> {
     let format = FormatOptions {
         segment_size: Some(options.segment_size),
         force: false,
@@ -692,7 +734,9 @@ fn make_cache(
     };
     let transport = Transport::format(Arc::clone(environment), Region::new(memory.clone()), &format)?;
     let host = transport.register_host("simulated", None)?;
-    transport.create_backend(&BackendSpec {
+    let layout = transport.info().layout;
+    let area = u64::from(layout.segment_count) * layout.segment_size;
+    let backend = transport.create_backend(&BackendSpec {
         host,
         path: String::from("/simulated/disk"),
         identity: String::from("simulated"),
@@ -703,5 +747,6 @@ fn make_cache(
         handlers: 1,
         data_crc: options.data_crc,
         settings: Settings { consistency: options.consistency, ..Settings::default() },
-    })
+    })?;
+    Ok((backend, ByteRange::at(layout.segment_area, area)))
 }
