@@ -14,7 +14,7 @@
 //! Left to others: the queues ([`crate::SimQueue`]), and what a legal image is ([`crate::Oracle`]).
 
 use crate::disk_queue::SimQueue;
-use crate::pattern::Content;
+use crate::image::DiskImage;
 use crate::random::Seeded;
 use cbd_types::{BackingGeometry, BackingOp, ByteRange, Error, ErrorKind, OpToken, Result};
 use parking_lot::Mutex;
@@ -77,8 +77,8 @@ pub(crate) struct Flying {
 
 pub(crate) struct State {
     geometry: BackingGeometry,
-    current: Vec<u8>,
-    durable: Vec<u8>,
+    current: DiskImage,
+    durable: DiskImage,
     /// Completed, not flushed, in order.
     unflushed: Vec<Change>,
     /// Changes that left `unflushed` so far.
@@ -126,11 +126,11 @@ impl SimDisk {
         }
     }
 
-    /// A disk whose every sector shows [`Content::INITIAL`], durably: a disk that holds data already.
+    /// A disk whose every sector shows [`INITIAL`](crate::Content::INITIAL), durably: a disk that holds data already.
     #[must_use]
     pub fn new(geometry: BackingGeometry, seed: u64) -> Self {
         assert_eq!(geometry.size % u64::from(geometry.sector), 0, "a disk is whole sectors");
-        let image = Content::initial_image(geometry.size, geometry.sector as usize);
+        let image = DiskImage::fresh(geometry.size, geometry.sector as usize);
         Self(Arc::new(Mutex::new(State {
             geometry,
             durable: image.clone(),
@@ -196,19 +196,19 @@ impl SimDisk {
 
     /// What a reader of the disk sees now.
     #[must_use]
-    pub fn contents(&self) -> Vec<u8> {
+    pub fn contents(&self) -> DiskImage {
         self.with(|state| state.current.clone())
     }
 
     /// What is certain to survive a power cut.
     #[must_use]
-    pub fn durable(&self) -> Vec<u8> {
+    pub fn durable(&self) -> DiskImage {
         self.with(|state| state.durable.clone())
     }
 
     /// What a power cut at this moment could leave, without cutting it.
     #[must_use]
-    pub fn image_after_power_cut(&self, seed: u64) -> Vec<u8> {
+    pub fn image_after_power_cut(&self, seed: u64) -> DiskImage {
         self.with(|state| state.after_power_cut(&mut Seeded::new(seed)))
     }
 
@@ -256,12 +256,8 @@ impl Change {
         }
     }
 
-    fn apply(&self, image: &mut [u8]) {
-        let place = &mut image[self.range.start as usize..self.range.end as usize];
-        match &self.bytes {
-            Some(bytes) => place.copy_from_slice(bytes),
-            None => place.fill(0),
-        }
+    fn apply(&self, image: &mut DiskImage) {
+        image.write(self.range, self.bytes.as_deref());
     }
 
     /// The change as a power cut or a failure leaves it: whole, not at all, or some of its sectors.
@@ -363,7 +359,7 @@ impl State {
             BackingOp::Read { offset, buffer } => {
                 self.counters.reads += 1;
                 let range = ByteRange::at(*offset, buffer.len() as u64);
-                buffer.copy_from_slice(&self.current[range.start as usize..range.end as usize]);
+                self.current.read(range.start, buffer);
                 self.show_some_changes(range, buffer);
             }
             BackingOp::Write { .. } => self.counters.writes += 1,
@@ -428,7 +424,7 @@ impl State {
         in_bad || self.random.chance(permille)
     }
 
-    fn after_power_cut(&self, random: &mut Seeded) -> Vec<u8> {
+    fn after_power_cut(&self, random: &mut Seeded) -> DiskImage {
         let mut image = self.durable.clone();
         let flying = self.flying.iter().filter_map(|flying| Change::of(&flying.op));
         // Some cuts lose nothing, some everything: the two ends find other bugs than the middle.

@@ -15,9 +15,11 @@
 //!
 //! Always true here: changes that overlap are never open at the same time (the client's duty, checked).
 
+use crate::image::DiskImage;
 use crate::pattern::Content;
 use cbd_types::{ByteRange, CHUNK};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 /// A time in the history; events are numbered from 1.
 pub type Moment = u64;
@@ -68,16 +70,15 @@ pub struct Oracle {
     clock: Moment,
     next_content: u64,
     /// What the device shows where nothing was ever changed.
-    initial: Vec<u8>,
+    fresh: Arc<[u8]>,
 }
 
 impl Oracle {
     /// The oracle of a device that shows [`Content::INITIAL`] everywhere, durably.
     #[must_use]
     pub fn new(size: u64, sector: u32, atomic_unit: u64) -> Self {
-        let initial = Content::initial_image(size, sector as usize);
         Self {
-            initial,
+            fresh: Content::fresh_disk(size, sector as usize),
             sector: sector as u64,
             size,
             atomic_unit,
@@ -216,11 +217,10 @@ impl Oracle {
             let untouched = ByteRange { start: next * self.sector, end: changed * self.sector };
             let shown =
                 &bytes[(untouched.start - range.start) as usize..(untouched.end - range.start) as usize];
-            if shown != &self.initial[untouched.start as usize..untouched.end as usize] {
+            if shown != &self.fresh[untouched.start as usize..untouched.end as usize] {
                 let differs = |sector: &u64| {
                     let start = (sector * self.sector) as usize;
-                    self.initial[start..start + self.sector as usize]
-                        != *self.sector_in(range, bytes, *sector)
+                    self.fresh[start..start + self.sector as usize] != *self.sector_in(range, bytes, *sector)
                 };
                 judge.extend((next..changed).find(differs));
             }
@@ -298,13 +298,25 @@ impl Oracle {
         Ok(())
     }
 
-    /// Whether `bytes` is the device's whole content now, with nothing open.
+    /// Whether `image` is the device's whole content now, with nothing open.
     ///
     /// # Errors
     /// The first sector that differs.
-    pub fn check_everything(&mut self, bytes: &[u8]) -> Result<(), Violation> {
+    pub fn check_everything(&mut self, image: &DiskImage) -> Result<(), Violation> {
         let now = self.tick();
-        self.check_read(ByteRange { start: 0, end: self.size }, now, bytes)
+        for sector in self.sectors_of_image(image) {
+            let shown = Content::of(sector, image.sector(sector, self.sector));
+            let legal = self.legal_reads(sector, now);
+            if !shown.is_some_and(|shown| legal.contains(&shown)) {
+                return Err(self.violation("whole device", sector, shown, &legal));
+            }
+        }
+        Ok(())
+    }
+
+    /// The sectors that were ever changed, by a client or in the image.
+    fn sectors_of_image(&self, image: &DiskImage) -> BTreeSet<u64> {
+        self.sectors.keys().copied().chain(image.sectors_perhaps_changed(self.sector)).collect()
     }
 
     /// The latest moment of the history at which a plain disk could have shown `image` after a power cut, if
@@ -312,13 +324,15 @@ impl Oracle {
     ///
     /// # Errors
     /// A sector that contradicts the others, or that shows what nobody wrote.
-    pub fn moment_of(&self, image: &[u8], not_before: Moment) -> Result<Moment, Violation> {
+    pub fn moment_of(&self, image: &DiskImage, not_before: Moment) -> Result<Moment, Violation> {
         // Times at which the image is legal: sorted, disjoint, half open.
         let mut legal = vec![(not_before, NEVER)];
-        let everything = ByteRange { start: 0, end: self.size };
-        for sector in self.sectors_to_judge(everything, image) {
-            let shown = Content::of(sector, self.sector_in(everything, image, sector));
+        for sector in self.sectors_of_image(image) {
+            let shown = Content::of(sector, image.sector(sector, self.sector));
             let Some(entries) = self.sectors.get(&sector) else {
+                if shown == Some(Content::INITIAL) {
+                    continue;
+                }
                 return Err(self.violation("backing device", sector, shown, &[Content::INITIAL]));
             };
             let times = times_of(entries, shown);

@@ -4,6 +4,7 @@
 
 use crate::random::mix;
 use parking_lot::Mutex;
+use std::sync::Arc;
 
 /// Which write a sector shows: 0 is zeroes, anything else the number of a write.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -35,16 +36,18 @@ impl Content {
 
     /// What a fresh simulated disk of `size` bytes shows.
     #[must_use]
-    pub fn initial_image(size: u64, sector_size: usize) -> Vec<u8> {
+    pub fn fresh_disk(size: u64, sector_size: usize) -> Arc<[u8]> {
         // Tests make thousands of disks of the same few sizes.
-        static KNOWN: Mutex<Vec<(u64, usize, Vec<u8>)>> = Mutex::new(Vec::new());
+        static KNOWN: Mutex<Vec<(usize, Arc<[u8]>)>> = Mutex::new(Vec::new());
         let mut known = KNOWN.lock();
-        if let Some((_, _, image)) = known.iter().find(|known| (known.0, known.1) == (size, sector_size)) {
-            return image.clone();
+        let found = known.iter().find(|(sector, image)| *sector == sector_size && image.len() as u64 == size);
+        if let Some((_, image)) = found {
+            return Arc::clone(image);
         }
         let mut image = vec![0; size as usize];
         Self::INITIAL.fill_range(0, sector_size, &mut image);
-        known.push((size, sector_size, image.clone()));
+        let image: Arc<[u8]> = image.into();
+        known.push((sector_size, Arc::clone(&image)));
         image
     }
 
