@@ -8,7 +8,7 @@ use crate::logging::LogFormat;
 use crate::manager::Manager;
 use crate::paths::Paths;
 use crate::server::{self, Access};
-use crate::socket::{ControlSocket, Lock};
+use crate::socket::{ControlSocket, Lock, PREDECESSOR_PATIENCE};
 use crate::state::StateDir;
 use crate::{logging, notify, system};
 use cbd_types::{Error, ErrorKind, Result};
@@ -50,6 +50,7 @@ pub fn run(options: Options) -> Result<()> {
     let _lock = Lock::take(
         &options.paths.state_dir.join("lock"),
         &format!("the state folder {}", options.paths.state_dir.display()),
+        PREDECESSOR_PATIENCE,
     )?;
     let manager = Arc::new(Manager::new(&options, config, state)?);
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -70,6 +71,9 @@ pub fn run(options: Options) -> Result<()> {
     result
 }
 
+/// How long requests that are being served get for their answers when the daemon ends.
+const FAREWELL: Duration = Duration::from_secs(1);
+
 async fn serve(socket: &mut ControlSocket, manager: &Arc<Manager>, access: Access) -> Result<()> {
     let failed = |error: std::io::Error| {
         Error::new(ErrorKind::System, format!("the control plane cannot start: {error}"))
@@ -83,7 +87,10 @@ async fn serve(socket: &mut ControlSocket, manager: &Arc<Manager>, access: Acces
     // Requests that come before everything is back wait for it: they take the manager's lock after this does.
     let restoring = Arc::clone(manager);
     let mut restored = tokio::task::spawn_blocking(move || restoring.restore());
-    let mut serving = std::pin::pin!(server::serve(listener, Arc::clone(manager) as _, access));
+    let (stop, stopped) = tokio::sync::oneshot::channel();
+    let mut serving = std::pin::pin!(server::serve(listener, Arc::clone(manager) as _, access, async {
+        let _ = stopped.await;
+    }));
     let mut is_restored = false;
     loop {
         tokio::select! {
@@ -94,11 +101,16 @@ async fn serve(socket: &mut ControlSocket, manager: &Arc<Manager>, access: Acces
                 notify::ready(&summary);
             }
             result = &mut serving => return result.map_err(failed),
-            _ = terminate.recv() => return Ok(()),
-            _ = interrupt.recv() => return Ok(()),
-            _ = hangup.recv() => return Ok(()),
+            _ = terminate.recv() => break,
+            _ = interrupt.recv() => break,
+            _ = hangup.recv() => break,
         }
     }
+    // Nothing new is taken; those who wait for a drain are told that it ends here.
+    manager.begin_stop();
+    let _ = stop.send(());
+    let _ = tokio::time::timeout(FAREWELL, serving).await;
+    Ok(())
 }
 
 /// Ends the process when stopping takes longer than `limit`.

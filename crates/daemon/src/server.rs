@@ -65,13 +65,18 @@ impl Connected<IncomingStream<'_, UnixListener>> for Peer {
 
 type Shared = Arc<dyn Control>;
 
-/// Serves requests until the future that is returned is dropped.
+/// Serves requests until `stop` is done and those that had begun are answered.
 ///
 /// # Errors
 /// What the listener says.
-pub async fn serve(listener: UnixListener, control: Shared, access: Access) -> std::io::Result<()> {
+pub async fn serve(
+    listener: UnixListener,
+    control: Shared,
+    access: Access,
+    stop: impl Future<Output = ()> + Send + 'static,
+) -> std::io::Result<()> {
     let service = router(control, access).into_make_service_with_connect_info::<Peer>();
-    axum::serve(listener, service).await
+    axum::serve(listener, service).with_graceful_shutdown(stop).await
 }
 
 /// The paths. A path that is added here is described in `docs/openapi.yaml`; a test compares.

@@ -9,6 +9,15 @@ use std::io::{Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// How long a daemon that was killed may take to be gone: the kernel takes its mappings and rings down first.
+pub const PREDECESSOR_PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long a daemon that lives may take to answer.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(1);
+
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// A file that one process at a time holds.
 #[derive(Debug)]
@@ -17,11 +26,11 @@ pub struct Lock {
 }
 
 impl Lock {
-    /// Takes the lock file at `path`, which stands for `what`.
+    /// Takes the lock file at `path`, which stands for `what`; whoever holds it may take `patience` to be gone.
     ///
     /// # Errors
     /// [`ErrorKind::Busy`] with the process that holds it.
-    pub fn take(path: &Path, what: &str) -> Result<Self> {
+    pub fn take(path: &Path, what: &str, patience: Duration) -> Result<Self> {
         let failed = |error: std::io::Error| {
             Error::new(ErrorKind::System, format!("the lock file {} cannot be used: {error}", path.display()))
         };
@@ -33,7 +42,12 @@ impl Lock {
             .mode(0o600)
             .open(path)
             .map_err(failed)?;
-        if !crate::system::try_lock(&file).map_err(failed)? {
+        let end = Instant::now() + patience;
+        while !crate::system::try_lock(&file).map_err(failed)? {
+            if Instant::now() < end {
+                std::thread::sleep(LOOK_AGAIN);
+                continue;
+            }
             let mut holder = String::new();
             let _ = file.read_to_string(&mut holder);
             return Err(Error::new(
@@ -72,7 +86,13 @@ impl ControlSocket {
         }
         let mut lock_path = path.as_os_str().to_owned();
         lock_path.push(".lock");
-        let lock = Lock::take(Path::new(&lock_path), &format!("the control socket {}", path.display()))?;
+        let what = format!("the control socket {}", path.display());
+        let lock = Lock::take(Path::new(&lock_path), &what, Duration::ZERO).or_else(|error| {
+            if error.kind() != ErrorKind::Busy || answers(path) {
+                return Err(error);
+            }
+            Lock::take(Path::new(&lock_path), &what, PREDECESSOR_PATIENCE)
+        })?;
         match UnixStream::connect(path) {
             Ok(_) => {
                 return Err(Error::new(
@@ -106,6 +126,15 @@ impl ControlSocket {
     }
 }
 
+/// Whether a living daemon listens at `path`: the kernel takes connections for one that is being killed, too.
+fn answers(path: &Path) -> bool {
+    let Ok(mut stream) = UnixStream::connect(path) else { return false };
+    stream.set_read_timeout(Some(ANSWER_PATIENCE)).is_ok()
+        // A path that is answered without looking at anything.
+        && stream.write_all(b"GET / HTTP/1.1\r\nhost: cbd\r\n\r\n").is_ok()
+        && stream.read(&mut [0; 16]).is_ok_and(|length| length > 0)
+}
+
 impl Drop for ControlSocket {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.path);
@@ -127,6 +156,20 @@ mod tests {
         assert!(error.line().contains("control.sock"), "{error}");
         drop(first);
         assert!(ControlSocket::listen(&path, None).is_ok());
+    }
+
+    #[test]
+    fn a_lock_is_waited_for_while_its_holder_ends() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lock");
+        let first = Lock::take(&path, "it", Duration::ZERO).unwrap();
+        assert_eq!(Lock::take(&path, "it", Duration::from_millis(30)).unwrap_err().kind(), ErrorKind::Busy);
+        let ending = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(50));
+            drop(first);
+        });
+        assert!(Lock::take(&path, "it", Duration::from_secs(20)).is_ok());
+        ending.join().unwrap();
     }
 
     #[test]

@@ -117,7 +117,7 @@ impl Served {
             let _inside = runtime.enter();
             tokio::net::UnixListener::bind(&socket).unwrap()
         };
-        runtime.spawn(server::serve(listener, fake.clone(), access));
+        runtime.spawn(server::serve(listener, fake.clone(), access, std::future::pending()));
         Self { _folder: folder, socket, fake, runtime: Some(runtime) }
     }
 

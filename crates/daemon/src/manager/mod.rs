@@ -40,6 +40,9 @@ use transport::TransportSlot;
 /// How often recovery points are looked at.
 const RECOVERY_POINT_INTERVAL: Duration = Duration::from_secs(1);
 
+/// How long what a predecessor held may stay in use: its locks go one after the other.
+const PREDECESSOR_PATIENCE: Duration = Duration::from_secs(1);
+
 /// What does not change while the daemon runs.
 #[derive(Debug)]
 struct Fixed {
@@ -143,9 +146,14 @@ impl Manager {
         Ok(summary)
     }
 
+    /// Ends what waits, and refuses what comes.
+    pub fn begin_stop(&self) {
+        self.stopping.store(true, Ordering::SeqCst);
+    }
+
     /// Ends everything: doors first, then the caches. What is dirty stays in the regions.
     pub fn stop(&self) {
-        self.stopping.store(true, Ordering::SeqCst);
+        self.begin_stop();
         if let Some(recorder) = self.recorder.lock().take() {
             let _ = recorder.stop.send(());
             let _ = recorder.thread.join();
@@ -231,6 +239,19 @@ fn lock_memory() -> std::result::Result<(), String> {
 
 fn parse_decorators(text: &str) -> Result<Vec<Decorator>> {
     text.split(';').map(Decorator::parse).collect()
+}
+
+/// Opens what a daemon that was killed a moment ago may still hold.
+fn after_predecessor<T>(mut open: impl FnMut() -> Result<T>) -> Result<T> {
+    let end = Instant::now() + PREDECESSOR_PATIENCE;
+    loop {
+        match open() {
+            Err(error) if error.kind() == ErrorKind::Busy && Instant::now() < end => {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            result => return result,
+        }
+    }
 }
 
 fn stopping() -> Error {

@@ -24,7 +24,7 @@ impl Manager {
         request: &StopBackend,
         report: Report<'_>,
     ) -> Result<Done> {
-        let run = self.begin_stop(transport, id, request.force)?;
+        let run = self.begin_backend_stop(transport, id, request.force)?;
         let result = match (run, request.discard_dirty) {
             (None, discard) => self.check_what_is_down(transport, id, discard),
             (Some(run), Some(bytes)) => self.check_discard(transport, id, &run, request.force, bytes),
@@ -38,7 +38,12 @@ impl Manager {
     }
 
     /// Marks the backend as being stopped, so that nothing new stands on it, unless somebody uses it.
-    fn begin_stop(&self, transport: u32, id: BackendId, force: bool) -> Result<Option<Arc<BackendRun>>> {
+    fn begin_backend_stop(
+        &self,
+        transport: u32,
+        id: BackendId,
+        force: bool,
+    ) -> Result<Option<Arc<BackendRun>>> {
         let mut tables = self.tables()?;
         let slot = running_mut(&mut tables, transport)?.backend_mut(id)?;
         if slot.stopping {
