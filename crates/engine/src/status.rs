@@ -138,10 +138,10 @@ impl<E: Environment> Cache<E> {
             drained.content().map_or((0, 0), |now| (now.wall_ms.get(), now.void_until.get()));
         drop(drained);
         let drained_epoch = self.drained_epoch();
-        let void_reason = if void_until > drained_epoch.0 {
-            Some(alloc::format!("epochs up to {void_until} are being written in one batch"))
-        } else if !damaged.is_empty() {
+        let void_reason = if !damaged.is_empty() {
             Some(alloc::format!("{} ranges are quarantined", damaged.len()))
+        } else if void_until > drained_epoch.0 {
+            Some(alloc::format!("not all epochs up to {void_until} are on the backing device"))
         } else {
             None
         };

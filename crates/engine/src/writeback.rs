@@ -169,7 +169,7 @@ impl Writeback {
         // Before the scan: what is closed now is complete, so an oldest epoch that is closed is the oldest of all. A
         // record of an epoch that is still open may appear behind the scan's back.
         let closed = cache.covered() - 1;
-        let Some(oldest) = self.oldest_epoch(cache) else { return Progress::Nothing(None) };
+        let Some(oldest) = self.oldest_epoch(cache) else { return self.rest(cache, closed) };
         if now < self.retry_at_ms {
             return Progress::Nothing(Some(self.retry_at_ms));
         }
@@ -200,6 +200,25 @@ impl Writeback {
         });
         self.collect(cache);
         Progress::Busy
+    }
+
+    /// Nothing is dirty. What made the backing device void is over then, unless something is damaged that nobody has
+    /// overwritten: all that is closed is on it.
+    fn rest<E: Environment>(&mut self, cache: &Cache<E>, closed: u64) -> Progress {
+        let void_until = cache.drained.lock().content().map_or(0, |drained| drained.void_until.get());
+        if void_until <= cache.drained_epoch().0 || cache.has_damage() {
+            return Progress::Nothing(None);
+        }
+        if closed < void_until {
+            cache.close_epoch();
+            return Progress::Busy;
+        }
+        self.had_damage = false;
+        store_drained(cache, |drained| {
+            drained.epoch = closed.into();
+            drained.wall_ms = cache.environment().wall_ms().into();
+        });
+        Progress::Nothing(None)
     }
 
     /// Whether writeback should go at full speed: somebody waits for space or for a drain, or much is dirty.

@@ -705,6 +705,11 @@ impl World {
         self.quiesce();
         self.check_changed();
         self.drain();
+        self.maintain_until_idle();
+        let status = self.process().cache().status();
+        if !status.backing_is_consistent {
+            self.complain("everything is on the backing device, and it is said to be no crash state");
+        }
         self.process().cache().stop();
         for image in [self.disk.contents(), self.disk.durable()] {
             let verdict = self.oracle.check_everything(&image);

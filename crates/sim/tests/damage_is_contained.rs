@@ -132,3 +132,43 @@ fn a_poisoned_page_of_the_state_costs_nothing() {
         assert_eq!(unreadable, 0, "seed {seed}");
     }
 }
+
+/// A cache that is full and damaged in many places, again and again, with restarts in between.
+#[test]
+fn much_damage_gives_errors_and_no_wrong_data() {
+    let first = from_environment("CBD_SEED", 1);
+    let mut most = 0;
+    for seed in first..first + from_environment("CBD_ROUNDS", 10) {
+        let _watchdog = Watchdog::new(Duration::from_secs(120), format!("much damage, seed {seed}"));
+        let mut random = Seeded::new(seed);
+        let mut world = World::new(WorldOptions { maintenance_percent: 4, ..options(seed) });
+        world.expect_damage();
+        for _ in 0..4 {
+            world.run(random.between(20, 300));
+            world.quiesce();
+            ask(&mut world, Operation::Flush, ByteRange::at(0, 0));
+            for _ in 0..random.between(1, 12) {
+                let damage = *random.pick(&[Damage::Bit, Damage::Line, Damage::Page]);
+                let at = anywhere_in_segments(&world, &mut random);
+                hurt(&world, damage, at, &mut random);
+            }
+            if random.chance(600) {
+                world.crash();
+            }
+        }
+        // Healing can meet damage that nobody has met before.
+        for _ in 0..20 {
+            let unreadable = world.unreadable();
+            most = most.max(unreadable.len());
+            if unreadable.is_empty() {
+                break;
+            }
+            for block in unreadable {
+                ask(&mut world, Operation::Write, block);
+            }
+        }
+        assert_eq!(world.unreadable(), [], "seed {seed}: an overwrite heals");
+        world.finish();
+    }
+    println!("at most {most} blocks could not be read");
+}

@@ -6,7 +6,7 @@ use cbd_engine::{BackendSpec, Cache, Consistency, FormatOptions, Maintainer, Set
 use cbd_sim::{
     Content, CrashMemory, Oracle, Seeded, SimDisk, SimEnvironment, SimQueue, Watchdog, from_environment,
 };
-use cbd_types::{AlignedBuffer, ByteRange, Completion, Operation, Region, Request};
+use cbd_types::{AlignedBuffer, ByteRange, Completion, ErrorKind, Operation, Pmem, Region, Request};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Wake, Waker};
@@ -57,10 +57,12 @@ struct Scene {
     /// Clients that have not ended.
     working: AtomicU64,
     seed: u64,
+    /// Whether somebody flips bits of the region meanwhile.
+    is_damaged: bool,
 }
 
 impl Scene {
-    fn new(seed: u64, consistency: Consistency) -> Self {
+    fn new(seed: u64, consistency: Consistency, is_damaged: bool) -> Self {
         let environment = Arc::new(SimEnvironment::new(seed, 0));
         let memory = CrashMemory::new(18 * SEGMENT + (256 << 10));
         let format = FormatOptions {
@@ -95,6 +97,7 @@ impl Scene {
             oracle: Mutex::new(Oracle::new(SIZE, 512, SEGMENT / 4)),
             working: AtomicU64::new(CLIENTS),
             seed,
+            is_damaged,
         }
     }
 
@@ -139,7 +142,12 @@ impl Scene {
             queue.poll(&mut done);
         }
         let Some(Completion { result, buffer, .. }) = done.pop() else { return };
-        result.unwrap_or_else(|error| panic!("seed {}: {operation:?} of {range}: {error}", self.seed));
+        if let Err(error) = result {
+            let is_damage = matches!(error.kind(), ErrorKind::Media | ErrorKind::Damaged);
+            let may_fail = self.is_damaged && is_damage && operation == Operation::Read;
+            assert!(may_fail, "seed {}: {operation:?} of {range}: {error}", self.seed);
+            return;
+        }
         let mut oracle = self.oracle();
         match (operation, change) {
             (Operation::Read, _) => {
@@ -213,6 +221,16 @@ impl Scene {
         }
     }
 
+    /// Flips bits of what the log holds.
+    fn vandalize(&self) {
+        let mut random = Seeded::new(self.seed + 1);
+        let area = self.memory.len() - 18 * SEGMENT;
+        while self.working.load(Ordering::SeqCst) > 0 {
+            thread::sleep(Duration::from_millis(2));
+            self.memory.flip(random.between(area + SEGMENT, self.memory.len() - 1), random.below(8) as u32);
+        }
+    }
+
     /// What if the region were lost now?
     fn judge(&self) -> u64 {
         let mut random = Seeded::new(self.seed);
@@ -232,11 +250,11 @@ impl Scene {
     }
 }
 
-fn run(consistency: Consistency, rounds: u64) {
+fn run(consistency: Consistency, rounds: u64, is_damaged: bool) {
     let first = from_environment("CBD_SEED", 1);
     for seed in first..first + from_environment("CBD_ROUNDS", rounds) {
         let _watchdog = Watchdog::new(Duration::from_secs(120), format!("threads, seed {seed}"));
-        let scene = Scene::new(seed, consistency);
+        let scene = Scene::new(seed, consistency, is_damaged);
         let requests = from_environment("CBD_REQUESTS", 1500);
         let (judged, rescued) = thread::scope(|scope| {
             let clients: Vec<_> = (0..CLIENTS)
@@ -247,7 +265,10 @@ fn run(consistency: Consistency, rounds: u64) {
                     })
                 })
                 .collect();
-            let judge = scope.spawn(|| scene.judge());
+            let judge = scope.spawn(|| if is_damaged { 0 } else { scene.judge() });
+            if is_damaged {
+                scope.spawn(|| scene.vandalize());
+            }
             let maintainer = scope.spawn(|| scene.maintain());
             for client in clients {
                 if client.join().is_err() {
@@ -260,6 +281,10 @@ fn run(consistency: Consistency, rounds: u64) {
         let counters = scene.memory.counters();
         assert_eq!((counters.loads_of_unfenced, counters.stores_over_unfenced), (0, 0), "seed {seed}");
         assert_eq!(rescued, 0, "seed {seed}: only the clock helped a client");
+        if is_damaged {
+            println!("damaged, seed {seed}: {:?}", scene.cache.status());
+            continue;
+        }
         let verdict = scene.oracle().check_everything(&scene.disk.durable());
         verdict.unwrap_or_else(|violation| panic!("seed {seed}: drained, and {violation}"));
         println!("{consistency:?}, seed {seed}: {judged} images judged, {:?}", scene.disk.counters());
@@ -269,10 +294,15 @@ fn run(consistency: Consistency, rounds: u64) {
 
 #[test]
 fn strict() {
-    run(Consistency::Strict, 2);
+    run(Consistency::Strict, 2, false);
 }
 
 #[test]
 fn checkpoint() {
-    run(Consistency::Checkpoint, 2);
+    run(Consistency::Checkpoint, 2, false);
+}
+
+#[test]
+fn strict_while_bits_flip() {
+    run(Consistency::Strict, 2, true);
 }

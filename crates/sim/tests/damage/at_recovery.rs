@@ -1,0 +1,194 @@
+//! Damage that recovery meets: what something later proves is condemned, all of it and nothing more; the rest is there.
+
+use crate::rig::{BLOCK, PAGE, Rig, SECTOR, SLOTS_PER_PAIR, Seen, Shape, value_of};
+use cbd_types::ErrorKind;
+use std::time::{Duration, Instant};
+
+const WRITTEN: u64 = 70;
+
+/// Loses the first page pair of the first segment and restarts; expects the rest, on the disk too.
+fn expect_the_rest_of_a_lost_pair(rig: Rig) {
+    rig.lose_pair(rig.first_log(), 0);
+    let mut rig = rig.restart();
+    for drained in [false, true] {
+        for sector in 0..SLOTS_PER_PAIR {
+            rig.expect_lost(sector * SECTOR);
+        }
+        for sector in SLOTS_PER_PAIR..WRITTEN {
+            rig.expect_value(sector * SECTOR, value_of(sector));
+            assert!(!rig.is_listed(sector * SECTOR));
+            if drained {
+                assert_eq!(rig.on_disk(sector * SECTOR), Seen::All(value_of(sector)), "sector {sector}");
+            }
+        }
+        rig.drain();
+    }
+    rig.expect_that_overwriting_heals();
+}
+
+#[test]
+fn records_behind_a_failed_page_pair_prove_it_and_are_recovered() {
+    let rig = Rig::new();
+    rig.write_sectors(0, WRITTEN);
+    expect_the_rest_of_a_lost_pair(rig);
+}
+
+#[test]
+fn records_behind_a_failed_page_pair_are_recovered_where_a_mark_proves_it() {
+    let rig = Rig::new();
+    rig.write_sectors(0, WRITTEN);
+    rig.cache.flush().unwrap();
+    expect_the_rest_of_a_lost_pair(rig);
+}
+
+#[test]
+fn records_behind_a_failed_page_pair_are_recovered_where_a_later_segment_proves_it() {
+    let mut rig = Rig::new();
+    rig.write_sectors(0, WRITTEN);
+    rig.leave_the_segment(1 << 20);
+    expect_the_rest_of_a_lost_pair(rig);
+}
+
+#[test]
+fn a_lost_last_record_that_a_flush_has_marked_is_condemned() {
+    let rig = Rig::new();
+    rig.write_sectors(0, 3);
+    rig.cache.flush().unwrap();
+    rig.lose_slots(rig.first_log(), &[2]);
+    let rig = rig.restart();
+    rig.expect_lost(2 * SECTOR);
+    rig.restart().expect_lost(2 * SECTOR);
+}
+
+#[test]
+fn a_lane_whose_only_segment_lost_both_headers_is_condemned_as_far_as_it_was_flushed() {
+    let mut rig = Rig::new();
+    rig.write_sectors(0, 40);
+    rig.cache.flush().unwrap();
+    let log = rig.first_log();
+    rig.poison(log.base, PAGE);
+    rig.poison(log.base + log.size - PAGE, PAGE);
+    for _ in 0..2 {
+        rig = rig.restart();
+        for sector in 0..40 {
+            rig.expect_lost(sector * SECTOR);
+        }
+    }
+    // It serves on, and what is written now is found again.
+    rig.write(8 * BLOCK, BLOCK, 3);
+    let rig = rig.restart();
+    rig.expect_value(8 * BLOCK, 3);
+    rig.expect_that_overwriting_heals();
+}
+
+#[test]
+fn a_segment_in_the_middle_that_lost_both_headers_condemns_what_is_older() {
+    let mut rig = Rig::new();
+    rig.write_sectors(0, 3);
+    rig.leave_the_segment(1 << 20);
+    rig.write_sectors(100, 3);
+    rig.leave_the_segment(1 << 20);
+    rig.write_sectors(200, 3);
+    let middle = rig.logs()[1];
+    rig.poison(middle.base, PAGE);
+    rig.poison(middle.base + middle.size - PAGE, PAGE);
+    for _ in 0..2 {
+        rig = rig.restart();
+        for sector in [0, 1, 2, 100, 101, 102] {
+            rig.expect_lost(sector * SECTOR);
+        }
+        for sector in 200..203 {
+            rig.expect_value(sector * SECTOR, value_of(sector));
+        }
+    }
+    rig.expect_that_overwriting_heals();
+}
+
+#[test]
+fn a_record_that_is_older_than_a_loss_does_not_heal_it() {
+    let rig = Rig::new();
+    // Slot 0: something else. Slot 1: the block. Slot 2: the block again, which is acknowledged and then lost.
+    rig.write_sectors(64, 1);
+    assert!(rig.try_write(0, BLOCK, 5) && rig.try_write(0, BLOCK, 6));
+    rig.cache.flush().unwrap();
+    let log = rig.first_log();
+    rig.lose_slots(log, &[2]);
+    let rig = rig.restart();
+    rig.expect_lost(0);
+    // Now an older one is lost too: the block is newer than that, but not newer than the first loss.
+    rig.lose_slots(log, &[0]);
+    let mut rig = rig.restart();
+    rig.expect_lost(0);
+    rig.drain();
+    rig.expect_lost(0);
+    rig.restart().expect_lost(0);
+}
+
+#[test]
+fn recovery_ends_in_bounded_time_however_many_quarantines_there_are() {
+    const COUNT: u64 = 4000;
+    let mut rig = Rig::of(Shape { segment: 1 << 20, ..Shape::default() });
+    rig.write_sectors(0, COUNT);
+    rig.cache.flush().unwrap();
+    for log in rig.logs() {
+        rig.lose_data(log, 20);
+    }
+    rig.drain();
+    assert_eq!(rig.see(0), Seen::Media);
+    let begin = Instant::now();
+    let rig = rig.restart();
+    let taken = begin.elapsed();
+    assert!(taken < Duration::from_secs(20), "{taken:?}: a replay for each of {COUNT} quarantines?");
+    for sector in (0..COUNT).step_by(97) {
+        assert_eq!(rig.see(sector * SECTOR), Seen::Media, "sector {sector}");
+    }
+    assert_eq!(rig.see(COUNT * SECTOR), Seen::Initial);
+}
+
+#[test]
+fn a_cache_that_has_lost_most_of_its_segments_is_refused() {
+    let rig = Rig::new();
+    rig.write_sectors(0, 3);
+    let layout = rig.transport.info().layout;
+    // Both slots, of 64 bytes each, of all rows but the first four.
+    let copy = (u64::from(layout.segment_count) * 64).next_multiple_of(PAGE);
+    for at in [layout.segment_table, layout.segment_table + copy] {
+        rig.poison(at + 4 * 64, (u64::from(layout.segment_count) - 4) * 64);
+    }
+    let error = rig.try_restart().err().expect("too few segments for a lane");
+    assert_eq!(error.kind(), ErrorKind::Damaged, "{}", error.line());
+}
+
+#[test]
+fn a_forged_mark_that_has_counted_too_far_is_refused() {
+    const END: u64 = 1 << 62;
+    for (lane_sequence, epoch) in [(END - 1, 1), (1, END - 1)] {
+        let rig = Rig::new();
+        rig.write_sectors(0, 3);
+        // The first slots of the marks: behind the header, two pages of drained, and two of tails.
+        let mut slot = [0; 64];
+        slot[4..8].copy_from_slice(&18u32.to_le_bytes());
+        slot[8..16].copy_from_slice(&9u64.to_le_bytes());
+        slot[16..24].copy_from_slice(&u64::to_le_bytes(lane_sequence));
+        slot[24..32].copy_from_slice(&u64::to_le_bytes(epoch));
+        let mut summed = [0; 72];
+        summed[..4].copy_from_slice(&18u32.to_le_bytes());
+        summed[12..].copy_from_slice(&slot[4..]);
+        slot[..4].copy_from_slice(&crc_fast::crc32_iscsi(&summed).to_le_bytes());
+        overwrite(&rig, rig.segment(0) + 5 * PAGE, &slot);
+        let error = rig.try_restart().err().expect("no machine has counted so far");
+        assert_eq!(error.kind(), ErrorKind::Damaged, "{}", error.line());
+    }
+}
+
+/// Changes bytes of the region behind everybody's back.
+fn overwrite(rig: &Rig, at: u64, bytes: &[u8]) {
+    let image = rig.memory.image();
+    for (place, byte) in (at..).zip(bytes) {
+        for bit in 0..8 {
+            if (image[place as usize] ^ byte) >> bit & 1 == 1 {
+                rig.memory.flip(place, bit);
+            }
+        }
+    }
+}

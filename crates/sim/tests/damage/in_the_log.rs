@@ -1,0 +1,246 @@
+//! Damage that writeback meets: records of which both copies are gone, and data that does not match.
+
+use crate::rig::{BLOCK, Rig, SECTOR, SLOTS_PER_PAIR, Seen, value_of};
+use cbd_engine::Step;
+
+const WRITTEN: u64 = 70;
+
+/// Seventy acknowledged sectors, one record each, of which the first sixty-four lose both copies.
+fn with_a_lost_pair() -> Rig {
+    let mut rig = Rig::new();
+    rig.write_sectors(0, WRITTEN);
+    rig.lose_pair(rig.first_log(), 0);
+    rig.drain();
+    rig
+}
+
+#[test]
+fn records_behind_a_failed_page_pair_reach_the_backing_device() {
+    let rig = with_a_lost_pair();
+    for sector in SLOTS_PER_PAIR..WRITTEN {
+        rig.expect_value(sector * SECTOR, value_of(sector));
+        assert_eq!(rig.on_disk(sector * SECTOR), Seen::All(value_of(sector)), "sector {sector}");
+    }
+}
+
+#[test]
+fn records_behind_a_failed_page_pair_are_not_condemned_with_it() {
+    let rig = with_a_lost_pair();
+    for sector in SLOTS_PER_PAIR..WRITTEN {
+        assert!(!rig.is_listed(sector * SECTOR), "sector {sector} is whole");
+    }
+}
+
+#[test]
+fn every_record_of_a_failed_page_pair_is_condemned() {
+    let rig = with_a_lost_pair();
+    for sector in 0..SLOTS_PER_PAIR {
+        rig.expect_lost(sector * SECTOR);
+        assert_eq!(rig.on_disk(sector * SECTOR), Seen::Initial, "nothing was written for sector {sector}");
+    }
+}
+
+#[test]
+fn every_record_of_a_failed_page_pair_stays_condemned_after_a_restart() {
+    let rig = with_a_lost_pair().restart();
+    for sector in 0..WRITTEN {
+        if sector < SLOTS_PER_PAIR {
+            rig.expect_lost(sector * SECTOR);
+        } else {
+            rig.expect_value(sector * SECTOR, value_of(sector));
+        }
+    }
+}
+
+#[test]
+fn every_record_of_a_failed_page_pair_stays_condemned_after_reclaim_and_a_restart() {
+    let mut rig = with_a_lost_pair();
+    rig.leave_the_segment(1 << 20);
+    rig.reclaim_everything();
+    for restarted in [false, true] {
+        for sector in 0..SLOTS_PER_PAIR {
+            rig.expect_lost(sector * SECTOR);
+        }
+        for sector in SLOTS_PER_PAIR..WRITTEN {
+            let seen = rig.see(sector * SECTOR);
+            // The backing device has it; a restart may have condemned what is not in the cache any more.
+            assert!(
+                seen == Seen::All(value_of(sector)) || restarted && seen == Seen::Media,
+                "sector {sector} shows {seen:?}"
+            );
+        }
+        if !restarted {
+            rig = rig.restart();
+        }
+    }
+}
+
+#[test]
+fn what_a_failed_page_pair_condemned_is_healed_by_an_overwrite() {
+    with_a_lost_pair().expect_that_overwriting_heals();
+}
+
+#[test]
+fn lost_records_do_not_count_as_dirty_for_ever() {
+    let status = with_a_lost_pair().cache.status();
+    assert_eq!((status.dirty_bytes, status.dirty_records), (0, 0));
+}
+
+#[test]
+fn a_backing_device_that_lacks_lost_records_is_not_called_consistent() {
+    let rig = with_a_lost_pair();
+    assert!(!rig.cache.status().backing_is_consistent);
+    assert!(!rig.restart().cache.status().backing_is_consistent, "after a restart");
+}
+
+#[test]
+fn of_two_neighbours_that_were_lost_together_both_are_condemned() {
+    let mut rig = Rig::new();
+    rig.write_sectors(0, 3);
+    let log = rig.first_log();
+    rig.lose_slots(log, &[0, 1]);
+    rig.drain();
+    rig.leave_the_segment(1 << 20);
+    rig.reclaim_everything();
+    let rig = rig.restart();
+    rig.expect_lost(0);
+    rig.expect_lost(SECTOR);
+}
+
+#[test]
+fn gaps_between_readable_records_are_condemned_each() {
+    let mut rig = Rig::new();
+    rig.write_sectors(0, 10);
+    let log = rig.first_log();
+    rig.lose_slots(log, &[2, 3, 6]);
+    rig.drain();
+    for restarted in [false, true] {
+        for sector in 0..10 {
+            if [2, 3, 6].contains(&sector) {
+                rig.expect_lost(sector * SECTOR);
+                assert_eq!(rig.on_disk(sector * SECTOR), Seen::Initial);
+            } else if sector > 6 {
+                rig.expect_value(sector * SECTOR, value_of(sector));
+            } else {
+                // It is on the disk. What the lost records behind it overwrote nobody knows.
+                assert_eq!(rig.on_disk(sector * SECTOR), Seen::All(value_of(sector)));
+                assert!([Seen::Media, Seen::All(value_of(sector))].contains(&rig.see(sector * SECTOR)));
+            }
+        }
+        if !restarted {
+            rig = rig.restart();
+        }
+    }
+    rig.expect_that_overwriting_heals();
+}
+
+#[test]
+fn a_newer_write_is_not_condemned_with_an_older_lost_record() {
+    let mut rig = Rig::new();
+    rig.write_sectors(0, 2);
+    assert!(rig.try_write(0, SECTOR, 200));
+    rig.lose_slots(rig.first_log(), &[0]);
+    rig.drain();
+    for restarted in [false, true] {
+        rig.expect_value(0, 200);
+        assert_eq!(rig.on_disk(0), Seen::All(200));
+        if !restarted {
+            rig = rig.restart();
+        }
+    }
+}
+
+#[test]
+fn lost_records_that_can_be_read_again_after_a_restart_stay_condemned() {
+    let mut rig = Rig::new();
+    rig.write_sectors(0, 4);
+    let log = rig.first_log();
+    rig.flip_slots(log, &[0, 1]);
+    rig.drain();
+    rig.flip_slots(log, &[0, 1]);
+    let mut rig = rig.restart();
+    // The backing device never got them and drained has passed them: served now, they would be lost at the next reclaim.
+    rig.expect_lost(0);
+    rig.expect_lost(SECTOR);
+    rig.leave_the_segment(1 << 20);
+    rig.reclaim_everything();
+    rig.expect_lost(0);
+    rig.expect_lost(SECTOR);
+}
+
+#[test]
+fn a_record_that_fails_between_collecting_and_writing_stays_condemned_when_it_can_be_read_again() {
+    let mut rig = Rig::new();
+    rig.write_sectors(0, 4);
+    let log = rig.first_log();
+    rig.cache.request_drain();
+    // The first step collects, the next one writes.
+    assert_eq!(rig.step(), Step::Busy);
+    rig.flip_slots(log, &[1]);
+    rig.settle();
+    assert_eq!(rig.on_disk(SECTOR), Seen::Initial, "it was not written");
+    rig.flip_slots(log, &[1]);
+    let rig = rig.restart();
+    rig.expect_lost(SECTOR);
+    for sector in [0, 2, 3] {
+        rig.expect_value(sector * SECTOR, value_of(sector));
+        assert_eq!(rig.on_disk(sector * SECTOR), Seen::All(value_of(sector)));
+    }
+}
+
+#[test]
+fn damaged_data_costs_its_own_blocks_only() {
+    let mut rig = Rig::new();
+    assert!(rig.try_write(0, 3 * BLOCK, 7));
+    let log = rig.first_log();
+    // Data grows down from the last page: the second of three blocks.
+    rig.memory.flip(log.base + log.size - 4096 - 2 * BLOCK + 17, 5);
+    rig.drain();
+    for restarted in [false, true] {
+        rig.expect_value(0, 7);
+        rig.expect_lost(BLOCK);
+        rig.expect_value(2 * BLOCK, 7);
+        assert_eq!([0, BLOCK, 2 * BLOCK].map(|at| rig.on_disk(at)), [Seen::All(7), Seen::Initial, Seen::All(7)]);
+        if !restarted {
+            rig = rig.restart();
+        }
+    }
+    rig.expect_that_overwriting_heals();
+}
+
+#[test]
+fn a_damaged_version_that_was_overwritten_later_voids_the_backing_device_until_the_later_one_is_on_it() {
+    for restart in [false, true] {
+        let mut rig = Rig::new();
+        assert!(rig.try_write(0, BLOCK, 5) && rig.try_write(2 * BLOCK, BLOCK, 5));
+        let log = rig.first_log();
+        rig.memory.flip(log.base + log.size - 4096 - BLOCK + 9, 1);
+        rig.cache.flush().unwrap();
+        assert!(rig.try_write(0, BLOCK, 6));
+        rig.cache.flush().unwrap();
+        let (mut voids, mut restarted) = (0, false);
+        for _ in 0..200 {
+            let step = rig.step();
+            // What the flush promised together, and what the disk shows: the one without the other is no crash state.
+            let is_torn = rig.on_disk(2 * BLOCK) == Seen::All(5) && rig.on_disk(0) != Seen::All(6);
+            if is_torn {
+                voids += 1;
+                let status = rig.cache.status();
+                assert!(!status.backing_is_consistent, "drained to {:?}", status.drained_epoch);
+                if restart && !restarted && status.drained_epoch.0 > 0 {
+                    restarted = true;
+                    rig = rig.restart();
+                    assert!(!rig.cache.status().backing_is_consistent, "after a restart");
+                }
+            }
+            if step == (Step::Idle { until_ms: None }) {
+                break;
+            }
+        }
+        assert!(voids > 0, "the disk showed one without the other");
+        rig.settle();
+        assert_eq!(rig.on_disk(0), Seen::All(6));
+        rig.expect_value(0, 6);
+        assert!(rig.cache.status().backing_is_consistent, "restart: {restart}");
+    }
+}

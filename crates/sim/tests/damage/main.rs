@@ -1,0 +1,12 @@
+//! Damage, place by place: what one failed copy costs (nothing), what two cost (an error, where nothing newer is), and that
+//! neither writeback nor reclaim nor a restart makes more of it, or forgets it.
+//!
+//! Each test drives one small cache step by step, so that it knows in which slot of which segment everything lies. The
+//! histories that are chosen by chance are in the other tests of this crate.
+
+mod at_recovery;
+mod in_the_log;
+mod of_one_copy;
+mod reclaimed;
+mod rig;
+mod waiting;

@@ -1,0 +1,161 @@
+//! One failed page, wherever it is, loses nothing of what the region says about itself.
+
+use crate::rig::{BLOCK, Log, PAGE, Rig, SECTOR, SLOTS_PER_PAIR, Seen, Shape, value_of};
+
+/// Blocks of two lanes that everything here writes, and one block of each that nothing writes.
+const LANES: [u64; 2] = [0, 4 << 20];
+const UNTOUCHED: u64 = 3 << 20;
+
+/// Two lanes with reclaimed tails, clean and dirty segments, marks, and a drained epoch.
+fn busy() -> Rig {
+    let mut rig = Rig::of(Shape { device: 8 << 20, lanes_max: 2, segments: 17, ..Shape::default() });
+    for round in 0..3 {
+        for base in LANES {
+            for block in 0..60 {
+                rig.write(base + block * BLOCK, BLOCK, value_of(block + round));
+            }
+        }
+        rig.drain();
+    }
+    for base in LANES {
+        for sector in 0..80 {
+            rig.write(base + 70 * BLOCK + sector * SECTOR, SECTOR, value_of(sector));
+        }
+    }
+    rig.cache.flush().unwrap();
+    rig
+}
+
+/// Segments that hold a living log: reclaimed ones have nothing to lose.
+fn living(rig: &Rig) -> Vec<Log> {
+    rig.logs()
+}
+
+#[track_caller]
+fn expect_everything(rig: &Rig, what: &str) {
+    for base in LANES {
+        for block in 0..60 {
+            assert_eq!(rig.see(base + block * BLOCK), Seen::All(value_of(block + 2)), "{what}");
+        }
+        for sector in 0..80 {
+            let at = base + 70 * BLOCK + sector * SECTOR;
+            assert_eq!(rig.see(at), Seen::All(value_of(sector)), "{what}");
+        }
+        assert_eq!(rig.see(base + UNTOUCHED), Seen::Initial, "{what}");
+    }
+    assert_eq!(rig.cache.status().damaged, [], "{what}");
+}
+
+#[track_caller]
+fn expect_everything_on_disk(rig: &Rig, what: &str) {
+    for base in LANES {
+        for block in 0..60 {
+            assert_eq!(rig.on_disk(base + block * BLOCK), Seen::All(value_of(block + 2)), "{what}");
+        }
+        for sector in 0..80 {
+            let at = base + 70 * BLOCK + sector * SECTOR;
+            assert_eq!(rig.on_disk(at), Seen::All(value_of(sector)), "{what}");
+        }
+    }
+    assert!(rig.cache.status().backing_is_consistent, "{what}");
+}
+
+/// Fails the page at `at`, restarts, and expects that nothing is missing, then and when all is drained.
+fn expect_no_loss(at: u64, what: &str) {
+    let rig = busy();
+    rig.poison(at, PAGE);
+    let mut rig = rig.restart();
+    expect_everything(&rig, what);
+    rig.drain();
+    expect_everything(&rig, what);
+    expect_everything_on_disk(&rig, what);
+}
+
+#[test]
+fn one_failed_page_of_superblock_or_tables_loses_nothing() {
+    let layout = busy().transport.info().layout;
+    for at in (0..layout.segment_area).step_by(PAGE as usize) {
+        expect_no_loss(at, &format!("the page at {at}"));
+    }
+    expect_no_loss(layout.region_size - PAGE, "the second superblock");
+}
+
+#[test]
+fn one_failed_page_of_the_state_loses_nothing() {
+    let rig = busy();
+    let state = rig.segment(0);
+    // Header, drained twice, tails twice, marks twice, and the copy of the header.
+    for page in (0..7).chain([15]) {
+        expect_no_loss(state + page * PAGE, &format!("page {page} of the state"));
+    }
+}
+
+#[test]
+fn one_failed_page_of_drained_does_not_turn_back_what_was_drained() {
+    for page in [1, 2] {
+        let rig = busy();
+        let before = rig.cache.status().drained_epoch;
+        assert!(before.0 > 0);
+        rig.poison(rig.segment(0) + page * PAGE, PAGE);
+        assert_eq!(rig.restart().cache.status().drained_epoch, before, "page {page}");
+    }
+}
+
+#[test]
+fn one_failed_header_of_a_segment_loses_nothing() {
+    for log in living(&busy()) {
+        expect_no_loss(log.base, &format!("the header of {log:?}"));
+        expect_no_loss(log.base + log.size - PAGE, &format!("the copy of the header of {log:?}"));
+    }
+}
+
+#[test]
+fn one_failed_page_of_records_loses_nothing_after_a_restart() {
+    for log in living(&busy()) {
+        for slot in [0, SLOTS_PER_PAIR] {
+            // The second pair of pages holds records only where the records are of sectors.
+            if !has_record(&busy(), log, slot) {
+                continue;
+            }
+            for at in log.slot(slot) {
+                expect_no_loss(at, &format!("the page of slot {slot} at {at} of {log:?}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn one_failed_page_of_records_loses_nothing_while_the_cache_runs() {
+    for log in living(&busy()) {
+        for at in log.slot(0) {
+            let mut rig = busy();
+            rig.poison(at, PAGE);
+            let what = format!("the page at {at} of {log:?}");
+            expect_everything(&rig, &what);
+            rig.drain();
+            rig.reclaim_everything();
+            expect_everything(&rig, &what);
+            expect_everything_on_disk(&rig, &what);
+        }
+    }
+}
+
+#[test]
+fn a_page_that_fails_after_the_tails_have_moved_loses_nothing_that_is_not_in_the_cache() {
+    // Both slots of a tail say the same: the one that is left never names a segment that is used anew.
+    for page in [3, 4] {
+        let mut rig = busy();
+        rig.reclaim_everything();
+        rig.poison(rig.segment(0) + page * PAGE, PAGE);
+        let rig = rig.restart();
+        expect_everything(&rig, &format!("page {page}"));
+    }
+}
+
+/// Whether a slot was ever used, by the type byte of a record.
+fn has_record(rig: &Rig, log: Log, slot: u64) -> bool {
+    let at = log.slot(slot)[0] as usize;
+    let line = &rig.memory.image()[at..at + 64];
+    let offset = u64::from_le_bytes(line[16..24].try_into().unwrap());
+    (1..=6).contains(&line[4]) && offset < 8 << 20 && line[7] == 0
+}

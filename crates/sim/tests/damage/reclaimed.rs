@@ -1,0 +1,198 @@
+//! Damage in segments that reclaim takes: nothing is freed twice, nothing old comes back, no damage is forgotten.
+
+use crate::rig::{BLOCK, Rig, SECTOR, Seen, Shape, value_of};
+use cbd_engine::Step;
+use cbd_types::ByteRange;
+
+/// One clean block at 0 whose record is lost, in a segment that reclaim has taken.
+fn reclaimed_with_a_lost_record() -> Rig {
+    let mut rig = Rig::new();
+    assert!(rig.try_write(0, BLOCK, 7));
+    rig.drain();
+    rig.lose_pair(rig.first_log(), 0);
+    rig.leave_the_segment(BLOCK);
+    rig.reclaim_everything();
+    rig
+}
+
+#[test]
+fn reads_of_a_lost_record_free_no_segment_twice() {
+    let rig = reclaimed_with_a_lost_record();
+    let free = rig.cache.status().free_segments;
+    assert_eq!(free, rig.cache.status().segments - 1, "all but the open one");
+    for _ in 0..4 {
+        rig.see(0);
+        assert_eq!(rig.cache.status().free_segments, free);
+    }
+}
+
+#[test]
+fn a_clean_block_whose_record_was_lost_is_read_from_the_backing_device_once_it_is_reclaimed() {
+    reclaimed_with_a_lost_record().expect_value(0, 7);
+}
+
+#[test]
+fn a_clean_block_whose_record_was_lost_and_reclaimed_survives_a_restart() {
+    let rig = reclaimed_with_a_lost_record().restart();
+    rig.expect_value(0, 7);
+    assert_eq!(rig.cache.status().damaged, []);
+}
+
+#[test]
+fn a_segment_with_a_lost_record_is_used_anew_by_one_writer_only() {
+    let mut rig = Rig::of(Shape { device: 16 << 20, lanes_max: 2, segments: 17, ..Shape::default() });
+    // Chunks 0 and 1 belong to different lanes.
+    assert_eq!(rig.cache.status().lanes, 2);
+    assert!(rig.try_write(0, BLOCK, 7));
+    rig.drain();
+    rig.lose_pair(rig.first_log(), 0);
+    rig.leave_the_segment(BLOCK);
+    rig.reclaim_everything();
+    for _ in 0..10 {
+        rig.see(0);
+    }
+    for round in 0..3 {
+        for block in 0..200 {
+            let at = block / 2 * BLOCK + block % 2 * (4 << 20);
+            rig.write(at, BLOCK, value_of(block + round));
+        }
+        for block in 0..200 {
+            rig.expect_value(block / 2 * BLOCK + block % 2 * (4 << 20), value_of(block + round));
+        }
+    }
+    let status = rig.cache.status();
+    assert!(status.free_segments <= status.segments);
+    assert_eq!(status.damaged, []);
+}
+
+#[test]
+fn zeroes_of_a_lost_record_do_not_cover_newer_data_when_both_are_reclaimed() {
+    let mut rig = Rig::new();
+    rig.zero(ByteRange::at(0, 2 * BLOCK));
+    rig.drain();
+    rig.lose_pair(rig.first_log(), 0);
+    rig.leave_the_segment(1 << 20);
+    assert!(rig.try_write(0, BLOCK, 8));
+    rig.leave_the_segment(1 << 20);
+    rig.reclaim_everything();
+    for restarted in [false, true] {
+        rig.expect_value(0, 8);
+        rig.expect_value(BLOCK, 0);
+        if !restarted {
+            rig = rig.restart();
+        }
+    }
+}
+
+/// A block at 0 whose data is damaged, and whose quarantine has lost both copies since.
+fn with_a_lost_quarantine() -> Rig {
+    let mut rig = Rig::new();
+    assert!(rig.try_write(0, BLOCK, 7));
+    let log = rig.first_log();
+    rig.lose_data(log, 1);
+    rig.drain();
+    rig.expect_lost(0);
+    rig.lose_slots(log, &[1]);
+    rig.leave_the_segment(1 << 20);
+    rig
+}
+
+#[test]
+fn damage_whose_quarantine_was_lost_outlives_reclaim_and_a_restart() {
+    let mut rig = with_a_lost_quarantine();
+    rig.reclaim_everything();
+    rig.expect_lost(0);
+    let mut rig = rig.restart();
+    rig.expect_lost(0);
+    // And the one that was carried is carried on.
+    rig.leave_the_segment(1 << 20);
+    rig.reclaim_everything();
+    rig.restart().expect_lost(0);
+}
+
+#[test]
+fn a_lost_quarantine_costs_no_more_than_the_damage_when_it_is_reclaimed() {
+    let mut rig = with_a_lost_quarantine();
+    rig.reclaim_everything();
+    let rig = rig.restart();
+    assert_eq!(rig.see(BLOCK), Seen::Initial);
+    rig.expect_value(1 << 20, 99);
+    rig.expect_that_overwriting_heals();
+}
+
+#[test]
+fn a_quarantine_outlives_as_many_reclaims_as_come() {
+    let mut rig = Rig::new();
+    assert!(rig.try_write(0, BLOCK, 7));
+    rig.lose_data(rig.first_log(), 1);
+    rig.drain();
+    for _ in 0..5 {
+        rig.leave_the_segment(1 << 20);
+        rig.reclaim_everything();
+        rig.expect_lost(0);
+        rig = rig.restart();
+        rig.expect_lost(0);
+        assert_eq!(rig.see(BLOCK), Seen::Initial);
+    }
+    rig.expect_that_overwriting_heals();
+}
+
+/// A full cache whose tail holds 39 quarantines, and everything behind it rotten and dirty.
+fn full_of_rot() -> Rig {
+    let mut rig = Rig::new();
+    for block in 0..39 {
+        assert!(rig.try_write(block * BLOCK, BLOCK, 7));
+    }
+    rig.logs().into_iter().for_each(|log| rig.lose_data(log, 1));
+    rig.reclaim_at(0);
+    rig.drain();
+    rig.reclaim_at(90);
+    let before = rig.logs().last().map_or(0, |log| log.ordinal);
+    let mut block = 100;
+    while rig.try_write(block * BLOCK, BLOCK, 9) {
+        block += 1;
+    }
+    rig.logs().into_iter().filter(|log| log.ordinal > before).for_each(|log| rig.lose_data(log, 1));
+    rig
+}
+
+#[test]
+fn quarantines_in_a_full_cache_find_space_and_writers_go_on() {
+    let mut rig = full_of_rot();
+    let (mut written, mut busy) = (0, 0);
+    for _ in 0..2000 {
+        busy = if rig.step() == Step::Busy { busy + 1 } else { 0 };
+        assert!(busy < 1000, "busy without end: {:?}", rig.cache.status());
+        // Clients take whatever they can get.
+        while written < 2000 && rig.try_write((600 + written % 300) * BLOCK, SECTOR, 9) {
+            written += 1;
+        }
+    }
+    assert_eq!(written, 2000, "{:?}", rig.cache.status());
+    rig.drain();
+    for block in (0..39).chain([100, 110]) {
+        rig.expect_lost(block * BLOCK);
+    }
+    rig.expect_value(600 * BLOCK, 9);
+}
+
+#[test]
+fn a_full_cache_with_quarantines_opens_again_at_any_moment() {
+    for steps in [0, 1, 5, 20, 100] {
+        let mut rig = full_of_rot();
+        for _ in 0..steps {
+            rig.step();
+            for block in 0..50 {
+                rig.try_write((600 + block) * BLOCK, SECTOR, 9);
+            }
+        }
+        let mut rig = rig.restart();
+        rig.write(700 * BLOCK, BLOCK, 11);
+        rig.drain();
+        rig.expect_value(700 * BLOCK, 11);
+        assert_eq!(rig.on_disk(700 * BLOCK), Seen::All(11));
+        for block in (0..39).chain([100, 110]) {
+            rig.expect_lost(block * BLOCK);
+        }
+    }
+}

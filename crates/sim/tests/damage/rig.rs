@@ -1,0 +1,426 @@
+//! A small cache on simulated memory, and the hands to hurt it.
+//!
+//! Always true here: the first lane's records go to slots 0, 1, 2 ... of its segments; a read that the cache does not answer is
+//! answered by the simulated disk, as a device above would do.
+
+use cbd_engine::{
+    Admission, BackendSpec, Cache, Environment, FormatOptions, Maintainer, Settings, Step, Transport,
+    ZeroProgress,
+};
+use cbd_sim::{Content, CrashMemory, Keep, SimDisk, SimEnvironment, SimQueue, Watchdog, act_as};
+use cbd_types::{BackendId, ByteRange, ErrorKind, Region, Result};
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Wake, Waker};
+use std::time::Duration;
+
+pub const PAGE: u64 = 4096;
+pub const BLOCK: u64 = 4096;
+pub const SECTOR: u64 = 512;
+/// Slots whose two copies lie in one pair of pages.
+pub const SLOTS_PER_PAIR: u64 = 64;
+/// Steps after which a maintainer that is still busy counts as one that never ends.
+const STEPS_MAX: usize = 50_000;
+
+type Hook = (u32, Box<dyn FnOnce() + Send>);
+
+/// The simulated environment, with a place for others to come between: a reading of the clock.
+pub struct RigEnvironment {
+    inner: SimEnvironment,
+    hook: Mutex<Option<Hook>>,
+}
+
+impl RigEnvironment {
+    /// At the `count`-th reading of the clock from now, `work` is done first.
+    pub fn at_clock_reading(&self, count: u32, work: impl FnOnce() + Send + 'static) {
+        *self.hook.lock() = Some((count, Box::new(work)));
+    }
+
+    pub fn is_hook_done(&self) -> bool {
+        self.hook.lock().is_none()
+    }
+}
+
+impl Environment for RigEnvironment {
+    type Memory = CrashMemory;
+    type Lock = <SimEnvironment as Environment>::Lock;
+
+    fn random(&self) -> u64 {
+        self.inner.random()
+    }
+
+    fn wall_ms(&self) -> u64 {
+        self.inner.wall_ms()
+    }
+
+    fn monotonic_ms(&self) -> u64 {
+        let due = {
+            let mut hook = self.hook.lock();
+            match hook.as_mut() {
+                Some((count, _)) if *count > 1 => {
+                    *count -= 1;
+                    None
+                }
+                _ => hook.take(),
+            }
+        };
+        if let Some((_, work)) = due {
+            work();
+        }
+        self.inner.monotonic_ms()
+    }
+}
+
+/// A waker that remembers that it was called.
+#[derive(Default)]
+pub struct Alarm(AtomicBool);
+
+impl Wake for Alarm {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+impl Alarm {
+    /// Whether it was called since the last time this was asked.
+    pub fn rang(&self) -> bool {
+        self.0.swap(false, Ordering::SeqCst)
+    }
+}
+
+/// What a reader sees of a sector.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Seen {
+    /// This byte throughout.
+    All(u8),
+    /// What stood on the disk before anything was written.
+    Initial,
+    /// Neither: torn, or of another place.
+    Wrong,
+    /// An error that says that the medium failed.
+    Media,
+}
+
+#[derive(Clone, Copy)]
+pub struct Shape {
+    pub device: u64,
+    pub lanes_max: u32,
+    pub segment: u64,
+    /// With the state segment.
+    pub segments: u64,
+}
+
+impl Default for Shape {
+    fn default() -> Self {
+        Self { device: 4 << 20, lanes_max: 1, segment: 64 << 10, segments: 9 }
+    }
+}
+
+pub struct Rig {
+    pub environment: Arc<RigEnvironment>,
+    pub memory: CrashMemory,
+    pub disk: SimDisk,
+    pub transport: Arc<Transport<RigEnvironment>>,
+    pub backend: BackendId,
+    pub cache: Arc<Cache<RigEnvironment>>,
+    pub maintainer: Maintainer<RigEnvironment, SimQueue>,
+    pub room: Arc<Alarm>,
+    shape: Shape,
+    _watchdog: Watchdog,
+}
+
+impl Rig {
+    pub fn new() -> Self {
+        Self::of(Shape::default())
+    }
+
+    pub fn of(shape: Shape) -> Self {
+        act_as(0);
+        let environment =
+            Arc::new(RigEnvironment { inner: SimEnvironment::new(5, 0), hook: Mutex::new(None) });
+        let memory = CrashMemory::new((shape.segments + 4) * shape.segment + (256 << 10));
+        let disk = SimDisk::new(SimDisk::ordinary(shape.device, SECTOR as u32), 3);
+        let options = FormatOptions {
+            segment_size: Some(shape.segment),
+            force: true,
+            host_rows: 4,
+            backend_rows: 4,
+            blkdev_rows: 4,
+        };
+        let region = Region::new(memory.clone());
+        let transport = Transport::format(Arc::clone(&environment), region, &options).unwrap();
+        let host = transport.register_host("host", None).unwrap();
+        let backend = transport
+            .create_backend(&BackendSpec {
+                host,
+                path: "/dev/simulated".into(),
+                identity: "simulated".into(),
+                size: shape.device,
+                sector: SECTOR as u32,
+                cache_bytes: Some(shape.segments * shape.segment),
+                lanes_max: shape.lanes_max,
+                handlers: 1,
+                data_crc: true,
+                settings: Settings::default(),
+            })
+            .unwrap();
+        let cache = transport.open_cache(backend).unwrap();
+        let maintainer = Maintainer::new(Arc::clone(&cache), disk.queue(4), disk.geometry());
+        let _watchdog = Watchdog::new(Duration::from_secs(240), "a small cache with damage");
+        let room = Arc::default();
+        Self {
+            environment,
+            memory,
+            disk,
+            transport,
+            backend,
+            cache,
+            maintainer,
+            room,
+            shape,
+            _watchdog,
+        }
+    }
+
+    fn waker(&self) -> Waker {
+        Waker::from(Arc::clone(&self.room))
+    }
+
+    /// Writes; false when there is no space.
+    pub fn try_write(&self, at: u64, length: u64, value: u8) -> bool {
+        let data = vec![value; length as usize];
+        let admission = self.cache.write(ByteRange::at(at, length), &data, &self.waker());
+        matches!(admission.unwrap(), Admission::Done(_))
+    }
+
+    /// Writes, and drains as often as it takes.
+    pub fn write(&mut self, at: u64, length: u64, value: u8) {
+        for _ in 0..100 {
+            if self.try_write(at, length, value) {
+                return;
+            }
+            self.drain();
+        }
+        panic!("a write at {at} finds no space, however often the cache is drained");
+    }
+
+    /// Writes `count` sectors, one record each, from the device's sector `first` on; the n-th shows n.
+    pub fn write_sectors(&self, first: u64, count: u64) {
+        for sector in first..first + count {
+            assert!(self.try_write(sector * SECTOR, SECTOR, value_of(sector)), "there is space");
+        }
+    }
+
+    pub fn zero(&self, range: ByteRange) {
+        let admission = self.cache.zero(range, false, &mut ZeroProgress::default(), &self.waker());
+        assert!(matches!(admission.unwrap(), Admission::Done(_)), "there is space");
+    }
+
+    /// Fills the lane's open segment, and a few more, with large writes at `at`.
+    pub fn leave_the_segment(&mut self, at: u64) {
+        let before = self.logs().last().map(|log| log.ordinal);
+        for _ in 0..64 {
+            self.write(at, BLOCK, 99);
+            if self.logs().last().map(|log| log.ordinal) > before {
+                return;
+            }
+        }
+        panic!("a segment is never full");
+    }
+
+    /// What a client sees of the sector at `at`.
+    pub fn see(&self, at: u64) -> Seen {
+        let (mut bytes, mut misses) = (vec![0xee; SECTOR as usize], Vec::new());
+        match self.cache.read(ByteRange::at(at, SECTOR), &mut bytes, &mut misses) {
+            Err(error) if error.kind() == ErrorKind::Media => return Seen::Media,
+            Err(error) => panic!("a read at {at} fails with {}", error.line()),
+            Ok(()) => {}
+        }
+        let is_missed = !misses.is_empty();
+        misses.into_iter().for_each(|miss| self.cache.cancel_fill(miss));
+        if is_missed { self.on_disk(at) } else { seen(at, &bytes) }
+    }
+
+    /// What the disk shows of the sector at `at`.
+    pub fn on_disk(&self, at: u64) -> Seen {
+        seen(at, self.disk.contents().sector(at / SECTOR, SECTOR))
+    }
+
+    /// Whether the status lists the byte at `at` as damaged.
+    pub fn is_listed(&self, at: u64) -> bool {
+        self.cache.status().damaged.iter().any(|damaged| damaged.range.contains(&ByteRange::at(at, SECTOR)))
+    }
+
+    #[track_caller]
+    pub fn expect_lost(&self, at: u64) {
+        assert_eq!(self.see(at), Seen::Media, "what was lost at {at} must fail to read");
+        assert!(self.is_listed(at), "what was lost at {at} must be listed");
+    }
+
+    #[track_caller]
+    pub fn expect_value(&self, at: u64, value: u8) {
+        assert_eq!(self.see(at), Seen::All(value), "what was acknowledged at {at}");
+    }
+
+    /// Drains, and does all other maintenance that there is.
+    pub fn drain(&mut self) {
+        self.cache.request_drain();
+        self.settle();
+    }
+
+    /// Maintains until nothing is left to do, time passing as it is asked for.
+    pub fn settle(&mut self) {
+        for _ in 0..STEPS_MAX {
+            let step = self.step();
+            let status = self.cache.status();
+            assert!(status.free_segments <= status.segments, "a segment is free twice");
+            if step == (Step::Idle { until_ms: None }) {
+                return;
+            }
+        }
+        panic!("the maintainer never comes to rest: {:?}", self.cache.status());
+    }
+
+    /// One step of the maintainer, and the wait that it asks for.
+    pub fn step(&mut self) -> Step {
+        let step = self.maintainer.step();
+        if let Step::Idle { until_ms: Some(until) } = step {
+            let now = self.environment.inner.clock_ms();
+            self.environment.inner.advance(until.saturating_sub(now).max(1));
+        }
+        step
+    }
+
+    pub fn reclaim_at(&self, gc_percent: u8) {
+        self.cache.set_settings(Settings { gc_percent, ..self.cache.settings() }).unwrap();
+    }
+
+    /// Drains, and reclaims everything but the open segment.
+    pub fn reclaim_everything(&mut self) {
+        let before = self.cache.settings().gc_percent;
+        self.reclaim_at(0);
+        self.drain();
+        self.reclaim_at(before);
+    }
+
+    /// Cuts the power; the disk loses nothing, as it does not matter here.
+    pub fn restart(self) -> Self {
+        self.try_restart().unwrap()
+    }
+
+    pub fn try_restart(self) -> Result<Self> {
+        let Self { environment, memory, disk, transport, backend, cache, maintainer, shape, .. } = self;
+        drop((maintainer, cache, transport));
+        disk.process_crash(7);
+        let memory = memory.power_cut(11, Keep::Nothing);
+        let transport = Transport::open(Arc::clone(&environment), Region::new(memory.clone()))?;
+        let cache = transport.open_cache(backend)?;
+        let maintainer = Maintainer::new(Arc::clone(&cache), disk.queue(4), disk.geometry());
+        let _watchdog = Watchdog::new(Duration::from_secs(240), "a small cache with damage");
+        let room = Arc::default();
+        Ok(Self { environment, memory, disk, transport, backend, cache, maintainer, room, shape, _watchdog })
+    }
+
+    /// Overwrites the whole device, and expects that nothing is left of any damage, here, on the disk and after a restart.
+    pub fn expect_that_overwriting_heals(mut self) {
+        let piece = u64::from(self.cache.atomic_unit()).min(16 << 10);
+        for at in (0..self.shape.device).step_by(piece as usize) {
+            self.write(at, piece, value_of(at / piece));
+        }
+        self.drain();
+        for restarted in [false, true] {
+            let status = self.cache.status();
+            assert_eq!(status.damaged, [], "restarted: {restarted}");
+            assert!(status.backing_is_consistent, "{:?}", status.void_reason);
+            assert_eq!((status.dirty_bytes, status.dirty_records), (0, 0));
+            for at in (0..self.shape.device).step_by(piece as usize) {
+                self.expect_value(at, value_of(at / piece));
+                assert_eq!(self.on_disk(at), Seen::All(value_of(at / piece)), "at {at} on the disk");
+            }
+            if !restarted {
+                self = self.restart();
+            }
+        }
+    }
+
+    /// First byte of segment `number` of the transport; the cache has the first ones, and its state is in 0.
+    pub fn segment(&self, number: u64) -> u64 {
+        self.transport.info().layout.segment_area + number * self.shape.segment
+    }
+
+    /// The segments that hold a log, reclaimed ones included, by ordinal.
+    pub fn logs(&self) -> Vec<Log> {
+        let image = self.memory.image();
+        let number = |at: u64| u64::from_le_bytes(image[at as usize..at as usize + 8].try_into().unwrap());
+        let mut logs: Vec<Log> = (1..self.shape.segments)
+            .map(|segment| self.segment(segment))
+            .filter(|base| &image[*base as usize + 4..*base as usize + 8] == b"CBDl")
+            .map(|base| Log { base, ordinal: number(base + 40), size: self.shape.segment })
+            .collect();
+        logs.sort_by_key(|log| log.ordinal);
+        logs
+    }
+
+    /// The oldest segment that holds a log.
+    pub fn first_log(&self) -> Log {
+        self.logs()[0]
+    }
+
+    pub fn poison(&self, at: u64, length: u64) {
+        self.memory.poison(ByteRange::at(at, length));
+    }
+
+    /// Both copies of 64 records fail at once: the page pair that holds slots from 64 x `pair` on.
+    pub fn lose_pair(&self, log: Log, pair: u64) {
+        self.poison(log.base + PAGE + pair * 2 * PAGE, 2 * PAGE);
+    }
+
+    /// Both copies of each of these slots fail.
+    pub fn lose_slots(&self, log: Log, slots: &[u64]) {
+        slots.iter().flat_map(|slot| log.slot(*slot)).for_each(|at| self.poison(at, 64));
+    }
+
+    /// Turns both copies of each of these slots into something else, and back when it is done once more.
+    pub fn flip_slots(&self, log: Log, slots: &[u64]) {
+        slots.iter().flat_map(|slot| log.slot(*slot)).for_each(|at| self.memory.flip(at + 20, 3));
+    }
+
+    /// All data that may be in the segment fails, behind `pairs` page pairs of records.
+    pub fn lose_data(&self, log: Log, pairs: u64) {
+        let begin = PAGE + pairs * 2 * PAGE;
+        self.poison(log.base + begin, log.size - PAGE - begin);
+    }
+}
+
+/// A segment of a log.
+#[derive(Clone, Copy, Debug)]
+pub struct Log {
+    pub base: u64,
+    pub ordinal: u64,
+    pub size: u64,
+}
+
+impl Log {
+    /// Where the two copies of a slot lie.
+    pub fn slot(&self, slot: u64) -> [u64; 2] {
+        let primary =
+            self.base + PAGE + slot / SLOTS_PER_PAIR * 2 * PAGE + slot % SLOTS_PER_PAIR * 64;
+        [primary, primary + PAGE]
+    }
+}
+
+/// A value for the n-th thing that is written; never zero.
+pub fn value_of(number: u64) -> u8 {
+    (number % 251 + 2) as u8
+}
+
+fn seen(at: u64, sector: &[u8]) -> Seen {
+    if sector.iter().all(|byte| *byte == sector[0]) {
+        Seen::All(sector[0])
+    } else if Content::of(at / SECTOR, sector) == Some(Content::INITIAL) {
+        Seen::Initial
+    } else {
+        Seen::Wrong
+    }
+}

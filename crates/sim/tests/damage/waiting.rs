@@ -1,0 +1,64 @@
+//! Nobody sleeps over work: what a flush hides from the maintainer, and what waits while a cache is stopped.
+
+use crate::rig::{Alarm, BLOCK, Rig, Seen};
+use cbd_engine::{Admission, Step};
+use cbd_types::ByteRange;
+use std::sync::Arc;
+use std::task::Waker;
+
+/// Runs the maintainer as a daemon does, until it sleeps and nobody has woken it.
+fn run_until_asleep(rig: &mut Rig, woken: &Alarm) {
+    for _ in 0..5000 {
+        if rig.step() == (Step::Idle { until_ms: None }) && !woken.rang() {
+            return;
+        }
+    }
+    panic!("the maintainer never sleeps");
+}
+
+#[test]
+fn the_maintainer_never_sleeps_over_a_write_and_a_flush_that_came_at_any_reading_of_its_clock() {
+    let mut has_come = 0;
+    for reading in 1..60 {
+        for flush in [false, true] {
+            let mut rig = Rig::new();
+            let woken = Arc::new(Alarm::default());
+            rig.cache.set_maintenance_waker(Waker::from(Arc::clone(&woken)));
+            run_until_asleep(&mut rig, &woken);
+            assert!(rig.try_write(0, BLOCK, 1));
+            assert!(woken.rang(), "the first write after a rest wakes");
+            let cache = Arc::clone(&rig.cache);
+            rig.environment.at_clock_reading(reading, move || {
+                let waker = Waker::noop();
+                let admission = cache.write(ByteRange::at(BLOCK, BLOCK), &[2; 4096], waker);
+                assert!(matches!(admission, Ok(Admission::Done(_))));
+                if flush {
+                    cache.flush().unwrap();
+                }
+            });
+            run_until_asleep(&mut rig, &woken);
+            if !rig.environment.is_hook_done() {
+                continue;
+            }
+            has_come += 1;
+            let status = rig.cache.status();
+            assert_eq!(status.dirty_bytes, 0, "it sleeps; the write came at reading {reading}, flush {flush}");
+            assert_eq!(rig.on_disk(BLOCK), Seen::All(2));
+        }
+    }
+    assert!(has_come > 10, "the write came {has_come} times");
+}
+
+#[test]
+fn writers_that_wait_for_space_are_woken_when_the_cache_is_stopped() {
+    let rig = Rig::new();
+    let mut block = 0;
+    while rig.try_write(block * BLOCK, BLOCK, 1) {
+        block += 1;
+    }
+    rig.room.rang();
+    rig.cache.stop();
+    assert!(rig.room.rang());
+    let again = rig.cache.write(ByteRange::at(0, BLOCK), &[1; 4096], Waker::noop());
+    assert!(again.is_err(), "stopped");
+}
