@@ -49,6 +49,16 @@ struct Client {
     disk_queue: u64,
 }
 
+impl Client {
+    fn new(device: &Arc<Device<SimEnvironment>>, disk: &SimDisk, depth: usize) -> Self {
+        let told = Arc::new(Told::default());
+        let queue = disk.queue(depth);
+        let disk_queue = queue.number();
+        let queue = Queue::new(Arc::clone(device), queue, Waker::from(Arc::clone(&told)));
+        Self { queue, told, disk_queue }
+    }
+}
+
 /// What a process could do next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outlook {
@@ -64,6 +74,8 @@ pub enum Outlook {
 pub struct Process {
     environment: Arc<SimEnvironment>,
     cache: Arc<Cache<SimEnvironment>>,
+    device: Arc<Device<SimEnvironment>>,
+    depth: usize,
     clients: Vec<Client>,
     maintainer: Maintainer<SimEnvironment, SimQueue>,
     maintainer_told: Arc<Told>,
@@ -89,15 +101,7 @@ impl Process {
         let transport = Transport::open(Arc::clone(&environment), Region::new(memory.clone()))?;
         let cache = transport.open_cache(backend)?;
         let device = Arc::new(Device::cached(Arc::clone(&cache), disk.geometry()));
-        let clients = (0..clients)
-            .map(|_| {
-                let told = Arc::new(Told::default());
-                let queue = disk.queue(depth);
-                let disk_queue = queue.number();
-                let queue = Queue::new(Arc::clone(&device), queue, Waker::from(Arc::clone(&told)));
-                Client { queue, told, disk_queue }
-            })
-            .collect();
+        let clients = (0..clients).map(|_| Client::new(&device, disk, depth)).collect();
         let maintainer_told = Arc::new(Told::default());
         cache.set_maintenance_waker(Waker::from(Arc::clone(&maintainer_told)));
         let queue = disk.queue(depth);
@@ -106,6 +110,8 @@ impl Process {
         Ok(Self {
             environment,
             cache,
+            device,
+            depth,
             clients,
             maintainer,
             maintainer_told,
@@ -130,6 +136,12 @@ impl Process {
     pub fn submit(&mut self, client: usize, request: Request, done: &mut Vec<Completion>) {
         act_as(1 + client as u32);
         self.clients[client].queue.submit(request, done);
+    }
+
+    /// Client `client` goes away with whatever it waited for, and another one comes.
+    pub fn replace_client(&mut self, client: usize) {
+        act_as(1 + client as u32);
+        self.clients[client] = Client::new(&self.device, &self.disk, self.depth);
     }
 
     fn client_has_work(&self, client: usize) -> bool {

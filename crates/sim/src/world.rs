@@ -59,6 +59,8 @@ pub struct WorldOptions {
     pub depth: usize,
     /// What the clients ask for.
     pub mix: Mix,
+    /// Whether settings are changed meanwhile.
+    pub vary_settings: bool,
     /// Turns out of a thousand before which a crash is set up.
     pub crash_permille: u64,
     /// Turns out of a hundred in which the maintainer steps: few, and the cache is always full.
@@ -89,6 +91,7 @@ impl WorldOptions {
             discard_zeroes: true,
             depth: 4,
             mix: Mix::ALL,
+            vary_settings: false,
             crash_permille: *random.pick(&[2, 10, 40]),
             maintenance_percent: *random.pick(&[3, 10, 30]),
             crash_in_recovery_permille: 400,
@@ -99,6 +102,7 @@ impl WorldOptions {
 /// A request that a client waits for.
 struct Asked {
     wish: Wish,
+    client: usize,
     submitted: Moment,
     change: Option<OpenChange>,
 }
@@ -317,11 +321,34 @@ impl World {
             95 => self.environment.advance(self.random.between(1, 300)),
             96 => self.ask_drain(),
             97 | 98 => self.judge_backing(),
-            _ => {
-                if self.random.chance(50) {
-                    self.stop_and_start();
-                }
-            }
+            _ => match self.random.below(20) {
+                0 => self.stop_and_start(),
+                1..6 => self.replace_a_client(),
+                6..10 if self.options.vary_settings => self.vary_settings(),
+                _ => {}
+            },
+        }
+    }
+
+    /// A client goes away. One that waits for changes stays: nobody would know what became of them.
+    fn replace_a_client(&mut self) {
+        let client = self.random.below(self.options.clients as u64) as usize;
+        if self.asked.values().all(|asked| asked.client != client || asked.change.is_none()) {
+            self.process().replace_client(client);
+            self.asked.retain(|_, asked| asked.client != client);
+        }
+    }
+
+    /// Somebody changes the settings while the cache runs.
+    fn vary_settings(&mut self) {
+        let settings = Settings {
+            gc_percent: *self.random.pick(&[0, 10, 70, 90]),
+            consistency: *self.random.pick(&Consistency::ALL),
+            writeback_rate: *self.random.pick(&[0, 0, 100_000, 10_000_000]),
+            dirty_target_percent: *self.random.pick(&[0, 10, 90]),
+        };
+        if let Err(error) = self.process().cache().set_settings(settings) {
+            self.complain(format!("{settings:?}: {error}"));
         }
     }
 
@@ -356,9 +383,9 @@ impl World {
         let submitted = self.oracle.now();
         let id = self.next_id;
         self.next_id += 1;
-        self.asked.insert(id, Asked { wish, submitted, change });
-        let request = Request { id, operation: wish.operation, range: wish.range, fua: wish.fua, buffer };
         let client = self.random.below(self.options.clients as u64) as usize;
+        self.asked.insert(id, Asked { wish, client, submitted, change });
+        let request = Request { id, operation: wish.operation, range: wish.range, fua: wish.fua, buffer };
         let mut done = std::mem::take(&mut self.done);
         self.process().submit(client, request, &mut done);
         self.deliver(done);
@@ -443,7 +470,8 @@ impl World {
         let status = self.process().cache().status();
         if !status.backing_is_consistent {
             self.happened.images_void += 1;
-            if self.options.consistency == Consistency::Strict && !self.is_damaged {
+            let is_strict = self.options.consistency == Consistency::Strict && !self.options.vary_settings;
+            if is_strict && !self.is_damaged {
                 self.complain("strict, and the backing device is no crash state");
             }
             return;

@@ -4,7 +4,7 @@
 //! `CBD_SEED` chooses the first seed, `CBD_ROUNDS` the number of worlds, `CBD_TURNS` their length.
 
 use cbd_engine::Consistency;
-use cbd_sim::{Happened, Watchdog, World, WorldOptions, from_environment};
+use cbd_sim::{Happened, Mix, Watchdog, World, WorldOptions, from_environment};
 use std::time::Duration;
 
 /// Runs worlds, and returns what happened in all of them together.
@@ -93,5 +93,34 @@ fn a_disk_that_fails_now_and_then_agrees_with_the_array() {
         read_errors_permille: 20,
         write_errors_permille: 60,
         ..WorldOptions::small(seed, Consistency::Checkpoint)
+    });
+}
+
+#[test]
+fn settings_that_change_meanwhile_agree_with_the_array() {
+    run("settings", 8, |seed| WorldOptions {
+        vary_settings: true,
+        ..WorldOptions::small(seed, Consistency::Strict)
+    });
+}
+
+#[test]
+fn tiny_devices_agree_with_the_array() {
+    let sizes = [512, 1024, 4096, 4608, 64 << 10, 4 << 20, (4 << 20) + 512];
+    run("tiny devices", 7, |seed| WorldOptions {
+        size: sizes[seed as usize % sizes.len()],
+        ..WorldOptions::small(seed, Consistency::Strict)
+    });
+}
+
+#[test]
+fn sixteen_lanes_agree_with_the_array() {
+    run("sixteen lanes", 3, |seed| WorldOptions {
+        size: (40 << 20) + 99 * 512,
+        segments: 129,
+        clients: 3,
+        in_flight_max: 12,
+        mix: Mix { discard: 8, ..Mix::ALL },
+        ..WorldOptions::small(seed, Consistency::Strict)
     });
 }

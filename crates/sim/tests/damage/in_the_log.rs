@@ -200,7 +200,10 @@ fn damaged_data_costs_its_own_blocks_only() {
         rig.expect_value(0, 7);
         rig.expect_lost(BLOCK);
         rig.expect_value(2 * BLOCK, 7);
-        assert_eq!([0, BLOCK, 2 * BLOCK].map(|at| rig.on_disk(at)), [Seen::All(7), Seen::Initial, Seen::All(7)]);
+        assert_eq!(
+            [0, BLOCK, 2 * BLOCK].map(|at| rig.on_disk(at)),
+            [Seen::All(7), Seen::Initial, Seen::All(7)]
+        );
         if !restarted {
             rig = rig.restart();
         }

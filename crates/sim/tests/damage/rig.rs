@@ -169,18 +169,7 @@ impl Rig {
         let maintainer = Maintainer::new(Arc::clone(&cache), disk.queue(4), disk.geometry());
         let _watchdog = Watchdog::new(Duration::from_secs(240), "a small cache with damage");
         let room = Arc::default();
-        Self {
-            environment,
-            memory,
-            disk,
-            transport,
-            backend,
-            cache,
-            maintainer,
-            room,
-            shape,
-            _watchdog,
-        }
+        Self { environment, memory, disk, transport, backend, cache, maintainer, room, shape, _watchdog }
     }
 
     fn waker(&self) -> Waker {
@@ -404,8 +393,7 @@ pub struct Log {
 impl Log {
     /// Where the two copies of a slot lie.
     pub fn slot(&self, slot: u64) -> [u64; 2] {
-        let primary =
-            self.base + PAGE + slot / SLOTS_PER_PAIR * 2 * PAGE + slot % SLOTS_PER_PAIR * 64;
+        let primary = self.base + PAGE + slot / SLOTS_PER_PAIR * 2 * PAGE + slot % SLOTS_PER_PAIR * 64;
         [primary, primary + PAGE]
     }
 }

@@ -42,7 +42,10 @@ fn the_maintainer_never_sleeps_over_a_write_and_a_flush_that_came_at_any_reading
             }
             has_come += 1;
             let status = rig.cache.status();
-            assert_eq!(status.dirty_bytes, 0, "it sleeps; the write came at reading {reading}, flush {flush}");
+            assert_eq!(
+                status.dirty_bytes, 0,
+                "it sleeps; the write came at reading {reading}, flush {flush}"
+            );
             assert_eq!(rig.on_disk(BLOCK), Seen::All(2));
         }
     }
