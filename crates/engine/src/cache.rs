@@ -5,11 +5,11 @@ use crate::{
     flush::Pass,
     lane::{Lane, LaneMap},
     log,
+    logscan::Cursor,
     pool::Pool,
     quarantine::DamageLog,
     slots::TwoSlots,
     status::BackingTrouble,
-    writeback::Cursor,
 };
 use alloc::{boxed::Box, format, sync::Arc, vec::Vec};
 use cbd_format::{Drained, LaneTail, RecordPlace, SegmentShape};

@@ -14,11 +14,13 @@
 extern crate alloc;
 
 mod cache;
+mod drained;
 mod fill;
 mod flush;
 mod index;
 mod lane;
 mod log;
+mod logscan;
 mod maintainer;
 mod overlay;
 mod pool;

@@ -25,6 +25,8 @@ pub(crate) enum Meaning {
 #[derive(Default)]
 pub(crate) struct Overlay {
     extents: RangeMap<(Meaning, Place)>,
+    /// Damage was ever inserted. Nearly always false, and then nobody looks for it among many zeroes.
+    was_damaged: bool,
 }
 
 impl Overlay {
@@ -35,6 +37,7 @@ impl Overlay {
 
     /// `range` means `meaning` since `place`, but for what has a later meaning already.
     pub(crate) fn insert(&mut self, range: ByteRange, meaning: Meaning, place: Place) {
+        self.was_damaged |= meaning == Meaning::Damaged;
         self.extents.insert(range, (meaning, place), |(_, present)| *present > place);
     }
 
@@ -77,8 +80,10 @@ impl Overlay {
 
     /// All damaged extents.
     pub(crate) fn damaged(&self) -> impl Iterator<Item = (ByteRange, Place)> + '_ {
-        self.extents
-            .iter()
+        self.was_damaged
+            .then(|| self.extents.iter())
+            .into_iter()
+            .flatten()
             .filter(|(_, (meaning, _))| *meaning == Meaning::Damaged)
             .map(|(range, (_, place))| (range, place))
     }

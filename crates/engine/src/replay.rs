@@ -10,8 +10,8 @@ use crate::{
     index::Location,
     lane::{LaneState, LogSegment},
     log::SLOTS_MAX_OF_RECORD,
+    logscan::Cursor,
     overlay::{Meaning, Place},
-    writeback::Cursor,
 };
 use alloc::{
     collections::{BTreeMap, BTreeSet},

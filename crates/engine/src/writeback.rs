@@ -10,14 +10,19 @@
 //! It reads the logs, not the index, and holds no lane's lock while it writes.
 
 use crate::{
-    Cache, Consistency, Environment, index::Location, overlay::Place, rangemap::RangeMap,
+    Cache, Consistency, Environment,
+    drained::{store_drained, void_until_now},
+    index::Location,
+    logscan::Cursor,
+    overlay::Place,
+    rangemap::RangeMap,
     status::BackingTrouble,
 };
 use alloc::{collections::VecDeque, vec::Vec};
-use cbd_format::{Drained, Record, RecordKind};
+use cbd_format::RecordKind;
 use cbd_types::{
-    AlignedBuffer, BackingGeometry, BackingOp, BackingQueue, ByteRange, Epoch, Error, ErrorKind, LaneId,
-    OpToken, backing::BackingDone,
+    AlignedBuffer, BackingGeometry, BackingOp, BackingQueue, ByteRange, Error, ErrorKind, LaneId, OpToken,
+    backing::BackingDone,
 };
 use core::ops::ControlFlow;
 use core::sync::atomic::Ordering;
@@ -33,16 +38,6 @@ const DELAY_MS: u64 = 1000;
 /// A failed operation is tried again after this time, doubled each time up to the limit.
 const RETRY_FIRST_MS: u64 = 250;
 const RETRY_MAX_MS: u64 = 8000;
-
-/// What is called for each record of a log; a record of which both copies are damaged is `None`.
-type Visit<'a> = dyn FnMut(Location, Option<&Record>, Place) -> ControlFlow<()> + 'a;
-
-/// A place in a lane's log: where collecting goes on.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
-pub(crate) struct Cursor {
-    pub(crate) ordinal: u64,
-    pub(crate) slot: u32,
-}
 
 /// What a range of a batch becomes on the backing device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -547,33 +542,6 @@ impl Writeback {
     }
 }
 
-/// A version of something was skipped because it is damaged: until everything that is written now is on the backing
-/// device, it is no crash state, even if a later version covers the damage.
-fn void_until_now<E: Environment>(cache: &Cache<E>) {
-    let now = cache.epoch.load(Ordering::SeqCst);
-    store_drained(cache, |drained| drained.void_until = drained.void_until.get().max(now).into());
-}
-
-/// Stores a changed *drained*, fences, and only then lets others see it.
-fn store_drained<E: Environment>(cache: &Cache<E>, change: impl FnOnce(&mut Drained)) {
-    let mut slots = cache.drained.lock();
-    let mut drained = slots.content().copied().unwrap_or(Drained {
-        epoch: 0.into(),
-        void_until: 0.into(),
-        wall_ms: 0.into(),
-        ownership: 0.into(),
-        reserved: [0; 16],
-    });
-    change(&mut drained);
-    drained.ownership = cache.identity.ownership.into();
-    // Twice, so that one failed page does not take the backing device back to an older epoch.
-    for _ in 0..2 {
-        let stored = slots.store(cache.region(), drained);
-        cache.region().fence(stored);
-    }
-    cache.drained_now.store(drained.epoch.get(), Ordering::Release);
-}
-
 impl<E: Environment> Cache<E> {
     /// Whether anything is quarantined that nothing has healed.
     fn has_damage(&self) -> bool {
@@ -603,44 +571,6 @@ impl<E: Environment> Cache<E> {
         }
     }
 
-    /// Visits the records of a lane's log from `cursor` on, and moves it behind the last one for which `visit` went on. A
-    /// record of which both copies are damaged is given as `None`.
-    fn scan_log(&self, lane: LaneId, cursor: &mut Cursor, visit: &mut Visit<'_>) {
-        let drained = self.drained_epoch().0;
-        let segments: Vec<_> = {
-            let state = self.lanes[lane.index()].state.lock();
-            state.segments().filter(|segment| segment.ordinal >= cursor.ordinal).copied().collect()
-        };
-        for segment in segments {
-            if segment.ordinal > cursor.ordinal {
-                *cursor = Cursor { ordinal: segment.ordinal, slot: 0 };
-            }
-            if segment.last_dirty_epoch <= drained {
-                // Only fills, and what the backing device has.
-                cursor.slot = cursor.slot.max(segment.slots);
-                continue;
-            }
-            while cursor.slot < segment.slots {
-                let location = Location { segment: segment.segment, slot: cursor.slot };
-                let record = self.load_record(location).ok();
-                let next = match &record {
-                    Some(record) => cursor.slot + record.slots(),
-                    // The next one that can be read, however far: a failed page pair takes 64 slots at once.
-                    None => (cursor.slot + 1..segment.slots)
-                        .find(|slot| self.load_record(Location { slot: *slot, ..location }).is_ok())
-                        .unwrap_or(segment.slots),
-                };
-                // Several records may be lost together: what is condemned at the last of their places is all of
-                // them, and nothing behind.
-                let place = (segment.ordinal, if record.is_some() { cursor.slot } else { next - 1 });
-                if visit(location, record.as_ref(), place).is_break() {
-                    return;
-                }
-                cursor.slot = next;
-            }
-        }
-    }
-
     /// Loads what is to be written back, verified. Damage is quarantined, durably, and its range returned: it is not written.
     /// `None` when it could not be quarantined.
     fn load_for_writeback(
@@ -662,11 +592,5 @@ impl<E: Environment> Cache<E> {
             self.note_damage(damage.range, location, &damage.error);
             self.quarantine(lane, damage.range, record.sequence.get(), place).then_some(damage.range)
         })
-    }
-
-    /// How far the backing device alone can be trusted: the last epoch that is on it.
-    pub fn recovery_point(&self) -> (Epoch, u64) {
-        let drained = self.drained.lock();
-        drained.content().map_or((Epoch(0), 0), |now| (Epoch(now.epoch.get()), now.wall_ms.get()))
     }
 }

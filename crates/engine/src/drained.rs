@@ -1,0 +1,43 @@
+//! *Drained*: how far the backing device has caught up, durably.
+//!
+//! Always true here: what others see of it is durable already.
+
+use crate::{Cache, Environment};
+use cbd_format::Drained;
+use cbd_types::Epoch;
+use core::sync::atomic::Ordering;
+
+/// A version of something was skipped because it is damaged: until everything that is written now is on the backing
+/// device, it is no crash state, even if a later version covers the damage.
+pub(crate) fn void_until_now<E: Environment>(cache: &Cache<E>) {
+    let now = cache.epoch.load(Ordering::SeqCst);
+    store_drained(cache, |drained| drained.void_until = drained.void_until.get().max(now).into());
+}
+
+/// Stores a changed *drained*, fences, and only then lets others see it.
+pub(crate) fn store_drained<E: Environment>(cache: &Cache<E>, change: impl FnOnce(&mut Drained)) {
+    let mut slots = cache.drained.lock();
+    let mut drained = slots.content().copied().unwrap_or(Drained {
+        epoch: 0.into(),
+        void_until: 0.into(),
+        wall_ms: 0.into(),
+        ownership: 0.into(),
+        reserved: [0; 16],
+    });
+    change(&mut drained);
+    drained.ownership = cache.identity.ownership.into();
+    // Twice, so that one failed page does not take the backing device back to an older epoch.
+    for _ in 0..2 {
+        let stored = slots.store(cache.region(), drained);
+        cache.region().fence(stored);
+    }
+    cache.drained_now.store(drained.epoch.get(), Ordering::Release);
+}
+
+impl<E: Environment> Cache<E> {
+    /// How far the backing device alone can be trusted: the last epoch that is on it.
+    pub fn recovery_point(&self) -> (Epoch, u64) {
+        let drained = self.drained.lock();
+        drained.content().map_or((Epoch(0), 0), |now| (Epoch(now.epoch.get()), now.wall_ms.get()))
+    }
+}
