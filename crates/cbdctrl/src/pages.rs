@@ -40,3 +40,20 @@ fn ended(result: io::Result<()>) -> ExitCode {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_command_has_a_man_page() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(man(folder.path()), ExitCode::SUCCESS);
+        for command in Cli::command().get_subcommands() {
+            let page = folder.path().join(format!("cbdctrl-{}.1", command.get_name()));
+            assert!(std::fs::read_to_string(&page).unwrap().contains(".TH"), "{}", page.display());
+        }
+        assert!(folder.path().join("cbdctrl.1").exists());
+        assert!(folder.path().join("cbdd.8").exists());
+    }
+}

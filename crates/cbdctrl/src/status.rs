@@ -181,3 +181,71 @@ fn duration(seconds: u64) -> String {
         _ => format!("{} d {} h", seconds / 86_400, seconds / 3600 % 24),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As the daemon sends it.
+    fn status(cache: serde_json::Value) -> Status {
+        let mut base = serde_json::json!({
+            "size": 1 << 24, "free_segments": 3, "lanes": 2, "data_crc": true, "gc_percent": 70, "consistency": "strict",
+            "writeback_rate": 0, "writeback_percent": 10, "dirty_bytes": 4096, "read_hit_bytes": 3, "read_miss_bytes": 1,
+            "read_hit_ratio": 0.75, "epoch": 9, "drained_epoch": 8, "drained_ms": 1, "recovery_point": "as of then",
+            "void": null, "backing_errors": 0, "last_error": null, "writers_waiting": false, "written_bytes": 0,
+            "written_back_bytes": 0, "index_bytes": 0, "damage_found": 0, "damage_healed": 0, "quarantined": [],
+        });
+        if let (Some(base), Some(changes)) = (base.as_object_mut(), cache.as_object()) {
+            base.extend(changes.clone());
+        }
+        let mut transport = serde_json::to_value(cbd_daemon::api::TransportInfo {
+            alive: true,
+            path: "/mnt/pmem/r".into(),
+            durability: "process-crash".into(),
+            ..Default::default()
+        })
+        .unwrap();
+        transport["size"] = (1 << 26).into();
+        transport["backends"] = serde_json::json!([{
+            "backend_id": 0, "host_id": 0, "backend_path": "/dev/sdb", "alive": true, "cache_segs": 16,
+            "cache_gc_percent": 70, "cache_used_segs": 13, "blkdevs": [{
+                "blkdev_id": 0, "host_id": 0, "backend_id": 0, "dev_name": "/dev/cbd0", "alive": true, "export": "auto",
+            }],
+            "size": 1 << 30, "sector": 512, "handlers": 2, "backing": "", "atomic_unit": 1 << 18, "cache": base,
+        }]);
+        let page = serde_json::json!({
+            "version": "1", "pid": 7, "uptime_s": 90_000, "warnings": [], "transports": [transport],
+        });
+        serde_json::from_value(page).unwrap()
+    }
+
+    #[test]
+    fn the_page_says_what_a_user_must_know() {
+        let page = page(&status(serde_json::json!({})));
+        for part in [
+            "up 1 d 1 h",
+            "process-crash: acknowledged writes survive a crash of the daemon, NOT of the machine",
+            "75.0 % of the bytes read",
+            "4 KiB (4096 bytes)",
+            "as of then",
+            "atomic unit 256 KiB",
+            "/dev/cbd0 (auto)",
+        ] {
+            assert!(page.contains(part), "{part} is missing:\n{page}");
+        }
+        for part in ["VOID", "ERRORS", "QUARANTINED", "FULL", "DAMAGE"] {
+            assert!(!page.contains(part), "{part} is there:\n{page}");
+        }
+    }
+
+    #[test]
+    fn trouble_is_shown_in_capitals() {
+        let page = page(&status(serde_json::json!({
+            "void": "a batch is being written", "backing_errors": 4, "last_error": "EIO", "writers_waiting": true,
+            "damage_found": 2, "quarantined": [{"start": 0, "end": 4096, "reason": "checksum"}],
+        })));
+        for part in ["VOID", "ERRORS", "QUARANTINED", "FULL", "DAMAGE", "bytes 0..4096 (checksum)"] {
+            assert!(page.contains(part), "{part} is missing:\n{page}");
+        }
+    }
+}

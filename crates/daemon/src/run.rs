@@ -43,6 +43,7 @@ pub fn run(options: Options) -> Result<()> {
     logging::start(options.log_format, options.verbose);
     logging::abort_on_panic();
     system::ignore_file_size_signal();
+    system::raise_descriptor_limit();
     let config = Config::read(&options.paths.config)?;
     let group = config.daemon.group.as_deref().map(system::group_id).transpose()?;
     let mut socket = ControlSocket::listen(&options.paths.socket, group)?;

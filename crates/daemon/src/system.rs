@@ -96,6 +96,17 @@ pub fn may_lock_without_limit() -> bool {
     capable || (result == 0 && limit.rlim_cur == libc::RLIM_INFINITY)
 }
 
+/// Lets this process have as many descriptors as it may: each queue of each device has some of its own.
+pub fn raise_descriptor_limit() {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the kernel writes one `rlimit` to the pointer, which is valid for that.
+    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0 {
+        limit.rlim_cur = limit.rlim_max;
+        // SAFETY: the kernel reads one `rlimit` from the pointer, which is valid for that. Where it refuses, the limit stays.
+        unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
+    }
+}
+
 /// A write beyond the limit on file sizes is an error from now on, not the end of the process.
 pub fn ignore_file_size_signal() {
     // SAFETY: sets a signal's disposition to "ignored", which runs no code of ours.
