@@ -91,8 +91,9 @@ fn operations_complete_in_any_order() {
 #[should_panic(expected = "is in flight")]
 fn overlapping_changes_are_a_panic() {
     let disk = disk(8);
-    disk.queue(4).submit(OpToken(1), write(0, 2, 1));
-    disk.queue(4).submit(OpToken(1), write(1, 2, 1));
+    let mut queues = [disk.queue(4), disk.queue(4)];
+    queues[0].submit(OpToken(1), write(0, 2, 1));
+    queues[1].submit(OpToken(1), write(1, 2, 1));
 }
 
 #[test]
@@ -127,6 +128,16 @@ fn a_read_of_a_bad_range_fails_and_returns_nothing_of_use() {
     let mut queue = disk.queue(1);
     queue.submit(OpToken(1), BackingOp::Read { offset: 0, buffer: AlignedBuffer::zeroed(1024) });
     assert!(finish(&mut queue)[0].result.is_err());
+}
+
+#[test]
+fn a_queue_that_goes_away_leaves_nothing_in_flight() {
+    let disk = disk(8);
+    let mut queue = disk.queue(1);
+    queue.submit(OpToken(1), write(0, 1, 7));
+    drop(queue);
+    disk.queue(1).submit(OpToken(1), write(0, 1, 8));
+    assert_eq!(all(&disk.contents())[..512], [8; 512]);
 }
 
 #[test]

@@ -131,7 +131,7 @@ fn recovery_ends_in_bounded_time_however_many_quarantines_there_are() {
     rig.write_sectors(0, COUNT);
     rig.cache.flush().unwrap();
     for log in rig.logs() {
-        rig.lose_data(log, 20);
+        rig.lose_data(log, 26);
     }
     rig.drain();
     assert_eq!(rig.see(0), Seen::Media);

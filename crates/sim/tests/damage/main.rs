@@ -7,6 +7,7 @@
 mod at_recovery;
 mod in_the_log;
 mod of_one_copy;
+mod outside;
 mod reclaimed;
 mod rig;
 mod waiting;

@@ -26,11 +26,6 @@ fn busy() -> Rig {
     rig
 }
 
-/// Segments that hold a living log: reclaimed ones have nothing to lose.
-fn living(rig: &Rig) -> Vec<Log> {
-    rig.logs()
-}
-
 #[track_caller]
 fn expect_everything(rig: &Rig, what: &str) {
     for base in LANES {
@@ -103,7 +98,7 @@ fn one_failed_page_of_drained_does_not_turn_back_what_was_drained() {
 
 #[test]
 fn one_failed_header_of_a_segment_loses_nothing() {
-    for log in living(&busy()) {
+    for log in busy().logs() {
         expect_no_loss(log.base, &format!("the header of {log:?}"));
         expect_no_loss(log.base + log.size - PAGE, &format!("the copy of the header of {log:?}"));
     }
@@ -111,7 +106,7 @@ fn one_failed_header_of_a_segment_loses_nothing() {
 
 #[test]
 fn one_failed_page_of_records_loses_nothing_after_a_restart() {
-    for log in living(&busy()) {
+    for log in busy().logs() {
         for slot in [0, SLOTS_PER_PAIR] {
             // The second pair of pages holds records only where the records are of sectors.
             if !has_record(&busy(), log, slot) {
@@ -126,7 +121,7 @@ fn one_failed_page_of_records_loses_nothing_after_a_restart() {
 
 #[test]
 fn one_failed_page_of_records_loses_nothing_while_the_cache_runs() {
-    for log in living(&busy()) {
+    for log in busy().logs() {
         for at in log.slot(0) {
             let mut rig = busy();
             rig.poison(at, PAGE);

@@ -3,16 +3,14 @@
 //! Always true here: the first lane's records go to slots 0, 1, 2 ... of its segments; a read that the cache does not answer is
 //! answered by the simulated disk, as a device above would do.
 
+use crate::outside::{Alarm, RigEnvironment};
 use cbd_engine::{
-    Admission, BackendSpec, Cache, Environment, FormatOptions, Maintainer, Settings, Step, Transport,
-    ZeroProgress,
+    Admission, BackendSpec, Cache, FormatOptions, Maintainer, Settings, Step, Transport, ZeroProgress,
 };
-use cbd_sim::{Content, CrashMemory, Keep, SimDisk, SimEnvironment, SimQueue, Watchdog, act_as};
+use cbd_sim::{Content, CrashMemory, Keep, SimDisk, SimQueue, Watchdog, act_as};
 use cbd_types::{BackendId, ByteRange, ErrorKind, Region, Result};
-use parking_lot::Mutex;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Wake, Waker};
+use std::task::Waker;
 use std::time::Duration;
 
 pub const PAGE: u64 = 4096;
@@ -22,72 +20,6 @@ pub const SECTOR: u64 = 512;
 pub const SLOTS_PER_PAIR: u64 = 64;
 /// Steps after which a maintainer that is still busy counts as one that never ends.
 const STEPS_MAX: usize = 50_000;
-
-type Hook = (u32, Box<dyn FnOnce() + Send>);
-
-/// The simulated environment, with a place for others to come between: a reading of the clock.
-pub struct RigEnvironment {
-    inner: SimEnvironment,
-    hook: Mutex<Option<Hook>>,
-}
-
-impl RigEnvironment {
-    /// At the `count`-th reading of the clock from now, `work` is done first.
-    pub fn at_clock_reading(&self, count: u32, work: impl FnOnce() + Send + 'static) {
-        *self.hook.lock() = Some((count, Box::new(work)));
-    }
-
-    pub fn is_hook_done(&self) -> bool {
-        self.hook.lock().is_none()
-    }
-}
-
-impl Environment for RigEnvironment {
-    type Memory = CrashMemory;
-    type Lock = <SimEnvironment as Environment>::Lock;
-
-    fn random(&self) -> u64 {
-        self.inner.random()
-    }
-
-    fn wall_ms(&self) -> u64 {
-        self.inner.wall_ms()
-    }
-
-    fn monotonic_ms(&self) -> u64 {
-        let due = {
-            let mut hook = self.hook.lock();
-            match hook.as_mut() {
-                Some((count, _)) if *count > 1 => {
-                    *count -= 1;
-                    None
-                }
-                _ => hook.take(),
-            }
-        };
-        if let Some((_, work)) = due {
-            work();
-        }
-        self.inner.monotonic_ms()
-    }
-}
-
-/// A waker that remembers that it was called.
-#[derive(Default)]
-pub struct Alarm(AtomicBool);
-
-impl Wake for Alarm {
-    fn wake(self: Arc<Self>) {
-        self.0.store(true, Ordering::SeqCst);
-    }
-}
-
-impl Alarm {
-    /// Whether it was called since the last time this was asked.
-    pub fn rang(&self) -> bool {
-        self.0.swap(false, Ordering::SeqCst)
-    }
-}
 
 /// What a reader sees of a sector.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -137,8 +69,7 @@ impl Rig {
 
     pub fn of(shape: Shape) -> Self {
         act_as(0);
-        let environment =
-            Arc::new(RigEnvironment { inner: SimEnvironment::new(5, 0), hook: Mutex::new(None) });
+        let environment = Arc::new(RigEnvironment::new());
         let memory = CrashMemory::new((shape.segments + 4) * shape.segment + (256 << 10));
         let disk = SimDisk::new(SimDisk::ordinary(shape.device, SECTOR as u32), 3);
         let options = FormatOptions {
@@ -275,8 +206,8 @@ impl Rig {
     pub fn step(&mut self) -> Step {
         let step = self.maintainer.step();
         if let Step::Idle { until_ms: Some(until) } = step {
-            let now = self.environment.inner.clock_ms();
-            self.environment.inner.advance(until.saturating_sub(now).max(1));
+            let now = self.environment.clock_ms();
+            self.environment.advance(until.saturating_sub(now).max(1));
         }
         step
     }

@@ -1,0 +1,86 @@
+//! The outside of a small cache: a clock between whose readings others can come, and a waker that remembers.
+
+use cbd_engine::Environment;
+use cbd_sim::{CrashMemory, SimEnvironment};
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Wake;
+
+type Hook = (u32, Box<dyn FnOnce() + Send>);
+
+/// The simulated environment, with a place for others to come between: a reading of the clock.
+pub struct RigEnvironment {
+    inner: SimEnvironment,
+    hook: Mutex<Option<Hook>>,
+}
+
+impl RigEnvironment {
+    pub fn new() -> Self {
+        Self { inner: SimEnvironment::new(5, 0), hook: Mutex::new(None) }
+    }
+
+    pub fn clock_ms(&self) -> u64 {
+        self.inner.clock_ms()
+    }
+
+    pub fn advance(&self, ms: u64) {
+        self.inner.advance(ms);
+    }
+
+    /// At the `count`-th reading of the clock from now, `work` is done first.
+    pub fn at_clock_reading(&self, count: u32, work: impl FnOnce() + Send + 'static) {
+        *self.hook.lock() = Some((count, Box::new(work)));
+    }
+
+    pub fn is_hook_done(&self) -> bool {
+        self.hook.lock().is_none()
+    }
+}
+
+impl Environment for RigEnvironment {
+    type Memory = CrashMemory;
+    type Lock = <SimEnvironment as Environment>::Lock;
+
+    fn random(&self) -> u64 {
+        self.inner.random()
+    }
+
+    fn wall_ms(&self) -> u64 {
+        self.inner.wall_ms()
+    }
+
+    fn monotonic_ms(&self) -> u64 {
+        let due = {
+            let mut hook = self.hook.lock();
+            match hook.as_mut() {
+                Some((count, _)) if *count > 1 => {
+                    *count -= 1;
+                    None
+                }
+                _ => hook.take(),
+            }
+        };
+        if let Some((_, work)) = due {
+            work();
+        }
+        self.inner.monotonic_ms()
+    }
+}
+
+/// A waker that remembers that it was called.
+#[derive(Default)]
+pub struct Alarm(AtomicBool);
+
+impl Wake for Alarm {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+impl Alarm {
+    /// Whether it was called since the last time this was asked.
+    pub fn rang(&self) -> bool {
+        self.0.swap(false, Ordering::SeqCst)
+    }
+}
