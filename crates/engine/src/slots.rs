@@ -74,6 +74,15 @@ impl<T: SlotContent> TwoSlots<T> {
         }
     }
 
+    /// Stores `content` durably into both slots, the older one first: afterwards one failed page neither takes it nor brings
+    /// back what it replaced.
+    pub(crate) fn store_in_both<P: Pmem>(&mut self, region: &Region<P>, content: T) {
+        for _ in 0..2 {
+            let stored = self.store(region, content);
+            region.fence(stored);
+        }
+    }
+
     /// Makes both slots invalid. In flight until the caller fences.
     pub(crate) fn clear<P: Pmem>(&mut self, region: &Region<P>) -> InFlight {
         let zeroes = alloc::vec![0; T::SLOT_SIZE];

@@ -107,19 +107,22 @@ impl<E: Environment> Transport<E> {
         let cache_id = self.environment.random() | 1;
         if let Some(plan) = &plan {
             // 1. The segments name the cache. Without a row they are free all the same.
-            let mut stored = self.region.nothing_in_flight();
-            for segment in &plan.segments {
-                stored = stored.and(tables.segments[segment.index()].store(
-                    &self.region,
-                    SegmentEntry {
-                        backend: (row as u32).into(),
-                        reserved: 0.into(),
-                        cache_id: cache_id.into(),
-                        reserved2: [0; 32],
-                    },
-                ));
+            //    Both slots of an entry, so that one failed page gives none back to an earlier cache.
+            for _ in 0..2 {
+                let mut stored = self.region.nothing_in_flight();
+                for segment in &plan.segments {
+                    stored = stored.and(tables.segments[segment.index()].store(
+                        &self.region,
+                        SegmentEntry {
+                            backend: (row as u32).into(),
+                            reserved: 0.into(),
+                            cache_id: cache_id.into(),
+                            reserved2: [0; 32],
+                        },
+                    ));
+                }
+                self.region.fence(stored);
             }
-            self.region.fence(stored);
             // 2. The state block of an empty cache.
             self.initialise_state(plan, cache_id);
         }
@@ -128,7 +131,7 @@ impl<E: Environment> Transport<E> {
         let mut uuid = [0; 16];
         uuid[..8].copy_from_slice(&self.environment.random().to_le_bytes());
         uuid[8..].copy_from_slice(&self.environment.random().to_le_bytes());
-        let stored = tables.backends[row].store(
+        tables.backends[row].store_in_both(
             &self.region,
             BackendRow {
                 state: STATE_ACTIVE.into(),
@@ -156,7 +159,6 @@ impl<E: Environment> Transport<E> {
                 reserved: [0; 128],
             },
         );
-        self.region.fence(stored);
         Ok(BackendId(row as u32))
     }
 
@@ -239,11 +241,10 @@ impl<E: Environment> Transport<E> {
             stored = stored.and(mark.clear(&self.region)).and(tail.clear(&self.region));
         }
         self.region.fence(stored);
-        // Stale slots are gone; now the first tails.
-        let mut stored = self.region.nothing_in_flight();
+        // Stale slots are gone; now the first tails, in both slots.
         for lane in (0..plan.lanes).map(LaneId) {
             let mut tail = TwoSlots::<LaneTail>::empty(absolute(state.tail(lane)), u64::from(lane.0));
-            stored = stored.and(tail.store(
+            tail.store_in_both(
                 &self.region,
                 LaneTail {
                     ordinal: 1.into(),
@@ -251,9 +252,9 @@ impl<E: Environment> Transport<E> {
                     first_sequence: 1.into(),
                     reserved: [0; 24],
                 },
-            ));
+            );
         }
-        stored = stored.and(drained.store(
+        drained.store_in_both(
             &self.region,
             Drained {
                 epoch: 0.into(),
@@ -262,8 +263,7 @@ impl<E: Environment> Transport<E> {
                 ownership: 1.into(),
                 reserved: [0; 16],
             },
-        ));
-        self.region.fence(stored);
+        );
     }
 
     /// All backends.
@@ -322,8 +322,7 @@ impl<E: Environment> Transport<E> {
         let row = active_row(&mut tables.backends, id.index(), |row| row.state.get(), "backend")?;
         let Some(mut content) = row.content().copied() else { return Err(no_such("backend", id.index())) };
         change(&mut content);
-        let stored = row.store(&self.region, content);
-        self.region.fence(stored);
+        row.store_in_both(&self.region, content);
         Ok(())
     }
 

@@ -56,7 +56,7 @@ impl<E: Environment> Transport<E> {
             tables.backends[spec.backend.index()].content().map_or([0; 16], |backend| backend.uuid);
         let row = first_free(&tables.blkdevs, |row| row.state.get(), "blkdev")?;
         let ownership = tables.blkdevs[row].content().map_or(1, |old| old.ownership.get() + 1);
-        let stored = tables.blkdevs[row].store(
+        tables.blkdevs[row].store_in_both(
             &self.region,
             BlkdevRow {
                 state: STATE_ACTIVE.into(),
@@ -69,7 +69,6 @@ impl<E: Environment> Transport<E> {
                 reserved: [0; 200],
             },
         );
-        self.region.fence(stored);
         Ok(BlkdevId(row as u32))
     }
 
@@ -100,8 +99,7 @@ impl<E: Environment> Transport<E> {
         let row = active_row(&mut tables.blkdevs, id.index(), |row| row.state.get(), "blkdev")?;
         let Some(mut content) = row.content().copied() else { return Err(no_such("blkdev", id.index())) };
         content.state = STATE_FREE.into();
-        let stored = row.store(&self.region, content);
-        self.region.fence(stored);
+        row.store_in_both(&self.region, content);
         Ok(())
     }
 }

@@ -71,7 +71,7 @@ impl<E: Environment> Transport<E> {
             (None, None) => first_free(&tables.hosts, |row| row.state.get(), "host")?,
         };
         let ownership = tables.hosts[row].content().map_or(1, |old| old.ownership.get() + 1);
-        let stored = tables.hosts[row].store(
+        tables.hosts[row].store_in_both(
             &self.region,
             HostRow {
                 state: STATE_ACTIVE.into(),
@@ -82,7 +82,6 @@ impl<E: Environment> Transport<E> {
                 reserved: [0; 152],
             },
         );
-        self.region.fence(stored);
         Ok(HostId(row as u32))
     }
 
@@ -101,8 +100,7 @@ impl<E: Environment> Transport<E> {
         let row = active_row(&mut tables.hosts, host.index(), |row| row.state.get(), "host")?;
         let Some(mut content) = row.content().copied() else { return Ok(()) };
         content.state = STATE_FREE.into();
-        let stored = row.store(&self.region, content);
-        self.region.fence(stored);
+        row.store_in_both(&self.region, content);
         Ok(())
     }
 
