@@ -114,12 +114,19 @@ impl Log {
         u32::try_from(self.entries.len()).unwrap_or(u32::MAX)
     }
 
-    /// Notes that the next version of `slot` is about to be written, and makes it in `buffer`.
-    pub fn issue(&self, slot: u32, buffer: &mut [u8]) {
-        if let Some(entry) = self.entries.get(slot as usize) {
-            let version = entry.issued.fetch_add(1, Ordering::SeqCst) + 1;
-            fill(buffer, self.seed, slot, version);
-        }
+    /// Notes that the next version of `slot` is about to be written, makes it in `buffer`, and says which it is.
+    pub fn issue(&self, slot: u32, buffer: &mut [u8]) -> u32 {
+        let version = self
+            .entries
+            .get(slot as usize)
+            .map_or(0, |entry| entry.issued.fetch_add(1, Ordering::SeqCst) + 1);
+        fill(buffer, self.seed, slot, version);
+        version
+    }
+
+    /// Which version of `slot` a block is; none if it is no version of it, whole.
+    pub fn version_of(&self, slot: u32, block: &[u8]) -> Option<u32> {
+        version_of(block, self.seed, slot)
     }
 
     /// Notes that the newest version of `slot` was acknowledged.
@@ -159,9 +166,18 @@ impl Log {
         verdict
     }
 
+    /// Counts acknowledged writes from here on.
+    pub fn count_from_here(&self) {
+        for entry in &self.entries {
+            entry.acknowledged.store(0, Ordering::SeqCst);
+        }
+    }
+
     /// Writes to `slot` that were acknowledged.
     pub fn acknowledged(&self, slot: u32) -> u64 {
-        self.entries.get(slot as usize).map_or(0, |entry| u64::from(entry.acknowledged.load(Ordering::SeqCst)))
+        self.entries
+            .get(slot as usize)
+            .map_or(0, |entry| u64::from(entry.acknowledged.load(Ordering::SeqCst)))
     }
 
     /// Writes that were acknowledged.

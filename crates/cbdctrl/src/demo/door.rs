@@ -6,7 +6,7 @@
 use super::block::BLOCK;
 use super::filesystem::{Mounted, Tools};
 use cbd_nbd::{Client, ClientOptions, Listen};
-use cbd_types::{Context, Error, ErrorKind, Result};
+use cbd_types::{AlignedBuffer, Context, Error, ErrorKind, Result};
 use serde::Serialize;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -74,7 +74,10 @@ impl Door {
     /// What went wrong, with the device.
     pub fn make(way: Way, device: &Path, place: &Path, slots: u32) -> Result<Self> {
         if way == Way::Nbd {
-            return Ok(Self::Nbd(Listen::Unix(device.to_owned())));
+            let door = Self::again(way, device, place)?;
+            let mut io = door.open(Sync::Completed)?;
+            in_pieces(slots, |at, piece| io.write((at / BLOCK as u64) as u32, piece))?;
+            return Ok(door);
         }
         let tools = Tools::find()?;
         tools.make_file_system(device)?;
@@ -93,7 +96,8 @@ impl Door {
         if way == Way::Nbd {
             return Ok(Self::Nbd(Listen::Unix(device.to_owned())));
         }
-        let mounted = Mounted::mount(device, &place.join("mnt"), "noatime,lazytime,noinit_itable,nosuid,nodev")?;
+        let mounted =
+            Mounted::mount(device, &place.join("mnt"), "noatime,lazytime,noinit_itable,nosuid,nodev")?;
         Ok(Self::File { path: mounted.path().join(FILE), mounted })
     }
 
@@ -121,6 +125,14 @@ impl Door {
         }
     }
 
+    /// Where files can be saved, if there is a file system.
+    pub fn root(&self) -> Option<&Path> {
+        match self {
+            Self::File { mounted, .. } => Some(mounted.path()),
+            Self::Nbd(_) => None,
+        }
+    }
+
     /// Closes the door; every path through it is closed already.
     ///
     /// # Errors
@@ -138,25 +150,32 @@ pub const FILE: &str = "work";
 
 /// Written, not only allocated: the first write to a block that was never written changes the file system too.
 fn fill_with_zeroes(path: &Path, slots: u32) -> Result<()> {
-    let piece = cbd_types::AlignedBuffer::zeroed(1 << 20);
+    let failed = |error: std::io::Error| system(format!("{} cannot be filled", path.display()), &error);
+    let file = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .custom_flags(libc::O_DIRECT)
+        .open(path)
+        .map_err(failed)?;
+    in_pieces(slots, |at, piece| file.write_all_at(piece, at).map_err(failed))?;
+    file.sync_all().map_err(failed)?;
+    // The name too.
+    File::open(path.parent().unwrap_or(Path::new("/"))).and_then(|folder| folder.sync_all()).map_err(failed)
+}
+
+/// Zeroes for `slots` blocks, in pieces.
+fn in_pieces(slots: u32, mut write: impl FnMut(u64, &[u8]) -> Result<()>) -> Result<()> {
+    let zeroes = AlignedBuffer::zeroed(1 << 20);
     let all = u64::from(slots) * BLOCK as u64;
-    let fill = || -> std::io::Result<()> {
-        let file =
-            OpenOptions::new().write(true).create(true).truncate(true).custom_flags(libc::O_DIRECT).open(path)?;
-        let mut at = 0;
-        while at < all {
-            let length = piece.len().min(usize::try_from(all - at).unwrap_or(usize::MAX));
-            file.write_all_at(&piece[..length], at)?;
-            at += length as u64;
-            if super::interrupt::requested() {
-                return Err(std::io::ErrorKind::Interrupted.into());
-            }
-        }
-        file.sync_all()?;
-        // The name too.
-        File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
-    };
-    fill().map_err(|error| system(format!("{} cannot be filled", path.display()), &error))
+    let mut at = 0;
+    while at < all {
+        super::interrupt::check()?;
+        let length = zeroes.len().min(usize::try_from(all - at).unwrap_or(usize::MAX));
+        write(at, &zeroes[..length])?;
+        at += length as u64;
+    }
+    Ok(())
 }
 
 /// One thread's path to a device.
@@ -218,6 +237,7 @@ impl Io {
 /// An error of the system with what was being done.
 pub fn system(what: impl Into<String>, error: &std::io::Error) -> Error {
     let what: String = what.into();
-    let kind = if error.kind() == std::io::ErrorKind::Interrupted { ErrorKind::Stopped } else { ErrorKind::System };
+    let kind =
+        if error.kind() == std::io::ErrorKind::Interrupted { ErrorKind::Stopped } else { ErrorKind::System };
     Error::new(kind, format!("{what}: {error}"))
 }

@@ -66,7 +66,8 @@ impl Tools {
 
 fn program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let folders = std::env::split_paths(&path).chain(["/usr/sbin", "/sbin", "/usr/bin", "/bin"].map(PathBuf::from));
+    let folders =
+        std::env::split_paths(&path).chain(["/usr/sbin", "/sbin", "/usr/bin", "/bin"].map(PathBuf::from));
     folders.map(|folder| folder.join(name)).find(|path| path.is_file())
 }
 
@@ -74,7 +75,8 @@ fn program(name: &str) -> Option<PathBuf> {
 fn run(mut command: Command, name: &str) -> Result<()> {
     interrupt::check()?;
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).env("LC_ALL", "C");
-    let mut guarded = Guarded::start(&mut command).map_err(|error| system(format!("{name} cannot be run"), &error))?;
+    let mut guarded =
+        Guarded::start(&mut command).map_err(|error| system(format!("{name} cannot be run"), &error))?;
     // The tools say a few lines at most, which fit a pipe.
     let status = guarded.wait(TOOL_PATIENCE);
     interrupt::check()?;
@@ -111,7 +113,8 @@ impl Mounted {
     pub fn mount(device: &Path, path: &Path, options: &str) -> Result<Self> {
         fs::create_dir_all(path).map_err(|error| system(path.display().to_string(), &error))?;
         // A link to the device would be kept in the table of mounts.
-        let device = fs::canonicalize(device).map_err(|error| system(device.display().to_string(), &error))?;
+        let device =
+            fs::canonicalize(device).map_err(|error| system(device.display().to_string(), &error))?;
         let mut command = Command::new(Tools::find()?.mount);
         command.args(["-t", "ext4", "-o", options]).arg(&device).arg(path);
         // Made before it is mounted: if `mount` is interrupted after it has done its work, it is unmounted.
@@ -140,7 +143,9 @@ impl Mounted {
                 Err(error) if error.raw_os_error() == Some(libc::EBUSY) && Instant::now() < end => {
                     std::thread::sleep(Duration::from_millis(20));
                 }
-                Err(error) => return Err(system(format!("{} cannot be unmounted", self.path.display()), &error)),
+                Err(error) => {
+                    return Err(system(format!("{} cannot be unmounted", self.path.display()), &error));
+                }
             }
         }
         self.is_mounted = false;

@@ -67,11 +67,12 @@ pub struct Pair {
 ///
 /// # Errors
 /// What the device says, or that it gave wrong data.
-pub fn measure(door: &Door, log: &Log, duration: Duration, name: &str, bar: &dyn Fn(&str) -> Bar) -> Result<Pair> {
+pub fn measure(door: &Door, log: &Log, duration: Duration, bar: &dyn Fn(&str) -> Bar) -> Result<Pair> {
     let mut io = door.open(Sync::Completed)?;
-    let write = timed(&mut io, log, duration, true, bar(&format!("{name}: writing")))?;
-    read_all(&mut io, log, &bar(&format!("{name}: reading once")), |slot, block| log.judge(slot, block))?.check(name)?;
-    let read = timed(&mut io, log, duration, false, bar(&format!("{name}: reading")))?;
+    let write = timed(&mut io, log, duration, true, bar("random writes"))?;
+    read_all(&mut io, log, &bar("reading everything once"), |slot, block| log.judge(slot, block))?
+        .check("reading back")?;
+    let read = timed(&mut io, log, duration, false, bar("random reads"))?;
     Ok(Pair { write, read })
 }
 
@@ -87,7 +88,11 @@ fn timed(io: &mut Io, log: &Log, duration: Duration, is_write: bool, bar: Bar) -
             log.issue(slot, &mut buffer);
         }
         let start = Instant::now();
-        if is_write { io.write(slot, &buffer)? } else { io.read(slot, &mut buffer)? }
+        if is_write {
+            io.write(slot, &buffer)?
+        } else {
+            io.read(slot, &mut buffer)?
+        }
         let end = Instant::now();
         nanoseconds.push(u64::try_from((end - start).as_nanos()).unwrap_or(u64::MAX));
         if is_write {
@@ -121,19 +126,30 @@ pub struct Compared {
 }
 
 impl Compared {
-    fn add(&mut self, verdict: Verdict, writes: u64) {
+    /// Counts one block, to which so many writes were acknowledged.
+    pub fn add(&mut self, verdict: Verdict, writes: u64) {
         self.blocks += 1;
         match verdict {
             Verdict::Right => self.verified += writes,
             Verdict::Older(lost) => {
-                let lost = u64::from(lost).min(writes);
-                self.lost += lost;
-                self.verified += writes - lost;
+                self.lost += u64::from(lost);
+                self.verified += writes.saturating_sub(u64::from(lost));
             }
             Verdict::Wrong => {
                 self.wrong += 1;
                 self.lost += writes;
             }
+        }
+    }
+
+    /// Both together.
+    #[must_use]
+    pub const fn and(self, other: Self) -> Self {
+        Self {
+            blocks: self.blocks + other.blocks,
+            verified: self.verified + other.verified,
+            lost: self.lost + other.lost,
+            wrong: self.wrong + other.wrong,
         }
     }
 

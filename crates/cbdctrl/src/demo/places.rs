@@ -43,7 +43,10 @@ impl Place {
                 Ok(lock) => return Ok(Self { path, _lock: lock }),
                 // Another demonstration swept it before it was locked.
                 Err(error)
-                    if matches!(error.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::NotFound) =>
+                    if matches!(
+                        error.kind(),
+                        std::io::ErrorKind::WouldBlock | std::io::ErrorKind::NotFound
+                    ) =>
                 {
                     remove(&path);
                 }

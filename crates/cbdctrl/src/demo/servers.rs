@@ -71,7 +71,8 @@ impl Daemon {
     /// When it ends or is not ready in time, with what it said.
     pub fn start(folder: &Path, throttle: &str) -> Result<Self> {
         let run = folder.join("run");
-        fs::create_dir_all(folder.join("dev")).map_err(|error| system(folder.display().to_string(), &error))?;
+        fs::create_dir_all(folder.join("dev"))
+            .map_err(|error| system(folder.display().to_string(), &error))?;
         interrupt::watch_run_dir(run.clone());
         let socket = run.join("control.sock");
         let mut command = ourselves();
@@ -85,8 +86,7 @@ impl Daemon {
         let guarded =
             Guarded::start(&mut command).map_err(|error| system("the daemon cannot be started", &error))?;
         let client = Client::new(&socket);
-        let mut daemon =
-            Self { guarded, client, folder: folder.to_owned(), throttle: throttle.to_owned() };
+        let mut daemon = Self { guarded, client, folder: folder.to_owned(), throttle: throttle.to_owned() };
         daemon.wait_until_ready()?;
         Ok(daemon)
     }
@@ -166,11 +166,11 @@ impl Daemon {
             .flat_map(|transport| transport.backends)
             .find(|found| found.info.backend_id == backend)
             .ok_or_else(|| self.failed("the daemon has lost the backend".to_owned()))?;
-        let blkdevs = found.info.blkdevs.iter();
-        let mut errors = blkdevs.filter(|blkdev| !blkdev.alive).map(|blkdev| blkdev.error.clone());
-        match (&found.info.error, errors.next()) {
-            (Some(error), _) | (None, Some(Some(error))) => Err(self.failed(format!("not served: {error}"))),
-            (None, Some(None)) => Err(self.failed("the device is not served".to_owned())),
+        let down = found.info.blkdevs.iter().find(|blkdev| !blkdev.alive);
+        let reason = found.info.error.as_ref().or_else(|| down.and_then(|blkdev| blkdev.error.as_ref()));
+        match (reason, down) {
+            (Some(reason), _) => Err(self.failed(format!("not served: {reason}"))),
+            (None, Some(_)) => Err(self.failed("the device is not served".to_owned())),
             (None, None) => Ok(found),
         }
     }
@@ -305,7 +305,10 @@ impl MemoryServer {
         drop(self.guarded.child_mut().stdin.take());
         match self.guarded.wait(STOP_PATIENCE) {
             Some(status) if status.success() => Ok(()),
-            _ => Err(with_log("the server for memory did not end in order".to_owned(), &self.folder.join("memory.log"))),
+            _ => Err(with_log(
+                "the server for memory did not end in order".to_owned(),
+                &self.folder.join("memory.log"),
+            )),
         }
     }
 }

@@ -96,15 +96,17 @@ pub fn next_ending_signal() -> libc::c_int {
     }
 }
 
-/// Makes a child die with the thread that starts it, and keeps a Ctrl-C at the terminal from it: whoever started it ends
-/// it in order.
+/// Makes a child die with the thread that starts it. A Ctrl-C at the terminal does not reach it, so that whoever started it
+/// ends it in order; to the ending signals it listens, although this thread may hold them.
 pub fn bind_to_parent(command: &mut Command) {
     let parent = std::process::id();
     command.process_group(0);
+    let held = ending_set();
     let bind = move || {
+        // SAFETY: `held` is filled and outlives the call; the old mask is not asked for.
+        checked(unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const held, std::ptr::null_mut()) })?;
         // SAFETY: neither call takes pointers, and both may be made between fork and exec.
-        let (bound, now) =
-            unsafe { (libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL), libc::getppid()) };
+        let (bound, now) = unsafe { (libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL), libc::getppid()) };
         checked(bound)?;
         // The parent may have died before it was bound.
         if u32::try_from(now).is_ok_and(|now| now == parent) {
@@ -113,7 +115,7 @@ pub fn bind_to_parent(command: &mut Command) {
             Err(io::Error::from_raw_os_error(libc::ESRCH))
         }
     };
-    // SAFETY: between fork and exec the closure makes two system calls and allocates nothing.
+    // SAFETY: between fork and exec the closure makes three system calls and allocates nothing.
     unsafe { command.pre_exec(bind) };
 }
 
@@ -125,6 +127,23 @@ mod tests {
     fn a_file_system_has_some_room() {
         assert!(room(Path::new("/")).unwrap() < u64::MAX);
         assert!(room(Path::new("/nonexistent/x")).is_err());
+    }
+
+    #[test]
+    fn a_bound_child_hears_signals_that_its_parent_holds() {
+        let ended = std::thread::spawn(|| {
+            hold_ending_signals();
+            let mut command = Command::new("sleep");
+            command.arg("100");
+            bind_to_parent(&mut command);
+            let mut child = command.spawn().unwrap();
+            signal(child.id(), libc::SIGTERM);
+            child.wait().unwrap()
+        });
+        assert_eq!(
+            std::os::unix::process::ExitStatusExt::signal(&ended.join().unwrap()),
+            Some(libc::SIGTERM)
+        );
     }
 
     #[test]

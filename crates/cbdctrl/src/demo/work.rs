@@ -6,12 +6,40 @@
 
 use super::block::{BLOCK, Log, Random};
 use super::door::{Door, Io, Sync};
+use super::files::Files;
 use cbd_types::{AlignedBuffer, Error, Result};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
 
 /// Threads that write.
 pub const WRITERS: u32 = 8;
+
+/// Everything that was written to a device.
+#[derive(Debug)]
+pub struct Logs {
+    /// The blocks of the working set.
+    pub blocks: Log,
+    /// The files, where there is a file system.
+    pub files: Files,
+}
+
+impl Logs {
+    /// Nothing was written yet.
+    pub fn new(slots: u32, seed: u64) -> Self {
+        Self { blocks: Log::new(slots, seed), files: Files::new(!seed) }
+    }
+
+    /// Counts acknowledged writes from here on.
+    pub fn count_from_here(&self) {
+        self.blocks.count_from_here();
+        self.files.log().count_from_here();
+    }
+
+    /// Writes and saves that were acknowledged.
+    pub fn acknowledged(&self) -> u64 {
+        self.blocks.acknowledged_in_all() + self.files.log().acknowledged_in_all()
+    }
+}
 
 /// What those who write and who watches them share.
 #[derive(Debug, Default)]
@@ -52,7 +80,7 @@ pub struct Ended {
 /// What `watch` returns, or what the device says when it is opened.
 pub fn write_while<T>(
     door: &Door,
-    log: &Log,
+    logs: &Logs,
     seed: u64,
     watch: impl FnOnce(&Gauge) -> Result<T>,
 ) -> Result<(T, Vec<Ended>)> {
@@ -61,23 +89,24 @@ pub fn write_while<T>(
     let (watched, ended) = std::thread::scope(|scope| {
         // Stops them if `watch` panics too: the scope would wait for ever.
         let stop = StopOnDrop(&gauge);
+        let gauge = &gauge;
+        let saver = door.root().map(|root| scope.spawn(|| repeat(gauge, || logs.files.save(root))));
         let writers: Vec<_> = (0..WRITERS)
             .zip(paths)
-            .map(|(writer, io)| {
-                let gauge = &gauge;
-                scope.spawn(move || write(io, log, seed, writer, gauge))
-            })
+            .map(|(writer, io)| scope.spawn(move || write(io, &logs.blocks, seed, writer, gauge)))
             .collect();
-        let watched = watch(&gauge);
+        let watched = watch(gauge);
         drop(stop);
-        let ended: Vec<_> = writers.into_iter().map(|writer| writer.join()).collect();
+        let ended: Vec<_> = writers.into_iter().chain(saver).map(|writer| writer.join()).collect();
         (watched, ended)
     });
     let watched = watched?;
     let ended = ended
         .into_iter()
         .map(|ended| {
-            ended.map_err(|_| Error::new(cbd_types::ErrorKind::System, "a thread of the demonstration panicked"))
+            ended.map_err(|_| {
+                Error::new(cbd_types::ErrorKind::System, "a thread of the demonstration panicked")
+            })
         })
         .collect::<Result<_>>()?;
     Ok((watched, ended))
@@ -94,18 +123,25 @@ impl Drop for StopOnDrop<'_> {
 fn write(mut io: Io, log: &Log, seed: u64, writer: u32, gauge: &Gauge) -> Ended {
     let mut random = Random::new(seed.wrapping_add(u64::from(writer) << 40));
     let mut buffer = AlignedBuffer::zeroed(BLOCK);
-    while !gauge.stop.load(Ordering::SeqCst) {
+    repeat(gauge, || {
         let slot = random.below(log.slots() / WRITERS) * WRITERS + writer;
         log.issue(slot, &mut buffer);
+        io.write(slot, &buffer)?;
+        log.acknowledge(slot);
+        Ok(())
+    })
+}
+
+/// Does it again and again, until it is to stop or fails.
+fn repeat(gauge: &Gauge, mut step: impl FnMut() -> Result<()>) -> Ended {
+    while !gauge.stop.load(Ordering::SeqCst) {
         gauge.in_flight.fetch_add(1, Ordering::SeqCst);
         let issued = Instant::now();
-        let result = io.write(slot, &buffer);
-        if result.is_ok() {
-            log.acknowledge(slot);
-            gauge.acknowledged.fetch_add(1, Ordering::Relaxed);
-        } else {
-            gauge.failed.fetch_add(1, Ordering::SeqCst);
-        }
+        let result = step();
+        match &result {
+            Ok(()) => gauge.acknowledged.fetch_add(1, Ordering::Relaxed),
+            Err(_) => u64::from(gauge.failed.fetch_add(1, Ordering::SeqCst)),
+        };
         gauge.in_flight.fetch_sub(1, Ordering::SeqCst);
         if let Err(error) = result {
             return Ended { unacknowledged: Some((issued, error)) };

@@ -1,0 +1,266 @@
+//! What the demonstration found, as one JSON object and as a table.
+//!
+//! Always true here: the object has the same fields however the demonstration ends; what was not reached is null.
+
+use super::door::Way;
+use super::measure::Pair;
+use super::show::grouped;
+use cbd_backing::ThrottleParameters;
+use cbd_daemon::api::ErrorBody;
+use cbd_daemon::size::format_size;
+use serde::Serialize;
+use std::fmt::Write;
+
+/// Everything.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// Whether every check passed.
+    pub ok: bool,
+    /// What went wrong.
+    pub error: Option<ErrorBody>,
+    /// Version of this program.
+    pub version: &'static str,
+    /// Which way the device was reached.
+    pub path: Option<Way>,
+    /// Why it was not the better one.
+    pub fallback_reason: Option<String>,
+    /// The region.
+    pub region: Option<Region>,
+    /// What the disk is like.
+    pub throttle: Throttle,
+    /// Bytes of the disk.
+    pub disk_bytes: u64,
+    /// Bytes that are written and read.
+    pub working_set_bytes: u64,
+    /// Bytes of the cache.
+    pub cache_bytes: u64,
+    /// Requests that were measured.
+    pub samples: u64,
+    /// The figures.
+    pub results: Results,
+    /// The daemon's death.
+    pub kill: Option<Kill>,
+    /// The drain at the end.
+    pub drain: Option<Drain>,
+    /// Whether the backing file alone holds everything.
+    pub backing_verified: bool,
+    /// What was found in it.
+    pub backing: Option<BackingFound>,
+    /// Leftovers of killed demonstrations that were removed.
+    pub swept: Vec<String>,
+    /// How long all of it took.
+    pub duration_s: f64,
+}
+
+/// Where the region is.
+#[derive(Clone, Debug, Serialize)]
+pub struct Region {
+    /// Its file.
+    pub path: String,
+    /// Its size.
+    pub bytes: u64,
+    /// Whether it is in shared memory.
+    pub shared_memory: bool,
+    /// Why not.
+    pub reason: Option<String>,
+}
+
+/// The throttle in front of the backing file.
+#[derive(Clone, Debug, Serialize)]
+pub struct Throttle {
+    /// Average seek.
+    pub seek_ms: f64,
+    /// Rotations a minute.
+    pub rpm: f64,
+    /// Transfer rate.
+    pub mib_per_s: f64,
+    /// All of it as the daemon takes it.
+    pub specification: String,
+}
+
+impl From<ThrottleParameters> for Throttle {
+    fn from(parameters: ThrottleParameters) -> Self {
+        Self {
+            seek_ms: parameters.seek_ms,
+            rpm: parameters.rpm,
+            mib_per_s: parameters.mib_per_s,
+            specification: parameters.to_string(),
+        }
+    }
+}
+
+/// The figures of each device.
+#[derive(Clone, Copy, Default, Debug, Serialize)]
+pub struct Results {
+    /// The slow disk without a cache.
+    pub uncached: Option<Pair>,
+    /// The slow disk with a cache.
+    pub cached: Option<Pair>,
+    /// Plain memory.
+    pub memory: Option<Pair>,
+}
+
+impl Results {
+    /// Requests that were measured.
+    pub fn samples(&self) -> u64 {
+        [self.uncached, self.cached, self.memory]
+            .into_iter()
+            .flatten()
+            .map(|pair| pair.write.count + pair.read.count)
+            .sum()
+    }
+}
+
+/// What the death of the daemon came to.
+#[derive(Clone, Copy, Default, Debug, Serialize)]
+pub struct Kill {
+    /// Writes acknowledged before.
+    pub acknowledged: u64,
+    /// Writes in flight when it was killed, which were never acknowledged.
+    pub in_flight: u64,
+    /// Bytes that were in the cache only.
+    pub dirty_bytes: u64,
+    /// Bytes that the new daemon found to be in the cache only.
+    pub dirty_bytes_recovered: u64,
+    /// Acknowledged writes that were checked and are there.
+    pub verified: u64,
+    /// Acknowledged writes that are not.
+    pub lost: u64,
+    /// From the kill to the device being usable again.
+    pub recovery_ms: u64,
+    /// How often it was done: again if nothing was in flight.
+    pub attempts: u32,
+    /// Writes acknowledged after the restart.
+    pub acknowledged_after: u64,
+}
+
+/// What the drain came to.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Drain {
+    /// Dirty bytes when it began.
+    pub dirty_bytes: u64,
+    /// Bytes that were written to the disk.
+    pub written_bytes: u64,
+    /// How long it took.
+    pub seconds: f64,
+}
+
+/// What was found in the backing file alone.
+#[derive(Clone, Copy, Default, Debug, Serialize)]
+pub struct BackingFound {
+    /// Blocks that were compared.
+    pub blocks: u64,
+    /// Acknowledged writes that they hold.
+    pub verified: u64,
+    /// Bytes that were compared.
+    pub bytes: u64,
+    /// Whether a checker of file systems looked at it; absent where there is no file system or no checker.
+    pub file_system_checked: Option<bool>,
+}
+
+/// The table at the end, with what it means.
+pub fn table(report: &Report) -> String {
+    let mut rows = vec![["", "", "IOPS", "p50 us", "p99 us", "p99.9 us", "samples"].map(str::to_owned)];
+    let devices = [
+        ("disk alone", report.results.uncached),
+        ("with CBD", report.results.cached),
+        ("plain memory", report.results.memory),
+    ];
+    for (is_write, kind) in [(true, "write"), (false, "read")] {
+        for (index, (name, pair)) in devices.iter().enumerate() {
+            let Some(pair) = pair else { continue };
+            let figures = if is_write { pair.write } else { pair.read };
+            let kind = if index == 0 { kind } else { "" };
+            rows.push([
+                kind.to_owned(),
+                (*name).to_owned(),
+                whole(figures.iops),
+                time(figures.p50_us),
+                time(figures.p99_us),
+                time(figures.p999_us),
+                grouped(figures.count),
+            ]);
+        }
+    }
+    let mut text = String::from("4 KiB, random, one request at a time\n");
+    text.push_str(&aligned(&rows));
+    let _ = write!(
+        text,
+        "Working set {}, cache {}, all through the same export: {}.\n",
+        format_size(report.working_set_bytes),
+        format_size(report.cache_bytes),
+        report.path.map_or("none", Way::words)
+    );
+    text
+}
+
+/// Names to the left, numbers to the right.
+fn aligned(rows: &[[String; 7]]) -> String {
+    let mut widths = [0; 7];
+    for row in rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = cell.len().max(*width);
+        }
+    }
+    let mut text = String::new();
+    for (index, row) in rows.iter().enumerate() {
+        let mut line = String::new();
+        for (column, (cell, width)) in row.iter().zip(widths).enumerate() {
+            let _ =
+                if column < 2 { write!(line, "  {cell:<width$}") } else { write!(line, "   {cell:>width$}") };
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+        if index == 0 {
+            let all: usize = widths.iter().sum::<usize>() + 2 * 2 + 3 * 5 - 2;
+            let _ = writeln!(text, "  {}", "-".repeat(all));
+        }
+    }
+    text
+}
+
+fn whole(number: f64) -> String {
+    grouped(number.round() as u64)
+}
+
+fn time(microseconds: f64) -> String {
+    if microseconds < 100.0 { format!("{microseconds:.1}") } else { whole(microseconds) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::demo::measure::Figures;
+
+    #[test]
+    fn numbers_stand_under_each_other() {
+        let figures = |iops| Figures { iops, p50_us: 9.25, p99_us: 1234.0, p999_us: 20_000.0, count: 77 };
+        let pair = |iops| Some(Pair { write: figures(iops), read: figures(iops) });
+        let report = Report {
+            ok: true,
+            error: None,
+            version: "0",
+            path: Some(Way::Nbd),
+            fallback_reason: None,
+            region: None,
+            throttle: ThrottleParameters::HARD_DISK.into(),
+            disk_bytes: 0,
+            working_set_bytes: 64 << 20,
+            cache_bytes: 256 << 20,
+            samples: 0,
+            results: Results { uncached: pair(80.0), cached: pair(50_000.0), memory: pair(60_000.0) },
+            kill: None,
+            drain: None,
+            backing_verified: false,
+            backing: None,
+            swept: Vec::new(),
+            duration_s: 0.0,
+        };
+        let text = table(&report);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 10, "{text}");
+        assert!(lines[1..9].iter().all(|line| line.len() == lines[1].len()), "{text}");
+        assert!(lines[9].contains("64 MiB") && lines[9].contains("256 MiB"));
+        assert_eq!(report.results.samples(), 6 * 77);
+    }
+}

@@ -1,0 +1,315 @@
+//! What is shown, in order.
+//!
+//! Always true here: whatever is made is in a value that takes it away when it is dropped, in the opposite order.
+
+use super::Arguments;
+use super::block::{BLOCK, Log};
+use super::door::{Door, Way, system};
+use super::measure;
+use super::places::{self, Place};
+use super::report::{Drain, Region, Report, Results};
+use super::servers::{Daemon, MemoryServer, Started};
+use super::show::{Show, grouped};
+use super::work::{self, Logs};
+use super::{filesystem, interrupt};
+use cbd_backing::ThrottleParameters;
+use cbd_daemon::size::format_size;
+use cbd_types::{Error, ErrorKind, Result};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// How much, and how long.
+#[derive(Clone, Copy, Debug)]
+pub struct Scale {
+    /// Bytes of the disk.
+    pub disk: u64,
+    /// Bytes that are written and read.
+    pub working_set: u64,
+    /// Bytes of the cache.
+    pub cache: u64,
+    /// For each measurement of the slow disk.
+    pub slow: Duration,
+    /// For each other measurement.
+    pub fast: Duration,
+    /// Of checksummed writes before the kill.
+    pub before: Duration,
+    /// And after.
+    pub after: Duration,
+}
+
+/// What a user sees.
+pub const FULL: Scale = Scale {
+    disk: 512 << 20,
+    working_set: 64 << 20,
+    cache: 256 << 20,
+    slow: Duration::from_secs(8),
+    fast: Duration::from_secs(4),
+    before: Duration::from_secs(4),
+    after: Duration::from_secs(3),
+};
+
+/// For who has less time.
+pub const QUICK: Scale = Scale {
+    disk: 256 << 20,
+    working_set: 16 << 20,
+    cache: 96 << 20,
+    slow: Duration::from_millis(2500),
+    fast: Duration::from_millis(1500),
+    before: Duration::from_millis(1500),
+    after: Duration::from_secs(1),
+};
+
+const DISK: ThrottleParameters = ThrottleParameters::HARD_DISK;
+
+impl Scale {
+    const fn slots(&self) -> u32 {
+        (self.working_set / BLOCK as u64) as u32
+    }
+
+    /// The cache, and what a transport needs besides.
+    const fn region(&self) -> u64 {
+        self.cache + (16 << 20)
+    }
+}
+
+impl Report {
+    /// A report of nothing yet.
+    pub fn new(scale: &Scale) -> Self {
+        Self {
+            ok: false,
+            error: None,
+            version: env!("CARGO_PKG_VERSION"),
+            path: None,
+            fallback_reason: None,
+            region: None,
+            throttle: DISK.into(),
+            disk_bytes: scale.disk,
+            working_set_bytes: scale.working_set,
+            cache_bytes: scale.cache,
+            samples: 0,
+            results: Results::default(),
+            kill: None,
+            drain: None,
+            backing_verified: false,
+            backing: None,
+            swept: Vec::new(),
+            duration_s: 0.0,
+        }
+    }
+}
+
+/// Runs all of it.
+///
+/// # Errors
+/// The first thing that is not as it must be.
+pub fn tell(arguments: &Arguments, scale: &Scale, show: Show, report: &mut Report) -> Result<()> {
+    show.say("CBD: a persistent-memory write-back cache, shown on this machine.");
+    let swept = places::sweep();
+    if !swept.is_empty() {
+        show.say(&format!("Removed what {} demonstrations that were killed left behind.", swept.len()));
+    }
+    report.swept = swept.iter().map(|path| path.display().to_string()).collect();
+    let (way, reason) = choose(arguments)?;
+    let place = Place::make(&places::temporary())?;
+    let mut story = Story { scale: *scale, show, way, place };
+    report.fallback_reason = reason;
+    story.announce(report);
+    report.results.memory = match story.memory() {
+        // What could not be seen beforehand is seen now.
+        Err(error) if way == Way::FuseLoop && arguments.path.is_none() && !interrupt::requested() => {
+            report.fallback_reason = Some(error.line());
+            story.way = Way::Nbd;
+            story.announce(report);
+            Some(story.memory()?)
+        }
+        result => Some(result?),
+    };
+    story.disk(report)
+}
+
+fn choose(arguments: &Arguments) -> Result<(Way, Option<String>)> {
+    if arguments.path == Some(Way::Nbd) {
+        return Ok((Way::Nbd, Some("asked for with --path nbd".to_owned())));
+    }
+    match filesystem::try_everything() {
+        Ok(()) => Ok((Way::FuseLoop, None)),
+        Err(reason) => {
+            interrupt::check()?;
+            if arguments.path == Some(Way::FuseLoop) {
+                return Err(Error::new(ErrorKind::Unsupported, format!("--path fuse-loop: {reason}")));
+            }
+            Ok((Way::Nbd, Some(reason)))
+        }
+    }
+}
+
+/// What every chapter needs.
+pub struct Story {
+    pub scale: Scale,
+    pub show: Show,
+    pub way: Way,
+    pub place: Place,
+}
+
+impl Story {
+    fn announce(&self, report: &mut Report) {
+        report.path = Some(self.way);
+        self.show.say(&format!("The work is done through {}.", self.way.words()));
+        if let Some(reason) = &report.fallback_reason {
+            self.show.say(&format!("(Not through a kernel block device: {reason}.)"));
+        }
+    }
+
+    fn measure(&self, door: &Door, log: &Log, duration: Duration) -> Result<measure::Pair> {
+        measure::measure(door, log, duration, &|text| self.show.bar(text))
+    }
+
+    fn memory(&self) -> Result<measure::Pair> {
+        self.show.title("1. The limit: the same export over plain memory, without any disk.");
+        let folder = self.place.folder("memory")?;
+        let server = MemoryServer::start(&folder, self.scale.disk, self.way)?;
+        let log = Log::new(self.scale.slots(), seed());
+        let door = Door::make(self.way, &server.device(), &folder, log.slots())?;
+        let pair = self.measure(&door, &log, self.scale.fast)?;
+        door.close()?;
+        server.stop()?;
+        self.tell(&pair);
+        Ok(pair)
+    }
+
+    fn tell(&self, pair: &measure::Pair) {
+        let (write, read) = (&pair.write, &pair.read);
+        self.show.say(&format!(
+            "   {} writes a second, {} reads a second; half of them within {:.1} and {:.1} us.",
+            grouped(write.iops.round() as u64),
+            grouped(read.iops.round() as u64),
+            write.p50_us,
+            read.p50_us
+        ));
+    }
+
+    /// A disk that holds nothing.
+    fn new_disk(&self) -> Result<PathBuf> {
+        let path = self.place.path().join("disk");
+        File::create(&path)
+            .and_then(|file| file.set_len(self.scale.disk))
+            .map_err(|error| system(path.display().to_string(), &error))?;
+        Ok(path)
+    }
+
+    fn disk(&self, report: &mut Report) -> Result<()> {
+        let (region_place, reason) = places::for_region(self.scale.region())?;
+        let region = region_place.path().join("region");
+        report.region = Some(Region {
+            path: region.display().to_string(),
+            bytes: self.scale.region(),
+            shared_memory: reason.is_none(),
+            reason: reason.clone(),
+        });
+        let disk = self.new_disk()?;
+        let daemon = Daemon::start(&self.place.folder("daemon")?, &DISK.to_string())?;
+        daemon.register(&region, self.scale.region())?;
+
+        self.show.title(&format!(
+            "2. The disk alone: a file of {} that is made as slow as a hard disk ({} ms seek, {} rpm, {} MiB/s).",
+            format_size(self.scale.disk),
+            DISK.seek_ms,
+            DISK.rpm,
+            DISK.mib_per_s
+        ));
+        let alone = self.alone(&daemon, &disk)?;
+        self.tell(&alone);
+        report.results.uncached = Some(alone);
+
+        self.show.title(&format!(
+            "3. The same disk with a cache of {} in {}.",
+            format_size(self.scale.cache),
+            match reason {
+                None => "shared memory".to_owned(),
+                Some(reason) => format!("a file ({reason})"),
+            }
+        ));
+        let disk = self.new_disk()?;
+        let (logs, daemon) = self.cached(daemon, &disk, report)?;
+        daemon.stop()?;
+
+        self.show.title(
+            "6. The disk alone again: the daemon is gone, and the plain file is compared with the log.",
+        );
+        let found = self.compare_plain(&disk, &logs)?;
+        self.show.say(&format!(
+            "   All {} acknowledged writes are there, in {} blocks{}.",
+            grouped(found.verified),
+            grouped(found.blocks),
+            match found.file_system_checked {
+                Some(true) => ", and e2fsck finds no fault",
+                _ => "",
+            }
+        ));
+        report.backing = Some(found);
+        report.backing_verified = true;
+        Ok(())
+    }
+
+    fn alone(&self, daemon: &Daemon, disk: &Path) -> Result<measure::Pair> {
+        let started = daemon.start_backend(disk, None, self.way)?;
+        let log = Log::new(self.scale.slots(), seed());
+        let door = Door::make(self.way, &started.device, self.place.path(), log.slots())?;
+        let pair = self.measure(&door, &log, self.scale.slow)?;
+        door.close()?;
+        daemon.stop_backend(started.backend, |_| {})?;
+        Ok(pair)
+    }
+
+    /// Everything that happens to the disk while it has a cache.
+    fn cached(&self, daemon: Daemon, disk: &Path, report: &mut Report) -> Result<(Logs, Daemon)> {
+        let mut daemon = daemon;
+        let started = daemon.start_backend(disk, Some(self.scale.cache), self.way)?;
+        let logs = Logs::new(self.scale.slots(), seed());
+        let door = Door::make(self.way, &started.device, self.place.path(), logs.blocks.slots())?;
+        let pair = self.measure(&door, &logs.blocks, self.scale.fast)?;
+        self.tell(&pair);
+        report.results.cached = Some(pair);
+
+        self.show.title(&format!(
+            "4. {} threads write{}; in the middle of it the daemon is killed with SIGKILL.",
+            work::WRITERS,
+            if door.root().is_some() { ", another saves files" } else { "" }
+        ));
+        let door = self.kill(door, &logs, &mut daemon, &started, report)?;
+        door.close()?;
+
+        self.show.title("5. Drain: what is only in the cache goes to the slow disk.");
+        report.drain = Some(self.drain(&daemon, &started)?);
+        Ok((logs, daemon))
+    }
+
+    fn drain(&self, daemon: &Daemon, started: &Started) -> Result<Drain> {
+        let begun = Instant::now();
+        let dirty_bytes = daemon.dirty_bytes(started.backend)?;
+        let bar = self.show.bar("draining");
+        let done = daemon.stop_backend(started.backend, |progress| {
+            let all = progress.dirty_bytes_at_start.max(1);
+            bar.set(1.0 - progress.dirty_bytes as f64 / all as f64);
+        })?;
+        drop(bar);
+        let seconds = begun.elapsed().as_secs_f64();
+        self.show.say(&format!(
+            "   {} in the log, with every version of each block; {} written to the disk in {seconds:.1} s.",
+            format_size(dirty_bytes),
+            format_size(done.written_bytes),
+        ));
+        Ok(Drain {
+            dirty_bytes,
+            written_bytes: done.written_bytes,
+            seconds: (seconds * 100.0).round() / 100.0,
+        })
+    }
+}
+
+/// Something that is different each time.
+pub fn seed() -> u64 {
+    use std::hash::{BuildHasher, Hasher};
+    std::collections::hash_map::RandomState::new().build_hasher().finish()
+}

@@ -1,0 +1,264 @@
+//! The demonstration: both ways to the device, and that nothing of it is left, however it ends.
+//!
+//! They run where `CBD_SYSTEM_TESTS=1` says so, one after the other: what one leaves would be another's, and all measure.
+
+mod support;
+
+use serde_json::Value;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use support::{system_tests, until, wait};
+
+/// On a machine that does other things too.
+const PATIENCE: Duration = Duration::from_secs(150);
+
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// A folder for temporary files, and what was there before.
+struct Stage {
+    folder: tempfile::TempDir,
+    shared_before: Vec<PathBuf>,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Stage {
+    fn new() -> Self {
+        let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        let folder = tempfile::Builder::new().prefix("cbd-").tempdir().expect("a folder");
+        Self { folder, shared_before: ours_in(Path::new("/dev/shm")), _turn: turn }
+    }
+
+    fn start(&self, arguments: &[&str]) -> (Child, File) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cbdctrl"));
+        command.arg("demo").args(arguments).env("TMPDIR", self.folder.path());
+        support::child::dies_with_us(&mut command);
+        let said = tempfile::tempfile().expect("a file");
+        command.stdin(Stdio::null()).stdout(said.try_clone().expect("a file"));
+        (command.spawn().expect("cbdctrl"), said)
+    }
+
+    /// Runs it to its end, which must be a good one.
+    fn run(&self, arguments: &[&str]) -> Value {
+        let (mut demo, mut said) = self.start(arguments);
+        let Some(status) = wait(&mut demo, PATIENCE) else {
+            end(&mut demo);
+            panic!("it took more than {PATIENCE:?}: {}", text(&mut said));
+        };
+        let said = text(&mut said);
+        assert!(status.success(), "{status}: {said}");
+        serde_json::from_str(&said).expect("one JSON object")
+    }
+
+    /// Processes that were started from here.
+    fn processes(&self) -> Vec<String> {
+        let mark = self.folder.path().to_string_lossy().into_owned();
+        let entries = std::fs::read_dir("/proc").expect("/proc").flatten();
+        entries
+            .filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok())
+            .map(|line| String::from_utf8_lossy(&line).replace('\0', " "))
+            .filter(|line| line.contains(&mark))
+            .collect()
+    }
+
+    /// Loop devices over files in here.
+    fn loop_devices(&self) -> Vec<String> {
+        let mark = self.folder.path().to_string_lossy().into_owned();
+        let entries = std::fs::read_dir("/sys/block").expect("/sys/block").flatten();
+        entries
+            .filter_map(|entry| std::fs::read_to_string(entry.path().join("loop/backing_file")).ok())
+            .filter(|file| file.contains(&mark))
+            .collect()
+    }
+
+    #[track_caller]
+    fn holds_nothing(&self) {
+        until("the end of every process", || self.processes().is_empty());
+        // The last of them may still be on its way out.
+        until("the end of every loop device", || self.loop_devices().is_empty());
+        assert_eq!(ours_in(self.folder.path()), Vec::<PathBuf>::new());
+        assert_eq!(ours_in(Path::new("/dev/shm")), self.shared_before);
+        let mounts = std::fs::read_to_string("/proc/self/mounts").expect("mounts");
+        assert!(!mounts.contains(&*self.folder.path().to_string_lossy()), "{mounts}");
+    }
+}
+
+fn ours_in(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut ours: Vec<PathBuf> = entries
+        .map(|entry| entry.path())
+        .filter(|path| path.to_string_lossy().contains("cbd-demo-"))
+        .collect();
+    ours.sort();
+    ours
+}
+
+fn text(file: &mut File) -> String {
+    use std::io::Seek;
+    let mut text = String::new();
+    file.rewind().and_then(|()| file.read_to_string(&mut text)).expect("what it said");
+    text
+}
+
+fn end(process: &mut Child) {
+    let _ = process.kill();
+    let _ = process.wait();
+}
+
+fn signal(process: &Child, name: &str) {
+    let status = Command::new("kill").args([name, &process.id().to_string()]).status().expect("kill");
+    assert!(status.success());
+}
+
+#[track_caller]
+fn above_zero(report: &Value, pointer: &str) {
+    let value = report.pointer(pointer).and_then(Value::as_f64);
+    assert!(value.is_some_and(|value| value > 0.0), "{pointer} is {value:?} in {report:#}");
+}
+
+#[track_caller]
+fn shows_what_it_promises(report: &Value) {
+    assert_eq!(report["ok"], true);
+    assert_eq!(report["error"], Value::Null);
+    assert_eq!(report["backing_verified"], true);
+    assert_eq!(report["kill"]["lost"], 0);
+    assert_eq!(report["kill"]["verified"], report["kill"]["acknowledged"]);
+    for device in ["uncached", "cached", "memory"] {
+        for kind in ["write", "read"] {
+            for figure in ["iops", "p50_us", "p99_us", "p999_us", "count"] {
+                above_zero(report, &format!("/results/{device}/{kind}/{figure}"));
+            }
+        }
+    }
+    for pointer in [
+        "/kill/acknowledged",
+        "/kill/in_flight",
+        "/kill/dirty_bytes",
+        "/kill/dirty_bytes_recovered",
+        "/kill/acknowledged_after",
+        "/drain/written_bytes",
+        "/backing/verified",
+        "/working_set_bytes",
+        "/cache_bytes",
+        "/samples",
+        "/throttle/seek_ms",
+        "/throttle/rpm",
+        "/duration_s",
+    ] {
+        above_zero(report, pointer);
+    }
+    let median = |device: &str| report["results"][device]["write"]["p50_us"].as_f64().expect("a number");
+    assert!(median("cached") * 5.0 < median("uncached"), "a cache that is not faster: {report:#}");
+}
+
+#[test]
+fn by_nbd_everything_is_shown_and_nothing_is_left() {
+    if !system_tests("by_nbd_everything_is_shown_and_nothing_is_left") {
+        return;
+    }
+    let stage = Stage::new();
+    let report = stage.run(&["--quick", "--json", "--path", "nbd"]);
+    shows_what_it_promises(&report);
+    assert_eq!(report["path"], "nbd");
+    assert!(report["fallback_reason"].is_string());
+    stage.holds_nothing();
+}
+
+#[test]
+fn on_a_file_system_everything_is_shown_and_nothing_is_left() {
+    if !system_tests("on_a_file_system_everything_is_shown_and_nothing_is_left") {
+        return;
+    }
+    let stage = Stage::new();
+    let report = stage.run(&["--quick", "--json", "--path", "fuse-loop"]);
+    shows_what_it_promises(&report);
+    assert_eq!(report["path"], "fuse-loop");
+    assert_eq!(report["fallback_reason"], Value::Null);
+    assert_eq!(report["backing"]["file_system_checked"], true);
+    stage.holds_nothing();
+}
+
+#[test]
+fn a_user_without_rights_is_told_why_it_is_nbd() {
+    if !system_tests("a_user_without_rights_is_told_why_it_is_nbd") {
+        return;
+    }
+    let stage = Stage::new();
+    // Whoever runs the tests may hide the program from others: so it is copied to where they find it.
+    let folder = stage.folder.path();
+    std::fs::copy(env!("CARGO_BIN_EXE_cbdctrl"), folder.join("cbdctrl")).expect("a copy");
+    let open = |path: &Path| {
+        std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o777)).expect("rights");
+    };
+    open(folder);
+    open(&folder.join("cbdctrl"));
+    let mut command = Command::new(folder.join("cbdctrl"));
+    command.args(["demo", "--quick", "--json"]).env("TMPDIR", folder);
+    std::os::unix::process::CommandExt::uid(&mut command, 65534);
+    std::os::unix::process::CommandExt::gid(&mut command, 65534);
+    let ran = support::run_for(command, PATIENCE);
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    let report: Value = serde_json::from_str(&ran.stdout).expect("one JSON object");
+    shows_what_it_promises(&report);
+    assert_eq!(report["path"], "nbd");
+    assert!(report["fallback_reason"].as_str().is_some_and(|reason| reason.len() > 10), "{report:#}");
+    stage.holds_nothing();
+}
+
+/// Waits until the daemon is there, and the work with it.
+#[track_caller]
+fn until_the_daemon_works(stage: &Stage) {
+    until("the daemon", || stage.processes().iter().any(|line| line.contains(" daemon ")));
+    std::thread::sleep(Duration::from_millis(1500));
+}
+
+#[track_caller]
+fn interrupted_in(way: &str, name: &str) {
+    let stage = Stage::new();
+    let (mut demo, mut said) = stage.start(&["--json", "--path", way]);
+    until_the_daemon_works(&stage);
+    signal(&demo, name);
+    let status = wait(&mut demo, Duration::from_secs(30));
+    if status.is_none() {
+        end(&mut demo);
+    }
+    assert_eq!(status.and_then(|status| status.code()), Some(130));
+    let report: Value = serde_json::from_str(&text(&mut said)).expect("one JSON object");
+    assert_eq!(report["ok"], false);
+    stage.holds_nothing();
+}
+
+#[test]
+fn ctrl_c_leaves_nothing_behind() {
+    if system_tests("ctrl_c_leaves_nothing_behind") {
+        interrupted_in("nbd", "-INT");
+    }
+}
+
+#[test]
+fn ctrl_c_leaves_no_mount_behind() {
+    if system_tests("ctrl_c_leaves_no_mount_behind") {
+        interrupted_in("fuse-loop", "-INT");
+    }
+}
+
+#[test]
+fn what_a_killed_one_leaves_is_swept_by_the_next() {
+    if !system_tests("what_a_killed_one_leaves_is_swept_by_the_next") {
+        return;
+    }
+    let stage = Stage::new();
+    let (mut demo, _) = stage.start(&["--json", "--path", "fuse-loop"]);
+    until_the_daemon_works(&stage);
+    end(&mut demo);
+    // What it started dies with it; folders stay.
+    until("the end of every process", || stage.processes().is_empty());
+    until("the end of every loop device", || stage.loop_devices().is_empty());
+    assert!(!ours_in(stage.folder.path()).is_empty());
+    let report = stage.run(&["--quick", "--json", "--path", "nbd"]);
+    assert!(report["swept"].as_array().is_some_and(|swept| swept.len() >= 2), "{report:#}");
+    stage.holds_nothing();
+}
