@@ -4,7 +4,7 @@
 
 use super::blkdev::BlkdevSlot;
 use super::transport::{Running, running_mut};
-use super::{Fixed, Manager, after_predecessor};
+use super::{DISK_PATIENCE, Fixed, Manager, after_predecessor};
 use crate::api::{self, BackendInfo, SettingsChange};
 use crate::environment::ProcessEnvironment;
 use crate::queue::ServedDevice;
@@ -163,7 +163,7 @@ impl Running {
         for entry in entries.into_iter().filter(|entry| entry.host == self.host) {
             let id = entry.id;
             let mut slot = BackendSlot::new(entry);
-            if let Err(error) = after_predecessor(|| slot.start(fixed, self)) {
+            if let Err(error) = after_predecessor(DISK_PATIENCE, || slot.start(fixed, self)) {
                 tracing::error!(backend = id.0, "the backend is not up: {error}");
             }
             self.backends.insert(id, slot);

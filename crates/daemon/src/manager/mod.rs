@@ -40,8 +40,12 @@ use transport::TransportSlot;
 /// How often recovery points are looked at.
 const RECOVERY_POINT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How long what a predecessor held may stay in use: its locks go one after the other.
-const PREDECESSOR_PATIENCE: Duration = Duration::from_secs(1);
+/// How long a region that a predecessor held may stay in use: its locks go one after the other.
+const REGION_PATIENCE: Duration = Duration::from_secs(1);
+
+/// The same for a disk. Its lock goes when the last write that the predecessor left in the kernel has ended, which can take
+/// a slow disk long; without the lock that write could land on top of a later one.
+const DISK_PATIENCE: Duration = Duration::from_secs(20);
 
 /// What does not change while the daemon runs.
 #[derive(Debug)]
@@ -242,8 +246,8 @@ fn parse_decorators(text: &str) -> Result<Vec<Decorator>> {
 }
 
 /// Opens what a daemon that was killed a moment ago may still hold.
-fn after_predecessor<T>(mut open: impl FnMut() -> Result<T>) -> Result<T> {
-    let end = Instant::now() + PREDECESSOR_PATIENCE;
+fn after_predecessor<T>(patience: Duration, mut open: impl FnMut() -> Result<T>) -> Result<T> {
+    let end = Instant::now() + patience;
     loop {
         match open() {
             Err(error) if error.kind() == ErrorKind::Busy && Instant::now() < end => {

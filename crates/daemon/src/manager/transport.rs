@@ -1,7 +1,7 @@
 //! Transports: registering on a region, coming back to it, leaving it.
 
 use super::backend::BackendSlot;
-use super::{Fixed, Manager, Tables, after_predecessor};
+use super::{Fixed, Manager, REGION_PATIENCE, Tables, after_predecessor};
 use crate::api::{HostInfo, RegisterTransport, TransportInfo, TransportRegistered};
 use crate::environment::ProcessEnvironment;
 use crate::state::TransportEntry;
@@ -109,7 +109,8 @@ impl TransportSlot {
     /// Brings a transport back; one that cannot be is kept with its reason.
     pub fn restore(fixed: &Fixed, entry: TransportEntry) -> Result<Self> {
         let open = || open_region(fixed, &entry.path, &OpenOptions::default());
-        let running = after_predecessor(open).and_then(|opened| Running::come_back(fixed, &entry, opened));
+        let running = after_predecessor(REGION_PATIENCE, open)
+            .and_then(|opened| Running::come_back(fixed, &entry, opened));
         match running {
             Ok(running) => Ok(Self { entry, running: Ok(running) }),
             // The user asked for no daemon at all rather than one that loses data.
