@@ -221,6 +221,7 @@ impl Rig {
         let before = self.cache.settings().gc_percent;
         self.reclaim_at(0);
         self.drain();
+        self.settle();
         self.reclaim_at(before);
     }
 
