@@ -24,6 +24,8 @@ pub(crate) struct LogSegment {
     pub(crate) data_low: u64,
     /// The last epoch of a record that the backing device must learn of; 0 when there is none.
     pub(crate) last_dirty_epoch: u64,
+    /// Opened again by recovery: takes no data.
+    pub(crate) no_data: bool,
 }
 
 /// A read of the backing device whose data may become a record.

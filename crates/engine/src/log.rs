@@ -44,6 +44,7 @@ impl<E: Environment> Cache<E> {
         let may_use_open = asker == Asker::Essential || self.pool.free() >= self.pool.reserve();
         if let Some(open) = &lane.open
             && may_use_open
+            && !(open.no_data && length > 0)
             && shape.fits(open.slots, open.data_low, slots, length)
         {
             return true;
@@ -105,6 +106,7 @@ impl<E: Environment> Cache<E> {
             slots: 0,
             data_low: self.shape().data_top(),
             last_dirty_epoch: 0,
+            no_data: false,
         });
         lane.next_ordinal += 1;
     }

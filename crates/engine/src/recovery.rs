@@ -10,7 +10,7 @@ use crate::{
     cache::{Identity, Parts, Segment},
     flush::Pass,
     index::Index,
-    lane::{Counters, Lane, LaneState},
+    lane::{Counters, Lane, LaneState, LogSegment},
     replay::{ChainSegment, Tail},
     slots::TwoSlots,
 };
@@ -136,6 +136,7 @@ impl<E: Environment> Cache<E> {
         for segment in free {
             cache.pool.release(segment);
         }
+        cache.reopen_if_nothing_is_free(&chains);
         // The counter goes on above drained and above every epoch seen, dropped records included.
         cache.epoch.store(epoch + 1, Ordering::SeqCst);
         cache.pass.get_mut().begin_at(epoch + 1);
@@ -151,6 +152,29 @@ impl<E: Environment> Cache<E> {
             }
         }
         Ok(cache)
+    }
+
+    /// A quarantine may have taken the last free segment before the crash. It is sealed now, and reclaim could carry no quarantine
+    /// out of a tail: nothing would ever be free again. So a lane goes on in its last segment, in the run that it
+    /// belongs to, with records that have no data.
+    ///
+    /// A record that was dropped may stand in the next slot. Both its copies are overwritten by one with its sequence number;
+    /// if a power cut tears that, the dropped one is found as torn as it was, since its data was not touched. Data could
+    /// complete it, which is why none is taken.
+    fn reopen_if_nothing_is_free(&self, chains: &[Vec<ChainSegment>]) {
+        if self.pool.free() >= self.pool.reserve() {
+            return;
+        }
+        for (lane, chain) in self.lanes.iter().zip(chains) {
+            let mut state = lane.state.lock();
+            let Some(last) = chain.last() else { continue };
+            if state.sealed.back().is_none_or(|sealed| sealed.segment != last.segment) {
+                continue;
+            }
+            state.open = state.sealed.pop_back().map(|segment| LogSegment { no_data: true, ..segment });
+            state.run = last.header.run.get();
+            state.cut = last.header.cut.get();
+        }
     }
 
     /// After a mere process crash the last stores of each lane may be only in a processor's cache: a power cut
@@ -177,7 +201,8 @@ impl<E: Environment> Cache<E> {
             }
             // The last record that was accepted, its further lines and its data.
             let state = self.lanes[lane].state.lock();
-            let Some(last) = state.sealed.iter().rev().find(|segment| segment.slots > 0) else { continue };
+            let segments: Vec<_> = state.segments().copied().collect();
+            let Some(last) = segments.iter().rev().find(|segment| segment.slots > 0) else { continue };
             let base = self.segments[last.segment as usize].base;
             let first = last.slots.saturating_sub(crate::log::SLOTS_MAX_OF_RECORD);
             for slot in first..last.slots {

@@ -180,6 +180,7 @@ impl<E: Environment> Cache<E> {
             slots: 0,
             data_low: self.shape().data_top(),
             last_dirty_epoch: 0,
+            no_data: false,
         };
         let mut expected = segment.header.first_sequence.get();
         // The last record is applied only when it is known not to be torn.

@@ -205,7 +205,6 @@ fn a_full_cache_with_quarantines_opens_again_at_any_moment_and_forgets_none() {
 }
 
 #[test]
-#[ignore = "known: after a crash between two quarantines nothing is free and none can be carried"]
 fn writers_of_a_full_cache_with_quarantines_go_on_after_a_crash_at_any_moment() {
     for steps in [0, 1, 5, 20, 100] {
         let mut rig = full_of_rot_crashed_after(steps);
