@@ -62,11 +62,6 @@ impl<E: Environment> Cache<E> {
         met
     }
 
-    /// A read found damage and took the data from the backing device.
-    pub(crate) fn note_healed(&self, _range: ByteRange) {
-        self.damage.lock().healed += 1;
-    }
-
     /// Makes damage of `range`, which the record `sequence` at `place` held, durable: from now on reads of it fail, as
     /// far as nothing newer covers it. `false` when the region has no segment left for the record; nothing may be
     /// declared clean then.

@@ -103,7 +103,11 @@ impl<E: Environment> Cache<E> {
     ) -> Result<()> {
         let record = match self.load_record(location) {
             Ok(record) => record,
-            // Whether it was clean went with the record; the segment may still say so.
+            // Whether it was clean went with the record; its segment may still say so.
+            Err(_) if self.is_clean_segment(location, piece) => {
+                misses.push(self.read_anew(location, piece));
+                return Ok(());
+            }
             Err(error) => {
                 self.note_damage(piece, location, &error);
                 return Err(error);
@@ -117,20 +121,8 @@ impl<E: Environment> Cache<E> {
         }
         match self.load_data(location, &record, piece, out) {
             Ok(()) => Ok(()),
-            Err(damage) if self.is_clean(&record) => {
-                // The backing device has it: read it there and cache it anew. A write may have come between, and it has
-                // cancelled only the fills that it found: what is not the newest any more must not be recorded.
-                self.note_healed(damage.range);
-                let mut state = self.lane(piece.start).state.lock();
-                let mut is_newest = true;
-                self.look_up(&mut state, piece, &mut |_, source| {
-                    is_newest &= source == Source::Record(location)
-                });
-                let miss = self.register_fill(&mut state, piece);
-                if !is_newest {
-                    state.fills.retain(|fill| !miss.is(fill));
-                }
-                misses.push(miss);
+            Err(_) if self.is_clean(&record) => {
+                misses.push(self.read_anew(location, piece));
                 Ok(())
             }
             Err(damage) => {
@@ -138,6 +130,29 @@ impl<E: Environment> Cache<E> {
                 Err(damage.error)
             }
         }
+    }
+
+    /// What a damaged record held is on the backing device: read it there and cache it anew. A write may have come between,
+    /// and it has cancelled only the fills that it found: what is not the newest any more must not be recorded.
+    fn read_anew(&self, location: Location, piece: ByteRange) -> Miss {
+        self.damage.lock().healed += 1;
+        let mut state = self.lane(piece.start).state.lock();
+        let mut is_newest = true;
+        self.look_up(&mut state, piece, &mut |_, source| is_newest &= source == Source::Record(location));
+        let miss = self.register_fill(&mut state, piece);
+        if !is_newest {
+            state.fills.retain(|fill| !miss.is(fill));
+        }
+        miss
+    }
+
+    /// Whether the backing device has all that the segment of `location` holds.
+    fn is_clean_segment(&self, location: Location, piece: ByteRange) -> bool {
+        let state = self.lane(piece.start).state.lock();
+        let drained = self.drained_epoch().0;
+        state
+            .segments()
+            .any(|segment| segment.segment == location.segment && segment.last_dirty_epoch <= drained)
     }
 
     /// Calls `give` for each piece of `range` in order with where its newest bytes are.

@@ -39,6 +39,17 @@ fn a_clean_block_whose_record_was_lost_and_reclaimed_survives_a_restart() {
 }
 
 #[test]
+fn a_clean_block_whose_record_was_lost_is_read_from_the_backing_device_before_it_is_reclaimed() {
+    let mut rig = Rig::of(Shape::default());
+    assert!(rig.try_write(0, BLOCK, 7));
+    rig.drain();
+    rig.lose_pair(rig.first_log(), 0);
+    rig.expect_value(0, 7);
+    assert_eq!(rig.cache.status().damaged, []);
+    assert!(rig.cache.status().damage_healed > 0);
+}
+
+#[test]
 fn a_segment_with_a_lost_record_is_used_anew_by_one_writer_only() {
     let mut rig = Rig::of(Shape { device: 16 << 20, lanes_max: 2, segments: 17, ..Shape::default() });
     // Chunks 0 and 1 belong to different lanes.
