@@ -18,10 +18,9 @@ const PATIENCE: Duration = Duration::from_secs(150);
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// A folder for temporary files, and what was there before.
+/// A folder for temporary files.
 struct Stage {
     folder: tempfile::TempDir,
-    shared_before: Vec<PathBuf>,
     _turn: MutexGuard<'static, ()>,
 }
 
@@ -29,7 +28,7 @@ impl Stage {
     fn new() -> Self {
         let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let folder = tempfile::Builder::new().prefix("cbd-").tempdir().expect("a folder");
-        Self { folder, shared_before: ours_in(Path::new("/dev/shm")), _turn: turn }
+        Self { folder, _turn: turn }
     }
 
     fn start(&self, arguments: &[&str]) -> (Child, File) {
@@ -53,25 +52,22 @@ impl Stage {
         serde_json::from_str(&said).expect("one JSON object")
     }
 
-    /// Processes that were started from here.
-    fn processes(&self) -> Vec<String> {
+    /// Processes that were started from here: number and command line.
+    fn processes(&self) -> Vec<(PathBuf, String)> {
         let mark = self.folder.path().to_string_lossy().into_owned();
         let entries = std::fs::read_dir("/proc").expect("/proc").flatten();
         entries
-            .filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok())
-            .map(|line| String::from_utf8_lossy(&line).replace('\0', " "))
-            .filter(|line| line.contains(&mark))
+            .filter_map(|entry| Some((entry.path(), std::fs::read(entry.path().join("cmdline")).ok()?)))
+            .map(|(process, line)| (process, String::from_utf8_lossy(&line).replace('\0', " ")))
+            .filter(|(_, line)| line.contains(&mark))
             .collect()
     }
 
     /// Loop devices over files in here.
-    fn loop_devices(&self) -> Vec<String> {
+    fn loop_devices(&self) -> Vec<PathBuf> {
         let mark = self.folder.path().to_string_lossy().into_owned();
-        let entries = std::fs::read_dir("/sys/block").expect("/sys/block").flatten();
-        entries
-            .filter_map(|entry| std::fs::read_to_string(entry.path().join("loop/backing_file")).ok())
-            .filter(|file| file.contains(&mark))
-            .collect()
+        let devices = std::fs::read_dir("/sys/block").expect("/sys/block").flatten();
+        devices.map(|device| device.path()).filter(|device| file_of(device).contains(&mark)).collect()
     }
 
     #[track_caller]
@@ -80,10 +76,15 @@ impl Stage {
         // The last of them may still be on its way out.
         until("the end of every loop device", || self.loop_devices().is_empty());
         assert_eq!(ours_in(self.folder.path()), Vec::<PathBuf>::new());
-        assert_eq!(ours_in(Path::new("/dev/shm")), self.shared_before);
+        assert_eq!(dead_in(Path::new("/dev/shm")), Vec::<PathBuf>::new());
         let mounts = std::fs::read_to_string("/proc/self/mounts").expect("mounts");
         assert!(!mounts.contains(&*self.folder.path().to_string_lossy()), "{mounts}");
     }
+}
+
+/// What a loop device is bound to; without its folder once that is unmounted.
+fn file_of(device: &Path) -> String {
+    std::fs::read_to_string(device.join("loop/backing_file")).unwrap_or_default()
 }
 
 fn ours_in(folder: &Path) -> Vec<PathBuf> {
@@ -93,6 +94,15 @@ fn ours_in(folder: &Path) -> Vec<PathBuf> {
         .filter(|path| path.to_string_lossy().contains("cbd-demo-"))
         .collect();
     ours.sort();
+    ours
+}
+
+/// Those that no demonstration holds any more.
+fn dead_in(folder: &Path) -> Vec<PathBuf> {
+    let mut ours = ours_in(folder);
+    ours.retain(|path| {
+        File::open(path.join("cbd-demo.lock")).is_ok_and(|lock| lock.try_lock().is_ok()) && path.exists()
+    });
     ours
 }
 
@@ -211,7 +221,7 @@ fn a_user_without_rights_is_told_why_it_is_nbd() {
 /// Waits until the daemon is there, and the work with it.
 #[track_caller]
 fn until_the_daemon_works(stage: &Stage) {
-    until("the daemon", || stage.processes().iter().any(|line| line.contains(" daemon ")));
+    until("the daemon", || stage.processes().iter().any(|(_, line)| line.contains(" daemon ")));
     std::thread::sleep(Duration::from_millis(1500));
 }
 
@@ -253,10 +263,14 @@ fn what_a_killed_one_leaves_is_swept_by_the_next() {
     let stage = Stage::new();
     let (mut demo, _) = stage.start(&["--json", "--path", "fuse-loop"]);
     until_the_daemon_works(&stage);
+    let (processes, devices) = (stage.processes(), stage.loop_devices());
+    assert!(!processes.is_empty() && !devices.is_empty());
     end(&mut demo);
-    // What it started dies with it; folders stay.
-    until("the end of every process", || stage.processes().is_empty());
-    until("the end of every loop device", || stage.loop_devices().is_empty());
+    // What it started dies with it, to the end: a process that ends has no command line any more. Folders stay.
+    until("the end of every process", || !processes.iter().any(|(process, _)| process.exists()));
+    until("the end of every loop device", || {
+        !devices.iter().any(|device| file_of(device).trim() == "/cbd0") && stage.loop_devices().is_empty()
+    });
     assert!(!ours_in(stage.folder.path()).is_empty());
     let report = stage.run(&["--quick", "--json", "--path", "nbd"]);
     assert!(report["swept"].as_array().is_some_and(|swept| swept.len() >= 2), "{report:#}");

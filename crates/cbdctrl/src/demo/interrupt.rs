@@ -5,7 +5,6 @@
 
 use super::system;
 use cbd_types::{Error, ErrorKind, Result};
-use std::path::PathBuf;
 use std::process::{Child, ExitStatus};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,12 +12,13 @@ use std::time::{Duration, Instant};
 
 /// How long an orderly end may take after a signal before children are killed.
 const GRACE: Duration = Duration::from_secs(4);
+/// How long the kernel may take to end a killed child and its I/O.
+const KILL_PATIENCE: Duration = Duration::from_secs(10);
 /// Between two looks at a child: its end raises no event that several threads could wait for.
 const LOOK: Duration = Duration::from_millis(5);
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 static CHILDREN: Mutex<Vec<u32>> = Mutex::new(Vec::new());
-static RUN_DIRS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 fn children() -> MutexGuard<'static, Vec<u32>> {
     CHILDREN.lock().unwrap_or_else(PoisonError::into_inner)
@@ -36,10 +36,8 @@ pub fn listen() -> Result<()> {
             system::next_ending_signal();
             INTERRUPTED.store(true, Ordering::SeqCst);
             std::thread::sleep(GRACE);
+            // Whatever holds the demonstration up waits for one of them, or for a device that one of them serves.
             kill_everything();
-            // Whatever still holds the demonstration up waits for a device whose server is dead.
-            std::thread::sleep(GRACE);
-            abort_connections();
         })
         .map(drop)
         .map_err(|error| Error::new(ErrorKind::System, format!("no thread that waits for signals: {error}")))
@@ -58,25 +56,13 @@ pub fn check() -> Result<()> {
     if requested() { Err(Error::new(ErrorKind::Stopped, "interrupted")) } else { Ok(()) }
 }
 
-/// A folder under which FUSE connections are aborted if nothing else helps.
-pub fn watch_run_dir(path: PathBuf) {
-    RUN_DIRS.lock().unwrap_or_else(PoisonError::into_inner).push(path);
-}
-
 fn kill_everything() {
     for &child in children().iter() {
         system::signal(child, libc::SIGKILL);
     }
 }
 
-/// Ends the FUSE connections of this demonstration: who waits for them sees errors.
-pub fn abort_connections() {
-    for path in RUN_DIRS.lock().unwrap_or_else(PoisonError::into_inner).iter() {
-        let _ = cbd_fuse::abort_connections(path);
-    }
-}
-
-/// Aborts FUSE connections unless it is dropped in time; so that no wait for a device is one without end.
+/// Kills the children unless it is dropped in time, so that no wait for a device is one without end.
 pub struct Watchdog {
     done: std::sync::mpsc::Sender<()>,
 }
@@ -88,7 +74,6 @@ impl Watchdog {
         let _ = std::thread::Builder::new().name("demo-watchdog".to_owned()).spawn(move || {
             if dropped.recv_timeout(patience) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
                 kill_everything();
-                abort_connections();
             }
         });
         Self { done }
@@ -169,11 +154,7 @@ impl Guarded {
 
 impl Drop for Guarded {
     fn drop(&mut self) {
-        if self.ended().is_none() && !self.kill(Duration::from_secs(5)) {
-            // It waits for a FUSE connection of its own.
-            abort_connections();
-            self.wait(Duration::from_secs(5));
-        }
+        self.kill(KILL_PATIENCE);
     }
 }
 

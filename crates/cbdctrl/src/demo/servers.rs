@@ -6,6 +6,7 @@
 use super::Arguments;
 use super::door::{Way, system};
 use super::interrupt::{self, Guarded};
+use super::system as calls;
 use cbd_daemon::api::{
     BackendStarted, BackendStatus, Consistency, Done, Progress, RegisterTransport, StartBackend, StopBackend,
     TransportRegistered,
@@ -30,12 +31,15 @@ const STOP_PATIENCE: Duration = Duration::from_secs(20);
 /// Threads that serve a device; as many as a daemon takes where nobody says.
 const QUEUES: usize = 2;
 
-fn ourselves() -> Command {
+fn ourselves(way: Way) -> Command {
     // By its path if it is still there, so that it has its name in lists of processes.
     let path = std::env::current_exe().ok().filter(|path| path.is_file());
     let mut command = Command::new(path.unwrap_or_else(|| PathBuf::from("/proc/self/exe")));
     command.arg0("cbdctrl").stdin(Stdio::null()).stdout(Stdio::null());
     command.env_remove("NOTIFY_SOCKET").env_remove("CBD_SOCKET");
+    if way == Way::FuseLoop {
+        calls::apart_from_mounts(&mut command);
+    }
     command
 }
 
@@ -61,6 +65,7 @@ pub struct Daemon {
     client: Client,
     folder: PathBuf,
     throttle: String,
+    way: Way,
 }
 
 impl Daemon {
@@ -69,13 +74,12 @@ impl Daemon {
     ///
     /// # Errors
     /// When it ends or is not ready in time, with what it said.
-    pub fn start(folder: &Path, throttle: &str) -> Result<Self> {
+    pub fn start(folder: &Path, throttle: &str, way: Way) -> Result<Self> {
         let run = folder.join("run");
         fs::create_dir_all(folder.join("dev"))
             .map_err(|error| system(folder.display().to_string(), &error))?;
-        interrupt::watch_run_dir(run.clone());
         let socket = run.join("control.sock");
-        let mut command = ourselves();
+        let mut command = ourselves(way);
         command.arg("daemon");
         // None of the machine's configuration: it is not there.
         command.arg("--config").arg(folder.join("none.toml"));
@@ -86,7 +90,8 @@ impl Daemon {
         let guarded =
             Guarded::start(&mut command).map_err(|error| system("the daemon cannot be started", &error))?;
         let client = Client::new(&socket);
-        let mut daemon = Self { guarded, client, folder: folder.to_owned(), throttle: throttle.to_owned() };
+        let mut daemon =
+            Self { guarded, client, folder: folder.to_owned(), throttle: throttle.to_owned(), way };
         daemon.wait_until_ready()?;
         Ok(daemon)
     }
@@ -134,13 +139,13 @@ impl Daemon {
     ///
     /// # Errors
     /// What the daemon says.
-    pub fn start_backend(&self, disk: &Path, cache: Option<u64>, way: Way) -> Result<Started> {
+    pub fn start_backend(&self, disk: &Path, cache: Option<u64>) -> Result<Started> {
         let socket = self.folder.join("nbd.sock");
         let request = StartBackend {
             path: text(disk)?,
             cache_size: cache,
             start_dev: true,
-            export: Some(way.export(&socket)),
+            export: Some(self.way.export(&socket)),
             // Epochs are merged: the slow disk catches up soon, whatever was written with flushes in between.
             consistency: Some(Consistency::Checkpoint),
             ..StartBackend::default()
@@ -150,7 +155,7 @@ impl Daemon {
         if let Some(error) = blkdev.error {
             return Err(self.failed(format!("the device is not served: {error}")));
         }
-        let device = if way == Way::Nbd { socket } else { PathBuf::from(blkdev.dev_name) };
+        let device = if self.way == Way::Nbd { socket } else { PathBuf::from(blkdev.dev_name) };
         Ok(Started { backend: started.backend_id, device })
     }
 
@@ -209,7 +214,7 @@ impl Daemon {
     /// # Errors
     /// As [`start`](Self::start).
     pub fn restart(&mut self) -> Result<()> {
-        *self = Self::start(&self.folder, &self.throttle)?;
+        *self = Self::start(&self.folder, &self.throttle, self.way)?;
         Ok(())
     }
 
@@ -264,9 +269,8 @@ impl MemoryServer {
     /// # Errors
     /// When it cannot serve, with what it said.
     pub fn start(folder: &Path, size: u64, way: Way) -> Result<Self> {
-        interrupt::watch_run_dir(folder.join("run"));
         let log = folder.join("memory.log");
-        let mut command = ourselves();
+        let mut command = ourselves(way);
         command.arg("demo").arg("--serve-memory").arg(folder).arg("--serve-bytes").arg(size.to_string());
         command.arg("--path").arg(match way {
             Way::FuseLoop => "fuse-loop",

@@ -208,7 +208,7 @@ impl Story {
             reason: reason.clone(),
         });
         let disk = self.new_disk()?;
-        let daemon = Daemon::start(&self.place.folder("daemon")?, &DISK.to_string())?;
+        let daemon = Daemon::start(&self.place.folder("daemon")?, &DISK.to_string(), self.way)?;
         daemon.register(&region, self.scale.region())?;
 
         self.show.title(&format!(
@@ -253,7 +253,7 @@ impl Story {
     }
 
     fn alone(&self, daemon: &Daemon, disk: &Path) -> Result<measure::Pair> {
-        let started = daemon.start_backend(disk, None, self.way)?;
+        let started = daemon.start_backend(disk, None)?;
         let log = Log::new(self.scale.slots(), seed());
         let door = Door::make(self.way, &started.device, self.place.path(), log.slots())?;
         let pair = self.measure(&door, &log, self.scale.slow)?;
@@ -265,7 +265,7 @@ impl Story {
     /// Everything that happens to the disk while it has a cache.
     fn cached(&self, daemon: Daemon, disk: &Path, report: &mut Report) -> Result<(Logs, Daemon)> {
         let mut daemon = daemon;
-        let started = daemon.start_backend(disk, Some(self.scale.cache), self.way)?;
+        let started = daemon.start_backend(disk, Some(self.scale.cache))?;
         let logs = Logs::new(self.scale.slots(), seed());
         let door = Door::make(self.way, &started.device, self.place.path(), logs.blocks.slots())?;
         let pair = self.measure(&door, &logs.blocks, self.scale.fast)?;

@@ -119,6 +119,16 @@ pub fn bind_to_parent(command: &mut Command) {
     unsafe { command.pre_exec(bind) };
 }
 
+/// Lets a child have mounts of its own, too.
+///
+/// Who serves a file system's device must never be in a mount namespace in which that file system is mounted: if it is killed
+/// as the last process there, the kernel unmounts before it closes the server's files, waits for answers of the very process
+/// that is ending, and never ends.
+pub fn apart_from_mounts(command: &mut Command) {
+    // SAFETY: takes no pointers, and may be called between fork and exec; the closure allocates nothing.
+    unsafe { command.pre_exec(|| checked(libc::unshare(libc::CLONE_NEWNS))) };
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
