@@ -180,7 +180,7 @@ pub enum Command {
         #[arg(short, long, value_name = "ID")]
         backend: u32,
         /// What to change, e.g. gc_percent=70
-        #[arg(required = true, value_name = "NAME=VALUE", allow_hyphen_values = true)]
+        #[arg(required = true, value_name = "NAME=VALUE")]
         changes: Vec<String>,
     },
     /// Bring the backing device alone to a state as of now
@@ -389,5 +389,12 @@ mod tests {
             panic!("set");
         };
         assert_eq!(changes, ["gc_percent=-1"]);
+    }
+    #[test]
+    fn an_option_after_the_changes_of_set_is_an_option() {
+        let cli = parse("set -b 0 gc_percent=70 --json").expect("understood");
+        assert!(
+            cli.json && matches!(cli.command, Command::Set { changes, .. } if changes == ["gc_percent=70"])
+        );
     }
 }
