@@ -1,0 +1,97 @@
+//! File systems on a cached block device: made, loaded, trimmed, checked, and read from the plain disk afterwards.
+
+#[path = "../../../xtask/src/fsx.rs"]
+mod fsx;
+mod support;
+
+use std::path::Path;
+use std::time::Duration;
+use support::sandbox::{Mounted, in_sandbox};
+use support::{MIB, Place, text_of, tool};
+
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Names, sizes and contents of all files.
+fn summary(mounted: &Mounted) -> String {
+    let root = text_of(&mounted.path(""));
+    tool("sh", &["-c", &format!("cd {root} && find . -type f -print0 | sort -z | xargs -0 sha256sum")])
+}
+
+fn write_files(mounted: &Mounted) {
+    for number in 0..200_u32 {
+        let folder = mounted.path(&format!("folder-{}", number % 7));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let bytes: Vec<u8> = (0..number * 211).map(|at| (at * 31 + number) as u8).collect();
+        std::fs::write(folder.join(number.to_string()), bytes).expect("a file");
+    }
+    for number in (0..200_u32).step_by(3) {
+        let _ = std::fs::remove_file(mounted.path(&format!("folder-{}/{number}", number % 7)));
+    }
+}
+
+fn fio(mounted: &Mounted, arguments: &[&str]) {
+    let file = format!("--filename={}", text_of(&mounted.path("fio")));
+    let common = ["--name=cached", &file, "--size=96M", "--direct=1", "--ioengine=libaio", "--iodepth=16"];
+    let verify = ["--verify=crc32c", "--verify_fatal=1", "--verify_state_save=0", "--output-format=terse"];
+    let text = tool("fio", &[&common[..], &verify, arguments].concat());
+    assert!(!text.contains("verify:") && !text.contains("err="), "{text}");
+}
+
+/// A file system made by `make`, found sound by `check`, both with the device as their last argument.
+fn works(folder: &Path, make: &[&str], check: &[&str], size: u64) {
+    let on = |command: &[&str], device: &str| tool(command[0], &[&command[1..], &[device]].concat());
+    let mut place = Place::under(folder);
+    place.start();
+    place.register("128M");
+    let disk = place.disk("disk", size);
+    // Much smaller than what is written, so that writeback and reclaim run all the time.
+    let device = place.start_block_device(&disk, "32M");
+    on(make, &device);
+    let mounted = Mounted::new(&device, &folder.join("mnt"), "rw");
+    fio(&mounted, &["--rw=randwrite", "--bs=4k", "--io_size=24M", "--fsync=256"]);
+    fio(&mounted, &["--rw=randrw", "--bsrange=4k-256k", "--io_size=96M", "--fsync=64"]);
+    write_files(&mounted);
+    for (seed, direct) in [(1, None), (2, Some(4096))] {
+        let path = mounted.path(&format!("fsx-{seed}"));
+        let plan = fsx::Plan { path, seed, operations: 800, size: 4 * MIB, direct };
+        fsx::run(&plan).unwrap_or_else(|text| panic!("{text}"));
+    }
+    std::fs::remove_file(mounted.path("fio")).expect("removed");
+    tool("fstrim", &["-v", &text_of(&mounted.path(""))]);
+    let before = summary(&mounted);
+    assert!(before.lines().count() > 100, "{before}");
+    mounted.unmount();
+    on(check, &device);
+    // What is read comes from the device, not from the page cache of the mount before.
+    let mounted = Mounted::new(&device, &folder.join("mnt"), "ro");
+    assert_eq!(summary(&mounted), before, "read through the cache");
+    mounted.unmount();
+    place.ok(&["dev-stop", "--dev", "0"]);
+    place.ok(&["backend-stop", "--backend", "0"]);
+    place.terminate();
+    on(check, &disk);
+    let mounted = Mounted::new(&disk, &folder.join("plain"), "loop,ro");
+    assert_eq!(summary(&mounted), before, "read from the plain disk");
+    mounted.unmount();
+}
+
+#[test]
+fn ext4_works_on_a_cached_device_and_on_the_plain_disk_afterwards() {
+    in_sandbox("ext4_works_on_a_cached_device_and_on_the_plain_disk_afterwards", PATIENCE, |folder| {
+        works(folder, &["mkfs.ext4", "-q"], &["e2fsck", "-fn"], 256 * MIB + 5 * 512);
+    });
+}
+
+#[test]
+fn xfs_works_on_a_cached_device_and_on_the_plain_disk_afterwards() {
+    in_sandbox("xfs_works_on_a_cached_device_and_on_the_plain_disk_afterwards", PATIENCE, |folder| {
+        works(folder, &["mkfs.xfs", "-q"], &["xfs_repair", "-n"], 512 * MIB);
+    });
+}
+
+#[test]
+fn btrfs_works_on_a_cached_device_and_on_the_plain_disk_afterwards() {
+    in_sandbox("btrfs_works_on_a_cached_device_and_on_the_plain_disk_afterwards", PATIENCE, |folder| {
+        works(folder, &["mkfs.btrfs", "-q"], &["btrfs", "check", "--check-data-csum"], 512 * MIB);
+    });
+}

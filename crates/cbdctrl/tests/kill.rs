@@ -1,0 +1,430 @@
+//! The daemon is killed at random moments under a load that knows what it wrote; nothing acknowledged may be lost.
+//!
+//! Always true here: the log of what was written is in this process, not in the daemon's. The device is cut into cells, and
+//! each cell belongs to one connection. In a cell one request is in flight, or two that overlap: then what was
+//! acknowledged must be there, what was not may be there, each whole or not at all.
+//!
+//! `CBD_KILLS` says how often (50), `CBD_SEED` repeats a run's choices.
+
+mod support;
+
+use cbd_nbd::{Client, Command};
+use std::collections::HashMap;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
+use support::pattern::{Random, SECTOR, fill, seed, version_of};
+use support::{MIB, Place};
+
+/// Bytes of a cell: no request is larger than the atomic unit of the small cache, none crosses a chunk.
+const CELL: u64 = 256 << 10;
+const SECTORS: u64 = CELL / SECTOR as u64;
+/// Not a multiple of a cell or a page.
+const SIZE: u64 = 32 * MIB + 3 * 4096 + 512;
+const CONNECTIONS: usize = 4;
+const DEPTH: usize = 12;
+/// What the disk held before it was cached.
+const OLD: u64 = 1;
+
+/// A change of a cell that is in flight or was while another one of the cell still is.
+#[derive(Clone, Debug)]
+struct Change {
+    /// Sectors of the cell.
+    first: usize,
+    end: usize,
+    /// What it leaves there; 0 for zeroes.
+    version: u64,
+    acknowledged: bool,
+}
+
+impl Change {
+    fn apply(&self, sectors: &mut [u64]) {
+        sectors[self.first..self.end].fill(self.version);
+    }
+}
+
+/// A part of the device, and what is known of it.
+#[derive(Debug)]
+struct Cell {
+    number: u64,
+    /// For each sector the write that it came from.
+    sectors: Vec<u64>,
+    changes: Vec<Change>,
+}
+
+impl Cell {
+    fn new(number: u64) -> Self {
+        let bytes = (SIZE - number * CELL).min(CELL);
+        Self { number, sectors: vec![OLD; bytes as usize / SECTOR], changes: Vec::new() }
+    }
+
+    fn offset(&self) -> u64 {
+        self.number * CELL
+    }
+
+    fn length(&self) -> u32 {
+        (self.sectors.len() * SECTOR) as u32
+    }
+
+    /// Every state that it may be in: all that was acknowledged in any order, and any of the rest.
+    fn allowed(&self) -> Vec<Vec<u64>> {
+        let mut orders: Vec<Vec<usize>> = vec![vec![]];
+        for _ in &self.changes {
+            let longer: Vec<Vec<usize>> = orders
+                .iter()
+                .flat_map(|order| {
+                    (0..self.changes.len())
+                        .filter(|index| !order.contains(index))
+                        .map(|index| order.iter().copied().chain([index]).collect())
+                })
+                .collect();
+            orders.extend(longer);
+        }
+        let whole = |order: &Vec<usize>| {
+            (0..self.changes.len()).all(|index| !self.changes[index].acknowledged || order.contains(&index))
+        };
+        let state = |order: &Vec<usize>| {
+            let mut sectors = self.sectors.clone();
+            order.iter().for_each(|&index| self.changes[index].apply(&mut sectors));
+            sectors
+        };
+        orders.iter().filter(|order| whole(order)).map(state).collect()
+    }
+
+    /// Compares what was found with what is allowed, and takes it for what is there.
+    fn settle(&mut self, bytes: &[u8]) -> Result<(), String> {
+        let first = self.number * SECTORS;
+        let mut found = Vec::with_capacity(self.sectors.len());
+        for (index, sector) in bytes.chunks_exact(SECTOR).enumerate() {
+            found.push(version_of(sector, first + index as u64)?);
+        }
+        let allowed = self.allowed();
+        if !allowed.contains(&found) {
+            let newest = allowed.last().unwrap_or(&self.sectors);
+            let wrong = (0..found.len()).find(|&index| found[index] != newest[index]).unwrap_or(0);
+            return Err(format!(
+                "cell {} is in no state that it may be in: sector {wrong} has version {} instead of {}, changes {:?}",
+                self.number, found[wrong], newest[wrong], self.changes
+            ));
+        }
+        self.sectors = found;
+        self.changes.clear();
+        Ok(())
+    }
+}
+
+/// What the load is told, and what it tells.
+struct Load {
+    cells: Vec<Mutex<Vec<Cell>>>,
+    next_version: AtomicU64,
+    acknowledged: AtomicU64,
+    /// From now on connections may break.
+    killing: AtomicBool,
+}
+
+/// What a reply is for.
+enum Sent {
+    Change { cell: usize, change: usize },
+    Read { cell: usize },
+    Flush,
+}
+
+/// One connection with its cells.
+struct Writer<'a> {
+    load: &'a Load,
+    client: Client,
+    cells: &'a mut [Cell],
+    /// Cells with something in flight, and how many requests.
+    busy: HashMap<usize, usize>,
+    sent: HashMap<u64, Sent>,
+    random: Random,
+    data: Vec<u8>,
+}
+
+/// Loads the device until the connection breaks; how many requests were never answered.
+fn write_until_killed(load: &Load, number: usize, client: Client, seed: u64) -> usize {
+    let mut cells = load.cells[number].lock().expect("no writer panicked");
+    let mut writer = Writer {
+        load,
+        client,
+        cells: &mut cells,
+        busy: HashMap::new(),
+        sent: HashMap::new(),
+        random: Random(seed),
+        data: Vec::new(),
+    };
+    let error = loop {
+        if let Err(error) = writer.turn() {
+            break error;
+        }
+    };
+    assert!(load.killing.load(Ordering::Relaxed), "the device failed before the kill: {error}");
+    writer.client.outstanding().count()
+}
+
+impl Writer<'_> {
+    fn turn(&mut self) -> cbd_types::Result<()> {
+        while self.client.in_flight() < DEPTH {
+            let cell = self.random.below(self.cells.len() as u64) as usize;
+            if self.busy.contains_key(&cell) {
+                continue;
+            }
+            // Two that overlap must be looked at before the next.
+            if !self.cells[cell].changes.is_empty() || self.random.percent(10) {
+                let (offset, length) = (self.cells[cell].offset(), self.cells[cell].length());
+                let cookie = self.client.submit(Command::Read { offset, length })?;
+                self.note(cookie, cell, Sent::Read { cell });
+            } else if self.random.percent(3) {
+                let cookie = self.client.submit(Command::Flush)?;
+                self.sent.insert(cookie, Sent::Flush);
+            } else {
+                for _ in 0..1 + self.random.below(6) / 5 {
+                    self.change(cell)?;
+                }
+            }
+        }
+        let Some(completed) = self.client.complete()? else { return Ok(()) };
+        if let Err(error) = completed.result {
+            assert!(self.load.killing.load(Ordering::Relaxed), "a request failed before the kill: {error}");
+            return Ok(());
+        }
+        match self.sent.remove(&completed.cookie).expect("a reply to a request") {
+            Sent::Flush => {}
+            Sent::Change { cell, change } => {
+                self.load.acknowledged.fetch_add(1, Ordering::Relaxed);
+                self.cells[cell].changes[change].acknowledged = true;
+                self.answered(cell);
+                if let ([only], false) = (&self.cells[cell].changes[..], self.busy.contains_key(&cell)) {
+                    only.clone().apply(&mut self.cells[cell].sectors);
+                    self.cells[cell].changes.clear();
+                }
+            }
+            Sent::Read { cell } => {
+                self.answered(cell);
+                self.cells[cell].settle(&completed.data).unwrap_or_else(|text| panic!("read: {text}"));
+            }
+        }
+        self.client.recycle(completed.data);
+        Ok(())
+    }
+
+    /// Sends a change of a random part of the cell.
+    fn change(&mut self, cell: usize) -> cbd_types::Result<()> {
+        let sectors = self.cells[cell].sectors.len() as u64;
+        // Sizes from a sector to a cell; most are whole pages.
+        let unit = if self.random.percent(20) { 1 } else { 8.min(sectors) };
+        let longest = 1 << self.random.below(1 + u64::from((sectors / unit).ilog2()));
+        let length = unit * (1 + self.random.below(longest)).min(sectors / unit);
+        let first = self.random.below((sectors - length) / unit + 1) * unit;
+        let offset = self.cells[cell].offset() + first * SECTOR as u64;
+        let bytes = length * SECTOR as u64;
+        let fua = self.random.percent(10);
+        let kind = self.random.below(100);
+        let version = if kind < 12 { 0 } else { self.load.next_version.fetch_add(1, Ordering::Relaxed) };
+        let changes = &mut self.cells[cell].changes;
+        changes.push(Change {
+            first: first as usize,
+            end: (first + length) as usize,
+            version,
+            acknowledged: false,
+        });
+        let change = changes.len() - 1;
+        let length = bytes as u32;
+        let command = match kind {
+            0..6 => Command::Trim { offset, length, fua },
+            6..12 => Command::WriteZeroes { offset, length, fua, no_hole: kind < 9, fast: false },
+            _ => {
+                self.data.resize(bytes as usize, 0);
+                for (index, sector) in self.data.chunks_exact_mut(SECTOR).enumerate() {
+                    fill(sector, offset / SECTOR as u64 + index as u64, version);
+                }
+                Command::Write { offset, data: &self.data, fua }
+            }
+        };
+        let cookie = self.client.submit(command)?;
+        self.note(cookie, cell, Sent::Change { cell, change });
+        Ok(())
+    }
+
+    fn note(&mut self, cookie: u64, cell: usize, sent: Sent) {
+        self.sent.insert(cookie, sent);
+        *self.busy.entry(cell).or_default() += 1;
+    }
+
+    fn answered(&mut self, cell: usize) {
+        let left = self.busy.get_mut(&cell).expect("it was busy");
+        *left -= 1;
+        if *left == 0 {
+            self.busy.remove(&cell);
+        }
+    }
+}
+
+/// Reads every cell and compares it with the log.
+fn check(load: &Load, client: &mut Client) {
+    for cells in &load.cells {
+        for cell in cells.lock().expect("no writer panicked").iter_mut() {
+            let mut bytes = vec![0; cell.length() as usize];
+            client.read(cell.offset(), &mut bytes).expect("every byte can be read");
+            cell.settle(&bytes).unwrap_or_else(|text| panic!("after the kill: {text}"));
+        }
+    }
+}
+
+/// What was so at the moment of a kill.
+#[derive(Debug)]
+struct Moment {
+    dirty_bytes: u64,
+    free_segments: u64,
+    written_back: bool,
+    unanswered: usize,
+}
+
+/// Loads the device for `milliseconds` and kills the daemon.
+fn load_and_kill(place: &mut Place, load: &Arc<Load>, random: &mut Random, milliseconds: u64) -> Moment {
+    load.killing.store(false, Ordering::Relaxed);
+    let (sender, ends) = mpsc::channel();
+    let writers: Vec<_> = (0..CONNECTIONS)
+        .map(|number| {
+            let (load, client, sender) = (Arc::clone(load), place.client(), sender.clone());
+            let seed = random.number();
+            std::thread::spawn(move || {
+                let _ = sender.send(write_until_killed(&load, number, client, seed));
+            })
+        })
+        .collect();
+    std::thread::sleep(Duration::from_millis(milliseconds));
+    let cache = place.cache();
+    let number = |name: &str| cache[name].as_u64().expect("a number");
+    let before = number("written_back_bytes");
+    let now = place.cache();
+    load.killing.store(true, Ordering::Relaxed);
+    place.kill();
+    drop(sender);
+    let mut unanswered = 0;
+    for _ in &writers {
+        match ends.recv_timeout(Duration::from_secs(60)) {
+            Ok(count) => unanswered += count,
+            Err(mpsc::RecvTimeoutError::Timeout) => panic!("a client waits for a dead server"),
+            Err(mpsc::RecvTimeoutError::Disconnected) => break,
+        }
+    }
+    for writer in writers {
+        writer.join().expect("no writer panicked");
+    }
+    Moment {
+        dirty_bytes: now["dirty_bytes"].as_u64().expect("a number"),
+        free_segments: now["free_segments"].as_u64().expect("a number"),
+        written_back: now["written_back_bytes"].as_u64().is_some_and(|after| after > before),
+        unanswered,
+    }
+}
+
+/// The disk as it was before, with old data everywhere.
+fn old_disk(place: &Place) -> String {
+    let mut bytes = vec![0; SIZE as usize];
+    for (number, sector) in bytes.chunks_exact_mut(SECTOR).enumerate() {
+        fill(sector, number as u64, OLD);
+    }
+    std::fs::write(place.path("disk"), bytes).expect("a disk");
+    place.text("disk")
+}
+
+#[test]
+fn what_was_acknowledged_is_there_whole_after_every_kill() {
+    let kills = std::env::var("CBD_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(50_u64);
+    let mut random = Random(seed());
+    let mut place = Place::new();
+    // Slower than the clients, so that the cache is full and reclaim works all the time.
+    place.decorate = Some("throttle:ssd,mib_per_s=250".to_owned());
+    place.start();
+    place.register("64M");
+    let disk = old_disk(&place);
+    place.start_backend(&disk);
+    let mut cells: Vec<Vec<Cell>> = (0..CONNECTIONS).map(|_| Vec::new()).collect();
+    for number in 0..SIZE.div_ceil(CELL) {
+        cells[number as usize % CONNECTIONS].push(Cell::new(number));
+    }
+    let load = Arc::new(Load {
+        cells: cells.into_iter().map(Mutex::new).collect(),
+        next_version: AtomicU64::new(OLD + 1),
+        acknowledged: AtomicU64::new(0),
+        killing: AtomicBool::new(false),
+    });
+    let (mut working, mut full) = (0, 0);
+    for round in 0..kills {
+        let mode = ["strict", "checkpoint", "none"][round as usize % 3];
+        place.ok(&["set", "--backend", "0", &format!("consistency={mode}")]);
+        let milliseconds = 20 + random.below(400);
+        let moment = load_and_kill(&mut place, &load, &mut random, milliseconds);
+        println!("kill {round} ({mode}): {moment:?}");
+        assert!(moment.unanswered > 0, "no request was in flight at kill {round}");
+        assert!(moment.dirty_bytes > 0, "nothing was dirty at kill {round}");
+        working += u64::from(moment.written_back);
+        full += u64::from(moment.free_segments <= 2);
+        if random.percent(25) {
+            // In the middle of coming back, too.
+            place.start_without_waiting();
+            std::thread::sleep(Duration::from_millis(random.below(60)));
+            place.kill();
+        }
+        place.start();
+        check(&load, &mut place.client());
+        let cache = place.cache();
+        assert_eq!(cache["damage_found"], 0, "a kill is no damage: {cache}");
+    }
+    let acknowledged = load.acknowledged.load(Ordering::Relaxed);
+    println!(
+        "{kills} kills, {working} while writeback ran, {full} with a full cache, {acknowledged} changes acknowledged"
+    );
+    assert!(kills < 10 || (working >= kills / 4 && full >= kills / 4), "the load was too light");
+    place.ok(&["backend-stop", "--backend", "0"]);
+    let plain = std::fs::File::open(&disk).expect("the disk");
+    for cells in &load.cells {
+        for cell in cells.lock().expect("no writer panicked").iter_mut() {
+            let mut bytes = vec![0; cell.length() as usize];
+            plain.read_exact_at(&mut bytes, cell.offset()).expect("the disk has its size");
+            cell.settle(&bytes).unwrap_or_else(|text| panic!("on the plain disk: {text}"));
+        }
+    }
+    assert_eq!(plain.metadata().expect("the disk").len(), SIZE);
+}
+
+/// A cell whose first page was written by 2, acknowledged, and overlapped by 3, which was not.
+fn cell_with_changes() -> Cell {
+    let mut cell = Cell::new(0);
+    cell.changes.push(Change { first: 0, end: 8, version: 2, acknowledged: true });
+    cell.changes.push(Change { first: 4, end: 12, version: 3, acknowledged: false });
+    cell
+}
+
+fn bytes_of(sectors: &[(usize, u64)]) -> Vec<u8> {
+    let versions = sectors.iter().flat_map(|&(count, version)| std::iter::repeat_n(version, count));
+    let mut bytes = vec![0; CELL as usize];
+    for ((number, sector), version) in bytes.chunks_exact_mut(SECTOR).enumerate().zip(versions) {
+        fill(sector, number as u64, version);
+    }
+    bytes
+}
+
+#[test]
+fn the_log_allows_whole_changes_in_any_order() {
+    for found in [[(8, 2), (4, OLD)], [(4, 2), (8, 3)], [(8, 2), (4, 3)]] {
+        let bytes = bytes_of(&[found[0], found[1], (500, OLD)]);
+        assert_eq!(cell_with_changes().settle(&bytes), Ok(()), "{found:?}");
+    }
+}
+
+#[test]
+fn the_log_notices_what_is_missing_torn_or_foreign() {
+    // Missing; torn; torn on the other side; something that nobody wrote.
+    for found in [[(8, OLD), (4, OLD)], [(8, 2), (2, 3)], [(6, 2), (6, 3)], [(8, 2), (4, 9)]] {
+        let rest = 512 - found[0].0 - found[1].0;
+        let bytes = bytes_of(&[found[0], found[1], (rest, OLD)]);
+        assert!(cell_with_changes().settle(&bytes).is_err(), "{found:?}");
+    }
+    let mut bytes = bytes_of(&[(8, 2), (504, OLD)]);
+    bytes[3000] ^= 1;
+    assert!(cell_with_changes().settle(&bytes).is_err(), "a flipped bit");
+}

@@ -1,0 +1,195 @@
+//! The daemon ends, is killed, and comes back with all that it had.
+
+mod support;
+
+use cbd_nbd::{Command, Listen};
+use serde_json::Value;
+use std::path::Path;
+use std::sync::mpsc;
+use std::time::Duration;
+use support::sandbox::{Mounted, in_sandbox};
+use support::{MIB, Place, text_of, tool, until};
+
+/// The lists, as a program sees them.
+fn lists(place: &Place) -> Vec<Value> {
+    let mut all: Vec<Value> =
+        [&["tp-list"][..], &["host-list"], &["backend-list", "--all"], &["dev-list", "--all"]]
+            .iter()
+            .map(|arguments| place.json(arguments))
+            .collect();
+    // How full a cache is changes by itself, and each start finds out anew how copies are fastest.
+    for transport in all[0].as_array_mut().expect("a list") {
+        transport["copy"] = Value::Null;
+    }
+    for backend in all[2].as_array_mut().expect("a list") {
+        backend["cache_used_segs"] = Value::Null;
+    }
+    all
+}
+
+#[test]
+fn all_comes_back_ten_times_in_a_row() {
+    let mut place = Place::with_region();
+    let disk = place.disk("disk", 8 * MIB);
+    place.start_backend(&disk);
+    let second = place.disk("second", 4 * MIB);
+    let socket = format!("nbd:unix:{}", place.text("second.sock"));
+    place.ok(&["backend-start", "-p", &second, "-D", "-e", &socket, "-c", "12M", "-n", "3"]);
+    let other = place.in_memory("other-region");
+    place.ok(&["tp-reg", "-p", &other, "-s", "16M", "-H", "node1", "--format"]);
+    place.ok(&["set", "-b", "0", "gc_percent=33", "consistency=checkpoint", "writeback_rate=7M"]);
+    place.client().write(MIB, &[7; 4096], false).expect("written");
+    let before = lists(&place);
+    for _ in 0..10 {
+        place.terminate();
+        place.start();
+        assert_eq!(lists(&place), before);
+    }
+    let cache = place.cache();
+    assert_eq!(cache["gc_percent"], 33);
+    assert_eq!(cache["consistency"], "checkpoint");
+    assert_eq!(cache["writeback_rate"], 7 * MIB);
+    let mut data = [0; 4096];
+    place.client().read(MIB, &mut data).expect("read");
+    assert_eq!(data, [7; 4096]);
+    assert_eq!(place.client_of("second.sock").size(), 4 * MIB);
+}
+
+#[test]
+fn sigterm_ends_it_in_seconds_while_clients_write() {
+    let mut place = Place::new();
+    // A disk so slow that the cache stays full and writers wait.
+    place.decorate = Some("throttle:mib_per_s=1,latency_us=20000,flush_us=300000".to_owned());
+    place.start();
+    place.register("32M");
+    let disk = place.disk("disk", 64 * MIB);
+    place.start_backend(&disk);
+    let (sender, ends) = mpsc::channel();
+    for number in 0..3_u64 {
+        let (mut client, sender) = (place.client(), sender.clone());
+        std::thread::spawn(move || {
+            let mut acknowledged = Vec::new();
+            let mut offsets = std::collections::HashMap::new();
+            for at in (0..).map(|index: u64| (index * 3 + number) * 65536 % (64 * MIB)) {
+                let data = [(at >> 16) as u8 | 1; 65536];
+                match client.submit(Command::Write { offset: at, data: &data, fua: false }) {
+                    Ok(cookie) => offsets.insert(cookie, at),
+                    Err(_) => break,
+                };
+                if client.in_flight() < 8 {
+                    continue;
+                }
+                match client.complete() {
+                    Ok(Some(completed)) if completed.result.is_ok() => {
+                        acknowledged.extend(offsets.remove(&completed.cookie));
+                    }
+                    _ => break,
+                }
+            }
+            let _ = sender.send(acknowledged);
+        });
+    }
+    until("a full cache", || place.cache()["writers_waiting"] == true);
+    let took = place.terminate();
+    assert!(took < Duration::from_secs(10), "SIGTERM took {took:?}");
+    // Clients see the end as errors.
+    let acknowledged: Vec<u64> = (0..3)
+        .flat_map(|_| ends.recv_timeout(Duration::from_secs(20)).expect("the client sees the end"))
+        .collect();
+    assert!(acknowledged.len() > 100, "{} writes", acknowledged.len());
+    place.decorate = None;
+    place.start();
+    let mut client = place.client();
+    for at in acknowledged {
+        let mut data = [0; 65536];
+        client.read(at, &mut data).expect("read");
+        assert_eq!(data, [(at >> 16) as u8 | 1; 65536], "at {at}");
+    }
+    drop(client);
+    place.ok(&["backend-stop", "-b", "0"]);
+}
+
+#[test]
+fn a_socket_of_a_killed_daemon_is_taken_over() {
+    let mut place = Place::with_region();
+    let disk = place.disk("disk", 8 * MIB);
+    place.start_backend(&disk);
+    place.kill();
+    assert!(place.path("run/control.sock").exists(), "a killed daemon leaves its socket");
+    place.start();
+    assert_eq!(place.json(&["dev-list"])[0]["alive"], true);
+    cbd_nbd::Client::connect(&Listen::Unix(place.path("nbd.sock"))).expect("the device is back");
+}
+
+/// The loop device that the link leads to.
+fn loop_of(link: &Path) -> String {
+    text_of(&std::fs::canonicalize(link).expect("a device"))
+}
+
+fn mounts_under(folder: &Path) -> usize {
+    let all = std::fs::read_to_string("/proc/self/mounts").expect("the mounts");
+    all.lines().filter(|line| line.contains(&*folder.to_string_lossy())).count()
+}
+
+#[test]
+fn what_a_killed_daemon_left_in_the_system_is_cleared() {
+    let name = "what_a_killed_daemon_left_in_the_system_is_cleared";
+    in_sandbox(name, Duration::from_secs(60), |folder| {
+        let mut place = Place::under(folder);
+        place.start();
+        place.register("64M");
+        let disk = place.disk("disk", 64 * MIB);
+        let device = place.start_block_device(&disk, "16M");
+        tool("mkfs.ext4", &["-q", &device]);
+        for round in 0..3 {
+            let mounted = Mounted::new(&device, &folder.join("mnt"), "rw");
+            let file = mounted.path(&format!("round-{round}"));
+            std::fs::write(&file, b"kept").expect("written");
+            tool("sync", &["-f", &text_of(&file)]);
+            let dead = loop_of(&place.link(0));
+            place.kill();
+            mounted.unmount();
+            place.start();
+            // One mount of the daemon's, one link, to a device that works.
+            assert_eq!(mounts_under(&place.path("run")), 1, "in round {round}");
+            until("the loop device of the killed daemon is free", || {
+                let bound = tool("losetup", &["--list", "--noheadings", "--output", "NAME"]);
+                bound.lines().filter(|line| line.trim() == dead).count()
+                    <= usize::from(dead == loop_of(&place.link(0)))
+            });
+            let mounted = Mounted::new(&device, &folder.join("mnt"), "rw");
+            assert_eq!(std::fs::read(mounted.path(&format!("round-{round}"))).expect("read"), b"kept");
+            mounted.unmount();
+        }
+        place.ok(&["backend-stop", "-b", "0"]);
+        place.terminate();
+        assert_eq!(mounts_under(&place.path("run")), 0);
+        assert!(place.link(0).symlink_metadata().is_err(), "the link is gone");
+        tool("e2fsck", &["-fn", &disk]);
+    });
+}
+
+#[test]
+fn sigterm_ends_it_in_seconds_while_a_file_system_is_mounted() {
+    let name = "sigterm_ends_it_in_seconds_while_a_file_system_is_mounted";
+    in_sandbox(name, Duration::from_secs(60), |folder| {
+        let mut place = Place::under(folder);
+        place.start();
+        place.register("64M");
+        let disk = place.disk("disk", 64 * MIB);
+        let device = place.start_block_device(&disk, "16M");
+        tool("mkfs.ext4", &["-q", &device]);
+        let mounted = Mounted::new(&device, &folder.join("mnt"), "rw");
+        std::fs::write(mounted.path("file"), vec![5; 3 << 20]).expect("written");
+        tool("sync", &["-f", &text_of(&mounted.path("file"))]);
+        let took = place.terminate();
+        assert!(took < Duration::from_secs(10), "SIGTERM took {took:?}");
+        mounted.unmount();
+        place.start();
+        let mounted = Mounted::new(&device, &folder.join("mnt"), "rw");
+        assert!(std::fs::read(mounted.path("file")).expect("read") == vec![5; 3 << 20]);
+        mounted.unmount();
+        place.ok(&["backend-stop", "-b", "0"]);
+        tool("e2fsck", &["-fn", &disk]);
+    });
+}

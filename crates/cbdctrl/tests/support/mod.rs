@@ -1,0 +1,335 @@
+//! What the end-to-end tests share: a place with a daemon of its own, and an end in time.
+//!
+//! Always true here: a test leaves no process, no file and no mount, whether it passes, panics or takes too long.
+//! The daemon dies with the thread that started it; what it wrote lies in folders that are removed with [`Place`].
+#![allow(dead_code, missing_docs)]
+
+pub mod child;
+pub mod pattern;
+pub mod sandbox;
+
+use cbd_nbd::{Client, ClientOptions, Listen};
+use serde_json::Value;
+use std::fs::File;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+pub const MIB: u64 = 1 << 20;
+/// Longest that a daemon may take to be ready, or a command to answer.
+const PATIENCE: Duration = Duration::from_secs(40);
+
+/// What a command said.
+#[derive(Debug)]
+pub struct Ran {
+    pub code: i32,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+/// Folders for a daemon, its region and its disks, and the daemon.
+#[derive(Debug)]
+pub struct Place {
+    folder: tempfile::TempDir,
+    memory: tempfile::TempDir,
+    daemon: Option<Child>,
+    /// What decorates backing devices, at the next start.
+    pub decorate: Option<String>,
+}
+
+impl Place {
+    pub fn new() -> Self {
+        Self::under(&std::env::temp_dir())
+    }
+
+    pub fn under(folder: &Path) -> Self {
+        let made = tempfile::Builder::new().prefix("cbd-").tempdir_in(folder).expect("a folder");
+        std::fs::create_dir(made.path().join("dev")).expect("a folder");
+        let places = [folder.join(sandbox::MEMORY), PathBuf::from("/dev/shm"), folder.to_owned()];
+        let shared = places.into_iter().find(|place| place.is_dir()).expect("the folder is there");
+        let memory = tempfile::Builder::new().prefix("cbd-test-").tempdir_in(shared).expect("a folder");
+        Self { folder: made, memory, daemon: None, decorate: None }
+    }
+
+    /// A daemon with a region of 64 MiB.
+    pub fn with_region() -> Self {
+        let mut place = Self::new();
+        place.start();
+        place.register("64M");
+        place
+    }
+
+    pub fn register(&self, size: &str) {
+        let region = self.region();
+        self.ok(&["tp-reg", "--path", &region, "--size", size, "--host", "node0", "--format"]);
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub fn text(&self, name: &str) -> String {
+        text_of(&self.path(name))
+    }
+
+    pub fn region(&self) -> String {
+        self.in_memory("region")
+    }
+
+    pub fn in_memory(&self, name: &str) -> String {
+        text_of(&self.memory.path().join(name))
+    }
+
+    pub fn disk(&self, name: &str, size: u64) -> String {
+        File::create(self.path(name)).and_then(|file| file.set_len(size)).expect("a disk");
+        self.text(name)
+    }
+
+    pub fn socket(&self) -> String {
+        self.text("run/control.sock")
+    }
+
+    pub fn nbd(&self) -> String {
+        format!("nbd:unix:{}", self.text("nbd.sock"))
+    }
+
+    /// The address for other people's NBD clients.
+    pub fn uri(&self) -> String {
+        format!("nbd+unix:///cbd0?socket={}", self.text("nbd.sock"))
+    }
+
+    pub fn client(&self) -> Client {
+        self.client_of("nbd.sock")
+    }
+
+    pub fn client_of(&self, socket: &str) -> Client {
+        let options = ClientOptions { timeout: PATIENCE, ..ClientOptions::default() };
+        Client::connect_with(&Listen::Unix(self.path(socket)), &options).expect("the device answers")
+    }
+
+    pub fn link(&self, number: u32) -> PathBuf {
+        self.path("dev").join(format!("cbd{number}"))
+    }
+
+    pub fn daemon_command(&self) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cbdctrl"));
+        command.arg("daemon").env("CBD_SOCKET", self.socket()).stdin(Stdio::null());
+        command.args(["--config", &self.text("cbd.toml"), "--state-dir", &self.text("state")]);
+        command.args(["--run-dir", &self.text("run"), "--dev-dir", &self.text("dev")]);
+        if let Some(decorate) = &self.decorate {
+            command.args(["--throttle", decorate]);
+        }
+        command
+    }
+
+    /// Starts the daemon and waits until it answers.
+    pub fn start(&mut self) {
+        self.start_without_waiting();
+        let end = Instant::now() + PATIENCE;
+        loop {
+            if self.run(&["status"]).code == 0 {
+                return;
+            }
+            if let Some(status) = self.daemon.as_mut().and_then(|daemon| daemon.try_wait().ok().flatten()) {
+                panic!("the daemon ended: {status}\n{}", self.log());
+            }
+            assert!(Instant::now() < end, "the daemon does not answer:\n{}", self.log());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Starts the daemon.
+    pub fn start_without_waiting(&mut self) {
+        assert!(self.daemon.is_none(), "there is a daemon already");
+        let log = File::options().create(true).append(true).open(self.path("log")).expect("a log");
+        let mut command = self.daemon_command();
+        command.stderr(log.try_clone().expect("a log")).stdout(log);
+        child::dies_with_us(&mut command);
+        self.daemon = Some(command.spawn().expect("the daemon"));
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.daemon.as_ref().expect("a daemon").id()
+    }
+
+    /// Kills the daemon by SIGKILL.
+    pub fn kill(&mut self) {
+        let mut daemon = self.daemon.take().expect("a daemon");
+        daemon.kill().expect("it can be killed");
+        let status = daemon.wait().expect("it is ours");
+        assert_eq!(status.signal(), Some(9), "it ended before it was killed: {status}\n{}", self.log());
+    }
+
+    /// Ends the daemon by SIGTERM; how long that took.
+    pub fn terminate(&mut self) -> Duration {
+        let began = Instant::now();
+        child::terminate(self.daemon.as_ref().expect("a daemon"));
+        let status = self.ended(PATIENCE);
+        assert!(status.success(), "SIGTERM ended it badly: {status}\n{}", self.log());
+        began.elapsed()
+    }
+
+    fn ended(&mut self, patience: Duration) -> ExitStatus {
+        let mut daemon = self.daemon.take().expect("a daemon");
+        wait(&mut daemon, patience).unwrap_or_else(|| {
+            let _ = daemon.kill();
+            panic!("the daemon does not end:\n{}", self.log());
+        })
+    }
+
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.path("log")).unwrap_or_default()
+    }
+
+    /// Runs `cbdctrl` with these arguments.
+    pub fn run(&self, arguments: &[&str]) -> Ran {
+        self.run_at(&self.socket(), arguments)
+    }
+
+    pub fn run_at(&self, socket: &str, arguments: &[&str]) -> Ran {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cbdctrl"));
+        command.args(arguments).env("CBD_SOCKET", socket);
+        run_for(command, PATIENCE + Duration::from_secs(50))
+    }
+
+    /// Runs `cbdctrl`, which must succeed; what it printed.
+    #[track_caller]
+    pub fn ok(&self, arguments: &[&str]) -> String {
+        let ran = self.run(arguments);
+        assert_eq!(ran.code, 0, "cbdctrl {arguments:?}: {}\n{}", ran.stderr, self.log());
+        ran.stdout
+    }
+
+    #[track_caller]
+    pub fn json(&self, arguments: &[&str]) -> Value {
+        serde_json::from_str(&self.ok(arguments)).expect("JSON")
+    }
+
+    /// The cache of backend 0 of transport 0, as the status shows it.
+    #[track_caller]
+    pub fn cache(&self) -> Value {
+        self.json(&["status", "--json"])["transports"][0]["backends"][0]["cache"].clone()
+    }
+
+    /// Starts backend 0 with a cache of 16 MiB and an NBD server.
+    #[track_caller]
+    pub fn start_backend(&self, disk: &str) -> String {
+        self.ok(&[
+            "backend-start",
+            "--path",
+            disk,
+            "--cache-size",
+            "16M",
+            "--start-dev",
+            "--export",
+            &self.nbd(),
+        ])
+    }
+
+    /// The same with a kernel block device, whose path is returned.
+    #[track_caller]
+    pub fn start_block_device(&self, disk: &str, cache: &str) -> String {
+        let printed =
+            self.ok(&["backend-start", "-p", disk, "-c", cache, "--start-dev", "--export", "fuse-loop"]);
+        assert_eq!(printed, format!("{}\n", self.link(0).display()), "the path, and only that");
+        printed.trim().to_owned()
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if let Some(mut daemon) = self.daemon.take() {
+            let _ = daemon.kill();
+            let _ = daemon.wait();
+        }
+        if std::thread::panicking() {
+            eprintln!("the daemon's log ended with:\n{}", tail(&self.log(), 30));
+        }
+    }
+}
+
+/// The last lines of a text.
+pub fn tail(text: &str, lines: usize) -> String {
+    let all: Vec<&str> = text.lines().collect();
+    all[all.len().saturating_sub(lines)..].join("\n")
+}
+
+pub fn text_of(path: &Path) -> String {
+    path.to_str().expect("UTF-8").to_owned()
+}
+
+/// Waits until the process ends; `None` where it does not.
+pub fn wait(process: &mut Child, patience: Duration) -> Option<ExitStatus> {
+    let end = Instant::now() + patience;
+    loop {
+        match process.try_wait().expect("it is ours") {
+            Some(status) => return Some(status),
+            None if Instant::now() > end => return None,
+            None => std::thread::sleep(Duration::from_millis(3)),
+        }
+    }
+}
+
+/// Runs a command to its end, which comes in time.
+#[track_caller]
+pub fn run_for(mut command: Command, patience: Duration) -> Ran {
+    child::dies_with_us(&mut command);
+    let (mut out, mut err) = (tempfile::tempfile().expect("a file"), tempfile::tempfile().expect("a file"));
+    command.stdin(Stdio::null());
+    command.stdout(out.try_clone().expect("a file")).stderr(err.try_clone().expect("a file"));
+    let name = format!("{command:?}");
+    let mut process = command.spawn().unwrap_or_else(|error| panic!("{name}: {error}"));
+    let status = wait(&mut process, patience);
+    if status.is_none() {
+        let _ = process.kill();
+        let _ = process.wait();
+    }
+    let (stdout, stderr) = (all_of(&mut out), all_of(&mut err));
+    let Some(status) = status else {
+        panic!("{name} took more than {patience:?}\n{stdout}\n{stderr}");
+    };
+    Ran { code: status.code().unwrap_or(-1), stdout, stderr }
+}
+
+fn all_of(file: &mut File) -> String {
+    use std::io::{Read, Seek};
+    let mut bytes = Vec::new();
+    file.rewind().and_then(|()| file.read_to_end(&mut bytes)).expect("what was written");
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Runs a tool of the system, the system's own, and insists on its success; what it printed.
+#[track_caller]
+pub fn tool(name: &str, arguments: &[&str]) -> String {
+    let ran = try_tool(name, arguments);
+    assert_eq!(ran.code, 0, "{name} {arguments:?}:\n{}\n{}", ran.stdout, ran.stderr);
+    ran.stdout + &ran.stderr
+}
+
+/// Runs a tool of the system, whatever it comes to.
+#[track_caller]
+pub fn try_tool(name: &str, arguments: &[&str]) -> Ran {
+    let mut command = Command::new(name);
+    command.args(arguments).env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("LC_ALL", "C");
+    run_for(command, Duration::from_secs(90))
+}
+
+/// Whether tests that need root and foreign tools are to run; says so if not.
+pub fn system_tests(test: &str) -> bool {
+    let wanted = std::env::var_os("CBD_SYSTEM_TESTS").is_some_and(|value| value == "1");
+    if !wanted {
+        println!("not run: {test} needs root and foreign tools; CBD_SYSTEM_TESTS=1 runs it");
+    }
+    wanted
+}
+
+/// Waits until `reached`, or panics with `what` after a while.
+#[track_caller]
+pub fn until(what: &str, mut reached: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !reached() {
+        assert!(Instant::now() < end, "{what} did not come");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}

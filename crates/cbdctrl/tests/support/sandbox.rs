@@ -1,0 +1,90 @@
+//! A process and a mount namespace for each test that mounts, with an end in time.
+//!
+//! Always true here: nothing of such a test is left when its process ends. A process that waits for a file system of
+//! its own cannot be killed, so a watchdog in it aborts the FUSE connections first; the parent kills what is left.
+
+use super::{child, system_tests, wait};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::time::Duration;
+
+const INSIDE: &str = "CBD_E2E_INSIDE";
+/// Memory in the folder of a sandbox, which goes with it.
+pub const MEMORY: &str = "memory";
+
+/// Runs `body` alone, with a folder that is removed afterwards. `test` is the test's own name, by which it is found again.
+pub fn in_sandbox(test: &str, patience: Duration, body: impl FnOnce(&Path)) {
+    if !system_tests(test) {
+        return;
+    }
+    if let Some(folder) = std::env::var_os(INSIDE) {
+        let folder = PathBuf::from(folder);
+        watch(&folder, patience);
+        let memory = folder.join(MEMORY);
+        std::fs::create_dir(&memory).expect("a folder");
+        super::tool("mount", &["-t", "tmpfs", "none", &super::text_of(&memory)]);
+        body(&folder);
+        return;
+    }
+    // One after the other: they share the loop devices and the processors.
+    static TURN: Mutex<()> = Mutex::new(());
+    let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut command = Command::new(std::env::current_exe().expect("this binary"));
+    command.args(["--exact", test, "--nocapture"]).env(INSIDE, folder.path()).stdin(Stdio::null());
+    child::dies_with_us(&mut command);
+    child::mounts_alone(&mut command);
+    let mut process = command.spawn().expect("the test's process (it needs root)");
+    let Some(status) = wait(&mut process, patience + Duration::from_secs(15)) else {
+        let _ = process.kill();
+        panic!("{test} took too long and was killed");
+    };
+    assert!(status.success(), "{test} failed in its process: {status}");
+}
+
+fn watch(folder: &Path, patience: Duration) {
+    let folder = folder.to_owned();
+    std::thread::spawn(move || {
+        std::thread::sleep(patience);
+        let aborted = cbd_fuse::abort_connections(&folder);
+        eprintln!("the test takes more than {patience:?}; its FUSE connections are aborted: {aborted:?}");
+        std::thread::sleep(Duration::from_secs(2));
+        std::process::abort();
+    });
+}
+
+/// A file system that is mounted until this is dropped.
+#[derive(Debug)]
+pub struct Mounted {
+    at: PathBuf,
+    mounted: bool,
+}
+
+impl Mounted {
+    /// Mounts `device` (or a plain image, through a loop device that goes by itself) at a new folder.
+    #[track_caller]
+    pub fn new(device: &str, at: &Path, options: &str) -> Self {
+        std::fs::create_dir_all(at).expect("a folder");
+        super::tool("mount", &["-o", options, device, &super::text_of(at)]);
+        Self { at: at.to_owned(), mounted: true }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.at.join(name)
+    }
+
+    #[track_caller]
+    pub fn unmount(mut self) {
+        self.mounted = false;
+        super::tool("umount", &[&super::text_of(&self.at)]);
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        if self.mounted {
+            let _ = Command::new("umount").arg("-l").arg(&self.at).status();
+        }
+    }
+}
