@@ -256,6 +256,23 @@ fn ctrl_c_leaves_no_mount_behind() {
 }
 
 #[test]
+fn a_panic_leaves_nothing_behind() {
+    if !system_tests("a_panic_leaves_nothing_behind") {
+        return;
+    }
+    let stage = Stage::new();
+    for way in ["nbd", "fuse-loop"] {
+        let (mut demo, _) = stage.start(&["--quick", "--json", "--panic", "--path", way]);
+        let status = wait(&mut demo, PATIENCE);
+        if status.is_none() {
+            end(&mut demo);
+        }
+        assert_eq!(status.and_then(|status| status.code()), Some(101), "{way}");
+        stage.holds_nothing();
+    }
+}
+
+#[test]
 fn what_a_killed_one_leaves_is_swept_by_the_next() {
     if !system_tests("what_a_killed_one_leaves_is_swept_by_the_next") {
         return;

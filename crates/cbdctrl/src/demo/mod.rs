@@ -43,6 +43,9 @@ pub struct Arguments {
     /// How the device is to be reached [default: fuse-loop where that is possible, else nbd]
     #[arg(long, value_enum, value_name = "PATH")]
     pub path: Option<Way>,
+    /// Panic while the slow disk has a cache and is in use, for the test that nothing is left behind then
+    #[arg(long, hide = true)]
+    pub panic: bool,
     /// Serve plain memory with things in DIR until the input ends: what the demonstration starts for itself
     #[arg(long, hide = true, value_name = "DIR")]
     pub serve_memory: Option<PathBuf>,

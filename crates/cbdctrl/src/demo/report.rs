@@ -184,9 +184,9 @@ pub fn table(report: &Report) -> String {
     }
     let mut text = String::from("4 KiB, random, one request at a time\n");
     text.push_str(&aligned(&rows));
-    let _ = write!(
+    let _ = writeln!(
         text,
-        "Working set {}, cache {}, all through the same export: {}.\n",
+        "Working set {}, cache {}, all through the same export: {}.",
         format_size(report.working_set_bytes),
         format_size(report.cache_bytes),
         report.path.map_or("none", Way::words)

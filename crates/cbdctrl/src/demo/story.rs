@@ -112,7 +112,7 @@ pub fn tell(arguments: &Arguments, scale: &Scale, show: Show, report: &mut Repor
     report.swept = swept.iter().map(|path| path.display().to_string()).collect();
     let (way, reason) = choose(arguments)?;
     let place = Place::make(&places::temporary())?;
-    let mut story = Story { scale: *scale, show, way, place };
+    let mut story = Story { panics: arguments.panic, scale: *scale, show, way, place };
     report.fallback_reason = reason;
     story.announce(report);
     report.results.memory = match story.memory() {
@@ -146,6 +146,7 @@ fn choose(arguments: &Arguments) -> Result<(Way, Option<String>)> {
 
 /// What every chapter needs.
 pub struct Story {
+    pub panics: bool,
     pub scale: Scale,
     pub show: Show,
     pub way: Way,
@@ -268,6 +269,7 @@ impl Story {
         let started = daemon.start_backend(disk, Some(self.scale.cache))?;
         let logs = Logs::new(self.scale.slots(), seed());
         let door = Door::make(self.way, &started.device, self.place.path(), logs.blocks.slots())?;
+        assert!(!self.panics, "a panic was asked for");
         let pair = self.measure(&door, &logs.blocks, self.scale.fast)?;
         self.tell(&pair);
         report.results.cached = Some(pair);
