@@ -342,16 +342,7 @@ fn what_was_acknowledged_is_there_whole_after_every_kill() {
     place.register("64M");
     let disk = old_disk(&place);
     place.start_backend(&disk);
-    let mut cells: Vec<Vec<Cell>> = (0..CONNECTIONS).map(|_| Vec::new()).collect();
-    for number in 0..SIZE.div_ceil(CELL) {
-        cells[number as usize % CONNECTIONS].push(Cell::new(number));
-    }
-    let load = Arc::new(Load {
-        cells: cells.into_iter().map(Mutex::new).collect(),
-        next_version: AtomicU64::new(OLD + 1),
-        acknowledged: AtomicU64::new(0),
-        killing: AtomicBool::new(false),
-    });
+    let load = Arc::new(idle_load());
     let (mut working, mut full) = (0, 0);
     for round in 0..kills {
         let mode = ["strict", "checkpoint", "none"][round as usize % 3];
@@ -380,15 +371,7 @@ fn what_was_acknowledged_is_there_whole_after_every_kill() {
     );
     assert!(kills < 10 || (working >= kills / 4 && full >= kills / 4), "the load was too light");
     place.ok(&["backend-stop", "--backend", "0"]);
-    let plain = std::fs::File::open(&disk).expect("the disk");
-    for cells in &load.cells {
-        for cell in cells.lock().expect("no writer panicked").iter_mut() {
-            let mut bytes = vec![0; cell.length() as usize];
-            plain.read_exact_at(&mut bytes, cell.offset()).expect("the disk has its size");
-            cell.settle(&bytes).unwrap_or_else(|text| panic!("on the plain disk: {text}"));
-        }
-    }
-    assert_eq!(plain.metadata().expect("the disk").len(), SIZE);
+    check_plain(&load, &disk);
 }
 
 /// A cell whose first page was written by 2, acknowledged, and overlapped by 3, which was not.
@@ -427,4 +410,101 @@ fn the_log_notices_what_is_missing_torn_or_foreign() {
     let mut bytes = bytes_of(&[(8, 2), (504, OLD)]);
     bytes[3000] ^= 1;
     assert!(cell_with_changes().settle(&bytes).is_err(), "a flipped bit");
+}
+
+/// A load of nothing but its log, over a whole device.
+fn idle_load() -> Load {
+    let mut cells: Vec<Vec<Cell>> = (0..CONNECTIONS).map(|_| Vec::new()).collect();
+    for number in 0..SIZE.div_ceil(CELL) {
+        cells[number as usize % CONNECTIONS].push(Cell::new(number));
+    }
+    Load {
+        cells: cells.into_iter().map(Mutex::new).collect(),
+        next_version: AtomicU64::new(OLD + 1),
+        acknowledged: AtomicU64::new(0),
+        killing: AtomicBool::new(false),
+    }
+}
+
+/// Reads every cell from the plain disk and compares it with the log.
+fn check_plain(load: &Load, disk: &str) {
+    let plain = std::fs::File::open(disk).expect("the disk");
+    for cells in &load.cells {
+        for cell in cells.lock().expect("no writer panicked").iter_mut() {
+            let mut bytes = vec![0; cell.length() as usize];
+            plain.read_exact_at(&mut bytes, cell.offset()).expect("the disk has its size");
+            cell.settle(&bytes).unwrap_or_else(|text| panic!("on the plain disk: {text}"));
+        }
+    }
+    assert_eq!(plain.metadata().expect("the disk").len(), SIZE);
+}
+
+#[test]
+fn a_kill_in_the_middle_of_a_stop_loses_nothing() {
+    let mut random = Random(seed());
+    let mut place = Place::new();
+    // 12 MiB are drained in about 100 ms.
+    place.decorate = Some("throttle:ssd,mib_per_s=120".to_owned());
+    place.start();
+    place.register("64M");
+    let disk = old_disk(&place);
+    place.start_backend(&disk);
+    let load = idle_load();
+    let (mut there, mut without_device, mut gone) = (0, 0, 0);
+    for round in 0..12 {
+        let mut client = place.client();
+        for cells in &load.cells {
+            for cell in cells.lock().expect("no writer panicked").iter_mut().step_by(3) {
+                let version = load.next_version.fetch_add(1, Ordering::Relaxed);
+                let mut bytes = vec![0; cell.length() as usize];
+                for (number, sector) in (cell.number * SECTORS..).zip(bytes.chunks_exact_mut(SECTOR)) {
+                    fill(sector, number, version);
+                }
+                client.write(cell.offset(), &bytes, false).expect("written");
+                cell.sectors.fill(version);
+            }
+        }
+        drop(client);
+        let mut stop = std::process::Command::new(env!("CARGO_BIN_EXE_cbdctrl"));
+        stop.args(["backend-stop", "--backend", "0"]).env("CBD_SOCKET", place.socket());
+        stop.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
+        let mut stop = stop.spawn().expect("a stop");
+        // Every third one is let come to its last steps, which begin when the door has closed.
+        if round % 3 == 2 {
+            let end = std::time::Instant::now() + Duration::from_secs(20);
+            while place.path("nbd.sock").exists() && std::time::Instant::now() < end {
+                std::thread::yield_now();
+            }
+            std::thread::sleep(Duration::from_micros(random.below(2000)));
+        } else {
+            std::thread::sleep(Duration::from_millis(random.below(60)));
+        }
+        place.kill();
+        support::wait(&mut stop, Duration::from_secs(20)).expect("the stop sees the end of the daemon");
+        place.start();
+        if place.json(&["backend-list"])[0].is_object() {
+            there += 1;
+            // The block devices go first.
+            if place.json(&["dev-list"]) == serde_json::json!([]) {
+                without_device += 1;
+                place.ok(&["dev-start", "--backend", "0", "--export", &place.nbd()]);
+            }
+            check(&load, &mut place.client());
+        } else {
+            gone += 1;
+            check_plain(&load, &disk);
+            assert_eq!(place.json(&["dev-list"]), serde_json::json!([]));
+            place.start_backend(&disk);
+        }
+        let cache = place.cache();
+        assert_eq!(cache["damage_found"], 0, "a kill is no damage: {cache}");
+    }
+    println!(
+        "the backend was there {there} times, {without_device} without its device, and gone {gone} times"
+    );
+    assert!(there > 0, "no stop was hit in its middle");
+    place.ok(&["backend-stop", "--backend", "0"]);
+    check_plain(&load, &disk);
+    // All of its space is free again.
+    assert_eq!(place.json(&["tp-list"])[0]["free_segments"], place.json(&["tp-list"])[0]["segment_num"]);
 }
