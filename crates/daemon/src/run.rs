@@ -42,6 +42,7 @@ pub struct Options {
 pub fn run(options: Options) -> Result<()> {
     logging::start(options.log_format, options.verbose);
     logging::abort_on_panic();
+    system::unblock_end_signals();
     system::ignore_file_size_signal();
     system::raise_descriptor_limit();
     let config = Config::read(&options.paths.config)?;

@@ -107,6 +107,20 @@ pub fn raise_descriptor_limit() {
     }
 }
 
+/// Lets the signals in that end the daemon: whoever started it may have had them blocked, and children inherit that.
+pub fn unblock_end_signals() {
+    let mut signals = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: sigemptyset initialises the whole set, which the other calls only read or change; the pointers are to a
+    // local that outlives them, and no old mask is asked for.
+    unsafe {
+        libc::sigemptyset(signals.as_mut_ptr());
+        for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
+            libc::sigaddset(signals.as_mut_ptr(), signal);
+        }
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, signals.as_ptr(), std::ptr::null_mut());
+    }
+}
+
 /// A write beyond the limit on file sizes is an error from now on, not the end of the process.
 pub fn ignore_file_size_signal() {
     // SAFETY: sets a signal's disposition to "ignored", which runs no code of ours.
