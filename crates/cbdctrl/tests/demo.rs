@@ -272,6 +272,12 @@ fn a_panic_leaves_nothing_behind() {
     }
 }
 
+/// Whether a process, a folder in `/proc`, has ended. Who adopted it may take its time to collect it.
+fn has_ended(process: &Path) -> bool {
+    std::fs::read_to_string(process.join("status"))
+        .map_or(true, |status| status.lines().any(|line| line.starts_with("State:") && line.contains('Z')))
+}
+
 #[test]
 fn what_a_killed_one_leaves_is_swept_by_the_next() {
     if !system_tests("what_a_killed_one_leaves_is_swept_by_the_next") {
@@ -284,7 +290,7 @@ fn what_a_killed_one_leaves_is_swept_by_the_next() {
     assert!(!processes.is_empty() && !devices.is_empty());
     end(&mut demo);
     // What it started dies with it, to the end: a process that ends has no command line any more. Folders stay.
-    until("the end of every process", || !processes.iter().any(|(process, _)| process.exists()));
+    until("the end of every process", || processes.iter().all(|(process, _)| has_ended(process)));
     until("the end of every loop device", || {
         !devices.iter().any(|device| file_of(device).trim() == "/cbd0") && stage.loop_devices().is_empty()
     });
