@@ -82,9 +82,12 @@ impl<E: Environment> Upkeep<E> {
         let mut waiting = WaitSet::new();
         waiting.add(self.event.descriptor(), Interest::Read);
         waiting.add(self.descriptor, Interest::Read);
-        while !self.stop.load(Ordering::SeqCst) {
-            // Before the step looks: what is signalled from here on ends the next wait.
+        loop {
+            // Before anything is looked at, the wish to stop included: what is signalled from here on ends the next wait.
             self.event.clear();
+            if self.stop.load(Ordering::SeqCst) {
+                return;
+            }
             let timeout = match self.maintainer.step() {
                 Step::Busy => continue,
                 Step::WaitBacking => None,
@@ -98,5 +101,59 @@ impl<E: Environment> Upkeep<E> {
                 std::thread::sleep(Duration::from_secs(1));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::environment::ProcessEnvironment;
+    use cbd_backing::{BackingFile, Options};
+    use cbd_engine::{BackendSpec, FormatOptions, Settings, Transport};
+    use cbd_pmem::Mapping;
+    use cbd_types::{HostId, Region};
+    use std::sync::mpsc;
+
+    fn cache(environment: &Arc<ProcessEnvironment>) -> Arc<Cache<ProcessEnvironment>> {
+        let region = Region::new(Mapping::anonymous(4 << 20).unwrap());
+        let options = FormatOptions { segment_size: Some(64 << 10), ..FormatOptions::default() };
+        let transport = Transport::format(Arc::clone(environment), region, &options).unwrap();
+        let backend = transport
+            .create_backend(&BackendSpec {
+                host: HostId(0),
+                path: "disk".to_owned(),
+                identity: "disk".to_owned(),
+                size: 1 << 20,
+                sector: 512,
+                cache_bytes: Some(1 << 20),
+                lanes_max: 1,
+                handlers: 1,
+                data_crc: true,
+                settings: Settings::default(),
+            })
+            .unwrap();
+        transport.open_cache(backend).unwrap()
+    }
+
+    #[test]
+    fn a_worker_that_is_told_to_stop_at_any_moment_stops() {
+        let (ended, end) = mpsc::channel();
+        std::thread::spawn(move || {
+            let environment = Arc::new(ProcessEnvironment::new());
+            let cache = cache(&environment);
+            let disk = tempfile::NamedTempFile::new().unwrap();
+            disk.as_file().set_len(1 << 20).unwrap();
+            let backing = BackingFile::open(disk.path(), Options::default()).unwrap();
+            for _ in 0..400 {
+                let mut worker = Worker::start("test", Arc::clone(&environment), &cache, &backing).unwrap();
+                // Keep it going round, so that the stop meets it at every place of its round.
+                for _ in 0..200 {
+                    worker.waker.wake();
+                }
+                worker.stop();
+            }
+            ended.send(()).unwrap();
+        });
+        assert_eq!(end.recv_timeout(Duration::from_secs(60)), Ok(()), "a worker did not stop");
     }
 }
