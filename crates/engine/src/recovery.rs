@@ -1,7 +1,8 @@
 //! Recovery: from the bytes of a region to a cache that serves.
 //!
 //! Always true here: before anything is served, every line that was relied on and may be only in a processor's cache
-//! is written back and fenced. That changes no byte, so recovery can crash and run again.
+//! is written back and fenced. That changes no byte, so recovery can crash and run again. Only then a loss that nothing
+//! on media notes yet is noted by a quarantine.
 //!
 //! Left to others: the records of one lane (`replay`).
 
