@@ -10,11 +10,12 @@ use crate::{
     quarantine::DamageLog,
     slots::TwoSlots,
     status::BackingTrouble,
+    sync::{SharedBool, SharedU32, SharedU64},
 };
 use alloc::{boxed::Box, format, sync::Arc, vec::Vec};
 use cbd_format::{Drained, LaneTail, RecordPlace, SegmentShape};
 use cbd_types::{BackendId, CHUNK, Epoch, Error, ErrorKind, Region, Result, SegmentId};
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::Ordering;
 use core::task::Waker;
 
 /// In which order the backing device catches up.
@@ -121,26 +122,26 @@ const RETIRED: u32 = 1 << 31;
 const RETURNED: u32 = 1 << 30;
 
 /// What is known of a segment while the cache is open.
-pub(crate) struct Segment {
+pub(crate) struct Segment<E> {
     pub(crate) id: SegmentId,
     /// First byte in the region.
     pub(crate) base: u64,
-    pub(crate) generation: AtomicU32,
-    salt: AtomicU64,
-    pub(crate) ordinal: AtomicU64,
+    pub(crate) generation: SharedU32<E>,
+    salt: SharedU64<E>,
+    pub(crate) ordinal: SharedU64<E>,
     /// Readers that copy from it now, and [`RETIRED`].
-    pins: AtomicU32,
+    pins: SharedU32<E>,
 }
 
-impl Segment {
+impl<E: Environment> Segment<E> {
     pub(crate) const fn new(id: SegmentId, base: u64) -> Self {
         Self {
             id,
             base,
-            generation: AtomicU32::new(0),
-            salt: AtomicU64::new(0),
-            ordinal: AtomicU64::new(0),
-            pins: AtomicU32::new(0),
+            generation: SharedU32::new(0),
+            salt: SharedU64::new(0),
+            ordinal: SharedU64::new(0),
+            pins: SharedU32::new(0),
         }
     }
 
@@ -168,12 +169,12 @@ impl Segment {
 
 /// An atomic number with a cache line of its own: every write reads it, every flush writes it.
 #[repr(align(64))]
-pub(crate) struct Alone(AtomicU64);
+pub(crate) struct Alone<E>(SharedU64<E>);
 
-impl core::ops::Deref for Alone {
-    type Target = AtomicU64;
+impl<E> core::ops::Deref for Alone<E> {
+    type Target = SharedU64<E>;
 
-    fn deref(&self) -> &AtomicU64 {
+    fn deref(&self) -> &SharedU64<E> {
         &self.0
     }
 }
@@ -185,25 +186,25 @@ pub struct Cache<E: Environment> {
     shape: SegmentShape,
     pub(crate) identity: Identity,
     pub(crate) lanes: Box<[Lane<E>]>,
-    pub(crate) segments: Box<[Segment]>,
+    pub(crate) segments: Box<[Segment<E>]>,
     pub(crate) pool: Pool<E>,
-    pub(crate) epoch: Alone,
+    pub(crate) epoch: Alone<E>,
     pub(crate) pass: Mutex<E, Pass>,
     pub(crate) drained: Mutex<E, TwoSlots<Drained>>,
     /// As `drained` says, to look at without the lock.
-    pub(crate) drained_now: AtomicU64,
+    pub(crate) drained_now: SharedU64<E>,
     pub(crate) tails: Mutex<E, Vec<TwoSlots<LaneTail>>>,
     settings: Mutex<E, Settings>,
     /// Everything up to this epoch is to be drained at full speed.
-    pub(crate) requested: AtomicU64,
-    stopped: AtomicBool,
+    pub(crate) requested: SharedU64<E>,
+    stopped: SharedBool<E>,
     pub(crate) damage: Mutex<E, DamageLog>,
     pub(crate) trouble: Mutex<E, Option<BackingTrouble>>,
-    pub(crate) written_back: AtomicU64,
-    pub(crate) backing_flushes: AtomicU64,
+    pub(crate) written_back: SharedU64<E>,
+    pub(crate) backing_flushes: SharedU64<E>,
     maintenance: Mutex<E, Option<Waker>>,
     /// The maintainer sleeps until somebody writes.
-    pub(crate) maintainer_sleeps: AtomicBool,
+    pub(crate) maintainer_sleeps: SharedBool<E>,
     /// Where writeback begins in each lane; recovery knows, the maintainer takes it.
     pub(crate) cursors: Mutex<E, Vec<Cursor>>,
 }
@@ -215,7 +216,7 @@ pub(crate) struct Parts<E: Environment> {
     pub(crate) shape: SegmentShape,
     pub(crate) identity: Identity,
     pub(crate) lanes: Vec<Lane<E>>,
-    pub(crate) segments: Vec<Segment>,
+    pub(crate) segments: Vec<Segment<E>>,
     pub(crate) pass: Pass,
     pub(crate) drained: TwoSlots<Drained>,
     pub(crate) tails: Vec<TwoSlots<LaneTail>>,
@@ -235,20 +236,20 @@ impl<E: Environment> Cache<E> {
             lanes: parts.lanes.into_boxed_slice(),
             segments: parts.segments.into_boxed_slice(),
             pool: Pool::new(Vec::new(), reserve),
-            epoch: Alone(AtomicU64::new(1)),
+            epoch: Alone(SharedU64::new(1)),
             pass: Mutex::<E, _>::new(parts.pass),
             drained: Mutex::<E, _>::new(parts.drained),
-            drained_now: AtomicU64::new(drained_now),
+            drained_now: SharedU64::new(drained_now),
             tails: Mutex::<E, _>::new(parts.tails),
             settings: Mutex::<E, _>::new(parts.settings),
-            requested: AtomicU64::new(0),
-            stopped: AtomicBool::new(false),
+            requested: SharedU64::new(0),
+            stopped: SharedBool::new(false),
             damage: Mutex::<E, _>::new(DamageLog::default()),
             trouble: Mutex::<E, _>::new(None),
-            written_back: AtomicU64::new(0),
-            backing_flushes: AtomicU64::new(0),
+            written_back: SharedU64::new(0),
+            backing_flushes: SharedU64::new(0),
             maintenance: Mutex::<E, _>::new(None),
-            maintainer_sleeps: AtomicBool::new(false),
+            maintainer_sleeps: SharedBool::new(false),
             cursors: Mutex::<E, _>::new(cursors),
         }
     }

@@ -5,10 +5,15 @@
 //! - every record is fenced before the lane's lock is let go, so at most the last one can be torn;
 //! - the *touched* bit is set before the first store of a record and cleared only by a flush's pass under the lock.
 
-use crate::{Environment, Mutex, index::Index, overlay::Overlay};
+use crate::{
+    Environment, Mutex,
+    index::Index,
+    overlay::Overlay,
+    sync::{SharedBool, SharedU64},
+};
 use alloc::{collections::VecDeque, vec::Vec};
 use cbd_types::{ByteRange, CHECKSUM_BLOCK, CHUNK, LaneId};
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::Ordering;
 
 /// A segment of a lane's log.
 #[derive(Clone, Copy, Debug)]
@@ -96,20 +101,20 @@ impl LaneState {
 /// A lane.
 pub(crate) struct Lane<E: Environment> {
     /// Set by a writer before it stores; see the module's invariants.
-    touched: AtomicBool,
+    touched: SharedBool<E>,
     pub(crate) state: Mutex<E, LaneState>,
     /// What writeback has made clean of [`Counters::dirtied`] and [`Counters::dirty_records`].
-    pub(crate) cleaned_bytes: AtomicU64,
-    pub(crate) cleaned_records: AtomicU64,
+    pub(crate) cleaned_bytes: SharedU64<E>,
+    pub(crate) cleaned_records: SharedU64<E>,
 }
 
 impl<E: Environment> Lane<E> {
     pub(crate) fn new(state: LaneState) -> Self {
         Self {
-            touched: AtomicBool::new(false),
+            touched: SharedBool::new(false),
             state: Mutex::<E, _>::new(state),
-            cleaned_bytes: AtomicU64::new(0),
-            cleaned_records: AtomicU64::new(0),
+            cleaned_bytes: SharedU64::new(0),
+            cleaned_records: SharedU64::new(0),
         }
     }
 

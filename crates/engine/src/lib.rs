@@ -32,6 +32,7 @@ mod recovery;
 mod replay;
 mod slots;
 mod status;
+mod sync;
 mod transport;
 mod write;
 mod writeback;
@@ -64,6 +65,11 @@ pub trait Environment: Send + Sync + 'static {
 
     /// Milliseconds since some moment, never going back.
     fn monotonic_ms(&self) -> u64;
+
+    /// Called before each access to a number that threads share without a lock. Here a model that schedules threads lets
+    /// another one go first; elsewhere it is nothing and costs nothing.
+    #[inline(always)]
+    fn before_shared_access() {}
 }
 
 /// A mutex of the environment.

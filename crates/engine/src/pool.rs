@@ -3,9 +3,12 @@
 //! Always true here: as many segments as there are lanes are kept back from clients, so that a quarantine record,
 //! reclaim and a takeover always find one; and who was told "none" is woken when one comes back.
 
-use crate::{Environment, Mutex};
+use crate::{
+    Environment, Mutex,
+    sync::{SharedBool, SharedU32},
+};
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use core::sync::atomic::Ordering;
 use core::task::Waker;
 
 /// Who asks.
@@ -30,19 +33,19 @@ pub(crate) struct Pool<E: Environment> {
     /// Segments kept back.
     reserve: u32,
     /// As `free.len()`, to look at without the lock.
-    free_count: AtomicU32,
+    free_count: SharedU32<E>,
     /// Whether somebody waits, to look at without the lock.
-    has_waiters: AtomicBool,
+    has_waiters: SharedBool<E>,
 }
 
 impl<E: Environment> Pool<E> {
     pub(crate) fn new(free: Vec<u32>, reserve: u32) -> Self {
-        let free_count = AtomicU32::new(free.len() as u32);
+        let free_count = SharedU32::new(free.len() as u32);
         Self {
             state: Mutex::<E, _>::new(State { free, waiting: Vec::new() }),
             reserve,
             free_count,
-            has_waiters: AtomicBool::new(false),
+            has_waiters: SharedBool::new(false),
         }
     }
 

@@ -58,7 +58,7 @@ impl<E: Environment> Cache<E> {
             .fold(epoch, |so_far, mark| so_far.max(mark.epoch.get()));
 
         // Headers, grouped by lane.
-        let segments: Vec<Segment> =
+        let segments: Vec<Segment<E>> =
             ids.iter().map(|id| Segment::new(*id, layout.segment_base(*id))).collect();
         let mut chains: Vec<Vec<ChainSegment>> = vec![Vec::new(); identity.lanes.lanes as usize];
         let mut free = Vec::new();
@@ -223,10 +223,10 @@ impl<E: Environment> Cache<E> {
 
 /// The valid header of a segment, from its copy where the first is damaged; the later generation if they differ.
 /// Notes the highest generation that any header claims, so that the next life of the segment goes above it.
-fn read_header<P: cbd_types::Pmem>(
-    region: &Region<P>,
+fn read_header<E: Environment>(
+    region: &Region<E::Memory>,
     shape: SegmentShape,
-    segment: &Segment,
+    segment: &Segment<E>,
     identity: &Identity,
 ) -> Option<SegmentHeader> {
     let mut newest: Option<SegmentHeader> = None;

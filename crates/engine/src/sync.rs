@@ -1,0 +1,90 @@
+//! Numbers that threads share without a lock.
+//!
+//! Always true here: each access says so to the [`Environment`] first, so that a model that schedules threads can let
+//! another one go before it. With an environment that does nothing there this is the number itself.
+
+use crate::Environment;
+use core::marker::PhantomData;
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+/// A number of type `A` that threads of `E` share.
+pub(crate) struct Shared<E, A> {
+    number: A,
+    environment: PhantomData<fn() -> E>,
+}
+
+/// A shared truth value.
+pub(crate) type SharedBool<E> = Shared<E, AtomicBool>;
+/// A shared number of 32 bits.
+pub(crate) type SharedU32<E> = Shared<E, AtomicU32>;
+/// A shared number of 64 bits.
+pub(crate) type SharedU64<E> = Shared<E, AtomicU64>;
+
+/// What every atomic type of `core` has.
+macro_rules! shared {
+    ($atomic:ty, $plain:ty) => {
+        impl<E: Environment> Shared<E, $atomic> {
+            pub(crate) const fn new(value: $plain) -> Self {
+                Self { number: <$atomic>::new(value), environment: PhantomData }
+            }
+
+            #[inline]
+            pub(crate) fn load(&self, order: Ordering) -> $plain {
+                E::before_shared_access();
+                self.number.load(order)
+            }
+
+            #[inline]
+            pub(crate) fn store(&self, value: $plain, order: Ordering) {
+                E::before_shared_access();
+                self.number.store(value, order);
+            }
+        }
+    };
+}
+
+shared!(AtomicBool, bool);
+shared!(AtomicU32, u32);
+shared!(AtomicU64, u64);
+
+impl<E: Environment> SharedBool<E> {
+    #[inline]
+    pub(crate) fn swap(&self, value: bool, order: Ordering) -> bool {
+        E::before_shared_access();
+        self.number.swap(value, order)
+    }
+}
+
+impl<E: Environment> SharedU32<E> {
+    #[inline]
+    pub(crate) fn fetch_add(&self, value: u32, order: Ordering) -> u32 {
+        E::before_shared_access();
+        self.number.fetch_add(value, order)
+    }
+
+    #[inline]
+    pub(crate) fn fetch_sub(&self, value: u32, order: Ordering) -> u32 {
+        E::before_shared_access();
+        self.number.fetch_sub(value, order)
+    }
+
+    #[inline]
+    pub(crate) fn fetch_or(&self, bits: u32, order: Ordering) -> u32 {
+        E::before_shared_access();
+        self.number.fetch_or(bits, order)
+    }
+}
+
+impl<E: Environment> SharedU64<E> {
+    #[inline]
+    pub(crate) fn fetch_add(&self, value: u64, order: Ordering) -> u64 {
+        E::before_shared_access();
+        self.number.fetch_add(value, order)
+    }
+
+    #[inline]
+    pub(crate) fn fetch_max(&self, value: u64, order: Ordering) -> u64 {
+        E::before_shared_access();
+        self.number.fetch_max(value, order)
+    }
+}
