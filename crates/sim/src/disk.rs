@@ -57,10 +57,11 @@ pub struct DiskCounters {
 }
 
 /// A change that the volatile cache holds.
+#[derive(Clone)]
 struct Change {
     range: ByteRange,
     /// None for zeroes.
-    bytes: Option<Vec<u8>>,
+    bytes: Option<Arc<[u8]>>,
 }
 
 /// An operation that a queue submitted and has not given back.
@@ -85,6 +86,8 @@ pub(crate) struct State {
     flushed: u64,
     /// In the order of submission.
     pub(crate) flying: Vec<Flying>,
+    /// Of a fork: what was in flight on the disk that it was made of.
+    left_behind: Vec<Change>,
     faults: DiskFaults,
     pub(crate) random: Seeded,
     pub(crate) latency_polls_max: u64,
@@ -138,6 +141,7 @@ impl SimDisk {
             unflushed: Vec::new(),
             flushed: 0,
             flying: Vec::new(),
+            left_behind: Vec::new(),
             faults: DiskFaults::default(),
             random: Seeded::new(seed),
             latency_polls_max: 4,
@@ -212,6 +216,30 @@ impl SimDisk {
         self.with(|state| state.after_power_cut(&mut Seeded::new(seed)))
     }
 
+    /// A copy of the disk that nobody uses, with what is in flight and in the volatile cache: for trying several ends of
+    /// one history. [`power_cut`](Self::power_cut) or [`process_crash`](Self::process_crash) says what becomes of it.
+    #[must_use]
+    pub fn fork(&self) -> Self {
+        self.with(|state| {
+            let flying = state.flying.iter().filter_map(|flying| Change::of(&flying.op));
+            Self(Arc::new(Mutex::new(State {
+                geometry: state.geometry,
+                current: state.current.clone(),
+                durable: state.durable.clone(),
+                unflushed: state.unflushed.clone(),
+                flushed: state.flushed,
+                flying: Vec::new(),
+                left_behind: state.left_behind.iter().cloned().chain(flying).collect(),
+                faults: state.faults.clone(),
+                random: state.random.clone(),
+                latency_polls_max: state.latency_polls_max,
+                queues: state.queues,
+                first_living_queue: state.queues + 1,
+                counters: DiskCounters::default(),
+            })))
+        })
+    }
+
     /// Cuts the power: any subset of the sectors that were not flushed remains. Queues are dead from now on.
     pub fn power_cut(&self, seed: u64) {
         self.with(|state| {
@@ -221,6 +249,7 @@ impl SimDisk {
             state.flushed += state.unflushed.len() as u64;
             state.unflushed.clear();
             state.flying.clear();
+            state.left_behind.clear();
             state.first_living_queue = state.queues + 1;
         });
     }
@@ -230,11 +259,12 @@ impl SimDisk {
     pub fn process_crash(&self, seed: u64) {
         self.with(|state| {
             let mut random = Seeded::new(seed);
-            for flying in std::mem::take(&mut state.flying) {
-                if let Some(change) = Change::of(&flying.op) {
-                    for piece in change.some_sectors(state.sector(), &mut random) {
-                        state.change(piece);
-                    }
+            let flying: Vec<Change> = state.in_flight_changes().collect();
+            state.flying.clear();
+            state.left_behind.clear();
+            for change in flying {
+                for piece in change.some_sectors(state.sector(), &mut random) {
+                    state.change(piece);
                 }
             }
             state.first_living_queue = state.queues + 1;
@@ -247,7 +277,7 @@ impl Change {
         match op {
             BackingOp::Write { offset, buffer } => Some(Self {
                 range: ByteRange::at(*offset, buffer.len() as u64),
-                bytes: Some(buffer.to_vec()),
+                bytes: Some(buffer[..].into()),
             }),
             BackingOp::WriteZeroes { range } | BackingOp::Discard { range } => {
                 Some(Self { range: *range, bytes: None })
@@ -267,7 +297,7 @@ impl Change {
             range,
             bytes: self.bytes.as_ref().map(|bytes| {
                 bytes[(range.start - self.range.start) as usize..(range.end - self.range.start) as usize]
-                    .to_vec()
+                    .into()
             }),
         };
         match choice {
@@ -424,12 +454,16 @@ impl State {
         in_bad || self.random.chance(permille)
     }
 
+    fn in_flight_changes(&self) -> impl Iterator<Item = Change> {
+        let flying = self.flying.iter().filter_map(|flying| Change::of(&flying.op));
+        self.left_behind.iter().cloned().chain(flying)
+    }
+
     fn after_power_cut(&self, random: &mut Seeded) -> DiskImage {
         let mut image = self.durable.clone();
-        let flying = self.flying.iter().filter_map(|flying| Change::of(&flying.op));
         // Some cuts lose nothing, some everything: the two ends find other bugs than the middle.
         let ends = random.below(6);
-        let flying: Vec<Change> = flying.collect();
+        let flying: Vec<Change> = self.in_flight_changes().collect();
         for change in self.unflushed.iter().chain(&flying) {
             match ends {
                 0 => {}

@@ -1,5 +1,5 @@
 //! The contents of a simulated disk, of which only what differs from a fresh disk takes memory: worlds are made and
-//! judged by the thousand.
+//! judged by the thousand. Copies share what neither has changed since.
 
 use crate::pattern::Content;
 use cbd_types::ByteRange;
@@ -13,7 +13,7 @@ const BLOCK: u64 = 16 << 10;
 #[derive(Clone)]
 pub struct DiskImage {
     fresh: Arc<[u8]>,
-    changed: BTreeMap<u64, Box<[u8]>>,
+    changed: BTreeMap<u64, Arc<[u8]>>,
 }
 
 impl DiskImage {
@@ -38,7 +38,7 @@ impl DiskImage {
     fn block_mut(&mut self, number: u64) -> &mut [u8] {
         let start = (number * BLOCK) as usize;
         let end = (start + BLOCK as usize).min(self.fresh.len());
-        self.changed.entry(number).or_insert_with(|| self.fresh[start..end].into())
+        Arc::make_mut(self.changed.entry(number).or_insert_with(|| self.fresh[start..end].into()))
     }
 
     /// Copies what stands at `at`.

@@ -29,7 +29,7 @@ pub use disk::{DiskCounters, DiskFaults, SimDisk};
 pub use disk_queue::SimQueue;
 pub use environment::SimEnvironment;
 pub use image::DiskImage;
-pub use memory::{CrashMemory, Keep, MemoryCounters};
+pub use memory::{CrashMemory, Keep, MemoryCounters, MemoryKind};
 pub use oracle::{OpenChange, Oracle, Violation};
 pub use pattern::Content;
 pub use random::{Seeded, from_environment};

@@ -2,23 +2,33 @@
 //!
 //! Always true here:
 //! - what an actor stored and fenced is durable; what it stored since then survives a power cut in any subset
-//!   of its 8-byte words, each word holding one of the values that it was given, never an invented one;
+//!   of its 8-byte words (of its lines, where the memory promises that), each holding one of the values that it was
+//!   given, never an invented one;
 //! - a process crash loses nothing that was stored, but what was not fenced stays volatile: a power cut may still
 //!   take it, until somebody writes the line back, or stores it again, and fences;
+//! - where the processor's caches are persistent, a store is durable when it is done;
 //! - after a crash the old handle is dead: its stores do nothing, so an abandoned engine can be dropped.
 //!
-//! Left to others: what to crash and when (the tests), and what must be found afterwards ([`crate::Oracle`]).
+//! Left to others: what to crash and when (the tests, and the explorer, which tries all that a moment can leave),
+//! and what must be found afterwards ([`crate::Oracle`]).
 
-use crate::actor::{self, Actor, GHOST};
+mod lines;
+mod pages;
+mod pending;
+
+use crate::actor::{self, GHOST};
 use crate::crash::crash_now;
 use crate::random::Seeded;
 use cbd_types::pmem::blocks_of;
 use cbd_types::{ByteRange, CHECKSUM_BLOCK, Durability, MediaError, Pmem};
+pub use lines::{Line, OpenLine};
+use pages::Pages;
 use parking_lot::Mutex;
+use pending::{Pending, choose, torn};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-const LINE: u64 = 64;
+pub(crate) const LINE: u64 = 64;
 const WORD: u64 = 8;
 
 /// What a power cut keeps of the stores that no fence has followed.
@@ -34,6 +44,18 @@ pub enum Keep {
     Prefix,
     /// One of the four, by chance.
     Any,
+}
+
+/// What a memory promises beyond the contract.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum MemoryKind {
+    /// Nothing: 8 bytes are atomic.
+    #[default]
+    Ordinary,
+    /// A line of 64 bytes is there whole or not at all.
+    WholeLines,
+    /// The processor's caches survive a power cut (eADR): what was stored is durable.
+    PersistentCaches,
 }
 
 /// What was asked of a memory since it was made.
@@ -54,57 +76,40 @@ pub struct MemoryCounters {
     pub stores_over_unfenced: u64,
 }
 
-#[derive(Clone, Debug)]
-struct Pending {
-    at: u64,
-    bytes: Vec<u8>,
-    actor: Actor,
+/// Called with a copy of the memory as it is at a moment that was chosen.
+type Witness = Box<dyn FnMut(CrashMemory) + Send>;
+
+/// Who looks on, and when.
+struct Watch {
+    witness: Witness,
+    stores_permille: u64,
+    random: Seeded,
 }
 
-impl Pending {
-    fn range(&self) -> ByteRange {
-        ByteRange::at(self.at, self.bytes.len() as u64)
-    }
-
-    /// What is left of the store when `newer` has taken its bytes away.
-    fn without(self, newer: ByteRange) -> Vec<Self> {
-        let own = self.range();
-        let Some(both) = own.intersection(&newer) else {
-            return vec![self];
-        };
-        [ByteRange { start: own.start, end: both.start }, ByteRange { start: both.end, end: own.end }]
-            .into_iter()
-            .filter(|piece| !piece.is_empty())
-            .map(|piece| Self {
-                at: piece.start,
-                bytes: self.bytes[(piece.start - own.start) as usize..(piece.end - own.start) as usize]
-                    .to_vec(),
-                actor: self.actor,
-            })
-            .collect()
-    }
-}
-
-#[derive(Clone)]
 struct State {
     /// What a running program sees.
-    visible: Vec<u8>,
+    visible: Pages,
     /// What a power cut leaves at least; differs from `visible` only where something is pending.
-    durable: Vec<u8>,
+    durable: Pages,
     /// In the order of the stores.
     pending: Vec<Pending>,
     poisoned: BTreeSet<u64>,
+    kind: MemoryKind,
     events: u64,
     crash_at: Option<u64>,
     tear: Seeded,
     dead: bool,
     counters: MemoryCounters,
+    /// For each line whether it was loaded, while that is asked for.
+    loaded: Option<Vec<bool>>,
 }
 
 /// The memory; clones share it.
 #[derive(Clone)]
 pub struct CrashMemory {
     state: Arc<Mutex<State>>,
+    /// Apart from the state, so that a witness can do with the memory what it likes.
+    watch: Arc<Mutex<Option<Watch>>>,
     length: u64,
 }
 
@@ -124,27 +129,54 @@ impl CrashMemory {
     /// A memory of `length` zero bytes.
     #[must_use]
     pub fn new(length: u64) -> Self {
-        Self::from_image(vec![0; length as usize])
+        Self::from_state(State::new(length))
     }
 
     /// A memory that holds `image`, all of it durable.
     #[must_use]
     pub fn from_image(image: Vec<u8>) -> Self {
-        Self::from_state(State {
-            durable: image.clone(),
-            visible: image,
-            pending: Vec::new(),
-            poisoned: BTreeSet::new(),
-            events: 0,
-            crash_at: None,
-            tear: Seeded::new(0),
-            dead: false,
-            counters: MemoryCounters::default(),
-        })
+        let pages = Pages::from_bytes(&image);
+        Self::from_state(State { durable: pages.clone(), visible: pages, ..State::new(0) })
     }
 
     fn from_state(state: State) -> Self {
-        Self { length: state.visible.len() as u64, state: Arc::new(Mutex::new(state)) }
+        Self {
+            length: state.visible.len(),
+            state: Arc::new(Mutex::new(state)),
+            watch: Arc::new(Mutex::new(None)),
+        }
+    }
+
+    /// From now on, across crashes, the memory is of this kind.
+    pub fn set_kind(&self, kind: MemoryKind) {
+        self.state.lock().kind = kind;
+    }
+
+    /// `witness` is called before every fence that has something to do takes effect, and before `stores_permille` of a
+    /// thousand stores, by chance, with a copy of the memory as it is at that moment.
+    pub fn watch(&self, stores_permille: u64, seed: u64, witness: impl FnMut(Self) + Send + 'static) {
+        let witness = Box::new(witness);
+        *self.watch.lock() = Some(Watch { witness, stores_permille, random: Seeded::new(seed) });
+    }
+
+    /// Nobody is called any more.
+    pub fn unwatch(&self) {
+        *self.watch.lock() = None;
+    }
+
+    /// A moment has come at which a witness may look on.
+    fn show(&self, is_fence: bool) {
+        let mut watch = self.watch.lock();
+        let Some(watch) = watch.as_mut() else { return };
+        if is_fence || watch.random.chance(watch.stores_permille) {
+            let state = self.state.lock();
+            let is_open = !state.pending.is_empty() || state.kind == MemoryKind::PersistentCaches;
+            if !state.dead && is_open {
+                let copy = Self::from_state(state.copy());
+                drop(state);
+                (watch.witness)(copy);
+            }
+        }
     }
 
     /// The process crashes during the `count`-th store, write-back or fence from now (1 is the next): a store is
@@ -179,10 +211,10 @@ impl CrashMemory {
     }
 
     /// A copy of the whole memory as it is, dead or alive, with everything that is pending: for trying several
-    /// ends of one history.
+    /// ends of one history. It costs microseconds: pages are shared until one side changes them.
     #[must_use]
     pub fn fork(&self) -> Self {
-        Self::from_state(self.state.lock().clone())
+        Self::from_state(self.state.lock().copy())
     }
 
     /// Cuts the power: what remains is a memory that holds what was durable and what `keep` and `seed` choose of
@@ -191,11 +223,9 @@ impl CrashMemory {
     pub fn power_cut(&self, seed: u64, keep: Keep) -> Self {
         let mut next = self.take();
         let pending = std::mem::take(&mut next.pending);
-        choose(&mut next.durable, &pending, keep, &mut Seeded::new(seed));
-        for store in &pending {
-            let (from, to) = (store.at as usize, store.at as usize + store.bytes.len());
-            next.visible[from..to].copy_from_slice(&next.durable[from..to]);
-        }
+        let unit = next.unit();
+        choose(&mut next.durable, &pending, unit, keep, &mut Seeded::new(seed));
+        next.visible = next.durable.clone();
         Self::from_state(next)
     }
 
@@ -214,15 +244,12 @@ impl CrashMemory {
     fn take(&self) -> State {
         let mut state = self.state.lock();
         let next = State {
-            visible: std::mem::take(&mut state.visible),
-            durable: std::mem::take(&mut state.durable),
+            kind: state.kind,
+            visible: std::mem::replace(&mut state.visible, Pages::zeroes(0)),
+            durable: std::mem::replace(&mut state.durable, Pages::zeroes(0)),
             pending: std::mem::take(&mut state.pending),
             poisoned: std::mem::take(&mut state.poisoned),
-            events: 0,
-            crash_at: None,
-            tear: Seeded::new(0),
-            dead: false,
-            counters: MemoryCounters::default(),
+            ..State::new(0)
         };
         state.dead = true;
         next
@@ -231,7 +258,7 @@ impl CrashMemory {
     /// What a running program sees.
     #[must_use]
     pub fn image(&self) -> Vec<u8> {
-        self.state.lock().visible.clone()
+        self.state.lock().visible.to_vec()
     }
 
     /// Number of bytes that a power cut could still take.
@@ -250,11 +277,17 @@ impl CrashMemory {
     pub fn flip(&self, at: u64, bit: u32) {
         let mut state = self.state.lock();
         let mask = 1 << (bit % 8);
-        state.visible[at as usize] ^= mask;
-        state.durable[at as usize] ^= mask;
-        for store in &mut state.pending {
-            if let Some(byte) = at.checked_sub(store.at).and_then(|from| store.bytes.get_mut(from as usize)) {
-                *byte ^= mask;
+        let State { visible, durable, pending, .. } = &mut *state;
+        for pages in [visible, durable] {
+            let mut byte = [0];
+            pages.read(at, &mut byte);
+            pages.write(at, &[byte[0] ^ mask]);
+        }
+        for store in pending {
+            if store.range().contains(&ByteRange::at(at, 1)) {
+                let mut bytes = store.bytes.to_vec();
+                bytes[(at - store.at) as usize] ^= mask;
+                store.bytes = bytes.into();
             }
         }
     }
@@ -272,13 +305,14 @@ impl CrashMemory {
             from.len(),
             self.length
         );
+        self.show(false);
         let mut state = self.state.lock();
         if state.dead {
             return;
         }
         if Self::event(&mut state) {
             let mut tear = state.tear.clone();
-            for piece in torn(ByteRange::at(at, from.len() as u64), &mut tear) {
+            for piece in torn(ByteRange::at(at, from.len() as u64), state.unit(), &mut tear) {
                 state.store(piece.start, &from[(piece.start - at) as usize..(piece.end - at) as usize]);
             }
             state.dead = true;
@@ -292,6 +326,42 @@ impl CrashMemory {
 }
 
 impl State {
+    fn new(length: u64) -> Self {
+        Self {
+            visible: Pages::zeroes(length),
+            durable: Pages::zeroes(length),
+            pending: Vec::new(),
+            poisoned: BTreeSet::new(),
+            kind: MemoryKind::Ordinary,
+            events: 0,
+            crash_at: None,
+            tear: Seeded::new(0),
+            dead: false,
+            counters: MemoryCounters::default(),
+            loaded: None,
+        }
+    }
+
+    fn copy(&self) -> Self {
+        Self {
+            visible: self.visible.clone(),
+            durable: self.durable.clone(),
+            pending: self.pending.clone(),
+            poisoned: self.poisoned.clone(),
+            tear: self.tear.clone(),
+            loaded: None,
+            ..*self
+        }
+    }
+
+    /// What is atomic.
+    const fn unit(&self) -> u64 {
+        match self.kind {
+            MemoryKind::Ordinary | MemoryKind::PersistentCaches => WORD,
+            MemoryKind::WholeLines => LINE,
+        }
+    }
+
     fn store(&mut self, at: u64, from: &[u8]) {
         let range = ByteRange::at(at, from.len() as u64);
         let actor = actor::current();
@@ -299,17 +369,21 @@ impl State {
         if self.pending.iter().any(|store| foreign(store) && store.range().overlaps(&range)) {
             self.counters.stores_over_unfenced += 1;
         }
-        self.visible[at as usize..range.end as usize].copy_from_slice(from);
+        self.visible.write(at, from);
         if !self.poisoned.is_empty() {
             for line in at.div_ceil(LINE)..range.end / LINE {
                 self.poisoned.remove(&line);
             }
         }
-        self.pending.push(Pending { at, bytes: from.to_vec(), actor });
+        if self.kind == MemoryKind::PersistentCaches {
+            self.durable.write(at, from);
+        } else {
+            self.pending.push(Pending { at, bytes: from.into(), actor });
+        }
     }
 
     /// What `actor` stored is durable; an older store of another to the same bytes can't come after it.
-    fn fence(&mut self, actor: Actor) {
+    fn fence(&mut self, actor: actor::Actor) {
         let mut rest: Vec<Pending> = Vec::new();
         for store in std::mem::take(&mut self.pending) {
             if store.actor != actor {
@@ -317,7 +391,7 @@ impl State {
                 continue;
             }
             let range = store.range();
-            self.durable[range.start as usize..range.end as usize].copy_from_slice(&store.bytes);
+            self.durable.write(range.start, &store.bytes);
             if rest.iter().any(|older| older.range().overlaps(&range)) {
                 rest = rest.into_iter().flat_map(|older| older.without(range)).collect();
             }
@@ -326,12 +400,15 @@ impl State {
     }
 
     fn load(&mut self, at: u64, into: &mut [u8]) -> Result<(), MediaError> {
-        if self.dead && self.visible.is_empty() {
+        if self.dead && self.visible.len() == 0 {
             return Err(MediaError { at });
         }
         let range = ByteRange::at(at, into.len() as u64);
-        if range.end > self.visible.len() as u64 {
+        if range.end > self.visible.len() {
             return Err(MediaError { at });
+        }
+        if let Some(loaded) = &mut self.loaded {
+            loaded[(at / LINE) as usize..range.end.div_ceil(LINE) as usize].fill(true);
         }
         if let Some(&line) = self.poisoned.range(at / LINE..range.end.div_ceil(LINE)).next() {
             return Err(MediaError { at: (line * LINE).max(at) });
@@ -339,7 +416,7 @@ impl State {
         if self.pending.iter().any(|store| store.actor != GHOST && store.range().overlaps(&range)) {
             self.counters.loads_of_unfenced += 1;
         }
-        into.copy_from_slice(&self.visible[at as usize..range.end as usize]);
+        self.visible.read(at, into);
         Ok(())
     }
 }
@@ -373,6 +450,7 @@ impl Pmem for CrashMemory {
     }
 
     fn fence(&self) {
+        self.show(true);
         let mut state = self.state.lock();
         if state.dead {
             return;
@@ -420,56 +498,14 @@ impl Pmem for CrashMemory {
         }
         for line in lines {
             let end = ((line + 1) * LINE).min(self.length);
-            let bytes = state.visible[(line * LINE) as usize..end as usize].to_vec();
-            state.pending.push(Pending { at: line * LINE, bytes, actor: actor::current() });
+            let mut bytes = vec![0; (end - line * LINE) as usize];
+            state.visible.read(line * LINE, &mut bytes);
+            state.pending.push(Pending { at: line * LINE, bytes: bytes.into(), actor: actor::current() });
         }
     }
 
     fn describe(&self) -> String {
         String::from("simulated memory")
-    }
-}
-
-/// The parts of a store that are done when it is cut short, in whole words.
-fn torn(range: ByteRange, random: &mut Seeded) -> Vec<ByteRange> {
-    let words: Vec<ByteRange> = range.split_at_multiples(WORD).collect();
-    match random.below(4) {
-        0 => Vec::new(),
-        1 => vec![range],
-        2 => words[..random.below(words.len() as u64 + 1) as usize].to_vec(),
-        _ => words.into_iter().filter(|_| random.chance(500)).collect(),
-    }
-}
-
-/// Applies to `durable` what a power cut keeps of `pending`.
-fn choose(durable: &mut [u8], pending: &[Pending], keep: Keep, random: &mut Seeded) {
-    let keep = match keep {
-        Keep::Any => {
-            *random.pick(&[Keep::Nothing, Keep::Everything, Keep::Random, Keep::Random, Keep::Prefix])
-        }
-        chosen => chosen,
-    };
-    let mut apply = |store: &Pending, piece: ByteRange| {
-        let bytes = &store.bytes[(piece.start - store.at) as usize..(piece.end - store.at) as usize];
-        durable[piece.start as usize..piece.end as usize].copy_from_slice(bytes);
-    };
-    match keep {
-        Keep::Nothing | Keep::Any => {}
-        Keep::Everything => pending.iter().for_each(|store| apply(store, store.range())),
-        Keep::Random => {
-            for store in pending {
-                torn(store.range(), random).into_iter().for_each(|piece| apply(store, piece));
-            }
-        }
-        Keep::Prefix => {
-            let whole = random.below(pending.len() as u64 + 1) as usize;
-            pending[..whole].iter().for_each(|store| apply(store, store.range()));
-            if let Some(store) = pending.get(whole) {
-                let words: Vec<ByteRange> = store.range().split_at_multiples(WORD).collect();
-                let kept = random.below(words.len() as u64) as usize;
-                words[..kept].iter().for_each(|&piece| apply(store, piece));
-            }
-        }
     }
 }
 

@@ -143,3 +143,94 @@ fn a_load_of_what_is_not_fenced_is_counted() {
     let _ = load::<1>(&memory, 7);
     assert_eq!(memory.counters().loads_of_unfenced, 1);
 }
+
+#[test]
+fn a_line_is_open_until_it_is_fenced_by_its_actor() {
+    let memory = CrashMemory::new(4096);
+    act_as(1);
+    memory.store(0, &[1; 64]);
+    memory.store(8, &[2; 8]);
+    act_as(2);
+    memory.store(1000, &[3; 8]);
+    let lines = memory.open_lines();
+    assert_eq!(
+        lines.iter().map(|line| (line.at, line.versions.len())).collect::<Vec<_>>(),
+        [(0, 2), (960, 1)]
+    );
+    assert_eq!(lines[0].old, [0; 64]);
+    assert_eq!(lines[0].new()[..24], [[1; 8], [2; 8], [1; 8]].concat());
+    memory.fence();
+    assert_eq!(memory.open_lines().iter().map(|line| line.at).collect::<Vec<_>>(), [0]);
+}
+
+#[test]
+fn a_line_that_was_stored_as_it_was_is_not_open() {
+    let memory = CrashMemory::new(4096);
+    memory.store(64, &[1; 64]);
+    memory.fence();
+    memory.store(64, &[1; 64]);
+    memory.store(128, &[0; 64]);
+    assert!(memory.open_lines().is_empty());
+}
+
+#[test]
+fn a_cut_leaves_the_chosen_lines_and_the_living_go_on() {
+    let memory = CrashMemory::new(4096);
+    memory.store(0, &[1; 192]);
+    let lines = memory.open_lines();
+    let torn = lines[1].torn(0b0000_0010);
+    let after = memory.cut_to([(0, lines[0].new()), (64, &torn)]);
+    assert_eq!(load::<64>(&after, 0), [1; 64]);
+    assert_eq!(load::<24>(&after, 64)[..], [[0; 8], [1; 8], [0; 8]].concat());
+    assert_eq!(load::<64>(&after, 128), [0; 64]);
+    assert!(after.open_lines().is_empty());
+    assert_eq!(load::<192>(&memory, 0), [1; 192]);
+    memory.fence();
+    assert_eq!(load::<64>(&memory.power_cut(0, Keep::Nothing), 128), [1; 64]);
+}
+
+#[test]
+fn persistent_caches_keep_what_was_stored() {
+    let memory = CrashMemory::new(4096);
+    memory.set_kind(MemoryKind::PersistentCaches);
+    memory.store(0, &[1; 8]);
+    assert_eq!(load::<8>(&memory.power_cut(0, Keep::Nothing), 0), [1; 8]);
+}
+
+#[test]
+fn where_lines_are_whole_none_is_torn() {
+    for seed in 0..100 {
+        let memory = CrashMemory::new(4096);
+        memory.set_kind(MemoryKind::WholeLines);
+        memory.store(0, &[1; 256]);
+        let after = memory.power_cut(seed, Keep::Any);
+        assert!(
+            (0..4).all(|line| [[0; 64], [1; 64]].contains(&load::<64>(&after, line * 64))),
+            "seed {seed}"
+        );
+    }
+}
+
+#[test]
+fn a_witness_sees_each_fence_before_it_takes_effect() {
+    let memory = CrashMemory::new(4096);
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let witness = Arc::clone(&seen);
+    memory.watch(0, 1, move |copy| witness.lock().push(copy.open_lines().len()));
+    memory.store(0, &[1; 64]);
+    memory.store(64, &[1; 64]);
+    memory.fence();
+    memory.fence();
+    memory.store(128, &[1; 64]);
+    memory.fence();
+    assert_eq!(*seen.lock(), [2, 1]);
+}
+
+#[test]
+fn loads_are_traced_by_lines() {
+    let memory = CrashMemory::new(4096);
+    memory.trace_loads();
+    let _: [u8; 100] = load(&memory, 100);
+    let lines: Vec<u64> = (0..64).filter(|line| memory.was_loaded(line * 64)).collect();
+    assert_eq!(lines, [1, 2, 3]);
+}

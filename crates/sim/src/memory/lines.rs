@@ -1,0 +1,102 @@
+//! The crash states of one moment, line by line: what a cache line may hold after a power cut.
+
+use super::{CrashMemory, LINE, State};
+use cbd_types::ByteRange;
+use std::collections::BTreeMap;
+
+/// The bytes of one line.
+pub type Line = [u8; LINE as usize];
+
+/// A line of which a power cut at this moment can leave more than one content.
+#[derive(Clone, Debug)]
+pub struct OpenLine {
+    /// Where it begins.
+    pub at: u64,
+    /// What is certain to be there if nothing newer has reached the medium.
+    pub old: Line,
+    /// What it held after each store since, in order and each different from the one before; the last is what a
+    /// program sees.
+    pub versions: Vec<Line>,
+}
+
+impl OpenLine {
+    /// What a program sees.
+    #[must_use]
+    pub fn new(&self) -> &Line {
+        self.versions.last().unwrap_or(&self.old)
+    }
+
+    /// The line with the words of `mask` as the newest version has them, the others as they were.
+    #[must_use]
+    pub fn torn(&self, mask: u8) -> Line {
+        let mut line = self.old;
+        let words = line.chunks_exact_mut(8).zip(self.new().chunks_exact(8));
+        for (_, (word, new)) in words.enumerate().filter(|(at, _)| mask & (1 << at) != 0) {
+            word.copy_from_slice(new);
+        }
+        line
+    }
+}
+
+impl CrashMemory {
+    /// The lines whose content a power cut at this moment decides; lines that were stored with what they held are none.
+    #[must_use]
+    pub fn open_lines(&self) -> Vec<OpenLine> {
+        let state = self.state.lock();
+        let mut lines: BTreeMap<u64, OpenLine> = BTreeMap::new();
+        for store in &state.pending {
+            let lines_of_store = store.range().start / LINE..store.range().end.div_ceil(LINE);
+            for at in lines_of_store.map(|line| line * LINE) {
+                let line = lines.entry(at).or_insert_with(|| {
+                    let mut old = [0; LINE as usize];
+                    state.durable.read(at, &mut old);
+                    OpenLine { at, old, versions: Vec::new() }
+                });
+                let Some(both) = store.range().intersection(&ByteRange::at(at, LINE)) else { continue };
+                let mut next = *line.new();
+                next[(both.start - at) as usize..(both.end - at) as usize].copy_from_slice(store.part(both));
+                if next != *line.new() {
+                    line.versions.push(next);
+                }
+            }
+        }
+        lines.into_values().filter(|line| !line.versions.is_empty()).collect()
+    }
+
+    /// The memory that a power cut at this moment leaves if these lines hold that, and all other open lines what they
+    /// held before. This handle lives on: it is for trying several ends of one history.
+    #[must_use]
+    pub fn cut_to<'a>(&self, lines: impl IntoIterator<Item = (u64, &'a Line)>) -> Self {
+        let mut next = self.state.lock().successor();
+        for (at, line) in lines {
+            next.durable.write(at, line);
+        }
+        next.visible = next.durable.clone();
+        Self::from_state(next)
+    }
+
+    /// From now on the lines that loads reach are noted.
+    pub fn trace_loads(&self) {
+        self.state.lock().loaded = Some(vec![false; self.length.div_ceil(LINE) as usize]);
+    }
+
+    /// Whether the line at `at` was loaded since [`trace_loads`](Self::trace_loads).
+    #[must_use]
+    pub fn was_loaded(&self, at: u64) -> bool {
+        self.state.lock().loaded.as_ref().is_none_or(|loaded| loaded[(at / LINE) as usize])
+    }
+}
+
+impl State {
+    /// The state of a later process on the same medium, with nothing pending.
+    fn successor(&self) -> Self {
+        Self {
+            visible: self.durable.clone(),
+            durable: self.durable.clone(),
+            pending: Vec::new(),
+            poisoned: self.poisoned.clone(),
+            kind: self.kind,
+            ..Self::new(0)
+        }
+    }
+}
