@@ -6,98 +6,30 @@
 //!
 //! Left to others: which worlds to run (the tests).
 
+mod checks;
+mod crashes;
+mod making;
+mod options;
+
 use crate::crash::until_crash;
 use crate::disk::{DiskFaults, SimDisk};
 use crate::environment::SimEnvironment;
-use crate::memory::{CrashMemory, Keep};
+use crate::memory::CrashMemory;
 use crate::oracle::{Moment, OpenChange, Oracle, Violation};
 use crate::pattern::Content;
 use crate::process::{Outlook, Process};
 use crate::random::Seeded;
-use crate::workload::{Mix, Wish, Workload};
-use cbd_engine::{BackendSpec, Consistency, FormatOptions, Settings, Transport};
+use crate::workload::{Wish, Workload};
+use cbd_engine::{Consistency, Settings};
 use cbd_types::{
     AlignedBuffer, BackendId, BackingGeometry, ByteRange, Completion, Epoch, Error, ErrorKind, Operation,
-    Region, Request,
+    Request,
 };
+use making::{make_cache, region_size};
+pub use options::{Happened, WorldOptions};
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::sync::Arc;
-
-/// What a world is made of.
-#[derive(Clone, Copy, Debug)]
-pub struct WorldOptions {
-    /// Decides everything.
-    pub seed: u64,
-    /// Bytes of the backing device, whole sectors.
-    pub size: u64,
-    /// Logical sector in bytes.
-    pub sector: u32,
-    /// Bytes of a segment.
-    pub segment_size: u64,
-    /// Segments of the cache.
-    pub segments: u32,
-    /// Most lanes.
-    pub lanes_max: u32,
-    /// Whether data is checksummed.
-    pub data_crc: bool,
-    /// Order of writeback.
-    pub consistency: Consistency,
-    /// Number of clients.
-    pub clients: usize,
-    /// Most requests that the clients have under way together.
-    pub in_flight_max: usize,
-    /// Reads of the disk out of a thousand that fail, but for those that check.
-    pub read_errors_permille: u64,
-    /// Writes and flushes of the disk out of a thousand that fail.
-    pub write_errors_permille: u64,
-    /// Whether the disk loses what was not flushed.
-    pub volatile_cache: bool,
-    /// Whether the disk promises zeroes from a discard.
-    pub discard_zeroes: bool,
-    /// Depth of each queue to the disk.
-    pub depth: usize,
-    /// What the clients ask for.
-    pub mix: Mix,
-    /// Whether settings are changed meanwhile.
-    pub vary_settings: bool,
-    /// Turns out of a thousand before which a crash is set up.
-    pub crash_permille: u64,
-    /// Turns out of a hundred in which the maintainer steps: few, and the cache is always full.
-    pub maintenance_percent: u64,
-    /// Recoveries out of a thousand in which a crash is set up.
-    pub crash_in_recovery_permille: u64,
-}
-
-impl WorldOptions {
-    /// A small world that is always full: 16 segments of 64 KiB and their state before 8 MiB and some sectors.
-    #[must_use]
-    pub fn small(seed: u64, consistency: Consistency) -> Self {
-        let mut random = Seeded::new(seed).fork();
-        Self {
-            seed,
-            size: (8 << 20) + 333 * 512,
-            sector: 512,
-            segment_size: 64 << 10,
-            segments: 17,
-            lanes_max: 16,
-            data_crc: true,
-            consistency,
-            clients: 2,
-            in_flight_max: 6,
-            read_errors_permille: 0,
-            write_errors_permille: 0,
-            volatile_cache: true,
-            discard_zeroes: true,
-            depth: 4,
-            mix: Mix::ALL,
-            vary_settings: false,
-            crash_permille: *random.pick(&[2, 10, 40]),
-            maintenance_percent: *random.pick(&[3, 10, 30]),
-            crash_in_recovery_permille: 400,
-        }
-    }
-}
 
 /// A request that a client waits for.
 struct Asked {
@@ -105,56 +37,6 @@ struct Asked {
     client: usize,
     submitted: Moment,
     change: Option<OpenChange>,
-}
-
-/// What happened in a world, so that a test can say that it was not idle.
-#[derive(Clone, Copy, Default, Debug)]
-pub struct Happened {
-    /// Requests completed.
-    pub completed: u64,
-    /// Bytes of completed writes.
-    pub written_bytes: u64,
-    /// Reads that failed because the disk did.
-    pub failed_reads: u64,
-    /// Process crashes.
-    pub process_crashes: u64,
-    /// Power cuts.
-    pub power_cuts: u64,
-    /// Crashes while the engine recovered.
-    pub crashes_in_recovery: u64,
-    /// Orderly stops.
-    pub stops: u64,
-    /// Drains completed.
-    pub drains: u64,
-    /// Images of the backing device that were judged.
-    pub images_judged: u64,
-    /// Moments at which the engine said that the backing device alone is no crash state.
-    pub images_void: u64,
-    /// Turns at which a client waited for space.
-    pub waited_for_space: u64,
-    /// Times at which clients waited and nothing went on before the clock did.
-    pub rescued_by_clock: u64,
-}
-
-impl Happened {
-    /// What happened in two worlds.
-    #[must_use]
-    pub const fn and(self, other: Self) -> Self {
-        Self {
-            completed: self.completed + other.completed,
-            written_bytes: self.written_bytes + other.written_bytes,
-            failed_reads: self.failed_reads + other.failed_reads,
-            process_crashes: self.process_crashes + other.process_crashes,
-            power_cuts: self.power_cuts + other.power_cuts,
-            crashes_in_recovery: self.crashes_in_recovery + other.crashes_in_recovery,
-            stops: self.stops + other.stops,
-            drains: self.drains + other.drains,
-            images_judged: self.images_judged + other.images_judged,
-            images_void: self.images_void + other.images_void,
-            waited_for_space: self.waited_for_space + other.waited_for_space,
-            rescued_by_clock: self.rescued_by_clock + other.rescued_by_clock,
-        }
-    }
 }
 
 /// The world.
@@ -465,22 +347,6 @@ impl World {
         }
     }
 
-    /// What if the region were lost now, and the power with it: is the backing device a legal crash state?
-    pub fn judge_backing(&mut self) {
-        let status = self.process().cache().status();
-        if !status.backing_is_consistent {
-            self.happened.images_void += 1;
-            let is_strict = self.options.consistency == Consistency::Strict && !self.options.vary_settings;
-            if is_strict && !self.is_damaged {
-                self.complain("strict, and the backing device is no crash state");
-            }
-            return;
-        }
-        let image = self.disk.image_after_power_cut(self.random.next());
-        self.happened.images_judged += 1;
-        self.judge(self.oracle.moment_of(&image, self.drained));
-    }
-
     /// Writes `bytes` as fast as the cache takes them, without crashes and without help from the clock.
     pub fn press(&mut self, bytes: u64) {
         let (mut turns, mut written) = (0_u64, self.happened.written_bytes);
@@ -503,64 +369,6 @@ impl World {
             }
             turns += 1;
         }
-    }
-
-    /// Ends the process here, one way or the other, and brings up the next one. Its recovery crashes, too, at its
-    /// `recovery_place`-th store, write-back or fence.
-    pub fn crash_with(&mut self, recovery_place: Option<u64>) {
-        self.recovery_place = recovery_place;
-        self.crash();
-    }
-
-    /// Ends the process here, one way or the other, and brings up the next one.
-    pub fn crash(&mut self) {
-        loop {
-            let seed = self.random.next();
-            if self.random.chance(500) {
-                self.happened.power_cuts += 1;
-                self.memory = self.memory.power_cut(seed, Keep::Any);
-                self.disk.power_cut(self.random.next());
-            } else {
-                self.happened.process_crashes += 1;
-                self.memory = self.memory.process_crash();
-                self.disk.process_crash(seed);
-            }
-            if self.restart() {
-                return;
-            }
-            self.happened.crashes_in_recovery += 1;
-        }
-    }
-
-    /// Brings up a process on what is there; false if it crashed meanwhile.
-    fn restart(&mut self) -> bool {
-        self.process = None;
-        self.draining = None;
-        self.asked.clear();
-        self.done.clear();
-        self.environment = Arc::new(SimEnvironment::new(self.random.next(), self.environment.clock_ms()));
-        let by_chance = self.random.chance(self.options.crash_in_recovery_permille);
-        let place = by_chance.then(|| self.random.between(1, 6));
-        if let Some(place) = self.recovery_place.take().or(place) {
-            self.memory.crash_after(place, self.random.next());
-        }
-        if until_crash(|| self.open()).is_err() {
-            return false;
-        }
-        self.memory.never_crash();
-        if self.options.consistency == Consistency::Strict || self.random.chance(500) {
-            self.judge_backing();
-        }
-        self.settle();
-        true
-    }
-
-    /// Finds out what became of the requests that the last process left behind.
-    fn settle(&mut self) {
-        let mut oracle = std::mem::replace(&mut self.oracle, Oracle::new(0, self.options.sector, 0));
-        let verdict = oracle.settle(|range| self.read_now(range));
-        self.oracle = oracle;
-        self.judge(verdict);
     }
 
     /// Reads `range` through the engine, with nothing else under way, and returns the bytes.
@@ -652,134 +460,4 @@ impl World {
             world.draining.is_none()
         });
     }
-
-    /// Stops the process in order.
-    pub fn stop(&mut self) {
-        self.quiesce();
-        self.happened.stops += 1;
-        self.process().cache().stop();
-    }
-
-    /// Stops the process in order, and starts the next one.
-    pub fn stop_and_start(&mut self) {
-        self.memory.never_crash();
-        self.stop();
-        let seed = self.random.next();
-        if self.random.chance(500) {
-            self.memory = self.memory.power_cut(seed, Keep::Any);
-            self.disk.power_cut(self.random.next());
-        } else {
-            self.memory = self.memory.process_crash();
-            self.disk.process_crash(seed);
-        }
-        if !self.restart() {
-            self.happened.crashes_in_recovery += 1;
-            self.crash();
-        }
-    }
-
-    /// Reads everything through the engine and compares it.
-    pub fn check_everything(&mut self) {
-        let everything = ByteRange { start: 0, end: self.options.size };
-        everything.split_at_multiples(1 << 20).for_each(|range| self.check(range));
-    }
-
-    /// Reads everything that was ever changed through the engine and compares it.
-    pub fn check_changed(&mut self) {
-        self.oracle.changed(32 << 10).into_iter().for_each(|range| self.check(range));
-    }
-
-    /// From now on reads may fail, because somebody damages the region.
-    pub const fn expect_damage(&mut self) {
-        self.is_damaged = true;
-    }
-
-    /// Where the segments of the region begin and end, in bytes.
-    #[must_use]
-    pub fn segment_area(&self) -> ByteRange {
-        self.segment_area
-    }
-
-    /// Reads everything, block by block, and compares what can be read; returns what cannot.
-    pub fn unreadable(&mut self) -> Vec<ByteRange> {
-        let everything = ByteRange { start: 0, end: self.options.size };
-        let mut unreadable = Vec::new();
-        for block in everything.split_at_multiples(4096) {
-            let submitted = self.oracle.now();
-            match self.try_read(block) {
-                Ok(bytes) => {
-                    let verdict = self.oracle.check_read(block, submitted, &bytes);
-                    self.judge(verdict);
-                }
-                Err(_) if self.is_damaged => unreadable.push(block),
-                Err(error) => self.complain(format!("reading {block}: {error}")),
-            }
-        }
-        unreadable
-    }
-
-    fn check(&mut self, range: ByteRange) {
-        let submitted = self.oracle.now();
-        let bytes = self.read_now(range);
-        let verdict = self.oracle.check_read(range, submitted, &bytes);
-        self.judge(verdict);
-    }
-
-    /// The end: everything completes, reads right, is drained, and the bare disk holds it, byte for byte.
-    ///
-    /// What was never changed is compared on the disk only: reading it would turn the cache over.
-    pub fn finish(mut self) -> Happened {
-        self.memory.never_crash();
-        self.quiesce();
-        self.check_changed();
-        self.drain();
-        self.maintain_until_idle();
-        let status = self.process().cache().status();
-        if !status.backing_is_consistent {
-            self.complain("everything is on the backing device, and it is said to be no crash state");
-        }
-        self.process().cache().stop();
-        for image in [self.disk.contents(), self.disk.durable()] {
-            let verdict = self.oracle.check_everything(&image);
-            self.judge(verdict);
-        }
-        self.happened
-    }
-}
-
-fn region_size(options: &WorldOptions) -> u64 {
-    // Tables and both superblocks take less than the last part.
-    (u64::from(options.segments) + 1) * options.segment_size + (256 << 10)
-}
-
-/// Formats the region and makes one cache on it.
-fn make_cache(
-    options: &WorldOptions,
-    environment: &Arc<SimEnvironment>,
-    memory: &CrashMemory,
-) -> Result<(BackendId, ByteRange), Error> {
-    let format = FormatOptions {
-        segment_size: Some(options.segment_size),
-        force: false,
-        host_rows: 2,
-        backend_rows: 2,
-        blkdev_rows: 2,
-    };
-    let transport = Transport::format(Arc::clone(environment), Region::new(memory.clone()), &format)?;
-    let host = transport.register_host("simulated", None)?;
-    let layout = transport.info().layout;
-    let area = u64::from(layout.segment_count) * layout.segment_size;
-    let backend = transport.create_backend(&BackendSpec {
-        host,
-        path: String::from("/simulated/disk"),
-        identity: String::from("simulated"),
-        size: options.size,
-        sector: options.sector,
-        cache_bytes: Some(u64::from(options.segments) * options.segment_size),
-        lanes_max: options.lanes_max,
-        handlers: 1,
-        data_crc: options.data_crc,
-        settings: Settings { consistency: options.consistency, ..Settings::default() },
-    })?;
-    Ok((backend, ByteRange::at(layout.segment_area, area)))
 }

@@ -1,0 +1,91 @@
+//! What is looked at from outside: all bytes through the engine, and the bare disk.
+
+use super::{Happened, World};
+use cbd_engine::Consistency;
+use cbd_types::ByteRange;
+
+impl World {
+    /// What if the region were lost now, and the power with it: is the backing device a legal crash state?
+    pub fn judge_backing(&mut self) {
+        let status = self.process().cache().status();
+        if !status.backing_is_consistent {
+            self.happened.images_void += 1;
+            let is_strict = self.options.consistency == Consistency::Strict && !self.options.vary_settings;
+            if is_strict && !self.is_damaged {
+                self.complain("strict, and the backing device is no crash state");
+            }
+            return;
+        }
+        let image = self.disk.image_after_power_cut(self.random.next());
+        self.happened.images_judged += 1;
+        self.judge(self.oracle.moment_of(&image, self.drained));
+    }
+
+    /// Reads everything through the engine and compares it.
+    pub fn check_everything(&mut self) {
+        let everything = ByteRange { start: 0, end: self.options.size };
+        everything.split_at_multiples(1 << 20).for_each(|range| self.check(range));
+    }
+
+    /// Reads everything that was ever changed through the engine and compares it.
+    pub fn check_changed(&mut self) {
+        self.oracle.changed(32 << 10).into_iter().for_each(|range| self.check(range));
+    }
+
+    /// From now on reads may fail, because somebody damages the region.
+    pub const fn expect_damage(&mut self) {
+        self.is_damaged = true;
+    }
+
+    /// Where the segments of the region begin and end, in bytes.
+    #[must_use]
+    pub fn segment_area(&self) -> ByteRange {
+        self.segment_area
+    }
+
+    /// Reads everything, block by block, and compares what can be read; returns what cannot.
+    pub fn unreadable(&mut self) -> Vec<ByteRange> {
+        let everything = ByteRange { start: 0, end: self.options.size };
+        let mut unreadable = Vec::new();
+        for block in everything.split_at_multiples(4096) {
+            let submitted = self.oracle.now();
+            match self.try_read(block) {
+                Ok(bytes) => {
+                    let verdict = self.oracle.check_read(block, submitted, &bytes);
+                    self.judge(verdict);
+                }
+                Err(_) if self.is_damaged => unreadable.push(block),
+                Err(error) => self.complain(format!("reading {block}: {error}")),
+            }
+        }
+        unreadable
+    }
+
+    fn check(&mut self, range: ByteRange) {
+        let submitted = self.oracle.now();
+        let bytes = self.read_now(range);
+        let verdict = self.oracle.check_read(range, submitted, &bytes);
+        self.judge(verdict);
+    }
+
+    /// The end: everything completes, reads right, is drained, and the bare disk holds it, byte for byte.
+    ///
+    /// What was never changed is compared on the disk only: reading it would turn the cache over.
+    pub fn finish(mut self) -> Happened {
+        self.memory.never_crash();
+        self.quiesce();
+        self.check_changed();
+        self.drain();
+        self.maintain_until_idle();
+        let status = self.process().cache().status();
+        if !status.backing_is_consistent {
+            self.complain("everything is on the backing device, and it is said to be no crash state");
+        }
+        self.process().cache().stop();
+        for image in [self.disk.contents(), self.disk.durable()] {
+            let verdict = self.oracle.check_everything(&image);
+            self.judge(verdict);
+        }
+        self.happened
+    }
+}

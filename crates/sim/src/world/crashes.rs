@@ -1,0 +1,94 @@
+//! The ends of simulated processes, and what their successors must find.
+
+use super::World;
+use crate::crash::until_crash;
+use crate::environment::SimEnvironment;
+use crate::memory::Keep;
+use crate::oracle::Oracle;
+use cbd_engine::Consistency;
+use std::sync::Arc;
+
+impl World {
+    /// Ends the process here, one way or the other, and brings up the next one. Its recovery crashes, too, at its
+    /// `recovery_place`-th store, write-back or fence.
+    pub fn crash_with(&mut self, recovery_place: Option<u64>) {
+        self.recovery_place = recovery_place;
+        self.crash();
+    }
+
+    /// Ends the process here, one way or the other, and brings up the next one.
+    pub fn crash(&mut self) {
+        loop {
+            let seed = self.random.next();
+            if self.random.chance(500) {
+                self.happened.power_cuts += 1;
+                self.memory = self.memory.power_cut(seed, Keep::Any);
+                self.disk.power_cut(self.random.next());
+            } else {
+                self.happened.process_crashes += 1;
+                self.memory = self.memory.process_crash();
+                self.disk.process_crash(seed);
+            }
+            if self.restart() {
+                return;
+            }
+            self.happened.crashes_in_recovery += 1;
+        }
+    }
+
+    /// Brings up a process on what is there; false if it crashed meanwhile.
+    fn restart(&mut self) -> bool {
+        self.process = None;
+        self.draining = None;
+        self.asked.clear();
+        self.done.clear();
+        self.environment = Arc::new(SimEnvironment::new(self.random.next(), self.environment.clock_ms()));
+        let by_chance = self.random.chance(self.options.crash_in_recovery_permille);
+        let place = by_chance.then(|| self.random.between(1, 6));
+        if let Some(place) = self.recovery_place.take().or(place) {
+            self.memory.crash_after(place, self.random.next());
+        }
+        if until_crash(|| self.open()).is_err() {
+            return false;
+        }
+        self.memory.never_crash();
+        if self.options.consistency == Consistency::Strict || self.random.chance(500) {
+            self.judge_backing();
+        }
+        self.settle();
+        true
+    }
+
+    /// Finds out what became of the requests that the last process left behind.
+    fn settle(&mut self) {
+        let mut oracle = std::mem::replace(&mut self.oracle, Oracle::new(0, self.options.sector, 0));
+        let verdict = oracle.settle(|range| self.read_now(range));
+        self.oracle = oracle;
+        self.judge(verdict);
+    }
+
+    /// Stops the process in order.
+    pub fn stop(&mut self) {
+        self.quiesce();
+        self.happened.stops += 1;
+        self.process().cache().stop();
+    }
+
+    /// Stops the process in order, and starts the next one.
+    pub fn stop_and_start(&mut self) {
+        self.memory.never_crash();
+        self.stop();
+        let seed = self.random.next();
+        if self.random.chance(500) {
+            self.memory = self.memory.power_cut(seed, Keep::Any);
+            self.disk.power_cut(self.random.next());
+        } else {
+            self.memory = self.memory.process_crash();
+            self.disk.process_crash(seed);
+        }
+        if !self.restart() {
+            self.happened.crashes_in_recovery += 1;
+            self.crash();
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! A fresh region with one cache on it.
+
+use super::WorldOptions;
+use crate::environment::SimEnvironment;
+use crate::memory::CrashMemory;
+use cbd_engine::{BackendSpec, FormatOptions, Settings, Transport};
+use cbd_types::{BackendId, ByteRange, Error, Region};
+use std::sync::Arc;
+
+pub(super) fn region_size(options: &WorldOptions) -> u64 {
+    // Tables and both superblocks take less than the last part.
+    (u64::from(options.segments) + 1) * options.segment_size + (256 << 10)
+}
+
+/// Formats the region and makes one cache on it.
+pub(super) fn make_cache(
+    options: &WorldOptions,
+    environment: &Arc<SimEnvironment>,
+    memory: &CrashMemory,
+) -> Result<(BackendId, ByteRange), Error> {
+    let format = FormatOptions {
+        segment_size: Some(options.segment_size),
+        force: false,
+        host_rows: 2,
+        backend_rows: 2,
+        blkdev_rows: 2,
+    };
+    let transport = Transport::format(Arc::clone(environment), Region::new(memory.clone()), &format)?;
+    let host = transport.register_host("simulated", None)?;
+    let layout = transport.info().layout;
+    let area = u64::from(layout.segment_count) * layout.segment_size;
+    let backend = transport.create_backend(&BackendSpec {
+        host,
+        path: String::from("/simulated/disk"),
+        identity: String::from("simulated"),
+        size: options.size,
+        sector: options.sector,
+        cache_bytes: Some(u64::from(options.segments) * options.segment_size),
+        lanes_max: options.lanes_max,
+        handlers: 1,
+        data_crc: options.data_crc,
+        settings: Settings { consistency: options.consistency, ..Settings::default() },
+    })?;
+    Ok((backend, ByteRange::at(layout.segment_area, area)))
+}

@@ -1,0 +1,130 @@
+//! What worlds are made of, and what happened in them.
+
+use crate::random::Seeded;
+use crate::workload::Mix;
+use cbd_engine::Consistency;
+
+/// What a world is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct WorldOptions {
+    /// Decides everything.
+    pub seed: u64,
+    /// Bytes of the backing device, whole sectors.
+    pub size: u64,
+    /// Logical sector in bytes.
+    pub sector: u32,
+    /// Bytes of a segment.
+    pub segment_size: u64,
+    /// Segments of the cache.
+    pub segments: u32,
+    /// Most lanes.
+    pub lanes_max: u32,
+    /// Whether data is checksummed.
+    pub data_crc: bool,
+    /// Order of writeback.
+    pub consistency: Consistency,
+    /// Number of clients.
+    pub clients: usize,
+    /// Most requests that the clients have under way together.
+    pub in_flight_max: usize,
+    /// Reads of the disk out of a thousand that fail, but for those that check.
+    pub read_errors_permille: u64,
+    /// Writes and flushes of the disk out of a thousand that fail.
+    pub write_errors_permille: u64,
+    /// Whether the disk loses what was not flushed.
+    pub volatile_cache: bool,
+    /// Whether the disk promises zeroes from a discard.
+    pub discard_zeroes: bool,
+    /// Depth of each queue to the disk.
+    pub depth: usize,
+    /// What the clients ask for.
+    pub mix: Mix,
+    /// Whether settings are changed meanwhile.
+    pub vary_settings: bool,
+    /// Turns out of a thousand before which a crash is set up.
+    pub crash_permille: u64,
+    /// Turns out of a hundred in which the maintainer steps: few, and the cache is always full.
+    pub maintenance_percent: u64,
+    /// Recoveries out of a thousand in which a crash is set up.
+    pub crash_in_recovery_permille: u64,
+}
+
+impl WorldOptions {
+    /// A small world that is always full: 16 segments of 64 KiB and their state before 8 MiB and some sectors.
+    #[must_use]
+    pub fn small(seed: u64, consistency: Consistency) -> Self {
+        let mut random = Seeded::new(seed).fork();
+        Self {
+            seed,
+            size: (8 << 20) + 333 * 512,
+            sector: 512,
+            segment_size: 64 << 10,
+            segments: 17,
+            lanes_max: 16,
+            data_crc: true,
+            consistency,
+            clients: 2,
+            in_flight_max: 6,
+            read_errors_permille: 0,
+            write_errors_permille: 0,
+            volatile_cache: true,
+            discard_zeroes: true,
+            depth: 4,
+            mix: Mix::ALL,
+            vary_settings: false,
+            crash_permille: *random.pick(&[2, 10, 40]),
+            maintenance_percent: *random.pick(&[3, 10, 30]),
+            crash_in_recovery_permille: 400,
+        }
+    }
+}
+
+/// What happened in a world, so that a test can say that it was not idle.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Happened {
+    /// Requests completed.
+    pub completed: u64,
+    /// Bytes of completed writes.
+    pub written_bytes: u64,
+    /// Reads that failed because the disk did.
+    pub failed_reads: u64,
+    /// Process crashes.
+    pub process_crashes: u64,
+    /// Power cuts.
+    pub power_cuts: u64,
+    /// Crashes while the engine recovered.
+    pub crashes_in_recovery: u64,
+    /// Orderly stops.
+    pub stops: u64,
+    /// Drains completed.
+    pub drains: u64,
+    /// Images of the backing device that were judged.
+    pub images_judged: u64,
+    /// Moments at which the engine said that the backing device alone is no crash state.
+    pub images_void: u64,
+    /// Turns at which a client waited for space.
+    pub waited_for_space: u64,
+    /// Times at which clients waited and nothing went on before the clock did.
+    pub rescued_by_clock: u64,
+}
+
+impl Happened {
+    /// What happened in two worlds.
+    #[must_use]
+    pub const fn and(self, other: Self) -> Self {
+        Self {
+            completed: self.completed + other.completed,
+            written_bytes: self.written_bytes + other.written_bytes,
+            failed_reads: self.failed_reads + other.failed_reads,
+            process_crashes: self.process_crashes + other.process_crashes,
+            power_cuts: self.power_cuts + other.power_cuts,
+            crashes_in_recovery: self.crashes_in_recovery + other.crashes_in_recovery,
+            stops: self.stops + other.stops,
+            drains: self.drains + other.drains,
+            images_judged: self.images_judged + other.images_judged,
+            images_void: self.images_void + other.images_void,
+            waited_for_space: self.waited_for_space + other.waited_for_space,
+            rescued_by_clock: self.rescued_by_clock + other.rescued_by_clock,
+        }
+    }
+}
