@@ -32,7 +32,21 @@ pub fn mounts_alone(command: &mut Command) {
 
 /// Sends SIGTERM.
 pub fn terminate(process: &Child) {
+    send(process, libc::SIGTERM);
+}
+
+/// Stops the process where it is, until [`go_on`].
+pub fn stop(process: &Child) {
+    send(process, libc::SIGSTOP);
+}
+
+/// Lets a stopped process go on.
+pub fn go_on(process: &Child) {
+    send(process, libc::SIGCONT);
+}
+
+fn send(process: &Child, signal: i32) {
     // SAFETY: sends a signal to a child of ours that nobody has waited for, so the number is still its own.
-    let sent = unsafe { libc::kill(process.id().cast_signed(), libc::SIGTERM) };
-    assert_eq!(sent, 0, "SIGTERM cannot be sent");
+    let sent = unsafe { libc::kill(process.id().cast_signed(), signal) };
+    assert_eq!(sent, 0, "signal {signal} cannot be sent");
 }

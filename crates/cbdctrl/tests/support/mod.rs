@@ -153,6 +153,16 @@ impl Place {
         self.daemon.as_ref().expect("a daemon").id()
     }
 
+    /// Stops the daemon by SIGSTOP where it is.
+    pub fn pause(&self) {
+        child::stop(self.daemon.as_ref().expect("a daemon"));
+    }
+
+    /// Lets a paused daemon go on.
+    pub fn resume(&self) {
+        child::go_on(self.daemon.as_ref().expect("a daemon"));
+    }
+
     /// Kills the daemon by SIGKILL.
     pub fn kill(&mut self) {
         let mut daemon = self.daemon.take().expect("a daemon");

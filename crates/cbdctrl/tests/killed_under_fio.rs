@@ -1,0 +1,364 @@
+//! The daemon is killed, and stopped for a while, under fio, which writes through NBD and through a block device at once.
+//!
+//! Why it proves what it says: fio logs each request that was answered well (its latency log, one line a request, with
+//! offset and length), and fio is not killed, so the log is whole. A round's pass over a device writes no byte twice, and each
+//! 16 bytes that it writes name the round and the offset of the request. So after a kill each logged request must be there,
+//! whole and of this round; of the others at most as many may be there as fio keeps in flight; everything else is as before.
+//!
+//! `CBD_KILLS` says how often (20), `CBD_SEED` repeats a run's choices.
+
+mod support;
+
+use cbd_nbd::Client;
+use cbd_types::AlignedBuffer;
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use support::pattern::{Random, seed};
+use support::sandbox::in_sandbox;
+use support::{MIB, Place, text_of, until, wait};
+
+const BLOCK: usize = 4096;
+/// Large against the cache, so that writeback and reclaim work all the time.
+const SIZE: u64 = 64 * MIB;
+/// Requests that fio keeps in flight on each device.
+const DEPTH: usize = 8;
+/// Longest that a daemon may take to serve again after a kill.
+const START_MAX: Duration = Duration::from_secs(10);
+
+/// How fio and the checks reach a device.
+#[derive(Clone, Debug)]
+enum Door {
+    Nbd,
+    Block(String),
+}
+
+/// Which request wrote a block: the round, and the request's offset. Round 0 is nobody.
+type Origin = (u64, u64);
+
+/// A device, and what is known of each of its blocks.
+struct Device {
+    name: &'static str,
+    door: Door,
+    blocks: Vec<Origin>,
+}
+
+/// A request that fio was told has succeeded.
+#[derive(Clone, Copy, Debug)]
+struct Answered {
+    offset: u64,
+    length: u64,
+}
+
+impl Device {
+    fn new(name: &'static str, door: Door) -> Self {
+        Self { name, door, blocks: vec![(0, 0); SIZE as usize / BLOCK] }
+    }
+
+    fn fio(&self, place: &Place) -> Command {
+        let mut command = Command::new("fio");
+        command.args(["--name=load", "--output-format=terse", "--verify_state_save=0"]);
+        command.arg(format!("--size={SIZE}")).arg(format!("--iodepth={DEPTH}"));
+        match &self.door {
+            Door::Nbd => command.args(["--ioengine=nbd", &format!("--uri={}", place.uri())]),
+            Door::Block(path) => {
+                command.args(["--ioengine=libaio", "--direct=1", &format!("--filename={path}")])
+            }
+        };
+        command
+            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+            .current_dir(place.path("dev").parent().expect("a parent"));
+        support::child::dies_with_us(&mut command);
+        let said = File::options().create(true).append(true).open(self.said(place)).expect("a file");
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(said);
+        command
+    }
+
+    /// Starts a pass in which every 16 bytes are the round and the offset of the request.
+    fn load(&self, place: &Place, round: u64, seed: u64) -> Child {
+        let mut command = self.fio(place);
+        command.args(["--rw=randwrite", "--bsrange=4k-64k", "--verify=pattern", "--do_verify=0"]);
+        command.arg(format!("--verify_pattern=\"R{round:07}\"%o")).arg(format!("--randseed={}", seed >> 1));
+        command.arg(format!("--write_lat_log={}", text_of(&self.log(place)))).arg("--log_offset=1");
+        command.args(["--disable_clat=1", "--disable_slat=1"]);
+        command.spawn().expect("fio")
+    }
+
+    fn log(&self, place: &Place) -> PathBuf {
+        place.path(self.name)
+    }
+
+    /// What fio said on its standard error.
+    fn said(&self, place: &Place) -> PathBuf {
+        place.path(&format!("{}.said", self.name))
+    }
+
+    /// The requests of the pass that were answered well, and their log is gone.
+    fn answered(&self, place: &Place) -> Vec<Answered> {
+        let path = PathBuf::from(format!("{}_lat.1.log", text_of(&self.log(place))));
+        let text = std::fs::read_to_string(&path).unwrap_or_else(|error| {
+            let said = std::fs::read_to_string(self.said(place)).unwrap_or_default();
+            panic!("fio left no log {}: {error}; it said: {said}", path.display())
+        });
+        std::fs::remove_file(&path).expect("its own log");
+        text.lines()
+            .map(|line| {
+                // Milliseconds, nanoseconds, direction, bytes, offset, priority.
+                let fields: Vec<&str> = line.split(',').map(str::trim).collect();
+                let number =
+                    |at: usize| fields.get(at).and_then(|text| text.parse().ok()).expect("a log of fio");
+                assert_eq!(number(2), 1, "only writes are logged: {line}");
+                Answered { length: number(3), offset: number(4) }
+            })
+            .collect()
+    }
+
+    fn reader(&self, place: &Place) -> Reader {
+        match &self.door {
+            Door::Nbd => Reader::Nbd(Box::new(place.client())),
+            Door::Block(path) => {
+                let file = File::options().read(true).custom_flags(libc::O_DIRECT).open(path);
+                Reader::File(file.expect("the device"))
+            }
+        }
+    }
+
+    /// Reads every block and settles it; how many requests had been answered.
+    fn check(&mut self, place: &Place, round: u64) -> usize {
+        let answered = self.answered(place);
+        assert!(answered.len() > 10, "{}, round {round}: the load was too light", self.name);
+        let found = self.reader(place).origins(self.name);
+        self.settle(round, &answered, found)
+            .unwrap_or_else(|text| panic!("{}, round {round}: {text}", self.name));
+        answered.len()
+    }
+
+    /// Compares every block with what it may be after `round`, and takes what was found for what is there.
+    fn settle(&mut self, round: u64, answered: &[Answered], found: Vec<Origin>) -> Result<(), String> {
+        let mut wanted = self.blocks.clone();
+        for request in answered {
+            let blocks = [request.offset, request.offset + request.length].map(|at| at as usize / BLOCK);
+            wanted[blocks[0]..blocks[1]].fill((round, request.offset));
+        }
+        let mut unanswered = BTreeSet::new();
+        for (number, (found, wanted)) in found.iter().zip(&wanted).enumerate() {
+            if found == wanted {
+                continue;
+            }
+            if found.0 != round || wanted.0 == round {
+                return Err(format!(
+                    "block {number} is of {found:?}, but it was answered that it is of {wanted:?}"
+                ));
+            }
+            unanswered.insert(found.1);
+        }
+        if unanswered.len() > DEPTH {
+            let count = unanswered.len();
+            return Err(format!("{count} requests are there that were not answered; {DEPTH} were in flight"));
+        }
+        self.blocks = found;
+        Ok(())
+    }
+
+    fn check_plain(&self, disk: &str) {
+        let found = Reader::File(File::open(disk).expect("the disk")).origins(disk);
+        let differs = found.iter().zip(&self.blocks).position(|(found, wanted)| found != wanted);
+        assert_eq!(differs, None, "{disk} differs at this block");
+    }
+}
+
+/// What reads a device past every page cache.
+enum Reader {
+    Nbd(Box<Client>),
+    File(File),
+}
+
+impl Reader {
+    fn read(&mut self, at: u64, into: &mut [u8]) {
+        match self {
+            Self::Nbd(client) => client.read(at, into).expect("every byte can be read"),
+            Self::File(file) => file.read_exact_at(into, at).expect("every byte can be read"),
+        }
+    }
+
+    /// Which request each block is of.
+    fn origins(&mut self, name: &str) -> Vec<Origin> {
+        let mut origins = Vec::with_capacity(SIZE as usize / BLOCK);
+        let mut piece = AlignedBuffer::zeroed(1 << 20);
+        for at in (0..SIZE).step_by(1 << 20) {
+            self.read(at, &mut piece);
+            origins.extend(piece.chunks_exact(BLOCK).enumerate().map(|(number, block)| {
+                origin(block)
+                    .unwrap_or_else(|| panic!("{name}: block {number} from {at} on is of no single request"))
+            }));
+        }
+        origins
+    }
+}
+
+/// Which request a block is of; `None` where it is not of one.
+fn origin(block: &[u8]) -> Option<Origin> {
+    // Every 16 bytes are the same.
+    if block[16..] != block[..block.len() - 16] {
+        return None;
+    }
+    let first = &block[..16];
+    if first.iter().all(|byte| *byte == 0) {
+        return Some((0, 0));
+    }
+    let round = std::str::from_utf8(&first[..8]).ok()?.strip_prefix('R')?.parse().ok()?;
+    Some((round, u64::from_le_bytes(first[8..].try_into().ok()?)))
+}
+
+/// A daemon with a device behind NBD and one that is a kernel block device, over disks that are slower than the load.
+fn place_with_both(folder: &Path) -> (Place, Vec<Device>, Vec<String>) {
+    let mut place = Place::under(folder);
+    place.decorate = Some("throttle:ssd,mib_per_s=120,flush_us=1000".to_owned());
+    place.start();
+    place.register("64M");
+    let disks = vec![place.disk("disk", SIZE), place.disk("second", SIZE)];
+    place.start_backend(&disks[0]);
+    let printed =
+        place.ok(&["backend-start", "-p", &disks[1], "-c", "16M", "--start-dev", "--export", "fuse-loop"]);
+    let device = printed.trim().to_owned();
+    (place, vec![Device::new("nbd", Door::Nbd), Device::new("block", Door::Block(device))], disks)
+}
+
+/// A number that the status gives of both caches.
+fn of_both(place: &Place, name: &str) -> [u64; 2] {
+    let status = place.json(&["status", "--json"]);
+    [0, 1].map(|backend| {
+        status["transports"][0]["backends"][backend]["cache"][name].as_u64().expect("a number")
+    })
+}
+
+/// Waits until fio has begun to write on both devices.
+fn until_written(place: &Place) {
+    until("the load", || of_both(place, "written_bytes").iter().all(|written| *written > MIB));
+}
+
+#[test]
+fn what_fio_saw_answered_is_there_after_every_kill() {
+    let kills = std::env::var("CBD_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(20_u64);
+    let patience = Duration::from_secs(60 + 8 * kills);
+    in_sandbox("what_fio_saw_answered_is_there_after_every_kill", patience, |folder| {
+        let mut random = Random(seed());
+        let (mut place, mut devices, disks) = place_with_both(folder);
+        let (mut acknowledged, mut dirty, mut interrupted, mut slowest) = (0, 0, 0, Duration::ZERO);
+        for round in 1..=kills {
+            let mode = ["strict", "checkpoint", "none"][round as usize % 3];
+            for backend in ["0", "1"] {
+                place.ok(&["set", "--backend", backend, &format!("consistency={mode}")]);
+            }
+            let loads: Vec<Child> =
+                devices.iter().map(|device| device.load(&place, round, random.number())).collect();
+            until_written(&place);
+            std::thread::sleep(Duration::from_millis(random.below(300)));
+            dirty += u64::from(of_both(&place, "dirty_bytes").iter().all(|dirty| *dirty > 0));
+            if round % 5 == 0 {
+                // Killed while it is stopped.
+                place.pause();
+                std::thread::sleep(Duration::from_millis(random.below(400)));
+            }
+            place.kill();
+            for mut load in loads {
+                let ended = wait(&mut load, Duration::from_secs(30)).expect("fio sees the end of the daemon");
+                interrupted += usize::from(!ended.success());
+            }
+            let began = Instant::now();
+            place.start();
+            slowest = slowest.max(began.elapsed());
+            let place = &place;
+            acknowledged += std::thread::scope(|scope| {
+                let checks: Vec<_> = devices
+                    .iter_mut()
+                    .map(|device| scope.spawn(move || device.check(place, round)))
+                    .collect();
+                checks.into_iter().map(|check| check.join().expect("the check")).sum::<usize>()
+            });
+        }
+        println!(
+            "{kills} kills, {dirty} with dirty data on both devices, {interrupted} passes of fio interrupted, {acknowledged} requests \
+             answered, slowest start {slowest:?}"
+        );
+        assert!(slowest < START_MAX, "a start took {slowest:?}");
+        assert!(dirty >= kills / 2, "the disks were too fast");
+        assert!(interrupted as u64 >= kills, "the passes were too short");
+        for (backend, (device, disk)) in devices.iter().zip(&disks).enumerate() {
+            place.ok(&["backend-stop", "--backend", &backend.to_string()]);
+            device.check_plain(disk);
+        }
+    });
+}
+
+#[test]
+fn a_daemon_that_is_stopped_for_seconds_goes_on_and_fio_verifies_everything() {
+    let name = "a_daemon_that_is_stopped_for_seconds_goes_on_and_fio_verifies_everything";
+    in_sandbox(name, Duration::from_secs(120), |folder| {
+        let (place, devices, _) = place_with_both(folder);
+        let mut loads: Vec<Child> = devices
+            .iter()
+            .map(|device| {
+                let mut command = device.fio(&place);
+                // Its own verification: all that it wrote is read and compared when the pass is done.
+                command.args(["--rw=randwrite", "--bsrange=4k-64k", "--verify=crc32c", "--verify_fatal=1"]);
+                command.spawn().expect("fio")
+            })
+            .collect();
+        let mut hit = 0;
+        for stopped_s in [3, 1, 2] {
+            until_written(&place);
+            std::thread::sleep(Duration::from_millis(30));
+            place.pause();
+            for load in &mut loads {
+                hit += usize::from(load.try_wait().expect("it is ours").is_none());
+            }
+            std::thread::sleep(Duration::from_secs(stopped_s));
+            place.resume();
+        }
+        assert!(hit >= 2, "fio was done before the daemon was stopped");
+        for mut load in loads {
+            let ended = wait(&mut load, Duration::from_secs(60)).expect("fio ends");
+            assert!(ended.success(), "fio found an error: {ended}");
+        }
+        for backend in ["0", "1"] {
+            place.ok(&["backend-stop", "--backend", backend]);
+        }
+    });
+}
+
+#[test]
+fn a_block_that_is_of_two_requests_is_noticed() {
+    let mut block = Vec::new();
+    for _ in 0..BLOCK / 16 {
+        block.extend(b"R0000007");
+        block.extend(65536_u64.to_le_bytes());
+    }
+    assert_eq!(origin(&block), Some((7, 65536)));
+    block[4000] ^= 1;
+    assert_eq!(origin(&block), None);
+    assert_eq!(origin(&[0; BLOCK]), Some((0, 0)));
+}
+
+#[test]
+fn the_check_notices_what_is_missing_stale_or_too_much() {
+    let answered = [Answered { offset: 8192, length: 8192 }];
+    let after = |change: &dyn Fn(&mut Vec<Origin>)| {
+        let mut device = Device::new("test", Door::Nbd);
+        device.blocks[7] = (3, 28672);
+        let mut found = device.blocks.clone();
+        found[2..4].fill((4, 8192));
+        change(&mut found);
+        device.settle(4, &answered, found)
+    };
+    assert_eq!(after(&|_| ()), Ok(()));
+    assert_eq!(after(&|found| found[9] = (4, 36864)), Ok(()), "one that was in flight");
+    assert!(after(&|found| found[3] = (0, 0)).is_err(), "half of an answered request");
+    assert!(after(&|found| found[2..4].fill((3, 8192))).is_err(), "an older version");
+    assert!(after(&|found| found[7] = (0, 0)).is_err(), "something of an earlier round");
+    let many = |found: &mut Vec<Origin>| (20..40).for_each(|block| found[block] = (4, block as u64 * 4096));
+    assert!(after(&many).is_err(), "more than was in flight");
+}
