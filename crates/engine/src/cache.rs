@@ -14,7 +14,7 @@ use crate::{
 };
 use alloc::{boxed::Box, format, sync::Arc, vec::Vec};
 use cbd_format::{Drained, LaneTail, RecordPlace, SegmentShape};
-use cbd_types::{BackendId, CHUNK, Epoch, Error, ErrorKind, Region, Result, SegmentId};
+use cbd_types::{BackendId, CHUNK, Epoch, Error, ErrorKind, Region, Result, Safeguard, SegmentId};
 use core::sync::atomic::Ordering;
 use core::task::Waker;
 
@@ -371,7 +371,9 @@ impl<E: Environment> Cache<E> {
     pub fn stop(&self) {
         self.stopped.store(true, Ordering::SeqCst);
         self.pool.wake_all();
-        self.close_epoch();
+        if Safeguard::StopMark.is_kept() {
+            self.close_epoch();
+        }
     }
 
     /// # Errors
@@ -392,7 +394,8 @@ impl<E: Environment> Cache<E> {
 
     /// Reclaim is done with a segment: it goes back to the pool now, or when its last reader lets it go.
     pub(crate) fn retire(&self, segment: u32) {
-        if self.segments[segment as usize].pins.fetch_or(RETIRED, Ordering::AcqRel) == 0 {
+        let pins = self.segments[segment as usize].pins.fetch_or(RETIRED, Ordering::AcqRel);
+        if Safeguard::RetireWaits.holds(pins == 0) {
             self.give_back(segment);
         }
     }

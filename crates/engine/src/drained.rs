@@ -2,9 +2,9 @@
 //!
 //! Always true here: what others see of it is durable already.
 
-use crate::{Cache, Environment};
+use crate::{Cache, Environment, slots::InBoth};
 use cbd_format::Drained;
-use cbd_types::Epoch;
+use cbd_types::{Epoch, Safeguard};
 use core::sync::atomic::Ordering;
 
 /// A version of something was skipped because it is damaged: until everything that is written now is on the backing
@@ -26,11 +26,16 @@ pub(crate) fn store_drained<E: Environment>(cache: &Cache<E>, change: impl FnOnc
     });
     change(&mut drained);
     drained.ownership = cache.identity.ownership.into();
-    // Twice, so that one failed page does not take the backing device back to an older epoch.
-    for _ in 0..2 {
-        let stored = slots.store(cache.region(), drained);
-        cache.region().fence(stored);
+    if !Safeguard::DrainedVisible.is_kept() {
+        cache.drained_now.store(drained.epoch.get(), Ordering::Release);
     }
+    // Twice, so that one failed page does not take the backing device back to an older epoch.
+    let names = InBoth {
+        first_fence: Safeguard::DrainedFirstFence,
+        second: Safeguard::DrainedSecond,
+        fence: Safeguard::DrainedFence,
+    };
+    slots.store_in_both(cache.region(), names, drained);
     cache.drained_now.store(drained.epoch.get(), Ordering::Release);
 }
 

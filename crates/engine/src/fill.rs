@@ -5,7 +5,7 @@
 
 use crate::{Cache, Environment, lane::LaneState, lane::PendingFill, pool::Asker};
 use cbd_format::{RecordKind, record::blocks_in};
-use cbd_types::{ByteRange, LaneId};
+use cbd_types::{ByteRange, LaneId, Safeguard};
 
 /// A range that must be read from the backing device.
 #[derive(Debug)]
@@ -37,8 +37,11 @@ impl<E: Environment> Cache<E> {
         debug_assert_eq!(miss.range.len(), data.len() as u64);
         let lane = &self.lanes[miss.lane.index()];
         let mut state = lane.state.lock();
-        let Some(at) = state.fills.iter().position(|fill| fill.id == miss.id) else { return };
-        state.fills.swap_remove(at);
+        match state.fills.iter().position(|fill| fill.id == miss.id) {
+            Some(at) => drop(state.fills.swap_remove(at)),
+            None if Safeguard::FillCancelled.is_kept() => return,
+            None => {}
+        }
         // Filling up the pool would only make writers wait for reclaim.
         if self.check_running().is_err() || self.pool.has_waiters() {
             return;

@@ -6,7 +6,7 @@
 use crate::{Cache, Environment, slots::TwoSlots};
 use alloc::vec::Vec;
 use cbd_format::LaneMark;
-use cbd_types::{ByteRange, Epoch, LaneId, Result};
+use cbd_types::{ByteRange, Epoch, LaneId, Result, Safeguard};
 use core::sync::atomic::Ordering;
 
 /// What passes share; one pass at a time.
@@ -39,16 +39,16 @@ impl<E: Environment> Cache<E> {
     pub fn flush(&self) -> Result<()> {
         self.check_running()?;
         self.close_epoch();
-        self.region().check_stores()
+        self.region().check_stores(Safeguard::FlushStoreCheck)
     }
 
     /// A flush without the question whether the cache runs. Returns the epoch that it closed.
     pub(crate) fn close_epoch(&self) -> Epoch {
         // 1. Later writes load a later epoch.
-        let closed = self.epoch.fetch_add(1, Ordering::SeqCst);
+        let closed = self.epoch.fetch_add(u64::from(Safeguard::FlushEpoch.is_kept()), Ordering::SeqCst);
         let mut pass = self.pass.lock();
         // A pass that began after the line above, while this one waited for the lock, serves it too.
-        if pass.covered <= closed {
+        if pass.covered < closed || (pass.covered == closed && Safeguard::FlushPass.is_kept()) {
             self.run_pass(&mut pass);
         }
         Epoch(closed)
@@ -66,15 +66,22 @@ impl<E: Environment> Cache<E> {
             // 2. Under the lane's lock: nothing of a closed epoch is still to come from here.
             let last = {
                 let state = lane.state.lock();
-                lane.clear_touched();
+                if Safeguard::FlushClear.is_kept() {
+                    lane.clear_touched();
+                }
                 state.next_sequence - 1
             };
+            if !Safeguard::FlushClear.is_kept() {
+                lane.clear_touched();
+            }
             // 3. The mark is stored without the lock, whose locked instruction would drain it.
-            stored = stored.and(self.store_mark(pass, id, last, covered));
+            if Safeguard::FlushMark.is_kept() {
+                stored = stored.and(self.store_mark(pass, id, last, covered));
+            }
             any = true;
         }
         if any {
-            self.region().fence(stored);
+            self.region().fence(Safeguard::FlushFence, stored);
         }
         pass.covered = covered;
         pass.ended_ms = self.environment().monotonic_ms();
@@ -86,7 +93,7 @@ impl<E: Environment> Cache<E> {
     /// When the cache was stopped.
     pub fn force_unit_access(&self, range: ByteRange) -> Result<()> {
         self.check_running()?;
-        self.epoch.fetch_add(1, Ordering::SeqCst);
+        self.epoch.fetch_add(u64::from(Safeguard::FuaEpoch.is_kept()), Ordering::SeqCst);
         let mut pass = self.pass.lock();
         let epoch = self.epoch.load(Ordering::SeqCst);
         let mut stored = self.region().nothing_in_flight();
@@ -94,6 +101,9 @@ impl<E: Environment> Cache<E> {
             // All that was committed was fenced before its lock was let go; the bit stays, since the epoch
             // has had no pass over the other lanes.
             let last = self.lanes[id.index()].state.lock().next_sequence - 1;
+            if !Safeguard::FuaMark.is_kept() {
+                return;
+            }
             let token = self.store_mark(&mut pass, id.index(), last, epoch);
             stored = core::mem::replace(&mut stored, self.region().nothing_in_flight()).and(token);
         };
@@ -103,8 +113,8 @@ impl<E: Environment> Cache<E> {
         } else {
             self.identity.lanes.touched_by(range, 0).for_each(mark);
         }
-        self.region().fence(stored);
-        self.region().check_stores()
+        self.region().fence(Safeguard::FuaFence, stored);
+        self.region().check_stores(Safeguard::FuaStoreCheck)
     }
 
     fn store_mark(&self, pass: &mut Pass, lane: usize, last: u64, epoch: u64) -> cbd_types::InFlight {

@@ -8,7 +8,7 @@
 //! which of two records is newer: callers apply records in the order of the log.
 
 use alloc::{boxed::Box, vec, vec::Vec};
-use cbd_types::{ByteRange, CHECKSUM_BLOCK, SECTOR};
+use cbd_types::{ByteRange, CHECKSUM_BLOCK, SECTOR, Safeguard};
 
 /// Where a record stands: the cache's own number of its segment, and its slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -195,7 +195,8 @@ impl Index {
         let Some(at) = self.find(key) else { return };
         let node = *self.node(at);
         if node.slot & IN_PARTS == 0 {
-            if node.segment == location.segment && node.slot & SLOT == location.slot {
+            let is_own = node.segment == location.segment && node.slot & SLOT == location.slot;
+            if Safeguard::ReclaimOwn.holds(is_own) {
                 self.unlink(key);
             }
             return;

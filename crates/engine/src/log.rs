@@ -12,7 +12,7 @@ use crate::{
 use alloc::format;
 use cbd_format::record::{FLAG_DATA_CRC, bytes_of};
 use cbd_format::{Record, RecordPlace, SUMS_PER_LINE, SegmentHeader, SumLine, segment};
-use cbd_types::{ByteRange, CHECKSUM_BLOCK, Epoch, Error, ErrorKind, InFlight, Result};
+use cbd_types::{ByteRange, CHECKSUM_BLOCK, Epoch, Error, ErrorKind, InFlight, Result, Safeguard};
 use core::sync::atomic::Ordering;
 use core::task::Waker;
 
@@ -41,10 +41,11 @@ impl<E: Environment> Cache<E> {
         let shape = self.shape();
         // While the reserve is not whole, an open segment may be one that was taken from it for a quarantine: what is left
         // of it is for more of them, and clients wait.
-        let may_use_open = asker == Asker::Essential || self.pool.free() >= self.pool.reserve();
+        let may_use_open = asker == Asker::Essential
+            || Safeguard::PoolOpenFromReserve.holds(self.pool.free() >= self.pool.reserve());
         if let Some(open) = &lane.open
             && may_use_open
-            && !(open.no_data && length > 0)
+            && Safeguard::RecoveryReopenNoData.holds(!(open.no_data && length > 0))
             && shape.fits(open.slots, open.data_low, slots, length)
         {
             return true;
@@ -73,8 +74,9 @@ impl<E: Environment> Cache<E> {
     /// stored behind them; until then the segment is free for recovery.
     fn open_segment(&self, lane: &mut LaneState, segment: u32) {
         let runtime = &self.segments[segment as usize];
-        let generation = runtime.generation.load(Ordering::Relaxed).wrapping_add(1).max(1);
-        let salt = self.environment().random();
+        let raised = u32::from(Safeguard::GenerationRaised.is_kept());
+        let generation = runtime.generation.load(Ordering::Relaxed).wrapping_add(raised).max(1);
+        let salt = if Safeguard::SaltFresh.is_kept() { self.environment().random() } else { 0 };
         runtime.begin(generation, salt, lane.next_ordinal);
         let header = SegmentHeader {
             crc: 0.into(),
@@ -94,11 +96,12 @@ impl<E: Environment> Cache<E> {
             reserved: [0; 40],
         }
         .sealed();
-        let stored = self
-            .region()
-            .store(runtime.base, bytes_of(&header))
-            .and(self.region().store(runtime.base + self.shape().header_copy(), bytes_of(&header)));
-        self.region().fence(stored);
+        let mut stored = self.region().store(runtime.base, bytes_of(&header));
+        if Safeguard::HeaderCopyStore.is_kept() {
+            let copy = runtime.base + self.shape().header_copy();
+            stored = stored.and(self.region().store(copy, bytes_of(&header)));
+        }
+        self.region().fence(Safeguard::HeaderFence, stored);
         lane.open = Some(LogSegment {
             segment,
             ordinal: lane.next_ordinal,
@@ -165,9 +168,11 @@ impl<E: Environment> Cache<E> {
         let runtime = &self.segments[segment as usize];
         let [primary, mirror] = self.shape().slot(slot);
         let line = encode(&runtime.place(slot));
-        self.region()
-            .store_line(runtime.base + primary, &line)
-            .and(self.region().store_line(runtime.base + mirror, &line))
+        let stored = self.region().store_line(runtime.base + primary, &line);
+        if !Safeguard::RecordMirrorStore.is_kept() {
+            return stored;
+        }
+        stored.and(self.region().store_line(runtime.base + mirror, &line))
     }
 
     /// The record at `location`, from its mirror where the primary fails.
@@ -178,7 +183,8 @@ impl<E: Environment> Cache<E> {
         let runtime = &self.segments[location.segment as usize];
         let place = runtime.place(location.slot);
         let generation = runtime.generation.load(Ordering::Relaxed);
-        for at in self.shape().slot(location.slot) {
+        let copies = if Safeguard::RecordMirrorRead.is_kept() { 2 } else { 1 };
+        for at in self.shape().slot(location.slot).into_iter().take(copies) {
             let mut line = [0; 64];
             if self.region().load(runtime.base + at, &mut line).is_err() {
                 continue;
@@ -202,12 +208,13 @@ impl<E: Environment> Cache<E> {
     pub(crate) fn accepts(&self, record: &Record) -> bool {
         let range = record.range();
         let sector = u64::from(self.identity.sector);
-        range.end <= self.identity.size
+        let on_device = range.end <= self.identity.size
             && range.start.is_multiple_of(sector)
-            && range.end.is_multiple_of(sector)
-            && (!record.kind().has_data()
-                || (range.start / cbd_types::CHUNK == (range.end - 1) / cbd_types::CHUNK
-                    && range.len() <= u64::from(self.shape().atomic_unit())))
+            && range.end.is_multiple_of(sector);
+        let in_unit = !record.kind().has_data()
+            || (range.start / cbd_types::CHUNK == (range.end - 1) / cbd_types::CHUNK
+                && range.len() <= u64::from(self.shape().atomic_unit()));
+        Safeguard::RecordOnDevice.holds(on_device) && Safeguard::RecordInUnit.holds(in_unit)
     }
 
     /// Copies the bytes of `range`, which the record at `location` holds, into `into`, verified. A block of which only a
@@ -256,8 +263,10 @@ impl<E: Environment> Cache<E> {
                 out.copy_from_slice(&block[skip..skip + out.len()]);
                 sum
             };
-            if sum != expected {
-                out.fill(0);
+            if !Safeguard::DataChecksum.holds(sum == expected) {
+                if Safeguard::DataErased.is_kept() {
+                    out.fill(0);
+                }
                 return Err(damage(Error::new(
                     ErrorKind::Media,
                     format!("data of {covered} in segment {} does not match its checksum", location.segment),
@@ -271,7 +280,8 @@ impl<E: Environment> Cache<E> {
     fn load_sums(&self, location: Location, record: &Record, number: usize) -> Result<SumLine> {
         let runtime = &self.segments[location.segment as usize];
         let slot = location.slot + 1 + number as u32;
-        for at in self.shape().slot(slot) {
+        let copies = if Safeguard::SumsMirrorRead.is_kept() { 2 } else { 1 };
+        for at in self.shape().slot(slot).into_iter().take(copies) {
             let mut line = [0; 64];
             if self.region().load(runtime.base + at, &mut line).is_ok()
                 && let Some(line) =

@@ -8,7 +8,7 @@ use crate::{
     writeback::{Progress, Writeback},
 };
 use alloc::{sync::Arc, vec::Vec};
-use cbd_types::{BackingGeometry, BackingQueue};
+use cbd_types::{BackingGeometry, BackingQueue, Safeguard};
 use core::sync::atomic::Ordering;
 
 /// A lane that was written and then left alone is marked after this time.
@@ -71,7 +71,7 @@ impl<E: Environment, Q: BackingQueue> Maintainer<E, Q> {
     /// Does what there is to do, in bounded time and without waiting.
     pub fn step(&mut self) -> Step {
         let cache = &*self.cache;
-        if cache.region().check_stores().is_err() {
+        if cache.region().check_stores(Safeguard::MaintainerStoreCheck).is_err() {
             // Nothing that is stored now can be relied on, a new tail or drained least of all.
             return Step::Idle { until_ms: None };
         }
@@ -97,7 +97,7 @@ impl<E: Environment, Q: BackingQueue> Maintainer<E, Q> {
                 }
                 let now = cache.environment().monotonic_ms();
                 let mark = match cache.unmarked_for_ms(now) {
-                    Some(idle) if idle >= IDLE_MARK_MS => {
+                    Some(idle) if idle >= IDLE_MARK_MS && Safeguard::IdleMark.is_kept() => {
                         cache.close_epoch();
                         None
                     }

@@ -7,7 +7,7 @@
 //! Always true here: extents do not overlap, and where two were given the later one stayed.
 
 use crate::rangemap::RangeMap;
-use cbd_types::ByteRange;
+use cbd_types::{ByteRange, Safeguard};
 
 /// A place in the history of a lane: ordinal of the segment, then slot.
 pub(crate) type Place = (u64, u32);
@@ -38,12 +38,16 @@ impl Overlay {
     /// `range` means `meaning` since `place`, but for what has a later meaning already.
     pub(crate) fn insert(&mut self, range: ByteRange, meaning: Meaning, place: Place) {
         self.was_damaged |= meaning == Meaning::Damaged;
-        self.extents.insert(range, (meaning, place), |(_, present)| *present > place);
+        self.extents.insert(range, (meaning, place), |(_, present)| {
+            Safeguard::OverlayKeepsLater.is_kept() && *present > place
+        });
     }
 
     /// Forgets the zeroes that the record at `place` gave to `range`: the backing device knows them.
     pub(crate) fn forget_zeroes(&mut self, range: ByteRange, place: Place) {
-        self.extents.remove(range, |extent| *extent == (Meaning::Zeroes, place));
+        self.extents.remove(range, |(meaning, since)| {
+            *meaning == Meaning::Zeroes && Safeguard::ReclaimOwnZeroes.holds(*since == place)
+        });
     }
 
     /// Forgets all zeroes that records of the segment `ordinal` gave.
@@ -70,9 +74,9 @@ impl Overlay {
     ) -> impl Iterator<Item = (ByteRange, Meaning)> + '_ {
         self.extents.touching(range).filter_map(move |(part, (meaning, since))| {
             let counts = place.is_none_or(|place| match meaning {
-                Meaning::Zeroes => since > place,
+                Meaning::Zeroes => Safeguard::ZeroesByPlace.holds(since > place),
                 // Damage has the place of the record that it condemns.
-                Meaning::Damaged => since >= place,
+                Meaning::Damaged => Safeguard::DamageByPlace.holds(since >= place),
             });
             counts.then_some((part, meaning))
         })

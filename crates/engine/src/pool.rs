@@ -8,6 +8,7 @@ use crate::{
     sync::{SharedBool, SharedU32},
 };
 use alloc::vec::Vec;
+use cbd_types::Safeguard;
 use core::sync::atomic::Ordering;
 use core::task::Waker;
 
@@ -53,9 +54,11 @@ impl<E: Environment> Pool<E> {
     pub(crate) fn take(&self, asker: Asker, waker: Option<&Waker>) -> Option<u32> {
         let mut state = self.state.lock();
         let keep = match asker {
+            _ if !Safeguard::PoolReserve.is_kept() => 0,
             Asker::Essential => 0,
             Asker::Client => self.reserve,
-            Asker::Optional => self.reserve * 2,
+            Asker::Optional if Safeguard::FillIsOptional.is_kept() => self.reserve * 2,
+            Asker::Optional => self.reserve,
         } as usize;
         if state.free.len() > keep {
             let taken = state.free.pop();
@@ -79,7 +82,7 @@ impl<E: Environment> Pool<E> {
             state.free.insert(0, segment);
             self.free_count.store(state.free.len() as u32, Ordering::Relaxed);
             // At the reserve, an open segment can be used again; above it, a new one.
-            if state.free.len() >= self.reserve as usize {
+            if state.free.len() >= self.reserve as usize && Safeguard::PoolWakes.is_kept() {
                 self.has_waiters.store(false, Ordering::Relaxed);
                 core::mem::take(&mut state.waiting)
             } else {

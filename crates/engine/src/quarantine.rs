@@ -13,7 +13,7 @@ use crate::{
 };
 use alloc::{string::String, vec, vec::Vec};
 use cbd_format::record::{Record, RecordKind};
-use cbd_types::{ByteRange, CHECKSUM_BLOCK, CHUNK, Error, LaneId, SECTOR};
+use cbd_types::{ByteRange, CHECKSUM_BLOCK, CHUNK, Error, LaneId, SECTOR, Safeguard};
 use core::sync::atomic::Ordering;
 
 /// Most records by which one quarantine is noted.
@@ -70,7 +70,9 @@ impl<E: Environment> Cache<E> {
         let mut state = lane.state.lock();
         self.announce(lane);
         state.overlay.insert(range, Meaning::Damaged, place);
-        self.heal_what_is_newer(&mut state, range, place);
+        if Safeguard::QuarantineNewer.is_kept() {
+            self.heal_what_is_newer(&mut state, range, place);
+        }
         let left: Vec<ByteRange> = state
             .overlay
             .damaged()
@@ -86,9 +88,11 @@ impl<E: Environment> Cache<E> {
             let mut record = Record::new(RecordKind::Quarantine, part);
             record.reference = sequence.into();
             let (_, stored) = self.append(&mut state, record, &[]);
-            self.region().fence(stored);
+            self.region().fence(Safeguard::QuarantineFence, stored);
         }
-        state.cancel_fills(range);
+        if Safeguard::QuarantineCancelsFills.is_kept() {
+            state.cancel_fills(range);
+        }
         true
     }
 

@@ -10,7 +10,7 @@ use crate::{
     overlay::Meaning,
 };
 use alloc::{format, vec::Vec};
-use cbd_types::{ByteRange, CHECKSUM_BLOCK, Error, ErrorKind, Result, SECTOR};
+use cbd_types::{ByteRange, CHECKSUM_BLOCK, Error, ErrorKind, Result, SECTOR, Safeguard};
 
 /// What a piece of a read is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -41,10 +41,10 @@ impl<E: Environment> Cache<E> {
             let mut state = self.lane(range.start).state.lock();
             self.look_up(&mut state, range, &mut |piece, source| {
                 match source {
-                    Source::Record(location) => {
+                    Source::Record(location) if Safeguard::ReadPins.is_kept() => {
                         self.segments[location.segment as usize].pin();
                     }
-                    Source::Backing | Source::Zeroes | Source::Damaged => {}
+                    Source::Record(_) | Source::Backing | Source::Zeroes | Source::Damaged => {}
                 }
                 // Nearly all reads have one piece: no allocation for them.
                 if let Some(place) = pieces.get_mut(count) {
@@ -69,7 +69,9 @@ impl<E: Environment> Cache<E> {
             let result = match source {
                 Source::Record(location) => {
                     let result = self.read_record(*location, *piece, out, misses);
-                    self.unpin(location.segment);
+                    if Safeguard::ReadPins.is_kept() {
+                        self.unpin(location.segment);
+                    }
                     result
                 }
                 Source::Zeroes => {
@@ -104,7 +106,7 @@ impl<E: Environment> Cache<E> {
         let record = match self.load_record(location) {
             Ok(record) => record,
             // Whether it was clean went with the record; its segment may still say so.
-            Err(_) if self.is_clean_segment(location, piece) => {
+            Err(_) if Safeguard::ReadAnewCleanSegment.holds(self.is_clean_segment(location, piece)) => {
                 misses.push(self.read_anew(location, piece));
                 return Ok(());
             }
@@ -113,7 +115,7 @@ impl<E: Environment> Cache<E> {
                 return Err(error);
             }
         };
-        if !record.range().contains(&piece) {
+        if !Safeguard::ReadInRecord.holds(record.range().contains(&piece)) {
             let error =
                 Error::new(ErrorKind::Damaged, format!("the index and the log disagree about {piece}"));
             self.note_damage(piece, location, &error);
@@ -121,7 +123,7 @@ impl<E: Environment> Cache<E> {
         }
         match self.load_data(location, &record, piece, out) {
             Ok(()) => Ok(()),
-            Err(_) if self.is_clean(&record) => {
+            Err(_) if Safeguard::ReadAnewClean.holds(self.is_clean(&record)) => {
                 misses.push(self.read_anew(location, piece));
                 Ok(())
             }
@@ -140,7 +142,7 @@ impl<E: Environment> Cache<E> {
         let mut is_newest = true;
         self.look_up(&mut state, piece, &mut |_, source| is_newest &= source == Source::Record(location));
         let miss = self.register_fill(&mut state, piece);
-        if !is_newest {
+        if !Safeguard::ReadAnewNewest.holds(is_newest) {
             state.fills.retain(|fill| !miss.is(fill));
         }
         miss

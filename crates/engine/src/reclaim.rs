@@ -11,10 +11,11 @@ use crate::{
     index::{Found, Location, PARTS, blocks},
     lane::{LaneState, LogSegment},
     pool::Asker,
+    slots::InBoth,
 };
 use alloc::{collections::BTreeSet, vec::Vec};
 use cbd_format::{LaneTail, Record, RecordKind};
-use cbd_types::{AlignedBuffer, ByteRange, CHECKSUM_BLOCK, LaneId};
+use cbd_types::{AlignedBuffer, ByteRange, CHECKSUM_BLOCK, LaneId, Safeguard};
 
 /// Records that leave the index in one hold of the lane's lock.
 const RECORDS_PER_HOLD: usize = 32;
@@ -70,7 +71,9 @@ fn choose<E: Environment>(cache: &Cache<E>, stuck: &BTreeSet<LaneId>) -> Option<
     for (number, lane) in cache.lanes.iter().enumerate() {
         let state = lane.state.lock();
         let Some(tail) = state.sealed.front() else { continue };
-        if tail.last_dirty_epoch > drained || stuck.contains(&LaneId(number as u32)) {
+        if !Safeguard::ReclaimClean.holds(tail.last_dirty_epoch <= drained)
+            || stuck.contains(&LaneId(number as u32))
+        {
             continue;
         }
         // The lane with the longest log gives first: it has the oldest data for its share of the traffic.
@@ -151,7 +154,7 @@ impl Victim {
             let key = cache.identity.lanes.key(range.start);
             if (first, end) == (0, PARTS)
                 && self.second_chance >= CHECKSUM_BLOCK
-                && is_current(cache, state, range, location)
+                && Safeguard::ChanceCurrent.holds(is_current(cache, state, range, location))
                 && state.index.was_read(key)
             {
                 self.second_chance -= CHECKSUM_BLOCK;
@@ -177,7 +180,7 @@ impl Victim {
         let mut state = lane.state.lock();
         cache.announce(lane);
         // It may have been overwritten while it was copied.
-        if !is_current(cache, &state, block, location) {
+        if !Safeguard::ChanceStillCurrent.holds(is_current(cache, &state, block, location)) {
             return true;
         }
         cache
@@ -209,31 +212,38 @@ impl Victim {
 
     /// `false` when its quarantines found no space at the head: the segment stays, and is tried again.
     fn give_back<E: Environment>(self, cache: &Cache<E>) -> bool {
-        if !self.carry_quarantines(cache) {
+        if Safeguard::ReclaimCarry.is_kept() && !Safeguard::ReclaimStuck.holds(self.carry_quarantines(cache))
+        {
             return false;
+        }
+        if !Safeguard::TailBeforeRelease.is_kept() {
+            cache.lanes[self.lane.index()].state.lock().sealed.pop_front();
+            cache.retire(self.segment.segment);
         }
         // Sequence numbers go on from here even if the lane has no other segment.
         let first_sequence = {
             let state = cache.lanes[self.lane.index()].state.lock();
-            state.segments().nth(1).map_or(state.next_sequence, |next| next.first_sequence)
+            let next = state.segments().nth(1).map_or(state.next_sequence, |next| next.first_sequence);
+            if Safeguard::TailSequence.is_kept() { next } else { self.segment.first_sequence }
         };
         // 1. The new tail is durable, in both slots: an older one would name a segment that is used anew.
-        for _ in 0..2 {
-            let mut tails = cache.tails.lock();
-            let stored = tails[self.lane.index()].store(
-                cache.region(),
-                LaneTail {
-                    ordinal: (self.segment.ordinal + 1).into(),
-                    ownership: cache.identity.ownership.into(),
-                    first_sequence: first_sequence.into(),
-                    reserved: [0; 24],
-                },
-            );
-            cache.region().fence(stored);
-        }
+        let names = InBoth {
+            first_fence: Safeguard::TailFirstFence,
+            second: Safeguard::TailSecond,
+            fence: Safeguard::TailFence,
+        };
+        let tail = LaneTail {
+            ordinal: (self.segment.ordinal + 1).into(),
+            ownership: cache.identity.ownership.into(),
+            first_sequence: first_sequence.into(),
+            reserved: [0; 24],
+        };
+        cache.tails.lock()[self.lane.index()].store_in_both(cache.region(), names, tail);
         // 2. The segment leaves the lane, and goes to the pool when its last reader is done.
-        cache.lanes[self.lane.index()].state.lock().sealed.pop_front();
-        cache.retire(self.segment.segment);
+        if Safeguard::TailBeforeRelease.is_kept() {
+            cache.lanes[self.lane.index()].state.lock().sealed.pop_front();
+            cache.retire(self.segment.segment);
+        }
         true
     }
 
@@ -257,7 +267,8 @@ impl Victim {
         // What cannot be read may have been a quarantine. The records that damage up to here condemns go with this
         // segment or went before, so it is noted as older than everything that is left.
         let whole = ByteRange { start: 0, end: cache.identity.size };
-        !unreadable || self.carry(cache, whole, 0, self.segment.ordinal)
+        Safeguard::ReclaimCarryUnreadable.holds(!unreadable)
+            || self.carry(cache, whole, 0, self.segment.ordinal)
     }
 
     /// Records damage in `range`, whose place is in the segment `up_to` or before it, once more.

@@ -20,7 +20,7 @@ use cbd_format::{
     COUNTER_END, Drained, LaneMark, LaneTail, Layout, PAGE, SegmentHeader, SegmentShape, StateShape,
     record::bytes_of, segment::LOG_MAGIC,
 };
-use cbd_types::{ByteRange, CHECKSUM_BLOCK, Error, ErrorKind, LaneId, Region, Result, SegmentId};
+use cbd_types::{ByteRange, CHECKSUM_BLOCK, Error, ErrorKind, LaneId, Region, Result, Safeguard, SegmentId};
 use core::sync::atomic::Ordering;
 
 /// What the transport's tables say of a cache that is to be opened.
@@ -51,11 +51,20 @@ impl<E: Environment> Cache<E> {
         let last_marked: Vec<u64> =
             marks.iter().map(|mark| mark.content().map_or(0, |mark| mark.lane_sequence.get())).collect();
         let drained_epoch = drained.content().map_or(0, |drained| drained.epoch.get());
-        let mut epoch = drained.content().map_or(0, |now| now.epoch.get().max(now.void_until.get()));
-        epoch = marks
-            .iter()
-            .filter_map(TwoSlots::content)
-            .fold(epoch, |so_far, mark| so_far.max(mark.epoch.get()));
+        // The counter goes on above every epoch that was ever used.
+        let void_until = drained.content().map_or(0, |drained| drained.void_until.get());
+        let marked =
+            marks.iter().filter_map(TwoSlots::content).map(|mark| mark.epoch.get()).max().unwrap_or(0);
+        let mut epoch = 0;
+        for (safeguard, seen) in [
+            (Safeguard::EpochAboveDrained, drained_epoch),
+            (Safeguard::EpochAboveVoid, void_until),
+            (Safeguard::EpochAboveMarks, marked),
+        ] {
+            if safeguard.is_kept() {
+                epoch = epoch.max(seen);
+            }
+        }
 
         // Headers, grouped by lane.
         let segments: Vec<Segment<E>> =
@@ -66,7 +75,7 @@ impl<E: Environment> Cache<E> {
             let header = read_header(&region, layout.segment_shape(), segment, &identity);
             let live = header.filter(|header| {
                 let tail = tails[header.lane.get() as usize].content().map_or(0, |tail| tail.ordinal.get());
-                header.ordinal.get() >= tail.max(1)
+                Safeguard::RecoveryTail.holds(header.ordinal.get() >= tail.max(1))
             });
             match live {
                 Some(header) => {
@@ -126,7 +135,7 @@ impl<E: Environment> Cache<E> {
         for lane in &cache.lanes {
             let state = lane.state.lock();
             let highest = epoch.max(state.next_sequence).max(state.next_ordinal).max(state.run);
-            if highest >= COUNTER_END / 2 {
+            if !Safeguard::RecoveryCounters.holds(highest < COUNTER_END / 2) {
                 // Forged: counting on from here would soon write what nobody can read.
                 return Err(Error::new(
                     ErrorKind::Damaged,
@@ -145,7 +154,9 @@ impl<E: Environment> Cache<E> {
         cache.persist_what_was_relied_on(&chains, state);
         for (lane, lost) in lost {
             let whole = ByteRange { start: 0, end: cache.identity.size };
-            if !cache.quarantine(lane, whole, lost.sequence, lost.place) {
+            if Safeguard::RecoveryLostNoted.is_kept()
+                && !cache.quarantine(lane, whole, lost.sequence, lost.place)
+            {
                 return Err(Error::new(
                     ErrorKind::NoSpace,
                     format!("lane {lane} has lost a record, and no segment is free to note it"),
@@ -163,7 +174,8 @@ impl<E: Environment> Cache<E> {
     /// if a power cut tears that, the dropped one is found as torn as it was, since its data was not touched. Data could
     /// complete it, which is why none is taken.
     fn reopen_if_nothing_is_free(&self, chains: &[Vec<ChainSegment>]) {
-        if self.pool.free() >= self.pool.reserve() {
+        let is_short = self.pool.free() < self.pool.reserve();
+        if !Safeguard::RecoveryNewSegment.holds(is_short) || !Safeguard::RecoveryReopen.is_kept() {
             return;
         }
         for (lane, chain) in self.lanes.iter().zip(chains) {
@@ -183,22 +195,29 @@ impl<E: Environment> Cache<E> {
     fn persist_what_was_relied_on(&self, chains: &[Vec<ChainSegment>], state: StateShape) {
         let region = self.region();
         let mut stored = region.nothing_in_flight();
-        let state_slots = |lane: LaneId| [state.tail(lane), state.mark(lane)];
-        for at in (0..self.identity.lanes.lanes)
+        let state_slots = |lane: LaneId| {
+            [
+                (Safeguard::RecoveryTailWriteBack, state.tail(lane)),
+                (Safeguard::RecoveryMarkWriteBack, state.mark(lane)),
+            ]
+        };
+        for (safeguard, slots) in (0..self.identity.lanes.lanes)
             .map(LaneId)
             .flat_map(state_slots)
-            .chain([state.drained()])
-            .flatten()
+            .chain([(Safeguard::RecoveryDrainedWriteBack, state.drained())])
         {
-            stored = stored.and(region.write_back(self.identity.state_base + at, 64));
+            for at in slots {
+                stored = stored.and(region.write_back(safeguard, self.identity.state_base + at, 64));
+            }
         }
         for (lane, chain) in chains.iter().enumerate() {
             for segment in chain {
                 let base = self.segments[segment.segment as usize].base;
                 let header = size_of::<SegmentHeader>() as u64;
+                let copy = base + self.shape().header_copy();
                 stored = stored
-                    .and(region.write_back(base, header))
-                    .and(region.write_back(base + self.shape().header_copy(), header));
+                    .and(region.write_back(Safeguard::RecoveryHeaderWriteBack, base, header))
+                    .and(region.write_back(Safeguard::RecoveryHeaderCopyWriteBack, copy, header));
             }
             // The last record that was accepted, its further lines and its data.
             let state = self.lanes[lane].state.lock();
@@ -208,16 +227,17 @@ impl<E: Environment> Cache<E> {
             let first = last.slots.saturating_sub(crate::log::SLOTS_MAX_OF_RECORD);
             for slot in first..last.slots {
                 for at in self.shape().slot(slot) {
-                    stored = stored.and(region.write_back(base + at, 64));
+                    stored = stored.and(region.write_back(Safeguard::RecoveryRecordWriteBack, base + at, 64));
                 }
             }
             if last.data_low < self.shape().data_top() {
                 let length = (self.shape().data_top() - last.data_low)
                     .min(u64::from(self.shape().atomic_unit()) + PAGE);
-                stored = stored.and(region.write_back(base + last.data_low, length));
+                let at = base + last.data_low;
+                stored = stored.and(region.write_back(Safeguard::RecoveryDataWriteBack, at, length));
             }
         }
-        region.fence(stored);
+        region.fence(Safeguard::RecoveryFence, stored);
     }
 }
 
@@ -231,20 +251,25 @@ fn read_header<E: Environment>(
 ) -> Option<SegmentHeader> {
     let mut newest: Option<SegmentHeader> = None;
     let mut claimed = 0;
-    for at in [segment.base, segment.base + shape.header_copy()] {
+    let copies = if Safeguard::HeaderCopyRead.is_kept() { 2 } else { 1 };
+    for at in [segment.base, segment.base + shape.header_copy()].into_iter().take(copies) {
         let mut bytes = [0; size_of::<SegmentHeader>()];
         if region.load(at, &mut bytes).is_err() {
             continue;
         }
         let Some(header) = SegmentHeader::decode(&bytes) else { continue };
-        if bytes_of(&[header.claimed_generation()]) != [0xff; 4] {
+        if bytes_of(&[header.claimed_generation()]) != [0xff; 4]
+            && Safeguard::GenerationAboveClaimed.is_kept()
+        {
             claimed = claimed.max(header.claimed_generation());
         }
         let Some(header) = header.verify(segment.id, identity.cache_id, identity.lanes.lanes) else {
             continue;
         };
-        if header.magic.get() == LOG_MAGIC
-            && newest.is_none_or(|known| known.generation.get() < header.generation.get())
+        if Safeguard::HeaderLog.holds(header.magic.get() == LOG_MAGIC)
+            && newest.is_none_or(|known| {
+                Safeguard::HeaderNewest.is_kept() && known.generation.get() < header.generation.get()
+            })
         {
             newest = Some(header);
         }
@@ -258,10 +283,8 @@ fn read_header<E: Environment>(
 /// later run; the others are returned.
 fn order_chain(chain: &mut Vec<ChainSegment>) -> Vec<u32> {
     chain.sort_by_key(|segment| {
-        (
-            segment.header.ordinal.get(),
-            core::cmp::Reverse((segment.header.run.get(), segment.header.generation.get())),
-        )
+        let run = if Safeguard::RecoveryLaterRun.is_kept() { segment.header.run.get() } else { 0 };
+        (segment.header.ordinal.get(), core::cmp::Reverse((run, segment.header.generation.get())))
     });
     let mut others = Vec::new();
     let mut last = None;

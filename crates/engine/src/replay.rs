@@ -19,7 +19,7 @@ use alloc::{
     vec::Vec,
 };
 use cbd_format::{Record, RecordKind, SegmentHeader, SegmentShape, record::blocks_in};
-use cbd_types::{ByteRange, LaneId};
+use cbd_types::{ByteRange, LaneId, Safeguard};
 use core::sync::atomic::Ordering;
 
 /// A segment of a lane's log as its header describes it.
@@ -126,7 +126,9 @@ impl<E: Environment> Cache<E> {
     ) {
         let mut expected_ordinal = tail.map(|tail| tail.ordinal);
         let mut expected = tail.map(|tail| tail.first_sequence);
-        if let Some(first) = chain.first() {
+        if let Some(first) = chain.first()
+            && Safeguard::RecoveryCondemnedBefore.is_kept()
+        {
             // What was condemned and has been reclaimed since lies before everything that is left.
             let first = first.header.first_sequence.get();
             for range in replay.condemned.ranges.range(..first).flat_map(|(_, ranges)| ranges) {
@@ -136,30 +138,38 @@ impl<E: Environment> Cache<E> {
         for (number, segment) in chain.iter().enumerate() {
             let header = &segment.header;
             let (ordinal, first) = (header.ordinal.get(), header.first_sequence.get());
-            replay.outcome.epoch = replay.outcome.epoch.max(header.epoch.get());
-            if expected_ordinal.is_some_and(|expected| expected != ordinal)
-                || expected.is_some_and(|expected| expected != first)
-            {
+            if Safeguard::EpochAboveHeaders.is_kept() {
+                replay.outcome.epoch = replay.outcome.epoch.max(header.epoch.get());
+            }
+            let is_next = Safeguard::RecoveryOrdinals
+                .holds(expected_ordinal.is_none_or(|expected| expected == ordinal))
+                && Safeguard::RecoverySequences.holds(expected.is_none_or(|expected| expected == first));
+            if !is_next {
                 // A segment between is gone, or its records are.
                 let place = (expected_ordinal.unwrap_or(ordinal).min(ordinal), 0);
                 self.lose(state, replay, Lost { sequence: first.saturating_sub(1), place });
             }
-            let limit = chain.get(number + 1).map(|next| next.header.first_sequence.get());
+            let limit = chain
+                .get(number + 1)
+                .filter(|_| Safeguard::RecoveryLimit.is_kept())
+                .map(|next| next.header.first_sequence.get());
             let end = self.replay_segment(state, segment, limit, marked, replay);
             expected = Some(end);
             expected_ordinal = Some(ordinal + 1);
-            state.run = state.run.max(header.run.get() + 1);
+            state.run = state.run.max(header.run.get() + u64::from(Safeguard::RecoveryRun.is_kept()));
         }
         let next = expected.unwrap_or(marked + 1);
-        if marked >= next {
+        if !Safeguard::RecoveryHeadLost.holds(marked < next) {
             // The mark says that there was more: the head segment is gone.
             let place = (expected_ordinal.unwrap_or(1), 0);
             self.lose(state, replay, Lost { sequence: marked, place });
         }
-        state.next_sequence = next.max(marked + 1);
+        state.next_sequence =
+            if Safeguard::RecoverySequenceAboveMark.is_kept() { next.max(marked + 1) } else { next };
         state.cut = state.next_sequence - 1;
         // A lost head segment keeps its ordinal; the next one is above it.
-        state.next_ordinal = expected_ordinal.unwrap_or(1).max(1) + u64::from(marked >= next);
+        state.next_ordinal = expected_ordinal.unwrap_or(1).max(1)
+            + u64::from(marked >= next && Safeguard::RecoveryOrdinalAboveLost.is_kept());
     }
 
     /// Replays one segment up to `limit`, the first sequence number of its successor. Returns the sequence number that
@@ -188,7 +198,7 @@ impl<E: Environment> Cache<E> {
         let mut slot = 0;
         while limit.is_none_or(|limit| expected < limit) {
             if let Some(record) = self.record_at(segment.segment, slot)
-                && record.sequence.get() == expected
+                && Safeguard::RecoverySequence.holds(record.sequence.get() == expected)
             {
                 let location = Location { segment: segment.segment, slot };
                 if let Some((location, record)) = last.replace((location, record)) {
@@ -198,8 +208,11 @@ impl<E: Environment> Cache<E> {
                 expected += 1;
                 continue;
             }
-            let later = self.next_record(segment.segment, slot + 1, expected, limit, marked);
-            if limit.is_none() && marked < expected && later.is_none() {
+            let later = self
+                .next_record(segment.segment, slot + 1, expected, limit, marked)
+                .filter(|_| Safeguard::RecoveryLater.is_kept());
+            let is_marked = marked >= expected && Safeguard::RecoveryMark.is_kept();
+            if limit.is_none() && !is_marked && later.is_none() {
                 break;
             }
             // Damage: something later proves that the record was complete.
@@ -224,11 +237,14 @@ impl<E: Environment> Cache<E> {
         }
         if let Some((location, record)) = last {
             let sequence = record.sequence.get();
-            if limit.is_some() || marked >= sequence || self.is_whole(location, &record) {
+            let is_proved = limit.is_some() || (marked >= sequence && Safeguard::RecoveryMark.is_kept());
+            if is_proved || Safeguard::RecoveryWhole.holds(self.is_whole(location, &record)) {
                 self.apply(state, &mut log, location, &record, replay);
             } else {
                 // Torn: a write that was never acknowledged.
-                replay.outcome.epoch = replay.outcome.epoch.max(record.epoch.get());
+                if Safeguard::EpochAboveDropped.is_kept() {
+                    replay.outcome.epoch = replay.outcome.epoch.max(record.epoch.get());
+                }
                 expected = sequence;
                 slot = location.slot;
             }
@@ -279,7 +295,9 @@ impl<E: Environment> Cache<E> {
     /// A record is gone and its range with it: whatever the lane held before is not to be trusted.
     fn lose(&self, state: &mut LaneState, replay: &mut Replay<'_>, lost: Lost) {
         let whole = ByteRange { start: 0, end: self.identity.size };
-        state.overlay.insert(whole, Meaning::Damaged, lost.place);
+        if Safeguard::RecoveryLost.is_kept() {
+            state.overlay.insert(whole, Meaning::Damaged, lost.place);
+        }
         replay.outcome.lost.push(lost);
     }
 
@@ -294,12 +312,16 @@ impl<E: Environment> Cache<E> {
         let (range, kind) = (record.range(), record.kind());
         let (sequence, epoch) = (record.sequence.get(), record.epoch.get());
         let place = (log.ordinal, location.slot);
-        replay.outcome.epoch = replay.outcome.epoch.max(epoch);
+        if Safeguard::EpochAboveRecords.is_kept() {
+            replay.outcome.epoch = replay.outcome.epoch.max(epoch);
+        }
         match kind {
             RecordKind::Write | RecordKind::Fill => {
                 state.index.reserve(blocks_in(range));
                 self.index_range(state, range, location);
-                state.overlay.heal(range);
+                if Safeguard::RecoveryHeals.is_kept() {
+                    state.overlay.heal(range);
+                }
                 log.data_low = log.data_low.min(u64::from(record.data_offset.get()));
             }
             RecordKind::WriteZeroes | RecordKind::Discard => {
@@ -312,7 +334,9 @@ impl<E: Environment> Cache<E> {
                 }
             }
         }
-        for range in replay.condemned.ranges.get(&sequence).into_iter().flatten() {
+        let condemned =
+            replay.condemned.ranges.get(&sequence).filter(|_| Safeguard::RecoveryCondemned.is_kept());
+        for range in condemned.into_iter().flatten() {
             state.overlay.insert(*range, Meaning::Damaged, place);
         }
         if kind.is_dirty() {

@@ -3,7 +3,18 @@
 //! Always true here: the slot that holds the newest valid content is never the one that is written.
 
 use cbd_format::{Slot, SlotContent};
-use cbd_types::{InFlight, Pmem, Region};
+use cbd_types::{InFlight, Pmem, Region, Safeguard};
+
+/// The names of what makes a content durable in both slots.
+#[derive(Clone, Copy)]
+pub(crate) struct InBoth {
+    /// The first of the two is durable before the other is touched.
+    pub(crate) first_fence: Safeguard,
+    /// There are two.
+    pub(crate) second: Safeguard,
+    /// Both are durable.
+    pub(crate) fence: Safeguard,
+}
 
 /// One object in two slots, and what is known of it.
 #[derive(Clone, Copy, Debug)]
@@ -47,20 +58,23 @@ impl<T: SlotContent> TwoSlots<T> {
 
     /// Writes back what was read: after a mere process crash it may be only in a processor's cache. In flight until the
     /// caller fences.
-    pub(crate) fn write_back<P: Pmem>(&self, region: &Region<P>) -> InFlight {
+    pub(crate) fn write_back<P: Pmem>(&self, region: &Region<P>, safeguard: Safeguard) -> InFlight {
         if self.newest.is_none() {
             return region.nothing_in_flight();
         }
         let [a, b] = self.at;
         let length = T::SLOT_SIZE as u64;
-        region.write_back(a, length).and(region.write_back(b, length))
+        region.write_back(safeguard, a, length).and(region.write_back(safeguard, b, length))
     }
 
     /// Stores `content` into the older slot. In flight until the caller fences; a second store before that fence
     /// would touch the slot that is still the only durable one, so callers fence every time.
     pub(crate) fn store<P: Pmem>(&mut self, region: &Region<P>, content: T) -> InFlight {
         let (which, sequence) = match self.newest {
-            Some((newest, sequence)) => (1 - newest, sequence + 1),
+            Some((newest, sequence)) => (
+                if Safeguard::SlotOther.is_kept() { 1 - newest } else { newest },
+                sequence + u64::from(Safeguard::SlotSequence.is_kept()),
+            ),
             None => (0, 1),
         };
         let slot = Slot { sequence, content };
@@ -76,10 +90,12 @@ impl<T: SlotContent> TwoSlots<T> {
 
     /// Stores `content` durably into both slots, the older one first: afterwards one failed page neither takes it nor brings
     /// back what it replaced.
-    pub(crate) fn store_in_both<P: Pmem>(&mut self, region: &Region<P>, content: T) {
-        for _ in 0..2 {
+    pub(crate) fn store_in_both<P: Pmem>(&mut self, region: &Region<P>, names: InBoth, content: T) {
+        let stored = self.store(region, content);
+        region.fence(names.first_fence, stored);
+        if names.second.is_kept() {
             let stored = self.store(region, content);
-            region.fence(stored);
+            region.fence(names.fence, stored);
         }
     }
 

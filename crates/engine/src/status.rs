@@ -172,7 +172,7 @@ impl<E: Environment> Cache<E> {
             damage_healed,
             backing_trouble: self.trouble.lock().clone(),
             writers_waiting: self.pool.has_waiters(),
-            region_failed: self.region().check_stores().err().map(|error| error.line()),
+            region_failed: self.region().store_failure().map(|error| error.line()),
         }
     }
 

@@ -7,7 +7,7 @@ use crate::{
     pool::Asker,
 };
 use cbd_format::record::{Record, RecordKind, blocks_in, sum_lines};
-use cbd_types::{ByteRange, CHECKSUM_BLOCK, Durable, Result};
+use cbd_types::{ByteRange, CHECKSUM_BLOCK, Durable, Result, Safeguard};
 use core::task::Waker;
 
 /// Whether a request was given space.
@@ -47,10 +47,16 @@ impl<E: Environment> Cache<E> {
     ) -> Result<Admission> {
         let lane = self.lane(range.start);
         let mut state = lane.state.lock();
-        self.announce(lane);
-        Ok(match self.commit_locked::<BLOCKS>(&mut state, kind, range, data, asker, waker) {
+        if Safeguard::WriteTouch.is_kept() {
+            self.announce(lane);
+        }
+        let committed = self.commit_locked::<BLOCKS>(&mut state, kind, range, data, asker, waker);
+        if !Safeguard::WriteTouch.is_kept() {
+            self.announce(lane);
+        }
+        Ok(match committed {
             Some((durable, _)) => {
-                self.region().check_stores()?;
+                self.region().check_stores(Safeguard::WriteStoreCheck)?;
                 Admission::Done(durable)
             }
             None => Admission::Full,
@@ -91,7 +97,7 @@ impl<E: Environment> Cache<E> {
             // 3. Without checksums a torn write would not show, so the data is durable before a record can name it.
             //    With them the fence of step 5 serves data and record.
             let copied = self.region().store(at, data);
-            self.region().fence(copied);
+            self.region().fence(Safeguard::WriteDataFence, copied);
             self.region().nothing_in_flight()
         };
 
@@ -100,14 +106,17 @@ impl<E: Environment> Cache<E> {
         record.data_offset = (data_offset as u32).into();
         let (location, stored) = self.append(lane, record, sums);
         self.index_range(lane, range, location);
-        if !lane.overlay.is_empty() {
+        if !lane.overlay.is_empty() && Safeguard::WriteHeals.is_kept() {
             lane.overlay.heal(range);
         }
-        lane.cancel_fills(range);
+        if Safeguard::WriteCancelsFills.is_kept() {
+            lane.cancel_fills(range);
+        }
 
         // 5. Fence, and only then may the caller let the lane go and complete: another processor's fence does
         //    not drain this one's buffers.
-        let durable = self.region().fence(copied.and(stored));
+        let fence = if kind == RecordKind::Fill { Safeguard::FillFence } else { Safeguard::WriteFence };
+        let durable = self.region().fence(fence, copied.and(stored));
         match kind {
             RecordKind::Fill => lane.counters.filled += range.len(),
             _ => lane.counters.written += range.len(),

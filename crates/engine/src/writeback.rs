@@ -22,7 +22,7 @@ use alloc::{collections::VecDeque, vec::Vec};
 use cbd_format::RecordKind;
 use cbd_types::{
     AlignedBuffer, BackingGeometry, BackingOp, BackingQueue, ByteRange, Error, ErrorKind, LaneId, OpToken,
-    backing::BackingDone,
+    Safeguard, backing::BackingDone,
 };
 use core::ops::ControlFlow;
 use core::sync::atomic::Ordering;
@@ -137,7 +137,8 @@ impl Writeback {
         self.done = done;
         let Some(batch) = &self.batch else {
             // What a batch that was given up left in flight comes back first: it must not meet its successor.
-            return if queue.in_flight() > 0 { Progress::InFlight } else { self.begin(cache, now) };
+            let waits = Safeguard::WritebackGivenUp.is_kept() && queue.in_flight() > 0;
+            return if waits { Progress::InFlight } else { self.begin(cache, now) };
         };
         if batch.phase == Phase::Flushing {
             return if queue.in_flight() > 0 { Progress::InFlight } else { self.flush(cache, queue, now) };
@@ -146,10 +147,12 @@ impl Writeback {
         if let Some(until) = self.submit(cache, queue, now, urgent) {
             return if queue.in_flight() > 0 { Progress::InFlight } else { Progress::Nothing(Some(until)) };
         }
-        if queue.in_flight() > 0 {
+        let Some(batch) = &mut self.batch else { return Progress::Busy };
+        let may_go_on =
+            if batch.complete { Safeguard::WritebackFlushLast } else { Safeguard::WritebackParts };
+        if !may_go_on.holds(queue.in_flight() == 0) {
             return Progress::InFlight;
         }
-        let Some(batch) = &mut self.batch else { return Progress::Busy };
         if !batch.complete {
             // The next part; nothing of this one is in flight any more.
             self.collect(cache);
@@ -163,8 +166,11 @@ impl Writeback {
     fn begin<E: Environment>(&mut self, cache: &Cache<E>, now: u64) -> Progress {
         // Before the scan: what is closed now is complete, so an oldest epoch that is closed is the oldest of all. A
         // record of an epoch that is still open may appear behind the scan's back.
-        let closed = cache.covered() - 1;
+        let mut closed = cache.covered() - 1;
         let Some(oldest) = self.oldest_epoch(cache) else { return self.rest(cache, closed) };
+        if !Safeguard::WritebackClosedFirst.is_kept() {
+            closed = cache.covered() - 1;
+        }
         if now < self.retry_at_ms {
             return Progress::Nothing(Some(self.retry_at_ms));
         }
@@ -172,14 +178,15 @@ impl Writeback {
         if !self.is_urgent(cache, oldest) && now < due {
             return Progress::Nothing(Some(due));
         }
-        if oldest > closed {
+        if !Safeguard::WritebackComplete.holds(oldest <= closed) {
             // Only epochs that are not known to be complete are dirty. Closing the open one is always legal.
             cache.close_epoch();
             return Progress::Busy;
         }
         let consistency = cache.settings().consistency;
-        let target = if consistency == Consistency::Strict { oldest } else { closed };
-        if target > oldest || consistency == Consistency::None {
+        let alone = consistency == Consistency::Strict && Safeguard::WritebackOldest.is_kept();
+        let target = if alone { oldest } else { closed };
+        if (target > oldest || consistency == Consistency::None) && Safeguard::WritebackVoid.is_kept() {
             // 1. Before anything of a batch of several epochs is written, it is durable that the backing device alone is
             //    no crash state until the batch is through.
             store_drained(cache, |drained| drained.void_until = drained.void_until.get().max(target).into());
@@ -201,7 +208,8 @@ impl Writeback {
     /// overwritten: all that is closed is on it.
     fn rest<E: Environment>(&mut self, cache: &Cache<E>, closed: u64) -> Progress {
         let void_until = cache.drained.lock().content().map_or(0, |drained| drained.void_until.get());
-        if void_until <= cache.drained_epoch().0 || cache.has_damage() {
+        if void_until <= cache.drained_epoch().0 || !Safeguard::WritebackRestDamage.holds(!cache.has_damage())
+        {
             return Progress::Nothing(None);
         }
         if closed < void_until {
@@ -270,7 +278,7 @@ impl Writeback {
                 if let Some((gap @ None, _)) = lost.last_mut() {
                     *gap = Some(sequence - 1);
                 }
-                if record.epoch.get() > target {
+                if !Safeguard::WritebackTarget.holds(record.epoch.get() <= target) {
                     return ControlFlow::Break(());
                 }
                 let range = record.range();
@@ -288,7 +296,7 @@ impl Writeback {
                 if let Content::Data { .. } = content {
                     cleaned.0 += range.len();
                     records += 1;
-                    map.insert(range, content, |_| false);
+                    map.insert(range, content, |_| !Safeguard::WritebackNewest.is_kept());
                 } else {
                     for part in cache.identity.lanes.of_lane(lane, range) {
                         records += 1;
@@ -304,10 +312,14 @@ impl Writeback {
                 batch.has_damage = true;
                 let sequence =
                     sequence.unwrap_or_else(|| cache.lanes[lane.index()].state.lock().next_sequence - 1);
-                noted &= cache.quarantine(lane, whole, sequence, place);
-                void_until_now(cache);
+                if Safeguard::WritebackLost.is_kept() {
+                    noted &= cache.quarantine(lane, whole, sequence, place);
+                }
+                if Safeguard::WritebackDamageVoid.is_kept() {
+                    void_until_now(cache);
+                }
             }
-            if !noted {
+            if !Safeguard::WritebackGiveUp.holds(noted) {
                 return self.give_up(cache);
             }
             if full {
@@ -392,7 +404,9 @@ impl Writeback {
                     return None;
                 }
             };
-            void_until_now(cache);
+            if Safeguard::WritebackDamageVoid.is_kept() {
+                void_until_now(cache);
+            }
             // What stands before the damage is written; the damage is quarantined; the rest is looked at again.
             let batch = self.batch.as_mut()?;
             batch.has_damage = true;
@@ -444,7 +458,7 @@ impl Writeback {
                 range.end = rest.start;
             }
         }
-        if content == Content::Discard && self.geometry.discard_zeroes {
+        if content == Content::Discard && Safeguard::WritebackZeroes.holds(self.geometry.discard_zeroes) {
             BackingOp::Discard { range }
         } else {
             // Old data must not come back where the device does not promise zeroes.
@@ -459,7 +473,7 @@ impl Writeback {
         queue: &mut Q,
         now: u64,
     ) -> Progress {
-        if !self.geometry.volatile_cache {
+        if !self.geometry.volatile_cache || !Safeguard::WritebackFlush.is_kept() {
             self.finish(cache, now);
             return Progress::Busy;
         }
@@ -473,7 +487,8 @@ impl Writeback {
         // The backing device lacks what is damaged until an overwrite of it has been drained. One that came since the
         // last batch ended has at most the present epoch.
         let has_damage = cache.has_damage();
-        let void_until = if has_damage || self.had_damage || batch.has_damage {
+        let was_damaged = has_damage || self.had_damage || batch.has_damage;
+        let void_until = if was_damaged && Safeguard::WritebackDamageStays.is_kept() {
             cache.epoch.load(Ordering::SeqCst)
         } else {
             0
@@ -508,12 +523,16 @@ impl Writeback {
             (Err(error), BackingOp::Flush) => {
                 // The device may have dropped everything since its last good flush: all of it is dirty again.
                 self.note_trouble(cache, &error, now);
-                self.batch = None;
-                self.cursors.clone_from(&self.safe);
+                if Safeguard::WritebackFlushFailed.is_kept() {
+                    self.batch = None;
+                    self.cursors.clone_from(&self.safe);
+                }
             }
             (Err(error), op) => {
                 self.note_trouble(cache, &error, now);
-                if let Some(batch) = &mut self.batch {
+                if Safeguard::WritebackRetry.is_kept()
+                    && let Some(batch) = &mut self.batch
+                {
                     batch.failed.push(op);
                 }
             }
@@ -585,12 +604,20 @@ impl<E: Environment> Cache<E> {
         let record = match self.load_record(location) {
             Ok(record) if record.range().contains(&piece) => record,
             _ => {
-                return Err(self.quarantine(lane, piece, sequence, place).then_some(piece));
+                return Err(self.condemn(lane, piece, sequence, place).then_some(piece));
             }
         };
         self.load_data(location, &record, piece, out).map_err(|damage| {
             self.note_damage(damage.range, location, &damage.error);
-            self.quarantine(lane, damage.range, record.sequence.get(), place).then_some(damage.range)
+            self.condemn(lane, damage.range, record.sequence.get(), place).then_some(damage.range)
         })
+    }
+
+    /// Quarantines what writeback found damaged. `false` when that was not possible: then the batch is given up.
+    fn condemn(&self, lane: LaneId, range: ByteRange, sequence: u64, place: Place) -> bool {
+        if !Safeguard::WritebackQuarantine.is_kept() {
+            return true;
+        }
+        Safeguard::WritebackGiveUp.holds(self.quarantine(lane, range, sequence, place))
     }
 }

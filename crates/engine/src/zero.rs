@@ -2,7 +2,7 @@
 
 use crate::{Admission, Cache, Environment, overlay::Meaning, pool::Asker};
 use cbd_format::record::{Record, RecordKind};
-use cbd_types::{ByteRange, Result};
+use cbd_types::{ByteRange, Result, Safeguard};
 use core::task::Waker;
 
 /// How far a request that covers several lanes has come; it goes on there after it had to wait.
@@ -27,11 +27,13 @@ impl<E: Environment> Cache<E> {
     ) -> Result<Admission> {
         self.check_running()?;
         let kind = if discard { RecordKind::Discard } else { RecordKind::WriteZeroes };
-        let mut durable = self.region().fence(self.region().nothing_in_flight());
+        let mut durable = self.region().fence(Safeguard::ZeroNothingFence, self.region().nothing_in_flight());
         for lane_id in self.identity.lanes.touched_by(range, progress.next_lane) {
             let lane = &self.lanes[lane_id.index()];
             let mut state = lane.state.lock();
-            self.announce(lane);
+            if Safeguard::ZeroTouch.is_kept() {
+                self.announce(lane);
+            }
             // 1. Reserve.
             if !self.make_room(&mut state, 1, 0, Asker::Client, Some(waker)) {
                 return Ok(Admission::Full);
@@ -40,12 +42,17 @@ impl<E: Environment> Cache<E> {
             let (location, stored) = self.append(&mut state, Record::new(kind, range), &[]);
             let ordinal = self.segments[location.segment as usize].ordinal();
             state.overlay.insert(range, Meaning::Zeroes, (ordinal, location.slot));
-            state.cancel_fills(range);
+            if Safeguard::ZeroCancelsFills.is_kept() {
+                state.cancel_fills(range);
+            }
             // 5. Fence before the lane is let go.
-            durable = self.region().fence(stored);
+            durable = self.region().fence(Safeguard::ZeroFence, stored);
+            if !Safeguard::ZeroTouch.is_kept() {
+                self.announce(lane);
+            }
             progress.next_lane = lane_id.next().0;
         }
-        self.region().check_stores()?;
+        self.region().check_stores(Safeguard::ZeroStoreCheck)?;
         Ok(Admission::Done(durable))
     }
 }

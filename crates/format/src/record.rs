@@ -1,7 +1,7 @@
 //! A record: one line of the log, and the lines of checksums that may follow it.
 
 use crate::{Unverified, checksum::crc32c, layout::on_media};
-use cbd_types::{ByteRange, CHECKSUM_BLOCK, SegmentId};
+use cbd_types::{ByteRange, CHECKSUM_BLOCK, Safeguard, SegmentId};
 use zerocopy::{FromBytes, IntoBytes, little_endian::U32, little_endian::U64};
 
 /// Checksums in one further line.
@@ -140,9 +140,15 @@ pub struct RecordPlace {
 impl RecordPlace {
     fn sum(&self, line: &[u8; 64]) -> u32 {
         let mut seeded = [0; 16 + 60];
-        seeded[..8].copy_from_slice(&self.salt.to_le_bytes());
-        seeded[8..12].copy_from_slice(&self.segment.0.to_le_bytes());
-        seeded[12..16].copy_from_slice(&self.slot.to_le_bytes());
+        if Safeguard::RecordSalt.is_kept() {
+            seeded[..8].copy_from_slice(&self.salt.to_le_bytes());
+        }
+        if Safeguard::RecordSegment.is_kept() {
+            seeded[8..12].copy_from_slice(&self.segment.0.to_le_bytes());
+        }
+        if Safeguard::RecordSlot.is_kept() {
+            seeded[12..16].copy_from_slice(&self.slot.to_le_bytes());
+        }
         seeded[16..].copy_from_slice(&line[4..]);
         crc32c(&seeded)
     }
@@ -189,7 +195,7 @@ impl Record {
     /// The bytes of a slot as an unverified record.
     #[must_use]
     pub fn decode(line: &[u8; 64]) -> Unverified<Self> {
-        Unverified(zerocopy::transmute!(*line))
+        Unverified::new(zerocopy::transmute!(*line))
     }
 
     /// What it did. Records that were verified have a known kind.
@@ -252,29 +258,30 @@ impl Unverified<Record> {
     /// blocks need. Whether its range lies on the device is for the caller to say.
     #[must_use]
     pub fn verify(&self, place: &RecordPlace, generation: u32, size: u64) -> Option<Record> {
-        let record = self.0;
-        let line: [u8; 64] = zerocopy::transmute!(record);
-        if !place.is_valid(&line) || record.generation.get() != generation || record.reserved != 0 {
-            return None;
-        }
-        let kind = RecordKind::from_code(record.kind)?;
-        let end = record.offset.get().checked_add(record.length.get())?;
-        let range = ByteRange { start: record.offset.get(), end };
-        let counts = record.sequence.get() < crate::COUNTER_END && record.epoch.get() < crate::COUNTER_END;
-        if range.is_empty() || !counts {
-            return None;
-        }
-        if kind.has_data() {
-            let lines = if record.has_sums() { sum_lines(range) } else { 0 };
-            let data_end = u64::from(record.data_offset.get()).checked_add(range.len())?;
-            let inside = data_end <= size - crate::PAGE && record.data_offset.get() >= crate::PAGE as u32;
-            if u32::from(record.lines) != lines || lines > MAX_SUM_LINES || !inside {
-                return None;
-            }
-        } else if record.lines != 0 {
-            return None;
-        }
-        Some(record)
+        let record = self
+            .demand(Safeguard::RecordChecksum, |record| place.is_valid(&zerocopy::transmute!(*record)))?
+            .demand(Safeguard::RecordGeneration, |record| record.generation.get() == generation)?
+            .demand(Safeguard::RecordKind, |record| RecordKind::from_code(record.kind).is_some())?
+            .demand(Safeguard::RecordReserved, |record| record.reserved == 0)?
+            .demand(Safeguard::RecordCounters, |record| {
+                record.sequence.get() < crate::COUNTER_END && record.epoch.get() < crate::COUNTER_END
+            })?
+            .demand(Safeguard::RecordRange, |record| {
+                let (start, length) = (record.offset.get(), record.length.get());
+                length > 0 && start.checked_add(length).is_some()
+            })?
+            .accept();
+        let kind = record.kind();
+        let range = record.range();
+        let lines = if kind.has_data() && record.has_sums() { sum_lines(range) } else { 0 };
+        let data_offset = u64::from(record.data_offset.get());
+        let inside = !kind.has_data()
+            || (data_offset >= crate::PAGE
+                && data_offset.checked_add(range.len()).is_some_and(|end| end <= size - crate::PAGE));
+        let hangs_together = Safeguard::RecordLines
+            .holds(u32::from(record.lines) == lines && lines <= MAX_SUM_LINES)
+            && Safeguard::RecordDataInside.holds(inside);
+        hangs_together.then_some(record)
     }
 }
 
@@ -306,7 +313,7 @@ impl SumLine {
     /// The bytes of a slot as an unverified line.
     #[must_use]
     pub fn decode(line: &[u8; 64]) -> Unverified<Self> {
-        Unverified(zerocopy::transmute!(*line))
+        Unverified::new(zerocopy::transmute!(*line))
     }
 }
 
@@ -314,13 +321,14 @@ impl Unverified<SumLine> {
     /// The line, if it is the `index`-th of the record `sequence` at this place.
     #[must_use]
     pub fn verify(&self, place: &RecordPlace, index: u8, sequence: u64) -> Option<SumLine> {
-        let line = self.0;
-        let ours = place.is_valid(&zerocopy::transmute!(line))
-            && line.kind == SUM_LINE
-            && line.index == index
-            && usize::from(line.count) <= SUMS_PER_LINE
-            && line.sequence.get() == sequence;
-        ours.then_some(line)
+        let line = self
+            .demand(Safeguard::SumsChecksum, |line| place.is_valid(&zerocopy::transmute!(*line)))?
+            .demand(Safeguard::SumsKind, |line| line.kind == SUM_LINE)?
+            .demand(Safeguard::SumsIndex, |line| line.index == index)?
+            .demand(Safeguard::SumsCount, |line| usize::from(line.count) <= SUMS_PER_LINE)?
+            .demand(Safeguard::SumsSequence, |line| line.sequence.get() == sequence)?
+            .accept();
+        Some(line)
     }
 }
 

@@ -1,7 +1,7 @@
 //! A segment of a cache: a header at both ends, records from the front in pairs of pages, data from the back.
 
 use crate::{LINE, PAGE, Unverified, checksum::crc32c, layout::on_media};
-use cbd_types::SegmentId;
+use cbd_types::{Safeguard, SegmentId};
 use zerocopy::{FromBytes, IntoBytes, little_endian::U32, little_endian::U64};
 
 /// First bytes of a segment of a log.
@@ -56,7 +56,7 @@ impl SegmentHeader {
     /// The structure in the first bytes of a page; `None` when there are too few.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Unverified<Self>> {
-        Some(Unverified(Self::read_from_prefix(bytes).ok()?.0))
+        Some(Unverified::new(Self::read_from_prefix(bytes).ok()?.0))
     }
 
     fn sum(&self) -> u32 {
@@ -68,23 +68,26 @@ impl Unverified<SegmentHeader> {
     /// The generation it claims, whosever it is. Only to choose a higher one.
     #[must_use]
     pub fn claimed_generation(&self) -> u32 {
-        self.0.generation.get()
+        self.claim(|header| header.generation.get())
     }
 
     /// The header, if it is one of `segment` and of the cache `cache_id` with `lanes` lanes.
     #[must_use]
     pub fn verify(&self, segment: SegmentId, cache_id: u64, lanes: u32) -> Option<SegmentHeader> {
-        let header = self.0;
-        let ours = header.crc.get() == header.sum()
-            && (header.magic.get() == LOG_MAGIC || header.magic.get() == STATE_MAGIC)
-            && header.segment.get() == segment.0
-            && header.cache_id.get() == cache_id
-            && header.lanes.get() == lanes
-            && header.lane.get() < lanes
-            && [header.ordinal, header.run, header.cut, header.first_sequence, header.epoch]
-                .iter()
-                .all(|counter| counter.get() < crate::COUNTER_END);
-        ours.then_some(header)
+        let header = self
+            .demand(Safeguard::HeaderChecksum, |header| header.crc.get() == header.sum())?
+            .demand(Safeguard::HeaderMagic, |header| [LOG_MAGIC, STATE_MAGIC].contains(&header.magic.get()))?
+            .demand(Safeguard::HeaderSegment, |header| header.segment.get() == segment.0)?
+            .demand(Safeguard::HeaderCache, |header| header.cache_id.get() == cache_id)?
+            .demand(Safeguard::HeaderLanes, |header| header.lanes.get() == lanes)?
+            .demand(Safeguard::HeaderLane, |header| header.lane.get() < lanes)?
+            .demand(Safeguard::HeaderCounters, |header| {
+                [header.ordinal, header.run, header.cut, header.first_sequence, header.epoch]
+                    .iter()
+                    .all(|counter| counter.get() < crate::COUNTER_END)
+            })?
+            .accept();
+        Some(header)
     }
 }
 

@@ -5,8 +5,9 @@
 //! the old or the new content. The checksum covers the sequence number and the object's place, so a slot that
 //! was copied elsewhere, or belongs to another kind of object, does not count.
 
-use crate::{checksum::crc32c, layout::on_media};
+use crate::{Unverified, checksum::crc32c, layout::on_media};
 use alloc::vec::Vec;
+use cbd_types::Safeguard;
 use zerocopy::{
     FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, little_endian::U32, little_endian::U64,
 };
@@ -82,24 +83,21 @@ impl<T: SlotContent> Slot<T> {
     pub fn decode(place: u64, bytes: &[u8]) -> Option<Self> {
         let bytes = bytes.get(..T::SLOT_SIZE)?;
         let (header, rest) = SlotHeader::read_from_prefix(bytes).ok()?;
-        if header.kind.get() != T::KIND
-            || header.crc.get() != Self::sum(place, bytes)
-            || header.sequence.get() >= crate::COUNTER_END
-        {
-            return None;
-        }
         let (content, _) = T::read_from_prefix(rest).ok()?;
-        if !content.is_plausible() {
-            return None;
-        }
-        Some(Self { sequence: header.sequence.get(), content })
+        let slot = Unverified::new(Self { sequence: header.sequence.get(), content })
+            .demand(Safeguard::SlotKind, |_| header.kind.get() == T::KIND)?
+            .demand(Safeguard::SlotChecksum, |_| header.crc.get() == Self::sum(place, bytes))?
+            .demand(Safeguard::SlotSequenceBound, |slot| slot.sequence < crate::COUNTER_END)?
+            .demand(Safeguard::SlotContent, |slot| slot.content.is_plausible())?
+            .accept();
+        Some(slot)
     }
 
     /// Which of two slots counts: 0 or 1 with its value, the newer valid one.
     #[must_use]
     pub fn newest(first: Option<Self>, second: Option<Self>) -> Option<(usize, Self)> {
         match (first, second) {
-            (Some(a), Some(b)) if b.sequence > a.sequence => Some((1, b)),
+            (Some(a), Some(b)) if Safeguard::SlotNewest.is_kept() && b.sequence > a.sequence => Some((1, b)),
             (Some(a), _) => Some((0, a)),
             (None, Some(b)) => Some((1, b)),
             (None, None) => None,
@@ -110,7 +108,9 @@ impl<T: SlotContent> Slot<T> {
         // A line is the common case and must not allocate; longer slots are summed in two steps.
         let mut seeded = [0u8; 12 + 60];
         seeded[..4].copy_from_slice(&T::KIND.to_le_bytes());
-        seeded[4..12].copy_from_slice(&place.to_le_bytes());
+        if Safeguard::SlotPlace.is_kept() {
+            seeded[4..12].copy_from_slice(&place.to_le_bytes());
+        }
         let body = &bytes[4..];
         if body.len() == 60 {
             seeded[12..].copy_from_slice(body);

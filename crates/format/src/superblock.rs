@@ -1,8 +1,8 @@
 //! The superblock: twice, in the first page and in the last.
 
 use crate::{FORMAT_VERSION, Layout, Unverified, checksum::crc32c, layout::on_media};
-use alloc::format;
-use cbd_types::{Error, ErrorKind, Result};
+use alloc::{format, string::String};
+use cbd_types::{Error, ErrorKind, Result, Safeguard};
 use zerocopy::{FromBytes, IntoBytes, little_endian::U32, little_endian::U64};
 
 /// First bytes of every region: "CBDtrans".
@@ -93,7 +93,7 @@ impl Superblock {
     /// The structure in the first bytes of a page; `None` when there are too few.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Unverified<Self>> {
-        Some(Unverified(Self::read_from_prefix(bytes).ok()?.0))
+        Some(Unverified::new(Self::read_from_prefix(bytes).ok()?.0))
     }
 
     fn sum(&self) -> u32 {
@@ -105,7 +105,7 @@ impl Unverified<Superblock> {
     /// Whether the magic number is ours, whatever else is wrong.
     #[must_use]
     pub fn is_ours(&self) -> bool {
-        self.0.magic.get() == MAGIC
+        self.claim(|block| block.magic.get() == MAGIC)
     }
 
     /// The superblock and the layout it describes, in a region of `mapped` bytes.
@@ -114,14 +114,14 @@ impl Unverified<Superblock> {
     /// [`ErrorKind::Foreign`] without our magic, [`ErrorKind::Damaged`] with a wrong checksum or impossible
     /// geometry, [`ErrorKind::Unsupported`] for another version or an unknown incompatible feature.
     pub fn verify(&self, mapped: u64) -> Result<(Superblock, Layout)> {
-        let block = &self.0;
-        if !self.is_ours() {
-            return Err(Error::new(ErrorKind::Foreign, "the region does not hold a CBD transport"));
-        }
-        if block.crc.get() != block.sum() {
-            return Err(Error::new(ErrorKind::Damaged, "the superblock's checksum is wrong"));
-        }
-        if block.version.get() > FORMAT_VERSION {
+        let damaged = |text: String| Error::new(ErrorKind::Damaged, text);
+        let block = self
+            .demand(Safeguard::SuperblockMagic, |block| block.magic.get() == MAGIC)
+            .ok_or_else(|| Error::new(ErrorKind::Foreign, "the region does not hold a CBD transport"))?
+            .demand(Safeguard::SuperblockChecksum, |block| block.crc.get() == block.sum())
+            .ok_or_else(|| damaged("the superblock's checksum is wrong".into()))?
+            .accept();
+        if block.version.get() > FORMAT_VERSION && Safeguard::SuperblockVersion.is_kept() {
             return Err(Error::new(
                 ErrorKind::Unsupported,
                 format!(
@@ -132,7 +132,7 @@ impl Unverified<Superblock> {
         }
         let unknown = block.incompatible.get() & !INCOMPATIBLE_KNOWN
             | block.read_only_compatible.get() & !READ_ONLY_KNOWN;
-        if unknown != 0 {
+        if !Safeguard::SuperblockFeatures.holds(unknown == 0) {
             return Err(Error::new(
                 ErrorKind::Unsupported,
                 format!(
@@ -140,14 +140,11 @@ impl Unverified<Superblock> {
                 ),
             ));
         }
-        if block.region_size.get() > mapped {
-            return Err(Error::new(
-                ErrorKind::Damaged,
-                format!(
-                    "the transport has {} bytes, but only {mapped} are mapped: the region was cut short",
-                    block.region_size
-                ),
-            ));
+        if !Safeguard::SuperblockSize.holds(block.region_size.get() <= mapped) {
+            return Err(damaged(format!(
+                "the transport has {} bytes, but only {mapped} are mapped: the region was cut short",
+                block.region_size
+            )));
         }
         let layout = Layout::new(
             block.region_size.get(),
@@ -156,9 +153,7 @@ impl Unverified<Superblock> {
             block.backend_rows.get(),
             block.blkdev_rows.get(),
         )
-        .map_err(|error| {
-            Error::new(ErrorKind::Damaged, format!("the superblock's geometry is impossible: {error}"))
-        })?;
+        .map_err(|error| damaged(format!("the superblock's geometry is impossible: {error}")))?;
         let expected = Superblock::new(&layout, block.uuid, block.created_ms.get());
         let geometry = |block: &Superblock| {
             (
@@ -173,10 +168,10 @@ impl Unverified<Superblock> {
                 ],
             )
         };
-        if geometry(&expected) != geometry(block) {
-            return Err(Error::new(ErrorKind::Damaged, "the superblock's offsets contradict its geometry"));
+        if !Safeguard::SuperblockGeometry.holds(geometry(&expected) == geometry(&block)) {
+            return Err(damaged("the superblock's offsets contradict its geometry".into()));
         }
-        Ok((*block, layout))
+        Ok((block, layout))
     }
 }
 

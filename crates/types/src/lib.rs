@@ -9,6 +9,8 @@
 #![forbid(unsafe_code)]
 
 extern crate alloc;
+#[cfg(feature = "mutants")]
+extern crate std;
 
 pub mod backing;
 pub mod buffer;
@@ -17,6 +19,7 @@ pub mod ids;
 pub mod pmem;
 pub mod range;
 pub mod request;
+pub mod safeguard;
 
 pub use backing::{BackingGeometry, BackingOp, BackingQueue, OpToken};
 pub use buffer::AlignedBuffer;
@@ -25,6 +28,7 @@ pub use ids::{BackendId, BlkdevId, Epoch, HostId, LaneId, Ordinal, SegmentId, Se
 pub use pmem::{Durability, Durable, InFlight, MediaError, Pmem, Region};
 pub use range::ByteRange;
 pub use request::{Completion, Geometry, Operation, Request};
+pub use safeguard::Safeguard;
 
 /// The granule of checksums and of the index: data is checked and found in blocks of this many bytes,
 /// aligned as the device is.

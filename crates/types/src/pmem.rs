@@ -5,7 +5,7 @@
 //! fence, and what acknowledges a request asks for a [`Durable`]. Recovery reads through [`Region::load`],
 //! which answers a failed memory cell with an error instead of a signal.
 
-use crate::{CHECKSUM_BLOCK, Error, ErrorKind, Result};
+use crate::{CHECKSUM_BLOCK, Error, ErrorKind, Result, Safeguard};
 use alloc::{format, string::String};
 
 /// What the bytes of a region survive.
@@ -174,15 +174,19 @@ impl<P: Pmem> Region<P> {
     }
 
     /// Writes back what recovery relied on; see [`Pmem::write_back`].
-    pub fn write_back(&self, at: u64, length: u64) -> InFlight {
-        self.0.write_back(at, length);
+    pub fn write_back(&self, safeguard: Safeguard, at: u64, length: u64) -> InFlight {
+        if safeguard.is_kept() {
+            self.0.write_back(at, length);
+        }
         InFlight(())
     }
 
     /// Fences: what was in flight is durable.
-    pub fn fence(&self, stores: InFlight) -> Durable {
+    pub fn fence(&self, safeguard: Safeguard, stores: InFlight) -> Durable {
         let InFlight(()) = stores;
-        self.0.fence();
+        if safeguard.is_kept() {
+            self.0.fence();
+        }
         Durable(())
     }
 
@@ -204,14 +208,18 @@ impl<P: Pmem> Region<P> {
 
     /// # Errors
     /// [`ErrorKind::Media`] once a store to the region has failed: nothing may be acknowledged any more.
-    pub fn check_stores(&self) -> Result<()> {
-        match self.0.failed_at() {
-            None => Ok(()),
-            Some(at) => Err(Error::new(
+    pub fn check_stores(&self, safeguard: Safeguard) -> Result<()> {
+        if safeguard.is_kept() { self.store_failure().map_or(Ok(()), Err) } else { Ok(()) }
+    }
+
+    /// The first store that failed, if one has, for status.
+    pub fn store_failure(&self) -> Option<Error> {
+        self.0.failed_at().map(|at| {
+            Error::new(
                 ErrorKind::Media,
                 format!("the region's memory failed under a store at byte {at}: it takes no more writes"),
-            )),
-        }
+            )
+        })
     }
 
     /// Hints that a line is about to be used.

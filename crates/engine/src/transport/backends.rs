@@ -8,7 +8,11 @@ use super::{
     rows::{active_row, first_free, no_such, rows},
 };
 use crate::{
-    Cache, Environment, Settings, cache::Identity, lane::LaneMap, recovery::Opening, slots::TwoSlots,
+    Cache, Environment, Settings,
+    cache::Identity,
+    lane::LaneMap,
+    recovery::Opening,
+    slots::{InBoth, TwoSlots},
 };
 use alloc::{format, string::String, sync::Arc, vec::Vec};
 use cbd_format::{
@@ -17,7 +21,14 @@ use cbd_format::{
     segment::STATE_MAGIC,
     tables::{FEATURE_DATA_CRC, STATE_ACTIVE, STATE_FREE, decode_text, encode_text},
 };
-use cbd_types::{BackendId, Error, ErrorKind, HostId, LaneId, Result, SegmentId};
+use cbd_types::{BackendId, Error, ErrorKind, HostId, LaneId, Result, Safeguard, SegmentId};
+
+/// What makes a backend's row durable.
+const ROW: InBoth = InBoth {
+    first_fence: Safeguard::BackendRowFirstFence,
+    second: Safeguard::BackendRowSecond,
+    fence: Safeguard::BackendRowFence,
+};
 
 /// What a new backend is to be.
 #[derive(Clone, Debug)]
@@ -108,7 +119,9 @@ impl<E: Environment> Transport<E> {
         if let Some(plan) = &plan {
             // 1. The segments name the cache. Without a row they are free all the same.
             //    Both slots of an entry, so that one failed page gives none back to an earlier cache.
-            for _ in 0..2 {
+            let fences = [Safeguard::BackendSegmentsFirstFence, Safeguard::BackendSegmentsFence];
+            let slots = if Safeguard::BackendSegmentsSecond.is_kept() { 2 } else { 1 };
+            for fence in fences.into_iter().take(slots) {
                 let mut stored = self.region.nothing_in_flight();
                 for segment in &plan.segments {
                     stored = stored.and(tables.segments[segment.index()].store(
@@ -121,7 +134,7 @@ impl<E: Environment> Transport<E> {
                         },
                     ));
                 }
-                self.region.fence(stored);
+                self.region.fence(fence, stored);
             }
             // 2. The state block of an empty cache.
             self.initialise_state(plan, cache_id);
@@ -133,6 +146,7 @@ impl<E: Environment> Transport<E> {
         uuid[8..].copy_from_slice(&self.environment.random().to_le_bytes());
         tables.backends[row].store_in_both(
             &self.region,
+            ROW,
             BackendRow {
                 state: STATE_ACTIVE.into(),
                 host: spec.host.0.into(),
@@ -233,19 +247,26 @@ impl<E: Environment> Transport<E> {
         let mut stored =
             self.region.store(base, bytes_of(&header)).and(self.region.store(copy, bytes_of(&header)));
         let mut drained = TwoSlots::<Drained>::empty(absolute(state.drained()), 0);
-        stored = stored.and(drained.clear(&self.region));
-        for lane in (0..plan.lanes).map(LaneId) {
+        if Safeguard::BackendStateErase.is_kept() {
+            stored = stored.and(drained.clear(&self.region));
+        }
+        for lane in (0..plan.lanes).map(LaneId).filter(|_| Safeguard::BackendStateErase.is_kept()) {
             let place = u64::from(lane.0);
             let mut mark = TwoSlots::<LaneMark>::empty(absolute(state.mark(lane)), place);
             let mut tail = TwoSlots::<LaneTail>::empty(absolute(state.tail(lane)), place);
             stored = stored.and(mark.clear(&self.region)).and(tail.clear(&self.region));
         }
-        self.region.fence(stored);
+        self.region.fence(Safeguard::BackendStateEraseFence, stored);
         // Stale slots are gone; now the first tails, in both slots.
         for lane in (0..plan.lanes).map(LaneId) {
             let mut tail = TwoSlots::<LaneTail>::empty(absolute(state.tail(lane)), u64::from(lane.0));
             tail.store_in_both(
                 &self.region,
+                InBoth {
+                    first_fence: Safeguard::FirstTailFirstFence,
+                    second: Safeguard::FirstTailSecond,
+                    fence: Safeguard::FirstTailFence,
+                },
                 LaneTail {
                     ordinal: 1.into(),
                     ownership: 1.into(),
@@ -256,6 +277,11 @@ impl<E: Environment> Transport<E> {
         }
         drained.store_in_both(
             &self.region,
+            InBoth {
+                first_fence: Safeguard::FirstDrainedFirstFence,
+                second: Safeguard::FirstDrainedSecond,
+                fence: Safeguard::FirstDrainedFence,
+            },
             Drained {
                 epoch: 0.into(),
                 void_until: 0.into(),
@@ -322,7 +348,7 @@ impl<E: Environment> Transport<E> {
         let row = active_row(&mut tables.backends, id.index(), |row| row.state.get(), "backend")?;
         let Some(mut content) = row.content().copied() else { return Err(no_such("backend", id.index())) };
         change(&mut content);
-        row.store_in_both(&self.region, content);
+        row.store_in_both(&self.region, ROW, content);
         Ok(())
     }
 
@@ -335,7 +361,7 @@ impl<E: Environment> Transport<E> {
         let entry = self.backend(id)?;
         let mut tables = self.tables.lock();
         tables.open.retain(|(_, cache)| cache.strong_count() > 0);
-        if tables.open.iter().any(|(open, _)| *open == id) {
+        if !Safeguard::BackendOpenOnce.holds(tables.open.iter().all(|(open, _)| *open != id)) {
             return Err(Error::new(ErrorKind::Busy, format!("the cache of backend {id} is open already")));
         }
         let Some(row) = tables.backends[id.index()].content().copied() else {

@@ -4,13 +4,23 @@ use super::{
     Transport,
     rows::{active_row, first_free, no_such, rows},
 };
-use crate::{Environment, slots::TwoSlots};
+use crate::{
+    Environment,
+    slots::{InBoth, TwoSlots},
+};
 use alloc::{format, string::String, vec::Vec};
 use cbd_format::{
     BlkdevEntry as BlkdevRow,
     tables::{STATE_ACTIVE, STATE_FREE, decode_text, encode_text},
 };
-use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, HostId, Result};
+use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, HostId, Result, Safeguard};
+
+/// What makes a blkdev's row durable.
+const ROW: InBoth = InBoth {
+    first_fence: Safeguard::BlkdevRowFirstFence,
+    second: Safeguard::BlkdevRowSecond,
+    fence: Safeguard::BlkdevRowFence,
+};
 
 /// What a new blkdev is to be.
 #[derive(Clone, Debug)]
@@ -58,6 +68,7 @@ impl<E: Environment> Transport<E> {
         let ownership = tables.blkdevs[row].content().map_or(1, |old| old.ownership.get() + 1);
         tables.blkdevs[row].store_in_both(
             &self.region,
+            ROW,
             BlkdevRow {
                 state: STATE_ACTIVE.into(),
                 host: spec.host.0.into(),
@@ -78,7 +89,10 @@ impl<E: Environment> Transport<E> {
         rows(&tables.blkdevs, |row| row.state.get())
             .filter(|(_, row)| {
                 tables.backends.get(row.backend.get() as usize).and_then(TwoSlots::content).is_some_and(
-                    |backend| backend.state.get() == STATE_ACTIVE && backend.uuid == row.backend_uuid,
+                    |backend| {
+                        backend.state.get() == STATE_ACTIVE
+                            && Safeguard::BlkdevBackendIdentity.holds(backend.uuid == row.backend_uuid)
+                    },
                 )
             })
             .map(|(id, row)| BlkdevEntry {
@@ -99,7 +113,7 @@ impl<E: Environment> Transport<E> {
         let row = active_row(&mut tables.blkdevs, id.index(), |row| row.state.get(), "blkdev")?;
         let Some(mut content) = row.content().copied() else { return Err(no_such("blkdev", id.index())) };
         content.state = STATE_FREE.into();
-        row.store_in_both(&self.region, content);
+        row.store_in_both(&self.region, ROW, content);
         Ok(())
     }
 }

@@ -4,13 +4,20 @@ use super::{
     Transport,
     rows::{active_row, first_free, is_active, rows},
 };
-use crate::Environment;
+use crate::{Environment, slots::InBoth};
 use alloc::{format, string::String, vec::Vec};
 use cbd_format::{
     HostEntry as HostRow,
     tables::{STATE_ACTIVE, STATE_FREE, decode_text, encode_text},
 };
-use cbd_types::{Error, ErrorKind, HostId, Result};
+use cbd_types::{Error, ErrorKind, HostId, Result, Safeguard};
+
+/// What makes a host's row durable.
+const ROW: InBoth = InBoth {
+    first_fence: Safeguard::HostRowFirstFence,
+    second: Safeguard::HostRowSecond,
+    fence: Safeguard::HostRowFence,
+};
 
 /// A host as the table has it.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -73,6 +80,7 @@ impl<E: Environment> Transport<E> {
         let ownership = tables.hosts[row].content().map_or(1, |old| old.ownership.get() + 1);
         tables.hosts[row].store_in_both(
             &self.region,
+            ROW,
             HostRow {
                 state: STATE_ACTIVE.into(),
                 name_length,
@@ -100,7 +108,7 @@ impl<E: Environment> Transport<E> {
         let row = active_row(&mut tables.hosts, host.index(), |row| row.state.get(), "host")?;
         let Some(mut content) = row.content().copied() else { return Ok(()) };
         content.state = STATE_FREE.into();
-        row.store_in_both(&self.region, content);
+        row.store_in_both(&self.region, ROW, content);
         Ok(())
     }
 

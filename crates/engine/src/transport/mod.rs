@@ -24,7 +24,7 @@ use cbd_format::{
     BackendEntry as BackendRow, BlkdevEntry as BlkdevRow, HostEntry as HostRow, Layout, PAGE, SegmentEntry,
     SlotContent, Superblock, record::bytes_of, superblock::MAGIC, tables::STATE_ACTIVE,
 };
-use cbd_types::{BackendId, Error, ErrorKind, Pmem, Region, Result, SegmentId};
+use cbd_types::{BackendId, Error, ErrorKind, Pmem, Region, Result, Safeguard, SegmentId};
 
 /// Segments that each lane is to have at least.
 const SEGMENTS_PER_LANE: u32 = 8;
@@ -114,31 +114,36 @@ impl<E: Environment> Transport<E> {
                 ),
             ));
         }
-        if !options.force {
+        if !options.force && Safeguard::FormatRefusesUsed.is_kept() {
             refuse_used(&region)?;
         }
         // 1. No superblock: from here on a crash leaves no transport.
         let second = Layout::second_superblock(layout.region_size);
         let nothing = vec![0; PAGE as usize];
-        let stored = region.store(0, &nothing).and(region.store(second, &nothing));
-        region.fence(stored);
+        if Safeguard::FormatErase.is_kept() {
+            let stored = region.store(0, &nothing).and(region.store(second, &nothing));
+            region.fence(Safeguard::FormatEraseFence, stored);
+        }
         // 2. Empty tables.
         let mut stored = region.nothing_in_flight();
         let blank = vec![0; 64 * PAGE as usize];
         let mut at = layout.host_area;
-        while at < layout.segment_area {
+        while at < layout.segment_area && Safeguard::FormatBlank.is_kept() {
             let length = blank.len().min((layout.segment_area - at) as usize);
             stored = stored.and(region.store(at, &blank[..length]));
             at += length as u64;
         }
-        region.fence(stored);
+        region.fence(Safeguard::FormatBlankFence, stored);
         // 3. Both superblocks: the transport is there.
         let mut uuid = [0; 16];
         uuid[..8].copy_from_slice(&environment.random().to_le_bytes());
         uuid[8..].copy_from_slice(&environment.random().to_le_bytes());
         let superblock = Superblock::new(&layout, uuid, environment.wall_ms());
-        let stored = region.store(0, bytes_of(&superblock)).and(region.store(second, bytes_of(&superblock)));
-        region.fence(stored);
+        let mut stored = region.store(0, bytes_of(&superblock));
+        if Safeguard::SuperblockSecondStore.is_kept() {
+            stored = stored.and(region.store(second, bytes_of(&superblock)));
+        }
+        region.fence(Safeguard::FormatSuperblockFence, stored);
         Self::open(environment, region)
     }
 
@@ -149,7 +154,7 @@ impl<E: Environment> Transport<E> {
     pub fn open(environment: Arc<E>, region: Region<E::Memory>) -> Result<Arc<Self>> {
         let size = region.size();
         let (superblock, layout) = read_superblock(&region, 0).or_else(|first| {
-            if size < 2 * PAGE {
+            if size < 2 * PAGE || !Safeguard::SuperblockSecondRead.is_kept() {
                 return Err(first);
             }
             read_superblock(&region, Layout::second_superblock(size)).map_err(|second| {
@@ -157,9 +162,6 @@ impl<E: Environment> Transport<E> {
                 if first.kind() == ErrorKind::Foreign { second } else { first }
             })
         })?;
-        if superblock.region_size.get() > size {
-            return Err(Error::new(ErrorKind::Damaged, "the region is shorter than its transport"));
-        }
         let tables = Tables {
             hosts: read_table(&region, layout.host_area, layout.host_rows),
             backends: read_table(&region, layout.backend_area, layout.backend_rows),
@@ -169,22 +171,23 @@ impl<E: Environment> Transport<E> {
         };
         // A predecessor that merely died may have left what was just read in a processor's cache; nothing may be
         // acknowledged on the strength of a row that a power cut would take back.
+        let second = Layout::second_superblock(layout.region_size);
         let mut relied_on = region
-            .write_back(0, PAGE)
-            .and(region.write_back(Layout::second_superblock(layout.region_size), PAGE));
+            .write_back(Safeguard::OpenSuperblockWriteBack, 0, PAGE)
+            .and(region.write_back(Safeguard::OpenSuperblockWriteBack, second, PAGE));
         for row in &tables.hosts {
-            relied_on = relied_on.and(row.write_back(&region));
+            relied_on = relied_on.and(row.write_back(&region, Safeguard::OpenHostsWriteBack));
         }
         for row in &tables.backends {
-            relied_on = relied_on.and(row.write_back(&region));
+            relied_on = relied_on.and(row.write_back(&region, Safeguard::OpenBackendsWriteBack));
         }
         for row in &tables.blkdevs {
-            relied_on = relied_on.and(row.write_back(&region));
+            relied_on = relied_on.and(row.write_back(&region, Safeguard::OpenBlkdevsWriteBack));
         }
         for row in &tables.segments {
-            relied_on = relied_on.and(row.write_back(&region));
+            relied_on = relied_on.and(row.write_back(&region, Safeguard::OpenSegmentsWriteBack));
         }
-        region.fence(relied_on);
+        region.fence(Safeguard::OpenFence, relied_on);
         Ok(Arc::new(Self {
             environment,
             region: Arc::new(region),
@@ -230,8 +233,10 @@ impl<E: Environment> Tables<E> {
         let entry = self.segments[segment].content()?;
         let backend = entry.backend.get();
         let row = self.backends.get(backend as usize)?.content()?;
-        (row.state.get() == STATE_ACTIVE && row.cache_id.get() != 0 && row.cache_id == entry.cache_id)
-            .then_some(BackendId(backend))
+        let is_owner = Safeguard::SegmentOwnerActive.holds(row.state.get() == STATE_ACTIVE)
+            && row.cache_id.get() != 0
+            && Safeguard::SegmentOwnerCache.holds(row.cache_id == entry.cache_id);
+        is_owner.then_some(BackendId(backend))
     }
 
     fn free_segments(&self) -> Vec<SegmentId> {

@@ -1,0 +1,478 @@
+//! The list of all safeguards, by the place where they are used.
+
+/// Defines the safeguards: what each is for and what goes wrong without it, its variant, its name.
+macro_rules! safeguards {
+    ($( $(#[doc = $about:literal])+ $variant:ident = $name:literal, )+) => {
+        /// Something that keeps data from being lost or wrong. Each variant says what goes wrong without it.
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+        pub enum Safeguard {
+            $( $(#[doc = $about])+ $variant, )+
+        }
+
+        impl Safeguard {
+            /// All of them, in the order of the list.
+            pub const ALL: &'static [Self] = &[ $( Self::$variant, )+ ];
+
+            /// The name in `CBD_MUTANT`, in reports and in documentation.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self { $( Self::$variant => $name, )+ }
+            }
+
+            /// What it is for.
+            #[must_use]
+            pub const fn about(self) -> &'static str {
+                match self { $( Self::$variant => concat!($($about),+), )+ }
+            }
+        }
+    };
+}
+
+safeguards! {
+    // The superblock.
+
+    /// A region that is not ours is not opened as one.
+    SuperblockMagic = "superblock.magic",
+    /// A superblock with a flipped bit does not say where anything lies.
+    SuperblockChecksum = "superblock.checksum",
+    /// A newer format is refused, not misread.
+    SuperblockVersion = "superblock.version",
+    /// A region that uses an unknown feature is refused, not misread.
+    SuperblockFeatures = "superblock.features",
+    /// A region that was cut short is not addressed past its end.
+    SuperblockSize = "superblock.size",
+    /// Offsets that contradict the geometry would make two structures overlap.
+    SuperblockGeometry = "superblock.geometry",
+    /// The second superblock is stored: without it one failed page takes the transport.
+    SuperblockSecondStore = "superblock.second.store",
+    /// The second superblock is read where the first fails.
+    SuperblockSecondRead = "superblock.second.read",
+
+    // Making a transport.
+
+    /// Old superblocks are gone before the tables are blanked: a crash between would open a transport without rows.
+    FormatErase = "format.erase",
+    /// The erased superblocks are durable before the tables are blanked.
+    FormatEraseFence = "format.erase.fence",
+    /// Rows of an earlier transport do not come back in the new one.
+    FormatBlank = "format.blank",
+    /// The blank tables are durable before a superblock says that they are tables.
+    FormatBlankFence = "format.blank.fence",
+    /// A transport that was reported as made is there after a power cut.
+    FormatSuperblockFence = "format.superblock.fence",
+    /// A region that holds a transport or other data is formatted only by force.
+    FormatRefusesUsed = "format.refuses-used",
+
+    // Two slots, newest valid wins.
+
+    /// A slot of another kind of object does not count.
+    SlotKind = "slot.kind",
+    /// A torn or flipped slot does not count.
+    SlotChecksum = "slot.checksum",
+    /// A slot of another row or lane does not count: its checksum is seeded with its place.
+    SlotPlace = "slot.place",
+    /// A forged sequence number, from which the next update would overflow, does not count.
+    SlotSequenceBound = "slot.sequence-bound",
+    /// Impossible numbers in a slot do not count.
+    SlotContent = "slot.content",
+    /// The newer of two valid slots counts.
+    SlotNewest = "slot.newest",
+    /// The slot that holds the newest content is never the one that is written: a crash would leave neither.
+    SlotOther = "slot.other",
+    /// An update raises the sequence number, so that it is found to be the newer one.
+    SlotSequence = "slot.sequence",
+
+    // Tables, in the order in which a backend is made.
+
+    /// What was read of the superblocks is durable before anything relies on it, after a mere process crash.
+    OpenSuperblockWriteBack = "open.superblock.write-back",
+    /// Rows of hosts that were read are durable before anything relies on them, after a mere process crash.
+    OpenHostsWriteBack = "open.hosts.write-back",
+    /// Rows of backends that were read are durable before their caches acknowledge writes, after a mere process crash.
+    OpenBackendsWriteBack = "open.backends.write-back",
+    /// Rows of blkdevs that were read are durable before anything relies on them, after a mere process crash.
+    OpenBlkdevsWriteBack = "open.blkdevs.write-back",
+    /// Entries of segments that were read are durable before a cache uses the segments, after a mere process crash.
+    OpenSegmentsWriteBack = "open.segments.write-back",
+    /// Completes the write-backs at opening.
+    OpenFence = "open.fence",
+    /// A host's row: its first slot is durable before the second is touched.
+    HostRowFirstFence = "host.row.first.fence",
+    /// A host's row stands in both slots.
+    HostRowSecond = "host.row.second",
+    /// A host that was reported as registered is there after a power cut.
+    HostRowFence = "host.row.fence",
+    /// A backend's row: its first slot is durable before the second is touched.
+    BackendRowFirstFence = "backend.row.first.fence",
+    /// A backend's row stands in both slots: one failed page would take it, or bring back one that was removed.
+    BackendRowSecond = "backend.row.second",
+    /// A backend that was reported as made is there after a power cut.
+    BackendRowFence = "backend.row.fence",
+    /// A blkdev's row: its first slot is durable before the second is touched.
+    BlkdevRowFirstFence = "blkdev.row.first.fence",
+    /// A blkdev's row stands in both slots.
+    BlkdevRowSecond = "blkdev.row.second",
+    /// A blkdev that was reported as made is there after a power cut.
+    BlkdevRowFence = "blkdev.row.fence",
+    /// A blkdev whose backend's row was used anew is stale.
+    BlkdevBackendIdentity = "blkdev.backend-identity",
+    /// Segments name their cache before the backend's row says that it is there.
+    BackendSegmentsFirstFence = "backend.segments.first.fence",
+    /// Entries of segments stand in both slots: one failed page would give a segment back to an earlier cache.
+    BackendSegmentsSecond = "backend.segments.second",
+    /// The second slots are durable before the row.
+    BackendSegmentsFence = "backend.segments.fence",
+    /// A segment belongs to a cache only while the backend's row is in use.
+    SegmentOwnerActive = "segment.owner.active",
+    /// A segment belongs to a cache only while the backend's row names the same cache.
+    SegmentOwnerCache = "segment.owner.cache",
+    /// Marks, tails and drained of an earlier cache are gone before the new ones are stored.
+    BackendStateErase = "backend.state.erase",
+    /// They are durably gone.
+    BackendStateEraseFence = "backend.state.erase.fence",
+    /// A lane's first tail: its first slot is durable before the second is touched.
+    FirstTailFirstFence = "backend.tail.first.fence",
+    /// A lane's first tail stands in both slots.
+    FirstTailSecond = "backend.tail.second",
+    /// A lane's first tail is durable before the backend's row.
+    FirstTailFence = "backend.tail.fence",
+    /// The first drained: its first slot is durable before the second is touched.
+    FirstDrainedFirstFence = "backend.drained.first.fence",
+    /// The first drained stands in both slots.
+    FirstDrainedSecond = "backend.drained.second",
+    /// The first drained is durable before the backend's row.
+    FirstDrainedFence = "backend.drained.fence",
+    /// A cache that is open is not opened again, nor removed.
+    BackendOpenOnce = "backend.open-once",
+
+    // Segments.
+
+    /// A torn or flipped header does not count.
+    HeaderChecksum = "header.checksum",
+    /// What is no header does not count.
+    HeaderMagic = "header.magic",
+    /// A header that was copied from another segment does not count.
+    HeaderSegment = "header.segment",
+    /// A segment of an earlier cache does not count.
+    HeaderCache = "header.cache",
+    /// A header with another number of lanes does not count.
+    HeaderLanes = "header.lanes",
+    /// A header of a lane that does not exist does not count.
+    HeaderLane = "header.lane",
+    /// Forged counters, from which counting on would overflow, do not count.
+    HeaderCounters = "header.counters",
+    /// The state segment is not replayed as a log.
+    HeaderLog = "header.log",
+    /// The copy of a header is stored: one failed page would take a segment.
+    HeaderCopyStore = "header.copy.store",
+    /// The copy of a header is read where the first fails.
+    HeaderCopyRead = "header.copy.read",
+    /// The newer of two valid headers counts: a crash may leave the copy of an earlier life.
+    HeaderNewest = "header.newest",
+    /// A segment's header is durable before its first record.
+    HeaderFence = "header.fence",
+    /// Each life of a segment has a generation of its own: records of an earlier one do not count.
+    GenerationRaised = "generation.raised",
+    /// The next life's generation is above what any header claims, a damaged one included.
+    GenerationAboveClaimed = "generation.above-claimed",
+    /// Each life of a segment has a salt of its own: nobody can forge records in data.
+    SaltFresh = "salt.fresh",
+
+    // Records.
+
+    /// A torn or flipped record does not count.
+    RecordChecksum = "record.checksum",
+    /// A record of an earlier life of its segment does not count.
+    RecordGeneration = "record.generation",
+    /// A record of a kind that is not known does not count.
+    RecordKind = "record.kind",
+    /// Bytes that are to be zero are.
+    RecordReserved = "record.reserved",
+    /// A record's checksum is seeded with the salt: a record of an earlier life, or one in a client's data, does not count.
+    RecordSalt = "record.salt",
+    /// A record's checksum is seeded with the segment: one copied from another segment does not count.
+    RecordSegment = "record.segment",
+    /// A record's checksum is seeded with the slot: one copied from another slot does not count.
+    RecordSlot = "record.slot",
+    /// A record's range is neither empty nor wraps.
+    RecordRange = "record.range",
+    /// Forged counters, from which counting on would overflow, do not count.
+    RecordCounters = "record.counters",
+    /// A record's data lies inside its segment.
+    RecordDataInside = "record.data-inside",
+    /// A record has as many further lines as its blocks need.
+    RecordLines = "record.lines",
+    /// A record's range lies on the device, in whole sectors.
+    RecordOnDevice = "record.on-device",
+    /// A record with data lies in one chunk and is at most an atomic unit long.
+    RecordInUnit = "record.in-unit",
+    /// Each record is stored twice: one failed page would take it.
+    RecordMirrorStore = "record.mirror.store",
+    /// The mirror is read where the primary fails.
+    RecordMirrorRead = "record.mirror.read",
+    /// A torn or flipped line of checksums does not count.
+    SumsChecksum = "sums.checksum",
+    /// A record is not taken for a line of checksums.
+    SumsKind = "sums.kind",
+    /// Lines of checksums are not exchanged.
+    SumsIndex = "sums.index",
+    /// A line holds at most as many checksums as it has places.
+    SumsCount = "sums.count",
+    /// A line of checksums belongs to its record.
+    SumsSequence = "sums.sequence",
+    /// A line of checksums is read from its mirror where the primary fails.
+    SumsMirrorRead = "sums.mirror.read",
+    /// Data is what was written: what is not is never returned and never written back.
+    DataChecksum = "data.checksum",
+    /// What failed its checksum does not stay in the reader's memory.
+    DataErased = "data.erased",
+
+    // A write.
+
+    /// The lane is touched before its epoch is loaded: a flush would miss a record of the epoch that it closes.
+    WriteTouch = "write.touch",
+    /// Without checksums data is durable before a record can name it: a torn write would not show.
+    WriteDataFence = "write.data.fence",
+    /// A write is durable when it completes.
+    WriteFence = "write.fence",
+    /// What is overwritten in full is not damaged any more.
+    WriteHeals = "write.heals",
+    /// A pending fill that a write overlaps does not become a record: it would bring old data back.
+    WriteCancelsFills = "write.cancels-fills",
+    /// A write is not acknowledged after a store has failed.
+    WriteStoreCheck = "write.store-check",
+    /// A fill takes room only where the pool has more than the reserve, and not while a writer waits.
+    FillIsOptional = "fill.is-optional",
+    /// A fill is durable before its lane is let go: at most the last record of a lane is torn.
+    FillFence = "fill.fence",
+    /// A fill that was cancelled is not recorded.
+    FillCancelled = "fill.cancelled",
+    /// The lane is touched before the epoch of zeroes is loaded: a flush would miss a record of the epoch that it closes.
+    ZeroTouch = "zero.touch",
+    /// Zeroes are durable when the request completes.
+    ZeroFence = "zero.fence",
+    /// A request that covers no lane has a fence all the same: its evidence is made of one.
+    ZeroNothingFence = "zero.nothing.fence",
+    /// A pending fill that zeroes overlap does not become a record.
+    ZeroCancelsFills = "zero.cancels-fills",
+    /// A discard is not acknowledged after a store has failed.
+    ZeroStoreCheck = "zero.store-check",
+    /// The later of a record and of zeroes counts.
+    ZeroesByPlace = "zeroes.by-place",
+    /// Older zeroes do not replace newer ones.
+    OverlayKeepsLater = "overlay.keeps-later",
+
+    // A read.
+
+    /// A segment that a reader copies from is not used anew.
+    ReadPins = "read.pins",
+    /// Clean data that is damaged is read from the backing device only if it is clean.
+    ReadAnewClean = "read-anew.clean",
+    /// A lost record is read from the backing device only if its segment is clean.
+    ReadAnewCleanSegment = "read-anew.clean-segment",
+    /// Data that was read anew is not recorded if a write came between.
+    ReadAnewNewest = "read-anew.newest",
+    /// The record that the index names holds what is asked for.
+    ReadInRecord = "read.in-record",
+
+    // A flush.
+
+    /// The epoch is closed before the pass over the lanes.
+    FlushEpoch = "flush.epoch",
+    /// Only a pass that began after a flush's own addition serves it.
+    FlushPass = "flush.pass",
+    /// The touched bit is cleared under the lane's lock: nothing of the closed epoch is still to come.
+    FlushClear = "flush.clear-under-lock",
+    /// A flush leaves durable marks: without one the last record of a lane may be dropped as if it had been torn.
+    FlushMark = "flush.mark",
+    /// A flush's marks are durable when it completes.
+    FlushFence = "flush.fence",
+    /// A flush is not acknowledged after a store has failed.
+    FlushStoreCheck = "flush.store-check",
+    /// A forced write ends its epoch.
+    FuaEpoch = "fua.epoch",
+    /// A forced write marks its lanes.
+    FuaMark = "fua.mark",
+    /// A forced write's marks are durable when it completes.
+    FuaFence = "fua.fence",
+    /// A forced write is not acknowledged after a store has failed.
+    FuaStoreCheck = "fua.store-check",
+    /// Lanes that were written and then left alone are marked soon.
+    IdleMark = "idle.mark",
+    /// A clean stop marks all lanes.
+    StopMark = "stop.mark",
+
+    // Writeback.
+
+    /// What is closed is looked up before the log is scanned: an older record may appear behind the scan's back.
+    WritebackClosedFirst = "writeback.closed-first",
+    /// An epoch is collected only when a pass has seen all its lanes.
+    WritebackComplete = "writeback.complete",
+    /// In strict order the oldest epoch goes alone.
+    WritebackOldest = "writeback.oldest",
+    /// Before a batch of several epochs it is durable that the backing device alone is no crash state.
+    WritebackVoid = "writeback.void",
+    /// Nothing of an epoch behind the batch is written.
+    WritebackTarget = "writeback.target",
+    /// Of several versions of a block the newest of the batch is written.
+    WritebackNewest = "writeback.newest",
+    /// The next part of a batch is issued when the operations of this one have returned.
+    WritebackParts = "writeback.parts",
+    /// A batch begins when nothing of one that was given up is in flight.
+    WritebackGivenUp = "writeback.given-up",
+    /// The backing device is flushed when all writes have returned.
+    WritebackFlushLast = "writeback.flush-last",
+    /// The backing device is flushed before its data counts as durable.
+    WritebackFlush = "writeback.flush",
+    /// A failed operation is tried again: its data stays dirty.
+    WritebackRetry = "writeback.retry",
+    /// After a failed flush everything since the last good one is dirty again.
+    WritebackFlushFailed = "writeback.flush-failed",
+    /// Damage that writeback finds is quarantined, durably, before drained passes it.
+    WritebackQuarantine = "writeback.quarantine",
+    /// A lost record that writeback meets is quarantined before drained passes it.
+    WritebackLost = "writeback.lost",
+    /// Without space for a quarantine nothing is declared clean.
+    WritebackGiveUp = "writeback.give-up",
+    /// A skipped version makes the backing device no crash state, durably, before anything later is written.
+    WritebackDamageVoid = "writeback.damage.void",
+    /// While damage is not healed on the backing device, it is said to be no crash state.
+    WritebackDamageStays = "writeback.damage.stays",
+    /// The backing device is no crash state until nothing is damaged any more.
+    WritebackRestDamage = "writeback.rest.damage",
+    /// Zeroes are written where the device does not promise them from a discard.
+    WritebackZeroes = "writeback.zeroes",
+    /// Drained: its first slot is durable before the second is touched.
+    DrainedFirstFence = "drained.first.fence",
+    /// Drained stands in both slots: one failed page would take the backing device back to an older epoch.
+    DrainedSecond = "drained.second",
+    /// Drained is durable before anything later is submitted, and before anybody relies on it.
+    DrainedFence = "drained.fence",
+    /// Others see drained only when it is durable.
+    DrainedVisible = "drained.visible-last",
+
+    // Quarantine.
+
+    /// A quarantine is durable before drained or the tail passes what it condemns.
+    QuarantineFence = "quarantine.fence",
+    /// What is newer than the damage is not condemned.
+    QuarantineNewer = "quarantine.newer",
+    /// A pending fill of a damaged range does not become a record: it would hide the damage.
+    QuarantineCancelsFills = "quarantine.cancels-fills",
+    /// Damage covers the record that it condemns and what is older.
+    DamageByPlace = "damage.by-place",
+
+    // Reclaim.
+
+    /// Only a segment that the backing device has is reclaimed.
+    ReclaimClean = "reclaim.clean",
+    /// A record leaves the index only where it is still the newest.
+    ReclaimOwn = "reclaim.own",
+    /// Zeroes leave the overlay only where they are the victim's own.
+    ReclaimOwnZeroes = "reclaim.own-zeroes",
+    /// A quarantine that is still needed is recorded again at the head.
+    ReclaimCarry = "reclaim.carry",
+    /// What cannot be read may have been a quarantine: older damage is recorded again.
+    ReclaimCarryUnreadable = "reclaim.carry-unreadable",
+    /// A segment whose quarantines found no space stays.
+    ReclaimStuck = "reclaim.stuck",
+    /// The tail: its first slot is durable before the second is touched.
+    TailFirstFence = "tail.first.fence",
+    /// The tail stands in both slots: an older one names a segment that is used anew.
+    TailSecond = "tail.second",
+    /// The new tail is durable before the segment returns to the pool.
+    TailFence = "tail.fence",
+    /// The segment returns to the pool after the tail was stored.
+    TailBeforeRelease = "tail.before-release",
+    /// The tail says with which sequence number the log begins.
+    TailSequence = "tail.sequence",
+    /// A second chance is given only to what is still the newest.
+    ChanceCurrent = "second-chance.current",
+    /// A second chance is given only to what is still the newest when it was copied.
+    ChanceStillCurrent = "second-chance.still-current",
+    /// A segment with readers goes to the pool when the last of them is done.
+    RetireWaits = "retire.waits-for-readers",
+    /// As many segments as there are lanes are kept back for what must make progress.
+    PoolReserve = "pool.reserve",
+    /// What is left of a segment that was taken from the reserve is for quarantines.
+    PoolOpenFromReserve = "pool.open-from-reserve",
+    /// Who waits for space is woken when there is some.
+    PoolWakes = "pool.wakes",
+
+    // Recovery.
+
+    /// Segments before the tail are free, whatever their headers say.
+    RecoveryTail = "recovery.tail",
+    /// Of two segments with one place in the log that of the later run counts.
+    RecoveryLaterRun = "recovery.later-run",
+    /// A gap in the ordinals is damage.
+    RecoveryOrdinals = "recovery.ordinals",
+    /// A gap in the sequence numbers between segments is damage.
+    RecoverySequences = "recovery.sequences",
+    /// A record counts only with the sequence number that is expected.
+    RecoverySequence = "recovery.sequence",
+    /// A successor's header ends what its predecessor holds: a dropped record does not come back.
+    RecoveryLimit = "recovery.limit",
+    /// A record that fails before one that can be read is damage.
+    RecoveryLater = "recovery.later-record",
+    /// A record that fails and has a mark is damage.
+    RecoveryMark = "recovery.mark",
+    /// A lane whose head segment is gone, by the evidence of its mark, is damaged.
+    RecoveryHeadLost = "recovery.head-lost",
+    /// The last record is applied only if its data is whole: it may be torn.
+    RecoveryWhole = "recovery.whole",
+    /// A quarantine has effect at the place of the record that it condemns.
+    RecoveryCondemned = "recovery.condemned",
+    /// A quarantine whose record was reclaimed has effect before everything that is left.
+    RecoveryCondemnedBefore = "recovery.condemned-before",
+    /// What a lost record may have held is damaged.
+    RecoveryLost = "recovery.lost",
+    /// A loss that nothing on media notes yet is noted.
+    RecoveryLostNoted = "recovery.lost.noted",
+    /// A write after recovery heals damage that it overwrites, in replay too.
+    RecoveryHeals = "recovery.heals",
+    /// New records have sequence numbers above the lane's mark.
+    RecoverySequenceAboveMark = "recovery.sequence-above-mark",
+    /// New segments have ordinals above that of a lost head.
+    RecoveryOrdinalAboveLost = "recovery.ordinal-above-lost",
+    /// Each recovery begins a run of its own.
+    RecoveryRun = "recovery.run",
+    /// After a recovery a lane writes into a new segment: a dropped record can't come back when later stores fall around it.
+    RecoveryNewSegment = "recovery.new-segment",
+    /// A segment that recovery opens again takes no data, which could complete a dropped record.
+    RecoveryReopenNoData = "recovery.reopen.no-data",
+    /// A full cache goes on in its last segments, so that quarantines can be carried.
+    RecoveryReopen = "recovery.reopen",
+    /// New epochs are above drained: they would count as clean.
+    EpochAboveDrained = "epoch.above-drained",
+    /// New epochs are above what a batch under way may have written.
+    EpochAboveVoid = "epoch.above-void",
+    /// New epochs are above those of marks.
+    EpochAboveMarks = "epoch.above-marks",
+    /// New epochs are above those of headers.
+    EpochAboveHeaders = "epoch.above-headers",
+    /// New epochs are above those of records: an old record would be written back with new ones.
+    EpochAboveRecords = "epoch.above-records",
+    /// New epochs are above those of records that were dropped.
+    EpochAboveDropped = "epoch.above-dropped",
+    /// Counters that no machine reaches are not counted on from.
+    RecoveryCounters = "recovery.counters",
+    /// Tails that recovery relied on are durable before anything is served, after a mere process crash.
+    RecoveryTailWriteBack = "recovery.tail.write-back",
+    /// Marks that recovery relied on are durable before anything is served, after a mere process crash.
+    RecoveryMarkWriteBack = "recovery.mark.write-back",
+    /// Drained is durable before anything relies on it, after a mere process crash.
+    RecoveryDrainedWriteBack = "recovery.drained.write-back",
+    /// Headers that recovery relied on are durable before anything is served, after a mere process crash.
+    RecoveryHeaderWriteBack = "recovery.header.write-back",
+    /// Copies of headers that recovery relied on are durable before anything is served, after a mere process crash.
+    RecoveryHeaderCopyWriteBack = "recovery.header-copy.write-back",
+    /// The last records of each lane are durable before they are served, after a mere process crash.
+    RecoveryRecordWriteBack = "recovery.record.write-back",
+    /// The data of the last records is durable before it is served, after a mere process crash.
+    RecoveryDataWriteBack = "recovery.data.write-back",
+    /// Completes the write-backs of recovery.
+    RecoveryFence = "recovery.fence",
+    /// A region whose stores failed takes no new tail and no new drained.
+    MaintainerStoreCheck = "maintainer.store-check",
+}

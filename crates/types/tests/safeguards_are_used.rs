@@ -1,0 +1,62 @@
+//! Every safeguard guards something, and nothing that fences, writes back or verifies goes round them.
+
+use cbd_types::Safeguard;
+use std::path::{Path, PathBuf};
+
+fn collect(directory: &Path, found: &mut Vec<(PathBuf, String)>) {
+    for entry in std::fs::read_dir(directory).expect("the crates stand side by side").flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            collect(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let text = std::fs::read_to_string(&path).expect("source is text");
+            found.push((path, text));
+        }
+    }
+}
+
+fn sources_of(names: &[&str]) -> Vec<(PathBuf, String)> {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut found = Vec::new();
+    names.iter().for_each(|name| collect(&crates.join(name).join("src"), &mut found));
+    found
+}
+
+#[test]
+fn every_safeguard_is_used_where_data_could_be_lost() {
+    let sources = sources_of(&["engine", "format", "pmem"]);
+    for known in Safeguard::ALL {
+        let word = format!("Safeguard::{known:?}");
+        let is_used = sources.iter().any(|(_, text)| {
+            text.match_indices(&word)
+                .any(|(at, _)| !text[at + word.len()..].starts_with(|next: char| next.is_alphanumeric()))
+        });
+        assert!(is_used, "{} ({known:?}) guards nothing", known.name());
+    }
+}
+
+/// [`cbd_types::Region`] asks for a name; the memory beneath it does not.
+#[test]
+fn the_engine_reaches_memory_through_a_region_only() {
+    for (path, text) in sources_of(&["engine"]) {
+        assert!(!text.contains(".memory()"), "{} goes round the names of fences", path.display());
+    }
+}
+
+/// What was read is `Unverified`, and each check that it passes has a name.
+#[test]
+fn the_format_compares_no_checksum_without_a_name() {
+    for (path, text) in sources_of(&["format"]) {
+        let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+        for (number, line) in code.lines().enumerate() {
+            let compares = line.contains("sum(") && (line.contains("==") || line.contains("!="));
+            let is_named = line.contains("Safeguard::") || line.contains("line[..4] == self.sum(line)");
+            assert!(
+                !compares || is_named,
+                "{}:{}: a checksum is compared without a name",
+                path.display(),
+                number + 1
+            );
+        }
+    }
+}
