@@ -31,6 +31,8 @@ Tasks:
                      the same with the long forms: more rounds, more kills, a seed of its own
   bench [GROUP..] [--json] [..]
                      builds the benchmarks and runs them; arguments are passed on
+  sim [--json] [--seed N] [--seeds N] [--seconds N] [--states N] [..]
+                     explores what crashes can leave, in simulated worlds
   man [DIRECTORY]    writes the man pages and shell completions (default: target/man)
   fsx FILE [--seed N] [--operations N] [--size BYTES] [--direct ALIGNMENT]
                      random operations on a file or block device, which is overwritten, compared with a model
@@ -48,6 +50,7 @@ fn main() -> ExitCode {
         "test" => flags::TestFlags::parse(rest).and_then(|flags| test::run(&flags, test::Length::Short)),
         "nightly" => flags::TestFlags::parse(rest).and_then(|flags| test::run(&flags, test::Length::Long)),
         "bench" => tasks::bench(rest),
+        "sim" => tasks::sim(rest),
         "man" => tasks::man(rest),
         "fsx" => tasks::exercise(rest),
         "help" | "--help" | "-h" => {

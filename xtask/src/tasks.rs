@@ -1,4 +1,4 @@
-//! The short tasks: benchmarks, man pages, the file exerciser.
+//! The short tasks: benchmarks, crash states, man pages, the file exerciser.
 
 use crate::flags::{self, Problem};
 use crate::fsx;
@@ -12,6 +12,15 @@ use std::process::Command;
 pub fn bench(arguments: &[String]) -> Result<bool, Problem> {
     build("cbd-bench")?;
     start(Command::new(program("cbd-bench")?).args(arguments))
+}
+
+/// Builds the explorer of crash states and runs it; arguments are its own, and so is standard output.
+///
+/// # Errors
+/// When it cannot be built or started.
+pub fn sim(arguments: &[String]) -> Result<bool, Problem> {
+    build("cbd-sim")?;
+    start(Command::new(program("cbd-sim")?).args(arguments))
 }
 
 /// Writes man pages and shell completions from the definition of the command line.

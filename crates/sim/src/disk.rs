@@ -204,6 +204,11 @@ impl SimDisk {
         self.with(|state| state.current.clone())
     }
 
+    /// Copies what a reader sees at `at` now, without an operation.
+    pub fn peek(&self, at: u64, into: &mut [u8]) {
+        self.with(|state| state.current.read(at, into));
+    }
+
     /// What is certain to survive a power cut.
     #[must_use]
     pub fn durable(&self) -> DiskImage {

@@ -9,10 +9,12 @@
 #![forbid(unsafe_code)]
 
 pub mod actor;
+pub mod campaign;
 pub mod crash;
 pub mod disk;
 mod disk_queue;
 pub mod environment;
+pub mod explorer;
 pub mod image;
 pub mod memory;
 pub mod oracle;

@@ -15,9 +15,12 @@
 //!
 //! Always true here: changes that overlap are never open at the same time (the client's duty, checked).
 
+mod expectation;
+
 use crate::image::DiskImage;
 use crate::pattern::Content;
 use cbd_types::{ByteRange, CHUNK};
+pub use expectation::Expectation;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 

@@ -70,6 +70,19 @@ pub enum Outlook {
     Stuck,
 }
 
+/// Opens the cache of `backend` as a process does that starts: it recovers.
+///
+/// # Errors
+/// What the engine says.
+pub fn recover(
+    environment: &Arc<SimEnvironment>,
+    memory: &CrashMemory,
+    backend: BackendId,
+) -> Result<Arc<Cache<SimEnvironment>>> {
+    act_as(ADMINISTRATOR);
+    Transport::open(Arc::clone(environment), Region::new(memory.clone()))?.open_cache(backend)
+}
+
 /// The process.
 pub struct Process {
     environment: Arc<SimEnvironment>,
@@ -97,9 +110,7 @@ impl Process {
         clients: usize,
         depth: usize,
     ) -> Result<Self> {
-        act_as(ADMINISTRATOR);
-        let transport = Transport::open(Arc::clone(&environment), Region::new(memory.clone()))?;
-        let cache = transport.open_cache(backend)?;
+        let cache = recover(&environment, memory, backend)?;
         let device = Arc::new(Device::cached(Arc::clone(&cache), disk.geometry()));
         let clients = (0..clients).map(|_| Client::new(&device, disk, depth)).collect();
         let maintainer_told = Arc::new(Told::default());

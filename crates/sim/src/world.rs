@@ -6,6 +6,7 @@
 //!
 //! Left to others: which worlds to run (the tests).
 
+mod branches;
 mod checks;
 mod crashes;
 mod making;
@@ -14,6 +15,7 @@ mod options;
 use crate::crash::until_crash;
 use crate::disk::{DiskFaults, SimDisk};
 use crate::environment::SimEnvironment;
+use crate::explorer::Explorer;
 use crate::memory::CrashMemory;
 use crate::oracle::{Moment, OpenChange, Oracle, Violation};
 use crate::pattern::Content;
@@ -64,6 +66,8 @@ pub struct World {
     /// Whether the region was damaged: reads may fail.
     is_damaged: bool,
     happened: Happened,
+    /// Looks at every moment, if somebody wants that.
+    explorer: Option<Explorer>,
 }
 
 impl World {
@@ -75,6 +79,7 @@ impl World {
     pub fn new(options: WorldOptions) -> Self {
         let mut random = Seeded::new(options.seed);
         let memory = CrashMemory::new(region_size(&options));
+        memory.set_kind(options.memory);
         let geometry = BackingGeometry {
             volatile_cache: options.volatile_cache,
             discard_zeroes: options.discard_zeroes,
@@ -104,6 +109,7 @@ impl World {
             recovery_place: None,
             is_damaged: false,
             happened: Happened::default(),
+            explorer: None,
             options,
         };
         world.set_faults(true);
@@ -181,6 +187,7 @@ impl World {
             if until_crash(|| self.turn()).is_err() {
                 self.crash();
             }
+            self.note_quiet_moment();
         }
         self.memory.never_crash();
     }
@@ -189,7 +196,7 @@ impl World {
     pub fn turn(&mut self) {
         if self.random.chance(self.options.maintenance_percent * 10) {
             for _ in 0..self.random.between(1, 4) {
-                self.process().maintain();
+                self.maintain();
             }
             self.note_drained();
             return;
@@ -274,6 +281,13 @@ impl World {
         true
     }
 
+    /// The maintainer does a step, if it has something to do.
+    fn maintain(&mut self) -> bool {
+        let went_on = self.process().maintain();
+        self.judge_points();
+        went_on
+    }
+
     fn poll(&mut self, client: usize) -> bool {
         let mut done = std::mem::take(&mut self.done);
         let polled = self.process().poll(client, &mut done);
@@ -283,6 +297,8 @@ impl World {
 
     /// Clients learn what has completed.
     fn deliver(&mut self, mut done: Vec<Completion>) {
+        // What was stored meanwhile was stored before they knew.
+        self.judge_points();
         for Completion { id, result, buffer } in done.drain(..) {
             let Some(asked) = self.asked.remove(&id) else {
                 self.complain(format!("request {id} completed twice, or was never asked for"));
@@ -356,7 +372,7 @@ impl World {
                 self.submit(wish)
             };
             let client = self.random.below(self.options.clients as u64) as usize;
-            let went_on = self.poll(client) | (self.random.chance(500) && self.process().maintain());
+            let went_on = self.poll(client) | (self.random.chance(500) && self.maintain());
             self.note_drained();
             if !asked && !went_on && self.process().outlook() != Outlook::Work && !self.asked.is_empty() {
                 self.let_time_pass();
@@ -406,7 +422,7 @@ impl World {
                 self.complain("goes round and round");
             }
             let client = turns % self.options.clients.max(1) as u64;
-            let went_on = (client > 0 && self.poll(client as usize)) | self.process().maintain();
+            let went_on = (client > 0 && self.poll(client as usize)) | self.maintain();
             if !went_on {
                 self.let_time_pass();
             }
@@ -440,7 +456,7 @@ impl World {
     /// The maintainer goes on until it waits for something that does not come by itself.
     pub fn maintain_until_idle(&mut self) {
         let mut steps = 0;
-        while self.process().maintain() {
+        while self.maintain() {
             steps += 1;
             if steps > 1_000_000 {
                 self.complain("the maintainer goes round and round");

@@ -22,7 +22,7 @@ pub struct OpenLine {
 impl OpenLine {
     /// What a program sees.
     #[must_use]
-    pub fn new(&self) -> &Line {
+    pub fn newest(&self) -> &Line {
         self.versions.last().unwrap_or(&self.old)
     }
 
@@ -30,7 +30,7 @@ impl OpenLine {
     #[must_use]
     pub fn torn(&self, mask: u8) -> Line {
         let mut line = self.old;
-        let words = line.chunks_exact_mut(8).zip(self.new().chunks_exact(8));
+        let words = line.chunks_exact_mut(8).zip(self.newest().chunks_exact(8));
         for (_, (word, new)) in words.enumerate().filter(|(at, _)| mask & (1 << at) != 0) {
             word.copy_from_slice(new);
         }
@@ -53,9 +53,9 @@ impl CrashMemory {
                     OpenLine { at, old, versions: Vec::new() }
                 });
                 let Some(both) = store.range().intersection(&ByteRange::at(at, LINE)) else { continue };
-                let mut next = *line.new();
+                let mut next = *line.newest();
                 next[(both.start - at) as usize..(both.end - at) as usize].copy_from_slice(store.part(both));
-                if next != *line.new() {
+                if next != *line.newest() {
                     line.versions.push(next);
                 }
             }

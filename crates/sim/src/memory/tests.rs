@@ -158,7 +158,7 @@ fn a_line_is_open_until_it_is_fenced_by_its_actor() {
         [(0, 2), (960, 1)]
     );
     assert_eq!(lines[0].old, [0; 64]);
-    assert_eq!(lines[0].new()[..24], [[1; 8], [2; 8], [1; 8]].concat());
+    assert_eq!(lines[0].newest()[..24], [[1; 8], [2; 8], [1; 8]].concat());
     memory.fence();
     assert_eq!(memory.open_lines().iter().map(|line| line.at).collect::<Vec<_>>(), [0]);
 }
@@ -179,7 +179,7 @@ fn a_cut_leaves_the_chosen_lines_and_the_living_go_on() {
     memory.store(0, &[1; 192]);
     let lines = memory.open_lines();
     let torn = lines[1].torn(0b0000_0010);
-    let after = memory.cut_to([(0, lines[0].new()), (64, &torn)]);
+    let after = memory.cut_to([(0, lines[0].newest()), (64, &torn)]);
     assert_eq!(load::<64>(&after, 0), [1; 64]);
     assert_eq!(load::<24>(&after, 64)[..], [[0; 8], [1; 8], [0; 8]].concat());
     assert_eq!(load::<64>(&after, 128), [0; 64]);

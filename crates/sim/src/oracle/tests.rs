@@ -174,3 +174,57 @@ fn a_torn_sector_is_never_legal() {
     assert!(oracle.moment_of(&torn, 0).is_err());
     assert!(oracle.check_everything(&torn).is_err());
 }
+
+/// Sectors 0 to 7, each written with its own content, and a write of the first four that is open.
+fn with_an_open_write() -> (Oracle, Vec<u8>, Vec<u8>) {
+    let mut oracle = Oracle::new(8 * 512, 512, 4096);
+    let range = ByteRange { start: 0, end: 8 * 512 };
+    let content = oracle.fresh_content();
+    let old = oracle.payload(range, content);
+    let change = oracle.submit(range, content);
+    oracle.complete(change, false);
+    let content = oracle.fresh_content();
+    let half = ByteRange { start: 0, end: 4 * 512 };
+    let mut new = old.clone();
+    new[..4 * 512].copy_from_slice(&oracle.payload(half, content));
+    oracle.submit(half, content);
+    (oracle, old, new)
+}
+
+fn compare(oracle: &Oracle, device: &[u8]) -> Result<u64, Violation> {
+    oracle.expectation(1024).compare(|range, into| {
+        into.copy_from_slice(&device[range.start as usize..range.end as usize]);
+        Ok(())
+    })
+}
+
+#[test]
+fn an_open_write_is_expected_whole_or_not_at_all() {
+    let (oracle, old, new) = with_an_open_write();
+    let (without, with) = (compare(&oracle, &old), compare(&oracle, &new));
+    assert!(without.is_ok() && with.is_ok() && without != with);
+    let mut part = old.clone();
+    part[..512].copy_from_slice(&new[..512]);
+    assert!(compare(&oracle, &part).is_err());
+}
+
+#[test]
+fn what_was_acknowledged_is_expected() {
+    let (oracle, old, _) = with_an_open_write();
+    let mut lost = old.clone();
+    lost[7 * 512..].copy_from_slice(&Content::fresh_disk(8 * 512, 512)[7 * 512..]);
+    assert!(compare(&oracle, &lost).is_err());
+    let mut torn = old;
+    torn[5 * 512] ^= 1;
+    assert!(compare(&oracle, &torn).is_err());
+}
+
+#[test]
+fn the_same_contents_have_the_same_number() {
+    let (mut oracle, old, new) = with_an_open_write();
+    let expected = (compare(&oracle, &old), compare(&oracle, &new));
+    let open = oracle.open.keys().copied().next().expect("one is open");
+    oracle.complete(open, false);
+    assert_eq!(compare(&oracle, &new), expected.1);
+    assert!(compare(&oracle, &old).is_err());
+}

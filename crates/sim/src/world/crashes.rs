@@ -18,6 +18,7 @@ impl World {
 
     /// Ends the process here, one way or the other, and brings up the next one.
     pub fn crash(&mut self) {
+        self.judge_points();
         loop {
             let seed = self.random.next();
             if self.random.chance(500) {
@@ -48,15 +49,30 @@ impl World {
         if let Some(place) = self.recovery_place.take().or(place) {
             self.memory.crash_after(place, self.random.next());
         }
-        if until_crash(|| self.open()).is_err() {
+        if let Some(explorer) = &self.explorer {
+            explorer.watch(&self.memory, &self.disk);
+        }
+        let crashed = until_crash(|| self.open()).is_err();
+        self.judge_points();
+        if crashed {
             return false;
         }
         self.memory.never_crash();
+        self.take_over();
+        true
+    }
+
+    /// Brings up the first process of a branch.
+    pub(super) fn bring_up(&mut self) {
+        self.open();
+        self.take_over();
+    }
+
+    fn take_over(&mut self) {
         if self.options.consistency == Consistency::Strict || self.random.chance(500) {
             self.judge_backing();
         }
-        self.settle();
-        true
+        self.unwatched(Self::settle);
     }
 
     /// Finds out what became of the requests that the last process left behind.

@@ -1,5 +1,6 @@
 //! What worlds are made of, and what happened in them.
 
+use crate::memory::MemoryKind;
 use crate::random::Seeded;
 use crate::workload::Mix;
 use cbd_engine::Consistency;
@@ -23,6 +24,8 @@ pub struct WorldOptions {
     pub data_crc: bool,
     /// Order of writeback.
     pub consistency: Consistency,
+    /// What the memory promises.
+    pub memory: MemoryKind,
     /// Number of clients.
     pub clients: usize,
     /// Most requests that the clients have under way together.
@@ -63,6 +66,7 @@ impl WorldOptions {
             lanes_max: 16,
             data_crc: true,
             consistency,
+            memory: MemoryKind::Ordinary,
             clients: 2,
             in_flight_max: 6,
             read_errors_permille: 0,

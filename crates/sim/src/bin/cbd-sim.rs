@@ -1,0 +1,166 @@
+//! `cbd-sim`: explores crash states and says what was found; `cargo xtask sim` runs it.
+#![forbid(unsafe_code)]
+
+use cbd_sim::campaign::{self, Outcome, Plan};
+use cbd_sim::explorer::{Effort, Finding, Tally};
+use serde_json::{Value, json};
+use std::process::ExitCode;
+use std::time::Duration;
+
+const USAGE: &str = "\
+Usage: cargo xtask sim [OPTION..]
+
+Explores what crashes can leave, and compares what comes up with what must be there.
+
+  --seed N       first seed (default 1)
+  --seeds N      most seeds for each kind of world
+  --seconds N    begin no world after so many seconds
+  --states N     begin no world after so many crash states (default 200000, unless another limit is given)
+  --world NAME   only this kind of world
+  --point N      only this moment of each history
+  --long         every subset of the open lines at every moment, not at a share of them
+  --threads N    default: all cores
+  --json         figures as JSON on standard output; progress goes to standard error
+";
+
+struct Options {
+    plan: Plan,
+    long: bool,
+    json: bool,
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let options = match parse(&arguments) {
+        Ok(options) => options,
+        Err(text) => {
+            eprintln!("sim: {text}\n\n{USAGE}");
+            return ExitCode::from(2);
+        }
+    };
+    let outcome = campaign::run(&options.plan, |tally, elapsed| {
+        eprintln!(
+            "{:4} s: {} histories, {} crash states, {} distinct, {} violations",
+            elapsed.as_secs(),
+            tally.histories,
+            tally.crash_states(),
+            tally.distinct.len(),
+            tally.findings.len()
+        );
+    });
+    for finding in &outcome.tally.findings {
+        eprintln!("violation: {} ({})\n  repeat: {}", finding.text, finding.state, repeat(finding, &options));
+    }
+    let figures = figures(&outcome, &options);
+    if options.json {
+        println!("{figures:#}");
+    } else {
+        print(&figures);
+    }
+    if outcome.tally.findings.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn parse(arguments: &[String]) -> Result<Options, String> {
+    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let mut plan = Plan {
+        seed: 1,
+        seeds: None,
+        limit: None,
+        states: None,
+        world: None,
+        point: None,
+        effort: Effort { exhausted_permille: 60, ..Effort::default() },
+        threads,
+    };
+    let (mut long, mut json) = (false, false);
+    let mut rest = arguments.iter();
+    while let Some(argument) = rest.next() {
+        let mut value = || rest.next().ok_or_else(|| format!("{argument} needs a value"));
+        let number = |text: &String| text.parse::<u64>().map_err(|_| format!("{argument} needs a number"));
+        match argument.as_str() {
+            "--seed" => plan.seed = number(value()?)?,
+            "--seeds" => plan.seeds = Some(number(value()?)?),
+            "--seconds" => plan.limit = Some(Duration::from_secs(number(value()?)?)),
+            "--states" => plan.states = Some(number(value()?)?),
+            "--point" => plan.point = Some(number(value()?)?),
+            "--threads" => plan.threads = number(value()?)? as usize,
+            "--world" => plan.world = Some(value()?.clone()),
+            "--long" => long = true,
+            "--json" => json = true,
+            other => return Err(format!("unknown option '{other}'")),
+        }
+    }
+    if long {
+        plan.effort = Effort::default();
+    }
+    if let Some(name) = &plan.world
+        && campaign::kinds().iter().all(|kind| kind.name != name)
+    {
+        let known: Vec<&str> = campaign::kinds().iter().map(|kind| kind.name).collect();
+        return Err(format!("there is no world '{name}'; there are {}", known.join(", ")));
+    }
+    if plan.seeds.is_none() && plan.limit.is_none() && plan.states.is_none() {
+        plan.states = Some(200_000);
+    }
+    Ok(Options { plan, long, json })
+}
+
+/// The command that shows a finding again, and nothing else.
+fn repeat(finding: &Finding, options: &Options) -> String {
+    let mut command = format!("cargo xtask sim --world {} --seed {} --seeds 1", finding.world, finding.seed);
+    if let Some(point) = finding.point {
+        command.push_str(&format!(" --point {point}"));
+    }
+    if options.long {
+        command.push_str(" --long");
+    }
+    command
+}
+
+fn figures(outcome: &Outcome, options: &Options) -> Value {
+    let Tally { histories, points, points_exhausted, equivalent_states, states, faults, rare, .. } =
+        &outcome.tally;
+    let seconds = outcome.elapsed.as_secs_f64();
+    let violations: Vec<Value> = outcome
+        .tally
+        .findings
+        .iter()
+        .map(|finding| {
+            json!({ "what": finding.text, "state": finding.state, "repeat": repeat(finding, options) })
+        })
+        .collect();
+    json!({
+        "first_seed": outcome.seeds.0,
+        "last_seed": outcome.seeds.1,
+        "seeds": outcome.seeds.1 - outcome.seeds.0 + 1,
+        "histories": histories,
+        "points": points,
+        "points_exhausted": points_exhausted,
+        "crash_states": outcome.tally.crash_states(),
+        "crash_states_by_kind": states,
+        "equivalent_states": equivalent_states,
+        "distinct_recovered_states": outcome.tally.distinct.len(),
+        "faults": faults,
+        "rare_paths": rare,
+        "violations": violations.len(),
+        "violations_found": violations,
+        "seconds": (seconds * 10.0).round() / 10.0,
+        "threads": options.plan.threads,
+        "crash_states_per_second": (outcome.tally.crash_states() as f64 / seconds.max(0.001)).round(),
+    })
+}
+
+/// The same for people.
+fn print(figures: &Value) {
+    for (name, value) in figures.as_object().into_iter().flatten() {
+        match value.as_object() {
+            Some(parts) => {
+                println!("{name}:");
+                for (name, value) in parts {
+                    println!("    {name:36} {value}");
+                }
+            }
+            None => println!("{name:40} {value}"),
+        }
+    }
+}

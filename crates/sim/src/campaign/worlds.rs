@@ -1,0 +1,104 @@
+//! The worlds that are explored: small, so that a state costs little, and each with another thing made hard.
+
+use crate::memory::MemoryKind;
+use crate::random::Seeded;
+use crate::workload::Mix;
+use crate::world::WorldOptions;
+use cbd_engine::Consistency;
+use cbd_types::CHUNK;
+
+/// A kind of world.
+#[derive(Clone, Copy, Debug)]
+pub struct Kind {
+    /// What it is called on the command line.
+    pub name: &'static str,
+    /// The world with a seed.
+    pub options: fn(u64) -> WorldOptions,
+    /// Most turns before anybody looks.
+    warm_up_max: u64,
+    /// Turns that are looked at.
+    pub turns: u64,
+}
+
+impl Kind {
+    /// Turns before anybody looks: some worlds are young, others have been full for long.
+    #[must_use]
+    pub fn warm_up(&self, seed: u64) -> u64 {
+        let mut random = Seeded::new(seed ^ 0x77a2);
+        if random.chance(250) { 0 } else { random.below(self.warm_up_max) }
+    }
+}
+
+/// Small writes, and every kind of request.
+const MIX: Mix = Mix { large_permille: 4, flush: 10, discard: 5, write_zeroes: 6, ..Mix::ALL };
+/// Many epochs.
+const FLUSHING: Mix = Mix { flush: 25, fua_permille: 200, ..MIX };
+
+/// One lane of eight segments before little more than a chunk.
+fn one_lane(seed: u64, consistency: Consistency) -> WorldOptions {
+    WorldOptions {
+        size: CHUNK + 64 * 1024 + 512,
+        segments: 9,
+        lanes_max: 1,
+        mix: MIX,
+        crash_permille: *Seeded::new(seed ^ 0x3c).pick(&[0, 10, 40]),
+        ..WorldOptions::small(seed, consistency)
+    }
+}
+
+/// Two lanes.
+fn two_lanes(seed: u64, consistency: Consistency) -> WorldOptions {
+    WorldOptions {
+        size: 2 * CHUNK + 64 * 1024 + 512,
+        segments: 17,
+        lanes_max: 2,
+        ..one_lane(seed, consistency)
+    }
+}
+
+/// All kinds.
+#[must_use]
+pub fn kinds() -> Vec<Kind> {
+    let kind = |name, options: fn(u64) -> WorldOptions| Kind { name, options, warm_up_max: 500, turns: 60 };
+    vec![
+        kind("strict", |seed| one_lane(seed, Consistency::Strict)),
+        kind("strict-two-lanes", |seed| two_lanes(seed, Consistency::Strict)),
+        kind("checkpoint", |seed| one_lane(seed, Consistency::Checkpoint)),
+        kind("none", |seed| one_lane(seed, Consistency::None)),
+        kind("flushing", |seed| WorldOptions { mix: FLUSHING, ..two_lanes(seed, Consistency::Strict) }),
+        kind("flushing-checkpoint", |seed| WorldOptions {
+            mix: FLUSHING,
+            ..two_lanes(seed, Consistency::Checkpoint)
+        }),
+        kind("no-checksums", |seed| WorldOptions { data_crc: false, ..one_lane(seed, Consistency::Strict) }),
+        kind("settings", |seed| WorldOptions { vary_settings: true, ..two_lanes(seed, Consistency::Strict) }),
+        kind("failing-disk", |seed| WorldOptions {
+            read_errors_permille: 100,
+            write_errors_permille: 300,
+            ..one_lane(seed, Consistency::Strict)
+        }),
+        kind("full", |seed| WorldOptions { maintenance_percent: 3, ..one_lane(seed, Consistency::Strict) }),
+        kind("discards", |seed| WorldOptions {
+            mix: Mix { discard: 20, write_zeroes: 20, ..MIX },
+            discard_zeroes: seed.is_multiple_of(2),
+            ..two_lanes(seed, Consistency::Strict)
+        }),
+        kind("large-sectors", |seed| WorldOptions {
+            sector: 4096,
+            size: CHUNK + 5 * 4096,
+            ..one_lane(seed, Consistency::Strict)
+        }),
+        kind("persistent-caches", |seed| WorldOptions {
+            memory: MemoryKind::PersistentCaches,
+            ..one_lane(seed, Consistency::Strict)
+        }),
+        kind("whole-lines", |seed| WorldOptions {
+            memory: MemoryKind::WholeLines,
+            ..one_lane(seed, Consistency::Checkpoint)
+        }),
+        kind("no-volatile-cache", |seed| WorldOptions {
+            volatile_cache: false,
+            ..one_lane(seed, Consistency::Strict)
+        }),
+    ]
+}

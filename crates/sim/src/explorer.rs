@@ -1,0 +1,414 @@
+//! Tries every end of a history: at each fence, and at moments between, what a power cut or a crash of the process can
+//! leave is recovered and compared with what must be there.
+//!
+//! Always true here:
+//! - a moment is judged by what the clients knew then: what a call in progress will have acknowledged is still open;
+//! - what is tried at a moment follows from the world's seed and the number of the moment alone, so one of them can be
+//!   repeated without the others;
+//! - a state that differs from one that was tried only in bytes which that one never read is not tried again: nothing
+//!   could come out differently.
+//!
+//! Left to others: which worlds to explore ([`crate::campaign`]), and what is legal ([`crate::Oracle`]).
+
+mod fates;
+mod judge;
+mod tally;
+
+use crate::crash::until_crash;
+use crate::disk::SimDisk;
+use crate::memory::{CrashMemory, Keep, OpenLine};
+use crate::oracle::Violation;
+use crate::random::{Seeded, mix};
+use crate::world::World;
+use fates::Fate;
+pub(crate) use judge::Expected;
+use judge::Recovered;
+use parking_lot::Mutex;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+pub use tally::{Counts, Finding, Tally};
+
+/// Bytes of the pieces in which contents are compared: what the engine reads in one piece where segments are smallest.
+const UNIT: u64 = 16 << 10;
+
+/// How much is tried at each moment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Effort {
+    /// Every subset of the open lines while there are at most this many.
+    pub lines_max: usize,
+    /// Moments out of a thousand with more than six open lines of which every subset is tried; of the others, samples.
+    pub exhausted_permille: u64,
+    /// Beyond, every subset of the lines that recovery reads while they are at most this many.
+    pub lines_read_max: usize,
+    /// Further states of many lines.
+    pub sampled: u64,
+    /// States with torn lines, and with a version between the oldest and the newest.
+    pub torn: u64,
+    /// States with an open line that cannot be read.
+    pub poisoned: u64,
+    /// Stores out of a thousand at which a moment is looked at.
+    pub stores_permille: u64,
+    /// States out of a thousand that are crashed once more after their recovery, which must change nothing.
+    pub again_permille: u64,
+    /// States out of a thousand whose recovery is crashed.
+    pub recovery_permille: u64,
+    /// States out of a thousand with which a world goes on.
+    pub go_on_permille: u64,
+}
+
+impl Default for Effort {
+    fn default() -> Self {
+        Self {
+            lines_max: 12,
+            exhausted_permille: 1000,
+            lines_read_max: 6,
+            sampled: 24,
+            torn: 3,
+            poisoned: 2,
+            stores_permille: 30,
+            again_permille: 100,
+            recovery_permille: 100,
+            go_on_permille: 10,
+        }
+    }
+}
+
+/// Turns out of a thousand behind which a moment is looked at.
+const QUIET_PERMILLE: u64 = 100;
+
+/// Few enough lines that all subsets are always tried.
+const FEW_LINES: usize = 6;
+
+/// A moment of a history.
+struct Point {
+    memory: CrashMemory,
+    disk: SimDisk,
+}
+
+/// Looks at the moments of one history.
+pub struct Explorer {
+    name: &'static str,
+    seed: u64,
+    effort: Effort,
+    /// The only moment that is looked at, if one is to be repeated.
+    only: Option<u64>,
+    points: Arc<Mutex<Vec<Point>>>,
+    /// Decides about quiet moments, and about nothing else.
+    random: Seeded,
+    number: u64,
+    tally: Tally,
+}
+
+impl Explorer {
+    /// An explorer of the world `name` with `seed`; with `only`, of one of its moments.
+    #[must_use]
+    pub fn new(name: &'static str, seed: u64, effort: Effort, only: Option<u64>) -> Self {
+        let points = Arc::new(Mutex::new(Vec::new()));
+        let random = Seeded::new(mix(seed));
+        Self { name, seed, effort, only, points, random, number: 0, tally: Tally::default() }
+    }
+
+    /// What was seen.
+    #[must_use]
+    pub fn into_tally(self) -> Tally {
+        self.tally
+    }
+
+    /// From now on the moments of this memory are noted.
+    pub(crate) fn watch(&self, memory: &CrashMemory, disk: &SimDisk) {
+        let (points, disk) = (Arc::clone(&self.points), disk.clone());
+        memory.watch(self.effort.stores_permille, self.seed, move |memory| {
+            points.lock().push(Point { memory, disk: disk.fork() });
+        });
+    }
+
+    /// Notes this moment, at which nothing is stored, by chance.
+    pub(crate) fn note(&mut self, memory: &CrashMemory, disk: &SimDisk) {
+        if !self.random.chance(QUIET_PERMILLE) {
+            return;
+        }
+        self.points.lock().push(Point { memory: memory.fork(), disk: disk.fork() });
+    }
+
+    /// Judges the moments that came since the last call, all of them at a time when the clients of `world` knew nothing more
+    /// than they do now.
+    pub(crate) fn judge(&mut self, world: &World) {
+        let points = std::mem::take(&mut *self.points.lock());
+        if points.is_empty() {
+            return;
+        }
+        // Made when the first moment is judged that is wanted.
+        let mut contents = None;
+        for point in points {
+            self.number += 1;
+            if self.only.is_none_or(|only| only == self.number) {
+                let contents = contents.get_or_insert_with(|| world.oracle().expectation(UNIT));
+                Moment {
+                    world,
+                    point: &point,
+                    lines: point.memory.open_lines(),
+                    expected: world.expected(contents),
+                    random: Seeded::new(mix(self.seed ^ mix(self.number))),
+                    explorer: self,
+                }
+                .explore();
+            }
+        }
+    }
+
+    /// The whole history went wrong.
+    pub(crate) fn history_failed(&mut self, text: String) {
+        let finding = Finding {
+            world: self.name.to_owned(),
+            seed: self.seed,
+            point: None,
+            state: String::from("the history itself"),
+            text,
+        };
+        self.tally.findings.push(finding);
+    }
+}
+
+/// A moment while it is explored.
+struct Moment<'a> {
+    world: &'a World,
+    point: &'a Point,
+    lines: Vec<OpenLine>,
+    expected: Expected<'a>,
+    random: Seeded,
+    explorer: &'a mut Explorer,
+}
+
+impl Moment<'_> {
+    fn explore(mut self) {
+        self.explorer.tally.points += 1;
+        self.crash_process();
+        let effort = self.explorer.effort;
+        let count = self.lines.len();
+        let all = count <= FEW_LINES || self.random.chance(effort.exhausted_permille);
+        if count <= effort.lines_max && all {
+            self.explorer.tally.points_exhausted += 1;
+            self.try_all_subsets();
+        } else {
+            let read = self.lines_read();
+            for fate in fates::sampled(&self.lines, &read, &effort, &mut self.random) {
+                self.cut(&fate);
+            }
+        }
+        for fate in fates::hostile(&self.lines, &effort, &mut self.random) {
+            self.cut(&fate);
+        }
+    }
+
+    fn try_all_subsets(&mut self) {
+        // What earlier states read, and what they found there: they stand for all that agree with them in it.
+        let mut known: Vec<(u64, u64)> = Vec::new();
+        for subset in 0..1_u64 << self.lines.len() {
+            if known.iter().any(|(read, found)| subset & read == *found) {
+                self.explorer.tally.equivalent_states += 1;
+                continue;
+            }
+            let read = self.cut(&Fate::subset(&self.lines, subset));
+            known.push((read, subset & read));
+        }
+    }
+
+    /// Which of the open lines recovery looks at, when all of them or none of them are there.
+    fn lines_read(&mut self) -> Vec<bool> {
+        let disk = self.disk_after_power_cut();
+        let mut read = vec![false; self.lines.len()];
+        for all in [false, true] {
+            let left = self
+                .point
+                .memory
+                .cut_to(self.lines.iter().filter(|_| all).map(|line| (line.at, line.newest())));
+            left.trace_loads();
+            let seed = self.random.next();
+            if self.guarded("sampled", |moment| moment.expected.judge(seed, &left, &disk)).is_some() {
+                for (read, line) in read.iter_mut().zip(&self.lines) {
+                    *read |= left.was_loaded(line.at);
+                }
+            }
+        }
+        read
+    }
+
+    fn disk_after_power_cut(&mut self) -> SimDisk {
+        let disk = self.point.disk.fork();
+        disk.power_cut(self.random.next());
+        disk
+    }
+
+    /// Cuts the power so, and returns which of the lines recovery and the clients behind it have read.
+    fn cut(&mut self, fate: &Fate) -> u64 {
+        let disk = self.disk_after_power_cut();
+        let left = fate.apply(&self.point.memory, &self.lines);
+        let before = left.fork();
+        left.trace_loads();
+        let seed = self.random.next();
+        let Some(found) = self.guarded(fate.kind, |moment| moment.expected.judge(seed, &left, &disk)) else {
+            // What it has read is not known: it stands for itself alone.
+            return u64::MAX;
+        };
+        let read = self.lines.iter().enumerate().take(64);
+        let read = read.fold(0, |read, (at, line)| read | u64::from(left.was_loaded(line.at)) << at);
+        self.follow(&before, &left, &disk, &found);
+        read
+    }
+
+    /// The process dies at this moment, and its successor finds all that it stored. Then the power goes, too.
+    fn crash_process(&mut self) {
+        let disk = self.point.disk.fork();
+        disk.process_crash(self.random.next());
+        let left = self.point.memory.fork().process_crash();
+        let before = left.fork();
+        let seed = self.random.next();
+        let judged = self.guarded("process crash", |moment| moment.expected.judge(seed, &left, &disk));
+        let Some(found) = judged else { return };
+        self.again("process crash, then power cut", &left, &disk, &found, false);
+        self.follow(&before, &left, &disk, &found);
+    }
+
+    /// What may come after a recovery, by chance.
+    fn follow(&mut self, before: &CrashMemory, left: &CrashMemory, disk: &SimDisk, found: &Recovered) {
+        let effort = self.explorer.effort;
+        if self.random.chance(effort.again_permille) {
+            let by_crash = self.random.chance(500);
+            let kind = if by_crash { "power cut, then process crash" } else { "power cut twice" };
+            self.again(kind, left, disk, found, by_crash);
+        }
+        if self.random.chance(effort.recovery_permille) {
+            self.crash_in_recovery(before, disk, found);
+        }
+        if self.random.chance(effort.go_on_permille) {
+            self.go_on(before, disk);
+        }
+    }
+
+    /// A second crash right after a recovery: what was found once must be found again.
+    fn again(
+        &mut self,
+        kind: &'static str,
+        left: &CrashMemory,
+        disk: &SimDisk,
+        found: &Recovered,
+        process: bool,
+    ) {
+        let (memory, disk, seed) = (left.fork(), disk.fork(), self.random.next());
+        let memory = if process {
+            disk.process_crash(seed);
+            memory.process_crash()
+        } else {
+            disk.power_cut(seed);
+            memory.power_cut(seed, Keep::Any)
+        };
+        let contents = found.contents;
+        self.guarded(kind, |moment| {
+            let again = moment.expected.judge(seed, &memory, &disk)?;
+            same(contents, again)
+        });
+    }
+
+    /// The recovery of this state crashes somewhere, and is done again.
+    fn crash_in_recovery(&mut self, before: &CrashMemory, disk: &SimDisk, found: &Recovered) {
+        let contents = found.contents;
+        // Whether anything can still be lost: then the second recovery may find another of the legal states.
+        let is_settled = before.open_lines().is_empty();
+        let (seed, place, process) = (self.random.next(), self.random.between(1, 4), self.random.chance(500));
+        let (memory, disk) = (before.fork(), disk.fork());
+        memory.crash_after(place, seed);
+        let crashed = until_crash(|| {
+            let judged = self
+                .guarded("recovery that was to crash", |moment| moment.expected.judge(seed, &memory, &disk));
+            drop(judged);
+        });
+        if crashed.is_ok() {
+            return;
+        }
+        self.explorer.tally.rare("crash_in_recovery", 1);
+        let (kind, memory) = if process {
+            disk.process_crash(seed);
+            ("process crash in recovery", memory.process_crash())
+        } else {
+            disk.power_cut(seed);
+            ("power cut in recovery", memory.power_cut(seed, Keep::Any))
+        };
+        self.guarded(kind, |moment| {
+            let again = moment.expected.judge(seed, &memory, &disk)?;
+            if is_settled { same(contents, again) } else { Ok(again) }
+        });
+    }
+
+    /// A world lives on with this state: it works, crashes, and must have kept everything.
+    fn go_on(&mut self, before: &CrashMemory, disk: &SimDisk) {
+        let seed = self.random.next();
+        let turns = self.random.between(1, 30);
+        let (memory, disk) = (before.fork(), disk.fork());
+        let world = self.world;
+        let outcome = quietly(|| world.branch(memory, disk, seed).live_on(turns));
+        self.explorer.tally.state("went on");
+        match outcome {
+            Ok(happened) => self.explorer.tally.rare("crash_in_recovery", happened.crashes_in_recovery),
+            Err(text) => self.found("went on", text),
+        }
+    }
+
+    /// Judges a state; whatever goes wrong is noted.
+    fn guarded(
+        &mut self,
+        kind: &'static str,
+        judge: impl FnOnce(&mut Self) -> Result<Recovered, Violation>,
+    ) -> Option<Recovered> {
+        let judged = quietly(|| judge(self));
+        self.explorer.tally.state(kind);
+        match judged {
+            Ok(Ok(found)) => {
+                self.explorer.tally.distinct.insert(found.digest());
+                Some(found)
+            }
+            Ok(Err(violation)) => {
+                self.found(kind, violation.0);
+                None
+            }
+            Err(text) => {
+                self.found(kind, text);
+                None
+            }
+        }
+    }
+
+    fn found(&mut self, kind: &str, text: String) {
+        let finding = Finding {
+            world: self.explorer.name.to_owned(),
+            seed: self.explorer.seed,
+            point: Some(self.explorer.number),
+            state: kind.to_owned(),
+            text,
+        };
+        // One moment shows one mistake a hundred times.
+        if self.explorer.tally.findings.len() < 20 {
+            self.explorer.tally.findings.push(finding);
+        }
+    }
+}
+
+fn same(contents: u64, again: Recovered) -> Result<Recovered, Violation> {
+    if again.contents == contents {
+        Ok(again)
+    } else {
+        Err(Violation(String::from("a second recovery found other contents than the first")))
+    }
+}
+
+/// Runs `work`, and gives what it panicked with as text; a simulated crash goes on.
+pub(crate) fn quietly<T>(work: impl FnOnce() -> T) -> Result<T, String> {
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(value) => Ok(value),
+        Err(payload) if payload.is::<crate::CrashNow>() => std::panic::resume_unwind(payload),
+        Err(payload) => Err(payload
+            .downcast_ref::<String>()
+            .cloned()
+            .or_else(|| payload.downcast_ref::<&str>().map(|text| (*text).to_owned()))
+            .unwrap_or_else(|| String::from("a panic without text"))),
+    }
+}

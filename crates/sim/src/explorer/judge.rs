@@ -1,0 +1,89 @@
+//! Recovers one crash state and compares what came up with what must be there.
+
+use crate::actor::act_as;
+use crate::disk::SimDisk;
+use crate::environment::SimEnvironment;
+use crate::memory::CrashMemory;
+use crate::oracle::{Expectation, Violation};
+use crate::process::recover;
+use crate::random::mix;
+use cbd_engine::{Cache, CacheStatus};
+use cbd_types::{BackendId, ByteRange, Epoch};
+use std::sync::Arc;
+
+/// What must be there, whatever became of the lines.
+pub(crate) struct Expected<'a> {
+    pub(crate) backend: BackendId,
+    pub(crate) contents: &'a Expectation,
+    /// The backing device had everything up to this epoch, and somebody was told.
+    pub(crate) drained: Epoch,
+    pub(crate) clock_ms: u64,
+}
+
+/// What came up.
+pub(super) struct Recovered {
+    pub(super) status: CacheStatus,
+    /// Stands for all bytes.
+    pub(super) contents: u64,
+}
+
+impl Recovered {
+    /// One number for all that a client can see.
+    pub(super) fn digest(&self) -> u64 {
+        let status = &self.status;
+        let seen = [
+            status.epoch.0,
+            status.drained_epoch.0,
+            status.dirty_bytes,
+            status.dirty_records,
+            u64::from(status.free_segments),
+            u64::from(status.backing_is_consistent),
+            status.damaged.len() as u64,
+        ];
+        seen.into_iter().fold(self.contents, |digest, number| mix(digest ^ mix(number.wrapping_add(1))))
+    }
+}
+
+impl Expected<'_> {
+    /// Recovers what is in `memory`, on `disk`, and compares.
+    pub(super) fn judge(
+        &self,
+        seed: u64,
+        memory: &CrashMemory,
+        disk: &SimDisk,
+    ) -> Result<Recovered, Violation> {
+        let environment = Arc::new(SimEnvironment::new(seed, self.clock_ms));
+        let cache = recover(&environment, memory, self.backend)
+            .map_err(|error| Violation(format!("the cache does not open: {error}")))?;
+        let status = cache.status();
+        if status.drained_epoch < self.drained {
+            return Err(Violation(format!("drained fell from {} to {}", self.drained, status.drained_epoch)));
+        }
+        if !status.damaged.is_empty() {
+            return Err(Violation(format!("recovery found damage: {:?}", status.damaged)));
+        }
+        let contents = self.contents.compare(|range, into| read_all(&cache, range, into, disk))?;
+        Ok(Recovered { status, contents })
+    }
+}
+
+/// Reads through the engine; what it has not comes from the disk, and is not cached.
+fn read_all(
+    cache: &Cache<SimEnvironment>,
+    range: ByteRange,
+    into: &mut [u8],
+    disk: &SimDisk,
+) -> Result<(), Violation> {
+    // A reader that is not the process that recovered: what it reads must be fenced.
+    act_as(1);
+    let mut misses = Vec::new();
+    cache
+        .read(range, into, &mut misses)
+        .map_err(|error| Violation(format!("after recovery {range} cannot be read: {error}")))?;
+    for miss in misses {
+        let part = (miss.range.start - range.start) as usize..(miss.range.end - range.start) as usize;
+        disk.peek(miss.range.start, &mut into[part]);
+        cache.cancel_fill(miss);
+    }
+    Ok(())
+}

@@ -1,0 +1,96 @@
+//! What explorers count, so that a run can say what it has seen.
+
+use crate::world::Happened;
+use std::collections::{BTreeMap, HashSet};
+
+/// Something that was found wrong.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Finding {
+    /// The name of the world, and its seed.
+    pub world: String,
+    /// See there.
+    pub seed: u64,
+    /// The moment of the history, counted from 1; none where the history itself went wrong.
+    pub point: Option<u64>,
+    /// What the state was made by.
+    pub state: String,
+    /// What was wrong.
+    pub text: String,
+}
+
+/// Counts by name.
+pub type Counts = BTreeMap<&'static str, u64>;
+
+/// What was seen.
+#[derive(Clone, Default, Debug)]
+pub struct Tally {
+    /// Histories played.
+    pub histories: u64,
+    /// Moments that were looked at.
+    pub points: u64,
+    /// Of these, those of which every subset of the open lines was tried.
+    pub points_exhausted: u64,
+    /// States recovered and compared, by what made them.
+    pub states: Counts,
+    /// States that differ from one that was tried in nothing but bytes which that one never read.
+    pub equivalent_states: u64,
+    /// Faults that the worlds met, by kind.
+    pub faults: Counts,
+    /// How often each rare path was taken.
+    pub rare: Counts,
+    /// One number for each different outcome of a recovery.
+    pub distinct: HashSet<u64>,
+    /// What was found wrong.
+    pub findings: Vec<Finding>,
+}
+
+impl Tally {
+    /// Counts `count` more states of a kind.
+    pub fn state(&mut self, kind: &'static str) {
+        *self.states.entry(kind).or_default() += 1;
+    }
+
+    /// Counts a fault.
+    pub fn fault(&mut self, kind: &'static str, count: u64) {
+        *self.faults.entry(kind).or_default() += count;
+    }
+
+    /// Counts a rare path.
+    pub fn rare(&mut self, path: &'static str, count: u64) {
+        *self.rare.entry(path).or_default() += count;
+    }
+
+    /// Counts what happened in a world.
+    pub fn count_world(&mut self, happened: &Happened) {
+        self.fault("process_crash", happened.process_crashes);
+        self.fault("power_cut", happened.power_cuts);
+        self.fault("failed_read", happened.failed_reads);
+        self.rare("crash_in_recovery", happened.crashes_in_recovery);
+        self.rare("waited_for_space", happened.waited_for_space);
+        self.rare("orderly_stop", happened.stops);
+        self.rare("drain", happened.drains);
+    }
+
+    /// All states that were recovered and compared.
+    #[must_use]
+    pub fn crash_states(&self) -> u64 {
+        self.states.values().sum()
+    }
+
+    /// Adds what another one has seen.
+    pub fn add(&mut self, other: Self) {
+        self.histories += other.histories;
+        self.points += other.points;
+        self.points_exhausted += other.points_exhausted;
+        self.equivalent_states += other.equivalent_states;
+        for (mine, others) in
+            [(&mut self.states, other.states), (&mut self.faults, other.faults), (&mut self.rare, other.rare)]
+        {
+            for (name, count) in others {
+                *mine.entry(name).or_default() += count;
+            }
+        }
+        self.distinct.extend(other.distinct);
+        self.findings.extend(other.findings);
+    }
+}

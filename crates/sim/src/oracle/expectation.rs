@@ -1,0 +1,158 @@
+//! What the device may show after a crash at one moment, made once and compared with many recovered states.
+
+use super::{Oracle, Violation};
+use crate::pattern::Content;
+use crate::random::mix;
+use cbd_types::ByteRange;
+use std::collections::BTreeMap;
+
+/// A part of the device of which something was changed once.
+#[derive(Clone, Debug)]
+struct Unit {
+    range: ByteRange,
+    /// What it shows without the changes that are open.
+    bytes: Vec<u8>,
+    /// The contents of its sectors without the changes that are open, in one number.
+    digest: u64,
+}
+
+/// What may be found.
+#[derive(Clone, Debug)]
+pub struct Expectation {
+    sector: u64,
+    units: Vec<Unit>,
+    /// By sector: what stands there without open changes, and the open change with its content.
+    open: BTreeMap<u64, (Content, usize, Content)>,
+    /// The open changes: their range, and whether they are atomic.
+    changes: Vec<(ByteRange, bool)>,
+}
+
+/// Of an open change, a sector that shows it and one that does not.
+type Halves = (Option<u64>, Option<u64>);
+
+impl Oracle {
+    /// What the device may show after a crash now: all that was acknowledged, and of what is open an atomic change whole or
+    /// not at all and of others any sectors. Nothing is decided by this. The device is looked at in units of `unit` bytes, those
+    /// that hold sectors which were ever changed.
+    #[must_use]
+    pub fn expectation(&self, unit: u64) -> Expectation {
+        let mut open = BTreeMap::new();
+        let mut changes = Vec::new();
+        for change in self.open.values() {
+            for sector in self.sectors_of(change.range) {
+                let entries = self.sectors.get(&sector).map_or(&[][..], Vec::as_slice);
+                let before = entries.len().checked_sub(2).and_then(|at| entries.get(at));
+                let before = before.map_or(Content::INITIAL, |entry| entry.content);
+                open.insert(sector, (before, changes.len(), change.content));
+            }
+            changes.push((change.range, change.atomic));
+        }
+        let units = self.changed(unit).into_iter().map(|range| {
+            let mut bytes = self.fresh[range.start as usize..range.end as usize].to_vec();
+            let mut digest = 0_u64;
+            for (sector, entries) in self.sectors.range(self.sectors_of(range)) {
+                let standing = match open.get(sector) {
+                    Some((before, _, _)) => *before,
+                    None => entries.last().map_or(Content::INITIAL, |entry| entry.content),
+                };
+                let at = (sector * self.sector - range.start) as usize;
+                standing.fill(*sector, &mut bytes[at..at + self.sector as usize]);
+                digest = digest.wrapping_add(digest_of(*sector, standing));
+            }
+            Unit { range, bytes, digest }
+        });
+        Expectation { sector: self.sector, units: units.collect(), open, changes }
+    }
+}
+
+impl Expectation {
+    /// Compares all that was ever changed with what `read` finds, and returns a number that stands for the contents found.
+    ///
+    /// # Errors
+    /// The first sector that shows something else, an atomic change in part, or what `read` fails with.
+    pub fn compare(
+        &self,
+        mut read: impl FnMut(ByteRange, &mut [u8]) -> Result<(), Violation>,
+    ) -> Result<u64, Violation> {
+        let mut halves: Vec<Halves> = vec![(None, None); self.changes.len()];
+        let mut digest = 0_u64;
+        let mut found = Vec::new();
+        for unit in &self.units {
+            found.resize(unit.bytes.len(), 0);
+            read(unit.range, &mut found)?;
+            digest =
+                digest.wrapping_add(unit.digest).wrapping_add(self.look_at(unit, &found, &mut halves)?);
+        }
+        for ((range, atomic), half) in self.changes.iter().zip(halves) {
+            if let (true, (Some(there), Some(missing))) = (atomic, half) {
+                return Err(Violation(format!(
+                    "the atomic change of {range} is there in part: sector {there} shows it, sector {missing} does not"
+                )));
+            }
+        }
+        Ok(digest)
+    }
+
+    /// Everything that [`compare`](Self::compare) reads.
+    pub fn ranges(&self) -> impl Iterator<Item = ByteRange> {
+        self.units.iter().map(|unit| unit.range)
+    }
+
+    /// What the digest changes by.
+    fn look_at(&self, unit: &Unit, found: &[u8], halves: &mut [Halves]) -> Result<u64, Violation> {
+        let first = unit.range.start / self.sector;
+        let mut change = 0_u64;
+        if found != unit.bytes {
+            let sectors = found.chunks_exact(self.sector as usize);
+            let standing = unit.bytes.chunks_exact(self.sector as usize);
+            for ((sector, found), standing) in (first..).zip(sectors).zip(standing) {
+                if found == standing {
+                    continue;
+                }
+                let shown = Content::of(sector, found);
+                match self.open.get(&sector) {
+                    Some((before, open, content)) if shown == Some(*content) => {
+                        halves[*open].0 = Some(sector);
+                        change = change
+                            .wrapping_sub(digest_of(sector, *before))
+                            .wrapping_add(digest_of(sector, *content));
+                    }
+                    expected => return Err(self.violation(sector, shown, standing, expected)),
+                }
+            }
+        }
+        // What shows an open change was noted; what does not is noted now.
+        let last = unit.range.end / self.sector;
+        for (sector, (_, open, content)) in self.open.range(first..last) {
+            let at = ((sector - first) * self.sector) as usize;
+            if Content::of(*sector, &found[at..at + self.sector as usize]) != Some(*content) {
+                halves[*open].1 = Some(*sector);
+            }
+        }
+        Ok(change)
+    }
+
+    fn violation(
+        &self,
+        sector: u64,
+        shown: Option<Content>,
+        standing: &[u8],
+        open: Option<&(Content, usize, Content)>,
+    ) -> Violation {
+        let shown =
+            shown.map_or_else(|| String::from("torn or foreign bytes"), |content| content.0.to_string());
+        let legal: Vec<u64> = Content::of(sector, standing)
+            .into_iter()
+            .chain(open.map(|(_, _, content)| *content))
+            .map(|content| content.0)
+            .collect();
+        Violation(format!(
+            "after recovery sector {sector} (byte {}) shows {shown}, legal are {legal:?} (0 is zeroes, 1 the initial content)",
+            sector * self.sector
+        ))
+    }
+}
+
+const fn digest_of(sector: u64, content: Content) -> u64 {
+    mix(mix(sector) ^ content.0)
+}

@@ -1,0 +1,119 @@
+//! Worlds that an explorer looks at, and worlds that go on from a moment of another one.
+
+use super::{Happened, World, WorldOptions};
+use crate::disk::SimDisk;
+use crate::environment::SimEnvironment;
+use crate::explorer::Expected;
+use crate::explorer::{Explorer, quietly};
+use crate::memory::CrashMemory;
+use crate::oracle::{Expectation, Oracle};
+use crate::random::Seeded;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+impl World {
+    /// Runs `turns` turns while `explorer` looks at every moment; what goes wrong is in its tally. Returns both.
+    #[must_use]
+    pub fn explore(mut self, turns: u64, explorer: Explorer) -> (Happened, Explorer) {
+        explorer.watch(&self.memory, &self.disk);
+        self.explorer = Some(explorer);
+        let outcome = quietly(|| {
+            self.run(turns);
+            self.judge_points();
+        });
+        let happened = self.happened;
+        let Some(mut explorer) = self.explorer.take() else { unreachable!("it is always put back") };
+        if let Err(text) = outcome {
+            explorer.history_failed(text);
+        }
+        (happened, explorer)
+    }
+
+    /// The moments since the last call are judged by what the clients know now.
+    pub(super) fn judge_points(&mut self) {
+        if let Some(mut explorer) = self.explorer.take() {
+            explorer.judge(self);
+            self.explorer = Some(explorer);
+        }
+    }
+
+    /// A turn is over.
+    pub(super) fn note_quiet_moment(&mut self) {
+        if let Some(explorer) = &mut self.explorer {
+            explorer.note(&self.memory, &self.disk);
+        }
+        self.judge_points();
+    }
+
+    /// Does something that no explorer is to look at.
+    pub(super) fn unwatched<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> T {
+        let explorer = self.explorer.take();
+        if explorer.is_some() {
+            self.memory.unwatch();
+        }
+        let outcome = work(self);
+        if let Some(explorer) = explorer {
+            explorer.watch(&self.memory, &self.disk);
+            self.explorer = Some(explorer);
+        }
+        outcome
+    }
+
+    pub(crate) const fn oracle(&self) -> &Oracle {
+        &self.oracle
+    }
+
+    pub(crate) fn expected<'a>(&self, contents: &'a Expectation) -> Expected<'a> {
+        Expected {
+            backend: self.backend,
+            contents,
+            drained: self.drained_epoch,
+            clock_ms: self.environment.clock_ms(),
+        }
+    }
+
+    /// A world that begins with what a crash of this one has left in `memory` and on `disk`, and knows what this one
+    /// knows.
+    #[must_use]
+    pub(crate) fn branch(&self, memory: CrashMemory, disk: SimDisk, seed: u64) -> Self {
+        let mut random = Seeded::new(seed);
+        let options =
+            WorldOptions { seed, crash_permille: 20, crash_in_recovery_permille: 300, ..self.options };
+        let environment = Arc::new(SimEnvironment::new(random.next(), self.environment.clock_ms()));
+        let mut world = Self {
+            options,
+            random,
+            memory,
+            disk,
+            oracle: self.oracle.clone(),
+            workload: self.workload.clone(),
+            segment_area: self.segment_area,
+            backend: self.backend,
+            process: None,
+            environment,
+            asked: BTreeMap::new(),
+            next_id: 0,
+            done: Vec::new(),
+            draining: None,
+            drained: self.drained,
+            drained_epoch: self.drained_epoch,
+            recovery_place: None,
+            is_damaged: self.is_damaged,
+            happened: Happened::default(),
+            explorer: None,
+        };
+        world.bring_up();
+        world
+    }
+
+    /// Some turns, a crash, and everything must be there.
+    pub(crate) fn live_on(mut self, turns: u64) -> Happened {
+        self.run(turns);
+        self.crash();
+        self.check_changed();
+        if self.random.chance(300) {
+            return self.finish();
+        }
+        self.happened
+    }
+}
