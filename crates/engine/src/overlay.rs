@@ -50,6 +50,12 @@ impl Overlay {
         });
     }
 
+    /// Forgets all zeroes: the backing device knows them.
+    pub(crate) fn forget_all_zeroes(&mut self) {
+        let everything = ByteRange { start: 0, end: u64::MAX };
+        self.extents.remove(everything, |(meaning, _)| *meaning == Meaning::Zeroes);
+    }
+
     /// Forgets all zeroes that records of the segment `ordinal` gave.
     pub(crate) fn forget_segment(&mut self, ordinal: u64) {
         let everything = ByteRange { start: 0, end: u64::MAX };

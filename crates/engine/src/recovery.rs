@@ -12,7 +12,7 @@ use crate::{
     flush::Pass,
     index::Index,
     lane::{Counters, Lane, LaneState, LogSegment},
-    replay::{ChainSegment, Tail},
+    replay::{CaughtUp, ChainSegment, Tail},
     slots::TwoSlots,
 };
 use alloc::{collections::VecDeque, format, sync::Arc, vec, vec::Vec};
@@ -50,14 +50,14 @@ impl<E: Environment> Cache<E> {
             .collect();
         let last_marked: Vec<u64> =
             marks.iter().map(|mark| mark.content().map_or(0, |mark| mark.lane_sequence.get())).collect();
-        let drained_epoch = drained.content().map_or(0, |drained| drained.epoch.get());
+        let caught_up = CaughtUp::new(drained.content());
         // The counter goes on above every epoch that was ever used.
         let void_until = drained.content().map_or(0, |drained| drained.void_until.get());
         let marked =
             marks.iter().filter_map(TwoSlots::content).map(|mark| mark.epoch.get()).max().unwrap_or(0);
         let mut epoch = 0;
         for (safeguard, seen) in [
-            (Safeguard::EpochAboveDrained, drained_epoch),
+            (Safeguard::EpochAboveDrained, caught_up.drained),
             (Safeguard::EpochAboveVoid, void_until),
             (Safeguard::EpochAboveMarks, marked),
         ] {
@@ -127,7 +127,7 @@ impl<E: Environment> Cache<E> {
                 .map(|tail| Tail { ordinal: tail.ordinal.get(), first_sequence: tail.first_sequence.get() });
             let id = LaneId(lane as u32);
             free.extend(order_chain(chain));
-            let outcome = cache.replay_lane(id, chain, tail, last_marked[lane], drained_epoch);
+            let outcome = cache.replay_lane(id, chain, tail, last_marked[lane], caught_up);
             epoch = epoch.max(outcome.epoch);
             cache.cursors.lock()[lane] = outcome.cursor;
             lost.extend(outcome.lost.into_iter().map(|lost| (id, lost)));

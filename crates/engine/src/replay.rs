@@ -4,6 +4,8 @@
 //! complete: a successor segment, the lane's mark, a later record. Without any, it is a write that was never
 //! acknowledged, and is dropped; that can only be the last one, because every record is fenced before the next is
 //! stored.
+//!
+//! Damage of what is surely clean is none: the backing device has it, and reads go there.
 
 use crate::{
     Cache, Environment,
@@ -18,7 +20,7 @@ use alloc::{
     vec,
     vec::Vec,
 };
-use cbd_format::{Record, RecordKind, SegmentHeader, SegmentShape, record::blocks_in};
+use cbd_format::{Drained, Record, RecordKind, SegmentHeader, SegmentShape, record::blocks_in};
 use cbd_types::{ByteRange, LaneId, Safeguard};
 use core::sync::atomic::Ordering;
 
@@ -54,6 +56,25 @@ pub(crate) struct Outcome {
     pub(crate) lost: Vec<Lost>,
 }
 
+/// How far the backing device had caught up.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CaughtUp {
+    /// Records of this epoch and of earlier ones are on it, but for what is condemned.
+    pub(crate) drained: u64,
+    /// All of this epoch and of earlier ones is on it. 0 while anything may be condemned, which keeps the backing device void.
+    pub(crate) complete: u64,
+}
+
+impl CaughtUp {
+    pub(crate) fn new(drained: Option<&Drained>) -> Self {
+        drained.map_or(Self { drained: 0, complete: 0 }, |now| {
+            let epoch = now.epoch.get();
+            let is_whole = Safeguard::RecoveryLostVoid.holds(now.void_until.get() <= epoch);
+            Self { drained: epoch, complete: if is_whole { epoch } else { 0 } }
+        })
+    }
+}
+
 /// The quarantines that were found on media: what they condemn, by sequence number. They have effect at the place of
 /// the record that they condemn, which is before their own.
 #[derive(Clone, Default)]
@@ -73,7 +94,7 @@ impl Condemned {
 
 struct Replay<'a> {
     outcome: Outcome,
-    drained: u64,
+    caught_up: CaughtUp,
     cursor_found: bool,
     /// Known when this pass over the records began.
     condemned: &'a Condemned,
@@ -90,7 +111,7 @@ impl<E: Environment> Cache<E> {
         chain: &[ChainSegment],
         tail: Option<Tail>,
         marked: u64,
-        drained: u64,
+        caught_up: CaughtUp,
     ) -> Outcome {
         let mut condemned = Condemned::default();
         // The first pass finds all quarantines, the second has effect with them; a lane without any needs one.
@@ -99,7 +120,7 @@ impl<E: Environment> Cache<E> {
             state.reset();
             let mut replay = Replay {
                 outcome: Outcome { epoch: 0, cursor: Cursor::default(), lost: Vec::new() },
-                drained,
+                caught_up,
                 cursor_found: false,
                 condemned: &condemned,
                 found: Vec::new(),
@@ -147,13 +168,12 @@ impl<E: Environment> Cache<E> {
             if !is_next {
                 // A segment between is gone, or its records are.
                 let place = (expected_ordinal.unwrap_or(ordinal).min(ordinal), 0);
-                self.lose(state, replay, Lost { sequence: first.saturating_sub(1), place });
+                let lost = Lost { sequence: first.saturating_sub(1), place };
+                self.lose(state, replay, lost, Some(header.epoch.get()));
             }
-            let limit = chain
-                .get(number + 1)
-                .filter(|_| Safeguard::RecoveryLimit.is_kept())
-                .map(|next| next.header.first_sequence.get());
-            let end = self.replay_segment(state, segment, limit, marked, replay);
+            let next = chain.get(number + 1).map(|next| &next.header);
+            let next = next.filter(|_| Safeguard::RecoveryLimit.is_kept());
+            let end = self.replay_segment(state, segment, next, marked, replay);
             expected = Some(end);
             expected_ordinal = Some(ordinal + 1);
             state.run = state.run.max(header.run.get() + u64::from(Safeguard::RecoveryRun.is_kept()));
@@ -162,7 +182,8 @@ impl<E: Environment> Cache<E> {
         if !Safeguard::RecoveryHeadLost.holds(marked < next) {
             // The mark says that there was more: the head segment is gone.
             let place = (expected_ordinal.unwrap_or(1), 0);
-            self.lose(state, replay, Lost { sequence: marked, place });
+            // Of what came behind the mark nothing is known, so nothing is known to be clean.
+            self.lose(state, replay, Lost { sequence: marked, place }, None);
         }
         state.next_sequence =
             if Safeguard::RecoverySequenceAboveMark.is_kept() { next.max(marked + 1) } else { next };
@@ -172,16 +193,17 @@ impl<E: Environment> Cache<E> {
             + u64::from(marked >= next && Safeguard::RecoveryOrdinalAboveLost.is_kept());
     }
 
-    /// Replays one segment up to `limit`, the first sequence number of its successor. Returns the sequence number that
-    /// follows.
+    /// Replays one segment up to the first sequence number of its successor, whose header is `next`. Returns the sequence
+    /// number that follows.
     fn replay_segment(
         &self,
         state: &mut LaneState,
         segment: &ChainSegment,
-        limit: Option<u64>,
+        next: Option<&SegmentHeader>,
         marked: u64,
         replay: &mut Replay<'_>,
     ) -> u64 {
+        let limit = next.map(|next| next.first_sequence.get());
         let ordinal = segment.header.ordinal.get();
         let mut log = LogSegment {
             segment: segment.segment,
@@ -222,7 +244,11 @@ impl<E: Environment> Cache<E> {
             // At the last place that may be lost: all before the next record is condemned.
             let lost_slot = later.map_or(slot, |(later_slot, _)| later_slot - 1);
             let last_lost = later.map_or_else(|| limit.unwrap_or(marked + 1), |(_, sequence)| sequence) - 1;
-            self.lose(state, replay, Lost { sequence: last_lost, place: (ordinal, lost_slot) });
+            let behind = match later {
+                Some((slot, _)) => self.record_at(segment.segment, slot).map(|record| record.epoch.get()),
+                None => next.map(|next| next.epoch.get()),
+            };
+            self.lose(state, replay, Lost { sequence: last_lost, place: (ordinal, lost_slot) }, behind);
             match later {
                 Some((later_slot, sequence)) => {
                     slot = later_slot;
@@ -292,8 +318,20 @@ impl<E: Environment> Cache<E> {
         self.load_data(location, record, record.range(), &mut scratch).is_ok()
     }
 
-    /// A record is gone and its range with it: whatever the lane held before is not to be trusted.
-    fn lose(&self, state: &mut LaneState, replay: &mut Replay<'_>, lost: Lost) {
+    /// A record is gone and its range with it: whatever the lane held before is not to be trusted. `behind` is the epoch of
+    /// what stands behind it in the lane, where something does: it is of that epoch or an earlier one, as all before it.
+    fn lose(&self, state: &mut LaneState, replay: &mut Replay<'_>, lost: Lost, behind: Option<u64>) {
+        let complete = replay.caught_up.complete;
+        if behind.is_some_and(|epoch| Safeguard::RecoveryLostBehind.holds(epoch <= complete)) {
+            // The backing device has it, whatever it was, and all that is older: reads go there. A quarantine it was not.
+            if Safeguard::RecoveryLostForgetsData.is_kept() {
+                state.index.clear();
+            }
+            if Safeguard::RecoveryLostForgetsZeroes.is_kept() {
+                state.overlay.forget_all_zeroes();
+            }
+            return;
+        }
         let whole = ByteRange { start: 0, end: self.identity.size };
         if Safeguard::RecoveryLost.is_kept() {
             state.overlay.insert(whole, Meaning::Damaged, lost.place);
@@ -341,7 +379,7 @@ impl<E: Environment> Cache<E> {
         }
         if kind.is_dirty() {
             log.last_dirty_epoch = log.last_dirty_epoch.max(epoch);
-            if epoch > replay.drained {
+            if epoch > replay.caught_up.drained {
                 state.counters.dirty_records += 1;
                 if kind.has_data() {
                     state.counters.dirtied += record.length.get();

@@ -1,7 +1,7 @@
 //! Damage that recovery meets: what something later proves is condemned, all of it and nothing more; the rest is there.
 
-use crate::rig::{BLOCK, PAGE, Rig, SECTOR, SLOTS_PER_PAIR, Seen, Shape, value_of};
-use cbd_types::ErrorKind;
+use crate::rig::{BLOCK, Log, PAGE, Rig, SECTOR, SLOTS_PER_PAIR, Seen, Shape, value_of};
+use cbd_types::{ByteRange, ErrorKind};
 use std::time::{Duration, Instant};
 
 const WRITTEN: u64 = 70;
@@ -191,4 +191,96 @@ fn overwrite(rig: &Rig, at: u64, bytes: &[u8]) {
             }
         }
     }
+}
+
+/// Sectors 0 to 9, all on the disk. Number 5 was written and number 6 zeroed before; the newest records of both are lost.
+fn drained_with_a_lost_record() -> Rig {
+    let mut rig = Rig::new();
+    assert!(rig.try_write(5 * SECTOR, SECTOR, 200));
+    rig.zero(ByteRange::at(6 * SECTOR, SECTOR));
+    rig.write_sectors(0, 10);
+    rig.drain();
+    rig.lose_slots(rig.first_log(), &[7, 8]);
+    rig
+}
+
+fn expect_all_of_it(rig: &Rig) {
+    for sector in 0..10 {
+        rig.expect_value(sector * SECTOR, value_of(sector));
+    }
+    assert_eq!(rig.see(100 * SECTOR), Seen::Initial);
+    assert_eq!(rig.cache.status().damaged, [], "the disk has all of it");
+}
+
+#[test]
+fn a_clean_record_that_is_lost_is_read_from_the_backing_device_after_a_restart() {
+    let mut rig = drained_with_a_lost_record();
+    for _ in 0..2 {
+        rig = rig.restart();
+        expect_all_of_it(&rig);
+    }
+    rig.expect_that_overwriting_heals();
+}
+
+#[test]
+fn a_clean_record_that_is_lost_costs_nothing_where_a_later_segment_is_clean_too() {
+    let mut rig = Rig::new();
+    rig.write_sectors(0, 10);
+    rig.leave_the_segment(1 << 20);
+    rig.drain();
+    // The last record of its segment: nothing but the next segment's header says what comes behind it.
+    let logs = rig.logs();
+    let first_sequence = |log: &Log| {
+        let at = log.base as usize + 72;
+        u64::from_le_bytes(rig.memory.image()[at..at + 8].try_into().unwrap())
+    };
+    let records = first_sequence(&logs[1]) - first_sequence(&logs[0]);
+    rig.lose_slots(logs[0], &[records - 1]);
+    let rig = rig.restart();
+    expect_all_of_it(&rig);
+    rig.expect_value(1 << 20, 99);
+}
+
+#[test]
+fn dirty_data_behind_a_clean_record_that_is_lost_is_there_after_a_restart() {
+    let mut rig = drained_with_a_lost_record();
+    rig.write_sectors(20, 3);
+    for _ in 0..2 {
+        rig = rig.restart();
+        expect_all_of_it(&rig);
+        (20..23).for_each(|sector| rig.expect_value(sector * SECTOR, value_of(sector)));
+    }
+    rig.drain();
+    assert_eq!(rig.on_disk(21 * SECTOR), Seen::All(value_of(21)));
+}
+
+#[test]
+fn a_lost_record_behind_which_nothing_clean_stands_is_condemned() {
+    let mut rig = Rig::new();
+    rig.write_sectors(0, 3);
+    rig.drain();
+    rig.write_sectors(10, 3);
+    // The first behind what was drained: the record before it is clean, those behind it are not.
+    rig.lose_slots(rig.first_log(), &[3]);
+    let rig = rig.restart();
+    rig.expect_lost(10 * SECTOR);
+    rig.expect_value(11 * SECTOR, value_of(11));
+}
+
+#[test]
+fn a_lost_quarantine_is_not_taken_for_a_clean_record() {
+    let mut rig = Rig::new();
+    assert!(rig.try_write(0, BLOCK, 7));
+    rig.lose_data(rig.first_log(), 1);
+    rig.drain();
+    rig.expect_lost(0);
+    rig.write_sectors(20, 3);
+    rig.drain();
+    rig.lose_slots(rig.first_log(), &[1]);
+    for _ in 0..2 {
+        rig = rig.restart();
+        rig.expect_lost(0);
+        rig.expect_value(21 * SECTOR, value_of(21));
+    }
+    rig.expect_that_overwriting_heals();
 }

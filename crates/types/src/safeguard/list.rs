@@ -427,6 +427,14 @@ safeguards! {
     RecoveryCondemnedBefore = "recovery.condemned-before",
     /// What a lost record may have held is damaged.
     RecoveryLost = "recovery.lost",
+    /// A lost record is clean only where what stands behind it is on the backing device.
+    RecoveryLostBehind = "recovery.lost.behind",
+    /// A lost record is clean only while nothing is condemned: else it may be what says so.
+    RecoveryLostVoid = "recovery.lost.void",
+    /// Data that is older than a clean record that was lost does not come back.
+    RecoveryLostForgetsData = "recovery.lost.forgets-data",
+    /// Zeroes that are older than a clean record that was lost do not come back.
+    RecoveryLostForgetsZeroes = "recovery.lost.forgets-zeroes",
     /// A loss that nothing on media notes yet is noted.
     RecoveryLostNoted = "recovery.lost.noted",
     /// A write after recovery heals damage that it overwrites, in replay too.
