@@ -6,6 +6,7 @@
 
 pub mod child;
 pub mod pattern;
+pub mod region;
 pub mod sandbox;
 
 use cbd_nbd::{Client, ClientOptions, Listen};

@@ -1,0 +1,238 @@
+//! Damage of a region, end to end: nothing wrong is read or written back, what is lost is listed and heals when it is
+//! overwritten, and the daemon starts by itself, in bounded time, with all that is whole.
+//!
+//! The region is a file that the daemon has mapped, so what is changed in the file is changed in its memory.
+
+mod support;
+
+use serde_json::Value;
+use std::time::{Duration, Instant};
+use support::region::RegionFile;
+use support::{MIB, Place, until};
+
+const BLOCK: u64 = 4096;
+const SIZE: u64 = 8 * MIB;
+/// What the disk held before it was cached.
+const OLD: u8 = 1;
+/// Longest that a daemon may take to come up, on a machine that has other things to do.
+const START_MAX: Duration = Duration::from_secs(20);
+
+/// A daemon with backend 0 on a disk of old data.
+struct Damaged {
+    place: Place,
+    disk: String,
+}
+
+impl Damaged {
+    /// Nothing is written back for as long as the daemon runs, where `held`.
+    fn new(held: bool) -> Self {
+        let mut place = Place::new();
+        place.decorate = held.then(|| "fault:op=write".to_owned());
+        place.start();
+        place.register("64M");
+        std::fs::write(place.path("disk"), vec![OLD; SIZE as usize]).expect("a disk");
+        let disk = place.text("disk");
+        place.start_backend(&disk);
+        Self { place, disk }
+    }
+
+    fn region(&self) -> RegionFile {
+        RegionFile::open(&self.place.region())
+    }
+
+    fn write(&self, at: u64, length: u64, value: u8) {
+        self.place.client().write(at, &vec![value; length as usize], true).expect("written");
+    }
+
+    /// What a client reads; `None` for an error, which must be that of failing media.
+    fn read(&self, at: u64, length: u64) -> Option<Vec<u8>> {
+        let mut bytes = vec![0xee; length as usize];
+        match self.place.client().read(at, &mut bytes) {
+            Ok(()) => Some(bytes),
+            Err(error) => {
+                assert_eq!(error.errno(), 5, "{error}");
+                None
+            }
+        }
+    }
+
+    #[track_caller]
+    fn expect(&self, at: u64, length: u64, value: u8) {
+        let bytes = self.read(at, length).unwrap_or_else(|| panic!("{length} bytes at {at} cannot be read"));
+        assert!(bytes.iter().all(|byte| *byte == value), "{length} bytes at {at} are not all {value}");
+    }
+
+    #[track_caller]
+    fn expect_lost(&self, at: u64, length: u64) {
+        for block in (at..at + length).step_by(BLOCK as usize) {
+            assert_eq!(self.read(block, BLOCK), None, "the block at {block} must fail to read");
+        }
+        let listed = self.listed();
+        assert!(
+            (at..at + length)
+                .step_by(BLOCK as usize)
+                .all(|block| listed.iter().any(|range| range.0 <= block && range.1 >= block + BLOCK)),
+            "{at}..{} is not listed: {listed:?}",
+            at + length
+        );
+    }
+
+    fn listed(&self) -> Vec<(u64, u64)> {
+        let cache = self.place.cache();
+        let number = |range: &Value, name: &str| range[name].as_u64().expect("a number");
+        let ranges = cache["quarantined"].as_array().expect("a list");
+        ranges.iter().map(|range| (number(range, "start"), number(range, "end"))).collect()
+    }
+
+    /// The daemon starts by itself and in time.
+    #[track_caller]
+    fn start(&mut self) {
+        self.place.decorate = None;
+        let begin = Instant::now();
+        self.place.start();
+        assert!(begin.elapsed() < START_MAX, "it took {:?}", begin.elapsed());
+    }
+
+    fn on_disk(&self, at: u64, length: u64) -> Vec<u8> {
+        let bytes = std::fs::read(&self.disk).expect("the disk");
+        bytes[at as usize..(at + length) as usize].to_vec()
+    }
+
+    fn drain(&self) {
+        self.place.run(&["drain", "--backend", "0"]);
+        until("everything on the disk", || self.place.cache()["dirty_bytes"] == 0);
+    }
+
+    /// Overwrites the whole device, after which nothing is left of any damage, and stops the backend.
+    fn expect_that_overwriting_heals(self) {
+        let value = |at: u64| (at / 65536 % 200 + 3) as u8;
+        for at in (0..SIZE).step_by(65536) {
+            self.write(at, 65536, value(at));
+        }
+        self.drain();
+        assert_eq!(self.listed(), []);
+        until("a consistent disk", || self.place.cache()["void"].is_null());
+        self.place.ok(&["backend-stop", "--backend", "0"]);
+        let plain = std::fs::read(&self.disk).expect("the disk");
+        let wrong = plain.iter().enumerate().find(|(at, byte)| **byte != value(*at as u64));
+        assert_eq!(wrong, None, "on the plain disk");
+    }
+}
+
+#[test]
+fn damaged_dirty_data_costs_its_own_block_through_restarts_until_it_is_overwritten() {
+    let mut damaged = Damaged::new(true);
+    damaged.write(MIB, 65536, 7);
+    let lost = MIB + 3 * BLOCK;
+    damaged.region().damage_data(lost + 1000);
+    let check = |damaged: &Damaged| {
+        assert_eq!(damaged.read(MIB, 65536), None, "a read of it and more fails");
+        damaged.expect_lost(lost, BLOCK);
+        assert_eq!(damaged.listed(), [(lost, lost + BLOCK)]);
+        assert!(damaged.place.cache()["void"].is_string(), "the disk alone lacks it");
+        damaged.expect(MIB, 3 * BLOCK, 7);
+        damaged.expect(lost + BLOCK, 12 * BLOCK, 7);
+    };
+    check(&damaged);
+    damaged.place.kill();
+    damaged.start();
+    check(&damaged);
+    damaged.drain();
+    check(&damaged);
+    assert_eq!(damaged.on_disk(lost, BLOCK), vec![OLD; BLOCK as usize], "damage is not written back");
+    assert_eq!(damaged.on_disk(MIB, 3 * BLOCK), vec![7; 3 * BLOCK as usize]);
+    assert_eq!(damaged.on_disk(lost + BLOCK, 12 * BLOCK), vec![7; 12 * BLOCK as usize]);
+    damaged.place.terminate();
+    damaged.start();
+    check(&damaged);
+    damaged.place.kill();
+    damaged.start();
+    check(&damaged);
+    // The rest of the block cannot be had by writing a part of it.
+    damaged.write(lost, 512, 8);
+    damaged.expect(lost, 512, 8);
+    assert_eq!(damaged.read(lost + 512, 512), None);
+    damaged.write(lost, BLOCK, 9);
+    damaged.expect(lost, BLOCK, 9);
+    assert_eq!(damaged.listed(), []);
+    damaged.expect_that_overwriting_heals();
+}
+
+#[test]
+fn damaged_clean_data_is_read_from_the_disk_and_cached_anew() {
+    let mut damaged = Damaged::new(false);
+    damaged.write(MIB, 65536, 7);
+    damaged.drain();
+    damaged.region().damage_data(MIB + 3 * BLOCK);
+    damaged.expect(MIB, 65536, 7);
+    let cache = damaged.place.cache();
+    assert_eq!((&cache["damage_healed"], damaged.listed()), (&1.into(), vec![]), "{cache}");
+    assert!(cache["void"].is_null());
+    until("the block in the cache", || {
+        let before = damaged.place.cache()["read_miss_bytes"].clone();
+        damaged.expect(MIB, 65536, 7);
+        damaged.place.cache()["read_miss_bytes"] == before
+            && damaged.place.cache()["damage_healed"] == cache["damage_healed"]
+    });
+    damaged.place.kill();
+    damaged.start();
+    damaged.expect(MIB, 65536, 7);
+    assert_eq!(damaged.listed(), []);
+    damaged.expect_that_overwriting_heals();
+}
+
+#[test]
+fn a_clean_record_that_is_lost_twice_costs_nothing() {
+    for restarted in [false, true] {
+        let mut damaged = Damaged::new(false);
+        damaged.write(MIB, BLOCK, 7);
+        damaged.write(2 * MIB, BLOCK, 8);
+        damaged.write(3 * MIB, BLOCK, 9);
+        damaged.drain();
+        let region = damaged.region();
+        if restarted {
+            damaged.place.kill();
+        }
+        region.lose_record(2 * MIB);
+        if restarted {
+            damaged.start();
+        }
+        for (at, value) in [(MIB, 7), (2 * MIB, 8), (3 * MIB, 9)] {
+            damaged.expect(at, BLOCK, value);
+        }
+        assert_eq!(damaged.listed(), []);
+        damaged.expect_that_overwriting_heals();
+    }
+}
+
+#[test]
+fn a_dirty_record_that_is_lost_twice_takes_what_is_older_with_it_and_nothing_newer() {
+    let mut damaged = Damaged::new(true);
+    for number in 0..10 {
+        damaged.write(number * 65536, BLOCK, 10 + number as u8);
+    }
+    let region = damaged.region();
+    damaged.place.kill();
+    region.lose_record(5 * 65536);
+    damaged.start();
+    let check = |damaged: &Damaged| {
+        for number in 0..10 {
+            if number <= 5 {
+                damaged.expect_lost(number * 65536, BLOCK);
+            } else {
+                damaged.expect(number * 65536, BLOCK, 10 + number as u8);
+            }
+        }
+        // Its range is unknown: it may have been anywhere.
+        damaged.expect_lost(4 * MIB, BLOCK);
+    };
+    check(&damaged);
+    damaged.drain();
+    check(&damaged);
+    assert_eq!(damaged.on_disk(5 * 65536, BLOCK), vec![OLD; BLOCK as usize]);
+    assert_eq!(damaged.on_disk(6 * 65536, BLOCK), vec![16; BLOCK as usize]);
+    damaged.place.kill();
+    damaged.start();
+    check(&damaged);
+    damaged.expect_that_overwriting_heals();
+}
