@@ -33,6 +33,8 @@ Tasks:
                      builds the benchmarks and runs them; arguments are passed on
   sim [--json] [--seed N] [--seeds N] [--seconds N] [--states N] [..]
                      explores what crashes can leave, in simulated worlds
+  models [--scene NAME[,NAME..]] [--seed N] [--iterations N] [--seconds N] [--jobs N] [--json] [--list]
+                     the engine's threads under schedules that seeds choose; prints the command that repeats a failure
   man [DIRECTORY]    writes the man pages and shell completions (default: target/man)
   fsx FILE [--seed N] [--operations N] [--size BYTES] [--direct ALIGNMENT]
                      random operations on a file or block device, which is overwritten, compared with a model
@@ -51,6 +53,7 @@ fn main() -> ExitCode {
         "nightly" => flags::TestFlags::parse(rest).and_then(|flags| test::run(&flags, test::Length::Long)),
         "bench" => tasks::bench(rest),
         "sim" => tasks::sim(rest),
+        "models" => tasks::models(rest),
         "man" => tasks::man(rest),
         "fsx" => tasks::exercise(rest),
         "help" | "--help" | "-h" => {

@@ -23,6 +23,19 @@ pub fn sim(arguments: &[String]) -> Result<bool, Problem> {
     start(Command::new(program("cbd-sim")?).args(arguments))
 }
 
+/// Builds the models and plays their scenes; arguments are theirs, and so is standard output. Built as the tests are: with the
+/// engine's assertions.
+///
+/// # Errors
+/// When they cannot be built or started.
+pub fn models(arguments: &[String]) -> Result<bool, Problem> {
+    if !start(&mut cargo(["build", "--quiet", "--package", "cbd-models"]))? {
+        return Err(Problem::Failed("cbd-models does not build".to_owned()));
+    }
+    let program = workspace::target_directory().map_err(Problem::Failed)?.join("debug/cbd-models");
+    start(Command::new(program).args(arguments))
+}
+
 /// Writes man pages and shell completions from the definition of the command line.
 ///
 /// # Errors

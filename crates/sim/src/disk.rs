@@ -182,6 +182,11 @@ impl SimDisk {
         })
     }
 
+    /// From now on chance decides as `seed` says: forks of one disk that are to differ.
+    pub fn set_seed(&self, seed: u64) {
+        self.with(|state| state.random = Seeded::new(seed));
+    }
+
     /// From now on an operation completes after at most `polls` polls.
     pub fn set_latency(&self, polls: u64) {
         self.with(|state| state.latency_polls_max = polls);

@@ -1,0 +1,157 @@
+//! What if it ended now? A copy of the world in which the power fails or the process dies, opened again by the engine and held
+//! against the oracle. The scene itself goes on.
+//!
+//! Always true here: one thread runs, so nothing here is a matter of scheduling.
+
+use crate::setup::must;
+use cbd_engine::CacheStatus;
+use cbd_sim::process::{Outlook, Process};
+use cbd_sim::{CrashMemory, Keep, Oracle, Seeded, SimDisk, SimEnvironment, Violation};
+use cbd_types::{AlignedBuffer, BackendId, ByteRange, Completion, Operation, Request, Result};
+use std::sync::Arc;
+
+/// Rounds of an engine that does what it is told; far more than anything here needs.
+const ROUNDS_MAX: u32 = 100_000;
+
+/// A process of one thread over a region and a disk.
+pub(crate) struct Life {
+    environment: Arc<SimEnvironment>,
+    memory: CrashMemory,
+    disk: SimDisk,
+    process: Process,
+    backend: BackendId,
+}
+
+impl Life {
+    /// Opens the cache, which recovers it.
+    pub(crate) fn open(memory: CrashMemory, disk: SimDisk, backend: BackendId, seed: u64) -> Self {
+        let environment = Arc::new(SimEnvironment::new(seed, 0));
+        let process = must(Process::open(Arc::clone(&environment), &memory, &disk, backend, 1, 4));
+        Self { environment, memory, disk, process, backend }
+    }
+
+    pub(crate) const fn memory(&self) -> &CrashMemory {
+        &self.memory
+    }
+
+    pub(crate) const fn disk(&self) -> &SimDisk {
+        &self.disk
+    }
+
+    pub(crate) fn status(&self) -> CacheStatus {
+        self.process.cache().status()
+    }
+
+    /// The power fails, and another process opens what is left.
+    fn after_power_cut(self, seed: u64) -> Self {
+        self.disk.power_cut(seed);
+        Self::open(self.memory.power_cut(seed, Keep::Any), self.disk, self.backend, seed)
+    }
+
+    /// A request, until it completes: what it read.
+    pub(crate) fn ask(&mut self, operation: Operation, range: ByteRange, data: &[u8]) -> Result<Vec<u8>> {
+        let buffer = match operation {
+            Operation::Read => AlignedBuffer::zeroed(range.len() as usize),
+            _ => AlignedBuffer::from_slice(data),
+        };
+        let mut done: Vec<Completion> = Vec::new();
+        self.process.submit(0, Request { id: 1, operation, range, fua: false, buffer }, &mut done);
+        for _ in 0..ROUNDS_MAX {
+            if let Some(completion) = done.pop() {
+                // What was read is cached when the answer is out.
+                self.process.poll(0, &mut done);
+                return completion.result.map(|()| completion.buffer.to_vec());
+            }
+            self.turn(&mut done);
+        }
+        panic!("{operation:?} of {range} never ends: {}", self.process.describe());
+    }
+
+    fn turn(&mut self, done: &mut Vec<Completion>) {
+        let moved = self.process.poll(0, done);
+        if !self.process.maintain() && !moved {
+            match self.process.outlook() {
+                Outlook::Work => {}
+                Outlook::Sleeps(until) => {
+                    self.environment.advance(until.saturating_sub(self.environment.clock_ms()));
+                }
+                Outlook::Stuck => panic!("nobody can go on: {}", self.process.describe()),
+            }
+        }
+    }
+
+    /// Writes everything back, and goes on until nothing is left to do.
+    pub(crate) fn drain(&mut self) {
+        self.process.cache().request_drain();
+        for _ in 0..ROUNDS_MAX {
+            self.process.maintain();
+            let rests = !matches!(self.process.outlook(), Outlook::Work);
+            if rests && self.status().dirty_records == 0 {
+                return;
+            }
+            if rests {
+                self.turn(&mut Vec::new());
+            }
+        }
+        panic!("the cache is never drained: {}", self.process.describe());
+    }
+}
+
+/// Ends a copy of the world and judges what is left.
+///
+/// # Panics
+/// When it is not what it has to be.
+pub(crate) fn judge(
+    memory: &CrashMemory,
+    disk: &SimDisk,
+    oracle: &Oracle,
+    backend: BackendId,
+    seed: u64,
+) -> &'static str {
+    let mut random = Seeded::new(seed);
+    let mut oracle = oracle.clone();
+    let by_power = random.chance(600);
+    let (memory, disk) = (memory.fork(), disk.fork());
+    let memory = if by_power {
+        disk.power_cut(seed);
+        memory.power_cut(seed, Keep::Any)
+    } else {
+        disk.process_crash(seed);
+        memory.process_crash()
+    };
+    let image = disk.contents();
+    let mut life = Life::open(memory, disk, backend, seed);
+    let status = life.status();
+    assert!(status.damaged.is_empty(), "recovery found damage: {:?}", status.damaged);
+    if status.backing_is_consistent {
+        hold(oracle.moment_of(&image, 0).map(|_| ()));
+    }
+    hold(settle(&mut oracle, &mut life));
+    if !by_power {
+        // Recovery has made durable what it relied on: now a power cut takes nothing of it.
+        let mut life = life.after_power_cut(seed);
+        hold(settle(&mut oracle, &mut life));
+    }
+    if by_power { "power cuts" } else { "process crashes" }
+}
+
+/// Decides what was open, and reads all that was ever changed.
+fn settle(oracle: &mut Oracle, life: &mut Life) -> std::result::Result<(), Violation> {
+    oracle.settle(|range| must(life.ask(Operation::Read, range, &[])))?;
+    // Where megabytes were zeroed, block by block would take longer than all the rest.
+    let blocks = oracle.changed(4096);
+    let ranges = if blocks.len() > 256 { oracle.changed(256 << 10) } else { blocks };
+    for range in ranges {
+        let submitted = oracle.now();
+        let bytes = must(life.ask(Operation::Read, range, &[]));
+        oracle.check_read(range, submitted, &bytes)?;
+    }
+    Ok(())
+}
+
+/// Ends the model when a verdict is bad.
+pub(crate) fn hold(verdict: std::result::Result<(), Violation>) {
+    if let Err(violation) = verdict {
+        panic!("{violation}");
+    }
+}

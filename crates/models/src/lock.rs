@@ -1,0 +1,31 @@
+//! The engine's lock under the scheduler: who waits for it is not runnable, so a deadlock is seen as one.
+//!
+//! Always true here: taking and letting go are points; whoever takes next is the scheduler's choice.
+
+use shuttle::future::batch_semaphore::{BatchSemaphore, Fairness};
+
+/// A lock for [`lock_api::Mutex`].
+#[derive(Debug)]
+pub struct ModelLock(BatchSemaphore);
+
+// SAFETY: the semaphore has one permit: `lock` returns and `try_lock` answers true only with it, and only `unlock`,
+// which the contract restricts to who holds the lock, gives it back. A closed semaphore refuses, and is never made.
+unsafe impl lock_api::RawMutex for ModelLock {
+    #[allow(clippy::declare_interior_mutable_const)]
+    const INIT: Self = Self(BatchSemaphore::const_new(1, Fairness::Unfair));
+
+    type GuardMarker = lock_api::GuardNoSend;
+
+    fn lock(&self) {
+        let taken = self.0.acquire_blocking(1);
+        assert!(taken.is_ok(), "the execution that the lock belongs to has ended");
+    }
+
+    fn try_lock(&self) -> bool {
+        self.0.try_acquire(1).is_ok()
+    }
+
+    unsafe fn unlock(&self) {
+        self.0.release(1);
+    }
+}

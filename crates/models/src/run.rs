@@ -1,0 +1,123 @@
+//! Runs a scene: one execution after the other, each of them a seed.
+//!
+//! Always true here: the same scene with the same seed is the same execution, step by step; what fails comes with its seed.
+
+use crate::points;
+use crate::scenes::Scene;
+use crate::schedule::Seeds;
+use crate::setup::{Setup, Start};
+use crate::stage::{Judged, Stage};
+use parking_lot::Mutex;
+use shuttle::{Config, FailurePersistence, MaxSteps, Runner};
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Stack of a thread: the engine's own, and that of a recovery when the world ends on it.
+const STACK: usize = 1 << 20;
+
+/// How much is run.
+#[derive(Clone, Copy, Debug)]
+pub struct Budget {
+    /// Seed of the first execution.
+    pub seed: u64,
+    /// Most executions.
+    pub iterations: u64,
+    /// No execution begins after this time.
+    pub time: Option<Duration>,
+}
+
+/// What came of it.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// Executions that ended well.
+    pub executions: u64,
+    /// Points, in all of them.
+    pub points: u64,
+    /// Points of the longest.
+    pub points_max: u64,
+    /// What was judged: ends of the world by kind, and bare disks.
+    pub judged: Judged,
+    /// How long it took.
+    pub time: Duration,
+    /// The execution that failed, if one did: its seed and what was wrong.
+    pub failure: Option<(u64, String)>,
+}
+
+#[derive(Default)]
+struct Tally {
+    executions: u64,
+    points: u64,
+    points_max: u64,
+    judged: Judged,
+}
+
+/// Runs executions of `scene` until one fails or the budget is used up.
+#[must_use]
+pub fn run(scene: &'static Scene, budget: &Budget) -> Outcome {
+    let begun = Instant::now();
+    let running = Rc::new(Cell::new(budget.seed));
+    let tally = Arc::new(Mutex::new(Tally::default()));
+    let ended = catch_unwind(AssertUnwindSafe(|| {
+        let mut setup = Setup::new(&scene.shape);
+        (scene.prepare)(&mut setup);
+        let start = setup.finish();
+        let seeds = Seeds::new(budget.seed, budget.iterations, scene.usual, Rc::clone(&running));
+        let mut config = Config::new();
+        config.stack_size = STACK;
+        config.failure_persistence = FailurePersistence::None;
+        config.silence_warnings = true;
+        config.max_steps = MaxSteps::FailAfter(200_000 + 100 * scene.usual as usize);
+        config.max_time = budget.time;
+        let (seed, counts) = (Arc::new(Mutex::new(budget.seed)), Arc::clone(&tally));
+        Runner::new(seeds, config).run(move || {
+            let seed = {
+                let mut next = seed.lock();
+                *next += 1;
+                *next - 1
+            };
+            execute(scene, &start, seed, &counts);
+        });
+    }));
+    points::end();
+    let tally = std::mem::take(&mut *tally.lock());
+    Outcome {
+        executions: tally.executions,
+        points: tally.points,
+        points_max: tally.points_max,
+        judged: tally.judged,
+        time: begun.elapsed(),
+        failure: ended.err().map(|payload| (running.get(), text_of(&*payload))),
+    }
+}
+
+/// One execution.
+fn execute(scene: &Scene, start: &Start, seed: u64, tally: &Mutex<Tally>) {
+    points::end();
+    let stage = Stage::open(start, seed, scene.is_damaged);
+    points::begin();
+    stage.plan(scene.crashes, if stage.is_strict() { scene.looks } else { 0 }, scene.usual);
+    let maintainer = stage.start_maintainer();
+    (scene.play)(&stage);
+    stage.wait();
+    stage.end(maintainer);
+    let points = points::end();
+    let judged = stage.judge_rest();
+    let mut tally = tally.lock();
+    tally.executions += 1;
+    tally.points += points;
+    tally.points_max = tally.points_max.max(points);
+    for (kind, count) in judged {
+        *tally.judged.entry(kind).or_default() += count;
+    }
+}
+
+fn text_of(payload: &(dyn std::any::Any + Send)) -> String {
+    match (payload.downcast_ref::<&str>(), payload.downcast_ref::<String>()) {
+        (Some(text), _) => (*text).to_owned(),
+        (_, Some(text)) => text.clone(),
+        _ => String::from("a panic without words"),
+    }
+}

@@ -1,0 +1,89 @@
+//! Damage against overwrites of it.
+
+use super::{Scene, block, large};
+use crate::client::Client;
+use crate::setup::{Setup, Shape, must};
+use cbd_types::ErrorKind;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Flips a bit in what the region holds of a block.
+fn break_block(setup: &mut Setup, number: u64) {
+    match setup.place_of(block(number).start) {
+        Some(place) => setup.flip(place + 100),
+        None => panic!("block {number} is not in the region"),
+    }
+}
+
+/// Reads a block that may be damaged for as long as nobody has overwritten it.
+fn read_damaged(client: &mut Client, is_healed: &AtomicBool) {
+    let was_healed = is_healed.load(Ordering::SeqCst);
+    if let Err(error) = client.read(block(0)) {
+        assert!(error.kind() == ErrorKind::Media && !was_healed, "{error}");
+    }
+}
+
+pub(super) const QUARANTINE: Scene = Scene {
+    name: "quarantine",
+    about: "dirty data that is found damaged by writeback against a full overwrite of it: the overwrite heals",
+    usual: 800,
+    is_damaged: true,
+    crashes: 0,
+    looks: 0,
+    prepare: |setup| {
+        setup.write(block(0));
+        setup.write(block(1));
+        break_block(setup, 0);
+    },
+    play: |stage| {
+        let is_healed = Arc::new(AtomicBool::new(false));
+        let healed = Arc::clone(&is_healed);
+        stage.client(move |client, random| {
+            must(client.write(block(2)));
+            must(client.write(block(0)));
+            is_healed.store(true, Ordering::SeqCst);
+            if random.chance(500) {
+                must(client.flush());
+            }
+            must(client.read(block(0)));
+        });
+        stage.client(move |client, _| {
+            for _ in 0..3 {
+                read_damaged(client, &healed);
+                client.rest();
+            }
+        });
+    },
+    ..Scene::USUAL
+};
+
+pub(super) const READ_ANEW: Scene = Scene {
+    name: "read-anew",
+    about: "clean data that a read finds damaged against writes of it: what the backing device has is never newer",
+    usual: 1000,
+    shape: Shape::ONE_LANE.reclaiming_above(20),
+    prepare: |setup| {
+        setup.write(block(0));
+        setup.write(block(1));
+        setup.drain();
+        break_block(setup, 0);
+    },
+    play: |stage| {
+        for _ in 0..2 {
+            stage.client(|client, _| {
+                for _ in 0..2 {
+                    must(client.read(block(0)));
+                    client.rest();
+                }
+            });
+        }
+        stage.client(|client, random| {
+            must(client.write(block(0)));
+            for number in 0..random.below(5) {
+                must(client.write(large(40 + number)));
+            }
+            must(client.read(block(0)));
+        });
+    },
+    ..Scene::USUAL
+};

@@ -1,0 +1,74 @@
+//! Flushes against commits, against each other, and against a maintainer that falls asleep.
+
+use super::{Scene, block};
+use crate::setup::{Shape, must};
+use cbd_types::{ByteRange, CHUNK, Operation};
+
+/// A block of `client`, in one of the first two chunks: they are of different lanes.
+fn own_block(client: u64, random: &mut cbd_sim::Seeded) -> ByteRange {
+    let number = random.below(2) * (CHUNK / 4096) + client * 2 + random.below(2);
+    block(number)
+}
+
+pub(super) const STRAGGLER: Scene = Scene {
+    name: "straggler",
+    about: "commits in two lanes against the pass of a flush: an epoch gets no record after it was collected",
+    usual: 1000,
+    shape: Shape::TWO_LANES,
+    looks: 12,
+    play: |stage| {
+        for number in 0..2 {
+            stage.client(move |client, random| {
+                for _ in 0..3 {
+                    must(client.write(own_block(number, random)));
+                    if random.chance(600) {
+                        must(client.flush());
+                    }
+                }
+            });
+        }
+        stage.client(|client, _| {
+            must(client.flush());
+            must(client.flush());
+        });
+    },
+    ..Scene::USUAL
+};
+
+pub(super) const FLUSHES: Scene = Scene {
+    name: "flushes",
+    about: "flushes and FUA writes against each other: whoever is served by another one's pass was closed before it",
+    usual: 800,
+    shape: Shape::TWO_LANES,
+    looks: 8,
+    play: |stage| {
+        for number in 0..3 {
+            stage.client(move |client, random| {
+                must(client.write(own_block(number, random)));
+                must(client.flush());
+                must(client.ask(Operation::Write, own_block(number, random), true));
+                must(client.write(own_block(number, random)));
+            });
+        }
+    },
+    ..Scene::USUAL
+};
+
+pub(super) const SLEEP: Scene = Scene {
+    name: "sleep",
+    about: "the first write after a rest against a maintainer that falls asleep: it is written back without being asked for",
+    usual: 300,
+    play: |stage| {
+        for number in 0..2 {
+            stage.client(move |client, random| {
+                for _ in 0..random.between(1, 2) {
+                    must(client.write(block(number)));
+                    if random.chance(300) {
+                        must(client.flush());
+                    }
+                }
+            });
+        }
+    },
+    ..Scene::USUAL
+};

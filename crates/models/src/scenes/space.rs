@@ -1,0 +1,142 @@
+//! Space that is used anew: reclaim against readers, fills, waiting writers, a stop, and newer writes.
+
+use super::{Scene, block, fill_until, large};
+use crate::setup::{BLOCK, LARGE, Shape, must};
+use cbd_types::{ErrorKind, Result};
+
+/// Where nothing is when a scene begins whose cache is full.
+const FREE: u64 = 40;
+
+pub(super) const PINS: Scene = Scene {
+    name: "pins",
+    about: "reads that copy from a segment against its reclaim and its next life: no byte of that is returned",
+    usual: 1000,
+    looks: 1,
+    prepare: |setup| {
+        fill_until(setup, 2);
+        setup.drain();
+    },
+    play: |stage| {
+        for _ in 0..2 {
+            stage.client(|client, random| {
+                for _ in 0..3 {
+                    must(client.read(block(random.below(6 * LARGE / BLOCK))));
+                    client.rest();
+                }
+            });
+        }
+        stage.client(|client, _| {
+            for number in 0..14 {
+                must(client.write(large(FREE + number)));
+            }
+        });
+    },
+    ..Scene::USUAL
+};
+
+pub(super) const FILL: Scene = Scene {
+    name: "fill",
+    about: "a fill that is away while its block is written, drained and reclaimed: what it brings is not recorded",
+    usual: 1200,
+    shape: Shape::ONE_LANE.reclaiming_above(0),
+    looks: 1,
+    play: |stage| {
+        for _ in 0..2 {
+            stage.client(|client, random| {
+                for _ in 0..2 {
+                    must(client.read(block(random.below(2))));
+                    client.rest();
+                }
+            });
+        }
+        stage.client(|client, random| {
+            let first = random.below(2);
+            must(client.write(block(first)));
+            for number in 0..4 {
+                must(client.write(large(FREE + number)));
+            }
+            if random.chance(500) {
+                must(client.ask(cbd_types::Operation::WriteZeroes, block(1 - first), false));
+            }
+            must(client.read(block(first)));
+        });
+    },
+    ..Scene::USUAL
+};
+
+pub(super) const WAITERS: Scene = Scene {
+    name: "waiters",
+    about: "writers that wait for space against reclaim: none is forgotten",
+    usual: 2500,
+    looks: 4,
+    prepare: |setup| fill_until(setup, 1),
+    play: |stage| {
+        for writer in 0..3 {
+            stage.client(move |client, _| {
+                for number in 0..2 {
+                    must(client.write(large(FREE + writer * 2 + number)));
+                }
+            });
+        }
+    },
+    ..Scene::USUAL
+};
+
+/// A stop may refuse what it meets.
+fn unless_stopped(result: Result<()>) {
+    if let Err(error) = result
+        && error.kind() != ErrorKind::Stopped
+    {
+        panic!("{error}");
+    }
+}
+
+pub(super) const STOP: Scene = Scene {
+    name: "stop",
+    about: "a stop against writers that are about to wait for space: every request ends",
+    usual: 2000,
+    prepare: |setup| fill_until(setup, 1),
+    play: |stage| {
+        for writer in 0..2 {
+            stage.client(move |client, _| {
+                for number in 0..2 {
+                    unless_stopped(client.write(large(FREE + writer * 2 + number)));
+                }
+                unless_stopped(client.flush());
+            });
+        }
+        stage.spawn(|stage, _| stage.cache.stop());
+    },
+    ..Scene::USUAL
+};
+
+pub(super) const SECOND_CHANCE: Scene = Scene {
+    name: "second-chance",
+    about: "blocks that reclaim appends again against newer writes of them: the newer stay the newest",
+    usual: 1500,
+    looks: 1,
+    prepare: |setup| {
+        fill_until(setup, 2);
+        setup.drain();
+    },
+    play: |stage| {
+        for client in 0..2 {
+            stage.client(move |queue, random| {
+                // The oldest segments are reclaimed first.
+                let first = client * 2 * LARGE / BLOCK;
+                for _ in 0..2 {
+                    must(queue.read(block(first + random.below(2))));
+                }
+                must(queue.write(block(first + random.below(2))));
+                must(queue.read(block(first + random.below(2))));
+                queue.rest();
+            });
+        }
+        stage.client(|client, _| {
+            for number in 0..5 {
+                must(client.write(large(FREE + number)));
+            }
+        });
+    },
+    ..Scene::USUAL
+};

@@ -1,0 +1,113 @@
+//! Who goes next. One seed is one execution: it chooses a manner of scheduling, and then every step.
+//!
+//! Several manners, since each finds what the others hardly ever meet: uniform choice finds races whose windows are wide;
+//! staying with one thread for long finds what needs another one to do much in between (a segment reclaimed and used anew
+//! while a fill is away); priorities that change at few moments (probabilistic concurrency testing: Burckhardt et al.,
+//! ASPLOS 2010) find a race of depth d with a probability that falls only polynomially with the number of steps.
+//!
+//! Always true here: a thread that spins does not keep the others from going on.
+
+use crate::points;
+use cbd_sim::Seeded;
+use shuttle::scheduler::{Schedule, Scheduler, Task, TaskId};
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+enum Manner {
+    /// The same thread goes on unless this many times in a thousand another one is chosen.
+    Switch { permille: u64 },
+    /// The thread with the highest priority goes on; at these steps the running one gets the lowest.
+    Priorities { of: BTreeMap<usize, u64>, lowest: u64, changes: Vec<u64> },
+}
+
+/// The scheduler of a scene.
+pub(crate) struct Seeds {
+    next: u64,
+    left: u64,
+    /// Steps of a usual execution.
+    usual: u64,
+    step: u64,
+    random: Seeded,
+    manner: Manner,
+    /// The seed of the execution that runs.
+    running: Rc<Cell<u64>>,
+}
+
+impl Seeds {
+    pub(crate) fn new(first: u64, iterations: u64, usual: u64, running: Rc<Cell<u64>>) -> Self {
+        Self {
+            next: first,
+            left: iterations,
+            usual,
+            step: 0,
+            random: Seeded::new(first),
+            manner: Manner::Switch { permille: 1000 },
+            running,
+        }
+    }
+
+    fn choose_manner(&mut self) -> Manner {
+        let random = &mut self.random;
+        match random.below(4) {
+            0 => Manner::Switch { permille: 1000 },
+            1 => Manner::Switch { permille: *random.pick(&[10, 30, 100, 300]) },
+            _ => {
+                let depth = random.below(5);
+                let changes = (0..depth).map(|_| random.below(self.usual)).collect();
+                Manner::Priorities { of: BTreeMap::new(), lowest: 1 << 32, changes }
+            }
+        }
+    }
+}
+
+impl Scheduler for Seeds {
+    fn new_execution(&mut self) -> Option<Schedule> {
+        self.left = self.left.checked_sub(1)?;
+        self.running.set(self.next);
+        self.random = Seeded::new(self.next ^ 0x7363_6865_6475_6c65);
+        self.next += 1;
+        self.step = 0;
+        self.manner = self.choose_manner();
+        Some(Schedule::new(self.running.get()))
+    }
+
+    fn next_task(&mut self, runnable: &[&Task], current: Option<TaskId>, _: bool) -> Option<TaskId> {
+        self.step += 1;
+        let spins = points::spins();
+        let current = current.filter(|current| runnable.iter().any(|task| task.id() == *current));
+        let random = &mut self.random;
+        match &mut self.manner {
+            Manner::Switch { permille } => {
+                if let Some(current) = current
+                    && !spins
+                    && !random.chance(*permille)
+                {
+                    return Some(current);
+                }
+                let others: Vec<TaskId> = runnable
+                    .iter()
+                    .map(|task| task.id())
+                    .filter(|id| !spins || Some(*id) != current || runnable.len() == 1)
+                    .collect();
+                Some(*random.pick(&others))
+            }
+            Manner::Priorities { of, lowest, changes } => {
+                for task in runnable {
+                    of.entry(task.id().into()).or_insert_with(|| (1 << 33) + random.below(1 << 20));
+                }
+                if let Some(current) = current
+                    && (spins || changes.contains(&self.step))
+                {
+                    *lowest -= 1;
+                    of.insert(current.into(), *lowest);
+                }
+                runnable.iter().map(|task| task.id()).max_by_key(|id| of.get(&usize::from(*id)).copied())
+            }
+        }
+    }
+
+    fn next_u64(&mut self) -> u64 {
+        self.random.next()
+    }
+}

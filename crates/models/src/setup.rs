@@ -1,0 +1,162 @@
+//! How the world stands when a scene begins: made once, by one thread, with the engine itself, and copied for each
+//! execution.
+//!
+//! Always true here: nothing is open or in flight when a scene begins, and the oracle knows all that was done.
+
+use crate::aftermath::Life;
+use cbd_engine::{BackendSpec, Consistency, FormatOptions, Settings, Transport};
+use cbd_sim::{Content, CrashMemory, Keep, Oracle, SimDisk, SimEnvironment};
+use cbd_types::{BackendId, ByteRange, Operation, Region};
+use std::sync::Arc;
+
+/// Bytes of a segment: small, so that few writes fill one.
+pub const SEGMENT: u64 = 64 << 10;
+/// Bytes of a block.
+pub const BLOCK: u64 = 4096;
+/// The largest write that is one record here.
+pub const LARGE: u64 = SEGMENT / 4;
+
+/// The size of a world.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// Bytes of the device.
+    pub size: u64,
+    /// Lanes; each has eight segments.
+    pub lanes: u32,
+    /// Settings when the scene begins.
+    pub settings: Settings,
+}
+
+impl Shape {
+    /// A small device, one lane.
+    pub const ONE_LANE: Self = Self { size: 1 << 20, lanes: 1, settings: SETTINGS };
+    /// Four chunks, two lanes.
+    pub const TWO_LANES: Self = Self { size: 16 << 20, lanes: 2, settings: SETTINGS };
+
+    /// The same with reclaim above this share of used segments.
+    #[must_use]
+    pub const fn reclaiming_above(mut self, percent: u8) -> Self {
+        self.settings.gc_percent = percent;
+        self
+    }
+
+    const fn segments(&self) -> u64 {
+        8 * self.lanes as u64 + 1
+    }
+}
+
+const SETTINGS: Settings = Settings {
+    gc_percent: 90,
+    consistency: Consistency::Strict,
+    writeback_rate: 0,
+    dirty_target_percent: 10,
+};
+
+/// A world that stands still: what a scene begins with.
+pub struct Start {
+    pub(crate) memory: CrashMemory,
+    pub(crate) disk: SimDisk,
+    pub(crate) oracle: Oracle,
+    pub(crate) backend: BackendId,
+}
+
+/// A world that is being made.
+pub struct Setup {
+    life: Life,
+    /// The oracle; it knows all that was done through this.
+    pub oracle: Oracle,
+    backend: BackendId,
+}
+
+impl Setup {
+    /// A fresh cache in front of a disk that holds data already.
+    #[must_use]
+    pub fn new(shape: &Shape) -> Self {
+        let environment = Arc::new(SimEnvironment::new(1, 0));
+        let memory = CrashMemory::new((shape.segments() + 1) * SEGMENT + (192 << 10));
+        let format = FormatOptions {
+            segment_size: Some(SEGMENT),
+            force: false,
+            host_rows: 1,
+            backend_rows: 1,
+            blkdev_rows: 1,
+        };
+        let transport = must(Transport::format(environment, Region::new(memory.clone()), &format));
+        let backend = must(transport.create_backend(&BackendSpec {
+            host: must(transport.register_host("models", None)),
+            path: String::from("/simulated/disk"),
+            identity: String::from("simulated"),
+            size: shape.size,
+            sector: 512,
+            cache_bytes: Some(shape.segments() * SEGMENT),
+            lanes_max: shape.lanes,
+            handlers: 1,
+            data_crc: true,
+            settings: shape.settings,
+        }));
+        let disk = SimDisk::new(SimDisk::ordinary(shape.size, 512), 1);
+        disk.set_latency(1);
+        Self {
+            life: Life::open(memory, disk, backend, 2),
+            oracle: Oracle::new(shape.size, 512, LARGE),
+            backend,
+        }
+    }
+
+    /// Writes `range` with a content that no other write has.
+    pub fn write(&mut self, range: ByteRange) {
+        let content = self.oracle.fresh_content();
+        let payload = self.oracle.payload(range, content);
+        let change = self.oracle.submit(range, content);
+        must(self.life.ask(Operation::Write, range, &payload));
+        self.oracle.complete(change, false);
+    }
+
+    /// Zeroes `range`.
+    pub fn zero(&mut self, range: ByteRange) {
+        let change = self.oracle.submit(range, Content::ZEROES);
+        must(self.life.ask(Operation::WriteZeroes, range, &[]));
+        self.oracle.complete(change, false);
+    }
+
+    /// Reads `range`.
+    pub fn read(&mut self, range: ByteRange) {
+        must(self.life.ask(Operation::Read, range, &[]));
+    }
+
+    /// Everything goes to the backing device; reclaim does what it finds to do.
+    pub fn drain(&mut self) {
+        self.life.drain();
+    }
+
+    /// Bytes of the region from where it shows the data of the sector at `at`.
+    pub fn place_of(&mut self, at: u64) -> Option<u64> {
+        let bytes = must(self.life.ask(Operation::Read, ByteRange::at(at, 512), &[]));
+        let image = self.life.memory().image();
+        image.chunks_exact(512).position(|sector| sector == bytes).map(|sector| sector as u64 * 512)
+    }
+
+    /// Flips a bit of the region.
+    pub fn flip(&mut self, place: u64) {
+        self.life.memory().flip(place, 3);
+    }
+
+    /// Segments that are free.
+    #[must_use]
+    pub fn free_segments(&self) -> u32 {
+        self.life.status().free_segments
+    }
+
+    /// Ends the process in good order: what a scene begins with.
+    #[must_use]
+    pub fn finish(self) -> Start {
+        let memory = self.life.memory().fork().power_cut(1, Keep::Nothing);
+        let disk = self.life.disk().fork();
+        Start { memory, disk, oracle: self.oracle, backend: self.backend }
+    }
+}
+
+/// The value, or the end of the model with what went wrong.
+pub(crate) fn must<T>(result: cbd_types::Result<T>) -> T {
+    result.unwrap_or_else(|error| panic!("{error}"))
+}
