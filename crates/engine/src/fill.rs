@@ -17,12 +17,6 @@ pub struct Miss {
     id: u64,
 }
 
-impl Miss {
-    pub(crate) const fn is(&self, fill: &PendingFill) -> bool {
-        self.id == fill.id
-    }
-}
-
 impl<E: Environment> Cache<E> {
     pub(crate) fn register_fill(&self, lane: &mut LaneState, range: ByteRange) -> Miss {
         let id = lane.next_fill;

@@ -6,10 +6,12 @@
 use crate::{
     Cache, Environment, Miss,
     index::{Found, Location, NONE, blocks},
-    lane::LaneState,
+    lane::{LaneState, LogSegment},
+    log::Damage,
     overlay::Meaning,
 };
 use alloc::{format, vec::Vec};
+use cbd_format::Record;
 use cbd_types::{ByteRange, CHECKSUM_BLOCK, Error, ErrorKind, Result, SECTOR, Safeguard};
 
 /// What a piece of a read is.
@@ -21,6 +23,31 @@ pub(crate) enum Source {
     Damaged,
     /// The backing device has it.
     Backing,
+}
+
+/// Why a record does not give what the index says that it holds.
+enum Unreadable {
+    /// Both copies of it are damaged.
+    Record(Error),
+    /// It is of another range.
+    Index(Error),
+    /// A block of its data is damaged.
+    Data(Record, Damage),
+}
+
+impl Unreadable {
+    /// What is damaged when `piece` was asked for.
+    fn into_damage(self, piece: ByteRange) -> (ByteRange, Error) {
+        match self {
+            Self::Record(error) | Self::Index(error) => (piece, error),
+            Self::Data(_, damage) => (damage.range, damage.error),
+        }
+    }
+}
+
+/// The answer to a read of what is quarantined.
+fn condemned(piece: ByteRange) -> Error {
+    Error::new(ErrorKind::Media, format!("{piece} is damaged; overwrite it in full to heal it"))
 }
 
 impl<E: Environment> Cache<E> {
@@ -78,10 +105,7 @@ impl<E: Environment> Cache<E> {
                     out.fill(0);
                     Ok(())
                 }
-                Source::Damaged => Err(Error::new(
-                    ErrorKind::Media,
-                    format!("{piece} is damaged; overwrite it in full to heal it"),
-                )),
+                Source::Damaged => Err(condemned(*piece)),
                 Source::Backing => Ok(()),
             };
             if outcome.is_ok() {
@@ -96,6 +120,7 @@ impl<E: Environment> Cache<E> {
         outcome
     }
 
+    /// Copies `piece` of a pinned record out of it, or what is there instead when the record turns out damaged.
     fn read_record(
         &self,
         location: Location,
@@ -103,58 +128,97 @@ impl<E: Environment> Cache<E> {
         out: &mut [u8],
         misses: &mut Vec<Miss>,
     ) -> Result<()> {
-        let record = match self.load_record(location) {
-            Ok(record) => record,
-            // Whether it was clean went with the record; its segment may still say so.
-            Err(_) if Safeguard::ReadAnewCleanSegment.holds(self.is_clean_segment(location, piece)) => {
-                misses.push(self.read_anew(location, piece));
-                return Ok(());
-            }
-            Err(error) => {
-                self.note_damage(piece, location, &error);
-                return Err(error);
-            }
-        };
-        if !Safeguard::ReadInRecord.holds(record.range().contains(&piece)) {
-            let error =
-                Error::new(ErrorKind::Damaged, format!("the index and the log disagree about {piece}"));
-            self.note_damage(piece, location, &error);
-            return Err(error);
-        }
-        match self.load_data(location, &record, piece, out) {
+        match self.load_piece(location, piece, out) {
             Ok(()) => Ok(()),
-            Err(_) if Safeguard::ReadAnewClean.holds(self.is_clean(&record)) => {
-                misses.push(self.read_anew(location, piece));
-                Ok(())
-            }
-            Err(damage) => {
-                self.note_damage(damage.range, location, &damage.error);
-                Err(damage.error)
-            }
+            Err(_) => self.read_again(location, piece, out, misses),
         }
     }
 
-    /// What a damaged record held is on the backing device: read it there and cache it anew. A write may have come between,
-    /// and it has cancelled only the fills that it found: what is not the newest any more must not be recorded.
-    fn read_anew(&self, location: Location, piece: ByteRange) -> Miss {
-        self.damage.lock().healed += 1;
-        let mut state = self.lane(piece.start).state.lock();
-        let mut is_newest = true;
-        self.look_up(&mut state, piece, &mut |_, source| is_newest &= source == Source::Record(location));
-        let miss = self.register_fill(&mut state, piece);
-        if !Safeguard::ReadAnewNewest.holds(is_newest) {
-            state.fills.retain(|fill| !miss.is(fill));
+    /// A record turned out damaged. While it was read it may have been overwritten, or writeback may have met the same
+    /// damage and condemned it; *drained* passes it then, and does not mean any more that the backing device has it. So it
+    /// is looked up again, and read in one hold of the lane's lock, in which none of that can happen. What is
+    /// damaged and clean is read from the backing device and cached anew.
+    fn read_again(
+        &self,
+        location: Location,
+        piece: ByteRange,
+        out: &mut [u8],
+        misses: &mut Vec<Miss>,
+    ) -> Result<()> {
+        let mut found = Vec::new();
+        let mut damaged = Vec::new();
+        let mut healed = 0;
+        {
+            let mut state = self.lane(piece.start).state.lock();
+            if Safeguard::ReadAnewNewest.is_kept() {
+                self.look_up(&mut state, piece, &mut |part, source| found.push((part, source)));
+            } else {
+                found.push((piece, Source::Record(location)));
+            }
+            for (part, source) in found {
+                let out = &mut out[(part.start - piece.start) as usize..(part.end - piece.start) as usize];
+                match source {
+                    Source::Record(location) => match self.load_piece(location, part, out) {
+                        Ok(()) => {}
+                        Err(unreadable) if self.is_clean_now(&state, location, &unreadable) => {
+                            healed += 1;
+                            misses.push(self.register_fill(&mut state, part));
+                        }
+                        Err(unreadable) => {
+                            let (range, error) = unreadable.into_damage(part);
+                            damaged.push((range, Some(location), error));
+                        }
+                    },
+                    Source::Zeroes => out.fill(0),
+                    Source::Damaged => damaged.push((part, None, condemned(part))),
+                    Source::Backing => misses.push(self.register_fill(&mut state, part)),
+                }
+            }
         }
-        miss
+        if healed > 0 {
+            self.damage.lock().healed += healed;
+        }
+        let mut outcome = Ok(());
+        for (range, location, error) in damaged {
+            if let Some(location) = location {
+                self.note_damage(range, location, &error);
+            }
+            if outcome.is_ok() {
+                outcome = Err(error);
+            }
+        }
+        outcome
     }
 
-    /// Whether the backing device has all that the segment of `location` holds.
-    fn is_clean_segment(&self, location: Location, piece: ByteRange) -> bool {
-        let state = self.lane(piece.start).state.lock();
-        let drained = self.drained_epoch().0;
-        state
-            .segments()
-            .any(|segment| segment.segment == location.segment && segment.last_dirty_epoch <= drained)
+    /// Copies `piece` out of the record at `location`, verified.
+    fn load_piece(
+        &self,
+        location: Location,
+        piece: ByteRange,
+        out: &mut [u8],
+    ) -> core::result::Result<(), Unreadable> {
+        let record = self.load_record(location).map_err(Unreadable::Record)?;
+        if !Safeguard::ReadInRecord.holds(record.range().contains(&piece)) {
+            let text = format!("the index and the log disagree about {piece}");
+            return Err(Unreadable::Index(Error::new(ErrorKind::Damaged, text)));
+        }
+        self.load_data(location, &record, piece, out).map_err(|damage| Unreadable::Data(record, damage))
+    }
+
+    /// Whether the backing device has what cannot be read at `location`, to which the index leads now.
+    fn is_clean_now(&self, state: &LaneState, location: Location, unreadable: &Unreadable) -> bool {
+        match unreadable {
+            Unreadable::Data(record, _) => Safeguard::ReadAnewClean.holds(self.is_clean(record)),
+            // Whether it was clean went with the record; its segment may still say so.
+            Unreadable::Record(_) => {
+                let drained = self.drained_epoch().0;
+                let is_clean = |segment: &LogSegment| {
+                    segment.segment == location.segment && segment.last_dirty_epoch <= drained
+                };
+                Safeguard::ReadAnewCleanSegment.holds(state.segments().any(is_clean))
+            }
+            Unreadable::Index(_) => false,
+        }
     }
 
     /// Calls `give` for each piece of `range` in order with where its newest bytes are.

@@ -104,7 +104,7 @@ fn execute(scene: &Scene, start: &Start, seed: u64, tally: &Mutex<Tally>) {
     stage.wait();
     stage.end(maintainer);
     let points = points::end();
-    let judged = stage.judge_rest();
+    let judged = if scene.stays_damaged { stage.judge_damage() } else { stage.judge_rest() };
     let mut tally = tally.lock();
     tally.executions += 1;
     tally.points += points;

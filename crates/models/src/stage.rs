@@ -188,6 +188,14 @@ impl Stage {
         self.judged.lock().clone()
     }
 
+    /// Everything is at rest but what was damaged in the beginning, and that is known.
+    pub(crate) fn judge_damage(&self) -> Judged {
+        let status = self.cache.status();
+        assert_eq!(status.dirty_records, 0, "the maintainer sleeps over dirty data: {status:?}");
+        assert!(!status.damaged.is_empty(), "damage is not known: {status:?}");
+        self.judged.lock().clone()
+    }
+
     /// Whether every moment of the disk has to be a crash state.
     pub(crate) fn is_strict(&self) -> bool {
         self.cache.settings().consistency == Consistency::Strict && !self.is_damaged

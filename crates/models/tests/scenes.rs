@@ -45,6 +45,7 @@ scenes! {
     a_stop_lets_no_request_wait: "stop",
     a_second_chance_covers_nothing_newer: "second-chance",
     an_overwrite_heals_whatever_writeback_finds: "quarantine",
+    a_read_of_what_is_being_condemned_fails: "condemned",
     a_read_anew_covers_nothing_newer: "read-anew",
     zeroes_over_several_lanes_lose_no_write: "zeroes",
     settings_and_status_disturb_nothing: "settings",

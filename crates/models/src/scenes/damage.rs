@@ -57,6 +57,31 @@ pub(super) const QUARANTINE: Scene = Scene {
     ..Scene::USUAL
 };
 
+pub(super) const CONDEMNED: Scene = Scene {
+    name: "condemned",
+    about: "reads of dirty data that writeback finds damaged at that moment: the backing device's older bytes are no answer",
+    usual: 150,
+    is_damaged: true,
+    crashes: 0,
+    looks: 0,
+    prepare: |setup| {
+        setup.write(block(0));
+        setup.write(block(1));
+        break_block(setup, 0);
+    },
+    play: |stage| {
+        stage.client(|client, _| match client.read(block(0)) {
+            Ok(()) => panic!("damaged data was read"),
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Media, "{error}"),
+        });
+        stage.spawn(|stage, _| {
+            stage.cache.request_drain();
+        });
+    },
+    stays_damaged: true,
+    ..Scene::USUAL
+};
+
 pub(super) const READ_ANEW: Scene = Scene {
     name: "read-anew",
     about: "clean data that a read finds damaged against writes of it: what the backing device has is never newer",

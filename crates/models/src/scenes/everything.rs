@@ -12,24 +12,19 @@ pub(super) const ZEROES: Scene = Scene {
     about: "zeroes and discards over both lanes against writes and reads inside them",
     usual: 1200,
     shape: Shape::TWO_LANES,
-    prepare: |setup| {
-        for chunk in 0..2 {
-            for number in 0..2 {
-                setup.write(block(chunk * CHUNK / 4096 + number));
-            }
-        }
-    },
+    prepare: |setup| (0..8).for_each(|number| setup.write(border(number))),
     play: |stage| {
         stage.client(|client, random| {
             for operation in [Operation::Discard, Operation::WriteZeroes] {
-                let start = random.below(2) * 4096;
-                must(client.ask(operation, ByteRange { start, end: CHUNK + 8192 }, random.chance(300)));
+                let end = border(7).end;
+                // Now and then a whole chunk and more.
+                let start = if random.chance(50) { 0 } else { border(random.below(4)).start };
+                must(client.ask(operation, ByteRange { start, end }, random.chance(300)));
             }
         });
         stage.client(|client, random| {
             for _ in 0..4 {
-                let number = random.below(2) * (CHUNK / 4096) + random.below(3);
-                must(client.write(block(number)));
+                must(client.write(border(random.below(8))));
                 if random.chance(300) {
                     must(client.flush());
                 }
@@ -37,14 +32,18 @@ pub(super) const ZEROES: Scene = Scene {
         });
         stage.client(|client, random| {
             for _ in 0..3 {
-                let number = random.below(2) * (CHUNK / 4096) + random.below(3);
-                must(client.read(block(number)));
+                must(client.read(border(random.below(8))));
                 client.rest();
             }
         });
     },
     ..Scene::USUAL
 };
+
+/// Blocks on both sides of the border between two chunks, which are of different lanes.
+const fn border(number: u64) -> ByteRange {
+    block(CHUNK / 4096 - 4 + number)
+}
 
 /// A request of any kind to a few blocks of both lanes.
 fn any_request(client: &mut Client, random: &mut Seeded) {

@@ -28,6 +28,8 @@ pub struct Scene {
     pub looks: u64,
     /// Whether something on the region is broken when it begins.
     pub is_damaged: bool,
+    /// Whether that is still so when it ends.
+    pub stays_damaged: bool,
     /// How the world stands when it begins.
     pub prepare: fn(&mut Setup),
     /// Starts its threads.
@@ -44,6 +46,7 @@ impl Scene {
         crashes: 1,
         looks: 4,
         is_damaged: false,
+        stays_damaged: false,
         prepare: |_| {},
         play: |_| {},
     };
@@ -60,6 +63,7 @@ pub const ALL: &[Scene] = &[
     space::STOP,
     space::SECOND_CHANCE,
     damage::QUARANTINE,
+    damage::CONDEMNED,
     damage::READ_ANEW,
     everything::ZEROES,
     everything::SETTINGS,

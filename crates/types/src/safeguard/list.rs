@@ -270,7 +270,7 @@ safeguards! {
     ReadAnewClean = "read-anew.clean",
     /// A lost record is read from the backing device only if its segment is clean.
     ReadAnewCleanSegment = "read-anew.clean-segment",
-    /// Data that was read anew is not recorded if a write came between.
+    /// A record that turned out damaged is looked up again: it may have been overwritten or condemned meanwhile.
     ReadAnewNewest = "read-anew.newest",
     /// The record that the index names holds what is asked for.
     ReadInRecord = "read.in-record",
