@@ -8,6 +8,7 @@
 
 use cbd_types::{Error, ErrorKind};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// How the backing device catches up; the words of the control plane for the engine's modes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -508,6 +509,9 @@ pub struct CacheInfo {
     pub damage_found: u64,
     /// Those of them that were healed from the backing device.
     pub damage_healed: u64,
+    /// How often paths were taken since the cache was opened that are rarely taken, by name.
+    #[serde(default)]
+    pub rare_paths: BTreeMap<String, u64>,
     /// Ranges of the device whose data is damaged: reads answer with an error.
     pub quarantined: Vec<DamagedInfo>,
 }

@@ -137,4 +137,19 @@ fn for_backends(page: &mut Page, status: &Status) {
             }
         }
     }
+    page.head(
+        "cbd_cache_rare_paths_total",
+        "counter",
+        "How often a path was taken that is rarely taken: second copies read, torn records dropped and the like.",
+    );
+    for (labels, backend) in backends() {
+        for (path, count) in backend.cache.iter().flat_map(|cache| &cache.rare_paths) {
+            let [transport, id, place] = labels.clone();
+            page.line(
+                "cbd_cache_rare_paths_total",
+                &[transport, id, place, ("rare_path", path.clone())],
+                count,
+            );
+        }
+    }
 }

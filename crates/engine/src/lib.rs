@@ -26,6 +26,7 @@ mod overlay;
 mod pool;
 mod quarantine;
 mod rangemap;
+mod rare;
 mod read;
 mod reclaim;
 mod recovery;
@@ -41,6 +42,7 @@ mod zero;
 pub use cache::{Cache, Consistency, Settings};
 pub use fill::Miss;
 pub use maintainer::{Maintainer, Step};
+pub use rare::RarePaths;
 pub use status::{BackingTrouble, CacheStatus, CachedState, DamagedRange};
 pub use transport::{
     BackendEntry, BackendSpec, BlkdevEntry, BlkdevSpec, FormatOptions, HostEntry, Transport, TransportInfo,

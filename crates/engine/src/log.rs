@@ -8,6 +8,7 @@ use crate::{
     index::Location,
     lane::{LaneState, LogSegment},
     pool::Asker,
+    rare,
 };
 use alloc::format;
 use cbd_format::record::{FLAG_DATA_CRC, bytes_of};
@@ -78,6 +79,9 @@ impl<E: Environment> Cache<E> {
         let generation = runtime.generation.load(Ordering::Relaxed).wrapping_add(raised).max(1);
         let salt = if Safeguard::SaltFresh.is_kept() { self.environment().random() } else { 0 };
         runtime.begin(generation, salt, lane.next_ordinal);
+        if generation > 1 {
+            rare::count(&self.rare.segment_reuses);
+        }
         let header = SegmentHeader {
             crc: 0.into(),
             magic: segment::LOG_MAGIC.into(),
@@ -152,6 +156,9 @@ impl<E: Environment> Cache<E> {
                 .and(self.store_slot(open.segment, slot + 1 + index as u32, |place| line.encode(place)));
         }
         open.slots += record.slots();
+        if self.epoch.load(Ordering::SeqCst) != epoch {
+            rare::count(&self.rare.stragglers);
+        }
         if record.kind().is_dirty() {
             open.last_dirty_epoch = epoch;
             lane.counters.dirty_records += 1;
@@ -180,11 +187,24 @@ impl<E: Environment> Cache<E> {
     /// # Errors
     /// [`ErrorKind::Media`] when both copies are damaged.
     pub(crate) fn load_record(&self, location: Location) -> Result<Record> {
+        self.find_record(location).ok_or_else(|| {
+            Error::new(
+                ErrorKind::Media,
+                format!(
+                    "both copies of the record in slot {} of segment {} are damaged",
+                    location.slot, self.segments[location.segment as usize].id
+                ),
+            )
+        })
+    }
+
+    /// As [`load_record`](Self::load_record), where it is no wonder if there is none.
+    pub(crate) fn find_record(&self, location: Location) -> Option<Record> {
         let runtime = &self.segments[location.segment as usize];
         let place = runtime.place(location.slot);
         let generation = runtime.generation.load(Ordering::Relaxed);
         let copies = if Safeguard::RecordMirrorRead.is_kept() { 2 } else { 1 };
-        for at in self.shape().slot(location.slot).into_iter().take(copies) {
+        for (copy, at) in self.shape().slot(location.slot).into_iter().take(copies).enumerate() {
             let mut line = [0; 64];
             if self.region().load(runtime.base + at, &mut line).is_err() {
                 continue;
@@ -192,16 +212,13 @@ impl<E: Environment> Cache<E> {
             if let Some(record) = Record::decode(&line).verify(&place, generation, self.shape().size)
                 && self.accepts(&record)
             {
-                return Ok(record);
+                if copy > 0 {
+                    rare::count(&self.rare.mirror_reads);
+                }
+                return Some(record);
             }
         }
-        Err(Error::new(
-            ErrorKind::Media,
-            format!(
-                "both copies of the record in slot {} of segment {} are damaged",
-                location.slot, runtime.id
-            ),
-        ))
+        None
     }
 
     /// Whether the record's range lies on the device and, where it has data, inside one chunk.
@@ -281,12 +298,15 @@ impl<E: Environment> Cache<E> {
         let runtime = &self.segments[location.segment as usize];
         let slot = location.slot + 1 + number as u32;
         let copies = if Safeguard::SumsMirrorRead.is_kept() { 2 } else { 1 };
-        for at in self.shape().slot(slot).into_iter().take(copies) {
+        for (copy, at) in self.shape().slot(slot).into_iter().take(copies).enumerate() {
             let mut line = [0; 64];
             if self.region().load(runtime.base + at, &mut line).is_ok()
                 && let Some(line) =
                     SumLine::decode(&line).verify(&runtime.place(slot), number as u8, record.sequence.get())
             {
+                if copy > 0 {
+                    rare::count(&self.rare.mirror_reads);
+                }
                 return Ok(line);
             }
         }

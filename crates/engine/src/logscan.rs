@@ -36,12 +36,12 @@ impl<E: Environment> Cache<E> {
             }
             while cursor.slot < segment.slots {
                 let location = Location { segment: segment.segment, slot: cursor.slot };
-                let record = self.load_record(location).ok();
+                let record = self.find_record(location);
                 let next = match &record {
                     Some(record) => cursor.slot + record.slots(),
                     // The next one that can be read, however far: a failed page pair takes 64 slots at once.
                     None => (cursor.slot + 1..segment.slots)
-                        .find(|slot| self.load_record(Location { slot: *slot, ..location }).is_ok())
+                        .find(|slot| self.find_record(Location { slot: *slot, ..location }).is_some())
                         .unwrap_or(segment.slots),
                 };
                 // Several records may be lost together: what is condemned at the last of their places is all of

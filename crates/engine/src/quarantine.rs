@@ -9,6 +9,7 @@ use crate::{
     lane::LaneState,
     overlay::{Meaning, Place},
     pool::Asker,
+    rare,
     read::Source,
 };
 use alloc::{string::String, vec, vec::Vec};
@@ -89,6 +90,7 @@ impl<E: Environment> Cache<E> {
             record.reference = sequence.into();
             let (_, stored) = self.append(&mut state, record, &[]);
             self.region().fence(Safeguard::QuarantineFence, stored);
+            rare::count(&self.rare.quarantine_records);
         }
         if Safeguard::QuarantineCancelsFills.is_kept() {
             state.cancel_fills(range);

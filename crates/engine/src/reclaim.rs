@@ -11,6 +11,7 @@ use crate::{
     index::{Found, Location, PARTS, blocks},
     lane::{LaneState, LogSegment},
     pool::Asker,
+    rare,
     slots::InBoth,
 };
 use alloc::{collections::BTreeSet, vec::Vec};
@@ -183,9 +184,12 @@ impl Victim {
         if !Safeguard::ChanceStillCurrent.holds(is_current(cache, &state, block, location)) {
             return true;
         }
-        cache
-            .commit_locked::<2>(&mut state, RecordKind::Fill, block, scratch, Asker::Optional, None)
-            .is_some()
+        let appended =
+            cache.commit_locked::<2>(&mut state, RecordKind::Fill, block, scratch, Asker::Optional, None);
+        if appended.is_some() {
+            rare::count(&cache.rare.second_chances);
+        }
+        appended.is_some()
     }
 
     fn take_out<E: Environment>(
@@ -244,6 +248,7 @@ impl Victim {
             cache.lanes[self.lane.index()].state.lock().sealed.pop_front();
             cache.retire(self.segment.segment);
         }
+        rare::count(&cache.rare.segments_reclaimed);
         true
     }
 

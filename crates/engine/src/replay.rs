@@ -14,6 +14,7 @@ use crate::{
     log::SLOTS_MAX_OF_RECORD,
     logscan::Cursor,
     overlay::{Meaning, Place},
+    rare,
 };
 use alloc::{
     collections::{BTreeMap, BTreeSet},
@@ -268,6 +269,7 @@ impl<E: Environment> Cache<E> {
                 self.apply(state, &mut log, location, &record, replay);
             } else {
                 // Torn: a write that was never acknowledged.
+                rare::count(&self.rare.torn_records_dropped);
                 if Safeguard::EpochAboveDropped.is_kept() {
                     replay.outcome.epoch = replay.outcome.epoch.max(record.epoch.get());
                 }
@@ -285,7 +287,7 @@ impl<E: Environment> Cache<E> {
         if slot >= self.shape().slots_max() {
             return None;
         }
-        self.load_record(Location { segment, slot }).ok()
+        self.find_record(Location { segment, slot })
     }
 
     /// The next record behind a damaged one: its slot and sequence number. Where something proves that there is more the

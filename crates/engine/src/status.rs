@@ -1,6 +1,6 @@
 //! What a cache says of itself.
 
-use crate::{Cache, Consistency, Environment, read::Source};
+use crate::{Cache, Consistency, Environment, rare::RarePaths, read::Source};
 use alloc::{string::String, vec::Vec};
 use cbd_types::{ByteRange, Epoch};
 use core::sync::atomic::Ordering;
@@ -80,6 +80,8 @@ pub struct CacheStatus {
     pub backing_trouble: Option<BackingTrouble>,
     /// Whether a request waits for space.
     pub writers_waiting: bool,
+    /// How often rare paths were taken.
+    pub rare: RarePaths,
     /// Why the region takes no more writes, if so.
     pub region_failed: Option<String>,
 }
@@ -172,6 +174,7 @@ impl<E: Environment> Cache<E> {
             damage_healed,
             backing_trouble: self.trouble.lock().clone(),
             writers_waiting: self.pool.has_waiters(),
+            rare: self.rare.read(),
             region_failed: self.region().store_failure().map(|error| error.line()),
         }
     }

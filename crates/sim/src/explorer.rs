@@ -62,9 +62,9 @@ impl Default for Effort {
             lines_max: 12,
             exhausted_permille: 1000,
             lines_read_max: 6,
-            sampled: 24,
-            torn: 3,
-            poisoned: 2,
+            sampled: 12,
+            torn: 2,
+            poisoned: 1,
             stores_permille: 30,
             again_permille: 100,
             recovery_permille: 100,
@@ -348,7 +348,7 @@ impl Moment<'_> {
         let outcome = quietly(|| world.branch(memory, disk, seed).live_on(turns));
         self.explorer.tally.state("went on");
         match outcome {
-            Ok(happened) => self.explorer.tally.rare("crash_in_recovery", happened.crashes_in_recovery),
+            Ok(happened) => self.explorer.tally.count_world(&happened),
             Err(text) => self.found("went on", text),
         }
     }
@@ -364,6 +364,7 @@ impl Moment<'_> {
         match judged {
             Ok(Ok(found)) => {
                 self.explorer.tally.distinct.insert(found.digest());
+                self.explorer.tally.engine(&found.status.rare);
                 Some(found)
             }
             Ok(Err(violation)) => {

@@ -155,6 +155,13 @@ impl World {
         });
     }
 
+    /// The process ends; what its engine has counted is kept.
+    fn let_process_go(&mut self) {
+        if let Some(process) = self.process.take() {
+            self.happened.rare = self.happened.rare.and(process.cache().status().rare);
+        }
+    }
+
     fn process(&mut self) -> &mut Process {
         match &mut self.process {
             Some(process) => process,

@@ -5,9 +5,10 @@ use super::transport::TransportSlot;
 use super::{Fixed, Tables};
 use crate::api::{BackendStatus, CacheInfo, DamagedInfo, Status, TransportStatus};
 use crate::size::format_time;
-use cbd_engine::CacheStatus;
+use cbd_engine::{CacheStatus, RarePaths};
 use cbd_export::BlockDevice;
 use cbd_types::BackendId;
+use std::collections::BTreeMap;
 
 /// The whole page.
 pub(super) fn page(fixed: &Fixed, tables: &Tables) -> Status {
@@ -75,6 +76,7 @@ fn backend(id: BackendId, slot: &BackendSlot, segment_size: u64) -> BackendStatu
                 index_bytes: status.index_bytes,
                 damage_found: status.damage_found,
                 damage_healed: status.damage_healed,
+                rare_paths: named(&status.rare),
                 quarantined: status
                     .damaged
                     .iter()
@@ -87,6 +89,10 @@ fn backend(id: BackendId, slot: &BackendSlot, segment_size: u64) -> BackendStatu
             }
         }),
     }
+}
+
+fn named(rare: &RarePaths) -> BTreeMap<String, u64> {
+    rare.named().into_iter().map(|(name, count)| (name.to_owned(), count)).collect()
 }
 
 /// What the backing device alone is, in words.

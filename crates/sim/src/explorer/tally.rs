@@ -1,6 +1,7 @@
 //! What explorers count, so that a run can say what it has seen.
 
 use crate::world::Happened;
+use cbd_engine::RarePaths;
 use std::collections::{BTreeMap, HashSet};
 
 /// Something that was found wrong.
@@ -60,6 +61,13 @@ impl Tally {
         *self.rare.entry(path).or_default() += count;
     }
 
+    /// Counts the rare paths that an engine has taken.
+    pub fn engine(&mut self, paths: &RarePaths) {
+        for (path, count) in paths.named() {
+            self.rare(path, count);
+        }
+    }
+
     /// Counts what happened in a world.
     pub fn count_world(&mut self, happened: &Happened) {
         self.fault("process_crash", happened.process_crashes);
@@ -69,6 +77,7 @@ impl Tally {
         self.rare("waited_for_space", happened.waited_for_space);
         self.rare("orderly_stop", happened.stops);
         self.rare("drain", happened.drains);
+        self.engine(&happened.rare);
     }
 
     /// All states that were recovered and compared.

@@ -21,6 +21,7 @@ impl World {
             self.run(turns);
             self.judge_points();
         });
+        self.let_process_go();
         let happened = self.happened;
         let Some(mut explorer) = self.explorer.take() else { unreachable!("it is always put back") };
         if let Err(text) = outcome {
@@ -114,6 +115,7 @@ impl World {
         if self.random.chance(300) {
             return self.finish();
         }
+        self.let_process_go();
         self.happened
     }
 }

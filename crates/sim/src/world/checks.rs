@@ -86,6 +86,7 @@ impl World {
             let verdict = self.oracle.check_everything(&image);
             self.judge(verdict);
         }
+        self.let_process_go();
         self.happened
     }
 }

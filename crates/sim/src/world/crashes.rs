@@ -39,7 +39,7 @@ impl World {
 
     /// Brings up a process on what is there; false if it crashed meanwhile.
     fn restart(&mut self) -> bool {
-        self.process = None;
+        self.let_process_go();
         self.draining = None;
         self.asked.clear();
         self.done.clear();

@@ -3,7 +3,7 @@
 use crate::memory::MemoryKind;
 use crate::random::Seeded;
 use crate::workload::Mix;
-use cbd_engine::Consistency;
+use cbd_engine::{Consistency, RarePaths};
 
 /// What a world is made of.
 #[derive(Clone, Copy, Debug)]
@@ -110,6 +110,8 @@ pub struct Happened {
     pub waited_for_space: u64,
     /// Times at which clients waited and nothing went on before the clock did.
     pub rescued_by_clock: u64,
+    /// Rare paths that the engines took, those that still run left out.
+    pub rare: RarePaths,
 }
 
 impl Happened {
@@ -129,6 +131,7 @@ impl Happened {
             images_void: self.images_void + other.images_void,
             waited_for_space: self.waited_for_space + other.waited_for_space,
             rescued_by_clock: self.rescued_by_clock + other.rescued_by_clock,
+            rare: self.rare.and(other.rare),
         }
     }
 }

@@ -1,0 +1,64 @@
+//! How often paths are taken that are rarely taken: for operators, who learn from them what a region has been through,
+//! and for tests, which must not be content before each was taken.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+/// The counters, by what they count.
+macro_rules! rare_paths {
+    ($($(#[doc = $about:literal])+ $name:ident,)+) => {
+        /// How often rare paths were taken since the cache was opened.
+        #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+        pub struct RarePaths {
+            $($(#[doc = $about])+ pub $name: u64,)+
+        }
+
+        impl RarePaths {
+            /// Both together.
+            #[must_use]
+            pub const fn and(self, other: Self) -> Self {
+                Self { $($name: self.$name + other.$name,)+ }
+            }
+
+            /// Each with its name.
+            #[must_use]
+            pub fn named(&self) -> alloc::vec::Vec<(&'static str, u64)> {
+                alloc::vec![$((stringify!($name), self.$name),)+]
+            }
+        }
+
+        /// The counters behind [`RarePaths`]. Nothing depends on them, so they are not among the numbers that a model of
+        /// threads has to know of.
+        #[derive(Default)]
+        pub(crate) struct RareCounters {
+            $(pub(crate) $name: AtomicU64,)+
+        }
+
+        impl RareCounters {
+            pub(crate) fn read(&self) -> RarePaths {
+                RarePaths { $($name: self.$name.load(Ordering::Relaxed),)+ }
+            }
+        }
+    };
+}
+
+rare_paths! {
+    /// Last records of a lane that recovery found torn and dropped: writes that were never acknowledged.
+    torn_records_dropped,
+    /// Records and lines of checksums that were read from their second copy.
+    mirror_reads,
+    /// Segments that were begun anew on top of former records.
+    segment_reuses,
+    /// Segments that reclaim gave back.
+    segments_reclaimed,
+    /// Blocks that reclaim appended again because they had been read.
+    second_chances,
+    /// Records whose epoch was closed while they were stored.
+    stragglers,
+    /// Quarantines that were recorded.
+    quarantine_records,
+}
+
+/// Counts one more.
+pub(crate) fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}
