@@ -1,7 +1,7 @@
 //! A cache: its lanes, its segments, its pool, and what is known of its backing device.
 
 use crate::{
-    Environment, Mutex,
+    Environment, Mutex, Settings,
     flush::Pass,
     lane::{Lane, LaneMap},
     log,
@@ -13,93 +13,11 @@ use crate::{
     status::BackingTrouble,
     sync::{SharedBool, SharedU32, SharedU64},
 };
-use alloc::{boxed::Box, format, sync::Arc, vec::Vec};
+use alloc::{boxed::Box, format, string::String, sync::Arc, vec::Vec};
 use cbd_format::{Drained, LaneTail, RecordPlace, SegmentShape};
 use cbd_types::{BackendId, CHUNK, Epoch, Error, ErrorKind, Region, Result, Safeguard, SegmentId};
 use core::sync::atomic::Ordering;
 use core::task::Waker;
-
-/// In which order the backing device catches up.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub enum Consistency {
-    /// Epoch by epoch: alone, the backing device is a legal crash state at any moment.
-    #[default]
-    Strict,
-    /// Many epochs in one batch: legal between batches.
-    Checkpoint,
-    /// By address, at once: no promise until all is drained.
-    None,
-}
-
-impl Consistency {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::Strict, Self::Checkpoint, Self::None];
-
-    /// The name in commands, status and documentation.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Strict => "strict",
-            Self::Checkpoint => "checkpoint",
-            Self::None => "none",
-        }
-    }
-
-    /// The number on media.
-    #[must_use]
-    pub const fn code(self) -> u32 {
-        match self {
-            Self::Strict => 0,
-            Self::Checkpoint => 1,
-            Self::None => 2,
-        }
-    }
-
-    /// The order with this number on media.
-    #[must_use]
-    pub fn from_code(code: u32) -> Option<Self> {
-        Self::ALL.into_iter().find(|known| known.code() == code)
-    }
-}
-
-/// What can be changed while a cache runs.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Settings {
-    /// Reclaim begins when more than this share of the segments is used; 0 to 90 percent.
-    pub gc_percent: u8,
-    /// Order of writeback.
-    pub consistency: Consistency,
-    /// Limit of writeback in bytes a second; 0 means as fast as it is needed.
-    pub writeback_rate: u64,
-    /// Writeback goes at full speed when more than this share of the cache is dirty; 0 to 90 percent.
-    pub dirty_target_percent: u8,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Self { gc_percent: 70, consistency: Consistency::Strict, writeback_rate: 0, dirty_target_percent: 10 }
-    }
-}
-
-impl Settings {
-    /// The same settings if all are in their range.
-    ///
-    /// # Errors
-    /// [`ErrorKind::InvalidArgument`] that names the setting and its range.
-    pub fn validated(self) -> Result<Self> {
-        for (name, value) in
-            [("gc_percent", self.gc_percent), ("dirty_target_percent", self.dirty_target_percent)]
-        {
-            if value > 90 {
-                return Err(Error::new(
-                    ErrorKind::InvalidArgument,
-                    format!("{name} is {value}: it must be 0 to 90"),
-                ));
-            }
-        }
-        Ok(self)
-    }
-}
 
 /// What a cache is; constant while it is open.
 #[derive(Clone, Copy, Debug)]
@@ -202,6 +120,12 @@ pub struct Cache<E: Environment> {
     pub(crate) damage: Mutex<E, DamageLog>,
     pub(crate) trouble: Mutex<E, Option<BackingTrouble>>,
     pub(crate) rare: RareCounters,
+    /// The backing device refuses for long what must go there before anything else can: who finds no space is told so.
+    pub(crate) stalled: SharedBool<E>,
+    pub(crate) parked_total: SharedU64<E>,
+    pub(crate) unparked_total: SharedU64<E>,
+    /// What the backing device said when a parked range was tried last.
+    pub(crate) parked_error: Mutex<E, Option<String>>,
     pub(crate) written_back: SharedU64<E>,
     pub(crate) backing_flushes: SharedU64<E>,
     maintenance: Mutex<E, Option<Waker>>,
@@ -249,6 +173,10 @@ impl<E: Environment> Cache<E> {
             damage: Mutex::<E, _>::new(DamageLog::default()),
             trouble: Mutex::<E, _>::new(None),
             rare: RareCounters::default(),
+            stalled: SharedBool::new(false),
+            parked_total: SharedU64::new(0),
+            unparked_total: SharedU64::new(0),
+            parked_error: Mutex::<E, _>::new(None),
             written_back: SharedU64::new(0),
             backing_flushes: SharedU64::new(0),
             maintenance: Mutex::<E, _>::new(None),
@@ -386,6 +314,29 @@ impl<E: Environment> Cache<E> {
             return Err(Error::new(ErrorKind::Stopped, "the cache was stopped"));
         }
         Ok(())
+    }
+
+    /// # Errors
+    /// [`ErrorKind::Backing`] while the backing device has refused writes for longer than the settings allow. For who was just
+    /// put on the wait list: whoever is there when that begins is woken.
+    pub(crate) fn check_not_stalled(&self) -> Result<()> {
+        if self.stalled.load(Ordering::SeqCst) {
+            let cause = self.trouble.lock().as_ref().map(|trouble| trouble.error.clone()).unwrap_or_default();
+            return Err(Error::new(
+                ErrorKind::Backing,
+                format!(
+                    "the cache is full, and the backing device has refused writes for long ({cause}): put it right, or set on_write_error to park"
+                ),
+            ));
+        }
+        Ok(())
+    }
+
+    /// From now on who finds no space is told that the backing device refuses writes, or not any more.
+    pub(crate) fn set_stalled(&self, stalled: bool) {
+        if self.stalled.swap(stalled, Ordering::SeqCst) != stalled && stalled {
+            self.pool.wake_all();
+        }
     }
 
     /// A reader is done with a segment.

@@ -9,6 +9,7 @@ use crate::{
     Environment, Mutex,
     index::Index,
     overlay::Overlay,
+    parking::Parking,
     sync::{SharedBool, SharedU64},
 };
 use alloc::{collections::VecDeque, vec::Vec};
@@ -29,8 +30,8 @@ pub(crate) struct LogSegment {
     pub(crate) data_low: u64,
     /// The last epoch of a record that the backing device must learn of; 0 when there is none.
     pub(crate) last_dirty_epoch: u64,
-    /// Opened again by recovery: takes no data.
-    pub(crate) no_data: bool,
+    /// Opened again by recovery: a record that was dropped may stand in its next slot.
+    pub(crate) holds_dropped: bool,
 }
 
 /// A read of the backing device whose data may become a record.
@@ -60,6 +61,7 @@ pub(crate) struct LaneState {
     pub(crate) id: LaneId,
     pub(crate) index: Index,
     pub(crate) overlay: Overlay,
+    pub(crate) parked: Parking,
     pub(crate) fills: Vec<PendingFill>,
     pub(crate) next_fill: u64,
     /// Sequence number of the next record.
@@ -85,6 +87,7 @@ impl LaneState {
     pub(crate) fn reset(&mut self) {
         self.index.clear();
         self.overlay = Overlay::default();
+        self.parked = Parking::default();
         self.sealed.clear();
         self.open = None;
         self.counters = Counters::default();

@@ -15,6 +15,7 @@ extern crate alloc;
 
 mod cache;
 mod drained;
+mod failing;
 mod fill;
 mod flush;
 mod index;
@@ -23,6 +24,7 @@ mod log;
 mod logscan;
 mod maintainer;
 mod overlay;
+mod parking;
 mod pool;
 mod quarantine;
 mod rangemap;
@@ -31,6 +33,7 @@ mod read;
 mod reclaim;
 mod recovery;
 mod replay;
+mod settings;
 mod slots;
 mod status;
 mod sync;
@@ -39,10 +42,11 @@ mod write;
 mod writeback;
 mod zero;
 
-pub use cache::{Cache, Consistency, Settings};
+pub use cache::Cache;
 pub use fill::Miss;
 pub use maintainer::{Maintainer, Step};
 pub use rare::RarePaths;
+pub use settings::{Consistency, OnWriteError, Settings};
 pub use status::{BackingTrouble, CacheStatus, CachedState, DamagedRange};
 pub use transport::{
     BackendEntry, BackendSpec, BlkdevEntry, BlkdevSpec, FormatOptions, HostEntry, Transport, TransportInfo,

@@ -44,11 +44,13 @@ impl<E: Environment> Cache<E> {
         // of it is for more of them, and clients wait.
         let may_use_open = asker == Asker::Essential
             || Safeguard::PoolOpenFromReserve.holds(self.pool.free() >= self.pool.reserve());
-        if let Some(open) = &lane.open
+        if let Some(open) = &mut lane.open
             && may_use_open
-            && Safeguard::RecoveryReopenNoData.holds(!(open.no_data && length > 0))
             && shape.fits(open.slots, open.data_low, slots, length)
         {
+            if open.holds_dropped && length > 0 && Safeguard::RecoveryReopenErase.is_kept() {
+                self.erase_dropped(open);
+            }
             return true;
         }
         let Some(segment) = self.pool.take(asker, waker) else {
@@ -69,6 +71,19 @@ impl<E: Environment> Cache<E> {
         }
         self.open_segment(lane, segment);
         true
+    }
+
+    /// A record that recovery dropped may stand in the next slot of a segment that was opened again, torn for want of data.
+    /// Data that is stored now could make it whole, so it is erased, durably, first.
+    fn erase_dropped(&self, open: &mut LogSegment) {
+        let base = self.segments[open.segment as usize].base;
+        let [primary, mirror] = self.shape().slot(open.slots);
+        let stored = self
+            .region()
+            .store_line(base + primary, &[0; 64])
+            .and(self.region().store_line(base + mirror, &[0; 64]));
+        self.region().fence(Safeguard::RecoveryReopenEraseFence, stored);
+        open.holds_dropped = false;
     }
 
     /// Opens a segment for the lane. In crash order: the header's two copies are durable before any record can be
@@ -113,7 +128,7 @@ impl<E: Environment> Cache<E> {
             slots: 0,
             data_low: self.shape().data_top(),
             last_dirty_epoch: 0,
-            no_data: false,
+            holds_dropped: false,
         });
         lane.next_ordinal += 1;
     }
@@ -316,7 +331,7 @@ impl<E: Environment> Cache<E> {
         ))
     }
 
-    /// Whether the backing device holds what the record says.
+    /// Whether the backing device holds what the record says, unless it is parked.
     pub(crate) fn is_clean(&self, record: &Record) -> bool {
         !record.kind().is_dirty() || Epoch(record.epoch.get()) <= self.drained_epoch()
     }

@@ -51,7 +51,7 @@ impl<E: Environment, Q: BackingQueue> Maintainer<E, Q> {
             .is_some_and(|drained| drained.void_until.get() > drained.epoch.get());
         let now = cache.environment().monotonic_ms();
         Self {
-            writeback: Writeback::new(geometry, cursors, was_void, now),
+            writeback: Writeback::new(geometry, cursors, was_void, &cache.parked_ranges(), now),
             reclaim: Reclaim::default(),
             cache,
             queue,

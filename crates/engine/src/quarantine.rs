@@ -71,6 +71,7 @@ impl<E: Environment> Cache<E> {
         let mut state = lane.state.lock();
         self.announce(lane);
         state.overlay.insert(range, Meaning::Damaged, place);
+        self.forget_parked_up_to(&mut state, range, place);
         if Safeguard::QuarantineNewer.is_kept() {
             self.heal_what_is_newer(&mut state, range, place);
         }

@@ -160,7 +160,7 @@ impl<E: Environment> Cache<E> {
                 match source {
                     Source::Record(location) => match self.load_piece(location, part, out) {
                         Ok(()) => {}
-                        Err(unreadable) if self.is_clean_now(&state, location, &unreadable) => {
+                        Err(unreadable) if self.is_clean_now(&state, location, part, &unreadable) => {
                             healed += 1;
                             misses.push(self.register_fill(&mut state, part));
                         }
@@ -206,7 +206,17 @@ impl<E: Environment> Cache<E> {
     }
 
     /// Whether the backing device has what cannot be read at `location`, to which the index leads now.
-    fn is_clean_now(&self, state: &LaneState, location: Location, unreadable: &Unreadable) -> bool {
+    fn is_clean_now(
+        &self,
+        state: &LaneState,
+        location: Location,
+        piece: ByteRange,
+        unreadable: &Unreadable,
+    ) -> bool {
+        let is_parked = state.parked.touching(piece).any(|(_, parked)| parked.location == location);
+        if !Safeguard::ParkedIsDirty.holds(!is_parked) {
+            return false;
+        }
         match unreadable {
             Unreadable::Data(record, _) => Safeguard::ReadAnewClean.holds(self.is_clean(record)),
             // Whether it was clean went with the record; its segment may still say so.

@@ -2,6 +2,7 @@
 //!
 //! Always true here:
 //! - records leave the index in the order of the log, so what an older record held is never seen again;
+//! - what is parked is recorded again at the head, durably, before its record leaves the index;
 //! - the new tail is durable before the segment returns to the pool, so a reclaimed newer record can never uncover an
 //!   older one;
 //! - a lane's lock is held for a bounded number of records.
@@ -10,6 +11,7 @@ use crate::{
     Cache, Environment,
     index::{Found, Location, PARTS, blocks},
     lane::{LaneState, LogSegment},
+    parking::Parked,
     pool::Asker,
     rare,
     slots::InBoth,
@@ -17,6 +19,7 @@ use crate::{
 use alloc::{collections::BTreeSet, vec::Vec};
 use cbd_format::{LaneTail, Record, RecordKind};
 use cbd_types::{AlignedBuffer, ByteRange, CHECKSUM_BLOCK, LaneId, Safeguard};
+use core::sync::atomic::Ordering;
 
 /// Records that leave the index in one hold of the lane's lock.
 const RECORDS_PER_HOLD: usize = 32;
@@ -27,6 +30,8 @@ struct Victim {
     slot: u32,
     /// Bytes that may still be given a second chance.
     second_chance: u64,
+    /// Nothing that is parked is left in it.
+    has_carried: bool,
     /// Records were met that cannot be read.
     unreadable: bool,
 }
@@ -35,20 +40,35 @@ struct Victim {
 #[derive(Default)]
 pub(crate) struct Reclaim {
     victim: Option<Victim>,
-    /// Lanes whose victim holds quarantines that found no space at the head; left alone until a segment came back.
+    /// Lanes whose victim holds what found no space at the head, damage or parked data; left alone until a segment came back
+    /// or something is parked no longer.
     stuck: BTreeSet<LaneId>,
+    /// What [`Cache::unparked_total`] was then.
+    unparked: u64,
     scratch: AlignedBuffer,
 }
 
 impl Reclaim {
     /// One bounded step. `false` when there is nothing to reclaim.
     pub(crate) fn step<E: Environment>(&mut self, cache: &Cache<E>) -> bool {
+        let unparked = cache.unparked_total.load(Ordering::Relaxed);
+        if self.unparked != unparked {
+            self.unparked = unparked;
+            self.stuck.clear();
+        }
         let Some(victim) = &mut self.victim else {
             self.victim = (cache.is_above_gc() || cache.pool.has_waiters())
                 .then(|| choose(cache, &self.stuck))
                 .flatten();
             return self.victim.is_some();
         };
+        if !victim.has_carried && Safeguard::ReclaimCarryParked.is_kept() {
+            if !Safeguard::ReclaimStuck.holds(victim.carry_parked(cache)) {
+                self.stuck.insert(victim.lane);
+                self.victim = None;
+            }
+            return true;
+        }
         if victim.slot < victim.segment.slots {
             victim.take_out_some(cache, &mut self.scratch);
             return true;
@@ -86,6 +106,7 @@ fn choose<E: Environment>(cache: &Cache<E>, stuck: &BTreeSet<LaneId>) -> Option<
                     segment: *tail,
                     slot: 0,
                     second_chance: cache.shape().size / 2,
+                    has_carried: false,
                     unreadable: false,
                 },
             ));
@@ -95,6 +116,18 @@ fn choose<E: Environment>(cache: &Cache<E>, stuck: &BTreeSet<LaneId>) -> Option<
 }
 
 impl Victim {
+    /// Parked ranges whose records stand in the segment are recorded again at the head, before anything leaves the index.
+    /// `false` when there is no space: the segment stays as it is.
+    fn carry_parked<E: Environment>(&mut self, cache: &Cache<E>) -> bool {
+        let parked: Vec<_> = {
+            let state = cache.lanes[self.lane.index()].state.lock();
+            let is_here = |(_, parked): &(_, Parked)| parked.location.segment == self.segment.segment;
+            state.parked.iter().filter(is_here).take(RECORDS_PER_HOLD).collect()
+        };
+        self.has_carried = parked.is_empty();
+        parked.into_iter().all(|(range, parked)| cache.carry_parked(self.lane, range, parked))
+    }
+
     fn take_out_some<E: Environment>(&mut self, cache: &Cache<E>, scratch: &mut AlignedBuffer) {
         // The segment is clean and not in the pool, so its records can be read without the lock.
         let mut records: Vec<(Location, Record)> = Vec::with_capacity(RECORDS_PER_HOLD);
@@ -201,12 +234,12 @@ impl Victim {
     ) {
         let range = record.range();
         match record.kind() {
-            RecordKind::Write | RecordKind::Fill => {
+            RecordKind::Write | RecordKind::Fill | RecordKind::ParkedWrite => {
                 for (block, _, _) in blocks(range) {
                     state.index.remove_at(cache.identity.lanes.key(block * CHECKSUM_BLOCK), location);
                 }
             }
-            RecordKind::WriteZeroes | RecordKind::Discard => {
+            RecordKind::WriteZeroes | RecordKind::Discard | RecordKind::ParkedZeroes => {
                 state.overlay.forget_zeroes(range, (self.segment.ordinal, location.slot));
             }
             // Carried forward in `give_back`, when all of the segment has been seen.

@@ -94,6 +94,7 @@ impl<E: Environment> Cache<E> {
                 id: lane,
                 index: Index::new(blocks_per_lane as usize),
                 overlay: crate::overlay::Overlay::default(),
+                parked: crate::parking::Parking::default(),
                 fills: Vec::new(),
                 next_fill: 0,
                 next_sequence: 1,
@@ -168,11 +169,11 @@ impl<E: Environment> Cache<E> {
 
     /// A quarantine may have taken the last free segment before the crash. It is sealed now, and reclaim could carry no quarantine
     /// out of a tail: nothing would ever be free again. So a lane goes on in its last segment, in the run that it
-    /// belongs to, with records that have no data.
+    /// belongs to.
     ///
     /// A record that was dropped may stand in the next slot. Both its copies are overwritten by one with its sequence number;
     /// if a power cut tears that, the dropped one is found as torn as it was, since its data was not touched. Data could
-    /// complete it, which is why none is taken.
+    /// complete it, which is why it is erased before any is taken.
     fn reopen_if_nothing_is_free(&self, chains: &[Vec<ChainSegment>]) {
         let is_short = self.pool.free() < self.pool.reserve();
         if !Safeguard::RecoveryNewSegment.holds(is_short) || !Safeguard::RecoveryReopen.is_kept() {
@@ -184,7 +185,7 @@ impl<E: Environment> Cache<E> {
             if state.sealed.back().is_none_or(|sealed| sealed.segment != last.segment) {
                 continue;
             }
-            state.open = state.sealed.pop_back().map(|segment| LogSegment { no_data: true, ..segment });
+            state.open = state.sealed.pop_back().map(|segment| LogSegment { holds_dropped: true, ..segment });
             state.run = last.header.run.get();
             state.cut = last.header.cut.get();
         }

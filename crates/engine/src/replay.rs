@@ -15,6 +15,7 @@ use crate::{
     logscan::Cursor,
     overlay::{Meaning, Place},
     rare,
+    parking::Parked,
 };
 use alloc::{
     collections::{BTreeMap, BTreeSet},
@@ -213,7 +214,7 @@ impl<E: Environment> Cache<E> {
             slots: 0,
             data_low: self.shape().data_top(),
             last_dirty_epoch: 0,
-            no_data: false,
+            holds_dropped: false,
         };
         let mut expected = segment.header.first_sequence.get();
         // The last record is applied only when it is known not to be torn.
@@ -337,6 +338,7 @@ impl<E: Environment> Cache<E> {
         let whole = ByteRange { start: 0, end: self.identity.size };
         if Safeguard::RecoveryLost.is_kept() {
             state.overlay.insert(whole, Meaning::Damaged, lost.place);
+            state.parked.forget(whole);
         }
         replay.outcome.lost.push(lost);
     }
@@ -356,7 +358,7 @@ impl<E: Environment> Cache<E> {
             replay.outcome.epoch = replay.outcome.epoch.max(epoch);
         }
         match kind {
-            RecordKind::Write | RecordKind::Fill => {
+            RecordKind::Write | RecordKind::Fill | RecordKind::ParkedWrite => {
                 state.index.reserve(blocks_in(range));
                 self.index_range(state, range, location);
                 if Safeguard::RecoveryHeals.is_kept() {
@@ -364,7 +366,7 @@ impl<E: Environment> Cache<E> {
                 }
                 log.data_low = log.data_low.min(u64::from(record.data_offset.get()));
             }
-            RecordKind::WriteZeroes | RecordKind::Discard => {
+            RecordKind::WriteZeroes | RecordKind::Discard | RecordKind::ParkedZeroes => {
                 state.overlay.insert(range, Meaning::Zeroes, place);
             }
             RecordKind::Quarantine => {
@@ -374,10 +376,17 @@ impl<E: Environment> Cache<E> {
                 }
             }
         }
+        if kind != RecordKind::Quarantine && Safeguard::ParkedSuperseded.is_kept() {
+            state.parked.forget(range);
+        }
+        if kind.is_parked() && Safeguard::RecoveryParked.is_kept() {
+            state.parked.insert(range, Parked { location, sequence, zeroes: kind.is_zeroes() });
+        }
         let condemned =
             replay.condemned.ranges.get(&sequence).filter(|_| Safeguard::RecoveryCondemned.is_kept());
         for range in condemned.into_iter().flatten() {
             state.overlay.insert(*range, Meaning::Damaged, place);
+            state.parked.forget(*range);
         }
         if kind.is_dirty() {
             log.last_dirty_epoch = log.last_dirty_epoch.max(epoch);

@@ -78,6 +78,18 @@ pub struct CacheStatus {
     pub damage_healed: u64,
     /// Trouble with the backing device, if any.
     pub backing_trouble: Option<BackingTrouble>,
+    /// Parked ranges, which the backing device does not take; at most some of very many.
+    pub parked: Vec<ByteRange>,
+    /// Bytes that are parked; part of `dirty_bytes`.
+    pub parked_bytes: u64,
+    /// How often something was parked since the cache was opened, and how often the backing device took it after all.
+    pub parked_total: u64,
+    /// See `parked_total`.
+    pub unparked_total: u64,
+    /// What the backing device said when a parked range was tried last.
+    pub parked_error: Option<String>,
+    /// The backing device has refused writes for longer than the settings allow: requests that find no space fail.
+    pub is_stalled: bool,
     /// Whether a request waits for space.
     pub writers_waiting: bool,
     /// How often rare paths were taken.
@@ -135,6 +147,8 @@ impl<E: Environment> Cache<E> {
             let log = self.damage.lock();
             (log.found, log.healed)
         };
+        let parked = self.parked_ranges();
+        let parked_bytes = self.parked_bytes();
         let drained = self.drained.lock();
         let (drained_wall_ms, void_until) =
             drained.content().map_or((0, 0), |now| (now.wall_ms.get(), now.void_until.get()));
@@ -142,6 +156,8 @@ impl<E: Environment> Cache<E> {
         let drained_epoch = self.drained_epoch();
         let void_reason = if !damaged.is_empty() {
             Some(alloc::format!("{} ranges are quarantined", damaged.len()))
+        } else if !parked.is_empty() {
+            Some(alloc::format!("{} ranges are parked", parked.len()))
         } else if void_until > drained_epoch.0 {
             Some(alloc::format!("not all epochs up to {void_until} are on the backing device"))
         } else {
@@ -152,7 +168,7 @@ impl<E: Environment> Cache<E> {
             free_segments: self.pool.free(),
             lanes: self.identity.lanes.lanes,
             segment_size: self.shape().size,
-            dirty_bytes,
+            dirty_bytes: dirty_bytes + parked_bytes,
             dirty_records,
             written_bytes: written,
             read_hit_bytes: hit,
@@ -173,6 +189,12 @@ impl<E: Environment> Cache<E> {
             damage_found,
             damage_healed,
             backing_trouble: self.trouble.lock().clone(),
+            parked,
+            parked_bytes,
+            parked_total: self.parked_total.load(Ordering::Relaxed),
+            unparked_total: self.unparked_total.load(Ordering::Relaxed),
+            parked_error: self.parked_error.lock().clone(),
+            is_stalled: self.stalled.load(Ordering::Relaxed),
             writers_waiting: self.pool.has_waiters(),
             rare: self.rare.read(),
             region_failed: self.region().store_failure().map(|error| error.line()),
@@ -192,7 +214,8 @@ impl<E: Environment> Cache<E> {
                     Source::Damaged => (false, true, true),
                     Source::Record(location) => {
                         let dirty = self.load_record(location).map_or(true, |record| {
-                            record.kind().is_dirty() && Epoch(record.epoch.get()) > drained
+                            record.kind().is_parked()
+                                || (record.kind().is_dirty() && Epoch(record.epoch.get()) > drained)
                         });
                         (false, true, dirty)
                     }

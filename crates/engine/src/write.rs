@@ -4,6 +4,7 @@ use crate::{
     Cache, Environment,
     index::{Location, PARTS, blocks},
     lane::LaneState,
+    parking::Parked,
     pool::Asker,
 };
 use cbd_format::record::{Record, RecordKind, blocks_in, sum_lines};
@@ -25,7 +26,8 @@ impl<E: Environment> Cache<E> {
     /// whole or not at all.
     ///
     /// # Errors
-    /// When the cache was stopped.
+    /// When the cache was stopped; [`ErrorKind::Backing`](cbd_types::ErrorKind::Backing) when there is no space and the backing
+    /// device has refused for long what must go there first.
     pub fn write(&self, range: ByteRange, data: &[u8], waker: &Waker) -> Result<Admission> {
         debug_assert_eq!(range.len(), data.len() as u64);
         self.check_running()?;
@@ -59,7 +61,10 @@ impl<E: Environment> Cache<E> {
                 self.region().check_stores(Safeguard::WriteStoreCheck)?;
                 Admission::Done(durable)
             }
-            None => Admission::Full,
+            None => {
+                self.check_not_stalled()?;
+                Admission::Full
+            }
         })
     }
 
@@ -109,16 +114,27 @@ impl<E: Environment> Cache<E> {
         if !lane.overlay.is_empty() && Safeguard::WriteHeals.is_kept() {
             lane.overlay.heal(range);
         }
+        if kind.is_parked() {
+            let sequence = lane.next_sequence - 1;
+            lane.parked.insert(range, Parked { location, sequence, zeroes: false });
+        } else if !lane.parked.is_empty() && Safeguard::ParkedSuperseded.is_kept() {
+            lane.parked.forget(range);
+        }
         if Safeguard::WriteCancelsFills.is_kept() {
             lane.cancel_fills(range);
         }
 
         // 5. Fence, and only then may the caller let the lane go and complete: another processor's fence does
         //    not drain this one's buffers.
-        let fence = if kind == RecordKind::Fill { Safeguard::FillFence } else { Safeguard::WriteFence };
+        let fence = match kind {
+            RecordKind::Fill => Safeguard::FillFence,
+            RecordKind::ParkedWrite => Safeguard::ParkedFence,
+            _ => Safeguard::WriteFence,
+        };
         let durable = self.region().fence(fence, copied.and(stored));
         match kind {
             RecordKind::Fill => lane.counters.filled += range.len(),
+            RecordKind::ParkedWrite => {}
             _ => lane.counters.written += range.len(),
         }
         Some((durable, location))

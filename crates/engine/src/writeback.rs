@@ -5,6 +5,7 @@
 //! - operations of one part of a batch do not overlap, and the next part is issued when all of them have returned, so two
 //!   overlapping operations are never in flight together;
 //! - data is verified before it is written; what fails is quarantined and not written;
+//! - what was refused for long is parked, durably, before the batch that it belongs to is drained (`parking`);
 //! - *drained* is durable after the backing device's flush and before anything of a later epoch is submitted.
 //!
 //! It reads the logs, not the index, and holds no lane's lock while it writes.
@@ -12,17 +13,19 @@
 use crate::{
     Cache, Consistency, Environment,
     drained::{store_drained, void_until_now},
+    failing::{Failing, Flight},
     index::Location,
     logscan::Cursor,
     overlay::Place,
+    parking::{Outcome, Refused},
     rangemap::RangeMap,
     status::BackingTrouble,
 };
 use alloc::{collections::VecDeque, vec::Vec};
 use cbd_format::RecordKind;
 use cbd_types::{
-    AlignedBuffer, BackingGeometry, BackingOp, BackingQueue, ByteRange, Error, ErrorKind, LaneId, OpToken,
-    Safeguard, backing::BackingDone,
+    AlignedBuffer, BackingGeometry, BackingOp, BackingQueue, ByteRange, CHECKSUM_BLOCK, CHUNK, Error,
+    ErrorKind, LaneId, OpToken, Safeguard, backing::BackingDone,
 };
 use core::ops::ControlFlow;
 use core::sync::atomic::Ordering;
@@ -35,17 +38,38 @@ const ZERO_MAX: u64 = 64 << 20;
 const PART_RECORDS_MAX: usize = 128 << 10;
 /// Dirty data is left alone this long while nothing presses, so that overwrites merge.
 const DELAY_MS: u64 = 1000;
-/// A failed operation is tried again after this time, doubled each time up to the limit.
-const RETRY_FIRST_MS: u64 = 250;
-const RETRY_MAX_MS: u64 = 8000;
+/// What is parked is tried again after this time, doubled each time that the device takes none of it, up to the limit.
+const PARKED_RETRY_FIRST_MS: u64 = 30_000;
+const PARKED_RETRY_MAX_MS: u64 = 600_000;
+/// So many refusals, and nothing taken, end the attempt.
+const PARKED_REFUSALS_MAX: usize = 8;
+/// But at once, or this time after it was tried last, when somebody asks for a drain.
+const PARKED_RETRY_ASKED_MS: u64 = 1000;
 
 /// What a range of a batch becomes on the backing device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Content {
+pub(crate) enum Content {
     Data { location: Location, lane: LaneId, sequence: u64 },
     Zeroes,
     Discard,
 }
+
+impl Content {
+    /// Whether neighbours with these contents can be one request.
+    pub(crate) fn joins(&self, next: &Self) -> bool {
+        matches!((self, next), (Self::Data { .. }, Self::Data { .. })) || self == next
+    }
+
+    const fn refused(&self) -> Refused {
+        match self {
+            Self::Data { location, .. } => Refused::Data(*location),
+            Self::Zeroes | Self::Discard => Refused::Zeroes,
+        }
+    }
+}
+
+/// A range of a batch and what it becomes.
+pub(crate) type Piece = (ByteRange, Content);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
@@ -53,21 +77,35 @@ enum Phase {
     Flushing,
 }
 
-/// Epochs on their way to the backing device.
+/// Epochs on their way to the backing device, or what is parked.
 struct Batch {
-    /// The last epoch of the batch.
-    target: u64,
+    /// The last epoch of the batch; `None` for one of parked ranges.
+    target: Option<u64>,
     phase: Phase,
     /// By address; none overlaps another.
-    pieces: VecDeque<(ByteRange, Content)>,
+    pieces: VecDeque<Piece>,
     /// Whether the part in `pieces` is the last.
     complete: bool,
-    /// Failed operations, to be tried again.
-    failed: Vec<BackingOp>,
+    /// What the device has taken of parked ranges.
+    taken: Vec<Piece>,
     /// Dirty bytes and records that become clean with the batch, for each lane.
     cleaned: Vec<(u64, u64)>,
-    /// Something of the batch is damaged: the backing device does not get it.
-    has_damage: bool,
+    /// The backing device does not get something of the batch: it is damaged, or was refused.
+    lacks_something: bool,
+}
+
+impl Batch {
+    fn new(target: Option<u64>, lanes: usize) -> Self {
+        Self {
+            target,
+            phase: Phase::Writing,
+            pieces: VecDeque::new(),
+            complete: false,
+            taken: Vec::new(),
+            cleaned: alloc::vec![(0, 0); lanes],
+            lacks_something: false,
+        }
+    }
 }
 
 /// What a step came to.
@@ -89,34 +127,56 @@ pub(crate) struct Writeback {
     /// Where it begins anew when a flush failed: everything before is durable on the backing device.
     safe: Vec<Cursor>,
     batch: Option<Batch>,
-    /// Something was damaged when the last batch ended; after a restart, perhaps.
-    had_damage: bool,
+    failing: Failing,
+    /// The backing device lacked something when the last batch ended; after a restart, perhaps.
+    lacked_something: bool,
     buffers: Vec<AlignedBuffer>,
     done: Vec<BackingDone>,
     next_token: u64,
     last_end_ms: u64,
-    retry_at_ms: u64,
-    retry_delay_ms: u64,
+    /// When what is parked is tried again, and when it was tried last.
+    parked_due_ms: u64,
+    parked_delay_ms: u64,
+    parked_tried_ms: u64,
+    /// Refusals in the present batch of what is parked, and in all of them.
+    parked_refusals: usize,
+    parked_turn: usize,
+    /// The last drain that was asked for.
+    requested: u64,
     /// Bytes that the rate limit allows now, and when that was computed.
     allowance: u64,
     allowance_ms: u64,
 }
 
 impl Writeback {
-    /// `was_void`: the last process left the backing device as no crash state, perhaps because of damage.
-    pub(crate) fn new(geometry: BackingGeometry, cursors: Vec<Cursor>, was_void: bool, now_ms: u64) -> Self {
+    /// `was_void`: the last process left the backing device as no crash state, perhaps because of damage. `parked`: what
+    /// is parked; it is tried at once.
+    pub(crate) fn new(
+        geometry: BackingGeometry,
+        cursors: Vec<Cursor>,
+        was_void: bool,
+        parked: &[ByteRange],
+        now_ms: u64,
+    ) -> Self {
+        let mut known = RangeMap::default();
+        parked.iter().for_each(|range| known.insert(*range, (), |()| false));
         Self {
+            failing: Failing::new(geometry.sector, known),
             geometry,
             safe: cursors.clone(),
             cursors,
             batch: None,
-            had_damage: was_void,
+            lacked_something: was_void,
             buffers: Vec::new(),
             done: Vec::new(),
             next_token: 0,
             last_end_ms: now_ms,
-            retry_at_ms: 0,
-            retry_delay_ms: RETRY_FIRST_MS,
+            parked_due_ms: now_ms,
+            parked_delay_ms: PARKED_RETRY_FIRST_MS,
+            parked_tried_ms: now_ms,
+            parked_refusals: 0,
+            parked_turn: 0,
+            requested: 0,
             allowance: 0,
             allowance_ms: now_ms,
         }
@@ -128,6 +188,12 @@ impl Writeback {
         cache: &Cache<E>,
         queue: &mut Q,
     ) -> Progress {
+        let progress = self.go_on(cache, queue);
+        cache.set_stalled(self.failing.is_stalled(&cache.settings(), cache.environment().monotonic_ms()));
+        progress
+    }
+
+    fn go_on<E: Environment, Q: BackingQueue>(&mut self, cache: &Cache<E>, queue: &mut Q) -> Progress {
         let now = cache.environment().monotonic_ms();
         let mut done = core::mem::take(&mut self.done);
         queue.poll(&mut done);
@@ -143,7 +209,7 @@ impl Writeback {
         if batch.phase == Phase::Flushing {
             return if queue.in_flight() > 0 { Progress::InFlight } else { self.flush(cache, queue, now) };
         }
-        let urgent = self.is_urgent(cache, batch.target);
+        let urgent = batch.target.is_some_and(|target| self.is_urgent(cache, target));
         if let Some(until) = self.submit(cache, queue, now, urgent) {
             return if queue.in_flight() > 0 { Progress::InFlight } else { Progress::Nothing(Some(until)) };
         }
@@ -152,6 +218,15 @@ impl Writeback {
             if batch.complete { Safeguard::WritebackFlushLast } else { Safeguard::WritebackParts };
         if !may_go_on.holds(queue.in_flight() == 0) {
             return Progress::InFlight;
+        }
+        if self.park_refused(cache, now) {
+            return Progress::Busy;
+        }
+        let Some(batch) = &mut self.batch else { return Progress::Busy };
+        if batch.target.is_none() && batch.taken.is_empty() {
+            // Nothing of what is parked was taken: there is nothing to flush.
+            self.finish_parked(cache, now);
+            return Progress::Busy;
         }
         if !batch.complete {
             // The next part; nothing of this one is in flight any more.
@@ -167,12 +242,15 @@ impl Writeback {
         // Before the scan: what is closed now is complete, so an oldest epoch that is closed is the oldest of all. A
         // record of an epoch that is still open may appear behind the scan's back.
         let mut closed = cache.covered() - 1;
+        if self.begin_parked(cache, now) {
+            return Progress::Busy;
+        }
         let Some(oldest) = self.oldest_epoch(cache) else { return self.rest(cache, closed) };
         if !Safeguard::WritebackClosedFirst.is_kept() {
             closed = cache.covered() - 1;
         }
-        if now < self.retry_at_ms {
-            return Progress::Nothing(Some(self.retry_at_ms));
+        if now < self.failing.retry_at_ms() {
+            return Progress::Nothing(Some(self.failing.retry_at_ms()));
         }
         let due = self.last_end_ms + DELAY_MS;
         if !self.is_urgent(cache, oldest) && now < due {
@@ -191,23 +269,53 @@ impl Writeback {
             //    no crash state until the batch is through.
             store_drained(cache, |drained| drained.void_until = drained.void_until.get().max(target).into());
         }
-        self.batch = Some(Batch {
-            target,
-            phase: Phase::Writing,
-            pieces: VecDeque::new(),
-            complete: false,
-            failed: Vec::new(),
-            cleaned: alloc::vec![(0, 0); cache.lanes.len()],
-            has_damage: false,
-        });
+        self.batch = Some(Batch::new(Some(target), cache.lanes.len()));
         self.collect(cache);
         Progress::Busy
+    }
+
+    /// Begins a batch of what is parked, if it is time for that.
+    fn begin_parked<E: Environment>(&mut self, cache: &Cache<E>, now: u64) -> bool {
+        let requested = cache.requested.load(Ordering::SeqCst);
+        if requested > self.requested {
+            self.requested = requested;
+            self.parked_due_ms = self.parked_due_ms.min(self.parked_tried_ms + PARKED_RETRY_ASKED_MS);
+        }
+        if now < self.parked_due_ms {
+            return false;
+        }
+        let mut pieces: Vec<Piece> = cache
+            .parked()
+            .into_iter()
+            .map(|(range, parked)| match parked.zeroes {
+                true => (range, Content::Zeroes),
+                false => {
+                    let lane = cache.identity.lanes.lane_of(range.start);
+                    (range, Content::Data { location: parked.location, lane, sequence: parked.sequence })
+                }
+            })
+            .collect();
+        if pieces.is_empty() {
+            return false;
+        }
+        pieces.sort_unstable_by_key(|(range, _)| range.start);
+        // Not always the same first, since few are tried while none is taken.
+        let turn = self.parked_turn % pieces.len();
+        pieces.rotate_left(turn);
+        self.parked_refusals = 0;
+        self.batch =
+            Some(Batch { pieces: pieces.into(), complete: true, ..Batch::new(None, cache.lanes.len()) });
+        self.parked_tried_ms = now;
+        true
     }
 
     /// Nothing is dirty. What made the backing device void is over then, unless something is damaged that nobody has
     /// overwritten: all that is closed is on it.
     fn rest<E: Environment>(&mut self, cache: &Cache<E>, closed: u64) -> Progress {
         let void_until = cache.drained.lock().content().map_or(0, |drained| drained.void_until.get());
+        if cache.has_parked() {
+            return Progress::Nothing(Some(self.parked_due_ms));
+        }
         if void_until <= cache.drained_epoch().0 || !Safeguard::WritebackRestDamage.holds(!cache.has_damage())
         {
             return Progress::Nothing(None);
@@ -216,7 +324,7 @@ impl Writeback {
             cache.close_epoch();
             return Progress::Busy;
         }
-        self.had_damage = false;
+        self.lacked_something = false;
         store_drained(cache, |drained| {
             drained.epoch = closed.into();
             drained.wall_ms = cache.environment().wall_ms().into();
@@ -226,7 +334,7 @@ impl Writeback {
 
     /// Whether writeback should go at full speed: somebody waits for space or for a drain, or much is dirty.
     fn is_urgent<E: Environment>(&self, cache: &Cache<E>, epoch: u64) -> bool {
-        let (dirty, total) = (cache.dirty_bytes(), cache.segments.len() as u64 * cache.shape().size);
+        let (dirty, total) = (cache.unwritten_bytes(), cache.segments.len() as u64 * cache.shape().size);
         cache.pool.has_waiters()
             || cache.requested.load(Ordering::SeqCst) >= epoch
             || cache.is_above_gc()
@@ -259,12 +367,12 @@ impl Writeback {
     /// Collects the next part of the batch from the logs: only the newest version of each block within it.
     fn collect<E: Environment>(&mut self, cache: &Cache<E>) {
         let Some(batch) = &mut self.batch else { return };
+        let Some(target) = batch.target else { return };
         let mut map: RangeMap<Content> = RangeMap::default();
         let mut records = 0;
         batch.complete = true;
         for lane in (0..cache.lanes.len() as u32).map(LaneId) {
             let cleaned = &mut batch.cleaned[lane.index()];
-            let target = batch.target;
             let mut cursor = self.cursors[lane.index()];
             let mut full = false;
             // Lost records, with the last sequence number of each gap.
@@ -286,7 +394,10 @@ impl Writeback {
                     RecordKind::Write => Content::Data { location, lane, sequence },
                     RecordKind::WriteZeroes => Content::Zeroes,
                     RecordKind::Discard => Content::Discard,
-                    RecordKind::Fill | RecordKind::Quarantine => return ControlFlow::Continue(()),
+                    RecordKind::Fill
+                    | RecordKind::Quarantine
+                    | RecordKind::ParkedWrite
+                    | RecordKind::ParkedZeroes => return ControlFlow::Continue(()),
                 };
                 if records >= PART_RECORDS_MAX {
                     full = true;
@@ -309,7 +420,7 @@ impl Writeback {
             let whole = ByteRange { start: 0, end: cache.identity.size };
             let mut noted = true;
             for (sequence, place) in lost {
-                batch.has_damage = true;
+                batch.lacks_something = true;
                 let sequence =
                     sequence.unwrap_or_else(|| cache.lanes[lane.index()].state.lock().next_sequence - 1);
                 if Safeguard::WritebackLost.is_kept() {
@@ -327,7 +438,7 @@ impl Writeback {
                 break;
             }
         }
-        batch.pieces.extend(map.iter());
+        batch.pieces.extend(map.iter().flat_map(|piece| self.failing.cut_at_known(piece)));
     }
 
     /// Submits what the depth and the rate allow. Returns a moment when something that has to wait may go on.
@@ -348,54 +459,82 @@ impl Writeback {
                 self.allowance_ms = now;
             }
         }
-        if now >= self.retry_at_ms {
-            while queue.in_flight() < depth
-                && let Some(op) = self.batch.as_mut().and_then(|batch| batch.failed.pop())
-            {
-                self.send(queue, op);
+        let settings = cache.settings();
+        while queue.in_flight() < depth
+            && let Some(mut flight) = self.failing.next(&settings, now)
+        {
+            if let Some(op) = self.load(cache, &mut flight) {
+                self.send(queue, op, flight);
             }
         }
-        while queue.in_flight() < depth && self.batch.as_ref().is_some_and(|batch| !batch.pieces.is_empty()) {
+        // When so much fails, the rest would fail too.
+        while queue.in_flight() < depth
+            && self.failing.waiting() < queue.depth()
+            && self.batch.as_ref().is_some_and(|batch| !batch.pieces.is_empty())
+        {
             if rate > 0 && self.allowance == 0 {
                 return Some(now + 10);
             }
-            let Some(op) = self.next_op(cache) else { continue };
+            let Some(mut flight) = self.next_flight(cache) else { continue };
+            let Some(op) = self.load(cache, &mut flight) else { continue };
             if let BackingOp::Write { buffer, .. } = &op {
                 self.allowance = self.allowance.saturating_sub(buffer.len() as u64);
             }
-            self.send(queue, op);
+            self.send(queue, op, flight);
         }
-        let batch = self.batch.as_ref()?;
-        (!batch.failed.is_empty()).then_some(self.retry_at_ms)
+        self.failing.due_ms()
     }
 
-    fn send<Q: BackingQueue>(&mut self, queue: &mut Q, op: BackingOp) {
+    fn send<Q: BackingQueue>(&mut self, queue: &mut Q, op: BackingOp, flight: Flight) {
         self.next_token += 1;
-        queue.submit(OpToken(self.next_token), op);
+        let token = OpToken(self.next_token);
+        self.failing.submitted(token, flight);
+        queue.submit(token, op);
     }
 
-    /// The next request: neighbours of one kind together. `None` when nothing of what was taken can be written.
-    fn next_op<E: Environment>(&mut self, cache: &Cache<E>) -> Option<BackingOp> {
-        let pieces = &mut self.batch.as_mut()?.pieces;
-        let (range, content) = pieces.pop_front()?;
-        let Content::Data { location, lane, sequence } = content else {
-            return Some(self.zero_op(range, content));
-        };
-        let mut run = alloc::vec![(range, location, lane, sequence)];
-        let mut end = range.end;
-        while let Some((next, Content::Data { location, lane, sequence })) = pieces.front().copied()
+    /// The next request: neighbours of one kind together. `None` when what was next is not wanted any more.
+    fn next_flight<E: Environment>(&mut self, cache: &Cache<E>) -> Option<Flight> {
+        let batch = self.batch.as_mut()?;
+        let (first, content) = batch.pieces.pop_front()?;
+        if batch.target.is_none() {
+            // Each by itself, so that none fails because of another; and only what nothing newer covers.
+            let is_newest = cache.is_still_parked(first, content.refused());
+            return is_newest.then(|| Flight::new(alloc::vec![(first, content)]));
+        }
+        let limit = if matches!(content, Content::Data { .. }) { REQUEST_MAX } else { ZERO_MAX };
+        let is_known = self.failing.is_known(first);
+        let mut pieces = alloc::vec![(first, content)];
+        let mut end = first.end;
+        while let Some((next, what)) = batch.pieces.front().copied()
             && next.start == end
-            && next.end - range.start <= REQUEST_MAX
+            && content.joins(&what)
+            && next.end - first.start <= limit
+            && self.failing.is_known(next) == is_known
         {
-            pieces.pop_front();
-            run.push((next, location, lane, sequence));
+            batch.pieces.pop_front();
+            pieces.push((next, what));
             end = next.end;
         }
+        Some(Flight::new(pieces))
+    }
+
+    /// The operation that a flight is. What of its data is damaged is quarantined, and the flight ends before it; what comes
+    /// after it goes back to the batch. `None` when nothing of it can be written.
+    fn load<E: Environment>(&mut self, cache: &Cache<E>, flight: &mut Flight) -> Option<BackingOp> {
+        let range = flight.range()?;
+        match flight.pieces.first()?.1 {
+            Content::Data { .. } => {}
+            Content::Discard if Safeguard::WritebackZeroes.holds(self.geometry.discard_zeroes) => return Some(BackingOp::Discard { range }),
+            // Old data must not come back where the device does not promise zeroes.
+            Content::Discard | Content::Zeroes => return Some(BackingOp::WriteZeroes { range }),
+        }
         let mut buffer = self.buffers.pop().unwrap_or_default();
-        buffer.resize((end - range.start) as usize);
-        for (number, (piece, location, lane, sequence)) in run.iter().enumerate() {
+        buffer.resize(range.len() as usize);
+        for number in 0..flight.pieces.len() {
+            let (piece, content) = flight.pieces[number];
+            let Content::Data { location, lane, sequence } = content else { continue };
             let out = &mut buffer[(piece.start - range.start) as usize..(piece.end - range.start) as usize];
-            let damaged = match cache.load_for_writeback(*lane, *location, *sequence, *piece, out) {
+            let damaged = match cache.load_for_writeback(lane, location, sequence, piece, out) {
                 Ok(()) => continue,
                 Err(Some(damaged)) => damaged,
                 Err(None) => {
@@ -409,27 +548,16 @@ impl Writeback {
             }
             // What stands before the damage is written; the damage is quarantined; the rest is looked at again.
             let batch = self.batch.as_mut()?;
-            batch.has_damage = true;
-            let pieces = &mut batch.pieces;
-            for (later, location, lane, sequence) in run[number + 1..].iter().rev() {
-                pieces.push_front((
-                    *later,
-                    Content::Data { location: *location, lane: *lane, sequence: *sequence },
-                ));
-            }
-            if damaged.end < piece.end {
-                let rest = ByteRange { start: damaged.end.max(piece.start), end: piece.end };
-                pieces.push_front((
-                    rest,
-                    Content::Data { location: *location, lane: *lane, sequence: *sequence },
-                ));
-            }
-            if damaged.start > piece.start {
-                let before = ByteRange { start: piece.start, end: damaged.start };
-                pieces.push_front((
-                    before,
-                    Content::Data { location: *location, lane: *lane, sequence: *sequence },
-                ));
+            batch.lacks_something = true;
+            let rest = flight.pieces.split_off(number);
+            rest[1..].iter().rev().for_each(|later| batch.pieces.push_front(*later));
+            for part in [
+                ByteRange { start: damaged.end.max(piece.start), end: piece.end },
+                ByteRange { start: piece.start, end: damaged.start },
+            ] {
+                if !part.is_empty() {
+                    batch.pieces.push_front((part, content));
+                }
             }
             buffer.resize((piece.start - range.start) as usize);
             break;
@@ -441,29 +569,47 @@ impl Writeback {
         Some(BackingOp::Write { offset: range.start, buffer })
     }
 
-    fn zero_op(&mut self, first: ByteRange, content: Content) -> BackingOp {
-        let mut range = first;
+    /// What the device has refused sector by sector is parked, once the rest of the part is written, so that the batch can
+    /// be drained. `false` when there is none.
+    fn park_refused<E: Environment>(&mut self, cache: &Cache<E>, now: u64) -> bool {
+        if self.failing.refused().is_empty() {
+            return false;
+        }
+        let refused = self.failing.refused().iter().map(|(range, content)| (*range, content.refused()));
+        if !Safeguard::ParkedLimit.holds(cache.can_park(refused)) {
+            self.failing.too_much(now, REQUEST_MAX);
+            return true;
+        }
         if let Some(batch) = &mut self.batch {
-            while let Some((next, what)) = batch.pieces.front().copied()
-                && what == content
-                && next.start == range.end
-                && range.len() < ZERO_MAX
-            {
-                batch.pieces.pop_front();
-                range.end = next.end;
+            // Also of what newer data covers: the backing device never shows it.
+            batch.lacks_something = true;
+        }
+        let mut refused: VecDeque<Piece> = together(self.failing.take_refused()).into();
+        while let Some((range, content)) = refused.pop_front() {
+            if !Safeguard::WritebackParks.is_kept() {
+                continue;
             }
-            if range.len() > ZERO_MAX {
-                let rest = ByteRange { start: range.start + ZERO_MAX, end: range.end };
-                batch.pieces.push_front((rest, content));
-                range.end = rest.start;
+            match cache.park(range, content.refused()) {
+                Outcome::Done => self.failing.parked(range),
+                // It is loaded again, and quarantined.
+                Outcome::Damaged => {
+                    if let Some(batch) = &mut self.batch {
+                        batch.pieces.push_front((range, content));
+                    }
+                }
+                Outcome::NoSpace => {
+                    let error = Error::new(
+                        ErrorKind::NoSpace,
+                        "no segment is free to park what the backing device refuses",
+                    );
+                    self.note_trouble(cache, &error);
+                    refused.push_front((range, content));
+                    self.failing.no_space(refused.into(), now, REQUEST_MAX);
+                    break;
+                }
             }
         }
-        if content == Content::Discard && Safeguard::WritebackZeroes.holds(self.geometry.discard_zeroes) {
-            BackingOp::Discard { range }
-        } else {
-            // Old data must not come back where the device does not promise zeroes.
-            BackingOp::WriteZeroes { range }
-        }
+        true
     }
 
     /// 2. Everything of the batch has been written: flush the backing device, unless it has no cache that could lose it.
@@ -477,26 +623,31 @@ impl Writeback {
             self.finish(cache, now);
             return Progress::Busy;
         }
-        self.send(queue, BackingOp::Flush);
+        self.next_token += 1;
+        queue.submit(OpToken(self.next_token), BackingOp::Flush);
         Progress::InFlight
     }
 
     /// 3. All that the batch holds is durable on the backing device: say so, durably, before anything later is submitted.
     fn finish<E: Environment>(&mut self, cache: &Cache<E>, now: u64) {
         let Some(batch) = self.batch.take() else { return };
-        // The backing device lacks what is damaged until an overwrite of it has been drained. One that came since the
-        // last batch ended has at most the present epoch.
-        let has_damage = cache.has_damage();
-        let was_damaged = has_damage || self.had_damage || batch.has_damage;
-        let void_until = if was_damaged && Safeguard::WritebackDamageStays.is_kept() {
+        let Some(target) = batch.target else {
+            self.batch = Some(batch);
+            return self.finish_parked(cache, now);
+        };
+        // The backing device lacks what is damaged or parked until an overwrite of it has been drained. One that came since
+        // the last batch ended has at most the present epoch.
+        let lacks_something = cache.has_damage() || cache.has_parked();
+        let lacked_something = lacks_something || self.lacked_something || batch.lacks_something;
+        let void_until = if lacked_something && Safeguard::WritebackDamageStays.is_kept() {
             cache.epoch.load(Ordering::SeqCst)
         } else {
             0
         };
-        self.had_damage = has_damage;
+        self.lacked_something = lacks_something;
         store_drained(cache, |drained| {
             drained.void_until = drained.void_until.get().max(void_until).into();
-            drained.epoch = batch.target.into();
+            drained.epoch = target.into();
             drained.wall_ms = cache.environment().wall_ms().into();
         });
         self.safe.clone_from(&self.cursors);
@@ -505,37 +656,86 @@ impl Writeback {
             lane.cleaned_records.fetch_add(records, Ordering::Relaxed);
         }
         self.last_end_ms = now;
-        self.retry_delay_ms = RETRY_FIRST_MS;
+        self.failing.recovered();
         *cache.trouble.lock() = None;
     }
 
+    /// The same for a batch of what is parked: what the device has taken, and flushed, is parked no longer.
+    fn finish_parked<E: Environment>(&mut self, cache: &Cache<E>, now: u64) {
+        let Some(batch) = self.batch.take() else { return };
+        self.parked_delay_ms = if batch.taken.is_empty() {
+            (self.parked_delay_ms * 2).min(PARKED_RETRY_MAX_MS)
+        } else {
+            PARKED_RETRY_FIRST_MS
+        };
+        self.parked_due_ms = now + self.parked_delay_ms;
+        if !batch.taken.is_empty() && self.failing.flush_worked() {
+            *cache.trouble.lock() = None;
+        }
+        for (range, content) in batch.taken {
+            cache.unpark(range, content.refused());
+        }
+        if !cache.has_parked() {
+            *cache.parked_error.lock() = None;
+        }
+    }
+
     fn complete<E: Environment>(&mut self, cache: &Cache<E>, done: BackingDone, now: u64) {
+        let flight = self.failing.returned(done.token);
         match (done.result, done.op) {
             (Ok(()), BackingOp::Flush) => {
                 cache.backing_flushes.fetch_add(1, Ordering::Relaxed);
                 self.finish(cache, now);
             }
-            (Ok(()), BackingOp::Write { buffer, .. }) => {
-                cache.written_back.fetch_add(buffer.len() as u64, Ordering::Relaxed);
-                self.buffers.push(buffer);
+            (Ok(()), op) => {
+                if let BackingOp::Write { buffer, .. } = op {
+                    cache.written_back.fetch_add(buffer.len() as u64, Ordering::Relaxed);
+                    self.buffers.push(buffer);
+                }
+                let Some(flight) = flight else { return };
+                if let Some(range) = flight.range() {
+                    self.failing.taken(range);
+                }
+                if let Some(batch) = self.batch.as_mut().filter(|batch| batch.target.is_none()) {
+                    batch.taken.extend(flight.pieces);
+                }
             }
-            (Ok(()), _) => {}
             (Err(error), BackingOp::Flush) => {
                 // The device may have dropped everything since its last good flush: all of it is dirty again.
-                self.note_trouble(cache, &error, now);
                 if Safeguard::WritebackFlushFailed.is_kept() {
-                    self.batch = None;
-                    self.cursors.clone_from(&self.safe);
+                    self.failing.flush_failed(now);
+                    self.begin_anew(cache, &error);
                 }
             }
             (Err(error), op) => {
-                self.note_trouble(cache, &error, now);
-                if Safeguard::WritebackRetry.is_kept()
-                    && let Some(batch) = &mut self.batch
+                if let BackingOp::Write { buffer, .. } = op {
+                    self.buffers.push(buffer);
+                }
+                if self.batch.as_ref().is_some_and(|batch| batch.target.is_none()) {
+                    self.stays_parked(cache, &error);
+                    return;
+                }
+                self.note_trouble(cache, &error);
+                if let Some(flight) = flight
+                    && Safeguard::WritebackRetry.is_kept()
                 {
-                    batch.failed.push(op);
+                    self.failing.add(flight, &cache.settings(), now);
                 }
             }
+        }
+    }
+
+    /// What is parked was refused once more.
+    fn stays_parked<E: Environment>(&mut self, cache: &Cache<E>, error: &Error) {
+        *cache.parked_error.lock() = Some(error.line());
+        self.parked_turn = self.parked_turn.wrapping_add(1);
+        self.parked_refusals += 1;
+        if let Some(batch) = &mut self.batch
+            && batch.taken.is_empty()
+            && self.parked_refusals >= PARKED_REFUSALS_MAX
+        {
+            // A device can take half a minute to refuse a sector, and the rest of the writeback waits meanwhile.
+            batch.pieces.clear();
         }
     }
 
@@ -543,22 +743,43 @@ impl Writeback {
     /// reclaim has had a chance to free a segment.
     fn give_up<E: Environment>(&mut self, cache: &Cache<E>) {
         let error = Error::new(ErrorKind::NoSpace, "no segment is free to note damaged data");
-        self.note_trouble(cache, &error, cache.environment().monotonic_ms());
-        self.batch = None;
+        self.failing.note(cache.environment().monotonic_ms());
+        self.begin_anew(cache, &error);
+    }
+
+    fn begin_anew<E: Environment>(&mut self, cache: &Cache<E>, error: &Error) {
+        self.note_trouble(cache, error);
+        self.failing.forget_batch();
+        if self.batch.take().is_some_and(|batch| batch.target.is_none()) {
+            self.parked_due_ms = cache.environment().monotonic_ms() + self.parked_delay_ms;
+        }
         self.cursors.clone_from(&self.safe);
     }
 
-    fn note_trouble<E: Environment>(&mut self, cache: &Cache<E>, error: &Error, now: u64) {
-        if now >= self.retry_at_ms {
-            self.retry_at_ms = now + self.retry_delay_ms;
-            self.retry_delay_ms = (self.retry_delay_ms * 2).min(RETRY_MAX_MS);
-        }
+    fn note_trouble<E: Environment>(&self, cache: &Cache<E>, error: &Error) {
         let mut trouble = cache.trouble.lock();
         let since_wall_ms =
             trouble.as_ref().map_or_else(|| cache.environment().wall_ms(), |trouble| trouble.since_wall_ms);
         let attempts = trouble.as_ref().map_or(0, |trouble| trouble.attempts) + 1;
         *trouble = Some(BackingTrouble { error: error.line(), since_wall_ms, attempts });
     }
+}
+
+/// Neighbouring sectors of one content, but for data no more than a checksum block: what one parked record takes.
+fn together(refused: Vec<Piece>) -> Vec<Piece> {
+    let mut joined: Vec<Piece> = Vec::new();
+    for (range, content) in refused {
+        let unit = if matches!(content, Content::Data { .. }) { CHECKSUM_BLOCK } else { CHUNK };
+        match joined.last_mut() {
+            Some((last, same))
+                if last.end == range.start && *same == content && last.start / unit == range.start / unit =>
+            {
+                last.end = range.end;
+            }
+            _ => joined.push((range, content)),
+        }
+    }
+    joined
 }
 
 impl<E: Environment> Cache<E> {
@@ -569,6 +790,11 @@ impl<E: Environment> Cache<E> {
 
     /// Bytes of data that the backing device does not have.
     pub fn dirty_bytes(&self) -> u64 {
+        self.unwritten_bytes() + self.parked_bytes()
+    }
+
+    /// The same without what is parked.
+    fn unwritten_bytes(&self) -> u64 {
         self.lanes
             .iter()
             .map(|lane| {

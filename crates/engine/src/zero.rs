@@ -17,7 +17,7 @@ impl<E: Environment> Cache<E> {
     /// On [`Admission::Full`] call again with the same `progress`.
     ///
     /// # Errors
-    /// When the cache was stopped.
+    /// As [`write`](Self::write).
     pub fn zero(
         &self,
         range: ByteRange,
@@ -36,12 +36,16 @@ impl<E: Environment> Cache<E> {
             }
             // 1. Reserve.
             if !self.make_room(&mut state, 1, 0, Asker::Client, Some(waker)) {
+                self.check_not_stalled()?;
                 return Ok(Admission::Full);
             }
             // 4. The record names the whole range; what of it belongs to the lane follows from the lane.
             let (location, stored) = self.append(&mut state, Record::new(kind, range), &[]);
             let ordinal = self.segments[location.segment as usize].ordinal();
             state.overlay.insert(range, Meaning::Zeroes, (ordinal, location.slot));
+            if Safeguard::ParkedSuperseded.is_kept() {
+                state.parked.forget(range);
+            }
             if Safeguard::ZeroCancelsFills.is_kept() {
                 state.cancel_fills(range);
             }

@@ -26,6 +26,11 @@ pub enum RecordKind {
     Fill,
     /// The range is damaged; reads of it fail. Counts where the record that it condemns is still the newest.
     Quarantine,
+    /// Data that a client wrote and the backing device does not take. It stays dirty when *drained* passes its epoch, and is
+    /// carried forward until the backing device takes it or something newer covers it.
+    ParkedWrite,
+    /// The same for a range that reads as zeroes.
+    ParkedZeroes,
 }
 
 impl RecordKind {
@@ -35,7 +40,9 @@ impl RecordKind {
             Self::WriteZeroes => 2,
             Self::Discard => 3,
             Self::Fill => 4,
+            Self::ParkedWrite => 5,
             Self::Quarantine => 6,
+            Self::ParkedZeroes => 7,
         }
     }
 
@@ -45,7 +52,9 @@ impl RecordKind {
             2 => Self::WriteZeroes,
             3 => Self::Discard,
             4 => Self::Fill,
+            5 => Self::ParkedWrite,
             6 => Self::Quarantine,
+            7 => Self::ParkedZeroes,
             _ => return None,
         })
     }
@@ -53,19 +62,25 @@ impl RecordKind {
     /// Whether the record has data.
     #[must_use]
     pub const fn has_data(self) -> bool {
-        matches!(self, Self::Write | Self::Fill)
+        matches!(self, Self::Write | Self::Fill | Self::ParkedWrite)
     }
 
     /// Whether the range reads as zeroes.
     #[must_use]
     pub const fn is_zeroes(self) -> bool {
-        matches!(self, Self::WriteZeroes | Self::Discard)
+        matches!(self, Self::WriteZeroes | Self::Discard | Self::ParkedZeroes)
     }
 
-    /// Whether the backing device must still learn of it.
+    /// Whether the backing device must learn of it before *drained* may pass its epoch.
     #[must_use]
     pub const fn is_dirty(self) -> bool {
         matches!(self, Self::Write | Self::WriteZeroes | Self::Discard)
+    }
+
+    /// Whether the backing device does not have it, wherever *drained* stands.
+    #[must_use]
+    pub const fn is_parked(self) -> bool {
+        matches!(self, Self::ParkedWrite | Self::ParkedZeroes)
     }
 }
 

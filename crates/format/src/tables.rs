@@ -78,8 +78,12 @@ on_media! {
         112 path: [u8; 512],
         /// What the backing device is known by besides its path, UTF-8, zero-padded.
         624 identity: [u8; 256],
+        /// What is done about a range that the backing device does not take: 0 stop, 1 park.
+        880 on_write_error: U32,
+        /// Seconds of failed attempts after which that is done.
+        884 write_error_after_s: U32,
         /// Zero.
-        880 reserved: [u8; 128],
+        888 reserved: [u8; 120],
     }
 }
 

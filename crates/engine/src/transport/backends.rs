@@ -170,7 +170,9 @@ impl<E: Environment> Transport<E> {
                 created_ms: self.environment.wall_ms().into(),
                 path,
                 identity,
-                reserved: [0; 128],
+                on_write_error: settings.on_write_error.code().into(),
+                write_error_after_s: settings.write_error_after_s.into(),
+                reserved: [0; 120],
             },
         );
         Ok(BackendId(row as u32))
@@ -323,6 +325,8 @@ impl<E: Environment> Transport<E> {
             row.consistency = settings.consistency.code().into();
             row.dirty_target_percent = u32::from(settings.dirty_target_percent).into();
             row.writeback_rate = settings.writeback_rate.into();
+            row.on_write_error = settings.on_write_error.code().into();
+            row.write_error_after_s = settings.write_error_after_s.into();
         })
     }
 
@@ -426,6 +430,9 @@ fn backend_entry(id: u32, row: &BackendRow) -> Result<BackendEntry> {
             .ok_or_else(|| damaged("consistency"))?,
         writeback_rate: row.writeback_rate.get(),
         dirty_target_percent: percent(row.dirty_target_percent.get(), "dirty_target_percent")?,
+        on_write_error: crate::OnWriteError::from_code(row.on_write_error.get())
+            .ok_or_else(|| damaged("on_write_error"))?,
+        write_error_after_s: row.write_error_after_s.get(),
     }
     .validated()
     .map_err(|_| damaged("setting"))?;

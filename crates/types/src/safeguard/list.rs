@@ -362,6 +362,27 @@ safeguards! {
     /// Damage covers the record that it condemns and what is older.
     DamageByPlace = "damage.by-place",
 
+    // Parked ranges.
+
+    /// A parked record is durable before drained passes the one that it stands for.
+    ParkedFence = "parked.fence",
+    /// Only what is still the newest of its range is parked: it would hide newer data.
+    ParkedNewest = "parked.newest",
+    /// What is written or zeroed over a parked range ends it.
+    ParkedSuperseded = "parked.superseded",
+    /// Only what is still parked is tried again: older data would overwrite newer on the backing device.
+    ParkedStill = "parked.still",
+    /// A batch of what was refused is drained only when that is parked.
+    WritebackParks = "writeback.parks",
+    /// What is parked is known after a restart.
+    RecoveryParked = "recovery.parked",
+    /// What is parked is recorded again before its segment is reclaimed.
+    ReclaimCarryParked = "reclaim.carry-parked",
+    /// No more is parked than reclaim can carry.
+    ParkedLimit = "parked.limit",
+    /// What is parked is not clean: where it is damaged, the backing device has older data.
+    ParkedIsDirty = "parked.is-dirty",
+
     // Reclaim.
 
     /// Only a segment that the backing device has is reclaimed.
@@ -447,8 +468,10 @@ safeguards! {
     RecoveryRun = "recovery.run",
     /// After a recovery a lane writes into a new segment: a dropped record can't come back when later stores fall around it.
     RecoveryNewSegment = "recovery.new-segment",
-    /// A segment that recovery opens again takes no data, which could complete a dropped record.
-    RecoveryReopenNoData = "recovery.reopen.no-data",
+    /// A dropped record is erased before data is stored that could make it whole.
+    RecoveryReopenErase = "recovery.reopen.erase",
+    /// The dropped record is gone, durably, before that data is stored.
+    RecoveryReopenEraseFence = "recovery.reopen.erase.fence",
     /// A full cache goes on in its last segments, so that quarantines can be carried.
     RecoveryReopen = "recovery.reopen",
     /// New epochs are above drained: they would count as clean.

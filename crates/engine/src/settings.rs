@@ -1,0 +1,153 @@
+//! What a user chooses for a cache: the order of writeback, its pace, and what becomes of what the backing device refuses.
+//!
+//! Always true here: settings that are in force were validated.
+
+use alloc::format;
+use cbd_types::{Error, ErrorKind, Result};
+
+/// In which order the backing device catches up.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum Consistency {
+    /// Epoch by epoch: alone, the backing device is a legal crash state at any moment.
+    #[default]
+    Strict,
+    /// Many epochs in one batch: legal between batches.
+    Checkpoint,
+    /// By address, at once: no promise until all is drained.
+    None,
+}
+
+impl Consistency {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Strict, Self::Checkpoint, Self::None];
+
+    /// The name in commands, status and documentation.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Strict => "strict",
+            Self::Checkpoint => "checkpoint",
+            Self::None => "none",
+        }
+    }
+
+    /// The number on media.
+    #[must_use]
+    pub const fn code(self) -> u32 {
+        match self {
+            Self::Strict => 0,
+            Self::Checkpoint => 1,
+            Self::None => 2,
+        }
+    }
+
+    /// The order with this number on media.
+    #[must_use]
+    pub fn from_code(code: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|known| known.code() == code)
+    }
+}
+
+/// What is done about a range that the backing device has refused for long. Until then, and in either case, it is tried
+/// again and again, its data stays in the cache, and reads are served.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum OnWriteError {
+    /// Nothing later reaches the backing device. The cache takes writes while it has space; then they fail instead of waiting
+    /// for space that nobody can say when there will be.
+    #[default]
+    Stop,
+    /// The range is kept in the cache as *parked*, and everything else goes on. As long as anything is parked, the backing
+    /// device alone is no crash state. What exceeds the space for that is treated as with [`Stop`](Self::Stop).
+    Park,
+}
+
+impl OnWriteError {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::Stop, Self::Park];
+
+    /// The name in commands, status and documentation.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Park => "park",
+        }
+    }
+
+    /// The number on media.
+    #[must_use]
+    pub const fn code(self) -> u32 {
+        match self {
+            Self::Stop => 0,
+            Self::Park => 1,
+        }
+    }
+
+    /// The policy with this number on media.
+    #[must_use]
+    pub fn from_code(code: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|known| known.code() == code)
+    }
+}
+
+/// Longest time for which failed writes can be tried before the policy has effect, in seconds.
+const WRITE_ERROR_AFTER_S_MAX: u32 = 86_400;
+
+/// What can be changed while a cache runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Settings {
+    /// Reclaim begins when more than this share of the segments is used; 0 to 90 percent.
+    pub gc_percent: u8,
+    /// Order of writeback.
+    pub consistency: Consistency,
+    /// Limit of writeback in bytes a second; 0 means as fast as it is needed.
+    pub writeback_rate: u64,
+    /// Writeback goes at full speed when more than this share of the cache is dirty; 0 to 90 percent.
+    pub dirty_target_percent: u8,
+    /// What is done when the backing device has refused something for `write_error_after_s`.
+    pub on_write_error: OnWriteError,
+    /// Seconds of failed attempts after which `on_write_error` has effect; 0 to a day.
+    pub write_error_after_s: u32,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            gc_percent: 70,
+            consistency: Consistency::Strict,
+            writeback_rate: 0,
+            dirty_target_percent: 10,
+            on_write_error: OnWriteError::Stop,
+            write_error_after_s: 60,
+        }
+    }
+}
+
+impl Settings {
+    /// The same settings if all are in their range.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] that names the setting and its range.
+    pub fn validated(self) -> Result<Self> {
+        for (name, value) in
+            [("gc_percent", self.gc_percent), ("dirty_target_percent", self.dirty_target_percent)]
+        {
+            if value > 90 {
+                return Err(Error::new(
+                    ErrorKind::InvalidArgument,
+                    format!("{name} is {value}: it must be 0 to 90"),
+                ));
+            }
+        }
+        if self.write_error_after_s > WRITE_ERROR_AFTER_S_MAX {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!(
+                    "write_error_after is {} seconds: it must be 0 to {WRITE_ERROR_AFTER_S_MAX}",
+                    self.write_error_after_s
+                ),
+            ));
+        }
+        Ok(self)
+    }
+}
