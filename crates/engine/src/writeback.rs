@@ -17,18 +17,20 @@ use crate::{
     index::Location,
     logscan::Cursor,
     overlay::Place,
-    parking::{Outcome, Refused},
+    parking::Refused,
     rangemap::RangeMap,
     status::BackingTrouble,
 };
 use alloc::{collections::VecDeque, vec::Vec};
 use cbd_format::RecordKind;
 use cbd_types::{
-    AlignedBuffer, BackingGeometry, BackingOp, BackingQueue, ByteRange, CHECKSUM_BLOCK, CHUNK, Error,
-    ErrorKind, LaneId, OpToken, Safeguard, backing::BackingDone,
+    AlignedBuffer, BackingGeometry, BackingOp, BackingQueue, ByteRange, Error, ErrorKind, LaneId, OpToken,
+    Safeguard, backing::BackingDone,
 };
 use core::ops::ControlFlow;
 use core::sync::atomic::Ordering;
+
+mod parked;
 
 /// Adjacent blocks go to the backing device in requests of at most this many bytes.
 const REQUEST_MAX: u64 = 1 << 20;
@@ -38,13 +40,6 @@ const ZERO_MAX: u64 = 64 << 20;
 const PART_RECORDS_MAX: usize = 128 << 10;
 /// Dirty data is left alone this long while nothing presses, so that overwrites merge.
 const DELAY_MS: u64 = 1000;
-/// What is parked is tried again after this time, doubled each time that the device takes none of it, up to the limit.
-const PARKED_RETRY_FIRST_MS: u64 = 30_000;
-const PARKED_RETRY_MAX_MS: u64 = 600_000;
-/// So many refusals, and nothing taken, end the attempt.
-const PARKED_REFUSALS_MAX: usize = 8;
-/// But at once, or this time after it was tried last, when somebody asks for a drain.
-const PARKED_RETRY_ASKED_MS: u64 = 1000;
 
 /// What a range of a batch becomes on the backing device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -134,15 +129,7 @@ pub(crate) struct Writeback {
     done: Vec<BackingDone>,
     next_token: u64,
     last_end_ms: u64,
-    /// When what is parked is tried again, and when it was tried last.
-    parked_due_ms: u64,
-    parked_delay_ms: u64,
-    parked_tried_ms: u64,
-    /// Refusals in the present batch of what is parked, and in all of them.
-    parked_refusals: usize,
-    parked_turn: usize,
-    /// The last drain that was asked for.
-    requested: u64,
+    parked: parked::Attempts,
     /// Bytes that the rate limit allows now, and when that was computed.
     allowance: u64,
     allowance_ms: u64,
@@ -171,12 +158,7 @@ impl Writeback {
             done: Vec::new(),
             next_token: 0,
             last_end_ms: now_ms,
-            parked_due_ms: now_ms,
-            parked_delay_ms: PARKED_RETRY_FIRST_MS,
-            parked_tried_ms: now_ms,
-            parked_refusals: 0,
-            parked_turn: 0,
-            requested: 0,
+            parked: parked::Attempts::new(now_ms),
             allowance: 0,
             allowance_ms: now_ms,
         }
@@ -274,47 +256,12 @@ impl Writeback {
         Progress::Busy
     }
 
-    /// Begins a batch of what is parked, if it is time for that.
-    fn begin_parked<E: Environment>(&mut self, cache: &Cache<E>, now: u64) -> bool {
-        let requested = cache.requested.load(Ordering::SeqCst);
-        if requested > self.requested {
-            self.requested = requested;
-            self.parked_due_ms = self.parked_due_ms.min(self.parked_tried_ms + PARKED_RETRY_ASKED_MS);
-        }
-        if now < self.parked_due_ms {
-            return false;
-        }
-        let mut pieces: Vec<Piece> = cache
-            .parked()
-            .into_iter()
-            .map(|(range, parked)| match parked.zeroes {
-                true => (range, Content::Zeroes),
-                false => {
-                    let lane = cache.identity.lanes.lane_of(range.start);
-                    (range, Content::Data { location: parked.location, lane, sequence: parked.sequence })
-                }
-            })
-            .collect();
-        if pieces.is_empty() {
-            return false;
-        }
-        pieces.sort_unstable_by_key(|(range, _)| range.start);
-        // Not always the same first, since few are tried while none is taken.
-        let turn = self.parked_turn % pieces.len();
-        pieces.rotate_left(turn);
-        self.parked_refusals = 0;
-        self.batch =
-            Some(Batch { pieces: pieces.into(), complete: true, ..Batch::new(None, cache.lanes.len()) });
-        self.parked_tried_ms = now;
-        true
-    }
-
     /// Nothing is dirty. What made the backing device void is over then, unless something is damaged that nobody has
     /// overwritten: all that is closed is on it.
     fn rest<E: Environment>(&mut self, cache: &Cache<E>, closed: u64) -> Progress {
         let void_until = cache.drained.lock().content().map_or(0, |drained| drained.void_until.get());
         if cache.has_parked() {
-            return Progress::Nothing(Some(self.parked_due_ms));
+            return Progress::Nothing(Some(self.parked.due_ms));
         }
         if void_until <= cache.drained_epoch().0 || !Safeguard::WritebackRestDamage.holds(!cache.has_damage())
         {
@@ -524,7 +471,9 @@ impl Writeback {
         let range = flight.range()?;
         match flight.pieces.first()?.1 {
             Content::Data { .. } => {}
-            Content::Discard if Safeguard::WritebackZeroes.holds(self.geometry.discard_zeroes) => return Some(BackingOp::Discard { range }),
+            Content::Discard if Safeguard::WritebackZeroes.holds(self.geometry.discard_zeroes) => {
+                return Some(BackingOp::Discard { range });
+            }
             // Old data must not come back where the device does not promise zeroes.
             Content::Discard | Content::Zeroes => return Some(BackingOp::WriteZeroes { range }),
         }
@@ -567,49 +516,6 @@ impl Writeback {
             return None;
         }
         Some(BackingOp::Write { offset: range.start, buffer })
-    }
-
-    /// What the device has refused sector by sector is parked, once the rest of the part is written, so that the batch can
-    /// be drained. `false` when there is none.
-    fn park_refused<E: Environment>(&mut self, cache: &Cache<E>, now: u64) -> bool {
-        if self.failing.refused().is_empty() {
-            return false;
-        }
-        let refused = self.failing.refused().iter().map(|(range, content)| (*range, content.refused()));
-        if !Safeguard::ParkedLimit.holds(cache.can_park(refused)) {
-            self.failing.too_much(now, REQUEST_MAX);
-            return true;
-        }
-        if let Some(batch) = &mut self.batch {
-            // Also of what newer data covers: the backing device never shows it.
-            batch.lacks_something = true;
-        }
-        let mut refused: VecDeque<Piece> = together(self.failing.take_refused()).into();
-        while let Some((range, content)) = refused.pop_front() {
-            if !Safeguard::WritebackParks.is_kept() {
-                continue;
-            }
-            match cache.park(range, content.refused()) {
-                Outcome::Done => self.failing.parked(range),
-                // It is loaded again, and quarantined.
-                Outcome::Damaged => {
-                    if let Some(batch) = &mut self.batch {
-                        batch.pieces.push_front((range, content));
-                    }
-                }
-                Outcome::NoSpace => {
-                    let error = Error::new(
-                        ErrorKind::NoSpace,
-                        "no segment is free to park what the backing device refuses",
-                    );
-                    self.note_trouble(cache, &error);
-                    refused.push_front((range, content));
-                    self.failing.no_space(refused.into(), now, REQUEST_MAX);
-                    break;
-                }
-            }
-        }
-        true
     }
 
     /// 2. Everything of the batch has been written: flush the backing device, unless it has no cache that could lose it.
@@ -660,26 +566,6 @@ impl Writeback {
         *cache.trouble.lock() = None;
     }
 
-    /// The same for a batch of what is parked: what the device has taken, and flushed, is parked no longer.
-    fn finish_parked<E: Environment>(&mut self, cache: &Cache<E>, now: u64) {
-        let Some(batch) = self.batch.take() else { return };
-        self.parked_delay_ms = if batch.taken.is_empty() {
-            (self.parked_delay_ms * 2).min(PARKED_RETRY_MAX_MS)
-        } else {
-            PARKED_RETRY_FIRST_MS
-        };
-        self.parked_due_ms = now + self.parked_delay_ms;
-        if !batch.taken.is_empty() && self.failing.flush_worked() {
-            *cache.trouble.lock() = None;
-        }
-        for (range, content) in batch.taken {
-            cache.unpark(range, content.refused());
-        }
-        if !cache.has_parked() {
-            *cache.parked_error.lock() = None;
-        }
-    }
-
     fn complete<E: Environment>(&mut self, cache: &Cache<E>, done: BackingDone, now: u64) {
         let flight = self.failing.returned(done.token);
         match (done.result, done.op) {
@@ -725,20 +611,6 @@ impl Writeback {
         }
     }
 
-    /// What is parked was refused once more.
-    fn stays_parked<E: Environment>(&mut self, cache: &Cache<E>, error: &Error) {
-        *cache.parked_error.lock() = Some(error.line());
-        self.parked_turn = self.parked_turn.wrapping_add(1);
-        self.parked_refusals += 1;
-        if let Some(batch) = &mut self.batch
-            && batch.taken.is_empty()
-            && self.parked_refusals >= PARKED_REFUSALS_MAX
-        {
-            // A device can take half a minute to refuse a sector, and the rest of the writeback waits meanwhile.
-            batch.pieces.clear();
-        }
-    }
-
     /// Damage could not be noted durably: nothing may be declared clean past it. The batch is given up and begun anew when
     /// reclaim has had a chance to free a segment.
     fn give_up<E: Environment>(&mut self, cache: &Cache<E>) {
@@ -751,7 +623,7 @@ impl Writeback {
         self.note_trouble(cache, error);
         self.failing.forget_batch();
         if self.batch.take().is_some_and(|batch| batch.target.is_none()) {
-            self.parked_due_ms = cache.environment().monotonic_ms() + self.parked_delay_ms;
+            self.parked.due_ms = cache.environment().monotonic_ms() + self.parked.delay_ms;
         }
         self.cursors.clone_from(&self.safe);
     }
@@ -763,23 +635,6 @@ impl Writeback {
         let attempts = trouble.as_ref().map_or(0, |trouble| trouble.attempts) + 1;
         *trouble = Some(BackingTrouble { error: error.line(), since_wall_ms, attempts });
     }
-}
-
-/// Neighbouring sectors of one content, but for data no more than a checksum block: what one parked record takes.
-fn together(refused: Vec<Piece>) -> Vec<Piece> {
-    let mut joined: Vec<Piece> = Vec::new();
-    for (range, content) in refused {
-        let unit = if matches!(content, Content::Data { .. }) { CHECKSUM_BLOCK } else { CHUNK };
-        match joined.last_mut() {
-            Some((last, same))
-                if last.end == range.start && *same == content && last.start / unit == range.start / unit =>
-            {
-                last.end = range.end;
-            }
-            _ => joined.push((range, content)),
-        }
-    }
-    joined
 }
 
 impl<E: Environment> Cache<E> {

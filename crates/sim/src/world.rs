@@ -22,7 +22,7 @@ use crate::pattern::Content;
 use crate::process::{Outlook, Process};
 use crate::random::Seeded;
 use crate::workload::{Wish, Workload};
-use cbd_engine::{Consistency, Settings};
+use cbd_engine::{CacheStatus, Consistency, Settings};
 use cbd_types::{
     AlignedBuffer, BackendId, BackingGeometry, ByteRange, Completion, Epoch, Error, ErrorKind, Operation,
     Request,
@@ -65,6 +65,11 @@ pub struct World {
     recovery_place: Option<u64>,
     /// Whether the region was damaged: reads may fail.
     is_damaged: bool,
+    is_disk_broken: bool,
+    /// Whether changes may fail, because the disk refuses writes for long.
+    expects_refusals: bool,
+    /// What the present process has parked and unparked, as far as it was counted.
+    parked_seen: (u64, u64),
     happened: Happened,
     /// Looks at every moment, if somebody wants that.
     explorer: Option<Explorer>,
@@ -108,6 +113,9 @@ impl World {
             drained_epoch: Epoch(0),
             recovery_place: None,
             is_damaged: false,
+            is_disk_broken: !options.unwritable.is_empty(),
+            expects_refusals: false,
+            parked_seen: (0, 0),
             happened: Happened::default(),
             explorer: None,
             options,
@@ -150,7 +158,12 @@ impl World {
         self.disk.set_faults(DiskFaults {
             read_permille: if reads_too { options.read_errors_permille } else { 0 },
             change_permille: options.write_errors_permille,
-            flush_permille: options.write_errors_permille,
+            flush_permille: if self.is_disk_broken && options.refuses_flushes {
+                1000
+            } else {
+                options.write_errors_permille
+            },
+            unwritable: if self.is_disk_broken { options.unwritable.to_vec() } else { Vec::new() },
             ..DiskFaults::default()
         });
     }
@@ -160,6 +173,40 @@ impl World {
         if let Some(process) = self.process.take() {
             self.happened.rare = self.happened.rare.and(process.cache().status().rare);
         }
+    }
+
+    /// From now on the disk refuses to write what the options say, as it does from the start.
+    pub fn break_disk(&mut self) {
+        self.is_disk_broken = true;
+        self.set_faults(true);
+    }
+
+    /// From now on the disk takes everything.
+    pub fn mend_disk(&mut self) {
+        self.is_disk_broken = false;
+        self.set_faults(true);
+    }
+
+    /// From now on changes may fail, because the disk refuses writes for long; [`settle`](Self::settle) finds out what
+    /// became of them.
+    pub const fn expect_refusals(&mut self) {
+        self.expects_refusals = true;
+    }
+
+    /// Time passes.
+    pub fn advance(&self, ms: u64) {
+        self.environment.advance(ms);
+    }
+
+    /// What the clock shows, in milliseconds.
+    #[must_use]
+    pub fn clock_ms(&self) -> u64 {
+        self.environment.clock_ms()
+    }
+
+    /// What the cache says of itself.
+    pub fn status(&mut self) -> CacheStatus {
+        self.process().cache().status()
     }
 
     fn process(&mut self) -> &mut Process {
@@ -172,6 +219,7 @@ impl World {
     fn open(&mut self) {
         let (environment, memory) = (Arc::clone(&self.environment), self.memory.clone());
         let options = self.options;
+        self.parked_seen = (0, 0);
         match Process::open(environment, &memory, &self.disk, self.backend, options.clients, options.depth) {
             Ok(process) => self.process = Some(process),
             Err(error) => self.complain(format!("the cache does not open: {error}")),
@@ -242,6 +290,7 @@ impl World {
             consistency: *self.random.pick(&Consistency::ALL),
             writeback_rate: *self.random.pick(&[0, 0, 100_000, 10_000_000]),
             dirty_target_percent: *self.random.pick(&[0, 10, 90]),
+            ..self.process().cache().settings()
         };
         if let Err(error) = self.process().cache().set_settings(settings) {
             self.complain(format!("{settings:?}: {error}"));
@@ -311,6 +360,11 @@ impl World {
                 self.complain(format!("request {id} completed twice, or was never asked for"));
             };
             if let Err(error) = result {
+                if error.kind() == ErrorKind::Backing && self.expects_refusals && asked.change.is_some() {
+                    // What of it was done is found out later, as after a crash.
+                    self.happened.refused += 1;
+                    continue;
+                }
                 // Only a miss that meets a failing disk may fail, and a hit that meets damage.
                 let is_damage =
                     matches!(error.kind(), ErrorKind::Media | ErrorKind::Damaged) && self.is_damaged;
@@ -355,6 +409,9 @@ impl World {
             self.complain(format!("drained fell from {} to {}", self.drained_epoch, status.drained_epoch));
         }
         self.drained_epoch = status.drained_epoch;
+        self.happened.parked += status.parked_total - self.parked_seen.0;
+        self.happened.unparked += status.unparked_total - self.parked_seen.1;
+        self.parked_seen = (status.parked_total, status.unparked_total);
         self.happened.waited_for_space += u64::from(status.writers_waiting);
         let counters = self.memory.counters();
         if counters.loads_of_unfenced + counters.stores_over_unfenced > 0 {

@@ -3,7 +3,7 @@
 //!
 //! `CBD_FATES` is the number of fates tried for each place (more find more).
 
-use cbd_engine::Consistency;
+use cbd_engine::{Consistency, OnWriteError};
 use cbd_sim::{Mix, Watchdog, Wish, World, WorldOptions, from_environment, until_crash};
 use cbd_types::{ByteRange, CHUNK, Operation};
 use std::time::Duration;
@@ -18,6 +18,8 @@ enum Do {
     /// The maintainer steps until it has nothing to do.
     Maintain,
     Drain,
+    /// The disk takes everything from now on.
+    Mend,
     Stop,
 }
 
@@ -50,6 +52,7 @@ fn play(world: &mut World, history: &[Do]) {
             Do::Quiesce => world.quiesce(),
             Do::Maintain => world.maintain_until_idle(),
             Do::Drain => world.drain(),
+            Do::Mend => world.mend_disk(),
             Do::Stop => world.stop(),
         }
     }
@@ -193,4 +196,69 @@ fn reclaim_of_a_full_cache() {
 fn an_orderly_stop() {
     let history = [write(0, 4 * KIB), write(CHUNK, 512), FLUSH, write(512, 512), Do::Stop];
     crash_everywhere("stop", &history, |_| {});
+}
+
+/// The disk refuses two ranges: a part of a block, and sectors at the border of two chunks.
+fn refuses(options: &mut WorldOptions) {
+    options.unwritable =
+        &[ByteRange { start: 1024, end: 2048 }, ByteRange { start: CHUNK - 512, end: CHUNK + 1024 }];
+    options.on_write_error = OnWriteError::Park;
+    options.write_error_after_s = 0;
+}
+
+#[test]
+fn parking_what_the_disk_refuses() {
+    let history = [
+        write(0, 4 * KIB),
+        FLUSH,
+        write(CHUNK - KIB, 4 * KIB),
+        Do::Drain,
+        write(1024, 512),
+        ask(Operation::WriteZeroes, CHUNK, KIB, false),
+        Do::Drain,
+        ask(Operation::Read, 0, 64 * KIB, false),
+        Do::Quiesce,
+        write(0, 4 * KIB),
+        Do::Mend,
+        Do::Drain,
+        write(512, KIB),
+        Do::Drain,
+    ];
+    let places = crash_everywhere("parking", &history, refuses);
+    assert!(places > 60);
+}
+
+#[test]
+fn parking_of_many_epochs_in_one_batch() {
+    let history = [
+        write(0, 4 * KIB),
+        FLUSH,
+        write(1536, 512),
+        FLUSH,
+        ask(Operation::Discard, CHUNK - 8 * KIB, 16 * KIB, false),
+        Do::Drain,
+        write(CHUNK, 512),
+        FLUSH,
+        Do::Mend,
+        Do::Drain,
+    ];
+    crash_everywhere("parking in checkpoint", &history, |options| {
+        refuses(options);
+        options.consistency = Consistency::Checkpoint;
+    });
+}
+
+#[test]
+fn reclaim_of_a_full_cache_with_something_parked() {
+    let mut history =
+        vec![write(0, 4 * KIB), ask(Operation::WriteZeroes, CHUNK - KIB, 2 * KIB, false), FLUSH];
+    for round in 0..18 {
+        history.push(write(64 * KIB + round % 5 * 16 * KIB, 16 * KIB));
+        if round % 4 == 3 {
+            history.extend([FLUSH, Do::Maintain]);
+        }
+        history.push(Do::Quiesce);
+    }
+    let places = crash_everywhere("reclaim with something parked", &history, refuses);
+    assert!(places > 100);
 }

@@ -239,6 +239,7 @@ impl Manager {
             consistency: change.consistency.map_or(now.consistency, Into::into),
             writeback_rate: change.writeback_rate.unwrap_or(now.writeback_rate),
             dirty_target_percent: percent(change.writeback_percent, now.dirty_target_percent),
+            ..now
         }
         .validated()?;
         engine.update_settings(id, new)?;

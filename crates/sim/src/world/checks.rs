@@ -11,7 +11,7 @@ impl World {
         if !status.backing_is_consistent {
             self.happened.images_void += 1;
             let is_strict = self.options.consistency == Consistency::Strict && !self.options.vary_settings;
-            if is_strict && !self.is_damaged {
+            if is_strict && !self.is_damaged && self.options.unwritable.is_empty() {
                 self.complain("strict, and the backing device is no crash state");
             }
             return;
@@ -19,6 +19,16 @@ impl World {
         let image = self.disk.image_after_power_cut(self.random.next());
         self.happened.images_judged += 1;
         self.judge(self.oracle.moment_of(&image, self.drained));
+    }
+
+    /// The disk is in order again, and takes what is parked.
+    fn take_what_is_parked(&mut self) {
+        self.wait_until(|world| {
+            world.note_drained();
+            world.process().cache().parked_bytes() == 0
+        });
+        // A drain goes on until nothing more is void.
+        self.drain();
     }
 
     /// Reads everything through the engine and compares it.
@@ -75,7 +85,9 @@ impl World {
         self.memory.never_crash();
         self.quiesce();
         self.check_changed();
+        self.mend_disk();
         self.drain();
+        self.take_what_is_parked();
         self.maintain_until_idle();
         let status = self.process().cache().status();
         if !status.backing_is_consistent {

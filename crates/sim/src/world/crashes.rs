@@ -75,8 +75,8 @@ impl World {
         self.unwatched(Self::settle);
     }
 
-    /// Finds out what became of the requests that the last process left behind.
-    fn settle(&mut self) {
+    /// Finds out what became of the requests that the last process left behind, or that failed.
+    pub fn settle(&mut self) {
         let mut oracle = std::mem::replace(&mut self.oracle, Oracle::new(0, self.options.sector, 0));
         let verdict = oracle.settle(|range| self.read_now(range));
         self.oracle = oracle;

@@ -39,7 +39,12 @@ pub(super) fn make_cache(
         lanes_max: options.lanes_max,
         handlers: 1,
         data_crc: options.data_crc,
-        settings: Settings { consistency: options.consistency, ..Settings::default() },
+        settings: Settings {
+            consistency: options.consistency,
+            on_write_error: options.on_write_error,
+            write_error_after_s: options.write_error_after_s,
+            ..Settings::default()
+        },
     })?;
     Ok((backend, ByteRange::at(layout.segment_area, area)))
 }

@@ -3,7 +3,8 @@
 use crate::memory::MemoryKind;
 use crate::random::Seeded;
 use crate::workload::Mix;
-use cbd_engine::{Consistency, RarePaths};
+use cbd_engine::{Consistency, OnWriteError, RarePaths};
+use cbd_types::ByteRange;
 
 /// What a world is made of.
 #[derive(Clone, Copy, Debug)]
@@ -34,6 +35,14 @@ pub struct WorldOptions {
     pub read_errors_permille: u64,
     /// Writes and flushes of the disk out of a thousand that fail.
     pub write_errors_permille: u64,
+    /// What the disk refuses to write while it is broken: see [`World::break_disk`](super::World::break_disk).
+    pub unwritable: &'static [ByteRange],
+    /// Whether it refuses flushes meanwhile.
+    pub refuses_flushes: bool,
+    /// What is done about what it refuses, and after how many seconds.
+    pub on_write_error: OnWriteError,
+    /// See `on_write_error`.
+    pub write_error_after_s: u32,
     /// Whether the disk loses what was not flushed.
     pub volatile_cache: bool,
     /// Whether the disk promises zeroes from a discard.
@@ -71,6 +80,10 @@ impl WorldOptions {
             in_flight_max: 6,
             read_errors_permille: 0,
             write_errors_permille: 0,
+            unwritable: &[],
+            refuses_flushes: false,
+            on_write_error: OnWriteError::Stop,
+            write_error_after_s: 60,
             volatile_cache: true,
             discard_zeroes: true,
             depth: 4,
@@ -106,6 +119,12 @@ pub struct Happened {
     pub images_judged: u64,
     /// Moments at which the engine said that the backing device alone is no crash state.
     pub images_void: u64,
+    /// Ranges that were parked, and such that the disk took after all.
+    pub parked: u64,
+    /// See `parked`.
+    pub unparked: u64,
+    /// Changes that failed because the disk has refused writes for long.
+    pub refused: u64,
     /// Turns at which a client waited for space.
     pub waited_for_space: u64,
     /// Times at which clients waited and nothing went on before the clock did.
@@ -129,6 +148,9 @@ impl Happened {
             drains: self.drains + other.drains,
             images_judged: self.images_judged + other.images_judged,
             images_void: self.images_void + other.images_void,
+            parked: self.parked + other.parked,
+            unparked: self.unparked + other.unparked,
+            refused: self.refused + other.refused,
             waited_for_space: self.waited_for_space + other.waited_for_space,
             rescued_by_clock: self.rescued_by_clock + other.rescued_by_clock,
             rare: self.rare.and(other.rare),
