@@ -100,6 +100,9 @@ impl World {
             drained_epoch: self.drained_epoch,
             recovery_place: None,
             is_damaged: self.is_damaged,
+            is_disk_broken: self.is_disk_broken,
+            expects_refusals: self.expects_refusals,
+            parked_seen: (0, 0),
             happened: Happened::default(),
             explorer: None,
         };
