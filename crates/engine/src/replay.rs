@@ -14,8 +14,8 @@ use crate::{
     log::SLOTS_MAX_OF_RECORD,
     logscan::Cursor,
     overlay::{Meaning, Place},
-    rare,
     parking::Parked,
+    rare,
 };
 use alloc::{
     collections::{BTreeMap, BTreeSet},
@@ -329,6 +329,7 @@ impl<E: Environment> Cache<E> {
             // The backing device has it, whatever it was, and all that is older: reads go there. A quarantine it was not.
             if Safeguard::RecoveryLostForgetsData.is_kept() {
                 state.index.clear();
+                state.parked.forget(ByteRange { start: 0, end: self.identity.size });
             }
             if Safeguard::RecoveryLostForgetsZeroes.is_kept() {
                 state.overlay.forget_all_zeroes();
