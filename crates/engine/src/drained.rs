@@ -14,9 +14,13 @@ pub(crate) fn void_until_now<E: Environment>(cache: &Cache<E>) {
     store_drained(cache, |drained| drained.void_until = drained.void_until.get().max(now).into());
 }
 
-/// Stores a changed *drained*, fences, and only then lets others see it.
+/// Stores a changed *drained*, fences, and only then lets others see it. Does nothing once a store to the region has
+/// failed: what *drained* would rely on may be what failed.
 pub(crate) fn store_drained<E: Environment>(cache: &Cache<E>, change: impl FnOnce(&mut Drained)) {
     let mut slots = cache.drained.lock();
+    if cache.region().check_stores(Safeguard::DrainedStoreCheck).is_err() {
+        return;
+    }
     let mut drained = slots.content().copied().unwrap_or(Drained {
         epoch: 0.into(),
         void_until: 0.into(),
@@ -36,6 +40,9 @@ pub(crate) fn store_drained<E: Environment>(cache: &Cache<E>, change: impl FnOnc
         fence: Safeguard::DrainedFence,
     };
     slots.store_in_both(cache.region(), names, drained);
+    if cache.region().check_stores(Safeguard::DrainedStoreCheck).is_err() {
+        return;
+    }
     cache.drained_now.store(drained.epoch.get(), Ordering::Release);
 }
 

@@ -37,7 +37,10 @@ impl<E: Environment> Cache<E> {
             None => {}
         }
         // Filling up the pool would only make writers wait for reclaim.
-        if self.check_running().is_err() || self.pool.has_waiters() {
+        if self.check_running().is_err()
+            || self.region().check_stores(Safeguard::RecordAfterFailure).is_err()
+            || self.pool.has_waiters()
+        {
             return;
         }
         self.announce(lane);

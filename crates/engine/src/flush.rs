@@ -66,6 +66,10 @@ impl<E: Environment> Cache<E> {
             // 2. Under the lane's lock: nothing of a closed epoch is still to come from here.
             let last = {
                 let state = lane.state.lock();
+                if self.region().check_stores(Safeguard::MarkStoreCheck).is_err() {
+                    // The lane's last record may be what failed: a mark would prove it.
+                    break;
+                }
                 if Safeguard::FlushClear.is_kept() {
                     lane.clear_touched();
                 }
@@ -100,7 +104,13 @@ impl<E: Environment> Cache<E> {
         let mut mark = |id: LaneId| {
             // All that was committed was fenced before its lock was let go; the bit stays, since the epoch
             // has had no pass over the other lanes.
-            let last = self.lanes[id.index()].state.lock().next_sequence - 1;
+            let last = {
+                let state = self.lanes[id.index()].state.lock();
+                if self.region().check_stores(Safeguard::MarkStoreCheck).is_err() {
+                    return;
+                }
+                state.next_sequence - 1
+            };
             if !Safeguard::FuaMark.is_kept() {
                 return;
             }

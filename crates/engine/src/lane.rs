@@ -178,12 +178,17 @@ impl LaneMap {
     pub(crate) fn of_lane(self, lane: LaneId, range: ByteRange) -> impl Iterator<Item = ByteRange> {
         let lanes = u64::from(self.lanes);
         let row_bytes = lanes * CHUNK;
-        let rows =
-            if range.is_empty() { 0..0 } else { range.start / row_bytes..(range.end - 1) / row_bytes + 1 };
-        rows.filter_map(move |row| {
+        let rows = if range.is_empty() || lanes == 1 {
+            0..0
+        } else {
+            range.start / row_bytes..(range.end - 1) / row_bytes + 1
+        };
+        // An only lane has all of it, in one part.
+        let whole = (lanes == 1 && !range.is_empty()).then_some(range);
+        whole.into_iter().chain(rows.filter_map(move |row| {
             let column = (u64::from(lane.0) + lanes - Self::turn(row) % lanes) % lanes;
             ByteRange::at((row * lanes + column) * CHUNK, CHUNK).intersection(&range)
-        })
+        }))
     }
 
     /// The lanes that `range` touches, each once, in order of their numbers from `from` on.

@@ -64,8 +64,8 @@ impl<E: Environment> Cache<E> {
     }
 
     /// Makes damage of `range`, which the record `sequence` at `place` held, durable: from now on reads of it fail, as
-    /// far as nothing newer covers it. `false` when the region has no segment left for the record; nothing may be
-    /// declared clean then.
+    /// far as nothing newer covers it. `false` when the region has no segment left for the record, or takes no stores any
+    /// more; nothing may be declared clean then.
     pub(crate) fn quarantine(&self, id: LaneId, range: ByteRange, sequence: u64, place: Place) -> bool {
         let lane = &self.lanes[id.index()];
         let mut state = lane.state.lock();
@@ -75,16 +75,17 @@ impl<E: Environment> Cache<E> {
         if Safeguard::QuarantineNewer.is_kept() {
             self.heal_what_is_newer(&mut state, range, place);
         }
-        let left: Vec<ByteRange> = state
-            .overlay
-            .damaged()
+        let left: Vec<ByteRange> = self
+            .damage_of(&state)
             .filter_map(|(part, since)| part.intersection(&range).filter(|_| since == place))
             .collect();
         // A whole lane with very many newer blocks is condemned by one record; a restart after they were
         // reclaimed then fails reads of them, which is safe.
         let parts = if left.len() > PARTS_MAX { vec![range] } else { left };
         for part in parts {
-            if !self.make_room(&mut state, 1, 0, Asker::Essential, None) {
+            if self.region().check_stores(Safeguard::RecordAfterFailure).is_err()
+                || !self.make_room(&mut state, 1, 0, Asker::Essential, None)
+            {
                 return false;
             }
             let mut record = Record::new(RecordKind::Quarantine, part);
@@ -97,6 +98,23 @@ impl<E: Environment> Cache<E> {
             state.cancel_fills(range);
         }
         true
+    }
+
+    /// The damage of a lane, with its place, where it has any of the lane's own chunks: what a lane has lost may have been
+    /// anywhere on the device, but others' chunks are none of its business.
+    pub(crate) fn damage_of<'a>(
+        &'a self,
+        state: &'a LaneState,
+    ) -> impl Iterator<Item = (ByteRange, Place)> + 'a {
+        let map = self.identity.lanes;
+        state.overlay.damaged().filter(move |(range, _)| {
+            Safeguard::DamageOwnChunks.holds(map.of_lane(state.id, *range).next().is_some())
+        })
+    }
+
+    /// Whether anything is quarantined that nothing has healed.
+    pub(crate) fn has_damage(&self) -> bool {
+        self.lanes.iter().any(|lane| self.damage_of(&lane.state.lock()).next().is_some())
     }
 
     /// Takes out of the damage what records behind `place` have overwritten.

@@ -263,6 +263,9 @@ impl Victim {
             let next = state.segments().nth(1).map_or(state.next_sequence, |next| next.first_sequence);
             if Safeguard::TailSequence.is_kept() { next } else { self.segment.first_sequence }
         };
+        if cache.region().check_stores(Safeguard::TailStoreCheck).is_err() {
+            return false;
+        }
         // 1. The new tail is durable, in both slots: an older one would name a segment that is used anew.
         let names = InBoth {
             first_fence: Safeguard::TailFirstFence,
@@ -276,6 +279,9 @@ impl Victim {
             reserved: [0; 24],
         };
         cache.tails.lock()[self.lane.index()].store_in_both(cache.region(), names, tail);
+        if cache.region().check_stores(Safeguard::TailStoreCheck).is_err() {
+            return false;
+        }
         // 2. The segment leaves the lane, and goes to the pool when its last reader is done.
         if Safeguard::TailBeforeRelease.is_kept() {
             cache.lanes[self.lane.index()].state.lock().sealed.pop_front();
@@ -313,9 +319,8 @@ impl Victim {
     fn carry<E: Environment>(&self, cache: &Cache<E>, range: ByteRange, reference: u64, up_to: u64) -> bool {
         let damaged: Vec<_> = {
             let state = cache.lanes[self.lane.index()].state.lock();
-            state
-                .overlay
-                .damaged()
+            cache
+                .damage_of(&state)
                 .filter(|(_, place)| place.0 <= up_to)
                 .filter_map(|(part, place)| Some((part.intersection(&range)?, place)))
                 .collect()

@@ -5,6 +5,9 @@ use alloc::{string::String, vec::Vec};
 use cbd_types::{ByteRange, Epoch};
 use core::sync::atomic::Ordering;
 
+/// Most quarantined ranges that are listed.
+const LISTED_MAX: usize = 1024;
+
 /// Trouble with the backing device that writeback has at present.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BackingTrouble {
@@ -132,11 +135,13 @@ impl<E: Environment> Cache<E> {
                 counters.dirty_records.saturating_sub(lane.cleaned_records.load(Ordering::Relaxed));
             index_blocks += u64::from(state.index.live());
             index_bytes += state.index.bytes() as u64;
-            for (range, _) in state.overlay.damaged() {
-                if damaged.len() < 1024 {
-                    damaged.push(DamagedRange { range, reason: String::from("quarantined") });
-                }
-            }
+            let ranges = state.overlay.damaged().map(|(range, _)| range);
+            damaged.extend(
+                ranges
+                    .flat_map(|range| self.identity.lanes.of_lane(state.id, range))
+                    .take(LISTED_MAX - damaged.len())
+                    .map(|range| DamagedRange { range, reason: String::from("quarantined") }),
+            );
         }
         for (range, reason) in self.damage_met() {
             if !damaged.iter().any(|known| known.range.contains(&range)) {

@@ -49,6 +49,8 @@ impl<E: Environment> Cache<E> {
     ) -> Result<Admission> {
         let lane = self.lane(range.start);
         let mut state = lane.state.lock();
+        // A store that failed may have been the lane's last record: nothing may come behind it that would prove it.
+        self.region().check_stores(Safeguard::RecordAfterFailure)?;
         if Safeguard::WriteTouch.is_kept() {
             self.announce(lane);
         }

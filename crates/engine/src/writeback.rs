@@ -638,11 +638,6 @@ impl Writeback {
 }
 
 impl<E: Environment> Cache<E> {
-    /// Whether anything is quarantined that nothing has healed.
-    fn has_damage(&self) -> bool {
-        self.lanes.iter().any(|lane| lane.state.lock().overlay.damaged().next().is_some())
-    }
-
     /// Bytes of data that the backing device does not have.
     pub fn dirty_bytes(&self) -> u64 {
         self.unwritten_bytes() + self.parked_bytes()

@@ -31,6 +31,7 @@ impl<E: Environment> Cache<E> {
         for lane_id in self.identity.lanes.touched_by(range, progress.next_lane) {
             let lane = &self.lanes[lane_id.index()];
             let mut state = lane.state.lock();
+            self.region().check_stores(Safeguard::RecordAfterFailure)?;
             if Safeguard::ZeroTouch.is_kept() {
                 self.announce(lane);
             }

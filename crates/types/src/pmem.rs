@@ -5,7 +5,7 @@
 //! fence, and what acknowledges a request asks for a [`Durable`]. Recovery reads through [`Region::load`],
 //! which answers a failed memory cell with an error instead of a signal.
 
-use crate::{CHECKSUM_BLOCK, Error, ErrorKind, Result, Safeguard};
+use crate::{ByteRange, CHECKSUM_BLOCK, Error, ErrorKind, Result, Safeguard};
 use alloc::{format, string::String};
 
 /// What the bytes of a region survive.
@@ -123,6 +123,9 @@ impl InFlight {
 #[derive(Debug)]
 pub struct Durable(());
 
+/// What [`Region::write_back`] reads at once; memory fails in pages.
+const WRITE_BACK_STEP: usize = 4096;
+
 /// A persistent memory with stores that say whether they are durable.
 #[derive(Debug)]
 pub struct Region<P>(P);
@@ -173,10 +176,23 @@ impl<P: Pmem> Region<P> {
         InFlight(())
     }
 
-    /// Writes back what recovery relied on; see [`Pmem::write_back`].
+    /// Writes back what recovery relied on; see [`Pmem::write_back`]. Memory that cannot be read is left out: nobody relies
+    /// on it, and a write-back of it would count as a store that failed.
     pub fn write_back(&self, safeguard: Safeguard, at: u64, length: u64) -> InFlight {
-        if safeguard.is_kept() {
-            self.0.write_back(at, length);
+        if !safeguard.is_kept() {
+            return InFlight(());
+        }
+        let mut page = [0; WRITE_BACK_STEP];
+        for piece in ByteRange::at(at, length).split_at_multiples(WRITE_BACK_STEP as u64) {
+            if self.0.load(piece.start, &mut page[..piece.len() as usize]).is_ok() {
+                self.0.write_back(piece.start, piece.len());
+                continue;
+            }
+            for line in piece.split_at_multiples(64) {
+                if self.0.load(line.start, &mut page[..line.len() as usize]).is_ok() {
+                    self.0.write_back(line.start, line.len());
+                }
+            }
         }
         InFlight(())
     }

@@ -175,6 +175,7 @@ impl<E: Environment> Transport<E> {
                 reserved: [0; 120],
             },
         );
+        self.region.check_stores(Safeguard::TableStoreCheck)?;
         Ok(BackendId(row as u32))
     }
 
@@ -353,7 +354,7 @@ impl<E: Environment> Transport<E> {
         let Some(mut content) = row.content().copied() else { return Err(no_such("backend", id.index())) };
         change(&mut content);
         row.store_in_both(&self.region, ROW, content);
-        Ok(())
+        self.region.check_stores(Safeguard::TableStoreCheck)
     }
 
     /// Opens the cache of a backend and recovers what its log holds.

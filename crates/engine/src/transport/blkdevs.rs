@@ -80,6 +80,7 @@ impl<E: Environment> Transport<E> {
                 reserved: [0; 200],
             },
         );
+        self.region.check_stores(Safeguard::TableStoreCheck)?;
         Ok(BlkdevId(row as u32))
     }
 
@@ -114,6 +115,6 @@ impl<E: Environment> Transport<E> {
         let Some(mut content) = row.content().copied() else { return Err(no_such("blkdev", id.index())) };
         content.state = STATE_FREE.into();
         row.store_in_both(&self.region, ROW, content);
-        Ok(())
+        self.region.check_stores(Safeguard::TableStoreCheck)
     }
 }

@@ -90,6 +90,7 @@ impl<E: Environment> Transport<E> {
                 reserved: [0; 152],
             },
         );
+        self.region.check_stores(Safeguard::TableStoreCheck)?;
         Ok(HostId(row as u32))
     }
 
@@ -109,7 +110,7 @@ impl<E: Environment> Transport<E> {
         let Some(mut content) = row.content().copied() else { return Ok(()) };
         content.state = STATE_FREE.into();
         row.store_in_both(&self.region, ROW, content);
-        Ok(())
+        self.region.check_stores(Safeguard::TableStoreCheck)
     }
 
     /// All hosts.

@@ -262,6 +262,19 @@ safeguards! {
     /// Older zeroes do not replace newer ones.
     OverlayKeepsLater = "overlay.keeps-later",
 
+    // A store that failed.
+
+    /// Nothing comes behind a record that was not stored: it would prove a write that was never acknowledged.
+    RecordAfterFailure = "store-failed.record",
+    /// No mark proves a record that was not stored.
+    MarkStoreCheck = "store-failed.mark",
+    /// Drained does not pass what was not stored.
+    DrainedStoreCheck = "store-failed.drained",
+    /// The tail does not pass a quarantine that was not stored, nor is a segment used anew whose tail was not.
+    TailStoreCheck = "store-failed.tail",
+    /// A change of a table that was not stored is not reported as done.
+    TableStoreCheck = "store-failed.table",
+
     // A read.
 
     /// A segment that a reader copies from is not used anew.
@@ -359,6 +372,8 @@ safeguards! {
     QuarantineNewer = "quarantine.newer",
     /// A pending fill of a damaged range does not become a record: it would hide the damage.
     QuarantineCancelsFills = "quarantine.cancels-fills",
+    /// What a lane has lost damages its own chunks: others' are never healed by an overwrite in this lane.
+    DamageOwnChunks = "damage.own-chunks",
     /// Damage covers the record that it condemns and what is older.
     DamageByPlace = "damage.by-place",
 
