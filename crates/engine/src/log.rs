@@ -236,6 +236,33 @@ impl<E: Environment> Cache<E> {
         None
     }
 
+    /// Stores the copies of a record's lines that can be read and differ from the ones that count. In flight until the caller
+    /// fences.
+    pub(crate) fn make_record_whole(&self, location: Location, record: &Record) -> InFlight {
+        let runtime = &self.segments[location.segment as usize];
+        let place = |slot| runtime.place(slot);
+        let mut stored =
+            self.make_slot_whole(location.segment, location.slot, &record.encode(&place(location.slot)));
+        for number in 0..u32::from(record.lines) {
+            if let Ok(line) = self.load_sums(location, record, number as usize) {
+                let slot = location.slot + 1 + number;
+                stored = stored.and(self.make_slot_whole(location.segment, slot, &line.encode(&place(slot))));
+            }
+        }
+        stored
+    }
+
+    fn make_slot_whole(&self, segment: u32, slot: u32, line: &[u8; 64]) -> InFlight {
+        let mut stored = self.region().nothing_in_flight();
+        for at in self.shape().slot(slot).map(|at| self.segments[segment as usize].base + at) {
+            let mut copy = [0; 64];
+            if self.region().load(at, &mut copy).is_ok() && copy != *line {
+                stored = stored.and(self.region().store_line(at, line));
+            }
+        }
+        stored
+    }
+
     /// Whether the record's range lies on the device and, where it has data, inside one chunk.
     pub(crate) fn accepts(&self, record: &Record) -> bool {
         let range = record.range();

@@ -1,17 +1,19 @@
 //! Recovery: from the bytes of a region to a cache that serves.
 //!
 //! Always true here: before anything is served, every line that was relied on and may be only in a processor's cache
-//! is written back and fenced. That changes no byte, so recovery can crash and run again. Only then a loss that nothing
-//! on media notes yet is noted by a quarantine.
+//! is written back and fenced. That changes no byte, so recovery can crash and run again. Only then what has two copies,
+//! of which the crash left one, gets the other back, and a loss that nothing on media notes yet is noted by a quarantine.
 //!
 //! Left to others: the records of one lane (`replay`).
 
 use crate::{
     Cache, Environment, Settings,
     cache::{Identity, Parts, Segment},
+    drained::void_until_now,
     flush::Pass,
-    index::Index,
+    index::{Index, Location},
     lane::{Counters, Lane, LaneState, LogSegment},
+    log::SLOTS_MAX_OF_RECORD,
     replay::{CaughtUp, ChainSegment, Tail},
     slots::TwoSlots,
 };
@@ -51,6 +53,7 @@ impl<E: Environment> Cache<E> {
         let last_marked: Vec<u64> =
             marks.iter().map(|mark| mark.content().map_or(0, |mark| mark.lane_sequence.get())).collect();
         let caught_up = CaughtUp::new(drained.content());
+        let is_drained_known = drained.content().is_some();
         // The counter goes on above every epoch that was ever used.
         let void_until = drained.content().map_or(0, |drained| drained.void_until.get());
         let marked =
@@ -133,8 +136,12 @@ impl<E: Environment> Cache<E> {
             cache.cursors.lock()[lane] = outcome.cursor;
             lost.extend(outcome.lost.into_iter().map(|lost| (id, lost)));
         }
-        for lane in &cache.lanes {
+        for (lane, marked) in cache.lanes.iter().zip(&last_marked) {
             let state = lane.state.lock();
+            if state.next_sequence - 1 > *marked && Safeguard::RecoveryUnmarked.is_kept() {
+                // The next pass leaves the evidence that the last process did not come to leave.
+                lane.touch();
+            }
             let highest = epoch.max(state.next_sequence).max(state.next_ordinal).max(state.run);
             if !Safeguard::RecoveryCounters.holds(highest < COUNTER_END / 2) {
                 // Forged: counting on from here would soon write what nobody can read.
@@ -153,16 +160,27 @@ impl<E: Environment> Cache<E> {
         cache.pass.get_mut().begin_at(epoch + 1);
 
         cache.persist_what_was_relied_on(&chains, state);
+        cache.make_copies_whole(&chains);
         for (lane, lost) in lost {
             let whole = ByteRange { start: 0, end: cache.identity.size };
-            if Safeguard::RecoveryLostNoted.is_kept()
-                && !cache.quarantine(lane, whole, lost.sequence, lost.place)
-            {
+            if !Safeguard::RecoveryLostNoted.is_kept() {
+                continue;
+            }
+            let is_noted = cache.quarantine(lane, whole, lost.sequence, lost.place);
+            // On memory that takes no stores it stays known until the next recovery finds it again.
+            if !is_noted && cache.region().check_stores(Safeguard::RecordAfterFailure).is_ok() {
                 return Err(Error::new(
                     ErrorKind::NoSpace,
                     format!("lane {lane} has lost a record, and no segment is free to note it"),
                 ));
             }
+        }
+        let is_void = cache.has_damage() && Safeguard::RecoveryDamageVoid.is_kept()
+            || !is_drained_known && Safeguard::RecoveryDrainedLost.is_kept();
+        if is_void {
+            // The backing device lacks what is damaged, even once it is overwritten, until the overwrite is drained. And where
+            // it is not known how far it is drained, old epochs are about to be written over newer ones.
+            void_until_now(&cache);
         }
         Ok(cache)
     }
@@ -221,11 +239,9 @@ impl<E: Environment> Cache<E> {
                     .and(region.write_back(Safeguard::RecoveryHeaderCopyWriteBack, copy, header));
             }
             // The last record that was accepted, its further lines and its data.
-            let state = self.lanes[lane].state.lock();
-            let segments: Vec<_> = state.segments().copied().collect();
-            let Some(last) = segments.iter().rev().find(|segment| segment.slots > 0) else { continue };
+            let Some(last) = self.last_with_records(lane) else { continue };
             let base = self.segments[last.segment as usize].base;
-            let first = last.slots.saturating_sub(crate::log::SLOTS_MAX_OF_RECORD);
+            let first = last.slots.saturating_sub(SLOTS_MAX_OF_RECORD);
             for slot in first..last.slots {
                 for at in self.shape().slot(slot) {
                     stored = stored.and(region.write_back(Safeguard::RecoveryRecordWriteBack, base + at, 64));
@@ -239,6 +255,52 @@ impl<E: Environment> Cache<E> {
             }
         }
         region.fence(Safeguard::RecoveryFence, stored);
+    }
+
+    /// A crash can leave one good copy of a header, of a lane's last record or of a slot of the state: that one is durable now,
+    /// and the other is stored again, so that one failed page costs nothing afterwards either. A copy that cannot be read is
+    /// left alone: a store to failed memory may fail as well.
+    fn make_copies_whole(&self, chains: &[Vec<ChainSegment>]) {
+        let region = self.region();
+        let mut stored = region.nothing_in_flight();
+        if Safeguard::RecoveryWholeState.is_kept() {
+            stored = stored.and(self.drained.lock().make_whole(region));
+            for tail in self.tails.lock().iter_mut() {
+                stored = stored.and(tail.make_whole(region));
+            }
+        }
+        for segment in chains.iter().flatten() {
+            let base = self.segments[segment.segment as usize].base;
+            for at in [base, base + self.shape().header_copy()] {
+                let mut copy = [0; size_of::<SegmentHeader>()];
+                if Safeguard::RecoveryWholeHeader.is_kept()
+                    && region.load(at, &mut copy).is_ok()
+                    && copy != *bytes_of(&segment.header)
+                {
+                    stored = stored.and(region.store(at, bytes_of(&segment.header)));
+                }
+            }
+        }
+        for last in (0..chains.len()).filter_map(|lane| self.last_with_records(lane)) {
+            let first = last.slots.saturating_sub(SLOTS_MAX_OF_RECORD);
+            let last_record = (first..last.slots).find_map(|slot| {
+                let location = Location { segment: last.segment, slot };
+                let record = self.load_record(location).ok()?;
+                (slot + record.slots() == last.slots).then_some((location, record))
+            });
+            if let Some((location, record)) = last_record
+                && Safeguard::RecoveryWholeRecord.is_kept()
+            {
+                stored = stored.and(self.make_record_whole(location, &record));
+            }
+        }
+        region.fence(Safeguard::RecoveryWholeFence, stored);
+    }
+
+    /// The last segment of a lane that holds records.
+    fn last_with_records(&self, lane: usize) -> Option<LogSegment> {
+        let state = self.lanes[lane].state.lock();
+        state.segments().filter(|segment| segment.slots > 0).last().copied()
     }
 }
 

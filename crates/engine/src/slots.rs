@@ -2,7 +2,7 @@
 //!
 //! Always true here: the slot that holds the newest valid content is never the one that is written.
 
-use cbd_format::{Slot, SlotContent};
+use cbd_format::{Slot, SlotContent, record::bytes_of};
 use cbd_types::{InFlight, Pmem, Region, Safeguard};
 
 /// The names of what makes a content durable in both slots.
@@ -27,6 +27,8 @@ pub(crate) struct TwoSlots<T> {
     newest: Option<(usize, u64)>,
     /// The newest content.
     content: Option<T>,
+    /// The other slot can be read and does not say the same.
+    is_behind: bool,
 }
 
 impl<T: SlotContent> TwoSlots<T> {
@@ -35,20 +37,27 @@ impl<T: SlotContent> TwoSlots<T> {
         let read = |at| {
             let mut bytes = alloc::vec![0; T::SLOT_SIZE];
             region.load(at, &mut bytes).ok()?;
-            Slot::<T>::decode(place, &bytes)
+            Some(Slot::<T>::decode(place, &bytes))
         };
-        let newest = Slot::newest(read(at[0]), read(at[1]));
+        let slots = [read(at[0]), read(at[1])];
+        let newest = Slot::newest(slots[0].flatten(), slots[1].flatten());
+        let is_behind = newest.is_some_and(|(which, newest)| {
+            slots[1 - which].is_some_and(|other| {
+                other.is_none_or(|other| bytes_of(&other.content) != bytes_of(&newest.content))
+            })
+        });
         Self {
             at,
             place,
             newest: newest.map(|(which, slot)| (which, slot.sequence)),
             content: newest.map(|(_, slot)| slot.content),
+            is_behind,
         }
     }
 
     /// Both slots as they are in fresh memory: invalid.
     pub(crate) const fn empty(at: [u64; 2], place: u64) -> Self {
-        Self { at, place, newest: None, content: None }
+        Self { at, place, newest: None, content: None, is_behind: false }
     }
 
     /// The newest content.
@@ -80,6 +89,7 @@ impl<T: SlotContent> TwoSlots<T> {
         let slot = Slot { sequence, content };
         self.newest = Some((which, sequence));
         self.content = Some(content);
+        self.is_behind = false;
         if T::SLOT_SIZE == 64 {
             // Marks are stored on the flush path: a whole line, no allocation.
             region.store_line(self.at[which], &slot.encode_line(self.place))
@@ -96,6 +106,16 @@ impl<T: SlotContent> TwoSlots<T> {
         if names.second.is_kept() {
             let stored = self.store(region, content);
             region.fence(names.fence, stored);
+        }
+    }
+
+    /// A crash between the two stores of [`store_in_both`](Self::store_in_both) has left one slot behind: stores the newest
+    /// content there too, so that a page that fails later does not bring back what it replaced. What was read has been written
+    /// back and fenced before. In flight until the caller fences.
+    pub(crate) fn make_whole<P: Pmem>(&mut self, region: &Region<P>) -> InFlight {
+        match self.content {
+            Some(content) if self.is_behind => self.store(region, content),
+            _ => region.nothing_in_flight(),
         }
     }
 

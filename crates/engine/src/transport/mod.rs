@@ -162,7 +162,7 @@ impl<E: Environment> Transport<E> {
                 if first.kind() == ErrorKind::Foreign { second } else { first }
             })
         })?;
-        let tables = Tables {
+        let mut tables = Tables {
             hosts: read_table(&region, layout.host_area, layout.host_rows),
             backends: read_table(&region, layout.backend_area, layout.backend_rows),
             blkdevs: read_table(&region, layout.blkdev_area, layout.blkdev_rows),
@@ -188,6 +188,23 @@ impl<E: Environment> Transport<E> {
             relied_on = relied_on.and(row.write_back(&region, Safeguard::OpenSegmentsWriteBack));
         }
         region.fence(Safeguard::OpenFence, relied_on);
+        if Safeguard::OpenWhole.is_kept() {
+            let tables = &mut tables;
+            let mut stored = region.nothing_in_flight();
+            for row in &mut tables.hosts {
+                stored = stored.and(row.make_whole(&region));
+            }
+            for row in &mut tables.backends {
+                stored = stored.and(row.make_whole(&region));
+            }
+            for row in &mut tables.blkdevs {
+                stored = stored.and(row.make_whole(&region));
+            }
+            for row in &mut tables.segments {
+                stored = stored.and(row.make_whole(&region));
+            }
+            region.fence(Safeguard::OpenWholeFence, stored);
+        }
         Ok(Arc::new(Self {
             environment,
             region: Arc::new(region),

@@ -4,6 +4,7 @@
 //! Each test drives one small cache step by step, so that it knows in which slot of which segment everything lies. The
 //! histories that are chosen by chance are in the other tests of this crate.
 
+mod after_recovery;
 mod at_recovery;
 mod in_the_log;
 mod of_one_copy;

@@ -96,6 +96,10 @@ safeguards! {
     OpenSegmentsWriteBack = "open.segments.write-back",
     /// Completes the write-backs at opening.
     OpenFence = "open.fence",
+    /// A row of which a crash left one slot gets the other back: a page that fails later would take it.
+    OpenWhole = "open.whole",
+    /// It has it durably.
+    OpenWholeFence = "open.whole.fence",
     /// A host's row: its first slot is durable before the second is touched.
     HostRowFirstFence = "host.row.first.fence",
     /// A host's row stands in both slots.
@@ -519,6 +523,20 @@ safeguards! {
     RecoveryDataWriteBack = "recovery.data.write-back",
     /// Completes the write-backs of recovery.
     RecoveryFence = "recovery.fence",
+    /// Drained and tails of which a crash left one slot get the other back: a page that fails later would bring an older one.
+    RecoveryWholeState = "recovery.whole.state",
+    /// A header of which a crash left one copy gets the other back: a page that fails later would take the segment.
+    RecoveryWholeHeader = "recovery.whole.header",
+    /// A last record of which a crash left one copy gets the other back: a page that fails later would take it.
+    RecoveryWholeRecord = "recovery.whole.record",
+    /// What recovery stored again is durable.
+    RecoveryWholeFence = "recovery.whole.fence",
+    /// What recovery accepted without a mark is marked by the next flush: it may be dropped as if it had been torn otherwise.
+    RecoveryUnmarked = "recovery.unmarked",
+    /// The backing device lacks what recovery found damaged, even when it is overwritten before writeback looks.
+    RecoveryDamageVoid = "recovery.damage.void",
+    /// Without drained old epochs are written over newer ones: the backing device is no crash state meanwhile.
+    RecoveryDrainedLost = "recovery.drained-lost.void",
     /// A region whose stores failed takes no new tail and no new drained.
     MaintainerStoreCheck = "maintainer.store-check",
 }

@@ -1,0 +1,190 @@
+//! What recovery leaves behind: evidence of what it found, second copies that are whole again, and no promise that the
+//! backing device does not keep.
+
+use crate::rig::{BLOCK, PAGE, Rig, SECTOR, Seen, Shape, value_of};
+use cbd_engine::Transport;
+use cbd_sim::{Keep, until_crash};
+use cbd_types::{ByteRange, CHUNK, Region};
+use std::sync::Arc;
+
+fn two_lanes() -> Rig {
+    let rig = Rig::of(Shape { device: 4 * CHUNK, lanes_max: 2, segments: 17, ..Shape::default() });
+    assert_eq!(rig.cache.status().lanes, 2);
+    rig
+}
+
+#[test]
+fn a_flush_after_a_restart_proves_the_last_record_that_recovery_found() {
+    let mut rig = Rig::new();
+    rig.write_sectors(0, 1);
+    rig = rig.restart();
+    rig.cache.flush().unwrap();
+    rig.lose_slots(rig.first_log(), &[0]);
+    rig.restart().expect_lost(0);
+}
+
+#[test]
+fn a_backing_device_is_not_called_consistent_when_it_is_not_known_how_far_it_is_drained() {
+    let mut rig = Rig::new();
+    for value in 1..4 {
+        assert!(rig.try_write(0, BLOCK, value) && rig.try_write(u64::from(value) * BLOCK, BLOCK, value));
+        rig.cache.flush().unwrap();
+    }
+    rig.drain();
+    assert_eq!(rig.on_disk(0), Seen::All(3));
+    // Old epochs will be written over newer ones.
+    rig.poison(rig.segment(0) + PAGE, 2 * PAGE);
+    let mut rig = rig.restart();
+    assert!(!rig.cache.status().backing_is_consistent);
+    rig.drain();
+    assert!(rig.cache.status().backing_is_consistent, "{:?}", rig.cache.status().void_reason);
+    assert_eq!(rig.on_disk(0), Seen::All(3));
+}
+
+#[test]
+fn the_damage_of_one_lane_is_healed_by_overwriting_its_own_chunks() {
+    let rig = two_lanes();
+    rig.write_sectors(0, 3);
+    rig.cache.flush().unwrap();
+    rig.lose_slots(rig.first_log(), &[1]);
+    let mut rig = rig.restart();
+    rig.expect_lost(SECTOR);
+    for chunk in 0..4 {
+        let at = chunk * CHUNK;
+        let seen = rig.see(at + BLOCK);
+        assert_eq!(rig.is_listed(at + BLOCK), seen == Seen::Media, "chunk {chunk} shows {seen:?}");
+        rig.zero(ByteRange::at(at, CHUNK));
+    }
+    assert_eq!(rig.cache.status().damaged, []);
+    rig.drain();
+    assert!(rig.cache.status().backing_is_consistent, "{:?}", rig.cache.status().void_reason);
+    let rig = rig.restart();
+    assert_eq!(rig.cache.status().damaged, []);
+}
+
+#[test]
+fn what_recovery_lost_voids_the_backing_device_until_its_overwrite_is_drained() {
+    let rig = Rig::new();
+    rig.write_sectors(0, 2);
+    rig.cache.flush().unwrap();
+    rig.lose_slots(rig.first_log(), &[1]);
+    let mut rig = rig.restart();
+    rig.expect_lost(SECTOR);
+    // Healed before writeback has looked.
+    rig.zero(ByteRange { start: 0, end: rig.cache.size() });
+    rig.cache.flush().unwrap();
+    assert_eq!(rig.cache.status().damaged, []);
+    let healed = rig.cache.request_drain();
+    while !rig.cache.is_drained(healed) {
+        assert!(!rig.cache.status().backing_is_consistent, "flushed writes are missing on the disk");
+        rig.step();
+    }
+    rig.drain();
+    assert!(rig.cache.status().backing_is_consistent, "{:?}", rig.cache.status().void_reason);
+}
+
+/// The places of a second copy that a crash has left torn: it is whole again after a restart, so that the first may fail.
+fn expect_that_a_restart_mends(first: impl Fn(&Rig) -> u64, second: impl Fn(&Rig) -> u64) {
+    let rig = Rig::new();
+    rig.write_sectors(0, 3);
+    rig.cache.flush().unwrap();
+    rig.memory.flip(second(&rig) + 20, 3);
+    let mut rig = rig.restart();
+    let failed = first(&rig);
+    rig.poison(failed, 64);
+    rig = rig.restart();
+    assert_eq!(rig.cache.status().damaged, []);
+    for sector in 0..3 {
+        rig.expect_value(sector * SECTOR, value_of(sector));
+    }
+    assert_eq!(rig.see(BLOCK), Seen::Initial);
+}
+
+#[test]
+fn a_torn_copy_of_the_last_record_is_whole_again_after_a_restart() {
+    expect_that_a_restart_mends(|rig| rig.first_log().slot(2)[0], |rig| rig.first_log().slot(2)[1]);
+    expect_that_a_restart_mends(|rig| rig.first_log().slot(2)[1], |rig| rig.first_log().slot(2)[0]);
+}
+
+#[test]
+fn a_torn_copy_of_a_header_is_whole_again_after_a_restart() {
+    let ends = |rig: &Rig| [rig.first_log().base, rig.first_log().base + rig.first_log().size - PAGE];
+    let base = std::cell::Cell::new(0);
+    // The first copy is what the rig finds a log by.
+    let first = |rig: &Rig| {
+        base.set(rig.first_log().base);
+        ends(rig)[0]
+    };
+    expect_that_a_restart_mends(first, |rig| ends(rig)[1]);
+    expect_that_a_restart_mends(|rig| ends(rig)[1], |rig| ends(rig)[0]);
+}
+
+#[test]
+fn a_torn_slot_of_the_state_is_whole_again_after_a_restart() {
+    // Pages 1 and 2: drained; 3 and 4: tails.
+    for [a, b] in [[1, 2], [3, 4]] {
+        let page = |page: u64| move |rig: &Rig| rig.segment(0) + page * PAGE;
+        expect_that_a_restart_mends(page(a), page(b));
+        expect_that_a_restart_mends(page(b), page(a));
+    }
+}
+
+#[test]
+fn a_torn_slot_of_a_row_is_whole_again_after_a_restart() {
+    let layout = |rig: &Rig| rig.transport.info().layout;
+    // Four rows of 1 KiB of backends; the segment table has 64 bytes a row.
+    expect_that_a_restart_mends(|rig| layout(rig).backend_area, |rig| layout(rig).backend_area + 4 * 1024);
+    expect_that_a_restart_mends(|rig| layout(rig).backend_area + 4 * 1024, |rig| layout(rig).backend_area);
+    let copy = |rig: &Rig| (u64::from(layout(rig).segment_count) * 64).next_multiple_of(PAGE);
+    expect_that_a_restart_mends(
+        |rig| layout(rig).segment_table + 64,
+        |rig| layout(rig).segment_table + 64 + copy(rig),
+    );
+}
+
+#[test]
+fn a_torn_slot_of_a_row_is_durably_whole_when_the_tables_are_open() {
+    let rig = Rig::new();
+    let layout = rig.transport.info().layout;
+    rig.memory.flip(layout.backend_area + 20, 3);
+    // Twice: nothing but the tables is opened, and the power fails.
+    let mut memory = rig.memory.power_cut(1, Keep::Nothing);
+    for _ in 0..2 {
+        let transport = Transport::open(Arc::clone(&rig.environment), Region::new(memory.clone())).unwrap();
+        assert_eq!(transport.backends().unwrap().len(), 1);
+        drop(transport);
+        memory = memory.power_cut(1, Keep::Nothing);
+        memory.poison(ByteRange::at(layout.backend_area + 4 * 1024, PAGE));
+    }
+}
+
+/// Drains and reclaims, crashes in the `crash`-th store or fence of that, restarts, fails one page of the state, and restarts.
+/// Returns whether it crashed.
+fn crash_while_the_state_changes(crash: u64, page: u64) -> bool {
+    let mut rig = Rig::new();
+    rig.write(0, BLOCK, 7);
+    rig.leave_the_segment(1 << 20);
+    rig.reclaim_at(0);
+    rig.memory.crash_after(crash, 3);
+    let crashed = until_crash(|| rig.drain()).is_err();
+    rig.memory.never_crash();
+    let mut rig = rig.restart();
+    let drained = rig.cache.status().drained_epoch;
+    rig.poison(rig.segment(0) + page * PAGE, PAGE);
+    rig = rig.restart();
+    let status = rig.cache.status();
+    assert_eq!(status.damaged, [], "a crash at {crash}, then page {page} failed");
+    assert!(status.drained_epoch >= drained, "a crash at {crash}, then page {page} failed: drained fell");
+    assert_eq!(rig.see(2 * BLOCK), Seen::Initial, "a crash at {crash}, then page {page} failed");
+    rig.expect_value(0, 7);
+    crashed
+}
+
+#[test]
+fn a_crash_between_the_two_slots_of_the_state_costs_nothing_when_a_page_fails_later() {
+    // Pages 1 and 2 hold drained, 3 and 4 the tails.
+    for page in 1..=4 {
+        let crashes = (1..).take_while(|crash| crash_while_the_state_changes(*crash, page)).count();
+        assert!(crashes >= 8, "drained and a tail are stored twice each, with a fence behind each");
+    }
+}
