@@ -32,8 +32,9 @@ pub use superblock::Superblock;
 pub use tables::{BackendEntry, BlkdevEntry, HostEntry, SegmentEntry};
 pub use unverified::Unverified;
 
-/// Version of the format that this program writes. 0 until the proof of the engine is done.
-pub const FORMAT_VERSION: u32 = 0;
+/// Version of the format that this program writes, and the first that every later program opens. Regions of version 0 were
+/// made before the format was settled.
+pub const FORMAT_VERSION: u32 = 1;
 
 /// The unit in which copies are kept apart: one failed page takes one copy.
 pub const PAGE: u64 = 4096;

@@ -130,6 +130,12 @@ impl Unverified<Superblock> {
                 ),
             ));
         }
+        if block.version.get() == 0 && Safeguard::SuperblockVersion.is_kept() {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "the region has format version 0, which was never settled: drain it with the program that made it, and format it anew",
+            ));
+        }
         let unknown = block.incompatible.get() & !INCOMPATIBLE_KNOWN
             | block.read_only_compatible.get() & !READ_ONLY_KNOWN;
         if !Safeguard::SuperblockFeatures.holds(unknown == 0) {
@@ -216,10 +222,14 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_version_is_named_as_such() {
-        let mut newer = block();
-        newer.version = U32::new(FORMAT_VERSION + 1);
-        newer.crc = U32::new(newer.sum());
-        assert_eq!(verify(newer.as_bytes()).unwrap_err().kind(), ErrorKind::Unsupported);
+    fn a_version_that_cannot_be_read_is_named_as_such() {
+        for version in [0, FORMAT_VERSION + 1] {
+            let mut other = block();
+            other.version = U32::new(version);
+            other.crc = U32::new(other.sum());
+            let error = verify(other.as_bytes()).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unsupported);
+            assert!(error.line().contains(&format!("version {version}")), "{}", error.line());
+        }
     }
 }

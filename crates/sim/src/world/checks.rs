@@ -47,6 +47,12 @@ impl World {
         self.is_damaged = true;
     }
 
+    /// Everything that was ever changed, in whole blocks of 4 KiB.
+    #[must_use]
+    pub fn changed(&self) -> Vec<ByteRange> {
+        self.oracle.changed(4 << 10)
+    }
+
     /// Where the segments of the region begin and end, in bytes.
     #[must_use]
     pub fn segment_area(&self) -> ByteRange {

@@ -1,0 +1,200 @@
+//! What happened to the golden regions before they were put away.
+
+use crate::image::Golden;
+use cbd_engine::{Consistency, OnWriteError};
+use cbd_sim::{Content, Keep, Wish, World, WorldOptions, until_crash};
+use cbd_types::{ByteRange, CHUNK, Operation};
+
+const KIB: u64 = 1 << 10;
+
+/// A region's life.
+pub struct History {
+    pub name: &'static str,
+    options: WorldOptions,
+    live: fn(&mut World),
+    /// What happens to the bytes afterwards.
+    hurt: fn(&mut Vec<u8>),
+}
+
+fn options(seed: u64) -> WorldOptions {
+    WorldOptions {
+        size: 2 * CHUNK + 64 * KIB + 4 * KIB,
+        segments: 17,
+        lanes_max: 2,
+        clients: 1,
+        crash_in_recovery_permille: 0,
+        ..WorldOptions::small(seed, Consistency::Strict)
+    }
+}
+
+fn ask(world: &mut World, operation: Operation, start: u64, length: u64, fua: bool) {
+    assert!(world.submit(Wish { operation, range: ByteRange::at(start, length), fua }), "one at a time");
+    world.quiesce();
+}
+
+fn write(world: &mut World, start: u64, length: u64) {
+    ask(world, Operation::Write, start, length, false);
+}
+
+fn flush(world: &mut World) {
+    ask(world, Operation::Flush, 0, 0, false);
+}
+
+/// Writes of many shapes in both lanes, overwritten, zeroed and discarded, over several epochs.
+fn busy(world: &mut World) {
+    write(world, 0, 16 * KIB);
+    write(world, 20 * KIB, 4 * KIB);
+    write(world, CHUNK + 4 * KIB, 8 * KIB);
+    flush(world);
+    write(world, 4 * KIB, 4 * KIB);
+    ask(world, Operation::Write, 2 * CHUNK, 4 * KIB, true);
+    ask(world, Operation::WriteZeroes, 8 * KIB, 4 * KIB, false);
+    flush(world);
+    ask(world, Operation::Discard, CHUNK + 8 * KIB, 4 * KIB, false);
+    write(world, 12 * KIB, 8 * KIB);
+    write(world, 40 * KIB, 12 * KIB);
+}
+
+/// As many writes as turn the log over, what is behind drained and reclaimed.
+fn wrap(world: &mut World) {
+    for round in 0..90 {
+        write(world, round % 5 * 16 * KIB, 16 * KIB);
+        ask(world, Operation::Read, round % 3 * 16 * KIB, 4 * KIB, false);
+        if round % 7 == 6 {
+            flush(world);
+            world.maintain_until_idle();
+        }
+    }
+    busy(world);
+}
+
+/// The process ends in the middle of a write: its record is there, its data in part.
+fn tear(world: &mut World) {
+    busy(world);
+    flush(world);
+    let wish = Wish { operation: Operation::Write, range: ByteRange::at(24 * KIB, 16 * KIB), fua: false };
+    world.memory().crash_after(1, 5);
+    assert!(until_crash(|| world.submit(wish)).is_err(), "the first store of the write crashes");
+}
+
+/// A sector that the disk refuses is parked, then carried forward by reclaim.
+fn park(world: &mut World) {
+    busy(world);
+    flush(world);
+    for _ in 0..60 {
+        world.maintain_until_idle();
+        world.advance(500);
+    }
+    assert_eq!(world.status().parked_bytes, 4 * KIB, "one block is parked");
+    write(world, 0, 4 * KIB);
+}
+
+fn restart(world: &mut World) {
+    busy(world);
+    world.crash();
+    write(world, 0, 8 * KIB);
+    flush(world);
+    write(world, CHUNK, 4 * KIB);
+    world.crash();
+    write(world, 4 * KIB, 4 * KIB);
+}
+
+/// Damage that writeback has found: there is a quarantine on media.
+fn condemn(world: &mut World) {
+    busy(world);
+    flush(world);
+    world.expect_damage();
+    let image = world.memory().image();
+    let at = place_of(&image, 20 * KIB / 512);
+    world.memory().flip(at + 100, 3);
+    world.drain();
+}
+
+/// Where the region holds the data of a sector, the newest.
+fn place_of(image: &[u8], sector: u64) -> u64 {
+    let places = (0..image.len() / 64).map(|line| line * 64).filter(|&at| {
+        let bytes = &image[at..(at + 512).min(image.len())];
+        Content::of(sector, bytes).is_some_and(|content| bytes.len() == 512 && content.0 > 1)
+    });
+    places.min().expect("the sector is in the region") as u64
+}
+
+fn hurt_nothing(_: &mut Vec<u8>) {}
+
+/// The first superblock is gone, and with it the first page of everything that has a copy elsewhere.
+fn hurt_first_copies(region: &mut Vec<u8>) {
+    region[..4096].fill(0xa5);
+}
+
+pub fn all() -> Vec<History> {
+    let history = |name, options, live| History { name, options, live, hurt: hurt_nothing };
+    vec![
+        history("fresh", options(1), |_| {}),
+        history("killed", options(2), busy),
+        history("stopped", options(3), |world| {
+            busy(world);
+            world.stop();
+        }),
+        history("drained", options(4), |world| {
+            busy(world);
+            world.drain();
+            world.stop();
+        }),
+        history("wrapped", WorldOptions { segments: 9, lanes_max: 1, ..options(5) }, wrap),
+        history("torn", options(6), tear),
+        history("restarted", options(7), restart),
+        history("quarantined", options(8), condemn),
+        History { name: "one-superblock", options: options(9), live: busy, hurt: hurt_first_copies },
+        history(
+            "parked",
+            WorldOptions {
+                unwritable: &[ByteRange { start: 20 * KIB, end: 24 * KIB }],
+                on_write_error: OnWriteError::Park,
+                write_error_after_s: 1,
+                ..options(13)
+            },
+            park,
+        ),
+        history("no-checksums", WorldOptions { data_crc: false, ..options(10) }, busy),
+        history("sectors-of-4096", WorldOptions { sector: 4096, ..options(11) }, busy),
+        history(
+            "checkpoint",
+            WorldOptions { consistency: Consistency::Checkpoint, segment_size: 256 * KIB, ..options(12) },
+            |world| {
+                busy(world);
+                // More checksum blocks than one line holds.
+                write(world, 64 * KIB, 64 * KIB);
+                world.maintain_until_idle();
+                write(world, 0, 4 * KIB);
+            },
+        ),
+    ]
+}
+
+impl History {
+    /// Lives it; returns the image, and the sectors that were ever changed.
+    pub fn play(&self) -> (Golden, Vec<u64>) {
+        let mut world = World::new(self.options);
+        (self.live)(&mut world);
+        let is_torn = world.memory().is_dead();
+        let changed = world.changed();
+        let memory = if is_torn {
+            world.memory().power_cut(1, Keep::Everything)
+        } else {
+            world.memory().process_crash()
+        };
+        let mut region = memory.image();
+        (self.hurt)(&mut region);
+        let sector = u64::from(self.options.sector);
+        let mut golden = Golden {
+            name: self.name.to_owned(),
+            region,
+            size: self.options.size,
+            sector_size: sector,
+            ..Golden::default()
+        };
+        golden.take_disk(&world.disk().durable());
+        let sectors = changed.iter().flat_map(|range| range.start / sector..range.end / sector);
+        (golden, sectors.collect())
+    }
+}

@@ -1,0 +1,176 @@
+//! Regions that earlier programs left behind open for ever.
+//!
+//! `images/vN` holds regions of format version N as a program of that time left them: stopped, killed, torn, damaged, wrapped, together
+//! with their disk and with what a reader must find. They are never made anew: a program that cannot open one has broken a
+//! promise. `write_images` makes those of a new version, once.
+
+mod histories;
+mod image;
+
+use cbd_sim::{Content, CrashMemory, SimDisk, SimEnvironment, Watchdog, process::Process};
+use cbd_types::{AlignedBuffer, BackendId, ByteRange, Completion, ErrorKind, Operation, Request};
+use image::{Golden, Shown};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+fn images() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/images")
+}
+
+/// An image that was opened: a process over it.
+struct Opened {
+    process: Process,
+    environment: Arc<SimEnvironment>,
+    disk: SimDisk,
+}
+
+impl Opened {
+    fn new(golden: &Golden) -> Self {
+        let environment = Arc::new(SimEnvironment::new(7, 1_000_000));
+        let memory = CrashMemory::from_image(golden.region.clone());
+        let disk = golden.disk();
+        let process = Process::open(Arc::clone(&environment), &memory, &disk, BackendId(0), 1, 4)
+            .unwrap_or_else(|error| panic!("{} does not open: {error}", golden.name));
+        Self { process, environment, disk }
+    }
+
+    /// Submits a request and lets everybody go on until it has completed.
+    fn ask(&mut self, operation: Operation, range: ByteRange, buffer: AlignedBuffer) -> Completion {
+        let mut done = Vec::new();
+        self.process.submit(0, Request { id: 1, operation, range, fua: false, buffer }, &mut done);
+        for _ in 0..100_000 {
+            if let Some(completion) = done.pop() {
+                return completion;
+            }
+            if !self.process.poll(0, &mut done) && !self.process.maintain() {
+                self.environment.advance(100);
+            }
+        }
+        panic!("{operation:?} of {range} never completes")
+    }
+
+    fn show(&mut self, sector_size: u64, sector: u64) -> Shown {
+        let range = ByteRange::at(sector * sector_size, sector_size);
+        let Completion { result, buffer, .. } =
+            self.ask(Operation::Read, range, AlignedBuffer::zeroed(sector_size as usize));
+        match result {
+            Ok(()) => Content::of(sector, &buffer).map_or(Shown::Foreign, Shown::Content),
+            Err(error) if error.kind() == ErrorKind::Media => Shown::Error,
+            Err(error) => panic!("sector {sector}: {error}"),
+        }
+    }
+
+    /// Everything that is dirty goes to the disk.
+    fn drain(&mut self) {
+        let target = self.process.cache().request_drain();
+        for _ in 0..100_000 {
+            if self.process.cache().is_drained(target) {
+                return;
+            }
+            if !self.process.maintain() {
+                self.environment.advance(100);
+            }
+        }
+        panic!("a drain never ends");
+    }
+}
+
+/// The version directories, with the images in each.
+fn all() -> Vec<Golden> {
+    let mut versions: Vec<PathBuf> =
+        std::fs::read_dir(images()).expect("images").map(|entry| entry.expect("readable").path()).collect();
+    versions.sort();
+    let found: Vec<Golden> = versions.iter().flat_map(|directory| Golden::read_all(directory)).collect();
+    assert!(!found.is_empty(), "there is at least one image");
+    found
+}
+
+#[test]
+fn every_image_opens_and_shows_what_its_clients_were_told() {
+    for golden in all() {
+        let _watchdog = Watchdog::new(Duration::from_secs(60), golden.name.clone());
+        let mut opened = Opened::new(&golden);
+        let status = opened.process.cache().status();
+        assert_eq!(
+            (status.drained_epoch.0, status.dirty_records, status.parked_bytes, status.lanes),
+            (golden.drained_epoch, golden.dirty_records, golden.parked_bytes, golden.lanes),
+            "{}",
+            golden.name
+        );
+        for (sector, shown) in golden.sectors() {
+            assert_eq!(opened.show(golden.sector_size, sector), shown, "{}, sector {sector}", golden.name);
+        }
+    }
+}
+
+#[test]
+fn work_goes_on_over_every_image_and_ends_on_the_disk() {
+    for golden in all() {
+        let _watchdog = Watchdog::new(Duration::from_secs(60), golden.name.clone());
+        let mut opened = Opened::new(&golden);
+        let sector_size = golden.sector_size;
+        // Every other sector that the image knows is written anew; damage heals by it.
+        let (mut expected, fresh) = (Vec::new(), Content(1 << 40));
+        for (number, (sector, shown)) in golden.sectors().enumerate() {
+            if number % 2 == 1 && shown != Shown::Error {
+                expected.push((sector, shown));
+                continue;
+            }
+            let mut payload = vec![0; sector_size as usize];
+            fresh.fill(sector, &mut payload);
+            let range = ByteRange::at(sector * sector_size, sector_size);
+            let written = opened.ask(Operation::Write, range, AlignedBuffer::from_slice(&payload));
+            written.result.unwrap_or_else(|error| panic!("{}: {error}", golden.name));
+            expected.push((sector, Shown::Content(fresh)));
+        }
+        opened.drain();
+        let disk = opened.disk.durable();
+        for (sector, shown) in expected {
+            let found = Content::of(sector, disk.sector(sector, sector_size));
+            assert_eq!(
+                found.map_or(Shown::Foreign, Shown::Content),
+                shown,
+                "{}, sector {sector}",
+                golden.name
+            );
+        }
+    }
+}
+
+#[test]
+fn the_images_of_each_version_show_every_case() {
+    for directory in std::fs::read_dir(images()).expect("images") {
+        let directory = directory.expect("readable").path();
+        let names: Vec<String> = Golden::read_all(&directory).into_iter().map(|golden| golden.name).collect();
+        for history in histories::all() {
+            let is_there = names.iter().any(|name| name.ends_with(history.name));
+            assert!(is_there, "{} has no image of {}", directory.display(), history.name);
+        }
+    }
+}
+
+/// Makes the images of the present version, if there are none: run it once, when a version is new, with
+/// `cargo test -p cbd-sim --test golden -- --ignored`.
+#[test]
+#[ignore = "writes into the source tree"]
+fn write_images() {
+    let directory = images().join(format!("v{}", cbd_format::FORMAT_VERSION));
+    assert!(!directory.exists(), "{} is there already, and stays as it is", directory.display());
+    std::fs::create_dir_all(&directory).expect("a directory");
+    for history in histories::all() {
+        let (mut golden, changed) = history.play();
+        let mut opened = Opened::new(&golden);
+        let status = opened.process.cache().status();
+        golden.drained_epoch = status.drained_epoch.0;
+        golden.dirty_records = status.dirty_records;
+        golden.lanes = status.lanes;
+        golden.parked_bytes = status.parked_bytes;
+        for sector in changed {
+            let shown = opened.show(golden.sector_size, sector);
+            assert_ne!(shown, Shown::Foreign, "{}, sector {sector}", history.name);
+            golden.note(sector, shown);
+        }
+        golden.write(&directory);
+    }
+}
