@@ -17,8 +17,17 @@ fn checked(returned: libc::c_int) -> io::Result<libc::c_int> {
 /// Takes the whole file for writing, for this open description alone; false when somebody else has it. It is
 /// given back when the last descriptor of this description is closed, however the process ends.
 pub(crate) fn lock(file: &File) -> io::Result<bool> {
+    lock_as(file, libc::F_WRLCK)
+}
+
+/// As [`lock`], but others may have the file for reading too.
+pub(crate) fn lock_for_reading(file: &File) -> io::Result<bool> {
+    lock_as(file, libc::F_RDLCK)
+}
+
+fn lock_as(file: &File, kind: libc::c_int) -> io::Result<bool> {
     let whole = libc::flock {
-        l_type: libc::F_WRLCK as libc::c_short,
+        l_type: kind as libc::c_short,
         l_whence: libc::SEEK_SET as libc::c_short,
         l_start: 0,
         l_len: 0,

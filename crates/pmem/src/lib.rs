@@ -38,6 +38,7 @@ mod open;
 #[cfg(not(target_arch = "x86_64"))]
 mod portable;
 mod processor;
+mod reader;
 mod routines;
 mod sysfs;
 #[cfg(target_arch = "x86_64")]
@@ -48,4 +49,5 @@ pub use mapping::{Info, Kind, Mapping, SizeMethod};
 pub use methods::CopyMethod;
 pub use open::{MINIMUM_SIZE, OpenOptions};
 pub use processor::{Flush, Processor};
+pub use reader::Reader;
 pub use sysfs::DeviceNumber;

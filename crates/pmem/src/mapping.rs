@@ -103,7 +103,7 @@ pub struct Mapping {
     _file: File,
 }
 
-fn available() -> &'static Available {
+pub(crate) fn available() -> &'static Available {
     static AVAILABLE: OnceLock<Available> = OnceLock::new();
     AVAILABLE.get_or_init(Available::detect)
 }

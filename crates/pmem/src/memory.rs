@@ -34,29 +34,40 @@ pub(crate) enum Sharing {
     Synchronous,
     /// Stores reach the page cache or the device.
     Shared,
+    /// There are no stores: a page cannot be written, and none becomes dirty.
+    ReadOnly,
 }
+
+const READ_AND_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
 
 impl Memory {
     /// Maps the first `length` bytes of a file.
     pub fn of_file(file: BorrowedFd<'_>, length: usize, sharing: Sharing) -> io::Result<Result<Self>> {
         let flags = match sharing {
             Sharing::Synchronous => libc::MAP_SHARED_VALIDATE | libc::MAP_SYNC,
-            Sharing::Shared => libc::MAP_SHARED,
+            Sharing::Shared | Sharing::ReadOnly => libc::MAP_SHARED,
         };
-        Self::map(length, flags, file.as_raw_fd())
+        let protection = match sharing {
+            Sharing::ReadOnly => libc::PROT_READ,
+            Sharing::Synchronous | Sharing::Shared => READ_AND_WRITE,
+        };
+        Self::map(length, protection, flags, file.as_raw_fd())
     }
 
     /// Memory of this process alone.
     pub fn scratch(length: usize) -> io::Result<Result<Self>> {
-        Self::map(length, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1)
+        Self::map(length, READ_AND_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1)
     }
 
     /// The outer error is the mapping's, the inner one the handler's.
-    fn map(length: usize, flags: libc::c_int, descriptor: libc::c_int) -> io::Result<Result<Self>> {
+    fn map(
+        length: usize,
+        protection: libc::c_int,
+        flags: libc::c_int,
+        descriptor: libc::c_int,
+    ) -> io::Result<Result<Self>> {
         // SAFETY: a mapping at an address of the kernel's choice touches no memory that is in use.
-        let base = unsafe {
-            libc::mmap(null_mut(), length, libc::PROT_READ | libc::PROT_WRITE, flags, descriptor, 0)
-        };
+        let base = unsafe { libc::mmap(null_mut(), length, protection, flags, descriptor, 0) };
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }

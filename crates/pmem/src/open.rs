@@ -19,7 +19,7 @@ use std::fs::{self, File, FileType, Metadata};
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The smallest region that is mapped, in bytes: one of the smallest segments.
 pub const MINIMUM_SIZE: u64 = 64 << 10;
@@ -82,7 +82,7 @@ fn refuse(kind: ErrorKind, text: String) -> Error {
     Error::new(kind, text)
 }
 
-fn check_type(path: &Path, metadata: &Metadata) -> Result<()> {
+pub(crate) fn check_type(path: &Path, metadata: &Metadata) -> Result<()> {
     let region = path.display();
     let kind: FileType = metadata.file_type();
     if kind.is_file() || kind.is_char_device() {
@@ -148,7 +148,7 @@ fn hold(path: &Path, file: &File) -> Result<()> {
         Ok(false) => Err(refuse(
             ErrorKind::Busy,
             format!(
-                "the region {region} is in use by another daemon; stop that one or choose another region"
+                "the region {region} is in use by another daemon, or by a tool that looks at it; end that one or choose another region"
             ),
         )),
         Err(error) => Err(from_io(&error, format!("cannot lock the region {region}"))),
@@ -180,7 +180,7 @@ fn create(path: &Path, options: &OpenOptions, flush: Flush) -> Result<Opened> {
     opened
 }
 
-fn check_minimum(path: &Path, size: u64) -> Result<()> {
+pub(crate) fn check_minimum(path: &Path, size: u64) -> Result<()> {
     if size >= MINIMUM_SIZE {
         return Ok(());
     }
@@ -318,7 +318,7 @@ fn map_file(path: &Path, file: &File, length: u64) -> Result<(Memory, bool)> {
     Ok((Memory::of_file(file.as_fd(), size, Sharing::Shared).map_err(not_mapped)??, false))
 }
 
-fn address_space(path: &Path, length: u64) -> Result<usize> {
+pub(crate) fn address_space(path: &Path, length: u64) -> Result<usize> {
     usize::try_from(length).ok().filter(|&length| isize::try_from(length).is_ok()).ok_or_else(|| {
         refuse(
             ErrorKind::InvalidArgument,
@@ -335,18 +335,7 @@ fn open_device(
     flush: Flush,
 ) -> Result<Opened> {
     let region = path.display();
-    let number = DeviceNumber::from_stat(looked.rdev());
-    let directory = sysfs::of_character_device(Path::new(SYS), number);
-    let Some((directory, device)) = directory.and_then(|place| {
-        let device = sysfs::device_dax(&place)?;
-        Some((place, device))
-    }) else {
-        return Err(refuse(
-            ErrorKind::InvalidArgument,
-            format!("{region} is a character device, but not a device-DAX device such as /dev/dax0.0"),
-        ));
-    };
-    let length = device.size / device.align * device.align;
+    let (directory, length) = device_length(path, looked)?;
     check_minimum(path, length)?;
     if let Some(wanted) = options.size.filter(|&wanted| wanted > length) {
         return Err(refuse(
@@ -368,6 +357,24 @@ fn open_device(
     set_durability(&mut opened, sysfs::power_failure(&directory), flush);
     advise(&mut opened, options);
     Ok(opened)
+}
+
+/// Where sysfs describes a device-DAX device, and how many of its bytes can be mapped.
+pub(crate) fn device_length(path: &Path, looked: &Metadata) -> Result<(PathBuf, u64)> {
+    let directory = sysfs::of_character_device(Path::new(SYS), DeviceNumber::from_stat(looked.rdev()));
+    let found = directory.and_then(|place| {
+        let device = sysfs::device_dax(&place)?;
+        Some((place, device.size / device.align * device.align))
+    });
+    found.ok_or_else(|| {
+        refuse(
+            ErrorKind::InvalidArgument,
+            format!(
+                "{} is a character device, but not a device-DAX device such as /dev/dax0.0",
+                path.display()
+            ),
+        )
+    })
 }
 
 /// A promise is made only where the platform keeps it.

@@ -1,0 +1,176 @@
+//! A region that is only looked at: mapped without the right to store.
+//!
+//! Always true here: nothing of the region changes, not a byte, not its size, not its holes. Others may look at the same
+//! time; no daemon can have the region meanwhile, and one that has it is not disturbed: the open is refused.
+//!
+//! Left to others: what the bytes mean.
+
+use crate::copy::{self, Fault};
+use crate::errors::from_io;
+use crate::file;
+use crate::mapping::available;
+use crate::memory::{Memory, Sharing};
+use crate::methods::{CopyMethod, Methods};
+use crate::open::{address_space, check_minimum, check_type, device_length};
+use cbd_types::{Error, ErrorKind, MediaError, Result};
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::Path;
+
+/// A region, held against daemons and mapped for reading.
+#[derive(Debug)]
+pub struct Reader {
+    memory: Memory,
+    methods: Methods,
+    /// Holds the region.
+    _file: File,
+}
+
+impl Reader {
+    /// Opens the region at `path`: a file or a device-DAX device.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`] while a daemon has it; [`ErrorKind::NotFound`]; [`ErrorKind::InvalidArgument`] for what is no region
+    /// or too small for one; and what the system says.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let region = path.display();
+        let not_opened =
+            |error: io::Error| from_io(&error, format!("cannot open the region {region} for reading"));
+        check_type(path, &fs::metadata(path).map_err(not_opened)?)?;
+        let file = fs::OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
+            .open(path)
+            .map_err(not_opened)?;
+        let looked = file.metadata().map_err(not_opened)?;
+        check_type(path, &looked)?;
+        match file::lock_for_reading(&file) {
+            Ok(true) => {}
+            Ok(false) => {
+                return Err(Error::new(
+                    ErrorKind::Busy,
+                    format!(
+                        "the region {region} is in use: a daemon serves it, or another tool changes it; stop that first"
+                    ),
+                ));
+            }
+            Err(error) => return Err(from_io(&error, format!("cannot lock the region {region}"))),
+        }
+        let length = if looked.file_type().is_char_device() {
+            device_length(path, &looked)?.1
+        } else {
+            looked.len() / file::page_size() * file::page_size()
+        };
+        check_minimum(path, length)?;
+        let memory = Memory::of_file(file.as_fd(), address_space(path, length)?, Sharing::ReadOnly)
+            .map_err(|error| from_io(&error, format!("cannot map the region {region}")))??;
+        let _ = memory.advise(libc::MADV_DONTDUMP);
+        // Only loads, which the choice among the stores does not touch: nothing is measured.
+        let first = available().stores.first().map_or(CopyMethod::Portable, |store| store.method);
+        Ok(Self { memory, methods: available().forced(first)?, _file: file })
+    }
+
+    /// Bytes of the region.
+    #[must_use]
+    pub const fn len(&self) -> u64 {
+        self.memory.len() as u64
+    }
+
+    /// Whether the region has no byte.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Copies from the region; memory that fails becomes an error.
+    ///
+    /// # Errors
+    /// The offset at which the memory could not be read, or which is outside.
+    pub fn load(&self, at: u64, into: &mut [u8]) -> core::result::Result<(), MediaError> {
+        copy::load(&self.memory, &self.methods, at, into).map_err(|fault| self.media_error(fault, at))
+    }
+
+    /// As [`load`](Self::load), and returns the CRC32C of the bytes that were copied.
+    ///
+    /// # Errors
+    /// The offset at which the memory could not be read, or which is outside.
+    pub fn load_summed(&self, at: u64, into: &mut [u8]) -> core::result::Result<u32, MediaError> {
+        copy::load_summed(&self.memory, &self.methods, at, into).map_err(|fault| self.media_error(fault, at))
+    }
+
+    fn media_error(&self, fault: Fault, at: u64) -> MediaError {
+        let at = match fault {
+            Fault::Failed(failure) => {
+                (failure.address.saturating_sub(self.memory.base()) as u64).clamp(at, self.len())
+            }
+            Fault::Outside => at,
+        };
+        MediaError { at }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Mapping, OpenOptions};
+
+    fn region(size: u64) -> tempfile::NamedTempFile {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        file.as_file().set_len(size).expect("its size");
+        file
+    }
+
+    #[test]
+    fn what_is_there_is_read_and_holes_stay_holes() {
+        use std::os::unix::fs::{FileExt, MetadataExt};
+        let file = region(1 << 20);
+        file.as_file().write_all_at(b"here", 5000).expect("written");
+        let blocks = file.as_file().metadata().expect("known").blocks();
+        let reader = Reader::open(file.path()).expect("opened");
+        assert_eq!(reader.len(), 1 << 20);
+        let mut read = [0; 4];
+        reader.load(5000, &mut read).expect("read");
+        assert_eq!(&read, b"here");
+        assert_eq!(reader.load((1 << 20) - 2, &mut read), Err(MediaError { at: (1 << 20) - 2 }));
+        drop(reader);
+        let after = file.as_file().metadata().expect("known");
+        assert_eq!((after.len(), after.blocks()), (1 << 20, blocks));
+    }
+
+    #[test]
+    fn a_region_is_looked_at_by_many_or_held_by_one() {
+        let file = region(1 << 20);
+        let first = Reader::open(file.path()).expect("opened");
+        let second = Reader::open(file.path()).expect("opened");
+        let held = Mapping::open(file.path(), &OpenOptions::default());
+        assert_eq!(held.expect_err("is being read").kind(), ErrorKind::Busy);
+        drop((first, second));
+        let held = Mapping::open(file.path(), &OpenOptions::default()).expect("nobody reads");
+        assert_eq!(Reader::open(file.path()).expect_err("is held").kind(), ErrorKind::Busy);
+        drop(held);
+        assert!(Reader::open(file.path()).is_ok());
+    }
+
+    #[test]
+    fn what_is_no_region_is_refused() {
+        let kind = |path: &Path| Reader::open(path).expect_err("is no region").kind();
+        assert_eq!(kind(Path::new("/no/such/region")), ErrorKind::NotFound);
+        assert_eq!(kind(Path::new("/dev")), ErrorKind::InvalidArgument);
+        assert_eq!(kind(Path::new("/dev/null")), ErrorKind::InvalidArgument);
+        assert_eq!(kind(region(0).path()), ErrorKind::InvalidArgument);
+        assert_eq!(kind(region(5000).path()), ErrorKind::InvalidArgument);
+    }
+
+    #[test]
+    fn a_region_that_is_cut_short_meanwhile_is_an_error() {
+        let file = region(1 << 20);
+        let reader = Reader::open(file.path()).expect("opened");
+        file.as_file().set_len(64 << 10).expect("cut");
+        let mut read = [0; 64];
+        assert!(reader.load(512 << 10, &mut read).is_err());
+        assert!(reader.load(0, &mut read).is_ok());
+    }
+}
