@@ -32,8 +32,8 @@ pub struct DaemonCli {
     pub arguments: DaemonArguments,
 }
 
-const EXIT_CODES: &str =
-    "Exit codes: 0 done, 1 refused or failed (one line on standard error says why), 2 wrong usage";
+const EXIT_CODES: &str = "Exit codes: 0 done, 1 refused or failed (one line on standard error says why), 2 wrong usage; check, dump, repair and \
+     rescue have their own (see their help)";
 
 /// Which transport.
 #[derive(Args, Clone, Copy, Debug)]
@@ -210,6 +210,18 @@ pub enum Command {
         #[arg(long, value_name = "SECONDS")]
         timeout: Option<u64>,
     },
+    /// Check a region that no daemon serves: every structure, every checksum, every chain; changes nothing
+    #[command(after_help = crate::offline::CHECK_EXIT_CODES)]
+    Check(crate::offline::CheckArguments),
+    /// Show what stands in a region that no daemon serves
+    #[command(after_help = crate::offline::DUMP_EXIT_CODES)]
+    Dump(crate::offline::DumpArguments),
+    /// Make damaged second copies in a region whole again; asks first
+    #[command(after_help = crate::offline::REPAIR_EXIT_CODES)]
+    Repair(crate::offline::RepairArguments),
+    /// Write what is dirty in a region to its backing devices, without a daemon; a dry run unless --yes is given
+    #[command(after_help = crate::offline::RESCUE_EXIT_CODES)]
+    Rescue(crate::offline::RescueArguments),
     /// Show CBD at work on this machine: speed, a killed daemon, a plain disk at the end
     Demo(crate::demo::Arguments),
     /// Run the daemon; the same as cbdd
@@ -275,6 +287,14 @@ impl std::str::FromStr for LogFormatArgument {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         text.parse().map(Self)
     }
+}
+
+/// Whether the arguments are of a command for the day after: their wrong usage ends with an exit code of its own.
+pub fn is_offline(arguments: &[std::ffi::OsString]) -> bool {
+    use clap::CommandFactory;
+    let matches = Cli::command().ignore_errors(true).try_get_matches_from(arguments);
+    let name = matches.ok().and_then(|matches| matches.subcommand_name().map(str::to_owned));
+    name.is_some_and(|name| ["check", "dump", "repair", "rescue"].contains(&name.as_str()))
 }
 
 fn on_or_off(text: &str) -> Result<bool, String> {

@@ -33,12 +33,12 @@ pub fn run(command: Command, socket: &Path, json: bool) -> ExitCode {
 }
 
 /// Where results go.
-struct Output {
-    json: bool,
+pub(crate) struct Output {
+    pub(crate) json: bool,
 }
 
 impl Output {
-    fn text(&self, text: &str) -> Result<()> {
+    pub(crate) fn text(&self, text: &str) -> Result<()> {
         match std::io::stdout().write_all(text.as_bytes()).and_then(|()| std::io::stdout().flush()) {
             Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
                 Err(Error::new(ErrorKind::System, format!("the result cannot be printed: {error}")))
@@ -48,7 +48,7 @@ impl Output {
     }
 
     /// JSON with an indent of 4, as the original prints it.
-    fn json(&self, value: &impl Serialize) -> Result<()> {
+    pub(crate) fn json(&self, value: &impl Serialize) -> Result<()> {
         let mut text = Vec::new();
         let formatter = serde_json::ser::PrettyFormatter::with_indent(b"    ");
         value.serialize(&mut serde_json::Serializer::with_formatter(&mut text, formatter)).map_err(
@@ -192,9 +192,14 @@ fn execute(command: Command, client: &Client, output: &Output) -> Result<()> {
             let path = format!("/v1/transports/{}/drain", on.transport);
             long(client, output, &path, &Drain { backend, wait: true, timeout_s: timeout })
         }
-        Command::Demo(_) | Command::Daemon(_) | Command::Completions { .. } | Command::Man { .. } => {
-            Err(Error::new(ErrorKind::Unsupported, "this command asks no daemon"))
-        }
+        Command::Check(_)
+        | Command::Dump(_)
+        | Command::Repair(_)
+        | Command::Rescue(_)
+        | Command::Demo(_)
+        | Command::Daemon(_)
+        | Command::Completions { .. }
+        | Command::Man { .. } => Err(Error::new(ErrorKind::Unsupported, "this command asks no daemon")),
     }
 }
 

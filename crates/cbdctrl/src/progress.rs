@@ -1,4 +1,4 @@
-//! The progress of a drain on a terminal.
+//! The progress of what takes long, on a terminal.
 
 use cbd_daemon::api::Progress;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -35,6 +35,42 @@ impl DrainBar {
         bar.set_length(total);
         bar.set_position((total - progress.dirty_bytes).max(progress.written_bytes).min(total));
         bar.set_message(progress.error.clone().unwrap_or_default());
+    }
+
+    /// Takes the bar away.
+    pub fn end(&mut self) {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// A bar on standard error while a tool works; nothing where that is no terminal.
+#[derive(Debug, Default)]
+pub struct ToolBar {
+    bar: Option<ProgressBar>,
+    doing: &'static str,
+}
+
+impl ToolBar {
+    /// Shows how far it is.
+    pub fn show(&mut self, progress: cbd_inspect::Progress) {
+        if !std::io::stderr().is_terminal() {
+            return;
+        }
+        if self.doing != progress.doing {
+            self.end();
+            self.doing = progress.doing;
+        }
+        let bar = self.bar.get_or_insert_with(|| {
+            let bar = ProgressBar::with_draw_target(Some(progress.of), ProgressDrawTarget::stderr());
+            if let Ok(style) = ProgressStyle::with_template("{prefix}: {bar:30} {percent} %, {eta}") {
+                bar.set_style(style);
+            }
+            bar.with_prefix(progress.doing)
+        });
+        bar.set_length(progress.of);
+        bar.set_position(progress.done.min(progress.of));
     }
 
     /// Takes the bar away.

@@ -23,6 +23,7 @@ mod lane;
 mod log;
 mod logscan;
 mod maintainer;
+mod mend;
 mod overlay;
 mod parking;
 mod pool;
@@ -38,6 +39,7 @@ mod slots;
 mod status;
 mod sync;
 mod transport;
+mod view;
 mod write;
 mod writeback;
 mod zero;
@@ -45,12 +47,15 @@ mod zero;
 pub use cache::Cache;
 pub use fill::Miss;
 pub use maintainer::{Maintainer, Step};
+pub use mend::copy_over;
 pub use rare::RarePaths;
 pub use settings::{Consistency, OnWriteError, Settings};
+pub use slots::TwoSlots;
 pub use status::{BackingTrouble, CacheStatus, CachedState, DamagedRange};
 pub use transport::{
     BackendEntry, BackendSpec, BlkdevEntry, BlkdevSpec, FormatOptions, HostEntry, Transport, TransportInfo,
 };
+pub use view::{LogEntry, LogSegmentView};
 pub use write::Admission;
 pub use zero::ZeroProgress;
 

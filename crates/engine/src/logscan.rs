@@ -39,10 +39,7 @@ impl<E: Environment> Cache<E> {
                 let record = self.find_record(location);
                 let next = match &record {
                     Some(record) => cursor.slot + record.slots(),
-                    // The next one that can be read, however far: a failed page pair takes 64 slots at once.
-                    None => (cursor.slot + 1..segment.slots)
-                        .find(|slot| self.find_record(Location { slot: *slot, ..location }).is_some())
-                        .unwrap_or(segment.slots),
+                    None => self.next_readable(location, segment.slots),
                 };
                 // Several records may be lost together: what is condemned at the last of their places is all of
                 // them, and nothing behind.
@@ -53,5 +50,13 @@ impl<E: Environment> Cache<E> {
                 cursor.slot = next;
             }
         }
+    }
+
+    /// The slot of the next record behind `lost` that can be read, however far: a failed page pair takes 64 slots at once.
+    /// `end` where there is none.
+    pub(crate) fn next_readable(&self, lost: Location, end: u32) -> u32 {
+        (lost.slot + 1..end)
+            .find(|slot| self.find_record(Location { slot: *slot, ..lost }).is_some())
+            .unwrap_or(end)
     }
 }

@@ -18,7 +18,7 @@ pub(crate) struct InBoth {
 
 /// One object in two slots, and what is known of it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct TwoSlots<T> {
+pub struct TwoSlots<T> {
     /// Offsets of the two slots in the region.
     at: [u64; 2],
     /// What the checksum is seeded with: row, lane.
@@ -33,7 +33,7 @@ pub(crate) struct TwoSlots<T> {
 
 impl<T: SlotContent> TwoSlots<T> {
     /// Reads both slots. Memory that fails counts as an invalid slot.
-    pub(crate) fn read<P: Pmem>(region: &Region<P>, at: [u64; 2], place: u64) -> Self {
+    pub fn read<P: Pmem>(region: &Region<P>, at: [u64; 2], place: u64) -> Self {
         let read = |at| {
             let mut bytes = alloc::vec![0; T::SLOT_SIZE];
             region.load(at, &mut bytes).ok()?;
@@ -61,7 +61,7 @@ impl<T: SlotContent> TwoSlots<T> {
     }
 
     /// The newest content.
-    pub(crate) const fn content(&self) -> Option<&T> {
+    pub const fn content(&self) -> Option<&T> {
         self.content.as_ref()
     }
 
@@ -117,6 +117,15 @@ impl<T: SlotContent> TwoSlots<T> {
             Some(content) if self.is_behind => self.store(region, content),
             _ => region.nothing_in_flight(),
         }
+    }
+
+    /// Stores what the newest slot says durably into the other one too: what stood there was damaged, or older. `false` where
+    /// neither slot says anything.
+    pub fn store_again<P: Pmem>(&mut self, region: &Region<P>) -> bool {
+        let Some(content) = self.content else { return false };
+        let stored = self.store(region, content);
+        region.fence(Safeguard::RepairSlotFence, stored);
+        true
     }
 
     /// Makes both slots invalid. In flight until the caller fences.

@@ -8,6 +8,7 @@ mod backends;
 mod blkdevs;
 mod hosts;
 mod rows;
+mod view;
 
 pub use backends::{BackendEntry, BackendSpec};
 pub use blkdevs::{BlkdevEntry, BlkdevSpec};

@@ -537,6 +537,10 @@ safeguards! {
     RecoveryDamageVoid = "recovery.damage.void",
     /// Without drained old epochs are written over newer ones: the backing device is no crash state meanwhile.
     RecoveryDrainedLost = "recovery.drained-lost.void",
+    /// A copy that was reported as repaired is whole after a power cut.
+    RepairCopyFence = "repair.copy.fence",
+    /// A slot that was reported as repaired is whole after a power cut.
+    RepairSlotFence = "repair.slot.fence",
     /// A region whose stores failed takes no new tail and no new drained.
     MaintainerStoreCheck = "maintainer.store-check",
 }

@@ -1,0 +1,172 @@
+//! What the commands for the day after are told.
+
+use cbd_daemon::size::parse_size;
+use cbd_format::RecordKind;
+use cbd_inspect::dump::{KINDS, What};
+use cbd_types::ByteRange;
+use clap::{Args, ValueEnum};
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+
+/// Options of `check`.
+#[derive(Args, Debug)]
+pub struct CheckArguments {
+    /// The region: a file or a devdax device that no daemon serves
+    pub region: PathBuf,
+    /// Verify the data of every record too, not only metadata
+    #[arg(long)]
+    pub data: bool,
+}
+
+/// Options of `dump`.
+#[derive(Args, Debug)]
+pub struct DumpArguments {
+    /// The region: a file or a devdax device that no daemon serves
+    pub region: PathBuf,
+    /// What to show
+    pub what: DumpWhat,
+    /// Only of this backend (segments, lanes, records)
+    #[arg(short, long, value_name = "ID")]
+    pub backend: Option<u32>,
+    /// Only of this lane (segments, lanes, records)
+    #[arg(short, long, value_name = "LANE")]
+    pub lane: Option<u32>,
+    /// Only in this segment (segments, records)
+    #[arg(short, long, value_name = "SEGMENT")]
+    pub segment: Option<u32>,
+    /// Only records with these sequence numbers, both included; either may be left out
+    #[arg(long, value_name = "A..B", value_parser = sequences)]
+    pub sequence: Option<RangeInclusive<u64>>,
+    /// Only records that touch this range of the device, e.g. 1G+4K
+    #[arg(long, value_name = "OFFSET+LENGTH", value_parser = range)]
+    pub range: Option<ByteRange>,
+    /// Only records of this kind: write, write-zeroes, discard, fill or quarantine
+    #[arg(long, value_parser = kind)]
+    pub kind: Option<RecordKind>,
+    /// Only records that the backing device does not have
+    #[arg(long)]
+    pub dirty: bool,
+    /// Only records of which something is damaged; verifies their data
+    #[arg(long)]
+    pub damaged: bool,
+}
+
+/// What `dump` shows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum DumpWhat {
+    /// Both superblocks
+    Superblock,
+    /// The tables of hosts, backends and block devices, both slots of each row
+    Tables,
+    /// Whose each segment is, and its header
+    Segments,
+    /// Drained, tails, marks and chains of segments
+    Lanes,
+    /// The records of the logs
+    Records,
+}
+
+impl From<DumpWhat> for What {
+    fn from(what: DumpWhat) -> Self {
+        match what {
+            DumpWhat::Superblock => Self::Superblock,
+            DumpWhat::Tables => Self::Tables,
+            DumpWhat::Segments => Self::Segments,
+            DumpWhat::Lanes => Self::Lanes,
+            DumpWhat::Records => Self::Records,
+        }
+    }
+}
+
+/// Options of `repair`.
+#[derive(Args, Debug)]
+pub struct RepairArguments {
+    /// The region: a file or a devdax device that no daemon serves
+    pub region: PathBuf,
+    /// Do it without asking
+    #[arg(short, long, conflicts_with = "dry_run")]
+    pub yes: bool,
+    /// Only say what would be done
+    #[arg(short = 'n', long)]
+    pub dry_run: bool,
+}
+
+/// Options of `rescue`.
+#[derive(Args, Debug)]
+pub struct RescueArguments {
+    /// The region: a file or a devdax device that no daemon serves
+    pub region: PathBuf,
+    /// Only this backend [default: all]
+    #[arg(short, long, value_name = "ID")]
+    pub backend: Option<u32>,
+    /// Where the backend's disk is now, if not where it was
+    #[arg(long, value_name = "DISK", requires = "backend")]
+    pub to: Option<PathBuf>,
+    /// The disk given with --to is another one, and stands for the recorded one: a whole copy of it, taken when the recorded one
+    /// was written last
+    #[arg(long, requires = "to")]
+    pub other_disk: bool,
+    /// Write it; without this nothing is changed
+    #[arg(short, long, conflicts_with = "dry_run")]
+    pub yes: bool,
+    /// Only say what would be done, which is what happens without --yes
+    #[arg(short = 'n', long)]
+    pub dry_run: bool,
+    /// Seconds in which nothing reaches the disk after which to give up
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    pub timeout: u64,
+}
+
+/// `A..B`, `A..`, `..B` or one number.
+fn sequences(text: &str) -> Result<RangeInclusive<u64>, String> {
+    let number = |text: &str, missing: u64| {
+        if text.is_empty() {
+            Ok(missing)
+        } else {
+            text.parse().map_err(|_| format!("\"{text}\" is no number"))
+        }
+    };
+    match text.split_once("..") {
+        Some((first, last)) => Ok(number(first, 0)?..=number(last, u64::MAX)?),
+        None => text.parse().map(|one| one..=one).map_err(|_| "write A..B, or one number".to_owned()),
+    }
+}
+
+/// `OFFSET+LENGTH`.
+fn range(text: &str) -> Result<ByteRange, String> {
+    let (offset, length) = text.split_once('+').ok_or("write OFFSET+LENGTH, e.g. 1G+4K")?;
+    let size = |text| parse_size(text).map_err(|error| error.line());
+    Ok(ByteRange::at(size(offset)?, size(length)?))
+}
+
+fn kind(text: &str) -> Result<RecordKind, String> {
+    let names = || KINDS.map(|(_, name)| name).join(", ");
+    let known = KINDS.into_iter().find(|(_, name)| *name == text);
+    known.map(|(kind, _)| kind).ok_or_else(|| format!("there are {}", names()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sequence_numbers_are_a_range_with_both_ends() {
+        assert_eq!(sequences("3..7"), Ok(3..=7));
+        assert_eq!(sequences("3.."), Ok(3..=u64::MAX));
+        assert_eq!(sequences("..7"), Ok(0..=7));
+        assert_eq!(sequences("5"), Ok(5..=5));
+        assert!(sequences("a..b").is_err() && sequences("-1").is_err());
+    }
+
+    #[test]
+    fn a_range_has_an_offset_and_a_length_with_units() {
+        assert_eq!(range("1M+4K"), Ok(ByteRange::at(1 << 20, 4096)));
+        assert!(range("1M").is_err() && range("x+1").is_err());
+    }
+
+    #[test]
+    fn a_kind_is_known_by_its_name() {
+        assert_eq!(kind("write-zeroes"), Ok(RecordKind::WriteZeroes));
+        assert!(kind("read").is_err());
+    }
+}

@@ -1,0 +1,132 @@
+//! `cbdctrl repair`.
+
+use super::{RepairArguments, describe_finding, ended, failed};
+use crate::command::Output;
+use crate::progress::ToolBar;
+use cbd_inspect::repair::{Plan, apply, plan};
+use cbd_inspect::{Bytes, Finding, Outcome};
+use cbd_pmem::{Mapping, OpenOptions, Reader};
+use cbd_types::{Error, ErrorKind, Region, Result};
+use serde::Serialize;
+use std::fmt::Write as _;
+use std::io::{self, BufRead, IsTerminal, Write as _};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+/// There is something to repair, and it was not done.
+const NOT_DONE: u8 = 1;
+/// What is left cannot be repaired.
+const LEFT: u8 = 2;
+
+/// The result as JSON.
+#[derive(Serialize)]
+struct Answer<'a> {
+    /// What was to be done.
+    planned: Vec<String>,
+    /// Whether it was done.
+    done: bool,
+    /// What a check said before, and what it says afterwards, or would.
+    before: Outcome,
+    after: Outcome,
+    /// What is damaged and stays so.
+    left: Vec<&'a Finding>,
+}
+
+/// Runs `repair`.
+#[must_use]
+pub fn repair(arguments: &RepairArguments, json: bool) -> ExitCode {
+    let output = Output { json };
+    match run(arguments, &output) {
+        Ok((printed, code)) => ended(printed, code),
+        Err(error) => failed(&error, &output),
+    }
+}
+
+fn run(arguments: &RepairArguments, output: &Output) -> Result<(Result<()>, u8)> {
+    let mut bar = ToolBar::default();
+    // Whoever only looks changes nothing, not even holes in the file.
+    let may_change = !arguments.dry_run && (arguments.yes || (!output.json && io::stdin().is_terminal()));
+    let region = if may_change {
+        Some(Arc::new(Region::new(Mapping::open(&arguments.region, &OpenOptions::default())?)))
+    } else {
+        None
+    };
+    let bytes: Arc<dyn Bytes> = match &region {
+        Some(region) => Arc::clone(region) as Arc<dyn Bytes>,
+        None => Arc::new(Reader::open(&arguments.region)?),
+    };
+    let plan = plan(&bytes, &mut |progress| bar.show(progress));
+    bar.end();
+    let plan = plan?;
+    if plan.before.transport.is_none() {
+        let why = plan.before.findings.first().map_or("it cannot be opened", |finding| &finding.what);
+        return Err(Error::new(ErrorKind::Damaged, format!("nothing can be repaired: {why}")));
+    }
+    if !output.json {
+        output.text(&text_of(&plan))?;
+    }
+    let mut done = plan.mends.is_empty();
+    if let Some(region) = region.filter(|_| !done)
+        && (arguments.yes || agreed(&plan)?)
+    {
+        for mend in &plan.mends {
+            apply(&region, mend)?;
+        }
+        done = true;
+    }
+    let left: Vec<&Finding> = plan.left_alone().collect();
+    let code = match (done, left.is_empty()) {
+        (false, _) => NOT_DONE,
+        (true, false) => LEFT,
+        (true, true) => 0,
+    };
+    let printed = if output.json {
+        output.json(&Answer {
+            planned: plan.mends.iter().map(ToString::to_string).collect(),
+            done,
+            before: plan.before.outcome,
+            after: plan.after.outcome,
+            left,
+        })
+    } else {
+        output.text(match (done, plan.mends.is_empty()) {
+            (_, true) => "there is nothing to repair\n",
+            (true, false) => "repaired\n",
+            (false, false) if may_change => "nothing was changed\n",
+            (false, false) => "nothing was changed; --yes does it\n",
+        })
+    };
+    Ok((printed, code))
+}
+
+fn text_of(plan: &Plan) -> String {
+    const SHOWN: usize = 100;
+    let mut text = String::new();
+    for mend in plan.mends.iter().take(SHOWN) {
+        let _ = writeln!(text, "to do: {mend}");
+    }
+    if plan.mends.len() > SHOWN {
+        let _ = writeln!(text, "to do: {} more like these", plan.mends.len() - SHOWN);
+    }
+    let mut left = plan.left_alone().peekable();
+    if left.peek().is_some() {
+        text.push_str("left as it is, since nothing can put it right without guessing:\n");
+    }
+    for finding in left {
+        describe_finding(finding, &mut text);
+    }
+    text
+}
+
+/// Asks on the terminal.
+fn agreed(plan: &Plan) -> Result<bool> {
+    let not_asked = |error: io::Error| Error::new(ErrorKind::System, format!("you cannot be asked: {error}"));
+    eprint!(
+        "{} repairs, each to a copy that is damaged or older than the other. Do it? [y/N] ",
+        plan.mends.len()
+    );
+    io::stderr().flush().map_err(not_asked)?;
+    let mut answer = String::new();
+    io::stdin().lock().read_line(&mut answer).map_err(not_asked)?;
+    Ok(["y", "yes"].contains(&answer.trim().to_ascii_lowercase().as_str()))
+}

@@ -1,0 +1,215 @@
+//! `cbdctrl rescue`.
+
+use super::{RescueArguments, UNOPENABLE, describe_backend, describe_damaged, ended, failed};
+use crate::command::Output;
+use crate::progress::ToolBar;
+use cbd_daemon::size::{format_size, format_time};
+use cbd_inspect::check::{DataChecked, check};
+use cbd_inspect::rescue::{Options, RecordedDisk, Rescued};
+use cbd_inspect::{BackendSummary, Report};
+use cbd_pmem::{Mapping, OpenOptions, Reader};
+use cbd_types::{BackendId, Error, ErrorKind, Result};
+use serde::Serialize;
+use std::fmt::Write;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Something is dirty and was not written.
+const DIRTY: u8 = 1;
+/// Something is damaged, and is not written.
+const DAMAGED: u8 = 2;
+
+/// What would be done, as JSON.
+#[derive(Serialize)]
+struct Planned<'a> {
+    dry_run: bool,
+    backends: Vec<PlannedBackend<'a>>,
+}
+
+#[derive(Serialize)]
+struct PlannedBackend<'a> {
+    #[serde(flatten)]
+    summary: &'a BackendSummary,
+    /// Where it would be written to.
+    disk: String,
+    /// Why it cannot be.
+    disk_error: Option<String>,
+    warnings: Vec<String>,
+}
+
+/// What was done, as JSON.
+#[derive(Serialize)]
+struct Done<'a> {
+    dry_run: bool,
+    backends: &'a [Rescued],
+}
+
+/// Runs `rescue`.
+#[must_use]
+pub fn rescue(arguments: &RescueArguments, json: bool) -> ExitCode {
+    let output = Output { json };
+    let options = Options {
+        backend: arguments.backend.map(BackendId),
+        to: arguments.to.clone(),
+        other_disk: arguments.other_disk,
+        patience: Duration::from_secs(arguments.timeout.max(1)),
+    };
+    let result = if arguments.yes {
+        write(arguments, &options, &output)
+    } else {
+        dry_run(arguments, &options, &output)
+    };
+    match result {
+        Ok((printed, code)) => ended(printed, code),
+        Err(error) => failed(&error, &output),
+    }
+}
+
+fn dry_run(arguments: &RescueArguments, options: &Options, output: &Output) -> Result<(Result<()>, u8)> {
+    let mut bar = ToolBar::default();
+    let region = Arc::new(Reader::open(&arguments.region)?);
+    let report = check(region, DataChecked::Dirty, &mut |progress| bar.show(progress));
+    bar.end();
+    if report.transport.is_none() {
+        let why = report.findings.first().map_or("it cannot be opened", |finding| &finding.what);
+        return Err(Error::new(ErrorKind::Damaged, format!("{}: {why}", arguments.region.display())));
+    }
+    let backends = planned(&report, options)?;
+    let code = backends
+        .iter()
+        .map(|backend| match backend.summary {
+            summary if summary.error.is_some() => UNOPENABLE,
+            summary if !summary.damaged.is_empty() => DAMAGED,
+            summary if summary.dirty_records > 0 => DIRTY,
+            _ => 0,
+        })
+        .max()
+        .unwrap_or(0);
+    let printed = if output.json {
+        output.json(&Planned { dry_run: true, backends })
+    } else {
+        output.text(&text_of_plan(&backends))
+    };
+    Ok((printed, code))
+}
+
+fn planned<'a>(report: &'a Report, options: &Options) -> Result<Vec<PlannedBackend<'a>>> {
+    let mut planned = Vec::new();
+    for summary in report.backends.iter().filter(|summary| options.concerns(summary.backend)) {
+        let recorded = RecordedDisk {
+            path: &summary.path,
+            identity: &summary.identity,
+            size: summary.size,
+            sector: None,
+        };
+        let disk = options.to.as_ref().map_or_else(|| summary.path.clone(), |to| to.display().to_string());
+        let opened = if summary.error.is_none() && summary.lanes > 0 {
+            // Looked at and let go: it is held when it is written.
+            options.open_disk(&recorded, true).map(|(_, warnings)| warnings)
+        } else {
+            Ok(Vec::new())
+        };
+        let (disk_error, warnings) = match opened {
+            Ok(warnings) => (None, warnings),
+            Err(error) => (Some(error.line()), Vec::new()),
+        };
+        planned.push(PlannedBackend { summary, disk, disk_error, warnings });
+    }
+    match options.backend {
+        Some(id) if planned.is_empty() => {
+            Err(Error::new(ErrorKind::NotFound, format!("the region has no backend {id}")))
+        }
+        _ => Ok(planned),
+    }
+}
+
+fn text_of_plan(backends: &[PlannedBackend<'_>]) -> String {
+    let mut text = String::new();
+    for backend in backends {
+        describe_backend(backend.summary, &mut text);
+        for warning in &backend.warnings {
+            let _ = writeln!(text, "  warning: {warning}");
+        }
+        if backend.summary.error.is_some() || backend.summary.lanes == 0 {
+            continue;
+        }
+        let _ = match &backend.disk_error {
+            Some(error) => writeln!(
+                text,
+                "  cannot be written: {error} (--backend {} --to DISK)",
+                backend.summary.backend
+            ),
+            None if backend.summary.dirty_records == 0 => writeln!(text, "  nothing is dirty"),
+            None => writeln!(
+                text,
+                "  would write {} to {}",
+                format_size(backend.summary.dirty_device_bytes),
+                backend.disk
+            ),
+        };
+    }
+    if backends.is_empty() {
+        text.push_str("the region has no backends\n");
+    }
+    text.push_str("this was a dry run, and nothing was changed; --yes writes it\n");
+    text
+}
+
+fn write(arguments: &RescueArguments, options: &Options, output: &Output) -> Result<(Result<()>, u8)> {
+    let mut bar = ToolBar::default();
+    let region = Mapping::open(&arguments.region, &OpenOptions::default())?;
+    let rescued = cbd_inspect::rescue::rescue(region, options, &mut |progress| bar.show(progress));
+    bar.end();
+    let rescued = rescued?;
+    for backend in &rescued {
+        for warning in &backend.warnings {
+            eprintln!("cbdctrl: warning: {warning}");
+        }
+        if let Some(error) = &backend.error {
+            eprintln!("cbdctrl: backend {}: {}", backend.backend, error.replace('\n', " "));
+        }
+    }
+    let code = rescued
+        .iter()
+        .map(|backend| match backend {
+            Rescued { error: Some(_), opened: false, .. } => UNOPENABLE,
+            Rescued { error: Some(_), .. } => DIRTY,
+            Rescued { damaged, .. } if !damaged.is_empty() => DAMAGED,
+            _ => 0,
+        })
+        .max()
+        .unwrap_or(0);
+    let printed = if output.json {
+        output.json(&Done { dry_run: false, backends: &rescued })
+    } else {
+        output.text(&rescued.iter().map(text_of_rescued).collect::<String>())
+    };
+    Ok((printed, code))
+}
+
+fn text_of_rescued(backend: &Rescued) -> String {
+    let mut text = format!("backend {}: {}\n", backend.backend, backend.disk);
+    if !backend.opened {
+        text.push_str("  nothing was written\n");
+        return text;
+    }
+    let _ = writeln!(
+        text,
+        "  {} written, {} dirty",
+        format_size(backend.written_bytes),
+        format_size(backend.dirty_bytes)
+    );
+    if backend.drained_wall_ms > 0 {
+        let state =
+            if backend.backing_is_consistent { "is" } else { "is no crash state, and last caught up" };
+        let _ = writeln!(text, "  the disk {state} as of {}", format_time(backend.drained_wall_ms));
+    }
+    describe_damaged(&backend.damaged, &mut text);
+    if backend.complete && backend.damaged.is_empty() {
+        text.push_str("  all is on the disk\n");
+    } else if backend.complete {
+        text.push_str("  all is on the disk but the damaged ranges\n");
+    }
+    text
+}

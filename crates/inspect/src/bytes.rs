@@ -1,0 +1,72 @@
+//! The bytes of a region, wherever they lie.
+
+use cbd_pmem::Reader;
+use cbd_types::{MediaError, Pmem, Region};
+
+/// Bytes that can be read and not changed.
+pub trait Bytes: Send + Sync {
+    /// How many.
+    fn len(&self) -> u64;
+
+    /// Whether there are none.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Copies `into.len()` bytes from `at`.
+    ///
+    /// # Errors
+    /// Where the memory cannot be read, or ends.
+    fn load(&self, at: u64, into: &mut [u8]) -> Result<(), MediaError>;
+
+    /// As [`load`](Self::load), with the CRC32C of what was copied.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    fn load_summed(&self, at: u64, into: &mut [u8]) -> Result<u32, MediaError> {
+        self.load(at, into)?;
+        Ok(cbd_format::crc32c(into))
+    }
+}
+
+impl Bytes for Reader {
+    fn len(&self) -> u64 {
+        Self::len(self)
+    }
+
+    fn load(&self, at: u64, into: &mut [u8]) -> Result<(), MediaError> {
+        Self::load(self, at, into)
+    }
+
+    fn load_summed(&self, at: u64, into: &mut [u8]) -> Result<u32, MediaError> {
+        Self::load_summed(self, at, into)
+    }
+}
+
+/// A region that a tool holds to change it, while it looks.
+impl<P: Pmem> Bytes for Region<P> {
+    fn len(&self) -> u64 {
+        self.size()
+    }
+
+    fn load(&self, at: u64, into: &mut [u8]) -> Result<(), MediaError> {
+        self.memory().load(at, into)
+    }
+
+    fn load_summed(&self, at: u64, into: &mut [u8]) -> Result<u32, MediaError> {
+        self.memory().load_summed(at, into)
+    }
+}
+
+/// An image in memory.
+impl Bytes for Vec<u8> {
+    fn len(&self) -> u64 {
+        self.as_slice().len() as u64
+    }
+
+    fn load(&self, at: u64, into: &mut [u8]) -> Result<(), MediaError> {
+        let from = usize::try_from(at).ok().and_then(|start| self.get(start..start.checked_add(into.len())?));
+        into.copy_from_slice(from.ok_or(MediaError { at })?);
+        Ok(())
+    }
+}

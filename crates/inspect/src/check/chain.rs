@@ -1,0 +1,285 @@
+//! The chains of segments: that none is missing, that they follow each other, and that their headers stand twice.
+
+use super::slots::look;
+use super::state::StatePlace;
+use super::{Checker, NOTHING_TO_DO, PrivateCache, REPAIR, SECOND_COPY, Subject};
+use crate::finding::{Mend, Place, Severity, Structure};
+use crate::report::BackendSummary;
+use cbd_engine::LogSegmentView;
+use cbd_format::{LaneMark, LaneTail, SegmentHeader, segment::LOG_MAGIC};
+use cbd_types::LaneId;
+
+/// What a lane's history has come to.
+#[derive(Clone, Copy, Default)]
+pub(super) struct History {
+    /// The sequence number that is to follow; `None` where nothing says.
+    pub(super) sequence: Option<u64>,
+    /// The highest epoch so far.
+    pub(super) epoch: u64,
+    ordinal: Option<u64>,
+    run: u64,
+}
+
+impl Checker<'_> {
+    /// Checks all logs of a cache. `has_damage`: some range of it answers with an error.
+    pub(super) fn logs(
+        &mut self,
+        subject: &Subject<'_>,
+        cache: &PrivateCache,
+        has_damage: bool,
+        dirty: &mut Vec<(u64, u64)>,
+        summary: &mut BackendSummary,
+    ) {
+        let Some(state) = StatePlace::of(subject.row, subject.layout) else { return };
+        let (mut done, of) = (0, u64::from(summary.segments - summary.free_segments));
+        for lane in (0..cache.lane_count()).map(LaneId) {
+            let tail = look::<LaneTail>(&*self.bytes, state.tail(lane), u64::from(lane.0)).newest();
+            let mark = look::<LaneMark>(&*self.bytes, state.mark(lane), u64::from(lane.0)).newest();
+            let mut history = History {
+                sequence: tail.map(|tail| tail.content.first_sequence.get()),
+                ordinal: tail.map(|tail| tail.content.ordinal.get()),
+                ..History::default()
+            };
+            let mut last = None;
+            for segment in cache.log_segments(lane) {
+                self.progress("logs", done, of);
+                done += 1;
+                // What recovery would open to note a loss is not on the medium.
+                if subject.memory.differs(segment.base, size_of::<SegmentHeader>()) {
+                    continue;
+                }
+                self.log_segment(subject, &segment, &mut history, has_damage);
+                self.lines(subject, cache, &segment, &mut history, has_damage, dirty, summary);
+                for value in [segment.segment.0.into(), segment.ordinal.0, segment.slots.into()] {
+                    self.report.note_recovered(value);
+                }
+                last = Some(segment);
+            }
+            let marked = mark.map_or(0, |mark| mark.content.lane_sequence.get());
+            self.head(subject, cache, lane, last.as_ref(), &history, marked, has_damage);
+        }
+    }
+
+    /// A segment's place in its chain, and its headers.
+    fn log_segment(
+        &mut self,
+        subject: &Subject<'_>,
+        segment: &LogSegmentView,
+        history: &mut History,
+        has_damage: bool,
+    ) {
+        let place = place_of(subject, segment);
+        let (lane, ordinal, first) = (segment.lane, segment.ordinal.0, segment.first_sequence.0);
+        if let Some(expected) = history.ordinal.filter(|expected| *expected != ordinal) {
+            let suspects = self.segments_without_header(subject);
+            self.lost(
+                Structure::Chain,
+                place,
+                format!(
+                    "lane {lane} of backend {}: its segments {expected} to {} are missing before this one{suspects}",
+                    subject.id,
+                    ordinal.saturating_sub(1)
+                ),
+                has_damage,
+            );
+        } else if let Some(expected) = history.sequence.filter(|expected| *expected != first) {
+            self.lost(
+                Structure::Chain,
+                place,
+                format!(
+                    "lane {lane} of backend {}: the segment begins with sequence {first}, but {expected} was to come",
+                    subject.id
+                ),
+                has_damage,
+            );
+        }
+        let header = self.headers(subject, segment);
+        if let Some(header) = header {
+            if header.run.get() < history.run || header.epoch.get() < history.epoch {
+                self.contradiction(
+                    Structure::SegmentHeader,
+                    place,
+                    format!(
+                        "the segment has run {} and epoch {}, its predecessor had {} and {}: they never fall",
+                        header.run, header.epoch, history.run, history.epoch
+                    ),
+                );
+            }
+            history.run = history.run.max(header.run.get());
+            history.epoch = history.epoch.max(header.epoch.get());
+        }
+        history.ordinal = Some(ordinal + 1);
+        history.sequence = Some(first);
+    }
+
+    /// Both copies of the header of a segment of a log; the good one.
+    fn headers(&mut self, subject: &Subject<'_>, segment: &LogSegmentView) -> Option<SegmentHeader> {
+        let copies = [segment.base, segment.base + subject.layout.segment_shape().header_copy()];
+        let length = size_of::<SegmentHeader>();
+        self.report.counted.headers += 2;
+        let read = copies.map(|at| {
+            let header = SegmentHeader::decode(&self.read(at, length)?)?;
+            header.verify(segment.segment, subject.row.cache_id.get(), subject.row.lanes.get())
+        });
+        let counts = read.map(|header| {
+            header.filter(|header| {
+                header.generation.get() == segment.generation && header.magic.get() == LOG_MAGIC
+            })
+        });
+        for number in 0..2 {
+            let other = 1 - number;
+            if counts[number].is_some() || counts[other].is_none() {
+                continue;
+            }
+            let is_earlier = read[number].is_some() && segment.slots == 0;
+            let (severity, what) = if is_earlier {
+                (
+                    Severity::Note,
+                    "a copy of the segment's header is of its earlier life: a crash came as it was opened",
+                )
+            } else {
+                (Severity::Corrected, "a copy of the segment's header is damaged")
+            };
+            let mend = Mend::Copy {
+                what: format!("header of segment {}", segment.segment),
+                from: copies[other],
+                to: copies[number],
+                length: length as u32,
+            };
+            let place =
+                Place { at: Some(copies[number]), length: Some(length as u64), ..place_of(subject, segment) };
+            self.add(severity, Structure::SegmentHeader, place, what, SECOND_COPY, REPAIR, Some(mend));
+        }
+        counts[0].or(counts[1])
+    }
+
+    /// What is missing behind the last record, and what recovery dropped there.
+    #[expect(clippy::too_many_arguments, reason = "what is known at the end of a lane")]
+    fn head(
+        &mut self,
+        subject: &Subject<'_>,
+        cache: &PrivateCache,
+        lane: LaneId,
+        last: Option<&LogSegmentView>,
+        history: &History,
+        marked: u64,
+        has_damage: bool,
+    ) {
+        let next = history.sequence.unwrap_or(marked + 1);
+        let place = Place { backend: Some(subject.id.0), lane: Some(lane.0), ..Place::default() };
+        self.report.note_recovered(next.max(marked + 1));
+        if marked >= next {
+            let suspects = self.segments_without_header(subject);
+            self.lost(
+                Structure::Chain,
+                place,
+                format!(
+                    "lane {lane} of backend {}: its mark says that there are records up to sequence {marked}, but the log \
+                     ends before {next}{suspects}",
+                    subject.id
+                ),
+                has_damage,
+            );
+            return;
+        }
+        let Some(segment) = last else { return };
+        let [primary, _] = subject.layout.segment_shape().slot(segment.slots);
+        if let Some(dropped) = cache.record_in(segment, segment.slots)
+            && dropped.sequence.get() == next
+            && !subject.memory.differs(segment.base + primary, 64)
+        {
+            self.add(
+                Severity::Note,
+                Structure::Record,
+                Place {
+                    slot: Some(segment.slots),
+                    sequence: Some(next),
+                    ..place_of(subject, segment)
+                }
+                .of_range(dropped.range()),
+                "the last write of the lane is torn, and nothing proves that it was acknowledged: recovery drops it",
+                "nothing, unless the damage came after the write had completed: the very last write before a power cut, with \
+                 no flush and no idle moment behind it, cannot be told from one that was cut off",
+                NOTHING_TO_DO,
+                None,
+            );
+        }
+    }
+
+    /// Segments of the cache that are not in a chain and whose header cannot be read: one of them may be the missing one.
+    fn segments_without_header(&self, subject: &Subject<'_>) -> String {
+        let mut suspects = Vec::new();
+        for segment in subject.transport.segments_of(subject.id) {
+            if segment.0 == subject.row.state_segment.get() {
+                continue;
+            }
+            let base = subject.layout.segment_base(segment);
+            let copies = [base, base + subject.layout.segment_shape().header_copy()];
+            let is_damaged = |at: u64| match self.read(at, size_of::<SegmentHeader>()) {
+                None => true,
+                Some(bytes) => {
+                    bytes.iter().any(|byte| *byte != 0)
+                        && SegmentHeader::decode(&bytes)
+                            .and_then(|header| {
+                                header.verify(segment, subject.row.cache_id.get(), subject.row.lanes.get())
+                            })
+                            .is_none()
+                }
+            };
+            if copies.into_iter().all(is_damaged) {
+                suspects.push(segment.to_string());
+            }
+            if suspects.len() == 8 {
+                break;
+            }
+        }
+        if suspects.is_empty() {
+            String::new()
+        } else {
+            format!("; both headers of segment {} are damaged", suspects.join(", "))
+        }
+    }
+
+    /// Records are gone, and with them what says which range they held.
+    pub(super) fn lost(&mut self, structure: Structure, place: Place, what: String, has_damage: bool) {
+        if has_damage {
+            self.add(
+                Severity::Affected,
+                structure,
+                place,
+                what,
+                "which range was lost is not known: all that the lane may hold, but for what was written later, answers with \
+                 an error (listed as ranges)",
+                "what can be saved is saved by rescue; overwriting the listed ranges heals them",
+                None,
+            );
+        } else {
+            let cost = "nothing any more: it is noted in the log, and all that it may have held was overwritten since";
+            self.add(Severity::Corrected, structure, place, what, cost, NOTHING_TO_DO, None);
+        }
+    }
+
+    /// Structures whose checksums are right and which contradict each other.
+    pub(super) fn contradiction(&mut self, structure: Structure, place: Place, what: String) {
+        self.add(
+            Severity::Affected,
+            structure,
+            place,
+            what,
+            "the checksums are right, so this was not damaged but written so: what it holds is not to be relied on",
+            "keep a copy of the region and report it: this is a fault of a program, or a forgery",
+            None,
+        );
+    }
+}
+
+/// Where a segment of a log is.
+pub(super) fn place_of(subject: &Subject<'_>, segment: &LogSegmentView) -> Place {
+    Place {
+        at: Some(segment.base),
+        backend: Some(subject.id.0),
+        lane: Some(segment.lane.0),
+        segment: Some(segment.segment.0),
+        ..Place::default()
+    }
+}

@@ -1,0 +1,254 @@
+//! The lines of a log: records, lines of checksums, and the data that they describe.
+
+use super::chain::{History, place_of};
+use super::{Checker, DataChecked, NOTHING_TO_DO, PrivateCache, REPAIR, SECOND_COPY, Subject};
+use crate::Bytes;
+use crate::finding::{Mend, Place, Severity, Structure};
+use crate::report::{BackendSummary, RangeSummary};
+use cbd_engine::{LogEntry, LogSegmentView};
+use cbd_format::{
+    Record, SUMS_PER_LINE, SegmentShape, SumLine,
+    record::{blocks_in, bytes_of},
+};
+use cbd_types::ByteRange;
+
+/// A record with where it stands.
+struct Entry<'a> {
+    segment: &'a LogSegmentView,
+    slot: u32,
+    record: &'a Record,
+}
+
+impl Checker<'_> {
+    /// Checks the lines of a segment.
+    #[expect(clippy::too_many_arguments, reason = "what is known of the lane, and what is summed up")]
+    pub(super) fn lines(
+        &mut self,
+        subject: &Subject<'_>,
+        cache: &PrivateCache,
+        segment: &LogSegmentView,
+        history: &mut History,
+        has_damage: bool,
+        dirty: &mut Vec<(u64, u64)>,
+        summary: &mut BackendSummary,
+    ) {
+        let shape = subject.layout.segment_shape();
+        let mut entries = Vec::new();
+        cache.visit_segment(segment, &mut |slot, entry| entries.push((slot, entry)));
+        let mut data_low = shape.data_top();
+        for (slot, entry) in entries {
+            let at = segment.base + shape.slot(slot)[0];
+            let place = Place { at: Some(at), slot: Some(slot), ..place_of(subject, segment) };
+            let record = match entry {
+                LogEntry::Record(record) => record,
+                LogEntry::Lost { end } => {
+                    self.lost(Structure::Record, place, lost_slots(slot, end), has_damage);
+                    history.sequence = None;
+                    continue;
+                }
+            };
+            // What recovery would store to note a loss is not on the medium.
+            if subject.memory.differs(at, 64) {
+                continue;
+            }
+            let place = Place { sequence: Some(record.sequence.get()), ..place }.of_range(record.range());
+            let entry = Entry { segment, slot, record: &record };
+            self.history(&entry, place, history, has_damage);
+            self.copies(subject, cache, &entry, place);
+            if record.kind().has_data() {
+                self.bounds(&shape, &entry, place, &mut data_low);
+                summary.data_bytes += record.length.get();
+            }
+            summary.records += 1;
+            if record.kind().is_dirty() && !cache.is_on_backing(&record) {
+                dirty.push((record.range().start, record.range().end));
+            }
+            let verify = match self.data {
+                DataChecked::None => false,
+                DataChecked::Dirty => record.kind().is_dirty() && !cache.is_on_backing(&record),
+                DataChecked::All => true,
+            };
+            if verify && record.kind().has_data() {
+                self.data(cache, &entry, place);
+            }
+            self.report.note_recovered(u64::from(cbd_format::crc32c(bytes_of(&record))));
+        }
+    }
+
+    /// The record's place in the history of its lane.
+    fn history(&mut self, entry: &Entry<'_>, place: Place, history: &mut History, has_damage: bool) {
+        let (sequence, epoch) = (entry.record.sequence.get(), entry.record.epoch.get());
+        if let Some(expected) = history.sequence.filter(|expected| *expected != sequence) {
+            let what = format!("the record has sequence {sequence}, but {expected} was to come");
+            self.lost(Structure::Record, place, what, has_damage);
+        }
+        if epoch < history.epoch {
+            let what = format!(
+                "the record has epoch {epoch}, an earlier one had {}: they never fall",
+                history.epoch
+            );
+            self.contradiction(Structure::Record, place, what);
+        }
+        history.sequence = Some(sequence + 1);
+        history.epoch = history.epoch.max(epoch);
+    }
+
+    /// Both copies of the record and of each of its lines.
+    fn copies(&mut self, subject: &Subject<'_>, cache: &PrivateCache, entry: &Entry<'_>, place: Place) {
+        let Entry { segment, slot, record } = entry;
+        let shape = subject.layout.segment_shape();
+        for number in 0..record.slots() {
+            let slot = slot + number;
+            if slot >= shape.slots_max() {
+                break;
+            }
+            let at = shape.slot(slot).map(|at| segment.base + at);
+            self.report.counted.lines += 2;
+            let good = good_copies(&*self.bytes, cache, segment, record, (slot, number));
+            let (bad, what) = match good {
+                [Some(primary), Some(mirror)] if primary == mirror => continue,
+                // A power cut between the two stores of a record that overwrites a dropped one.
+                [Some(_), Some(_)] => (1, "the mirror of a line is valid and differs from the primary"),
+                [Some(_), None] => (1, "the mirror of a line is damaged"),
+                [None, Some(_)] => (0, "the primary of a line is damaged"),
+                [None, None] => {
+                    self.sums_lost(cache, entry, number, place);
+                    continue;
+                }
+            };
+            let structure = if number == 0 { Structure::Record } else { Structure::SumLine };
+            let place = Place { at: Some(at[bad]), length: Some(64), slot: Some(slot), ..place };
+            let mend = Mend::Copy {
+                what: format!("line in slot {slot} of segment {}", segment.segment),
+                from: at[1 - bad],
+                to: at[bad],
+                length: 64,
+            };
+            self.add(Severity::Corrected, structure, place, what, SECOND_COPY, REPAIR, Some(mend));
+        }
+    }
+
+    /// Both copies of a line of checksums are gone: the blocks that it is about cannot be verified.
+    fn sums_lost(&mut self, cache: &PrivateCache, entry: &Entry<'_>, number: u32, place: Place) {
+        let first = 1 + (number as usize - 1) * SUMS_PER_LINE;
+        let last = (first + SUMS_PER_LINE).min(blocks_in(entry.record.range())) - 1;
+        let range = ByteRange {
+            start: entry.record.block_range(first).start,
+            end: entry.record.block_range(last).end,
+        };
+        let place = Place { slot: Some(entry.slot + number), ..place };
+        self.unreadable(
+            cache,
+            entry,
+            Structure::SumLine,
+            place,
+            range,
+            "both copies of a line of checksums are damaged",
+        );
+    }
+
+    /// Where the data lies: inside the segment, below all that came before.
+    fn bounds(&mut self, shape: &SegmentShape, entry: &Entry<'_>, place: Place, data_low: &mut u64) {
+        let start = u64::from(entry.record.data_offset.get());
+        let end = start + SegmentShape::data_bytes(entry.record.length.get());
+        let records_end = shape.records_end(entry.slot + entry.record.slots());
+        if end > *data_low || start < records_end {
+            self.contradiction(
+                Structure::Record,
+                place,
+                format!(
+                    "the record's data at bytes {start}..{end} of the segment overlaps other data or records; \
+                     {records_end}..{data_low} was free"
+                ),
+            );
+        }
+        *data_low = start.min(*data_low);
+    }
+
+    /// The data of a record against its checksums.
+    fn data(&mut self, cache: &PrivateCache, entry: &Entry<'_>, place: Place) {
+        if entry.record.has_sums() {
+            self.report.counted.verified_records += 1;
+            self.report.counted.verified_bytes += entry.record.length.get();
+        }
+        for (range, error) in cache.damaged_blocks(entry.segment, entry.slot, entry.record) {
+            let start =
+                u64::from(entry.record.data_offset.get()) + (range.start - entry.record.range().start);
+            let place = Place { at: Some(entry.segment.base + start), length: Some(range.len()), ..place };
+            self.unreadable(cache, entry, Structure::Data, place, range, &error.line());
+        }
+    }
+
+    /// Data of a record that cannot be read, or not be verified: what it costs depends on who else has it.
+    fn unreadable(
+        &mut self,
+        cache: &PrivateCache,
+        entry: &Entry<'_>,
+        structure: Structure,
+        place: Place,
+        range: ByteRange,
+        what: &str,
+    ) {
+        let place = place.of_range(range);
+        let newest = cache.newest_parts(entry.segment, entry.slot, range);
+        let (severity, cost, advice) = match (cache.is_on_backing(entry.record), newest.is_empty()) {
+            (true, _) => (
+                Severity::Corrected,
+                "nothing: the backing device has it, reads take it from there and cache it anew",
+                NOTHING_TO_DO,
+            ),
+            (false, true) => (
+                Severity::Corrected,
+                "nothing is lost: a later write covers it. The backing device alone is no crash state from when this epoch is \
+                 written until that later write is",
+                NOTHING_TO_DO,
+            ),
+            (false, false) => (
+                Severity::Affected,
+                "its newest bytes are lost: reads of it fail, and it is not written to the backing device",
+                "overwrite the range in full; rescue leaves it out",
+            ),
+        };
+        if severity == Severity::Affected {
+            self.lost.extend(newest.iter().map(|part| RangeSummary {
+                offset: part.start,
+                bytes: part.len(),
+                reason: what.to_owned(),
+            }));
+        }
+        self.add(severity, structure, place, what, cost, advice, None);
+    }
+}
+
+/// The copies of a line of `record` that are valid: primary and mirror of its `number`-th line, which stands in `slot`.
+pub(crate) fn good_copies(
+    bytes: &dyn Bytes,
+    cache: &PrivateCache,
+    segment: &LogSegmentView,
+    record: &Record,
+    (slot, number): (u32, u32),
+) -> [Option<[u8; 64]>; 2] {
+    let shape = cache.segment_shape();
+    let seed = cache.place_in(segment, slot);
+    shape.slot(slot).map(|at| {
+        let mut line = [0; 64];
+        bytes.load(segment.base + at, &mut line).ok()?;
+        let is_good = match number.checked_sub(1) {
+            None => Record::decode(&line)
+                .verify(&seed, segment.generation, shape.size)
+                .is_some_and(|read| cache.takes(&read)),
+            Some(further) => SumLine::decode(&line)
+                .verify(&seed, u8::try_from(further).unwrap_or(u8::MAX), record.sequence.get())
+                .is_some(),
+        };
+        is_good.then_some(line)
+    })
+}
+
+fn lost_slots(first: u32, end: u32) -> String {
+    if end - first == 1 {
+        format!("both copies of what stood in slot {first} are damaged")
+    } else {
+        format!("both copies of what stood in slots {first} to {} are damaged", end - 1)
+    }
+}

@@ -1,0 +1,251 @@
+//! Check: every structure of a region, every checksum, every chain, and what recovery would make of it.
+//!
+//! Always true here: the region is only read. Structures are decoded by `cbd-format`; which records count, what is dirty and
+//! what answers with an error is asked of the engine, which recovers a private copy.
+//!
+//! Left to others: putting things right (`repair`), printing (`cbdctrl`).
+
+mod chain;
+mod lines;
+mod slots;
+mod state;
+mod superblocks;
+mod tables;
+
+use crate::finding::{Finding, Mend, Place, Severity, Structure};
+use crate::report::{BackendSummary, RangeSummary, Report, TransportSummary};
+use crate::{Bytes, PrivateMemory, Progress, ToolEnvironment};
+use cbd_engine::{Cache, Transport};
+use cbd_format::{BackendEntry as BackendRow, Layout, tables::STATE_ACTIVE};
+use cbd_types::{BackendId, Error, Region, Result};
+use std::sync::Arc;
+
+pub(crate) use lines::good_copies;
+pub(crate) use slots::look;
+pub(crate) use state::StatePlace;
+pub(crate) use superblocks::uuid_text;
+
+/// The engine's transport over a private copy.
+pub(crate) type PrivateTransport = Transport<ToolEnvironment<PrivateMemory>>;
+/// The engine's cache over a private copy.
+pub(crate) type PrivateCache = Cache<ToolEnvironment<PrivateMemory>>;
+
+/// What a repair of second copies is called in advice.
+const REPAIR: &str = "cbdctrl repair puts it right; a daemon would start on it as it is";
+/// Where nothing needs to be done.
+const NOTHING_TO_DO: &str = "nothing";
+/// Where a second copy serves.
+const SECOND_COPY: &str = "nothing: the other copy serves";
+
+/// Which data a check verifies besides metadata.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum DataChecked {
+    /// None but what recovery itself looks at.
+    #[default]
+    None,
+    /// What the backing device does not have.
+    Dirty,
+    /// That of every record.
+    All,
+}
+
+/// Checks a region.
+#[must_use]
+pub fn check(bytes: Arc<dyn Bytes>, data: DataChecked, progress: &mut dyn FnMut(Progress)) -> Report {
+    let report = Report::new(bytes.len(), data == DataChecked::All);
+    let mut checker = Checker { bytes, data, progress, report, lost: Vec::new() };
+    checker.run();
+    checker.report
+}
+
+pub(crate) struct Checker<'a> {
+    pub(crate) bytes: Arc<dyn Bytes>,
+    data: DataChecked,
+    progress: &'a mut dyn FnMut(Progress),
+    pub(crate) report: Report,
+    /// Dirty data of the present cache that was found damaged, and that nothing notes yet.
+    lost: Vec<RangeSummary>,
+}
+
+/// What is known of the cache that is being checked.
+pub(crate) struct Subject<'a> {
+    pub(crate) id: BackendId,
+    pub(crate) row: &'a BackendRow,
+    pub(crate) layout: &'a Layout,
+    pub(crate) memory: &'a PrivateMemory,
+    pub(crate) transport: &'a PrivateTransport,
+}
+
+impl Checker<'_> {
+    fn run(&mut self) {
+        if !self.superblocks() {
+            return;
+        }
+        let memory = PrivateMemory::new(Arc::clone(&self.bytes));
+        let environment = Arc::new(ToolEnvironment::new());
+        let transport = match Transport::open(environment, Region::new(memory.clone())) {
+            Ok(transport) => transport,
+            Err(error) => {
+                return self.fatal(Structure::Superblock, Place::default(), &error, "no transport of it");
+            }
+        };
+        let info = transport.info();
+        self.report.transport = Some(TransportSummary {
+            uuid: uuid_text(info.uuid),
+            version: info.version,
+            region_size: info.layout.region_size,
+            segment_size: info.layout.segment_size,
+            segments: info.layout.segment_count,
+            free_segments: info.free_segments,
+            hosts: transport.hosts().into_iter().map(|host| host.name).collect(),
+        });
+        self.tables(&info.layout);
+        for id in (0..info.layout.backend_rows).map(BackendId) {
+            let Some(row) = transport.backend_row(id).filter(|row| row.state.get() == STATE_ACTIVE) else {
+                continue;
+            };
+            let subject =
+                Subject { id, row: &row, layout: &info.layout, memory: &memory, transport: &transport };
+            let summary = self.backend(&subject);
+            self.report.backends.push(summary);
+        }
+    }
+
+    fn backend(&mut self, subject: &Subject<'_>) -> BackendSummary {
+        let id = subject.id;
+        let place = Place { backend: Some(id.0), ..Place::default() };
+        let mut summary = BackendSummary { backend: id.0, ..BackendSummary::default() };
+        let entry = match subject.transport.backend(id) {
+            Ok(entry) => entry,
+            Err(error) => {
+                self.fatal(Structure::Backend, place, &error, "the backend and its cache");
+                summary.error = Some(error.line());
+                return summary;
+            }
+        };
+        summary.path = entry.path;
+        summary.identity = entry.identity;
+        summary.size = entry.size;
+        entry.settings.consistency.name().clone_into(&mut summary.consistency);
+        if subject.row.cache_id.get() == 0 {
+            summary.backing_is_consistent = true;
+            return summary;
+        }
+        self.state(subject);
+        match subject.transport.open_cache(id) {
+            Ok(cache) => self.cache(subject, &cache, &mut summary),
+            Err(error) => {
+                self.fatal(Structure::Cache, place, &error, "the cache of the backend");
+                summary.error = Some(error.line());
+            }
+        }
+        summary
+    }
+
+    fn cache(&mut self, subject: &Subject<'_>, cache: &PrivateCache, summary: &mut BackendSummary) {
+        let status = cache.status();
+        summary.lanes = status.lanes;
+        summary.segments = status.segments;
+        summary.free_segments = status.free_segments;
+        summary.dirty_records = status.dirty_records;
+        summary.dirty_bytes = status.dirty_bytes;
+        summary.drained_epoch = status.drained_epoch.0;
+        summary.drained_wall_ms = status.drained_wall_ms;
+        summary.backing_is_consistent = status.backing_is_consistent;
+        summary.void_reason = status.void_reason;
+        for value in [status.epoch.0, status.dirty_bytes, status.dirty_records, status.drained_epoch.0] {
+            self.report.note_recovered(value);
+        }
+        let mut dirty = Vec::new();
+        let mut damaged = status.damaged;
+        damaged.sort_by_key(|damage| (damage.range.start, damage.range.end));
+        self.logs(subject, cache, !damaged.is_empty(), &mut dirty, summary);
+        summary.dirty_device_bytes = covered(dirty);
+        summary.damaged = std::mem::take(&mut self.lost);
+        for damage in damaged {
+            self.report.note_recovered(damage.range.start);
+            self.report.note_recovered(damage.range.end);
+            self.add(
+                Severity::Affected,
+                Structure::Range,
+                Place { backend: Some(subject.id.0), ..Place::default() }.of_range(damage.range),
+                "what this range held is lost, but for what was written to it since",
+                "reads of it fail; it is not written to the backing device, which alone is no crash state until it is \
+                 overwritten",
+                "overwrite the range in full (a file system's repair, a restore from a backup); rescue leaves it out",
+                None,
+            );
+            summary.damaged.push(RangeSummary {
+                offset: damage.range.start,
+                bytes: damage.range.len(),
+                reason: damage.reason,
+            });
+        }
+    }
+
+    /// Takes a finding.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the fields of a finding, in the order in which they are read"
+    )]
+    pub(crate) fn add(
+        &mut self,
+        severity: Severity,
+        structure: Structure,
+        place: Place,
+        what: impl Into<String>,
+        cost: impl Into<String>,
+        advice: impl Into<String>,
+        mend: Option<Mend>,
+    ) {
+        let (what, cost, advice) = (what.into(), cost.into(), advice.into());
+        self.report.add(Finding { severity, structure, place, what, cost, advice }, mend);
+    }
+
+    fn fatal(&mut self, structure: Structure, place: Place, error: &Error, what_is_lost: &str) {
+        let cost = format!("{what_is_lost} cannot be opened, by a daemon neither");
+        let advice =
+            "keep a copy of the region (dd) before anything is tried; cbdctrl dump shows what stands in it";
+        self.add(Severity::Fatal, structure, place, error.line(), cost, advice, None);
+    }
+
+    pub(crate) fn progress(&mut self, doing: &'static str, done: u64, of: u64) {
+        (self.progress)(Progress { doing, done, of });
+    }
+
+    /// Bytes of the region; `None` where its memory fails.
+    pub(crate) fn read(&self, at: u64, length: usize) -> Option<Vec<u8>> {
+        let mut bytes = vec![0; length];
+        self.bytes.load(at, &mut bytes).ok()?;
+        Some(bytes)
+    }
+}
+
+/// Bytes that these ranges cover, each counted once.
+fn covered(mut ranges: Vec<(u64, u64)>) -> u64 {
+    ranges.sort_unstable();
+    let (mut sum, mut end) = (0, 0);
+    for (start, this) in ranges {
+        sum += this.saturating_sub(start.max(end));
+        end = end.max(this);
+    }
+    sum
+}
+
+/// Opens the transport of a private copy of a region.
+pub(crate) fn open_private(bytes: &Arc<dyn Bytes>) -> Result<(PrivateMemory, Arc<PrivateTransport>)> {
+    let memory = PrivateMemory::new(Arc::clone(bytes));
+    let transport = Transport::open(Arc::new(ToolEnvironment::new()), Region::new(memory.clone()))?;
+    Ok((memory, transport))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::covered;
+
+    #[test]
+    fn bytes_that_several_ranges_cover_count_once() {
+        assert_eq!(covered(vec![(10, 20), (0, 5), (15, 30), (16, 18), (30, 31)]), 26);
+        assert_eq!(covered(Vec::new()), 0);
+    }
+}

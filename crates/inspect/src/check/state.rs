@@ -1,0 +1,153 @@
+//! The state block of a cache: its header, drained, tails, marks.
+
+use super::slots::{Look, Object, Updated, look};
+use super::{Checker, REPAIR, SECOND_COPY, Subject};
+use crate::finding::{Mend, Place, Severity, SlotKind, Structure};
+use cbd_format::{
+    BackendEntry as BackendRow, Drained, LaneMark, LaneTail, Layout, SegmentHeader, StateShape,
+    segment::STATE_MAGIC,
+};
+use cbd_types::{LaneId, SegmentId};
+
+/// Where the state of a cache lies, if its row can be right.
+#[derive(Clone, Copy)]
+pub(crate) struct StatePlace {
+    base: u64,
+    shape: StateShape,
+}
+
+impl StatePlace {
+    pub(crate) fn of(row: &BackendRow, layout: &Layout) -> Option<Self> {
+        let shape = StateShape { lanes: row.lanes.get() };
+        let possible = row.lanes.get().is_power_of_two()
+            && u64::from(row.lanes.get()) <= layout.segment_size / 64
+            && shape.fits(layout.segment_size)
+            && row.state_segment.get() < layout.segment_count;
+        possible.then(|| Self { base: layout.segment_base(SegmentId(row.state_segment.get())), shape })
+    }
+
+    pub(crate) const fn lanes(&self) -> u32 {
+        self.shape.lanes
+    }
+
+    pub(crate) const fn drained(&self) -> [u64; 2] {
+        self.absolute(self.shape.drained())
+    }
+
+    pub(crate) const fn tail(&self, lane: LaneId) -> [u64; 2] {
+        self.absolute(self.shape.tail(lane))
+    }
+
+    pub(crate) const fn mark(&self, lane: LaneId) -> [u64; 2] {
+        self.absolute(self.shape.mark(lane))
+    }
+
+    const fn absolute(&self, [a, b]: [u64; 2]) -> [u64; 2] {
+        [self.base + a, self.base + b]
+    }
+}
+
+impl Checker<'_> {
+    pub(super) fn state(&mut self, subject: &Subject<'_>) {
+        // Where the row is impossible, opening the cache says so.
+        let Some(state) = StatePlace::of(subject.row, subject.layout) else { return };
+        self.state_header(subject);
+        let backend = Place { backend: Some(subject.id.0), ..Place::default() };
+        let drained = look::<Drained>(&*self.bytes, state.drained(), 0);
+        self.two_slots(
+            &drained,
+            &Object {
+                structure: Structure::Drained,
+                kind: SlotKind::Drained,
+                seed: 0,
+                name: format!("drained of backend {}", subject.id),
+                place: backend,
+                updated: Updated::Twice,
+                if_lost: (
+                    Severity::Affected,
+                    "all that the log holds counts as dirty and is written to the backing device again; until that is done \
+                     the backing device alone is no crash state, although status does not say so",
+                ),
+            },
+        );
+        for lane in (0..state.lanes()).map(LaneId) {
+            self.lane_state(subject, &state, lane);
+        }
+    }
+
+    fn lane_state(&mut self, subject: &Subject<'_>, state: &StatePlace, lane: LaneId) {
+        let (seed, id) = (u64::from(lane.0), subject.id);
+        let place = Place { backend: Some(id.0), lane: Some(lane.0), ..Place::default() };
+        let tail: Look<LaneTail> = look(&*self.bytes, state.tail(lane), seed);
+        self.two_slots(
+            &tail,
+            &Object {
+                structure: Structure::Tail,
+                kind: SlotKind::Tail,
+                seed,
+                name: format!("tail of lane {lane} of backend {id}"),
+                place,
+                updated: Updated::Twice,
+                if_lost: (
+                    Severity::Corrected,
+                    "that the oldest segments are all there cannot be proved any more, and segments that were given back may \
+                     count again; what those hold is on the backing device",
+                ),
+            },
+        );
+        let mark: Look<LaneMark> = look(&*self.bytes, state.mark(lane), seed);
+        self.two_slots(
+            &mark,
+            &Object {
+                structure: Structure::Mark,
+                kind: SlotKind::Mark,
+                seed,
+                name: format!("mark of lane {lane} of backend {id}"),
+                place,
+                updated: Updated::InTurns,
+                if_lost: (
+                    Severity::Corrected,
+                    "damage to the lane's last record cannot be told from a write that was never acknowledged",
+                ),
+            },
+        );
+    }
+
+    /// The header of the state segment and its copy. Nobody reads them: the backend's row says where the state is.
+    fn state_header(&mut self, subject: &Subject<'_>) {
+        let segment = SegmentId(subject.row.state_segment.get());
+        let base = subject.layout.segment_base(segment);
+        let copies = [base, base + subject.layout.segment_shape().header_copy()];
+        let length = size_of::<SegmentHeader>();
+        self.report.counted.headers += 2;
+        let good = copies.map(|at| {
+            self.read(at, length)
+                .and_then(|bytes| SegmentHeader::decode(&bytes))
+                .and_then(|header| {
+                    header.verify(segment, subject.row.cache_id.get(), subject.row.lanes.get())
+                })
+                .is_some_and(|header| header.magic.get() == STATE_MAGIC)
+        });
+        for (number, at) in copies.into_iter().enumerate().filter(|(number, _)| !good[*number]) {
+            let other = 1 - number;
+            let (cost, advice) = if good[other] {
+                (SECOND_COPY, REPAIR)
+            } else {
+                ("nothing: the backend's row says where the state is", super::NOTHING_TO_DO)
+            };
+            let what = format!("state of backend {}: a copy of its segment's header is damaged", subject.id);
+            let mend = good[other].then(|| Mend::Copy {
+                what: format!("header of the state segment {segment} of backend {}", subject.id),
+                from: copies[other],
+                to: at,
+                length: length as u32,
+            });
+            let place = Place {
+                backend: Some(subject.id.0),
+                segment: Some(segment.0),
+                ..Place::bytes(at, length as u64)
+            };
+            self.add(Severity::Corrected, Structure::StateHeader, place, what, cost, advice, mend);
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! The two superblocks.
+
+use super::{Checker, NOTHING_TO_DO, REPAIR};
+use crate::finding::{Mend, Place, Severity, Structure};
+use cbd_format::{Layout, Superblock, record::bytes_of};
+use cbd_types::{Error, ErrorKind};
+
+impl Checker<'_> {
+    /// Whether one of them can be used.
+    pub(super) fn superblocks(&mut self) -> bool {
+        let size = self.bytes.len();
+        let second = Layout::second_superblock(size.max(2 * cbd_format::PAGE));
+        let places = [0, second];
+        let read = places.map(|at| self.superblock(at));
+        self.report.counted.slots += 2;
+        let length = size_of::<Superblock>() as u32;
+        match &read {
+            [Err(first), Err(second)] => {
+                // Where one copy is ours, what is wrong with it says more than "foreign".
+                let is_foreign = [first, second].iter().all(|error| error.kind() == ErrorKind::Foreign);
+                for (at, error) in places.into_iter().zip([first, second]) {
+                    let (cost, advice) = if is_foreign {
+                        (
+                            "it is no region of CBD's, or its first and its last page were overwritten",
+                            NOTHING_TO_DO,
+                        )
+                    } else {
+                        (
+                            "the region cannot be opened, by a daemon neither",
+                            "if the region was cut short, give it back its size; if it was made by a newer program, use that",
+                        )
+                    };
+                    let place = Place::bytes(at, u64::from(length));
+                    self.add(Severity::Fatal, Structure::Superblock, place, error.line(), cost, advice, None);
+                }
+                return false;
+            }
+            [Ok(first), Ok(second)] if first != second => self.add(
+                Severity::Corrected,
+                Structure::Superblock,
+                Place::bytes(places[1], u64::from(length)),
+                "the two superblocks are valid and differ: the second is of another format of this region",
+                "nothing: the first counts",
+                REPAIR,
+                Some(copy_of(places[0], places[1], length)),
+            ),
+            [Ok(_), Ok(_)] => {}
+            [Ok(_), Err(error)] | [Err(error), Ok(_)] => {
+                let (good, bad) =
+                    if read[0].is_ok() { (places[0], places[1]) } else { (places[1], places[0]) };
+                self.add(
+                    Severity::Corrected,
+                    Structure::Superblock,
+                    Place::bytes(bad, u64::from(length)),
+                    error.line(),
+                    super::SECOND_COPY,
+                    REPAIR,
+                    Some(copy_of(good, bad, length)),
+                );
+            }
+        }
+        if let Some(Ok(block)) = read.iter().find(|block| block.is_ok()) {
+            for byte in bytes_of(block) {
+                self.report.note_recovered(u64::from(*byte));
+            }
+        }
+        true
+    }
+
+    fn superblock(&self, at: u64) -> Result<Superblock, Error> {
+        let unreadable = || Error::new(ErrorKind::Media, "the memory of a superblock cannot be read");
+        let bytes = self.read(at, size_of::<Superblock>()).ok_or_else(unreadable)?;
+        let block = Superblock::decode(&bytes).ok_or_else(unreadable)?;
+        Ok(block.verify(self.bytes.len())?.0)
+    }
+}
+
+fn copy_of(from: u64, to: u64, length: u32) -> Mend {
+    Mend::Copy { what: "superblock".to_owned(), from, to, length }
+}
+
+/// A UUID as people know it.
+pub(crate) fn uuid_text(uuid: [u8; 16]) -> String {
+    let digits: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("{}-{}-{}-{}-{}", &digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..])
+}

@@ -1,0 +1,120 @@
+//! Dump: what stands in a region, field by field.
+//!
+//! Always true here: damaged structures are shown too, as they stand, and said to be damaged. Records are those that recovery makes
+//! out, from a private copy.
+//!
+//! Left to others: printing (`cbdctrl`).
+
+mod fields;
+mod records;
+mod structures;
+
+pub use fields::{Field, Item};
+pub use records::KINDS;
+
+use crate::Bytes;
+use crate::check::open_private;
+use cbd_format::{Layout, RecordKind, Superblock};
+use cbd_types::{BackendId, ByteRange, Result};
+use std::ops::{ControlFlow, RangeInclusive};
+use std::sync::Arc;
+
+/// What is dumped.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum What {
+    /// Both superblocks.
+    Superblock,
+    /// The tables of hosts, backends and blkdevs.
+    Tables,
+    /// Whose each segment is, and its header.
+    Segments,
+    /// Drained, tails, marks and the chains of segments.
+    Lanes,
+    /// The records of the logs.
+    Records,
+}
+
+/// Which of them; what is not set lets all pass.
+#[derive(Clone, Default, Debug)]
+pub struct Filter {
+    /// Of this backend.
+    pub backend: Option<u32>,
+    /// Of this lane.
+    pub lane: Option<u32>,
+    /// In this segment.
+    pub segment: Option<u32>,
+    /// With a sequence number in this range.
+    pub sequence: Option<RangeInclusive<u64>>,
+    /// That touch this range of the device.
+    pub range: Option<ByteRange>,
+    /// Of this kind.
+    pub kind: Option<RecordKind>,
+    /// That the backing device does not have.
+    pub dirty: bool,
+    /// Of which something is damaged; data is verified for this.
+    pub damaged: bool,
+}
+
+impl Filter {
+    fn takes_backend(&self, id: BackendId) -> bool {
+        self.backend.is_none_or(|only| only == id.0)
+    }
+}
+
+/// Takes items one by one; a break ends the dump.
+pub type Give<'a> = dyn FnMut(Item) -> ControlFlow<()> + 'a;
+
+/// Dumps what is asked for.
+///
+/// # Errors
+/// When the transport cannot be opened (its superblocks are shown all the same), or, for records, a cache of it.
+pub fn dump(bytes: &Arc<dyn Bytes>, what: What, filter: &Filter, give: &mut Give<'_>) -> Result<()> {
+    if what == What::Superblock {
+        let _ = structures::superblocks(&**bytes, give);
+        return Ok(());
+    }
+    let (memory, transport) = open_private(bytes)?;
+    let layout = transport.info().layout;
+    let dump = Dump { bytes: &**bytes, memory: &memory, transport: &transport, layout: &layout, filter };
+    let _ = match what {
+        What::Superblock => ControlFlow::Continue(()),
+        What::Tables => dump.tables(give),
+        What::Segments => dump.segments(give),
+        What::Lanes => dump.lanes(give),
+        What::Records => dump.records(give)?,
+    };
+    Ok(())
+}
+
+struct Dump<'a> {
+    bytes: &'a dyn Bytes,
+    memory: &'a crate::PrivateMemory,
+    transport: &'a crate::check::PrivateTransport,
+    layout: &'a Layout,
+    filter: &'a Filter,
+}
+
+impl Dump<'_> {
+    /// The backends that the filter lets pass, with what their rows say.
+    fn backends(&self) -> impl Iterator<Item = (BackendId, cbd_format::BackendEntry)> {
+        (0..self.layout.backend_rows).map(BackendId).filter(|id| self.filter.takes_backend(*id)).filter_map(
+            |id| {
+                let row = self.transport.backend_row(id)?;
+                (row.state.get() == cbd_format::tables::STATE_ACTIVE && row.cache_id.get() != 0)
+                    .then_some((id, row))
+            },
+        )
+    }
+
+    /// The cache of a backend.
+    fn cache(&self, id: BackendId) -> Result<Arc<crate::check::PrivateCache>> {
+        self.transport.open_cache(id)
+    }
+}
+
+/// Whether the two superblocks' places are inside.
+fn superblock_places(size: u64) -> Vec<u64> {
+    let length = size_of::<Superblock>() as u64;
+    let second = if size >= 2 * cbd_format::PAGE { Some(Layout::second_superblock(size)) } else { None };
+    std::iter::once(0).chain(second).filter(|at| at + length <= size).collect()
+}

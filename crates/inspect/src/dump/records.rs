@@ -1,0 +1,142 @@
+//! Records.
+
+use super::{Dump, Field, Filter, Give, Item};
+use crate::check::{PrivateCache, good_copies};
+use cbd_engine::{LogEntry, LogSegmentView};
+use cbd_format::{Record, RecordKind};
+use cbd_types::{BackendId, LaneId, Result};
+use std::ops::ControlFlow;
+
+/// The kinds of records with their names.
+pub const KINDS: [(RecordKind, &str); 5] = [
+    (RecordKind::Write, "write"),
+    (RecordKind::WriteZeroes, "write-zeroes"),
+    (RecordKind::Discard, "discard"),
+    (RecordKind::Fill, "fill"),
+    (RecordKind::Quarantine, "quarantine"),
+];
+
+fn name_of(kind: RecordKind) -> &'static str {
+    KINDS.iter().find(|(known, _)| *known == kind).map_or("other", |(_, name)| name)
+}
+
+impl Filter {
+    fn takes_segment(&self, segment: &LogSegmentView) -> bool {
+        self.lane.is_none_or(|lane| lane == segment.lane.0)
+            && self.segment.is_none_or(|number| number == segment.segment.0)
+    }
+
+    fn takes_record(&self, cache: &PrivateCache, record: &Record) -> bool {
+        self.sequence.as_ref().is_none_or(|range| range.contains(&record.sequence.get()))
+            && self.range.is_none_or(|range| range.overlaps(&record.range()))
+            && self.kind.is_none_or(|kind| kind == record.kind())
+            && (!self.dirty || (record.kind().is_dirty() && !cache.is_on_backing(record)))
+    }
+
+    /// Whether it asks for records by what only a record that can be read says.
+    const fn asks_for_content(&self) -> bool {
+        self.range.is_some() || self.kind.is_some() || self.dirty || self.sequence.is_some()
+    }
+}
+
+impl Dump<'_> {
+    pub(super) fn records(&self, give: &mut Give<'_>) -> Result<ControlFlow<()>> {
+        for (id, _) in self.backends() {
+            let cache = self.cache(id)?;
+            for lane in (0..cache.lane_count()).map(LaneId) {
+                for segment in
+                    cache.log_segments(lane).iter().filter(|segment| self.filter.takes_segment(segment))
+                {
+                    if self.records_of(id, &cache, segment, give).is_break() {
+                        return Ok(ControlFlow::Break(()));
+                    }
+                }
+            }
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    fn records_of(
+        &self,
+        id: BackendId,
+        cache: &PrivateCache,
+        segment: &LogSegmentView,
+        give: &mut Give<'_>,
+    ) -> ControlFlow<()> {
+        let mut entries = Vec::new();
+        cache.visit_segment(segment, &mut |slot, entry| entries.push((slot, entry)));
+        for (slot, entry) in entries {
+            let at = segment.base + self.layout.segment_shape().slot(slot)[0];
+            // What recovery would store to note a loss is not on the medium.
+            if self.memory.differs(at, 64) {
+                continue;
+            }
+            let item = |structure| {
+                Item::new(structure)
+                    .number("backend", id.0)
+                    .number("lane", segment.lane.0)
+                    .number("segment", segment.segment.0)
+                    .number("slot", slot)
+                    .number("at", at)
+            };
+            match entry {
+                LogEntry::Lost { end } if !self.filter.asks_for_content() => {
+                    give(item("lost").number("slots", end - slot))?;
+                }
+                LogEntry::Record(record) if self.filter.takes_record(cache, &record) => {
+                    if let Some(item) = self.record(cache, segment, slot, &record, item("record")) {
+                        give(item)?;
+                    }
+                }
+                _ => {}
+            }
+        }
+        ControlFlow::Continue(())
+    }
+
+    /// A record; `None` where only damaged ones are asked for and it is not.
+    fn record(
+        &self,
+        cache: &PrivateCache,
+        segment: &LogSegmentView,
+        slot: u32,
+        record: &Record,
+        item: Item,
+    ) -> Option<Item> {
+        let mut good = [true; 2];
+        for number in 0..record.slots() {
+            let copies = good_copies(self.bytes, cache, segment, record, (slot + number, number));
+            good = [good[0] && copies[0].is_some(), good[1] && copies[1].is_some()];
+        }
+        let range = record.range();
+        let mut item = item
+            .number("sequence", record.sequence.get())
+            .with("kind", Field::Text(name_of(record.kind()).to_owned()))
+            .number("offset", range.start)
+            .number("length", range.len())
+            .number("epoch", record.epoch.get())
+            .number("generation", record.generation.get())
+            .number("lines", record.lines)
+            .with("dirty", Field::Bool(record.kind().is_dirty() && !cache.is_on_backing(record)))
+            .with("primary_valid", Field::Bool(good[0]))
+            .with("mirror_valid", Field::Bool(good[1]));
+        if record.kind().has_data() {
+            item = item
+                .number("data_at", segment.base + u64::from(record.data_offset.get()))
+                .with("checksums", Field::Bool(record.has_sums()));
+        }
+        if record.kind() == RecordKind::Quarantine {
+            item = item.number("condemns", record.reference.get());
+        }
+        if !self.filter.damaged {
+            return Some(item);
+        }
+        let blocks = cache.damaged_blocks(segment, slot, record);
+        if blocks.is_empty() && good == [true; 2] {
+            return None;
+        }
+        let blocks =
+            blocks.into_iter().map(|(block, _)| Field::Text(format!("{}+{}", block.start, block.len())));
+        Some(item.with("damaged_blocks", Field::List(blocks.collect())))
+    }
+}

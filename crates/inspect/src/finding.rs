@@ -1,0 +1,225 @@
+//! What a check found: where, what is wrong, what it costs, what to do, and whether a second copy can put it right.
+
+use cbd_types::ByteRange;
+use serde::Serialize;
+use std::fmt;
+
+/// How bad it is. The worst finding decides how a check ends.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Severity {
+    /// A crash leaves such things; nothing is wrong.
+    Note,
+    /// Something is damaged, and nothing is lost by it: a second copy serves, or the backing device has it.
+    Corrected,
+    /// Data, or the order in which it reaches the backing device, is affected.
+    Affected,
+    /// The region or one of its caches cannot be opened.
+    Fatal,
+}
+
+impl Severity {
+    /// The word in texts and in JSON.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Note => "note",
+            Self::Corrected => "corrected",
+            Self::Affected => "affected",
+            Self::Fatal => "fatal",
+        }
+    }
+}
+
+/// What it was found in.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Structure {
+    /// One of the two superblocks.
+    Superblock,
+    /// A row of the host table.
+    Host,
+    /// A row of the backend table.
+    Backend,
+    /// A row of the blkdev table.
+    Blkdev,
+    /// A row of the segment table.
+    SegmentEntry,
+    /// The header of a state segment.
+    StateHeader,
+    /// How far a cache is drained.
+    Drained,
+    /// Where a lane's log begins.
+    Tail,
+    /// How far a lane was complete.
+    Mark,
+    /// The header of a segment of a log.
+    SegmentHeader,
+    /// The chain of a lane's segments.
+    Chain,
+    /// A record.
+    Record,
+    /// A line of checksums.
+    SumLine,
+    /// Data.
+    Data,
+    /// A range that answers with an error.
+    Range,
+    /// A cache as a whole.
+    Cache,
+}
+
+/// Where it was found; what does not apply is not there.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize)]
+pub struct Place {
+    /// First byte in the region.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub at: Option<u64>,
+    /// Bytes there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub length: Option<u64>,
+    /// The row of a table.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub row: Option<u32>,
+    /// The backend.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub backend: Option<u32>,
+    /// The lane of its cache.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lane: Option<u32>,
+    /// The segment of the transport.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub segment: Option<u32>,
+    /// The slot in the segment.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub slot: Option<u32>,
+    /// The sequence number of the record.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sequence: Option<u64>,
+    /// First byte on the device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub offset: Option<u64>,
+    /// Bytes of the device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<u64>,
+}
+
+impl Place {
+    /// `length` bytes of the region from `at`.
+    #[must_use]
+    pub fn bytes(at: u64, length: u64) -> Self {
+        Self { at: Some(at), length: Some(length), ..Self::default() }
+    }
+
+    /// The same place with the range of the device that it is about.
+    #[must_use]
+    pub const fn of_range(mut self, range: ByteRange) -> Self {
+        self.offset = Some(range.start);
+        self.bytes = Some(range.len());
+        self
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut comma = "";
+        let mut give = |name: &str, value: Option<u64>| -> fmt::Result {
+            if let Some(value) = value {
+                write!(out, "{comma}{name} {value}")?;
+                comma = ", ";
+            }
+            Ok(())
+        };
+        give("byte", self.at)?;
+        give("row", self.row.map(u64::from))?;
+        give("backend", self.backend.map(u64::from))?;
+        give("lane", self.lane.map(u64::from))?;
+        give("segment", self.segment.map(u64::from))?;
+        give("slot", self.slot.map(u64::from))?;
+        give("sequence", self.sequence)?;
+        if let (Some(offset), Some(bytes)) = (self.offset, self.bytes) {
+            write!(out, "{comma}device bytes {offset}..{}", offset.saturating_add(bytes))?;
+        }
+        Ok(())
+    }
+}
+
+/// One thing that a check found.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Finding {
+    /// How bad it is.
+    pub severity: Severity,
+    /// What it was found in.
+    pub structure: Structure,
+    /// Where.
+    #[serde(flatten)]
+    pub place: Place,
+    /// What is wrong.
+    pub what: String,
+    /// What it costs.
+    pub cost: String,
+    /// What to do.
+    pub advice: String,
+}
+
+/// What is stored in two slots.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum SlotKind {
+    /// A row of the host table.
+    Host,
+    /// A row of the backend table.
+    Backend,
+    /// A row of the blkdev table.
+    Blkdev,
+    /// A row of the segment table.
+    SegmentEntry,
+    /// How far a cache is drained.
+    Drained,
+    /// Where a lane's log begins.
+    Tail,
+    /// How far a lane was complete.
+    Mark,
+}
+
+/// What puts a finding right without changing what recovery makes of the region.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Mend {
+    /// The good copy is stored over the damaged one, byte for byte.
+    Copy {
+        /// What it is.
+        what: String,
+        /// The good copy.
+        from: u64,
+        /// The damaged one.
+        to: u64,
+        /// Bytes.
+        length: u32,
+    },
+    /// The newest content is stored into the other slot, as every update of it is.
+    Slot {
+        /// What it is.
+        what: String,
+        /// Which content.
+        kind: SlotKind,
+        /// The two slots.
+        at: [u64; 2],
+        /// What its checksum is seeded with.
+        place: u64,
+    },
+}
+
+impl fmt::Display for Mend {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Copy { what, from, to, length } => {
+                write!(
+                    out,
+                    "{what}: store the good copy ({length} bytes at byte {from}) over the one at byte {to}"
+                )
+            }
+            Self::Slot { what, at: [a, b], .. } => {
+                write!(out, "{what}: store what the newest slot says into the other one (bytes {a} and {b})")
+            }
+        }
+    }
+}

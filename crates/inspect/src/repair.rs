@@ -1,0 +1,124 @@
+//! Repair: second copies are made whole again. Nothing else is safe, and nothing else is done.
+//!
+//! Always true here:
+//! - what is stored over is damaged, or a version older than its other copy; never the only good one. So a crash between any two
+//!   stores leaves what was there before, or better;
+//! - a repaired region recovers to exactly what it recovered to before: every repair is first done to a private copy, recovery is
+//!   run over that, and if it makes anything else of it nothing is stored;
+//! - each store is fenced and read back.
+//!
+//! Left to others: asking whether it is to be done (`cbdctrl`).
+
+use crate::check::{DataChecked, check};
+use crate::finding::{Finding, Mend, Severity, SlotKind};
+use crate::report::Report;
+use crate::{Bytes, PrivateMemory, Progress};
+use cbd_engine::{TwoSlots, copy_over};
+use cbd_format::{
+    BackendEntry, BlkdevEntry, Drained, HostEntry, LaneMark, LaneTail, SegmentEntry, SlotContent,
+};
+use cbd_types::{Error, ErrorKind, Pmem, Region, Result};
+use std::sync::Arc;
+
+/// What a repair would do.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// What was found before.
+    pub before: Report,
+    /// What would be found afterwards.
+    pub after: Report,
+    /// What is to be done, in this order.
+    pub mends: Vec<Mend>,
+}
+
+impl Plan {
+    /// What is damaged and is left as it is, since nothing can put it right without guessing.
+    pub fn left_alone(&self) -> impl Iterator<Item = &Finding> {
+        self.after.findings.iter().filter(|finding| finding.severity > Severity::Note)
+    }
+}
+
+/// Finds out what can be repaired, and tries it on a private copy.
+///
+/// # Errors
+/// [`ErrorKind::Damaged`] when recovery would make something else of the repaired region; nothing is to be done then.
+pub fn plan(bytes: &Arc<dyn Bytes>, progress: &mut dyn FnMut(Progress)) -> Result<Plan> {
+    let before = check(Arc::clone(bytes), DataChecked::None, progress);
+    let mends = before.mends.clone();
+    if mends.is_empty() {
+        return Ok(Plan { after: before.clone(), before, mends });
+    }
+    let copy = PrivateMemory::new(Arc::clone(bytes));
+    let trial = Region::new(copy.clone());
+    for mend in &mends {
+        apply(&trial, mend)?;
+    }
+    let after = check(Arc::new(copy), DataChecked::None, progress);
+    if after.fingerprint != before.fingerprint {
+        return Err(Error::new(
+            ErrorKind::Damaged,
+            "recovery would make something else of the repaired region than of this one: nothing was changed; keep a copy of \
+             the region and report it",
+        ));
+    }
+    Ok(Plan { before, after, mends })
+}
+
+/// Does one repair, durably.
+///
+/// # Errors
+/// [`ErrorKind::Media`] when the memory does not take it or gives something else back.
+pub fn apply<P: Pmem>(region: &Region<P>, mend: &Mend) -> Result<()> {
+    match mend {
+        Mend::Copy { from, to, length, .. } => {
+            let mut good = vec![0; *length as usize];
+            region.load(*from, &mut good)?;
+            copy_over(region, *from, *to, good.len())?;
+            let mut read = vec![0; good.len()];
+            region.load(*to, &mut read)?;
+            if read != good {
+                return Err(not_taken(mend));
+            }
+        }
+        Mend::Slot { kind, at, place, .. } => {
+            let is_whole = match kind {
+                SlotKind::Host => store_again::<HostEntry, P>(region, *at, *place),
+                SlotKind::Backend => store_again::<BackendEntry, P>(region, *at, *place),
+                SlotKind::Blkdev => store_again::<BlkdevEntry, P>(region, *at, *place),
+                SlotKind::SegmentEntry => store_again::<SegmentEntry, P>(region, *at, *place),
+                SlotKind::Drained => store_again::<Drained, P>(region, *at, *place),
+                SlotKind::Tail => store_again::<LaneTail, P>(region, *at, *place),
+                SlotKind::Mark => store_again::<LaneMark, P>(region, *at, *place),
+            };
+            if !is_whole {
+                return Err(not_taken(mend));
+            }
+        }
+    }
+    if region.memory().failed_at().is_some() { Err(not_taken(mend)) } else { Ok(()) }
+}
+
+fn not_taken(mend: &Mend) -> Error {
+    Error::new(
+        ErrorKind::Media,
+        format!(
+            "the region's memory did not take what was stored ({mend}): it is failing; rescue what is dirty, then replace it"
+        ),
+    )
+}
+
+/// Stores the newest content into the other slot; whether it is the newest now.
+fn store_again<T: SlotContent, P: Pmem>(region: &Region<P>, at: [u64; 2], place: u64) -> bool {
+    let mut slots = TwoSlots::<T>::read(region, at, place);
+    if !slots.store_again(region) {
+        return false;
+    }
+    let sum = |content: &T| cbd_format::crc32c(cbd_format::record::bytes_of(content));
+    let expected = slots.content().map(sum);
+    let read = at.map(|at| {
+        let mut bytes = vec![0; T::SLOT_SIZE];
+        region.load(at, &mut bytes).ok()?;
+        Some(sum(&cbd_format::Slot::<T>::decode(place, &bytes)?.content))
+    });
+    read == [expected; 2]
+}

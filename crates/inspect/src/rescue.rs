@@ -1,0 +1,285 @@
+//! Rescue: what is dirty in a region goes to its backing devices, without daemon and configuration.
+//!
+//! Always true here: it is the engine's own recovery and writeback that do it, in the order that the backend is set to, so at every
+//! moment the region is one that a daemon, or the next rescue, goes on with; a disk gets nothing unless it is the one that was
+//! recorded, or the user says by name that it stands for it. What is damaged is not written but listed.
+//!
+//! Left to others: what would be done, without doing it (`check` tells); asking (`cbdctrl`).
+
+use crate::report::RangeSummary;
+use crate::{Progress, ToolEnvironment};
+use cbd_backing::{Backing, BackingFile, Identity, Options as DiskOptions, PollableQueue};
+use cbd_engine::{BackendEntry, Cache, Environment, Maintainer, Step, Transport};
+use cbd_export::wake::{Interest, WaitSet};
+use cbd_pmem::Mapping;
+use cbd_types::{BackendId, Epoch, Error, ErrorKind, Region, Result};
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Operations that are kept going on the backing device.
+const DEPTH: usize = 64;
+
+/// How long a disk may stay held by a rescue or a daemon that was killed: until its last write in the kernel has ended.
+const DISK_PATIENCE: Duration = Duration::from_secs(20);
+
+/// What is rescued, and where to.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Only this backend.
+    pub backend: Option<BackendId>,
+    /// Where its disk is now, if not where it was recorded.
+    pub to: Option<PathBuf>,
+    /// That disk stands for the recorded one although it is another: a copy of it.
+    pub other_disk: bool,
+    /// Give up when nothing has reached the disk for so long.
+    pub patience: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { backend: None, to: None, other_disk: false, patience: Duration::from_secs(60) }
+    }
+}
+
+impl Options {
+    /// Whether the backend is one that is to be rescued.
+    #[must_use]
+    pub fn concerns(&self, backend: u32) -> bool {
+        self.backend.is_none_or(|only| only.0 == backend)
+    }
+
+    /// Opens and holds the disk of a backend, which must be the right one.
+    ///
+    /// # Errors
+    /// As [`BackingFile::open_recorded`]; [`ErrorKind::Exchanged`] for another disk.
+    pub fn open_disk(&self, disk: &RecordedDisk<'_>, read_only: bool) -> Result<(BackingFile, Vec<String>)> {
+        let path = self.to.as_deref().unwrap_or_else(|| Path::new(disk.path));
+        let options =
+            DiskOptions { read_only, sector: disk.sector, size: Some(disk.size), ..DiskOptions::default() };
+        if self.other_disk && self.to.is_some() {
+            let file = BackingFile::open(path, options)?;
+            let warning = format!(
+                "{} is taken for {} because it was said to be a copy of it",
+                path.display(),
+                disk.path
+            );
+            return Ok((file, vec![warning]));
+        }
+        BackingFile::open_recorded(path, options, &Identity::parse(disk.identity)?)
+    }
+}
+
+/// A backing device as the region has recorded it.
+#[derive(Clone, Copy, Debug)]
+pub struct RecordedDisk<'a> {
+    /// Its path then.
+    pub path: &'a str,
+    /// Which disk it is.
+    pub identity: &'a str,
+    /// Bytes.
+    pub size: u64,
+    /// Bytes of a sector, if they matter.
+    pub sector: Option<u32>,
+}
+
+impl<'a> From<&'a BackendEntry> for RecordedDisk<'a> {
+    fn from(entry: &'a BackendEntry) -> Self {
+        Self { path: &entry.path, identity: &entry.identity, size: entry.size, sector: Some(entry.sector) }
+    }
+}
+
+/// What the rescue of a backend came to.
+#[derive(Clone, Default, Debug, Serialize)]
+pub struct Rescued {
+    /// Its row.
+    pub backend: u32,
+    /// Where it was written to.
+    pub disk: String,
+    /// Whether its disk and its cache could be opened; nothing was written if not.
+    pub opened: bool,
+    /// Whether all that was dirty is on the disk, but for what is damaged.
+    pub complete: bool,
+    /// Bytes that were written to the disk.
+    pub written_bytes: u64,
+    /// Bytes that are still dirty.
+    pub dirty_bytes: u64,
+    /// The last epoch that is on the disk.
+    pub drained_epoch: u64,
+    /// When that was reached, in milliseconds since 1970 UTC.
+    pub drained_wall_ms: u64,
+    /// Whether the disk alone is a state that a plain disk could have shown after a power cut.
+    pub backing_is_consistent: bool,
+    /// Ranges that were not written because they are damaged.
+    pub damaged: Vec<RangeSummary>,
+    /// Why it is not complete.
+    pub error: Option<String>,
+    /// What the user should know.
+    pub warnings: Vec<String>,
+}
+
+/// Brings what is dirty in `region` to the backing devices.
+///
+/// # Errors
+/// When the transport cannot be opened, or has no backend as asked for. What happens to one backend is in its [`Rescued`].
+pub fn rescue(
+    region: Mapping,
+    options: &Options,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Vec<Rescued>> {
+    let environment = Arc::new(ToolEnvironment::<Mapping>::new());
+    let transport = Transport::open(Arc::clone(&environment), Region::new(region))?;
+    let rows = transport.info().layout.backend_rows;
+    let mut done = Vec::new();
+    for id in (0..rows).map(BackendId).filter(|id| options.concerns(id.0)) {
+        let entry = match transport.backend(id) {
+            Err(error) if error.kind() == ErrorKind::NotFound => continue,
+            entry => entry,
+        };
+        let mut rescued = Rescued { backend: id.0, ..Rescued::default() };
+        let result = entry.and_then(|entry| {
+            rescued.disk =
+                options.to.as_ref().map_or_else(|| entry.path.clone(), |to| to.display().to_string());
+            one(&transport, &entry, &environment, options, &mut rescued, progress)
+        });
+        match result {
+            Ok(()) => rescued.complete = true,
+            Err(error) => rescued.error = Some(error.line()),
+        }
+        done.push(rescued);
+    }
+    match options.backend {
+        Some(id) if done.is_empty() => {
+            Err(Error::new(ErrorKind::NotFound, format!("the region has no backend {id}")))
+        }
+        _ => Ok(done),
+    }
+}
+
+type ToolCache = Cache<ToolEnvironment<Mapping>>;
+
+fn one(
+    transport: &Transport<ToolEnvironment<Mapping>>,
+    entry: &BackendEntry,
+    environment: &Arc<ToolEnvironment<Mapping>>,
+    options: &Options,
+    rescued: &mut Rescued,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<()> {
+    if entry.cache_segments == 0 {
+        (rescued.opened, rescued.backing_is_consistent) = (true, true);
+        return Ok(());
+    }
+    // 1. The disk, before anything: what a killed predecessor left in the kernel has landed when it is held.
+    let (disk, warnings) = held(|| options.open_disk(&entry.into(), false))?;
+    rescued.warnings = warnings;
+    // 2. The engine's recovery.
+    let cache = transport.open_cache(entry.id)?;
+    rescued.opened = true;
+    // 3. The engine's writeback.
+    let queue = disk.open_queue(DEPTH)?;
+    let descriptor = queue.wait_descriptor();
+    let maintainer = Maintainer::new(Arc::clone(&cache), queue, disk.geometry());
+    let mut drain =
+        Drain { cache: &cache, maintainer, environment, waiting: WaitSet::new(), patience: options.patience };
+    drain.waiting.add(descriptor, Interest::Read);
+    let result = drain.run(progress);
+    // 4. Marks, as at a clean stop.
+    drop(drain);
+    cache.stop();
+    let status = cache.status();
+    rescued.written_bytes = status.written_back_bytes;
+    rescued.dirty_bytes = status.dirty_bytes;
+    rescued.drained_epoch = status.drained_epoch.0;
+    rescued.drained_wall_ms = status.drained_wall_ms;
+    rescued.backing_is_consistent = status.backing_is_consistent;
+    rescued.damaged = status
+        .damaged
+        .into_iter()
+        .map(|damage| RangeSummary {
+            offset: damage.range.start,
+            bytes: damage.range.len(),
+            reason: damage.reason,
+        })
+        .collect();
+    result
+}
+
+/// Opens what a predecessor that was killed a moment ago may still hold.
+fn held<T>(mut open: impl FnMut() -> Result<T>) -> Result<T> {
+    let end = Instant::now() + DISK_PATIENCE;
+    loop {
+        match open() {
+            Err(error) if error.kind() == ErrorKind::Busy && Instant::now() < end => {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            result => return result,
+        }
+    }
+}
+
+struct Drain<'a> {
+    cache: &'a Arc<ToolCache>,
+    maintainer: Maintainer<ToolEnvironment<Mapping>, Box<dyn PollableQueue>>,
+    environment: &'a Arc<ToolEnvironment<Mapping>>,
+    waiting: WaitSet,
+    patience: Duration,
+}
+
+impl Drain<'_> {
+    /// Runs the maintainer until all is on the disk, or nothing has moved for too long.
+    fn run(&mut self, progress: &mut dyn FnMut(Progress)) -> Result<()> {
+        let of = self.cache.dirty_bytes();
+        let target = self.cache.request_drain();
+        let mut moved = Instant::now();
+        let mut seen = (Epoch(0), u64::MAX, 0);
+        loop {
+            let step = self.maintainer.step();
+            if matches!(step, Step::Idle { .. }) && self.cache.is_drained(target) {
+                return Ok(());
+            }
+            let timeout = match step {
+                Step::Busy => continue,
+                Step::WaitBacking => None,
+                Step::Idle { until_ms } => {
+                    until_ms.map(|until| until.saturating_sub(self.environment.monotonic_ms()))
+                }
+            };
+            let status = self.cache.status();
+            progress(Progress {
+                doing: "writing to the disk",
+                done: of.saturating_sub(status.dirty_bytes),
+                of,
+            });
+            let now = (status.drained_epoch, status.dirty_bytes, status.written_back_bytes);
+            // Bytes count as progress only while the disk does not fail: retries of what fails write, too.
+            let writes = now.2 > seen.2 && status.backing_trouble.is_none();
+            if now.0 > seen.0 || now.1 < seen.1 || writes {
+                moved = Instant::now();
+            }
+            seen = now;
+            let left = self.patience.saturating_sub(moved.elapsed());
+            if left.is_zero() {
+                return Err(self.gave_up(status.backing_trouble.map(|trouble| trouble.error)));
+            }
+            let timeout = timeout.map_or(left, |ms| left.min(Duration::from_millis(ms.max(1))));
+            self.waiting.wait(Some(timeout))?;
+        }
+    }
+
+    fn gave_up(&self, trouble: Option<String>) -> Error {
+        let seconds = self.patience.as_secs();
+        let text = match (trouble, self.cache.status().region_failed) {
+            (_, Some(failed)) => failed,
+            (Some(trouble), None) => format!("nothing has reached the disk for {seconds} s: {trouble}"),
+            (None, None) => format!("nothing has reached the disk for {seconds} s"),
+        };
+        Error::new(
+            ErrorKind::Backing,
+            format!(
+                "{text}; what is on the disk is recorded in the region, so rescue can be run again and goes on from there"
+            ),
+        )
+    }
+}
