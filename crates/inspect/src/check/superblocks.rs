@@ -9,9 +9,22 @@ impl Checker<'_> {
     /// Whether one of them can be used.
     pub(super) fn superblocks(&mut self) -> bool {
         let size = self.bytes.len();
-        let second = Layout::second_superblock(size.max(2 * cbd_format::PAGE));
-        let places = [0, second];
-        let read = places.map(|at| self.superblock(at));
+        let first = self.superblock(0);
+        // The second is found by the size of what is mapped; where that has grown, only the first says where it is.
+        let used = first.as_ref().map_or(size, |block| block.region_size.get());
+        let places = [0, Layout::second_superblock(used.max(2 * cbd_format::PAGE))];
+        let read = [first, self.superblock(places[1])];
+        if used < size / cbd_format::PAGE * cbd_format::PAGE {
+            self.add(
+                Severity::Note,
+                Structure::Superblock,
+                Place::bytes(used, size - used),
+                format!("the region has {size} bytes, its transport uses {used} of them"),
+                "nothing as long as the first superblock is good: the second cannot be found without it",
+                format!("cut the file back to {used} bytes"),
+                None,
+            );
+        }
         self.report.counted.slots += 2;
         let length = size_of::<Superblock>() as u32;
         match &read {

@@ -1,0 +1,397 @@
+//! Each kind of damage at a known structure: a check says exactly that, where it is and what it costs.
+
+mod support;
+
+use cbd_format::{Layout, PAGE, SegmentShape};
+use cbd_inspect::check::DataChecked;
+use cbd_inspect::dump::{Filter, Item, What};
+use cbd_inspect::{Outcome, Severity, Structure};
+use support::{BLOCK, Place, SEGMENT, number, of, only, only_is, text};
+
+const SHAPE: SegmentShape = SegmentShape { size: SEGMENT };
+
+fn used() -> Place {
+    let mut place = Place::new();
+    place.write_and_die(60, 1);
+    place
+}
+
+/// The item of this structure whose fields have these numbers.
+#[track_caller]
+fn find(items: &[Item], structure: &str, fields: &[(&str, u64)]) -> Item {
+    let fits = |item: &&Item| {
+        item.structure == structure && fields.iter().all(|(name, value)| number(item, name) == *value)
+    };
+    items.iter().find(fits).unwrap_or_else(|| panic!("no {structure} with {fields:?}")).clone()
+}
+
+#[test]
+fn a_fresh_region_is_clean() {
+    let place = Place::new();
+    let report = place.check(DataChecked::All);
+    assert_eq!((report.outcome, report.exit_code, report.found), (Outcome::Clean, 0, [0; 4]));
+    let backend = &report.backends[0];
+    assert_eq!((backend.lanes, backend.records, backend.dirty_records), (2, 0, 0));
+    assert!(backend.backing_is_consistent && backend.error.is_none());
+}
+
+#[test]
+fn a_killed_daemons_region_is_clean_and_its_dirty_bytes_are_counted() {
+    let mut place = Place::new();
+    let process = place.process();
+    place.write(&process, 0, BLOCK, 1);
+    place.write(&process, 0, BLOCK, 2);
+    place.write(&process, 5 << 20, 2 * BLOCK, 3);
+    drop(process);
+    let report = place.check(DataChecked::All);
+    assert_eq!(report.found, [0; 4], "{:#?}", report.findings);
+    let backend = &report.backends[0];
+    assert_eq!((backend.records, backend.dirty_records), (3, 3));
+    assert_eq!((backend.dirty_bytes, backend.dirty_device_bytes), (4 * BLOCK, 3 * BLOCK));
+    assert_eq!(report.counted.verified_bytes, 4 * BLOCK);
+}
+
+#[test]
+fn a_drained_region_has_nothing_dirty() {
+    let mut place = Place::new();
+    let process = place.process();
+    place.write(&process, 0, BLOCK, 1);
+    process.drain(&place);
+    drop(process);
+    let report = place.check(DataChecked::All);
+    assert_eq!(report.found, [0; 4], "{:#?}", report.findings);
+    assert_eq!((report.backends[0].records, report.backends[0].dirty_records), (1, 0));
+    assert!(report.backends[0].drained_epoch > 0);
+}
+
+#[test]
+fn either_superblock_is_told_from_the_other() {
+    for second in [false, true] {
+        let place = used();
+        let at = if second { Layout::second_superblock(place.image().len() as u64) } else { 0 };
+        place.damage(at + 60);
+        let report = place.check(DataChecked::None);
+        only_is(&report, Structure::Superblock, Severity::Corrected, at, "checksum");
+        assert_eq!(report.exit_code, 1);
+    }
+}
+
+#[test]
+fn without_a_superblock_nothing_can_be_opened() {
+    let place = used();
+    place.damage(60);
+    place.damage(Layout::second_superblock(place.image().len() as u64) + 60);
+    let report = place.check(DataChecked::None);
+    assert_eq!((report.outcome, report.exit_code), (Outcome::Unopenable, 3));
+    assert!(report.transport.is_none());
+    assert_eq!(of(&report, Structure::Superblock).len(), 2);
+}
+
+#[test]
+fn a_row_with_one_damaged_slot_is_named_with_its_table_and_byte() {
+    let tables = [("host", Structure::Host, "host 0"), ("backend", Structure::Backend, "backend 0")];
+    for (table, structure, words) in tables {
+        for slot in [0, 1] {
+            let place = used();
+            let at =
+                number(&find(&place.dump(What::Tables, &Filter::default()), table, &[("slot", slot)]), "at");
+            place.damage(at + 100);
+            only_is(&place.check(DataChecked::None), structure, Severity::Corrected, at, words);
+        }
+    }
+}
+
+#[test]
+fn a_backend_whose_row_is_lost_is_gone() {
+    let place = used();
+    for slot in [0, 1] {
+        let rows = place.dump(What::Tables, &Filter::default());
+        place.damage(number(&find(&rows, "backend", &[("slot", slot)]), "at") + 100);
+    }
+    let report = place.check(DataChecked::None);
+    let finding = only(&report);
+    assert_eq!((finding.structure, finding.severity), (Structure::Backend, Severity::Affected));
+    assert!(finding.cost.contains("gone"), "{finding:#?}");
+    assert!(report.backends.is_empty());
+}
+
+/// The places of a lane's state lines.
+fn state_line(place: &Place, structure: &str, slot: u64) -> u64 {
+    let lanes = place.dump(What::Lanes, &Filter::default());
+    number(&find(&lanes, structure, &[("slot", slot)]), "at")
+}
+
+#[test]
+fn one_damaged_line_of_the_state_is_named() {
+    let lines = [
+        ("drained", Structure::Drained, "drained of backend 0"),
+        ("tail", Structure::Tail, "tail of lane 0"),
+        ("mark", Structure::Mark, "mark of lane"),
+    ];
+    for (line, structure, words) in lines {
+        for slot in [0, 1] {
+            let place = used();
+            let at = state_line(&place, line, slot);
+            place.damage(at + 20);
+            only_is(&place.check(DataChecked::None), structure, Severity::Corrected, at, words);
+        }
+    }
+}
+
+#[test]
+fn a_drained_that_is_lost_makes_all_dirty_again() {
+    let mut place = Place::new();
+    let process = place.process();
+    place.write(&process, 0, BLOCK, 1);
+    process.drain(&place);
+    drop(process);
+    for slot in [0, 1] {
+        place.damage(state_line(&place, "drained", slot) + 20);
+    }
+    let report = place.check(DataChecked::None);
+    let finding = only(&report);
+    assert_eq!((finding.structure, finding.severity), (Structure::Drained, Severity::Affected));
+    assert_eq!((report.exit_code, report.backends[0].dirty_records), (2, 1));
+}
+
+#[test]
+fn either_copy_of_a_segments_header_is_told_from_the_other() {
+    for copy in [0, SHAPE.header_copy()] {
+        let place = used();
+        let segments = place.dump(What::Segments, &Filter::default());
+        let log = segments.iter().find(|item| item.structure == "segment" && has_log(item)).expect("a log");
+        let at = number(log, "at") + copy;
+        place.damage(at + 30);
+        only_is(&place.check(DataChecked::None), Structure::SegmentHeader, Severity::Corrected, at, "header");
+    }
+}
+
+fn has_log(item: &Item) -> bool {
+    text(item, "use") == "log"
+}
+
+#[test]
+fn a_copy_of_the_state_segments_header_is_named() {
+    let place = used();
+    let segments = place.dump(What::Segments, &Filter::default());
+    let state = segments.iter().find(|item| text(item, "use") == "state").expect("a state");
+    let at = number(state, "at");
+    place.damage(at + 30);
+    only_is(&place.check(DataChecked::None), Structure::StateHeader, Severity::Corrected, at, "header");
+}
+
+#[test]
+fn a_segment_without_header_is_missing_in_its_chain() {
+    let place = used();
+    let segments = place.dump(What::Segments, &Filter::default());
+    let log = segments.iter().find(|item| has_log(item) && number(item, "ordinal") == 1).expect("a log");
+    for copy in [0, SHAPE.header_copy()] {
+        place.damage(number(log, "at") + copy + 30);
+    }
+    let report = place.check(DataChecked::None);
+    assert_eq!(report.exit_code, 2);
+    let [chain] = of(&report, Structure::Chain)[..] else { panic!("{:#?}", report.findings) };
+    assert_eq!(chain.severity, Severity::Affected);
+    assert!(chain.what.contains(&format!("segment {}", number(log, "segment"))), "{chain:#?}");
+    assert!(!of(&report, Structure::Range).is_empty(), "what answers with an error is listed");
+    assert!(!report.backends[0].damaged.is_empty());
+}
+
+#[test]
+fn either_copy_of_a_record_is_told_from_the_other() {
+    for mirror in [0, PAGE] {
+        let place = used();
+        let record = &place.records()[3];
+        let at = number(record, "at") + mirror;
+        place.damage(at + 17);
+        let report = place.check(DataChecked::All);
+        let words = if mirror == 0 { "primary" } else { "mirror" };
+        only_is(&report, Structure::Record, Severity::Corrected, at, words);
+        let finding = only(&report);
+        assert_eq!(finding.place.sequence, Some(number(record, "sequence")));
+        assert_eq!(finding.place.offset, Some(number(record, "offset")));
+    }
+}
+
+#[test]
+fn a_record_without_copies_leaves_a_gap_and_its_lane_in_doubt() {
+    let place = used();
+    let record = &place.records()[3];
+    let at = number(record, "at");
+    place.damage(at + 17);
+    place.damage(at + PAGE + 17);
+    let report = place.check(DataChecked::None);
+    let [lost] = of(&report, Structure::Record)[..] else { panic!("{:#?}", report.findings) };
+    assert_eq!((lost.severity, lost.place.at), (Severity::Affected, Some(at)));
+    assert_eq!(lost.place.slot, Some(number(record, "slot") as u32));
+    assert!(!of(&report, Structure::Range).is_empty());
+    assert_eq!(report.exit_code, 2);
+}
+
+/// The first record that has lines of checksums behind it.
+fn long_record(place: &Place) -> Item {
+    place.records().into_iter().find(|item| number(item, "lines") > 0).expect("a long record")
+}
+
+#[test]
+fn either_copy_of_a_line_of_checksums_is_told_from_the_other() {
+    for mirror in [0, PAGE] {
+        let place = used();
+        let [primary, _] = SHAPE.slot(number(&long_record(&place), "slot") as u32 + 1);
+        let [record, _] = SHAPE.slot(number(&long_record(&place), "slot") as u32);
+        let at = number(&long_record(&place), "at") - record + primary + mirror;
+        place.damage(at + 17);
+        only_is(&place.check(DataChecked::None), Structure::SumLine, Severity::Corrected, at, "line");
+    }
+}
+
+#[test]
+fn checksums_without_copies_leave_their_blocks_unread() {
+    let mut place = Place::new();
+    let process = place.process();
+    place.write(&process, BLOCK, 4 * BLOCK, 9);
+    // The record stays the newest but not the last: nothing doubts that it was complete.
+    place.write(&process, 0, 512, 1);
+    drop(process);
+    let at = number(&long_record(&place), "at") + 64;
+    place.damage(at + 17);
+    place.damage(at + PAGE + 17);
+    let report = place.check(DataChecked::None);
+    let finding = only(&report);
+    assert_eq!((finding.structure, finding.severity), (Structure::SumLine, Severity::Affected));
+    assert_eq!((finding.place.offset, finding.place.bytes), (Some(2 * BLOCK), Some(3 * BLOCK)));
+}
+
+#[test]
+fn damaged_data_that_only_the_cache_has_is_lost_and_its_block_named() {
+    let mut place = Place::new();
+    let process = place.process();
+    place.write(&process, BLOCK, 4 * BLOCK, 9);
+    place.write(&process, 0, 512, 1);
+    drop(process);
+    let at = number(&long_record(&place), "data_at") + 2 * BLOCK;
+    place.damage(at + 5);
+    assert_eq!(place.check(DataChecked::None).exit_code, 0, "data is not looked at");
+    for data in [DataChecked::Dirty, DataChecked::All] {
+        let report = place.check(data);
+        only_is(&report, Structure::Data, Severity::Affected, at, "checksum");
+        let range = &report.backends[0].damaged[0];
+        assert_eq!((range.offset, range.bytes), (3 * BLOCK, BLOCK));
+        assert_eq!(report.exit_code, 2);
+    }
+}
+
+#[test]
+fn damaged_data_that_the_disk_has_costs_nothing() {
+    let mut place = Place::new();
+    let process = place.process();
+    place.write(&process, BLOCK, BLOCK, 9);
+    process.drain(&place);
+    drop(process);
+    let at = number(&place.records()[0], "data_at");
+    place.damage(at + 5);
+    let report = place.check(DataChecked::All);
+    only_is(&report, Structure::Data, Severity::Corrected, at, "checksum");
+    assert!(only(&report).cost.contains("backing device has it"));
+    assert_eq!(place.check(DataChecked::Dirty).exit_code, 0);
+}
+
+#[test]
+fn damaged_data_that_a_later_write_covers_is_not_lost() {
+    let mut place = Place::new();
+    let process = place.process();
+    place.write(&process, BLOCK, BLOCK, 9);
+    place.write(&process, BLOCK, BLOCK, 10);
+    drop(process);
+    let at = number(&place.records()[0], "data_at");
+    place.damage(at + 5);
+    let report = place.check(DataChecked::All);
+    only_is(&report, Structure::Data, Severity::Corrected, at, "checksum");
+    assert!(only(&report).cost.contains("later write"));
+}
+
+#[test]
+fn a_torn_last_write_is_a_note() {
+    let mut place = Place::new();
+    let process = place.process();
+    place.write(&process, 0, BLOCK, 1);
+    place.write(&process, BLOCK, BLOCK, 2);
+    drop(process);
+    let data_at = number(&place.records()[1], "data_at");
+    place.damage(data_at + 100);
+    let report = place.check(DataChecked::All);
+    let finding = only(&report);
+    assert_eq!((finding.structure, finding.severity), (Structure::Record, Severity::Note));
+    assert!(finding.what.contains("torn"), "{finding:#?}");
+    assert_eq!((report.exit_code, report.backends[0].records), (0, 1));
+}
+
+#[test]
+fn a_mark_that_knows_of_more_than_the_log_holds_tells_of_the_loss() {
+    let mut place = Place::new();
+    let process = place.process();
+    place.write(&process, 0, BLOCK, 1);
+    place.write(&process, BLOCK, BLOCK, 2);
+    process.cache.flush().expect("flushed");
+    drop(process);
+    let at = number(&place.records()[1], "at");
+    place.damage(at + 17);
+    place.damage(at + PAGE + 17);
+    let report = place.check(DataChecked::None);
+    assert_eq!(report.exit_code, 2);
+    assert!(
+        report
+            .findings
+            .iter()
+            .any(|it| it.severity == Severity::Affected && it.structure == Structure::Record)
+    );
+}
+
+#[test]
+fn a_segment_without_owner_is_missing_in_its_chain() {
+    let place = used();
+    let segments = place.dump(What::Segments, &Filter::default());
+    let log = segments.iter().find(|item| has_log(item) && number(item, "ordinal") == 1).expect("a log");
+    let row = number(log, "segment") as u32;
+    let image = place.image();
+    let block = cbd_format::Superblock::decode(&image).expect("a superblock");
+    let (_, layout) = block.verify(image.len() as u64).expect("valid");
+    for at in Layout::slots::<cbd_format::SegmentEntry>(layout.segment_table, layout.segment_count, row) {
+        place.damage(at + 20);
+    }
+    let report = place.check(DataChecked::None);
+    assert_eq!(of(&report, Structure::SegmentEntry).len(), 1);
+    assert_eq!(of(&report, Structure::Chain).len(), 1);
+    assert_eq!(report.exit_code, 2);
+}
+
+#[test]
+fn a_state_segment_without_owner_makes_the_cache_unopenable() {
+    let place = used();
+    let segments = place.dump(What::Segments, &Filter::default());
+    let state = segments.iter().find(|item| text(item, "use") == "state").expect("a state");
+    let row = number(state, "segment") as u32;
+    let image = place.image();
+    let block = cbd_format::Superblock::decode(&image).expect("a superblock");
+    let (_, layout) = block.verify(image.len() as u64).expect("valid");
+    for at in Layout::slots::<cbd_format::SegmentEntry>(layout.segment_table, layout.segment_count, row) {
+        place.damage(at + 20);
+    }
+    let report = place.check(DataChecked::None);
+    assert_eq!(report.exit_code, 3);
+    assert!(report.backends[0].error.is_some());
+    assert_eq!(of(&report, Structure::Cache).len(), 1);
+}
+
+#[test]
+fn the_report_says_in_json_what_it_says_in_its_fields() {
+    let place = used();
+    place.damage(60);
+    let report = place.check(DataChecked::None);
+    let json = serde_json::to_value(&report).expect("JSON");
+    assert_eq!(json["outcome"], "corrected");
+    assert_eq!(json["exit_code"], 1);
+    assert_eq!(json["findings"][0]["structure"], "superblock");
+    assert_eq!(json["findings"][0]["at"], 0);
+    assert_eq!(json["backends"][0]["backend"], 0);
+}

@@ -1,0 +1,207 @@
+//! A repair makes damaged second copies whole, changes nothing of what recovery makes of the region, and leaves alone what nothing
+//! can put right.
+
+mod support;
+
+use cbd_format::{Layout, PAGE};
+use cbd_inspect::check::{DataChecked, check};
+use cbd_inspect::dump::{Filter, What};
+use cbd_inspect::repair::{Plan, apply, plan};
+use cbd_inspect::{Bytes, Mend, Outcome, PrivateMemory};
+use cbd_pmem::{Mapping, OpenOptions};
+use cbd_types::Region;
+use std::sync::Arc;
+use support::{Place, number, text};
+
+fn used() -> Place {
+    let mut place = Place::new();
+    place.write_and_die(60, 1);
+    place
+}
+
+/// Repairs the region.
+fn repaired(place: &Place) -> Plan {
+    let region =
+        Arc::new(Region::new(Mapping::open(place.region(), &OpenOptions::default()).expect("mapped")));
+    let plan = plan(&(Arc::clone(&region) as Arc<dyn Bytes>), &mut |_| {}).expect("a plan");
+    for mend in &plan.mends {
+        apply(&region, mend).expect("repaired");
+    }
+    plan
+}
+
+/// One copy of everything is damaged.
+fn damage_one_copy_of_everything(place: &Place) {
+    let mut places = vec![60];
+    let mut seen = std::collections::BTreeSet::new();
+    for item in place.dump(What::Tables, &Filter::default()) {
+        if seen.insert((item.structure, number(&item, "row"))) {
+            places.push(number(&item, "at") + 40);
+        }
+    }
+    for item in place.dump(What::Lanes, &Filter::default()) {
+        if item.structure != "log" && number(&item, "slot") == 0 {
+            places.push(number(&item, "at") + 20);
+        }
+    }
+    for item in place.dump(What::Segments, &Filter::default()) {
+        if ["log", "state"].contains(&text(&item, "use")) {
+            places.push(number(&item, "at") + 9);
+        }
+    }
+    for (count, item) in place.records().iter().enumerate() {
+        let mirror = if count % 2 == 0 { 0 } else { PAGE };
+        for line in 0..=number(item, "lines") {
+            // Short records only cross no pair of pages here.
+            places.push(number(item, "at") + line * 64 + mirror + 11);
+        }
+    }
+    for at in places {
+        place.damage(at);
+    }
+}
+
+#[test]
+fn a_whole_region_needs_nothing() {
+    let place = used();
+    let before = place.image();
+    let plan = repaired(&place);
+    assert!(plan.mends.is_empty() && plan.left_alone().next().is_none());
+    assert!(place.image() == before);
+}
+
+#[test]
+fn every_structure_with_one_damaged_copy_is_whole_again() {
+    let place = used();
+    let whole = place.check(DataChecked::All);
+    damage_one_copy_of_everything(&place);
+    let damaged = place.check(DataChecked::All);
+    assert_eq!(damaged.outcome, Outcome::Corrected, "{:#?}", damaged.findings);
+    assert_eq!(damaged.fingerprint, whole.fingerprint, "one copy is enough for recovery");
+    let plan = repaired(&place);
+    assert!(plan.mends.len() > 75, "{}", plan.mends.len());
+    let after = place.check(DataChecked::All);
+    assert_eq!(after.found, [0; 4], "{:#?}", after.findings);
+    assert_eq!(after.fingerprint, whole.fingerprint);
+}
+
+#[test]
+fn what_was_repaired_lies_byte_for_byte_as_before_but_for_update_counters() {
+    let place = used();
+    let before = place.image();
+    let record = number(&place.records()[5], "at");
+    let segments = place.dump(What::Segments, &Filter::default());
+    let header = number(segments.iter().find(|item| text(item, "use") == "log").expect("a log"), "at");
+    for at in [60, record + 5, header + 50] {
+        place.damage(at);
+    }
+    repaired(&place);
+    assert!(place.image() == before);
+}
+
+#[test]
+fn a_repair_can_be_cut_off_behind_every_step() {
+    let place = used();
+    let whole = place.check(DataChecked::All);
+    damage_one_copy_of_everything(&place);
+    let bytes: Arc<dyn Bytes> = Arc::new(place.image());
+    let plan = plan(&bytes, &mut |_| {}).expect("a plan");
+    let copy = PrivateMemory::new(Arc::clone(&bytes));
+    for (step, mend) in plan.mends.iter().enumerate() {
+        apply(&Region::new(copy.clone()), mend).expect("repaired");
+        if step % 16 != 0 {
+            continue;
+        }
+        let cut_off = check(Arc::new(copy.clone()), DataChecked::None, &mut |_| {});
+        assert_eq!(cut_off.fingerprint, whole.fingerprint, "behind step {step}: {mend}");
+    }
+}
+
+#[test]
+fn a_store_that_is_torn_leaves_a_region_that_recovers_to_the_same() {
+    let place = used();
+    let whole = place.check(DataChecked::All);
+    damage_one_copy_of_everything(&place);
+    let image = place.image();
+    let bytes: Arc<dyn Bytes> = Arc::new(image.clone());
+    let plan = plan(&bytes, &mut |_| {}).expect("a plan");
+    for (number, mend) in plan.mends.iter().enumerate().step_by(5) {
+        let copy = PrivateMemory::new(Arc::clone(&bytes));
+        apply(&Region::new(copy.clone()), mend).expect("repaired");
+        let (at, length) = match mend {
+            Mend::Copy { to, length, .. } => (*to, *length as usize),
+            // Both slots were written or were not: the changed one is found below.
+            Mend::Slot { at: [first, second], .. } => {
+                if copy.differs(*first, 64) {
+                    (*first, 64)
+                } else {
+                    (*second, 64)
+                }
+            }
+        };
+        // Every second word reached the medium.
+        let mut torn = image.clone();
+        let mut stored = vec![0; length];
+        Bytes::load(&copy, at, &mut stored).expect("read");
+        for (word, bytes) in stored.chunks(8).enumerate().filter(|(word, _)| (word + number) % 2 == 0) {
+            let start = at as usize + word * 8;
+            torn[start..start + bytes.len()].copy_from_slice(bytes);
+        }
+        let report = check(Arc::new(torn), DataChecked::None, &mut |_| {});
+        assert_eq!(report.fingerprint, whole.fingerprint, "{mend}");
+    }
+}
+
+#[test]
+fn what_lost_both_copies_is_left_alone_and_said_so() {
+    let place = used();
+    let record = number(&place.records()[3], "at");
+    place.damage(record + 17);
+    place.damage(record + PAGE + 17);
+    place.damage(60);
+    let before = place.check(DataChecked::None);
+    let plan = repaired(&place);
+    assert_eq!(plan.mends.len(), 1, "the superblock only");
+    assert!(plan.left_alone().any(|finding| finding.place.at == Some(record)));
+    let after = place.check(DataChecked::None);
+    assert_eq!((after.outcome, after.fingerprint), (Outcome::Affected, before.fingerprint));
+}
+
+#[test]
+fn a_torn_last_write_stays_dropped() {
+    let mut place = Place::new();
+    let process = place.process();
+    place.write(&process, 0, 4096, 1);
+    place.write(&process, 4096, 4096, 2);
+    drop(process);
+    let last = place.records()[1].clone();
+    place.damage(number(&last, "data_at") + 9);
+    place.damage(number(&last, "at") + PAGE + 9);
+    let before = place.image();
+    let plan = repaired(&place);
+    assert!(plan.mends.is_empty());
+    assert!(place.image() == before);
+}
+
+#[test]
+fn rows_that_a_crash_left_in_one_slot_stand_in_both_again() {
+    let place = used();
+    let rows = place.dump(What::Tables, &Filter::default());
+    let backend =
+        rows.iter().find(|item| item.structure == "backend" && number(item, "slot") == 1).expect("a row");
+    // As before the second of its stores.
+    place.change(number(backend, "at"), 1024, |slot| slot.fill(0));
+    let report = place.check(DataChecked::None);
+    assert!(report.mends.len() == 1 || report.found[0] + report.found[1] == 1, "{:#?}", report.findings);
+    repaired(&place);
+    assert_eq!(place.check(DataChecked::None).found, [0; 4]);
+}
+
+#[test]
+fn a_region_without_superblock_has_no_plan() {
+    let place = used();
+    place.damage(60);
+    place.damage(Layout::second_superblock(place.image().len() as u64) + 60);
+    let plan = repaired(&place);
+    assert!(plan.mends.is_empty() && plan.before.transport.is_none());
+}

@@ -1,0 +1,174 @@
+//! A rescue brings every acknowledged write to the disk, from a clean region, a killed daemon's, a damaged one, and again after
+//! it was cut off itself.
+
+mod support;
+
+use cbd_backing::{BackingFile, Options as DiskOptions};
+use cbd_inspect::Outcome;
+use cbd_inspect::check::DataChecked;
+use cbd_inspect::rescue::{Options, Rescued, rescue};
+use cbd_pmem::{Mapping, OpenOptions};
+use cbd_types::{BackendId, ErrorKind, Result};
+use std::time::Duration;
+use support::{BLOCK, DEVICE, Place, number};
+
+fn try_rescue(place: &Place, options: &Options) -> Result<Vec<Rescued>> {
+    let region = Mapping::open(place.region(), &OpenOptions::default())?;
+    rescue(region, options, &mut |_| {})
+}
+
+#[track_caller]
+fn rescued(place: &Place, options: &Options) -> Rescued {
+    let mut all = try_rescue(place, options).expect("opened");
+    assert_eq!(all.len(), 1);
+    all.remove(0)
+}
+
+#[test]
+fn a_clean_region_needs_nothing() {
+    let mut place = Place::new();
+    let process = place.process();
+    place.write(&process, 0, BLOCK, 1);
+    process.drain(&place);
+    process.cache.stop();
+    drop(process);
+    let done = rescued(&place, &Options::default());
+    assert!(done.complete && done.written_bytes == 0, "{done:?}");
+    assert!(place.on_disk() == place.expected);
+}
+
+#[test]
+fn all_that_a_killed_daemon_acknowledged_reaches_the_disk() {
+    let mut place = Place::new();
+    place.write_and_die(100, 3);
+    assert!(place.on_disk() != place.expected);
+    let done = rescued(&place, &Options::default());
+    assert!(done.complete && done.error.is_none() && done.damaged.is_empty(), "{done:?}");
+    assert_eq!(done.dirty_bytes, 0);
+    assert!(done.backing_is_consistent && done.drained_epoch > 0);
+    assert!(place.on_disk() == place.expected);
+    let report = place.check(DataChecked::All);
+    assert_eq!((report.outcome, report.backends[0].dirty_records), (Outcome::Clean, 0));
+}
+
+#[test]
+fn one_good_copy_of_everything_is_enough() {
+    let mut place = Place::new();
+    place.write_and_die(100, 3);
+    place.damage(60);
+    for item in place.records() {
+        place.damage(number(&item, "at") + 13);
+    }
+    let done = rescued(&place, &Options::default());
+    assert!(done.complete && done.damaged.is_empty(), "{done:?}");
+    assert!(place.on_disk() == place.expected);
+}
+
+#[test]
+fn damaged_data_is_listed_and_not_written_and_all_else_is() {
+    let mut place = Place::new();
+    let process = place.process();
+    place.write(&process, 0, 8 * BLOCK, 1);
+    place.write(&process, 5 << 20, BLOCK, 2);
+    place.write(&process, 0, BLOCK, 3);
+    drop(process);
+    let at = number(&place.records()[0], "data_at") + BLOCK;
+    place.damage(at + 77);
+    let done = rescued(&place, &Options::default());
+    assert!(done.complete, "{done:?}");
+    assert_eq!(done.damaged.len(), 1);
+    assert_eq!((done.damaged[0].offset, done.damaged[0].bytes), (BLOCK, BLOCK));
+    assert!(!done.backing_is_consistent);
+    let mut expected = place.expected.clone();
+    expected[BLOCK as usize..2 * BLOCK as usize].fill(0xd1);
+    assert!(place.on_disk() == expected, "all but the damaged block is there, and that is as it was");
+    let again = rescued(&place, &Options::default());
+    assert_eq!((again.written_bytes, again.damaged.len()), (0, 1), "it is noted in the region");
+}
+
+#[test]
+fn a_disk_that_is_not_the_recorded_one_gets_nothing() {
+    let mut place = Place::new();
+    place.write_and_die(20, 3);
+    let other = place.path("other");
+    std::fs::write(&other, vec![0; DEVICE as usize]).expect("a disk");
+    let to = Options { backend: Some(BackendId(0)), to: Some(other.clone()), ..Options::default() };
+    let done = rescued(&place, &to);
+    assert!(!done.opened && done.error.is_some(), "{done:?}");
+    assert_eq!(std::fs::read(&other).expect("a disk"), vec![0; DEVICE as usize]);
+    // Said to be a copy by name, it is taken.
+    std::fs::copy(place.disk(), &other).expect("copied");
+    let done = rescued(&place, &Options { other_disk: true, ..to });
+    assert!(done.complete, "{done:?}");
+    assert!(std::fs::read(&other).expect("a disk") == place.expected);
+}
+
+#[test]
+fn a_disk_that_was_moved_is_found_by_the_path_that_is_given() {
+    let mut place = Place::new();
+    place.write_and_die(20, 3);
+    let moved = place.path("moved");
+    std::fs::rename(place.disk(), &moved).expect("moved");
+    let done = rescued(&place, &Options::default());
+    assert!(!done.opened && done.error.is_some());
+    let to = Options { backend: Some(BackendId(0)), to: Some(moved.clone()), ..Options::default() };
+    assert!(rescued(&place, &to).complete);
+    assert!(std::fs::read(&moved).expect("a disk") == place.expected);
+}
+
+#[test]
+fn a_backend_that_is_not_there_is_an_error() {
+    let place = Place::new();
+    let options = Options { backend: Some(BackendId(7)), ..Options::default() };
+    assert_eq!(try_rescue(&place, &options).expect_err("is not there").kind(), ErrorKind::NotFound);
+}
+
+#[test]
+fn a_region_or_a_disk_that_is_in_use_is_refused() {
+    let mut place = Place::new();
+    place.write_and_die(20, 3);
+    let process = place.process();
+    assert_eq!(try_rescue(&place, &Options::default()).expect_err("in use").kind(), ErrorKind::Busy);
+    drop(process);
+    let held = BackingFile::open(place.disk(), DiskOptions::default()).expect("a disk");
+    let before = place.on_disk();
+    let thread = std::thread::spawn({
+        let region = place.region();
+        move || {
+            let region = Mapping::open(region, &OpenOptions::default()).expect("mapped");
+            rescue(region, &Options::default(), &mut |_| {}).expect("opened").remove(0)
+        }
+    });
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(!thread.is_finished(), "a disk that a killed one may hold is waited for");
+    assert!(place.on_disk() == before);
+    drop(held);
+    assert!(thread.join().expect("ended").complete);
+    assert!(place.on_disk() == place.expected);
+}
+
+#[test]
+fn a_second_rescue_goes_on_where_the_first_was_cut_off() {
+    let mut place = Place::new();
+    place.write_and_die(100, 3);
+    // Cut off in the middle: the engine's writeback ran for some epochs, then the process was gone.
+    let process = place.process();
+    let disk = BackingFile::open(place.disk(), DiskOptions::default()).expect("the disk");
+    {
+        use cbd_backing::Backing;
+        let queue = disk.open_queue(4).expect("a queue");
+        let mut maintainer =
+            cbd_engine::Maintainer::new(std::sync::Arc::clone(&process.cache), queue, disk.geometry());
+        process.cache.request_drain();
+        let begun = process.cache.drained_epoch();
+        while process.cache.drained_epoch().0 < begun.0 + 3 {
+            maintainer.step();
+        }
+    }
+    drop((process, disk));
+    assert!(place.on_disk() != place.expected);
+    let report = place.check(DataChecked::All);
+    assert!(report.backends[0].drained_epoch >= 3 && report.backends[0].dirty_records > 0);
+    assert!(rescued(&place, &Options::default()).complete);
+    assert!(place.on_disk() == place.expected);
+}
