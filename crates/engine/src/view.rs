@@ -99,7 +99,7 @@ impl<E: Environment> Cache<E> {
         if slot >= self.shape().slots_max() {
             return None;
         }
-        self.load_record(Location { segment: segment.number, slot }).ok()
+        self.find_record(Location { segment: segment.number, slot })
     }
 
     /// Whether `record` lies on the device, as the engine asks it of every record that it reads.
@@ -112,9 +112,9 @@ impl<E: Environment> Cache<E> {
         let mut slot = 0;
         while slot < segment.slots {
             let location = Location { segment: segment.number, slot };
-            let entry = match self.load_record(location) {
-                Ok(record) => LogEntry::Record(record),
-                Err(_) => LogEntry::Lost { end: self.next_readable(location, segment.slots) },
+            let entry = match self.find_record(location) {
+                Some(record) => LogEntry::Record(record),
+                None => LogEntry::Lost { end: self.next_readable(location, segment.slots) },
             };
             give(slot, entry);
             slot = match entry {
@@ -161,8 +161,11 @@ impl<E: Environment> Cache<E> {
         parts
     }
 
-    /// Whether the backing device has what the record says.
-    pub fn is_on_backing(&self, record: &Record) -> bool {
-        self.is_clean(record)
+    /// Whether the backing device has what the record in `slot` says: it was drained, and it is not parked.
+    pub fn is_on_backing(&self, segment: &LogSegmentView, slot: u32, record: &Record) -> bool {
+        let location = Location { segment: segment.number, slot };
+        let state = self.lanes[segment.lane.index()].state.lock();
+        let is_parked = state.parked.touching(record.range()).any(|(_, parked)| parked.location == location);
+        !is_parked && self.is_clean(record)
     }
 }

@@ -97,6 +97,8 @@ pub struct BackendSummary {
     pub void_reason: Option<String>,
     /// Ranges that answer with an error, at most some of very many.
     pub damaged: Vec<RangeSummary>,
+    /// Ranges that the backing device did not take and that are kept in the cache, at most some of very many.
+    pub parked: Vec<RangeSummary>,
     /// Why the cache cannot be opened.
     pub error: Option<String>,
 }

@@ -113,6 +113,8 @@ pub struct Rescued {
     pub backing_is_consistent: bool,
     /// Ranges that were not written because they are damaged.
     pub damaged: Vec<RangeSummary>,
+    /// Ranges that the disk does not take; the region keeps them.
+    pub parked: Vec<RangeSummary>,
     /// Why it is not complete.
     pub error: Option<String>,
     /// What the user should know.
@@ -194,6 +196,7 @@ fn one(
     rescued.drained_epoch = status.drained_epoch.0;
     rescued.drained_wall_ms = status.drained_wall_ms;
     rescued.backing_is_consistent = status.backing_is_consistent;
+    rescued.parked = crate::check::parked_ranges(&status.parked);
     rescued.damaged = status
         .damaged
         .into_iter()
@@ -203,7 +206,19 @@ fn one(
             reason: damage.reason,
         })
         .collect();
-    result
+    result?;
+    if status.parked_bytes == 0 {
+        return Ok(());
+    }
+    let why = status.parked_error.unwrap_or_else(|| "it refused them before".to_owned());
+    Err(Error::new(
+        ErrorKind::Backing,
+        format!(
+            "the disk does not take {} bytes ({why}); the region keeps them, and all else is on the disk: rescue to a copy of the \
+             disk (--to, --other-disk), or copy them by hand",
+            status.parked_bytes
+        ),
+    ))
 }
 
 /// Opens what a predecessor that was killed a moment ago may still hold.

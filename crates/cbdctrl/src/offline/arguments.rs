@@ -40,7 +40,8 @@ pub struct DumpArguments {
     /// Only records that touch this range of the device, e.g. 1G+4K
     #[arg(long, value_name = "OFFSET+LENGTH", value_parser = range)]
     pub range: Option<ByteRange>,
-    /// Only records of this kind: write, write-zeroes, discard, fill or quarantine
+    /// Only records of this kind: write, write-zeroes, discard, fill, parked-write, parked-zeroes or
+    /// quarantine
     #[arg(long, value_parser = kind)]
     pub kind: Option<RecordKind>,
     /// Only records that the backing device does not have

@@ -126,7 +126,8 @@ fn describe_backend(backend: &BackendSummary, text: &mut String) {
         format_size(backend.dirty_device_bytes),
     );
     let _ = writeln!(text, "  {}", recovery_point(backend));
-    describe_damaged(&backend.damaged, text);
+    describe_ranges("damaged", &backend.damaged, text);
+    describe_ranges("parked", &backend.parked, text);
 }
 
 /// As of when the backing device alone can be trusted.
@@ -145,19 +146,14 @@ fn recovery_point(backend: &BackendSummary) -> String {
     }
 }
 
-fn describe_damaged(damaged: &[RangeSummary], text: &mut String) {
+fn describe_ranges(what: &str, ranges: &[RangeSummary], text: &mut String) {
     const SHOWN: usize = 20;
-    for range in damaged.iter().take(SHOWN) {
-        let _ = writeln!(
-            text,
-            "  damaged: device bytes {}..{} ({})",
-            range.offset,
-            range.offset.saturating_add(range.bytes),
-            range.reason
-        );
+    for range in ranges.iter().take(SHOWN) {
+        let end = range.offset.saturating_add(range.bytes);
+        let _ = writeln!(text, "  {what}: device bytes {}..{end} ({})", range.offset, range.reason);
     }
-    if damaged.len() > SHOWN {
-        let _ = writeln!(text, "  damaged: {} more ranges (--json lists them)", damaged.len() - SHOWN);
+    if ranges.len() > SHOWN {
+        let _ = writeln!(text, "  {what}: {} more ranges (--json lists them)", ranges.len() - SHOWN);
     }
 }
 

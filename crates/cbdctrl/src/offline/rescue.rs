@@ -1,6 +1,6 @@
 //! `cbdctrl rescue`.
 
-use super::{RescueArguments, UNOPENABLE, describe_backend, describe_damaged, ended, failed};
+use super::{RescueArguments, UNOPENABLE, describe_backend, describe_ranges, ended, failed};
 use crate::command::Output;
 use crate::progress::ToolBar;
 use cbd_daemon::size::{format_size, format_time};
@@ -205,7 +205,8 @@ fn text_of_rescued(backend: &Rescued) -> String {
             if backend.backing_is_consistent { "is" } else { "is no crash state, and last caught up" };
         let _ = writeln!(text, "  the disk {state} as of {}", format_time(backend.drained_wall_ms));
     }
-    describe_damaged(&backend.damaged, &mut text);
+    describe_ranges("damaged", &backend.damaged, &mut text);
+    describe_ranges("parked", &backend.parked, &mut text);
     if backend.complete && backend.damaged.is_empty() {
         text.push_str("  all is on the disk\n");
     } else if backend.complete {

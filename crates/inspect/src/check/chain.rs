@@ -3,10 +3,11 @@
 use super::slots::look;
 use super::state::StatePlace;
 use super::{Checker, NOTHING_TO_DO, PrivateCache, REPAIR, SECOND_COPY, Subject};
+use crate::Bytes;
 use crate::finding::{Mend, Place, Severity, Structure};
 use crate::report::BackendSummary;
 use cbd_engine::LogSegmentView;
-use cbd_format::{LaneMark, LaneTail, SegmentHeader, segment::LOG_MAGIC};
+use cbd_format::{BackendEntry as BackendRow, LaneMark, LaneTail, Layout, SegmentHeader, segment::LOG_MAGIC};
 use cbd_types::LaneId;
 
 /// What a lane's history has come to.
@@ -45,10 +46,10 @@ impl Checker<'_> {
                 self.progress("logs", done, of);
                 done += 1;
                 // What recovery would open to note a loss is not on the medium.
-                if subject.memory.differs(segment.base, size_of::<SegmentHeader>()) {
-                    continue;
-                }
-                self.log_segment(subject, &segment, &mut history, has_damage);
+                let copies = header_copies(&*self.bytes, subject.layout, subject.row, &segment);
+                let Some(header) = copies[0].or(copies[1]) else { continue };
+                self.log_segment(subject, &segment, &header, &mut history, has_damage);
+                self.headers(subject, &segment, copies);
                 self.lines(subject, cache, &segment, &mut history, has_damage, dirty, summary);
                 for value in [segment.segment.0.into(), segment.ordinal.0, segment.slots.into()] {
                     self.report.note_recovered(value);
@@ -60,11 +61,12 @@ impl Checker<'_> {
         }
     }
 
-    /// A segment's place in its chain, and its headers.
+    /// A segment's place in its chain.
     fn log_segment(
         &mut self,
         subject: &Subject<'_>,
         segment: &LogSegmentView,
+        header: &SegmentHeader,
         history: &mut History,
         has_damage: bool,
     ) {
@@ -93,45 +95,43 @@ impl Checker<'_> {
                 has_damage,
             );
         }
-        let header = self.headers(subject, segment);
-        if let Some(header) = header {
-            if header.run.get() < history.run || header.epoch.get() < history.epoch {
-                self.contradiction(
-                    Structure::SegmentHeader,
-                    place,
-                    format!(
-                        "the segment has run {} and epoch {}, its predecessor had {} and {}: they never fall",
-                        header.run, header.epoch, history.run, history.epoch
-                    ),
-                );
-            }
-            history.run = history.run.max(header.run.get());
-            history.epoch = history.epoch.max(header.epoch.get());
+        if header.run.get() < history.run || header.epoch.get() < history.epoch {
+            self.contradiction(
+                Structure::SegmentHeader,
+                place,
+                format!(
+                    "the segment has run {} and epoch {}, its predecessor had {} and {}: they never fall",
+                    header.run, header.epoch, history.run, history.epoch
+                ),
+            );
         }
+        history.run = history.run.max(header.run.get());
+        history.epoch = history.epoch.max(header.epoch.get());
         history.ordinal = Some(ordinal + 1);
         history.sequence = Some(first);
     }
 
-    /// Both copies of the header of a segment of a log; the good one.
-    fn headers(&mut self, subject: &Subject<'_>, segment: &LogSegmentView) -> Option<SegmentHeader> {
+    /// Both copies of the header of a segment of a log.
+    fn headers(
+        &mut self,
+        subject: &Subject<'_>,
+        segment: &LogSegmentView,
+        counts: [Option<SegmentHeader>; 2],
+    ) {
         let copies = [segment.base, segment.base + subject.layout.segment_shape().header_copy()];
         let length = size_of::<SegmentHeader>();
         self.report.counted.headers += 2;
-        let read = copies.map(|at| {
-            let header = SegmentHeader::decode(&self.read(at, length)?)?;
-            header.verify(segment.segment, subject.row.cache_id.get(), subject.row.lanes.get())
-        });
-        let counts = read.map(|header| {
-            header.filter(|header| {
-                header.generation.get() == segment.generation && header.magic.get() == LOG_MAGIC
-            })
-        });
         for number in 0..2 {
             let other = 1 - number;
             if counts[number].is_some() || counts[other].is_none() {
                 continue;
             }
-            let is_earlier = read[number].is_some() && segment.slots == 0;
+            let is_whole = |header: Vec<u8>| {
+                let header = SegmentHeader::decode(&header)?;
+                header.verify(segment.segment, subject.row.cache_id.get(), subject.row.lanes.get())
+            };
+            let is_earlier =
+                segment.slots == 0 && self.read(copies[number], length).and_then(is_whole).is_some();
             let (severity, what) = if is_earlier {
                 (
                     Severity::Note,
@@ -150,7 +150,6 @@ impl Checker<'_> {
                 Place { at: Some(copies[number]), length: Some(length as u64), ..place_of(subject, segment) };
             self.add(severity, Structure::SegmentHeader, place, what, SECOND_COPY, REPAIR, Some(mend));
         }
-        counts[0].or(counts[1])
     }
 
     /// What is missing behind the last record, and what recovery dropped there.
@@ -183,10 +182,8 @@ impl Checker<'_> {
             return;
         }
         let Some(segment) = last else { return };
-        let [primary, _] = subject.layout.segment_shape().slot(segment.slots);
         if let Some(dropped) = cache.record_in(segment, segment.slots)
             && dropped.sequence.get() == next
-            && !subject.memory.differs(segment.base + primary, 64)
         {
             self.add(
                 Severity::Note,
@@ -271,6 +268,23 @@ impl Checker<'_> {
             None,
         );
     }
+}
+
+/// The copies of the header of a segment that are on the medium: the first and its copy at the end, where they are of this life
+/// of the segment.
+pub(crate) fn header_copies(
+    bytes: &dyn Bytes,
+    layout: &Layout,
+    row: &BackendRow,
+    segment: &LogSegmentView,
+) -> [Option<SegmentHeader>; 2] {
+    [0, layout.segment_shape().header_copy()].map(|at| {
+        let mut header = [0; size_of::<SegmentHeader>()];
+        bytes.load(segment.base + at, &mut header).ok()?;
+        let header =
+            SegmentHeader::decode(&header)?.verify(segment.segment, row.cache_id.get(), row.lanes.get())?;
+        (header.generation.get() == segment.generation && header.magic.get() == LOG_MAGIC).then_some(header)
+    })
 }
 
 /// Where a segment of a log is.

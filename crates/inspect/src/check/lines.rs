@@ -48,7 +48,7 @@ impl Checker<'_> {
                 }
             };
             // What recovery would store to note a loss is not on the medium.
-            if subject.memory.differs(at, 64) {
+            if good_copies(&*self.bytes, cache, segment, &record, (slot, 0)) == [None; 2] {
                 continue;
             }
             let place = Place { sequence: Some(record.sequence.get()), ..place }.of_range(record.range());
@@ -60,12 +60,12 @@ impl Checker<'_> {
                 summary.data_bytes += record.length.get();
             }
             summary.records += 1;
-            if record.kind().is_dirty() && !cache.is_on_backing(&record) {
+            if !cache.is_on_backing(segment, slot, &record) {
                 dirty.push((record.range().start, record.range().end));
             }
             let verify = match self.data {
                 DataChecked::None => false,
-                DataChecked::Dirty => record.kind().is_dirty() && !cache.is_on_backing(&record),
+                DataChecked::Dirty => !cache.is_on_backing(segment, slot, &record),
                 DataChecked::All => true,
             };
             if verify && record.kind().has_data() {
@@ -191,7 +191,10 @@ impl Checker<'_> {
     ) {
         let place = place.of_range(range);
         let newest = cache.newest_parts(entry.segment, entry.slot, range);
-        let (severity, cost, advice) = match (cache.is_on_backing(entry.record), newest.is_empty()) {
+        let (severity, cost, advice) = match (
+            cache.is_on_backing(entry.segment, entry.slot, entry.record),
+            newest.is_empty(),
+        ) {
             (true, _) => (
                 Severity::Corrected,
                 "nothing: the backing device has it, reads take it from there and cache it anew",

@@ -17,9 +17,10 @@ use crate::report::{BackendSummary, RangeSummary, Report, TransportSummary};
 use crate::{Bytes, PrivateMemory, Progress, ToolEnvironment};
 use cbd_engine::{Cache, Transport};
 use cbd_format::{BackendEntry as BackendRow, Layout, tables::STATE_ACTIVE};
-use cbd_types::{BackendId, Error, Region, Result};
+use cbd_types::{BackendId, ByteRange, Error, Region, Result};
 use std::sync::Arc;
 
+pub(crate) use chain::header_copies;
 pub(crate) use lines::good_copies;
 pub(crate) use slots::look;
 pub(crate) use state::StatePlace;
@@ -72,7 +73,6 @@ pub(crate) struct Subject<'a> {
     pub(crate) id: BackendId,
     pub(crate) row: &'a BackendRow,
     pub(crate) layout: &'a Layout,
-    pub(crate) memory: &'a PrivateMemory,
     pub(crate) transport: &'a PrivateTransport,
 }
 
@@ -81,9 +81,7 @@ impl Checker<'_> {
         if !self.superblocks() {
             return;
         }
-        let memory = PrivateMemory::new(Arc::clone(&self.bytes));
-        let environment = Arc::new(ToolEnvironment::new());
-        let transport = match Transport::open(environment, Region::new(memory.clone())) {
+        let transport = match open_private(&self.bytes) {
             Ok(transport) => transport,
             Err(error) => {
                 return self.fatal(Structure::Superblock, Place::default(), &error, "no transport of it");
@@ -104,8 +102,7 @@ impl Checker<'_> {
             let Some(row) = transport.backend_row(id).filter(|row| row.state.get() == STATE_ACTIVE) else {
                 continue;
             };
-            let subject =
-                Subject { id, row: &row, layout: &info.layout, memory: &memory, transport: &transport };
+            let subject = Subject { id, row: &row, layout: &info.layout, transport: &transport };
             let summary = self.backend(&subject);
             self.report.backends.push(summary);
         }
@@ -153,6 +150,7 @@ impl Checker<'_> {
         summary.drained_wall_ms = status.drained_wall_ms;
         summary.backing_is_consistent = status.backing_is_consistent;
         summary.void_reason = status.void_reason;
+        summary.parked = parked_ranges(&status.parked);
         for value in [status.epoch.0, status.dirty_bytes, status.dirty_records, status.drained_epoch.0] {
             self.report.note_recovered(value);
         }
@@ -221,6 +219,17 @@ impl Checker<'_> {
     }
 }
 
+/// Ranges that the backing device did not take.
+pub(crate) fn parked_ranges(parked: &[ByteRange]) -> Vec<RangeSummary> {
+    let reason = "the disk did not take it, the cache keeps it";
+    let summary = |range: &ByteRange| RangeSummary {
+        offset: range.start,
+        bytes: range.len(),
+        reason: reason.to_owned(),
+    };
+    parked.iter().map(summary).collect()
+}
+
 /// Bytes that these ranges cover, each counted once.
 fn covered(mut ranges: Vec<(u64, u64)>) -> u64 {
     ranges.sort_unstable();
@@ -233,10 +242,9 @@ fn covered(mut ranges: Vec<(u64, u64)>) -> u64 {
 }
 
 /// Opens the transport of a private copy of a region.
-pub(crate) fn open_private(bytes: &Arc<dyn Bytes>) -> Result<(PrivateMemory, Arc<PrivateTransport>)> {
+pub(crate) fn open_private(bytes: &Arc<dyn Bytes>) -> Result<Arc<PrivateTransport>> {
     let memory = PrivateMemory::new(Arc::clone(bytes));
-    let transport = Transport::open(Arc::new(ToolEnvironment::new()), Region::new(memory.clone()))?;
-    Ok((memory, transport))
+    Transport::open(Arc::new(ToolEnvironment::new()), Region::new(memory))
 }
 
 #[cfg(test)]

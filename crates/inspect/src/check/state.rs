@@ -66,7 +66,7 @@ impl Checker<'_> {
                 if_lost: (
                     Severity::Affected,
                     "all that the log holds counts as dirty and is written to the backing device again; until that is done \
-                     the backing device alone is no crash state, although status does not say so",
+                     the backing device alone is no crash state",
                 ),
             },
         );

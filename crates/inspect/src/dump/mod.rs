@@ -73,9 +73,9 @@ pub fn dump(bytes: &Arc<dyn Bytes>, what: What, filter: &Filter, give: &mut Give
         let _ = structures::superblocks(&**bytes, give);
         return Ok(());
     }
-    let (memory, transport) = open_private(bytes)?;
+    let transport = open_private(bytes)?;
     let layout = transport.info().layout;
-    let dump = Dump { bytes: &**bytes, memory: &memory, transport: &transport, layout: &layout, filter };
+    let dump = Dump { bytes: &**bytes, transport: &transport, layout: &layout, filter };
     let _ = match what {
         What::Superblock => ControlFlow::Continue(()),
         What::Tables => dump.tables(give),
@@ -88,7 +88,6 @@ pub fn dump(bytes: &Arc<dyn Bytes>, what: What, filter: &Filter, give: &mut Give
 
 struct Dump<'a> {
     bytes: &'a dyn Bytes,
-    memory: &'a crate::PrivateMemory,
     transport: &'a crate::check::PrivateTransport,
     layout: &'a Layout,
     filter: &'a Filter,

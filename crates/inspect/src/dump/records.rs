@@ -8,11 +8,13 @@ use cbd_types::{BackendId, LaneId, Result};
 use std::ops::ControlFlow;
 
 /// The kinds of records with their names.
-pub const KINDS: [(RecordKind, &str); 5] = [
+pub const KINDS: [(RecordKind, &str); 7] = [
     (RecordKind::Write, "write"),
     (RecordKind::WriteZeroes, "write-zeroes"),
     (RecordKind::Discard, "discard"),
     (RecordKind::Fill, "fill"),
+    (RecordKind::ParkedWrite, "parked-write"),
+    (RecordKind::ParkedZeroes, "parked-zeroes"),
     (RecordKind::Quarantine, "quarantine"),
 ];
 
@@ -26,11 +28,17 @@ impl Filter {
             && self.segment.is_none_or(|number| number == segment.segment.0)
     }
 
-    fn takes_record(&self, cache: &PrivateCache, record: &Record) -> bool {
+    fn takes_record(
+        &self,
+        cache: &PrivateCache,
+        segment: &LogSegmentView,
+        slot: u32,
+        record: &Record,
+    ) -> bool {
         self.sequence.as_ref().is_none_or(|range| range.contains(&record.sequence.get()))
             && self.range.is_none_or(|range| range.overlaps(&record.range()))
             && self.kind.is_none_or(|kind| kind == record.kind())
-            && (!self.dirty || (record.kind().is_dirty() && !cache.is_on_backing(record)))
+            && (!self.dirty || !cache.is_on_backing(segment, slot, record))
     }
 
     /// Whether it asks for records by what only a record that can be read says.
@@ -67,10 +75,6 @@ impl Dump<'_> {
         cache.visit_segment(segment, &mut |slot, entry| entries.push((slot, entry)));
         for (slot, entry) in entries {
             let at = segment.base + self.layout.segment_shape().slot(slot)[0];
-            // What recovery would store to note a loss is not on the medium.
-            if self.memory.differs(at, 64) {
-                continue;
-            }
             let item = |structure| {
                 Item::new(structure)
                     .number("backend", id.0)
@@ -83,7 +87,11 @@ impl Dump<'_> {
                 LogEntry::Lost { end } if !self.filter.asks_for_content() => {
                     give(item("lost").number("slots", end - slot))?;
                 }
-                LogEntry::Record(record) if self.filter.takes_record(cache, &record) => {
+                // What recovery would store to note a loss is not on the medium.
+                LogEntry::Record(record)
+                    if self.filter.takes_record(cache, segment, slot, &record)
+                        && good_copies(self.bytes, cache, segment, &record, (slot, 0)) != [None; 2] =>
+                {
                     if let Some(item) = self.record(cache, segment, slot, &record, item("record")) {
                         give(item)?;
                     }
@@ -117,7 +125,7 @@ impl Dump<'_> {
             .number("epoch", record.epoch.get())
             .number("generation", record.generation.get())
             .number("lines", record.lines)
-            .with("dirty", Field::Bool(record.kind().is_dirty() && !cache.is_on_backing(record)))
+            .with("dirty", Field::Bool(!cache.is_on_backing(segment, slot, record)))
             .with("primary_valid", Field::Bool(good[0]))
             .with("mirror_valid", Field::Bool(good[1]));
         if record.kind().has_data() {

@@ -2,7 +2,7 @@
 
 use super::{Dump, Field, Give, Item, superblock_places};
 use crate::Bytes;
-use crate::check::{PrivateCache, StatePlace, look};
+use crate::check::{PrivateCache, StatePlace, header_copies, look};
 use cbd_format::{
     BackendEntry, BlkdevEntry, Drained, HostEntry, LaneMark, LaneTail, Layout, SegmentHeader, SlotContent,
     StructLayout, Superblock, segment::LOG_MAGIC, slot::SlotHeader,
@@ -98,7 +98,7 @@ impl Dump<'_> {
         for (id, row) in self.backends() {
             owners.extend(self.transport.segments_of(id).into_iter().map(|segment| (segment.0, (id, row))));
             let Ok(cache) = self.cache(id) else { continue };
-            for segment in self.log_of(&cache) {
+            for segment in self.log_of(&cache, &row) {
                 in_use.insert(segment.segment.0, segment.slots);
             }
         }
@@ -121,9 +121,13 @@ impl Dump<'_> {
     }
 
     /// The segments of a cache's logs that are on the medium, lane by lane.
-    fn log_of(&self, cache: &PrivateCache) -> Vec<cbd_engine::LogSegmentView> {
+    fn log_of(&self, cache: &PrivateCache, row: &BackendEntry) -> Vec<cbd_engine::LogSegmentView> {
         let all = (0..cache.lane_count()).map(LaneId).flat_map(|lane| cache.log_segments(lane));
-        all.filter(|segment| !self.memory.differs(segment.base, size_of::<SegmentHeader>())).collect()
+        all.filter(|segment| {
+            let copies = header_copies(self.bytes, self.layout, row, segment);
+            copies.iter().any(Option::is_some)
+        })
+        .collect()
     }
 
     fn segment(&self, number: u32, owner: Option<(BackendId, BackendEntry)>, slots: Option<u32>) -> Item {
@@ -160,7 +164,7 @@ impl Dump<'_> {
         for (id, row) in self.backends() {
             if let Some(state) = StatePlace::of(&row, self.layout) {
                 // What stands there is shown also where recovery refuses it.
-                self.backend_lanes(id, &state, self.cache(id).ok().as_ref(), give)?;
+                self.backend_lanes(id, &row, &state, self.cache(id).ok().as_ref(), give)?;
             }
         }
         ControlFlow::Continue(())
@@ -169,13 +173,14 @@ impl Dump<'_> {
     fn backend_lanes(
         &self,
         id: BackendId,
+        row: &BackendEntry,
         state: &StatePlace,
         cache: Option<&Arc<PrivateCache>>,
         give: &mut Give<'_>,
     ) -> ControlFlow<()> {
         let item = Item::new("drained").number("backend", id.0);
         self.slots::<Drained>(state.drained(), 0, &Drained::layout(), &item, give)?;
-        let logs = cache.map(|cache| self.log_of(cache)).unwrap_or_default();
+        let logs = cache.map(|cache| self.log_of(cache, row)).unwrap_or_default();
         for lane in
             (0..state.lanes()).filter(|lane| self.filter.lane.is_none_or(|only| only == *lane)).map(LaneId)
         {
