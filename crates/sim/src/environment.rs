@@ -1,9 +1,10 @@
 //! The outside of a simulated engine: numbers and clocks that a seed and a test own.
 
+use crate::baton::{self, TurnLock};
 use crate::memory::CrashMemory;
 use crate::random::Seeded;
 use cbd_engine::Environment;
-use parking_lot::{Mutex, RawMutex};
+use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Random numbers from a seed, and a clock that only [`advance`](Self::advance) moves.
@@ -33,7 +34,7 @@ impl SimEnvironment {
 
 impl Environment for SimEnvironment {
     type Memory = CrashMemory;
-    type Lock = RawMutex;
+    type Lock = TurnLock;
 
     fn random(&self) -> u64 {
         self.random.lock().next()
@@ -46,5 +47,9 @@ impl Environment for SimEnvironment {
 
     fn monotonic_ms(&self) -> u64 {
         self.clock_ms()
+    }
+
+    fn before_shared_access() {
+        baton::may_switch();
     }
 }

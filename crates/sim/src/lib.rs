@@ -6,9 +6,10 @@
 //!
 //! Left to others: the engine under test (`cbd-engine`), and real memory and disks (`cbd-pmem`,
 //! `cbd-backing`).
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 pub mod actor;
+pub mod baton;
 pub mod campaign;
 pub mod crash;
 pub mod disk;

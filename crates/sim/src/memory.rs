@@ -17,6 +17,7 @@ mod pages;
 mod pending;
 
 use crate::actor::{self, GHOST};
+use crate::baton;
 use crate::crash::crash_now;
 use crate::random::Seeded;
 use cbd_types::pmem::blocks_of;
@@ -166,6 +167,7 @@ impl CrashMemory {
 
     /// A moment has come at which a witness may look on.
     fn show(&self, is_fence: bool) {
+        baton::may_switch();
         let mut watch = self.watch.lock();
         let Some(watch) = watch.as_mut() else { return };
         if is_fence || watch.random.chance(watch.stores_permille) {

@@ -5,7 +5,9 @@
 //! (a waker, an operation of theirs that the disk has, a time that has come), as threads that sleep would; so a
 //! wakeup that is lost is found.
 
+use crate::CrashNow;
 use crate::actor::act_as;
+use crate::baton::together;
 use crate::disk::SimDisk;
 use crate::disk_queue::SimQueue;
 use crate::environment::SimEnvironment;
@@ -13,6 +15,8 @@ use crate::memory::CrashMemory;
 use cbd_device::{Device, Queue};
 use cbd_engine::{Cache, Maintainer, Step, Transport};
 use cbd_types::{BackendId, Completion, Region, Request, Result};
+use std::collections::BTreeMap;
+use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Wake, Waker};
@@ -169,6 +173,58 @@ impl Process {
         self.clients[client].told.take();
         self.clients[client].queue.poll(done);
         true
+    }
+
+    /// Several clients and, if it has something to do, the maintainer go on at once: each client submits what `requests` has
+    /// for it and polls its queue, and `seed` decides in which order they take their steps.
+    ///
+    /// # Panics
+    /// With [`CrashNow`](crate::CrashNow) when the process crashed under one of them, and with what one of them panicked with.
+    pub fn together(
+        &mut self,
+        seed: u64,
+        switch_permille: u64,
+        requests: BTreeMap<usize, Request>,
+    ) -> Vec<Completion> {
+        let maintains = self.maintainer_has_work();
+        let mut requests = requests;
+        let mut works: Vec<Box<dyn FnOnce() -> Vec<Completion> + Send + '_>> = Vec::new();
+        for (number, client) in self.clients.iter_mut().enumerate() {
+            let Some(request) = requests.remove(&number) else { continue };
+            works.push(Box::new(move || {
+                act_as(1 + number as u32);
+                let mut done = Vec::new();
+                client.queue.submit(request, &mut done);
+                client.told.take();
+                client.queue.poll(&mut done);
+                done
+            }));
+        }
+        let (maintainer, told, last_step) =
+            (&mut self.maintainer, &self.maintainer_told, &mut self.last_step);
+        if maintains {
+            works.push(Box::new(move || {
+                act_as(MAINTAINER);
+                told.take();
+                *last_step = maintainer.step();
+                Vec::new()
+            }));
+        }
+        let ended = together(seed, switch_permille, works);
+        let mut done = Vec::new();
+        // A mistake that one of them met says more than the crash that another one had.
+        let mut crash = None;
+        for outcome in ended {
+            match outcome {
+                Ok(completed) => done.extend(completed),
+                Err(payload) if payload.is::<CrashNow>() => crash = Some(payload),
+                Err(payload) => resume_unwind(payload),
+            }
+        }
+        if let Some(payload) = crash {
+            resume_unwind(payload);
+        }
+        done
     }
 
     fn maintainer_has_work(&self) -> bool {

@@ -257,6 +257,7 @@ impl World {
             return;
         }
         match self.random.below(100) {
+            0..10 if self.options.clients > 1 => self.ask_together(),
             0..65 => self.ask(),
             65..95 => {
                 let client = self.random.below(self.options.clients as u64) as usize;
@@ -305,11 +306,21 @@ impl World {
 
     /// A client submits `wish`, unless too much is under way or it would overlap a change that is.
     pub fn submit(&mut self, wish: Wish) -> bool {
+        let client = self.random.below(self.options.clients as u64) as usize;
+        let Some(request) = self.request(wish, client) else { return false };
+        let mut done = std::mem::take(&mut self.done);
+        self.process().submit(client, request, &mut done);
+        self.deliver(done);
+        true
+    }
+
+    /// What `client` submits when it wishes that; the oracle knows of it from now on.
+    fn request(&mut self, wish: Wish, client: usize) -> Option<Request> {
         let changes = !matches!(wish.operation, Operation::Read | Operation::Flush);
         if self.asked.len() >= self.options.in_flight_max
             || (changes && self.oracle.overlaps_open(wish.range))
         {
-            return false;
+            return None;
         }
         let mut buffer = AlignedBuffer::default();
         let mut change = None;
@@ -328,13 +339,27 @@ impl World {
         let submitted = self.oracle.now();
         let id = self.next_id;
         self.next_id += 1;
-        let client = self.random.below(self.options.clients as u64) as usize;
         self.asked.insert(id, Asked { wish, client, submitted, change });
-        let request = Request { id, operation: wish.operation, range: wish.range, fua: wish.fua, buffer };
-        let mut done = std::mem::take(&mut self.done);
-        self.process().submit(client, request, &mut done);
+        Some(Request { id, operation: wish.operation, range: wish.range, fua: wish.fua, buffer })
+    }
+
+    /// All clients ask for something and the maintainer steps, on threads that take turns; the clients learn of it when all
+    /// have come to their end.
+    fn ask_together(&mut self) {
+        let mut requests = BTreeMap::new();
+        for client in 0..self.options.clients {
+            let mut wish = self.workload.next(&mut self.random);
+            if self.random.chance(200) {
+                wish = Wish { operation: Operation::Flush, range: ByteRange::at(0, 0), fua: false };
+            }
+            if let Some(request) = self.request(wish, client) {
+                requests.insert(client, request);
+            }
+        }
+        let (seed, permille) = (self.random.next(), *self.random.pick(&[50, 200, 500]));
+        let done = self.process().together(seed, permille, requests);
         self.deliver(done);
-        true
+        self.note_drained();
     }
 
     /// The maintainer does a step, if it has something to do.

@@ -1,0 +1,207 @@
+//! Threads of one simulated process that take turns: one runs at a time, and a seed decides who goes on at each lock, each
+//! number that threads share without one, each store and each fence.
+//!
+//! Always true here: the same seed gives the same order; a thread that waits for a lock lets the others run.
+//!
+//! Left to others: all orders of few steps, which models of threads try.
+
+use crate::random::Seeded;
+use parking_lot::lock_api::{GuardSend, RawMutex};
+use parking_lot::{Condvar, Mutex};
+use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+/// Turns that a thread may lose in a row at one lock before that is a deadlock.
+const PATIENCE: u32 = 100_000;
+
+struct Turns {
+    /// Whose turn it is.
+    now: usize,
+    done: Vec<bool>,
+    random: Seeded,
+    switch_permille: u64,
+}
+
+struct Table {
+    turns: Mutex<Turns>,
+    changed: Condvar,
+}
+
+thread_local! {
+    /// The table that this thread sits at, and its number there.
+    static SEAT: RefCell<Option<(Arc<Table>, usize)>> = const { RefCell::new(None) };
+}
+
+impl Table {
+    /// Somebody else goes on, if anybody can; returns when it is the turn of `me` again.
+    fn pass(&self, me: usize) {
+        let mut turns = self.turns.lock();
+        turns.choose(Some(me));
+        self.changed.notify_all();
+        self.changed.wait_while(&mut turns, |turns| turns.now != me);
+    }
+
+    fn wait_for_turn(&self, me: usize) {
+        self.changed.wait_while(&mut self.turns.lock(), |turns| turns.now != me);
+    }
+
+    fn leave(&self, me: usize) {
+        let mut turns = self.turns.lock();
+        turns.done[me] = true;
+        turns.choose(None);
+        self.changed.notify_all();
+    }
+}
+
+impl Turns {
+    fn choose(&mut self, but: Option<usize>) {
+        let others: Vec<usize> =
+            (0..self.done.len()).filter(|number| !self.done[*number] && Some(*number) != but).collect();
+        if !others.is_empty() {
+            self.now = *self.random.pick(&others);
+        }
+    }
+}
+
+/// Runs each of `works` on a thread of its own, one at a time; at each place where it may, the turn passes on in
+/// `switch_permille` of a thousand cases. What comes back is in the order of `works`; a panic is caught.
+pub fn together<'a, T: Send>(
+    seed: u64,
+    switch_permille: u64,
+    works: Vec<Box<dyn FnOnce() -> T + Send + 'a>>,
+) -> Vec<std::thread::Result<T>> {
+    let mut turns =
+        Turns { now: 0, done: vec![false; works.len()], random: Seeded::new(seed), switch_permille };
+    turns.choose(None);
+    let table = Arc::new(Table { turns: Mutex::new(turns), changed: Condvar::new() });
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = works
+            .into_iter()
+            .enumerate()
+            .map(|(me, work)| {
+                let table = Arc::clone(&table);
+                scope.spawn(move || {
+                    table.wait_for_turn(me);
+                    SEAT.set(Some((Arc::clone(&table), me)));
+                    let outcome = catch_unwind(AssertUnwindSafe(work));
+                    table.leave(me);
+                    outcome
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().and_then(|outcome| outcome)).collect()
+    })
+}
+
+/// A place at which another thread may go on.
+pub(crate) fn may_switch() {
+    SEAT.with_borrow(|seat| {
+        if let Some((table, me)) = seat {
+            let switch = {
+                let mut turns = table.turns.lock();
+                let permille = turns.switch_permille;
+                turns.random.chance(permille)
+            };
+            if switch {
+                table.pass(*me);
+            }
+        }
+    });
+}
+
+/// This thread cannot go on; false when it is not one of several that take turns.
+fn must_switch() -> bool {
+    SEAT.with_borrow(|seat| seat.as_ref().map(|(table, me)| table.pass(*me)).is_some())
+}
+
+/// A lock whose waiters let the other threads of their table run.
+pub struct TurnLock(parking_lot::RawMutex);
+
+impl std::fmt::Debug for TurnLock {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str("TurnLock")
+    }
+}
+
+// SAFETY: whether the lock is held is decided by the mutex within alone: `lock` returns only after its `try_lock` or
+// `lock` has succeeded, and `unlock` is passed on under the same contract.
+#[expect(unsafe_code, reason = "the trait is unsafe to implement, and a lock of the engine is one of these")]
+unsafe impl RawMutex for TurnLock {
+    const INIT: Self = Self(parking_lot::RawMutex::INIT);
+    type GuardMarker = GuardSend;
+
+    fn lock(&self) {
+        may_switch();
+        for _ in 0..PATIENCE {
+            if self.0.try_lock() {
+                return;
+            }
+            if !must_switch() {
+                return self.0.lock();
+            }
+        }
+        panic!("a lock is never let go while {PATIENCE} turns pass");
+    }
+
+    fn try_lock(&self) -> bool {
+        self.0.try_lock()
+    }
+
+    unsafe fn unlock(&self) {
+        // SAFETY: the caller holds the lock, as this function demands, too.
+        unsafe { self.0.unlock() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use parking_lot::lock_api;
+
+    type Log = lock_api::Mutex<TurnLock, Vec<usize>>;
+
+    fn order(seed: u64) -> Vec<usize> {
+        let log = Log::new(Vec::new());
+        let work = |me: usize| {
+            let log = &log;
+            Box::new(move || (0..20).for_each(|_| log.lock().push(me))) as Box<dyn FnOnce() + Send + '_>
+        };
+        let ended = together(seed, 300, vec![work(0), work(1), work(2)]);
+        assert!(ended.iter().all(Result::is_ok));
+        log.into_inner()
+    }
+
+    #[test]
+    fn a_seed_decides_the_order() {
+        assert_eq!(order(1), order(1));
+        assert_ne!(order(1), order(2));
+        assert_eq!(order(3).len(), 60);
+    }
+
+    #[test]
+    fn who_waits_for_a_lock_lets_its_holder_run() {
+        for seed in 0..20 {
+            let value = lock_api::Mutex::<TurnLock, _>::new(0);
+            let work = || {
+                let value = &value;
+                Box::new(move || {
+                    let mut held = value.lock();
+                    let before = *held;
+                    may_switch();
+                    *held = before + 1;
+                }) as Box<dyn FnOnce() + Send + '_>
+            };
+            together(seed, 900, vec![work(), work(), work()]);
+            assert_eq!(value.into_inner(), 3, "seed {seed}");
+        }
+    }
+
+    #[test]
+    fn a_panic_of_one_does_not_stop_the_others() {
+        let ended =
+            together(1, 500, vec![Box::new(|| std::panic::resume_unwind(Box::new("ended"))), Box::new(|| 7)]);
+        assert!(ended[0].is_err());
+        assert!(matches!(ended[1], Ok(7)));
+    }
+}
