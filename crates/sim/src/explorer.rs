@@ -54,6 +54,8 @@ pub struct Effort {
     pub recovery_permille: u64,
     /// States out of a thousand with which a world goes on.
     pub go_on_permille: u64,
+    /// States out of a thousand of which the region is thrown away and the bare disk is judged.
+    pub bare_permille: u64,
 }
 
 impl Default for Effort {
@@ -69,6 +71,7 @@ impl Default for Effort {
             again_permille: 100,
             recovery_permille: 100,
             go_on_permille: 10,
+            bare_permille: 50,
         }
     }
 }
@@ -283,6 +286,9 @@ impl Moment<'_> {
         if self.random.chance(effort.go_on_permille) {
             self.go_on(before, disk);
         }
+        if self.random.chance(effort.bare_permille) {
+            self.throw_region_away(disk, found);
+        }
     }
 
     /// A second crash right after a recovery: what was found once must be found again.
@@ -307,6 +313,18 @@ impl Moment<'_> {
             let again = moment.expected.judge(seed, &memory, &disk)?;
             same(contents, again)
         });
+    }
+
+    /// The region is lost. Where the status says that the backing device alone is a crash state, it is one.
+    fn throw_region_away(&mut self, disk: &SimDisk, found: &Recovered) {
+        if !found.status.backing_is_consistent {
+            self.explorer.tally.rare("bare_disk_void", 1);
+            return;
+        }
+        self.explorer.tally.rare("bare_disk_judged", 1);
+        if let Err(violation) = self.world.judge_bare_disk(&disk.contents()) {
+            self.found("region thrown away", violation.0);
+        }
     }
 
     /// The recovery of this state crashes somewhere, and is done again.

@@ -15,6 +15,7 @@
 mod lines;
 mod pages;
 mod pending;
+mod sources;
 
 use crate::actor::{self, GHOST};
 use crate::baton;
@@ -99,8 +100,12 @@ struct State {
     events: u64,
     crash_at: Option<u64>,
     tear: Seeded,
+    /// Which sectors clients change.
+    whim: Seeded,
     dead: bool,
     counters: MemoryCounters,
+    /// Writes whose clients change their buffers while they are copied.
+    fickle: BTreeSet<u64>,
     /// For each line whether it was loaded, while that is asked for.
     loaded: Option<Vec<bool>>,
 }
@@ -338,8 +343,10 @@ impl State {
             events: 0,
             crash_at: None,
             tear: Seeded::new(0),
+            whim: Seeded::new(0),
             dead: false,
             counters: MemoryCounters::default(),
+            fickle: BTreeSet::new(),
             loaded: None,
         }
     }
@@ -351,6 +358,8 @@ impl State {
             pending: self.pending.clone(),
             poisoned: self.poisoned.clone(),
             tear: self.tear.clone(),
+            whim: self.whim.clone(),
+            fickle: BTreeSet::new(),
             loaded: None,
             ..*self
         }
@@ -433,11 +442,12 @@ impl Pmem for CrashMemory {
     }
 
     fn store(&self, at: u64, from: &[u8]) {
-        self.put(at, from);
+        self.put(at, &self.load_source(from));
     }
 
     fn store_summed(&self, at: u64, from: &[u8], first: usize, sums: &mut [u32]) {
         assert_eq!(sums.len(), blocks_of(from.len(), first), "one sum for each checksum block");
+        let from = &*self.load_source(from);
         let (head, tail) = from.split_at(first.min(from.len()));
         let blocks = std::iter::once(head).chain(tail.chunks(CHECKSUM_BLOCK as usize));
         for (sum, block) in sums.iter_mut().zip(blocks) {

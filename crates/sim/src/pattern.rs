@@ -10,11 +10,21 @@ use std::sync::Arc;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Content(pub u64);
 
+/// Set in what a client has changed.
+const CHANGED: u64 = 1 << 63;
+
 impl Content {
     /// A sector of zeroes.
     pub const ZEROES: Self = Self(0);
     /// What stands on a fresh simulated disk.
     pub const INITIAL: Self = Self(1);
+
+    /// The other face of a write: what a sector shows of which the client changed the buffer while it was copied. It is the
+    /// same write, and [`of`](Self::of) says so.
+    #[must_use]
+    pub const fn changed(self) -> Self {
+        Self(self.0 | CHANGED)
+    }
 
     /// Fills one sector, the `sector`-th of the device.
     pub fn fill(self, sector: u64, bytes: &mut [u8]) {
@@ -61,7 +71,7 @@ impl Content {
         } else {
             words().enumerate().all(|(at, word)| word == content.word(sector, at as u64))
         };
-        shown.then_some(content)
+        shown.then_some(Self(content.0 & !CHANGED))
     }
 
     const fn word(self, sector: u64, at: u64) -> u64 {
@@ -88,6 +98,8 @@ mod tests {
         Content(77).fill(9, &mut sector);
         assert_eq!(Content::of(9, &sector), Some(Content(77)));
         assert_eq!(Content::of(8, &sector), None);
+        Content(77).changed().fill(9, &mut sector);
+        assert_eq!(Content::of(9, &sector), Some(Content(77)));
         sector[511] ^= 1;
         assert_eq!(Content::of(9, &sector), None);
     }

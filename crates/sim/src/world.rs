@@ -39,6 +39,8 @@ struct Asked {
     client: usize,
     submitted: Moment,
     change: Option<OpenChange>,
+    /// The content of a write whose client changes its buffer meanwhile.
+    fickle: Option<Content>,
 }
 
 /// The world.
@@ -224,6 +226,8 @@ impl World {
             Ok(process) => self.process = Some(process),
             Err(error) => self.complain(format!("the cache does not open: {error}")),
         }
+        // Nobody relies on what recovery found before it has ended.
+        self.judge_points();
         let drained = self.process().cache().status().drained_epoch;
         // Where its newest slot is damaged, an older one counts.
         if drained < self.drained_epoch && !self.is_damaged {
@@ -323,12 +327,16 @@ impl World {
             return None;
         }
         let mut buffer = AlignedBuffer::default();
-        let mut change = None;
+        let (mut change, mut fickle) = (None, None);
         match wish.operation {
             Operation::Write => {
                 let content = self.oracle.fresh_content();
                 buffer = AlignedBuffer::from_slice(&self.oracle.payload(wish.range, content));
                 change = Some(self.oracle.submit(wish.range, content));
+                if self.random.chance(self.options.fickle_permille) {
+                    self.memory.set_fickle(content, true);
+                    fickle = Some(content);
+                }
             }
             Operation::Discard | Operation::WriteZeroes => {
                 change = Some(self.oracle.submit(wish.range, Content::ZEROES));
@@ -339,7 +347,7 @@ impl World {
         let submitted = self.oracle.now();
         let id = self.next_id;
         self.next_id += 1;
-        self.asked.insert(id, Asked { wish, client, submitted, change });
+        self.asked.insert(id, Asked { wish, client, submitted, change, fickle });
         Some(Request { id, operation: wish.operation, range: wish.range, fua: wish.fua, buffer })
     }
 
@@ -384,6 +392,9 @@ impl World {
             let Some(asked) = self.asked.remove(&id) else {
                 self.complain(format!("request {id} completed twice, or was never asked for"));
             };
+            if let Some(content) = asked.fickle {
+                self.memory.set_fickle(content, false);
+            }
             if let Err(error) = result {
                 if error.kind() == ErrorKind::Backing && self.expects_refusals && asked.change.is_some() {
                     // What of it was done is found out later, as after a crash.

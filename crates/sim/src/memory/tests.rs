@@ -1,5 +1,5 @@
 use super::*;
-use crate::{act_as, until_crash};
+use crate::{Content, act_as, until_crash};
 
 fn load<const N: usize>(memory: &CrashMemory, at: u64) -> [u8; N] {
     let mut bytes = [0; N];
@@ -233,4 +233,26 @@ fn loads_are_traced_by_lines() {
     let _: [u8; 100] = load(&memory, 100);
     let lines: Vec<u64> = (0..64).filter(|line| memory.was_loaded(line * 64)).collect();
     assert_eq!(lines, [1, 2, 3]);
+}
+
+#[test]
+fn a_fickle_client_changes_sectors_as_they_are_loaded_and_what_is_stored_is_summed() {
+    for size in [512, 4096] {
+        let memory = CrashMemory::new(1 << 20);
+        let content = Content(77);
+        memory.set_fickle(content, true);
+        let mut source = vec![0; 8 * size];
+        content.fill_range(40, size, &mut source);
+        let mut sums = vec![0; source.len() / 4096];
+        memory.store_summed(0, &source, 4096, &mut sums);
+        let stored = memory.image();
+        let stored = &stored[..source.len()];
+        assert_ne!(stored, source);
+        assert!((40..).zip(stored.chunks(size)).all(|(at, bytes)| Content::of(at, bytes) == Some(content)));
+        let of_stored: Vec<u32> = stored.chunks(4096).map(crc_fast::crc32_iscsi).collect();
+        assert_eq!(sums, of_stored);
+        memory.set_fickle(content, false);
+        memory.store(1 << 19, &source);
+        assert_eq!(memory.image()[1 << 19..][..source.len()], source);
+    }
 }

@@ -5,8 +5,9 @@ use crate::disk::SimDisk;
 use crate::environment::SimEnvironment;
 use crate::explorer::Expected;
 use crate::explorer::{Explorer, quietly};
+use crate::image::DiskImage;
 use crate::memory::CrashMemory;
-use crate::oracle::{Expectation, Oracle};
+use crate::oracle::{Expectation, Oracle, Violation};
 use crate::random::Seeded;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -71,6 +72,11 @@ impl World {
             drained: self.drained_epoch,
             clock_ms: self.environment.clock_ms(),
         }
+    }
+
+    /// Whether a bare disk with this content is a crash state of what the clients did so far.
+    pub(crate) fn judge_bare_disk(&self, image: &DiskImage) -> Result<(), Violation> {
+        self.oracle.moment_of(image, self.drained).map(drop)
     }
 
     /// A world that begins with what a crash of this one has left in `memory` and on `disk`, and knows what this one

@@ -27,6 +27,8 @@ pub struct WorldOptions {
     pub consistency: Consistency,
     /// What the memory promises.
     pub memory: MemoryKind,
+    /// Writes out of a thousand whose client changes its buffer while it is copied.
+    pub fickle_permille: u64,
     /// Number of clients.
     pub clients: usize,
     /// Most requests that the clients have under way together.
@@ -76,6 +78,7 @@ impl WorldOptions {
             data_crc: true,
             consistency,
             memory: MemoryKind::Ordinary,
+            fickle_permille: 30,
             clients: 2,
             in_flight_max: 6,
             read_errors_permille: 0,
