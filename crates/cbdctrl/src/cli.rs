@@ -243,7 +243,9 @@ Settings:
   gc_percent=0..90                      share of used segments from which space is reclaimed
   consistency=strict|checkpoint|none    how the backing device catches up
   writeback_rate=auto|SIZE              bytes a second that writeback may write, e.g. 100M
-  writeback_percent=0..90               share of the cache that the automatic rate lets be dirty";
+  writeback_percent=0..90               share of the cache that the automatic rate lets be dirty
+  on_write_error=stop|park              what is done about what the backing device has refused for long
+  write_error_after_s=0..86400          how many seconds that is";
 
 /// Options of the daemon.
 #[derive(Args, Debug, Default)]

@@ -1,6 +1,6 @@
 //! The status as a page for people.
 
-use cbd_daemon::api::{BackendStatus, CacheInfo, Status, TransportStatus};
+use cbd_daemon::api::{BackendStatus, CacheInfo, OnWriteError, Status, TransportStatus};
 use cbd_daemon::size::format_size;
 use std::fmt::Write;
 
@@ -70,6 +70,9 @@ fn add_backend(page: &mut String, backend: &BackendStatus) {
     let _ = writeln!(page, "\n  backend {}: {}", info.backend_id, info.backend_path);
     if let Some(error) = &info.error {
         line(page, 4, "ERROR", error);
+    }
+    if let Some(seconds) = info.retry_in_s {
+        line(page, 4, "next attempt", format!("in {seconds} s, or when something else stands at the path"));
     }
     line(
         page,
@@ -143,10 +146,24 @@ fn add_cache(page: &mut String, backend: &BackendStatus, cache: &CacheInfo) {
         0 => format!("automatic towards {} % dirty", settings.writeback_percent),
         rate => format!("{}/s", format_size(rate)),
     };
-    line(page, 4, "writeback", format!("{}, {rate}", settings.consistency.name()));
+    let on_error = match settings.on_write_error {
+        OnWriteError::Stop => "stops",
+        OnWriteError::Park => "parks what is refused",
+    };
+    let after = settings.write_error_after_s;
+    let order = settings.consistency.name();
+    line(page, 4, "writeback", format!("{order}, {rate}, {on_error} after {after} s of errors"));
     line(page, 4, "recovery point", &cache.recovery_point);
     if cache.writers_waiting {
         line(page, 4, "FULL", "writes wait for space: the backing device is the limit now");
+    }
+    if cache.stalled {
+        line(
+            page,
+            4,
+            "STALLED",
+            "the backing device refuses writes for long: writes that find no space fail",
+        );
     }
     if let Some(void) = &cache.void {
         line(page, 4, "VOID", void);
@@ -156,6 +173,15 @@ fn add_cache(page: &mut String, backend: &BackendStatus, cache: &CacheInfo) {
     }
     if let Some(error) = &cache.last_error {
         line(page, 4, "last error", error);
+    }
+    for range in cache.parked.iter().take(20) {
+        let refused = cache.parked_error.as_deref().unwrap_or("not tried since the start");
+        let text =
+            format!("bytes {}..{}: the backing device refuses them ({refused})", range.start, range.end);
+        line(page, 4, "PARKED", text);
+    }
+    if cache.parked.len() > 20 {
+        line(page, 4, "", format!("and {} more (--json shows all)", cache.parked.len() - 20));
     }
     if cache.damage_found > 0 {
         line(page, 4, "DAMAGE", format!("{} found, {} healed", cache.damage_found, cache.damage_healed));
@@ -193,7 +219,8 @@ mod tests {
             "writeback_rate": 0, "writeback_percent": 10, "dirty_bytes": 4096, "read_hit_bytes": 3, "read_miss_bytes": 1,
             "read_hit_ratio": 0.75, "epoch": 9, "drained_epoch": 8, "drained_ms": 1, "recovery_point": "as of then",
             "void": null, "backing_errors": 0, "last_error": null, "writers_waiting": false, "written_bytes": 0,
-            "written_back_bytes": 0, "index_bytes": 0, "damage_found": 0, "damage_healed": 0, "quarantined": [],
+            "written_back_bytes": 0, "index_bytes": 0, "on_write_error": "stop", "write_error_after_s": 60,
+            "stalled": false, "parked": [], "parked_bytes": 0, "parked_error": null, "damage_found": 0, "damage_healed": 0, "quarantined": [],
         });
         if let (Some(base), Some(changes)) = (base.as_object_mut(), cache.as_object()) {
             base.extend(changes.clone());
@@ -233,7 +260,7 @@ mod tests {
         ] {
             assert!(page.contains(part), "{part} is missing:\n{page}");
         }
-        for part in ["VOID", "ERRORS", "QUARANTINED", "FULL", "DAMAGE"] {
+        for part in ["VOID", "ERRORS", "QUARANTINED", "FULL", "DAMAGE", "STALLED", "PARKED"] {
             assert!(!page.contains(part), "{part} is there:\n{page}");
         }
     }
@@ -242,9 +269,20 @@ mod tests {
     fn trouble_is_shown_in_capitals() {
         let page = page(&status(serde_json::json!({
             "void": "a batch is being written", "backing_errors": 4, "last_error": "EIO", "writers_waiting": true,
+            "stalled": true, "parked": [{"start": 512, "end": 1024}], "parked_error": "EIO",
             "damage_found": 2, "quarantined": [{"start": 0, "end": 4096, "reason": "checksum"}],
         })));
-        for part in ["VOID", "ERRORS", "QUARANTINED", "FULL", "DAMAGE", "bytes 0..4096 (checksum)"] {
+        for part in [
+            "VOID",
+            "ERRORS",
+            "QUARANTINED",
+            "FULL",
+            "DAMAGE",
+            "bytes 0..4096 (checksum)",
+            "STALLED",
+            "PARKED",
+            "bytes 512..1024: the backing device refuses them (EIO)",
+        ] {
             assert!(page.contains(part), "{part} is missing:\n{page}");
         }
     }

@@ -49,6 +49,32 @@ impl std::str::FromStr for Consistency {
     }
 }
 
+/// What is done about what the backing device has refused for long; the words of the control plane for the engine's
+/// policies.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnWriteError {
+    /// Nothing later reaches the backing device, and writes fail when the cache is full.
+    Stop,
+    /// What is refused is kept in the cache, and everything else goes on.
+    Park,
+}
+
+impl std::str::FromStr for OnWriteError {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        match text {
+            "stop" => Ok(Self::Stop),
+            "park" => Ok(Self::Park),
+            _ => Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!("on_write_error is stop or park, not \"{text}\""),
+            )),
+        }
+    }
+}
+
 /// Registers this host on a region.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -211,6 +237,9 @@ pub struct BackendInfo {
     /// Why it is not being served.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub error: Option<String>,
+    /// Seconds until it is tried again by itself, at the latest; absent while it is served.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub retry_in_s: Option<u64>,
 }
 
 /// Makes a block device on a backend.
@@ -302,6 +331,12 @@ pub struct SettingsChange {
     /// Share of the cache in percent that the automatic rate lets be dirty, 0 to 90.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub writeback_percent: Option<i64>,
+    /// What is done about what the backing device has refused for long.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_write_error: Option<OnWriteError>,
+    /// How many seconds that is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub write_error_after_s: Option<u32>,
 }
 
 /// The settings of a backend.
@@ -315,6 +350,10 @@ pub struct Settings {
     pub writeback_rate: u64,
     /// Share of the cache in percent that the automatic rate lets be dirty.
     pub writeback_percent: u32,
+    /// What is done about what the backing device has refused for long.
+    pub on_write_error: OnWriteError,
+    /// How many seconds that is.
+    pub write_error_after_s: u32,
 }
 
 /// How far a long operation is.
@@ -499,6 +538,14 @@ pub struct CacheInfo {
     pub last_error: Option<String>,
     /// Whether a write waits for space.
     pub writers_waiting: bool,
+    /// The backing device has refused writes for longer than the settings allow: writes that find no space fail.
+    pub stalled: bool,
+    /// Ranges that the backing device refuses; the cache keeps them.
+    pub parked: Vec<RangeInfo>,
+    /// Their bytes; part of the dirty bytes.
+    pub parked_bytes: u64,
+    /// What the backing device said when they were tried last.
+    pub parked_error: Option<String>,
     /// Bytes that clients wrote since the cache was opened.
     pub written_bytes: u64,
     /// Bytes written to the backing device since then.
@@ -514,6 +561,15 @@ pub struct CacheInfo {
     pub rare_paths: BTreeMap<String, u64>,
     /// Ranges of the device whose data is damaged: reads answer with an error.
     pub quarantined: Vec<DamagedInfo>,
+}
+
+/// A range of a device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct RangeInfo {
+    /// First byte.
+    pub start: u64,
+    /// One past the last byte.
+    pub end: u64,
 }
 
 /// A range whose data is damaged.

@@ -81,7 +81,7 @@ fn for_backends(page: &mut Page, status: &Status) {
         page.line("cbd_backend_blkdevs", &labels, backend.info.blkdevs.len());
     }
     type Value = fn(&BackendStatus, &CacheInfo) -> u64;
-    let metrics: [(&str, &str, &str, Value); 14] = [
+    let metrics: [(&str, &str, &str, Value); 16] = [
         ("cbd_cache_segments", "gauge", "Segments of the cache.", |backend, _| backend.info.cache_segs),
         ("cbd_cache_used_segments", "gauge", "Segments that hold records.", |backend, _| {
             backend.info.cache_used_segs
@@ -124,6 +124,15 @@ fn for_backends(page: &mut Page, status: &Status) {
             "gauge",
             "Attempts of writeback that failed since it last worked.",
             |_, cache| cache.backing_errors,
+        ),
+        ("cbd_cache_parked_bytes", "gauge", "Bytes that the backing device refuses.", |_, cache| {
+            cache.parked_bytes
+        }),
+        (
+            "cbd_cache_stalled",
+            "gauge",
+            "Whether the backing device has refused writes for longer than the settings allow.",
+            |_, cache| u64::from(cache.stalled),
         ),
         ("cbd_cache_quarantined_ranges", "gauge", "Ranges whose data is damaged.", |_, cache| {
             cache.quarantined.len() as u64

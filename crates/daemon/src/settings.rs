@@ -37,10 +37,17 @@ pub fn parse_changes(arguments: &[String]) -> Result<SettingsChange> {
                 };
                 change.writeback_rate.replace(rate).is_some()
             }
+            "on_write_error" => change.on_write_error.replace(value.parse()?).is_some(),
+            "write_error_after_s" => {
+                let seconds = value.parse().map_err(|_| {
+                    invalid(format!("write_error_after_s is a whole number of seconds, not \"{value}\""))
+                })?;
+                change.write_error_after_s.replace(seconds).is_some()
+            }
             _ => {
                 return Err(invalid(format!(
-                    "there is no setting \"{name}\": there are gc_percent, consistency, writeback_rate and \
-                     writeback_percent"
+                    "there is no setting \"{name}\": there are gc_percent, consistency, writeback_rate, \
+                     writeback_percent, on_write_error and write_error_after_s"
                 )));
             }
         };
@@ -75,7 +82,7 @@ pub fn check(change: &SettingsChange) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::Consistency;
+    use crate::api::{Consistency, OnWriteError};
 
     fn parse(arguments: &[&str]) -> Result<SettingsChange> {
         parse_changes(&arguments.iter().map(|&text| text.to_owned()).collect::<Vec<_>>())
@@ -88,6 +95,8 @@ mod tests {
         assert_eq!(change.consistency, Some(Consistency::Checkpoint));
         assert_eq!(change.writeback_rate, Some(100 << 20));
         assert_eq!(change.writeback_percent, None);
+        let change = parse(&["on_write_error=park", "write_error_after_s=5"]).unwrap();
+        assert_eq!((change.on_write_error, change.write_error_after_s), (Some(OnWriteError::Park), Some(5)));
         assert_eq!(parse(&["writeback_rate=auto"]).unwrap().writeback_rate, Some(0));
     }
 
@@ -103,9 +112,16 @@ mod tests {
 
     #[test]
     fn what_is_no_setting_is_refused() {
-        for argument in
-            ["gc_percent", "=70", "colour=red", "consistency=maybe", "writeback_rate=0", "writeback_rate=x"]
-        {
+        for argument in [
+            "gc_percent",
+            "=70",
+            "colour=red",
+            "consistency=maybe",
+            "writeback_rate=0",
+            "writeback_rate=x",
+            "on_write_error=drop",
+            "write_error_after_s=-1",
+        ] {
             assert!(parse(&[argument]).is_err(), "{argument}");
         }
         assert!(parse(&["gc_percent=1", "gc_percent=2"]).is_err());

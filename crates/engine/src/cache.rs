@@ -124,6 +124,8 @@ pub struct Cache<E: Environment> {
     pub(crate) stalled: SharedBool<E>,
     pub(crate) parked_total: SharedU64<E>,
     pub(crate) unparked_total: SharedU64<E>,
+    /// How often what is parked was tried again.
+    pub(crate) parked_attempts: SharedU64<E>,
     /// What the backing device said when a parked range was tried last.
     pub(crate) parked_error: Mutex<E, Option<String>>,
     pub(crate) written_back: SharedU64<E>,
@@ -176,6 +178,7 @@ impl<E: Environment> Cache<E> {
             stalled: SharedBool::new(false),
             parked_total: SharedU64::new(0),
             unparked_total: SharedU64::new(0),
+            parked_attempts: SharedU64::new(0),
             parked_error: Mutex::<E, _>::new(None),
             written_back: SharedU64::new(0),
             backing_flushes: SharedU64::new(0),

@@ -143,7 +143,7 @@ impl Settings {
             return Err(Error::new(
                 ErrorKind::InvalidArgument,
                 format!(
-                    "write_error_after is {} seconds: it must be 0 to {WRITE_ERROR_AFTER_S_MAX}",
+                    "write_error_after_s is {}: it must be 0 to {WRITE_ERROR_AFTER_S_MAX} seconds",
                     self.write_error_after_s
                 ),
             ));

@@ -89,6 +89,9 @@ pub struct CacheStatus {
     pub parked_total: u64,
     /// See `parked_total`.
     pub unparked_total: u64,
+    /// How often what is parked was tried again since the cache was opened; soon after each
+    /// [`request_drain`](Cache::request_drain), else seldom.
+    pub parked_attempts: u64,
     /// What the backing device said when a parked range was tried last.
     pub parked_error: Option<String>,
     /// The backing device has refused writes for longer than the settings allow: requests that find no space fail.
@@ -198,6 +201,7 @@ impl<E: Environment> Cache<E> {
             parked_bytes,
             parked_total: self.parked_total.load(Ordering::Relaxed),
             unparked_total: self.unparked_total.load(Ordering::Relaxed),
+            parked_attempts: self.parked_attempts.load(Ordering::Relaxed),
             parked_error: self.parked_error.lock().clone(),
             is_stalled: self.stalled.load(Ordering::Relaxed),
             writers_waiting: self.pool.has_waiters(),

@@ -41,7 +41,7 @@ fn backend(cache_segments: u64) -> BackendSpec {
 }
 
 /// Every change that the tables know, one after the other.
-const CHANGES: [fn(&Tables) -> Result<()>; 9] = [
+const CHANGES: [fn(&Tables) -> Result<()>; 10] = [
     |tables| tables.register_host("one", None).map(drop),
     |tables| tables.create_backend(&backend(9)).map(drop),
     |tables| {
@@ -53,6 +53,7 @@ const CHANGES: [fn(&Tables) -> Result<()>; 9] = [
             Settings { consistency: Consistency::Checkpoint, gc_percent: 20, ..Settings::default() };
         tables.update_settings(BackendId(0), settings)
     },
+    |tables| tables.update_path(BackendId(0), "/simulated/other"),
     |tables| tables.create_backend(&backend(0)).map(drop),
     |tables| tables.remove_blkdev(BlkdevId(0)),
     |tables| tables.remove_backend(BackendId(0)),

@@ -3,6 +3,7 @@
 //! Always true here: a backing device is served only if it is the disk that was recorded.
 
 use super::blkdev::BlkdevSlot;
+use super::retry::Retry;
 use super::transport::{Running, running_mut};
 use super::{DISK_PATIENCE, Fixed, Manager, after_predecessor};
 use crate::api::{self, BackendInfo, SettingsChange};
@@ -25,6 +26,8 @@ pub(super) struct BackendSlot {
     pub run: Option<Arc<BackendRun>>,
     pub error: Option<String>,
     pub warnings: Vec<String>,
+    /// When it is tried again, while it is not up.
+    pub retry: Option<Retry>,
     /// A stop is draining it.
     pub stopping: bool,
     pub blkdevs: BTreeMap<BlkdevId, BlkdevSlot>,
@@ -93,6 +96,7 @@ impl BackendSlot {
             run: None,
             error: None,
             warnings: Vec::new(),
+            retry: None,
             stopping: false,
             blkdevs: BTreeMap::new(),
         }
@@ -106,6 +110,7 @@ impl BackendSlot {
                     tracing::warn!(backend = self.entry.id.0, "{warning}");
                 }
                 (self.run, self.error, self.warnings) = (Some(Arc::new(run)), None, warnings);
+                self.retry = None;
                 Ok(())
             }
             Err(error) => {
@@ -141,6 +146,7 @@ impl BackendSlot {
             cache_used_segs: status.map_or(0, |status| u64::from(status.segments - status.free_segments)),
             blkdevs: self.blkdevs.iter().map(|(blkdev, slot)| slot.info(*blkdev)).collect(),
             error: self.error.clone(),
+            retry_in_s: self.retry.as_ref().map(Retry::in_s),
         }
     }
 }
@@ -239,7 +245,8 @@ impl Manager {
             consistency: change.consistency.map_or(now.consistency, Into::into),
             writeback_rate: change.writeback_rate.unwrap_or(now.writeback_rate),
             dirty_target_percent: percent(change.writeback_percent, now.dirty_target_percent),
-            ..now
+            on_write_error: change.on_write_error.map_or(now.on_write_error, Into::into),
+            write_error_after_s: change.write_error_after_s.unwrap_or(now.write_error_after_s),
         }
         .validated()?;
         engine.update_settings(id, new)?;
@@ -272,6 +279,24 @@ impl From<cbd_engine::Consistency> for api::Consistency {
     }
 }
 
+impl From<api::OnWriteError> for cbd_engine::OnWriteError {
+    fn from(policy: api::OnWriteError) -> Self {
+        match policy {
+            api::OnWriteError::Stop => Self::Stop,
+            api::OnWriteError::Park => Self::Park,
+        }
+    }
+}
+
+impl From<cbd_engine::OnWriteError> for api::OnWriteError {
+    fn from(policy: cbd_engine::OnWriteError) -> Self {
+        match policy {
+            cbd_engine::OnWriteError::Stop => Self::Stop,
+            cbd_engine::OnWriteError::Park => Self::Park,
+        }
+    }
+}
+
 impl From<Settings> for api::Settings {
     fn from(settings: Settings) -> Self {
         Self {
@@ -279,6 +304,8 @@ impl From<Settings> for api::Settings {
             consistency: settings.consistency.into(),
             writeback_rate: settings.writeback_rate,
             writeback_percent: u32::from(settings.dirty_target_percent),
+            on_write_error: settings.on_write_error.into(),
+            write_error_after_s: settings.write_error_after_s,
         }
     }
 }

@@ -9,7 +9,7 @@ use super::{Manager, backend, stopping};
 use crate::api::{Done, Drain, Progress};
 use crate::control::{Flow, Report};
 use crate::environment::ProcessEnvironment;
-use cbd_engine::Cache;
+use cbd_engine::{Cache, CacheStatus};
 use cbd_types::{BackendId, Epoch, Error, ErrorKind, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -107,7 +107,13 @@ impl Wait<'_> {
             let status = self.cache.status();
             let written_bytes = status.written_back_bytes.saturating_sub(start.written_back_bytes);
             if self.cache.is_drained(epoch) {
-                return Ok(written_bytes);
+                if status.parked.is_empty() {
+                    return Ok(written_bytes);
+                }
+                // Asking for the drain has them tried again; that is over now.
+                if status.parked_attempts > start.parked_attempts {
+                    return Err(self.refused(&status));
+                }
             }
             if self.stopping.load(Ordering::SeqCst) {
                 return Err(stopping());
@@ -142,6 +148,23 @@ impl Wait<'_> {
             }
             std::thread::sleep(LOOK);
         }
+    }
+
+    fn refused(&self, status: &CacheStatus) -> Error {
+        let first = status.parked.first().map(ToString::to_string).unwrap_or_default();
+        Error::new(
+            ErrorKind::Backing,
+            format!(
+                "backend {id} could not be drained: the backing device refuses {count} ranges, {bytes} bytes, the first {first} \
+                 ({error}); they are parked in the cache, which keeps them, and all else is on the backing device. Put the \
+                 disk right or overwrite them, and repeat; status lists them; or give these bytes up with backend-stop \
+                 -b {id} --discard-dirty {bytes}",
+                id = self.id,
+                count = status.parked.len(),
+                bytes = status.dirty_bytes,
+                error = status.parked_error.as_deref().unwrap_or("not tried yet"),
+            ),
+        )
     }
 
     fn gave_up(&self, dirty_bytes: u64, trouble: Option<String>) -> Error {

@@ -9,6 +9,7 @@
 mod backend;
 mod blkdev;
 mod drain;
+mod retry;
 mod start;
 mod status;
 mod stop;
@@ -74,7 +75,7 @@ pub struct Manager {
     recorder: Mutex<Option<Recorder>>,
 }
 
-/// The thread that logs recovery points.
+/// The thread that logs recovery points, and tries backends again that are not up.
 #[derive(Debug)]
 struct Recorder {
     stop: Sender<()>,
@@ -216,7 +217,10 @@ impl Recorder {
             let mut logged = BTreeMap::new();
             while stopped.recv_timeout(RECOVERY_POINT_INTERVAL) == Err(RecvTimeoutError::Timeout) {
                 match manager.upgrade() {
-                    Some(manager) => manager.record(&mut logged),
+                    Some(manager) => {
+                        manager.record(&mut logged);
+                        manager.retry_what_is_down();
+                    }
                     None => return,
                 }
             }

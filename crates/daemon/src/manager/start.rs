@@ -110,6 +110,27 @@ impl Wanted {
     }
 }
 
+impl Running {
+    /// The disk was found by another path than the recorded one: the next start looks for it there.
+    fn keep_path(&self, slot: &mut BackendSlot) {
+        if slot.path == slot.entry.path {
+            return;
+        }
+        let id = slot.entry.id;
+        match self.transport.update_path(id, &slot.path) {
+            Ok(()) => {
+                tracing::info!(backend = id.0, "its disk is {} from now on, not {}", slot.path, slot.entry.path);
+                slot.entry.path.clone_from(&slot.path);
+            }
+            Err(error) => slot.warnings.push(format!(
+                "the disk of backend {id} is recorded as {}, and that could not be changed ({error}); after a restart start \
+                 it by its path again",
+                slot.entry.path
+            )),
+        }
+    }
+}
+
 impl Manager {
     pub(super) fn backend_start(&self, transport: u32, request: &StartBackend) -> Result<BackendStarted> {
         absolute(&request.path, "a backing device")?;
@@ -139,20 +160,10 @@ impl Manager {
         let result = check_unchanged(&slot.entry, request, running.transport.info().layout.segment_size)
             .and_then(|()| slot.start(&self.fixed, running));
         if result.is_ok() {
-            for entry in running.transport.blkdevs().iter().filter(|entry| entry.backend == id) {
-                if slot.blkdevs.get(&entry.id).is_none_or(|blkdev| blkdev.export.is_none()) {
-                    slot.bring_blkdev_back(&self.fixed, transport, entry);
-                }
-            }
-        }
-        if result.is_err() {
+            running.open_doors(&self.fixed, transport, &mut slot);
+            running.keep_path(&mut slot);
+        } else {
             slot.path = before;
-        } else if slot.path != slot.entry.path {
-            slot.warnings.push(format!(
-                "the disk of backend {id} was {} when it was recorded; after a restart start it by its path again, or use \
-                 a path that stays (/dev/disk/by-id/...)",
-                slot.entry.path
-            ));
         }
         let blkdev = slot.blkdevs.iter().next().map(|(&blkdev, blkdev_slot)| blkdev_slot.info(blkdev));
         let warnings = slot.warnings.clone();

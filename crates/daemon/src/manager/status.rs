@@ -3,7 +3,7 @@
 use super::backend::BackendSlot;
 use super::transport::TransportSlot;
 use super::{Fixed, Tables};
-use crate::api::{BackendStatus, CacheInfo, DamagedInfo, Status, TransportStatus};
+use crate::api::{BackendStatus, CacheInfo, DamagedInfo, RangeInfo, Status, TransportStatus};
 use crate::size::format_time;
 use cbd_engine::{CacheStatus, RarePaths};
 use cbd_export::BlockDevice;
@@ -73,6 +73,14 @@ fn backend(id: BackendId, slot: &BackendSlot, segment_size: u64) -> BackendStatu
                     format!("{} (since {})", trouble.error, format_time(trouble.since_wall_ms))
                 }),
                 writers_waiting: status.writers_waiting,
+                stalled: status.is_stalled,
+                parked: status
+                    .parked
+                    .iter()
+                    .map(|range| RangeInfo { start: range.start, end: range.end })
+                    .collect(),
+                parked_bytes: status.parked_bytes,
+                parked_error: status.parked_error.clone(),
                 index_bytes: status.index_bytes,
                 damage_found: status.damage_found,
                 damage_healed: status.damage_healed,
@@ -100,7 +108,7 @@ fn recovery_point(status: &CacheStatus) -> String {
     if !status.backing_is_consistent {
         return "the backing device alone is NOT consistent now".to_owned();
     }
-    if status.dirty_records == 0 {
+    if status.dirty_records == 0 && status.parked.is_empty() {
         return "the backing device alone holds everything".to_owned();
     }
     match status.drained_wall_ms {

@@ -9,6 +9,7 @@ use super::transport::{Running, running_mut};
 use super::{Manager, Tables, backend};
 use crate::api::{Done, StopBackend};
 use crate::control::Report;
+use cbd_engine::CacheStatus;
 use cbd_types::{BackendId, Error, ErrorKind, Result};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -128,10 +129,12 @@ impl Manager {
         bytes: u64,
     ) -> Result<Done> {
         self.close(transport, id, force)?;
-        let dirty = run.cache.as_ref().map_or(0, |cache| cache.status().dirty_bytes);
-        compare(id, dirty, bytes)?;
-        tracing::warn!(transport, backend = id.0, "dropping {dirty} dirty bytes because the user said so");
-        Ok(Done { discarded_bytes: dirty, ..Done::default() })
+        let Some(status) = run.cache.as_ref().map(|cache| cache.status()) else {
+            compare(id, 0, bytes)?;
+            return Ok(Done::default());
+        };
+        compare(id, status.dirty_bytes, bytes)?;
+        Ok(dropped(id, &status))
     }
 
     /// A backend whose disk is not there cannot be drained; what it holds is known all the same.
@@ -141,10 +144,16 @@ impl Manager {
         let slot = running.backend_mut(id)?;
         let why = slot.error.clone().unwrap_or_default();
         let cached = slot.entry.cache_segments > 0;
-        let dirty = if cached { running.transport.open_cache(id)?.status().dirty_bytes } else { 0 };
+        if !cached {
+            compare(id, 0, discard.unwrap_or_default())?;
+            return Ok(Done::default());
+        }
+        let status = running.transport.open_cache(id)?.status();
+        let dirty = status.dirty_bytes;
         match discard {
             Some(bytes) => compare(id, dirty, bytes)?,
-            None if dirty > 0 => {
+            // Zeroes that the disk lacks are dirty, too, and have no bytes.
+            None if dirty > 0 || status.dirty_records > 0 => {
                 return Err(Error::new(
                     ErrorKind::Stopped,
                     format!(
@@ -153,9 +162,9 @@ impl Manager {
                     ),
                 ));
             }
-            None => {}
+            None => return Ok(Done::default()),
         }
-        Ok(Done { discarded_bytes: dirty, ..Done::default() })
+        Ok(dropped(id, &status))
     }
 
     /// Takes the backend and its block devices out of the region.
@@ -208,6 +217,19 @@ impl BackendSlot {
             .filter_map(|blkdev| blkdev.export.as_ref())
             .try_for_each(|export| export.refuse_if_used())
     }
+}
+
+/// What is dropped because the user said so, by name.
+fn dropped(id: BackendId, status: &CacheStatus) -> Done {
+    let dirty = status.dirty_bytes;
+    tracing::warn!(backend = id.0, "dropping {dirty} dirty bytes because the user said so");
+    let parked =
+        status.parked.iter().map(|range| format!("dropped {range}, which the backing device refused"));
+    let warnings: Vec<String> = parked.collect();
+    for warning in &warnings {
+        tracing::warn!(backend = id.0, "{warning}");
+    }
+    Done { discarded_bytes: dirty, warnings, ..Done::default() }
 }
 
 fn compare(id: BackendId, dirty: u64, typed: u64) -> Result<()> {

@@ -331,6 +331,18 @@ impl<E: Environment> Transport<E> {
         })
     }
 
+    /// Keeps the path by which the backing device was found last, for the next start.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`], or [`ErrorKind::InvalidArgument`] for a path that is too long.
+    pub fn update_path(&self, id: BackendId, path: &str) -> Result<()> {
+        let (path_length, path) = encode_text("path", path)?;
+        self.update_backend(id, |row| {
+            row.path_length = path_length;
+            row.path = path;
+        })
+    }
+
     /// Removes a backend; its segments are free. What its cache holds is dropped: the caller has drained it, or means to.
     ///
     /// # Errors

@@ -29,8 +29,9 @@ pub(super) struct Attempts {
     /// Refusals in the present batch of what is parked, and in all of them.
     refusals: usize,
     turn: usize,
-    /// The last drain that was asked for.
+    /// The last drain that was asked for, and whether the present batch is for it.
     requested: u64,
+    is_asked: bool,
 }
 
 impl Attempts {
@@ -42,6 +43,7 @@ impl Attempts {
             refusals: 0,
             turn: 0,
             requested: 0,
+            is_asked: false,
         }
     }
 }
@@ -52,6 +54,7 @@ impl Writeback {
         let requested = cache.requested.load(Ordering::SeqCst);
         if requested > self.parked.requested {
             self.parked.requested = requested;
+            self.parked.is_asked = true;
             self.parked.due_ms = self.parked.due_ms.min(self.parked.tried_ms + RETRY_ASKED_MS);
         }
         if now < self.parked.due_ms {
@@ -134,6 +137,8 @@ impl Writeback {
             RETRY_FIRST_MS
         };
         self.parked.due_ms = now + self.parked.delay_ms;
+        self.parked.is_asked = false;
+        cache.parked_attempts.fetch_add(1, Ordering::Relaxed);
         if !batch.taken.is_empty() && self.failing.flush_worked() {
             *cache.trouble.lock() = None;
         }
@@ -152,6 +157,7 @@ impl Writeback {
         self.parked.refusals += 1;
         if let Some(batch) = &mut self.batch
             && batch.taken.is_empty()
+            && !self.parked.is_asked
             && self.parked.refusals >= REFUSALS_MAX
         {
             // A device can take half a minute to refuse a sector, and the rest of the writeback waits meanwhile.
