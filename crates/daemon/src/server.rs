@@ -9,8 +9,8 @@ use crate::api::{Done, Drain, ErrorAnswer, ErrorBody, Progress, ProgressLine, St
 use crate::control::{Control, Flow, Report};
 use axum::body::{Body, Bytes};
 use axum::extract::connect_info::{ConnectInfo, Connected};
-use axum::extract::rejection::{JsonRejection, QueryRejection};
-use axum::extract::{FromRequest, FromRequestParts, Path, Request, State};
+use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
+use axum::extract::{FromRequest, FromRequestParts, Request, State};
 use axum::http::{StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
@@ -176,6 +176,19 @@ impl<T: for<'de> Deserialize<'de>, S: Send + Sync> FromRequestParts<S> for Query
     async fn from_request_parts(parts: &mut axum::http::request::Parts, state: &S) -> Result<Self, Failure> {
         axum::extract::Query::from_request_parts(parts, state).await.map(|query| Self(query.0)).map_err(
             |error: QueryRejection| Failure(Error::new(ErrorKind::InvalidArgument, error.body_text())),
+        )
+    }
+}
+
+/// Numbers in the path whose rejection is an error of ours.
+struct Path<T>(T);
+
+impl<T: for<'de> Deserialize<'de> + Send, S: Send + Sync> FromRequestParts<S> for Path<T> {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut axum::http::request::Parts, state: &S) -> Result<Self, Failure> {
+        axum::extract::Path::from_request_parts(parts, state).await.map(|path| Self(path.0)).map_err(
+            |error: PathRejection| Failure(Error::new(ErrorKind::InvalidArgument, error.body_text())),
         )
     }
 }

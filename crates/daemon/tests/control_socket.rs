@@ -215,6 +215,21 @@ fn a_request_that_is_not_understood_is_refused_with_a_reason() {
 }
 
 #[test]
+fn a_number_in_the_path_that_is_none_is_refused_as_every_error_is() {
+    let served = Served::for_this_user();
+    for path in
+        ["-1/hosts", "4294967296/hosts", "x/backends/0/stop", "0/backends/%ff/stop", "0/blkdevs/+/stop"]
+    {
+        let method = if path.ends_with("stop") { "POST" } else { "GET" };
+        let answer = served.raw(&format!(
+            "{method} /v1/transports/{path} HTTP/1.1\r\nhost: cbd\r\nconnection: close\r\n\r\n"
+        ));
+        assert!(answer.starts_with("HTTP/1.1 400"), "{path}: {answer}");
+        assert!(answer.contains("{\"error\":{\"kind\":\"invalid_argument\""), "{path}: {answer}");
+    }
+}
+
+#[test]
 fn a_value_out_of_its_limits_is_refused_by_the_daemon_too() {
     let served = Served::for_this_user();
     let change = SettingsChange { gc_percent: Some(256), ..SettingsChange::default() };
