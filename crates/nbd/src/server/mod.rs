@@ -25,7 +25,7 @@ use handshake::{Offer, negotiate};
 use request::Rules;
 use socket2::Socket;
 use std::fmt;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -164,18 +164,7 @@ impl Server {
     /// [`ErrorKind::Busy`] where another server listens, [`ErrorKind::InvalidArgument`] for a name that the
     /// protocol cannot carry or bounds of zero, and what the system says.
     pub fn start(device: Arc<dyn BlockDevice>, listen: Listen, options: Options) -> Result<Self> {
-        check(&options)?;
-        let rules = Rules::new(&device.geometry(), options.read_only, PAYLOAD_MAX);
-        let shared = Arc::new(Shared {
-            device,
-            rules,
-            options,
-            stop: Event::new()?,
-            ended: Event::new()?,
-            live: Mutex::default(),
-            changed: Condvar::new(),
-            numbers: AtomicU64::new(0),
-        });
+        let shared = Shared::new(device, options)?;
         let listener = Listener::bind(&listen)?;
         let address = listener.address.clone();
         let acceptor = {
@@ -247,7 +236,35 @@ impl Drop for Server {
     }
 }
 
+/// Serves one client on a socket that is connected already, handed over by whoever accepted it, on the calling thread
+/// until the client goes. Handshake, bounds and replies are those of [`Server`]; nobody can order it to stop.
+///
+/// # Errors
+/// [`ErrorKind::InvalidArgument`] for options that [`Server::start`] refuses; otherwise why the connection did not end in
+/// order.
+pub fn serve_connected(device: Arc<dyn BlockDevice>, socket: OwnedFd, options: Options) -> Result<()> {
+    let shared = Shared::new(device, options)?;
+    shared.live().threads += 1;
+    let mut place = Place { shared: Arc::clone(&shared), serving: false };
+    converse(&shared, &Socket::from(socket), 0, &mut place)
+}
+
 impl Shared {
+    fn new(device: Arc<dyn BlockDevice>, options: Options) -> Result<Arc<Self>> {
+        check(&options)?;
+        let rules = Rules::new(&device.geometry(), options.read_only, PAYLOAD_MAX);
+        Ok(Arc::new(Self {
+            device,
+            rules,
+            options,
+            stop: Event::new()?,
+            ended: Event::new()?,
+            live: Mutex::default(),
+            changed: Condvar::new(),
+            numbers: AtomicU64::new(0),
+        }))
+    }
+
     fn live(&self) -> MutexGuard<'_, Live> {
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }

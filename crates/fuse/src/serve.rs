@@ -1,0 +1,38 @@
+//! Serving a connection that somebody else has made.
+//!
+//! Left to others: opening and mounting it ([`crate::export`] does both for itself).
+
+use crate::errors::system_error;
+use crate::filesystem::Filesystem;
+use crate::life::Life;
+use crate::worker::Worker;
+use cbd_export::BlockDevice;
+use cbd_types::Result;
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// Serves `device` as the file `name` on a FUSE connection that is handed over, as `fusermount3` does, on the calling thread,
+/// until the connection ends. `connection` must not block, gives one whole message for each read, and takes one whole
+/// answer for each write, as `/dev/fuse` does.
+///
+/// # Errors
+/// When the device gives no queue, or the system refuses what serving needs.
+pub fn serve_connection(
+    device: &dyn BlockDevice,
+    connection: OwnedFd,
+    name: &str,
+    read_only: bool,
+) -> Result<()> {
+    // Kept to the end: nobody else tells the worker to stop.
+    let (stop, _stopper) =
+        std::io::pipe().map_err(|error| system_error("no pipe for the FUSE connection", &error))?;
+    let worker = Worker {
+        connection: File::from(connection),
+        filesystem: Arc::new(Filesystem { name: name.to_owned(), geometry: device.geometry(), read_only }),
+        queue: device.open_queue()?,
+        stop: Arc::new(stop),
+        life: Arc::new(Life::default()),
+    };
+    worker.serve()
+}
