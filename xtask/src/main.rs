@@ -9,6 +9,7 @@
 mod demo;
 mod flags;
 mod fsx;
+mod fuzz;
 mod leftovers;
 mod packages;
 mod processes;
@@ -28,13 +29,16 @@ Tasks:
                      everything that must hold before a change lands; as root it installs the Debian packages
                      that the system tests need
   nightly [--no-system]
-                     the same with the long forms: more rounds, more kills, a seed of its own
+                     the same with the long forms: more rounds, more kills, a seed of its own, and all of `fuzz`
   bench [GROUP..] [--json] [..]
                      builds the benchmarks and runs them; arguments are passed on
   sim [--json] [--seed N] [--seeds N] [--seconds N] [--states N] [..]
                      explores what crashes can leave, in simulated worlds
   models [--scene NAME[,NAME..]] [--seed N] [--iterations N] [--seconds N] [--jobs N] [--json] [--list]
                      the engine's threads under schedules that seeds choose; prints the command that repeats a failure
+  fuzz [TARGET..] [--seconds N]
+                     lets a coverage-guided fuzzer look for inputs that break something (default: each target for
+                     60 s), and adds to the corpus what reaches something new
   man [DIRECTORY]    writes the man pages and shell completions (default: target/man)
   fsx FILE [--seed N] [--operations N] [--size BYTES] [--direct ALIGNMENT]
                      random operations on a file or block device, which is overwritten, compared with a model
@@ -54,6 +58,7 @@ fn main() -> ExitCode {
         "bench" => tasks::bench(rest),
         "sim" => tasks::sim(rest),
         "models" => tasks::models(rest),
+        "fuzz" => fuzz::Plan::parse(rest).and_then(|plan| fuzz::run(&plan)),
         "man" => tasks::man(rest),
         "fsx" => tasks::exercise(rest),
         "help" | "--help" | "-h" => {

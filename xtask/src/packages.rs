@@ -35,6 +35,9 @@ const TOOLS: [Tool; 16] = [
     Tool { program: "losetup", package: "mount" },
 ];
 
+/// libFuzzer is built from its C++ source.
+const COMPILER: [Tool; 1] = [Tool { program: "g++", package: "g++" }];
+
 /// Directories of system programs, which the path of an ordinary login lacks.
 const SYSTEM_DIRECTORIES: [&str; 3] = ["/usr/local/sbin", "/usr/sbin", "/sbin"];
 
@@ -46,12 +49,24 @@ pub fn search_path() -> OsString {
     std::env::join_paths(directories).unwrap_or(given)
 }
 
-/// Installs what is missing.
+/// Installs what is missing of the programs that the system tests drive.
 ///
 /// # Errors
 /// The programs that are missing still, and what to do.
 pub fn install() -> Result<(), String> {
-    let missing = missing_tools();
+    install_of(&TOOLS)
+}
+
+/// Installs what is missing to build the fuzzer.
+///
+/// # Errors
+/// The programs that are missing still, and what to do.
+pub fn install_compiler() -> Result<(), String> {
+    install_of(&COMPILER)
+}
+
+fn install_of(tools: &'static [Tool]) -> Result<(), String> {
+    let missing = missing_of(tools);
     if missing.is_empty() {
         return Ok(());
     }
@@ -71,7 +86,7 @@ pub fn install() -> Result<(), String> {
             std::thread::sleep(Duration::from_secs(5 * attempt));
         }
     }
-    let missing = missing_tools();
+    let missing = missing_of(tools);
     if missing.is_empty() {
         return Ok(());
     }
@@ -80,8 +95,8 @@ pub fn install() -> Result<(), String> {
     Err(format!("missing programs (Debian packages): {}", names.join(", ")))
 }
 
-fn missing_tools() -> Vec<&'static Tool> {
-    TOOLS.iter().filter(|tool| !on_path(tool.program)).collect()
+fn missing_of(tools: &'static [Tool]) -> Vec<&'static Tool> {
+    tools.iter().filter(|tool| !on_path(tool.program)).collect()
 }
 
 fn on_path(program: &str) -> bool {

@@ -8,7 +8,7 @@ use crate::leftovers::Scratch;
 use crate::report::{Count, Report};
 use crate::shell::{self, Stream};
 use crate::workspace::{self, cargo};
-use crate::{demo, packages, processes};
+use crate::{demo, fuzz, packages, processes};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -27,6 +27,9 @@ const SYSTEM_TESTS: &str = "CBD_SYSTEM_TESTS";
 
 /// No step but the tests takes longer, on two cores and from nothing.
 const BUILD_LIMIT: Duration = Duration::from_secs(900);
+
+/// Each target is fuzzed so long in a night.
+const FUZZ_SECONDS: u64 = 1200;
 
 /// What cargo says while it works, of no use in a log.
 const PROGRESS: [&str; 10] = [
@@ -87,6 +90,15 @@ pub fn run(flags: &TestFlags, length: Length) -> Result<bool, Problem> {
         let about =
             if system { "all tests" } else { "the tests that need neither root nor foreign programs" };
         report.step("test", about, || tests(flags.filter.as_deref(), system, length));
+    }
+    if length == Length::Long && flags.wants("test") && flags.filter.is_none() {
+        report.step("fuzz", "every target, coverage-guided", || {
+            let plan = fuzz::Plan { seconds: FUZZ_SECONDS, ..fuzz::Plan::all() };
+            Count::one(fuzz::run(&plan).unwrap_or_else(|problem| {
+                println!("    {problem:?}");
+                false
+            }))
+        });
     }
     let mut program = None;
     if flags.wants("release") || flags.wants("demo") {

@@ -36,6 +36,20 @@ pub fn target_directory() -> Result<PathBuf, String> {
         .ok_or_else(|| "cargo metadata does not say where the target directory is".to_owned())
 }
 
+/// What the compiler calls the machine that it runs on.
+///
+/// # Errors
+/// What the compiler said, in words.
+pub fn host_triple() -> Result<String, String> {
+    let mut compiler = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
+    let text = shell::output_of(compiler.arg("-vV"), Duration::from_secs(120))
+        .map_err(|end| format!("rustc -vV: {end}"))?;
+    text.lines()
+        .find_map(|line| line.strip_prefix("host: "))
+        .map(str::to_owned)
+        .ok_or_else(|| "rustc -vV does not name the host".to_owned())
+}
+
 /// Whether this runs on a build machine.
 pub fn is_ci() -> bool {
     std::env::var_os("CI").is_some_and(|value| !value.is_empty() && value != "false" && value != "0")

@@ -1,0 +1,380 @@
+//! The control socket: HTTP and JSON as a client would send them, to the daemon's own router and a manager that runs.
+//!
+//! An input is text: lines of a method, a path and a body; or, after a `!`, bytes that go to the HTTP server as they are.
+//!
+//! Always true here: whatever is asked, the manager sees only paths below a directory of its own, exports only unix sockets
+//! there, and makes regions of a bounded size ([`Confined`]). Each request has an answer, and an error is one line of JSON.
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::connect_info::MockConnectInfo;
+use axum::http::{Request, header};
+use cbd_daemon::api::{
+    BackendInfo, BackendStarted, BlkdevInfo, Done, Drain, ErrorAnswer, HostInfo, RegisterTransport, Settings,
+    SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev, TransportInfo,
+    TransportRegistered,
+};
+use cbd_daemon::config::Config;
+use cbd_daemon::control::{Control, Report};
+use cbd_daemon::exports::ExportChoice;
+use cbd_daemon::logging::LogFormat;
+use cbd_daemon::manager::Manager;
+use cbd_daemon::paths::{PathChoices, Paths};
+use cbd_daemon::run::Options;
+use cbd_daemon::server::{Access, Peer, router};
+use cbd_daemon::state::StateDir;
+use cbd_nbd::Listen;
+use cbd_types::{Error, ErrorKind, Result};
+use http_body_util::BodyExt;
+use hyper_util::rt::TokioIo;
+use hyper_util::service::TowerToHyperService;
+use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::runtime::Runtime;
+use tower::ServiceExt;
+
+/// Most requests of one input.
+const REQUESTS_MAX: usize = 24;
+
+/// Largest region that is made, in bytes.
+const REGION_MAX: u64 = 4 << 20;
+
+/// Longest wait that a request may ask for, in seconds.
+const WAIT_MAX_S: u64 = 1;
+
+/// An answer takes milliseconds, a wait as long as it may; this says that one does not come.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A daemon in a directory of its own; ends with it.
+struct Daemon {
+    manager: Arc<Manager>,
+}
+
+impl Daemon {
+    fn start(directory: &Path) -> Result<Self> {
+        let within = |name: &str| Some(directory.join(name));
+        let options = Options {
+            paths: Paths::choose(PathChoices {
+                config: within("cbd.toml"),
+                state_dir: within("state"),
+                run_dir: within("run"),
+                socket: None,
+                dev_dir: within("dev"),
+            }),
+            require_persistent: false,
+            decorate: None,
+            log_format: LogFormat::Text,
+            verbose: false,
+        };
+        let state = StateDir::open(&options.paths.state_dir)?;
+        let manager = Arc::new(Manager::new(&options, Config::default(), state)?);
+        manager.restore()?;
+        Ok(Self { manager })
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        self.manager.stop();
+    }
+}
+
+/// A manager that sees nothing but a directory.
+struct Confined {
+    manager: Arc<Manager>,
+    jail: PathBuf,
+}
+
+impl Confined {
+    /// An absolute path becomes one in the directory; any other is for the manager to refuse.
+    fn path(&self, path: &str) -> String {
+        if !path.starts_with('/') {
+            return path.to_owned();
+        }
+        let inside = Path::new(path).components().filter(|part| matches!(part, Component::Normal(_)));
+        self.jail.join(inside.collect::<PathBuf>()).to_string_lossy().into_owned()
+    }
+
+    /// Any export becomes a unix socket in the directory; what is none is for the manager to refuse.
+    fn export(&self, export: Option<&str>) -> Result<Option<String>> {
+        let export = export.unwrap_or("auto");
+        if export.starts_with("nbd:tcp:") {
+            // It would resolve names and take ports.
+            return Err(Error::new(ErrorKind::Unsupported, "no network here"));
+        }
+        Ok(Some(match export.parse() {
+            Ok(ExportChoice::Nbd(Listen::Unix(path))) => {
+                format!("nbd:unix:{}", self.path(&path.to_string_lossy()))
+            }
+            Ok(_) => format!("nbd:unix:{}", self.path("/auto.sock")),
+            Err(_) => export.to_owned(),
+        }))
+    }
+
+    fn wait(request: &Drain) -> Drain {
+        Drain { timeout_s: Some(request.timeout_s.unwrap_or(WAIT_MAX_S)), ..*request }
+    }
+}
+
+impl Control for Confined {
+    fn register_transport(&self, request: &RegisterTransport) -> Result<TransportRegistered> {
+        let size = request.size.map(|size| size.min(REGION_MAX));
+        self.manager.register_transport(&RegisterTransport {
+            path: self.path(&request.path),
+            size,
+            ..request.clone()
+        })
+    }
+
+    fn unregister_transport(&self, transport: u32) -> Result<()> {
+        self.manager.unregister_transport(transport)
+    }
+
+    fn transports(&self) -> Result<Vec<TransportInfo>> {
+        self.manager.transports()
+    }
+
+    fn hosts(&self, transport: u32) -> Result<Vec<HostInfo>> {
+        self.manager.hosts(transport)
+    }
+
+    fn start_backend(&self, transport: u32, request: &StartBackend) -> Result<BackendStarted> {
+        let export = self.export(request.export.as_deref())?;
+        let path = self.path(&request.path);
+        self.manager.start_backend(transport, &StartBackend { path, export, ..request.clone() })
+    }
+
+    fn stop_backend(
+        &self,
+        transport: u32,
+        backend: u32,
+        request: &StopBackend,
+        report: Report<'_>,
+    ) -> Result<Done> {
+        self.manager.stop_backend(transport, backend, request, report)
+    }
+
+    fn backends(&self, transport: u32, all: bool) -> Result<Vec<BackendInfo>> {
+        self.manager.backends(transport, all)
+    }
+
+    fn set(&self, transport: u32, backend: u32, change: &SettingsChange) -> Result<Settings> {
+        self.manager.set(transport, backend, change)
+    }
+
+    fn checkpoint(&self, transport: u32, request: &Drain, report: Report<'_>) -> Result<Done> {
+        self.manager.checkpoint(transport, &Self::wait(request), report)
+    }
+
+    fn drain(&self, transport: u32, request: &Drain, report: Report<'_>) -> Result<Done> {
+        self.manager.drain(transport, &Self::wait(request), report)
+    }
+
+    fn start_blkdev(&self, transport: u32, request: &StartBlkdev) -> Result<BlkdevInfo> {
+        let export = self.export(request.export.as_deref())?;
+        self.manager.start_blkdev(transport, &StartBlkdev { export, ..request.clone() })
+    }
+
+    fn stop_blkdev(&self, transport: u32, blkdev: u32, request: StopBlkdev) -> Result<()> {
+        self.manager.stop_blkdev(transport, blkdev, request)
+    }
+
+    fn blkdevs(&self, transport: u32, all: bool) -> Result<Vec<BlkdevInfo>> {
+        self.manager.blkdevs(transport, all)
+    }
+
+    fn status(&self) -> Result<Status> {
+        self.manager.status()
+    }
+}
+
+/// Panics so far, on any thread: those of a control thread look to a client like a daemon that stops.
+fn panics() -> u64 {
+    static PANICS: AtomicU64 = AtomicU64::new(0);
+    static WATCH: OnceLock<()> = OnceLock::new();
+    WATCH.get_or_init(|| {
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            PANICS.fetch_add(1, Ordering::SeqCst);
+            before(info);
+        }));
+    });
+    PANICS.load(Ordering::SeqCst)
+}
+
+fn runtime() -> &'static Runtime {
+    static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+    RUNTIME.get_or_init(|| {
+        tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_time()
+            .build()
+            .unwrap_or_else(|error| panic!("no runtime: {error}"))
+    })
+}
+
+/// One daemon from its start to its end, and what is left of it once more.
+pub fn run(data: &[u8]) {
+    let before = panics();
+    let directory = tempfile::tempdir().unwrap_or_else(|error| panic!("no directory: {error}"));
+    let jail = directory.path().join("jail");
+    furnish(&jail).unwrap_or_else(|error| panic!("no files: {error}"));
+    {
+        let daemon = Daemon::start(directory.path()).unwrap_or_else(|error| panic!("no daemon: {error}"));
+        let confined = Confined { manager: Arc::clone(&daemon.manager), jail };
+        let access = Access { user: 1, group: None };
+        let peer = Peer { user: Some(1), groups: Vec::new() };
+        let router = router(Arc::new(confined), access).layer(MockConnectInfo(peer));
+        let talk = async {
+            match data.split_first() {
+                Some((b'!', bytes)) => talk_bytes(router, bytes).await,
+                _ => talk_requests(router, data).await,
+            }
+        };
+        runtime()
+            .block_on(async { tokio::time::timeout(PATIENCE, talk).await })
+            .unwrap_or_else(|_| panic!("no answer within {PATIENCE:?}"));
+    }
+    // Whatever was made comes back, or says why not.
+    if directory.path().join("state").join("transports.json").exists() {
+        let again =
+            Daemon::start(directory.path()).unwrap_or_else(|error| panic!("no second daemon: {error}"));
+        let status = again.manager.status().unwrap_or_else(|error| panic!("no status: {error}"));
+        let _ = cbd_daemon::metrics::render(&status);
+    }
+    assert_eq!(panics(), before, "something panicked");
+}
+
+/// Files that requests can name.
+fn furnish(jail: &Path) -> std::io::Result<()> {
+    std::fs::create_dir_all(jail.join("folder"))?;
+    std::fs::create_dir_all(jail.with_file_name("dev"))?;
+    for (name, size) in [("disk", 8 << 20), ("other", (1 << 20) + 512), ("odd", 1000), ("empty", 0)] {
+        std::fs::File::create(jail.join(name))?.set_len(size)?;
+    }
+    std::os::unix::fs::symlink("disk", jail.join("link"))
+}
+
+/// Lines of a method, a path and a body; each gets its answer before the next is sent.
+async fn talk_requests(router: Router, data: &[u8]) {
+    for line in data.split(|&byte| byte == b'\n').take(REQUESTS_MAX) {
+        let mut parts = line.splitn(3, |&byte| byte == b' ');
+        let (method, path) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+        let body = parts.next().unwrap_or_default().to_vec();
+        let Ok(request) = Request::builder().method(method).uri(path).body(Body::from(body)) else {
+            continue;
+        };
+        let Ok(response) = router.clone().oneshot(request).await;
+        let (head, body) = response.into_parts();
+        let body =
+            body.collect().await.unwrap_or_else(|error| panic!("an answer ends early: {error}")).to_bytes();
+        if !head.status.is_success() && !body.is_empty() {
+            let kind = head.headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
+            assert_eq!(kind, Some("application/json"), "an error that is no JSON: {}", head.status);
+            let error: ErrorAnswer = serde_json::from_slice(&body)
+                .unwrap_or_else(|error| panic!("an error that says nothing: {error}"));
+            assert!(!error.error.message.contains('\n'), "{}", error.error.message);
+        }
+    }
+}
+
+/// Bytes to the server as a client's socket would carry them.
+async fn talk_bytes(router: Router, bytes: &[u8]) {
+    let (mut ours, theirs) = tokio::io::duplex(64 << 10);
+    let service = TowerToHyperService::new(router);
+    let serving = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(theirs), service);
+    let server = tokio::spawn(async move {
+        // A client that says nonsense is told so, or cut off.
+        let _ = serving.await;
+    });
+    let _ = ours.write_all(bytes).await;
+    let _ = ours.shutdown().await;
+    let mut heard = Vec::new();
+    let _ = ours.read_to_end(&mut heard).await;
+    assert!(heard.is_empty() || heard.starts_with(b"HTTP/1."), "an answer that is no HTTP");
+    assert!(server.await.is_ok(), "the server panicked");
+}
+
+/// A life of a daemon, step by step, and requests that are refused.
+#[must_use]
+pub fn seeds() -> Vec<Vec<u8>> {
+    const REGISTER: &str = r#"POST /v1/transports {"host":"n","path":"/region","size":2097152,"segment_size":65536,"format":true}"#;
+    const BACKEND: &str = r#"POST /v1/transports/0/backends {"path":"/disk","cache_size":1048576,"handlers":1,"start_dev":true}"#;
+    let lives: [&[&str]; 14] = [
+        &["GET /v1/status", "GET /v1/metrics", "GET /v1/transports", "GET /v1/nothing", "PUT /v1/status"],
+        &[REGISTER, "GET /v1/transports", "GET /v1/transports/0/hosts", "DELETE /v1/transports/0"],
+        &[
+            REGISTER,
+            BACKEND,
+            "GET /v1/transports/0/backends?all=true",
+            "GET /v1/transports/0/blkdevs?all=false",
+        ],
+        &[
+            REGISTER,
+            BACKEND,
+            "GET /v1/status",
+            "GET /v1/metrics",
+            r#"POST /v1/transports/0/drain {"wait":true}"#,
+        ],
+        &[
+            REGISTER,
+            BACKEND,
+            r#"POST /v1/transports/0/backends/0/stop {"timeout_s":1}"#,
+            "DELETE /v1/transports/0",
+        ],
+        &[REGISTER, BACKEND, r#"POST /v1/transports/0/backends/0/stop {"discard_dirty":0,"force":true}"#],
+        &[
+            REGISTER,
+            BACKEND,
+            r#"POST /v1/transports/0/blkdevs/0/stop {"force":true}"#,
+            r#"POST /v1/transports/0/blkdevs {"backend":0,"export":"nbd:unix:/s"}"#,
+        ],
+        &[
+            REGISTER,
+            BACKEND,
+            r#"PATCH /v1/transports/0/backends/0/settings {"gc_percent":50,"consistency":"checkpoint","writeback_rate":1,"writeback_percent":9}"#,
+        ],
+        &[
+            REGISTER,
+            r#"POST /v1/transports/0/backends {"path":"/other","data_crc":false,"consistency":"none"}"#,
+            r#"POST /v1/transports/0/checkpoint {"backend":0,"wait":true,"timeout_s":0}"#,
+        ],
+        &[
+            REGISTER,
+            REGISTER,
+            r#"POST /v1/transports {"host":"m","path":"/region","format":true,"force":true}"#,
+            r#"POST /v1/transports {"host":"m","path":"/disk"}"#,
+        ],
+        &[
+            REGISTER,
+            r#"POST /v1/transports/0/backends {"path":"/odd"}"#,
+            r#"POST /v1/transports/0/backends {"path":"/link","cache_size":18446744073709551615}"#,
+        ],
+        &[
+            r#"POST /v1/transports {"host":"","path":"x"}"#,
+            r#"POST /v1/transports {"host":"n","path":"/disk","size":0}"#,
+            r#"POST /v1/transports {"#,
+        ],
+        &[
+            "POST /v1/transports/4294967295/drain",
+            "POST /v1/transports/-1/drain",
+            "GET /v1/transports/0/backends?all=2",
+            "GET /v1/transports/0/backends?none",
+        ],
+        &[
+            REGISTER,
+            BACKEND,
+            r#"POST /v1/transports/0/drain {"backend":0,"wait":true,"timeout_s":18446744073709551615}"#,
+        ],
+    ];
+    let mut seeds: Vec<Vec<u8>> = lives.iter().map(|lines| lines.join("\n").into_bytes()).collect();
+    seeds.push(b"!GET /v1/status HTTP/1.1\r\nHost: cbd\r\n\r\nGET /v1/metrics HTTP/1.0\r\n\r\n".to_vec());
+    seeds.push(b"!POST /v1/transports HTTP/1.1\r\nHost: cbd\r\nContent-Length: 2\r\n\r\n{}".to_vec());
+    let chunked = b"!POST /v1/transports/0/drain HTTP/1.1\r\nHost: c\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n";
+    seeds.push(chunked.to_vec());
+    seeds
+}

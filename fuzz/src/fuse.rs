@@ -1,0 +1,229 @@
+//! FUSE requests: messages as `/dev/fuse` would deliver them, over a pair of sockets that keeps messages apart.
+//!
+//! Always true here: each message that wants an answer has exactly one, of a length that says itself; what was written is read
+//! back, and nothing else changed.
+
+use crate::input::Input;
+use crate::wires::{Model, SIZE, device};
+use cbd_types::ByteRange;
+use socket2::{Domain, Socket, Type};
+use std::io::{ErrorKind, Read};
+
+/// Most messages of one input.
+const MESSAGES_MAX: usize = 64;
+
+/// Longest data that a message carries.
+const PAYLOAD_MAX: usize = 4096;
+
+/// Bytes that a socket shall hold: all messages, or all answers.
+const SOCKET_BUFFER: usize = 1 << 20;
+
+/// Bytes of the header of a message, and of an answer.
+const IN_HEADER: usize = 40;
+const OUT_HEADER: usize = 16;
+
+const READ: u32 = 15;
+const WRITE: u32 = 16;
+const FALLOCATE: u32 = 43;
+
+/// The calls that there are, and some that there are not.
+const CALLS: [u32; 24] = [
+    READ,
+    WRITE,
+    FALLOCATE,
+    20,
+    1,
+    3,
+    4,
+    14,
+    27,
+    28,
+    18,
+    29,
+    30,
+    17,
+    26,
+    38,
+    2,
+    36,
+    42,
+    25,
+    0,
+    39,
+    4096,
+    u32::MAX,
+];
+
+/// A message as it was sent.
+#[derive(Debug)]
+struct Message {
+    bytes: Vec<u8>,
+    opcode: u32,
+    offset: u64,
+    size: u64,
+    fill: u8,
+    orderly: bool,
+}
+
+impl Message {
+    fn read(input: &mut Input<'_>, unique: u64) -> Self {
+        let opcode = CALLS[usize::from(input.u8()) % CALLS.len()];
+        let (flags, node, fill) = (input.u8(), u64::from(input.u8()), input.u8());
+        let offset = u64::from(input.u16());
+        let size = u64::from(input.u16());
+        let more = input.u32();
+        let offset = if flags & 1 != 0 { offset << 48 | offset } else { offset << 7 & !511 };
+        let size = if flags & 2 != 0 { size << 16 | size } else { size << 7 & !511 };
+        let mut arguments = Vec::new();
+        match opcode {
+            READ | WRITE | 28 => {
+                arguments.extend_from_slice(&[0; 8]);
+                arguments.extend_from_slice(&offset.to_ne_bytes());
+                arguments.extend_from_slice(&(size as u32).to_ne_bytes());
+                arguments.extend_from_slice(&[0; 12]);
+                arguments.extend_from_slice(&more.to_ne_bytes());
+                arguments.extend_from_slice(&[0; 4]);
+                if opcode == WRITE {
+                    arguments.resize(arguments.len() + (size as usize).min(PAYLOAD_MAX), fill);
+                }
+            }
+            FALLOCATE => {
+                arguments.extend_from_slice(&[0; 8]);
+                arguments.extend_from_slice(&offset.to_ne_bytes());
+                arguments.extend_from_slice(&size.to_ne_bytes());
+                arguments.extend_from_slice(&more.to_ne_bytes());
+                arguments.extend_from_slice(&[0; 4]);
+            }
+            _ => {}
+        }
+        let length = usize::from(fill);
+        let own = if flags & 4 != 0 { input.bytes(length) } else { &[] };
+        arguments.extend_from_slice(own);
+        let total = (IN_HEADER + arguments.len()) as u32;
+        let said = if flags & 8 != 0 { more } else { total };
+        let mut bytes = Vec::new();
+        bytes.extend_from_slice(&said.to_ne_bytes());
+        bytes.extend_from_slice(&opcode.to_ne_bytes());
+        bytes.extend_from_slice(&unique.to_ne_bytes());
+        bytes.extend_from_slice(&(node % 4).to_ne_bytes());
+        bytes.extend_from_slice(&[0; 16]);
+        bytes.extend_from_slice(&arguments);
+        if flags & 16 != 0 {
+            bytes.truncate(usize::from(fill).max(1));
+        }
+        let orderly = flags & !3 == 0;
+        Self { bytes, opcode, offset, size: u64::from(size as u32), fill, orderly }
+    }
+
+    /// What of an answer without an error can be said.
+    fn judge(&self, body: &[u8], model: &mut Model) {
+        let whole = ByteRange::at(0, SIZE);
+        match self.opcode {
+            READ => {
+                let there = ByteRange { start: self.offset, end: self.offset.saturating_add(self.size) };
+                let there = there.intersection(&whole).unwrap_or(ByteRange::at(0, 0));
+                let expected = model.get(there).expect("it is inside");
+                assert!(body == expected, "{self:?} reads something else");
+            }
+            WRITE => {
+                let range = ByteRange::at(self.offset, self.size);
+                model.get(range).expect("a write past the end").fill(self.fill);
+                assert_eq!(body.get(..4), Some(&(self.size as u32).to_ne_bytes()[..]));
+            }
+            FALLOCATE => {
+                let range = ByteRange::at(self.offset, self.size);
+                model.get(range).expect("zeroes past the end").fill(0);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// One connection with all its messages.
+pub fn run(data: &[u8]) {
+    let mut input = Input(data);
+    let read_only = input.u8() & 0x81 == 0x81;
+    let pair = Socket::pair(Domain::UNIX, Type::SEQPACKET, None);
+    let (ours, theirs) = pair.unwrap_or_else(|error| panic!("no sockets: {error}"));
+    for socket in [&ours, &theirs] {
+        let _ = socket.set_send_buffer_size(SOCKET_BUFFER);
+        let _ = socket.set_nonblocking(true);
+    }
+    let mut messages = Vec::new();
+    while !input.is_empty() && messages.len() < MESSAGES_MAX {
+        let message = Message::read(&mut input, messages.len() as u64 + 1);
+        // What the socket does not hold is not said.
+        if ours.send(&message.bytes).is_err() {
+            break;
+        }
+        messages.push(message);
+    }
+    let _ = ours.shutdown(std::net::Shutdown::Write);
+    let served = cbd_fuse::serve_connection(&*device(), theirs.into(), "cbd0", read_only);
+    served.unwrap_or_else(|error| panic!("the connection was not served to its end: {error}"));
+    judge(&messages, &ours);
+}
+
+fn judge(messages: &[Message], answers: &Socket) {
+    let mut model = Model::new();
+    let mut answered = vec![false; messages.len()];
+    let mut room = vec![0; SIZE as usize + OUT_HEADER];
+    loop {
+        let mut socket = answers;
+        let length = match socket.read(&mut room) {
+            Ok(0) => break,
+            Ok(length) => length,
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => break,
+            Err(error) => panic!("the answers end with {error}"),
+        };
+        let answer = &room[..length];
+        let number =
+            |at: usize| u32::from_ne_bytes([answer[at], answer[at + 1], answer[at + 2], answer[at + 3]]);
+        assert!(length >= OUT_HEADER && number(0) as usize == length, "an answer of another length");
+        let (error, unique) = (number(4).cast_signed(), number(8) as usize);
+        assert!((-4095..=0).contains(&error), "error {error}");
+        let message = unique.checked_sub(1).and_then(|at| messages.get(at)).expect("an answer to nobody");
+        assert!(!std::mem::replace(&mut answered[unique - 1], true), "two answers to {message:?}");
+        if error == 0 && message.orderly {
+            message.judge(&answer[OUT_HEADER..], &mut model);
+        } else if error == 0 && matches!(message.opcode, WRITE | FALLOCATE) {
+            // It changed something that the model cannot know.
+            return;
+        }
+    }
+    for (message, answered) in messages.iter().zip(answered) {
+        let silent = matches!(message.opcode, 2 | 36 | 42) || message.bytes.len() < IN_HEADER;
+        assert!(answered || silent || !message.orderly, "no answer to {message:?}");
+    }
+}
+
+/// A message of each kind, alone and all in one connection.
+#[must_use]
+pub fn seeds() -> Vec<Vec<u8>> {
+    let mut all = vec![0];
+    let mut seeds = Vec::new();
+    for call in 0..CALLS.len() as u8 {
+        let mut message = vec![call, 0, 2, 9, 4, 0, 16, 0, 0, 0, 0, 0];
+        if CALLS[usize::from(call)] == FALLOCATE {
+            message[8] = 16;
+        }
+        if call > 3 {
+            // Arguments of its own: long enough for any, a name among them.
+            message[1] = 4;
+            message[3] = 90;
+            let mut own = vec![0; 90];
+            own[..5].copy_from_slice(if CALLS[usize::from(call)] == 26 {
+                &[7, 0, 0, 0, 38]
+            } else {
+                b"cbd0\0"
+            });
+            message.extend_from_slice(&own);
+        }
+        all.extend_from_slice(&message);
+        seeds.push([&[0], &message[..]].concat());
+    }
+    seeds.push(all.clone());
+    all[0] = 0x81;
+    seeds.push(all);
+    seeds
+}

@@ -1,0 +1,48 @@
+//! Fuzz targets: everything that reads bytes which somebody else wrote, driven from plain bytes.
+//!
+//! A target is one function of bytes. The coverage-guided fuzzer (`cargo xtask fuzz`) and the replay of the corpora on an
+//! ordinary compiler (`cargo test -p cbd-fuzz`) call the same one. `fuzz/corpus/TARGET` holds the inputs that the fuzzer found to
+//! reach something new, `fuzz/regressions/TARGET` those that once broke something.
+//!
+//! Always true here: a target is deterministic as far as the code under test is, leaves nothing behind, and touches nothing
+//! outside a directory of its own; a target that returns has found nothing wrong.
+//!
+//! Left to others: what is under test. No target has a copy of it.
+#![forbid(unsafe_code)]
+
+pub mod control;
+pub mod decoders;
+pub mod fuse;
+pub mod input;
+pub mod nbd;
+pub mod region;
+pub mod store;
+mod wires;
+
+/// Something that can be fuzzed.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    /// Its name, and that of its directories.
+    pub name: &'static str,
+    /// Runs one input; panics when something is wrong.
+    pub run: fn(&[u8]),
+    /// Inputs to begin with.
+    pub seeds: fn() -> Vec<Vec<u8>>,
+    /// Longest input that is worth trying, in bytes.
+    pub length_max: usize,
+}
+
+/// All targets.
+pub const TARGETS: [Target; 5] = [
+    Target { name: "recovery", run: region::run, seeds: region::seeds, length_max: 400 },
+    Target { name: "decoders", run: decoders::run, seeds: decoders::seeds, length_max: 1200 },
+    Target { name: "nbd", run: nbd::run, seeds: nbd::seeds, length_max: 2048 },
+    Target { name: "fuse", run: fuse::run, seeds: fuse::seeds, length_max: 2048 },
+    Target { name: "control", run: control::run, seeds: control::seeds, length_max: 1500 },
+];
+
+/// The target of this name.
+#[must_use]
+pub fn target(name: &str) -> Option<&'static Target> {
+    TARGETS.iter().find(|target| target.name == name)
+}

@@ -1,0 +1,221 @@
+//! What is done with a region, whatever it holds: open, read everything, change things, drain, stop, open again.
+//!
+//! Always true here: every loop is bounded, and reaching a bound is a failure.
+
+use super::base::{self, DISK, SECTOR};
+use super::forge::MARKER;
+use crate::input::Input;
+use cbd_engine::{Consistency, Settings, Transport};
+use cbd_sim::process::{Outlook, Process};
+use cbd_sim::{CrashMemory, DiskFaults, Keep, SimDisk, SimEnvironment};
+use cbd_types::{AlignedBuffer, BackendId, ByteRange, CHUNK, Completion, Operation, Region, Request};
+use std::sync::Arc;
+
+/// Most things that are done after opening.
+const ACTS_MAX: usize = 48;
+
+/// What goes on by itself comes to an end within so many steps; a full drain of a base takes some hundreds.
+const STEPS_MAX: usize = 20_000;
+
+/// How often the clock is moved for those who sleep.
+const SLEEPS_MAX: usize = 60;
+
+/// Requests wait for space at most so many at a time, as behind any export.
+const WAITING_MAX: usize = 64;
+
+/// Large reads go in pieces of this size.
+const PIECE: u64 = 256 << 10;
+
+/// How a region is used.
+#[derive(Clone, Copy, Debug)]
+pub struct Manner {
+    /// Decides what chance decides.
+    pub seed: u64,
+    /// Between the two lives the power fails; otherwise the process is killed.
+    pub power_cut: bool,
+    /// The disks fail now and then.
+    pub bad_disk: bool,
+    /// Nothing may be read or written back that holds [`MARKER`].
+    pub watch_marker: bool,
+}
+
+/// Two lives of all backends of the region, the second on what the first left. Whether one of them came up.
+pub fn live_twice(memory: &CrashMemory, manner: Manner, acts: &[u8]) -> bool {
+    let opened = live(memory, manner, Some(acts));
+    let left =
+        if manner.power_cut { memory.power_cut(manner.seed, Keep::Any) } else { memory.process_crash() };
+    live(&left, manner, None) || opened
+}
+
+/// A life that does something, or one that reads everything.
+fn live(memory: &CrashMemory, manner: Manner, acts: Option<&[u8]>) -> bool {
+    let environment = Arc::new(SimEnvironment::new(manner.seed, 0));
+    let Ok(transport) = Transport::open(Arc::clone(&environment), Region::new(memory.clone())) else {
+        return false;
+    };
+    let _ = (transport.hosts(), transport.blkdevs(), transport.backends(), transport.info());
+    let backends: Vec<BackendId> = base::usable(&transport).collect();
+    drop(transport);
+    let mut opened = false;
+    for backend in backends {
+        let disk = base::disk(manner.seed);
+        if manner.bad_disk {
+            disk.set_faults(DiskFaults {
+                read_permille: 50,
+                change_permille: 200,
+                flush_permille: 200,
+                ..DiskFaults::default()
+            });
+        }
+        let Ok(process) = Process::open(Arc::clone(&environment), memory, &disk, backend, 1, 4) else {
+            continue;
+        };
+        opened = true;
+        let mut living =
+            Living { process, environment: &environment, done: Vec::new(), waiting: 0, next_id: 0, manner };
+        living.run(acts);
+        drop(living);
+        check_disk(&disk, manner);
+    }
+    opened
+}
+
+fn check_disk(disk: &SimDisk, manner: Manner) {
+    if manner.watch_marker {
+        let mut bytes = vec![0; DISK as usize];
+        disk.contents().read(0, &mut bytes);
+        assert!(!holds_marker(&bytes), "damaged data was written to the backing device");
+    }
+}
+
+fn holds_marker(bytes: &[u8]) -> bool {
+    // Data lies at whole lines of a segment, and on the disk at whole sectors.
+    bytes.chunks_exact(MARKER.len()).any(|line| line.iter().zip(&MARKER).all(|(byte, mark)| byte == mark))
+}
+
+struct Living<'a> {
+    process: Process,
+    environment: &'a SimEnvironment,
+    done: Vec<Completion>,
+    waiting: usize,
+    next_id: u64,
+    manner: Manner,
+}
+
+impl Living<'_> {
+    fn run(&mut self, acts: Option<&[u8]>) {
+        let around_border = ByteRange { start: CHUNK - (64 << 10), end: DISK };
+        match acts {
+            None => self.read(ByteRange::at(0, DISK)),
+            Some(acts) => {
+                self.read(ByteRange::at(0, 160 << 10));
+                self.read(around_border);
+                for act in acts.chunks_exact(4).take(ACTS_MAX) {
+                    self.act(act);
+                }
+            }
+        }
+        self.process.cache().request_drain();
+        self.settle();
+        self.read(around_border);
+        let _ = self.process.cache().status();
+        self.process.cache().stop();
+        self.settle();
+    }
+
+    fn read(&mut self, range: ByteRange) {
+        for piece in range.split_at_multiples(PIECE) {
+            self.ask(Operation::Read, piece, false);
+        }
+        self.settle();
+    }
+
+    fn act(&mut self, bytes: &[u8]) {
+        let mut input = Input(bytes);
+        let (what, place, length) = (input.u8(), u64::from(input.u16()), usize::from(input.u8()));
+        // Anywhere, or around the border between the lanes, where the bases have their data.
+        let start =
+            if place & 0x8000 == 0 { place * SECTOR } else { CHUNK - (32 << 10) + (place & 0xff) * SECTOR };
+        let start = start.min(DISK - SECTOR);
+        let lengths = [SECTOR, 4096, 3 * SECTOR, 16 << 10, 64 << 10, 40 << 10, 512 << 10, DISK];
+        let range = ByteRange { start, end: (start + lengths[length % lengths.len()]).min(DISK) };
+        let fua = length & 0x80 != 0;
+        match what % 12 {
+            0..3 => self.ask(Operation::Write, range, fua),
+            3 => self.ask(Operation::Read, range, false),
+            4 => self.ask(Operation::Flush, ByteRange::at(0, 0), false),
+            5 => self.ask(Operation::Discard, range, fua),
+            6 => self.ask(Operation::WriteZeroes, range, fua),
+            7 => self.steps(length),
+            8 => self.settle(),
+            9 => self.environment.advance(place),
+            10 => {
+                self.process.cache().request_drain();
+            }
+            _ => self.change_settings(place, length),
+        }
+        self.steps(3);
+    }
+
+    fn change_settings(&mut self, place: u64, length: usize) {
+        let modes = [Consistency::Strict, Consistency::Checkpoint, Consistency::None];
+        let settings = Settings {
+            consistency: modes[length % modes.len()],
+            gc_percent: (place % 91) as u8,
+            dirty_target_percent: (place / 91 % 91) as u8,
+            ..Settings::default()
+        };
+        let _ = self.process.cache().set_settings(settings);
+    }
+
+    fn ask(&mut self, operation: Operation, range: ByteRange, fua: bool) {
+        if self.waiting >= WAITING_MAX {
+            return;
+        }
+        let has_data = matches!(operation, Operation::Read | Operation::Write);
+        let buffer = AlignedBuffer::zeroed(if has_data { range.len() as usize } else { 0 });
+        self.next_id += 1;
+        self.waiting += 1;
+        self.process.submit(0, Request { id: self.next_id, operation, range, fua, buffer }, &mut self.done);
+        self.take();
+    }
+
+    fn take(&mut self) {
+        for completion in self.done.drain(..) {
+            self.waiting -= 1;
+            if self.manner.watch_marker && completion.result.is_ok() {
+                assert!(!holds_marker(&completion.buffer), "damaged data was returned");
+            }
+        }
+    }
+
+    fn steps(&mut self, count: usize) {
+        for _ in 0..count {
+            self.process.maintain();
+            self.process.poll(0, &mut self.done);
+            self.take();
+        }
+    }
+
+    /// Goes on until nobody has anything to do but wait for what does not come.
+    fn settle(&mut self) {
+        for _ in 0..SLEEPS_MAX {
+            let mut steps = 0;
+            while self.process.outlook() == Outlook::Work {
+                self.steps(1);
+                steps += 1;
+                assert!(steps < STEPS_MAX, "it goes round and round: {}", self.process.describe());
+            }
+            match self.process.outlook() {
+                Outlook::Sleeps(until) if self.waiting > 0 => {
+                    self.environment
+                        .advance(until.saturating_sub(self.environment.clock_ms()).clamp(1, 60_000));
+                }
+                Outlook::Stuck if self.waiting > 0 => {
+                    panic!("{} requests wait for nothing: {}", self.waiting, self.process.describe())
+                }
+                _ => return,
+            }
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! `cargo xtask fuzz`: the coverage-guided fuzzer over all targets or one.
+//!
+//! It stands on libFuzzer and on the coverage that the stable compiler can put into what it builds, so neither a
+//! nightly compiler nor a cargo plugin is needed; the first build takes minutes and has a target directory of its own.
+//!
+//! Always true here: an input that breaks something is kept in `fuzz/regressions`, where every later test replays it, and a
+//! command that replays it alone is printed; the corpus grows only by inputs that reach something new, and is reduced
+//! to those afterwards.
+//!
+//! Left to others: the targets (`cbd-fuzz`).
+
+use crate::flags::Problem;
+use crate::workspace::{self, cargo};
+use crate::{packages, shell};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+/// What the targets are called; a test of `cbd-fuzz` knows them by the same names.
+pub const TARGETS: [&str; 5] = ["recovery", "decoders", "nbd", "fuse", "control"];
+
+/// What the compiler is told, so that libFuzzer sees which code an input reaches and which numbers it compares.
+const COVERAGE: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+    -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
+    -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1 --cfg fuzzing";
+
+/// From nothing, on two cores.
+const BUILD_LIMIT: Duration = Duration::from_secs(1800);
+
+/// Beyond its time the fuzzer gets so long for its last input and its figures.
+const GRACE: Duration = Duration::from_secs(120);
+
+/// An input that takes longer hangs.
+const INPUT_LIMIT_S: u64 = 40;
+
+/// What is fuzzed, and how long.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// The targets.
+    pub targets: Vec<String>,
+    /// Seconds for each.
+    pub seconds: u64,
+}
+
+impl Plan {
+    /// All targets, a minute each.
+    pub fn all() -> Self {
+        Self { targets: TARGETS.map(str::to_owned).to_vec(), seconds: 60 }
+    }
+
+    /// Reads the options.
+    ///
+    /// # Errors
+    /// [`Problem::Usage`] for an unknown option or target, or a number that is none.
+    pub fn parse(arguments: &[String]) -> Result<Self, Problem> {
+        let mut plan = Self { targets: Vec::new(), ..Self::all() };
+        let mut rest = arguments.iter();
+        while let Some(argument) = rest.next() {
+            match argument.as_str() {
+                "--seconds" => {
+                    let value =
+                        rest.next().and_then(|value| value.parse().ok()).filter(|&seconds| seconds > 0);
+                    plan.seconds =
+                        value.ok_or_else(|| Problem::Usage("--seconds needs a number above 0".to_owned()))?;
+                }
+                target if TARGETS.contains(&target) => plan.targets.push(target.to_owned()),
+                other => {
+                    let known = TARGETS.join(", ");
+                    return Err(Problem::Usage(format!(
+                        "unknown option or target '{other}'; the targets are {known}"
+                    )));
+                }
+            }
+        }
+        if plan.targets.is_empty() {
+            plan.targets = Self::all().targets;
+        }
+        Ok(plan)
+    }
+}
+
+/// Builds the fuzzer and runs it on each target of the plan. True if nothing was found.
+///
+/// # Errors
+/// When it cannot be built or started.
+pub fn run(plan: &Plan) -> Result<bool, Problem> {
+    if let Err(text) = packages::install_compiler() {
+        return Err(Problem::Failed(text));
+    }
+    let target_directory = workspace::target_directory().map_err(Problem::Failed)?;
+    let directory = target_directory.join("fuzz");
+    let triple = workspace::host_triple().map_err(Problem::Failed)?;
+    build(&directory, &triple)?;
+    let mut sound = true;
+    for target in &plan.targets {
+        sound &= Fuzzer::new(&directory, &triple, target)?.run(plan.seconds)?;
+    }
+    Ok(sound)
+}
+
+fn build(directory: &Path, triple: &str) -> Result<(), Problem> {
+    println!("building the fuzzer in {}", directory.display());
+    let mut command =
+        cargo(["build", "--profile", "fuzz", "--package", "cbd-fuzz", "--features", "libfuzzer"]);
+    // With a target named, the flags count for what is fuzzed alone, and not for build scripts.
+    command.args(["--bin", "fuzz", "--target", triple]).arg("--target-dir").arg(directory);
+    if workspace::is_ci() {
+        command.arg("--locked");
+    }
+    command.env("RUSTFLAGS", COVERAGE);
+    let end = shell::run(&mut command, BUILD_LIMIT, |_, line| println!("{line}"));
+    if end.is_success() { Ok(()) } else { Err(Problem::Failed(format!("the fuzzer does not build: {end}"))) }
+}
+
+/// The fuzzer on one target.
+struct Fuzzer<'a> {
+    program: PathBuf,
+    target: &'a str,
+    /// What it has found to reach something, kept between runs.
+    found: PathBuf,
+    /// What of this is in the tree.
+    corpus: PathBuf,
+    /// Inputs that broke something.
+    broken: PathBuf,
+}
+
+impl<'a> Fuzzer<'a> {
+    fn new(directory: &Path, triple: &str, target: &'a str) -> Result<Self, Problem> {
+        let kept = workspace::root().join("fuzz");
+        let fuzzer = Self {
+            program: directory.join(triple).join("fuzz/fuzz"),
+            target,
+            found: directory.join("found").join(target),
+            corpus: kept.join("corpus").join(target),
+            broken: kept.join("regressions").join(target),
+        };
+        for folder in [&fuzzer.found, &fuzzer.corpus, &fuzzer.broken] {
+            fs::create_dir_all(folder)
+                .map_err(|error| Problem::Failed(format!("cannot make {}: {error}", folder.display())))?;
+        }
+        Ok(fuzzer)
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        command.env("CBD_FUZZ_TARGET", self.target).env("RUST_BACKTRACE", "1");
+        command.current_dir(workspace::root());
+        command
+    }
+
+    fn run(&self, seconds: u64) -> Result<bool, Problem> {
+        println!("\n{}: {seconds} s", self.target);
+        self.plant()?;
+        let before = self.broken_inputs();
+        let mut command = self.command();
+        command.args([&self.found, &self.corpus]).args([
+            format!("-max_total_time={seconds}"),
+            format!("-max_len={}", self.longest()?),
+            format!("-timeout={INPUT_LIMIT_S}"),
+            format!("-artifact_prefix={}/", self.broken.display()),
+            "-use_value_profile=1".to_owned(),
+            // Inputs are structures: a short one is no simpler than a long one.
+            "-len_control=0".to_owned(),
+            "-print_final_stats=1".to_owned(),
+            "-verbosity=1".to_owned(),
+        ]);
+        let limit = Duration::from_secs(seconds) + GRACE;
+        let mut log = Vec::new();
+        let end = shell::run(&mut command, limit, |_, line| log.push(line.to_owned()));
+        if end.is_success() {
+            show_figures(&log);
+            self.reduce()?;
+            return Ok(true);
+        }
+        for line in log.iter().rev().take(60).rev() {
+            println!("    {line}");
+        }
+        println!("    {}: {end}", self.target);
+        for input in self.broken_inputs().iter().filter(|input| !before.contains(input)) {
+            let input = input.strip_prefix(workspace::root()).unwrap_or(input);
+            println!(
+                "    kept in the tree; replay it: cargo run -p cbd-fuzz --bin replay -- {} {}",
+                self.target,
+                input.display()
+            );
+        }
+        Ok(false)
+    }
+
+    /// The target's own inputs to begin with.
+    fn plant(&self) -> Result<(), Problem> {
+        let mut command = replay();
+        command.args(["--seeds", self.target]).arg(&self.found);
+        let end = shell::run(&mut command, BUILD_LIMIT, |_, line| println!("    {line}"));
+        if end.is_success() {
+            Ok(())
+        } else {
+            Err(Problem::Failed(format!("no inputs to begin with: {end}")))
+        }
+    }
+
+    /// Longest input that is worth trying, as the target says.
+    fn longest(&self) -> Result<u64, Problem> {
+        let text = shell::output_of(replay().arg("--list"), BUILD_LIMIT)
+            .map_err(|end| Problem::Failed(format!("the targets cannot be listed: {end}")))?;
+        let of = |line: &str| line.strip_prefix(self.target)?.trim().parse().ok();
+        text.lines()
+            .find_map(of)
+            .ok_or_else(|| Problem::Failed(format!("there is no target {}", self.target)))
+    }
+
+    /// Takes over what reaches something that the corpus in the tree does not: the fewest and smallest of it.
+    fn reduce(&self) -> Result<(), Problem> {
+        let count = |folder: &Path| files(folder).len();
+        let had = count(&self.corpus);
+        let mut command = self.command();
+        command.args(["-merge=1", "-verbosity=0"]).args([&self.corpus, &self.found]);
+        let end = shell::run(&mut command, BUILD_LIMIT, |_, _| {});
+        if !end.is_success() {
+            return Err(Problem::Failed(format!("the corpus of {} cannot be reduced: {end}", self.target)));
+        }
+        println!("    fuzz/corpus/{}: {had} inputs before, {} now", self.target, count(&self.corpus));
+        Ok(())
+    }
+
+    fn broken_inputs(&self) -> Vec<PathBuf> {
+        files(&self.broken)
+    }
+}
+
+/// The program that knows the targets, as the tests build it.
+fn replay() -> Command {
+    cargo(["run", "--quiet", "--package", "cbd-fuzz", "--bin", "replay", "--"])
+}
+
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
+    entries.flatten().map(|entry| entry.path()).collect()
+}
+
+/// How much was done, and how far it came.
+fn show_figures(log: &[String]) {
+    if let Some(line) = log.iter().rev().find(|line| line.contains(" cov: ")) {
+        println!("    {line}");
+    }
+    for line in log.iter().filter(|line| line.starts_with("stat::")) {
+        println!("    {line}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Result<Plan, Problem> {
+        Plan::parse(&line.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn without_a_target_all_are_fuzzed() {
+        let plan = parse("--seconds 5").expect("a number is fine");
+        assert_eq!((plan.targets.len(), plan.seconds), (TARGETS.len(), 5));
+    }
+
+    #[test]
+    fn named_targets_are_fuzzed_alone() {
+        assert_eq!(parse("nbd fuse").expect("both exist").targets, ["nbd", "fuse"]);
+    }
+
+    #[test]
+    fn an_unknown_target_or_no_time_is_wrong_usage() {
+        for line in ["ndb", "--seconds", "--seconds x", "--seconds 0", "--minutes 3"] {
+            assert!(matches!(parse(line), Err(Problem::Usage(_))), "{line}");
+        }
+    }
+
+    #[test]
+    fn each_target_has_a_corpus() {
+        for target in TARGETS {
+            let corpus = workspace::root().join("fuzz/corpus").join(target);
+            assert!(!files(&corpus).is_empty(), "{}", corpus.display());
+        }
+    }
+}
