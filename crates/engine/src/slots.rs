@@ -29,15 +29,21 @@ pub struct TwoSlots<T> {
     content: Option<T>,
     /// The other slot can be read and does not say the same.
     is_behind: bool,
+    /// Neither slot is valid, and neither is blank: there was something, and both its copies are gone.
+    is_lost: bool,
 }
 
 impl<T: SlotContent> TwoSlots<T> {
     /// Reads both slots. Memory that fails counts as an invalid slot.
     pub fn read<P: Pmem>(region: &Region<P>, at: [u64; 2], place: u64) -> Self {
-        let read = |at| {
+        let mut failed = 0;
+        let mut read = |at| {
             let mut bytes = alloc::vec![0; T::SLOT_SIZE];
-            region.load(at, &mut bytes).ok()?;
-            Some(Slot::<T>::decode(place, &bytes))
+            let is_loaded = region.load(at, &mut bytes).is_ok();
+            let slot = if is_loaded { Slot::<T>::decode(place, &bytes) } else { None };
+            // A first store that was torn leaves the other slot blank: that is nothing lost.
+            failed += u32::from(slot.is_none() && (!is_loaded || bytes.iter().any(|byte| *byte != 0)));
+            is_loaded.then_some(slot)
         };
         let slots = [read(at[0]), read(at[1])];
         let newest = Slot::newest(slots[0].flatten(), slots[1].flatten());
@@ -52,17 +58,23 @@ impl<T: SlotContent> TwoSlots<T> {
             newest: newest.map(|(which, slot)| (which, slot.sequence)),
             content: newest.map(|(_, slot)| slot.content),
             is_behind,
+            is_lost: failed == 2,
         }
     }
 
     /// Both slots as they are in fresh memory: invalid.
     pub(crate) const fn empty(at: [u64; 2], place: u64) -> Self {
-        Self { at, place, newest: None, content: None, is_behind: false }
+        Self { at, place, newest: None, content: None, is_behind: false, is_lost: false }
     }
 
     /// The newest content.
     pub const fn content(&self) -> Option<&T> {
         self.content.as_ref()
+    }
+
+    /// Whether something was here of which both copies are gone.
+    pub(crate) const fn is_lost(&self) -> bool {
+        self.is_lost
     }
 
     /// Writes back what was read: after a mere process crash it may be only in a processor's cache. In flight until the
@@ -90,6 +102,7 @@ impl<T: SlotContent> TwoSlots<T> {
         self.newest = Some((which, sequence));
         self.content = Some(content);
         self.is_behind = false;
+        self.is_lost = false;
         if T::SLOT_SIZE == 64 {
             // Marks are stored on the flush path: a whole line, no allocation.
             region.store_line(self.at[which], &slot.encode_line(self.place))

@@ -307,9 +307,23 @@ impl<E: Environment> Transport<E> {
     /// One backend.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`], or [`ErrorKind::Damaged`] as in [`backends`](Self::backends).
+    /// [`ErrorKind::NotFound`], or [`ErrorKind::Damaged`] as in [`backends`](Self::backends) and where both copies of the row
+    /// are lost.
     pub fn backend(&self, id: BackendId) -> Result<BackendEntry> {
         let mut tables = self.tables.lock();
+        if tables
+            .backends
+            .get(id.index())
+            .is_some_and(|row| Safeguard::RowLostSaid.is_kept() && row.is_lost())
+        {
+            return Err(Error::new(
+                ErrorKind::Damaged,
+                format!(
+                    "backend {id}: both copies of its row are damaged; what its cache holds is kept but cannot be reached, \
+                     and its disk may lack acknowledged writes"
+                ),
+            ));
+        }
         let row = active_row(&mut tables.backends, id.index(), |row| row.state.get(), "backend")?;
         row.content().map_or_else(|| Err(no_such("backend", id.index())), |row| backend_entry(id.0, row))
     }

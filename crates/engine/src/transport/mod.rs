@@ -257,10 +257,18 @@ impl<E: Environment> Tables<E> {
         is_owner.then_some(BackendId(backend))
     }
 
+    /// Whether a segment may hold data of a backend whose row is lost, or of nobody knows whom.
+    fn is_of_somebody_lost(&self, segment: usize) -> bool {
+        let entry = &self.segments[segment];
+        let row = entry.content().and_then(|entry| self.backends.get(entry.backend.get() as usize));
+        entry.is_lost() || row.is_some_and(TwoSlots::is_lost)
+    }
+
     fn free_segments(&self) -> Vec<SegmentId> {
         let segments = 0..self.segments.len();
         segments
             .filter(|segment| self.owner(*segment).is_none())
+            .filter(|segment| Safeguard::SegmentLostKept.holds(!self.is_of_somebody_lost(*segment)))
             .map(|segment| SegmentId(segment as u32))
             .collect()
     }

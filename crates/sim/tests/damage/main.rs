@@ -11,4 +11,5 @@ mod of_one_copy;
 mod outside;
 mod reclaimed;
 mod rig;
+mod rows;
 mod waiting;

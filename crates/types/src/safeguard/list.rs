@@ -126,6 +126,12 @@ safeguards! {
     BackendSegmentsSecond = "backend.segments.second",
     /// The second slots are durable before the row.
     BackendSegmentsFence = "backend.segments.fence",
+    /// A row of which both copies are lost is not used anew: what it named may be dirty.
+    RowLostKept = "row.lost.kept",
+    /// A backend whose row is lost is reported, not taken for one that never was.
+    RowLostSaid = "row.lost.said",
+    /// Segments of a lost row, and those whose own entry is lost, are not given to another cache.
+    SegmentLostKept = "segment.lost.kept",
     /// A segment belongs to a cache only while the backend's row is in use.
     SegmentOwnerActive = "segment.owner.active",
     /// A segment belongs to a cache only while the backend's row names the same cache.
