@@ -48,6 +48,25 @@ pub(crate) struct Target {
     pub no_punch: AtomicBool,
 }
 
+impl Target {
+    /// A file that somebody has cut short since it was opened takes writes all the same, and grows by them: what was in it is
+    /// gone, and what is written now may be gone when it is restored. So no flush of it succeeds.
+    fn check_length(&self) -> Result<()> {
+        if self.kind == Kind::Block {
+            return Ok(());
+        }
+        let (name, wanted) = (self.path.display(), self.geometry.size);
+        let text = match self.file.metadata() {
+            Ok(metadata) if metadata.len() >= wanted => return Ok(()),
+            Ok(metadata) => {
+                format!("{name} was cut short: it had {wanted} bytes and has {}; restore it", metadata.len())
+            }
+            Err(error) => format!("cannot look at the size of {name}: {error}"),
+        };
+        Err(Error::new(ErrorKind::Backing, text))
+    }
+}
+
 /// The next thing to ask the kernel for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Step {
@@ -156,7 +175,7 @@ impl Job {
             return self.failed(target, step, -answer);
         }
         let forward = match step {
-            Step::Sync => return Some(Ok(())),
+            Step::Sync => return Some(target.check_length()),
             Step::Allocate { length, .. } => length,
             Step::Read { length, .. } | Step::Write { length, .. } | Step::WriteZeroes { length, .. } => {
                 let count = (answer as u64).min(length as u64);
@@ -358,6 +377,16 @@ mod tests {
             error.line(),
             "cannot write bytes 4096..12288 of /dev/sdx: Input/output error (os error 5)"
         );
+    }
+
+    #[test]
+    fn a_file_that_was_cut_short_is_not_flushed() {
+        for (kind, is_flushed) in [(Kind::File, false), (Kind::Block, true)] {
+            let target = target(kind);
+            let mut job = Job::new(OpToken(1), BackingOp::Flush, &target);
+            let result = job.advance(&target, 0).expect("ended");
+            assert_eq!(result.is_ok(), is_flushed, "{result:?}");
+        }
     }
 
     #[test]

@@ -1,0 +1,192 @@
+//! Disks that fill up, fail, are cut short, and go away and come back: the cache keeps what they do not take, says so, and
+//! goes on by itself where it can.
+
+mod support;
+
+use std::fs::File;
+use std::time::Duration;
+use support::sandbox::in_sandbox;
+use support::{MIB, Place, text_of, tool, until};
+
+const PATIENCE: Duration = Duration::from_secs(100);
+const SIZE: u64 = 16 * MIB;
+
+/// The byte that fills piece `piece` of 64 KiB in version `version`.
+fn value(piece: u64, version: u8) -> u8 {
+    (piece % 100) as u8 + version * 100 + 1
+}
+
+fn write_pieces(place: &Place, pieces: std::ops::Range<u64>, version: u8) {
+    let mut client = place.client();
+    for piece in pieces {
+        client.write(piece * 65536, &[value(piece, version); 65536], false).expect("the cache takes it");
+    }
+    client.flush().expect("flushed");
+}
+
+#[track_caller]
+fn expect_pieces(place: &Place, pieces: std::ops::Range<u64>, version: u8) {
+    let mut client = place.client();
+    for piece in pieces {
+        let mut bytes = [0; 65536];
+        client.read(piece * 65536, &mut bytes).expect("read");
+        assert!(bytes == [value(piece, version); 65536], "piece {piece}");
+    }
+}
+
+#[track_caller]
+fn expect_on_disk(disk: &str, pieces: std::ops::Range<u64>, version: u8) {
+    let bytes = std::fs::read(disk).expect("the disk");
+    assert_eq!(bytes.len() as u64, SIZE);
+    for piece in pieces {
+        let at = piece as usize * 65536;
+        assert!(bytes[at..at + 65536] == [value(piece, version); 65536], "piece {piece} of the plain disk");
+    }
+}
+
+/// Waits until writeback says that it fails, and why.
+#[track_caller]
+fn until_it_fails(place: &Place, why: &str) {
+    until("an error", || place.cache()["last_error"].as_str().is_some_and(|text| text.contains(why)));
+}
+
+#[track_caller]
+fn until_drained(place: &Place) {
+    until("a drained cache", || place.cache()["dirty_bytes"] == 0);
+    assert!(place.cache()["last_error"].is_null());
+}
+
+#[test]
+fn a_file_system_that_fills_up_costs_nothing_once_there_is_space() {
+    in_sandbox("a_file_system_that_fills_up_costs_nothing_once_there_is_space", PATIENCE, |folder| {
+        let small = folder.join("small");
+        std::fs::create_dir(&small).expect("a folder");
+        tool("mount", &["-t", "tmpfs", "-o", "size=4M", "none", &text_of(&small)]);
+        let disk = text_of(&small.join("disk"));
+        // Sparse: it fills the file system as it is written.
+        File::create(&disk).and_then(|file| file.set_len(SIZE)).expect("a disk");
+        let mut place = Place::under(folder);
+        place.start();
+        place.register("64M");
+        place.start_backend(&disk);
+        write_pieces(&place, 0..128, 0);
+        let ran = place.run(&["drain", "-b", "0", "--timeout", "2"]);
+        assert_eq!(ran.code, 1, "{ran:?}");
+        until_it_fails(&place, "No space left");
+        expect_pieces(&place, 0..128, 0);
+        write_pieces(&place, 0..32, 1);
+        // The daemon does not forget it over a kill.
+        place.kill();
+        place.start();
+        expect_pieces(&place, 0..32, 1);
+        expect_pieces(&place, 32..128, 0);
+        until_it_fails(&place, "No space left");
+        tool("mount", &["-o", "remount,size=64M", &text_of(&small)]);
+        until_drained(&place);
+        place.ok(&["backend-stop", "-b", "0"]);
+        expect_on_disk(&disk, 0..32, 1);
+        expect_on_disk(&disk, 32..128, 0);
+        place.terminate();
+        tool("umount", &[&text_of(&small)]);
+    });
+}
+
+#[test]
+fn a_file_that_is_cut_to_nothing_and_restored_loses_nothing_that_was_dirty() {
+    let mut place = Place::with_region();
+    let disk = place.disk("disk", SIZE);
+    place.start_backend(&disk);
+    write_pieces(&place, 0..64, 0);
+    place.ok(&["drain", "-b", "0"]);
+    let copy = std::fs::read(&disk).expect("the disk");
+    let file = File::options().write(true).open(&disk).expect("the disk");
+    file.set_len(0).expect("cut");
+    write_pieces(&place, 32..96, 1);
+    until_it_fails(&place, &SIZE.to_string());
+    // What the cache has is served; what only the disk had is an error, and no zeroes.
+    expect_pieces(&place, 32..96, 1);
+    let mut bytes = [0; 65536];
+    let error = place.client().read(SIZE - 65536, &mut bytes).expect_err("the disk has no such bytes");
+    assert_eq!(error.errno(), 5, "{error}");
+    // The disk is restored as it was when it was cut.
+    std::os::unix::fs::FileExt::write_all_at(&file, &copy, 0).expect("restored");
+    until_drained(&place);
+    place.ok(&["backend-stop", "-b", "0"]);
+    expect_on_disk(&disk, 0..32, 0);
+    expect_on_disk(&disk, 32..96, 1);
+    place.terminate();
+}
+
+/// A daemon that serves a plain disk as a kernel block device: a disk that can fail and go away.
+fn lower(folder: &std::path::Path, decorate: Option<&str>) -> (Place, String) {
+    let mut lower = Place::under(folder);
+    lower.decorate = decorate.map(str::to_owned);
+    lower.start();
+    lower.register("16M");
+    let disk = lower.disk("disk", SIZE);
+    let printed = lower.ok(&["backend-start", "-p", &disk, "--start-dev", "--export", "fuse-loop"]);
+    (lower, printed.trim().to_owned())
+}
+
+fn upper(folder: &std::path::Path, device: &str) -> Place {
+    let mut place = Place::under(folder);
+    place.start();
+    place.register("64M");
+    place.start_backend(device);
+    place
+}
+
+#[test]
+fn a_block_device_that_answers_errors_for_a_while_gets_everything_in_the_end() {
+    let name = "a_block_device_that_answers_errors_for_a_while_gets_everything_in_the_end";
+    in_sandbox(name, PATIENCE, |folder| {
+        let (lower, device) = lower(folder, Some("fault:op=write,after=5,times=20"));
+        let mut place = upper(folder, &device);
+        write_pieces(&place, 0..128, 0);
+        until_it_fails(&place, "Input/output error");
+        expect_pieces(&place, 0..128, 0);
+        until_drained(&place);
+        write_pieces(&place, 0..32, 1);
+        place.ok(&["backend-stop", "-b", "0"]);
+        place.terminate();
+        lower.ok(&["backend-stop", "-b", "0"]);
+        expect_on_disk(&lower.text("disk"), 0..32, 1);
+        expect_on_disk(&lower.text("disk"), 32..128, 0);
+    });
+}
+
+#[test]
+fn a_disk_that_goes_away_and_comes_back_gets_everything_after_a_restart() {
+    let name = "a_disk_that_goes_away_and_comes_back_gets_everything_after_a_restart";
+    in_sandbox(name, PATIENCE, |folder| {
+        let (mut lower, device) = lower(folder, None);
+        let mut place = upper(folder, &device);
+        write_pieces(&place, 0..64, 0);
+        place.ok(&["drain", "-b", "0"]);
+        lower.kill();
+        // What is written now is acknowledged, and what is cached is served.
+        write_pieces(&place, 32..96, 1);
+        until_it_fails(&place, "error");
+        expect_pieces(&place, 0..32, 0);
+        expect_pieces(&place, 32..96, 1);
+        let mut bytes = [0; 65536];
+        let error = place.client().read(SIZE - 65536, &mut bytes).expect_err("only the disk had it");
+        assert_eq!(error.errno(), 5, "{error}");
+        let ran = place.run(&["backend-stop", "-b", "0", "--timeout", "2"]);
+        assert_eq!(ran.code, 1, "{ran:?}");
+        assert!(place.terminate() < Duration::from_secs(20), "it ends without its disk");
+        // Without the disk the daemon comes up, and says what it misses.
+        place.start();
+        assert_eq!(place.json(&["backend-list"])[0]["alive"], false);
+        lower.start();
+        place.ok(&["backend-start", "-p", &device]);
+        expect_pieces(&place, 0..32, 0);
+        expect_pieces(&place, 32..96, 1);
+        until_drained(&place);
+        place.ok(&["backend-stop", "-b", "0"]);
+        place.terminate();
+        lower.ok(&["backend-stop", "-b", "0"]);
+        expect_on_disk(&lower.text("disk"), 0..32, 0);
+        expect_on_disk(&lower.text("disk"), 32..96, 1);
+    });
+}
