@@ -1,0 +1,213 @@
+//! Each structure of a region damaged in one copy and in both, while the daemon is away: it starts by itself and in time,
+//! serves what is whole, says what is not, and never serves anything wrong.
+
+mod support;
+
+use serde_json::Value;
+use std::time::{Duration, Instant};
+use support::region::RegionFile;
+use support::{MIB, Place};
+
+const BLOCK: u64 = 4096;
+const SIZE: u64 = 4 * MIB;
+/// Longest that a daemon may take to come up, on a machine that has other things to do.
+const START_MAX: Duration = Duration::from_secs(20);
+/// Where the blocks lie that were written, and drained, before the daemon was killed.
+const DRAINED: std::ops::Range<u64> = 0..20;
+/// Those that were dirty.
+const DIRTY: std::ops::Range<u64> = 20..40;
+
+/// No block.
+const NOTHING: [u64; 0] = [];
+
+/// The value of a block; 0 where nothing was written.
+fn value(block: u64) -> u8 {
+    if block < DIRTY.end { 100 + block as u8 } else { 0 }
+}
+
+/// A killed daemon's files: a region with backends 0 and 1, and a second region with one more.
+struct Killed {
+    place: Place,
+    region: Vec<u8>,
+}
+
+impl Killed {
+    fn new() -> Self {
+        let mut place = Place::with_region();
+        let disk = place.disk("disk", SIZE);
+        place.start_backend(&disk);
+        let second = place.disk("second", SIZE);
+        let export = |name: &str| format!("nbd:unix:{}", place.text(name));
+        place.ok(&["backend-start", "-p", &second, "-c", "12M", "-D", "-e", &export("second.sock")]);
+        let other = place.in_memory("other-region");
+        place.ok(&["tp-reg", "-p", &other, "-s", "32M", "-H", "node1", "--format"]);
+        let third = place.disk("third", SIZE);
+        place.ok(&["backend-start", "-t", "1", "-p", &third, "-c", "12M", "-D", "-e", &export("third.sock")]);
+        for socket in ["nbd.sock", "second.sock", "third.sock"] {
+            let mut client = place.client_of(socket);
+            DRAINED.for_each(|block| {
+                client.write(block * BLOCK, &[value(block); BLOCK as usize], false).expect("written")
+            });
+        }
+        for transport in ["0", "1"] {
+            place.ok(&["drain", "-t", transport]);
+        }
+        for socket in ["nbd.sock", "second.sock", "third.sock"] {
+            let mut client = place.client_of(socket);
+            DIRTY.for_each(|block| {
+                client.write(block * BLOCK, &[value(block); BLOCK as usize], true).expect("written")
+            });
+        }
+        place.kill();
+        let region = std::fs::read(place.region()).expect("the region");
+        Self { place, region }
+    }
+
+    /// The region as the killed daemon left it, but for what `damage` does to it, and a daemon on it.
+    #[track_caller]
+    fn start_with(&mut self, damage: impl FnOnce(&RegionFile)) -> Value {
+        std::fs::write(self.place.region(), &self.region).expect("the region");
+        damage(&RegionFile::open(&self.place.region()));
+        let begin = Instant::now();
+        self.place.start();
+        assert!(begin.elapsed() < START_MAX, "it took {:?}", begin.elapsed());
+        self.place.json(&["status", "--json"])
+    }
+
+    /// Reads every block of a device: each is right, or an error. Those that are errors.
+    #[track_caller]
+    fn unreadable(&self, socket: &str) -> Vec<u64> {
+        let mut client = self.place.client_of(socket);
+        let mut lost = Vec::new();
+        for block in 0..SIZE / BLOCK {
+            let mut bytes = [0xee; BLOCK as usize];
+            match client.read(block * BLOCK, &mut bytes) {
+                Ok(()) => {
+                    assert!(bytes == [value(block); BLOCK as usize], "block {block} is wrong: {}", bytes[0])
+                }
+                Err(error) => {
+                    assert_eq!(error.errno(), 5, "{error}");
+                    lost.push(block);
+                }
+            }
+        }
+        lost
+    }
+
+    #[track_caller]
+    fn expect_others_to_be_whole(&self, with_second: bool) {
+        if with_second {
+            assert_eq!(self.unreadable("second.sock"), NOTHING, "the other backend of the region");
+        }
+        assert_eq!(self.unreadable("third.sock"), NOTHING, "the backend of the other region");
+    }
+}
+
+/// A backend of transport 0 in the status; null where it is not there.
+fn backend(status: &Value, number: u64) -> Value {
+    let all = status["transports"][0]["backends"].as_array().cloned().unwrap_or_default();
+    all.into_iter().find(|backend| backend["backend_id"] == number).unwrap_or_default()
+}
+
+fn listed(status: &Value) -> Vec<u64> {
+    let ranges = backend(status, 0)["cache"]["quarantined"].as_array().cloned().unwrap_or_default();
+    let blocks = ranges.iter().flat_map(|range| {
+        let end = range["end"].as_u64().expect("a number");
+        (range["start"].as_u64().expect("a number") / BLOCK)..end.div_ceil(BLOCK)
+    });
+    blocks.collect()
+}
+
+#[test]
+fn one_damaged_copy_of_anything_costs_nothing() {
+    let mut killed = Killed::new();
+    killed.start_with(|_| ());
+    let pairs = RegionFile::open(&killed.place.region()).pairs();
+    killed.place.kill();
+    for (name, copies, length) in pairs {
+        for (number, at) in copies.into_iter().enumerate() {
+            println!("copy {number} of {name}");
+            let status = killed.start_with(|region| region.damage(at, length));
+            assert_eq!(backend(&status, 0)["alive"], true, "{status}");
+            assert_eq!(killed.unreadable("nbd.sock"), NOTHING, "copy {number} of {name}");
+            killed.expect_others_to_be_whole(true);
+            assert_eq!(listed(&killed.place.json(&["status", "--json"])), NOTHING);
+            killed.place.kill();
+        }
+    }
+}
+
+/// What both copies of a structure cost.
+struct Cost {
+    /// Backend 0 is served, and every block of its device that is not lost is right.
+    served: bool,
+    /// How many blocks are lost.
+    lost: u64,
+    /// What the status says of the transport or the backend, where it is not served.
+    said: &'static str,
+    /// The other backend of the region is whole.
+    other: bool,
+}
+
+/// Of each structure. All blocks: the lane may have held any of them.
+fn cost_of_both(name: &str) -> Cost {
+    let nothing = Cost { served: true, lost: 0, said: "", other: true };
+    match name {
+        "superblock" => {
+            Cost { served: false, said: "does not hold a CBD transport", other: false, ..nothing }
+        }
+        "row of the backend" => Cost { served: false, said: "backend 0: both copies of its row", ..nothing },
+        "row of the block device" => Cost { served: false, ..nothing },
+        "segment table" => Cost { served: false, said: "its state segment", other: false, ..nothing },
+        "header of a segment" | "page of records" => Cost { lost: SIZE / BLOCK, ..nothing },
+        _ => nothing,
+    }
+}
+
+#[test]
+fn both_damaged_copies_of_anything_never_give_wrong_data_and_others_go_on() {
+    let mut killed = Killed::new();
+    killed.start_with(|_| ());
+    let pairs = RegionFile::open(&killed.place.region()).pairs();
+    killed.place.kill();
+    for (name, copies, length) in pairs {
+        let status = killed.start_with(|region| copies.into_iter().for_each(|at| region.damage(at, length)));
+        let cost = cost_of_both(name);
+        let served = backend(&status, 0)["blkdevs"][0]["alive"] == true;
+        assert_eq!(served, cost.served, "{name}: {status}");
+        assert!(killed.place.ok(&["status"]).contains(cost.said), "{name}: the status says it: {status}");
+        let lost = if served { killed.unreadable("nbd.sock") } else { Vec::new() };
+        assert_eq!(lost.len() as u64, cost.lost, "{name}: {lost:?}");
+        let listed = listed(&killed.place.json(&["status", "--json"]));
+        assert!(
+            lost.iter().all(|block| listed.contains(block)),
+            "{name}: {lost:?} is not listed: {listed:?}"
+        );
+        killed.expect_others_to_be_whole(cost.other);
+        killed.place.kill();
+    }
+}
+
+#[test]
+fn a_backend_whose_row_is_lost_keeps_its_space_and_its_number() {
+    let mut killed = Killed::new();
+    let free = |status: &Value| status["transports"][0]["free_segments"].as_u64().expect("a number");
+    let before = killed.start_with(|_| ());
+    let region = RegionFile::open(&killed.place.region());
+    let pairs = region.pairs();
+    let (_, row, length) = pairs.iter().find(|(name, ..)| *name == "row of the backend").expect("it has one");
+    killed.place.kill();
+    let status = killed.start_with(|region| row.iter().for_each(|at| region.damage(*at, *length)));
+    assert_eq!(free(&status), free(&before), "its segments may hold dirty data");
+    let disk = killed.place.disk("another", SIZE);
+    killed.place.ok(&["backend-start", "-p", &disk, "-c", "12M"]);
+    let numbers: Vec<Value> = killed
+        .place
+        .json(&["backend-list"])
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|backend| backend["backend_id"].clone())
+        .collect();
+    assert_eq!(numbers, [1, 2], "0 is not given to another");
+}
