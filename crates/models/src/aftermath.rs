@@ -4,10 +4,11 @@
 //! Always true here: one thread runs, so nothing here is a matter of scheduling.
 
 use crate::setup::must;
-use cbd_engine::CacheStatus;
+use crate::stage::Written;
+use cbd_engine::{CacheStatus, CachedState};
 use cbd_sim::process::{Outlook, Process};
 use cbd_sim::{CrashMemory, Keep, Oracle, Seeded, SimDisk, SimEnvironment, Violation};
-use cbd_types::{AlignedBuffer, BackendId, ByteRange, Completion, Operation, Request, Result};
+use cbd_types::{AlignedBuffer, BackendId, ByteRange, Completion, ErrorKind, Operation, Request, Result};
 use std::sync::Arc;
 
 /// Rounds of an engine that does what it is told; far more than anything here needs.
@@ -40,6 +41,10 @@ impl Life {
 
     pub(crate) fn status(&self) -> CacheStatus {
         self.process.cache().status()
+    }
+
+    pub(crate) fn extents(&self, range: ByteRange) -> Vec<CachedState> {
+        self.process.cache().extents(range)
     }
 
     /// The power fails, and another process opens what is left.
@@ -106,6 +111,7 @@ pub(crate) fn judge(
     disk: &SimDisk,
     oracle: &Oracle,
     backend: BackendId,
+    flushed: &[Written],
     seed: u64,
 ) -> &'static str {
     let mut random = Seeded::new(seed);
@@ -119,6 +125,10 @@ pub(crate) fn judge(
         disk.process_crash(seed);
         memory.process_crash()
     };
+    if !flushed.is_empty() && random.chance(300) {
+        judge_damage(memory, disk, &mut oracle, backend, *random.pick(flushed));
+        return "damaged";
+    }
     let image = disk.contents();
     let mut life = Life::open(memory, disk, backend, seed);
     let status = life.status();
@@ -133,6 +143,34 @@ pub(crate) fn judge(
         hold(settle(&mut oracle, &mut life));
     }
     if by_power { "power cuts" } else { "process crashes" }
+}
+
+/// The data of a write that a flush has covered is damaged on top: that is noticed, and not taken for a write that was never
+/// acknowledged, even if it is the last one.
+fn judge_damage(
+    memory: CrashMemory,
+    disk: SimDisk,
+    oracle: &mut Oracle,
+    backend: BackendId,
+    written: Written,
+) {
+    let (range, content) = written;
+    let sector = oracle.payload(ByteRange::at(range.start, 512), content);
+    if let Some(place) = place_of(&memory, &sector) {
+        memory.flip(place + 100, 3);
+    }
+    let mut life = Life::open(memory, disk, backend, 1);
+    let submitted = oracle.now();
+    match life.ask(Operation::Read, range, &[]) {
+        Ok(bytes) => hold(oracle.check_read(range, submitted, &bytes)),
+        Err(error) => assert_eq!(error.kind(), ErrorKind::Media, "{error}"),
+    }
+}
+
+/// Where the region shows `sector`.
+pub(crate) fn place_of(memory: &CrashMemory, sector: &[u8]) -> Option<u64> {
+    let image = memory.image();
+    image.chunks_exact(512).position(|bytes| bytes == sector).map(|number| number as u64 * 512)
 }
 
 /// Decides what was open, and reads all that was ever changed.

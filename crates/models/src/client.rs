@@ -47,38 +47,49 @@ impl Client {
 
     /// A request, from its submission until it has completed. A change that would overlap one that is under way is left out.
     pub fn ask(&mut self, operation: Operation, range: ByteRange, fua: bool) -> Result<()> {
-        let (buffer, change, submitted) = {
+        let (buffer, change, content, submitted) = {
             let mut oracle = self.stage.oracle();
             let changes = !matches!(operation, Operation::Read | Operation::Flush);
             if changes && oracle.overlaps_open(range) {
                 return Ok(());
             }
-            let (buffer, change) = match operation {
+            let (buffer, change, content) = match operation {
                 Operation::Write => {
                     let content = oracle.fresh_content();
                     let payload = AlignedBuffer::from_slice(&oracle.payload(range, content));
-                    (payload, Some(oracle.submit(range, content)))
+                    (payload, Some(oracle.submit(range, content)), Some(content))
                 }
                 Operation::Discard | Operation::WriteZeroes => {
-                    (AlignedBuffer::default(), Some(oracle.submit(range, Content::ZEROES)))
+                    (AlignedBuffer::default(), Some(oracle.submit(range, Content::ZEROES)), None)
                 }
-                Operation::Read => (AlignedBuffer::zeroed(range.len() as usize), None),
-                Operation::Flush => (AlignedBuffer::default(), None),
+                Operation::Read => (AlignedBuffer::zeroed(range.len() as usize), None, None),
+                Operation::Flush => (AlignedBuffer::default(), None, None),
             };
-            (buffer, change, oracle.now())
+            (buffer, change, content, oracle.now())
         };
         let Completion { result, buffer, .. } = self.run(Request { id: 1, operation, range, fua, buffer });
         result?;
         let mut oracle = self.stage.oracle();
         match (operation, change) {
-            (_, Some(change)) => oracle.complete(change, fua),
+            (_, Some(change)) => {
+                oracle.complete(change, fua);
+                let now = oracle.now();
+                drop(oracle);
+                if let Some(content) = content {
+                    self.stage.note_written(now, (range, content), fua);
+                }
+            }
             (Operation::Read, _) => {
                 if let Err(violation) = oracle.check_read(range, submitted, &buffer) {
                     drop(oracle);
                     panic!("{violation}");
                 }
             }
-            _ => oracle.flushed(submitted),
+            _ => {
+                oracle.flushed(submitted);
+                drop(oracle);
+                self.stage.note_flushed(submitted);
+            }
         }
         Ok(())
     }

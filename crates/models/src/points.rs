@@ -4,14 +4,18 @@
 //! outside an execution, and while one is being set up or judged, a point is nothing.
 
 use std::cell::{Cell, RefCell};
+use std::rc::Rc;
 
 /// What is to happen at a point.
 type Event = Box<dyn FnOnce()>;
+/// What is to happen at every step of the disk.
+type Look = Rc<dyn Fn()>;
 
 thread_local! {
     static LIVE: Cell<bool> = const { Cell::new(false) };
     static SPINS: Cell<bool> = const { Cell::new(false) };
     static COUNT: Cell<u64> = const { Cell::new(0) };
+    static LOOK: RefCell<Option<Look>> = const { RefCell::new(None) };
     static EVENTS: RefCell<Vec<(u64, Event)>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -40,7 +44,7 @@ pub(crate) fn spins() -> bool {
 /// From now on points count; no event is planned.
 pub(crate) fn begin() {
     COUNT.set(0);
-    EVENTS.with_borrow_mut(Vec::clear);
+    forget();
     LIVE.set(true);
 }
 
@@ -48,8 +52,26 @@ pub(crate) fn begin() {
 pub(crate) fn end() -> u64 {
     LIVE.set(false);
     SPINS.set(false);
-    EVENTS.with_borrow_mut(Vec::clear);
+    forget();
     COUNT.get()
+}
+
+fn forget() {
+    EVENTS.with_borrow_mut(Vec::clear);
+    LOOK.take();
+}
+
+/// Whenever the disk has taken an operation or is about to give one back, `look` happens.
+pub(crate) fn look_at_disk(look: impl Fn() + 'static) {
+    LOOK.set(Some(Rc::new(look)));
+}
+
+/// The disk has taken an operation, or is about to give one back.
+pub(crate) fn disk_step() {
+    let look = LOOK.with_borrow(Clone::clone);
+    if let Some(look) = look.filter(|_| LIVE.get() && !std::thread::panicking()) {
+        happens(|| look());
+    }
 }
 
 /// At the `number`-th point from the beginning `event` happens, between two steps of whoever runs then.
@@ -64,9 +86,13 @@ fn happen() {
         Some(events.swap_remove(at).1)
     });
     if let Some(event) = due {
-        // The event looks at the world with the engine's own code: nobody else moves meanwhile.
-        LIVE.set(false);
-        event();
-        LIVE.set(true);
+        happens(event);
     }
+}
+
+/// An event looks at the world with the engine's own code: nobody else moves meanwhile.
+fn happens(event: impl FnOnce()) {
+    LIVE.set(false);
+    event();
+    LIVE.set(true);
 }

@@ -5,7 +5,7 @@
 //! simulated is left to `cbd-sim`.
 
 use crate::lock::ModelLock;
-use crate::points::point;
+use crate::points::{disk_step, point};
 use cbd_engine::Environment;
 use cbd_sim::{CrashMemory, SimEnvironment, SimQueue, act_as};
 use cbd_types::backing::BackingDone;
@@ -15,6 +15,9 @@ use std::sync::Arc;
 /// The memory.
 #[derive(Clone, Debug)]
 pub struct ModelMemory(pub CrashMemory);
+
+/// A large load is many steps: others may store meanwhile.
+const PART: usize = 1024;
 
 /// From here on the steps of this OS thread are those of the scheduled one.
 fn step() {
@@ -52,13 +55,16 @@ impl Pmem for ModelMemory {
     }
 
     fn load(&self, at: u64, into: &mut [u8]) -> Result<(), MediaError> {
-        step();
-        self.0.load(at, into)
+        for (at, part) in (at..).step_by(PART).zip(into.chunks_mut(PART)) {
+            step();
+            self.0.load(at, part)?;
+        }
+        Ok(())
     }
 
     fn load_summed(&self, at: u64, into: &mut [u8]) -> Result<u32, MediaError> {
-        step();
-        self.0.load_summed(at, into)
+        self.load(at, into)?;
+        Ok(crc_fast::crc32_iscsi(into))
     }
 
     fn write_back(&self, at: u64, length: u64) {
@@ -79,10 +85,14 @@ impl BackingQueue for ModelQueue {
     fn submit(&mut self, token: OpToken, op: BackingOp) {
         point();
         self.0.submit(token, op);
+        disk_step();
     }
 
     fn poll(&mut self, done: &mut Vec<BackingDone>) {
         point();
+        if self.0.in_flight() > 0 {
+            disk_step();
+        }
         self.0.poll(done);
     }
 

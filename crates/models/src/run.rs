@@ -98,7 +98,7 @@ fn execute(scene: &Scene, start: &Start, seed: u64, tally: &Mutex<Tally>) {
     points::end();
     let stage = Stage::open(start, seed, scene.is_damaged);
     points::begin();
-    stage.plan(scene.crashes, if stage.is_strict() { scene.looks } else { 0 }, scene.usual);
+    stage.plan(scene.crashes, scene.looks, scene.usual);
     let maintainer = stage.start_maintainer();
     (scene.play)(&stage);
     stage.wait();

@@ -3,7 +3,7 @@
 //!
 //! Always true here: nothing is open or in flight when a scene begins, and the oracle knows all that was done.
 
-use crate::aftermath::Life;
+use crate::aftermath::{Life, place_of};
 use cbd_engine::{BackendSpec, Consistency, FormatOptions, Settings, Transport};
 use cbd_sim::{Content, CrashMemory, Keep, Oracle, SimDisk, SimEnvironment};
 use cbd_types::{BackendId, ByteRange, Operation, Region};
@@ -23,20 +23,36 @@ pub struct Shape {
     pub size: u64,
     /// Lanes; each has eight segments.
     pub lanes: u32,
+    /// Whether data is checksummed.
+    pub data_crc: bool,
     /// Settings when the scene begins.
     pub settings: Settings,
 }
 
 impl Shape {
     /// A small device, one lane.
-    pub const ONE_LANE: Self = Self { size: 1 << 20, lanes: 1, settings: SETTINGS };
+    pub const ONE_LANE: Self = Self { size: 1 << 20, lanes: 1, data_crc: true, settings: SETTINGS };
     /// Four chunks, two lanes.
-    pub const TWO_LANES: Self = Self { size: 16 << 20, lanes: 2, settings: SETTINGS };
+    pub const TWO_LANES: Self = Self { size: 16 << 20, lanes: 2, data_crc: true, settings: SETTINGS };
 
     /// The same with reclaim above this share of used segments.
     #[must_use]
     pub const fn reclaiming_above(mut self, percent: u8) -> Self {
         self.settings.gc_percent = percent;
+        self
+    }
+
+    /// The same without checksums of data: nothing but the engine's order keeps a read from returning foreign bytes.
+    #[must_use]
+    pub const fn without_checksums(mut self) -> Self {
+        self.data_crc = false;
+        self
+    }
+
+    /// The same with checkpoints instead of strict order.
+    #[must_use]
+    pub const fn checkpointed(mut self) -> Self {
+        self.settings.consistency = Consistency::Checkpoint;
         self
     }
 
@@ -91,7 +107,7 @@ impl Setup {
             cache_bytes: Some(shape.segments() * SEGMENT),
             lanes_max: shape.lanes,
             handlers: 1,
-            data_crc: true,
+            data_crc: shape.data_crc,
             settings: shape.settings,
         }));
         let disk = SimDisk::new(SimDisk::ordinary(shape.size, 512), 1);
@@ -129,11 +145,16 @@ impl Setup {
         self.life.drain();
     }
 
+    /// Whether the region has all of `range`, and the backing device too if it is to be clean.
+    #[must_use]
+    pub fn is_cached(&self, range: ByteRange, is_clean: bool) -> bool {
+        self.life.extents(range).iter().all(|extent| extent.cached && extent.dirty != is_clean)
+    }
+
     /// Bytes of the region from where it shows the data of the sector at `at`.
     pub fn place_of(&mut self, at: u64) -> Option<u64> {
         let bytes = must(self.life.ask(Operation::Read, ByteRange::at(at, 512), &[]));
-        let image = self.life.memory().image();
-        image.chunks_exact(512).position(|sector| sector == bytes).map(|sector| sector as u64 * 512)
+        place_of(self.life.memory(), &bytes)
     }
 
     /// Flips a bit of the region.

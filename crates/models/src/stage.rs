@@ -10,9 +10,10 @@ use crate::points::{self, spin};
 use crate::ports::{ModelEnvironment, ModelMemory, ModelQueue};
 use crate::setup::{Start, must};
 use cbd_device::Device;
-use cbd_engine::{Cache, Consistency, Maintainer, Step, Transport};
-use cbd_sim::{CrashMemory, Oracle, Seeded, SimDisk, SimEnvironment};
-use cbd_types::{BackendId, Region};
+use cbd_engine::{Cache, Maintainer, Step, Transport};
+use cbd_sim::oracle::Moment;
+use cbd_sim::{Content, CrashMemory, Oracle, Seeded, SimDisk, SimEnvironment};
+use cbd_types::{BackendId, ByteRange, Region};
 use parking_lot::{Mutex, MutexGuard};
 use shuttle::thread::JoinHandle;
 use std::collections::BTreeMap;
@@ -21,6 +22,16 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// What was judged in an execution, by kind.
 pub type Judged = BTreeMap<&'static str, u64>;
+
+/// Writes that completed, and those of them that a flush has covered.
+#[derive(Default)]
+struct Flushed {
+    completed: Vec<(Moment, Written)>,
+    certain: Vec<Written>,
+}
+
+/// A write that completed: where, and what.
+pub(crate) type Written = (ByteRange, Content);
 
 /// The stage.
 pub struct Stage {
@@ -35,6 +46,7 @@ pub struct Stage {
     seed: u64,
     /// Something on the region is broken: reads may fail, and the backing device may be no crash state.
     pub is_damaged: bool,
+    flushed: Mutex<Flushed>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     spawned: AtomicU64,
     maintainer_bell: Mutex<Option<Arc<Bell>>>,
@@ -62,6 +74,7 @@ impl Stage {
             backend: start.backend,
             seed,
             is_damaged,
+            flushed: Mutex::new(Flushed::default()),
             threads: Mutex::new(Vec::new()),
             spawned: AtomicU64::new(0),
             maintainer_bell: Mutex::new(None),
@@ -75,28 +88,60 @@ impl Stage {
         self.oracle.lock()
     }
 
-    /// Plans `crashes` ends of the world and `looks` at the bare disk at points of the execution, which usually has `usual`.
-    pub(crate) fn plan(self: &Arc<Self>, crashes: u64, looks: u64, usual: u64) {
+    /// Plans `crashes` ends of the world at points of the execution, which usually has `usual`, and with `looks` judgements
+    /// of the bare disk whenever it has something to do: only `strict` promises something at every moment.
+    pub(crate) fn plan(self: &Arc<Self>, crashes: u64, looks: bool, usual: u64) {
         let mut random = Seeded::new(self.seed ^ 0x6375_7473);
-        for number in 0..crashes + looks {
+        for _ in 0..crashes {
             let (stage, seed) = (Arc::clone(self), random.next());
-            points::plan(1 + random.below(usual), move || {
-                if number < crashes { stage.judge_end(seed) } else { stage.judge_disk(seed) }
+            points::plan(1 + random.below(usual), move || stage.judge_end(seed));
+        }
+        if looks {
+            let (stage, random) = (Arc::clone(self), Mutex::new(random));
+            points::look_at_disk(move || {
+                let seed = random.lock().next();
+                stage.judge_disk(seed);
             });
         }
     }
 
     fn judge_end(&self, seed: u64) {
         let oracle = self.oracle().clone();
-        let kind = aftermath::judge(&self.memory, &self.disk, &oracle, self.backend, seed);
+        let flushed = self.flushed.lock().certain.clone();
+        let kind = aftermath::judge(&self.memory, &self.disk, &oracle, self.backend, &flushed, seed);
         *self.judged.lock().entry(kind).or_default() += 1;
     }
 
-    /// The disk alone, as a power cut would leave it now. Only `strict` promises something at every moment.
+    /// The disk alone, as a power cut would leave it now.
     fn judge_disk(&self, seed: u64) {
         let image = self.disk.image_after_power_cut(seed);
         hold(self.oracle().moment_of(&image, 0).map(|_| ()));
         *self.judged.lock().entry("disks").or_default() += 1;
+    }
+
+    /// A write completed at `now`; with `fua` it is as if flushed.
+    pub(crate) fn note_written(&self, now: Moment, written: Written, fua: bool) {
+        let mut flushed = self.flushed.lock();
+        if fua {
+            flushed.certain.push(written);
+        } else {
+            flushed.completed.push((now, written));
+        }
+    }
+
+    /// A flush completed that had been submitted at `submitted`.
+    pub(crate) fn note_flushed(&self, submitted: Moment) {
+        let mut flushed = self.flushed.lock();
+        let (certain, rest) =
+            std::mem::take(&mut flushed.completed).into_iter().partition(|(now, _)| *now < submitted);
+        flushed.completed = rest;
+        let certain: Vec<(Moment, Written)> = certain;
+        flushed.certain.extend(certain.into_iter().map(|(_, written)| written));
+    }
+
+    /// The clock goes on.
+    pub fn let_time_pass(&self, ms: u64) {
+        self.clock.advance(ms);
     }
 
     /// A thread of the scene; `random` is its own.
@@ -194,11 +239,6 @@ impl Stage {
         assert_eq!(status.dirty_records, 0, "the maintainer sleeps over dirty data: {status:?}");
         assert!(!status.damaged.is_empty(), "damage is not known: {status:?}");
         self.judged.lock().clone()
-    }
-
-    /// Whether every moment of the disk has to be a crash state.
-    pub(crate) fn is_strict(&self) -> bool {
-        self.cache.settings().consistency == Consistency::Strict && !self.is_damaged
     }
 }
 

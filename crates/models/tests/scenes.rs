@@ -37,6 +37,7 @@ macro_rules! scenes {
 
 scenes! {
     no_epoch_gets_a_record_after_it_was_collected: "straggler",
+    a_younger_epoch_is_not_taken_for_the_oldest: "oldest",
     a_flush_that_another_one_serves_was_closed_before_it: "flushes",
     the_first_write_after_a_rest_is_written_back: "sleep",
     a_read_returns_nothing_of_a_segments_next_life: "pins",

@@ -29,7 +29,6 @@ pub(super) const QUARANTINE: Scene = Scene {
     usual: 800,
     is_damaged: true,
     crashes: 0,
-    looks: 0,
     prepare: |setup| {
         setup.write(block(0));
         setup.write(block(1));
@@ -63,7 +62,6 @@ pub(super) const CONDEMNED: Scene = Scene {
     usual: 150,
     is_damaged: true,
     crashes: 0,
-    looks: 0,
     prepare: |setup| {
         setup.write(block(0));
         setup.write(block(1));

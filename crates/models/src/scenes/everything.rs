@@ -12,6 +12,7 @@ pub(super) const ZEROES: Scene = Scene {
     about: "zeroes and discards over both lanes against writes and reads inside them",
     usual: 1200,
     shape: Shape::TWO_LANES,
+    looks: true,
     prepare: |setup| (0..8).for_each(|number| setup.write(border(number))),
     play: |stage| {
         stage.client(|client, random| {
@@ -65,9 +66,8 @@ pub(super) const SETTINGS: Scene = Scene {
     name: "settings",
     about: "settings, status and drains against requests of every kind",
     usual: 1500,
-    shape: Shape::TWO_LANES.reclaiming_above(10),
+    shape: Shape::TWO_LANES.reclaiming_above(10).checkpointed(),
     crashes: 2,
-    looks: 0,
     play: |stage| {
         for _ in 0..3 {
             stage.client(|client, random| (0..4).for_each(|_| any_request(client, random)));

@@ -15,7 +15,7 @@ pub(super) const STRAGGLER: Scene = Scene {
     about: "commits in two lanes against the pass of a flush: an epoch gets no record after it was collected",
     usual: 1000,
     shape: Shape::TWO_LANES,
-    looks: 12,
+    looks: true,
     play: |stage| {
         for number in 0..2 {
             stage.client(move |client, random| {
@@ -35,12 +35,32 @@ pub(super) const STRAGGLER: Scene = Scene {
     ..Scene::USUAL
 };
 
+pub(super) const OLDEST: Scene = Scene {
+    name: "oldest",
+    about: "a write and a flush in one lane and then in the other against writeback's search: the younger epoch is not the oldest",
+    usual: 400,
+    shape: Shape::TWO_LANES,
+    looks: true,
+    play: |stage| {
+        // Writeback does not wait for more to merge.
+        stage.let_time_pass(2000);
+        stage.client(|client, random| {
+            let first = random.below(2);
+            for chunk in [first, 1 - first] {
+                must(client.write(block(chunk * (CHUNK / 4096))));
+                must(client.flush());
+            }
+        });
+    },
+    ..Scene::USUAL
+};
+
 pub(super) const FLUSHES: Scene = Scene {
     name: "flushes",
     about: "flushes and FUA writes against each other: whoever is served by another one's pass was closed before it",
     usual: 800,
     shape: Shape::TWO_LANES,
-    looks: 8,
+    looks: true,
     play: |stage| {
         for number in 0..3 {
             stage.client(move |client, random| {

@@ -24,8 +24,8 @@ pub struct Scene {
     pub shape: Shape,
     /// How often the world ends in an execution.
     pub crashes: u64,
-    /// How often the bare disk is judged in an execution.
-    pub looks: u64,
+    /// Whether the bare disk is judged, whenever it has something to do.
+    pub looks: bool,
     /// Whether something on the region is broken when it begins.
     pub is_damaged: bool,
     /// Whether that is still so when it ends.
@@ -44,7 +44,7 @@ impl Scene {
         usual: 500,
         shape: Shape::ONE_LANE,
         crashes: 1,
-        looks: 4,
+        looks: false,
         is_damaged: false,
         stays_damaged: false,
         prepare: |_| {},
@@ -55,6 +55,7 @@ impl Scene {
 /// All of them.
 pub const ALL: &[Scene] = &[
     flushes::STRAGGLER,
+    flushes::OLDEST,
     flushes::FLUSHES,
     flushes::SLEEP,
     space::PINS,
@@ -84,6 +85,9 @@ const fn block(number: u64) -> ByteRange {
 const fn large(number: u64) -> ByteRange {
     ByteRange::at(number * LARGE, LARGE)
 }
+
+/// The first large range of the oldest segment when [`fill_until`] two are free and all is drained: reclaim takes one.
+const TAIL: u64 = 3;
 
 /// Writes large ranges from the first on until so many segments are free.
 fn fill_until(setup: &mut Setup, free: u32) {

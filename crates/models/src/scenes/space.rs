@@ -1,32 +1,45 @@
 //! Space that is used anew: reclaim against readers, fills, waiting writers, a stop, and newer writes.
 
-use super::{Scene, block, fill_until, large};
-use crate::setup::{BLOCK, LARGE, Shape, must};
+use super::{Scene, TAIL, block, fill_until, large};
+use crate::client::Client;
+use crate::setup::{BLOCK, LARGE, Setup, Shape, must};
 use cbd_types::{ErrorKind, Result};
 
 /// Where nothing is when a scene begins whose cache is full.
 const FREE: u64 = 40;
 
+/// The cache is full, but what is in its oldest segments is clean.
+fn fill_with_a_clean_tail(setup: &mut Setup) {
+    fill_until(setup, 2);
+    setup.drain();
+    assert!(setup.is_cached(large(TAIL), true), "the tail is not where it was");
+    let mut number = FREE + 10;
+    while setup.free_segments() > 1 {
+        setup.write(large(number));
+        number += 1;
+    }
+    setup.write(large(number));
+    setup.write(large(number + 1));
+}
+
 pub(super) const PINS: Scene = Scene {
     name: "pins",
     about: "reads that copy from a segment against its reclaim and its next life: no byte of that is returned",
-    usual: 1000,
-    looks: 1,
-    prepare: |setup| {
-        fill_until(setup, 2);
-        setup.drain();
-    },
+    usual: 900,
+    shape: Shape::ONE_LANE.without_checksums(),
+    prepare: fill_with_a_clean_tail,
     play: |stage| {
         for _ in 0..2 {
             stage.client(|client, random| {
                 for _ in 0..3 {
-                    must(client.read(block(random.below(6 * LARGE / BLOCK))));
+                    must(client.read(large(TAIL + random.below(3))));
                     client.rest();
                 }
             });
         }
+        // The segment that is reclaimed first is used anew with the fifth.
         stage.client(|client, _| {
-            for number in 0..14 {
+            for number in 0..5 {
                 must(client.write(large(FREE + number)));
             }
         });
@@ -39,7 +52,6 @@ pub(super) const FILL: Scene = Scene {
     about: "a fill that is away while its block is written, drained and reclaimed: what it brings is not recorded",
     usual: 1200,
     shape: Shape::ONE_LANE.reclaiming_above(0),
-    looks: 1,
     play: |stage| {
         for _ in 0..2 {
             stage.client(|client, random| {
@@ -68,7 +80,6 @@ pub(super) const WAITERS: Scene = Scene {
     name: "waiters",
     about: "writers that wait for space against reclaim: none is forgotten",
     usual: 2500,
-    looks: 4,
     prepare: |setup| fill_until(setup, 1),
     play: |stage| {
         for writer in 0..3 {
@@ -113,30 +124,26 @@ pub(super) const STOP: Scene = Scene {
 pub(super) const SECOND_CHANCE: Scene = Scene {
     name: "second-chance",
     about: "blocks that reclaim appends again against newer writes of them: the newer stay the newest",
-    usual: 1500,
-    looks: 1,
+    usual: 900,
     prepare: |setup| {
         fill_until(setup, 2);
         setup.drain();
+        assert!(setup.is_cached(large(TAIL), true), "the tail is not where it was");
     },
     play: |stage| {
+        // What is read in the oldest segment is appended again; the first write below opens a segment, and reclaim begins.
+        let mut reader = Client::new(stage);
+        (0..2).for_each(|number| must(reader.read(large(TAIL + number))));
         for client in 0..2 {
             stage.client(move |queue, random| {
-                // The oldest segments are reclaimed first.
-                let first = client * 2 * LARGE / BLOCK;
-                for _ in 0..2 {
-                    must(queue.read(block(first + random.below(2))));
+                let first = (TAIL + client) * LARGE / BLOCK;
+                for number in 0..4 {
+                    must(queue.write(block(first + number)));
                 }
-                must(queue.write(block(first + random.below(2))));
-                must(queue.read(block(first + random.below(2))));
+                must(queue.read(block(first + random.below(4))));
                 queue.rest();
             });
         }
-        stage.client(|client, _| {
-            for number in 0..5 {
-                must(client.write(large(FREE + number)));
-            }
-        });
     },
     ..Scene::USUAL
 };
