@@ -34,7 +34,7 @@ Tasks:
                      builds the benchmarks and runs them; arguments are passed on
   sim [--json] [--seed N] [--seeds N] [--seconds N] [--states N] [..]
                      explores what crashes can leave, in simulated worlds
-  models [--scene NAME[,NAME..]] [--seed N] [--iterations N] [--seconds N] [--jobs N] [--json] [--list]
+  models [--scene NAME[,NAME..]] [--seed N] [--iterations N] [--seconds N] [--sweep N] [--jobs N] [--json] [--list]
                      the engine's threads under schedules that seeds choose; prints the command that repeats a failure
   fuzz [TARGET..] [--seconds N]
                      lets a coverage-guided fuzzer look for inputs that break something (default: each target for

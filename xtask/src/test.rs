@@ -154,7 +154,12 @@ fn tests(filter: Option<&str>, system: bool, length: Length) -> Count {
         let seed = seed();
         println!("    CBD_SEED={seed}");
         command.env("CBD_SEED", seed.to_string());
-        for (name, value) in [("CBD_ROUNDS", "2000"), ("CBD_KILLS", "500"), ("PROPTEST_CASES", "5000")] {
+        for (name, value) in [
+            ("CBD_ROUNDS", "2000"),
+            ("CBD_SCHEDULES", "10000"),
+            ("CBD_KILLS", "500"),
+            ("PROPTEST_CASES", "5000"),
+        ] {
             command.env(name, value);
         }
     }

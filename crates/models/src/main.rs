@@ -17,6 +17,8 @@ Options:
   --scene NAME[,NAME..]  only these scenes (default: all)
   --seed N               seed of the first execution of each scene (default: 1)
   --iterations N         executions of each scene (default: 1000)
+  --sweep N              not by chance: every schedule in which one thread is interrupted once, in the execution that has
+                         seed N; --seed is the number of the first schedule then
   --seconds N            no execution of a scene begins after this time
   --jobs N               scenes that run at a time (default: one for each processor)
   --json                 one JSON object on standard output
@@ -48,7 +50,8 @@ fn main() -> ExitCode {
     let outcomes = play(&arguments);
     let failed = outcomes.iter().filter(|(_, outcome)| outcome.failure.is_some()).count();
     if arguments.json {
-        let scenes: Vec<Value> = outcomes.iter().map(|(scene, outcome)| as_json(scene, outcome)).collect();
+        let scenes: Vec<Value> =
+            outcomes.iter().map(|(scene, outcome)| as_json(scene, &arguments.budget, outcome)).collect();
         let sum = |of: fn(&Outcome) -> u64| outcomes.iter().map(|(_, outcome)| of(outcome)).sum::<u64>();
         let all = json!({
             "executions": sum(|outcome| outcome.executions),
@@ -74,7 +77,7 @@ fn play(arguments: &Arguments) -> Vec<(&'static Scene, Outcome)> {
                     let next = waiting.lock().map_or(None, |mut waiting| waiting.pop());
                     let Some(scene) = next else { break };
                     let outcome = run(scene, &arguments.budget);
-                    report(scene, &outcome);
+                    report(scene, &arguments.budget, &outcome);
                     if let Ok(mut ended) = ended.lock() {
                         ended.push((scene, outcome));
                     }
@@ -87,7 +90,7 @@ fn play(arguments: &Arguments) -> Vec<(&'static Scene, Outcome)> {
     ended
 }
 
-fn report(scene: &Scene, outcome: &Outcome) {
+fn report(scene: &Scene, budget: &Budget, outcome: &Outcome) {
     let seconds = outcome.time.as_secs_f64();
     eprintln!(
         "{:<14} {} executions, {} points in the longest and {} in the mean, {:?}, {seconds:.1} s",
@@ -98,20 +101,21 @@ fn report(scene: &Scene, outcome: &Outcome) {
         outcome.judged,
     );
     if let Some((seed, text)) = &outcome.failure {
-        eprintln!("{:<14} FAILED: {text}\n    play it again: {}", scene.name, again(scene, *seed));
+        eprintln!("{:<14} FAILED: {text}\n    play it again: {}", scene.name, again(scene, budget, *seed));
     }
 }
 
 /// The command that plays one execution again.
-fn again(scene: &Scene, seed: u64) -> String {
-    format!("cargo xtask models --scene {} --seed {seed} --iterations 1", scene.name)
+fn again(scene: &Scene, budget: &Budget, seed: u64) -> String {
+    let sweep = budget.sweep.map(|of| format!(" --sweep {of}")).unwrap_or_default();
+    format!("cargo xtask models --scene {}{sweep} --seed {seed} --iterations 1", scene.name)
 }
 
 fn crash_states(outcome: &Outcome) -> u64 {
     outcome.judged.values().sum()
 }
 
-fn as_json(scene: &Scene, outcome: &Outcome) -> Value {
+fn as_json(scene: &Scene, budget: &Budget, outcome: &Outcome) -> Value {
     json!({
         "scene": scene.name,
         "executions": outcome.executions,
@@ -121,14 +125,14 @@ fn as_json(scene: &Scene, outcome: &Outcome) -> Value {
         "seconds": outcome.time.as_secs_f64(),
         "failed": outcome.failure.as_ref().map(|(_, text)| text),
         "seed": outcome.failure.as_ref().map(|(seed, _)| seed),
-        "again": outcome.failure.as_ref().map(|(seed, _)| again(scene, *seed)),
+        "again": outcome.failure.as_ref().map(|(seed, _)| again(scene, budget, *seed)),
     })
 }
 
 fn parse(given: &[String]) -> Result<Arguments, String> {
     let mut arguments = Arguments {
         scenes: scenes::ALL.iter().collect(),
-        budget: Budget { seed: 1, iterations: 1000, time: None },
+        budget: Budget { seed: 1, sweep: None, iterations: 1000, time: None },
         jobs: std::thread::available_parallelism().map_or(1, usize::from),
         json: false,
         list: false,
@@ -146,13 +150,15 @@ fn parse(given: &[String]) -> Result<Arguments, String> {
                 arguments.scenes = value()?.split(',').map(find).collect::<Result<_, _>>()?;
             }
             "--seed" => arguments.budget.seed = number(option, value()?)?,
+            "--sweep" => arguments.budget.sweep = Some(number(option, value()?)?),
             "--iterations" => arguments.budget.iterations = number(option, value()?)?,
             "--seconds" => arguments.budget.time = Some(Duration::from_secs(number(option, value()?)?)),
             "--jobs" => arguments.jobs = number(option, value()?)?.clamp(1, 256) as usize,
             other => return Err(format!("unknown option '{other}'")),
         }
     }
-    if arguments.budget.time.is_some() && !given.iter().any(|option| option == "--iterations") {
+    let until_its_end = arguments.budget.time.is_some() || arguments.budget.sweep.is_some();
+    if until_its_end && !given.iter().any(|option| option == "--iterations") {
         arguments.budget.iterations = u64::MAX;
     }
     Ok(arguments)

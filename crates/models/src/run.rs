@@ -23,6 +23,9 @@ const STACK: usize = 1 << 20;
 pub struct Budget {
     /// Seed of the first execution.
     pub seed: u64,
+    /// Not by chance: every schedule in which a thread is interrupted once, in the execution that has this seed; `seed` is
+    /// the number of the first schedule.
+    pub sweep: Option<u64>,
     /// Most executions.
     pub iterations: u64,
     /// No execution begins after this time.
@@ -64,7 +67,13 @@ pub fn run(scene: &'static Scene, budget: &Budget) -> Outcome {
         let mut setup = Setup::new(&scene.shape);
         (scene.prepare)(&mut setup);
         let start = setup.finish();
-        let seeds = Seeds::new(budget.seed, budget.iterations, scene.usual, Rc::clone(&running));
+        let seeds = Seeds::new(
+            budget.seed,
+            budget.iterations,
+            scene.usual,
+            budget.sweep.is_some(),
+            Rc::clone(&running),
+        );
         let mut config = Config::new();
         config.stack_size = STACK;
         config.failure_persistence = FailurePersistence::None;
@@ -72,13 +81,14 @@ pub fn run(scene: &'static Scene, budget: &Budget) -> Outcome {
         config.max_steps = MaxSteps::FailAfter(200_000 + 100 * scene.usual as usize);
         config.max_time = budget.time;
         let (seed, counts) = (Arc::new(Mutex::new(budget.seed)), Arc::clone(&tally));
+        let sweep = budget.sweep;
         Runner::new(seeds, config).run(move || {
             let seed = {
                 let mut next = seed.lock();
                 *next += 1;
                 *next - 1
             };
-            execute(scene, &start, seed, &counts);
+            execute(scene, &start, sweep.unwrap_or(seed), &counts);
         });
     }));
     points::end();

@@ -3,7 +3,8 @@
 //! Several manners, since each finds what the others hardly ever meet: uniform choice finds races whose windows are wide;
 //! staying with one thread for long finds what needs another one to do much in between (a segment reclaimed and used anew
 //! while a fill is away); priorities that change at few moments (probabilistic concurrency testing: Burckhardt et al.,
-//! ASPLOS 2010) find a race of depth d with a probability that falls only polynomially with the number of steps.
+//! ASPLOS 2010) find a race of depth d with a probability that falls only polynomially with the number of steps. A sweep
+//! leaves nothing to chance: it plays every schedule in which one thread is interrupted once where it could have gone on.
 //!
 //! Always true here: a thread that spins does not keep the others from going on.
 
@@ -17,6 +18,9 @@ use std::rc::Rc;
 enum Manner {
     /// The same thread goes on unless this many times in a thousand another one is chosen.
     Switch { permille: u64 },
+    /// Each thread goes on for as long as it can, in the order of their numbers or against it; at one step another one is
+    /// chosen.
+    Once { backwards: bool, at: u64, other: usize },
     /// The thread with the highest priority goes on; at these steps the running one gets the lowest.
     Priorities { of: BTreeMap<usize, u64>, lowest: u64, changes: Vec<u64> },
 }
@@ -32,10 +36,15 @@ pub(crate) struct Seeds {
     manner: Manner,
     /// The seed of the execution that runs.
     running: Rc<Cell<u64>>,
+    /// Not chance but every schedule of [`Manner::Once`], one after the other; steps of the longest so far.
+    sweep: Option<u64>,
 }
 
+/// Threads among which a sweep chooses.
+const OTHERS: u64 = 4;
+
 impl Seeds {
-    pub(crate) fn new(first: u64, iterations: u64, usual: u64, running: Rc<Cell<u64>>) -> Self {
+    pub(crate) fn new(first: u64, iterations: u64, usual: u64, sweep: bool, running: Rc<Cell<u64>>) -> Self {
         Self {
             next: first,
             left: iterations,
@@ -44,10 +53,15 @@ impl Seeds {
             random: Seeded::new(first),
             manner: Manner::Switch { permille: 1000 },
             running,
+            sweep: sweep.then_some(0),
         }
     }
 
-    fn choose_manner(&mut self) -> Manner {
+    fn choose_manner(&mut self, number: u64) -> Manner {
+        if self.sweep.is_some() {
+            let (at, rest) = (number / (2 * OTHERS), number % (2 * OTHERS));
+            return Manner::Once { backwards: rest.is_multiple_of(2), at, other: (rest / 2) as usize };
+        }
         let random = &mut self.random;
         match random.below(4) {
             0 => Manner::Switch { permille: 1000 },
@@ -64,11 +78,18 @@ impl Seeds {
 impl Scheduler for Seeds {
     fn new_execution(&mut self) -> Option<Schedule> {
         self.left = self.left.checked_sub(1)?;
+        if let Some(longest) = &mut self.sweep {
+            *longest = self.step.max(*longest);
+            // The first ones say how long the others are.
+            if self.next >= 2 * OTHERS && *longest > 0 && self.next / (2 * OTHERS) > *longest {
+                return None;
+            }
+        }
         self.running.set(self.next);
         self.random = Seeded::new(self.next ^ 0x7363_6865_6475_6c65);
         self.next += 1;
         self.step = 0;
-        self.manner = self.choose_manner();
+        self.manner = self.choose_manner(self.running.get());
         Some(Schedule::new(self.running.get()))
     }
 
@@ -91,6 +112,24 @@ impl Scheduler for Seeds {
                     .filter(|id| !spins || Some(*id) != current || runnable.len() == 1)
                     .collect();
                 Some(*random.pick(&others))
+            }
+            Manner::Once { backwards, at, other } => {
+                let mut others: Vec<TaskId> =
+                    runnable.iter().map(|task| task.id()).filter(|id| Some(*id) != current).collect();
+                if *backwards {
+                    others.reverse();
+                }
+                match current {
+                    _ if self.step == *at && !others.is_empty() => Some(others[*other % others.len()]),
+                    Some(current) if !spins || others.is_empty() => Some(current),
+                    // Who spins lets all others spin, too.
+                    Some(current) => others
+                        .iter()
+                        .find(|id| (usize::from(**id) > usize::from(current)) != *backwards)
+                        .or_else(|| others.first())
+                        .copied(),
+                    None => others.first().copied(),
+                }
             }
             Manner::Priorities { of, lowest, changes } => {
                 for task in runnable {

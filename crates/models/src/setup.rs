@@ -25,20 +25,23 @@ pub struct Shape {
     pub lanes: u32,
     /// Whether data is checksummed.
     pub data_crc: bool,
-    /// Settings when the scene begins.
-    pub settings: Settings,
+    /// Reclaim begins above this share of used segments.
+    pub gc_percent: u8,
+    /// Order of writeback when the scene begins.
+    pub consistency: Consistency,
 }
 
 impl Shape {
     /// A small device, one lane.
-    pub const ONE_LANE: Self = Self { size: 1 << 20, lanes: 1, data_crc: true, settings: SETTINGS };
+    pub const ONE_LANE: Self =
+        Self { size: 1 << 20, lanes: 1, data_crc: true, gc_percent: 90, consistency: Consistency::Strict };
     /// Four chunks, two lanes.
-    pub const TWO_LANES: Self = Self { size: 16 << 20, lanes: 2, data_crc: true, settings: SETTINGS };
+    pub const TWO_LANES: Self = Self { size: 16 << 20, lanes: 2, ..Self::ONE_LANE };
 
     /// The same with reclaim above this share of used segments.
     #[must_use]
     pub const fn reclaiming_above(mut self, percent: u8) -> Self {
-        self.settings.gc_percent = percent;
+        self.gc_percent = percent;
         self
     }
 
@@ -52,7 +55,7 @@ impl Shape {
     /// The same with checkpoints instead of strict order.
     #[must_use]
     pub const fn checkpointed(mut self) -> Self {
-        self.settings.consistency = Consistency::Checkpoint;
+        self.consistency = Consistency::Checkpoint;
         self
     }
 
@@ -60,13 +63,6 @@ impl Shape {
         8 * self.lanes as u64 + 1
     }
 }
-
-const SETTINGS: Settings = Settings {
-    gc_percent: 90,
-    consistency: Consistency::Strict,
-    writeback_rate: 0,
-    dirty_target_percent: 10,
-};
 
 /// A world that stands still: what a scene begins with.
 pub struct Start {
@@ -108,7 +104,11 @@ impl Setup {
             lanes_max: shape.lanes,
             handlers: 1,
             data_crc: shape.data_crc,
-            settings: shape.settings,
+            settings: Settings {
+                gc_percent: shape.gc_percent,
+                consistency: shape.consistency,
+                ..Settings::default()
+            },
         }));
         let disk = SimDisk::new(SimDisk::ordinary(shape.size, 512), 1);
         disk.set_latency(1);

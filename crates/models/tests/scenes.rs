@@ -9,7 +9,7 @@ fn play(name: &str) {
     let iterations = from_environment("CBD_SCHEDULES", 250);
     let seed = from_environment("CBD_SEED", 1);
     let _watchdog = Watchdog::new(Duration::from_secs(300 + iterations), format!("scene {name}"));
-    let outcome = run(scene, &Budget { seed, iterations, time: None });
+    let outcome = run(scene, &Budget { seed, sweep: None, iterations, time: None });
     if let Some((seed, text)) = outcome.failure {
         panic!("{text}\nplay it again: cargo xtask models --scene {name} --seed {seed} --iterations 1");
     }
