@@ -32,6 +32,8 @@ struct Victim {
     second_chance: u64,
     /// Nothing that is parked is left in it.
     has_carried: bool,
+    /// Parked data of it was recorded again.
+    needs_mark: bool,
     /// Records were met that cannot be read.
     unreadable: bool,
 }
@@ -107,6 +109,7 @@ fn choose<E: Environment>(cache: &Cache<E>, stuck: &BTreeSet<LaneId>) -> Option<
                     slot: 0,
                     second_chance: cache.shape().size / 2,
                     has_carried: false,
+                    needs_mark: false,
                     unreadable: false,
                 },
             ));
@@ -125,6 +128,7 @@ impl Victim {
             state.parked.iter().filter(is_here).take(RECORDS_PER_HOLD).collect()
         };
         self.has_carried = parked.is_empty();
+        self.needs_mark |= !parked.is_empty();
         parked.into_iter().all(|(range, parked)| cache.carry_parked(self.lane, range, parked))
     }
 
@@ -252,6 +256,10 @@ impl Victim {
         if Safeguard::ReclaimCarry.is_kept() && !Safeguard::ReclaimStuck.holds(self.carry_quarantines(cache))
         {
             return false;
+        }
+        if self.needs_mark && Safeguard::ParkedMark.is_kept() {
+            // As in writeback: what was carried must not look like a write that was never acknowledged.
+            cache.close_epoch();
         }
         if !Safeguard::TailBeforeRelease.is_kept() {
             cache.lanes[self.lane.index()].state.lock().sealed.pop_front();

@@ -85,6 +85,8 @@ struct Batch {
     taken: Vec<Piece>,
     /// Dirty bytes and records that become clean with the batch, for each lane.
     cleaned: Vec<(u64, u64)>,
+    /// Something of the batch was parked.
+    has_parked: bool,
     /// The backing device does not get something of the batch: it is damaged, or was refused.
     lacks_something: bool,
 }
@@ -98,6 +100,7 @@ impl Batch {
             complete: false,
             taken: Vec::new(),
             cleaned: alloc::vec![(0, 0); lanes],
+            has_parked: false,
             lacks_something: false,
         }
     }
@@ -541,6 +544,10 @@ impl Writeback {
             self.batch = Some(batch);
             return self.finish_parked(cache, now);
         };
+        if batch.has_parked && Safeguard::ParkedMark.is_kept() {
+            // Lost without evidence, the parked records would look like writes that were never acknowledged.
+            cache.close_epoch();
+        }
         // The backing device lacks what is damaged or parked until an overwrite of it has been drained. One that came since
         // the last batch ended has at most the present epoch.
         let lacks_something = cache.has_damage() || cache.has_parked();

@@ -262,3 +262,31 @@ fn reclaim_of_a_full_cache_with_something_parked() {
     let places = crash_everywhere("reclaim with something parked", &history, refuses);
     assert!(places > 100);
 }
+
+/// Every second sector, as many as a lane can park and not one more.
+const SCATTERED: [ByteRange; 25] = {
+    let mut ranges = [ByteRange { start: 0, end: 512 }; 25];
+    let mut number = 0;
+    while number < ranges.len() {
+        let start = number as u64 * 1024;
+        ranges[number] = ByteRange { start, end: start + 512 };
+        number += 1;
+    }
+    ranges
+};
+
+/// Whenever the crash comes while the last free segment is being filled with what is carried, the lane can go on.
+#[test]
+fn as_much_as_can_be_parked_is_carried_by_a_full_cache() {
+    let mut history = vec![write(0, 16 * KIB), write(16 * KIB, 16 * KIB), FLUSH, Do::Drain];
+    for round in 0..16 {
+        history.push(write(64 * KIB + round % 5 * 16 * KIB, 16 * KIB));
+    }
+    history.push(Do::Quiesce);
+    let places = crash_everywhere("much is parked", &history, |options| {
+        refuses(options);
+        options.unwritable = &SCATTERED;
+        options.in_flight_max = 16;
+    });
+    assert!(places > 200);
+}

@@ -99,6 +99,7 @@ impl Writeback {
         if let Some(batch) = &mut self.batch {
             // Also of what newer data covers: the backing device never shows it.
             batch.lacks_something = true;
+            batch.has_parked = true;
         }
         let mut refused: VecDeque<Piece> = together(self.failing.take_refused()).into();
         while let Some((range, content)) = refused.pop_front() {

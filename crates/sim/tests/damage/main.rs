@@ -9,6 +9,7 @@ mod at_recovery;
 mod in_the_log;
 mod of_one_copy;
 mod outside;
+mod parked;
 mod reclaimed;
 mod rig;
 mod rows;

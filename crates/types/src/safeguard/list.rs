@@ -391,6 +391,8 @@ safeguards! {
 
     /// A parked record is durable before drained passes the one that it stands for.
     ParkedFence = "parked.fence",
+    /// A lost parked record does not look like a write that was never acknowledged, once drained or the tail relies on it.
+    ParkedMark = "parked.mark",
     /// Only what is still the newest of its range is parked: it would hide newer data.
     ParkedNewest = "parked.newest",
     /// What is written or zeroed over a parked range ends it.
