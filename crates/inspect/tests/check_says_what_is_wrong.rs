@@ -102,7 +102,7 @@ fn a_row_with_one_damaged_slot_is_named_with_its_table_and_byte() {
 }
 
 #[test]
-fn a_backend_whose_row_is_lost_is_gone() {
+fn a_backend_whose_row_is_lost_cannot_be_opened() {
     let place = used();
     for slot in [0, 1] {
         let rows = place.dump(What::Tables, &Filter::default());
@@ -110,9 +110,9 @@ fn a_backend_whose_row_is_lost_is_gone() {
     }
     let report = place.check(DataChecked::None);
     let finding = only(&report);
-    assert_eq!((finding.structure, finding.severity), (Structure::Backend, Severity::Affected));
-    assert!(finding.cost.contains("gone"), "{finding:#?}");
-    assert!(report.backends.is_empty());
+    assert_eq!((finding.structure, finding.severity), (Structure::Backend, Severity::Fatal));
+    assert!(finding.cost.contains("cannot be reached"), "{finding:#?}");
+    assert_eq!(report.exit_code, 3);
 }
 
 /// The places of a lane's state lines.

@@ -4,7 +4,7 @@
 
 use super::blkdev::BlkdevSlot;
 use super::retry::Retry;
-use super::transport::{Running, running_mut};
+use super::transport::{Running, running_mut, with_tools};
 use super::{DISK_PATIENCE, Fixed, Manager, after_predecessor};
 use crate::api::{self, BackendInfo, SettingsChange};
 use crate::environment::ProcessEnvironment;
@@ -68,8 +68,11 @@ impl BackendRun {
         let (device, cache, worker) = if entry.cache_segments == 0 {
             (Device::uncached(geometry), None, None)
         } else {
-            let cache =
-                running.transport.open_cache(entry.id).context(|| format!("opening the cache of {path}"))?;
+            let cache = running
+                .transport
+                .open_cache(entry.id)
+                .map_err(|error| with_tools(error, "REGION"))
+                .context(|| format!("opening the cache of {path}"))?;
             let worker = Worker::start(&entry.id.to_string(), Arc::clone(environment), &cache, &*backing)?;
             (Device::cached(Arc::clone(&cache), geometry), Some(cache), Some(worker))
         };

@@ -116,6 +116,7 @@ impl TransportSlot {
             // The user asked for no daemon at all rather than one that loses data.
             Err(error) if fixed.require_persistent && error.kind() == ErrorKind::Unsupported => Err(error),
             Err(error) => {
+                let error = with_tools(error, &entry.path);
                 tracing::error!(transport = entry.transport_id, "the transport is not up: {error}");
                 Ok(Self { entry, running: Err(error.line()) })
             }
@@ -230,6 +231,21 @@ impl Running {
     }
 }
 
+/// An error of a damaged region, with the tools that can help.
+pub(super) fn with_tools(error: Error, region: &str) -> Error {
+    match error.kind() {
+        ErrorKind::Damaged | ErrorKind::Media => Error::new(
+            error.kind(),
+            format!(
+                "{}; with no daemon on the region, cbdctrl check {region} says what is wrong and what it costs, cbdctrl repair \
+                 what can be put right, and cbdctrl rescue writes what is dirty to its disks",
+                error.line()
+            ),
+        ),
+        _ => error,
+    }
+}
+
 /// A UUID as people know it.
 pub(super) fn format_uuid(uuid: [u8; 16]) -> String {
     let digits: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -302,7 +318,9 @@ impl Manager {
             };
             Transport::format(environment, opened.region, &format).context(|| format!("formatting {path}"))?
         } else {
-            Transport::open(environment, opened.region).context(|| format!("opening {path}"))?
+            Transport::open(environment, opened.region)
+                .map_err(|error| with_tools(error, path))
+                .context(|| format!("opening {path}"))?
         };
         let host = transport.register_host(&request.host, None)?;
         let entry = TransportEntry {

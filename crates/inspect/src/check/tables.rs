@@ -32,8 +32,8 @@ impl Checker<'_> {
             kind: SlotKind::Backend,
             noun: "backend",
             if_lost: (
-                Severity::Affected,
-                "if the row was in use, its backend is gone with all that only its cache held",
+                Severity::Fatal,
+                "the backend cannot be opened, by a daemon neither: what only its cache held is kept but cannot be reached",
             ),
         });
         self.table::<BlkdevEntry>(&Table {

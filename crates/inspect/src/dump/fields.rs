@@ -87,7 +87,10 @@ impl Item {
             if field.name.starts_with("reserved") && bytes.iter().all(|byte| *byte == 0) {
                 continue;
             }
-            self.fields.push((field.name, value_of(field.name, bytes)));
+            // A header names its own segment: where it is damaged, another than the one that it stands in.
+            let is_known = self.fields.iter().any(|(name, _)| *name == field.name);
+            let name = if is_known { "stored_segment" } else { field.name };
+            self.fields.push((name, value_of(field.name, bytes)));
         }
         self
     }

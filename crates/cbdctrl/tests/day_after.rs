@@ -1,0 +1,234 @@
+//! `check`, `dump`, `repair` and `rescue` on regions that a real daemon left behind.
+
+mod support;
+
+use serde_json::Value;
+use std::os::unix::fs::FileExt;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+use support::child::dies_with_us;
+use support::{MIB, Place, Ran};
+
+const BLOCK: usize = 4096;
+
+/// A tool that must not need a daemon: it is not even told where one could be.
+fn offline(place: &Place, arguments: &[&str]) -> Ran {
+    place.run_at("/nonexistent/socket", arguments)
+}
+
+#[track_caller]
+fn offline_json(place: &Place, arguments: &[&str], code: i32) -> Value {
+    let ran = offline(place, &[arguments, &["--json"]].concat());
+    assert_eq!(ran.code, code, "{arguments:?}: {ran:?}");
+    serde_json::from_str(&ran.stdout).expect("JSON")
+}
+
+/// A killed daemon's region and its disk, with what was written to the cache and answered.
+fn killed(blocks: u64, flushes: bool) -> (Place, String, Vec<u8>) {
+    let mut place = Place::with_region();
+    let disk = place.disk("disk", 32 * MIB);
+    place.start_backend(&disk);
+    let mut expected = vec![0; 32 << 20];
+    let mut client = place.client();
+    for number in 0..blocks {
+        let at = number * 37 % 4096 * BLOCK as u64;
+        let data = [number as u8 | 1; BLOCK];
+        client.write(at, &data, false).expect("written");
+        if flushes {
+            client.flush().expect("flushed");
+        }
+        expected[at as usize..at as usize + BLOCK].copy_from_slice(&data);
+    }
+    drop(client);
+    place.kill();
+    (place, disk, expected)
+}
+
+fn damage(region: &str, at: u64) {
+    let file = std::fs::File::options().read(true).write(true).open(region).expect("the region");
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, at).expect("read");
+    file.write_all_at(&[byte[0] ^ 0x41], at).expect("written");
+}
+
+#[test]
+fn a_region_that_a_daemon_serves_is_refused_by_every_tool() {
+    let place = Place::with_region();
+    let disk = place.disk("disk", 8 * MIB);
+    place.start_backend(&disk);
+    let region = place.region();
+    for arguments in [
+        &["check", &region][..],
+        &["dump", &region, "tables"],
+        &["repair", &region, "--yes"],
+        &["repair", &region, "--dry-run"],
+        &["rescue", &region],
+        &["rescue", &region, "--yes"],
+    ] {
+        let ran = offline(&place, arguments);
+        assert_eq!(ran.code, 3, "{arguments:?}: {ran:?}");
+        assert!(ran.stderr.contains("in use") && ran.stderr.lines().count() == 1, "{ran:?}");
+        let answer = offline_json(&place, arguments, 3);
+        assert_eq!(answer["error"]["kind"], "busy", "{arguments:?}");
+    }
+    place.client().write(0, &[1; BLOCK], false).expect("the daemon serves on");
+}
+
+#[test]
+fn wrong_usage_of_the_tools_ends_with_64() {
+    let place = Place::new();
+    for arguments in [
+        &["check"][..],
+        &["check", "/r", "extra"],
+        &["dump", "/r"],
+        &["dump", "/r", "everything"],
+        &["dump", "/r", "records", "--range", "1G"],
+        &["dump", "/r", "records", "--kind", "read"],
+        &["repair", "/r", "--yes", "--dry-run"],
+        &["rescue", "/r", "--to", "/disk"],
+        &["rescue", "/r", "-b", "0", "--other-disk"],
+    ] {
+        let ran = offline(&place, arguments);
+        assert_eq!(ran.code, 64, "{arguments:?}: {ran:?}");
+        assert!(ran.stdout.is_empty() && !ran.stderr.is_empty(), "{ran:?}");
+    }
+    assert_eq!(offline(&place, &["check", "--help"]).code, 0);
+    assert_eq!(offline(&place, &["check", "/no/such/region"]).code, 3);
+}
+
+#[test]
+fn a_killed_daemons_region_is_checked_dumped_and_rescued() {
+    let (place, disk, expected) = killed(200, false);
+    let region = place.region();
+    let before = std::fs::read(&region).expect("the region");
+    let report = offline_json(&place, &["check", &region, "--data"], 0);
+    assert_eq!(report["outcome"], "clean");
+    assert!(report["backends"][0]["dirty_records"].as_u64() > Some(0), "{report}");
+    let records = offline_json(&place, &["dump", &region, "records", "--dirty", "--range", "0+4096"], 0);
+    assert_eq!(records[0]["kind"], "write");
+    assert_eq!(records[0]["offset"], 0);
+    for what in ["superblock", "tables", "segments", "lanes", "records"] {
+        assert!(offline(&place, &["dump", &region, what]).stdout.lines().count() > 1, "{what}");
+    }
+    let planned = offline_json(&place, &["rescue", &region], 1);
+    assert_eq!(planned["dry_run"], true);
+    assert_eq!(planned["backends"][0]["disk"], disk.as_str());
+    assert_eq!(planned["backends"][0]["disk_error"], Value::Null);
+    assert!(std::fs::read(&region).expect("the region") == before, "only --yes changes anything");
+    let done = offline_json(&place, &["rescue", &region, "--yes"], 0);
+    assert_eq!(done["backends"][0]["complete"], true);
+    assert!(std::fs::read(&disk).expect("the disk") == expected);
+    assert_eq!(offline(&place, &["rescue", &region]).code, 0, "nothing is dirty any more");
+}
+
+#[test]
+fn a_daemon_goes_on_with_a_region_that_was_rescued() {
+    let (mut place, _, expected) = killed(100, true);
+    assert_eq!(offline(&place, &["rescue", &place.region(), "--yes"]).code, 0);
+    place.start();
+    assert_eq!(place.cache()["dirty_bytes"], 0);
+    let mut read = vec![0; BLOCK];
+    for at in (0..expected.len()).step_by(BLOCK * 97) {
+        place.client().read(at as u64, &mut read).expect("read");
+        assert!(read == expected[at..at + BLOCK], "at {at}");
+    }
+}
+
+#[test]
+fn a_rescue_that_was_killed_goes_on_when_it_is_run_again() {
+    // Each write is an epoch, and each epoch a flush of the disk: it takes a while.
+    let (place, disk, expected) = killed(1500, true);
+    let region = place.region();
+    let untouched = std::fs::read(&disk).expect("the disk");
+    let mut kills = 0;
+    for _ in 0..20 {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cbdctrl"));
+        command
+            .args(["rescue", &region, "--yes"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        dies_with_us(&mut command);
+        let now = std::fs::read(&disk).expect("the disk");
+        let mut rescue = command.spawn().expect("a rescue");
+        let end = Instant::now() + Duration::from_secs(60);
+        // As soon as something new is on the disk.
+        while std::fs::read(&disk).expect("the disk") == now && rescue.try_wait().expect("ours").is_none() {
+            assert!(Instant::now() < end, "a rescue writes nothing");
+        }
+        let _ = rescue.kill();
+        kills += u32::from(rescue.wait().expect("ours").signal() == Some(9));
+        if kills >= 3 {
+            break;
+        }
+    }
+    assert!(kills > 0, "it was never cut off");
+    let on_disk = std::fs::read(&disk).expect("the disk");
+    assert!(on_disk != untouched);
+    let left = offline_json(&place, &["check", &region, "--data"], 0);
+    assert_eq!(left["outcome"], "clean");
+    let ran = offline(&place, &["rescue", &region, "--yes"]);
+    assert_eq!(ran.code, 0, "{ran:?}");
+    assert!(std::fs::read(&disk).expect("the disk") == expected);
+}
+
+#[test]
+fn a_damaged_region_is_repaired_as_far_as_it_is_safe_and_rescued_but_for_what_is_lost() {
+    let (place, disk, mut expected) = killed(60, false);
+    let region = place.region();
+    let records = offline_json(&place, &["dump", &region, "records", "--kind", "write"], 0);
+    let first = records.as_array().expect("a list").iter().find(|it| it["offset"] == 0).expect("it is dirty");
+    damage(&region, 60);
+    damage(&region, first["at"].as_u64().expect("a number") + 20);
+    assert_eq!(offline(&place, &["check", &region]).code, 1);
+    let refused = offline(&place, &["repair", &region]);
+    assert_eq!(refused.code, 1, "nobody can be asked: {refused:?}");
+    assert!(refused.stdout.contains("--yes"), "{refused:?}");
+    let repaired = offline_json(&place, &["repair", &region, "--yes"], 0);
+    assert_eq!((&repaired["done"], &repaired["after"]), (&Value::Bool(true), &Value::from("clean")));
+    assert_eq!(offline(&place, &["check", &region, "--data"]).code, 0);
+    // Data of a write that only the cache has.
+    damage(&region, first["data_at"].as_u64().expect("a number") + 99);
+    let report = offline_json(&place, &["check", &region, "--data"], 2);
+    assert_eq!(report["backends"][0]["damaged"][0]["offset"], 0);
+    assert_eq!(offline(&place, &["rescue", &region]).code, 2);
+    let done = offline_json(&place, &["rescue", &region, "--yes"], 2);
+    assert_eq!(done["backends"][0]["damaged"][0]["bytes"], BLOCK);
+    expected[..BLOCK].fill(0);
+    assert!(std::fs::read(&disk).expect("the disk") == expected);
+}
+
+#[test]
+fn a_daemon_that_cannot_open_a_region_says_which_tools_can_help() {
+    let (mut place, _, _) = killed(10, false);
+    let region = place.region();
+    let last = std::fs::metadata(&region).expect("the region").len() - 4096;
+    damage(&region, 60);
+    damage(&region, last + 60);
+    place.start();
+    let list = place.json(&["tp-list"]);
+    let error = list[0]["error"].as_str().expect("it is not up");
+    assert!(error.contains(&format!("cbdctrl check {region}")) && error.contains("rescue"), "{error}");
+    // The region is not held, so that they can.
+    assert_eq!(offline(&place, &["check", &region]).code, 3);
+}
+
+#[test]
+fn a_hostile_region_gives_an_answer() {
+    let place = Place::new();
+    let path = place.in_memory("hostile");
+    for content in [vec![], vec![0; 100], vec![0xff; 1 << 20], b"CBDtrans".repeat(1 << 15)] {
+        std::fs::write(&path, &content).expect("a file");
+        for arguments in [
+            &["check", &path][..],
+            &["dump", &path, "records"],
+            &["repair", &path, "--yes"],
+            &["rescue", &path, "--yes"],
+        ] {
+            let ran = offline(&place, arguments);
+            assert_eq!(ran.code, 3, "{arguments:?}: {ran:?}");
+        }
+        assert!(std::fs::read(&path).expect("the file") == content, "it is left as it is");
+    }
+}

@@ -1,0 +1,140 @@
+//! A dump shows every structure as it stands, damaged or not, and filters pick what is asked for.
+
+mod support;
+
+use cbd_format::{PAGE, RecordKind};
+use cbd_inspect::dump::{Field, Filter, Item, What};
+use cbd_types::ByteRange;
+use support::{BLOCK, Place, number, text};
+
+fn yes(item: &Item, name: &str) -> bool {
+    item.fields.iter().any(|(known, value)| *known == name && *value == Field::Bool(true))
+}
+
+fn used() -> Place {
+    let mut place = Place::new();
+    place.write_and_die(60, 1);
+    place
+}
+
+#[test]
+fn both_superblocks_are_shown_and_a_damaged_one_with_its_fields() {
+    let place = used();
+    place.damage(60);
+    let [first, second] = &place.dump(What::Superblock, &Filter::default())[..] else { panic!("two") };
+    assert!(!yes(first, "valid") && yes(second, "valid"));
+    assert!(text(first, "error").contains("checksum"));
+    assert_eq!(number(first, "segment_size"), number(second, "segment_size"));
+    assert_ne!(number(first, "region_size"), number(second, "region_size"));
+}
+
+#[test]
+fn rows_are_shown_with_both_slots_and_which_is_newest() {
+    let place = used();
+    let rows = place.dump(What::Tables, &Filter::default());
+    let backends: Vec<_> = rows.iter().filter(|item| item.structure == "backend").collect();
+    assert_eq!(backends.len(), 2);
+    assert!(yes(backends[0], "newest") != yes(backends[1], "newest"));
+    assert!(text(backends[0], "path").ends_with("/disk"));
+    assert!(rows.iter().any(|item| item.structure == "host" && text(item, "name") == "node0"));
+}
+
+#[test]
+fn segments_say_whose_they_are_and_what_they_are_used_for() {
+    let place = used();
+    let segments = place.dump(What::Segments, &Filter::default());
+    let count = |role: &str| segments.iter().filter(|item| text(item, "use") == role).count();
+    assert_eq!(count("state"), 1);
+    assert!(count("log") >= 2 && count("free") > 0 && count("nobody") > 0);
+    let of_lane = place.dump(What::Segments, &Filter { lane: Some(1), ..Filter::default() });
+    assert!(!of_lane.is_empty() && of_lane.iter().all(|item| number(item, "lane") == 1));
+    let one = place.dump(What::Segments, &Filter { segment: Some(3), ..Filter::default() });
+    assert_eq!(one.len(), 1);
+}
+
+#[test]
+fn lanes_show_their_state_lines_and_their_chain() {
+    let place = used();
+    let lanes = place.dump(What::Lanes, &Filter { lane: Some(0), ..Filter::default() });
+    let of = |structure: &str| lanes.iter().filter(|item| item.structure == structure).count();
+    assert_eq!((of("drained"), of("tail"), of("mark"), of("log")), (2, 2, 2, 1));
+    let log = lanes.iter().find(|item| item.structure == "log").expect("a log");
+    assert!(number(log, "next_sequence") > 1 && number(log, "segments") > 0);
+}
+
+#[test]
+fn records_come_in_the_order_of_their_sequence_numbers() {
+    let place = used();
+    for lane in [0, 1] {
+        let records = place.dump(What::Records, &Filter { lane: Some(lane), ..Filter::default() });
+        let sequences: Vec<u64> = records.iter().map(|item| number(item, "sequence")).collect();
+        assert!(!sequences.is_empty());
+        assert_eq!(sequences, (1..=sequences.len() as u64).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn records_are_picked_by_range_kind_sequence_segment_and_dirt() {
+    let mut place = Place::new();
+    let process = place.process();
+    place.write(&process, 0, BLOCK, 1);
+    process.drain(&place);
+    place.write(&process, 0, BLOCK, 2);
+    place.write(&process, 3 * BLOCK, 512, 3);
+    place.write_zeroes(&process, 2 * BLOCK, BLOCK);
+    drop(process);
+    let pick = |filter: Filter| place.dump(What::Records, &filter).len();
+    assert_eq!(pick(Filter::default()), 4);
+    assert_eq!(pick(Filter { dirty: true, ..Filter::default() }), 3);
+    assert_eq!(pick(Filter { range: Some(ByteRange::at(BLOCK - 1, 2)), ..Filter::default() }), 2);
+    assert_eq!(pick(Filter { kind: Some(RecordKind::WriteZeroes), ..Filter::default() }), 1);
+    assert_eq!(pick(Filter { sequence: Some(2..=3), ..Filter::default() }), 2);
+    assert_eq!(pick(Filter { backend: Some(1), ..Filter::default() }), 0);
+    let segment = number(&place.records()[0], "segment") as u32;
+    assert_eq!(pick(Filter { segment: Some(segment), ..Filter::default() }), 4);
+}
+
+#[test]
+fn damaged_records_are_those_of_which_a_copy_or_a_block_is_damaged() {
+    let place = used();
+    let records = place.records();
+    let damaged = || place.dump(What::Records, &Filter { damaged: true, ..Filter::default() });
+    assert_eq!(damaged(), []);
+    place.damage(number(&records[2], "at") + PAGE + 7);
+    place.damage(number(&records[4], "data_at") + 7);
+    let found = damaged();
+    assert_eq!(found.len(), 2, "{found:?}");
+    assert!(yes(&found[0], "primary_valid") && !yes(&found[0], "mirror_valid"));
+    let Some((_, Field::List(blocks))) = found[1].fields.iter().find(|(name, _)| *name == "damaged_blocks")
+    else {
+        panic!("{:?}", found[1]);
+    };
+    assert_eq!(blocks.len(), 1);
+}
+
+#[test]
+fn records_that_cannot_be_read_are_shown_as_lost() {
+    let place = used();
+    let records = place.records();
+    let at = number(&records[2], "at");
+    place.damage(at + 7);
+    place.damage(at + PAGE + 7);
+    let after = place.records();
+    let lost: Vec<_> = after.iter().filter(|item| item.structure == "lost").collect();
+    assert_eq!(lost.len(), 1);
+    assert_eq!((number(lost[0], "at"), number(lost[0], "slots")), (at, 1));
+    assert_eq!(after.len(), records.len(), "nothing that recovery would only now store is shown");
+}
+
+#[test]
+fn an_item_is_one_line_and_one_object() {
+    let place = used();
+    for what in [What::Superblock, What::Tables, What::Segments, What::Lanes, What::Records] {
+        for item in place.dump(what, &Filter::default()) {
+            assert_eq!(item.to_string().lines().count(), 1);
+            let json = serde_json::to_value(&item).expect("JSON");
+            assert_eq!(json["structure"], item.structure);
+            assert_eq!(json.as_object().expect("an object").len(), item.fields.len() + 1, "{item}");
+        }
+    }
+}
