@@ -24,6 +24,7 @@ mod log;
 mod logscan;
 mod maintainer;
 mod mend;
+mod notes;
 mod overlay;
 mod parking;
 mod pool;

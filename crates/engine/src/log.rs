@@ -10,7 +10,7 @@ use crate::{
     pool::Asker,
     rare,
 };
-use alloc::format;
+use alloc::{format, vec::Vec};
 use cbd_format::record::{FLAG_DATA_CRC, bytes_of};
 use cbd_format::{Record, RecordPlace, SUMS_PER_LINE, SegmentHeader, SumLine, segment};
 use cbd_types::{ByteRange, CHECKSUM_BLOCK, Epoch, Error, ErrorKind, InFlight, Result, Safeguard};
@@ -149,6 +149,31 @@ impl<E: Environment> Cache<E> {
         mut record: Record,
         sums: &[u32],
     ) -> (Location, InFlight) {
+        if let Some((first, _)) = sums.split_first() {
+            record.flags = FLAG_DATA_CRC;
+            record.first_sum = (*first).into();
+        }
+        self.append_with(lane, record, sums.get(1..).unwrap_or_default(), SumLine::new)
+    }
+
+    /// As [`append`](Self::append), a quarantine with a map of the sectors that it condemns; without a map it is all of its
+    /// range.
+    pub(crate) fn append_quarantine(
+        &self,
+        lane: &mut LaneState,
+        record: Record,
+        map: &[u32],
+    ) -> (Location, InFlight) {
+        self.append_with(lane, record, map, SumLine::map)
+    }
+
+    fn append_with(
+        &self,
+        lane: &mut LaneState,
+        mut record: Record,
+        words: &[u32],
+        line: impl Fn(u8, u64, &[u32]) -> SumLine,
+    ) -> (Location, InFlight) {
         let epoch = self.epoch.load(Ordering::SeqCst);
         let sequence = lane.next_sequence;
         lane.next_sequence += 1;
@@ -157,16 +182,12 @@ impl<E: Environment> Cache<E> {
         record.sequence = sequence.into();
         record.epoch = epoch.into();
         record.generation = runtime.generation.load(Ordering::Relaxed).into();
-        if let Some((first, others)) = sums.split_first() {
-            record.flags = FLAG_DATA_CRC;
-            record.first_sum = (*first).into();
-            record.lines = others.len().div_ceil(SUMS_PER_LINE) as u8;
-        }
+        record.lines = words.len().div_ceil(SUMS_PER_LINE) as u8;
         let slot = open.slots;
         let stored = self.store_slot(open.segment, slot, |place| record.encode(place));
         let mut stored = stored;
-        for (index, sums) in sums.get(1..).unwrap_or_default().chunks(SUMS_PER_LINE).enumerate() {
-            let line = SumLine::new(index as u8, sequence, sums);
+        for (index, words) in words.chunks(SUMS_PER_LINE).enumerate() {
+            let line = line(index as u8, sequence, words);
             stored = stored
                 .and(self.store_slot(open.segment, slot + 1 + index as u32, |place| line.encode(place)));
         }
@@ -335,17 +356,30 @@ impl<E: Environment> Cache<E> {
         Ok(())
     }
 
-    /// The `number`-th line of checksums of a record.
+    /// The sectors that a quarantine condemns, as far as it has a map.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Media`] when a line of it is lost.
+    pub(crate) fn load_map(&self, location: Location, record: &Record) -> Result<Vec<u32>> {
+        let mut words = Vec::new();
+        for number in 0..usize::from(record.lines) {
+            words.extend(self.load_sums(location, record, number)?.sums.map(|word| word.get()));
+        }
+        Ok(words)
+    }
+
+    /// The `number`-th further line of a record: checksums, or a quarantine's map.
     fn load_sums(&self, location: Location, record: &Record, number: usize) -> Result<SumLine> {
         let runtime = &self.segments[location.segment as usize];
         let slot = location.slot + 1 + number as u32;
         let copies = if Safeguard::SumsMirrorRead.is_kept() { 2 } else { 1 };
         for (copy, at) in self.shape().slot(slot).into_iter().take(copies).enumerate() {
             let mut line = [0; 64];
-            if self.region().load(runtime.base + at, &mut line).is_ok()
-                && let Some(line) =
-                    SumLine::decode(&line).verify(&runtime.place(slot), number as u8, record.sequence.get())
-            {
+            if self.region().load(runtime.base + at, &mut line).is_err() {
+                continue;
+            }
+            let line = SumLine::decode(&line).verify_of(record, &runtime.place(slot), number as u8);
+            if let Some(line) = line {
                 if copy > 0 {
                     rare::count(&self.rare.mirror_reads);
                 }
@@ -354,7 +388,7 @@ impl<E: Environment> Cache<E> {
         }
         Err(Error::new(
             ErrorKind::Media,
-            format!("both copies of a line of checksums in segment {} are damaged", runtime.id),
+            format!("both copies of a further line of a record in segment {} are damaged", runtime.id),
         ))
     }
 

@@ -88,6 +88,14 @@ impl Overlay {
         })
     }
 
+    /// Damaged parts of `range`.
+    pub(crate) fn damaged_in(&self, range: ByteRange) -> impl Iterator<Item = (ByteRange, Place)> + '_ {
+        self.extents
+            .touching(range)
+            .filter(|(_, (meaning, _))| *meaning == Meaning::Damaged)
+            .map(|(range, (_, place))| (range, place))
+    }
+
     /// All damaged extents.
     pub(crate) fn damaged(&self) -> impl Iterator<Item = (ByteRange, Place)> + '_ {
         self.was_damaged

@@ -7,8 +7,10 @@ use crate::{
     Cache, Environment,
     index::{Found, Location, NONE, blocks},
     lane::LaneState,
+    notes,
     overlay::{Meaning, Place},
     pool::Asker,
+    rangemap::RangeMap,
     rare,
     read::Source,
 };
@@ -16,9 +18,6 @@ use alloc::{string::String, vec, vec::Vec};
 use cbd_format::record::{Record, RecordKind};
 use cbd_types::{ByteRange, CHECKSUM_BLOCK, CHUNK, Error, LaneId, SECTOR, Safeguard};
 use core::sync::atomic::Ordering;
-
-/// Most records by which one quarantine is noted.
-const PARTS_MAX: usize = 64;
 
 /// Most damaged ranges that are listed one by one.
 const LISTED_MAX: usize = 1024;
@@ -75,29 +74,65 @@ impl<E: Environment> Cache<E> {
         if Safeguard::QuarantineNewer.is_kept() {
             self.heal_what_is_newer(&mut state, range, place);
         }
-        let left: Vec<ByteRange> = self
-            .damage_of(&state)
-            .filter_map(|(part, since)| part.intersection(&range).filter(|_| since == place))
-            .collect();
-        // A whole lane with very many newer blocks is condemned by one record; a restart after they were
-        // reclaimed then fails reads of them, which is safe.
-        let parts = if left.len() > PARTS_MAX { vec![range] } else { left };
-        for part in parts {
-            if self.region().check_stores(Safeguard::RecordAfterFailure).is_err()
-                || !self.make_room(&mut state, 1, 0, Asker::Essential, None)
-            {
-                return false;
-            }
-            let mut record = Record::new(RecordKind::Quarantine, part);
-            record.reference = sequence.into();
-            let (_, stored) = self.append(&mut state, record, &[]);
-            self.region().fence(Safeguard::QuarantineFence, stored);
-            rare::count(&self.rare.quarantine_records);
-        }
         if Safeguard::QuarantineCancelsFills.is_kept() {
             state.cancel_fills(range);
         }
+        let left: Vec<ByteRange> = self
+            .damage_in(&state, range)
+            .filter(|(_, since)| *since == place)
+            .map(|(part, _)| part)
+            .collect();
+        self.record_damage(&mut state, &left, sequence)
+    }
+
+    /// Records again what is still damaged in `ranges` of what a segment of the lane, or one before it, condemned or held: the
+    /// segment `ordinal` is to be reclaimed. All that is left then is newer, so it is condemned as older than that. `false`
+    /// as for [`quarantine`](Self::quarantine).
+    pub(crate) fn carry_damage(&self, id: LaneId, ranges: &[ByteRange], ordinal: u64) -> bool {
+        let lane = &self.lanes[id.index()];
+        let mut state = lane.state.lock();
+        let mut noted = RangeMap::default();
+        ranges.iter().for_each(|range| noted.insert(*range, (), |()| false));
+        let mut left: Vec<ByteRange> = Vec::new();
+        for (part, _) in self.damage_of(&state).filter(|(_, place)| place.0 <= ordinal) {
+            for (piece, ()) in noted.touching(part) {
+                match left.last_mut() {
+                    Some(last) if last.end == piece.start => last.end = piece.end,
+                    _ => left.push(piece),
+                }
+            }
+        }
+        if left.is_empty() {
+            return true;
+        }
+        self.announce(lane);
+        self.record_damage(&mut state, &left, 0)
+    }
+
+    /// Records that `left`, in order, is damaged by what the sequence number condemns.
+    fn record_damage(&self, state: &mut LaneState, left: &[ByteRange], sequence: u64) -> bool {
+        // All of it finds room in the one segment that is kept back for each lane, beside what is parked.
+        for note in notes::of(left, self.shape().slots_max() / 4) {
+            if self.region().check_stores(Safeguard::RecordAfterFailure).is_err()
+                || !self.make_room(state, note.slots(), 0, Asker::Essential, None)
+            {
+                return false;
+            }
+            let mut record = Record::new(RecordKind::Quarantine, note.range);
+            record.reference = sequence.into();
+            let (_, stored) = self.append_quarantine(state, record, &note.map);
+            self.region().fence(Safeguard::QuarantineFence, stored);
+            rare::count(&self.rare.quarantine_records);
+        }
         true
+    }
+
+    /// What a quarantine condemns: the sectors of its map, or all of its range if it has none or a line of it is lost.
+    pub(crate) fn condemned_by(&self, location: Location, record: &Record) -> Vec<ByteRange> {
+        match self.load_map(location, record) {
+            Ok(map) if !map.is_empty() => notes::parts_of(record.range(), &map),
+            _ => vec![record.range()],
+        }
     }
 
     /// The damage of a lane, with its place, where it has any of the lane's own chunks: what a lane has lost may have been
@@ -108,6 +143,18 @@ impl<E: Environment> Cache<E> {
     ) -> impl Iterator<Item = (ByteRange, Place)> + 'a {
         let map = self.identity.lanes;
         state.overlay.damaged().filter(move |(range, _)| {
+            Safeguard::DamageOwnChunks.holds(map.of_lane(state.id, *range).next().is_some())
+        })
+    }
+
+    /// The same for a part of the device.
+    fn damage_in<'a>(
+        &'a self,
+        state: &'a LaneState,
+        range: ByteRange,
+    ) -> impl Iterator<Item = (ByteRange, Place)> + 'a {
+        let map = self.identity.lanes;
+        state.overlay.damaged_in(range).filter(move |(range, _)| {
             Safeguard::DamageOwnChunks.holds(map.of_lane(state.id, *range).next().is_some())
         })
     }

@@ -301,6 +301,7 @@ impl Victim {
 
     /// What is still damaged of the victim's quarantines is recorded again at the head. `false` when there is no space.
     fn carry_quarantines<E: Environment>(&self, cache: &Cache<E>) -> bool {
+        let mut noted = Vec::new();
         let mut slot = 0;
         let mut unreadable = self.unreadable;
         while slot < self.segment.slots {
@@ -310,30 +311,15 @@ impl Victim {
                 continue;
             };
             slot += record.slots();
-            if record.kind() == RecordKind::Quarantine
-                && !self.carry(cache, record.range(), record.reference.get(), u64::MAX)
-            {
-                return false;
+            if record.kind() == RecordKind::Quarantine {
+                noted.push(record.range());
             }
         }
-        // What cannot be read may have been a quarantine. The records that damage up to here condemns go with this
-        // segment or went before, so it is noted as older than everything that is left.
-        let whole = ByteRange { start: 0, end: cache.identity.size };
-        Safeguard::ReclaimCarryUnreadable.holds(!unreadable)
-            || self.carry(cache, whole, 0, self.segment.ordinal)
-    }
-
-    /// Records damage in `range`, whose place is in the segment `up_to` or before it, once more.
-    fn carry<E: Environment>(&self, cache: &Cache<E>, range: ByteRange, reference: u64, up_to: u64) -> bool {
-        let damaged: Vec<_> = {
-            let state = cache.lanes[self.lane.index()].state.lock();
-            cache
-                .damage_of(&state)
-                .filter(|(_, place)| place.0 <= up_to)
-                .filter_map(|(part, place)| Some((part.intersection(&range)?, place)))
-                .collect()
-        };
-        damaged.into_iter().all(|(part, place)| cache.quarantine(self.lane, part, reference, place))
+        if !Safeguard::ReclaimCarryUnreadable.holds(!unreadable) {
+            // What cannot be read may have been a quarantine of anything.
+            noted.push(ByteRange { start: 0, end: cache.identity.size });
+        }
+        noted.is_empty() || cache.carry_damage(self.lane, &noted, self.segment.ordinal)
     }
 }
 

@@ -312,8 +312,11 @@ impl<E: Environment> Cache<E> {
         })
     }
 
-    /// Whether the data of a record is what it says, all of it.
+    /// Whether the data of a record is what it says, all of it, and a quarantine has its map.
     fn is_whole(&self, location: Location, record: &Record) -> bool {
+        if record.kind() == RecordKind::Quarantine {
+            return self.load_map(location, record).is_ok();
+        }
         if !record.kind().has_data() || !record.has_sums() {
             return true;
         }
@@ -372,8 +375,10 @@ impl<E: Environment> Cache<E> {
             }
             RecordKind::Quarantine => {
                 let condemned = record.reference.get();
-                if !replay.condemned.contains(condemned, range) {
-                    replay.found.push((condemned, range));
+                for range in self.condemned_by(location, record) {
+                    if !replay.condemned.contains(condemned, range) {
+                        replay.found.push((condemned, range));
+                    }
                 }
             }
         }

@@ -1,7 +1,7 @@
 //! A record: one line of the log, and the lines of checksums that may follow it.
 
 use crate::{Unverified, checksum::crc32c, layout::on_media};
-use cbd_types::{ByteRange, CHECKSUM_BLOCK, Safeguard, SegmentId};
+use cbd_types::{ByteRange, CHECKSUM_BLOCK, SECTOR, Safeguard, SegmentId};
 use zerocopy::{FromBytes, IntoBytes, little_endian::U32, little_endian::U64};
 
 /// Checksums in one further line.
@@ -10,8 +10,14 @@ pub const SUMS_PER_LINE: usize = 12;
 /// Most further lines of a record: 1 MiB that begins and ends inside a block covers 257 blocks, the record holds the first.
 pub const MAX_SUM_LINES: u32 = 256u32.div_ceil(SUMS_PER_LINE as u32);
 
-/// Type byte of a further line.
+/// Type byte of a further line with checksums.
 const SUM_LINE: u8 = 0x80;
+
+/// Type byte of a further line with a map of damaged sectors.
+const MAP_LINE: u8 = 0x81;
+
+/// Sectors of which one line of a map tells.
+pub const SECTORS_PER_LINE: u64 = SUMS_PER_LINE as u64 * 32;
 
 /// What a record did.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -122,11 +128,11 @@ on_media! {
 }
 
 on_media! {
-    /// A further line of a record: checksums of its second and later blocks.
+    /// A further line of a record: checksums of its second and later blocks, or a map of the sectors that a quarantine condemns.
     pub struct SumLine, size 64 {
         /// CRC32C over the segment's salt and number, the slot, and the bytes behind this field.
         0 crc: U32,
-        /// 0x80.
+        /// 0x80; 0x81 for a map.
         4 kind: u8,
         /// Place among the lines of its record, from 0.
         5 index: u8,
@@ -136,7 +142,7 @@ on_media! {
         7 reserved: u8,
         /// Sequence number of its record.
         8 sequence: U64,
-        /// CRC32C of each block.
+        /// CRC32C of each block; of a map, one bit for each sector.
         16 sums: [U32; 12],
     }
 }
@@ -267,6 +273,13 @@ pub const fn sum_lines(range: ByteRange) -> u32 {
     (blocks_in(range).saturating_sub(1)).div_ceil(SUMS_PER_LINE) as u32
 }
 
+/// Number of further lines for a map of the sectors of `range`; more than [`MAX_SUM_LINES`] where it is too long for one.
+#[must_use]
+pub const fn map_lines(range: ByteRange) -> u32 {
+    let lines = range.len().div_ceil(SECTOR).div_ceil(SECTORS_PER_LINE);
+    if lines > MAX_SUM_LINES as u64 { MAX_SUM_LINES + 1 } else { lines as u32 }
+}
+
 impl Unverified<Record> {
     /// The record, if it is one of this place and generation and hangs together: its kind is known, its range does not
     /// wrap, its data and its lines lie inside a segment of `size` bytes, and its lines are as many as its
@@ -288,7 +301,11 @@ impl Unverified<Record> {
             .accept();
         let kind = record.kind();
         let range = record.range();
-        let lines = if kind.has_data() && record.has_sums() { sum_lines(range) } else { 0 };
+        let lines = match kind {
+            RecordKind::Quarantine if record.lines > 0 => map_lines(range),
+            _ if kind.has_data() && record.has_sums() => sum_lines(range),
+            _ => 0,
+        };
         let data_offset = u64::from(record.data_offset.get());
         let inside = !kind.has_data()
             || (data_offset >= crate::PAGE
@@ -304,9 +321,19 @@ impl SumLine {
     /// The `index`-th line of the record `sequence`, for at most [`SUMS_PER_LINE`] checksums.
     #[must_use]
     pub fn new(index: u8, sequence: u64, sums: &[u32]) -> Self {
+        Self::of_kind(SUM_LINE, index, sequence, sums)
+    }
+
+    /// The `index`-th line of the map of the quarantine `sequence`.
+    #[must_use]
+    pub fn map(index: u8, sequence: u64, words: &[u32]) -> Self {
+        Self::of_kind(MAP_LINE, index, sequence, words)
+    }
+
+    fn of_kind(kind: u8, index: u8, sequence: u64, sums: &[u32]) -> Self {
         let mut line = Self {
             crc: U32::ZERO,
-            kind: SUM_LINE,
+            kind,
             index,
             count: sums.len() as u8,
             reserved: 0,
@@ -333,12 +360,32 @@ impl SumLine {
 }
 
 impl Unverified<SumLine> {
-    /// The line, if it is the `index`-th of the record `sequence` at this place.
+    /// The line of checksums, if it is the `index`-th of the record `sequence` at this place.
     #[must_use]
     pub fn verify(&self, place: &RecordPlace, index: u8, sequence: u64) -> Option<SumLine> {
+        self.verify_kind(SUM_LINE, place, index, sequence)
+    }
+
+    /// The line of a map, if it is the `index`-th of the quarantine `sequence` at this place.
+    #[must_use]
+    pub fn verify_map(&self, place: &RecordPlace, index: u8, sequence: u64) -> Option<SumLine> {
+        self.verify_kind(MAP_LINE, place, index, sequence)
+    }
+
+    /// The `index`-th further line of a record, whatever the record has them for.
+    #[must_use]
+    pub fn verify_of(&self, record: &Record, place: &RecordPlace, index: u8) -> Option<SumLine> {
+        let sequence = record.sequence.get();
+        match record.kind() {
+            RecordKind::Quarantine => self.verify_map(place, index, sequence),
+            _ => self.verify(place, index, sequence),
+        }
+    }
+
+    fn verify_kind(&self, kind: u8, place: &RecordPlace, index: u8, sequence: u64) -> Option<SumLine> {
         let line = self
             .demand(Safeguard::SumsChecksum, |line| place.is_valid(&zerocopy::transmute!(*line)))?
-            .demand(Safeguard::SumsKind, |line| line.kind == SUM_LINE)?
+            .demand(Safeguard::SumsKind, |line| line.kind == kind)?
             .demand(Safeguard::SumsIndex, |line| line.index == index)?
             .demand(Safeguard::SumsCount, |line| usize::from(line.count) <= SUMS_PER_LINE)?
             .demand(Safeguard::SumsSequence, |line| line.sequence.get() == sequence)?
@@ -410,6 +457,23 @@ mod tests {
             damage(&mut record);
             assert!(Record::decode(&record.encode(&PLACE)).verify(&PLACE, 5, SIZE).is_none());
         }
+    }
+
+    #[test]
+    fn a_quarantine_has_a_map_of_its_range_or_none() {
+        let mut record = Record::new(RecordKind::Quarantine, ByteRange::at(512, 400 * 512));
+        let counts =
+            |record: &Record| Record::decode(&record.encode(&PLACE)).verify(&PLACE, 0, SIZE).is_some();
+        for (lines, expected) in [(0, true), (1, false), (2, true), (3, false)] {
+            record.lines = lines;
+            assert_eq!(counts(&record), expected, "{lines} lines");
+        }
+        assert_eq!(map_lines(ByteRange::at(0, cbd_types::CHUNK)), MAX_SUM_LINES);
+        assert!(map_lines(ByteRange::at(0, u64::MAX)) > MAX_SUM_LINES);
+        let line = SumLine::map(0, 9, &[1, 2]);
+        let read = SumLine::decode(&line.encode(&PLACE));
+        assert!(read.verify(&PLACE, 0, 9).is_none(), "a map is no line of checksums");
+        assert_eq!(read.verify_map(&PLACE, 0, 9).map(|line| line.sums), Some(line.sums));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use crate::finding::{Mend, Place, Severity, Structure};
 use crate::report::{BackendSummary, RangeSummary};
 use cbd_engine::{LogEntry, LogSegmentView};
 use cbd_format::{
-    Record, SUMS_PER_LINE, SegmentShape, SumLine,
+    Record, RecordKind, SUMS_PER_LINE, SegmentShape, SumLine,
     record::{blocks_in, bytes_of},
 };
 use cbd_types::ByteRange;
@@ -130,6 +130,17 @@ impl Checker<'_> {
 
     /// Both copies of a line of checksums are gone: the blocks that it is about cannot be verified.
     fn sums_lost(&mut self, cache: &PrivateCache, entry: &Entry<'_>, number: u32, place: Place) {
+        if entry.record.kind() == RecordKind::Quarantine {
+            return self.add(
+                Severity::Affected,
+                Structure::SumLine,
+                Place { slot: Some(entry.slot + number), ..place }.of_range(entry.record.range()),
+                "both copies of a line of a quarantine's map are damaged",
+                "all of its range counts as damaged, parts that were overwritten and reclaimed since included",
+                "overwrite what fails to read",
+                None,
+            );
+        }
         let first = 1 + (number as usize - 1) * SUMS_PER_LINE;
         let last = (first + SUMS_PER_LINE).min(blocks_in(entry.record.range())) - 1;
         let range = ByteRange {
@@ -241,7 +252,7 @@ pub(crate) fn good_copies(
                 .verify(&seed, segment.generation, shape.size)
                 .is_some_and(|read| cache.takes(&read)),
             Some(further) => SumLine::decode(&line)
-                .verify(&seed, u8::try_from(further).unwrap_or(u8::MAX), record.sequence.get())
+                .verify_of(record, &seed, u8::try_from(further).unwrap_or(u8::MAX))
                 .is_some(),
         };
         is_good.then_some(line)

@@ -13,4 +13,5 @@ mod parked;
 mod reclaimed;
 mod rig;
 mod rows;
+mod scattered;
 mod waiting;
