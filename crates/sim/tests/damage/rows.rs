@@ -45,12 +45,12 @@ fn a_backend_whose_row_is_lost_is_reported_and_nothing_of_it_is_given_away() {
     let free = rig.transport.info().free_segments;
     row_of_backend(&rig).into_iter().for_each(|at| rig.poison(at, 1024));
     let (_, transport) = reopened(rig);
-    let error = transport.backend(BackendId(0)).err().expect("its row is lost");
+    let error = transport.backend(BackendId(0)).expect_err("its row is lost");
     assert_eq!(error.kind(), ErrorKind::Damaged, "{}", error.line());
     assert!(error.line().contains("backend 0"), "{}", error.line());
     assert_eq!(transport.info().free_segments, free, "its segments are not free");
     let error =
-        transport.create_backend(&another_backend(SEGMENTS)).err().expect("there is no space for another");
+        transport.create_backend(&another_backend(SEGMENTS)).expect_err("there is no space for another");
     assert_eq!(error.kind(), ErrorKind::NoSpace, "{}", error.line());
     let uncached = BackendSpec { cache_bytes: None, ..another_backend(0) };
     assert_eq!(transport.create_backend(&uncached).unwrap(), BackendId(1), "its number is not given away");
