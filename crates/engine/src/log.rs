@@ -56,7 +56,7 @@ impl<E: Environment> Cache<E> {
         let Some(segment) = self.pool.take(asker, waker) else {
             self.wake_maintenance();
             if let Some(waker) = waker
-                && self.check_running().is_err()
+                && !Safeguard::PoolWakesAfterStop.holds(self.check_running().is_ok())
             {
                 // The wait list was woken before this one was on it.
                 waker.wake_by_ref();

@@ -112,7 +112,8 @@ impl<E: Environment, Q: BackingQueue> Maintainer<E, Q> {
                     // Say that it sleeps, then look again. A write that came between has seen that, or its lane is still
                     // touched, or a pass has cleared the lane since this step began.
                     cache.maintainer_sleeps.store(true, Ordering::SeqCst);
-                    if cache.unmarked_for_ms(now).is_some() || cache.covered() != covered {
+                    let has_changed = cache.unmarked_for_ms(now).is_some() || cache.covered() != covered;
+                    if !Safeguard::MaintainerLooksAgain.holds(!has_changed) {
                         return Step::Busy;
                     }
                 }

@@ -3,7 +3,7 @@
 //! Always true here: the same scene with the same seed is the same execution, step by step; what fails comes with its seed.
 
 use crate::points;
-use crate::scenes::Scene;
+use crate::scenes::{Ending, Scene};
 use crate::schedule::Seeds;
 use crate::setup::{Setup, Start};
 use crate::stage::{Judged, Stage};
@@ -114,7 +114,11 @@ fn execute(scene: &Scene, start: &Start, seed: u64, tally: &Mutex<Tally>) {
     stage.wait();
     stage.end(maintainer);
     let points = points::end();
-    let judged = if scene.stays_damaged { stage.judge_damage() } else { stage.judge_rest() };
+    let judged = match scene.ending {
+        Ending::Rest => stage.judge_rest(),
+        Ending::Damage => stage.judge_damage(),
+        Ending::Stopped => stage.judge_stopped(),
+    };
     let mut tally = tally.lock();
     tally.executions += 1;
     tally.points += points;

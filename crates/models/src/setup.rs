@@ -27,14 +27,22 @@ pub struct Shape {
     pub data_crc: bool,
     /// Reclaim begins above this share of used segments.
     pub gc_percent: u8,
+    /// Writeback hurries above this share of dirty data.
+    pub dirty_target_percent: u8,
     /// Order of writeback when the scene begins.
     pub consistency: Consistency,
 }
 
 impl Shape {
     /// A small device, one lane.
-    pub const ONE_LANE: Self =
-        Self { size: 1 << 20, lanes: 1, data_crc: true, gc_percent: 90, consistency: Consistency::Strict };
+    pub const ONE_LANE: Self = Self {
+        size: 1 << 20,
+        lanes: 1,
+        data_crc: true,
+        gc_percent: 90,
+        dirty_target_percent: 10,
+        consistency: Consistency::Strict,
+    };
     /// Four chunks, two lanes.
     pub const TWO_LANES: Self = Self { size: 16 << 20, lanes: 2, ..Self::ONE_LANE };
 
@@ -49,6 +57,13 @@ impl Shape {
     #[must_use]
     pub const fn without_checksums(mut self) -> Self {
         self.data_crc = false;
+        self
+    }
+
+    /// The same with writeback that never waits for more to merge.
+    #[must_use]
+    pub const fn in_a_hurry(mut self) -> Self {
+        self.dirty_target_percent = 0;
         self
     }
 
@@ -106,6 +121,7 @@ impl Setup {
             data_crc: shape.data_crc,
             settings: Settings {
                 gc_percent: shape.gc_percent,
+                dirty_target_percent: shape.dirty_target_percent,
                 consistency: shape.consistency,
                 ..Settings::default()
             },

@@ -139,11 +139,6 @@ impl Stage {
         flushed.certain.extend(certain.into_iter().map(|(_, written)| written));
     }
 
-    /// The clock goes on.
-    pub fn let_time_pass(&self, ms: u64) {
-        self.clock.advance(ms);
-    }
-
     /// A thread of the scene; `random` is its own.
     pub fn spawn(self: &Arc<Self>, work: impl FnOnce(&Arc<Self>, &mut Seeded) + Send + 'static) {
         let number = self.spawned.fetch_add(1, Ordering::Relaxed);
@@ -200,18 +195,23 @@ impl Stage {
         }
         let bell = self.maintainer_bell.lock().clone();
         let Some(bell) = bell else { return };
-        while !bell.sleeps() {
+        while !self.over.load(Ordering::SeqCst) && !bell.sleeps() {
             spin();
         }
     }
 
-    /// Ends the maintainer.
-    pub(crate) fn end(&self, maintainer: JoinHandle<()>) {
+    /// The maintainer ends after its next step.
+    pub fn end_maintenance(&self) {
         self.over.store(true, Ordering::SeqCst);
         let bell = self.maintainer_bell.lock().clone();
         if let Some(bell) = bell {
             bell.waker().wake();
         }
+    }
+
+    /// Ends the maintainer.
+    pub(crate) fn end(&self, maintainer: JoinHandle<()>) {
+        self.end_maintenance();
         if maintainer.join().is_err() {
             panic!("the maintainer panicked");
         }
@@ -229,6 +229,12 @@ impl Stage {
         );
         assert!(status.damaged.is_empty(), "damage: {:?}", status.damaged);
         hold(self.oracle().check_everything(&self.disk.durable()));
+        self.judge_end(self.seed);
+        self.judged.lock().clone()
+    }
+
+    /// The cache was stopped: what was acknowledged is there for the next process.
+    pub(crate) fn judge_stopped(&self) -> Judged {
         self.judge_end(self.seed);
         self.judged.lock().clone()
     }

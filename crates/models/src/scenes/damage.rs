@@ -1,6 +1,6 @@
 //! Damage against overwrites of it.
 
-use super::{Scene, block, large};
+use super::{Ending, Scene, block, large};
 use crate::client::Client;
 use crate::setup::{Setup, Shape, must};
 use cbd_types::ErrorKind;
@@ -76,7 +76,7 @@ pub(super) const CONDEMNED: Scene = Scene {
             stage.cache.request_drain();
         });
     },
-    stays_damaged: true,
+    ending: Ending::Damage,
     ..Scene::USUAL
 };
 

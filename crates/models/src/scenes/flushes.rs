@@ -39,11 +39,9 @@ pub(super) const OLDEST: Scene = Scene {
     name: "oldest",
     about: "a write and a flush in one lane and then in the other against writeback's search: the younger epoch is not the oldest",
     usual: 400,
-    shape: Shape::TWO_LANES,
+    shape: Shape::TWO_LANES.in_a_hurry(),
     looks: true,
     play: |stage| {
-        // Writeback does not wait for more to merge.
-        stage.let_time_pass(2000);
         stage.client(|client, random| {
             let first = random.below(2);
             for chunk in [first, 1 - first] {

@@ -12,6 +12,17 @@ use crate::stage::Stage;
 use cbd_types::ByteRange;
 use std::sync::Arc;
 
+/// What has to be when the threads of a scene have ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ending {
+    /// Everything is on the disk, without anybody having asked for it.
+    Rest,
+    /// Everything but what was damaged in the beginning, and that is known.
+    Damage,
+    /// Nobody waits; what was acknowledged is found by the next process.
+    Stopped,
+}
+
 /// A scene.
 pub struct Scene {
     /// What a person types.
@@ -28,8 +39,8 @@ pub struct Scene {
     pub looks: bool,
     /// Whether something on the region is broken when it begins.
     pub is_damaged: bool,
-    /// Whether that is still so when it ends.
-    pub stays_damaged: bool,
+    /// What has to be when its threads have ended.
+    pub ending: Ending,
     /// How the world stands when it begins.
     pub prepare: fn(&mut Setup),
     /// Starts its threads.
@@ -46,7 +57,7 @@ impl Scene {
         crashes: 1,
         looks: false,
         is_damaged: false,
-        stays_damaged: false,
+        ending: Ending::Rest,
         prepare: |_| {},
         play: |_| {},
     };

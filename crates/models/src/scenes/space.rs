@@ -1,6 +1,6 @@
 //! Space that is used anew: reclaim against readers, fills, waiting writers, a stop, and newer writes.
 
-use super::{Scene, TAIL, block, fill_until, large};
+use super::{Ending, Scene, TAIL, block, fill_until, large};
 use crate::client::Client;
 use crate::setup::{BLOCK, LARGE, Setup, Shape, must};
 use cbd_types::{ErrorKind, Result};
@@ -116,8 +116,13 @@ pub(super) const STOP: Scene = Scene {
                 unless_stopped(client.flush());
             });
         }
-        stage.spawn(|stage, _| stage.cache.stop());
+        // Nobody reclaims any more: only the stop wakes who waits.
+        stage.spawn(|stage, _| {
+            stage.end_maintenance();
+            stage.cache.stop();
+        });
     },
+    ending: Ending::Stopped,
     ..Scene::USUAL
 };
 

@@ -446,6 +446,8 @@ safeguards! {
     PoolOpenFromReserve = "pool.open-from-reserve",
     /// Who waits for space is woken when there is some.
     PoolWakes = "pool.wakes",
+    /// Who comes to wait for space when a stop has woken all who waited is told to go on, too.
+    PoolWakesAfterStop = "pool.wakes-after-stop",
 
     // Recovery.
 
@@ -551,4 +553,6 @@ safeguards! {
     RepairSlotFence = "repair.slot.fence",
     /// A region whose stores failed takes no new tail and no new drained.
     MaintainerStoreCheck = "maintainer.store-check",
+    /// A maintainer that has said that it sleeps looks again whether somebody wrote before that.
+    MaintainerLooksAgain = "maintainer.looks-again",
 }
