@@ -3,10 +3,10 @@
 //! Always true here: the same base is the same bytes in every run, as long as the engine stores the same.
 
 use super::forge;
-use cbd_engine::{BackendSpec, BlkdevSpec, Consistency, FormatOptions, Settings, Transport};
+use cbd_engine::{BackendSpec, BlkdevSpec, Consistency, FormatOptions, OnWriteError, Settings, Transport};
 use cbd_format::{Layout, RecordKind};
 use cbd_sim::process::{Outlook, Process};
-use cbd_sim::{Content, CrashMemory, Keep, Seeded, SimDisk, SimEnvironment};
+use cbd_sim::{Content, CrashMemory, DiskFaults, Keep, Seeded, SimDisk, SimEnvironment};
 use cbd_types::{AlignedBuffer, BackendId, ByteRange, CHUNK, Operation, Region, Request, Result};
 use std::sync::{Arc, OnceLock};
 
@@ -15,6 +15,10 @@ pub const SECTOR: u64 = 512;
 
 /// Bytes of the simulated disks: two chunks, so two lanes, the second of them short and not whole blocks.
 pub const DISK: u64 = CHUNK + (160 << 10) + 3 * SECTOR;
+
+/// What a disk that is not sound refuses to write.
+pub const REFUSED: [ByteRange; 2] =
+    [ByteRange { start: 4096, end: 12 << 10 }, ByteRange { start: CHUNK - (8 << 10), end: CHUNK + SECTOR }];
 
 /// A region to start from.
 #[derive(Debug)]
@@ -39,6 +43,8 @@ struct Script {
     requests: u64,
     /// The maintainer steps so often after each of them.
     steps: u64,
+    /// What the disk refuses is parked.
+    parks: bool,
     end: End,
 }
 
@@ -62,11 +68,12 @@ const ORDINARY: Script = Script {
     consistency: Consistency::Strict,
     requests: 60,
     steps: 2,
+    parks: false,
     end: End::Killed,
 };
 
 /// The bases; their order is part of the corpus, so new ones go to the end.
-const SCRIPTS: [Script; 10] = [
+const SCRIPTS: [Script; 11] = [
     Script { requests: 0, ..ORDINARY },
     Script { requests: 6, steps: 0, ..ORDINARY },
     ORDINARY,
@@ -74,11 +81,13 @@ const SCRIPTS: [Script; 10] = [
     Script { requests: 500, steps: 8, end: End::PowerCut, ..ORDINARY },
     Script { requests: 100, steps: 4, end: End::Drained, ..ORDINARY },
     Script { data_crc: false, ..ORDINARY },
-    Script { requests: 40, end: End::Quarantined, ..ORDINARY },
+    // Nothing is written back before the damage: what is clean would be read anew.
+    Script { requests: 20, steps: 0, end: End::Quarantined, ..ORDINARY },
     Script { consistency: Consistency::Checkpoint, requests: 120, steps: 3, ..ORDINARY },
     // Records with further lines of checksums.
     Script { segment_size: 256 << 10, segments: 9, requests: 40, ..ORDINARY },
     Script { segments: 9, backends: 2, requests: 50, ..ORDINARY },
+    Script { requests: 120, steps: 40, parks: true, ..ORDINARY },
 ];
 
 /// How many bases there are.
@@ -139,7 +148,12 @@ impl Script {
                 lanes_max: 2,
                 handlers: 1,
                 data_crc: self.data_crc,
-                settings: Settings { consistency: self.consistency, ..Settings::default() },
+                settings: Settings {
+                    consistency: self.consistency,
+                    on_write_error: if self.parks { OnWriteError::Park } else { OnWriteError::Stop },
+                    write_error_after_s: 0,
+                    ..Settings::default()
+                },
             })?;
             transport.create_blkdev(&BlkdevSpec { backend: id, host, export: String::from("auto") })?;
         }
@@ -154,8 +168,8 @@ impl Script {
             End::Killed | End::Drained => memory.process_crash(),
             End::Quarantined => {
                 let memory = memory.process_crash();
-                damage_a_dirty_record(&memory, &layout);
-                let nothing = Self { requests: 0, steps: 0, ..self };
+                damage_dirty_records(&memory, &layout);
+                let nothing = Self { requests: 0, steps: 0, end: End::Drained, ..self };
                 nothing.live(&environment, &memory, BackendId(0), &mut random)?;
                 memory.process_crash()
             }
@@ -172,6 +186,9 @@ impl Script {
         random: &mut Seeded,
     ) -> Result<()> {
         let disk = disk(random.next());
+        if self.parks {
+            disk.set_faults(DiskFaults { unwritable: REFUSED.to_vec(), ..DiskFaults::default() });
+        }
         let mut process = Process::open(Arc::clone(environment), memory, &disk, backend, 1, 4)?;
         let mut done = Vec::new();
         for id in 0..self.requests {
@@ -182,7 +199,7 @@ impl Script {
             }
             environment.advance(random.below(200));
         }
-        if matches!(self.end, End::Drained | End::Quarantined) {
+        if self.end == End::Drained {
             process.cache().request_drain();
             for _ in 0..10_000 {
                 process.poll(0, &mut done);
@@ -219,8 +236,8 @@ fn wish(id: u64, random: &mut Seeded) -> Request {
     Request { id, operation, range, fua: random.chance(100), buffer }
 }
 
-/// Damages the data of a record in the middle of the history, one that later records prove to have been complete.
-fn damage_a_dirty_record(memory: &CrashMemory, layout: &Layout) {
+/// Damages the data of every write but the last, which nothing later would prove to have been complete.
+fn damage_dirty_records(memory: &CrashMemory, layout: &Layout) {
     let mut places = Vec::new();
     for (segment, header) in forge::segments(memory, layout) {
         let records = forge::records(memory, layout, segment, &header);
@@ -229,7 +246,8 @@ fn damage_a_dirty_record(memory: &CrashMemory, layout: &Layout) {
             with_data.map(|(_, record)| layout.segment_base(segment) + u64::from(record.data_offset.get())),
         );
     }
-    if let Some(&at) = places.get(places.len() / 2) {
+    places.pop();
+    for at in places {
         forge::store(memory, at, &forge::MARKER);
     }
 }

@@ -5,7 +5,7 @@
 use super::base::{self, DISK, SECTOR};
 use super::forge::MARKER;
 use crate::input::Input;
-use cbd_engine::{Consistency, Settings, Transport};
+use cbd_engine::{Consistency, OnWriteError, Settings, Transport};
 use cbd_sim::process::{Outlook, Process};
 use cbd_sim::{CrashMemory, DiskFaults, Keep, SimDisk, SimEnvironment};
 use cbd_types::{AlignedBuffer, BackendId, ByteRange, CHUNK, Completion, Operation, Region, Request};
@@ -34,7 +34,9 @@ pub struct Manner {
     /// Between the two lives the power fails; otherwise the process is killed.
     pub power_cut: bool,
     /// The disks fail now and then.
-    pub bad_disk: bool,
+    pub shaky_disk: bool,
+    /// The disks never take what is written to [`base::REFUSED`].
+    pub disk_refuses: bool,
     /// Nothing may be read or written back that holds [`MARKER`].
     pub watch_marker: bool,
 }
@@ -59,14 +61,14 @@ fn live(memory: &CrashMemory, manner: Manner, acts: Option<&[u8]>) -> bool {
     let mut opened = false;
     for backend in backends {
         let disk = base::disk(manner.seed);
-        if manner.bad_disk {
-            disk.set_faults(DiskFaults {
-                read_permille: 50,
-                change_permille: 200,
-                flush_permille: 200,
-                ..DiskFaults::default()
-            });
-        }
+        let (shaky, refuses) = (u64::from(manner.shaky_disk), manner.disk_refuses);
+        disk.set_faults(DiskFaults {
+            read_permille: 50 * shaky,
+            change_permille: 200 * shaky,
+            flush_permille: 200 * shaky,
+            unwritable: if refuses { base::REFUSED.to_vec() } else { Vec::new() },
+            ..DiskFaults::default()
+        });
         let Ok(process) = Process::open(Arc::clone(&environment), memory, &disk, backend, 1, 4) else {
             continue;
         };
@@ -163,6 +165,8 @@ impl Living<'_> {
             consistency: modes[length % modes.len()],
             gc_percent: (place % 91) as u8,
             dirty_target_percent: (place / 91 % 91) as u8,
+            on_write_error: OnWriteError::ALL[length / 8 % 2],
+            write_error_after_s: (length / 16) as u32,
             ..Settings::default()
         };
         let _ = self.process.cache().set_settings(settings);

@@ -43,7 +43,8 @@ impl<'a> Plan<'a> {
         let manner = Manner {
             seed,
             power_cut: flags & 1 != 0,
-            bad_disk: flags & 2 != 0,
+            shaky_disk: flags & 2 != 0,
+            disk_refuses: flags & 4 != 0,
             watch_marker: only_damage && base::base(base).data_crc,
         };
         let size = if flags & 0xf0 == 0xf0 { seed } else { 256 };
@@ -82,6 +83,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let mut seeds = Vec::new();
     for base in 0..base::count() as u8 {
         seeds.push([&[base, base & 1, 0, base], &acts[..]].concat());
+        seeds.push([&[base, 4, 0, base], &acts[..]].concat());
     }
     for edit in 0..18 {
         for (field, how) in [(3, 0), (5, 1), (7, 5), (8, 4)] {
@@ -98,14 +100,35 @@ pub fn seeds() -> Vec<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cbd_format::RecordKind;
 
     #[test]
     fn every_base_untouched_comes_up() {
         for number in 0..base::count() {
             let memory = base::base(number).memory.fork();
-            let manner = Manner { seed: 1, power_cut: false, bad_disk: false, watch_marker: true };
+            let manner = Manner {
+                seed: 1,
+                power_cut: false,
+                shaky_disk: false,
+                disk_refuses: false,
+                watch_marker: true,
+            };
             assert!(life::live_twice(&memory, manner, &[]), "base {number}");
         }
+    }
+
+    #[test]
+    fn a_base_holds_what_its_script_is_for() {
+        let holds = |number: usize, kind| {
+            let base = base::base(number);
+            forge::segments(&base.memory, &base.layout).any(|(segment, header)| {
+                let records = forge::records(&base.memory, &base.layout, segment, &header);
+                records.iter().any(|(_, record)| record.kind() == kind)
+            })
+        };
+        assert!(holds(6, RecordKind::Quarantine));
+        assert!(holds(10, RecordKind::ParkedWrite));
+        assert!(holds(2, RecordKind::Fill) && holds(2, RecordKind::Discard));
     }
 
     #[test]
