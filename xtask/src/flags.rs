@@ -3,7 +3,7 @@
 use crate::fsx;
 
 /// The steps of `test`, in the order in which they run.
-pub const STEPS: [&str; 7] = ["format", "lint", "doc", "build", "test", "release", "demo"];
+pub const STEPS: [&str; 8] = ["format", "lint", "doc", "build", "test", "sim", "release", "demo"];
 
 /// Why a task did not run to its end.
 #[derive(Debug, PartialEq, Eq)]

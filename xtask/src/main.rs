@@ -43,7 +43,7 @@ Tasks:
   fsx FILE [--seed N] [--operations N] [--size BYTES] [--direct ALIGNMENT]
                      random operations on a file or block device, which is overwritten, compared with a model
 
-Steps of `test`: format, lint, doc, build, test, release, demo
+Steps of `test`: format, lint, doc, build, test, sim, release, demo
 ";
 
 fn main() -> ExitCode {

@@ -100,11 +100,14 @@ pub fn run(flags: &TestFlags, length: Length) -> Result<bool, Problem> {
             }))
         });
     }
+    if flags.wants("sim") {
+        report.step("sim", "cargo xtask sim: what crashes can leave", || explore(length));
+    }
     let mut program = None;
     if flags.wants("release") || flags.wants("demo") {
         report.step("release", "cbdctrl as users build it", || {
             let built = check(with_lock(cargo(["build", "--release", "--package", "cbdctrl"])));
-            program = (built.failed == 0).then(release_program).flatten();
+            program = (built.failed == 0).then(|| release_program("cbdctrl")).flatten();
             Count::one(program.is_some())
         });
     }
@@ -180,6 +183,41 @@ fn tests(filter: Option<&str>, system: bool, length: Length) -> Count {
     count
 }
 
+/// Explores crash states: a share of them for a change, ten millions and a million flipped bits in a night.
+fn explore(length: Length) -> Count {
+    let built = check(with_lock(cargo(["build", "--release", "--package", "cbd-sim"])));
+    if built.failed > 0 {
+        return built;
+    }
+    let Some(program) = release_program("cbd-sim") else { return Count::one(false) };
+    let seed = seed().to_string();
+    let (runs, limit): (Vec<Vec<&str>>, _) = match length {
+        Length::Short => (
+            vec![vec!["--states", "200000", "--distinct", "20000", "--seconds", "300", "--complete"]],
+            Duration::from_secs(600),
+        ),
+        Length::Long => (
+            vec![
+                vec!["--long", "--states", "10000000", "--seconds", "28800", "--complete", "--seed", &seed],
+                vec!["--world", "sequences-4", "--long", "--seconds", "14400"],
+                vec!["--world", "flips", "--seeds", "2000", "--seed", &seed],
+            ],
+            Duration::from_secs(10 * 3600),
+        ),
+    };
+    let mut count = Count::default();
+    for run in runs {
+        let end = shell::run(Command::new(&program).arg("--json").args(run), limit, |_, line| print(line));
+        if !end.is_success() {
+            println!("    {end}");
+        }
+        let run = Count::one(end.is_success());
+        count.passed += run.passed;
+        count.failed += run.failed;
+    }
+    count
+}
+
 /// Runs the demo and checks what it says and what it leaves.
 fn show(program: &Path) -> Count {
     let scratch = match Scratch::new() {
@@ -222,9 +260,9 @@ fn print(line: &str) {
     }
 }
 
-fn release_program() -> Option<PathBuf> {
+fn release_program(name: &str) -> Option<PathBuf> {
     match workspace::target_directory() {
-        Ok(target) => Some(target.join("release/cbdctrl")).filter(|program| program.is_file()),
+        Ok(target) => Some(target.join("release").join(name)).filter(|program| program.is_file()),
         Err(text) => {
             println!("    {text}");
             None

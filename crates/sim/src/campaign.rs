@@ -7,13 +7,18 @@
 
 mod worlds;
 
-use crate::explorer::{Effort, Explorer, Tally};
+use crate::explorer::{Effort, Explorer, Tally, quietly};
+use crate::flips;
+use crate::sequences;
 use crate::watchdog::Watchdog;
-use crate::world::World;
+use crate::world::{World, WorldOptions};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-pub use worlds::{Kind, kinds};
+pub use worlds::{Kind, Work, kinds};
+
+/// How often a campaign says how far it is.
+const PROGRESS_EVERY: Duration = Duration::from_secs(10);
 
 /// No world takes nearly as long.
 const WORLD_LIMIT: Duration = Duration::from_secs(1200);
@@ -29,14 +34,30 @@ pub struct Plan {
     pub limit: Option<Duration>,
     /// No world is begun when so many states were tried.
     pub states: Option<u64>,
+    /// Nor before so many different outcomes were seen.
+    pub distinct: u64,
     /// The only kind of world, by its name.
     pub world: Option<String>,
     /// The only moment that is looked at.
     pub point: Option<u64>,
+    /// Whether this is a long run: every sequence of four acts instead of three.
+    pub is_long: bool,
     /// What is tried at each moment.
     pub effort: Effort,
     /// Threads.
     pub threads: usize,
+}
+
+impl Plan {
+    /// The kinds of worlds that are explored.
+    fn kinds(&self) -> Vec<Kind> {
+        let mut kinds = kinds();
+        match &self.world {
+            Some(name) => kinds.retain(|kind| kind.name == name),
+            None => kinds.retain(|kind| kind.is_long.is_none_or(|is_long| is_long == self.is_long)),
+        }
+        kinds
+    }
 }
 
 /// What a campaign has come to.
@@ -44,76 +65,106 @@ pub struct Plan {
 pub struct Outcome {
     /// What was seen.
     pub tally: Tally,
-    /// Seeds begun, by the first and the last.
+    /// The first and the last seed.
     pub seeds: (u64, u64),
     /// How long it took.
     pub elapsed: Duration,
 }
 
+/// What the threads of a campaign share.
+struct Campaign<'a> {
+    plan: &'a Plan,
+    kinds: Vec<Kind>,
+    begun: Instant,
+    /// Number of the next world.
+    next: AtomicU64,
+    last_seed: AtomicU64,
+    tally: Mutex<Tally>,
+}
+
 /// Explores worlds as `plan` says; `progress` is called every few seconds with what was seen so far.
 pub fn run(plan: &Plan, mut progress: impl FnMut(&Tally, Duration)) -> Outcome {
-    let kinds: Vec<Kind> =
-        kinds().into_iter().filter(|kind| plan.world.as_ref().is_none_or(|name| kind.name == name)).collect();
-    let begun = Instant::now();
-    let next = AtomicU64::new(0);
-    let last_seed = AtomicU64::new(plan.seed);
-    let tally = Mutex::new(Tally::default());
-    let is_over = || {
-        plan.limit.is_some_and(|limit| begun.elapsed() >= limit)
-            || plan.states.is_some_and(|states| tally.lock().crash_states() >= states)
+    let campaign = Campaign {
+        plan,
+        kinds: plan.kinds(),
+        begun: Instant::now(),
+        next: AtomicU64::new(0),
+        last_seed: AtomicU64::new(plan.seed),
+        tally: Mutex::new(Tally::default()),
     };
-    let work = || {
-        while !is_over() {
-            let number = next.fetch_add(1, Ordering::Relaxed);
-            let (round, kind) = (number / kinds.len() as u64, &kinds[number as usize % kinds.len()]);
-            if plan.seeds.is_some_and(|seeds| round >= seeds) {
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..plan.threads.max(1)).map(|_| scope.spawn(|| campaign.work())).collect();
+        let mut said = Instant::now();
+        while workers.iter().any(|worker| !worker.is_finished()) {
+            std::thread::sleep(Duration::from_millis(50));
+            if said.elapsed() > PROGRESS_EVERY {
+                said = Instant::now();
+                progress(&campaign.tally.lock(), campaign.begun.elapsed());
+            }
+        }
+    });
+    Outcome {
+        seeds: (plan.seed, campaign.last_seed.into_inner()),
+        elapsed: campaign.begun.elapsed(),
+        tally: campaign.tally.into_inner(),
+    }
+}
+
+impl Campaign<'_> {
+    fn is_over(&self) -> bool {
+        let tally = self.tally.lock();
+        self.plan.limit.is_some_and(|limit| self.begun.elapsed() >= limit)
+            || self.plan.states.is_some_and(|states| {
+                tally.crash_states() >= states && tally.distinct.len() as u64 >= self.plan.distinct
+            })
+    }
+
+    fn work(&self) {
+        while !self.is_over() {
+            let number = self.next.fetch_add(1, Ordering::Relaxed);
+            let (round, kind) =
+                (number / self.kinds.len() as u64, &self.kinds[number as usize % self.kinds.len()]);
+            let seed = self.plan.seed + round;
+            let is_there = |kind: &Kind| kind.work.has_seed(seed);
+            if self.plan.seeds.is_some_and(|seeds| round >= seeds) || !self.kinds.iter().any(is_there) {
                 return;
             }
-            let seed = plan.seed + round;
-            last_seed.fetch_max(seed, Ordering::Relaxed);
-            let seen = explore(kind, seed, plan);
-            tally.lock().add(seen);
-        }
-    };
-    if !kinds.is_empty() {
-        std::thread::scope(|scope| {
-            let workers: Vec<_> = (0..plan.threads.max(1)).map(|_| scope.spawn(work)).collect();
-            let mut said = Instant::now();
-            while workers.iter().any(|worker| !worker.is_finished()) {
-                std::thread::sleep(Duration::from_millis(100));
-                if said.elapsed() > Duration::from_secs(10) {
-                    said = Instant::now();
-                    progress(&tally.lock(), begun.elapsed());
-                }
+            if is_there(kind) {
+                self.last_seed.fetch_max(seed, Ordering::Relaxed);
+                let seen = explore(kind, seed, self.plan);
+                self.tally.lock().add(seen);
             }
-        });
-    }
-    Outcome {
-        tally: tally.into_inner(),
-        seeds: (plan.seed, last_seed.into_inner()),
-        elapsed: begun.elapsed(),
+        }
     }
 }
 
 fn explore(kind: &Kind, seed: u64, plan: &Plan) -> Tally {
-    let _watchdog = Watchdog::new(WORLD_LIMIT, format!("world {}, seed {seed}", kind.name));
-    let mut explorer = Explorer::new(kind.name, seed, plan.effort, plan.point);
-    let options = (kind.options)(seed);
-    match crate::explorer::quietly(|| {
+    match kind.work {
+        Work::History(options) => explore_history(kind.name, options(seed), plan),
+        Work::Flips => flips::explore(seed, plan.point),
+        Work::Sequences(length) => sequences::explore(kind.name, length, seed, plan.effort, plan.point),
+    }
+}
+
+fn explore_history(name: &'static str, options: WorldOptions, plan: &Plan) -> Tally {
+    let seed = options.seed;
+    let _watchdog = Watchdog::new(WORLD_LIMIT, format!("world {name}, seed {seed}"));
+    let mut explorer = Explorer::new(name, seed, plan.effort, plan.point);
+    let warmed_up = quietly(|| {
         let mut world = World::new(options);
-        world.run(kind.warm_up(seed));
+        world.run(worlds::warm_up(seed));
         world
-    }) {
+    });
+    let mut tally = match warmed_up {
         Ok(world) => {
-            let (happened, explored) = world.explore(kind.turns, explorer);
-            let mut tally = explored.into_tally();
-            tally.histories = 1;
-            tally.count_world(&happened);
-            tally
+            let (_, explored) = world.explore(worlds::TURNS, explorer);
+            explored.into_tally()
         }
         Err(text) => {
             explorer.history_failed(text);
             explorer.into_tally()
         }
-    }
+    };
+    tally.histories = 1;
+    tally
 }

@@ -19,7 +19,7 @@ use crate::disk::SimDisk;
 use crate::memory::{CrashMemory, Keep, OpenLine};
 use crate::oracle::Violation;
 use crate::random::{Seeded, mix};
-use crate::world::World;
+use crate::world::{Happened, World};
 use fates::Fate;
 pub(crate) use judge::Expected;
 use judge::Recovered;
@@ -64,7 +64,7 @@ impl Default for Effort {
             lines_max: 12,
             exhausted_permille: 1000,
             lines_read_max: 6,
-            sampled: 12,
+            sampled: 6,
             torn: 2,
             poisoned: 1,
             stores_permille: 30,
@@ -92,6 +92,8 @@ struct Point {
 pub struct Explorer {
     name: &'static str,
     seed: u64,
+    label: String,
+    is_looking: bool,
     effort: Effort,
     /// The only moment that is looked at, if one is to be repeated.
     only: Option<u64>,
@@ -108,7 +110,18 @@ impl Explorer {
     pub fn new(name: &'static str, seed: u64, effort: Effort, only: Option<u64>) -> Self {
         let points = Arc::new(Mutex::new(Vec::new()));
         let random = Seeded::new(mix(seed));
-        Self { name, seed, effort, only, points, random, number: 0, tally: Tally::default() }
+        Self {
+            name,
+            seed,
+            label: String::new(),
+            is_looking: false,
+            effort,
+            only,
+            points,
+            random,
+            number: 0,
+            tally: Tally::default(),
+        }
     }
 
     /// What was seen.
@@ -119,6 +132,9 @@ impl Explorer {
 
     /// From now on the moments of this memory are noted.
     pub(crate) fn watch(&self, memory: &CrashMemory, disk: &SimDisk) {
+        if !self.is_looking {
+            return;
+        }
         let (points, disk) = (Arc::clone(&self.points), disk.clone());
         memory.watch(self.effort.stores_permille, self.seed, move |memory| {
             points.lock().push(Point { memory, disk: disk.fork() });
@@ -126,10 +142,31 @@ impl Explorer {
     }
 
     /// Notes this moment, at which nothing is stored, by chance.
-    pub(crate) fn note(&mut self, memory: &CrashMemory, disk: &SimDisk) {
-        if !self.random.chance(QUIET_PERMILLE) {
-            return;
+    pub(crate) fn note_by_chance(&mut self, memory: &CrashMemory, disk: &SimDisk) {
+        if self.is_looking && self.random.chance(QUIET_PERMILLE) {
+            self.note(memory, disk);
         }
+    }
+
+    /// An explorer of the next history of the same seed, which goes on counting. It does not look yet.
+    #[must_use]
+    pub(crate) fn next_history(self, label: String) -> Self {
+        self.points.lock().clear();
+        Self { label, is_looking: false, ..self }
+    }
+
+    /// From now on it looks at the memories that it watches.
+    pub(crate) const fn begin(&mut self) {
+        self.is_looking = true;
+    }
+
+    /// Counts what happened in the world that was explored.
+    pub(crate) fn count_world(&mut self, happened: &Happened) {
+        self.tally.count_world(happened);
+    }
+
+    /// Notes this moment, at which nothing is stored.
+    pub(crate) fn note(&self, memory: &CrashMemory, disk: &SimDisk) {
         self.points.lock().push(Point { memory: memory.fork(), disk: disk.fork() });
     }
 
@@ -159,13 +196,17 @@ impl Explorer {
         }
     }
 
+    fn state(&self, kind: &str) -> String {
+        if self.label.is_empty() { kind.to_owned() } else { format!("{kind}, {}", self.label) }
+    }
+
     /// The whole history went wrong.
     pub(crate) fn history_failed(&mut self, text: String) {
         let finding = Finding {
             world: self.name.to_owned(),
             seed: self.seed,
             point: None,
-            state: String::from("the history itself"),
+            state: self.state("the history itself"),
             text,
         };
         self.tally.findings.push(finding);
@@ -401,7 +442,7 @@ impl Moment<'_> {
             world: self.explorer.name.to_owned(),
             seed: self.explorer.seed,
             point: Some(self.explorer.number),
-            state: kind.to_owned(),
+            state: self.explorer.state(kind),
             text,
         };
         // One moment shows one mistake a hundred times.

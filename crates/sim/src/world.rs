@@ -11,6 +11,7 @@ mod checks;
 mod crashes;
 mod making;
 mod options;
+mod sequences;
 
 use crate::crash::until_crash;
 use crate::disk::{DiskFaults, SimDisk};
@@ -29,6 +30,7 @@ use cbd_types::{
 };
 use making::{make_cache, region_size};
 pub use options::{Happened, WorldOptions};
+pub use sequences::Act;
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::sync::Arc;

@@ -3,6 +3,7 @@
 
 use cbd_sim::campaign::{self, Outcome, Plan};
 use cbd_sim::explorer::{Effort, Finding, Tally};
+use cbd_sim::sequences;
 use serde_json::{Value, json};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -16,16 +17,19 @@ Explores what crashes can leave, and compares what comes up with what must be th
   --seeds N      most seeds for each kind of world
   --seconds N    begin no world after so many seconds
   --states N     begin no world after so many crash states (default 200000, unless another limit is given)
+  --distinct N   .. and so many different recovered states (default 0)
   --world NAME   only this kind of world
   --point N      only this moment of each history
-  --long         every subset of the open lines at every moment, not at a share of them
+  --long         at every moment every subset of at most 12 open lines, not at a share of the moments; sequences of
+                 four acts, not of three
+  --complete     fail unless every rare path was taken, and --states and --distinct were reached
   --threads N    default: all cores
   --json         figures as JSON on standard output; progress goes to standard error
 ";
 
 struct Options {
     plan: Plan,
-    long: bool,
+    complete: bool,
     json: bool,
 }
 
@@ -51,13 +55,21 @@ fn main() -> ExitCode {
     for finding in &outcome.tally.findings {
         eprintln!("violation: {} ({})\n  repeat: {}", finding.text, finding.state, repeat(finding, &options));
     }
+    let missing = if options.complete { missing(&outcome, &options.plan) } else { Vec::new() };
+    for what in &missing {
+        eprintln!("incomplete: {what}");
+    }
     let figures = figures(&outcome, &options);
     if options.json {
         println!("{figures:#}");
     } else {
         print(&figures);
     }
-    if outcome.tally.findings.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if outcome.tally.findings.is_empty() && missing.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
 }
 
 fn parse(arguments: &[String]) -> Result<Options, String> {
@@ -67,12 +79,14 @@ fn parse(arguments: &[String]) -> Result<Options, String> {
         seeds: None,
         limit: None,
         states: None,
+        distinct: 0,
         world: None,
         point: None,
-        effort: Effort { exhausted_permille: 60, ..Effort::default() },
+        is_long: false,
+        effort: Effort { exhausted_permille: 40, ..Effort::default() },
         threads,
     };
-    let (mut long, mut json) = (false, false);
+    let (mut complete, mut json) = (false, false);
     let mut rest = arguments.iter();
     while let Some(argument) = rest.next() {
         let mut value = || rest.next().ok_or_else(|| format!("{argument} needs a value"));
@@ -82,27 +96,30 @@ fn parse(arguments: &[String]) -> Result<Options, String> {
             "--seeds" => plan.seeds = Some(number(value()?)?),
             "--seconds" => plan.limit = Some(Duration::from_secs(number(value()?)?)),
             "--states" => plan.states = Some(number(value()?)?),
+            "--distinct" => plan.distinct = number(value()?)?,
             "--point" => plan.point = Some(number(value()?)?),
             "--threads" => plan.threads = number(value()?)? as usize,
             "--world" => plan.world = Some(value()?.clone()),
-            "--long" => long = true,
+            "--long" => plan.is_long = true,
+            "--complete" => complete = true,
             "--json" => json = true,
             other => return Err(format!("unknown option '{other}'")),
         }
     }
-    if long {
+    if plan.is_long {
         plan.effort = Effort::default();
     }
+    let kinds = campaign::kinds();
     if let Some(name) = &plan.world
-        && campaign::kinds().iter().all(|kind| kind.name != name)
+        && kinds.iter().all(|kind| kind.name != name)
     {
-        let known: Vec<&str> = campaign::kinds().iter().map(|kind| kind.name).collect();
+        let known: Vec<&str> = kinds.iter().map(|kind| kind.name).collect();
         return Err(format!("there is no world '{name}'; there are {}", known.join(", ")));
     }
     if plan.seeds.is_none() && plan.limit.is_none() && plan.states.is_none() {
         plan.states = Some(200_000);
     }
-    Ok(Options { plan, long, json })
+    Ok(Options { plan, complete, json })
 }
 
 /// The command that shows a finding again, and nothing else.
@@ -111,22 +128,50 @@ fn repeat(finding: &Finding, options: &Options) -> String {
     if let Some(point) = finding.point {
         command.push_str(&format!(" --point {point}"));
     }
-    if options.long {
+    if options.plan.is_long {
         command.push_str(" --long");
     }
     command
 }
 
+/// What a complete run has seen and this one has not.
+fn missing(outcome: &Outcome, plan: &Plan) -> Vec<String> {
+    let tally = &outcome.tally;
+    let mut missing = Vec::new();
+    for (path, count) in &tally.rare {
+        if *count == 0 {
+            missing.push(format!("the rare path '{path}' was never taken"));
+        }
+    }
+    let distinct = tally.distinct.len() as u64;
+    for (what, seen, wanted) in [
+        ("crash states", tally.crash_states(), plan.states.unwrap_or(0)),
+        ("distinct recovered states", distinct, plan.distinct),
+    ] {
+        if seen < wanted {
+            missing.push(format!("{seen} {what} of {wanted} in the time that was given"));
+        }
+    }
+    missing
+}
+
 fn figures(outcome: &Outcome, options: &Options) -> Value {
-    let Tally { histories, points, points_exhausted, equivalent_states, states, faults, rare, .. } =
+    let tally @ Tally { histories, points, points_exhausted, equivalent_states, states, faults, rare, .. } =
         &outcome.tally;
     let seconds = outcome.elapsed.as_secs_f64();
-    let violations: Vec<Value> = outcome
-        .tally
+    let violations: Vec<Value> = tally
         .findings
         .iter()
         .map(|finding| {
             json!({ "what": finding.text, "state": finding.state, "repeat": repeat(finding, options) })
+        })
+        .collect();
+    let sequences: Vec<Value> = tally
+        .sequences
+        .iter()
+        .map(|(length, played)| {
+            let of = sequences::sequences(*length);
+            json!({ "length": length, "played": played, "of": of, "all": *played == of })
         })
         .collect();
     json!({
@@ -134,19 +179,21 @@ fn figures(outcome: &Outcome, options: &Options) -> Value {
         "last_seed": outcome.seeds.1,
         "seeds": outcome.seeds.1 - outcome.seeds.0 + 1,
         "histories": histories,
+        "sequences": sequences,
         "points": points,
         "points_exhausted": points_exhausted,
-        "crash_states": outcome.tally.crash_states(),
+        "crash_states": tally.crash_states(),
         "crash_states_by_kind": states,
         "equivalent_states": equivalent_states,
-        "distinct_recovered_states": outcome.tally.distinct.len(),
+        "distinct_recovered_states": tally.distinct.len(),
         "faults": faults,
         "rare_paths": rare,
         "violations": violations.len(),
         "violations_found": violations,
+        "long": options.plan.is_long,
         "seconds": (seconds * 10.0).round() / 10.0,
         "threads": options.plan.threads,
-        "crash_states_per_second": (outcome.tally.crash_states() as f64 / seconds.max(0.001)).round(),
+        "crash_states_per_second": (tally.crash_states() as f64 / seconds.max(0.001)).round(),
     })
 }
 
@@ -157,10 +204,10 @@ fn print(figures: &Value) {
             Some(parts) => {
                 println!("{name}:");
                 for (name, value) in parts {
-                    println!("    {name:36} {value}");
+                    println!("    {name:44} {value}");
                 }
             }
-            None => println!("{name:40} {value}"),
+            None => println!("{name:48} {value}"),
         }
     }
 }

@@ -1,7 +1,9 @@
 //! The worlds that are explored: small, so that a state costs little, and each with another thing made hard.
 
+use crate::flips;
 use crate::memory::MemoryKind;
 use crate::random::Seeded;
+use crate::sequences;
 use crate::workload::Mix;
 use crate::world::WorldOptions;
 use cbd_engine::Consistency;
@@ -12,21 +14,40 @@ use cbd_types::CHUNK;
 pub struct Kind {
     /// What it is called on the command line.
     pub name: &'static str,
-    /// The world with a seed.
-    pub options: fn(u64) -> WorldOptions,
-    /// Most turns before anybody looks.
-    warm_up_max: u64,
-    /// Turns that are looked at.
-    pub turns: u64,
+    /// What is done in it.
+    pub work: Work,
+    /// Whether only long runs explore it, or only short ones.
+    pub(super) is_long: Option<bool>,
 }
 
-impl Kind {
-    /// Turns before anybody looks: some worlds are young, others have been full for long.
-    #[must_use]
-    pub fn warm_up(&self, seed: u64) -> u64 {
-        let mut random = Seeded::new(seed ^ 0x77a2);
-        if random.chance(250) { 0 } else { random.below(self.warm_up_max) }
+/// What is done in a kind of world.
+#[derive(Clone, Copy, Debug)]
+pub enum Work {
+    /// Clients ask for anything, and every moment is explored. The world with a seed.
+    History(fn(u64) -> WorldOptions),
+    /// Bits are flipped.
+    Flips,
+    /// All sequences of so many acts are played; a seed is a batch of them.
+    Sequences(u32),
+}
+
+impl Work {
+    /// Whether there is such a world: sequences have an end.
+    pub(super) fn has_seed(self, seed: u64) -> bool {
+        match self {
+            Self::History(_) | Self::Flips => true,
+            Self::Sequences(length) => (1..=sequences::batches(length)).contains(&seed),
+        }
     }
+}
+
+/// Turns of a history that are looked at.
+pub(super) const TURNS: u64 = 60;
+
+/// Turns before anybody looks: some worlds are young, others have been full for long.
+pub(super) fn warm_up(seed: u64) -> u64 {
+    let mut random = Seeded::new(seed ^ 0x77a2);
+    if random.chance(250) { 0 } else { random.below(500) }
 }
 
 /// Small writes, and every kind of request.
@@ -59,7 +80,8 @@ fn two_lanes(seed: u64, consistency: Consistency) -> WorldOptions {
 /// All kinds.
 #[must_use]
 pub fn kinds() -> Vec<Kind> {
-    let kind = |name, options: fn(u64) -> WorldOptions| Kind { name, options, warm_up_max: 500, turns: 60 };
+    let kind =
+        |name, options: fn(u64) -> WorldOptions| Kind { name, work: Work::History(options), is_long: None };
     vec![
         kind("strict", |seed| one_lane(seed, Consistency::Strict)),
         kind("strict-two-lanes", |seed| two_lanes(seed, Consistency::Strict)),
@@ -100,5 +122,10 @@ pub fn kinds() -> Vec<Kind> {
             volatile_cache: false,
             ..one_lane(seed, Consistency::Strict)
         }),
+        Kind { name: flips::NAME, work: Work::Flips, is_long: None },
+        Kind { name: "sequences-1", work: Work::Sequences(1), is_long: None },
+        Kind { name: "sequences-2", work: Work::Sequences(2), is_long: None },
+        Kind { name: "sequences-3", work: Work::Sequences(3), is_long: None },
+        Kind { name: "sequences-4", work: Work::Sequences(4), is_long: Some(true) },
     ]
 }

@@ -39,6 +39,8 @@ pub struct Tally {
     pub faults: Counts,
     /// How often each rare path was taken.
     pub rare: Counts,
+    /// Sequences played, by their length.
+    pub sequences: BTreeMap<u32, u64>,
     /// One number for each different outcome of a recovery.
     pub distinct: HashSet<u64>,
     /// What was found wrong.
@@ -98,6 +100,9 @@ impl Tally {
             for (name, count) in others {
                 *mine.entry(name).or_default() += count;
             }
+        }
+        for (length, count) in other.sequences {
+            *self.sequences.entry(length).or_default() += count;
         }
         self.distinct.extend(other.distinct);
         self.findings.extend(other.findings);

@@ -2,7 +2,7 @@
 
 use super::{CrashMemory, LINE, State};
 use cbd_types::ByteRange;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The bytes of one line.
 pub type Line = [u8; LINE as usize];
@@ -78,6 +78,14 @@ impl CrashMemory {
     /// From now on the lines that loads reach are noted.
     pub fn trace_loads(&self) {
         self.state.lock().loaded = Some(vec![false; self.length.div_ceil(LINE) as usize]);
+    }
+
+    /// The beginnings of the lines that were loaded since [`trace_loads`](Self::trace_loads).
+    #[must_use]
+    pub fn loaded_lines(&self) -> BTreeSet<u64> {
+        let state = self.state.lock();
+        let lines = (0..).zip(state.loaded.iter().flatten());
+        lines.filter(|(_, loaded)| **loaded).map(|(line, _): (u64, _)| line * LINE).collect()
     }
 
     /// Whether the line at `at` was loaded since [`trace_loads`](Self::trace_loads).

@@ -93,6 +93,13 @@ impl Expectation {
         Ok(digest)
     }
 
+    /// Fills `into`, one of [`ranges`](Self::ranges), with what stands there.
+    pub fn fill_standing(&self, range: ByteRange, into: &mut [u8]) {
+        if let Ok(at) = self.units.binary_search_by_key(&range, |unit| unit.range) {
+            into.copy_from_slice(&self.units[at].bytes);
+        }
+    }
+
     /// Everything that [`compare`](Self::compare) reads.
     pub fn ranges(&self) -> impl Iterator<Item = ByteRange> {
         self.units.iter().map(|unit| unit.range)

@@ -9,26 +9,45 @@ use crate::image::DiskImage;
 use crate::memory::CrashMemory;
 use crate::oracle::{Expectation, Oracle, Violation};
 use crate::random::Seeded;
+use crate::workload::Wish;
+use cbd_types::{BackendId, ByteRange, Operation};
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
 impl World {
     /// Runs `turns` turns while `explorer` looks at every moment; what goes wrong is in its tally. Returns both.
     #[must_use]
     pub fn explore(mut self, turns: u64, explorer: Explorer) -> (Happened, Explorer) {
-        explorer.watch(&self.memory, &self.disk);
+        let explorer = self.explored(explorer, |world| {
+            world.let_look();
+            world.run(turns);
+        });
+        (self.happened, explorer)
+    }
+
+    /// Does `work`, in which the explorer begins to look with [`let_look`](Self::let_look), and notes what went wrong.
+    pub(super) fn explored(&mut self, explorer: Explorer, work: impl FnOnce(&mut Self)) -> Explorer {
         self.explorer = Some(explorer);
         let outcome = quietly(|| {
-            self.run(turns);
+            work(self);
             self.judge_points();
         });
-        self.let_process_go();
-        let happened = self.happened;
         let Some(mut explorer) = self.explorer.take() else { unreachable!("it is always put back") };
         if let Err(text) = outcome {
             explorer.history_failed(text);
         }
-        (happened, explorer)
+        self.let_process_go();
+        explorer.count_world(&self.happened);
+        explorer
+    }
+
+    /// From now on the explorer looks.
+    pub(super) fn let_look(&mut self) {
+        if let Some(explorer) = &mut self.explorer {
+            explorer.begin();
+            explorer.watch(&self.memory, &self.disk);
+        }
     }
 
     /// The moments since the last call are judged by what the clients know now.
@@ -42,7 +61,7 @@ impl World {
     /// A turn is over.
     pub(super) fn note_quiet_moment(&mut self) {
         if let Some(explorer) = &mut self.explorer {
-            explorer.note(&self.memory, &self.disk);
+            explorer.note_by_chance(&self.memory, &self.disk);
         }
         self.judge_points();
     }
@@ -53,12 +72,13 @@ impl World {
         if explorer.is_some() {
             self.memory.unwatch();
         }
-        let outcome = work(self);
+        // A complaint passes through here, and the explorer must hear of it.
+        let outcome = catch_unwind(AssertUnwindSafe(|| work(self)));
         if let Some(explorer) = explorer {
             explorer.watch(&self.memory, &self.disk);
             self.explorer = Some(explorer);
         }
-        outcome
+        outcome.unwrap_or_else(|payload| resume_unwind(payload))
     }
 
     pub(crate) const fn oracle(&self) -> &Oracle {
@@ -83,11 +103,17 @@ impl World {
     /// knows.
     #[must_use]
     pub(crate) fn branch(&self, memory: CrashMemory, disk: SimDisk, seed: u64) -> Self {
+        let mut world = self.make_branch(memory, disk, seed);
+        world.bring_up();
+        world
+    }
+
+    fn make_branch(&self, memory: CrashMemory, disk: SimDisk, seed: u64) -> Self {
         let mut random = Seeded::new(seed);
         let options =
             WorldOptions { seed, crash_permille: 20, crash_in_recovery_permille: 300, ..self.options };
         let environment = Arc::new(SimEnvironment::new(random.next(), self.environment.clock_ms()));
-        let mut world = Self {
+        Self {
             options,
             random,
             memory,
@@ -111,9 +137,54 @@ impl World {
             parked_seen: (0, 0),
             happened: Happened::default(),
             explorer: None,
-        };
+        }
+    }
+
+    /// As [`branch`](Self::branch), for a world in which nothing happens but what it is told.
+    #[must_use]
+    pub(crate) fn branch_in_order(&self, memory: CrashMemory, disk: SimDisk, seed: u64) -> Self {
+        let mut world = self.make_branch(memory, disk, seed);
+        world.options.crash_permille = 0;
+        world.options.crash_in_recovery_permille = 0;
         world.bring_up();
         world
+    }
+
+    /// As [`branch`](Self::branch), with a memory that somebody has damaged.
+    #[must_use]
+    pub(crate) fn branch_damaged(&self, memory: CrashMemory, disk: SimDisk, seed: u64) -> Self {
+        let mut world = self.make_branch(memory, disk, seed);
+        world.options.crash_permille = 0;
+        world.expect_damage();
+        world.bring_up();
+        world
+    }
+
+    /// Some turns, and what cannot be read is healed by overwriting it; then the bare disk must hold everything.
+    pub(crate) fn live_on_damaged(mut self, turns: u64) -> Happened {
+        self.run(turns);
+        self.quiesce();
+        for block in self.unreadable_changed() {
+            self.submit(Wish { operation: Operation::Write, range: block, fua: false });
+            self.quiesce();
+        }
+        let left = self.unreadable_changed();
+        if !left.is_empty() {
+            self.complain(format!("an overwrite has not healed {left:?}"));
+        }
+        self.finish()
+    }
+
+    /// Everything that was asked for completes, and is proved by marks.
+    pub(crate) fn settle_down(&mut self) {
+        self.quiesce();
+        self.submit(Wish { operation: Operation::Flush, range: ByteRange::at(0, 0), fua: false });
+        self.quiesce();
+    }
+
+    /// The cache's backend.
+    pub(crate) const fn backend(&self) -> BackendId {
+        self.backend
     }
 
     /// Some turns, a crash, and everything must be there.

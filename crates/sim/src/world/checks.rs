@@ -62,8 +62,17 @@ impl World {
     /// Reads everything, block by block, and compares what can be read; returns what cannot.
     pub fn unreadable(&mut self) -> Vec<ByteRange> {
         let everything = ByteRange { start: 0, end: self.options.size };
+        self.unreadable_of(everything.split_at_multiples(4096).collect())
+    }
+
+    /// As [`unreadable`](Self::unreadable), of what was ever changed.
+    pub fn unreadable_changed(&mut self) -> Vec<ByteRange> {
+        self.unreadable_of(self.oracle.changed(4096))
+    }
+
+    fn unreadable_of(&mut self, blocks: Vec<ByteRange>) -> Vec<ByteRange> {
         let mut unreadable = Vec::new();
-        for block in everything.split_at_multiples(4096) {
+        for block in blocks {
             let submitted = self.oracle.now();
             match self.try_read(block) {
                 Ok(bytes) => {

@@ -20,20 +20,33 @@ impl World {
     pub fn crash(&mut self) {
         self.judge_points();
         loop {
-            let seed = self.random.next();
-            if self.random.chance(500) {
-                self.happened.power_cuts += 1;
-                self.memory = self.memory.power_cut(seed, Keep::Any);
-                self.disk.power_cut(self.random.next());
-            } else {
-                self.happened.process_crashes += 1;
-                self.memory = self.memory.process_crash();
-                self.disk.process_crash(seed);
-            }
+            let process = !self.random.chance(500);
+            self.take_down(process);
             if self.restart() {
                 return;
             }
             self.happened.crashes_in_recovery += 1;
+        }
+    }
+
+    /// The process dies, or the power goes, and the next process comes up.
+    pub(super) fn end(&mut self, process: bool) {
+        self.take_down(process);
+        if !self.restart() {
+            self.crash();
+        }
+    }
+
+    fn take_down(&mut self, process: bool) {
+        let seed = self.random.next();
+        if process {
+            self.happened.process_crashes += 1;
+            self.memory = self.memory.process_crash();
+            self.disk.process_crash(seed);
+        } else {
+            self.happened.power_cuts += 1;
+            self.memory = self.memory.power_cut(seed, Keep::Any);
+            self.disk.power_cut(self.random.next());
         }
     }
 

@@ -1,0 +1,63 @@
+//! A few worlds, sequences and flips of what `cargo xtask sim` explores by the thousand.
+//!
+//! `CBD_SEED` chooses the first seed, `CBD_ROUNDS` the number of seeds.
+
+use cbd_sim::campaign::{self, Plan};
+use cbd_sim::explorer::{Effort, Tally};
+use cbd_sim::from_environment;
+
+/// Explores the kind of world `name`, and returns what was seen if nothing was wrong.
+fn explore(name: &str, seeds: u64) -> Tally {
+    // Sequences are batches with an end, and begin with the first.
+    let is_endless = !name.starts_with("sequences");
+    let seeds = if is_endless { from_environment("CBD_ROUNDS", seeds).min(50) } else { seeds };
+    let plan = Plan {
+        seed: if is_endless { from_environment("CBD_SEED", 1) } else { 1 },
+        seeds: Some(seeds),
+        limit: None,
+        states: None,
+        distinct: 0,
+        world: Some(name.to_owned()),
+        point: None,
+        is_long: false,
+        effort: Effort { exhausted_permille: 20, ..Effort::default() },
+        threads: 1,
+    };
+    let tally = campaign::run(&plan, |_, _| {}).tally;
+    assert_eq!(tally.findings, [], "{name}");
+    assert!(tally.histories >= seeds);
+    tally
+}
+
+#[test]
+fn a_history_can_crash_at_any_moment() {
+    let tally = explore("strict", 2);
+    let seen = |kind| tally.states.get(kind).copied().unwrap_or(0) > 0;
+    for kind in ["subset", "torn", "process crash", "process crash, then power cut", "power cut twice"] {
+        assert!(seen(kind), "{kind}: {:?}", tally.states);
+    }
+    assert!(tally.distinct.len() > 20 && tally.points_exhausted > 0);
+}
+
+#[test]
+fn the_same_seed_gives_the_same_states() {
+    let (one, other) = (explore("flushing", 1), explore("flushing", 1));
+    assert_eq!((one.points, one.states, one.distinct), (other.points, other.states, other.distinct));
+}
+
+#[test]
+fn a_single_act_can_crash_at_any_moment() {
+    let tally = explore("sequences-1", 1);
+    assert!(tally.crash_states() > 100);
+}
+
+#[test]
+fn a_flipped_bit_gives_no_wrong_data() {
+    let tally = explore("flips", 1);
+    for fate in
+        ["read, and made good", "found, and healed from the disk", "found, and answered with an error"]
+    {
+        let count = tally.faults.iter().find(|(name, _)| name.ends_with(fate)).map_or(0, |(_, count)| *count);
+        assert!(count > 0, "{fate}: {:?}", tally.faults);
+    }
+}
