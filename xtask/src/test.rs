@@ -199,6 +199,9 @@ fn explore(length: Length) -> Count {
         Length::Long => (
             vec![
                 vec!["--long", "--states", "10000000", "--seconds", "28800", "--complete", "--seed", &seed],
+                vec!["--world", "sequences-1", "--long", "--seconds", "600"],
+                vec!["--world", "sequences-2", "--long", "--seconds", "1200"],
+                vec!["--world", "sequences-3", "--long", "--seconds", "7200"],
                 vec!["--world", "sequences-4", "--long", "--seconds", "14400"],
                 vec!["--world", "flips", "--seeds", "2000", "--seed", &seed],
             ],
