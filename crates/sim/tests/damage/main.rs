@@ -14,4 +14,5 @@ mod reclaimed;
 mod rig;
 mod rows;
 mod scattered;
+mod torn;
 mod waiting;

@@ -1,0 +1,143 @@
+//! The last write before a power cut: torn, if it was never acknowledged, and damaged, if it was. The two look alike, and
+//! these are the sides of the line between them, and the one case on the wrong side that is promised to nobody.
+
+use crate::outside::RigEnvironment;
+use crate::rig::{BLOCK, Rig, Seen};
+use cbd_engine::{Cache, Transport};
+use cbd_sim::{CrashMemory, DiskFaults, Keep};
+use cbd_types::{BackendId, ByteRange, ErrorKind, Region};
+use std::sync::{Arc, Mutex};
+
+const BEFORE: u8 = 5;
+const AFTER: u8 = 6;
+
+/// A block that was written, and drained or not.
+fn with_a_block(drained: bool) -> Rig {
+    let mut rig = Rig::new();
+    assert!(rig.try_write(0, 4 * BLOCK, BEFORE));
+    if drained {
+        rig.drain();
+    }
+    rig
+}
+
+/// The memory at every moment of a write at which the power could be cut, before the write was acknowledged.
+fn moments_of_a_write(rig: &Rig) -> Vec<CrashMemory> {
+    let moments = Arc::new(Mutex::new(Vec::new()));
+    let witness = Arc::clone(&moments);
+    rig.memory.watch(1000, 1, move |memory| witness.lock().unwrap().push(memory));
+    assert!(rig.try_write(0, 4 * BLOCK, AFTER));
+    rig.memory.unwatch();
+    let mut moments = moments.lock().unwrap();
+    std::mem::take(&mut *moments)
+}
+
+fn recovered(environment: &Arc<RigEnvironment>, memory: CrashMemory) -> Arc<Cache<RigEnvironment>> {
+    let transport = Transport::open(Arc::clone(environment), Region::new(memory)).unwrap();
+    transport.open_cache(BackendId(0)).unwrap()
+}
+
+/// The byte of which all four blocks are; `None` where the cache has them not.
+fn value_of_all(cache: &Cache<RigEnvironment>) -> Option<u8> {
+    let (mut bytes, mut misses) = (vec![0xee; 4 * BLOCK as usize], Vec::new());
+    cache.read(ByteRange::at(0, 4 * BLOCK), &mut bytes, &mut misses).expect("nothing is damaged");
+    let missed: u64 = misses.iter().map(|miss| miss.range.len()).sum();
+    misses.into_iter().for_each(|miss| cache.cancel_fill(miss));
+    if missed > 0 {
+        assert_eq!(missed, 4 * BLOCK, "whole or not at all");
+        return None;
+    }
+    assert!(bytes.iter().all(|byte| *byte == bytes[0]), "whole or not at all");
+    Some(bytes[0])
+}
+
+#[test]
+fn a_torn_write_that_was_never_acknowledged_is_there_whole_or_not_at_all() {
+    let (mut old, mut new) = (0, 0);
+    for drained in [false, true] {
+        let rig = with_a_block(drained);
+        let moments = moments_of_a_write(&rig);
+        assert!(moments.len() > 3, "{} moments", moments.len());
+        for moment in moments {
+            for seed in 0..20 {
+                let keep = [Keep::Random, Keep::Prefix, Keep::Everything, Keep::Nothing][seed as usize % 4];
+                let cache = recovered(&rig.environment, moment.fork().power_cut(seed, keep));
+                match value_of_all(&cache) {
+                    Some(AFTER) => new += 1,
+                    Some(BEFORE) => old += 1,
+                    other => panic!("{other:?} after {keep:?} with seed {seed}"),
+                }
+                let status = cache.status();
+                assert_eq!(status.damaged, [], "a write that was never acknowledged is no damage");
+            }
+        }
+    }
+    assert!(old > 20 && new > 20, "{old} times the old data, {new} times the new");
+}
+
+/// Damages the data of the second write, which was acknowledged, or its record, and restarts.
+fn damaged_after(then: impl Fn(&mut Rig), record: bool) -> Rig {
+    let mut rig = with_a_block(false);
+    assert!(rig.try_write(0, 4 * BLOCK, AFTER));
+    then(&mut rig);
+    let log = rig.first_log();
+    if record {
+        rig.lose_slots(log, &[2]);
+    } else {
+        // Data grows down from the last page: the second write's lies below that of the first.
+        rig.memory.flip(log.base + log.size - BLOCK - 8 * BLOCK + 100, 1);
+    }
+    rig.restart()
+}
+
+/// The data, or the record, is an error, now and after another restart.
+fn expect_that_it_is_noticed(then: impl Fn(&mut Rig)) {
+    for record in [false, true] {
+        let rig = damaged_after(&then, record);
+        rig.expect_lost(0);
+        rig.restart().expect_lost(0);
+    }
+}
+
+#[test]
+fn a_damaged_write_behind_which_another_was_made_is_noticed() {
+    expect_that_it_is_noticed(|rig| assert!(rig.try_write(1 << 20, BLOCK, 9)));
+}
+
+#[test]
+fn a_damaged_write_behind_which_a_flush_completed_is_noticed() {
+    expect_that_it_is_noticed(|rig| rig.cache.flush().unwrap());
+}
+
+#[test]
+fn a_damaged_write_behind_which_the_lane_was_idle_is_noticed() {
+    expect_that_it_is_noticed(|rig| {
+        // As long as it takes until the idle lane is marked; the disk takes nothing meanwhile, so that all stays dirty.
+        rig.disk.set_faults(DiskFaults { change_permille: 1000, ..DiskFaults::default() });
+        for _ in 0..200 {
+            rig.step();
+        }
+        assert!(rig.cache.status().dirty_bytes > 0, "it is not on the disk");
+    });
+}
+
+#[test]
+fn the_limit_damage_of_the_very_last_write_looks_like_one_that_was_never_acknowledged() {
+    for record in [false, true] {
+        let rig = damaged_after(|_| (), record);
+        assert_eq!(rig.see(0), Seen::All(BEFORE), "as documented: older data, and nobody can know");
+        assert_eq!(rig.cache.status().damaged, []);
+    }
+}
+
+#[test]
+fn a_damaged_last_write_is_noticed_while_the_cache_runs() {
+    let rig = with_a_block(false);
+    assert!(rig.try_write(0, 4 * BLOCK, AFTER));
+    let log = rig.first_log();
+    rig.memory.flip(log.base + log.size - BLOCK - 8 * BLOCK + 100, 1);
+    let mut bytes = vec![0; BLOCK as usize];
+    let error =
+        rig.cache.read(ByteRange::at(0, BLOCK), &mut bytes, &mut Vec::new()).expect_err("it is damaged");
+    assert_eq!(error.kind(), ErrorKind::Media, "{}", error.line());
+}
