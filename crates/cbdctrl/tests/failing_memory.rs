@@ -1,0 +1,135 @@
+//! Memory that fails under a running daemon, here a region that is cut short: what touches it is an error of that request,
+//! the daemon lives, says so, and everything else goes on.
+
+mod support;
+
+use std::fs::File;
+use support::region::RegionFile;
+use support::{MIB, Place, until};
+
+const BLOCK: u64 = 4096;
+const SIZE: u64 = 16 * MIB;
+const WRITTEN: u64 = 1000;
+
+fn value(block: u64) -> u8 {
+    (block % 200) as u8 + 1
+}
+
+/// What reading a block came to: `None` for an error.
+fn read(place: &Place, socket: &str, block: u64) -> Option<[u8; BLOCK as usize]> {
+    let mut bytes = [0xee; BLOCK as usize];
+    match place.client_of(socket).read(block * BLOCK, &mut bytes) {
+        Ok(()) => Some(bytes),
+        Err(error) => {
+            assert_eq!(error.errno(), 5, "{error}");
+            None
+        }
+    }
+}
+
+fn write(place: &Place, socket: &str, block: u64) -> cbd_types::Result<()> {
+    place.client_of(socket).write(block * BLOCK, &[value(block); BLOCK as usize], true)
+}
+
+/// A region of a backend with `WRITTEN` blocks, dirty where `held`, and a second region that nobody touches.
+fn place_with_two_regions(held: bool) -> Place {
+    let mut place = Place::new();
+    place.decorate = held.then(|| "fault:op=write".to_owned());
+    place.start();
+    place.register("64M");
+    let disk = place.disk("disk", SIZE);
+    place.start_backend(&disk);
+    let other = place.in_memory("other-region");
+    place.ok(&["tp-reg", "-p", &other, "-s", "32M", "-H", "node1", "--format"]);
+    let second = place.disk("second", SIZE);
+    let export = format!("nbd:unix:{}", place.text("second.sock"));
+    place.ok(&["backend-start", "-t", "1", "-p", &second, "-c", "12M", "-D", "-e", &export]);
+    (0..WRITTEN).for_each(|block| write(&place, "nbd.sock", block).expect("written"));
+    write(&place, "second.sock", 0).expect("written");
+    place
+}
+
+/// Cuts the region so that the first of its records lose their data and the last do not.
+fn cut(place: &Place) -> File {
+    let region = RegionFile::open(&place.region());
+    let end = region.newest((WRITTEN / 2) * BLOCK).data / BLOCK * BLOCK;
+    let file = File::options().write(true).open(place.region()).expect("the region");
+    file.set_len(end).expect("cut");
+    file
+}
+
+#[test]
+fn loads_of_a_region_that_was_cut_short_are_errors_and_the_daemon_lives() {
+    let place = place_with_two_regions(true);
+    let pid = place.pid();
+    let _file = cut(&place);
+    let mut lost = 0;
+    for block in 0..WRITTEN {
+        match read(&place, "nbd.sock", block) {
+            Some(bytes) => assert!(bytes == [value(block); BLOCK as usize], "block {block} is wrong"),
+            None => lost += 1,
+        }
+    }
+    assert!((1..WRITTEN).contains(&lost), "{lost} blocks lost");
+    assert_eq!(place.pid(), pid);
+    let cache = place.cache();
+    assert!(cache["damage_found"].as_u64() >= Some(1), "{cache}");
+    assert!(cache["quarantined"].as_array().is_some_and(|list| !list.is_empty()), "{cache}");
+    assert_eq!(read(&place, "second.sock", 0), Some([value(0); BLOCK as usize]), "the other region");
+}
+
+#[test]
+fn clean_data_of_a_region_that_was_cut_short_is_read_from_the_disk() {
+    let place = place_with_two_regions(false);
+    place.ok(&["drain", "-b", "0"]);
+    let _file = cut(&place);
+    for block in 0..WRITTEN {
+        assert!(read(&place, "nbd.sock", block) == Some([value(block); BLOCK as usize]), "block {block}");
+    }
+    assert!(place.cache()["damage_healed"].as_u64() >= Some(1));
+}
+
+#[test]
+fn a_store_that_fails_is_no_acknowledged_write_and_nothing_is_wrong_after_a_restart() {
+    let mut place = place_with_two_regions(true);
+    let file = cut(&place);
+    // New records go to where the region still is, until one does not.
+    let mut acknowledged = Vec::new();
+    let error = (0..SIZE / BLOCK)
+        .find_map(|number| {
+            let block = (WRITTEN + number) % (SIZE / BLOCK);
+            match write(&place, "nbd.sock", block) {
+                Ok(()) => {
+                    acknowledged.push(block);
+                    None
+                }
+                Err(error) => Some(error),
+            }
+        })
+        .expect("a store fails in the end");
+    assert_eq!(error.errno(), 5, "{error}");
+    let status = place.json(&["status", "--json"]);
+    let said = status["transports"][0]["error"].as_str().unwrap_or_default().to_owned();
+    assert!(said.contains("memory failed at byte"), "{status}");
+    assert!(write(&place, "nbd.sock", 0).is_err(), "nothing more is taken");
+    write(&place, "second.sock", 1).expect("the other region takes everything");
+    place.kill();
+    // The memory is back, and what was in it is not.
+    file.set_len(64 * MIB).expect("grown");
+    place.decorate = None;
+    place.start();
+    for block in (0..WRITTEN).chain(acknowledged) {
+        let found = read(&place, "nbd.sock", block);
+        assert!(found.is_none_or(|bytes| bytes == [value(block); BLOCK as usize]), "block {block} is wrong");
+    }
+    assert_eq!(read(&place, "second.sock", 1), Some([value(1); BLOCK as usize]));
+    // Overwritten in full, it is all well again.
+    let mut client = place.client();
+    for at in (0..SIZE).step_by(MIB as usize) {
+        client.write(at, &[7; MIB as usize], true).expect("written");
+    }
+    drop(client);
+    until("a healed cache", || place.cache()["quarantined"] == serde_json::json!([]));
+    place.ok(&["backend-stop", "-b", "0"]);
+    assert!(std::fs::read(place.path("disk")).expect("the disk").iter().all(|byte| *byte == 7));
+}
