@@ -11,6 +11,7 @@ mod flags;
 mod fsx;
 mod fuzz;
 mod leftovers;
+mod mutants;
 mod packages;
 mod processes;
 mod report;
@@ -39,6 +40,8 @@ Tasks:
   fuzz [TARGET..] [--seconds N]
                      lets a coverage-guided fuzzer look for inputs that break something (default: each target for
                      60 s), and adds to the corpus what reaches something new
+  mutants [--only NAME].. [--list] [--json] [--thorough] [--learn]
+                     takes the safeguards away one at a time; a test must notice each time
   man [DIRECTORY]    writes the man pages and shell completions (default: target/man)
   fsx FILE [--seed N] [--operations N] [--size BYTES] [--direct ALIGNMENT]
                      random operations on a file or block device, which is overwritten, compared with a model
@@ -59,6 +62,7 @@ fn main() -> ExitCode {
         "sim" => tasks::sim(rest),
         "models" => tasks::models(rest),
         "fuzz" => fuzz::Plan::parse(rest).and_then(|plan| fuzz::run(&plan)),
+        "mutants" => mutants::Flags::parse(rest).and_then(|flags| mutants::run(&flags)),
         "man" => tasks::man(rest),
         "fsx" => tasks::exercise(rest),
         "help" | "--help" | "-h" => {

@@ -75,12 +75,12 @@ impl<E: Environment> Cache<E> {
                 }
                 state.next_sequence - 1
             };
-            if !Safeguard::FlushClear.is_kept() {
-                lane.clear_touched();
-            }
             // 3. The mark is stored without the lock, whose locked instruction would drain it.
             if Safeguard::FlushMark.is_kept() {
                 stored = stored.and(self.store_mark(pass, id, last, covered));
+            }
+            if !Safeguard::FlushClear.is_kept() {
+                lane.clear_touched();
             }
             any = true;
         }

@@ -54,11 +54,7 @@ impl<E: Environment> Cache<E> {
         if Safeguard::WriteTouch.is_kept() {
             self.announce(lane);
         }
-        let committed = self.commit_locked::<BLOCKS>(&mut state, kind, range, data, asker, waker);
-        if !Safeguard::WriteTouch.is_kept() {
-            self.announce(lane);
-        }
-        Ok(match committed {
+        Ok(match self.commit_locked::<BLOCKS>(&mut state, kind, range, data, asker, waker) {
             Some((durable, _)) => {
                 self.region().check_stores(Safeguard::WriteStoreCheck)?;
                 Admission::Done(durable)

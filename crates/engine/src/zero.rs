@@ -52,9 +52,6 @@ impl<E: Environment> Cache<E> {
             }
             // 5. Fence before the lane is let go.
             durable = self.region().fence(Safeguard::ZeroFence, stored);
-            if !Safeguard::ZeroTouch.is_kept() {
-                self.announce(lane);
-            }
             progress.next_lane = lane_id.next().0;
         }
         self.region().check_stores(Safeguard::ZeroStoreCheck)?;

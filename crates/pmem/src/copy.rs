@@ -10,7 +10,7 @@ use crate::keys::KEYS;
 use crate::memory::Memory;
 use crate::methods::{Available, Methods, Sum, class_of};
 use crate::routines::{BackLines, Failure};
-use cbd_types::CHECKSUM_BLOCK;
+use cbd_types::{CHECKSUM_BLOCK, Safeguard};
 
 const LINE: usize = 64;
 const STEP: usize = 256;
@@ -56,7 +56,7 @@ unsafe fn store_lines(methods: &Methods, to: *mut u8, from: *const u8, length: u
     // SAFETY: the caller's; a routine is in `methods` only if the processor can run it.
     unsafe {
         (store.lines)(to, from, length / LINE).result()?;
-        if !store.written_back {
+        if !Safeguard::PmemLinesBack.holds(store.written_back) {
             back(methods, to, length)?;
         }
     }
@@ -85,7 +85,7 @@ unsafe fn store_bytes(methods: &Methods, to: *mut u8, from: &[u8]) -> Result<(),
     // SAFETY: the caller's.
     unsafe {
         (methods.bytes)(to, from.as_ptr(), from.len()).result()?;
-        back(methods, to, from.len())
+        if Safeguard::PmemRaggedBack.is_kept() { back(methods, to, from.len()) } else { Ok(()) }
     }
 }
 
@@ -103,7 +103,7 @@ unsafe fn back_with(routine: BackLines, at: *mut u8, length: usize) -> Result<()
     if length == 0 {
         return Ok(());
     }
-    let skew = at as usize % LINE;
+    let skew = if Safeguard::PmemFirstLine.is_kept() { at as usize % LINE } else { 0 };
     // SAFETY: lines do not cross pages, so the whole of a line of which one byte is mapped is mapped.
     unsafe { routine(at.sub(skew), at, (skew + length).div_ceil(LINE)).result()? };
     Ok(())
@@ -113,6 +113,9 @@ unsafe fn back_with(routine: BackLines, at: *mut u8, length: usize) -> Result<()
 pub(crate) fn write_back(memory: &Memory, methods: &Methods, at: u64, length: u64) -> Result<(), Fault> {
     let length = usize::try_from(length).map_err(|_| Fault::Outside)?;
     let start = memory.pointer(at, length).ok_or(Fault::Outside)?;
+    if !Safeguard::PmemWriteBack.is_kept() {
+        return Ok(());
+    }
     // SAFETY: the bytes are mapped; a write-back changes none.
     Ok(unsafe { back(methods, start, length) }?)
 }
@@ -168,7 +171,9 @@ unsafe fn store_block(methods: &Methods, way: &Sum, to: *mut u8, from: &[u8]) ->
         let stepped = if (to as usize).is_multiple_of(LINE) { from.len() / STEP * STEP } else { 0 };
         let sum = sum(way, to, from.as_ptr(), from.len(), stepped)?;
         // The steps write back by themselves; what came after them went through the caches.
-        back(methods, to.add(stepped), from.len() - stepped)?;
+        if Safeguard::PmemSummedBack.is_kept() {
+            back(methods, to.add(stepped), from.len() - stepped)?;
+        }
         Ok(sum)
     }
 }
@@ -254,6 +259,7 @@ pub(crate) fn load_summed(
 mod tests {
     use super::*;
     use crate::methods::CopyMethod;
+    use crate::recorder;
     use cbd_types::pmem::blocks_of;
 
     fn crc32c(bytes: &[u8]) -> u32 {
@@ -294,6 +300,52 @@ mod tests {
             }
         }
         assert!(tried > 0);
+    }
+
+    /// After a store, and after a write-back, a fence is all that the lines of `memory` need. Returns them.
+    fn on_the_way(memory: &Memory, length: usize) -> Vec<usize> {
+        let lines = memory.base() / LINE..(memory.base() + length).div_ceil(LINE);
+        let record = recorder::take();
+        let stuck: Vec<_> = record.cached.into_iter().filter(|line| lines.contains(line)).collect();
+        assert_eq!(stuck, [], "lines that nobody writes back");
+        let first = lines.start;
+        record.on_the_way.into_iter().filter(|line| lines.contains(line)).map(|line| line - first).collect()
+    }
+
+    #[test]
+    fn what_is_stored_needs_nothing_but_a_fence() {
+        let memory = Memory::scratch(1 << 16).expect("mapped").expect("registered");
+        let source = vec![7; 20_000];
+        for past_caches in [true, false] {
+            let methods = recorder::methods(past_caches);
+            for at in [0, 1, 60, 64, 4000] {
+                for length in [1, 8, 63, 64, 65, 128, 255, 256, 300, 4096, 9001] {
+                    let touched: Vec<_> = (at / LINE..(at + length).div_ceil(LINE)).collect();
+                    let case = format!("{length} bytes at {at}, past the caches: {past_caches}");
+                    recorder::take();
+                    store(&memory, &methods, at as u64, &source[..length]).expect("memory does not fail");
+                    assert_eq!(on_the_way(&memory, 1 << 16), touched, "{case}");
+                    let first = length.min(512);
+                    let mut sums = vec![0; blocks_of(length, first)];
+                    store_summed(&memory, &methods, at as u64, &source[..length], first, &mut sums)
+                        .expect("memory does not fail");
+                    assert_eq!(on_the_way(&memory, 1 << 16), touched, "summed, {case}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_write_back_reaches_every_line_of_its_range() {
+        let memory = Memory::scratch(8192).expect("mapped").expect("registered");
+        let methods = recorder::methods(true);
+        for (at, length, lines) in
+            [(0, 64, 0..1), (0, 65, 0..2), (60, 8, 0..2), (100, 4096, 1..66), (128, 0, 0..0)]
+        {
+            recorder::take();
+            write_back(&memory, &methods, at, length).expect("memory does not fail");
+            assert_eq!(on_the_way(&memory, 8192), lines.collect::<Vec<_>>(), "{length} bytes at {at}");
+        }
     }
 
     #[test]

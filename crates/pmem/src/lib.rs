@@ -39,6 +39,8 @@ mod open;
 mod portable;
 mod processor;
 mod reader;
+#[cfg(test)]
+mod recorder;
 mod routines;
 mod sysfs;
 #[cfg(target_arch = "x86_64")]

@@ -13,7 +13,7 @@ use crate::methods::{Available, CLASS_SIZES, CopyMethod, Methods};
 use crate::open::{self, OpenOptions, Opened};
 use crate::processor::Flush;
 use crate::routines::processor as routines;
-use cbd_types::{Durability, Error, ErrorKind, MediaError, Pmem, Result};
+use cbd_types::{Durability, Error, ErrorKind, MediaError, Pmem, Result, Safeguard};
 use core::fmt::Write;
 use std::fs::File;
 use std::ops::Range;
@@ -259,7 +259,7 @@ impl Mapping {
             "a store of {length} bytes at {at} reaches past the region's {} bytes",
             self.len()
         );
-        if self.failed().is_none() {
+        if self.failed().is_none() && Safeguard::PmemFailedStore.is_kept() {
             self.failed.store(self.offset_of(fault, at, length), Ordering::Relaxed);
         }
     }
@@ -312,7 +312,11 @@ impl Pmem for Mapping {
 
     #[inline]
     fn fence(&self) {
-        routines::fence();
+        if Safeguard::PmemFence.is_kept() {
+            routines::fence();
+            #[cfg(test)]
+            crate::recorder::note_fence();
+        }
     }
 
     #[inline]
@@ -358,5 +362,19 @@ impl Pmem for Mapping {
         }
         let _ = write!(text, ", write-back {}", info.flush);
         text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recorder;
+
+    #[test]
+    fn a_fence_of_a_mapping_is_one_of_the_processor() {
+        let mapping = Mapping::anonymous(1 << 20).expect("memory");
+        recorder::take();
+        mapping.fence();
+        assert_eq!(recorder::take().fences, 1);
     }
 }

@@ -66,3 +66,6 @@ pub fn prefetch(at: *const u8) {
     // SAFETY: a prefetch faults at no address.
     unsafe { core::arch::x86_64::_mm_prefetch::<{ core::arch::x86_64::_MM_HINT_T0 }>(at.cast()) };
 }
+
+#[cfg(test)]
+mod code;

@@ -239,7 +239,7 @@ safeguards! {
 
     // A write.
 
-    /// The lane is touched before its epoch is loaded: a flush would miss a record of the epoch that it closes.
+    /// A write says that its lane is touched: no flush would mark it, and the maintainer would sleep over it.
     WriteTouch = "write.touch",
     /// Without checksums data is durable before a record can name it: a torn write would not show.
     WriteDataFence = "write.data.fence",
@@ -257,7 +257,7 @@ safeguards! {
     FillFence = "fill.fence",
     /// A fill that was cancelled is not recorded.
     FillCancelled = "fill.cancelled",
-    /// The lane is touched before the epoch of zeroes is loaded: a flush would miss a record of the epoch that it closes.
+    /// As a write does, zeroes say that their lane is touched.
     ZeroTouch = "zero.touch",
     /// Zeroes are durable when the request completes.
     ZeroFence = "zero.fence",
@@ -555,4 +555,21 @@ safeguards! {
     MaintainerStoreCheck = "maintainer.store-check",
     /// A maintainer that has said that it sleeps looks again whether somebody wrote before that.
     MaintainerLooksAgain = "maintainer.looks-again",
+
+    // Real memory.
+
+    /// What a thread stored past the caches, or wrote back, is in the persistence domain when its fence returns.
+    PmemFence = "pmem.fence",
+    /// Lines that were stored through the caches are written back.
+    PmemLinesBack = "pmem.lines.back",
+    /// What is left on both sides of whole lines goes through the caches, and is written back.
+    PmemRaggedBack = "pmem.ragged.back",
+    /// What a summing copy leaves behind its steps goes through the caches, and is written back.
+    PmemSummedBack = "pmem.summed.back",
+    /// A range that begins inside a line touches one line more than its length says.
+    PmemFirstLine = "pmem.first-line",
+    /// Recovery's write-backs reach the processor.
+    PmemWriteBack = "pmem.write-back",
+    /// A store that failed is remembered: no later fence proves anything.
+    PmemFailedStore = "pmem.failed-store",
 }

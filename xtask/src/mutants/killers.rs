@@ -1,0 +1,152 @@
+//! Which test catches which mutant, as far as it is known, and which mutants change nothing.
+//!
+//! Always true here: what is read names safeguards that exist; what is written is sorted, so that a change shows as
+//! a line.
+
+use cbd_types::Safeguard;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::{self, Write as _};
+use std::path::Path;
+
+/// Where the known killers stand, from the root.
+const FILE: &str = "xtask/killers.txt";
+/// The page with the proofs, from the root, and the heading behind which each mutant that changes nothing has a heading
+/// of its own.
+const PAGE: &str = "docs/mutants.md";
+const HEADING: &str = "## Mutants that change nothing";
+
+/// A test.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Killer {
+    /// The package and the name of the program, as in `cbd-sim/damage`.
+    pub program: String,
+    /// The path of the test.
+    pub test: String,
+}
+
+impl fmt::Display for Killer {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{} {}", self.program, self.test)
+    }
+}
+
+/// What is known of mutants.
+pub struct Killers {
+    killers: BTreeMap<Safeguard, Killer>,
+    equivalent: BTreeSet<Safeguard>,
+}
+
+impl Killers {
+    /// Reads both files.
+    ///
+    /// # Errors
+    /// What cannot be read, or names no mutant.
+    pub fn read(root: &Path) -> Result<Self, String> {
+        let read = |file: &str| {
+            std::fs::read_to_string(root.join(file)).map_err(|error| format!("cannot read {file}: {error}"))
+        };
+        let killers = parse_killers(&read(FILE)?)?;
+        let equivalent = parse_page(&read(PAGE)?)?;
+        Ok(Self { killers, equivalent })
+    }
+
+    /// The test to begin with.
+    pub fn killer(&self, mutant: Safeguard) -> Option<&Killer> {
+        self.killers.get(&mutant)
+    }
+
+    /// Whether there is a proof that the mutant changes nothing.
+    pub fn is_equivalent(&self, mutant: Safeguard) -> bool {
+        self.equivalent.contains(&mutant)
+    }
+
+    /// Writes down what was learned besides what was known.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn write(
+        &self,
+        root: &Path,
+        learned: impl Iterator<Item = (Safeguard, Killer)>,
+    ) -> Result<(), String> {
+        let mut killers = self.killers.clone();
+        killers.extend(learned);
+        killers.retain(|mutant, _| !self.equivalent.contains(mutant));
+        let mut text = String::from(
+            "# Mutant, program, test: where `cargo xtask mutants` begins. Written by --learn.\n",
+        );
+        for (mutant, killer) in killers {
+            let _ = writeln!(text, "{} {killer}", mutant.name());
+        }
+        std::fs::write(root.join(FILE), text).map_err(|error| format!("cannot write {FILE}: {error}"))
+    }
+}
+
+fn parse_killers(text: &str) -> Result<BTreeMap<Safeguard, Killer>, String> {
+    let mut killers = BTreeMap::new();
+    for line in text.lines().filter(|line| !line.starts_with('#') && !line.trim().is_empty()) {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let [name, program, test] = words[..] else {
+            return Err(format!("{FILE}: '{line}' is not a mutant, a program and a test"));
+        };
+        // A safeguard that is gone is no error: its killer goes with the next --learn.
+        if let Some(mutant) = Safeguard::from_name(name) {
+            killers.insert(mutant, Killer { program: program.to_owned(), test: test.to_owned() });
+        }
+    }
+    Ok(killers)
+}
+
+fn parse_page(text: &str) -> Result<BTreeSet<Safeguard>, String> {
+    let section = text.split(HEADING).nth(1).unwrap_or_default();
+    let section = section.split("\n## ").next().unwrap_or_default();
+    let mut equivalent = BTreeSet::new();
+    for part in section.split("\n### ").skip(1) {
+        let (names, proof) = part.split_once('\n').unwrap_or((part, ""));
+        if proof.split_whitespace().count() < 15 {
+            return Err(format!("{PAGE}: '{names}' has no proof"));
+        }
+        for name in names.split(", ") {
+            let name = name.trim().trim_matches('`');
+            let mutant =
+                Safeguard::from_name(name).ok_or_else(|| format!("{PAGE}: '{name}' is no mutant"))?;
+            equivalent.insert(mutant);
+        }
+    }
+    Ok(equivalent)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mutant_that_changes_nothing_needs_a_proof() {
+        let page =
+            |proof: &str| format!("# Mutants\n{HEADING}\n\n### `write.fence`\n{proof}\n## Next\n### x\n");
+        assert!(parse_page(&page("because")).is_err());
+        let proof = "a fence that follows at once, in the same hold of the lock and by the same thread, serves it as well";
+        let equivalent = parse_page(&page(proof)).expect("it has a proof");
+        assert_eq!(equivalent, BTreeSet::from([Safeguard::WriteFence]));
+    }
+
+    #[test]
+    fn a_name_that_is_no_mutant_has_no_proof() {
+        let page = format!("{HEADING}\n\n### `write.fonce`\n{}", "word ".repeat(20));
+        assert!(parse_page(&page).is_err());
+    }
+
+    #[test]
+    fn what_is_written_down_fits_the_mutants_that_there_are() {
+        let root = crate::workspace::root();
+        let known = Killers::read(&root).expect("both files are in the tree");
+        for mutant in Safeguard::ALL {
+            let is_known = known.killer(*mutant).is_some() || known.is_equivalent(*mutant);
+            assert!(
+                is_known,
+                "nobody knows which test catches {}: cargo xtask mutants --learn",
+                mutant.name()
+            );
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! `cargo xtask mutants`: takes the safeguards of [`cbd_types::Safeguard`] away one at a time and sees whether a test
+//! notices.
+//!
+//! Always true here: the tests are built once, and each mutant is a process of its own with another `CBD_MUTANT`; a
+//! mutant counts as caught only by a test that passes without it, or by a hang that is ended.
+//!
+//! Left to others: what the safeguards are (`cbd-types`), the tests (the crates), why some mutants change nothing
+//! (`docs/mutants.md`).
+
+mod killers;
+mod suite;
+
+use crate::flags::Problem;
+use crate::workspace;
+use cbd_types::Safeguard;
+use killers::{Killer, Killers};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::time::Instant;
+use suite::{Outcome, Suite};
+
+/// Mutants that run at the same time.
+const AT_ONCE: usize = 2;
+
+/// What a person asks for.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Flags {
+    /// Only say what there is.
+    list: bool,
+    /// One JSON document instead of lines.
+    json: bool,
+    /// Run all tests on the mutants that are said to change nothing, too.
+    thorough: bool,
+    /// Write down which test caught a mutant, to begin with it next time.
+    learn: bool,
+    /// These mutants, or those whose names begin so; empty means all.
+    only: Vec<String>,
+}
+
+impl Flags {
+    /// Reads the options.
+    ///
+    /// # Errors
+    /// [`Problem::Usage`] for an unknown option or a name that fits no mutant.
+    pub fn parse(arguments: &[String]) -> Result<Self, Problem> {
+        let mut flags = Self::default();
+        let mut rest = arguments.iter();
+        while let Some(argument) = rest.next() {
+            match argument.as_str() {
+                "--list" => flags.list = true,
+                "--json" => flags.json = true,
+                "--thorough" => flags.thorough = true,
+                "--learn" => flags.learn = true,
+                "--only" => {
+                    let name = rest.next().ok_or_else(|| Problem::Usage("--only needs a name".to_owned()))?;
+                    if !Safeguard::ALL.iter().any(|known| known.name().starts_with(name.as_str())) {
+                        return Err(Problem::Usage(format!("there is no mutant '{name}'; see --list")));
+                    }
+                    flags.only.push(name.clone());
+                }
+                other => return Err(Problem::Usage(format!("unknown option '{other}'"))),
+            }
+        }
+        Ok(flags)
+    }
+
+    fn wants(&self, mutant: Safeguard) -> bool {
+        self.only.is_empty() || self.only.iter().any(|name| mutant.name().starts_with(name.as_str()))
+    }
+}
+
+/// What became of a mutant.
+#[derive(Clone, Debug)]
+enum Verdict {
+    Caught {
+        by: Killer,
+        seconds: f64,
+    },
+    /// All tests passed.
+    Survived,
+    /// It is said to change nothing; whether all tests were run on it, and passed.
+    Equivalent {
+        tried: bool,
+    },
+    /// It is said to change nothing, and a test notices.
+    NotEquivalent {
+        by: Killer,
+    },
+}
+
+/// Runs the mutants. True if none survived and none is listed wrongly.
+///
+/// # Errors
+/// When the tests do not build, or do not pass without a mutant.
+pub fn run(flags: &Flags) -> Result<bool, Problem> {
+    let known = Killers::read(&workspace::root()).map_err(Problem::Failed)?;
+    let wanted: Vec<Safeguard> =
+        Safeguard::ALL.iter().copied().filter(|mutant| flags.wants(*mutant)).collect();
+    if flags.list {
+        for mutant in wanted {
+            let note =
+                if known.is_equivalent(mutant) { "  (changes nothing, see docs/mutants.md)" } else { "" };
+            println!("{:32} {}{note}", mutant.name(), mutant.about().trim());
+        }
+        return Ok(true);
+    }
+    let begun = Instant::now();
+    let suite = Suite::build().map_err(Problem::Failed)?;
+    let build_seconds = begun.elapsed().as_secs_f64();
+    let begun = Instant::now();
+    let hinted: Vec<Killer> = wanted.iter().filter_map(|mutant| known.killer(*mutant)).cloned().collect();
+    suite.check_without_mutant(&hinted).map_err(Problem::Failed)?;
+    let verdicts = judge_all(&suite, &known, flags, wanted);
+    if flags.learn {
+        let learned = verdicts.iter().filter_map(|(mutant, verdict)| match verdict {
+            Verdict::Caught { by, .. } => Some((*mutant, by.clone())),
+            _ => None,
+        });
+        known.write(&workspace::root(), learned).map_err(Problem::Failed)?;
+    }
+    let report = report(&verdicts, build_seconds, begun.elapsed().as_secs_f64());
+    if flags.json {
+        println!("{report:#}");
+    } else {
+        println!(
+            "{} mutants: {} caught, {} survive, {} change nothing; {:.0} s after {build_seconds:.0} s of building",
+            report["mutants"],
+            report["caught"],
+            report["survivors"].as_array().map_or(0, Vec::len),
+            report["equivalent"].as_array().map_or(0, Vec::len),
+            begun.elapsed().as_secs_f64(),
+        );
+    }
+    Ok(verdicts
+        .values()
+        .all(|verdict| matches!(verdict, Verdict::Caught { .. } | Verdict::Equivalent { .. })))
+}
+
+/// Judges all mutants, some at a time, and says each verdict as it comes.
+fn judge_all(
+    suite: &Suite,
+    known: &Killers,
+    flags: &Flags,
+    wanted: Vec<Safeguard>,
+) -> BTreeMap<Safeguard, Verdict> {
+    let waiting = Mutex::new(wanted.into_iter());
+    let verdicts = Mutex::new(BTreeMap::new());
+    let next = || waiting.lock().ok()?.next();
+    std::thread::scope(|scope| {
+        for _ in 0..AT_ONCE {
+            scope.spawn(|| {
+                while let Some(mutant) = next() {
+                    let verdict = judge(suite, known, mutant, flags.thorough);
+                    let line = match &verdict {
+                        Verdict::Caught { by, seconds } => format!("caught   {seconds:6.2} s by {by}"),
+                        Verdict::Survived => "SURVIVES".to_owned(),
+                        Verdict::Equivalent { tried: true } => "changes nothing, as is proved".to_owned(),
+                        Verdict::Equivalent { tried: false } => "changes nothing; not tried".to_owned(),
+                        Verdict::NotEquivalent { by } => format!("IS NO EQUIVALENT: caught by {by}"),
+                    };
+                    // Where one document is asked for, it has standard output for itself.
+                    if flags.json {
+                        eprintln!("{:32} {line}", mutant.name());
+                    } else {
+                        println!("{:32} {line}", mutant.name());
+                    }
+                    if let Ok(mut verdicts) = verdicts.lock() {
+                        verdicts.insert(mutant, verdict);
+                    }
+                }
+            });
+        }
+    });
+    verdicts.into_inner().unwrap_or_default()
+}
+
+fn judge(suite: &Suite, known: &Killers, mutant: Safeguard, thorough: bool) -> Verdict {
+    if known.is_equivalent(mutant) {
+        if !thorough {
+            return Verdict::Equivalent { tried: false };
+        }
+        return match suite.run_all(mutant) {
+            Some(by) => Verdict::NotEquivalent { by },
+            None => Verdict::Equivalent { tried: true },
+        };
+    }
+    let begun = Instant::now();
+    if let Some(by) = known.killer(mutant)
+        && suite.run_one(Some(mutant), by) != Outcome::Passed
+    {
+        return Verdict::Caught { by: by.clone(), seconds: begun.elapsed().as_secs_f64() };
+    }
+    match suite.run_all(mutant) {
+        Some(by) => Verdict::Caught { by, seconds: begun.elapsed().as_secs_f64() },
+        None => Verdict::Survived,
+    }
+}
+
+fn report(verdicts: &BTreeMap<Safeguard, Verdict>, build_seconds: f64, seconds: f64) -> Value {
+    let names = |which: fn(&Verdict) -> bool| -> Vec<&str> {
+        verdicts.iter().filter(|(_, verdict)| which(verdict)).map(|(mutant, _)| mutant.name()).collect()
+    };
+    let killers: serde_json::Map<String, Value> = verdicts
+        .iter()
+        .filter_map(|(mutant, verdict)| match verdict {
+            Verdict::Caught { by, seconds } => {
+                Some((mutant.name().to_owned(), json!({ "by": by.to_string(), "seconds": seconds })))
+            }
+            _ => None,
+        })
+        .collect();
+    json!({
+        "mutants": verdicts.len(),
+        "caught": killers.len(),
+        "survivors": names(|verdict| matches!(verdict, Verdict::Survived)),
+        "equivalent": names(|verdict| matches!(verdict, Verdict::Equivalent { .. })),
+        "equivalent_tried": names(|verdict| matches!(verdict, Verdict::Equivalent { tried: true })),
+        "not_equivalent": names(|verdict| matches!(verdict, Verdict::NotEquivalent { .. })),
+        "build_seconds": build_seconds,
+        "seconds": seconds,
+        "killers": killers,
+    })
+}

@@ -1,0 +1,226 @@
+//! The tests that mutants are held against: built once, run with a mutant in the environment.
+//!
+//! Always true here: a program is given a time and a memory that it never needs without a mutant, and is ended when it
+//! takes more; that counts as caught, as a test that fails does.
+
+use super::killers::Killer;
+use crate::shell;
+use crate::workspace::{self, cargo};
+use cbd_types::Safeguard;
+use rustix::process::{Pid, Signal, kill_process_group};
+use serde_json::Value;
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// The packages whose tests are run, cheap ones first: what holds the safeguards, and what tests it.
+const PACKAGES: [&str; 6] = ["cbd-types", "cbd-format", "cbd-pmem", "cbd-engine", "cbd-device", "cbd-sim"];
+
+/// Programs that run last: they take long, or what they find depends on how threads meet.
+const LAST: [&str; 2] = ["cbd-sim/hostile_regions_are_survived", "cbd-sim/threads_agree_with_the_oracle"];
+
+/// No program of the suite takes as long alone.
+const LIMIT: Duration = Duration::from_secs(150);
+/// A single test that was a killer before.
+const LIMIT_OF_ONE: Duration = Duration::from_secs(60);
+
+/// Kilobytes of address space: a mutant may believe any length.
+const MEMORY_KIB: u64 = 6 << 20;
+
+const BUILD_LIMIT: Duration = Duration::from_secs(1800);
+
+/// What a run of tests says.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// All passed.
+    Passed,
+    /// This one failed, or was running when the program died or was ended.
+    Failed(String),
+}
+
+/// A program of tests.
+#[derive(Clone, Debug)]
+struct Program {
+    name: String,
+    path: PathBuf,
+    directory: PathBuf,
+}
+
+/// All programs, cheap ones first.
+pub struct Suite {
+    programs: Vec<Program>,
+}
+
+impl Suite {
+    /// Builds the tests with the feature that lets the environment choose, below a target directory of their own.
+    ///
+    /// # Errors
+    /// What cargo said.
+    pub fn build() -> Result<Self, String> {
+        let target = workspace::target_directory()?.join("mutants");
+        let mut command = cargo(["test", "--no-run", "--message-format", "json"]);
+        command.args(["--features", "cbd-types/mutants"]).arg("--target-dir").arg(&target);
+        for package in PACKAGES {
+            command.args(["--package", package]);
+        }
+        let text = shell::output_of(&mut command, BUILD_LIMIT)
+            .map_err(|end| format!("the tests do not build: {end}"))?;
+        let mut programs: Vec<Program> = text.lines().filter_map(program).collect();
+        let package = |name: &str| {
+            PACKAGES
+                .iter()
+                .position(|package| name.split('/').next() == Some(package))
+                .unwrap_or(PACKAGES.len())
+        };
+        programs.sort_by_key(|program| (LAST.contains(&program.name.as_str()), package(&program.name)));
+        if programs.is_empty() {
+            return Err("cargo built no test".to_owned());
+        }
+        Ok(Self { programs })
+    }
+
+    /// Sees to it that the tests which are to catch mutants pass without one.
+    ///
+    /// # Errors
+    /// A test that fails by itself.
+    pub fn check_without_mutant(&self, killers: &[Killer]) -> Result<(), String> {
+        for program in &self.programs {
+            let mut tests: Vec<&str> = killers
+                .iter()
+                .filter(|killer| killer.program == program.name)
+                .map(|killer| killer.test.as_str())
+                .collect();
+            tests.sort_unstable();
+            tests.dedup();
+            if tests.is_empty() {
+                continue;
+            }
+            if let Outcome::Failed(test) = run(program, None, &tests, LIMIT) {
+                return Err(format!("{} {test} fails without a mutant", program.name));
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs one test.
+    pub fn run_one(&self, mutant: Option<Safeguard>, killer: &Killer) -> Outcome {
+        match self.programs.iter().find(|program| program.name == killer.program) {
+            Some(program) => run(program, mutant, &[&killer.test], LIMIT_OF_ONE),
+            None => Outcome::Passed,
+        }
+    }
+
+    /// Runs everything up to the first test that fails.
+    pub fn run_all(&self, mutant: Safeguard) -> Option<Killer> {
+        self.programs.iter().find_map(|program| match run(program, Some(mutant), &[], LIMIT) {
+            Outcome::Passed => None,
+            Outcome::Failed(test) => Some(Killer { program: program.name.clone(), test }),
+        })
+    }
+}
+
+/// A test program in a line of what cargo says.
+fn program(line: &str) -> Option<Program> {
+    let message: Value = serde_json::from_str(line).ok()?;
+    if message["reason"] != "compiler-artifact" || message["profile"]["test"] != true {
+        return None;
+    }
+    let path = PathBuf::from(message["executable"].as_str()?);
+    let directory = PathBuf::from(message["manifest_path"].as_str()?).parent()?.to_owned();
+    let package = format!("cbd-{}", directory.file_name()?.to_str()?);
+    let target = message["target"]["name"].as_str()?.replace('_', "-");
+    let name = if target == package { package } else { format!("{package}/{}", target.replace('-', "_")) };
+    Some(Program { name, path, directory })
+}
+
+/// Runs `tests` of a program, or all of them, up to the first that fails. A program that dies or hangs is run again, one
+/// test after the other, to learn in which.
+fn run(program: &Program, mutant: Option<Safeguard>, tests: &[&str], limit: Duration) -> Outcome {
+    match run_once(program, mutant, tests, limit, 2) {
+        Ended::Passed => Outcome::Passed,
+        Ended::Failed(test) => Outcome::Failed(test),
+        Ended::Died(_) if tests.len() == 1 => Outcome::Failed(tests[0].to_owned()),
+        Ended::Died(_) => match run_once(program, mutant, tests, limit, 1) {
+            Ended::Failed(test) | Ended::Died(Some(test)) => Outcome::Failed(test),
+            Ended::Died(None) | Ended::Passed => Outcome::Failed("(died)".to_owned()),
+        },
+    }
+}
+
+/// How a run of a program ended.
+enum Ended {
+    Passed,
+    Failed(String),
+    /// It died, or was ended after its time; in this test, if only one ran at a time.
+    Died(Option<String>),
+}
+
+fn run_once(
+    program: &Program,
+    mutant: Option<Safeguard>,
+    tests: &[&str],
+    limit: Duration,
+    threads: u32,
+) -> Ended {
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -v \"$1\"; shift; exec \"$@\"", "sh", &MEMORY_KIB.to_string()]);
+    command.arg(&program.path).args(["--test-threads", &threads.to_string()]);
+    if !tests.is_empty() {
+        command.arg("--exact").args(tests);
+    }
+    command
+        .current_dir(&program.directory)
+        .env("CBD_MUTANT", mutant.map_or("", Safeguard::name))
+        .env("RUST_BACKTRACE", "0")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .process_group(0);
+    let Ok(mut child) = command.spawn() else { return Ended::Died(None) };
+    let begun = Instant::now();
+    let (sender, lines) = channel();
+    if let Some(output) = child.stdout.take() {
+        thread::spawn(move || {
+            for line in BufReader::new(output).lines().map_while(Result::ok) {
+                if sender.send(line).is_err() {
+                    return;
+                }
+            }
+        });
+    }
+    let mut is_late = false;
+    let mut unfinished = None;
+    loop {
+        match lines.recv_timeout(limit.saturating_sub(begun.elapsed()).max(Duration::from_millis(1))) {
+            Ok(line) => {
+                let Some(text) = line.strip_prefix("test ") else { continue };
+                if let Some(test) = text.strip_suffix(" ... FAILED") {
+                    end(&mut child);
+                    return Ended::Failed(test.to_owned());
+                }
+                unfinished = text.strip_suffix(" ... ").map(str::to_owned);
+            }
+            Err(RecvTimeoutError::Timeout) if !is_late => {
+                is_late = true;
+                end(&mut child);
+            }
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => break,
+        }
+    }
+    match child.wait() {
+        Ok(status) if status.success() && !is_late => Ended::Passed,
+        _ => Ended::Died(unfinished),
+    }
+}
+
+/// Ends a program and all that it started.
+fn end(child: &mut Child) {
+    if let Some(group) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
+        let _ = kill_process_group(group, Signal::KILL);
+    }
+    let _ = child.wait();
+}
