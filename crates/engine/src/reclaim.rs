@@ -192,7 +192,7 @@ impl Victim {
             let key = cache.identity.lanes.key(range.start);
             if (first, end) == (0, PARTS)
                 && self.second_chance >= CHECKSUM_BLOCK
-                && Safeguard::ChanceCurrent.holds(is_current(cache, state, range, location))
+                && is_current(cache, state, range, location)
                 && state.index.was_read(key)
             {
                 self.second_chance -= CHECKSUM_BLOCK;

@@ -141,6 +141,13 @@ impl<T: SlotContent> TwoSlots<T> {
         true
     }
 
+    /// Stores `content` into both slots of an object on which nothing relies before a later fence: a crash may leave neither. In
+    /// flight until the caller fences.
+    pub(crate) fn fill<P: Pmem>(&mut self, region: &Region<P>, second: Safeguard, content: T) -> InFlight {
+        let stored = self.store(region, content);
+        if second.is_kept() { stored.and(self.store(region, content)) } else { stored }
+    }
+
     /// Makes both slots invalid. In flight until the caller fences.
     pub(crate) fn clear<P: Pmem>(&mut self, region: &Region<P>) -> InFlight {
         let zeroes = alloc::vec![0; T::SLOT_SIZE];

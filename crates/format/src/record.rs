@@ -443,7 +443,11 @@ mod tests {
 
     #[test]
     fn a_record_that_contradicts_itself_does_not_count() {
-        let damaged: [fn(&mut Record); 7] = [
+        let damaged: [fn(&mut Record); 11] = [
+            |r| r.reserved = 1,
+            |r| r.data_offset = U32::new(crate::PAGE as u32 - 64),
+            |r| r.data_offset = U32::new(u32::MAX),
+            |r| r.kind = 0,
             |r| r.length = U64::new(u64::MAX),
             |r| r.length = U64::ZERO,
             |r| r.lines = 2,
@@ -474,6 +478,35 @@ mod tests {
         let read = SumLine::decode(&line.encode(&PLACE));
         assert!(read.verify(&PLACE, 0, 9).is_none(), "a map is no line of checksums");
         assert_eq!(read.verify_map(&PLACE, 0, 9).map(|line| line.sums), Some(line.sums));
+    }
+
+    #[test]
+    fn a_record_without_data_has_no_further_lines() {
+        let mut record = Record::new(RecordKind::Discard, ByteRange::at(0, 4096));
+        let counts =
+            |record: &Record| Record::decode(&record.encode(&PLACE)).verify(&PLACE, 0, SIZE).is_some();
+        assert!(counts(&record));
+        record.lines = 1;
+        assert!(!counts(&record));
+    }
+
+    #[test]
+    fn a_line_of_checksums_counts_only_as_itself_and_with_every_bit() {
+        let line = SumLine::new(1, 77, &[1, 2, 3]);
+        let counts = |line: &[u8; 64], index, sequence| {
+            SumLine::decode(line).verify(&PLACE, index, sequence).is_some()
+        };
+        let bytes = line.encode(&PLACE);
+        assert!(counts(&bytes, 1, 77));
+        assert!(!counts(&bytes, 0, 77), "another place among the lines");
+        assert!(!counts(&bytes, 1, 78), "another record");
+        for bit in 0..512 {
+            let mut damaged = bytes;
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            assert!(!counts(&damaged, 1, 77), "bit {bit}");
+        }
+        assert!(!counts(&SumLine { kind: 1, ..line }.encode(&PLACE), 1, 77), "a record");
+        assert!(!counts(&SumLine { count: 13, ..line }.encode(&PLACE), 1, 77), "more than there are places");
     }
 
     #[test]

@@ -161,6 +161,63 @@ impl SegmentShape {
 mod tests {
     use super::*;
 
+    fn header() -> SegmentHeader {
+        SegmentHeader {
+            crc: U32::ZERO,
+            magic: U32::new(LOG_MAGIC),
+            cache_id: U64::new(7),
+            segment: U32::new(3),
+            generation: U32::new(1),
+            salt: U64::new(9),
+            lane: U32::new(1),
+            lanes: U32::new(2),
+            ordinal: U64::new(5),
+            ownership: U64::new(1),
+            run: U64::new(1),
+            cut: U64::ZERO,
+            first_sequence: U64::new(1),
+            epoch: U64::new(1),
+            reserved: [0; 40],
+        }
+    }
+
+    fn counts(header: SegmentHeader) -> bool {
+        let bytes = header.sealed();
+        SegmentHeader::decode(bytes.as_bytes()).is_some_and(|read| read.verify(SegmentId(3), 7, 2).is_some())
+    }
+
+    #[test]
+    fn a_header_counts_only_with_every_bit() {
+        let sealed = header().sealed();
+        for bit in 0..size_of::<SegmentHeader>() * 8 {
+            let mut bytes = sealed.as_bytes().to_vec();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            let read = SegmentHeader::decode(&bytes).expect("there are enough");
+            assert!(read.verify(SegmentId(3), 7, 2).is_none(), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn a_header_of_something_else_does_not_count_whatever_its_checksum() {
+        assert!(counts(header()));
+        assert!(counts(SegmentHeader { magic: U32::new(STATE_MAGIC), ..header() }));
+        assert!(!counts(SegmentHeader { magic: U32::new(LOG_MAGIC + 1), ..header() }));
+        assert!(!counts(SegmentHeader { segment: U32::new(4), ..header() }));
+        assert!(!counts(SegmentHeader { cache_id: U64::new(8), ..header() }));
+        assert!(!counts(SegmentHeader { lanes: U32::new(4), ..header() }));
+        assert!(!counts(SegmentHeader { lane: U32::new(2), ..header() }));
+    }
+
+    #[test]
+    fn a_header_that_has_counted_too_far_does_not_count() {
+        let end = U64::new(crate::COUNTER_END);
+        assert!(!counts(SegmentHeader { ordinal: end, ..header() }));
+        assert!(!counts(SegmentHeader { run: end, ..header() }));
+        assert!(!counts(SegmentHeader { cut: end, ..header() }));
+        assert!(!counts(SegmentHeader { first_sequence: end, ..header() }));
+        assert!(!counts(SegmentHeader { epoch: end, ..header() }));
+    }
+
     #[test]
     fn copies_of_a_record_never_share_a_page_nor_meet_another() {
         let shape = SegmentShape { size: 64 << 10 };

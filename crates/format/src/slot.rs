@@ -145,6 +145,27 @@ mod tests {
         assert_eq!(Slot::<LaneTail>::newest(None, None), None);
     }
 
+    /// The bytes of a slot after `change`, with the right checksum.
+    fn forged(sequence: u64, content: LaneTail, change: impl Fn(&mut [u8])) -> Vec<u8> {
+        let mut bytes = Slot { sequence, content }.encode(3);
+        change(&mut bytes);
+        let crc = Slot::<LaneTail>::sum(3, &bytes);
+        bytes[..4].copy_from_slice(&crc.to_le_bytes());
+        bytes
+    }
+
+    #[test]
+    fn a_slot_that_says_it_is_something_else_does_not_count() {
+        assert!(Slot::<LaneTail>::decode(3, &forged(1, tail(1), |_| {})).is_some());
+        assert_eq!(Slot::<LaneTail>::decode(3, &forged(1, tail(1), |bytes| bytes[4] += 1)), None);
+    }
+
+    #[test]
+    fn a_slot_with_numbers_that_cannot_be_does_not_count() {
+        assert_eq!(Slot::<LaneTail>::decode(3, &forged(crate::COUNTER_END, tail(1), |_| {})), None);
+        assert_eq!(Slot::<LaneTail>::decode(3, &forged(1, tail(crate::COUNTER_END), |_| {})), None);
+    }
+
     #[test]
     fn a_slot_counts_only_at_its_place_and_with_every_bit() {
         let slot = Slot { sequence: 9, content: tail(77) };

@@ -222,6 +222,36 @@ mod tests {
     }
 
     #[test]
+    fn a_region_that_was_cut_short_is_not_opened() {
+        let error = Superblock::decode(block().as_bytes()).unwrap().verify((8 << 20) - 4096).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Damaged);
+    }
+
+    #[test]
+    fn an_unknown_feature_is_named_as_such() {
+        for change in [
+            |block: &mut Superblock| block.incompatible = U64::new(1 << 40),
+            |block: &mut Superblock| block.read_only_compatible = U64::new(1),
+        ] {
+            let mut newer = block();
+            change(&mut newer);
+            newer.crc = U32::new(newer.sum());
+            assert_eq!(verify(newer.as_bytes()).unwrap_err().kind(), ErrorKind::Unsupported);
+        }
+        let mut newer = block();
+        newer.compatible = U64::new(1 << 9);
+        newer.crc = U32::new(newer.sum());
+        assert!(verify(newer.as_bytes()).is_ok(), "what is compatible may be ignored");
+    }
+
+    #[test]
+    fn another_magic_number_is_not_ours_whatever_its_checksum() {
+        let mut foreign = block();
+        foreign.magic = U64::new(MAGIC + 1);
+        assert_eq!(verify(foreign.as_bytes()).unwrap_err().kind(), ErrorKind::Foreign);
+    }
+
+    #[test]
     fn a_version_that_cannot_be_read_is_named_as_such() {
         for version in [0, FORMAT_VERSION + 1] {
             let mut other = block();

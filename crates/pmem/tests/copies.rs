@@ -4,7 +4,7 @@ use cbd_pmem::{CopyMethod, Mapping};
 use cbd_types::Pmem;
 use cbd_types::pmem::blocks_of;
 use proptest::prelude::*;
-use std::sync::OnceLock;
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 const SIZE: u64 = 4 << 20;
 
@@ -21,16 +21,18 @@ fn noise(length: usize, seed: u64) -> Vec<u8> {
     (0..length).map(|_| next()).collect()
 }
 
-/// One mapping for each method that this processor has, and the one that was calibrated.
-fn mappings() -> &'static [Mapping] {
-    static MAPPINGS: OnceLock<Vec<Mapping>> = OnceLock::new();
-    MAPPINGS.get_or_init(|| {
+/// One mapping for each method that this processor has, and the one that was calibrated. They are for one test at a time,
+/// since all store at the same places.
+fn mappings() -> MutexGuard<'static, Vec<Mapping>> {
+    static MAPPINGS: LazyLock<Mutex<Vec<Mapping>>> = LazyLock::new(|| {
         let forced =
             CopyMethod::ALL.into_iter().filter_map(|method| Mapping::anonymous_with(SIZE, Some(method)).ok());
         let mut all: Vec<_> = forced.collect();
         all.push(Mapping::anonymous(SIZE).expect("memory"));
-        all
-    })
+        Mutex::new(all)
+    });
+    // A test that is to panic, or that fails, must not fail the others.
+    MAPPINGS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn loaded(mapping: &Mapping, at: u64, length: usize) -> Vec<u8> {
@@ -48,7 +50,7 @@ fn the_portable_method_is_there_on_every_processor() {
 fn a_store_keeps_every_byte_at_every_alignment_and_touches_no_other() {
     let surroundings = noise(2048, 1);
     let source = noise(1024, 2);
-    for mapping in mappings() {
+    for mapping in mappings().iter() {
         for at in [0_usize, 1, 7, 8, 63, 64, 65, 127, 130] {
             for from in [0_usize, 1, 8, 63] {
                 for length in [0_usize, 1, 7, 8, 63, 64, 65, 128, 191, 256, 300, 512, 600, 700] {
@@ -67,7 +69,7 @@ fn a_store_keeps_every_byte_at_every_alignment_and_touches_no_other() {
 
 #[test]
 fn a_line_is_stored_whole() {
-    for mapping in mappings() {
+    for mapping in mappings().iter() {
         let line: [u8; 64] = noise(64, 3).try_into().expect("64 bytes");
         mapping.store_line(SIZE - 64, &line);
         mapping.fence();
@@ -78,7 +80,7 @@ fn a_line_is_stored_whole() {
 #[test]
 fn a_write_back_changes_no_byte() {
     let bytes = noise(10_000, 4);
-    for mapping in mappings() {
+    for mapping in mappings().iter() {
         mapping.store(100, &bytes);
         mapping.fence();
         for (at, length) in [(100, 10_000), (0, 1), (63, 2), (5000, 0), (SIZE, 0), (SIZE - 1, 1)] {
@@ -91,7 +93,7 @@ fn a_write_back_changes_no_byte() {
 
 #[test]
 fn nothing_sums_to_zero_and_takes_one_place() {
-    for mapping in mappings() {
+    for mapping in mappings().iter() {
         let mut sums = [7];
         mapping.store_summed(64, &[], 0, &mut sums);
         assert_eq!(sums, [0]);
@@ -102,7 +104,7 @@ fn nothing_sums_to_zero_and_takes_one_place() {
 #[test]
 fn a_mebibyte_is_summed_block_by_block() {
     let bytes = noise(1 << 20, 5);
-    for mapping in mappings() {
+    for mapping in mappings().iter() {
         let mut sums = vec![0; 256];
         mapping.store_summed(4096, &bytes, 4096, &mut sums);
         mapping.fence();
@@ -142,7 +144,7 @@ proptest! {
         let (head, rest) = data.split_at(first.min(length));
         let mut expected = vec![crc32c(head)];
         expected.extend(rest.chunks(4096).map(crc32c));
-        for mapping in mappings() {
+        for mapping in mappings().iter() {
             // Its own place: the tests share the mappings.
             let at = at + (2 << 20);
             let mut sums = vec![0; blocks_of(length, first)];
@@ -158,7 +160,7 @@ proptest! {
         at in 0_u64..5000, into in 0_usize..100, length in 0_usize..20_000, seed: u64,
     ) {
         let source = noise(length, seed);
-        for mapping in mappings() {
+        for mapping in mappings().iter() {
             let at = at + (3 << 20);
             mapping.store(at, &source);
             mapping.fence();

@@ -83,20 +83,21 @@ impl Suite {
         Ok(Self { programs })
     }
 
-    /// Sees to it that the tests which are to catch mutants pass without one.
+    /// Sees to it that the tests which are to catch mutants pass without one: those of `killers`, or all.
     ///
     /// # Errors
     /// A test that fails by itself.
-    pub fn check_without_mutant(&self, killers: &[Killer]) -> Result<(), String> {
+    pub fn check_without_mutant(&self, killers: Option<&[Killer]>) -> Result<(), String> {
         for program in &self.programs {
             let mut tests: Vec<&str> = killers
+                .unwrap_or_default()
                 .iter()
                 .filter(|killer| killer.program == program.name)
                 .map(|killer| killer.test.as_str())
                 .collect();
             tests.sort_unstable();
             tests.dedup();
-            if tests.is_empty() {
+            if tests.is_empty() && killers.is_some() {
                 continue;
             }
             if let Outcome::Failed(test) = run(program, None, &tests, LIMIT) {

@@ -21,7 +21,7 @@ use cbd_format::{
     segment::STATE_MAGIC,
     tables::{FEATURE_DATA_CRC, STATE_ACTIVE, STATE_FREE, decode_text, encode_text},
 };
-use cbd_types::{BackendId, Error, ErrorKind, HostId, LaneId, Result, Safeguard, SegmentId};
+use cbd_types::{BackendId, Error, ErrorKind, HostId, InFlight, LaneId, Result, Safeguard, SegmentId};
 
 /// What makes a backend's row durable.
 const ROW: InBoth = InBoth {
@@ -136,8 +136,9 @@ impl<E: Environment> Transport<E> {
                 }
                 self.region.fence(fence, stored);
             }
-            // 2. The state block of an empty cache.
-            self.initialise_state(plan, cache_id);
+            // 2. The state block of an empty cache. Nothing relies on it before the row.
+            let stored = self.initialise_state(plan, cache_id);
+            self.region.fence(Safeguard::BackendStateFence, stored);
         }
         // 3. The row: now the backend is there.
         let ownership = tables.backends[row].content().map_or(1, |old| old.ownership.get() + 1);
@@ -224,7 +225,8 @@ impl<E: Environment> Transport<E> {
         Ok(CachePlan { segments, lanes })
     }
 
-    fn initialise_state(&self, plan: &CachePlan, cache_id: u64) {
+    /// Stores the state block of an empty cache. In flight until the caller fences.
+    fn initialise_state(&self, plan: &CachePlan, cache_id: u64) -> InFlight {
         let state = StateShape { lanes: plan.lanes };
         let base = self.layout.segment_base(plan.segments[0]);
         let absolute = |[a, b]: [u64; 2]| [base + a, base + b];
@@ -247,52 +249,33 @@ impl<E: Environment> Transport<E> {
         }
         .sealed();
         let copy = base + self.layout.segment_shape().header_copy();
-        let mut stored =
-            self.region.store(base, bytes_of(&header)).and(self.region.store(copy, bytes_of(&header)));
-        let mut drained = TwoSlots::<Drained>::empty(absolute(state.drained()), 0);
-        if Safeguard::BackendStateErase.is_kept() {
-            stored = stored.and(drained.clear(&self.region));
-        }
-        for lane in (0..plan.lanes).map(LaneId).filter(|_| Safeguard::BackendStateErase.is_kept()) {
-            let place = u64::from(lane.0);
-            let mut mark = TwoSlots::<LaneMark>::empty(absolute(state.mark(lane)), place);
-            let mut tail = TwoSlots::<LaneTail>::empty(absolute(state.tail(lane)), place);
-            stored = stored.and(mark.clear(&self.region)).and(tail.clear(&self.region));
-        }
-        self.region.fence(Safeguard::BackendStateEraseFence, stored);
-        // Stale slots are gone; now the first tails, in both slots.
+        let region = &*self.region;
+        let mut stored = region.store(base, bytes_of(&header)).and(region.store(copy, bytes_of(&header)));
         for lane in (0..plan.lanes).map(LaneId) {
-            let mut tail = TwoSlots::<LaneTail>::empty(absolute(state.tail(lane)), u64::from(lane.0));
-            tail.store_in_both(
-                &self.region,
-                InBoth {
-                    first_fence: Safeguard::FirstTailFirstFence,
-                    second: Safeguard::FirstTailSecond,
-                    fence: Safeguard::FirstTailFence,
-                },
-                LaneTail {
-                    ordinal: 1.into(),
-                    ownership: 1.into(),
-                    first_sequence: 1.into(),
-                    reserved: [0; 24],
-                },
-            );
-        }
-        drained.store_in_both(
-            &self.region,
-            InBoth {
-                first_fence: Safeguard::FirstDrainedFirstFence,
-                second: Safeguard::FirstDrainedSecond,
-                fence: Safeguard::FirstDrainedFence,
-            },
-            Drained {
-                epoch: 0.into(),
-                void_until: 0.into(),
-                wall_ms: self.environment.wall_ms().into(),
+            let place = u64::from(lane.0);
+            // A mark of an earlier cache would say that records are missing.
+            if Safeguard::BackendMarksErase.is_kept() {
+                let mut mark = TwoSlots::<LaneMark>::empty(absolute(state.mark(lane)), place);
+                stored = stored.and(mark.clear(region));
+            }
+            let mut tail = TwoSlots::<LaneTail>::empty(absolute(state.tail(lane)), place);
+            let first = LaneTail {
+                ordinal: 1.into(),
                 ownership: 1.into(),
-                reserved: [0; 16],
-            },
-        );
+                first_sequence: 1.into(),
+                reserved: [0; 24],
+            };
+            stored = stored.and(tail.fill(region, Safeguard::BackendTailSecond, first));
+        }
+        let mut drained = TwoSlots::<Drained>::empty(absolute(state.drained()), 0);
+        let first = Drained {
+            epoch: 0.into(),
+            void_until: 0.into(),
+            wall_ms: self.environment.wall_ms().into(),
+            ownership: 1.into(),
+            reserved: [0; 16],
+        };
+        stored.and(drained.fill(region, Safeguard::BackendDrainedSecond, first))
     }
 
     /// All backends.
@@ -410,7 +393,7 @@ impl<E: Environment> Transport<E> {
         {
             return Err(damaged("the number of lanes is impossible"));
         }
-        let mut segments = tables.segments_of(id, row.cache_id.get());
+        let mut segments = tables.segments_of(id);
         let Some(state_at) = segments.iter().position(|segment| *segment == state_segment) else {
             return Err(damaged("its state segment does not belong to it"));
         };

@@ -273,13 +273,10 @@ impl<E: Environment> Tables<E> {
             .collect()
     }
 
-    fn segments_of(&self, backend: BackendId, cache_id: u64) -> Vec<SegmentId> {
+    fn segments_of(&self, backend: BackendId) -> Vec<SegmentId> {
         let segments = 0..self.segments.len();
         segments
-            .filter(|segment| {
-                self.owner(*segment) == Some(backend)
-                    && self.segments[*segment].content().is_some_and(|entry| entry.cache_id.get() == cache_id)
-            })
+            .filter(|segment| self.owner(*segment) == Some(backend))
             .map(|segment| SegmentId(segment as u32))
             .collect()
     }

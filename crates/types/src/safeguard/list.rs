@@ -132,26 +132,18 @@ safeguards! {
     RowLostSaid = "row.lost.said",
     /// Segments of a lost row, and those whose own entry is lost, are not given to another cache.
     SegmentLostKept = "segment.lost.kept",
+    /// Marks of an earlier cache are gone: they would say that records are missing.
+    BackendMarksErase = "backend.marks.erase",
+    /// A lane's first tail stands in both slots: an older cache's would count.
+    BackendTailSecond = "backend.tail.second",
+    /// The first drained stands in both slots: an older cache's would count.
+    BackendDrainedSecond = "backend.drained.second",
+    /// The state block is durable before the backend's row says that it is there.
+    BackendStateFence = "backend.state.fence",
     /// A segment belongs to a cache only while the backend's row is in use.
     SegmentOwnerActive = "segment.owner.active",
     /// A segment belongs to a cache only while the backend's row names the same cache.
     SegmentOwnerCache = "segment.owner.cache",
-    /// Marks, tails and drained of an earlier cache are gone before the new ones are stored.
-    BackendStateErase = "backend.state.erase",
-    /// They are durably gone.
-    BackendStateEraseFence = "backend.state.erase.fence",
-    /// A lane's first tail: its first slot is durable before the second is touched.
-    FirstTailFirstFence = "backend.tail.first.fence",
-    /// A lane's first tail stands in both slots.
-    FirstTailSecond = "backend.tail.second",
-    /// A lane's first tail is durable before the backend's row.
-    FirstTailFence = "backend.tail.fence",
-    /// The first drained: its first slot is durable before the second is touched.
-    FirstDrainedFirstFence = "backend.drained.first.fence",
-    /// The first drained stands in both slots.
-    FirstDrainedSecond = "backend.drained.second",
-    /// The first drained is durable before the backend's row.
-    FirstDrainedFence = "backend.drained.fence",
     /// A cache that is open is not opened again, nor removed.
     BackendOpenOnce = "backend.open-once",
 
@@ -434,8 +426,6 @@ safeguards! {
     TailBeforeRelease = "tail.before-release",
     /// The tail says with which sequence number the log begins.
     TailSequence = "tail.sequence",
-    /// A second chance is given only to what is still the newest.
-    ChanceCurrent = "second-chance.current",
     /// A second chance is given only to what is still the newest when it was copied.
     ChanceStillCurrent = "second-chance.still-current",
     /// A segment with readers goes to the pool when the last of them is done.

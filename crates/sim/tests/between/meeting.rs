@@ -1,0 +1,159 @@
+//! An environment in which others can come at a chosen moment: before a lock is taken, after one was let go, and before
+//! memory is read. Where they would have to wait for a lock that is held, they have not come: another schedule has them.
+
+use cbd_engine::Environment;
+use cbd_sim::{CrashMemory, SimEnvironment};
+use cbd_types::{Durability, MediaError, Pmem};
+use parking_lot::RawMutex as Inner;
+use parking_lot::lock_api::{GuardNoSend, RawMutex};
+use std::cell::{Cell, RefCell};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+type Work = Box<dyn FnOnce()>;
+
+/// Whether others came between.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Met {
+    Came,
+    /// They would have had to wait.
+    Blocked,
+    /// The operation has fewer moments.
+    Never,
+}
+
+/// What ends others who would have to wait.
+struct WouldBlock;
+
+thread_local! {
+    static HOOK: RefCell<Option<(u32, Work)>> = const { RefCell::new(None) };
+    static IS_BETWEEN: Cell<bool> = const { Cell::new(false) };
+    static MET: Cell<Met> = const { Cell::new(Met::Never) };
+}
+
+/// Runs `operation`; at its `moment`-th moment, from 1, `others` come between, if they can.
+pub fn meet<T>(moment: u32, others: impl FnOnce() + 'static, operation: impl FnOnce() -> T) -> (T, Met) {
+    MET.set(Met::Never);
+    HOOK.set(Some((moment, Box::new(others))));
+    let result = operation();
+    forget();
+    (result, MET.get())
+}
+
+/// Nobody comes any more: the operation was cut short.
+pub fn forget() {
+    HOOK.set(None);
+    IS_BETWEEN.set(false);
+}
+
+fn pass() {
+    let due = HOOK.with_borrow_mut(|hook| match hook {
+        Some((moment, _)) if *moment > 1 => {
+            *moment -= 1;
+            None
+        }
+        _ => hook.take(),
+    });
+    if let Some((_, work)) = due {
+        IS_BETWEEN.set(true);
+        MET.set(Met::Came);
+        let ended = catch_unwind(AssertUnwindSafe(work));
+        IS_BETWEEN.set(false);
+        match ended {
+            Ok(()) => {}
+            Err(payload) if payload.is::<WouldBlock>() => MET.set(Met::Blocked),
+            Err(payload) => resume_unwind(payload),
+        }
+    }
+}
+
+/// A lock beside which others can come.
+pub struct MeetingLock(Inner);
+
+// SAFETY: it is the lock inside that excludes; what comes before and after changes nothing of it.
+unsafe impl RawMutex for MeetingLock {
+    const INIT: Self = Self(Inner::INIT);
+    type GuardMarker = GuardNoSend;
+
+    fn lock(&self) {
+        pass();
+        if !IS_BETWEEN.get() {
+            self.0.lock();
+        } else if !self.0.try_lock() {
+            resume_unwind(Box::new(WouldBlock));
+        }
+    }
+
+    fn try_lock(&self) -> bool {
+        self.0.try_lock()
+    }
+
+    unsafe fn unlock(&self) {
+        // SAFETY: the caller's.
+        unsafe { self.0.unlock() };
+        pass();
+    }
+}
+
+/// A memory before whose loads others can come.
+#[derive(Clone, Debug)]
+pub struct MeetingMemory(pub CrashMemory);
+
+impl Pmem for MeetingMemory {
+    fn len(&self) -> u64 {
+        self.0.len()
+    }
+
+    fn durability(&self) -> Durability {
+        self.0.durability()
+    }
+
+    fn store(&self, at: u64, from: &[u8]) {
+        self.0.store(at, from);
+    }
+
+    fn store_summed(&self, at: u64, from: &[u8], first: usize, sums: &mut [u32]) {
+        self.0.store_summed(at, from, first, sums);
+    }
+
+    fn store_line(&self, at: u64, line: &[u8; 64]) {
+        self.0.store_line(at, line);
+    }
+
+    fn fence(&self) {
+        self.0.fence();
+    }
+
+    fn load(&self, at: u64, into: &mut [u8]) -> Result<(), MediaError> {
+        pass();
+        self.0.load(at, into)
+    }
+
+    fn load_summed(&self, at: u64, into: &mut [u8]) -> Result<u32, MediaError> {
+        pass();
+        self.0.load_summed(at, into)
+    }
+
+    fn write_back(&self, at: u64, length: u64) {
+        self.0.write_back(at, length);
+    }
+}
+
+/// The simulated environment with such locks and memory.
+pub struct Meeting(pub SimEnvironment);
+
+impl Environment for Meeting {
+    type Memory = MeetingMemory;
+    type Lock = MeetingLock;
+
+    fn random(&self) -> u64 {
+        self.0.random()
+    }
+
+    fn wall_ms(&self) -> u64 {
+        self.0.wall_ms()
+    }
+
+    fn monotonic_ms(&self) -> u64 {
+        self.0.monotonic_ms()
+    }
+}

@@ -1,0 +1,92 @@
+//! The tables of a transport are crashed at every store, write-back and fence of every change: afterwards the change is
+//! there or it is not, nothing else has changed, and what was seen once is still there after a power cut.
+
+use crate::rig::{CHANGES, ends, ends_of, environment_of, format, format_as, made, open, region, snapshot};
+use cbd_sim::{Keep, until_crash};
+
+#[test]
+fn a_change_is_there_or_not_and_stays_what_it_was_found_to_be() {
+    for number in 0..CHANGES.len() {
+        let (before, after, places) = {
+            let (memory, tables) = made(&CHANGES[..number]);
+            let (before, events) = (snapshot(&tables), memory.events());
+            CHANGES[number](&tables).expect("possible");
+            (before, snapshot(&tables), memory.events() - events)
+        };
+        for place in 1..=places {
+            let (memory, tables) = made(&CHANGES[..number]);
+            memory.crash_after(place, place);
+            assert!(until_crash(|| CHANGES[number](&tables)).is_err(), "change {number}, place {place}");
+            for (fate, end) in ends(&memory).into_iter().enumerate() {
+                let place = format!("change {number}, place {place}, fate {fate}");
+                let tables = open(&end).unwrap_or_else(|error| panic!("{place}: {error}"));
+                let found = snapshot(&tables);
+                assert!(
+                    found == before || found == after,
+                    "{place}: {found}\nbefore {before}\nafter {after}"
+                );
+                // Seen once, so it must outlive a power cut.
+                let tables =
+                    open(&end.power_cut(1, Keep::Nothing)).unwrap_or_else(|error| panic!("{place}: {error}"));
+                assert_eq!(snapshot(&tables), found, "{place}: lost by a power cut after it was seen");
+                if found == before {
+                    CHANGES[number](&tables).unwrap_or_else(|error| panic!("{place}: {error}"));
+                    assert_eq!(snapshot(&tables), after, "{place}: made after the crash");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_crash_while_formatting_leaves_a_transport_or_none() {
+    let places = {
+        let memory = region();
+        format(&memory, false).expect("a fresh region");
+        memory.events()
+    };
+    for place in 1..=places {
+        let memory = region();
+        memory.crash_after(place, place);
+        assert!(until_crash(|| format(&memory, false)).is_err());
+        for end in ends(&memory) {
+            let is_there = open(&end).is_ok_and(|tables| {
+                assert_eq!(snapshot(&tables), snapshot(&made(&[]).1));
+                true
+            });
+            // Seen once, so it must outlive a power cut.
+            let end = end.power_cut(1, Keep::Nothing);
+            assert!(open(&end).is_ok() || !is_there, "place {place}: lost by a power cut after it was seen");
+            let tables = format(&end, true).unwrap_or_else(|error| panic!("place {place}: {error}"));
+            tables.register_host("one", None).expect("an empty table");
+        }
+    }
+}
+
+/// An old superblock stands for the old tables, a new one for new ones.
+#[test]
+fn a_crash_while_formatting_anew_never_mixes_the_old_transport_with_the_new() {
+    let transports = |anew: bool| {
+        let (memory, tables) = made(&CHANGES[..3]);
+        let tables = if anew { format_as(environment_of(8), &memory, true).expect("forced") } else { tables };
+        (tables.info().uuid, snapshot(&tables))
+    };
+    let (old, fresh) = (transports(false), transports(true));
+    assert!(old != fresh && fresh.1 == snapshot(&made(&[]).1));
+    let places = {
+        let (memory, _) = made(&CHANGES[..3]);
+        let before = memory.events();
+        format_as(environment_of(8), &memory, true).expect("forced");
+        memory.events() - before
+    };
+    for place in 1..=places {
+        let (memory, _) = made(&CHANGES[..3]);
+        memory.crash_after(place, place);
+        assert!(until_crash(|| format_as(environment_of(8), &memory, true)).is_err());
+        for (fate, end) in ends_of(&memory, 60).into_iter().enumerate() {
+            let Ok(tables) = open(&end) else { continue };
+            let found = (tables.info().uuid, snapshot(&tables));
+            assert!(found == old || found == fresh, "place {place}, fate {fate}: {found:?}");
+        }
+    }
+}

@@ -1,0 +1,6 @@
+//! The tables of a transport: crashes at every store, failed pages, earlier lives.
+
+mod crashes;
+mod earlier_lives;
+mod failed_pages;
+mod rig;

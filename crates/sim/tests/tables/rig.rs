@@ -1,0 +1,104 @@
+//! A region with tables, every change that they know, and what they say.
+
+use cbd_engine::{BackendSpec, BlkdevSpec, Consistency, FormatOptions, Settings, Transport};
+use cbd_sim::{CrashMemory, Keep, SimEnvironment, from_environment};
+use cbd_types::{BackendId, BlkdevId, HostId, Region, Result};
+use std::sync::Arc;
+
+pub type Tables = Arc<Transport<SimEnvironment>>;
+
+pub const SEGMENT: u64 = 64 << 10;
+
+/// The same numbers in every life, so that two lives make the same identities.
+pub fn environment() -> Arc<SimEnvironment> {
+    environment_of(7)
+}
+
+/// Other numbers than in other lives.
+pub fn environment_of(seed: u64) -> Arc<SimEnvironment> {
+    Arc::new(SimEnvironment::new(seed, 0))
+}
+
+pub fn open(memory: &CrashMemory) -> Result<Tables> {
+    Transport::open(environment(), Region::new(memory.clone()))
+}
+
+pub fn format(memory: &CrashMemory, force: bool) -> Result<Tables> {
+    format_as(environment(), memory, force)
+}
+
+/// Formats with identities of the environment's.
+pub fn format_as(environment: Arc<SimEnvironment>, memory: &CrashMemory, force: bool) -> Result<Tables> {
+    let options =
+        FormatOptions { segment_size: Some(SEGMENT), force, host_rows: 2, backend_rows: 2, blkdev_rows: 2 };
+    Transport::format(environment, Region::new(memory.clone()), &options)
+}
+
+pub fn backend(cache_segments: u64) -> BackendSpec {
+    BackendSpec {
+        host: HostId(0),
+        path: String::from("/simulated/disk"),
+        identity: String::from("simulated"),
+        size: 1 << 20,
+        sector: 512,
+        cache_bytes: (cache_segments > 0).then_some(cache_segments * SEGMENT),
+        lanes_max: 1,
+        handlers: 1,
+        data_crc: true,
+        settings: Settings::default(),
+    }
+}
+
+/// Every change that the tables know, one after the other.
+pub const CHANGES: [fn(&Tables) -> Result<()>; 10] = [
+    |tables| tables.register_host("one", None).map(drop),
+    |tables| tables.create_backend(&backend(9)).map(drop),
+    |tables| {
+        let export = String::from("nbd");
+        tables.create_blkdev(&BlkdevSpec { backend: BackendId(0), host: HostId(0), export }).map(drop)
+    },
+    |tables| {
+        let settings =
+            Settings { consistency: Consistency::Checkpoint, gc_percent: 20, ..Settings::default() };
+        tables.update_settings(BackendId(0), settings)
+    },
+    |tables| tables.update_path(BackendId(0), "/simulated/other"),
+    |tables| tables.create_backend(&backend(0)).map(drop),
+    |tables| tables.remove_blkdev(BlkdevId(0)),
+    |tables| tables.remove_backend(BackendId(0)),
+    |tables| tables.create_backend(&backend(12)).map(drop),
+    |tables| tables.remove_backend(BackendId(1)),
+];
+
+/// What the tables say, but for identities that are random.
+pub fn snapshot(tables: &Tables) -> String {
+    let backends: Vec<_> = tables
+        .backends()
+        .expect("rows are sound")
+        .into_iter()
+        .map(|row| (row.id, row.path, row.size, row.cache_segments, row.lanes, row.settings))
+        .collect();
+    format!("{:?} {backends:?} {:?} {}", tables.hosts(), tables.blkdevs(), tables.info().free_segments)
+}
+
+pub fn region() -> CrashMemory {
+    CrashMemory::new(17 * SEGMENT + (256 << 10))
+}
+
+pub fn made(changes: &[fn(&Tables) -> Result<()>]) -> (CrashMemory, Tables) {
+    let memory = region();
+    let tables = format(&memory, false).expect("a fresh region");
+    changes.iter().for_each(|change| change(&tables).expect("each change is possible"));
+    (memory, tables)
+}
+
+/// Both ends that a process can come to, with several fates.
+pub fn ends(memory: &CrashMemory) -> Vec<CrashMemory> {
+    ends_of(memory, from_environment("CBD_FATES", 6))
+}
+
+/// As [`ends`], with so many fates.
+pub fn ends_of(memory: &CrashMemory, fates: u64) -> Vec<CrashMemory> {
+    let cuts = (0..fates).map(|fate| memory.fork().power_cut(fate, Keep::Any));
+    [memory.fork().process_crash()].into_iter().chain(cuts).collect()
+}
