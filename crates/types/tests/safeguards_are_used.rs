@@ -24,7 +24,10 @@ fn sources_of(names: &[&str]) -> Vec<(PathBuf, String)> {
 
 #[test]
 fn every_safeguard_is_used_where_data_could_be_lost() {
-    let sources = sources_of(&["engine", "format", "pmem"]);
+    let mut sources = Vec::new();
+    collect(&Path::new(env!("CARGO_MANIFEST_DIR")).join(".."), &mut sources);
+    // The list itself uses nothing.
+    sources.retain(|(path, _)| !path.components().any(|part| part.as_os_str() == "safeguard"));
     for known in Safeguard::ALL {
         let word = format!("Safeguard::{known:?}");
         let is_used = sources.iter().any(|(_, text)| {

@@ -98,7 +98,7 @@ safeguards! {
     OpenFence = "open.fence",
     /// A row of which a crash left one slot gets the other back: a page that fails later would take it.
     OpenWhole = "open.whole",
-    /// It has it durably.
+    /// The slot that was given back is durable before anything relies on it.
     OpenWholeFence = "open.whole.fence",
     /// A host's row: its first slot is durable before the second is touched.
     HostRowFirstFence = "host.row.first.fence",
