@@ -10,7 +10,7 @@ impl<E: Environment> Transport<E> {
     pub fn segments_of(&self, id: BackendId) -> alloc::vec::Vec<SegmentId> {
         let tables = self.tables.lock();
         let row = tables.backends.get(id.index()).and_then(|row| row.content());
-        row.map_or_else(alloc::vec::Vec::new, |row| tables.segments_of(id, row.cache_id.get()))
+        row.map_or_else(alloc::vec::Vec::new, |_| tables.segments_of(id))
     }
 
     /// The row of a backend as it stands on the medium, if it can be read: also where what it says is impossible.
