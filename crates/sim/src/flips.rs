@@ -34,8 +34,9 @@ const BLOCK: u64 = 4096;
 /// Flips out of a thousand after which a world goes on.
 const GO_ON_PERMILLE: u64 = 10;
 
-/// Most bytes that a burst reaches over: less than the distance of two copies.
-const BURST_MAX: u64 = 4096 - 64;
+/// Most bytes that a burst reaches over: what lies between the two copies of the largest structure, a row of 1 KiB whose
+/// copy begins 4 KiB behind it. A longer one can reach both.
+const BURST_MAX: u64 = 4096 - 1024;
 
 /// What one flip came to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
