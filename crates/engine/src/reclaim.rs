@@ -128,7 +128,7 @@ impl Victim {
             state.parked.iter().filter(is_here).take(RECORDS_PER_HOLD).collect()
         };
         self.has_carried = parked.is_empty();
-        self.needs_mark |= !parked.is_empty();
+        self.needs_mark |= !parked.is_empty() && Safeguard::ParkedMark.is_kept();
         parked.into_iter().all(|(range, parked)| cache.carry_parked(self.lane, range, parked))
     }
 
@@ -252,12 +252,12 @@ impl Victim {
     }
 
     /// `false` when its quarantines found no space at the head: the segment stays, and is tried again.
-    fn give_back<E: Environment>(self, cache: &Cache<E>) -> bool {
+    fn give_back<E: Environment>(mut self, cache: &Cache<E>) -> bool {
         if Safeguard::ReclaimCarry.is_kept() && !Safeguard::ReclaimStuck.holds(self.carry_quarantines(cache))
         {
             return false;
         }
-        if self.needs_mark && Safeguard::ParkedMark.is_kept() {
+        if self.needs_mark {
             // As in writeback: what was carried must not look like a write that was never acknowledged.
             cache.close_epoch();
         }
@@ -300,7 +300,7 @@ impl Victim {
     }
 
     /// What is still damaged of the victim's quarantines is recorded again at the head. `false` when there is no space.
-    fn carry_quarantines<E: Environment>(&self, cache: &Cache<E>) -> bool {
+    fn carry_quarantines<E: Environment>(&mut self, cache: &Cache<E>) -> bool {
         let mut noted = Vec::new();
         let mut slot = 0;
         let mut unreadable = self.unreadable;
@@ -319,6 +319,7 @@ impl Victim {
             // What cannot be read may have been a quarantine of anything.
             noted.push(ByteRange { start: 0, end: cache.identity.size });
         }
+        self.needs_mark |= !noted.is_empty() && Safeguard::QuarantineMark.is_kept();
         noted.is_empty() || cache.carry_damage(self.lane, &noted, self.segment.ordinal)
     }
 }

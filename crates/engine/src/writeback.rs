@@ -544,8 +544,10 @@ impl Writeback {
             self.batch = Some(batch);
             return self.finish_parked(cache, now);
         };
-        if batch.has_parked && Safeguard::ParkedMark.is_kept() {
-            // Lost without evidence, the parked records would look like writes that were never acknowledged.
+        if batch.has_parked && Safeguard::ParkedMark.is_kept()
+            || batch.lacks_something && Safeguard::QuarantineMark.is_kept()
+        {
+            // Lost without evidence, parked records and quarantines would look like writes that were never acknowledged.
             cache.close_epoch();
         }
         // The backing device lacks what is damaged or parked until an overwrite of it has been drained. One that came since

@@ -247,3 +247,23 @@ fn a_damaged_version_that_was_overwritten_later_voids_the_backing_device_until_t
         assert!(rig.cache.status().backing_is_consistent, "restart: {restart}");
     }
 }
+
+#[test]
+fn a_quarantine_that_is_lost_before_anything_else_happened_is_not_forgotten() {
+    let mut rig = Rig::new();
+    rig.write(0, BLOCK, 7);
+    let log = rig.first_log();
+    rig.lose_data(log, 1);
+    rig.cache.request_drain();
+    for _ in 0..1000 {
+        rig.step();
+        if rig.cache.status().dirty_records == 0 {
+            break;
+        }
+    }
+    assert_eq!(rig.cache.status().dirty_records, 0, "drained has passed the damage");
+    // The write stands in slot 0, its quarantine behind it, and nobody has flushed since.
+    rig.lose_slots(log, &[1]);
+    let rig = rig.restart();
+    rig.expect_lost(0);
+}

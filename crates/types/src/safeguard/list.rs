@@ -370,6 +370,8 @@ safeguards! {
 
     /// A quarantine is durable before drained or the tail passes what it condemns.
     QuarantineFence = "quarantine.fence",
+    /// A lost quarantine does not look like a write that was never acknowledged, once drained or the tail relies on it.
+    QuarantineMark = "quarantine.mark",
     /// What is newer than the damage is not condemned.
     QuarantineNewer = "quarantine.newer",
     /// A pending fill of a damaged range does not become a record: it would hide the damage.

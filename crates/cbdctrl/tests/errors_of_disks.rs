@@ -1,0 +1,174 @@
+//! A disk that fails at the n-th operation, for every n of a workload, once and for good: writes are taken all the same, reads
+//! are right or an error, and everything is on the disk in the end.
+//!
+//! The faults are those of the daemon's hidden option for tests, which stands between it and the real file.
+
+mod support;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use support::{MIB, Place, until};
+
+const BLOCK: u64 = 65536;
+const SIZE: u64 = 8 * MIB;
+/// What the disk held before it was cached.
+const OLD: u8 = 200;
+/// More operations than the workload has.
+const OPERATIONS_MAX: u64 = 200;
+
+/// A daemon on a disk of old data, which fails as `rule` says, and what its device must hold, block by block.
+struct Failing {
+    place: Place,
+    disk: String,
+    model: Vec<u8>,
+    /// Reads that failed.
+    errors: u64,
+}
+
+impl Failing {
+    fn new(rule: &str) -> Self {
+        let mut place = Place::new();
+        place.decorate = Some(format!("fault:{rule}"));
+        place.start();
+        place.register("32M");
+        std::fs::write(place.path("disk"), vec![OLD; SIZE as usize]).expect("a disk");
+        let disk = place.text("disk");
+        place.start_backend(&disk);
+        Self { place, disk, model: vec![OLD; (SIZE / BLOCK) as usize], errors: 0 }
+    }
+
+    /// Reads of old data, three epochs of writes, zeroes and discards, and reads of what is neither cached nor old.
+    fn work(&mut self) {
+        let mut client = self.place.client();
+        let blocks = self.model.len() as u64;
+        for epoch in 0..3 {
+            self.read(epoch * 7);
+            for number in 0..12 {
+                let block = (number * 11 + epoch * 5) % blocks;
+                let value = (epoch * 12 + number + 1) as u8;
+                client.write(block * BLOCK, &[value; BLOCK as usize], false).expect("writes need no disk");
+                self.model[block as usize] = value;
+            }
+            let (zeroed, trimmed) = (40 + epoch, 60 + epoch);
+            client.write_zeroes(zeroed * BLOCK, BLOCK as u32, false, false).expect("nor do zeroes");
+            client.trim(trimmed * BLOCK, BLOCK as u32, false).expect("nor do discards");
+            self.model[zeroed as usize] = 0;
+            self.model[trimmed as usize] = 0;
+            client.flush().expect("nor do flushes");
+        }
+        drop(client);
+        (100..104).for_each(|block| self.read(block));
+    }
+
+    fn read(&mut self, block: u64) {
+        let mut bytes = [0xee; BLOCK as usize];
+        match self.place.client().read(block * BLOCK, &mut bytes) {
+            Ok(()) => assert!(bytes == [self.model[block as usize]; BLOCK as usize], "block {block}"),
+            Err(error) => {
+                // What the disk said, or that it failed.
+                assert!([5, 28].contains(&error.errno()), "{error}");
+                self.errors += 1;
+            }
+        }
+    }
+
+    fn read_all(&mut self) {
+        (0..self.model.len() as u64).for_each(|block| self.read(block));
+    }
+
+    /// The backend is stopped, and the plain disk holds everything.
+    fn finish(self) {
+        self.place.ok(&["backend-stop", "--backend", "0"]);
+        let plain = std::fs::read(&self.disk).expect("the disk");
+        for (block, bytes) in plain.chunks_exact(BLOCK as usize).enumerate() {
+            assert!(bytes.iter().all(|byte| *byte == self.model[block]), "block {block} of the plain disk");
+        }
+    }
+}
+
+/// The `n`-th operation of the disk and all behind it fail, until the daemon is started anew. Whether anything failed.
+fn fail_for_good(n: u64) -> bool {
+    let error = if n.is_multiple_of(2) { "backing" } else { "no_space" };
+    let mut failing = Failing::new(&format!("after={n},error={error}"));
+    failing.work();
+    let drained = failing.place.run(&["drain", "--backend", "0", "--timeout", "1"]);
+    let cache = failing.place.cache();
+    if drained.code == 0 {
+        assert_eq!(cache["dirty_bytes"], 0, "{cache}");
+    } else {
+        assert!(cache["dirty_bytes"].as_u64() > Some(0) && cache["last_error"].is_string(), "{cache}");
+    }
+    let failed = drained.code != 0 || failing.errors > 0;
+    failing.read_all();
+    failing.place.kill();
+    failing.place.decorate = None;
+    failing.place.start();
+    let backend = failing.place.json(&["backend-list"])[0].clone();
+    assert_eq!(backend["blkdevs"][0]["alive"], true, "{backend}");
+    failing.errors = 0;
+    failing.read_all();
+    assert_eq!(failing.errors, 0, "the disk is well again");
+    failing.finish();
+    failed
+}
+
+/// The `n`-th operation of the disk fails once, as `how` says; nobody helps.
+fn fail_once(n: u64, how: &str) {
+    let mut failing = Failing::new(&format!("after={n},times=1,how={how}"));
+    failing.work();
+    failing.place.ok(&["drain", "--backend", "0"]);
+    failing.read_all();
+    assert!(failing.errors <= 1, "one operation failed, and {} reads", failing.errors);
+    failing.errors = 0;
+    failing.read_all();
+    assert_eq!(failing.errors, 0);
+    assert!(failing.place.cache()["last_error"].is_null());
+    failing.finish();
+}
+
+/// Runs `test` with 0, 1, 2 and so on in a few threads, until it says that there is no more.
+fn for_every_n(test: impl Fn(u64) -> bool + Sync) -> u64 {
+    let (next, end) = (AtomicU64::new(0), AtomicU64::new(OPERATIONS_MAX));
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                loop {
+                    let n = next.fetch_add(1, Ordering::SeqCst);
+                    if n >= end.load(Ordering::SeqCst) {
+                        return;
+                    }
+                    if !test(n) {
+                        end.fetch_min(n, Ordering::SeqCst);
+                    }
+                }
+            });
+        }
+    });
+    end.into_inner()
+}
+
+#[test]
+fn a_disk_that_fails_at_any_operation_for_good_or_once_loses_nothing() {
+    let operations = for_every_n(fail_for_good);
+    println!("the workload has {operations} operations of the disk");
+    assert!((15..OPERATIONS_MAX).contains(&operations), "{operations}");
+    for how in ["fail", "fail_after", "partial"] {
+        for_every_n(|n| {
+            if n < operations {
+                fail_once(n, how);
+            }
+            n < operations
+        });
+    }
+}
+
+#[test]
+fn what_was_written_since_the_last_good_flush_is_written_again_when_a_flush_fails() {
+    let failing = Failing::new("op=flush,times=1,how=fail_after");
+    let data = [7; BLOCK as usize];
+    let mut client = failing.place.client();
+    (0..16).for_each(|block| client.write(block * BLOCK, &data, false).expect("written"));
+    failing.place.ok(&["drain", "--backend", "0"]);
+    let written = failing.place.cache()["written_back_bytes"].as_u64();
+    assert_eq!(written, Some(2 * 16 * BLOCK), "all of it twice");
+    until("no error", || failing.place.cache()["last_error"].is_null());
+}
