@@ -110,6 +110,17 @@ fn condemn(world: &mut World) {
     world.drain();
 }
 
+/// The same, but a part of what is damaged was overwritten before writeback met it: the quarantine has a map.
+fn condemn_in_part(world: &mut World) {
+    busy(world);
+    flush(world);
+    world.expect_damage();
+    let at = place_of(&world.memory().image(), 20 * KIB / 512);
+    world.memory().flip(at + 100, 3);
+    write(world, 21 * KIB, 512);
+    world.drain();
+}
+
 /// Where the region holds the data of a sector, the newest.
 fn place_of(image: &[u8], sector: u64) -> u64 {
     let places = (0..image.len() / 64).map(|line| line * 64).filter(|&at| {
@@ -145,6 +156,7 @@ pub fn all() -> Vec<History> {
         history("torn", options(6), tear),
         history("restarted", options(7), restart),
         history("quarantined", options(8), condemn),
+        history("quarantined-in-part", options(14), condemn_in_part),
         History { name: "one-superblock", options: options(9), live: busy, hurt: hurt_first_copies },
         history(
             "parked",
