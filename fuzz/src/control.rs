@@ -3,7 +3,7 @@
 //! An input is text: lines of a method, a path and a body; or, after a `!`, bytes that go to the HTTP server as they are.
 //!
 //! Always true here: whatever is asked, the manager sees only paths below a directory of its own, exports only unix sockets
-//! there, and makes regions of a bounded size ([`Confined`]). Each request has an answer, and an error is one line of JSON.
+//! there, and makes regions of a bounded size (`Confined`). Each request has an answer, and an error is one line of JSON.
 
 use axum::Router;
 use axum::body::Body;

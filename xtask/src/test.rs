@@ -151,7 +151,7 @@ fn tests(filter: Option<&str>, system: bool, length: Length) -> Count {
     if system {
         command.env(SYSTEM_TESTS, "1");
     }
-    let mut limit = Duration::from_secs(900);
+    let mut limit = Duration::from_secs(2400);
     if length == Length::Long {
         limit = Duration::from_secs(6 * 3600);
         let seed = seed();
@@ -193,8 +193,8 @@ fn explore(length: Length) -> Count {
     let seed = seed().to_string();
     let (runs, limit): (Vec<Vec<&str>>, _) = match length {
         Length::Short => (
-            vec![vec!["--states", "200000", "--distinct", "20000", "--seconds", "300", "--complete"]],
-            Duration::from_secs(600),
+            vec![vec!["--states", "200000", "--distinct", "20000", "--seconds", "900", "--complete"]],
+            Duration::from_secs(1200),
         ),
         Length::Long => (
             vec![

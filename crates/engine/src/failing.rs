@@ -21,6 +21,9 @@ const TOO_MUCH_MS: u64 = 60_000;
 /// Most known bad ranges that are remembered; knowing them only saves time.
 const KNOWN_MAX: usize = 4096;
 
+/// So many flushes in a row fail before it is the device that does not flush, and not chance.
+const FLUSHES_MIN: u32 = 8;
+
 /// Into what a failing request has been cut.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Cut {
@@ -77,8 +80,10 @@ pub(crate) struct Failing {
     known: RangeMap<()>,
     /// Since when no batch came through because of a failure.
     since_ms: Option<u64>,
-    /// A flush failed since then: it is not a matter of single ranges.
-    is_flush: bool,
+    /// When the device last took what it had refused.
+    progress_ms: u64,
+    /// Flushes that failed since then: it is not a matter of single ranges.
+    flushes: u32,
     /// Until when more is refused than can be parked.
     too_much_until_ms: u64,
     retry_at_ms: u64,
@@ -94,7 +99,8 @@ impl Failing {
             refused: Vec::new(),
             known,
             since_ms: None,
-            is_flush: false,
+            progress_ms: 0,
+            flushes: 0,
             too_much_until_ms: 0,
             retry_at_ms: 0,
             retry_delay_ms: RETRY_FIRST_MS,
@@ -111,9 +117,14 @@ impl Failing {
         self.flying.remove(&token)
     }
 
-    /// The device has taken `range`.
-    pub(crate) fn taken(&mut self, range: ByteRange) {
-        self.known.remove(range, |()| true);
+    /// The device has taken a request. One that it had refused before shows that it is not stuck.
+    pub(crate) fn taken(&mut self, flight: &Flight, now: u64) {
+        if let Some(range) = flight.range() {
+            self.known.remove(range, |()| true);
+        }
+        if flight.due_ms > 0 {
+            self.progress_ms = now;
+        }
     }
 
     /// The device has refused a request.
@@ -132,7 +143,7 @@ impl Failing {
     /// The device has refused a flush: the batch is begun anew.
     pub(crate) fn flush_failed(&mut self, now: u64) {
         self.note(now);
-        self.is_flush = true;
+        self.flushes = self.flushes.saturating_add(1);
     }
 
     /// Something did not go, whatever it was; it is tried again after a time.
@@ -148,7 +159,7 @@ impl Failing {
     pub(crate) fn recovered(&mut self) {
         self.forget_batch();
         self.since_ms = None;
-        self.is_flush = false;
+        self.flushes = 0;
         self.too_much_until_ms = 0;
         self.retry_delay_ms = RETRY_FIRST_MS;
     }
@@ -162,7 +173,7 @@ impl Failing {
 
     /// The device has flushed what it took; whether that is news.
     pub(crate) fn flush_worked(&mut self) -> bool {
-        let is_news = self.is_flush;
+        let is_news = self.flushes > 0;
         if is_news {
             self.recovered();
         }
@@ -175,7 +186,15 @@ impl Failing {
     }
 
     fn is_past_bound(&self, settings: &Settings, now: u64) -> bool {
-        self.since_ms.is_some_and(|since| now >= since + u64::from(settings.write_error_after_s) * 1000)
+        self.since_ms.is_some_and(|since| {
+            now >= since.max(self.progress_ms) + u64::from(settings.write_error_after_s) * 1000
+        })
+    }
+
+    /// Whether the device has flushed nothing for long.
+    fn flushes_nothing(&self, settings: &Settings, now: u64) -> bool {
+        let bound_ms = u64::from(settings.write_error_after_s) * 1000;
+        self.flushes >= FLUSHES_MIN && self.since_ms.is_some_and(|since| now >= since + bound_ms)
     }
 
     /// Whether what fails is to be narrowed down now.
@@ -188,7 +207,7 @@ impl Failing {
     /// Whether requests that find no space are to fail instead of waiting.
     pub(crate) fn is_stalled(&self, settings: &Settings, now: u64) -> bool {
         let is_for_parking = settings.on_write_error == OnWriteError::Park && now >= self.too_much_until_ms;
-        self.is_past_bound(settings, now) && (self.is_flush || !is_for_parking)
+        self.flushes_nothing(settings, now) || self.is_past_bound(settings, now) && !is_for_parking
     }
 
     /// What is to be tried again now, if anything.

@@ -588,9 +588,7 @@ impl Writeback {
                     self.buffers.push(buffer);
                 }
                 let Some(flight) = flight else { return };
-                if let Some(range) = flight.range() {
-                    self.failing.taken(range);
-                }
+                self.failing.taken(&flight, now);
                 if let Some(batch) = self.batch.as_mut().filter(|batch| batch.target.is_none()) {
                     batch.taken.extend(flight.pieces);
                 }

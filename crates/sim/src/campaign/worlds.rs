@@ -6,8 +6,8 @@ use crate::random::Seeded;
 use crate::sequences;
 use crate::workload::Mix;
 use crate::world::WorldOptions;
-use cbd_engine::Consistency;
-use cbd_types::CHUNK;
+use cbd_engine::{Consistency, OnWriteError};
+use cbd_types::{ByteRange, CHUNK};
 
 /// A kind of world.
 #[derive(Clone, Copy, Debug)]
@@ -54,6 +54,13 @@ pub(super) fn warm_up(seed: u64) -> u64 {
 const MIX: Mix = Mix { large_permille: 4, flush: 10, discard: 5, write_zeroes: 6, ..Mix::ALL };
 /// Many epochs.
 const FLUSHING: Mix = Mix { flush: 25, fua_permille: 200, ..MIX };
+
+/// What the disk of the parked worlds refuses to write.
+const REFUSED: &[ByteRange] = &[
+    ByteRange { start: 8 << 10, end: 9 << 10 },
+    ByteRange { start: 100 << 10, end: 108 << 10 },
+    ByteRange { start: CHUNK - 512, end: CHUNK + 4096 },
+];
 
 /// One lane of eight segments before little more than a chunk.
 fn one_lane(seed: u64, consistency: Consistency) -> WorldOptions {
@@ -120,6 +127,12 @@ pub fn kinds() -> Vec<Kind> {
         }),
         kind("no-volatile-cache", |seed| WorldOptions {
             volatile_cache: false,
+            ..one_lane(seed, Consistency::Strict)
+        }),
+        kind("parked", |seed| WorldOptions {
+            unwritable: REFUSED,
+            on_write_error: OnWriteError::Park,
+            write_error_after_s: (seed % 2) as u32,
             ..one_lane(seed, Consistency::Strict)
         }),
         Kind { name: flips::NAME, work: Work::Flips, is_long: None },

@@ -79,6 +79,7 @@ impl Tally {
         self.rare("waited_for_space", happened.waited_for_space);
         self.rare("orderly_stop", happened.stops);
         self.rare("drain", happened.drains);
+        self.rare("parked", happened.parked);
         self.engine(&happened.rare);
     }
 
