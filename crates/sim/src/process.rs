@@ -179,7 +179,7 @@ impl Process {
     /// for it and polls its queue, and `seed` decides in which order they take their steps.
     ///
     /// # Panics
-    /// With [`CrashNow`](crate::CrashNow) when the process crashed under one of them, and with what one of them panicked with.
+    /// With [`CrashNow`] when the process crashed under one of them, and with what one of them panicked with.
     pub fn together(
         &mut self,
         seed: u64,
