@@ -106,7 +106,7 @@ pub fn run(flags: &Flags) -> Result<bool, Problem> {
         return Ok(true);
     }
     let begun = Instant::now();
-    let suite = Suite::build().map_err(Problem::Failed)?;
+    let mut suite = Suite::build().map_err(Problem::Failed)?;
     let build_seconds = begun.elapsed().as_secs_f64();
     let begun = Instant::now();
     let hinted: Vec<Killer> = wanted.iter().filter_map(|mutant| known.killer(*mutant)).cloned().collect();
