@@ -11,33 +11,23 @@
 //! It reads the logs, not the index, and holds no lane's lock while it writes.
 
 use crate::{
-    Cache, Consistency, Environment,
-    drained::{store_drained, void_until_now},
-    failing::{Failing, Flight},
-    index::Location,
-    logscan::Cursor,
-    overlay::Place,
-    parking::Refused,
-    rangemap::RangeMap,
-    status::BackingTrouble,
+    Cache, Consistency, Environment, drained::store_drained, failing::Failing, index::Location,
+    logscan::Cursor, parking::Refused, rangemap::RangeMap, status::BackingTrouble,
 };
 use alloc::{collections::VecDeque, vec::Vec};
-use cbd_format::RecordKind;
 use cbd_types::{
     AlignedBuffer, BackingGeometry, BackingOp, BackingQueue, ByteRange, Error, ErrorKind, LaneId, OpToken,
     Safeguard, backing::BackingDone,
 };
-use core::ops::ControlFlow;
 use core::sync::atomic::Ordering;
 
+mod collect;
+mod dirty;
 mod parked;
+mod requests;
 
 /// Adjacent blocks go to the backing device in requests of at most this many bytes.
 const REQUEST_MAX: u64 = 1 << 20;
-/// Zeroes are written, and space is given back, in pieces of at most this many bytes.
-const ZERO_MAX: u64 = 64 << 20;
-/// Most records that one part of a batch is made of; bounds the memory that a batch takes.
-const PART_RECORDS_MAX: usize = 128 << 10;
 /// Dirty data is left alone this long while nothing presses, so that overwrites merge.
 const DELAY_MS: u64 = 1000;
 
@@ -291,236 +281,6 @@ impl Writeback {
             || dirty * 100 > u64::from(cache.settings().dirty_target_percent) * total
     }
 
-    /// The oldest epoch that the backing device must still learn of.
-    fn oldest_epoch<E: Environment>(&mut self, cache: &Cache<E>) -> Option<u64> {
-        let mut oldest = None;
-        for lane in (0..cache.lanes.len() as u32).map(LaneId) {
-            let mut cursor = self.cursors[lane.index()];
-            cache.scan_log(lane, &mut cursor, &mut |_, record, _| {
-                if record.is_some_and(|record| !record.kind().is_dirty()) {
-                    return ControlFlow::Continue(());
-                }
-                // A record that cannot be read is dealt with when it is collected, with the oldest epoch there is.
-                let epoch = record.map_or(cache.drained_epoch().0 + 1, |record| record.epoch.get());
-                oldest = Some(oldest.map_or(epoch, |known: u64| known.min(epoch)));
-                ControlFlow::Break(())
-            });
-            self.cursors[lane.index()] = cursor;
-        }
-        if oldest.is_none() {
-            self.safe.clone_from(&self.cursors);
-            cache.forget_dirty_that_was_lost();
-        }
-        oldest
-    }
-
-    /// Collects the next part of the batch from the logs: only the newest version of each block within it.
-    fn collect<E: Environment>(&mut self, cache: &Cache<E>) {
-        let Some(batch) = &mut self.batch else { return };
-        let Some(target) = batch.target else { return };
-        let mut map: RangeMap<Content> = RangeMap::default();
-        let mut records = 0;
-        batch.complete = true;
-        for lane in (0..cache.lanes.len() as u32).map(LaneId) {
-            let cleaned = &mut batch.cleaned[lane.index()];
-            let mut cursor = self.cursors[lane.index()];
-            let mut full = false;
-            // Lost records, with the last sequence number of each gap.
-            let mut lost: Vec<(Option<u64>, Place)> = Vec::new();
-            cache.scan_log(lane, &mut cursor, &mut |location, record, place| {
-                let Some(record) = record else {
-                    lost.push((None, place));
-                    return ControlFlow::Continue(());
-                };
-                let sequence = record.sequence.get();
-                if let Some((gap @ None, _)) = lost.last_mut() {
-                    *gap = Some(sequence - 1);
-                }
-                if !Safeguard::WritebackTarget.holds(record.epoch.get() <= target) {
-                    return ControlFlow::Break(());
-                }
-                let range = record.range();
-                let content = match record.kind() {
-                    RecordKind::Write => Content::Data { location, lane, sequence },
-                    RecordKind::WriteZeroes => Content::Zeroes,
-                    RecordKind::Discard => Content::Discard,
-                    RecordKind::Fill
-                    | RecordKind::Quarantine
-                    | RecordKind::ParkedWrite
-                    | RecordKind::ParkedZeroes => return ControlFlow::Continue(()),
-                };
-                if records >= PART_RECORDS_MAX {
-                    full = true;
-                    return ControlFlow::Break(());
-                }
-                cleaned.1 += 1;
-                if let Content::Data { .. } = content {
-                    cleaned.0 += range.len();
-                    records += 1;
-                    map.insert(range, content, |_| !Safeguard::WritebackNewest.is_kept());
-                } else {
-                    for part in cache.identity.lanes.of_lane(lane, range) {
-                        records += 1;
-                        map.insert(part, content, |_| false);
-                    }
-                }
-                ControlFlow::Continue(())
-            });
-            self.cursors[lane.index()] = cursor;
-            let whole = ByteRange { start: 0, end: cache.identity.size };
-            let mut noted = true;
-            for (sequence, place) in lost {
-                batch.lacks_something = true;
-                let sequence =
-                    sequence.unwrap_or_else(|| cache.lanes[lane.index()].state.lock().next_sequence - 1);
-                if Safeguard::WritebackLost.is_kept() {
-                    noted &= cache.quarantine(lane, whole, sequence, place);
-                }
-                if Safeguard::WritebackDamageVoid.is_kept() {
-                    void_until_now(cache);
-                }
-            }
-            if !Safeguard::WritebackGiveUp.holds(noted) {
-                return self.give_up(cache);
-            }
-            if full {
-                batch.complete = false;
-                break;
-            }
-        }
-        batch.pieces.extend(map.iter().flat_map(|piece| self.failing.cut_at_known(piece)));
-    }
-
-    /// Submits what the depth and the rate allow. Returns a moment when something that has to wait may go on.
-    fn submit<E: Environment, Q: BackingQueue>(
-        &mut self,
-        cache: &Cache<E>,
-        queue: &mut Q,
-        now: u64,
-        urgent: bool,
-    ) -> Option<u64> {
-        let depth = if urgent { queue.depth() } else { (queue.depth() / 4).max(1) };
-        let rate = cache.settings().writeback_rate;
-        if rate > 0 {
-            let gained = rate.saturating_mul(now.saturating_sub(self.allowance_ms)) / 1000;
-            if gained > 0 {
-                // A second's worth can be saved up.
-                self.allowance = self.allowance.saturating_add(gained).min(rate.max(REQUEST_MAX));
-                self.allowance_ms = now;
-            }
-        }
-        let settings = cache.settings();
-        while queue.in_flight() < depth
-            && let Some(mut flight) = self.failing.next(&settings, now)
-        {
-            if let Some(op) = self.load(cache, &mut flight) {
-                self.send(queue, op, flight);
-            }
-        }
-        // When so much fails, the rest would fail too.
-        while queue.in_flight() < depth
-            && self.failing.waiting() < queue.depth()
-            && self.batch.as_ref().is_some_and(|batch| !batch.pieces.is_empty())
-        {
-            if rate > 0 && self.allowance == 0 {
-                return Some(now + 10);
-            }
-            let Some(mut flight) = self.next_flight(cache) else { continue };
-            let Some(op) = self.load(cache, &mut flight) else { continue };
-            if let BackingOp::Write { buffer, .. } = &op {
-                self.allowance = self.allowance.saturating_sub(buffer.len() as u64);
-            }
-            self.send(queue, op, flight);
-        }
-        self.failing.due_ms()
-    }
-
-    fn send<Q: BackingQueue>(&mut self, queue: &mut Q, op: BackingOp, flight: Flight) {
-        self.next_token += 1;
-        let token = OpToken(self.next_token);
-        self.failing.submitted(token, flight);
-        queue.submit(token, op);
-    }
-
-    /// The next request: neighbours of one kind together. `None` when what was next is not wanted any more.
-    fn next_flight<E: Environment>(&mut self, cache: &Cache<E>) -> Option<Flight> {
-        let batch = self.batch.as_mut()?;
-        let (first, content) = batch.pieces.pop_front()?;
-        if batch.target.is_none() {
-            // Each by itself, so that none fails because of another; and only what nothing newer covers.
-            let is_newest = cache.is_still_parked(first, content.refused());
-            return is_newest.then(|| Flight::new(alloc::vec![(first, content)]));
-        }
-        let limit = if matches!(content, Content::Data { .. }) { REQUEST_MAX } else { ZERO_MAX };
-        let is_known = self.failing.is_known(first);
-        let mut pieces = alloc::vec![(first, content)];
-        let mut end = first.end;
-        while let Some((next, what)) = batch.pieces.front().copied()
-            && next.start == end
-            && content.joins(&what)
-            && next.end - first.start <= limit
-            && self.failing.is_known(next) == is_known
-        {
-            batch.pieces.pop_front();
-            pieces.push((next, what));
-            end = next.end;
-        }
-        Some(Flight::new(pieces))
-    }
-
-    /// The operation that a flight is. What of its data is damaged is quarantined, and the flight ends before it; what comes
-    /// after it goes back to the batch. `None` when nothing of it can be written.
-    fn load<E: Environment>(&mut self, cache: &Cache<E>, flight: &mut Flight) -> Option<BackingOp> {
-        let range = flight.range()?;
-        match flight.pieces.first()?.1 {
-            Content::Data { .. } => {}
-            Content::Discard if Safeguard::WritebackZeroes.holds(self.geometry.discard_zeroes) => {
-                return Some(BackingOp::Discard { range });
-            }
-            // Old data must not come back where the device does not promise zeroes.
-            Content::Discard | Content::Zeroes => return Some(BackingOp::WriteZeroes { range }),
-        }
-        let mut buffer = self.buffers.pop().unwrap_or_default();
-        buffer.resize(range.len() as usize);
-        for number in 0..flight.pieces.len() {
-            let (piece, content) = flight.pieces[number];
-            let Content::Data { location, lane, sequence } = content else { continue };
-            let out = &mut buffer[(piece.start - range.start) as usize..(piece.end - range.start) as usize];
-            let damaged = match cache.load_for_writeback(lane, location, sequence, piece, out) {
-                Ok(()) => continue,
-                Err(Some(damaged)) => damaged,
-                Err(None) => {
-                    self.buffers.push(buffer);
-                    self.give_up(cache);
-                    return None;
-                }
-            };
-            if Safeguard::WritebackDamageVoid.is_kept() {
-                void_until_now(cache);
-            }
-            // What stands before the damage is written; the damage is quarantined; the rest is looked at again.
-            let batch = self.batch.as_mut()?;
-            batch.lacks_something = true;
-            let rest = flight.pieces.split_off(number);
-            rest[1..].iter().rev().for_each(|later| batch.pieces.push_front(*later));
-            for part in [
-                ByteRange { start: damaged.end.max(piece.start), end: piece.end },
-                ByteRange { start: piece.start, end: damaged.start },
-            ] {
-                if !part.is_empty() {
-                    batch.pieces.push_front((part, content));
-                }
-            }
-            buffer.resize((piece.start - range.start) as usize);
-            break;
-        }
-        if buffer.is_empty() {
-            self.buffers.push(buffer);
-            return None;
-        }
-        Some(BackingOp::Write { offset: range.start, buffer })
-    }
-
     /// 2. Everything of the batch has been written: flush the backing device, unless it has no cache that could lose it.
     fn flush<E: Environment, Q: BackingQueue>(
         &mut self,
@@ -575,49 +335,6 @@ impl Writeback {
         *cache.trouble.lock() = None;
     }
 
-    fn complete<E: Environment>(&mut self, cache: &Cache<E>, done: BackingDone, now: u64) {
-        let flight = self.failing.returned(done.token);
-        match (done.result, done.op) {
-            (Ok(()), BackingOp::Flush) => {
-                cache.backing_flushes.fetch_add(1, Ordering::Relaxed);
-                self.finish(cache, now);
-            }
-            (Ok(()), op) => {
-                if let BackingOp::Write { buffer, .. } = op {
-                    cache.written_back.fetch_add(buffer.len() as u64, Ordering::Relaxed);
-                    self.buffers.push(buffer);
-                }
-                let Some(flight) = flight else { return };
-                self.failing.taken(&flight, now);
-                if let Some(batch) = self.batch.as_mut().filter(|batch| batch.target.is_none()) {
-                    batch.taken.extend(flight.pieces);
-                }
-            }
-            (Err(error), BackingOp::Flush) => {
-                // The device may have dropped everything since its last good flush: all of it is dirty again.
-                if Safeguard::WritebackFlushFailed.is_kept() {
-                    self.failing.flush_failed(now);
-                    self.begin_anew(cache, &error);
-                }
-            }
-            (Err(error), op) => {
-                if let BackingOp::Write { buffer, .. } = op {
-                    self.buffers.push(buffer);
-                }
-                if self.batch.as_ref().is_some_and(|batch| batch.target.is_none()) {
-                    self.stays_parked(cache, &error);
-                    return;
-                }
-                self.note_trouble(cache, &error);
-                if let Some(flight) = flight
-                    && Safeguard::WritebackRetry.is_kept()
-                {
-                    self.failing.add(flight, &cache.settings(), now);
-                }
-            }
-        }
-    }
-
     /// Damage could not be noted durably: nothing may be declared clean past it. The batch is given up and begun anew when
     /// reclaim has had a chance to free a segment.
     fn give_up<E: Environment>(&mut self, cache: &Cache<E>) {
@@ -641,66 +358,5 @@ impl Writeback {
             trouble.as_ref().map_or_else(|| cache.environment().wall_ms(), |trouble| trouble.since_wall_ms);
         let attempts = trouble.as_ref().map_or(0, |trouble| trouble.attempts) + 1;
         *trouble = Some(BackingTrouble { error: error.line(), since_wall_ms, attempts });
-    }
-}
-
-impl<E: Environment> Cache<E> {
-    /// Bytes of data that the backing device does not have.
-    pub fn dirty_bytes(&self) -> u64 {
-        self.unwritten_bytes() + self.parked_bytes()
-    }
-
-    /// The same without what is parked.
-    fn unwritten_bytes(&self) -> u64 {
-        self.lanes
-            .iter()
-            .map(|lane| {
-                let dirtied = lane.state.lock().counters.dirtied;
-                dirtied.saturating_sub(lane.cleaned_bytes.load(Ordering::Relaxed))
-            })
-            .sum()
-    }
-
-    /// Nothing is dirty: records that were counted and then lost are not to be counted for ever.
-    fn forget_dirty_that_was_lost(&self) {
-        let drained = self.drained_epoch().0;
-        for lane in &self.lanes {
-            let state = lane.state.lock();
-            if state.segments().all(|segment| segment.last_dirty_epoch <= drained) {
-                lane.cleaned_bytes.store(state.counters.dirtied, Ordering::Relaxed);
-                lane.cleaned_records.store(state.counters.dirty_records, Ordering::Relaxed);
-            }
-        }
-    }
-
-    /// Loads what is to be written back, verified. Damage is quarantined, durably, and its range returned: it is not written.
-    /// `None` when it could not be quarantined.
-    fn load_for_writeback(
-        &self,
-        lane: LaneId,
-        location: Location,
-        sequence: u64,
-        piece: ByteRange,
-        out: &mut [u8],
-    ) -> Result<(), Option<ByteRange>> {
-        let place = self.place_of(location);
-        let record = match self.load_record(location) {
-            Ok(record) if record.range().contains(&piece) => record,
-            _ => {
-                return Err(self.condemn(lane, piece, sequence, place).then_some(piece));
-            }
-        };
-        self.load_data(location, &record, piece, out).map_err(|damage| {
-            self.note_damage(damage.range, location, &damage.error);
-            self.condemn(lane, damage.range, record.sequence.get(), place).then_some(damage.range)
-        })
-    }
-
-    /// Quarantines what writeback found damaged. `false` when that was not possible: then the batch is given up.
-    fn condemn(&self, lane: LaneId, range: ByteRange, sequence: u64, place: Place) -> bool {
-        if !Safeguard::WritebackQuarantine.is_kept() {
-            return true;
-        }
-        Safeguard::WritebackGiveUp.holds(self.quarantine(lane, range, sequence, place))
     }
 }

@@ -1,0 +1,120 @@
+//! What of a batch is to be done: the logs are scanned for what the backing device lacks.
+//!
+//! Always true here:
+//! - a scan moves a lane's cursor only past what is in the batch, is clean, or stays condemned or parked;
+//! - only the newest version of each block within a part is kept, so nothing of a part overlaps;
+//! - a record that cannot be read is quarantined, durably, before the scan counts as having passed it.
+//!
+//! Left to others: when a batch begins, and up to which epoch (`writeback`).
+
+use super::{Content, Writeback};
+use crate::{Cache, Environment, drained::void_until_now, overlay::Place, rangemap::RangeMap};
+use alloc::vec::Vec;
+use cbd_format::RecordKind;
+use cbd_types::{ByteRange, LaneId, Safeguard};
+use core::ops::ControlFlow;
+
+/// Most records that one part of a batch is made of; bounds the memory that a batch takes.
+const PART_RECORDS_MAX: usize = 128 << 10;
+
+impl Writeback {
+    /// The oldest epoch that the backing device must still learn of.
+    pub(super) fn oldest_epoch<E: Environment>(&mut self, cache: &Cache<E>) -> Option<u64> {
+        let mut oldest = None;
+        for lane in (0..cache.lanes.len() as u32).map(LaneId) {
+            let mut cursor = self.cursors[lane.index()];
+            cache.scan_log(lane, &mut cursor, &mut |_, record, _| {
+                if record.is_some_and(|record| !record.kind().is_dirty()) {
+                    return ControlFlow::Continue(());
+                }
+                // A record that cannot be read is dealt with when it is collected, with the oldest epoch there is.
+                let epoch = record.map_or(cache.drained_epoch().0 + 1, |record| record.epoch.get());
+                oldest = Some(oldest.map_or(epoch, |known: u64| known.min(epoch)));
+                ControlFlow::Break(())
+            });
+            self.cursors[lane.index()] = cursor;
+        }
+        if oldest.is_none() {
+            self.safe.clone_from(&self.cursors);
+            cache.forget_dirty_that_was_lost();
+        }
+        oldest
+    }
+
+    /// Collects the next part of the batch from the logs: only the newest version of each block within it.
+    pub(super) fn collect<E: Environment>(&mut self, cache: &Cache<E>) {
+        let Some(batch) = &mut self.batch else { return };
+        let Some(target) = batch.target else { return };
+        let mut map: RangeMap<Content> = RangeMap::default();
+        let mut records = 0;
+        batch.complete = true;
+        for lane in (0..cache.lanes.len() as u32).map(LaneId) {
+            let cleaned = &mut batch.cleaned[lane.index()];
+            let mut cursor = self.cursors[lane.index()];
+            let mut full = false;
+            // Lost records, with the last sequence number of each gap.
+            let mut lost: Vec<(Option<u64>, Place)> = Vec::new();
+            cache.scan_log(lane, &mut cursor, &mut |location, record, place| {
+                let Some(record) = record else {
+                    lost.push((None, place));
+                    return ControlFlow::Continue(());
+                };
+                let sequence = record.sequence.get();
+                if let Some((gap @ None, _)) = lost.last_mut() {
+                    *gap = Some(sequence - 1);
+                }
+                if !Safeguard::WritebackTarget.holds(record.epoch.get() <= target) {
+                    return ControlFlow::Break(());
+                }
+                let range = record.range();
+                let content = match record.kind() {
+                    RecordKind::Write => Content::Data { location, lane, sequence },
+                    RecordKind::WriteZeroes => Content::Zeroes,
+                    RecordKind::Discard => Content::Discard,
+                    RecordKind::Fill
+                    | RecordKind::Quarantine
+                    | RecordKind::ParkedWrite
+                    | RecordKind::ParkedZeroes => return ControlFlow::Continue(()),
+                };
+                if records >= PART_RECORDS_MAX {
+                    full = true;
+                    return ControlFlow::Break(());
+                }
+                cleaned.1 += 1;
+                if let Content::Data { .. } = content {
+                    cleaned.0 += range.len();
+                    records += 1;
+                    map.insert(range, content, |_| !Safeguard::WritebackNewest.is_kept());
+                } else {
+                    for part in cache.identity.lanes.of_lane(lane, range) {
+                        records += 1;
+                        map.insert(part, content, |_| false);
+                    }
+                }
+                ControlFlow::Continue(())
+            });
+            self.cursors[lane.index()] = cursor;
+            let whole = ByteRange { start: 0, end: cache.identity.size };
+            let mut noted = true;
+            for (sequence, place) in lost {
+                batch.lacks_something = true;
+                let sequence =
+                    sequence.unwrap_or_else(|| cache.lanes[lane.index()].state.lock().next_sequence - 1);
+                if Safeguard::WritebackLost.is_kept() {
+                    noted &= cache.quarantine(lane, whole, sequence, place);
+                }
+                if Safeguard::WritebackDamageVoid.is_kept() {
+                    void_until_now(cache);
+                }
+            }
+            if !Safeguard::WritebackGiveUp.holds(noted) {
+                return self.give_up(cache);
+            }
+            if full {
+                batch.complete = false;
+                break;
+            }
+        }
+        batch.pieces.extend(map.iter().flat_map(|piece| self.failing.cut_at_known(piece)));
+    }
+}

@@ -1,0 +1,224 @@
+//! The pieces of a batch become requests to the backing device, and what they come back with.
+//!
+//! Always true here:
+//! - at most as many requests are in flight as the queue is deep;
+//! - data is verified when it is loaded; what is damaged is quarantined, durably, and not written;
+//! - a flush that failed makes all dirty again that was written since the last good one.
+//!
+//! Left to others: trying again what was refused (`failing`).
+
+use super::{Content, REQUEST_MAX, Writeback};
+use crate::{Cache, Environment, drained::void_until_now, failing::Flight, index::Location, overlay::Place};
+use cbd_types::{BackingOp, BackingQueue, ByteRange, LaneId, OpToken, Safeguard, backing::BackingDone};
+use core::sync::atomic::Ordering;
+
+/// Zeroes are written, and space is given back, in pieces of at most this many bytes.
+const ZERO_MAX: u64 = 64 << 20;
+
+impl Writeback {
+    /// Submits what the depth and the rate allow. Returns a moment when something that has to wait may go on.
+    pub(super) fn submit<E: Environment, Q: BackingQueue>(
+        &mut self,
+        cache: &Cache<E>,
+        queue: &mut Q,
+        now: u64,
+        urgent: bool,
+    ) -> Option<u64> {
+        let depth = if urgent { queue.depth() } else { (queue.depth() / 4).max(1) };
+        let rate = cache.settings().writeback_rate;
+        if rate > 0 {
+            let gained = rate.saturating_mul(now.saturating_sub(self.allowance_ms)) / 1000;
+            if gained > 0 {
+                // A second's worth can be saved up.
+                self.allowance = self.allowance.saturating_add(gained).min(rate.max(REQUEST_MAX));
+                self.allowance_ms = now;
+            }
+        }
+        let settings = cache.settings();
+        while queue.in_flight() < depth
+            && let Some(mut flight) = self.failing.next(&settings, now)
+        {
+            if let Some(op) = self.load(cache, &mut flight) {
+                self.send(queue, op, flight);
+            }
+        }
+        // When so much fails, the rest would fail too.
+        while queue.in_flight() < depth
+            && self.failing.waiting() < queue.depth()
+            && self.batch.as_ref().is_some_and(|batch| !batch.pieces.is_empty())
+        {
+            if rate > 0 && self.allowance == 0 {
+                return Some(now + 10);
+            }
+            let Some(mut flight) = self.next_flight(cache) else { continue };
+            let Some(op) = self.load(cache, &mut flight) else { continue };
+            if let BackingOp::Write { buffer, .. } = &op {
+                self.allowance = self.allowance.saturating_sub(buffer.len() as u64);
+            }
+            self.send(queue, op, flight);
+        }
+        self.failing.due_ms()
+    }
+
+    fn send<Q: BackingQueue>(&mut self, queue: &mut Q, op: BackingOp, flight: Flight) {
+        self.next_token += 1;
+        let token = OpToken(self.next_token);
+        self.failing.submitted(token, flight);
+        queue.submit(token, op);
+    }
+
+    /// The next request: neighbours of one kind together. `None` when what was next is not wanted any more.
+    fn next_flight<E: Environment>(&mut self, cache: &Cache<E>) -> Option<Flight> {
+        let batch = self.batch.as_mut()?;
+        let (first, content) = batch.pieces.pop_front()?;
+        if batch.target.is_none() {
+            // Each by itself, so that none fails because of another; and only what nothing newer covers.
+            let is_newest = cache.is_still_parked(first, content.refused());
+            return is_newest.then(|| Flight::new(alloc::vec![(first, content)]));
+        }
+        let limit = if matches!(content, Content::Data { .. }) { REQUEST_MAX } else { ZERO_MAX };
+        let is_known = self.failing.is_known(first);
+        let mut pieces = alloc::vec![(first, content)];
+        let mut end = first.end;
+        while let Some((next, what)) = batch.pieces.front().copied()
+            && next.start == end
+            && content.joins(&what)
+            && next.end - first.start <= limit
+            && self.failing.is_known(next) == is_known
+        {
+            batch.pieces.pop_front();
+            pieces.push((next, what));
+            end = next.end;
+        }
+        Some(Flight::new(pieces))
+    }
+
+    /// The operation that a flight is. What of its data is damaged is quarantined, and the flight ends before it; what comes
+    /// after it goes back to the batch. `None` when nothing of it can be written.
+    fn load<E: Environment>(&mut self, cache: &Cache<E>, flight: &mut Flight) -> Option<BackingOp> {
+        let range = flight.range()?;
+        match flight.pieces.first()?.1 {
+            Content::Data { .. } => {}
+            Content::Discard if Safeguard::WritebackZeroes.holds(self.geometry.discard_zeroes) => {
+                return Some(BackingOp::Discard { range });
+            }
+            // Old data must not come back where the device does not promise zeroes.
+            Content::Discard | Content::Zeroes => return Some(BackingOp::WriteZeroes { range }),
+        }
+        let mut buffer = self.buffers.pop().unwrap_or_default();
+        buffer.resize(range.len() as usize);
+        for number in 0..flight.pieces.len() {
+            let (piece, content) = flight.pieces[number];
+            let Content::Data { location, lane, sequence } = content else { continue };
+            let out = &mut buffer[(piece.start - range.start) as usize..(piece.end - range.start) as usize];
+            let damaged = match cache.load_for_writeback(lane, location, sequence, piece, out) {
+                Ok(()) => continue,
+                Err(Some(damaged)) => damaged,
+                Err(None) => {
+                    self.buffers.push(buffer);
+                    self.give_up(cache);
+                    return None;
+                }
+            };
+            if Safeguard::WritebackDamageVoid.is_kept() {
+                void_until_now(cache);
+            }
+            // What stands before the damage is written; the damage is quarantined; the rest is looked at again.
+            let batch = self.batch.as_mut()?;
+            batch.lacks_something = true;
+            let rest = flight.pieces.split_off(number);
+            rest[1..].iter().rev().for_each(|later| batch.pieces.push_front(*later));
+            for part in [
+                ByteRange { start: damaged.end.max(piece.start), end: piece.end },
+                ByteRange { start: piece.start, end: damaged.start },
+            ] {
+                if !part.is_empty() {
+                    batch.pieces.push_front((part, content));
+                }
+            }
+            buffer.resize((piece.start - range.start) as usize);
+            break;
+        }
+        if buffer.is_empty() {
+            self.buffers.push(buffer);
+            return None;
+        }
+        Some(BackingOp::Write { offset: range.start, buffer })
+    }
+
+    pub(super) fn complete<E: Environment>(&mut self, cache: &Cache<E>, done: BackingDone, now: u64) {
+        let flight = self.failing.returned(done.token);
+        match (done.result, done.op) {
+            (Ok(()), BackingOp::Flush) => {
+                cache.backing_flushes.fetch_add(1, Ordering::Relaxed);
+                self.finish(cache, now);
+            }
+            (Ok(()), op) => {
+                if let BackingOp::Write { buffer, .. } = op {
+                    cache.written_back.fetch_add(buffer.len() as u64, Ordering::Relaxed);
+                    self.buffers.push(buffer);
+                }
+                let Some(flight) = flight else { return };
+                self.failing.taken(&flight, now);
+                if let Some(batch) = self.batch.as_mut().filter(|batch| batch.target.is_none()) {
+                    batch.taken.extend(flight.pieces);
+                }
+            }
+            (Err(error), BackingOp::Flush) => {
+                // The device may have dropped everything since its last good flush: all of it is dirty again.
+                if Safeguard::WritebackFlushFailed.is_kept() {
+                    self.failing.flush_failed(now);
+                    self.begin_anew(cache, &error);
+                }
+            }
+            (Err(error), op) => {
+                if let BackingOp::Write { buffer, .. } = op {
+                    self.buffers.push(buffer);
+                }
+                if self.batch.as_ref().is_some_and(|batch| batch.target.is_none()) {
+                    self.stays_parked(cache, &error);
+                    return;
+                }
+                self.note_trouble(cache, &error);
+                if let Some(flight) = flight
+                    && Safeguard::WritebackRetry.is_kept()
+                {
+                    self.failing.add(flight, &cache.settings(), now);
+                }
+            }
+        }
+    }
+}
+
+impl<E: Environment> Cache<E> {
+    /// Loads what is to be written back, verified. Damage is quarantined, durably, and its range returned: it is not written.
+    /// `None` when it could not be quarantined.
+    fn load_for_writeback(
+        &self,
+        lane: LaneId,
+        location: Location,
+        sequence: u64,
+        piece: ByteRange,
+        out: &mut [u8],
+    ) -> Result<(), Option<ByteRange>> {
+        let place = self.place_of(location);
+        let record = match self.load_record(location) {
+            Ok(record) if record.range().contains(&piece) => record,
+            _ => {
+                return Err(self.condemn(lane, piece, sequence, place).then_some(piece));
+            }
+        };
+        self.load_data(location, &record, piece, out).map_err(|damage| {
+            self.note_damage(damage.range, location, &damage.error);
+            self.condemn(lane, damage.range, record.sequence.get(), place).then_some(damage.range)
+        })
+    }
+
+    /// Quarantines what writeback found damaged. `false` when that was not possible: then the batch is given up.
+    fn condemn(&self, lane: LaneId, range: ByteRange, sequence: u64, place: Place) -> bool {
+        if !Safeguard::WritebackQuarantine.is_kept() {
+            return true;
+        }
+        Safeguard::WritebackGiveUp.holds(self.quarantine(lane, range, sequence, place))
+    }
+}
