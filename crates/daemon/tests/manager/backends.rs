@@ -1,0 +1,178 @@
+//! Backends and block devices in their ordinary life: started, set, stopped, back after a restart.
+
+use crate::place::{MIB, Place, refused, stop};
+use cbd_daemon::api::{
+    BackendStarted, Consistency, Drain, OnWriteError, SettingsChange, StartBackend, StopBackend,
+};
+use cbd_daemon::control::{Control, Flow};
+use cbd_daemon::state::StateDir;
+use cbd_types::ErrorKind;
+use std::os::unix::fs::FileExt;
+
+#[test]
+fn what_is_written_is_on_the_plain_disk_after_the_backend_was_stopped() {
+    let place = Place::new();
+    let daemon = place.daemon_with_region();
+    let disk = place.disk("disk", 20 * MIB);
+    let started: BackendStarted = daemon.start_backend(0, &place.backend(&disk)).unwrap();
+    assert!(started.blkdev.unwrap().dev_name.starts_with("nbd+unix:///cbd0?socket="));
+    let mut client = place.client();
+    for block in 0..1000u64 {
+        client.write(block * 16384 % (20 * MIB - 4096), &[(block % 251) as u8; 4096], false).unwrap();
+    }
+    drop(client);
+    let mut seen = 0;
+    daemon
+        .stop_backend(0, 0, &StopBackend::default(), &mut |progress| {
+            seen = seen.max(progress.dirty_bytes_at_start);
+            Flow::Continue
+        })
+        .unwrap();
+    let file = std::fs::File::open(&disk).unwrap();
+    let mut block = [0; 4096];
+    file.read_exact_at(&mut block, 999 * 16384 % (20 * MIB - 4096)).unwrap();
+    assert_eq!(block, [(999 % 251) as u8; 4096]);
+    assert!(daemon.backends(0, true).unwrap().is_empty());
+    assert!(daemon.blkdevs(0, true).unwrap().is_empty());
+    assert_eq!(std::fs::metadata(&disk).unwrap().len(), 20 * MIB);
+}
+
+#[test]
+fn everything_comes_back_after_a_restart_under_its_number() {
+    let place = Place::new();
+    let disk = place.disk("disk", 8 * MIB);
+    {
+        let daemon = place.daemon_with_region();
+        daemon.start_backend(0, &place.backend(&disk)).unwrap();
+        place.client().write(4096, b"sixteen bytes...".repeat(32).as_slice(), true).unwrap();
+    }
+    for _ in 0..10 {
+        let daemon = place.daemon();
+        assert_eq!(daemon.summary, "1 transports, 1 backends, 1 block devices");
+        let blkdevs = daemon.blkdevs(0, false).unwrap();
+        assert_eq!((blkdevs[0].blkdev_id, blkdevs[0].alive), (0, true));
+        let mut data = [0; 512];
+        place.client().read(4096, &mut data).unwrap();
+        assert_eq!(&data[..16], b"sixteen bytes...");
+    }
+}
+
+#[test]
+fn settings_survive_a_restart() {
+    let place = Place::new();
+    let disk = place.disk("disk", 8 * MIB);
+    let change = SettingsChange {
+        gc_percent: Some(42),
+        consistency: Some(Consistency::Checkpoint),
+        writeback_rate: Some(1 << 30),
+        writeback_percent: Some(7),
+        on_write_error: Some(OnWriteError::Park),
+        write_error_after_s: Some(5),
+    };
+    {
+        let daemon = place.daemon_with_region();
+        daemon.start_backend(0, &place.backend(&disk)).unwrap();
+        daemon.set(0, 0, &change).unwrap();
+    }
+    let daemon = place.daemon();
+    let settings = daemon.set(0, 0, &SettingsChange::default()).unwrap();
+    assert_eq!(settings.gc_percent, 42);
+    assert_eq!(settings.consistency, Consistency::Checkpoint);
+    assert_eq!(settings.writeback_rate, 1 << 30);
+    assert_eq!(settings.writeback_percent, 7);
+    assert_eq!((settings.on_write_error, settings.write_error_after_s), (OnWriteError::Park, 5));
+    assert_eq!(daemon.backends(0, false).unwrap()[0].cache_gc_percent, 42);
+}
+
+#[test]
+fn a_setting_out_of_its_limits_changes_nothing() {
+    let place = Place::new();
+    let disk = place.disk("disk", 8 * MIB);
+    let daemon = place.daemon_with_region();
+    daemon.start_backend(0, &place.backend(&disk)).unwrap();
+    for gc_percent in [91, -1, 256] {
+        let change = SettingsChange { gc_percent: Some(gc_percent), ..SettingsChange::default() };
+        refused(daemon.set(0, 0, &change), ErrorKind::InvalidArgument, "gc_percent");
+    }
+    assert_eq!(daemon.set(0, 0, &SettingsChange::default()).unwrap().gc_percent, 70);
+}
+
+#[test]
+fn options_of_a_backend_are_not_changed_by_starting_it_again() {
+    let place = Place::new();
+    let disk = place.disk("disk", 8 * MIB);
+    {
+        let daemon = place.daemon_with_region();
+        daemon.start_backend(0, &place.backend(&disk)).unwrap();
+    }
+    std::fs::rename(&disk, place.path("away")).unwrap();
+    let daemon = place.daemon();
+    std::fs::rename(place.path("away"), &disk).unwrap();
+    let other = StartBackend { data_crc: Some(false), ..place.backend(&disk) };
+    refused(daemon.start_backend(0, &other), ErrorKind::InvalidArgument, "made with data-crc on");
+    let other = StartBackend { cache_size: Some(24 * MIB), ..place.backend(&disk) };
+    refused(daemon.start_backend(0, &other), ErrorKind::InvalidArgument, "a cache of 16 MiB");
+    daemon.start_backend(0, &place.backend(&disk)).unwrap();
+}
+
+#[test]
+fn a_backend_without_a_cache_passes_everything_through() {
+    let place = Place::new();
+    let disk = place.disk("disk", 8 * MIB);
+    let daemon = place.daemon_with_region();
+    daemon.start_backend(0, &StartBackend { cache_size: None, ..place.backend(&disk) }).unwrap();
+    let mut client = place.client();
+    client.write(8192, &[5; 4096], true).unwrap();
+    assert_eq!(std::fs::read(&disk).unwrap()[8192..12288], [5; 4096]);
+    drop(client);
+    assert!(daemon.status().unwrap().transports[0].backends[0].cache.is_none());
+    refused(daemon.set(0, 0, &SettingsChange::default()), ErrorKind::InvalidArgument, "no cache");
+    stop(&daemon, StopBackend::default()).unwrap();
+}
+
+#[test]
+fn a_checkpoint_brings_the_backing_device_up_to_now() {
+    let place = Place::new();
+    let disk = place.disk("disk", 8 * MIB);
+    let daemon = place.daemon_with_region();
+    daemon.start_backend(0, &place.backend(&disk)).unwrap();
+    place.client().write(12288, &[6; 4096], false).unwrap();
+    let request = Drain { backend: None, wait: true, timeout_s: Some(20) };
+    daemon.checkpoint(0, &request, &mut |_| Flow::Continue).unwrap();
+    assert_eq!(std::fs::read(&disk).unwrap()[12288..16384], [6; 4096]);
+}
+
+#[test]
+fn recovery_points_outlive_the_region() {
+    let place = Place::new();
+    let disk = place.disk("disk", 8 * MIB);
+    let uuid = {
+        let daemon = place.daemon_with_region();
+        daemon.start_backend(0, &place.backend(&disk)).unwrap();
+        place.client().write(0, &[6; 4096], true).unwrap();
+        daemon.drain(0, &Drain::default(), &mut |_| Flow::Continue).unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(2500));
+        daemon.transports().unwrap()[0].uuid.clone()
+    };
+    std::fs::remove_file(place.path("region")).unwrap();
+    let points = StateDir::open(&place.path("state")).unwrap().recovery_points(&uuid);
+    let last = points.last().expect("a recovery point");
+    assert_eq!((last.backend_id, last.path.as_str()), (0, disk.as_str()));
+    assert!(last.drained_epoch > 0);
+}
+
+#[test]
+fn metrics_name_every_backend() {
+    let place = Place::new();
+    let disk = place.disk("disk", 8 * MIB);
+    let daemon = place.daemon_with_region();
+    daemon.start_backend(0, &place.backend(&disk)).unwrap();
+    let text = cbd_daemon::metrics::render(&daemon.status().unwrap());
+    assert!(
+        text.contains(&format!("cbd_backend_up{{transport=\"0\",backend=\"0\",path=\"{disk}\"}} 1")),
+        "{text}"
+    );
+    assert!(text.contains("cbd_cache_dirty_bytes{"), "{text}");
+    let names = text.lines().filter(|line| !line.starts_with('#')).all(|line| line.starts_with("cbd_"));
+    assert!(names);
+}

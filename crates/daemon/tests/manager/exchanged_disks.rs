@@ -1,0 +1,185 @@
+//! Disks that are missing, moved, shrunk, or another one in the same place.
+
+use crate::place::{MIB, Place, cache_of, refused, stop, wait_until_served};
+use cbd_daemon::api::{RegisterTransport, StopBackend};
+use cbd_daemon::control::Control;
+use cbd_types::ErrorKind;
+use std::time::{Duration, Instant};
+
+#[test]
+fn another_disk_in_the_place_of_ours_is_refused_with_both_identities() {
+    let place = Place::new();
+    let disk = place.disk("disk", 8 * MIB);
+    {
+        let daemon = place.daemon_with_region();
+        daemon.start_backend(0, &place.backend(&disk)).unwrap();
+        place.client().write(0, &[9; 4096], true).unwrap();
+    }
+    std::fs::rename(&disk, place.path("ours")).unwrap();
+    place.disk("disk", 8 * MIB);
+    {
+        let daemon = place.daemon();
+        assert_eq!(
+            daemon.summary,
+            "1 transports, 0 backends, 0 block devices, 2 NOT SERVED (see cbdctrl status)"
+        );
+        let backend = &daemon.backends(0, false).unwrap()[0];
+        assert!(!backend.alive);
+        let error = backend.error.clone().unwrap();
+        assert!(error.contains("is not the disk that it was"), "{error}");
+        assert!(error.matches("size=").count() >= 2, "{error}");
+        refused(daemon.start_backend(0, &place.backend(&disk)), ErrorKind::Exchanged, "is not the disk");
+        // Ours comes back: starting it again goes on where it was.
+        std::fs::rename(place.path("ours"), &disk).unwrap();
+        let started = daemon.start_backend(0, &place.backend(&disk)).unwrap();
+        assert_eq!((started.backend_id, started.blkdev.unwrap().alive), (0, true));
+        let mut data = [0; 4096];
+        place.client().read(0, &mut data).unwrap();
+        assert_eq!(data, [9; 4096]);
+    }
+}
+
+#[test]
+fn a_disk_that_is_not_there_keeps_what_is_dirty_until_it_is_back_or_given_up() {
+    let mut place = Place::new();
+    let disk = place.disk("disk", 8 * MIB);
+    place.decorate = Some("fault:op=write".into());
+    {
+        let daemon = place.daemon_with_region();
+        daemon.start_backend(0, &place.backend(&disk)).unwrap();
+        place.client().write(0, &[9; 4096], true).unwrap();
+    }
+    std::fs::remove_file(&disk).unwrap();
+    let daemon = place.daemon();
+    let error = refused(stop(&daemon, StopBackend::default()), ErrorKind::Stopped, "--discard-dirty");
+    let line = error.line();
+    let bytes: u64 = line.rsplit(' ').next().unwrap().parse().unwrap();
+    assert!(bytes >= 4096);
+    stop(&daemon, StopBackend { discard_dirty: Some(bytes), ..StopBackend::default() }).unwrap();
+    assert!(daemon.backends(0, true).unwrap().is_empty());
+}
+
+#[test]
+fn zeroes_that_a_missing_disk_lacks_are_not_dropped_in_silence() {
+    let mut place = Place::new();
+    let disk = place.disk("disk", 8 * MIB);
+    place.decorate = Some("fault:".into());
+    {
+        let daemon = place.daemon_with_region();
+        daemon.start_backend(0, &place.backend(&disk)).unwrap();
+        place.client().write_zeroes(0, 4096, true, false).unwrap();
+        assert_eq!(cache_of(&daemon).dirty_bytes, 0);
+    }
+    std::fs::remove_file(&disk).unwrap();
+    let daemon = place.daemon();
+    refused(stop(&daemon, StopBackend::default()), ErrorKind::Stopped, "--discard-dirty 0");
+    stop(&daemon, StopBackend { discard_dirty: Some(0), ..StopBackend::default() }).unwrap();
+    assert!(daemon.backends(0, true).unwrap().is_empty());
+}
+
+#[test]
+fn a_shrunk_disk_is_refused() {
+    let place = Place::new();
+    let disk = place.disk("disk", 8 * MIB);
+    {
+        let daemon = place.daemon_with_region();
+        daemon.start_backend(0, &place.backend(&disk)).unwrap();
+    }
+    std::fs::OpenOptions::new().write(true).open(&disk).unwrap().set_len(4 * MIB).unwrap();
+    let daemon = place.daemon();
+    let error = daemon.backends(0, false).unwrap()[0].error.clone().unwrap();
+    assert!(error.contains("shrunk"), "{error}");
+}
+
+#[test]
+fn a_disk_that_has_moved_is_recognised_and_never_gets_a_second_cache() {
+    let mut place = Place::new();
+    let disk = place.disk("disk", 8 * MIB);
+    place.decorate = Some("fault:op=write".into());
+    {
+        let daemon = place.daemon_with_region();
+        daemon.start_backend(0, &place.backend(&disk)).unwrap();
+        place.client().write(0, &[9; 4096], true).unwrap();
+    }
+    std::fs::rename(&disk, place.path("moved")).unwrap();
+    place.decorate = None;
+    let daemon = place.daemon();
+    let started = daemon.start_backend(0, &place.backend(&place.text("moved"))).unwrap();
+    assert_eq!((started.backend_id, started.warnings.len()), (0, 0), "{:?}", started.warnings);
+    let mut data = [0; 4096];
+    place.client().read(0, &mut data).unwrap();
+    assert_eq!(data, [9; 4096]);
+}
+
+#[test]
+fn a_disk_that_has_moved_is_found_at_its_new_place_after_the_next_restart() {
+    let place = Place::new();
+    let disk = place.disk("disk", 8 * MIB);
+    {
+        let daemon = place.daemon_with_region();
+        daemon.start_backend(0, &place.backend(&disk)).unwrap();
+        place.client().write(0, &[9; 4096], true).unwrap();
+    }
+    std::fs::rename(&disk, place.path("moved")).unwrap();
+    {
+        let daemon = place.daemon();
+        daemon.start_backend(0, &place.backend(&place.text("moved"))).unwrap();
+    }
+    let daemon = place.daemon();
+    let backend = &daemon.backends(0, false).unwrap()[0];
+    assert_eq!((backend.alive, backend.backend_path.as_str()), (true, place.text("moved").as_str()));
+    let mut data = [0; 4096];
+    place.client().read(0, &mut data).unwrap();
+    assert_eq!(data, [9; 4096]);
+}
+
+#[test]
+fn a_disk_that_comes_later_than_the_daemon_is_served_by_itself() {
+    let place = Place::new();
+    let disk = place.disk("disk", 8 * MIB);
+    {
+        let daemon = place.daemon_with_region();
+        daemon.start_backend(0, &place.backend(&disk)).unwrap();
+        place.client().write(0, &[9; 4096], true).unwrap();
+    }
+    std::fs::rename(&disk, place.path("elsewhere")).unwrap();
+    let daemon = place.daemon();
+    let backend = &daemon.backends(0, false).unwrap()[0];
+    assert!(!backend.alive && backend.error.is_some());
+    // Another disk at the path is no reason to give up.
+    place.disk("disk", 8 * MIB);
+    let end = Instant::now() + Duration::from_secs(10);
+    while !daemon.backends(0, false).unwrap()[0]
+        .error
+        .as_ref()
+        .is_some_and(|error| error.contains("is not the disk"))
+    {
+        assert!(Instant::now() < end, "{:?}", daemon.backends(0, false));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert!(daemon.backends(0, false).unwrap()[0].retry_in_s.is_some());
+    std::fs::rename(place.path("elsewhere"), &disk).unwrap();
+    wait_until_served(&daemon);
+    let backend = &daemon.backends(0, false).unwrap()[0];
+    assert_eq!((backend.error.as_ref(), backend.retry_in_s, backend.blkdevs[0].alive), (None, None, true));
+    let mut data = [0; 4096];
+    place.client().read(0, &mut data).unwrap();
+    assert_eq!(data, [9; 4096]);
+}
+
+#[test]
+fn a_disk_that_another_transport_knows_is_refused() {
+    let place = Place::new();
+    let disk = place.disk("disk", 8 * MIB);
+    {
+        let daemon = place.daemon_with_region();
+        let second = RegisterTransport { path: place.text("second"), ..place.region(32 * MIB) };
+        assert_eq!(daemon.register_transport(&second).unwrap().transport_id, 1);
+        daemon.start_backend(0, &place.backend(&disk)).unwrap();
+        refused(daemon.start_backend(1, &place.backend(&disk)), ErrorKind::AlreadyExists, "of transport 0");
+    }
+    std::fs::rename(&disk, place.path("moved")).unwrap();
+    let daemon = place.daemon();
+    let moved = place.backend(&place.text("moved"));
+    refused(daemon.start_backend(1, &moved), ErrorKind::AlreadyExists, "start it there");
+}

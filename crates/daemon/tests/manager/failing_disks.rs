@@ -1,0 +1,145 @@
+//! Disks that refuse writes: what is dirty is kept, listed, and dropped only by name.
+
+use crate::place::{MIB, Place, cache_of, dirty, refused, stop};
+use cbd_daemon::api::{Drain, OnWriteError, SettingsChange, StopBackend};
+use cbd_daemon::control::{Control, Flow};
+use cbd_types::ErrorKind;
+use std::time::{Duration, Instant};
+
+#[test]
+fn a_disk_that_fails_ends_the_stop_in_time_and_keeps_what_is_dirty() {
+    let mut place = Place::new();
+    let disk = place.disk("disk", 8 * MIB);
+    place.decorate = Some("fault:op=write".into());
+    let bytes = {
+        let daemon = place.daemon_with_region();
+        daemon.start_backend(0, &place.backend(&disk)).unwrap();
+        place.client().write(MIB, &[9; 8192], true).unwrap();
+        let request = StopBackend { timeout_s: Some(1), ..StopBackend::default() };
+        let error = refused(stop(&daemon, request), ErrorKind::Backing, "--discard-dirty");
+        let bytes = dirty(&daemon);
+        assert!(bytes >= 8192, "{bytes}");
+        assert!(error.line().contains(&bytes.to_string()), "{error}");
+        // The backend goes on, and so does its device.
+        let mut data = [0; 8192];
+        place.client().read(MIB, &mut data).unwrap();
+        assert_eq!(data, [9; 8192]);
+        let status = daemon.status().unwrap();
+        let cache = status.transports[0].backends[0].cache.clone().unwrap();
+        assert!(cache.backing_errors > 0);
+        assert!(cache.last_error.is_some());
+        bytes
+    };
+    assert!(bytes > 0);
+    // The disk was put right.
+    place.decorate = None;
+    let daemon = place.daemon();
+    stop(&daemon, StopBackend::default()).unwrap();
+    let offset = usize::try_from(MIB).unwrap();
+    assert_eq!(std::fs::read(&disk).unwrap()[offset..offset + 8192], [9; 8192]);
+}
+
+#[test]
+fn dirty_data_is_dropped_only_when_its_exact_size_is_typed() {
+    let mut place = Place::new();
+    let disk = place.disk("disk", 8 * MIB);
+    place.decorate = Some("fault:op=write".into());
+    let daemon = place.daemon_with_region();
+    daemon.start_backend(0, &place.backend(&disk)).unwrap();
+    place.client().write(0, &[9; 4096], true).unwrap();
+    let bytes = dirty(&daemon);
+    for wrong in [0, bytes - 1, bytes + 1] {
+        let request = StopBackend { discard_dirty: Some(wrong), ..StopBackend::default() };
+        refused(stop(&daemon, request), ErrorKind::InvalidArgument, &bytes.to_string());
+    }
+    assert_eq!(dirty(&daemon), bytes);
+    place.client().write(4096, &[9; 4096], true).unwrap();
+    let bytes = dirty(&daemon);
+    let done = stop(&daemon, StopBackend { discard_dirty: Some(bytes), ..StopBackend::default() }).unwrap();
+    assert_eq!(done.discarded_bytes, bytes);
+    assert!(daemon.backends(0, true).unwrap().is_empty());
+    assert_eq!(std::fs::read(&disk).unwrap()[..4096], [0; 4096]);
+}
+
+#[test]
+fn a_cancelled_stop_leaves_the_backend_as_it_was() {
+    let mut place = Place::new();
+    let disk = place.disk("disk", 8 * MIB);
+    place.decorate = Some("fault:op=write".into());
+    let daemon = place.daemon_with_region();
+    daemon.start_backend(0, &place.backend(&disk)).unwrap();
+    place.client().write(0, &[9; 4096], true).unwrap();
+    let cancelled = daemon.stop_backend(0, 0, &StopBackend::default(), &mut |_| Flow::Cancel);
+    refused(cancelled, ErrorKind::Stopped, "cancelled");
+    place.client().write(0, &[9; 4096], true).unwrap();
+    assert!(daemon.backends(0, false).unwrap()[0].alive);
+}
+
+#[test]
+fn a_sector_that_can_never_be_written_is_parked_listed_and_dropped_only_by_name() {
+    let mut place = Place::new();
+    let disk = place.disk("disk", 8 * MIB);
+    place.decorate = Some("fault:op=write,range=1049088-1049600".into());
+    let daemon = place.daemon_with_region();
+    daemon.start_backend(0, &place.backend(&disk)).unwrap();
+    let park = SettingsChange {
+        on_write_error: Some(OnWriteError::Park),
+        write_error_after_s: Some(0),
+        ..SettingsChange::default()
+    };
+    daemon.set(0, 0, &park).unwrap();
+    place.client().write(MIB, &[9; 8192], true).unwrap();
+    let begun = Instant::now();
+    let error = refused(stop(&daemon, StopBackend::default()), ErrorKind::Backing, "bytes 1049088..1049600");
+    assert!(begun.elapsed() < Duration::from_secs(30));
+    assert!(error.line().contains("--discard-dirty 512"), "{error}");
+    let wait = Drain { wait: true, ..Drain::default() };
+    refused(daemon.drain(0, &wait, &mut |_| Flow::Continue), ErrorKind::Backing, "refuses 1 ranges");
+    // Everything else is on the disk, and the device goes on.
+    let offset = usize::try_from(MIB).unwrap();
+    let bytes = std::fs::read(&disk).unwrap();
+    assert_eq!(
+        (&bytes[offset..offset + 512], &bytes[offset + 1024..offset + 8192]),
+        (&[9; 512][..], &[9; 7168][..])
+    );
+    let mut data = [0; 8192];
+    place.client().read(MIB, &mut data).unwrap();
+    assert_eq!(data, [9; 8192]);
+    let cache = cache_of(&daemon);
+    assert_eq!((cache.parked_bytes, cache.dirty_bytes, cache.parked[0].start), (512, 512, 1_049_088));
+    assert!(cache.void.is_some() && cache.parked_error.is_some() && !cache.stalled);
+    let request = StopBackend { discard_dirty: Some(512), ..StopBackend::default() };
+    let done = stop(&daemon, request).unwrap();
+    assert_eq!(done.discarded_bytes, 512);
+    assert!(done.warnings[0].contains("bytes 1049088..1049600"), "{:?}", done.warnings);
+    assert!(daemon.backends(0, true).unwrap().is_empty());
+}
+
+#[test]
+fn what_is_parked_is_written_when_the_disk_is_put_right() {
+    let mut place = Place::new();
+    let disk = place.disk("disk", 8 * MIB);
+    place.decorate = Some("fault:op=write,range=1049088-1049600".into());
+    {
+        let daemon = place.daemon_with_region();
+        daemon.start_backend(0, &place.backend(&disk)).unwrap();
+        let park = SettingsChange {
+            on_write_error: Some(OnWriteError::Park),
+            write_error_after_s: Some(0),
+            ..SettingsChange::default()
+        };
+        daemon.set(0, 0, &park).unwrap();
+        place.client().write(MIB, &[9; 8192], true).unwrap();
+        let wait = Drain { wait: true, ..Drain::default() };
+        refused(daemon.drain(0, &wait, &mut |_| Flow::Continue), ErrorKind::Backing, "parked");
+    }
+    {
+        let daemon = place.daemon();
+        assert_eq!(cache_of(&daemon).parked_bytes, 512);
+    }
+    place.decorate = None;
+    let daemon = place.daemon();
+    stop(&daemon, StopBackend::default()).unwrap();
+    let offset = usize::try_from(MIB).unwrap();
+    assert_eq!(std::fs::read(&disk).unwrap()[offset..offset + 8192], [9; 8192]);
+}

@@ -1,0 +1,8 @@
+//! The manager over regions in files, with NBD as the door: what comes, what comes back, what is refused.
+
+mod backends;
+mod exchanged_disks;
+mod failing_disks;
+mod place;
+mod refusals;
+mod regions;

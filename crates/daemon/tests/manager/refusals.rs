@@ -1,0 +1,103 @@
+//! What cannot be started or stopped as things stand, and is refused without leaving anything.
+
+use crate::place::{MIB, Place, refused, stop};
+use cbd_daemon::api::{Drain, SettingsChange, StartBackend, StartBlkdev, StopBackend, StopBlkdev};
+use cbd_daemon::control::{Control, Flow};
+use cbd_types::ErrorKind;
+
+#[test]
+fn ids_that_are_not_there_are_refused() {
+    let place = Place::new();
+    let daemon = place.daemon_with_region();
+    let disk = place.disk("disk", 8 * MIB);
+    refused(daemon.hosts(7), ErrorKind::NotFound, "no transport 7");
+    refused(daemon.start_backend(7, &place.backend(&disk)), ErrorKind::NotFound, "no transport 7");
+    refused(stop(&daemon, StopBackend::default()), ErrorKind::NotFound, "no backend 0");
+    refused(daemon.set(0, 3, &SettingsChange::default()), ErrorKind::NotFound, "no backend 3");
+    let blkdev = StartBlkdev { backend: 5, export: Some(place.export()) };
+    refused(daemon.start_blkdev(0, &blkdev), ErrorKind::NotFound, "no backend 5");
+    refused(daemon.stop_blkdev(0, 5, StopBlkdev::default()), ErrorKind::NotFound, "no block device 5");
+    let drain = Drain { backend: Some(4), ..Drain::default() };
+    refused(daemon.drain(0, &drain, &mut |_| Flow::Continue), ErrorKind::NotFound, "no backend 4");
+}
+
+#[test]
+fn bad_backends_are_refused_and_leave_nothing() {
+    let place = Place::new();
+    let daemon = place.daemon_with_region();
+    let disk = place.disk("disk", 8 * MIB);
+    let free = daemon.transports().unwrap()[0].free_segments;
+    let with = |change: fn(&mut StartBackend)| {
+        let mut request = place.backend(&disk);
+        change(&mut request);
+        request
+    };
+    let start = |request: &StartBackend| daemon.start_backend(0, request);
+    refused(start(&with(|it| it.path = "/nonexistent".into())), ErrorKind::NotFound, "/nonexistent");
+    refused(start(&with(|it| it.path = "/".into())), ErrorKind::InvalidArgument, "");
+    refused(start(&with(|it| it.path = "/dev/null".into())), ErrorKind::InvalidArgument, "/dev/null");
+    refused(start(&with(|it| it.cache_size = Some(MIB))), ErrorKind::NoSpace, "too small");
+    refused(
+        start(&with(|it| it.cache_size = Some(512 << 30))),
+        ErrorKind::NoSpace,
+        "larger than the free space",
+    );
+    refused(start(&with(|it| it.handlers = Some(0))), ErrorKind::InvalidArgument, "1 to 128");
+    refused(start(&with(|it| it.handlers = Some(129))), ErrorKind::InvalidArgument, "1 to 128");
+    refused(
+        start(&with(|it| it.export = Some("carrier-pigeon".into()))),
+        ErrorKind::InvalidArgument,
+        "fuse-loop",
+    );
+    refused(start(&with(|it| it.export = Some("nbd:unix:/nonexistent/x".into()))), ErrorKind::NotFound, "");
+    std::fs::write(place.path("empty"), b"").unwrap();
+    let empty = place.backend(&place.text("empty"));
+    assert!(start(&empty).is_err());
+    assert_eq!(daemon.transports().unwrap()[0].free_segments, free);
+    assert!(daemon.backends(0, true).unwrap().is_empty());
+    assert!(daemon.blkdevs(0, true).unwrap().is_empty());
+    start(&place.backend(&disk)).unwrap();
+}
+
+#[test]
+fn the_same_disk_is_a_backend_once() {
+    let place = Place::new();
+    let daemon = place.daemon_with_region();
+    let disk = place.disk("disk", 8 * MIB);
+    daemon
+        .start_backend(0, &StartBackend { start_dev: false, export: None, ..place.backend(&disk) })
+        .unwrap();
+    std::fs::hard_link(&disk, place.path("other-name")).unwrap();
+    for path in ["disk", "other-name"] {
+        let again = place.backend(&place.text(path));
+        refused(daemon.start_backend(0, &again), ErrorKind::AlreadyExists, "backend 0");
+    }
+}
+
+#[test]
+fn a_backend_has_one_block_device() {
+    let place = Place::new();
+    let daemon = place.daemon_with_region();
+    let disk = place.disk("disk", 8 * MIB);
+    daemon.start_backend(0, &place.backend(&disk)).unwrap();
+    let second = StartBlkdev { backend: 0, export: Some(format!("nbd:unix:{}", place.text("second.sock"))) };
+    refused(daemon.start_blkdev(0, &second), ErrorKind::Busy, "has a block device already");
+    daemon.stop_blkdev(0, 0, StopBlkdev::default()).unwrap();
+    refused(daemon.stop_blkdev(0, 0, StopBlkdev::default()), ErrorKind::NotFound, "no block device 0");
+    daemon.start_blkdev(0, &second).unwrap();
+}
+
+#[test]
+fn a_device_that_is_open_is_not_stopped_but_by_force() {
+    let place = Place::new();
+    let daemon = place.daemon_with_region();
+    let disk = place.disk("disk", 8 * MIB);
+    daemon.start_backend(0, &place.backend(&disk)).unwrap();
+    let mut client = place.client();
+    refused(daemon.stop_blkdev(0, 0, StopBlkdev::default()), ErrorKind::Busy, "NBD client");
+    refused(stop(&daemon, StopBackend::default()), ErrorKind::Busy, "NBD client");
+    client.write(0, &[7; 4096], true).unwrap();
+    stop(&daemon, StopBackend { force: true, ..StopBackend::default() }).unwrap();
+    assert!(client.write(0, &[8; 4096], false).is_err());
+    assert_eq!(std::fs::read(&disk).unwrap()[..4096], [7; 4096]);
+}

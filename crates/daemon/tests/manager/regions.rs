@@ -1,0 +1,151 @@
+//! Regions: what is formatted, registered, refused and left.
+
+use crate::place::{MIB, Place, refused, stop};
+use cbd_daemon::api::{RegisterTransport, StopBackend};
+use cbd_daemon::control::Control;
+use cbd_types::ErrorKind;
+
+#[test]
+fn a_region_is_formatted_over_only_by_force() {
+    let place = Place::new();
+    {
+        place.daemon_with_region().unregister_transport(0).unwrap();
+    }
+    let daemon = place.daemon();
+    assert_eq!(daemon.summary, "0 transports, 0 backends, 0 block devices");
+    refused(daemon.register_transport(&place.region(32 * MIB)), ErrorKind::AlreadyExists, "--force");
+    daemon.register_transport(&RegisterTransport { force: true, ..place.region(32 * MIB) }).unwrap();
+}
+
+#[test]
+fn a_refused_format_leaves_the_file_as_it_was() {
+    let place = Place::new();
+    {
+        place.daemon_with_region().unregister_transport(0).unwrap();
+    }
+    let daemon = place.daemon();
+    refused(daemon.register_transport(&place.region(64 * MIB)), ErrorKind::AlreadyExists, "--force");
+    assert_eq!(std::fs::metadata(place.path("region")).unwrap().len(), 32 * MIB);
+    let missing = RegisterTransport { path: place.text("new"), ..place.region(128 << 10) };
+    assert!(daemon.register_transport(&missing).is_err());
+    assert!(!place.path("new").exists());
+}
+
+#[test]
+fn bad_regions_are_refused() {
+    let place = Place::new();
+    let daemon = place.daemon();
+    let plain = |path: String| RegisterTransport { format: false, size: None, path, ..place.region(0) };
+    refused(daemon.register_transport(&plain(place.text("missing"))), ErrorKind::NotFound, "--format");
+    let zeroes = place.disk("zeroes", 32 * MIB);
+    refused(daemon.register_transport(&plain(zeroes)), ErrorKind::Foreign, "");
+    std::fs::write(place.path("text"), "hello, world ".repeat(1 << 20)).unwrap();
+    let text = RegisterTransport { path: place.text("text"), size: None, ..place.region(0) };
+    refused(daemon.register_transport(&text), ErrorKind::Foreign, "--force");
+    let small = RegisterTransport { size: Some(MIB), ..place.region(0) };
+    refused(daemon.register_transport(&small), ErrorKind::NoSpace, "");
+    let folder =
+        RegisterTransport { path: place.folder.path().to_str().unwrap().into(), ..place.region(MIB) };
+    refused(daemon.register_transport(&folder), ErrorKind::InvalidArgument, "");
+    for host in ["", "a b", "ü"] {
+        let request = RegisterTransport { host: host.into(), ..place.region(32 * MIB) };
+        refused(daemon.register_transport(&request), ErrorKind::InvalidArgument, "host");
+    }
+    for path in ["", "relative"] {
+        let request = RegisterTransport { path: path.into(), ..place.region(32 * MIB) };
+        refused(daemon.register_transport(&request), ErrorKind::InvalidArgument, "path");
+    }
+    assert!(daemon.transports().unwrap().is_empty());
+    assert!(!place.path("region").exists());
+}
+
+#[test]
+fn a_region_is_registered_once_and_held() {
+    let place = Place::new();
+    let daemon = place.daemon_with_region();
+    std::fs::hard_link(place.path("region"), place.path("other-name")).unwrap();
+    for path in ["region", "other-name"] {
+        let again =
+            RegisterTransport { path: place.text(path), format: false, size: None, ..place.region(0) };
+        refused(daemon.register_transport(&again), ErrorKind::AlreadyExists, "transport 0");
+    }
+    let second = Place::new();
+    let other = second.daemon();
+    let again = RegisterTransport { format: false, size: None, ..place.region(0) };
+    refused(other.register_transport(&again), ErrorKind::Busy, "");
+}
+
+#[test]
+fn a_transport_with_backends_is_not_left() {
+    let place = Place::new();
+    let disk = place.disk("disk", 8 * MIB);
+    let daemon = place.daemon_with_region();
+    daemon.start_backend(0, &place.backend(&disk)).unwrap();
+    refused(daemon.unregister_transport(0), ErrorKind::Busy, "backend 0");
+    stop(&daemon, StopBackend::default()).unwrap();
+    daemon.unregister_transport(0).unwrap();
+    refused(daemon.unregister_transport(0), ErrorKind::NotFound, "no transport 0");
+}
+
+#[test]
+fn a_region_that_is_lost_keeps_the_transport_and_says_why() {
+    let place = Place::new();
+    {
+        place.daemon_with_region();
+    }
+    let region = std::fs::read(place.path("region")).unwrap();
+    std::fs::remove_file(place.path("region")).unwrap();
+    {
+        let daemon = place.daemon();
+        let transport = &daemon.transports().unwrap()[0];
+        assert!(!transport.alive);
+        assert!(transport.error.is_some());
+        refused(daemon.backends(0, false), ErrorKind::Stopped, "transport 0 is not up");
+        // It is there again: registering it goes on under its number.
+        std::fs::write(place.path("region"), &region).unwrap();
+        let again = RegisterTransport { format: false, size: None, ..place.region(0) };
+        assert_eq!(daemon.register_transport(&again).unwrap().transport_id, 0);
+    }
+    assert_eq!(place.daemon().summary, "1 transports, 0 backends, 0 block devices");
+}
+
+#[test]
+fn a_damaged_region_never_ends_the_daemon() {
+    let place = Place::new();
+    let disk = place.disk("disk", 8 * MIB);
+    {
+        let daemon = place.daemon_with_region();
+        daemon.start_backend(0, &place.backend(&disk)).unwrap();
+        place.client().write(0, &[9; 65536], true).unwrap();
+    }
+    let good = std::fs::read(place.path("region")).unwrap();
+    let mut seed = 0x9e37_79b9_7f4a_7c15u64;
+    for round in 0..20 {
+        let mut bad = good.clone();
+        for _ in 0..=round {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            // Mostly the tables and the first segments.
+            let at = usize::try_from(seed >> 20).unwrap() % (4 << 20);
+            let end = (at + 4096).min(bad.len());
+            bad[at..end].fill((seed >> 8) as u8);
+        }
+        std::fs::write(place.path("region"), &bad).unwrap();
+        let daemon = place.daemon();
+        assert_eq!(daemon.status().unwrap().transports.len(), 1, "round {round}");
+    }
+}
+
+#[test]
+fn require_persistent_refuses_a_region_that_power_loss_destroys() {
+    let mut place = Place::new();
+    {
+        place.daemon_with_region();
+    }
+    place.require_persistent = true;
+    let error = place.try_daemon().err().expect("the daemon started");
+    assert!(error.line().contains("does not survive a power failure"), "{error}");
+    let fresh = Place { require_persistent: true, ..Place::new() };
+    let daemon = fresh.daemon();
+    refused(daemon.register_transport(&fresh.region(32 * MIB)), ErrorKind::Unsupported, "power failure");
+    assert!(!fresh.path("region").exists());
+}
