@@ -268,7 +268,8 @@ fn deep_queues_of_mixed_requests_are_served_right() {
             for path in [export.device_path().to_owned(), export.file_path()] {
                 let file = format!("--filename={}", path.display());
                 let job = "--name=job --ioengine=libaio --direct=1 --rw=randrw --bsrange=512-512k --iodepth=64 \
-                           --numjobs=1 --size=32m --verify=crc32c --do_verify=1 --fsync=50 --randrepeat=1";
+                           --numjobs=1 --size=32m --verify=crc32c --do_verify=1 --fsync=50 --randrepeat=1 \
+                           --verify_state_save=0";
                 let mut arguments: Vec<_> = job.split_whitespace().collect();
                 arguments.push(&file);
                 tool("fio", &arguments);
