@@ -153,11 +153,11 @@ struct Cost {
 fn cost_of_both(name: &str) -> Cost {
     let nothing = Cost { served: true, lost: 0, said: "", other: true };
     match name {
-        "superblock" => {
-            Cost { served: false, said: "does not hold a CBD transport", other: false, ..nothing }
-        }
+        "superblock" => Cost { served: false, said: "both superblocks are gone", other: false, ..nothing },
         "row of the backend" => Cost { served: false, said: "backend 0: both copies of its row", ..nothing },
-        "row of the block device" => Cost { served: false, ..nothing },
+        "row of the block device" => {
+            Cost { served: false, said: "both copies of row 0 of the block devices", ..nothing }
+        }
         "segment table" => Cost { served: false, said: "its state segment", other: false, ..nothing },
         "header of a segment" | "page of records" => Cost { lost: SIZE / BLOCK, ..nothing },
         _ => nothing,
@@ -210,4 +210,25 @@ fn a_backend_whose_row_is_lost_keeps_its_space_and_its_number() {
         .map(|backend| backend["backend_id"].clone())
         .collect();
     assert_eq!(numbers, [1, 2], "0 is not given to another");
+}
+
+#[test]
+fn a_backend_that_lost_its_block_device_is_warned_of_until_it_has_one() {
+    let mut killed = Killed::new();
+    killed.start_with(|_| ());
+    let pairs = RegionFile::open(&killed.place.region()).pairs();
+    let (_, row, length) =
+        pairs.iter().find(|(name, ..)| *name == "row of the block device").expect("it has one");
+    killed.place.kill();
+    killed.start_with(|region| row.iter().for_each(|at| region.damage(*at, *length)));
+    let said = |place: &Place| place.ok(&["status"]).contains("both copies of row 0 of the block devices");
+    assert!(said(&killed.place), "{}", killed.place.ok(&["status"]));
+    let before = killed.place.ok(&["status"]);
+    assert!(
+        before.contains("without a block device: backend 0 (") && before.contains("dev-start"),
+        "{before}"
+    );
+    killed.place.ok(&["dev-start", "-b", "0", "--export", &killed.place.nbd()]);
+    assert!(!said(&killed.place), "{}", killed.place.ok(&["status"]));
+    assert_eq!(killed.unreadable("nbd.sock"), NOTHING);
 }

@@ -3,9 +3,10 @@
 mod support;
 
 use cbd_format::{Layout, PAGE, SegmentShape};
-use cbd_inspect::check::DataChecked;
+use cbd_inspect::check::{DataChecked, check};
 use cbd_inspect::dump::{Filter, Item, What};
 use cbd_inspect::{Outcome, Severity, Structure};
+use std::sync::Arc;
 use support::{BLOCK, Place, SEGMENT, number, of, only, only_is, text};
 
 const SHAPE: SegmentShape = SegmentShape { size: SEGMENT };
@@ -85,6 +86,30 @@ fn without_a_superblock_nothing_can_be_opened() {
     assert_eq!((report.outcome, report.exit_code), (Outcome::Unopenable, 3));
     assert!(report.transport.is_none());
     assert_eq!(of(&report, Structure::Superblock).len(), 2);
+}
+
+#[test]
+fn a_region_whose_superblocks_were_wiped_is_told_from_a_foreign_one() {
+    let wiped = |place: &Place| {
+        let mut image = place.image();
+        let second = Layout::second_superblock(image.len() as u64) as usize;
+        image[..4096].fill(0);
+        image[second..second + 4096].fill(0);
+        image
+    };
+    let report = |image: Vec<u8>| check(Arc::new(image), DataChecked::None, &mut |_| {});
+    let was_one = report(wiped(&used()));
+    assert_eq!((was_one.exit_code, was_one.findings.len()), (3, 2));
+    for finding in &was_one.findings {
+        assert!(finding.what.contains("tables of a CBD transport stand"), "{finding:#?}");
+        assert!(finding.advice.contains("keep a copy"), "{finding:#?}");
+    }
+    let foreign = report(vec![0; 1 << 20]);
+    assert_eq!((foreign.exit_code, foreign.findings.len()), (3, 2));
+    for finding in &foreign.findings {
+        assert!(finding.what.contains("does not hold a CBD transport"), "{finding:#?}");
+        assert!(finding.advice.contains("if it ought to be one"), "{finding:#?}");
+    }
 }
 
 #[test]

@@ -192,11 +192,32 @@ impl Running {
         })
     }
 
+    /// That block devices are gone with their rows, as long as a backend is without one.
+    fn lost_blkdevs(&self) -> Option<String> {
+        let rows: Vec<String> = self.transport.lost_blkdevs().iter().map(ToString::to_string).collect();
+        let without: Vec<String> = self
+            .backends
+            .iter()
+            .filter(|(_, slot)| slot.blkdevs.is_empty())
+            .map(|(id, slot)| format!("{id} ({})", slot.path))
+            .collect();
+        if rows.is_empty() || without.is_empty() {
+            return None;
+        }
+        Some(format!(
+            "both copies of row {} of the block devices are damaged: a block device that stood there is not served, and no data \
+             is lost with it; without a block device: backend {}; dev-start -b ID makes one, under another number",
+            rows.join(", "),
+            without.join(", ")
+        ))
+    }
+
     fn info(&self, base: TransportInfo) -> TransportInfo {
         let info = self.transport.info();
         let (layout, [hosts, backends, blkdevs, _]) = (info.layout, info.bytes_per_row);
         let mut warnings = self.mapping.warnings.clone();
         warnings.extend(self.damaged.iter().cloned());
+        warnings.extend(self.lost_blkdevs());
         if self.mapping.durability != Durability::PowerFail {
             warnings.push(
                 "this region does not survive a power failure: what is dirty in it is lost with the machine"
@@ -237,8 +258,16 @@ pub(super) fn with_tools(error: Error, region: &str) -> Error {
         ErrorKind::Damaged | ErrorKind::Media => Error::new(
             error.kind(),
             format!(
-                "{}; with no daemon on the region, cbdctrl check {region} says what is wrong and what it costs, cbdctrl repair \
-                 what can be put right, and cbdctrl rescue writes what is dirty to its disks",
+                "{}; with no daemon on the region, cbdctrl check {region} says what is wrong, what it costs and what to do, \
+                 cbdctrl repair what can be put right, and cbdctrl rescue writes what is dirty to its disks",
+                error.line()
+            ),
+        ),
+        ErrorKind::Foreign => Error::new(
+            error.kind(),
+            format!(
+                "{}; if it ought to hold one, cbdctrl check {region} says what stands there, and cbdctrl rescue writes what is \
+                 dirty to its disks once it can be opened; tp-reg --format makes a new one",
                 error.line()
             ),
         ),
@@ -270,7 +299,10 @@ impl Manager {
         check_host_name(&request.host)?;
         absolute(path, "a region")?;
         if request.size.is_some_and(|size| size == 0) {
-            return Err(Error::new(ErrorKind::InvalidArgument, "a region of size 0 holds nothing"));
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!("a region of size 0 holds nothing: give {path} another size"),
+            ));
         }
         if !request.format && (request.force || request.segment_size.is_some()) {
             return Err(Error::new(ErrorKind::InvalidArgument, "force and segment-size go with format only"));
@@ -305,8 +337,10 @@ impl Manager {
         let path = &request.path;
         let options = OpenOptions { size: request.size, create: request.format, ..OpenOptions::default() };
         let opened = open_region(&self.fixed, path, &options).map_err(|error| match error.kind() {
-            ErrorKind::NotFound if !request.format => error
-                .while_doing(format!("there is no region at {path} (make one with --format --size SIZE)")),
+            ErrorKind::NotFound if !request.format => Error::new(
+                ErrorKind::NotFound,
+                format!("there is no region at {path}; make one with --format --size SIZE"),
+            ),
             _ => error,
         })?;
         let environment = Arc::clone(&self.fixed.environment);

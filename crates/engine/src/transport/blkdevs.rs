@@ -105,6 +105,13 @@ impl<E: Environment> Transport<E> {
             .collect()
     }
 
+    /// Rows that a blkdev may have had, and of which both copies are damaged.
+    pub fn lost_blkdevs(&self) -> Vec<BlkdevId> {
+        let tables = self.tables.lock();
+        let rows = (0..).map(BlkdevId).zip(&tables.blkdevs);
+        rows.filter(|(_, row)| row.is_lost()).map(|(id, _)| id).collect()
+    }
+
     /// Removes a blkdev.
     ///
     /// # Errors

@@ -7,6 +7,7 @@
 mod backends;
 mod blkdevs;
 mod hosts;
+mod remnants;
 mod rows;
 mod view;
 
@@ -93,8 +94,8 @@ impl<E: Environment> Transport<E> {
     /// Makes a transport of a region.
     ///
     /// # Errors
-    /// [`ErrorKind::AlreadyExists`] when it holds one, [`ErrorKind::Foreign`] when it holds other data, both unless
-    /// `force`; [`ErrorKind::NoSpace`] when it is too small for one cache.
+    /// [`ErrorKind::AlreadyExists`] when it holds one, or the tables of one, [`ErrorKind::Foreign`] when it holds other data,
+    /// all unless `force`; [`ErrorKind::NoSpace`] when it is too small for one cache.
     pub fn format(
         environment: Arc<E>,
         region: Region<E::Memory>,
@@ -152,9 +153,10 @@ impl<E: Environment> Transport<E> {
     ///
     /// # Errors
     /// [`ErrorKind::Foreign`], [`ErrorKind::Damaged`] or [`ErrorKind::Unsupported`] with what is wrong with both superblocks.
+    /// A region that has none, and tables of a transport, is damaged.
     pub fn open(environment: Arc<E>, region: Region<E::Memory>) -> Result<Arc<Self>> {
         let size = region.size();
-        let (superblock, layout) = read_superblock(&region, 0).or_else(|first| {
+        let found = read_superblock(&region, 0).or_else(|first| {
             if size < 2 * PAGE || !Safeguard::SuperblockSecondRead.is_kept() {
                 return Err(first);
             }
@@ -162,6 +164,10 @@ impl<E: Environment> Transport<E> {
                 // Where one copy is ours, what is wrong with it says more than "foreign".
                 if first.kind() == ErrorKind::Foreign { second } else { first }
             })
+        });
+        let (superblock, layout) = found.map_err(|error| match error.kind() {
+            ErrorKind::Foreign => remnants::without_superblock(&region),
+            _ => error,
         })?;
         let mut tables = Tables {
             hosts: read_table(&region, layout.host_area, layout.host_rows),
@@ -292,6 +298,13 @@ fn read_superblock<P: Pmem>(region: &Region<P>, at: u64) -> Result<(Superblock, 
 
 /// A region that holds anything is formatted only by force.
 fn refuse_used<P: Pmem>(region: &Region<P>) -> Result<()> {
+    if remnants::holds_rows(region) {
+        return Err(Error::new(
+            ErrorKind::AlreadyExists,
+            "the region holds a CBD transport, or the tables of one whose superblocks are gone; to destroy it and all data \
+             in it, format with --force",
+        ));
+    }
     let mut page = vec![0; PAGE as usize];
     for at in [0, Layout::second_superblock(region.size())] {
         region.load(at, &mut page)?;

@@ -1,9 +1,15 @@
 //! The two superblocks.
 
-use super::{Checker, NOTHING_TO_DO, REPAIR};
+use super::{Checker, REPAIR, open_private};
 use crate::finding::{Mend, Place, Severity, Structure};
 use cbd_format::{Layout, Superblock, record::bytes_of};
 use cbd_types::{Error, ErrorKind};
+
+/// What a region costs that has no superblock.
+const UNOPENABLE: &str = "the region cannot be opened, by a daemon neither";
+/// What can be done about it.
+const WITHOUT_SUPERBLOCKS: &str = "keep a copy of the region (dd); then as docs/operations.md says under \"When both superblocks are \
+     gone\": a superblock of an empty region of the same size on that copy, and cbdctrl check and rescue on it";
 
 impl Checker<'_> {
     /// Whether one of them can be used.
@@ -31,20 +37,24 @@ impl Checker<'_> {
             [Err(first), Err(second)] => {
                 // Where one copy is ours, what is wrong with it says more than "foreign".
                 let is_foreign = [first, second].iter().all(|error| error.kind() == ErrorKind::Foreign);
+                // Whether it was a transport is found out by the daemon's own opening.
+                let opened = if is_foreign { open_private(&self.bytes).err() } else { None };
+                let (cost, advice) = match &opened {
+                    Some(error) if error.kind() == ErrorKind::Damaged => (UNOPENABLE, WITHOUT_SUPERBLOCKS),
+                    Some(_) => (
+                        "it is no region of CBD's, or its superblocks and its tables were overwritten",
+                        "if it ought to be one: look whether this is the right file, then for a copy of it",
+                    ),
+                    None => (
+                        UNOPENABLE,
+                        "if the region was cut short, give it back its size; if it was made by a newer program, use that; \
+                         else as docs/operations.md says under \"When both superblocks are gone\"",
+                    ),
+                };
                 for (at, error) in places.into_iter().zip([first, second]) {
-                    let (cost, advice) = if is_foreign {
-                        (
-                            "it is no region of CBD's, or its first and its last page were overwritten",
-                            NOTHING_TO_DO,
-                        )
-                    } else {
-                        (
-                            "the region cannot be opened, by a daemon neither",
-                            "if the region was cut short, give it back its size; if it was made by a newer program, use that",
-                        )
-                    };
+                    let what = opened.as_ref().unwrap_or(error).line();
                     let place = Place::bytes(at, u64::from(length));
-                    self.add(Severity::Fatal, Structure::Superblock, place, error.line(), cost, advice, None);
+                    self.add(Severity::Fatal, Structure::Superblock, place, what, cost, advice, None);
                 }
                 return false;
             }
