@@ -57,7 +57,7 @@ pub enum Command {
         /// Size of a region that is to be made, e.g. 8G
         #[arg(short, long, value_parser = parse_size)]
         size: Option<u64>,
-        /// Segment size of a region that is formatted, 1M to 64M [default: by the region's size]
+        /// Segment size of a region that is formatted, 64K to 64M [default: by the region's size]
         #[arg(long, value_parser = parse_size, value_name = "SIZE")]
         segment_size: Option<u64>,
         /// Make a transport on the region, and the region if need be

@@ -13,7 +13,7 @@ pub fn completions(shell: clap_complete::Shell) -> ExitCode {
     if shell == clap_complete::Shell::Bash || shell == clap_complete::Shell::Fish {
         clap_complete::generate(shell, &mut DaemonCli::command(), "cbdd", &mut text);
     }
-    ended(io::stdout().write_all(&text))
+    ended(io::stdout().write_all(&text), || "the completions cannot be printed".to_owned())
 }
 
 /// Writes man pages into `folder`: one for each command, one for the daemon.
@@ -26,16 +26,17 @@ pub fn man(folder: &Path) -> ExitCode {
                 clap_mangen::Man::new(DaemonCli::command()).section("8").render(&mut page)?;
                 std::fs::write(folder.join("cbdd.8"), page)
             }),
+        || format!("man pages cannot be written into {}", folder.display()),
     )
 }
 
-fn ended(result: io::Result<()>) -> ExitCode {
+fn ended(result: io::Result<()>, what: impl FnOnce() -> String) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         // Whoever reads a pipe may have seen enough.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("cbdctrl: {error}");
+            eprintln!("cbdctrl: {}: {error}", what());
             ExitCode::FAILURE
         }
     }

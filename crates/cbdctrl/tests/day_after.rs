@@ -85,6 +85,7 @@ fn wrong_usage_of_the_tools_ends_with_64() {
         &["dump", "/r", "everything"],
         &["dump", "/r", "records", "--range", "1G"],
         &["dump", "/r", "records", "--kind", "read"],
+        &["dump", "/r", "records", "--sequence", "9..1"],
         &["repair", "/r", "--yes", "--dry-run"],
         &["rescue", "/r", "--to", "/disk"],
         &["rescue", "/r", "-b", "0", "--other-disk"],
@@ -212,6 +213,117 @@ fn a_daemon_that_cannot_open_a_region_says_which_tools_can_help() {
     assert!(error.contains(&format!("cbdctrl check {region}")) && error.contains("rescue"), "{error}");
     // The region is not held, so that they can.
     assert_eq!(offline(&place, &["check", &region]).code, 3);
+}
+
+#[test]
+fn a_result_that_cannot_be_printed_is_no_success() {
+    let (place, _, _) = killed(3, false);
+    let region = place.region();
+    let into_full = |arguments: &[&str]| {
+        let full = std::fs::File::options().write(true).open("/dev/full").expect("a full disk");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cbdctrl"));
+        command.args(arguments).stdout(full).stdin(Stdio::null());
+        let ended = command.output().expect("it runs");
+        let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert!(said.contains("cannot be printed: No space left") && said.lines().count() == 1, "{said}");
+        ended.status.code()
+    };
+    assert_eq!(into_full(&["check", &region]), Some(74));
+    assert_eq!(into_full(&["dump", &region, "tables"]), Some(74));
+    assert_eq!(into_full(&["rescue", &region]), Some(1), "what is dirty says more");
+    assert_eq!(into_full(&["rescue", &region, "--yes"]), Some(74));
+    assert_eq!(into_full(&["completions", "bash"]), Some(1));
+}
+
+#[test]
+fn what_is_not_there_is_named() {
+    let (place, _, _) = killed(3, false);
+    let region = place.region();
+    for arguments in [
+        &["dump", &region, "records", "-b", "40"][..],
+        &["dump", &region, "lanes", "-b", "40"],
+        &["rescue", &region, "-b", "40"],
+    ] {
+        let ran = offline(&place, arguments);
+        assert_eq!((ran.code, ran.stdout.as_str()), (3, ""), "{arguments:?}: {ran:?}");
+        assert!(ran.stderr.contains("no backend 40"), "{ran:?}");
+    }
+    // What is dirty is not known of a backend whose disk was not found, and is not said to be nothing.
+    let away = place.text("away");
+    let nowhere = offline_json(&place, &["rescue", &region, "-b", "0", "--to", &away, "--yes"], 3);
+    assert_eq!(nowhere["backends"][0]["dirty_bytes"], Value::Null, "{nowhere}");
+    let small = place.text("small");
+    std::fs::write(&small, "hello").expect("a file");
+    let refused = offline(&place, &["check", &small]);
+    assert!(refused.stderr.contains(&format!("{small} has 5 bytes")), "{refused:?}");
+    let length = std::fs::metadata(&region).expect("the region").len();
+    std::fs::File::options()
+        .write(true)
+        .open(&region)
+        .and_then(|file| file.set_len(length / 2))
+        .expect("cut");
+    for arguments in [
+        &["repair", &region, "--yes"][..],
+        &["rescue", &region],
+        &["rescue", &region, "--yes"],
+        &["dump", &region, "tables"],
+    ] {
+        let ran = offline(&place, arguments);
+        assert_eq!(ran.code, 3, "{arguments:?}: {ran:?}");
+        for part in [&region, "cut short", "cbdctrl check"] {
+            assert!(ran.stderr.contains(part), "no {part}: {ran:?}");
+        }
+    }
+}
+
+/// As docs/operations.md tells it under "When both superblocks are gone".
+#[test]
+fn a_region_without_superblocks_is_not_formatted_and_is_rescued_by_the_superblock_of_another() {
+    let (mut place, disk, expected) = killed(40, false);
+    let region = place.region();
+    let length = std::fs::metadata(&region).expect("the region").len();
+    let file = std::fs::File::options().write(true).open(&region).expect("the region");
+    for at in [0, length - 4096] {
+        file.write_all_at(&[0; 4096], at).expect("wiped");
+    }
+    let wiped = std::fs::read(&region).expect("the region");
+    place.start();
+    let error = place.json(&["tp-list"])[0]["error"].as_str().expect("it is not up").to_owned();
+    for part in ["both superblocks are gone", &format!("cbdctrl check {region}"), "rescue", "do not format"] {
+        assert!(error.contains(part), "no {part}: {error}");
+    }
+    let format = ["tp-reg", "--path", &region, "--host", "node0", "--format"];
+    let refused = place.run(&format);
+    assert_eq!(refused.code, 1, "{refused:?}");
+    assert!(
+        refused.stderr.contains("superblocks are gone") && refused.stderr.contains("--force"),
+        "{refused:?}"
+    );
+    let report = offline(&place, &["check", &region]);
+    assert_eq!(report.code, 3);
+    assert!(report.stdout.contains("When both superblocks are gone"), "{report:?}");
+    assert_eq!(offline(&place, &["rescue", &region, "--yes"]).code, 3);
+    assert!(std::fs::read(&region).expect("the region") == wiped, "nothing of it was changed");
+    // The way out.
+    let (blank, copy) = (place.in_memory("blank"), place.text("copy"));
+    let size = length.to_string();
+    let made = place.json(&["tp-reg", "-p", &blank, "-s", &size, "-H", "any", "--format", "--json"]);
+    place.ok(&["tp-unreg", "-t", &made["transport_id"].to_string()]);
+    std::fs::copy(&region, &copy).expect("a copy");
+    let page = &std::fs::read(&blank).expect("the blank")[..4096];
+    std::fs::File::options()
+        .write(true)
+        .open(&copy)
+        .and_then(|copy| copy.write_all_at(page, 0))
+        .expect("put");
+    place.kill();
+    assert_eq!(
+        offline(&place, &["check", &copy]).code,
+        1,
+        "the second superblock is to be repaired, and no more"
+    );
+    assert_eq!(offline(&place, &["rescue", &copy, "--yes"]).code, 0);
+    assert!(std::fs::read(&disk).expect("the disk") == expected);
 }
 
 #[test]

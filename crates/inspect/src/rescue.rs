@@ -103,8 +103,8 @@ pub struct Rescued {
     pub complete: bool,
     /// Bytes that were written to the disk.
     pub written_bytes: u64,
-    /// Bytes that are still dirty.
-    pub dirty_bytes: u64,
+    /// Bytes that are still dirty; not known where nothing was opened.
+    pub dirty_bytes: Option<u64>,
     /// The last epoch that is on the disk.
     pub drained_epoch: u64,
     /// When that was reached, in milliseconds since 1970 UTC.
@@ -170,7 +170,7 @@ fn one(
     progress: &mut dyn FnMut(Progress),
 ) -> Result<()> {
     if entry.cache_segments == 0 {
-        (rescued.opened, rescued.backing_is_consistent) = (true, true);
+        (rescued.opened, rescued.backing_is_consistent, rescued.dirty_bytes) = (true, true, Some(0));
         return Ok(());
     }
     // 1. The disk, before anything: what a killed predecessor left in the kernel has landed when it is held.
@@ -192,7 +192,7 @@ fn one(
     cache.stop();
     let status = cache.status();
     rescued.written_bytes = status.written_back_bytes;
-    rescued.dirty_bytes = status.dirty_bytes;
+    rescued.dirty_bytes = Some(status.dirty_bytes);
     rescued.drained_epoch = status.drained_epoch.0;
     rescued.drained_wall_ms = status.drained_wall_ms;
     rescued.backing_is_consistent = status.backing_is_consistent;

@@ -44,7 +44,7 @@ fn all_that_a_killed_daemon_acknowledged_reaches_the_disk() {
     assert!(place.on_disk() != place.expected);
     let done = rescued(&place, &Options::default());
     assert!(done.complete && done.error.is_none() && done.damaged.is_empty(), "{done:?}");
-    assert_eq!(done.dirty_bytes, 0);
+    assert_eq!(done.dirty_bytes, Some(0));
     assert!(done.backing_is_consistent && done.drained_epoch > 0);
     assert!(place.on_disk() == place.expected);
     let report = place.check(DataChecked::All);

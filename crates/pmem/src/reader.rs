@@ -62,6 +62,8 @@ impl Reader {
         let length = if looked.file_type().is_char_device() {
             device_length(path, &looked)?.1
         } else {
+            // As it is: a file that is too small is told its own size.
+            check_minimum(path, looked.len())?;
             looked.len() / file::page_size() * file::page_size()
         };
         check_minimum(path, length)?;

@@ -128,7 +128,10 @@ fn sequences(text: &str) -> Result<RangeInclusive<u64>, String> {
         }
     };
     match text.split_once("..") {
-        Some((first, last)) => Ok(number(first, 0)?..=number(last, u64::MAX)?),
+        Some((first, last)) => {
+            let range = number(first, 0)?..=number(last, u64::MAX)?;
+            if range.is_empty() { Err("write A..B with A not above B".to_owned()) } else { Ok(range) }
+        }
         None => text.parse().map(|one| one..=one).map_err(|_| "write A..B, or one number".to_owned()),
     }
 }
@@ -156,7 +159,7 @@ mod tests {
         assert_eq!(sequences("3.."), Ok(3..=u64::MAX));
         assert_eq!(sequences("..7"), Ok(0..=7));
         assert_eq!(sequences("5"), Ok(5..=5));
-        assert!(sequences("a..b").is_err() && sequences("-1").is_err());
+        assert!(sequences("a..b").is_err() && sequences("-1").is_err() && sequences("7..3").is_err());
     }
 
     #[test]

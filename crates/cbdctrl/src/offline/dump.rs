@@ -1,6 +1,6 @@
 //! `cbdctrl dump`.
 
-use super::{DumpArguments, UNOPENABLE, failed};
+use super::{DumpArguments, NOT_PRINTED, UNOPENABLE, failed, of_region};
 use crate::command::Output;
 use cbd_inspect::dump::{Filter, Item};
 use cbd_pmem::Reader;
@@ -33,9 +33,9 @@ pub fn dump(arguments: &DumpArguments, json: bool) -> ExitCode {
     let (items, printed) = (printer.items, printer.end());
     match done {
         // Nothing was printed yet: the error stands alone, in JSON too.
-        Err(error) if items == 0 => return failed(&error, &output),
+        Err(error) if items == 0 => return failed(&of_region(error, &arguments.region), &output),
         Err(error) => {
-            eprintln!("cbdctrl: {}", error.line());
+            eprintln!("cbdctrl: {}", of_region(error, &arguments.region).line());
             return ExitCode::from(UNOPENABLE);
         }
         Ok(()) => {}
@@ -43,7 +43,7 @@ pub fn dump(arguments: &DumpArguments, json: bool) -> ExitCode {
     match printed {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
             eprintln!("cbdctrl: the result cannot be printed: {error}");
-            ExitCode::from(UNOPENABLE)
+            ExitCode::from(NOT_PRINTED)
         }
         _ => ExitCode::SUCCESS,
     }

@@ -22,14 +22,18 @@ use cbd_daemon::api::{ErrorAnswer, ErrorBody};
 use cbd_daemon::size::{format_size, format_time};
 use cbd_inspect::report::RangeSummary;
 use cbd_inspect::{BackendSummary, Finding, Report};
-use cbd_types::Error;
+use cbd_types::{Error, ErrorKind};
 use std::fmt::Write;
+use std::path::Path;
 use std::process::ExitCode;
 
 /// Wrong usage of these commands: small numbers say what was found.
 pub const WRONG_USAGE: u8 = 64;
 /// The region, or what is needed of it, cannot be opened.
 const UNOPENABLE: u8 = 3;
+
+/// All is well, but whoever asked has not been told: the disk of the output is full.
+const NOT_PRINTED: u8 = 74;
 
 /// What the exit codes of `check` mean.
 pub const CHECK_EXIT_CODES: &str = "\
@@ -38,11 +42,13 @@ Exit codes:
    1  something is damaged, and nothing is lost: second copies serve
    2  data, or the order in which it reaches the backing device, is affected
    3  the region, or a cache in it, cannot be opened (busy, foreign, damaged beyond its copies)
-  64  wrong usage";
+  64  wrong usage
+  74  the result cannot be printed (where it would else be 0)";
 
 /// What the exit codes of `dump` mean.
 pub const DUMP_EXIT_CODES: &str = "\
-Exit codes: 0 done, 3 the region, or what is asked for in it, cannot be opened, 64 wrong usage";
+Exit codes: 0 done, 3 the region, or what is asked for in it, cannot be opened, 64 wrong usage,
+74 the result cannot be printed";
 
 /// What the exit codes of `repair` mean.
 pub const REPAIR_EXIT_CODES: &str = "\
@@ -51,7 +57,8 @@ Exit codes:
    1  there is something to repair, and it was not done (a dry run, or you said no)
    2  every second copy is whole that can be; what is left cannot be put right without guessing
    3  the region cannot be opened, or could not be repaired
-  64  wrong usage";
+  64  wrong usage
+  74  the result cannot be printed (where it would else be 0)";
 
 /// What the exit codes of `rescue` mean.
 pub const RESCUE_EXIT_CODES: &str = "\
@@ -60,7 +67,8 @@ Exit codes:
    1  something is dirty: a dry run, or not all could be written (run it again, it goes on from there)
    2  all is on the backing devices but for damaged ranges, which are listed; in a dry run: there are such ranges
    3  the region or a cache in it cannot be opened; nothing of that was written
-  64  wrong usage";
+  64  wrong usage
+  74  the result cannot be printed (where it would else be 0)";
 
 /// One line on standard error and, with `--json`, the error in JSON.
 fn failed(error: &Error, output: &Output) -> ExitCode {
@@ -71,12 +79,20 @@ fn failed(error: &Error, output: &Output) -> ExitCode {
     ExitCode::from(UNOPENABLE)
 }
 
-/// The result was not printed, perhaps: the exit code stands.
+/// The result was not printed, perhaps: an exit code that says what is wrong stands.
 fn ended(printed: cbd_types::Result<()>, code: u8) -> ExitCode {
-    if let Err(error) = printed {
-        eprintln!("cbdctrl: {}", error.line());
+    let Err(error) = printed else { return ExitCode::from(code) };
+    eprintln!("cbdctrl: {}", error.line());
+    ExitCode::from(if code == 0 { NOT_PRINTED } else { code })
+}
+
+/// An error of what a region holds, with the region it is about.
+fn of_region(error: Error, region: &Path) -> Error {
+    match error.kind() {
+        ErrorKind::Damaged | ErrorKind::Foreign | ErrorKind::Media | ErrorKind::Unsupported => error
+            .while_doing(format!("{} cannot be opened (cbdctrl check says what to do)", region.display())),
+        _ => error,
     }
-    ExitCode::from(code)
 }
 
 /// Who a region is and what its caches hold.

@@ -1,6 +1,6 @@
 //! `cbdctrl repair`.
 
-use super::{RepairArguments, describe_finding, ended, failed};
+use super::{RepairArguments, describe_finding, ended, failed, of_region};
 use crate::command::Output;
 use crate::progress::ToolBar;
 use cbd_inspect::repair::{Plan, apply, plan};
@@ -59,8 +59,8 @@ fn run(arguments: &RepairArguments, output: &Output) -> Result<(Result<()>, u8)>
     bar.end();
     let plan = plan?;
     if plan.before.transport.is_none() {
-        let why = plan.before.findings.first().map_or("it cannot be opened", |finding| &finding.what);
-        return Err(Error::new(ErrorKind::Damaged, format!("nothing can be repaired: {why}")));
+        let why = plan.before.findings.first().map(|finding| finding.what.clone()).unwrap_or_default();
+        return Err(of_region(Error::new(ErrorKind::Damaged, why), &arguments.region));
     }
     if !output.json {
         output.text(&text_of(&plan))?;

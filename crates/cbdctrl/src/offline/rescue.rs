@@ -1,6 +1,6 @@
 //! `cbdctrl rescue`.
 
-use super::{RescueArguments, UNOPENABLE, describe_backend, describe_ranges, ended, failed};
+use super::{RescueArguments, UNOPENABLE, describe_backend, describe_ranges, ended, failed, of_region};
 use crate::command::Output;
 use crate::progress::ToolBar;
 use cbd_daemon::size::{format_size, format_time};
@@ -72,8 +72,8 @@ fn dry_run(arguments: &RescueArguments, options: &Options, output: &Output) -> R
     let report = check(region, DataChecked::Dirty, &mut |progress| bar.show(progress));
     bar.end();
     if report.transport.is_none() {
-        let why = report.findings.first().map_or("it cannot be opened", |finding| &finding.what);
-        return Err(Error::new(ErrorKind::Damaged, format!("{}: {why}", arguments.region.display())));
+        let why = report.findings.first().map(|finding| finding.what.clone()).unwrap_or_default();
+        return Err(of_region(Error::new(ErrorKind::Damaged, why), &arguments.region));
     }
     let backends = planned(&report, options)?;
     let code = backends
@@ -161,7 +161,7 @@ fn write(arguments: &RescueArguments, options: &Options, output: &Output) -> Res
     let region = Mapping::open(&arguments.region, &OpenOptions::default())?;
     let rescued = cbd_inspect::rescue::rescue(region, options, &mut |progress| bar.show(progress));
     bar.end();
-    let rescued = rescued?;
+    let rescued = rescued.map_err(|error| of_region(error, &arguments.region))?;
     for backend in &rescued {
         for warning in &backend.warnings {
             eprintln!("cbdctrl: warning: {warning}");
@@ -198,7 +198,7 @@ fn text_of_rescued(backend: &Rescued) -> String {
         text,
         "  {} written, {} dirty",
         format_size(backend.written_bytes),
-        format_size(backend.dirty_bytes)
+        format_size(backend.dirty_bytes.unwrap_or(0))
     );
     if backend.drained_wall_ms > 0 {
         let state =

@@ -15,7 +15,7 @@ pub use records::KINDS;
 use crate::Bytes;
 use crate::check::open_private;
 use cbd_format::{Layout, RecordKind, Superblock};
-use cbd_types::{BackendId, ByteRange, Result};
+use cbd_types::{BackendId, ByteRange, Error, ErrorKind, Result};
 use std::ops::{ControlFlow, RangeInclusive};
 use std::sync::Arc;
 
@@ -74,6 +74,12 @@ pub fn dump(bytes: &Arc<dyn Bytes>, what: What, filter: &Filter, give: &mut Give
         return Ok(());
     }
     let transport = open_private(bytes)?;
+    if let (What::Lanes | What::Records, Some(id)) = (what, filter.backend)
+        && let Err(error) = transport.backend(BackendId(id))
+        && error.kind() == ErrorKind::NotFound
+    {
+        return Err(Error::new(ErrorKind::NotFound, format!("the region has no backend {id}")));
+    }
     let layout = transport.info().layout;
     let dump = Dump { bytes: &**bytes, transport: &transport, layout: &layout, filter };
     let _ = match what {
