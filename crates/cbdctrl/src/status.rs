@@ -155,7 +155,8 @@ fn add_cache(page: &mut String, backend: &BackendStatus, cache: &CacheInfo) {
     line(page, 4, "writeback", format!("{order}, {rate}, {on_error} after {after} s of errors"));
     line(page, 4, "recovery point", &cache.recovery_point);
     if cache.writers_waiting {
-        line(page, 4, "FULL", "writes wait for space: the backing device is the limit now");
+        let limit = if settings.writeback_rate == 0 { "" } else { ", or writeback_rate," };
+        line(page, 4, "FULL", format!("writes wait for space: the backing device{limit} is the limit now"));
     }
     if cache.stalled {
         line(

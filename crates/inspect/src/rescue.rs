@@ -9,7 +9,7 @@
 use crate::report::RangeSummary;
 use crate::{Progress, ToolEnvironment};
 use cbd_backing::{Backing, BackingFile, Identity, Options as DiskOptions, PollableQueue};
-use cbd_engine::{BackendEntry, Cache, Environment, Maintainer, Step, Transport};
+use cbd_engine::{BackendEntry, Cache, Environment, Maintainer, Settings, Step, Transport};
 use cbd_export::wake::{Interest, WaitSet};
 use cbd_pmem::Mapping;
 use cbd_types::{BackendId, Epoch, Error, ErrorKind, Region, Result};
@@ -179,7 +179,8 @@ fn one(
     // 2. The engine's recovery.
     let cache = transport.open_cache(entry.id)?;
     rescued.opened = true;
-    // 3. The engine's writeback.
+    // 3. The engine's writeback. A limit of its rate is for the sake of clients, and there are none; the region keeps it.
+    cache.set_settings(Settings { writeback_rate: 0, ..cache.settings() })?;
     let queue = disk.open_queue(DEPTH)?;
     let descriptor = queue.wait_descriptor();
     let maintainer = Maintainer::new(Arc::clone(&cache), queue, disk.geometry());

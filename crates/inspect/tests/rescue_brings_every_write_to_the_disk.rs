@@ -4,12 +4,13 @@
 mod support;
 
 use cbd_backing::{BackingFile, Options as DiskOptions};
+use cbd_engine::Settings;
 use cbd_inspect::Outcome;
 use cbd_inspect::check::DataChecked;
 use cbd_inspect::rescue::{Options, Rescued, rescue};
 use cbd_pmem::{Mapping, OpenOptions};
 use cbd_types::{BackendId, ErrorKind, Result};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use support::{BLOCK, DEVICE, Place, number};
 
 fn try_rescue(place: &Place, options: &Options) -> Result<Vec<Rescued>> {
@@ -49,6 +50,22 @@ fn all_that_a_killed_daemon_acknowledged_reaches_the_disk() {
     assert!(place.on_disk() == place.expected);
     let report = place.check(DataChecked::All);
     assert_eq!((report.outcome, report.backends[0].dirty_records), (Outcome::Clean, 0));
+}
+
+#[test]
+fn a_limit_of_the_rate_does_not_slow_a_rescue() {
+    let mut place = Place::new();
+    let limited = Settings { writeback_rate: 1, ..Settings::default() };
+    place.process().transport.update_settings(BackendId(0), limited).expect("kept");
+    place.write_and_die(100, 3);
+    let began = Instant::now();
+    let done = rescued(&place, &Options::default());
+    assert!(done.complete, "{done:?}");
+    // A request a second, it would be.
+    assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
+    assert!(place.on_disk() == place.expected);
+    let kept = place.process().transport.backend(BackendId(0)).expect("a backend").settings;
+    assert_eq!(kept.writeback_rate, 1);
 }
 
 #[test]
