@@ -5,7 +5,8 @@
 //! - nothing starts a thread, waits for time, or knows a descriptor: the outside comes in through
 //!   [`Environment`] and the ports in `cbd-types`, so a simulator runs the very same engine;
 //! - what acknowledges a request holds a [`Durable`](cbd_types::Durable), and only a fence makes one;
-//! - a lane's lock is taken before the pool's and after the flush pass's, and nothing else is locked inside either.
+//! - a lane's lock is taken before the pool's and after the flush pass's; besides, only leaves are locked inside it (the
+//!   settings, who is to be woken, what the backing device said last), under which nothing else is locked.
 //!
 //! Left to others: bytes on media (`cbd-format`), requests that wait (`cbd-device`), threads (`cbd-daemon`).
 #![no_std]

@@ -87,7 +87,7 @@ impl Reclaim {
     }
 }
 
-/// The clean segment at a tail that was begun in the oldest epoch.
+/// The tail of the lane with the longest log among those whose tail is clean: it has the oldest data for its share of the traffic.
 fn choose<E: Environment>(cache: &Cache<E>, stuck: &BTreeSet<LaneId>) -> Option<Victim> {
     let drained = cache.drained_epoch().0;
     let mut best: Option<(usize, Victim)> = None;
@@ -99,7 +99,6 @@ fn choose<E: Environment>(cache: &Cache<E>, stuck: &BTreeSet<LaneId>) -> Option<
         {
             continue;
         }
-        // The lane with the longest log gives first: it has the oldest data for its share of the traffic.
         if best.as_ref().is_none_or(|(length, _)| state.sealed.len() > *length) {
             best = Some((
                 state.sealed.len(),
