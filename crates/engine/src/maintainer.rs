@@ -63,11 +63,6 @@ impl<E: Environment, Q: BackingQueue> Maintainer<E, Q> {
         &self.queue
     }
 
-    /// The queue to the backing device, to wait on.
-    pub const fn queue_mut(&mut self) -> &mut Q {
-        &mut self.queue
-    }
-
     /// Does what there is to do, in bounded time and without waiting.
     pub fn step(&mut self) -> Step {
         let cache = &*self.cache;

@@ -268,12 +268,6 @@ impl CrashMemory {
         self.state.lock().visible.to_vec()
     }
 
-    /// Number of bytes that a power cut could still take.
-    #[must_use]
-    pub fn unfenced_bytes(&self) -> u64 {
-        self.state.lock().pending.iter().map(|store| store.bytes.len() as u64).sum()
-    }
-
     /// Every load that touches one of these lines fails until the line is stored whole.
     pub fn poison(&self, range: ByteRange) {
         let mut state = self.state.lock();

@@ -259,12 +259,6 @@ impl Oracle {
         entries[oldest..].iter().map(|entry| entry.content).collect()
     }
 
-    /// Ranges whose fate is not known after a crash or an error: read them and [`settle`](Self::settle).
-    #[must_use]
-    pub fn unsettled(&self) -> Vec<ByteRange> {
-        self.open.values().map(|open| open.range).collect()
-    }
-
     /// Decides every open change by what `read` finds now, after a crash and a recovery (or after errors): from
     /// now on what was found stays. What had completed before the crash counts as flushed, as on a disk that
     /// came up again.
