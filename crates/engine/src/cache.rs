@@ -76,10 +76,6 @@ impl<E: Environment> Segment<E> {
         RecordPlace { salt: self.salt.load(Ordering::Relaxed), segment: self.id, slot }
     }
 
-    pub(crate) fn ordinal(&self) -> u64 {
-        self.ordinal.load(Ordering::Relaxed)
-    }
-
     /// Under the lane's lock, where the index still names the segment.
     pub(crate) fn pin(&self) {
         self.pins.fetch_add(1, Ordering::Acquire);

@@ -22,6 +22,7 @@ use crate::{
     pool::Asker,
     rangemap::RangeMap,
     read::Source,
+    status::LISTED_MAX,
 };
 use alloc::vec::Vec;
 use cbd_format::{Record, RecordKind, SegmentShape};
@@ -30,9 +31,6 @@ use core::sync::atomic::Ordering;
 
 /// Bytes that a record takes with its mirror.
 const RECORD_BYTES: u64 = 128;
-
-/// Most parked ranges that are listed one by one.
-const LISTED_MAX: usize = 1024;
 
 /// What stands for a parked range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -80,6 +78,11 @@ impl Parking {
     /// Parts of `range` that are parked.
     pub(crate) fn touching(&self, range: ByteRange) -> impl Iterator<Item = (ByteRange, Parked)> + '_ {
         self.ranges.touching(range)
+    }
+
+    /// Whether the record at `location` stands for a parked part of `range`.
+    pub(crate) fn holds(&self, range: ByteRange, location: Location) -> bool {
+        self.touching(range).any(|(_, parked)| parked.location == location)
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (ByteRange, Parked)> + '_ {

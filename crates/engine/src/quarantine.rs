@@ -13,14 +13,12 @@ use crate::{
     rangemap::RangeMap,
     rare,
     read::Source,
+    status::LISTED_MAX,
 };
 use alloc::{string::String, vec, vec::Vec};
 use cbd_format::record::{Record, RecordKind};
 use cbd_types::{ByteRange, CHECKSUM_BLOCK, CHUNK, Error, LaneId, SECTOR, Safeguard};
 use core::sync::atomic::Ordering;
-
-/// Most damaged ranges that are listed one by one.
-const LISTED_MAX: usize = 1024;
 
 /// What reads and writeback found.
 #[derive(Default)]

@@ -213,8 +213,7 @@ impl<E: Environment> Cache<E> {
         piece: ByteRange,
         unreadable: &Unreadable,
     ) -> bool {
-        let is_parked = state.parked.touching(piece).any(|(_, parked)| parked.location == location);
-        if !Safeguard::ParkedIsDirty.holds(!is_parked) {
+        if !Safeguard::ParkedIsDirty.holds(!state.parked.holds(piece, location)) {
             return false;
         }
         match unreadable {
@@ -280,8 +279,7 @@ impl<E: Environment> Cache<E> {
         if lane.overlay.is_empty() {
             return give(run, source);
         }
-        let place =
-            (location != NONE).then(|| (self.segments[location.segment as usize].ordinal(), location.slot));
+        let place = (location != NONE).then(|| self.place_of(location));
         let mut start = run.start;
         for (part, meaning) in lane.overlay.later_than(run, place) {
             if start < part.start {

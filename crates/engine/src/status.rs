@@ -5,8 +5,8 @@ use alloc::{string::String, vec::Vec};
 use cbd_types::{ByteRange, Epoch};
 use core::sync::atomic::Ordering;
 
-/// Most quarantined ranges that are listed.
-const LISTED_MAX: usize = 1024;
+/// Most damaged ranges, and most parked ones, that are listed one by one.
+pub(crate) const LISTED_MAX: usize = 1024;
 
 /// Trouble with the backing device that writeback has at present.
 #[derive(Clone, PartialEq, Eq, Debug)]

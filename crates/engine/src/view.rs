@@ -165,7 +165,6 @@ impl<E: Environment> Cache<E> {
     pub fn is_on_backing(&self, segment: &LogSegmentView, slot: u32, record: &Record) -> bool {
         let location = Location { segment: segment.number, slot };
         let state = self.lanes[segment.lane.index()].state.lock();
-        let is_parked = state.parked.touching(record.range()).any(|(_, parked)| parked.location == location);
-        !is_parked && self.is_clean(record)
+        !state.parked.holds(record.range(), location) && self.is_clean(record)
     }
 }

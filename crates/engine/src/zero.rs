@@ -42,8 +42,7 @@ impl<E: Environment> Cache<E> {
             }
             // 4. The record names the whole range; what of it belongs to the lane follows from the lane.
             let (location, stored) = self.append(&mut state, Record::new(kind, range), &[]);
-            let ordinal = self.segments[location.segment as usize].ordinal();
-            state.overlay.insert(range, Meaning::Zeroes, (ordinal, location.slot));
+            state.overlay.insert(range, Meaning::Zeroes, self.place_of(location));
             if Safeguard::ParkedSuperseded.is_kept() {
                 state.parked.forget(range);
             }
