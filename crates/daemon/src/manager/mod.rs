@@ -38,8 +38,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use transport::TransportSlot;
 
-/// How often recovery points are looked at.
-const RECOVERY_POINT_INTERVAL: Duration = Duration::from_secs(1);
+/// How often the chores are done.
+const CHORES_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long a region that a predecessor held may stay in use: its locks go one after the other.
 const REGION_PATIENCE: Duration = Duration::from_secs(1);
@@ -72,12 +72,12 @@ pub struct Manager {
     fixed: Fixed,
     tables: Mutex<Tables>,
     stopping: AtomicBool,
-    recorder: Mutex<Option<Recorder>>,
+    chores: Mutex<Option<Chores>>,
 }
 
 /// The thread that logs recovery points, and tries backends again that are not up.
 #[derive(Debug)]
-struct Recorder {
+struct Chores {
     stop: Sender<()>,
     thread: JoinHandle<()>,
 }
@@ -122,7 +122,7 @@ impl Manager {
             },
             tables: Mutex::new(Tables::new()),
             stopping: AtomicBool::new(false),
-            recorder: Mutex::new(None),
+            chores: Mutex::new(None),
         })
     }
 
@@ -147,7 +147,7 @@ impl Manager {
         }
         let summary = summary(&tables);
         drop(tables);
-        *self.recorder.lock() = Recorder::start(self);
+        *self.chores.lock() = Chores::start(self);
         Ok(summary)
     }
 
@@ -159,9 +159,9 @@ impl Manager {
     /// Ends everything: doors first, then the caches. What is dirty stays in the regions.
     pub fn stop(&self) {
         self.begin_stop();
-        if let Some(recorder) = self.recorder.lock().take() {
-            let _ = recorder.stop.send(());
-            let _ = recorder.thread.join();
+        if let Some(chores) = self.chores.lock().take() {
+            let _ = chores.stop.send(());
+            let _ = chores.thread.join();
         }
         let mut tables = self.tables.lock();
         stop::close_doors(&mut tables);
@@ -209,13 +209,13 @@ impl Manager {
     }
 }
 
-impl Recorder {
+impl Chores {
     fn start(manager: &Arc<Manager>) -> Option<Self> {
         let (stop, stopped): (Sender<()>, Receiver<()>) = channel();
         let manager = Arc::downgrade(manager);
         let record = move || {
             let mut logged = BTreeMap::new();
-            while stopped.recv_timeout(RECOVERY_POINT_INTERVAL) == Err(RecvTimeoutError::Timeout) {
+            while stopped.recv_timeout(CHORES_INTERVAL) == Err(RecvTimeoutError::Timeout) {
                 match manager.upgrade() {
                     Some(manager) => {
                         manager.record(&mut logged);
@@ -225,7 +225,7 @@ impl Recorder {
                 }
             }
         };
-        match std::thread::Builder::new().name("cbd-recovery-points".to_owned()).spawn(record) {
+        match std::thread::Builder::new().name("cbd-chores".to_owned()).spawn(work) {
             Ok(thread) => Some(Self { stop, thread }),
             Err(error) => {
                 tracing::warn!("recovery points are not logged outside the region: {error}");
