@@ -14,11 +14,31 @@ use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// How long a disk may stay held by a process that was killed. Its lock goes when the last write that the process left in the
+/// kernel has ended, which can take a slow disk long; without the lock that write could land on top of a later one.
+pub const DISK_PATIENCE: Duration = Duration::from_secs(20);
 
 /// How long a loop device may take to tell its file.
 const LOOP_ANSWER: Duration = Duration::from_secs(1);
 const FUSE_MAGIC: u64 = 0x6573_5546;
+
+/// Opens what a process that was killed a moment ago may still hold; nobody tells when the kernel lets it go.
+///
+/// # Errors
+/// Those of `open`; [`ErrorKind::Busy`] only after `patience`.
+pub fn after_predecessor<T>(patience: Duration, mut open: impl FnMut() -> Result<T>) -> Result<T> {
+    let end = Instant::now() + patience;
+    loop {
+        match open() {
+            Err(error) if error.kind() == ErrorKind::Busy && Instant::now() < end => {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            result => return result,
+        }
+    }
+}
 
 /// Locks an open file and makes sure that no loop device stands on it.
 pub(crate) fn hold_file(file: &File, status: &Status, path: &Path, read_only: bool) -> Result<()> {

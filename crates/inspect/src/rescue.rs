@@ -8,7 +8,9 @@
 
 use crate::report::RangeSummary;
 use crate::{Progress, ToolEnvironment};
-use cbd_backing::{Backing, BackingFile, Identity, Options as DiskOptions, PollableQueue};
+use cbd_backing::{
+    Backing, BackingFile, DISK_PATIENCE, Identity, Options as DiskOptions, PollableQueue, after_predecessor,
+};
 use cbd_engine::{BackendEntry, Cache, Environment, Maintainer, Settings, Step, Transport};
 use cbd_export::wake::{Interest, WaitSet};
 use cbd_pmem::Mapping;
@@ -20,9 +22,6 @@ use std::time::{Duration, Instant};
 
 /// Operations that are kept going on the backing device.
 const DEPTH: usize = 64;
-
-/// How long a disk may stay held by a rescue or a daemon that was killed: until its last write in the kernel has ended.
-const DISK_PATIENCE: Duration = Duration::from_secs(20);
 
 /// What is rescued, and where to.
 #[derive(Clone, Debug)]
@@ -174,7 +173,7 @@ fn one(
         return Ok(());
     }
     // 1. The disk, before anything: what a killed predecessor left in the kernel has landed when it is held.
-    let (disk, warnings) = held(|| options.open_disk(&entry.into(), false))?;
+    let (disk, warnings) = after_predecessor(DISK_PATIENCE, || options.open_disk(&entry.into(), false))?;
     rescued.warnings = warnings;
     // 2. The engine's recovery.
     let cache = transport.open_cache(entry.id)?;
@@ -220,19 +219,6 @@ fn one(
             status.parked_bytes
         ),
     ))
-}
-
-/// Opens what a predecessor that was killed a moment ago may still hold.
-fn held<T>(mut open: impl FnMut() -> Result<T>) -> Result<T> {
-    let end = Instant::now() + DISK_PATIENCE;
-    loop {
-        match open() {
-            Err(error) if error.kind() == ErrorKind::Busy && Instant::now() < end => {
-                std::thread::sleep(Duration::from_millis(50));
-            }
-            result => return result,
-        }
-    }
 }
 
 struct Drain<'a> {

@@ -5,12 +5,12 @@
 use super::blkdev::BlkdevSlot;
 use super::retry::Retry;
 use super::transport::{Running, running_mut, with_tools};
-use super::{DISK_PATIENCE, Fixed, Manager, after_predecessor};
+use super::{Fixed, Manager};
 use crate::api::{self, BackendInfo, SettingsChange};
 use crate::environment::ProcessEnvironment;
 use crate::queue::ServedDevice;
 use crate::worker::Worker;
-use cbd_backing::{Backing, BackingFile, Identity, Options};
+use cbd_backing::{Backing, BackingFile, DISK_PATIENCE, Identity, Options, after_predecessor};
 use cbd_device::Device;
 use cbd_engine::{BackendEntry, Cache, Settings};
 use cbd_types::{BackendId, BlkdevId, Context, Error, ErrorKind, Result};

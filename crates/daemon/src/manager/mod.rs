@@ -44,10 +44,6 @@ const CHORES_INTERVAL: Duration = Duration::from_secs(1);
 /// How long a region that a predecessor held may stay in use: its locks go one after the other.
 const REGION_PATIENCE: Duration = Duration::from_secs(1);
 
-/// The same for a disk. Its lock goes when the last write that the predecessor left in the kernel has ended, which can take
-/// a slow disk long; without the lock that write could land on top of a later one.
-const DISK_PATIENCE: Duration = Duration::from_secs(20);
-
 /// What does not change while the daemon runs.
 #[derive(Debug)]
 struct Fixed {
@@ -213,7 +209,7 @@ impl Chores {
     fn start(manager: &Arc<Manager>) -> Option<Self> {
         let (stop, stopped): (Sender<()>, Receiver<()>) = channel();
         let manager = Arc::downgrade(manager);
-        let record = move || {
+        let work = move || {
             let mut logged = BTreeMap::new();
             while stopped.recv_timeout(CHORES_INTERVAL) == Err(RecvTimeoutError::Timeout) {
                 match manager.upgrade() {
@@ -228,7 +224,9 @@ impl Chores {
         match std::thread::Builder::new().name("cbd-chores".to_owned()).spawn(work) {
             Ok(thread) => Some(Self { stop, thread }),
             Err(error) => {
-                tracing::warn!("recovery points are not logged outside the region: {error}");
+                tracing::warn!(
+                    "recovery points are not logged outside the region, and what is not up is not tried again: {error}"
+                );
                 None
             }
         }
@@ -247,19 +245,6 @@ fn lock_memory() -> std::result::Result<(), String> {
 
 fn parse_decorators(text: &str) -> Result<Vec<Decorator>> {
     text.split(';').map(Decorator::parse).collect()
-}
-
-/// Opens what a daemon that was killed a moment ago may still hold.
-fn after_predecessor<T>(patience: Duration, mut open: impl FnMut() -> Result<T>) -> Result<T> {
-    let end = Instant::now() + patience;
-    loop {
-        match open() {
-            Err(error) if error.kind() == ErrorKind::Busy && Instant::now() < end => {
-                std::thread::sleep(Duration::from_millis(50));
-            }
-            result => return result,
-        }
-    }
 }
 
 fn stopping() -> Error {

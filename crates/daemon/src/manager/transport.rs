@@ -1,10 +1,11 @@
 //! Transports: registering on a region, coming back to it, leaving it.
 
 use super::backend::BackendSlot;
-use super::{Fixed, Manager, REGION_PATIENCE, Tables, after_predecessor};
+use super::{Fixed, Manager, REGION_PATIENCE, Tables};
 use crate::api::{HostInfo, RegisterTransport, TransportInfo, TransportRegistered};
 use crate::environment::ProcessEnvironment;
 use crate::state::TransportEntry;
+use cbd_backing::after_predecessor;
 use cbd_engine::{FormatOptions, Transport};
 use cbd_pmem::{Info, Mapping, OpenOptions};
 use cbd_types::{BackendId, Context, Durability, Error, ErrorKind, HostId, Pmem, Region, Result};
