@@ -1,5 +1,6 @@
-//! Newtypes for numbers that could be mixed up.
+//! Newtypes for numbers that could be mixed up, and the text of a UUID.
 
+use alloc::{format, string::String};
 use core::fmt;
 
 macro_rules! number {
@@ -62,3 +63,21 @@ number!(
     /// The writes between two flushes.
     Epoch(u64)
 );
+
+/// A UUID as people know it.
+#[must_use]
+pub fn uuid_text(uuid: [u8; 16]) -> String {
+    let digits: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("{}-{}-{}-{}-{}", &digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_uuid_has_its_usual_form() {
+        let bytes: [u8; 16] = core::array::from_fn(|index| index as u8);
+        assert_eq!(uuid_text(bytes), "00010203-0405-0607-0809-0a0b0c0d0e0f");
+    }
+}

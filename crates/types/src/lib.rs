@@ -24,7 +24,7 @@ pub mod safeguard;
 pub use backing::{BackingGeometry, BackingOp, BackingQueue, OpToken};
 pub use buffer::AlignedBuffer;
 pub use error::{Context, Error, ErrorKind, Result};
-pub use ids::{BackendId, BlkdevId, Epoch, HostId, LaneId, Ordinal, SegmentId, Sequence};
+pub use ids::{BackendId, BlkdevId, Epoch, HostId, LaneId, Ordinal, SegmentId, Sequence, uuid_text};
 pub use pmem::{Durability, Durable, InFlight, MediaError, Pmem, Region};
 pub use range::ByteRange;
 pub use request::{Completion, Geometry, Operation, Request};

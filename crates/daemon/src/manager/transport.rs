@@ -8,7 +8,7 @@ use crate::state::TransportEntry;
 use cbd_backing::after_predecessor;
 use cbd_engine::{FormatOptions, Transport};
 use cbd_pmem::{Info, Mapping, OpenOptions};
-use cbd_types::{BackendId, Context, Durability, Error, ErrorKind, HostId, Pmem, Region, Result};
+use cbd_types::{BackendId, Context, Durability, Error, ErrorKind, HostId, Pmem, Region, Result, uuid_text};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -153,7 +153,7 @@ impl TransportSlot {
 impl Running {
     fn come_back(fixed: &Fixed, entry: &TransportEntry, opened: Opened) -> Result<Self> {
         let transport = Transport::open(Arc::clone(&fixed.environment), opened.region)?;
-        let uuid = format_uuid(transport.info().uuid);
+        let uuid = uuid_text(transport.info().uuid);
         if uuid != entry.uuid {
             return Err(Error::new(
                 ErrorKind::Exchanged,
@@ -242,7 +242,7 @@ impl Running {
             bytes_per_segment: layout.segment_size,
             segment_num: u64::from(layout.segment_count),
             alive: true,
-            uuid: format_uuid(info.uuid),
+            uuid: uuid_text(info.uuid),
             free_segments: u64::from(info.free_segments),
             error: self.failed(),
             durability: self.mapping.durability.name().to_owned(),
@@ -274,12 +274,6 @@ pub(super) fn with_tools(error: Error, region: &str) -> Error {
         ),
         _ => error,
     }
-}
-
-/// A UUID as people know it.
-pub(super) fn format_uuid(uuid: [u8; 16]) -> String {
-    let digits: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("{}-{}-{}-{}-{}", &digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..])
 }
 
 /// A host's name: what a table can hold and a log line can show.
@@ -361,7 +355,7 @@ impl Manager {
         let entry = TransportEntry {
             transport_id: id,
             path: path.clone(),
-            uuid: format_uuid(transport.info().uuid),
+            uuid: uuid_text(transport.info().uuid),
             host_id: host.0,
             host: request.host.clone(),
         };
@@ -498,11 +492,5 @@ mod tests {
         assert!(same_file(&name("a"), &name("b")));
         assert!(!same_file(&name("a"), &name("c")));
         assert!(!same_file(&name("a"), &name("missing")));
-    }
-
-    #[test]
-    fn a_uuid_has_its_usual_form() {
-        let bytes: [u8; 16] = std::array::from_fn(|index| index as u8);
-        assert_eq!(format_uuid(bytes), "00010203-0405-0607-0809-0a0b0c0d0e0f");
     }
 }

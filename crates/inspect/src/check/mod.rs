@@ -17,14 +17,13 @@ use crate::report::{BackendSummary, RangeSummary, Report, TransportSummary};
 use crate::{Bytes, PrivateMemory, Progress, ToolEnvironment};
 use cbd_engine::{Cache, Transport};
 use cbd_format::{BackendEntry as BackendRow, Layout, tables::STATE_ACTIVE};
-use cbd_types::{BackendId, ByteRange, Error, Region, Result};
+use cbd_types::{BackendId, Error, Region, Result, uuid_text};
 use std::sync::Arc;
 
 pub(crate) use chain::header_copies;
 pub(crate) use lines::good_copies;
 pub(crate) use slots::look;
 pub(crate) use state::StatePlace;
-pub(crate) use superblocks::uuid_text;
 
 /// The engine's transport over a private copy.
 pub(crate) type PrivateTransport = Transport<ToolEnvironment<PrivateMemory>>;

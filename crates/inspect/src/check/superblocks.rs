@@ -101,9 +101,3 @@ impl Checker<'_> {
 fn copy_of(from: u64, to: u64, length: u32) -> Mend {
     Mend::Copy { what: "superblock".to_owned(), from, to, length }
 }
-
-/// A UUID as people know it.
-pub(crate) fn uuid_text(uuid: [u8; 16]) -> String {
-    let digits: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("{}-{}-{}-{}-{}", &digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..])
-}

@@ -136,7 +136,7 @@ fn value_of(name: &str, bytes: &[u8]) -> Field {
     let number = || bytes.iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte));
     match name {
         "uuid" | "backend_uuid" => match bytes.try_into() {
-            Ok(uuid) => Field::Text(crate::check::uuid_text(uuid)),
+            Ok(uuid) => Field::Text(cbd_types::uuid_text(uuid)),
             Err(_) => hexadecimal(bytes),
         },
         "sums" => Field::List(bytes.chunks_exact(4).map(|sum| value_of("crc", sum)).collect()),
