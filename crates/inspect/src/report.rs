@@ -1,10 +1,11 @@
 //! What a check came to.
 
 use crate::finding::{Finding, Mend, Severity};
+use cbd_types::ByteRange;
 use serde::Serialize;
 
 /// Most findings that are listed one by one; all are counted, and all are mended.
-pub const LISTED_MAX: usize = 10_000;
+const LISTED_MAX: usize = 10_000;
 
 /// How a check ended; the numbers are exit codes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
@@ -56,6 +57,17 @@ pub struct RangeSummary {
     pub bytes: u64,
     /// Why it is listed.
     pub reason: String,
+}
+
+impl RangeSummary {
+    pub(crate) fn new(range: ByteRange, reason: impl Into<String>) -> Self {
+        Self { offset: range.start, bytes: range.len(), reason: reason.into() }
+    }
+
+    /// A range that the backing device did not take.
+    pub(crate) fn parked(range: ByteRange) -> Self {
+        Self::new(range, "the disk did not take it, the cache keeps it")
+    }
 }
 
 /// A backend and what its cache holds, as a daemon would find it.
@@ -127,7 +139,7 @@ pub struct Report {
     pub exit_code: u8,
     /// Bytes of the region.
     pub size: u64,
-    /// Whether data was verified too.
+    /// Whether all data was verified too.
     pub data: bool,
     /// The transport, if it can be opened.
     pub transport: Option<TransportSummary>,

@@ -196,16 +196,9 @@ fn one(
     rescued.drained_epoch = status.drained_epoch.0;
     rescued.drained_wall_ms = status.drained_wall_ms;
     rescued.backing_is_consistent = status.backing_is_consistent;
-    rescued.parked = crate::check::parked_ranges(&status.parked);
-    rescued.damaged = status
-        .damaged
-        .into_iter()
-        .map(|damage| RangeSummary {
-            offset: damage.range.start,
-            bytes: damage.range.len(),
-            reason: damage.reason,
-        })
-        .collect();
+    rescued.parked = status.parked.iter().copied().map(RangeSummary::parked).collect();
+    let damaged = status.damaged.into_iter();
+    rescued.damaged = damaged.map(|damage| RangeSummary::new(damage.range, damage.reason)).collect();
     result?;
     if status.parked_bytes == 0 {
         return Ok(());

@@ -8,7 +8,7 @@ use crate::finding::{Mend, Place, Severity, Structure};
 use crate::report::BackendSummary;
 use cbd_engine::LogSegmentView;
 use cbd_format::{BackendEntry as BackendRow, LaneMark, LaneTail, Layout, SegmentHeader, segment::LOG_MAGIC};
-use cbd_types::LaneId;
+use cbd_types::{LaneId, SegmentId};
 
 /// What a lane's history has come to.
 #[derive(Clone, Copy, Default)]
@@ -126,12 +126,9 @@ impl Checker<'_> {
             if counts[number].is_some() || counts[other].is_none() {
                 continue;
             }
-            let is_whole = |header: Vec<u8>| {
-                let header = SegmentHeader::decode(&header)?;
-                header.verify(segment.segment, subject.row.cache_id.get(), subject.row.lanes.get())
-            };
+            let header = |bytes: Vec<u8>| header_of(subject.row, segment.segment, &bytes);
             let is_earlier =
-                segment.slots == 0 && self.read(copies[number], length).and_then(is_whole).is_some();
+                segment.slots == 0 && self.read(copies[number], length).and_then(header).is_some();
             let (severity, what) = if is_earlier {
                 (
                     Severity::Note,
@@ -215,12 +212,7 @@ impl Checker<'_> {
             let is_damaged = |at: u64| match self.read(at, size_of::<SegmentHeader>()) {
                 None => true,
                 Some(bytes) => {
-                    bytes.iter().any(|byte| *byte != 0)
-                        && SegmentHeader::decode(&bytes)
-                            .and_then(|header| {
-                                header.verify(segment, subject.row.cache_id.get(), subject.row.lanes.get())
-                            })
-                            .is_none()
+                    bytes.iter().any(|byte| *byte != 0) && header_of(subject.row, segment, &bytes).is_none()
                 }
             };
             if copies.into_iter().all(is_damaged) {
@@ -270,6 +262,11 @@ impl Checker<'_> {
     }
 }
 
+/// The header that these bytes of a segment of the backend are, if they are one.
+pub(crate) fn header_of(row: &BackendRow, segment: SegmentId, bytes: &[u8]) -> Option<SegmentHeader> {
+    SegmentHeader::decode(bytes)?.verify(segment, row.cache_id.get(), row.lanes.get())
+}
+
 /// The copies of the header of a segment that are on the medium: the first and its copy at the end, where they are of this life
 /// of the segment.
 pub(crate) fn header_copies(
@@ -281,8 +278,7 @@ pub(crate) fn header_copies(
     [0, layout.segment_shape().header_copy()].map(|at| {
         let mut header = [0; size_of::<SegmentHeader>()];
         bytes.load(segment.base + at, &mut header).ok()?;
-        let header =
-            SegmentHeader::decode(&header)?.verify(segment.segment, row.cache_id.get(), row.lanes.get())?;
+        let header = header_of(row, segment.segment, &header)?;
         (header.generation.get() == segment.generation && header.magic.get() == LOG_MAGIC).then_some(header)
     })
 }

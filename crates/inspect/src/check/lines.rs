@@ -224,11 +224,7 @@ impl Checker<'_> {
             ),
         };
         if severity == Severity::Affected {
-            self.lost.extend(newest.iter().map(|part| RangeSummary {
-                offset: part.start,
-                bytes: part.len(),
-                reason: what.to_owned(),
-            }));
+            self.lost.extend(newest.into_iter().map(|part| RangeSummary::new(part, what)));
         }
         self.add(severity, structure, place, what, cost, advice, None);
     }

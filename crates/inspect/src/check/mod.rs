@@ -20,7 +20,7 @@ use cbd_format::{BackendEntry as BackendRow, Layout, tables::STATE_ACTIVE};
 use cbd_types::{BackendId, Error, Region, Result, uuid_text};
 use std::sync::Arc;
 
-pub(crate) use chain::header_copies;
+pub(crate) use chain::{header_copies, header_of};
 pub(crate) use lines::good_copies;
 pub(crate) use slots::look;
 pub(crate) use state::StatePlace;
@@ -149,7 +149,7 @@ impl Checker<'_> {
         summary.drained_wall_ms = status.drained_wall_ms;
         summary.backing_is_consistent = status.backing_is_consistent;
         summary.void_reason = status.void_reason;
-        summary.parked = parked_ranges(&status.parked);
+        summary.parked = status.parked.iter().copied().map(RangeSummary::parked).collect();
         for value in [status.epoch.0, status.dirty_bytes, status.dirty_records, status.drained_epoch.0] {
             self.report.note_recovered(value);
         }
@@ -172,11 +172,7 @@ impl Checker<'_> {
                 "overwrite the range in full (a file system's repair, a restore from a backup); rescue leaves it out",
                 None,
             );
-            summary.damaged.push(RangeSummary {
-                offset: damage.range.start,
-                bytes: damage.range.len(),
-                reason: damage.reason,
-            });
+            summary.damaged.push(RangeSummary::new(damage.range, damage.reason));
         }
     }
 
@@ -216,17 +212,6 @@ impl Checker<'_> {
         self.bytes.load(at, &mut bytes).ok()?;
         Some(bytes)
     }
-}
-
-/// Ranges that the backing device did not take.
-pub(crate) fn parked_ranges(parked: &[ByteRange]) -> Vec<RangeSummary> {
-    let reason = "the disk did not take it, the cache keeps it";
-    let summary = |range: &ByteRange| RangeSummary {
-        offset: range.start,
-        bytes: range.len(),
-        reason: reason.to_owned(),
-    };
-    parked.iter().map(summary).collect()
 }
 
 /// Bytes that these ranges cover, each counted once.

@@ -1,5 +1,6 @@
 //! The state block of a cache: its header, drained, tails, marks.
 
+use super::chain::header_of;
 use super::slots::{Look, Object, Updated, look};
 use super::{Checker, REPAIR, SECOND_COPY, Subject};
 use crate::finding::{Mend, Place, Severity, SlotKind, Structure};
@@ -122,10 +123,7 @@ impl Checker<'_> {
         self.report.counted.headers += 2;
         let good = copies.map(|at| {
             self.read(at, length)
-                .and_then(|bytes| SegmentHeader::decode(&bytes))
-                .and_then(|header| {
-                    header.verify(segment, subject.row.cache_id.get(), subject.row.lanes.get())
-                })
+                .and_then(|bytes| header_of(subject.row, segment, &bytes))
                 .is_some_and(|header| header.magic.get() == STATE_MAGIC)
         });
         for (number, at) in copies.into_iter().enumerate().filter(|(number, _)| !good[*number]) {

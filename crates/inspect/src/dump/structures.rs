@@ -2,7 +2,7 @@
 
 use super::{Dump, Field, Give, Item, superblock_places};
 use crate::Bytes;
-use crate::check::{PrivateCache, StatePlace, header_copies, look};
+use crate::check::{PrivateCache, StatePlace, header_copies, header_of, look};
 use cbd_format::{
     BackendEntry, BlkdevEntry, Drained, HostEntry, LaneMark, LaneTail, Layout, SegmentHeader, SlotContent,
     StructLayout, Superblock, segment::LOG_MAGIC, slot::SlotHeader,
@@ -142,9 +142,7 @@ impl Dump<'_> {
         let copies = [base, base + self.layout.segment_shape().header_copy()].map(|at| {
             let mut bytes = vec![0; size_of::<SegmentHeader>()];
             let read = self.bytes.load(at, &mut bytes).is_ok();
-            let header = SegmentHeader::decode(&bytes).filter(|_| read);
-            let header = header.and_then(|header| header.verify(id, row.cache_id.get(), row.lanes.get()));
-            (header, bytes)
+            (header_of(&row, id, &bytes).filter(|_| read), bytes)
         });
         let shown = copies.iter().find(|(header, _)| header.is_some()).unwrap_or(&copies[0]);
         let mut item = item
