@@ -1,0 +1,144 @@
+//! What clients ask of a world, and what they learn.
+//!
+//! Always true here: the oracle knows of a request before the engine does, and of its end as soon as its client does.
+
+use super::World;
+use crate::oracle::{Moment, OpenChange};
+use crate::pattern::Content;
+use crate::workload::Wish;
+use cbd_types::{AlignedBuffer, ByteRange, Completion, ErrorKind, Operation, Request};
+use std::collections::BTreeMap;
+
+/// A request that a client waits for.
+pub(super) struct Asked {
+    wish: Wish,
+    pub(super) client: usize,
+    submitted: Moment,
+    pub(super) change: Option<OpenChange>,
+    /// The content of a write whose client changes its buffer meanwhile.
+    fickle: Option<Content>,
+}
+
+impl World {
+    /// A client asks for something.
+    pub(super) fn ask(&mut self) {
+        let wish = self.workload.next(&mut self.random);
+        self.submit(wish);
+    }
+
+    /// A client submits `wish`, unless too much is under way or it would overlap a change that is.
+    pub fn submit(&mut self, wish: Wish) -> bool {
+        let client = self.random.below(self.options.clients as u64) as usize;
+        let Some(request) = self.request(wish, client) else { return false };
+        let mut done = std::mem::take(&mut self.done);
+        self.process().submit(client, request, &mut done);
+        self.deliver(done);
+        true
+    }
+
+    /// What `client` submits when it wishes that; the oracle knows of it from now on.
+    fn request(&mut self, wish: Wish, client: usize) -> Option<Request> {
+        let changes = !matches!(wish.operation, Operation::Read | Operation::Flush);
+        if self.asked.len() >= self.options.in_flight_max
+            || (changes && self.oracle.overlaps_open(wish.range))
+        {
+            return None;
+        }
+        let mut buffer = AlignedBuffer::default();
+        let (mut change, mut fickle) = (None, None);
+        match wish.operation {
+            Operation::Write => {
+                let content = self.oracle.fresh_content();
+                buffer = AlignedBuffer::from_slice(&self.oracle.payload(wish.range, content));
+                change = Some(self.oracle.submit(wish.range, content));
+                if self.random.chance(self.options.fickle_permille) {
+                    self.memory.set_fickle(content, true);
+                    fickle = Some(content);
+                }
+            }
+            Operation::Discard | Operation::WriteZeroes => {
+                change = Some(self.oracle.submit(wish.range, Content::ZEROES));
+            }
+            Operation::Read => buffer = AlignedBuffer::from_slice(&vec![0xdd; wish.range.len() as usize]),
+            Operation::Flush => {}
+        }
+        let submitted = self.oracle.now();
+        let id = self.next_id;
+        self.next_id += 1;
+        self.asked.insert(id, Asked { wish, client, submitted, change, fickle });
+        Some(Request { id, operation: wish.operation, range: wish.range, fua: wish.fua, buffer })
+    }
+
+    /// All clients ask for something and the maintainer steps, on threads that take turns; the clients learn of it when all
+    /// have come to their end.
+    pub(super) fn ask_together(&mut self) {
+        let mut requests = BTreeMap::new();
+        for client in 0..self.options.clients {
+            let mut wish = self.workload.next(&mut self.random);
+            if self.random.chance(200) {
+                wish = Wish { operation: Operation::Flush, range: ByteRange::at(0, 0), fua: false };
+            }
+            if let Some(request) = self.request(wish, client) {
+                requests.insert(client, request);
+            }
+        }
+        let (seed, permille) = (self.random.next(), *self.random.pick(&[50, 200, 500]));
+        let done = self.process().together(seed, permille, requests);
+        self.deliver(done);
+        self.note_drained();
+    }
+
+    pub(super) fn poll(&mut self, client: usize) -> bool {
+        let mut done = std::mem::take(&mut self.done);
+        let polled = self.process().poll(client, &mut done);
+        self.deliver(done);
+        polled
+    }
+
+    /// Clients learn what has completed.
+    fn deliver(&mut self, mut done: Vec<Completion>) {
+        // What was stored meanwhile was stored before they knew.
+        self.judge_points();
+        for Completion { id, result, buffer } in done.drain(..) {
+            let Some(asked) = self.asked.remove(&id) else {
+                self.complain(format!("request {id} completed twice, or was never asked for"));
+            };
+            if let Some(content) = asked.fickle {
+                self.memory.set_fickle(content, false);
+            }
+            if let Err(error) = result {
+                if error.kind() == ErrorKind::Backing && self.expects_refusals && asked.change.is_some() {
+                    // What of it was done is found out later, as after a crash.
+                    self.happened.refused += 1;
+                    continue;
+                }
+                // Only a miss that meets a failing disk may fail, and a hit that meets damage.
+                let is_damage =
+                    matches!(error.kind(), ErrorKind::Media | ErrorKind::Damaged) && self.is_damaged;
+                let may_fail = is_damage || self.options.read_errors_permille > 0;
+                if asked.wish.operation != Operation::Read || !may_fail {
+                    self.complain(format!("{:?} failed: {error}", asked.wish));
+                }
+                self.happened.failed_reads += 1;
+                continue;
+            }
+            self.happened.completed += 1;
+            match asked.wish.operation {
+                Operation::Read => {
+                    let verdict = self.oracle.check_read(asked.wish.range, asked.submitted, &buffer);
+                    self.judge(verdict);
+                }
+                Operation::Flush => self.oracle.flushed(asked.submitted),
+                Operation::Write | Operation::Discard | Operation::WriteZeroes => {
+                    if asked.wish.operation == Operation::Write {
+                        self.happened.written_bytes += asked.wish.range.len();
+                    }
+                    if let Some(change) = asked.change {
+                        self.oracle.complete(change, asked.wish.fua);
+                    }
+                }
+            }
+        }
+        self.done = done;
+    }
+}
