@@ -1,4 +1,4 @@
-//! The short tasks: benchmarks, crash states, man pages, the file exerciser.
+//! The short tasks: benchmarks, crash states, models, man pages, the file exerciser.
 
 use crate::flags::{self, Problem};
 use crate::fsx;
