@@ -347,9 +347,10 @@ impl<E: Environment> Cache<E> {
                 if Safeguard::DataErased.is_kept() {
                     out.fill(0);
                 }
+                let id = self.segments[location.segment as usize].id;
                 return Err(damage(Error::new(
                     ErrorKind::Media,
-                    format!("data of {covered} in segment {} does not match its checksum", location.segment),
+                    format!("data of {covered} in segment {id} does not match its checksum"),
                 )));
             }
         }

@@ -307,6 +307,20 @@ fn damaged_data_that_only_the_cache_has_is_lost_and_its_block_named() {
 }
 
 #[test]
+fn what_is_said_of_damaged_data_names_the_segment_of_the_transport() {
+    let mut place = Place::new();
+    let process = place.process();
+    place.write(&process, BLOCK, BLOCK, 9);
+    place.write(&process, 0, 512, 1);
+    drop(process);
+    let record = &place.records()[0];
+    place.damage(number(record, "data_at") + 5);
+    let report = place.check(DataChecked::All);
+    let words = format!("in segment {} does", number(record, "segment"));
+    assert!(only(&report).what.contains(&words), "{:#?}", report.findings);
+}
+
+#[test]
 fn damaged_data_that_the_disk_has_costs_nothing() {
     let mut place = Place::new();
     let process = place.process();
