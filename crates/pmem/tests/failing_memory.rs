@@ -209,3 +209,93 @@ fn child_had_a_handler_before() {
     // SAFETY: as above.
     unsafe { libc::raise(libc::SIGBUS) };
 }
+
+/// A page that the kernel answers with SIGBUS as it does for a page whose memory has failed: by a marker in the page table, as a
+/// virtual machine gets one for memory that failed on the machine before it moved (`UFFDIO_POISON`, Linux 6.6).
+struct PoisonedPage {
+    page: *mut libc::c_void,
+    _held: std::os::fd::OwnedFd,
+}
+
+/// The layouts of `struct uffdio_api`, `uffdio_register` and `uffdio_poison`: so many words of 64 bits.
+const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
+const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
+const UFFDIO_POISON: libc::c_ulong = 0xc020_aa08;
+
+impl PoisonedPage {
+    /// Poisons the page `at` of the mapping of `path`; `None` where the kernel cannot.
+    fn new(path: &std::path::Path, at: u64) -> Option<Self> {
+        use std::os::fd::FromRawFd;
+        let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+        let line = maps.lines().find(|line| line.ends_with(path.to_str().unwrap_or("?")))?;
+        let start = u64::from_str_radix(line.split('-').next()?, 16).ok()? + at;
+        let page = start as *mut libc::c_void;
+        let call = |descriptor: i32, request: libc::c_ulong, words: &mut [u64]| {
+            // SAFETY: the words are as many as the request's structure has, and live while it runs.
+            unsafe { libc::ioctl(descriptor, request, words.as_mut_ptr()) == 0 }
+        };
+        // SAFETY: a system call without pointers; 1 is UFFD_USER_MODE_ONLY.
+        let descriptor = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | 1) };
+        if descriptor < 0 {
+            return None;
+        }
+        // SAFETY: it was just opened and is nobody else's.
+        let held = unsafe { std::os::fd::OwnedFd::from_raw_fd(descriptor as i32) };
+        let descriptor = descriptor as i32;
+        // The interface's number and UFFD_FEATURE_POISON; then the page, for write protection, which nobody asks for.
+        if !call(descriptor, UFFDIO_API, &mut [0xaa, 1 << 14, 0])
+            || !call(descriptor, UFFDIO_REGISTER, &mut [start, 4096, 2, 0])
+        {
+            return None;
+        }
+        // The page's entry goes, its bytes stay in the file; nobody touches it before the marker stands there.
+        // SAFETY: a page of a shared mapping of a file, which loses nothing by it.
+        unsafe { libc::madvise(page, 4096, libc::MADV_DONTNEED) };
+        call(descriptor, UFFDIO_POISON, &mut [start, 4096, 0, 0]).then_some(Self { page, _held: held })
+    }
+
+    /// The memory is as it was.
+    fn heal(self) {
+        // SAFETY: as above; the marker goes with the entry.
+        unsafe { libc::madvise(self.page, 4096, libc::MADV_DONTNEED) };
+    }
+}
+
+#[test]
+fn a_poisoned_page_is_an_error_of_who_touches_it_and_of_nobody_else() {
+    for copy in CopyMethod::ALL.into_iter().map(Some).chain([None]) {
+        // In shared memory: for the page cache of a disk the kernel has no such marker.
+        let directory = tempfile::tempdir_in("/dev/shm").expect("a directory");
+        let path = directory.path().join("region");
+        let options = OpenOptions { size: Some(SIZE), create: true, copy, ..OpenOptions::default() };
+        let Ok(mapping) = Mapping::open(&path, &options) else { continue };
+        let data: Vec<u8> = (0..3 * 4096).map(|at: u32| (at % 251) as u8).collect();
+        mapping.store(LEFT, &data);
+        mapping.fence();
+        let Some(poisoned) = PoisonedPage::new(&path, LEFT + 4096) else {
+            let wanted = std::env::var_os("CBD_SYSTEM_TESTS").is_some_and(|value| value == "1");
+            assert!(
+                !wanted,
+                "the kernel has no UFFDIO_POISON (Linux 6.6), or does not let this user have it"
+            );
+            return println!("not run: it needs UFFDIO_POISON (Linux 6.6); CBD_SYSTEM_TESTS=1 insists on it");
+        };
+        let mut bytes = vec![0; 4096];
+        assert_eq!(mapping.load(LEFT, &mut bytes), Ok(()));
+        assert!(bytes == data[..4096]);
+        assert_eq!(mapping.load_summed(LEFT + 8192, &mut bytes).map(drop), Ok(()));
+        assert!(bytes == data[8192..]);
+        let mut all = vec![0; 3 * 4096];
+        let poison = LEFT + 4096..LEFT + 8192;
+        for failed in [mapping.load(LEFT, &mut all), mapping.load_summed(LEFT, &mut all).map(drop)] {
+            assert!(poison.contains(&failed.expect_err("poisoned").at), "{failed:?}");
+        }
+        assert_eq!(mapping.failed(), None, "a load says so itself");
+        mapping.store_line(LEFT + 4096 + 64, &[7; 64]);
+        assert!(mapping.failed().is_some_and(|at| poison.contains(&at)), "{:?}", mapping.failed());
+        poisoned.heal();
+        assert_eq!(mapping.load(LEFT, &mut all), Ok(()));
+        assert!(all == data, "no byte has changed");
+        assert!(mapping.failed().is_some(), "what failed once is not trusted again");
+    }
+}
