@@ -175,21 +175,9 @@ fn a_forged_mark_that_has_counted_too_far_is_refused() {
         summed[..4].copy_from_slice(&18u32.to_le_bytes());
         summed[12..].copy_from_slice(&slot[4..]);
         slot[..4].copy_from_slice(&crc_fast::crc32_iscsi(&summed).to_le_bytes());
-        overwrite(&rig, rig.segment(0) + 5 * PAGE, &slot);
+        rig.overwrite(rig.segment(0) + 5 * PAGE, &slot);
         let error = rig.try_restart().err().expect("no machine has counted so far");
         assert_eq!(error.kind(), ErrorKind::Damaged, "{}", error.line());
-    }
-}
-
-/// Changes bytes of the region behind everybody's back.
-fn overwrite(rig: &Rig, at: u64, bytes: &[u8]) {
-    let image = rig.memory.image();
-    for (place, byte) in (at..).zip(bytes) {
-        for bit in 0..8 {
-            if (image[place as usize] ^ byte) >> bit & 1 == 1 {
-                rig.memory.flip(place, bit);
-            }
-        }
     }
 }
 

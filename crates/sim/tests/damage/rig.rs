@@ -292,6 +292,18 @@ impl Rig {
         self.memory.poison(ByteRange::at(at, length));
     }
 
+    /// Changes bytes of the region behind everybody's back.
+    pub fn overwrite(&self, at: u64, bytes: &[u8]) {
+        let image = self.memory.image();
+        for (place, byte) in (at..).zip(bytes) {
+            for bit in 0..8 {
+                if (image[place as usize] ^ byte) >> bit & 1 == 1 {
+                    self.memory.flip(place, bit);
+                }
+            }
+        }
+    }
+
     /// Both copies of 64 records fail at once: the page pair that holds slots from 64 x `pair` on.
     pub fn lose_pair(&self, log: Log, pair: u64) {
         self.poison(log.base + PAGE + pair * 2 * PAGE, 2 * PAGE);

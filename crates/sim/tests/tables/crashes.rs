@@ -1,8 +1,13 @@
 //! The tables of a transport are crashed at every store, write-back and fence of every change: afterwards the change is
 //! there or it is not, nothing else has changed, and what was seen once is still there after a power cut.
 
-use crate::rig::{CHANGES, ends, ends_of, environment_of, format, format_as, made, open, region, snapshot};
+use crate::rig::{
+    CHANGES, ends, ends_of, environment_of, format, format_as, made, open, region, rows, snapshot,
+};
 use cbd_sim::{Keep, until_crash};
+use cbd_types::ByteRange;
+
+const PAGE: u64 = 4096;
 
 #[test]
 fn a_change_is_there_or_not_and_stays_what_it_was_found_to_be() {
@@ -32,6 +37,69 @@ fn a_change_is_there_or_not_and_stays_what_it_was_found_to_be() {
                 if found == before {
                     CHANGES[number](&tables).unwrap_or_else(|error| panic!("{place}: {error}"));
                     assert_eq!(snapshot(&tables), after, "{place}: made after the crash");
+                }
+            }
+        }
+    }
+}
+
+/// With both slots in order the one that is not behind is durable by itself; with one of them on a failed page, what was found
+/// may stand in one processor's cache only.
+#[test]
+fn what_was_found_beside_a_failed_page_outlives_a_power_cut() {
+    let layout = made(&[]).1.info().layout;
+    let pages: Vec<u64> = (PAGE..layout.segment_area).step_by(PAGE as usize).collect();
+    for number in 0..CHANGES.len() {
+        let places = {
+            let (memory, tables) = made(&CHANGES[..number]);
+            let events = memory.events();
+            CHANGES[number](&tables).expect("possible");
+            memory.events() - events
+        };
+        for place in 1..=places {
+            let (memory, tables) = made(&CHANGES[..number]);
+            memory.crash_after(place, place);
+            assert!(until_crash(|| CHANGES[number](&tables)).is_err());
+            let memory = memory.process_crash();
+            for at in &pages {
+                let memory = memory.fork();
+                memory.poison(ByteRange::at(*at, PAGE));
+                let what = format!("change {number}, place {place}, with the page at {at} failed");
+                let found = rows(&open(&memory).unwrap_or_else(|error| panic!("{what}: {error}")));
+                let tables = open(&memory.power_cut(1, Keep::Nothing))
+                    .unwrap_or_else(|error| panic!("{what}: {error}"));
+                assert_eq!(rows(&tables), found, "{what}: lost by a power cut after it was seen");
+            }
+        }
+    }
+}
+
+/// What a dead process left in its processor's cache is durable before the next one, that makes the other slot whole, may be
+/// cut short as well.
+#[test]
+fn a_power_cut_while_a_change_is_made_whole_leaves_one_slot_of_it() {
+    for number in 0..CHANGES.len() {
+        let (before, after, places) = {
+            let (memory, tables) = made(&CHANGES[..number]);
+            let (before, events) = (rows(&tables), memory.events());
+            CHANGES[number](&tables).expect("possible");
+            (before, rows(&tables), memory.events() - events)
+        };
+        for place in 1..=places {
+            let (memory, tables) = made(&CHANGES[..number]);
+            memory.crash_after(place, place);
+            assert!(until_crash(|| CHANGES[number](&tables)).is_err());
+            let memory = memory.process_crash();
+            for step in 1.. {
+                let memory = memory.fork();
+                memory.crash_after(step, step);
+                if until_crash(|| open(&memory)).is_ok() {
+                    break;
+                }
+                for (fate, end) in ends(&memory).into_iter().enumerate() {
+                    let what = format!("change {number}, place {place}, step {step}, fate {fate}");
+                    let found = rows(&open(&end).unwrap_or_else(|error| panic!("{what}: {error}")));
+                    assert!(found == before || found == after, "{what}: {found}");
                 }
             }
         }

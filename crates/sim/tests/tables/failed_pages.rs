@@ -41,6 +41,43 @@ fn what_was_reported_outlives_a_power_cut_and_one_failed_page() {
     }
 }
 
+/// A row is stored when its segments name the cache twice, not before.
+#[test]
+fn a_backend_that_a_crash_left_has_its_segments_beside_a_failed_page() {
+    let layout = made(&[]).1.info().layout;
+    let pages = (layout.segment_table..layout.segment_area).step_by(PAGE as usize);
+    let free = {
+        let (_memory, tables) = made(&CHANGES[..2]);
+        tables.info().free_segments
+    };
+    let places = {
+        let (memory, tables) = made(&CHANGES[..1]);
+        let before = memory.events();
+        CHANGES[1](&tables).expect("possible");
+        memory.events() - before
+    };
+    let mut found = 0;
+    for place in 1..=places {
+        let (memory, tables) = made(&CHANGES[..1]);
+        memory.crash_after(place, place);
+        assert!(cbd_sim::until_crash(|| CHANGES[1](&tables)).is_err());
+        for (fate, end) in crate::rig::ends_of(&memory, 20).into_iter().enumerate() {
+            for at in pages.clone() {
+                let end = end.fork();
+                end.poison(ByteRange::at(at, PAGE));
+                let what = format!("place {place}, fate {fate}, with the page at {at} failed");
+                let tables = open(&end).unwrap_or_else(|error| panic!("{what}: {error}"));
+                if !tables.backends().expect("rows are sound").is_empty() {
+                    assert_eq!(tables.info().free_segments, free, "{what}");
+                    open_caches(&tables, &what);
+                    found += 1;
+                }
+            }
+        }
+    }
+    assert!(found > 0, "no crash left the backend");
+}
+
 /// What both slots of each row of a table say; none where a slot is no row.
 fn slots<T: SlotContent>(memory: &CrashMemory, area: u64, rows: u32) -> Vec<[Option<Slot<T>>; 2]> {
     let image = memory.image();

@@ -72,13 +72,18 @@ pub const CHANGES: [fn(&Tables) -> Result<()>; 10] = [
 
 /// What the tables say, but for identities that are random.
 pub fn snapshot(tables: &Tables) -> String {
+    format!("{} {}", rows(tables), tables.info().free_segments)
+}
+
+/// What hosts, backends and blkdevs there are.
+pub fn rows(tables: &Tables) -> String {
     let backends: Vec<_> = tables
         .backends()
         .expect("rows are sound")
         .into_iter()
         .map(|row| (row.id, row.path, row.size, row.cache_segments, row.lanes, row.settings))
         .collect();
-    format!("{:?} {backends:?} {:?} {}", tables.hosts(), tables.blkdevs(), tables.info().free_segments)
+    format!("{:?} {backends:?} {:?}", tables.hosts(), tables.blkdevs())
 }
 
 pub fn region() -> CrashMemory {

@@ -1,0 +1,119 @@
+//! What is valid and does not belong where it stands: of an earlier life of the segment, of another kind, out of a client's
+//! data.
+
+use crate::rig::{BLOCK, Log, PAGE, Rig, SECTOR, SLOTS_PER_PAIR, value_of};
+use cbd_format::{Record, RecordKind, RecordPlace, SegmentHeader, record::bytes_of, segment::STATE_MAGIC};
+use cbd_types::{ByteRange, SegmentId};
+use std::task::Waker;
+
+fn header_of(rig: &Rig, log: Log) -> SegmentHeader {
+    let bytes = rig.memory.image()[log.base as usize..][..128].to_vec();
+    let number = u32::from_le_bytes(bytes[16..20].try_into().expect("four bytes"));
+    let cache = u64::from_le_bytes(bytes[8..16].try_into().expect("eight bytes"));
+    SegmentHeader::decode(&bytes)
+        .and_then(|header| header.verify(SegmentId(number), cache, 1))
+        .expect("it is its own")
+}
+
+/// Writes and reclaims until `log` is the newest segment, in another life.
+fn live_again(rig: &mut Rig, log: Log) {
+    let before = header_of(rig, log);
+    for _ in 0..20 {
+        rig.leave_the_segment(1 << 20);
+        rig.reclaim_everything();
+        if rig.logs().last().expect("there are segments").base == log.base {
+            assert!(header_of(rig, log) != before);
+            return;
+        }
+    }
+    panic!("a segment is never used anew");
+}
+
+/// The first of two headers is one of an earlier life: the medium forgot the store of the last. What counts is the copy, and
+/// then the first header again: the copy may fail afterwards.
+#[test]
+fn a_header_that_a_medium_forgot_to_store_does_not_take_the_segment() {
+    for is_restarted in [false, true] {
+        let mut rig = Rig::new();
+        rig.write_sectors(0, 3);
+        let log = rig.first_log();
+        live_again(&mut rig, log);
+        let before = header_of(&rig, log);
+        if is_restarted {
+            // The next life's generation is known from the headers only.
+            rig.leave_the_segment(1 << 20);
+            rig.reclaim_everything();
+            rig = rig.restart();
+        }
+        live_again(&mut rig, log);
+        rig.write_sectors(0, 10);
+        rig.cache.flush().unwrap();
+        rig.overwrite(log.base, bytes_of(&before));
+        for failed in [None, Some(log.base + log.size - PAGE)] {
+            failed.into_iter().for_each(|at| rig.poison(at, PAGE));
+            rig = rig.restart();
+            (0..10).for_each(|sector| rig.expect_value(sector * SECTOR, value_of(sector)));
+            assert_eq!(rig.cache.status().damaged, []);
+        }
+    }
+}
+
+/// A segment of which the second life has used just the first pair of pages with records, and what the next record would be. In
+/// its first life a client's data lay where that would stand, and each block of it began with `forged`.
+fn with_forged_data(forged: &[u8; 64]) -> (Rig, SegmentHeader, u64, u64) {
+    let mut rig = Rig::new();
+    let mut block = [0; BLOCK as usize];
+    block[..64].copy_from_slice(forged);
+    rig.write(0, BLOCK, 1);
+    let log = rig.first_log();
+    for number in 300..311 {
+        rig.cache.write(ByteRange::at(number * BLOCK, BLOCK), &block, Waker::noop()).unwrap();
+    }
+    assert_eq!(rig.logs().len(), 1, "one segment has all of it");
+    let next = [0, 1].map(|page| log.base as usize + (3 + page) * PAGE as usize);
+    assert!(next.iter().all(|at| rig.memory.image()[*at..][..64] == *forged));
+    live_again(&mut rig, log);
+    rig.write_sectors(0, SLOTS_PER_PAIR - 1);
+    assert!(next.iter().all(|at| rig.memory.image()[*at..][..64] == *forged), "nothing was stored over it");
+    let last = log.slot(SLOTS_PER_PAIR - 1)[0] as usize;
+    let image = rig.memory.image();
+    let number = |at: usize| u64::from_le_bytes(image[at..at + 8].try_into().expect("eight bytes"));
+    let (sequence, epoch) = (number(last + 8), number(last + 32));
+    let header = header_of(&rig, log);
+    (rig, header, sequence + 1, epoch)
+}
+
+/// Whoever writes blocks that look like records does not know the salt.
+#[test]
+fn a_record_that_a_client_forged_in_its_data_is_not_replayed() {
+    let (_, header, sequence, epoch) = with_forged_data(&[7; 64]);
+    let mut record = Record::new(RecordKind::WriteZeroes, ByteRange::at(0, BLOCK));
+    record.sequence = sequence.into();
+    record.epoch = epoch.into();
+    record.generation = header.generation;
+    let place =
+        RecordPlace { salt: 0, segment: SegmentId(header.segment.get()), slot: SLOTS_PER_PAIR as u32 };
+    let (rig, ..) = with_forged_data(&record.encode(&place));
+    let rig = rig.restart();
+    for sector in 0..SLOTS_PER_PAIR - 1 {
+        rig.expect_value(sector * SECTOR, value_of(sector));
+    }
+}
+
+#[test]
+fn a_segment_that_says_it_is_a_state_is_not_replayed() {
+    let rig = Rig::new();
+    rig.write_sectors(0, 10);
+    rig.cache.flush().unwrap();
+    let log = rig.first_log();
+    let forged = SegmentHeader { magic: STATE_MAGIC.into(), ..header_of(&rig, log) }.sealed();
+    for at in [log.base, log.base + log.size - PAGE] {
+        rig.overwrite(at, bytes_of(&forged));
+    }
+    let rig = rig.restart();
+    for sector in 0..10 {
+        rig.expect_lost(sector * SECTOR);
+    }
+    assert!(rig.try_write(8 * BLOCK, BLOCK, 3));
+    rig.expect_that_overwriting_heals();
+}
