@@ -481,6 +481,15 @@ mod tests {
     }
 
     #[test]
+    fn zeroes_of_nothing_and_zeroes_that_wrap_do_not_count() {
+        for (start, length) in [(4096, 0), (4096, u64::MAX), (u64::MAX, 1)] {
+            let mut record = Record::new(RecordKind::Discard, ByteRange::at(0, 512));
+            (record.offset, record.length) = (U64::new(start), U64::new(length));
+            assert!(Record::decode(&record.encode(&PLACE)).verify(&PLACE, 0, SIZE).is_none());
+        }
+    }
+
+    #[test]
     fn a_record_without_data_has_no_further_lines() {
         let mut record = Record::new(RecordKind::Discard, ByteRange::at(0, 4096));
         let counts =

@@ -1,9 +1,9 @@
 //! What is valid and does not belong where it stands: of an earlier life of the segment, of another kind, out of a client's
 //! data.
 
-use crate::rig::{BLOCK, Log, PAGE, Rig, SECTOR, SLOTS_PER_PAIR, value_of};
+use crate::rig::{BLOCK, Log, PAGE, Rig, SECTOR, SLOTS_PER_PAIR, Shape, value_of};
 use cbd_format::{Record, RecordKind, RecordPlace, SegmentHeader, record::bytes_of, segment::STATE_MAGIC};
-use cbd_types::{ByteRange, SegmentId};
+use cbd_types::{ByteRange, CHUNK, SegmentId};
 use std::task::Waker;
 
 fn header_of(rig: &Rig, log: Log) -> SegmentHeader {
@@ -97,6 +97,40 @@ fn a_record_that_a_client_forged_in_its_data_is_not_replayed() {
     let rig = rig.restart();
     for sector in 0..SLOTS_PER_PAIR - 1 {
         rig.expect_value(sector * SECTOR, value_of(sector));
+    }
+}
+
+#[test]
+fn a_record_of_what_no_device_has_counts_as_lost() {
+    let shape = Shape { device: 8 << 20, ..Shape::default() };
+    let (size, unit) = (shape.device, u64::from(Rig::of(shape).cache.atomic_unit()));
+    let cases = [
+        (RecordKind::WriteZeroes, ByteRange::at(size, SECTOR)),
+        (RecordKind::WriteZeroes, ByteRange::at(size - SECTOR, 2 * SECTOR)),
+        (RecordKind::WriteZeroes, ByteRange::at(100, 7)),
+        // Data lies in one chunk, and is no longer than what is written at once.
+        (RecordKind::Write, ByteRange::at(CHUNK - SECTOR, 2 * SECTOR)),
+        (RecordKind::Write, ByteRange::at(1 << 20, unit + SECTOR)),
+    ];
+    for (kind, range) in cases {
+        let rig = Rig::of(shape);
+        rig.write_sectors(0, 3);
+        rig.cache.flush().unwrap();
+        let log = rig.first_log();
+        let header = header_of(&rig, log);
+        let mut record = Record::new(kind, range);
+        record.data_offset = if kind.has_data() { (PAGE as u32 * 4).into() } else { 0.into() };
+        record.sequence = 2.into();
+        record.epoch = 1.into();
+        record.generation = header.generation;
+        let segment = SegmentId(header.segment.get());
+        let line = record.encode(&RecordPlace { salt: header.salt.get(), segment, slot: 1 });
+        log.slot(1).into_iter().for_each(|at| rig.overwrite(at, &line));
+        let rig = rig.restart();
+        rig.expect_lost(0);
+        rig.expect_lost(SECTOR);
+        rig.expect_value(2 * SECTOR, value_of(2));
+        rig.expect_that_overwriting_heals();
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::rig::{BLOCK, Rig, SECTOR, SLOTS_PER_PAIR, Seen, value_of};
 use cbd_engine::Step;
+use cbd_types::{ByteRange, ErrorKind};
 
 const WRITTEN: u64 = 70;
 
@@ -209,6 +210,20 @@ fn damaged_data_costs_its_own_blocks_only() {
         }
     }
     rig.expect_that_overwriting_heals();
+}
+
+#[test]
+fn a_read_that_fails_leaves_nothing_of_what_is_damaged() {
+    let rig = Rig::new();
+    assert!(rig.try_write(0, BLOCK, 7));
+    let log = rig.first_log();
+    rig.memory.flip(log.base + log.size - 4096 - BLOCK + 17, 5);
+    for range in [ByteRange::at(0, BLOCK), ByteRange::at(SECTOR, SECTOR)] {
+        let mut bytes = vec![0xee; range.len() as usize];
+        let error = rig.cache.read(range, &mut bytes, &mut Vec::new()).expect_err("it is damaged");
+        assert_eq!(error.kind(), ErrorKind::Media);
+        assert!(bytes.iter().all(|byte| *byte != 7), "what was damaged is in the reader's memory");
+    }
 }
 
 #[test]
