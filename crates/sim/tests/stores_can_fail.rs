@@ -3,6 +3,7 @@
 
 use cbd_engine::{
     Admission, BackendSpec, Cache, Environment, FormatOptions, Maintainer, Settings, Step, Transport,
+    ZeroProgress,
 };
 use cbd_sim::{CrashMemory, Keep, SimDisk, SimEnvironment, SimQueue, act_as};
 use cbd_types::{
@@ -231,6 +232,28 @@ fn a_write_whose_record_was_not_stored_costs_nothing_else() {
         assert_eq!(small.read(block * BLOCK).unwrap(), 1 + block as u8);
     }
     small.read(100 * BLOCK).unwrap();
+}
+
+#[test]
+fn zeroes_whose_record_was_not_stored_are_not_acknowledged() {
+    for discard in [false, true] {
+        let small = Small::new();
+        small.write(0, 7).unwrap();
+        small.memory.fail(ByteRange::at(small.log() + PAGE, 2 * PAGE));
+        let range = ByteRange::at(0, BLOCK);
+        let zeroed = small.cache.zero(range, discard, &mut ZeroProgress::default(), Waker::noop());
+        assert_eq!(zeroed.unwrap_err().kind(), ErrorKind::Media);
+    }
+}
+
+#[test]
+fn a_forced_write_whose_mark_was_not_stored_is_not_acknowledged() {
+    let small = Small::new();
+    small.write(0, 7).unwrap();
+    // The cache's state is in its first segment.
+    small.memory.fail(ByteRange::at(small.transport.info().layout.segment_area, SEGMENT));
+    let forced = small.cache.force_unit_access(ByteRange::at(0, BLOCK));
+    assert_eq!(forced.unwrap_err().kind(), ErrorKind::Media);
 }
 
 #[test]

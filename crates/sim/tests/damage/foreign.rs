@@ -134,6 +134,31 @@ fn a_record_of_what_no_device_has_counts_as_lost() {
     }
 }
 
+/// Somebody who knows the salt exchanges a record for another one under the running cache.
+#[test]
+fn a_record_that_is_not_what_the_index_knows_is_not_read() {
+    let rig = Rig::new();
+    rig.write_sectors(0, 1);
+    let log = rig.first_log();
+    let header = header_of(&rig, log);
+    let image = rig.memory.image();
+    let at = log.slot(0)[0] as usize;
+    let number = |from: usize| u32::from_le_bytes(image[at + from..][..4].try_into().expect("four bytes"));
+    let mut record = Record::new(RecordKind::Write, ByteRange::at(100 * SECTOR, SECTOR));
+    record.flags = image[at + 5];
+    record.sequence = 1.into();
+    record.epoch = 1.into();
+    record.generation = header.generation;
+    (record.data_offset, record.first_sum) = (number(44).into(), number(48).into());
+    let segment = SegmentId(header.segment.get());
+    let line = record.encode(&RecordPlace { salt: header.salt.get(), segment, slot: 0 });
+    log.slot(0).into_iter().for_each(|at| rig.overwrite(at, &line));
+    let mut bytes = vec![0xee; SECTOR as usize];
+    let error = rig.cache.read(ByteRange::at(0, SECTOR), &mut bytes, &mut Vec::new()).unwrap_err();
+    assert!(error.line().contains("disagree"), "{}", error.line());
+    assert!(bytes.iter().all(|byte| *byte != value_of(0)));
+}
+
 #[test]
 fn a_segment_that_says_it_is_a_state_is_not_replayed() {
     let rig = Rig::new();

@@ -87,3 +87,25 @@ fn writers_that_wait_for_space_are_woken_when_the_cache_is_stopped() {
     let again = rig.cache.write(ByteRange::at(0, BLOCK), &[1; 4096], Waker::noop());
     assert!(again.is_err(), "stopped");
 }
+
+/// What is read must not make writers wait for reclaim.
+#[test]
+fn fills_leave_a_segment_to_writers() {
+    let rig = Rig::new();
+    let blocks = rig.cache.size() / BLOCK;
+    for block in 0..blocks {
+        let mut misses = Vec::new();
+        let range = ByteRange::at(block * BLOCK, BLOCK);
+        rig.cache.read(range, &mut vec![0; BLOCK as usize], &mut misses).unwrap();
+        for miss in misses {
+            let data = vec![7; miss.range.len() as usize];
+            rig.cache.complete_fill(miss, &data);
+        }
+    }
+    let status = rig.cache.status();
+    assert!(status.free_segments < 3, "{} free: not enough was read", status.free_segments);
+    // The open segment is full of fills.
+    for block in 0..10 {
+        assert!(rig.try_write(block * BLOCK, BLOCK, 8), "a writer waits");
+    }
+}
