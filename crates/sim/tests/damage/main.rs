@@ -12,6 +12,7 @@ mod of_one_copy;
 mod outside;
 mod parked;
 mod reclaimed;
+mod reopened;
 mod rig;
 mod rows;
 mod scattered;
