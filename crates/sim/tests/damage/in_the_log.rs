@@ -1,6 +1,6 @@
 //! Damage that writeback meets: records of which both copies are gone, and data that does not match.
 
-use crate::rig::{BLOCK, Rig, SECTOR, SLOTS_PER_PAIR, Seen, value_of};
+use crate::rig::{BLOCK, PAGE, Rig, SECTOR, SLOTS_PER_PAIR, Seen, Shape, value_of};
 use cbd_engine::Step;
 use cbd_types::{ByteRange, ErrorKind};
 
@@ -210,6 +210,61 @@ fn damaged_data_costs_its_own_blocks_only() {
         }
     }
     rig.expect_that_overwriting_heals();
+}
+
+/// A lost record may have held anything, a range among it that somebody is reading from the backing device.
+#[test]
+fn what_was_read_before_the_loss_was_found_does_not_hide_it() {
+    let mut rig = Rig::new();
+    rig.write_sectors(0, 3);
+    let (range, mut misses) = (ByteRange::at(1 << 20, SECTOR), Vec::new());
+    rig.cache.read(range, &mut [0; SECTOR as usize], &mut misses).unwrap();
+    rig.lose_slots(rig.first_log(), &[1]);
+    rig.drain();
+    rig.expect_lost(range.start);
+    misses.into_iter().for_each(|miss| rig.cache.complete_fill(miss, &[1; SECTOR as usize]));
+    rig.expect_lost(range.start);
+}
+
+/// Without space for them damage is not noted, and what is written meanwhile is not written again before it has come back.
+#[test]
+fn damage_for_which_there_is_no_space_ends_writeback_and_begins_it_anew() {
+    let mut rig = Rig::of(Shape { segments: 17, ..Shape::default() });
+    rig.disk.set_latency(50);
+    let mut sector = 0;
+    // Every other one, so that no two are written together.
+    while rig.try_write(sector * SECTOR, SECTOR, value_of(sector)) {
+        sector += 2;
+    }
+    let logs = rig.logs();
+    logs[1..].iter().for_each(|log| rig.lose_data(*log, 2));
+    // The first three are whole: they are being written when the rot is met.
+    let begin = 5 * PAGE;
+    rig.poison(logs[0].base + begin, logs[0].size - PAGE - begin - 3 * SECTOR);
+    rig.cache.request_drain();
+    for _ in 0..10_000 {
+        rig.step();
+    }
+    let status = rig.cache.status();
+    assert_eq!(status.free_segments, 0, "the quarantines have not used all there is");
+    assert!(status.dirty_records > 0, "what cannot be noted was declared clean");
+    rig.expect_value(0, value_of(0));
+    assert_eq!(rig.on_disk(0), Seen::All(value_of(0)));
+    assert_eq!(rig.see((sector - 2) * SECTOR), Seen::Media);
+}
+
+/// More than a part of a batch holds, and the last of it over the first.
+#[test]
+fn a_long_epoch_is_written_in_parts_one_after_the_other() {
+    let mut rig = Rig::of(Shape { segment: 1 << 20, segments: 24, ..Shape::default() });
+    rig.disk.set_latency(50);
+    for _ in 0..(128 << 10) {
+        rig.zero(ByteRange::at(5 * SECTOR, SECTOR));
+    }
+    rig.write(5 * SECTOR, SECTOR, 7);
+    rig.drain();
+    assert_eq!(rig.on_disk(5 * SECTOR), Seen::All(7));
+    assert_eq!(rig.cache.status().dirty_records, 0);
 }
 
 #[test]

@@ -1,5 +1,5 @@
 //! A lane that goes on in its last segment, because a quarantine took the last free one before the crash: what recovery
-//! dropped there stays dropped, whatever is written over its data.
+//! dropped there stays dropped, whatever is written over its data. And who may use what such a quarantine has left.
 
 use crate::rig::{BLOCK, PAGE, Rig, Seen, Shape};
 use cbd_engine::Transport;
@@ -13,10 +13,9 @@ const TORN: u64 = 4 << 20;
 const TORN_BLOCK: u64 = TORN + 100 * BLOCK;
 const VALUE: u8 = 77;
 
-/// Crashed after so many steps of writeback, a torn write, and as many more as it takes until quarantines have used the
-/// segments that are kept back. The base of the segment with the torn write; `None` where it did not come to that, or where
-/// the write has a mark.
-fn with_a_torn_write_after(steps: usize) -> Option<(Rig, u64)> {
+/// A full cache, one lane of it rotten, and the base of the other lane's only segment, which has room. Also how many segments are
+/// kept back.
+fn full_beside_rot() -> (Rig, u64, u32) {
     let mut rig = Rig::of(Shape { device: 8 << 20, lanes_max: 2, segments: 17, ..Shape::default() });
     rig.write(TORN, BLOCK, 1);
     let log = rig.first_log();
@@ -28,20 +27,41 @@ fn with_a_torn_write_after(steps: usize) -> Option<(Rig, u64)> {
     rotten.for_each(|log| rig.lose_data(log, 1));
     let reserve = rig.cache.status().free_segments;
     rig.cache.request_drain();
+    (rig, log.base, reserve)
+}
+
+/// Writes back until quarantines have used a segment that is kept back.
+fn use_the_reserve(rig: &mut Rig, reserve: u32) -> bool {
+    (0..300).any(|_| {
+        rig.step();
+        rig.cache.status().free_segments < reserve
+    })
+}
+
+/// Crashed after so many steps of writeback, a torn write, and as many more as it takes until quarantines have used the
+/// segments that are kept back. `None` where it did not come to that, or where the write has a mark.
+fn with_a_torn_write_after(steps: usize) -> Option<(Rig, u64)> {
+    let (mut rig, base, reserve) = full_beside_rot();
     for _ in 0..steps {
         rig.step();
     }
-    if !rig.try_write(TORN_BLOCK, BLOCK, VALUE) {
+    if !rig.try_write(TORN_BLOCK, BLOCK, VALUE) || !use_the_reserve(&mut rig, reserve) {
         return None;
     }
-    (0..300).find(|_| {
-        rig.step();
-        rig.cache.status().free_segments < reserve
-    })?;
-    rig.memory.flip(log.base + log.size - PAGE - 2 * BLOCK + 17, 3);
+    rig.memory.flip(base + (64 << 10) - PAGE - 2 * BLOCK + 17, 3);
     let rig = rig.restart();
     (rig.cache.status().free_segments < reserve && rig.see(TORN_BLOCK) == Seen::Initial)
-        .then_some((rig, log.base))
+        .then_some((rig, base))
+}
+
+#[test]
+fn writers_leave_a_segment_that_was_kept_back_to_quarantines() {
+    let (mut rig, _, reserve) = full_beside_rot();
+    assert!(rig.try_write(TORN_BLOCK, BLOCK, 1), "there is room in the open segment");
+    assert!(use_the_reserve(&mut rig, reserve));
+    assert!(!rig.try_write(TORN_BLOCK + BLOCK, BLOCK, 1), "a writer uses what quarantines need");
+    rig.drain();
+    assert!(rig.try_write(TORN_BLOCK + BLOCK, BLOCK, 1), "{:?}", rig.cache.status());
 }
 
 #[test]
