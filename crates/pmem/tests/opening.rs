@@ -111,32 +111,6 @@ fn a_region_in_use_is_busy_until_it_is_let_go() {
 }
 
 #[test]
-fn a_region_in_use_by_another_process_is_busy() {
-    let directory = directory();
-    let path = directory.path().join("region");
-    drop(Mapping::open(&path, &create(MIB)).expect("made"));
-    let status = || {
-        std::process::Command::new(std::env::current_exe().expect("known"))
-            .args(["child_finds_the_region_busy", "--exact", "--ignored"])
-            .env("CBD_TEST_REGION", &path)
-            .stdout(std::process::Stdio::null())
-            .stderr(std::process::Stdio::null())
-            .status()
-            .expect("started")
-    };
-    assert!(!status().success(), "nobody has it");
-    let _held = Mapping::open(&path, &existing()).expect("opened");
-    assert!(status().success(), "we have it");
-}
-
-#[test]
-#[ignore = "run by its parent test"]
-fn child_finds_the_region_busy() {
-    let Some(path) = std::env::var_os("CBD_TEST_REGION") else { return };
-    assert_eq!(refusal(Path::new(&path), &existing()).kind(), ErrorKind::Busy);
-}
-
-#[test]
 fn a_region_larger_than_the_free_space_is_refused_and_not_left_behind() {
     let directory = directory();
     let path = directory.path().join("region");
@@ -180,26 +154,6 @@ fn a_region_below_the_minimum_is_refused() {
     assert_eq!(refusal(&path, &existing()).kind(), ErrorKind::InvalidArgument);
     assert_eq!(fs::read(&path).expect("read"), b"small");
     assert!(Mapping::anonymous(0).is_err());
-}
-
-#[test]
-fn what_is_no_file_is_refused_by_its_name() {
-    let directory = directory();
-    let fifo = directory.path().join("fifo");
-    assert!(std::process::Command::new("mkfifo").arg(&fifo).status().expect("ran").success());
-    let socket = directory.path().join("socket");
-    let _listener = std::os::unix::net::UnixListener::bind(&socket).expect("bound");
-    for (path, word) in [
-        (directory.path(), "directory"),
-        (&fifo, "pipe"),
-        (&socket, "socket"),
-        (Path::new("/dev/null"), "character device"),
-        (Path::new("/dev/zero"), "character device"),
-    ] {
-        let error = refusal(path, &create(MIB));
-        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
-        assert!(error.line().contains(word), "{error}");
-    }
 }
 
 #[test]

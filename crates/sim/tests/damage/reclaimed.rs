@@ -1,8 +1,10 @@
 //! Damage in segments that reclaim takes: nothing is freed twice, nothing old comes back, no damage is forgotten.
 
 use crate::rig::{BLOCK, Rig, SECTOR, Seen, Shape, value_of};
-use cbd_engine::Step;
-use cbd_types::ByteRange;
+use cbd_engine::{Step, Transport};
+use cbd_sim::Keep;
+use cbd_types::{BackendId, ByteRange, ErrorKind, Region};
+use std::sync::{Arc, Mutex};
 
 /// One clean block at 0 whose record is lost, in a segment that reclaim has taken.
 fn reclaimed_with_a_lost_record() -> Rig {
@@ -146,6 +148,66 @@ fn a_quarantine_outlives_as_many_reclaims_as_come() {
         assert_eq!(rig.see(BLOCK), Seen::Initial);
     }
     rig.expect_that_overwriting_heals();
+}
+
+/// The quarantine that reclaim records again is the last record of its lane for a moment, and marked soon after.
+#[test]
+fn a_power_cut_while_a_quarantine_is_carried_costs_nothing_else() {
+    let mut rig = Rig::new();
+    assert!(rig.try_write(0, BLOCK, 7));
+    rig.lose_data(rig.first_log(), 1);
+    rig.drain();
+    rig.leave_the_segment(1 << 20);
+    assert!(rig.try_write(BLOCK, BLOCK, 8));
+    let moments = Arc::new(Mutex::new(Vec::new()));
+    let witness = Arc::clone(&moments);
+    rig.memory.watch(1000, 1, move |memory| witness.lock().unwrap().push(memory));
+    rig.reclaim_everything();
+    rig.memory.unwatch();
+    let moments = std::mem::take(&mut *moments.lock().unwrap());
+    assert!(moments.len() > 5, "{} moments", moments.len());
+    for (number, moment) in moments.iter().enumerate() {
+        for fate in 0..40 {
+            let memory = moment.fork().power_cut(fate, Keep::Random);
+            let transport = Transport::open(Arc::clone(&rig.environment), Region::new(memory)).unwrap();
+            let cache = transport.open_cache(BackendId(0)).unwrap();
+            let place = format!("moment {number}, fate {fate}");
+            let (mut bytes, mut misses) = (vec![0; BLOCK as usize], Vec::new());
+            let damaged = cache.read(ByteRange::at(0, BLOCK), &mut bytes, &mut misses);
+            assert_eq!(damaged.map_err(|error| error.kind()), Err(ErrorKind::Media), "{place}: forgotten");
+            cache.read(ByteRange::at(BLOCK, BLOCK), &mut bytes, &mut misses).expect(&place);
+            assert!(misses.is_empty() && bytes.iter().all(|byte| *byte == 8), "{place}");
+        }
+    }
+}
+
+#[test]
+fn a_quarantine_for_which_there_is_no_space_keeps_its_segment() {
+    let mut rig = Rig::of(Shape { segments: 41, ..Shape::default() });
+    // The oldest segment has a quarantine, and is clean.
+    let lost = (3 << 20) + BLOCK;
+    assert!(rig.try_write(lost, BLOCK, 7));
+    rig.lose_data(rig.first_log(), 1);
+    rig.reclaim_at(90);
+    rig.drain();
+    rig.leave_the_segment(2 << 20);
+    rig.drain();
+    let clean = rig.logs().len();
+    // Everything behind it is rotten: there is no space for so many quarantines.
+    let mut sector = 0;
+    while rig.cache.status().free_segments > 4 {
+        assert!(rig.try_write(sector * SECTOR, SECTOR, 9));
+        sector += 2;
+    }
+    rig.logs()[clean..].iter().for_each(|log| rig.lose_data(*log, 2));
+    rig.cache.request_drain();
+    for _ in 0..5000 {
+        rig.step();
+    }
+    let status = rig.cache.status();
+    assert_eq!(status.free_segments, 0, "there is space for one quarantine more");
+    assert_eq!(rig.see(lost), Seen::Media);
+    assert_eq!(rig.restart().see(lost), Seen::Media);
 }
 
 /// A full cache whose tail holds 39 quarantines, and everything behind it rotten and dirty.

@@ -75,6 +75,44 @@ fn a_torn_write_that_was_never_acknowledged_is_there_whole_or_not_at_all() {
     assert!(old > 20 && new > 20, "{old} times the old data, {new} times the new");
 }
 
+/// The quarantine of a damaged block is the last record of its lane for a moment, and marked soon after.
+#[test]
+fn a_power_cut_while_damage_is_noted_costs_nothing_else() {
+    let mut rig = Rig::new();
+    for block in 0..4 {
+        assert!(rig.try_write(block * BLOCK, BLOCK, BEFORE));
+    }
+    let log = rig.first_log();
+    // Two of them: once the first is noted, *drained* says already that the backing device lacks something.
+    for block in [1, 2] {
+        rig.memory.flip(log.base + log.size - BLOCK - block * BLOCK + 100, 1);
+    }
+    let moments = Arc::new(Mutex::new(Vec::new()));
+    let witness = Arc::clone(&moments);
+    rig.memory.watch(1000, 1, move |memory| witness.lock().unwrap().push(memory));
+    rig.drain();
+    rig.memory.unwatch();
+    let moments = std::mem::take(&mut *moments.lock().unwrap());
+    assert!(moments.len() > 5, "{} moments", moments.len());
+    for (number, moment) in moments.iter().enumerate() {
+        for fate in 0..40 {
+            let cache = recovered(&rig.environment, moment.fork().power_cut(fate, Keep::Random));
+            for block in 0..4 {
+                let (mut bytes, mut misses) = (vec![0; BLOCK as usize], Vec::new());
+                let read = cache.read(ByteRange::at(block * BLOCK, BLOCK), &mut bytes, &mut misses);
+                let place = format!("block {block} after moment {number} with fate {fate}");
+                assert!(misses.is_empty(), "{place}: it was forgotten");
+                match read {
+                    Ok(()) => assert!(block > 1 && bytes.iter().all(|byte| *byte == BEFORE), "{place}"),
+                    Err(error) => {
+                        assert!(block < 2 && error.kind() == ErrorKind::Media, "{place}: {error}");
+                    }
+                }
+            }
+        }
+    }
+}
+
 /// Damages the data of the second write, which was acknowledged, or its record, and restarts.
 fn damaged_after(then: impl Fn(&mut Rig), record: bool) -> Rig {
     let mut rig = with_a_block(false);

@@ -1,0 +1,77 @@
+//! Tests that start other processes. They have a program of their own: between its start and its first instruction a child
+//! holds every region that a test beside it has open, and with it the lock.
+
+use cbd_pmem::{Mapping, OpenOptions};
+use cbd_types::ErrorKind;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+const MIB: u64 = 1 << 20;
+
+/// One at a time, for the same reason.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn create(size: u64) -> OpenOptions {
+    OpenOptions { size: Some(size), create: true, ..OpenOptions::default() }
+}
+
+fn existing() -> OpenOptions {
+    OpenOptions::default()
+}
+
+fn directory() -> tempfile::TempDir {
+    tempfile::tempdir().expect("a directory")
+}
+
+/// The error of an open that must be refused.
+fn refusal(path: &Path, options: &OpenOptions) -> cbd_types::Error {
+    Mapping::open(path, options).expect_err("must be refused")
+}
+
+#[test]
+fn a_region_in_use_by_another_process_is_busy() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let directory = directory();
+    let path = directory.path().join("region");
+    drop(Mapping::open(&path, &create(MIB)).expect("made"));
+    let status = || {
+        std::process::Command::new(std::env::current_exe().expect("known"))
+            .args(["child_finds_the_region_busy", "--exact", "--ignored"])
+            .env("CBD_TEST_REGION", &path)
+            .stdout(std::process::Stdio::null())
+            .stderr(std::process::Stdio::null())
+            .status()
+            .expect("started")
+    };
+    assert!(!status().success(), "nobody has it");
+    let _held = Mapping::open(&path, &existing()).expect("opened");
+    assert!(status().success(), "we have it");
+}
+
+#[test]
+#[ignore = "run by its parent test"]
+fn child_finds_the_region_busy() {
+    let Some(path) = std::env::var_os("CBD_TEST_REGION") else { return };
+    assert_eq!(refusal(Path::new(&path), &existing()).kind(), ErrorKind::Busy);
+}
+
+#[test]
+fn what_is_no_file_is_refused_by_its_name() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let directory = directory();
+    let fifo = directory.path().join("fifo");
+    assert!(std::process::Command::new("mkfifo").arg(&fifo).status().expect("ran").success());
+    let socket = directory.path().join("socket");
+    let _listener = std::os::unix::net::UnixListener::bind(&socket).expect("bound");
+    for (path, word) in [
+        (directory.path(), "directory"),
+        (&fifo, "pipe"),
+        (&socket, "socket"),
+        (Path::new("/dev/null"), "character device"),
+        (Path::new("/dev/zero"), "character device"),
+    ] {
+        let error = refusal(path, &create(MIB));
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+        assert!(error.line().contains(word), "{error}");
+    }
+}
