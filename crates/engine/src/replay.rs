@@ -164,9 +164,10 @@ impl<E: Environment> Cache<E> {
             if Safeguard::EpochAboveHeaders.is_kept() {
                 replay.outcome.epoch = replay.outcome.epoch.max(header.epoch.get());
             }
-            let is_next = Safeguard::RecoveryOrdinals
-                .holds(expected_ordinal.is_none_or(|expected| expected == ordinal))
-                && Safeguard::RecoverySequences.holds(expected.is_none_or(|expected| expected == first));
+            let is_next = Safeguard::RecoveryGap.holds(
+                expected_ordinal.is_none_or(|expected| expected == ordinal)
+                    && expected.is_none_or(|expected| expected == first),
+            );
             if !is_next {
                 // A segment between is gone, or its records are.
                 let place = (expected_ordinal.unwrap_or(ordinal).min(ordinal), 0);

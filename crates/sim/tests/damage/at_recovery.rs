@@ -81,6 +81,52 @@ fn a_lane_whose_only_segment_lost_both_headers_is_condemned_as_far_as_it_was_flu
     rig.expect_that_overwriting_heals();
 }
 
+/// None of it has the number of what was condemned.
+#[test]
+fn what_is_written_after_a_lane_lost_its_only_segment_is_found_again() {
+    let rig = Rig::new();
+    rig.write_sectors(0, 40);
+    rig.cache.flush().unwrap();
+    let log = rig.first_log();
+    rig.poison(log.base, PAGE);
+    rig.poison(log.base + log.size - PAGE, PAGE);
+    let rig = rig.restart();
+    rig.write_sectors(1000, 60);
+    let rig = rig.restart();
+    for sector in 1000..1060 {
+        rig.expect_value(sector * SECTOR, value_of(sector));
+    }
+}
+
+#[test]
+fn what_recovery_found_lost_stays_so_when_it_can_be_read_again() {
+    let rig = Rig::new();
+    rig.write_sectors(0, 3);
+    rig.cache.flush().unwrap();
+    let log = rig.first_log();
+    rig.flip_slots(log, &[1]);
+    let rig = rig.restart();
+    rig.expect_lost(0);
+    rig.flip_slots(log, &[1]);
+    let rig = rig.restart();
+    rig.expect_lost(0);
+    rig.expect_lost(SECTOR);
+    rig.expect_value(2 * SECTOR, value_of(2));
+}
+
+#[test]
+fn the_oldest_segment_that_lost_both_headers_condemns_what_it_may_have_held() {
+    let mut rig = Rig::new();
+    rig.write_sectors(0, 3);
+    let log = rig.first_log();
+    rig.leave_the_segment(1 << 20);
+    rig.poison(log.base, PAGE);
+    rig.poison(log.base + log.size - PAGE, PAGE);
+    let rig = rig.restart();
+    rig.expect_lost(0);
+    rig.expect_value(1 << 20, 99);
+}
+
 #[test]
 fn a_segment_in_the_middle_that_lost_both_headers_condemns_what_is_older() {
     let mut rig = Rig::new();

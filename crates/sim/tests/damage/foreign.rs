@@ -101,18 +101,22 @@ fn a_record_that_a_client_forged_in_its_data_is_not_replayed() {
 }
 
 #[test]
-fn a_record_of_what_no_device_has_counts_as_lost() {
+fn a_record_that_is_impossible_at_its_place_counts_as_lost() {
     let shape = Shape { device: 8 << 20, ..Shape::default() };
     let (size, unit) = (shape.device, u64::from(Rig::of(shape).cache.atomic_unit()));
     let cases = [
-        (RecordKind::WriteZeroes, ByteRange::at(size, SECTOR)),
-        (RecordKind::WriteZeroes, ByteRange::at(size - SECTOR, 2 * SECTOR)),
-        (RecordKind::WriteZeroes, ByteRange::at(100, 7)),
+        // What no device has.
+        (2, RecordKind::WriteZeroes, ByteRange::at(size, SECTOR)),
+        (2, RecordKind::WriteZeroes, ByteRange::at(size - SECTOR, 2 * SECTOR)),
+        (2, RecordKind::WriteZeroes, ByteRange::at(100, 7)),
         // Data lies in one chunk, and is no longer than what is written at once.
-        (RecordKind::Write, ByteRange::at(CHUNK - SECTOR, 2 * SECTOR)),
-        (RecordKind::Write, ByteRange::at(1 << 20, unit + SECTOR)),
+        (2, RecordKind::Write, ByteRange::at(CHUNK - SECTOR, 2 * SECTOR)),
+        (2, RecordKind::Write, ByteRange::at(1 << 20, unit + SECTOR)),
+        // Another is the next.
+        (1, RecordKind::WriteZeroes, ByteRange::at(0, SECTOR)),
+        (3, RecordKind::WriteZeroes, ByteRange::at(0, SECTOR)),
     ];
-    for (kind, range) in cases {
+    for (sequence, kind, range) in cases {
         let rig = Rig::of(shape);
         rig.write_sectors(0, 3);
         rig.cache.flush().unwrap();
@@ -120,7 +124,7 @@ fn a_record_of_what_no_device_has_counts_as_lost() {
         let header = header_of(&rig, log);
         let mut record = Record::new(kind, range);
         record.data_offset = if kind.has_data() { (PAGE as u32 * 4).into() } else { 0.into() };
-        record.sequence = 2.into();
+        record.sequence = sequence.into();
         record.epoch = 1.into();
         record.generation = header.generation;
         let segment = SegmentId(header.segment.get());
@@ -175,4 +179,35 @@ fn a_segment_that_says_it_is_a_state_is_not_replayed() {
     }
     assert!(rig.try_write(8 * BLOCK, BLOCK, 3));
     rig.expect_that_overwriting_heals();
+}
+
+/// A segment that recovery took for none, and whose place in the log another has since, in a later run. It has lived more often
+/// than that, too.
+#[test]
+fn a_segment_that_can_be_read_again_does_not_take_the_place_of_its_successor() {
+    let mut rig = Rig::new();
+    for _ in 0..3 {
+        rig.leave_the_segment(1 << 20);
+    }
+    rig.reclaim_everything();
+    rig.leave_the_segment(1 << 20);
+    let lost = *rig.logs().last().expect("it was written to");
+    let header = header_of(&rig, lost);
+    let store = |rig: &Rig, header: &SegmentHeader| {
+        [lost.base, lost.base + lost.size - PAGE]
+            .into_iter()
+            .for_each(|at| rig.overwrite(at, bytes_of(header)));
+    };
+    store(&rig, &SegmentHeader { magic: 0.into(), ..header });
+    let rig = rig.restart();
+    rig.write_sectors(100, 10);
+    rig.cache.flush().unwrap();
+    let takes_its_place = |log: &Log| log.ordinal == lost.ordinal && log.base != lost.base;
+    assert!(rig.logs().iter().any(takes_its_place), "{:?} after {lost:?}", rig.logs());
+    store(&rig, &SegmentHeader { generation: (header.generation.get() + 5).into(), ..header }.sealed());
+    let rig = rig.restart();
+    for sector in 100..110 {
+        rig.expect_value(sector * SECTOR, value_of(sector));
+    }
+    assert_eq!(rig.cache.status().damaged, []);
 }

@@ -447,10 +447,8 @@ safeguards! {
     RecoveryTail = "recovery.tail",
     /// Of two segments with one place in the log that of the later run counts.
     RecoveryLaterRun = "recovery.later-run",
-    /// A gap in the ordinals is damage.
-    RecoveryOrdinals = "recovery.ordinals",
-    /// A gap in the sequence numbers between segments is damage.
-    RecoverySequences = "recovery.sequences",
+    /// A gap before a segment, in the ordinals or in the sequence numbers, is damage.
+    RecoveryGap = "recovery.gap",
     /// A record counts only with the sequence number that is expected.
     RecoverySequence = "recovery.sequence",
     /// A successor's header ends what its predecessor holds: a dropped record does not come back.
