@@ -60,8 +60,7 @@ impl<E: Environment> Cache<E> {
             marks.iter().filter_map(TwoSlots::content).map(|mark| mark.epoch.get()).max().unwrap_or(0);
         let mut epoch = 0;
         for (safeguard, seen) in [
-            (Safeguard::EpochAboveDrained, caught_up.drained),
-            (Safeguard::EpochAboveVoid, void_until),
+            (Safeguard::EpochAboveDrained, caught_up.drained.max(void_until)),
             (Safeguard::EpochAboveMarks, marked),
         ] {
             if safeguard.is_kept() {

@@ -161,7 +161,7 @@ impl<E: Environment> Cache<E> {
         for (number, segment) in chain.iter().enumerate() {
             let header = &segment.header;
             let (ordinal, first) = (header.ordinal.get(), header.first_sequence.get());
-            if Safeguard::EpochAboveHeaders.is_kept() {
+            if Safeguard::EpochAboveLog.is_kept() {
                 replay.outcome.epoch = replay.outcome.epoch.max(header.epoch.get());
             }
             let is_next = Safeguard::RecoveryGap.holds(
@@ -272,7 +272,7 @@ impl<E: Environment> Cache<E> {
             } else {
                 // Torn: a write that was never acknowledged.
                 rare::count(&self.rare.torn_records_dropped);
-                if Safeguard::EpochAboveDropped.is_kept() {
+                if Safeguard::EpochAboveLog.is_kept() {
                     replay.outcome.epoch = replay.outcome.epoch.max(record.epoch.get());
                 }
                 expected = sequence;
@@ -359,7 +359,7 @@ impl<E: Environment> Cache<E> {
         let (range, kind) = (record.range(), record.kind());
         let (sequence, epoch) = (record.sequence.get(), record.epoch.get());
         let place = (log.ordinal, location.slot);
-        if Safeguard::EpochAboveRecords.is_kept() {
+        if Safeguard::EpochAboveLog.is_kept() {
             replay.outcome.epoch = replay.outcome.epoch.max(epoch);
         }
         match kind {

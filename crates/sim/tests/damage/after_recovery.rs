@@ -1,11 +1,12 @@
 //! What recovery leaves behind: evidence of what it found, second copies that are whole again, and no promise that the
 //! backing device does not keep.
 
+use crate::outside::RigEnvironment;
 use crate::rig::{BLOCK, PAGE, Rig, SECTOR, Seen, Shape, value_of};
-use cbd_engine::Transport;
-use cbd_sim::{Keep, until_crash};
-use cbd_types::{ByteRange, CHUNK, Region};
-use std::sync::Arc;
+use cbd_engine::{Cache, Transport};
+use cbd_sim::{CrashMemory, Keep, until_crash};
+use cbd_types::{BackendId, ByteRange, CHUNK, ErrorKind, Region};
+use std::sync::{Arc, Mutex};
 
 fn two_lanes() -> Rig {
     let rig = Rig::of(Shape { device: 4 * CHUNK, lanes_max: 2, segments: 17, ..Shape::default() });
@@ -187,4 +188,146 @@ fn a_crash_between_the_two_slots_of_the_state_costs_nothing_when_a_page_fails_la
         let crashes = (1..).take_while(|crash| crash_while_the_state_changes(*crash, page)).count();
         assert!(crashes >= 8, "drained and a tail are stored twice each, with a fence behind each");
     }
+}
+
+/// What a cache says of itself and of what was written, where a test looks.
+fn seen_of(memory: &CrashMemory, environment: &Arc<RigEnvironment>) -> String {
+    let cache = recovered(memory, environment);
+    let values: Vec<_> = [0, BLOCK, 1 << 20]
+        .into_iter()
+        .map(|at| {
+            let (mut sector, mut misses) = (vec![0; SECTOR as usize], Vec::new());
+            let read = cache.read(ByteRange::at(at, SECTOR), &mut sector, &mut misses);
+            let is_missed = !misses.is_empty();
+            misses.into_iter().for_each(|miss| cache.cancel_fill(miss));
+            (read.is_ok(), is_missed, sector[0])
+        })
+        .collect();
+    let status = cache.status();
+    format!("drained {:?}, {} free, {values:?}", status.drained_epoch, status.free_segments)
+}
+
+fn recovered(memory: &CrashMemory, environment: &Arc<RigEnvironment>) -> Arc<Cache<RigEnvironment>> {
+    let transport = Transport::open(Arc::clone(environment), Region::new(memory.clone())).unwrap();
+    transport.open_cache(BackendId(0)).unwrap()
+}
+
+/// The memory at every store and fence of `work`, as a process leaves it that dies there.
+fn crashes_of(rig: &mut Rig, work: impl FnOnce(&mut Rig)) -> Vec<CrashMemory> {
+    let moments = Arc::new(Mutex::new(Vec::new()));
+    let witness = Arc::clone(&moments);
+    rig.memory.watch(1000, 1, move |memory| witness.lock().unwrap().push(memory.process_crash()));
+    work(rig);
+    rig.memory.unwatch();
+    let moments = std::mem::take(&mut *moments.lock().unwrap());
+    assert!(!moments.is_empty(), "nothing was stored");
+    moments
+}
+
+/// A process dies anywhere in `work`, the next one recovers, and then the power fails, and one page: what was found once is
+/// found again, whether the page failed before it was found or afterwards.
+fn expect_that_what_was_found_stays(rig: &mut Rig, pages: &[u64], work: impl FnOnce(&mut Rig)) {
+    for (number, crashed) in crashes_of(rig, work).into_iter().enumerate() {
+        for at in pages {
+            for fails_before in [false, true] {
+                let memory = crashed.fork();
+                if fails_before {
+                    memory.poison(ByteRange::at(*at, PAGE));
+                }
+                let found = seen_of(&memory, &rig.environment);
+                let memory = memory.power_cut(1, Keep::Nothing);
+                memory.poison(ByteRange::at(*at, PAGE));
+                let again = seen_of(&memory, &rig.environment);
+                assert_eq!(again, found, "moment {number}, page {at}, failed before: {fails_before}");
+            }
+        }
+    }
+}
+
+#[test]
+fn how_far_a_dead_process_drained_and_reclaimed_outlives_a_power_cut_and_a_failed_page() {
+    let mut rig = Rig::new();
+    rig.write(0, BLOCK, 7);
+    rig.leave_the_segment(1 << 20);
+    // Pages 1 and 2 hold drained, 3 and 4 the tails.
+    let pages: Vec<u64> = (1..=4).map(|page| rig.segment(0) + page * PAGE).collect();
+    expect_that_what_was_found_stays(&mut rig, &pages, Rig::reclaim_everything);
+}
+
+/// Of two slots recovery makes the older one whole; what a dead process left in a processor's cache is durable before.
+#[test]
+fn a_power_cut_while_the_state_is_made_whole_leaves_one_slot_of_it() {
+    let mut rig = Rig::new();
+    rig.write(0, BLOCK, 7);
+    rig.drain();
+    let drained = rig.cache.status().drained_epoch;
+    rig.write(0, BLOCK, 8);
+    for (number, crashed) in crashes_of(&mut rig, Rig::drain).into_iter().enumerate() {
+        for step in 1.. {
+            let memory = crashed.fork();
+            memory.crash_after(step, step);
+            if until_crash(|| recovered(&memory, &rig.environment)).is_ok() {
+                break;
+            }
+            for fate in 0..100 {
+                let memory = memory.fork().power_cut(fate, Keep::Random);
+                let status = recovered(&memory, &rig.environment).status();
+                assert!(status.drained_epoch >= drained, "moment {number}, step {step}, fate {fate}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_a_dead_process_wrote_and_another_showed_outlives_a_power_cut_and_a_failed_page() {
+    let mut rig = Rig::new();
+    rig.write_sectors(0, 1);
+    rig.leave_the_segment(1 << 20);
+    rig.leave_the_segment(1 << 20);
+    // The write begins a segment: its header and its copy, its first records and their mirrors.
+    while rig.logs().len() < 4 {
+        let log = *rig.logs().last().expect("there are segments");
+        let next = log.base + log.size;
+        let pages = [next, next + log.size - PAGE, next + PAGE, next + 2 * PAGE, log.base + PAGE];
+        expect_that_what_was_found_stays(&mut rig, &pages, |rig| rig.write(BLOCK, BLOCK, 8));
+    }
+}
+
+/// A flush that relies on the mark of a dead process leaves no other: that one is durable.
+#[test]
+fn a_mark_of_a_dead_process_that_a_flush_relied_on_outlives_a_power_cut() {
+    let mut rig = Rig::new();
+    rig.write_sectors(0, 3);
+    let log = rig.first_log();
+    let marks = [5, 6].map(|page| rig.segment(0) + page * PAGE);
+    for crashed in crashes_of(&mut rig, |rig| rig.cache.flush().unwrap()) {
+        for failed in marks {
+            let memory = crashed.fork();
+            memory.poison(ByteRange::at(failed, PAGE));
+            recovered(&memory, &rig.environment).flush().unwrap();
+            let memory = memory.power_cut(1, Keep::Nothing);
+            log.slot(2).into_iter().for_each(|at| memory.poison(ByteRange::at(at, 64)));
+            let cache = recovered(&memory, &rig.environment);
+            let read =
+                cache.read(ByteRange::at(2 * SECTOR, SECTOR), &mut vec![0; SECTOR as usize], &mut Vec::new());
+            assert_eq!(read.map_err(|error| error.kind()), Err(ErrorKind::Media), "it was flushed");
+        }
+    }
+}
+
+#[test]
+fn new_epochs_are_above_drained_when_nothing_else_tells_of_old_ones() {
+    let mut rig = Rig::new();
+    rig.write(0, BLOCK, 7);
+    rig.drain();
+    let mut rig = rig.restart();
+    rig.reclaim_everything();
+    assert_eq!(rig.cache.status().free_segments, rig.cache.status().segments, "no record is left");
+    for page in [5, 6] {
+        rig.poison(rig.segment(0) + page * PAGE, PAGE);
+    }
+    let mut rig = rig.restart();
+    rig.write(0, BLOCK, 8);
+    rig.drain();
+    assert_eq!(rig.on_disk(0), Seen::All(8));
 }

@@ -493,18 +493,12 @@ safeguards! {
     RecoveryReopenEraseFence = "recovery.reopen.erase.fence",
     /// A full cache goes on in its last segments, so that quarantines can be carried.
     RecoveryReopen = "recovery.reopen",
-    /// New epochs are above drained: they would count as clean.
+    /// New epochs are above drained, and above what a batch under way may have written: they would count as clean.
     EpochAboveDrained = "epoch.above-drained",
-    /// New epochs are above what a batch under way may have written.
-    EpochAboveVoid = "epoch.above-void",
     /// New epochs are above those of marks.
     EpochAboveMarks = "epoch.above-marks",
-    /// New epochs are above those of headers.
-    EpochAboveHeaders = "epoch.above-headers",
-    /// New epochs are above those of records: an old record would be written back with new ones.
-    EpochAboveRecords = "epoch.above-records",
-    /// New epochs are above those of records that were dropped.
-    EpochAboveDropped = "epoch.above-dropped",
+    /// New epochs are above all in the log, dropped records included: an old record would be written back with new ones.
+    EpochAboveLog = "epoch.above-log",
     /// Counters that no machine reaches are not counted on from.
     RecoveryCounters = "recovery.counters",
     /// Tails that recovery relied on are durable before anything is served, after a mere process crash.
