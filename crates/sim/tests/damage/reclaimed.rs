@@ -1,8 +1,9 @@
 //! Damage in segments that reclaim takes: nothing is freed twice, nothing old comes back, no damage is forgotten.
 
-use crate::rig::{BLOCK, Rig, SECTOR, Seen, Shape, value_of};
-use cbd_engine::{Step, Transport};
-use cbd_sim::Keep;
+use crate::outside::RigEnvironment;
+use crate::rig::{BLOCK, PAGE, Rig, SECTOR, Seen, Shape, value_of};
+use cbd_engine::{Cache, Step, Transport};
+use cbd_sim::{CrashMemory, Keep};
 use cbd_types::{BackendId, ByteRange, ErrorKind, Region};
 use std::sync::{Arc, Mutex};
 
@@ -169,8 +170,7 @@ fn a_power_cut_while_a_quarantine_is_carried_costs_nothing_else() {
     for (number, moment) in moments.iter().enumerate() {
         for fate in 0..40 {
             let memory = moment.fork().power_cut(fate, Keep::Random);
-            let transport = Transport::open(Arc::clone(&rig.environment), Region::new(memory)).unwrap();
-            let cache = transport.open_cache(BackendId(0)).unwrap();
+            let cache = opened(&rig, memory);
             let place = format!("moment {number}, fate {fate}");
             let (mut bytes, mut misses) = (vec![0; BLOCK as usize], Vec::new());
             let damaged = cache.read(ByteRange::at(0, BLOCK), &mut bytes, &mut misses);
@@ -179,6 +179,55 @@ fn a_power_cut_while_a_quarantine_is_carried_costs_nothing_else() {
             assert!(misses.is_empty() && bytes.iter().all(|byte| *byte == 8), "{place}");
         }
     }
+}
+
+fn opened(rig: &Rig, memory: CrashMemory) -> Arc<Cache<RigEnvironment>> {
+    let transport = Transport::open(Arc::clone(&rig.environment), Region::new(memory)).unwrap();
+    transport.open_cache(BackendId(0)).unwrap()
+}
+
+/// Reclaims again and again beside damage that stays, and restarts, so that segments are used in any order. `at_each_tail` gets
+/// the memory at every moment of that.
+fn reclaim_beside_damage(mut at_each_tail: impl FnMut(&Rig, CrashMemory)) {
+    let mut rig = Rig::new();
+    assert!(rig.try_write(0, BLOCK, 7));
+    rig.lose_data(rig.first_log(), 1);
+    rig.drain();
+    for round in 0..12 {
+        rig.leave_the_segment(1 << 20);
+        let moments = Arc::new(Mutex::new(Vec::new()));
+        let witness = Arc::clone(&moments);
+        rig.memory.watch(1000, 1, move |memory| witness.lock().unwrap().push(memory));
+        rig.reclaim_everything();
+        rig.memory.unwatch();
+        let moments = std::mem::take(&mut *moments.lock().unwrap());
+        moments.into_iter().for_each(|memory| at_each_tail(&rig, memory));
+        if round % 3 == 2 {
+            rig = rig.restart();
+        }
+    }
+}
+
+/// The damage is known, and nothing else is taken for damaged.
+fn expect_one_damaged_block(cache: &Cache<RigEnvironment>, what: &str) {
+    let read = |at: u64| {
+        let (mut bytes, mut misses) = (vec![0; BLOCK as usize], Vec::new());
+        let read = cache.read(ByteRange::at(at, BLOCK), &mut bytes, &mut misses);
+        misses.into_iter().for_each(|miss| cache.cancel_fill(miss));
+        read.map_err(|error| error.kind())
+    };
+    assert_eq!(read(0), Err(ErrorKind::Media), "{what}");
+    assert_eq!((read(1 << 20), read(2 << 20)), (Ok(()), Ok(())), "{what}");
+}
+
+#[test]
+fn a_power_cut_while_a_tail_moves_leaves_one_slot_of_it() {
+    reclaim_beside_damage(|rig, memory| {
+        for fate in 0..30 {
+            let cache = opened(rig, memory.fork().power_cut(fate, Keep::Random));
+            expect_one_damaged_block(&cache, &format!("fate {fate}"));
+        }
+    });
 }
 
 #[test]
@@ -227,6 +276,25 @@ fn full_of_rot() -> Rig {
     }
     rig.logs().into_iter().filter(|log| log.ordinal > before).for_each(|log| rig.lose_data(log, 1));
     rig
+}
+
+/// A full cache uses a segment anew, for quarantines, before the tail moves on.
+#[test]
+fn a_page_with_a_tail_that_fails_brings_no_older_one_back() {
+    let mut rig = full_of_rot();
+    rig.reclaim_at(0);
+    for step in 0..300 {
+        rig.step();
+        for page in [3, 4] {
+            let memory = rig.memory.fork().power_cut(1, Keep::Nothing);
+            memory.poison(ByteRange::at(rig.segment(0) + page * PAGE, PAGE));
+            let (mut bytes, mut misses) = (vec![0; BLOCK as usize], Vec::new());
+            let cache = opened(&rig, memory);
+            let read = cache.read(ByteRange::at(900 * BLOCK, BLOCK), &mut bytes, &mut misses);
+            assert!(read.is_ok(), "step {step}, page {page}: what nobody wrote is taken for damaged");
+            misses.into_iter().for_each(|miss| cache.cancel_fill(miss));
+        }
+    }
 }
 
 #[test]
