@@ -2,7 +2,7 @@
 //! notices.
 //!
 //! Always true here: the tests are built once, and each mutant is a process of its own with another `CBD_MUTANT`; a
-//! mutant counts as caught only by a test that passes without it, or by a hang that is ended.
+//! mutant counts as caught only by a test that passes without it and fails, or hangs, with it more than once.
 //!
 //! Left to others: what the safeguards are (`cbd-types`), the tests (the crates), why some mutants change nothing
 //! (`docs/mutants.md`).
@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::time::Instant;
-use suite::{Outcome, Suite};
+use suite::Suite;
 
 /// Mutants that run at the same time.
 const AT_ONCE: usize = 2;
@@ -188,7 +188,7 @@ fn judge(suite: &Suite, known: &Killers, mutant: Safeguard, thorough: bool) -> V
     }
     let begun = Instant::now();
     if let Some(by) = known.killer(mutant)
-        && suite.run_one(Some(mutant), by) != Outcome::Passed
+        && suite.catches(by, mutant)
     {
         return Verdict::Caught { by: by.clone(), seconds: begun.elapsed().as_secs_f64() };
     }

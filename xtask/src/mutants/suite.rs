@@ -35,8 +35,11 @@ const LAST: &str = "cbd-sim/threads_agree_with_the_oracle";
 
 /// No program of the suite takes as long alone.
 const LIMIT: Duration = Duration::from_secs(150);
-/// A single test that was a killer before.
+/// A single test that has failed or was a killer before.
 const LIMIT_OF_ONE: Duration = Duration::from_secs(60);
+
+/// A program in which a test fails that does not fail again is run so often.
+const TRIES: u32 = 3;
 
 /// Kilobytes of address space: a mutant may believe any length.
 const MEMORY_KIB: u64 = 6 << 20;
@@ -117,19 +120,21 @@ impl Suite {
         Ok(())
     }
 
-    /// Runs one test.
-    pub fn run_one(&self, mutant: Option<Safeguard>, killer: &Killer) -> Outcome {
-        match self.programs.iter().find(|program| program.name == killer.program) {
-            Some(program) => run(program, mutant, &[&killer.test], LIMIT_OF_ONE),
-            None => Outcome::Passed,
-        }
+    /// Whether a test catches a mutant: twice, since a test may fail once for another reason.
+    pub fn catches(&self, killer: &Killer, mutant: Safeguard) -> bool {
+        let program = self.programs.iter().find(|program| program.name == killer.program);
+        let fails = |program| run(program, Some(mutant), &[&killer.test], LIMIT_OF_ONE) != Outcome::Passed;
+        program.is_some_and(|program| fails(program) && fails(program))
     }
 
-    /// Runs everything up to the first test that fails.
+    /// Runs everything up to the first test that catches the mutant.
     pub fn run_all(&self, mutant: Safeguard) -> Option<Killer> {
-        self.programs.iter().find_map(|program| match run(program, Some(mutant), &[], LIMIT) {
-            Outcome::Passed => None,
-            Outcome::Failed(test) => Some(Killer { program: program.name.clone(), test }),
+        self.programs.iter().find_map(|program| {
+            (0..TRIES).find_map(|_| {
+                let Outcome::Failed(test) = run(program, Some(mutant), &[], LIMIT) else { return Some(None) };
+                let killer = Killer { program: program.name.clone(), test };
+                self.catches(&killer, mutant).then_some(Some(killer))
+            })?
         })
     }
 }
