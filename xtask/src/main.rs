@@ -30,7 +30,8 @@ Tasks:
                      everything that must hold before a change lands; as root it installs the Debian packages
                      that the system tests need
   nightly [--no-system]
-                     the same with the long forms: more rounds, more kills, a seed of its own, and all of `fuzz`
+                     the same with the long forms: more rounds, more kills, a seed of its own, and all of `fuzz` and
+                     `mutants`
   bench [GROUP..] [--json] [..]
                      builds the benchmarks and runs them; arguments are passed on
   sim [--json] [--seed N] [--seeds N] [--seconds N] [--states N] [..]

@@ -8,7 +8,7 @@ use crate::leftovers::Scratch;
 use crate::report::{Count, Report};
 use crate::shell::{self, Stream};
 use crate::workspace::{self, cargo};
-use crate::{demo, fuzz, packages, processes};
+use crate::{demo, fuzz, mutants, packages, processes};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -92,12 +92,10 @@ pub fn run(flags: &TestFlags, length: Length) -> Result<bool, Problem> {
         report.step("test", about, || tests(flags.filter.as_deref(), system, length));
     }
     if length == Length::Long && flags.wants("test") && flags.filter.is_none() {
-        report.step("fuzz", "every target, coverage-guided", || {
-            let plan = fuzz::Plan { seconds: FUZZ_SECONDS, ..fuzz::Plan::all() };
-            Count::one(fuzz::run(&plan).unwrap_or_else(|problem| {
-                println!("    {problem:?}");
-                false
-            }))
+        let plan = fuzz::Plan { seconds: FUZZ_SECONDS, ..fuzz::Plan::all() };
+        report.step("fuzz", "every target, coverage-guided", || task(fuzz::run(&plan)));
+        report.step("mutants", "each safeguard taken away, one at a time", || {
+            task(mutants::run(&mutants::Flags::thorough()))
         });
     }
     if flags.wants("sim") {
@@ -236,6 +234,14 @@ fn show(program: &Path) -> Count {
         println!("    {problem}");
     }
     Count::one(problems.is_empty())
+}
+
+/// A task that is one check.
+fn task(outcome: Result<bool, Problem>) -> Count {
+    Count::one(outcome.unwrap_or_else(|problem| {
+        println!("    {problem:?}");
+        false
+    }))
 }
 
 /// A command that is one check, its output passed on.

@@ -3,8 +3,9 @@
 mod support;
 
 use cbd_format::{PAGE, RecordKind};
-use cbd_inspect::dump::{Field, Filter, Item, What};
-use cbd_types::ByteRange;
+use cbd_inspect::dump::{Field, Filter, Item, What, dump};
+use cbd_types::{ByteRange, ErrorKind};
+use std::ops::ControlFlow;
 use support::{BLOCK, Place, number, text};
 
 fn yes(item: &Item, name: &str) -> bool {
@@ -89,7 +90,7 @@ fn records_are_picked_by_range_kind_sequence_segment_and_dirt() {
     assert_eq!(pick(Filter { range: Some(ByteRange::at(BLOCK - 1, 2)), ..Filter::default() }), 2);
     assert_eq!(pick(Filter { kind: Some(RecordKind::WriteZeroes), ..Filter::default() }), 1);
     assert_eq!(pick(Filter { sequence: Some(2..=3), ..Filter::default() }), 2);
-    assert_eq!(pick(Filter { backend: Some(1), ..Filter::default() }), 0);
+    assert_eq!(pick(Filter { backend: Some(0), ..Filter::default() }), 4);
     let segment = number(&place.records()[0], "segment") as u32;
     assert_eq!(pick(Filter { segment: Some(segment), ..Filter::default() }), 4);
 }
@@ -137,4 +138,13 @@ fn an_item_is_one_line_and_one_object() {
             assert_eq!(json.as_object().expect("an object").len(), item.fields.len() + 1, "{item}");
         }
     }
+}
+
+#[test]
+fn a_backend_that_is_not_there_is_an_error() {
+    let place = used();
+    let filter = Filter { backend: Some(1), ..Filter::default() };
+    let given = &mut |_| ControlFlow::Continue(());
+    let error = dump(&place.bytes(), What::Records, &filter, given).expect_err("there is no such backend");
+    assert_eq!(error.kind(), ErrorKind::NotFound);
 }

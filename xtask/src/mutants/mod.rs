@@ -65,6 +65,12 @@ impl Flags {
         Ok(flags)
     }
 
+    /// All tests, also on the mutants that are said to change nothing.
+    #[must_use]
+    pub fn thorough() -> Self {
+        Self { thorough: true, ..Self::default() }
+    }
+
     fn wants(&self, mutant: Safeguard) -> bool {
         self.only.is_empty() || self.only.iter().any(|name| mutant.name().starts_with(name.as_str()))
     }
