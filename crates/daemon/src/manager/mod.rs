@@ -123,12 +123,13 @@ impl Manager {
     }
 
     /// Brings back everything that there was, as far as it can, and says in one line what is there. What cannot is kept and shown
-    /// with its reason.
+    /// with its reason. `begun` is called when this has what all requests need: those that come later wait for the end.
     ///
     /// # Errors
     /// When the state cannot be read, or a region does not survive a power failure and must.
-    pub fn restore(self: &Arc<Self>) -> Result<String> {
+    pub fn restore(self: &Arc<Self>, begun: impl FnOnce()) -> Result<String> {
         let mut tables = self.tables.lock();
+        begun();
         match cbd_fuse::sweep(&self.fixed.places.fuse_dir(), &self.fixed.places.dev_dir) {
             Ok(swept) => tracing::debug!("{swept:?}"),
             Err(error) => tracing::warn!("what a predecessor left cannot be cleared: {error}"),

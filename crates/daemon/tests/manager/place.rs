@@ -62,7 +62,7 @@ impl Place {
         let options = self.options();
         let state = StateDir::open(&options.paths.state_dir)?;
         let manager = Arc::new(Manager::new(&options, Config::default(), state)?);
-        let summary = manager.restore()?;
+        let summary = manager.restore(|| ())?;
         Ok(Running { manager, summary })
     }
 

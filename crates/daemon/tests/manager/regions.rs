@@ -3,7 +3,10 @@
 use crate::place::{MIB, Place, refused, stop};
 use cbd_daemon::api::{RegisterTransport, StopBackend};
 use cbd_daemon::control::Control;
+use cbd_daemon::{config::Config, manager::Manager, state::StateDir};
 use cbd_types::ErrorKind;
+use std::sync::Arc;
+use std::time::Duration;
 
 #[test]
 fn a_region_is_formatted_over_only_by_force() {
@@ -15,6 +18,25 @@ fn a_region_is_formatted_over_only_by_force() {
     assert_eq!(daemon.summary, "0 transports, 0 backends, 0 block devices");
     refused(daemon.register_transport(&place.region(32 * MIB)), ErrorKind::AlreadyExists, "--force");
     daemon.register_transport(&RegisterTransport { force: true, ..place.region(32 * MIB) }).unwrap();
+}
+
+#[test]
+fn a_request_that_comes_while_a_daemon_starts_is_answered_when_all_is_back() {
+    let place = Place::new();
+    drop(place.daemon_with_region());
+    let options = place.options();
+    let state = StateDir::open(&options.paths.state_dir).unwrap();
+    let manager = Arc::new(Manager::new(&options, Config::default(), state).unwrap());
+    let mut request = None;
+    manager
+        .restore(|| {
+            let manager = Arc::clone(&manager);
+            request = Some(std::thread::spawn(move || manager.status().unwrap().transports.len()));
+            std::thread::sleep(Duration::from_millis(50));
+        })
+        .unwrap();
+    assert_eq!(request.expect("it began").join().expect("an answer"), 1);
+    manager.stop();
 }
 
 #[test]
