@@ -110,7 +110,7 @@ pub struct Cache<E: Environment> {
     pub(crate) drained_now: SharedU64<E>,
     pub(crate) tails: Mutex<E, Vec<TwoSlots<LaneTail>>>,
     settings: Mutex<E, Settings>,
-    /// Everything up to this epoch is to be drained at full speed.
+    /// Everything up to this epoch is to be drained at once, as fast as `writeback_rate` lets it.
     pub(crate) requested: SharedU64<E>,
     stopped: SharedBool<E>,
     pub(crate) damage: Mutex<E, DamageLog>,
@@ -254,7 +254,7 @@ impl<E: Environment> Cache<E> {
         Epoch(self.drained_now.load(Ordering::Acquire))
     }
 
-    /// Closes the present epoch and asks that it be drained at full speed; it is when
+    /// Closes the present epoch and asks that it be drained at once, as fast as `writeback_rate` lets it; it is when
     /// [`drained_epoch`](Self::drained_epoch) has reached the result, or nothing is dirty.
     pub fn request_drain(&self) -> Epoch {
         let epoch = self.close_epoch();

@@ -4,7 +4,7 @@
 
 use crate::{Cache, Environment, slots::InBoth};
 use cbd_format::Drained;
-use cbd_types::{Epoch, Safeguard};
+use cbd_types::Safeguard;
 use core::sync::atomic::Ordering;
 
 /// A version of something was skipped because it is damaged: until everything that is written now is on the backing
@@ -44,12 +44,4 @@ pub(crate) fn store_drained<E: Environment>(cache: &Cache<E>, change: impl FnOnc
         return;
     }
     cache.drained_now.store(drained.epoch.get(), Ordering::Release);
-}
-
-impl<E: Environment> Cache<E> {
-    /// How far the backing device alone can be trusted: the last epoch that is on it.
-    pub fn recovery_point(&self) -> (Epoch, u64) {
-        let drained = self.drained.lock();
-        drained.content().map_or((Epoch(0), 0), |now| (Epoch(now.epoch.get()), now.wall_ms.get()))
-    }
 }

@@ -272,7 +272,7 @@ impl Writeback {
         Progress::Nothing(None)
     }
 
-    /// Whether writeback should go at full speed: somebody waits for space or for a drain, or much is dirty.
+    /// Whether writeback should use all the depth and wait for nothing but `writeback_rate`: somebody waits for space or for a drain, or much is dirty.
     fn is_urgent<E: Environment>(&self, cache: &Cache<E>, epoch: u64) -> bool {
         let (dirty, total) = (cache.unwritten_bytes(), cache.segments.len() as u64 * cache.shape().size);
         cache.pool.has_waiters()

@@ -90,7 +90,7 @@ impl RecordKind {
     }
 }
 
-/// Bit of [`Record::flags`]: `sums` are valid; without it data is not checked.
+/// Bit of [`Record::flags`]: its checksums of data are valid; without it data is not checked.
 pub const FLAG_DATA_CRC: u8 = 1;
 
 on_media! {
