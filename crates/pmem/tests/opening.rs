@@ -1,29 +1,13 @@
 //! What may be a region, who may have it, and that a refusal changes nothing.
 
+mod support;
+
 use cbd_pmem::{CopyMethod, Kind, MINIMUM_SIZE, Mapping, OpenOptions, backing_identity};
 use cbd_types::{Durability, ErrorKind, Pmem};
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-
-const MIB: u64 = 1 << 20;
-
-fn create(size: u64) -> OpenOptions {
-    OpenOptions { size: Some(size), create: true, ..OpenOptions::default() }
-}
-
-fn existing() -> OpenOptions {
-    OpenOptions::default()
-}
-
-fn directory() -> tempfile::TempDir {
-    tempfile::tempdir().expect("a directory")
-}
-
-/// The error of an open that must be refused.
-fn refusal(path: &Path, options: &OpenOptions) -> cbd_types::Error {
-    Mapping::open(path, options).expect_err("must be refused")
-}
+use support::{MIB, create, directory, existing, refusal};
 
 #[test]
 fn a_new_region_has_all_its_space_allocated() {

@@ -1,32 +1,16 @@
 //! Tests that start other processes. They have a program of their own: between its start and its first instruction a child
 //! holds every region that a test beside it has open, and with it the lock.
 
-use cbd_pmem::{Mapping, OpenOptions};
+mod support;
+
+use cbd_pmem::Mapping;
 use cbd_types::ErrorKind;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
-
-const MIB: u64 = 1 << 20;
+use support::{MIB, create, directory, existing, refusal};
 
 /// One at a time, for the same reason.
 static ALONE: Mutex<()> = Mutex::new(());
-
-fn create(size: u64) -> OpenOptions {
-    OpenOptions { size: Some(size), create: true, ..OpenOptions::default() }
-}
-
-fn existing() -> OpenOptions {
-    OpenOptions::default()
-}
-
-fn directory() -> tempfile::TempDir {
-    tempfile::tempdir().expect("a directory")
-}
-
-/// The error of an open that must be refused.
-fn refusal(path: &Path, options: &OpenOptions) -> cbd_types::Error {
-    Mapping::open(path, options).expect_err("must be refused")
-}
 
 #[test]
 fn a_region_in_use_by_another_process_is_busy() {

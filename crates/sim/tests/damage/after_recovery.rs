@@ -1,12 +1,11 @@
 //! What recovery leaves behind: evidence of what it found, second copies that are whole again, and no promise that the
 //! backing device does not keep.
 
-use crate::outside::RigEnvironment;
 use crate::rig::{BLOCK, PAGE, Rig, SECTOR, Seen, Shape, value_of};
-use cbd_engine::{Cache, Transport};
+use cbd_engine::Transport;
 use cbd_sim::{CrashMemory, Keep, until_crash};
-use cbd_types::{BackendId, ByteRange, CHUNK, ErrorKind, Region};
-use std::sync::{Arc, Mutex};
+use cbd_types::{ByteRange, CHUNK, ErrorKind, Region};
+use std::sync::Arc;
 
 fn two_lanes() -> Rig {
     let rig = Rig::of(Shape { device: 4 * CHUNK, lanes_max: 2, segments: 17, ..Shape::default() });
@@ -191,8 +190,8 @@ fn a_crash_between_the_two_slots_of_the_state_costs_nothing_when_a_page_fails_la
 }
 
 /// What a cache says of itself and of what was written, where a test looks.
-fn seen_of(memory: &CrashMemory, environment: &Arc<RigEnvironment>) -> String {
-    let cache = recovered(memory, environment);
+fn seen_of(rig: &Rig, memory: &CrashMemory) -> String {
+    let cache = rig.opened(memory);
     let values: Vec<_> = [0, BLOCK, 1 << 20]
         .into_iter()
         .map(|at| {
@@ -207,21 +206,9 @@ fn seen_of(memory: &CrashMemory, environment: &Arc<RigEnvironment>) -> String {
     format!("drained {:?}, {} free, {values:?}", status.drained_epoch, status.free_segments)
 }
 
-fn recovered(memory: &CrashMemory, environment: &Arc<RigEnvironment>) -> Arc<Cache<RigEnvironment>> {
-    let transport = Transport::open(Arc::clone(environment), Region::new(memory.clone())).unwrap();
-    transport.open_cache(BackendId(0)).unwrap()
-}
-
 /// The memory at every store and fence of `work`, as a process leaves it that dies there.
 fn crashes_of(rig: &mut Rig, work: impl FnOnce(&mut Rig)) -> Vec<CrashMemory> {
-    let moments = Arc::new(Mutex::new(Vec::new()));
-    let witness = Arc::clone(&moments);
-    rig.memory.watch(1000, 1, move |memory| witness.lock().unwrap().push(memory.process_crash()));
-    work(rig);
-    rig.memory.unwatch();
-    let moments = std::mem::take(&mut *moments.lock().unwrap());
-    assert!(!moments.is_empty(), "nothing was stored");
-    moments
+    rig.moments_of(work).iter().map(CrashMemory::process_crash).collect()
 }
 
 /// A process dies anywhere in `work`, the next one recovers, and then the power fails, and one page: what was found once is
@@ -234,10 +221,10 @@ fn expect_that_what_was_found_stays(rig: &mut Rig, pages: &[u64], work: impl FnO
                 if fails_before {
                     memory.poison(ByteRange::at(*at, PAGE));
                 }
-                let found = seen_of(&memory, &rig.environment);
+                let found = seen_of(rig, &memory);
                 let memory = memory.power_cut(1, Keep::Nothing);
                 memory.poison(ByteRange::at(*at, PAGE));
-                let again = seen_of(&memory, &rig.environment);
+                let again = seen_of(rig, &memory);
                 assert_eq!(again, found, "moment {number}, page {at}, failed before: {fails_before}");
             }
         }
@@ -266,12 +253,12 @@ fn a_power_cut_while_the_state_is_made_whole_leaves_one_slot_of_it() {
         for step in 1.. {
             let memory = crashed.fork();
             memory.crash_after(step, step);
-            if until_crash(|| recovered(&memory, &rig.environment)).is_ok() {
+            if until_crash(|| rig.opened(&memory)).is_ok() {
                 break;
             }
             for fate in 0..100 {
                 let memory = memory.fork().power_cut(fate, Keep::Random);
-                let status = recovered(&memory, &rig.environment).status();
+                let status = rig.opened(&memory).status();
                 assert!(status.drained_epoch >= drained, "moment {number}, step {step}, fate {fate}");
             }
         }
@@ -304,10 +291,10 @@ fn a_mark_of_a_dead_process_that_a_flush_relied_on_outlives_a_power_cut() {
         for failed in marks {
             let memory = crashed.fork();
             memory.poison(ByteRange::at(failed, PAGE));
-            recovered(&memory, &rig.environment).flush().unwrap();
+            rig.opened(&memory).flush().unwrap();
             let memory = memory.power_cut(1, Keep::Nothing);
             log.slot(2).into_iter().for_each(|at| memory.poison(ByteRange::at(at, 64)));
-            let cache = recovered(&memory, &rig.environment);
+            let cache = rig.opened(&memory);
             let read =
                 cache.read(ByteRange::at(2 * SECTOR, SECTOR), &mut vec![0; SECTOR as usize], &mut Vec::new());
             assert_eq!(read.map_err(|error| error.kind()), Err(ErrorKind::Media), "it was flushed");

@@ -2,10 +2,9 @@
 
 use crate::outside::RigEnvironment;
 use crate::rig::{BLOCK, PAGE, Rig, SECTOR, Seen, Shape, value_of};
-use cbd_engine::{Cache, Step, Transport};
+use cbd_engine::{Cache, Step};
 use cbd_sim::{CrashMemory, Keep};
-use cbd_types::{BackendId, ByteRange, ErrorKind, Region};
-use std::sync::{Arc, Mutex};
+use cbd_types::{ByteRange, ErrorKind};
 
 /// One clean block at 0 whose record is lost, in a segment that reclaim has taken.
 fn reclaimed_with_a_lost_record() -> Rig {
@@ -160,17 +159,12 @@ fn a_power_cut_while_a_quarantine_is_carried_costs_nothing_else() {
     rig.drain();
     rig.leave_the_segment(1 << 20);
     assert!(rig.try_write(BLOCK, BLOCK, 8));
-    let moments = Arc::new(Mutex::new(Vec::new()));
-    let witness = Arc::clone(&moments);
-    rig.memory.watch(1000, 1, move |memory| witness.lock().unwrap().push(memory));
-    rig.reclaim_everything();
-    rig.memory.unwatch();
-    let moments = std::mem::take(&mut *moments.lock().unwrap());
+    let moments = rig.moments_of(Rig::reclaim_everything);
     assert!(moments.len() > 5, "{} moments", moments.len());
     for (number, moment) in moments.iter().enumerate() {
         for fate in 0..40 {
             let memory = moment.fork().power_cut(fate, Keep::Random);
-            let cache = opened(&rig, memory);
+            let cache = rig.opened(&memory);
             let place = format!("moment {number}, fate {fate}");
             let (mut bytes, mut misses) = (vec![0; BLOCK as usize], Vec::new());
             let damaged = cache.read(ByteRange::at(0, BLOCK), &mut bytes, &mut misses);
@@ -179,11 +173,6 @@ fn a_power_cut_while_a_quarantine_is_carried_costs_nothing_else() {
             assert!(misses.is_empty() && bytes.iter().all(|byte| *byte == 8), "{place}");
         }
     }
-}
-
-fn opened(rig: &Rig, memory: CrashMemory) -> Arc<Cache<RigEnvironment>> {
-    let transport = Transport::open(Arc::clone(&rig.environment), Region::new(memory)).unwrap();
-    transport.open_cache(BackendId(0)).unwrap()
 }
 
 /// Reclaims again and again beside damage that stays, and restarts, so that segments are used in any order. `at_each_tail` gets
@@ -195,12 +184,7 @@ fn reclaim_beside_damage(mut at_each_tail: impl FnMut(&Rig, CrashMemory)) {
     rig.drain();
     for round in 0..12 {
         rig.leave_the_segment(1 << 20);
-        let moments = Arc::new(Mutex::new(Vec::new()));
-        let witness = Arc::clone(&moments);
-        rig.memory.watch(1000, 1, move |memory| witness.lock().unwrap().push(memory));
-        rig.reclaim_everything();
-        rig.memory.unwatch();
-        let moments = std::mem::take(&mut *moments.lock().unwrap());
+        let moments = rig.moments_of(Rig::reclaim_everything);
         moments.into_iter().for_each(|memory| at_each_tail(&rig, memory));
         if round % 3 == 2 {
             rig = rig.restart();
@@ -224,7 +208,7 @@ fn expect_one_damaged_block(cache: &Cache<RigEnvironment>, what: &str) {
 fn a_power_cut_while_a_tail_moves_leaves_one_slot_of_it() {
     reclaim_beside_damage(|rig, memory| {
         for fate in 0..30 {
-            let cache = opened(rig, memory.fork().power_cut(fate, Keep::Random));
+            let cache = rig.opened(&memory.fork().power_cut(fate, Keep::Random));
             expect_one_damaged_block(&cache, &format!("fate {fate}"));
         }
     });
@@ -289,7 +273,7 @@ fn a_page_with_a_tail_that_fails_brings_no_older_one_back() {
             let memory = rig.memory.fork().power_cut(1, Keep::Nothing);
             memory.poison(ByteRange::at(rig.segment(0) + page * PAGE, PAGE));
             let (mut bytes, mut misses) = (vec![0; BLOCK as usize], Vec::new());
-            let cache = opened(&rig, memory);
+            let cache = rig.opened(&memory);
             let read = cache.read(ByteRange::at(900 * BLOCK, BLOCK), &mut bytes, &mut misses);
             assert!(read.is_ok(), "step {step}, page {page}: what nobody wrote is taken for damaged");
             misses.into_iter().for_each(|miss| cache.cancel_fill(miss));

@@ -2,10 +2,8 @@
 //! dropped there stays dropped, whatever is written over its data. And who may use what such a quarantine has left.
 
 use crate::rig::{BLOCK, PAGE, Rig, Seen, Shape};
-use cbd_engine::Transport;
 use cbd_sim::Keep;
-use cbd_types::{BackendId, ByteRange, Region};
-use std::sync::{Arc, Mutex};
+use cbd_types::ByteRange;
 
 /// Chunks of two lanes. One of them is full of rot; the other's last write was torn.
 const ROTTEN: u64 = 0;
@@ -70,20 +68,14 @@ fn a_dropped_record_does_not_come_back_with_data_that_is_written_later() {
     rig.drain();
     assert_eq!(rig.see(TORN_BLOCK), Seen::Initial);
     // The same bytes again, elsewhere on the device and in the same place of the segment.
-    let moments = Arc::new(Mutex::new(Vec::new()));
-    let witness = Arc::clone(&moments);
-    rig.memory.watch(1000, 1, move |memory| witness.lock().expect("nobody panics").push(memory));
-    assert!(rig.try_write(TORN + 200 * BLOCK, BLOCK, VALUE), "there is space");
-    rig.memory.unwatch();
+    let moments = rig.moments_of(|rig| {
+        assert!(rig.try_write(TORN + 200 * BLOCK, BLOCK, VALUE), "there is space");
+    });
     let data = (base + (64 << 10) - PAGE - 2 * BLOCK) as usize;
     assert!(rig.memory.image()[data..][..BLOCK as usize].iter().all(|byte| *byte == VALUE));
-    let moments = std::mem::take(&mut *moments.lock().expect("nobody panics"));
-    assert!(moments.len() > 3, "{} moments", moments.len());
     for (moment, memory) in moments.iter().enumerate() {
         for fate in 0..200 {
-            let memory = memory.fork().power_cut(fate, Keep::Random);
-            let transport = Transport::open(Arc::clone(&rig.environment), Region::new(memory)).unwrap();
-            let cache = transport.open_cache(BackendId(0)).unwrap();
+            let cache = rig.opened(&memory.fork().power_cut(fate, Keep::Random));
             let (mut bytes, mut misses) = (vec![0; BLOCK as usize], Vec::new());
             cache.read(ByteRange::at(TORN_BLOCK, BLOCK), &mut bytes, &mut misses).expect("nothing is lost");
             assert_eq!(misses.len(), 1, "moment {moment}, fate {fate}: it was not there after the crash");

@@ -9,6 +9,7 @@ use cbd_engine::{
 };
 use cbd_sim::{Content, CrashMemory, Keep, SimDisk, SimQueue, Watchdog, act_as};
 use cbd_types::{BackendId, ByteRange, ErrorKind, Region, Result};
+use parking_lot::Mutex;
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
@@ -241,6 +242,25 @@ impl Rig {
         let _watchdog = Watchdog::new(Duration::from_secs(240), "a small cache with damage");
         let room = Arc::default();
         Ok(Self { environment, memory, disk, transport, backend, cache, maintainer, room, shape, _watchdog })
+    }
+
+    /// The memory at every store and fence of `work`.
+    pub fn moments_of(&mut self, work: impl FnOnce(&mut Self)) -> Vec<CrashMemory> {
+        let moments = Arc::new(Mutex::new(Vec::new()));
+        let witness = Arc::clone(&moments);
+        self.memory.watch(1000, 1, move |memory| witness.lock().push(memory));
+        work(self);
+        self.memory.unwatch();
+        let moments = std::mem::take(&mut *moments.lock());
+        assert!(!moments.is_empty(), "nothing was stored");
+        moments
+    }
+
+    /// The only cache, as another process finds it in `memory`.
+    pub fn opened(&self, memory: &CrashMemory) -> Arc<Cache<RigEnvironment>> {
+        let region = Region::new(memory.clone());
+        let transport = Transport::open(Arc::clone(&self.environment), region).unwrap();
+        transport.open_cache(self.backend).unwrap()
     }
 
     /// Overwrites the whole device, and expects that nothing is left of any damage, here, on the disk and after a restart.

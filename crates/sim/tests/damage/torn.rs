@@ -3,10 +3,9 @@
 
 use crate::outside::RigEnvironment;
 use crate::rig::{BLOCK, Rig, Seen};
-use cbd_engine::{Cache, Transport};
-use cbd_sim::{CrashMemory, DiskFaults, Keep};
-use cbd_types::{BackendId, ByteRange, ErrorKind, Region};
-use std::sync::{Arc, Mutex};
+use cbd_engine::Cache;
+use cbd_sim::{DiskFaults, Keep};
+use cbd_types::{ByteRange, ErrorKind};
 
 const BEFORE: u8 = 5;
 const AFTER: u8 = 6;
@@ -19,22 +18,6 @@ fn with_a_block(drained: bool) -> Rig {
         rig.drain();
     }
     rig
-}
-
-/// The memory at every moment of a write at which the power could be cut, before the write was acknowledged.
-fn moments_of_a_write(rig: &Rig) -> Vec<CrashMemory> {
-    let moments = Arc::new(Mutex::new(Vec::new()));
-    let witness = Arc::clone(&moments);
-    rig.memory.watch(1000, 1, move |memory| witness.lock().unwrap().push(memory));
-    assert!(rig.try_write(0, 4 * BLOCK, AFTER));
-    rig.memory.unwatch();
-    let mut moments = moments.lock().unwrap();
-    std::mem::take(&mut *moments)
-}
-
-fn recovered(environment: &Arc<RigEnvironment>, memory: CrashMemory) -> Arc<Cache<RigEnvironment>> {
-    let transport = Transport::open(Arc::clone(environment), Region::new(memory)).unwrap();
-    transport.open_cache(BackendId(0)).unwrap()
 }
 
 /// The byte of which all four blocks are; `None` where the cache has them not.
@@ -55,13 +38,13 @@ fn value_of_all(cache: &Cache<RigEnvironment>) -> Option<u8> {
 fn a_torn_write_that_was_never_acknowledged_is_there_whole_or_not_at_all() {
     let (mut old, mut new) = (0, 0);
     for drained in [false, true] {
-        let rig = with_a_block(drained);
-        let moments = moments_of_a_write(&rig);
+        let mut rig = with_a_block(drained);
+        let moments = rig.moments_of(|rig| assert!(rig.try_write(0, 4 * BLOCK, AFTER)));
         assert!(moments.len() > 3, "{} moments", moments.len());
         for moment in moments {
             for seed in 0..20 {
                 let keep = [Keep::Random, Keep::Prefix, Keep::Everything, Keep::Nothing][seed as usize % 4];
-                let cache = recovered(&rig.environment, moment.fork().power_cut(seed, keep));
+                let cache = rig.opened(&moment.fork().power_cut(seed, keep));
                 match value_of_all(&cache) {
                     Some(AFTER) => new += 1,
                     Some(BEFORE) => old += 1,
@@ -87,16 +70,11 @@ fn a_power_cut_while_damage_is_noted_costs_nothing_else() {
     for block in [1, 2] {
         rig.memory.flip(log.base + log.size - BLOCK - block * BLOCK + 100, 1);
     }
-    let moments = Arc::new(Mutex::new(Vec::new()));
-    let witness = Arc::clone(&moments);
-    rig.memory.watch(1000, 1, move |memory| witness.lock().unwrap().push(memory));
-    rig.drain();
-    rig.memory.unwatch();
-    let moments = std::mem::take(&mut *moments.lock().unwrap());
+    let moments = rig.moments_of(Rig::drain);
     assert!(moments.len() > 5, "{} moments", moments.len());
     for (number, moment) in moments.iter().enumerate() {
         for fate in 0..40 {
-            let cache = recovered(&rig.environment, moment.fork().power_cut(fate, Keep::Random));
+            let cache = rig.opened(&moment.fork().power_cut(fate, Keep::Random));
             for block in 0..4 {
                 let (mut bytes, mut misses) = (vec![0; BLOCK as usize], Vec::new());
                 let read = cache.read(ByteRange::at(block * BLOCK, BLOCK), &mut bytes, &mut misses);
