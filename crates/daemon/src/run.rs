@@ -89,7 +89,11 @@ async fn serve(socket: &mut ControlSocket, manager: &Arc<Manager>, access: Acces
     // Requests that come before everything is back wait for it: none is taken before the manager's lock is.
     let restoring = Arc::clone(manager);
     let (begun, has_begun) = tokio::sync::oneshot::channel();
-    let mut restored = tokio::task::spawn_blocking(move || restoring.restore(|| drop(begun.send(()))));
+    let mut restored = tokio::task::spawn_blocking(move || {
+        restoring.restore(|| {
+            let _ = begun.send(());
+        })
+    });
     let _ = has_begun.await;
     let (stop, stopped) = tokio::sync::oneshot::channel();
     let mut serving = std::pin::pin!(server::serve(listener, Arc::clone(manager) as _, access, async {
