@@ -126,6 +126,11 @@ fn a_damaged_write_behind_which_a_flush_completed_is_noticed() {
 }
 
 #[test]
+fn a_damaged_write_behind_which_the_cache_was_stopped_is_noticed() {
+    expect_that_it_is_noticed(|rig| rig.cache.stop());
+}
+
+#[test]
 fn a_damaged_write_behind_which_the_lane_was_idle_is_noticed() {
     expect_that_it_is_noticed(|rig| {
         // As long as it takes until the idle lane is marked; the disk takes nothing meanwhile, so that all stays dirty.
