@@ -67,7 +67,8 @@ impl Device {
 
     fn fio(&self, place: &Place) -> Command {
         let mut command = Command::new("fio");
-        command.args(["--name=load", "--output-format=terse", "--verify_state_save=0"]);
+        // Threads: a job that is a process of its own would outlive a fio that has to be killed.
+        command.args(["--name=load", "--thread", "--output-format=terse", "--verify_state_save=0"]);
         command.arg(format!("--size={SIZE}")).arg(format!("--iodepth={DEPTH}"));
         match &self.door {
             Door::Nbd => command.args(["--ioengine=nbd", &format!("--uri={}", place.uri())]),
