@@ -15,12 +15,14 @@ use crate::{
     logscan::Cursor, parking::Refused, rangemap::RangeMap, status::BackingTrouble,
 };
 use alloc::{collections::VecDeque, vec::Vec};
+use allowance::Allowance;
 use cbd_types::{
     AlignedBuffer, BackingGeometry, BackingOp, BackingQueue, ByteRange, Error, ErrorKind, LaneId, OpToken,
     Safeguard, backing::BackingDone,
 };
 use core::sync::atomic::Ordering;
 
+mod allowance;
 mod collect;
 mod dirty;
 mod parked;
@@ -123,9 +125,7 @@ pub(crate) struct Writeback {
     next_token: u64,
     last_end_ms: u64,
     parked: parked::Attempts,
-    /// Bytes that the rate limit allows now, and when that was computed.
-    allowance: u64,
-    allowance_ms: u64,
+    allowance: Allowance,
 }
 
 impl Writeback {
@@ -152,8 +152,7 @@ impl Writeback {
             next_token: 0,
             last_end_ms: now_ms,
             parked: parked::Attempts::new(now_ms),
-            allowance: 0,
-            allowance_ms: now_ms,
+            allowance: Allowance::new(now_ms),
         }
     }
 

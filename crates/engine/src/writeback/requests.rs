@@ -25,16 +25,9 @@ impl Writeback {
         urgent: bool,
     ) -> Option<u64> {
         let depth = if urgent { queue.depth() } else { (queue.depth() / 4).max(1) };
-        let rate = cache.settings().writeback_rate;
-        if rate > 0 {
-            let gained = rate.saturating_mul(now.saturating_sub(self.allowance_ms)) / 1000;
-            if gained > 0 {
-                // A second's worth can be saved up.
-                self.allowance = self.allowance.saturating_add(gained).min(rate.max(REQUEST_MAX));
-                self.allowance_ms = now;
-            }
-        }
         let settings = cache.settings();
+        let rate = settings.writeback_rate;
+        self.allowance.earn(rate, now);
         while queue.in_flight() < depth
             && let Some(mut flight) = self.failing.next(&settings, now)
         {
@@ -47,13 +40,13 @@ impl Writeback {
             && self.failing.waiting() < queue.depth()
             && self.batch.as_ref().is_some_and(|batch| !batch.pieces.is_empty())
         {
-            if rate > 0 && self.allowance == 0 {
-                return Some(now + 10);
+            if let Some(due) = self.allowance.due_ms(rate, now) {
+                return Some(due);
             }
             let Some(mut flight) = self.next_flight(cache) else { continue };
             let Some(op) = self.load(cache, &mut flight) else { continue };
             if let BackingOp::Write { buffer, .. } = &op {
-                self.allowance = self.allowance.saturating_sub(buffer.len() as u64);
+                self.allowance.spend(buffer.len() as u64);
             }
             self.send(queue, op, flight);
         }

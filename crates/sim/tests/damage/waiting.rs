@@ -1,8 +1,8 @@
 //! Nobody sleeps over work: what a flush hides from the maintainer, and what waits while a cache is stopped.
 
 use crate::outside::Alarm;
-use crate::rig::{BLOCK, Rig, Seen};
-use cbd_engine::{Admission, Step};
+use crate::rig::{BLOCK, Rig, Seen, Shape};
+use cbd_engine::{Admission, Settings, Step};
 use cbd_types::ByteRange;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -108,4 +108,23 @@ fn fills_leave_a_segment_to_writers() {
     for block in 0..10 {
         assert!(rig.try_write(block * BLOCK, BLOCK, 8), "a writer waits");
     }
+}
+
+#[test]
+fn writeback_keeps_to_its_rate_however_large_its_requests_are() {
+    const RATE: u64 = 1 << 20;
+    let mut rig = Rig::of(Shape { segment: 1 << 20, segments: 12, ..Shape::default() });
+    let piece = u64::from(rig.cache.atomic_unit());
+    let bytes = rig.cache.size();
+    for at in (0..bytes).step_by(piece as usize) {
+        assert!(rig.try_write(at, piece, 7));
+    }
+    rig.cache.set_settings(Settings { writeback_rate: RATE, ..rig.cache.settings() }).unwrap();
+    let began = rig.environment.clock_ms();
+    rig.drain();
+    let took = rig.environment.clock_ms() - began;
+    // A second's worth may be ahead.
+    assert!(took >= (bytes / RATE - 2) * 1000, "{bytes} bytes in {took} ms");
+    assert!(took <= (bytes / RATE + 1) * 1000, "{bytes} bytes in {took} ms");
+    assert_eq!(rig.cache.status().dirty_bytes, 0);
 }
