@@ -176,7 +176,7 @@ fn converse(says: &[u8]) -> (cbd_types::Result<()>, Vec<u8>) {
         };
         let served = serve_connected(device(), theirs.into(), options);
         let heard = listener.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        let _ = speaker.join();
+        speaker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         // A connection that is closed with bytes unread is reset: then what was heard is not asked for.
         (served, heard.unwrap_or_default())
     })
