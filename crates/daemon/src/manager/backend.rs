@@ -71,7 +71,7 @@ impl BackendRun {
             let cache = running
                 .transport
                 .open_cache(entry.id)
-                .map_err(|error| with_tools(error, "REGION"))
+                .map_err(|error| with_tools(error, &running.path))
                 .context(|| format!("opening the cache of {path}"))?;
             let worker = Worker::start(&entry.id.to_string(), Arc::clone(environment), &cache, &*backing)?;
             (Device::cached(Arc::clone(&cache), geometry), Some(cache), Some(worker))

@@ -22,6 +22,8 @@ pub(super) struct TransportSlot {
 
 /// A transport that is up.
 pub(super) struct Running {
+    /// Of the region.
+    pub path: String,
     pub transport: Arc<Transport<ProcessEnvironment>>,
     pub host: HostId,
     pub mapping: Info,
@@ -165,16 +167,21 @@ impl Running {
             ));
         }
         let host = transport.register_host(&entry.host, Some(HostId(entry.host_id)))?;
-        let mut running = Self {
-            transport,
-            host,
-            mapping: opened.info,
-            mapping_line: opened.line,
-            damaged: Vec::new(),
-            backends: BTreeMap::new(),
-        };
+        Ok(Self::with_backends(fixed, entry, transport, host, (opened.info, opened.line)))
+    }
+
+    fn with_backends(
+        fixed: &Fixed,
+        entry: &TransportEntry,
+        transport: Arc<Transport<ProcessEnvironment>>,
+        host: HostId,
+        (mapping, mapping_line): (Info, String),
+    ) -> Self {
+        let path = entry.path.clone();
+        let (damaged, backends) = (Vec::new(), BTreeMap::new());
+        let mut running = Self { path, transport, host, mapping, mapping_line, damaged, backends };
         running.bring_backends_back(fixed, entry.transport_id);
-        Ok(running)
+        running
     }
 
     /// The hosts of the transport. Of other hosts it is not known whether they run.
@@ -366,15 +373,8 @@ impl Manager {
             .collect();
         entries.push(entry.clone());
         self.fixed.state.set_transports(&entries)?;
-        let mut running = Running {
-            transport,
-            host,
-            mapping: opened.info,
-            mapping_line: opened.line,
-            damaged: Vec::new(),
-            backends: BTreeMap::new(),
-        };
-        running.bring_backends_back(&self.fixed, id);
+        let mapping = (opened.info, opened.line);
+        let running = Running::with_backends(&self.fixed, &entry, transport, host, mapping);
         let slot = TransportSlot { entry, running: Ok(running) };
         let warnings = slot.info().warnings;
         tracing::info!(transport = id, host = host.0, "registered on {path}");
