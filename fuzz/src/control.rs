@@ -72,7 +72,7 @@ impl Daemon {
         };
         let state = StateDir::open(&options.paths.state_dir)?;
         let manager = Arc::new(Manager::new(&options, Config::default(), state)?);
-        manager.restore(|| ())?;
+        manager.restore()?;
         Ok(Self { manager })
     }
 }

@@ -86,15 +86,8 @@ async fn serve(socket: &mut ControlSocket, manager: &Arc<Manager>, access: Acces
     let listener =
         socket.take_listener().ok_or_else(|| Error::new(ErrorKind::System, "the socket is taken"))?;
     let listener = tokio::net::UnixListener::from_std(listener).map_err(failed)?;
-    // Requests that come before everything is back wait for it: none is taken before the manager's lock is.
     let restoring = Arc::clone(manager);
-    let (begun, has_begun) = tokio::sync::oneshot::channel();
-    let mut restored = tokio::task::spawn_blocking(move || {
-        restoring.restore(|| {
-            let _ = begun.send(());
-        })
-    });
-    let _ = has_begun.await;
+    let mut restored = tokio::task::spawn_blocking(move || restoring.restore());
     let (stop, stopped) = tokio::sync::oneshot::channel();
     let mut serving = std::pin::pin!(server::serve(listener, Arc::clone(manager) as _, access, async {
         let _ = stopped.await;

@@ -29,7 +29,7 @@ use crate::run::Options;
 use crate::state::{RecoveryPoint, StateDir};
 use cbd_backing::Decorator;
 use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, Result};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -67,6 +67,9 @@ type Tables = BTreeMap<u32, TransportSlot>;
 pub struct Manager {
     fixed: Fixed,
     tables: Mutex<Tables>,
+    /// All that there was is back; changes only under the lock of the tables, and `has_restored` says so to those who wait.
+    restored: AtomicBool,
+    has_restored: Condvar,
     stopping: AtomicBool,
     chores: Mutex<Option<Chores>>,
 }
@@ -79,7 +82,8 @@ struct Chores {
 }
 
 impl Manager {
-    /// A manager that has nothing yet; [`restore`](Self::restore) brings back what there was.
+    /// A manager that has nothing yet; [`restore`](Self::restore) brings back what there was, and whoever asks for anything waits
+    /// for that.
     ///
     /// # Errors
     /// When the decorator is malformed, or the state folder stands on a device of ours.
@@ -117,19 +121,34 @@ impl Manager {
                 memory_locked: locked.is_ok(),
             },
             tables: Mutex::new(Tables::new()),
+            restored: AtomicBool::new(false),
+            has_restored: Condvar::new(),
             stopping: AtomicBool::new(false),
             chores: Mutex::new(None),
         })
     }
 
     /// Brings back everything that there was, as far as it can, and says in one line what is there. What cannot is kept and shown
-    /// with its reason. `begun` is called when this has what all requests need: those that come later wait for the end.
+    /// with its reason.
     ///
     /// # Errors
     /// When the state cannot be read, or a region does not survive a power failure and must.
-    pub fn restore(self: &Arc<Self>, begun: impl FnOnce()) -> Result<String> {
+    pub fn restore(self: &Arc<Self>) -> Result<String> {
         let mut tables = self.tables.lock();
-        begun();
+        let result = self.bring_back(&mut tables);
+        if result.is_err() {
+            self.begin_stop();
+        }
+        self.restored.store(true, Ordering::SeqCst);
+        self.has_restored.notify_all();
+        drop(tables);
+        if result.is_ok() {
+            *self.chores.lock() = Chores::start(self);
+        }
+        result
+    }
+
+    fn bring_back(&self, tables: &mut Tables) -> Result<String> {
         match cbd_fuse::sweep(&self.fixed.places.fuse_dir(), &self.fixed.places.dev_dir) {
             Ok(swept) => tracing::debug!("{swept:?}"),
             Err(error) => tracing::warn!("what a predecessor left cannot be cleared: {error}"),
@@ -142,10 +161,7 @@ impl Manager {
             let slot = TransportSlot::restore(&self.fixed, entry)?;
             tables.insert(id, slot);
         }
-        let summary = summary(&tables);
-        drop(tables);
-        *self.chores.lock() = Chores::start(self);
-        Ok(summary)
+        Ok(summary(tables))
     }
 
     /// Ends what waits, and refuses what comes.
@@ -167,9 +183,10 @@ impl Manager {
         }
     }
 
-    /// The tables, unless the daemon is stopping.
+    /// The tables once all is back, unless the daemon is stopping.
     fn tables(&self) -> Result<MutexGuard<'_, Tables>> {
-        let tables = self.tables.lock();
+        let mut tables = self.tables.lock();
+        self.has_restored.wait_while(&mut tables, |_| !self.restored.load(Ordering::SeqCst));
         if self.stopping.load(Ordering::SeqCst) { Err(stopping()) } else { Ok(tables) }
     }
 
