@@ -9,12 +9,7 @@ use std::time::{Duration, Instant};
 #[test]
 fn another_disk_in_the_place_of_ours_is_refused_with_both_identities() {
     let place = Place::new();
-    let disk = place.disk("disk", 8 * MIB);
-    {
-        let daemon = place.daemon_with_region();
-        daemon.start_backend(0, &place.backend(&disk)).unwrap();
-        place.client().write(0, &[9; 4096], true).unwrap();
-    }
+    let disk = place.disk_left_with_a_block();
     std::fs::rename(&disk, place.path("ours")).unwrap();
     place.disk("disk", 8 * MIB);
     {
@@ -33,22 +28,15 @@ fn another_disk_in_the_place_of_ours_is_refused_with_both_identities() {
         std::fs::rename(place.path("ours"), &disk).unwrap();
         let started = daemon.start_backend(0, &place.backend(&disk)).unwrap();
         assert_eq!((started.backend_id, started.blkdev.unwrap().alive), (0, true));
-        let mut data = [0; 4096];
-        place.client().read(0, &mut data).unwrap();
-        assert_eq!(data, [9; 4096]);
+        place.block_is_there();
     }
 }
 
 #[test]
 fn a_disk_that_is_not_there_keeps_what_is_dirty_until_it_is_back_or_given_up() {
     let mut place = Place::new();
-    let disk = place.disk("disk", 8 * MIB);
     place.decorate = Some("fault:op=write".into());
-    {
-        let daemon = place.daemon_with_region();
-        daemon.start_backend(0, &place.backend(&disk)).unwrap();
-        place.client().write(0, &[9; 4096], true).unwrap();
-    }
+    let disk = place.disk_left_with_a_block();
     std::fs::remove_file(&disk).unwrap();
     let daemon = place.daemon();
     let error = refused(stop(&daemon, StopBackend::default()), ErrorKind::Stopped, "--discard-dirty");
@@ -94,32 +82,20 @@ fn a_shrunk_disk_is_refused() {
 #[test]
 fn a_disk_that_has_moved_is_recognised_and_never_gets_a_second_cache() {
     let mut place = Place::new();
-    let disk = place.disk("disk", 8 * MIB);
     place.decorate = Some("fault:op=write".into());
-    {
-        let daemon = place.daemon_with_region();
-        daemon.start_backend(0, &place.backend(&disk)).unwrap();
-        place.client().write(0, &[9; 4096], true).unwrap();
-    }
+    let disk = place.disk_left_with_a_block();
     std::fs::rename(&disk, place.path("moved")).unwrap();
     place.decorate = None;
     let daemon = place.daemon();
     let started = daemon.start_backend(0, &place.backend(&place.text("moved"))).unwrap();
     assert_eq!((started.backend_id, started.warnings.len()), (0, 0), "{:?}", started.warnings);
-    let mut data = [0; 4096];
-    place.client().read(0, &mut data).unwrap();
-    assert_eq!(data, [9; 4096]);
+    place.block_is_there();
 }
 
 #[test]
 fn a_disk_that_has_moved_is_found_at_its_new_place_after_the_next_restart() {
     let place = Place::new();
-    let disk = place.disk("disk", 8 * MIB);
-    {
-        let daemon = place.daemon_with_region();
-        daemon.start_backend(0, &place.backend(&disk)).unwrap();
-        place.client().write(0, &[9; 4096], true).unwrap();
-    }
+    let disk = place.disk_left_with_a_block();
     std::fs::rename(&disk, place.path("moved")).unwrap();
     {
         let daemon = place.daemon();
@@ -128,20 +104,13 @@ fn a_disk_that_has_moved_is_found_at_its_new_place_after_the_next_restart() {
     let daemon = place.daemon();
     let backend = &daemon.backends(0, false).unwrap()[0];
     assert_eq!((backend.alive, backend.backend_path.as_str()), (true, place.text("moved").as_str()));
-    let mut data = [0; 4096];
-    place.client().read(0, &mut data).unwrap();
-    assert_eq!(data, [9; 4096]);
+    place.block_is_there();
 }
 
 #[test]
 fn a_disk_that_comes_later_than_the_daemon_is_served_by_itself() {
     let place = Place::new();
-    let disk = place.disk("disk", 8 * MIB);
-    {
-        let daemon = place.daemon_with_region();
-        daemon.start_backend(0, &place.backend(&disk)).unwrap();
-        place.client().write(0, &[9; 4096], true).unwrap();
-    }
+    let disk = place.disk_left_with_a_block();
     std::fs::rename(&disk, place.path("elsewhere")).unwrap();
     let daemon = place.daemon();
     let backend = &daemon.backends(0, false).unwrap()[0];
@@ -162,9 +131,7 @@ fn a_disk_that_comes_later_than_the_daemon_is_served_by_itself() {
     wait_until_served(&daemon);
     let backend = &daemon.backends(0, false).unwrap()[0];
     assert_eq!((backend.error.as_ref(), backend.retry_in_s, backend.blkdevs[0].alive), (None, None, true));
-    let mut data = [0; 4096];
-    place.client().read(0, &mut data).unwrap();
-    assert_eq!(data, [9; 4096]);
+    place.block_is_there();
 }
 
 #[test]

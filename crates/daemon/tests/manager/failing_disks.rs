@@ -42,11 +42,9 @@ fn a_disk_that_fails_ends_the_stop_in_time_and_keeps_what_is_dirty() {
 #[test]
 fn dirty_data_is_dropped_only_when_its_exact_size_is_typed() {
     let mut place = Place::new();
-    let disk = place.disk("disk", 8 * MIB);
     place.decorate = Some("fault:op=write".into());
-    let daemon = place.daemon_with_region();
-    daemon.start_backend(0, &place.backend(&disk)).unwrap();
-    place.client().write(0, &[9; 4096], true).unwrap();
+    let (disk, daemon) = place.disk_and_daemon();
+    place.write_block();
     let bytes = dirty(&daemon);
     for wrong in [0, bytes - 1, bytes + 1] {
         let request = StopBackend { discard_dirty: Some(wrong), ..StopBackend::default() };
@@ -64,24 +62,20 @@ fn dirty_data_is_dropped_only_when_its_exact_size_is_typed() {
 #[test]
 fn a_cancelled_stop_leaves_the_backend_as_it_was() {
     let mut place = Place::new();
-    let disk = place.disk("disk", 8 * MIB);
     place.decorate = Some("fault:op=write".into());
-    let daemon = place.daemon_with_region();
-    daemon.start_backend(0, &place.backend(&disk)).unwrap();
-    place.client().write(0, &[9; 4096], true).unwrap();
+    let (_, daemon) = place.disk_and_daemon();
+    place.write_block();
     let cancelled = daemon.stop_backend(0, 0, &StopBackend::default(), &mut |_| Flow::Cancel);
     refused(cancelled, ErrorKind::Stopped, "cancelled");
-    place.client().write(0, &[9; 4096], true).unwrap();
+    place.write_block();
     assert!(daemon.backends(0, false).unwrap()[0].alive);
 }
 
 #[test]
 fn a_sector_that_can_never_be_written_is_parked_listed_and_dropped_only_by_name() {
     let mut place = Place::new();
-    let disk = place.disk("disk", 8 * MIB);
     place.decorate = Some("fault:op=write,range=1049088-1049600".into());
-    let daemon = place.daemon_with_region();
-    daemon.start_backend(0, &place.backend(&disk)).unwrap();
+    let (disk, daemon) = place.disk_and_daemon();
     let park = SettingsChange {
         on_write_error: Some(OnWriteError::Park),
         write_error_after_s: Some(0),

@@ -62,7 +62,7 @@ impl Place {
         let options = self.options();
         let state = StateDir::open(&options.paths.state_dir)?;
         let manager = Arc::new(Manager::new(&options, Config::default(), state)?);
-        let summary = manager.restore(|| ())?;
+        let summary = manager.restore()?;
         Ok(Running { manager, summary })
     }
 
@@ -75,6 +75,33 @@ impl Place {
         let daemon = self.daemon();
         daemon.register_transport(&self.region(32 * MIB)).unwrap();
         daemon
+    }
+
+    /// A disk of 8 MiB, and a daemon with a region that caches it.
+    pub(crate) fn disk_and_daemon(&self) -> (String, Running) {
+        let disk = self.disk("disk", 8 * MIB);
+        let daemon = self.daemon_with_region();
+        daemon.start_backend(0, &self.backend(&disk)).unwrap();
+        (disk, daemon)
+    }
+
+    /// A disk of 8 MiB whose cache was left with the first block written.
+    pub(crate) fn disk_left_with_a_block(&self) -> String {
+        let (disk, _daemon) = self.disk_and_daemon();
+        self.write_block();
+        disk
+    }
+
+    /// Writes what [`block_is_there`](Self::block_is_there) expects.
+    pub(crate) fn write_block(&self) {
+        self.client().write(0, &[9; 4096], true).unwrap();
+    }
+
+    #[track_caller]
+    pub(crate) fn block_is_there(&self) {
+        let mut data = [0; 4096];
+        self.client().read(0, &mut data).unwrap();
+        assert_eq!(data, [9; 4096]);
     }
 
     pub(crate) fn region(&self, size: u64) -> RegisterTransport {
