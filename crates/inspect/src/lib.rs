@@ -15,7 +15,6 @@
 pub mod bytes;
 pub mod check;
 pub mod dump;
-pub mod environment;
 pub mod finding;
 pub mod private;
 pub mod repair;
@@ -23,7 +22,6 @@ pub mod report;
 pub mod rescue;
 
 pub use bytes::Bytes;
-pub use environment::ToolEnvironment;
 pub use finding::{Finding, Mend, Place, Severity, SlotKind, Structure};
 pub use private::PrivateMemory;
 pub use report::{BackendSummary, Outcome, Report};

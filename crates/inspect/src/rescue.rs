@@ -6,14 +6,15 @@
 //!
 //! Left to others: what would be done, without doing it (`check` tells); asking (`cbdctrl`).
 
+use crate::Progress;
 use crate::report::RangeSummary;
-use crate::{Progress, ToolEnvironment};
 use cbd_backing::{
     Backing, BackingFile, DISK_PATIENCE, Identity, Options as DiskOptions, PollableQueue, after_predecessor,
 };
 use cbd_engine::{BackendEntry, Cache, Environment, Maintainer, Settings, Step, Transport};
 use cbd_export::wake::{Interest, WaitSet};
 use cbd_pmem::Mapping;
+use cbd_runtime::ProcessEnvironment;
 use cbd_types::{BackendId, Epoch, Error, ErrorKind, Region, Result};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -129,7 +130,7 @@ pub fn rescue(
     options: &Options,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Vec<Rescued>> {
-    let environment = Arc::new(ToolEnvironment::<Mapping>::new());
+    let environment = Arc::new(ProcessEnvironment::<Mapping>::new());
     let transport = Transport::open(Arc::clone(&environment), Region::new(region))?;
     let rows = transport.info().layout.backend_rows;
     let mut done = Vec::new();
@@ -158,12 +159,12 @@ pub fn rescue(
     }
 }
 
-type ToolCache = Cache<ToolEnvironment<Mapping>>;
+type ToolCache = Cache<ProcessEnvironment>;
 
 fn one(
-    transport: &Transport<ToolEnvironment<Mapping>>,
+    transport: &Transport<ProcessEnvironment>,
     entry: &BackendEntry,
-    environment: &Arc<ToolEnvironment<Mapping>>,
+    environment: &Arc<ProcessEnvironment>,
     options: &Options,
     rescued: &mut Rescued,
     progress: &mut dyn FnMut(Progress),
@@ -216,8 +217,8 @@ fn one(
 
 struct Drain<'a> {
     cache: &'a Arc<ToolCache>,
-    maintainer: Maintainer<ToolEnvironment<Mapping>, Box<dyn PollableQueue>>,
-    environment: &'a Arc<ToolEnvironment<Mapping>>,
+    maintainer: Maintainer<ProcessEnvironment, Box<dyn PollableQueue>>,
+    environment: &'a Arc<ProcessEnvironment>,
     waiting: WaitSet,
     patience: Duration,
 }

@@ -4,40 +4,19 @@ use super::scale::Sources;
 use crate::instant_disk::{self, InstantDisk};
 use crate::window::{StoreLog, Window};
 use cbd_engine::{
-    Admission, BackendSpec, Cache, CacheStatus, Environment, FormatOptions, Maintainer, Settings, Step,
-    Transport,
+    Admission, BackendSpec, Cache, CacheStatus, FormatOptions, Maintainer, Settings, Step, Transport,
 };
 use cbd_pmem::Mapping;
+use cbd_runtime::ProcessEnvironment;
 use cbd_types::{BackendId, ByteRange, Error, ErrorKind, Region, Result};
 use std::sync::Arc;
 use std::task::Waker;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
 /// The memory of the rig.
 pub type Memory = Window<Mapping>;
 
-/// The surroundings of the engine: real clocks and real locks.
-#[derive(Debug)]
-pub struct Surroundings {
-    begun: Instant,
-}
-
-impl Environment for Surroundings {
-    type Memory = Memory;
-    type Lock = parking_lot::RawMutex;
-
-    fn random(&self) -> u64 {
-        rand::random()
-    }
-
-    fn wall_ms(&self) -> u64 {
-        SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
-    }
-
-    fn monotonic_ms(&self) -> u64 {
-        self.begun.elapsed().as_millis() as u64
-    }
-}
+type Surroundings = ProcessEnvironment<Memory>;
 
 /// A cache with what keeps it going.
 pub struct Rig {
@@ -161,5 +140,5 @@ impl Rig {
 }
 
 fn surroundings() -> Arc<Surroundings> {
-    Arc::new(Surroundings { begun: Instant::now() })
+    Arc::new(ProcessEnvironment::new())
 }

@@ -7,12 +7,11 @@ use super::retry::Retry;
 use super::transport::{Running, running_mut, with_tools};
 use super::{Fixed, Manager};
 use crate::api::{self, BackendInfo, SettingsChange};
-use crate::environment::ProcessEnvironment;
-use crate::queue::ServedDevice;
-use crate::worker::Worker;
+use crate::exports::prepare_data_thread;
 use cbd_backing::{Backing, BackingFile, DISK_PATIENCE, Identity, Options, after_predecessor};
 use cbd_device::Device;
 use cbd_engine::{BackendEntry, Cache, Settings};
+use cbd_runtime::{ProcessEnvironment, ServedDevice, Worker};
 use cbd_types::{BackendId, BlkdevId, Context, Error, ErrorKind, Result};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -73,7 +72,9 @@ impl BackendRun {
                 .open_cache(entry.id)
                 .map_err(|error| with_tools(error, &running.path))
                 .context(|| format!("opening the cache of {path}"))?;
-            let worker = Worker::start(&entry.id.to_string(), Arc::clone(environment), &cache, &*backing)?;
+            let name = entry.id.to_string();
+            let worker =
+                Worker::start(&name, Arc::clone(environment), &cache, &*backing, prepare_data_thread)?;
             (Device::cached(Arc::clone(&cache), geometry), Some(cache), Some(worker))
         };
         let device = Arc::new(ServedDevice::new(Arc::new(device), Arc::clone(&backing)));

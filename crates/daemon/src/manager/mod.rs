@@ -4,7 +4,7 @@
 //! A step that fails undoes those before it. The region says what there is: the tables here are what of it runs now.
 //!
 //! Left to others: the wire ([`crate::server`]), what survives outside the region ([`crate::state`]), threads of caches
-//! ([`crate::worker`]), doors of devices ([`crate::exports`]).
+//! (`cbd-runtime`), doors of devices ([`crate::exports`]).
 
 mod backend;
 mod blkdev;
@@ -22,12 +22,12 @@ use crate::api::{
 };
 use crate::config::Config;
 use crate::control::{Control, Report};
-use crate::environment::ProcessEnvironment;
 use crate::exports::ExportPlaces;
 use crate::guard::Guard;
 use crate::run::Options;
 use crate::state::{RecoveryPoint, StateDir};
 use cbd_backing::Decorator;
+use cbd_runtime::ProcessEnvironment;
 use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, Result};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::BTreeMap;

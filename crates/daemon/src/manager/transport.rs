@@ -3,11 +3,11 @@
 use super::backend::BackendSlot;
 use super::{Fixed, Manager, REGION_PATIENCE, Tables};
 use crate::api::{HostInfo, RegisterTransport, TransportInfo, TransportRegistered};
-use crate::environment::ProcessEnvironment;
 use crate::state::TransportEntry;
 use cbd_backing::after_predecessor;
 use cbd_engine::{FormatOptions, Transport};
 use cbd_pmem::{Info, Mapping, OpenOptions};
+use cbd_runtime::ProcessEnvironment;
 use cbd_types::{BackendId, Context, Durability, Error, ErrorKind, HostId, Pmem, Region, Result, uuid_text};
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -14,9 +14,10 @@ mod tables;
 
 use crate::finding::{Finding, Mend, Place, Severity, Structure};
 use crate::report::{BackendSummary, RangeSummary, Report, TransportSummary};
-use crate::{Bytes, PrivateMemory, Progress, ToolEnvironment};
+use crate::{Bytes, PrivateMemory, Progress};
 use cbd_engine::{Cache, Transport};
 use cbd_format::{BackendEntry as BackendRow, Layout, tables::STATE_ACTIVE};
+use cbd_runtime::ProcessEnvironment;
 use cbd_types::{BackendId, Error, Region, Result, uuid_text};
 use std::sync::Arc;
 
@@ -26,9 +27,9 @@ pub(crate) use slots::look;
 pub(crate) use state::StatePlace;
 
 /// The engine's transport over a private copy.
-pub(crate) type PrivateTransport = Transport<ToolEnvironment<PrivateMemory>>;
+pub(crate) type PrivateTransport = Transport<ProcessEnvironment<PrivateMemory>>;
 /// The engine's cache over a private copy.
-pub(crate) type PrivateCache = Cache<ToolEnvironment<PrivateMemory>>;
+pub(crate) type PrivateCache = Cache<ProcessEnvironment<PrivateMemory>>;
 
 /// What a repair of second copies is called in advice.
 const REPAIR: &str = "cbdctrl repair puts it right; a daemon would start on it as it is";
@@ -228,7 +229,7 @@ fn covered(mut ranges: Vec<(u64, u64)>) -> u64 {
 /// Opens the transport of a private copy of a region.
 pub(crate) fn open_private(bytes: &Arc<dyn Bytes>) -> Result<Arc<PrivateTransport>> {
     let memory = PrivateMemory::new(Arc::clone(bytes));
-    Transport::open(Arc::new(ToolEnvironment::new()), Region::new(memory))
+    Transport::open(Arc::new(ProcessEnvironment::new()), Region::new(memory))
 }
 
 #[cfg(test)]

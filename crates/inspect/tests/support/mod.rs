@@ -7,8 +7,9 @@ use cbd_engine::{
 };
 use cbd_inspect::check::{DataChecked, check};
 use cbd_inspect::dump::{Field, Filter, Item, What, dump};
-use cbd_inspect::{Bytes, Finding, Report, Severity, Structure, ToolEnvironment};
+use cbd_inspect::{Bytes, Finding, Report, Severity, Structure};
 use cbd_pmem::{Mapping, OpenOptions, Reader};
+use cbd_runtime::ProcessEnvironment;
 use cbd_types::{BackendId, BackingQueue, ByteRange, Region};
 use std::fs::File;
 use std::ops::ControlFlow;
@@ -22,8 +23,8 @@ pub const SEGMENT: u64 = 64 << 10;
 pub const DEVICE: u64 = 16 << 20;
 pub const BLOCK: u64 = 4096;
 
-type ProcessTransport = Transport<ToolEnvironment<Mapping>>;
-pub type ProcessCache = Cache<ToolEnvironment<Mapping>>;
+type ProcessTransport = Transport<ProcessEnvironment>;
+pub type ProcessCache = Cache<ProcessEnvironment>;
 
 /// The files.
 pub struct Place {
@@ -36,7 +37,7 @@ pub struct Place {
 pub struct Process {
     pub transport: Arc<ProcessTransport>,
     pub cache: Arc<ProcessCache>,
-    environment: Arc<ToolEnvironment<Mapping>>,
+    environment: Arc<ProcessEnvironment>,
 }
 
 impl Place {
@@ -50,7 +51,7 @@ impl Place {
         std::fs::write(place.disk(), &place.expected).expect("a disk");
         let file = File::create(place.region()).expect("a region");
         file.set_len(size).expect("its size");
-        let environment = Arc::new(ToolEnvironment::new());
+        let environment = Arc::new(ProcessEnvironment::new());
         let options = FormatOptions { segment_size: Some(SEGMENT), ..FormatOptions::default() };
         let transport = Transport::format(environment, place.map(), &options).expect("formatted");
         let host = transport.register_host("node0", None).expect("registered");
@@ -90,7 +91,7 @@ impl Place {
 
     /// Opens the region as a daemon would; dropped, it was killed.
     pub fn process(&self) -> Process {
-        let environment = Arc::new(ToolEnvironment::new());
+        let environment = Arc::new(ProcessEnvironment::new());
         let transport = Transport::open(Arc::clone(&environment), self.map()).expect("opened");
         let cache = transport.open_cache(BackendId(0)).expect("recovered");
         Process { transport, cache, environment }

@@ -21,7 +21,7 @@ const DEPTH: usize = 64;
 
 /// An event as the engine signals it.
 #[derive(Debug)]
-pub(crate) struct TaskWaker(pub wake::Waker);
+pub struct TaskWaker(pub wake::Waker);
 
 impl Wake for TaskWaker {
     fn wake(self: Arc<Self>) {

@@ -1,18 +1,19 @@
-//! What the engine needs from the outside when a tool runs it.
+//! What the engine needs from the outside: random numbers, clocks, and how its memory and locks are made.
 
 use cbd_engine::Environment;
+use cbd_pmem::Mapping;
 use cbd_types::Pmem;
 use std::marker::PhantomData;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-/// The environment of an engine in a tool, over memory `P`.
+/// The environment of an engine that runs in a process on a real machine, over memory `P`.
 #[derive(Debug)]
-pub struct ToolEnvironment<P> {
+pub struct ProcessEnvironment<P = Mapping> {
     started: Instant,
     memory: PhantomData<fn() -> P>,
 }
 
-impl<P> ToolEnvironment<P> {
+impl<P> ProcessEnvironment<P> {
     /// An environment whose monotonic clock begins now.
     #[must_use]
     pub fn new() -> Self {
@@ -20,13 +21,13 @@ impl<P> ToolEnvironment<P> {
     }
 }
 
-impl<P> Default for ToolEnvironment<P> {
+impl<P> Default for ProcessEnvironment<P> {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl<P: Pmem + 'static> Environment for ToolEnvironment<P> {
+impl<P: Pmem + 'static> Environment for ProcessEnvironment<P> {
     type Memory = P;
     type Lock = parking_lot::RawMutex;
 
@@ -35,11 +36,18 @@ impl<P: Pmem + 'static> Environment for ToolEnvironment<P> {
     }
 
     fn wall_ms(&self) -> u64 {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH);
-        since.map_or(0, |time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
+        wall_ms()
     }
 
     fn monotonic_ms(&self) -> u64 {
         u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
+}
+
+/// Milliseconds since 1970.
+#[must_use]
+pub fn wall_ms() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
 }

@@ -1,7 +1,9 @@
 //! The thread that keeps one cache: writeback, reclaim, marks of idle lanes.
 //!
 //! Always true here: the thread sleeps until the backing device, the engine or the clock has something for it; stopping it
-//! leaves what is dirty in the region. A panic in it ends the daemon ([`crate::logging`]).
+//! leaves what is dirty in the region.
+//!
+//! Left to others: what a panic in it does to the process, and what the thread is to the kernel.
 
 use crate::queue::TaskWaker;
 use cbd_backing::{Backing, PollableQueue};
@@ -25,7 +27,7 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Starts the thread of `cache`.
+    /// Starts the thread of `cache`; `prepare` is what it does first.
     ///
     /// # Errors
     /// When the system refuses a thread, a descriptor or a ring.
@@ -34,6 +36,7 @@ impl Worker {
         environment: Arc<E>,
         cache: &Arc<Cache<E>>,
         backing: &dyn Backing,
+        prepare: impl FnOnce() + Send + 'static,
     ) -> Result<Self> {
         let event = Event::new()?;
         let waker = event.waker();
@@ -46,7 +49,7 @@ impl Worker {
         let thread = std::thread::Builder::new()
             .name(format!("cbd-upkeep-{name}"))
             .spawn(move || {
-                crate::exports::prepare_data_thread();
+                prepare();
                 upkeep.run();
             })
             .map_err(|error| Error::new(ErrorKind::System, format!("no thread for {name}: {error}")))?;
@@ -107,7 +110,7 @@ impl<E: Environment> Upkeep<E> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::environment::ProcessEnvironment;
+    use crate::ProcessEnvironment;
     use cbd_backing::{BackingFile, Options};
     use cbd_engine::{BackendSpec, FormatOptions, Settings, Transport};
     use cbd_pmem::Mapping;
@@ -145,7 +148,8 @@ mod tests {
             disk.as_file().set_len(1 << 20).unwrap();
             let backing = BackingFile::open(disk.path(), Options::default()).unwrap();
             for _ in 0..400 {
-                let mut worker = Worker::start("test", Arc::clone(&environment), &cache, &backing).unwrap();
+                let mut worker =
+                    Worker::start("test", Arc::clone(&environment), &cache, &backing, || ()).unwrap();
                 // Keep it going round, so that the stop meets it at every place of its round.
                 for _ in 0..200 {
                     worker.waker.wake();
