@@ -21,7 +21,8 @@ pub mod paths;
 pub mod run;
 pub mod server;
 pub mod settings;
-pub mod size;
 pub mod socket;
 pub mod state;
 pub mod system;
+
+pub use cbd_runtime::size;

@@ -4,16 +4,14 @@
 
 use super::blkdev::BlkdevSlot;
 use super::retry::Retry;
-use super::transport::{Running, running_mut, with_tools};
+use super::transport::{Running, running_mut};
 use super::{Fixed, Manager};
 use crate::api::{self, BackendInfo, SettingsChange};
 use crate::exports::prepare_data_thread;
-use cbd_backing::{Backing, BackingFile, DISK_PATIENCE, Identity, Options, after_predecessor};
-use cbd_device::Device;
-use cbd_engine::{BackendEntry, Cache, Settings};
-use cbd_runtime::{ProcessEnvironment, ServedDevice, Worker};
-use cbd_types::{BackendId, BlkdevId, Context, Error, ErrorKind, Result};
-use parking_lot::Mutex;
+use cbd_backing::{Backing, DISK_PATIENCE, after_predecessor};
+use cbd_engine::{BackendEntry, Settings};
+use cbd_runtime::{Manner, RunningBackend, disk};
+use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, Result};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -22,7 +20,7 @@ use std::sync::Arc;
 pub(super) struct BackendSlot {
     pub path: String,
     pub entry: BackendEntry,
-    pub run: Option<Arc<BackendRun>>,
+    pub run: Option<Arc<RunningBackend>>,
     pub error: Option<String>,
     pub warnings: Vec<String>,
     /// When it is tried again, while it is not up.
@@ -38,57 +36,6 @@ impl std::fmt::Debug for BackendSlot {
             .field("path", &self.path)
             .field("error", &self.error)
             .finish_non_exhaustive()
-    }
-}
-
-/// What runs for a backend.
-pub(super) struct BackendRun {
-    pub backing: Arc<dyn Backing>,
-    pub cache: Option<Arc<Cache<ProcessEnvironment>>>,
-    pub device: Arc<ServedDevice<ProcessEnvironment>>,
-    worker: Mutex<Option<Worker>>,
-}
-
-impl BackendRun {
-    /// Opens the backing device, checks that it is the right one, and starts its cache.
-    fn start(
-        fixed: &Fixed,
-        running: &Running,
-        entry: &BackendEntry,
-        path: &str,
-    ) -> Result<(Self, Vec<String>)> {
-        fixed.guard.check(Path::new(path), "a backing device")?;
-        let recorded = Identity::parse(&entry.identity)?;
-        let options = Options { sector: Some(entry.sector), size: Some(entry.size), ..Options::default() };
-        let (file, warnings) = BackingFile::open_recorded(path, options, &recorded)?;
-        let backing = fixed.decorate(Arc::new(file));
-        let geometry = backing.geometry();
-        let environment = &fixed.environment;
-        let (device, cache, worker) = if entry.cache_segments == 0 {
-            (Device::uncached(geometry), None, None)
-        } else {
-            let cache = running
-                .transport
-                .open_cache(entry.id)
-                .map_err(|error| with_tools(error, &running.path))
-                .context(|| format!("opening the cache of {path}"))?;
-            let name = entry.id.to_string();
-            let worker =
-                Worker::start(&name, Arc::clone(environment), &cache, &*backing, prepare_data_thread)?;
-            (Device::cached(Arc::clone(&cache), geometry), Some(cache), Some(worker))
-        };
-        let device = Arc::new(ServedDevice::new(Arc::new(device), Arc::clone(&backing)));
-        Ok((Self { backing, cache, device, worker: Mutex::new(worker) }, warnings))
-    }
-
-    /// Ends the upkeep and marks the cache; what is dirty stays in the region.
-    pub fn stop(&self) {
-        if let Some(mut worker) = self.worker.lock().take() {
-            worker.stop();
-        }
-        if let Some(cache) = &self.cache {
-            cache.stop();
-        }
     }
 }
 
@@ -108,7 +55,7 @@ impl BackendSlot {
 
     /// Starts what the entry says; on failure the reason is kept.
     pub fn start(&mut self, fixed: &Fixed, running: &Running) -> Result<()> {
-        match BackendRun::start(fixed, running, &self.entry, &self.path) {
+        match self.run(fixed, running) {
             Ok((run, warnings)) => {
                 for warning in &warnings {
                     tracing::warn!(backend = self.entry.id.0, "{warning}");
@@ -122,6 +69,16 @@ impl BackendSlot {
                 Err(error)
             }
         }
+    }
+
+    fn run(&self, fixed: &Fixed, running: &Running) -> Result<(RunningBackend, Vec<String>)> {
+        fixed.guard.check(Path::new(&self.path), "a backing device")?;
+        let manner = Manner {
+            region: &running.path,
+            decorate: &|file| fixed.decorate(file),
+            prepare_thread: prepare_data_thread,
+        };
+        RunningBackend::start(&running.transport, &fixed.environment, &self.entry, &self.path, manner)
     }
 
     /// Closes its doors and ends its upkeep.
@@ -139,7 +96,7 @@ impl BackendSlot {
 
     /// What `backend-list` shows.
     pub fn info(&self, id: BackendId) -> BackendInfo {
-        let status = self.run.as_ref().and_then(|run| run.cache.as_ref()).map(|cache| cache.status());
+        let status = self.run.as_ref().and_then(|run| run.cache()).map(|cache| cache.status());
         BackendInfo {
             backend_id: id.0,
             host_id: self.entry.host.0,
@@ -187,16 +144,7 @@ impl Running {
 
     /// The rows of the backend table, one by one, so that a damaged one hides no other; and what is damaged.
     pub(super) fn entries(&self) -> (Vec<BackendEntry>, Vec<String>) {
-        let rows = self.transport.info().layout.backend_rows;
-        let (mut entries, mut damaged) = (Vec::new(), Vec::new());
-        for row in 0..rows {
-            match self.transport.backend(BackendId(row)) {
-                Ok(entry) => entries.push(entry),
-                Err(error) if error.kind() == ErrorKind::NotFound => {}
-                Err(error) => damaged.push(error.line()),
-            }
-        }
-        (entries, damaged)
+        disk::entries(&self.transport)
     }
 
     /// The backends of this host, or of all hosts.
@@ -255,7 +203,7 @@ impl Manager {
         .validated()?;
         engine.update_settings(id, new)?;
         slot.entry.settings = new;
-        if let Some(cache) = slot.run.as_ref().and_then(|run| run.cache.as_ref()) {
+        if let Some(cache) = slot.run.as_ref().and_then(|run| run.cache()) {
             cache.set_settings(new)?;
         }
         tracing::info!(transport, backend = id.0, "settings: {new:?}");

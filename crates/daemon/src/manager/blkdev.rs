@@ -86,7 +86,7 @@ impl BackendSlot {
         let choice: ExportChoice = entry.export.parse()?;
         let name = device_name(transport, entry.id.0);
         let queues = usize::try_from(self.entry.handlers).unwrap_or(1).clamp(1, 128);
-        let export = Export::start(&choice, &name, Arc::clone(&run.device) as _, queues, &fixed.places)?;
+        let export = Export::start(&choice, &name, Arc::clone(run.device()) as _, queues, &fixed.places)?;
         tracing::info!(transport, blkdev = entry.id.0, "serving {}", export.device_path);
         if let Some(note) = &export.note {
             tracing::warn!(transport, blkdev = entry.id.0, "{note}");

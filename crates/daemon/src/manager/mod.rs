@@ -197,7 +197,7 @@ impl Manager {
         for (&id, slot) in &*tables {
             let Ok(running) = &slot.running else { continue };
             for (&backend, slot_backend) in &running.backends {
-                let Some(cache) = slot_backend.run.as_ref().and_then(|run| run.cache.as_ref()) else {
+                let Some(cache) = slot_backend.run.as_ref().and_then(|run| run.cache()) else {
                     continue;
                 };
                 let status = cache.status();

@@ -9,23 +9,11 @@ use super::transport::{Running, absolute, running, running_mut, same_file};
 use super::{Fixed, Tables};
 use crate::api::{self, BackendStarted, StartBackend};
 use crate::exports::ExportChoice;
-use cbd_backing::{Backing, BackingFile, Identity, Options};
-use cbd_engine::{BackendEntry, BackendSpec, Settings};
+use cbd_engine::{BackendEntry, Settings};
+use cbd_runtime::disk::default_handlers;
+use cbd_runtime::{Asked, Disk, NewBackend};
 use cbd_types::{BackendId, Context, Error, ErrorKind, Result};
 use std::path::Path;
-
-/// Lanes are many, so that threads seldom meet in one.
-const LANES_PER_PROCESSOR: u32 = 16;
-
-/// Queues of a backend where nobody says how many: one for each processor, at most this many.
-const HANDLERS_MAX: u32 = 8;
-
-/// A disk that was looked at.
-struct Disk {
-    identity: Identity,
-    size: u64,
-    sector: u32,
-}
 
 /// What a path leads to.
 enum Place {
@@ -50,16 +38,8 @@ fn find(tables: &Tables, transport: u32, path: &str) -> Result<Place> {
             return Err(known(backend, id, ""));
         }
     }
-    // Held only while it is looked at: starting it holds it for good, and checks that it is still the same.
-    let looked = BackingFile::open(path, Options::default()).map(|file| Disk {
-        identity: file.identity(),
-        size: file.geometry().size,
-        sector: file.geometry().sector,
-    });
-    let recorded_here = |entry: &BackendEntry| {
-        let Ok(disk) = &looked else { return false };
-        Identity::parse(&entry.identity).is_ok_and(|recorded| recorded.same_disk(&disk.identity).is_ok())
-    };
+    let looked = Disk::look(path);
+    let recorded_here = |entry: &BackendEntry| looked.as_ref().is_ok_and(|disk| disk.is_of(entry));
     for (id, running) in up.clone() {
         let Some(entry) = running.entries().0.into_iter().find(recorded_here) else { continue };
         if id != transport {
@@ -90,8 +70,7 @@ struct Wanted {
 impl Wanted {
     fn of(request: &StartBackend, fixed: &Fixed) -> Result<Self> {
         let defaults = &fixed.config.defaults;
-        let handlers =
-            request.handlers.or(defaults.handlers).unwrap_or_else(|| processors().min(HANDLERS_MAX));
+        let handlers = request.handlers.or(defaults.handlers).unwrap_or_else(default_handlers);
         if !(1..=128).contains(&handlers) {
             return Err(Error::new(
                 ErrorKind::InvalidArgument,
@@ -157,7 +136,14 @@ impl Manager {
     ) -> Result<BackendStarted> {
         let mut slot = running.backends.remove(&id).ok_or_else(|| unknown(id))?;
         let before = std::mem::replace(&mut slot.path, request.path.clone());
-        let result = check_unchanged(&slot.entry, request, running.transport.info().layout.segment_size)
+        let asked = Asked {
+            data_crc: request.data_crc,
+            cache_bytes: request.cache_size,
+            handlers: request.handlers,
+            consistency: request.consistency.map(Into::into),
+        };
+        let result = asked
+            .check(&slot.entry, running.transport.info().layout.segment_size)
             .and_then(|()| slot.start(&self.fixed, running));
         if result.is_ok() {
             running.open_doors(&self.fixed, transport, &mut slot);
@@ -185,19 +171,15 @@ impl Manager {
         disk: &Disk,
         wanted: &Wanted,
     ) -> Result<BackendStarted> {
-        let spec = BackendSpec {
+        let new = NewBackend {
             host: running.host,
             path: path.to_owned(),
-            identity: disk.identity.to_token(),
-            size: disk.size,
-            sector: disk.sector,
             cache_bytes: wanted.cache_bytes,
-            lanes_max: LANES_PER_PROCESSOR * processors(),
             handlers: wanted.handlers,
             data_crc: wanted.data_crc,
             settings: wanted.settings,
         };
-        let id = running.transport.create_backend(&spec).context(|| format!("starting {path}"))?;
+        let id = new.create(&running.transport, disk).context(|| format!("starting {path}"))?;
         let started = self.backend_first_start(running, transport, id, wanted);
         if started.is_err() {
             // Nobody has written anything yet.
@@ -229,40 +211,4 @@ impl Manager {
         };
         Ok(BackendStarted { backend_id: id.0, blkdev, warnings })
     }
-}
-
-/// Refuses options that differ from what the backend was made with.
-fn check_unchanged(entry: &BackendEntry, request: &StartBackend, segment_size: u64) -> Result<()> {
-    let differs = |what: &str, was: String| {
-        Err(Error::new(
-            ErrorKind::InvalidArgument,
-            format!(
-                "backend {} was made with {what} {was}; start it without that option, or stop it and make it anew",
-                entry.id
-            ),
-        ))
-    };
-    if request.data_crc.is_some_and(|wanted| wanted != entry.data_crc) {
-        return differs("data-crc", if entry.data_crc { "on" } else { "off" }.to_owned());
-    }
-    if let Some(wanted) = request.cache_size {
-        let segments = u64::from(entry.cache_segments);
-        if wanted.abs_diff(segments * segment_size) > 2 * segment_size {
-            return differs("a cache of", crate::size::format_size(segments * segment_size));
-        }
-    }
-    if request.handlers.is_some_and(|wanted| wanted != entry.handlers) {
-        return differs("handlers", entry.handlers.to_string());
-    }
-    if request
-        .consistency
-        .is_some_and(|wanted| cbd_engine::Consistency::from(wanted) != entry.settings.consistency)
-    {
-        return differs("consistency", format!("{} (change it with set)", entry.settings.consistency.name()));
-    }
-    Ok(())
-}
-
-fn processors() -> u32 {
-    std::thread::available_parallelism().map_or(1, |count| u32::try_from(count.get()).unwrap_or(1).min(4096))
 }

@@ -38,14 +38,14 @@ fn transport(slot: &TransportSlot) -> TransportStatus {
 
 fn backend(id: BackendId, slot: &BackendSlot, segment_size: u64) -> BackendStatus {
     let run = slot.run.as_ref();
-    let cache = run.and_then(|run| run.cache.as_ref());
+    let cache = run.and_then(|run| run.cache());
     BackendStatus {
         info: slot.info(id),
         size: slot.entry.size,
         sector: slot.entry.sector,
         handlers: slot.entry.handlers,
-        backing: run.map_or_else(String::new, |run| run.backing.describe()),
-        atomic_unit: run.map_or(0, |run| run.device.geometry().atomic_unit),
+        backing: run.map_or_else(String::new, |run| run.backing().describe()),
+        atomic_unit: run.map_or(0, |run| run.device().geometry().atomic_unit),
         warnings: slot.warnings.clone(),
         cache: cache.map(|cache| {
             let status = cache.status();

@@ -3,13 +3,14 @@
 //! Always true here: a backend is removed only when nothing of it is dirty, or when the user typed exactly how many bytes
 //! are to be dropped; a stop that fails leaves the backend and its block devices as they were.
 
-use super::backend::{BackendRun, BackendSlot};
+use super::backend::BackendSlot;
 use super::drain::Wait;
 use super::transport::{Running, running_mut};
 use super::{Manager, Tables, backend};
 use crate::api::{Done, StopBackend};
 use crate::control::Report;
 use cbd_engine::CacheStatus;
+use cbd_runtime::RunningBackend;
 use cbd_types::{BackendId, Error, ErrorKind, Result};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -44,7 +45,7 @@ impl Manager {
         transport: u32,
         id: BackendId,
         force: bool,
-    ) -> Result<Option<Arc<BackendRun>>> {
+    ) -> Result<Option<Arc<RunningBackend>>> {
         let mut tables = self.tables()?;
         let slot = running_mut(&mut tables, transport)?.backend_mut(id)?;
         if slot.stopping {
@@ -79,7 +80,7 @@ impl Manager {
         &self,
         transport: u32,
         id: BackendId,
-        run: &Arc<BackendRun>,
+        run: &Arc<RunningBackend>,
         request: &StopBackend,
         report: Report<'_>,
     ) -> Result<Done> {
@@ -101,11 +102,11 @@ impl Manager {
     fn drain_run(
         &self,
         id: BackendId,
-        run: &BackendRun,
+        run: &RunningBackend,
         request: &StopBackend,
         report: Report<'_>,
     ) -> Result<u64> {
-        let Some(cache) = &run.cache else { return Ok(0) };
+        let Some(cache) = run.cache() else { return Ok(0) };
         let wait = Wait { id, cache, patience: self.patience(request.timeout_s), stopping: &self.stopping };
         wait.until_drained(cache.request_drain(), report)
     }
@@ -124,12 +125,12 @@ impl Manager {
         &self,
         transport: u32,
         id: BackendId,
-        run: &BackendRun,
+        run: &RunningBackend,
         force: bool,
         bytes: u64,
     ) -> Result<Done> {
         self.close(transport, id, force)?;
-        let Some(status) = run.cache.as_ref().map(|cache| cache.status()) else {
+        let Some(status) = run.cache().map(|cache| cache.status()) else {
             compare(id, 0, bytes)?;
             return Ok(Done::default());
         };
@@ -194,7 +195,7 @@ impl Running {
         if let Some(run) = slot.run.take() {
             run.stop();
             slot.error = Some("it was stopped, but not removed".to_owned());
-            let cache = run.cache.as_ref().map(Arc::downgrade);
+            let cache = run.cache().map(Arc::downgrade);
             drop(run);
             wait_until_unused(&cache.unwrap_or_default());
         }

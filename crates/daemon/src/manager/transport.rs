@@ -8,7 +8,8 @@ use cbd_backing::after_predecessor;
 use cbd_engine::{FormatOptions, Transport};
 use cbd_pmem::{Info, Mapping, OpenOptions};
 use cbd_runtime::ProcessEnvironment;
-use cbd_types::{BackendId, Context, Durability, Error, ErrorKind, HostId, Pmem, Region, Result, uuid_text};
+use cbd_runtime::region::{Before, check_host_name, open_transport, require_persistent, with_tools};
+use cbd_types::{BackendId, Durability, Error, ErrorKind, HostId, Pmem, Region, Result, uuid_text};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -76,15 +77,8 @@ fn open_region(fixed: &Fixed, path: &str, options: &OpenOptions) -> Result<Opene
     fixed.guard.check(Path::new(path), "a region")?;
     let mapping = Mapping::open(path, options)?;
     let info = mapping.info();
-    if fixed.require_persistent && info.durability != Durability::PowerFail {
-        return Err(Error::new(
-            ErrorKind::Unsupported,
-            format!(
-                "the region {path} does not survive a power failure ({}), and require_persistent is set; \
-                 put it on a DAX file system or a devdax device, or start the daemon without require_persistent",
-                info.kind.name()
-            ),
-        ));
+    if fixed.require_persistent {
+        require_persistent(path, &info)?;
     }
     if fixed.memory_locked {
         leave_unlocked(path);
@@ -260,41 +254,6 @@ impl Running {
     }
 }
 
-/// An error of a damaged region, with the tools that can help.
-pub(super) fn with_tools(error: Error, region: &str) -> Error {
-    match error.kind() {
-        ErrorKind::Damaged | ErrorKind::Media => Error::new(
-            error.kind(),
-            format!(
-                "{}; with no daemon on the region, cbdctrl check {region} says what is wrong, what it costs and what to do, \
-                 cbdctrl repair what can be put right, and cbdctrl rescue writes what is dirty to its disks",
-                error.line()
-            ),
-        ),
-        ErrorKind::Foreign => Error::new(
-            error.kind(),
-            format!(
-                "{}; if it ought to hold one, cbdctrl check {region} says what stands there, and cbdctrl rescue writes what is \
-                 dirty to its disks once it can be opened; tp-reg --format makes a new one",
-                error.line()
-            ),
-        ),
-        _ => error,
-    }
-}
-
-/// A host's name: what a table can hold and a log line can show.
-fn check_host_name(name: &str) -> Result<()> {
-    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
-    if name.is_empty() || name.len() > 63 || !name.bytes().all(allowed) {
-        return Err(Error::new(
-            ErrorKind::InvalidArgument,
-            format!("\"{}\" is no host name: 1 to 63 letters, digits, '.', '-' and '_'", name.escape_debug()),
-        ));
-    }
-    Ok(())
-}
-
 impl Manager {
     pub(super) fn register(&self, request: &RegisterTransport) -> Result<TransportRegistered> {
         let path = &request.path;
@@ -322,10 +281,10 @@ impl Manager {
             || (0..).find(|id| !tables.contains_key(id)).unwrap_or(u32::MAX),
             |slot| slot.entry.transport_id,
         );
-        let before = std::fs::metadata(path).ok();
+        let before = Before::look(path);
         let result = self.register_at(&mut tables, id, request);
         if result.is_err() && request.format {
-            leave_as_it_was(path, before.as_ref());
+            before.restore(path);
         }
         result
     }
@@ -345,19 +304,13 @@ impl Manager {
             ),
             _ => error,
         })?;
+        let format = request.format.then(|| FormatOptions {
+            segment_size: request.segment_size,
+            force: request.force,
+            ..FormatOptions::default()
+        });
         let environment = Arc::clone(&self.fixed.environment);
-        let transport = if request.format {
-            let format = FormatOptions {
-                segment_size: request.segment_size,
-                force: request.force,
-                ..FormatOptions::default()
-            };
-            Transport::format(environment, opened.region, &format).context(|| format!("formatting {path}"))?
-        } else {
-            Transport::open(environment, opened.region)
-                .map_err(|error| with_tools(error, path))
-                .context(|| format!("opening {path}"))?
-        };
+        let transport = open_transport(environment, opened.region, path, format.as_ref())?;
         let host = transport.register_host(&request.host, None)?;
         let entry = TransportEntry {
             transport_id: id,
@@ -413,22 +366,6 @@ impl Manager {
     }
 }
 
-/// Takes back what opening a region to format it did to its file: made it, or let it grow.
-fn leave_as_it_was(path: &str, before: Option<&std::fs::Metadata>) {
-    let result = match before {
-        None if Path::new(path).exists() => std::fs::remove_file(path),
-        Some(before)
-            if before.is_file() && std::fs::metadata(path).is_ok_and(|now| now.len() > before.len()) =>
-        {
-            std::fs::OpenOptions::new().write(true).open(path).and_then(|file| file.set_len(before.len()))
-        }
-        _ => Ok(()),
-    };
-    if let Err(error) = result {
-        tracing::warn!("{path} cannot be left as it was: {error}");
-    }
-}
-
 /// Refuses a path that means something else to the daemon than to whoever typed it.
 pub(super) fn absolute(path: &str, what: &str) -> Result<()> {
     if path.is_empty() {
@@ -462,16 +399,6 @@ pub(super) fn same_file(one: &str, other: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn host_names_are_what_a_log_line_can_show() {
-        for name in ["node0", "a", "rack-3.node_7"] {
-            assert!(check_host_name(name).is_ok(), "{name}");
-        }
-        for name in ["", " ", "a b", "a\n", "é", "a/b", &"x".repeat(64)] {
-            assert_eq!(check_host_name(name).unwrap_err().kind(), ErrorKind::InvalidArgument, "{name}");
-        }
-    }
 
     #[test]
     fn a_relative_path_is_refused() {

@@ -1,0 +1,111 @@
+//! A backend as it runs: its backing device, its cache, the thread that keeps that, and the device for clients.
+//!
+//! Always true here: a backing device is used only if it is the disk that was recorded; whatever ends a run, what is dirty stays
+//! in the region.
+//!
+//! Left to others: which backends there are and who asked for them, and the doors of their devices.
+
+use crate::region::with_tools;
+use crate::{ProcessEnvironment, ServedDevice, Worker};
+use cbd_backing::{Backing, BackingFile, Identity, Options};
+use cbd_device::Device;
+use cbd_engine::{BackendEntry, Cache, Transport};
+use cbd_types::{Context, Result};
+use parking_lot::Mutex;
+use std::sync::Arc;
+
+/// How a backend is run, besides what the region says of it.
+#[derive(Clone, Copy)]
+pub struct Manner<'a> {
+    /// The region's path, for errors that name it.
+    pub region: &'a str,
+    /// Puts what a test or a demonstration wants around the backing device.
+    pub decorate: &'a dyn Fn(Arc<dyn Backing>) -> Arc<dyn Backing>,
+    /// What the thread that keeps the cache does first.
+    pub prepare_thread: fn(),
+}
+
+impl Manner<'_> {
+    /// As the region says, and no more.
+    #[must_use]
+    pub const fn plain(region: &str) -> Manner<'_> {
+        Manner { region, decorate: &|backing| backing, prepare_thread: || () }
+    }
+}
+
+/// What runs for a backend.
+pub struct RunningBackend {
+    backing: Arc<dyn Backing>,
+    cache: Option<Arc<Cache<ProcessEnvironment>>>,
+    device: Arc<ServedDevice<ProcessEnvironment>>,
+    worker: Mutex<Option<Worker>>,
+}
+
+impl std::fmt::Debug for RunningBackend {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "RunningBackend({})", self.backing.describe())
+    }
+}
+
+impl RunningBackend {
+    /// Opens the backing device at `path`, checks that it is the one that `entry` records, and starts its cache. What the user
+    /// should know comes with it.
+    ///
+    /// # Errors
+    /// Those of [`BackingFile::open_recorded`] and [`Transport::open_cache`], and when the system refuses a thread.
+    pub fn start(
+        transport: &Transport<ProcessEnvironment>,
+        environment: &Arc<ProcessEnvironment>,
+        entry: &BackendEntry,
+        path: &str,
+        manner: Manner<'_>,
+    ) -> Result<(Self, Vec<String>)> {
+        let recorded = Identity::parse(&entry.identity)?;
+        let options = Options { sector: Some(entry.sector), size: Some(entry.size), ..Options::default() };
+        let (file, warnings) = BackingFile::open_recorded(path, options, &recorded)?;
+        let backing = (manner.decorate)(Arc::new(file));
+        let geometry = backing.geometry();
+        let (device, cache, worker) = if entry.cache_segments == 0 {
+            (Device::uncached(geometry), None, None)
+        } else {
+            let cache = transport
+                .open_cache(entry.id)
+                .map_err(|error| with_tools(error, manner.region))
+                .context(|| format!("opening the cache of {path}"))?;
+            let name = entry.id.to_string();
+            let worker =
+                Worker::start(&name, Arc::clone(environment), &cache, &*backing, manner.prepare_thread)?;
+            (Device::cached(Arc::clone(&cache), geometry), Some(cache), Some(worker))
+        };
+        let device = Arc::new(ServedDevice::new(Arc::new(device), Arc::clone(&backing)));
+        Ok((Self { backing, cache, device, worker: Mutex::new(worker) }, warnings))
+    }
+
+    /// The backing device.
+    #[must_use]
+    pub fn backing(&self) -> &dyn Backing {
+        &*self.backing
+    }
+
+    /// The cache, if it has one.
+    #[must_use]
+    pub const fn cache(&self) -> Option<&Arc<Cache<ProcessEnvironment>>> {
+        self.cache.as_ref()
+    }
+
+    /// The device for clients.
+    #[must_use]
+    pub const fn device(&self) -> &Arc<ServedDevice<ProcessEnvironment>> {
+        &self.device
+    }
+
+    /// Ends the upkeep and marks the cache; what is dirty stays in the region.
+    pub fn stop(&self) {
+        if let Some(mut worker) = self.worker.lock().take() {
+            worker.stop();
+        }
+        if let Some(cache) = &self.cache {
+            cache.stop();
+        }
+    }
+}

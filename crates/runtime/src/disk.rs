@@ -1,0 +1,159 @@
+//! Backing devices against the table of a transport: which disk is recorded where, and what a new one is recorded as.
+//!
+//! Left to others: which disk it is (`cbd-backing`), the table (`cbd-engine`).
+
+use crate::ProcessEnvironment;
+use cbd_backing::{Backing, BackingFile, Identity, Options};
+use cbd_engine::{BackendEntry, BackendSpec, Settings, Transport};
+use cbd_types::{BackendId, Error, ErrorKind, HostId, Result};
+use std::path::Path;
+
+/// Lanes are many, so that threads seldom meet in one.
+const LANES_PER_PROCESSOR: u32 = 16;
+
+/// Queues of a backend where nobody says how many: one for each processor, at most this many.
+const HANDLERS_MAX: u32 = 8;
+
+/// A disk that was looked at.
+#[derive(Clone, Debug)]
+pub struct Disk {
+    /// Which one it is.
+    pub identity: Identity,
+    /// Bytes.
+    pub size: u64,
+    /// Bytes of a logical sector.
+    pub sector: u32,
+}
+
+impl Disk {
+    /// Looks at the disk at `path`. It is held only meanwhile: starting it holds it for good, and checks that it is still the
+    /// same.
+    ///
+    /// # Errors
+    /// Those of [`BackingFile::open`].
+    pub fn look(path: impl AsRef<Path>) -> Result<Self> {
+        let file = BackingFile::open(path, Options::default())?;
+        let geometry = file.geometry();
+        Ok(Self { identity: file.identity(), size: geometry.size, sector: geometry.sector })
+    }
+
+    /// Whether `entry` is the row of this disk.
+    #[must_use]
+    pub fn is_of(&self, entry: &BackendEntry) -> bool {
+        Identity::parse(&entry.identity).is_ok_and(|recorded| recorded.same_disk(&self.identity).is_ok())
+    }
+}
+
+/// What a new backend is to be, besides its disk.
+#[derive(Clone, Debug)]
+pub struct NewBackend {
+    /// The host that owns it.
+    pub host: HostId,
+    /// Path of the disk.
+    pub path: String,
+    /// Bytes of its cache; none for a backend without one.
+    pub cache_bytes: Option<u64>,
+    /// Queues that serve it.
+    pub handlers: u32,
+    /// Whether data is under a checksum.
+    pub data_crc: bool,
+    /// Settings.
+    pub settings: Settings,
+}
+
+impl NewBackend {
+    /// Makes the backend's row, and its cache if it has one.
+    ///
+    /// # Errors
+    /// Those of [`Transport::create_backend`].
+    pub fn create(self, transport: &Transport<ProcessEnvironment>, disk: &Disk) -> Result<BackendId> {
+        transport.create_backend(&BackendSpec {
+            host: self.host,
+            path: self.path,
+            identity: disk.identity.to_token(),
+            size: disk.size,
+            sector: disk.sector,
+            cache_bytes: self.cache_bytes,
+            lanes_max: LANES_PER_PROCESSOR * processors(),
+            handlers: self.handlers,
+            data_crc: self.data_crc,
+            settings: self.settings,
+        })
+    }
+}
+
+/// The rows of the backend table, one by one, so that a damaged one hides no other; and what is damaged.
+#[must_use]
+pub fn entries(transport: &Transport<ProcessEnvironment>) -> (Vec<BackendEntry>, Vec<String>) {
+    let rows = transport.info().layout.backend_rows;
+    let (mut entries, mut damaged) = (Vec::new(), Vec::new());
+    for row in 0..rows {
+        match transport.backend(BackendId(row)) {
+            Ok(entry) => entries.push(entry),
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => damaged.push(error.line()),
+        }
+    }
+    (entries, damaged)
+}
+
+/// Queues of a backend where nobody says how many.
+#[must_use]
+pub fn default_handlers() -> u32 {
+    processors().min(HANDLERS_MAX)
+}
+
+/// Processors that this process may use.
+fn processors() -> u32 {
+    std::thread::available_parallelism().map_or(1, |count| u32::try_from(count.get()).unwrap_or(1).min(4096))
+}
+
+/// What somebody asks of a backend that is there already: what is not said may be as it is.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Asked {
+    /// Whether data is under a checksum.
+    pub data_crc: Option<bool>,
+    /// Bytes of its cache.
+    pub cache_bytes: Option<u64>,
+    /// Queues that serve it.
+    pub handlers: Option<u32>,
+    /// How the backing device catches up.
+    pub consistency: Option<cbd_engine::Consistency>,
+}
+
+impl Asked {
+    /// Refuses what differs from what the backend was made with.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] with what it was made with.
+    pub fn check(&self, entry: &BackendEntry, segment_size: u64) -> Result<()> {
+        let differs = |what: &str, was: String| {
+            Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!(
+                    "backend {} was made with {what} {was}; start it without that option, or stop it and make it anew",
+                    entry.id
+                ),
+            ))
+        };
+        if self.data_crc.is_some_and(|wanted| wanted != entry.data_crc) {
+            return differs("data-crc", if entry.data_crc { "on" } else { "off" }.to_owned());
+        }
+        if let Some(wanted) = self.cache_bytes {
+            let bytes = u64::from(entry.cache_segments) * segment_size;
+            if wanted.abs_diff(bytes) > 2 * segment_size {
+                return differs("a cache of", crate::size::format_size(bytes));
+            }
+        }
+        if self.handlers.is_some_and(|wanted| wanted != entry.handlers) {
+            return differs("handlers", entry.handlers.to_string());
+        }
+        if self.consistency.is_some_and(|wanted| wanted != entry.settings.consistency) {
+            return differs(
+                "consistency",
+                format!("{} (change it with set)", entry.settings.consistency.name()),
+            );
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,140 @@
+//! Waiting until writeback has reached an epoch, with progress and with an end.
+//!
+//! Always true here: a wait ends when the epoch is on the backing device, when nothing has moved for as long as the caller
+//! allows, or when the caller says so; whatever ends it, nothing dirty is dropped.
+
+use cbd_engine::{Cache, CacheStatus, Environment};
+use cbd_types::{BackendId, Epoch, Error, ErrorKind};
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
+/// How often the cache is looked at.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// How far a wait is.
+#[derive(Clone, Debug)]
+pub struct DrainProgress {
+    /// What was dirty when the wait began.
+    pub dirty_bytes_at_start: u64,
+    /// What is dirty.
+    pub dirty_bytes: u64,
+    /// What was written to the backing device meanwhile.
+    pub written_bytes: u64,
+    /// Since the wait began.
+    pub elapsed: Duration,
+    /// What is wrong with the backing device.
+    pub trouble: Option<String>,
+}
+
+/// Why a wait ended before its epoch was on the backing device.
+#[derive(Debug)]
+pub enum NotDrained {
+    /// All is there but what the backing device refuses, which is parked.
+    Refused(Box<CacheStatus>),
+    /// Nothing has moved for too long.
+    GaveUp {
+        /// How long that is.
+        patience: Duration,
+        /// What is dirty still.
+        dirty_bytes: u64,
+        /// What is wrong with the backing device.
+        trouble: Option<String>,
+    },
+    /// The caller said so.
+    Ended(Error),
+}
+
+/// Waits until everything up to `epoch` is on the backing device, which somebody else's thread brings about; returns the bytes
+/// that were written meanwhile. `look` is called every few milliseconds.
+///
+/// # Errors
+/// [`NotDrained`] says what keeps it.
+pub fn until_drained<E: Environment>(
+    cache: &Cache<E>,
+    epoch: Epoch,
+    patience: Duration,
+    look: &mut dyn FnMut(&DrainProgress) -> ControlFlow<Error>,
+) -> Result<u64, NotDrained> {
+    let begun = Instant::now();
+    let start = cache.status();
+    let mut moved = begun;
+    let (mut least_dirty, mut written, mut drained) =
+        (start.dirty_bytes, start.written_back_bytes, start.drained_epoch);
+    loop {
+        let status = cache.status();
+        let written_bytes = status.written_back_bytes.saturating_sub(start.written_back_bytes);
+        if cache.is_drained(epoch) {
+            if status.parked.is_empty() {
+                return Ok(written_bytes);
+            }
+            // Asking for the drain has them tried again; that is over now.
+            if status.parked_attempts > start.parked_attempts {
+                return Err(NotDrained::Refused(Box::new(status)));
+            }
+        }
+        // Bytes count as progress only while the disk does not fail: retries of what fails write, too.
+        let writes = status.written_back_bytes > written && status.backing_trouble.is_none();
+        if status.drained_epoch > drained || status.dirty_bytes < least_dirty || writes {
+            moved = Instant::now();
+        }
+        (drained, written) = (status.drained_epoch, status.written_back_bytes);
+        least_dirty = least_dirty.min(status.dirty_bytes);
+        let progress = DrainProgress {
+            dirty_bytes_at_start: start.dirty_bytes,
+            dirty_bytes: status.dirty_bytes,
+            written_bytes,
+            elapsed: begun.elapsed(),
+            trouble: status.backing_trouble.map(|trouble| trouble.error),
+        };
+        if let ControlFlow::Break(error) = look(&progress) {
+            return Err(NotDrained::Ended(error));
+        }
+        if moved.elapsed() >= patience {
+            return Err(NotDrained::GaveUp {
+                patience,
+                dirty_bytes: status.dirty_bytes,
+                trouble: progress.trouble,
+            });
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+impl NotDrained {
+    /// The error of backend `id`; `give_up` says how the user gives up so many bytes, where that can be done.
+    pub fn into_error(self, id: BackendId, give_up: impl FnOnce(u64) -> String) -> Error {
+        match self {
+            Self::Ended(error) => error,
+            Self::Refused(status) => {
+                let first = status.parked.first().map(ToString::to_string).unwrap_or_default();
+                let (count, bytes) = (status.parked.len(), status.dirty_bytes);
+                let error = status.parked_error.as_deref().unwrap_or("not tried yet");
+                Error::new(
+                    ErrorKind::Backing,
+                    format!(
+                        "backend {id} could not be drained: the backing device refuses {count} ranges, {bytes} bytes, the first \
+                         {first} ({error}); they are parked in the cache, which keeps them, and all else is on the backing device. \
+                         Put the disk right or overwrite them, and repeat; status lists them{}",
+                        give_up(bytes)
+                    ),
+                )
+            }
+            Self::GaveUp { patience, dirty_bytes, trouble } => {
+                let (kind, why) = match trouble {
+                    Some(error) => (ErrorKind::Backing, format!("the backing device fails: {error}")),
+                    None => (ErrorKind::TimedOut, "the backing device has not taken anything".to_owned()),
+                };
+                Error::new(
+                    kind,
+                    format!(
+                        "backend {id} could not be drained: nothing moved for {} s ({why}); {dirty_bytes} bytes are dirty and stay \
+                         in the cache, and the backend goes on. Put the disk right and repeat, with a longer timeout if it is only \
+                         slow{}",
+                        patience.as_secs(),
+                        give_up(dirty_bytes)
+                    ),
+                )
+            }
+        }
+    }
+}

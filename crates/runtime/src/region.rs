@@ -1,0 +1,132 @@
+//! Regions by path: opening and formatting a transport, and what is said when that fails.
+//!
+//! Always true here: a region that could not be formatted is as it was, its file included.
+//!
+//! Left to others: who holds it, and what it survives (`cbd-pmem`); its tables (`cbd-engine`).
+
+use crate::ProcessEnvironment;
+use cbd_engine::{FormatOptions, Transport};
+use cbd_pmem::{Info, Mapping};
+use cbd_types::{Context, Durability, Error, ErrorKind, Region, Result};
+use std::path::Path;
+use std::sync::Arc;
+
+/// Makes a transport of the region at `path` if it is to be formatted, else opens the one in it.
+///
+/// # Errors
+/// Those of [`Transport::format`] and [`Transport::open`], with the region's path.
+pub fn open_transport(
+    environment: Arc<ProcessEnvironment>,
+    region: Region<Mapping>,
+    path: &str,
+    format: Option<&FormatOptions>,
+) -> Result<Arc<Transport<ProcessEnvironment>>> {
+    match format {
+        Some(format) => {
+            Transport::format(environment, region, format).context(|| format!("formatting {path}"))
+        }
+        None => Transport::open(environment, region)
+            .map_err(|error| with_tools(error, path))
+            .context(|| format!("opening {path}")),
+    }
+}
+
+/// Refuses a region that does not survive a power failure.
+///
+/// # Errors
+/// [`ErrorKind::Unsupported`].
+pub fn require_persistent(path: &str, info: &Info) -> Result<()> {
+    if info.durability == Durability::PowerFail {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::Unsupported,
+        format!(
+            "the region {path} does not survive a power failure ({}), and require_persistent is set; \
+             put it on a DAX file system or a devdax device, or do without require_persistent",
+            info.kind.name()
+        ),
+    ))
+}
+
+/// An error of a damaged region, with the tools that can help.
+#[must_use]
+pub fn with_tools(error: Error, region: &str) -> Error {
+    match error.kind() {
+        ErrorKind::Damaged | ErrorKind::Media => Error::new(
+            error.kind(),
+            format!(
+                "{}; with no daemon on the region, cbdctrl check {region} says what is wrong, what it costs and what to do, \
+                 cbdctrl repair what can be put right, and cbdctrl rescue writes what is dirty to its disks",
+                error.line()
+            ),
+        ),
+        ErrorKind::Foreign => Error::new(
+            error.kind(),
+            format!(
+                "{}; if it ought to hold one, cbdctrl check {region} says what stands there, and cbdctrl rescue writes what is \
+                 dirty to its disks once it can be opened; tp-reg --format makes a new one",
+                error.line()
+            ),
+        ),
+        _ => error,
+    }
+}
+
+/// A host's name: what a table can hold and a log line can show.
+///
+/// # Errors
+/// [`ErrorKind::InvalidArgument`] with what a name is.
+pub fn check_host_name(name: &str) -> Result<()> {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
+    if name.is_empty() || name.len() > 63 || !name.bytes().all(allowed) {
+        return Err(Error::new(
+            ErrorKind::InvalidArgument,
+            format!("\"{}\" is no host name: 1 to 63 letters, digits, '.', '-' and '_'", name.escape_debug()),
+        ));
+    }
+    Ok(())
+}
+
+/// What stood at the path of a region before it was opened to be formatted.
+#[derive(Debug)]
+pub struct Before(Option<std::fs::Metadata>);
+
+impl Before {
+    /// Looks at `path`.
+    #[must_use]
+    pub fn look(path: &str) -> Self {
+        Self(std::fs::metadata(path).ok())
+    }
+
+    /// Takes back what opening a region to format it did to its file: made it, or let it grow.
+    pub fn restore(&self, path: &str) {
+        let result = match &self.0 {
+            None if Path::new(path).exists() => std::fs::remove_file(path),
+            Some(before)
+                if before.is_file() && std::fs::metadata(path).is_ok_and(|now| now.len() > before.len()) =>
+            {
+                std::fs::OpenOptions::new().write(true).open(path).and_then(|file| file.set_len(before.len()))
+            }
+            _ => Ok(()),
+        };
+        if let Err(error) = result {
+            tracing::warn!("{path} cannot be left as it was: {error}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn host_names_are_what_a_log_line_can_show() {
+        for name in ["node0", "a", "rack-3.node_7"] {
+            assert!(check_host_name(name).is_ok(), "{name}");
+        }
+        for name in ["", " ", "a b", "a\n", "é", "a/b", &"x".repeat(64)] {
+            assert_eq!(check_host_name(name).unwrap_err().kind(), ErrorKind::InvalidArgument, "{name}");
+        }
+    }
+}
