@@ -1,6 +1,8 @@
 //! What can be measured.
 
 mod engine;
+mod memory;
+mod recovery;
 
 use crate::Figures;
 use crate::options::Options;
@@ -10,9 +12,24 @@ use cbd_types::Result;
 pub struct Group {
     /// What it is called.
     pub name: &'static str,
+    /// What it measures and how long that takes, for the help text: in lines of its column.
+    pub what: &'static str,
     /// Measures.
     pub run: fn(&Options, &mut Figures) -> Result<()>,
 }
 
 /// All groups.
-pub const GROUPS: [Group; 1] = [Group { name: "engine", run: engine::run }];
+pub const GROUPS: [Group; 3] = [
+    Group {
+        name: "engine",
+        what: "reads, writes, scaling, flushes in process, against a bare persistent copy (30 s)",
+        run: engine::run,
+    },
+    Group {
+        name: "recovery",
+        what: "records a second when a full cache of 4 GiB is opened (10 s)",
+        run: recovery::run,
+    },
+    // Last, for from then on every allocation is counted.
+    Group { name: "memory", what: "what the index weighs when a cache is full (10 s)", run: memory::run },
+];

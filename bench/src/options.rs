@@ -2,16 +2,23 @@
 
 use crate::groups::GROUPS;
 
-/// The help text.
-pub const USAGE: &str = "\
+const USAGE: &str = "\
 Usage: cbd-bench [GROUP..] [--json] [--rounds N] [--quick]
 
-Groups: engine (default: all)
+Measures CBD and its limit, or its peer, in turns. A budget that is missed is said at the end; it is no failure.
 
   --json       one JSON object on standard output; progress goes to standard error
   --rounds N   turns of each side of a comparison (default 400)
   --quick      small regions and few turns: shows that it works, the figures mean little
+
+Groups (default: all, about five minutes; with --quick half a minute):
 ";
+
+/// The help text.
+pub fn usage() -> String {
+    let groups = GROUPS.iter().map(|group| format!("  {:<12} {}\n", group.name, group.what));
+    groups.fold(USAGE.to_owned(), |text, line| text + &line)
+}
 
 /// The options.
 #[derive(Debug, Default, PartialEq, Eq)]

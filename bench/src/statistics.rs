@@ -38,6 +38,12 @@ pub fn quantile(sorted: &[f64], share: f64) -> f64 {
     sorted[below.min(last)] * (1.0 - part) + sorted[above.min(last)] * part
 }
 
+/// A figure with as many digits as it is worth.
+pub fn rounded(value: f64, digits: i32) -> f64 {
+    let scale = 10_f64.powi(digits);
+    (value * scale).round() / scale
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

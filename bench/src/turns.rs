@@ -1,9 +1,10 @@
-//! Two contestants in turns: A B A B ..
+//! Contestants in turns: A B A B ..
 //!
 //! Always true here: a ratio is taken between turns that follow each other, so what slows the machine for longer than
 //! a turn slows both sides and drops out; turns are short and many; and a turn in which the thread was taken off
 //! its processor does not count, with its partner.
 
+use crate::figures::Certainty;
 use crate::statistics::{Summary, median_range};
 use rustix::time::{ClockId, clock_gettime};
 use std::time::Instant;
@@ -39,6 +40,14 @@ impl Turn {
         let ran = processor_nanoseconds() - processor;
         Ok(Self { nanoseconds: wall / operations.max(1) as f64, undisturbed: ran >= ALONE * wall })
     }
+
+    /// This turn and another one at the same time, as one: what an operation took on average.
+    pub fn beside(self, other: Self) -> Self {
+        Self {
+            nanoseconds: f64::midpoint(self.nanoseconds, other.nanoseconds),
+            undisturbed: self.undisturbed && other.undisturbed,
+        }
+    }
 }
 
 /// Nanoseconds for which the calling thread has run.
@@ -47,7 +56,23 @@ fn processor_nanoseconds() -> f64 {
     time.tv_sec as f64 * 1e9 + time.tv_nsec as f64
 }
 
-/// What the turns brought.
+/// The turns of some contestants, round by round, in nanoseconds for an operation.
+#[derive(Clone, Debug)]
+pub struct Rounds<const CONTESTANTS: usize> {
+    /// What counts.
+    pub figures: Vec<[f64; CONTESTANTS]>,
+    /// How many rounds were left out because something else wanted the processor.
+    pub disturbed: usize,
+}
+
+impl<const CONTESTANTS: usize> Rounds<CONTESTANTS> {
+    /// A figure of each round.
+    pub fn each(&self, figure: impl Fn(&[f64; CONTESTANTS]) -> f64) -> Vec<f64> {
+        self.figures.iter().map(figure).collect()
+    }
+}
+
+/// What the turns of two brought.
 #[derive(Clone, Copy, Debug)]
 pub struct Comparison {
     /// The first contestant's figure.
@@ -58,6 +83,10 @@ pub struct Comparison {
     pub ratio: Summary,
     /// Where the median of the ratio lies with 95 % confidence.
     pub ratio_range: (f64, f64),
+    /// First less second, turn by turn.
+    pub difference: Summary,
+    /// Where the median of the difference lies with 95 % confidence.
+    pub difference_range: (f64, f64),
     /// How many turns of each counted.
     pub rounds: usize,
     /// How many were left out because something else wanted the processor.
@@ -65,14 +94,39 @@ pub struct Comparison {
 }
 
 impl Comparison {
+    /// Sums up the turns of two.
+    pub fn of(rounds: &Rounds<2>) -> Self {
+        let ratios = rounds.each(|[a, b]| a / b);
+        let differences = rounds.each(|[a, b]| a - b);
+        Self {
+            a: Summary::of(&rounds.each(|turn| turn[0])),
+            b: Summary::of(&rounds.each(|turn| turn[1])),
+            ratio: Summary::of(&ratios),
+            ratio_range: median_range(&ratios),
+            difference: Summary::of(&differences),
+            difference_range: median_range(&differences),
+            rounds: rounds.figures.len(),
+            disturbed: rounds.disturbed,
+        }
+    }
+
     /// Whether the ratio is too uncertain to be trusted to the second digit.
     pub fn is_noisy(&self) -> bool {
-        (self.ratio_range.1 - self.ratio_range.0) > NOISY * self.ratio.median
+        is_noisy(self.ratio, self.ratio_range)
+    }
+
+    /// How sure the ratio is.
+    pub fn certainty(&self) -> Certainty {
+        Certainty { range: self.ratio_range, is_noisy: self.is_noisy() }
     }
 }
 
-/// Lets both run in turns until `rounds` turns of each were undisturbed, after one turn each that does not count.
-/// Where the machine is too busy for that, the disturbed ones count too.
+/// Whether a figure of each round scatters too much for its median, which lies in `range`, to be trusted to the second digit.
+pub fn is_noisy(figure: Summary, range: (f64, f64)) -> bool {
+    (range.1 - range.0) > NOISY * figure.median.abs()
+}
+
+/// Lets two run in turns; see [`play`].
 ///
 /// # Errors
 /// That of a contestant; it ends the comparison.
@@ -81,28 +135,39 @@ pub fn compare<E>(
     mut a: impl FnMut() -> Result<Turn, E>,
     mut b: impl FnMut() -> Result<Turn, E>,
 ) -> Result<Comparison, E> {
-    a()?;
-    b()?;
+    Ok(Comparison::of(&play(rounds, [&mut a, &mut b])?))
+}
+
+/// Lets all run in turns until `rounds` turns of each were undisturbed, after one turn each that does not count.
+/// Where the machine is too busy for that, the disturbed ones count too.
+///
+/// # Errors
+/// That of a contestant; it ends the comparison.
+pub fn play<const CONTESTANTS: usize, E>(
+    rounds: usize,
+    mut contestants: [&mut dyn FnMut() -> Result<Turn, E>; CONTESTANTS],
+) -> Result<Rounds<CONTESTANTS>, E> {
+    let mut round = || {
+        let mut figures = [0.0; CONTESTANTS];
+        let mut undisturbed = true;
+        for (figure, contestant) in figures.iter_mut().zip(&mut contestants) {
+            let turn = contestant()?;
+            *figure = turn.nanoseconds;
+            undisturbed &= turn.undisturbed;
+        }
+        Ok((figures, undisturbed))
+    };
+    round()?;
     let mut figures = Vec::with_capacity(rounds);
     let mut left_out = Vec::new();
     while figures.len() < rounds && figures.len() + left_out.len() < ATTEMPTS * rounds {
-        let (a, b) = (a()?, b()?);
-        let place = if a.undisturbed && b.undisturbed { &mut figures } else { &mut left_out };
-        place.push((a.nanoseconds, b.nanoseconds));
+        let (found, undisturbed) = round()?;
+        if undisturbed { &mut figures } else { &mut left_out }.push(found);
     }
     let disturbed = left_out.len();
     left_out.truncate(rounds - figures.len());
     figures.append(&mut left_out);
-    let of = |figure: fn(&(f64, f64)) -> f64| figures.iter().map(figure).collect::<Vec<_>>();
-    let ratios = of(|turn| turn.0 / turn.1);
-    Ok(Comparison {
-        a: Summary::of(&of(|turn| turn.0)),
-        b: Summary::of(&of(|turn| turn.1)),
-        ratio: Summary::of(&ratios),
-        ratio_range: median_range(&ratios),
-        rounds,
-        disturbed,
-    })
+    Ok(Rounds { figures, disturbed })
 }
 
 #[cfg(test)]

@@ -1,24 +1,39 @@
-//! The engine in process: against the bare persistent copy, and what its index weighs.
+//! The engine in process: against the bare persistent copy.
 //!
 //! Always true here: engine and copy work in two halves of one mapping, copy from the same sources, and the copy goes to
 //! the places to which the engine put the same writes; maintenance runs between the turns, not in them.
 
 mod copy;
-mod index;
+mod flushes;
+mod pair;
 mod reads;
-mod rig;
-mod scale;
+mod scaling;
 mod writes;
 
 use crate::Figures;
 use crate::options::Options;
+use crate::scale::Scale;
+use cbd_pmem::Mapping;
 use cbd_types::Result;
-use scale::Scale;
+use pair::Pair;
+use std::sync::Arc;
 
 /// Measures.
 pub fn run(options: &Options, figures: &mut Figures) -> Result<()> {
     let scale = Scale::of(options);
-    writes::measure(options, scale, figures)?;
-    // Last, for from then on every allocation is counted.
-    index::measure(scale, figures)
+    let mapping = Arc::new(Mapping::anonymous(2 * scale.region)?);
+    let mut pair = Pair::new(&mapping, scale, options.rounds(), None)?;
+    figures.add("memory", pair.describe());
+    figures.add("region_bytes", scale.region);
+    figures.add("device_bytes", scale.device);
+    figures.add("lanes", pair.rig.status().lanes);
+    figures.add("overwrites_share", pair.overwrites_share());
+    // From what leaves the cache as it was aged to what changes it most.
+    writes::pages(&mut pair, figures)?;
+    reads::measure(&mut pair, figures)?;
+    scaling::measure(&mut pair, figures)?;
+    writes::sectors(&mut pair, figures)?;
+    writes::large(&mut pair, figures)?;
+    drop(pair);
+    flushes::measure(&mut Pair::new(&mapping, scale, options.rounds(), Some(16))?, figures)
 }

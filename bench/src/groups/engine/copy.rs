@@ -1,11 +1,14 @@
 //! The limit: a loop that copies and fences, and does nothing else.
 
-use super::scale::Sources;
+use crate::scale::Sources;
 use crate::turns::Turn;
 use crate::window::{Store, Window};
 use cbd_types::{Pmem, Result};
 
 /// Repeats `stores` in `memory`, each durable before the next begins.
+///
+/// # Errors
+/// None.
 pub fn turn<M: Pmem>(memory: &Window<M>, sources: &Sources, stores: &[Store]) -> Result<Turn> {
     Turn::measure(stores.len(), || {
         for (number, store) in stores.iter().enumerate() {

@@ -1,22 +1,34 @@
 //! A cache in process, over one half of a mapping and a disk that does not matter.
 
-use super::scale::Sources;
 use crate::instant_disk::{self, InstantDisk};
+use crate::scale::Sources;
 use crate::window::{StoreLog, Window};
 use cbd_engine::{
-    Admission, BackendSpec, Cache, CacheStatus, FormatOptions, Maintainer, Settings, Step, Transport,
+    Admission, BackendSpec, Cache, CacheStatus, FormatOptions, LogEntry, LogSegmentView, Maintainer,
+    Settings, Step, Transport,
 };
+use cbd_format::Record;
 use cbd_pmem::Mapping;
 use cbd_runtime::ProcessEnvironment;
-use cbd_types::{BackendId, ByteRange, Error, ErrorKind, Region, Result};
+use cbd_types::{BackendId, ByteRange, Error, ErrorKind, LaneId, Region, Result};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::task::Waker;
-use std::time::Instant;
 
 /// The memory of the rig.
 pub type Memory = Window<Mapping>;
 
-type Surroundings = ProcessEnvironment<Memory>;
+/// What the engine of the rig lives in.
+pub type Surroundings = ProcessEnvironment<Memory>;
+
+/// A block that is cached.
+#[derive(Clone, Copy, Debug)]
+pub struct Held {
+    /// Where it is on the device.
+    pub place: u64,
+    /// Where its data is in the region.
+    pub at: u64,
+}
 
 /// A cache with what keeps it going.
 pub struct Rig {
@@ -26,15 +38,25 @@ pub struct Rig {
 }
 
 impl Rig {
-    /// Formats `memory` and makes a cache of all of it, in front of a device of `device` bytes.
+    /// Formats `memory` and makes a cache of all of it, in front of a device of `device` bytes, with as many lanes as a
+    /// daemon would give it.
     ///
     /// # Errors
     /// Those of the engine.
     pub fn new(memory: Memory, device: u64) -> Result<Self> {
-        let log = memory.log();
-        let transport = Transport::format(surroundings(), Region::new(memory), &FormatOptions::default())?;
-        let info = transport.info();
         let processors = std::thread::available_parallelism().map_or(1, |count| count.get() as u32);
+        Self::with_lanes(memory, device, 16 * processors)
+    }
+
+    /// As [`new`](Self::new), with at most `lanes_max` lanes.
+    ///
+    /// # Errors
+    /// Those of the engine.
+    pub fn with_lanes(memory: Memory, device: u64, lanes_max: u32) -> Result<Self> {
+        let log = memory.log();
+        let options = FormatOptions { force: true, ..FormatOptions::default() };
+        let transport = Transport::format(surroundings(), Region::new(memory), &options)?;
+        let info = transport.info();
         let backend = transport.create_backend(&BackendSpec {
             host: transport.register_host("bench", None)?,
             path: "instant".into(),
@@ -42,7 +64,7 @@ impl Rig {
             size: device,
             sector: 512,
             cache_bytes: Some(u64::from(info.free_segments) * info.layout.segment_size),
-            lanes_max: 16 * processors,
+            lanes_max,
             handlers: 1,
             data_crc: true,
             settings: Settings::default(),
@@ -50,17 +72,15 @@ impl Rig {
         Self::over(&transport, backend, log)
     }
 
-    /// Opens what [`new`](Self::new) made, which means recovery; how long that took, in seconds.
+    /// Opens what [`new`](Self::new) made, which means recovery.
     ///
     /// # Errors
     /// Those of the engine.
-    pub fn reopen(memory: Memory) -> Result<(Self, f64)> {
+    pub fn reopen(memory: Memory) -> Result<Self> {
         let log = memory.log();
-        let begun = Instant::now();
         let transport = Transport::open(surroundings(), Region::new(memory))?;
         let backend = transport.backends()?.first().map_or(BackendId(0), |backend| backend.id);
-        let rig = Self::over(&transport, backend, log)?;
-        Ok((rig, begun.elapsed().as_secs_f64()))
+        Self::over(&transport, backend, log)
     }
 
     fn over(
@@ -102,7 +122,7 @@ impl Rig {
     pub fn write_all(&mut self, places: &[u64], sources: &Sources) -> Result<()> {
         for (number, &place) in places.iter().enumerate() {
             let mut attempts = 0;
-            while !self.write(place, sources.get(number))? {
+            while !write(&self.cache, place, sources.get(number))? {
                 attempts += 1;
                 if attempts > 1000 {
                     let text = "maintenance makes no space although all is written back";
@@ -114,13 +134,36 @@ impl Rig {
         Ok(())
     }
 
-    /// One write; false if there is no space.
-    ///
-    /// # Errors
-    /// Those of the engine.
-    pub fn write(&self, place: u64, data: &[u8]) -> Result<bool> {
-        let range = ByteRange::at(place, data.len() as u64);
-        Ok(matches!(self.cache.write(range, data, Waker::noop())?, Admission::Done(_)))
+    /// Records in the logs.
+    pub fn records(&self) -> u64 {
+        let mut records = 0;
+        self.visit(|_, _| records += 1);
+        records
+    }
+
+    /// The blocks of 4 KiB that were written whole, each with where its newest data is: the last record of each in its
+    /// lane's log. Nothing may be written meanwhile.
+    pub fn held_blocks(&self) -> Vec<Held> {
+        let mut newest = HashMap::new();
+        self.visit(|segment, record| {
+            if record.range().len() == 4096 {
+                newest.insert(record.range().start, segment.base + u64::from(record.data_offset.get()));
+            }
+        });
+        newest.into_iter().map(|(place, at)| Held { place, at }).collect()
+    }
+
+    /// Gives all records, those of a lane in the order of its log.
+    fn visit(&self, mut give: impl FnMut(&LogSegmentView, Record)) {
+        for lane in 0..self.cache.lane_count() {
+            for segment in self.cache.log_segments(LaneId(lane)) {
+                self.cache.visit_segment(&segment, &mut |_, entry| {
+                    if let LogEntry::Record(record) = entry {
+                        give(&segment, record);
+                    }
+                });
+            }
+        }
     }
 
     /// Closes the epoch and lets writeback and reclaim do all that there is to do.
@@ -141,4 +184,13 @@ impl Rig {
 
 fn surroundings() -> Arc<Surroundings> {
     Arc::new(ProcessEnvironment::new())
+}
+
+/// One write; false if there is no space.
+///
+/// # Errors
+/// Those of the engine.
+pub fn write(cache: &Cache<Surroundings>, place: u64, data: &[u8]) -> Result<bool> {
+    let range = ByteRange::at(place, data.len() as u64);
+    Ok(matches!(cache.write(range, data, Waker::noop())?, Admission::Done(_)))
 }

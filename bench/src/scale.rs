@@ -12,19 +12,20 @@ pub struct Scale {
     pub region: u64,
     /// The cached device.
     pub device: u64,
-    /// Operations in a turn: about half a millisecond.
-    pub turn: usize,
+    /// Bytes that a turn moves, in operations that are no smaller than a page: about half a millisecond.
+    pub turn_bytes: u64,
     /// Turns between two rests, in which maintenance makes the cache clean and reclaims. What they write is more than
     /// the last-level cache and less than the free part of the region.
     pub turns_between_rests: usize,
-    /// The region whose index is weighed.
-    pub index_region: u64,
+    /// The region that is filled to the brim, to weigh its index and to recover it.
+    pub full_region: u64,
 }
 
 impl Scale {
-    /// Operations between two rests.
-    pub const fn between_rests(&self) -> usize {
-        self.turn * self.turns_between_rests
+    /// Operations of `length` bytes in a turn. Small ones cost nearly what those of a page do.
+    pub const fn turn(&self, length: u64) -> usize {
+        let length = if length < 4096 { 4096 } else { length };
+        (self.turn_bytes / length) as usize
     }
 
     /// The sizes that the options ask for.
@@ -34,17 +35,17 @@ impl Scale {
             Self {
                 region: 128 * MIB,
                 device: 512 * MIB,
-                turn: 500,
+                turn_bytes: 2 * MIB,
                 turns_between_rests: 8,
-                index_region: 256 * MIB,
+                full_region: 256 * MIB,
             }
         } else {
             Self {
                 region: 2048 * MIB,
                 device: 3072 * MIB,
-                turn: 2_000,
+                turn_bytes: 8 * MIB,
                 turns_between_rests: 32,
-                index_region: 4096 * MIB,
+                full_region: 4096 * MIB,
             }
         }
     }
@@ -56,13 +57,13 @@ impl Scale {
 pub struct Sources(Vec<AlignedBuffer>);
 
 impl Sources {
-    const COUNT: usize = 64;
-
     /// Random pages of `length` bytes.
     pub fn new(length: usize) -> Self {
         let mut random = SmallRng::seed_from_u64(1);
+        // Half of a small second-level cache at most.
+        let count = ((512 << 10) / length).clamp(8, 64);
         Self(
-            (0..Self::COUNT)
+            (0..count)
                 .map(|_| {
                     let mut page = AlignedBuffer::zeroed(length);
                     random.fill_bytes(&mut page);
@@ -74,7 +75,7 @@ impl Sources {
 
     /// The source of write `number`.
     pub fn get(&self, number: usize) -> &[u8] {
-        &self.0[number % Self::COUNT]
+        &self.0[number % self.0.len()]
     }
 }
 

@@ -1,0 +1,143 @@
+//! What the figures are to be: one table, from which the benchmarks judge and the report is written.
+//!
+//! Always true here: a budget is missed without a word about correctness; nothing is decided by a figure that the machine
+//! was too noisy for.
+
+/// On which side of a number a figure is to be.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Bound {
+    /// At most this.
+    AtMost(f64),
+    /// At least this.
+    AtLeast(f64),
+    /// Anywhere: it is measured and shown.
+    Reported,
+}
+
+/// What one figure is to be.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Budget {
+    /// Where the figure stands in the JSON, names separated by dots.
+    pub path: &'static str,
+    /// What it is, for people.
+    pub what: &'static str,
+    /// What it is to be.
+    pub bound: Bound,
+}
+
+const fn at_most(path: &'static str, limit: f64, what: &'static str) -> Budget {
+    Budget { path, what, bound: Bound::AtMost(limit) }
+}
+
+const fn at_least(path: &'static str, limit: f64, what: &'static str) -> Budget {
+    Budget { path, what, bound: Bound::AtLeast(limit) }
+}
+
+const fn reported(path: &'static str, what: &'static str) -> Budget {
+    Budget { path, what, bound: Bound::Reported }
+}
+
+/// All of them, in the order of the report.
+pub const BUDGETS: [Budget; 25] = [
+    at_most("engine.write_4k_over_copy", 1.25, "4 KiB random write over the bare persistent copy"),
+    at_most("engine.write_512_over_copy", 2.0, "512 B random write over the copy"),
+    at_most("engine.write_64k_over_copy", 1.10, "64 KiB random write over the copy"),
+    at_most("engine.read_4k_over_copy_crc", 1.5, "4 KiB random read hit, verified, over plain copy and CRC"),
+    at_least("engine.scale_2_over_copy", 0.95, "scaling from one thread to two over the copy's own"),
+    at_most("engine.flush_extra_us", 0.6, "flush after a write, over the write, 16 lanes, us"),
+    at_most("engine.fua_extra_us", 0.6, "FUA write over the plain write, 16 lanes, us"),
+    at_most("engine.write_amplification", 1.04, "region bytes over user bytes, 4 KiB writes, reclaim apart"),
+    at_most("engine.index_bytes_per_block", 32.0, "memory for a cached 4 KiB block, bytes"),
+    at_least("recovery.records_per_core_second", 10e6, "recovery, records a second and core"),
+    at_least(
+        "writeback.over_sequential",
+        0.95,
+        "drain of adjacent blocks, share of the disk's sequential rate",
+    ),
+    at_most(
+        "tail.p9999_over_copy",
+        3.0,
+        "p99.99 of 4 KiB writes beside writeback and reclaim, over the copy's",
+    ),
+    reported("tail.max_ms", "the longest of these writes, ms"),
+    at_most("export.nbd.qd1_over_copy", 1.10, "NBD, 4 KiB write, depth 1, over the export on a bare copy"),
+    at_most("export.nbd.qd16_over_copy", 1.10, "NBD, depth 16"),
+    at_most("export.fuse.qd1_over_copy", 1.10, "FUSE file, depth 1"),
+    at_most("export.fuse.qd16_over_copy", 1.10, "FUSE file, depth 16"),
+    at_most("export.loop.qd1_over_copy", 1.10, "FUSE and loop device, depth 1"),
+    at_most("export.loop.qd16_over_copy", 1.10, "FUSE and loop device, depth 16"),
+    at_most("export.vhost.qd1_over_copy", 1.10, "vhost-user-blk, depth 1"),
+    at_most("export.vhost.qd16_over_copy", 1.10, "vhost-user-blk, depth 16"),
+    reported("export.vhost.write_4k_p50_us", "vhost-user-blk, 4 KiB write, depth 1, p50, us"),
+    at_least("policy.worst_over_lru", 1.0, "hit ratio over LRU's, the worst of the traces"),
+    reported("policy.worst_over_arc", "the same over ARC's"),
+    reported("policy.worst_over_s3fifo", "the same over S3-FIFO's"),
+];
+
+/// What the figure at `path` is to be, if anything is said of it.
+pub fn budget(path: &str) -> Option<&'static Budget> {
+    BUDGETS.iter().find(|budget| budget.path == path)
+}
+
+/// What was found of a figure that has a budget.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Verdict {
+    /// It is where it is to be.
+    Met,
+    /// It is not.
+    Missed,
+}
+
+impl Bound {
+    /// Whether `value` is on the right side; nothing where there is no side.
+    pub fn judge(self, value: f64) -> Option<Verdict> {
+        let met = match self {
+            Self::AtMost(limit) => value <= limit,
+            Self::AtLeast(limit) => value >= limit,
+            Self::Reported => return None,
+        };
+        Some(if met { Verdict::Met } else { Verdict::Missed })
+    }
+
+    /// The number that decides.
+    pub const fn limit(self) -> Option<f64> {
+        match self {
+            Self::AtMost(limit) | Self::AtLeast(limit) => Some(limit),
+            Self::Reported => None,
+        }
+    }
+
+    /// In words.
+    pub fn describe(self) -> String {
+        match self {
+            Self::AtMost(limit) => format!("at most {limit}"),
+            Self::AtLeast(limit) => format!("at least {limit}"),
+            Self::Reported => "reported".to_owned(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_figure_at_its_bound_meets_it() {
+        assert_eq!(Bound::AtMost(1.25).judge(1.25), Some(Verdict::Met));
+        assert_eq!(Bound::AtLeast(0.95).judge(0.95), Some(Verdict::Met));
+    }
+
+    #[test]
+    fn a_figure_on_the_wrong_side_misses() {
+        assert_eq!(Bound::AtMost(1.25).judge(1.26), Some(Verdict::Missed));
+        assert_eq!(Bound::AtLeast(0.95).judge(0.94), Some(Verdict::Missed));
+        assert_eq!(Bound::Reported.judge(1e9), None);
+    }
+
+    #[test]
+    fn no_figure_has_two_budgets() {
+        for (number, budget) in BUDGETS.iter().enumerate() {
+            assert!(BUDGETS[..number].iter().all(|other| other.path != budget.path), "{}", budget.path);
+        }
+    }
+}

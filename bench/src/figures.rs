@@ -1,0 +1,257 @@
+//! The figures of a run: shown as soon as they are known, kept in a tree, and judged by their budgets.
+//!
+//! Always true here: a figure stands at the path by which the budgets know it; beside a figure that was compared or has a
+//! budget stands `{name}_detail` with what it is made of, how much that scattered, and the verdict.
+
+use crate::budgets::{self, Verdict};
+use crate::statistics::{Summary, rounded};
+use crate::turns::Comparison;
+use serde_json::{Map, Value, json};
+
+/// What a budget said of a figure.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Judged {
+    /// Where the figure stands.
+    pub path: String,
+    /// What it is.
+    pub value: f64,
+    /// What it was to be, in words.
+    pub bound: String,
+    /// Whether it is.
+    pub verdict: Verdict,
+    /// The machine was too noisy to be sure of that.
+    pub is_uncertain: bool,
+}
+
+/// How sure a figure is.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Certainty {
+    /// Where the true figure lies with 95 % confidence.
+    pub range: (f64, f64),
+    /// It scattered so much that something else must have been at work on the machine.
+    pub is_noisy: bool,
+}
+
+/// The figures of all groups.
+pub struct Figures {
+    section: String,
+    json: bool,
+    values: Map<String, Value>,
+    judged: Vec<Judged>,
+    noisy: Vec<String>,
+}
+
+impl Figures {
+    /// None yet. With `json` they are shown on standard error, else on standard output: standard output is for the result.
+    pub fn new(json: bool) -> Self {
+        let (values, judged, noisy) = (Map::new(), Vec::new(), Vec::new());
+        Self { section: String::new(), json, values, judged, noisy }
+    }
+
+    /// From here on, names are relative to `section`.
+    pub fn enter(&mut self, section: &str) {
+        section.clone_into(&mut self.section);
+    }
+
+    /// Adds a figure.
+    pub fn add(&mut self, name: impl Into<String>, value: impl Into<Value>) {
+        self.add_detailed(&name.into(), value, Map::new(), None);
+    }
+
+    /// Adds a figure with what it is made of; how sure it is, if that is known.
+    pub fn add_detailed(
+        &mut self,
+        name: &str,
+        value: impl Into<Value>,
+        mut detail: Map<String, Value>,
+        certainty: Option<Certainty>,
+    ) {
+        let value = value.into();
+        let path = format!("{}.{name}", self.section);
+        let mut line = format!("{path} = {value}");
+        if let Some(judged) = judge(&path, &value, certainty) {
+            detail.insert("budget".to_owned(), json!(judged.bound));
+            detail.insert("met".to_owned(), json!(judged.verdict == Verdict::Met));
+            detail.insert("uncertain".to_owned(), json!(judged.is_uncertain));
+            line.push_str(&format!(" ({})", judged.describe()));
+            self.judged.push(judged);
+        }
+        if let Some(Certainty { range: (low, high), is_noisy }) = certainty {
+            detail.insert("range_95_percent".to_owned(), json!([rounded(low, 3), rounded(high, 3)]));
+            detail.insert("noisy".to_owned(), json!(is_noisy));
+            if is_noisy {
+                eprintln!(
+                    "cbd-bench: warning: {path} scatters, it is somewhere from {low:.2} to {high:.2}: something else is \
+                     at work on this machine"
+                );
+                self.noisy.push(path.clone());
+            }
+        }
+        self.show(&line);
+        place(&mut self.values, &path, value);
+        if !detail.is_empty() {
+            place(&mut self.values, &format!("{path}_detail"), Value::Object(detail));
+        }
+    }
+
+    /// Adds a comparison: the ratio as `{a}_over_{limit}`, what both took as `{a}_ns` and `{b}_ns`.
+    pub fn add_comparison(&mut self, a: &str, limit: &str, b: &str, found: &Comparison) {
+        self.add(format!("{a}_ns"), rounded(found.a.median, 1));
+        self.add(format!("{b}_ns"), rounded(found.b.median, 1));
+        let mut detail = counts(found);
+        detail.insert("p10_p90".to_owned(), spread(found.ratio, 3));
+        detail.insert(format!("{a}_ns_p10_p90"), spread(found.a, 1));
+        detail.insert(format!("{b}_ns_p10_p90"), spread(found.b, 1));
+        let name = format!("{a}_over_{limit}");
+        self.add_detailed(&name, rounded(found.ratio.median, 3), detail, Some(found.certainty()));
+    }
+
+    /// Adds what the first of a comparison took longer, in microseconds.
+    pub fn add_difference(&mut self, name: &str, a: &str, b: &str, found: &Comparison) {
+        let mut detail = counts(found);
+        detail.insert(format!("{a}_ns"), json!(rounded(found.a.median, 1)));
+        detail.insert(format!("{b}_ns"), json!(rounded(found.b.median, 1)));
+        let in_us = |of: f64| of / 1000.0;
+        let Summary { median, low, high } = found.difference;
+        detail.insert("p10_p90".to_owned(), json!([rounded(in_us(low), 3), rounded(in_us(high), 3)]));
+        let (low, high) = found.difference_range;
+        let range = (in_us(low), in_us(high));
+        let certainty = Certainty { range, is_noisy: found.is_noisy() };
+        self.add_detailed(name, rounded(in_us(median), 3), detail, Some(certainty));
+    }
+
+    /// Says at the end which budgets are missed and what was too uncertain, and keeps that too.
+    pub fn summarize(&mut self) {
+        self.enter("summary");
+        let with = |verdict: Verdict| self.judged.iter().filter(move |judged| judged.verdict == verdict);
+        let paths =
+            |of: &mut dyn Iterator<Item = &Judged>| of.map(|one| one.path.clone()).collect::<Vec<_>>();
+        let met = paths(&mut with(Verdict::Met));
+        let missed = paths(&mut with(Verdict::Missed));
+        let uncertain = paths(&mut self.judged.iter().filter(|judged| judged.is_uncertain));
+        let lines: Vec<_> = with(Verdict::Missed)
+            .map(|judged| format!("  {} = {} ({})", judged.path, judged.value, judged.describe()))
+            .collect();
+        self.show(&format!("\n{} budgets met, {} missed{}", met.len(), missed.len(), colon(&missed)));
+        lines.iter().for_each(|line| self.show(line));
+        if !self.noisy.is_empty() || !uncertain.is_empty() {
+            let scattered = self.noisy.len();
+            self.show(&format!(
+                "the machine was too noisy: {scattered} figures scatter, {} verdicts are uncertain; run it again when nothing \
+                 else is at work",
+                uncertain.len()
+            ));
+        }
+        let summary = json!({"met": met, "missed": missed, "uncertain": uncertain, "noisy": self.noisy});
+        self.values.insert("summary".to_owned(), summary);
+    }
+
+    /// All of them, and `machine` beside.
+    pub fn into_json(mut self, machine: Value) -> Value {
+        self.values.insert("machine".to_owned(), machine);
+        Value::Object(self.values)
+    }
+
+    fn show(&self, line: &str) {
+        if self.json {
+            eprintln!("{line}");
+        } else {
+            println!("{line}");
+        }
+    }
+}
+
+impl Judged {
+    fn describe(&self) -> String {
+        let verdict = if self.verdict == Verdict::Met { "met" } else { "missed" };
+        let doubt = if self.is_uncertain { ", uncertain" } else { "" };
+        format!("budget {}: {verdict}{doubt}", self.bound)
+    }
+}
+
+fn colon(of: &[String]) -> &'static str {
+    if of.is_empty() { "" } else { ":" }
+}
+
+fn judge(path: &str, value: &Value, certainty: Option<Certainty>) -> Option<Judged> {
+    let budget = budgets::budget(path)?;
+    let value = value.as_f64()?;
+    let verdict = budget.bound.judge(value)?;
+    let limit = budget.bound.limit()?;
+    let is_uncertain =
+        certainty.is_some_and(|certainty| (certainty.range.0..=certainty.range.1).contains(&limit));
+    Some(Judged { path: path.to_owned(), value, bound: budget.bound.describe(), verdict, is_uncertain })
+}
+
+fn counts(found: &Comparison) -> Map<String, Value> {
+    let mut detail = Map::new();
+    detail.insert("rounds".to_owned(), json!(found.rounds));
+    detail.insert("disturbed".to_owned(), json!(found.disturbed));
+    detail
+}
+
+/// The range that holds most samples.
+pub fn spread(of: Summary, digits: i32) -> Value {
+    json!([rounded(of.low, digits), rounded(of.high, digits)])
+}
+
+/// Puts `value` where the dots in `path` lead.
+fn place(values: &mut Map<String, Value>, path: &str, value: Value) {
+    match path.split_once('.') {
+        None => {
+            values.insert(path.to_owned(), value);
+        }
+        Some((first, rest)) => {
+            let inner = values.entry(first).or_insert_with(|| Value::Object(Map::new()));
+            if let Value::Object(inner) = inner {
+                place(inner, rest, value);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn certainty(low: f64, high: f64) -> Option<Certainty> {
+        Some(Certainty { range: (low, high), is_noisy: false })
+    }
+
+    #[test]
+    fn a_figure_stands_where_its_path_leads() {
+        let mut figures = Figures::new(true);
+        figures.enter("export");
+        figures.add("nbd.qd1_over_copy", 1.04);
+        figures.add("nbd.qd16_over_copy", 1.07);
+        let json = figures.into_json(Value::Null);
+        assert_eq!(json["export"]["nbd"]["qd1_over_copy"], 1.04);
+        assert_eq!(json["export"]["nbd"]["qd16_over_copy"], 1.07);
+    }
+
+    #[test]
+    fn a_budget_is_judged_beside_its_figure_and_listed_at_the_end() {
+        let mut figures = Figures::new(true);
+        figures.enter("engine");
+        figures.add_detailed("write_4k_over_copy", 1.3, Map::new(), certainty(1.28, 1.32));
+        figures.add_detailed("write_512_over_copy", 1.9, Map::new(), certainty(1.8, 2.1));
+        figures.summarize();
+        let json = figures.into_json(Value::Null);
+        let detail = &json["engine"]["write_4k_over_copy_detail"];
+        assert_eq!((&detail["met"], &detail["budget"]), (&json!(false), &json!("at most 1.25")));
+        assert_eq!(json["summary"]["missed"], json!(["engine.write_4k_over_copy"]));
+        assert_eq!(json["summary"]["met"], json!(["engine.write_512_over_copy"]));
+        assert_eq!(json["summary"]["uncertain"], json!(["engine.write_512_over_copy"]));
+    }
+
+    #[test]
+    fn what_has_no_budget_is_not_judged() {
+        let mut figures = Figures::new(true);
+        figures.enter("engine");
+        figures.add("write_4k_ns", 455.0);
+        figures.summarize();
+        let json = figures.into_json(Value::Null);
+        assert_eq!(json["engine"], json!({"write_4k_ns": 455.0}));
+        assert_eq!(json["summary"]["met"], json!([]));
+    }
+}

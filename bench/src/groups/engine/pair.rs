@@ -1,0 +1,137 @@
+//! The two contestants: an aged cache and bare memory, in one mapping.
+
+use crate::rig::{self, Rig, Surroundings};
+use crate::rounded;
+use crate::scale::{Scale, Sources, random_places};
+use crate::turns::Turn;
+use crate::window::{Store, Window};
+use cbd_engine::Cache;
+use cbd_pmem::Mapping;
+use cbd_types::{Error, ErrorKind, Pmem, Result};
+use rand::SeedableRng;
+use rand::rngs::SmallRng;
+use std::sync::Arc;
+
+/// How often the aged cache has been written around.
+const AGE: u64 = 3;
+
+/// A cache and bare memory of the same size.
+pub struct Pair {
+    /// The cache.
+    pub rig: Rig,
+    /// The other half of the mapping.
+    pub bare: Window<Mapping>,
+    /// How large everything is.
+    pub scale: Scale,
+    /// Turns of each contestant.
+    pub rounds: usize,
+    random: SmallRng,
+    turns_since_rest: usize,
+}
+
+impl Pair {
+    /// Ages a new cache in the first half of `mapping`; with at most `lanes` lanes, if that is said.
+    ///
+    /// # Errors
+    /// Those of the engine.
+    pub fn new(mapping: &Arc<Mapping>, scale: Scale, rounds: usize, lanes: Option<u32>) -> Result<Self> {
+        let bare = Window::new(Arc::clone(mapping), scale.region, scale.region);
+        touch(&bare);
+        let memory = Window::new(Arc::clone(mapping), 0, scale.region);
+        let mut rig = match lanes {
+            Some(lanes) => Rig::with_lanes(memory, scale.device, lanes)?,
+            None => Rig::new(memory, scale.device)?,
+        };
+        let mut random = SmallRng::seed_from_u64(2);
+        let around = usize::try_from(AGE * scale.region / 4096).unwrap_or(usize::MAX);
+        rig.write_all(&random_places(&mut random, scale.device, 4096, around), &Sources::new(4096))?;
+        rig.settle()?;
+        Ok(Self { rig, bare, scale, rounds, random, turns_since_rest: 0 })
+    }
+
+    /// What the memory is.
+    pub fn describe(&self) -> String {
+        self.bare.describe()
+    }
+
+    /// How many of the writes to random places are overwrites.
+    pub fn overwrites_share(&self) -> f64 {
+        rounded(self.rig.status().index_blocks as f64 * 4096.0 / self.scale.device as f64, 3)
+    }
+
+    /// `turns` turns' worth of random places for operations of `length` bytes.
+    pub fn places(&mut self, length: u64, turns: usize) -> Vec<u64> {
+        random_places(&mut self.random, self.scale.device, length, turns * self.scale.turn(length))
+    }
+
+    /// Where the engine puts writes of `length` bytes, for the copy to repeat.
+    ///
+    /// # Errors
+    /// Those of the engine.
+    pub fn stores(&mut self, length: u64) -> Result<Vec<Store>> {
+        let sources = Sources::new(length as usize);
+        let places = self.places(length, self.scale.turns_between_rests);
+        let log = self.rig.log();
+        let (written, stores) = log.record(|| self.rig.write_all(&places, &sources));
+        written?;
+        self.rest()?;
+        // What maintenance moved is not a write of ours.
+        Ok(stores.into_iter().filter(|store| store.length as u64 == length).collect())
+    }
+
+    /// To be called before as many `turns` of writes: lets maintenance run when the free part of the cache may not take them.
+    ///
+    /// # Errors
+    /// Those of the engine.
+    pub fn rest_before(&mut self, turns: usize) -> Result<()> {
+        if self.turns_since_rest + turns > self.scale.turns_between_rests {
+            self.rest()?;
+        }
+        self.turns_since_rest += turns;
+        Ok(())
+    }
+
+    fn rest(&mut self) -> Result<()> {
+        self.turns_since_rest = 0;
+        self.rig.settle()
+    }
+
+    /// A turn of writes and nothing else.
+    ///
+    /// # Errors
+    /// Those of the engine.
+    pub fn write_turn(&mut self, length: u64, sources: &Sources) -> Result<Turn> {
+        self.rest_before(1)?;
+        let places = self.places(length, 1);
+        write(self.rig.cache(), &places, sources)
+    }
+}
+
+/// Writes to all `places`, and nothing else.
+///
+/// # Errors
+/// Those of the engine, and when there is no space.
+pub fn write(cache: &Cache<Surroundings>, places: &[u64], sources: &Sources) -> Result<Turn> {
+    Turn::measure(places.len(), || {
+        for (number, &place) in places.iter().enumerate() {
+            if !rig::write(cache, place, sources.get(number))? {
+                return Err(no_space());
+            }
+        }
+        Ok(())
+    })
+}
+
+/// What a turn says that finds no space.
+pub fn no_space() -> Error {
+    Error::new(ErrorKind::NoSpace, "the free part of the cache is too small for a turn without maintenance")
+}
+
+/// Stores to every page once, so that no turn pays for the system's work on first use.
+fn touch(memory: &Window<Mapping>) {
+    let page = [0; 4096];
+    for at in (0..memory.len()).step_by(4096) {
+        memory.store(at, &page);
+    }
+    memory.fence();
+}

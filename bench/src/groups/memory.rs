@@ -1,0 +1,38 @@
+//! What the index weighs when a cache is full of random 4 KiB blocks, counted by the allocator.
+
+use crate::full;
+use crate::options::Options;
+use crate::scale::Scale;
+use crate::{Figures, counting, rounded};
+use cbd_pmem::Mapping;
+use cbd_types::Result;
+use serde_json::{Map, json};
+use std::sync::Arc;
+
+/// Weighs the index.
+///
+/// # Errors
+/// Those of the engine.
+pub fn run(options: &Options, figures: &mut Figures) -> Result<()> {
+    let region = Scale::of(options).full_region;
+    let mapping = Arc::new(Mapping::anonymous(region)?);
+    counting::start();
+    let before = counting::live_bytes();
+    let rig = full::rig(&mapping, region)?;
+    let status = rig.status();
+    let rig = rig.without_maintenance();
+    let held = (counting::live_bytes() - before) as f64;
+    drop(rig);
+
+    figures.enter("engine");
+    let mut detail = Map::new();
+    detail.insert("region_bytes".to_owned(), json!(region));
+    detail.insert("blocks".to_owned(), json!(status.index_blocks));
+    detail.insert("allocated_bytes".to_owned(), json!(held));
+    detail.insert("bytes_by_its_own_account".to_owned(), json!(status.index_bytes));
+    let share = held / status.index_blocks as f64;
+    figures.add_detailed("index_bytes_per_block", rounded(share, 2), detail, None);
+    // A smaller region in a quick run is projected to the size that is promised.
+    figures.add("index_bytes_4gib", (held * ((4_u64 << 30) as f64 / region as f64)).round());
+    Ok(())
+}

@@ -1,0 +1,58 @@
+//! How fast the index is rebuilt from the logs of a full aged cache.
+//!
+//! Always true here: what is divided by is the time for which the process ran, on all its processors together; the time
+//! that passed stands beside it.
+
+use crate::figures::{Certainty, spread};
+use crate::options::Options;
+use crate::rig::Rig;
+use crate::scale::Scale;
+use crate::statistics::{Summary, median_range, rounded};
+use crate::turns::is_noisy;
+use crate::window::Window;
+use crate::{Figures, full};
+use cbd_pmem::Mapping;
+use cbd_types::Result;
+use rustix::time::{ClockId, clock_gettime};
+use serde_json::{Map, json};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// How often the cache is opened. Each finds the same: recovery changes nothing of a cache that nothing is wrong with.
+const TIMES: usize = 9;
+
+/// Measures.
+///
+/// # Errors
+/// Those of the engine.
+pub fn run(options: &Options, figures: &mut Figures) -> Result<()> {
+    let region = Scale::of(options).full_region;
+    let mapping = Arc::new(Mapping::anonymous(region)?);
+    let records = full::rig(&mapping, region)?.records() as f64;
+    let (mut rates, mut seconds) = (Vec::new(), Vec::new());
+    for _ in 0..TIMES {
+        let memory = Window::new(Arc::clone(&mapping), 0, region);
+        let (ran, begun) = (process_seconds(), Instant::now());
+        let rig = Rig::reopen(memory)?;
+        seconds.push(begun.elapsed().as_secs_f64());
+        rates.push(records / (process_seconds() - ran));
+        drop(rig);
+    }
+    let rate = Summary::of(&rates);
+    let range = median_range(&rates);
+    let mut detail = Map::new();
+    detail.insert("records".to_owned(), json!(records));
+    detail.insert("region_bytes".to_owned(), json!(region));
+    detail.insert("times".to_owned(), json!(TIMES));
+    detail.insert("p10_p90".to_owned(), spread(rate, 0));
+    let certainty = Certainty { range, is_noisy: is_noisy(rate, range) };
+    figures.add_detailed("records_per_core_second", rate.median.round(), detail, Some(certainty));
+    figures.add("seconds", rounded(Summary::of(&seconds).median, 4));
+    Ok(())
+}
+
+/// Seconds for which the threads of this process have run.
+fn process_seconds() -> f64 {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}

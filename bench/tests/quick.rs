@@ -1,0 +1,58 @@
+//! The benchmarks themselves, in their quick form: every group runs to its end, and its figures stand where the budgets
+//! look for them. What the figures are is not asked.
+#![allow(missing_docs)]
+
+use serde_json::Value;
+use std::process::Command;
+
+fn measure(arguments: &[&str]) -> Value {
+    let output = Command::new(env!("CARGO_BIN_EXE_cbd-bench"))
+        .args(["--quick", "--json", "--rounds", "4"])
+        .args(arguments)
+        .output()
+        .expect("the benchmarks start");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+    serde_json::from_slice(&output.stdout).expect("one JSON object on standard output")
+}
+
+/// The number at `path`, names separated by slashes.
+fn number(figures: &Value, path: &str) -> f64 {
+    let value = figures.pointer(path).and_then(Value::as_f64);
+    value.unwrap_or_else(|| panic!("no number at {path} in {figures:#}"))
+}
+
+#[track_caller]
+fn assert_judged(figures: &Value, paths: &[&str]) {
+    for path in paths {
+        assert!(number(figures, path) > 0.0, "{path}");
+        let met = figures.pointer(&format!("{path}_detail/met"));
+        assert!(met.is_some_and(Value::is_boolean), "no verdict beside {path}: {figures:#}");
+    }
+}
+
+#[test]
+fn the_engine_is_measured() {
+    let figures = measure(&["engine"]);
+    assert_judged(
+        &figures,
+        &[
+            "/engine/write_4k_over_copy",
+            "/engine/write_512_over_copy",
+            "/engine/write_64k_over_copy",
+            "/engine/read_4k_over_copy_crc",
+            "/engine/flush_extra_us",
+            "/engine/fua_extra_us",
+            "/engine/write_amplification",
+        ],
+    );
+    if std::thread::available_parallelism().is_ok_and(|count| count.get() >= 2) {
+        assert_judged(&figures, &["/engine/scale_2_over_copy"]);
+    }
+}
+
+#[test]
+fn memory_and_recovery_are_measured() {
+    let figures = measure(&["memory", "recovery"]);
+    assert_judged(&figures, &["/engine/index_bytes_per_block", "/recovery/records_per_core_second"]);
+}
