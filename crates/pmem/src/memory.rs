@@ -8,6 +8,7 @@
 use crate::routines::processor::guard::Registration;
 use cbd_types::Result;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::{NonNull, null_mut};
 
@@ -38,11 +39,28 @@ pub(crate) enum Sharing {
     ReadOnly,
 }
 
+/// Bytes of a huge page, as all processors have it that CBD runs on.
+const HUGE_PAGE: usize = 2 << 20;
+
 const READ_AND_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
 
 impl Memory {
-    /// Maps the first `length` bytes of a file.
+    /// Maps the first `length` bytes of a file, where huge pages fit.
     pub fn of_file(file: BorrowedFd<'_>, length: usize, sharing: Sharing) -> io::Result<Result<Self>> {
+        Self::of(file, length, sharing, place_for_huge_pages(length))
+    }
+
+    /// Maps the first `length` bytes of a device, which itself knows where its pages fit.
+    pub fn of_device(file: BorrowedFd<'_>, length: usize, sharing: Sharing) -> io::Result<Result<Self>> {
+        Self::of(file, length, sharing, null_mut())
+    }
+
+    fn of(
+        file: BorrowedFd<'_>,
+        length: usize,
+        sharing: Sharing,
+        place: *mut libc::c_void,
+    ) -> io::Result<Result<Self>> {
         let flags = match sharing {
             Sharing::Synchronous => libc::MAP_SHARED_VALIDATE | libc::MAP_SYNC,
             Sharing::Shared | Sharing::ReadOnly => libc::MAP_SHARED,
@@ -51,23 +69,24 @@ impl Memory {
             Sharing::ReadOnly => libc::PROT_READ,
             Sharing::Synchronous | Sharing::Shared => READ_AND_WRITE,
         };
-        Self::map(length, protection, flags, file.as_raw_fd())
+        Self::map(place, length, protection, flags, file.as_raw_fd())
     }
 
     /// Memory of this process alone.
     pub fn scratch(length: usize) -> io::Result<Result<Self>> {
-        Self::map(length, READ_AND_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1)
+        Self::map(null_mut(), length, READ_AND_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1)
     }
 
-    /// The outer error is the mapping's, the inner one the handler's.
+    /// Maps at `place` if that is free. The outer error is the mapping's, the inner one the handler's.
     fn map(
+        place: *mut libc::c_void,
         length: usize,
         protection: libc::c_int,
         flags: libc::c_int,
         descriptor: libc::c_int,
     ) -> io::Result<Result<Self>> {
-        // SAFETY: a mapping at an address of the kernel's choice touches no memory that is in use.
-        let base = unsafe { libc::mmap(null_mut(), length, protection, flags, descriptor, 0) };
+        // SAFETY: the address is only a hint: the mapping touches no memory that is in use.
+        let base = unsafe { libc::mmap(place, length, protection, flags, descriptor, 0) };
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
@@ -107,8 +126,14 @@ impl Memory {
 
     /// Gives the kernel one of its `MADV_` hints for all of the memory.
     pub fn advise(&self, advice: libc::c_int) -> io::Result<()> {
-        // SAFETY: the range is this mapping; only hints that change no byte are given (see the callers).
-        if unsafe { libc::madvise(self.base.as_ptr().cast(), self.length, advice) } == 0 {
+        self.advise_range(0..self.length, advice)
+    }
+
+    /// As [`advise`](Self::advise), for a part of it that begins with a page.
+    pub fn advise_range(&self, range: Range<usize>, advice: libc::c_int) -> io::Result<()> {
+        let inside = self.pointer(range.start as u64, range.len()).ok_or(io::ErrorKind::InvalidInput)?;
+        // SAFETY: the range is in this mapping; only hints that change no byte are given (see the callers).
+        if unsafe { libc::madvise(inside.cast(), range.len(), advice) } == 0 {
             Ok(())
         } else {
             Err(io::Error::last_os_error())
@@ -124,9 +149,41 @@ impl Drop for Memory {
     }
 }
 
+/// A free place for `length` bytes that begins with a huge page, or null. It can be taken by others before it is used; the
+/// mapping then has its place from the kernel, and small pages.
+fn place_for_huge_pages(length: usize) -> *mut libc::c_void {
+    let Some(longer) = length.checked_add(HUGE_PAGE).filter(|_| length >= HUGE_PAGE) else {
+        return null_mut();
+    };
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: a mapping at an address of the kernel's choice touches no memory that is in use.
+    let free = unsafe { libc::mmap(null_mut(), longer, libc::PROT_NONE, flags, -1, 0) };
+    if free == libc::MAP_FAILED {
+        return null_mut();
+    }
+    // SAFETY: the mapping was made above and nobody knows it.
+    unsafe { libc::munmap(free, longer) };
+    free.map_addr(|address| address.next_multiple_of(HUGE_PAGE))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn a_file_lies_where_huge_pages_fit() {
+        let file = tempfile::tempfile().expect("a file");
+        file.set_len(5 << 20).expect("its size");
+        let map = || {
+            let memory = Memory::of_file(file.as_fd(), 5 << 20, Sharing::Shared);
+            memory.expect("mapped").expect("registered")
+        };
+        let memories = [map(), map(), map()];
+        for memory in memories {
+            assert_eq!(memory.base() % HUGE_PAGE, 0);
+        }
+    }
 
     #[test]
     fn a_pointer_is_given_only_for_bytes_inside() {
