@@ -1,8 +1,11 @@
 //! From each cached block of a lane to the record that holds its newest data.
 //!
-//! A hash table of 4 KiB blocks with chains: one head (4 bytes) and one node (16 bytes) for a block. Heads are
+//! A hash table of 4 KiB blocks with chains: one head (4 bytes) and one node (24 bytes) for a block. Heads are
 //! fixed when the lane is made and nodes come in slabs, so nothing is ever rehashed and a lookup touches two cache
 //! lines. A block that several records cover in parts has a side entry with one location for each 512 bytes.
+//!
+//! A node also has what a read of the block needs, the place of its data and their checksum, so that a hit does not wait for the
+//! record first. That is a copy: where the data do not match it, the record is asked.
 //!
 //! Always true here: a location in the index names a segment of this lane that is not retired. The index does not know
 //! which of two records is newer: callers apply records in the order of the log.
@@ -15,6 +18,15 @@ use cbd_types::{ByteRange, CHECKSUM_BLOCK, SECTOR, Safeguard};
 pub(crate) struct Location {
     pub(crate) segment: u32,
     pub(crate) slot: u32,
+}
+
+/// Where the data of a whole block are, and what they sum up to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct BlockData {
+    /// From the base of the record's segment, in bytes.
+    pub(crate) offset: u32,
+    /// CRC32C of the block.
+    pub(crate) sum: u32,
 }
 
 /// What is known of a block.
@@ -37,7 +49,9 @@ const END: u32 = u32::MAX;
 const IN_PARTS: u32 = 1 << 31;
 /// Slot bit of a node that was read since it was written: it gets a second chance.
 const WAS_READ: u32 = 1 << 30;
-const SLOT: u32 = WAS_READ - 1;
+/// Slot bit of a node whose `data` is known.
+const HAS_DATA: u32 = 1 << 29;
+const SLOT: u32 = HAS_DATA - 1;
 const SLAB: usize = 1024;
 
 #[derive(Clone, Copy)]
@@ -46,7 +60,10 @@ struct Node {
     next: u32,
     slot: u32,
     segment: u32,
+    data: BlockData,
 }
+
+const NO_DATA: BlockData = BlockData { offset: 0, sum: 0 };
 
 /// The index of one lane.
 pub(crate) struct Index {
@@ -59,6 +76,14 @@ pub(crate) struct Index {
     parts: Vec<Parts>,
     free_parts: Vec<u32>,
     live: u32,
+}
+
+impl Node {
+    fn note_read(&mut self) {
+        if self.slot & WAS_READ == 0 {
+            self.slot |= WAS_READ;
+        }
+    }
 }
 
 impl Index {
@@ -100,7 +125,9 @@ impl Index {
     pub(crate) fn reserve(&mut self, blocks: usize) {
         // Nodes given back are not counted: they only make the reserve larger than asked.
         while self.slabs.len() * SLAB - (self.used as usize) < blocks {
-            self.slabs.push(vec![Node { key: 0, next: END, slot: 0, segment: 0 }; SLAB].into_boxed_slice());
+            self.slabs.push(
+                vec![Node { key: 0, next: END, slot: 0, segment: 0, data: NO_DATA }; SLAB].into_boxed_slice(),
+            );
         }
         self.parts.reserve(2);
     }
@@ -145,11 +172,19 @@ impl Index {
     /// Notes that the block was read.
     pub(crate) fn note_read(&mut self, key: u32) {
         if let Some(at) = self.find(key) {
-            let node = self.node_mut(at);
-            if node.slot & WAS_READ == 0 {
-                node.slot |= WAS_READ;
-            }
+            self.node_mut(at).note_read();
         }
+    }
+
+    /// Where the data of block `key` are, if one record holds all of it and that is known, and notes that they were read.
+    pub(crate) fn read_whole(&mut self, key: u32) -> Option<(Location, BlockData)> {
+        let at = self.find(key)?;
+        let node = self.node_mut(at);
+        if node.slot & (IN_PARTS | HAS_DATA) != HAS_DATA {
+            return None;
+        }
+        node.note_read();
+        Some((Location { segment: node.segment, slot: node.slot & SLOT }, node.data))
     }
 
     /// Whether the block was read since it was written.
@@ -157,8 +192,8 @@ impl Index {
         self.find(key).is_some_and(|at| self.node(at).slot & WAS_READ != 0)
     }
 
-    /// All of block `key` is at `location`.
-    pub(crate) fn set_whole(&mut self, key: u32, location: Location) {
+    /// All of block `key` is at `location`, its data at `data` if that is known.
+    pub(crate) fn set_whole(&mut self, key: u32, location: Location, data: Option<BlockData>) {
         let at = self.find_or_insert(key);
         let node = *self.node(at);
         if node.slot & IN_PARTS != 0 {
@@ -166,7 +201,8 @@ impl Index {
         }
         let node = self.node_mut(at);
         node.segment = location.segment;
-        node.slot = location.slot;
+        node.slot = location.slot | if data.is_some() { HAS_DATA } else { 0 };
+        node.data = data.unwrap_or(NO_DATA);
     }
 
     /// The parts `first..end` of block `key` are at `location`.
@@ -270,7 +306,7 @@ impl Index {
         };
         let bucket = self.bucket(key);
         let next = self.heads[bucket];
-        *self.node_mut(at) = Node { key, next, slot: SLOT, segment: u32::MAX };
+        *self.node_mut(at) = Node { key, next, slot: SLOT, segment: u32::MAX, data: NO_DATA };
         self.heads[bucket] = at;
         self.live += 1;
         at
@@ -331,6 +367,7 @@ mod tests {
     fn the_index_agrees_with_a_map_of_sectors() {
         let mut index = Index::new(64);
         let mut model: BTreeMap<(u32, usize), Location> = BTreeMap::new();
+        let mut whole: BTreeMap<u32, Option<(Location, BlockData)>> = BTreeMap::new();
         let mut random = 1u64;
         let mut next = |below: u64| {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -342,19 +379,26 @@ mod tests {
             match next(4) {
                 0 => {
                     index.reserve(1);
-                    index.set_whole(key, location);
+                    let data = BlockData { offset: step, sum: !step };
+                    let data = (step % 3 > 0).then_some(data);
+                    index.set_whole(key, location, data);
+                    whole.insert(key, data.map(|data| (location, data)));
                     model.extend((0..PARTS).map(|part| ((key, part), location)));
                 }
                 1 => {
                     let first = next(PARTS as u64) as usize;
                     let end = first + 1 + next((PARTS - first) as u64) as usize;
                     index.set_parts(key, first, end, location);
+                    whole.remove(&key);
                     model.extend((first..end).map(|part| ((key, part), location)));
                 }
                 _ => {
                     let part = next(PARTS as u64) as usize;
                     let Some(victim) = model.get(&(key, part)).copied() else { continue };
                     index.remove_at(key, victim);
+                    if whole.get(&key).is_some_and(|known| known.is_none_or(|(at, _)| at == victim)) {
+                        whole.remove(&key);
+                    }
                     (0..PARTS).for_each(|part| {
                         if model.get(&(key, part)) == Some(&victim) {
                             model.remove(&(key, part));
@@ -362,6 +406,7 @@ mod tests {
                     });
                 }
             }
+            assert_eq!(index.read_whole(key), whole.get(&key).copied().flatten(), "step {step}");
             for part in 0..PARTS {
                 let found = match index.get(key) {
                     None => NONE,

@@ -333,20 +333,7 @@ impl<E: Environment> Cache<E> {
             let at = base + (covered.start - whole.start);
             let (out, others) = rest.split_at_mut(wanted.len() as usize);
             rest = others;
-            let sum = if wanted == covered {
-                self.region().load_summed(at, out).map_err(damage)?
-            } else {
-                let mut block = [0; CHECKSUM_BLOCK as usize];
-                let block = &mut block[..covered.len() as usize];
-                let sum = self.region().load_summed(at, block).map_err(damage)?;
-                let skip = (wanted.start - covered.start) as usize;
-                out.copy_from_slice(&block[skip..skip + out.len()]);
-                sum
-            };
-            if !Safeguard::DataChecksum.holds(sum == expected) {
-                if Safeguard::DataErased.is_kept() {
-                    out.fill(0);
-                }
+            if !self.load_verified(at, covered, wanted, out, expected).map_err(damage)? {
                 let id = self.segments[location.segment as usize].id;
                 return Err(damage(Error::new(
                     ErrorKind::Media,
@@ -355,6 +342,36 @@ impl<E: Environment> Cache<E> {
             }
         }
         Ok(())
+    }
+
+    /// Copies `wanted` of the block `covered`, whose data stand at `at`, into `out`, unless the whole of it does not sum up to
+    /// `expected`: then this is `false`, and none of it is in `out`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Media`] where the memory fails.
+    pub(crate) fn load_verified(
+        &self,
+        at: u64,
+        covered: ByteRange,
+        wanted: ByteRange,
+        out: &mut [u8],
+        expected: u32,
+    ) -> Result<bool> {
+        let sum = if wanted == covered {
+            self.region().load_summed(at, out)?
+        } else {
+            let mut block = [0; CHECKSUM_BLOCK as usize];
+            let block = &mut block[..covered.len() as usize];
+            let sum = self.region().load_summed(at, block)?;
+            let skip = (wanted.start - covered.start) as usize;
+            out.copy_from_slice(&block[skip..skip + out.len()]);
+            sum
+        };
+        let is_good = Safeguard::DataChecksum.holds(sum == expected);
+        if !is_good && Safeguard::DataErased.is_kept() {
+            out.fill(0);
+        }
+        Ok(is_good)
     }
 
     /// The sectors that a quarantine condemns, as far as it has a map.

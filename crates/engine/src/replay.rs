@@ -365,7 +365,9 @@ impl<E: Environment> Cache<E> {
         match kind {
             RecordKind::Write | RecordKind::Fill | RecordKind::ParkedWrite => {
                 state.index.reserve(blocks_in(range));
-                self.index_range(state, range, location);
+                let first_sum = [record.first_sum.get()];
+                let known = if record.has_sums() { &first_sum[..] } else { &[] };
+                self.index_range(state, range, location, record.data_offset.get(), known);
                 if Safeguard::RecoveryHeals.is_kept() {
                     state.overlay.heal(range);
                 }

@@ -2,7 +2,7 @@
 
 use crate::{
     Cache, Environment,
-    index::{Location, PARTS, blocks},
+    index::{BlockData, Location, PARTS, blocks},
     lane::LaneState,
     parking::Parked,
     pool::Asker,
@@ -108,7 +108,7 @@ impl<E: Environment> Cache<E> {
         let mut record = Record::new(kind, range);
         record.data_offset = (data_offset as u32).into();
         let (location, stored) = self.append(lane, record, sums);
-        self.index_range(lane, range, location);
+        self.index_range(lane, range, location, data_offset as u32, sums);
         if !lane.overlay.is_empty() && Safeguard::WriteHeals.is_kept() {
             lane.overlay.heal(range);
         }
@@ -138,12 +138,23 @@ impl<E: Environment> Cache<E> {
         Some((durable, location))
     }
 
-    /// Points the blocks of `range` at the record at `location`.
-    pub(crate) fn index_range(&self, lane: &mut LaneState, range: ByteRange, location: Location) {
-        for (block, first, end) in blocks(range) {
-            let key = self.identity.lanes.key(block * CHECKSUM_BLOCK);
+    /// Points the blocks of `range` at the record at `location`, whose data begin at `data_offset` of its segment; `sums` are
+    /// those of its first blocks, as far as they are known.
+    pub(crate) fn index_range(
+        &self,
+        lane: &mut LaneState,
+        range: ByteRange,
+        location: Location,
+        data_offset: u32,
+        sums: &[u32],
+    ) {
+        for (number, (block, first, end)) in blocks(range).enumerate() {
+            let start = block * CHECKSUM_BLOCK;
+            let key = self.identity.lanes.key(start);
             if (first, end) == (0, PARTS) {
-                lane.index.set_whole(key, location);
+                let offset = data_offset + (start - range.start) as u32;
+                let data = sums.get(number).map(|sum| BlockData { offset, sum: *sum });
+                lane.index.set_whole(key, location, data);
             } else {
                 lane.index.set_parts(key, first, end, location);
             }

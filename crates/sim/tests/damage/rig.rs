@@ -152,15 +152,26 @@ impl Rig {
 
     /// What a client sees of the sector at `at`.
     pub fn see(&self, at: u64) -> Seen {
-        let (mut bytes, mut misses) = (vec![0xee; SECTOR as usize], Vec::new());
-        match self.cache.read(ByteRange::at(at, SECTOR), &mut bytes, &mut misses) {
+        self.see_in(ByteRange::at(at, SECTOR))
+    }
+
+    /// What a read of the block at `at` and the one behind it shows of the first. It goes by the records, where a read of
+    /// one block finds its data by the index.
+    pub fn see_by_record(&self, at: u64) -> Seen {
+        self.see_in(ByteRange::at(at, 2 * BLOCK))
+    }
+
+    /// What a read of `range` shows of its first sector.
+    fn see_in(&self, range: ByteRange) -> Seen {
+        let (mut bytes, mut misses) = (vec![0xee; range.len() as usize], Vec::new());
+        match self.cache.read(range, &mut bytes, &mut misses) {
             Err(error) if error.kind() == ErrorKind::Media => return Seen::Media,
-            Err(error) => panic!("a read at {at} fails with {}", error.line()),
+            Err(error) => panic!("a read of {range} fails with {}", error.line()),
             Ok(()) => {}
         }
-        let is_missed = !misses.is_empty();
+        let is_missed = misses.iter().any(|miss| miss.range.start == range.start);
         misses.into_iter().for_each(|miss| self.cache.cancel_fill(miss));
-        if is_missed { self.on_disk(at) } else { seen(at, &bytes) }
+        if is_missed { self.on_disk(range.start) } else { seen(range.start, &bytes[..SECTOR as usize]) }
     }
 
     /// What the disk shows of the sector at `at`.
