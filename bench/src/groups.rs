@@ -3,6 +3,8 @@
 mod engine;
 mod memory;
 mod recovery;
+mod tail;
+mod writeback;
 
 use crate::Figures;
 use crate::options::Options;
@@ -19,7 +21,7 @@ pub struct Group {
 }
 
 /// All groups.
-pub const GROUPS: [Group; 3] = [
+pub const GROUPS: [Group; 5] = [
     Group {
         name: "engine",
         what: "reads, writes, scaling, flushes in process, against a bare persistent copy (30 s)",
@@ -29,6 +31,16 @@ pub const GROUPS: [Group; 3] = [
         name: "recovery",
         what: "records a second when a full cache of 4 GiB is opened (10 s)",
         run: recovery::run,
+    },
+    Group {
+        name: "writeback",
+        what: "drains of adjacent dirty blocks to models of disks, against the disk's own rate (30 s)",
+        run: writeback::run,
+    },
+    Group {
+        name: "tail",
+        what: "the slowest of 4 KiB writes while writeback and reclaim run, against the copy's slowest (20 s)",
+        run: tail::run,
     },
     // Last, for from then on every allocation is counted.
     Group { name: "memory", what: "what the index weighs when a cache is full (10 s)", run: memory::run },

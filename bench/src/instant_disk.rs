@@ -2,38 +2,77 @@
 //!
 //! For measurements of the engine alone, in which the disk must not matter.
 
+use cbd_backing::{Backing, Identity, PollableQueue};
+use cbd_export::Event;
 use cbd_types::backing::BackingDone;
-use cbd_types::{BackingGeometry, BackingOp, BackingQueue, OpToken};
+use cbd_types::{BackingGeometry, BackingOp, BackingQueue, OpToken, Result};
+use std::os::fd::RawFd;
 
-/// What it is, at `size` bytes.
-pub const fn geometry(size: u64) -> BackingGeometry {
-    BackingGeometry {
-        size,
-        sector: 512,
-        physical_sector: 4096,
-        rotational: false,
-        volatile_cache: true,
-        discard_zeroes: true,
-        discard_granularity: 512,
+/// That device.
+#[derive(Debug)]
+pub struct InstantDisk {
+    geometry: BackingGeometry,
+    identity: Identity,
+}
+
+impl InstantDisk {
+    /// One of `size` bytes.
+    ///
+    /// # Errors
+    /// None for a size that a disk can have.
+    pub fn new(size: u64) -> Result<Self> {
+        let geometry = BackingGeometry {
+            size,
+            sector: 512,
+            physical_sector: 4096,
+            rotational: false,
+            volatile_cache: true,
+            discard_zeroes: true,
+            discard_granularity: 512,
+        };
+        Ok(Self { geometry, identity: Identity::parse(&format!("file;size={size}"))? })
     }
 }
 
-/// A queue to that device.
-#[derive(Debug, Default)]
-pub struct InstantDisk {
-    done: Vec<BackingDone>,
+impl Backing for InstantDisk {
+    fn geometry(&self) -> BackingGeometry {
+        self.geometry
+    }
+
+    fn identity(&self) -> Identity {
+        self.identity.clone()
+    }
+
+    fn open_queue(&self, _depth: usize) -> Result<Box<dyn PollableQueue>> {
+        Ok(Box::new(InstantQueue { done: Vec::new(), event: Event::new()? }))
+    }
+
+    fn describe(&self) -> String {
+        "instant".to_owned()
+    }
 }
 
-impl BackingQueue for InstantDisk {
+struct InstantQueue {
+    done: Vec<BackingDone>,
+    event: Event,
+}
+
+impl BackingQueue for InstantQueue {
     fn submit(&mut self, token: OpToken, mut op: BackingOp) {
         if let BackingOp::Read { buffer, .. } = &mut op {
             buffer.fill(0);
+        }
+        if self.done.is_empty() {
+            self.event.signal();
         }
         self.done.push(BackingDone { token, op, result: Ok(()) });
     }
 
     fn poll(&mut self, done: &mut Vec<BackingDone>) {
-        done.append(&mut self.done);
+        if !self.done.is_empty() {
+            self.event.clear();
+            done.append(&mut self.done);
+        }
     }
 
     fn wait(&mut self, done: &mut Vec<BackingDone>) {
@@ -49,20 +88,33 @@ impl BackingQueue for InstantDisk {
     }
 }
 
+impl PollableQueue for InstantQueue {
+    fn wait_descriptor(&self) -> RawFd {
+        self.event.descriptor()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cbd_export::wait_any;
     use cbd_types::AlignedBuffer;
+    use std::time::Duration;
 
     #[test]
     fn what_is_submitted_comes_back_at_the_next_poll() {
-        let mut disk = InstantDisk::default();
+        let mut disk = InstantDisk::new(1 << 20).and_then(|disk| disk.open_queue(1)).expect("a queue");
+        let is_readable = |disk: &dyn PollableQueue| {
+            wait_any(&[disk.wait_descriptor()], Some(Duration::ZERO)).expect("a descriptor").is_some()
+        };
         let buffer = AlignedBuffer::from_slice(&[7; 512]);
         disk.submit(OpToken(9), BackingOp::Read { offset: 0, buffer });
         assert_eq!(disk.in_flight(), 1);
+        assert!(is_readable(&*disk));
         let mut done = Vec::new();
         disk.poll(&mut done);
         assert_eq!(disk.in_flight(), 0);
+        assert!(!is_readable(&*disk));
         assert_eq!(done.len(), 1);
         assert_eq!(done[0].token, OpToken(9));
         assert!(

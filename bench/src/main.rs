@@ -11,6 +11,7 @@ mod figures;
 mod full;
 mod groups;
 mod instant_disk;
+mod live;
 mod machine;
 mod options;
 mod processors;

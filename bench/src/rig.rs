@@ -1,19 +1,22 @@
-//! A cache in process, over one half of a mapping and a disk that does not matter.
+//! A cache in process, over a part of a mapping, with what keeps it going run between turns.
 
-use crate::instant_disk::{self, InstantDisk};
+use crate::instant_disk::InstantDisk;
 use crate::scale::Sources;
 use crate::window::{StoreLog, Window};
+use cbd_backing::{Backing, PollableQueue};
 use cbd_engine::{
     Admission, BackendSpec, Cache, CacheStatus, FormatOptions, LogEntry, LogSegmentView, Maintainer,
     Settings, Step, Transport,
 };
+use cbd_export::wait_any;
 use cbd_format::Record;
 use cbd_pmem::Mapping;
 use cbd_runtime::ProcessEnvironment;
-use cbd_types::{BackendId, ByteRange, Error, ErrorKind, LaneId, Region, Result};
+use cbd_types::{BackendId, ByteRange, Error, ErrorKind, LaneId, Pmem, Region, Result};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::task::Waker;
+use std::time::{Duration, Instant};
 
 /// The memory of the rig.
 pub type Memory = Window<Mapping>;
@@ -30,10 +33,16 @@ pub struct Held {
     pub at: u64,
 }
 
+/// Operations that writeback keeps going on the disk: as many as a daemon's.
+const DEPTH: usize = 64;
+
+/// Maintenance that takes longer has gone wrong.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 /// A cache with what keeps it going.
 pub struct Rig {
     cache: Arc<Cache<Surroundings>>,
-    maintainer: Maintainer<Surroundings, InstantDisk>,
+    maintainer: Maintainer<Surroundings, Box<dyn PollableQueue>>,
     log: Arc<StoreLog>,
 }
 
@@ -44,8 +53,7 @@ impl Rig {
     /// # Errors
     /// Those of the engine.
     pub fn new(memory: Memory, device: u64) -> Result<Self> {
-        let processors = std::thread::available_parallelism().map_or(1, |count| count.get() as u32);
-        Self::with_lanes(memory, device, 16 * processors)
+        Self::with_lanes(memory, device, lanes_of_a_daemon())
     }
 
     /// As [`new`](Self::new), with at most `lanes_max` lanes.
@@ -53,23 +61,18 @@ impl Rig {
     /// # Errors
     /// Those of the engine.
     pub fn with_lanes(memory: Memory, device: u64, lanes_max: u32) -> Result<Self> {
+        Self::before(memory, &InstantDisk::new(device)?, lanes_max)
+    }
+
+    /// As [`new`](Self::new), in front of a backing device.
+    ///
+    /// # Errors
+    /// Those of the engine and of the device.
+    pub fn before(memory: Memory, disk: &dyn Backing, lanes_max: u32) -> Result<Self> {
         let log = memory.log();
-        let options = FormatOptions { force: true, ..FormatOptions::default() };
-        let transport = Transport::format(surroundings(), Region::new(memory), &options)?;
-        let info = transport.info();
-        let backend = transport.create_backend(&BackendSpec {
-            host: transport.register_host("bench", None)?,
-            path: "instant".into(),
-            identity: "instant".into(),
-            size: device,
-            sector: 512,
-            cache_bytes: Some(u64::from(info.free_segments) * info.layout.segment_size),
-            lanes_max,
-            handlers: 1,
-            data_crc: true,
-            settings: Settings::default(),
-        })?;
-        Self::over(&transport, backend, log)
+        let surroundings = Arc::new(ProcessEnvironment::new());
+        let cache = format(&surroundings, memory, disk.geometry().size, lanes_max)?;
+        Self::over(cache, disk, log)
     }
 
     /// Opens what [`new`](Self::new) made, which means recovery.
@@ -78,20 +81,14 @@ impl Rig {
     /// Those of the engine.
     pub fn reopen(memory: Memory) -> Result<Self> {
         let log = memory.log();
-        let transport = Transport::open(surroundings(), Region::new(memory))?;
+        let transport = Transport::open(Arc::new(Surroundings::new()), Region::new(memory))?;
         let backend = transport.backends()?.first().map_or(BackendId(0), |backend| backend.id);
-        Self::over(&transport, backend, log)
+        let disk = InstantDisk::new(transport.backend(backend)?.size)?;
+        Self::over(transport.open_cache(backend)?, &disk, log)
     }
 
-    fn over(
-        transport: &Arc<Transport<Surroundings>>,
-        backend: BackendId,
-        log: Arc<StoreLog>,
-    ) -> Result<Self> {
-        let cache = transport.open_cache(backend)?;
-        let device = transport.backend(backend)?.size;
-        let maintainer =
-            Maintainer::new(Arc::clone(&cache), InstantDisk::default(), instant_disk::geometry(device));
+    fn over(cache: Arc<Cache<Surroundings>>, disk: &dyn Backing, log: Arc<StoreLog>) -> Result<Self> {
+        let maintainer = Maintainer::new(Arc::clone(&cache), disk.open_queue(DEPTH)?, disk.geometry());
         Ok(Self { cache, maintainer, log })
     }
 
@@ -171,19 +168,54 @@ impl Rig {
     /// # Errors
     /// Those of the engine.
     pub fn settle(&mut self) -> Result<()> {
-        self.cache.request_drain();
-        // Nothing waits for time here, so what is idle now stays so; the bound is against an endless loop.
-        for _ in 0..100_000_000_u64 {
-            if let Step::Idle { .. } = self.maintainer.step() {
-                return Ok(());
+        let epoch = self.cache.request_drain();
+        let patience = Instant::now() + PATIENCE;
+        while Instant::now() < patience {
+            match self.maintainer.step() {
+                Step::Busy => {}
+                Step::WaitBacking => {
+                    wait_any(&[self.maintainer.queue().wait_descriptor()], Some(PATIENCE))?;
+                }
+                // Nothing waits for time here, so what is idle now stays so.
+                Step::Idle { .. } if self.cache.is_drained(epoch) => return Ok(()),
+                Step::Idle { .. } => break,
             }
         }
         Err(Error::new(ErrorKind::TimedOut, "maintenance does not come to an end"))
     }
 }
 
-fn surroundings() -> Arc<Surroundings> {
-    Arc::new(ProcessEnvironment::new())
+/// Formats `memory` and makes a cache of all of it, in front of a device of `device` bytes.
+///
+/// # Errors
+/// Those of the engine.
+pub fn format<P: Pmem + 'static>(
+    surroundings: &Arc<ProcessEnvironment<P>>,
+    memory: P,
+    device: u64,
+    lanes_max: u32,
+) -> Result<Arc<Cache<ProcessEnvironment<P>>>> {
+    let options = FormatOptions { force: true, ..FormatOptions::default() };
+    let transport = Transport::format(Arc::clone(surroundings), Region::new(memory), &options)?;
+    let info = transport.info();
+    let backend = transport.create_backend(&BackendSpec {
+        host: transport.register_host("bench", None)?,
+        path: "disk".into(),
+        identity: "disk".into(),
+        size: device,
+        sector: 512,
+        cache_bytes: Some(u64::from(info.free_segments) * info.layout.segment_size),
+        lanes_max,
+        handlers: 1,
+        data_crc: true,
+        settings: Settings::default(),
+    })?;
+    transport.open_cache(backend)
+}
+
+/// As many lanes as a daemon gives a cache at most.
+pub fn lanes_of_a_daemon() -> u32 {
+    16 * std::thread::available_parallelism().map_or(1, |count| count.get() as u32)
 }
 
 /// One write; false if there is no space.
@@ -193,4 +225,9 @@ fn surroundings() -> Arc<Surroundings> {
 pub fn write(cache: &Cache<Surroundings>, place: u64, data: &[u8]) -> Result<bool> {
     let range = ByteRange::at(place, data.len() as u64);
     Ok(matches!(cache.write(range, data, Waker::noop())?, Admission::Done(_)))
+}
+
+/// What a turn says that finds no space.
+pub fn no_space() -> Error {
+    Error::new(ErrorKind::NoSpace, "the free part of the cache is too small for a turn without maintenance")
 }

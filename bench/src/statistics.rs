@@ -38,6 +38,13 @@ pub fn quantile(sorted: &[f64], share: f64) -> f64 {
     sorted[below.min(last)] * (1.0 - part) + sorted[above.min(last)] * part
 }
 
+/// The smallest sample that is at least as large as `share` of all, from sorted ones: one that was really seen, for where
+/// there are few. Zero if there is none.
+pub fn percentile(sorted: &[u32], share: f64) -> u32 {
+    let place = (share * sorted.len() as f64).ceil() as usize;
+    sorted.get(place.saturating_sub(1).min(sorted.len().saturating_sub(1))).copied().unwrap_or(0)
+}
+
 /// A figure with as many digits as it is worth.
 pub fn rounded(value: f64, digits: i32) -> f64 {
     let scale = 10_f64.powi(digits);
@@ -60,6 +67,16 @@ mod tests {
         let many: Vec<f64> = (0..900).map(|number| f64::from(number) / 100.0).collect();
         let width = |(low, high): (f64, f64)| high - low;
         assert!(width(median_range(&few)) > 3.0 * width(median_range(&many)));
+    }
+
+    #[test]
+    fn a_percentile_is_a_sample_that_was_seen() {
+        let sorted: Vec<u32> = (1..=10_000).collect();
+        assert_eq!(percentile(&sorted, 0.5), 5000);
+        assert_eq!(percentile(&sorted, 0.9999), 9999);
+        assert_eq!(percentile(&sorted, 1.0), 10_000);
+        assert_eq!(percentile(&[7], 0.9999), 7);
+        assert_eq!(percentile(&[], 0.5), 0);
     }
 
     #[test]

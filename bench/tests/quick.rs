@@ -56,3 +56,21 @@ fn memory_and_recovery_are_measured() {
     let figures = measure(&["memory", "recovery"]);
     assert_judged(&figures, &["/engine/index_bytes_per_block", "/recovery/records_per_core_second"]);
 }
+
+#[test]
+fn writeback_is_measured() {
+    let figures = measure(&["writeback"]);
+    assert_judged(&figures, &["/writeback/over_sequential"]);
+    for disk in ["hard_disk", "flash", "fast_flash", "instant"] {
+        assert!(number(&figures, &format!("/writeback/{disk}/drain_mib_per_s")) > 0.0);
+    }
+}
+
+#[test]
+fn the_tail_is_measured_without_a_wait_for_space() {
+    let figures = measure(&["tail"]);
+    assert_judged(&figures, &["/tail/p9999_over_copy"]);
+    assert!(number(&figures, "/tail/max_ms") > 0.0);
+    assert_eq!(number(&figures, "/tail/waited_for_space"), 0.0);
+    assert!(number(&figures, "/tail/written_back_mib") > 0.0, "writeback ran meanwhile");
+}

@@ -1,6 +1,6 @@
 //! What a flush after a write, and FUA on it, take in a cache of 16 lanes.
 
-use super::pair::{Pair, no_space};
+use super::pair::Pair;
 use crate::Figures;
 use crate::rig;
 use crate::scale::Sources;
@@ -39,7 +39,7 @@ fn with_flush(pair: &mut Pair, only_own_lanes: bool) -> Result<Comparison> {
             Turn::measure(places.len(), || {
                 for (number, &place) in places.iter().enumerate() {
                     if !rig::write(cache, place, sources.get(number))? {
-                        return Err(no_space());
+                        return Err(rig::no_space());
                     }
                     if only_own_lanes {
                         cache.force_unit_access(ByteRange::at(place, 4096))?;

@@ -7,7 +7,7 @@ use crate::turns::Turn;
 use crate::window::{Store, Window};
 use cbd_engine::Cache;
 use cbd_pmem::Mapping;
-use cbd_types::{Error, ErrorKind, Pmem, Result};
+use cbd_types::{Pmem, Result};
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ impl Pair {
     /// Those of the engine.
     pub fn new(mapping: &Arc<Mapping>, scale: Scale, rounds: usize, lanes: Option<u32>) -> Result<Self> {
         let bare = Window::new(Arc::clone(mapping), scale.region, scale.region);
-        touch(&bare);
+        bare.fill();
         let memory = Window::new(Arc::clone(mapping), 0, scale.region);
         let mut rig = match lanes {
             Some(lanes) => Rig::with_lanes(memory, scale.device, lanes)?,
@@ -115,23 +115,9 @@ pub fn write(cache: &Cache<Surroundings>, places: &[u64], sources: &Sources) -> 
     Turn::measure(places.len(), || {
         for (number, &place) in places.iter().enumerate() {
             if !rig::write(cache, place, sources.get(number))? {
-                return Err(no_space());
+                return Err(rig::no_space());
             }
         }
         Ok(())
     })
-}
-
-/// What a turn says that finds no space.
-pub fn no_space() -> Error {
-    Error::new(ErrorKind::NoSpace, "the free part of the cache is too small for a turn without maintenance")
-}
-
-/// Stores to every page once, so that no turn pays for the system's work on first use.
-fn touch(memory: &Window<Mapping>) {
-    let page = [0; 4096];
-    for at in (0..memory.len()).step_by(4096) {
-        memory.store(at, &page);
-    }
-    memory.fence();
 }

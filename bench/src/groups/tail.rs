@@ -1,0 +1,145 @@
+//! The slowest of 4 KiB writes while writeback and reclaim run beside them, against the slowest of bare copies in turns.
+//!
+//! Always true here: the thread that keeps the cache works during the turns of both, on another processor where there is one;
+//! the disk takes all at once, so that thread never rests; no write waits for space, or it is counted and said. Every operation
+//! is timed, on both sides alike.
+
+use crate::figures::{Certainty, Figures};
+use crate::live::Live;
+use crate::options::Options;
+use crate::processors::Processors;
+use crate::scale::{Scale, Sources, random_places};
+use crate::statistics::{Summary, median_range, percentile, rounded};
+use crate::window::{Store, Window};
+use cbd_pmem::Mapping;
+use cbd_types::{Pmem, Result};
+use rand::SeedableRng;
+use rand::rngs::SmallRng;
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Operations in a turn.
+const TURN: usize = 2048;
+
+/// The run is cut into as many parts, to see how much the figure scatters.
+const PARTS: usize = 10;
+
+/// What of the distribution is shown: shares of the operations that are faster.
+const SHARES: [f64; 7] = [0.5, 0.9, 0.99, 0.999, 0.9999, 0.99999, 1.0];
+
+/// A ratio of the slowest that is not known better than this share is worth a warning.
+const NOISY: f64 = 0.5;
+
+/// Measures.
+///
+/// # Errors
+/// Those of the engine and of the system.
+pub fn run(options: &Options, figures: &mut Figures) -> Result<()> {
+    let scale = Scale::of(options);
+    let mapping = Arc::new(Mapping::anonymous(2 * scale.region)?);
+    let bare = Window::new(Arc::clone(&mapping), scale.region, scale.region);
+    let memory = Window::new(Arc::clone(&mapping), 0, scale.region);
+    let (log, processors) = (memory.log(), Arc::new(Processors::new()?));
+    let theirs = Arc::clone(&processors);
+    // Where it can't be kept there it runs wherever the system likes.
+    let live = Live::new(memory, scale.device, move || drop(theirs.pin(1)))?;
+    let mut random = SmallRng::seed_from_u64(6);
+    live.age(&mut random, scale.device, 2 * scale.region)?;
+    let (aged, stores) = log.record(|| live.age(&mut random, scale.device, scale.region / 4));
+    aged?;
+    let stores: Vec<_> = stores.into_iter().filter(|store| store.length == 4096).collect();
+    bare.fill();
+
+    processors.pin(0)?;
+    let found = turns(&live, &bare, &stores, scale, &mut random);
+    processors.unpin()?;
+    report(&found?, figures);
+    Ok(())
+}
+
+/// What each operation took, in nanoseconds and in the order of the run.
+struct Found {
+    writes: Vec<u32>,
+    copies: Vec<u32>,
+    waited_for_space: u64,
+    written_back_bytes: u64,
+}
+
+fn turns(
+    live: &Live<Window<Mapping>>,
+    bare: &Window<Mapping>,
+    stores: &[Store],
+    scale: Scale,
+    random: &mut SmallRng,
+) -> Result<Found> {
+    let sources = Sources::new(4096);
+    let operations = scale.tail_operations / TURN * TURN;
+    // Written to before the clock runs, so that no turn pays for the system's work on first use.
+    let (mut writes, mut copies) = (vec![1; operations], vec![1; operations]);
+    let mut waited_for_space = 0;
+    let mut destinations = stores.iter().cycle();
+    let before = live.cache.status().written_back_bytes;
+    for (writes, copies) in writes.chunks_mut(TURN).zip(copies.chunks_mut(TURN)) {
+        let places = random_places(random, scale.device, 4096, TURN);
+        live.cache.flush()?;
+        live.wait_for_space()?;
+        let mut last = Instant::now();
+        for (number, (&place, taken)) in places.iter().zip(writes).enumerate() {
+            waited_for_space += u64::from(!live.write(place, sources.get(number))?);
+            last = lap(last, taken);
+        }
+        let destinations: Vec<_> = destinations.by_ref().take(TURN).collect();
+        let mut last = Instant::now();
+        for (number, (store, taken)) in destinations.into_iter().zip(copies).enumerate() {
+            bare.store(store.at, sources.get(number));
+            bare.fence();
+            last = lap(last, taken);
+        }
+    }
+    let written_back_bytes = live.cache.status().written_back_bytes - before;
+    Ok(Found { writes, copies, waited_for_space, written_back_bytes })
+}
+
+/// Notes the time since `last`, which ends now.
+fn lap(last: Instant, taken: &mut u32) -> Instant {
+    let now = Instant::now();
+    *taken = u32::try_from((now - last).as_nanos()).unwrap_or(u32::MAX);
+    now
+}
+
+fn report(found: &Found, figures: &mut Figures) {
+    let part = found.writes.len().div_ceil(PARTS);
+    let parts = found.writes.chunks(part).zip(found.copies.chunks(part));
+    let ratios: Vec<_> = parts
+        .map(|(writes, copies)| at_shares(writes, &[0.9999])[0] / at_shares(copies, &[0.9999])[0])
+        .collect();
+    let (writes, copies) = (at_shares(&found.writes, &SHARES), at_shares(&found.copies, &SHARES));
+    figures.add("operations", found.writes.len());
+    figures.add("waited_for_space", found.waited_for_space);
+    figures.add("written_back_mib", found.written_back_bytes >> 20);
+    figures.add("percentiles", SHARES.map(|share| rounded(share * 100.0, 3)).to_vec());
+    figures.add("write_4k_us", in_us(&writes));
+    figures.add("copy_4k_us", in_us(&copies));
+
+    let spread = Summary::of(&ratios);
+    let mut detail = Map::new();
+    detail.insert("p10_p90".to_owned(), json!([rounded(spread.low, 2), rounded(spread.high, 2)]));
+    detail.insert("write_4k_p9999_us".to_owned(), json!(rounded(writes[4] / 1000.0, 2)));
+    detail.insert("copy_4k_p9999_us".to_owned(), json!(rounded(copies[4] / 1000.0, 2)));
+    let range = median_range(&ratios);
+    let certainty = Certainty { range, is_noisy: range.1 - range.0 > NOISY * spread.median };
+    figures.add_detailed("p9999_over_copy", rounded(writes[4] / copies[4], 2), detail, Some(certainty));
+    figures.add("max_ms", rounded(writes[6] / 1e6, 3));
+    figures.add("copy_max_ms", rounded(copies[6] / 1e6, 3));
+}
+
+fn at_shares(taken: &[u32], shares: &[f64]) -> Vec<f64> {
+    let mut sorted = taken.to_vec();
+    sorted.sort_unstable();
+    shares.iter().map(|&share| f64::from(percentile(&sorted, share))).collect()
+}
+
+fn in_us(nanoseconds: &[f64]) -> Value {
+    nanoseconds.iter().map(|one| rounded(one / 1000.0, 2)).collect()
+}

@@ -1,0 +1,102 @@
+//! A cache as a daemon runs it: the thread that keeps it works beside whoever uses it.
+
+use crate::instant_disk::InstantDisk;
+use crate::rig;
+use crate::scale::{Sources, random_places};
+use cbd_engine::{Admission, Cache};
+use cbd_runtime::{ProcessEnvironment, Worker};
+use cbd_types::{ByteRange, Error, ErrorKind, Pmem, Result};
+use rand::rngs::SmallRng;
+use std::sync::Arc;
+use std::task::{Wake, Waker};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+
+/// A write that waits longer for space has met something that went wrong.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A cache with its thread, in front of a disk that takes all at once.
+pub struct Live<P: Pmem + 'static> {
+    /// The cache.
+    pub cache: Arc<Cache<ProcessEnvironment<P>>>,
+    waker: Waker,
+    _worker: Worker,
+}
+
+/// A request that waits for space is a thread that sleeps.
+struct Sleeper(Thread);
+
+impl Wake for Sleeper {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+impl<P: Pmem + 'static> Live<P> {
+    /// Makes a cache of all of `memory`, in front of a device of `device` bytes; `prepare` is what its thread does first. Only
+    /// the calling thread may write to it.
+    ///
+    /// # Errors
+    /// Those of the engine and of the system.
+    pub fn new(memory: P, device: u64, prepare: impl FnOnce() + Send + 'static) -> Result<Self> {
+        let surroundings = Arc::new(ProcessEnvironment::new());
+        let cache = rig::format(&surroundings, memory, device, rig::lanes_of_a_daemon())?;
+        let disk = InstantDisk::new(device)?;
+        let worker = Worker::start("bench", surroundings, &cache, &disk, prepare)?;
+        let waker = Arc::new(Sleeper(std::thread::current())).into();
+        Ok(Self { cache, waker, _worker: worker })
+    }
+
+    /// One write; false if it had to wait for space.
+    ///
+    /// # Errors
+    /// Those of the engine.
+    pub fn write(&self, place: u64, data: &[u8]) -> Result<bool> {
+        let range = ByteRange::at(place, data.len() as u64);
+        if let Admission::Done(_) = self.cache.write(range, data, &self.waker)? {
+            return Ok(true);
+        }
+        let begun = Instant::now();
+        while begun.elapsed() < PATIENCE {
+            std::thread::park_timeout(PATIENCE);
+            if let Admission::Done(_) = self.cache.write(range, data, &self.waker)? {
+                return Ok(false);
+            }
+        }
+        Err(Error::new(ErrorKind::TimedOut, "maintenance makes no space"))
+    }
+
+    /// Waits until so many segments are free that nobody who writes a little has to wait for one.
+    ///
+    /// # Errors
+    /// When that takes too long.
+    pub fn wait_for_space(&self) -> Result<()> {
+        let begun = Instant::now();
+        while begun.elapsed() < PATIENCE {
+            let status = self.cache.status();
+            // As many are kept back as there are lanes; each lane may want one, and reclaim some.
+            if status.free_segments > 4 * status.lanes {
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Err(Error::new(ErrorKind::TimedOut, "maintenance makes no space"))
+    }
+
+    /// Writes `bytes` to random blocks of 4 KiB of a device of `device` bytes, with a flush here and there.
+    ///
+    /// # Errors
+    /// Those of the engine.
+    pub fn age(&self, random: &mut SmallRng, device: u64, bytes: u64) -> Result<()> {
+        const BETWEEN_FLUSHES: usize = 4096;
+        let sources = Sources::new(4096);
+        for _ in 0..bytes / 4096 / BETWEEN_FLUSHES as u64 {
+            let places = random_places(random, device, 4096, BETWEEN_FLUSHES);
+            for (number, &place) in places.iter().enumerate() {
+                self.write(place, sources.get(number))?;
+            }
+            self.cache.flush()?;
+        }
+        Ok(())
+    }
+}
