@@ -1,4 +1,5 @@
-//! What every export shares: the device it serves, the queues it puts requests into, and something to wait on.
+//! What every export shares: the device it serves, the queues it puts requests into, something to wait on, and the
+//! socket where its clients come.
 //!
 //! An export knows its wire and [`Request`]; what a request does is behind [`BlockDevice`]. So the same
 //! export serves a cached device, an uncached one and plain memory, and a comparison between them compares
@@ -7,7 +8,9 @@
 //! Always true here: a [`RequestQueue`] belongs to one thread, which runs a request to completion inside
 //! [`RequestQueue::submit`] or parks it and goes on; nothing waits inside a queue.
 
+pub mod buffers;
 pub mod memory;
+pub mod socket;
 pub mod wake;
 
 pub use memory::MemoryDevice;

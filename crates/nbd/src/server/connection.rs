@@ -9,13 +9,13 @@
 //!   so a client that sends without reading its replies blocks itself and nobody else;
 //! - after the client's last request, what the device has is completed before the queue is let go.
 
-use super::buffers::Buffers;
 use super::handshake::Agreed;
 use super::receive::{Received, Receiver};
 use super::reply::{Output, Reply};
 use super::request::{Rules, Task};
 use super::status;
 use crate::protocol::{RequestHeader, command};
+use cbd_export::buffers::Buffers;
 use cbd_export::wake::{Interest, WaitSet};
 use cbd_export::{BlockDevice, RequestQueue};
 use cbd_types::{AlignedBuffer, ByteRange, Completion, Error, ErrorKind, Operation, Request, Result};

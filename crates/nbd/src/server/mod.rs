@@ -6,7 +6,6 @@
 //!
 //! Left to others: what requests do (the device), and when a server is started or stopped.
 
-mod buffers;
 mod connection;
 mod handshake;
 mod receive;

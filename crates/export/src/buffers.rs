@@ -1,7 +1,7 @@
-//! Buffers of one connection that are used again, so that a steady load allocates nothing.
+//! Buffers of one connection or queue that are used again, so that a steady load allocates nothing.
 //!
-//! Always true here: capacities are powers of two of at least a page; what a buffer held before is never sent
-//! (a read that failed sends no data), so it is not cleared.
+//! Always true here: capacities are powers of two of at least a page; what a buffer held before must never reach a
+//! client (a read that failed sends no data), so it is not cleared.
 
 use cbd_types::AlignedBuffer;
 
@@ -10,15 +10,16 @@ const SMALLEST: usize = 4096;
 const CLASSES: usize = 20;
 
 /// Free buffers by capacity.
-#[derive(Default)]
-pub(super) struct Buffers {
+#[derive(Default, Debug)]
+pub struct Buffers {
     free: [Vec<AlignedBuffer>; CLASSES],
     held: usize,
 }
 
 impl Buffers {
     /// A buffer of `length` bytes of any content.
-    pub(super) fn take(&mut self, length: usize) -> AlignedBuffer {
+    #[must_use]
+    pub fn take(&mut self, length: usize) -> AlignedBuffer {
         let capacity = length.max(SMALLEST).next_power_of_two();
         let mut buffer = match self.free.get_mut(class(capacity)).and_then(Vec::pop) {
             Some(buffer) => {
@@ -32,7 +33,7 @@ impl Buffers {
     }
 
     /// Takes a buffer back.
-    pub(super) fn give(&mut self, buffer: AlignedBuffer) {
+    pub fn give(&mut self, buffer: AlignedBuffer) {
         let capacity = buffer.capacity();
         if capacity >= SMALLEST
             && capacity.is_power_of_two()
@@ -44,12 +45,13 @@ impl Buffers {
     }
 
     /// Lets all free buffers go.
-    pub(super) fn trim(&mut self) {
+    pub fn trim(&mut self) {
         *self = Self::default();
     }
 
     /// Bytes in free buffers.
-    pub(super) const fn held(&self) -> usize {
+    #[must_use]
+    pub const fn held(&self) -> usize {
         self.held
     }
 }

@@ -1,0 +1,294 @@
+//! Requests in flight, noted in memory that outlives us: the front end keeps it, and hands it to the next server.
+//!
+//! The layout is the protocol's for split rings ("Inflight I/O tracking" in QEMU's vhost-user specification): for each ring
+//! a head of 16 bytes and 16 for each descriptor. The order of stores makes every instant a good one to be killed at:
+//!
+//! 1. a request is taken: its counter, then its mark;
+//! 2. it is answered: it is named as the last answered, its answer goes into the used ring, the ring's index moves on;
+//! 3. its mark goes, and the index is noted here.
+//!
+//! Killed before 2 moved the index, the request is still marked and done again, which is the same as once: nobody was
+//! told. Killed before 3 was done, the index noted here is behind the ring's, and the one named last is done.
+//!
+//! Always true here: what is found is believed only within its bounds; the ring's own index decides.
+
+use crate::guard::Registration;
+use crate::memory::check_size;
+use crate::{malformed, system};
+use cbd_types::{Error, ErrorKind, Result};
+use std::fs::File;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use vm_memory::{AtomicAccess, Bytes, FileOffset, MmapRegion, VolatileMemory};
+
+const HEAD: usize = 16;
+const ENTRY: usize = 16;
+/// Rings begin at multiples of this.
+const ALIGNMENT: usize = 64;
+const VERSION: u16 = 1;
+
+// Offsets in a ring's head.
+const VERSION_AT: usize = 8;
+const COUNT_AT: usize = 10;
+const LAST_ANSWERED_AT: usize = 12;
+const USED_INDEX_AT: usize = 14;
+// Offsets in an entry.
+const MARK_AT: usize = 0;
+const NEXT_AT: usize = 6;
+const COUNTER_AT: usize = 8;
+
+/// The memory for all rings of a device.
+#[derive(Debug)]
+pub(crate) struct Area {
+    // In this order: the mapping must not go while its place is registered.
+    guard: Registration,
+    mapping: MmapRegion,
+    queues: u16,
+    queue_size: u16,
+}
+
+const fn ring_bytes(queue_size: u16) -> usize {
+    (HEAD + ENTRY * queue_size as usize).next_multiple_of(ALIGNMENT)
+}
+
+/// Bytes that rings of this size need.
+pub(crate) const fn bytes(queues: u16, queue_size: u16) -> u64 {
+    queues as u64 * ring_bytes(queue_size) as u64
+}
+
+impl Area {
+    /// Fresh memory, and the file that the front end is to keep.
+    pub(crate) fn fresh(queues: u16, queue_size: u16) -> Result<(Self, File)> {
+        let size = bytes(queues, queue_size);
+        let file = system::sealed_memory(size)?;
+        let kept = file.try_clone().map_err(|error| {
+            Error::new(
+                ErrorKind::System,
+                format!("cannot hand out the memory for requests in flight: {error}"),
+            )
+        })?;
+        Ok((Self::open(file, 0, size, queues, queue_size)?, kept))
+    }
+
+    /// Memory that a front end kept.
+    pub(crate) fn open(file: File, offset: u64, size: u64, queues: u16, queue_size: u16) -> Result<Self> {
+        let refused =
+            |why: String| malformed(format!("the memory for requests in flight cannot be used: {why}"));
+        let needed = bytes(queues, queue_size);
+        if needed == 0 || size < needed {
+            return Err(refused(format!("{size} bytes for {queues} rings of {queue_size}")));
+        }
+        check_size(&file, offset, needed).map_err(refused)?;
+        // At most 65535 rings of 32768, which fits.
+        let mapping = MmapRegion::from_file(FileOffset::new(file, offset), needed as usize)
+            .map_err(|error| refused(error.to_string()))?;
+        let guard = Registration::new(mapping.as_ptr() as usize, mapping.size())?;
+        Ok(Self { guard, mapping, queues, queue_size })
+    }
+}
+
+/// The part of one ring.
+#[derive(Debug)]
+pub(crate) struct Ring {
+    area: Arc<Area>,
+    begin: usize,
+    size: u16,
+    counter: u64,
+}
+
+impl Ring {
+    /// The part of ring `index`, whose size is `size`.
+    pub(crate) fn new(area: &Arc<Area>, index: usize, size: u16) -> Result<Self> {
+        if index >= usize::from(area.queues) || size > area.queue_size {
+            return Err(malformed(format!(
+                "ring {index} of {size} has no room among requests in flight of {} rings of {}",
+                area.queues, area.queue_size
+            )));
+        }
+        let begin = index * ring_bytes(area.queue_size);
+        Ok(Self { area: Arc::clone(area), begin, size, counter: 0 })
+    }
+
+    /// What a predecessor left, in the order in which it came; `used` is the index of the used ring.
+    pub(crate) fn recover(&mut self, used: u16) -> Result<Vec<u16>> {
+        match self.load::<u16>(VERSION_AT)? {
+            0 => {
+                for head in 0..self.size {
+                    self.store(self.entry(head) + MARK_AT, 0_u8)?;
+                }
+                self.store(COUNT_AT, self.size)?;
+                self.store(USED_INDEX_AT, used)?;
+                self.store(VERSION_AT, VERSION)?;
+            }
+            VERSION if self.load::<u16>(COUNT_AT)? == self.size => {}
+            VERSION => {
+                return Err(malformed(format!(
+                    "the requests in flight are those of a ring of {}, not of {}",
+                    self.load::<u16>(COUNT_AT)?,
+                    self.size
+                )));
+            }
+            version => {
+                return Err(Error::new(
+                    ErrorKind::Unsupported,
+                    format!("the requests in flight are noted in version {version}; this is {VERSION}"),
+                ));
+            }
+        }
+        if self.load::<u16>(USED_INDEX_AT)? != used {
+            let last = self.load::<u16>(LAST_ANSWERED_AT)?;
+            if last < self.size {
+                self.store(self.entry(last) + MARK_AT, 0_u8)?;
+            }
+            self.store(USED_INDEX_AT, used)?;
+        }
+        let mut left = Vec::new();
+        for head in 0..self.size {
+            if self.load::<u8>(self.entry(head) + MARK_AT)? == 1 {
+                left.push((self.load::<u64>(self.entry(head) + COUNTER_AT)?, head));
+            }
+        }
+        left.sort_unstable();
+        self.counter = left.last().map_or(0, |(counter, _)| counter.wrapping_add(1));
+        Ok(left.into_iter().map(|(_, head)| head).collect())
+    }
+
+    /// A request is taken.
+    pub(crate) fn take(&mut self, head: u16) -> Result<()> {
+        let entry = self.entry(head);
+        self.store(entry + COUNTER_AT, self.counter)?;
+        self.counter = self.counter.wrapping_add(1);
+        self.store(entry + MARK_AT, 1_u8)
+    }
+
+    /// Its answer is about to go into the used ring.
+    pub(crate) fn answer(&mut self, head: u16) -> Result<()> {
+        let last = self.load::<u16>(LAST_ANSWERED_AT)?;
+        self.store(self.entry(head) + NEXT_AT, last)?;
+        self.store(LAST_ANSWERED_AT, head)
+    }
+
+    /// Its answer is there, and the used ring's index is `used` now.
+    pub(crate) fn answered(&mut self, head: u16, used: u16) -> Result<()> {
+        self.store(self.entry(head) + MARK_AT, 0_u8)?;
+        self.store(USED_INDEX_AT, used)
+    }
+
+    /// Fails if the memory was taken away.
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.area.guard.is_lost() {
+            return Err(Error::new(
+                ErrorKind::Media,
+                "the memory for requests in flight was taken away: its file was cut short",
+            ));
+        }
+        Ok(())
+    }
+
+    fn entry(&self, head: u16) -> usize {
+        HEAD + ENTRY * usize::from(head)
+    }
+
+    fn load<T: AtomicAccess>(&self, at: usize) -> Result<T> {
+        self.area.mapping.as_volatile_slice().load(self.begin + at, Ordering::Acquire).map_err(outside)
+    }
+
+    fn store<T: AtomicAccess>(&self, at: usize, value: T) -> Result<()> {
+        self.area
+            .mapping
+            .as_volatile_slice()
+            .store(value, self.begin + at, Ordering::Release)
+            .map_err(outside)
+    }
+}
+
+fn outside(error: vm_memory::VolatileMemoryError) -> Error {
+    Error::new(ErrorKind::System, format!("requests in flight cannot be noted: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ring() -> Ring {
+        let (area, _file) = Area::fresh(2, 8).expect("an area");
+        let mut ring = Ring::new(&Arc::new(area), 1, 8).expect("its ring");
+        assert!(ring.recover(65_535).expect("fresh").is_empty());
+        ring
+    }
+
+    /// The next server's view.
+    fn successor(ring: &Ring) -> Ring {
+        Ring { area: Arc::clone(&ring.area), begin: ring.begin, size: ring.size, counter: 0 }
+    }
+
+    #[test]
+    fn what_was_taken_and_not_answered_is_found_in_its_order() {
+        let mut ring = ring();
+        for head in [5, 2, 7, 0] {
+            ring.take(head).expect("noted");
+        }
+        ring.answer(2).expect("noted");
+        ring.answered(2, 0).expect("noted");
+        let mut next = successor(&ring);
+        assert_eq!(next.recover(0).expect("found"), [5, 7, 0]);
+        // New ones come after them.
+        next.take(1).expect("noted");
+        assert_eq!(successor(&ring).recover(0).expect("found"), [5, 7, 0, 1]);
+    }
+
+    #[test]
+    fn killed_before_the_answer_was_published_it_is_done_again() {
+        let mut ring = ring();
+        ring.take(3).expect("noted");
+        ring.answer(3).expect("noted");
+        assert_eq!(successor(&ring).recover(65_535).expect("found"), [3]);
+    }
+
+    #[test]
+    fn killed_after_the_answer_was_published_it_is_not_done_again() {
+        let mut ring = ring();
+        ring.take(3).expect("noted");
+        ring.take(4).expect("noted");
+        ring.answer(3).expect("noted");
+        assert_eq!(successor(&ring).recover(0).expect("found"), [4]);
+        // And that is settled.
+        assert_eq!(successor(&ring).recover(0).expect("found"), [4]);
+    }
+
+    #[test]
+    fn rings_do_not_touch_each_other() {
+        let (area, _file) = Area::fresh(2, 8).expect("an area");
+        let area = Arc::new(area);
+        let mut rings = [0, 1].map(|index| Ring::new(&area, index, 8).expect("its ring"));
+        for ring in &mut rings {
+            ring.recover(0).expect("fresh");
+        }
+        rings[0].take(7).expect("noted");
+        assert!(successor(&rings[1]).recover(0).expect("found").is_empty());
+        assert!(Ring::new(&area, 2, 8).is_err());
+        assert!(Ring::new(&area, 0, 16).is_err());
+    }
+
+    #[test]
+    fn nonsense_is_refused_or_bounded() {
+        let ring = ring();
+        ring.store(LAST_ANSWERED_AT, 60_000_u16).expect("stored");
+        assert!(successor(&ring).recover(9).expect("found").is_empty());
+        ring.store(COUNT_AT, 4_u16).expect("stored");
+        assert!(successor(&ring).recover(9).expect_err("another size").line().contains("ring of 4"));
+        ring.store(VERSION_AT, 2_u16).expect("stored");
+        assert_eq!(successor(&ring).recover(9).expect_err("another version").kind(), ErrorKind::Unsupported);
+    }
+
+    #[test]
+    fn memory_that_is_too_small_is_refused() {
+        let (_, file) = Area::fresh(1, 8).expect("an area");
+        for (offset, size, queues) in
+            [(0, 192, 2), (4096, 192, 1), (0, 100, 1), (u64::MAX, 192, 1), (0, 192, 0)]
+        {
+            let again = file.try_clone().expect("a file");
+            assert!(Area::open(again, offset, size, queues, 8).is_err(), "{offset} {size} {queues}");
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! The guest's memory: what a front end handed over, mapped.
+//!
+//! Always true here: pieces do not overlap; a piece is no larger than its file was when it was mapped; what becomes of
+//! the file later is noticed ([`GuestMap::check`]); the memory is only reached by copies and atomics, never by reference.
+
+use crate::guard::{self, Registration};
+use crate::malformed;
+use cbd_types::{Error, ErrorKind, Result};
+use std::fs::File;
+use std::os::unix::fs::FileTypeExt;
+use std::sync::Arc;
+use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap, MmapRegion};
+
+/// Pieces that one guest may have: as many as a message of the protocol can carry.
+pub(crate) const PIECES_MAX: usize = 32;
+
+/// A piece as the front end describes it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Piece {
+    /// Where the guest sees it.
+    pub(crate) guest: u64,
+    /// Bytes.
+    pub(crate) size: u64,
+    /// Where the front end sees it; it names rings by such addresses.
+    pub(crate) front_end: u64,
+    /// Where it begins in its file.
+    pub(crate) offset: u64,
+}
+
+#[derive(Debug)]
+struct Mapped {
+    piece: Piece,
+    // In this order: the mapping must not go while its place is registered.
+    guard: Registration,
+    region: Arc<GuestRegionMmap>,
+}
+
+/// All of a guest's memory at one time; changes make a new one.
+#[derive(Debug)]
+pub(crate) struct GuestMap {
+    memory: GuestMemoryMmap,
+    mapped: Vec<Arc<Mapped>>,
+    /// Losses before this was made.
+    losses: u64,
+}
+
+impl GuestMap {
+    pub(crate) fn empty() -> Self {
+        Self { memory: GuestMemoryMmap::default(), mapped: Vec::new(), losses: guard::losses() }
+    }
+
+    /// Memory of these pieces.
+    pub(crate) fn new(pieces: Vec<(Piece, File)>) -> Result<Self> {
+        let losses = guard::losses();
+        let mapped = pieces.into_iter().map(|(piece, file)| map(piece, file)).collect::<Result<_>>()?;
+        Self::of(mapped, losses)
+    }
+
+    /// The same with one piece more.
+    pub(crate) fn with(&self, piece: Piece, file: File) -> Result<Self> {
+        let mut mapped = self.mapped.clone();
+        mapped.push(map(piece, file)?);
+        Self::of(mapped, self.losses)
+    }
+
+    /// The same without a piece; where it is in its file does not matter.
+    pub(crate) fn without(&self, piece: Piece) -> Result<Self> {
+        let same = |mapped: &Arc<Mapped>| {
+            let other = mapped.piece;
+            (other.guest, other.size, other.front_end) == (piece.guest, piece.size, piece.front_end)
+        };
+        if !self.mapped.iter().any(same) {
+            return Err(malformed(format!(
+                "the front end takes back {} bytes at {:#x} of the guest, which it has not handed over",
+                piece.size, piece.guest
+            )));
+        }
+        Self::of(self.mapped.iter().filter(|mapped| !same(mapped)).cloned().collect(), self.losses)
+    }
+
+    fn of(mut mapped: Vec<Arc<Mapped>>, losses: u64) -> Result<Self> {
+        if mapped.len() > PIECES_MAX {
+            return Err(malformed(format!(
+                "the front end hands over more than {PIECES_MAX} pieces of memory"
+            )));
+        }
+        mapped.sort_by_key(|mapped| mapped.piece.guest);
+        let regions = mapped.iter().map(|mapped| Arc::clone(&mapped.region)).collect::<Vec<_>>();
+        let memory = if regions.is_empty() {
+            GuestMemoryMmap::default()
+        } else {
+            GuestMemoryMmap::from_arc_regions(regions)
+                .map_err(|error| malformed(format!("the guest's memory makes no sense: {error}")))?
+        };
+        Ok(Self { memory, mapped, losses })
+    }
+
+    /// The memory itself.
+    pub(crate) fn memory(&self) -> &GuestMemoryMmap {
+        &self.memory
+    }
+
+    /// Where the guest has what the front end sees at `address`.
+    pub(crate) fn translate(&self, address: u64) -> Option<GuestAddress> {
+        self.mapped.iter().map(|mapped| mapped.piece).find_map(|piece| {
+            let within = address.checked_sub(piece.front_end).filter(|within| *within < piece.size)?;
+            piece.guest.checked_add(within).map(GuestAddress)
+        })
+    }
+
+    /// Fails if some of the memory was taken away: what was read from it since may be zeroes that nobody wrote.
+    pub(crate) fn check(&self) -> Result<()> {
+        if guard::losses() == self.losses {
+            return Ok(());
+        }
+        match self.mapped.iter().find(|mapped| mapped.guard.is_lost()) {
+            None => Ok(()),
+            Some(lost) => Err(Error::new(
+                ErrorKind::Media,
+                format!(
+                    "the guest's memory at {:#x} was taken away or failed: its file was cut short, or a page is damaged",
+                    lost.piece.guest
+                ),
+            )),
+        }
+    }
+}
+
+fn map(piece: Piece, file: File) -> Result<Arc<Mapped>> {
+    let refused = |why: String| {
+        malformed(format!(
+            "{} bytes of memory at {:#x} of the guest cannot be mapped: {why}",
+            piece.size, piece.guest
+        ))
+    };
+    let size = usize::try_from(piece.size).map_err(|_| refused("too many".into()))?;
+    check_size(&file, piece.offset, piece.size).map_err(refused)?;
+    let mapping = MmapRegion::from_file(FileOffset::new(file, piece.offset), size)
+        .map_err(|error| refused(error.to_string()))?;
+    let region = GuestRegionMmap::new(mapping, GuestAddress(piece.guest))
+        .ok_or_else(|| refused("it reaches past the end of all addresses".into()))?;
+    let guard = Registration::new(region.as_ptr() as usize, region.size())?;
+    debug_assert_eq!(region.len(), piece.size);
+    Ok(Arc::new(Mapped { piece, guard, region: Arc::new(region) }))
+}
+
+/// Whether a file has `size` bytes at `offset`; devices do not say.
+pub(crate) fn check_size(file: &File, offset: u64, size: u64) -> std::result::Result<(), String> {
+    let metadata = file.metadata().map_err(|error| error.to_string())?;
+    let end = offset.checked_add(size).ok_or("it ends nowhere")?;
+    if metadata.file_type().is_char_device() || end <= metadata.len() {
+        return Ok(());
+    }
+    Err(format!("its file has {} bytes and it ends at {end}", metadata.len()))
+}

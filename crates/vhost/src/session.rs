@@ -1,0 +1,400 @@
+//! What one front end has set up: features, memory, rings; and the messages that change them.
+//!
+//! A ring runs from the moment on at which it has all that it needs. Whatever a message changes, the rings that it concerns are
+//! paused first and resumed after, so that a change never meets a ring at work: when a front end has its answer, nothing uses
+//! what was before.
+//!
+//! Always true here: what a message says is checked before anything is changed; a message that cannot be followed ends the
+//! session, with a reason ([`Session::fault`]).
+//!
+//! Left to others: the bytes of messages (`messages`), requests (`worker`).
+
+use crate::config::{DeviceConfig, PROTOCOL_FEATURES, WRITE_CACHE};
+use crate::inflight::{self, Area};
+use crate::malformed;
+use crate::memory::{GuestMap, Piece};
+use crate::request;
+use crate::server::{Notice, Options};
+use crate::system::{self, Bell};
+use crate::worker::{Common, Halt, Setup, Worker};
+use cbd_export::BlockDevice;
+use cbd_types::{Error, ErrorKind, Result};
+use std::fs::File;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Instant;
+use vm_memory::GuestAddress;
+
+/// Descriptors that a ring may have.
+const RING_MAX: u16 = 1024;
+
+/// A ring as it is set up, and its worker once it has run.
+#[derive(Default)]
+struct Slot {
+    size: u16,
+    places: Option<[GuestAddress; 3]>,
+    base: u16,
+    kick: Option<Arc<File>>,
+    call: Option<Arc<Bell>>,
+    error: Option<Arc<Bell>>,
+    enabled: bool,
+    state: State,
+}
+
+#[derive(Default)]
+enum State {
+    /// It has not run since it was set up.
+    #[default]
+    Fresh,
+    Paused(Box<Worker>),
+    Running(thread::JoinHandle<Box<Worker>>, Arc<Halt>),
+}
+
+/// A front end's device.
+pub(crate) struct Session {
+    device: Arc<dyn BlockDevice>,
+    options: Arc<Options>,
+    common: Common,
+    features: u64,
+    memory: Arc<GuestMap>,
+    inflight: Option<Arc<Area>>,
+    slots: Vec<Slot>,
+    /// Readable when the server stops.
+    stop: RawFd,
+    /// Until when rings may take to end, once it does.
+    until: Option<Instant>,
+    /// What was wrong with the message that ended the session.
+    pub(crate) fault: Option<Error>,
+}
+
+impl Session {
+    /// A front end that has said nothing yet. `stop` is readable when the server stops.
+    pub(crate) fn new(device: Arc<dyn BlockDevice>, options: Arc<Options>, stop: RawFd) -> Self {
+        let config = DeviceConfig {
+            geometry: device.geometry(),
+            read_only: options.read_only,
+            queues: options.queues_max,
+        };
+        let common = Common {
+            config,
+            write_cache: Arc::new(AtomicBool::new(true)),
+            identity: request::identity(&options.name),
+            spin_max: options.spin_max,
+            bytes_max: options.bytes_max,
+        };
+        let slots = std::iter::repeat_with(Slot::default).take(usize::from(options.queues_max)).collect();
+        Self {
+            device,
+            options,
+            common,
+            features: 0,
+            memory: Arc::new(GuestMap::empty()),
+            inflight: None,
+            slots,
+            stop,
+            until: None,
+            fault: None,
+        }
+    }
+
+    /// Completes what is in flight and lets everything go.
+    ///
+    /// # Errors
+    /// [`ErrorKind::TimedOut`] when the server stops and the device does not answer in time; what it still has then is noted
+    /// as in flight, and done when the front end comes back.
+    pub(crate) fn end(&mut self) -> Result<()> {
+        let mut left = 0;
+        for index in 0..self.slots.len() {
+            left += usize::from(!self.retire(index)?);
+        }
+        if left > 0 {
+            return Err(Error::new(
+                ErrorKind::TimedOut,
+                format!("{left} rings have requests that the device did not complete in time"),
+            ));
+        }
+        Ok(())
+    }
+
+    // -- features and configuration ---------------------------------------------------------------------------
+
+    pub(crate) fn config(&self) -> &DeviceConfig {
+        &self.common.config
+    }
+
+    pub(crate) fn agree(&mut self, features: u64) -> Result<()> {
+        let unknown = features & !self.common.config.features();
+        if unknown != 0 {
+            return Err(malformed(format!(
+                "the front end agrees to features that were not offered: {unknown:#x}"
+            )));
+        }
+        if self.features != features && self.slots.iter().any(|slot| !matches!(slot.state, State::Fresh)) {
+            return Err(malformed("the front end changes features while rings are running"));
+        }
+        self.features = features;
+        // With no bit to enable rings by, they run from the start.
+        self.start_all()
+    }
+
+    pub(crate) fn read_config(&self, offset: u32, size: u32) -> Vec<u8> {
+        self.common.config.read(offset, size, self.common.write_cache.load(Ordering::Relaxed))
+    }
+
+    /// Only the cache's mode can be written; whatever else a guest writes changes nothing.
+    pub(crate) fn write_config(&mut self, offset: u32, bytes: &[u8]) {
+        let at = WRITE_CACHE.checked_sub(offset).map(|at| at as usize);
+        if let Some(mode) = at.and_then(|at| bytes.get(at)) {
+            self.common.write_cache.store(*mode != 0, Ordering::Relaxed);
+        }
+    }
+
+    // -- memory -----------------------------------------------------------------------------------------------
+
+    pub(crate) fn set_memory(&mut self, pieces: Vec<(Piece, File)>) -> Result<()> {
+        let memory = GuestMap::new(pieces)?;
+        self.change_memory(memory)
+    }
+
+    pub(crate) fn add_memory(&mut self, piece: Piece, file: File) -> Result<()> {
+        let memory = self.memory.with(piece, file)?;
+        self.change_memory(memory)
+    }
+
+    pub(crate) fn remove_memory(&mut self, piece: Piece) -> Result<()> {
+        let memory = self.memory.without(piece)?;
+        self.change_memory(memory)
+    }
+
+    /// Every ring goes on with the new memory, or stops if it is not in there any more.
+    fn change_memory(&mut self, memory: GuestMap) -> Result<()> {
+        for index in 0..self.slots.len() {
+            self.pause(index)?;
+        }
+        self.memory = Arc::new(memory);
+        for index in 0..self.slots.len() {
+            let slot = &mut self.slots[index];
+            if let State::Paused(worker) = &mut slot.state {
+                worker.memory = Arc::clone(&self.memory);
+                if worker.fault.is_none() {
+                    worker.fault = worker.check_places().err();
+                    report(&self.options, index, worker, slot.error.as_deref());
+                }
+            }
+        }
+        self.start_all()
+    }
+
+    // -- requests in flight -----------------------------------------------------------------------------------
+
+    pub(crate) fn make_inflight(&mut self, queues: u16, size: u16) -> Result<(u64, File)> {
+        if queues == 0 || usize::from(queues) > self.slots.len() || size == 0 || size > RING_MAX {
+            return Err(malformed(format!("the front end asks to note {queues} rings of {size}")));
+        }
+        let (area, file) = Area::fresh(queues, size)?;
+        self.inflight = Some(Arc::new(area));
+        Ok((inflight::bytes(queues, size), file))
+    }
+
+    pub(crate) fn take_inflight(
+        &mut self,
+        file: File,
+        offset: u64,
+        bytes: u64,
+        queues: u16,
+        size: u16,
+    ) -> Result<()> {
+        if usize::from(queues) > self.slots.len() || size > RING_MAX {
+            return Err(malformed(format!("the front end hands over notes of {queues} rings of {size}")));
+        }
+        self.inflight = Some(Arc::new(Area::open(file, offset, bytes, queues, size)?));
+        Ok(())
+    }
+
+    // -- rings ------------------------------------------------------------------------------------------------
+
+    /// A ring that has not run, or was stopped.
+    fn fresh(&mut self, index: usize) -> Result<&mut Slot> {
+        let queues = self.slots.len();
+        let slot = self.slots.get_mut(index);
+        let slot = slot.ok_or_else(|| malformed(format!("ring {index} of a device with {queues}")))?;
+        if matches!(slot.state, State::Fresh) {
+            Ok(slot)
+        } else {
+            Err(malformed(format!("the front end changes ring {index} while it runs")))
+        }
+    }
+
+    pub(crate) fn set_size(&mut self, index: usize, size: u32) -> Result<()> {
+        let slot = self.fresh(index)?;
+        match u16::try_from(size) {
+            Ok(size) if size.is_power_of_two() && size <= RING_MAX => {
+                slot.size = size;
+                Ok(())
+            }
+            _ => Err(malformed(format!(
+                "ring {index} is to have {size} descriptors: there can be a power of two of at most {RING_MAX}"
+            ))),
+        }
+    }
+
+    pub(crate) fn set_places(&mut self, index: usize, places: [u64; 3]) -> Result<()> {
+        let memory = Arc::clone(&self.memory);
+        let slot = self.fresh(index)?;
+        let mut found = [GuestAddress(0); 3];
+        for (found, place) in found.iter_mut().zip(places) {
+            *found = memory.translate(place).ok_or_else(|| {
+                malformed(format!(
+                    "ring {index} is said to be at {place:#x}, where no memory was handed over"
+                ))
+            })?;
+        }
+        slot.places = Some(found);
+        self.start(index)
+    }
+
+    pub(crate) fn set_base(&mut self, index: usize, base: u32) -> Result<()> {
+        let slot = self.fresh(index)?;
+        slot.base = u16::try_from(base)
+            .map_err(|_| malformed(format!("ring {index} is to begin at {base}, which is no index")))?;
+        Ok(())
+    }
+
+    /// Stops a ring; where it has to go on is returned.
+    pub(crate) fn stop_ring(&mut self, index: usize) -> Result<u16> {
+        if index >= self.slots.len() {
+            return Err(malformed(format!("ring {index} of a device with {}", self.slots.len())));
+        }
+        if !self.retire(index)? {
+            return Err(Error::new(ErrorKind::TimedOut, format!("ring {index} cannot be stopped in time")));
+        }
+        let slot = &mut self.slots[index];
+        (slot.kick, slot.call, slot.error, slot.places) = (None, None, None, None);
+        Ok(slot.base)
+    }
+
+    pub(crate) fn set_kick(&mut self, index: usize, kick: Option<File>) -> Result<()> {
+        let Some(kick) = kick else {
+            return Err(malformed(format!("ring {index} is to be served without a kick descriptor")));
+        };
+        system::never_wait(&kick)?;
+        self.fresh(index)?.kick = Some(Arc::new(kick));
+        self.start(index)
+    }
+
+    pub(crate) fn set_call(&mut self, index: usize, call: Option<File>) -> Result<()> {
+        let call = call.map(Bell::new).transpose()?.map(Arc::new);
+        self.pause(index)?;
+        self.slots[index].call.clone_from(&call);
+        if let State::Paused(worker) = &mut self.slots[index].state {
+            worker.call = call;
+            worker.speak_up();
+        }
+        self.start(index)
+    }
+
+    pub(crate) fn set_error(&mut self, index: usize, error: Option<File>) -> Result<()> {
+        let error = error.map(Bell::new).transpose()?.map(Arc::new);
+        self.pause(index)?;
+        self.slots[index].error = error;
+        self.start(index)
+    }
+
+    pub(crate) fn enable(&mut self, index: usize, enabled: bool) -> Result<()> {
+        self.pause(index)?;
+        self.slots[index].enabled = enabled;
+        self.start(index)
+    }
+
+    fn start_all(&mut self) -> Result<()> {
+        (0..self.slots.len()).try_for_each(|index| self.start(index))
+    }
+
+    /// Lets a ring run if it has what it needs.
+    fn start(&mut self, index: usize) -> Result<()> {
+        let slot = &mut self.slots[index];
+        if !slot.enabled && self.features & PROTOCOL_FEATURES != 0 {
+            return Ok(());
+        }
+        let mut worker = match (std::mem::take(&mut slot.state), &slot.kick, slot.places) {
+            (State::Paused(worker), ..) => worker,
+            (State::Fresh, Some(kick), Some(places)) if slot.size > 0 => {
+                let noted = self.inflight.as_ref().map(|area| inflight::Ring::new(area, index, slot.size));
+                let setup =
+                    Setup { index, size: slot.size, places, base: slot.base, features: self.features };
+                Box::new(Worker::new(
+                    setup,
+                    self.common.clone(),
+                    Arc::clone(&self.memory),
+                    Arc::clone(kick),
+                    self.device.open_queue()?,
+                    noted.transpose()?,
+                )?)
+            }
+            (state, ..) => {
+                slot.state = state;
+                return Ok(());
+            }
+        };
+        if worker.fault.is_some() {
+            slot.state = State::Paused(worker);
+            return Ok(());
+        }
+        worker.call.clone_from(&slot.call);
+        let halt = Arc::new(Halt::new()?);
+        let (order, options, error) = (Arc::clone(&halt), Arc::clone(&self.options), slot.error.clone());
+        let thread = thread::Builder::new()
+            .name(format!("vhost-{index}"))
+            .spawn(move || {
+                if let Some(setup) = &options.thread_setup {
+                    setup();
+                }
+                worker.run(&order);
+                report(&options, index, &worker, error.as_deref());
+                worker
+            })
+            .map_err(|error| Error::new(ErrorKind::System, format!("cannot start a thread: {error}")))?;
+        slot.state = State::Running(thread, halt);
+        Ok(())
+    }
+
+    /// Takes a ring off its thread, with all that it has.
+    fn pause(&mut self, index: usize) -> Result<()> {
+        let queues = self.slots.len();
+        let slot = self.slots.get_mut(index);
+        let slot = slot.ok_or_else(|| malformed(format!("ring {index} of a device with {queues}")))?;
+        match std::mem::take(&mut slot.state) {
+            State::Running(thread, halt) => {
+                halt.order();
+                let worker = thread.join().map_err(|_| {
+                    Error::new(ErrorKind::System, format!("the thread of ring {index} failed"))
+                })?;
+                slot.state = State::Paused(worker);
+            }
+            state => slot.state = state,
+        }
+        Ok(())
+    }
+
+    /// Completes what a ring has and takes it down; false if the device did not complete it in time.
+    fn retire(&mut self, index: usize) -> Result<bool> {
+        self.pause(index)?;
+        let slot = &mut self.slots[index];
+        let State::Paused(mut worker) = std::mem::take(&mut slot.state) else { return Ok(true) };
+        let drained = worker.drain(self.stop, self.options.stop_timeout, &mut self.until);
+        slot.base = worker.base();
+        Ok(drained)
+    }
+}
+
+/// Tells whoever wants to know if a ring stopped by a fault.
+fn report(options: &Options, index: usize, worker: &Worker, bell: Option<&Bell>) {
+    let Some(error) = &worker.fault else { return };
+    options.notify(&Notice::RingFailed { ring: index, error });
+    if let Some(bell) = bell {
+        // A front end that does not listen is none the wiser.
+        let _ = bell.ring();
+    }
+}

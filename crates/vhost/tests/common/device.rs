@@ -1,0 +1,99 @@
+//! A device that parks its requests until it is let go on, and notes what it was asked.
+
+use cbd_export::{BlockDevice, Event, RequestQueue, Waker};
+use cbd_types::{ByteRange, Completion, Geometry, Operation, Request, Result};
+use std::os::fd::RawFd;
+use std::sync::{Arc, Mutex};
+
+/// What was asked, with its FUA.
+pub type Asked = (Operation, ByteRange, bool);
+
+#[derive(Default)]
+struct State {
+    held: bool,
+    asked: Vec<Asked>,
+    wakers: Vec<Waker>,
+}
+
+/// The device.
+pub struct Gate {
+    inner: Arc<dyn BlockDevice>,
+    state: Arc<Mutex<State>>,
+}
+
+impl Gate {
+    pub fn over(inner: Arc<dyn BlockDevice>) -> Arc<Self> {
+        Arc::new(Self { inner, state: Arc::default() })
+    }
+
+    /// From now on requests wait.
+    pub fn hold(&self) {
+        self.state.lock().expect("nobody panics in here").held = true;
+    }
+
+    /// Requests go on.
+    pub fn release(&self) {
+        let mut state = self.state.lock().expect("nobody panics in here");
+        state.held = false;
+        state.wakers.iter().for_each(Waker::wake);
+    }
+
+    /// What was asked so far.
+    pub fn asked(&self) -> Vec<Asked> {
+        self.state.lock().expect("nobody panics in here").asked.clone()
+    }
+}
+
+impl BlockDevice for Gate {
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn open_queue(&self) -> Result<Box<dyn RequestQueue>> {
+        let event = Event::new()?;
+        self.state.lock().expect("nobody panics in here").wakers.push(event.waker());
+        Ok(Box::new(GateQueue {
+            inner: self.inner.open_queue()?,
+            state: Arc::clone(&self.state),
+            event,
+            waiting: Vec::new(),
+        }))
+    }
+}
+
+struct GateQueue {
+    inner: Box<dyn RequestQueue>,
+    state: Arc<Mutex<State>>,
+    event: Event,
+    waiting: Vec<Request>,
+}
+
+impl RequestQueue for GateQueue {
+    fn submit(&mut self, request: Request, done: &mut Vec<Completion>) {
+        let mut state = self.state.lock().expect("nobody panics in here");
+        state.asked.push((request.operation, request.range, request.fua));
+        if state.held {
+            self.waiting.push(request);
+        } else {
+            drop(state);
+            self.inner.submit(request, done);
+        }
+    }
+
+    fn poll(&mut self, done: &mut Vec<Completion>) {
+        self.event.clear();
+        if !self.state.lock().expect("nobody panics in here").held {
+            for request in self.waiting.drain(..) {
+                self.inner.submit(request, done);
+            }
+        }
+    }
+
+    fn parked(&self) -> usize {
+        self.waiting.len()
+    }
+
+    fn wait_descriptors(&self) -> Vec<RawFd> {
+        vec![self.event.descriptor()]
+    }
+}

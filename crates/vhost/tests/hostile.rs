@@ -1,0 +1,360 @@
+//! What a guest or its front end may try: the ring is stopped, with a reason, and everybody else goes on.
+
+mod common;
+
+use cbd_export::BlockDevice;
+use common::device::Gate;
+use common::guest::*;
+use common::{Served, memory, serve, until};
+use std::io::Write;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use vhost::vhost_user::VhostUserFrontend;
+use vhost::vhost_user::message::VhostUserInflight;
+use vhost::{VhostBackend, VhostUserMemoryRegionInfo};
+
+/// A guest with two rings, the first of which does something wrong; the second must go on, and so must the first once it is
+/// set up anew.
+fn breaks(features: u64, reason: &str, wrong: impl FnOnce(&Ram, &mut Ring)) {
+    let served = serve(memory(1 << 20));
+    let (mut link, ram, mut rings) = boot(&served.path, features, 2);
+    wrong(&ram, &mut rings[0]);
+    rings[0].kick();
+    let told = served.hears("ring 0: ");
+    assert!(told.contains(reason), "{told}");
+    until("the front end is told", || rings[0].error.read().is_ok());
+    assert_eq!(rings[1].ask(&ram, DO_FLUSH, 0, &[]), 0);
+    rings[0].lay_request(&ram, 0, DO_FLUSH, 0, &[]);
+    rings[0].kick();
+    // Nothing else is taken from it until the guest begins anew, as a driver does after a reset.
+    std::thread::sleep(std::time::Duration::from_millis(5));
+    assert_eq!(rings[0].used(&ram), 0);
+    link.front_end.get_vring_base(0).expect("stopped");
+    ram.put(BASE, &[0; 0x8000]);
+    let mut again = Ring::new(0, 256);
+    link.start(&ram, &again, 0);
+    assert_eq!(again.ask(&ram, DO_FLUSH, 0, &[]), 0);
+}
+
+#[test]
+fn a_chain_that_runs_in_a_circle() {
+    breaks(USUAL, "circle", |ram, ring| {
+        for at in 0..4 {
+            ring.lay_raw(ram, ring.table(), at, (DATA, 16, NEXT), (at + 1) % 4);
+        }
+        ring.offer(ram, 0);
+    });
+}
+
+#[test]
+fn an_indirect_table_that_names_itself() {
+    breaks(USUAL, "indirect", |ram, ring| {
+        ring.lay(ram, 0, &[(ring.table(), 4096, INDIRECT)]);
+        ring.offer(ram, 0);
+    });
+}
+
+#[test]
+fn an_indirect_table_that_was_not_agreed_to() {
+    breaks(USUAL & !INDIRECT_DESCRIPTORS, "indirect", |ram, ring| {
+        ring.lay(ram, 0, &[(DATA, 48, INDIRECT)]);
+        ring.offer(ram, 0);
+    });
+}
+
+#[test]
+fn data_outside_of_memory() {
+    for (address, length) in [(0, 512), (BASE + SIZE - 1, 2), (u64::MAX - 100, 4096), (DATA, u32::MAX)] {
+        breaks(USUAL, "not in the guest's memory", |ram, ring| {
+            ring.lay_request(ram, 0, OUT, 0, &[(address, length, 0)]);
+            ring.offer(ram, 0);
+        });
+    }
+}
+
+#[test]
+fn data_in_the_wrong_direction() {
+    breaks(USUAL, "behind what is to be written", |ram, ring| {
+        let head = ring.head(0);
+        ring.lay(ram, 0, &[(head, 16, 0), (head + 16, 1, WRITE), (DATA, 512, 0)]);
+        ring.offer(ram, 0);
+    });
+}
+
+#[test]
+fn a_request_without_a_place_for_its_answer() {
+    breaks(USUAL, "no place for its answer", |ram, ring| {
+        ring.lay(ram, 0, &[(ring.head(0), 16, 0), (DATA, 512, 0)]);
+        ring.offer(ram, 0);
+    });
+}
+
+#[test]
+fn a_request_without_a_head() {
+    breaks(USUAL, "too few for a head", |ram, ring| {
+        ring.lay(ram, 0, &[(ring.head(0), 15, 0), (DATA, 512, WRITE)]);
+        ring.offer(ram, 0);
+    });
+}
+
+#[test]
+fn more_requests_than_the_ring_has() {
+    breaks(USUAL, "ring makes no sense", |ram, ring| ring.claim(ram, 257));
+}
+
+#[test]
+fn a_descriptor_that_the_ring_does_not_have() {
+    breaks(USUAL, "descriptor 256 of a ring of 256", |ram, ring| ring.offer(ram, 256));
+}
+
+#[test]
+fn a_request_that_is_offered_while_it_is_in_flight() {
+    let gate = Gate::over(memory(1 << 20));
+    let served = serve(Arc::clone(&gate) as Arc<dyn BlockDevice>);
+    let (link, ram, mut rings) = boot(&served.path, USUAL, 1);
+    gate.hold();
+    rings[0].lay_request(&ram, 0, OUT, 0, &[(DATA, 512, 0)]);
+    rings[0].offer(&ram, 0);
+    rings[0].offer(&ram, 0);
+    rings[0].kick();
+    assert!(served.hears("ring 0: ").contains("offered twice"));
+    assert_eq!(gate.asked().len(), 1);
+    // What the device has of a broken ring is completed before the front end is gone, and not answered.
+    drop(link);
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    assert!(served.server.is_connected());
+    gate.release();
+    served.hears("ended: in order");
+    assert_eq!(rings[0].used(&ram), 0);
+}
+
+#[test]
+fn data_that_lies_over_the_rings_harms_the_guest_alone() {
+    let served = serve(memory(1 << 20));
+    let (_link, ram, mut rings) = boot(&served.path, USUAL, 2);
+    // A read over the descriptor table, the rings and its own head and answer.
+    rings[0].lay_request(&ram, 0, IN, 0, &[(BASE, 0x9000, WRITE)]);
+    rings[0].offer(&ram, 0);
+    rings[0].kick();
+    served.hears("connected");
+    for _ in 0..100 {
+        assert_eq!(rings[1].ask(&ram, DO_FLUSH, 0, &[]), 0);
+    }
+}
+
+/// Whatever bytes the rings are full of, others are served.
+#[test]
+fn rings_full_of_noise() {
+    let mut state = 0x9E37_79B9_7F4A_7C15_u64;
+    let mut next = move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    for _ in 0..200 {
+        let served = serve(memory(1 << 20));
+        let (_link, ram, mut rings) = boot(&served.path, USUAL | EVENT_INDEX, 2);
+        let ring = &mut rings[0];
+        for at in 0..256 {
+            let near = BASE + next() % (SIZE + 4096);
+            let piece = (near, next() as u32 % 20_000, next() as u16 & 7);
+            ring.lay_raw(&ram, ring.table(), at, piece, next() as u16 % 300);
+            ram.put(ring.head(at), &[next() as u8 % 14]);
+        }
+        for _ in 0..next() % 64 {
+            ring.offer(&ram, next() as u16 % 256);
+        }
+        ring.kick();
+        assert_eq!(rings[1].ask(&ram, DO_FLUSH, 0, &[]), 0);
+        served.server.stop().expect("it ends");
+    }
+}
+
+fn goes_on(served: &Served) {
+    let (_link, ram, mut rings) = boot(&served.path, USUAL, 1);
+    assert_eq!(rings[0].ask(&ram, DO_FLUSH, 0, &[]), 0);
+}
+
+#[test]
+fn a_file_of_memory_that_is_cut_short_while_the_ring_runs() {
+    let served = serve(memory(1 << 20));
+    let (link, ram, mut rings) = boot(&served.path, USUAL, 1);
+    // Rings stay, data goes.
+    ram.file.set_len(4 << 20).expect("cut");
+    rings[0].lay_request(&ram, 0, OUT, 0, &[(DATA, 4096, 0)]);
+    rings[0].offer(&ram, 0);
+    rings[0].kick();
+    let told = served.hears("ring 0: ");
+    assert!(told.contains("taken away"), "{told}");
+    drop(link);
+    goes_on(&served);
+}
+
+#[test]
+fn what_is_written_from_memory_that_was_cut_short_does_not_reach_the_device() {
+    let gate = Gate::over(memory(1 << 20));
+    let served = serve(Arc::clone(&gate) as Arc<dyn BlockDevice>);
+    let (_link, ram, mut rings) = boot(&served.path, USUAL, 1);
+    ram.file.set_len(DATA - BASE + 4096).expect("cut");
+    // Half of it is still there.
+    rings[0].lay_request(&ram, 0, OUT, 0, &[(DATA, 8192, 0)]);
+    rings[0].offer(&ram, 0);
+    rings[0].kick();
+    assert!(served.hears("ring 0: ").contains("taken away"));
+    assert_eq!(gate.asked(), []);
+}
+
+#[test]
+fn a_ring_whose_memory_is_cut_away_while_it_is_looked_at() {
+    let served = serve(memory(1 << 20));
+    let (link, ram, rings) = boot(&served.path, USUAL, 1);
+    ram.file.set_len(0).expect("cut");
+    rings[0].kick();
+    assert!(served.hears("ring 0: ").contains("taken away"));
+    drop(link);
+    goes_on(&served);
+}
+
+#[test]
+fn memory_that_is_taken_back_while_a_ring_uses_it() {
+    let served = serve(memory(1 << 20));
+    let (mut link, ram, _rings) = boot(&served.path, USUAL, 1);
+    link.front_end.remove_mem_region(&ram.region()).expect("taken back");
+    assert!(served.hears("ring 0: ").contains("not in the guest's memory"));
+    drop(link);
+    goes_on(&served);
+}
+
+#[test]
+fn data_whose_memory_is_taken_back_while_it_is_read() {
+    let gate = Gate::over(memory(1 << 20));
+    let served = serve(Arc::clone(&gate) as Arc<dyn BlockDevice>);
+    let (mut link, ram, mut rings) = boot(&served.path, USUAL, 1);
+    let more = memory_file(1 << 20);
+    let plugged = VhostUserMemoryRegionInfo {
+        guest_phys_addr: 1 << 32,
+        memory_size: 1 << 20,
+        userspace_addr: 1 << 40,
+        mmap_offset: 0,
+        mmap_handle: more.as_raw_fd(),
+    };
+    link.front_end.add_mem_region(&plugged).expect("plugged in");
+    gate.hold();
+    rings[0].lay_request(&ram, 0, IN, 0, &[(1 << 32, 4096, WRITE)]);
+    rings[0].offer(&ram, 0);
+    rings[0].kick();
+    until("it is parked", || gate.asked().len() == 1);
+    link.front_end.remove_mem_region(&plugged).expect("taken back");
+    gate.release();
+    assert!(served.hears("ring 0: ").contains("not in the guest's memory"));
+}
+
+type Wrong = fn(&mut Link, &Ram);
+
+/// Each of these ends the connection, with a reason, and the next front end is served.
+#[test]
+fn front_ends_that_break_the_rules_are_let_go() {
+    let served = serve(memory(1 << 20));
+    let cases: [(&str, Wrong); 11] = [
+        ("power of two", |link, _| _ = link.front_end.set_vring_num(0, 1000)),
+        ("power of two", |link, _| _ = link.front_end.set_vring_num(0, 2048)),
+        ("features", |link, _| _ = link.front_end.set_features(USUAL | 1 << 34)),
+        ("no memory was handed over", |link, ram| _ = link.set_up(ram, &Ring::new(0, 256), 0)),
+        ("its file has", |link, ram| {
+            let mut region = ram.region();
+            region.memory_size += 4096;
+            _ = link.front_end.set_mem_table(&[region]);
+        }),
+        ("makes no sense", |link, ram| _ = link.front_end.set_mem_table(&[ram.region(), ram.region()])),
+        ("has not handed over", |link, ram| _ = link.front_end.remove_mem_region(&ram.region())),
+        ("rings of", |link, _| {
+            let wanted = VhostUserInflight { num_queues: 65, queue_size: 256, ..Default::default() };
+            _ = link.front_end.get_inflight_fd(&wanted);
+        }),
+        ("cannot be used", |link, ram| {
+            let kept = VhostUserInflight {
+                mmap_size: 1 << 40,
+                mmap_offset: 1 << 40,
+                num_queues: 1,
+                queue_size: 256,
+            };
+            _ = link.front_end.set_inflight_fd(&kept, ram.file.as_raw_fd());
+        }),
+        ("while it runs", |link, ram| {
+            link.give_memory(ram);
+            let ring = Ring::new(0, 256);
+            link.start(ram, &ring, 0);
+            _ = link.front_end.set_vring_num(0, 128);
+        }),
+        ("is not in the guest's memory", |link, ram| {
+            let mut region = ram.region();
+            region.memory_size = 0x4000;
+            link.front_end.set_mem_table(&[region]).expect("a small one");
+            let mut region = ram.region();
+            region.memory_size = 0x5800;
+            link.front_end.set_mem_table(&[region]).expect("the rings do not end in it");
+            _ = link.set_up(ram, &Ring::new(0, 256), 0);
+        }),
+    ];
+    for (reason, wrong) in cases {
+        served.told.lock().expect("nobody panics in here").clear();
+        let ram = Ram::new();
+        let mut link = Link::open(&served.path, USUAL);
+        wrong(&mut link, &ram);
+        let told = served.hears("ended: a vhost-user front end was let go");
+        assert!(told.contains(reason), "{reason}: {told}");
+        goes_on(&served);
+    }
+}
+
+#[test]
+fn noise_instead_of_messages() {
+    let served = serve(memory(1 << 20));
+    for noise in [&[0xFF; 64][..], &[1, 0, 0, 0, 1, 0, 0, 0, 0xFF, 0xFF, 0xFF, 0xFF], &[1, 0, 0]] {
+        let mut socket = UnixStream::connect(&served.path).expect("connected");
+        socket.write_all(noise).expect("said");
+        drop(socket);
+        goes_on(&served);
+    }
+}
+
+#[test]
+fn a_second_front_end_is_turned_away_and_the_first_is_not_disturbed() {
+    let served = serve(memory(1 << 20));
+    let (_link, ram, mut rings) = boot(&served.path, USUAL, 1);
+    let second = UnixStream::connect(&served.path).expect("connected");
+    served.hears("refused");
+    assert_eq!(rings[0].ask(&ram, DO_FLUSH, 0, &[]), 0);
+    drop(second);
+}
+
+#[test]
+fn descriptors_that_are_no_events() {
+    let served = serve(memory(1 << 20));
+    // A kick descriptor that is always readable and never has anything, or whose other end is gone.
+    for descriptor in ["file", "pipe"] {
+        let ram = Ram::new();
+        let mut link = Link::open(&served.path, USUAL);
+        link.give_memory(&ram);
+        let mut ring = Ring::new(0, 256);
+        use std::os::fd::{FromRawFd, IntoRawFd};
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        let fake = if descriptor == "file" {
+            std::fs::File::open("/dev/null").expect("a file").into_raw_fd()
+        } else {
+            reader.into_raw_fd()
+        };
+        // SAFETY: the descriptor was given up just above, so it is nobody else's.
+        ring.kick = unsafe { vmm_sys_util::eventfd::EventFd::from_raw_fd(fake) };
+        drop(writer);
+        link.start(&ram, &ring, 0);
+        let told = served.hears("ring 0: ");
+        assert!(told.contains("kick descriptor"), "{descriptor}: {told}");
+        served.told.lock().expect("nobody panics in here").clear();
+        drop(link);
+        served.hears("ended");
+    }
+    goes_on(&served);
+}

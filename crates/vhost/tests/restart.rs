@@ -1,0 +1,331 @@
+//! A server that is killed and started again, and front ends that go and come: no request is lost, none is answered twice.
+
+mod common;
+
+use cbd_export::{BlockDevice, MemoryDevice};
+use cbd_pmem::{Mapping, OpenOptions};
+use cbd_vhost::{Options, Server};
+use common::device::Gate;
+use common::guest::*;
+use common::{PATIENCE, memory, serve, until};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use vhost::VhostBackend;
+use vhost::vhost_user::VhostUserFrontend;
+
+const REGION: u64 = 16 << 20;
+
+/// The server of the tests below, in a process of its own: it serves a region in a file until it is killed, or its standard
+/// input ends. It holds writes of one sector while a file named `hold` is there.
+#[test]
+#[ignore = "this is the process that other tests start and kill"]
+fn a_process_that_serves() {
+    let Some(directory) = std::env::var_os("CBD_VHOST_TEST_DIRECTORY") else { return };
+    let directory = Path::new(&directory);
+    let region =
+        Arc::new(Mapping::open(directory.join("region"), &OpenOptions::default()).expect("a region"));
+    let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::new(region, 512).expect("a device"));
+    let gate = Gate::over(device);
+    if directory.join("hold").exists() {
+        gate.hold();
+    }
+    let served: Arc<dyn BlockDevice> = gate;
+    let server = Server::start(served, &directory.join("vhost.sock"), Options::default()).expect("a server");
+    println!("\nserving");
+    let _ = std::io::stdin().read_to_end(&mut Vec::new());
+    server.stop().expect("it ends");
+}
+
+struct Process(Child);
+
+impl Process {
+    fn start(directory: &Path) -> Self {
+        let mut child = Command::new(std::env::current_exe().expect("this"))
+            .args(["--exact", "a_process_that_serves", "--ignored", "--nocapture"])
+            .env("CBD_VHOST_TEST_DIRECTORY", directory)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("started");
+        let output = child.stdout.take().expect("piped");
+        let mut lines = BufReader::new(output).lines();
+        assert!(lines.any(|line| line.is_ok_and(|line| line == "serving")), "it does not serve");
+        // What it says later has nowhere to go.
+        std::mem::forget(lines);
+        Self(child)
+    }
+
+    fn kill(mut self) {
+        self.0.kill().expect("killed");
+        self.0.wait().expect("gone");
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn directory() -> tempfile::TempDir {
+    let directory = tempfile::tempdir().expect("a directory");
+    File::create(directory.path().join("region")).and_then(|file| file.set_len(REGION)).expect("a region");
+    directory
+}
+
+/// A guest with one ring, and notes of what is in flight.
+struct Guest {
+    ram: Ram,
+    ring: Ring,
+    notes: Option<(vhost::vhost_user::message::VhostUserInflight, File)>,
+}
+
+impl Guest {
+    fn new(size: u16) -> Self {
+        Self { ram: Ram::new(), ring: Ring::new(0, size), notes: None }
+    }
+
+    /// Connects as a front end does whose server went away: what the ring says of itself is all that it knows.
+    fn connect(&mut self, path: &Path) -> Link {
+        let end = Instant::now() + PATIENCE;
+        while UnixStream::connect(path).is_err() {
+            assert!(Instant::now() < end, "nobody listens");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        // That one was turned away or is gone; the server may take a moment to see it.
+        std::thread::sleep(Duration::from_millis(5));
+        let mut link = Link::open(path, USUAL | EVENT_INDEX);
+        match &self.notes {
+            Some((given, file)) => link.front_end.set_inflight_fd(given, file.as_raw_fd()).expect("taken"),
+            None => self.notes = Some(link.make_inflight(1, self.ring.size)),
+        }
+        link.give_memory(&self.ram);
+        link.start(&self.ram, &self.ring, self.ring.used(&self.ram));
+        link
+    }
+
+    fn write(&mut self, slot: u16, sector: u64, fill: u8) {
+        let data = DATA + u64::from(slot) * 512;
+        self.ram.put(data, &[fill; 512]);
+        self.ring.lay_request(&self.ram, slot * 3, OUT, sector, &[(data, 512, 0)]);
+        self.ring.offer(&self.ram, slot * 3);
+    }
+}
+
+#[test]
+fn requests_in_flight_when_the_server_is_killed_are_done_by_the_next() {
+    let directory = directory();
+    let path = directory.path().join("vhost.sock");
+    let mut guest = Guest::new(64);
+    File::create(directory.path().join("hold")).expect("a file");
+    let process = Process::start(directory.path());
+    let link = guest.connect(&path);
+    for slot in 0..16 {
+        guest.write(slot, u64::from(slot), slot as u8 + 1);
+    }
+    guest.ring.kick();
+    // All are noted, none is done.
+    let (given, file) = guest.notes.as_ref().expect("notes");
+    let noted = || {
+        use std::os::unix::fs::FileExt;
+        let mut notes = vec![0; given.mmap_size as usize];
+        file.read_exact_at(&mut notes, 0).expect("read");
+        notes[16..].chunks(16).filter(|entry| entry[0] == 1).count()
+    };
+    until("all are taken", || noted() == 16);
+    process.kill();
+    std::fs::remove_file(directory.path().join("hold")).expect("removed");
+    drop(link);
+
+    // The next one listens at the same path, over what was left there.
+    assert!(path.exists());
+    let _process = Process::start(directory.path());
+    let _link = guest.connect(&path);
+    let mut answered = (0..16).map(|_| guest.ring.wait(&guest.ram).0 / 3).collect::<Vec<_>>();
+    answered.sort_unstable();
+    assert_eq!(answered, (0..16).collect::<Vec<_>>());
+    until("all notes are gone", || {
+        use std::os::unix::fs::FileExt;
+        let (given, file) = guest.notes.as_ref().expect("notes");
+        let mut notes = vec![0; given.mmap_size as usize];
+        file.read_exact_at(&mut notes, 0).expect("read");
+        notes[16..].chunks(16).all(|entry| entry[0] == 0)
+    });
+    for slot in 0..16_u16 {
+        assert_eq!(guest.ring.status(&guest.ram, slot * 3), 0);
+        assert_eq!(guest.ring.ask(&guest.ram, IN, u64::from(slot), &[(DATA + 0x8000, 512, WRITE)]), 0);
+        assert_eq!(guest.ram.get(DATA + 0x8000, 512), [slot as u8 + 1; 512]);
+    }
+}
+
+/// A guest that keeps writing, and a server that is killed at any moment: each request is answered once, with its data there.
+#[test]
+fn no_request_is_lost_or_answered_twice_over_many_kills() {
+    const SLOTS: u16 = 20;
+    let directory = directory();
+    let path = directory.path().join("vhost.sock");
+    let mut guest = Guest::new(64);
+    let mut process = Process::start(directory.path());
+    let mut link = guest.connect(&path);
+    // What each slot has in flight, and what was acknowledged for each sector.
+    let mut flying = [None::<(u64, u8)>; SLOTS as usize];
+    let mut acknowledged = vec![0_u8; 2000];
+    let mut busy = std::collections::HashSet::new();
+    let mut state = 12345_u64;
+    let mut next = move || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state >> 33
+    };
+    for kills in 0..12 {
+        let end = Instant::now() + Duration::from_millis(20 + next() % 60);
+        let count_before = acknowledged.iter().filter(|&&fill| fill > 0).count();
+        while Instant::now() < end {
+            for slot in 0..SLOTS {
+                if flying[usize::from(slot)].is_none() {
+                    let sector = next() % acknowledged.len() as u64;
+                    if busy.insert(sector) {
+                        let fill = next() as u8 | 1;
+                        guest.write(slot, sector, fill);
+                        flying[usize::from(slot)] = Some((sector, fill));
+                    }
+                }
+            }
+            guest.ring.kick();
+            while let Some((head, _)) = guest.ring.answer(&guest.ram) {
+                let (sector, fill) = flying[usize::from(head / 3)].take().expect("it was in flight");
+                assert_eq!(guest.ring.status(&guest.ram, head), 0);
+                acknowledged[sector as usize] = fill;
+                busy.remove(&sector);
+            }
+        }
+        let count = acknowledged.iter().filter(|&&fill| fill > 0).count();
+        assert!(count > count_before || count > 1000, "nothing was done before kill {kills}");
+        process.kill();
+        drop(link);
+        process = Process::start(directory.path());
+        link = guest.connect(&path);
+    }
+    while flying.iter().any(Option::is_some) {
+        let (head, _) = guest.ring.wait(&guest.ram);
+        let (sector, fill) = flying[usize::from(head / 3)].take().expect("it was in flight");
+        assert_eq!(guest.ring.status(&guest.ram, head), 0);
+        acknowledged[sector as usize] = fill;
+    }
+    for (sector, fill) in acknowledged.iter().enumerate() {
+        assert_eq!(guest.ring.ask(&guest.ram, IN, sector as u64, &[(DATA + 0x8000, 512, WRITE)]), 0);
+        assert_eq!(guest.ram.get(DATA + 0x8000, 512), [*fill; 512], "sector {sector}");
+    }
+    drop(link);
+    process.kill();
+}
+
+#[test]
+fn a_front_end_that_goes_and_comes_again_goes_on_where_it_was() {
+    let gate = Gate::over(memory(1 << 20));
+    let served = serve(Arc::clone(&gate) as Arc<dyn BlockDevice>);
+    let mut guest = Guest::new(64);
+    let mut link = guest.connect(&served.path);
+    for round in 0..5_u8 {
+        guest.write(0, u64::from(round), round + 1);
+        guest.ring.kick();
+        assert_eq!(guest.ring.wait(&guest.ram), (0, 1));
+        // The connection goes while one is on its way: it is completed and answered nevertheless.
+        gate.hold();
+        guest.write(1, 100 + u64::from(round), round + 1);
+        guest.ring.kick();
+        let asked = usize::from(round) * 3 + 2;
+        until("it is parked", || gate.asked().len() == asked);
+        drop(link);
+        std::thread::sleep(Duration::from_millis(5));
+        // One that was offered while nobody was there waits.
+        guest.write(2, 200 + u64::from(round), round + 1);
+        gate.release();
+        assert_eq!(guest.ring.wait(&guest.ram), (3, 1));
+        link = guest.connect(&served.path);
+        assert_eq!(guest.ring.wait(&guest.ram), (6, 1));
+    }
+}
+
+#[test]
+fn a_server_that_stops_answers_what_is_in_flight_and_takes_its_socket_away() {
+    let gate = Gate::over(memory(1 << 20));
+    let served = serve(Arc::clone(&gate) as Arc<dyn BlockDevice>);
+    let mut guest = Guest::new(64);
+    let _link = guest.connect(&served.path);
+    gate.hold();
+    guest.write(0, 0, 1);
+    guest.ring.kick();
+    until("it is parked", || gate.asked().len() == 1);
+    let releaser = {
+        let gate = Arc::clone(&gate);
+        std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(50));
+            gate.release();
+        })
+    };
+    served.server.stop().expect("it ends");
+    releaser.join().expect("released");
+    assert_eq!(guest.ring.answer(&guest.ram), Some((0, 1)));
+    assert!(!served.path.exists());
+}
+
+#[test]
+fn a_server_whose_device_hangs_stops_in_time_and_the_next_does_what_was_left() {
+    let gate = Gate::over(memory(1 << 20));
+    let options = Options { stop_timeout: Duration::from_millis(100), ..Options::default() };
+    let served = common::serve_with(Arc::clone(&gate) as Arc<dyn BlockDevice>, options);
+    let mut guest = Guest::new(64);
+    let link = guest.connect(&served.path);
+    gate.hold();
+    guest.write(0, 7, 9);
+    guest.ring.kick();
+    until("it is parked", || gate.asked().len() == 1);
+    let began = Instant::now();
+    served.server.stop().expect("it gives up");
+    assert!(began.elapsed() < Duration::from_secs(3));
+    let told = served.told.lock().expect("nobody panics in here").join("\n");
+    assert!(told.contains("did not complete in time"), "{told}");
+    drop(link);
+    assert_eq!(guest.ring.answer(&guest.ram), None);
+
+    gate.release();
+    let again = serve(Arc::clone(&gate) as Arc<dyn BlockDevice>);
+    let _link = guest.connect(&again.path);
+    assert_eq!(guest.ring.wait(&guest.ram), (0, 1));
+    assert_eq!(gate.asked().len(), 2);
+}
+
+#[test]
+fn a_front_end_without_notes_goes_on_at_its_base() {
+    let served = serve(memory(1 << 20));
+    let ram = Ram::new();
+    let mut ring = Ring::new(0, 16);
+    for round in 0..40_u16 {
+        let mut link = Link::open(&served.path, USUAL);
+        link.give_memory(&ram);
+        link.start(&ram, &ring, ring.used(&ram));
+        assert_eq!(ring.ask(&ram, DO_FLUSH, 0, &[]), 0);
+        assert_eq!(link.front_end.get_vring_base(0).expect("stopped"), u32::from(round) + 1);
+        drop(link);
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn what_is_no_first_word_does_not_keep_others_out() {
+    let served = serve(memory(1 << 20));
+    let mut silent = UnixStream::connect(&served.path).expect("connected");
+    served.hears("connected");
+    silent.write_all(&[1]).expect("said");
+    drop(silent);
+    served.hears("ended");
+    let (_link, ram, mut rings) = boot(&served.path, USUAL, 1);
+    assert_eq!(rings[0].ask(&ram, DO_FLUSH, 0, &[]), 0);
+}

@@ -1,0 +1,411 @@
+//! What a guest asks is done: by rings laid by hand, which show what goes over them.
+
+mod common;
+
+use cbd_export::BlockDevice;
+use cbd_types::{ByteRange, Operation};
+use cbd_vhost::Options;
+use common::device::Gate;
+use common::guest::{self, *};
+use common::{memory, serve, serve_with};
+use std::sync::Arc;
+use std::time::Duration;
+use vhost::vhost_user::VhostUserFrontend;
+use vhost::vhost_user::message::VhostUserConfigFlags;
+
+const DONE: u8 = 0;
+const FAILED: u8 = 1;
+const UNSUPPORTED: u8 = 2;
+
+fn range(sector: u64, sectors: u32, flags: u32) -> Vec<u8> {
+    let mut raw = sector.to_le_bytes().to_vec();
+    raw.extend(sectors.to_le_bytes());
+    raw.extend(flags.to_le_bytes());
+    raw
+}
+
+#[test]
+fn what_was_written_is_read_back() {
+    let served = serve(memory(16 << 20));
+    let (_link, ram, mut rings) = boot(&served.path, USUAL, 1);
+    ram.put(DATA, &[7; 4096]);
+    assert_eq!(rings[0].ask(&ram, OUT, 8, &[(DATA, 4096, 0)]), DONE);
+    assert_eq!(rings[0].ask(&ram, IN, 8, &[(DATA + 8192, 4096, WRITE)]), DONE);
+    assert_eq!(ram.get(DATA + 8192, 4096), [7; 4096]);
+    assert_eq!(rings[0].ask(&ram, DO_FLUSH, 0, &[]), DONE);
+}
+
+#[test]
+fn scattered_data_and_a_head_in_pieces_are_one_request() {
+    let served = serve(memory(1 << 20));
+    let (_link, ram, mut rings) = boot(&served.path, USUAL, 1);
+    let ring = &mut rings[0];
+    let head = ring.head(0);
+    ram.put(head, &OUT.to_le_bytes());
+    ram.put(head + 8, &2_u64.to_le_bytes());
+    let data = (0..1024).map(|at| at as u8).collect::<Vec<_>>();
+    ram.put(DATA, &data);
+    // Head and data meet inside a descriptor; the answer is the last byte of one that is longer.
+    ram.put(head + 16, &data[..16]);
+    let pieces =
+        [(head, 3, 0), (head + 3, 29, 0), (DATA + 16, 500, 0), (DATA + 516, 508, 0), (head + 40, 4, WRITE)];
+    ring.lay(&ram, 0, &pieces);
+    ring.offer(&ram, 0);
+    ring.kick();
+    assert_eq!(ring.wait(&ram), (0, 4));
+    assert_eq!(ram.get(head + 43, 1), [DONE]);
+    let scattered = [(DATA + 0x2000, 1, WRITE), (DATA + 0x3000, 1023, WRITE)];
+    assert_eq!(ring.ask(&ram, IN, 2, &scattered), DONE);
+    assert_eq!(ram.get(DATA + 0x2000, 1), data[..1]);
+    assert_eq!(ram.get(DATA + 0x3000, 1023), data[1..]);
+}
+
+#[test]
+fn an_indirect_request_is_done() {
+    let served = serve(memory(1 << 20));
+    let (_link, ram, mut rings) = boot(&served.path, USUAL, 1);
+    let ring = &mut rings[0];
+    let head = ring.head(0);
+    ram.put(head, &[0; 17]);
+    let table = DATA + 0x10_0000;
+    ring.lay_table(&ram, table, 0, &[(head, 16, 0), (DATA, 512, WRITE), (head + 16, 1, WRITE)]);
+    ring.lay(&ram, 9, &[(table, 48, INDIRECT)]);
+    ram.put(DATA, &[1; 512]);
+    ring.offer(&ram, 9);
+    ring.kick();
+    assert_eq!(ring.wait(&ram), (9, 513));
+    assert_eq!(ram.get(DATA, 512), [0; 512]);
+}
+
+#[test]
+fn a_request_larger_than_a_piece_is_whole() {
+    let served = serve(memory(16 << 20));
+    let (_link, ram, mut rings) = boot(&served.path, USUAL, 1);
+    let length = (5 << 20) + 512;
+    let data = (0..length).map(|at: u32| (at / 512 * 7) as u8).collect::<Vec<_>>();
+    ram.put(DATA, &data);
+    assert_eq!(rings[0].ask(&ram, OUT, 1, &[(DATA, 12345, 0), (DATA + 12345, length - 12345, 0)]), DONE);
+    ram.put(DATA, &vec![0; length as usize]);
+    assert_eq!(rings[0].ask(&ram, IN, 1, &[(DATA, length, WRITE)]), DONE);
+    assert!(ram.get(DATA, length as usize) == data);
+}
+
+#[test]
+fn zeroes_and_discards_read_as_zeroes() {
+    let served = serve(memory(1 << 20));
+    let (_link, ram, mut rings) = boot(&served.path, USUAL, 1);
+    let ring = &mut rings[0];
+    ram.put(DATA, &[9; 8192]);
+    for (kind, flags) in [(DISCARD, 0), (WRITE_ZEROES, 0), (WRITE_ZEROES, 1)] {
+        assert_eq!(ring.ask(&ram, OUT, 0, &[(DATA, 8192, 0)]), DONE);
+        let mut ranges = range(2, 1, flags);
+        ranges.extend(range(4, 8, flags));
+        ram.put(DATA + 0x10000, &ranges);
+        assert_eq!(ring.ask(&ram, kind, 0, &[(DATA + 0x10000, 32, 0)]), DONE);
+        assert_eq!(ring.ask(&ram, IN, 0, &[(DATA + 0x20000, 8192, WRITE)]), DONE);
+        let read = ram.get(DATA + 0x20000, 8192);
+        for (sector, bytes) in read.chunks(512).enumerate() {
+            let zero = sector == 2 || (4..12).contains(&sector);
+            assert!(bytes.iter().all(|&byte| byte == if zero { 0 } else { 9 }), "sector {sector} of {kind}");
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_done_is_answered_so_and_the_ring_goes_on() {
+    let served = serve(memory(1 << 20));
+    let (_link, ram, mut rings) = boot(&served.path, USUAL, 1);
+    let ring = &mut rings[0];
+    let end = (1 << 20) / 512;
+    assert_eq!(ring.ask(&ram, OUT, end, &[(DATA, 512, 0)]), FAILED);
+    assert_eq!(ring.ask(&ram, OUT, end - 1, &[(DATA, 1024, 0)]), FAILED);
+    assert_eq!(ring.ask(&ram, IN, u64::MAX, &[(DATA, 512, WRITE)]), FAILED);
+    assert_eq!(ring.ask(&ram, IN, u64::MAX / 512, &[(DATA, 512, WRITE)]), FAILED);
+    assert_eq!(ring.ask(&ram, OUT, 0, &[(DATA, 511, 0)]), FAILED);
+    assert_eq!(ring.ask(&ram, 77, 0, &[]), UNSUPPORTED);
+    for (ranges, kind, expected) in [
+        (range(0, 1, 1), DISCARD, UNSUPPORTED),
+        (range(0, 1, 2), WRITE_ZEROES, UNSUPPORTED),
+        (range(end, 1, 0), DISCARD, FAILED),
+        (range(0, u32::MAX, 0), WRITE_ZEROES, FAILED),
+        (range(0, 1, 0)[..15].to_vec(), DISCARD, FAILED),
+        (range(0, 0, 0).repeat(33), DISCARD, FAILED),
+    ] {
+        ram.put(DATA, &ranges);
+        assert_eq!(ring.ask(&ram, kind, 0, &[(DATA, ranges.len() as u32, 0)]), expected, "{ranges:?}");
+    }
+    assert_eq!(ring.ask(&ram, IN, 0, &[(DATA, 512, WRITE)]), DONE);
+}
+
+#[test]
+fn the_name_is_the_serial_number() {
+    let served = serve(memory(1 << 20));
+    let (_link, ram, mut rings) = boot(&served.path, USUAL, 1);
+    ram.put(DATA, &[0xEE; 24]);
+    assert_eq!(rings[0].ask(&ram, GET_ID, 0, &[(DATA, 20, WRITE)]), DONE);
+    assert_eq!(ram.get(DATA, 24), *b"cbd-test\0\0\0\0\0\0\0\0\0\0\0\0\xEE\xEE\xEE\xEE");
+}
+
+#[test]
+fn the_configuration_says_what_the_device_is() {
+    let served = serve(memory(3 << 20));
+    let mut link = Link::open(&served.path, USUAL);
+    let (_, space) =
+        link.front_end.get_config(0, 60, VhostUserConfigFlags::empty(), &[0; 60]).expect("a space");
+    assert_eq!(space[..8], ((3_u64 << 20) / 512).to_le_bytes());
+    assert_eq!(space[20..24], 512_u32.to_le_bytes());
+    assert_eq!(space[34..36], 64_u16.to_le_bytes());
+}
+
+/// What the device was asked by a guest that agreed to `features`.
+fn asked(features: u64, mode: Option<u8>) -> Vec<(Operation, bool)> {
+    let gate = Gate::over(memory(1 << 20));
+    let served = serve(Arc::clone(&gate) as Arc<dyn BlockDevice>);
+    let (mut link, ram, mut rings) = boot(&served.path, features, 1);
+    if let Some(mode) = mode {
+        link.front_end.set_config(32, VhostUserConfigFlags::WRITABLE, &[mode]).expect("it is written");
+        let (_, read) =
+            link.front_end.get_config(32, 1, VhostUserConfigFlags::empty(), &[0]).expect("a space");
+        assert_eq!(read, [mode]);
+    }
+    ram.put(DATA, &range(0, 8, 0));
+    for kind in [OUT, WRITE_ZEROES, DISCARD] {
+        let length = if kind == OUT { 4096 } else { 16 };
+        assert_eq!(rings[0].ask(&ram, kind, 0, &[(DATA, length, 0)]), DONE);
+        ram.put(DATA, &range(0, 8, 0));
+    }
+    assert_eq!(rings[0].ask(&ram, IN, 0, &[(DATA, 512, WRITE)]), DONE);
+    gate.asked().into_iter().map(|(operation, _, fua)| (operation, fua)).collect()
+}
+
+#[test]
+fn a_guest_that_cannot_flush_has_every_change_durable_at_once() {
+    let with = |fua: bool| {
+        [
+            (Operation::Write, fua),
+            (Operation::WriteZeroes, fua),
+            (Operation::Discard, fua),
+            (Operation::Read, false),
+        ]
+    };
+    assert_eq!(asked(PROTOCOL | VERSION_1, None), with(true));
+    assert_eq!(asked(USUAL, None), with(false));
+    assert_eq!(asked(USUAL | CACHE_MODE, Some(0)), with(true));
+    assert_eq!(asked(USUAL | CACHE_MODE, Some(1)), with(false));
+}
+
+#[test]
+fn other_bytes_of_the_configuration_cannot_be_written() {
+    let served = serve(memory(1 << 20));
+    let mut link = Link::open(&served.path, USUAL);
+    link.front_end.set_config(0, VhostUserConfigFlags::WRITABLE, &[0xFF; 32]).expect("it is ignored");
+    link.front_end.set_config(33, VhostUserConfigFlags::WRITABLE, &[0xFF; 27]).expect("it is ignored");
+    let (_, space) =
+        link.front_end.get_config(0, 60, VhostUserConfigFlags::empty(), &[0; 60]).expect("a space");
+    assert_eq!(space[..8], ((1_u64 << 20) / 512).to_le_bytes());
+    assert_eq!((space[32], &space[34..36]), (1, &64_u16.to_le_bytes()[..]));
+}
+
+#[test]
+fn a_device_that_is_read_only_says_so_and_refuses_changes() {
+    let served = serve_with(memory(1 << 20), Options { read_only: true, ..Options::default() });
+    let read_only = 1 << 5;
+    let (_link, ram, mut rings) = boot(&served.path, USUAL | read_only, 1);
+    ram.put(DATA, &range(0, 8, 0));
+    assert_eq!(rings[0].ask(&ram, OUT, 0, &[(DATA, 512, 0)]), FAILED);
+    assert_eq!(rings[0].ask(&ram, WRITE_ZEROES, 0, &[(DATA, 16, 0)]), FAILED);
+    assert_eq!(rings[0].ask(&ram, DISCARD, 0, &[(DATA, 16, 0)]), UNSUPPORTED);
+    assert_eq!(rings[0].ask(&ram, IN, 0, &[(DATA, 512, WRITE)]), DONE);
+}
+
+#[test]
+fn rings_are_served_side_by_side() {
+    let gate = Gate::over(memory(1 << 20));
+    let served = serve(Arc::clone(&gate) as Arc<dyn BlockDevice>);
+    let (_link, ram, mut rings) = boot(&served.path, USUAL, 3);
+    gate.hold();
+    for ring in &mut rings {
+        ring.lay_request(&ram, 0, OUT, ring.index as u64, &[(DATA, 512, 0)]);
+        ring.offer(&ram, 0);
+        ring.kick();
+    }
+    // None waits for another.
+    common::until("all three are asked", || gate.asked().len() == 3);
+    gate.release();
+    for ring in &mut rings {
+        assert_eq!(ring.wait(&ram).0, 0);
+        assert_eq!(ring.status(&ram, 0), DONE);
+    }
+}
+
+#[test]
+fn requests_are_answered_in_the_order_in_which_the_device_completes_them() {
+    let gate = Gate::over(memory(1 << 20));
+    let served = serve(Arc::clone(&gate) as Arc<dyn BlockDevice>);
+    let (_link, ram, mut rings) = boot(&served.path, USUAL, 1);
+    let ring = &mut rings[0];
+    gate.hold();
+    ring.lay_request(&ram, 0, OUT, 0, &[(DATA, 512, 0)]);
+    ring.offer(&ram, 0);
+    ring.kick();
+    common::until("the first is parked", || gate.asked().len() == 1);
+    // What needs no device overtakes it.
+    ring.lay_request(&ram, 8, GET_ID, 0, &[(DATA, 20, WRITE)]);
+    ring.offer(&ram, 8);
+    ring.kick();
+    assert_eq!(ring.wait(&ram).0, 8);
+    gate.release();
+    assert_eq!(ring.wait(&ram).0, 0);
+}
+
+/// Whether the guest was told since it was asked last.
+fn was_told(ring: &guest::Ring) -> bool {
+    ring.call.read().is_ok()
+}
+
+#[test]
+fn with_event_indexes_the_guest_is_told_and_tells_only_when_it_is_wanted() {
+    let served = serve_with(memory(1 << 20), Options { spin_max: Duration::ZERO, ..Options::default() });
+    let (_link, ram, mut rings) = boot(&served.path, USUAL | EVENT_INDEX, 1);
+    let ring = &mut rings[0];
+    ring.tell_after(&ram, 0);
+    assert_eq!(ring.ask(&ram, DO_FLUSH, 0, &[]), DONE);
+    common::until("it is told of the first answer", || was_told(ring));
+    // The fourth answer from here is the one to be told of.
+    ring.tell_after(&ram, 4);
+    for _ in 0..2 {
+        assert_eq!(ring.ask(&ram, DO_FLUSH, 0, &[]), DONE);
+    }
+    common::until("the device sleeps", || {
+        ring.wants_kick(&ram, true) || ram.get(BASE + 0x5000 + 4 + 8 * 256, 2) == 3_u16.to_le_bytes()
+    });
+    assert!(!was_told(ring));
+    assert_eq!(ring.ask(&ram, DO_FLUSH, 0, &[]), DONE);
+    common::until("the device sleeps", || ram.get(BASE + 0x5000 + 4 + 8 * 256, 2) == 4_u16.to_le_bytes());
+    assert!(!was_told(ring), "one early");
+    assert_eq!(ring.ask(&ram, DO_FLUSH, 0, &[]), DONE);
+    common::until("it is told of the fourth", || was_told(ring));
+    // Asleep, it wants to be kicked for exactly the next request.
+    ring.lay_request(&ram, 0, DO_FLUSH, 0, &[]);
+    common::until("the device sleeps", || ram.get(BASE + 0x5000 + 4 + 8 * 256, 2) == 5_u16.to_le_bytes());
+    ring.offer(&ram, 0);
+    assert!(ring.wants_kick(&ram, true));
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(ring.answer(&ram), None, "nobody kicked");
+    ring.kick();
+    ring.wait(&ram);
+}
+
+#[test]
+fn without_event_indexes_flags_say_who_is_told() {
+    let served = serve(memory(1 << 20));
+    let (_link, ram, mut rings) = boot(&served.path, USUAL, 1);
+    let ring = &mut rings[0];
+    ring.tell(&ram, true);
+    assert_eq!(ring.ask(&ram, DO_FLUSH, 0, &[]), DONE);
+    common::until("it is told", || was_told(ring));
+    ring.tell(&ram, false);
+    assert_eq!(ring.ask(&ram, DO_FLUSH, 0, &[]), DONE);
+    common::until("the device sleeps", || ring.wants_kick(&ram, false));
+    assert!(!was_told(ring));
+}
+
+#[test]
+fn a_ring_that_is_stopped_finishes_and_says_where_it_was() {
+    let gate = Gate::over(memory(1 << 20));
+    let served = serve(Arc::clone(&gate) as Arc<dyn BlockDevice>);
+    let (mut link, ram, mut rings) = boot(&served.path, USUAL, 1);
+    for _ in 0..3 {
+        assert_eq!(rings[0].ask(&ram, OUT, 0, &[(DATA, 512, 0)]), DONE);
+    }
+    gate.hold();
+    rings[0].lay_request(&ram, 0, OUT, 4, &[(DATA, 512, 0)]);
+    rings[0].offer(&ram, 0);
+    rings[0].kick();
+    common::until("it is parked", || gate.asked().len() == 4);
+    let releaser = {
+        let gate = Arc::clone(&gate);
+        std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(50));
+            gate.release();
+        })
+    };
+    use vhost::VhostBackend;
+    assert_eq!(link.front_end.get_vring_base(0).expect("stopped"), 4);
+    releaser.join().expect("released");
+    assert_eq!(rings[0].answer(&ram), Some((0, 1)), "it was answered before the ring stopped");
+    // What is offered now waits for the ring to run again.
+    rings[0].lay_request(&ram, 0, OUT, 5, &[(DATA, 512, 0)]);
+    rings[0].offer(&ram, 0);
+    rings[0].kick();
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(rings[0].answer(&ram), None);
+    link.start(&ram, &rings[0], 4);
+    assert_eq!(rings[0].wait(&ram), (0, 1));
+}
+
+#[test]
+fn a_ring_that_is_disabled_waits() {
+    let served = serve(memory(1 << 20));
+    let (mut link, ram, mut rings) = boot(&served.path, USUAL, 1);
+    link.front_end.set_vring_enable(0, false).expect("disabled");
+    rings[0].lay_request(&ram, 0, DO_FLUSH, 0, &[]);
+    rings[0].offer(&ram, 0);
+    rings[0].kick();
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(rings[0].answer(&ram), None);
+    link.front_end.set_vring_enable(0, true).expect("enabled");
+    assert_eq!(rings[0].wait(&ram).0, 0);
+}
+
+#[test]
+fn memory_can_change_under_a_running_ring() {
+    use vhost::VhostBackend;
+    let gate = Gate::over(memory(1 << 20));
+    let served = serve(Arc::clone(&gate) as Arc<dyn BlockDevice>);
+    let (mut link, ram, mut rings) = boot(&served.path, USUAL, 1);
+    ram.put(DATA, &[5; 512]);
+    assert_eq!(rings[0].ask(&ram, OUT, 0, &[(DATA, 512, 0)]), DONE);
+    gate.hold();
+    rings[0].lay_request(&ram, 0, IN, 0, &[(DATA + 4096, 512, WRITE)]);
+    rings[0].offer(&ram, 0);
+    rings[0].kick();
+    common::until("it is parked", || gate.asked().len() == 2);
+    // A second piece is plugged in, and out again, while a read is on its way.
+    let more = guest::memory_file(1 << 20);
+    use std::os::fd::AsRawFd;
+    let plugged = vhost::VhostUserMemoryRegionInfo {
+        guest_phys_addr: 1 << 32,
+        memory_size: 1 << 20,
+        userspace_addr: 1 << 40,
+        mmap_offset: 0,
+        mmap_handle: more.as_raw_fd(),
+    };
+    link.front_end.add_mem_region(&plugged).expect("plugged in");
+    link.front_end.set_mem_table(&[ram.region(), plugged]).expect("a whole table");
+    gate.release();
+    assert_eq!(rings[0].wait(&ram).0, 0);
+    assert_eq!(ram.get(DATA + 4096, 512), [5; 512]);
+    // The new piece can be written to.
+    assert_eq!(rings[0].ask(&ram, IN, 0, &[(1 << 32, 512, WRITE)]), DONE);
+    use std::os::unix::fs::FileExt;
+    let mut read = [0; 512];
+    more.read_exact_at(&mut read, 0).expect("read");
+    assert_eq!(read, [5; 512]);
+    link.front_end.remove_mem_region(&plugged).expect("plugged out");
+    assert_eq!(rings[0].ask(&ram, DO_FLUSH, 0, &[]), DONE);
+}
+
+#[test]
+fn ranges_of_a_discard_are_asked_one_by_one() {
+    let gate = Gate::over(memory(1 << 20));
+    let served = serve(Arc::clone(&gate) as Arc<dyn BlockDevice>);
+    let (_link, ram, mut rings) = boot(&served.path, USUAL, 1);
+    let mut ranges = range(8, 8, 1);
+    ranges.extend(range(32, 8, 0));
+    ram.put(DATA, &ranges);
+    // One of them may not be unmapped, so none is.
+    assert_eq!(rings[0].ask(&ram, WRITE_ZEROES, 0, &[(DATA, 32, 0)]), DONE);
+    let zeroes = |start: u64| (Operation::WriteZeroes, ByteRange::at(start * 512, 4096), false);
+    assert_eq!(gate.asked(), [zeroes(8), zeroes(32)]);
+}
