@@ -1,6 +1,7 @@
 //! What can be measured.
 
 mod engine;
+mod export;
 mod memory;
 mod recovery;
 mod tail;
@@ -21,11 +22,16 @@ pub struct Group {
 }
 
 /// All groups.
-pub const GROUPS: [Group; 5] = [
+pub const GROUPS: [Group; 6] = [
     Group {
         name: "engine",
         what: "reads, writes, scaling, flushes in process, against a bare persistent copy (30 s)",
         run: engine::run,
+    },
+    Group {
+        name: "export",
+        what: "4 KiB writes through each export, against the export on bare memory; FUSE as root (30 s)",
+        run: export::run,
     },
     Group {
         name: "recovery",

@@ -16,6 +16,7 @@ mod machine;
 mod options;
 mod processors;
 mod rig;
+mod ring;
 mod scale;
 mod statistics;
 mod turns;

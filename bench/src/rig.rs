@@ -43,6 +43,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub struct Rig {
     cache: Arc<Cache<Surroundings>>,
     maintainer: Maintainer<Surroundings, Box<dyn PollableQueue>>,
+    disk: Arc<dyn Backing>,
     log: Arc<StoreLog>,
 }
 
@@ -61,14 +62,14 @@ impl Rig {
     /// # Errors
     /// Those of the engine.
     pub fn with_lanes(memory: Memory, device: u64, lanes_max: u32) -> Result<Self> {
-        Self::before(memory, &InstantDisk::new(device)?, lanes_max)
+        Self::before(memory, Arc::new(InstantDisk::new(device)?), lanes_max)
     }
 
     /// As [`new`](Self::new), in front of a backing device.
     ///
     /// # Errors
     /// Those of the engine and of the device.
-    pub fn before(memory: Memory, disk: &dyn Backing, lanes_max: u32) -> Result<Self> {
+    pub fn before(memory: Memory, disk: Arc<dyn Backing>, lanes_max: u32) -> Result<Self> {
         let log = memory.log();
         let surroundings = Arc::new(ProcessEnvironment::new());
         let cache = format(&surroundings, memory, disk.geometry().size, lanes_max)?;
@@ -84,12 +85,12 @@ impl Rig {
         let transport = Transport::open(Arc::new(Surroundings::new()), Region::new(memory))?;
         let backend = transport.backends()?.first().map_or(BackendId(0), |backend| backend.id);
         let disk = InstantDisk::new(transport.backend(backend)?.size)?;
-        Self::over(transport.open_cache(backend)?, &disk, log)
+        Self::over(transport.open_cache(backend)?, Arc::new(disk), log)
     }
 
-    fn over(cache: Arc<Cache<Surroundings>>, disk: &dyn Backing, log: Arc<StoreLog>) -> Result<Self> {
+    fn over(cache: Arc<Cache<Surroundings>>, disk: Arc<dyn Backing>, log: Arc<StoreLog>) -> Result<Self> {
         let maintainer = Maintainer::new(Arc::clone(&cache), disk.open_queue(DEPTH)?, disk.geometry());
-        Ok(Self { cache, maintainer, log })
+        Ok(Self { cache, maintainer, disk, log })
     }
 
     /// The cache alone, as it was filled.
@@ -100,6 +101,16 @@ impl Rig {
     /// The cache.
     pub fn cache(&self) -> &Cache<Surroundings> {
         &self.cache
+    }
+
+    /// The cache, for others that use it. It is theirs to be done before maintenance runs.
+    pub fn share(&self) -> Arc<Cache<Surroundings>> {
+        Arc::clone(&self.cache)
+    }
+
+    /// The disk.
+    pub const fn disk(&self) -> &Arc<dyn Backing> {
+        &self.disk
     }
 
     /// What the cache says of itself.

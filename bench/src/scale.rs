@@ -17,6 +17,8 @@ pub struct Scale {
     /// Turns between two rests, in which maintenance makes the cache clean and reclaims. What they write is more than
     /// the last-level cache and less than the free part of the region.
     pub turns_between_rests: usize,
+    /// The device behind an export, and what it lies in.
+    pub export_size: u64,
     /// Operations of each contestant whose slowest are looked for.
     pub tail_operations: usize,
     /// The region that is filled to the brim, to weigh its index and to recover it.
@@ -39,6 +41,7 @@ impl Scale {
                 device: 512 * MIB,
                 turn_bytes: 2 * MIB,
                 turns_between_rests: 8,
+                export_size: 128 * MIB,
                 tail_operations: 50_000,
                 full_region: 256 * MIB,
             }
@@ -48,6 +51,7 @@ impl Scale {
                 device: 3072 * MIB,
                 turn_bytes: 8 * MIB,
                 turns_between_rests: 32,
+                export_size: 1024 * MIB,
                 tail_operations: 4_000_000,
                 full_region: 4096 * MIB,
             }

@@ -56,6 +56,11 @@ fn processor_nanoseconds() -> f64 {
     time.tv_sec as f64 * 1e9 + time.tv_nsec as f64
 }
 
+/// Nanoseconds since `begun`.
+pub fn since(begun: Instant) -> u32 {
+    u32::try_from(begun.elapsed().as_nanos()).unwrap_or(u32::MAX)
+}
+
 /// The turns of some contestants, round by round, in nanoseconds for an operation.
 #[derive(Clone, Debug)]
 pub struct Rounds<const CONTESTANTS: usize> {

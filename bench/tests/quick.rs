@@ -74,3 +74,17 @@ fn the_tail_is_measured_without_a_wait_for_space() {
     assert_eq!(number(&figures, "/tail/waited_for_space"), 0.0);
     assert!(number(&figures, "/tail/written_back_mib") > 0.0, "writeback ran meanwhile");
 }
+
+#[test]
+fn exports_are_measured_or_it_is_said_why_not() {
+    let figures = measure(&["export"]);
+    assert_judged(&figures, &["/export/nbd/qd1_over_copy", "/export/nbd/qd16_over_copy"]);
+    for name in ["fuse", "loop"] {
+        if figures.pointer(&format!("/export/{name}/not_measured")).is_none() {
+            let path = |depth: usize| format!("/export/{name}/qd{depth}_over_copy");
+            assert_judged(&figures, &[&path(1), &path(16)]);
+        } else {
+            assert!(std::env::var_os("CBD_SYSTEM_TESTS").is_none(), "root can measure it: {figures:#}");
+        }
+    }
+}

@@ -108,9 +108,9 @@ fn against_sequential(
     length: u64,
     turns: usize,
 ) -> Result<Comparison> {
-    let disk = Throttle::new(InstantDisk::new(4 * length)?, parameters);
+    let disk: Arc<dyn Backing> = Arc::new(Throttle::new(InstantDisk::new(4 * length)?, parameters));
     let memory = Window::new(Arc::clone(mapping), 0, mapping_length(mapping));
-    let mut rig = Rig::before(memory, &disk, rig::lanes_of_a_daemon())?;
+    let mut rig = Rig::before(memory, Arc::clone(&disk), rig::lanes_of_a_daemon())?;
     let sources = Sources::new(4096);
     let mut places: Vec<u64> = (0..length / 4096).map(|block| block * 4096).collect();
     places.shuffle(&mut SmallRng::seed_from_u64(5));
@@ -135,7 +135,7 @@ fn against_sequential(
         },
         || {
             let begin = next();
-            turn(&mut || write_sequentially(&disk, ByteRange::at(begin, length)))
+            turn(&mut || write_sequentially(&*disk, ByteRange::at(begin, length)))
         },
     )
 }

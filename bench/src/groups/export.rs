@@ -1,0 +1,173 @@
+//! Exports: each over CBD against itself over a bare persistent copy, 4 KiB writes at depth 1 and 16.
+//!
+//! Always true here: both devices are of one size and lie in one mapping, both get the same places in the same order from the
+//! same client, and the same threads serve them; maintenance of the cache runs between the turns, not in them. A turn's figure
+//! is the median of what its requests took, so what interrupts a few of them does not move it.
+
+mod door;
+mod fuse;
+mod nbd;
+
+use crate::figures::{Figures, spread};
+use crate::options::Options;
+use crate::rig::Rig;
+use crate::scale::{Scale, Sources, random_places};
+use crate::statistics::{percentile, rounded};
+use crate::turns::{Comparison, Turn, compare};
+use crate::window::Window;
+use cbd_device::Device;
+use cbd_export::{BlockDevice, MemoryDevice};
+use cbd_pmem::Mapping;
+use cbd_runtime::ServedDevice;
+use cbd_types::Result;
+use door::{Door, Doors};
+use rand::SeedableRng;
+use rand::rngs::SmallRng;
+use serde_json::{Map, json};
+use std::cell::RefCell;
+use std::sync::Arc;
+
+/// How many requests a client has under way.
+struct Depth {
+    depth: usize,
+    /// Requests in a turn.
+    requests: usize,
+    /// Which processor serves; the client is on the first. Together or apart makes a factor of two, so it is not left to chance,
+    /// and it is what is faster: one that waits for each answer loses by going to another processor, one that does not wins.
+    server: usize,
+}
+
+/// Those that are measured.
+const DEPTHS: [Depth; 2] =
+    [Depth { depth: 1, requests: 512, server: 0 }, Depth { depth: 16, requests: 2048, server: 1 }];
+
+/// A turn takes some milliseconds, so there are fewer than of the engine.
+const FEWER: usize = 4;
+
+/// The share of the cache that is written between two rests, in which maintenance makes it clean and reclaims.
+const SHARE_BETWEEN_RESTS: u64 = 8;
+
+/// A way to reach a device: its name in the figures, and what opens it.
+type Way = (&'static str, fn(&Doors, Arc<dyn BlockDevice>, &str) -> Result<Box<dyn Door>>);
+
+/// All of them.
+const WAYS: [Way; 3] = [("nbd", nbd::open), ("fuse", fuse::open_file), ("loop", fuse::open_loop)];
+
+/// Measures.
+///
+/// # Errors
+/// Those of the engine; an export that the system refuses is said and left out.
+pub fn run(options: &Options, figures: &mut Figures) -> Result<()> {
+    let scale = Scale::of(options);
+    let size = scale.export_size;
+    let mapping = Arc::new(Mapping::anonymous(2 * size)?);
+    let mut contest = Contest::new(&mapping, size)?;
+    let doors = Doors::new()?;
+    for (name, open) in WAYS {
+        for depth in DEPTHS {
+            let doors = doors.serving_on(depth.server);
+            let opened = open(&doors, contest.cached(), "cached")
+                .and_then(|cached| Ok((cached, open(&doors, Arc::clone(&contest.bare), "bare")?)));
+            match opened {
+                Ok((mut cached, mut bare)) => {
+                    // Only now: threads that are started go where the one may that starts them.
+                    doors.processors.pin(0)?;
+                    let rounds = options.rounds().div_ceil(FEWER);
+                    let found = contest.play(&mut *cached, &mut *bare, &depth, rounds);
+                    doors.processors.unpin()?;
+                    report(figures, name, depth.depth, &found?);
+                    cached.close()?;
+                    bare.close()?;
+                }
+                Err(error) => {
+                    figures.add(format!("{name}.not_measured"), error.to_string());
+                    break;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn report(figures: &mut Figures, name: &str, depth: usize, found: &Comparison) {
+    let us = |nanoseconds: f64| rounded(nanoseconds / 1000.0, 2);
+    let mut detail = Map::new();
+    detail.insert("rounds".to_owned(), json!(found.rounds));
+    detail.insert("p10_p90".to_owned(), spread(found.ratio, 3));
+    for (side, summary) in [("cbd", found.a), ("copy", found.b)] {
+        detail.insert(format!("{side}_p50_us_p10_p90"), json!([us(summary.low), us(summary.high)]));
+    }
+    figures.add(format!("{name}.qd{depth}_p50_us"), us(found.a.median));
+    figures.add(format!("{name}.qd{depth}_copy_p50_us"), us(found.b.median));
+    let ratio = rounded(found.ratio.median, 3);
+    figures.add_detailed(&format!("{name}.qd{depth}_over_copy"), ratio, detail, Some(found.certainty()));
+}
+
+/// The two devices.
+struct Contest {
+    rig: Rig,
+    served: Arc<dyn BlockDevice>,
+    bare: Arc<dyn BlockDevice>,
+    size: u64,
+    random: SmallRng,
+}
+
+impl Contest {
+    /// A cache and bare memory of `size` bytes each, both written all over: the device that is cached is as large as the memory.
+    fn new(mapping: &Arc<Mapping>, size: u64) -> Result<Self> {
+        let bare = Window::new(Arc::clone(mapping), size, size);
+        bare.fill();
+        let mut rig = Rig::new(Window::new(Arc::clone(mapping), 0, size), size)?;
+        let mut random = SmallRng::seed_from_u64(7);
+        let around = usize::try_from(3 * size / 4096).unwrap_or(usize::MAX);
+        rig.write_all(&random_places(&mut random, size, 4096, around), &Sources::new(4096))?;
+        rig.settle()?;
+        let device = Arc::new(Device::cached(rig.share(), rig.disk().geometry()));
+        let served = Arc::new(ServedDevice::new(device, Arc::clone(rig.disk())));
+        let bare = Arc::new(MemoryDevice::new(Arc::new(bare), 512)?);
+        Ok(Self { rig, served, bare, size, random })
+    }
+
+    fn cached(&self) -> Arc<dyn BlockDevice> {
+        Arc::clone(&self.served)
+    }
+
+    /// Lets both answer the same requests in turns.
+    fn play(
+        &mut self,
+        cached: &mut dyn Door,
+        bare: &mut dyn Door,
+        depth: &Depth,
+        rounds: usize,
+    ) -> Result<Comparison> {
+        let &Depth { depth, requests, .. } = depth;
+        let sources = Sources::new(4096);
+        let places = RefCell::new(Vec::new());
+        let (rig, random, size) = (&mut self.rig, &mut self.random, self.size);
+        let mut written = u64::MAX;
+        compare(
+            rounds,
+            || {
+                let next = requests as u64 * 4096;
+                if written.saturating_add(next) > size / SHARE_BETWEEN_RESTS {
+                    rig.settle()?;
+                    written = 0;
+                }
+                written += next;
+                let mut places = places.borrow_mut();
+                *places = random_places(random, size, 4096, requests);
+                turn(cached, &places, &sources, depth)
+            },
+            || turn(bare, &places.borrow(), &sources, depth),
+        )
+    }
+}
+
+/// The median of what the writes to `places` take.
+fn turn(door: &mut dyn Door, places: &[u64], sources: &Sources, depth: usize) -> Result<Turn> {
+    let mut taken = Vec::with_capacity(places.len());
+    door.write(places, sources, depth, &mut taken)?;
+    taken.sort_unstable();
+    // A client that waits for its answer does not keep its processor.
+    Ok(Turn { nanoseconds: f64::from(percentile(&taken, 0.5)), undisturbed: true })
+}

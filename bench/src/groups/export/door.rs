@@ -1,0 +1,62 @@
+//! What a client needs to reach a device through an export.
+
+use crate::processors::Processors;
+use crate::scale::Sources;
+use cbd_types::{Error, ErrorKind, Result};
+use std::path::PathBuf;
+use std::sync::Arc;
+use tempfile::TempDir;
+
+/// A client of an export, and the export itself.
+pub trait Door {
+    /// Writes 4 KiB to each of `places`, with at most `depth` writes under way; notes what each took in nanoseconds.
+    ///
+    /// # Errors
+    /// The first that a write gives.
+    fn write(&mut self, places: &[u64], sources: &Sources, depth: usize, taken: &mut Vec<u32>) -> Result<()>;
+
+    /// Ends the client and the export.
+    ///
+    /// # Errors
+    /// When something is left behind.
+    fn close(self: Box<Self>) -> Result<()>;
+}
+
+/// Where exports have their sockets and mounts, gone at the end; and their threads.
+#[derive(Clone)]
+pub struct Doors {
+    directory: Arc<TempDir>,
+    /// Those for the client and for what serves it.
+    pub processors: Arc<Processors>,
+    server: usize,
+}
+
+impl Doors {
+    /// A new directory.
+    ///
+    /// # Errors
+    /// When the system refuses it.
+    pub fn new() -> Result<Self> {
+        let directory = tempfile::Builder::new().prefix("cbd-bench-").tempdir().map_err(|error| {
+            Error::new(ErrorKind::System, format!("cannot make a directory for exports: {error}"))
+        })?;
+        Ok(Self { directory: Arc::new(directory), processors: Arc::new(Processors::new()?), server: 0 })
+    }
+
+    /// The same, for exports whose threads are kept on a processor.
+    pub fn serving_on(&self, server: usize) -> Self {
+        Self { server, ..self.clone() }
+    }
+
+    /// What a thread does first that serves an export.
+    pub fn thread_setup(&self) -> Arc<dyn Fn() + Send + Sync> {
+        let (processors, server) = (Arc::clone(&self.processors), self.server);
+        // Where it can't be kept there it runs wherever the system likes.
+        Arc::new(move || drop(processors.pin(server)))
+    }
+
+    /// A place for `name`.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+}
