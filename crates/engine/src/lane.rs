@@ -143,6 +143,7 @@ impl<E: Environment> Lane<E> {
 /// Chunks go round the lanes in rows; each row begins at another lane, so that equal strides do not all meet in one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LaneMap {
+    /// A power of two: every request divides by it, and shifts where it can.
     pub(crate) lanes: u32,
 }
 
@@ -156,13 +157,20 @@ impl LaneMap {
 
     pub(crate) const fn lane_of(&self, at: u64) -> LaneId {
         let chunk = at / CHUNK;
-        let lanes = self.lanes as u64;
-        LaneId(((chunk % lanes + Self::turn(chunk / lanes)) % lanes) as u32)
+        LaneId(self.column(chunk + Self::turn(self.row(chunk))) as u32)
+    }
+
+    const fn row(&self, chunk: u64) -> u64 {
+        chunk >> self.lanes.trailing_zeros()
+    }
+
+    const fn column(&self, number: u64) -> u64 {
+        number & (self.lanes as u64 - 1)
     }
 
     /// Number of the block in its lane.
     pub(crate) const fn key(&self, at: u64) -> u32 {
-        let row = at / CHUNK / self.lanes as u64;
+        let row = self.row(at / CHUNK);
         (row * BLOCKS_PER_CHUNK + at % CHUNK / CHECKSUM_BLOCK) as u32
     }
 

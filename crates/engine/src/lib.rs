@@ -79,6 +79,12 @@ pub trait Environment: Send + Sync + 'static {
     /// Milliseconds since some moment, never going back.
     fn monotonic_ms(&self) -> u64;
 
+    /// Calls `work` with each number below `count` and returns when all of it is done: on several threads at once where the
+    /// environment has them.
+    fn each(&self, count: usize, work: &(dyn Fn(usize) + Sync)) {
+        (0..count).for_each(work);
+    }
+
     /// Called before each access to a number that threads share without a lock. Here a model that schedules threads lets
     /// another one go first; elsewhere it is nothing and costs nothing.
     #[inline(always)]

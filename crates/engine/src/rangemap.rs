@@ -49,6 +49,9 @@ impl<V: Copy> RangeMap<V> {
 
     /// Takes away the parts of `range` whose value is to go.
     pub(crate) fn remove(&mut self, range: ByteRange, goes: impl Fn(&V) -> bool) {
+        if self.is_empty() {
+            return;
+        }
         let parts: Vec<_> =
             self.touching(range).filter(|(_, value)| goes(value)).map(|(part, _)| part).collect();
         for part in parts {

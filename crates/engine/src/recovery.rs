@@ -7,14 +7,14 @@
 //! Left to others: the records of one lane (`replay`).
 
 use crate::{
-    Cache, Environment, Settings,
+    Cache, Environment, Mutex, Settings,
     cache::{Identity, Parts, Segment},
     drained::void_until_now,
     flush::Pass,
     index::{Index, Location},
     lane::{Counters, Lane, LaneState, LogSegment},
     log::SLOTS_MAX_OF_RECORD,
-    replay::{CaughtUp, ChainSegment, Tail},
+    replay::{CaughtUp, ChainSegment, Outcome, Tail},
     slots::TwoSlots,
 };
 use alloc::{collections::VecDeque, format, sync::Arc, vec, vec::Vec};
@@ -122,18 +122,23 @@ impl<E: Environment> Cache<E> {
             settings,
         });
 
-        // Lanes share nothing: each is replayed on its own.
-        let mut lost = Vec::new();
-        for (lane, chain) in chains.iter_mut().enumerate() {
+        // Lanes share nothing: each is replayed on its own, many at once.
+        free.extend(chains.iter_mut().flat_map(order_chain));
+        let outcomes: Vec<Mutex<E, Option<Outcome>>> = lanes().map(|_| Mutex::<E, _>::new(None)).collect();
+        cache.environment().each(outcomes.len(), &|lane| {
             let tail = cache.tails.lock()[lane]
                 .content()
                 .map(|tail| Tail { ordinal: tail.ordinal.get(), first_sequence: tail.first_sequence.get() });
             let id = LaneId(lane as u32);
-            free.extend(order_chain(chain));
-            let outcome = cache.replay_lane(id, chain, tail, last_marked[lane], caught_up);
+            let outcome = cache.replay_lane(id, &chains[lane], tail, last_marked[lane], caught_up);
+            *outcomes[lane].lock() = Some(outcome);
+        });
+        let mut lost = Vec::new();
+        for (lane, outcome) in lanes().zip(outcomes) {
+            let Some(outcome) = outcome.into_inner() else { continue };
             epoch = epoch.max(outcome.epoch);
-            cache.cursors.lock()[lane] = outcome.cursor;
-            lost.extend(outcome.lost.into_iter().map(|lost| (id, lost)));
+            cache.cursors.lock()[lane.index()] = outcome.cursor;
+            lost.extend(outcome.lost.into_iter().map(|lost| (lane, lost)));
         }
         for (lane, marked) in cache.lanes.iter().zip(&last_marked) {
             let state = lane.state.lock();

@@ -94,6 +94,9 @@ impl Condemned {
     }
 }
 
+/// Records that are read before they are applied.
+const READ_AHEAD: usize = 16;
+
 struct Replay<'a> {
     outcome: Outcome,
     caught_up: CaughtUp,
@@ -218,17 +221,18 @@ impl<E: Environment> Cache<E> {
             holds_dropped: false,
         };
         let mut expected = segment.header.first_sequence.get();
-        // The last record is applied only when it is known not to be torn.
-        let mut last: Option<(Location, Record)> = None;
+        // Records that are read and not applied: the last one is only when it is known not to be torn.
+        let mut read: Vec<(Location, Record)> = Vec::with_capacity(READ_AHEAD);
         let mut slot = 0;
         while limit.is_none_or(|limit| expected < limit) {
             if let Some(record) = self.record_at(segment.segment, slot)
                 && Safeguard::RecoverySequence.holds(record.sequence.get() == expected)
             {
                 let location = Location { segment: segment.segment, slot };
-                if let Some((location, record)) = last.replace((location, record)) {
-                    self.apply(state, &mut log, location, &record, replay);
+                if read.len() == READ_AHEAD {
+                    self.apply_all(state, &mut log, &mut read, replay);
                 }
+                read.push((location, record));
                 slot += record.slots();
                 expected += 1;
                 continue;
@@ -241,9 +245,7 @@ impl<E: Environment> Cache<E> {
                 break;
             }
             // Damage: something later proves that the record was complete.
-            if let Some((location, record)) = last.take() {
-                self.apply(state, &mut log, location, &record, replay);
-            }
+            self.apply_all(state, &mut log, &mut read, replay);
             // At the last place that may be lost: all before the next record is condemned.
             let lost_slot = later.map_or(slot, |(later_slot, _)| later_slot - 1);
             let last_lost = later.map_or_else(|| limit.unwrap_or(marked + 1), |(_, sequence)| sequence) - 1;
@@ -264,7 +266,8 @@ impl<E: Environment> Cache<E> {
                 }
             }
         }
-        if let Some((location, record)) = last {
+        if let Some((location, record)) = read.pop() {
+            self.apply_all(state, &mut log, &mut read, replay);
             let sequence = record.sequence.get();
             let is_proved = limit.is_some() || (marked >= sequence && Safeguard::RecoveryMark.is_kept());
             if is_proved || Safeguard::RecoveryWhole.holds(self.is_whole(location, &record)) {
@@ -346,6 +349,22 @@ impl<E: Environment> Cache<E> {
             state.parked.forget(whole);
         }
         replay.outcome.lost.push(lost);
+    }
+
+    /// Applies the records in their order. What the index has where they go is loaded for all of them first: each would wait
+    /// for its own line otherwise.
+    fn apply_all(
+        &self,
+        state: &mut LaneState,
+        log: &mut LogSegment,
+        records: &mut Vec<(Location, Record)>,
+        replay: &mut Replay<'_>,
+    ) {
+        let keys = records.iter().map(|(_, record)| self.identity.lanes.key(record.range().start));
+        core::hint::black_box(state.index.touch_all(keys));
+        for (location, record) in records.drain(..) {
+            self.apply(state, log, location, &record, replay);
+        }
     }
 
     fn apply(
