@@ -91,12 +91,17 @@ fn absolute(path: &Path) -> Result<String> {
     path.to_str().map(str::to_owned).ok_or_else(|| malformed("is not UTF-8"))
 }
 
-/// `nbd:unix:PATH` with a path that means the same to the daemon.
+/// An export at a socket, with a path that means the same to the daemon.
 fn absolute_export(export: Option<String>) -> Result<Option<String>> {
-    match export.as_deref().and_then(|text| text.strip_prefix("nbd:unix:")) {
-        Some(path) if !path.is_empty() => Ok(Some(format!("nbd:unix:{}", absolute(Path::new(path))?))),
-        _ => Ok(export),
+    for kind in ["nbd:unix:", "vhost-user:"] {
+        match export.as_deref().and_then(|text| text.strip_prefix(kind)) {
+            Some(path) if !path.is_empty() => {
+                return Ok(Some(format!("{kind}{}", absolute(Path::new(path))?)));
+            }
+            _ => {}
+        }
     }
+    Ok(export)
 }
 
 fn execute(command: Command, client: &Client, output: &Output) -> Result<()> {

@@ -248,7 +248,7 @@ pub struct BackendInfo {
 pub struct StartBlkdev {
     /// Number of the backend.
     pub backend: u32,
-    /// `auto`, `fuse-loop`, `nbd:unix:PATH` or `nbd:tcp:ADDRESS:PORT`; `auto` where absent.
+    /// `auto`, `fuse-loop`, `nbd:unix:PATH`, `nbd:tcp:ADDRESS:PORT` or `vhost-user:PATH`; `auto` where absent.
     #[serde(default)]
     pub export: Option<String>,
 }

@@ -1,11 +1,13 @@
 //! The doors of a block device: which there are, how one is named, and how it is opened and closed.
 //!
-//! Always true here: what is printed as a device's name is what its user opens: `/dev/cbdN`, or an NBD URI.
+//! Always true here: what is printed as a device's name is what its user opens: `/dev/cbdN`, an NBD URI, or the socket that a
+//! virtual machine is given.
 
 use cbd_export::BlockDevice;
 use cbd_fuse::{FuseLoop, StopMode};
 use cbd_nbd::{Listen, Server};
 use cbd_types::{Error, ErrorKind, Result};
+use cbd_vhost::Notice;
 use std::fmt;
 use std::net::ToSocketAddrs;
 use std::path::{Path, PathBuf};
@@ -15,6 +17,10 @@ use std::time::{Duration, Instant};
 /// How long whoever used a device until a moment ago may take to be gone: a client that has just disconnected, the system's
 /// own look at a device that was just written.
 const LETTING_GO: Duration = Duration::from_millis(500);
+
+/// How long a ring's thread looks for the next request before it sleeps, unless the configuration says otherwise: about what
+/// being woken costs a few times over.
+const LOOKING: Duration = Duration::from_micros(50);
 
 /// How long an export may take to end.
 pub const STOP_PATIENCE: Duration = Duration::from_secs(5);
@@ -28,6 +34,8 @@ pub enum ExportChoice {
     FuseLoop,
     /// An NBD server.
     Nbd(Listen),
+    /// A vhost-user-blk server at this socket.
+    VhostUser(PathBuf),
 }
 
 impl std::str::FromStr for ExportChoice {
@@ -38,7 +46,7 @@ impl std::str::FromStr for ExportChoice {
             Error::new(
                 ErrorKind::InvalidArgument,
                 format!(
-                    "\"{text}\" is no export{why}: there are auto, fuse-loop, nbd:unix:PATH and nbd:tcp:ADDRESS:PORT"
+                    "\"{text}\" is no export{why}: there are auto, fuse-loop, nbd:unix:PATH, nbd:tcp:ADDRESS:PORT and vhost-user:PATH"
                 ),
             )
         };
@@ -47,7 +55,7 @@ impl std::str::FromStr for ExportChoice {
             "fuse-loop" => return Ok(Self::FuseLoop),
             _ => {}
         }
-        if let Some(path) = text.strip_prefix("nbd:unix:") {
+        let socket = |path: &str| {
             // What a socket's address can hold, its closing zero included.
             if !path.starts_with('/') {
                 return Err(malformed(" (the path is not absolute)"));
@@ -55,7 +63,13 @@ impl std::str::FromStr for ExportChoice {
             if path.len() > 107 {
                 return Err(malformed(" (the path of a socket has 107 bytes at most)"));
             }
-            return Ok(Self::Nbd(Listen::Unix(PathBuf::from(path))));
+            Ok(PathBuf::from(path))
+        };
+        if let Some(path) = text.strip_prefix("nbd:unix:") {
+            return Ok(Self::Nbd(Listen::Unix(socket(path)?)));
+        }
+        if let Some(path) = text.strip_prefix("vhost-user:") {
+            return Ok(Self::VhostUser(socket(path)?));
         }
         if let Some(address) = text.strip_prefix("nbd:tcp:") {
             let mut addresses =
@@ -75,17 +89,20 @@ impl fmt::Display for ExportChoice {
             Self::Auto => out.write_str("auto"),
             Self::FuseLoop => out.write_str("fuse-loop"),
             Self::Nbd(listen) => write!(out, "nbd:{listen}"),
+            Self::VhostUser(path) => write!(out, "vhost-user:{}", path.display()),
         }
     }
 }
 
-/// Where exports put what they need.
+/// Where exports put what they need, and what the configuration says of them.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ExportPlaces {
     /// Mounts and sockets.
     pub run_dir: PathBuf,
     /// Links to block devices.
     pub dev_dir: PathBuf,
+    /// How long, at most, a vhost-user ring's thread looks for the next request before it sleeps.
+    pub vhost_spin: Option<Duration>,
 }
 
 impl ExportPlaces {
@@ -111,6 +128,7 @@ pub fn device_name(transport: u32, blkdev: u32) -> String {
 #[derive(Debug)]
 enum Door {
     Nbd(Server),
+    VhostUser(cbd_vhost::Server),
     FuseLoop(Box<FuseLoop>),
 }
 
@@ -139,6 +157,7 @@ impl Export {
     ) -> Result<Self> {
         match choice {
             ExportChoice::Nbd(listen) => Self::nbd(listen.clone(), name, device),
+            ExportChoice::VhostUser(path) => Self::vhost_user(path, name, device, places),
             ExportChoice::FuseLoop => Self::fuse_loop(name, device, queues, places),
             ExportChoice::Auto => {
                 let tried = cbd_fuse::probe().and_then(|()| {
@@ -168,6 +187,25 @@ impl Export {
         let server = Server::start(device, listen, options)?;
         let device_path = server.uri();
         Ok(Self { door: Door::Nbd(server), name: name.to_owned(), device_path, note: None })
+    }
+
+    fn vhost_user(
+        path: &Path,
+        name: &str,
+        device: Arc<dyn BlockDevice>,
+        places: &ExportPlaces,
+    ) -> Result<Self> {
+        let options = cbd_vhost::Options {
+            name: name.to_owned(),
+            spin_max: places.vhost_spin.unwrap_or(LOOKING),
+            thread_setup: Some(Arc::new(prepare_data_thread)),
+            observer: Some(tell_of(name.to_owned())),
+            stop_timeout: STOP_PATIENCE,
+            ..cbd_vhost::Options::default()
+        };
+        let server = cbd_vhost::Server::start(device, path, options)?;
+        let device_path = path.display().to_string();
+        Ok(Self { door: Door::VhostUser(server), name: name.to_owned(), device_path, note: None })
     }
 
     fn fuse_loop(
@@ -205,6 +243,9 @@ impl Export {
                 1 => Some(format!("an NBD client is connected to {}", self.device_path)),
                 clients => Some(format!("{clients} NBD clients are connected to {}", self.device_path)),
             }),
+            Door::VhostUser(server) => Ok(server
+                .is_connected()
+                .then(|| format!("a virtual machine or a program is connected to {}", self.device_path))),
             Door::FuseLoop(export) => export.is_busy(),
         }
     }
@@ -228,7 +269,7 @@ impl Export {
     #[must_use]
     pub fn failure(&self) -> Option<String> {
         match &self.door {
-            Door::Nbd(_) => None,
+            Door::Nbd(_) | Door::VhostUser(_) => None,
             Door::FuseLoop(export) => export.failure(),
         }
     }
@@ -244,6 +285,7 @@ impl Export {
         }
         match self.door {
             Door::Nbd(server) => server.stop().map_err(|error| (None, error)),
+            Door::VhostUser(server) => server.stop().map_err(|error| (None, error)),
             Door::FuseLoop(ref mut export) => {
                 let mode = if force { StopMode::Force } else { StopMode::WhenUnused };
                 match export.stop(mode, STOP_PATIENCE) {
@@ -260,6 +302,25 @@ impl Export {
     pub fn name(&self) -> &str {
         &self.name
     }
+}
+
+/// Logs what happens at the vhost-user socket of a device.
+fn tell_of(device: String) -> cbd_vhost::Observer {
+    Arc::new(move |notice| match notice {
+        Notice::Connected => tracing::info!(device, "a vhost-user front end connected"),
+        Notice::Ended { error: None } => tracing::info!(device, "the vhost-user front end went"),
+        Notice::Ended { error: Some(error) } => tracing::warn!(device, "{error}"),
+        Notice::Refused => {
+            tracing::warn!(device, "a vhost-user front end was turned away: there is one already");
+        }
+        Notice::RingFailed { ring, error } => tracing::error!(
+            device,
+            ring,
+            "a guest's ring is not served any more, until the guest resets its device: {error}"
+        ),
+        Notice::CannotAccept { error } => tracing::error!(device, "{error}"),
+        other => tracing::warn!(device, "{other:?}"),
+    })
 }
 
 fn make_folder(file: &Path) -> Result<()> {
@@ -289,9 +350,14 @@ mod tests {
 
     #[test]
     fn exports_are_understood_and_shown_as_they_are_typed() {
-        for text in
-            ["auto", "fuse-loop", "nbd:unix:/run/x.sock", "nbd:tcp:127.0.0.1:10809", "nbd:tcp:[::1]:10809"]
-        {
+        for text in [
+            "auto",
+            "fuse-loop",
+            "nbd:unix:/run/x.sock",
+            "nbd:tcp:127.0.0.1:10809",
+            "nbd:tcp:[::1]:10809",
+            "vhost-user:/run/x.sock",
+        ] {
             assert_eq!(text.parse::<ExportChoice>().unwrap().to_string(), text);
         }
     }
@@ -299,8 +365,13 @@ mod tests {
     #[test]
     fn what_is_no_export_is_refused() {
         let long = format!("nbd:unix:/{}", "x".repeat(200));
+        let vhost = format!("vhost-user:/{}", "x".repeat(107));
         for text in [
             "",
+            "vhost-user",
+            "vhost-user:",
+            "vhost-user:x.sock",
+            &vhost,
             "nbd",
             "nbd:unix:",
             "nbd:unix:x.sock",

@@ -336,7 +336,7 @@ pub fn serve_memory(folder: &Path, arguments: &Arguments) -> Result<()> {
     let way = arguments.path.unwrap_or(Way::Nbd);
     let memory = Mapping::anonymous(arguments.serve_bytes)?;
     let device = Arc::new(MemoryDevice::new(Arc::new(memory), 512)?);
-    let places = ExportPlaces { run_dir: folder.join("run"), dev_dir: folder.join("dev") };
+    let places = ExportPlaces { run_dir: folder.join("run"), dev_dir: folder.join("dev"), vhost_spin: None };
     fs::create_dir_all(&places.dev_dir).map_err(|error| system(folder.display().to_string(), &error))?;
     let choice: ExportChoice = way.export(&folder.join(SOCKET)).parse()?;
     let export = Export::start(&choice, MEMORY, device, QUEUES, &places)?;

@@ -88,8 +88,11 @@ impl Manager {
     /// # Errors
     /// When the decorator is malformed, or the state folder stands on a device of ours.
     pub fn new(options: &Options, config: Config, state: StateDir) -> Result<Self> {
-        let places =
-            ExportPlaces { run_dir: options.paths.run_dir.clone(), dev_dir: options.paths.dev_dir.clone() };
+        let places = ExportPlaces {
+            run_dir: options.paths.run_dir.clone(),
+            dev_dir: options.paths.dev_dir.clone(),
+            vhost_spin: config.daemon.vhost_spin_us.map(|us| Duration::from_micros(us.into())),
+        };
         let guard = Guard { fuse_dir: places.fuse_dir() };
         guard.check(state.path(), "the state folder")?;
         let decorators = options.decorate.as_deref().map(parse_decorators).transpose()?.unwrap_or_default();
