@@ -7,9 +7,11 @@
 #![forbid(unsafe_code)]
 
 mod demo;
+mod fio;
 mod flags;
 mod fsx;
 mod fuzz;
+mod install;
 mod leftovers;
 mod mutants;
 mod packages;
@@ -43,6 +45,9 @@ Tasks:
                      60 s), and adds to the corpus what reaches something new
   mutants [--only NAME].. [--list] [--json] [--thorough] [--learn]
                      takes the safeguards away one at a time; a test must notice each time
+  install --prefix DIRECTORY [--debug] [--fio | --fio-source DIRECTORY]
+                     libcbd with its header and what pkg-config says of it; and the engine for the fio that is
+                     installed, whose headers are fetched through apt, or taken from its source
   man [DIRECTORY]    writes the man pages and shell completions (default: target/man)
   fsx FILE [--seed N] [--operations N] [--size BYTES] [--direct ALIGNMENT]
                      random operations on a file or block device, which is overwritten, compared with a model
@@ -64,6 +69,7 @@ fn main() -> ExitCode {
         "models" => tasks::models(rest),
         "fuzz" => fuzz::Plan::parse(rest).and_then(|plan| fuzz::run(&plan)),
         "mutants" => mutants::Flags::parse(rest).and_then(|flags| mutants::run(&flags)),
+        "install" => install::Plan::parse(rest).and_then(|plan| install::run(&plan)),
         "man" => tasks::man(rest),
         "fsx" => tasks::exercise(rest),
         "help" | "--help" | "-h" => {

@@ -16,8 +16,10 @@ struct Tool {
     package: &'static str,
 }
 
-const TOOLS: [Tool; 16] = [
+const TOOLS: [Tool; 18] = [
     Tool { program: "fio", package: "fio" },
+    Tool { program: "gcc", package: "gcc" },
+    Tool { program: "pkg-config", package: "pkg-config" },
     Tool { program: "nbdinfo", package: "libnbd-bin" },
     Tool { program: "nbdsh", package: "python3-libnbd" },
     Tool { program: "qemu-io", package: "qemu-utils" },

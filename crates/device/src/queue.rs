@@ -63,14 +63,63 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
 
     /// Takes a request. What can be done at once is in `done` when this returns.
     pub fn submit(&mut self, request: Request, done: &mut Vec<Completion>) {
-        if let Err(error) = self.check(&request) {
+        if let Err(error) = self.check(request.operation, request.range, request.buffer.len()) {
             return complete(request, Err(error), done);
+        }
+        if request.range.is_empty() && request.operation != Operation::Flush {
+            return complete(request, Ok(()), done);
         }
         let device = Arc::clone(&self.device);
         match device.cache() {
             Some(cache) => self.submit_cached(cache, request, done),
-            None => self.submit_uncached(request, done),
+            None => self.submit_uncached(request),
         }
+    }
+
+    /// Writes bytes of the caller's, without a copy in between where nothing has to be waited for: then the result is there at
+    /// once. Else a copy of them is parked as request `id`, and [`poll`](Self::poll) completes it.
+    pub fn write_from(&mut self, id: u64, range: ByteRange, data: &[u8], fua: bool) -> Option<Result<()>> {
+        if let Err(error) = self.check(Operation::Write, range, data.len()) {
+            return Some(Err(error));
+        }
+        if range.is_empty() {
+            return Some(Ok(()));
+        }
+        let operation = Operation::Write;
+        let parked = |data| Request { id, operation, range, fua, buffer: AlignedBuffer::from_slice(data) };
+        let Some(cache) = self.device.cache() else {
+            self.submit_uncached(parked(data));
+            return None;
+        };
+        let mut progress = Progress::Written(range.start);
+        let result = advance(cache, &Change { operation, range, data, fua }, &mut progress, &self.waker);
+        if result.is_none() {
+            self.wait_for_space(parked(data), progress);
+        }
+        result
+    }
+
+    /// Reads into memory of the caller's, without a copy in between where all of it is in the cache: then the result is there at
+    /// once. Else request `id` is parked, and [`poll`](Self::poll) completes it with a buffer that has all the bytes.
+    pub fn read_into(&mut self, id: u64, range: ByteRange, out: &mut [u8]) -> Option<Result<()>> {
+        if let Err(error) = self.check(Operation::Read, range, out.len()) {
+            return Some(Err(error));
+        }
+        if range.is_empty() {
+            return Some(Ok(()));
+        }
+        let operation = Operation::Read;
+        let parked = |buffer| Request { id, operation, range, fua: false, buffer };
+        let Some(cache) = self.device.cache() else {
+            self.submit_uncached(parked(AlignedBuffer::zeroed(out.len())));
+            return None;
+        };
+        let found = look_up(cache, range, out, &mut self.misses);
+        if found.is_err() || self.misses.is_empty() {
+            return Some(found);
+        }
+        self.fetch_misses(parked(AlignedBuffer::from_slice(out)));
+        None
     }
 
     /// Moves parked requests forward, without waiting.
@@ -104,9 +153,8 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         }
     }
 
-    fn check(&self, request: &Request) -> Result<()> {
+    fn check(&self, operation: Operation, range: ByteRange, length: usize) -> Result<()> {
         let geometry = self.device.geometry();
-        let range = request.range;
         let sector = u64::from(geometry.sector);
         if range.end > geometry.size || range.start > range.end {
             return Err(Error::new(
@@ -120,41 +168,41 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
                 format!("{range} is not whole sectors of {sector} bytes"),
             ));
         }
-        let wanted = match request.operation {
+        let wanted = match operation {
             Operation::Read | Operation::Write => range.len(),
             Operation::Flush | Operation::Discard | Operation::WriteZeroes => 0,
         };
-        if request.buffer.len() as u64 != wanted {
+        if length as u64 != wanted {
             return Err(Error::new(
                 ErrorKind::InvalidArgument,
-                format!("a buffer of {} bytes for {range}", request.buffer.len()),
+                format!("a buffer of {length} bytes for {range}"),
             ));
         }
         Ok(())
     }
 
-    fn submit_cached(&mut self, cache: &Arc<Cache<E>>, mut request: Request, done: &mut Vec<Completion>) {
-        let progress = match request.operation {
+    fn submit_cached(&mut self, cache: &Arc<Cache<E>>, request: Request, done: &mut Vec<Completion>) {
+        let mut progress = match request.operation {
             Operation::Flush => return complete(request, cache.flush(), done),
-            _ if request.range.is_empty() => return complete(request, Ok(()), done),
             Operation::Read => return self.read(cache, request, done),
             Operation::Write => Progress::Written(request.range.start),
             Operation::Discard | Operation::WriteZeroes => Progress::Zeroed(ZeroProgress::default()),
         };
-        let mut progress = progress;
-        match advance(cache, &mut request, &mut progress, &self.waker) {
+        match advance(cache, &Change::of(&request), &mut progress, &self.waker) {
             Some(result) => complete(request, result, done),
-            None => {
-                let place = self.parked.insert(Parked { request, outstanding: 0, error: None, progress });
-                self.waiting.push_back(place);
-            }
+            None => self.wait_for_space(request, progress),
         }
+    }
+
+    fn wait_for_space(&mut self, request: Request, progress: Progress) {
+        let place = self.parked.insert(Parked { request, outstanding: 0, error: None, progress });
+        self.waiting.push_back(place);
     }
 
     /// A request that waited for space goes on.
     fn go_on(&mut self, cache: &Arc<Cache<E>>, place: usize, done: &mut Vec<Completion>) {
         let Some(parked) = self.parked.get_mut(place) else { return };
-        match advance(cache, &mut parked.request, &mut parked.progress, &self.waker) {
+        match advance(cache, &Change::of(&parked.request), &mut parked.progress, &self.waker) {
             Some(result) => {
                 if let Some(parked) = self.parked.remove(place) {
                     complete(parked.request, result, done);
@@ -165,20 +213,16 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
     }
 
     fn read(&mut self, cache: &Arc<Cache<E>>, mut request: Request, done: &mut Vec<Completion>) {
+        let found = look_up(cache, request.range, &mut request.buffer, &mut self.misses);
+        if found.is_err() || self.misses.is_empty() {
+            return complete(request, found, done);
+        }
+        self.fetch_misses(request);
+    }
+
+    /// Reads from the backing device what a look-up did not find.
+    fn fetch_misses(&mut self, request: Request) {
         let mut misses = core::mem::take(&mut self.misses);
-        let start = request.range.start;
-        for piece in cache.pieces(request.range) {
-            let out = &mut request.buffer[(piece.start - start) as usize..(piece.end - start) as usize];
-            if let Err(error) = cache.read(piece, out, &mut misses) {
-                misses.drain(..).for_each(|miss| cache.cancel_fill(miss));
-                self.misses = misses;
-                return complete(request, Err(error), done);
-            }
-        }
-        if misses.is_empty() {
-            self.misses = misses;
-            return complete(request, Ok(()), done);
-        }
         misses.sort_by_key(|miss| miss.range.start);
         let place =
             self.parked.insert(Parked { request, outstanding: 0, error: None, progress: Progress::Reading });
@@ -214,11 +258,8 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         self.backing.submit(OpToken(token as u64), op);
     }
 
-    fn submit_uncached(&mut self, mut request: Request, done: &mut Vec<Completion>) {
+    fn submit_uncached(&mut self, mut request: Request) {
         let range = request.range;
-        if range.is_empty() && request.operation != Operation::Flush {
-            return complete(request, Ok(()), done);
-        }
         let buffer = core::mem::take(&mut request.buffer);
         let op = match request.operation {
             Operation::Read => BackingOp::Read { offset: range.start, buffer },
@@ -300,19 +341,51 @@ impl<E: Environment, Q: BackingQueue> Drop for Queue<E, Q> {
     }
 }
 
+/// A request that changes the device, wherever its bytes are.
+struct Change<'a> {
+    operation: Operation,
+    range: ByteRange,
+    data: &'a [u8],
+    fua: bool,
+}
+
+impl<'a> Change<'a> {
+    fn of(request: &'a Request) -> Self {
+        let (operation, range, fua) = (request.operation, request.range, request.fua);
+        Self { operation, range, data: &request.buffer, fua }
+    }
+}
+
+/// Reads what the cache has of `range`; what it has not is in `misses`, which is empty after an error.
+fn look_up<E: Environment>(
+    cache: &Cache<E>,
+    range: ByteRange,
+    out: &mut [u8],
+    misses: &mut Vec<Miss>,
+) -> Result<()> {
+    for piece in cache.pieces(range) {
+        let out = &mut out[(piece.start - range.start) as usize..(piece.end - range.start) as usize];
+        if let Err(error) = cache.read(piece, out, misses) {
+            misses.drain(..).for_each(|miss| cache.cancel_fill(miss));
+            return Err(error);
+        }
+    }
+    Ok(())
+}
+
 /// Brings a write, a discard or zeroes as far as there is space. `None` when it has to wait; its waker is on the list.
 fn advance<E: Environment>(
     cache: &Cache<E>,
-    request: &mut Request,
+    change: &Change<'_>,
     progress: &mut Progress,
     waker: &Waker,
 ) -> Option<Result<()>> {
-    let range = request.range;
+    let range = change.range;
     match progress {
         Progress::Written(written) => {
             for piece in cache.pieces(ByteRange { start: *written, end: range.end }) {
                 let at = (piece.start - range.start) as usize;
-                match cache.write(piece, &request.buffer[at..at + piece.len() as usize], waker) {
+                match cache.write(piece, &change.data[at..at + piece.len() as usize], waker) {
                     Ok(Admission::Done(_)) => *written = piece.end,
                     Ok(Admission::Full) => return None,
                     Err(error) => return Some(Err(error)),
@@ -320,7 +393,7 @@ fn advance<E: Environment>(
             }
         }
         Progress::Zeroed(zeroed) => {
-            let discard = request.operation == Operation::Discard;
+            let discard = change.operation == Operation::Discard;
             match cache.zero(range, discard, zeroed, waker) {
                 Ok(Admission::Done(_)) => {}
                 Ok(Admission::Full) => return None,
@@ -329,7 +402,7 @@ fn advance<E: Environment>(
         }
         Progress::Reading | Progress::Forcing => {}
     }
-    Some(if request.fua { cache.force_unit_access(range) } else { Ok(()) })
+    Some(if change.fua { cache.force_unit_access(range) } else { Ok(()) })
 }
 
 fn complete(request: Request, result: Result<()>, done: &mut Vec<Completion>) {

@@ -113,6 +113,7 @@ pub struct Cache<E: Environment> {
     /// Everything up to this epoch is to be drained at once, as fast as `writeback_rate` lets it.
     pub(crate) requested: SharedU64<E>,
     stopped: SharedBool<E>,
+    abandoned: SharedBool<E>,
     pub(crate) damage: Mutex<E, DamageLog>,
     pub(crate) trouble: Mutex<E, Option<BackingTrouble>>,
     pub(crate) rare: RareCounters,
@@ -168,6 +169,7 @@ impl<E: Environment> Cache<E> {
             settings: Mutex::<E, _>::new(parts.settings),
             requested: SharedU64::new(0),
             stopped: SharedBool::new(false),
+            abandoned: SharedBool::new(false),
             damage: Mutex::<E, _>::new(DamageLog::default()),
             trouble: Mutex::<E, _>::new(None),
             rare: RareCounters::default(),
@@ -301,9 +303,17 @@ impl<E: Environment> Cache<E> {
     pub fn stop(&self) {
         self.stopped.store(true, Ordering::SeqCst);
         self.pool.wake_all();
-        if Safeguard::StopMark.is_kept() {
+        if Safeguard::StopMark.is_kept() && !self.abandoned.load(Ordering::SeqCst) {
             self.close_epoch();
         }
+    }
+
+    /// As [`stop`](Self::stop), but nothing is marked, now or later: for when a thread failed in the middle of something. What was
+    /// acknowledged is in the region, and whoever opens it next recovers it.
+    pub fn abandon(&self) {
+        self.abandoned.store(true, Ordering::SeqCst);
+        self.stopped.store(true, Ordering::SeqCst);
+        self.pool.wake_all();
     }
 
     /// # Errors

@@ -29,6 +29,7 @@ mod calibrate;
 mod copy;
 mod errors;
 mod file;
+mod holder;
 mod identity;
 mod keys;
 mod mapping;

@@ -8,6 +8,7 @@
 
 use crate::errors::from_io;
 use crate::file;
+use crate::holder::holder_of;
 use crate::identity::{HUGETLBFS, TMPFS, file_system_name};
 use crate::mapping::Kind;
 use crate::memory::{Memory, Sharing};
@@ -146,12 +147,18 @@ fn hold(path: &Path, file: &File) -> Result<()> {
     let region = path.display();
     match file::lock(file) {
         Ok(true) => Ok(()),
-        Ok(false) => Err(refuse(
-            ErrorKind::Busy,
-            format!(
-                "the region {region} is in use by another daemon, or by a tool that looks at it; end that one or choose another region"
-            ),
-        )),
+        Ok(false) => {
+            let who = holder_of(file).unwrap_or_else(|| {
+                "another daemon, program or tool that this user may not look at".to_owned()
+            });
+            Err(refuse(
+                ErrorKind::Busy,
+                format!(
+                    "the region {region} is in use by {who}; a region has one owner: end that one, reach the data through it, or \
+                     choose another region"
+                ),
+            ))
+        }
         Err(error) => Err(from_io(&error, format!("cannot lock the region {region}"))),
     }
 }

@@ -8,6 +8,7 @@
 use crate::copy::{self, Fault};
 use crate::errors::from_io;
 use crate::file;
+use crate::holder::holder_of;
 use crate::mapping::available;
 use crate::memory::{Memory, Sharing};
 use crate::methods::{CopyMethod, Methods};
@@ -50,11 +51,12 @@ impl Reader {
         match file::lock_for_reading(&file) {
             Ok(true) => {}
             Ok(false) => {
+                let who = holder_of(&file).unwrap_or_else(|| {
+                    "a daemon that serves it, or a program or tool that changes it".to_owned()
+                });
                 return Err(Error::new(
                     ErrorKind::Busy,
-                    format!(
-                        "the region {region} is in use: a daemon serves it, or another tool changes it; stop that first"
-                    ),
+                    format!("the region {region} is in use by {who}; stop that first"),
                 ));
             }
             Err(error) => return Err(from_io(&error, format!("cannot lock the region {region}"))),

@@ -21,5 +21,5 @@ pub use backend::{Manner, RunningBackend};
 pub use disk::{Asked, Disk, NewBackend};
 pub use drain::{DrainProgress, NotDrained, until_drained};
 pub use environment::{ProcessEnvironment, wall_ms};
-pub use queue::{ServedDevice, TaskWaker};
+pub use queue::{DeviceQueue, ServedDevice, TaskWaker};
 pub use worker::Worker;

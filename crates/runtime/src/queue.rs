@@ -51,6 +51,19 @@ impl<E: Environment> ServedDevice<E> {
     pub fn new(device: Arc<Device<E>>, backing: Arc<dyn Backing>) -> Self {
         Self { device, backing }
     }
+
+    /// A queue for the calling thread.
+    ///
+    /// # Errors
+    /// When the system refuses what a queue needs (a ring, a descriptor).
+    pub fn device_queue(&self) -> Result<DeviceQueue<E>> {
+        let event = Event::new()?;
+        let waker = Arc::new(TaskWaker(event.waker())).into();
+        let backing = self.backing.open_queue(DEPTH)?;
+        let backing_descriptor = backing.wait_descriptor();
+        let queue = Queue::new(Arc::clone(&self.device), backing, waker);
+        Ok(DeviceQueue { queue, event, backing_descriptor })
+    }
 }
 
 impl<E: Environment> BlockDevice for ServedDevice<E> {
@@ -59,12 +72,7 @@ impl<E: Environment> BlockDevice for ServedDevice<E> {
     }
 
     fn open_queue(&self) -> Result<Box<dyn RequestQueue>> {
-        let event = Event::new()?;
-        let waker = Arc::new(TaskWaker(event.waker())).into();
-        let backing = self.backing.open_queue(DEPTH)?;
-        let backing_descriptor = backing.wait_descriptor();
-        let queue = Queue::new(Arc::clone(&self.device), backing, waker);
-        Ok(Box::new(DeviceQueue { queue, event, backing_descriptor }))
+        Ok(Box::new(self.device_queue()?))
     }
 
     fn extents(&self, range: ByteRange) -> Result<Vec<Extent>> {
@@ -80,10 +88,29 @@ impl<E: Environment> BlockDevice for ServedDevice<E> {
     }
 }
 
-struct DeviceQueue<E: Environment> {
+/// One thread's queue to a [`ServedDevice`].
+pub struct DeviceQueue<E: Environment> {
     queue: Queue<E, Box<dyn PollableQueue>>,
     event: Event,
     backing_descriptor: RawFd,
+}
+
+impl<E: Environment> std::fmt::Debug for DeviceQueue<E> {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "DeviceQueue({} parked)", self.queue.parked())
+    }
+}
+
+impl<E: Environment> DeviceQueue<E> {
+    /// As [`Queue::write_from`].
+    pub fn write_from(&mut self, id: u64, range: ByteRange, data: &[u8], fua: bool) -> Option<Result<()>> {
+        self.queue.write_from(id, range, data, fua)
+    }
+
+    /// As [`Queue::read_into`].
+    pub fn read_into(&mut self, id: u64, range: ByteRange, out: &mut [u8]) -> Option<Result<()>> {
+        self.queue.read_into(id, range, out)
+    }
 }
 
 impl<E: Environment> RequestQueue for DeviceQueue<E> {

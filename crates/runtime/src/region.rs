@@ -10,6 +10,10 @@ use cbd_pmem::{Info, Mapping};
 use cbd_types::{Context, Durability, Error, ErrorKind, Region, Result};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a region that a predecessor held may stay in use: its locks go one after the other.
+pub const REGION_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Makes a transport of the region at `path` if it is to be formatted, else opens the one in it.
 ///

@@ -1,15 +1,17 @@
 //! The thread that keeps one cache: writeback, reclaim, marks of idle lanes.
 //!
 //! Always true here: the thread sleeps until the backing device, the engine or the clock has something for it; stopping it
-//! leaves what is dirty in the region.
+//! leaves what is dirty in the region. If it panics and the process goes on, the cache refuses all requests, those that wait
+//! included: nobody waits for space that nobody makes.
 //!
-//! Left to others: what a panic in it does to the process, and what the thread is to the kernel.
+//! Left to others: what the thread is to the kernel.
 
 use crate::queue::TaskWaker;
 use cbd_backing::{Backing, PollableQueue};
 use cbd_engine::{Cache, Environment, Maintainer, Step};
 use cbd_export::wake::{Event, Interest, WaitSet, Waker};
 use cbd_types::{Error, ErrorKind, Result};
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -45,12 +47,17 @@ impl Worker {
         let descriptor = queue.wait_descriptor();
         let maintainer = Maintainer::new(Arc::clone(cache), queue, backing.geometry());
         let stop = Arc::new(AtomicBool::new(false));
+        let cache = Arc::clone(cache);
         let mut upkeep = Upkeep { environment, maintainer, event, descriptor, stop: Arc::clone(&stop) };
         let thread = std::thread::Builder::new()
             .name(format!("cbd-upkeep-{name}"))
             .spawn(move || {
                 prepare();
-                upkeep.run();
+                let kept = std::panic::catch_unwind(AssertUnwindSafe(|| upkeep.run()));
+                if kept.is_err() {
+                    tracing::error!("the upkeep of a cache failed: it takes no more requests");
+                    cache.abandon();
+                }
             })
             .map_err(|error| Error::new(ErrorKind::System, format!("no thread for {name}: {error}")))?;
         Ok(Self { stop, waker, thread: Some(thread) })

@@ -41,9 +41,6 @@ use transport::TransportSlot;
 /// How often the chores are done.
 const CHORES_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How long a region that a predecessor held may stay in use: its locks go one after the other.
-const REGION_PATIENCE: Duration = Duration::from_secs(1);
-
 /// What does not change while the daemon runs.
 #[derive(Debug)]
 struct Fixed {

@@ -1,14 +1,16 @@
 //! Transports: registering on a region, coming back to it, leaving it.
 
 use super::backend::BackendSlot;
-use super::{Fixed, Manager, REGION_PATIENCE, Tables};
+use super::{Fixed, Manager, Tables};
 use crate::api::{HostInfo, RegisterTransport, TransportInfo, TransportRegistered};
 use crate::state::TransportEntry;
 use cbd_backing::after_predecessor;
 use cbd_engine::{FormatOptions, Transport};
 use cbd_pmem::{Info, Mapping, OpenOptions};
 use cbd_runtime::ProcessEnvironment;
-use cbd_runtime::region::{Before, check_host_name, open_transport, require_persistent, with_tools};
+use cbd_runtime::region::{
+    Before, REGION_PATIENCE, check_host_name, open_transport, require_persistent, with_tools,
+};
 use cbd_types::{BackendId, Durability, Error, ErrorKind, HostId, Pmem, Region, Result, uuid_text};
 use std::collections::BTreeMap;
 use std::path::Path;

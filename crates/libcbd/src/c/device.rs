@@ -1,0 +1,539 @@
+//! Devices in C.
+
+use super::border::{bytes, bytes_mut, call, check_flags, give, give_text, invalid, shared, text, wanted};
+use super::region::CbdRegion;
+use crate::{
+    BackendId, Consistency, DRAIN_PATIENCE, Device, DeviceOptions, Error, ErrorKind, OnWriteError, Operation,
+    Result, Settings,
+};
+use std::ffi::{c_char, c_int, c_void};
+use std::ops::ControlFlow;
+use std::time::Duration;
+
+/// A disk behind its cache, open in this process. It may be used by any number of threads.
+pub struct CbdDevice(pub(super) Device);
+
+/// Without a cache: all goes to the disk.
+pub const CBD_DEVICE_NO_CACHE: u32 = 1;
+/// Data is not under a checksum; for a new cache only.
+pub const CBD_DEVICE_NO_DATA_CRC: u32 = 2;
+
+/// As it is, or strict for a new cache.
+pub const CBD_CONSISTENCY_DEFAULT: u32 = 0;
+/// Epoch by epoch: alone, the disk is a legal crash state at any moment.
+pub const CBD_CONSISTENCY_STRICT: u32 = 1;
+/// Many epochs in one batch: legal between batches.
+pub const CBD_CONSISTENCY_CHECKPOINT: u32 = 2;
+/// By address, at once: no promise until all is drained.
+pub const CBD_CONSISTENCY_NONE: u32 = 3;
+
+/// Nothing later reaches the disk that has refused a write for long.
+pub const CBD_ON_WRITE_ERROR_STOP: u32 = 0;
+/// What the disk refuses is kept in the cache, and everything else goes on.
+pub const CBD_ON_WRITE_ERROR_PARK: u32 = 1;
+
+/// Nothing that is written later reaches the disk before this.
+pub const CBD_FUA: u32 = 1;
+
+/// The device has a cache.
+pub const CBD_STATUS_CACHED: u32 = 1;
+/// The disk alone is a state that a plain disk could have shown after a power cut.
+pub const CBD_STATUS_DISK_IS_CONSISTENT: u32 = 2;
+/// The disk fails at present.
+pub const CBD_STATUS_DISK_FAILS: u32 = 4;
+/// Writes that find no space fail, because the disk has refused writes for long.
+pub const CBD_STATUS_STALLED: u32 = 8;
+/// A request waits for space.
+pub const CBD_STATUS_WRITERS_WAIT: u32 = 16;
+
+/// How a disk is brought onto a region. All zeroes: a new disk gets a cache of all that is free, one that is there is taken up
+/// as it is.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CbdDeviceOptions {
+    /// Bytes of its cache. 0: all that is free, or as it is.
+    pub cache_size: u64,
+    /// `CBD_CONSISTENCY_..`.
+    pub consistency: u32,
+    /// `CBD_DEVICE_..`.
+    pub flags: u32,
+    /// 0.
+    pub reserved: [u64; 6],
+}
+
+/// What a device is.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CbdGeometry {
+    /// Bytes.
+    pub size: u64,
+    /// Every request is whole sectors of so many bytes.
+    pub sector: u32,
+    /// What is best not to write in part, in bytes.
+    pub physical_sector: u32,
+    /// A write of at most so many bytes inside 4 MiB of the device is recovered whole or not at all.
+    pub atomic_unit: u32,
+    /// Granularity of discards in bytes; 0 where discards give nothing back.
+    pub discard_granularity: u32,
+    /// Row of the backend on its region.
+    pub backend_id: u32,
+    /// 0.
+    pub reserved0: u32,
+    /// 0.
+    pub reserved: [u64; 4],
+}
+
+/// What can be changed while a cache runs.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CbdSettings {
+    /// Reclaim begins when more than this share of the segments is used; 0 to 90.
+    pub gc_percent: u32,
+    /// `CBD_CONSISTENCY_..`, not the default.
+    pub consistency: u32,
+    /// Limit of writeback in bytes a second; 0: as fast as it is needed.
+    pub writeback_rate: u64,
+    /// Writeback goes at full speed when more than this share of the cache is dirty; 0 to 90.
+    pub dirty_target_percent: u32,
+    /// `CBD_ON_WRITE_ERROR_..`.
+    pub on_write_error: u32,
+    /// Seconds of failed attempts after which `on_write_error` has effect; 0 to 86400.
+    pub write_error_after_s: u32,
+    /// 0.
+    pub reserved0: u32,
+    /// 0.
+    pub reserved: [u64; 4],
+}
+
+/// Counters since the device was opened, and its state now.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CbdStatus {
+    /// `CBD_STATUS_..`.
+    pub flags: u32,
+    /// Segments of the cache.
+    pub segments: u32,
+    /// Free ones.
+    pub free_segments: u32,
+    /// Ranges that read with an error.
+    pub damaged_ranges: u32,
+    /// Bytes that the disk does not have yet, overwritten versions included.
+    pub dirty_bytes: u64,
+    /// Bytes that were written.
+    pub written_bytes: u64,
+    /// Bytes that reads found in the cache.
+    pub read_hit_bytes: u64,
+    /// Bytes that reads had to take from the disk.
+    pub read_missed_bytes: u64,
+    /// Bytes written to the disk.
+    pub written_back_bytes: u64,
+    /// Bytes that the disk refuses.
+    pub parked_bytes: u64,
+    /// The present epoch.
+    pub epoch: u64,
+    /// Everything up to this epoch is durable on the disk.
+    pub drained_epoch: u64,
+    /// When that was reached, in milliseconds since 1970 UTC; 0: never.
+    pub drained_unix_ms: u64,
+    /// 0.
+    pub reserved: [u64; 8],
+}
+
+/// Brings the disk at `path` onto the region, or takes up what the region has of it, whoever left it there. `options` may be
+/// NULL.
+///
+/// # Safety
+/// `region` is open or NULL; `path` is text or NULL; `options` leads to options or is NULL; `device` can be written or is NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cbd_device_attach(
+    region: *const CbdRegion,
+    path: *const c_char,
+    options: *const CbdDeviceOptions,
+    device: *mut *mut CbdDevice,
+) -> c_int {
+    call(|| {
+        wanted(device, "device")?;
+        // SAFETY: the caller's.
+        let region = unsafe { shared(region, "region") }?;
+        // SAFETY: the caller's.
+        let path = unsafe { text(path, "path") }?;
+        // SAFETY: the caller's.
+        let options = unsafe { options.as_ref() }.map(options_of).transpose()?.unwrap_or_default();
+        let opened = Box::into_raw(Box::new(CbdDevice(region.0.attach(path, &options)?)));
+        // SAFETY: the caller's.
+        unsafe { give(device, "device", opened) }?;
+        Ok(0)
+    })
+}
+
+fn options_of(given: &CbdDeviceOptions) -> Result<DeviceOptions> {
+    check_flags(given.flags, CBD_DEVICE_NO_CACHE | CBD_DEVICE_NO_DATA_CRC, &given.reserved)?;
+    let uncached = given.flags & CBD_DEVICE_NO_CACHE != 0;
+    if uncached && given.cache_size != 0 {
+        return Err(invalid("cache_size does not go with CBD_DEVICE_NO_CACHE".to_owned()));
+    }
+    Ok(DeviceOptions {
+        cache_size: if uncached { Some(0) } else { Some(given.cache_size).filter(|&size| size != 0) },
+        data_crc: (given.flags & CBD_DEVICE_NO_DATA_CRC != 0).then_some(false),
+        consistency: match given.consistency {
+            CBD_CONSISTENCY_DEFAULT => None,
+            given => Some(consistency_of(given)?),
+        },
+    })
+}
+
+fn consistency_of(given: u32) -> Result<Consistency> {
+    match given {
+        CBD_CONSISTENCY_STRICT => Ok(Consistency::Strict),
+        CBD_CONSISTENCY_CHECKPOINT => Ok(Consistency::Checkpoint),
+        CBD_CONSISTENCY_NONE => Ok(Consistency::None),
+        _ => Err(invalid(format!("consistency is one of CBD_CONSISTENCY_.., not {given}"))),
+    }
+}
+
+/// Takes up the backend `id` of the region, its disk where it was recorded.
+///
+/// # Safety
+/// `region` is open or NULL; `device` can be written or is NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cbd_device_open(
+    region: *const CbdRegion,
+    id: u32,
+    device: *mut *mut CbdDevice,
+) -> c_int {
+    call(|| {
+        wanted(device, "device")?;
+        // SAFETY: the caller's.
+        let region = unsafe { shared(region, "region") }?;
+        let opened = Box::into_raw(Box::new(CbdDevice(region.0.open_device(BackendId(id))?)));
+        // SAFETY: the caller's.
+        unsafe { give(device, "device", opened) }?;
+        Ok(0)
+    })
+}
+
+/// Ends the device: what is dirty stays in the region, marked, for whoever opens it next. -EBUSY while queues of it are
+/// open; the handle is valid still then. -EIO: the region's memory fails; the handle is gone. NULL is nothing to close.
+///
+/// # Safety
+/// `device` is open or NULL, and nobody else uses it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cbd_device_close(device: *mut CbdDevice) -> c_int {
+    call(|| {
+        // SAFETY: the caller's.
+        let Some(open) = (unsafe { device.as_ref() }) else { return Ok(0) };
+        refuse_with_queues(open)?;
+        // SAFETY: it came from `Box::into_raw`, and the caller gives it up.
+        unsafe { Box::from_raw(device) }.0.close()?;
+        Ok(0)
+    })
+}
+
+fn refuse_with_queues(device: &CbdDevice) -> Result<()> {
+    match device.0.queues_open() {
+        0 => Ok(()),
+        queues => {
+            let text = format!("{queues} queues of {} are open: close them first", device.0.path());
+            Err(Error::new(ErrorKind::Busy, text))
+        }
+    }
+}
+
+/// Drains the device, ends it, and takes the disk off the region: it is a plain disk again, with all its data. Gives up after
+/// `patience_s` seconds without progress (0: 60). When it fails, `*device` is NULL if the device is gone, and else as it was.
+///
+/// # Safety
+/// `device` leads to an open device, or to NULL, or is NULL; nobody else uses the device.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cbd_device_detach(device: *mut *mut CbdDevice, patience_s: u32) -> c_int {
+    call(|| {
+        wanted(device, "device")?;
+        // SAFETY: not null, and the caller says that it leads to a handle.
+        let handle = unsafe { *device };
+        // SAFETY: the caller's.
+        refuse_with_queues(unsafe { shared(handle, "the device") }?)?;
+        // SAFETY: as above; from here on the handle is nobody's, whatever happens.
+        unsafe { device.write(std::ptr::null_mut()) };
+        // SAFETY: it came from `Box::into_raw`, and the caller gives it up.
+        let taken = unsafe { Box::from_raw(handle) };
+        match taken.0.detach(patience(patience_s)) {
+            Ok(()) => Ok(0),
+            Err((kept, error)) => {
+                if let Some(kept) = kept {
+                    // SAFETY: as above.
+                    unsafe { device.write(Box::into_raw(Box::new(CbdDevice(kept)))) };
+                }
+                Err(error)
+            }
+        }
+    })
+}
+
+fn patience(seconds: u32) -> Duration {
+    if seconds == 0 { DRAIN_PATIENCE } else { Duration::from_secs(u64::from(seconds)) }
+}
+
+/// Brings everything that was written before to the disk. Gives up after `patience_s` seconds without progress (0: 60): what
+/// is dirty stays in the region then.
+///
+/// # Safety
+/// `device` is open or NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cbd_device_drain(device: *const CbdDevice, patience_s: u32) -> c_int {
+    call(|| {
+        // SAFETY: the caller's.
+        let device = unsafe { shared(device, "device") }?;
+        device.0.drain(patience(patience_s), &mut |_| ControlFlow::Continue(()))?;
+        Ok(0)
+    })
+}
+
+/// What the device is.
+///
+/// # Safety
+/// `device` is open or NULL; `geometry` can be written or is NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cbd_device_geometry(device: *const CbdDevice, geometry: *mut CbdGeometry) -> c_int {
+    call(|| {
+        // SAFETY: the caller's.
+        let device = unsafe { shared(device, "device") }?;
+        let known = device.0.geometry();
+        let answer = CbdGeometry {
+            size: known.size,
+            sector: known.sector,
+            physical_sector: known.physical_sector,
+            atomic_unit: known.atomic_unit,
+            discard_granularity: if known.discard { known.discard_granularity } else { 0 },
+            backend_id: device.0.id().0,
+            reserved0: 0,
+            reserved: [0; 4],
+        };
+        // SAFETY: the caller's.
+        unsafe { give(geometry, "geometry", answer) }?;
+        Ok(0)
+    })
+}
+
+/// The settings in force.
+///
+/// # Safety
+/// `device` is open or NULL; `settings` can be written or is NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cbd_device_settings(device: *const CbdDevice, settings: *mut CbdSettings) -> c_int {
+    call(|| {
+        // SAFETY: the caller's.
+        let known = unsafe { shared(device, "device") }?.0.settings();
+        let answer = CbdSettings {
+            gc_percent: u32::from(known.gc_percent),
+            consistency: match known.consistency {
+                Consistency::Strict => CBD_CONSISTENCY_STRICT,
+                Consistency::Checkpoint => CBD_CONSISTENCY_CHECKPOINT,
+                Consistency::None => CBD_CONSISTENCY_NONE,
+            },
+            writeback_rate: known.writeback_rate,
+            dirty_target_percent: u32::from(known.dirty_target_percent),
+            on_write_error: match known.on_write_error {
+                OnWriteError::Stop => CBD_ON_WRITE_ERROR_STOP,
+                OnWriteError::Park => CBD_ON_WRITE_ERROR_PARK,
+            },
+            write_error_after_s: known.write_error_after_s,
+            reserved0: 0,
+            reserved: [0; 4],
+        };
+        // SAFETY: the caller's.
+        unsafe { give(settings, "settings", answer) }?;
+        Ok(0)
+    })
+}
+
+/// Changes the settings, all of them, now and for whoever opens the region later. Ask for those in force first.
+///
+/// # Safety
+/// `device` is open or NULL; `settings` leads to settings or is NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cbd_device_set_settings(
+    device: *const CbdDevice,
+    settings: *const CbdSettings,
+) -> c_int {
+    call(|| {
+        // SAFETY: the caller's.
+        let device = unsafe { shared(device, "device") }?;
+        // SAFETY: the caller's.
+        let given = unsafe { shared(settings, "settings") }?;
+        check_flags(given.reserved0, 0, &given.reserved)?;
+        let percent = |value: u32, name: &str| {
+            u8::try_from(value).map_err(|_| invalid(format!("{name} is {value}: it must be 0 to 90")))
+        };
+        device.0.set_settings(Settings {
+            gc_percent: percent(given.gc_percent, "gc_percent")?,
+            consistency: consistency_of(given.consistency)?,
+            writeback_rate: given.writeback_rate,
+            dirty_target_percent: percent(given.dirty_target_percent, "dirty_target_percent")?,
+            on_write_error: match given.on_write_error {
+                CBD_ON_WRITE_ERROR_STOP => OnWriteError::Stop,
+                CBD_ON_WRITE_ERROR_PARK => OnWriteError::Park,
+                other => {
+                    let text = format!("on_write_error is one of CBD_ON_WRITE_ERROR_.., not {other}");
+                    return Err(invalid(text));
+                }
+            },
+            write_error_after_s: given.write_error_after_s,
+        })?;
+        Ok(0)
+    })
+}
+
+/// Counters since the device was opened, and its state now. Without a cache all of it is 0.
+///
+/// # Safety
+/// `device` is open or NULL; `status` can be written or is NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cbd_device_status(device: *const CbdDevice, status: *mut CbdStatus) -> c_int {
+    call(|| {
+        // SAFETY: the caller's.
+        let known = unsafe { shared(device, "device") }?.0.status();
+        let answer = known.map_or_else(CbdStatus::default, |known| {
+            let flag = |is: bool, flag: u32| if is { flag } else { 0 };
+            CbdStatus {
+                flags: CBD_STATUS_CACHED
+                    | flag(known.backing_is_consistent, CBD_STATUS_DISK_IS_CONSISTENT)
+                    | flag(known.backing_trouble.is_some(), CBD_STATUS_DISK_FAILS)
+                    | flag(known.is_stalled, CBD_STATUS_STALLED)
+                    | flag(known.writers_waiting, CBD_STATUS_WRITERS_WAIT),
+                segments: known.segments,
+                free_segments: known.free_segments,
+                damaged_ranges: u32::try_from(known.damaged.len()).unwrap_or(u32::MAX),
+                dirty_bytes: known.dirty_bytes,
+                written_bytes: known.written_bytes,
+                read_hit_bytes: known.read_hit_bytes,
+                read_missed_bytes: known.read_missed_bytes,
+                written_back_bytes: known.written_back_bytes,
+                parked_bytes: known.parked_bytes,
+                epoch: known.epoch.0,
+                drained_epoch: known.drained_epoch.0,
+                drained_unix_ms: known.drained_wall_ms,
+                reserved: [0; 8],
+            }
+        });
+        // SAFETY: the caller's.
+        unsafe { give(status, "status", answer) }?;
+        Ok(0)
+    })
+}
+
+/// What the user should know of the device now, a line each, as `cbd_region_warnings`.
+///
+/// # Safety
+/// `device` is open or NULL; `capacity` bytes at `buffer` can be written, or it is NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cbd_device_warnings(
+    device: *const CbdDevice,
+    buffer: *mut c_char,
+    capacity: usize,
+) -> c_int {
+    call(|| {
+        // SAFETY: the caller's.
+        let warnings = unsafe { shared(device, "device") }?.0.warnings();
+        // SAFETY: the caller's.
+        unsafe { give_text(&warnings.join("\n"), buffer, capacity) }
+    })
+}
+
+/// Fills `length` bytes at `buffer` from `offset`, in whole sectors. When it fails they mean nothing.
+///
+/// # Safety
+/// `device` is open or NULL; `length` bytes at `buffer` can be written, or it is NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cbd_read(
+    device: *const CbdDevice,
+    buffer: *mut c_void,
+    length: usize,
+    offset: u64,
+) -> c_int {
+    call(|| {
+        // SAFETY: the caller's.
+        let device = unsafe { shared(device, "device") }?;
+        // SAFETY: the caller's.
+        let buffer = unsafe { bytes_mut(buffer.cast(), length, "buffer") }?;
+        device.0.read_at(buffer, offset)?;
+        Ok(0)
+    })
+}
+
+/// Writes `length` bytes at `data` to `offset`, in whole sectors. They are durable in the region when this returns 0. `flags`:
+/// 0 or `CBD_FUA`.
+///
+/// # Safety
+/// `device` is open or NULL; `length` bytes at `data` can be read, or it is NULL; nobody changes them meanwhile.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cbd_write(
+    device: *const CbdDevice,
+    data: *const c_void,
+    length: usize,
+    offset: u64,
+    flags: u32,
+) -> c_int {
+    call(|| {
+        // SAFETY: the caller's.
+        let device = unsafe { shared(device, "device") }?;
+        check_flags(flags, CBD_FUA, &[])?;
+        // SAFETY: the caller's.
+        let data = unsafe { bytes(data.cast(), length, "data") }?;
+        device.0.write_with(data, offset, flags & CBD_FUA != 0)?;
+        Ok(0)
+    })
+}
+
+/// Nothing that is written after this reaches the disk before what was written before it. Durable it is without this.
+///
+/// # Safety
+/// `device` is open or NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cbd_flush(device: *const CbdDevice) -> c_int {
+    call(|| {
+        // SAFETY: the caller's.
+        unsafe { shared(device, "device") }?.0.flush()?;
+        Ok(0)
+    })
+}
+
+/// The range is not needed any more: it reads as zeroes from now on, and the disk gives its space back where it can.
+///
+/// # Safety
+/// `device` is open or NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cbd_discard(device: *const CbdDevice, offset: u64, length: u64) -> c_int {
+    // SAFETY: the caller's.
+    call(|| unsafe { change(device, Operation::Discard, offset, length, 0) })
+}
+
+/// The range reads as zeroes from now on. `flags`: 0 or `CBD_FUA`.
+///
+/// # Safety
+/// `device` is open or NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cbd_write_zeroes(
+    device: *const CbdDevice,
+    offset: u64,
+    length: u64,
+    flags: u32,
+) -> c_int {
+    // SAFETY: the caller's.
+    call(|| unsafe { change(device, Operation::WriteZeroes, offset, length, flags) })
+}
+
+/// # Safety
+/// `device` is open or null.
+unsafe fn change(
+    device: *const CbdDevice,
+    operation: Operation,
+    offset: u64,
+    length: u64,
+    flags: u32,
+) -> Result<c_int> {
+    // SAFETY: the caller's.
+    let device = unsafe { shared(device, "device") }?;
+    check_flags(flags, CBD_FUA, &[])?;
+    device.0.change(operation, offset, length, flags & CBD_FUA != 0)?;
+    Ok(0)
+}

@@ -1,0 +1,344 @@
+//! Queues in C: many requests at a time from one thread.
+//!
+//! Always true here: memory that a read was given is written by `cbd_queue_read` itself, or by the poll or wait that gives its
+//! completion out, and never at another time; a queue that two threads use at once refuses the second.
+
+use super::border::{
+    bytes, bytes_mut, call, check_flags, checked_length, give, invalid, note, shared, wanted,
+};
+use super::device::{CBD_FUA, CbdDevice};
+use crate::{AlignedBuffer, ByteRange, Completion, Error, ErrorKind, Operation, Queue, Request, Result};
+use parking_lot::{Mutex, MutexGuard};
+use std::collections::VecDeque;
+use std::ffi::{c_int, c_void};
+use std::time::Duration;
+
+/// A queue of a device. It may move between threads, and is used by one at a time.
+pub struct CbdQueue(Mutex<Inside>);
+
+struct Inside {
+    queue: Queue,
+    /// Requests by their number in the queue.
+    requests: Vec<Pending>,
+    free: Vec<usize>,
+    /// What has completed and did not fit into what the caller gave.
+    ready: VecDeque<Completion>,
+    done: Vec<Completion>,
+}
+
+/// A request of the caller's.
+#[derive(Clone, Copy)]
+struct Pending {
+    user_data: u64,
+    /// Where the bytes of a read go that was not complete at once.
+    into: *mut u8,
+    length: usize,
+}
+
+// SAFETY: the pointers lead to memory that the caller has left to the queue until the request completes, wherever the queue goes.
+unsafe impl Send for Inside {}
+
+/// How a request ended.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CbdCompletion {
+    /// What the request was given.
+    pub user_data: u64,
+    /// 0 or a negative errno. The words for the last one that failed are in `cbd_last_error`.
+    pub result: i32,
+    /// 0.
+    pub reserved: u32,
+}
+
+impl CbdQueue {
+    fn inside(&self) -> Result<MutexGuard<'_, Inside>> {
+        self.0.try_lock().ok_or_else(|| {
+            Error::new(ErrorKind::Busy, "another thread uses this queue: give each thread a queue of its own")
+        })
+    }
+}
+
+impl Inside {
+    fn add(&mut self, pending: Pending) -> u64 {
+        match self.free.pop() {
+            Some(place) => {
+                self.requests[place] = pending;
+                place as u64
+            }
+            None => {
+                self.requests.push(pending);
+                self.requests.len() as u64 - 1
+            }
+        }
+    }
+
+    fn take_back(&mut self, id: u64) {
+        self.free.push(id as usize);
+    }
+
+    /// Turns what has completed into what the caller sees; as many as there is room for.
+    ///
+    /// # Safety
+    /// `capacity` elements at `completions` can be written, and the memory of reads is as it was promised.
+    unsafe fn give_out(&mut self, completions: *mut CbdCompletion, capacity: usize) -> Result<c_int> {
+        let mut count = 0;
+        while count < capacity {
+            let Some(done) = self.ready.pop_front() else { break };
+            let Some(pending) = self.requests.get(done.id as usize).copied() else { continue };
+            if done.result.is_ok() && !pending.into.is_null() && done.buffer.len() == pending.length {
+                // SAFETY: the caller left that many bytes to the request until now; the queue's buffer is another memory.
+                unsafe { std::ptr::copy_nonoverlapping(done.buffer.as_ptr(), pending.into, pending.length) };
+            }
+            self.take_back(done.id);
+            let result = done.result.err().map_or(0, |error| note(&error));
+            let answer = CbdCompletion { user_data: pending.user_data, result, reserved: 0 };
+            // SAFETY: `count` is below `capacity`.
+            unsafe { give(completions.add(count), "completions", answer) }?;
+            count += 1;
+        }
+        c_int::try_from(count).map_err(|_| invalid("too many completions".to_owned()))
+    }
+
+    fn submit(&mut self, user_data: u64, operation: Operation, range: ByteRange, fua: bool) -> Result<c_int> {
+        let id = self.add(Pending { user_data, into: std::ptr::null_mut(), length: 0 });
+        let buffer = AlignedBuffer::default();
+        let taken = self.queue.submit(Request { id, operation, range, fua, buffer });
+        self.taken(id, taken)
+    }
+
+    fn taken(&mut self, id: u64, taken: Result<()>) -> Result<c_int> {
+        if taken.is_err() {
+            self.take_back(id);
+        }
+        taken.map(|()| 0)
+    }
+}
+
+/// Opens a queue of the device; it keeps the device open.
+///
+/// # Safety
+/// `device` is open or NULL; `queue` can be written or is NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cbd_queue_open(device: *const CbdDevice, queue: *mut *mut CbdQueue) -> c_int {
+    call(|| {
+        wanted(queue, "queue")?;
+        // SAFETY: the caller's.
+        let device = unsafe { shared(device, "device") }?;
+        let inside = Inside {
+            queue: device.0.queue()?,
+            requests: Vec::new(),
+            free: Vec::new(),
+            ready: VecDeque::new(),
+            done: Vec::new(),
+        };
+        let opened = Box::into_raw(Box::new(CbdQueue(Mutex::new(inside))));
+        // SAFETY: the caller's.
+        unsafe { give(queue, "queue", opened) }?;
+        Ok(0)
+    })
+}
+
+/// Closes the queue. What is in flight is given up: such a write may or may not have happened, and the memory of such a read is
+/// the caller's again. NULL is nothing to close.
+///
+/// # Safety
+/// `queue` is open or NULL, and nobody else uses it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cbd_queue_close(queue: *mut CbdQueue) -> c_int {
+    call(|| {
+        if !queue.is_null() {
+            // SAFETY: it came from `Box::into_raw`, and the caller gives it up.
+            drop(unsafe { Box::from_raw(queue) });
+        }
+        Ok(0)
+    })
+}
+
+/// Submits a read of `length` bytes from `offset` to `buffer`, which is the queue's until the completion was given out.
+///
+/// # Safety
+/// `queue` is open or NULL; `length` bytes at `buffer` can be written until then, or it is NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cbd_queue_read(
+    queue: *const CbdQueue,
+    buffer: *mut c_void,
+    length: usize,
+    offset: u64,
+    user_data: u64,
+) -> c_int {
+    call(|| {
+        // SAFETY: the caller's.
+        let mut inside = unsafe { shared(queue, "queue") }?.inside()?;
+        let into = buffer.cast::<u8>();
+        // SAFETY: the caller's.
+        let bytes = unsafe { bytes_mut(into, length, "buffer") }?;
+        let id = inside.add(Pending { user_data, into, length });
+        let taken = inside.queue.read_at(id, bytes, offset);
+        inside.taken(id, taken)
+    })
+}
+
+/// Submits a write of `length` bytes at `data` to `offset`. `data` is the caller's again when this returns. `flags`: 0 or
+/// `CBD_FUA`.
+///
+/// # Safety
+/// `queue` is open or NULL; `length` bytes at `data` can be read, or it is NULL; nobody changes them meanwhile.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cbd_queue_write(
+    queue: *const CbdQueue,
+    data: *const c_void,
+    length: usize,
+    offset: u64,
+    flags: u32,
+    user_data: u64,
+) -> c_int {
+    call(|| {
+        // SAFETY: the caller's.
+        let mut inside = unsafe { shared(queue, "queue") }?.inside()?;
+        check_flags(flags, CBD_FUA, &[])?;
+        // SAFETY: the caller's.
+        let data = unsafe { bytes(data.cast(), length, "data") }?;
+        let id = inside.add(Pending { user_data, into: std::ptr::null_mut(), length: 0 });
+        let taken = inside.queue.write_at(id, data, offset, flags & CBD_FUA != 0);
+        inside.taken(id, taken)
+    })
+}
+
+/// Submits a flush. It covers what has completed before.
+///
+/// # Safety
+/// `queue` is open or NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cbd_queue_flush(queue: *const CbdQueue, user_data: u64) -> c_int {
+    call(|| {
+        // SAFETY: the caller's.
+        let mut inside = unsafe { shared(queue, "queue") }?.inside()?;
+        inside.submit(user_data, Operation::Flush, ByteRange::at(0, 0), false)
+    })
+}
+
+/// Submits a discard.
+///
+/// # Safety
+/// `queue` is open or NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cbd_queue_discard(
+    queue: *const CbdQueue,
+    offset: u64,
+    length: u64,
+    user_data: u64,
+) -> c_int {
+    call(|| {
+        // SAFETY: the caller's.
+        let mut inside = unsafe { shared(queue, "queue") }?.inside()?;
+        inside.submit(user_data, Operation::Discard, ByteRange::at(offset, length), false)
+    })
+}
+
+/// Submits a write of zeroes. `flags`: 0 or `CBD_FUA`.
+///
+/// # Safety
+/// `queue` is open or NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cbd_queue_write_zeroes(
+    queue: *const CbdQueue,
+    offset: u64,
+    length: u64,
+    flags: u32,
+    user_data: u64,
+) -> c_int {
+    call(|| {
+        // SAFETY: the caller's.
+        let mut inside = unsafe { shared(queue, "queue") }?.inside()?;
+        check_flags(flags, CBD_FUA, &[])?;
+        let range = ByteRange::at(offset, length);
+        inside.submit(user_data, Operation::WriteZeroes, range, flags & CBD_FUA != 0)
+    })
+}
+
+/// Gives out what has completed: at most `capacity` completions are in `completions`, and how many is returned. Does not wait.
+///
+/// # Safety
+/// `queue` is open or NULL; `capacity` elements at `completions` can be written, or it is NULL; the memory of reads is as it was
+/// promised.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cbd_queue_poll(
+    queue: *const CbdQueue,
+    completions: *mut CbdCompletion,
+    capacity: usize,
+) -> c_int {
+    // SAFETY: the caller's.
+    unsafe { cbd_queue_wait(queue, completions, capacity, 0, 0) }
+}
+
+/// As `cbd_queue_poll`, but waits until at least `least` requests have completed, or all that are in flight, or `timeout_ms` have
+/// passed (-1: however long).
+///
+/// # Safety
+/// As `cbd_queue_poll`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cbd_queue_wait(
+    queue: *const CbdQueue,
+    completions: *mut CbdCompletion,
+    capacity: usize,
+    least: usize,
+    timeout_ms: i64,
+) -> c_int {
+    call(|| {
+        // SAFETY: the caller's.
+        let mut inside = unsafe { shared(queue, "queue") }?.inside()?;
+        checked_length(completions, capacity, "completions")?;
+        if least > capacity {
+            return Err(invalid(format!(
+                "{least} completions are waited for, and there is room for {capacity}"
+            )));
+        }
+        let Inside { queue, ready, done, .. } = &mut *inside;
+        let least = least.saturating_sub(ready.len());
+        let timeout = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
+        let waited = if least == 0 { queue.poll(done) } else { queue.wait(done, least, timeout) };
+        ready.extend(done.drain(..));
+        waited?;
+        // SAFETY: the caller's.
+        unsafe { inside.give_out(completions, capacity) }
+    })
+}
+
+/// How many requests were submitted whose completion was not given out yet.
+///
+/// # Safety
+/// `queue` is open or NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cbd_queue_in_flight(queue: *const CbdQueue) -> c_int {
+    call(|| {
+        // SAFETY: the caller's.
+        let inside = unsafe { shared(queue, "queue") }?.inside()?;
+        let count = inside.queue.in_flight() + inside.ready.len();
+        c_int::try_from(count).map_err(|_| invalid("too many requests".to_owned()))
+    })
+}
+
+/// Descriptors for a loop of the program's own: one of them is readable when `cbd_queue_poll` may have something. At most `capacity`
+/// of them are in `descriptors`, and how many there are is returned. They are the queue's: not to be read or closed. What was
+/// complete when it was submitted is not announced: poll once after submitting.
+///
+/// # Safety
+/// `queue` is open or NULL; `capacity` elements at `descriptors` can be written, or it is NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cbd_queue_descriptors(
+    queue: *const CbdQueue,
+    descriptors: *mut c_int,
+    capacity: usize,
+) -> c_int {
+    call(|| {
+        // SAFETY: the caller's.
+        let inside = unsafe { shared(queue, "queue") }?.inside()?;
+        checked_length(descriptors, capacity, "descriptors")?;
+        let known = inside.queue.wait_descriptors();
+        for (place, descriptor) in known.iter().take(capacity).enumerate() {
+            // SAFETY: `place` is below `capacity`, and the rest is the caller's.
+            unsafe { give(descriptors.add(place), "descriptors", *descriptor) }?;
+        }
+        c_int::try_from(known.len()).map_err(|_| invalid("too many descriptors".to_owned()))
+    })
+}

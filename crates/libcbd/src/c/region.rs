@@ -1,0 +1,237 @@
+//! Regions in C.
+
+use super::border::{call, check_flags, field, give, give_text, invalid, shared, text, wanted};
+use crate::{Durability, Error, ErrorKind, Format, Region, RegionOptions};
+use std::ffi::{c_char, c_int};
+
+/// An open region. It may be used by any number of threads.
+pub struct CbdRegion(pub(super) Region);
+
+/// Make a new transport of the region; what it held is lost.
+pub const CBD_REGION_FORMAT: u32 = 1;
+/// With `CBD_REGION_FORMAT`: even if it holds a transport or other data.
+pub const CBD_REGION_FORCE: u32 = 2;
+/// Refuse a region that does not survive a power failure.
+pub const CBD_REGION_REQUIRE_PERSISTENT: u32 = 4;
+
+/// How a region is opened. All zeroes: as it is.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CbdRegionOptions {
+    /// How large it has to be at least, in bytes; a file that is made gets this size. 0: as it is.
+    pub size: u64,
+    /// With `CBD_REGION_FORMAT`: bytes of a segment, a power of two. 0: chosen by the region's size.
+    pub segment_size: u64,
+    /// The host to act as; give a daemon that is to serve the same backends later the same name. NULL: the one that the
+    /// region has, or the machine's name if it has none.
+    pub host: *const c_char,
+    /// `CBD_REGION_..`.
+    pub flags: u32,
+    /// 0.
+    pub reserved0: u32,
+    /// 0.
+    pub reserved: [u64; 4],
+}
+
+/// What a region is.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CbdRegionInfo {
+    /// Bytes of the mapping.
+    pub size: u64,
+    /// Bytes of a segment.
+    pub segment_size: u64,
+    /// Bytes that a new cache can have.
+    pub free_bytes: u64,
+    /// Row of the host as which this process acts.
+    pub host_id: u32,
+    /// 1 if a completed write survives a power failure; 0 if only the death of the process.
+    pub power_fail: u32,
+    /// The transport's identity, as text.
+    pub uuid: [c_char; 40],
+    /// Name of the host as which this process acts.
+    pub host: [c_char; 64],
+    /// 0.
+    pub reserved: [u64; 8],
+}
+
+/// A disk that is recorded on a region.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CbdBackendInfo {
+    /// Its row: what `cbd_device_open` takes.
+    pub id: u32,
+    /// Row of the host that it belongs to.
+    pub host_id: u32,
+    /// Bytes.
+    pub size: u64,
+    /// Bytes of its cache; 0 without one.
+    pub cache_size: u64,
+    /// Bytes of a sector.
+    pub sector: u32,
+    /// 1 if data is under a checksum.
+    pub data_crc: u32,
+    /// The path of the disk, as it was found last.
+    pub path: [c_char; 1024],
+    /// 0.
+    pub reserved: [u64; 8],
+}
+
+/// Opens, holds and maps the region at `path`, and formats it if that is asked for. `options` may be NULL.
+///
+/// -EBUSY: somebody has it, and `cbd_last_error` says who. -ENOENT: there is none. -EEXIST: what is to be formatted holds
+/// something. -EIO: it is damaged, or no region.
+///
+/// # Safety
+/// `path` is text or NULL; `options` leads to options or is NULL; `region` can be written or is NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cbd_region_open(
+    path: *const c_char,
+    options: *const CbdRegionOptions,
+    region: *mut *mut CbdRegion,
+) -> c_int {
+    call(|| {
+        wanted(region, "region")?;
+        // SAFETY: the caller's.
+        let path = unsafe { text(path, "path") }?;
+        // SAFETY: the caller's.
+        let options = match unsafe { options.as_ref() } {
+            // SAFETY: the caller's.
+            Some(options) => unsafe { options_of(options) }?,
+            None => RegionOptions::default(),
+        };
+        let opened = Box::into_raw(Box::new(CbdRegion(Region::open(path, &options)?)));
+        // SAFETY: the caller's.
+        unsafe { give(region, "region", opened) }?;
+        Ok(0)
+    })
+}
+
+/// # Safety
+/// `host` is text or null.
+unsafe fn options_of(given: &CbdRegionOptions) -> crate::Result<RegionOptions> {
+    const KNOWN: u32 = CBD_REGION_FORMAT | CBD_REGION_FORCE | CBD_REGION_REQUIRE_PERSISTENT;
+    check_flags(given.flags, KNOWN, &given.reserved)?;
+    check_flags(0, 0, &[u64::from(given.reserved0)])?;
+    let has = |flag| given.flags & flag != 0;
+    if !has(CBD_REGION_FORMAT) && (has(CBD_REGION_FORCE) || given.segment_size != 0) {
+        return Err(invalid("CBD_REGION_FORCE and segment_size go with CBD_REGION_FORMAT only".to_owned()));
+    }
+    let format = Format {
+        segment_size: Some(given.segment_size).filter(|&size| size != 0),
+        force: has(CBD_REGION_FORCE),
+    };
+    let host = match given.host.is_null() {
+        true => None,
+        // SAFETY: the caller's.
+        false => Some(unsafe { text(given.host, "host") }?.to_owned()),
+    };
+    Ok(RegionOptions {
+        format: has(CBD_REGION_FORMAT).then_some(format),
+        size: Some(given.size).filter(|&size| size != 0),
+        host,
+        require_persistent: has(CBD_REGION_REQUIRE_PERSISTENT),
+    })
+}
+
+/// Lets the region go. -EBUSY while devices or queues on it are open; the handle is valid still then. NULL is nothing to close.
+///
+/// # Safety
+/// `region` came from `cbd_region_open` and was not closed, or is NULL; nobody else uses it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cbd_region_close(region: *mut CbdRegion) -> c_int {
+    call(|| {
+        // SAFETY: the caller's.
+        let Some(open) = (unsafe { region.as_ref() }) else { return Ok(0) };
+        match open.0.users() {
+            0 => {}
+            users => {
+                let text = format!("{users} devices or queues on the region are open: close them first");
+                return Err(Error::new(ErrorKind::Busy, text));
+            }
+        }
+        // SAFETY: it came from `Box::into_raw`, and the caller gives it up.
+        drop(unsafe { Box::from_raw(region) });
+        Ok(0)
+    })
+}
+
+/// What the region is.
+///
+/// # Safety
+/// `region` is open or NULL; `info` can be written or is NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cbd_region_get_info(region: *const CbdRegion, info: *mut CbdRegionInfo) -> c_int {
+    call(|| {
+        // SAFETY: the caller's.
+        let known = unsafe { shared(region, "region") }?.0.info();
+        let answer = CbdRegionInfo {
+            size: known.size,
+            segment_size: known.segment_size,
+            free_bytes: known.free_bytes,
+            host_id: known.host.0,
+            power_fail: u32::from(known.durability == Durability::PowerFail),
+            uuid: field(&known.uuid),
+            host: field(&known.host.1),
+            reserved: [0; 8],
+        };
+        // SAFETY: the caller's.
+        unsafe { give(info, "info", answer) }?;
+        Ok(0)
+    })
+}
+
+/// What the user should know of the region, a line each. As much as fits is in `buffer`, which ends with a zero byte; the length
+/// of all of it, without that byte, is returned.
+///
+/// # Safety
+/// `region` is open or NULL; `capacity` bytes at `buffer` can be written, or it is NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cbd_region_warnings(
+    region: *const CbdRegion,
+    buffer: *mut c_char,
+    capacity: usize,
+) -> c_int {
+    call(|| {
+        // SAFETY: the caller's.
+        let warnings = unsafe { shared(region, "region") }?.0.info().warnings;
+        // SAFETY: the caller's.
+        unsafe { give_text(&warnings.join("\n"), buffer, capacity) }
+    })
+}
+
+/// The disks that are recorded on the region: at most `capacity` of them are in `backends`, and how many there are is returned.
+///
+/// # Safety
+/// `region` is open or NULL; `capacity` elements at `backends` can be written, or it is NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cbd_region_backends(
+    region: *const CbdRegion,
+    backends: *mut CbdBackendInfo,
+    capacity: usize,
+) -> c_int {
+    call(|| {
+        // SAFETY: the caller's.
+        let region = &unsafe { shared(region, "region") }?.0;
+        if capacity > 0 {
+            wanted(backends, "backends")?;
+        }
+        let segment_size = region.info().segment_size;
+        let entries = region.backends();
+        for (place, entry) in entries.iter().take(capacity).enumerate() {
+            let answer = CbdBackendInfo {
+                id: entry.id.0,
+                host_id: entry.host.0,
+                size: entry.size,
+                cache_size: u64::from(entry.cache_segments) * segment_size,
+                sector: entry.sector,
+                data_crc: u32::from(entry.data_crc),
+                path: field(&entry.path),
+                reserved: [0; 8],
+            };
+            // SAFETY: `place` is below `capacity`, and the rest is the caller's.
+            unsafe { give(backends.add(place), "backends", answer) }?;
+        }
+        c_int::try_from(entries.len()).map_err(|_| invalid("too many backends".to_owned()))
+    })
+}

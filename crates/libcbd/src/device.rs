@@ -1,0 +1,365 @@
+//! Devices: calls that return when all is done, from any number of threads; draining, settings, and the end.
+//!
+//! Always true here: a call that finds what it needs in the cache makes no system call and no copy but the one; threads share
+//! nothing that is written on the way but the engine's own lanes, as long as they are at most [`STRIPES`]; a request in which a
+//! thread panics is the last one.
+//!
+//! Left to others: depth ([`crate::Queue`]).
+
+use crate::Queue;
+use crate::queue::Waiting;
+use crate::region::{Held, OpenDevices};
+use cbd_engine::{CacheStatus, Settings};
+use cbd_runtime::{DrainProgress, RunningBackend, until_drained};
+use cbd_types::{
+    AlignedBuffer, BackendId, ByteRange, Error, ErrorKind, Geometry, Operation, Request, Result,
+};
+use parking_lot::Mutex;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// How long a drain may take without any progress, where nothing else is said.
+pub const DRAIN_PATIENCE: Duration = Duration::from_secs(60);
+
+/// Queues for calls that return when all is done are kept in so many places.
+const STRIPES: usize = 16;
+
+/// A place of its own in memory, so that threads do not share a cache line by chance.
+#[repr(align(128))]
+struct Stripe(Mutex<Vec<Waiting>>);
+
+/// What a device and its queues share.
+pub(crate) struct Running {
+    pub(crate) run: RunningBackend,
+    failed: AtomicBool,
+    held: Arc<Held>,
+}
+
+impl Running {
+    /// After a panic in a request nothing more is done, and nothing is marked.
+    pub(crate) fn fail(&self) {
+        self.failed.store(true, Ordering::SeqCst);
+        if let Some(cache) = self.run.cache() {
+            cache.abandon();
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.failed.load(Ordering::Relaxed) {
+            return Err(Error::new(
+                ErrorKind::Stopped,
+                "a thread of this program failed inside the device: close it and open it again, which recovers all that was acknowledged",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Runs `work`; a panic in it ends the device.
+    pub(crate) fn guarded<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        struct Guard<'a>(&'a Running);
+        impl Drop for Guard<'_> {
+            fn drop(&mut self) {
+                if std::thread::panicking() {
+                    self.0.fail();
+                }
+            }
+        }
+        self.check()?;
+        let _guard = Guard(self);
+        work()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.run.stop();
+    }
+}
+
+/// A disk behind its cache, open in this process.
+pub struct Device {
+    // Before `running`: the queues end first.
+    stripes: Box<[Stripe]>,
+    running: Arc<Running>,
+    id: BackendId,
+    path: String,
+    warnings: Vec<String>,
+}
+
+impl std::fmt::Debug for Device {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "Device({} {})", self.id, self.path)
+    }
+}
+
+impl Device {
+    pub(crate) fn new(
+        held: Arc<Held>,
+        id: BackendId,
+        path: &str,
+        (run, warnings): (RunningBackend, Vec<String>),
+        open: &mut OpenDevices,
+    ) -> Self {
+        let stripes = (0..STRIPES).map(|_| Stripe(Mutex::new(Vec::new()))).collect();
+        let running = Arc::new(Running { run, failed: AtomicBool::new(false), held });
+        open.push((id, Arc::downgrade(&running)));
+        Self { stripes, running, id, path: path.to_owned(), warnings }
+    }
+
+    /// Its row on the region.
+    #[must_use]
+    pub const fn id(&self) -> BackendId {
+        self.id
+    }
+
+    /// The path of its disk.
+    #[must_use]
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// Size, sectors, and what is written whole or not at all.
+    #[must_use]
+    pub fn geometry(&self) -> Geometry {
+        use cbd_export::BlockDevice;
+        self.running.run.device().geometry()
+    }
+
+    /// What the cache says of itself; none without a cache.
+    #[must_use]
+    pub fn status(&self) -> Option<CacheStatus> {
+        self.running.run.cache().map(|cache| cache.status())
+    }
+
+    /// What the user should know now: of the disk, of the cache, of the region's memory.
+    #[must_use]
+    pub fn warnings(&self) -> Vec<String> {
+        let mut warnings = self.warnings.clone();
+        warnings.extend(self.running.held.failed());
+        warnings.extend(self.running.check().err().map(|error| error.line()));
+        let Some(status) = self.status() else { return warnings };
+        if let Some(trouble) = &status.backing_trouble {
+            warnings.push(format!("the disk fails ({} attempts): {}", trouble.attempts, trouble.error));
+        }
+        if let Some(reason) = &status.void_reason {
+            warnings.push(format!("the disk alone is not consistent now: {reason}"));
+        }
+        if status.is_stalled {
+            warnings.push(
+                "writes that find no space fail, because the disk has refused writes for long".to_owned(),
+            );
+        }
+        warnings
+    }
+
+    /// The settings in force; the defaults without a cache.
+    #[must_use]
+    pub fn settings(&self) -> Settings {
+        self.running.run.cache().map_or_else(Settings::default, |cache| cache.settings())
+    }
+
+    /// Changes settings, now and for whoever opens the region later.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] for a value out of its range, or without a cache.
+    pub fn set_settings(&self, settings: Settings) -> Result<()> {
+        let cache = self.running.run.cache().ok_or_else(|| self.has_no_cache())?;
+        self.running.guarded(|| {
+            self.running.held.transport.update_settings(self.id, settings)?;
+            cache.set_settings(settings)
+        })
+    }
+
+    fn has_no_cache(&self) -> Error {
+        Error::new(ErrorKind::InvalidArgument, format!("backend {} has no cache to set anything of", self.id))
+    }
+
+    /// Fills `buffer` from `offset`, in whole sectors.
+    ///
+    /// # Errors
+    /// [`ErrorKind::OutOfRange`] and [`ErrorKind::InvalidArgument`] for what is no whole sectors of the device;
+    /// [`ErrorKind::Media`] for what is damaged; [`ErrorKind::Backing`] when the disk fails. `buffer` means nothing then.
+    pub fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
+        let range = range_at(offset, buffer.len())?;
+        self.with_queue(|queue| match queue.queue.read_into(0, range, buffer) {
+            Some(result) => result,
+            None => {
+                let completed = queue.complete_one()?;
+                buffer.copy_from_slice(&completed);
+                Ok(())
+            }
+        })
+    }
+
+    /// Writes `data` to `offset`, in whole sectors. It is durable in the region when this returns; up to
+    /// [`Geometry::atomic_unit`] inside 4 MiB of the device is recovered whole or not at all.
+    ///
+    /// # Errors
+    /// As [`read_at`](Self::read_at); the range may hold any mix of old and new sectors then. [`ErrorKind::Backing`] when there is
+    /// no space and the disk takes nothing.
+    pub fn write_at(&self, data: &[u8], offset: u64) -> Result<()> {
+        self.write_with(data, offset, false)
+    }
+
+    /// As [`write_at`](Self::write_at), and nothing that is written later reaches the disk before it.
+    ///
+    /// # Errors
+    /// As [`write_at`](Self::write_at).
+    pub fn write_fua_at(&self, data: &[u8], offset: u64) -> Result<()> {
+        self.write_with(data, offset, true)
+    }
+
+    pub(crate) fn write_with(&self, data: &[u8], offset: u64, fua: bool) -> Result<()> {
+        let range = range_at(offset, data.len())?;
+        self.with_queue(|queue| match queue.queue.write_from(0, range, data, fua) {
+            Some(result) => result,
+            None => queue.complete_one().map(drop),
+        })
+    }
+
+    /// Nothing that is written after this reaches the disk before what was written before it. Durable it is without this.
+    ///
+    /// # Errors
+    /// When the cache was stopped, or a device without a cache fails.
+    pub fn flush(&self) -> Result<()> {
+        self.change(Operation::Flush, 0, 0, false)
+    }
+
+    /// The range is not needed any more: it reads as zeroes from now on, and the disk gives its space back where it can.
+    ///
+    /// # Errors
+    /// As [`write_at`](Self::write_at).
+    pub fn discard(&self, offset: u64, length: u64) -> Result<()> {
+        self.change(Operation::Discard, offset, length, false)
+    }
+
+    /// The range reads as zeroes from now on.
+    ///
+    /// # Errors
+    /// As [`write_at`](Self::write_at).
+    pub fn write_zeroes(&self, offset: u64, length: u64) -> Result<()> {
+        self.change(Operation::WriteZeroes, offset, length, false)
+    }
+
+    pub(crate) fn change(&self, operation: Operation, offset: u64, length: u64, fua: bool) -> Result<()> {
+        let range = ByteRange { start: offset, end: end_of(offset, length)? };
+        let buffer = AlignedBuffer::default();
+        self.with_queue(|queue| {
+            queue.submit(Request { id: 0, operation, range, fua, buffer });
+            queue.complete_one().map(drop)
+        })
+    }
+
+    /// A queue for many requests at a time; it belongs to one thread at a time, and keeps the device open.
+    ///
+    /// # Errors
+    /// When the system refuses what it needs (a ring, descriptors).
+    pub fn queue(&self) -> Result<Queue> {
+        self.running.check()?;
+        Ok(Queue::new(Waiting::new(&self.running)?, Arc::clone(&self.running)))
+    }
+
+    /// How many queues of it are open.
+    #[must_use]
+    pub fn queues_open(&self) -> usize {
+        Arc::strong_count(&self.running) - 1
+    }
+
+    /// Brings everything that was written before to the disk; returns how many bytes that were. `progress` is called every few
+    /// milliseconds, and can end the wait with an error of its own.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Backing`] or [`ErrorKind::TimedOut`] when nothing has moved for `patience`, or the disk refuses ranges for
+    /// good. What is dirty stays in the region then.
+    pub fn drain(
+        &self,
+        patience: Duration,
+        progress: &mut dyn FnMut(&DrainProgress) -> ControlFlow<Error>,
+    ) -> Result<u64> {
+        let Some(cache) = self.running.run.cache() else { return Ok(0) };
+        self.running.guarded(|| {
+            until_drained(cache, cache.request_drain(), patience, progress)
+                .map_err(|why| why.into_error(self.id, |_| String::new()))
+        })
+    }
+
+    /// Ends it: what is dirty stays in the region, marked, for whoever opens it next. Dropping does the same, but cannot say
+    /// what went wrong.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`] while queues of it are open: it ends with the last of them. [`ErrorKind::Media`] when the region's
+    /// memory fails.
+    pub fn close(self) -> Result<()> {
+        let held = Arc::clone(&self.running.held);
+        match self.queues_open() {
+            0 => {
+                drop(self);
+                held.failed().map_or(Ok(()), |text| Err(Error::new(ErrorKind::Media, text)))
+            }
+            queues => Err(Error::new(
+                ErrorKind::Busy,
+                format!("{queues} queues of {} are open: it ends with the last of them", self.path),
+            )),
+        }
+    }
+
+    /// Drains and takes the disk off the region: it is a plain disk again, with all its data.
+    ///
+    /// # Errors
+    /// Those of [`drain`](Self::drain), and [`ErrorKind::Busy`] while queues of it are open; the device is given back then, and
+    /// goes on. When its row cannot be removed the device is gone, and the region has the row still.
+    pub fn detach(self, patience: Duration) -> std::result::Result<(), (Option<Self>, Error)> {
+        let queues = self.queues_open();
+        if queues > 0 {
+            let text = format!("{queues} queues of {} are open: close them first", self.path);
+            return Err((Some(self), Error::new(ErrorKind::Busy, text)));
+        }
+        if let Err(error) = self.drain(patience, &mut |_| ControlFlow::Continue(())) {
+            return Err((Some(self), error));
+        }
+        let (held, id) = (Arc::clone(&self.running.held), self.id);
+        drop(self);
+        held.remove(id).map_err(|error| (None, error))
+    }
+
+    /// Runs `work` with a queue that nobody else has meanwhile.
+    fn with_queue<T>(&self, work: impl FnOnce(&mut Waiting) -> Result<T>) -> Result<T> {
+        self.running.guarded(|| {
+            let stripe = &self.stripes[stripe_of_this_thread()];
+            let kept = stripe.0.lock().pop();
+            let mut queue = match kept {
+                Some(queue) => queue,
+                None => Waiting::new(&self.running)?,
+            };
+            let result = work(&mut queue);
+            // One that could not wait to the end has a request that nobody asks for any more.
+            if queue.is_idle() {
+                stripe.0.lock().push(queue);
+            }
+            result
+        })
+    }
+}
+
+fn stripe_of_this_thread() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        static MINE: usize = NEXT.fetch_add(1, Ordering::Relaxed) % STRIPES;
+    }
+    MINE.with(|mine| *mine)
+}
+
+pub(crate) fn range_at(offset: u64, length: usize) -> Result<ByteRange> {
+    Ok(ByteRange { start: offset, end: end_of(offset, length as u64)? })
+}
+
+fn end_of(offset: u64, length: u64) -> Result<u64> {
+    offset.checked_add(length).ok_or_else(|| {
+        Error::new(
+            ErrorKind::OutOfRange,
+            format!("{length} bytes at {offset} reach past the end of any device"),
+        )
+    })
+}

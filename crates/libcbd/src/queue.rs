@@ -1,0 +1,168 @@
+//! Queues: many requests at a time from one thread.
+//!
+//! Always true here: what finds all it needs in the cache is complete when it was submitted; the rest goes on in `poll` and
+//! `wait`. A request completes once. Dropping a queue gives up what is in flight: a write may or may not have happened, as after
+//! a crash.
+//!
+//! Left to others: what a request does (`cbd-device`).
+
+use crate::device::{Running, range_at};
+use cbd_export::RequestQueue;
+use cbd_export::wake::{Interest, WaitSet};
+use cbd_runtime::{DeviceQueue, ProcessEnvironment};
+use cbd_types::{AlignedBuffer, Completion, Request, Result};
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A queue of the device with what a thread needs to wait for it.
+pub(crate) struct Waiting {
+    pub(crate) queue: DeviceQueue<ProcessEnvironment>,
+    done: Vec<Completion>,
+    set: WaitSet,
+}
+
+impl Waiting {
+    pub(crate) fn new(running: &Running) -> Result<Self> {
+        let queue = running.run.device().device_queue()?;
+        let mut set = WaitSet::new();
+        for descriptor in queue.wait_descriptors() {
+            set.add(descriptor, Interest::Read);
+        }
+        Ok(Self { queue, done: Vec::new(), set })
+    }
+
+    pub(crate) fn submit(&mut self, request: Request) {
+        self.queue.submit(request, &mut self.done);
+    }
+
+    /// Waits for the only request that there is.
+    pub(crate) fn complete_one(&mut self) -> Result<AlignedBuffer> {
+        loop {
+            if let Some(done) = self.done.pop() {
+                return done.result.map(|()| done.buffer);
+            }
+            self.queue.poll(&mut self.done);
+            if self.done.is_empty() {
+                self.set.wait(None)?;
+            }
+        }
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        self.queue.parked() == 0 && self.done.is_empty()
+    }
+}
+
+/// A queue to a device. It may move between threads, and is used by one at a time.
+pub struct Queue {
+    waiting: Waiting,
+    // Last: the device ends when the last queue has.
+    running: Arc<Running>,
+}
+
+impl std::fmt::Debug for Queue {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "Queue({} in flight)", self.in_flight())
+    }
+}
+
+impl Queue {
+    pub(crate) fn new(waiting: Waiting, running: Arc<Running>) -> Self {
+        Self { waiting, running }
+    }
+
+    /// Takes a request. Its completion comes from [`poll`](Self::poll), also where it failed.
+    ///
+    /// # Errors
+    /// Only when the device has failed and takes nothing any more.
+    pub fn submit(&mut self, request: Request) -> Result<()> {
+        let waiting = &mut self.waiting;
+        self.running.guarded(|| {
+            waiting.submit(request);
+            Ok(())
+        })
+    }
+
+    /// Writes `data` to `offset`, without a copy in between where there is space at once. Its completion, with an empty buffer in
+    /// that case, comes from [`poll`](Self::poll).
+    ///
+    /// # Errors
+    /// As [`submit`](Self::submit), and for a range past the end of any device.
+    pub fn write_at(&mut self, id: u64, data: &[u8], offset: u64, fua: bool) -> Result<()> {
+        let range = range_at(offset, data.len())?;
+        let waiting = &mut self.waiting;
+        self.running.guarded(|| {
+            if let Some(result) = waiting.queue.write_from(id, range, data, fua) {
+                waiting.done.push(Completion { id, result, buffer: AlignedBuffer::default() });
+            }
+            Ok(())
+        })
+    }
+
+    /// Reads into `buffer`, if all is in the cache: then the completion that comes has no buffer. Else its buffer has the bytes.
+    pub(crate) fn read_at(&mut self, id: u64, buffer: &mut [u8], offset: u64) -> Result<()> {
+        let range = range_at(offset, buffer.len())?;
+        let waiting = &mut self.waiting;
+        self.running.guarded(|| {
+            if let Some(result) = waiting.queue.read_into(id, range, buffer) {
+                waiting.done.push(Completion { id, result, buffer: AlignedBuffer::default() });
+            }
+            Ok(())
+        })
+    }
+
+    /// Moves what has completed to `done`; does not wait.
+    ///
+    /// # Errors
+    /// As [`submit`](Self::submit).
+    pub fn poll(&mut self, done: &mut Vec<Completion>) -> Result<()> {
+        let waiting = &mut self.waiting;
+        self.running.guarded(|| {
+            if waiting.queue.parked() > 0 {
+                waiting.queue.poll(&mut waiting.done);
+            }
+            done.append(&mut waiting.done);
+            Ok(())
+        })
+    }
+
+    /// As [`poll`](Self::poll), but waits until at least `least` requests have completed, or all that are in flight, or the time is
+    /// up.
+    ///
+    /// # Errors
+    /// As [`submit`](Self::submit), and when the system refuses to wait.
+    pub fn wait(
+        &mut self,
+        done: &mut Vec<Completion>,
+        least: usize,
+        timeout: Option<Duration>,
+    ) -> Result<()> {
+        let end = timeout.map(|timeout| Instant::now() + timeout);
+        let begun_with = done.len();
+        loop {
+            self.poll(done)?;
+            if done.len() - begun_with >= least || self.in_flight() == 0 {
+                return Ok(());
+            }
+            let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+            if left.is_some_and(|left| left.is_zero()) {
+                return Ok(());
+            }
+            self.waiting.set.wait(left)?;
+        }
+    }
+
+    /// Requests taken whose completion was not given out yet.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.waiting.queue.parked() + self.waiting.done.len()
+    }
+
+    /// Descriptors one of which is readable when [`poll`](Self::poll) may have something, for a loop of the program's own.
+    /// What was complete when it was submitted is not announced: poll once after submitting.
+    #[must_use]
+    pub fn wait_descriptors(&self) -> Vec<RawFd> {
+        self.waiting.queue.wait_descriptors()
+    }
+}

@@ -1,0 +1,362 @@
+//! Regions: opening and formatting, what there is on one, bringing disks onto it and off it.
+//!
+//! Always true here: a region is held as long as a [`Region`], a device or a queue of it lives; a disk that has a row never gets a
+//! second one, under whatever path it comes.
+//!
+//! Left to others: how it is done (`cbd-runtime`, `cbd-engine`).
+
+use crate::Device;
+use crate::device::Running;
+use cbd_backing::{DISK_PATIENCE, after_predecessor};
+use cbd_engine::{BackendEntry, Consistency, FormatOptions, Settings, Transport};
+use cbd_pmem::{Info, Mapping, OpenOptions};
+use cbd_runtime::disk::{default_handlers, entries};
+use cbd_runtime::region::{Before, REGION_PATIENCE, check_host_name, open_transport, require_persistent};
+use cbd_runtime::{Asked, Disk, Manner, NewBackend, ProcessEnvironment, RunningBackend};
+use cbd_types::{
+    BackendId, Context, Durability, Error, ErrorKind, HostId, Pmem, Region as Memory, Result, uuid_text,
+};
+use parking_lot::Mutex;
+use std::path::Path;
+use std::sync::{Arc, Weak};
+
+/// How a region is opened. The default opens one that is there.
+#[derive(Clone, Default, Debug)]
+pub struct RegionOptions {
+    /// Make a new transport of it. What it held is lost.
+    pub format: Option<Format>,
+    /// How large it has to be at least, in bytes; a file that is made gets this size.
+    pub size: Option<u64>,
+    /// The host to act as: a daemon that is to serve the same backends later is given the same name. Where none is said it is the
+    /// one that the region has, or the machine's name if it has none yet.
+    pub host: Option<String>,
+    /// Refuse a region that does not survive a power failure.
+    pub require_persistent: bool,
+}
+
+/// How a region is formatted.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Format {
+    /// Bytes of a segment, a power of two; chosen by the region's size where none is said.
+    pub segment_size: Option<u64>,
+    /// Even if it holds a transport or other data, which is lost then.
+    pub force: bool,
+}
+
+impl RegionOptions {
+    /// A new region of at least `size` bytes.
+    #[must_use]
+    pub fn format(size: u64) -> Self {
+        Self { format: Some(Format::default()), size: Some(size), ..Self::default() }
+    }
+}
+
+/// How a disk is brought onto a region. What is said of a disk that has a cache there already must be as it is.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct DeviceOptions {
+    /// Bytes of its cache; 0 for none. What a new disk gets where nothing is said is all that is free.
+    pub cache_size: Option<u64>,
+    /// Whether data is under a checksum, which it is where nothing is said.
+    pub data_crc: Option<bool>,
+    /// In which order the disk catches up.
+    pub consistency: Option<Consistency>,
+}
+
+/// What a region is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RegionInfo {
+    /// The transport's identity.
+    pub uuid: String,
+    /// Bytes of the mapping.
+    pub size: u64,
+    /// Bytes of a segment.
+    pub segment_size: u64,
+    /// Bytes that a new cache can have.
+    pub free_bytes: u64,
+    /// The host as which this process acts: its row and its name.
+    pub host: (u32, String),
+    /// What a completed write survives.
+    pub durability: Durability,
+    /// What is mapped, and how it is copied into, in one line.
+    pub description: String,
+    /// What the user should know.
+    pub warnings: Vec<String>,
+}
+
+/// The devices that are open in this process.
+pub(crate) type OpenDevices = Vec<(BackendId, Weak<Running>)>;
+
+/// What all that stands on a region shares.
+pub(crate) struct Held {
+    pub(crate) transport: Arc<Transport<ProcessEnvironment>>,
+    environment: Arc<ProcessEnvironment>,
+    path: String,
+    host: HostId,
+    mapping: Info,
+    description: String,
+    /// What is open in this process; locked by whoever brings something onto the region, so that one disk gets one row.
+    open: Mutex<OpenDevices>,
+}
+
+/// An open region.
+pub struct Region {
+    held: Arc<Held>,
+}
+
+impl std::fmt::Debug for Region {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "Region({})", self.held.path)
+    }
+}
+
+impl Region {
+    /// Opens, holds and maps the region at `path`, and formats it if that is asked for.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`] with who has it; [`ErrorKind::NotFound`]; [`ErrorKind::AlreadyExists`] or [`ErrorKind::Foreign`] when
+    /// what is to be formatted holds something; [`ErrorKind::Damaged`]; [`ErrorKind::Unsupported`] for a region that does not
+    /// survive a power failure and must; [`ErrorKind::InvalidArgument`].
+    pub fn open(path: impl AsRef<Path>, options: &RegionOptions) -> Result<Self> {
+        let path = text_of(path.as_ref())?;
+        if let Some(host) = &options.host {
+            check_host_name(host)?;
+        }
+        let before = Before::look(&path);
+        let opened = Self::open_at(&path, options);
+        if options.format.is_some() && opened.as_ref().is_err_and(|error| error.kind() != ErrorKind::Busy) {
+            before.restore(&path);
+        }
+        opened
+    }
+
+    fn open_at(path: &str, options: &RegionOptions) -> Result<Self> {
+        let how =
+            OpenOptions { size: options.size, create: options.format.is_some(), ..OpenOptions::default() };
+        let mapping = after_predecessor(REGION_PATIENCE, || Mapping::open(path, &how))?;
+        let info = mapping.info();
+        if options.require_persistent {
+            require_persistent(path, &info)?;
+        }
+        let description = mapping.describe();
+        let format = options.format.map(|format| FormatOptions {
+            segment_size: format.segment_size,
+            force: format.force,
+            ..FormatOptions::default()
+        });
+        let environment = Arc::new(ProcessEnvironment::new());
+        let region = Memory::new(mapping);
+        let transport = open_transport(Arc::clone(&environment), region, path, format.as_ref())?;
+        let host = act_as(&transport, options.host.as_deref())?;
+        let path = path.to_owned();
+        let open = Mutex::new(Vec::new());
+        let held = Held { transport, environment, path, host, mapping: info, description, open };
+        Ok(Self { held: Arc::new(held) })
+    }
+
+    /// What the region is.
+    #[must_use]
+    pub fn info(&self) -> RegionInfo {
+        let held = &*self.held;
+        let info = held.transport.info();
+        let name = held.transport.hosts().into_iter().find(|host| host.id == held.host);
+        let mut warnings = held.mapping.warnings.clone();
+        warnings.extend(entries(&held.transport).1);
+        if held.mapping.durability != Durability::PowerFail {
+            warnings.push(
+                "this region does not survive a power failure: what is dirty in it is lost with the machine"
+                    .to_owned(),
+            );
+        }
+        RegionInfo {
+            uuid: uuid_text(info.uuid),
+            size: held.mapping.size,
+            segment_size: info.layout.segment_size,
+            free_bytes: u64::from(info.free_segments) * info.layout.segment_size,
+            host: (held.host.0, name.map(|host| host.name).unwrap_or_default()),
+            durability: held.mapping.durability,
+            description: held.description.clone(),
+            warnings,
+        }
+    }
+
+    /// The disks that are recorded on the region, those of other hosts too. Rows that cannot be read are left out;
+    /// [`info`](Self::info) warns of them.
+    #[must_use]
+    pub fn backends(&self) -> Vec<BackendEntry> {
+        entries(&self.held.transport).0
+    }
+
+    /// Brings the disk at `path` onto the region, or takes up what the region has of it, whoever left it there.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`] when the disk, or its cache, is in use; [`ErrorKind::Exchanged`] when another disk stands where the
+    /// recorded one was; [`ErrorKind::NoSpace`] when the region has no room for the cache; [`ErrorKind::InvalidArgument`] for
+    /// options that differ from what is there.
+    pub fn attach(&self, path: impl AsRef<Path>, options: &DeviceOptions) -> Result<Device> {
+        let path = text_of(path.as_ref())?;
+        let mut open = self.held.open.lock();
+        let mut known = self.backends();
+        if let Some(entry) = known.iter().find(|entry| entry.path == path) {
+            return self.take_up(entry, &path, options, &mut open);
+        }
+        let disk = Disk::look(&path)?;
+        if let Some(place) = known.iter().position(|entry| disk.is_of(entry)) {
+            let entry = known.swap_remove(place);
+            let device = self.take_up(&entry, &path, options, &mut open)?;
+            // Found by another path than the recorded one: the next start looks for it there.
+            self.held.transport.update_path(entry.id, &path)?;
+            return Ok(device);
+        }
+        self.create(&path, &disk, options, &mut open)
+    }
+
+    /// Takes up the backend `id`, its disk where it was recorded.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`], and those of [`attach`](Self::attach).
+    pub fn open_device(&self, id: BackendId) -> Result<Device> {
+        let entry = self.held.transport.backend(id)?;
+        self.take_up(&entry, &entry.path, &DeviceOptions::default(), &mut self.held.open.lock())
+    }
+
+    fn take_up(
+        &self,
+        entry: &BackendEntry,
+        path: &str,
+        options: &DeviceOptions,
+        open: &mut OpenDevices,
+    ) -> Result<Device> {
+        let held = &self.held;
+        open.retain(|(_, running)| running.strong_count() > 0);
+        if open.iter().any(|(id, _)| *id == entry.id) {
+            return Err(Error::new(
+                ErrorKind::Busy,
+                format!("backend {} ({path}) is open in this program already", entry.id),
+            ));
+        }
+        if entry.host != held.host {
+            let hosts = held.transport.hosts();
+            let name = hosts.into_iter().find(|host| host.id == entry.host).map(|host| host.name);
+            return Err(Error::new(
+                ErrorKind::Stopped,
+                format!(
+                    "backend {} ({path}) belongs to host {} ({}); open the region as that host",
+                    entry.id,
+                    entry.host,
+                    name.unwrap_or_default()
+                ),
+            ));
+        }
+        let asked = Asked {
+            data_crc: options.data_crc,
+            cache_bytes: options.cache_size,
+            handlers: None,
+            consistency: options.consistency,
+        };
+        asked.check(entry, held.transport.info().layout.segment_size)?;
+        // A predecessor that was killed a moment ago may still have writes in the kernel.
+        let started = after_predecessor(DISK_PATIENCE, || held.start(entry, path))?;
+        Ok(Device::new(Arc::clone(held), entry.id, path, started, open))
+    }
+
+    fn create(
+        &self,
+        path: &str,
+        disk: &Disk,
+        options: &DeviceOptions,
+        open: &mut OpenDevices,
+    ) -> Result<Device> {
+        let held = &self.held;
+        let info = held.transport.info();
+        let free = u64::from(info.free_segments) * info.layout.segment_size;
+        let new = NewBackend {
+            host: held.host,
+            path: path.to_owned(),
+            cache_bytes: Some(options.cache_size.unwrap_or(free)).filter(|&bytes| bytes > 0),
+            handlers: default_handlers(),
+            data_crc: options.data_crc.unwrap_or(true),
+            settings: Settings {
+                consistency: options.consistency.unwrap_or_default(),
+                ..Settings::default()
+            },
+        };
+        let id = new.create(&held.transport, disk).context(|| format!("attaching {path}"))?;
+        match held.transport.backend(id).and_then(|entry| held.start(&entry, path)) {
+            Ok(started) => Ok(Device::new(Arc::clone(held), id, path, started, open)),
+            // Nobody has written anything yet.
+            Err(error) => Err(match held.transport.remove_backend(id) {
+                Ok(()) => error,
+                Err(second) => error.while_doing(format!(
+                    "backend {id} did not start, and cannot be removed either ({})",
+                    second.line()
+                )),
+            }),
+        }
+    }
+
+    /// How many devices and queues stand on the region.
+    #[must_use]
+    pub fn users(&self) -> usize {
+        Arc::strong_count(&self.held) - 1
+    }
+}
+
+impl Held {
+    fn start(&self, entry: &BackendEntry, path: &str) -> Result<(RunningBackend, Vec<String>)> {
+        RunningBackend::start(&self.transport, &self.environment, entry, path, Manner::plain(&self.path))
+    }
+
+    /// That the memory of the region fails, if it does.
+    pub(crate) fn failed(&self) -> Option<String> {
+        self.transport.region().memory().failed().map(|at| {
+            format!("the region's memory failed at byte {at}: what is written from now on may not be durable; replace it")
+        })
+    }
+
+    /// Takes a backend whose cache is not open any more off the region, with the block devices that a daemon made on it.
+    pub(crate) fn remove(&self, id: BackendId) -> Result<()> {
+        for blkdev in self.transport.blkdevs().iter().filter(|blkdev| blkdev.backend == id) {
+            self.transport.remove_blkdev(blkdev.id)?;
+        }
+        self.transport.remove_backend(id)
+    }
+}
+
+/// The row of the host as which this process acts.
+fn act_as(transport: &Transport<ProcessEnvironment>, wanted: Option<&str>) -> Result<HostId> {
+    if let Some(name) = wanted {
+        return transport.register_host(name, None);
+    }
+    match &transport.hosts()[..] {
+        [] => transport.register_host(&machine_name(), None),
+        [only] => Ok(only.id),
+        several => {
+            let names: Vec<&str> = several.iter().map(|host| host.name.as_str()).collect();
+            Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!("the region has several hosts ({}): say as which to open it", names.join(", ")),
+            ))
+        }
+    }
+}
+
+/// The machine's name as a host's.
+fn machine_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let allowed = |letter: &char| letter.is_ascii_alphanumeric() || ".-_".contains(*letter);
+    let name: String = name.trim().chars().filter(allowed).take(63).collect();
+    if name.is_empty() { "localhost".to_owned() } else { name }
+}
+
+/// A path as the tables hold it: absolute, text, without control characters.
+fn text_of(path: &Path) -> Result<String> {
+    let malformed = |why: &str| {
+        Error::new(ErrorKind::InvalidArgument, format!("the path {} is no path: {why}", path.display()))
+    };
+    let absolute = std::path::absolute(path).map_err(|error| malformed(&error.to_string()))?;
+    let text = absolute.to_str().ok_or_else(|| malformed("it is not UTF-8"))?;
+    if text.bytes().any(|byte| byte.is_ascii_control()) {
+        return Err(malformed("it has control characters"));
+    }
+    Ok(text.to_owned())
+}

@@ -1,0 +1,112 @@
+//! A program that is killed in the middle of its writes loses none that was acknowledged, whoever opens the region next.
+
+mod support;
+
+use cbd::{Device, Region};
+use cbd_daemon::control::Control;
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use support::{BLOCK, MIB, Place, version};
+
+const THREADS: u64 = 2;
+
+/// The example of that name, which cargo builds beside the tests.
+fn example(name: &str) -> PathBuf {
+    let mut path = std::env::current_exe().unwrap();
+    path.pop();
+    path.pop();
+    path.join("examples").join(name)
+}
+
+struct Writer(Child);
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Lets a program write versions from the first on, kills it after so many acknowledged writes, and gives the last version acknowledged of each block.
+fn write_and_kill(place: &Place, first_version: u64, acknowledged: usize) -> BTreeMap<u64, u64> {
+    let mut writer = Writer(
+        Command::new(example("writer"))
+            .arg(place.region_path())
+            .arg(place.disk())
+            .arg(THREADS.to_string())
+            .arg(first_version.to_string())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap(),
+    );
+    let mut lines = BufReader::new(writer.0.stdout.take().unwrap()).lines();
+    let mut last = BTreeMap::new();
+    let mut note = |line: &str| {
+        // A last line may be cut off.
+        let Some((block, number)) = line.split_once(' ') else { return };
+        let (Ok(block), Ok(number)) = (block.parse::<u64>(), number.parse::<u64>()) else { return };
+        last.entry(block).and_modify(|known| *known = number.max(*known)).or_insert(number);
+    };
+    for _ in 0..acknowledged {
+        note(&lines.next().expect("the writer goes on").unwrap());
+    }
+    writer.0.kill().unwrap();
+    let status = writer.0.wait().unwrap();
+    assert!(!status.success());
+    // What it had acknowledged and we had not read yet; a number that was cut off is smaller than the whole one.
+    lines.map_while(Result::ok).for_each(|line| note(&line));
+    assert!(!last.is_empty());
+    last
+}
+
+/// A region with the disk behind a cache of so many bytes.
+fn prepared(cache_size: u64) -> Place {
+    let place = Place::new();
+    let (region, device) = place.cached(cache_size);
+    device.close().unwrap();
+    drop(region);
+    place
+}
+
+fn read(device: &Device, block: u64) -> Vec<u8> {
+    let mut bytes = vec![0; BLOCK];
+    device.read_at(&mut bytes, block * BLOCK as u64).unwrap();
+    bytes
+}
+
+#[test]
+fn the_library_finds_every_acknowledged_write_of_a_program_that_was_killed() {
+    let place = prepared(8 * MIB);
+    let mut known: BTreeMap<u64, u64> = BTreeMap::new();
+    for round in 0..5 {
+        // Versions of a later round are higher, so an old one never passes for a new one.
+        known.extend(write_and_kill(&place, 1 + 1_000_000 * round, 500 + 700 * round as usize));
+        let region: Region = place.open();
+        let entry = region.backends().pop().unwrap();
+        let device = region.open_device(entry.id).unwrap();
+        for (&block, &number) in &known {
+            let found = version(block, &read(&device, block));
+            assert!(
+                found >= number,
+                "round {round}: block {block} is {found}, and {number} was acknowledged"
+            );
+        }
+    }
+}
+
+#[test]
+fn the_daemon_finds_every_acknowledged_write_of_a_program_that_was_killed() {
+    let place = prepared(MIB);
+    let acknowledged = write_and_kill(&place, 1, 4000);
+    let daemon = place.daemon();
+    daemon.register_transport(&place.registration(false)).unwrap();
+    let backend = daemon.backends(0, false).unwrap().pop().unwrap();
+    assert!(backend.alive, "{:?}", backend.error);
+    daemon.take_off(backend.backend_id);
+    for (block, number) in acknowledged {
+        let found = version(block, &place.on_disk(block));
+        assert!(found >= number, "block {block} is {found}, and {number} was acknowledged");
+    }
+}

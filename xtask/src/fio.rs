@@ -1,0 +1,179 @@
+//! Building the engine for fio, against the headers of the fio that is installed.
+//!
+//! Always true here: the engine is built for the very version of fio that is to load it, since the structures that the two share
+//! differ from version to version; else it is refused. Debian has no package of fio's headers: they come from the source package
+//! of the installed version, through apt, which checks it, or from a tree that the caller names.
+//!
+//! Left to others: what the engine does (`crates/libcbd/fio`).
+
+use crate::workspace;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Debian's own keys, which apt checks the sources with.
+const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+
+/// Builds the engine into the `lib` of `prefix`, where the library is installed already.
+///
+/// # Errors
+/// What is missing, in words.
+pub fn build(source: Option<&Path>, prefix: &Path, target: &Path) -> Result<PathBuf, String> {
+    let version = installed_version()?;
+    let headers = match source {
+        Some(source) => source.to_owned(),
+        None => fetched(&target.join("fio").join(&version))?,
+    };
+    let given = version_of(&headers)?;
+    if given != version {
+        return Err(format!(
+            "{} is the source of {given}, and {version} is installed: the engine must be built for the fio that loads it",
+            headers.display()
+        ));
+    }
+    if !headers.join("config-host.h").is_file() {
+        run(Command::new("sh").arg("./configure").current_dir(&headers), "fio's configure")?;
+    }
+    let library = prefix.join("lib");
+    let engine = library.join("libfio_cbd.so");
+    let mut compiler = Command::new("cc");
+    compiler
+        .args([
+            "-std=gnu11",
+            "-O2",
+            "-g",
+            "-Wall",
+            "-Wextra",
+            "-Wno-sign-compare",
+            "-Wno-unused-parameter",
+            "-Werror",
+        ])
+        .args(["-fPIC", "-shared", "-D_GNU_SOURCE", "-include", "config-host.h", "-Wl,-rpath,$ORIGIN"])
+        .arg("-isystem")
+        .arg(&headers)
+        .arg("-I")
+        .arg(prefix.join("include"))
+        .arg("-o")
+        .arg(&engine)
+        .arg(workspace::root().join("crates/libcbd/fio/fio_cbd.c"))
+        .arg("-L")
+        .arg(&library)
+        .arg("-lcbd");
+    run(&mut compiler, "cc")?;
+    Ok(engine)
+}
+
+/// The version of the fio on the path, as `fio-3.33`.
+fn installed_version() -> Result<String, String> {
+    output(Command::new("fio").arg("--version"), "fio --version")
+}
+
+/// The version of a source tree.
+fn version_of(source: &Path) -> Result<String, String> {
+    let file = source.join("FIO-VERSION-GEN");
+    let text = fs::read_to_string(&file)
+        .map_err(|error| format!("{} is no source of fio: {}: {error}", source.display(), file.display()))?;
+    text.lines()
+        .find_map(|line| line.strip_prefix("DEF_VER="))
+        .map(|version| version.trim().to_owned())
+        .ok_or_else(|| format!("{} does not say its version", file.display()))
+}
+
+/// The source of the fio that is installed, fetched through apt unless it is in `place` already.
+fn fetched(place: &Path) -> Result<PathBuf, String> {
+    let tree = place.join("source");
+    if version_of(&tree).is_ok() {
+        return Ok(tree);
+    }
+    let package = output(
+        Command::new("dpkg-query").args([
+            "--show",
+            "--showformat=${source:Package}=${source:Version}",
+            "fio",
+        ]),
+        "dpkg-query (name a source of fio with --fio-source where there is no apt)",
+    )?;
+    let lists = place.join("lists");
+    let unpacked = place.join("unpacked");
+    for folder in [lists.join("partial"), unpacked.clone()] {
+        fs::create_dir_all(&folder).map_err(|error| format!("cannot make {}: {error}", folder.display()))?;
+    }
+    // The system's own sources, asked for source packages; its configuration stays as it is.
+    let targets = output(
+        Command::new("apt-get").args([
+            "indextargets",
+            "--format",
+            "$(REPO_URI) $(RELEASE) $(COMPONENT)",
+            "Identifier: Packages",
+            "Origin: Debian",
+        ]),
+        "apt-get indextargets",
+    )?;
+    let signed = if Path::new(KEYRING).is_file() { format!(" [signed-by={KEYRING}]") } else { String::new() };
+    let mut sources: Vec<String> = targets.lines().map(|line| format!("deb-src{signed} {line}")).collect();
+    sources.sort_unstable();
+    sources.dedup();
+    let list = place.join("sources.list");
+    fs::write(&list, sources.join("\n") + "\n")
+        .map_err(|error| format!("cannot write {}: {error}", list.display()))?;
+    let apt = |arguments: &[&str], folder: &Path| {
+        let mut command = Command::new("apt-get");
+        command
+            .args([
+                "-q",
+                "-o",
+                "Acquire::Retries=3",
+                "-o",
+                "Dir::Etc::SourceParts=-",
+                "-o",
+                "APT::Sandbox::User=root",
+            ])
+            .arg("-o")
+            .arg(format!("Dir::Etc::SourceList={}", list.display()))
+            .arg("-o")
+            .arg(format!("Dir::State::Lists={}", lists.display()))
+            .args(["-o", "Dir::Cache::pkgcache=", "-o", "Dir::Cache::srcpkgcache="])
+            .args(arguments)
+            .current_dir(folder);
+        run(&mut command, "apt-get")
+    };
+    apt(&["update"], place)?;
+    apt(&["source", "--download-only", &package], place)?;
+    let archive = fs::read_dir(place)
+        .map_err(|error| format!("cannot read {}: {error}", place.display()))?
+        .flatten()
+        .map(|entry| entry.path())
+        .find(|path| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            name.contains(".orig.tar") && !name.ends_with(".asc")
+        })
+        .ok_or_else(|| format!("apt-get source {package} brought no archive"))?;
+    run(
+        Command::new("tar")
+            .arg("--extract")
+            .arg("--strip-components=1")
+            .arg("--file")
+            .arg(&archive)
+            .arg("--directory")
+            .arg(&unpacked),
+        "tar",
+    )?;
+    // Under its name only when it is whole.
+    fs::rename(&unpacked, &tree).map_err(|error| format!("cannot make {}: {error}", tree.display()))?;
+    Ok(tree)
+}
+
+/// Runs a command whose output matters only when it fails.
+fn run(command: &mut Command, what: &str) -> Result<(), String> {
+    output(command, what).map(drop)
+}
+
+fn output(command: &mut Command, what: &str) -> Result<String, String> {
+    let output = command.output().map_err(|error| format!("{what} cannot be started: {error}"))?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    let said = if said.trim().is_empty() { String::from_utf8_lossy(&output.stdout) } else { said };
+    Err(format!("{what}: {}\n{}", output.status, said.trim()))
+}

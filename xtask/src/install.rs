@@ -1,0 +1,153 @@
+//! Installing what programs link against: the library, its header, what pkg-config says of it, and the engine for fio.
+//!
+//! Always true here: what is installed was built from this tree just now; nothing outside the prefix is changed.
+
+use crate::fio;
+use crate::flags::Problem;
+use crate::workspace::{self, cargo};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The name that programs are linked against; it changes when programs that were built before would no longer work. The
+/// library's build script gives the library the same.
+const SONAME: &str = "libcbd.so.0";
+
+/// What the static library needs of the system.
+const SYSTEM_LIBRARIES: &str = "-lgcc_s -lutil -lrt -lpthread -lm -ldl -lc";
+
+/// What is to be installed, and where.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    prefix: PathBuf,
+    debug: bool,
+    fio: bool,
+    fio_source: Option<PathBuf>,
+}
+
+impl Plan {
+    /// Reads the options.
+    ///
+    /// # Errors
+    /// [`Problem::Usage`] for an unknown option, a missing value, or no prefix.
+    pub fn parse(arguments: &[String]) -> Result<Self, Problem> {
+        let mut plan = Self::default();
+        let mut rest = arguments.iter();
+        while let Some(argument) = rest.next() {
+            let mut value = || {
+                let given = rest.next().ok_or_else(|| Problem::Usage(format!("{argument} needs a value")))?;
+                std::path::absolute(given)
+                    .map_err(|error| Problem::Usage(format!("{argument} {given}: {error}")))
+            };
+            match argument.as_str() {
+                "--prefix" => plan.prefix = value()?,
+                "--debug" => plan.debug = true,
+                "--fio" => plan.fio = true,
+                "--fio-source" => (plan.fio, plan.fio_source) = (true, Some(value()?)),
+                other => return Err(Problem::Usage(format!("unknown option '{other}'"))),
+            }
+        }
+        if plan.prefix.as_os_str().is_empty() {
+            return Err(Problem::Usage("install needs --prefix DIRECTORY".to_owned()));
+        }
+        Ok(plan)
+    }
+}
+
+/// Builds and installs.
+///
+/// # Errors
+/// When something cannot be built or written.
+pub fn run(plan: &Plan) -> Result<bool, Problem> {
+    let mut build = cargo(["build", "--quiet", "--package", "libcbd", "--lib"]);
+    if !plan.debug {
+        build.arg("--release");
+    }
+    let status = build.status().map_err(|error| Problem::Failed(format!("cannot start cargo: {error}")))?;
+    if !status.success() {
+        return Err(Problem::Failed("libcbd does not build".to_owned()));
+    }
+    let target = workspace::target_directory().map_err(Problem::Failed)?;
+    let built = target.join(if plan.debug { "debug" } else { "release" });
+    place_library(&built, &plan.prefix).map_err(Problem::Failed)?;
+    println!("{}", plan.prefix.join("lib").join(SONAME).display());
+    if plan.fio {
+        let engine =
+            fio::build(plan.fio_source.as_deref(), &plan.prefix, &target).map_err(Problem::Failed)?;
+        println!("{}", engine.display());
+    }
+    Ok(true)
+}
+
+/// Puts what cargo has built into `prefix`.
+fn place_library(built: &Path, prefix: &Path) -> Result<(), String> {
+    let source = workspace::root().join("crates/libcbd");
+    let library = prefix.join("lib");
+    let version = env!("CARGO_PKG_VERSION");
+    let shared = format!("libcbd.so.{version}");
+    for folder in [library.join("pkgconfig"), prefix.join("include")] {
+        fs::create_dir_all(&folder).map_err(|error| format!("cannot make {}: {error}", folder.display()))?;
+    }
+    copy(&built.join("libcbd.so"), &library.join(&shared))?;
+    copy(&built.join("libcbd.a"), &library.join("libcbd.a"))?;
+    copy(&source.join("include/cbd.h"), &prefix.join("include/cbd.h"))?;
+    link(&shared, &library.join(SONAME))?;
+    link(SONAME, &library.join("libcbd.so"))?;
+    let file = library.join("pkgconfig/cbd.pc");
+    fs::write(&file, package_description(prefix, version))
+        .map_err(|error| format!("cannot write {}: {error}", file.display()))
+}
+
+fn package_description(prefix: &Path, version: &str) -> String {
+    format!(
+        "prefix={}\n\
+         exec_prefix=${{prefix}}\n\
+         libdir=${{exec_prefix}}/lib\n\
+         includedir=${{prefix}}/include\n\
+         \n\
+         Name: cbd\n\
+         Description: Persistent memory in front of a disk, in a program of your own\n\
+         Version: {version}\n\
+         Libs: -L${{libdir}} -lcbd\n\
+         Libs.private: {SYSTEM_LIBRARIES}\n\
+         Cflags: -I${{includedir}}\n",
+        prefix.display()
+    )
+}
+
+/// As a new file: programs that run with the old one keep it.
+fn copy(from: &Path, to: &Path) -> Result<(), String> {
+    let _ = fs::remove_file(to);
+    fs::copy(from, to)
+        .map(drop)
+        .map_err(|error| format!("cannot copy {} to {}: {error}", from.display(), to.display()))
+}
+
+fn link(target: &str, at: &Path) -> Result<(), String> {
+    let _ = fs::remove_file(at);
+    std::os::unix::fs::symlink(target, at).map_err(|error| format!("cannot link {}: {error}", at.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Result<Plan, Problem> {
+        Plan::parse(&line.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn a_prefix_is_needed_and_a_source_of_fio_means_its_engine() {
+        let plan = parse("--prefix /opt/cbd --fio-source /src/fio").expect("all is said");
+        assert_eq!((plan.prefix, plan.fio, plan.debug), (PathBuf::from("/opt/cbd"), true, false));
+        for line in ["", "--debug", "--prefix", "--prefix /opt --static"] {
+            assert!(matches!(parse(line), Err(Problem::Usage(_))), "{line}");
+        }
+    }
+
+    #[test]
+    fn the_name_for_the_loader_is_that_of_the_build_script() {
+        let script =
+            fs::read_to_string(workspace::root().join("crates/libcbd/build.rs")).expect("the script");
+        assert!(script.contains(&format!("-soname,{SONAME}\"")));
+    }
+}
