@@ -5,7 +5,7 @@
 //!
 //! Left to others: whether offsets fit the device, and what is answered ([`crate::filesystem`]).
 
-use crate::wire::{self, FallocateIn, HEAD, InHeader, InitIn, OpenIn, ReadIn, SetAttrIn, WriteIn, opcode};
+use crate::wire::{self, FallocateIn, InHeader, InitIn, OpenIn, ReadIn, SetAttrIn, WriteIn, opcode};
 use zerocopy::FromBytes;
 
 /// The longest arguments that are looked at, a WRITE's data apart: a SETATTR, a name.
@@ -59,18 +59,23 @@ pub struct Malformed {
     pub unique: Option<u64>,
 }
 
-/// Takes a message apart. `head` is what came first, `payload` what came after the first [`HEAD`] bytes, and
-/// `expected_name` the one name in the root directory.
-pub fn decode(head: &[u8], payload: &[u8], expected_name: &[u8]) -> Result<(InHeader, Call), Malformed> {
-    let (header, arguments) = InHeader::read_from_prefix(head).map_err(|_| Malformed { unique: None })?;
+/// Takes a message apart that came in three parts: the header, the arguments, and what followed them. Only a WRITE
+/// has to be cut right behind its arguments. `expected_name` is the one name in the root directory.
+pub fn decode(
+    header: &[u8],
+    arguments: &[u8],
+    payload: &[u8],
+    expected_name: &[u8],
+) -> Result<(InHeader, Call), Malformed> {
+    let received = header.len() + arguments.len() + payload.len();
+    let header = InHeader::read_from_bytes(header).map_err(|_| Malformed { unique: None })?;
     let malformed = Malformed { unique: Some(header.unique) };
-    let received = head.len() + payload.len();
-    if header.len as usize != received || (head.len() < HEAD && !payload.is_empty()) {
+    if header.len as usize != received {
         return Err(malformed);
     }
     let call = match header.opcode {
         opcode::WRITE => {
-            let (write, _) = WriteIn::read_from_prefix(arguments).map_err(|_| malformed)?;
+            let write = WriteIn::read_from_bytes(arguments).map_err(|_| malformed)?;
             if write.size as usize != payload.len() {
                 return Err(malformed);
             }
@@ -85,7 +90,7 @@ pub fn decode(head: &[u8], payload: &[u8], expected_name: &[u8]) -> Result<(InHe
     Ok((header, call))
 }
 
-/// Calls that are not on the data path; their arguments may reach over the head. None when they are too short.
+/// Calls that are not on the data path; their arguments may go on in the rest. None when they are too short.
 fn decode_rare(opcode: u32, first: &[u8], rest: &[u8], expected_name: &[u8]) -> Option<Call> {
     let mut room = [0; ARGUMENTS];
     let taken = rest.len().min(ARGUMENTS - first.len().min(ARGUMENTS));
@@ -137,6 +142,7 @@ pub const fn sets_more_than_times(valid: u32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::HEAD;
     use zerocopy::IntoBytes;
 
     fn message(opcode: u32, arguments: &[u8]) -> Vec<u8> {
@@ -147,7 +153,8 @@ mod tests {
 
     fn decode_whole(bytes: &[u8]) -> Result<(InHeader, Call), Malformed> {
         let (head, payload) = bytes.split_at(bytes.len().min(HEAD));
-        decode(head, payload, b"cbd0")
+        let (header, arguments) = head.split_at(head.len().min(size_of::<InHeader>()));
+        decode(header, arguments, payload, b"cbd0")
     }
 
     #[test]
@@ -190,6 +197,22 @@ mod tests {
                 }
                 let _ = decode_whole(&bytes);
             }
+        }
+    }
+
+    #[test]
+    fn arguments_may_be_cut_anywhere_unless_it_is_a_write() {
+        let set = SetAttrIn { valid: wire::SET_SIZE, size: 99, gid: 1, ..SetAttrIn::default() };
+        let bytes = message(opcode::SETATTR, set.as_bytes());
+        for cut in 40..=bytes.len() {
+            let (_, call) = decode(&bytes[..40], &bytes[40..cut], &bytes[cut..], b"cbd0").unwrap();
+            assert_eq!(call, Call::SetAttr { valid: wire::SET_SIZE, size: 99 });
+        }
+        let write = WriteIn { size: 3, ..WriteIn::default() };
+        let bytes = message(opcode::WRITE, &[write.as_bytes(), b"abc"].concat());
+        for cut in 40..=bytes.len() {
+            let decoded = decode(&bytes[..40], &bytes[40..cut], &bytes[cut..], b"cbd0");
+            assert_eq!(decoded.is_ok(), cut == 80, "{cut}");
         }
     }
 

@@ -5,24 +5,14 @@
 //!
 //! Left to others: which devices there are and what they are called, sweeping at the start ([`crate::sweep`]).
 
-use crate::connection;
-use crate::errors::system_error;
-use crate::filesystem::Filesystem;
-use crate::life::Life;
 use crate::link::{self, Link};
 use crate::loop_device::{Binding, Keeper, QueueLimits};
-use crate::mounts;
-use crate::system;
+use crate::service::{ABORT_PATIENCE, Service};
 use crate::users;
-use crate::worker::{Leaving, Worker};
 use cbd_export::BlockDevice;
 use cbd_types::{Context, Error, ErrorKind, Geometry, Result};
-use std::fs::{self, File};
-use std::io::{PipeReader, PipeWriter};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{self, Sender};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// The most threads that serve one device.
@@ -31,8 +21,6 @@ pub const QUEUES_MAX: usize = 128;
 const LOOK_PATIENCE: Duration = Duration::from_secs(5);
 /// How long the message may take that a file was closed.
 const CLOSE_PATIENCE: Duration = Duration::from_millis(500);
-/// How long threads get to end after the connection was aborted.
-const ABORT_PATIENCE: Duration = Duration::from_secs(2);
 /// How long a dropped export gets for what is in flight.
 const DROP_PATIENCE: Duration = Duration::from_secs(5);
 
@@ -69,14 +57,7 @@ pub enum StopMode {
 ///
 /// Dropping one that was not stopped stops it by force.
 pub struct FuseLoop {
-    options: Options,
-    life: Arc<Life>,
-    threads: Vec<JoinHandle<()>>,
-    /// Threads stop when this is dropped.
-    stop: Option<PipeWriter>,
-    mounted: bool,
-    /// The number of the connection, where it could be found out.
-    connection: Option<u32>,
+    service: Service,
     keeper: Option<Keeper>,
     link: Option<Link>,
 }
@@ -84,7 +65,7 @@ pub struct FuseLoop {
 impl std::fmt::Debug for FuseLoop {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.debug_struct("FuseLoop")
-            .field("mount_dir", &self.options.mount_dir)
+            .field("mount_dir", &self.service.mount_dir())
             .field("loop", &self.keeper.as_ref().map(Keeper::device))
             .finish_non_exhaustive()
     }
@@ -101,90 +82,23 @@ impl FuseLoop {
         if let Some(link) = &options.link {
             link::may_be_made(link)?;
         }
-        let options = Options { mount_dir: prepare_mount_dir(&options.mount_dir)?, ..options };
-        let what = format!("{} could not be exported as a block device", options.name);
-        let (stopped, stop) =
-            std::io::pipe().map_err(|error| system_error("no pipe for the FUSE threads", &error))?;
-        let mut export = Self {
-            options,
-            life: Arc::new(Life::default()),
-            threads: Vec::new(),
-            stop: Some(stop),
-            mounted: false,
-            connection: None,
-            keeper: None,
-            link: None,
-        };
+        let what = || format!("{} could not be exported as a block device", options.name);
+        let service = Service::start(&device, &options).context(what)?;
+        let mut export = Self { service, keeper: None, link: None };
         // On an error the drop of what there is undoes it.
-        export.bring_up(&device, geometry, stopped).context(|| what)?;
+        export.bind(&options, geometry).context(what)?;
         Ok(export)
     }
 
-    fn bring_up(
-        &mut self,
-        device: &Arc<dyn BlockDevice>,
-        geometry: Geometry,
-        stopped: PipeReader,
-    ) -> Result<()> {
-        let options = self.options.clone();
-        let first = connection::open()?;
-        connection::mount(&first, &options.mount_dir)?;
-        self.mounted = true;
-        self.connection = mounts::at(&options.mount_dir)?.map(|mount| mount.connection());
-        let filesystem =
-            Arc::new(Filesystem { name: options.name.clone(), geometry, read_only: options.read_only });
-        self.start_threads(first, device, &filesystem, Arc::new(stopped))?;
+    fn bind(&mut self, options: &Options, geometry: Geometry) -> Result<()> {
         let file = self.file_path();
         let keeper = Keeper::start(Binding { file, geometry, read_only: options.read_only })
-            .map_err(|error| self.life.look().failure.take().unwrap_or(error))?;
+            .map_err(|error| self.service.life().look().failure.take().unwrap_or(error))?;
         let keeper = self.keeper.insert(keeper);
         if let Some(link) = &options.link {
             self.link = Some(Link::create(link, &keeper.device().path)?);
         }
         Ok(())
-    }
-
-    /// Each thread opens its queue itself, and serves once it has; an error of any is an error of all.
-    fn start_threads(
-        &mut self,
-        first: File,
-        device: &Arc<dyn BlockDevice>,
-        filesystem: &Arc<Filesystem>,
-        stop: Arc<PipeReader>,
-    ) -> Result<()> {
-        let mut doors = Vec::with_capacity(self.options.queues);
-        for _ in 1..self.options.queues {
-            doors.push(connection::another(&first)?);
-        }
-        doors.push(first);
-        let (ready, all_ready) = mpsc::channel();
-        for (index, connection) in doors.into_iter().enumerate() {
-            let starting = Starting {
-                connection,
-                device: Arc::clone(device),
-                filesystem: Arc::clone(filesystem),
-                stop: Arc::clone(&stop),
-                leaving: Leaving(Arc::clone(&self.life)),
-                setup: self.options.thread_setup.clone(),
-            };
-            self.life.change(|state| state.serving += 1);
-            let ready = ready.clone();
-            let thread = std::thread::Builder::new()
-                .name(format!("cbd-fuse-{index}"))
-                .spawn(move || starting.run(ready))
-                .map_err(|error| system_error("no thread to serve the file", &error))?;
-            self.threads.push(thread);
-        }
-        drop(ready);
-        let mut count = 0;
-        for answer in all_ready {
-            answer?;
-            count += 1;
-        }
-        if count == self.options.queues {
-            return Ok(());
-        }
-        Err(Error::new(ErrorKind::System, "a thread that was to serve the file ended before it began"))
     }
 
     /// The node of the loop device, `/dev/loopN`.
@@ -202,7 +116,7 @@ impl FuseLoop {
     /// The file that the loop device stands on. It can be read and written as well, with direct I/O.
     #[must_use]
     pub fn file_path(&self) -> PathBuf {
-        self.options.mount_dir.join(&self.options.name)
+        self.service.file_path()
     }
 
     /// What the kernel tells users of the loop device.
@@ -214,12 +128,7 @@ impl FuseLoop {
     /// Why the export does not serve any more, although it was not stopped.
     #[must_use]
     pub fn failure(&self) -> Option<String> {
-        if !self.mounted {
-            return None;
-        }
-        let state = self.life.look();
-        let failed = state.failure.as_ref().map(Error::line);
-        failed.or_else(|| (state.serving == 0).then(|| "the FUSE connection was ended from outside".into()))
+        self.service.failure()
     }
 
     /// By whom the device is used, as a sentence: mounted, stacked upon, used as swap space, open in a process.
@@ -239,7 +148,7 @@ impl FuseLoop {
             return Ok(Some(format!("{} is open in {who}", self.device_path().display())));
         }
         // The message that a file was closed comes after the close.
-        if !self.life.wait(CLOSE_PATIENCE, |state| state.open_files <= 1) {
+        if !self.service.life().wait(CLOSE_PATIENCE, |state| state.open_files <= 1) {
             let file = self.file_path();
             let who =
                 users::file_opened_by(&file).unwrap_or_else(|| "a process that is not visible here".into());
@@ -255,7 +164,7 @@ impl FuseLoop {
     /// then it goes on as before. By force, [`ErrorKind::TimedOut`] says that threads still wait for the device below;
     /// clients see errors all the same.
     pub fn stop(&mut self, mode: StopMode, timeout: Duration) -> Result<()> {
-        if !self.mounted {
+        if !self.service.is_mounted() {
             return Ok(());
         }
         let end = Instant::now() + timeout;
@@ -263,7 +172,7 @@ impl FuseLoop {
         let release_end = if mode == StopMode::Force { Instant::now() + timeout / 2 } else { end };
         let released = self.release(release_end);
         match (released, mode) {
-            (Ok(()), _) => self.unmount(end),
+            (Ok(()), _) => self.service.unmount(end),
             (Err(error), StopMode::WhenUnused) => Err(error),
             (Err(_), StopMode::Force) => self.end_by_force(end),
         }
@@ -298,22 +207,10 @@ impl FuseLoop {
         Ok(())
     }
 
-    /// Nobody uses the device any more: unmounts the file and ends the threads.
-    fn unmount(&mut self, end: Instant) -> Result<()> {
-        // The message that the loop device has closed the file comes on its own.
-        self.life.wait(left(end), |state| state.open_files == 0 || state.serving == 0);
-        let dir = &self.options.mount_dir;
-        if system::umount(dir, libc::UMOUNT_NOFOLLOW).is_err() {
-            // Somebody looks at the directory; the connection ends all the same, with the threads.
-            let _ = system::umount(dir, libc::MNT_DETACH | libc::UMOUNT_NOFOLLOW);
-        }
-        self.end_threads(end)
-    }
-
     /// Whoever uses the device sees errors from here on.
     fn end_by_force(&mut self, end: Instant) -> Result<()> {
         self.link.take().iter().for_each(Link::remove);
-        let ended = self.end_threads(end);
+        let ended = self.service.end(end);
         if let Some(mut keeper) = self.keeper.take() {
             // With the connection gone nothing can hold up the close; if something does, the kernel ends it later.
             if keeper.abandon(ABORT_PATIENCE).is_ok() {
@@ -322,89 +219,15 @@ impl FuseLoop {
         }
         ended
     }
-
-    /// What is in flight completes, then the threads let go and the connection ends with the last; at `end` it is
-    /// aborted.
-    fn end_threads(&mut self, end: Instant) -> Result<()> {
-        self.stop = None;
-        let all_gone = self.life.wait(left(end), |state| state.serving == 0);
-        if !all_gone {
-            mounts::abort_connection(self.connection, &self.options.mount_dir);
-        } else if self.mounted {
-            // If it is unmounted already, all the better.
-            let _ = system::umount(&self.options.mount_dir, libc::MNT_DETACH | libc::UMOUNT_NOFOLLOW);
-        }
-        self.mounted = false;
-        // Not ours to remove if somebody put something into it.
-        let _ = fs::remove_dir(&self.options.mount_dir);
-        if !all_gone && !self.life.wait(ABORT_PATIENCE, |state| state.serving == 0) {
-            let serving = self.life.look().serving;
-            let text = format!(
-                "{}: {serving} threads still wait for requests in flight; clients see errors meanwhile",
-                self.options.name
-            );
-            return Err(Error::new(ErrorKind::TimedOut, text));
-        }
-        for thread in self.threads.drain(..) {
-            // A panic of it is in `failure`.
-            let _ = thread.join();
-        }
-        Ok(())
-    }
 }
 
 impl Drop for FuseLoop {
     fn drop(&mut self) {
-        // Nobody is left to be told.
-        let end = Instant::now() + DROP_PATIENCE;
-        if self.mounted {
-            let _ = self.end_by_force(end);
-        } else {
-            let _ = fs::remove_dir(&self.options.mount_dir);
+        if self.service.is_mounted() {
+            // Nobody is left to be told.
+            let _ = self.end_by_force(Instant::now() + DROP_PATIENCE);
         }
     }
-}
-
-/// What a thread needs to begin.
-struct Starting {
-    connection: File,
-    device: Arc<dyn BlockDevice>,
-    filesystem: Arc<Filesystem>,
-    stop: Arc<PipeReader>,
-    leaving: Leaving,
-    setup: Option<ThreadSetup>,
-}
-
-impl Starting {
-    fn run(self, ready: Sender<Result<()>>) {
-        // Dropped last: then the connection is closed.
-        let leaving = self.leaving;
-        if let Some(setup) = &self.setup {
-            setup();
-        }
-        let queue = match self.device.open_queue() {
-            Ok(queue) => queue,
-            Err(error) => {
-                let _ = ready.send(Err(error));
-                return;
-            }
-        };
-        let life = Arc::clone(&leaving.0);
-        let worker =
-            Worker { connection: self.connection, filesystem: self.filesystem, queue, stop: self.stop, life };
-        let _ = ready.send(Ok(()));
-        // Whoever waits for all threads waits until the last of these is gone.
-        drop(ready);
-        if let Err(error) = worker.serve() {
-            leaving.0.change(|state| {
-                state.failure.get_or_insert(error);
-            });
-        }
-    }
-}
-
-fn left(end: Instant) -> Duration {
-    end.saturating_duration_since(Instant::now())
 }
 
 fn check(options: &Options, geometry: &Geometry) -> Result<()> {
@@ -426,23 +249,4 @@ fn check(options: &Options, geometry: &Geometry) -> Result<()> {
         return wrong(format!("a device of {size} bytes with sectors of {sector} bytes cannot be exported"));
     }
     Ok(())
-}
-
-/// Makes the directory, and says where it is without any link.
-fn prepare_mount_dir(dir: &Path) -> Result<PathBuf> {
-    let wrong =
-        || Error::new(ErrorKind::InvalidArgument, format!("{} is no place for a mount", dir.display()));
-    let (parent, name) = (dir.parent().ok_or_else(wrong)?, dir.file_name().ok_or_else(wrong)?);
-    let failed = |error| system_error(dir.display(), &error);
-    fs::create_dir_all(parent).map_err(failed)?;
-    let dir = fs::canonicalize(parent).map_err(failed)?.join(name);
-    // Looked up before it is touched: a mount whose server is gone answers every touch with an error.
-    if mounts::at(&dir)?.is_some() {
-        let text = format!("something is mounted at {} already; unmount it first", dir.display());
-        return Err(Error::new(ErrorKind::AlreadyExists, text));
-    }
-    match fs::create_dir(&dir) {
-        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => Err(failed(error)),
-        _ => Ok(dir),
-    }
 }

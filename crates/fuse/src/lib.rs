@@ -10,6 +10,7 @@
 
 mod call;
 mod connection;
+mod door;
 mod errors;
 pub mod export;
 mod filesystem;
@@ -21,6 +22,7 @@ mod mounts;
 mod pool;
 mod probe;
 mod serve;
+mod service;
 mod sweep;
 mod system;
 mod users;

@@ -5,6 +5,7 @@
 //! Left to others: deciding what to do when a wait ends without what it waited for.
 
 use cbd_types::Error;
+use std::io::PipeWriter;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -22,13 +23,25 @@ pub struct State {
 }
 
 /// The shared state and the wait for changes of it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Life {
     state: Mutex<State>,
     changed: Condvar,
+    /// The threads stop when this is dropped.
+    stop: Mutex<Option<PipeWriter>>,
 }
 
 impl Life {
+    /// Of threads that stop when the other end of `stop` is at its end.
+    pub fn new(stop: PipeWriter) -> Self {
+        Self { state: Mutex::default(), changed: Condvar::new(), stop: Mutex::new(Some(stop)) }
+    }
+
+    /// Tells all threads to take nothing more.
+    pub fn stop(&self) {
+        drop(self.stop.lock().unwrap_or_else(PoisonError::into_inner).take());
+    }
+
     /// Looks at the state. A thread that panicked while it held the lock left only numbers.
     pub fn look(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)

@@ -2,6 +2,7 @@
 //!
 //! Left to others: opening and mounting it ([`crate::export`] does both for itself).
 
+use crate::door;
 use crate::errors::system_error;
 use crate::filesystem::Filesystem;
 use crate::life::Life;
@@ -24,15 +25,13 @@ pub fn serve_connection(
     name: &str,
     read_only: bool,
 ) -> Result<()> {
-    // Kept to the end: nobody else tells the worker to stop.
-    let (stop, _stopper) =
+    let (stop, stopper) =
         std::io::pipe().map_err(|error| system_error("no pipe for the FUSE connection", &error))?;
     let worker = Worker {
-        connection: File::from(connection),
         filesystem: Arc::new(Filesystem { name: name.to_owned(), geometry: device.geometry(), read_only }),
         queue: device.open_queue()?,
         stop: Arc::new(stop),
-        life: Arc::new(Life::default()),
+        life: Arc::new(Life::new(stopper)),
     };
-    worker.serve()
+    door::serve(worker, File::from(connection))
 }
