@@ -222,8 +222,10 @@ impl Export {
             queues,
             thread_setup: Some(Arc::new(prepare_data_thread)),
             read_only: false,
+            ring_depth: cbd_fuse::RING_DEPTH,
         };
         let export = FuseLoop::start(device, options)?;
+        tracing::info!("{name}: {}", export.way());
         Ok(Self {
             door: Door::FuseLoop(Box::new(export)),
             name: name.to_owned(),

@@ -5,7 +5,9 @@
 //!
 //! Left to others: whether offsets fit the device, and what is answered ([`crate::filesystem`]).
 
-use crate::wire::{self, FallocateIn, InHeader, InitIn, OpenIn, ReadIn, SetAttrIn, WriteIn, opcode};
+use crate::wire::{
+    self, FallocateIn, InHeader, InitIn, InitInExtended, OpenIn, ReadIn, SetAttrIn, WriteIn, opcode,
+};
 use zerocopy::FromBytes;
 
 /// The longest arguments that are looked at, a WRITE's data apart: a SETATTR, a name.
@@ -15,7 +17,7 @@ const ARGUMENTS: usize = 512;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Call {
     /// Agree on versions and abilities.
-    Init { major: u32, minor: u32, max_readahead: u32, flags: u32 },
+    Init { major: u32, minor: u32, max_readahead: u32, flags: u32, flags2: u32 },
     /// Find a name in the root directory; whether it is the one that was expected.
     Lookup { found: bool },
     /// Attributes of a node.
@@ -100,9 +102,12 @@ fn decode_rare(opcode: u32, first: &[u8], rest: &[u8], expected_name: &[u8]) -> 
     let arguments = room.get(..first.len() + taken)?;
     Some(match opcode {
         opcode::INIT => {
-            let (init, _) = InitIn::read_from_prefix(arguments).ok()?;
+            let (init, rest) = InitIn::read_from_prefix(arguments).ok()?;
             let InitIn { major, minor, max_readahead, flags } = init;
-            Call::Init { major, minor, max_readahead, flags }
+            let extended = InitInExtended::read_from_prefix(rest).ok();
+            let extended = extended.filter(|_| flags & wire::INIT_EXTENDED != 0);
+            let flags2 = extended.map_or(0, |(extended, _)| extended.flags2);
+            Call::Init { major, minor, max_readahead, flags, flags2 }
         }
         opcode::LOOKUP => {
             let end = arguments.iter().position(|&byte| byte == 0)?;
@@ -221,6 +226,20 @@ mod tests {
         let set = SetAttrIn { valid: wire::SET_SIZE, size: 99, gid: 1, ..SetAttrIn::default() };
         let (_, call) = decode_whole(&message(opcode::SETATTR, set.as_bytes())).unwrap();
         assert_eq!(call, Call::SetAttr { valid: wire::SET_SIZE, size: 99 });
+    }
+
+    #[test]
+    fn the_second_word_of_flags_counts_only_where_it_is_said_to() {
+        for (flags, expected) in [(0, 0), (wire::INIT_EXTENDED, wire::OVER_IO_URING)] {
+            let init = InitIn { major: 7, minor: 42, max_readahead: 0, flags };
+            let extended = InitInExtended { flags2: wire::OVER_IO_URING };
+            let bytes = message(opcode::INIT, &[init.as_bytes(), extended.as_bytes(), &[0; 44]].concat());
+            let (_, call) = decode_whole(&bytes).unwrap();
+            assert!(matches!(call, Call::Init { flags2, .. } if flags2 == expected), "{call:?}");
+        }
+        let init = InitIn { flags: wire::INIT_EXTENDED, ..InitIn::default() };
+        let (_, call) = decode_whole(&message(opcode::INIT, init.as_bytes())).unwrap();
+        assert!(matches!(call, Call::Init { flags2: 0, .. }), "{call:?}");
     }
 
     #[test]

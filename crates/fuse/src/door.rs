@@ -12,7 +12,7 @@ use crate::life::Life;
 use crate::pool::{Pool, SMALL_BYTES_MAX};
 use crate::system::Poller;
 use crate::wire::{HEAD, InHeader, OutHeader};
-use crate::worker::{Serving, Carrier, Worker};
+use crate::worker::{Carrier, Serving, Worker};
 use cbd_types::{AlignedBuffer, Operation, Result};
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
@@ -144,18 +144,18 @@ impl Carrier for Door {
 
     /// A write goes on in the buffer that it was received into, with no copy, unless others are parked: then
     /// it may be soon, too, and a small one would hold a large buffer for long.
-    fn lend(&mut self, _: u64, operation: Operation, length: usize, crowded: bool) -> AlignedBuffer {
+    fn lend(&mut self, _: u64, operation: Operation, length: usize, crowded: bool) -> Option<AlignedBuffer> {
         if operation != Operation::Write {
-            return self.pool.take(length, crowded);
+            return Some(self.pool.take(length, crowded));
         }
         if crowded && length <= SMALL_BYTES_MAX {
             let mut buffer = self.pool.take(length, true);
-            buffer.copy_from_slice(self.receive.get(..length).unwrap_or_default());
-            return buffer;
+            buffer.copy_from_slice(self.receive.get(..length)?);
+            return Some(buffer);
         }
         let mut buffer = std::mem::take(&mut self.receive);
         buffer.resize(length);
-        buffer
+        Some(buffer)
     }
 
     fn take_back(&mut self, _: u64, buffer: AlignedBuffer) {

@@ -7,7 +7,7 @@
 
 use crate::link::{self, Link};
 use crate::loop_device::{Binding, Keeper, QueueLimits};
-use crate::service::{ABORT_PATIENCE, Service};
+use crate::service::{ABORT_PATIENCE, Service, Way};
 use crate::users;
 use cbd_export::BlockDevice;
 use cbd_types::{Context, Error, ErrorKind, Geometry, Result};
@@ -15,6 +15,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// [`Options::ring_depth`] for most: a quarter of what a loop device has in flight at most.
+pub const RING_DEPTH: usize = 32;
+/// The largest [`Options::ring_depth`].
+const RING_DEPTH_MAX: usize = 1024;
 /// The most threads that serve one device.
 pub const QUEUES_MAX: usize = 128;
 /// How long a look at the loop device may take.
@@ -42,6 +46,10 @@ pub struct Options {
     pub thread_setup: Option<ThreadSetup>,
     /// Whether writes are refused.
     pub read_only: bool,
+    /// Where the kernel hands requests over by io_uring: how many of each processor's are in our hands at a time, those that wait for
+    /// the device included; the kernel keeps the others. Each takes 1 MiB of address space, and as much memory as was touched
+    /// of it by then. 0: requests always come through `/dev/fuse`.
+    pub ring_depth: usize,
 }
 
 /// Whether a device in use is stopped.
@@ -123,6 +131,12 @@ impl FuseLoop {
     #[must_use]
     pub fn queue_limits(&self) -> Option<&QueueLimits> {
         self.keeper.as_ref().map(|keeper| &keeper.device().limits)
+    }
+
+    /// By which way requests come from the kernel.
+    #[must_use]
+    pub const fn way(&self) -> &Way {
+        self.service.way()
     }
 
     /// Why the export does not serve any more, although it was not stopped.
@@ -239,6 +253,9 @@ fn check(options: &Options, geometry: &Geometry) -> Result<()> {
     }
     if options.queues == 0 || options.queues > QUEUES_MAX {
         return wrong(format!("{} is no number of queues; take 1 to {QUEUES_MAX}", options.queues));
+    }
+    if options.ring_depth > RING_DEPTH_MAX {
+        return wrong(format!("{} is no depth of a queue; take 0 to {RING_DEPTH_MAX}", options.ring_depth));
     }
     let Geometry { size, sector, .. } = *geometry;
     if !sector.is_power_of_two()

@@ -30,6 +30,8 @@ pub struct Filesystem {
     pub geometry: Geometry,
     /// Whether writes are refused.
     pub read_only: bool,
+    /// Whether it is agreed that requests are handed over by io_uring, if the kernel offers it.
+    pub over_ring: bool,
 }
 
 /// What is to be done about a call.
@@ -78,7 +80,10 @@ impl Filesystem {
             Call::Write { offset, size, flags } => self.write(header.nodeid, offset, size, flags),
             Call::Fsync => Answer::Device(Transfer::of(Operation::Flush, ByteRange::at(0, 0))),
             Call::Fallocate { offset, length, mode } => self.fallocate(header.nodeid, offset, length, mode),
-            Call::Init { major, minor, max_readahead, flags } => init(major, minor, max_readahead, flags),
+            Call::Init { major, minor, max_readahead, flags, flags2 } => {
+                let wanted2 = if self.over_ring { flags2 & wire::OVER_IO_URING } else { 0 };
+                init(major, minor, max_readahead, flags, wanted2)
+            }
             Call::Lookup { found } if found && header.nodeid == wire::ROOT_NODE => self.entry(),
             Call::Lookup { .. } => Answer::Error(libc::ENOENT),
             Call::GetAttr => self.attributes(header.nodeid),
@@ -255,7 +260,7 @@ impl Filesystem {
 }
 
 /// Agrees on what both sides know. The page cache of the file is never used, so nothing about it is agreed on.
-fn init(major: u32, minor: u32, max_readahead: u32, flags: u32) -> Answer {
+fn init(major: u32, minor: u32, max_readahead: u32, flags: u32, flags2: u32) -> Answer {
     if major > wire::MAJOR {
         // The kernel then asks again with the version that it is answered.
         return bytes(&InitOut { major: wire::MAJOR, minor: wire::MINOR, ..InitOut::default() });
@@ -269,7 +274,8 @@ fn init(major: u32, minor: u32, max_readahead: u32, flags: u32) -> Answer {
         major: wire::MAJOR,
         minor: wire::MINOR,
         max_readahead,
-        flags: flags & wanted,
+        flags: flags & wanted | if flags2 != 0 { wire::INIT_EXTENDED } else { 0 },
+        flags2,
         max_background: BACKGROUND_MAX,
         congestion_threshold: BACKGROUND_MAX / 4 * 3,
         max_write: TRANSFER_BYTES_MAX as u32,
@@ -304,7 +310,7 @@ mod tests {
             discard_granularity: 4096,
             rotational: false,
         };
-        Filesystem { name: "cbd0".into(), geometry, read_only: false }
+        Filesystem { name: "cbd0".into(), geometry, read_only: false, over_ring: false }
     }
 
     fn ask(filesystem: &Filesystem, nodeid: u64, call: Call) -> Answer {
@@ -423,10 +429,27 @@ mod tests {
 
     #[test]
     fn only_what_both_sides_know_is_agreed_on() {
-        let Answer::Bytes(bytes) = init(7, 38, 1 << 17, wire::ASYNC_DIO | 1 << 16) else { panic!("refused") };
+        let Answer::Bytes(bytes) = init(7, 38, 1 << 17, wire::ASYNC_DIO | 1 << 16, 0) else {
+            panic!("refused")
+        };
         let out = InitOut::read_from_bytes(&bytes).unwrap();
         assert_eq!(out.flags, wire::ASYNC_DIO);
-        assert_eq!(init(7, 20, 0, 0), Answer::Error(libc::EPROTO));
-        assert!(matches!(init(8, 1, 0, 0), Answer::Bytes(_)));
+        assert_eq!(init(7, 20, 0, 0, 0), Answer::Error(libc::EPROTO));
+        assert!(matches!(init(8, 1, 0, 0, 0), Answer::Bytes(_)));
+    }
+
+    #[test]
+    fn io_uring_is_agreed_on_only_where_both_sides_want_it() {
+        let offers = [(false, false), (false, true), (true, false), (true, true)];
+        for (over_ring, offered) in offers {
+            let filesystem = Filesystem { over_ring, ..filesystem() };
+            let flags2 = if offered { u32::MAX } else { !wire::OVER_IO_URING };
+            let call = Call::Init { major: 7, minor: 42, max_readahead: 0, flags: u32::MAX, flags2 };
+            let Answer::Bytes(bytes) = ask(&filesystem, 0, call) else { panic!("refused") };
+            let out = InitOut::read_from_bytes(&bytes).unwrap();
+            let agreed = over_ring && offered;
+            assert_eq!(out.flags2, if agreed { wire::OVER_IO_URING } else { 0 });
+            assert_eq!(out.flags & wire::INIT_EXTENDED != 0, agreed);
+        }
     }
 }

@@ -1,8 +1,8 @@
 //! The export that makes a kernel block device where there is no ublk: a FUSE file system with a single file, a
 //! loop device with direct I/O over it, and `/dev/cbdN` as a link to that.
 //!
-//! Always true here: this process serves the file with threads of its own, each with its own door to the kernel and
-//! its own queue of the device, and no page cache lies between the loop device and the queue. When the process dies, even by
+//! Always true here: this process serves the file with threads of its own, each with its own way to the kernel (io_uring with a
+//! queue for each processor where the kernel offers that, else `/dev/fuse`) and its own queue of the device, and no page cache lies between the loop device and the queue. When the process dies, even by
 //! SIGKILL, the connection ends, clients see errors, and the loop device is let go by itself once it is not
 //! mounted; [`sweep()`] clears away the rest at the next start. Nothing here waits without end for the device below.
 //!
@@ -15,12 +15,14 @@ mod errors;
 pub mod export;
 mod filesystem;
 pub mod flusher;
+mod handshake;
 mod life;
 mod link;
 mod loop_device;
 mod mounts;
 mod pool;
 mod probe;
+mod ring;
 mod serve;
 mod service;
 mod sweep;
@@ -29,8 +31,9 @@ mod users;
 mod wire;
 mod worker;
 
-pub use export::{FuseLoop, Options, StopMode, ThreadSetup};
+pub use export::{FuseLoop, Options, RING_DEPTH, StopMode, ThreadSetup};
 pub use loop_device::QueueLimits;
 pub use probe::probe;
 pub use serve::serve_connection;
+pub use service::Way;
 pub use sweep::{Swept, abort_connections, sweep};

@@ -51,7 +51,8 @@ impl Mount {
         let asked = std::thread::Builder::new().name("cbd-fuse-ask".into()).spawn(move || {
             let _ = answered.send(system::ask_file_system(&target));
         });
-        let gone = [libc::ENOTCONN, libc::ECONNABORTED];
+        // The last: it was served by io_uring, its threads are gone, and the kernel is about to end the connection.
+        let gone = [libc::ENOTCONN, libc::ECONNABORTED, libc::ECANCELED];
         match asked.ok().and_then(|_| answer.recv_timeout(patience).ok()) {
             Some(Err(error)) => error.raw_os_error().is_some_and(|errno| gone.contains(&errno)),
             Some(Ok(())) | None => false,

@@ -28,7 +28,12 @@ pub fn serve_connection(
     let (stop, stopper) =
         std::io::pipe().map_err(|error| system_error("no pipe for the FUSE connection", &error))?;
     let worker = Worker {
-        filesystem: Arc::new(Filesystem { name: name.to_owned(), geometry: device.geometry(), read_only }),
+        filesystem: Arc::new(Filesystem {
+            name: name.to_owned(),
+            geometry: device.geometry(),
+            read_only,
+            over_ring: false,
+        }),
         queue: device.open_queue()?,
         stop: Arc::new(stop),
         life: Arc::new(Life::new(stopper)),

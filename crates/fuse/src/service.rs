@@ -1,6 +1,7 @@
 //! The file, mounted and served: the connection, its threads, and their end.
 //!
-//! Always true here: what was started is stopped in the opposite order, whichever step of the start failed; an end takes no
+//! Always true here: requests come by io_uring for all processors, or through `/dev/fuse` for all: where any part of the former
+//! can't be had, that mount is taken down and another one made; what was started is stopped in the opposite order, whichever step of the start failed; an end takes no
 //! longer than it may, even if the device below never answers.
 //!
 //! Left to others: who uses the file ([`crate::export`]), what a thread does ([`crate::worker`]).
@@ -10,8 +11,12 @@ use crate::door;
 use crate::errors::system_error;
 use crate::export::{Options, ThreadSetup};
 use crate::filesystem::Filesystem;
+use crate::handshake;
 use crate::life::Life;
 use crate::mounts;
+use crate::ring::processors::Processors;
+use crate::ring::raw::{self, Lent};
+use crate::ring::{self, Rings};
 use crate::system;
 use crate::worker::Worker;
 use cbd_export::BlockDevice;
@@ -26,18 +31,53 @@ use std::time::{Duration, Instant};
 
 /// How long threads get to end after the connection was aborted.
 pub const ABORT_PATIENCE: Duration = Duration::from_secs(2);
+/// How long the kernel may take to hand the first request over by io_uring.
+const RING_PATIENCE: Duration = Duration::from_secs(5);
+/// Requests in our hands at a time for a processor that does not work now; it may begin to.
+const OFFLINE_DEPTH: usize = 4;
 /// How long a dropped service gets for what is in flight.
 const DROP_PATIENCE: Duration = Duration::from_secs(5);
+
+/// By which way requests come from the kernel.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Way {
+    /// By io_uring.
+    Ring {
+        /// A queue for each processor that there can be.
+        queues: usize,
+        /// Threads that serve them.
+        threads: usize,
+        /// Requests of each processor that are in our hands at a time.
+        depth: usize,
+    },
+    /// Through `/dev/fuse`.
+    Door {
+        /// Why not by io_uring.
+        reason: String,
+    },
+}
+
+impl std::fmt::Display for Way {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Ring { queues, threads, depth } => {
+                write!(out, "FUSE over io_uring: {queues} queues of {depth} requests, {threads} threads")
+            }
+            Self::Door { reason } => write!(out, "FUSE through /dev/fuse: {reason}"),
+        }
+    }
+}
 
 /// A mounted file system of one file with the threads that serve it. Dropping one that was not ended aborts it.
 pub struct Service {
     name: String,
     mount_dir: PathBuf,
     life: Arc<Life>,
-    threads: Vec<JoinHandle<()>>,
+    threads: Vec<JoinHandle<Lent>>,
     mounted: bool,
     /// The number of the connection, where it could be found out.
     connection: Option<u32>,
+    way: Way,
 }
 
 impl Service {
@@ -46,8 +86,23 @@ impl Service {
     /// # Errors
     /// What the system refused, in words; then nothing is left behind.
     pub fn start(device: &Arc<dyn BlockDevice>, options: &Options) -> Result<Self> {
+        let mut reason = "that is not wanted".to_owned();
+        if options.ring_depth > 0 {
+            match Self::attempt(device, options, true) {
+                Ok(service) => return Ok(service),
+                Err(error) => reason = error.line(),
+            }
+        }
+        let mut service = Self::attempt(device, options, false)?;
+        service.way = Way::Door { reason };
+        Ok(service)
+    }
+
+    fn attempt(device: &Arc<dyn BlockDevice>, options: &Options, over_ring: bool) -> Result<Self> {
         let (stopped, stop) =
             std::io::pipe().map_err(|error| system_error("no pipe for the FUSE threads", &error))?;
+        let reason = "the kernel does not offer io_uring (the parameter enable_uring of its fuse module is off, \
+                      or it is older than Linux 6.14)";
         let mut service = Self {
             name: options.name.clone(),
             mount_dir: prepare_mount_dir(&options.mount_dir)?,
@@ -55,9 +110,10 @@ impl Service {
             threads: Vec::new(),
             mounted: false,
             connection: None,
+            way: Way::Door { reason: reason.into() },
         };
         // On an error the drop of what there is undoes it.
-        service.bring_up(device, options, Arc::new(stopped))?;
+        service.bring_up(device, options, over_ring, Arc::new(stopped))?;
         Ok(service)
     }
 
@@ -65,6 +121,7 @@ impl Service {
         &mut self,
         device: &Arc<dyn BlockDevice>,
         options: &Options,
+        over_ring: bool,
         stop: Arc<PipeReader>,
     ) -> Result<()> {
         let first = connection::open()?;
@@ -75,21 +132,58 @@ impl Service {
             name: options.name.clone(),
             geometry: device.geometry(),
             read_only: options.read_only,
+            over_ring,
         });
-        let mut doors = Vec::with_capacity(options.queues);
-        for _ in 1..options.queues {
-            doors.push(connection::another(&first)?);
+        let agreed = handshake::agree(&first, &filesystem, &self.life)?;
+        let duties = if agreed { self.share_out(options)? } else { vec![Duty::Door; options.queues] };
+        let mut starting = Vec::with_capacity(duties.len());
+        for duty in duties {
+            starting.push(Starting {
+                connection: connection::another(&first)?,
+                device: Arc::clone(device),
+                filesystem: Arc::clone(&filesystem),
+                stop: Arc::clone(&stop),
+                leaving: Leaving::enter(&self.life, duty != Duty::Door),
+                setup: options.thread_setup.clone(),
+                duty,
+            });
         }
-        doors.push(first);
-        let starting = doors.into_iter().map(|connection| Starting {
-            connection,
-            device: Arc::clone(device),
-            filesystem: Arc::clone(&filesystem),
-            stop: Arc::clone(&stop),
-            leaving: Leaving::enter(&self.life),
-            setup: options.thread_setup.clone(),
+        drop(first);
+        self.start_threads(starting)?;
+        if agreed { self.wait_for_ring() } else { Ok(()) }
+    }
+
+    /// Which queues each thread serves, with what depth.
+    fn share_out(&mut self, options: &Options) -> Result<Vec<Duty>> {
+        let processors = Processors::of_this_machine()?;
+        let shares = processors.share_out(options.queues);
+        let (queues, threads) = (processors.possible, shares.len());
+        self.way = Way::Ring { queues, threads, depth: options.ring_depth };
+        let depth = |queue: u16| {
+            let online = processors.is_online(usize::from(queue));
+            if online { options.ring_depth } else { options.ring_depth.min(OFFLINE_DEPTH) }
+        };
+        let slots = |share: Vec<u16>| {
+            share.into_iter().flat_map(|queue| std::iter::repeat_n(queue, depth(queue))).collect()
+        };
+        let duties = shares.into_iter().map(slots).enumerate();
+        Ok(duties.map(|(index, slots)| Duty::Queues { slots, with_door: index == 0 }).collect())
+    }
+
+    /// The kernel hands requests over by the ring only when it has slots for all its queues, and holds them back until then. So
+    /// one is made, and waited for.
+    fn wait_for_ring(&self) -> Result<()> {
+        let (answered, answer) = mpsc::channel();
+        let target = self.mount_dir.clone();
+        // A thread of its own, since the question cannot be taken back; it ends when the connection does.
+        let asked = std::thread::Builder::new().name("cbd-fuse-ask".into()).spawn(move || {
+            let _ = answered.send(system::ask_file_system(&target));
         });
-        self.start_threads(starting.collect())
+        asked.map_err(|error| system_error("no thread to try FUSE over io_uring with", &error))?;
+        match answer.recv_timeout(RING_PATIENCE) {
+            Ok(answer) => answer.map_err(|error| system_error("FUSE over io_uring", &error)),
+            Err(_) => Err(Error::new(ErrorKind::TimedOut, "the kernel hands no request over by io_uring")),
+        }
     }
 
     /// Each thread opens its queue itself, and serves once it has; an error of any is an error of all.
@@ -114,6 +208,11 @@ impl Service {
             return Ok(());
         }
         Err(Error::new(ErrorKind::System, "a thread that was to serve the file ended before it began"))
+    }
+
+    /// By which way requests come.
+    pub const fn way(&self) -> &Way {
+        &self.way
     }
 
     /// What the threads tell.
@@ -185,10 +284,7 @@ impl Service {
             );
             return Err(Error::new(ErrorKind::TimedOut, text));
         }
-        for thread in self.threads.drain(..) {
-            // A panic of it is in `failure`.
-            let _ = thread.join();
-        }
+        self.threads.drain(..).for_each(raw::join);
         Ok(())
     }
 }
@@ -212,46 +308,89 @@ struct Starting {
     stop: Arc<PipeReader>,
     leaving: Leaving,
     setup: Option<ThreadSetup>,
+    duty: Duty,
+}
+
+/// What a thread serves.
+#[derive(Clone, PartialEq, Eq)]
+enum Duty {
+    /// A door of its own.
+    Door,
+    /// Queues of the kernel's.
+    Queues {
+        /// The queue of each slot.
+        slots: Vec<u16>,
+        /// Whether it reads what does not come by the ring.
+        with_door: bool,
+    },
 }
 
 impl Starting {
-    fn run(self, ready: Sender<Result<()>>) {
+    fn run(self, ready: Sender<Result<()>>) -> Lent {
         // Dropped last: then the connection is closed.
         let leaving = self.leaving;
         if let Some(setup) = &self.setup {
             setup();
         }
-        let queue = match self.device.open_queue() {
-            Ok(queue) => queue,
-            Err(error) => {
+        let worker = self.device.open_queue().map(|queue| Worker {
+            filesystem: self.filesystem,
+            queue,
+            stop: self.stop,
+            life: Arc::clone(&leaving.life),
+        });
+        let (served, lent) = match (worker, self.duty) {
+            (Ok(worker), Duty::Door) => {
+                let _ = ready.send(Ok(()));
+                // Whoever waits for all threads waits until the last of these is gone.
+                drop(ready);
+                (door::serve(worker, self.connection), Lent::default())
+            }
+            (Ok(worker), Duty::Queues { slots, with_door }) => {
+                // A request is made and answered on one processor then. Where that may not be, it is slower.
+                let _ = system::run_on(slots.iter().map(|&queue| usize::from(queue)));
+                let watches = worker.queue.wait_descriptors().len();
+                let life = with_door.then_some(&worker.life);
+                match Rings::register(self.connection, &slots, watches, life) {
+                    Ok(rings) => {
+                        let _ = ready.send(Ok(()));
+                        drop(ready);
+                        ring::serve(worker, rings)
+                    }
+                    Err(error) => {
+                        let _ = ready.send(Err(error));
+                        return Lent::default();
+                    }
+                }
+            }
+            (Err(error), _) => {
                 let _ = ready.send(Err(error));
-                return;
+                return Lent::default();
             }
         };
-        let life = Arc::clone(&leaving.0);
-        let worker = Worker { filesystem: self.filesystem, queue, stop: self.stop, life };
-        let _ = ready.send(Ok(()));
-        // Whoever waits for all threads waits until the last of these is gone.
-        drop(ready);
-        if let Err(error) = door::serve(worker, self.connection) {
+        if let Err(error) = served {
             leaving.fail(error);
         }
+        lent
     }
 }
 
 /// Says that a thread has let go of its connection, however it ended.
-struct Leaving(Arc<Life>);
+struct Leaving {
+    life: Arc<Life>,
+    /// Whether the others end with it: what it served is nobody's then.
+    with_all: bool,
+}
 
 impl Leaving {
     /// A thread is about to begin.
-    fn enter(life: &Arc<Life>) -> Self {
+    fn enter(life: &Arc<Life>, with_all: bool) -> Self {
         life.change(|state| state.serving += 1);
-        Self(Arc::clone(life))
+        Self { life: Arc::clone(life), with_all }
     }
 
     /// Why the thread ends.
     fn fail(&self, error: Error) {
-        self.0.change(|state| {
+        self.life.change(|state| {
             state.failure.get_or_insert(error);
         });
     }
@@ -262,7 +401,10 @@ impl Drop for Leaving {
         if std::thread::panicking() {
             self.fail(Error::new(ErrorKind::System, "a thread that serves a FUSE file panicked"));
         }
-        self.0.change(|state| state.serving = state.serving.saturating_sub(1));
+        if self.with_all {
+            self.life.stop();
+        }
+        self.life.change(|state| state.serving = state.serving.saturating_sub(1));
     }
 }
 

@@ -1,6 +1,6 @@
 //! The system calls that the standard library does not have, each behind a safe function.
 //!
-//! Always true here: this is the only module of the crate with `unsafe`; every pointer that is handed to the
+//! Always true here: this is, with the ring ([`crate::ring::raw`]), the only module of the crate with `unsafe`; every pointer that is handed to the
 //! kernel is to a value that lives over the call and is as large as the call says.
 //!
 //! Left to others: what the calls are for.
@@ -227,6 +227,31 @@ pub fn set_io_flusher() -> io::Result<()> {
     const PR_SET_IO_FLUSHER: c_int = 57;
     // SAFETY: takes no pointer.
     check(unsafe { libc::prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) })?;
+    Ok(())
+}
+
+/// Lets the calling thread run on these processors alone, as far as it may run on them now. Where it may on none, all stays as
+/// it is.
+pub fn run_on(processors: impl Iterator<Item = usize>) -> io::Result<()> {
+    // SAFETY: all zeroes are a valid value of this set of bits: the empty one.
+    let (mut allowed, mut wanted): (libc::cpu_set_t, libc::cpu_set_t) = unsafe { std::mem::zeroed() };
+    let size = size_of::<libc::cpu_set_t>();
+    // SAFETY: the kernel writes at most as many bytes as the set has.
+    check(unsafe { libc::sched_getaffinity(0, size, &raw mut allowed) })?;
+    let mut any = false;
+    for processor in processors.filter(|&processor| processor < 8 * size) {
+        // SAFETY: the number is smaller than the set has bits.
+        unsafe {
+            if libc::CPU_ISSET(processor, &allowed) {
+                libc::CPU_SET(processor, &mut wanted);
+                any = true;
+            }
+        }
+    }
+    if any {
+        // SAFETY: the kernel reads as many bytes as the set has.
+        check(unsafe { libc::sched_setaffinity(0, size, &raw const wanted) })?;
+    }
     Ok(())
 }
 

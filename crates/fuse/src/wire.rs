@@ -26,6 +26,10 @@ pub const ASYNC_DIO: u32 = 1 << 15;
 pub const PARALLEL_DIROPS: u32 = 1 << 18;
 /// `max_pages` of the answer counts.
 pub const MAX_PAGES: u32 = 1 << 22;
+/// `flags2` counts, on both sides.
+pub const INIT_EXTENDED: u32 = 1 << 30;
+/// In `flags2`: requests may be handed over by io_uring (the 41st of all flags).
+pub const OVER_IO_URING: u32 = 1 << 9;
 
 /// Reads and writes bypass the page cache.
 pub const OPEN_DIRECT_IO: u32 = 1 << 0;
@@ -92,6 +96,10 @@ wire!(
 wire!(
     /// The part of INIT that every kernel sends.
     InitIn, 16, { major: u32, minor: u32, max_readahead: u32, flags: u32, }
+);
+wire!(
+    /// What newer kernels go on with.
+    InitInExtended, 4, { flags2: u32, }
 );
 wire!(
     /// The answer to INIT.
@@ -167,6 +175,27 @@ wire!(
     /// One entry of READDIR; the name follows, padded with zeroes to a multiple of eight.
     Dirent, 24, { ino: u64, off: u64, namelen: u32, kind: u32, }
 );
+
+wire!(
+    /// What lies beside the data of a request that is handed over by io_uring: the header of the message or of its answer, the
+    /// arguments, and where the rest is. An array of bytes as words, so that it has an alignment.
+    RingHeader, 288, {
+        in_out: [u64; 16], op_in: [u64; 16], flags: u64, commit_id: u64, payload_sz: u32, padding: u32,
+        reserved: u64,
+    }
+);
+wire!(
+    /// The command in an entry of the submission queue.
+    RingCommand, 24, { flags: u64, commit_id: u64, qid: u16, padding: [u8; 6], }
+);
+
+/// The commands of [`RingCommand`].
+pub mod ring_command {
+    /// Gives a new place for a request to a queue.
+    pub const REGISTER: u32 = 1;
+    /// Answers a request, and gives its place to the next.
+    pub const COMMIT_AND_FETCH: u32 = 2;
+}
 
 /// The bytes of a message before the data of a WRITE: header and arguments. Data that is read to behind them lies
 /// on a page border when its buffer does.

@@ -36,14 +36,14 @@ pub trait Carrier {
     type Asker: Copy;
 
     /// A buffer of `length` bytes for what the device does: for a write, with the data that came. `crowded` says that it may
-    /// be out for long.
+    /// be out for long. None where the message came without it.
     fn lend(
         &mut self,
         asker: Self::Asker,
         operation: Operation,
         length: usize,
         crowded: bool,
-    ) -> AlignedBuffer;
+    ) -> Option<AlignedBuffer>;
 
     /// Takes a buffer back that holds nothing for the asker.
     fn take_back(&mut self, asker: Self::Asker, buffer: AlignedBuffer);
@@ -120,8 +120,9 @@ impl<C: Carrier> Serving<C> {
         let buffer = match operation {
             Operation::Read => self.carrier.lend(asker, operation, range.len() as usize, crowded),
             Operation::Write => self.carrier.lend(asker, operation, length, crowded),
-            Operation::Flush | Operation::Discard | Operation::WriteZeroes => AlignedBuffer::default(),
+            Operation::Flush | Operation::Discard | Operation::WriteZeroes => Some(AlignedBuffer::default()),
         };
+        let Some(buffer) = buffer else { return self.carrier.answer(asker, libc::EIO, &[]) };
         let pending = Some(Pending { asker, operation, skip, length });
         let slot = self.free.pop().unwrap_or(self.pending.len());
         match self.pending.get_mut(slot) {

@@ -195,8 +195,7 @@ fn a_read_only_device_takes_no_write() {
     in_sandbox("a_read_only_device_takes_no_write", |dir| {
         let device = Arc::new(TestDevice::new(8 * MIB, 512));
         let how = cbd_fuse::Options { read_only: true, ..options(dir, 1) };
-        let mut export =
-            cbd_fuse::FuseLoop::start(Arc::new(support::Exported(Arc::clone(&device))), how).unwrap();
+        let mut export = support::start_with(&device, how);
         let file = OpenOptions::new().read(true).write(true).open(export.device_path());
         assert!(file.is_err() || file.unwrap().write_at(&pattern(4096, 1), 0).is_err());
         assert!(OpenOptions::new().write(true).open(export.file_path()).is_err());

@@ -3,11 +3,17 @@
 //! A test that mounts runs in a process of its own, in a mount namespace of its own, so nothing of it is left when
 //! the process ends. A watchdog in that process aborts its FUSE connections when it takes too long, since a
 //! process that waits for its own file system cannot be killed before; the parent kills it after that.
+//!
+//! Each such test runs once for each way by which requests can come: through `/dev/fuse`, and by io_uring, for which the parent
+//! turns the kernel's parameter on for as long as it takes.
 #![allow(dead_code, missing_docs)]
 
+mod parameter;
+
 use cbd_export::{BlockDevice, RequestQueue};
-use cbd_fuse::{FuseLoop, Options};
+use cbd_fuse::{FuseLoop, Options, Way};
 use cbd_types::{Completion, Error, ErrorKind, Geometry, Operation, Request, Result};
+use parameter::Parameter;
 use std::collections::VecDeque;
 use std::io::{PipeReader, PipeWriter, Read, Write};
 use std::os::fd::{AsRawFd, RawFd};
@@ -21,8 +27,45 @@ use std::time::{Duration, Instant};
 const INSIDE: &str = "CBD_FUSE_TEST_INSIDE";
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Runs `body` in a process and a mount namespace of its own, with a directory that is removed afterwards.
+/// By which way requests are to come in this process: what `CBD_FUSE_TEST_WAY` names.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Wanted {
+    /// Through `/dev/fuse`, since that is asked for.
+    Door,
+    /// By io_uring.
+    Ring,
+    /// Through `/dev/fuse`, since the kernel offers nothing else.
+    Fallback,
+}
+
+impl Wanted {
+    pub fn here() -> Self {
+        match std::env::var("CBD_FUSE_TEST_WAY").as_deref() {
+            Ok("Ring") => Self::Ring,
+            Ok("Fallback") => Self::Fallback,
+            _ => Self::Door,
+        }
+    }
+
+    /// Insists that it came so.
+    pub fn check(self, way: &Way) {
+        match (self, way) {
+            (Self::Door, Way::Door { reason }) => assert!(reason.contains("not wanted"), "{reason}"),
+            (Self::Ring, Way::Ring { .. }) => {}
+            (Self::Fallback, Way::Door { reason }) => assert!(reason.contains("does not offer"), "{reason}"),
+            _ => panic!("{self:?} was wanted, and it is {way}"),
+        }
+    }
+}
+
+/// Runs `body` in processes and mount namespaces of their own, one for each way, with a directory that is removed afterwards.
 pub fn in_sandbox(test: &str, body: impl FnOnce(&Path)) {
+    let ways = [Wanted::Door, if Parameter::exists() { Wanted::Ring } else { Wanted::Fallback }];
+    in_sandbox_by(&ways, test, body);
+}
+
+/// The same for some ways only.
+pub fn in_sandbox_by(ways: &[Wanted], test: &str, body: impl FnOnce(&Path)) {
     if std::env::var_os("CBD_SYSTEM_TESTS").is_none() {
         println!("not run: {test} mounts file systems; set CBD_SYSTEM_TESTS=1 (as root) to run it");
         return;
@@ -36,26 +79,34 @@ pub fn in_sandbox(test: &str, body: impl FnOnce(&Path)) {
     // One after the other: a loop device that one lets go is not to be the next one's while the first still looks.
     static TURN: Mutex<()> = Mutex::new(());
     let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    for &way in ways {
+        let _offered = Parameter::exists().then(|| Parameter::set(way == Wanted::Ring));
+        run_again(test, way);
+    }
+}
+
+fn run_again(test: &str, way: Wanted) {
     let dir = tempfile::tempdir().expect("a directory for the test");
-    let mut child = again(test, dir.path());
+    let mut child = again(test, way, dir.path());
     let end = Instant::now() + PATIENCE + Duration::from_secs(10);
     let status = loop {
         match child.try_wait().expect("the test's process") {
             Some(status) => break status,
             None if Instant::now() > end => {
                 let _ = child.kill();
-                panic!("{test} took too long and was killed");
+                panic!("{test} took too long ({way:?}) and was killed");
             }
             None => std::thread::sleep(Duration::from_millis(20)),
         }
     };
-    assert!(status.success(), "{test} failed in its process: {status}");
+    assert!(status.success(), "{test} failed in its process ({way:?}): {status}");
 }
 
 /// Starts the given test of this binary once more, in a namespace of its own; it dies with this process.
-fn again(test: &str, dir: &Path) -> Child {
+fn again(test: &str, way: Wanted, dir: &Path) -> Child {
     let mut command = Command::new(std::env::current_exe().expect("this binary"));
-    command.args(["--exact", test, "--nocapture"]).env(INSIDE, dir).stdin(Stdio::null());
+    command.args(["--exact", test, "--nocapture"]).env(INSIDE, dir);
+    command.env("CBD_FUSE_TEST_WAY", format!("{way:?}")).stdin(Stdio::null());
     // SAFETY: between fork and exec only system calls are made, no memory is allocated.
     unsafe {
         command.pre_exec(|| {
@@ -106,8 +157,12 @@ pub struct TestDevice {
     pub delay: Duration,
     /// Whether requests are parked, without a delay too.
     pub parks: bool,
+    /// With `parks`: those that begin before this byte are not.
+    pub parks_from: u64,
     /// Parked requests wait until this is false.
     pub stuck: AtomicBool,
+    /// For each request that was not parked: its first byte, and the processor and the thread that did it.
+    pub served: Mutex<Vec<(u64, usize, String)>>,
     pub flushes: AtomicU64,
     pub discards: AtomicU64,
     pub zeroings: AtomicU64,
@@ -138,6 +193,8 @@ impl TestDevice {
             bytes: RwLock::new(vec![0; size as usize]),
             delay: Duration::ZERO,
             parks: false,
+            parks_from: 0,
+            served: Mutex::new(Vec::new()),
             stuck: AtomicBool::new(false),
             flushes: AtomicU64::new(0),
             discards: AtomicU64::new(0),
@@ -239,10 +296,18 @@ struct TestQueue {
 
 impl RequestQueue for TestQueue {
     fn submit(&mut self, request: Request, done: &mut Vec<Completion>) {
-        if self.parks {
+        if self.parks && request.range.start >= self.device.parks_from {
             self.count += 1;
             self.sender.send(request).unwrap();
         } else {
+            let name = std::thread::current().name().unwrap_or_default().to_owned();
+            // SAFETY: takes no pointer.
+            let processor = unsafe { libc::sched_getcpu() } as usize;
+            let mut served = self.device.served.lock().unwrap();
+            if served.len() < 4096 {
+                served.push((request.range.start, processor, name));
+            }
+            drop(served);
             done.push(self.device.run(request));
         }
     }
@@ -272,11 +337,18 @@ pub fn options(dir: &Path, queues: usize) -> Options {
         queues,
         thread_setup: None,
         read_only: false,
+        ring_depth: if Wanted::here() == Wanted::Door { 0 } else { cbd_fuse::RING_DEPTH },
     }
 }
 
 pub fn start(device: &Arc<TestDevice>, dir: &Path) -> FuseLoop {
-    FuseLoop::start(Arc::new(Exported(Arc::clone(device))), options(dir, 2)).expect("a device")
+    start_with(device, options(dir, 2))
+}
+
+pub fn start_with(device: &Arc<TestDevice>, options: Options) -> FuseLoop {
+    let export = FuseLoop::start(Arc::new(Exported(Arc::clone(device))), options).expect("a device");
+    Wanted::here().check(export.way());
+    export
 }
 
 /// Runs a tool of the system and insists on its success.
