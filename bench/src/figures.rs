@@ -99,6 +99,7 @@ impl Figures {
         self.add(format!("{a}_ns"), rounded(found.a.median, 1));
         self.add(format!("{b}_ns"), rounded(found.b.median, 1));
         let mut detail = counts(found);
+        detail.insert("absolute".to_owned(), in_ns(found));
         detail.insert("p10_p90".to_owned(), spread(found.ratio, 3));
         detail.insert(format!("{a}_ns_p10_p90"), spread(found.a, 1));
         detail.insert(format!("{b}_ns_p10_p90"), spread(found.b, 1));
@@ -111,6 +112,7 @@ impl Figures {
         let mut detail = counts(found);
         detail.insert(format!("{a}_ns"), json!(rounded(found.a.median, 1)));
         detail.insert(format!("{b}_ns"), json!(rounded(found.b.median, 1)));
+        detail.insert("absolute".to_owned(), in_ns(found));
         let in_us = |of: f64| of / 1000.0;
         let Summary { median, low, high } = found.difference;
         detail.insert("p10_p90".to_owned(), json!([rounded(in_us(low), 3), rounded(in_us(high), 3)]));
@@ -188,6 +190,11 @@ fn counts(found: &Comparison) -> Map<String, Value> {
     detail.insert("rounds".to_owned(), json!(found.rounds));
     detail.insert("disturbed".to_owned(), json!(found.disturbed));
     detail
+}
+
+/// What both took, for the report.
+fn in_ns(found: &Comparison) -> Value {
+    json!(format!("{:.0} ns against {:.0} ns", found.a.median, found.b.median))
 }
 
 /// The range that holds most samples.

@@ -15,6 +15,7 @@ mod live;
 mod machine;
 mod options;
 mod processors;
+mod report;
 mod rig;
 mod ring;
 mod scale;
@@ -43,19 +44,29 @@ fn main() -> ExitCode {
         print!("{}", options::usage());
         return ExitCode::SUCCESS;
     }
-    match measure(&options) {
-        Ok(figures) => {
-            let results = figures.into_json(machine::describe());
-            if options.json {
-                println!("{results:#}");
-            }
-            ExitCode::SUCCESS
-        }
+    match run(&options) {
+        Ok(()) => ExitCode::SUCCESS,
         Err(text) => {
             eprintln!("cbd-bench: {text}");
             ExitCode::FAILURE
         }
     }
+}
+
+/// Measures, or takes what was measured, and shows and writes what is wanted.
+fn run(options: &Options) -> Result<(), String> {
+    let figures = match &options.from {
+        Some(file) => report::read(file)?,
+        None => measure(options)?.into_json(machine::describe()),
+    };
+    if options.json {
+        println!("{figures:#}");
+    }
+    if options.report {
+        let docs = options.docs.clone().unwrap_or_else(report::docs_of_the_project);
+        report::write(&figures, &docs)?;
+    }
+    Ok(())
 }
 
 /// Runs the groups that are wanted.

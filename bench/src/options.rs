@@ -1,13 +1,17 @@
 //! What may be typed.
 
 use crate::groups::GROUPS;
+use std::path::PathBuf;
 
 const USAGE: &str = "\
-Usage: cbd-bench [GROUP..] [--json] [--rounds N] [--quick]
+Usage: cbd-bench [GROUP..] [--json] [--report] [--rounds N] [--quick]
 
 Measures CBD and its limit, or its peer, in turns. A budget that is missed is said at the end; it is no failure.
 
   --json       one JSON object on standard output; progress goes to standard error
+  --report     writes the figures and plots into docs/performance.md and docs/performance/
+  --from FILE  with --report: the figures of an earlier run with --json, instead of measuring
+  --docs DIR   with --report: where performance.md is (default: the project's docs)
   --rounds N   turns of each side of a comparison (default 400)
   --quick      small regions and few turns: shows that it works, the figures mean little
 
@@ -31,6 +35,12 @@ pub struct Options {
     pub quick: bool,
     /// Turns of each side, if given.
     pub rounds: Option<usize>,
+    /// Write the report.
+    pub report: bool,
+    /// Figures of an earlier run.
+    pub from: Option<PathBuf>,
+    /// Where the report is, if not in the project.
+    pub docs: Option<PathBuf>,
     /// Show the usage.
     pub help: bool,
 }
@@ -47,6 +57,9 @@ impl Options {
             match argument.as_str() {
                 "--json" => options.json = true,
                 "--quick" => options.quick = true,
+                "--report" => options.report = true,
+                "--from" => options.from = Some(rest.next().ok_or("--from needs a file")?.into()),
+                "--docs" => options.docs = Some(rest.next().ok_or("--docs needs a directory")?.into()),
                 "--help" | "-h" => options.help = true,
                 "--rounds" => {
                     let rounds =
@@ -56,6 +69,9 @@ impl Options {
                 name if GROUPS.iter().any(|group| group.name == name) => options.groups.push(name.to_owned()),
                 other => return Err(format!("there is no group or option '{other}'")),
             }
+        }
+        if !options.report && (options.from.is_some() || options.docs.is_some()) {
+            return Err("--from and --docs belong to --report".to_owned());
         }
         Ok(options)
     }
@@ -91,5 +107,7 @@ mod tests {
         assert!(parse("motor").is_err());
         assert!(parse("--rounds 0").is_err());
         assert!(parse("--rounds").is_err());
+        assert!(parse("--from figures.json").is_err());
+        assert!(parse("--report --from").is_err());
     }
 }

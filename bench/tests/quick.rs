@@ -79,6 +79,8 @@ fn the_tail_is_measured_without_a_wait_for_space() {
 fn exports_are_measured_or_it_is_said_why_not() {
     let figures = measure(&["export"]);
     assert_judged(&figures, &["/export/nbd/qd1_over_copy", "/export/nbd/qd16_over_copy"]);
+    assert_judged(&figures, &["/export/vhost/qd1_over_copy", "/export/vhost/qd16_over_copy"]);
+    assert!(number(&figures, "/export/vhost/write_4k_p50_us") > 0.0);
     for name in ["fuse", "loop"] {
         if figures.pointer(&format!("/export/{name}/not_measured")).is_none() {
             let path = |depth: usize| format!("/export/{name}/qd{depth}_over_copy");

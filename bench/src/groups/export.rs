@@ -7,7 +7,9 @@
 mod door;
 mod fuse;
 mod nbd;
+mod vhost;
 
+use crate::budgets::budget;
 use crate::figures::{Figures, spread};
 use crate::options::Options;
 use crate::rig::Rig;
@@ -47,11 +49,26 @@ const FEWER: usize = 4;
 /// The share of the cache that is written between two rests, in which maintenance makes it clean and reclaims.
 const SHARE_BETWEEN_RESTS: u64 = 8;
 
-/// A way to reach a device: its name in the figures, and what opens it.
-type Way = (&'static str, fn(&Doors, Arc<dyn BlockDevice>, &str) -> Result<Box<dyn Door>>);
+/// What serves a device and connects to it; the name tells its places from others.
+type Open = fn(doors: &Doors, device: Arc<dyn BlockDevice>, name: &str) -> Result<Box<dyn Door>>;
+
+/// A way to reach a device.
+struct Way {
+    /// Its name in the figures.
+    name: &'static str,
+    /// What opens it.
+    open: Open,
+    /// The client looks for its answers and never sleeps, so nothing else may want its processor.
+    polls: bool,
+}
 
 /// All of them.
-const WAYS: [Way; 3] = [("nbd", nbd::open), ("fuse", fuse::open_file), ("loop", fuse::open_loop)];
+const WAYS: [Way; 4] = [
+    Way { name: "nbd", open: nbd::open, polls: false },
+    Way { name: "fuse", open: fuse::open_file, polls: false },
+    Way { name: "loop", open: fuse::open_loop, polls: false },
+    Way { name: "vhost", open: vhost::open, polls: true },
+];
 
 /// Measures.
 ///
@@ -63,9 +80,9 @@ pub fn run(options: &Options, figures: &mut Figures) -> Result<()> {
     let mapping = Arc::new(Mapping::anonymous(2 * size)?);
     let mut contest = Contest::new(&mapping, size)?;
     let doors = Doors::new()?;
-    for (name, open) in WAYS {
+    for Way { name, open, polls } in WAYS {
         for depth in DEPTHS {
-            let doors = doors.serving_on(depth.server);
+            let doors = doors.serving_on(if polls { 1 } else { depth.server });
             let opened = open(&doors, contest.cached(), "cached")
                 .and_then(|cached| Ok((cached, open(&doors, Arc::clone(&contest.bare), "bare")?)));
             match opened {
@@ -94,11 +111,16 @@ fn report(figures: &mut Figures, name: &str, depth: usize, found: &Comparison) {
     let mut detail = Map::new();
     detail.insert("rounds".to_owned(), json!(found.rounds));
     detail.insert("p10_p90".to_owned(), spread(found.ratio, 3));
+    let absolute = format!("{:.1} us against {:.1} us", us(found.a.median), us(found.b.median));
+    detail.insert("absolute".to_owned(), json!(absolute));
     for (side, summary) in [("cbd", found.a), ("copy", found.b)] {
         detail.insert(format!("{side}_p50_us_p10_p90"), json!([us(summary.low), us(summary.high)]));
     }
     figures.add(format!("{name}.qd{depth}_p50_us"), us(found.a.median));
     figures.add(format!("{name}.qd{depth}_copy_p50_us"), us(found.b.median));
+    if depth == 1 && budget(&format!("export.{name}.write_4k_p50_us")).is_some() {
+        figures.add(format!("{name}.write_4k_p50_us"), us(found.a.median));
+    }
     let ratio = rounded(found.ratio.median, 3);
     figures.add_detailed(&format!("{name}.qd{depth}_over_copy"), ratio, detail, Some(found.certainty()));
 }

@@ -26,6 +26,8 @@ pub fn run(options: &Options, figures: &mut Figures) -> Result<()> {
 
     figures.enter("engine");
     let mut detail = Map::new();
+    let absolute = format!("{:.1} MB for {} blocks", held / 1e6, status.index_blocks);
+    detail.insert("absolute".to_owned(), json!(absolute));
     detail.insert("region_bytes".to_owned(), json!(region));
     detail.insert("blocks".to_owned(), json!(status.index_blocks));
     detail.insert("allocated_bytes".to_owned(), json!(held));

@@ -42,12 +42,14 @@ pub fn run(options: &Options, figures: &mut Figures) -> Result<()> {
     let range = median_range(&rates);
     let mut detail = Map::new();
     detail.insert("records".to_owned(), json!(records));
+    let median_s = Summary::of(&seconds).median;
+    detail.insert("absolute".to_owned(), json!(format!("{records} records in {median_s:.3} s")));
     detail.insert("region_bytes".to_owned(), json!(region));
     detail.insert("times".to_owned(), json!(TIMES));
     detail.insert("p10_p90".to_owned(), spread(rate, 0));
     let certainty = Certainty { range, is_noisy: is_noisy(rate, range) };
     figures.add_detailed("records_per_core_second", rate.median.round(), detail, Some(certainty));
-    figures.add("seconds", rounded(Summary::of(&seconds).median, 4));
+    figures.add("seconds", rounded(median_s, 4));
     Ok(())
 }
 

@@ -125,6 +125,8 @@ fn report(found: &Found, figures: &mut Figures) {
     let spread = Summary::of(&ratios);
     let mut detail = Map::new();
     detail.insert("p10_p90".to_owned(), json!([rounded(spread.low, 2), rounded(spread.high, 2)]));
+    let absolute = format!("{:.1} us against {:.1} us", writes[4] / 1000.0, copies[4] / 1000.0);
+    detail.insert("absolute".to_owned(), json!(absolute));
     detail.insert("write_4k_p9999_us".to_owned(), json!(rounded(writes[4] / 1000.0, 2)));
     detail.insert("copy_4k_p9999_us".to_owned(), json!(rounded(copies[4] / 1000.0, 2)));
     let range = median_range(&ratios);

@@ -25,7 +25,7 @@ use std::sync::Arc;
 
 const MIB: u64 = 1 << 20;
 
-/// Bytes of a sequential request.
+/// Bytes of a sequential request, and the unit of rates.
 const REQUEST: u64 = MIB;
 
 /// Requests of the sequential writer that are under way.
@@ -79,7 +79,7 @@ pub fn run(options: &Options, figures: &mut Figures) -> Result<()> {
     for disk in &DISKS {
         let (drain, turns) = if options.quick { (16, 1) } else { (disk.drain, disk.turns) };
         let found = against_sequential(disk.parameters, &mapping, drain * MIB, turns)?;
-        let rate = |nanoseconds: f64| rounded(REQUEST as f64 / MIB as f64 * 1e9 / nanoseconds, 1);
+        let rate = |nanoseconds: f64| rounded(1e9 / nanoseconds, 1);
         figures.add(format!("{}.drain_mib_per_s", disk.name), rate(found.a.median));
         figures.add(format!("{}.sequential_mib_per_s", disk.name), rate(found.b.median));
         figures.add(format!("{}.over_sequential", disk.name), rounded(1.0 / found.ratio.median, 3));
@@ -92,6 +92,9 @@ pub fn run(options: &Options, figures: &mut Figures) -> Result<()> {
         let share = |of: f64| rounded(1.0 / of, 3);
         let mut detail = Map::new();
         detail.insert("disk".to_owned(), json!(name));
+        let rate = |nanoseconds: f64| 1e9 / nanoseconds;
+        let absolute = format!("{:.0} MiB/s against {:.0} MiB/s", rate(found.a.median), rate(found.b.median));
+        detail.insert("absolute".to_owned(), json!(absolute));
         detail.insert("rounds".to_owned(), json!(found.rounds));
         detail.insert("p10_p90".to_owned(), json!([share(found.ratio.high), share(found.ratio.low)]));
         let (low, high) = found.ratio_range;

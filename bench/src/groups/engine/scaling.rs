@@ -101,6 +101,9 @@ fn report(rounds: &Rounds<4>, figures: &mut Figures) {
         }
     }
     detail.insert("p10_p90".to_owned(), spread(ratio, 3));
+    let speed_up = |of: &[f64]| Summary::of(of).median;
+    let absolute = format!("{:.2} times against {:.2} times as fast", speed_up(&engine), speed_up(&copy));
+    detail.insert("absolute".to_owned(), json!(absolute));
     let certainty = Certainty { range, is_noisy: is_noisy(ratio, range) };
     figures.add_detailed("scale_2_over_copy", rounded(ratio.median, 3), detail, Some(certainty));
 }
