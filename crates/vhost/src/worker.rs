@@ -111,6 +111,8 @@ pub(crate) struct Worker {
     pub(crate) kick: Arc<File>,
     pub(crate) call: Option<Arc<Bell>>,
     device: Box<dyn RequestQueue>,
+    /// How many descriptors it is waited for by.
+    descriptors: usize,
     inflight: Option<inflight::Ring>,
     /// What a predecessor had taken.
     resumed: VecDeque<u16>,
@@ -159,6 +161,7 @@ impl Worker {
             memory,
             kick,
             call: None,
+            descriptors: device.wait_descriptors().len(),
             device,
             inflight: None,
             resumed: VecDeque::new(),
@@ -224,8 +227,7 @@ impl Worker {
         let mut waits = WaitSet::new();
         waits.add(halt.event.descriptor(), Interest::Read);
         waits.add(self.kick.as_raw_fd(), Interest::Read);
-        let descriptors = self.device.wait_descriptors();
-        for &descriptor in &descriptors {
+        for descriptor in self.device.wait_descriptors() {
             waits.add(descriptor, Interest::Read);
         }
         self.queue.disable_notification(self.memory.memory()).map_err(ring_error)?;
@@ -454,6 +456,11 @@ impl Worker {
         }
         if waits.readable(KICK) {
             self.clear_kick()?;
+        }
+        // It may have work of its own, when all its requests are answered (`serve` polls it while some are not).
+        if alone && (KICK + 1..KICK + 1 + self.descriptors).any(|place| waits.readable(place)) {
+            self.device.poll(&mut self.done);
+            self.settle()?;
         }
         if full {
             return Ok(());

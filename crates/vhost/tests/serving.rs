@@ -409,3 +409,17 @@ fn ranges_of_a_discard_are_asked_one_by_one() {
     let zeroes = |start: u64| (Operation::WriteZeroes, ByteRange::at(start * 512, 4096), false);
     assert_eq!(gate.asked(), [zeroes(8), zeroes(32)]);
 }
+
+#[test]
+fn a_device_that_has_something_to_do_without_requests_is_polled_and_once_is_enough() {
+    let gate = Gate::over(memory(1 << 20));
+    let served = serve(Arc::clone(&gate) as Arc<dyn BlockDevice>);
+    let (_link, ram, mut rings) = boot(&served.path, USUAL, 1);
+    assert_eq!(rings[0].ask(&ram, DO_FLUSH, 0, &[]), DONE);
+    common::until("the device sleeps", || rings[0].wants_kick(&ram, false));
+    let before = gate.polls();
+    gate.nudge();
+    common::until("it is polled", || gate.polls() > before);
+    std::thread::sleep(Duration::from_millis(20));
+    assert!(gate.polls() < before + 10, "{} times", gate.polls() - before);
+}

@@ -13,6 +13,7 @@ struct State {
     held: bool,
     asked: Vec<Asked>,
     wakers: Vec<Waker>,
+    polls: usize,
 }
 
 /// The device.
@@ -36,6 +37,16 @@ impl Gate {
         let mut state = self.state.lock().expect("nobody panics in here");
         state.held = false;
         state.wakers.iter().for_each(Waker::wake);
+    }
+
+    /// Asks to be polled, as a device does that has something to do when its requests are answered.
+    pub fn nudge(&self) {
+        self.state.lock().expect("nobody panics in here").wakers.iter().for_each(Waker::wake);
+    }
+
+    /// How often it was polled.
+    pub fn polls(&self) -> usize {
+        self.state.lock().expect("nobody panics in here").polls
     }
 
     /// What was asked so far.
@@ -82,7 +93,11 @@ impl RequestQueue for GateQueue {
 
     fn poll(&mut self, done: &mut Vec<Completion>) {
         self.event.clear();
-        if !self.state.lock().expect("nobody panics in here").held {
+        let mut state = self.state.lock().expect("nobody panics in here");
+        state.polls += 1;
+        let held = state.held;
+        drop(state);
+        if !held {
             for request in self.waiting.drain(..) {
                 self.inner.submit(request, done);
             }
