@@ -316,6 +316,11 @@ impl<E: Environment> Cache<E> {
         self.pool.wake_all();
     }
 
+    /// Whether [`abandon`](Self::abandon) was called.
+    pub fn is_abandoned(&self) -> bool {
+        self.abandoned.load(Ordering::Relaxed)
+    }
+
     /// # Errors
     /// [`ErrorKind::Stopped`] after [`stop`](Self::stop).
     pub(crate) fn check_running(&self) -> Result<()> {

@@ -47,7 +47,9 @@ impl Running {
     }
 
     pub(crate) fn check(&self) -> Result<()> {
-        if self.failed.load(Ordering::Relaxed) {
+        // The thread that keeps the cache may have failed, too.
+        let abandoned = self.run.cache().is_some_and(|cache| cache.is_abandoned());
+        if abandoned || self.failed.load(Ordering::Relaxed) {
             return Err(Error::new(
                 ErrorKind::Stopped,
                 "a thread of this program failed inside the device: close it and open it again, which recovers all that was acknowledged",
@@ -362,4 +364,38 @@ fn end_of(offset: u64, length: u64) -> Result<u64> {
             format!("{length} bytes at {offset} reach past the end of any device"),
         )
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{DeviceOptions, Region, RegionOptions};
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    #[test]
+    fn after_a_panic_inside_everything_is_refused_and_the_next_opener_finds_what_was_acknowledged() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, disk) = (folder.path().join("region"), folder.path().join("disk"));
+        std::fs::File::create(&disk).unwrap().set_len(16 << 20).unwrap();
+        let region = Region::open(&path, &RegionOptions::format(32 << 20)).unwrap();
+        let device = region.attach(&disk, &DeviceOptions::default()).unwrap();
+        let mut queue = device.queue().unwrap();
+        device.write_at(&[7; 4096], 0).unwrap();
+        let fails = || device.running.guarded::<()>(|| panic!("on purpose"));
+        assert!(catch_unwind(AssertUnwindSafe(fails)).is_err());
+        let stopped = |result: Result<()>| assert_eq!(result.unwrap_err().kind(), ErrorKind::Stopped);
+        stopped(device.write_at(&[8; 4096], 0));
+        stopped(device.read_at(&mut [0; 4096], 0));
+        stopped(device.flush());
+        stopped(queue.write_at(1, &[8; 4096], 0, false));
+        stopped(queue.poll(&mut Vec::new()));
+        stopped(device.queue().map(drop));
+        assert!(device.warnings().iter().any(|warning| warning.contains("failed inside")));
+        drop(queue);
+        device.close().unwrap();
+        let device = region.attach(&disk, &DeviceOptions::default()).unwrap();
+        let mut read = [0; 4096];
+        device.read_at(&mut read, 0).unwrap();
+        assert_eq!(read, [7; 4096]);
+    }
 }

@@ -118,11 +118,14 @@ impl<E: Environment> Upkeep<E> {
 mod tests {
     use super::*;
     use crate::ProcessEnvironment;
-    use cbd_backing::{BackingFile, Options};
-    use cbd_engine::{BackendSpec, FormatOptions, Settings, Transport};
+    use cbd_backing::{BackingFile, Identity, Options};
+    use cbd_engine::{Admission, BackendSpec, FormatOptions, Settings, Transport};
+    use cbd_export::wait_any;
     use cbd_pmem::Mapping;
-    use cbd_types::{HostId, Region};
+    use cbd_types::backing::BackingDone;
+    use cbd_types::{BackingGeometry, BackingOp, BackingQueue, ByteRange, HostId, OpToken, Region};
     use std::sync::mpsc;
+    use std::time::Instant;
 
     fn cache(environment: &Arc<ProcessEnvironment>) -> Arc<Cache<ProcessEnvironment>> {
         let region = Region::new(Mapping::anonymous(4 << 20).unwrap());
@@ -143,6 +146,84 @@ mod tests {
             })
             .unwrap();
         transport.open_cache(backend).unwrap()
+    }
+
+    /// A disk whose queues fail in a way that none may.
+    struct Panicking(BackingFile);
+
+    struct PanickingQueue(Box<dyn PollableQueue>);
+
+    impl Backing for Panicking {
+        fn geometry(&self) -> BackingGeometry {
+            self.0.geometry()
+        }
+
+        fn identity(&self) -> Identity {
+            self.0.identity()
+        }
+
+        fn open_queue(&self, depth: usize) -> Result<Box<dyn PollableQueue>> {
+            Ok(Box::new(PanickingQueue(self.0.open_queue(depth)?)))
+        }
+
+        fn describe(&self) -> String {
+            "a disk that panics".to_owned()
+        }
+    }
+
+    impl BackingQueue for PanickingQueue {
+        fn submit(&mut self, _token: OpToken, _op: BackingOp) {
+            panic!("on purpose");
+        }
+
+        fn poll(&mut self, done: &mut Vec<BackingDone>) {
+            self.0.poll(done);
+        }
+
+        fn wait(&mut self, done: &mut Vec<BackingDone>) {
+            self.0.wait(done);
+        }
+
+        fn in_flight(&self) -> usize {
+            0
+        }
+
+        fn depth(&self) -> usize {
+            self.0.depth()
+        }
+    }
+
+    impl PollableQueue for PanickingQueue {
+        fn wait_descriptor(&self) -> i32 {
+            self.0.wait_descriptor()
+        }
+    }
+
+    #[test]
+    fn when_the_upkeep_panics_a_write_that_waits_for_space_ends_with_an_error() {
+        let environment = Arc::new(ProcessEnvironment::new());
+        let cache = cache(&environment);
+        let disk = tempfile::NamedTempFile::new().unwrap();
+        disk.as_file().set_len(1 << 20).unwrap();
+        let backing = Panicking(BackingFile::open(disk.path(), Options::default()).unwrap());
+        let mut worker = Worker::start("test", environment, &cache, &backing, || ()).unwrap();
+        let event = Event::new().unwrap();
+        let waker = Arc::new(TaskWaker(event.waker())).into();
+        let end = Instant::now() + Duration::from_secs(60);
+        let error = loop {
+            assert!(Instant::now() < end, "the write waits for ever");
+            match cache.write(ByteRange::at(0, 4096), &[7; 4096], &waker) {
+                Ok(Admission::Done(_)) => {}
+                Ok(Admission::Full) => {
+                    let woken = wait_any(&[event.descriptor()], Some(Duration::from_secs(60)));
+                    assert_eq!(woken.unwrap(), Some(0), "nobody says that there will be no space");
+                }
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(error.kind(), ErrorKind::Stopped);
+        assert!(cache.is_abandoned());
+        worker.stop();
     }
 
     #[test]
