@@ -34,7 +34,7 @@ Tasks:
   nightly [--no-system]
                      the same with the long forms: more rounds, more kills, a seed of its own, and all of `fuzz` and
                      `mutants`
-  bench [GROUP..] [--json] [..]
+  bench [GROUP..] [--json] [--report] [..]
                      builds the benchmarks and runs them; arguments are passed on
   sim [--json] [--seed N] [--seeds N] [--seconds N] [--states N] [..]
                      explores what crashes can leave, in simulated worlds
