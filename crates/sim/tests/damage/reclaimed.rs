@@ -52,6 +52,15 @@ fn a_clean_block_whose_record_was_lost_is_read_from_the_backing_device_before_it
 }
 
 #[test]
+fn a_dirty_block_whose_record_was_lost_is_not_read_from_the_backing_device() {
+    let rig = Rig::of(Shape::default());
+    assert!(rig.try_write(0, BLOCK, 7));
+    rig.lose_pair(rig.first_log(), 0);
+    assert_eq!(rig.see_by_record(0), Seen::Media);
+    assert!(rig.is_listed(0));
+}
+
+#[test]
 fn a_segment_with_a_lost_record_is_used_anew_by_one_writer_only() {
     let mut rig = Rig::of(Shape { device: 16 << 20, lanes_max: 2, segments: 17, ..Shape::default() });
     // Chunks 0 and 1 belong to different lanes.
