@@ -132,27 +132,19 @@ impl Index {
         self.parts.reserve(2);
     }
 
-    /// Loads the lines that a commit of all of `keys` will touch, so that it does not wait for them later, one after the other:
-    /// not for the heads, and then not for the nodes and side entries. Returns something that depends on them, so that
-    /// the loads are not optimised away.
-    pub(crate) fn touch(&self, keys: impl Iterator<Item = u32> + Clone) -> u32 {
-        let heads = keys.clone().fold(0, |all, key| all ^ self.heads[self.bucket(key)]);
-        keys.fold(heads, |all, key| all ^ self.touch_node(self.heads[self.bucket(key)]))
-    }
-
-    /// As [`touch`](Self::touch), for what a block will take that is new, in parts or whole.
-    pub(crate) fn touch_free(&self, in_parts: bool) -> u32 {
-        let side = self.free_parts.last().filter(|_| in_parts);
-        self.touch_node(self.free) ^ side.map_or(0, |side| self.parts[*side as usize][0].slot)
-    }
-
-    fn touch_node(&self, at: u32) -> u32 {
-        if at == END {
-            return 0;
+    /// Loads the lines that a commit of `key` will touch, so that it does not wait for them later. Returns something that
+    /// depends on them, so that the loads are not optimised away.
+    pub(crate) fn touch(&self, key: u32) -> u32 {
+        match self.heads[self.bucket(key)] {
+            END => END,
+            first => self.node(first).key,
         }
-        let node = self.node(at);
-        let is_in_parts = node.slot & IN_PARTS != 0 && at != self.free;
-        node.key ^ if is_in_parts { self.parts[node.segment as usize][0].slot } else { 0 }
+    }
+
+    /// As [`touch`](Self::touch), for many: no load waits for another.
+    pub(crate) fn touch_all(&self, keys: impl Iterator<Item = u32> + Clone) -> u32 {
+        let heads = keys.clone().fold(0, |all, key| all ^ self.heads[self.bucket(key)]);
+        keys.fold(heads, |all, key| all ^ self.touch(key))
     }
 
     /// What is known of block `key`.
@@ -360,7 +352,7 @@ impl Index {
 }
 
 /// The blocks that `range` touches, each with the parts of it that the range covers.
-pub(crate) fn blocks(range: ByteRange) -> impl Iterator<Item = (u64, usize, usize)> + Clone {
+pub(crate) fn blocks(range: ByteRange) -> impl Iterator<Item = (u64, usize, usize)> {
     range.split_at_multiples(CHECKSUM_BLOCK).map(|piece| {
         let block = piece.start / CHECKSUM_BLOCK;
         let base = block * CHECKSUM_BLOCK;

@@ -361,7 +361,7 @@ impl<E: Environment> Cache<E> {
         replay: &mut Replay<'_>,
     ) {
         let keys = records.iter().map(|(_, record)| self.identity.lanes.key(record.range().start));
-        core::hint::black_box(state.index.touch(keys));
+        core::hint::black_box(state.index.touch_all(keys));
         for (location, record) in records.drain(..) {
             self.apply(state, log, location, &record, replay);
         }

@@ -87,10 +87,7 @@ impl<E: Environment> Cache<E> {
             return None;
         }
         lane.index.reserve(blocks_in(range));
-        let keys = blocks(range).map(|(block, ..)| self.identity.lanes.key(block * CHECKSUM_BLOCK));
-        let is_partial =
-            !range.start.is_multiple_of(CHECKSUM_BLOCK) || !range.end.is_multiple_of(CHECKSUM_BLOCK);
-        core::hint::black_box((lane.index.touch(keys), lane.index.touch_free(is_partial)));
+        core::hint::black_box(lane.index.touch(self.identity.lanes.key(range.start)));
         let data_offset = self.take_data(lane, range.len());
         let segment = lane.open.as_ref()?.segment;
         let at = self.segments[segment as usize].base + data_offset;

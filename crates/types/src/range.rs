@@ -50,7 +50,7 @@ impl ByteRange {
     }
 
     /// Cuts the range at every multiple of `unit`, in order.
-    pub fn split_at_multiples(self, unit: u64) -> impl Iterator<Item = Self> + Clone {
+    pub fn split_at_multiples(self, unit: u64) -> impl Iterator<Item = Self> {
         let mut rest = self;
         core::iter::from_fn(move || {
             if rest.is_empty() {
