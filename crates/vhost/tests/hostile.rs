@@ -218,6 +218,29 @@ fn a_ring_whose_memory_is_cut_away_while_it_is_looked_at() {
 }
 
 #[test]
+fn memory_for_requests_in_flight_that_is_cut_away_while_the_ring_runs() {
+    let served = serve(memory(1 << 20));
+    let (ram, notes) = (Ram::new(), Ram::new().file);
+    let mut link = Link::open(&served.path, USUAL);
+    // What the server gives cannot be cut; a file of the front end's own can.
+    let (given, _) = link.make_inflight(1, 256);
+    notes.set_len(given.mmap_size).expect("its size");
+    link.front_end.set_inflight_fd(&given, notes.as_raw_fd()).expect("taken");
+    link.give_memory(&ram);
+    let mut ring = Ring::new(0, 256);
+    link.start(&ram, &ring, 0);
+    assert_eq!(ring.ask(&ram, DO_FLUSH, 0, &[]), 0);
+    notes.set_len(0).expect("cut");
+    ring.lay_request(&ram, 0, DO_FLUSH, 0, &[]);
+    ring.offer(&ram, 0);
+    ring.kick();
+    let told = served.hears("ring 0: ");
+    assert!(told.contains("requests in flight was taken away"), "{told}");
+    drop(link);
+    goes_on(&served);
+}
+
+#[test]
 fn memory_that_is_taken_back_while_a_ring_uses_it() {
     let served = serve(memory(1 << 20));
     let (mut link, ram, _rings) = boot(&served.path, USUAL, 1);
