@@ -2,7 +2,8 @@
 //!
 //! A hash table of 4 KiB blocks with chains: one head (4 bytes) and one node (24 bytes) for a block. Heads are
 //! fixed when the lane is made and nodes come in slabs, so nothing is ever rehashed and a lookup touches two cache
-//! lines. A block that several records cover in parts has a side entry with one location for each 512 bytes.
+//! lines. A block that several records cover in parts has a side entry with one location for each 512 bytes; these come in
+//! slabs too, so that no commit moves what is there.
 //!
 //! A node also has what a read of the block needs, the place of its data and their checksum, so that a hit does not wait for the
 //! record first. That is a copy: where the data do not match it, the record is asked.
@@ -53,6 +54,8 @@ const WAS_READ: u32 = 1 << 30;
 const HAS_DATA: u32 = 1 << 29;
 const SLOT: u32 = HAS_DATA - 1;
 const SLAB: usize = 1024;
+/// Side entries in a slab: a page.
+const SIDE_SLAB: usize = 64;
 
 #[derive(Clone, Copy)]
 struct Node {
@@ -73,9 +76,17 @@ pub(crate) struct Index {
     used: u32,
     /// Chain of nodes given back.
     free: u32,
-    parts: Vec<Parts>,
-    free_parts: Vec<u32>,
+    sides: Sides,
     live: u32,
+}
+
+/// The side entries.
+struct Sides {
+    slabs: Vec<Box<[Parts]>>,
+    /// Entries handed out at least once.
+    used: u32,
+    /// Chain of entries given back, each with the number of the next in place of its first segment.
+    free: u32,
 }
 
 impl Node {
@@ -94,8 +105,7 @@ impl Index {
             slabs: Vec::new(),
             used: 0,
             free: END,
-            parts: Vec::new(),
-            free_parts: Vec::new(),
+            sides: Sides { slabs: Vec::new(), used: 0, free: END },
             live: 0,
         }
     }
@@ -104,8 +114,7 @@ impl Index {
     pub(crate) fn clear(&mut self) {
         self.heads.fill(END);
         (self.used, self.free, self.live) = (0, END, 0);
-        self.parts.clear();
-        self.free_parts.clear();
+        (self.sides.used, self.sides.free) = (0, END);
     }
 
     /// Blocks in the index.
@@ -117,8 +126,7 @@ impl Index {
     pub(crate) fn bytes(&self) -> usize {
         self.heads.len() * 4
             + self.slabs.len() * SLAB * size_of::<Node>()
-            + self.parts.capacity() * size_of::<Parts>()
-            + self.free_parts.capacity() * 4
+            + self.sides.slabs.len() * SIDE_SLAB * size_of::<Parts>()
     }
 
     /// Makes room for `blocks` more blocks, two of them in parts, so that the commit cannot fail.
@@ -129,7 +137,7 @@ impl Index {
                 vec![Node { key: 0, next: END, slot: 0, segment: 0, data: NO_DATA }; SLAB].into_boxed_slice(),
             );
         }
-        self.parts.reserve(2);
+        self.sides.reserve(2);
     }
 
     /// Loads the lines that a commit of `key` will touch, so that it does not wait for them later. Returns something that
@@ -169,7 +177,7 @@ impl Index {
 
     fn found(&self, node: &Node) -> Found<'_> {
         if node.slot & IN_PARTS != 0 {
-            Found::Parts(&self.parts[node.segment as usize])
+            Found::Parts(self.sides.get(node.segment))
         } else {
             Found::Whole(Location { segment: node.segment, slot: node.slot & SLOT })
         }
@@ -203,7 +211,7 @@ impl Index {
         let at = self.find_or_insert(key);
         let node = *self.node(at);
         if node.slot & IN_PARTS != 0 {
-            self.free_parts.push(node.segment);
+            self.sides.give_back(node.segment);
         }
         let node = self.node_mut(at);
         node.segment = location.segment;
@@ -223,13 +231,13 @@ impl Index {
                 Some(_) => Location { segment: node.segment, slot: node.slot & SLOT },
                 None => NONE,
             };
-            let side = self.take_parts(before);
+            let side = self.sides.take(before);
             let node = self.node_mut(at);
             node.segment = side;
             node.slot = IN_PARTS;
             side
         };
-        self.parts[side as usize][first..end].fill(location);
+        self.sides.get_mut(side)[first..end].fill(location);
     }
 
     /// Forgets block `key` as far as it is at `location`.
@@ -243,12 +251,12 @@ impl Index {
             }
             return;
         }
-        let parts = &mut self.parts[node.segment as usize];
+        let parts = self.sides.get_mut(node.segment);
         for part in parts.iter_mut().filter(|part| **part == location) {
             *part = NONE;
         }
         if parts.iter().all(|part| *part == NONE) {
-            self.free_parts.push(node.segment);
+            self.sides.give_back(node.segment);
             self.unlink(key);
         }
     }
@@ -339,15 +347,43 @@ impl Index {
             at = next;
         }
     }
+}
 
-    fn take_parts(&mut self, all: Location) -> u32 {
-        if let Some(side) = self.free_parts.pop() {
-            self.parts[side as usize] = [all; PARTS];
-            return side;
+impl Sides {
+    fn get(&self, at: u32) -> &Parts {
+        &self.slabs[at as usize / SIDE_SLAB][at as usize % SIDE_SLAB]
+    }
+
+    fn get_mut(&mut self, at: u32) -> &mut Parts {
+        &mut self.slabs[at as usize / SIDE_SLAB][at as usize % SIDE_SLAB]
+    }
+
+    /// Makes room for `entries` more; what was given back is not counted.
+    fn reserve(&mut self, entries: usize) {
+        while self.slabs.len() * SIDE_SLAB - (self.used as usize) < entries {
+            self.slabs.push(vec![[NONE; PARTS]; SIDE_SLAB].into_boxed_slice());
         }
-        self.parts.push([all; PARTS]);
-        // Fewer side entries than blocks, and blocks are counted in 32 bits.
-        (self.parts.len() - 1) as u32
+    }
+
+    /// An entry whose parts are all at `all`.
+    fn take(&mut self, all: Location) -> u32 {
+        let at = if self.free == END {
+            self.reserve(1);
+            // Fewer entries than blocks, and blocks are counted in 32 bits.
+            self.used += 1;
+            self.used - 1
+        } else {
+            let at = self.free;
+            self.free = self.get(at)[0].segment;
+            at
+        };
+        *self.get_mut(at) = [all; PARTS];
+        at
+    }
+
+    fn give_back(&mut self, at: u32) {
+        self.get_mut(at)[0].segment = self.free;
+        self.free = at;
     }
 }
 
@@ -424,5 +460,43 @@ mod tests {
         }
         let blocks: alloc::collections::BTreeSet<u32> = model.keys().map(|(key, _)| *key).collect();
         assert_eq!(index.live() as usize, blocks.len());
+    }
+
+    #[test]
+    fn no_insert_moves_an_entry_that_is_there() {
+        const BLOCKS: u32 = 20_000;
+        let mut index = Index::new(64);
+        let place = |index: &Index, key: u32| match index.get(key) {
+            Some(Found::Parts(parts)) => core::ptr::from_ref(parts).addr(),
+            other => panic!("block {key}: {other:?}"),
+        };
+        let mut places = Vec::new();
+        for key in 0..BLOCKS {
+            let before = index.bytes();
+            index.reserve(1);
+            index.set_parts(key, 0, 1, at(0, key));
+            let grown = index.bytes() - before;
+            let most = SLAB * size_of::<Node>() + SIDE_SLAB * size_of::<Parts>();
+            assert!(grown <= most, "block {key}: {grown} bytes came at once");
+            places.push(place(&index, key));
+        }
+        (0..BLOCKS).for_each(|key| assert_eq!(place(&index, key), places[key as usize], "block {key}"));
+    }
+
+    #[test]
+    fn side_entries_that_were_given_back_are_used_before_new_ones_are_made() {
+        let mut index = Index::new(64);
+        let fill = |index: &mut Index| (0..1000).for_each(|key| index.set_parts(key, 0, 1, at(0, key)));
+        fill(&mut index);
+        let bytes = index.bytes();
+        for _ in 0..10 {
+            (0..500).for_each(|key| index.set_whole(key, at(1, key), None));
+            (500..1000).for_each(|key| index.remove_at(key, at(0, key)));
+            fill(&mut index);
+        }
+        assert_eq!(index.bytes(), bytes);
+        index.clear();
+        fill(&mut index);
+        assert_eq!(index.bytes(), bytes, "what was forgotten is used again");
     }
 }
