@@ -132,7 +132,7 @@ impl<E: Environment> Cache<E> {
         let mut state = lane.state.lock();
         self.announce(lane);
         let mut newest = Vec::new();
-        self.look_up(&mut state, range, &mut |part, source| {
+        self.look_up(&state, range, &mut |part, source| {
             let is_newest = match refused {
                 Refused::Data(location) => source == Source::Record(location),
                 Refused::Zeroes => source == Source::Zeroes,

@@ -48,10 +48,8 @@ impl<E: Environment> Cache<E> {
         listed.retain(|(range, location, _)| {
             range.split_at_multiples(CHUNK).any(|piece| {
                 let mut is_there = false;
-                let mut state = self.lane(piece.start).state.lock();
-                self.look_up(&mut state, piece, &mut |_, source| {
-                    is_there |= source == Source::Record(*location)
-                });
+                let state = self.lane(piece.start).state.lock();
+                self.look_up(&state, piece, &mut |_, source| is_there |= source == Source::Record(*location));
                 is_there
             })
         });

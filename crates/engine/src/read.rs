@@ -72,7 +72,8 @@ impl<E: Environment> Cache<E> {
         let mut count = 0;
         {
             let mut state = self.lane(range.start).state.lock();
-            self.look_up(&mut state, range, &mut |piece, source| {
+            self.note_read(&mut state, range);
+            self.look_up(&state, range, &mut |piece, source| {
                 match source {
                     Source::Record(location) if Safeguard::ReadPins.is_kept() => {
                         self.segments[location.segment as usize].pin();
@@ -191,7 +192,8 @@ impl<E: Environment> Cache<E> {
         {
             let mut state = self.lane(piece.start).state.lock();
             if Safeguard::ReadAnewNewest.is_kept() {
-                self.look_up(&mut state, piece, &mut |part, source| found.push((part, source)));
+                self.note_read(&mut state, piece);
+                self.look_up(&state, piece, &mut |part, source| found.push((part, source)));
             } else {
                 found.push((piece, Source::Record(location)));
             }
@@ -270,10 +272,17 @@ impl<E: Environment> Cache<E> {
         }
     }
 
+    /// Notes that a client reads `range`: reclaim gives its blocks a second chance. Whoever else looks them up does not count.
+    fn note_read(&self, lane: &mut LaneState, range: ByteRange) {
+        for (block, ..) in blocks(range) {
+            lane.index.note_read(self.identity.lanes.key(block * CHECKSUM_BLOCK));
+        }
+    }
+
     /// Calls `give` for each piece of `range` in order with where its newest bytes are.
     pub(crate) fn look_up(
         &self,
-        lane: &mut LaneState,
+        lane: &LaneState,
         range: ByteRange,
         give: &mut dyn FnMut(ByteRange, Source),
     ) {
@@ -282,7 +291,7 @@ impl<E: Environment> Cache<E> {
         for (block, first, end) in blocks(range) {
             let base = block * CHECKSUM_BLOCK;
             let key = self.identity.lanes.key(base);
-            let mut extend = |lane: &LaneState, piece: ByteRange, location: Location| match &mut run {
+            let mut extend = |piece: ByteRange, location: Location| match &mut run {
                 Some((before, known)) if *known == location => before.end = piece.end,
                 _ => {
                     if let Some((piece, location)) = run.replace((piece, location)) {
@@ -291,13 +300,12 @@ impl<E: Environment> Cache<E> {
                 }
             };
             let whole = ByteRange { start: base + first as u64 * SECTOR, end: base + end as u64 * SECTOR };
-            lane.index.note_read(key);
             match lane.index.get(key) {
-                None => extend(lane, whole, NONE),
-                Some(Found::Whole(location)) => extend(lane, whole, location),
+                None => extend(whole, NONE),
+                Some(Found::Whole(location)) => extend(whole, location),
                 Some(Found::Parts(parts)) => {
                     for (part, location) in parts.iter().enumerate().take(end).skip(first) {
-                        extend(lane, ByteRange::at(base + part as u64 * SECTOR, SECTOR), *location);
+                        extend(ByteRange::at(base + part as u64 * SECTOR, SECTOR), *location);
                     }
                 }
             }

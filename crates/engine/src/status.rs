@@ -215,8 +215,8 @@ impl<E: Environment> Cache<E> {
         let mut found: Vec<CachedState> = Vec::new();
         let drained = self.drained_epoch();
         for chunk in range.split_at_multiples(cbd_types::CHUNK) {
-            let mut state = self.lane(chunk.start).state.lock();
-            self.look_up(&mut state, chunk, &mut |range, source| {
+            let state = self.lane(chunk.start).state.lock();
+            self.look_up(&state, chunk, &mut |range, source| {
                 let (zeroes, cached, dirty) = match source {
                     Source::Backing => (false, false, false),
                     Source::Zeroes => (true, true, false),

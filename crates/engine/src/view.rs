@@ -151,8 +151,8 @@ impl<E: Environment> Cache<E> {
         let location = Location { segment: segment.number, slot };
         let mut parts = Vec::new();
         for chunk in range.split_at_multiples(CHUNK) {
-            let mut state = self.lane(chunk.start).state.lock();
-            self.look_up(&mut state, chunk, &mut |part, source| {
+            let state = self.lane(chunk.start).state.lock();
+            self.look_up(&state, chunk, &mut |part, source| {
                 if source == Source::Record(location) {
                     parts.push(part);
                 }

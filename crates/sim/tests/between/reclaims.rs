@@ -4,18 +4,58 @@ use crate::meeting::{Met, meet};
 use crate::rig::{BLOCK, MOMENTS_MAX, Rig, WRITER, settle, try_write};
 use cbd_sim::crash::crash_now;
 use cbd_sim::{act_as, until_crash};
+use cbd_types::ByteRange;
 use std::sync::Arc;
 
 /// Three segments of blocks, clean, of which the first blocks were read since.
 fn rig_with_clean_segments() -> Rig {
+    let rig = rig_with_unread_segments();
+    (0..8).for_each(|block| rig.expect(block * BLOCK, 1 + block as u8));
+    rig.set_gc(0);
+    rig
+}
+
+/// Three segments of blocks, clean, that nobody has read.
+fn rig_with_unread_segments() -> Rig {
     let rig = Rig::new(1);
     for block in 0..36 {
         rig.write(block * BLOCK, 1 + block as u8);
     }
     rig.drain();
-    (0..8).for_each(|block| rig.expect(block * BLOCK, 1 + block as u8));
-    rig.set_gc(0);
     rig
+}
+
+/// What reclaim keeps of clean segments once `look` was at them.
+fn chances_after(look: impl FnOnce(&Rig)) -> u64 {
+    let rig = rig_with_unread_segments();
+    look(&rig);
+    rig.set_gc(0);
+    settle(&rig.environment, &rig.maintainer);
+    let rare = rig.cache.status().rare;
+    assert!(rare.segments_reclaimed >= 2, "{rare:?}");
+    rare.second_chances
+}
+
+#[test]
+fn what_a_client_reads_is_given_a_second_chance() {
+    assert_eq!(chances_after(|_| {}), 0);
+    assert_eq!(chances_after(|rig| (0..4).for_each(|block| rig.expect(block * BLOCK, 1 + block as u8))), 4);
+    // Several blocks at once, which takes another way.
+    let read = |rig: &Rig| {
+        let (mut bytes, mut misses) = (vec![0; 4 * BLOCK as usize], Vec::new());
+        rig.cache.read(ByteRange::at(0, 4 * BLOCK), &mut bytes, &mut misses).expect("it is there");
+        assert_eq!(misses.len(), 0);
+    };
+    assert_eq!(chances_after(read), 4);
+}
+
+#[test]
+fn who_asks_what_is_cached_gives_nothing_a_second_chance() {
+    let ask = |rig: &Rig| {
+        let extents = rig.cache.extents(ByteRange::at(0, 36 * BLOCK));
+        assert!(extents.iter().all(|extent| extent.cached && !extent.dirty), "{extents:?}");
+    };
+    assert_eq!(chances_after(ask), 0);
 }
 
 #[test]
