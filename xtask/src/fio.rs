@@ -14,17 +14,21 @@ use std::process::Command;
 /// Debian's own keys, which apt checks the sources with.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// Builds the engine into the `lib` of `prefix`, where the library is installed already.
+/// The engine's file, as fio's users name it.
+pub const ENGINE: &str = "libfio_cbd.so";
+
+/// The headers of the fio that is installed: in `source` if that is given, else fetched to below `target`.
 ///
 /// # Errors
 /// What is missing, in words.
-pub fn build(source: Option<&Path>, prefix: &Path, target: &Path) -> Result<PathBuf, String> {
+pub fn headers(source: Option<&Path>, target: &Path) -> Result<PathBuf, String> {
+    let given = source.map(version_of).transpose()?;
     let version = installed_version()?;
     let headers = match source {
         Some(source) => source.to_owned(),
         None => fetched(&target.join("fio").join(&version))?,
     };
-    let given = version_of(&headers)?;
+    let given = given.map_or_else(|| version_of(&headers), Ok)?;
     if given != version {
         return Err(format!(
             "{} is the source of {given}, and {version} is installed: the engine must be built for the fio that loads it",
@@ -34,8 +38,15 @@ pub fn build(source: Option<&Path>, prefix: &Path, target: &Path) -> Result<Path
     if !headers.join("config-host.h").is_file() {
         run(Command::new("sh").arg("./configure").current_dir(&headers), "fio's configure")?;
     }
-    let library = prefix.join("lib");
-    let engine = library.join("libfio_cbd.so");
+    Ok(headers)
+}
+
+/// Builds the engine beside the library in `built`.
+///
+/// # Errors
+/// What the compiler says.
+pub fn build(headers: &Path, built: &Path) -> Result<PathBuf, String> {
+    let engine = built.join(ENGINE);
     let mut compiler = Command::new("cc");
     compiler
         .args([
@@ -50,14 +61,14 @@ pub fn build(source: Option<&Path>, prefix: &Path, target: &Path) -> Result<Path
         ])
         .args(["-fPIC", "-shared", "-D_GNU_SOURCE", "-include", "config-host.h", "-Wl,-rpath,$ORIGIN"])
         .arg("-isystem")
-        .arg(&headers)
+        .arg(headers)
         .arg("-I")
-        .arg(prefix.join("include"))
+        .arg(workspace::root().join("crates/libcbd/include"))
         .arg("-o")
         .arg(&engine)
         .arg(workspace::root().join("crates/libcbd/fio/fio_cbd.c"))
         .arg("-L")
-        .arg(&library)
+        .arg(built)
         .arg("-lcbd");
     run(&mut compiler, "cc")?;
     Ok(engine)

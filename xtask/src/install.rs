@@ -1,6 +1,7 @@
 //! Installing what programs link against: the library, its header, what pkg-config says of it, and the engine for fio.
 //!
-//! Always true here: what is installed was built from this tree just now; nothing outside the prefix is changed.
+//! Always true here: what is installed was built from this tree just now; nothing outside the prefix is changed, and nothing
+//! inside it before all that was asked for is built.
 
 use crate::fio;
 use crate::flags::Problem;
@@ -58,6 +59,14 @@ impl Plan {
 /// # Errors
 /// When something cannot be built or written.
 pub fn run(plan: &Plan) -> Result<bool, Problem> {
+    if plan.prefix.exists() && !plan.prefix.is_dir() {
+        return Err(Problem::Failed(format!("{} is no directory to install into", plan.prefix.display())));
+    }
+    let target = workspace::target_directory().map_err(Problem::Failed)?;
+    let headers = match plan.fio {
+        true => Some(fio::headers(plan.fio_source.as_deref(), &target).map_err(Problem::Failed)?),
+        false => None,
+    };
     let mut build = cargo(["build", "--quiet", "--package", "libcbd", "--lib"]);
     if !plan.debug {
         build.arg("--release");
@@ -66,14 +75,14 @@ pub fn run(plan: &Plan) -> Result<bool, Problem> {
     if !status.success() {
         return Err(Problem::Failed("libcbd does not build".to_owned()));
     }
-    let target = workspace::target_directory().map_err(Problem::Failed)?;
     let built = target.join(if plan.debug { "debug" } else { "release" });
+    let engine = headers.map(|headers| fio::build(&headers, &built)).transpose().map_err(Problem::Failed)?;
     place_library(&built, &plan.prefix).map_err(Problem::Failed)?;
     println!("{}", plan.prefix.join("lib").join(SONAME).display());
-    if plan.fio {
-        let engine =
-            fio::build(plan.fio_source.as_deref(), &plan.prefix, &target).map_err(Problem::Failed)?;
-        println!("{}", engine.display());
+    if let Some(engine) = engine {
+        let place = plan.prefix.join("lib").join(fio::ENGINE);
+        copy(&engine, &place).map_err(Problem::Failed)?;
+        println!("{}", place.display());
     }
     Ok(true)
 }
@@ -142,6 +151,45 @@ mod tests {
         for line in ["", "--debug", "--prefix", "--prefix /opt --static"] {
             assert!(matches!(parse(line), Err(Problem::Usage(_))), "{line}");
         }
+    }
+
+    /// What is said when `source` is given as that of fio; nothing may have been written.
+    fn refused(source: &Path) -> String {
+        let place = tempfile::tempdir().expect("a directory");
+        let prefix = place.path().join("prefix");
+        let plan =
+            Plan { prefix: prefix.clone(), debug: true, fio: true, fio_source: Some(source.to_owned()) };
+        let ended = run(&plan);
+        assert!(!prefix.exists(), "{ended:?}");
+        match ended {
+            Err(Problem::Failed(text)) => text,
+            other => panic!("{}: {other:?}", source.display()),
+        }
+    }
+
+    #[test]
+    fn a_wrong_source_of_fio_is_refused_before_anything_is_installed() {
+        let source = tempfile::tempdir().expect("a directory");
+        for missing in [source.path(), Path::new("/nowhere/at/all"), Path::new("/dev/null")] {
+            let text = refused(missing);
+            assert!(text.contains(&format!("{} is no source of fio", missing.display())), "{text}");
+        }
+        let version = source.path().join("FIO-VERSION-GEN");
+        fs::write(&version, "GVF=FIO-VERSION-FILE\n").expect("written");
+        assert!(refused(source.path()).contains("does not say its version"));
+        // Where there is no fio at all, that is what is said.
+        fs::write(&version, "DEF_VER=fio-0.1\n").expect("written");
+        let text = refused(source.path());
+        assert!(text.contains("is the source of fio-0.1") || text.contains("fio --version"), "{text}");
+    }
+
+    #[test]
+    fn a_prefix_that_is_a_file_is_refused() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        let plan = Plan { prefix: file.path().to_owned(), debug: true, ..Plan::default() };
+        assert!(
+            matches!(run(&plan), Err(Problem::Failed(text)) if text.contains("is no directory to install into"))
+        );
     }
 
     #[test]
