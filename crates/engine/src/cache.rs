@@ -375,10 +375,25 @@ impl<E: Environment> Cache<E> {
 
     /// Whether so many segments are used that reclaim should go on.
     pub(crate) fn is_above_gc(&self) -> bool {
+        self.pool.free() < self.free_wanted()
+    }
+
+    /// Free segments that reclaim strives for.
+    fn free_wanted(&self) -> u32 {
         let total = self.segments.len() as u64;
-        let free = u64::from(self.pool.free());
-        let keep = u64::from(self.pool.reserve()) * 2;
-        total.saturating_sub(free) * 100 > u64::from(self.settings().gc_percent) * total || free <= keep
+        let used = u64::from(self.settings().gc_percent) * total / 100;
+        ((total - used) as u32).max(self.pool.reserve() * 2 + 1)
+    }
+
+    /// Whether something that is read now takes the place of something else.
+    pub(crate) fn is_full(&self) -> bool {
+        // Reclaim ends with a few more than it strives for.
+        self.pool.free() < self.free_wanted() + (self.segments.len() as u32 / 32).max(2)
+    }
+
+    /// Whether reclaim keeps up with those who take segments.
+    pub(crate) fn is_reclaim_at_ease(&self) -> bool {
+        self.pool.free() + (self.pool.reserve() / 2).max(2) >= self.free_wanted()
     }
 }
 

@@ -3,9 +3,9 @@
 //! Always true here: a pending fill that any commit or discard overlaps is cancelled in the same hold of the lane's
 //! lock, so data that was read before a write can never be recorded after it; a fill never waits for space.
 
-use crate::{Cache, Environment, lane::LaneState, lane::PendingFill, pool::Asker};
+use crate::{Cache, Environment, index::blocks, lane::LaneState, lane::PendingFill, pool::Asker};
 use cbd_format::{RecordKind, record::blocks_in};
-use cbd_types::{ByteRange, LaneId, Safeguard};
+use cbd_types::{ByteRange, CHECKSUM_BLOCK, LaneId, Safeguard};
 
 /// A range that must be read from the backing device.
 #[derive(Debug)]
@@ -25,8 +25,8 @@ impl<E: Environment> Cache<E> {
         Miss { range, lane: lane.id, id }
     }
 
-    /// Caches what was read, unless something overlapped it meanwhile or space is short. `data` is memory that no client
-    /// can reach.
+    /// Caches what was read, unless something overlapped it meanwhile, space is short, or the cache is full of what is worth
+    /// more. `data` is memory that no client can reach.
     pub fn complete_fill(&self, miss: Miss, data: &[u8]) {
         debug_assert_eq!(miss.range.len(), data.len() as u64);
         let lane = &self.lanes[miss.lane.index()];
@@ -43,6 +43,9 @@ impl<E: Environment> Cache<E> {
         {
             return;
         }
+        if self.is_full() && !self.is_worth_a_place(&mut state, miss.range) {
+            return;
+        }
         self.announce(lane);
         // Without space it is simply not cached.
         let _ = if blocks_in(miss.range) <= 2 {
@@ -50,6 +53,15 @@ impl<E: Environment> Cache<E> {
         } else {
             self.commit_locked::<257>(&mut state, RecordKind::Fill, miss.range, data, Asker::Optional, None)
         };
+    }
+
+    /// Whether at least half of the blocks of `range` are. What the lane holds already, in parts or damaged, always is.
+    fn is_worth_a_place(&self, lane: &mut LaneState, range: ByteRange) -> bool {
+        let is_worth = |(block, _, _): &(u64, usize, usize)| {
+            let key = self.identity.lanes.key(block * CHECKSUM_BLOCK);
+            lane.index.get(key).is_some() || lane.admission.is_worth(key)
+        };
+        2 * blocks(range).filter(is_worth).count() >= blocks_in(range)
     }
 
     /// The read failed, or nobody wants it any more.

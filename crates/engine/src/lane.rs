@@ -7,6 +7,7 @@
 
 use crate::{
     Environment, Mutex,
+    admission::Admission,
     index::Index,
     overlay::Overlay,
     parking::Parking,
@@ -60,6 +61,7 @@ pub(crate) struct Counters {
 pub(crate) struct LaneState {
     pub(crate) id: LaneId,
     pub(crate) index: Index,
+    pub(crate) admission: Admission,
     pub(crate) overlay: Overlay,
     pub(crate) parked: Parking,
     pub(crate) fills: Vec<PendingFill>,

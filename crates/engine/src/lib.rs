@@ -14,6 +14,7 @@
 
 extern crate alloc;
 
+mod admission;
 mod cache;
 mod drained;
 mod failing;

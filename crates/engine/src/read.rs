@@ -139,13 +139,15 @@ impl<E: Environment> Cache<E> {
             if !state.overlay.is_empty() {
                 return None;
             }
-            let (location, data) = state.index.read_whole(self.identity.lanes.key(base))?;
+            let key = self.identity.lanes.key(base);
+            let (location, data) = state.index.read_whole(key)?;
             let segment = &self.segments[location.segment as usize];
             let at = segment.base + u64::from(data.offset);
             // The locked instructions that follow would hold the loads back.
             for line in 0..PREFETCHED_LINES {
                 self.region().prefetch(at + line * 64);
             }
+            state.admission.note_read(key);
             if Safeguard::ReadPins.is_kept() {
                 segment.pin();
             }
@@ -272,10 +274,13 @@ impl<E: Environment> Cache<E> {
         }
     }
 
-    /// Notes that a client reads `range`: reclaim gives its blocks a second chance. Whoever else looks them up does not count.
+    /// Notes that a client reads `range`: reclaim gives its blocks a second chance, and
+    /// admission learns. Whoever else looks them up does not count.
     fn note_read(&self, lane: &mut LaneState, range: ByteRange) {
         for (block, ..) in blocks(range) {
-            lane.index.note_read(self.identity.lanes.key(block * CHECKSUM_BLOCK));
+            let key = self.identity.lanes.key(block * CHECKSUM_BLOCK);
+            lane.index.note_read(key);
+            lane.admission.note_read(key);
         }
     }
 

@@ -90,6 +90,8 @@ impl Reclaim {
 /// The tail of the lane with the longest log among those whose tail is clean: it has the oldest data for its share of the traffic.
 fn choose<E: Environment>(cache: &Cache<E>, stuck: &BTreeSet<LaneId>) -> Option<Victim> {
     let drained = cache.drained_epoch().0;
+    // What is copied to the head makes no space: less of it while segments go faster than they come back.
+    let quarters = if cache.is_reclaim_at_ease() { 3 } else { 2 };
     let mut best: Option<(usize, Victim)> = None;
     for (number, lane) in cache.lanes.iter().enumerate() {
         let state = lane.state.lock();
@@ -106,7 +108,7 @@ fn choose<E: Environment>(cache: &Cache<E>, stuck: &BTreeSet<LaneId>) -> Option<
                     lane: LaneId(number as u32),
                     segment: *tail,
                     slot: 0,
-                    second_chance: cache.shape().size / 2,
+                    second_chance: (cache.shape().data_top() - tail.data_low) / 4 * quarters,
                     has_carried: false,
                     needs_mark: false,
                     unreadable: false,

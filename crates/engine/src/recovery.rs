@@ -95,6 +95,7 @@ impl<E: Environment> Cache<E> {
             Lane::new(LaneState {
                 id: lane,
                 index: Index::new(blocks_per_lane as usize),
+                admission: crate::admission::Admission::new(blocks_per_lane as usize),
                 overlay: crate::overlay::Overlay::default(),
                 parked: crate::parking::Parking::default(),
                 fills: Vec::new(),

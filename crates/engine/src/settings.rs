@@ -113,7 +113,7 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         Self {
-            gc_percent: 70,
+            gc_percent: 90,
             consistency: Consistency::Strict,
             writeback_rate: 0,
             dirty_target_percent: 10,

@@ -71,7 +71,7 @@ pub struct CacheStatus {
     pub consistency: Consistency,
     /// Blocks of 4 KiB in the index.
     pub index_blocks: u64,
-    /// Bytes of memory of the index.
+    /// Bytes of memory of the index, and of what decides which blocks are worth a place in it.
     pub index_bytes: u64,
     /// Ranges known to be damaged; at most some of very many.
     pub damaged: Vec<DamagedRange>,
@@ -137,7 +137,7 @@ impl<E: Environment> Cache<E> {
             dirty_records +=
                 counters.dirty_records.saturating_sub(lane.cleaned_records.load(Ordering::Relaxed));
             index_blocks += u64::from(state.index.live());
-            index_bytes += state.index.bytes() as u64;
+            index_bytes += (state.index.bytes() + state.admission.bytes()) as u64;
             let ranges = state.overlay.damaged().map(|(range, _)| range);
             damaged.extend(
                 ranges

@@ -88,7 +88,7 @@ fn a_setting_out_of_its_limits_changes_nothing() {
         let change = SettingsChange { gc_percent: Some(gc_percent), ..SettingsChange::default() };
         refused(daemon.set(0, 0, &change), ErrorKind::InvalidArgument, "gc_percent");
     }
-    assert_eq!(daemon.set(0, 0, &SettingsChange::default()).unwrap().gc_percent, 70);
+    assert_eq!(daemon.set(0, 0, &SettingsChange::default()).unwrap().gc_percent, 90);
 }
 
 #[test]

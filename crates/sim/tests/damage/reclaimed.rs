@@ -347,3 +347,28 @@ fn writers_of_a_full_cache_with_quarantines_go_on_after_a_crash_at_any_moment() 
         assert_eq!(rig.on_disk(700 * BLOCK), Seen::All(11));
     }
 }
+
+/// Reads a block as a blkdev does: what is missing is given back to be recorded. Whether anything was.
+fn read_and_record(rig: &Rig, at: u64) -> bool {
+    let (mut bytes, mut misses) = (vec![0; BLOCK as usize], Vec::new());
+    rig.cache.read(ByteRange::at(at, BLOCK), &mut bytes, &mut misses).unwrap();
+    let is_missed = !misses.is_empty();
+    misses.into_iter().for_each(|miss| rig.cache.complete_fill(miss, &bytes));
+    is_missed
+}
+
+#[test]
+fn clean_damage_is_recorded_anew_though_the_cache_is_full() {
+    let mut rig = Rig::new();
+    assert!(rig.try_write(0, BLOCK, 7));
+    for block in 1..4 {
+        rig.leave_the_segment(block * BLOCK);
+    }
+    rig.drain();
+    assert!(read_and_record(&rig, 100 * BLOCK));
+    assert!(read_and_record(&rig, 100 * BLOCK), "the cache is full: once is not enough");
+    rig.lose_data(rig.first_log(), 1);
+    assert!(read_and_record(&rig, 0), "it is read from the disk");
+    assert!(!read_and_record(&rig, 0), "and recorded anew");
+    assert_eq!(rig.cache.status().damage_healed, 1);
+}

@@ -1,0 +1,249 @@
+//! Which of the blocks that are read from the backing device are worth a place in a full cache.
+//!
+//! To record all of them is best while what is read now is soon read again; but a scan, or a loop that is larger than the
+//! cache, then pushes out what is needed and is not read from the cache itself. To record only what is missed a second time
+//! keeps that out, at the price of one more miss for each block of a working set that is new. Neither is best always, so each
+//! lane tries both on a sample of its blocks, in two small models of itself, and does what had more hits lately.
+//!
+//! Always true here: a hit costs a multiplication and a comparison, and for a block of the sample a walk through the two models;
+//! nothing is allocated once the lane is made; nothing but speed depends on it.
+//!
+//! Left to others: whether the cache is full (`cache`), and what leaves it (`reclaim`).
+
+use alloc::{boxed::Box, vec};
+
+/// Names remembered for each block that the lane can hold.
+const NAMES_PER_BLOCK: usize = 2;
+/// Blocks of the device whose names lie side by side: one cache line.
+const GROUP: u32 = 64;
+/// Blocks that a model holds at least, where the lane has as many.
+const MODEL_BLOCKS: usize = 128;
+/// One block of so many is in the sample at least.
+const SAMPLE_MAX: u32 = 64;
+/// Blocks among which a model chooses the one that goes.
+const WAYS: usize = 8;
+/// No block: a device is never so large that a lane has a block of this number.
+const NOBODY: u32 = u32::MAX;
+
+/// A number that says nothing about the key.
+fn scatter(key: u32) -> u64 {
+    let product = u64::from(key).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    product ^ (product >> 32)
+}
+
+/// `hash`, scaled to a number below `count`.
+const fn scaled(hash: u64, count: usize) -> usize {
+    (((hash & 0xffff_ffff) * count as u64) >> 32) as usize
+}
+
+/// Names of blocks that were missed. Each has one place, where the next one with the same place replaces it; so a name is
+/// forgotten after about as many others as there are places. One name in 255 is taken for another's.
+struct Names(Box<[u8]>);
+
+impl Names {
+    fn new(blocks: usize) -> Self {
+        Self(vec![0; (blocks * NAMES_PER_BLOCK).max(1).next_multiple_of(GROUP as usize)].into_boxed_slice())
+    }
+
+    /// Whether `key` is there. Afterwards it is if it was not, and is not if it was.
+    fn exchange(&mut self, key: u32) -> bool {
+        let hash = scatter(key / GROUP);
+        let line = scaled(hash, self.0.len() / GROUP as usize);
+        let Some(place) = self.0.get_mut(line * GROUP as usize + (key % GROUP) as usize) else {
+            return false;
+        };
+        let name = ((hash >> 56) as u8).max(1);
+        let is_there = *place == name;
+        *place = if is_there { 0 } else { name };
+        is_there
+    }
+}
+
+/// What a lane that reads a sample of the blocks would hold: in sets, the block that was read last in front.
+struct Model {
+    blocks: Box<[u32]>,
+    /// What was missed once, where that is not enough.
+    names: Option<Names>,
+}
+
+impl Model {
+    fn new(blocks: usize, is_strict: bool) -> Self {
+        let blocks = blocks.next_multiple_of(WAYS);
+        Self { blocks: vec![NOBODY; blocks].into_boxed_slice(), names: is_strict.then(|| Names::new(blocks)) }
+    }
+
+    /// Reads `key`: whether it was a hit.
+    fn read(&mut self, key: u32, hash: u64) -> bool {
+        let set = scaled(hash >> 16, self.blocks.len() / WAYS) * WAYS;
+        let Some(set) = self.blocks.get_mut(set..set + WAYS) else { return false };
+        let (is_hit, place) = match set.iter().position(|known| *known == key) {
+            Some(place) => (true, place),
+            None => (false, WAYS - 1),
+        };
+        // While there is room everything is recorded.
+        if is_hit || set[place] == NOBODY || self.names.as_mut().is_none_or(|names| names.exchange(key)) {
+            set[..=place].rotate_right(1);
+            set[0] = key;
+        }
+        is_hit
+    }
+}
+
+/// What a lane has found out about admission.
+pub(crate) struct Admission {
+    /// Bits of a block's hash that are zero if it is in the sample.
+    sample: u64,
+    /// Records all that is missed.
+    open: Model,
+    /// Records what is missed a second time.
+    strict: Model,
+    /// By how much `strict` is ahead.
+    lead: i32,
+    lead_max: i32,
+    missed: Names,
+}
+
+impl Admission {
+    /// For a lane that can hold so many blocks.
+    pub(crate) fn new(blocks: usize) -> Self {
+        let one_of = ((blocks / MODEL_BLOCKS).max(1).ilog2()).min(SAMPLE_MAX.ilog2());
+        // What is kept free, or is not full yet, holds nothing.
+        let held = (blocks - blocks / 8) >> one_of;
+        Self {
+            sample: (1 << one_of) - 1,
+            open: Model::new(held, false),
+            strict: Model::new(held, true),
+            lead: 0,
+            lead_max: i32::try_from(held).unwrap_or(i32::MAX).max(1),
+            missed: Names::new(blocks),
+        }
+    }
+
+    /// A client reads block `key`.
+    #[inline]
+    pub(crate) fn note_read(&mut self, key: u32) {
+        let hash = scatter(key);
+        if hash & self.sample == 0 {
+            self.try_both(key, hash);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn try_both(&mut self, key: u32, hash: u64) {
+        let ahead = i32::from(self.strict.read(key, hash)) - i32::from(self.open.read(key, hash));
+        self.lead = (self.lead + ahead).clamp(-self.lead_max, self.lead_max);
+    }
+
+    /// Whether block `key`, which a full lane does not have and has just read from the backing device, is worth a place.
+    pub(crate) fn is_worth(&mut self, key: u32) -> bool {
+        self.lead < 0 || self.missed.exchange(key)
+    }
+
+    /// Bytes of memory that it takes.
+    pub(crate) fn bytes(&self) -> usize {
+        let names = |names: &Names| names.0.len();
+        let model = |model: &Model| model.blocks.len() * 4 + model.names.as_ref().map_or(0, names);
+        model(&self.open) + model(&self.strict) + names(&self.missed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BLOCKS: usize = 4096;
+
+    /// A full lane of `BLOCKS` blocks that holds what it finds worth a place, and lets go what it has had longest.
+    struct Lane {
+        admission: Admission,
+        held: alloc::collections::VecDeque<u32>,
+    }
+
+    impl Lane {
+        fn new() -> Self {
+            let held = (0..BLOCKS as u32).map(|block| 1_000_000 + block).collect();
+            Self { admission: Admission::new(BLOCKS), held }
+        }
+
+        /// Reads `count` blocks from `first` on; how many were held.
+        fn read(&mut self, first: u32, count: u32) -> u32 {
+            let known: alloc::collections::BTreeSet<u32> = self.held.iter().copied().collect();
+            let mut hits = 0;
+            for key in first..first + count {
+                self.admission.note_read(key);
+                if known.contains(&key) {
+                    hits += 1;
+                } else if self.admission.is_worth(key) {
+                    self.held.pop_front();
+                    self.held.push_back(key);
+                }
+            }
+            hits
+        }
+    }
+
+    #[test]
+    fn a_scan_is_not_worth_a_place() {
+        let mut lane = Lane::new();
+        lane.read(0, 100_000);
+        let left = lane.held.iter().filter(|key| **key >= 1_000_000).count();
+        assert!(left > BLOCKS * 95 / 100, "{left} of {BLOCKS} blocks are left");
+    }
+
+    #[test]
+    fn what_is_missed_twice_is_worth_a_place() {
+        let mut lane = Lane::new();
+        lane.read(0, 1000);
+        lane.read(0, 1000);
+        assert!(lane.read(0, 1000) > 750);
+    }
+
+    #[test]
+    fn what_was_missed_very_long_ago_is_forgotten() {
+        let mut names = Names::new(BLOCKS);
+        (0..1000).for_each(|key| assert!(!names.exchange(key)));
+        for key in 1000..200_000 {
+            names.exchange(key);
+        }
+        let known = (0..1000).filter(|key| names.exchange(*key)).count();
+        assert!(known < 30, "{known} of 1000 names are still known");
+    }
+
+    #[test]
+    fn a_lane_whose_working_sets_are_new_again_and_again_takes_all_at_once() {
+        let mut lane = Lane::new();
+        for set in 0..40 {
+            for _ in 0..4 {
+                lane.read(set * 2000, 2000);
+            }
+        }
+        lane.read(100_000, 1000);
+        assert_eq!(lane.read(100_000, 1000), 1000);
+    }
+
+    #[test]
+    fn a_lane_that_loops_through_more_than_it_holds_keeps_a_part_of_it() {
+        let mut lane = Lane::new();
+        for _ in 0..20 {
+            lane.read(0, 6000);
+        }
+        assert!(lane.read(0, 6000) > 2000);
+    }
+
+    #[test]
+    fn it_weighs_less_than_three_bytes_for_a_block() {
+        assert!(Admission::new(BLOCKS).bytes() < 3 * BLOCKS);
+        assert!(Admission::new(1 << 20).bytes() < (5 << 20) / 2);
+    }
+
+    #[test]
+    fn a_lane_of_no_blocks_to_speak_of_decides_too() {
+        for blocks in [0, 1, 7, 12] {
+            let mut admission = Admission::new(blocks);
+            (0..100).for_each(|key| admission.note_read(key));
+            assert!(!admission.is_worth(3));
+            assert!(admission.is_worth(3));
+        }
+    }
+}

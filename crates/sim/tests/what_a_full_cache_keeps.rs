@@ -1,0 +1,181 @@
+//! A full cache keeps what is read again: a scan that is read once does not push it out, and what is missed twice finds a place.
+
+use cbd_engine::{Admission, BackendSpec, Cache, FormatOptions, Maintainer, Settings, Step, Transport};
+use cbd_sim::{CrashMemory, SimDisk, SimEnvironment, SimQueue, Watchdog, act_as};
+use cbd_types::{ByteRange, Region};
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::Duration;
+
+const BLOCK: u64 = 4096;
+const SEGMENT: u64 = 64 << 10;
+/// With the state segment.
+const SEGMENTS: u64 = 41;
+/// Blocks that a segment has space for beside its header, its records and their copies.
+const BLOCKS_PER_SEGMENT: u64 = 12;
+/// Blocks that the cache has space for while a tenth of the segments is free.
+const SPACE: u64 = 36 * BLOCKS_PER_SEGMENT;
+/// Steps after which a maintainer that is still busy counts as one that never ends.
+const STEPS_MAX: usize = 50_000;
+
+struct Rig {
+    environment: Arc<SimEnvironment>,
+    cache: Arc<Cache<SimEnvironment>>,
+    maintainer: Maintainer<SimEnvironment, SimQueue>,
+    _watchdog: Watchdog,
+}
+
+impl Rig {
+    fn new() -> Self {
+        act_as(0);
+        let environment = Arc::new(SimEnvironment::new(5, 0));
+        let region = Region::new(CrashMemory::new((SEGMENTS + 4) * SEGMENT + (256 << 10)));
+        let disk = SimDisk::new(SimDisk::ordinary(64 << 20, 512), 3);
+        let options = FormatOptions {
+            segment_size: Some(SEGMENT),
+            host_rows: 4,
+            backend_rows: 4,
+            blkdev_rows: 4,
+            ..FormatOptions::default()
+        };
+        let transport = Transport::format(Arc::clone(&environment), region, &options).unwrap();
+        let backend = transport
+            .create_backend(&BackendSpec {
+                host: transport.register_host("host", None).unwrap(),
+                path: "/dev/simulated".into(),
+                identity: "simulated".into(),
+                size: 64 << 20,
+                sector: 512,
+                cache_bytes: Some(SEGMENTS * SEGMENT),
+                lanes_max: 1,
+                handlers: 1,
+                data_crc: true,
+                settings: Settings::default(),
+            })
+            .unwrap();
+        let cache = transport.open_cache(backend).unwrap();
+        let maintainer = Maintainer::new(Arc::clone(&cache), disk.queue(4), disk.geometry());
+        let _watchdog = Watchdog::new(Duration::from_secs(240), "what a full cache keeps");
+        Self { environment, cache, maintainer, _watchdog }
+    }
+
+    /// Reads `count` blocks from `first` on as a blkdev does, maintaining in between; how many were hits.
+    fn read(&mut self, first: u64, count: u64) -> u64 {
+        let mut hits = 0;
+        for block in first..first + count {
+            let (mut bytes, mut misses) = (vec![0; BLOCK as usize], Vec::new());
+            self.cache.read(ByteRange::at(block * BLOCK, BLOCK), &mut bytes, &mut misses).unwrap();
+            hits += u64::from(misses.is_empty());
+            misses.into_iter().for_each(|miss| self.cache.complete_fill(miss, &bytes));
+            self.settle();
+        }
+        hits
+    }
+
+    fn write(&mut self, first: u64, count: u64) {
+        for block in first..first + count {
+            let range = ByteRange::at(block * BLOCK, BLOCK);
+            let admission = self.cache.write(range, &[1; BLOCK as usize], Waker::noop()).unwrap();
+            assert!(matches!(admission, Admission::Done(_)), "there is space");
+        }
+        self.cache.request_drain();
+        self.settle();
+    }
+
+    /// Maintains until nothing is left to do, time passing as it is asked for.
+    fn settle(&mut self) {
+        for _ in 0..STEPS_MAX {
+            match self.maintainer.step() {
+                Step::Idle { until_ms: None } => return,
+                Step::Idle { until_ms: Some(until) } => {
+                    self.environment.advance(until.saturating_sub(self.environment.clock_ms()).max(1));
+                }
+                Step::Busy | Step::WaitBacking => {}
+            }
+        }
+        panic!("the maintainer never comes to rest: {:?}", self.cache.status());
+    }
+
+    fn reclaim_at(&self, gc_percent: u8) {
+        self.cache.set_settings(Settings { gc_percent, ..self.cache.settings() }).unwrap();
+    }
+}
+
+#[test]
+fn while_there_is_room_everything_is_recorded() {
+    let mut rig = Rig::new();
+    assert_eq!(rig.read(0, SPACE / 2), 0);
+    assert_eq!(rig.read(0, SPACE / 2), SPACE / 2);
+}
+
+#[test]
+fn a_scan_does_not_push_out_what_is_read_again() {
+    let mut rig = Rig::new();
+    let hot = SPACE / 2;
+    for _ in 0..3 {
+        rig.read(0, hot);
+    }
+    assert_eq!(rig.read(1000, 4 * SPACE), 0);
+    let left = rig.read(0, hot);
+    assert!(left >= hot * 95 / 100, "{left} of {hot} hot blocks are left");
+}
+
+#[test]
+fn what_is_missed_twice_is_recorded_in_a_full_cache() {
+    let mut rig = Rig::new();
+    rig.read(1000, 2 * SPACE);
+    rig.read(0, 100);
+    rig.read(0, 100);
+    let hits = rig.read(0, 100);
+    assert!(hits >= 75, "{hits} of 100 blocks are held");
+}
+
+#[test]
+fn a_loop_through_more_than_fits_is_held_in_part() {
+    let mut rig = Rig::new();
+    let length = SPACE * 5 / 4;
+    for _ in 0..8 {
+        rig.read(0, length);
+    }
+    let hits = rig.read(0, length);
+    assert!(hits >= length / 2, "{hits} of {length} blocks are held");
+}
+
+/// A cache half full of blocks that were all read since they were written.
+fn rig_full_of_what_was_read() -> Rig {
+    let mut rig = Rig::new();
+    rig.write(0, SPACE / 2);
+    assert_eq!(rig.read(0, SPACE / 2), SPACE / 2);
+    rig
+}
+
+#[test]
+fn three_quarters_of_what_was_read_since_outlive_their_segment() {
+    let mut rig = rig_full_of_what_was_read();
+    // One segment less at a time, so that reclaim is never far behind.
+    for gc_percent in (43..48).rev() {
+        rig.reclaim_at(gc_percent);
+        rig.settle();
+    }
+    let happened = rig.cache.status().rare;
+    assert!(happened.segments_reclaimed >= 4, "{happened:?}");
+    assert_eq!(happened.second_chances, happened.segments_reclaimed * BLOCKS_PER_SEGMENT * 3 / 4);
+}
+
+#[test]
+fn half_of_what_was_read_since_outlive_their_segment_while_space_is_needed() {
+    let mut rig = rig_full_of_what_was_read();
+    rig.reclaim_at(20);
+    for _ in 0..STEPS_MAX {
+        let happened = rig.cache.status().rare;
+        if happened.segments_reclaimed == 4 {
+            // The first steps of the next one may have been taken.
+            let half = 4 * BLOCKS_PER_SEGMENT / 2;
+            let more = happened.second_chances - half;
+            assert!(more <= BLOCKS_PER_SEGMENT / 2, "{happened:?}");
+            return;
+        }
+        rig.maintainer.step();
+    }
+    panic!("reclaim does not go on: {:?}", rig.cache.status());
+}
