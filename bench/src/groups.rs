@@ -3,6 +3,7 @@
 mod engine;
 mod export;
 mod memory;
+mod policy;
 mod recovery;
 mod tail;
 mod writeback;
@@ -22,7 +23,7 @@ pub struct Group {
 }
 
 /// All groups.
-pub const GROUPS: [Group; 6] = [
+pub const GROUPS: [Group; 7] = [
     Group {
         name: "engine",
         what: "reads, writes, scaling, flushes in process, against a bare persistent copy (30 s)",
@@ -32,6 +33,11 @@ pub const GROUPS: [Group; 6] = [
         name: "export",
         what: "4 KiB writes through each export, against the export on bare memory; FUSE as root (30 s)",
         run: export::run,
+    },
+    Group {
+        name: "policy",
+        what: "hit ratio on four kinds of trace, against LRU, ARC and S3-FIFO (30 s)",
+        run: policy::run,
     },
     Group {
         name: "recovery",

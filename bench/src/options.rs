@@ -4,7 +4,7 @@ use crate::groups::GROUPS;
 use std::path::PathBuf;
 
 const USAGE: &str = "\
-Usage: cbd-bench [GROUP..] [--json] [--report] [--rounds N] [--quick]
+Usage: cbd-bench [GROUP..] [--json] [--report] [--rounds N] [--quick] [--seed N] [--write-percent N]
 
 Measures CBD and its limit, or its peer, in turns. A budget that is missed is said at the end; it is no failure.
 
@@ -14,6 +14,8 @@ Measures CBD and its limit, or its peer, in turns. A budget that is missed is sa
   --docs DIR   with --report: where performance.md is (default: the project's docs)
   --rounds N   turns of each side of a comparison (default 400)
   --quick      small regions and few turns: shows that it works, the figures mean little
+  --seed N     what the traces of the group policy are made from (default 1)
+  --write-percent N  how many of their requests write (default 0)
 
 Groups (default: all, about five minutes; with --quick half a minute):
 ";
@@ -25,7 +27,7 @@ pub fn usage() -> String {
 }
 
 /// The options.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub struct Options {
     /// Groups to run; empty means all.
     pub groups: Vec<String>,
@@ -41,8 +43,29 @@ pub struct Options {
     pub from: Option<PathBuf>,
     /// Where the report is, if not in the project.
     pub docs: Option<PathBuf>,
+    /// What traces are made from.
+    pub seed: u64,
+    /// How many percent of the requests of a trace write.
+    pub write_percent: u8,
     /// Show the usage.
     pub help: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            groups: Vec::new(),
+            json: false,
+            quick: false,
+            rounds: None,
+            report: false,
+            from: None,
+            docs: None,
+            seed: 1,
+            write_percent: 0,
+            help: false,
+        }
+    }
 }
 
 impl Options {
@@ -65,6 +88,16 @@ impl Options {
                     let rounds =
                         rest.next().and_then(|number| number.parse().ok()).filter(|&number| number > 0);
                     options.rounds = Some(rounds.ok_or("--rounds needs a number above 0")?);
+                }
+                "--seed" => {
+                    let seed = rest.next().and_then(|number| number.parse().ok());
+                    options.seed = seed.ok_or("--seed needs a number")?;
+                }
+                "--write-percent" => {
+                    let percent = rest.next().and_then(|number| number.parse().ok());
+                    options.write_percent = percent
+                        .filter(|&percent| percent < 100)
+                        .ok_or("--write-percent needs a number below 100")?;
                 }
                 name if GROUPS.iter().any(|group| group.name == name) => options.groups.push(name.to_owned()),
                 other => return Err(format!("there is no group or option '{other}'")),
@@ -109,5 +142,7 @@ mod tests {
         assert!(parse("--rounds").is_err());
         assert!(parse("--from figures.json").is_err());
         assert!(parse("--report --from").is_err());
+        assert!(parse("--seed early").is_err());
+        assert!(parse("--write-percent 100").is_err());
     }
 }

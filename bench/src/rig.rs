@@ -219,7 +219,8 @@ pub fn format<P: Pmem + 'static>(
         lanes_max,
         handlers: 1,
         data_crc: true,
-        settings: Settings::default(),
+        // What is written between two rests finds space without reclaim.
+        settings: Settings { gc_percent: 70, ..Settings::default() },
     })?;
     transport.open_cache(backend)
 }

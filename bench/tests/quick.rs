@@ -90,3 +90,16 @@ fn exports_are_measured_or_it_is_said_why_not() {
         }
     }
 }
+
+#[test]
+fn the_policy_is_measured_and_the_same_seed_gives_the_same_figures() {
+    let figures = measure(&["policy", "--seed", "7", "--write-percent", "10"]);
+    assert_judged(&figures, &["/policy/worst_over_lru"]);
+    for trace in ["uniform", "zipf", "scans", "loops"] {
+        for figure in ["hit", "lru", "arc", "s3fifo", "over_lru", "over_arc", "over_s3fifo"] {
+            assert!(number(&figures, &format!("/policy/{trace}/{figure}")) > 0.0);
+        }
+    }
+    let again = measure(&["policy", "--seed", "7", "--write-percent", "10"]);
+    assert_eq!(figures["policy"], again["policy"]);
+}

@@ -1,0 +1,133 @@
+//! Hit ratio: the engine against LRU, ARC and S3-FIFO on the same traces.
+//!
+//! Always true here: all of them see the same requests in the same order, begin empty, and every request counts; the same
+//! seed gives the same figures on every machine. The others have as many blocks of 4 KiB as the cache has bytes: its headers,
+//! records and reserve, which hold no blocks, count against it. What is called `same_blocks` is how it would
+//! compare with others that hold only as many blocks as it does.
+
+mod arc;
+mod least_recent;
+mod rig;
+mod s3fifo;
+mod trace;
+
+use crate::options::Options;
+use crate::{Figures, rounded};
+use arc::Arc;
+use cbd_types::Result;
+use least_recent::LeastRecent;
+use rig::{Rig, Scale};
+use s3fifo::S3Fifo;
+use trace::{Request, TRACES, Trace};
+
+/// Below this share of hits nothing is divided by it.
+const NEXT_TO_NOTHING: f64 = 0.01;
+
+/// The others.
+const OTHERS: [&str; 3] = ["lru", "arc", "s3fifo"];
+
+/// A replacement policy as its paper has it.
+trait Policy {
+    /// One request for `block`: whether it was a hit. It is held afterwards.
+    fn access(&mut self, block: u32) -> bool;
+}
+
+/// Measures.
+///
+/// # Errors
+/// Those of the engine.
+pub fn run(options: &Options, figures: &mut Figures) -> Result<()> {
+    figures.add("seed", options.seed);
+    figures.add("write_percent", options.write_percent);
+    let mut worst = [f64::INFINITY; 3];
+    let mut worst_same_blocks = [f64::INFINITY; 3];
+    for trace in &TRACES {
+        let found = compare(trace, options)?;
+        let hit = found.hit;
+        figures.add(format!("{}.hit", trace.name), rounded(hit, 4));
+        for (number, name) in OTHERS.into_iter().enumerate() {
+            let (other, same_blocks) = (found.others[number], found.same_blocks[number]);
+            figures.add(format!("{}.{name}", trace.name), rounded(other, 4));
+            figures.add(format!("{}.over_{name}", trace.name), rounded(over(hit, other), 3));
+            let path = format!("{}.same_blocks.over_{name}", trace.name);
+            figures.add(path, rounded(over(hit, same_blocks), 3));
+            if trace.has_budget {
+                worst[number] = worst[number].min(over(hit, other));
+                worst_same_blocks[number] = worst_same_blocks[number].min(over(hit, same_blocks));
+            }
+        }
+        figures.add(format!("{}.same_blocks.held", trace.name), rounded(found.held, 3));
+    }
+    for (number, name) in OTHERS.into_iter().enumerate() {
+        figures.add(format!("worst_over_{name}"), rounded(worst[number], 3));
+        figures.add(format!("same_blocks.worst_over_{name}"), rounded(worst_same_blocks[number], 3));
+    }
+    Ok(())
+}
+
+/// The shares of reads that hit.
+struct Found {
+    hit: f64,
+    /// With as many blocks as the cache has bytes.
+    others: [f64; 3],
+    /// With as many blocks as it held at the end.
+    same_blocks: [f64; 3],
+    /// Which share of the blocks that it has bytes for that is.
+    held: f64,
+}
+
+fn compare(trace: &Trace, options: &Options) -> Result<Found> {
+    let mut rig = Rig::new(Scale::of(options.quick), options.seed)?;
+    let capacity = rig.capacity();
+    let requests = trace.requests(capacity, options.seed, options.write_percent);
+    let hit = rig.hit_ratio(&requests)?;
+    let held = rig.held();
+    let others = |capacity: usize| {
+        [
+            simulated(LeastRecent::new(capacity), &requests),
+            simulated(Arc::new(capacity), &requests),
+            simulated(S3Fifo::new(capacity), &requests),
+        ]
+    };
+    Ok(Found {
+        hit,
+        others: others(capacity as usize),
+        same_blocks: others(held as usize),
+        held: held as f64 / f64::from(capacity),
+    })
+}
+
+/// A hit ratio over another one. Where the other hits next to nothing, to hit more often is worth 1 and not a multiple of it.
+fn over(hit: f64, other: f64) -> f64 {
+    if hit >= other && other < NEXT_TO_NOTHING { 1.0 } else { hit / other }
+}
+
+/// The share of reads that hit.
+fn simulated(mut policy: impl Policy, requests: &[Request]) -> f64 {
+    let (mut reads, mut hits) = (0_u64, 0_u64);
+    for request in requests {
+        let is_hit = policy.access(request.block);
+        reads += u64::from(!request.is_write);
+        hits += u64::from(is_hit && !request.is_write);
+    }
+    hits as f64 / reads as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `h` for each hit, `-` for each miss.
+    pub fn outcomes(mut policy: impl Policy, requests: &[u32]) -> String {
+        requests.iter().map(|&block| if policy.access(block) { 'h' } else { '-' }).collect()
+    }
+
+    #[test]
+    fn a_ratio_over_next_to_nothing_is_no_victory() {
+        assert_eq!(over(0.5, 0.0), 1.0);
+        assert_eq!(over(0.0, 0.0), 1.0);
+        assert_eq!(over(0.5, 0.25), 2.0);
+        assert_eq!(over(0.002, 0.008), 0.25);
+        assert_eq!(over(0.0, 0.008), 0.0);
+    }
+}

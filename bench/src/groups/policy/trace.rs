@@ -1,0 +1,148 @@
+//! The traces: which block each request reads.
+//!
+//! Always true here: a trace is made from the seed and the number of blocks that a cache can have, and from nothing else.
+
+use rand::rngs::SmallRng;
+use rand::seq::SliceRandom;
+use rand::{Rng, SeedableRng};
+
+/// Blocks on the device for each block of the cache.
+pub const DEVICE: u32 = 8;
+
+/// Requests for each block of the cache.
+const LENGTH: u32 = 32;
+
+/// A request.
+#[derive(Clone, Copy, Debug)]
+pub struct Request {
+    /// Which block.
+    pub block: u32,
+    /// Whether all of it is written; else it is read.
+    pub is_write: bool,
+}
+
+/// A kind of trace.
+pub struct Trace {
+    /// What it is called.
+    pub name: &'static str,
+    /// Whether it is one of the four of which the worst counts.
+    pub has_budget: bool,
+    /// Its blocks, for a cache of so many blocks and a seed.
+    blocks: fn(u32, &mut SmallRng) -> Vec<u32>,
+}
+
+/// All kinds. The last two are what a cache that keeps out what it has not seen before is bad at.
+pub const TRACES: [Trace; 6] = [
+    Trace { name: "uniform", has_budget: true, blocks: uniform },
+    Trace { name: "zipf", has_budget: true, blocks: zipf },
+    Trace { name: "scans", has_budget: true, blocks: scans },
+    Trace { name: "loops", has_budget: true, blocks: loops },
+    Trace { name: "moving", has_budget: false, blocks: moving },
+    Trace { name: "recent", has_budget: false, blocks: recent },
+];
+
+impl Trace {
+    /// Its requests, of which so many percent write.
+    pub fn requests(&self, capacity: u32, seed: u64, write_percent: u8) -> Vec<Request> {
+        let blocks = (self.blocks)(capacity, &mut SmallRng::seed_from_u64(seed));
+        let mut random = SmallRng::seed_from_u64(seed ^ u64::MAX);
+        let mut request =
+            |block| Request { block, is_write: random.random_range(0..100) < u32::from(write_percent) };
+        blocks.into_iter().map(&mut request).collect()
+    }
+}
+
+/// Each of twice as many blocks as fit is as likely as the other.
+fn uniform(capacity: u32, random: &mut SmallRng) -> Vec<u32> {
+    (0..LENGTH * capacity).map(|_| random.random_range(0..2 * capacity)).collect()
+}
+
+/// The block of rank r with a probability in proportion to r to the power of -0.99, as in YCSB, over all of the device; ranks
+/// are scattered over the device.
+fn zipf(capacity: u32, random: &mut SmallRng) -> Vec<u32> {
+    let places = shuffled(DEVICE * capacity, random);
+    let mut below = 0.0;
+    let cumulated: Vec<f64> = (1..=places.len())
+        .map(|rank| {
+            below += (rank as f64).powf(-0.99);
+            below
+        })
+        .collect();
+    (0..LENGTH * capacity)
+        .map(|_| {
+            let drawn = random.random_range(0.0..below);
+            let rank = cumulated.partition_point(|below| *below <= drawn);
+            places[rank.min(places.len() - 1)]
+        })
+        .collect()
+}
+
+/// A hot set of half as many blocks as fit, read at random, for four times as many requests as blocks fit. Then a scan over
+/// twice as many blocks as fit, each once, while every other request still goes to the hot set. And again, with another
+/// scan over another part of the device.
+fn scans(capacity: u32, random: &mut SmallRng) -> Vec<u32> {
+    let device = DEVICE * capacity;
+    let places = shuffled(device, random);
+    let hot = &places[..capacity as usize / 2];
+    let mut requests = Vec::with_capacity((LENGTH * capacity) as usize);
+    let mut scanned = random.random_range(0..device);
+    while requests.len() < (LENGTH * capacity) as usize {
+        requests.extend((0..4 * capacity).map(|_| hot[random.random_range(0..hot.len())]));
+        for _ in 0..2 * capacity {
+            requests.push(scanned);
+            requests.push(hot[random.random_range(0..hot.len())]);
+            scanned = (scanned + 1) % device;
+        }
+    }
+    requests
+}
+
+/// Loops through 0.5, 1.25, 0.8 and 2 times as many blocks as fit, one after the other, eight rounds each, each over another
+/// part of the device.
+fn loops(capacity: u32, random: &mut SmallRng) -> Vec<u32> {
+    let device = DEVICE * capacity;
+    let mut first = random.random_range(0..device);
+    let mut requests = Vec::new();
+    for percent in [50, 125, 80, 200] {
+        let length = (u64::from(capacity) * percent / 100) as u32;
+        for _ in 0..8 {
+            requests.extend((0..length).map(|step| (first + step) % device));
+        }
+        first = (first + length) % device;
+    }
+    requests
+}
+
+/// The numbers below `count` in random order.
+fn shuffled(count: u32, random: &mut SmallRng) -> Vec<u32> {
+    let mut places: Vec<u32> = (0..count).collect();
+    places.shuffle(random);
+    places
+}
+
+/// A hot set of half as many blocks as fit, read at random, that is another one after four times as many requests as blocks fit.
+fn moving(capacity: u32, random: &mut SmallRng) -> Vec<u32> {
+    let set = capacity / 2;
+    (0..LENGTH * capacity)
+        .map(|number| (number / (4 * capacity) * set + random.random_range(0..set)) % (DEVICE * capacity))
+        .collect()
+}
+
+/// What was read so many requests ago, up to three times as many as blocks fit, each order of magnitude as likely as the other;
+/// and one request in eight for a block that is new.
+fn recent(capacity: u32, random: &mut SmallRng) -> Vec<u32> {
+    let mut requests: Vec<u32> = Vec::new();
+    let mut new = 0;
+    for _ in 0..LENGTH * capacity {
+        let ago = random.random_range(0.0..(3.0 * f64::from(capacity)).ln()).exp() as usize;
+        let block = match requests.len().checked_sub(ago) {
+            Some(place) if random.random_range(0..8) > 0 => requests[place],
+            _ => {
+                new = (new + 1) % (DEVICE * capacity);
+                new
+            }
+        };
+        requests.push(block);
+    }
+    requests
+}
