@@ -382,7 +382,9 @@ impl<E: Environment> Cache<E> {
     fn free_wanted(&self) -> u32 {
         let total = self.segments.len() as u64;
         let used = u64::from(self.settings().gc_percent) * total / 100;
-        ((total - used) as u32).max(self.pool.reserve() * 2 + 1)
+        // A little more than fills leave, so that they and second chances find space while reclaim goes on.
+        let more = self.pool.reserve().div_ceil(4);
+        ((total - used) as u32).max(self.pool.left_to_writers() + more)
     }
 
     /// Whether something that is read now takes the place of something else.
@@ -393,7 +395,7 @@ impl<E: Environment> Cache<E> {
 
     /// Whether reclaim keeps up with those who take segments.
     pub(crate) fn is_reclaim_at_ease(&self) -> bool {
-        self.pool.free() + (self.pool.reserve() / 2).max(2) >= self.free_wanted()
+        self.pool.free() + (self.pool.reserve() / 4).max(2) >= self.free_wanted()
     }
 }
 

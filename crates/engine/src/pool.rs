@@ -57,7 +57,7 @@ impl<E: Environment> Pool<E> {
             _ if !Safeguard::PoolReserve.is_kept() => 0,
             Asker::Essential => 0,
             Asker::Client => self.reserve,
-            Asker::Optional if Safeguard::FillIsOptional.is_kept() => self.reserve * 2,
+            Asker::Optional if Safeguard::FillIsOptional.is_kept() => self.left_to_writers(),
             Asker::Optional => self.reserve,
         } as usize;
         if state.free.len() > keep {
@@ -107,6 +107,11 @@ impl<E: Environment> Pool<E> {
     /// Segments kept back from clients.
     pub(crate) const fn reserve(&self) -> u32 {
         self.reserve
+    }
+
+    /// Free segments that a fill or a second chance does not touch: what is kept back, and a quarter of it more for writers.
+    pub(crate) const fn left_to_writers(&self) -> u32 {
+        self.reserve + self.reserve.div_ceil(4)
     }
 
     /// Whether somebody waits for a segment.

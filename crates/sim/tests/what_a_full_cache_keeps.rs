@@ -27,6 +27,10 @@ struct Rig {
 
 impl Rig {
     fn new() -> Self {
+        Self::with_lanes(1)
+    }
+
+    fn with_lanes(lanes_max: u32) -> Self {
         act_as(0);
         let environment = Arc::new(SimEnvironment::new(5, 0));
         let region = Region::new(CrashMemory::new((SEGMENTS + 4) * SEGMENT + (256 << 10)));
@@ -47,7 +51,7 @@ impl Rig {
                 size: 64 << 20,
                 sector: 512,
                 cache_bytes: Some(SEGMENTS * SEGMENT),
-                lanes_max: 1,
+                lanes_max,
                 handlers: 1,
                 data_crc: true,
                 settings: Settings::default(),
@@ -178,4 +182,19 @@ fn half_of_what_was_read_since_outlive_their_segment_while_space_is_needed() {
         rig.maintainer.step();
     }
     panic!("reclaim does not go on: {:?}", rig.cache.status());
+}
+
+#[test]
+fn a_cache_of_few_segments_a_lane_keeps_one_and_a_half_a_lane_free() {
+    let mut rig = Rig::with_lanes(4);
+    assert_eq!(rig.cache.status().lanes, 4);
+    // More than fits, in all lanes, and twice: a full cache records what is missed for the second time.
+    for _ in 0..2 {
+        for chunk in 0..16 {
+            rig.read(chunk * 1024, SPACE / 8);
+        }
+    }
+    let status = rig.cache.status();
+    assert!(status.rare.segments_reclaimed > 0, "it was full: {status:?}");
+    assert!((6..8).contains(&status.free_segments), "{status:?}");
 }
