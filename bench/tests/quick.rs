@@ -99,6 +99,10 @@ fn the_policy_is_measured_and_the_same_seed_gives_the_same_figures() {
         for figure in ["hit", "lru", "arc", "s3fifo", "over_lru", "over_arc", "over_s3fifo"] {
             assert!(number(&figures, &format!("/policy/{trace}/{figure}")) > 0.0);
         }
+        let share = |of| number(&figures, &format!("/policy/{trace}/space/{of}"));
+        let shares = ["blocks", "overwritten", "records", "unused", "free"].map(share);
+        assert!(shares.iter().all(|share| (0.0..1.0).contains(share)), "{shares:?}");
+        assert!((shares.iter().sum::<f64>() - 1.0).abs() < 0.001, "all bytes are accounted for: {shares:?}");
     }
     let again = measure(&["policy", "--seed", "7", "--write-percent", "10"]);
     assert_eq!(figures["policy"], again["policy"]);

@@ -2,8 +2,8 @@
 //!
 //! Always true here: all of them see the same requests in the same order, begin empty, and every request counts; the same
 //! seed gives the same figures on every machine. The others have as many blocks of 4 KiB as the cache has bytes: its headers,
-//! records and reserve, which hold no blocks, count against it. What is called `same_blocks` is how it would
-//! compare with others that hold only as many blocks as it does.
+//! records, free segments and those that are being filled, which hold no blocks, count against it, and `space` says how much each of
+//! them takes. What is called `same_blocks` is how it would compare with others that hold only as many blocks as it does.
 
 mod arc;
 mod least_recent;
@@ -16,8 +16,9 @@ use crate::{Figures, rounded};
 use arc::Arc;
 use cbd_types::Result;
 use least_recent::LeastRecent;
-use rig::{Rig, Scale};
+use rig::{Rig, Scale, Served, Space};
 use s3fifo::S3Fifo;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use trace::{Request, TRACES, Trace};
 
 /// Below this share of hits nothing is divided by it.
@@ -41,8 +42,8 @@ pub fn run(options: &Options, figures: &mut Figures) -> Result<()> {
     figures.add("write_percent", options.write_percent);
     let mut worst = [f64::INFINITY; 3];
     let mut worst_same_blocks = [f64::INFINITY; 3];
-    for trace in &TRACES {
-        let found = compare(trace, options)?;
+    for (trace, found) in TRACES.iter().zip(compare_all(options)) {
+        let found = found?;
         let hit = found.hit;
         figures.add(format!("{}.hit", trace.name), rounded(hit, 4));
         for (number, name) in OTHERS.into_iter().enumerate() {
@@ -57,6 +58,11 @@ pub fn run(options: &Options, figures: &mut Figures) -> Result<()> {
             }
         }
         figures.add(format!("{}.same_blocks.held", trace.name), rounded(found.held, 3));
+        let Space { blocks, overwritten, records, unused, free } = found.space;
+        let shares = [blocks, overwritten, records, unused, free];
+        for (name, share) in ["blocks", "overwritten", "records", "unused", "free"].into_iter().zip(shares) {
+            figures.add(format!("{}.space.{name}", trace.name), rounded(share, 4));
+        }
     }
     for (number, name) in OTHERS.into_iter().enumerate() {
         figures.add(format!("worst_over_{name}"), rounded(worst[number], 3));
@@ -70,18 +76,46 @@ struct Found {
     hit: f64,
     /// With as many blocks as the cache has bytes.
     others: [f64; 3],
-    /// With as many blocks as it held at the end.
+    /// With as many blocks as it held.
     same_blocks: [f64; 3],
     /// Which share of the blocks that it has bytes for that is.
     held: f64,
+    /// Where its bytes were at the end.
+    space: Space,
+}
+
+/// Each trace, as many at once as there are processors: none depends on another.
+fn compare_all(options: &Options) -> Vec<Result<Found>> {
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut found = Vec::new();
+        while let number = next.fetch_add(1, Ordering::Relaxed)
+            && let Some(trace) = TRACES.get(number)
+        {
+            found.push((number, compare(trace, options)));
+        }
+        found
+    };
+    let threads = std::thread::available_parallelism().map_or(1, |count| count.get().min(TRACES.len()));
+    let mut all = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        let ended = workers.into_iter().map(|worker| worker.join());
+        ended
+            .flat_map(|found| found.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            .collect::<Vec<_>>()
+    });
+    all.sort_by_key(|(number, _)| *number);
+    all.into_iter().map(|(_, found)| found).collect()
 }
 
 fn compare(trace: &Trace, options: &Options) -> Result<Found> {
     let mut rig = Rig::new(Scale::of(options.quick), options.seed)?;
     let capacity = rig.capacity();
     let requests = trace.requests(capacity, options.seed, options.write_percent);
-    let hit = rig.hit_ratio(&requests)?;
-    let held = rig.held();
+    let Served { hit, held } = rig.serve(&requests)?;
+    let space = rig.space();
+    // Its memory is needed no more.
+    drop(rig);
     let others = |capacity: usize| {
         [
             simulated(LeastRecent::new(capacity), &requests),
@@ -94,6 +128,7 @@ fn compare(trace: &Trace, options: &Options) -> Result<Found> {
         others: others(capacity as usize),
         same_blocks: others(held as usize),
         held: held as f64 / f64::from(capacity),
+        space,
     })
 }
 

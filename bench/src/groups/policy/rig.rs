@@ -10,7 +10,7 @@ use cbd_engine::{
     Admission, BackendSpec, Cache, Environment, FormatOptions, Maintainer, Settings, Step, Transport,
 };
 use cbd_pmem::Mapping;
-use cbd_types::{AlignedBuffer, ByteRange, CHECKSUM_BLOCK, Error, ErrorKind, Region, Result};
+use cbd_types::{AlignedBuffer, ByteRange, CHECKSUM_BLOCK, Error, ErrorKind, LaneId, Region, Result};
 use parking_lot::Mutex;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -22,6 +22,8 @@ use std::task::{Wake, Waker};
 const REQUESTS_IN_A_MS: u64 = 50;
 /// Operations that writeback keeps going on the disk.
 const DEPTH: usize = 64;
+/// Requests between two looks at how many blocks are held.
+const SAMPLED: usize = 4096;
 /// Bounds against an endless loop.
 const ATTEMPTS: usize = 1000;
 const STEPS: usize = 1_000_000;
@@ -30,19 +32,42 @@ const STEPS: usize = 1_000_000;
 #[derive(Clone, Copy, Debug)]
 pub struct Scale {
     region: u64,
-    segment: u64,
-    lanes: u32,
+    /// As the tools choose it, if not this.
+    segment: Option<u64>,
+    lanes_max: u32,
 }
 
 impl Scale {
-    /// A sixty-fourth of 16 GiB with segments of 16 MiB, or less if it is to be quick.
+    /// 256 MiB as the tools make it on a machine with two processors, or less if it is to be quick.
     pub const fn of(quick: bool) -> Self {
         if quick {
-            Self { region: 32 << 20, segment: 64 << 10, lanes: 16 }
+            Self { region: 32 << 20, segment: Some(64 << 10), lanes_max: 16 }
         } else {
-            Self { region: 256 << 20, segment: 256 << 10, lanes: 32 }
+            Self { region: 256 << 20, segment: None, lanes_max: 32 }
         }
     }
+}
+
+/// How the cache did.
+pub struct Served {
+    /// The share of reads that hit.
+    pub hit: f64,
+    /// Blocks that it held on average during the second half.
+    pub held: u64,
+}
+
+/// What the bytes of the cache are used for, as shares of all.
+pub struct Space {
+    /// The newest data of blocks.
+    pub blocks: f64,
+    /// Data of blocks that stand elsewhere by now, or nowhere.
+    pub overwritten: f64,
+    /// Records, headers, both with their copies, and the state of the cache.
+    pub records: f64,
+    /// Segments that are not full yet, and what is left of those that are.
+    pub unused: f64,
+    /// Free segments.
+    pub free: f64,
 }
 
 /// What the engine needs from the outside.
@@ -102,7 +127,7 @@ impl Rig {
             random: Mutex::new(SmallRng::seed_from_u64(seed)),
         });
         let region = Region::new(Mapping::anonymous(scale.region)?);
-        let format = FormatOptions { segment_size: Some(scale.segment), ..FormatOptions::default() };
+        let format = FormatOptions { segment_size: scale.segment, ..FormatOptions::default() };
         let transport = Transport::format(Arc::clone(&surroundings), region, &format)?;
         let info = transport.info();
         let cache_bytes = u64::from(info.free_segments) * info.layout.segment_size;
@@ -115,7 +140,7 @@ impl Rig {
             size: device,
             sector: 512,
             cache_bytes: Some(cache_bytes),
-            lanes_max: scale.lanes,
+            lanes_max: scale.lanes_max,
             handlers: 1,
             data_crc: true,
             settings: Settings::default(),
@@ -133,19 +158,18 @@ impl Rig {
         self.capacity
     }
 
-    /// Blocks that it holds now.
-    pub fn held(&self) -> u64 {
-        self.cache.status().index_blocks
-    }
-
-    /// The share of reads that hit. What is missing is cached as a blkdev does it.
+    /// Puts the trace to it. What is missing is cached as a blkdev does it.
     ///
     /// # Errors
     /// Those of the engine.
-    pub fn hit_ratio(&mut self, requests: &[Request]) -> Result<f64> {
+    pub fn serve(&mut self, requests: &[Request]) -> Result<Served> {
         let mut buffer = AlignedBuffer::zeroed(CHECKSUM_BLOCK as usize);
         let (mut reads, mut hits) = (0_u64, 0_u64);
-        for request in requests {
+        let mut held = Vec::new();
+        for (number, request) in requests.iter().enumerate() {
+            if number >= requests.len() / 2 && number % SAMPLED == 0 {
+                held.push(self.cache.status().index_blocks);
+            }
             self.surroundings.requests.fetch_add(1, Ordering::Relaxed);
             let range = ByteRange::at(u64::from(request.block) * CHECKSUM_BLOCK, CHECKSUM_BLOCK);
             if request.is_write {
@@ -158,7 +182,38 @@ impl Rig {
                 self.maintain()?;
             }
         }
-        Ok(hits as f64 / reads as f64)
+        Ok(Served {
+            hit: hits as f64 / reads as f64,
+            held: held.iter().sum::<u64>() / held.len().max(1) as u64,
+        })
+    }
+
+    /// What its bytes are used for now.
+    pub fn space(&self) -> Space {
+        let status = self.cache.status();
+        let (shape, size) = (self.cache.segment_shape(), status.segment_size);
+        let (mut records, mut data, mut unused) = (0, 0, 0);
+        for lane in (0..status.lanes).map(LaneId) {
+            for segment in self.cache.log_segments(lane) {
+                // Each record is of one block, and has no further lines.
+                let of_data = u64::from(segment.slots) * CHECKSUM_BLOCK;
+                let of_records = shape.records_end(segment.slots) + (size - shape.data_top());
+                records += of_records;
+                data += of_data;
+                unused += size - of_records - of_data;
+            }
+        }
+        let all = u64::from(self.capacity) * CHECKSUM_BLOCK;
+        let blocks = status.index_blocks * CHECKSUM_BLOCK;
+        let free = u64::from(status.free_segments) * size;
+        let share = |bytes: u64| bytes as f64 / all as f64;
+        Space {
+            blocks: share(blocks),
+            overwritten: share(data - blocks),
+            records: share(records + all - u64::from(status.segments) * size),
+            unused: share(unused),
+            free: share(free),
+        }
     }
 
     /// Whether it hit.
