@@ -3,7 +3,7 @@
 use crate::fsx;
 
 /// The steps of `test`, in the order in which they run.
-pub const STEPS: [&str; 8] = ["format", "lint", "doc", "build", "test", "sim", "release", "demo"];
+pub const STEPS: [&str; 9] = ["format", "lint", "doc", "build", "test", "sim", "release", "demo", "vm"];
 
 /// Why a task did not run to its end.
 #[derive(Debug, PartialEq, Eq)]
@@ -12,6 +12,8 @@ pub enum Problem {
     Usage(String),
     /// Something that it needs is not there or broke: exit code 1.
     Failed(String),
+    /// A command that it ran failed and has said why: its exit code.
+    Code(u8),
 }
 
 /// Options of `test` and `nightly`.

@@ -20,6 +20,7 @@ mod report;
 mod shell;
 mod tasks;
 mod test;
+mod vm;
 mod workspace;
 
 use std::process::ExitCode;
@@ -51,8 +52,11 @@ Tasks:
   man [DIRECTORY]    writes the man pages and shell completions (default: target/man)
   fsx FILE [--seed N] [--operations N] [--size BYTES] [--direct ALIGNMENT]
                      random operations on a file or block device, which is overwritten, compared with a model
+  vm run|shell|test|fetch [..]
+                     programs in a guest with a kernel of its own, with ublk, persistent memory and power cuts; `vm help`
+                     says more
 
-Steps of `test`: format, lint, doc, build, test, sim, release, demo
+Steps of `test`: format, lint, doc, build, test, sim, release, demo, vm
 ";
 
 fn main() -> ExitCode {
@@ -72,6 +76,7 @@ fn main() -> ExitCode {
         "install" => install::Plan::parse(rest).and_then(|plan| install::run(&plan)),
         "man" => tasks::man(rest),
         "fsx" => tasks::exercise(rest),
+        "vm" => vm::run(rest),
         "help" | "--help" | "-h" => {
             print!("{USAGE}");
             Ok(true)
@@ -89,5 +94,6 @@ fn main() -> ExitCode {
             eprintln!("xtask: {text}");
             ExitCode::FAILURE
         }
+        Err(flags::Problem::Code(code)) => ExitCode::from(code),
     }
 }

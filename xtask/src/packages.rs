@@ -106,7 +106,8 @@ fn on_path(program: &str) -> bool {
         .any(|directory: std::path::PathBuf| is_executable(&directory.join(program)))
 }
 
-fn is_executable(path: &Path) -> bool {
+/// Whether it is a file that may be executed.
+pub fn is_executable(path: &Path) -> bool {
     use std::os::unix::fs::PermissionsExt;
     path.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.permissions().mode() & 0o111 != 0)
 }

@@ -5,7 +5,8 @@
 
 use crate::processes;
 use std::io::{BufRead, BufReader, Read};
-use std::process::{Command, ExitStatus, Stdio};
+use std::ops::ControlFlow;
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -23,6 +24,8 @@ pub enum End {
     Exited(ExitStatus),
     /// It was killed after its time.
     TimedOut,
+    /// It was killed because of a line that it printed, as the caller wished.
+    Stopped,
     /// It could not be started.
     NotStarted(String),
 }
@@ -39,6 +42,7 @@ impl std::fmt::Display for End {
         match self {
             Self::Exited(status) => write!(out, "{status}"),
             Self::TimedOut => out.write_str("it was over its time and was killed"),
+            Self::Stopped => out.write_str("it was killed when it had said what was waited for"),
             Self::NotStarted(error) => write!(out, "it could not be started: {error}"),
         }
     }
@@ -55,6 +59,18 @@ pub enum Stream {
 
 /// Runs `command` for at most `limit` and hands every line that it prints to `line`.
 pub fn run(command: &mut Command, limit: Duration, mut line: impl FnMut(Stream, &str)) -> End {
+    run_until(command, limit, |stream, text| {
+        line(stream, text);
+        ControlFlow::Continue(())
+    })
+}
+
+/// The same, and the command alone, not what it started, is killed at once where `line` breaks.
+pub fn run_until(
+    command: &mut Command,
+    limit: Duration,
+    mut line: impl FnMut(Stream, &str) -> ControlFlow<()>,
+) -> End {
     let begun = Instant::now();
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = match command.spawn() {
@@ -75,7 +91,10 @@ pub fn run(command: &mut Command, limit: Duration, mut line: impl FnMut(Stream, 
         match lines.recv_timeout(Duration::from_millis(50)) {
             Ok((stream, text)) => {
                 spoke = Instant::now();
-                line(stream, &text);
+                if line(stream, &text).is_break() {
+                    kill(&mut child);
+                    return End::Stopped;
+                }
             }
             Err(RecvTimeoutError::Timeout) => {}
             // Both pipes are closed: nothing is left but to wait for the end.
@@ -98,7 +117,8 @@ pub fn run(command: &mut Command, limit: Duration, mut line: impl FnMut(Stream, 
         }
         if spoke.elapsed() > QUIET {
             spoke = Instant::now();
-            println!("    .. still running after {} s", begun.elapsed().as_secs());
+            // Not where the output of the command may go.
+            eprintln!("    .. still running after {} s", begun.elapsed().as_secs());
         }
     }
 }
@@ -137,11 +157,18 @@ fn forward(from: impl Read + Send + 'static, stream: Stream, to: Sender<(Stream,
     });
 }
 
-fn drain(lines: &Receiver<(Stream, String)>, line: &mut impl FnMut(Stream, &str)) {
+/// What is printed after the end can stop nothing any more.
+fn drain(lines: &Receiver<(Stream, String)>, line: &mut impl FnMut(Stream, &str) -> ControlFlow<()>) {
     let end = Instant::now() + DRAIN;
     while let Ok((stream, text)) = lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
-        line(stream, &text);
+        let _ = line(stream, &text);
     }
+}
+
+fn kill(child: &mut Child) {
+    // It may have ended meanwhile; that is what was wanted.
+    let _ = child.kill();
+    let _ = child.wait();
 }
 
 #[cfg(test)]
@@ -190,6 +217,22 @@ mod tests {
         assert!(matches!(end, End::TimedOut), "{end}");
         assert!(begun.elapsed() < Duration::from_secs(30));
         assert!(!processes::descendants().iter().any(|process| process.command == "sleep 61"));
+    }
+
+    #[test]
+    fn a_command_is_killed_at_the_line_that_is_waited_for() {
+        let _alone = ALONE.lock();
+        let begun = Instant::now();
+        let mut seen = Vec::new();
+        let end =
+            run_until(&mut shell("echo one; echo two; exec sleep 62"), Duration::from_secs(50), |_, line| {
+                seen.push(line.to_owned());
+                if line == "two" { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            });
+        assert!(matches!(end, End::Stopped), "{end}");
+        assert_eq!(seen, ["one", "two"]);
+        assert!(begun.elapsed() < Duration::from_secs(25));
+        assert!(!processes::descendants().iter().any(|process| process.command == "sleep 62"));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use crate::leftovers::Scratch;
 use crate::report::{Count, Report};
 use crate::shell::{self, Stream};
 use crate::workspace::{self, cargo};
-use crate::{demo, fuzz, mutants, packages, processes};
+use crate::{demo, fuzz, mutants, packages, processes, vm};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -30,6 +30,9 @@ const BUILD_LIMIT: Duration = Duration::from_secs(2400);
 
 /// Each target is fuzzed so long in a night.
 const FUZZ_SECONDS: u64 = 1200;
+
+/// A guest's power is cut so often in a night; the disk of that test is full before twice as many.
+const NIGHTLY_CUTS: usize = 30;
 
 /// What cargo says while it works, of no use in a log.
 const PROGRESS: [&str; 10] = [
@@ -112,6 +115,10 @@ pub fn run(flags: &TestFlags, length: Length) -> Result<bool, Problem> {
     if let Some(program) = program.filter(|_| flags.wants("demo")) {
         report.step("demo", "cbdctrl demo --json", || show(&program));
     }
+    // Needs no root, but Debian's packages.
+    if flags.wants("vm") && !flags.no_system {
+        report.step("vm", "cargo xtask vm test: jobs in guests", || guests(length));
+    }
     if !system && flags.wants("test") {
         if workspace::is_root() || flags.no_system {
             println!("\nleft out by --no-system: the tests behind {SYSTEM_TESTS} in");
@@ -122,6 +129,9 @@ pub fn run(flags: &TestFlags, length: Length) -> Result<bool, Problem> {
         }
         for file in files_with_system_tests(&workspace::root()) {
             println!("    {file}");
+        }
+        if flags.no_system {
+            println!("    xtask/src/vm/jobs (the step vm)");
         }
         if !flags.no_system {
             report.step("system", "tests that need root", || Count::one(false));
@@ -234,6 +244,17 @@ fn show(program: &Path) -> Count {
         println!("    {problem}");
     }
     Count::one(problems.is_empty())
+}
+
+/// Runs jobs in guests, with programs of this machine.
+fn guests(length: Length) -> Count {
+    if workspace::is_root()
+        && let Err(text) = packages::install()
+    {
+        println!("    {text}");
+        return Count::one(false);
+    }
+    vm::test(if length == Length::Long { NIGHTLY_CUTS } else { vm::CUTS })
 }
 
 /// A task that is one check.

@@ -1,0 +1,323 @@
+//! Booting a guest, and how it ended.
+//!
+//! Always true here: a guest does not outlive its time nor the line that its host waited for; a guest that ends without a word says
+//! what its kernel said last.
+
+use super::image::{self, Content};
+use super::machine::{self, Paths};
+use super::modules;
+use super::plan::{Accelerator, Mode, Plan};
+use super::programs::{self, Files};
+use super::store::Store;
+use crate::shell::{self, End, Stream};
+use crate::workspace::{self, cargo};
+use std::cell::Cell;
+use std::fs;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// So many of the kernel's last lines are shown: a panic with its registers and the way to it.
+const LAST_LINES: usize = 60;
+
+/// Longest that a guest may take to boot where the processor executes its instructions: a hundred times what it takes.
+const TRIAL: Duration = Duration::from_secs(20);
+
+/// What a trial notes where it went well.
+const BOOTS: &str = "boots";
+
+/// Why a guest is no more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// The job ended with this exit code, and the guest switched itself off.
+    Exited(u8),
+    /// It was killed, as its host wished: what its memory and its kernel held is lost, what its devices hold is there.
+    Cut,
+    /// It was killed, over its time.
+    TimedOut,
+    /// It ended before its job did: its kernel panicked, or QEMU gave up.
+    Died,
+}
+
+/// How a guest ended.
+#[derive(Debug)]
+pub struct Outcome {
+    /// Why.
+    pub ended: Ended,
+    /// By its own clock: how long it took from power on until the job began.
+    pub booted: Option<Duration>,
+    /// By its own clock: how long the job took.
+    pub ran: Option<Duration>,
+    /// By ours, all of it.
+    pub all: Duration,
+    /// What its kernel said last.
+    pub console: Vec<String>,
+    /// Who executed its instructions.
+    pub by: &'static str,
+}
+
+/// Boots guests, one after the other.
+#[derive(Debug)]
+pub struct Host {
+    store: Store,
+    folder: PathBuf,
+    boots: Cell<u32>,
+}
+
+impl Host {
+    /// With everything that is needed for a guest, fetched first if it is not there; `folder` is for the files of a boot.
+    ///
+    /// # Errors
+    /// What cannot be fetched.
+    pub fn new(folder: &Path) -> Result<Self, String> {
+        Ok(Self { store: Store::open()?, folder: folder.to_owned(), boots: Cell::new(0) })
+    }
+
+    /// Boots a guest, hands every line of its job to `line`, and ends with it; where `line` breaks, the guest's power is cut.
+    ///
+    /// # Errors
+    /// What kept it from being started.
+    pub fn boot(
+        &self,
+        plan: &Plan,
+        line: impl FnMut(Stream, &str) -> ControlFlow<()>,
+    ) -> Result<Outcome, String> {
+        let kvm = self.uses_kvm(plan)?;
+        self.start(plan, kvm, line)
+    }
+
+    /// Boots a guest whose console is ours.
+    ///
+    /// # Errors
+    /// What kept it from being started.
+    pub fn speak(&self, plan: &Plan) -> Result<(), String> {
+        let kvm = self.uses_kvm(plan)?;
+        let (paths, mut qemu) = self.prepare(plan, kvm)?;
+        // The ports of a job lead nowhere in particular here.
+        let status = qemu.status().map_err(|error| format!("QEMU cannot be started: {error}"));
+        drop(paths);
+        status.map(drop)
+    }
+
+    fn start(
+        &self,
+        plan: &Plan,
+        kvm: bool,
+        line: impl FnMut(Stream, &str) -> ControlFlow<()>,
+    ) -> Result<Outcome, String> {
+        let (paths, mut qemu) = self.prepare(plan, kvm)?;
+        let begun = Instant::now();
+        let end = shell::run_until(&mut qemu, plan.timeout, line);
+        let result = Said::parse(&fs::read_to_string(paths.result()).unwrap_or_default());
+        let ended = match (end, result.code) {
+            (End::NotStarted(error), _) => return Err(format!("QEMU cannot be started: {error}")),
+            (End::TimedOut, _) => Ended::TimedOut,
+            (End::Stopped, _) => Ended::Cut,
+            (End::Exited(_), Some(code)) => Ended::Exited(code),
+            (End::Exited(_), None) => Ended::Died,
+        };
+        if let (Some(out), Ended::Exited(_)) = (&plan.out, ended) {
+            self.unpack(&paths.files(), out)?;
+        }
+        let outcome = Outcome {
+            ended,
+            booted: result.begun,
+            ran: result.ended.zip(result.begun).map(|(ended, begun)| ended.saturating_sub(begun)),
+            all: begun.elapsed(),
+            console: last_lines(&paths.console()),
+            by: if kvm { "kvm" } else { "tcg" },
+        };
+        // Disks of a guest are gone with it; a folder that cannot be removed goes with the one above it.
+        let _ = fs::remove_dir_all(paths.folder());
+        Ok(outcome)
+    }
+
+    /// The guest's root and devices, and the command that boots it.
+    fn prepare(&self, plan: &Plan, kvm: bool) -> Result<(Paths, Command), String> {
+        let number = self.boots.get();
+        self.boots.set(number + 1);
+        let folder = self.folder.join(format!("guest{number}"));
+        fs::create_dir_all(&folder).map_err(|error| format!("cannot make {}: {error}", folder.display()))?;
+        let paths = Paths::new(&folder);
+        let modules = modules::collect(&self.store, machine::modules(plan))?;
+        let mut files = Files::new();
+        for file in &plan.files {
+            programs::add(&mut files, &file.from, &file.to)?;
+        }
+        let mut links = Vec::new();
+        if plan.cbd {
+            programs::add(&mut files, &cbdctrl(&folder)?, Path::new("/usr/bin/cbdctrl"))?;
+            links.push((PathBuf::from("/usr/bin/cbdd"), "cbdctrl"));
+        }
+        let command = self.command(plan, &mut files)?;
+        let content = Content {
+            busybox: &self.store.busybox(),
+            modules: &modules,
+            files: &files,
+            links: &links,
+            command: &command,
+        };
+        image::write(&content, &paths.image())?;
+        machine::prepare(plan, &paths)?;
+        let mut qemu = self.store.qemu();
+        qemu.args(machine::arguments(plan, &paths, &self.store.kernel(), kvm));
+        Ok((paths, qemu))
+    }
+
+    /// The command, with the program shipped if it is one of this machine; a shell where none is named.
+    fn command(&self, plan: &Plan, files: &mut Files) -> Result<Vec<String>, String> {
+        let Some((program, arguments)) = plan.command.split_first() else { return Ok(vec!["sh".to_owned()]) };
+        let mut command = vec![program.clone()];
+        command.extend_from_slice(arguments);
+        let is_shipped = plan.cbd && ["cbdctrl", "cbdd"].contains(&program.as_str())
+            || plan.files.iter().any(|file| file.to.as_os_str() == program.as_str());
+        if !is_shipped && !self.is_applet(program)? {
+            let found = programs::find(program)?;
+            programs::add(files, &found, &found)?;
+            command[0] = found.to_string_lossy().into_owned();
+        }
+        Ok(command)
+    }
+
+    fn is_applet(&self, program: &str) -> Result<bool, String> {
+        let applets = shell::output_of(Command::new(self.store.busybox()).arg("--list"), TRIAL)
+            .map_err(|end| format!("{}: {end}", self.store.busybox().display()))?;
+        Ok(applets.lines().any(|applet| applet == program))
+    }
+
+    fn unpack(&self, archive: &Path, out: &Path) -> Result<(), String> {
+        fs::create_dir_all(out).map_err(|error| format!("cannot make {}: {error}", out.display()))?;
+        let status = Command::new(self.store.busybox())
+            .args(["tar", "-x", "-o", "-f"])
+            .arg(archive)
+            .arg("-C")
+            .arg(out)
+            .stdin(Stdio::null())
+            .status()
+            .map_err(|error| format!("cannot start {}: {error}", self.store.busybox().display()))?;
+        if status.success() {
+            Ok(())
+        } else {
+            Err(format!("what the guest left in /out cannot be unpacked into {}: {status}", out.display()))
+        }
+    }
+
+    /// Whether the processor executes the guest's instructions. There are machines whose /dev/kvm does not boot a stock kernel, and
+    /// QEMU does not end on them: a trial decides, once for each boot of this machine.
+    fn uses_kvm(&self, plan: &Plan) -> Result<bool, String> {
+        let device = fs::OpenOptions::new().read(true).write(true).open("/dev/kvm");
+        match (plan.mode, plan.accelerator, device) {
+            (Mode::Counting, ..) | (_, Accelerator::Tcg, _) | (_, Accelerator::Auto, Err(_)) => Ok(false),
+            (_, Accelerator::Kvm, Ok(_)) => Ok(true),
+            (_, Accelerator::Kvm, Err(error)) => Err(format!("--accel kvm: /dev/kvm: {error}")),
+            (_, Accelerator::Auto, Ok(_)) => self.try_kvm(),
+        }
+    }
+
+    fn try_kvm(&self) -> Result<bool, String> {
+        let machine = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        let note = self.store.note("kvm");
+        let known = fs::read_to_string(&note).unwrap_or_default();
+        if let Some(answer) = known.strip_prefix(machine.trim()).filter(|_| !machine.is_empty()) {
+            return Ok(answer.trim() == BOOTS);
+        }
+        let plan = Plan { timeout: TRIAL, ..Plan::of_script("true") };
+        let outcome = self.start(&plan, true, |stream, line| {
+            // QEMU stops the guest then, and waits for someone to look.
+            if stream == Stream::Error && line.contains("KVM internal error") {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
+            }
+        })?;
+        let boots = outcome.ended == Ended::Exited(0);
+        let answer = if boots { BOOTS } else { "does not boot" };
+        eprintln!(
+            "    a stock kernel {answer} on this machine's /dev/kvm ({:.1} s)",
+            outcome.all.as_secs_f64()
+        );
+        fs::write(&note, format!("{} {answer}\n", machine.trim()))
+            .map_err(|error| format!("cannot write {}: {error}", note.display()))?;
+        Ok(boots)
+    }
+}
+
+/// cbdctrl as users build it; without what only a debugger reads where that can be taken away, since a guest unpacks it at every boot.
+fn cbdctrl(folder: &Path) -> Result<PathBuf, String> {
+    let mut build = cargo(["build", "--quiet", "--release", "--package", "cbdctrl"]);
+    if workspace::is_ci() {
+        build.arg("--locked");
+    }
+    let status = build.status().map_err(|error| format!("cannot start cargo: {error}"))?;
+    if !status.success() {
+        return Err("cbdctrl does not build".to_owned());
+    }
+    let built = workspace::target_directory()?.join("release/cbdctrl");
+    let small = folder.join("cbdctrl");
+    let stripped = Command::new("strip")
+        .arg("--strip-debug")
+        .arg("-o")
+        .arg(&small)
+        .arg(&built)
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .status();
+    Ok(if stripped.is_ok_and(|status| status.success()) { small } else { built })
+}
+
+/// What a guest says of its job.
+#[derive(Debug, Default, PartialEq)]
+struct Said {
+    begun: Option<Duration>,
+    ended: Option<Duration>,
+    code: Option<u8>,
+}
+
+impl Said {
+    /// `begun SECONDS` and `ended SECONDS CODE`; a line that was cut says nothing.
+    fn parse(text: &str) -> Self {
+        let mut said = Self::default();
+        for line in text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n')) {
+            let mut words = line.split(' ');
+            let word = words.next();
+            let seconds = words.next().and_then(|text| text.parse().ok());
+            let at = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+            match word {
+                Some("begun") => said.begun = at,
+                Some("ended") => {
+                    said.ended = at;
+                    said.code = words.next().and_then(|code| code.parse().ok());
+                }
+                _ => {}
+            }
+        }
+        said
+    }
+}
+
+fn last_lines(console: &Path) -> Vec<String> {
+    let bytes = fs::read(console).unwrap_or_default();
+    let text = String::from_utf8_lossy(&bytes);
+    let lines: Vec<_> = text.lines().map(str::trim_end).filter(|line| !line.is_empty()).collect();
+    lines[lines.len().saturating_sub(LAST_LINES)..].iter().map(|line| (*line).to_owned()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guest_says_when_its_job_began_and_how_it_ended() {
+        let said = Said::parse("begun 4.50\nended 6.00 7\n");
+        assert_eq!(said.begun, Some(Duration::from_millis(4500)));
+        assert_eq!((said.ended, said.code), (Some(Duration::from_secs(6)), Some(7)));
+    }
+
+    #[test]
+    fn a_line_that_was_cut_is_no_end() {
+        assert_eq!(Said::parse("begun 4.50\nended 6.00 1").code, None);
+        assert_eq!(Said::parse("ended 6.00\n").code, None);
+        assert_eq!(Said::parse("ended x 300\n"), Said::default());
+    }
+}

@@ -1,0 +1,165 @@
+//! What is tested in guests: `cargo xtask vm test`, and the step `vm` of `cargo xtask test`.
+//!
+//! Always true here: jobs run one after the other, each in guests of its own with a time limit of its own; one that fails says what
+//! its guest said.
+
+mod cuts;
+mod harness;
+mod memory;
+
+use super::guest::{Ended, Host, Outcome};
+use super::plan::Plan;
+use crate::flags::Problem;
+use crate::leftovers::Scratch;
+use crate::report::Count;
+use crate::shell::Stream;
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// Ten times what a guest takes on two idle processors.
+const LIMIT: Duration = Duration::from_secs(150);
+
+/// What a test is given beside the host.
+struct Given {
+    /// For files that are to outlive its guests.
+    folder: PathBuf,
+    /// How often the power is cut where that is done again and again.
+    cuts: usize,
+}
+
+/// A test.
+type Job = fn(&Host, &Given) -> Result<(), String>;
+
+const JOBS: [(&str, Job); 8] = [
+    ("a_job_gives_back_its_output_its_files_and_its_exit_code", harness::gives_back),
+    ("a_guest_over_its_time_is_killed", harness::over_time),
+    ("a_guest_that_dies_says_its_last_words", harness::last_words),
+    ("instructions_are_counted_the_same_each_time", harness::counting),
+    ("ublk_is_there", harness::ublk),
+    ("a_dax_file_is_power_fail_and_another_is_not", memory::dax_file),
+    ("what_lies_in_an_nvdimm_outlives_a_power_cut", cuts::synchronised),
+    ("writes_that_were_acknowledged_outlive_power_cuts", cuts::acknowledged),
+];
+
+/// Cuts in a run before every change.
+pub const CUTS: usize = 2;
+
+/// Runs the jobs whose name contains one of the words; all without any.
+///
+/// # Errors
+/// Words that no name contains, and options that there are not.
+pub fn run(arguments: &[String]) -> Result<bool, Problem> {
+    let mut words = Vec::new();
+    let mut cuts = CUTS;
+    let mut rest = arguments.iter();
+    while let Some(argument) = rest.next() {
+        if argument == "--cuts" {
+            let given = rest.next().and_then(|number| number.parse().ok());
+            cuts = given.ok_or_else(|| Problem::Usage("--cuts needs a number".to_owned()))?;
+        } else if argument.starts_with('-') {
+            return Err(Problem::Usage(format!("vm test takes names of jobs, not '{argument}'")));
+        } else {
+            words.push(argument.as_str());
+        }
+    }
+    let wanted = |name: &str| words.is_empty() || words.iter().any(|word| name.contains(word));
+    if !JOBS.iter().any(|(name, _)| wanted(name)) {
+        let names: Vec<_> = JOBS.iter().map(|(name, _)| format!("\n    {name}")).collect();
+        return Err(Problem::Usage(format!("no job is called so; there are{}", names.concat())));
+    }
+    Ok(all(wanted, cuts).failed == 0)
+}
+
+/// Runs all jobs, with so many cuts where the power is cut again and again.
+pub fn test(cuts: usize) -> Count {
+    all(|_| true, cuts)
+}
+
+fn all(wanted: impl Fn(&str) -> bool, cuts: usize) -> Count {
+    let mut count = Count::default();
+    let host = Scratch::new().and_then(|scratch| Ok((Host::new(scratch.path())?, scratch)));
+    let (host, scratch) = match host {
+        Ok(both) => both,
+        Err(text) => {
+            println!("    {text}");
+            return Count::one(false);
+        }
+    };
+    for (name, job) in JOBS.iter().filter(|(name, _)| wanted(name)) {
+        let begun = Instant::now();
+        let given = Given { folder: scratch.path().join(name), cuts };
+        let ended = std::fs::create_dir_all(&given.folder)
+            .map_err(|error| format!("cannot make {}: {error}", given.folder.display()))
+            .and_then(|()| job(&host, &given));
+        let word = if ended.is_ok() { "ok" } else { "FAILED" };
+        println!("    {name}: {word}, {:.1} s", begun.elapsed().as_secs_f64());
+        for line in ended.as_ref().err().into_iter().flat_map(|text| text.lines()) {
+            println!("        {line}");
+        }
+        let one = Count::one(ended.is_ok());
+        count.passed += one.passed;
+        count.failed += one.failed;
+    }
+    for left in scratch.leftovers() {
+        println!("    left behind: {left}");
+        count.failed += 1;
+    }
+    count
+}
+
+/// What a guest printed, and how it ended.
+struct Ran {
+    outcome: Outcome,
+    output: String,
+    errors: String,
+}
+
+impl Ran {
+    /// Boots a guest and takes down what it prints; at the line `cut` its power goes.
+    fn of(host: &Host, plan: &Plan, cut: Option<&str>) -> Result<Self, String> {
+        let (mut output, mut errors) = (String::new(), String::new());
+        let outcome = host.boot(plan, |stream, line| {
+            let taken = if stream == Stream::Output { &mut output } else { &mut errors };
+            taken.push_str(line);
+            taken.push('\n');
+            if cut == Some(line) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        })?;
+        Ok(Self { outcome, output, errors })
+    }
+
+    /// That it ended so, and printed this among other things.
+    fn expect(&self, ended: Ended, parts: &[&str]) -> Result<(), String> {
+        if self.outcome.ended != ended {
+            return Err(
+                self.complaint(&format!("it ended with {:?} instead of {ended:?}", self.outcome.ended))
+            );
+        }
+        match parts.iter().find(|part| !self.output.contains(**part)) {
+            Some(part) => Err(self.complaint(&format!("it did not say '{part}'"))),
+            None => Ok(()),
+        }
+    }
+
+    fn complaint(&self, what: &str) -> String {
+        format!(
+            "{what}; {}\nits output:\n{}its errors:\n{}its console:\n{}",
+            super::times(&self.outcome),
+            self.output,
+            self.errors,
+            self.outcome.console.join("\n")
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_that_no_job_has_in_its_name_is_wrong_usage() {
+        assert!(matches!(run(&["no such job".to_owned()]), Err(Problem::Usage(_))));
+        assert!(matches!(run(&["--all".to_owned()]), Err(Problem::Usage(_))));
+        assert!(matches!(run(&["--cuts".to_owned()]), Err(Problem::Usage(_))));
+    }
+}

@@ -1,0 +1,154 @@
+//! `cargo xtask vm`: programs in a guest with a kernel of their own, where there are ublk, DAX devices and power cuts.
+//!
+//! Always true here: a guest needs no right of root and changes nothing of this machine but what it was given: its cache, shared
+//! files, the folder for what it brings back. It ends with its job, at its time limit, or with this program.
+//!
+//! Left to others: what runs in it. Power cuts lose the guest's kernel and its page cache; an emulated processor has no cache that
+//! could lose stores, which is what `cargo xtask sim` is for.
+
+mod guest;
+mod image;
+mod jobs;
+mod machine;
+mod modules;
+mod plan;
+mod programs;
+mod store;
+
+pub use jobs::{CUTS, test};
+
+use crate::flags::Problem;
+use crate::leftovers::Scratch;
+use crate::processes;
+use crate::shell::Stream;
+use guest::{Ended, Host, Outcome};
+use plan::Plan;
+use std::ops::ControlFlow;
+
+/// How `cargo xtask vm` is used.
+pub const USAGE: &str = "\
+Usage: cargo xtask vm run [OPTION].. -- COMMAND [ARGUMENT]..
+                          boots a guest, runs the command in it, prints what it prints, and ends with its exit code
+                          (124: over its time; 125: the guest died). The command is busybox's, or a program of this machine,
+                          which is shipped with its libraries. What it leaves in /out is brought back.
+       cargo xtask vm shell [OPTION]..
+                          the same with a shell on the console (Ctrl-A X kills the guest)
+       cargo xtask vm test [--cuts N] [NAME]..
+                          the jobs that `cargo xtask test` runs in guests; those whose name contains one of the words
+       cargo xtask vm fetch [--again] [--kernel VERSION]
+                          QEMU and a kernel from Debian's packages; else the first guest does it
+
+Options of run and shell:
+  --mode normal|counting  two processors (default), or one for which each instruction takes a nanosecond
+  --accel auto|kvm|tcg    who executes instructions: the processor, QEMU, or what a trial finds to work (default)
+  --memory SIZE           ordinary memory (default: 2G)
+  --pmem SIZE             persistent memory at /dev/pmem0, gone with the guest
+  --nvdimm FILE:SIZE      an NVDIMM whose content outlives the guest, in a file
+  --cxl FILE:SIZE         a CXL memory device whose content outlives the guest
+  --disk SIZE|FILE        /dev/vda and so on: an empty one that is gone with the guest, or a file
+  --cbd                   cbdctrl and cbdd, built for users
+  --file FILE[=PLACE]     a file, a folder, or a program with its libraries
+  --module NAME           a kernel module that is loaded before the command, with all that it needs
+  --out FOLDER            where what the command left in /out goes
+  --append PARAMETER      a parameter of the kernel
+  --timeout SECONDS       longest that all of it may take (default: 300)
+
+CBD_VM_CACHE names the cache (default: target/vm), CBD_VM_MIRROR a mirror of Debian other than this machine's.
+";
+
+/// What the harness itself ends with, as timeout(1) and its like do.
+const OVER_TIME: u8 = 124;
+const GUEST_DIED: u8 = 125;
+
+/// Runs the task.
+///
+/// # Errors
+/// Wrong usage, and what kept a guest from being booted; [`Problem::Code`] for a command that failed in its guest.
+pub fn run(arguments: &[String]) -> Result<bool, Problem> {
+    processes::adopt_orphans();
+    let (task, rest) = match arguments.split_first() {
+        Some((task, rest)) => (task.as_str(), rest),
+        None => ("help", &[][..]),
+    };
+    match task {
+        "run" => {
+            let plan = Plan::parse(rest)?;
+            if plan.command.is_empty() {
+                return Err(Problem::Usage("vm run needs a command behind --".to_owned()));
+            }
+            execute(&plan)
+        }
+        "shell" => {
+            let plan = Plan::parse(rest)?;
+            if !plan.command.is_empty() {
+                return Err(Problem::Usage("vm shell takes no command; vm run does".to_owned()));
+            }
+            speak(&plan).map_err(Problem::Failed)?;
+            Ok(true)
+        }
+        "test" => jobs::run(rest),
+        "fetch" => {
+            let store = store::Store::fetch(&store::Fetch::parse(rest)?).map_err(Problem::Failed)?;
+            println!("Linux {}: {}", store.kernel_release(), store.kernel().display());
+            Ok(true)
+        }
+        "help" | "--help" | "-h" => {
+            print!("{USAGE}");
+            Ok(true)
+        }
+        other => Err(Problem::Usage(format!("vm has no task '{other}'; cargo xtask vm help names them"))),
+    }
+}
+
+fn execute(plan: &Plan) -> Result<bool, Problem> {
+    let scratch = Scratch::new().map_err(Problem::Failed)?;
+    let host = Host::new(scratch.path()).map_err(Problem::Failed)?;
+    let outcome = host
+        .boot(plan, |stream, line| {
+            match stream {
+                Stream::Output => println!("{line}"),
+                Stream::Error => eprintln!("{line}"),
+            }
+            ControlFlow::Continue(())
+        })
+        .map_err(Problem::Failed)?;
+    eprintln!("xtask: {}", times(&outcome));
+    match outcome.ended {
+        Ended::Exited(0) => Ok(true),
+        Ended::Exited(code) => Err(Problem::Code(code)),
+        Ended::TimedOut | Ended::Cut => {
+            complain(&outcome, &format!("the guest was killed after {} s", plan.timeout.as_secs()));
+            Err(Problem::Code(OVER_TIME))
+        }
+        Ended::Died => {
+            complain(&outcome, "the guest died before its job ended");
+            Err(Problem::Code(GUEST_DIED))
+        }
+    }
+}
+
+fn speak(plan: &Plan) -> Result<(), String> {
+    let scratch = Scratch::new()?;
+    Host::new(scratch.path())?.speak(plan)
+}
+
+fn complain(outcome: &Outcome, what: &str) {
+    eprintln!("xtask: {what}; its kernel said last:");
+    for line in &outcome.console {
+        eprintln!("xtask:   {line}");
+    }
+}
+
+/// One line about the time that a guest took.
+fn times(outcome: &Outcome) -> String {
+    let seconds = |time: Option<std::time::Duration>| {
+        time.map_or_else(|| "-".to_owned(), |time| format!("{:.1} s", time.as_secs_f64()))
+    };
+    format!(
+        "guest ({}): boot {}, job {} by its clock; {:.1} s by ours",
+        outcome.by,
+        seconds(outcome.booted),
+        seconds(outcome.ran),
+        outcome.all.as_secs_f64()
+    )
+}
