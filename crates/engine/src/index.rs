@@ -11,8 +11,10 @@
 //! Always true here: a location in the index names a segment of this lane that is not retired. The index does not know
 //! which of two records is newer: callers apply records in the order of the log.
 
+use crate::Environment;
 use alloc::{boxed::Box, vec, vec::Vec};
 use cbd_types::{ByteRange, CHECKSUM_BLOCK, SECTOR, Safeguard};
+use core::ops::RangeInclusive;
 
 /// Where a record stands: the cache's own number of its segment, and its slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -74,8 +76,10 @@ pub(crate) struct Index {
     slabs: Vec<Box<[Node]>>,
     /// Nodes handed out at least once.
     used: u32,
-    /// Chain of nodes given back.
+    /// Chain of nodes given back, each with the numbers of more of them.
     free: u32,
+    /// How many numbers the first of the chain has; those behind it have all that they can.
+    free_noted: u32,
     sides: Sides,
     live: u32,
 }
@@ -89,7 +93,32 @@ struct Sides {
     free: u32,
 }
 
+/// Numbers of other free nodes that a free one has room for.
+const NOTED: u32 = 5;
+
 impl Node {
+    /// The `place`-th number that a free node has noted.
+    const fn noted(&self, place: u32) -> u32 {
+        match place {
+            0 => self.key,
+            1 => self.slot,
+            2 => self.segment,
+            3 => self.data.offset,
+            _ => self.data.sum,
+        }
+    }
+
+    const fn note(&mut self, place: u32, at: u32) {
+        let number = match place {
+            0 => &mut self.key,
+            1 => &mut self.slot,
+            2 => &mut self.segment,
+            3 => &mut self.data.offset,
+            _ => &mut self.data.sum,
+        };
+        *number = at;
+    }
+
     fn note_read(&mut self) {
         if self.slot & WAS_READ == 0 {
             self.slot |= WAS_READ;
@@ -105,6 +134,7 @@ impl Index {
             slabs: Vec::new(),
             used: 0,
             free: END,
+            free_noted: 0,
             sides: Sides { slabs: Vec::new(), used: 0, free: END },
             live: 0,
         }
@@ -113,7 +143,7 @@ impl Index {
     /// Forgets everything.
     pub(crate) fn clear(&mut self) {
         self.heads.fill(END);
-        (self.used, self.free, self.live) = (0, END, 0);
+        (self.used, self.free, self.free_noted, self.live) = (0, END, 0, 0);
         (self.sides.used, self.sides.free) = (0, END);
     }
 
@@ -138,6 +168,43 @@ impl Index {
             );
         }
         self.sides.reserve(2);
+    }
+
+    /// Asks for the nodes that commits of the blocks `keys` will visit first, and for the free ones that they will take, so that
+    /// they need not wait for them later. Only the heads are waited for, and those of a range lie side by side.
+    #[inline]
+    pub(crate) fn ask<E: Environment>(&self, keys: RangeInclusive<u32>) {
+        let blocks = keys.end() - keys.start() + 1;
+        for key in keys {
+            self.ask_node::<E>(self.heads[self.bucket(key)]);
+        }
+        if self.free != END {
+            let free = self.node(self.free);
+            for place in self.free_noted.saturating_sub(blocks)..self.free_noted {
+                self.ask_node::<E>(free.noted(place));
+            }
+            if blocks > self.free_noted {
+                self.ask_node::<E>(free.next);
+            }
+        }
+    }
+
+    /// As [`ask`](Self::ask), for the second nodes of their chains, when the first ones have come.
+    #[inline]
+    pub(crate) fn ask_further<E: Environment>(&self, keys: RangeInclusive<u32>) {
+        for key in keys {
+            let first = self.heads[self.bucket(key)];
+            if first != END && self.node(first).key != key {
+                self.ask_node::<E>(self.node(first).next);
+            }
+        }
+    }
+
+    #[inline]
+    fn ask_node<E: Environment>(&self, at: u32) {
+        if at != END {
+            E::prefetch(core::ptr::from_ref(self.node(at)).cast());
+        }
     }
 
     /// Loads the lines that a commit of `key` will touch, so that it does not wait for them later. Returns something that
@@ -309,21 +376,43 @@ impl Index {
         if let Some(at) = self.find(key) {
             return at;
         }
-        let at = if self.free == END {
+        let at = self.take_free().unwrap_or_else(|| {
             self.reserve(1);
             self.used += 1;
             self.used - 1
-        } else {
-            let at = self.free;
-            self.free = self.node(at).next;
-            at
-        };
+        });
         let bucket = self.bucket(key);
         let next = self.heads[bucket];
         *self.node_mut(at) = Node { key, next, slot: SLOT, segment: u32::MAX, data: NO_DATA };
         self.heads[bucket] = at;
         self.live += 1;
         at
+    }
+
+    /// A node that was given back. One in six visits the next of the chain and may have to wait for it.
+    fn take_free(&mut self) -> Option<u32> {
+        if self.free == END {
+            return None;
+        }
+        if let Some(last) = self.free_noted.checked_sub(1) {
+            self.free_noted = last;
+            return Some(self.node(self.free).noted(last));
+        }
+        let at = self.free;
+        self.free = self.node(at).next;
+        self.free_noted = if self.free == END { 0 } else { NOTED };
+        Some(at)
+    }
+
+    fn give_back(&mut self, at: u32) {
+        if self.free != END && self.free_noted < NOTED {
+            let place = self.free_noted;
+            self.node_mut(self.free).note(place, at);
+            self.free_noted += 1;
+        } else {
+            self.node_mut(at).next = self.free;
+            (self.free, self.free_noted) = (at, 0);
+        }
     }
 
     fn unlink(&mut self, key: u32) {
@@ -338,8 +427,7 @@ impl Index {
                 } else {
                     self.node_mut(before).next = next;
                 }
-                self.node_mut(at).next = self.free;
-                self.free = at;
+                self.give_back(at);
                 self.live -= 1;
                 return;
             }
@@ -498,5 +586,19 @@ mod tests {
         index.clear();
         fill(&mut index);
         assert_eq!(index.bytes(), bytes, "what was forgotten is used again");
+    }
+
+    #[test]
+    fn nodes_that_were_given_back_are_used_again_before_new_ones() {
+        let mut index = Index::new(64);
+        for blocks in [1, 2, 6, 7, 12, 13, 40] {
+            for round in 0..3u32 {
+                let used = index.used;
+                (0..blocks).for_each(|key| index.set_whole(key, at(1, key), None));
+                assert!(index.used == used.max(blocks), "{blocks} blocks, round {round}: {}", index.used);
+                (0..blocks).for_each(|key| index.remove_at(key, at(1, key)));
+                assert_eq!(index.live(), 0);
+            }
+        }
     }
 }

@@ -103,7 +103,8 @@ impl LaneState {
     }
 }
 
-/// A lane.
+/// A lane. With lines of its own: neighbours are written by other threads, and processors fetch lines in pairs.
+#[repr(align(128))]
 pub(crate) struct Lane<E: Environment> {
     /// Set by a writer before it stores; see the module's invariants.
     touched: SharedBool<E>,

@@ -86,6 +86,10 @@ pub trait Environment: Send + Sync + 'static {
         (0..count).for_each(work);
     }
 
+    /// Asks for the line of ordinary memory at `at`, which is about to be used. A hint: nothing waits for it.
+    #[inline(always)]
+    fn prefetch(_at: *const u8) {}
+
     /// Called before each access to a number that threads share without a lock. Here a model that schedules threads lets
     /// another one go first; elsewhere it is nothing and costs nothing.
     #[inline(always)]

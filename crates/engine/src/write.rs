@@ -82,12 +82,13 @@ impl<E: Environment> Cache<E> {
         let lines = if self.identity.data_crc { sum_lines(range) } else { 0 };
 
         // 1. Reserve everything that could fail: a slot for each line, data space, nodes of the index. The
-        //    lines that step 4 will touch are loaded while the data is copied.
+        //    lines that step 4 will touch come while the data is copied.
         if !self.make_room(lane, 1 + lines, range.len(), asker, waker) {
             return None;
         }
         lane.index.reserve(blocks_in(range));
-        core::hint::black_box(lane.index.touch(self.identity.lanes.key(range.start)));
+        let keys = self.identity.lanes.key(range.start)..=self.identity.lanes.key(range.end - 1);
+        lane.index.ask::<E>(keys.clone());
         let data_offset = self.take_data(lane, range.len());
         let segment = lane.open.as_ref()?.segment;
         let at = self.segments[segment as usize].base + data_offset;
@@ -108,6 +109,9 @@ impl<E: Environment> Cache<E> {
         let mut record = Record::new(kind, range);
         record.data_offset = (data_offset as u32).into();
         let (location, stored) = self.append(lane, record, sums);
+        if BLOCKS > 2 {
+            lane.index.ask_further::<E>(keys);
+        }
         self.index_range(lane, range, location, data_offset as u32, sums);
         if !lane.overlay.is_empty() && Safeguard::WriteHeals.is_kept() {
             lane.overlay.heal(range);

@@ -53,4 +53,5 @@ pub use methods::CopyMethod;
 pub use open::{MINIMUM_SIZE, OpenOptions};
 pub use processor::{Flush, Processor};
 pub use reader::Reader;
+pub use routines::processor::prefetch;
 pub use sysfs::DeviceNumber;

@@ -44,6 +44,11 @@ impl<P: Pmem + 'static> Environment for ProcessEnvironment<P> {
         u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
+    #[inline]
+    fn prefetch(at: *const u8) {
+        cbd_pmem::prefetch(at);
+    }
+
     fn each(&self, count: usize, work: &(dyn Fn(usize) + Sync)) {
         let next = AtomicUsize::new(0);
         let work_on = || {
