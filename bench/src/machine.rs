@@ -3,13 +3,14 @@
 use serde_json::{Value, json};
 use std::fs;
 
-/// Processor, number of processors, size of the last-level cache, kernel.
+/// Processor, number of processors, size of the last-level cache, kernel, and how the system's allocator is set up.
 pub fn describe() -> Value {
     json!({
         "processor": field_of("/proc/cpuinfo", "model name"),
         "processors": std::thread::available_parallelism().map_or(0, usize::from),
         "last_level_cache": last_level_cache(),
         "kernel": read("/proc/sys/kernel/osrelease"),
+        "allocator": std::env::var("GLIBC_TUNABLES").unwrap_or_default(),
         "load_1_minute": read("/proc/loadavg").split(' ').next().and_then(|load| load.parse::<f64>().ok()),
     })
 }

@@ -11,7 +11,21 @@ use std::process::Command;
 /// When they cannot be built or started.
 pub fn bench(arguments: &[String]) -> Result<bool, Problem> {
     build("cbd-bench")?;
-    start(Command::new(program("cbd-bench")?).args(arguments))
+    let mut command = Command::new(program("cbd-bench")?);
+    // As a daemon runs that systemd started, unless the caller wants it otherwise.
+    if let Some((name, value)) = allocator_of_the_unit()
+        && std::env::var_os(name).is_none()
+    {
+        command.env(name, value);
+    }
+    start(command.args(arguments))
+}
+
+/// The variable with which the daemon's unit sets up the system's allocator, and its value.
+fn allocator_of_the_unit() -> Option<(&'static str, &'static str)> {
+    let unit = include_str!("../../packaging/cbdd.service");
+    let setting = unit.lines().find_map(|line| line.strip_prefix("Environment=GLIBC_TUNABLES="))?;
+    Some(("GLIBC_TUNABLES", setting))
 }
 
 /// Builds the explorer of crash states and runs it; arguments are its own, and so is standard output.
@@ -97,4 +111,16 @@ fn start(command: &mut Command) -> Result<bool, Problem> {
         Problem::Failed(format!("cannot start {}: {error}", command.get_program().display()))
     })?;
     Ok(status.success())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_benchmarks_have_the_allocator_of_the_unit() {
+        let (name, value) = allocator_of_the_unit().unwrap_or_default();
+        assert_eq!(name, "GLIBC_TUNABLES");
+        assert!(value.split(':').any(|setting| setting == "glibc.malloc.hugetlb=1"), "{value}");
+    }
 }
