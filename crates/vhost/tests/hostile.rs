@@ -130,6 +130,23 @@ fn a_request_that_is_offered_while_it_is_in_flight() {
 }
 
 #[test]
+fn what_was_offered_before_a_request_that_makes_no_sense_is_done() {
+    let served = serve(memory(1 << 20));
+    let (_link, ram, mut rings) = boot(&served.path, USUAL, 2);
+    ram.put(DATA, &[7; 512]);
+    rings[0].lay_request(&ram, 0, OUT, 0, &[(DATA, 512, 0)]);
+    rings[0].lay_request(&ram, 8, OUT, 1, &[(0, 512, 0)]);
+    for head in [0, 8] {
+        rings[0].offer(&ram, head);
+    }
+    rings[0].kick();
+    served.hears("not in the guest's memory");
+    assert_eq!((rings[0].used(&ram), rings[0].status(&ram, 0)), (1, 0));
+    assert_eq!(rings[1].ask(&ram, IN, 0, &[(DATA + 4096, 512, WRITE)]), 0);
+    assert_eq!(ram.get(DATA + 4096, 512), [7; 512]);
+}
+
+#[test]
 fn data_that_lies_over_the_rings_harms_the_guest_alone() {
     let served = serve(memory(1 << 20));
     let (_link, ram, mut rings) = boot(&served.path, USUAL, 2);

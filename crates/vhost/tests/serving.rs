@@ -7,7 +7,7 @@ use cbd_types::{ByteRange, Operation};
 use cbd_vhost::Options;
 use common::device::Gate;
 use common::guest::{self, *};
-use common::{memory, serve, serve_with};
+use common::{memory, serve, serve_with, until};
 use std::sync::Arc;
 use std::time::Duration;
 use vhost::vhost_user::VhostUserFrontend;
@@ -259,6 +259,28 @@ fn requests_are_answered_in_the_order_in_which_the_device_completes_them() {
 }
 
 /// Whether the guest was told since it was asked last.
+#[test]
+fn requests_beyond_the_bytes_that_the_device_may_have_wait_and_are_done() {
+    let gate = Gate::over(memory(1 << 20));
+    let options = Options { bytes_max: 2 * 4096, ..Options::default() };
+    let served = serve_with(Arc::clone(&gate) as Arc<dyn BlockDevice>, options);
+    let (_link, ram, mut rings) = boot(&served.path, USUAL, 1);
+    gate.hold();
+    for number in 0..6_u16 {
+        rings[0].lay_request(&ram, 4 * number, OUT, 8 * u64::from(number), &[(DATA, 4096, 0)]);
+        rings[0].offer(&ram, 4 * number);
+    }
+    rings[0].kick();
+    until("the device has two", || gate.asked().len() == 2);
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(gate.asked().len(), 2);
+    gate.release();
+    let mut answered = (0..6).map(|_| rings[0].wait(&ram).0).collect::<Vec<_>>();
+    answered.sort_unstable();
+    assert_eq!(answered, [0, 4, 8, 12, 16, 20]);
+    assert_eq!(gate.asked().len(), 6);
+}
+
 fn was_told(ring: &guest::Ring) -> bool {
     ring.call.read().is_ok()
 }
