@@ -1,7 +1,7 @@
 //! That the harness keeps its own word, and that its kernel has what others need.
 
 use super::{Ended, Given, Host, LIMIT, Ran};
-use crate::vm::plan::{Mode, Plan, Shipped};
+use crate::vm::plan::{MIB, Mode, Plan, SharedFile, Shipped};
 use std::fs;
 use std::time::Duration;
 
@@ -56,8 +56,8 @@ pub fn last_words(host: &Host, _: &Given) -> Result<(), String> {
     }
 }
 
-/// Two guests count the same instructions for the same work, to a thousandth. The least of several counts is taken: others have
-/// what the kernel did besides.
+/// Two guests count the same instructions for the same work, to a fiftieth: up to 0.6 % was
+/// seen between boots. The least of several counts is taken: others have what the kernel did besides.
 pub fn counting(host: &Host, _: &Given) -> Result<(), String> {
     let script = "now() { sed -n 's/^now at \\([0-9]*\\) nsecs/\\1/p' /proc/timer_list; }
                   count() {
@@ -75,7 +75,7 @@ pub fn counting(host: &Host, _: &Given) -> Result<(), String> {
         counts.push(count);
     }
     let ratio = counts[0] / counts[1];
-    if (0.999..=1.001).contains(&ratio) { Ok(()) } else { Err(format!("{counts:?}: a ratio of {ratio}")) }
+    if (0.98..=1.02).contains(&ratio) { Ok(()) } else { Err(format!("{counts:?}: a ratio of {ratio}")) }
 }
 
 /// The kernel has what the export needs.
@@ -83,4 +83,14 @@ pub fn ublk(host: &Host, _: &Given) -> Result<(), String> {
     let script = "test -c /dev/ublk-control && echo there";
     let plan = Plan { modules: vec!["ublk_drv".to_owned()], timeout: LIMIT, ..Plan::of_script(script) };
     Ran::of(host, &plan, None)?.expect(Ended::Exited(0), &["there"])
+}
+
+/// A CXL device has the persistent memory that it was given.
+pub fn cxl(host: &Host, given: &Given) -> Result<(), String> {
+    let plan = Plan {
+        cxl: Some(SharedFile { path: given.folder.join("cxl"), size: 256 * MIB }),
+        timeout: LIMIT,
+        ..Plan::of_script("test -c /dev/cxl/mem0; cat /sys/bus/cxl/devices/mem0/pmem/size")
+    };
+    Ran::of(host, &plan, None)?.expect(Ended::Exited(0), &["0x10000000"])
 }

@@ -31,12 +31,13 @@ struct Given {
 /// A test.
 type Job = fn(&Host, &Given) -> Result<(), String>;
 
-const JOBS: [(&str, Job); 8] = [
+const JOBS: [(&str, Job); 9] = [
     ("a_job_gives_back_its_output_its_files_and_its_exit_code", harness::gives_back),
     ("a_guest_over_its_time_is_killed", harness::over_time),
     ("a_guest_that_dies_says_its_last_words", harness::last_words),
     ("instructions_are_counted_the_same_each_time", harness::counting),
     ("ublk_is_there", harness::ublk),
+    ("a_cxl_device_is_there", harness::cxl),
     ("a_dax_file_is_power_fail_and_another_is_not", memory::dax_file),
     ("what_lies_in_an_nvdimm_outlives_a_power_cut", cuts::synchronised),
     ("writes_that_were_acknowledged_outlive_power_cuts", cuts::acknowledged),
