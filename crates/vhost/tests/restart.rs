@@ -184,9 +184,11 @@ fn no_request_is_lost_or_answered_twice_over_many_kills() {
         state >> 33
     };
     for kills in 0..12 {
-        let end = Instant::now() + Duration::from_millis(20 + next() % 60);
-        let count_before = acknowledged.iter().filter(|&&fill| fill > 0).count();
-        while Instant::now() < end {
+        let began = Instant::now();
+        let end = began + Duration::from_millis(20 + next() % 60);
+        let mut answered = 0;
+        // A busy machine may be slower than that.
+        while Instant::now() < end || (answered == 0 && began.elapsed() < PATIENCE) {
             for slot in 0..SLOTS {
                 if flying[usize::from(slot)].is_none() {
                     let sector = next() % acknowledged.len() as u64;
@@ -203,10 +205,10 @@ fn no_request_is_lost_or_answered_twice_over_many_kills() {
                 assert_eq!(guest.ring.status(&guest.ram, head), 0);
                 acknowledged[sector as usize] = fill;
                 busy.remove(&sector);
+                answered += 1;
             }
         }
-        let count = acknowledged.iter().filter(|&&fill| fill > 0).count();
-        assert!(count > count_before || count > 1000, "nothing was done before kill {kills}");
+        assert!(answered > 0, "nothing was done before kill {kills}");
         process.kill();
         drop(link);
         process = Process::start(directory.path());
