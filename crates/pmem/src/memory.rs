@@ -5,7 +5,7 @@
 //!
 //! Left to others: what is mapped (`open`), copying (`copy`).
 
-use crate::routines::processor::guard::Registration;
+use crate::routines::processor::guard::{self, Registration};
 use cbd_types::Result;
 use std::io;
 use std::ops::Range;
@@ -93,7 +93,7 @@ impl Memory {
         let Some(base) = NonNull::new(base.cast::<u8>()) else {
             return Err(io::Error::other("the system mapped at address 0"));
         };
-        match Registration::new(base.as_ptr() as usize, length) {
+        match guard::register(base.as_ptr() as usize, length) {
             Ok(registration) => Ok(Ok(Self { _registration: registration, base, length })),
             Err(error) => {
                 // SAFETY: the mapping was made above and nobody knows it.

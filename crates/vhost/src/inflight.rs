@@ -12,9 +12,9 @@
 //!
 //! Always true here: what is found is believed only within its bounds; the ring's own index decides.
 
-use crate::guard::Registration;
 use crate::memory::check_size;
 use crate::{malformed, system};
+use cbd_guard::Registration;
 use cbd_types::{Error, ErrorKind, Result};
 use std::fs::File;
 use std::sync::Arc;
@@ -82,7 +82,9 @@ impl Area {
         // At most 65535 rings of 32768, which fits.
         let mapping = MmapRegion::from_file(FileOffset::new(file, offset), needed as usize)
             .map_err(|error| refused(error.to_string()))?;
-        let guard = Registration::new(mapping.as_ptr() as usize, mapping.size())?;
+        // SAFETY: `Area` drops the mapping after this; it is reached by atomics alone, and is the front end's too, which may change it
+        // at any time.
+        let guard = unsafe { Registration::of_zeroes(mapping.as_ptr() as usize, mapping.size()) }?;
         Ok(Self { guard, mapping, queues, queue_size })
     }
 }

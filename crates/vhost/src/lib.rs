@@ -22,7 +22,6 @@
 
 mod chain;
 mod config;
-mod guard;
 mod inflight;
 mod memory;
 mod messages;

@@ -3,8 +3,8 @@
 //! Always true here: pieces do not overlap; a piece is no larger than its file was when it was mapped; what becomes of
 //! the file later is noticed ([`GuestMap::check`]); the memory is only reached by copies and atomics, never by reference.
 
-use crate::guard::{self, Registration};
 use crate::malformed;
+use cbd_guard::Registration;
 use cbd_types::{Error, ErrorKind, Result};
 use std::fs::File;
 use std::os::unix::fs::FileTypeExt;
@@ -46,12 +46,12 @@ pub(crate) struct GuestMap {
 
 impl GuestMap {
     pub(crate) fn empty() -> Self {
-        Self { memory: GuestMemoryMmap::default(), mapped: Vec::new(), losses: guard::losses() }
+        Self { memory: GuestMemoryMmap::default(), mapped: Vec::new(), losses: cbd_guard::losses() }
     }
 
     /// Memory of these pieces.
     pub(crate) fn new(pieces: Vec<(Piece, File)>) -> Result<Self> {
-        let losses = guard::losses();
+        let losses = cbd_guard::losses();
         let mapped = pieces.into_iter().map(|(piece, file)| map(piece, file)).collect::<Result<_>>()?;
         Self::of(mapped, losses)
     }
@@ -110,7 +110,7 @@ impl GuestMap {
 
     /// Fails if some of the memory was taken away: what was read from it since may be zeroes that nobody wrote.
     pub(crate) fn check(&self) -> Result<()> {
-        if guard::losses() == self.losses {
+        if cbd_guard::losses() == self.losses {
             return Ok(());
         }
         match self.mapped.iter().find(|mapped| mapped.guard.is_lost()) {
@@ -139,7 +139,9 @@ fn map(piece: Piece, file: File) -> Result<Arc<Mapped>> {
         .map_err(|error| refused(error.to_string()))?;
     let region = GuestRegionMmap::new(mapping, GuestAddress(piece.guest))
         .ok_or_else(|| refused("it reaches past the end of all addresses".into()))?;
-    let guard = Registration::new(region.as_ptr() as usize, region.size())?;
+    // SAFETY: `Mapped` drops the mapping after this; it is reached by volatile copies and atomics alone, and is the guest's, which
+    // may change it at any time.
+    let guard = unsafe { Registration::of_zeroes(region.as_ptr() as usize, region.size()) }?;
     debug_assert_eq!(region.len(), piece.size);
     Ok(Arc::new(Mapped { piece, guard, region: Arc::new(region) }))
 }

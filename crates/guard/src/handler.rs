@@ -1,0 +1,162 @@
+//! The handler: whose fault it is, and what becomes of it.
+
+use crate::Routines;
+use crate::table::{self, Changes, Kind, Place, Seen};
+use cbd_types::{Error, ErrorKind, Result};
+use std::io;
+use std::mem::{MaybeUninit, zeroed};
+use std::ptr::null_mut;
+use std::sync::OnceLock;
+
+/// The kernel raised the signal, and could not say at which address.
+const SI_KERNEL: i32 = 0x80;
+
+/// Who had the signal before.
+static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
+
+/// Installs the handler once; others wait meanwhile.
+pub(crate) fn install(_held: &Changes) -> Result<()> {
+    if BEFORE.get().is_some() {
+        return Ok(());
+    }
+    let refused = |error: io::Error| {
+        Error::new(
+            ErrorKind::System,
+            format!("cannot handle SIGBUS, which memory raises that fails or is taken away: {error}"),
+        )
+    };
+    let mut before = MaybeUninit::<libc::sigaction>::uninit();
+    // SAFETY: `before` has room for what the call writes.
+    if unsafe { libc::sigaction(libc::SIGBUS, std::ptr::null(), before.as_mut_ptr()) } != 0 {
+        return Err(refused(io::Error::last_os_error()));
+    }
+    // SAFETY: the call succeeded, so it wrote all of it.
+    let before = unsafe { before.assume_init() };
+    // SAFETY: all zeroes is a valid value of this plain structure.
+    let mut ours: libc::sigaction = unsafe { zeroed() };
+    ours.sa_sigaction = on_bus_error as *const () as usize;
+    // On the alternate stack, where std keeps one: the thread's own may be what is failing.
+    ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
+    // It is there before the handler can run.
+    let _ = BEFORE.set(before);
+    // SAFETY: `ours` is whole: a handler of the three-argument kind and an empty mask.
+    if unsafe { libc::sigaction(libc::SIGBUS, &ours, null_mut()) } != 0 {
+        return Err(refused(io::Error::last_os_error()));
+    }
+    Ok(())
+}
+
+extern "C" fn on_bus_error(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: the kernel hands a SA_SIGINFO handler a siginfo that lives until it returns.
+    let (code, address) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
+    // SAFETY: and so does the context.
+    if !unsafe { answer(code, address, context) } {
+        pass_on(signal, code, info, context);
+    }
+}
+
+/// Answers a fault, if it is one of registered memory; false if it is not.
+///
+/// # Safety
+/// `context` is the one that the handler was given.
+unsafe fn answer(code: i32, address: usize, context: *mut libc::c_void) -> bool {
+    if code == SI_KERNEL {
+        return table::all().any(|(_, seen)| match seen.kind {
+            // SAFETY: the caller promises it.
+            Kind::Routines(routines) => unsafe { leave(routines, 0, context) },
+            Kind::Zeroes => false,
+        });
+    }
+    let here = |(_, seen): &(Place, Seen)| seen.start <= address && address < seen.end;
+    match code {
+        libc::BUS_ADRALN | libc::BUS_ADRERR | libc::BUS_OBJERR | libc::BUS_MCEERR_AR => {
+            table::all().find(here).is_some_and(|(place, seen)| match seen.kind {
+                // SAFETY: the caller promises it.
+                Kind::Routines(routines) => unsafe { leave(routines, address, context) },
+                Kind::Zeroes => put_zeroes(place, seen),
+            })
+        }
+        // Early news of a page that nobody touches now; who touches it later gets the error.
+        libc::BUS_MCEERR_AO => table::all().any(|found| here(&found)),
+        _ => false,
+    }
+}
+
+/// Ends the routine that ran, if it is one of `routines`.
+///
+/// # Safety
+/// `context` is the one that the handler was given.
+#[cfg(target_arch = "x86_64")]
+unsafe fn leave(routines: &Routines, address: usize, context: *mut libc::c_void) -> bool {
+    // SAFETY: the kernel hands a SA_SIGINFO handler a ucontext that lives until it returns.
+    let user = unsafe { &mut *context.cast::<libc::ucontext_t>() };
+    let registers = &mut user.uc_mcontext.gregs;
+    let at = registers[libc::REG_RIP as usize] as usize;
+    if !(routines.begin as usize..routines.end as usize).contains(&at) {
+        return false;
+    }
+    registers[libc::REG_RAX as usize] = 1;
+    registers[libc::REG_RDX as usize] = address as i64;
+    registers[libc::REG_RIP as usize] = routines.landing as i64;
+    true
+}
+
+/// Faults of routines are not taken here.
+///
+/// # Safety
+/// Always safe; it has the type of one that is not.
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn leave(routines: &Routines, _address: usize, _context: *mut libc::c_void) -> bool {
+    let Routines { begin: _, end: _, landing: _ } = routines;
+    false
+}
+
+/// Replaces memory by zeroes; false if the system refuses.
+fn put_zeroes(place: Place, seen: Seen) -> bool {
+    place.lose();
+    let (protection, flags) = (
+        libc::PROT_READ | libc::PROT_WRITE,
+        libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE,
+    );
+    // SAFETY: who registered the range promised that it is a mapping that nobody has references into and that stays. The call is
+    // one system call. What it leaves in errno on failure is put back, as a handler has to.
+    unsafe {
+        let errno = libc::__errno_location();
+        let before = *errno;
+        let length = seen.end - seen.start;
+        let placed = libc::mmap(seen.start as *mut libc::c_void, length, protection, flags, -1, 0);
+        *errno = before;
+        placed != libc::MAP_FAILED
+    }
+}
+
+/// Does what would have been done without us.
+fn pass_on(signal: i32, code: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    let Some(before) = BEFORE.get() else { return };
+    let sent = code <= 0;
+    match before.sa_sigaction {
+        libc::SIG_IGN if sent => {}
+        libc::SIG_DFL | libc::SIG_IGN => {
+            // SAFETY: all zeroes is a valid value of this plain structure, and SIG_DFL is zero. Both calls are safe in a
+            // signal handler. A fault comes again when this returns; a signal that was sent has to be sent again.
+            unsafe {
+                let default: libc::sigaction = zeroed();
+                libc::sigaction(signal, &default, null_mut());
+                if sent {
+                    libc::raise(signal);
+                }
+            }
+        }
+        handler if before.sa_flags & libc::SA_SIGINFO != 0 => {
+            // SAFETY: the flag says that the handler that was installed takes three arguments.
+            let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) =
+                unsafe { std::mem::transmute(handler) };
+            handler(signal, info, context);
+        }
+        handler => {
+            // SAFETY: without the flag the handler that was installed takes the number of the signal.
+            let handler: extern "C" fn(i32) = unsafe { std::mem::transmute(handler) };
+            handler(signal);
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! What is registered: a table that the handler reads at any moment, without a lock.
+//!
+//! Always true here: the handler sees a place as it was before a change or as it is after, or not at all. Regions and the memory
+//! of virtual machines have places of their own, so that neither takes them from the other.
+
+use crate::Routines;
+use cbd_types::{Error, ErrorKind, Result};
+use std::ops::Range;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+const OF_ROUTINES: Range<usize> = 0..256;
+const OF_ZEROES: Range<usize> = 256..PLACES;
+const PLACES: usize = 256 + 1024;
+
+/// What becomes of a fault.
+#[derive(Clone, Copy)]
+pub(crate) enum Kind {
+    /// The routine that met it ends.
+    Routines(&'static Routines),
+    /// Zeroes take the memory's place.
+    Zeroes,
+}
+
+/// What the handler sees of a place.
+#[derive(Clone, Copy)]
+pub(crate) struct Seen {
+    pub(crate) start: usize,
+    pub(crate) end: usize,
+    pub(crate) kind: Kind,
+}
+
+struct Slot {
+    /// Odd while the rest changes.
+    changes: AtomicU32,
+    start: AtomicUsize,
+    /// Zero where nothing is registered.
+    end: AtomicUsize,
+    /// Null for zeroes.
+    routines: AtomicPtr<Routines>,
+    lost: AtomicBool,
+}
+
+/// Changed under [`CHANGES`].
+static SLOTS: [Slot; PLACES] = [const {
+    Slot {
+        changes: AtomicU32::new(0),
+        start: AtomicUsize::new(0),
+        end: AtomicUsize::new(0),
+        routines: AtomicPtr::new(null_mut()),
+        lost: AtomicBool::new(false),
+    }
+}; PLACES];
+static CHANGES: Mutex<()> = Mutex::new(());
+/// How often memory was lost, anywhere.
+pub(crate) static LOSSES: AtomicU64 = AtomicU64::new(0);
+
+/// A place in the table that is taken.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place(usize);
+
+impl Place {
+    pub(crate) fn is_lost(self) -> bool {
+        SLOTS[self.0].lost.load(Ordering::Acquire)
+    }
+
+    /// Says that the memory is lost. Comes before its bytes change: who reads a zero from there on, and looks at the marks then,
+    /// sees them.
+    pub(crate) fn lose(self) {
+        SLOTS[self.0].lost.store(true, Ordering::SeqCst);
+        LOSSES.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// Everything that is registered; for the handler.
+pub(crate) fn all() -> impl Iterator<Item = (Place, Seen)> {
+    SLOTS.iter().enumerate().filter_map(|(number, slot)| Some((Place(number), slot.see()?)))
+}
+
+/// The right to change the table.
+pub(crate) struct Changes {
+    _held: MutexGuard<'static, ()>,
+}
+
+pub(crate) fn change() -> Changes {
+    Changes { _held: CHANGES.lock().unwrap_or_else(PoisonError::into_inner) }
+}
+
+impl Changes {
+    /// Registers `length` bytes from `start`.
+    pub(crate) fn take(&self, kind: Kind, start: usize, length: usize) -> Result<Place> {
+        let (places, routines) = match kind {
+            Kind::Routines(routines) => (OF_ROUTINES, std::ptr::from_ref(routines).cast_mut()),
+            Kind::Zeroes => (OF_ZEROES, null_mut()),
+        };
+        let most = places.len();
+        let free = places.into_iter().find(|&number| SLOTS[number].end.load(Ordering::Relaxed) == 0);
+        let number = free.ok_or_else(|| {
+            let text = match kind {
+                Kind::Routines(_) => format!("{most} regions are mapped already; unregister one first"),
+                Kind::Zeroes => {
+                    format!(
+                        "virtual machines have handed over {most} pieces of memory already; stop one first"
+                    )
+                }
+            };
+            Error::new(ErrorKind::NoSpace, text)
+        })?;
+        SLOTS[number].set(start, start + length, routines);
+        Ok(Place(number))
+    }
+
+    pub(crate) fn give_back(&self, place: Place) {
+        SLOTS[place.0].set(0, 0, null_mut());
+    }
+}
+
+impl Slot {
+    /// Only with the right to change the table.
+    fn set(&self, start: usize, end: usize, routines: *mut Routines) {
+        let before = self.changes.load(Ordering::Relaxed);
+        self.changes.store(before.wrapping_add(1), Ordering::Relaxed);
+        fence(Ordering::Release);
+        self.start.store(start, Ordering::Relaxed);
+        self.end.store(end, Ordering::Relaxed);
+        self.routines.store(routines, Ordering::Relaxed);
+        self.lost.store(false, Ordering::Relaxed);
+        self.changes.store(before.wrapping_add(2), Ordering::Release);
+    }
+
+    /// What is registered here. Nobody touches memory while it is being registered or given back, so a place that changes has
+    /// nothing to do with a fault.
+    fn see(&self) -> Option<Seen> {
+        let before = self.changes.load(Ordering::Acquire);
+        let (start, end) = (self.start.load(Ordering::Relaxed), self.end.load(Ordering::Relaxed));
+        let routines = self.routines.load(Ordering::Relaxed);
+        fence(Ordering::Acquire);
+        if before % 2 == 1 || self.changes.load(Ordering::Relaxed) != before || end == 0 {
+            return None;
+        }
+        // SAFETY: it is null or was made of a reference that lives for ever.
+        let kind = unsafe { routines.as_ref() }.map_or(Kind::Zeroes, Kind::Routines);
+        Some(Seen { start, end, kind })
+    }
+}

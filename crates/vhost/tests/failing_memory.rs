@@ -1,0 +1,133 @@
+//! A region and a guest's memory in one process, both cut short: a fault in the region is an error of who loads from it, one in
+//! the guest's memory is the guest's, and one in neither goes to who had the signal before.
+
+mod common;
+
+use cbd_pmem::{Mapping, OpenOptions};
+use cbd_types::Pmem;
+use common::guest::*;
+use common::{Served, memory, serve};
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+const LEFT: u64 = 8192;
+
+/// A region of which only the first two pages are left.
+fn cut_region() -> (Mapping, tempfile::TempDir) {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("region");
+    let options = OpenOptions { size: Some(1 << 20), create: true, ..OpenOptions::default() };
+    let mapping = Mapping::open(&path, &options).expect("a region");
+    mapping.store(0, &[7; 4096]);
+    mapping.fence();
+    File::options().write(true).open(&path).and_then(|file| file.set_len(LEFT)).expect("cut");
+    (mapping, directory)
+}
+
+/// Where a load of the region's lost bytes fails.
+fn fails_at(mapping: &Mapping) -> u64 {
+    mapping.load(LEFT, &mut [0; 4096]).expect_err("it is gone").at
+}
+
+/// A guest whose memory is cut away while its ring is looked at.
+fn lose_a_guest(served: &Served) {
+    served.told.lock().expect("nobody panics in here").clear();
+    let (link, ram, rings) = boot(&served.path, USUAL, 1);
+    ram.file.set_len(0).expect("cut");
+    rings[0].kick();
+    let told = served.hears("ring 0: ");
+    assert!(told.contains("the guest's memory at 0x100000 was taken away"), "{told}");
+    drop(link);
+    served.hears("ended");
+}
+
+#[test]
+fn a_fault_in_a_region_is_a_media_error_while_guests_lose_their_memory() {
+    let ((mapping, _directory), served) = (cut_region(), serve(memory(1 << 20)));
+    let spared = serve(memory(1 << 20));
+    let (_link, ram, mut rings) = boot(&spared.path, USUAL, 1);
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                assert_eq!(fails_at(&mapping), LEFT);
+            }
+        });
+        for _ in 0..20 {
+            lose_a_guest(&served);
+            assert_eq!(rings[0].ask(&ram, DO_FLUSH, 0, &[]), 0);
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+    let mut left = [0; 4096];
+    assert_eq!(mapping.load(0, &mut left), Ok(()));
+    assert_eq!(left, [7; 4096], "no guest's fault puts zeroes into a region");
+}
+
+/// Set for the tests that end their process: whoever runs the ignored tests too must not run into them.
+const CHILD: &str = "CBD_TEST_CHILD";
+
+/// Runs this test binary again, only for the test `name`, in a process of its own.
+fn in_a_child(name: &str) -> ExitStatus {
+    Command::new(std::env::current_exe().expect("known"))
+        .env(CHILD, "1")
+        .args([name, "--exact", "--ignored", "--test-threads=1"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .expect("started")
+}
+
+#[test]
+fn a_fault_that_is_nobodys_goes_to_the_handler_that_was_there_before() {
+    assert_eq!(in_a_child("child_with_a_handler_of_its_own").code(), Some(42));
+}
+
+#[test]
+fn a_fault_that_is_nobodys_ends_a_process_without_a_handler() {
+    assert_eq!(in_a_child("child_without_a_handler").signal(), Some(libc::SIGBUS));
+}
+
+extern "C" fn leave(_signal: i32) {
+    // SAFETY: allowed in a signal handler.
+    unsafe { libc::_exit(42) };
+}
+
+#[test]
+#[ignore = "run by its parent test"]
+fn child_with_a_handler_of_its_own() {
+    touch_all_three(leave as *const () as libc::sighandler_t);
+}
+
+#[test]
+#[ignore = "run by its parent test"]
+fn child_without_a_handler() {
+    touch_all_three(libc::SIG_DFL);
+}
+
+/// Memory of a region, memory of a guest, and last memory of somebody else, all cut short, with a handler that was there before.
+fn touch_all_three(before: libc::sighandler_t) {
+    if std::env::var_os(CHILD).is_none() {
+        return;
+    }
+    // SAFETY: the handler only ends the process.
+    unsafe { libc::signal(libc::SIGBUS, before) };
+    let ((mapping, _directory), served) = (cut_region(), serve(memory(1 << 20)));
+    for _ in 0..2 {
+        assert_eq!(fails_at(&mapping), LEFT);
+        lose_a_guest(&served);
+    }
+    let file = memory_file(4096);
+    // SAFETY: a fresh mapping; that its page is gone when it is read is what is tested, in a process of its own.
+    unsafe {
+        let flags = (libc::PROT_READ, libc::MAP_SHARED);
+        let base = libc::mmap(std::ptr::null_mut(), 4096, flags.0, flags.1, file.as_raw_fd(), 0);
+        assert_ne!(base, libc::MAP_FAILED);
+        file.set_len(0).expect("cut");
+        std::hint::black_box(base.cast::<u8>().read_volatile());
+    }
+    std::process::exit(1);
+}
