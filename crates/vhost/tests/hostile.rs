@@ -10,9 +10,9 @@ use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use vhost::VhostBackend;
 use vhost::vhost_user::VhostUserFrontend;
 use vhost::vhost_user::message::VhostUserInflight;
-use vhost::{VhostBackend, VhostUserMemoryRegionInfo};
 
 /// A guest with two rings, the first of which does something wrong; the second must go on, and so must the first once it is
 /// set up anew.
@@ -272,14 +272,7 @@ fn data_whose_memory_is_taken_back_while_it_is_read() {
     let gate = Gate::over(memory(1 << 20));
     let served = serve(Arc::clone(&gate) as Arc<dyn BlockDevice>);
     let (mut link, ram, mut rings) = boot(&served.path, USUAL, 1);
-    let more = memory_file(1 << 20);
-    let plugged = VhostUserMemoryRegionInfo {
-        guest_phys_addr: 1 << 32,
-        memory_size: 1 << 20,
-        userspace_addr: 1 << 40,
-        mmap_offset: 0,
-        mmap_handle: more.as_raw_fd(),
-    };
+    let (_more, plugged) = more_memory();
     link.front_end.add_mem_region(&plugged).expect("plugged in");
     gate.hold();
     rings[0].lay_request(&ram, 0, IN, 0, &[(1 << 32, 4096, WRITE)]);

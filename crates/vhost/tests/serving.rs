@@ -394,15 +394,7 @@ fn memory_can_change_under_a_running_ring() {
     rings[0].kick();
     common::until("it is parked", || gate.asked().len() == 2);
     // A second piece is plugged in, and out again, while a read is on its way.
-    let more = guest::memory_file(1 << 20);
-    use std::os::fd::AsRawFd;
-    let plugged = vhost::VhostUserMemoryRegionInfo {
-        guest_phys_addr: 1 << 32,
-        memory_size: 1 << 20,
-        userspace_addr: 1 << 40,
-        mmap_offset: 0,
-        mmap_handle: more.as_raw_fd(),
-    };
+    let (more, plugged) = guest::more_memory();
     link.front_end.add_mem_region(&plugged).expect("plugged in");
     link.front_end.set_mem_table(&[ram.region(), plugged]).expect("a whole table");
     gate.release();

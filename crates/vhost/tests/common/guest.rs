@@ -56,6 +56,19 @@ pub fn memory_file(size: u64) -> File {
     file
 }
 
+/// A piece of 1 MiB, far behind all other memory, that can be plugged in.
+pub fn more_memory() -> (File, VhostUserMemoryRegionInfo) {
+    let file = memory_file(1 << 20);
+    let plugged = VhostUserMemoryRegionInfo {
+        guest_phys_addr: 1 << 32,
+        memory_size: 1 << 20,
+        userspace_addr: 1 << 40,
+        mmap_offset: 0,
+        mmap_handle: file.as_raw_fd(),
+    };
+    (file, plugged)
+}
+
 impl Ram {
     pub fn new() -> Self {
         let file = memory_file(SIZE);
