@@ -17,9 +17,7 @@ use cbd_daemon::api::{
 use cbd_daemon::config::Config;
 use cbd_daemon::control::{Control, Report};
 use cbd_daemon::exports::ExportChoice;
-use cbd_daemon::logging::LogFormat;
 use cbd_daemon::manager::Manager;
-use cbd_daemon::paths::{PathChoices, Paths};
 use cbd_daemon::run::Options;
 use cbd_daemon::server::{Access, Peer, router};
 use cbd_daemon::state::StateDir;
@@ -56,20 +54,7 @@ struct Daemon {
 
 impl Daemon {
     fn start(directory: &Path) -> Result<Self> {
-        let within = |name: &str| Some(directory.join(name));
-        let options = Options {
-            paths: Paths::choose(PathChoices {
-                config: within("cbd.toml"),
-                state_dir: within("state"),
-                run_dir: within("run"),
-                socket: None,
-                dev_dir: within("dev"),
-            }),
-            require_persistent: false,
-            decorate: None,
-            log_format: LogFormat::Text,
-            verbose: false,
-        };
+        let options = Options::below(directory);
         let state = StateDir::open(&options.paths.state_dir)?;
         let manager = Arc::new(Manager::new(&options, Config::default(), state)?);
         manager.restore()?;

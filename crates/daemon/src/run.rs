@@ -6,12 +6,13 @@
 use crate::config::Config;
 use crate::logging::LogFormat;
 use crate::manager::Manager;
-use crate::paths::Paths;
+use crate::paths::{PathChoices, Paths};
 use crate::server::{self, Access};
 use crate::socket::{ControlSocket, Lock, PREDECESSOR_PATIENCE};
 use crate::state::StateDir;
 use crate::{logging, notify, system};
 use cbd_types::{Error, ErrorKind, Result};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
@@ -32,6 +33,27 @@ pub struct Options {
     pub log_format: LogFormat,
     /// Whether there are more of them.
     pub verbose: bool,
+}
+
+impl Options {
+    /// A daemon that keeps all it has below `folder`, and of which nothing else is asked. Such daemons know nothing of each other.
+    #[must_use]
+    pub fn below(folder: &Path) -> Self {
+        let within = |name: &str| Some(folder.join(name));
+        Self {
+            paths: Paths::choose(PathChoices {
+                config: within("cbd.toml"),
+                state_dir: within("state"),
+                run_dir: within("run"),
+                socket: None,
+                dev_dir: within("dev"),
+            }),
+            require_persistent: false,
+            decorate: None,
+            log_format: LogFormat::Text,
+            verbose: false,
+        }
+    }
 }
 
 /// Runs a daemon until it is told to end by SIGTERM, SIGINT or SIGHUP.

@@ -3,9 +3,7 @@
 use cbd_daemon::api::{CacheInfo, Done, RegisterTransport, StartBackend, StopBackend};
 use cbd_daemon::config::Config;
 use cbd_daemon::control::{Control, Flow};
-use cbd_daemon::logging::LogFormat;
 use cbd_daemon::manager::Manager;
-use cbd_daemon::paths::{PathChoices, Paths};
 use cbd_daemon::run::Options;
 use cbd_daemon::state::StateDir;
 use cbd_nbd::{Client, Listen};
@@ -43,17 +41,9 @@ impl Place {
 
     pub(crate) fn options(&self) -> Options {
         Options {
-            paths: Paths::choose(PathChoices {
-                config: Some(self.path("cbd.toml")),
-                state_dir: Some(self.path("state")),
-                run_dir: Some(self.path("run")),
-                socket: None,
-                dev_dir: Some(self.path("dev")),
-            }),
             require_persistent: self.require_persistent,
             decorate: self.decorate.clone(),
-            log_format: LogFormat::Text,
-            verbose: false,
+            ..Options::below(self.folder.path())
         }
     }
 

@@ -5,9 +5,7 @@ use cbd::{Device, DeviceOptions, Format, Region, RegionOptions};
 use cbd_daemon::api::{RegisterTransport, StopBackend};
 use cbd_daemon::config::Config;
 use cbd_daemon::control::{Control, Flow};
-use cbd_daemon::logging::LogFormat;
 use cbd_daemon::manager::Manager;
-use cbd_daemon::paths::{PathChoices, Paths};
 use cbd_daemon::run::Options;
 use cbd_daemon::state::StateDir;
 use std::path::PathBuf;
@@ -76,19 +74,7 @@ impl Place {
     /// A daemon that keeps what it needs in this folder.
     pub fn daemon(&self) -> Daemon {
         std::fs::create_dir_all(self.path("dev")).unwrap();
-        let options = Options {
-            paths: Paths::choose(PathChoices {
-                config: Some(self.path("cbd.toml")),
-                state_dir: Some(self.path("state")),
-                run_dir: Some(self.path("run")),
-                socket: None,
-                dev_dir: Some(self.path("dev")),
-            }),
-            require_persistent: false,
-            decorate: None,
-            log_format: LogFormat::Text,
-            verbose: false,
-        };
+        let options = Options::below(self.0.path());
         let state = StateDir::open(&options.paths.state_dir).unwrap();
         let manager = Arc::new(Manager::new(&options, Config::default(), state).unwrap());
         manager.restore().unwrap();
