@@ -16,8 +16,23 @@ pub mod wake;
 pub use memory::MemoryDevice;
 pub use wake::{Event, Waker, wait_any};
 
-use cbd_types::{ByteRange, Completion, Geometry, Request, Result};
+use cbd_types::{ByteRange, Completion, Error, ErrorKind, Geometry, Request, Result};
 use std::os::fd::RawFd;
+use std::thread::JoinHandle;
+
+/// Starts a thread of an export.
+///
+/// # Errors
+/// [`ErrorKind::System`] when there can be no more threads.
+pub fn start_thread<T: Send + 'static>(
+    name: impl Into<String>,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<JoinHandle<T>> {
+    std::thread::Builder::new()
+        .name(name.into())
+        .spawn(work)
+        .map_err(|error| Error::new(ErrorKind::System, format!("cannot start a thread: {error}")))
+}
 
 /// A block device that exports serve.
 pub trait BlockDevice: Send + Sync + 'static {

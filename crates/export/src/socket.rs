@@ -45,6 +45,18 @@ pub fn listen(path: &Path, clients: &str) -> Result<(OwnedFd, SocketFile)> {
     Ok((socket.into(), file))
 }
 
+/// Whether a client could not be accepted only because it went away again, or was none: the next one can.
+#[must_use]
+pub fn is_momentary(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::WouldBlock
+            | io::ErrorKind::Interrupted
+            | io::ErrorKind::ConnectionAborted
+            | io::ErrorKind::ConnectionReset
+    )
+}
+
 fn address(path: &Path) -> Result<SockAddr> {
     SockAddr::unix(path).map_err(|error| {
         Error::new(

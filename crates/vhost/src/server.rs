@@ -8,7 +8,7 @@
 use crate::session::Session;
 use cbd_export::socket::{self, SocketFile};
 use cbd_export::wake::{Interest, WaitSet};
-use cbd_export::{BlockDevice, Event};
+use cbd_export::{BlockDevice, Event, start_thread};
 use cbd_types::{Error, ErrorKind, Result};
 use std::fmt;
 use std::net::Shutdown;
@@ -177,13 +177,10 @@ impl Server {
         let acceptor = {
             let shared = Arc::clone(&shared);
             let listener = Listener { socket: socket.into(), _file: file };
-            thread::Builder::new()
-                .name("vhost-accept".into())
-                .spawn(move || {
-                    accept(&shared, listener);
-                    shared.finished.signal();
-                })
-                .map_err(|error| Error::new(ErrorKind::System, format!("cannot start a thread: {error}")))?
+            start_thread("vhost-accept", move || {
+                accept(&shared, listener);
+                shared.finished.signal();
+            })?
         };
         Ok(Self { shared, path: path.to_owned(), acceptor: Some(acceptor) })
     }
@@ -280,7 +277,7 @@ fn accept(shared: &Arc<Shared>, listener: Listener) {
         match listener.socket.accept() {
             Ok((socket, _)) if is_gone(shared, &mut present) => present = admit(shared, socket),
             Ok(_) => shared.options.notify(&Notice::Refused),
-            Err(error) if is_momentary(&error) => {}
+            Err(error) if socket::is_momentary(&error) => {}
             Err(error) => {
                 shared.cannot_accept(format!("cannot accept a vhost-user front end: {error}"));
                 let _ = cbd_export::wait_any(&[shared.stop.descriptor()], Some(ACCEPT_AGAIN));
@@ -310,18 +307,6 @@ fn is_gone(shared: &Shared, present: &mut Option<thread::JoinHandle<()>>) -> boo
     true
 }
 
-/// The peer went away again, or was none.
-fn is_momentary(error: &std::io::Error) -> bool {
-    use std::io::ErrorKind;
-    matches!(
-        error.kind(),
-        ErrorKind::WouldBlock
-            | ErrorKind::Interrupted
-            | ErrorKind::ConnectionAborted
-            | ErrorKind::ConnectionReset
-    )
-}
-
 fn admit(shared: &Arc<Shared>, socket: UnixStream) -> Option<thread::JoinHandle<()>> {
     shared.ended.clear();
     match socket.try_clone() {
@@ -333,16 +318,14 @@ fn admit(shared: &Arc<Shared>, socket: UnixStream) -> Option<thread::JoinHandle<
     }
     let place = Place(Arc::clone(shared));
     shared.connected.store(true, Ordering::Release);
-    let spawned = thread::Builder::new().name("vhost-control".into()).spawn(move || {
+    let spawned = start_thread("vhost-control", move || {
         let place = place;
         let shared = &*place.0;
         shared.options.notify(&Notice::Connected);
         let outcome = converse(shared, socket);
         shared.options.notify(&Notice::Ended { error: outcome.as_ref().err() });
     });
-    spawned
-        .map_err(|error| shared.cannot_accept(format!("cannot start a thread for a front end: {error}")))
-        .ok()
+    spawned.map_err(|error| shared.options.notify(&Notice::CannotAccept { error: &error })).ok()
 }
 
 /// The front end's place; free again when its thread ends, however it ends.

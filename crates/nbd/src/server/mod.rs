@@ -16,8 +16,9 @@ mod stream;
 
 use crate::listen::{Listen, Listener, tune};
 use crate::protocol::STRING_MAX;
+use cbd_export::socket::is_momentary;
 use cbd_export::wake::{Interest, WaitSet};
-use cbd_export::{BlockDevice, Event};
+use cbd_export::{BlockDevice, Event, start_thread};
 use cbd_types::{Error, ErrorKind, Result};
 use connection::{Connection, Limits};
 use handshake::{Offer, negotiate};
@@ -168,10 +169,7 @@ impl Server {
         let address = listener.address.clone();
         let acceptor = {
             let shared = Arc::clone(&shared);
-            thread::Builder::new()
-                .name("nbd-accept".into())
-                .spawn(move || accept(&shared, &listener))
-                .map_err(|error| Error::new(ErrorKind::System, format!("cannot start a thread: {error}")))?
+            start_thread("nbd-accept", move || accept(&shared, &listener))?
         };
         Ok(Self { shared, address, acceptor: Some(acceptor) })
     }
@@ -324,18 +322,6 @@ fn accept(shared: &Arc<Shared>, listener: &Listener) {
     }
 }
 
-/// The client went away again, or was none.
-fn is_momentary(error: &std::io::Error) -> bool {
-    use std::io::ErrorKind;
-    matches!(
-        error.kind(),
-        ErrorKind::WouldBlock
-            | ErrorKind::Interrupted
-            | ErrorKind::ConnectionAborted
-            | ErrorKind::ConnectionReset
-    )
-}
-
 fn admit(shared: &Arc<Shared>, socket: Socket, address: &Listen) {
     {
         let mut live = shared.live();
@@ -349,7 +335,7 @@ fn admit(shared: &Arc<Shared>, socket: Socket, address: &Listen) {
     let place = Place { shared: Arc::clone(shared), serving: false };
     tune(&socket, address);
     let number = shared.numbers.fetch_add(1, Ordering::Relaxed);
-    let spawned = thread::Builder::new().name(format!("nbd-{number}")).spawn(move || {
+    let spawned = start_thread(format!("nbd-{number}"), move || {
         let mut place = place;
         let shared = Arc::clone(&place.shared);
         if let Some(setup) = &shared.options.thread_setup {
@@ -361,8 +347,7 @@ fn admit(shared: &Arc<Shared>, socket: Socket, address: &Listen) {
         shared.notify(&Notice::Ended { connection: number, error: outcome.as_ref().err() });
     });
     if let Err(error) = spawned {
-        let text = format!("cannot start a thread for an NBD client: {error}");
-        shared.notify(&Notice::CannotAccept { error: &Error::new(ErrorKind::System, text) });
+        shared.notify(&Notice::CannotAccept { error: &error });
     }
 }
 
