@@ -6,3 +6,4 @@ mod failing_disks;
 mod place;
 mod refusals;
 mod regions;
+mod sockets;

@@ -1,0 +1,203 @@
+//! Sockets that cannot be: one clear line each, and nothing is lost, changed or left behind.
+
+use crate::place::{MIB, Place, Running, refused};
+use cbd_daemon::api::{StartBackend, StartBlkdev, StopBlkdev};
+use cbd_daemon::control::Control;
+use cbd_types::{Error, ErrorKind};
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+
+const KINDS: [&str; 2] = ["vhost-user", "nbd:unix"];
+
+/// A disk with a cache in front of it, and no block device yet.
+fn without_a_door(place: &Place) -> Running {
+    let daemon = place.daemon_with_region();
+    let disk = place.disk("disk", 8 * MIB);
+    let request = StartBackend { start_dev: false, export: None, ..place.backend(&disk) };
+    daemon.start_backend(0, &request).unwrap();
+    daemon
+}
+
+/// Asks for a block device at each kind of socket at `path`, which is refused in one line; nothing else may have changed, and a good
+/// name works at once.
+#[track_caller]
+fn is_no_place(place: &Place, daemon: &Running, path: &str, kind: ErrorKind, part: &str) {
+    let before = files(place);
+    for door in KINDS {
+        let request = StartBlkdev { backend: 0, export: Some(format!("{door}:{path}")) };
+        let error = refused(daemon.start_blkdev(0, &request), kind, part);
+        assert!(!error.line().contains('\n'), "{error}");
+        assert!(daemon.blkdevs(0, true).unwrap().is_empty(), "{door}:{path}");
+        assert_eq!(files(place), before, "{door}:{path}");
+    }
+    works(place, daemon);
+}
+
+/// What is in the folder, less what the daemon keeps for itself.
+fn files(place: &Place) -> Vec<String> {
+    let entries = std::fs::read_dir(place.folder.path()).unwrap();
+    let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+/// A block device at a good name comes and goes.
+#[track_caller]
+fn works(place: &Place, daemon: &Running) {
+    for door in KINDS {
+        let socket = place.text("good.sock");
+        let request = StartBlkdev { backend: 0, export: Some(format!("{door}:{socket}")) };
+        let number = daemon.start_blkdev(0, &request).unwrap().blkdev_id;
+        UnixStream::connect(&socket).unwrap();
+        daemon.stop_blkdev(0, number, StopBlkdev::default()).unwrap();
+        assert!(!Path::new(&socket).exists());
+    }
+}
+
+#[test]
+fn a_relative_path_is_refused() {
+    let place = Place::new();
+    let daemon = without_a_door(&place);
+    for path in ["vm.sock", "./vm.sock", ""] {
+        is_no_place(&place, &daemon, path, ErrorKind::InvalidArgument, "not absolute");
+    }
+}
+
+#[test]
+fn a_path_that_is_too_long_for_a_socket_is_refused() {
+    let place = Place::new();
+    let daemon = without_a_door(&place);
+    let path = place.text(&"x".repeat(120));
+    is_no_place(&place, &daemon, &path, ErrorKind::InvalidArgument, "107 bytes at most");
+}
+
+#[test]
+fn a_directory_is_refused_and_stays() {
+    let place = Place::new();
+    let daemon = without_a_door(&place);
+    std::fs::create_dir(place.path("folder")).unwrap();
+    std::fs::write(place.path("folder/precious"), "data").unwrap();
+    is_no_place(&place, &daemon, &place.text("folder"), ErrorKind::AlreadyExists, "is no socket");
+    assert_eq!(std::fs::read(place.path("folder/precious")).unwrap(), b"data");
+}
+
+#[test]
+fn a_file_that_is_no_socket_is_refused_and_stays() {
+    let place = Place::new();
+    let daemon = without_a_door(&place);
+    std::fs::write(place.path("precious"), "data").unwrap();
+    is_no_place(&place, &daemon, &place.text("precious"), ErrorKind::AlreadyExists, "is no socket");
+    assert_eq!(std::fs::read(place.path("precious")).unwrap(), b"data");
+    std::os::unix::fs::symlink(place.path("precious"), place.path("link")).unwrap();
+    is_no_place(&place, &daemon, &place.text("link"), ErrorKind::AlreadyExists, "is no socket");
+    assert!(place.path("link").is_symlink());
+}
+
+#[test]
+fn a_folder_that_is_not_there_is_refused_and_not_made() {
+    let place = Place::new();
+    let daemon = without_a_door(&place);
+    is_no_place(&place, &daemon, &place.text("missing/vm.sock"), ErrorKind::NotFound, "missing");
+    assert!(!place.path("missing").exists());
+}
+
+#[test]
+fn the_socket_of_another_server_is_refused_and_goes_on() {
+    let place = Place::new();
+    let daemon = without_a_door(&place);
+    let other = UnixListener::bind(place.path("other.sock")).unwrap();
+    is_no_place(&place, &daemon, &place.text("other.sock"), ErrorKind::Busy, "a running server listens");
+    other.set_nonblocking(true).unwrap();
+    // We looked whether somebody listens; then a client comes and is heard.
+    while other.accept().is_ok() {}
+    let _client = UnixStream::connect(place.path("other.sock")).unwrap();
+    other.accept().unwrap();
+}
+
+#[test]
+fn the_socket_of_a_server_that_is_gone_is_taken() {
+    let place = Place::new();
+    let daemon = without_a_door(&place);
+    for _ in KINDS {
+        drop(UnixListener::bind(place.path("good.sock")).unwrap());
+        assert!(place.path("good.sock").symlink_metadata().unwrap().file_type().is_socket());
+        works(&place, &daemon);
+    }
+}
+
+#[test]
+fn a_socket_of_our_own_is_not_given_twice() {
+    let place = Place::new();
+    let daemon = without_a_door(&place);
+    let first = StartBlkdev { backend: 0, export: Some(format!("vhost-user:{}", place.text("vm.sock"))) };
+    daemon.start_blkdev(0, &first).unwrap();
+    let disk = place.disk("second", 8 * MIB);
+    let second = StartBackend {
+        path: disk,
+        cache_size: Some(10 * MIB),
+        start_dev: true,
+        export: first.export,
+        ..StartBackend::default()
+    };
+    for _ in 0..2 {
+        refused(daemon.start_backend(0, &second), ErrorKind::Busy, "a running server listens");
+        assert_eq!(daemon.backends(0, true).unwrap().len(), 1, "the second backend is taken back");
+    }
+    UnixStream::connect(place.path("vm.sock")).unwrap();
+    let free = format!("vhost-user:{}", place.text("second.sock"));
+    daemon.start_backend(0, &StartBackend { export: Some(free), ..second }).unwrap();
+}
+
+#[test]
+fn a_backend_whose_device_has_no_place_is_taken_back_and_its_disk_is_free() {
+    let place = Place::new();
+    let daemon = place.daemon_with_region();
+    let disk = place.disk("disk", 8 * MIB);
+    let free = daemon.transports().unwrap()[0].free_segments;
+    let mut request = place.backend(&disk);
+    for (path, named) in [
+        ("relative", "relative"),
+        (&place.text("missing/vm.sock"), &place.text("missing")),
+        ("/dev/null", "/dev/null"),
+    ] {
+        request.export = Some(format!("vhost-user:{path}"));
+        let error: Error = daemon.start_backend(0, &request).err().unwrap();
+        assert!(!error.line().contains('\n') && error.line().contains(named), "{error}");
+        assert!(daemon.backends(0, true).unwrap().is_empty());
+        assert_eq!(daemon.transports().unwrap()[0].free_segments, free);
+    }
+    daemon.start_backend(0, &place.backend(&disk)).unwrap();
+    place.client().write(0, &[9; 4096], true).unwrap();
+}
+
+/// The path was good when the device was made; at the next start something else is there.
+#[test]
+fn a_device_whose_place_was_taken_meanwhile_loses_nothing_and_comes_back_when_it_is_free() {
+    let place = Place::new();
+    let (socket, export) = (place.path("vm.sock"), format!("vhost-user:{}", place.text("vm.sock")));
+    {
+        let disk = place.disk("disk", 8 * MIB);
+        let daemon = place.daemon_with_region();
+        daemon.start_backend(0, &place.backend(&disk)).unwrap();
+        place.write_block();
+        daemon.stop_blkdev(0, 0, StopBlkdev::default()).unwrap();
+        daemon.start_blkdev(0, &StartBlkdev { backend: 0, export: Some(export) }).unwrap();
+    }
+    std::fs::write(&socket, "data").unwrap();
+    {
+        let daemon = place.daemon();
+        assert_eq!(daemon.backends(0, true).unwrap().len(), 1);
+        assert_eq!(std::fs::read(&socket).unwrap(), b"data");
+    }
+    std::fs::remove_file(&socket).unwrap();
+    {
+        let daemon = place.daemon();
+        crate::place::wait_until_served(&daemon);
+        UnixStream::connect(&socket).unwrap();
+        let blkdev = daemon.blkdevs(0, true).unwrap()[0].blkdev_id;
+        daemon.stop_blkdev(0, blkdev, StopBlkdev { force: true }).unwrap();
+        daemon.start_blkdev(0, &StartBlkdev { backend: 0, export: Some(place.export()) }).unwrap();
+        place.block_is_there();
+    }
+}
