@@ -17,6 +17,7 @@ pub mod input;
 pub mod nbd;
 pub mod region;
 pub mod store;
+pub mod virtqueue;
 mod wires;
 
 /// Something that can be fuzzed.
@@ -33,10 +34,11 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 5] = [
+pub const TARGETS: [Target; 6] = [
     Target { name: "recovery", run: region::run, seeds: region::seeds, length_max: 400 },
     Target { name: "decoders", run: decoders::run, seeds: decoders::seeds, length_max: 1200 },
     Target { name: "nbd", run: nbd::run, seeds: nbd::seeds, length_max: 2048 },
+    Target { name: "virtqueue", run: virtqueue::run, seeds: virtqueue::seeds, length_max: 1200 },
     Target { name: "fuse", run: fuse::run, seeds: fuse::seeds, length_max: 2048 },
     Target { name: "control", run: control::run, seeds: control::seeds, length_max: 1500 },
 ];

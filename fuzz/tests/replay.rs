@@ -43,6 +43,11 @@ fn the_nbd_server_survives_what_was_found() {
 }
 
 #[test]
+fn virtqueues_survive_what_was_found() {
+    replay("virtqueue");
+}
+
+#[test]
 fn fuse_survives_what_was_found() {
     replay("fuse");
 }

@@ -26,12 +26,14 @@ mod inflight;
 mod memory;
 mod messages;
 mod request;
+mod ring;
 mod server;
 mod session;
 mod spin;
 mod system;
 mod worker;
 
+pub use ring::{GuestPiece, GuestRing, serve_ring};
 pub use server::{Notice, Observer, Options, Server, ThreadSetup};
 
 use cbd_types::{Error, ErrorKind};

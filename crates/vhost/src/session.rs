@@ -13,7 +13,6 @@ use crate::config::{DeviceConfig, PROTOCOL_FEATURES, WRITE_CACHE};
 use crate::inflight::{self, Area};
 use crate::malformed;
 use crate::memory::{GuestMap, Piece};
-use crate::request;
 use crate::server::{Notice, Options};
 use crate::system::{self, Bell};
 use crate::worker::{Common, Halt, Setup, Worker};
@@ -22,7 +21,7 @@ use cbd_types::{Error, ErrorKind, Result};
 use std::fs::File;
 use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Instant;
 use vm_memory::GuestAddress;
@@ -72,18 +71,7 @@ pub(crate) struct Session {
 impl Session {
     /// A front end that has said nothing yet. `stop` is readable when the server stops.
     pub(crate) fn new(device: Arc<dyn BlockDevice>, options: Arc<Options>, stop: RawFd) -> Self {
-        let config = DeviceConfig {
-            geometry: device.geometry(),
-            read_only: options.read_only,
-            queues: options.queues_max,
-        };
-        let common = Common {
-            config,
-            write_cache: Arc::new(AtomicBool::new(true)),
-            identity: request::identity(&options.name),
-            spin_max: options.spin_max,
-            bytes_max: options.bytes_max,
-        };
+        let common = Common::of(&*device, &options);
         let slots = std::iter::repeat_with(Slot::default).take(usize::from(options.queues_max)).collect();
         Self {
             device,
@@ -345,17 +333,14 @@ impl Session {
         worker.call.clone_from(&slot.call);
         let halt = Arc::new(Halt::new()?);
         let (order, options, error) = (Arc::clone(&halt), Arc::clone(&self.options), slot.error.clone());
-        let thread = thread::Builder::new()
-            .name(format!("vhost-{index}"))
-            .spawn(move || {
-                if let Some(setup) = &options.thread_setup {
-                    setup();
-                }
-                worker.run(&order);
-                report(&options, index, &worker, error.as_deref());
-                worker
-            })
-            .map_err(|error| Error::new(ErrorKind::System, format!("cannot start a thread: {error}")))?;
+        let thread = cbd_export::start_thread(format!("vhost-{index}"), move || {
+            if let Some(setup) = &options.thread_setup {
+                setup();
+            }
+            worker.run(&order);
+            report(&options, index, &worker, error.as_deref());
+            worker
+        })?;
         slot.state = State::Running(thread, halt);
         Ok(())
     }

@@ -16,11 +16,12 @@ use crate::inflight;
 use crate::malformed;
 use crate::memory::GuestMap;
 use crate::request::{self, HEAD, IDENTITY, Status, Task};
+use crate::server::Options;
 use crate::spin::Spin;
 use crate::system::Bell;
 use cbd_export::buffers::Buffers;
 use cbd_export::wake::{Interest, WaitSet};
-use cbd_export::{Event, RequestQueue};
+use cbd_export::{BlockDevice, Event, RequestQueue};
 use cbd_types::{ByteRange, Completion, Error, ErrorKind, Operation, Request, Result};
 use std::collections::VecDeque;
 use std::fs::File;
@@ -88,6 +89,23 @@ pub(crate) struct Common {
     pub(crate) identity: [u8; IDENTITY],
     pub(crate) spin_max: Duration,
     pub(crate) bytes_max: usize,
+}
+
+impl Common {
+    pub(crate) fn of(device: &dyn BlockDevice, options: &Options) -> Self {
+        let config = DeviceConfig {
+            geometry: device.geometry(),
+            read_only: options.read_only,
+            queues: options.queues_max,
+        };
+        Self {
+            config,
+            write_cache: Arc::new(AtomicBool::new(true)),
+            identity: request::identity(&options.name),
+            spin_max: options.spin_max,
+            bytes_max: options.bytes_max,
+        }
+    }
 }
 
 /// A request that was taken, at the place of its first descriptor.
@@ -220,6 +238,28 @@ impl Worker {
             // Where memory is gone, what was read from it is beside the point.
             let error = self.check_memory().err().unwrap_or(error);
             self.fault = Some(error);
+        }
+    }
+
+    /// Takes and answers what the ring has, until nothing is left or about `most` were taken; waits for the device alone.
+    pub(crate) fn run_dry(&mut self, most: usize) -> Result<()> {
+        let mut waits = WaitSet::new();
+        for descriptor in self.device.wait_descriptors() {
+            waits.add(descriptor, Interest::Read);
+        }
+        let mut rounds = most.div_ceil(BATCH);
+        loop {
+            let took = rounds > 0 && self.take()?;
+            rounds = rounds.saturating_sub(1);
+            self.device.poll(&mut self.done);
+            self.settle()?;
+            self.say()?;
+            if !took && self.submitted == 0 {
+                return Ok(());
+            }
+            if !took {
+                waits.wait(None)?;
+            }
         }
     }
 
