@@ -373,16 +373,21 @@ impl Index {
     }
 
     fn find_or_insert(&mut self, key: u32) -> u32 {
-        if let Some(at) = self.find(key) {
-            return at;
+        let bucket = self.bucket(key);
+        let next = self.heads[bucket];
+        let mut at = next;
+        while at != END {
+            let node = self.node(at);
+            if node.key == key {
+                return at;
+            }
+            at = node.next;
         }
         let at = self.take_free().unwrap_or_else(|| {
             self.reserve(1);
             self.used += 1;
             self.used - 1
         });
-        let bucket = self.bucket(key);
-        let next = self.heads[bucket];
         *self.node_mut(at) = Node { key, next, slot: SLOT, segment: u32::MAX, data: NO_DATA };
         self.heads[bucket] = at;
         self.live += 1;

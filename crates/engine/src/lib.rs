@@ -35,6 +35,7 @@ mod rangemap;
 mod rare;
 mod read;
 mod reclaim;
+mod records;
 mod recovery;
 mod replay;
 mod settings;

@@ -287,10 +287,9 @@ impl<E: Environment> Cache<E> {
     /// Whether the record's range lies on the device and, where it has data, inside one chunk.
     pub(crate) fn accepts(&self, record: &Record) -> bool {
         let range = record.range();
-        let sector = u64::from(self.identity.sector);
-        let on_device = range.end <= self.identity.size
-            && range.start.is_multiple_of(sector)
-            && range.end.is_multiple_of(sector);
+        // A sector is a power of two, and a division for each record of a log is many.
+        let in_sector = u64::from(self.identity.sector) - 1;
+        let on_device = range.end <= self.identity.size && (range.start | range.end) & in_sector == 0;
         let in_unit = !record.kind().has_data()
             || (range.start / cbd_types::CHUNK == (range.end - 1) / cbd_types::CHUNK
                 && range.len() <= u64::from(self.shape().atomic_unit()));

@@ -243,7 +243,8 @@ impl<E: Environment> Cache<E> {
                     .and(region.write_back(Safeguard::RecoveryHeaderWriteBack, base, header))
                     .and(region.write_back(Safeguard::RecoveryHeaderCopyWriteBack, copy, header));
             }
-            // The last record that was accepted, its further lines and its data.
+            // The last record that was accepted, its further lines and its data; and of the records before it those that may
+            // stand in as many slots, since it is not known where the last one begins.
             let Some(last) = self.last_with_records(lane) else { continue };
             let base = self.segments[last.segment as usize].base;
             let first = last.slots.saturating_sub(SLOTS_MAX_OF_RECORD);
@@ -252,9 +253,14 @@ impl<E: Environment> Cache<E> {
                     stored = stored.and(region.write_back(Safeguard::RecoveryRecordWriteBack, base + at, 64));
                 }
             }
-            if last.data_low < self.shape().data_top() {
-                let length = (self.shape().data_top() - last.data_low)
-                    .min(u64::from(self.shape().atomic_unit()) + PAGE);
+            let data_end = (first..last.slots)
+                .filter_map(|slot| self.find_record(Location { segment: last.segment, slot }))
+                .filter(|record| record.kind().has_data())
+                .map(|record| u64::from(record.data_offset.get()) + record.length.get())
+                .max();
+            if let Some(end) = data_end {
+                let length =
+                    end.saturating_sub(last.data_low).min(u64::from(self.shape().atomic_unit()) + PAGE);
                 let at = base + last.data_low;
                 stored = stored.and(region.write_back(Safeguard::RecoveryDataWriteBack, at, length));
             }

@@ -22,9 +22,8 @@ use alloc::{
     vec,
     vec::Vec,
 };
-use cbd_format::{Drained, Record, RecordKind, SegmentHeader, SegmentShape, record::blocks_in};
+use cbd_format::{Drained, Record, RecordKind, SegmentHeader, SegmentShape};
 use cbd_types::{ByteRange, LaneId, Safeguard};
-use core::sync::atomic::Ordering;
 
 /// A segment of a lane's log as its header describes it.
 #[derive(Clone, Debug)]
@@ -93,9 +92,6 @@ impl Condemned {
         self.ranges.entry(sequence).or_default().insert(range);
     }
 }
-
-/// Records that are read before they are applied.
-const READ_AHEAD: usize = 16;
 
 struct Replay<'a> {
     outcome: Outcome,
@@ -221,18 +217,31 @@ impl<E: Environment> Cache<E> {
             holds_dropped: false,
         };
         let mut expected = segment.header.first_sequence.get();
-        // Records that are read and not applied: the last one is only when it is known not to be torn.
-        let mut read: Vec<(Location, Record)> = Vec::with_capacity(READ_AHEAD);
+        // Read and not applied: the last record is only when it is known not to be torn.
+        let mut last: Option<(Location, Record)> = None;
+        let mut records = self.records_of(segment.segment, self.shape().slots_max());
         let mut slot = 0;
         while limit.is_none_or(|limit| expected < limit) {
+            let mut read = self.good_records(&mut records, slot);
+            let in_order =
+                read.iter().zip(expected..limit.unwrap_or(u64::MAX)).take_while(|((_, record), expected)| {
+                    Safeguard::RecoverySequence.holds(record.sequence.get() == *expected)
+                });
+            let count = in_order.count();
+            read.truncate(count);
+            if let Some((last_slot, record)) = read.pop() {
+                self.apply_last(state, &mut log, &mut last, replay);
+                self.apply_all(state, &mut log, &read, replay);
+                last = Some((Location { segment: segment.segment, slot: last_slot }, *record));
+                slot = last_slot + record.slots();
+                expected += count as u64;
+                continue;
+            }
             if let Some(record) = self.record_at(segment.segment, slot)
                 && Safeguard::RecoverySequence.holds(record.sequence.get() == expected)
             {
-                let location = Location { segment: segment.segment, slot };
-                if read.len() == READ_AHEAD {
-                    self.apply_all(state, &mut log, &mut read, replay);
-                }
-                read.push((location, record));
+                self.apply_last(state, &mut log, &mut last, replay);
+                last = Some((Location { segment: segment.segment, slot }, record));
                 slot += record.slots();
                 expected += 1;
                 continue;
@@ -245,7 +254,7 @@ impl<E: Environment> Cache<E> {
                 break;
             }
             // Damage: something later proves that the record was complete.
-            self.apply_all(state, &mut log, &mut read, replay);
+            self.apply_last(state, &mut log, &mut last, replay);
             // At the last place that may be lost: all before the next record is condemned.
             let lost_slot = later.map_or(slot, |(later_slot, _)| later_slot - 1);
             let last_lost = later.map_or_else(|| limit.unwrap_or(marked + 1), |(_, sequence)| sequence) - 1;
@@ -266,8 +275,7 @@ impl<E: Environment> Cache<E> {
                 }
             }
         }
-        if let Some((location, record)) = read.pop() {
-            self.apply_all(state, &mut log, &mut read, replay);
+        if let Some((location, record)) = last {
             let sequence = record.sequence.get();
             let is_proved = limit.is_some() || (marked >= sequence && Safeguard::RecoveryMark.is_kept());
             if is_proved || Safeguard::RecoveryWhole.holds(self.is_whole(location, &record)) {
@@ -351,18 +359,31 @@ impl<E: Environment> Cache<E> {
         replay.outcome.lost.push(lost);
     }
 
-    /// Applies the records in their order. What the index has where they go is loaded for all of them first: each would wait
-    /// for its own line otherwise.
+    /// Applies records of the segment of `log` in their order. What the index has where they go is loaded for all of them first:
+    /// each would wait for its own line otherwise.
     fn apply_all(
         &self,
         state: &mut LaneState,
         log: &mut LogSegment,
-        records: &mut Vec<(Location, Record)>,
+        records: &[(u32, &Record)],
         replay: &mut Replay<'_>,
     ) {
         let keys = records.iter().map(|(_, record)| self.identity.lanes.key(record.range().start));
         core::hint::black_box(state.index.touch_all(keys));
-        for (location, record) in records.drain(..) {
+        for (slot, record) in records {
+            self.apply(state, log, Location { segment: log.segment, slot: *slot }, record, replay);
+        }
+    }
+
+    /// Applies what was the last record until another one came.
+    fn apply_last(
+        &self,
+        state: &mut LaneState,
+        log: &mut LogSegment,
+        last: &mut Option<(Location, Record)>,
+        replay: &mut Replay<'_>,
+    ) {
+        if let Some((location, record)) = last.take() {
             self.apply(state, log, location, &record, replay);
         }
     }
@@ -383,11 +404,10 @@ impl<E: Environment> Cache<E> {
         }
         match kind {
             RecordKind::Write | RecordKind::Fill | RecordKind::ParkedWrite => {
-                state.index.reserve(blocks_in(range));
                 let first_sum = [record.first_sum.get()];
                 let known = if record.has_sums() { &first_sum[..] } else { &[] };
                 self.index_range(state, range, location, record.data_offset.get(), known);
-                if Safeguard::RecoveryHeals.is_kept() {
+                if !state.overlay.is_empty() && Safeguard::RecoveryHeals.is_kept() {
                     state.overlay.heal(range);
                 }
                 log.data_low = log.data_low.min(u64::from(record.data_offset.get()));
@@ -404,7 +424,8 @@ impl<E: Environment> Cache<E> {
                 }
             }
         }
-        if kind != RecordKind::Quarantine && Safeguard::ParkedSuperseded.is_kept() {
+        if !state.parked.is_empty() && kind != RecordKind::Quarantine && Safeguard::ParkedSuperseded.is_kept()
+        {
             state.parked.forget(range);
         }
         if kind.is_parked() && Safeguard::RecoveryParked.is_kept() {
@@ -432,6 +453,5 @@ impl<E: Environment> Cache<E> {
         if !replay.cursor_found {
             replay.outcome.cursor = Cursor { ordinal: log.ordinal, slot: location.slot + record.slots() };
         }
-        self.segments[location.segment as usize].ordinal.store(log.ordinal, Ordering::Relaxed);
     }
 }

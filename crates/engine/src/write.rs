@@ -152,6 +152,12 @@ impl<E: Environment> Cache<E> {
         data_offset: u32,
         sums: &[u32],
     ) {
+        if range.len() == CHECKSUM_BLOCK && range.start.is_multiple_of(CHECKSUM_BLOCK) {
+            // Most are just that.
+            let data = sums.first().map(|sum| BlockData { offset: data_offset, sum: *sum });
+            lane.index.set_whole(self.identity.lanes.key(range.start), location, data);
+            return;
+        }
         for (number, (block, first, end)) in blocks(range).enumerate() {
             let start = block * CHECKSUM_BLOCK;
             let key = self.identity.lanes.key(start);

@@ -158,9 +158,13 @@ pub struct RecordPlace {
     pub slot: u32,
 }
 
+/// What the checksum of a line is of: aligned, since it is summed word by word.
+#[repr(align(8))]
+struct Seeded([u8; 16 + 60]);
+
 impl RecordPlace {
     fn sum(&self, line: &[u8; 64]) -> u32 {
-        let mut seeded = [0; 16 + 60];
+        let Seeded(seeded) = &mut Seeded([0; 16 + 60]);
         if Safeguard::RecordSalt.is_kept() {
             seeded[..8].copy_from_slice(&self.salt.to_le_bytes());
         }
@@ -170,8 +174,10 @@ impl RecordPlace {
         if Safeguard::RecordSlot.is_kept() {
             seeded[12..16].copy_from_slice(&self.slot.to_le_bytes());
         }
-        seeded[16..].copy_from_slice(&line[4..]);
-        crc32c(&seeded)
+        // In two parts: a word of the sum that spans two stores would wait for both.
+        seeded[16..72].copy_from_slice(&line[4..60]);
+        seeded[72..].copy_from_slice(&line[60..]);
+        crc32c(seeded)
     }
 
     fn seal(&self, mut line: [u8; 64]) -> [u8; 64] {
@@ -217,6 +223,12 @@ impl Record {
     #[must_use]
     pub fn decode(line: &[u8; 64]) -> Unverified<Self> {
         Unverified::new(zerocopy::transmute!(*line))
+    }
+
+    /// The same where the bytes are, for who looks at many.
+    #[must_use]
+    pub fn decode_in_place(line: &[u8; 64]) -> Unverified<&Self> {
+        Unverified::new(zerocopy::transmute_ref!(line))
     }
 
     /// What it did. Records that were verified have a known kind.
@@ -286,8 +298,16 @@ impl Unverified<Record> {
     /// blocks need. Whether its range lies on the device is for the caller to say.
     #[must_use]
     pub fn verify(&self, place: &RecordPlace, generation: u32, size: u64) -> Option<Record> {
+        Unverified::new(&self.claim(|record| *record)).verify(place, generation, size).copied()
+    }
+}
+
+impl<'a> Unverified<&'a Record> {
+    /// The record where it is, if it is one; see [`Unverified::<Record>::verify`].
+    #[must_use]
+    pub fn verify(&self, place: &RecordPlace, generation: u32, size: u64) -> Option<&'a Record> {
         let record = self
-            .demand(Safeguard::RecordChecksum, |record| place.is_valid(&zerocopy::transmute!(*record)))?
+            .demand(Safeguard::RecordChecksum, |record| place.is_valid(zerocopy::transmute_ref!(*record)))?
             .demand(Safeguard::RecordGeneration, |record| record.generation.get() == generation)?
             .demand(Safeguard::RecordKind, |record| RecordKind::from_code(record.kind).is_some())?
             .demand(Safeguard::RecordReserved, |record| record.reserved == 0)?
