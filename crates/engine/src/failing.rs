@@ -306,6 +306,11 @@ impl Failing {
         end == range.end
     }
 
+    /// Whether anything was refused before.
+    pub(crate) fn knows_any(&self) -> bool {
+        !self.known.is_empty()
+    }
+
     /// Cuts `piece` at the borders of what was refused before, so that the rest is written without it.
     pub(crate) fn cut_at_known(&self, piece: Piece) -> Vec<Piece> {
         let (range, content) = piece;

@@ -34,9 +34,10 @@ impl<E: Environment> Cache<E> {
                 cursor.slot = cursor.slot.max(segment.slots);
                 continue;
             }
+            let mut records = self.records_of(segment.segment, segment.slots);
             while cursor.slot < segment.slots {
                 let location = Location { segment: segment.segment, slot: cursor.slot };
-                let record = self.find_record(location);
+                let record = self.record_of(&mut records, cursor.slot);
                 let next = match &record {
                     Some(record) => cursor.slot + record.slots(),
                     None => self.next_readable(location, segment.slots),

@@ -25,6 +25,7 @@ use core::sync::atomic::Ordering;
 mod allowance;
 mod collect;
 mod dirty;
+mod newest;
 mod parked;
 mod requests;
 

@@ -7,8 +7,8 @@
 //!
 //! Left to others: when a batch begins, and up to which epoch (`writeback`).
 
-use super::{Content, Writeback};
-use crate::{Cache, Environment, drained::void_until_now, overlay::Place, rangemap::RangeMap};
+use super::{Content, Writeback, newest::Found};
+use crate::{Cache, Environment, drained::void_until_now, overlay::Place};
 use alloc::vec::Vec;
 use cbd_format::RecordKind;
 use cbd_types::{ByteRange, LaneId, Safeguard};
@@ -45,7 +45,7 @@ impl Writeback {
     pub(super) fn collect<E: Environment>(&mut self, cache: &Cache<E>) {
         let Some(batch) = &mut self.batch else { return };
         let Some(target) = batch.target else { return };
-        let mut map: RangeMap<Content> = RangeMap::default();
+        let mut found = Found::default();
         let mut records = 0;
         batch.complete = true;
         for lane in (0..cache.lanes.len() as u32).map(LaneId) {
@@ -84,11 +84,11 @@ impl Writeback {
                 if let Content::Data { .. } = content {
                     cleaned.0 += range.len();
                     records += 1;
-                    map.insert(range, content, |_| !Safeguard::WritebackNewest.is_kept());
+                    found.add(range, content);
                 } else {
                     for part in cache.identity.lanes.of_lane(lane, range) {
                         records += 1;
-                        map.insert(part, content, |_| false);
+                        found.add(part, content);
                     }
                 }
                 ControlFlow::Continue(())
@@ -115,6 +115,11 @@ impl Writeback {
                 break;
             }
         }
-        batch.pieces.extend(map.iter().flat_map(|piece| self.failing.cut_at_known(piece)));
+        let newest = found.newest();
+        if self.failing.knows_any() {
+            batch.pieces.extend(newest.into_iter().flat_map(|piece| self.failing.cut_at_known(piece)));
+        } else {
+            batch.pieces.extend(newest);
+        }
     }
 }
