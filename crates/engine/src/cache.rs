@@ -95,6 +95,10 @@ impl<E> core::ops::Deref for Alone<E> {
 }
 
 /// A cache in front of one backing device.
+///
+/// In this order: what every request reads, and hardly anything writes, stands before the first field that has its cache lines to
+/// itself; what upkeep writes all the time stands behind it.
+#[repr(C)]
 pub struct Cache<E: Environment> {
     environment: Arc<E>,
     region: Arc<Region<E::Memory>>,
@@ -102,6 +106,12 @@ pub struct Cache<E: Environment> {
     pub(crate) identity: Identity,
     pub(crate) lanes: Box<[Lane<E>]>,
     pub(crate) segments: Box<[Segment<E>]>,
+    stopped: SharedBool<E>,
+    abandoned: SharedBool<E>,
+    /// The backing device refuses for long what must go there before anything else can: who finds no space is told so.
+    pub(crate) stalled: SharedBool<E>,
+    /// The maintainer sleeps until somebody writes.
+    pub(crate) maintainer_sleeps: SharedBool<E>,
     pub(crate) pool: Pool<E>,
     pub(crate) epoch: Alone<E>,
     pub(crate) pass: Mutex<E, Pass>,
@@ -112,13 +122,9 @@ pub struct Cache<E: Environment> {
     settings: Mutex<E, Settings>,
     /// Everything up to this epoch is to be drained at once, as fast as `writeback_rate` lets it.
     pub(crate) requested: SharedU64<E>,
-    stopped: SharedBool<E>,
-    abandoned: SharedBool<E>,
     pub(crate) damage: Mutex<E, DamageLog>,
     pub(crate) trouble: Mutex<E, Option<BackingTrouble>>,
     pub(crate) rare: RareCounters,
-    /// The backing device refuses for long what must go there before anything else can: who finds no space is told so.
-    pub(crate) stalled: SharedBool<E>,
     pub(crate) parked_total: SharedU64<E>,
     pub(crate) unparked_total: SharedU64<E>,
     /// How often what is parked was tried again.
@@ -128,8 +134,6 @@ pub struct Cache<E: Environment> {
     pub(crate) written_back: SharedU64<E>,
     pub(crate) backing_flushes: SharedU64<E>,
     maintenance: Mutex<E, Option<Waker>>,
-    /// The maintainer sleeps until somebody writes.
-    pub(crate) maintainer_sleeps: SharedBool<E>,
     /// Where writeback begins in each lane; recovery knows, the maintainer takes it.
     pub(crate) cursors: Mutex<E, Vec<Cursor>>,
 }
@@ -348,6 +352,10 @@ impl<E: Environment> Cache<E> {
 
     /// From now on who finds no space is told that the backing device refuses writes, or not any more.
     pub(crate) fn set_stalled(&self, stalled: bool) {
+        // Only the maintainer changes it, and all requests read what stands beside it.
+        if self.stalled.load(Ordering::SeqCst) == stalled {
+            return;
+        }
         if self.stalled.swap(stalled, Ordering::SeqCst) != stalled && stalled {
             self.pool.wake_all();
         }

@@ -14,6 +14,7 @@ use crate::{
     parking::Parked,
     pool::Asker,
     rare,
+    records::Records,
     slots::InBoth,
 };
 use alloc::{collections::BTreeSet, vec::Vec};
@@ -21,12 +22,14 @@ use cbd_format::{LaneTail, Record, RecordKind};
 use cbd_types::{AlignedBuffer, ByteRange, CHECKSUM_BLOCK, LaneId, Safeguard};
 use core::sync::atomic::Ordering;
 
-/// Records that leave the index in one hold of the lane's lock.
-const RECORDS_PER_HOLD: usize = 32;
+/// Records that leave the index in one hold of the lane's lock: so few that a writer who meets it waits about as long as for
+/// another writer, and does not go to sleep. Between two holds the next records are read, so that the writer comes in.
+const RECORDS_PER_HOLD: usize = 8;
 
 struct Victim {
     lane: LaneId,
     segment: LogSegment,
+    records: Records,
     slot: u32,
     /// Bytes that may still be given a second chance.
     second_chance: u64,
@@ -92,7 +95,7 @@ fn choose<E: Environment>(cache: &Cache<E>, stuck: &BTreeSet<LaneId>) -> Option<
     let drained = cache.drained_epoch().0;
     // What is copied to the head makes no space: less of it while segments go faster than they come back.
     let quarters = if cache.is_reclaim_at_ease() { 3 } else { 2 };
-    let mut best: Option<(usize, Victim)> = None;
+    let mut best: Option<(usize, LaneId, LogSegment)> = None;
     for (number, lane) in cache.lanes.iter().enumerate() {
         let state = lane.state.lock();
         let Some(tail) = state.sealed.front() else { continue };
@@ -101,22 +104,20 @@ fn choose<E: Environment>(cache: &Cache<E>, stuck: &BTreeSet<LaneId>) -> Option<
         {
             continue;
         }
-        if best.as_ref().is_none_or(|(length, _)| state.sealed.len() > *length) {
-            best = Some((
-                state.sealed.len(),
-                Victim {
-                    lane: LaneId(number as u32),
-                    segment: *tail,
-                    slot: 0,
-                    second_chance: (cache.shape().data_top() - tail.data_low) / 4 * quarters,
-                    has_carried: false,
-                    needs_mark: false,
-                    unreadable: false,
-                },
-            ));
+        if best.as_ref().is_none_or(|(length, ..)| state.sealed.len() > *length) {
+            best = Some((state.sealed.len(), LaneId(number as u32), *tail));
         }
     }
-    best.map(|(_, victim)| victim)
+    best.map(|(_, lane, segment)| Victim {
+        lane,
+        segment,
+        records: cache.records_of(segment.segment, segment.slots),
+        slot: 0,
+        second_chance: (cache.shape().data_top() - segment.data_low) / 4 * quarters,
+        has_carried: false,
+        needs_mark: false,
+        unreadable: false,
+    })
 }
 
 impl Victim {
@@ -138,23 +139,30 @@ impl Victim {
         let mut records: Vec<(Location, Record)> = Vec::with_capacity(RECORDS_PER_HOLD);
         while self.slot < self.segment.slots && records.len() < RECORDS_PER_HOLD {
             let location = Location { segment: self.segment.segment, slot: self.slot };
-            match cache.load_record(location) {
-                Ok(record) => {
+            match cache.record_of(&mut self.records, self.slot) {
+                Some(record) => {
                     self.slot += record.slots();
                     records.push((location, record));
                 }
-                Err(_) => return self.take_out_all(cache),
+                None => return self.take_out_all(cache),
             }
         }
         let mut chances = Vec::new();
-        {
-            let state = cache.lanes[self.lane.index()].state.lock();
-            for (location, record) in &records {
-                if record.kind().has_data() && self.second_chance > 0 && !cache.pool.has_waiters() {
-                    self.note_chances(cache, &state, *location, record, &mut chances);
-                }
+        let mut state = cache.lanes[self.lane.index()].state.lock();
+        let keys = records.iter().map(|(_, record)| cache.identity.lanes.key(record.range().start));
+        core::hint::black_box(state.index.touch_all(keys));
+        for (location, record) in &records {
+            if record.kind().has_data() && self.second_chance > 0 && !cache.pool.has_waiters() {
+                self.note_chances(cache, &state, *location, record, &mut chances);
             }
         }
+        if chances.is_empty() {
+            for (location, record) in &records {
+                self.take_out(cache, &mut state, *location, record);
+            }
+            return;
+        }
+        drop(state);
         // What was read lately is appended again before it is taken out: it is always found.
         for (location, record, block) in chances {
             if !self.append_again(cache, location, &record, block, scratch) {

@@ -127,6 +127,8 @@ pub(crate) struct Writeback {
     last_end_ms: u64,
     parked: parked::Attempts,
     allowance: Allowance,
+    /// When it was looked last whether the batch is urgent, and what was found.
+    looked: (u64, bool),
 }
 
 impl Writeback {
@@ -154,6 +156,7 @@ impl Writeback {
             last_end_ms: now_ms,
             parked: parked::Attempts::new(now_ms),
             allowance: Allowance::new(now_ms),
+            looked: (now_ms, false),
         }
     }
 
@@ -184,7 +187,13 @@ impl Writeback {
         if batch.phase == Phase::Flushing {
             return if queue.in_flight() > 0 { Progress::InFlight } else { self.flush(cache, queue, now) };
         }
-        let urgent = batch.target.is_some_and(|target| self.is_urgent(cache, target));
+        if let Some(target) = batch.target
+            && self.looked.0 != now
+        {
+            // Not in every step: it takes the lanes' locks, which writers want.
+            self.looked = (now, self.is_urgent(cache, target));
+        }
+        let urgent = batch.target.is_some() && self.looked.1;
         if let Some(until) = self.submit(cache, queue, now, urgent) {
             return if queue.in_flight() > 0 { Progress::InFlight } else { Progress::Nothing(Some(until)) };
         }
