@@ -14,7 +14,7 @@ use core::sync::atomic::Ordering;
 /// A lane that was written and then left alone is marked after this time.
 const IDLE_MARK_MS: u64 = 1000;
 /// Units of reclaim in one step.
-const RECLAIM_PER_STEP: usize = 64;
+const RECLAIM_PER_STEP: usize = 16;
 
 /// What the caller of [`Maintainer::step`] waits for before the next step. The cache's maintenance waker ends each of
 /// these waits too.

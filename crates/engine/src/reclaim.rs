@@ -25,6 +25,8 @@ use core::sync::atomic::Ordering;
 /// Records that leave the index in one hold of the lane's lock: so few that a writer who meets it waits about as long as for
 /// another writer, and does not go to sleep. Between two holds the next records are read, so that the writer comes in.
 const RECORDS_PER_HOLD: usize = 8;
+/// Holds of the lane's lock in one step.
+const HOLDS_PER_STEP: usize = 4;
 
 struct Victim {
     lane: LaneId,
@@ -75,7 +77,11 @@ impl Reclaim {
             return true;
         }
         if victim.slot < victim.segment.slots {
-            victim.take_out_some(cache, &mut self.scratch);
+            for _ in 0..HOLDS_PER_STEP {
+                if victim.slot < victim.segment.slots {
+                    victim.take_out_some(cache, &mut self.scratch);
+                }
+            }
             return true;
         }
         if let Some(victim) = self.victim.take() {

@@ -248,16 +248,17 @@ impl<E: Environment> Cache<E> {
             let Some(last) = self.last_with_records(lane) else { continue };
             let base = self.segments[last.segment as usize].base;
             let first = last.slots.saturating_sub(SLOTS_MAX_OF_RECORD);
-            for slot in first..last.slots {
-                for at in self.shape().slot(slot) {
-                    stored = stored.and(region.write_back(Safeguard::RecoveryRecordWriteBack, base + at, 64));
-                }
-            }
+            // Before they are written back: what is on its way is not to be relied on.
             let data_end = (first..last.slots)
                 .filter_map(|slot| self.find_record(Location { segment: last.segment, slot }))
                 .filter(|record| record.kind().has_data())
                 .map(|record| u64::from(record.data_offset.get()) + record.length.get())
                 .max();
+            for slot in first..last.slots {
+                for at in self.shape().slot(slot) {
+                    stored = stored.and(region.write_back(Safeguard::RecoveryRecordWriteBack, base + at, 64));
+                }
+            }
             if let Some(end) = data_end {
                 let length =
                     end.saturating_sub(last.data_low).min(u64::from(self.shape().atomic_unit()) + PAGE);

@@ -253,6 +253,7 @@ impl Writeback {
             //    no crash state until the batch is through.
             store_drained(cache, |drained| drained.void_until = drained.void_until.get().max(target).into());
         }
+        self.looked = (now, self.is_urgent(cache, target));
         self.batch = Some(Batch::new(Some(target), cache.lanes.len()));
         self.collect(cache);
         Progress::Busy
