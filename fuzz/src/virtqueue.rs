@@ -3,7 +3,7 @@
 //!
 //! Always true here, whatever the guest lays: the ring ends; nothing outside of the guest's memory changes; the device is asked only
 //! for whole sectors of its own, durable at once where the guest cannot flush. Where the device's answers cannot change what is
-//! asked, more is known ([`Asked`]): the device is changed by what was asked for, in that order, and by nothing else; bytes of the
+//! asked, more is known (`Asked`): the device is changed by what was asked for, in that order, and by nothing else; bytes of the
 //! guest change only in what it gave to be written and in the ring of answers; and each request is answered once, in turn.
 
 use crate::input::{Input, corner};
