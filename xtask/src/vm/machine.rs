@@ -178,6 +178,10 @@ fn machine(plan: &Plan, kvm: bool, line: &mut Line) {
 
 fn parameters(plan: &Plan) -> String {
     let mut text = "console=ttyS0 loglevel=4 panic=-1 oops=panic random.trust_cpu=on".to_owned();
+    if plan.mode == Mode::Counting {
+        // Where things lie decides how many instructions align and copy them; so they lie in the same places each time.
+        text.push_str(" nokaslr norandmaps randomize_kstack_offset=off");
+    }
     if let Some(size) = plan.pmem {
         let at = ABOVE + plan.memory.saturating_sub(LOW);
         text.push_str(&format!(" memmap={size}!{at}"));
@@ -272,7 +276,7 @@ mod tests {
     fn instructions_are_counted_on_one_processor_without_string_instructions() {
         let plan = Plan { mode: Mode::Counting, ..Plan::of_script("true") };
         let line = line(&plan, false);
-        for part in ["-icount shift=0,sleep=off", "erms=off,fsrm=off", "-smp 1"] {
+        for part in ["-icount shift=0,sleep=off", "erms=off,fsrm=off", "-smp 1", " nokaslr norandmaps "] {
             assert!(line.contains(part), "{part} is not in {line}");
         }
     }
