@@ -1,5 +1,5 @@
-//! What every export shares: the device it serves, the queues it puts requests into, something to wait on, and the
-//! socket where its clients come.
+//! What every export shares: the device it serves, the queues it puts requests into, something to wait on, the
+//! socket where its clients come, and for devices of the kernel the link to one and who uses it.
 //!
 //! An export knows its wire and [`Request`]; what a request does is behind [`BlockDevice`]. So the same
 //! export serves a cached device, an uncached one and plain memory, and a comparison between them compares
@@ -9,10 +9,15 @@
 //! [`RequestQueue::submit`] or parks it and goes on; nothing waits inside a queue.
 
 pub mod buffers;
+mod errors;
+pub mod link;
 pub mod memory;
+pub mod mounts;
 pub mod socket;
+pub mod users;
 pub mod wake;
 
+pub use errors::system_error;
 pub use memory::MemoryDevice;
 pub use wake::{Event, Waker, wait_any};
 

@@ -3,8 +3,7 @@
 //! Always true here: a signal is never lost (it stays until it is cleared), a wait that was interrupted goes on
 //! for what was left of its time, and nothing here allocates once a [`WaitSet`] has its descriptors.
 //!
-//! Left to others: what the descriptors mean. This is the only module of the crate that calls the system, hence
-//! the only one with `unsafe`.
+//! Left to others: what the descriptors mean.
 
 use cbd_types::{Error, ErrorKind, Result};
 use std::fmt;

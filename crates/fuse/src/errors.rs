@@ -1,17 +1,3 @@
 //! From the system's errors to ours.
 
-use cbd_types::{Error, ErrorKind};
-use std::io;
-
-/// An error of the system, with what was being done or with what it happened in front.
-pub fn system_error(what: impl std::fmt::Display, error: &io::Error) -> Error {
-    let kind = match error.raw_os_error() {
-        Some(libc::EPERM | libc::EACCES) => ErrorKind::Permission,
-        Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => ErrorKind::NotFound,
-        Some(libc::EBUSY) => ErrorKind::Busy,
-        Some(libc::EEXIST) => ErrorKind::AlreadyExists,
-        Some(libc::ENOSPC | libc::EMFILE | libc::ENFILE) => ErrorKind::NoSpace,
-        _ => ErrorKind::System,
-    };
-    Error::new(kind, format!("{what}: {error}"))
-}
+pub use cbd_export::system_error;

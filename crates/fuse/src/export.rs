@@ -5,11 +5,11 @@
 //!
 //! Left to others: which devices there are and what they are called, sweeping at the start ([`crate::sweep`]).
 
-use crate::link::{self, Link};
 use crate::loop_device::{Binding, Keeper, QueueLimits};
 use crate::service::{ABORT_PATIENCE, Service, Way};
-use crate::users;
 use cbd_export::BlockDevice;
+use cbd_export::link::{self, Link};
+use cbd_export::users::{self, BlockNode};
 use cbd_types::{Context, Error, ErrorKind, Geometry, Result};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -88,7 +88,7 @@ impl FuseLoop {
         let geometry = device.geometry();
         check(&options, &geometry)?;
         if let Some(link) = &options.link {
-            link::may_be_made(link)?;
+            link::may_be_made(link, None)?;
         }
         let what = || format!("{} could not be exported as a block device", options.name);
         let service = Service::start(&device, &options).context(what)?;
@@ -152,11 +152,12 @@ impl FuseLoop {
     pub fn is_busy(&self) -> Result<Option<String>> {
         let Some(keeper) = &self.keeper else { return Ok(None) };
         let (device, link) = (keeper.device(), self.link.as_ref().map(Link::path));
-        if let Some(sentence) = users::mounted_or_held(device, link)? {
+        let node = BlockNode { path: device.path.clone(), device: device.device };
+        if let Some(sentence) = users::mounted_or_held(&node, link)? {
             return Ok(Some(sentence));
         }
         if keeper.exclusive_elsewhere(LOOK_PATIENCE)? {
-            return Ok(Some(users::mounted_elsewhere(device, link)));
+            return Ok(Some(users::mounted_elsewhere(&node, link)));
         }
         if let Some(who) = users::opened_by(device.device) {
             return Ok(Some(format!("{} is open in {who}", self.device_path().display())));

@@ -27,7 +27,6 @@ mod serve;
 mod service;
 mod sweep;
 mod system;
-mod users;
 mod wire;
 mod worker;
 

@@ -127,7 +127,7 @@ impl Service {
         let first = connection::open()?;
         connection::mount(&first, &self.mount_dir)?;
         self.mounted = true;
-        self.connection = mounts::at(&self.mount_dir)?.map(|mount| mount.connection());
+        self.connection = cbd_export::mounts::at(&self.mount_dir)?.as_ref().map(mounts::connection);
         let filesystem = Arc::new(Filesystem {
             name: options.name.clone(),
             geometry: device.geometry(),
@@ -422,7 +422,7 @@ fn prepare_mount_dir(dir: &Path) -> Result<PathBuf> {
     fs::create_dir_all(parent).map_err(failed)?;
     let dir = fs::canonicalize(parent).map_err(failed)?.join(name);
     // Looked up before it is touched: a mount whose server is gone answers every touch with an error.
-    if mounts::at(&dir)?.is_some() {
+    if cbd_export::mounts::at(&dir)?.is_some() {
         let text = format!("something is mounted at {} already; unmount it first", dir.display());
         return Err(Error::new(ErrorKind::AlreadyExists, text));
     }

@@ -9,8 +9,9 @@
 use crate::errors::system_error;
 use crate::link::{is_bound, is_marked, loop_number};
 use crate::loop_device::read_setting;
-use crate::mounts::{self, Mount};
+use crate::mounts;
 use crate::system;
+use cbd_export::mounts::Mount;
 use cbd_types::Result;
 use std::fs::{self, File};
 use std::io;
@@ -41,7 +42,7 @@ pub struct Swept {
 pub fn sweep(run_dir: &Path, dev_dir: &Path) -> Result<Swept> {
     let mut swept = Swept::default();
     let (dead, alive): (Vec<_>, Vec<_>) =
-        ours_under(run_dir)?.into_iter().partition(|mount| mount.is_dead(PATIENCE));
+        ours_under(run_dir)?.into_iter().partition(|mount| mounts::is_dead(mount, PATIENCE));
     swept.alive = alive.into_iter().map(|mount| mount.target).collect();
     // Before the mounts, which say where the files of the loop devices are.
     for number in bound_loops() {
@@ -50,7 +51,7 @@ pub fn sweep(run_dir: &Path, dev_dir: &Path) -> Result<Swept> {
         }
     }
     for mount in dead {
-        mount.abort();
+        mounts::abort(&mount);
         // Not there for the next one; if somebody put something into it, it stays.
         let _ = fs::remove_dir(&mount.target);
         swept.mounts.push(mount.target);
@@ -65,9 +66,9 @@ pub fn sweep(run_dir: &Path, dev_dir: &Path) -> Result<Swept> {
 /// # Errors
 /// When the mounts cannot be listed.
 pub fn abort_connections(run_dir: &Path) -> Result<usize> {
-    let mounts = ours_under(run_dir)?;
-    mounts.iter().for_each(Mount::abort);
-    Ok(mounts.len())
+    let ours = ours_under(run_dir)?;
+    ours.iter().for_each(mounts::abort);
+    Ok(ours.len())
 }
 
 fn ours_under(run_dir: &Path) -> Result<Vec<Mount>> {
@@ -76,9 +77,9 @@ fn ours_under(run_dir: &Path) -> Result<Vec<Mount>> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(error) => return Err(system_error(run_dir.display(), &error)),
     };
-    let mut mounts = mounts::list()?;
-    mounts.retain(|mount| mount.is_ours() && mount.target.starts_with(&run_dir));
-    Ok(mounts)
+    let mut ours = cbd_export::mounts::list()?;
+    ours.retain(|mount| mounts::is_ours(mount) && mount.target.starts_with(&run_dir));
+    Ok(ours)
 }
 
 fn bound_loops() -> impl Iterator<Item = u32> {

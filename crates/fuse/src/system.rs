@@ -207,20 +207,6 @@ pub fn ask_file_system(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// The device number that a device node at `path` stands for, links followed. Never asks a file system's server.
-pub fn device_of_node(path: &Path) -> Option<(u32, u32)> {
-    let path = path_text(path).ok()?;
-    // SAFETY: all zeroes are a valid value of this structure of plain numbers.
-    let mut status: libc::statx = unsafe { std::mem::zeroed() };
-    // SAFETY: the path is a C string, and the kernel writes a `struct statx` through the pointer.
-    let result = unsafe {
-        let flags = libc::AT_STATX_DONT_SYNC;
-        libc::statx(libc::AT_FDCWD, path.as_ptr(), flags, libc::STATX_TYPE, &raw mut status)
-    };
-    let block = u32::from(status.stx_mode) & libc::S_IFMT == libc::S_IFBLK;
-    (result == 0 && block).then_some((status.stx_rdev_major, status.stx_rdev_minor))
-}
-
 /// The process of the calling thread is one whose death ends this one too, and whose I/O must not wait for
 /// memory that only its own I/O can free.
 pub fn set_io_flusher() -> io::Result<()> {

@@ -1,0 +1,142 @@
+//! The link by which users know a block device: `/dev/cbdN`, which points to a device of the kernel.
+//!
+//! Always true here: only a symbolic link to a loop or ublk device is ever replaced or removed, and none through which another
+//! device that lives is reached; a link appears and changes in one step.
+
+use crate::system_error;
+use cbd_types::{Error, ErrorKind, Result};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// A link that is there.
+#[derive(Debug)]
+pub struct Link {
+    path: PathBuf,
+    target: PathBuf,
+}
+
+impl Link {
+    /// Makes `path` point to `target`, in the place of a link that points to no device any more.
+    ///
+    /// # Errors
+    /// [`ErrorKind::AlreadyExists`] if something else is there.
+    pub fn create(path: &Path, target: &Path) -> Result<Self> {
+        may_be_made(path, Some(target))?;
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let temporary = path.with_file_name(format!(".{name}.{}", std::process::id()));
+        // One of this name can only be left over of a dead process with our number.
+        let _ = fs::remove_file(&temporary);
+        std::os::unix::fs::symlink(target, &temporary).and_then(|()| fs::rename(&temporary, path)).map_err(
+            |error| {
+                let _ = fs::remove_file(&temporary);
+                system_error(path.display(), &error)
+            },
+        )?;
+        Ok(Self { path: path.into(), target: target.into() })
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Removes it, if it is still ours.
+    pub fn remove(&self) {
+        if fs::read_link(&self.path).is_ok_and(|target| target == self.target) {
+            // If it is gone meanwhile, so much the better; one that stays is replaced at the next start.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Whether a link can be made at `path`: nothing is there, or a link to a loop or ublk device that is nobody's, or one to
+/// `target` itself.
+///
+/// # Errors
+/// [`ErrorKind::AlreadyExists`] if something else is there.
+pub fn may_be_made(path: &Path, target: Option<&Path>) -> Result<()> {
+    let taken = |what: String| {
+        let text = format!("{} exists already and {what}; remove it or choose another name", path.display());
+        Err(Error::new(ErrorKind::AlreadyExists, text))
+    };
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(system_error(path.display(), &error)),
+        Ok(found) if !found.is_symlink() => return taken("is no symbolic link".into()),
+        Ok(_) => {}
+    }
+    let there = fs::read_link(path).map_err(|error| system_error(path.display(), &error))?;
+    if target == Some(&there) {
+        return Ok(());
+    }
+    let lives = match (number(&there, "/dev/loop"), number(&there, "/dev/ublkb")) {
+        (Some(number), _) => Path::new(&format!("/sys/block/loop{number}/loop/backing_file")).exists(),
+        (_, Some(number)) => Path::new(&format!("/sys/block/ublkb{number}")).exists(),
+        (None, None) => {
+            return taken(format!("points to {}, which is no loop or ublk device", there.display()));
+        }
+    };
+    if lives { taken(format!("points to {}, which is used", there.display())) } else { Ok(()) }
+}
+
+/// N of exactly `prefixN`, such as `/dev/loopN`.
+#[must_use]
+pub fn number(path: &Path, prefix: &str) -> Option<u32> {
+    let digits = path.to_str()?.strip_prefix(prefix)?;
+    digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok())?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_whole_loop_devices_have_a_number() {
+        assert_eq!(number(Path::new("/dev/loop17"), "/dev/loop"), Some(17));
+        for other in
+            ["/dev/loop", "/dev/loop1p1", "/dev/loop-control", "/dev/sda", "loop1", "/dev/loop99999999999"]
+        {
+            assert_eq!(number(Path::new(other), "/dev/loop"), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_link_to_the_very_device_is_as_good_as_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("cbd0");
+        // Whatever stands there: it is not looked at.
+        std::os::unix::fs::symlink("/dev/null", &path).unwrap();
+        assert!(may_be_made(&path, None).is_err());
+        assert!(may_be_made(&path, Some(Path::new("/dev/null"))).is_ok());
+    }
+
+    #[test]
+    fn a_file_or_a_link_to_something_else_is_never_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        fs::write(&file, "").unwrap();
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink("/dev/null", &link).unwrap();
+        for path in [&file, &link] {
+            let error = Link::create(path, Path::new("/dev/loop1048000")).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::AlreadyExists);
+        }
+        assert!(file.is_file());
+        assert_eq!(fs::read_link(&link).unwrap(), Path::new("/dev/null"));
+    }
+
+    #[test]
+    fn a_link_to_a_device_that_is_nobodys_is_replaced_and_only_ours_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("cbd0");
+        let first = Link::create(&path, Path::new("/dev/loop1048001")).unwrap();
+        Link::create(&path, Path::new("/dev/ublkb1048001")).unwrap();
+        let second = Link::create(&path, Path::new("/dev/loop1048002")).unwrap();
+        first.remove();
+        assert_eq!(fs::read_link(&path).unwrap(), Path::new("/dev/loop1048002"));
+        second.remove();
+        assert!(fs::symlink_metadata(&path).is_err());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+}
