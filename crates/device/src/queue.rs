@@ -5,7 +5,7 @@ use crate::{
     parked::{InFlightOp, Parked, Progress, Slab},
 };
 use alloc::{collections::VecDeque, format, sync::Arc, vec::Vec};
-use cbd_engine::{Admission, Cache, Environment, Miss, ZeroProgress};
+use cbd_engine::{Admission, Cache, Environment, Miss, TOGETHER, ZeroProgress};
 use cbd_types::{
     AlignedBuffer, BackingOp, BackingQueue, ByteRange, Completion, Error, ErrorKind, OpToken, Operation,
     Request, Result, backing::BackingDone,
@@ -31,6 +31,8 @@ pub struct Queue<E: Environment, Q: BackingQueue> {
     spare: Vec<AlignedBuffer>,
     misses: Vec<Miss>,
     finished: Vec<BackingDone>,
+    /// Writes of one piece that are done together, when no more come.
+    plugged: Vec<Request>,
 }
 
 impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
@@ -48,6 +50,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
             spare: Vec::new(),
             misses: Vec::new(),
             finished: Vec::new(),
+            plugged: Vec::with_capacity(TOGETHER),
         }
     }
 
@@ -58,7 +61,72 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
 
     /// Requests taken and not completed.
     pub fn parked(&self) -> usize {
-        self.parked.len()
+        self.parked.len() + self.plugged.len()
+    }
+
+    /// As [`submit`](Self::submit) for a request behind which the client has submitted more: a write may be kept back until
+    /// [`unplug`](Self::unplug), to be done together with others.
+    pub fn submit_plugged(&mut self, request: Request, done: &mut Vec<Completion>) {
+        if self.is_one_piece(&request) {
+            self.plugged.push(request);
+            if self.plugged.len() == TOGETHER {
+                self.unplug(done);
+            }
+        } else {
+            self.unplug(done);
+            self.submit(request, done);
+        }
+    }
+
+    /// Takes what was kept back.
+    pub fn unplug(&mut self, done: &mut Vec<Completion>) {
+        if self.plugged.is_empty() {
+            return;
+        }
+        let mut plugged = core::mem::take(&mut self.plugged);
+        let device = Arc::clone(&self.device);
+        match device.cache() {
+            Some(cache) if plugged.len() > 1 => self.write_together(cache, &mut plugged, done),
+            _ => plugged.drain(..).for_each(|request| self.submit(request, done)),
+        }
+        self.plugged = plugged;
+    }
+
+    /// Whether the request is a write that the engine does in one piece.
+    fn is_one_piece(&self, request: &Request) -> bool {
+        request.operation == Operation::Write
+            && !request.range.is_empty()
+            && self.check(request.operation, request.range, request.buffer.len()).is_ok()
+            && self.device.cache().is_some_and(|cache| cache.pieces(request.range).nth(1).is_none())
+    }
+
+    fn write_together(
+        &mut self,
+        cache: &Arc<Cache<E>>,
+        requests: &mut Vec<Request>,
+        done: &mut Vec<Completion>,
+    ) {
+        let mut writes: [(ByteRange, &[u8]); TOGETHER] = [(ByteRange { start: 0, end: 0 }, &[]); TOGETHER];
+        let mut results = [const { None }; TOGETHER];
+        for (write, request) in writes.iter_mut().zip(&*requests) {
+            *write = (request.range, &request.buffer);
+        }
+        cache.write_together(&writes[..requests.len()], &self.waker, |number, result| {
+            results[number] = Some(result);
+        });
+        for (request, result) in requests.drain(..).zip(results) {
+            match result {
+                Some(Ok(Admission::Done(_))) => {
+                    let forced = if request.fua { cache.force_unit_access(request.range) } else { Ok(()) };
+                    complete(request, forced, done);
+                }
+                Some(Err(error)) => complete(request, Err(error), done),
+                Some(Ok(Admission::Full)) | None => {
+                    let progress = Progress::Written(request.range.start);
+                    self.wait_for_space(request, progress);
+                }
+            }
+        }
     }
 
     /// Takes a request. What can be done at once is in `done` when this returns.
@@ -124,6 +192,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
 
     /// Moves parked requests forward, without waiting.
     pub fn poll(&mut self, done: &mut Vec<Completion>) {
+        self.unplug(done);
         let device = Arc::clone(&self.device);
         if let Some(cache) = device.cache() {
             for (misses, range, buffer) in core::mem::take(&mut self.fills) {

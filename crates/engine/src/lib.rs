@@ -42,6 +42,7 @@ mod settings;
 mod slots;
 mod status;
 mod sync;
+mod together;
 mod transport;
 mod view;
 mod write;
@@ -56,6 +57,7 @@ pub use rare::RarePaths;
 pub use settings::{Consistency, OnWriteError, Settings};
 pub use slots::TwoSlots;
 pub use status::{BackingTrouble, CacheStatus, CachedState, DamagedRange};
+pub use together::TOGETHER;
 pub use transport::{
     BackendEntry, BackendSpec, BlkdevEntry, BlkdevSpec, FormatOptions, HostEntry, Transport, TransportInfo,
 };

@@ -8,8 +8,8 @@ use crate::{
     pool::Asker,
 };
 use cbd_format::record::{Record, RecordKind, blocks_in, sum_lines};
-use cbd_types::{ByteRange, CHECKSUM_BLOCK, Durable, Result, Safeguard};
-use core::task::Waker;
+use cbd_types::{ByteRange, CHECKSUM_BLOCK, Durable, InFlight, Result, Safeguard};
+use core::{ops::RangeInclusive, task::Waker};
 
 /// Whether a request was given space.
 #[derive(Debug)]
@@ -77,6 +77,28 @@ impl<E: Environment> Cache<E> {
         asker: Asker,
         waker: Option<&Waker>,
     ) -> Option<(Durable, Location)> {
+        let (stored, location) = self.store_locked::<BLOCKS>(lane, kind, range, data, asker, waker)?;
+        // 5. Fence, and only then may the caller let the lane go and complete: another processor's fence does
+        //    not drain this one's buffers.
+        let fence = match kind {
+            RecordKind::Fill => Safeguard::FillFence,
+            RecordKind::ParkedWrite => Safeguard::ParkedFence,
+            _ => Safeguard::WriteFence,
+        };
+        Some((self.region().fence(fence, stored), location))
+    }
+
+    /// As [`commit_locked`](Self::commit_locked) without its last step, the fence: the caller does it before it lets the lane go,
+    /// and before it stores another record there.
+    pub(crate) fn store_locked<const BLOCKS: usize>(
+        &self,
+        lane: &mut LaneState,
+        kind: RecordKind,
+        range: ByteRange,
+        data: &[u8],
+        asker: Asker,
+        waker: Option<&Waker>,
+    ) -> Option<(InFlight, Location)> {
         let mut sums = [0; BLOCKS];
         let sums = &mut sums[..if self.identity.data_crc { blocks_in(range) } else { 0 }];
         let lines = if self.identity.data_crc { sum_lines(range) } else { 0 };
@@ -87,7 +109,7 @@ impl<E: Environment> Cache<E> {
             return None;
         }
         lane.index.reserve(blocks_in(range));
-        let keys = self.identity.lanes.key(range.start)..=self.identity.lanes.key(range.end - 1);
+        let keys = self.keys(range);
         lane.index.ask::<E>(keys.clone());
         let data_offset = self.take_data(lane, range.len());
         let segment = lane.open.as_ref()?.segment;
@@ -126,20 +148,17 @@ impl<E: Environment> Cache<E> {
             lane.cancel_fills(range);
         }
 
-        // 5. Fence, and only then may the caller let the lane go and complete: another processor's fence does
-        //    not drain this one's buffers.
-        let fence = match kind {
-            RecordKind::Fill => Safeguard::FillFence,
-            RecordKind::ParkedWrite => Safeguard::ParkedFence,
-            _ => Safeguard::WriteFence,
-        };
-        let durable = self.region().fence(fence, copied.and(stored));
         match kind {
             RecordKind::Fill => lane.counters.filled += range.len(),
             RecordKind::ParkedWrite => {}
             _ => lane.counters.written += range.len(),
         }
-        Some((durable, location))
+        Some((copied.and(stored), location))
+    }
+
+    /// The numbers in their lane of the blocks that `range`, which lies in one chunk, touches.
+    pub(crate) const fn keys(&self, range: ByteRange) -> RangeInclusive<u32> {
+        self.identity.lanes.key(range.start)..=self.identity.lanes.key(range.end - 1)
     }
 
     /// Points the blocks of `range` at the record at `location`, whose data begin at `data_offset` of its segment; `sums` are

@@ -8,9 +8,19 @@ use crate::points::spin;
 use crate::ports::{ModelEnvironment, ModelQueue};
 use crate::stage::Stage;
 use cbd_device::Queue;
-use cbd_sim::Content;
+use cbd_sim::{Content, OpenChange};
 use cbd_types::{AlignedBuffer, ByteRange, Completion, Operation, Request, Result};
 use std::sync::Arc;
+
+/// A request that a client waits for.
+struct Question {
+    operation: Operation,
+    range: ByteRange,
+    fua: bool,
+    change: Option<OpenChange>,
+    content: Option<Content>,
+    submitted: u64,
+}
 
 /// A client.
 pub struct Client {
@@ -45,58 +55,87 @@ impl Client {
         self.ask(Operation::Flush, ByteRange::at(0, 0), false)
     }
 
+    /// Writes ranges, all submitted at once.
+    pub fn write_at_once(&mut self, ranges: &[ByteRange]) -> Result<()> {
+        let mut asked = Vec::new();
+        let mut done = Vec::new();
+        for range in ranges {
+            let Some((question, request)) = self.question(Operation::Write, *range, false) else { continue };
+            asked.push(question);
+            self.queue.submit_plugged(Request { id: asked.len() as u64, ..request }, &mut done);
+        }
+        self.queue.unplug(&mut done);
+        for _ in 0..asked.len() {
+            let completion = self.next(&mut done);
+            let question = &asked[completion.id as usize - 1];
+            self.answered(question, completion)?;
+        }
+        Ok(())
+    }
+
     /// A request, from its submission until it has completed. A change that would overlap one that is under way is left out.
     pub fn ask(&mut self, operation: Operation, range: ByteRange, fua: bool) -> Result<()> {
-        let (buffer, change, content, submitted) = {
-            let mut oracle = self.stage.oracle();
-            let changes = !matches!(operation, Operation::Read | Operation::Flush);
-            if changes && oracle.overlaps_open(range) {
-                return Ok(());
-            }
-            let (buffer, change, content) = match operation {
-                Operation::Write => {
-                    let content = oracle.fresh_content();
-                    let payload = AlignedBuffer::from_slice(&oracle.payload(range, content));
-                    (payload, Some(oracle.submit(range, content)), Some(content))
-                }
-                Operation::Discard | Operation::WriteZeroes => {
-                    (AlignedBuffer::default(), Some(oracle.submit(range, Content::ZEROES)), None)
-                }
-                Operation::Read => (AlignedBuffer::zeroed(range.len() as usize), None, None),
-                Operation::Flush => (AlignedBuffer::default(), None, None),
-            };
-            (buffer, change, content, oracle.now())
-        };
-        let Completion { result, buffer, .. } = self.run(Request { id: 1, operation, range, fua, buffer });
-        result?;
+        let Some((question, request)) = self.question(operation, range, fua) else { return Ok(()) };
+        let mut done = Vec::new();
+        self.queue.submit(request, &mut done);
+        let completion = self.next(&mut done);
+        self.answered(&question, completion)
+    }
+
+    /// What the oracle knows from now on, and what the device is asked; nothing when a change is under way that it would overlap.
+    fn question(&self, operation: Operation, range: ByteRange, fua: bool) -> Option<(Question, Request)> {
         let mut oracle = self.stage.oracle();
-        match (operation, change) {
+        let changes = !matches!(operation, Operation::Read | Operation::Flush);
+        if changes && oracle.overlaps_open(range) {
+            return None;
+        }
+        let (buffer, change, content) = match operation {
+            Operation::Write => {
+                let content = oracle.fresh_content();
+                let payload = AlignedBuffer::from_slice(&oracle.payload(range, content));
+                (payload, Some(oracle.submit(range, content)), Some(content))
+            }
+            Operation::Discard | Operation::WriteZeroes => {
+                (AlignedBuffer::default(), Some(oracle.submit(range, Content::ZEROES)), None)
+            }
+            Operation::Read => (AlignedBuffer::zeroed(range.len() as usize), None, None),
+            Operation::Flush => (AlignedBuffer::default(), None, None),
+        };
+        let question = Question { operation, range, fua, change, content, submitted: oracle.now() };
+        Some((question, Request { id: 1, operation, range, fua, buffer }))
+    }
+
+    /// The oracle learns of the end of a request, and judges what was read.
+    fn answered(&self, question: &Question, completion: Completion) -> Result<()> {
+        completion.result?;
+        let mut oracle = self.stage.oracle();
+        match (question.operation, question.change) {
             (_, Some(change)) => {
-                oracle.complete(change, fua);
+                oracle.complete(change, question.fua);
                 let now = oracle.now();
                 drop(oracle);
-                if let Some(content) = content {
-                    self.stage.note_written(now, (range, content), fua);
+                if let Some(content) = question.content {
+                    self.stage.note_written(now, (question.range, content), question.fua);
                 }
             }
             (Operation::Read, _) => {
-                if let Err(violation) = oracle.check_read(range, submitted, &buffer) {
+                let verdict = oracle.check_read(question.range, question.submitted, &completion.buffer);
+                if let Err(violation) = verdict {
                     drop(oracle);
                     panic!("{violation}");
                 }
             }
             _ => {
-                oracle.flushed(submitted);
+                oracle.flushed(question.submitted);
                 drop(oracle);
-                self.stage.note_flushed(submitted);
+                self.stage.note_flushed(question.submitted);
             }
         }
         Ok(())
     }
 
-    fn run(&mut self, request: Request) -> Completion {
-        let mut done: Vec<Completion> = Vec::new();
-        self.queue.submit(request, &mut done);
+    /// Waits for a completion.
+    fn next(&mut self, done: &mut Vec<Completion>) -> Completion {
         loop {
             if let Some(completion) = done.pop() {
                 return completion;
@@ -106,7 +145,7 @@ impl Client {
             } else {
                 self.bell.wait();
             }
-            self.queue.poll(&mut done);
+            self.queue.poll(done);
         }
     }
 

@@ -153,6 +153,12 @@ impl Process {
         self.clients[client].queue.submit(request, done);
     }
 
+    /// Client `client` submits requests at once.
+    pub fn submit_at_once(&mut self, client: usize, requests: Vec<Request>, done: &mut Vec<Completion>) {
+        act_as(1 + client as u32);
+        submit_at_once(&mut self.clients[client].queue, requests, done);
+    }
+
     /// Client `client` goes away with whatever it waited for, and another one comes.
     pub fn replace_client(&mut self, client: usize) {
         act_as(1 + client as u32);
@@ -175,8 +181,8 @@ impl Process {
         true
     }
 
-    /// Several clients and, if it has something to do, the maintainer go on at once: each client submits what `requests` has
-    /// for it and polls its queue, and `seed` decides in which order they take their steps.
+    /// Several clients and, if it has something to do, the maintainer go on at once: each client submits at once what `requests`
+    /// has for it and polls its queue, and `seed` decides in which order they take their steps.
     ///
     /// # Panics
     /// With [`CrashNow`] when the process crashed under one of them, and with what one of them panicked with.
@@ -184,17 +190,17 @@ impl Process {
         &mut self,
         seed: u64,
         switch_permille: u64,
-        requests: BTreeMap<usize, Request>,
+        requests: BTreeMap<usize, Vec<Request>>,
     ) -> Vec<Completion> {
         let maintains = self.maintainer_has_work();
         let mut requests = requests;
         let mut works: Vec<Box<dyn FnOnce() -> Vec<Completion> + Send + '_>> = Vec::new();
         for (number, client) in self.clients.iter_mut().enumerate() {
-            let Some(request) = requests.remove(&number) else { continue };
+            let Some(requests) = requests.remove(&number) else { continue };
             works.push(Box::new(move || {
                 act_as(1 + number as u32);
                 let mut done = Vec::new();
-                client.queue.submit(request, &mut done);
+                submit_at_once(&mut client.queue, requests, &mut done);
                 client.told.take();
                 client.queue.poll(&mut done);
                 done
@@ -268,4 +274,15 @@ impl Process {
             self.cache.status()
         )
     }
+}
+
+fn submit_at_once(
+    queue: &mut Queue<SimEnvironment, SimQueue>,
+    requests: Vec<Request>,
+    done: &mut Vec<Completion>,
+) {
+    for request in requests {
+        queue.submit_plugged(request, done);
+    }
+    queue.unplug(done);
 }

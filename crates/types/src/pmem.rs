@@ -117,11 +117,24 @@ impl InFlight {
         let Self(()) = other;
         self
     }
+
+    /// As [`and`](Self::and), for one after the other.
+    pub fn join(&mut self, other: Self) {
+        let Self(()) = other;
+    }
 }
 
 /// Evidence that what it stands for is in the persistence domain. Only [`Region::fence`] makes one.
 #[derive(Debug)]
 pub struct Durable(());
+
+impl Durable {
+    /// The same for another of the requests that one fence has served.
+    #[must_use]
+    pub const fn share(&self) -> Self {
+        Self(())
+    }
+}
 
 /// What [`Region::write_back`] reads at once; memory fails in pages.
 const WRITE_BACK_STEP: usize = 4096;

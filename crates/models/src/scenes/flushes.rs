@@ -35,6 +35,34 @@ pub(super) const STRAGGLER: Scene = Scene {
     ..Scene::USUAL
 };
 
+pub(super) const AT_ONCE: Scene = Scene {
+    name: "at-once",
+    about: "writes submitted at once, which hold both lanes until one fence, against others and flushes: nobody waits in a circle, no epoch gets one late",
+    usual: 1200,
+    shape: Shape::TWO_LANES,
+    looks: true,
+    play: |stage| {
+        for number in 0..2 {
+            stage.client(move |client, random| {
+                for _ in 0..2 {
+                    // In either order, and now and then two in one lane.
+                    let ranges: [_; 3] = std::array::from_fn(|_| own_block(number, random));
+                    must(client.write_at_once(&ranges));
+                    if random.chance(600) {
+                        must(client.flush());
+                    }
+                }
+            });
+        }
+        stage.client(|client, random| {
+            must(client.flush());
+            must(client.write(own_block(2, random)));
+            must(client.flush());
+        });
+    },
+    ..Scene::USUAL
+};
+
 pub(super) const OLDEST: Scene = Scene {
     name: "oldest",
     about: "a write and a flush in one lane and then in the other against writeback's search: the younger epoch is not the oldest",

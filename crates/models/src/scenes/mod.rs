@@ -66,6 +66,7 @@ impl Scene {
 /// All of them.
 pub const ALL: &[Scene] = &[
     flushes::STRAGGLER,
+    flushes::AT_ONCE,
     flushes::OLDEST,
     flushes::FLUSHES,
     flushes::SLEEP,

@@ -19,11 +19,35 @@ pub(super) struct Asked {
     fickle: Option<Content>,
 }
 
+/// How often a client submits several requests at once.
+const AT_ONCE_PERMILLE: u64 = 100;
+
 impl World {
-    /// A client asks for something.
+    /// A client asks for something, or for several things at once.
     pub(super) fn ask(&mut self) {
+        if self.random.chance(AT_ONCE_PERMILLE) {
+            return self.ask_at_once();
+        }
         let wish = self.workload.next(&mut self.random);
         self.submit(wish);
+    }
+
+    fn ask_at_once(&mut self) {
+        let client = self.random.below(self.options.clients as u64) as usize;
+        let requests = self.requests(client, 12);
+        let mut done = std::mem::take(&mut self.done);
+        self.process().submit_at_once(client, requests, &mut done);
+        self.deliver(done);
+    }
+
+    /// Up to `most` requests that a client submits at once.
+    fn requests(&mut self, client: usize, most: u64) -> Vec<Request> {
+        (0..self.random.between(1, most))
+            .filter_map(|_| {
+                let wish = self.workload.next(&mut self.random);
+                self.request(wish, client)
+            })
+            .collect()
     }
 
     /// A client submits `wish`, unless too much is under way or it would overlap a change that is.
@@ -74,12 +98,14 @@ impl World {
     pub(super) fn ask_together(&mut self) {
         let mut requests = BTreeMap::new();
         for client in 0..self.options.clients {
-            let mut wish = self.workload.next(&mut self.random);
-            if self.random.chance(200) {
-                wish = Wish { operation: Operation::Flush, range: ByteRange::at(0, 0), fua: false };
-            }
-            if let Some(request) = self.request(wish, client) {
-                requests.insert(client, request);
+            let wanted = if self.random.chance(200) {
+                let wish = Wish { operation: Operation::Flush, range: ByteRange::at(0, 0), fua: false };
+                self.request(wish, client).into_iter().collect()
+            } else {
+                self.requests(client, 3)
+            };
+            if !wanted.is_empty() {
+                requests.insert(client, wanted);
             }
         }
         let (seed, permille) = (self.random.next(), *self.random.pick(&[50, 200, 500]));

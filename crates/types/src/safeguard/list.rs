@@ -237,6 +237,8 @@ safeguards! {
     WriteDataFence = "write.data.fence",
     /// A write is durable when it completes.
     WriteFence = "write.fence",
+    /// Writes that share a fence are durable when they complete.
+    WriteTogetherFence = "write.together.fence",
     /// What is overwritten in full is not damaged any more.
     WriteHeals = "write.heals",
     /// A pending fill that a write overlaps does not become a record: it would bring old data back.

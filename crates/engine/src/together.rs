@@ -1,0 +1,125 @@
+//! Writes that a client has submitted at once and that go to different lanes: what they will visit in the index is asked for
+//! before the first of them is stored, and one fence serves them all.
+//!
+//! Always true here:
+//! - a lane has at most one record that is not fenced, so what recovery knows of the last record of a lane holds;
+//! - only who holds no lane waits for one, so nobody waits in a circle;
+//! - the result of a write is told after the fence behind it, and writes to one lane are done in the order in which they came.
+//!
+//! Left to others: one write (`write`), requests that wait (`cbd-device`).
+
+use crate::{Admission, Cache, Environment, lane::LaneState, pool::Asker};
+use cbd_format::record::{RecordKind, blocks_in};
+use cbd_types::{ByteRange, Durable, InFlight, Result, Safeguard};
+use core::task::Waker;
+
+/// Most writes that share a fence. Each holds its lane until then, so they are few beside the lanes.
+pub const TOGETHER: usize = 8;
+
+type Guard<'a, E> = lock_api::MutexGuard<'a, <E as Environment>::Lock, LaneState>;
+
+impl<E: Environment> Cache<E> {
+    /// Does `writes` in their order, each as [`write`](Self::write) does it, and tells `done` the number and the result of each. Where
+    /// one finds no space the others go on.
+    pub fn write_together(
+        &self,
+        writes: &[(ByteRange, &[u8])],
+        waker: &Waker,
+        mut done: impl FnMut(usize, Result<Admission>),
+    ) {
+        let mut first = 0;
+        while first < writes.len() {
+            let mut held = [const { None }; TOGETHER];
+            let count = self.hold(&writes[first..], &mut held);
+            self.write_held(&writes[first..first + count], held, waker, |number, result| {
+                done(first + number, result);
+            });
+            first += count;
+        }
+    }
+
+    /// Takes the lanes of as many of `writes` as can be taken without waiting for any but the first, and asks for what they will
+    /// visit there. How many that is.
+    fn hold<'a>(
+        &'a self,
+        writes: &[(ByteRange, &[u8])],
+        held: &mut [Option<Guard<'a, E>>; TOGETHER],
+    ) -> usize {
+        let mut count = 0;
+        for (place, (range, _)) in held.iter_mut().zip(writes) {
+            let lane = self.lane(range.start);
+            let guard = match count {
+                0 => lane.state.lock(),
+                // A lane that is ours already is refused as well.
+                _ => match lane.state.try_lock() {
+                    Some(guard) => guard,
+                    None => break,
+                },
+            };
+            guard.index.ask::<E>(self.keys(*range));
+            *place = Some(guard);
+            count += 1;
+        }
+        count
+    }
+
+    /// Does `writes`, whose lanes are held, and lets them go after one fence.
+    fn write_held(
+        &self,
+        writes: &[(ByteRange, &[u8])],
+        mut held: [Option<Guard<'_, E>>; TOGETHER],
+        waker: &Waker,
+        mut done: impl FnMut(usize, Result<Admission>),
+    ) {
+        let mut results = [const { Ok(false) }; TOGETHER];
+        let mut stored = self.region().nothing_in_flight();
+        for ((guard, result), (range, data)) in held.iter_mut().zip(&mut results).zip(writes) {
+            let Some(state) = guard else { break };
+            *result = self.store_held(state, *range, data, waker).map(|in_flight| match in_flight {
+                Some(in_flight) => {
+                    stored.join(in_flight);
+                    true
+                }
+                None => false,
+            });
+        }
+        // One fence for all, and only then is any lane let go.
+        let durable = self.region().fence(Safeguard::WriteTogetherFence, stored);
+        drop(held);
+        for (number, result) in results.into_iter().take(writes.len()).enumerate() {
+            done(number, result.and_then(|is_stored| self.admission(is_stored, &durable)));
+        }
+    }
+
+    /// A write to a lane that is held, which the caller fences. `None` when there is no space; then nothing has changed.
+    fn store_held(
+        &self,
+        state: &mut LaneState,
+        range: ByteRange,
+        data: &[u8],
+        waker: &Waker,
+    ) -> Result<Option<InFlight>> {
+        self.check_running()?;
+        self.region().check_stores(Safeguard::RecordAfterFailure)?;
+        if Safeguard::WriteTouch.is_kept() {
+            self.announce(self.lane(range.start));
+        }
+        let (kind, asker) = (RecordKind::Write, Asker::Client);
+        let stored = if blocks_in(range) <= 2 {
+            self.store_locked::<2>(state, kind, range, data, asker, Some(waker))
+        } else {
+            self.store_locked::<257>(state, kind, range, data, asker, Some(waker))
+        };
+        Ok(stored.map(|(in_flight, _)| in_flight))
+    }
+
+    fn admission(&self, is_stored: bool, durable: &Durable) -> Result<Admission> {
+        if is_stored {
+            self.region().check_stores(Safeguard::WriteStoreCheck)?;
+            Ok(Admission::Done(durable.share()))
+        } else {
+            self.check_not_stalled()?;
+            Ok(Admission::Full)
+        }
+    }
+}
