@@ -86,6 +86,17 @@ pub trait RequestQueue: Send {
     /// later [`poll`](Self::poll) completes it.
     fn submit(&mut self, request: Request, done: &mut Vec<Completion>);
 
+    /// As [`submit`](Self::submit) for a request behind which the client has submitted more; until [`unplug`](Self::unplug) it may
+    /// be kept back, to be done together with those.
+    fn submit_plugged(&mut self, request: Request, done: &mut Vec<Completion>) {
+        self.submit(request, done);
+    }
+
+    /// No more come for now: takes what was kept back.
+    fn unplug(&mut self, done: &mut Vec<Completion>) {
+        let _ = done;
+    }
+
     /// Moves parked requests forward and adds to `done` what has completed; does not wait.
     fn poll(&mut self, done: &mut Vec<Completion>);
 

@@ -4,7 +4,7 @@
 //! costs is the export's own, so the difference to the same export over a cached device is what the cache costs.
 //!
 //! Always true here: a request outside the memory, or with a buffer that does not fit its range, is refused and
-//! changes nothing; every request is complete when `submit` returns; what was written is fenced by then.
+//! changes nothing; what was written is fenced before it is complete: when `submit` returns, or `unplug` where others may come.
 //! Not promised: atomic writes. A crash may leave part of one.
 
 use crate::{BlockDevice, RequestQueue};
@@ -52,25 +52,26 @@ impl<P: Pmem + ?Sized + 'static> BlockDevice for MemoryDevice<P> {
     }
 
     fn open_queue(&self) -> Result<Box<dyn RequestQueue>> {
-        Ok(Box::new(MemoryQueue { memory: Arc::clone(&self.memory), geometry: self.geometry }))
+        let memory = Arc::clone(&self.memory);
+        Ok(Box::new(MemoryQueue { memory, geometry: self.geometry, unfenced: Vec::new() }))
     }
 }
 
 struct MemoryQueue<P: ?Sized> {
     memory: Arc<P>,
     geometry: Geometry,
+    /// Writes that are stored and wait for the fence.
+    unfenced: Vec<Completion>,
 }
 
 impl<P: Pmem + ?Sized> MemoryQueue<P> {
+    /// Does a request but for the fence behind what it stores.
     fn run(&self, request: &mut Request) -> Result<()> {
         check(&self.geometry, request)?;
         let ByteRange { start, end } = request.range;
         match request.operation {
             Operation::Read => self.memory.load(start, &mut request.buffer)?,
-            Operation::Write => {
-                self.memory.store(start, &request.buffer);
-                self.memory.fence();
-            }
+            Operation::Write => self.memory.store(start, &request.buffer),
             Operation::Flush => {}
             Operation::Discard | Operation::WriteZeroes => {
                 static ZERO: [u8; ZEROES] = [0; ZEROES];
@@ -81,7 +82,6 @@ impl<P: Pmem + ?Sized> MemoryQueue<P> {
                     self.memory.store(at, &ZERO[..length]);
                     at += length as u64;
                 }
-                self.memory.fence();
             }
         }
         Ok(())
@@ -89,15 +89,36 @@ impl<P: Pmem + ?Sized> MemoryQueue<P> {
 }
 
 impl<P: Pmem + ?Sized> RequestQueue for MemoryQueue<P> {
-    fn submit(&mut self, mut request: Request, done: &mut Vec<Completion>) {
-        let result = self.run(&mut request);
-        done.push(Completion { id: request.id, result, buffer: request.buffer });
+    fn submit(&mut self, request: Request, done: &mut Vec<Completion>) {
+        let is_read = request.operation == Operation::Read;
+        self.submit_plugged(request, done);
+        if !is_read {
+            self.unplug(done);
+        }
     }
 
-    fn poll(&mut self, _done: &mut Vec<Completion>) {}
+    fn submit_plugged(&mut self, mut request: Request, done: &mut Vec<Completion>) {
+        let result = self.run(&mut request);
+        let completion = Completion { id: request.id, result, buffer: request.buffer };
+        match request.operation {
+            Operation::Read => done.push(completion),
+            _ => self.unfenced.push(completion),
+        }
+    }
+
+    fn unplug(&mut self, done: &mut Vec<Completion>) {
+        if !self.unfenced.is_empty() {
+            self.memory.fence();
+            done.append(&mut self.unfenced);
+        }
+    }
+
+    fn poll(&mut self, done: &mut Vec<Completion>) {
+        self.unplug(done);
+    }
 
     fn parked(&self) -> usize {
-        0
+        self.unfenced.len()
     }
 
     fn wait_descriptors(&self) -> Vec<RawFd> {
@@ -230,6 +251,22 @@ mod tests {
         assert_eq!(read.buffer[..512], [0xAA; 512]);
         assert_eq!(read.buffer[512..1024], [3; 512]);
         assert_eq!(read.buffer[1024..], [0xAA; 512]);
+    }
+
+    #[test]
+    fn writes_behind_which_others_come_are_complete_when_they_are_fenced() {
+        let memory = Arc::new(Heap::new(1 << 20));
+        let device = MemoryDevice::new(Arc::clone(&memory), 512).expect("a device");
+        let mut queue = device.open_queue().expect("a queue");
+        let mut done = Vec::new();
+        for id in 0..3 {
+            let (range, buffer) = (ByteRange::at(id * 512, 512), AlignedBuffer::from_slice(&[1; 512]));
+            let request = Request { id, operation: Operation::Write, range, fua: false, buffer };
+            queue.submit_plugged(request, &mut done);
+        }
+        assert_eq!((done.len(), queue.parked(), memory.in_flight()), (0, 3, 1536));
+        queue.unplug(&mut done);
+        assert_eq!((done.len(), queue.parked(), memory.in_flight()), (3, 0, 0));
     }
 
     #[test]

@@ -277,6 +277,7 @@ impl Waiting {
         while taken < bound && self.serving.parked() < IN_FLIGHT_MAX && take_message(&mut self.serving)? {
             taken += 1;
         }
+        self.serving.unplug();
         if further {
             self.crowded = taken > 1;
         }

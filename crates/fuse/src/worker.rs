@@ -95,7 +95,13 @@ impl<C: Carrier> Serving<C> {
         self.answer_done();
     }
 
-    /// Does what a message asks for, or begins to.
+    /// To be called when no more messages are there to act on: the device takes what it kept back of them.
+    pub fn unplug(&mut self) {
+        self.worker.queue.unplug(&mut self.done);
+        self.answer_done();
+    }
+
+    /// Does what a message asks for, or begins to; the device may keep it back until [`unplug`](Self::unplug).
     pub fn act(&mut self, asker: C::Asker, header: &InHeader, call: Call) {
         match self.worker.filesystem.answer(header, call) {
             Answer::Silent => self.carrier.let_go(asker),
@@ -130,7 +136,7 @@ impl<C: Carrier> Serving<C> {
             None => self.pending.push(pending),
         }
         let request = Request { id: slot as u64, operation, range, fua, buffer };
-        self.worker.queue.submit(request, &mut self.done);
+        self.worker.queue.submit_plugged(request, &mut self.done);
         self.answer_done();
     }
 

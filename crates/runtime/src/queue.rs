@@ -118,6 +118,14 @@ impl<E: Environment> RequestQueue for DeviceQueue<E> {
         self.queue.submit(request, done);
     }
 
+    fn submit_plugged(&mut self, request: Request, done: &mut Vec<Completion>) {
+        self.queue.submit_plugged(request, done);
+    }
+
+    fn unplug(&mut self, done: &mut Vec<Completion>) {
+        self.queue.unplug(done);
+    }
+
     fn poll(&mut self, done: &mut Vec<Completion>) {
         // Before the queue looks: what is signalled from here on is seen by the next wait.
         self.event.clear();

@@ -295,13 +295,27 @@ impl Worker {
     /// Takes some requests; false if there was none that could be taken.
     fn take(&mut self) -> Result<bool> {
         let mut took = 0;
-        while took < BATCH && !self.is_full() {
-            let Some(head) = self.next_head()? else { break };
-            self.begin(head)?;
-            self.settle()?;
-            took += 1;
-        }
+        let begun = loop {
+            if took == BATCH || self.is_full() {
+                break Ok(());
+            }
+            match self.begin_next() {
+                Ok(true) => took += 1,
+                Ok(false) => break Ok(()),
+                Err(error) => break Err(error),
+            }
+        };
+        // What was offered before something that makes no sense is done.
+        let settled = self.settle();
+        begun.and(settled)?;
         Ok(took > 0)
+    }
+
+    /// Begins what the ring has next, if anything.
+    fn begin_next(&mut self) -> Result<bool> {
+        let Some(head) = self.next_head()? else { return Ok(false) };
+        self.begin(head)?;
+        Ok(true)
     }
 
     fn next_head(&mut self) -> Result<Option<u16>> {
@@ -378,16 +392,22 @@ impl Worker {
             && DeviceConfig::writes_through(self.setup.features, write_cache);
         self.bytes += buffer.len();
         self.submitted += 1;
-        self.device.submit(Request { id: u64::from(head), operation, range, fua, buffer }, &mut self.done);
+        let request = Request { id: u64::from(head), operation, range, fua, buffer };
+        self.device.submit_plugged(request, &mut self.done);
         Ok(())
     }
 
-    /// Goes on with what the device has completed.
+    /// Goes on with what the device has completed, and has it take what it kept back.
     fn settle(&mut self) -> Result<()> {
-        while let Some(completion) = self.done.pop() {
-            self.completed(completion)?;
+        loop {
+            while let Some(completion) = self.done.pop() {
+                self.completed(completion)?;
+            }
+            self.device.unplug(&mut self.done);
+            if self.done.is_empty() {
+                return Ok(());
+            }
         }
-        Ok(())
     }
 
     fn completed(&mut self, completion: Completion) -> Result<()> {

@@ -245,6 +245,7 @@ impl Waiting {
                 self.serving.carrier.raw.submit_all().map_err(failed)?;
             }
         }
+        self.serving.unplug();
         if completions {
             self.serving.poll();
         }

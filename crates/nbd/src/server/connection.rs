@@ -376,7 +376,7 @@ impl<'a> Connection<'a> {
         let (operation, range, fua) = task;
         let place = self.place(Slot { cookie, kind, cost: buffer.len() });
         let request = Request { id: place as u64, operation, range, fua, buffer };
-        self.queue.submit(request, &mut self.done);
+        self.queue.submit_plugged(request, &mut self.done);
         self.settle();
     }
 
