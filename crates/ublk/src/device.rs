@@ -1,0 +1,332 @@
+//! The life of a device in the kernel: made, started, taken over, stopped.
+//!
+//! Always true here: a device is touched only if it carries our mark; a start that fails leaves nothing behind, a takeover that fails leaves
+//! the device as it was, so that its clients go on waiting.
+//!
+//! Left to others: who serves its queues ([`crate::service`]).
+
+use crate::abi::{ANY_DEVICE, DeviceInfo, Parameters, command, feature, state};
+use crate::control::{Control, PATIENCE, Refusal, devices};
+use crate::ring::CAPACITY_MAX;
+use crate::tag::Tag;
+use cbd_export::system_error;
+use cbd_types::{Error, ErrorKind, Result};
+use std::fs::{File, OpenOptions};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// How long a start and a takeover may take: the kernel looks for partitions.
+const START_PATIENCE: Duration = Duration::from_secs(30);
+/// How long the kernel may take to clear away behind a server that was killed.
+const TAKEOVER_PATIENCE: Duration = Duration::from_secs(30);
+/// Between two looks whether it has: there is no event for it.
+const TAKEOVER_INTERVAL: Duration = Duration::from_millis(5);
+
+/// A device in the kernel.
+#[derive(Debug)]
+pub struct Device {
+    control: Control,
+    info: DeviceInfo,
+    parameters: Parameters,
+    /// Whether another server had it before.
+    taken_over: bool,
+}
+
+/// What a new device is to be.
+#[derive(Clone, Copy, Debug)]
+pub struct Wish {
+    /// Its mark.
+    pub tag: Tag,
+    /// Queues; the kernel may make fewer.
+    pub queues: u16,
+    /// Requests in flight of each.
+    pub depth: u16,
+    /// Bytes of the largest read or write.
+    pub buffer_bytes: u32,
+    /// What the disk is.
+    pub parameters: Parameters,
+}
+
+impl Device {
+    /// The device that carries the mark, ready to be served again, or a new one.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Exchanged`] where the one that carries the mark is not what it should be; else what the kernel refused.
+    pub fn take_over_or_make(wish: &Wish) -> Result<Self> {
+        let control = Control::open()?;
+        match find(&control, wish.tag)? {
+            // Its server ended before it was started or after it was stopped: nobody uses it.
+            Some(info) if info.state == state::DEAD => {
+                control.delete(info.device).map_err(|refusal| refusal.explain(&name(info.device)))?;
+                Self::make(control, wish)
+            }
+            Some(info) => Self::take_over(control, info, wish),
+            None => Self::make(control, wish),
+        }
+    }
+
+    fn make(control: Control, wish: &Wish) -> Result<Self> {
+        let mut info = DeviceInfo {
+            queues: wish.queues,
+            depth: wish.depth,
+            buffer_bytes: wish.buffer_bytes,
+            device: ANY_DEVICE,
+            flags: feature::USER_RECOVERY | feature::USER_RECOVERY_REISSUE | feature::IOCTL_ENCODED,
+            tag: wish.tag.value(),
+            ..DeviceInfo::default()
+        };
+        control.add(&mut info).map_err(no_device)?;
+        let device = Self { control, info, parameters: wish.parameters, taken_over: false };
+        let set = device.control.set_parameters(info.device, &wish.parameters);
+        let made = set
+            .map_err(|refusal| refusal.explain(&format!("{}: what the disk is to be", name(info.device))))
+            .and_then(|()| device.check());
+        match made {
+            Ok(()) => Ok(device),
+            Err(error) => {
+                // A device that was never started is in nobody's way.
+                let _ = device.control.delete(info.device);
+                Err(error)
+            }
+        }
+    }
+
+    fn take_over(control: Control, mut info: DeviceInfo, wish: &Wish) -> Result<Self> {
+        let number = info.device;
+        let what = || format!("{} waits for its daemon, and cannot be taken over", name(number));
+        let parameters = control.parameters(number).map_err(|refusal| refusal.explain(&what()))?;
+        // The rest is what an older version thought best.
+        let essence = |of: &Parameters| (of.basic.sectors, of.basic.logical_shift);
+        if essence(&parameters) != essence(&wish.parameters) {
+            return Err(Error::new(
+                ErrorKind::Exchanged,
+                format!(
+                    "{}: it was made with {} sectors of 512 bytes, and there are {} now, or sectors of another size; stop it with \
+                     dev-stop --force and start it anew",
+                    what(),
+                    parameters.basic.sectors,
+                    wish.parameters.basic.sectors
+                ),
+            ));
+        }
+        let end = Instant::now() + TAKEOVER_PATIENCE;
+        loop {
+            match control.tell(command::START_RECOVERY, number, 0, PATIENCE) {
+                Ok(()) => break,
+                // A server before us came as far as this, and no further.
+                Err(Refusal::Errno(libc::EINVAL)) if info.state == state::QUIESCED => break,
+                Err(Refusal::Errno(libc::EBUSY)) if Instant::now() < end => {
+                    std::thread::sleep(TAKEOVER_INTERVAL);
+                }
+                Err(refusal) => return Err(refusal.explain(&what())),
+            }
+            info = control.info(number).map_err(|refusal| refusal.explain(&what()))?.unwrap_or(info);
+        }
+        let device = Self { control, info, parameters, taken_over: true };
+        device.check()?;
+        Ok(device)
+    }
+
+    /// That the kernel's answer is one that can be served.
+    fn check(&self) -> Result<()> {
+        let DeviceInfo { queues, depth, buffer_bytes, .. } = self.info;
+        let largest = self.parameters.basic.sectors_max as usize * 512;
+        if queues == 0
+            || depth == 0
+            || (buffer_bytes as usize) < largest
+            || buffer_bytes as usize > CAPACITY_MAX
+        {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!(
+                    "{} has {queues} queues of {depth} requests of {buffer_bytes} bytes, which cannot be served",
+                    name(self.info.device)
+                ),
+            ));
+        }
+        Ok(())
+    }
+
+    /// Opens what its queues are served through.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn open(&self) -> Result<File> {
+        let path = format!("/dev/ublkc{}", self.info.device);
+        OpenOptions::new().read(true).write(true).open(&path).map_err(|error| system_error(path, &error))
+    }
+
+    /// The queues are served: the disk appears, or its clients go on.
+    ///
+    /// # Errors
+    /// What the kernel says. A new device is gone then, one that was taken over waits again.
+    pub fn start(&self) -> Result<()> {
+        let operation = if self.taken_over { command::END_RECOVERY } else { command::START_DEVICE };
+        let server = u64::from(std::process::id());
+        self.control
+            .tell(operation, self.info.device, server, START_PATIENCE)
+            .map_err(|refusal| refusal.explain(&format!("{} cannot be started", name(self.info.device))))
+    }
+
+    /// The disk goes, if nobody has it open; nothing has changed otherwise.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`] if somebody has.
+    pub fn stop_if_unused(&self, patience: Duration) -> Result<()> {
+        let safely = self.control.stops_safely();
+        let operation = if safely { command::TRY_STOP_DEVICE } else { command::STOP_DEVICE };
+        self.tell_stop(operation, patience)
+    }
+
+    /// The disk goes; whoever uses it sees errors.
+    ///
+    /// # Errors
+    /// [`ErrorKind::TimedOut`] if requests are not answered meanwhile.
+    pub fn stop(&self, patience: Duration) -> Result<()> {
+        self.tell_stop(command::STOP_DEVICE, patience)
+    }
+
+    fn tell_stop(&self, operation: u32, patience: Duration) -> Result<()> {
+        self.control
+            .tell(operation, self.info.device, 0, patience)
+            .map_err(|refusal| refusal.explain(&format!("{} cannot be stopped", name(self.info.device))))
+    }
+
+    /// The device goes, after its disk.
+    pub fn delete(&self) {
+        // What stays is removed at the next start of the daemon.
+        let _ = self.control.delete(self.info.device);
+    }
+
+    /// Its number.
+    #[must_use]
+    pub const fn number(&self) -> u32 {
+        self.info.device
+    }
+
+    /// Whether clients of another server go on with it.
+    #[must_use]
+    pub const fn is_taken_over(&self) -> bool {
+        self.taken_over
+    }
+
+    /// Queues, slots of each, and bytes of a slot's buffer.
+    #[must_use]
+    pub const fn shape(&self) -> (u16, u16, usize) {
+        (self.info.queues, self.info.depth, self.info.buffer_bytes as usize)
+    }
+
+    /// The processors whose requests come to a queue; none if the kernel does not say.
+    #[must_use]
+    pub fn processors(&self, queue: u16) -> Vec<usize> {
+        self.control.processors(self.info.device, queue).unwrap_or_default()
+    }
+
+    /// The device number of the disk.
+    ///
+    /// # Errors
+    /// When the kernel does not tell.
+    pub fn disk_numbers(&self) -> Result<(u32, u32)> {
+        let parameters = self.control.parameters(self.info.device);
+        let numbers = parameters.map_err(|refusal| refusal.explain(&name(self.info.device)))?.numbers;
+        Ok((numbers.disk_major, numbers.disk_minor))
+    }
+}
+
+/// The disk of a device.
+#[must_use]
+pub fn disk_path(device: u32) -> PathBuf {
+    PathBuf::from(name(device))
+}
+
+fn name(device: u32) -> String {
+    format!("/dev/ublkb{device}")
+}
+
+/// The device that carries a mark.
+fn find(control: &Control, tag: Tag) -> Result<Option<DeviceInfo>> {
+    for number in devices() {
+        let info = control.info(number).map_err(|refusal| refusal.explain(&name(number)))?;
+        if let Some(info) = info.filter(|info| info.tag == tag.value()) {
+            return Ok(Some(info));
+        }
+    }
+    Ok(None)
+}
+
+fn no_device(refusal: Refusal) -> Error {
+    match refusal {
+        Refusal::Errno(libc::EACCES) => Error::new(
+            ErrorKind::NoSpace,
+            "the kernel makes no more ublk devices: raise ublks_max (/sys/module/ublk_drv/parameters/ublks_max) or stop \
+             devices that are not needed",
+        ),
+        Refusal::Errno(libc::ENOSPC) => {
+            Error::new(ErrorKind::NoSpace, "the kernel has no number for another ublk device")
+        }
+        Refusal::Errno(libc::EPERM) => {
+            Error::new(ErrorKind::Permission, "ublk devices need root (CAP_SYS_ADMIN)")
+        }
+        refusal => refusal.explain("the kernel makes no ublk device"),
+    }
+}
+
+/// Takes away what a predecessor left that nobody wants any more: devices with the mark of the daemon, but of none of those that
+/// are `wanted`. The names of their disks come back. Not to be called while another process of the daemon lives.
+///
+/// # Errors
+/// When the driver cannot be asked.
+pub fn sweep(daemon: u64, wanted: &[Tag]) -> Result<Vec<String>> {
+    let control = Control::open()?;
+    let mut swept = Vec::new();
+    for number in devices() {
+        let Ok(Some(info)) = control.info(number) else { continue };
+        let is_wanted = wanted.iter().any(|tag| tag.value() == info.tag);
+        if Tag::is_of(info.tag, daemon) && !is_wanted && remove(&control, number).is_ok() {
+            swept.push(name(number));
+        }
+    }
+    Ok(swept)
+}
+
+/// Takes the device with this mark away, which no process serves; nothing if there is none.
+///
+/// # Errors
+/// When the kernel does not let it go.
+pub fn remove_left_behind(tag: Tag) -> Result<()> {
+    let Ok(control) = Control::open() else { return Ok(()) };
+    let Some(info) = find(&control, tag)? else { return Ok(()) };
+    remove(&control, info.device).map_err(|refusal| refusal.explain(&name(info.device)))
+}
+
+/// The disk that waits for a server, of the device with this mark.
+#[must_use]
+pub fn left_behind(tag: Tag) -> Option<PathBuf> {
+    let control = Control::open().ok()?;
+    let info = find(&control, tag).ok()??;
+    (info.state != state::DEAD).then(|| disk_path(info.device))
+}
+
+fn remove(control: &Control, number: u32) -> std::result::Result<(), Refusal> {
+    control.tell(command::STOP_DEVICE, number, 0, PATIENCE)?;
+    control.delete(number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kernel_that_makes_no_device_is_quoted_with_what_helps() {
+        for (errno, kind, word) in [
+            (libc::EACCES, ErrorKind::NoSpace, "ublks_max"),
+            (libc::ENOSPC, ErrorKind::NoSpace, "number"),
+            (libc::EPERM, ErrorKind::Permission, "CAP_SYS_ADMIN"),
+            (libc::ENOMEM, ErrorKind::System, "no ublk device"),
+        ] {
+            let error = no_device(Refusal::Errno(errno));
+            assert_eq!(error.kind(), kind, "{error}");
+            assert!(error.line().contains(word), "{error}");
+        }
+    }
+}

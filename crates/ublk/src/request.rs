@@ -1,0 +1,171 @@
+//! From the kernel's description of a request to ours.
+//!
+//! Always true here: whatever a description says, what comes of it lies inside the device, is whole sectors, and fits the buffer
+//! of its slot; all else is an error of that request alone.
+
+use crate::abi::{Description, operation};
+use crate::parameters::SECTOR;
+use cbd_types::{ByteRange, Geometry, Operation};
+
+/// What is asked of the device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Task {
+    /// What to do.
+    pub operation: Operation,
+    /// Where; empty for a flush.
+    pub range: ByteRange,
+    /// Durable when it completes.
+    pub fua: bool,
+}
+
+impl Task {
+    /// Bytes of the slot's buffer that it uses.
+    #[must_use]
+    pub fn data_bytes(&self) -> usize {
+        match self.operation {
+            // At most what the slot's buffer has.
+            Operation::Read | Operation::Write => self.range.len() as usize,
+            Operation::Flush | Operation::Discard | Operation::WriteZeroes => 0,
+        }
+    }
+}
+
+/// Takes a description apart; the buffer of the request's slot has `capacity` bytes.
+///
+/// # Errors
+/// The errno with which the request is to be answered.
+pub fn parse(
+    description: &Description,
+    geometry: &Geometry,
+    read_only: bool,
+    capacity: usize,
+) -> Result<Task, i32> {
+    let Description { operation_and_flags, sectors, first_sector, .. } = *description;
+    let operation = match operation_and_flags & operation::MASK {
+        operation::READ => Operation::Read,
+        operation::WRITE => Operation::Write,
+        operation::FLUSH => {
+            let range = ByteRange { start: 0, end: 0 };
+            return Ok(Task { operation: Operation::Flush, range, fua: false });
+        }
+        operation::DISCARD => Operation::Discard,
+        operation::WRITE_ZEROES => Operation::WriteZeroes,
+        _ => return Err(libc::EOPNOTSUPP),
+    };
+    let start = first_sector.checked_mul(SECTOR).ok_or(libc::EIO)?;
+    let end = start.checked_add(u64::from(sectors) * SECTOR).ok_or(libc::EIO)?;
+    let range = ByteRange { start, end };
+    let sector = u64::from(geometry.sector);
+    if range.is_empty() || end > geometry.size || !start.is_multiple_of(sector) || !end.is_multiple_of(sector)
+    {
+        return Err(libc::EIO);
+    }
+    let changes = operation != Operation::Read;
+    let carries = matches!(operation, Operation::Read | Operation::Write);
+    if carries && range.len() > capacity as u64 {
+        return Err(libc::EIO);
+    }
+    if changes && read_only {
+        return Err(libc::EROFS);
+    }
+    if operation == Operation::Discard && !geometry.discard {
+        return Err(libc::EOPNOTSUPP);
+    }
+    Ok(Task { operation, range, fua: changes && operation_and_flags & operation::FUA != 0 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::parameters::TRANSFER_BYTES_MAX as CAPACITY;
+
+    const GEOMETRY: Geometry = Geometry {
+        size: 1 << 24,
+        sector: 4096,
+        physical_sector: 4096,
+        atomic_unit: 4096,
+        discard: true,
+        discard_granularity: 4096,
+        rotational: false,
+    };
+
+    fn description(operation_and_flags: u32, first_sector: u64, sectors: u32) -> Description {
+        Description { operation_and_flags, sectors, first_sector, address: 0 }
+    }
+
+    fn parsed(operation_and_flags: u32, first_sector: u64, sectors: u32) -> Result<Task, i32> {
+        parse(&description(operation_and_flags, first_sector, sectors), &GEOMETRY, false, CAPACITY)
+    }
+
+    #[test]
+    fn each_operation_is_understood_with_its_place_and_force() {
+        let range = ByteRange { start: 4096, end: 12288 };
+        for (number, operation, forced) in [
+            (operation::READ, Operation::Read, false),
+            (operation::WRITE, Operation::Write, true),
+            (operation::DISCARD, Operation::Discard, true),
+            (operation::WRITE_ZEROES, Operation::WriteZeroes, true),
+        ] {
+            assert_eq!(parsed(number, 8, 16), Ok(Task { operation, range, fua: false }));
+            // Other flags are hints.
+            let flags = operation::FUA | 1 << 8 | 1 << 11 | 1 << 15;
+            assert_eq!(parsed(number | flags, 8, 16), Ok(Task { operation, range, fua: forced }));
+        }
+        let flush = parsed(operation::FLUSH, u64::MAX, u32::MAX).unwrap();
+        assert_eq!((flush.operation, flush.range.is_empty()), (Operation::Flush, true));
+    }
+
+    #[test]
+    fn what_the_device_does_not_have_is_an_error() {
+        let end = GEOMETRY.size / SECTOR;
+        for (first, sectors) in [
+            (end, 8),
+            (end - 8, 16),
+            (u64::MAX, 8),
+            (u64::MAX / 512, 8),
+            (0, 0),
+            (0, 4),
+            (1, 8),
+            (0, u32::MAX),
+        ] {
+            for operation in [operation::READ, operation::WRITE, operation::DISCARD, operation::WRITE_ZEROES]
+            {
+                assert_eq!(
+                    parsed(operation, first, sectors),
+                    Err(libc::EIO),
+                    "{operation} {first} {sectors}"
+                );
+            }
+        }
+        assert!(parsed(operation::READ, end - 8, 8).is_ok());
+    }
+
+    #[test]
+    fn a_transfer_that_no_buffer_holds_is_an_error_and_a_discard_of_that_size_is_none() {
+        let sectors = (CAPACITY as u64 / SECTOR) as u32;
+        assert_eq!(parsed(operation::WRITE, 0, sectors).unwrap().data_bytes(), CAPACITY);
+        assert_eq!(parsed(operation::WRITE, 0, sectors + 8), Err(libc::EIO));
+        assert_eq!(parsed(operation::READ, 0, sectors + 8), Err(libc::EIO));
+        assert_eq!(parsed(operation::DISCARD, 0, sectors + 8).unwrap().data_bytes(), 0);
+    }
+
+    #[test]
+    fn operations_that_there_are_not_are_not_done() {
+        for unknown in [4, 10, 18, 255] {
+            assert_eq!(parsed(unknown, 0, 8), Err(libc::EOPNOTSUPP));
+        }
+        let whole = Geometry { discard: false, ..GEOMETRY };
+        assert_eq!(
+            parse(&description(operation::DISCARD, 0, 8), &whole, false, CAPACITY),
+            Err(libc::EOPNOTSUPP)
+        );
+    }
+
+    #[test]
+    fn nothing_changes_a_device_that_is_read_only() {
+        for operation in [operation::WRITE, operation::DISCARD, operation::WRITE_ZEROES] {
+            assert_eq!(parse(&description(operation, 0, 8), &GEOMETRY, true, CAPACITY), Err(libc::EROFS));
+        }
+        assert!(parse(&description(operation::READ, 0, 8), &GEOMETRY, true, CAPACITY).is_ok());
+    }
+}

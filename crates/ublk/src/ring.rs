@@ -1,0 +1,314 @@
+//! The io_uring of a thread that serves a queue, with the slots in which the kernel hands requests over.
+//!
+//! Always true here: a slot is the kernel's from the command that offers it until its event, and ours from then on; only a slot of
+//! ours is looked at or answered. The kernel copies a write's data into a slot's buffer before the event, and a read's data out of it
+//! at the answer, in the context of the thread that offered the slot. Memory that the kernel may still write to is freed by nobody but [`join`], which
+//! knows that this thread is gone; where that cannot be known it is leaked.
+//!
+//! Left to others: what a request means ([`crate::worker`]).
+#![allow(unsafe_code)]
+
+use crate::abi::{DEPTH_MAX, Description, IoCommand, request_command};
+use cbd_types::AlignedBuffer;
+use io_uring::{IoUring, opcode, types};
+use std::fs::File;
+use std::io;
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsRawFd, RawFd};
+use std::ptr::NonNull;
+use std::thread::JoinHandle;
+use zerocopy::IntoBytes;
+
+/// The largest buffer of a slot that makes sense: what the kernel's own limit is.
+pub const CAPACITY_MAX: usize = 32 << 20;
+/// Numbers of events from here on are those of descriptors, the smaller ones those of slots.
+const WATCH: u64 = 1 << 32;
+/// The queue's device, among the files that are registered with the ring.
+const DEVICE: types::Fixed = types::Fixed(0);
+
+/// Memory of slots that the kernel may write to as long as the thread lives that offered them. Dropped by itself, it is leaked.
+#[derive(Default)]
+pub struct Lent(ManuallyDrop<Vec<AlignedBuffer>>);
+
+/// Waits until a thread is gone, and frees what it had lent to the kernel.
+pub fn join(thread: JoinHandle<Lent>) {
+    let Ok(mut lent) = thread.join() else { return };
+    // SAFETY: it is not used after this. The kernel writes the memory only in the context of the thread that offered the slot; where it
+    // finds that thread gone it puts the request aside instead.
+    unsafe { ManuallyDrop::drop(&mut lent.0) };
+}
+
+/// Something that has happened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Event {
+    /// A slot is ours: with what the kernel says, 0 for a request, a negative errno for the end of the slot.
+    Slot(usize, i32),
+    /// A descriptor that was watched is readable, or gone.
+    Watch(u32),
+}
+
+/// The kernel's descriptions of the requests in a queue's slots.
+struct Descriptions {
+    place: NonNull<Description>,
+    bytes: usize,
+    depth: usize,
+}
+
+// SAFETY: the mapping is the process's, and is only read.
+unsafe impl Send for Descriptions {}
+
+impl Descriptions {
+    fn map(device: &File, queue: u16, depth: usize) -> io::Result<Self> {
+        // SAFETY: takes no pointer.
+        let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
+        let of = |slots: usize| (slots * size_of::<Description>()).next_multiple_of(page);
+        let bytes = of(depth);
+        let offset = usize::from(queue) * of(DEPTH_MAX);
+        let offset = libc::off_t::try_from(offset).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
+        let flags = libc::MAP_SHARED | libc::MAP_POPULATE;
+        // SAFETY: a new mapping, at a place of the kernel's choice.
+        let place = unsafe {
+            libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_READ, flags, device.as_raw_fd(), offset)
+        };
+        if place == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let place = NonNull::new(place.cast()).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
+        Ok(Self { place, bytes, depth })
+    }
+
+    fn get(&self, slot: usize) -> Option<Description> {
+        // SAFETY: the slot lies in the mapping, and any bytes are a description. The kernel may write it, so it is read once.
+        (slot < self.depth).then(|| unsafe { self.place.add(slot).read_volatile() })
+    }
+}
+
+impl Drop for Descriptions {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this one's own, and nothing borrows from it.
+        unsafe { libc::munmap(self.place.as_ptr().cast(), self.bytes) };
+    }
+}
+
+/// A queue of a device, to be served by the thread that makes this.
+pub struct Ring {
+    // First, so that it is closed first.
+    ring: IoUring,
+    descriptions: Descriptions,
+    buffers: Lent,
+    /// Which slots are the kernel's.
+    with_kernel: Vec<bool>,
+    queue: u16,
+    capacity: usize,
+    unsubmitted: usize,
+}
+
+/// Gives the memory of a buffer of zeroes back to the system until it is touched again: most slots never hold much.
+fn give_pages_back(zeroes: &AlignedBuffer) {
+    /// Also where memory is locked (Linux 5.18).
+    const MADV_DONTNEED_LOCKED: libc::c_int = 24;
+    let place = zeroes.as_ptr().cast_mut().cast();
+    // SAFETY: the capacity of a buffer is whole pages, which are its own, from the allocator's anonymous memory. They read as zeroes
+    // after this, as they do before. Where the kernel refuses it nothing changes.
+    unsafe { libc::madvise(place, zeroes.capacity(), MADV_DONTNEED_LOCKED) };
+}
+
+fn buffer(capacity: usize) -> AlignedBuffer {
+    let buffer = AlignedBuffer::zeroed(capacity);
+    give_pages_back(&buffer);
+    buffer
+}
+
+impl Ring {
+    /// A ring for the slots of a queue, with buffers of `capacity` bytes, that can watch so many descriptors. No slot is offered yet.
+    ///
+    /// # Errors
+    /// When the system refuses it.
+    pub fn new(device: &File, queue: u16, depth: usize, capacity: usize, watches: usize) -> io::Result<Self> {
+        let entries = u32::try_from((depth + watches).next_power_of_two())
+            .map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
+        // What the kernel has for this thread it does when the thread enters it, not by interrupting it.
+        let build = |deferred: bool| {
+            let mut builder = IoUring::builder();
+            builder.dontfork().setup_single_issuer();
+            if deferred {
+                builder.setup_defer_taskrun();
+            } else {
+                builder.setup_coop_taskrun();
+            }
+            builder.build(entries)
+        };
+        let ring = build(true).or_else(|_| build(false))?;
+        ring.submitter().register_files(&[device.as_raw_fd()])?;
+        Ok(Self {
+            ring,
+            descriptions: Descriptions::map(device, queue, depth)?,
+            buffers: Lent(ManuallyDrop::new((0..depth).map(|_| buffer(capacity)).collect())),
+            with_kernel: vec![false; depth],
+            queue,
+            capacity,
+            unsubmitted: 0,
+        })
+    }
+
+    /// Gives the memory away that is to be freed by [`join`].
+    #[must_use]
+    pub fn into_lent(self) -> Lent {
+        self.buffers
+    }
+
+    /// Slots.
+    #[must_use]
+    pub fn depth(&self) -> usize {
+        self.with_kernel.len()
+    }
+
+    /// Bytes of a slot's buffer.
+    #[must_use]
+    pub const fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Offers all slots to the kernel for the first time.
+    ///
+    /// # Errors
+    /// When the kernel does not take them.
+    pub fn offer_all(&mut self) -> io::Result<()> {
+        for slot in 0..self.depth() {
+            self.push_command(request_command::FETCH, slot, 0)?;
+        }
+        self.submit()
+    }
+
+    /// What the kernel says of the request in a slot of ours.
+    #[must_use]
+    pub fn description(&self, slot: usize) -> Option<Description> {
+        self.is_ours(slot).then(|| self.descriptions.get(slot))?
+    }
+
+    fn is_ours(&self, slot: usize) -> bool {
+        self.with_kernel.get(slot) == Some(&false)
+    }
+
+    /// Takes the buffer of a slot of ours out, `length` bytes of it.
+    pub fn take_buffer(&mut self, slot: usize, length: usize) -> Option<AlignedBuffer> {
+        let ours = self.is_ours(slot);
+        let buffer = self.buffers.0.get_mut(slot).filter(|buffer| ours && length <= buffer.capacity())?;
+        let mut buffer = std::mem::take(buffer);
+        buffer.resize(length);
+        Some(buffer)
+    }
+
+    /// Puts a buffer into a slot of ours, most often the one that was taken out.
+    pub fn put_buffer(&mut self, slot: usize, buffer: AlignedBuffer) {
+        if self.is_ours(slot)
+            && buffer.capacity() >= self.capacity
+            && let Some(place) = self.buffers.0.get_mut(slot)
+        {
+            *place = buffer;
+        }
+    }
+
+    /// Answers the request in a slot of ours with bytes done or a negative errno, and offers the slot again. For a read, the data is
+    /// what the slot's buffer holds. It is submitted later.
+    ///
+    /// # Errors
+    /// When the slot is not ours, or the ring takes nothing.
+    pub fn answer(&mut self, slot: usize, result: i32) -> io::Result<()> {
+        if !self.is_ours(slot) {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        self.push_command(request_command::COMMIT_AND_FETCH, slot, result)
+    }
+
+    fn push_command(&mut self, operation: u32, slot: usize, result: i32) -> io::Result<()> {
+        let place = &mut self.buffers.0[slot];
+        if place.capacity() < self.capacity {
+            // The one that was taken out is not back, and may never be.
+            *place = buffer(self.capacity);
+        }
+        let address = place.as_mut_ptr().expose_provenance() as u64;
+        let command = IoCommand { queue: self.queue, slot: slot as u16, result, address };
+        let mut bytes = [0; 16];
+        bytes.copy_from_slice(command.as_bytes());
+        let entry = opcode::UringCmd16::new(DEVICE, operation).cmd(bytes).build().user_data(slot as u64);
+        self.with_kernel[slot] = true;
+        // SAFETY: the buffer that the command names is the slot's, of the size that the device was made with, not touched until
+        // the slot's event, and freed only as `Lent` says.
+        unsafe { self.push(&entry) }
+    }
+
+    /// # Safety
+    /// What the entry names must be valid until its completion.
+    unsafe fn push(&mut self, entry: &io_uring::squeue::Entry) -> io::Result<()> {
+        // SAFETY: the caller vouches for the entry.
+        if unsafe { self.ring.submission().push(entry) }.is_err() {
+            self.submit()?;
+            // SAFETY: the same.
+            let pushed = unsafe { self.ring.submission().push(entry) };
+            pushed.map_err(|_| io::Error::from_raw_os_error(libc::EBUSY))?;
+        }
+        self.unsubmitted += 1;
+        Ok(())
+    }
+
+    /// Tells once when a descriptor is readable or gone.
+    ///
+    /// # Errors
+    /// When the ring takes nothing.
+    pub fn watch(&mut self, descriptor: RawFd, number: u32) -> io::Result<()> {
+        let entry = opcode::PollAdd::new(types::Fd(descriptor), libc::POLLIN as u32).build();
+        // SAFETY: the entry names no memory.
+        unsafe { self.push(&entry.user_data(WATCH | u64::from(number))) }
+    }
+
+    /// Gives the kernel what was pushed.
+    ///
+    /// # Errors
+    /// When the kernel does not take it.
+    pub fn submit(&mut self) -> io::Result<()> {
+        while self.unsubmitted > 0 {
+            self.enter(0)?;
+        }
+        Ok(())
+    }
+
+    /// Gives the kernel what was pushed, and waits until something has happened; that is added to `events`. It may be nothing.
+    ///
+    /// # Errors
+    /// When the kernel refuses to wait.
+    pub fn wait(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
+        self.enter(1)?;
+        self.look(events);
+        Ok(())
+    }
+
+    fn enter(&mut self, wanted: usize) -> io::Result<()> {
+        match self.ring.submitter().submit_and_wait(wanted) {
+            // None at all are taken only where there are none.
+            Ok(0) => self.unsubmitted = 0,
+            Ok(taken) => self.unsubmitted = self.unsubmitted.saturating_sub(taken),
+            // Interrupted, or memory is short: the kernel has tried to free some, and is asked again.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN)) => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// Adds what has happened to `events`.
+    pub fn look(&mut self, events: &mut Vec<Event>) {
+        for entry in self.ring.completion() {
+            let (number, result) = (entry.user_data(), entry.result());
+            if number & WATCH != 0 {
+                events.push(Event::Watch(number as u32));
+                continue;
+            }
+            let slot = number as usize;
+            // An event of a slot that is not out, or that there is not, is none.
+            if let Some(with_kernel) = self.with_kernel.get_mut(slot).filter(|with_kernel| **with_kernel) {
+                *with_kernel = false;
+                events.push(Event::Slot(slot, result));
+            }
+        }
+    }
+}

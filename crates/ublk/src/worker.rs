@@ -1,0 +1,254 @@
+//! What a thread does that serves a queue: it takes requests from its slots, has them done by its own queue of the device, and
+//! answers.
+//!
+//! Always true here: a request is answered once, with its slot, or left to the next server as a whole; a slot that waits for the
+//! device holds up no other; nothing is allocated for a request, and one entry into the kernel answers what is done and waits for
+//! what comes. What the kernel says that makes no sense is an error of that request.
+//!
+//! Left to others: when the thread begins and ends ([`crate::service`]).
+
+use crate::life::{Life, Order};
+use crate::request::{self, Task};
+use crate::ring::{Event, Ring};
+use cbd_export::{RequestQueue, system_error};
+use cbd_types::{AlignedBuffer, Completion, Error, ErrorKind, Geometry, Operation, Request, Result};
+use std::io;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+/// Requests that are taken before what is done is answered.
+const BATCH: usize = 16;
+
+/// What the ring calls the next order.
+const ORDER: u32 = 0;
+/// What it calls the first of the queue's descriptors.
+const QUEUE: u32 = 1;
+/// Descriptors that are watched besides the queue's.
+pub const WATCHES: usize = QUEUE as usize;
+
+/// What a slot is doing, while it is ours.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Slot {
+    /// Nothing, or it is the kernel's.
+    Idle,
+    /// The device has its request.
+    Busy(Operation, i32),
+    /// The device has its request, which was answered with an error.
+    GivenUp,
+    /// The kernel gave it back for good.
+    Over,
+}
+
+/// A thread's work.
+pub struct Worker {
+    ring: Ring,
+    queue: Box<dyn RequestQueue>,
+    geometry: Geometry,
+    read_only: bool,
+    life: Arc<Life>,
+    /// The order that was heard last.
+    order: Order,
+    slots: Vec<Slot>,
+    over: usize,
+    events: Vec<Event>,
+    done: Vec<Completion>,
+    descriptors: Vec<RawFd>,
+}
+
+impl Worker {
+    /// Work on a ring whose slots are offered.
+    pub fn new(
+        ring: Ring,
+        queue: Box<dyn RequestQueue>,
+        geometry: Geometry,
+        read_only: bool,
+        life: Arc<Life>,
+    ) -> Self {
+        let depth = ring.depth();
+        Self {
+            ring,
+            descriptors: queue.wait_descriptors(),
+            queue,
+            geometry,
+            read_only,
+            life,
+            order: Order::Serve,
+            slots: vec![Slot::Idle; depth],
+            over: 0,
+            events: Vec::with_capacity(depth + WATCHES),
+            done: Vec::with_capacity(depth),
+        }
+    }
+
+    /// What may be freed when the thread is gone.
+    pub fn into_ring(self) -> Ring {
+        self.ring
+    }
+
+    /// Serves until all slots are over, or it was ordered to leave and the device has nothing more.
+    ///
+    /// # Errors
+    /// When the kernel and this thread do not understand each other.
+    pub fn serve(&mut self) -> Result<()> {
+        let failed =
+            |error: io::Error| system_error("a thread of a ublk device cannot wait for its ring", &error);
+        for watch in (ORDER..).take(WATCHES + self.descriptors.len()) {
+            self.watch(watch)?;
+        }
+        let mut events = std::mem::take(&mut self.events);
+        loop {
+            self.ring.wait(&mut events).map_err(failed)?;
+            self.handle(&events)?;
+            events.clear();
+            if self.is_finished() {
+                break;
+            }
+        }
+        self.ring.submit().map_err(failed)
+    }
+
+    fn is_finished(&self) -> bool {
+        let nothing_comes = self.over == self.slots.len() || self.order == Order::Leave;
+        nothing_comes && self.queue.parked() == 0
+    }
+
+    fn handle(&mut self, events: &[Event]) -> Result<()> {
+        let mut may_go_on = false;
+        for some in events.chunks(BATCH) {
+            for &event in some {
+                match event {
+                    Event::Slot(slot, 0) => self.take(slot)?,
+                    Event::Slot(slot, result) => self.end(slot, result)?,
+                    Event::Watch(ORDER) => self.hear()?,
+                    Event::Watch(_) => may_go_on = true,
+                }
+            }
+            self.settle()?;
+            if events.len() > BATCH {
+                self.ring.submit().map_err(|error| cannot_answer(&error))?;
+            }
+        }
+        if may_go_on {
+            self.queue.poll(&mut self.done);
+            self.settle()?;
+        }
+        for &event in events {
+            if let Event::Watch(watch) = event {
+                self.watch(watch)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for a descriptor, once more.
+    fn watch(&mut self, watch: u32) -> Result<()> {
+        let descriptor = match watch {
+            ORDER => self.life.next_order(self.order),
+            queue => self.descriptors.get((queue - QUEUE) as usize).copied(),
+        };
+        let Some(descriptor) = descriptor else { return Ok(()) };
+        self.ring.watch(descriptor, watch).map_err(|error| {
+            system_error("a thread of a ublk device cannot wait for its descriptors", &error)
+        })
+    }
+
+    // -- in ---------------------------------------------------------------------------------------------------
+
+    /// A request has come.
+    fn take(&mut self, slot: usize) -> Result<()> {
+        match self.order {
+            Order::Serve => {}
+            // The next server is asked for it.
+            Order::Leave => return Ok(()),
+            // What the slot had before may still be the device's.
+            Order::Fail => return self.offer_again(slot, -libc::EIO),
+        }
+        let Some(description) = self.ring.description(slot) else { return Ok(()) };
+        match request::parse(&description, &self.geometry, self.read_only, self.ring.capacity()) {
+            Ok(task) => self.submit(slot, task),
+            Err(errno) => self.answer(slot, -errno),
+        }
+    }
+
+    fn submit(&mut self, slot: usize, task: Task) -> Result<()> {
+        let length = task.data_bytes();
+        let buffer =
+            if length == 0 { Some(AlignedBuffer::default()) } else { self.ring.take_buffer(slot, length) };
+        let Some(buffer) = buffer else { return self.answer(slot, -libc::EIO) };
+        // A buffer is at most as large as a positive number of 32 bits can say.
+        self.slots[slot] = Slot::Busy(task.operation, length as i32);
+        let Task { operation, range, fua } = task;
+        self.queue.submit(Request { id: slot as u64, operation, range, fua, buffer }, &mut self.done);
+        Ok(())
+    }
+
+    /// The kernel gave a slot back for good, or did not take an answer.
+    fn end(&mut self, slot: usize, result: i32) -> Result<()> {
+        if self.slots[slot] != Slot::Over {
+            self.slots[slot] = Slot::Over;
+            self.over += 1;
+        }
+        match -result {
+            libc::ENODEV | libc::ECANCELED => Ok(()),
+            errno => Err(Error::new(
+                ErrorKind::System,
+                format!(
+                    "the kernel's ublk driver does not go on with slot {slot}: {}",
+                    io::Error::from_raw_os_error(errno)
+                ),
+            )),
+        }
+    }
+
+    /// An order was given.
+    fn hear(&mut self) -> Result<()> {
+        self.order = self.life.ordered();
+        if self.order == Order::Fail {
+            for slot in 0..self.slots.len() {
+                if let Slot::Busy(..) = self.slots[slot] {
+                    self.slots[slot] = Slot::GivenUp;
+                    self.offer_again(slot, -libc::EIO)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    // -- out --------------------------------------------------------------------------------------------------
+
+    /// Goes on with what the device has done.
+    fn settle(&mut self) -> Result<()> {
+        while let Some(Completion { id, result, buffer }) = self.done.pop() {
+            let slot = usize::try_from(id).unwrap_or(usize::MAX);
+            match self.slots.get(slot) {
+                Some(&Slot::Busy(operation, length)) => {
+                    let carries = matches!(operation, Operation::Read | Operation::Write);
+                    if carries {
+                        self.ring.put_buffer(slot, buffer);
+                    }
+                    self.answer(slot, result.map_or_else(|error| -error.errno(), |()| length))?;
+                }
+                // Its slot may have a new request by now, in another buffer.
+                Some(Slot::GivenUp) => self.slots[slot] = Slot::Idle,
+                Some(Slot::Over) => {}
+                Some(Slot::Idle) | None => {
+                    debug_assert!(false, "the device completed request {id}, which it does not have");
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn answer(&mut self, slot: usize, result: i32) -> Result<()> {
+        self.slots[slot] = Slot::Idle;
+        self.offer_again(slot, result)
+    }
+
+    fn offer_again(&mut self, slot: usize, result: i32) -> Result<()> {
+        self.ring.answer(slot, result).map_err(|error| cannot_answer(&error))
+    }
+}
+
+fn cannot_answer(error: &io::Error) -> Error {
+    system_error("a thread of a ublk device cannot answer", error)
+}
