@@ -15,6 +15,7 @@ pub mod decoders;
 pub mod fuse;
 pub mod input;
 pub mod nbd;
+pub mod pcache;
 pub mod region;
 pub mod store;
 pub mod virtqueue;
@@ -34,12 +35,13 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 6] = [
+pub const TARGETS: [Target; 7] = [
     Target { name: "recovery", run: region::run, seeds: region::seeds, length_max: 400 },
     Target { name: "decoders", run: decoders::run, seeds: decoders::seeds, length_max: 1200 },
     Target { name: "nbd", run: nbd::run, seeds: nbd::seeds, length_max: 2048 },
     Target { name: "virtqueue", run: virtqueue::run, seeds: virtqueue::seeds, length_max: 1200 },
     Target { name: "fuse", run: fuse::run, seeds: fuse::seeds, length_max: 2048 },
+    Target { name: "pcache", run: pcache::run, seeds: pcache::seeds, length_max: 1200 },
     Target { name: "control", run: control::run, seeds: control::seeds, length_max: 1500 },
 ];
 

@@ -56,3 +56,8 @@ fn fuse_survives_what_was_found() {
 fn the_control_socket_survives_what_was_found() {
     replay("control");
 }
+
+#[test]
+fn the_reader_of_dm_pcache_survives_what_was_found() {
+    replay("pcache");
+}

@@ -16,6 +16,7 @@ pub mod bytes;
 pub mod check;
 pub mod dump;
 pub mod finding;
+pub mod pcache;
 pub mod private;
 pub mod repair;
 pub mod report;

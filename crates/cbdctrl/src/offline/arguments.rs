@@ -4,7 +4,7 @@ use cbd_daemon::size::parse_size;
 use cbd_format::RecordKind;
 use cbd_inspect::dump::{KINDS, What};
 use cbd_types::ByteRange;
-use clap::{Args, ValueEnum};
+use clap::{ArgGroup, Args, ValueEnum};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
@@ -92,21 +92,35 @@ pub struct RepairArguments {
     pub dry_run: bool,
 }
 
+/// What `rescue` can read besides regions of CBD.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum RescueFrom {
+    /// A cache device of Linux's dm-pcache
+    DmPcache,
+}
+
 /// Options of `rescue`.
 #[derive(Args, Debug)]
+#[command(group = ArgGroup::new("whose").args(["backend", "from"]))]
 pub struct RescueArguments {
-    /// The region: a file or a devdax device that no daemon serves
+    /// The region: a file or a devdax device that no daemon serves; with --from the other cache's device, or a copy of it
     pub region: PathBuf,
+    /// It is no region of CBD, but what another cache left
+    #[arg(long, value_name = "CACHE")]
+    pub from: Option<RescueFrom>,
     /// Only this backend [default: all]
     #[arg(short, long, value_name = "ID")]
     pub backend: Option<u32>,
-    /// Where the backend's disk is now, if not where it was
-    #[arg(long, value_name = "DISK", requires = "backend")]
+    /// Where the backend's disk is now, if not where it was; with --from the backing device, or a /dev/cbdN that stands on it
+    #[arg(long, value_name = "DISK", requires = "whose")]
     pub to: Option<PathBuf>,
     /// The disk given with --to is another one, and stands for the recorded one: a whole copy of it, taken when the recorded one
     /// was written last
-    #[arg(long, requires = "to")]
+    #[arg(long, requires = "to", conflicts_with = "from")]
     pub other_disk: bool,
+    /// With --from: go on behind a damaged part of the log, although nobody knows what that part was about
+    #[arg(long, requires = "from")]
+    pub past_damage: bool,
     /// Write it; without this nothing is changed
     #[arg(short, long, conflicts_with = "dry_run")]
     pub yes: bool,
@@ -114,7 +128,7 @@ pub struct RescueArguments {
     #[arg(short = 'n', long)]
     pub dry_run: bool,
     /// Seconds in which nothing reaches the disk after which to give up
-    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, conflicts_with = "from")]
     pub timeout: u64,
 }
 

@@ -8,6 +8,7 @@
 mod arguments;
 mod check;
 mod dump;
+mod pcache;
 mod repair;
 mod rescue;
 
@@ -31,6 +32,11 @@ use std::process::ExitCode;
 pub const WRONG_USAGE: u8 = 64;
 /// The region, or what is needed of it, cannot be opened.
 const UNOPENABLE: u8 = 3;
+
+/// `rescue`: something is dirty and was not written.
+const DIRTY: u8 = 1;
+/// `rescue`: something is damaged, and is not written.
+const HARMED: u8 = 2;
 
 /// All is well, but whoever asked has not been told: the disk of the output is full.
 const NOT_PRINTED: u8 = 74;
@@ -67,6 +73,7 @@ Exit codes:
    1  something is dirty: a dry run, or not all could be written (run it again, it goes on from there)
    2  all is on the backing devices but for damaged ranges, which are listed; in a dry run: there are such ranges
    3  the region or a cache in it cannot be opened; nothing of that was written
+      (--from: or the disk cannot be the one, or is in use)
   64  wrong usage
   74  the result cannot be printed (where it would else be 0)";
 
@@ -77,6 +84,12 @@ fn failed(error: &Error, output: &Output) -> ExitCode {
         let _ = output.json(&ErrorAnswer { error: ErrorBody::from(error) });
     }
     ExitCode::from(UNOPENABLE)
+}
+
+/// What the definition of the arguments cannot say.
+fn wrong_usage(what: &str) -> ExitCode {
+    eprintln!("error: {what}");
+    ExitCode::from(WRONG_USAGE)
 }
 
 /// The result was not printed, perhaps: an exit code that says what is wrong stands.

@@ -1,6 +1,9 @@
 //! `cbdctrl rescue`.
 
-use super::{RescueArguments, UNOPENABLE, describe_backend, describe_ranges, ended, failed, of_region};
+use super::pcache::rescue_from_pcache;
+use super::{
+    DIRTY, HARMED, RescueArguments, UNOPENABLE, describe_backend, describe_ranges, ended, failed, of_region,
+};
 use crate::command::Output;
 use crate::progress::ToolBar;
 use cbd_daemon::size::{format_size, format_time};
@@ -14,11 +17,6 @@ use std::fmt::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// Something is dirty and was not written.
-const DIRTY: u8 = 1;
-/// Something is damaged, and is not written.
-const DAMAGED: u8 = 2;
 
 /// What would be done, as JSON.
 #[derive(Serialize)]
@@ -48,6 +46,9 @@ struct Done<'a> {
 /// Runs `rescue`.
 #[must_use]
 pub fn rescue(arguments: &RescueArguments, json: bool) -> ExitCode {
+    if arguments.from.is_some() {
+        return rescue_from_pcache(arguments, json);
+    }
     let output = Output { json };
     let options = Options {
         backend: arguments.backend.map(BackendId),
@@ -80,7 +81,7 @@ fn dry_run(arguments: &RescueArguments, options: &Options, output: &Output) -> R
         .iter()
         .map(|backend| match backend.summary {
             summary if summary.error.is_some() => UNOPENABLE,
-            summary if !summary.damaged.is_empty() => DAMAGED,
+            summary if !summary.damaged.is_empty() => HARMED,
             summary if summary.dirty_records > 0 => DIRTY,
             _ => 0,
         })
@@ -175,7 +176,7 @@ fn write(arguments: &RescueArguments, options: &Options, output: &Output) -> Res
         .map(|backend| match backend {
             Rescued { error: Some(_), opened: false, .. } => UNOPENABLE,
             Rescued { error: Some(_), .. } => DIRTY,
-            Rescued { damaged, .. } if !damaged.is_empty() => DAMAGED,
+            Rescued { damaged, .. } if !damaged.is_empty() => HARMED,
             _ => 0,
         })
         .max()

@@ -1,0 +1,365 @@
+//! What Linux's dm-pcache left on a cache device goes to the backing device, or to whatever block device stands for it.
+//!
+//! Always true here: the cache device is only read, and held while it is; a disk gets nothing that could not be read, or that a checksum
+//! contradicts, and nothing at all if it is too small to be the one; what was written is flushed and then read back. Everything can be
+//! cut off and run again: the same is written again.
+//!
+//! Left to others: what the cache device holds (`cbd-pcache`); which disk belongs to it, since nothing on it says so (the user).
+
+use crate::Progress;
+use cbd_backing::{
+    Backing, BackingFile, DISK_PATIENCE, Options as DiskOptions, PollableQueue, after_predecessor,
+};
+use cbd_pcache::{Cache, Finding, Image, LogEnd, RangeList, Scanned, Sink, Survey, Unreadable};
+use cbd_types::backing::BackingDone;
+use cbd_types::{AlignedBuffer, BackingOp, BackingQueue, ByteRange, Error, ErrorKind, OpToken, Result};
+use serde::Serialize;
+use std::cell::RefCell;
+use std::path::{Path, PathBuf};
+
+/// Writes that are kept going.
+const DEPTH: usize = 32;
+/// Read at a time where one place follows the other.
+const AHEAD: usize = 1 << 20;
+/// Failing memory fails in blocks of at most that.
+const PAGE: u64 = 4096;
+/// A disk that refuses so many writes is given up.
+const FAILURES_MAX: usize = 64;
+
+/// What is rescued, and where to.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The cache device, or a copy of it in a file.
+    pub cache: PathBuf,
+    /// The disk.
+    pub to: Option<PathBuf>,
+    /// How the cache device is read.
+    pub reading: cbd_pcache::Options,
+}
+
+/// What a cache device holds, and what became of it.
+#[derive(Debug, Serialize)]
+pub struct Rescued {
+    /// The cache device.
+    pub cache: String,
+    /// Its bytes.
+    pub size: u64,
+    /// The version field of its cache info.
+    pub version: u8,
+    /// The cache mode; 0 is writeback.
+    pub mode: u32,
+    /// Whether data have checksums.
+    pub data_crc: bool,
+    /// At how many percent of used segments dm-pcache collects.
+    pub gc_percent: u32,
+    /// Segments of the cache.
+    pub segments: u32,
+    /// What its log holds.
+    #[serde(flatten)]
+    pub survey: Survey,
+    /// Ranges of the device that are dirty and sound.
+    pub dirty: RangeList,
+    /// Ranges of the device that are dirty and damaged; they are not written.
+    pub damaged: RangeList,
+    /// What is damaged in the cache device itself.
+    pub findings: Vec<Finding>,
+    /// Whether dirty data are damaged, or may be lost without a trace.
+    pub is_harmed: bool,
+    /// Where it goes to.
+    pub disk: Option<String>,
+    /// Why it cannot.
+    pub disk_error: Option<String>,
+    /// Bytes that were written, flushed, and read back.
+    pub written_bytes: u64,
+    /// Ranges that the disk did not take, or gives back as something else, with what it said; the first of them.
+    pub failed: Vec<Failed>,
+}
+
+/// A range that the disk did not take.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Failed {
+    /// First byte.
+    pub offset: u64,
+    /// Bytes.
+    pub bytes: u64,
+    /// Why.
+    pub error: String,
+}
+
+/// What would be rescued; changes nothing.
+///
+/// # Errors
+/// When the cache device cannot be opened. What keeps the disk from being written is in the answer.
+pub fn examine(options: &Options, progress: &mut dyn FnMut(Progress)) -> Result<Rescued> {
+    let (cache, survey) = opened(options, progress)?;
+    let scanned = scan(&cache, &mut (), "verifying", progress)?;
+    let mut rescued = Rescued::new(options, &cache, survey, scanned);
+    if let Some(to) = &options.to {
+        rescued.disk_error = open_disk(to, &rescued.survey, true).err().map(|error| error.line());
+    }
+    Ok(rescued)
+}
+
+/// Brings what is dirty to the disk.
+///
+/// # Errors
+/// When the cache device or the disk cannot be opened, or the disk cannot be flushed. Ranges that it refuses are in the answer.
+pub fn rescue(options: &Options, progress: &mut dyn FnMut(Progress)) -> Result<Rescued> {
+    let (cache, survey) = opened(options, progress)?;
+    let to = options.to.as_ref();
+    let to = to.ok_or_else(|| Error::new(ErrorKind::InvalidArgument, "it is not said to which disk"))?;
+    let disk = after_predecessor(DISK_PATIENCE, || open_disk(to, &survey, false))?;
+    // 1. All that is sound, in ascending order.
+    let mut writer = Writer { disk: Disk::new(&disk)?, in_flight: Vec::new(), failed: Vec::new() };
+    let scanned = scan(&cache, &mut writer, "writing to the disk", progress);
+    // 2. Durable, as far as it got.
+    let failed = writer.finish()?;
+    let scanned = scanned?;
+    // 3. There.
+    let mut reader = Comparer { disk: Disk::new(&disk)?, known: &failed, differs: Vec::new(), same: 0 };
+    scan(&cache, &mut reader, "reading back", progress)?;
+    let (same, differs) = (reader.same, reader.differs);
+    let mut rescued = Rescued::new(options, &cache, survey, scanned);
+    rescued.written_bytes = same;
+    rescued.failed = [failed, differs].concat();
+    Ok(rescued)
+}
+
+impl Rescued {
+    fn new<I: Image>(options: &Options, cache: &Cache<I>, survey: Survey, scanned: Scanned) -> Self {
+        let is_harmed = cache.harmful() > 0
+            || scanned.damaged.count > 0
+            || survey.impossible_keys > 0
+            || survey.passed_key_sets > 0
+            || survey.end.is_some_and(LogEnd::is_harmful);
+        Self {
+            cache: options.cache.display().to_string(),
+            size: cache.size(),
+            version: cache.version(),
+            mode: cache.mode(),
+            data_crc: cache.has_data_crc(),
+            gc_percent: cache.gc_percent(),
+            segments: cache.segments(),
+            survey,
+            dirty: scanned.dirty,
+            damaged: scanned.damaged,
+            findings: cache.findings().to_vec(),
+            is_harmed,
+            disk: options.to.as_ref().map(|to| to.display().to_string()),
+            disk_error: None,
+            written_bytes: 0,
+            failed: Vec::new(),
+        }
+    }
+}
+
+fn opened(options: &Options, progress: &mut dyn FnMut(Progress)) -> Result<(Cache<CacheDevice>, Survey)> {
+    let device = CacheDevice::open(&options.cache)?;
+    let of_it =
+        |error: Error| Error::new(error.kind(), format!("{}: {}", options.cache.display(), error.line()));
+    let cache = Cache::open(device, options.reading).map_err(of_it)?;
+    let survey = cache.survey(&mut |done, of| progress(Progress { doing: "reading the log", done, of }));
+    Ok((cache, survey))
+}
+
+fn scan(
+    cache: &Cache<CacheDevice>,
+    sink: &mut dyn Sink,
+    doing: &'static str,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Scanned> {
+    cache.scan(sink, &mut |done, of| progress(Progress { doing, done, of }))
+}
+
+/// The disk, if it can be the one.
+fn open_disk(path: &Path, survey: &Survey, read_only: bool) -> Result<BackingFile> {
+    let options = DiskOptions { read_only, sector: Some(survey.grain), ..DiskOptions::default() };
+    let disk = BackingFile::open(path, options)?;
+    let size = disk.geometry().size;
+    if size < survey.device_end {
+        return Err(Error::new(
+            ErrorKind::OutOfRange,
+            format!(
+                "{} has {size} bytes, and the cache has dirty data up to byte {}: it is not its backing device",
+                path.display(),
+                survey.device_end
+            ),
+        ));
+    }
+    Ok(disk)
+}
+
+/// A queue, used by one thread.
+struct Disk {
+    queue: Box<dyn PollableQueue>,
+    done: Vec<BackingDone>,
+}
+
+impl Disk {
+    fn new(file: &BackingFile) -> Result<Self> {
+        Ok(Self { queue: file.open_queue(DEPTH)?, done: Vec::new() })
+    }
+
+    /// One operation to its end; none other may be in flight.
+    fn run(&mut self, op: BackingOp) -> Result<BackingOp> {
+        self.queue.submit(OpToken(0), op);
+        loop {
+            self.queue.wait(&mut self.done);
+            if let Some(done) = self.done.pop() {
+                return done.result.map(|()| done.op);
+            }
+        }
+    }
+
+    fn read(&mut self, offset: u64, length: usize) -> Result<AlignedBuffer> {
+        match self.run(BackingOp::Read { offset, buffer: AlignedBuffer::zeroed(length) })? {
+            BackingOp::Read { buffer, .. } => Ok(buffer),
+            _ => Err(Error::new(ErrorKind::System, "the queue gave another operation back")),
+        }
+    }
+}
+
+/// Writes what it is given, many at a time: they never overlap.
+struct Writer {
+    disk: Disk,
+    /// What is being written.
+    in_flight: Vec<ByteRange>,
+    failed: Vec<Failed>,
+}
+
+impl Writer {
+    fn reap(&mut self) -> Result<()> {
+        self.disk.queue.wait(&mut self.disk.done);
+        for done in self.disk.done.drain(..) {
+            let at = self.in_flight.iter().position(|range| range.start == done.token.0);
+            let range = at.map(|at| self.in_flight.swap_remove(at));
+            if let (Some(range), Err(error)) = (range, done.result) {
+                self.failed.push(Failed { offset: range.start, bytes: range.len(), error: error.line() });
+            }
+        }
+        match self.failed.last() {
+            Some(last) if self.failed.len() >= FAILURES_MAX => {
+                let text = format!(
+                    "the disk refused {FAILURES_MAX} writes, last at byte {}: {}",
+                    last.offset, last.error
+                );
+                Err(Error::new(ErrorKind::Backing, text))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Waits for all, and makes it durable.
+    fn finish(mut self) -> Result<Vec<Failed>> {
+        while !self.in_flight.is_empty() {
+            // What was refused is listed already.
+            let _ = self.reap();
+        }
+        self.disk.run(BackingOp::Flush)?;
+        Ok(self.failed)
+    }
+}
+
+impl Sink for Writer {
+    fn take(&mut self, offset: u64, bytes: &[u8]) -> Result<()> {
+        while self.in_flight.len() >= DEPTH {
+            self.reap()?;
+        }
+        self.in_flight.push(ByteRange::at(offset, bytes.len() as u64));
+        self.disk
+            .queue
+            .submit(OpToken(offset), BackingOp::Write { offset, buffer: AlignedBuffer::from_slice(bytes) });
+        Ok(())
+    }
+}
+
+/// Looks whether the disk has what it was given.
+struct Comparer<'a> {
+    disk: Disk,
+    /// What it did not take.
+    known: &'a [Failed],
+    differs: Vec<Failed>,
+    same: u64,
+}
+
+impl Sink for Comparer<'_> {
+    fn take(&mut self, offset: u64, bytes: &[u8]) -> Result<()> {
+        if self.known.iter().any(|failed| failed.offset == offset) {
+            return Ok(());
+        }
+        let error = match self.disk.read(offset, bytes.len()) {
+            Ok(read) if read[..] == *bytes => {
+                self.same += bytes.len() as u64;
+                return Ok(());
+            }
+            Ok(_) => "what is read back is not what was written".to_owned(),
+            Err(error) => format!("it cannot be read back: {}", error.line()),
+        };
+        if self.differs.len() < FAILURES_MAX {
+            self.differs.push(Failed { offset, bytes: bytes.len() as u64, error });
+        }
+        Ok(())
+    }
+}
+
+/// A cache device or a file with its content, held and only read. Past the page cache where that can be: dm-pcache stores past it, too.
+struct CacheDevice {
+    size: u64,
+    reader: RefCell<Reader>,
+    /// Held as long as this lives.
+    _file: BackingFile,
+}
+
+struct Reader {
+    disk: Disk,
+    sector: u64,
+    /// What was read last: from `begin` on.
+    begin: u64,
+    held: AlignedBuffer,
+}
+
+impl CacheDevice {
+    fn open(path: &Path) -> Result<Self> {
+        let file = BackingFile::open(path, DiskOptions { read_only: true, ..DiskOptions::default() })?;
+        let geometry = file.geometry();
+        let disk = Disk::new(&file)?;
+        let sector = u64::from(geometry.sector).max(PAGE);
+        let reader = Reader { disk, sector, begin: 0, held: AlignedBuffer::zeroed(0) };
+        Ok(Self { size: geometry.size, reader: RefCell::new(reader), _file: file })
+    }
+}
+
+impl Image for CacheDevice {
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn read(&self, at: u64, into: &mut [u8]) -> std::result::Result<(), Unreadable> {
+        let failed = Unreadable { at, length: into.len() as u64 };
+        let end = at.checked_add(into.len() as u64).filter(|&end| end <= self.size).ok_or(failed)?;
+        let mut reader = self.reader.borrow_mut();
+        let held_end = reader.begin + reader.held.len() as u64;
+        if at < reader.begin || end > held_end {
+            // Where one place follows the other, as in the log, more is read at a time.
+            let follows = (reader.begin..=held_end + PAGE).contains(&at);
+            let begin = at - at % reader.sector;
+            let needed = end.next_multiple_of(reader.sector).min(self.size);
+            let ahead = if follows { (begin + AHEAD as u64).min(self.size) } else { needed };
+            if reader.fill(begin, ahead.max(needed)).is_err() {
+                reader.fill(begin, needed).map_err(|_| failed)?;
+            }
+        }
+        let skip = (at - reader.begin) as usize;
+        into.copy_from_slice(&reader.held[skip..skip + into.len()]);
+        Ok(())
+    }
+}
+
+impl Reader {
+    fn fill(&mut self, begin: u64, end: u64) -> Result<()> {
+        // Whatever happens, nothing of before is taken for this.
+        (self.begin, self.held) = (begin, AlignedBuffer::zeroed(0));
+        self.held = self.disk.read(begin, (end - begin) as usize)?;
+        Ok(())
+    }
+}

@@ -1,0 +1,406 @@
+//! The log: key sets one behind the other, from segment to segment.
+//!
+//! Always true here: a walk enters no segment twice and meets no more data than the cache can hold, so it ends; a key set counts only
+//! with its right checksum; where the log ends, and why, is said.
+//!
+//! Left to others: what of the device the keys cover (`pieces`), and their data (`scan`).
+
+use crate::format::{self, Key, SetHead};
+use crate::open::{Cache, Position};
+use crate::report::Reason;
+use crate::{Image, Progress};
+use cbd_types::ByteRange;
+use serde::Serialize;
+
+/// What requests to the device are multiples of.
+pub(crate) const SECTOR: u64 = 512;
+
+/// Where and why the log ends. All but the first three cost what stands behind.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "snake_case", tag = "kind")]
+pub enum LogEnd {
+    /// Where dm-pcache ended it.
+    Clean {
+        /// In the image.
+        at: u64,
+    },
+    /// A key set that is not whole, and nothing behind it: the cut came while it was stored, before any flush covered it. Damage to the
+    /// very last key set looks the same.
+    Unfinished {
+        /// In the image.
+        at: u64,
+    },
+    /// A whole key set of an earlier use of the segment: its keys are older than the segments that they name.
+    Old {
+        /// In the image.
+        at: u64,
+    },
+    /// A damaged key set; the log goes on behind it.
+    Damaged {
+        /// In the image.
+        at: u64,
+    },
+    /// The image cannot be read there.
+    Unreadable {
+        /// In the image.
+        at: u64,
+    },
+    /// The log leads to a segment that there is not, or back to one where it was.
+    Astray {
+        /// In the image.
+        at: u64,
+        /// The segment.
+        segment: u32,
+    },
+    /// The keys name more data than the cache can hold: they are forged.
+    Overfull {
+        /// In the image.
+        at: u64,
+    },
+}
+
+impl LogEnd {
+    /// Whether dirty data may stand behind it.
+    #[must_use]
+    pub const fn is_harmful(self) -> bool {
+        !matches!(self, Self::Clean { .. } | Self::Unfinished { .. } | Self::Old { .. })
+    }
+
+    /// In words.
+    #[must_use]
+    pub fn text(self) -> String {
+        match self {
+            Self::Clean { at } => format!("the log ends at image byte {at}"),
+            Self::Unfinished { at } => {
+                format!(
+                    "the log ends at image byte {at} in a key set that was not stored to its end; no flush had covered it"
+                )
+            }
+            Self::Old { at } => format!("the log ends at image byte {at}, before key sets of an earlier use"),
+            Self::Damaged { at } => {
+                format!("the key set at image byte {at} is damaged, and the log goes on behind it")
+            }
+            Self::Unreadable { at } => {
+                format!("the log cannot be read at image byte {at}; what stands behind is not known")
+            }
+            Self::Astray { at, segment } => {
+                format!("the log leads at image byte {at} to segment {segment}, where it cannot go on")
+            }
+            Self::Overfull { at } => {
+                format!("the log up to image byte {at} names more data than the cache can hold: it is forged")
+            }
+        }
+    }
+}
+
+/// A key, and where its own bytes stand in the image.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct LoggedKey {
+    pub at: u64,
+    pub key: Key,
+}
+
+/// What stands at a position of the log.
+enum Met {
+    Set {
+        keys: Vec<LoggedKey>,
+        next: Position,
+    },
+    Last {
+        segment: u32,
+    },
+    /// Zeroes.
+    End,
+    /// Something else.
+    Broken {
+        head: SetHead,
+    },
+    Unreadable,
+}
+
+/// A walk along the log.
+pub(crate) struct Walk<'a, I> {
+    cache: &'a Cache<I>,
+    position: Position,
+    /// Where the log was: a bit for each segment.
+    seen: Vec<u64>,
+    /// Bytes of data that all keys up to here name.
+    named: u64,
+    /// Segments that the log was in.
+    pub entered: u32,
+    /// Damaged key sets that were passed.
+    pub passed: u64,
+    pub end: Option<LogEnd>,
+}
+
+impl<'a, I: Image> Walk<'a, I> {
+    pub fn new(cache: &'a Cache<I>) -> Self {
+        let position = cache.begin.position();
+        let mut seen = vec![0; cache.segments() as usize / 64 + 1];
+        seen[position.segment as usize / 64] |= 1 << (position.segment % 64);
+        Self { cache, position, seen, named: 0, entered: 1, passed: 0, end: None }
+    }
+
+    /// The keys of the next set; none at the end, and `end` says why.
+    pub fn next_set(&mut self) -> Option<Vec<LoggedKey>> {
+        while self.end.is_none() {
+            let at = self.image_at(self.position);
+            match self.meet(self.position) {
+                Met::Set { keys, next } => {
+                    if self.is_old(&keys) {
+                        self.end = Some(LogEnd::Old { at });
+                        return None;
+                    }
+                    self.named += keys.iter().map(|logged| u64::from(logged.key.length)).sum::<u64>();
+                    if self.named > self.cache.capacity() {
+                        self.end = Some(LogEnd::Overfull { at });
+                        return None;
+                    }
+                    self.position = next;
+                    return Some(keys);
+                }
+                Met::Last { segment } => self.enter(segment, at),
+                Met::End => self.end = Some(LogEnd::Clean { at }),
+                Met::Unreadable => self.end = Some(LogEnd::Unreadable { at }),
+                Met::Broken { head } => match self.behind(&head) {
+                    Some(next) if self.cache.options.past_damage => {
+                        self.passed += 1;
+                        if next.segment == self.position.segment {
+                            self.position = next;
+                        } else {
+                            self.enter(next.segment, at);
+                        }
+                    }
+                    Some(_) => self.end = Some(LogEnd::Damaged { at }),
+                    None => self.end = Some(LogEnd::Unfinished { at }),
+                },
+            }
+        }
+        None
+    }
+
+    fn image_at(&self, position: Position) -> u64 {
+        let data = self.cache.data_at(position.segment).unwrap_or_default();
+        data.saturating_add(u64::from(position.offset))
+    }
+
+    /// Goes on in another segment.
+    fn enter(&mut self, segment: u32, at: u64) {
+        let bit = 1 << (segment % 64);
+        match self.seen.get_mut(segment as usize / 64) {
+            Some(word) if segment < self.cache.segments() && *word & bit == 0 => {
+                *word |= bit;
+                self.entered += 1;
+                self.position = Position { segment, offset: 0 };
+            }
+            _ => self.end = Some(LogEnd::Astray { at, segment }),
+        }
+    }
+
+    /// Where the log goes on behind a set that is not sound, if it does: then that set was whole once. One that was cut while it was
+    /// stored has zeroes behind it, which are stored first, and its head is stored from front to back.
+    fn behind(&self, head: &SetHead) -> Option<Position> {
+        let Position { segment, offset } = self.position;
+        let at = |size: usize| Position { segment, offset: offset + size as u32 };
+        if head.is_set() && head.is_last() {
+            let next = Position { segment: head.number, offset: 0 };
+            return Some(next).filter(|next| next.segment < self.cache.segments() && self.goes_on(*next));
+        }
+        if head.is_cut() {
+            return None;
+        }
+        if let Some(size) = head.size().filter(|_| head.is_set()) {
+            match self.meet(at(size)) {
+                Met::End => return self.size_by_checksum(head).map(at),
+                _ if self.goes_on(at(size)) => return Some(at(size)),
+                _ => {}
+            }
+        }
+        let sizes = (1..=format::KEYS_MAX as usize).map(|keys| format::SET_HEAD + keys * format::KEY_SIZE);
+        sizes.map(at).find(|&next| self.goes_on(next))
+    }
+
+    /// The size with which a set would be sound if only its number of keys were another one.
+    fn size_by_checksum(&self, head: &SetHead) -> Option<usize> {
+        let left = (format::SEGMENT_DATA - self.position.offset) as usize;
+        let mut bytes = [0; format::SET_MAX];
+        let bytes = &mut bytes[..left.min(format::SET_MAX)];
+        self.cache.image.read(self.image_at(self.position), bytes).ok()?;
+        (1..=format::KEYS_MAX).filter(|&keys| keys != head.number).find_map(|keys| {
+            let size = format::SET_HEAD + format::KEY_SIZE * keys as usize;
+            bytes[4..8].copy_from_slice(&keys.to_le_bytes());
+            bytes.get(..size).filter(|set| format::is_sound(set)).map(|_| size)
+        })
+    }
+
+    /// Whether a whole set, or a whole end of a segment's part, stands there.
+    fn goes_on(&self, position: Position) -> bool {
+        match self.meet(position) {
+            Met::Set { keys, .. } => !self.is_old(&keys),
+            Met::Last { segment } => segment < self.cache.segments(),
+            Met::End | Met::Broken { .. } | Met::Unreadable => false,
+        }
+    }
+
+    /// Whether a set is one of an earlier use of its segment. A segment is given away, and its generation raised, only when no key of
+    /// the log behind the dirty tail names it any more. Before the dirty tail that can be, in a set that was being collected.
+    fn is_old(&self, keys: &[LoggedKey]) -> bool {
+        let outdated = |logged: &LoggedKey| {
+            self.cache
+                .generation(logged.key.segment)
+                .is_some_and(|generation| logged.key.generation < generation)
+        };
+        !self.cache.from_key_tail() && keys.iter().any(outdated)
+    }
+
+    fn meet(&self, position: Position) -> Met {
+        let left = format::SEGMENT_DATA.saturating_sub(position.offset) as usize;
+        let Some(data) = self.cache.data_at(position.segment).filter(|_| left >= format::SET_HEAD) else {
+            return Met::Unreadable;
+        };
+        let at = data + u64::from(position.offset);
+        let mut bytes = [0; format::SET_MAX];
+        let mut head = [0; format::SET_HEAD];
+        if self.cache.image.read(at, &mut head).is_err() {
+            return Met::Unreadable;
+        }
+        if head == [0; format::SET_HEAD] {
+            return Met::End;
+        }
+        let set = SetHead::read(&head);
+        // Behind a set there is always room for the end of a segment's part.
+        let reserve = if set.is_last() { 0 } else { format::SET_HEAD };
+        let size = set.size().filter(|size| set.is_set() && size + reserve <= left);
+        let Some(size) = size else { return Met::Broken { head: set } };
+        let bytes = &mut bytes[..size];
+        if self.cache.image.read(at, bytes).is_err() {
+            return Met::Unreadable;
+        }
+        let next = Position { segment: position.segment, offset: position.offset + size as u32 };
+        if !format::is_sound(bytes) {
+            return Met::Broken { head: set };
+        }
+        if set.is_last() {
+            return Met::Last { segment: set.number };
+        }
+        let places = (at + format::SET_HEAD as u64..).step_by(format::KEY_SIZE);
+        let (entries, _) = bytes[format::SET_HEAD..].as_chunks::<{ format::KEY_SIZE }>();
+        let keys =
+            entries.iter().zip(places).map(|(entry, at)| LoggedKey { at, key: Key::read(entry) }).collect();
+        Met::Set { keys, next }
+    }
+}
+
+impl<I: Image> Cache<I> {
+    /// The range of the device that a key is about, if there can be such a one.
+    pub(crate) fn range_of(key: &Key) -> Option<ByteRange> {
+        // Files and devices end there. Damage that is about a part of a sector is about the sector.
+        let end =
+            key.offset.checked_add(u64::from(key.length)).filter(|&end| end <= i64::MAX as u64 - SECTOR)?;
+        (key.length > 0)
+            .then(|| ByteRange { start: key.offset - key.offset % SECTOR, end: end.next_multiple_of(SECTOR) })
+    }
+
+    /// Where the data of a dirty key begin in the image; or why they cannot be had.
+    pub(crate) fn data_of(&self, key: &Key) -> Result<u64, Reason> {
+        let numbers = key.offset | u64::from(key.length) | u64::from(key.data_offset);
+        if key.flags & !format::CLEAN != 0 || !numbers.is_multiple_of(SECTOR) {
+            return Err(Reason::Implausible);
+        }
+        let data = self.data_at(key.segment).ok_or(Reason::Outside)?;
+        if u64::from(key.data_offset) + u64::from(key.length) > u64::from(format::SEGMENT_DATA) {
+            return Err(Reason::Outside);
+        }
+        match self.generation(key.segment) {
+            Some(generation) if key.generation >= generation => Ok(data + u64::from(key.data_offset)),
+            // The checksum proves them.
+            None if self.has_data_crc() => Ok(data + u64::from(key.data_offset)),
+            _ => Err(Reason::Replaced),
+        }
+    }
+
+    /// Whether a key's data are known to be on the backing device.
+    pub(crate) fn is_settled(&self, key: &Key) -> bool {
+        // Collected, and so written back before.
+        let collected = || self.generation(key.segment).is_some_and(|generation| key.generation < generation);
+        key.is_clean() || self.from_key_tail() && collected()
+    }
+
+    /// Walks along the whole log, without the data.
+    pub fn survey(&self, progress: Progress<'_>) -> Survey {
+        let mut walk = Walk::new(self);
+        let mut survey = Survey::default();
+        while let Some(keys) = walk.next_set() {
+            survey.key_sets += 1;
+            let mut dirty = false;
+            for LoggedKey { key, .. } in keys {
+                survey.keys += 1;
+                if self.is_settled(&key) {
+                    continue;
+                }
+                dirty = true;
+                survey.dirty_keys += 1;
+                match Self::range_of(&key) {
+                    Some(range) => {
+                        survey.logged_bytes += range.len();
+                        survey.device_end = survey.device_end.max(range.end);
+                        let grain = (range.start | range.len()).trailing_zeros().min(12);
+                        survey.grain = survey.grain.min(1 << grain);
+                    }
+                    None => survey.impossible_keys += 1,
+                }
+            }
+            survey.dirty_key_sets += u64::from(dirty);
+            progress(u64::from(walk.entered), u64::from(self.segments()));
+        }
+        survey.passed_key_sets = walk.passed;
+        survey.log_segments = walk.entered;
+        survey.end = walk.end;
+        survey
+    }
+}
+
+/// What the log holds.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Survey {
+    /// Key sets.
+    pub key_sets: u64,
+    /// Of these, with dirty keys.
+    pub dirty_key_sets: u64,
+    /// Damaged key sets that were passed.
+    pub passed_key_sets: u64,
+    /// Keys.
+    pub keys: u64,
+    /// Keys of which the backing device does not have the data.
+    pub dirty_keys: u64,
+    /// Dirty keys that are about no range that a device can have.
+    pub impossible_keys: u64,
+    /// Bytes that dirty keys name, older versions included.
+    pub logged_bytes: u64,
+    /// Where the last dirty range of the device ends: no smaller device is the backing device.
+    pub device_end: u64,
+    /// All dirty ranges begin and end at multiples of so many bytes.
+    pub grain: u32,
+    /// Segments that the log is in.
+    pub log_segments: u32,
+    /// Where and why the log ends.
+    pub end: Option<LogEnd>,
+}
+
+impl Default for Survey {
+    fn default() -> Self {
+        Self {
+            key_sets: 0,
+            dirty_key_sets: 0,
+            passed_key_sets: 0,
+            keys: 0,
+            dirty_keys: 0,
+            impossible_keys: 0,
+            logged_bytes: 0,
+            device_end: 0,
+            grain: 4096,
+            log_segments: 0,
+            end: None,
+        }
+    }
+}

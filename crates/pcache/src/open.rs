@@ -1,0 +1,401 @@
+//! Opening an image: superblock, cache info, the chain of segments, their generations, the tails.
+//!
+//! Always true here: of two copies the newest sound one counts; what is taken from elsewhere because both are damaged is a finding;
+//! a [`Cache`] names no segment twice, and none beyond those that there can be.
+//!
+//! Left to others: the log (`log`).
+
+use crate::format::{self, u32_at, u64_at};
+use crate::report::{Finding, Findings};
+use crate::{Image, Options};
+use cbd_types::{Error, ErrorKind, Result};
+
+/// A place in the log.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Position {
+    /// The segment, by its place in the cache.
+    pub segment: u32,
+    /// Bytes behind the segment's head.
+    pub offset: u32,
+}
+
+/// Where the log is read from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Begin {
+    /// The dirty tail: all before it is on the backing device.
+    DirtyTail(Position),
+    /// The key tail, which is older, because the dirty tail is damaged: some of it is on the backing device, and goes there again.
+    KeyTail(Position),
+}
+
+impl Begin {
+    pub const fn position(self) -> Position {
+        match self {
+            Self::DirtyTail(position) | Self::KeyTail(position) => position,
+        }
+    }
+}
+
+/// What a segment's generation is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Generation {
+    Known(u64),
+    /// No copy is sound.
+    Lost,
+}
+
+/// Where a segment lies in the image, and its generation.
+#[derive(Clone, Copy, Debug)]
+struct Segment {
+    number: u32,
+    generation: Generation,
+}
+
+/// An opened image.
+#[derive(Debug)]
+pub struct Cache<I> {
+    pub(crate) image: I,
+    pub(crate) options: Options,
+    pub(crate) begin: Begin,
+    version: u8,
+    flags: u32,
+    /// By their place in the cache; shorter than `count` where the chain is broken.
+    segments: Vec<Segment>,
+    count: u32,
+    findings: Findings,
+}
+
+impl<I: Image> Cache<I> {
+    /// Opens an image.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Foreign`] for what dm-pcache did not make; [`ErrorKind::Unsupported`] for what another kind of machine made;
+    /// [`ErrorKind::Damaged`] if both copies of something are damaged and nothing can stand in for it.
+    pub fn open(image: I, options: Options) -> Result<Self> {
+        let mut findings = Findings::default();
+        let superblock = superblock(&image, &mut findings)?;
+        let info = copies::<{ format::INFO_SIZE }, _>(&image, format::INFO_AT);
+        let Some(bytes) = info.newest() else {
+            return Err(without_info(&info, superblock));
+        };
+        info.note("cache info", &mut findings);
+        let held = (image.size().saturating_sub(format::SEGMENTS_AT)) / format::SEGMENT_SIZE;
+        let all = superblock.map_or(held.min(format::SEGMENTS_MAX) as u32, |count| count);
+        let (first, count, flags) = (u32_at(&bytes, 8), u32_at(&bytes, 12), u32_at(&bytes, 16));
+        if count == 0 || u64::from(count) > format::SEGMENTS_MAX || superblock.is_some_and(|all| count > all)
+        {
+            return Err(damaged(format!("its cache info names {count} segments, and there are {all}")));
+        }
+        if u64::from(count) > held {
+            let at = image.size();
+            let missing = format::SEGMENTS_AT + u64::from(count) * format::SEGMENT_SIZE - at;
+            findings.add(at, missing, true, format!("the image ends before its last {missing} bytes"));
+        }
+        let mut cache = Self {
+            image,
+            options,
+            begin: Begin::DirtyTail(Position { segment: 0, offset: 0 }),
+            version: bytes[5],
+            flags,
+            segments: Vec::new(),
+            count,
+            findings,
+        };
+        if flags & format::MADE == 0 {
+            return Err(damaged(
+                "dm-pcache was interrupted while it made it, and stored nothing in it".to_owned(),
+            ));
+        }
+        cache.follow(first, all.max(count));
+        cache.begin = cache.tails()?;
+        Ok(cache)
+    }
+
+    /// Bytes of the image.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.image.size()
+    }
+
+    /// Whether keys have the checksum of their data.
+    #[must_use]
+    pub const fn has_data_crc(&self) -> bool {
+        self.flags & format::DATA_CRC != 0
+    }
+
+    /// Version field of the cache info; 0 is all that there has been.
+    #[must_use]
+    pub const fn version(&self) -> u8 {
+        self.version
+    }
+
+    /// The number of the cache mode; 0 is writeback, the only one that there has been.
+    #[must_use]
+    pub const fn mode(&self) -> u32 {
+        self.flags >> 2 & 0xf
+    }
+
+    /// At how many percent of used segments dm-pcache collects.
+    #[must_use]
+    pub const fn gc_percent(&self) -> u32 {
+        self.flags >> 6 & 0x7f
+    }
+
+    /// Segments of the cache.
+    #[must_use]
+    pub const fn segments(&self) -> u32 {
+        self.count
+    }
+
+    /// Whether the log is read from its oldest end, because nobody knows how much of it is on the backing device.
+    #[must_use]
+    pub const fn from_key_tail(&self) -> bool {
+        matches!(self.begin, Begin::KeyTail(_))
+    }
+
+    /// What is not as it should be in what was read to open it.
+    #[must_use]
+    pub fn findings(&self) -> &[Finding] {
+        &self.findings.listed
+    }
+
+    /// How many of all findings are about what may be lost.
+    #[must_use]
+    pub const fn harmful(&self) -> u64 {
+        self.findings.harmful
+    }
+
+    /// Where the bytes behind a segment's head begin in the image.
+    pub(crate) fn data_at(&self, segment: u32) -> Option<u64> {
+        let segment = self.segments.get(segment as usize)?;
+        Some(base(segment.number) + format::SEGMENT_HEAD)
+    }
+
+    /// A segment's generation; nothing if nobody knows it.
+    pub(crate) fn generation(&self, segment: u32) -> Option<u64> {
+        match self.segments.get(segment as usize)?.generation {
+            Generation::Known(generation) => Some(generation),
+            Generation::Lost => None,
+        }
+    }
+
+    /// Bytes of data that all segments together can hold.
+    pub(crate) fn capacity(&self) -> u64 {
+        u64::from(self.count) * u64::from(format::SEGMENT_DATA)
+    }
+
+    /// Follows the chain of segments from the first one. dm-pcache makes it once, in ascending order; so where a link is damaged and
+    /// all others follow that order, the order tells.
+    fn follow(&mut self, first: u32, all: u32) {
+        let mut used = vec![0_u64; all as usize / 64 + 1];
+        let mut number = first;
+        let mut ascending = true;
+        for place in 0..self.count {
+            let mut word = used.get_mut(number as usize / 64).filter(|_| number < all);
+            let bit = 1 << (number % 64);
+            let Some(word) = word.as_mut().filter(|word| ***word & bit == 0) else {
+                let what = format!(
+                    "the chain of segments leads to segment {number} as its number {place}, and cannot"
+                );
+                self.findings.add(base(number.min(all)), format::SEGMENT_HEAD, true, what);
+                return;
+            };
+            **word |= bit;
+            let info = self.segment_copies(number, format::SEGMENT_INFO_AT);
+            let next = info.newest().filter(|bytes| u32_at(bytes, 8) & format::HAS_NEXT != 0);
+            let generation = self.segment_copies(number, format::GENERATION_AT);
+            let generation = self.generation_of(number, &generation);
+            self.segments.push(Segment { number, generation });
+            if place + 1 == self.count {
+                return;
+            }
+            let expected = number.wrapping_add(1);
+            let at = base(number);
+            match next.map(|bytes| u32_at(&bytes, 12)) {
+                Some(next) => {
+                    ascending &= next == expected;
+                    number = next;
+                    if info.is_harmed() {
+                        let what = format!(
+                            "a copy of the info of segment {number} is damaged; the other one serves"
+                        );
+                        self.findings.add(at, format::SEGMENT_HEAD, false, what);
+                    }
+                }
+                None if ascending => {
+                    let what = format!(
+                        "segment {number} does not say which one follows; they are in ascending order"
+                    );
+                    self.findings.add(at, format::SEGMENT_HEAD, false, what);
+                    number = expected;
+                }
+                None => {
+                    let what =
+                        format!("segment {number} does not say which one follows; those behind it are lost");
+                    self.findings.add(at, format::SEGMENT_HEAD, true, what);
+                    return;
+                }
+            }
+        }
+    }
+
+    fn segment_copies(&self, number: u32, at: [u64; 2]) -> Copies<{ format::SMALL_SIZE }> {
+        copies(&self.image, at.map(|at| base(number) + at))
+    }
+
+    fn generation_of(&mut self, number: u32, copies: &Copies<{ format::SMALL_SIZE }>) -> Generation {
+        if let Some(bytes) = copies.newest() {
+            return Generation::Known(u64_at(&bytes, 8));
+        }
+        let at = base(number) + format::GENERATION_AT[0];
+        let what = format!("the generation of segment {number} is damaged in both copies");
+        // Where data have checksums, these prove them.
+        self.findings.add(at, 2 * format::SMALL_SIZE as u64, !self.has_data_crc(), what);
+        Generation::Lost
+    }
+
+    fn tails(&mut self) -> Result<Begin> {
+        let dirty = copies::<{ format::SMALL_SIZE }, _>(&self.image, format::DIRTY_TAIL_AT);
+        let key = copies::<{ format::SMALL_SIZE }, _>(&self.image, format::KEY_TAIL_AT);
+        let position = |bytes: [u8; format::SMALL_SIZE]| {
+            let position = Position { segment: u32_at(&bytes, 8), offset: u32_at(&bytes, 12) };
+            // A key set begins at a multiple of eight bytes.
+            let inside = position.offset < format::SEGMENT_DATA && position.offset.is_multiple_of(8);
+            (position.segment < self.count && inside).then_some(position)
+        };
+        let (dirty_at, key_at) = (dirty.newest().and_then(position), key.newest().and_then(position));
+        let place = format::DIRTY_TAIL_AT[0];
+        let length = 2 * format::SMALL_SIZE as u64;
+        match (dirty_at, key_at) {
+            (Some(dirty_at), _) if !dirty.is_harmed() => {
+                key.note("key tail", &mut self.findings);
+                Ok(Begin::DirtyTail(dirty_at))
+            }
+            // The copy that is left may be old, and what it leads to used anew; before the key tail nothing is.
+            (_, Some(key_at)) => {
+                let what = "a copy of the dirty tail is damaged; what the log holds from its oldest end on is taken for dirty";
+                self.findings.add(place, length, false, what);
+                Ok(Begin::KeyTail(key_at))
+            }
+            (Some(dirty_at), None) => {
+                let what = "a copy of the dirty tail is damaged, and so is the key tail; the copy that is left serves";
+                self.findings.add(place, length, false, what);
+                Ok(Begin::DirtyTail(dirty_at))
+            }
+            (None, None) => Err(damaged("neither copy of either tail of its log is sound".to_owned())),
+        }
+    }
+}
+
+/// Where a segment begins in the image.
+fn base(number: u32) -> u64 {
+    format::SEGMENTS_AT + u64::from(number) * format::SEGMENT_SIZE
+}
+
+fn damaged(what: String) -> Error {
+    Error::new(ErrorKind::Damaged, format!("a cache of dm-pcache that cannot be opened: {what}"))
+}
+
+/// The number of segments, if the superblock is sound.
+fn superblock<I: Image>(image: &I, findings: &mut Findings) -> Result<Option<u32>> {
+    let mut bytes = [0; format::SUPERBLOCK_SIZE];
+    let length = bytes.len() as u64;
+    let read = image.read(format::SUPERBLOCK_AT, &mut bytes);
+    if read.is_ok() && u64_at(&bytes, 8) == format::SUPERBLOCK_MAGIC && format::is_sound(&bytes) {
+        let count = u32_at(&bytes, 16);
+        if u32_at(&bytes, 4) & format::BIG_ENDIAN != 0 {
+            let text = "a cache of dm-pcache that a big-endian machine made; this one cannot read it";
+            return Err(Error::new(ErrorKind::Unsupported, text));
+        }
+        if count == 0 || u64::from(count) > format::SEGMENTS_MAX {
+            return Err(damaged(format!("its superblock names {count} segments")));
+        }
+        return Ok(Some(count));
+    }
+    // The cache info says as much: a checksum with a seed of dm-pcache's own, twice.
+    if copies::<{ format::INFO_SIZE }, _>(image, format::INFO_AT).newest().is_none() {
+        let text = "no cache of dm-pcache: it has neither its superblock nor its cache info";
+        return Err(Error::new(ErrorKind::Foreign, text));
+    }
+    findings.add(
+        format::SUPERBLOCK_AT,
+        length,
+        false,
+        "the superblock is damaged; the cache info says the same",
+    );
+    Ok(None)
+}
+
+fn without_info(info: &Copies<{ format::INFO_SIZE }>, superblock: Option<u32>) -> Error {
+    if superblock.is_some() && info.copies.iter().all(|copy| *copy == Found::Empty) {
+        damaged(
+            "it has no cache info: dm-pcache was interrupted while it made it, or both copies are lost"
+                .to_owned(),
+        )
+    } else {
+        damaged("both copies of its cache info are damaged".to_owned())
+    }
+}
+
+/// One of two copies.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Found<const N: usize> {
+    /// Zeroes: never written.
+    Empty,
+    Unsound,
+    Sound([u8; N]),
+}
+
+/// Both copies of something that is updated in place: checksum, sequence number, content.
+#[derive(Debug)]
+struct Copies<const N: usize> {
+    at: [u64; 2],
+    copies: [Found<N>; 2],
+}
+
+fn copies<const N: usize, I: Image>(image: &I, at: [u64; 2]) -> Copies<N> {
+    let copies = at.map(|at| {
+        let mut bytes = [0; N];
+        match image.read(at, &mut bytes) {
+            Err(_) => Found::Unsound,
+            Ok(()) if format::is_sound(&bytes) => Found::Sound(bytes),
+            Ok(()) if bytes == [0; N] => Found::Empty,
+            Ok(()) => Found::Unsound,
+        }
+    });
+    Copies { at, copies }
+}
+
+impl<const N: usize> Copies<N> {
+    /// The newest sound one. Sequence numbers have a byte and begin anew.
+    fn newest(&self) -> Option<[u8; N]> {
+        match self.copies {
+            [Found::Sound(first), Found::Sound(second)] => {
+                Some(if (second[4].wrapping_sub(first[4]) as i8) > 0 { second } else { first })
+            }
+            [Found::Sound(only), _] | [_, Found::Sound(only)] => Some(only),
+            _ => None,
+        }
+    }
+
+    /// Whether a copy was written and is not sound. Zeroes beside a copy that is not the first one ever were no zeroes once.
+    fn is_harmed(&self) -> bool {
+        match self.copies {
+            [Found::Sound(_), Found::Sound(_)] => false,
+            [Found::Sound(only), Found::Empty] | [Found::Empty, Found::Sound(only)] => only[4] != 1,
+            _ => true,
+        }
+    }
+
+    /// A finding, if there is one.
+    fn note(&self, what: &str, findings: &mut Findings) {
+        if self.is_harmed() {
+            let (first, last) = (self.at[0], self.at[1] + N as u64);
+            let what = match self.newest() {
+                Some(_) => format!("a copy of the {what} is damaged; the other one serves"),
+                None => format!("both copies of the {what} are damaged; nothing needs it"),
+            };
+            findings.add(first, last - first, false, what);
+        }
+    }
+}

@@ -1,0 +1,250 @@
+//! A writer of images as dm-pcache lays them out, for tests and the fuzzer. It writes what it is told, sound or not.
+//!
+//! Always true here: pages that were never written take no memory, so an image can be as large as one likes.
+//!
+//! Left to others: whether the image makes sense.
+
+use crate::format::{self, checksum};
+use crate::image::{Image, Unreadable};
+use std::collections::{BTreeMap, BTreeSet};
+
+const PAGE: u64 = 4096;
+
+/// An image in memory, most of it zeroes.
+#[derive(Clone, Debug, Default)]
+pub struct Sample {
+    size: u64,
+    pages: BTreeMap<u64, Box<[u8; PAGE as usize]>>,
+    poisoned: BTreeSet<u64>,
+    /// Where the next key set goes: segment and offset behind its head.
+    head: (u32, u32),
+}
+
+/// What a key says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct SampleKey {
+    /// First byte on the device.
+    pub offset: u64,
+    /// Bytes.
+    pub length: u32,
+    /// 2 for clean.
+    pub flags: u32,
+    /// The segment with the data.
+    pub segment: u32,
+    /// Where in it, behind its head.
+    pub data_offset: u32,
+    /// Generation of the segment.
+    pub generation: u64,
+    /// Checksum of the data.
+    pub data_crc: u32,
+}
+
+impl Sample {
+    /// A cache of so many segments, with nothing in it.
+    #[must_use]
+    pub fn new(segments: u32, data_crc: bool) -> Self {
+        let size = format::SEGMENTS_AT + u64::from(segments) * format::SEGMENT_SIZE;
+        let mut sample = Self { size, ..Self::default() };
+        let mut superblock = [0; format::SUPERBLOCK_SIZE];
+        superblock[8..16].copy_from_slice(&format::SUPERBLOCK_MAGIC.to_le_bytes());
+        superblock[16..20].copy_from_slice(&segments.to_le_bytes());
+        sample.seal(format::SUPERBLOCK_AT, &superblock);
+        let flags = format::MADE | u32::from(data_crc) | 70 << 6;
+        let info: Vec<u8> = [0, 0, 0, segments, flags, 0].map(u32::to_le_bytes).concat();
+        sample.copy(format::INFO_AT, 1, &info);
+        for number in 0..segments {
+            let at = Self::segment_at(number);
+            let more = number + 1 < segments;
+            sample.copy(format::SEGMENT_INFO_AT.map(|place| at + place), 1, &small(2, 0));
+            if more {
+                sample.copy(format::SEGMENT_INFO_AT.map(|place| at + place), 2, &small(3, number + 1));
+            }
+            sample.set_generation(number, 1, 0);
+        }
+        sample.set_dirty_tail(1, 0, 0);
+        sample.set_key_tail(1, 0, 0);
+        sample
+    }
+
+    /// Where a segment begins, the chain being in ascending order.
+    #[must_use]
+    pub const fn segment_at(number: u32) -> u64 {
+        format::SEGMENTS_AT + number as u64 * format::SEGMENT_SIZE
+    }
+
+    /// Where the bytes of a segment begin behind its head.
+    #[must_use]
+    pub const fn data_at(number: u32) -> u64 {
+        Self::segment_at(number) + format::SEGMENT_HEAD
+    }
+
+    /// Stores bytes; those behind the end are dropped.
+    pub fn store(&mut self, at: u64, bytes: &[u8]) {
+        for (index, &byte) in bytes.iter().enumerate() {
+            let at = at + index as u64;
+            if at < self.size {
+                self.pages.entry(at / PAGE).or_insert_with(|| Box::new([0; PAGE as usize]))
+                    [(at % PAGE) as usize] = byte;
+            }
+        }
+    }
+
+    /// Flips bits of a byte.
+    pub fn flip(&mut self, at: u64, bits: u8) {
+        let mut byte = [0];
+        if self.read(at, &mut byte).is_ok() {
+            self.store(at, &[byte[0] ^ bits]);
+        }
+    }
+
+    /// Makes the page of a byte one that cannot be read.
+    pub fn poison(&mut self, at: u64) {
+        self.poisoned.insert(at / PAGE);
+    }
+
+    /// Ends the image there.
+    pub fn truncate(&mut self, size: u64) {
+        self.size = self.size.min(size);
+    }
+
+    /// Stores bytes whose first four become the checksum of the rest.
+    pub fn seal(&mut self, at: u64, bytes: &[u8]) {
+        let mut bytes = bytes.to_vec();
+        let sum = checksum(bytes.get(4..).unwrap_or_default());
+        if let Some(field) = bytes.get_mut(..4) {
+            field.copy_from_slice(&sum.to_le_bytes());
+        }
+        self.store(at, &bytes);
+    }
+
+    /// Makes the checksum of `length` bytes right again.
+    pub fn reseal(&mut self, at: u64, length: usize) {
+        let mut bytes = vec![0; length];
+        if self.read(at, &mut bytes).is_ok() {
+            self.seal(at, &bytes);
+        }
+    }
+
+    /// Stores what has two copies with a sequence number: odd ones in the second place, as dm-pcache begins.
+    fn copy(&mut self, at: [u64; 2], sequence: u8, bytes: &[u8]) {
+        let mut bytes = bytes.to_vec();
+        bytes[4] = sequence;
+        self.seal(at[usize::from(sequence % 2)], &bytes);
+    }
+
+    /// Sets the generation of a segment.
+    pub fn set_generation(&mut self, number: u32, sequence: u8, generation: u64) {
+        let mut bytes = small(0, 0);
+        bytes[8..].copy_from_slice(&generation.to_le_bytes());
+        self.copy(format::GENERATION_AT.map(|place| Self::segment_at(number) + place), sequence, &bytes);
+    }
+
+    /// Sets the dirty tail.
+    pub fn set_dirty_tail(&mut self, sequence: u8, segment: u32, offset: u32) {
+        self.copy(format::DIRTY_TAIL_AT, sequence, &small(segment, offset));
+    }
+
+    /// Sets the key tail.
+    pub fn set_key_tail(&mut self, sequence: u8, segment: u32, offset: u32) {
+        self.copy(format::KEY_TAIL_AT, sequence, &small(segment, offset));
+    }
+
+    /// Where the next key set goes.
+    #[must_use]
+    pub const fn head(&self) -> (u32, u32) {
+        self.head
+    }
+
+    /// Lets the next key set go somewhere else.
+    pub fn set_head(&mut self, segment: u32, offset: u32) {
+        self.head = (segment, offset);
+    }
+
+    fn head_at(&self) -> u64 {
+        Self::data_at(self.head.0) + u64::from(self.head.1)
+    }
+
+    /// Appends a key set, and zeroes behind it; returns where it stands.
+    pub fn append(&mut self, keys: &[SampleKey]) -> u64 {
+        let at = self.head_at();
+        let mut bytes = vec![0; 4];
+        bytes.extend((keys.len() as u32).to_le_bytes());
+        bytes.extend(format::SET_MAGIC.to_le_bytes());
+        bytes.extend(0_u64.to_le_bytes());
+        for key in keys {
+            bytes.extend(key.offset.to_le_bytes());
+            for number in [key.length, key.flags, key.segment, key.data_offset] {
+                bytes.extend(number.to_le_bytes());
+            }
+            bytes.extend(key.generation.to_le_bytes());
+            bytes.extend(u64::from(key.data_crc).to_le_bytes());
+        }
+        self.store(at + bytes.len() as u64, &[0; format::SET_HEAD]);
+        self.seal(at, &bytes);
+        self.head.1 += bytes.len() as u32;
+        at
+    }
+
+    /// Ends the log's part in its segment; it goes on in another one. Returns where that stands.
+    pub fn append_last(&mut self, next: u32) -> u64 {
+        let at = self.head_at();
+        self.store(Self::data_at(next), &[0; format::SET_HEAD]);
+        // Its checksum, which comes last, is the lower half of the first word.
+        let words = [u64::from(next) << 32, format::SET_MAGIC, format::LAST].map(u64::to_le_bytes).concat();
+        self.seal(at, &words);
+        self.head = (next, 0);
+        at
+    }
+
+    /// Stores data in a segment and gives the key for it.
+    pub fn data(&mut self, offset: u64, segment: u32, data_offset: u32, bytes: &[u8]) -> SampleKey {
+        self.store(Self::data_at(segment) + u64::from(data_offset), bytes);
+        SampleKey {
+            offset,
+            length: bytes.len() as u32,
+            segment,
+            data_offset,
+            data_crc: checksum(bytes),
+            ..SampleKey::default()
+        }
+    }
+
+    /// All pages that were written, with where they lie.
+    pub fn pages(&self) -> impl Iterator<Item = (u64, &[u8])> {
+        self.pages.iter().map(|(page, bytes)| (page * PAGE, &bytes[..]))
+    }
+}
+
+/// Two numbers behind a header.
+fn small(first: u32, second: u32) -> [u8; format::SMALL_SIZE] {
+    let mut bytes = [0; format::SMALL_SIZE];
+    bytes[8..12].copy_from_slice(&first.to_le_bytes());
+    bytes[12..].copy_from_slice(&second.to_le_bytes());
+    bytes
+}
+
+impl Image for Sample {
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn read(&self, at: u64, into: &mut [u8]) -> Result<(), Unreadable> {
+        let failed = Unreadable { at, length: into.len() as u64 };
+        let end = at.checked_add(into.len() as u64).filter(|&end| end <= self.size).ok_or(failed)?;
+        if self.poisoned.range(at / PAGE..end.div_ceil(PAGE)).next().is_some() {
+            return Err(failed);
+        }
+        let mut done = 0;
+        while done < into.len() {
+            let from = at + done as u64;
+            let inner = (from % PAGE) as usize;
+            let length = (PAGE as usize - inner).min(into.len() - done);
+            match self.pages.get(&(from / PAGE)) {
+                Some(page) => into[done..done + length].copy_from_slice(&page[inner..inner + length]),
+                None => into[done..done + length].fill(0),
+            }
+            done += length;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,88 @@
+//! What the tests of images share.
+#![allow(dead_code, reason = "each test takes what it needs")]
+
+use cbd_pcache::sample::{Sample, SampleKey};
+use cbd_pcache::{Cache, Options, Scanned, Sink, Survey};
+use cbd_types::{Error, Result};
+use std::collections::BTreeMap;
+
+/// A page of a cache's data.
+pub const BLOCK: usize = 4096;
+
+/// The device as the data that were handed on would make it, block of 512 bytes by block.
+#[derive(Default, Debug)]
+pub struct Taken(pub BTreeMap<u64, Vec<u8>>, u64);
+
+impl Sink for Taken {
+    fn take(&mut self, offset: u64, bytes: &[u8]) -> Result<()> {
+        assert!(offset >= self.1 && !bytes.is_empty(), "calls ascend and never overlap");
+        assert!(offset.is_multiple_of(512) && bytes.len().is_multiple_of(512), "whole sectors");
+        self.1 = offset + bytes.len() as u64;
+        for (number, sector) in bytes.chunks(512).enumerate() {
+            self.0.insert(offset + 512 * number as u64, sector.to_vec());
+        }
+        Ok(())
+    }
+}
+
+/// What came of an image.
+#[derive(Debug)]
+pub struct Read {
+    pub survey: Survey,
+    pub scanned: Scanned,
+    pub taken: BTreeMap<u64, Vec<u8>>,
+    pub harmful: u64,
+    pub findings: Vec<String>,
+}
+
+impl Read {
+    /// Whether all of a block is there and filled with this byte.
+    pub fn has(&self, offset: u64, length: u64, fill: u8) -> bool {
+        let mut sectors = (offset..offset + length).step_by(512);
+        sectors.all(|at| self.taken.get(&at).is_some_and(|sector| sector.iter().all(|&byte| byte == fill)))
+    }
+
+    /// Damaged ranges: offset, bytes.
+    pub fn damaged(&self) -> Vec<(u64, u64)> {
+        self.scanned.damaged.ranges.iter().map(|range| (range.offset, range.bytes)).collect()
+    }
+}
+
+pub fn read_with(sample: &Sample, options: Options) -> std::result::Result<Read, Error> {
+    let cache = Cache::open(sample, options)?;
+    let survey = cache.survey(&mut |_, _| {});
+    let mut taken = Taken::default();
+    let scanned = cache.scan(&mut taken, &mut |done, of| assert!(done <= of)).expect("the sink takes all");
+    assert_eq!(scanned.dirty.bytes, taken.0.len() as u64 * 512);
+    let findings = cache.findings().iter().map(ToString::to_string).collect();
+    Ok(Read { survey, scanned, taken: taken.0, harmful: cache.harmful(), findings })
+}
+
+pub fn read(sample: &Sample) -> Read {
+    read_with(sample, Options::default()).expect("the image can be opened")
+}
+
+/// An image whose log is in segment 0 and whose data come one behind the other from segment 1 on.
+pub struct Writer {
+    pub sample: Sample,
+    next: u32,
+}
+
+impl Writer {
+    pub fn new(data_crc: bool) -> Self {
+        Self { sample: Sample::new(4, data_crc), next: 0 }
+    }
+
+    /// Data of one byte, and a key for them.
+    pub fn key(&mut self, offset: u64, length: usize, fill: u8) -> SampleKey {
+        let at = self.next;
+        self.next += length as u32;
+        self.sample.data(offset, 1, at, &vec![fill; length])
+    }
+
+    /// A key set with one key; where it stands.
+    pub fn write(&mut self, offset: u64, length: usize, fill: u8) -> u64 {
+        let key = self.key(offset, length, fill);
+        self.sample.append(&[key])
+    }
+}
