@@ -6,6 +6,7 @@
 //! Left to others: what runs in it. Power cuts lose the guest's kernel and its page cache; an emulated processor has no cache that
 //! could lose stores, which is what `cargo xtask sim` is for.
 
+mod built;
 mod guest;
 mod image;
 mod jobs;
@@ -48,7 +49,8 @@ Options of run and shell:
   --disk SIZE|FILE        /dev/vda and so on: an empty one that is gone with the guest, or a file
   --cbd                   cbdctrl and cbdd, built for users
   --file FILE[=PLACE]     a file, a folder, or a program with its libraries
-  --module NAME           a kernel module that is loaded before the command, with all that it needs
+  --module NAME           a kernel module that is loaded before the command, with all that it needs;
+                          dm-pcache, which Debian's kernels leave out, is built first
   --out FOLDER            where what the command left in /out goes
   --append PARAMETER      a parameter of the kernel
   --timeout SECONDS       longest that all of it may take (default: 300)

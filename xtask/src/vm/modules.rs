@@ -1,8 +1,11 @@
 //! Kernel modules for a guest: found, unpacked, and in the order in which they can be loaded.
 //!
+//! What this kernel does not have is built, where that is known how (`built`).
+//!
 //! Always true here: a module stands behind all that it depends on; what is built into the kernel is left out; a module that the
 //! caller asked for and that this kernel does not have is an error.
 
+use super::built;
 use super::store::Store;
 use crate::shell;
 use std::collections::BTreeMap;
@@ -32,6 +35,11 @@ pub fn collect<'a>(store: &Store, wanted: impl IntoIterator<Item = &'a str>) -> 
     let mut loaded = Vec::new();
     for name in wanted {
         let name = name.replace('-', "_");
+        if !files.contains_key(&name)
+            && let Some(file) = built::module(store, &name)?
+        {
+            files.insert(name.clone(), file);
+        }
         add(store, &name, &files, &builtin, &mut loaded)?;
     }
     Ok(loaded)

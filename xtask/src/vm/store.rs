@@ -97,11 +97,7 @@ impl Store {
         }
         let cache = place()?;
         make(&cache)?;
-        let lock = cache.join("lock");
-        let file =
-            fs::File::create(&lock).map_err(|error| format!("cannot make {}: {error}", lock.display()))?;
-        rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive)
-            .map_err(|error| format!("cannot lock {}: {error}", lock.display()))?;
+        let _lock = lock(&cache)?;
         if !fetch.again
             && let Some(store) = Self::found(&cache)
             && fetch.kernel.as_ref().is_none_or(|version| store.release.starts_with(version.as_str()))
@@ -110,6 +106,11 @@ impl Store {
         }
         fill(&cache, fetch.kernel.as_deref())?;
         Self::found(&cache).ok_or_else(|| format!("{} was filled and is not whole", cache.display()))
+    }
+
+    /// Where the cache is.
+    pub fn cache(&self) -> &Path {
+        self.root.parent().unwrap_or(&self.root)
     }
 
     fn found(cache: &Path) -> Option<Self> {
@@ -191,16 +192,7 @@ fn fill(cache: &Path, kernel: Option<&str>) -> Result<(), String> {
     let fresh = cache.join("root.new");
     remove(&fresh)?;
     make(&fresh)?;
-    for package in packages_in(&archives)? {
-        let end = shell::run(
-            Command::new("dpkg-deb").arg("--extract").arg(&package).arg(&fresh),
-            LIMIT,
-            |_, line| eprintln!("    {line}"),
-        );
-        if !end.is_success() {
-            return Err(format!("dpkg-deb --extract {}: {end}", package.display()));
-        }
-    }
+    unpack(&archives, &fresh)?;
     let stamp = fresh.join(STAMP);
     fs::write(&stamp, format!("{CONTENT} {release}\n"))
         .map_err(|error| format!("cannot write {}: {error}", stamp.display()))?;
@@ -211,14 +203,39 @@ fn fill(cache: &Path, kernel: Option<&str>) -> Result<(), String> {
     remove(&archives)
 }
 
+/// Held by who changes the cache.
+pub fn lock(cache: &Path) -> Result<fs::File, String> {
+    let path = cache.join("lock");
+    let file = fs::File::create(&path).map_err(|error| format!("cannot make {}: {error}", path.display()))?;
+    rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive)
+        .map_err(|error| format!("cannot lock {}: {error}", path.display()))?;
+    Ok(file)
+}
+
+/// Unpacks all packages of a folder into another one.
+pub fn unpack(archives: &Path, into: &Path) -> Result<(), String> {
+    for package in packages_in(archives)? {
+        let end = shell::run(
+            Command::new("dpkg-deb").arg("--extract").arg(&package).arg(into),
+            LIMIT,
+            |_, line| eprintln!("    {line}"),
+        );
+        if !end.is_success() {
+            return Err(format!("dpkg-deb --extract {}: {end}", package.display()));
+        }
+    }
+    Ok(())
+}
+
 /// An apt of our own beside that of this machine.
-struct Apt {
+pub struct Apt {
     folder: PathBuf,
     configuration: PathBuf,
 }
 
 impl Apt {
-    fn configure(cache: &Path) -> Result<Self, String> {
+    /// In the cache; nothing is fetched yet.
+    pub fn configure(cache: &Path) -> Result<Self, String> {
         let folder = cache.join("apt");
         let apt = Self { configuration: folder.join("apt.conf"), folder };
         for inner in ["state/lists/partial", "preferences"] {
@@ -244,12 +261,13 @@ impl Apt {
         fs::write(&file, text).map_err(|error| format!("cannot write {}: {error}", file.display()))
     }
 
-    fn archives(&self) -> PathBuf {
+    /// Where packages are fetched to.
+    pub fn archives(&self) -> PathBuf {
         self.folder.join("cache/archives")
     }
 
     /// Runs a command of apt and returns what it said; three times if it must, for networks have moods.
-    fn run(&self, program: &str, arguments: &[&str]) -> Result<String, String> {
+    pub fn run(&self, program: &str, arguments: &[&str]) -> Result<String, String> {
         let mut said = String::new();
         let mut problem = String::new();
         for attempt in 1..=3 {
@@ -381,11 +399,13 @@ fn packages_in(archives: &Path) -> Result<Vec<PathBuf>, String> {
     Ok(found)
 }
 
-fn make(folder: &Path) -> Result<(), String> {
+/// Makes a folder and those above it.
+pub fn make(folder: &Path) -> Result<(), String> {
     fs::create_dir_all(folder).map_err(|error| format!("cannot make {}: {error}", folder.display()))
 }
 
-fn remove(folder: &Path) -> Result<(), String> {
+/// Removes a folder, if it is there.
+pub fn remove(folder: &Path) -> Result<(), String> {
     match fs::remove_dir_all(folder) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             Err(format!("cannot remove {}: {error}", folder.display()))
