@@ -16,7 +16,7 @@ struct Tool {
     package: &'static str,
 }
 
-const TOOLS: [Tool; 18] = [
+const TOOLS: [Tool; 19] = [
     Tool { program: "fio", package: "fio" },
     Tool { program: "gcc", package: "gcc" },
     Tool { program: "pkg-config", package: "pkg-config" },
@@ -35,6 +35,7 @@ const TOOLS: [Tool; 18] = [
     Tool { program: "blkdiscard", package: "util-linux" },
     Tool { program: "mount", package: "mount" },
     Tool { program: "losetup", package: "mount" },
+    Tool { program: "dmsetup", package: "dmsetup" },
 ];
 
 /// libFuzzer is built from its C++ source.

@@ -147,7 +147,7 @@ impl Host {
         }
         let mut links = Vec::new();
         if plan.cbd {
-            programs::add(&mut files, &cbdctrl(&folder)?, Path::new("/usr/bin/cbdctrl"))?;
+            programs::add(&mut files, &small_cbdctrl(&folder)?, Path::new("/usr/bin/cbdctrl"))?;
             links.push((PathBuf::from("/usr/bin/cbdd"), "cbdctrl"));
         }
         let command = self.command(plan, &mut files)?;
@@ -243,8 +243,8 @@ impl Host {
     }
 }
 
-/// cbdctrl as users build it; without what only a debugger reads where that can be taken away, since a guest unpacks it at every boot.
-fn cbdctrl(folder: &Path) -> Result<PathBuf, String> {
+/// cbdctrl as users build it.
+pub fn cbdctrl() -> Result<PathBuf, String> {
     let mut build = cargo(["build", "--quiet", "--release", "--package", "cbdctrl"]);
     if workspace::is_ci() {
         build.arg("--locked");
@@ -253,7 +253,12 @@ fn cbdctrl(folder: &Path) -> Result<PathBuf, String> {
     if !status.success() {
         return Err("cbdctrl does not build".to_owned());
     }
-    let built = workspace::target_directory()?.join("release/cbdctrl");
+    Ok(workspace::target_directory()?.join("release/cbdctrl"))
+}
+
+/// The same without what only a debugger reads where that can be taken away, since a guest unpacks it at every boot.
+fn small_cbdctrl(folder: &Path) -> Result<PathBuf, String> {
+    let built = cbdctrl()?;
     let small = folder.join("cbdctrl");
     let stripped = Command::new("strip")
         .arg("--strip-debug")

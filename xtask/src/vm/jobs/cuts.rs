@@ -9,8 +9,8 @@ use super::{Ended, Given, Host, LIMIT, Ran};
 use crate::vm::plan::{Disk, MIB, Plan, SharedFile};
 use std::path::Path;
 
-/// Gives the guest's NVDIMM the form in which file systems can map it, as `ndctl create-namespace --mode fsdax` does; it keeps it.
-const FSDAX: &str = "
+/// Gives the guest's NVDIMM the form in which it can be mapped, as `ndctl create-namespace --mode fsdax` does; it keeps it.
+pub const MAPPABLE: &str = "
     cd /sys/bus/nd/devices
     seed=$(cat region0/pfn_seed)
     echo namespace0.0 >/sys/bus/nd/drivers/nd_pmem/unbind
@@ -19,8 +19,10 @@ const FSDAX: &str = "
     echo namespace0.0 >$seed/namespace
     echo $seed >/sys/bus/nd/drivers/nd_pmem/bind
     cd /
-    mkfs.ext4 -q -b 4096 /dev/pmem0
 ";
+
+/// Makes a file system on it.
+const MKFS: &str = "mkfs.ext4 -q -b 4096 /dev/pmem0";
 
 /// Mounts it for mapping.
 const MOUNT: &str = "mount -t ext4 -o dax /dev/pmem0 /mnt";
@@ -36,7 +38,8 @@ const STEP: usize = 1031;
 pub fn synchronised(host: &Host, given: &Given) -> Result<(), String> {
     let nvdimm = Some(SharedFile { path: given.folder.join("nvdimm"), size: 512 * MIB });
     let script = format!(
-        "{FSDAX}
+        "{MAPPABLE}
+        {MKFS}
         {MOUNT}
         dd if=/dev/urandom of=/mnt/kept bs=1M count=16 conv=fsync 2>/dev/null
         md5sum </mnt/kept
@@ -82,7 +85,8 @@ pub fn acknowledged(host: &Host, given: &Given) -> Result<(), String> {
         })
     };
     let begin = format!(
-        "{FSDAX}
+        "{MAPPABLE}
+        {MKFS}
         {MOUNT}
         state=/mnt/state
         {DAEMON}

@@ -4,6 +4,7 @@
 //! its guest said.
 
 mod cuts;
+mod dm_pcache;
 mod harness;
 mod memory;
 
@@ -31,7 +32,7 @@ struct Given {
 /// A test.
 type Job = fn(&Host, &Given) -> Result<(), String>;
 
-const JOBS: [(&str, Job); 9] = [
+const JOBS: [(&str, Job); 11] = [
     ("a_job_gives_back_its_output_its_files_and_its_exit_code", harness::gives_back),
     ("a_guest_over_its_time_is_killed", harness::over_time),
     ("a_guest_that_dies_says_its_last_words", harness::last_words),
@@ -41,6 +42,8 @@ const JOBS: [(&str, Job); 9] = [
     ("a_dax_file_is_power_fail_and_another_is_not", memory::dax_file),
     ("what_lies_in_an_nvdimm_outlives_a_power_cut", cuts::synchronised),
     ("writes_that_were_acknowledged_outlive_power_cuts", cuts::acknowledged),
+    ("what_dm_pcache_left_is_rescued_in_its_own_guest", dm_pcache::at_home),
+    ("what_was_flushed_to_dm_pcache_is_rescued_after_power_cuts", dm_pcache::after_cuts),
 ];
 
 /// Cuts in a run before every change.

@@ -1,0 +1,346 @@
+//! What the real dm-pcache leaves, and `cbdctrl rescue --from dm-pcache` of it.
+//!
+//! Always true here: sectors say which write they are of, so what the disk holds afterwards can be judged without knowing when the
+//! power went. What the guest said to be flushed is a lower bound of what was.
+//!
+//! Left to others: images that dm-pcache would not leave (the tests of `cbd-pcache`, the fuzzer).
+
+use super::cuts::MAPPABLE;
+use super::memory::shipped;
+use super::{Ended, Given, Host, LIMIT, Ran};
+use crate::shell::Stream;
+use crate::vm::guest::{Outcome, cbdctrl};
+use crate::vm::plan::{Disk, MIB, Plan, SharedFile};
+use std::fs::File;
+use std::io::Read;
+use std::ops::ControlFlow;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, SystemTime};
+
+const SECTOR: usize = 512;
+/// Writes go to so many places of so many sectors; a larger area behind them only fills segments.
+const PLACES: usize = 64;
+const PLACE: usize = 16;
+const DISK: u64 = 64 * MIB;
+/// dm-pcache wants 512 MiB.
+const NVDIMM: u64 = 640 * MIB;
+/// The guest can have got so much further than it had said when its power went.
+const UNSAID: usize = 1000;
+/// No guest gets so far.
+const FOR_EVER: usize = 1 << 30;
+/// Writes of a round, at least and at most, before the power goes.
+const WRITES: (u64, u64) = (12, 160);
+
+/// Makes the device, on whatever the cache holds; it collects what it can, so that segments are used anew.
+const DEVICE: &str = "
+    dmsetup create pcache --noudevrules --noudevsync --table \\
+        \"0 $(cat /sys/block/vda/size) pcache /dev/pmem0 /dev/vda 4 cache_mode writeback data_crc true\"
+    dmsetup message pcache 0 gc_percent 0
+    device=/dev/dm-0
+";
+
+fn plan(given: &Given, script: &str) -> Result<Plan, String> {
+    Ok(Plan {
+        nvdimm: Some(SharedFile { path: given.folder.join("nvdimm"), size: NVDIMM }),
+        disks: vec![Disk::File(given.folder.join("disk"))],
+        modules: vec!["dm_pcache".to_owned()],
+        files: shipped(&["dmsetup"])?,
+        timeout: LIMIT,
+        ..Plan::of_script(script)
+    })
+}
+
+fn new_disk(given: &Given) -> Result<PathBuf, String> {
+    let disk = given.folder.join("disk");
+    let made = File::create(&disk).and_then(|file| file.set_len(DISK));
+    made.map_err(|error| format!("cannot make {}: {error}", disk.display()))?;
+    Ok(disk)
+}
+
+/// A device that dm-pcache has is refused; then its data are rescued where they lie.
+pub fn at_home(host: &Host, given: &Given) -> Result<(), String> {
+    let disk = new_disk(given)?;
+    let writes = 20;
+    let script = format!(
+        "{MAPPABLE}
+        {DEVICE}
+        {}
+        rescue='cbdctrl rescue --from dm-pcache /dev/pmem0 --to /dev/vda'
+        $rescue && exit 9 || echo \"in use: $?\"
+        dmsetup remove --noudevrules --noudevsync pcache
+        $rescue && exit 9 || echo \"dry run: $?\"
+        $rescue --yes && echo \"rescued: $?\"",
+        writing(1, writes)
+    );
+    let plan = Plan { cbd: true, ..plan(given, &script)? };
+    let ran = Ran::of(host, &plan, None)?;
+    ran.expect(
+        Ended::Exited(0),
+        &["in use: 3", "dry run: 1", "read back: all is on the disk", "rescued: 0"],
+    )?;
+    let mut floor = vec![0; PLACES * PLACE];
+    raise(&mut floor, 1, writes);
+    judge(&disk, &mut floor, writes).map_err(|text| ran.complaint(&text))
+}
+
+/// The power goes at a random moment; on this machine the cache is rescued to the disk, and what was flushed is there. The next guest goes
+/// on with the same cache and the same disk.
+pub fn after_cuts(host: &Host, given: &Given) -> Result<(), String> {
+    let mut random = Random::new();
+    println!("    CBD_SEED={}", random.0);
+    let disk = new_disk(given)?;
+    let tool = cbdctrl()?;
+    let mut floor = vec![0; PLACES * PLACE];
+    let mut begin = 1;
+    // Rounds after which the disk alone did not have all that was flushed.
+    let mut needed = 0;
+    for round in 0..given.cuts {
+        let before = if round == 0 { MAPPABLE } else { "" };
+        let script = format!(
+            "{before}
+            echo \"at $(cat /sys/bus/nd/devices/region0/resource) $(cat /sys/bus/nd/devices/pfn*/resource 2>/dev/null | sort | tail -n 1)\"
+            {DEVICE}
+            {}",
+            writing(begin, FOR_EVER)
+        );
+        let last = begin + random.between(WRITES.0, WRITES.1) as usize;
+        let pause = Duration::from_millis(random.between(0, 300));
+        let ran = cut(host, &plan(given, &script)?, last, pause)?;
+        ran.expect(Ended::Cut, &[])?;
+        let said = ran.output.lines().filter_map(|line| line.parse().ok()).max().unwrap_or(0);
+        raise(&mut floor, begin, said);
+        let about = |text: String| ran.complaint(&format!("round {round}, writes {begin} to {said}: {text}"));
+        needed += usize::from(judge(&disk, &mut floor.clone(), said + UNSAID).is_err());
+        let cache = given.folder.join("cache");
+        cut_out(
+            &given.folder.join("nvdimm"),
+            offset(&ran.output).ok_or_else(|| about("no place".into()))?,
+            &cache,
+        )?;
+        for (yes, codes) in [(false, &[0, 1][..]), (true, &[0])] {
+            rescue(&tool, &cache, &disk, yes, codes).map_err(about)?;
+        }
+        judge(&disk, &mut floor, said + UNSAID).map_err(about)?;
+        begin = said + UNSAID + 1;
+    }
+    if needed == 0 {
+        return Err(
+            "the disk alone had all that was flushed, each time: the rescue proved nothing".to_owned()
+        );
+    }
+    println!("    {} power cuts, {needed} of them with data that only the cache had", given.cuts);
+    Ok(())
+}
+
+/// Boots a guest whose power goes some time after it has said `last`.
+fn cut(host: &Host, plan: &Plan, last: usize, pause: Duration) -> Result<Ran, String> {
+    let (mut output, mut errors) = (String::new(), String::new());
+    let outcome: Outcome = host.boot(plan, |stream, line| {
+        let taken = if stream == Stream::Output { &mut output } else { &mut errors };
+        taken.push_str(line);
+        taken.push('\n');
+        if stream == Stream::Output && line.parse().is_ok_and(|number: usize| number >= last) {
+            std::thread::sleep(pause);
+            return ControlFlow::Break(());
+        }
+        ControlFlow::Continue(())
+    })?;
+    Ok(Ran { outcome, output, errors })
+}
+
+/// Where and how much a write writes: its place, and sectors from its begin. Every third fills its place at once, the others go sector by
+/// sector; the first write of all fills every place.
+const fn write(number: usize) -> (usize, usize) {
+    let sectors = if number.is_multiple_of(3) { PLACE } else { 1 + number * 7 % PLACE };
+    (number * 37 % PLACES, sectors)
+}
+
+/// Writes from one number to another. Every fourth ends with a flush, after which the number is said; every sixteenth fills half a
+/// segment elsewhere first.
+fn writing(from: usize, to: usize) -> String {
+    format!(
+        "number={from}
+        while [ $number -le {to} ]; do
+            place=$((number * 37 % {PLACES}))
+            sectors=$((1 + number * 7 % {PLACE}))
+            size=512
+            at=$((place * {PLACE}))
+            if [ $((number % 3)) = 0 ]; then size=$((512 * {PLACE})); sectors=1; at=$place; fi
+            flush=
+            if [ $((number % 4)) = 0 ]; then flush=,fsync; fi
+            if [ $((number % 16)) = 0 ]; then
+                dd if=/dev/zero of=$device bs=1M count=8 seek=$((16 + number % 32)) oflag=direct conv=notrunc 2>/dev/null
+            fi
+            yes \"write $number\" | head -c $((size * sectors)) >/tmp/data
+            dd if=/tmp/data of=$device bs=$size count=$sectors seek=$at oflag=direct conv=notrunc$flush 2>/dev/null
+            if [ -n \"$flush\" ]; then echo $number; fi
+            number=$((number + 1))
+        done"
+    )
+}
+
+/// The content of a sector of a write.
+fn content(number: usize, sector: usize) -> Vec<u8> {
+    let line = format!("write {number}\n").into_bytes();
+    line.into_iter().cycle().skip(sector * SECTOR).take(SECTOR).collect()
+}
+
+/// Raises the number that each sector has at least to that of its last write.
+fn raise(floor: &mut [usize], from: usize, to: usize) {
+    for number in from..=to {
+        let (place, sectors) = write(number);
+        floor[place * PLACE..place * PLACE + sectors].fill(number);
+    }
+}
+
+/// Whether each sector has the write that it has at least, or a later one that went there; raises it to that.
+fn judge(disk: &Path, floor: &mut [usize], to: usize) -> Result<(), String> {
+    let cannot = |error: std::io::Error| format!("cannot read {}: {error}", disk.display());
+    let file = File::open(disk).map_err(cannot)?;
+    let mut sector = [0; SECTOR];
+    for (index, floor) in floor.iter_mut().enumerate() {
+        file.read_exact_at(&mut sector, (index * SECTOR) as u64).map_err(cannot)?;
+        let (place, inside) = (index / PLACE, index % PLACE);
+        let number = number_in(&sector);
+        let fits = match number {
+            0 => sector == [0; SECTOR],
+            _ => {
+                write(number).0 == place
+                    && inside < write(number).1
+                    && sector[..] == content(number, inside)[..]
+            }
+        };
+        if !fits || number < *floor || number > to {
+            return Err(format!(
+                "sector {index} has write {number}{}, and write {floor} was flushed",
+                if fits { "" } else { " in parts" }
+            ));
+        }
+        *floor = number;
+    }
+    Ok(())
+}
+
+/// The number of the write that a sector says it is of; 0 where it says nothing.
+fn number_in(sector: &[u8]) -> usize {
+    let text = String::from_utf8_lossy(sector);
+    let whole =
+        text.split_inclusive('\n').skip(1).find(|line| line.starts_with("write ") && line.ends_with('\n'));
+    whole.and_then(|line| line.trim_end().strip_prefix("write ")?.parse().ok()).unwrap_or(0)
+}
+
+/// Where the device begins in the NVDIMM, by the addresses that the guest said.
+fn offset(output: &str) -> Option<u64> {
+    let line = output.lines().find_map(|line| line.strip_prefix("at "))?;
+    let mut addresses =
+        line.split(' ').map(|word| u64::from_str_radix(word.trim_start_matches("0x"), 16).ok());
+    let (region, device) = (addresses.next()??, addresses.next()??);
+    device.checked_sub(region)
+}
+
+/// The device alone, in a file; what is zero takes no space.
+fn cut_out(nvdimm: &Path, from: u64, to: &Path) -> Result<(), String> {
+    let copied = (|| {
+        let source = File::open(nvdimm)?;
+        let target = File::create(to)?;
+        target.set_len(NVDIMM - from)?;
+        let mut reader = std::io::BufReader::new(&source);
+        std::io::Seek::seek(&mut reader, std::io::SeekFrom::Start(from))?;
+        let mut part = vec![0; MIB as usize];
+        let mut at = 0;
+        loop {
+            let length = reader.by_ref().take(MIB).read(&mut part)?;
+            if length == 0 {
+                return Ok(());
+            }
+            if part[..length].iter().any(|&byte| byte != 0) {
+                target.write_all_at(&part[..length], at)?;
+            }
+            at += length as u64;
+        }
+    })();
+    copied.map_err(|error: std::io::Error| format!("cannot copy {}: {error}", nvdimm.display()))
+}
+
+fn rescue(tool: &Path, cache: &Path, disk: &Path, yes: bool, codes: &[i32]) -> Result<(), String> {
+    let mut command = Command::new(tool);
+    command.args(["rescue", "--from", "dm-pcache"]).arg(cache).arg("--to").arg(disk);
+    if yes {
+        command.arg("--yes");
+    }
+    let ended = command.output().map_err(|error| format!("cannot start {}: {error}", tool.display()))?;
+    if ended.status.code().is_some_and(|code| codes.contains(&code)) {
+        return Ok(());
+    }
+    let (output, errors) = (String::from_utf8_lossy(&ended.stdout), String::from_utf8_lossy(&ended.stderr));
+    Err(format!("{command:?}: {}\n{output}{errors}", ended.status))
+}
+
+/// Numbers from a seed: that of CBD_SEED, or another one each time.
+struct Random(u64);
+
+impl Random {
+    fn new() -> Self {
+        let given = std::env::var("CBD_SEED").ok().and_then(|seed| seed.parse().ok());
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        Self(given.unwrap_or(u64::from(now.subsec_nanos()) ^ now.as_secs()))
+    }
+
+    fn between(&mut self, least: u64, most: u64) -> u64 {
+        // Knuth's MMIX; the upper half is random enough.
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        least + (self.0 >> 33) % (most - least + 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sector_says_of_which_write_it_is() {
+        for number in [1, 20, 321, 4_000, 65_536] {
+            for sector in 0..PLACE {
+                assert_eq!(number_in(&content(number, sector)), number, "sector {sector}");
+            }
+        }
+        assert_eq!(number_in(&[0; SECTOR]), 0);
+    }
+
+    #[test]
+    fn a_disk_that_has_an_older_write_or_a_torn_one_is_not_passed() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let disk = folder.path().join("disk");
+        let mut bytes = vec![0; PLACES * PLACE * SECTOR];
+        let mut store = |number: usize| {
+            let (place, sectors) = write(number);
+            for sector in 0..sectors {
+                let at = (place * PLACE + sector) * SECTOR;
+                bytes[at..at + SECTOR].copy_from_slice(&content(number, sector));
+            }
+            std::fs::write(&disk, &bytes).expect("a disk");
+        };
+        let flushed = |to: usize| {
+            let mut floor = vec![0; PLACES * PLACE];
+            raise(&mut floor, 1, to);
+            floor
+        };
+        (1..=8).for_each(&mut store);
+        assert_eq!(judge(&disk, &mut flushed(8), 8), Ok(()));
+        assert_eq!(judge(&disk, &mut flushed(4), 8), Ok(()), "what was not flushed may be there");
+        assert!(judge(&disk, &mut flushed(4), 7).is_err(), "a write that nobody made");
+        assert!(judge(&disk, &mut flushed(9), 9).is_err(), "a write that was flushed is not there");
+        bytes[write(8).0 * PLACE * SECTOR + 100] ^= 1;
+        std::fs::write(&disk, &bytes).expect("a disk");
+        assert!(judge(&disk, &mut flushed(8), 8).is_err(), "a torn sector");
+    }
+
+    #[test]
+    fn the_device_begins_where_the_guest_says() {
+        assert_eq!(offset("1\nat 0x140000000 0x140c00000\n4\n"), Some(12 << 20));
+        assert_eq!(offset("at 0x2 0x1\n"), None);
+        assert_eq!(offset("at x y\n"), None);
+    }
+}
