@@ -387,9 +387,9 @@ impl BlockDevice for Watched {
     }
 }
 
-impl RequestQueue for WatchedQueue {
-    fn submit(&mut self, request: Request, done: &mut Vec<Completion>) {
-        let Request { operation, range, fua, ref buffer, .. } = request;
+impl WatchedQueue {
+    fn note(&self, request: &Request) {
+        let Request { operation, range, fua, ref buffer, .. } = *request;
         let sector = u64::from(SECTOR);
         assert!(range.start <= range.end && range.end <= SIZE, "{operation:?} of {range}");
         assert!(range.start.is_multiple_of(sector) && range.end.is_multiple_of(sector), "{range}");
@@ -408,7 +408,22 @@ impl RequestQueue for WatchedQueue {
             );
             self.noted.lock().unwrap_or_else(PoisonError::into_inner).push(change);
         }
+    }
+}
+
+impl RequestQueue for WatchedQueue {
+    fn submit(&mut self, request: Request, done: &mut Vec<Completion>) {
+        self.note(&request);
         self.queue.submit(request, done);
+    }
+
+    fn submit_plugged(&mut self, request: Request, done: &mut Vec<Completion>) {
+        self.note(&request);
+        self.queue.submit_plugged(request, done);
+    }
+
+    fn unplug(&mut self, done: &mut Vec<Completion>) {
+        self.queue.unplug(done);
     }
 
     fn poll(&mut self, done: &mut Vec<Completion>) {

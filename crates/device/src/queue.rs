@@ -14,6 +14,8 @@ use core::task::Waker;
 
 /// Neighbouring misses are read from the backing device in one operation of at most this many bytes.
 const READ_MAX: u64 = 1 << 20;
+/// The longest write that is kept back for others: a longer one takes so long that a fence is little beside it.
+const PLUGGED_BYTES_MAX: u64 = 16 << 10;
 /// Buffers kept for the next reads of the backing device.
 const SPARE_BUFFERS: usize = 16;
 
@@ -31,7 +33,7 @@ pub struct Queue<E: Environment, Q: BackingQueue> {
     spare: Vec<AlignedBuffer>,
     misses: Vec<Miss>,
     finished: Vec<BackingDone>,
-    /// Writes of one piece that are done together, when no more come.
+    /// Short writes that are done together, when no more come.
     plugged: Vec<Request>,
 }
 
@@ -67,7 +69,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
     /// As [`submit`](Self::submit) for a request behind which the client has submitted more: a write may be kept back until
     /// [`unplug`](Self::unplug), to be done together with others.
     pub fn submit_plugged(&mut self, request: Request, done: &mut Vec<Completion>) {
-        if self.is_one_piece(&request) {
+        if self.is_short(&request) {
             self.plugged.push(request);
             if self.plugged.len() == TOGETHER {
                 self.unplug(done);
@@ -92,10 +94,11 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         self.plugged = plugged;
     }
 
-    /// Whether the request is a write that the engine does in one piece.
-    fn is_one_piece(&self, request: &Request) -> bool {
+    /// Whether the request is a short write that the engine does in one piece.
+    fn is_short(&self, request: &Request) -> bool {
         request.operation == Operation::Write
             && !request.range.is_empty()
+            && request.range.len() <= PLUGGED_BYTES_MAX
             && self.check(request.operation, request.range, request.buffer.len()).is_ok()
             && self.device.cache().is_some_and(|cache| cache.pieces(request.range).nth(1).is_none())
     }

@@ -19,7 +19,7 @@ pub const TOGETHER: usize = 8;
 type Guard<'a, E> = lock_api::MutexGuard<'a, <E as Environment>::Lock, LaneState>;
 
 impl<E: Environment> Cache<E> {
-    /// Does `writes` in their order, each as [`write`](Self::write) does it, and tells `done` the number and the result of each. Where
+    /// Does `writes`, none of which is empty, in their order, each as [`write`](Self::write) does it, and tells `done` the number and the result of each. Where
     /// one finds no space the others go on.
     pub fn write_together(
         &self,
@@ -38,8 +38,8 @@ impl<E: Environment> Cache<E> {
         }
     }
 
-    /// Takes the lanes of as many of `writes` as can be taken without waiting for any but the first, and asks for what they will
-    /// visit there. How many that is.
+    /// Takes the lanes of as many of `writes` as can be taken without waiting for any but the first, announces the writes there and asks for
+    /// what they will visit. How many that is.
     fn hold<'a>(
         &'a self,
         writes: &[(ByteRange, &[u8])],
@@ -56,6 +56,11 @@ impl<E: Environment> Cache<E> {
                     None => break,
                 },
             };
+            if Safeguard::WriteTouch.is_kept() {
+                // Before the first of them stores: a locked instruction behind a store costs what a fence does. A lane that is announced
+                // for nothing, where its write fails, is looked at once too often.
+                self.announce(lane);
+            }
             guard.index.ask::<E>(self.keys(*range));
             *place = Some(guard);
             count += 1;
@@ -101,9 +106,6 @@ impl<E: Environment> Cache<E> {
     ) -> Result<Option<InFlight>> {
         self.check_running()?;
         self.region().check_stores(Safeguard::RecordAfterFailure)?;
-        if Safeguard::WriteTouch.is_kept() {
-            self.announce(self.lane(range.start));
-        }
         let (kind, asker) = (RecordKind::Write, Asker::Client);
         let stored = if blocks_in(range) <= 2 {
             self.store_locked::<2>(state, kind, range, data, asker, Some(waker))

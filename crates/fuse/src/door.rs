@@ -274,10 +274,19 @@ impl Waiting {
         let further = self.crowded || self.rounds.is_multiple_of(SECOND_TRY_INTERVAL);
         let bound = if further { BURST_MAX } else { 1 };
         let mut taken = 0;
-        while taken < bound && self.serving.parked() < IN_FLIGHT_MAX && take_message(&mut self.serving)? {
-            taken += 1;
-        }
+        let ended = loop {
+            if taken == bound || self.serving.parked() >= IN_FLIGHT_MAX {
+                break Ok(());
+            }
+            match take_message(&mut self.serving) {
+                Ok(true) => taken += 1,
+                Ok(false) => break Ok(()),
+                Err(error) => break Err(error),
+            }
+        };
+        // What was taken before an error is done as well.
         self.serving.unplug();
+        ended?;
         if further {
             self.crowded = taken > 1;
         }

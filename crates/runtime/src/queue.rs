@@ -1,8 +1,8 @@
 //! A device of the engine as exports see it: the one piece of glue between the two.
 //!
 //! Always true here: a queue and the backing queue beneath it belong to one thread; the descriptors that a thread waits on
-//! are signalled whenever [`RequestQueue::poll`] has something to do: by the backing device when an operation returned, by the
-//! engine when a request that waited for space may go on.
+//! are signalled whenever [`RequestQueue::poll`] has something to do that waited: by the backing device when an operation returned, by the
+//! engine when a request that waited for space may go on. What is kept back for others is not waited for: its thread unplugs or polls first.
 //!
 //! Left to others: what a request does (`cbd-device`).
 

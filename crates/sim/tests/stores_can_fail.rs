@@ -131,9 +131,15 @@ struct Small {
 
 impl Small {
     fn new() -> Self {
+        Self::with_lanes(1)
+    }
+
+    /// With a chunk and eight segments for each lane.
+    fn with_lanes(lanes: u64) -> Self {
         act_as(0);
-        let memory = FailingMemory::new(CrashMemory::new((SEGMENTS + 4) * SEGMENT + (256 << 10)));
-        let disk = SimDisk::new(SimDisk::ordinary(DEVICE, 512), 3);
+        let segments = 1 + lanes * (SEGMENTS - 1);
+        let memory = FailingMemory::new(CrashMemory::new((segments + 4) * SEGMENT + (256 << 10)));
+        let disk = SimDisk::new(SimDisk::ordinary(lanes * DEVICE, 512), 3);
         let environment = Arc::new(Outside(SimEnvironment::new(5, 0)));
         let options = FormatOptions { segment_size: Some(SEGMENT), ..FormatOptions::default() };
         let transport =
@@ -144,10 +150,10 @@ impl Small {
                 host,
                 path: "/dev/simulated".into(),
                 identity: "simulated".into(),
-                size: DEVICE,
+                size: lanes * DEVICE,
                 sector: 512,
-                cache_bytes: Some(SEGMENTS * SEGMENT),
-                lanes_max: 1,
+                cache_bytes: Some(segments * SEGMENT),
+                lanes_max: lanes as u32,
                 handlers: 1,
                 data_crc: true,
                 settings: Settings::default(),
@@ -232,6 +238,30 @@ fn a_write_whose_record_was_not_stored_costs_nothing_else() {
         assert_eq!(small.read(block * BLOCK).unwrap(), 1 + block as u8);
     }
     small.read(100 * BLOCK).unwrap();
+}
+
+#[test]
+fn writes_that_share_a_fence_with_one_whose_record_was_not_stored_are_not_acknowledged() {
+    let small = Small::with_lanes(3);
+    for lane in 0..3 {
+        small.write(lane * DEVICE, 1 + lane as u8).unwrap();
+    }
+    small.cache.flush().unwrap();
+    // The log that was begun first is that of lane 0, which is the second of the batch.
+    small.memory.fail(ByteRange::at(small.log() + PAGE, 2 * PAGE));
+    let data = [9; BLOCK as usize];
+    let writes = [1, 0, 2].map(|lane| (ByteRange::at(lane * DEVICE + BLOCK, BLOCK), &data[..]));
+    let mut results = Vec::new();
+    small.cache.write_together(&writes, Waker::noop(), |number, result| {
+        results.push((number, result.unwrap_err().kind()));
+    });
+    assert_eq!(results, [0, 1, 2].map(|number| (number, ErrorKind::Media)));
+    small.cache.stop();
+    let small = small.restart();
+    assert_eq!(small.cache.status().damaged, [], "nothing that was acknowledged is gone");
+    for lane in 0..3 {
+        assert_eq!(small.read(lane * DEVICE).unwrap(), 1 + lane as u8);
+    }
 }
 
 #[test]

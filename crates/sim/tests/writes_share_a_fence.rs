@@ -61,7 +61,7 @@ impl Rig {
 
     /// Submits a write of a block with others behind it.
     fn write(&mut self, id: u64, at: u64, fua: bool) {
-        let buffer = AlignedBuffer::from_slice(&[id as u8 + 1; BLOCK as usize]);
+        let buffer = AlignedBuffer::from_slice(&[(id as u8).wrapping_add(1); BLOCK as usize]);
         let range = ByteRange::at(at, BLOCK);
         let request = Request { id, operation: Operation::Write, range, fua, buffer };
         self.queue.submit_plugged(request, &mut self.done);
@@ -114,6 +114,36 @@ fn nothing_is_answered_before_the_fence_and_nothing_kept_back_for_good() {
     assert_eq!((rig.done.len(), rig.queue.parked(), rig.fences() - before), (0, 3, 0));
     rig.queue.poll(&mut rig.done);
     assert_eq!((rig.done.len(), rig.queue.parked(), rig.fences() - before), (3, 0, 1));
+}
+
+#[test]
+fn a_write_that_finds_no_space_waits_and_the_others_are_answered() {
+    let mut rig = Rig::new();
+    // Nobody reclaims: lane 0 takes all that there is, and the others have what they have begun.
+    let mut number = 0;
+    while rig.queue.parked() == 0 {
+        rig.write(number, number % 1000 * BLOCK, false);
+        rig.queue.unplug(&mut rig.done);
+        number += 1;
+    }
+    rig.done.clear();
+    for (id, chunk) in [(1, 1), (2, 0), (3, 2)] {
+        rig.write(id, chunk * CHUNK, false);
+    }
+    rig.queue.unplug(&mut rig.done);
+    let mut answered: Vec<_> = rig.done.iter().map(|completion| completion.id).collect();
+    answered.sort_unstable();
+    assert_eq!((answered, rig.queue.parked()), (vec![1, 3], 2));
+}
+
+#[test]
+fn long_writes_are_not_kept_back() {
+    let mut rig = Rig::new();
+    let buffer = AlignedBuffer::zeroed(32 << 10);
+    let range = ByteRange::at(0, 32 << 10);
+    let request = Request { id: 0, operation: Operation::Write, range, fua: false, buffer };
+    rig.queue.submit_plugged(request, &mut rig.done);
+    assert_eq!((rig.done.len(), rig.queue.parked()), (1, 0));
 }
 
 #[test]

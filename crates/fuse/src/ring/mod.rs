@@ -231,7 +231,23 @@ impl Waiting {
     }
 
     fn handle(&mut self, events: &[Event]) -> Result<()> {
-        let failed = |error: io::Error| system_error("a FUSE thread cannot answer", &error);
+        let acted = self.act(events);
+        // What was taken before an error is done as well, and answered before anything that takes long.
+        self.serving.unplug();
+        self.submit_if_many()?;
+        if acted? {
+            self.serving.poll();
+        }
+        for &event in events {
+            if let Event::Watch(watch) = event {
+                self.watch(watch)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Does what the events ask for, or begins to; whether the device has something to go on with.
+    fn act(&mut self, events: &[Event]) -> Result<bool> {
         let mut completions = false;
         for &event in events {
             match event {
@@ -241,20 +257,18 @@ impl Waiting {
                 Event::Watch(DOOR) => self.take_from_door()?,
                 Event::Watch(_) => completions = true,
             }
-            if self.serving.carrier.raw.unsubmitted() >= UNSUBMITTED_MAX {
-                self.serving.carrier.raw.submit_all().map_err(failed)?;
-            }
+            self.submit_if_many()?;
         }
-        self.serving.unplug();
-        if completions {
-            self.serving.poll();
+        Ok(completions)
+    }
+
+    /// Lets the kernel have answers when some have come together.
+    fn submit_if_many(&mut self) -> Result<()> {
+        let raw = &mut self.serving.carrier.raw;
+        if raw.unsubmitted() < UNSUBMITTED_MAX {
+            return Ok(());
         }
-        for &event in events {
-            if let Event::Watch(watch) = event {
-                self.watch(watch)?;
-            }
-        }
-        Ok(())
+        raw.submit_all().map_err(|error| system_error("a FUSE thread cannot answer", &error))
     }
 
     /// Waits for a descriptor, once more. The wish to stop is told for good, and a door without a connection too.

@@ -258,7 +258,7 @@ impl BlockDevice for Exported {
             let (device, parked) = (Arc::clone(&device), Arc::clone(&parked));
             std::thread::spawn(move || serve_parked(&device, &parked, writer, &receiver));
         }
-        Ok(Box::new(TestQueue { device, parks, sender, parked, reader, count: 0 }))
+        Ok(Box::new(TestQueue { device, parks, sender, parked, reader, count: 0, plugged: Vec::new() }))
     }
 }
 
@@ -292,10 +292,20 @@ struct TestQueue {
     parked: Arc<Mutex<VecDeque<Completion>>>,
     reader: PipeReader,
     count: usize,
+    /// Done, and kept back until nothing more comes.
+    plugged: Vec<Completion>,
 }
 
 impl RequestQueue for TestQueue {
     fn submit(&mut self, request: Request, done: &mut Vec<Completion>) {
+        self.submit_plugged(request, done);
+        self.unplug(done);
+    }
+
+    fn submit_plugged(&mut self, request: Request, done: &mut Vec<Completion>) {
+        if request.operation != Operation::Write {
+            self.unplug(done);
+        }
         if self.parks && request.range.start >= self.device.parks_from {
             self.count += 1;
             self.sender.send(request).unwrap();
@@ -308,11 +318,16 @@ impl RequestQueue for TestQueue {
                 served.push((request.range.start, processor, name));
             }
             drop(served);
-            done.push(self.device.run(request));
+            self.plugged.push(self.device.run(request));
         }
     }
 
+    fn unplug(&mut self, done: &mut Vec<Completion>) {
+        done.append(&mut self.plugged);
+    }
+
     fn poll(&mut self, done: &mut Vec<Completion>) {
+        self.unplug(done);
         let mut wakes = [0; 1];
         let _ = self.reader.read(&mut wakes);
         let mut parked = self.parked.lock().unwrap();
@@ -321,7 +336,7 @@ impl RequestQueue for TestQueue {
     }
 
     fn parked(&self) -> usize {
-        self.count
+        self.count + self.plugged.len()
     }
 
     fn wait_descriptors(&self) -> Vec<RawFd> {

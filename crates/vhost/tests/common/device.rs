@@ -81,14 +81,23 @@ struct GateQueue {
 
 impl RequestQueue for GateQueue {
     fn submit(&mut self, request: Request, done: &mut Vec<Completion>) {
+        self.submit_plugged(request, done);
+        self.unplug(done);
+    }
+
+    fn submit_plugged(&mut self, request: Request, done: &mut Vec<Completion>) {
         let mut state = self.state.lock().expect("nobody panics in here");
         state.asked.push((request.operation, request.range, request.fua));
         if state.held {
             self.waiting.push(request);
         } else {
             drop(state);
-            self.inner.submit(request, done);
+            self.inner.submit_plugged(request, done);
         }
+    }
+
+    fn unplug(&mut self, done: &mut Vec<Completion>) {
+        self.inner.unplug(done);
     }
 
     fn poll(&mut self, done: &mut Vec<Completion>) {
@@ -102,10 +111,11 @@ impl RequestQueue for GateQueue {
                 self.inner.submit(request, done);
             }
         }
+        self.inner.poll(done);
     }
 
     fn parked(&self) -> usize {
-        self.waiting.len()
+        self.waiting.len() + self.inner.parked()
     }
 
     fn wait_descriptors(&self) -> Vec<RawFd> {
