@@ -98,7 +98,7 @@ pub enum Command {
         /// Also make a block device on it, and print its path and nothing else
         #[arg(short = 'D', long)]
         start_dev: bool,
-        /// How that block device is reached: auto, fuse-loop, nbd:unix:PATH, nbd:tcp:ADDR:PORT or vhost-user:PATH
+        /// How that block device is reached: auto, ublk, fuse-loop, nbd:unix:PATH, nbd:tcp:ADDR:PORT or vhost-user:PATH
         #[arg(short, long, requires = "start_dev")]
         export: Option<String>,
         /// How the backing device catches up: strict, checkpoint or none
@@ -143,7 +143,7 @@ pub enum Command {
         /// Number of the backend
         #[arg(short, long, value_name = "ID")]
         backend: u32,
-        /// How it is reached: auto, fuse-loop, nbd:unix:PATH, nbd:tcp:ADDR:PORT or vhost-user:PATH
+        /// How it is reached: auto, ublk, fuse-loop, nbd:unix:PATH, nbd:tcp:ADDR:PORT or vhost-user:PATH
         #[arg(short, long)]
         export: Option<String>,
     },

@@ -276,7 +276,7 @@ fn blkdev_table(list: &[BlkdevInfo]) -> Table {
             it.host_id.to_string(),
             it.backend_id.to_string(),
             yes(it.alive),
-            it.export.clone(),
+            it.way.clone().unwrap_or_else(|| it.export.clone()),
             it.error
                 .as_ref()
                 .map_or_else(|| it.dev_name.clone(), |error| format!("{} ({error})", it.dev_name)),

@@ -248,7 +248,7 @@ pub struct BackendInfo {
 pub struct StartBlkdev {
     /// Number of the backend.
     pub backend: u32,
-    /// `auto`, `fuse-loop`, `nbd:unix:PATH`, `nbd:tcp:ADDRESS:PORT` or `vhost-user:PATH`; `auto` where absent.
+    /// `auto`, `ublk`, `fuse-loop`, `nbd:unix:PATH`, `nbd:tcp:ADDRESS:PORT` or `vhost-user:PATH`; `auto` where absent.
     #[serde(default)]
     pub export: Option<String>,
 }
@@ -266,8 +266,11 @@ pub struct BlkdevInfo {
     pub dev_name: String,
     /// Whether it is being served.
     pub alive: bool,
-    /// How it is reached.
+    /// How it is reached, as the user asked for it.
     pub export: String,
+    /// How it is reached, in words; absent while it is not served.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub way: Option<String>,
     /// Why it is not being served.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub error: Option<String>,

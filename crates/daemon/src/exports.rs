@@ -7,6 +7,7 @@ use cbd_export::BlockDevice;
 use cbd_fuse::{FuseLoop, StopMode};
 use cbd_nbd::{Listen, Server};
 use cbd_types::{Error, ErrorKind, Result};
+use cbd_ublk::{LeftBehind, Tag, Ublk};
 use cbd_vhost::Notice;
 use std::fmt;
 use std::net::ToSocketAddrs;
@@ -30,6 +31,8 @@ pub const STOP_PATIENCE: Duration = Duration::from_secs(5);
 pub enum ExportChoice {
     /// The best that this machine has.
     Auto,
+    /// The kernel's block driver for user space.
+    Ublk,
     /// A FUSE file with a loop device.
     FuseLoop,
     /// An NBD server.
@@ -46,12 +49,13 @@ impl std::str::FromStr for ExportChoice {
             Error::new(
                 ErrorKind::InvalidArgument,
                 format!(
-                    "\"{text}\" is no export{why}: there are auto, fuse-loop, nbd:unix:PATH, nbd:tcp:ADDRESS:PORT and vhost-user:PATH"
+                    "\"{text}\" is no export{why}: there are auto, ublk, fuse-loop, nbd:unix:PATH, nbd:tcp:ADDRESS:PORT and vhost-user:PATH"
                 ),
             )
         };
         match text {
             "auto" => return Ok(Self::Auto),
+            "ublk" => return Ok(Self::Ublk),
             "fuse-loop" => return Ok(Self::FuseLoop),
             _ => {}
         }
@@ -87,6 +91,7 @@ impl fmt::Display for ExportChoice {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Auto => out.write_str("auto"),
+            Self::Ublk => out.write_str("ublk"),
             Self::FuseLoop => out.write_str("fuse-loop"),
             Self::Nbd(listen) => write!(out, "nbd:{listen}"),
             Self::VhostUser(path) => write!(out, "vhost-user:{}", path.display()),
@@ -101,6 +106,8 @@ pub struct ExportPlaces {
     pub run_dir: PathBuf,
     /// Links to block devices.
     pub dev_dir: PathBuf,
+    /// The daemon's own number, which marks its ublk devices.
+    pub daemon_id: u64,
     /// How long, at most, a vhost-user ring's thread looks for the next request before it sleeps.
     pub vhost_spin: Option<Duration>,
 }
@@ -110,6 +117,18 @@ impl ExportPlaces {
     #[must_use]
     pub fn fuse_dir(&self) -> PathBuf {
         self.run_dir.join("fuse")
+    }
+
+    /// Where the names of ublk disks are.
+    #[must_use]
+    pub fn ublk_dir(&self) -> PathBuf {
+        self.run_dir.join("ublk")
+    }
+
+    /// The mark of the ublk device that `identity` stands for.
+    #[must_use]
+    pub fn tag(&self, identity: &[u8]) -> Tag {
+        Tag::new(self.daemon_id, identity)
     }
 
     fn default_socket(&self, name: &str) -> PathBuf {
@@ -130,6 +149,7 @@ enum Door {
     Nbd(Server),
     VhostUser(cbd_vhost::Server),
     FuseLoop(Box<FuseLoop>),
+    Ublk(Box<Ublk>),
 }
 
 /// A running export.
@@ -139,8 +159,21 @@ pub struct Export {
     name: String,
     /// What its user opens.
     pub device_path: String,
+    /// Which way it takes, in words.
+    pub way: String,
     /// Why it is not the best there could be.
     pub note: Option<String>,
+}
+
+/// Which device a door is to lead to.
+#[derive(Clone, Copy, Debug)]
+pub struct Place<'a> {
+    /// What it is called.
+    pub name: &'a str,
+    /// By what a later process knows it for the same.
+    pub identity: &'a [u8],
+    /// Threads, each with a queue.
+    pub queues: usize,
 }
 
 impl Export {
@@ -150,31 +183,72 @@ impl Export {
     /// When the system refuses what it needs; nothing is left behind then.
     pub fn start(
         choice: &ExportChoice,
-        name: &str,
-        device: Arc<dyn BlockDevice>,
-        queues: usize,
+        place: Place<'_>,
+        device: &Arc<dyn BlockDevice>,
         places: &ExportPlaces,
     ) -> Result<Self> {
         match choice {
-            ExportChoice::Nbd(listen) => Self::nbd(listen.clone(), name, device),
-            ExportChoice::VhostUser(path) => Self::vhost_user(path, name, device, places),
-            ExportChoice::FuseLoop => Self::fuse_loop(name, device, queues, places),
-            ExportChoice::Auto => {
-                let tried = cbd_fuse::probe().and_then(|()| {
-                    Self::fuse_loop(name, Arc::clone(&device), queues, places).map_err(|error| error.line())
-                });
-                match tried {
-                    Ok(export) => Ok(export),
-                    Err(reason) => {
-                        let socket = places.default_socket(name);
-                        make_folder(&socket)?;
-                        let mut export = Self::nbd(Listen::Unix(socket), name, device)?;
-                        export.note = Some(format!("reached by NBD, not as a kernel block device: {reason}"));
-                        Ok(export)
-                    }
-                }
+            ExportChoice::Nbd(listen) => Self::nbd(listen.clone(), place.name, Arc::clone(device)),
+            ExportChoice::VhostUser(path) => Self::vhost_user(path, place.name, Arc::clone(device), places),
+            ExportChoice::Ublk => Self::ublk(place, device, places),
+            ExportChoice::FuseLoop => Self::fuse_loop(place, device, places),
+            ExportChoice::Auto => Self::best(place, device, places),
+        }
+    }
+
+    /// The best door that this machine has.
+    fn best(place: Place<'_>, device: &Arc<dyn BlockDevice>, places: &ExportPlaces) -> Result<Self> {
+        let no_ublk = match Self::ublk(place, device, places) {
+            // Clients wait at the one that is there; another would be of no use to them.
+            Err(error) if LeftBehind::find(places.tag(place.identity)).is_some() => return Err(error),
+            Err(error) => error.line(),
+            Ok(export) => return Ok(export),
+        };
+        let tried = cbd_fuse::probe()
+            .and_then(|()| Self::fuse_loop(place, device, places).map_err(|error| error.line()));
+        match tried {
+            Ok(mut export) => {
+                export.note = Some(format!(
+                    "a loop device over a FUSE file, whose users see errors when the daemon ends; with ublk they would wait for \
+                     the next: {no_ublk}"
+                ));
+                Ok(export)
+            }
+            Err(reason) => {
+                let socket = places.default_socket(place.name);
+                make_folder(&socket)?;
+                let mut export = Self::nbd(Listen::Unix(socket), place.name, Arc::clone(device))?;
+                export.note = Some(format!("reached by NBD, not as a kernel block device: {reason}"));
+                Ok(export)
             }
         }
+    }
+
+    fn ublk(place: Place<'_>, device: &Arc<dyn BlockDevice>, places: &ExportPlaces) -> Result<Self> {
+        let link = places.dev_dir.join(place.name);
+        let options = cbd_ublk::Options {
+            name: place.name.to_owned(),
+            tag: places.tag(place.identity),
+            link: Some(link.clone()),
+            names: Some(places.ublk_dir()),
+            queues: place.queues,
+            depth: cbd_ublk::DEPTH,
+            thread_setup: Some(Arc::new(prepare_data_thread)),
+            read_only: false,
+        };
+        let export = Ublk::start(device, &options)?;
+        let (queues, depth) = export.queues();
+        let way = format!("ublk, {}, {queues} queues of {depth}", export.disk_path().display());
+        let taken =
+            if export.is_taken_over() { "; it was left by a predecessor, and its clients go on" } else { "" };
+        tracing::info!("{}: {way}{taken}", place.name);
+        Ok(Self {
+            door: Door::Ublk(Box::new(export)),
+            name: place.name.to_owned(),
+            device_path: link.display().to_string(),
+            way,
+            note: None,
+        })
     }
 
     fn nbd(listen: Listen, name: &str, device: Arc<dyn BlockDevice>) -> Result<Self> {
@@ -186,7 +260,8 @@ impl Export {
         };
         let server = Server::start(device, listen, options)?;
         let device_path = server.uri();
-        Ok(Self { door: Door::Nbd(server), name: name.to_owned(), device_path, note: None })
+        let way = "NBD".to_owned();
+        Ok(Self { door: Door::Nbd(server), name: name.to_owned(), device_path, way, note: None })
     }
 
     fn vhost_user(
@@ -205,15 +280,12 @@ impl Export {
         };
         let server = cbd_vhost::Server::start(device, path, options)?;
         let device_path = path.display().to_string();
-        Ok(Self { door: Door::VhostUser(server), name: name.to_owned(), device_path, note: None })
+        let way = "vhost-user-blk".to_owned();
+        Ok(Self { door: Door::VhostUser(server), name: name.to_owned(), device_path, way, note: None })
     }
 
-    fn fuse_loop(
-        name: &str,
-        device: Arc<dyn BlockDevice>,
-        queues: usize,
-        places: &ExportPlaces,
-    ) -> Result<Self> {
+    fn fuse_loop(place: Place<'_>, device: &Arc<dyn BlockDevice>, places: &ExportPlaces) -> Result<Self> {
+        let Place { name, queues, .. } = place;
         let link = places.dev_dir.join(name);
         let options = cbd_fuse::Options {
             name: name.to_owned(),
@@ -224,12 +296,14 @@ impl Export {
             read_only: false,
             ring_depth: cbd_fuse::RING_DEPTH,
         };
-        let export = FuseLoop::start(device, options)?;
+        let export = FuseLoop::start(Arc::clone(device), options)?;
         tracing::info!("{name}: {}", export.way());
+        let way = format!("FUSE and {}", export.loop_path().display());
         Ok(Self {
             door: Door::FuseLoop(Box::new(export)),
             name: name.to_owned(),
             device_path: link.display().to_string(),
+            way,
             note: None,
         })
     }
@@ -249,6 +323,7 @@ impl Export {
                 .is_connected()
                 .then(|| format!("a virtual machine or a program is connected to {}", self.device_path))),
             Door::FuseLoop(export) => export.is_busy(),
+            Door::Ublk(export) => export.is_busy(),
         }
     }
 
@@ -273,6 +348,7 @@ impl Export {
         match &self.door {
             Door::Nbd(_) | Door::VhostUser(_) => None,
             Door::FuseLoop(export) => export.failure(),
+            Door::Ublk(export) => export.failure(),
         }
     }
 
@@ -296,6 +372,34 @@ impl Export {
                     Err(error) => Err((Some(Box::new(self)), error)),
                 }
             }
+            Door::Ublk(ref mut export) => {
+                let mode = if force { cbd_ublk::StopMode::Force } else { cbd_ublk::StopMode::WhenUnused };
+                match export.stop(mode, STOP_PATIENCE) {
+                    Ok(()) => Ok(()),
+                    Err(error) if force => Err((None, error)),
+                    Err(error) => Err((Some(Box::new(self)), error)),
+                }
+            }
+        }
+    }
+
+    /// The daemon ends, whoever uses the device. One that the kernel keeps for the next daemon is left if it is used, and its clients wait;
+    /// all else is closed by force.
+    ///
+    /// # Errors
+    /// What did not end in order.
+    pub fn end(self) -> Result<()> {
+        let used = match &self.door {
+            // Not to know is no reason to fail what a client has in flight.
+            Door::Ublk(export) => export.is_busy().unwrap_or_else(|error| Some(error.line())),
+            Door::Nbd(_) | Door::VhostUser(_) | Door::FuseLoop(_) => None,
+        };
+        match (self.door, used) {
+            (Door::Ublk(export), Some(user)) => {
+                tracing::info!("{}: {user}; it is left, and its clients wait for the next daemon", self.name);
+                export.leave(STOP_PATIENCE)
+            }
+            (door, _) => Self { door, ..self }.stop(true).map_err(|(_, error)| error),
         }
     }
 
@@ -354,6 +458,7 @@ mod tests {
     fn exports_are_understood_and_shown_as_they_are_typed() {
         for text in [
             "auto",
+            "ublk",
             "fuse-loop",
             "nbd:unix:/run/x.sock",
             "nbd:tcp:127.0.0.1:10809",
@@ -380,7 +485,7 @@ mod tests {
             "nbd:tcp:",
             "nbd:tcp:127.0.0.1",
             "fuse",
-            "ublk",
+            "ublk:0",
             &long,
         ] {
             let error = text.parse::<ExportChoice>().unwrap_err();

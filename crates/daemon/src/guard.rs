@@ -11,6 +11,8 @@ use std::path::{Path, PathBuf};
 pub struct Guard {
     /// Where the FUSE files are that loop devices show.
     pub fuse_dir: PathBuf,
+    /// Where the names of our ublk disks are.
+    pub ublk_dir: PathBuf,
 }
 
 impl Guard {
@@ -34,10 +36,10 @@ impl Guard {
             return refused(&real.display().to_string());
         }
         let Ok(identity) = cbd_pmem::backing_identity(&real) else { return Ok(()) };
-        let ours = identity
-            .layers
-            .iter()
-            .find(|layer| layer.file.as_ref().is_some_and(|file| file.starts_with(&self.fuse_dir)));
+        let is_ours = |file: &PathBuf| file.starts_with(&self.fuse_dir);
+        let ours = identity.layers.iter().find(|layer| {
+            layer.file.as_ref().is_some_and(is_ours) || self.ublk_dir.join(&layer.name).is_symlink()
+        });
         match ours {
             Some(layer) => refused(&format!("/dev/{}", layer.name)),
             None => Ok(()),
@@ -56,7 +58,7 @@ mod tests {
         std::fs::create_dir_all(fuse_dir.join("cbd0")).unwrap();
         std::fs::write(fuse_dir.join("cbd0/cbd0"), b"").unwrap();
         std::fs::write(dir.path().join("disk"), b"").unwrap();
-        let guard = Guard { fuse_dir: fuse_dir.clone() };
+        let guard = Guard { fuse_dir: fuse_dir.clone(), ublk_dir: dir.path().join("ublk") };
         let error = guard.check(&fuse_dir.join("cbd0/cbd0"), "a backing device").unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         assert!(guard.check(&dir.path().join("disk"), "a backing device").is_ok());

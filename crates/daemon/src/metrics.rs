@@ -80,6 +80,20 @@ fn for_backends(page: &mut Page, status: &Status) {
     for (labels, backend) in backends() {
         page.line("cbd_backend_blkdevs", &labels, backend.info.blkdevs.len());
     }
+    page.head("cbd_blkdev_up", "gauge", "Whether the block device is served.");
+    for (labels, backend) in backends() {
+        for blkdev in &backend.info.blkdevs {
+            let [transport, id, _] = labels.clone();
+            let labels = [
+                transport,
+                id,
+                ("blkdev", blkdev.blkdev_id.to_string()),
+                ("device", blkdev.dev_name.clone()),
+                ("way", blkdev.way.clone().unwrap_or_else(|| blkdev.export.clone())),
+            ];
+            page.line("cbd_blkdev_up", &labels, u64::from(blkdev.alive));
+        }
+    }
     type Value = fn(&BackendStatus, &CacheInfo) -> u64;
     let metrics: [(&str, &str, &str, Value); 16] = [
         ("cbd_cache_segments", "gauge", "Segments of the cache.", |backend, _| backend.info.cache_segs),

@@ -1,4 +1,4 @@
-//! What a daemon remembers outside the region: which transports to bring up, and the recovery points.
+//! What a daemon remembers outside the region: which transports to bring up, the recovery points, and a number of its own.
 //!
 //! Always true here: `transports.json` is replaced whole, so a crash leaves the old one or the new one; the log of recovery
 //! points only grows, and is turned over before it exceeds [`LOG_LIMIT`]. Everything else is in the region.
@@ -123,6 +123,33 @@ impl StateDir {
         replace(&file, text.as_bytes()).map_err(|error| failed("write", &file, &error))
     }
 
+    /// The number by which the kernel's devices of this daemon are known to be its own, of this state folder's life; `random` gives
+    /// it the first time.
+    ///
+    /// # Errors
+    /// [`ErrorKind::System`] when it cannot be kept, [`ErrorKind::Damaged`] when what is kept is no number.
+    pub fn daemon_id(&self, random: impl FnOnce() -> u64) -> Result<u64> {
+        let file = self.path.join("daemon-id");
+        match std::fs::read_to_string(&file) {
+            Ok(text) => u64::from_str_radix(text.trim(), 16).map_err(|_| {
+                Error::new(
+                    ErrorKind::Damaged,
+                    format!(
+                        "{} is damaged; remove it: ublk devices that wait for this daemon are not known then",
+                        file.display()
+                    ),
+                )
+            }),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                let id = random();
+                replace(&file, format!("{id:016x}\n").as_bytes())
+                    .map_err(|error| failed("write", &file, &error))?;
+                Ok(id)
+            }
+            Err(error) => Err(failed("read", &file, &error)),
+        }
+    }
+
     fn transports_file(&self) -> PathBuf {
         self.path.join("transports.json")
     }
@@ -243,6 +270,16 @@ mod tests {
         assert_eq!(state.transports().unwrap(), []);
         state.set_transports(&[entry(2), entry(0)]).unwrap();
         assert_eq!(state.transports().unwrap(), [entry(0), entry(2)]);
+    }
+
+    #[test]
+    fn a_daemon_keeps_its_number_and_does_not_take_another_for_a_damaged_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = StateDir::open(dir.path()).unwrap();
+        assert_eq!(state.daemon_id(|| 7).unwrap(), 7);
+        assert_eq!(state.daemon_id(|| 8).unwrap(), 7);
+        std::fs::write(dir.path().join("daemon-id"), "seven").unwrap();
+        assert_eq!(state.daemon_id(|| 8).unwrap_err().kind(), ErrorKind::Damaged);
     }
 
     #[test]

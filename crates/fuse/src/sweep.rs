@@ -111,8 +111,11 @@ fn sweep_links(dev_dir: &Path, swept: &mut Swept) -> Result<()> {
     };
     for entry in entries.flatten().filter(|entry| has_our_name(&entry.file_name().to_string_lossy())) {
         let Ok(target) = fs::read_link(entry.path()) else { continue };
-        let Some(number) = loop_number(&target) else { continue };
-        let dead = swept.loops.contains(&target) || !is_bound(number) || !is_marked(number);
+        let dead = match (loop_number(&target), cbd_export::link::number(&target, "/dev/ublkb")) {
+            (Some(number), _) => swept.loops.contains(&target) || !is_bound(number) || !is_marked(number),
+            (None, Some(number)) => !Path::new(&format!("/sys/block/ublkb{number}")).exists(),
+            (None, None) => continue,
+        };
         if dead && fs::remove_file(entry.path()).is_ok() {
             swept.links.push(entry.path());
         }
@@ -138,11 +141,13 @@ mod tests {
         };
         link("cbd0", "/dev/loop1048003");
         link("cbd1", "/dev/null");
+        link("cbd3", "/dev/ublkb1048003");
         link("cbdx", "/dev/loop1048003");
         link("other", "/dev/loop1048003");
         fs::write(dir.path().join("cbd2"), "").unwrap();
-        let swept = sweep(&dir.path().join("none"), dir.path()).unwrap();
-        assert_eq!(swept.links, [dir.path().join("cbd0")]);
+        let mut swept = sweep(&dir.path().join("none"), dir.path()).unwrap();
+        swept.links.sort();
+        assert_eq!(swept.links, [dir.path().join("cbd0"), dir.path().join("cbd3")]);
         assert!(swept.mounts.is_empty() && swept.loops.is_empty());
         let left = fs::read_dir(dir.path()).unwrap().count();
         assert_eq!(left, 4);

@@ -10,9 +10,10 @@ use crate::control::{Control, PATIENCE, Refusal, devices};
 use crate::ring::CAPACITY_MAX;
 use crate::tag::Tag;
 use cbd_export::system_error;
+use cbd_export::users::BlockNode;
 use cbd_types::{Error, ErrorKind, Result};
 use std::fs::{File, OpenOptions};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// How long a start and a takeover may take: the kernel looks for partitions.
@@ -272,11 +273,12 @@ fn no_device(refusal: Refusal) -> Error {
 }
 
 /// Takes away what a predecessor left that nobody wants any more: devices with the mark of the daemon, but of none of those that
-/// are `wanted`. The names of their disks come back. Not to be called while another process of the daemon lives.
+/// are `wanted`, and names in the folder `names` of disks that there are not. The names of the disks of those devices come back. Not to be called while another
+/// process of the daemon lives.
 ///
 /// # Errors
 /// When the driver cannot be asked.
-pub fn sweep(daemon: u64, wanted: &[Tag]) -> Result<Vec<String>> {
+pub fn sweep(daemon: u64, wanted: &[Tag], names: &Path) -> Result<Vec<String>> {
     let control = Control::open()?;
     let mut swept = Vec::new();
     for number in devices() {
@@ -286,25 +288,51 @@ pub fn sweep(daemon: u64, wanted: &[Tag]) -> Result<Vec<String>> {
             swept.push(name(number));
         }
     }
+    for entry in std::fs::read_dir(names).into_iter().flatten().flatten() {
+        if !Path::new("/sys/block").join(entry.file_name()).exists() {
+            // What stays is replaced when a disk of ours gets the name.
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
     Ok(swept)
 }
 
-/// Takes the device with this mark away, which no process serves; nothing if there is none.
-///
-/// # Errors
-/// When the kernel does not let it go.
-pub fn remove_left_behind(tag: Tag) -> Result<()> {
-    let Ok(control) = Control::open() else { return Ok(()) };
-    let Some(info) = find(&control, tag)? else { return Ok(()) };
-    remove(&control, info.device).map_err(|refusal| refusal.explain(&name(info.device)))
+/// A device that no process serves, and whose clients wait.
+#[derive(Debug)]
+pub struct LeftBehind {
+    control: Control,
+    number: u32,
 }
 
-/// The disk that waits for a server, of the device with this mark.
-#[must_use]
-pub fn left_behind(tag: Tag) -> Option<PathBuf> {
-    let control = Control::open().ok()?;
-    let info = find(&control, tag).ok()??;
-    (info.state != state::DEAD).then(|| disk_path(info.device))
+impl LeftBehind {
+    /// The one with this mark, if there is one.
+    #[must_use]
+    pub fn find(tag: Tag) -> Option<Self> {
+        let control = Control::open().ok()?;
+        let info = find(&control, tag).ok()??;
+        (info.state != state::DEAD).then_some(Self { control, number: info.device })
+    }
+
+    /// By whom it is used, as a sentence.
+    ///
+    /// # Errors
+    /// When the system cannot be asked.
+    pub fn user(&self) -> Result<Option<String>> {
+        let what = || format!("{} waits for its daemon", name(self.number));
+        let numbers =
+            self.control.parameters(self.number).map_err(|refusal| refusal.explain(&what()))?.numbers;
+        let device = (numbers.disk_major, numbers.disk_minor);
+        crate::export::is_busy(&BlockNode { path: disk_path(self.number), device }, None)
+    }
+
+    /// Takes it away: whoever uses it sees errors.
+    ///
+    /// # Errors
+    /// When the kernel does not let it go.
+    pub fn remove(self) -> Result<()> {
+        let what = || format!("{} cannot be taken away", name(self.number));
+        remove(&self.control, self.number).map_err(|refusal| refusal.explain(&what()))
+    }
 }
 
 fn remove(control: &Control, number: u32) -> std::result::Result<(), Refusal> {

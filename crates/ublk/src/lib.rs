@@ -32,7 +32,7 @@ mod system;
 mod tag;
 mod worker;
 
-pub use device::{left_behind, remove_left_behind, sweep};
+pub use device::{LeftBehind, sweep};
 pub use export::{DEPTH, Options, StopMode, Ublk};
 pub use service::ThreadSetup;
 pub use tag::Tag;

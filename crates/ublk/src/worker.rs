@@ -117,12 +117,13 @@ impl Worker {
         for some in events.chunks(BATCH) {
             for &event in some {
                 match event {
-                    Event::Slot(slot, 0) => self.take(slot)?,
+                    Event::Slot(slot, 0) => self.take(slot, some.len() > 1)?,
                     Event::Slot(slot, result) => self.end(slot, result)?,
                     Event::Watch(ORDER) => self.hear()?,
                     Event::Watch(_) => may_go_on = true,
                 }
             }
+            self.queue.unplug(&mut self.done);
             self.settle()?;
             if events.len() > BATCH {
                 self.ring.submit().map_err(|error| cannot_answer(&error))?;
@@ -154,8 +155,8 @@ impl Worker {
 
     // -- in ---------------------------------------------------------------------------------------------------
 
-    /// A request has come.
-    fn take(&mut self, slot: usize) -> Result<()> {
+    /// A request has come; `among_others`, so that the device may keep it back until all of them are taken.
+    fn take(&mut self, slot: usize, among_others: bool) -> Result<()> {
         match self.order {
             Order::Serve => {}
             // The next server is asked for it.
@@ -165,12 +166,12 @@ impl Worker {
         }
         let Some(description) = self.ring.description(slot) else { return Ok(()) };
         match request::parse(&description, &self.geometry, self.read_only, self.ring.capacity()) {
-            Ok(task) => self.submit(slot, task),
+            Ok(task) => self.submit(slot, task, among_others),
             Err(errno) => self.answer(slot, -errno),
         }
     }
 
-    fn submit(&mut self, slot: usize, task: Task) -> Result<()> {
+    fn submit(&mut self, slot: usize, task: Task, among_others: bool) -> Result<()> {
         let length = task.data_bytes();
         let buffer =
             if length == 0 { Some(AlignedBuffer::default()) } else { self.ring.take_buffer(slot, length) };
@@ -178,7 +179,12 @@ impl Worker {
         // A buffer is at most as large as a positive number of 32 bits can say.
         self.slots[slot] = Slot::Busy(task.operation, length as i32);
         let Task { operation, range, fua } = task;
-        self.queue.submit(Request { id: slot as u64, operation, range, fua, buffer }, &mut self.done);
+        let request = Request { id: slot as u64, operation, range, fua, buffer };
+        if among_others {
+            self.queue.submit_plugged(request, &mut self.done);
+        } else {
+            self.queue.submit(request, &mut self.done);
+        }
         Ok(())
     }
 

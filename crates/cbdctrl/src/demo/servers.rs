@@ -12,8 +12,8 @@ use cbd_daemon::api::{
     TransportRegistered,
 };
 use cbd_daemon::client::Client;
-use cbd_daemon::exports::{Export, ExportChoice, ExportPlaces};
-use cbd_export::MemoryDevice;
+use cbd_daemon::exports::{Export, ExportChoice, ExportPlaces, Place};
+use cbd_export::{BlockDevice, MemoryDevice};
 use cbd_pmem::Mapping;
 use cbd_types::{Error, ErrorKind, Result};
 use std::fs::{self, File, OpenOptions};
@@ -335,11 +335,17 @@ const SOCKET: &str = "memory.sock";
 pub fn serve_memory(folder: &Path, arguments: &Arguments) -> Result<()> {
     let way = arguments.path.unwrap_or(Way::Nbd);
     let memory = Mapping::anonymous(arguments.serve_bytes)?;
-    let device = Arc::new(MemoryDevice::new(Arc::new(memory), 512)?);
-    let places = ExportPlaces { run_dir: folder.join("run"), dev_dir: folder.join("dev"), vhost_spin: None };
+    let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::new(Arc::new(memory), 512)?);
+    let places = ExportPlaces {
+        run_dir: folder.join("run"),
+        dev_dir: folder.join("dev"),
+        daemon_id: 0,
+        vhost_spin: None,
+    };
     fs::create_dir_all(&places.dev_dir).map_err(|error| system(folder.display().to_string(), &error))?;
     let choice: ExportChoice = way.export(&folder.join(SOCKET)).parse()?;
-    let export = Export::start(&choice, MEMORY, device, QUEUES, &places)?;
+    let place = Place { name: MEMORY, identity: MEMORY.as_bytes(), queues: QUEUES };
+    let export = Export::start(&choice, place, &device, &places)?;
     println!("{READY}");
     let _ = std::io::stdout().flush();
     let _ = std::io::stdin().read_to_end(&mut Vec::new());

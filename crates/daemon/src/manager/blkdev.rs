@@ -4,9 +4,11 @@ use super::backend::BackendSlot;
 use super::transport::{Running, running_mut};
 use super::{Fixed, Manager};
 use crate::api::{BlkdevInfo, StartBlkdev, StopBlkdev};
-use crate::exports::{Export, ExportChoice, device_name};
+use crate::exports::{Export, ExportChoice, Place, device_name};
 use cbd_engine::{BlkdevEntry, BlkdevSpec};
+use cbd_export::BlockDevice;
 use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, Result};
+use cbd_ublk::{LeftBehind, Tag};
 use std::sync::Arc;
 
 /// A block device of this host; its door may have failed to open.
@@ -17,6 +19,8 @@ pub(super) struct BlkdevSlot {
     pub error: Option<String>,
     /// What it is called while no door says otherwise.
     pub name: String,
+    /// The mark of its ublk device, if it has one; none for a device of another host.
+    pub tag: Option<Tag>,
 }
 
 impl BlkdevSlot {
@@ -32,8 +36,49 @@ impl BlkdevSlot {
             dev_name: name,
             alive: self.export.is_some() && failure.is_none(),
             export: self.entry.export.clone(),
+            way: self.export.as_ref().map(|export| export.way.clone()),
             error: self.error.clone().or(failure),
             note: self.export.as_ref().and_then(|export| export.note.clone()),
+        }
+    }
+
+    /// Its door for the kernel, if a predecessor left one and no process serves it.
+    fn left_behind(&self) -> Option<LeftBehind> {
+        if self.export.is_some() { None } else { LeftBehind::find(self.tag?) }
+    }
+
+    /// Refuses while somebody uses it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`] with who it is.
+    pub fn refuse_if_used(&self) -> Result<()> {
+        if let Some(export) = &self.export {
+            return export.refuse_if_used();
+        }
+        match self.left_behind().map(|left| left.user()).transpose()?.flatten() {
+            Some(user) => Err(Error::new(ErrorKind::Busy, format!("{user}; end that first, or use --force"))),
+            None => Ok(()),
+        }
+    }
+
+    /// Closes its door for good, as the device goes.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`] while somebody uses it, without force; it goes on.
+    pub fn close_for_good(&mut self, force: bool) -> Result<()> {
+        if self.export.is_none() && !force {
+            self.refuse_if_used()?;
+        }
+        self.close(force)?;
+        self.left_behind().map_or(Ok(()), LeftBehind::remove)
+    }
+
+    /// The daemon ends: closes its door, or leaves it to the next daemon.
+    pub fn end(&mut self) {
+        let Some(export) = self.export.take() else { return };
+        let name = export.name().to_owned();
+        if let Err(error) = export.end() {
+            tracing::warn!("{name} did not end in order: {error}");
         }
     }
 
@@ -69,7 +114,13 @@ impl BackendSlot {
             }
         };
         let name = name_while_closed(fixed, transport, entry.id);
-        self.blkdevs.insert(entry.id, BlkdevSlot { entry: entry.clone(), export, error, name });
+        let tag = Some(fixed.places.tag(&self.identity(entry.id)));
+        self.blkdevs.insert(entry.id, BlkdevSlot { entry: entry.clone(), export, error, name, tag });
+    }
+
+    /// By what a block device on this backend is known after a restart.
+    fn identity(&self, id: BlkdevId) -> Vec<u8> {
+        blkdev_identity(&self.entry.uuid, id)
     }
 
     fn open_door(&self, fixed: &Fixed, transport: u32, entry: &BlkdevEntry) -> Result<Export> {
@@ -86,7 +137,9 @@ impl BackendSlot {
         let choice: ExportChoice = entry.export.parse()?;
         let name = device_name(transport, entry.id.0);
         let queues = usize::try_from(self.entry.handlers).unwrap_or(1).clamp(1, 128);
-        let export = Export::start(&choice, &name, Arc::clone(run.device()) as _, queues, &fixed.places)?;
+        let device: Arc<dyn BlockDevice> = Arc::clone(run.device()) as _;
+        let place = Place { name: &name, identity: &self.identity(entry.id), queues };
+        let export = Export::start(&choice, place, &device, &fixed.places)?;
         tracing::info!(transport, blkdev = entry.id.0, "serving {}", export.device_path);
         if let Some(note) = &export.note {
             tracing::warn!(transport, blkdev = entry.id.0, "{note}");
@@ -95,7 +148,22 @@ impl BackendSlot {
     }
 }
 
+/// By what a block device is known after a restart: its backend's random identity, and its number.
+fn blkdev_identity(backend: &[u8; 16], id: BlkdevId) -> Vec<u8> {
+    [backend.as_slice(), &id.0.to_le_bytes()].concat()
+}
+
 impl Running {
+    /// The marks of the ublk devices that block devices of this host have or could have.
+    pub(super) fn ublk_tags(&self, fixed: &Fixed) -> Vec<Tag> {
+        let ours = self.transport.blkdevs().into_iter().filter(|entry| entry.host == self.host);
+        let tag = |entry: BlkdevEntry| {
+            let backend = self.transport.backend(entry.backend).ok()?;
+            Some(fixed.places.tag(&blkdev_identity(&backend.uuid, entry.id)))
+        };
+        ours.filter_map(tag).collect()
+    }
+
     /// The block devices of this host, or of all hosts.
     pub(super) fn blkdev_infos(&self, transport: u32, all: bool) -> Vec<BlkdevInfo> {
         let mut list: Vec<BlkdevInfo> = self
@@ -107,7 +175,7 @@ impl Running {
             let others = self.transport.blkdevs().into_iter().filter(|entry| entry.host != self.host);
             list.extend(others.map(|entry| {
                 let (id, name) = (entry.id, device_name(transport, entry.id.0));
-                BlkdevSlot { entry, export: None, error: None, name }.info(id)
+                BlkdevSlot { entry, export: None, error: None, name, tag: None }.info(id)
             }));
         }
         list.sort_by_key(|info| info.blkdev_id);
@@ -155,7 +223,8 @@ impl Manager {
         match opened {
             Ok((export, entry)) => {
                 let name = name_while_closed(&self.fixed, transport, id);
-                let blkdev = BlkdevSlot { entry, export: Some(export), error: None, name };
+                let tag = Some(self.fixed.places.tag(&slot.identity(id)));
+                let blkdev = BlkdevSlot { entry, export: Some(export), error: None, name, tag };
                 let info = blkdev.info(id);
                 slot.blkdevs.insert(id, blkdev);
                 Ok(info)
@@ -182,7 +251,7 @@ impl Manager {
             .find(|slot| slot.blkdevs.contains_key(&id))
             .ok_or_else(|| unknown(id))?;
         if let Some(blkdev) = slot.blkdevs.get_mut(&id) {
-            blkdev.close(request.force)?;
+            blkdev.close_for_good(request.force)?;
         }
         engine.remove_blkdev(id)?;
         slot.blkdevs.remove(&id);

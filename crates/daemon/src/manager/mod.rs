@@ -27,6 +27,7 @@ use crate::guard::Guard;
 use crate::run::Options;
 use crate::state::{RecoveryPoint, StateDir};
 use cbd_backing::Decorator;
+use cbd_engine::Environment;
 use cbd_runtime::ProcessEnvironment;
 use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, Result};
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -85,12 +86,14 @@ impl Manager {
     /// # Errors
     /// When the decorator is malformed, or the state folder stands on a device of ours.
     pub fn new(options: &Options, config: Config, state: StateDir) -> Result<Self> {
+        let environment = Arc::new(ProcessEnvironment::new());
         let places = ExportPlaces {
             run_dir: options.paths.run_dir.clone(),
             dev_dir: options.paths.dev_dir.clone(),
+            daemon_id: state.daemon_id(|| environment.random())?,
             vhost_spin: config.daemon.vhost_spin_us.map(|us| Duration::from_micros(us.into())),
         };
-        let guard = Guard { fuse_dir: places.fuse_dir() };
+        let guard = Guard { fuse_dir: places.fuse_dir(), ublk_dir: places.ublk_dir() };
         guard.check(state.path(), "the state folder")?;
         let decorators = options.decorate.as_deref().map(parse_decorators).transpose()?.unwrap_or_default();
         let mut warnings = Vec::new();
@@ -115,7 +118,7 @@ impl Manager {
                 places,
                 guard,
                 decorators,
-                environment: Arc::new(ProcessEnvironment::new()),
+                environment,
                 started: Instant::now(),
                 warnings,
                 memory_locked: locked.is_ok(),
@@ -161,7 +164,26 @@ impl Manager {
             let slot = TransportSlot::restore(&self.fixed, entry)?;
             tables.insert(id, slot);
         }
+        self.sweep_ublk(tables);
         Ok(summary(tables))
+    }
+
+    /// Takes ublk devices away that a predecessor left and that nobody wants any more. While a transport is not up, it is not known
+    /// which are wanted.
+    fn sweep_ublk(&self, tables: &Tables) {
+        let mut wanted = Vec::new();
+        for slot in tables.values() {
+            let Ok(running) = &slot.running else { return };
+            wanted.extend(running.ublk_tags(&self.fixed));
+        }
+        match cbd_ublk::sweep(self.fixed.places.daemon_id, &wanted, &self.fixed.places.ublk_dir()) {
+            Ok(swept) => swept.iter().for_each(|disk| {
+                tracing::info!(
+                    "{disk} was left by a predecessor and stands for nothing any more: it is gone"
+                );
+            }),
+            Err(error) => tracing::debug!("{error}"),
+        }
     }
 
     /// Ends what waits, and refuses what comes.
@@ -177,7 +199,7 @@ impl Manager {
             let _ = chores.thread.join();
         }
         let mut tables = self.tables.lock();
-        stop::close_doors(&mut tables);
+        stop::end_doors(&mut tables);
         for (_, slot) in std::mem::take(&mut *tables) {
             slot.stop();
         }

@@ -189,7 +189,7 @@ impl Manager {
 impl Running {
     fn take_off(&self, id: BackendId, slot: &mut BackendSlot) -> Result<()> {
         for (blkdev, mut blkdev_slot) in std::mem::take(&mut slot.blkdevs) {
-            blkdev_slot.close(true)?;
+            blkdev_slot.close_for_good(true)?;
             self.transport.remove_blkdev(blkdev)?;
         }
         if let Some(run) = slot.run.take() {
@@ -213,10 +213,7 @@ fn wait_until_unused<T>(cache: &Weak<T>) {
 
 impl BackendSlot {
     fn refuse_if_used(&self) -> Result<()> {
-        self.blkdevs
-            .values()
-            .filter_map(|blkdev| blkdev.export.as_ref())
-            .try_for_each(|export| export.refuse_if_used())
+        self.blkdevs.values().try_for_each(|blkdev| blkdev.refuse_if_used())
     }
 }
 
@@ -246,8 +243,8 @@ fn compare(id: BackendId, dirty: u64, typed: u64) -> Result<()> {
     ))
 }
 
-/// Closes all doors, whoever uses them, at once: each may take some seconds.
-pub(super) fn close_doors(tables: &mut Tables) {
+/// Closes all doors, whoever uses them, or leaves them to the next daemon; at once, since each may take some seconds.
+pub(super) fn end_doors(tables: &mut Tables) {
     std::thread::scope(|scope| {
         let blkdevs = tables
             .values_mut()
@@ -255,11 +252,7 @@ pub(super) fn close_doors(tables: &mut Tables) {
             .flat_map(|running| running.backends.values_mut())
             .flat_map(|backend| backend.blkdevs.values_mut());
         for blkdev in blkdevs {
-            let spawned = std::thread::Builder::new().spawn_scoped(scope, || {
-                if let Err(error) = blkdev.close(true) {
-                    tracing::warn!("{error}");
-                }
-            });
+            let spawned = std::thread::Builder::new().spawn_scoped(scope, || blkdev.end());
             if let Err(error) = spawned {
                 tracing::warn!("a block device is closed late: {error}");
             }

@@ -79,13 +79,6 @@ pub fn counting(host: &Host, _: &Given) -> Result<(), String> {
     if (0.999..=1.001).contains(&ratio) { Ok(()) } else { Err(format!("{counts:?}: a ratio of {ratio}")) }
 }
 
-/// The kernel has what the export needs.
-pub fn ublk(host: &Host, _: &Given) -> Result<(), String> {
-    let script = "test -c /dev/ublk-control && echo there";
-    let plan = Plan { modules: vec!["ublk_drv".to_owned()], timeout: LIMIT, ..Plan::of_script(script) };
-    Ran::of(host, &plan, None)?.expect(Ended::Exited(0), &["there"])
-}
-
 /// A CXL device has the persistent memory that it was given.
 pub fn cxl(host: &Host, given: &Given) -> Result<(), String> {
     let plan = Plan {

@@ -7,6 +7,7 @@ mod cuts;
 mod dm_pcache;
 mod harness;
 mod memory;
+mod ublk;
 
 use super::guest::{Ended, Host, Outcome};
 use super::plan::Plan;
@@ -25,21 +26,23 @@ const LIMIT: Duration = Duration::from_secs(150);
 struct Given {
     /// For files that are to outlive its guests.
     folder: PathBuf,
-    /// How often the power is cut where that is done again and again.
+    /// How often the power is cut, or a daemon killed, where that is done again and again.
     cuts: usize,
 }
 
 /// A test.
 type Job = fn(&Host, &Given) -> Result<(), String>;
 
-const JOBS: [(&str, Job); 11] = [
+const JOBS: [(&str, Job); 13] = [
     ("a_job_gives_back_its_output_its_files_and_its_exit_code", harness::gives_back),
     ("a_guest_over_its_time_is_killed", harness::over_time),
     ("a_guest_that_dies_says_its_last_words", harness::last_words),
     ("instructions_are_counted_the_same_each_time", harness::counting),
-    ("ublk_is_there", harness::ublk),
     ("a_cxl_device_is_there", harness::cxl),
     ("a_dax_file_is_power_fail_and_another_is_not", memory::dax_file),
+    ("a_ublk_device_is_a_disk_that_says_what_it_is", ublk::is_a_disk),
+    ("a_ublk_device_outlives_its_daemon_and_its_clients_see_a_pause", ublk::outlives_its_daemon),
+    ("a_ublk_device_belongs_to_one_daemon", ublk::belongs_to_one_daemon),
     ("what_lies_in_an_nvdimm_outlives_a_power_cut", cuts::synchronised),
     ("writes_that_were_acknowledged_outlive_power_cuts", cuts::acknowledged),
     ("what_dm_pcache_left_is_rescued_in_its_own_guest", dm_pcache::at_home),
