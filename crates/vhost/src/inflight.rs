@@ -1,7 +1,8 @@
 //! Requests in flight, noted in memory that outlives us: the front end keeps it, and hands it to the next server.
 //!
 //! The layout is the protocol's for split rings ("Inflight I/O tracking" in QEMU's vhost-user specification): for each ring
-//! a head of 16 bytes and 16 for each descriptor. The order of stores makes every instant a good one to be killed at:
+//! a head of 16 bytes and 16 for each descriptor. A front end asks for rings of the size that it offers, but a guest may choose a larger one
+//! (the BIOS of QEMU's machines does), so there is always room for the largest. The order of stores makes every instant a good one to be killed at:
 //!
 //! 1. a request is taken: its counter, then its mark;
 //! 2. it is answered: it is named as the last answered, its answer goes into the used ring, the ring's index moves on;
@@ -13,6 +14,7 @@
 //! Always true here: what is found is believed only within its bounds; the ring's own index decides.
 
 use crate::memory::check_size;
+use crate::session::RING_MAX;
 use crate::{malformed, system};
 use cbd_guard::Registration;
 use cbd_types::{Error, ErrorKind, Result};
@@ -44,22 +46,23 @@ pub(crate) struct Area {
     guard: Registration,
     mapping: MmapRegion,
     queues: u16,
-    queue_size: u16,
+    /// Bytes for each ring.
+    each: usize,
 }
 
 const fn ring_bytes(queue_size: u16) -> usize {
     (HEAD + ENTRY * queue_size as usize).next_multiple_of(ALIGNMENT)
 }
 
-/// Bytes that rings of this size need.
-pub(crate) const fn bytes(queues: u16, queue_size: u16) -> u64 {
-    queues as u64 * ring_bytes(queue_size) as u64
+/// Bytes of fresh memory for so many rings.
+pub(crate) const fn bytes(queues: u16) -> u64 {
+    queues as u64 * ring_bytes(RING_MAX) as u64
 }
 
 impl Area {
     /// Fresh memory, and the file that the front end is to keep.
-    pub(crate) fn fresh(queues: u16, queue_size: u16) -> Result<(Self, File)> {
-        let size = bytes(queues, queue_size);
+    pub(crate) fn fresh(queues: u16) -> Result<(Self, File)> {
+        let size = bytes(queues);
         let file = system::sealed_memory(size)?;
         let kept = file.try_clone().map_err(|error| {
             Error::new(
@@ -67,25 +70,27 @@ impl Area {
                 format!("cannot hand out the memory for requests in flight: {error}"),
             )
         })?;
-        Ok((Self::open(file, 0, size, queues, queue_size)?, kept))
+        Ok((Self::open(file, 0, size, queues, RING_MAX)?, kept))
     }
 
-    /// Memory that a front end kept.
+    /// Memory that a front end kept, with room for rings of `queue_size` at least; how much each has follows from all of it.
     pub(crate) fn open(file: File, offset: u64, size: u64, queues: u16, queue_size: u16) -> Result<Self> {
         let refused =
             |why: String| malformed(format!("the memory for requests in flight cannot be used: {why}"));
-        let needed = bytes(queues, queue_size);
-        if needed == 0 || size < needed {
+        let share = size.checked_div(u64::from(queues)).unwrap_or(0);
+        // More than the largest ring needs is not ours.
+        let each = share.min(ring_bytes(RING_MAX) as u64) as usize / ALIGNMENT * ALIGNMENT;
+        if each < ring_bytes(queue_size.max(1)) {
             return Err(refused(format!("{size} bytes for {queues} rings of {queue_size}")));
         }
-        check_size(&file, offset, needed).map_err(refused)?;
-        // At most 65535 rings of 32768, which fits.
-        let mapping = MmapRegion::from_file(FileOffset::new(file, offset), needed as usize)
+        let bytes = usize::from(queues) * each;
+        check_size(&file, offset, bytes as u64).map_err(refused)?;
+        let mapping = MmapRegion::from_file(FileOffset::new(file, offset), bytes)
             .map_err(|error| refused(error.to_string()))?;
         // SAFETY: `Area` drops the mapping after this; it is reached by atomics alone, and is the front end's too, which may change it
         // at any time.
         let guard = unsafe { Registration::of_zeroes(mapping.as_ptr() as usize, mapping.size()) }?;
-        Ok(Self { guard, mapping, queues, queue_size })
+        Ok(Self { guard, mapping, queues, each })
     }
 }
 
@@ -101,13 +106,13 @@ pub(crate) struct Ring {
 impl Ring {
     /// The part of ring `index`, whose size is `size`.
     pub(crate) fn new(area: &Arc<Area>, index: usize, size: u16) -> Result<Self> {
-        if index >= usize::from(area.queues) || size > area.queue_size {
+        if index >= usize::from(area.queues) || ring_bytes(size) > area.each {
             return Err(malformed(format!(
-                "ring {index} of {size} has no room among requests in flight of {} rings of {}",
-                area.queues, area.queue_size
+                "ring {index} of {size} has no room among requests in flight of {} rings with {} bytes each",
+                area.queues, area.each
             )));
         }
-        let begin = index * ring_bytes(area.queue_size);
+        let begin = index * area.each;
         Ok(Self { area: Arc::clone(area), begin, size, counter: 0 })
     }
 
@@ -213,7 +218,7 @@ mod tests {
     use super::*;
 
     fn ring() -> Ring {
-        let (area, _file) = Area::fresh(2, 8).expect("an area");
+        let (area, _file) = Area::fresh(2).expect("an area");
         let mut ring = Ring::new(&Arc::new(area), 1, 8).expect("its ring");
         assert!(ring.recover(65_535).expect("fresh").is_empty());
         ring
@@ -260,7 +265,7 @@ mod tests {
 
     #[test]
     fn rings_do_not_touch_each_other() {
-        let (area, _file) = Area::fresh(2, 8).expect("an area");
+        let (area, _file) = Area::fresh(2).expect("an area");
         let area = Arc::new(area);
         let mut rings = [0, 1].map(|index| Ring::new(&area, index, 8).expect("its ring"));
         for ring in &mut rings {
@@ -269,7 +274,20 @@ mod tests {
         rings[0].take(7).expect("noted");
         assert!(successor(&rings[1]).recover(0).expect("found").is_empty());
         assert!(Ring::new(&area, 2, 8).is_err());
-        assert!(Ring::new(&area, 0, 16).is_err());
+        assert!(Ring::new(&area, 0, RING_MAX).is_ok());
+        assert!(Ring::new(&area, 0, 2 * RING_MAX).is_err());
+    }
+
+    #[test]
+    fn rings_have_the_room_that_their_memory_has() {
+        let (_, file) = Area::fresh(2).expect("an area");
+        let open = |bytes| Area::open(file.try_clone().expect("a file"), 0, bytes, 2, 8).map(Arc::new);
+        // As a server makes it that takes the front end at its word: 16 bytes and 8 times 16, to a multiple of 64.
+        let small = open(2 * 192).expect("room for rings of 8");
+        assert!(Ring::new(&small, 1, 8).is_ok());
+        assert!(Ring::new(&small, 1, 16).is_err());
+        let large = open(2 * 320).expect("more");
+        assert!(Ring::new(&large, 1, 16).is_ok());
     }
 
     #[test]
@@ -285,9 +303,9 @@ mod tests {
 
     #[test]
     fn memory_that_is_too_small_is_refused() {
-        let (_, file) = Area::fresh(1, 8).expect("an area");
+        let (_, file) = Area::fresh(1).expect("an area");
         for (offset, size, queues) in
-            [(0, 192, 2), (4096, 192, 1), (0, 100, 1), (u64::MAX, 192, 1), (0, 192, 0)]
+            [(0, 192, 2), (1 << 20, 192, 1), (0, 100, 1), (u64::MAX, 192, 1), (0, 192, 0)]
         {
             let again = file.try_clone().expect("a file");
             assert!(Area::open(again, offset, size, queues, 8).is_err(), "{offset} {size} {queues}");

@@ -27,7 +27,7 @@ use std::time::Instant;
 use vm_memory::GuestAddress;
 
 /// Descriptors that a ring may have.
-const RING_MAX: u16 = 1024;
+pub(crate) const RING_MAX: u16 = 1024;
 
 /// A ring as it is set up, and its worker once it has run.
 #[derive(Default)]
@@ -181,9 +181,9 @@ impl Session {
         if queues == 0 || usize::from(queues) > self.slots.len() || size == 0 || size > RING_MAX {
             return Err(malformed(format!("the front end asks to note {queues} rings of {size}")));
         }
-        let (area, file) = Area::fresh(queues, size)?;
+        let (area, file) = Area::fresh(queues)?;
         self.inflight = Some(Arc::new(area));
-        Ok((inflight::bytes(queues, size), file))
+        Ok((inflight::bytes(queues), file))
     }
 
     pub(crate) fn take_inflight(

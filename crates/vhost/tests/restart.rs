@@ -84,12 +84,14 @@ fn directory() -> tempfile::TempDir {
 struct Guest {
     ram: Ram,
     ring: Ring,
+    /// Descriptors of a ring as the front end says when it asks for notes.
+    said: u16,
     notes: Option<(vhost::vhost_user::message::VhostUserInflight, File)>,
 }
 
 impl Guest {
     fn new(size: u16) -> Self {
-        Self { ram: Ram::new(), ring: Ring::new(0, size), notes: None }
+        Self { ram: Ram::new(), ring: Ring::new(0, size), said: size, notes: None }
     }
 
     /// Connects as a front end does whose server went away: what the ring says of itself is all that it knows.
@@ -104,7 +106,7 @@ impl Guest {
         let mut link = Link::open(path, USUAL | EVENT_INDEX);
         match &self.notes {
             Some((given, file)) => link.front_end.set_inflight_fd(given, file.as_raw_fd()).expect("taken"),
-            None => self.notes = Some(link.make_inflight(1, self.ring.size)),
+            None => self.notes = Some(link.make_inflight(1, self.said)),
         }
         link.give_memory(&self.ram);
         link.start(&self.ram, &self.ring, self.ring.used(&self.ram));
@@ -121,13 +123,24 @@ impl Guest {
 
 #[test]
 fn requests_in_flight_when_the_server_is_killed_are_done_by_the_next() {
+    are_done_by_the_next(Guest::new(64), 0);
+}
+
+#[test]
+fn so_are_those_of_a_ring_that_is_larger_than_the_front_end_said() {
+    // The last of the descriptors are used.
+    are_done_by_the_next(Guest { said: 64, ..Guest::new(256) }, 256 / 3 - 16);
+}
+
+/// Requests in sixteen slots from `first` on.
+fn are_done_by_the_next(mut guest: Guest, first: u16) {
+    let slots = first..first + 16;
     let directory = directory();
     let path = directory.path().join("vhost.sock");
-    let mut guest = Guest::new(64);
     File::create(directory.path().join("hold")).expect("a file");
     let process = Process::start(directory.path());
     let link = guest.connect(&path);
-    for slot in 0..16 {
+    for slot in slots.clone() {
         guest.write(slot, u64::from(slot), slot as u8 + 1);
     }
     guest.ring.kick();
@@ -150,7 +163,7 @@ fn requests_in_flight_when_the_server_is_killed_are_done_by_the_next() {
     let _link = guest.connect(&path);
     let mut answered = (0..16).map(|_| guest.ring.wait(&guest.ram).0 / 3).collect::<Vec<_>>();
     answered.sort_unstable();
-    assert_eq!(answered, (0..16).collect::<Vec<_>>());
+    assert_eq!(answered, slots.clone().collect::<Vec<_>>());
     until("all notes are gone", || {
         use std::os::unix::fs::FileExt;
         let (given, file) = guest.notes.as_ref().expect("notes");
@@ -158,7 +171,7 @@ fn requests_in_flight_when_the_server_is_killed_are_done_by_the_next() {
         file.read_exact_at(&mut notes, 0).expect("read");
         notes[16..].chunks(16).all(|entry| entry[0] == 0)
     });
-    for slot in 0..16_u16 {
+    for slot in slots {
         assert_eq!(guest.ring.status(&guest.ram, slot * 3), 0);
         assert_eq!(guest.ring.ask(&guest.ram, IN, u64::from(slot), &[(DATA + 0x8000, 512, WRITE)]), 0);
         assert_eq!(guest.ram.get(DATA + 0x8000, 512), [slot as u8 + 1; 512]);
