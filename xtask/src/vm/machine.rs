@@ -58,7 +58,7 @@ impl Paths {
 /// The modules that the plan's devices need.
 pub fn modules(plan: &Plan) -> Vec<&str> {
     let mut wanted = vec!["virtio_console"];
-    if !plan.disks.is_empty() {
+    if !plan.disks.is_empty() || !plan.vhost_user.is_empty() {
         wanted.push("virtio_blk");
     }
     if plan.pmem.is_some() || plan.nvdimm.is_some() || plan.cxl.is_some() {
@@ -106,6 +106,12 @@ pub fn arguments(plan: &Plan, paths: &Paths, kernel: &Path, kvm: bool) -> Vec<Os
             &format!(",id=disk{number}"),
         );
         line.word("-device").word(format!("virtio-blk-pci,drive=disk{number},serial=disk{number}"));
+    }
+    for (number, socket) in plan.vhost_user.iter().enumerate() {
+        // A server that goes away is waited for.
+        let behind = format!(",id=vhost{number},reconnect-ms=100");
+        line.word("-chardev").value("socket,path=", socket, &behind);
+        line.word("-device").word(format!("vhost-user-blk-pci,chardev=vhost{number},num-queues=2"));
     }
     devices(plan, &mut line);
     line.arguments
@@ -161,8 +167,12 @@ fn machine(plan: &Plan, kvm: bool, line: &mut Line) {
     if let Some(cxl) = &plan.cxl {
         machine.push_str(&format!(",cxl=on,cxl-fmw.0.targets.0=cxl,cxl-fmw.0.size={}", cxl.size));
     }
-    line.word("-machine").word(machine);
     let memory = plan.memory + plan.pmem.unwrap_or(0);
+    if !plan.vhost_user.is_empty() {
+        machine.push_str(",memory-backend=memory");
+        line.word("-object").word(format!("memory-backend-memfd,id=memory,share=on,size={memory}B"));
+    }
+    line.word("-machine").word(machine);
     let reach = plan.nvdimm.as_ref().map_or(0, |nvdimm| nvdimm.size + GIB);
     let slots = if reach > 0 { format!(",slots=2,maxmem={}B", memory + reach) } else { String::new() };
     line.word("-m").word(format!("{memory}B{slots}"));
@@ -279,6 +289,17 @@ mod tests {
         for part in ["-icount shift=0,sleep=off", "erms=off,fsrm=off", "-smp 1", " nokaslr norandmaps "] {
             assert!(line.contains(part), "{part} is not in {line}");
         }
+    }
+
+    #[test]
+    fn who_serves_a_disk_has_the_guests_memory() {
+        let plan = |vhost_user| Plan { vhost_user, pmem: Some(GIB), ..Plan::of_script("true") };
+        let alone = line(&plan(Vec::new()), false);
+        assert!(!alone.contains("share=on"), "{alone}");
+        let served = line(&plan(vec!["/run/a,b".into()]), false);
+        assert!(served.contains(&format!("memfd,id=memory,share=on,size={}B", 3 * GIB)), "{served}");
+        assert!(served.contains("memory-backend=memory"), "{served}");
+        assert!(served.contains("path=/run/a,,b,id=vhost0,reconnect-ms=100"), "{served}");
     }
 
     #[test]

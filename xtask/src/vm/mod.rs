@@ -47,6 +47,7 @@ Options of run and shell:
   --nvdimm FILE:SIZE      an NVDIMM whose content outlives the guest, in a file
   --cxl FILE:SIZE         a CXL memory device whose content outlives the guest
   --disk SIZE|FILE        /dev/vda and so on: an empty one that is gone with the guest, or a file
+  --vhost-user SOCKET     a disk that somebody serves there, behind those of --disk
   --cbd                   cbdctrl and cbdd, built for users
   --file FILE[=PLACE]     a file, a folder, or a program with its libraries
   --module NAME           a kernel module that is loaded before the command, with all that it needs;

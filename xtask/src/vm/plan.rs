@@ -78,6 +78,8 @@ pub struct Plan {
     pub cxl: Option<SharedFile>,
     /// Disks, in the order in which the guest sees them: /dev/vda, /dev/vdb.
     pub disks: Vec<Disk>,
+    /// Sockets of vhost-user-blk; the guest sees their disks behind the others. What serves them has the guest's memory.
+    pub vhost_user: Vec<PathBuf>,
     /// Files and folders, programs with the libraries that they need.
     pub files: Vec<Shipped>,
     /// Kernel modules beside those that the devices need.
@@ -104,6 +106,7 @@ impl Default for Plan {
             nvdimm: None,
             cxl: None,
             disks: Vec::new(),
+            vhost_user: Vec::new(),
             files: Vec::new(),
             modules: Vec::new(),
             cbd: false,
@@ -169,6 +172,7 @@ impl Plan {
             "--nvdimm" => self.nvdimm = Some(shared_file(option, given)?),
             "--cxl" => self.cxl = Some(shared_file(option, given)?),
             "--disk" => self.disks.push(disk(given)?),
+            "--vhost-user" => self.vhost_user.push(absolute(given)?),
             "--file" => self.files.push(shipped(given)?),
             "--module" => self.modules.push(given.to_owned()),
             "--out" => self.out = Some(given.into()),

@@ -6,6 +6,7 @@
 mod cuts;
 mod dm_pcache;
 mod harness;
+mod machines;
 mod memory;
 mod ublk;
 
@@ -33,7 +34,7 @@ struct Given {
 /// A test.
 type Job = fn(&Host, &Given) -> Result<(), String>;
 
-const JOBS: [(&str, Job); 13] = [
+const JOBS: &[(&str, Job)] = &[
     ("a_job_gives_back_its_output_its_files_and_its_exit_code", harness::gives_back),
     ("a_guest_over_its_time_is_killed", harness::over_time),
     ("a_guest_that_dies_says_its_last_words", harness::last_words),
@@ -44,6 +45,7 @@ const JOBS: [(&str, Job); 13] = [
     ("a_ublk_device_outlives_its_daemon_and_its_clients_see_a_pause", ublk::outlives_its_daemon),
     ("a_ublk_device_belongs_to_one_daemon", ublk::belongs_to_one_daemon),
     ("what_lies_in_an_nvdimm_outlives_a_power_cut", cuts::synchronised),
+    ("a_virtual_machines_disk_outlives_its_daemon", machines::disk),
     ("writes_that_were_acknowledged_outlive_power_cuts", cuts::acknowledged),
     ("what_dm_pcache_left_is_rescued_in_its_own_guest", dm_pcache::at_home),
     ("what_was_flushed_to_dm_pcache_is_rescued_after_power_cuts", dm_pcache::after_cuts),
@@ -125,12 +127,17 @@ struct Ran {
 impl Ran {
     /// Boots a guest and takes down what it prints; at the line `cut` its power goes.
     fn of(host: &Host, plan: &Plan, cut: Option<&str>) -> Result<Self, String> {
+        Self::of_watched(host, plan, |line| cut == Some(line))
+    }
+
+    /// The same, and its power goes at the first line of which `cuts` says so.
+    fn of_watched(host: &Host, plan: &Plan, mut cuts: impl FnMut(&str) -> bool) -> Result<Self, String> {
         let (mut output, mut errors) = (String::new(), String::new());
         let outcome = host.boot(plan, |stream, line| {
             let taken = if stream == Stream::Output { &mut output } else { &mut errors };
             taken.push_str(line);
             taken.push('\n');
-            if cut == Some(line) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            if cuts(line) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         })?;
         Ok(Self { outcome, output, errors })
     }

@@ -1,0 +1,177 @@
+//! A virtual machine whose disk is a device of CBD on this machine, through vhost-user-blk.
+//!
+//! Always true here: the daemon is killed as a crash would end it, while the machine writes; the machine itself judges whether its disk
+//! ever failed, forgot or changed anything.
+
+use super::memory::shipped;
+use super::{Ended, Given, Host, LIMIT, Ran};
+use crate::vm::guest::cbdctrl;
+use crate::vm::plan::{MIB, Plan};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Longest that a daemon may take until it answers.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The disk, and the part of it that the cache can hold: writeback and reclaim have work.
+const DISK: u64 = 256 * MIB;
+const CACHE: &str = "64M";
+
+/// How often the daemon is killed.
+const KILLS: usize = 3;
+
+/// A file system is made on the disk and used by fio, which reads back and compares what it wrote, while the daemon behind the disk is killed
+/// and started again; the machine sees no error and its file system is whole. Before, that what is discarded reads as zeroes.
+pub fn disk(host: &Host, given: &Given) -> Result<(), String> {
+    let mut daemon = Daemon::new(&given.folder)?;
+    daemon.start()?;
+    daemon.control(&["tp-reg", "--path", "region", "--size", "128M", "--host", "host", "--format"])?;
+    let socket = given.folder.join("machine.sock");
+    let export = format!("vhost-user:{}", socket.display());
+    daemon.control(&["backend-start", "-p", "disk", "-c", CACHE, "-D", "-e", &export])?;
+    let script = format!(
+        "test $(cat /sys/block/vda/size) = {}
+        test \"$(cat /sys/block/vda/queue/write_cache)\" = 'write back'
+        yes | head -c 4194304 >/tmp/pattern
+        dd if=/tmp/pattern of=/dev/vda bs=1M oflag=direct 2>/dev/null
+        blkdiscard -o 1048576 -l 1048576 /dev/vda
+        dd if=/dev/vda bs=1M iflag=direct count=4 2>/dev/null | md5sum
+        (head -c 1048576 /tmp/pattern; head -c 1048576 /dev/zero; tail -c 2097152 /tmp/pattern) | md5sum
+        mkfs.ext4 -q /dev/vda
+        mount -t ext4 /dev/vda /mnt
+        fio --name=verify --directory=/mnt --size=96M --bsrange=4k-64k --bs_unaligned=0 --rw=randwrite --ioengine=io_uring \\
+            --iodepth=8 --direct=1 --verify=crc32c --verify_fatal=1 --fsync=64 --randseed=7 >/out/fio 2>&1 &
+        fio=$!
+        for each in $(seq {KILLS}); do
+            sleep 4
+            if ! kill -0 $fio 2>/dev/null; then break; fi
+            echo kill
+        done
+        wait $fio
+        echo verified
+        rm /mnt/verify*
+        fstrim -v /mnt
+        umount /mnt
+        fsck.ext4 -f -n /dev/vda >/dev/null 2>&1
+        ! dmesg | grep 'I/O error\\|EXT4-fs error\\|blocked for more'",
+        DISK / 512
+    );
+    let plan = Plan {
+        vhost_user: vec![socket],
+        files: shipped(&["mkfs.ext4", "fsck.ext4", "fio"])?,
+        out: Some(given.folder.clone()),
+        timeout: LIMIT,
+        ..Plan::of_script(&script)
+    };
+    let (mut kills, mut failed) = (0, Ok(()));
+    let ran = Ran::of_watched(host, &plan, |line| {
+        if line == "kill" && failed.is_ok() {
+            kills += 1;
+            failed = daemon.kill().and_then(|()| daemon.start());
+        }
+        failed.is_err()
+    });
+    failed?;
+    let ran = ran?;
+    ran.expect(Ended::Exited(0), &["verified\n", "trimmed"]).map_err(|text| {
+        let fio = std::fs::read_to_string(given.folder.join("fio")).unwrap_or_default();
+        format!("{text}\nfio:\n{fio}\nthe daemon:\n{}", daemon.log())
+    })?;
+    let mut sums = ran.output.lines().filter(|line| line.ends_with("  -"));
+    if sums.next().is_none_or(|first| sums.next() != Some(first)) {
+        return Err(ran.complaint("what was discarded does not read as zeroes, or the rest is not as it was"));
+    }
+    if kills < KILLS {
+        return Err(
+            ran.complaint(&format!("the daemon was killed {kills} times only before all was written"))
+        );
+    }
+    daemon.end()
+}
+
+/// A daemon on this machine, with files of its own.
+struct Daemon {
+    program: PathBuf,
+    folder: PathBuf,
+    child: Option<Child>,
+}
+
+impl Daemon {
+    fn new(folder: &Path) -> Result<Self, String> {
+        let cannot = |what: &str, error| format!("cannot make {what} in {}: {error}", folder.display());
+        File::create(folder.join("disk"))
+            .and_then(|file| file.set_len(DISK))
+            .map_err(|error| cannot("a disk", error))?;
+        std::fs::create_dir(folder.join("dev")).map_err(|error| cannot("a folder", error))?;
+        Ok(Self { program: cbdctrl()?, folder: folder.to_owned(), child: None })
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        command.current_dir(&self.folder).stdin(Stdio::null());
+        command.env("CBD_SOCKET", self.folder.join("run/control.sock"));
+        command
+    }
+
+    /// Starts it and waits until it answers.
+    fn start(&mut self) -> Result<(), String> {
+        let place = |name: &str| self.folder.join(name);
+        let log = File::options().create(true).append(true).open(place("log"));
+        let log = log.map_err(|error| format!("cannot open the daemon's log: {error}"))?;
+        let mut command = self.command();
+        command.arg("daemon").arg("--config").arg(place("cbd.toml"));
+        command.arg("--state-dir").arg(place("state"));
+        command.arg("--run-dir").arg(place("run")).arg("--dev-dir").arg(place("dev"));
+        command.stdout(Stdio::null()).stderr(log);
+        let child = command.spawn().map_err(|error| format!("the daemon cannot be started: {error}"))?;
+        self.child = Some(child);
+        let end = Instant::now() + PATIENCE;
+        while self.control(&["tp-list"]).is_err() {
+            if Instant::now() > end {
+                return Err(format!("the daemon does not answer:\n{}", self.log()));
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Ok(())
+    }
+
+    /// Kills it, as a crash would.
+    fn kill(&mut self) -> Result<(), String> {
+        let Some(mut child) = self.child.take() else { return Err("no daemon runs".to_owned()) };
+        child
+            .kill()
+            .and_then(|()| child.wait())
+            .map_err(|error| format!("the daemon cannot be killed: {error}"))?;
+        Ok(())
+    }
+
+    /// Has it write everything back, and ends it.
+    fn end(&mut self) -> Result<(), String> {
+        self.control(&["backend-stop", "-b", "0", "-F"])?;
+        self.kill()
+    }
+
+    fn control(&self, arguments: &[&str]) -> Result<(), String> {
+        let output = self.command().args(arguments).output();
+        let output = output.map_err(|error| format!("cbdctrl cannot be started: {error}"))?;
+        if output.status.success() {
+            Ok(())
+        } else {
+            let said = String::from_utf8_lossy(&output.stderr);
+            Err(format!("cbdctrl {}: {said}{}", arguments.join(" "), self.log()))
+        }
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.folder.join("log")).unwrap_or_default()
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // Whether there was one is not of interest any more.
+        let _ = self.kill();
+    }
+}
