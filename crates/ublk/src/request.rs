@@ -78,6 +78,7 @@ pub fn parse(
 mod tests {
     use super::*;
     use crate::parameters::TRANSFER_BYTES_MAX as CAPACITY;
+    use proptest::prelude::*;
 
     const GEOMETRY: Geometry = Geometry {
         size: 1 << 24,
@@ -167,5 +168,22 @@ mod tests {
             assert_eq!(parse(&description(operation, 0, 8), &GEOMETRY, true, CAPACITY), Err(libc::EROFS));
         }
         assert!(parse(&description(operation::READ, 0, 8), &GEOMETRY, true, CAPACITY).is_ok());
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_is_described_lies_inside_the_device_and_fits_its_buffer(
+            operation_and_flags in any::<u32>(),
+            sectors in prop_oneof![any::<u32>(), 0..8192_u32],
+            first_sector in prop_oneof![any::<u64>(), 0..65536_u64],
+        ) {
+            let described = description(operation_and_flags, first_sector, sectors);
+            if let Ok(task) = parse(&described, &GEOMETRY, false, CAPACITY) {
+                prop_assert!(task.range.start <= task.range.end && task.range.end <= GEOMETRY.size);
+                prop_assert!(task.range.start.is_multiple_of(4096) && task.range.end.is_multiple_of(4096));
+                prop_assert!(task.data_bytes() <= CAPACITY);
+                prop_assert_eq!(task.range.is_empty(), task.operation == Operation::Flush);
+            }
+        }
     }
 }
