@@ -35,6 +35,7 @@ fn add_transport(page: &mut String, transport: &TransportStatus) {
     );
     if let Some(error) = &info.error {
         line(page, 2, "ERROR", error);
+        add_next_attempt(page, 2, info.retry_in_s);
     }
     if info.alive {
         line(
@@ -65,15 +66,24 @@ fn add_transport(page: &mut String, transport: &TransportStatus) {
     }
 }
 
+fn add_next_attempt(page: &mut String, indent: usize, retry_in_s: Option<u64>) {
+    if let Some(seconds) = retry_in_s {
+        line(
+            page,
+            indent,
+            "next attempt",
+            format!("in {seconds} s, or when something else stands at the path"),
+        );
+    }
+}
+
 fn add_backend(page: &mut String, backend: &BackendStatus) {
     let info = &backend.info;
     let _ = writeln!(page, "\n  backend {}: {}", info.backend_id, info.backend_path);
     if let Some(error) = &info.error {
         line(page, 4, "ERROR", error);
     }
-    if let Some(seconds) = info.retry_in_s {
-        line(page, 4, "next attempt", format!("in {seconds} s, or when something else stands at the path"));
-    }
+    add_next_attempt(page, 4, info.retry_in_s);
     line(
         page,
         4,

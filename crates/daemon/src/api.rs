@@ -162,6 +162,9 @@ pub struct TransportInfo {
     /// Why it is not mapped, or what is wrong with it.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub error: Option<String>,
+    /// Seconds until it is tried again by itself, at the latest, while it is not mapped.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub retry_in_s: Option<u64>,
     /// What the user should know.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub warnings: Vec<String>,

@@ -1,4 +1,4 @@
-//! Backends that are not up are tried again: a disk may come later than the daemon.
+//! Regions and backends that are not up are tried again: a device may come later than the daemon.
 //!
 //! Always true here: what stands at the path is looked at every second, and tried when it is another thing than the last
 //! time, else on a schedule that becomes slower; one attempt at a time, and none while a stop is under way.
@@ -59,6 +59,19 @@ impl Manager {
     /// Tries what is not up and is due. Commands go first: where one runs, it is tried a second later.
     pub(super) fn retry_what_is_down(&self) {
         let Some(mut tables) = self.tables.try_lock() else { return };
+        // Until all is back, what is down has not been tried for the first time.
+        if !self.restored.load(Ordering::SeqCst) {
+            return;
+        }
+        for slot in tables.values_mut().filter(|slot| slot.running.is_err()) {
+            let now = node(&slot.entry.path);
+            if self.stopping.load(Ordering::SeqCst) {
+                return;
+            }
+            if slot.retry.get_or_insert_with(|| Retry::new(now)).take(now) {
+                slot.retry(&self.fixed);
+            }
+        }
         let down = down(&mut tables);
         for (transport, id) in down {
             if self.stopping.load(Ordering::SeqCst) {

@@ -1,6 +1,7 @@
 //! Transports: registering on a region, coming back to it, leaving it.
 
 use super::backend::BackendSlot;
+use super::retry::Retry;
 use super::{Fixed, Manager, Tables};
 use crate::api::{HostInfo, RegisterTransport, TransportInfo, TransportRegistered};
 use crate::state::TransportEntry;
@@ -21,6 +22,8 @@ use std::sync::Arc;
 pub(super) struct TransportSlot {
     pub entry: TransportEntry,
     pub running: std::result::Result<Running, String>,
+    /// When it is tried again, while it is not up.
+    pub retry: Option<Retry>,
 }
 
 /// A transport that is up.
@@ -64,7 +67,9 @@ fn unknown(id: u32) -> Error {
 fn down(id: u32, error: &str) -> Error {
     Error::new(
         ErrorKind::Stopped,
-        format!("transport {id} is not up ({error}); put that right and register it again with tp-reg"),
+        format!(
+            "transport {id} is not up ({error}); put that right, and it is tried again by itself within a minute, or at once by tp-reg"
+        ),
     )
 }
 
@@ -111,13 +116,35 @@ impl TransportSlot {
         let running = after_predecessor(REGION_PATIENCE, open)
             .and_then(|opened| Running::come_back(fixed, &entry, opened));
         match running {
-            Ok(running) => Ok(Self { entry, running: Ok(running) }),
+            Ok(running) => Ok(Self { entry, running: Ok(running), retry: None }),
             // The user asked for no daemon at all rather than one that loses data.
             Err(error) if fixed.require_persistent && error.kind() == ErrorKind::Unsupported => Err(error),
             Err(error) => {
                 let error = with_tools(error, &entry.path);
                 tracing::error!(transport = entry.transport_id, "the transport is not up: {error}");
-                Ok(Self { entry, running: Err(error.line()) })
+                Ok(Self { entry, running: Err(error.line()), retry: None })
+            }
+        }
+    }
+
+    /// Tries again what is not up. Whoever has the region now is not waited for.
+    pub fn retry(&mut self, fixed: &Fixed) {
+        let opened = open_region(fixed, &self.entry.path, &OpenOptions::default());
+        match opened.and_then(|opened| Running::come_back(fixed, &self.entry, opened)) {
+            Ok(running) => {
+                tracing::info!(
+                    transport = self.entry.transport_id,
+                    "its region is there now: {}",
+                    self.entry.path
+                );
+                (self.running, self.retry) = (Ok(running), None);
+            }
+            Err(error) => {
+                let line = with_tools(error, &self.entry.path).line();
+                if self.running.as_ref().err() != Some(&line) {
+                    tracing::error!(transport = self.entry.transport_id, "the transport is not up: {line}");
+                }
+                self.running = Err(line);
             }
         }
     }
@@ -142,7 +169,10 @@ impl TransportSlot {
             ..TransportInfo::default()
         };
         match &self.running {
-            Err(error) => TransportInfo { error: Some(error.clone()), ..base },
+            Err(error) => {
+                let retry_in_s = self.retry.as_ref().map(Retry::in_s);
+                TransportInfo { error: Some(error.clone()), retry_in_s, ..base }
+            }
             Ok(running) => running.info(base),
         }
     }
@@ -330,7 +360,7 @@ impl Manager {
         self.fixed.state.set_transports(&entries)?;
         let mapping = (opened.info, opened.line);
         let running = Running::with_backends(&self.fixed, &entry, transport, host, mapping);
-        let slot = TransportSlot { entry, running: Ok(running) };
+        let slot = TransportSlot { entry, running: Ok(running), retry: None };
         let warnings = slot.info().warnings;
         tracing::info!(transport = id, host = host.0, "registered on {path}");
         tables.insert(id, slot);

@@ -1,12 +1,12 @@
 //! Regions: what is formatted, registered, refused and left.
 
-use crate::place::{MIB, Place, refused, stop};
+use crate::place::{MIB, Place, refused, stop, wait_until_served};
 use cbd_daemon::api::{RegisterTransport, StopBackend};
 use cbd_daemon::control::Control;
 use cbd_daemon::{config::Config, manager::Manager, state::StateDir};
 use cbd_types::ErrorKind;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 #[test]
 fn a_region_is_formatted_over_only_by_force() {
@@ -34,6 +34,32 @@ fn a_request_that_comes_while_a_daemon_starts_is_answered_when_all_is_back() {
     manager.restore().unwrap();
     assert_eq!(request.join().expect("an answer"), 1);
     manager.stop();
+}
+
+#[test]
+fn a_region_that_comes_later_than_the_daemon_is_served_by_itself() {
+    let place = Place::new();
+    place.disk_left_with_a_block();
+    std::fs::rename(place.path("region"), place.path("elsewhere")).unwrap();
+    let daemon = place.daemon();
+    let transport = || daemon.status().unwrap().transports[0].info.clone();
+    assert!(!transport().alive && transport().error.is_some());
+    // Another file at the path is no reason to give up.
+    place.disk("region", 32 * MIB);
+    let end = Instant::now() + Duration::from_secs(10);
+    while !transport().error.is_some_and(|error| error.contains("does not hold a CBD transport")) {
+        assert!(Instant::now() < end, "{:?}", transport());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert!(transport().retry_in_s.is_some());
+    std::fs::rename(place.path("elsewhere"), place.path("region")).unwrap();
+    while !transport().alive {
+        assert!(Instant::now() < end + Duration::from_secs(10), "{:?}", transport());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!((transport().error, transport().retry_in_s), (None, None));
+    wait_until_served(&daemon);
+    place.block_is_there();
 }
 
 #[test]
