@@ -27,6 +27,66 @@ const MKFS: &str = "mkfs.ext4 -q -b 4096 /dev/pmem0";
 /// Mounts it for mapping.
 const MOUNT: &str = "mount -t ext4 -o dax /dev/pmem0 /mnt";
 
+/// Makes it a device that is mapped itself, as `ndctl create-namespace --mode devdax` does; it keeps that form.
+const DEVDAX: &str = "
+    cd /sys/bus/nd/devices
+    seed=$(cat region0/dax_seed)
+    if [ -e namespace0.0/driver ]; then
+        echo namespace0.0 >/sys/bus/nd/drivers/nd_pmem/unbind
+    fi
+    echo pmem >$seed/mode
+    cat /proc/sys/kernel/random/uuid >$seed/uuid
+    echo namespace0.0 >$seed/namespace
+    echo $seed >/sys/bus/nd/drivers/dax_pmem/bind
+    cd /
+";
+
+/// Makes the guest's CXL memory a region, as `cxl create-region` does; with the label that it has, if any, what it was before is there again.
+const CXL_REGION: &str = "
+    cd /sys/bus/cxl/devices
+    region=$(cat decoder0.0/create_pmem_region)
+    echo $region >decoder0.0/create_pmem_region
+    decoder=$(basename endpoint*/decoder*.0)
+    echo pmem >$decoder/mode
+    echo 0x10000000 >$decoder/dpa_size
+    cd $region
+    echo 256 >interleave_granularity
+    echo 1 >interleave_ways
+    cat /proc/sys/kernel/random/uuid >uuid
+    echo 0x10000000 >size
+    echo $decoder >target0
+    echo 1 >commit
+    echo $region >/sys/bus/cxl/drivers/cxl_region/bind
+    cd /
+    for each in $(seq 100); do
+        if [ -e /sys/bus/nd/devices/namespace0.0 ]; then break; fi
+        sleep 0.1
+    done
+";
+
+/// Gives all of the region to a namespace, and that a label.
+const CXL_LABEL: &str = "
+    cat /proc/sys/kernel/random/uuid >/sys/bus/nd/devices/namespace0.0/uuid
+    echo 268435456 >/sys/bus/nd/devices/namespace0.0/size
+";
+
+/// A disk for the daemon's state, beside a region that is no file system.
+const STATE_MADE: &str = "mkfs.ext4 -q /dev/vdb; mkdir /state; mount -t ext4 /dev/vdb /state";
+const STATE: &str = "mkdir /state; mount -t ext4 /dev/vdb /state";
+
+/// Where a region lies.
+struct Home {
+    /// Whether the memory is that of a CXL device, instead of an NVDIMM.
+    is_cxl: bool,
+    /// Makes it ready in the first guest, and in each later one.
+    made: String,
+    found: String,
+    /// The region, how it is registered, and where the daemon's state is kept.
+    region: &'static str,
+    options: &'static str,
+    state: &'static str,
+}
+
 /// Writes of a block each, of which the guest says when one is complete; so many at least in each round.
 const WRITES: usize = 60;
 
@@ -66,17 +126,60 @@ pub fn synchronised(host: &Host, given: &Given) -> Result<(), String> {
     after.expect(Ended::Exited(0), &["1\n", sum])
 }
 
-/// Blocks are written to a device of CBD, whose region lies on the NVDIMM, until the power goes; the next guest's daemon brings the
-/// device back, and each write that the one before had said to be complete is there. Then the next round.
+/// On a file of a file system that maps the NVDIMM itself.
 pub fn acknowledged(host: &Host, given: &Given) -> Result<(), String> {
-    let disk = given.folder.join("disk");
-    std::fs::File::create(&disk)
-        .and_then(|file| file.set_len((BLOCKS * 4096) as u64))
-        .map_err(|error| format!("cannot make {}: {error}", disk.display()))?;
+    let home = Home {
+        is_cxl: false,
+        made: format!("{MAPPABLE}\n{MKFS}\n{MOUNT}"),
+        found: MOUNT.to_owned(),
+        region: "/mnt/region",
+        options: "--size 256M",
+        state: "/mnt/state",
+    };
+    outlive_cuts(host, given, given.cuts, &home)
+}
+
+/// On an NVDIMM that is a device of its own.
+pub fn acknowledged_on_devdax(host: &Host, given: &Given) -> Result<(), String> {
+    let home = Home {
+        is_cxl: false,
+        made: format!("{DEVDAX}\n{STATE_MADE}"),
+        found: STATE.to_owned(),
+        region: "/dev/dax0.0",
+        options: "",
+        state: "/state/cbd",
+    };
+    outlive_cuts(host, given, given.cuts.div_ceil(2), &home)
+}
+
+/// On a CXL device with persistent memory.
+pub fn acknowledged_on_cxl(host: &Host, given: &Given) -> Result<(), String> {
+    let home = Home {
+        is_cxl: true,
+        made: format!("{CXL_REGION}\n{CXL_LABEL}\n{DEVDAX}\n{STATE_MADE}"),
+        found: format!("{CXL_REGION}\n{STATE}"),
+        region: "/dev/dax0.0",
+        options: "",
+        state: "/state/cbd",
+    };
+    outlive_cuts(host, given, given.cuts.div_ceil(2), &home)
+}
+
+/// Blocks are written to a device of CBD, whose region lies there, until the power goes; the next guest's daemon brings the
+/// device back, and each write that the one before had said to be complete is there. Then the next round.
+fn outlive_cuts(host: &Host, given: &Given, cuts: usize, home: &Home) -> Result<(), String> {
+    let (disk, state) = (given.folder.join("disk"), given.folder.join("state"));
+    for (path, size) in [(&disk, (BLOCKS * 4096) as u64), (&state, 32 * MIB)] {
+        std::fs::File::create(path)
+            .and_then(|file| file.set_len(size))
+            .map_err(|error| format!("cannot make {}: {error}", path.display()))?;
+    }
+    let memory = |size| Some(SharedFile { path: given.folder.join("memory"), size });
     let plan = |script: &str| -> Result<Plan, String> {
         Ok(Plan {
-            nvdimm: Some(SharedFile { path: given.folder.join("nvdimm"), size: 512 * MIB }),
-            disks: vec![Disk::File(disk.clone())],
+            nvdimm: if home.is_cxl { None } else { memory(512 * MIB) },
+            cxl: if home.is_cxl { memory(256 * MIB) } else { None },
+            disks: vec![Disk::File(disk.clone()), Disk::File(state.clone())],
             modules: vec!["loop".to_owned()],
             cbd: true,
             files: shipped(&["mkfs.ext4"])?,
@@ -84,30 +187,29 @@ pub fn acknowledged(host: &Host, given: &Given) -> Result<(), String> {
             ..Plan::of_script(script)
         })
     };
+    let Home { made, found, region, options, state, .. } = home;
     let begin = format!(
-        "{MAPPABLE}
-        {MKFS}
-        {MOUNT}
-        state=/mnt/state
+        "{made}
+        state={state}
         {DAEMON}
-        cbdctrl tp-reg --path /mnt/region --size 256M --host guest --format >/dev/null
+        cbdctrl tp-reg --path {region} {options} --host guest --format >/dev/null
         cbdctrl --json status | tr -d ' ' | grep -o '\"durability\":\"power-fail\"'
         cbdctrl backend-start --path /dev/vda --cache-size 128M --start-dev
         # What is not on the disk yet is what the region is for.
         cbdctrl set --backend 0 writeback_rate=4K >/dev/null"
     );
     let again = format!(
-        "{MOUNT}
-        state=/mnt/state
+        "{found}
+        state={state}
         {DAEMON}
         for each in $(seq 100); do
             if [ -b /dev/cbd0 ]; then break; fi
             sleep 0.1
         done
-        test -b /dev/cbd0"
+        if [ ! -b /dev/cbd0 ]; then cat /tmp/cbdd.log >&2; exit 1; fi"
     );
     let mut written = 0;
-    for round in 0..given.cuts {
+    for round in 0..cuts {
         let (first, said) = if round == 0 { (&begin, "power-fail") } else { (&again, "") };
         let last = written + WRITES;
         let script = format!("{first}\n{}", writing(written + 1));
