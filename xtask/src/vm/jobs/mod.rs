@@ -44,6 +44,8 @@ const JOBS: &[(&str, Job)] = &[
     ("a_ublk_device_is_a_disk_that_says_what_it_is", ublk::is_a_disk),
     ("a_ublk_device_outlives_its_daemon_and_its_clients_see_a_pause", ublk::outlives_its_daemon),
     ("a_ublk_device_belongs_to_one_daemon", ublk::belongs_to_one_daemon),
+    ("a_file_system_on_ublk_outlives_its_daemon", ublk::keeps_a_file_system),
+    ("a_ublk_device_over_a_disk_that_hangs_is_stopped_all_the_same", ublk::stops_over_what_hangs),
     ("what_lies_in_an_nvdimm_outlives_a_power_cut", cuts::synchronised),
     ("a_virtual_machines_disk_outlives_its_daemon", machines::disk),
     ("writes_that_were_acknowledged_outlive_power_cuts", cuts::acknowledged),
@@ -53,10 +55,16 @@ const JOBS: &[(&str, Job)] = &[
     ("what_was_flushed_to_dm_pcache_is_rescued_after_power_cuts", dm_pcache::after_cuts),
 ];
 
-/// Cuts in a run before every change.
+/// Those that run in long runs, and where they are named.
+const LONG: &[&str] = &[
+    "a_file_system_on_ublk_outlives_its_daemon",
+    "a_ublk_device_over_a_disk_that_hangs_is_stopped_all_the_same",
+];
+
+/// Cuts in a run before every change; with more of them it is a long run.
 pub const CUTS: usize = 2;
 
-/// Runs the jobs whose name contains one of the words; all without any.
+/// Runs the jobs whose name contains one of the words; all that are not for long runs alone without any.
 ///
 /// # Errors
 /// Words that no name contains, and options that there are not.
@@ -74,7 +82,9 @@ pub fn run(arguments: &[String]) -> Result<bool, Problem> {
             words.push(argument.as_str());
         }
     }
-    let wanted = |name: &str| words.is_empty() || words.iter().any(|word| name.contains(word));
+    let wanted = |name: &str| {
+        if words.is_empty() { belongs(name, cuts) } else { words.iter().any(|word| name.contains(word)) }
+    };
     if !JOBS.iter().any(|(name, _)| wanted(name)) {
         let names: Vec<_> = JOBS.iter().map(|(name, _)| format!("\n    {name}")).collect();
         return Err(Problem::Usage(format!("no job is called so; there are{}", names.concat())));
@@ -84,7 +94,12 @@ pub fn run(arguments: &[String]) -> Result<bool, Problem> {
 
 /// Runs all jobs, with so many cuts where the power is cut again and again.
 pub fn test(cuts: usize) -> Count {
-    all(|_| true, cuts)
+    all(|name| belongs(name, cuts), cuts)
+}
+
+/// Whether a job is part of a run with so many cuts.
+fn belongs(name: &str, cuts: usize) -> bool {
+    cuts > CUTS || !LONG.contains(&name)
 }
 
 fn all(wanted: impl Fn(&str) -> bool, cuts: usize) -> Count {
@@ -171,6 +186,15 @@ impl Ran {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_for_long_runs_is_there_and_in_no_short_one() {
+        for long in LONG {
+            assert!(JOBS.iter().any(|(name, _)| name == long), "{long}");
+            assert!(belongs(long, CUTS + 1) && !belongs(long, CUTS), "{long}");
+        }
+        assert!(JOBS.iter().any(|(name, _)| belongs(name, CUTS)));
+    }
 
     #[test]
     fn a_word_that_no_job_has_in_its_name_is_wrong_usage() {

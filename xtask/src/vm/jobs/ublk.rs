@@ -5,10 +5,10 @@ use super::{Ended, Given, Host, LIMIT, Ran};
 use crate::vm::plan::{Disk, GIB, MIB, Plan};
 use std::time::Duration;
 
-/// A region on persistent memory and a device over `/dev/vda`, in `/dev/cbd0`; a daemon that ends, however, is started again by `begin`.
+/// A region on persistent memory, and a daemon that serves it; `begin` starts another when that has ended.
 const BEGIN: &str = "
     begin() {
-        cbdd --state-dir $state >>/tmp/cbdd.log 2>&1 &
+        cbdd --state-dir $state $@ >>/tmp/cbdd.log 2>&1 &
         daemon=$!
         for each in $(seq 300); do
             if cbdctrl tp-list >/dev/null 2>&1; then break; fi
@@ -118,7 +118,7 @@ pub fn outlives_its_daemon(host: &Host, given: &Given) -> Result<(), String> {
             rounds=0
             while [ ! -e /tmp/enough ]; do
                 fio --name=load --filename=/dev/cbd0 --direct=1 --ioengine=io_uring --iodepth=16 --rw=randwrite \\
-                    --bsrange=4k-64k --size=32M --verify=crc32c --verify_fatal=1 --randseed=$rounds >/tmp/fio.log 2>&1 ||
+                    --bsrange=4k-64k --size=16M --verify=crc32c --verify_fatal=1 --randseed=$rounds >/tmp/fio.log 2>&1 ||
                     {{ echo fio failed in round $rounds; cat /tmp/fio.log; return; }}
                 rounds=$((rounds + 1))
                 echo $rounds >/tmp/rounds
@@ -139,17 +139,16 @@ pub fn outlives_its_daemon(host: &Host, given: &Given) -> Result<(), String> {
         until [ $(cat /tmp/rounds) -gt $((before + 1)) ] || ! kill -0 $load 2>/dev/null; do sleep 0.1; done
         touch /tmp/enough
         wait $load
-        dd if=/dev/cbd0 of=/tmp/device bs=1M count=32 iflag=direct 2>/dev/null
+        dd if=/dev/cbd0 of=/tmp/device bs=1M count=16 iflag=direct 2>/dev/null
         cbdctrl backend-stop --backend 0
-        cmp -n 33554432 /tmp/device /dev/vda && echo the disk has all of it
+        cmp -n 16777216 /tmp/device /dev/vda && echo the disk has all of it
         grep -c 'its clients go on' /tmp/cbdd.log
-        # No file has these words: a read past the end, an answer that the kernel did not take, a device that was lost.
         dmesg | grep -e 'I/O error' -e 'WARNING' || echo the kernel is content",
         cuts = given.cuts,
     );
     let mut plan = plan(&script, &["fio"])?;
     // What a daemon and a round of fio take, slowly.
-    plan.timeout += Duration::from_secs(20) * u32::try_from(given.cuts).unwrap_or(u32::MAX);
+    plan.timeout += LIMIT + Duration::from_secs(20) * u32::try_from(given.cuts).unwrap_or(u32::MAX);
     let ran = Ran::of(host, &plan, None)?;
     ran.expect(Ended::Exited(0), &["fio is content", "the disk has all of it", "the kernel is content"])
 }
@@ -208,6 +207,109 @@ pub fn belongs_to_one_daemon(host: &Host, _: &Given) -> Result<(), String> {
             "none is left",
             "\"way\":\"FUSEand/dev/loop0\"",
             "modprobeublk_drv",
+        ],
+    )
+}
+
+/// As [`outlives_its_daemon`], with a file system in between: what was copied is what it was copied from, and nothing has to be mended.
+pub fn keeps_a_file_system(host: &Host, given: &Given) -> Result<(), String> {
+    let script = format!(
+        "{BEGIN}
+        cbdctrl backend-start --path /dev/vda --cache-size 128M --start-dev >/dev/null
+        mkfs.ext4 -q /dev/cbd0
+        mkdir /fs
+        mount /dev/cbd0 /fs
+        dd if=/dev/urandom of=/tmp/random bs=1M count=8 2>/dev/null
+        load() {{
+            copies=0
+            while [ ! -e /tmp/enough ]; do
+                dd if=/tmp/random of=/fs/copy bs=64k conv=fsync 2>/dev/null || {{ echo a write failed; return; }}
+                echo 3 >/proc/sys/vm/drop_caches
+                cmp /tmp/random /fs/copy || {{ echo a copy differs; return; }}
+                mv /fs/copy /fs/$((copies % 8))
+                copies=$((copies + 1))
+                echo $copies >/tmp/copies
+            done
+            echo all copies are right
+        }}
+        load &
+        load=$!
+        until [ -e /tmp/copies ]; do sleep 0.1; done
+        for each in $(seq {cuts}); do
+            sleep $((each * 5 % 3)).$((each * 31 % 10))
+            if [ $((each % 2)) = 1 ]; then kill -9 $daemon; else kill $daemon; fi
+            wait $daemon || true
+            begin
+        done
+        touch /tmp/enough
+        wait $load
+        umount /fs
+        e2fsck -f -n /dev/cbd0
+        cbdctrl backend-stop --backend 0
+        e2fsck -f -n /dev/vda && echo the disk is whole
+        dmesg | grep -e 'I/O error' -e 'EXT4-fs error' -e 'WARNING' || echo the kernel is content",
+        cuts = given.cuts,
+    );
+    let mut plan = plan(&script, &["e2fsck"])?;
+    plan.timeout += LIMIT + Duration::from_secs(20) * u32::try_from(given.cuts).unwrap_or(u32::MAX);
+    let ran = Ran::of(host, &plan, None)?;
+    ran.expect(Ended::Exited(0), &["all copies are right", "the disk is whole", "the kernel is content"])
+}
+
+/// A read waits for a disk that takes ten seconds for anything. A daemon that ends does not wait for it, and the next is asked for the read again; a stop by
+/// force answers it with an error, and ends long before the disk does; then the device can be had again.
+pub fn stops_over_what_hangs(host: &Host, _: &Given) -> Result<(), String> {
+    let script = format!(
+        "{BEGIN}
+        now() {{ cut -d . -f 1 /proc/uptime; }}
+        read_block() {{
+            if dd if=/dev/cbd0 of=/dev/null bs=4k skip=$1 count=1 iflag=direct 2>/dev/null; then
+                echo \"block $1 was read\"
+            else
+                echo \"block $1 cannot be read\"
+            fi
+        }}
+        cbdctrl backend-start --path /dev/vda --cache-size 128M --start-dev >/dev/null
+        # What the kernel reads when the disk appears is in the cache, so that it need not wait.
+        dd if=/dev/urandom of=/dev/cbd0 bs=1M count=4 oflag=direct 2>/dev/null
+        cbdctrl drain --backend 0 >/dev/null 2>&1
+        kill $daemon
+        wait $daemon
+        begin --throttle throttle:latency_us=10000000
+        read_block 30000 &
+        reader=$!
+        sleep 1
+        begun=$(now)
+        kill $daemon
+        wait $daemon
+        if [ $(($(now) - begun)) -lt 9 ]; then echo it ended in time; fi
+        begin
+        wait $reader
+        kill $daemon
+        wait $daemon
+        begin --throttle throttle:latency_us=10000000
+        read_block 40000 &
+        reader=$!
+        sleep 1
+        begun=$(now)
+        cbdctrl dev-stop --dev 0 --force
+        if [ $(($(now) - begun)) -lt 9 ]; then echo it stopped in time; fi
+        wait $reader
+        ls /dev | grep ublkb || echo it is gone
+        cbdctrl dev-start --backend 0
+        dd if=/dev/cbd0 of=/dev/null bs=4k count=1 iflag=direct 2>/dev/null && echo it is back"
+    );
+    let ran = Ran::of(host, &plan(&script, &[])?, None)?;
+    ran.expect(
+        Ended::Exited(0),
+        &[
+            "it ended in time",
+            "block 30000 was read",
+            "block 40000 cannot be read",
+            "it stopped in time",
+            "it is gone",
+            "/dev/cbd0\n",
+            "it is back",
         ],
     )
 }
