@@ -389,17 +389,18 @@ impl Export {
     /// # Errors
     /// What did not end in order.
     pub fn end(self) -> Result<()> {
-        let used = match &self.door {
-            // Not to know is no reason to fail what a client has in flight.
-            Door::Ublk(export) => export.is_busy().unwrap_or_else(|error| Some(error.line())),
-            Door::Nbd(_) | Door::VhostUser(_) | Door::FuseLoop(_) => None,
+        let Self { door, name, device_path, way, note } = self;
+        let Door::Ublk(mut export) = door else {
+            return Self { door, name, device_path, way, note }.stop(true).map_err(|(_, error)| error);
         };
-        match (self.door, used) {
-            (Door::Ublk(export), Some(user)) => {
-                tracing::info!("{}: {user}; it is left, and its clients wait for the next daemon", self.name);
+        // Not to know who uses it is no reason to fail what a client has in flight.
+        match export.stop(cbd_ublk::StopMode::WhenUnused, STOP_PATIENCE) {
+            Ok(()) => Ok(()),
+            Err(error) if export.is_stopped() => Err(error),
+            Err(reason) => {
+                tracing::info!("{name}: {reason}; it is left, and its clients wait for the next daemon");
                 export.leave(STOP_PATIENCE)
             }
-            (door, _) => Self { door, ..self }.stop(true).map_err(|(_, error)| error),
         }
     }
 

@@ -19,6 +19,24 @@ pub struct BlockNode {
     pub device: (u32, u32),
 }
 
+impl BlockNode {
+    /// The device and its partitions.
+    #[must_use]
+    pub fn with_partitions(&self) -> Vec<Self> {
+        let folder = Path::new("/sys/block").join(self.path.file_name().unwrap_or_default());
+        let partition = |entry: fs::DirEntry| {
+            let inside = entry.path();
+            let number =
+                fs::read_to_string(inside.join("dev")).ok().filter(|_| inside.join("partition").exists())?;
+            let (major, minor) = number.trim_end().split_once(':')?;
+            let device = (major.parse().ok()?, minor.parse().ok()?);
+            Some(Self { path: self.path.with_file_name(entry.file_name()), device })
+        };
+        let partitions = fs::read_dir(folder).into_iter().flatten().flatten().filter_map(partition);
+        std::iter::once(self.clone()).chain(partitions).collect()
+    }
+}
+
 /// A sentence that says who has the device mounted or stacked something on it, as far as this process sees.
 ///
 /// # Errors
@@ -29,7 +47,7 @@ pub fn mounted_or_held(device: &BlockNode, link: Option<&Path>) -> Result<Option
         return Ok(Some(format!("{name} is mounted at {}", mount.target.display())));
     }
     let holders = fs::read_dir(
-        Path::new("/sys/block").join(device.path.file_name().unwrap_or_default()).join("holders"),
+        Path::new("/sys/class/block").join(device.path.file_name().unwrap_or_default()).join("holders"),
     );
     if let Some(holder) = holders.ok().and_then(|mut entries| entries.next()?.ok()) {
         return Ok(Some(format!("{name} is held by {}", holder.file_name().to_string_lossy())));

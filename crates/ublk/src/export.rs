@@ -150,6 +150,12 @@ impl Ublk {
         (queues, depth)
     }
 
+    /// Whether the disk is gone.
+    #[must_use]
+    pub const fn is_stopped(&self) -> bool {
+        !self.running
+    }
+
     /// Why the export does not serve any more, although it was not stopped.
     #[must_use]
     pub fn failure(&self) -> Option<String> {
@@ -273,19 +279,24 @@ impl Drop for Undo<'_> {
     }
 }
 
-/// By whom a device is used, as a sentence.
+/// By whom a device or a partition of it is used, as a sentence.
 ///
 /// # Errors
 /// When the system cannot be asked.
 pub fn is_busy(node: &BlockNode, link: Option<&Path>) -> Result<Option<String>> {
-    if let Some(sentence) = users::mounted_or_held(node, link)? {
-        return Ok(Some(sentence));
+    for part in node.with_partitions() {
+        let link = link.filter(|_| part == *node);
+        if let Some(sentence) = users::mounted_or_held(&part, link)? {
+            return Ok(Some(sentence));
+        }
+        if let Some(sentence) = users::mounted_in_another_namespace(&part, link) {
+            return Ok(Some(sentence));
+        }
+        if let Some(who) = users::opened_by(part.device) {
+            return Ok(Some(format!("{} is open in {who}", link.unwrap_or(&part.path).display())));
+        }
     }
-    if let Some(sentence) = users::mounted_in_another_namespace(node, link) {
-        return Ok(Some(sentence));
-    }
-    let name = link.unwrap_or(&node.path).display();
-    Ok(users::opened_by(node.device).map(|who| format!("{name} is open in {who}")))
+    Ok(None)
 }
 
 fn wish(device: &dyn BlockDevice, options: &Options) -> Result<Wish> {

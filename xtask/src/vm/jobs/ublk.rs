@@ -64,6 +64,16 @@ pub fn is_a_disk(host: &Host, _: &Given) -> Result<(), String> {
         dd if=/dev/cbd0 of=/tmp/back bs=1M count=24 iflag=direct 2>/dev/null
         cmp /tmp/random /tmp/back && echo holes are zeroes
         dd if=/dev/cbd0 of=/dev/null bs=512 skip=524288 count=1 2>&1 | grep '0+0 records in'
+        printf 'n\\np\\n1\\n\\n\\nw\\n' | fdisk /dev/cbd0 >/dev/null 2>&1 || true
+        mkfs.ext4 -q /dev/ublkb0p1
+        mount /dev/ublkb0p1 /fs
+        cbdctrl dev-stop --dev 0 2>&1 || echo a partition keeps its disk
+        kill $daemon
+        wait $daemon
+        begin
+        dd if=/dev/zero of=/fs/file bs=1M count=1 conv=fsync 2>/dev/null && echo the partition is served
+        umount /fs
+        dd if=/tmp/random of=/dev/cbd0 bs=1M oflag=direct 2>/dev/null
         cbdctrl dev-stop --dev 0
         ls /dev | grep -e ublkb -e ublkc -e cbd0 || echo nothing is left
         cbdctrl dev-start --backend 0 >/dev/null
@@ -97,6 +107,9 @@ pub fn is_a_disk(host: &Host, _: &Given) -> Result<(), String> {
             "the file is whole",
             "holes are zeroes",
             "0+0 records in",
+            "/dev/ublkb0p1 is mounted at /fs",
+            "a partition keeps its disk",
+            "the partition is served",
             "nothing is left",
             "an unused one does not wait",
             "the disk has all of it",
