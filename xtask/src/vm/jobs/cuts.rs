@@ -28,7 +28,7 @@ const MKFS: &str = "mkfs.ext4 -q -b 4096 /dev/pmem0";
 const MOUNT: &str = "mount -t ext4 -o dax /dev/pmem0 /mnt";
 
 /// Makes it a device that is mapped itself, as `ndctl create-namespace --mode devdax` does; it keeps that form.
-const DEVDAX: &str = "
+pub const DEVDAX: &str = "
     cd /sys/bus/nd/devices
     seed=$(cat region0/dax_seed)
     if [ -e namespace0.0/driver ]; then

@@ -1,7 +1,8 @@
 //! Regions on persistent memory that a kernel drives.
 
+use super::cuts::DEVDAX;
 use super::{Ended, Given, Host, LIMIT, Ran};
-use crate::vm::plan::{GIB, Plan, Shipped};
+use crate::vm::plan::{Disk, GIB, MIB, Plan, SharedFile, Shipped};
 use crate::vm::programs;
 
 /// Starts a daemon, whose state lies in `$state`, and waits until it answers.
@@ -49,4 +50,41 @@ pub fn dax_file(host: &Host, _: &Given) -> Result<(), String> {
     } else {
         Err(ran.complaint("it said something else of what the regions survive"))
     }
+}
+
+/// The kernel takes pages of a region away because their memory has failed: it unmaps them and tells the daemon by a signal that ends
+/// who does not expect it. What it can not do in a guest is to have a later load fail: the memory behind is sound.
+pub fn failed_pages(host: &Host, given: &Given) -> Result<(), String> {
+    let script = format!(
+        "{DEVDAX}
+        state=/tmp/state
+        {DAEMON}
+        cbdctrl tp-reg --path /dev/dax0.0 --host guest --format >/dev/null
+        cbdctrl backend-start --path /dev/vda --cache-size 128M --start-dev >/dev/null
+        cbdctrl set --backend 0 writeback_rate=4K >/dev/null
+        dd if=/dev/urandom of=/tmp/data bs=1M count=16 2>/dev/null
+        dd if=/tmp/data of=/dev/cbd0 bs=1M oflag=direct 2>/dev/null
+        # Who has such a page mapped is told at once, and not when it next touches it.
+        echo 1 >/proc/sys/vm/memory_failure_early_kill
+        base=$(cat /sys/bus/dax/devices/dax0.0/resource)
+        # In each megabyte of the cache, segments of which lie between the tables and a third of the device.
+        for megabyte in $(seq 1 170); do
+            echo $((base + megabyte * 1048576 + 524288)) >/sys/devices/system/memory/hard_offline_page
+        done
+        echo failed $(dmesg | grep -c 'recovery action for dax page: Recovered')
+        dmesg | grep -q 'Sending SIGBUS to cbd'
+        dd if=/dev/cbd0 bs=1M iflag=direct 2>/dev/null | cmp - /tmp/data
+        kill -0 $daemon
+        cbdctrl status >/dev/null
+        echo whole"
+    );
+    let plan = Plan {
+        nvdimm: Some(SharedFile { path: given.folder.join("memory"), size: 512 * MIB }),
+        disks: vec![Disk::New(16 * MIB)],
+        modules: vec!["loop".to_owned()],
+        cbd: true,
+        timeout: LIMIT,
+        ..Plan::of_script(&script)
+    };
+    Ran::of(host, &plan, None)?.expect(Ended::Exited(0), &["failed 170\nwhole\n"])
 }

@@ -50,6 +50,7 @@ const JOBS: &[(&str, Job)] = &[
     ("a_virtual_machines_disk_outlives_its_daemon", machines::disk),
     ("writes_that_were_acknowledged_outlive_power_cuts", cuts::acknowledged),
     ("writes_to_a_device_that_is_memory_outlive_power_cuts", cuts::acknowledged_on_devdax),
+    ("pages_of_a_region_that_the_kernel_takes_away_do_not_end_the_daemon", memory::failed_pages),
     ("writes_to_a_cxl_device_outlive_power_cuts", cuts::acknowledged_on_cxl),
     ("what_dm_pcache_left_is_rescued_in_its_own_guest", dm_pcache::at_home),
     ("what_was_flushed_to_dm_pcache_is_rescued_after_power_cuts", dm_pcache::after_cuts),
