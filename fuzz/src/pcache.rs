@@ -211,12 +211,12 @@ impl Sink for Device<'_> {
 /// What an image is said to hold; nothing where it cannot be opened.
 fn read(image: &Forged, options: Options, data_crc: bool) -> Option<(Scanned, u64)> {
     let cache = Cache::open(&image.sample, options).ok()?;
-    let survey = cache.survey(&mut |_, _| {});
+    let survey = cache.survey(&mut |_, _, _| {});
     assert!(survey.end.is_some() && survey.dirty_keys <= survey.keys);
     assert!(survey.dirty_key_sets <= survey.key_sets && survey.impossible_keys <= survey.dirty_keys);
     let mut device =
         Device { image, only_what_was_written: data_crc && !image.forged, end: 0, bytes: 0, print: 0 };
-    let scanned = cache.scan(&mut device, &mut |done, of| assert!(done <= of));
+    let scanned = cache.scan(&mut device, &mut |_, done, of| assert!(done <= of));
     let Ok(mut scanned) = scanned else { panic!("the device takes everything") };
     assert_eq!(scanned.dirty.bytes, device.bytes);
     assert!(device.end <= survey.device_end, "behind the last key");

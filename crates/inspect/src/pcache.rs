@@ -10,7 +10,7 @@ use crate::Progress;
 use cbd_backing::{
     Backing, BackingFile, DISK_PATIENCE, Options as DiskOptions, PollableQueue, after_predecessor,
 };
-use cbd_pcache::{Cache, Finding, Image, LogEnd, RangeList, Scanned, Sink, Survey, Unreadable};
+use cbd_pcache::{Cache, Finding, Image, LogEnd, RangeList, Scanned, Sink, Stage, Survey, Unreadable};
 use cbd_types::backing::BackingDone;
 use cbd_types::{AlignedBuffer, BackingOp, BackingQueue, ByteRange, Error, ErrorKind, OpToken, Result};
 use serde::Serialize;
@@ -92,7 +92,7 @@ pub struct Failed {
 /// When the cache device cannot be opened. What keeps the disk from being written is in the answer.
 pub fn examine(options: &Options, progress: &mut dyn FnMut(Progress)) -> Result<Rescued> {
     let (cache, survey) = opened(options, progress)?;
-    let scanned = scan(&cache, &mut (), "verifying", progress)?;
+    let scanned = scan(&cache, &mut (), "reading the data", progress)?;
     let mut rescued = Rescued::new(options, &cache, survey, scanned);
     if let Some(to) = &options.to {
         rescued.disk_error = open_disk(to, &rescued.survey, true).err().map(|error| error.line());
@@ -158,7 +158,7 @@ fn opened(options: &Options, progress: &mut dyn FnMut(Progress)) -> Result<(Cach
     let of_it =
         |error: Error| Error::new(error.kind(), format!("{}: {}", options.cache.display(), error.line()));
     let cache = Cache::open(device, options.reading).map_err(of_it)?;
-    let survey = cache.survey(&mut |done, of| progress(Progress { doing: "reading the log", done, of }));
+    let survey = cache.survey(&mut |_, done, of| progress(Progress { doing: "reading the log", done, of }));
     Ok((cache, survey))
 }
 
@@ -168,7 +168,10 @@ fn scan(
     doing: &'static str,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Scanned> {
-    cache.scan(sink, &mut |done, of| progress(Progress { doing, done, of }))
+    cache.scan(sink, &mut |stage, done, of| {
+        let doing = if stage == Stage::Verifying { "verifying" } else { doing };
+        progress(Progress { doing, done, of });
+    })
 }
 
 /// The disk, if it can be the one.
@@ -310,12 +313,26 @@ struct CacheDevice {
     _file: BackingFile,
 }
 
+/// Places that are read at the same time: log, keys, and the data of several processors of then.
+const STREAMS: usize = 6;
+
 struct Reader {
     disk: Disk,
     sector: u64,
-    /// What was read last: from `begin` on.
+    /// What was read last at each place; the last used one is the last.
+    streams: Vec<Held>,
+}
+
+/// Bytes from `begin` on.
+struct Held {
     begin: u64,
-    held: AlignedBuffer,
+    bytes: AlignedBuffer,
+}
+
+impl Held {
+    fn end(&self) -> u64 {
+        self.begin + self.bytes.len() as u64
+    }
 }
 
 impl CacheDevice {
@@ -324,7 +341,7 @@ impl CacheDevice {
         let geometry = file.geometry();
         let disk = Disk::new(&file)?;
         let sector = u64::from(geometry.sector).max(PAGE);
-        let reader = Reader { disk, sector, begin: 0, held: AlignedBuffer::zeroed(0) };
+        let reader = Reader { disk, sector, streams: Vec::new() };
         Ok(Self { size: geometry.size, reader: RefCell::new(reader), _file: file })
     }
 }
@@ -338,28 +355,36 @@ impl Image for CacheDevice {
         let failed = Unreadable { at, length: into.len() as u64 };
         let end = at.checked_add(into.len() as u64).filter(|&end| end <= self.size).ok_or(failed)?;
         let mut reader = self.reader.borrow_mut();
-        let held_end = reader.begin + reader.held.len() as u64;
-        if at < reader.begin || end > held_end {
-            // Where one place follows the other, as in the log, more is read at a time.
-            let follows = (reader.begin..=held_end + PAGE).contains(&at);
-            let begin = at - at % reader.sector;
-            let needed = end.next_multiple_of(reader.sector).min(self.size);
-            let ahead = if follows { (begin + AHEAD as u64).min(self.size) } else { needed };
-            if reader.fill(begin, ahead.max(needed)).is_err() {
-                reader.fill(begin, needed).map_err(|_| failed)?;
-            }
-        }
-        let skip = (at - reader.begin) as usize;
-        into.copy_from_slice(&reader.held[skip..skip + into.len()]);
+        let held = reader.held(at, end, self.size).map_err(|_| failed)?;
+        let skip = (at - held.begin) as usize;
+        into.copy_from_slice(&held.bytes[skip..skip + into.len()]);
         Ok(())
     }
 }
 
 impl Reader {
-    fn fill(&mut self, begin: u64, end: u64) -> Result<()> {
-        // Whatever happens, nothing of before is taken for this.
-        (self.begin, self.held) = (begin, AlignedBuffer::zeroed(0));
-        self.held = self.disk.read(begin, (end - begin) as usize)?;
-        Ok(())
+    /// What holds all bytes from `at` to `end`.
+    fn held(&mut self, at: u64, end: u64, size: u64) -> Result<&Held> {
+        if let Some(found) = self.streams.iter().position(|held| held.begin <= at && end <= held.end()) {
+            self.streams[found..].rotate_left(1);
+        } else {
+            // Where one place follows the other, more is read at a time.
+            let follows = self.streams.iter().position(|held| (held.begin..=held.end() + PAGE).contains(&at));
+            let begin = at - at % self.sector;
+            let needed = end.next_multiple_of(self.sector).min(size);
+            let ahead = if follows.is_some() { (begin + AHEAD as u64).min(size).max(needed) } else { needed };
+            let bytes = match self.disk.read(begin, (ahead - begin) as usize) {
+                Err(_) if ahead > needed => self.disk.read(begin, (needed - begin) as usize)?,
+                read => read?,
+            };
+            match follows {
+                Some(found) => drop(self.streams.remove(found)),
+                None if self.streams.len() >= STREAMS => drop(self.streams.remove(0)),
+                None => {}
+            }
+            self.streams.push(Held { begin, bytes });
+        }
+        let last = self.streams.last();
+        last.ok_or_else(|| Error::new(ErrorKind::System, "what was read is not there"))
     }
 }

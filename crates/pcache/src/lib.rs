@@ -44,5 +44,16 @@ impl Default for Options {
     }
 }
 
-/// How far something is that takes long: bytes done, of how many.
-pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
+/// What takes long.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stage {
+    /// The log is read: segments.
+    Surveying,
+    /// Data are held against their checksums: keys.
+    Verifying,
+    /// Data are handed on: bytes.
+    HandingOn,
+}
+
+/// How far something is that takes long: so much is done, of so much.
+pub type Progress<'a> = &'a mut dyn FnMut(Stage, u64, u64);

@@ -8,7 +8,7 @@
 use crate::format::{self, Key, SetHead};
 use crate::open::{Cache, Position};
 use crate::report::Reason;
-use crate::{Image, Progress};
+use crate::{Image, Progress, Stage};
 use cbd_types::ByteRange;
 use serde::Serialize;
 
@@ -351,7 +351,7 @@ impl<I: Image> Cache<I> {
                 }
             }
             survey.dirty_key_sets += u64::from(dirty);
-            progress(u64::from(walk.entered), u64::from(self.segments()));
+            progress(Stage::Surveying, u64::from(walk.entered), u64::from(self.segments()));
         }
         survey.passed_key_sets = walk.passed;
         survey.log_segments = walk.entered;

@@ -9,7 +9,7 @@ use crate::format::{self, Checksum, Key};
 use crate::log::Walk;
 use crate::pieces::{Data, Piece, Pieces};
 use crate::report::{RangeList, Reason};
-use crate::{Cache, Image, Progress};
+use crate::{Cache, Image, Progress, Stage};
 use cbd_types::{ByteRange, Result};
 use serde::Serialize;
 use std::collections::HashSet;
@@ -70,7 +70,7 @@ impl<I: Image> Cache<I> {
             for (range, piece) in pieces.iter() {
                 scan.hand_on(range, piece, &bad)?;
                 let done = scan.scanned.dirty.bytes + scan.scanned.damaged.bytes;
-                (scan.progress)(done, before + all);
+                (scan.progress)(Stage::HandingOn, done, before + all);
             }
             scan.release()?;
             from = pieces.end();
@@ -118,7 +118,12 @@ impl<I: Image> Scan<'_, I> {
             return HashSet::new();
         }
         let mut keys = pieces.keys();
-        keys.retain(|&at| !self.is_sound(at));
+        let (mut done, all) = (0, keys.len() as u64);
+        keys.retain(|&at| {
+            done += 1;
+            (self.progress)(Stage::Verifying, done, all);
+            !self.is_sound(at)
+        });
         keys.into_iter().collect()
     }
 

@@ -50,9 +50,9 @@ impl Read {
 
 pub fn read_with(sample: &Sample, options: Options) -> std::result::Result<Read, Error> {
     let cache = Cache::open(sample, options)?;
-    let survey = cache.survey(&mut |_, _| {});
+    let survey = cache.survey(&mut |_, _, _| {});
     let mut taken = Taken::default();
-    let scanned = cache.scan(&mut taken, &mut |done, of| assert!(done <= of)).expect("the sink takes all");
+    let scanned = cache.scan(&mut taken, &mut |_, done, of| assert!(done <= of)).expect("the sink takes all");
     assert_eq!(scanned.dirty.bytes, taken.0.len() as u64 * 512);
     let findings = cache.findings().iter().map(ToString::to_string).collect();
     Ok(Read { survey, scanned, taken: taken.0, harmful: cache.harmful(), findings })

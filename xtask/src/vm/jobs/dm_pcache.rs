@@ -11,6 +11,7 @@ use super::{Ended, Given, Host, LIMIT, Ran};
 use crate::shell::Stream;
 use crate::vm::guest::{Outcome, cbdctrl};
 use crate::vm::plan::{Disk, MIB, Plan, SharedFile};
+use crate::vm::programs;
 use std::fs::File;
 use std::io::Read;
 use std::ops::ControlFlow;
@@ -33,22 +34,34 @@ const FOR_EVER: usize = 1 << 30;
 /// Writes of a round, at least and at most, before the power goes.
 const WRITES: (u64, u64) = (12, 160);
 
-/// Makes the device, on whatever the cache holds; it collects what it can, so that segments are used anew.
-const DEVICE: &str = "
-    dmsetup create pcache --noudevrules --noudevsync --table \\
-        \"0 $(cat /sys/block/vda/size) pcache /dev/pmem0 /dev/vda 4 cache_mode writeback data_crc true\"
-    dmsetup message pcache 0 gc_percent 0
-    device=/dev/dm-0
+/// Says where the device begins, and the NVDIMM.
+const PLACE_OF_DEVICE: &str = "
+    cd /sys/bus/nd/devices
+    echo \"at $(cat region0/resource) $(cat pfn*/resource 2>/dev/null | sort | tail -n 1)\"
+    cd /
 ";
 
+/// Makes the device, on whatever the cache holds; it collects what it can, so that segments are used anew.
+fn device(data_crc: bool) -> String {
+    format!(
+        "dmsetup create pcache --noudevrules --noudevsync --table \\
+            \"0 $(cat /sys/block/vda/size) pcache /dev/pmem0 /dev/vda 4 cache_mode writeback data_crc {data_crc}\"
+        dmsetup message pcache 0 gc_percent 0
+        device=/dev/dm-0"
+    )
+}
+
 fn plan(given: &Given, script: &str) -> Result<Plan, String> {
+    // Less than a page goes past the page cache with coreutils' dd alone, and busybox's shell prefers its own unless the path is said.
+    let dd = programs::find("dd")?;
+    let script = format!("dd={}\n{script}", dd.display());
     Ok(Plan {
         nvdimm: Some(SharedFile { path: given.folder.join("nvdimm"), size: NVDIMM }),
         disks: vec![Disk::File(given.folder.join("disk"))],
         modules: vec!["dm_pcache".to_owned()],
-        files: shipped(&["dmsetup"])?,
+        files: shipped(&["dmsetup", "dd"])?,
         timeout: LIMIT,
-        ..Plan::of_script(script)
+        ..Plan::of_script(&script)
     })
 }
 
@@ -65,13 +78,14 @@ pub fn at_home(host: &Host, given: &Given) -> Result<(), String> {
     let writes = 20;
     let script = format!(
         "{MAPPABLE}
-        {DEVICE}
+        {}
         {}
         rescue='cbdctrl rescue --from dm-pcache /dev/pmem0 --to /dev/vda'
         $rescue && exit 9 || echo \"in use: $?\"
         dmsetup remove --noudevrules --noudevsync pcache
         $rescue && exit 9 || echo \"dry run: $?\"
         $rescue --yes && echo \"rescued: $?\"",
+        device(true),
         writing(1, writes)
     );
     let plan = Plan { cbd: true, ..plan(given, &script)? };
@@ -90,6 +104,8 @@ pub fn at_home(host: &Host, given: &Given) -> Result<(), String> {
 pub fn after_cuts(host: &Host, given: &Given) -> Result<(), String> {
     let mut random = Random::new();
     println!("    CBD_SEED={}", random.0);
+    // Without checksums the data are taken as they are, and must be right all the same.
+    let data_crc = random.between(0, 1) == 1;
     let disk = new_disk(given)?;
     let tool = cbdctrl()?;
     let mut floor = vec![0; PLACES * PLACE];
@@ -100,9 +116,10 @@ pub fn after_cuts(host: &Host, given: &Given) -> Result<(), String> {
         let before = if round == 0 { MAPPABLE } else { "" };
         let script = format!(
             "{before}
-            echo \"at $(cat /sys/bus/nd/devices/region0/resource) $(cat /sys/bus/nd/devices/pfn*/resource 2>/dev/null | sort | tail -n 1)\"
-            {DEVICE}
+            {PLACE_OF_DEVICE}
+            {}
             {}",
+            device(data_crc),
             writing(begin, FOR_EVER)
         );
         let last = begin + random.between(WRITES.0, WRITES.1) as usize;
@@ -132,6 +149,47 @@ pub fn after_cuts(host: &Host, given: &Given) -> Result<(), String> {
     }
     println!("    {} power cuts, {needed} of them with data that only the cache had", given.cuts);
     Ok(())
+}
+
+/// So many sectors, each a key of its own, fill the log's part in a segment with full key sets, and a little more.
+const KEYS: usize = 430_000;
+
+/// The log goes on in another segment, and the cache is read to its end. Nothing reaches the disk before: what it stands on is suspended.
+pub fn long_log(host: &Host, given: &Given) -> Result<(), String> {
+    let disk = new_disk(given)?;
+    let tool = cbdctrl()?;
+    let writes = 40;
+    let script = format!(
+        "{MAPPABLE}
+        {PLACE_OF_DEVICE}
+        size=$(cat /sys/block/vda/size)
+        dmsetup create slow --noudevrules --noudevsync --table \"0 $size linear /dev/vda 0\"
+        dmsetup create pcache --noudevrules --noudevsync --table \"0 $size pcache /dev/pmem0 /dev/dm-0\"
+        dmsetup suspend --noudevrules --noudevsync --nolockfs slow
+        device=/dev/dm-1
+        for pass in 1 2 3 4 5; do
+            $dd if=/dev/zero of=$device bs=512 count=$(({KEYS} / 5)) seek=32768 oflag=direct conv=notrunc 2>/dev/null
+        done
+        {}
+        dmsetup status pcache
+        echo {KEYS}",
+        writing(1, writes)
+    );
+    let ran = cut(host, &plan(given, &script)?, KEYS, Duration::ZERO)?;
+    ran.expect(Ended::Cut, &[])?;
+    let mut floor = vec![0; PLACES * PLACE];
+    raise(&mut floor, 1, writes);
+    if judge(&disk, &mut floor.clone(), writes).is_ok() {
+        return Err(ran.complaint("the disk has what was written although it was suspended"));
+    }
+    let cache = given.folder.join("cache");
+    let at = offset(&ran.output).ok_or_else(|| ran.complaint("it did not say where the device is"))?;
+    cut_out(&given.folder.join("nvdimm"), at, &cache)?;
+    let said = rescue(&tool, &cache, &disk, true, &[0]).map_err(|text| ran.complaint(&text))?;
+    if !said.contains("key sets in 2 segments") {
+        return Err(ran.complaint(&format!("the log is in one segment alone:\n{said}")));
+    }
+    judge(&disk, &mut floor, writes).map_err(|text| ran.complaint(&text))
 }
 
 /// Boots a guest whose power goes some time after it has said `last`.
@@ -171,10 +229,10 @@ fn writing(from: usize, to: usize) -> String {
             flush=
             if [ $((number % 4)) = 0 ]; then flush=,fsync; fi
             if [ $((number % 16)) = 0 ]; then
-                dd if=/dev/zero of=$device bs=1M count=8 seek=$((16 + number % 32)) oflag=direct conv=notrunc 2>/dev/null
+                $dd if=/dev/zero of=$device bs=1M count=8 seek=$((16 + number % 32)) oflag=direct conv=notrunc 2>/dev/null
             fi
             yes \"write $number\" | head -c $((size * sectors)) >/tmp/data
-            dd if=/tmp/data of=$device bs=$size count=$sectors seek=$at oflag=direct conv=notrunc$flush 2>/dev/null
+            $dd if=/tmp/data of=$device bs=$size count=$sectors seek=$at oflag=direct conv=notrunc$flush 2>/dev/null
             if [ -n \"$flush\" ]; then echo $number; fi
             number=$((number + 1))
         done"
@@ -264,17 +322,17 @@ fn cut_out(nvdimm: &Path, from: u64, to: &Path) -> Result<(), String> {
     copied.map_err(|error: std::io::Error| format!("cannot copy {}: {error}", nvdimm.display()))
 }
 
-fn rescue(tool: &Path, cache: &Path, disk: &Path, yes: bool, codes: &[i32]) -> Result<(), String> {
+fn rescue(tool: &Path, cache: &Path, disk: &Path, yes: bool, codes: &[i32]) -> Result<String, String> {
     let mut command = Command::new(tool);
     command.args(["rescue", "--from", "dm-pcache"]).arg(cache).arg("--to").arg(disk);
     if yes {
         command.arg("--yes");
     }
     let ended = command.output().map_err(|error| format!("cannot start {}: {error}", tool.display()))?;
-    if ended.status.code().is_some_and(|code| codes.contains(&code)) {
-        return Ok(());
-    }
     let (output, errors) = (String::from_utf8_lossy(&ended.stdout), String::from_utf8_lossy(&ended.stderr));
+    if ended.status.code().is_some_and(|code| codes.contains(&code)) {
+        return Ok(output.into_owned());
+    }
     Err(format!("{command:?}: {}\n{output}{errors}", ended.status))
 }
 

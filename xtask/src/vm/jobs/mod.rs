@@ -53,6 +53,7 @@ const JOBS: &[(&str, Job)] = &[
     ("pages_of_a_region_that_the_kernel_takes_away_do_not_end_the_daemon", memory::failed_pages),
     ("writes_to_a_cxl_device_outlive_power_cuts", cuts::acknowledged_on_cxl),
     ("what_dm_pcache_left_is_rescued_in_its_own_guest", dm_pcache::at_home),
+    ("a_log_of_dm_pcache_in_two_segments_is_rescued", dm_pcache::long_log),
     ("what_was_flushed_to_dm_pcache_is_rescued_after_power_cuts", dm_pcache::after_cuts),
 ];
 
