@@ -116,9 +116,7 @@ impl Door {
     }
 
     fn reply(&mut self, unique: u64, errno: i32, bytes: &[u8]) {
-        if self.state == Connection::Gone {
-            return;
-        }
+        // Also where the connection has said its end: what was taken before that is answered, and one that is gone refuses it by itself.
         let len = size_of::<OutHeader>() + bytes.len();
         let header = OutHeader { len: len as u32, error: -errno, unique };
         let parts = [IoSlice::new(header.as_bytes()), IoSlice::new(bytes)];

@@ -400,6 +400,8 @@ impl Worker {
     /// Goes on with what the device has completed, and has it take what it kept back.
     fn settle(&mut self) -> Result<()> {
         loop {
+            // In the order in which they completed.
+            self.done.reverse();
             while let Some(completion) = self.done.pop() {
                 self.completed(completion)?;
             }
