@@ -37,6 +37,8 @@ impl Wake for TaskWaker {
 pub struct ServedDevice<E: Environment> {
     device: Arc<Device<E>>,
     backing: Arc<dyn Backing>,
+    /// One for each queue that is there.
+    queues: Arc<()>,
 }
 
 impl<E: Environment> std::fmt::Debug for ServedDevice<E> {
@@ -49,7 +51,14 @@ impl<E: Environment> ServedDevice<E> {
     /// `device`, whose misses and bypasses go to `backing`.
     #[must_use]
     pub fn new(device: Arc<Device<E>>, backing: Arc<dyn Backing>) -> Self {
-        Self { device, backing }
+        Self { device, backing, queues: Arc::new(()) }
+    }
+
+    /// Queues that are there. One with requests that wait for the backing device outlives the export that was stopped by force,
+    /// and does them when it can.
+    #[must_use]
+    pub fn queues(&self) -> usize {
+        Arc::strong_count(&self.queues) - 1
     }
 
     /// A queue for the calling thread.
@@ -62,7 +71,7 @@ impl<E: Environment> ServedDevice<E> {
         let backing = self.backing.open_queue(DEPTH)?;
         let backing_descriptor = backing.wait_descriptor();
         let queue = Queue::new(Arc::clone(&self.device), backing, waker);
-        Ok(DeviceQueue { queue, event, backing_descriptor })
+        Ok(DeviceQueue { queue, event, backing_descriptor, _counted: Arc::clone(&self.queues) })
     }
 }
 
@@ -93,6 +102,7 @@ pub struct DeviceQueue<E: Environment> {
     queue: Queue<E, Box<dyn PollableQueue>>,
     event: Event,
     backing_descriptor: RawFd,
+    _counted: Arc<()>,
 }
 
 impl<E: Environment> std::fmt::Debug for DeviceQueue<E> {

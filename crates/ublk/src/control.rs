@@ -189,6 +189,7 @@ fn wait(
     patience: Duration,
 ) -> std::result::Result<Option<i32>, Refusal> {
     let end = std::time::Instant::now() + patience;
+    let mut taken = false;
     loop {
         let left = types::Timespec::from(end.saturating_duration_since(std::time::Instant::now()));
         let entered = ring.submitter().submit_with_args(1, &types::SubmitArgs::new().timespec(&left));
@@ -196,9 +197,12 @@ fn wait(
             return Ok(Some(entry.result()));
         }
         match entered {
-            Ok(_) => {}
-            Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
+            Ok(_) => taken = true,
+            // It may have been taken before the wait was interrupted.
+            Err(error) if error.raw_os_error() == Some(libc::EINTR) => taken = true,
             Err(error) if error.raw_os_error() == Some(libc::ETIME) => return Ok(None),
+            // Under way, and nobody can wait for it: as one that does not answer.
+            Err(_) if taken => return Ok(None),
             // Nothing was taken, so the driver knows of nothing.
             Err(error) => return Err(Refusal::System(error)),
         }

@@ -13,6 +13,7 @@ use cbd_export::system_error;
 use cbd_export::users::BlockNode;
 use cbd_types::{Error, ErrorKind, Result};
 use std::fs::{File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -176,7 +177,24 @@ impl Device {
     pub fn stop_if_unused(&self, patience: Duration) -> Result<()> {
         let safely = self.control.stops_safely();
         let operation = if safely { command::TRY_STOP_DEVICE } else { command::STOP_DEVICE };
+        // Who has it in the kernel (a file system of several devices, a journal, a target) is seen by nobody who looks at processes and
+        // mounts, but has claimed it.
+        let claimed = if safely { None } else { Some(self.claim()?) };
+        drop(claimed);
         self.tell_stop(operation, patience)
+    }
+
+    /// Has the disk alone for a moment.
+    fn claim(&self) -> Result<File> {
+        let path = format!("/dev/ublkb{}", self.info.device);
+        OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(&path).map_err(|error| {
+            match error.raw_os_error() {
+                Some(libc::EBUSY) => {
+                    Error::new(ErrorKind::Busy, format!("{path} is claimed by a user in the kernel"))
+                }
+                _ => system_error(&path, &error),
+            }
+        })
     }
 
     /// The disk goes; whoever uses it sees errors.

@@ -8,13 +8,14 @@ use super::transport::{Running, running_mut};
 use super::{Fixed, Manager};
 use crate::api::{self, BackendInfo, SettingsChange};
 use crate::exports::prepare_data_thread;
-use cbd_backing::{Backing, DISK_PATIENCE, after_predecessor};
+use cbd_backing::{Backing, after_predecessor};
 use cbd_engine::{BackendEntry, Settings};
 use cbd_runtime::{Manner, RunningBackend, disk};
 use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, Result};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A backend of this host; it may have failed to come up.
 pub(super) struct BackendSlot {
@@ -121,7 +122,8 @@ impl Fixed {
 
 impl Running {
     /// Brings back the backends and block devices of this host, each as far as it can.
-    pub(super) fn bring_backends_back(&mut self, fixed: &Fixed, transport: u32) {
+    /// `patience` is how long a disk that somebody has is waited for.
+    pub(super) fn bring_backends_back(&mut self, fixed: &Fixed, transport: u32, patience: Duration) {
         let (entries, damaged) = self.entries();
         for reason in &damaged {
             tracing::error!(transport, "{reason}");
@@ -130,7 +132,7 @@ impl Running {
         for entry in entries.into_iter().filter(|entry| entry.host == self.host) {
             let id = entry.id;
             let mut slot = BackendSlot::new(entry);
-            if let Err(error) = after_predecessor(DISK_PATIENCE, || slot.start(fixed, self)) {
+            if let Err(error) = after_predecessor(patience, || slot.start(fixed, self)) {
                 tracing::error!(backend = id.0, "the backend is not up: {error}");
             }
             self.backends.insert(id, slot);

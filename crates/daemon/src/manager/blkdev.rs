@@ -10,6 +10,10 @@ use cbd_export::BlockDevice;
 use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, Result};
 use cbd_ublk::{LeftBehind, Tag};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Longest that the threads of a door that was closed may take to end.
+const DOOR_PATIENCE: Duration = Duration::from_secs(2);
 
 /// A block device of this host; its door may have failed to open.
 #[derive(Debug)]
@@ -118,6 +122,29 @@ impl BackendSlot {
         self.blkdevs.insert(entry.id, BlkdevSlot { entry: entry.clone(), export, error, name, tag });
     }
 
+    /// Refuses while requests of a door that was closed by force still wait for the disk: its clients were told that they failed, and
+    /// one that is done late must not come behind what a new door acknowledges.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`] if they do not end soon.
+    fn refuse_while_served(&self) -> Result<()> {
+        let Some(run) = &self.run else { return Ok(()) };
+        let end = Instant::now() + DOOR_PATIENCE;
+        while run.device().queues() > 0 {
+            if Instant::now() > end {
+                let text = format!(
+                    "{} threads of a door that was closed by force still have requests that wait for {}: they end when it answers, with \
+                     backend-stop, or with the daemon",
+                    run.device().queues(),
+                    self.path
+                );
+                return Err(Error::new(ErrorKind::Busy, text));
+            }
+            std::thread::sleep(DOOR_PATIENCE / 100);
+        }
+        Ok(())
+    }
+
     /// By what a block device on this backend is known after a restart.
     fn identity(&self, id: BlkdevId) -> Vec<u8> {
         blkdev_identity(&self.entry.uuid, id)
@@ -215,6 +242,7 @@ impl Manager {
                 ),
             ));
         }
+        slot.refuse_while_served()?;
         let id = engine.create_blkdev(&BlkdevSpec { backend, host, export: choice.to_string() })?;
         let entry = engine.blkdevs().into_iter().find(|entry| entry.id == id);
         let opened = entry

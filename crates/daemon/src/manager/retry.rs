@@ -63,6 +63,7 @@ impl Manager {
         if !self.restored.load(Ordering::SeqCst) {
             return;
         }
+        let mut has_come = false;
         for slot in tables.values_mut().filter(|slot| slot.running.is_err()) {
             let now = node(&slot.entry.path);
             if self.stopping.load(Ordering::SeqCst) {
@@ -70,7 +71,11 @@ impl Manager {
             }
             if slot.retry.get_or_insert_with(|| Retry::new(now)).take(now) {
                 slot.retry(&self.fixed);
+                has_come |= slot.running.is_ok();
             }
+        }
+        if has_come {
+            self.sweep_ublk(&tables);
         }
         let down = down(&mut tables);
         for (transport, id) in down {

@@ -5,7 +5,7 @@ use super::retry::Retry;
 use super::{Fixed, Manager, Tables};
 use crate::api::{HostInfo, RegisterTransport, TransportInfo, TransportRegistered};
 use crate::state::TransportEntry;
-use cbd_backing::after_predecessor;
+use cbd_backing::{DISK_PATIENCE, after_predecessor};
 use cbd_engine::{FormatOptions, Transport};
 use cbd_pmem::{Info, Mapping, OpenOptions};
 use cbd_runtime::ProcessEnvironment;
@@ -16,6 +16,7 @@ use cbd_types::{BackendId, Durability, Error, ErrorKind, HostId, Pmem, Region, R
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A transport that is to be there; it may have failed to come up.
 #[derive(Debug)]
@@ -114,7 +115,7 @@ impl TransportSlot {
     pub fn restore(fixed: &Fixed, entry: TransportEntry) -> Result<Self> {
         let open = || open_region(fixed, &entry.path, &OpenOptions::default());
         let running = after_predecessor(REGION_PATIENCE, open)
-            .and_then(|opened| Running::come_back(fixed, &entry, opened));
+            .and_then(|opened| Running::come_back(fixed, &entry, opened, DISK_PATIENCE));
         match running {
             Ok(running) => Ok(Self { entry, running: Ok(running), retry: None }),
             // The user asked for no daemon at all rather than one that loses data.
@@ -127,10 +128,10 @@ impl TransportSlot {
         }
     }
 
-    /// Tries again what is not up. Whoever has the region now is not waited for.
+    /// Tries again what is not up. Whoever has the region or one of its disks now is not waited for.
     pub fn retry(&mut self, fixed: &Fixed) {
         let opened = open_region(fixed, &self.entry.path, &OpenOptions::default());
-        match opened.and_then(|opened| Running::come_back(fixed, &self.entry, opened)) {
+        match opened.and_then(|opened| Running::come_back(fixed, &self.entry, opened, Duration::ZERO)) {
             Ok(running) => {
                 tracing::info!(
                     transport = self.entry.transport_id,
@@ -179,7 +180,7 @@ impl TransportSlot {
 }
 
 impl Running {
-    fn come_back(fixed: &Fixed, entry: &TransportEntry, opened: Opened) -> Result<Self> {
+    fn come_back(fixed: &Fixed, entry: &TransportEntry, opened: Opened, patience: Duration) -> Result<Self> {
         let transport = Transport::open(Arc::clone(&fixed.environment), opened.region)?;
         let uuid = uuid_text(transport.info().uuid);
         if uuid != entry.uuid {
@@ -193,7 +194,7 @@ impl Running {
             ));
         }
         let host = transport.register_host(&entry.host, Some(HostId(entry.host_id)))?;
-        Ok(Self::with_backends(fixed, entry, transport, host, (opened.info, opened.line)))
+        Ok(Self::with_backends(fixed, entry, transport, host, (opened.info, opened.line), patience))
     }
 
     fn with_backends(
@@ -202,11 +203,12 @@ impl Running {
         transport: Arc<Transport<ProcessEnvironment>>,
         host: HostId,
         (mapping, mapping_line): (Info, String),
+        patience: Duration,
     ) -> Self {
         let path = entry.path.clone();
         let (damaged, backends) = (Vec::new(), BTreeMap::new());
         let mut running = Self { path, transport, host, mapping, mapping_line, damaged, backends };
-        running.bring_backends_back(fixed, entry.transport_id);
+        running.bring_backends_back(fixed, entry.transport_id, patience);
         running
     }
 
@@ -359,7 +361,7 @@ impl Manager {
         entries.push(entry.clone());
         self.fixed.state.set_transports(&entries)?;
         let mapping = (opened.info, opened.line);
-        let running = Running::with_backends(&self.fixed, &entry, transport, host, mapping);
+        let running = Running::with_backends(&self.fixed, &entry, transport, host, mapping, DISK_PATIENCE);
         let slot = TransportSlot { entry, running: Ok(running), retry: None };
         let warnings = slot.info().warnings;
         tracing::info!(transport = id, host = host.0, "registered on {path}");

@@ -5,6 +5,7 @@
 
 use super::memory::shipped;
 use super::{Ended, Given, Host, LIMIT, Ran};
+use crate::shell;
 use crate::vm::guest::cbdctrl;
 use crate::vm::plan::{MIB, Plan};
 use std::fs::File;
@@ -154,13 +155,13 @@ impl Daemon {
     }
 
     fn control(&self, arguments: &[&str]) -> Result<(), String> {
-        let output = self.command().args(arguments).output();
-        let output = output.map_err(|error| format!("cbdctrl cannot be started: {error}"))?;
-        if output.status.success() {
+        let mut said = String::new();
+        let end =
+            shell::run(self.command().args(arguments), PATIENCE, |_, line| said = format!("{said}{line}\n"));
+        if end.is_success() {
             Ok(())
         } else {
-            let said = String::from_utf8_lossy(&output.stderr);
-            Err(format!("cbdctrl {}: {said}{}", arguments.join(" "), self.log()))
+            Err(format!("cbdctrl {}: {end}\n{said}{}", arguments.join(" "), self.log()))
         }
     }
 

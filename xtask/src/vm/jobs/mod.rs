@@ -61,6 +61,10 @@ const JOBS: &[(&str, Job)] = &[
 const LONG: &[&str] = &[
     "a_file_system_on_ublk_outlives_its_daemon",
     "a_ublk_device_over_a_disk_that_hangs_is_stopped_all_the_same",
+    "writes_to_a_device_that_is_memory_outlive_power_cuts",
+    "writes_to_a_cxl_device_outlive_power_cuts",
+    "what_dm_pcache_left_is_rescued_in_its_own_guest",
+    "a_log_of_dm_pcache_in_two_segments_is_rescued",
 ];
 
 /// Cuts in a run before every change; with more of them it is a long run.

@@ -128,6 +128,8 @@ pub fn outlives_its_daemon(host: &Host, given: &Given) -> Result<(), String> {
         "{BEGIN}
         cbdctrl backend-start --path /dev/vda --cache-size 128M --start-dev >/dev/null
         load() {{
+            # Between two rounds it is in use as well, and not one that a daemon takes along.
+            exec 9</dev/cbd0
             rounds=0
             while [ ! -e /tmp/enough ]; do
                 fio --name=load --filename=/dev/cbd0 --direct=1 --ioengine=io_uring --iodepth=16 --rw=randwrite \\
@@ -309,6 +311,10 @@ pub fn stops_over_what_hangs(host: &Host, _: &Given) -> Result<(), String> {
         if [ $(($(now) - begun)) -lt 9 ]; then echo it stopped in time; fi
         wait $reader
         ls /dev | grep ublkb || echo it is gone
+        # What was given up is still on its way to the disk: had it been a write, it would come behind what a new device acknowledges.
+        if cbdctrl dev-start --backend 0 2>/tmp/refused; then echo served too early; fi
+        grep -q 'closed by force still have requests' /tmp/refused && echo a new one is refused
+        sleep 9
         cbdctrl dev-start --backend 0
         dd if=/dev/cbd0 of=/dev/null bs=4k count=1 iflag=direct 2>/dev/null && echo it is back"
     );
@@ -321,6 +327,7 @@ pub fn stops_over_what_hangs(host: &Host, _: &Given) -> Result<(), String> {
             "block 40000 cannot be read",
             "it stopped in time",
             "it is gone",
+            "a new one is refused",
             "/dev/cbd0\n",
             "it is back",
         ],
