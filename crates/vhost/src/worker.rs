@@ -10,25 +10,28 @@
 //! - what is taken and not answered is bounded by the ring, and by bytes; beyond those the ring waits;
 //! - a ring at fault is not touched any more; what the device still has of it is completed and not answered.
 
+mod idle;
+mod setup;
+
+pub(crate) use setup::{Common, Halt, Setup};
+
 use crate::chain::Chain;
 use crate::config::{DeviceConfig, EVENT_INDEX, INDIRECT};
 use crate::inflight;
 use crate::malformed;
 use crate::memory::GuestMap;
-use crate::request::{self, HEAD, IDENTITY, Status, Task};
-use crate::server::Options;
+use crate::request::{self, HEAD, Status, Task};
 use crate::spin::Spin;
 use crate::system::Bell;
+use cbd_export::RequestQueue;
 use cbd_export::buffers::Buffers;
 use cbd_export::wake::{Interest, WaitSet};
-use cbd_export::{BlockDevice, Event, RequestQueue};
 use cbd_types::{ByteRange, Completion, Error, ErrorKind, Operation, Request, Result};
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{self, Read};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress};
@@ -37,76 +40,7 @@ use vm_memory::{Bytes, GuestAddress};
 const PIECE: u64 = 1 << 20;
 /// Requests that are taken before the guest is told of answers.
 const BATCH: usize = 8;
-/// Looks at the ring between two looks at the clock.
-const LOOKS: usize = 64;
-/// After so long without a request, spare buffers are let go.
-const IDLE: Duration = Duration::from_secs(5);
 const NO_INTERRUPT: u16 = virtio_bindings::virtio_ring::VRING_AVAIL_F_NO_INTERRUPT as u16;
-
-/// Place of the kick descriptor among those that are waited on: behind the order to pause, before the device's.
-const KICK: usize = 1;
-
-/// The order to pause, for good.
-#[derive(Debug)]
-pub(crate) struct Halt {
-    ordered: AtomicBool,
-    event: Event,
-}
-
-impl Halt {
-    pub(crate) fn new() -> Result<Self> {
-        Ok(Self { ordered: AtomicBool::new(false), event: Event::new()? })
-    }
-
-    pub(crate) fn order(&self) {
-        self.ordered.store(true, Ordering::Release);
-        self.event.signal();
-    }
-
-    fn is_ordered(&self) -> bool {
-        self.ordered.load(Ordering::Acquire)
-    }
-}
-
-/// How a front end set up a ring.
-#[derive(Clone, Debug)]
-pub(crate) struct Setup {
-    pub(crate) index: usize,
-    pub(crate) size: u16,
-    /// Descriptor table, available ring, used ring.
-    pub(crate) places: [GuestAddress; 3],
-    /// Requests before this were taken already.
-    pub(crate) base: u16,
-    pub(crate) features: u64,
-}
-
-/// What all rings of a device have in common.
-#[derive(Clone, Debug)]
-pub(crate) struct Common {
-    pub(crate) config: DeviceConfig,
-    /// Whether the guest wants a volatile cache; it can say so at any time.
-    pub(crate) write_cache: Arc<AtomicBool>,
-    pub(crate) identity: [u8; IDENTITY],
-    pub(crate) spin_max: Duration,
-    pub(crate) bytes_max: usize,
-}
-
-impl Common {
-    pub(crate) fn of(device: &dyn BlockDevice, options: &Options) -> Self {
-        let config = DeviceConfig {
-            geometry: device.geometry(),
-            read_only: options.read_only,
-            queues: options.queues_max,
-        };
-        Self {
-            config,
-            write_cache: Arc::new(AtomicBool::new(true)),
-            identity: request::identity(&options.name),
-            spin_max: options.spin_max,
-            bytes_max: options.bytes_max,
-        }
-    }
-}
 
 /// A request that was taken, at the place of its first descriptor.
 #[derive(Default)]
@@ -487,81 +421,6 @@ impl Worker {
         fence(Ordering::SeqCst);
         let flags = memory.load::<u16>(GuestAddress(self.queue.avail_ring()), Ordering::Relaxed);
         Ok(u16::from_le(flags.map_err(|error| malformed(error.to_string()))?) & NO_INTERRUPT == 0)
-    }
-
-    // -- waiting ----------------------------------------------------------------------------------------------
-
-    fn has_more(&self) -> Result<bool> {
-        let index = self.queue.avail_idx(self.memory.memory(), Ordering::Acquire).map_err(ring_error)?;
-        Ok(index.0 != self.queue.next_avail())
-    }
-
-    /// Waits until there may be something to do.
-    fn idle(&mut self, halt: &Halt, waits: &mut WaitSet) -> Result<()> {
-        let began = Instant::now();
-        let (full, alone) = (self.is_full(), self.taken == 0);
-        if alone && self.look(began, halt)? {
-            return Ok(());
-        }
-        self.check_memory()?;
-        let memory = self.memory.memory();
-        if !full && self.queue.enable_notification(memory).map_err(ring_error)? {
-            return self.queue.disable_notification(memory).map_err(ring_error);
-        }
-        waits.set(KICK, if full { Interest::Nothing } else { Interest::Read });
-        waits.wait((alone && self.buffers.held() > 0).then_some(IDLE))?;
-        if waits.none_ready() {
-            self.buffers.trim();
-        }
-        if waits.failed(KICK) {
-            return Err(malformed("the front end's kick descriptor is closed at its other end"));
-        }
-        if waits.readable(KICK) {
-            self.clear_kick()?;
-        }
-        // It may have work of its own, when all its requests are answered (`serve` polls it while some are not).
-        if alone && (KICK + 1..KICK + 1 + self.descriptors).any(|place| waits.readable(place)) {
-            self.device.poll(&mut self.done);
-            self.settle()?;
-        }
-        if full {
-            return Ok(());
-        }
-        if alone {
-            self.spin.learn(began.elapsed());
-        }
-        self.queue.disable_notification(self.memory.memory()).map_err(ring_error)
-    }
-
-    /// Looks at the ring for a while; whether something came.
-    fn look(&mut self, began: Instant, halt: &Halt) -> Result<bool> {
-        let window = self.spin.window();
-        if window.is_zero() {
-            return Ok(false);
-        }
-        loop {
-            for _ in 0..LOOKS {
-                if self.has_more()? {
-                    return Ok(true);
-                }
-                std::hint::spin_loop();
-            }
-            if began.elapsed() >= window || halt.is_ordered() {
-                return Ok(false);
-            }
-        }
-    }
-
-    fn clear_kick(&self) -> Result<()> {
-        let mut count = [0; 8];
-        match (&*self.kick).read(&mut count) {
-            Ok(1..) => Ok(()),
-            Ok(_) => Err(malformed("the front end's kick descriptor is none that can be waited on")),
-            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
-                Ok(())
-            }
-            Err(error) => Err(malformed(format!("the front end's kick descriptor cannot be read: {error}"))),
-        }
     }
 
     fn check_memory(&self) -> Result<()> {
