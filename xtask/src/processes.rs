@@ -95,10 +95,6 @@ fn command_of(pid: i32) -> String {
     }
 }
 
-/// Tests that start processes hold this, for one of them kills all that it finds.
-#[cfg(test)]
-pub static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -112,7 +108,6 @@ mod tests {
 
     #[test]
     fn a_child_is_among_the_descendants_with_its_command_line() {
-        let _alone = ALONE.lock();
         let mut child = Command::new("sleep").arg("30.25").spawn().expect("sleep starts");
         let id = i32::try_from(child.id()).expect("a process id fits");
         let end = Instant::now() + Duration::from_secs(10);

@@ -113,7 +113,6 @@ mod tests {
 
     #[test]
     fn a_program_brings_its_libraries_and_a_script_does_not() {
-        let _alone = crate::processes::ALONE.lock();
         let mut files = Files::new();
         let shell = find("sh").expect("there is a shell");
         add(&mut files, &shell, Path::new("/bin/other")).expect("it can be read");
