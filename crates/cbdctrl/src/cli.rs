@@ -226,6 +226,9 @@ pub enum Command {
     Demo(crate::demo::Arguments),
     /// Run the daemon; the same as cbdd
     Daemon(DaemonArguments),
+    /// Hold what block devices need to outlive the daemon, which starts this; not to be run by hand
+    #[command(hide = true)]
+    Keeper,
     /// Print completions for a shell
     Completions {
         /// The shell

@@ -203,6 +203,7 @@ fn execute(command: Command, client: &Client, output: &Output) -> Result<()> {
         | Command::Rescue(_)
         | Command::Demo(_)
         | Command::Daemon(_)
+        | Command::Keeper
         | Command::Completions { .. }
         | Command::Man { .. } => Err(Error::new(ErrorKind::Unsupported, "this command asks no daemon")),
     }

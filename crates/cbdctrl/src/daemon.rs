@@ -4,6 +4,17 @@ use crate::cli::DaemonArguments;
 use cbd_daemon::paths::{PathChoices, Paths};
 use std::process::ExitCode;
 
+/// Runs the process that holds descriptors for the daemon.
+pub fn run_keeper() -> ExitCode {
+    match cbd_daemon::keeping::run_keeper() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("cbdctrl keeper: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
 /// Runs the daemon until it is told to end.
 pub fn run(arguments: DaemonArguments) -> ExitCode {
     let options = cbd_daemon::run::Options {
@@ -15,6 +26,8 @@ pub fn run(arguments: DaemonArguments) -> ExitCode {
             dev_dir: arguments.dev_dir,
         }),
         require_persistent: arguments.require_persistent,
+        // This very file, even if another stands at its path by now.
+        keeper: Some("/proc/self/exe".into()),
         decorate: arguments.throttle,
         log_format: arguments.log_format.0,
         verbose: arguments.verbose,

@@ -42,6 +42,7 @@ pub fn run(arguments: Vec<OsString>) -> ExitCode {
     };
     match cli.command {
         Command::Daemon(arguments) => daemon::run(arguments),
+        Command::Keeper => daemon::run_keeper(),
         Command::Demo(arguments) => demo::run(&arguments, cli.json),
         Command::Check(arguments) => offline::check(&arguments, cli.json),
         Command::Dump(arguments) => offline::dump(&arguments, cli.json),

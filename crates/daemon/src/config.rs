@@ -27,6 +27,8 @@ pub struct DaemonConfig {
     pub group: Option<String>,
     /// Serve no region that does not survive a power failure.
     pub require_persistent: bool,
+    /// Whether FUSE devices outlive the daemon; if not, their requests may come by io_uring.
+    pub keep_fuse: Option<bool>,
     /// Microseconds that a vhost-user ring's thread looks for the next request, at most, before it sleeps.
     pub vhost_spin_us: Option<u32>,
 }

@@ -3,10 +3,12 @@
 //! Always true here: what is printed as a device's name is what its user opens: `/dev/cbdN`, an NBD URI, or the socket that a
 //! virtual machine is given.
 
+use crate::keeping::Shelf;
+use crate::left::Left;
 use cbd_export::BlockDevice;
 use cbd_fuse::{FuseLoop, StopMode};
 use cbd_nbd::{Listen, Server};
-use cbd_types::{Error, ErrorKind, Result};
+use cbd_types::{Context, Error, ErrorKind, Result};
 use cbd_ublk::{LeftBehind, Tag, Ublk};
 use cbd_vhost::Notice;
 use std::fmt;
@@ -100,7 +102,7 @@ impl fmt::Display for ExportChoice {
 }
 
 /// Where exports put what they need, and what the configuration says of them.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Debug)]
 pub struct ExportPlaces {
     /// Mounts and sockets.
     pub run_dir: PathBuf,
@@ -108,6 +110,8 @@ pub struct ExportPlaces {
     pub dev_dir: PathBuf,
     /// The daemon's own number, which marks its ublk devices.
     pub daemon_id: u64,
+    /// Where FUSE devices are kept beyond the life of the daemon.
+    pub shelf: Arc<Shelf>,
     /// How long, at most, a vhost-user ring's thread looks for the next request before it sleeps.
     pub vhost_spin: Option<Duration>,
 }
@@ -129,6 +133,12 @@ impl ExportPlaces {
     #[must_use]
     pub fn tag(&self, identity: &[u8]) -> Tag {
         Tag::new(self.daemon_id, identity)
+    }
+
+    /// What a predecessor may have left of the device that `identity` stands for.
+    #[must_use]
+    pub fn left(&self, identity: &[u8]) -> Left {
+        Left { tag: self.tag(identity), shelf: Arc::clone(&self.shelf), identity: identity.to_vec() }
     }
 
     fn default_socket(&self, name: &str) -> PathBuf {
@@ -198,6 +208,10 @@ impl Export {
 
     /// The best door that this machine has.
     fn best(place: Place<'_>, device: &Arc<dyn BlockDevice>, places: &ExportPlaces) -> Result<Self> {
+        if places.shelf.has(place.identity) {
+            // As below.
+            return Self::fuse_loop(place, device, places);
+        }
         let no_ublk = match Self::ublk(place, device, places) {
             // Clients wait at the one that is there; another would be of no use to them.
             Err(error) if LeftBehind::find(places.tag(place.identity)).is_some() => return Err(error),
@@ -208,10 +222,10 @@ impl Export {
             .and_then(|()| Self::fuse_loop(place, device, places).map_err(|error| error.line()));
         match tried {
             Ok(mut export) => {
-                export.note = Some(format!(
-                    "a loop device over a FUSE file, whose users see errors when the daemon ends; with ublk they would wait for \
-                     the next: {no_ublk}"
-                ));
+                export.note = Some(match export.note {
+                    None => format!("a loop device over a FUSE file; ublk would be faster: {no_ublk}"),
+                    Some(unkept) => format!("{unkept}; with ublk they would wait for the next: {no_ublk}"),
+                });
                 Ok(export)
             }
             Err(reason) => {
@@ -285,7 +299,8 @@ impl Export {
     }
 
     fn fuse_loop(place: Place<'_>, device: &Arc<dyn BlockDevice>, places: &ExportPlaces) -> Result<Self> {
-        let Place { name, queues, .. } = place;
+        let Place { name, queues, identity } = place;
+        let shelf = &places.shelf;
         let link = places.dev_dir.join(name);
         let options = cbd_fuse::Options {
             name: name.to_owned(),
@@ -295,16 +310,40 @@ impl Export {
             thread_setup: Some(Arc::new(prepare_data_thread)),
             read_only: false,
             ring_depth: cbd_fuse::RING_DEPTH,
+            keep: if shelf.has(identity) { shelf.keep_on(identity) } else { shelf.keep(identity) },
         };
-        let export = FuseLoop::start(Arc::clone(device), options)?;
-        tracing::info!("{name}: {}", export.way());
-        let way = format!("FUSE and {}", export.loop_path().display());
+        let export = match shelf.remains(identity).context(|| waits(name))? {
+            Some(remains) if remains.is_usable() => {
+                let export = FuseLoop::adopt(device, &options, &remains)?;
+                shelf.settle(identity);
+                export
+            }
+            // It was about to go, or somebody else has taken it away: nobody can use it any more.
+            Some(_) => {
+                shelf.end(identity);
+                FuseLoop::start(Arc::clone(device), options)?
+            }
+            None => FuseLoop::start(Arc::clone(device), options)?,
+        };
+        let taken =
+            if export.is_taken_over() { "; it was left by a predecessor, and its clients go on" } else { "" };
+        tracing::info!("{name}: {}{taken}", export.way());
+        let kept = if export.is_kept() {
+            format!("outlives the daemon, kept by {}", shelf.who())
+        } else {
+            "ends with the daemon".to_owned()
+        };
+        let way = format!("FUSE and {}, {kept}", export.loop_path().display());
+        let note = (!export.is_kept()).then(|| {
+            let reason = export.unkept().map_or_else(|| shelf.why_not().to_owned(), Error::line);
+            format!("a loop device over a FUSE file, whose users see errors when the daemon ends ({reason})")
+        });
         Ok(Self {
             door: Door::FuseLoop(Box::new(export)),
             name: name.to_owned(),
             device_path: link.display().to_string(),
             way,
-            note: None,
+            note,
         })
     }
 
@@ -390,17 +429,28 @@ impl Export {
     /// What did not end in order.
     pub fn end(self) -> Result<()> {
         let Self { door, name, device_path, way, note } = self;
-        let Door::Ublk(mut export) = door else {
-            return Self { door, name, device_path, way, note }.stop(true).map_err(|(_, error)| error);
+        let left = |reason: Error| {
+            tracing::info!("{name}: {reason}; it is left, and its clients wait for the next daemon");
         };
         // Not to know who uses it is no reason to fail what a client has in flight.
-        match export.stop(cbd_ublk::StopMode::WhenUnused, STOP_PATIENCE) {
-            Ok(()) => Ok(()),
-            Err(error) if export.is_stopped() => Err(error),
-            Err(reason) => {
-                tracing::info!("{name}: {reason}; it is left, and its clients wait for the next daemon");
-                export.leave(STOP_PATIENCE)
+        match door {
+            Door::Ublk(mut export) => match export.stop(cbd_ublk::StopMode::WhenUnused, STOP_PATIENCE) {
+                Err(reason) if !export.is_stopped() => {
+                    left(reason);
+                    export.leave(STOP_PATIENCE)
+                }
+                ended => ended,
+            },
+            Door::FuseLoop(mut export) if export.is_kept() => {
+                match export.stop(StopMode::WhenUnused, STOP_PATIENCE) {
+                    Err(reason) if !export.is_ended() => {
+                        left(reason);
+                        export.leave(STOP_PATIENCE)
+                    }
+                    ended => ended,
+                }
             }
+            door => Self { door, name, device_path, way, note }.stop(true).map_err(|(_, error)| error),
         }
     }
 
@@ -409,6 +459,11 @@ impl Export {
     pub fn name(&self) -> &str {
         &self.name
     }
+}
+
+/// What a device does that nobody serves.
+fn waits(name: &str) -> String {
+    format!("{name} waits for its daemon, and cannot be taken over; dev-stop --force gives its users errors")
 }
 
 /// Logs what happens at the vhost-user socket of a device.

@@ -13,6 +13,8 @@ pub mod config;
 pub mod control;
 pub mod exports;
 pub mod guard;
+pub mod keeping;
+pub mod left;
 pub mod logging;
 pub mod manager;
 pub mod metrics;

@@ -12,7 +12,7 @@ use crate::socket::{ControlSocket, Lock, PREDECESSOR_PATIENCE};
 use crate::state::StateDir;
 use crate::{logging, notify, system};
 use cbd_types::{Error, ErrorKind, Result};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
@@ -27,6 +27,9 @@ pub struct Options {
     pub paths: Paths,
     /// Serve no region that does not survive a power failure.
     pub require_persistent: bool,
+    /// The program that holds FUSE devices beyond the life of the daemon, when it is given the argument `keeper`; none: they end with the
+    /// daemon, unless systemd holds them.
+    pub keeper: Option<PathBuf>,
     /// A decorator for backing devices, for demonstrations and tests.
     pub decorate: Option<String>,
     /// How log lines look.
@@ -49,6 +52,7 @@ impl Options {
                 dev_dir: within("dev"),
             }),
             require_persistent: false,
+            keeper: None,
             decorate: None,
             log_format: LogFormat::Text,
             verbose: false,

@@ -3,7 +3,8 @@
 //! Always true here: the only `unsafe` of the crate is in this file, each block with the reason that it is sound.
 
 use cbd_types::{Error, ErrorKind, Result};
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The effective user of this process.
 #[must_use]
@@ -78,6 +79,35 @@ pub fn try_lock(file: &std::fs::File) -> std::io::Result<bool> {
     }
     let error = std::io::Error::last_os_error();
     if error.raw_os_error() == Some(libc::EWOULDBLOCK) { Ok(false) } else { Err(error) }
+}
+
+/// The descriptors that a service manager has handed to this process, with their names, by the protocol of `sd_listen_fds(3)`; once, and
+/// none from then on. From here on they are closed when a program is executed.
+#[must_use]
+pub fn handed_over_descriptors() -> Vec<(String, OwnedFd)> {
+    static TAKEN: AtomicBool = AtomicBool::new(false);
+    if TAKEN.swap(true, Ordering::SeqCst) {
+        return Vec::new();
+    }
+    let variable = |name: &str| std::env::var(name).unwrap_or_default();
+    if variable("LISTEN_PID").parse() != Ok(std::process::id()) {
+        return Vec::new();
+    }
+    /// The number of the first.
+    const FIRST: i32 = 3;
+    let count = variable("LISTEN_FDS").parse().unwrap_or(0).clamp(0, 1 << 16);
+    let names = variable("LISTEN_FDNAMES");
+    let mut names = names.split(':');
+    let mut descriptors = Vec::new();
+    for number in FIRST..FIRST + count {
+        let name = names.next().unwrap_or_default().to_owned();
+        // SAFETY: takes no pointer; of a number that is not open it says so.
+        if unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) } == 0 {
+            // SAFETY: it is open, and by the protocol this process's to own; nobody else takes it, since this is done once.
+            descriptors.push((name, unsafe { OwnedFd::from_raw_fd(number) }));
+        }
+    }
+    descriptors
 }
 
 /// Whether this process may lock as much memory as it likes.

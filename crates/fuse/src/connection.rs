@@ -1,17 +1,20 @@
 //! The connection to the kernel: opened, mounted, and opened again for each thread.
 //!
 //! Always true here: every descriptor closes when a program is executed, so the connection ends with the daemon and no
-//! child keeps it; a mount of ours has the type and source by which [`crate::mounts`] knows it.
+//! child keeps it, unless its descriptors were handed to one who does ([`crate::kept`]); a mount of ours has the type and source by which [`crate::mounts`] knows it.
 
 use crate::errors::system_error;
 use crate::filesystem::TRANSFER_BYTES_MAX;
 use crate::mounts::{KIND, SOURCE};
 use crate::system;
+use crate::wire::{self, OutHeader};
 use cbd_types::Result;
 use std::fs::{File, OpenOptions};
+use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use zerocopy::IntoBytes;
 
 /// A door to the kernel that belongs to no connection yet.
 pub fn open() -> Result<File> {
@@ -43,4 +46,22 @@ pub fn another(connection: &File) -> Result<File> {
     system::clone_connection(door.as_fd(), connection.as_fd())
         .map_err(|error| system_error("the FUSE connection cannot be opened for one more thread", &error))?;
     Ok(door)
+}
+
+/// Has the kernel send once more what was taken through any door of the connection and not answered. To be called while nobody
+/// reads from the connection and nobody works on what was read: what they had would be done twice at the same time.
+pub fn resend(connection: &File) -> Result<()> {
+    let message = OutHeader { len: size_of::<OutHeader>() as u32, error: wire::NOTIFY_RESEND, unique: 0 };
+    (&*connection).write_all(message.as_bytes()).map_err(|error| {
+        system_error(
+            "the kernel does not send what a predecessor had in flight once more (it needs Linux 6.9)",
+            &error,
+        )
+    })
+}
+
+/// Whether a connection has ended: unmounted, or aborted.
+pub fn has_ended(connection: &impl AsFd) -> Result<bool> {
+    system::has_error(connection.as_fd())
+        .map_err(|error| system_error("a FUSE connection cannot be looked at", &error))
 }

@@ -5,6 +5,7 @@
 //!
 //! Left to others: which devices there are and what they are called, sweeping at the start ([`crate::sweep`]).
 
+use crate::kept::{Keep, KeptState, Remains};
 use crate::loop_device::{Binding, Keeper, QueueLimits};
 use crate::service::{ABORT_PATIENCE, Service, Way};
 use cbd_export::BlockDevice;
@@ -50,6 +51,9 @@ pub struct Options {
     /// the device included; the kernel keeps the others. Each takes 1 MiB of address space, and as much memory as was touched
     /// of it by then. 0: requests always come through `/dev/fuse`.
     pub ring_depth: usize,
+    /// Who keeps the device beyond the life of this process. Its requests always come through `/dev/fuse` then: what is handed over by
+    /// io_uring belongs to the ring of one process, and when that ends nobody can go on.
+    pub keep: Option<Arc<dyn Keep>>,
 }
 
 /// Whether a device in use is stopped.
@@ -68,6 +72,9 @@ pub struct FuseLoop {
     service: Service,
     keeper: Option<Keeper>,
     link: Option<Link>,
+    /// Why it does not outlive this process, although it should.
+    unkept: Option<Error>,
+    taken_over: bool,
 }
 
 impl std::fmt::Debug for FuseLoop {
@@ -92,10 +99,104 @@ impl FuseLoop {
         }
         let what = || format!("{} could not be exported as a block device", options.name);
         let service = Service::start(&device, &options).context(what)?;
-        let mut export = Self { service, keeper: None, link: None };
+        let mut export = Self { service, keeper: None, link: None, unkept: None, taken_over: false };
         // On an error the drop of what there is undoes it.
         export.bind(&options, geometry).context(what)?;
+        if let Some(keep) = &options.keep {
+            export.unkept = export.entrust(keep, &options, &geometry).err();
+        }
         Ok(export)
+    }
+
+    /// Goes on with a device that a process before this has left, or was killed under: its clients have waited, and what was in
+    /// flight is done now. Only one process may do this, and only when nobody works on requests of the last one any more.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Exchanged`] where the device is not what it was, and what the system refused. It is as it was then, and its
+    /// clients go on waiting.
+    pub fn adopt(device: &Arc<dyn BlockDevice>, options: &Options, remains: &Remains) -> Result<Self> {
+        let what = || format!("{} waits for its daemon, and cannot be taken over", remains.state.name);
+        let geometry = device.geometry();
+        check(options, &geometry)?;
+        remains.check_geometry(&geometry, options.read_only).context(what)?;
+        Self::bring_back(device, options, remains).context(what)
+    }
+
+    fn bring_back(device: &Arc<dyn BlockDevice>, options: &Options, remains: &Remains) -> Result<Self> {
+        let state = &remains.state;
+        let keeper = Keeper::adopt(state.loop_number, &state.file())?;
+        let loop_path = &keeper.device().path;
+        let link = options.link.as_deref().map(|link| Link::create(link, loop_path)).transpose()?;
+        let service = Service::adopt(device, options, remains)?;
+        Ok(Self { service, keeper: Some(keeper), link, unkept: None, taken_over: true })
+    }
+
+    /// Hands over what the next process needs, then lets go of the loop device. A crash before the former leaves what it always
+    /// left, one between the two a device that goes with its last user.
+    fn entrust(&mut self, keep: &Arc<dyn Keep>, options: &Options, geometry: &Geometry) -> Result<()> {
+        let Some(keeper) = &self.keeper else { return Ok(()) };
+        // Also where it cannot be kept: with one more descriptor of them, doors would not close.
+        let doors = self.service.take_doors();
+        let connection = self.service.check_may_be_kept()?;
+        let state = KeptState {
+            name: options.name.clone(),
+            mount_dir: self.service.mount_dir().to_owned(),
+            link: options.link.clone(),
+            connection,
+            loop_number: keeper.device().number,
+            size: geometry.size,
+            sector: geometry.sector,
+            read_only: options.read_only,
+        };
+        let remains = Remains::new(state, doors)?;
+        keep.put(&remains)?;
+        let entrusted = keeper.entrust(LOOK_PATIENCE);
+        match entrusted {
+            Ok(()) => self.service.keep(Arc::clone(keep)),
+            Err(_) => keep.remove(),
+        }
+        entrusted
+    }
+
+    /// Why the device does not outlive this process although [`Options::keep`] was given.
+    #[must_use]
+    pub const fn unkept(&self) -> Option<&Error> {
+        self.unkept.as_ref()
+    }
+
+    /// Whether clients of another process go on with it.
+    #[must_use]
+    pub const fn is_taken_over(&self) -> bool {
+        self.taken_over
+    }
+
+    /// Whether it outlives this process.
+    #[must_use]
+    pub fn is_kept(&self) -> bool {
+        self.service.is_kept()
+    }
+
+    /// Whether it was stopped or left.
+    #[must_use]
+    pub const fn is_ended(&self) -> bool {
+        !self.service.is_mounted()
+    }
+
+    /// Serves no more, and leaves the device as it is: its clients wait for the process that [adopts](Self::adopt) it. What was taken
+    /// is answered first, as far as the device below does it within `timeout`; the next process is asked for the rest.
+    ///
+    /// # Errors
+    /// [`ErrorKind::TimedOut`] if threads still wait for the device below. They must have ended, by the end of this process, before
+    /// another takes the device over.
+    pub fn leave(&mut self, timeout: Duration) -> Result<()> {
+        if !self.service.is_kept() {
+            return self.stop(StopMode::Force, timeout);
+        }
+        if let Some(keeper) = self.keeper.take() {
+            keeper.leave();
+        }
+        self.link = None;
+        self.service.leave(Instant::now() + timeout)
     }
 
     fn bind(&mut self, options: &Options, geometry: Geometry) -> Result<()> {
@@ -161,6 +262,12 @@ impl FuseLoop {
         }
         if let Some(who) = users::opened_by(device.device) {
             return Ok(Some(format!("{} is open in {who}", self.device_path().display())));
+        }
+        // What a predecessor's clients have open was not counted here.
+        if self.taken_over
+            && let Some(who) = users::file_opened_by(&self.file_path())
+        {
+            return Ok(Some(format!("{} is open in {who}", self.file_path().display())));
         }
         // The message that a file was closed comes after the close.
         if !self.service.life().wait(CLOSE_PATIENCE, |state| state.open_files <= 1) {
@@ -245,13 +352,21 @@ impl Drop for FuseLoop {
     }
 }
 
-fn check(options: &Options, geometry: &Geometry) -> Result<()> {
-    let wrong = |text: String| Err(Error::new(ErrorKind::InvalidArgument, text));
-    let name = &options.name;
+/// Refuses what is no name of a file in a folder of its own.
+pub fn check_name(name: &str) -> Result<()> {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     if name.is_empty() || name.len() > 63 || name.starts_with('.') || !name.bytes().all(plain) {
-        return wrong(format!("{name:?} is no name for a device; take letters, digits, '-', '_' and '.'"));
+        return Err(Error::new(
+            ErrorKind::InvalidArgument,
+            format!("{name:?} is no name for a device; take letters, digits, '-', '_' and '.'"),
+        ));
     }
+    Ok(())
+}
+
+fn check(options: &Options, geometry: &Geometry) -> Result<()> {
+    let wrong = |text: String| Err(Error::new(ErrorKind::InvalidArgument, text));
+    check_name(&options.name)?;
     if options.queues == 0 || options.queues > QUEUES_MAX {
         return wrong(format!("{} is no number of queues; take 1 to {QUEUES_MAX}", options.queues));
     }

@@ -20,12 +20,20 @@ use std::time::{Duration, Instant};
 /// How long the kernel may take for its first message, which it sends with the mount.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Answers the first message of a connection. Whether the kernel hands requests over by io_uring from here on: it offers it, and
-/// `filesystem` wants it.
+/// What was agreed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Agreed {
+    /// The kernel hands requests over by io_uring from here on: it offers it, and the file system wants it.
+    pub over_ring: bool,
+    /// The kernel sends what was taken and not answered once more when it is asked to.
+    pub resends: bool,
+}
+
+/// Answers the first message of a connection.
 ///
 /// # Errors
 /// When the kernel speaks another protocol, or says nothing.
-pub fn agree(connection: &File, filesystem: &Filesystem, life: &Arc<Life>) -> Result<bool> {
+pub fn agree(connection: &File, filesystem: &Filesystem, life: &Arc<Life>) -> Result<Agreed> {
     let failed = |error| system_error("the FUSE connection cannot be begun", &error);
     let poller = Poller::new().map_err(failed)?;
     let mut door = Door::new(connection.try_clone().map_err(failed)?, Arc::clone(life));
@@ -45,7 +53,10 @@ pub fn agree(connection: &File, filesystem: &Filesystem, life: &Arc<Life>) -> Re
                 }
                 // A kernel of a later major version asks again with ours.
                 if major == wire::MAJOR {
-                    return Ok(filesystem.over_ring && flags2 & wire::OVER_IO_URING != 0);
+                    return Ok(Agreed {
+                        over_ring: filesystem.over_ring && flags2 & wire::OVER_IO_URING != 0,
+                        resends: flags2 & wire::HAS_RESEND != 0,
+                    });
                 }
             }
             Some(Ok((header, _))) => door.answer(header.unique, libc::EIO, &[]),

@@ -6,6 +6,10 @@
 //! waits for its I/O. In one table with the FUSE connection that wait could be for the very connection that
 //! is closed next, and the process would never die. So nobody else in this process opens the device.
 //!
+//! A device that is to outlive the process is *entrusted* to the kernel: it does not let its file go by itself, and nobody here holds
+//! it open. For whoever closes a block device last writes its pages out first, and a process that is killed would wait for pages
+//! that only its successor can take.
+//!
 //! Left to others: the file beneath ([`crate::worker`]), the link to the device ([`crate::link`]).
 
 use crate::errors::system_error;
@@ -82,6 +86,8 @@ enum Command {
     ExclusiveElsewhere(Sender<Result<bool>>),
     /// Write out what the kernel still holds, and let the file go, if nobody else uses the device.
     Release { end: Instant, reply: Sender<Result<()>> },
+    /// The device stays without anybody here that holds it.
+    Entrust(Sender<Result<()>>),
     /// Close the device, whoever uses it.
     Abandon(Sender<Result<()>>),
 }
@@ -108,7 +114,7 @@ impl Keeper {
                 Ok((file, device)) => {
                     let kept = device.clone();
                     if bound.send(Ok(device)).is_ok() {
-                        keep(file, &kept, &received);
+                        keep(Some(file), &kept, &received);
                     }
                 }
                 Err(error) => {
@@ -120,6 +126,49 @@ impl Keeper {
             Err(Error::new(ErrorKind::TimedOut, "the loop device could not be bound within 30 seconds"))
         })?;
         Ok(Self { commands, thread: Some(thread), device })
+    }
+
+    /// Takes care of a device that a process before this has entrusted to the kernel. Asks nothing of the file, which nobody may
+    /// serve yet.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`] when it is not bound to `file` any more.
+    pub fn adopt(number: u32, file: &Path) -> Result<Self> {
+        let path = PathBuf::from(format!("/dev/loop{number}"));
+        if !is_bound_to(number, file) {
+            let text = format!("{} is not bound to {} any more", path.display(), file.display());
+            return Err(Error::new(ErrorKind::NotFound, text));
+        }
+        let device = describe(path, number)?;
+        let (commands, received) = mpsc::channel();
+        let kept = device.clone();
+        let thread = std::thread::Builder::new()
+            .name("cbd-loop".into())
+            .spawn(move || match system::unshare_descriptors() {
+                Ok(()) => keep(None, &kept, &received),
+                // Whoever asks it for something is told that it is gone.
+                Err(_) => drop(received),
+            })
+            .map_err(|error| system_error("no thread for the loop device", &error))?;
+        Ok(Self { commands, thread: Some(thread), device })
+    }
+
+    /// Lets the device outlive this process: it stays bound until it is released, and nobody here holds it open.
+    ///
+    /// # Errors
+    /// When the kernel refuses; it is as it was.
+    pub fn entrust(&self, patience: Duration) -> Result<()> {
+        self.ask(patience, Command::Entrust)
+    }
+
+    /// The thread ends. A device that was entrusted stays.
+    pub fn leave(self) {
+        let Self { commands, thread, .. } = self;
+        drop(commands);
+        if let Some(thread) = thread {
+            // As in `join`.
+            let _ = thread.join();
+        }
     }
 
     /// The device.
@@ -176,8 +225,13 @@ impl Keeper {
     }
 }
 
-/// Holds the device until it is told to let go, or whoever could tell is gone.
-fn keep(mut held: File, device: &LoopDevice, commands: &Receiver<Command>) {
+/// Whether a loop device stands on this file. Asks the kernel alone, not the file's server.
+pub fn is_bound_to(number: u32, file: &Path) -> bool {
+    read_setting(number, "loop/backing_file").is_some_and(|bound| Path::new(&bound) == file)
+}
+
+/// Holds the device, unless it is entrusted, until it is told to let go, or whoever could tell is gone.
+fn keep(mut held: Option<File>, device: &LoopDevice, commands: &Receiver<Command>) {
     let path = &device.path;
     while let Ok(command) = commands.recv() {
         match command {
@@ -189,27 +243,61 @@ fn keep(mut held: File, device: &LoopDevice, commands: &Receiver<Command>) {
                 };
                 let _ = reply.send(answer);
             }
-            Command::Release { end, reply } => match release(held, device, end) {
-                Ok(()) => {
-                    let _ = reply.send(Ok(()));
-                    return;
-                }
-                Err((kept, error)) => {
-                    let _ = reply.send(Err(error));
-                    match kept {
-                        Some(kept) => held = kept,
-                        None => return,
+            Command::Release { end, reply } => {
+                let was_entrusted = held.is_none();
+                let opened = match held.take() {
+                    Some(file) => Ok(file),
+                    None => open_node(path).map_err(|error| (None, system_error(path.display(), &error))),
+                };
+                match opened.and_then(|file| release(file, device, end)) {
+                    Ok(()) => {
+                        let _ = reply.send(Ok(()));
+                        return;
+                    }
+                    Err((kept, error)) => {
+                        // The attempt to clear it has left it with the wish to let go by itself.
+                        if let Some(kept) = kept
+                            && !(was_entrusted && entrust(&kept).is_ok())
+                        {
+                            held = Some(kept);
+                        }
+                        let _ = reply.send(Err(error));
+                        if held.is_none() && !was_entrusted {
+                            return;
+                        }
                     }
                 }
-            },
+            }
+            Command::Entrust(reply) => {
+                let entrusted = held.as_ref().map_or(Ok(()), entrust);
+                if entrusted.is_ok() {
+                    held = None;
+                }
+                let _ = reply.send(entrusted.map_err(|error| system_error(path.display(), &error)));
+            }
             Command::Abandon(reply) => {
                 reset(device.number);
-                drop(held);
+                if held.take().is_none() {
+                    let _ = let_go(device.number);
+                }
                 let _ = reply.send(Ok(()));
                 return;
             }
         }
     }
+}
+
+/// Takes the wish from a device to let its file go by itself.
+fn entrust(device: &File) -> io::Result<()> {
+    let mut info = system::loop_status(device.as_fd())?;
+    info.flags &= !LO_FLAGS_AUTOCLEAR;
+    system::loop_set_status(device.as_fd(), &info)
+}
+
+/// Lets the file of a device go that nobody of ours holds, at once or when its last user closes it. Its file has to be served, or its
+/// connection to have ended.
+pub fn let_go(number: u32) -> io::Result<()> {
+    system::loop_clear(open_node(Path::new(&format!("/dev/loop{number}")))?.as_fd())
 }
 
 /// Lets the file go if nobody else uses the device; with an error comes what goes on holding it.
@@ -362,6 +450,15 @@ fn finish(device: File, path: PathBuf, number: u32, binding: &Binding) -> Result
     }
     let largest = read_number(number, "queue/max_hw_sectors_kb").min(REQUEST_KIB_MAX);
     write_setting(number, "queue/max_sectors_kb", largest)?;
+    let described = describe(path, number)?;
+    // From here on it is held open for reading only: closing a device that was open for writing makes udev read it.
+    let held = open_node(&described.path).map_err(|error| system_error(described.path.display(), &error))?;
+    drop(device);
+    Ok((held, described))
+}
+
+/// What the kernel shows of a device that is bound.
+fn describe(path: PathBuf, number: u32) -> Result<LoopDevice> {
     let numbers = device_number(number).ok_or_else(|| {
         Error::new(ErrorKind::System, format!("/sys/block/loop{number}/dev cannot be read"))
     })?;
@@ -375,13 +472,11 @@ fn finish(device: File, path: PathBuf, number: u32, binding: &Binding) -> Result
         max_sectors_kb: read_number(number, "queue/max_sectors_kb"),
         nr_requests: read_number(number, "queue/nr_requests"),
     };
-    // From here on it is held open for reading only: closing a device that was open for writing makes udev read it.
-    let held = open_node(&path).map_err(|error| system_error(path.display(), &error))?;
-    drop(device);
-    Ok((held, LoopDevice { number, path, device: numbers, limits }))
+    Ok(LoopDevice { number, path, device: numbers, limits })
 }
 
-fn device_number(number: u32) -> Option<(u32, u32)> {
+/// The device number of a loop device, (major, minor).
+pub fn device_number(number: u32) -> Option<(u32, u32)> {
     let text = read_setting(number, "dev")?;
     let (major, minor) = text.split_once(':')?;
     Some((major.parse().ok()?, minor.parse().ok()?))

@@ -29,18 +29,23 @@ pub const fn connection(mount: &Mount) -> u32 {
 /// Whether the server behind this FUSE mount is gone. One that does not answer within `patience` is not: it may
 /// answer yet.
 pub fn is_dead(mount: &Mount, patience: Duration) -> bool {
-    let (answered, answer) = mpsc::channel();
     let target = mount.target.clone();
-    // A thread of its own, since the question cannot be taken back; it ends when the server does.
-    let asked = std::thread::Builder::new().name("cbd-fuse-ask".into()).spawn(move || {
-        let _ = answered.send(system::ask_file_system(&target));
-    });
     // The last: it was served by io_uring, its threads are gone, and the kernel is about to end the connection.
     let gone = [libc::ENOTCONN, libc::ECONNABORTED, libc::ECANCELED];
-    match asked.ok().and_then(|_| answer.recv_timeout(patience).ok()) {
+    match within(patience, move || system::ask_file_system(&target)) {
         Some(Err(error)) => error.raw_os_error().is_some_and(|errno| gone.contains(&errno)),
         Some(Ok(())) | None => false,
     }
+}
+
+/// Asks something that may wait for a server; none when there is no answer within `patience`.
+pub fn within<T: Send + 'static>(patience: Duration, ask: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    let (answered, answer) = mpsc::channel();
+    // A thread of its own, since the question cannot be taken back; it ends when the server does.
+    let asked = std::thread::Builder::new().name("cbd-fuse-ask".into()).spawn(move || {
+        let _ = answered.send(ask());
+    });
+    asked.ok().and_then(|_| answer.recv_timeout(patience).ok())
 }
 
 /// Ends the connection: every request in it, and every later one, is answered with an error. Needs no answer

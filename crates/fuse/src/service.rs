@@ -2,7 +2,8 @@
 //!
 //! Always true here: requests come by io_uring for all processors, or through `/dev/fuse` for all: where any part of the former
 //! can't be had, that mount is taken down and another one made; what was started is stopped in the opposite order, whichever step of the start failed; an end takes no
-//! longer than it may, even if the device below never answers.
+//! longer than it may, even if the device below never answers. Where somebody [keeps](crate::kept) the descriptors, that a thread
+//! closes its door ends nothing: so a thread that fails ends the connection, and an end is said to the kernel.
 //!
 //! Left to others: who uses the file ([`crate::export`]), what a thread does ([`crate::worker`]).
 
@@ -12,6 +13,7 @@ use crate::errors::system_error;
 use crate::export::{Options, ThreadSetup};
 use crate::filesystem::Filesystem;
 use crate::handshake;
+use crate::kept::Keep;
 use crate::life::Life;
 use crate::mounts;
 use crate::ring::processors::Processors;
@@ -21,13 +23,17 @@ use crate::system;
 use crate::worker::Worker;
 use cbd_export::BlockDevice;
 use cbd_types::{Error, ErrorKind, Result};
+use std::cell::Cell;
 use std::fs::{self, File};
 use std::io::PipeReader;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Sender};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+mod kept;
 
 /// How long threads get to end after the connection was aborted.
 pub const ABORT_PATIENCE: Duration = Duration::from_secs(2);
@@ -78,7 +84,15 @@ pub struct Service {
     /// The number of the connection, where it could be found out.
     connection: Option<u32>,
     way: Way,
+    /// What is missing for a process after this to take the connection over.
+    cannot_be_kept: Option<&'static str>,
+    /// One more descriptor of each door, until they are kept.
+    doors: Vec<OwnedFd>,
+    keep: Option<Arc<dyn Keep>>,
 }
+
+/// What requests come through a door for, where nothing else is tried.
+const KEPT_REASON: &str = "what comes by io_uring could not outlive the daemon, and this can";
 
 impl Service {
     /// Mounts the file and serves it.
@@ -87,7 +101,9 @@ impl Service {
     /// What the system refused, in words; then nothing is left behind.
     pub fn start(device: &Arc<dyn BlockDevice>, options: &Options) -> Result<Self> {
         let mut reason = "that is not wanted".to_owned();
-        if options.ring_depth > 0 {
+        if options.keep.is_some() {
+            KEPT_REASON.clone_into(&mut reason);
+        } else if options.ring_depth > 0 {
             match Self::attempt(device, options, true) {
                 Ok(service) => return Ok(service),
                 Err(error) => reason = error.line(),
@@ -111,6 +127,9 @@ impl Service {
             mounted: false,
             connection: None,
             way: Way::Door { reason: reason.into() },
+            cannot_be_kept: Some("it is not served through /dev/fuse"),
+            doors: Vec::new(),
+            keep: None,
         };
         // On an error the drop of what there is undoes it.
         service.bring_up(device, options, over_ring, Arc::new(stopped))?;
@@ -135,15 +154,23 @@ impl Service {
             over_ring,
         });
         let agreed = handshake::agree(&first, &filesystem, &self.life)?;
+        if !agreed.over_ring {
+            self.cannot_be_kept = (!agreed.resends).then_some("the kernel is older than Linux 6.9");
+        }
+        let agreed = agreed.over_ring;
         let duties = if agreed { self.share_out(options)? } else { vec![Duty::Door; options.queues] };
         let mut starting = Vec::with_capacity(duties.len());
         for duty in duties {
+            let connection = connection::another(&first)?;
+            if options.keep.is_some() {
+                self.doors.push(duplicate(&connection)?);
+            }
             starting.push(Starting {
-                connection: connection::another(&first)?,
+                connection,
                 device: Arc::clone(device),
                 filesystem: Arc::clone(&filesystem),
                 stop: Arc::clone(&stop),
-                leaving: Leaving::enter(&self.life, duty != Duty::Door),
+                leaving: self.entering(duty != Duty::Door, options.keep.is_some()),
                 setup: options.thread_setup.clone(),
                 duty,
             });
@@ -151,6 +178,18 @@ impl Service {
         drop(first);
         self.start_threads(starting)?;
         if agreed { self.wait_for_ring() } else { Ok(()) }
+    }
+
+    /// A thread is about to begin. One of a connection that is kept ends it when it fails.
+    fn entering(&self, with_all: bool, kept: bool) -> Leaving {
+        let place = kept.then(|| (self.connection, self.mount_dir.clone()));
+        Leaving::enter(&self.life, with_all, place)
+    }
+
+    fn still_waiting(&self, and: &str) -> Error {
+        let serving = self.life.look().serving;
+        let text = format!("{}: {serving} threads still wait for requests in flight; {and}", self.name);
+        Error::new(ErrorKind::TimedOut, text)
     }
 
     /// Which queues each thread serves, with what depth.
@@ -252,7 +291,11 @@ impl Service {
     pub fn unmount(&mut self, end: Instant) -> Result<()> {
         // The message that the loop device has closed the file comes on its own.
         self.life.wait(left(end), |state| state.open_files == 0 || state.serving == 0);
-        if system::umount(&self.mount_dir, libc::UMOUNT_NOFOLLOW).is_err() {
+        if system::umount(&self.mount_dir, libc::UMOUNT_NOFOLLOW).is_ok() {
+            // That has ended it, and the number may be another's from here on.
+            self.connection = None;
+            self.keep.take().iter().for_each(|keep| keep.remove());
+        } else if self.keep.is_none() {
             // Somebody looks at the directory; the connection ends all the same, with the threads.
             let _ = system::umount(&self.mount_dir, libc::MNT_DETACH | libc::UMOUNT_NOFOLLOW);
         }
@@ -267,22 +310,19 @@ impl Service {
     pub fn end(&mut self, end: Instant) -> Result<()> {
         self.life.stop();
         let all_gone = self.life.wait(left(end), |state| state.serving == 0);
-        if !all_gone {
+        let keep = self.keep.take();
+        if !all_gone || keep.is_some() {
             mounts::abort_connection(self.connection, &self.mount_dir);
         } else if self.mounted {
             // If it is unmounted already, all the better.
             let _ = system::umount(&self.mount_dir, libc::MNT_DETACH | libc::UMOUNT_NOFOLLOW);
         }
         self.mounted = false;
+        keep.iter().for_each(|keep| keep.remove());
         // Not ours to remove if somebody put something into it.
         let _ = fs::remove_dir(&self.mount_dir);
         if !all_gone && !self.life.wait(ABORT_PATIENCE, |state| state.serving == 0) {
-            let serving = self.life.look().serving;
-            let text = format!(
-                "{}: {serving} threads still wait for requests in flight; clients see errors meanwhile",
-                self.name
-            );
-            return Err(Error::new(ErrorKind::TimedOut, text));
+            return Err(self.still_waiting("clients see errors meanwhile"));
         }
         self.threads.drain(..).for_each(raw::join);
         Ok(())
@@ -294,7 +334,7 @@ impl Drop for Service {
         if self.mounted {
             // Nobody is left to be told.
             let _ = self.end(Instant::now() + DROP_PATIENCE);
-        } else {
+        } else if self.keep.is_none() {
             let _ = fs::remove_dir(&self.mount_dir);
         }
     }
@@ -379,17 +419,22 @@ struct Leaving {
     life: Arc<Life>,
     /// Whether the others end with it: what it served is nobody's then.
     with_all: bool,
+    /// Of a connection that is kept, or may be: its number and place. What a thread of it has taken would wait for ever if that
+    /// failed, since its door stays open.
+    kept: Option<(Option<u32>, PathBuf)>,
+    failed: Cell<bool>,
 }
 
 impl Leaving {
     /// A thread is about to begin.
-    fn enter(life: &Arc<Life>, with_all: bool) -> Self {
+    fn enter(life: &Arc<Life>, with_all: bool, kept: Option<(Option<u32>, PathBuf)>) -> Self {
         life.change(|state| state.serving += 1);
-        Self { life: Arc::clone(life), with_all }
+        Self { life: Arc::clone(life), with_all, kept, failed: Cell::new(false) }
     }
 
     /// Why the thread ends.
     fn fail(&self, error: Error) {
+        self.failed.set(true);
         self.life.change(|state| {
             state.failure.get_or_insert(error);
         });
@@ -404,8 +449,20 @@ impl Drop for Leaving {
         if self.with_all {
             self.life.stop();
         }
+        if let Some((connection, mount_dir)) = &self.kept
+            && self.failed.get()
+        {
+            mounts::abort_connection(*connection, mount_dir);
+        }
         self.life.change(|state| state.serving = state.serving.saturating_sub(1));
     }
+}
+
+/// One more descriptor of the same open file.
+fn duplicate(file: &impl AsFd) -> Result<OwnedFd> {
+    file.as_fd()
+        .try_clone_to_owned()
+        .map_err(|error| system_error("one more descriptor of a FUSE connection", &error))
 }
 
 /// What is left of a time.

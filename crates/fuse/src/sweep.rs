@@ -1,21 +1,23 @@
 //! Clearing away what a killed daemon left behind.
 //!
 //! Always true here: only what is provably ours and dead is touched: a mount of our type and source under the
-//! given directory whose server is gone, a loop device bound to a file on such a mount, a link of our name to a
+//! given directory whose server is gone and which nobody keeps for another, a loop device bound to a file on such a mount, a link of our name to a
 //! loop device that is nobody's or was cleared. So it is safe at every start, next to other daemons too.
 //!
 //! Left to others: making sure that no two daemons share a directory.
 
 use crate::errors::system_error;
 use crate::link::{is_bound, is_marked, loop_number};
-use crate::loop_device::read_setting;
-use crate::mounts;
+use crate::loop_device::{MARK, read_setting};
+use crate::mounts::{self, within};
 use crate::system;
 use cbd_export::mounts::Mount;
-use cbd_types::Result;
-use std::fs::{self, File};
+use cbd_types::{AlignedBuffer, Result};
+use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -35,18 +37,24 @@ pub struct Swept {
     pub alive: Vec<PathBuf>,
 }
 
-/// Clears away what a killed daemon left under `run_dir`, and its links in `dev_dir`.
+/// Clears away what a killed daemon left under `run_dir`, and its links in `dev_dir`. The mounts that are `kept` wait for somebody
+/// to serve them, and are neither asked nor touched.
 ///
 /// # Errors
 /// When the mounts or the links cannot be listed.
-pub fn sweep(run_dir: &Path, dev_dir: &Path) -> Result<Swept> {
+pub fn sweep(run_dir: &Path, dev_dir: &Path, kept: &[PathBuf]) -> Result<Swept> {
     let mut swept = Swept::default();
-    let (dead, alive): (Vec<_>, Vec<_>) =
-        ours_under(run_dir)?.into_iter().partition(|mount| mounts::is_dead(mount, PATIENCE));
+    let is_dead = |mount: &Mount| !kept.contains(&mount.target) && mounts::is_dead(mount, PATIENCE);
+    let (dead, alive): (Vec<_>, Vec<_>) = ours_under(run_dir)?.into_iter().partition(is_dead);
     swept.alive = alive.into_iter().map(|mount| mount.target).collect();
     // Before the mounts, which say where the files of the loop devices are.
     for number in bound_loops() {
         if clear_if_over(number, &dead) {
+            swept.loops.push(PathBuf::from(format!("/dev/loop{number}")));
+        }
+    }
+    for number in bound_loops() {
+        if clear_if_orphaned(number, run_dir) {
             swept.loops.push(PathBuf::from(format!("/dev/loop{number}")));
         }
     }
@@ -96,11 +104,39 @@ fn clear_if_over(number: u32, dead: &[Mount]) -> bool {
     let Some(mount) = dead.iter().find(|mount| Path::new(&file).starts_with(&mount.target)) else {
         return false;
     };
-    let Ok(device) = File::open(format!("/dev/loop{number}")) else { return false };
     let (major, minor) = mount.device;
     // Paths can be the same in two namespaces; the number of the file system cannot.
-    let over = |info: &system::LoopInfo| info.device == libc::makedev(major, minor);
-    system::loop_status(device.as_fd()).as_ref().is_ok_and(over) && system::loop_clear(device.as_fd()).is_ok()
+    let over = move |info: &system::LoopInfo| info.device == libc::makedev(major, minor);
+    // The device of another namespace may wait for its daemon.
+    let answer = within(PATIENCE, move || {
+        let device = File::open(format!("/dev/loop{number}")).ok()?;
+        system::loop_status(device.as_fd()).is_ok_and(|info| over(&info)).then_some(device)
+    });
+    answer.flatten().is_some_and(|device| system::loop_clear(device.as_fd()).is_ok())
+}
+
+/// Lets the file of a loop device of ours go that does not go by itself, and whose connection has ended although its mount is not to be
+/// seen here: somebody has unmounted it by hand. One that can be read, or waits for its daemon, is another namespace's.
+fn clear_if_orphaned(number: u32, run_dir: &Path) -> bool {
+    let is_entrusted = read_setting(number, "loop/autoclear").is_some_and(|flag| flag == "0");
+    let is_detached = read_setting(number, "loop/backing_file")
+        .is_some_and(|file| Path::new(&file).parent() == Some(Path::new("/")));
+    let Ok(run_dir) = fs::canonicalize(run_dir) else { return false };
+    if !is_entrusted || !is_detached {
+        return false;
+    }
+    let path = format!("/dev/loop{number}");
+    let answer = within(PATIENCE, move || {
+        let device = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path).ok()?;
+        let info = system::loop_status(device.as_fd()).ok()?;
+        let (file, folder) = (system::loop_name(&info), run_dir.as_os_str().as_bytes());
+        let file = file.strip_prefix(MARK.as_bytes())?;
+        // It is as much of a path as there is room for.
+        let is_ours = file.starts_with(folder) || folder.starts_with(file);
+        let is_dead = device.read_at(&mut AlignedBuffer::zeroed(4096), 0).is_err();
+        (is_ours && is_dead).then_some(device)
+    });
+    answer.flatten().is_some_and(|device| system::loop_clear(device.as_fd()).is_ok())
 }
 
 fn sweep_links(dev_dir: &Path, swept: &mut Swept) -> Result<()> {
@@ -112,7 +148,7 @@ fn sweep_links(dev_dir: &Path, swept: &mut Swept) -> Result<()> {
     for entry in entries.flatten().filter(|entry| has_our_name(&entry.file_name().to_string_lossy())) {
         let Ok(target) = fs::read_link(entry.path()) else { continue };
         let dead = match (loop_number(&target), cbd_export::link::number(&target, "/dev/ublkb")) {
-            (Some(number), _) => swept.loops.contains(&target) || !is_bound(number) || !is_marked(number),
+            (Some(number), _) => swept.loops.contains(&target) || !is_bound(number) || !may_be_marked(number),
             (None, Some(number)) => !Path::new(&format!("/sys/block/ublkb{number}")).exists(),
             (None, None) => continue,
         };
@@ -121,6 +157,11 @@ fn sweep_links(dev_dir: &Path, swept: &mut Swept) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Whether a loop device carries our mark. One that does not answer waits for its daemon.
+fn may_be_marked(number: u32) -> bool {
+    within(PATIENCE, move || is_marked(number)).unwrap_or(true)
 }
 
 /// Whether a name is that of a blkdev: `cbd` and a number.
@@ -145,7 +186,7 @@ mod tests {
         link("cbdx", "/dev/loop1048003");
         link("other", "/dev/loop1048003");
         fs::write(dir.path().join("cbd2"), "").unwrap();
-        let mut swept = sweep(&dir.path().join("none"), dir.path()).unwrap();
+        let mut swept = sweep(&dir.path().join("none"), dir.path(), &[]).unwrap();
         swept.links.sort();
         assert_eq!(swept.links, [dir.path().join("cbd0"), dir.path().join("cbd3")]);
         assert!(swept.mounts.is_empty() && swept.loops.is_empty());
@@ -157,7 +198,7 @@ mod tests {
     fn directories_that_are_not_there_hold_nothing() {
         let dir = tempfile::tempdir().unwrap();
         let none = dir.path().join("none");
-        assert_eq!(sweep(&none, &none).unwrap(), Swept::default());
+        assert_eq!(sweep(&none, &none, &[]).unwrap(), Swept::default());
         assert_eq!(abort_connections(&none).unwrap(), 0);
     }
 }

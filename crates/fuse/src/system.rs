@@ -15,6 +15,7 @@ use std::path::Path;
 /// `_IOR(229, 0, u32)`: makes an opened `/dev/fuse` one more door to the connection of another.
 const FUSE_DEV_IOC_CLONE: c_ulong = 0x8004_e500;
 const LOOP_CLR_FD: c_ulong = 0x4c01;
+const LOOP_SET_STATUS64: c_ulong = 0x4c04;
 const LOOP_GET_STATUS64: c_ulong = 0x4c05;
 const LOOP_CONFIGURE: c_ulong = 0x4c0a;
 /// `_IO(0x12, 119)`.
@@ -173,6 +174,14 @@ pub fn loop_status(device: BorrowedFd<'_>) -> io::Result<LoopInfo> {
     Ok(info)
 }
 
+/// Changes what of a loop device may be changed while it is bound: its flag [`LO_FLAGS_AUTOCLEAR`].
+pub fn loop_set_status(device: BorrowedFd<'_>, info: &LoopInfo) -> io::Result<()> {
+    let info = std::ptr::from_ref(info);
+    // SAFETY: the kernel reads a `struct loop_info64` through the pointer, of the size asserted above.
+    check(unsafe { libc::ioctl(device.as_raw_fd(), LOOP_SET_STATUS64 as _, info) })?;
+    Ok(())
+}
+
 /// Lets the file of a loop device go: at once, or when its last opener closes it.
 pub fn loop_clear(device: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: takes no argument.
@@ -185,6 +194,23 @@ pub fn discard(device: BorrowedFd<'_>, start: u64, length: u64) -> io::Result<()
     let range = [start, length];
     // SAFETY: the kernel reads two u64 through the pointer.
     check(unsafe { libc::ioctl(device.as_raw_fd(), BLKDISCARD as _, range.as_ptr()) })?;
+    Ok(())
+}
+
+/// Whether a descriptor is in a state of error, which a FUSE connection that has ended is; does not wait.
+pub fn has_error(descriptor: BorrowedFd<'_>) -> io::Result<bool> {
+    let mut asked = libc::pollfd { fd: descriptor.as_raw_fd(), events: 0, revents: 0 };
+    // SAFETY: the kernel reads and writes one pollfd through the pointer.
+    check(unsafe { libc::poll(&raw mut asked, 1, 0) })?;
+    Ok(asked.revents != 0)
+}
+
+/// Makes reads of an open file return at once, for all who have it open.
+pub fn do_not_block(descriptor: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: takes no pointer.
+    let flags = check(unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_GETFL) })?;
+    // SAFETY: takes no pointer.
+    check(unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_SETFL, flags | libc::O_NONBLOCK) })?;
     Ok(())
 }
 

@@ -31,6 +31,11 @@ pub const INIT_EXTENDED: u32 = 1 << 30;
 /// In `flags2`: requests may be handed over by io_uring (the 41st of all flags).
 pub const OVER_IO_URING: u32 = 1 << 9;
 
+/// In `flags2`: the kernel sends what was taken and not answered once more when it is asked to (the 40th of all flags; Linux 6.9).
+pub const HAS_RESEND: u32 = 1 << 7;
+/// In place of an errno, in a message to nobody: send what was taken and not answered once more.
+pub const NOTIFY_RESEND: i32 = 7;
+
 /// Reads and writes bypass the page cache.
 pub const OPEN_DIRECT_IO: u32 = 1 << 0;
 /// Closing needs no message; a dying process so never waits for its own file.

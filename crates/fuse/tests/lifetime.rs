@@ -280,13 +280,13 @@ fn a_killed_daemon_lets_the_loop_device_go_and_a_new_one_starts_after_a_sweep() 
             drop(file);
             kill(child);
             assert_eq!(bound_file(&loop_path), None);
-            let swept = sweep(dir, dir).unwrap();
+            let swept = sweep(dir, dir, &[]).unwrap();
             assert_eq!(swept.mounts, [dir.join("fuse/cbd7")]);
             assert_eq!(swept.links, [dir.join("cbd7")]);
             assert!(swept.alive.is_empty());
             assert!(!mounts().contains("fuse.cbd"));
             let mut export = start(&Arc::new(TestDevice::new(8 * MIB, 512)), dir);
-            assert_eq!(sweep(dir, dir).unwrap(), Swept { alive: swept.mounts, ..Swept::default() });
+            assert_eq!(sweep(dir, dir, &[]).unwrap(), Swept { alive: swept.mounts, ..Swept::default() });
             export.stop(StopMode::WhenUnused, SOON).unwrap();
         }
     });
@@ -309,7 +309,7 @@ fn a_daemon_killed_under_a_mount_is_swept_and_its_loop_device_goes_with_the_moun
         };
         std::thread::sleep(Duration::from_millis(200));
         kill(child);
-        let swept = sweep(dir, dir).unwrap();
+        let swept = sweep(dir, dir, &[]).unwrap();
         assert_eq!(swept.loops, std::slice::from_ref(&loop_path));
         assert_eq!(swept.links, [dir.join("cbd7")]);
         assert!(bound_file(&loop_path).is_some(), "it is still mounted");
@@ -347,7 +347,7 @@ fn a_daemon_killed_under_load_holds_nobody_up_and_is_swept() {
             }
             assert!(clients.iter().all(std::thread::JoinHandle::is_finished), "somebody still waits");
             assert!(clients.into_iter().all(|client| client.join().unwrap().is_some()));
-            let swept = sweep(dir, dir).unwrap();
+            let swept = sweep(dir, dir, &[]).unwrap();
             assert_eq!(swept.mounts, [dir.join("fuse/cbd7")]);
             assert!(!mounts().contains("fuse.cbd"));
             assert_eq!(bound_file(&loop_path), None);

@@ -52,6 +52,7 @@ fn start(doors: &Doors, device: Arc<dyn BlockDevice>, name: &str) -> Result<Fuse
         thread_setup: Some(doors.thread_setup()),
         read_only: false,
         ring_depth: RING_DEPTH,
+        keep: None,
     };
     FuseLoop::start(device, options)
 }

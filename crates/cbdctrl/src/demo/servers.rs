@@ -13,6 +13,7 @@ use cbd_daemon::api::{
 };
 use cbd_daemon::client::Client;
 use cbd_daemon::exports::{Export, ExportChoice, ExportPlaces, Place};
+use cbd_daemon::keeping::Shelf;
 use cbd_export::{BlockDevice, MemoryDevice};
 use cbd_pmem::Mapping;
 use cbd_types::{Error, ErrorKind, Result};
@@ -81,8 +82,11 @@ impl Daemon {
         let socket = run.join("control.sock");
         let mut command = ourselves(way);
         command.arg("daemon");
-        // None of the machine's configuration: it is not there.
-        command.arg("--config").arg(folder.join("none.toml"));
+        // None of the machine's configuration. What is shown holds for every door: clients of a killed daemon see errors.
+        let config = folder.join("cbd.toml");
+        fs::write(&config, "[daemon]\nkeep_fuse = false\n")
+            .map_err(|error| system(config.display().to_string(), &error))?;
+        command.arg("--config").arg(config);
         command.arg("--state-dir").arg(folder.join("state")).arg("--run-dir").arg(run);
         command.arg("--dev-dir").arg(folder.join("dev")).arg("--socket").arg(&socket);
         command.arg("--throttle").arg(format!("throttle:{throttle}"));
@@ -340,6 +344,7 @@ pub fn serve_memory(folder: &Path, arguments: &Arguments) -> Result<()> {
         run_dir: folder.join("run"),
         dev_dir: folder.join("dev"),
         daemon_id: 0,
+        shelf: Arc::new(Shelf::closed("it ends with the demonstration")),
         vhost_spin: None,
     };
     fs::create_dir_all(&places.dev_dir).map_err(|error| system(folder.display().to_string(), &error))?;

@@ -35,6 +35,7 @@ pub struct Place {
     folder: tempfile::TempDir,
     memory: tempfile::TempDir,
     daemon: Option<Child>,
+    keeps: bool,
     /// What decorates backing devices, at the next start.
     pub decorate: Option<String>,
 }
@@ -47,10 +48,20 @@ impl Place {
     pub fn under(folder: &Path) -> Self {
         let made = tempfile::Builder::new().prefix("cbd-").tempdir_in(folder).expect("a folder");
         std::fs::create_dir(made.path().join("dev")).expect("a folder");
+        // What follows an error is what most tests are about; those of a device that outlives its daemon ask for it.
+        std::fs::write(made.path().join("cbd.toml"), "[daemon]\nkeep_fuse = false\n").expect("a file");
         let places = [folder.join(sandbox::MEMORY), PathBuf::from("/dev/shm"), folder.to_owned()];
         let shared = places.into_iter().find(|place| place.is_dir()).expect("the folder is there");
         let memory = tempfile::Builder::new().prefix("cbd-test-").tempdir_in(shared).expect("a folder");
-        Self { folder: made, memory, daemon: None, decorate: None }
+        Self { folder: made, memory, daemon: None, keeps: false, decorate: None }
+    }
+
+    /// One whose FUSE devices outlive the daemon, as they do where nothing else is said. They end with this.
+    pub fn keeping(folder: &Path) -> Self {
+        let mut place = Self::under(folder);
+        std::fs::remove_file(place.path("cbd.toml")).expect("a file");
+        place.keeps = true;
+        place
     }
 
     /// A daemon with a region of 64 MiB.
@@ -253,6 +264,11 @@ impl Drop for Place {
         if let Some(mut daemon) = self.daemon.take() {
             let _ = daemon.kill();
             let _ = daemon.wait();
+        }
+        if self.keeps {
+            // A keeper whose connections have ended ends, too; the loop devices stay until somebody clears them.
+            let _ = cbd_fuse::abort_connections(&self.path("run"));
+            let _ = cbd_fuse::sweep(&self.path("run"), &self.path("dev"), &[]);
         }
         if std::thread::panicking() {
             eprintln!("the daemon's log ended with:\n{}", tail(&self.log(), 30));

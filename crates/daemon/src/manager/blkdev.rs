@@ -5,10 +5,10 @@ use super::transport::{Running, running_mut};
 use super::{Fixed, Manager};
 use crate::api::{BlkdevInfo, StartBlkdev, StopBlkdev};
 use crate::exports::{Export, ExportChoice, Place, device_name};
+use crate::left::Left;
 use cbd_engine::{BlkdevEntry, BlkdevSpec};
 use cbd_export::BlockDevice;
 use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, Result};
-use cbd_ublk::{LeftBehind, Tag};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -23,8 +23,8 @@ pub(super) struct BlkdevSlot {
     pub error: Option<String>,
     /// What it is called while no door says otherwise.
     pub name: String,
-    /// The mark of its ublk device, if it has one; none for a device of another host.
-    pub tag: Option<Tag>,
+    /// What a predecessor may have left of it; none for a device of another host.
+    pub left: Option<Left>,
 }
 
 impl BlkdevSlot {
@@ -46,9 +46,9 @@ impl BlkdevSlot {
         }
     }
 
-    /// Its door for the kernel, if a predecessor left one and no process serves it.
-    fn left_behind(&self) -> Option<LeftBehind> {
-        if self.export.is_some() { None } else { LeftBehind::find(self.tag?) }
+    /// Its door for the kernel, that a predecessor may have left, if no process serves it.
+    const fn left_behind(&self) -> Option<&Left> {
+        if self.export.is_some() { None } else { self.left.as_ref() }
     }
 
     /// Refuses while somebody uses it.
@@ -59,7 +59,7 @@ impl BlkdevSlot {
         if let Some(export) = &self.export {
             return export.refuse_if_used();
         }
-        match self.left_behind().map(|left| left.user()).transpose()?.flatten() {
+        match self.left_behind().map(Left::user).transpose()?.flatten() {
             Some(user) => Err(Error::new(ErrorKind::Busy, format!("{user}; end that first, or use --force"))),
             None => Ok(()),
         }
@@ -74,7 +74,7 @@ impl BlkdevSlot {
             self.refuse_if_used()?;
         }
         self.close(force)?;
-        self.left_behind().map_or(Ok(()), LeftBehind::remove)
+        self.left_behind().map_or(Ok(()), Left::remove)
     }
 
     /// The daemon ends: closes its door, or leaves it to the next daemon.
@@ -118,8 +118,8 @@ impl BackendSlot {
             }
         };
         let name = name_while_closed(fixed, transport, entry.id);
-        let tag = Some(fixed.places.tag(&self.identity(entry.id)));
-        self.blkdevs.insert(entry.id, BlkdevSlot { entry: entry.clone(), export, error, name, tag });
+        let left = Some(fixed.places.left(&self.identity(entry.id)));
+        self.blkdevs.insert(entry.id, BlkdevSlot { entry: entry.clone(), export, error, name, left });
     }
 
     /// Refuses while requests of a door that was closed by force still wait for the disk: its clients were told that they failed, and
@@ -181,14 +181,14 @@ fn blkdev_identity(backend: &[u8; 16], id: BlkdevId) -> Vec<u8> {
 }
 
 impl Running {
-    /// The marks of the ublk devices that block devices of this host have or could have.
-    pub(super) fn ublk_tags(&self, fixed: &Fixed) -> Vec<Tag> {
+    /// By what the block devices of this host are known after a restart.
+    pub(super) fn identities(&self) -> Vec<Vec<u8>> {
         let ours = self.transport.blkdevs().into_iter().filter(|entry| entry.host == self.host);
-        let tag = |entry: BlkdevEntry| {
+        let identity = |entry: BlkdevEntry| {
             let backend = self.transport.backend(entry.backend).ok()?;
-            Some(fixed.places.tag(&blkdev_identity(&backend.uuid, entry.id)))
+            Some(blkdev_identity(&backend.uuid, entry.id))
         };
-        ours.filter_map(tag).collect()
+        ours.filter_map(identity).collect()
     }
 
     /// The block devices of this host, or of all hosts.
@@ -202,7 +202,7 @@ impl Running {
             let others = self.transport.blkdevs().into_iter().filter(|entry| entry.host != self.host);
             list.extend(others.map(|entry| {
                 let (id, name) = (entry.id, device_name(transport, entry.id.0));
-                BlkdevSlot { entry, export: None, error: None, name, tag: None }.info(id)
+                BlkdevSlot { entry, export: None, error: None, name, left: None }.info(id)
             }));
         }
         list.sort_by_key(|info| info.blkdev_id);
@@ -251,8 +251,8 @@ impl Manager {
         match opened {
             Ok((export, entry)) => {
                 let name = name_while_closed(&self.fixed, transport, id);
-                let tag = Some(self.fixed.places.tag(&slot.identity(id)));
-                let blkdev = BlkdevSlot { entry, export: Some(export), error: None, name, tag };
+                let left = Some(self.fixed.places.left(&slot.identity(id)));
+                let blkdev = BlkdevSlot { entry, export: Some(export), error: None, name, left };
                 let info = blkdev.info(id);
                 slot.blkdevs.insert(id, blkdev);
                 Ok(info)

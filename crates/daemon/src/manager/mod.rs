@@ -24,12 +24,14 @@ use crate::config::Config;
 use crate::control::{Control, Report};
 use crate::exports::ExportPlaces;
 use crate::guard::Guard;
+use crate::keeping::shelf::{Shelf, Wish};
 use crate::run::Options;
 use crate::state::{RecoveryPoint, StateDir};
 use cbd_backing::Decorator;
 use cbd_engine::Environment;
 use cbd_runtime::ProcessEnvironment;
 use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, Result};
+use cbd_ublk::Tag;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -87,10 +89,18 @@ impl Manager {
     /// When the decorator is malformed, or the state folder stands on a device of ours.
     pub fn new(options: &Options, config: Config, state: StateDir) -> Result<Self> {
         let environment = Arc::new(ProcessEnvironment::new());
+        let daemon_id = state.daemon_id(|| environment.random())?;
+        let shelf = Shelf::open(Wish {
+            daemon_id,
+            run_dir: &options.paths.run_dir,
+            keeper: options.keeper.as_deref(),
+            keeps_new: config.daemon.keep_fuse.unwrap_or(true),
+        });
         let places = ExportPlaces {
             run_dir: options.paths.run_dir.clone(),
             dev_dir: options.paths.dev_dir.clone(),
-            daemon_id: state.daemon_id(|| environment.random())?,
+            daemon_id,
+            shelf: Arc::new(shelf),
             vhost_spin: config.daemon.vhost_spin_us.map(|us| Duration::from_micros(us.into())),
         };
         let guard = Guard { fuse_dir: places.fuse_dir(), ublk_dir: places.ublk_dir() };
@@ -152,7 +162,8 @@ impl Manager {
     }
 
     fn bring_back(&self, tables: &mut Tables) -> Result<String> {
-        match cbd_fuse::sweep(&self.fixed.places.fuse_dir(), &self.fixed.places.dev_dir) {
+        let places = &self.fixed.places;
+        match cbd_fuse::sweep(&places.fuse_dir(), &places.dev_dir, &places.shelf.mounts()) {
             Ok(swept) => tracing::debug!("{swept:?}"),
             Err(error) => tracing::warn!("what a predecessor left cannot be cleared: {error}"),
         }
@@ -164,18 +175,22 @@ impl Manager {
             let slot = TransportSlot::restore(&self.fixed, entry)?;
             tables.insert(id, slot);
         }
-        self.sweep_ublk(tables);
+        self.sweep_unwanted(tables);
         Ok(summary(tables))
     }
 
-    /// Takes ublk devices away that a predecessor left and that nobody wants any more. While a transport is not up, it is not known
+    /// Takes devices away that a predecessor left and that nobody wants any more. While a transport is not up, it is not known
     /// which are wanted.
-    fn sweep_ublk(&self, tables: &Tables) {
+    fn sweep_unwanted(&self, tables: &Tables) {
         let mut wanted = Vec::new();
         for slot in tables.values() {
             let Ok(running) = &slot.running else { return };
-            wanted.extend(running.ublk_tags(&self.fixed));
+            wanted.extend(running.identities());
         }
+        for device in self.fixed.places.shelf.sweep(&wanted) {
+            tracing::info!("{device} was left by a predecessor and stands for nothing any more: it is gone");
+        }
+        let wanted: Vec<Tag> = wanted.iter().map(|identity| self.fixed.places.tag(identity)).collect();
         match cbd_ublk::sweep(self.fixed.places.daemon_id, &wanted, &self.fixed.places.ublk_dir()) {
             Ok(swept) => swept.iter().for_each(|disk| {
                 tracing::info!(
@@ -255,6 +270,7 @@ impl Chores {
                 match manager.upgrade() {
                     Some(manager) => {
                         manager.record(&mut logged);
+                        manager.fixed.places.shelf.tend();
                         manager.retry_what_is_down();
                     }
                     None => return,

@@ -75,7 +75,7 @@ impl Manager {
             }
         }
         if has_come {
-            self.sweep_ublk(&tables);
+            self.sweep_unwanted(&tables);
         }
         let down = down(&mut tables);
         for (transport, id) in down {

@@ -353,6 +353,7 @@ pub fn options(dir: &Path, queues: usize) -> Options {
         thread_setup: None,
         read_only: false,
         ring_depth: if Wanted::here() == Wanted::Door { 0 } else { cbd_fuse::RING_DEPTH },
+        keep: None,
     }
 }
 

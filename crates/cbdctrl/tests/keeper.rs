@@ -1,0 +1,137 @@
+//! The process that holds descriptors for one daemon after the other.
+
+mod support;
+
+use cbd_daemon::keeping::DescriptorStore;
+use cbd_daemon::keeping::keeper::KeeperStore;
+use cbd_types::ErrorKind;
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use support::{text_of, tool, until};
+
+/// A folder with a keeper's socket. What the keeper has is taken from it when this is dropped, so it ends.
+struct Keeper {
+    folder: tempfile::TempDir,
+}
+
+impl Keeper {
+    fn new() -> Self {
+        Self { folder: tempfile::tempdir().expect("a folder") }
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.folder.path().join("keeper.sock")
+    }
+
+    /// As a daemon: the store, and the names of what a predecessor has left there with the number in each of its files.
+    fn open(&self) -> (KeeperStore, Vec<(String, Vec<u8>)>) {
+        let program = Path::new(env!("CARGO_BIN_EXE_cbdctrl"));
+        let (store, entries) = KeeperStore::open(&self.socket(), program).expect("a store");
+        let number = |file: File| {
+            let mut byte = [0];
+            file.read_exact_at(&mut byte, 0).expect("read");
+            byte[0]
+        };
+        let entries = entries.into_iter().map(|entry| {
+            (entry.name, entry.descriptors.into_iter().map(|descriptor| number(descriptor.into())).collect())
+        });
+        (store, entries.collect())
+    }
+
+    /// The processes that have the socket.
+    fn processes(&self) -> Vec<String> {
+        let listed = tool("ss", &["-xlpH"]);
+        let of_us = listed.lines().filter(|line| line.contains(&text_of(&self.socket())));
+        let number = |line: &str| {
+            let (_, rest) = line.split_once("pid=")?;
+            Some(rest.split(|byte: char| !byte.is_ascii_digit()).next()?.to_owned())
+        };
+        of_us.filter_map(number).collect()
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        let program = Path::new(env!("CARGO_BIN_EXE_cbdctrl"));
+        if let Ok((store, entries)) = KeeperStore::open(&self.socket(), program) {
+            entries.iter().for_each(|entry| store.remove(&entry.name));
+        }
+    }
+}
+
+fn file(number: u8) -> File {
+    let file = tempfile::tempfile().expect("a file");
+    file.write_all_at(&[number], 0).expect("written");
+    file
+}
+
+#[test]
+fn what_one_daemon_puts_the_next_finds_until_it_is_removed() {
+    let keeper = Keeper::new();
+    let (store, left) = keeper.open();
+    assert!(left.is_empty());
+    let (one, two) = (file(1), file(2));
+    store.put("cbd-a", &[one.as_fd(), two.as_fd()]).expect("kept");
+    store.put("cbd-b", &[two.as_fd()]).expect("kept");
+    let mode = std::fs::metadata(keeper.socket()).expect("a socket").permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    drop(store);
+    let (store, left) = keeper.open();
+    assert_eq!(left, [("cbd-a".to_owned(), vec![1, 2]), ("cbd-b".to_owned(), vec![2])]);
+    store.put("cbd-a", &[two.as_fd()]).expect("kept");
+    store.remove("cbd-b");
+    drop(store);
+    let (store, left) = keeper.open();
+    assert_eq!(left, [("cbd-a".to_owned(), vec![2])]);
+    store.remove("cbd-a");
+    drop(store);
+    assert!(keeper.open().1.is_empty());
+}
+
+#[test]
+fn a_keeper_that_holds_nothing_ends_with_its_daemon() {
+    let keeper = Keeper::new();
+    let (store, _) = keeper.open();
+    let one = file(1);
+    store.put("cbd-a", &[one.as_fd()]).expect("kept");
+    assert_eq!(keeper.processes().len(), 1);
+    store.remove("cbd-a");
+    drop(store);
+    until("the keeper's end", || keeper.processes().is_empty());
+    assert!(!keeper.socket().exists());
+}
+
+#[test]
+fn a_second_daemon_is_refused_while_the_first_has_the_keeper() {
+    let keeper = Keeper::new();
+    let (store, _) = keeper.open();
+    let one = file(1);
+    store.put("cbd-a", &[one.as_fd()]).expect("kept");
+    let program = Path::new(env!("CARGO_BIN_EXE_cbdctrl"));
+    let error = KeeperStore::open(&keeper.socket(), program).expect_err("it is taken");
+    assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+    store.put("cbd-a", &[one.as_fd()]).expect("the first goes on");
+    drop(store);
+}
+
+#[test]
+fn a_keeper_that_dies_is_replaced_and_the_next_has_what_it_held() {
+    let keeper = Keeper::new();
+    let (store, _) = keeper.open();
+    let (one, two) = (file(1), file(2));
+    store.put("cbd-a", &[one.as_fd()]).expect("kept");
+    let first = keeper.processes();
+    tool("kill", &["-KILL", &first[0]]);
+    until("another keeper", || {
+        store.tend();
+        let now = keeper.processes();
+        now.len() == 1 && now != first
+    });
+    // One that dies just before something is put.
+    tool("kill", &["-KILL", &keeper.processes()[0]]);
+    store.put("cbd-b", &[two.as_fd()]).expect("kept");
+    drop(store);
+    assert_eq!(keeper.open().1, [("cbd-a".to_owned(), vec![1]), ("cbd-b".to_owned(), vec![2])]);
+}

@@ -1,0 +1,296 @@
+//! A FUSE device outlives its daemon: whoever uses it sees a pause and no error, whatever becomes of the daemon.
+
+mod support;
+
+use std::fs::File;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use support::pattern::{Random, seed};
+use support::sandbox::{Mounted, in_sandbox};
+use support::{MIB, Place, child, text_of, tool, until, wait};
+
+const SIZE: u64 = 64 * MIB;
+/// Longest that a client may wait once a daemon is there.
+const SOON: Duration = Duration::from_secs(15);
+
+/// A daemon with a device that outlives it, over a new disk.
+fn place_with_device(folder: &Path) -> (Place, String, String) {
+    let mut place = Place::keeping(folder);
+    place.start();
+    place.register("64M");
+    let disk = place.disk("disk", SIZE);
+    let device = place.start_block_device(&disk, "16M");
+    let way = place.json(&["dev-list"])[0]["way"].to_string();
+    assert!(way.contains("outlives the daemon, kept by a keeper"), "{way}");
+    (place, disk, device)
+}
+
+/// Ends the daemon, by SIGKILL or in order, and starts it again a little later.
+fn come_and_go(place: &mut Place, random: &mut Random, round: u64) {
+    if round % 3 == 2 {
+        let took = place.terminate();
+        assert!(took < Duration::from_secs(10), "SIGTERM took {took:?}");
+    } else {
+        place.kill();
+    }
+    std::thread::sleep(Duration::from_millis(random.below(150)));
+    place.start();
+}
+
+/// Writes a block past every page cache.
+fn write_block(device: &str, at: u64, value: u8) -> JoinHandle<std::io::Result<()>> {
+    let device = device.to_owned();
+    std::thread::spawn(move || {
+        let file = File::options().write(true).custom_flags(libc::O_DIRECT).open(device)?;
+        let mut block = cbd_types::AlignedBuffer::zeroed(4096);
+        block.fill(value);
+        file.write_all_at(&block, at)
+    })
+}
+
+#[track_caller]
+fn in_time<T>(thread: JoinHandle<T>) -> T {
+    let end = Instant::now() + SOON;
+    while !thread.is_finished() {
+        assert!(Instant::now() < end, "somebody still waits");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    thread.join().expect("it does not panic")
+}
+
+fn mounts_under(folder: &Path) -> usize {
+    let all = std::fs::read_to_string("/proc/self/mounts").expect("the mounts");
+    all.lines().filter(|line| line.contains(&*folder.to_string_lossy())).count()
+}
+
+/// The keeper of the place's daemon.
+fn keeper(place: &Place) -> Option<String> {
+    let socket = place.text("run/keeper.sock");
+    let listed = tool("ss", &["-xlpH"]);
+    let line = listed.lines().find(|line| line.contains(&socket))?;
+    let (_, rest) = line.split_once("pid=")?;
+    Some(rest.split(|byte: char| !byte.is_ascii_digit()).next()?.to_owned())
+}
+
+fn same(one: &str, other: &str) -> bool {
+    support::try_tool("cmp", &[one, other]).code == 0
+}
+
+#[test]
+fn fio_verifies_everything_through_kills_and_stops_and_the_disk_has_it_in_the_end() {
+    let name = "fio_verifies_everything_through_kills_and_stops_and_the_disk_has_it_in_the_end";
+    in_sandbox(name, Duration::from_secs(120), |folder| {
+        let mut random = Random(seed());
+        let (mut place, disk, device) = place_with_device(folder);
+        let mut fio = Command::new("fio");
+        fio.args(["--name=load", "--thread", "--ioengine=libaio", "--direct=1", "--rw=randwrite"]);
+        fio.args(["--bsrange=4k-64k", "--iodepth=16", "--verify=crc32c", "--verify_fatal=1"]);
+        fio.args(["--verify_state_save=0", "--rate=6m", &format!("--size={}", 36 * MIB)]);
+        fio.arg(format!("--filename={device}")).env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
+        fio.current_dir(folder).stdin(Stdio::null()).stdout(Stdio::null());
+        child::dies_with_us(&mut fio);
+        let mut fio = fio.spawn().expect("fio");
+        let mut rounds = 0;
+        while fio.try_wait().expect("it is ours").is_none() {
+            std::thread::sleep(Duration::from_millis(200 + random.below(300)));
+            come_and_go(&mut place, &mut random, rounds);
+            rounds += 1;
+            assert!(rounds < 60, "fio does not end");
+        }
+        let status = wait(&mut fio, SOON).expect("fio ends");
+        assert!(status.success(), "fio saw an error: {status}\n{}", place.log());
+        assert!(rounds > 5, "{rounds} rounds");
+        println!("fio saw no error through {rounds} ends of the daemon");
+        assert!(place.log().contains("its clients go on"));
+        let seen = text_of(&place.path("seen"));
+        tool("dd", &[&format!("if={device}"), &format!("of={seen}"), "bs=1M", "iflag=direct", "status=none"]);
+        place.ok(&["backend-stop", "-b", "0"]);
+        assert!(same(&seen, &disk), "the disk alone has what clients saw");
+        assert_eq!(mounts_under(&place.path("run")), 0);
+        place.terminate();
+        until("the keeper's end", || keeper(&place).is_none());
+    });
+}
+
+#[test]
+fn files_are_copied_to_an_ext4_through_kills_and_it_is_clean() {
+    let name = "files_are_copied_to_an_ext4_through_kills_and_it_is_clean";
+    in_sandbox(name, Duration::from_secs(120), |folder| {
+        let mut random = Random(seed());
+        let (mut place, disk, device) = place_with_device(folder);
+        tool("mkfs.ext4", &["-q", &device]);
+        let mounted = Mounted::new(&device, &folder.join("mnt"), "rw");
+        for round in 0..4_u8 {
+            let file = mounted.path(&format!("file-{round}"));
+            let copying = std::thread::spawn(move || -> std::io::Result<()> {
+                let file = File::create(file)?;
+                for piece in 0..24_u64 {
+                    file.write_all_at(&vec![round + 1; 256 << 10], piece * (256 << 10))?;
+                    file.sync_data()?;
+                }
+                file.sync_all()
+            });
+            std::thread::sleep(Duration::from_millis(random.below(60)));
+            come_and_go(&mut place, &mut random, u64::from(round));
+            in_time(copying).expect("no error");
+        }
+        // What is left mounted while no daemon is there.
+        let took = place.terminate();
+        assert!(took < Duration::from_secs(10), "SIGTERM took {took:?}");
+        assert_eq!(mounts_under(&place.path("run")), 1);
+        place.start();
+        tool("sh", &["-c", "echo 3 > /proc/sys/vm/drop_caches"]);
+        for round in 0..4_u8 {
+            let data = std::fs::read(mounted.path(&format!("file-{round}"))).expect("read");
+            assert!(data.len() == 6 << 20 && data.iter().all(|&byte| byte == round + 1), "file {round}");
+        }
+        mounted.unmount();
+        place.ok(&["backend-stop", "-b", "0"]);
+        tool("e2fsck", &["-fn", &disk]);
+    });
+}
+
+#[test]
+fn a_device_that_nobody_uses_goes_with_a_daemon_that_ends_in_order() {
+    let name = "a_device_that_nobody_uses_goes_with_a_daemon_that_ends_in_order";
+    in_sandbox(name, Duration::from_secs(60), |folder| {
+        let (mut place, _, device) = place_with_device(folder);
+        let was = std::fs::read_link(&device).expect("a link");
+        place.terminate();
+        assert_eq!(mounts_under(&place.path("run")), 0);
+        assert!(std::fs::symlink_metadata(&device).is_err());
+        until("the keeper's end", || keeper(&place).is_none());
+        let bound = tool("losetup", &["--list", "--noheadings", "--output", "NAME,BACK-FILE"]);
+        let ours = |line: &&str| line.starts_with(&format!("{} ", was.display())) && line.contains("cbd0");
+        assert_eq!(bound.lines().find(ours), None);
+        place.start();
+        in_time(write_block(&device, 0, 1)).expect("it is back");
+    });
+}
+
+#[test]
+fn a_device_in_use_is_stopped_by_force_only_and_its_users_see_errors_then() {
+    let name = "a_device_in_use_is_stopped_by_force_only_and_its_users_see_errors_then";
+    in_sandbox(name, Duration::from_secs(60), |folder| {
+        let (mut place, _, device) = place_with_device(folder);
+        let file = File::options().write(true).custom_flags(libc::O_DIRECT).open(&device).expect("open");
+        place.kill();
+        place.start();
+        let refused = place.run(&["dev-stop", "-d", "0"]);
+        assert_eq!(refused.code, 1);
+        assert!(refused.stderr.contains("is open in process"), "{}", refused.stderr);
+        file.write_all_at(&cbd_types::AlignedBuffer::zeroed(4096), 0).expect("it goes on");
+        place.ok(&["dev-stop", "-d", "0", "--force"]);
+        assert!(file.write_all_at(&cbd_types::AlignedBuffer::zeroed(4096), 0).is_err());
+        drop(file);
+        assert_eq!(mounts_under(&place.path("run")), 0);
+        place.ok(&["dev-start", "-b", "0", "--export", "fuse-loop"]);
+        place.terminate();
+        until("the keeper's end", || keeper(&place).is_none());
+    });
+}
+
+#[test]
+fn users_wait_for_a_region_and_for_a_disk_that_come_late() {
+    let name = "users_wait_for_a_region_and_for_a_disk_that_come_late";
+    in_sandbox(name, Duration::from_secs(90), |folder| {
+        let (mut place, disk, device) = place_with_device(folder);
+        in_time(write_block(&device, 0, 1)).expect("written");
+        for (number, path) in [(1_u64, place.region()), (2, disk)] {
+            place.kill();
+            let away = format!("{path}.away");
+            std::fs::rename(&path, &away).expect("moved");
+            let write = write_block(&device, number * 4096, 7);
+            place.start();
+            std::thread::sleep(Duration::from_millis(300));
+            assert!(!write.is_finished(), "it waits for {path}");
+            std::fs::rename(&away, &path).expect("moved back");
+            in_time(write).expect("no error");
+        }
+        let file = File::open(&device).expect("open");
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, 4096).expect("read");
+        assert_eq!(byte, [7]);
+        file.read_exact_at(&mut byte, 0).expect("read");
+        assert_eq!(byte, [1]);
+    });
+}
+
+#[test]
+fn a_device_whose_disk_does_not_come_back_is_stopped_by_force() {
+    let name = "a_device_whose_disk_does_not_come_back_is_stopped_by_force";
+    in_sandbox(name, Duration::from_secs(60), |folder| {
+        let (mut place, disk, device) = place_with_device(folder);
+        let used = File::open(&device).expect("open");
+        place.kill();
+        std::fs::rename(&disk, format!("{disk}.away")).expect("moved");
+        let write = write_block(&device, 0, 1);
+        place.start();
+        assert_eq!(place.run(&["dev-stop", "-d", "0"]).code, 1);
+        assert!(!write.is_finished());
+        place.ok(&["dev-stop", "-d", "0", "--force"]);
+        assert!(in_time(write).is_err(), "its user sees an error");
+        drop(used);
+        assert_eq!(mounts_under(&place.path("run")), 0);
+    });
+}
+
+#[test]
+fn a_device_that_stands_for_nothing_any_more_is_ended_at_the_start() {
+    let name = "a_device_that_stands_for_nothing_any_more_is_ended_at_the_start";
+    in_sandbox(name, Duration::from_secs(60), |folder| {
+        let (mut place, _, device) = place_with_device(folder);
+        let used = File::open(&device).expect("open");
+        place.kill();
+        // The daemon forgets its region, and with it the device.
+        std::fs::remove_file(place.path("state/transports.json")).expect("removed");
+        let write = write_block(&device, 0, 1);
+        place.start();
+        assert!(in_time(write).is_err());
+        assert!(place.log().contains("cbd0 was left by a predecessor and stands for nothing any more"));
+        drop(used);
+        assert_eq!(mounts_under(&place.path("run")), 0);
+        assert!(std::fs::symlink_metadata(&device).is_err());
+    });
+}
+
+#[test]
+fn a_keeper_that_dies_alone_is_replaced_and_the_device_still_outlives_the_daemon() {
+    let name = "a_keeper_that_dies_alone_is_replaced_and_the_device_still_outlives_the_daemon";
+    in_sandbox(name, Duration::from_secs(60), |folder| {
+        let (mut place, _, device) = place_with_device(folder);
+        let first = keeper(&place).expect("a keeper");
+        tool("kill", &["-KILL", &first]);
+        until("another keeper", || keeper(&place).is_some_and(|now| now != first));
+        until("what it says", || place.log().contains("another has all that it held"));
+        in_time(write_block(&device, 0, 1)).expect("nothing has changed");
+        place.kill();
+        let write = write_block(&device, 4096, 2);
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(!write.is_finished());
+        place.start();
+        in_time(write).expect("no error");
+    });
+}
+
+#[test]
+fn what_a_daemon_and_its_keeper_left_when_both_were_killed_is_cleared() {
+    let name = "what_a_daemon_and_its_keeper_left_when_both_were_killed_is_cleared";
+    in_sandbox(name, Duration::from_secs(60), |folder| {
+        let (mut place, _, device) = place_with_device(folder);
+        in_time(write_block(&device, 0, 5)).expect("written");
+        let loop_device: PathBuf = std::fs::read_link(&device).expect("a link");
+        tool("kill", &["-KILL", &keeper(&place).expect("a keeper")]);
+        place.kill();
+        assert!(in_time(write_block(&text_of(&loop_device), 4096, 2)).is_err(), "nobody keeps it");
+        place.start();
+        assert_eq!(mounts_under(&place.path("run")), 1);
+        let mut byte = [0];
+        File::open(&device).expect("open").read_exact_at(&mut byte, 0).expect("read");
+        assert_eq!(byte, [5]);
+        in_time(write_block(&device, 4096, 6)).expect("written");
+    });
+}

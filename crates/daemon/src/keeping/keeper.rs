@@ -1,0 +1,254 @@
+//! The daemon's side of the [keeper](super::run_keeper): finding the one that is there, or starting one.
+//!
+//! Always true here: a keeper that has died is replaced while the daemon has the descriptors still; every question has an answer within
+//! seconds, or the keeper is taken for dead.
+
+use super::passing;
+use super::process::{is_of_our_user, listed};
+use super::{DescriptorStore, Entry, is_name};
+use cbd_types::{Error, ErrorKind, Result};
+use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long an answer may take.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How long the keeper's last daemon may take to be gone.
+const PREDECESSOR_PATIENCE: Duration = Duration::from_secs(5);
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+
+/// A keeper that is there, or will be when it is needed.
+#[derive(Debug)]
+pub struct KeeperStore {
+    socket: PathBuf,
+    program: PathBuf,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    connection: Option<OwnedFd>,
+    /// What it holds, for the next one.
+    entries: BTreeMap<String, Vec<OwnedFd>>,
+    process: Option<Child>,
+}
+
+impl KeeperStore {
+    /// The keeper at a socket, and what it holds. One that has to be started is the program with the argument `keeper`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`] when another daemon has it.
+    pub fn open(socket: &Path, program: &Path) -> Result<(Self, Vec<Entry>)> {
+        let mut state = State::default();
+        let mut entries = Vec::new();
+        if let Some(connection) = connect(socket)? {
+            let failed = |error| system(socket, "does not say what it holds", &error);
+            entries = list(&connection).map_err(failed)?;
+            for entry in &entries {
+                let copies = copies(entry.descriptors.iter().map(AsFd::as_fd)).map_err(failed)?;
+                state.entries.insert(entry.name.clone(), copies);
+            }
+            state.connection = Some(connection);
+        }
+        let store = Self { socket: socket.to_owned(), program: program.to_owned(), state: Mutex::new(state) };
+        Ok((store, entries))
+    }
+
+    /// Starts a keeper, if there is none, and gives it all that it is to hold.
+    fn ensure<'a>(&self, state: &'a mut State) -> Result<&'a OwnedFd> {
+        if let Some(mut dead) = state.process.take_if(|process| !matches!(process.try_wait(), Ok(None))) {
+            let _ = dead.wait();
+        }
+        let connection = match state.connection.take() {
+            Some(connection) => connection,
+            None => {
+                let connection = match connect(&self.socket)? {
+                    Some(connection) => connection,
+                    None => self.start(state)?,
+                };
+                let failed = |error| system(&self.socket, "does not take what it is to hold", &error);
+                for (name, descriptors) in &state.entries {
+                    let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+                    ask(&connection, &format!("put {name}"), &descriptors).map_err(failed)?;
+                }
+                connection
+            }
+        };
+        Ok(state.connection.insert(connection))
+    }
+
+    fn start(&self, state: &mut State) -> Result<OwnedFd> {
+        let failed = |error: io::Error| system(&self.socket, "cannot be started", &error);
+        let listener = listen(&self.socket).map_err(failed)?;
+        let mut command = Command::new(&self.program);
+        command.arg0("cbdctrl").arg("keeper").current_dir("/");
+        command.stdin(Stdio::from(listener)).stdout(Stdio::null()).stderr(Stdio::null());
+        state.process = Some(command.spawn().map_err(failed)?);
+        connect(&self.socket)?.ok_or_else(|| failed(io::ErrorKind::ConnectionRefused.into()))
+    }
+
+    fn tell(&self, state: &mut State, text: &str, descriptors: &[BorrowedFd<'_>]) -> Result<()> {
+        let failed = |error| system(&self.socket, "does not answer", &error);
+        if ask(self.ensure(state)?, text, descriptors).is_ok() {
+            return Ok(());
+        }
+        // It has died, or was about to end as it held nothing.
+        state.connection = None;
+        let told = ask(self.ensure(state)?, text, descriptors);
+        if told.is_err() {
+            state.connection = None;
+        }
+        told.map_err(failed)
+    }
+}
+
+impl DescriptorStore for KeeperStore {
+    fn put(&self, name: &str, descriptors: &[BorrowedFd<'_>]) -> Result<()> {
+        if !is_name(name) {
+            return Err(Error::new(ErrorKind::InvalidArgument, format!("{name:?} cannot be kept")));
+        }
+        let failed = |error| system(&self.socket, "cannot be given descriptors", &error);
+        let mut state = self.state.lock();
+        let copies = copies(descriptors.iter().copied()).map_err(failed)?;
+        self.tell(&mut state, &format!("put {name}"), descriptors)?;
+        state.entries.insert(name.to_owned(), copies);
+        Ok(())
+    }
+
+    fn remove(&self, name: &str) {
+        let mut state = self.state.lock();
+        state.entries.remove(name);
+        if let Err(error) = self.tell(&mut state, &format!("remove {name}"), &[]) {
+            tracing::warn!("{error}");
+        }
+    }
+
+    fn tend(&self) {
+        let Some(mut state) = self.state.try_lock() else { return };
+        if state.entries.is_empty()
+            || state.connection.as_ref().is_some_and(|connection| !is_over(connection))
+        {
+            return;
+        }
+        state.connection = None;
+        match self.ensure(&mut state) {
+            Ok(_) => {
+                tracing::warn!("the keeper of the block devices had ended; another has all that it held")
+            }
+            Err(error) => tracing::error!("no block device outlives the daemon now: {error}"),
+        }
+    }
+
+    fn who(&self) -> &'static str {
+        "a keeper"
+    }
+}
+
+impl Drop for KeeperStore {
+    fn drop(&mut self) {
+        // One that holds nothing ends with the connection.
+        if self.state.get_mut().entries.is_empty() {
+            let _ = std::fs::remove_file(&self.socket);
+        }
+    }
+}
+
+fn system(socket: &Path, what: &str, error: &io::Error) -> Error {
+    Error::new(ErrorKind::System, format!("the keeper at {} {what}: {error}", socket.display()))
+}
+
+fn copies<'a>(descriptors: impl Iterator<Item = BorrowedFd<'a>>) -> io::Result<Vec<OwnedFd>> {
+    descriptors.map(|descriptor| descriptor.try_clone_to_owned()).collect()
+}
+
+fn new_socket() -> io::Result<OwnedFd> {
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    Ok(socket)
+}
+
+/// A new socket in the place of one that nobody listens on.
+fn listen(path: &Path) -> io::Result<OwnedFd> {
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder)?;
+    }
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let socket = new_socket()?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    // Who connects is asked for its user besides; nobody listens yet.
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+    rustix::net::listen(&socket, 4)?;
+    Ok(socket)
+}
+
+/// The keeper at the socket, if there is one that listens. Its last daemon may be about to end.
+fn connect(path: &Path) -> Result<Option<OwnedFd>> {
+    let failed = |error: io::Error| system(path, "cannot be reached", &error);
+    let end = Instant::now() + PREDECESSOR_PATIENCE;
+    loop {
+        let socket = new_socket().map_err(failed)?;
+        for way in [Timeout::Recv, Timeout::Send] {
+            set_socket_timeout(&socket, way, Some(PATIENCE)).map_err(|error| failed(error.into()))?;
+        }
+        let address = SocketAddrUnix::new(path).map_err(|error| failed(error.into()))?;
+        match rustix::net::connect(&socket, &address) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::CONNREFUSED | rustix::io::Errno::NOENT) => return Ok(None),
+            Err(error) => return Err(failed(error.into())),
+        }
+        if !is_of_our_user(&socket) {
+            return Err(failed(io::ErrorKind::PermissionDenied.into()));
+        }
+        match passing::receive(&socket) {
+            Ok(Some((text, _))) if text == "welcome" => return Ok(Some(socket)),
+            Ok(Some(_)) if Instant::now() < end => std::thread::sleep(LOOK_AGAIN),
+            Ok(Some(_)) => {
+                let text = format!("another daemon has the keeper at {}; stop it first", path.display());
+                return Err(Error::new(ErrorKind::Busy, text));
+            }
+            // It ended as it held nothing.
+            Ok(None) => return Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(None),
+            Err(error) => return Err(failed(error)),
+        }
+    }
+}
+
+fn ask(connection: &OwnedFd, text: &str, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    passing::send(connection, None, text, descriptors)?;
+    match passing::receive(connection)? {
+        Some((answer, _)) if answer == "done" => Ok(()),
+        Some(_) => Err(io::ErrorKind::InvalidData.into()),
+        None => Err(io::ErrorKind::UnexpectedEof.into()),
+    }
+}
+
+fn list(connection: &OwnedFd) -> io::Result<Vec<Entry>> {
+    passing::send(connection, None, "list", &[])?;
+    let mut entries = Vec::new();
+    loop {
+        let message = passing::receive(connection)?.ok_or(io::ErrorKind::UnexpectedEof)?;
+        match listed(message).ok_or(io::ErrorKind::InvalidData)? {
+            Some(entry) => entries.push(entry),
+            None => return Ok(entries),
+        }
+    }
+}
+
+/// Whether the other side is gone.
+fn is_over(connection: &OwnedFd) -> bool {
+    let mut looked = [PollFd::new(connection, PollFlags::empty())];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut looked, Some(&now)).is_ok() && looked.iter().any(|one| !one.revents().is_empty())
+}

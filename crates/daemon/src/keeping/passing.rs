@@ -1,0 +1,121 @@
+//! One message with descriptors over a unix socket.
+//!
+//! Always true here: a message comes whole, with all its descriptors, or is an error; descriptors that come are closed when a program is
+//! executed.
+
+use super::DESCRIPTORS_MAX;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix,
+};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// The longest text.
+pub const TEXT_BYTES_MAX: usize = 512;
+/// What the kernel writes of its own beside the descriptors of a message, at most.
+const SPACE: usize = rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX));
+
+/// A text, and the descriptors that came with it.
+pub type Message = (String, Vec<OwnedFd>);
+
+/// Sends to whom the socket is connected to, or to an address.
+pub fn send(
+    socket: impl AsFd,
+    to: Option<&SocketAddrUnix>,
+    text: &str,
+    descriptors: &[BorrowedFd<'_>],
+) -> io::Result<()> {
+    let mut space = vec![MaybeUninit::uninit(); SPACE];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
+        return Err(io::Error::other(format!(
+            "{} descriptors are too many for one message",
+            descriptors.len()
+        )));
+    }
+    let parts = [IoSlice::new(text.as_bytes())];
+    let sent = match to {
+        Some(address) => {
+            rustix::net::sendmsg_addr(socket, address, &parts, &mut control, SendFlags::NOSIGNAL)?
+        }
+        None => rustix::net::sendmsg(socket, &parts, &mut control, SendFlags::NOSIGNAL)?,
+    };
+    if sent == text.len() { Ok(()) } else { Err(io::Error::from(io::ErrorKind::WriteZero)) }
+}
+
+/// Waits for a message; none when the other side is gone.
+pub fn receive(socket: impl AsFd) -> io::Result<Option<Message>> {
+    let mut text = [0; TEXT_BYTES_MAX];
+    let mut space = vec![MaybeUninit::uninit(); SPACE];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut parts = [IoSliceMut::new(&mut text)];
+    let received = rustix::net::recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let mut descriptors = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(passed) = message {
+            descriptors.extend(passed);
+        }
+    }
+    if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+        return Err(io::Error::other("a message is longer than any can be, or a descriptor of it got lost"));
+    }
+    if received.bytes == 0 {
+        return Ok(None);
+    }
+    let text = text.get(..received.bytes).and_then(|bytes| std::str::from_utf8(bytes).ok());
+    let text = text.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
+    Ok(Some((text.to_owned(), descriptors)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+    use std::fs::File;
+    use std::io::{Read, Seek, Write};
+
+    fn pair() -> (OwnedFd, OwnedFd) {
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap()
+    }
+
+    #[test]
+    fn descriptors_arrive_in_order_and_lead_to_the_same_files() {
+        let (one, other) = pair();
+        let mut files: Vec<File> = (0..3).map(|_| tempfile::tempfile().unwrap()).collect();
+        for (number, file) in files.iter_mut().enumerate() {
+            write!(file, "{number}").unwrap();
+        }
+        let descriptors: Vec<_> = files.iter().map(AsFd::as_fd).collect();
+        send(&one, None, "put it", &descriptors).unwrap();
+        let (text, came) = receive(&other).unwrap().unwrap();
+        assert_eq!(text, "put it");
+        for (number, descriptor) in came.into_iter().enumerate() {
+            let (mut file, mut text) = (File::from(descriptor), String::new());
+            file.rewind().unwrap();
+            file.read_to_string(&mut text).unwrap();
+            assert_eq!(text, number.to_string());
+        }
+        drop(one);
+        assert!(receive(&other).unwrap().is_none());
+    }
+
+    #[test]
+    fn as_many_as_the_kernel_passes_arrive_and_one_more_is_refused() {
+        let (one, other) = pair();
+        let file = tempfile::tempfile().unwrap();
+        send(&one, None, "all", &vec![file.as_fd(); DESCRIPTORS_MAX]).unwrap();
+        assert_eq!(receive(&other).unwrap().unwrap().1.len(), DESCRIPTORS_MAX);
+        assert!(send(&one, None, "more", &vec![file.as_fd(); DESCRIPTORS_MAX + 1]).is_err());
+    }
+
+    #[test]
+    fn a_text_that_is_too_long_is_an_error_and_no_part_of_it_is_taken() {
+        let (one, other) = pair();
+        send(&one, None, &"x".repeat(TEXT_BYTES_MAX + 1), &[]).unwrap();
+        assert!(receive(&other).is_err());
+        send(&one, None, "next", &[]).unwrap();
+        assert_eq!(receive(&other).unwrap().unwrap().0, "next");
+    }
+}

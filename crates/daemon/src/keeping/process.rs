@@ -1,0 +1,142 @@
+//! The keeper: a small process that holds descriptors for one daemon after the other, where no service manager does.
+//!
+//! Always true here: it holds what it was given until it is told to let go, or until what it stands for has ended by itself; it serves
+//! one daemon at a time, of its own user, which has it for as long as its connection is open; it ends when it holds nothing and no daemon is
+//! there. It never looks into what it holds, and while a daemon is connected it does not so much as wait on it: who waits on a FUSE
+//! connection is woken by each of its requests.
+//!
+//! Left to others: what the descriptors are ([`super::shelf`]).
+
+use super::passing::{self, Message};
+use super::{Entry, is_name};
+use cbd_types::{Error, ErrorKind, Result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::SocketFlags;
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// How often it is looked whether what is held has ended, while no daemon is there.
+const LOOK_INTERVAL: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+
+/// Runs a keeper on the socket that is its standard input, until it is not needed any more.
+///
+/// # Errors
+/// When standard input is no such socket.
+pub fn run() -> Result<()> {
+    // What ends a terminal's session is not to end this; where it leads a session already, so much the better.
+    let _ = rustix::process::setsid();
+    let mut keeper = Keeper { kept: BTreeMap::new(), daemon: None };
+    let listener = rustix::stdio::stdin();
+    while keeper.turn(listener).map_err(|error| {
+        Error::new(
+            ErrorKind::System,
+            format!("the keeper's standard input is not the socket it needs: {error}"),
+        )
+    })? {}
+    Ok(())
+}
+
+struct Keeper {
+    kept: BTreeMap<String, Vec<OwnedFd>>,
+    daemon: Option<OwnedFd>,
+}
+
+impl Keeper {
+    /// Waits for something to do and does it; whether it goes on.
+    fn turn(&mut self, listener: BorrowedFd<'_>) -> io::Result<bool> {
+        let (comes, says) = self.wait(listener)?;
+        if says {
+            self.hear();
+        }
+        if comes {
+            self.take_on(listener);
+        } else if self.daemon.is_none() {
+            self.kept.retain(|_, descriptors| !descriptors.iter().any(has_ended));
+            return Ok(says || !self.kept.is_empty());
+        }
+        Ok(true)
+    }
+
+    /// Whether a daemon comes, and whether the one that is there says something.
+    fn wait(&self, listener: BorrowedFd<'_>) -> io::Result<(bool, bool)> {
+        let mut waited = vec![PollFd::from_borrowed_fd(listener, PollFlags::IN)];
+        waited.extend(self.daemon.iter().map(|daemon| PollFd::new(daemon, PollFlags::IN)));
+        let patience = if self.daemon.is_some() { None } else { Some(&LOOK_INTERVAL) };
+        match poll(&mut waited, patience) {
+            Ok(_) => {}
+            Err(rustix::io::Errno::INTR) => return Ok((false, true)),
+            Err(error) => return Err(error.into()),
+        }
+        let is_ready = |at: usize| waited.get(at).is_some_and(|one| !one.revents().is_empty());
+        if is_ready(0) && waited.first().is_some_and(|one| !one.revents().contains(PollFlags::IN)) {
+            return Err(io::Error::from(io::ErrorKind::InvalidInput));
+        }
+        Ok((is_ready(0), is_ready(1)))
+    }
+
+    fn take_on(&mut self, listener: BorrowedFd<'_>) {
+        let Ok(daemon) = rustix::net::accept_with(listener, SocketFlags::CLOEXEC) else { return };
+        if !is_of_our_user(&daemon) {
+            return;
+        }
+        match self.daemon {
+            Some(_) => {
+                let _ = passing::send(&daemon, None, "busy", &[]);
+            }
+            None if passing::send(&daemon, None, "welcome", &[]).is_ok() => self.daemon = Some(daemon),
+            None => {}
+        }
+    }
+
+    /// Does what the daemon says; one that is gone or does not make sense is not listened to any more.
+    fn hear(&mut self) {
+        let Some(daemon) = &self.daemon else { return };
+        let heard = passing::receive(daemon).ok().flatten();
+        let answered = heard.and_then(|message| answer(&mut self.kept, daemon, message));
+        if answered.is_none() {
+            self.daemon = None;
+        }
+    }
+}
+
+fn answer(kept: &mut BTreeMap<String, Vec<OwnedFd>>, daemon: &OwnedFd, message: Message) -> Option<()> {
+    let (text, descriptors) = message;
+    match text.split_once(' ') {
+        Some(("put", name)) if is_name(name) && !descriptors.is_empty() => {
+            kept.insert(name.to_owned(), descriptors);
+        }
+        Some(("remove", name)) => drop(kept.remove(name)),
+        None if text == "list" => {
+            for (name, descriptors) in kept.iter() {
+                let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+                passing::send(daemon, None, &format!("entry {name}"), &descriptors).ok()?;
+            }
+        }
+        _ => return None,
+    }
+    passing::send(daemon, None, "done", &[]).ok()
+}
+
+/// Whether what a descriptor stands for is over: an end from outside (an unmount, an abort) is seen so.
+fn has_ended(descriptor: &OwnedFd) -> bool {
+    let mut looked = [PollFd::new(descriptor, PollFlags::empty())];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut looked, Some(&now)).is_ok() && looked.iter().any(|one| one.revents().contains(PollFlags::ERR))
+}
+
+/// Whether the process at the other end is of the user that this one is of.
+pub fn is_of_our_user(socket: &OwnedFd) -> bool {
+    rustix::net::sockopt::socket_peercred(socket)
+        .is_ok_and(|peer| peer.uid.as_raw() == crate::system::user_id())
+}
+
+/// One entry of a list, or none at its end.
+pub fn listed(message: Message) -> Option<Option<Entry>> {
+    let (text, descriptors) = message;
+    match text.split_once(' ') {
+        Some(("entry", name)) if is_name(name) => Some(Some(Entry { name: name.to_owned(), descriptors })),
+        None if text == "done" => Some(None),
+        _ => None,
+    }
+}

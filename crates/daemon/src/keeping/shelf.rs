@@ -1,0 +1,423 @@
+//! What the daemon puts into its descriptor store: for each FUSE device the doors of its connection, and a sealed file with what the next
+//! daemon must know of it.
+//!
+//! Always true here: the state lies in the store beside the descriptors, so there is none without the others, and no file that could
+//! tell something else. What comes out is judged: a state that cannot be read serves nobody and ends nobody's device by itself.
+//! What a predecessor left stays in the store until it is served or ended.
+//!
+//! Left to others: what a device is and how it goes on (`cbd_fuse::kept`), which devices are wanted ([`crate::manager`]).
+
+use super::keeper::KeeperStore;
+use super::systemd::{self, SystemdStore};
+use super::{DescriptorStore, Entry};
+use cbd_fuse::{Keep, KeptState, Remains};
+use cbd_types::{Context, Error, ErrorKind, Result};
+use parking_lot::Mutex;
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, memfd_create};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The form of a state that is written, and the only one that is read.
+const VERSION: u32 = 1;
+/// The longest state.
+const STATE_BYTES_MAX: u64 = 16 << 10;
+/// Before the identity of a device in the name of its entry.
+const NAME_PREFIX: &str = "cbd-";
+/// What a state must never be changed in again.
+const SEALS: SealFlags =
+    SealFlags::WRITE.union(SealFlags::SHRINK).union(SealFlags::GROW).union(SealFlags::SEAL);
+
+/// A state as it is written: JSON.
+#[derive(Serialize, Deserialize)]
+struct Document {
+    version: u32,
+    daemon_id: u64,
+    name: String,
+    mount_dir: String,
+    link: Option<String>,
+    connection: u32,
+    loop_number: u32,
+    size: u64,
+    sector: u32,
+    read_only: bool,
+}
+
+/// How a shelf is to be.
+#[derive(Clone, Copy, Debug)]
+pub struct Wish<'a> {
+    /// The daemon's own number: only what has it is ended as not wanted.
+    pub daemon_id: u64,
+    /// Where the keeper's socket is.
+    pub run_dir: &'a Path,
+    /// The program that is a keeper with the argument `keeper`; none where there is none.
+    pub keeper: Option<&'a Path>,
+    /// Whether new devices are to outlive the daemon.
+    pub keeps_new: bool,
+}
+
+/// The store of one daemon, and what its predecessor left there.
+#[derive(Debug)]
+pub struct Shelf {
+    daemon_id: u64,
+    /// Or why there is none.
+    store: std::result::Result<Arc<dyn DescriptorStore>, String>,
+    keeps_new: bool,
+    left: Mutex<BTreeMap<String, Vec<OwnedFd>>>,
+}
+
+impl Shelf {
+    /// The store that this machine and this process have. To be called once, by a process that holds the locks of a daemon.
+    #[must_use]
+    pub fn open(wish: Wish<'_>) -> Self {
+        let (store, entries) = match open_store(wish) {
+            Ok((store, entries)) => (Ok(store), entries),
+            Err(reason) => (Err(reason), Vec::new()),
+        };
+        Self {
+            daemon_id: wish.daemon_id,
+            store,
+            keeps_new: wish.keeps_new,
+            left: Mutex::new(
+                entries
+                    .into_iter()
+                    .filter(|entry| entry.name.starts_with(NAME_PREFIX))
+                    .map(|entry| (entry.name, entry.descriptors))
+                    .collect(),
+            ),
+        }
+    }
+
+    /// One that keeps nothing, and why.
+    #[must_use]
+    pub fn closed(reason: &str) -> Self {
+        let left = Mutex::default();
+        Self { daemon_id: 0, store: Err(reason.to_owned()), keeps_new: false, left }
+    }
+
+    /// Who is to keep a device that begins now; none where nobody does.
+    #[must_use]
+    pub fn keep(&self, identity: &[u8]) -> Option<Arc<dyn Keep>> {
+        if self.keeps_new { self.keep_on(identity) } else { None }
+    }
+
+    /// The same for a device that was kept before.
+    #[must_use]
+    pub fn keep_on(&self, identity: &[u8]) -> Option<Arc<dyn Keep>> {
+        let store = Arc::clone(self.store.as_ref().ok()?);
+        Some(Arc::new(Place { store, name: entry_name(identity), daemon_id: self.daemon_id }))
+    }
+
+    /// Why [`keep`](Self::keep) has nobody.
+    #[must_use]
+    pub fn why_not(&self) -> &str {
+        match &self.store {
+            Ok(_) => "the configuration says so (keep_fuse)",
+            Err(reason) => reason,
+        }
+    }
+
+    /// Who keeps, in a word or two.
+    #[must_use]
+    pub fn who(&self) -> &'static str {
+        self.store.as_ref().map_or("nobody", |store| store.who())
+    }
+
+    /// Whether a predecessor left the device.
+    #[must_use]
+    pub fn has(&self, identity: &[u8]) -> bool {
+        self.left.lock().contains_key(&entry_name(identity))
+    }
+
+    /// What a predecessor left of a device; none if nothing.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Damaged`] and [`ErrorKind::Unsupported`] when it cannot be read.
+    pub fn remains(&self, identity: &[u8]) -> Result<Option<Remains>> {
+        let left = self.left.lock();
+        left.get(&entry_name(identity)).map(|descriptors| Ok(read(descriptors)?.1)).transpose()
+    }
+
+    /// The device is served.
+    pub fn settle(&self, identity: &[u8]) {
+        self.left.lock().remove(&entry_name(identity));
+    }
+
+    /// Ends what a predecessor left of a device; its users see errors.
+    pub fn end(&self, identity: &[u8]) {
+        self.end_entry(&entry_name(identity));
+    }
+
+    fn end_entry(&self, name: &str) {
+        let Some(descriptors) = self.left.lock().remove(name) else { return };
+        let remains = read(&descriptors);
+        drop(descriptors);
+        if let Ok((_, remains)) = remains {
+            remains.end();
+        }
+        if let Ok(store) = &self.store {
+            store.remove(name);
+        }
+    }
+
+    /// Where the file systems are mounted that wait for this daemon.
+    #[must_use]
+    pub fn mounts(&self) -> Vec<PathBuf> {
+        let left = self.left.lock();
+        left.values().filter_map(|descriptors| Some(read(descriptors).ok()?.1.state.mount_dir)).collect()
+    }
+
+    /// Ends what a predecessor of this daemon left and nobody wants any more; what that was called.
+    pub fn sweep(&self, wanted: &[Vec<u8>]) -> Vec<String> {
+        let wanted: Vec<String> = wanted.iter().map(|identity| entry_name(identity)).collect();
+        let unwanted: Vec<(String, String)> = {
+            let left = self.left.lock();
+            let not_wanted = left.iter().filter(|(name, _)| !wanted.contains(name));
+            not_wanted
+                .filter_map(|(name, descriptors)| match read(descriptors) {
+                    Ok((daemon, remains)) if daemon == self.daemon_id => {
+                        Some((name.clone(), remains.state.name))
+                    }
+                    Ok(_) => None,
+                    Err(error) => {
+                        tracing::warn!("{name}, which a predecessor left, stands for nothing known: {error}");
+                        None
+                    }
+                })
+                .collect()
+        };
+        unwanted.iter().for_each(|(name, _)| self.end_entry(name));
+        unwanted.into_iter().map(|(_, device)| device).collect()
+    }
+
+    /// Puts right what has gone wrong by itself; to be called every now and then.
+    pub fn tend(&self) {
+        if let Ok(store) = &self.store {
+            store.tend();
+        }
+    }
+}
+
+type Opened = (Arc<dyn DescriptorStore>, Vec<Entry>);
+
+fn open_store(wish: Wish<'_>) -> std::result::Result<Opened, String> {
+    let variable = |name: &str| std::env::var(name).ok();
+    if let Some(notify_socket) = std::env::var_os("NOTIFY_SOCKET") {
+        systemd::is_offered(variable("FDSTORE").as_deref(), variable(systemd::MARK).as_deref())?;
+        let store = SystemdStore::new(&notify_socket).map_err(|error| error.line())?;
+        return Ok((Arc::new(store), systemd::entries(crate::system::handed_over_descriptors())));
+    }
+    let program = wish.keeper.ok_or("this program has no keeper")?;
+    if !crate::system::is_root() {
+        return Err("only root has block devices to keep".to_owned());
+    }
+    let (store, entries) =
+        KeeperStore::open(&wish.run_dir.join("keeper.sock"), program).map_err(|error| error.line())?;
+    Ok((Arc::new(store), entries))
+}
+
+fn entry_name(identity: &[u8]) -> String {
+    use std::fmt::Write;
+    identity.iter().fold(NAME_PREFIX.to_owned(), |mut name, byte| {
+        // Writing to a string does not fail.
+        let _ = write!(name, "{byte:02x}");
+        name
+    })
+}
+
+/// The place of one device in the store.
+struct Place {
+    store: Arc<dyn DescriptorStore>,
+    name: String,
+    daemon_id: u64,
+}
+
+impl Keep for Place {
+    fn put(&self, remains: &Remains) -> Result<()> {
+        let state = write(self.daemon_id, &remains.state).context(|| "its state".to_owned())?;
+        let mut descriptors: Vec<_> = remains.doors.iter().map(AsFd::as_fd).collect();
+        descriptors.push(state.as_fd());
+        self.store.put(&self.name, &descriptors)
+    }
+
+    fn remove(&self) {
+        self.store.remove(&self.name);
+    }
+}
+
+/// A file in memory that nobody can change any more.
+fn write(daemon_id: u64, state: &KeptState) -> Result<OwnedFd> {
+    let text = |path: &Path| {
+        path.to_str()
+            .map(str::to_owned)
+            .ok_or_else(|| Error::new(ErrorKind::InvalidArgument, format!("{} is not UTF-8", path.display())))
+    };
+    let document = Document {
+        version: VERSION,
+        daemon_id,
+        name: state.name.clone(),
+        mount_dir: text(&state.mount_dir)?,
+        link: state.link.as_deref().map(text).transpose()?,
+        connection: state.connection,
+        loop_number: state.loop_number,
+        size: state.size,
+        sector: state.sector,
+        read_only: state.read_only,
+    };
+    let failed = |error: std::io::Error| {
+        Error::new(ErrorKind::System, format!("a sealed file cannot be made: {error}"))
+    };
+    let bytes = serde_json::to_vec(&document).map_err(|error| failed(error.into()))?;
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let mut file = File::from(memfd_create("cbd-kept", flags).map_err(|error| failed(error.into()))?);
+    file.write_all(&bytes).map_err(failed)?;
+    fcntl_add_seals(&file, SEALS).map_err(|error| failed(error.into()))?;
+    Ok(file.into())
+}
+
+/// Tells the state from the doors, and judges both; with whose they are.
+fn read(descriptors: &[OwnedFd]) -> Result<(u64, Remains)> {
+    let damaged = |what: String| Error::new(ErrorKind::Damaged, format!("what was kept of it {what}"));
+    let mut state = None;
+    let mut doors = Vec::new();
+    for descriptor in descriptors {
+        let copy = descriptor.try_clone().map_err(|error| damaged(format!("cannot be used: {error}")))?;
+        let file = File::from(copy);
+        let found = file.metadata().map_err(|error| damaged(format!("cannot be looked at: {error}")))?;
+        if found.is_file() {
+            if state.replace((file, found.len())).is_some() {
+                return Err(damaged("has two states".into()));
+            }
+        } else {
+            doors.push(file.into());
+        }
+    }
+    let (file, length) = state.ok_or_else(|| damaged("has no state".into()))?;
+    let seals = fcntl_get_seals(&file)
+        .map_err(|error| damaged(format!("has a state that is no such file: {error}")))?;
+    if !seals.contains(SEALS) || length > STATE_BYTES_MAX {
+        return Err(damaged("has a state that could be changed, or is too long".into()));
+    }
+    let mut bytes = vec![0; usize::try_from(length).unwrap_or_default()];
+    file.read_exact_at(&mut bytes, 0)
+        .map_err(|error| damaged(format!("has a state that cannot be read: {error}")))?;
+    let (daemon, state) = parse(&bytes)?;
+    Ok((daemon, Remains::new(state, doors)?))
+}
+
+fn parse(bytes: &[u8]) -> Result<(u64, KeptState)> {
+    #[derive(Deserialize)]
+    struct Version {
+        version: u32,
+    }
+    let damaged = |error: serde_json::Error| {
+        Error::new(ErrorKind::Damaged, format!("the state that was kept of it is damaged: {error}"))
+    };
+    let Version { version } = serde_json::from_slice(bytes).map_err(damaged)?;
+    if version != VERSION {
+        let text =
+            format!("the state that was kept of it is of version {version}, this program knows {VERSION}");
+        return Err(Error::new(ErrorKind::Unsupported, text));
+    }
+    let Document {
+        daemon_id, name, mount_dir, link, connection, loop_number, size, sector, read_only, ..
+    } = serde_json::from_slice(bytes).map_err(damaged)?;
+    let (mount_dir, link) = (PathBuf::from(mount_dir), link.map(PathBuf::from));
+    let state = KeptState { name, mount_dir, link, connection, loop_number, size, sector, read_only };
+    Ok((daemon_id, state))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state() -> KeptState {
+        KeptState {
+            name: "cbd0".into(),
+            mount_dir: "/run/cbd/fuse/cbd0".into(),
+            link: Some("/dev/cbd0".into()),
+            connection: 45,
+            loop_number: 3,
+            size: 1 << 40,
+            sector: 512,
+            read_only: false,
+        }
+    }
+
+    fn bytes_of(file: &OwnedFd) -> Vec<u8> {
+        std::io::Read::bytes(File::from(file.try_clone().unwrap())).count();
+        let file = File::from(file.try_clone().unwrap());
+        let mut bytes = vec![0; file.metadata().unwrap().len() as usize];
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        bytes
+    }
+
+    #[test]
+    fn a_state_is_read_as_it_was_written_and_nobody_can_change_it() {
+        let file = write(7, &state()).unwrap();
+        assert_eq!(parse(&bytes_of(&file)).unwrap(), (7, state()));
+        let file = File::from(file);
+        assert!(
+            file.write_at(b"x", 0).is_err() && file.set_len(0).is_err() && file.set_len(1 << 20).is_err()
+        );
+    }
+
+    #[test]
+    fn a_state_cut_anywhere_or_of_another_version_is_refused() {
+        let bytes = bytes_of(&write(7, &state()).unwrap());
+        for end in 0..bytes.len() {
+            assert_eq!(parse(&bytes[..end]).unwrap_err().kind(), ErrorKind::Damaged, "{end}");
+        }
+        let text = String::from_utf8(bytes).unwrap().replace("\"version\":1", "\"version\":2");
+        assert_eq!(parse(text.as_bytes()).unwrap_err().kind(), ErrorKind::Unsupported);
+        for hostile in ["null", "[]", "{\"version\":-1}", "{\"version\":1}", "\u{0}"] {
+            assert_eq!(parse(hostile.as_bytes()).unwrap_err().kind(), ErrorKind::Damaged, "{hostile}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_sealed_or_not_one_state_is_refused() {
+        let sealed = || write(7, &state()).unwrap();
+        let plain = || OwnedFd::from(tempfile::tempfile().unwrap());
+        let open = || {
+            let file = memfd_create("open", MemfdFlags::ALLOW_SEALING).unwrap();
+            File::from(file.try_clone().unwrap()).write_all(b"{}").unwrap();
+            file
+        };
+        let null = || OwnedFd::from(File::open("/dev/null").unwrap());
+        let hostile = [
+            vec![],
+            vec![plain()],
+            vec![open()],
+            vec![sealed(), sealed()],
+            vec![null()],
+            // A state that is well, with doors that are none.
+            vec![sealed()],
+            vec![sealed(), null()],
+        ];
+        for descriptors in hostile {
+            assert_eq!(read(&descriptors).unwrap_err().kind(), ErrorKind::Damaged);
+        }
+    }
+
+    #[test]
+    fn a_shelf_that_is_closed_keeps_nothing_and_says_why() {
+        let shelf = Shelf::closed("it is a test");
+        assert!(shelf.keep(b"x").is_none() && !shelf.has(b"x"));
+        assert_eq!(shelf.why_not(), "it is a test");
+        assert!(shelf.remains(b"x").unwrap().is_none());
+        assert!(shelf.sweep(&[]).is_empty() && shelf.mounts().is_empty());
+    }
+
+    #[test]
+    fn the_name_of_an_entry_is_that_of_the_device_and_fits_every_store() {
+        let name = entry_name(&[0xab; 20]);
+        assert_eq!(name, format!("cbd-{}", "ab".repeat(20)));
+        assert!(super::super::is_name(&name));
+    }
+}

@@ -1,0 +1,280 @@
+//! What of a device outlives the process that serves it: its descriptors, held by somebody else, and what the next process must know.
+//!
+//! Always true here: a FUSE connection lives as long as somebody has a descriptor of it open, and what a door has taken without an
+//! answer is answered with an error when that door is closed; so every door is kept. Remains are judged before they are used, since
+//! they come from outside, and looking at them asks nothing of a file system that nobody serves: it would wait for ever. A process
+//! that is killed while it takes a message has taken it or not: the memory that messages are read into was touched before, so the
+//! kernel never has to give up in the middle.
+//!
+//! Left to others: where descriptors are kept ([`Keep`]), and who may take them: only one process at a time, and only when nobody
+//! works on what a predecessor had taken.
+
+use crate::connection;
+use crate::errors::system_error;
+use crate::export::{QUEUES_MAX, check_name};
+use crate::link::loop_number;
+use crate::loop_device::{is_bound_to, let_go};
+use crate::mounts;
+use cbd_export::users::{self, BlockNode};
+use cbd_types::{Error, ErrorKind, Geometry, Result};
+use std::fs::{self, File};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Component, Path, PathBuf};
+
+/// The device number of `/dev/fuse`.
+const FUSE_DEVICE: (u32, u32) = (10, 229);
+
+/// Where the descriptors of one device are kept, beyond the life of this process.
+pub trait Keep: Send + Sync {
+    /// Keeps these, in the place of what was kept of the device before.
+    ///
+    /// # Errors
+    /// When nobody keeps them.
+    fn put(&self, remains: &Remains) -> Result<()>;
+
+    /// Keeps nothing of the device any more.
+    fn remove(&self);
+}
+
+/// What the next process must know of a device; the kernel asks and tells this only once.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct KeptState {
+    /// The name of the file, such as `cbd0`.
+    pub name: String,
+    /// Where the file system is mounted.
+    pub mount_dir: PathBuf,
+    /// The link to the loop device.
+    pub link: Option<PathBuf>,
+    /// The number of the FUSE connection.
+    pub connection: u32,
+    /// N of `/dev/loopN`.
+    pub loop_number: u32,
+    /// Bytes of the device.
+    pub size: u64,
+    /// Bytes of a sector of it.
+    pub sector: u32,
+    /// Whether writes are refused.
+    pub read_only: bool,
+}
+
+impl KeptState {
+    /// The file that the loop device stands on.
+    #[must_use]
+    pub fn file(&self) -> PathBuf {
+        self.mount_dir.join(&self.name)
+    }
+
+    fn node(&self) -> BlockNode {
+        let path = PathBuf::from(format!("/dev/loop{}", self.loop_number));
+        let device = crate::loop_device::device_number(self.loop_number).unwrap_or_default();
+        BlockNode { path, device }
+    }
+
+    fn check(&self) -> Result<()> {
+        let plain = |path: &Path| {
+            path.is_absolute()
+                && path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)))
+        };
+        check_name(&self.name)?;
+        if !plain(&self.mount_dir) || !self.link.as_deref().is_none_or(plain) {
+            return Err(wrong("a path that is not absolute and plain"));
+        }
+        if loop_number(&self.node().path) != Some(self.loop_number) || self.connection == 0 {
+            return Err(wrong("a device or a connection that cannot be"));
+        }
+        Ok(())
+    }
+}
+
+/// What is left of a device whose process has ended, or would be left of one that lives.
+#[derive(Debug)]
+pub struct Remains {
+    /// What is to be known.
+    pub state: KeptState,
+    /// The doors of the connection.
+    pub doors: Vec<OwnedFd>,
+}
+
+fn wrong(what: &str) -> Error {
+    Error::new(ErrorKind::Damaged, format!("what was kept of the device names {what}"))
+}
+
+impl Remains {
+    /// Judges what was kept.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Damaged`] when it cannot be what a process of ours has left.
+    pub fn new(state: KeptState, doors: Vec<OwnedFd>) -> Result<Self> {
+        state.check()?;
+        if doors.is_empty() || doors.len() > QUEUES_MAX {
+            return Err(wrong(&format!("{} descriptors", doors.len())));
+        }
+        let numbers = doors.iter().map(|door| connection_of(door.as_fd())).collect::<Result<Vec<_>>>()?;
+        // Kernels that say which connection a descriptor is of are believed more than what is written down.
+        if numbers.into_iter().flatten().any(|number| number != state.connection) {
+            return Err(wrong("descriptors of another connection"));
+        }
+        Ok(Self { state, doors })
+    }
+
+    /// Descriptors of the same open files.
+    ///
+    /// # Errors
+    /// When the process may not have more.
+    pub fn another(&self) -> Result<Self> {
+        let doors = self.doors.iter().map(OwnedFd::try_clone).collect::<std::io::Result<Vec<_>>>();
+        let doors = doors.map_err(|error| system_error("the doors of a FUSE connection", &error))?;
+        Ok(Self { state: self.state.clone(), doors })
+    }
+
+    /// Whether somebody can still use the device: its connection has not ended, and the loop device stands on the file.
+    #[must_use]
+    pub fn is_usable(&self) -> bool {
+        let ended = self.doors.first().is_none_or(|door| connection::has_ended(door).unwrap_or(false));
+        !ended && is_bound_to(self.state.loop_number, &self.state.file())
+    }
+
+    /// Refuses a device that has become another.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Exchanged`] with what has changed.
+    pub fn check_geometry(&self, geometry: &Geometry, read_only: bool) -> Result<()> {
+        let KeptState { name, size, sector, read_only: before, .. } = &self.state;
+        if (*size, *sector, *before) == (geometry.size, geometry.sector, read_only) {
+            return Ok(());
+        }
+        let text = format!(
+            "{name} was left with {size} bytes in sectors of {sector}, and there are {} in sectors of {} now, or writes are refused now \
+             and were not before, or the other way round; stop it with dev-stop --force and start it anew",
+            geometry.size, geometry.sector
+        );
+        Err(Error::new(ErrorKind::Exchanged, text))
+    }
+
+    /// By whom the device is used, as a sentence.
+    ///
+    /// # Errors
+    /// When the system cannot be asked.
+    pub fn user(&self) -> Result<Option<String>> {
+        if !self.is_usable() {
+            return Ok(None);
+        }
+        let (node, link) = (self.state.node(), self.state.link.as_deref());
+        if let Some(sentence) = users::mounted_or_held(&node, link)? {
+            return Ok(Some(sentence));
+        }
+        if let Some(sentence) = users::mounted_in_another_namespace(&node, link) {
+            return Ok(Some(sentence));
+        }
+        let name = link.unwrap_or(&node.path).display();
+        if let Some(who) = users::opened_by(node.device) {
+            return Ok(Some(format!("{name} is open in {who}")));
+        }
+        let file = self.state.file();
+        Ok(users::file_opened_by(&file).map(|who| format!("{} is open in {who}", file.display())))
+    }
+
+    /// Ends what nobody serves: whoever uses it sees errors. The caller has the descriptors removed from where they are kept.
+    pub fn end(self) {
+        let Self { state, doors } = self;
+        // 1. The link, so that it never leads to what may be somebody else's device.
+        let node = state.node();
+        if let Some(link) = &state.link
+            && fs::read_link(link).is_ok_and(|target| target == node.path)
+        {
+            let _ = fs::remove_file(link);
+        }
+        // What it stands on is not to be seen any more when that is unmounted.
+        let is_bound = is_bound_to(state.loop_number, &state.file());
+        // 2. The connection, unless its number or place is another's by now. From here on nothing waits any more.
+        let mounted = cbd_export::mounts::at(&state.mount_dir).ok().flatten();
+        if let Some(mount) =
+            mounted.filter(|mount| mounts::is_ours(mount) && mounts::connection(mount) == state.connection)
+        {
+            mounts::abort(&mount);
+        }
+        let aborted = doors.iter().any(|door| connection::has_ended(door).unwrap_or(false));
+        drop(doors);
+        // 3. The loop device, which a file system that is still mounted holds until it is unmounted.
+        if aborted && is_bound {
+            let _ = let_go(state.loop_number);
+        }
+        let _ = fs::remove_dir(&state.mount_dir);
+    }
+}
+
+/// The number of the FUSE connection behind a descriptor, where the kernel says it.
+fn connection_of(door: BorrowedFd<'_>) -> Result<Option<u32>> {
+    let failed = |error| system_error("a descriptor that was kept", &error);
+    let found = File::from(door.try_clone_to_owned().map_err(failed)?).metadata().map_err(failed)?;
+    let number = (libc::major(found.rdev()), libc::minor(found.rdev()));
+    if !found.file_type().is_char_device() || number != FUSE_DEVICE {
+        return Err(wrong("a descriptor that is not of /dev/fuse"));
+    }
+    let lines = fs::read_to_string(format!("/proc/self/fdinfo/{}", door.as_raw_fd())).unwrap_or_default();
+    Ok(lines.lines().find_map(|line| line.strip_prefix("fuse_connection:")?.trim().parse().ok()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state() -> KeptState {
+        KeptState {
+            name: "cbd0".into(),
+            mount_dir: "/run/cbd/fuse/cbd0".into(),
+            link: Some("/dev/cbd0".into()),
+            connection: 45,
+            loop_number: 3,
+            size: 1 << 20,
+            sector: 512,
+            read_only: false,
+        }
+    }
+
+    #[test]
+    fn a_state_that_leads_elsewhere_is_refused() {
+        assert!(state().check().is_ok());
+        let wrong = [
+            KeptState { name: "../x".into(), ..state() },
+            KeptState { name: String::new(), ..state() },
+            KeptState { mount_dir: "run".into(), ..state() },
+            KeptState { mount_dir: "/run/../etc".into(), ..state() },
+            KeptState { link: Some("dev/cbd0".into()), ..state() },
+            KeptState { connection: 0, ..state() },
+        ];
+        for state in wrong {
+            assert!(state.check().is_err(), "{state:?}");
+        }
+    }
+
+    #[test]
+    fn descriptors_that_are_none_or_of_something_else_are_refused() {
+        let null = || OwnedFd::from(File::open("/dev/null").unwrap());
+        for doors in [vec![], vec![null()], (0..=QUEUES_MAX).map(|_| null()).collect()] {
+            let error = Remains::new(state(), doors).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Damaged);
+        }
+    }
+
+    #[test]
+    fn a_device_that_has_become_another_is_refused() {
+        let remains = Remains { state: state(), doors: Vec::new() };
+        let geometry = Geometry {
+            size: 1 << 20,
+            sector: 512,
+            physical_sector: 4096,
+            atomic_unit: 4096,
+            discard: true,
+            discard_granularity: 4096,
+            rotational: false,
+        };
+        assert!(remains.check_geometry(&geometry, false).is_ok());
+        assert!(remains.check_geometry(&geometry, true).is_err());
+        for other in [Geometry { size: 1 << 21, ..geometry }, Geometry { sector: 4096, ..geometry }] {
+            let error = remains.check_geometry(&other, false).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Exchanged);
+        }
+    }
+}

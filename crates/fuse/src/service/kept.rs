@@ -1,0 +1,136 @@
+//! A service that outlives its process: taken over from the last one, and left to the next.
+//!
+//! Always true here: before the first thread reads, the kernel has been told to send again what any door had taken, and never after
+//! that; a takeover that fails leaves the connection to the next attempt.
+//!
+//! Left to others: who may take over, and when ([`crate::kept`]).
+
+use super::{DROP_PATIENCE, Duty, KEPT_REASON, Service, Starting, Way, duplicate, left};
+use crate::connection;
+use crate::errors::system_error;
+use crate::export::Options;
+use crate::filesystem::Filesystem;
+use crate::kept::{Keep, Remains};
+use crate::life::Life;
+use crate::ring::raw;
+use crate::system;
+use cbd_export::BlockDevice;
+use cbd_types::{Error, ErrorKind, Result};
+use std::fs::File;
+use std::io::PipeReader;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Instant;
+
+impl Service {
+    /// Goes on with a connection that another process has served.
+    ///
+    /// # Errors
+    /// What the system refused; the connection is as it was.
+    pub fn adopt(device: &Arc<dyn BlockDevice>, options: &Options, remains: &Remains) -> Result<Self> {
+        let (stopped, stop) =
+            std::io::pipe().map_err(|error| system_error("no pipe for the FUSE threads", &error))?;
+        let state = &remains.state;
+        let mut service = Self {
+            name: state.name.clone(),
+            mount_dir: state.mount_dir.clone(),
+            life: Arc::new(Life::new(stop)),
+            threads: Vec::new(),
+            mounted: false,
+            connection: Some(state.connection),
+            way: Way::Door { reason: KEPT_REASON.into() },
+            cannot_be_kept: None,
+            doors: Vec::new(),
+            keep: options.keep.clone(),
+        };
+        if let Err(error) = service.bring_back(device, options, remains, Arc::new(stopped)) {
+            // Those that serve already end, and the others' requests wait for the next attempt with theirs.
+            let _ = service.leave(Instant::now() + DROP_PATIENCE);
+            return Err(error);
+        }
+        service.mounted = true;
+        Ok(service)
+    }
+
+    fn bring_back(
+        &mut self,
+        device: &Arc<dyn BlockDevice>,
+        options: &Options,
+        remains: &Remains,
+        stop: Arc<PipeReader>,
+    ) -> Result<()> {
+        let state = &remains.state;
+        let filesystem = Arc::new(Filesystem {
+            name: state.name.clone(),
+            geometry: device.geometry(),
+            read_only: options.read_only,
+            over_ring: false,
+        });
+        // The loop device has the file open; that was answered by a process before this.
+        self.life.change(|state| state.open_files = 1);
+        let mut starting = Vec::with_capacity(remains.doors.len());
+        for door in &remains.doors {
+            let connection = duplicate(door).map(File::from)?;
+            system::do_not_block(connection.as_fd())
+                .map_err(|error| system_error("a door of the FUSE connection", &error))?;
+            starting.push(Starting {
+                connection,
+                device: Arc::clone(device),
+                filesystem: Arc::clone(&filesystem),
+                stop: Arc::clone(&stop),
+                leaving: self.entering(false, true),
+                setup: options.thread_setup.clone(),
+                duty: Duty::Door,
+            });
+        }
+        // Before the first thread reads: what the kernel sends once more is what any door has taken, not only a predecessor's.
+        match starting.first() {
+            Some(first) => connection::resend(&first.connection)?,
+            None => return Err(Error::new(ErrorKind::Damaged, "nothing is left of the FUSE connection")),
+        }
+        self.start_threads(starting)
+    }
+
+    /// That the connection can be taken over by a process after this; its number.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] with what is missing.
+    pub fn check_may_be_kept(&self) -> Result<u32> {
+        let missing = self.cannot_be_kept.or_else(|| {
+            self.connection.is_none().then_some("the number of its FUSE connection is not known")
+        });
+        match (missing, self.connection) {
+            (None, Some(connection)) => Ok(connection),
+            (missing, _) => Err(Error::new(ErrorKind::Unsupported, missing.unwrap_or_default())),
+        }
+    }
+
+    /// One more descriptor of each door.
+    pub fn take_doors(&mut self) -> Vec<OwnedFd> {
+        std::mem::take(&mut self.doors)
+    }
+
+    /// Somebody keeps the descriptors from here on.
+    pub fn keep(&mut self, keep: Arc<dyn Keep>) {
+        self.keep = Some(keep);
+    }
+
+    /// Whether it outlives this process.
+    pub const fn is_kept(&self) -> bool {
+        self.keep.is_some()
+    }
+
+    /// The threads answer what they have taken and end; the connection stays, and what they have not answered.
+    ///
+    /// # Errors
+    /// [`ErrorKind::TimedOut`] if threads still wait for the device below.
+    pub fn leave(&mut self, end: Instant) -> Result<()> {
+        self.life.stop();
+        self.mounted = false;
+        if !self.life.wait(left(end), |state| state.serving == 0) {
+            return Err(self.still_waiting("they end with this process"));
+        }
+        self.threads.drain(..).for_each(raw::join);
+        Ok(())
+    }
+}
