@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use support::manager::Manager;
 use support::pattern::{Random, seed};
 use support::sandbox::{Mounted, in_sandbox};
 use support::{MIB, Place, child, text_of, tool, until, wait};
@@ -292,5 +293,67 @@ fn what_a_daemon_and_its_keeper_left_when_both_were_killed_is_cleared() {
         File::open(&device).expect("open").read_exact_at(&mut byte, 0).expect("read");
         assert_eq!(byte, [5]);
         in_time(write_block(&device, 4096, 6)).expect("written");
+    });
+}
+
+#[test]
+fn a_device_whose_descriptors_systemd_holds_outlives_the_daemon_and_is_not_held_when_it_is_stopped() {
+    let name =
+        "a_device_whose_descriptors_systemd_holds_outlives_the_daemon_and_is_not_held_when_it_is_stopped";
+    in_sandbox(name, Duration::from_secs(60), |folder| {
+        let mut place = Place::keeping(folder);
+        place.manager = Some(Manager::new(folder));
+        place.start();
+        place.register("64M");
+        let disk = place.disk("disk", SIZE);
+        let device = place.start_block_device(&disk, "16M");
+        let way = place.json(&["dev-list"])[0]["way"].to_string();
+        assert!(way.contains("outlives the daemon, kept by systemd"), "{way}");
+        let stored = || place.manager.as_ref().expect("a manager").stored();
+        let [(_, descriptors)] = stored()[..] else { panic!("{:?}", stored()) };
+        // The doors and the state.
+        assert!(descriptors >= 2, "{descriptors}");
+        assert_eq!(keeper(&place), None);
+        for number in 0..4_u64 {
+            if number == 3 {
+                let used = File::open(&device).expect("open");
+                place.terminate();
+                drop(used);
+            } else {
+                place.kill();
+            }
+            let write = write_block(&device, number * 4096, 8);
+            std::thread::sleep(Duration::from_millis(50));
+            assert!(!write.is_finished());
+            place.start();
+            in_time(write).expect("no error");
+        }
+        let file = File::options().write(true).custom_flags(libc::O_DIRECT).open(&device).expect("open");
+        assert_eq!(place.run(&["dev-stop", "-d", "0"]).code, 1);
+        drop(file);
+        place.ok(&["backend-stop", "-b", "0"]);
+        let stored = || place.manager.as_ref().expect("a manager").stored();
+        until("an empty store", || stored().is_empty());
+        assert_eq!(mounts_under(&place.path("run")), 0);
+    });
+}
+
+#[test]
+fn a_unit_whose_store_has_no_room_is_said_to_have_none() {
+    let name = "a_unit_whose_store_has_no_room_is_said_to_have_none";
+    in_sandbox(name, Duration::from_secs(60), |folder| {
+        let mut place = Place::keeping(folder);
+        place.manager = Some(Manager::with_room(folder, 0));
+        place.start();
+        place.register("64M");
+        let disk = place.disk("disk", SIZE);
+        let device = place.start_block_device(&disk, "16M");
+        let listed = place.json(&["dev-list"])[0].clone();
+        assert!(listed["way"].to_string().contains("ends with the daemon"), "{listed}");
+        assert!(listed["note"].to_string().contains("FileDescriptorStoreMax= is missing"), "{listed}");
+        place.kill();
+        assert!(in_time(write_block(&device, 0, 1)).is_err(), "as before");
+        place.start();
+        in_time(write_block(&device, 0, 1)).expect("it is back");
     });
 }

@@ -2,6 +2,7 @@
 //!
 //! Always true here: this is the only unsafe code of the tests.
 
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 
@@ -26,6 +27,31 @@ pub fn mounts_alone(command: &mut Command) {
             let done = libc::unshare(libc::CLONE_NEWNS) == 0
                 && libc::mount(none, c"/".as_ptr(), none, flags, std::ptr::null()) == 0;
             if done { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+        });
+    }
+}
+
+/// The process has copies of these descriptors, from number 3 on.
+pub fn hands_over(command: &mut Command, descriptors: &[OwnedFd]) {
+    /// Above every number that they are to have.
+    const ABOVE: i32 = 400;
+    let copies = descriptors.iter().map(|descriptor| {
+        // SAFETY: takes no pointer; the descriptor that comes is new and nobody else's, or -1.
+        let copy = unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_DUPFD_CLOEXEC, ABOVE) };
+        assert!(copy >= ABOVE, "{}", std::io::Error::last_os_error());
+        // SAFETY: as above.
+        unsafe { OwnedFd::from_raw_fd(copy) }
+    });
+    let copies: Vec<OwnedFd> = copies.collect();
+    // SAFETY: between fork and exec only system calls are made, with descriptors that live as long as the command.
+    unsafe {
+        command.pre_exec(move || {
+            for (number, copy) in (3..).zip(&copies) {
+                if libc::dup2(copy.as_raw_fd(), number) < 0 {
+                    return Err(std::io::Error::last_os_error());
+                }
+            }
+            Ok(())
         });
     }
 }

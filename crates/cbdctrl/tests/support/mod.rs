@@ -5,6 +5,7 @@
 #![allow(dead_code, missing_docs)]
 
 pub mod child;
+pub mod manager;
 pub mod pattern;
 pub mod region;
 pub mod sandbox;
@@ -36,6 +37,8 @@ pub struct Place {
     memory: tempfile::TempDir,
     daemon: Option<Child>,
     keeps: bool,
+    /// Who starts the daemon, if not we ourselves.
+    pub manager: Option<manager::Manager>,
     /// What decorates backing devices, at the next start.
     pub decorate: Option<String>,
 }
@@ -53,7 +56,7 @@ impl Place {
         let places = [folder.join(sandbox::MEMORY), PathBuf::from("/dev/shm"), folder.to_owned()];
         let shared = places.into_iter().find(|place| place.is_dir()).expect("the folder is there");
         let memory = tempfile::Builder::new().prefix("cbd-test-").tempdir_in(shared).expect("a folder");
-        Self { folder: made, memory, daemon: None, keeps: false, decorate: None }
+        Self { folder: made, memory, daemon: None, keeps: false, manager: None, decorate: None }
     }
 
     /// One whose FUSE devices outlive the daemon, as they do where nothing else is said. They end with this.
@@ -156,6 +159,9 @@ impl Place {
         assert!(self.daemon.is_none(), "there is a daemon already");
         let log = File::options().create(true).append(true).open(self.path("log")).expect("a log");
         let mut command = self.daemon_command();
+        if let Some(manager) = &self.manager {
+            command = manager.launch(&command);
+        }
         command.stderr(log.try_clone().expect("a log")).stdout(log);
         child::dies_with_us(&mut command);
         self.daemon = Some(command.spawn().expect("the daemon"));

@@ -9,6 +9,7 @@ use super::{DescriptorStore, Entry, is_name};
 use cbd_types::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::retry_on_intr;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use std::collections::BTreeMap;
@@ -202,7 +203,7 @@ fn connect(path: &Path) -> Result<Option<OwnedFd>> {
             set_socket_timeout(&socket, way, Some(PATIENCE)).map_err(|error| failed(error.into()))?;
         }
         let address = SocketAddrUnix::new(path).map_err(|error| failed(error.into()))?;
-        match rustix::net::connect(&socket, &address) {
+        match retry_on_intr(|| rustix::net::connect(&socket, &address)) {
             Ok(()) => {}
             Err(rustix::io::Errno::CONNREFUSED | rustix::io::Errno::NOENT) => return Ok(None),
             Err(error) => return Err(failed(error.into())),

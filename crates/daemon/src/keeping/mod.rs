@@ -6,7 +6,7 @@
 //! Left to others: what is put into it, and whether what comes out is to be believed ([`shelf`]).
 
 pub mod keeper;
-mod passing;
+pub mod passing;
 mod process;
 pub mod shelf;
 pub mod systemd;

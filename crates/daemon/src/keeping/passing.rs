@@ -4,6 +4,7 @@
 //! executed.
 
 use super::DESCRIPTORS_MAX;
+use rustix::io::retry_on_intr;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix,
@@ -36,12 +37,14 @@ pub fn send(
         )));
     }
     let parts = [IoSlice::new(text.as_bytes())];
-    let sent = match to {
+    let socket = socket.as_fd();
+    // A wait with a limit in time is not taken up again after a signal.
+    let sent = retry_on_intr(|| match to {
         Some(address) => {
-            rustix::net::sendmsg_addr(socket, address, &parts, &mut control, SendFlags::NOSIGNAL)?
+            rustix::net::sendmsg_addr(socket, address, &parts, &mut control, SendFlags::NOSIGNAL)
         }
-        None => rustix::net::sendmsg(socket, &parts, &mut control, SendFlags::NOSIGNAL)?,
-    };
+        None => rustix::net::sendmsg(socket, &parts, &mut control, SendFlags::NOSIGNAL),
+    })?;
     if sent == text.len() { Ok(()) } else { Err(io::Error::from(io::ErrorKind::WriteZero)) }
 }
 
@@ -51,7 +54,10 @@ pub fn receive(socket: impl AsFd) -> io::Result<Option<Message>> {
     let mut space = vec![MaybeUninit::uninit(); SPACE];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut parts = [IoSliceMut::new(&mut text)];
-    let received = rustix::net::recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let socket = socket.as_fd();
+    // As above.
+    let received =
+        retry_on_intr(|| rustix::net::recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC))?;
     let mut descriptors = Vec::new();
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(passed) = message {
@@ -108,6 +114,22 @@ mod tests {
         send(&one, None, "all", &vec![file.as_fd(); DESCRIPTORS_MAX]).unwrap();
         assert_eq!(receive(&other).unwrap().unwrap().1.len(), DESCRIPTORS_MAX);
         assert!(send(&one, None, "more", &vec![file.as_fd(); DESCRIPTORS_MAX + 1]).is_err());
+    }
+
+    #[test]
+    fn a_wait_goes_on_after_the_process_was_stopped_and_continued() {
+        use rustix::net::sockopt::{Timeout, set_socket_timeout};
+        let (one, other) = pair();
+        // Only a wait with a limit ends then.
+        set_socket_timeout(&other, Timeout::Recv, Some(std::time::Duration::from_secs(20))).unwrap();
+        let waiting = std::thread::spawn(move || receive(&other).unwrap().unwrap().0);
+        let script = format!("kill -STOP {0}; sleep 0.05; kill -CONT {0}", std::process::id());
+        for _ in 0..3 {
+            assert!(std::process::Command::new("sh").args(["-c", &script]).status().unwrap().success());
+        }
+        assert!(!waiting.is_finished());
+        send(&one, None, "at last", &[]).unwrap();
+        assert_eq!(waiting.join().unwrap(), "at last");
     }
 
     #[test]
