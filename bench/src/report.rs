@@ -1,10 +1,11 @@
-//! The report: the figures' part of `docs/performance.md`, and plots beside it.
+//! The report: the figures' parts of `docs/performance.md`, and plots beside it.
 //!
-//! Always true here: what people wrote on the page stays as it is; only what stands between the two marks is replaced, and
-//! a page without them is refused.
+//! Always true here: what people wrote on the page stays as it is; only what stands between the marks of a part that was measured is
+//! replaced, and a page without them is refused.
 //!
 //! Left to others: what the figures mean (the page).
 
+mod peers;
 mod plots;
 
 use crate::budgets::{BUDGETS, Bound, Budget};
@@ -47,23 +48,36 @@ pub fn write(figures: &Value, docs: &Path) -> Result<(), String> {
     let fail =
         |what: &str, path: &Path, error: std::io::Error| format!("cannot {what} {}: {error}", path.display());
     let text = std::fs::read_to_string(&page).map_err(|error| fail("read", &page, error))?;
-    let plots = plots::all(figures)?;
-    let text = replace(&text, &section(figures, &plots))
-        .ok_or_else(|| format!("{} lacks the lines\n{BEGIN}\n{END}", page.display()))?;
+    let (plots, of_peers) = (plots::all(figures)?, plots::peers(figures)?);
+    let lacks = |begin, end| format!("{} lacks the lines\n{begin}\n{end}", page.display());
+    let mut text = text;
+    if !peers::has(figures) || figures.get("machine").is_some() {
+        text = replace(&text, (BEGIN, END), &section(figures, &plots)).ok_or_else(|| lacks(BEGIN, END))?;
+    }
+    if peers::has(figures) {
+        let (begin, end) = (peers::BEGIN, peers::END);
+        let section = peers::section(figures) + &shown(&of_peers);
+        text = replace(&text, (begin, end), &section).ok_or_else(|| lacks(begin, end))?;
+    }
     let directory = docs.join(PLOTS);
     std::fs::create_dir_all(&directory).map_err(|error| fail("make", &directory, error))?;
-    for plot in &plots {
+    for plot in plots.iter().chain(&of_peers) {
         let file = directory.join(plot.file);
         std::fs::write(&file, &plot.svg).map_err(|error| fail("write", &file, error))?;
     }
     std::fs::write(&page, text).map_err(|error| fail("write", &page, error))
 }
 
-/// The page with another section between its marks; nothing if it has none.
-fn replace(page: &str, section: &str) -> Option<String> {
-    let (before, rest) = page.split_once(BEGIN)?;
-    let (_, after) = rest.split_once(END)?;
-    Some(format!("{before}{BEGIN}\n\n{section}\n{END}{after}"))
+/// The page with another section between these marks; nothing if it has none.
+fn replace(page: &str, (begin, end): (&str, &str), section: &str) -> Option<String> {
+    let (before, rest) = page.split_once(begin)?;
+    let (_, after) = rest.split_once(end)?;
+    Some(format!("{before}{begin}\n\n{section}\n{end}{after}"))
+}
+
+/// Plots as the page shows them.
+fn shown(plots: &[plots::Plot]) -> String {
+    plots.iter().map(|plot| format!("\n![{}]({PLOTS}/{})\n", plot.title, plot.file)).collect()
 }
 
 /// What stands between the marks.
@@ -83,10 +97,7 @@ fn section(figures: &Value, plots: &[plots::Plot]) -> String {
     if !left_out.is_empty() {
         let _ = writeln!(text, "\nNot measured in this run: {}.", left_out.join(", "));
     }
-    for plot in plots {
-        let _ = writeln!(text, "\n![{}]({PLOTS}/{})", plot.title, plot.file);
-    }
-    text
+    text + &shown(plots)
 }
 
 /// Which machine the figures are from.
@@ -181,6 +192,24 @@ mod tests {
         })
     }
 
+    /// What was found of two stacks.
+    pub fn peers() -> Value {
+        json!({"vm": {
+            "kernel": "7.3.4", "rounds": 3,
+            "jobs": [{"name": "write_1", "what": "write, depth 1"}, {"name": "full_32", "what": "full"}],
+            "stacks": [
+                {"name": "bcache", "what": "bcache",
+                 "figures": {"write_1": {"instructions": 30000.0}, "full_32": {"instructions": 41000.0}}},
+                {"name": "ublk_null", "what": "ublk over nothing",
+                 "figures": {"write_1": {"instructions": 9500.0}}},
+            ],
+            "write_over_bcache": 0.85,
+            "write_over_bcache_detail":
+                {"what": "w", "limit": 0.8, "met": false, "absolute": "25500 against 30000"},
+            "doubts": ["bcache write_1: the rounds are 2.0 % apart"],
+        }})
+    }
+
     #[test]
     fn a_figure_has_its_budget_its_verdict_and_what_it_is_made_of() {
         let text = section(&figures(), &[]);
@@ -202,10 +231,10 @@ mod tests {
     #[test]
     fn what_people_wrote_stays() {
         let page = format!("# Page\n\nBefore.\n\n{BEGIN}\nold\n{END}\n\nAfter.\n");
-        let once = replace(&page, "new\n").expect("a page with marks");
+        let once = replace(&page, (BEGIN, END), "new\n").expect("a page with marks");
         assert_eq!(once, format!("# Page\n\nBefore.\n\n{BEGIN}\n\nnew\n\n{END}\n\nAfter.\n"));
-        assert_eq!(replace(&once, "new\n").as_deref(), Some(once.as_str()));
-        assert_eq!(replace("# Page\n", "new\n"), None);
+        assert_eq!(replace(&once, (BEGIN, END), "new\n").as_deref(), Some(once.as_str()));
+        assert_eq!(replace("# Page\n", (BEGIN, END), "new\n"), None);
     }
 
     #[test]
@@ -224,6 +253,24 @@ mod tests {
     }
 
     #[test]
+    fn the_part_of_what_was_not_measured_stays() {
+        let docs = tempfile::tempdir().expect("a directory");
+        let page = docs.path().join(PAGE);
+        let (begin, end) = (peers::BEGIN, peers::END);
+        std::fs::write(&page, format!("{BEGIN}\nold\n{END}\n{begin}\nold peers\n{end}\n")).expect("a page");
+        write(&peers(), docs.path()).expect("written");
+        let text = std::fs::read_to_string(&page).expect("a page");
+        assert!(text.starts_with(&format!("{BEGIN}\nold\n{END}\n")), "{text}");
+        assert!(text.contains("| bcache |") && !text.contains("old peers"), "{text}");
+        assert!(
+            text.contains("(performance/peers.svg)") && docs.path().join(PLOTS).join("peers.svg").is_file()
+        );
+        write(&figures(), docs.path()).expect("written");
+        let both = std::fs::read_to_string(&page).expect("a page");
+        assert!(both.contains("engine.write_4k_over_copy") && both.contains("| bcache |"), "{both}");
+    }
+
+    #[test]
     fn a_page_without_marks_is_refused_and_left_alone() {
         let docs = tempfile::tempdir().expect("a directory");
         let page = docs.path().join(PAGE);
@@ -236,6 +283,7 @@ mod tests {
     #[test]
     fn the_page_of_the_project_has_its_marks() {
         let page = std::fs::read_to_string(docs_of_the_project().join(PAGE)).expect("a page");
-        assert!(replace(&page, "").is_some());
+        assert!(replace(&page, (BEGIN, END), "").is_some());
+        assert!(replace(&page, (peers::BEGIN, peers::END), "").is_some());
     }
 }

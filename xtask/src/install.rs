@@ -54,11 +54,28 @@ impl Plan {
     }
 }
 
-/// Builds and installs.
+/// Builds and installs, and says what is where.
 ///
 /// # Errors
 /// When something cannot be built or written.
 pub fn run(plan: &Plan) -> Result<bool, Problem> {
+    for place in install(plan)? {
+        println!("{}", place.display());
+    }
+    Ok(true)
+}
+
+/// Builds the engine for fio and installs it in `prefix`, beside the library; returns where it is.
+///
+/// # Errors
+/// When something cannot be built or written.
+pub fn engine(prefix: &Path) -> Result<PathBuf, Problem> {
+    let plan = Plan { prefix: prefix.to_owned(), fio: true, ..Plan::default() };
+    install(&plan)?;
+    Ok(prefix.join("lib").join(fio::ENGINE))
+}
+
+fn install(plan: &Plan) -> Result<Vec<PathBuf>, Problem> {
     if plan.prefix.exists() && !plan.prefix.is_dir() {
         return Err(Problem::Failed(format!("{} is no directory to install into", plan.prefix.display())));
     }
@@ -78,13 +95,13 @@ pub fn run(plan: &Plan) -> Result<bool, Problem> {
     let built = target.join(if plan.debug { "debug" } else { "release" });
     let engine = headers.map(|headers| fio::build(&headers, &built)).transpose().map_err(Problem::Failed)?;
     place_library(&built, &plan.prefix).map_err(Problem::Failed)?;
-    println!("{}", plan.prefix.join("lib").join(SONAME).display());
+    let mut places = vec![plan.prefix.join("lib").join(SONAME)];
     if let Some(engine) = engine {
         let place = plan.prefix.join("lib").join(fio::ENGINE);
         copy(&engine, &place).map_err(Problem::Failed)?;
-        println!("{}", place.display());
+        places.push(place);
     }
-    Ok(true)
+    Ok(places)
 }
 
 /// Puts what cargo has built into `prefix`.

@@ -52,7 +52,7 @@ Tasks:
   man [DIRECTORY]    writes the man pages and shell completions (default: target/man)
   fsx FILE [--seed N] [--operations N] [--size BYTES] [--direct ALIGNMENT]
                      random operations on a file or block device, which is overwritten, compared with a model
-  vm run|shell|test|fetch [..]
+  vm run|shell|test|peers|fetch [..]
                      programs in a guest with a kernel of its own, with ublk, persistent memory and power cuts; `vm help`
                      says more
 

@@ -41,6 +41,14 @@ const TOOLS: [Tool; 19] = [
 /// libFuzzer is built from its C++ source.
 const COMPILER: [Tool; 1] = [Tool { program: "g++", package: "g++" }];
 
+/// What the peers are set up and measured with in guests.
+const PEERS: [Tool; 4] = [
+    Tool { program: "fio", package: "fio" },
+    Tool { program: "mkfs.ext4", package: "e2fsprogs" },
+    Tool { program: "dmsetup", package: "dmsetup" },
+    Tool { program: "make-bcache", package: "bcache-tools" },
+];
+
 /// Directories of system programs, which the path of an ordinary login lacks.
 const SYSTEM_DIRECTORIES: [&str; 3] = ["/usr/local/sbin", "/usr/sbin", "/sbin"];
 
@@ -66,6 +74,14 @@ pub fn install() -> Result<(), String> {
 /// The programs that are missing still, and what to do.
 pub fn install_compiler() -> Result<(), String> {
     install_of(&COMPILER)
+}
+
+/// Installs what is missing to set the peers up in guests.
+///
+/// # Errors
+/// The programs that are missing still, and what to do.
+pub fn install_peers() -> Result<(), String> {
+    install_of(&PEERS)
 }
 
 fn install_of(tools: &'static [Tool]) -> Result<(), String> {

@@ -3,7 +3,7 @@
 //! Always true here: the colours have enough contrast on light and on dark pages, and nothing is drawn behind; what was not
 //! measured has no plot.
 
-use super::number;
+use super::{number, peers};
 use crate::budgets::{BUDGETS, Bound};
 use plotters::coord::Shift;
 use plotters::prelude::*;
@@ -53,6 +53,36 @@ pub fn all(figures: &Value) -> Result<Vec<Plot>, String> {
         })?);
     }
     Ok(plots)
+}
+
+/// The plots of the peers' part.
+///
+/// # Errors
+/// When one cannot be drawn, in words.
+pub fn peers(figures: &Value) -> Result<Vec<Plot>, String> {
+    let mut bars = Vec::new();
+    for (job, group) in
+        [("write_1", "depth 1: "), ("write_32", "depth 32: "), ("full_32", "full, depth 32: ")]
+    {
+        for (number, (name, title, value)) in peers::figures_of(figures, job).into_iter().enumerate() {
+            let before = if number == 0 { group } else { "" };
+            let colour = if name.starts_with("cbd") { GOOD } else { TEXT };
+            bars.push(Bar {
+                name: format!("{before}{title}"),
+                value,
+                label: peers::thousands(value),
+                colour,
+            });
+        }
+    }
+    if bars.is_empty() {
+        return Ok(Vec::new());
+    }
+    let title = "Instructions for a write of 4 KiB: CBD and the kernel's own caches";
+    let drawn = plot("peers.svg", title, 22 * bars.len() as u32 + 70, |area| {
+        draw_bars(area, "4 KiB write, instructions with all that fio and the kernel do", &bars, None)
+    });
+    Ok(vec![drawn?])
 }
 
 fn plot(

@@ -310,7 +310,8 @@ static enum fio_q_status engine_queue(struct thread_data *td, struct io_u *io_u)
 		error = cbd_queue_read(job->queue, io_u->xfer_buf, io_u->xfer_buflen, io_u->offset, data);
 		break;
 	case DDIR_WRITE:
-		error = cbd_queue_write(job->queue, io_u->xfer_buf, io_u->xfer_buflen, io_u->offset, 0, data);
+		error = cbd_queue_write(job->queue, io_u->xfer_buf, io_u->xfer_buflen, io_u->offset,
+					td->o.sync_io ? CBD_FUA : 0, data);
 		break;
 	case DDIR_TRIM:
 		error = cbd_queue_discard(job->queue, io_u->offset, io_u->xfer_buflen, data);

@@ -74,6 +74,11 @@ impl Host {
         Ok(Self { store: Store::open()?, folder: folder.to_owned(), boots: Cell::new(0) })
     }
 
+    /// What the guests' kernel calls itself.
+    pub fn kernel_release(&self) -> &str {
+        self.store.kernel_release()
+    }
+
     /// Boots a guest, hands every line of its job to `line`, and ends with it; where `line` breaks, the guest's power is cut.
     ///
     /// # Errors

@@ -12,6 +12,7 @@ mod image;
 mod jobs;
 mod machine;
 mod modules;
+mod peers;
 mod plan;
 mod programs;
 mod store;
@@ -36,6 +37,9 @@ Usage: cargo xtask vm run [OPTION].. -- COMMAND [ARGUMENT]..
                           the same with a shell on the console (Ctrl-A X kills the guest)
        cargo xtask vm test [--cuts N] [NAME]..
                           the jobs that `cargo xtask test` runs in guests; those whose name contains one of the words
+       cargo xtask vm peers [--json] [--report] [--rounds N] [--quick] [STACK]..
+                          instructions for a request to CBD and to the kernel's own caches, in guests that count them
+                          (half an hour; --quick: that it works); --report writes them into docs/performance.md
        cargo xtask vm fetch [--again] [--kernel VERSION]
                           QEMU and a kernel from Debian's packages; else the first guest does it
 
@@ -90,6 +94,7 @@ pub fn run(arguments: &[String]) -> Result<bool, Problem> {
             Ok(true)
         }
         "test" => jobs::run(rest),
+        "peers" => peers::run(rest),
         "fetch" => {
             let store = store::Store::fetch(&store::Fetch::parse(rest)?).map_err(Problem::Failed)?;
             println!("Linux {}: {}", store.kernel_release(), store.kernel().display());

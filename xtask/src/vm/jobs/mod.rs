@@ -10,6 +10,8 @@ mod machines;
 mod memory;
 mod ublk;
 
+pub use memory::shipped;
+
 use super::guest::{Ended, Host, Outcome};
 use super::plan::Plan;
 use crate::flags::Problem;
@@ -55,6 +57,7 @@ const JOBS: &[(&str, Job)] = &[
     ("what_dm_pcache_left_is_rescued_in_its_own_guest", dm_pcache::at_home),
     ("a_log_of_dm_pcache_in_two_segments_is_rescued", dm_pcache::long_log),
     ("what_was_flushed_to_dm_pcache_is_rescued_after_power_cuts", dm_pcache::after_cuts),
+    ("the_peers_are_measured", |host, given| super::peers::smallest(host, &given.folder)),
 ];
 
 /// Those that run in long runs, and where they are named.
@@ -65,6 +68,7 @@ const LONG: &[&str] = &[
     "writes_to_a_cxl_device_outlive_power_cuts",
     "what_dm_pcache_left_is_rescued_in_its_own_guest",
     "a_log_of_dm_pcache_in_two_segments_is_rescued",
+    "the_peers_are_measured",
 ];
 
 /// Cuts in a run before every change; with more of them it is a long run.
@@ -141,15 +145,19 @@ fn all(wanted: impl Fn(&str) -> bool, cuts: usize) -> Count {
 }
 
 /// What a guest printed, and how it ended.
-struct Ran {
+pub struct Ran {
     outcome: Outcome,
-    output: String,
+    /// Its standard output.
+    pub output: String,
     errors: String,
 }
 
 impl Ran {
     /// Boots a guest and takes down what it prints; at the line `cut` its power goes.
-    fn of(host: &Host, plan: &Plan, cut: Option<&str>) -> Result<Self, String> {
+    ///
+    /// # Errors
+    /// What kept it from being started.
+    pub fn of(host: &Host, plan: &Plan, cut: Option<&str>) -> Result<Self, String> {
         Self::of_watched(host, plan, |line| cut == Some(line))
     }
 
@@ -166,7 +174,10 @@ impl Ran {
     }
 
     /// That it ended so, and printed this among other things.
-    fn expect(&self, ended: Ended, parts: &[&str]) -> Result<(), String> {
+    ///
+    /// # Errors
+    /// What it did instead, with all that it said.
+    pub fn expect(&self, ended: Ended, parts: &[&str]) -> Result<(), String> {
         if self.outcome.ended != ended {
             return Err(
                 self.complaint(&format!("it ended with {:?} instead of {ended:?}", self.outcome.ended))
@@ -178,7 +189,8 @@ impl Ran {
         }
     }
 
-    fn complaint(&self, what: &str) -> String {
+    /// `what`, with all that it said.
+    pub fn complaint(&self, what: &str) -> String {
         format!(
             "{what}; {}\nits output:\n{}its errors:\n{}its console:\n{}",
             super::times(&self.outcome),

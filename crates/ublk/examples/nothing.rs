@@ -1,0 +1,91 @@
+//! A ublk device that does nothing: every request is complete as soon as it has come, and a read gets whatever its buffer held. What a
+//! request costs through it is what the export and the kernel's driver cost, whatever is behind them.
+//!
+//! `cargo run --release -p cbd-ublk --example nothing -- BYTES QUEUES` prints the device, and serves it until its standard input ends.
+
+use cbd_export::{BlockDevice, RequestQueue};
+use cbd_types::{Completion, Error, ErrorKind, Geometry, Request, Result};
+use cbd_ublk::{DEPTH, Options, StopMode, Tag, Ublk};
+use std::io::Read;
+use std::os::fd::RawFd;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The mark that no daemon gives.
+const NAME: &str = "nothing";
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// So many bytes that are nowhere.
+struct Nothing(u64);
+
+struct Queue;
+
+impl BlockDevice for Nothing {
+    fn geometry(&self) -> Geometry {
+        // That of a cached device, so that the kernel does with both what it does with one.
+        Geometry {
+            size: self.0,
+            sector: 512,
+            physical_sector: 4096,
+            atomic_unit: 256 << 10,
+            discard: false,
+            discard_granularity: 4096,
+            rotational: false,
+        }
+    }
+
+    fn open_queue(&self) -> Result<Box<dyn RequestQueue>> {
+        Ok(Box::new(Queue))
+    }
+}
+
+impl RequestQueue for Queue {
+    fn submit(&mut self, request: Request, done: &mut Vec<Completion>) {
+        done.push(Completion { id: request.id, result: Ok(()), buffer: request.buffer });
+    }
+
+    fn poll(&mut self, _done: &mut Vec<Completion>) {}
+
+    fn parked(&self) -> usize {
+        0
+    }
+
+    fn wait_descriptors(&self) -> Vec<RawFd> {
+        Vec::new()
+    }
+}
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("nothing: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<()> {
+    let mut numbers = std::env::args().skip(1).map(|text| text.parse::<u64>().ok());
+    let (Some(Some(size)), Some(Some(queues)), None) = (numbers.next(), numbers.next(), numbers.next())
+    else {
+        return Err(Error::new(ErrorKind::InvalidArgument, "it takes bytes and a number of queues"));
+    };
+    let device: Arc<dyn BlockDevice> = Arc::new(Nothing(size / 4096 * 4096));
+    let options = Options {
+        name: NAME.to_owned(),
+        tag: Tag::new(u64::from(std::process::id()), NAME.as_bytes()),
+        link: None,
+        names: None,
+        queues: usize::try_from(queues).unwrap_or(usize::MAX),
+        depth: DEPTH,
+        thread_setup: None,
+        read_only: false,
+    };
+    let mut export = Ublk::start(&device, &options)?;
+    println!("{}", export.disk_path().display());
+    // An error ends it as the end of the input does.
+    let _ = std::io::stdin().read_to_end(&mut Vec::new());
+    export.stop(StopMode::WhenUnused, PATIENCE)
+}

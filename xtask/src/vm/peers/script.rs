@@ -1,0 +1,206 @@
+//! What is done with a stack in its guest, as a script: the same for all.
+//!
+//! Always true here: nothing is touched for the first time while it is measured: every byte of a cache has been written before, and every
+//! block that is written or read is in it.
+//!
+//! Before and after a run a job of fio notes how much its processor has executed for tasks, by the kernel's own account, whose clock counts
+//! instructions here. What nobody works in is in no task, so it is left out. Of two runs that differ in their number of requests alone the
+//! difference is that of the requests: what the job's begin and end, and reading the account, take falls away.
+//!
+//! # Which engine
+//! Of a device that may have to wait io_uring has a worker of the kernel ask, at 2,000 to 12,000 instructions a request; ublk's never need
+//! it. That is what who uses io_uring gets, so it is measured; and because it says nothing about the caches, depth 32 is measured through
+//! libaio as well, which has no such workers. Depth 1 is plain pread and pwrite.
+
+use super::stacks::{Ours, REGION, Stack};
+use std::fmt::Write;
+
+/// A kind of request.
+pub struct Job {
+    /// What it is called in the figures.
+    pub name: &'static str,
+    /// What it is, for people.
+    pub title: &'static str,
+    /// Through what fio asks.
+    engine: &'static str,
+    /// What else it is told.
+    options: &'static str,
+    /// Whether the cache is full and writeback runs.
+    pub is_full: bool,
+}
+
+impl Job {
+    /// Whether it is run with a stack.
+    pub fn is_of(&self, stack: &Stack) -> bool {
+        // In process there is one engine.
+        (stack.is_cache || !self.is_full) && (stack.ours != Ours::Engine || self.engine != LIBAIO)
+    }
+}
+
+const LIBAIO: &str = "libaio";
+
+const fn job(name: &'static str, title: &'static str, engine: &'static str, options: &'static str) -> Job {
+    Job { name, title, engine, options, is_full: false }
+}
+
+/// All of them, in the order of the report.
+pub const JOBS: [Job; 9] = [
+    job("write_1", "write, depth 1", "psync", "--rw=randwrite"),
+    job("write_32", "write, depth 32", "io_uring", "--rw=randwrite --iodepth=32"),
+    job("write_32_aio", "write, depth 32, libaio", LIBAIO, "--rw=randwrite --iodepth=32"),
+    job("read_1", "read hit, depth 1", "psync", "--rw=randread"),
+    job("read_32", "read hit, depth 32", "io_uring", "--rw=randread --iodepth=32"),
+    job("read_32_aio", "read hit, depth 32, libaio", LIBAIO, "--rw=randread --iodepth=32"),
+    job("dsync_1", "O_DSYNC write, depth 1", "psync", "--rw=randwrite --sync=dsync"),
+    job("dsync_32", "O_DSYNC write, depth 32", "io_uring", "--rw=randwrite --iodepth=32 --sync=dsync"),
+    Job {
+        name: "full_32",
+        title: "write, full, depth 32",
+        engine: "io_uring",
+        options: "--rw=randwrite --iodepth=32",
+        is_full: true,
+    },
+];
+
+/// How much is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Amount {
+    /// How often each figure is taken.
+    pub rounds: usize,
+    /// Requests of the two runs that are compared.
+    pub requests: [u64; 2],
+    /// The same where the cache is full: more, since reclaim and writeback come in lumps.
+    pub full: [u64; 2],
+}
+
+/// What the figures of the report are made of.
+pub const WHOLE: Amount = Amount { rounds: 3, requests: [1000, 6000], full: [4000, 24_000] };
+/// That it works; the figures mean little.
+pub const QUICK: Amount = Amount { rounds: 1, requests: [200, 1200], full: [500, 4500] };
+
+/// Requests go to so much of the device, but where the cache is to be full.
+const AREA: &str = "32M";
+/// So much of the device is written once to have touched all of the cache, and where the cache is to be full.
+const LARGE: &str = "1G";
+
+/// What stands before the stack's own functions.
+const BEGIN: &str = r#"
+    trap 'if [ $? != 0 ]; then cat /tmp/*.log; dmesg | tail -n 30; fi >&2' EXIT
+    # Until it has begun a kernel has work of its own; where nobody waits the time passes at once.
+    sleep 20
+    mount -t configfs configfs /sys/kernel/config
+    mkdir /sys/kernel/config/nullb/slow
+    cd /sys/kernel/config/nullb/slow
+    for setting in memory_backed=1 size=1024 blocksize=512 irqmode=0 submit_queues=1 power=1; do
+        echo ${setting#*=} >${setting%=*}
+    done
+    cd /
+    disk=/dev/slow
+    # Until a command says yes.
+    wait_until() {
+        for each in $(seq 5000); do
+            if "$@"; then return; fi
+            sleep 0.1
+        done
+        echo "never: $*" >/tmp/never.log
+        exit 1
+    }
+    load() { fio --name=load --ioengine=$engine --direct=1 $through "$@" >/tmp/fio.log 2>&1; }
+    # What the guest's clock says, what of it tasks had, and what went to the disk.
+    cat >/bin/note <<'END'
+#!/bin/sh
+awk -v run="$*" '
+    FNR == 1 { file++ }
+    /^now at/ { now = $3 }
+    /^cpu0 / { tasks = $8 }
+    file == 3 { sectors = $7 }
+    END { printf "sample %s %.0f %.0f %d\n", run, now, tasks, sectors }
+' /proc/timer_list /proc/schedstat /sys/block/slow/stat >>/tmp/samples
+END
+    chmod +x /bin/note
+    samples() {
+        fio --name=global --ioengine=$engine --direct=1 --bs=4k --gtod_reduce=1 --stonewall $through "$@" >/tmp/fio.log 2>&1
+        cat /tmp/samples
+        rm /tmp/samples
+    }
+"#;
+
+/// The script of a stack; `engine` is where that for fio lies.
+pub fn of(stack: &Stack, amount: &Amount, engine: &str) -> String {
+    let mut script = BEGIN.to_owned();
+    if matches!(stack.ours, Ours::Daemon | Ours::Engine) {
+        script.push_str(REGION);
+    }
+    let only = (stack.ours == Ours::Engine).then(|| format!("external:{engine}"));
+    let engine = only.as_deref().unwrap_or("io_uring");
+    // Writing to a string cannot fail.
+    let _ = writeln!(script, "    engine={engine}\n{}\n    make", stack.setup);
+    if stack.is_cache {
+        let _ = writeln!(
+            script,
+            "    load --bs=256k --iodepth=4 --rw=write --size={LARGE} --end_fsync=1\n    rest"
+        );
+    }
+    let _ = writeln!(
+        script,
+        "    for each in 1 2; do load --bs=4k --iodepth=32 --rw=randwrite --size={AREA} --randseed=$each; done"
+    );
+    let jobs = |full| JOBS.iter().filter(move |job| job.is_of(stack) && job.is_full == full);
+    for round in 1..=amount.rounds {
+        runs(&mut script, jobs(false), AREA, round, amount.requests, only.as_deref());
+    }
+    if stack.is_cache {
+        let _ = writeln!(script, "    work\n    load --bs=256k --iodepth=4 --rw=write --size={LARGE}");
+        for round in 1..=amount.rounds {
+            runs(&mut script, jobs(true), LARGE, round, amount.full, only.as_deref());
+        }
+    }
+    script
+}
+
+/// The runs of a round, in one fio.
+fn runs<'a>(
+    script: &mut String,
+    jobs: impl Iterator<Item = &'a Job>,
+    size: &str,
+    round: usize,
+    requests: [u64; 2],
+    only: Option<&str>,
+) {
+    let _ = write!(script, "    samples --size={size}");
+    for Job { name, engine, options, .. } in jobs {
+        for requests in requests {
+            let note = format!("\"/bin/note {name} {round} {requests}\"");
+            // Naming an engine takes back what was said to the one before.
+            let engine = only.map_or_else(|| format!(" --ioengine={engine}"), |_| String::new());
+            let _ = write!(
+                script,
+                " \\\n        --name={name}{engine} {options} --number_ios={requests} \
+                 --randseed={round}{requests} --exec_prerun={note} --exec_postrun={note}"
+            );
+        }
+    }
+    script.push('\n');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::stacks::STACKS;
+    use super::*;
+
+    #[test]
+    fn each_job_is_run_twice_a_round_with_different_numbers_of_requests() {
+        for stack in &STACKS {
+            let script = of(stack, &WHOLE, "/engine");
+            for job in JOBS.iter().filter(|job| job.is_of(stack)) {
+                let found = script.matches(&format!("--name={} ", job.name)).count();
+                assert_eq!(found, 2 * WHOLE.rounds, "{} of {}", job.name, stack.name);
+            }
+            assert_eq!(script.contains("--name=full_32"), stack.is_cache, "{}", stack.name);
+            assert_eq!(script.contains("libaio"), stack.ours != Ours::Engine, "{}", stack.name);
+        }
+        for amount in [WHOLE, QUICK] {
+            assert!(amount.requests[0] < amount.requests[1] && amount.full[0] < amount.full[1]);
+        }
+    }
+}
