@@ -87,32 +87,38 @@ impl Options {
 /// Wrong usage, and what kept a stack from being measured.
 pub fn run(arguments: &[String]) -> Result<bool, Problem> {
     let options = Options::parse(arguments)?;
-    let figures = measure(&options).map_err(Problem::Failed)?;
+    let (figures, failures) = measure(&options).map_err(Problem::Failed)?;
     if options.json {
         println!("{figures:#}");
     } else {
         println!("{}", figures::table(&figures));
     }
-    if options.report {
+    for failure in &failures {
+        eprintln!("xtask: {failure}");
+    }
+    if options.report && failures.is_empty() {
         report(&figures)?;
     }
-    Ok(true)
+    Ok(failures.is_empty())
 }
 
-fn measure(options: &Options) -> Result<Value, String> {
+/// The figures of the stacks that could be measured, and why others could not.
+fn measure(options: &Options) -> Result<(Value, Vec<String>), String> {
     let scratch = Scratch::new()?;
     let host = Host::new(scratch.path())?;
     packages::install_peers()?;
     let wanted = || STACKS.iter().filter(|stack| options.wants(stack));
     let built = Built::all(wanted(), scratch.path())?;
-    let mut all = BTreeMap::new();
+    let (mut all, mut failures) = (BTreeMap::new(), Vec::new());
     for stack in wanted() {
         let begun = Instant::now();
-        let figures = one(&host, stack, &options.amount, &built)?;
+        match one(&host, stack, &options.amount, &built) {
+            Ok(figures) => drop(all.insert(stack.name, figures)),
+            Err(text) => failures.push(text),
+        }
         eprintln!("    {}: {:.0} s", stack.title, begun.elapsed().as_secs_f64());
-        all.insert(stack.name, figures);
     }
-    Ok(figures::json(host.kernel_release(), &options.amount, &all))
+    Ok((figures::json(host.kernel_release(), &options.amount, &all), failures))
 }
 
 /// All stacks in their smallest form: that each is made, measured, and ends.
