@@ -9,7 +9,7 @@ use std::fs::File;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use support::{text_of, tool, until};
+use support::{keeper_at, tool, until};
 
 /// A folder with a keeper's socket. What the keeper has is taken from it when this is dropped, so it ends.
 struct Keeper {
@@ -42,13 +42,7 @@ impl Keeper {
 
     /// The processes that have the socket.
     fn processes(&self) -> Vec<String> {
-        let listed = tool("ss", &["-xlpH"]);
-        let of_us = listed.lines().filter(|line| line.contains(&text_of(&self.socket())));
-        let number = |line: &str| {
-            let (_, rest) = line.split_once("pid=")?;
-            Some(rest.split(|byte: char| !byte.is_ascii_digit()).next()?.to_owned())
-        };
-        of_us.filter_map(number).collect()
+        keeper_at(&self.socket()).into_iter().collect()
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use support::manager::Manager;
 use support::pattern::{Random, seed};
 use support::sandbox::{Mounted, in_sandbox};
-use support::{MIB, Place, child, text_of, tool, until, wait};
+use support::{MIB, Place, child, keeper_at, text_of, tool, until, wait};
 
 const SIZE: u64 = 64 * MIB;
 /// Longest that a client may wait once a daemon is there.
@@ -69,11 +69,7 @@ fn mounts_under(folder: &Path) -> usize {
 
 /// The keeper of the place's daemon.
 fn keeper(place: &Place) -> Option<String> {
-    let socket = place.text("run/keeper.sock");
-    let listed = tool("ss", &["-xlpH"]);
-    let line = listed.lines().find(|line| line.contains(&socket))?;
-    let (_, rest) = line.split_once("pid=")?;
-    Some(rest.split(|byte: char| !byte.is_ascii_digit()).next()?.to_owned())
+    keeper_at(&place.path("run/keeper.sock"))
 }
 
 fn same(one: &str, other: &str) -> bool {
@@ -355,5 +351,26 @@ fn a_unit_whose_store_has_no_room_is_said_to_have_none() {
         assert!(in_time(write_block(&device, 0, 1)).is_err(), "as before");
         place.start();
         in_time(write_block(&device, 0, 1)).expect("it is back");
+    });
+}
+
+#[test]
+fn a_keeper_is_not_woken_by_the_requests_of_what_it_holds() {
+    let name = "a_keeper_is_not_woken_by_the_requests_of_what_it_holds";
+    in_sandbox(name, Duration::from_secs(60), |folder| {
+        let (place, _, device) = place_with_device(folder);
+        let status = format!("/proc/{}/status", keeper(&place).expect("a keeper"));
+        let wakes = || {
+            let text = std::fs::read_to_string(&status).expect("it lives");
+            let line = text.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+            line.and_then(|count| count.trim().parse::<u64>().ok()).expect("a number")
+        };
+        let before = wakes();
+        let file = File::options().write(true).custom_flags(libc::O_DIRECT).open(&device).expect("open");
+        let block = cbd_types::AlignedBuffer::zeroed(4096);
+        (0..500).for_each(|number| file.write_all_at(&block, number * 4096).expect("written"));
+        assert_eq!(wakes(), before);
+        drop(file);
+        place.ok(&["backend-stop", "-b", "0"]);
     });
 }

@@ -357,6 +357,24 @@ pub fn system_tests(test: &str) -> bool {
     wanted
 }
 
+/// The process whose standard input is the socket that listens at this path: a keeper.
+pub fn keeper_at(socket: &Path) -> Option<String> {
+    /// What the kernel shows of a socket that listens.
+    const LISTENS: &str = "00010000";
+    let table = std::fs::read_to_string("/proc/net/unix").expect("the sockets");
+    let inode = table.lines().find_map(|line| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let found = fields.get(3) == Some(&LISTENS) && fields.get(7) == Some(&text_of(socket).as_str());
+        found.then(|| fields[6].to_owned())
+    })?;
+    let name = PathBuf::from(format!("socket:[{inode}]"));
+    let has_it = |process: &std::fs::DirEntry| {
+        std::fs::read_link(process.path().join("fd/0")).is_ok_and(|file| file == name)
+    };
+    let process = std::fs::read_dir("/proc").expect("processes").flatten().find(has_it)?;
+    process.file_name().into_string().ok()
+}
+
 /// Waits until `reached`, or panics with `what` after a while.
 #[track_caller]
 pub fn until(what: &str, mut reached: impl FnMut() -> bool) {
