@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use support::sandbox::{Mounted, in_sandbox};
 use support::{MIB, Place, Ran, run_for, text_of, tool};
 
-/// Everything that a refused command must leave as it is: the lists, and the bytes of the files in `watched`.
+/// Everything that a refused command must leave as it is: the lists, but for how soon something is tried again, and the bytes of the
+/// files in `watched`.
 fn everything(place: &Place, watched: &[&str]) -> Vec<String> {
     let mut all: Vec<String> = [
         &["tp-list"][..],
@@ -19,7 +20,18 @@ fn everything(place: &Place, watched: &[&str]) -> Vec<String> {
         &["set", "--backend", "0", "--json", "writeback_rate=5M"],
     ]
     .iter()
-    .map(|arguments| place.run(arguments).stdout)
+    .map(|arguments| {
+        let text = place.run(arguments).stdout;
+        match serde_json::from_str::<Value>(&text) {
+            Ok(mut value) => {
+                for each in value.as_array_mut().into_iter().flatten().filter_map(Value::as_object_mut) {
+                    each.remove("retry_in_s");
+                }
+                value.to_string()
+            }
+            Err(_) => text,
+        }
+    })
     .collect();
     all.extend(watched.iter().map(|path| {
         let bytes = std::fs::read(path).unwrap_or_default();
