@@ -1,6 +1,6 @@
 //! What a person may type after a task's name, and the two ways in which a task can fail to begin.
 
-use crate::fsx;
+use crate::{fsstress, fsx};
 
 /// The steps of `test`, in the order in which they run.
 pub const STEPS: [&str; 9] = ["format", "lint", "doc", "build", "test", "sim", "release", "demo", "vm"];
@@ -84,6 +84,28 @@ pub fn fsx_plan(arguments: &[String]) -> Result<fsx::Plan, Problem> {
     }
     if plan.path.as_os_str().is_empty() {
         return Err(Problem::Usage("fsx needs a file".to_owned()));
+    }
+    Ok(plan)
+}
+
+/// Reads the options of `fsstress`.
+///
+/// # Errors
+/// [`Problem::Usage`] for an unknown option, a missing directory, or a value that is no number.
+pub fn fsstress_plan(arguments: &[String]) -> Result<fsstress::Plan, Problem> {
+    let mut plan = fsstress::Plan { path: "".into(), seed: 1, operations: 2_000, threads: 4 };
+    let mut rest = arguments.iter();
+    while let Some(argument) = rest.next() {
+        match argument.as_str() {
+            "--seed" => plan.seed = number(argument, rest.next())?,
+            "--operations" => plan.operations = number(argument, rest.next())?,
+            "--threads" => plan.threads = number(argument, rest.next())?,
+            path if !path.starts_with('-') && plan.path.as_os_str().is_empty() => plan.path = path.into(),
+            other => return Err(Problem::Usage(format!("unknown option '{other}'"))),
+        }
+    }
+    if plan.path.as_os_str().is_empty() {
+        return Err(Problem::Usage("fsstress needs a directory".to_owned()));
     }
     Ok(plan)
 }

@@ -78,7 +78,7 @@ impl Exerciser {
         let is_device = plan.path.metadata().is_ok_and(|metadata| metadata.file_type().is_block_device());
         let file = open(&plan.path, plan.direct.is_some(), !is_device)?;
         let room = Aligned::new(usize_of(plan.size));
-        let random = Random(plan.seed);
+        let random = Random::new(plan.seed);
         let mut made = Self {
             plan,
             random,
@@ -218,14 +218,8 @@ impl Exerciser {
         self.read(Span { at: 0, length: self.plan.size })
     }
 
-    /// Changes the allocation. False where this kind of file does not know the operation; a hole that cannot be
-    /// punched is a difference, for what follows would not hold.
     fn change(&mut self, flags: FallocateFlags, span: Span) -> Result<bool, String> {
-        match fallocate(&self.file, flags, span.at, span.length) {
-            Ok(()) => Ok(true),
-            Err(rustix::io::Errno::OPNOTSUPP) if !flags.contains(FallocateFlags::PUNCH_HOLE) => Ok(false),
-            Err(error) => Err(format!("fallocate {flags:?}: {error}")),
-        }
+        change_allocation(&self.file, flags, span.at, span.length)
     }
 
     fn load(&mut self, span: Span) -> Result<(), String> {
@@ -274,6 +268,16 @@ impl Exerciser {
     }
 }
 
+/// Changes a file's allocation. False where this kind of file does not know the operation; a hole that cannot be
+/// punched is a difference, for what follows would not hold.
+pub fn change_allocation(file: &File, flags: FallocateFlags, at: u64, length: u64) -> Result<bool, String> {
+    match fallocate(file, flags, at, length) {
+        Ok(()) => Ok(true),
+        Err(rustix::io::Errno::OPNOTSUPP) if !flags.contains(FallocateFlags::PUNCH_HOLE) => Ok(false),
+        Err(error) => Err(format!("fallocate {flags:?}: {error}")),
+    }
+}
+
 fn open(path: &Path, direct: bool, make_empty: bool) -> Result<File, String> {
     let flags = if direct { OFlags::DIRECT } else { OFlags::empty() };
     OpenOptions::new()
@@ -309,9 +313,14 @@ impl Aligned {
 }
 
 /// SplitMix64: small, and the same everywhere.
-struct Random(u64);
+pub struct Random(u64);
 
 impl Random {
+    /// The same seed gives the same numbers.
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
@@ -320,8 +329,14 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    fn below(&mut self, limit: u64) -> u64 {
+    /// A number below the limit; 0 where that is 0.
+    pub fn below(&mut self, limit: u64) -> u64 {
         self.next() % limit.max(1)
+    }
+
+    /// The same for what is counted in memory.
+    pub fn index(&mut self, limit: usize) -> usize {
+        usize_of(self.below(limit as u64))
     }
 }
 

@@ -9,6 +9,7 @@
 mod demo;
 mod fio;
 mod flags;
+mod fsstress;
 mod fsx;
 mod fuzz;
 mod install;
@@ -52,6 +53,8 @@ Tasks:
   man [DIRECTORY]    writes the man pages and shell completions (default: target/man)
   fsx FILE [--seed N] [--operations N] [--size BYTES] [--direct ALIGNMENT]
                      random operations on a file or block device, which is overwritten, compared with a model
+  fsstress DIRECTORY [--seed N] [--operations N] [--threads N]
+                     threads that make, link, rename and remove files and folders in it, compared with a model
   vm run|shell|test|peers|fetch [..]
                      programs in a guest with a kernel of its own, with ublk, persistent memory and power cuts; `vm help`
                      says more
@@ -76,6 +79,7 @@ fn main() -> ExitCode {
         "install" => install::Plan::parse(rest).and_then(|plan| install::run(&plan)),
         "man" => tasks::man(rest),
         "fsx" => tasks::exercise(rest),
+        "fsstress" => tasks::stress(rest),
         "vm" => vm::run(rest),
         "help" | "--help" | "-h" => {
             print!("{USAGE}");

@@ -1,8 +1,8 @@
 //! The short tasks: benchmarks, crash states, models, man pages, the file exerciser.
 
 use crate::flags::{self, Problem};
-use crate::fsx;
 use crate::workspace::{self, cargo};
+use crate::{fsstress, fsx};
 use std::process::Command;
 
 /// Builds the benchmarks and runs them; arguments are theirs, and so is standard output.
@@ -89,6 +89,15 @@ pub fn man(arguments: &[String]) -> Result<bool, Problem> {
 /// The first difference from the model.
 pub fn exercise(arguments: &[String]) -> Result<bool, Problem> {
     fsx::run(&flags::fsx_plan(arguments)?).map_err(Problem::Failed)?;
+    Ok(true)
+}
+
+/// Stresses a file system.
+///
+/// # Errors
+/// The first difference from a model.
+pub fn stress(arguments: &[String]) -> Result<bool, Problem> {
+    fsstress::run(&flags::fsstress_plan(arguments)?).map_err(Problem::Failed)?;
     Ok(true)
 }
 

@@ -1,5 +1,7 @@
 //! File systems on a cached block device: made, loaded, trimmed, checked, and read from the plain disk afterwards.
 
+#[path = "../../../xtask/src/fsstress.rs"]
+mod fsstress;
 #[path = "../../../xtask/src/fsx.rs"]
 mod fsx;
 mod support;
@@ -56,6 +58,8 @@ fn works(folder: &Path, make: &[&str], check: &[&str], size: u64) {
         let plan = fsx::Plan { path, seed, operations: 800, size: 4 * MIB, direct };
         fsx::run(&plan).unwrap_or_else(|text| panic!("{text}"));
     }
+    let plan = fsstress::Plan { path: mounted.path(""), seed: 3, operations: 1500, threads: 3 };
+    fsstress::run(&plan).unwrap_or_else(|text| panic!("{text}"));
     std::fs::remove_file(mounted.path("fio")).expect("removed");
     tool("fstrim", &["-v", &text_of(&mounted.path(""))]);
     let before = summary(&mounted);

@@ -152,7 +152,7 @@ impl Host {
         }
         let mut links = Vec::new();
         if plan.cbd {
-            programs::add(&mut files, &small_cbdctrl(&folder)?, Path::new("/usr/bin/cbdctrl"))?;
+            programs::add(&mut files, &small(&cbdctrl()?, &folder), Path::new("/usr/bin/cbdctrl"))?;
             links.push((PathBuf::from("/usr/bin/cbdd"), "cbdctrl"));
         }
         let command = self.command(plan, &mut files)?;
@@ -261,19 +261,18 @@ pub fn cbdctrl() -> Result<PathBuf, String> {
     Ok(workspace::target_directory()?.join("release/cbdctrl"))
 }
 
-/// The same without what only a debugger reads where that can be taken away, since a guest unpacks it at every boot.
-fn small_cbdctrl(folder: &Path) -> Result<PathBuf, String> {
-    let built = cbdctrl()?;
-    let small = folder.join("cbdctrl");
+/// A program without what only a debugger reads where that can be taken away, since a guest unpacks it at every boot.
+pub fn small(built: &Path, folder: &Path) -> PathBuf {
+    let small = folder.join(built.file_name().unwrap_or_default());
     let stripped = Command::new("strip")
         .arg("--strip-debug")
         .arg("-o")
         .arg(&small)
-        .arg(&built)
+        .arg(built)
         .stdin(Stdio::null())
         .stderr(Stdio::null())
         .status();
-    Ok(if stripped.is_ok_and(|status| status.success()) { small } else { built })
+    if stripped.is_ok_and(|status| status.success()) { small } else { built.to_owned() }
 }
 
 /// What a guest says of its job.

@@ -7,7 +7,7 @@
 
 use super::cuts::MAPPABLE;
 use super::memory::shipped;
-use super::{Ended, Given, Host, LIMIT, Ran};
+use super::{Ended, Given, Host, LIMIT, Ran, between, seeded};
 use crate::shell::Stream;
 use crate::vm::guest::{Outcome, cbdctrl};
 use crate::vm::plan::{Disk, MIB, Plan, SharedFile};
@@ -18,7 +18,7 @@ use std::ops::ControlFlow;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 const SECTOR: usize = 512;
 /// Writes go to so many places of so many sectors; a larger area behind them only fills segments.
@@ -102,10 +102,9 @@ pub fn at_home(host: &Host, given: &Given) -> Result<(), String> {
 /// The power goes at a random moment; on this machine the cache is rescued to the disk, and what was flushed is there. The next guest goes
 /// on with the same cache and the same disk.
 pub fn after_cuts(host: &Host, given: &Given) -> Result<(), String> {
-    let mut random = Random::new();
-    println!("    CBD_SEED={}", random.0);
+    let mut random = seeded();
     // Without checksums the data are taken as they are, and must be right all the same.
-    let data_crc = random.between(0, 1) == 1;
+    let data_crc = between(&mut random, 0, 1) == 1;
     let disk = new_disk(given)?;
     let tool = cbdctrl()?;
     let mut floor = vec![0; PLACES * PLACE];
@@ -122,8 +121,8 @@ pub fn after_cuts(host: &Host, given: &Given) -> Result<(), String> {
             device(data_crc),
             writing(begin, FOR_EVER)
         );
-        let last = begin + random.between(WRITES.0, WRITES.1) as usize;
-        let pause = Duration::from_millis(random.between(0, 300));
+        let last = begin + between(&mut random, WRITES.0, WRITES.1) as usize;
+        let pause = Duration::from_millis(between(&mut random, 0, 300));
         let ran = cut(host, &plan(given, &script)?, last, pause)?;
         ran.expect(Ended::Cut, &[])?;
         let said = ran.output.lines().filter_map(|line| line.parse().ok()).max().unwrap_or(0);
@@ -334,23 +333,6 @@ fn rescue(tool: &Path, cache: &Path, disk: &Path, yes: bool, codes: &[i32]) -> R
         return Ok(output.into_owned());
     }
     Err(format!("{command:?}: {}\n{output}{errors}", ended.status))
-}
-
-/// Numbers from a seed: that of CBD_SEED, or another one each time.
-struct Random(u64);
-
-impl Random {
-    fn new() -> Self {
-        let given = std::env::var("CBD_SEED").ok().and_then(|seed| seed.parse().ok());
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        Self(given.unwrap_or(u64::from(now.subsec_nanos()) ^ now.as_secs()))
-    }
-
-    fn between(&mut self, least: u64, most: u64) -> u64 {
-        // Knuth's MMIX; the upper half is random enough.
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        least + (self.0 >> 33) % (most - least + 1)
-    }
 }
 
 #[cfg(test)]

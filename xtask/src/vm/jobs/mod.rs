@@ -5,6 +5,7 @@
 
 mod cuts;
 mod dm_pcache;
+mod file_systems;
 mod harness;
 mod machines;
 mod memory;
@@ -15,12 +16,13 @@ pub use memory::shipped;
 use super::guest::{Ended, Host, Outcome};
 use super::plan::Plan;
 use crate::flags::Problem;
+use crate::fsx::Random;
 use crate::leftovers::Scratch;
 use crate::report::Count;
 use crate::shell::Stream;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 /// Ten times what a guest takes on two idle processors.
 const LIMIT: Duration = Duration::from_secs(150);
@@ -48,6 +50,10 @@ const JOBS: &[(&str, Job)] = &[
     ("a_ublk_device_belongs_to_one_daemon", ublk::belongs_to_one_daemon),
     ("a_file_system_on_ublk_outlives_its_daemon", ublk::keeps_a_file_system),
     ("a_ublk_device_over_a_disk_that_hangs_is_stopped_all_the_same", ublk::stops_over_what_hangs),
+    ("ext4_on_ublk_passes_what_file_systems_are_tested_with", file_systems::ext4),
+    ("xfs_on_ublk_passes_what_file_systems_are_tested_with", file_systems::xfs),
+    ("ext4_on_ublk_outlives_power_cuts", file_systems::ext4_after_cuts),
+    ("xfs_on_ublk_outlives_power_cuts", file_systems::xfs_after_cuts),
     ("what_lies_in_an_nvdimm_outlives_a_power_cut", cuts::synchronised),
     ("a_virtual_machines_disk_outlives_its_daemon", machines::disk),
     ("writes_that_were_acknowledged_outlive_power_cuts", cuts::acknowledged),
@@ -62,8 +68,18 @@ const JOBS: &[(&str, Job)] = &[
 
 /// Those that run in long runs, and where they are named.
 const LONG: &[&str] = &[
+    "instructions_are_counted_the_same_each_time",
+    "a_cxl_device_is_there",
+    "a_ublk_device_belongs_to_one_daemon",
+    "what_lies_in_an_nvdimm_outlives_a_power_cut",
+    "pages_of_a_region_that_the_kernel_takes_away_do_not_end_the_daemon",
+    "what_was_flushed_to_dm_pcache_is_rescued_after_power_cuts",
     "a_file_system_on_ublk_outlives_its_daemon",
     "a_ublk_device_over_a_disk_that_hangs_is_stopped_all_the_same",
+    "ext4_on_ublk_passes_what_file_systems_are_tested_with",
+    "xfs_on_ublk_passes_what_file_systems_are_tested_with",
+    "ext4_on_ublk_outlives_power_cuts",
+    "xfs_on_ublk_outlives_power_cuts",
     "writes_to_a_device_that_is_memory_outlive_power_cuts",
     "writes_to_a_cxl_device_outlive_power_cuts",
     "what_dm_pcache_left_is_rescued_in_its_own_guest",
@@ -142,6 +158,20 @@ fn all(wanted: impl Fn(&str) -> bool, cuts: usize) -> Count {
         count.failed += 1;
     }
     count
+}
+
+/// Numbers from a seed: that of CBD_SEED, or another one each time, which is said.
+fn seeded() -> Random {
+    let given = std::env::var("CBD_SEED").ok().and_then(|seed| seed.parse().ok());
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let seed = given.unwrap_or(u64::from(now.subsec_nanos()) ^ now.as_secs());
+    println!("    CBD_SEED={seed}");
+    Random::new(seed)
+}
+
+/// A number from one to another, both included.
+fn between(random: &mut Random, least: u64, most: u64) -> u64 {
+    least + random.below(most - least + 1)
 }
 
 /// What a guest printed, and how it ended.
