@@ -147,6 +147,10 @@ pub fn of(stack: &Stack, amount: &Amount, engine: &str) -> String {
     );
     let jobs = |full| JOBS.iter().filter(move |job| job.is_of(stack) && job.is_full == full);
     for round in 1..=amount.rounds {
+        if round > 1 && stack.is_cache {
+            // What a log was written over takes space in it until it has been brought to the disk.
+            script.push_str("    work\n    rest\n");
+        }
         runs(&mut script, jobs(false), AREA, round, amount.requests, only.as_deref());
     }
     if stack.is_cache {
