@@ -354,6 +354,35 @@ fn a_unit_whose_store_has_no_room_is_said_to_have_none() {
     });
 }
 
+/// Whoever wrote through another door would be overtaken by what waits at the first.
+#[test]
+fn while_the_keeper_does_not_answer_no_other_door_is_opened() {
+    let name = "while_the_keeper_does_not_answer_no_other_door_is_opened";
+    in_sandbox(name, Duration::from_secs(90), |folder| {
+        let mut place = Place::keeping(folder);
+        place.start();
+        place.register("64M");
+        let disk = place.disk("disk", SIZE);
+        place.ok(&["backend-start", "-p", &disk, "-c", "16M", "--start-dev", "--export", "auto"]);
+        let way = place.json(&["dev-list"])[0]["way"].to_string();
+        assert!(way.contains("outlives the daemon, kept by a keeper"), "{way}");
+        let keeper = keeper(&place).expect("a keeper");
+        place.kill();
+        let write = write_block(&text_of(&place.link(0)), 0, 8);
+        tool("kill", &["-STOP", &keeper]);
+        place.start();
+        let device = place.json(&["dev-list", "--all"])[0].clone();
+        assert_eq!(device["alive"], false, "{device}");
+        assert!(device["error"].to_string().contains("wait for whoever holds its descriptors"), "{device}");
+        tool("kill", &["-CONT", &keeper]);
+        place.terminate();
+        assert!(!write.is_finished(), "it waits");
+        place.start();
+        in_time(write).expect("no error");
+        place.ok(&["backend-stop", "-b", "0"]);
+    });
+}
+
 #[test]
 fn a_keeper_is_not_woken_by_the_requests_of_what_it_holds() {
     let name = "a_keeper_is_not_woken_by_the_requests_of_what_it_holds";

@@ -212,6 +212,7 @@ impl Export {
             // As below.
             return Self::fuse_loop(place, device, places);
         }
+        refuse_if_others_wait(place.name, places)?;
         let no_ublk = match Self::ublk(place, device, places) {
             // Clients wait at the one that is there; another would be of no use to them.
             Err(error) if LeftBehind::find(places.tag(place.identity)).is_some() => return Err(error),
@@ -462,6 +463,23 @@ impl Export {
 }
 
 /// What a device does that nobody serves.
+/// Refuses another door while clients of a predecessor wait at one that this daemon cannot reach: they would undo later what is written
+/// meanwhile.
+fn refuse_if_others_wait(name: &str, places: &ExportPlaces) -> Result<()> {
+    let folder = places.fuse_dir().join(name);
+    if cbd_export::mounts::at(&folder)?.is_none() {
+        return Ok(());
+    }
+    let text = format!(
+        "{} is mounted: clients of a former daemon wait for whoever holds its descriptors, and that is nobody whom this one can ask ({}); start the \
+         daemon as it was started before, or give them errors with umount -f {}",
+        folder.display(),
+        places.shelf.why_not(),
+        folder.display()
+    );
+    Err(Error::new(ErrorKind::Busy, text))
+}
+
 fn waits(name: &str) -> String {
     format!("{name} waits for its daemon, and cannot be taken over; dev-stop --force gives its users errors")
 }

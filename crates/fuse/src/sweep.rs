@@ -132,9 +132,12 @@ fn clear_if_orphaned(number: u32, run_dir: &Path) -> bool {
         let (file, folder) = (system::loop_name(&info), run_dir.as_os_str().as_bytes());
         let file = file.strip_prefix(MARK.as_bytes())?;
         // It is as much of a path as there is room for.
-        let is_ours = file.starts_with(folder) || folder.starts_with(file);
+        if !file.starts_with(folder) && !folder.starts_with(file) {
+            // Another daemon's may wait for it, and who reads it with it.
+            return None;
+        }
         let is_dead = device.read_at(&mut AlignedBuffer::zeroed(4096), 0).is_err();
-        (is_ours && is_dead).then_some(device)
+        is_dead.then_some(device)
     });
     answer.flatten().is_some_and(|device| system::loop_clear(device.as_fd()).is_ok())
 }

@@ -122,8 +122,8 @@ impl BackendSlot {
         self.blkdevs.insert(entry.id, BlkdevSlot { entry: entry.clone(), export, error, name, left });
     }
 
-    /// Refuses while requests of a door that was closed by force still wait for the disk: its clients were told that they failed, and
-    /// one that is done late must not come behind what a new door acknowledges.
+    /// Refuses while requests of a door that was closed by force, or that did not open in full, still wait for the disk: one that is done
+    /// late must not come behind what a new door acknowledges.
     ///
     /// # Errors
     /// [`ErrorKind::Busy`] if they do not end soon.
@@ -161,6 +161,7 @@ impl BackendSlot {
                 ),
             )
         })?;
+        self.refuse_while_served()?;
         let choice: ExportChoice = entry.export.parse()?;
         let name = device_name(transport, entry.id.0);
         let queues = usize::try_from(self.entry.handlers).unwrap_or(1).clamp(1, 128);
@@ -242,6 +243,7 @@ impl Manager {
                 ),
             ));
         }
+        // Before a row is made for it.
         slot.refuse_while_served()?;
         let id = engine.create_blkdev(&BlkdevSpec { backend, host, export: choice.to_string() })?;
         let entry = engine.blkdevs().into_iter().find(|entry| entry.id == id);

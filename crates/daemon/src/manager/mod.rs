@@ -179,12 +179,15 @@ impl Manager {
         Ok(summary(tables))
     }
 
-    /// Takes devices away that a predecessor left and that nobody wants any more. While a transport is not up, it is not known
-    /// which are wanted.
+    /// Takes devices away that a predecessor left and that nobody wants any more. While a transport is not up, or rows of its tables
+    /// cannot be read, it is not known which are wanted.
     fn sweep_unwanted(&self, tables: &Tables) {
         let mut wanted = Vec::new();
         for slot in tables.values() {
             let Ok(running) = &slot.running else { return };
+            if !running.damaged.is_empty() || !running.transport.lost_blkdevs().is_empty() {
+                return;
+            }
             wanted.extend(running.identities());
         }
         for device in self.fixed.places.shelf.sweep(&wanted) {
