@@ -129,3 +129,22 @@ fn a_keeper_that_dies_is_replaced_and_the_next_has_what_it_held() {
     drop(store);
     assert_eq!(keeper.open().1, [("cbd-a".to_owned(), vec![1]), ("cbd-b".to_owned(), vec![2])]);
 }
+
+#[test]
+fn a_keeper_that_is_called_by_hand_says_so_and_ends() {
+    for input in ["/dev/null", "/dev/zero"] {
+        let mut keeper = std::process::Command::new(env!("CARGO_BIN_EXE_cbdctrl"))
+            .arg("keeper")
+            .stdin(File::open(input).expect("a file"))
+            .stderr(std::process::Stdio::piped())
+            .spawn()
+            .expect("it starts");
+        let status = support::wait(&mut keeper, std::time::Duration::from_secs(20));
+        if status.is_none() {
+            let _ = keeper.kill();
+        }
+        assert_eq!(status.and_then(|status| status.code()), Some(1), "{input}");
+        let said = std::io::read_to_string(keeper.stderr.take().expect("a pipe")).expect("text");
+        assert!(said.contains("no socket that listens") && said.lines().count() == 1, "{said}");
+    }
+}

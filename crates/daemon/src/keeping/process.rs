@@ -24,6 +24,11 @@ const LOOK_INTERVAL: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 /// # Errors
 /// When standard input is no such socket.
 pub fn run() -> Result<()> {
+    // Who calls it by hand is told; a file that is always ready would keep it busy for ever.
+    if !matches!(rustix::net::sockopt::socket_acceptconn(rustix::stdio::stdin()), Ok(true)) {
+        let text = "its standard input is no socket that listens: the daemon starts it, nobody else has to";
+        return Err(Error::new(ErrorKind::InvalidArgument, text));
+    }
     // What ends a terminal's session is not to end this; where it leads a session already, so much the better.
     let _ = rustix::process::setsid();
     let mut keeper = Keeper { kept: BTreeMap::new(), daemon: None };
