@@ -33,6 +33,7 @@ use cbd_runtime::ProcessEnvironment;
 use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, Result};
 use cbd_ublk::Tag;
 use parking_lot::{Condvar, Mutex, MutexGuard};
+use retry::Looks;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -268,13 +269,13 @@ impl Chores {
         let (stop, stopped): (Sender<()>, Receiver<()>) = channel();
         let manager = Arc::downgrade(manager);
         let work = move || {
-            let mut logged = BTreeMap::new();
+            let (mut logged, mut looks) = (BTreeMap::new(), Looks::default());
             while stopped.recv_timeout(CHORES_INTERVAL) == Err(RecvTimeoutError::Timeout) {
                 match manager.upgrade() {
                     Some(manager) => {
                         manager.record(&mut logged);
                         manager.fixed.places.shelf.tend();
-                        manager.retry_what_is_down();
+                        manager.retry_what_is_down(&mut looks);
                     }
                     None => return,
                 }

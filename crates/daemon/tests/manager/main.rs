@@ -6,4 +6,5 @@ mod failing_disks;
 mod place;
 mod refusals;
 mod regions;
+mod silent;
 mod sockets;

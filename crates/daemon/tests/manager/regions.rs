@@ -1,11 +1,13 @@
 //! Regions: what is formatted, registered, refused and left.
 
 use crate::place::{MIB, Place, refused, stop, wait_until_served};
+use crate::silent::Silent;
 use cbd_daemon::api::{RegisterTransport, StopBackend};
 use cbd_daemon::control::Control;
 use cbd_daemon::{config::Config, manager::Manager, state::StateDir};
 use cbd_types::ErrorKind;
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 #[test]
@@ -60,6 +62,34 @@ fn a_region_that_comes_later_than_the_daemon_is_served_by_itself() {
     assert_eq!((transport().error, transport().retry_in_s), (None, None));
     wait_until_served(&daemon);
     place.block_is_there();
+}
+
+#[test]
+fn a_region_on_a_file_system_that_does_not_answer_holds_up_nobody() {
+    if std::env::var_os("CBD_SYSTEM_TESTS").is_none() {
+        return println!("not run: it mounts a file system; CBD_SYSTEM_TESTS=1 runs it, as root");
+    }
+    let place = Place::new();
+    let folder = place.path("far");
+    std::fs::create_dir(&folder).unwrap();
+    {
+        let region = RegisterTransport { path: place.text("far/region"), ..place.region(32 * MIB) };
+        place.daemon().register_transport(&region).unwrap();
+    }
+    std::fs::remove_file(folder.join("region")).unwrap();
+    let daemon = place.daemon();
+    let silent = Silent::over(&folder);
+    silent.is_asked();
+    let (tell, told) = channel();
+    let asking = std::thread::spawn(move || {
+        tell.send(daemon.transports().unwrap().len()).unwrap();
+        drop(daemon);
+        tell.send(0).unwrap();
+    });
+    let said = [(); 2].map(|()| told.recv_timeout(Duration::from_secs(10)));
+    drop(silent);
+    assert_eq!(said, [Ok(1), Ok(0)], "what there is, and the end");
+    asking.join().unwrap();
 }
 
 #[test]
