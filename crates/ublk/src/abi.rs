@@ -80,6 +80,8 @@ pub mod feature {
 pub mod state {
     /// It has no disk: not started, or stopped.
     pub const DEAD: u16 = 0;
+    /// It has a server, as far as the kernel knows.
+    pub const LIVE: u16 = 1;
     /// Its server is gone; requests wait for the next.
     pub const QUIESCED: u16 = 2;
 }

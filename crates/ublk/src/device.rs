@@ -5,7 +5,7 @@
 //!
 //! Left to others: who serves its queues ([`crate::service`]).
 
-use crate::abi::{ANY_DEVICE, DeviceInfo, Parameters, command, feature, state};
+use crate::abi::{ANY_DEVICE, CONTROL, DeviceInfo, Parameters, command, feature, state};
 use crate::control::{Control, PATIENCE, Refusal, devices};
 use crate::ring::CAPACITY_MAX;
 use crate::tag::Tag;
@@ -273,6 +273,16 @@ fn find(control: &Control, tag: Tag) -> Result<Option<DeviceInfo>> {
     Ok(None)
 }
 
+/// Whether another process serves the device, which then has the driver's `door` open. One that was killed a moment ago has not, although the
+/// kernel may not have noticed that: what it served is left behind.
+fn is_served_elsewhere(info: &DeviceInfo, door: &Path) -> bool {
+    let server = u32::try_from(info.server).unwrap_or(0);
+    info.state == state::LIVE && server != std::process::id() && {
+        let opened = std::fs::read_dir(format!("/proc/{server}/fd")).into_iter().flatten().flatten();
+        opened.map(|entry| entry.path()).any(|entry| std::fs::read_link(entry).is_ok_and(|file| file == door))
+    }
+}
+
 fn no_device(refusal: Refusal) -> Error {
     match refusal {
         Refusal::Errno(libc::EACCES) => Error::new(
@@ -291,8 +301,8 @@ fn no_device(refusal: Refusal) -> Error {
 }
 
 /// Takes away what a predecessor left that nobody wants any more: devices with the mark of the daemon, but of none of those that
-/// are `wanted`, and names in the folder `names` of disks that there are not. The names of the disks of those devices come back. Not to be called while another
-/// process of the daemon lives.
+/// are `wanted`, and names in the folder `names` of disks that there are not. The names of the disks of those devices come back. What another process
+/// serves stays: the mark of a daemon whose state was copied is that of the copy, too.
 ///
 /// # Errors
 /// When the driver cannot be asked.
@@ -302,7 +312,8 @@ pub fn sweep(daemon: u64, wanted: &[Tag], names: &Path) -> Result<Vec<String>> {
     for number in devices() {
         let Ok(Some(info)) = control.info(number) else { continue };
         let is_wanted = wanted.iter().any(|tag| tag.value() == info.tag);
-        if Tag::is_of(info.tag, daemon) && !is_wanted && remove(&control, number).is_ok() {
+        let is_left = Tag::is_of(info.tag, daemon) && !is_served_elsewhere(&info, Path::new(CONTROL));
+        if is_left && !is_wanted && remove(&control, number).is_ok() {
             swept.push(name(number));
         }
     }
@@ -315,7 +326,7 @@ pub fn sweep(daemon: u64, wanted: &[Tag], names: &Path) -> Result<Vec<String>> {
     Ok(swept)
 }
 
-/// A device that no process serves, and whose clients wait.
+/// A device that no other process serves, and whose clients wait.
 #[derive(Debug)]
 pub struct LeftBehind {
     control: Control,
@@ -328,7 +339,8 @@ impl LeftBehind {
     pub fn find(tag: Tag) -> Option<Self> {
         let control = Control::open().ok()?;
         let info = find(&control, tag).ok()??;
-        (info.state != state::DEAD).then_some(Self { control, number: info.device })
+        let is_left = info.state != state::DEAD && !is_served_elsewhere(&info, Path::new(CONTROL));
+        is_left.then_some(Self { control, number: info.device })
     }
 
     /// By whom it is used, as a sentence.
@@ -361,6 +373,40 @@ fn remove(control: &Control, number: u32) -> std::result::Result<(), Refusal> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Read;
+    use std::process::{Command, Stdio};
+
+    #[test]
+    fn a_device_is_left_behind_when_its_server_has_let_go_of_it() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let door = folder.path().join("door");
+        std::fs::write(&door, "").expect("a file");
+        let open = File::open(&door).expect("it is there");
+        let mut server = Command::new("sleep")
+            .arg("1000")
+            .stdin(open)
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("sleep is there");
+        let of = |state, server: u32| DeviceInfo { state, server: server as i32, ..DeviceInfo::default() };
+        let pid = server.id();
+        assert!(is_served_elsewhere(&of(state::LIVE, pid), &door));
+        assert!(!is_served_elsewhere(&of(state::LIVE, pid), &folder.path().join("another")));
+        assert!(!is_served_elsewhere(&of(state::QUIESCED, pid), &door), "its clients wait already");
+        let mine = File::open(&door).expect("it is there");
+        assert!(
+            !is_served_elsewhere(&of(state::LIVE, std::process::id()), &door),
+            "given up by this process"
+        );
+        drop(mine);
+        server.kill().expect("it is alive");
+        // Nothing is open in it any more, and nobody has asked how it ended.
+        let mut words = server.stdout.take().expect("a pipe");
+        words.read_to_end(&mut Vec::new()).expect("its end");
+        assert!(!is_served_elsewhere(&of(state::LIVE, pid), &door), "the kernel has not noticed");
+        server.wait().expect("it has ended");
+        assert!(!is_served_elsewhere(&of(state::LIVE, 0), &door), "the kernel does not say who");
+    }
 
     #[test]
     fn a_kernel_that_makes_no_device_is_quoted_with_what_helps() {

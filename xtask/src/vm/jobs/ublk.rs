@@ -168,12 +168,25 @@ pub fn outlives_its_daemon(host: &Host, given: &Given) -> Result<(), String> {
     ran.expect(Ended::Exited(0), &["fio is content", "the disk has all of it", "the kernel is content"])
 }
 
-/// A device that nobody wants any more goes when its daemon starts; that of another daemon, which is not running either, waits on
-/// and is taken over by that one alone. Without the driver there is another way, and the user is told.
+/// A device that nobody wants any more goes when its daemon starts, but not while another process serves it; that of another daemon, which is
+/// not running either, waits on and is taken over by that one alone. Without the driver there is another way, and the user is told.
 pub fn belongs_to_one_daemon(host: &Host, _: &Given) -> Result<(), String> {
     let script = format!(
         "{BEGIN}
         cbdctrl backend-start --path /dev/vda --cache-size 64M --start-dev
+        # One with a copy of its state has its marks, too.
+        mkdir /tmp/copy
+        cp -r $state /var/lib/copy
+        rm /var/lib/copy/transports.json
+        cbdd --state-dir /var/lib/copy --run-dir /run/copy --dev-dir /tmp/copy >>/tmp/cbdd.log 2>&1 &
+        copy=$!
+        for each in $(seq 300); do
+            if cbdctrl --socket /run/copy/control.sock tp-list >/dev/null 2>&1; then break; fi
+            sleep 0.1
+        done
+        kill $copy
+        wait $copy
+        dd if=/dev/cbd0 of=/dev/null bs=4k count=1 iflag=direct 2>/dev/null && echo a copy takes nothing away
         other=\"--state-dir /var/lib/other --run-dir /run/other --dev-dir /tmp/other\"
         mkdir /tmp/other
         begin_other() {{
@@ -216,11 +229,12 @@ pub fn belongs_to_one_daemon(host: &Host, _: &Given) -> Result<(), String> {
     ran.expect(
         Ended::Exited(0),
         &[
+            "a copy takes nothing away",
             "\n2\nublkb1\n",
             "the reader waits",
             "the reader got it",
             "none is left",
-            "\"way\":\"FUSEand/dev/loop0\"",
+            "\"way\":\"FUSEand/dev/loop0,outlivesthedaemon,keptbyakeeper\"",
             "modprobeublk_drv",
         ],
     )
