@@ -8,6 +8,7 @@
 //! turns the kernel's parameter on for as long as it takes.
 #![allow(dead_code, missing_docs)]
 
+pub mod kept;
 mod parameter;
 
 use cbd_export::{BlockDevice, RequestQueue};

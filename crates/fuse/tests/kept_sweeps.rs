@@ -1,0 +1,81 @@
+//! What nobody wants any more, or nobody can use, is told from what waits, and cleared.
+#![allow(missing_docs)]
+
+mod support;
+
+use cbd_fuse::{FuseLoop, StopMode, Swept, abort_connections, sweep};
+use cbd_types::ErrorKind;
+use std::fs::File;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use support::kept::*;
+use support::tool;
+
+#[test]
+fn remains_that_nobody_wants_end_with_errors_for_those_who_wait() {
+    in_sandbox("remains_that_nobody_wants_end_with_errors_for_those_who_wait", |dir| {
+        let keep = Arc::new(Here::default());
+        let mut export = start_kept(dir, &keep);
+        let (device, state) = (export.loop_path().to_owned(), state_of(&keep));
+        let file = File::open(&device).unwrap();
+        export.leave(SOON).unwrap();
+        drop(export);
+        let write = write_block(&device, 0, 1);
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(!write.is_finished());
+        // Another daemon's start leaves it alone, and does not wait for it either.
+        let began = Instant::now();
+        let swept = sweep(dir, dir, std::slice::from_ref(&state.mount_dir)).unwrap();
+        assert_eq!(swept, Swept { alive: vec![state.mount_dir.clone()], ..Swept::default() });
+        assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+        let remains = keep.remains.lock().unwrap().take().unwrap();
+        assert!(remains.is_usable());
+        remains.end();
+        assert!(in_time(write).is_err());
+        assert!(!mounts().contains("fuse.cbd"));
+        assert!(std::fs::symlink_metadata(dir.join("cbd7")).is_err());
+        assert!(!dir.join("fuse/cbd7").exists());
+        drop(file);
+        assert_eq!(loop_setting(&state, "backing_file"), "");
+    });
+}
+
+#[test]
+fn remains_of_a_loop_device_that_has_another_file_are_not_usable() {
+    in_sandbox("remains_of_a_loop_device_that_has_another_file_are_not_usable", |dir| {
+        let keep = Arc::new(Here::default());
+        let mut export = start_kept(dir, &keep);
+        let mut remains = keep.remains.lock().unwrap().as_ref().unwrap().another().unwrap();
+        assert!(remains.is_usable());
+        let number = std::mem::replace(&mut remains.state.loop_number, 1_048_001);
+        assert!(!remains.is_usable());
+        let error = FuseLoop::adopt(&FileDevice::open(dir, false), &kept_options(dir, &keep), &remains);
+        assert_eq!(error.unwrap_err().kind(), ErrorKind::NotFound);
+        remains.state.loop_number = number;
+        export.stop(StopMode::WhenUnused, SOON).unwrap();
+        assert!(!remains.is_usable(), "the connection has ended");
+    });
+}
+
+#[test]
+fn a_loop_device_whose_connection_was_ended_from_outside_is_swept_and_one_that_waits_is_not() {
+    let name = "a_loop_device_whose_connection_was_ended_from_outside_is_swept_and_one_that_waits_is_not";
+    in_sandbox(name, |dir| {
+        let keep = Arc::new(Here::default());
+        let mut export = start_kept(dir, &keep);
+        let state = state_of(&keep);
+        let loop_path = export.loop_path().to_owned();
+        export.leave(SOON).unwrap();
+        drop(export);
+        // Out of sight, as after an unmount by hand, but somebody may serve it yet.
+        tool("umount", &["-l", state.mount_dir.to_str().unwrap()]);
+        assert_eq!(sweep(dir, dir, &[]).unwrap(), Swept::default());
+        assert_ne!(loop_setting(&state, "backing_file"), "");
+        *keep.remains.lock().unwrap() = None;
+        let swept = sweep(dir, dir, &[]).unwrap();
+        assert_eq!(swept.loops, [loop_path]);
+        assert_eq!(swept.links, [dir.join("cbd7")]);
+        assert_eq!(loop_setting(&state, "backing_file"), "");
+        assert_eq!(abort_connections(dir).unwrap(), 0);
+    });
+}
