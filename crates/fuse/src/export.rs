@@ -6,14 +6,15 @@
 //! Left to others: which devices there are and what they are called, sweeping at the start ([`crate::sweep`]).
 
 use crate::kept::{Keep, KeptState, Remains};
-use crate::loop_device::{Binding, Keeper, QueueLimits};
-use crate::service::{ABORT_PATIENCE, Service, Way};
+use crate::loop_device::{Binding, Keeper, NotReleased, QueueLimits};
+use crate::service::{ABORT_PATIENCE, Kept, Service, Way};
 use cbd_export::BlockDevice;
 use cbd_export::link::{self, Link};
 use cbd_export::users::{self, BlockNode};
 use cbd_types::{Context, Error, ErrorKind, Geometry, Result};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 /// [`Options::ring_depth`] for most: a quarter of what a loop device has in flight at most.
@@ -131,8 +132,9 @@ impl FuseLoop {
         Ok(Self { service, keeper: Some(keeper), link, unkept: None, taken_over: true })
     }
 
-    /// Hands over what the next process needs, then lets go of the loop device. A crash before the former leaves what it always
-    /// left, one between the two a device that goes with its last user.
+    /// Lets go of the loop device, then hands over what the next process needs. A process that is killed between the two leaves a device whose
+    /// connection has ended, for the next one's sweep; the other way round it would write out, as the last who has it open, pages that nobody but the next
+    /// process can take, and that one would wait for its end.
     fn entrust(&mut self, keep: &Arc<dyn Keep>, options: &Options, geometry: &Geometry) -> Result<()> {
         let Some(keeper) = &self.keeper else { return Ok(()) };
         // Also where it cannot be kept: with one more descriptor of them, doors would not close.
@@ -149,13 +151,8 @@ impl FuseLoop {
             read_only: options.read_only,
         };
         let remains = Remains::new(state, doors)?;
-        keep.put(&remains)?;
-        let entrusted = keeper.entrust(LOOK_PATIENCE);
-        match entrusted {
-            Ok(()) => self.service.keep(Arc::clone(keep)),
-            Err(_) => keep.remove(),
-        }
-        entrusted
+        keeper.entrust(LOOK_PATIENCE)?;
+        self.service.keep(keep, remains)
     }
 
     /// Why the device does not outlive this process although [`Options::keep`] was given.
@@ -183,20 +180,24 @@ impl FuseLoop {
     }
 
     /// Serves no more, and leaves the device as it is: its clients wait for the process that [adopts](Self::adopt) it. What was taken
-    /// is answered first, as far as the device below does it within `timeout`; the next process is asked for the rest.
+    /// is answered first, as far as the device below does it within `timeout`; the next process is asked for the rest. One that is not
+    /// kept, or of which this process itself still waits for something, is ended: the process could not.
     ///
     /// # Errors
     /// [`ErrorKind::TimedOut`] if threads still wait for the device below. They must have ended, by the end of this process, before
     /// another takes the device over.
     pub fn leave(&mut self, timeout: Duration) -> Result<()> {
+        let end = Instant::now() + timeout;
         if !self.service.is_kept() {
-            return self.stop(StopMode::Force, timeout);
+            return self.end_by_force(end);
         }
-        if let Some(keeper) = self.keeper.take() {
-            keeper.leave();
+        let waits = self.keeper.take().and_then(|keeper| keeper.leave(timeout / 2).err());
+        if let Some(waits) = waits {
+            let _ = self.end_by_force(end);
+            return Err(waits);
         }
         self.link = None;
-        self.service.leave(Instant::now() + timeout)
+        self.service.leave(end)
     }
 
     fn bind(&mut self, options: &Options, geometry: Geometry) -> Result<()> {
@@ -311,17 +312,24 @@ impl FuseLoop {
         if let Some(sentence) = self.is_busy()? {
             return Err(refused(sentence));
         }
-        // 1. The link, so that it never points to what may be somebody else's device. 2. The device.
+        if self.service.is_kept() && !keeper.wait_until_still(end) {
+            let text = format!("what was written to {device_path}, or asked of it, is still on its way");
+            return Err(refused(text));
+        }
+        // 1. From here on the connection ends with this process: what it waits for below must not wait for another.
+        let kept = self.service.take_back();
+        // 2. The link, so that it never points to what may be somebody else's device. 3. The device.
         let removed = self.link.take();
         removed.iter().for_each(Link::remove);
-        let released = keeper.release(end);
-        if let Err(error) = released {
+        if let Err(NotReleased { error, later }) = keeper.release(end) {
+            if let Some(kept) = kept {
+                put_back(kept, later);
+            }
             let loop_path = keeper.device().path.clone();
             self.link = removed.and_then(|link| Link::create(link.path(), &loop_path).ok());
-            return Err(match self.is_busy() {
-                Ok(Some(sentence)) if error.kind() == ErrorKind::Busy => refused(sentence),
-                _ => error,
-            });
+            // Who waits for a device that hangs cannot be asked who uses it.
+            let user = if error.kind() == ErrorKind::Busy { self.is_busy().ok().flatten() } else { None };
+            return Err(user.map_or(error, refused));
         }
         if let Some(mut keeper) = self.keeper.take() {
             keeper.join();
@@ -341,6 +349,18 @@ impl FuseLoop {
         }
         ended
     }
+}
+
+/// A device that was not released outlives this process again, from when nothing here waits for it any more.
+fn put_back(kept: Arc<Kept>, later: Option<Receiver<Result<()>>>) {
+    // Where nobody keeps it any more it ends with this process, as one of which nobody has ever been asked to.
+    let Some(later) = later else { return drop(kept.put()) };
+    // A thread of its own: the one that waits has none of the descriptors.
+    let _ = std::thread::Builder::new().name("cbd-put-back".into()).spawn(move || {
+        if let Ok(Err(_)) = later.recv() {
+            let _ = kept.put();
+        }
+    });
 }
 
 impl Drop for FuseLoop {

@@ -8,7 +8,9 @@
 //!
 //! A device that is to outlive the process is *entrusted* to the kernel: it does not let its file go by itself, and nobody here holds
 //! it open. For whoever closes a block device last writes its pages out first, and a process that is killed would wait for pages
-//! that only its successor can take.
+//! that only its successor can take. For the same reason the thread touches an entrusted device only to release it, to give it up, to ask
+//! whether it is held, and to take a wish from it that a stop has left; for the first two nobody else holds the connection by then, so it ends with the process,
+//! and every wait with it.
 //!
 //! Left to others: the file beneath ([`crate::worker`]), the link to the device ([`crate::link`]).
 
@@ -22,6 +24,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -29,8 +32,10 @@ use std::time::{Duration, Instant};
 const ATTEMPTS: usize = 64;
 /// How long binding may take; the kernel asks the file for its size and flushes it once.
 const BIND_PATIENCE: Duration = Duration::from_secs(30);
-/// Between two looks whether the last other opener (most often udev) has closed the device: there is no event for it.
+/// Between two looks whether the last other opener (most often udev) has closed the device, or whether it is still: there is no event for it.
 const RELEASE_INTERVAL: Duration = Duration::from_millis(20);
+/// Looks in a row that find nothing in flight: between two requests of one writer there can be a moment.
+const QUIET_LOOKS: u32 = 2;
 /// Before the path in the name that a loop device carries.
 pub const MARK: &str = "cbd:";
 /// The most that goes through the loop device in one request: what one message carries.
@@ -92,11 +97,22 @@ enum Command {
     Abandon(Sender<Result<()>>),
 }
 
+/// Why a device was not released.
+#[derive(Debug)]
+pub struct NotReleased {
+    /// In words.
+    pub error: Error,
+    /// The thread still waits for the device, and tells here when it is as it was.
+    pub later: Option<Receiver<Result<()>>>,
+}
+
 /// The thread that holds a loop device.
 #[derive(Debug)]
 pub struct Keeper {
     commands: Sender<Command>,
     thread: Option<JoinHandle<()>>,
+    /// Disconnected when the thread has ended.
+    ended: Mutex<Receiver<()>>,
     device: LoopDevice,
 }
 
@@ -108,24 +124,29 @@ impl Keeper {
     pub fn start(binding: Binding) -> Result<Self> {
         let (bound, waiting) = mpsc::channel();
         let (commands, received) = mpsc::channel();
+        let (end, ended) = mpsc::channel();
         let thread = std::thread::Builder::new()
             .name("cbd-loop".into())
-            .spawn(move || match bind(&binding) {
-                Ok((file, device)) => {
-                    let kept = device.clone();
-                    if bound.send(Ok(device)).is_ok() {
-                        keep(Some(file), &kept, &received);
+            .spawn(move || {
+                // Dropped last.
+                let _end: Sender<()> = end;
+                match bind(&binding) {
+                    Ok((file, device)) => {
+                        let kept = device.clone();
+                        if bound.send(Ok(device)).is_ok() {
+                            keep(Some(file), &kept, &received);
+                        }
                     }
-                }
-                Err(error) => {
-                    let _ = bound.send(Err(error));
+                    Err(error) => {
+                        let _ = bound.send(Err(error));
+                    }
                 }
             })
             .map_err(|error| system_error("no thread for the loop device", &error))?;
         let device = waiting.recv_timeout(BIND_PATIENCE).unwrap_or_else(|_| {
             Err(Error::new(ErrorKind::TimedOut, "the loop device could not be bound within 30 seconds"))
         })?;
-        Ok(Self { commands, thread: Some(thread), device })
+        Ok(Self { commands, thread: Some(thread), ended: Mutex::new(ended), device })
     }
 
     /// Takes care of a device that a process before this has entrusted to the kernel. Asks nothing of the file, which nobody may
@@ -141,16 +162,21 @@ impl Keeper {
         }
         let device = describe(path, number)?;
         let (commands, received) = mpsc::channel();
+        let (end, ended) = mpsc::channel();
         let kept = device.clone();
         let thread = std::thread::Builder::new()
             .name("cbd-loop".into())
-            .spawn(move || match system::unshare_descriptors() {
-                Ok(()) => keep(None, &kept, &received),
-                // Whoever asks it for something is told that it is gone.
-                Err(_) => drop(received),
+            .spawn(move || {
+                // Dropped last.
+                let _end: Sender<()> = end;
+                match system::unshare_descriptors() {
+                    Ok(()) => keep(None, &kept, &received),
+                    // Whoever asks it for something is told that it is gone.
+                    Err(_) => drop(received),
+                }
             })
             .map_err(|error| system_error("no thread for the loop device", &error))?;
-        Ok(Self { commands, thread: Some(thread), device })
+        Ok(Self { commands, thread: Some(thread), ended: Mutex::new(ended), device })
     }
 
     /// Lets the device outlive this process: it stays bound until it is released, and nobody here holds it open.
@@ -162,13 +188,38 @@ impl Keeper {
     }
 
     /// The thread ends. A device that was entrusted stays.
-    pub fn leave(self) {
-        let Self { commands, thread, .. } = self;
+    ///
+    /// # Errors
+    /// [`ErrorKind::TimedOut`] if the thread still waits for the device after `patience`.
+    pub fn leave(self, patience: Duration) -> Result<()> {
+        let Self { commands, thread, ended, device } = self;
         drop(commands);
+        let ended = ended.into_inner().unwrap_or_else(PoisonError::into_inner);
+        if ended.recv_timeout(patience) == Err(mpsc::RecvTimeoutError::Timeout) {
+            let text = format!("{} does not answer; I/O to it hangs", device.path.display());
+            return Err(Error::new(ErrorKind::TimedOut, text));
+        }
         if let Some(thread) = thread {
             // As in `join`.
             let _ = thread.join();
         }
+        Ok(())
+    }
+
+    /// Waits until the kernel has no request in flight to the device; whether that came before `end`. What somebody has written who has
+    /// closed the device since is in flight then: he is not seen to have it open any more, and his close waits.
+    pub fn wait_until_still(&self, end: Instant) -> bool {
+        let mut quiet_looks = 0;
+        while quiet_looks < QUIET_LOOKS {
+            quiet_looks = if is_still(self.device.number) { quiet_looks + 1 } else { 0 };
+            if quiet_looks < QUIET_LOOKS {
+                if Instant::now() >= end {
+                    return false;
+                }
+                std::thread::sleep(RELEASE_INTERVAL);
+            }
+        }
+        true
     }
 
     /// The device.
@@ -185,13 +236,22 @@ impl Keeper {
     }
 
     /// Writes out what the kernel still holds for the device and lets the file go. After an error the device is as
-    /// it was.
+    /// it was, or will be.
     ///
     /// # Errors
     /// [`ErrorKind::Busy`] if somebody still uses the device at `end`.
-    pub fn release(&self, end: Instant) -> Result<()> {
+    pub fn release(&self, end: Instant) -> std::result::Result<(), NotReleased> {
         let patience = end.saturating_duration_since(Instant::now()) + Duration::from_secs(1);
-        self.ask(patience, |reply| Command::Release { end, reply })
+        let (reply, answer) = mpsc::channel();
+        let refused = |error| NotReleased { error, later: None };
+        self.commands.send(Command::Release { end, reply }).map_err(|_| refused(self.gone()))?;
+        match answer.recv_timeout(patience) {
+            Ok(released) => released.map_err(refused),
+            Err(mpsc::RecvTimeoutError::Disconnected) => Err(refused(self.gone())),
+            Err(mpsc::RecvTimeoutError::Timeout) => {
+                Err(NotReleased { error: self.hangs(), later: Some(answer) })
+            }
+        }
     }
 
     /// Closes the device: its file is let go when the last other user closes it too.
@@ -211,17 +271,22 @@ impl Keeper {
     }
 
     fn ask<T>(&self, patience: Duration, command: impl FnOnce(Sender<Result<T>>) -> Command) -> Result<T> {
-        let path = self.device.path.display();
         let (reply, answer) = mpsc::channel();
-        let gone = |_| Error::new(ErrorKind::Stopped, format!("{path} is released already"));
-        self.commands.send(command(reply)).map_err(|_| gone(()))?;
+        self.commands.send(command(reply)).map_err(|_| self.gone())?;
         match answer.recv_timeout(patience) {
             Ok(answer) => answer,
-            Err(mpsc::RecvTimeoutError::Disconnected) => Err(gone(())),
-            Err(mpsc::RecvTimeoutError::Timeout) => {
-                Err(Error::new(ErrorKind::TimedOut, format!("{path} does not answer; I/O to it hangs")))
-            }
+            Err(mpsc::RecvTimeoutError::Disconnected) => Err(self.gone()),
+            Err(mpsc::RecvTimeoutError::Timeout) => Err(self.hangs()),
         }
+    }
+
+    fn gone(&self) -> Error {
+        Error::new(ErrorKind::Stopped, format!("{} is released already", self.device.path.display()))
+    }
+
+    fn hangs(&self) -> Error {
+        let text = format!("{} does not answer; I/O to it hangs", self.device.path.display());
+        Error::new(ErrorKind::TimedOut, text)
     }
 }
 
@@ -285,6 +350,11 @@ fn keep(mut held: Option<File>, device: &LoopDevice, commands: &Receiver<Command
             }
         }
     }
+}
+
+/// Whether nothing is in flight to a loop device. Asks the kernel alone.
+fn is_still(number: u32) -> bool {
+    read_setting(number, "inflight").is_none_or(|text| text.split_whitespace().all(|count| count == "0"))
 }
 
 /// Takes the wish from a device to let its file go by itself.

@@ -2,8 +2,8 @@
 //!
 //! Always true here: requests come by io_uring for all processors, or through `/dev/fuse` for all: where any part of the former
 //! can't be had, that mount is taken down and another one made; what was started is stopped in the opposite order, whichever step of the start failed; an end takes no
-//! longer than it may, even if the device below never answers. Where somebody [keeps](crate::kept) the descriptors, that a thread
-//! closes its door ends nothing: so a thread that fails ends the connection, and an end is said to the kernel.
+//! longer than it may, even if the device below never answers. Where somebody [keeps](crate::kept) the descriptors, or was only asked to, that a
+//! thread closes its door ends nothing: so a thread that fails ends the connection, and an end is said to the kernel.
 //!
 //! Left to others: who uses the file ([`crate::export`]), what a thread does ([`crate::worker`]).
 
@@ -13,7 +13,6 @@ use crate::errors::system_error;
 use crate::export::{Options, ThreadSetup};
 use crate::filesystem::Filesystem;
 use crate::handshake;
-use crate::kept::Keep;
 use crate::life::Life;
 use crate::mounts;
 use crate::ring::processors::Processors;
@@ -34,6 +33,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 mod kept;
+
+pub use kept::Kept;
 
 /// How long threads get to end after the connection was aborted.
 pub const ABORT_PATIENCE: Duration = Duration::from_secs(2);
@@ -88,7 +89,8 @@ pub struct Service {
     cannot_be_kept: Option<&'static str>,
     /// One more descriptor of each door, until they are kept.
     doors: Vec<OwnedFd>,
-    keep: Option<Arc<dyn Keep>>,
+    /// Where it is kept, or may be: from before the first attempt on.
+    kept: Option<Arc<Kept>>,
 }
 
 /// What requests come through a door for, where nothing else is tried.
@@ -129,7 +131,7 @@ impl Service {
             way: Way::Door { reason: reason.into() },
             cannot_be_kept: Some("it is not served through /dev/fuse"),
             doors: Vec::new(),
-            keep: None,
+            kept: None,
         };
         // On an error the drop of what there is undoes it.
         service.bring_up(device, options, over_ring, Arc::new(stopped))?;
@@ -294,10 +296,6 @@ impl Service {
         if system::umount(&self.mount_dir, libc::UMOUNT_NOFOLLOW).is_ok() {
             // That has ended it, and the number may be another's from here on.
             self.connection = None;
-            self.keep.take().iter().for_each(|keep| keep.remove());
-        } else if self.keep.is_none() {
-            // Somebody looks at the directory; the connection ends all the same, with the threads.
-            let _ = system::umount(&self.mount_dir, libc::MNT_DETACH | libc::UMOUNT_NOFOLLOW);
         }
         self.end(end)
     }
@@ -310,15 +308,15 @@ impl Service {
     pub fn end(&mut self, end: Instant) -> Result<()> {
         self.life.stop();
         let all_gone = self.life.wait(left(end), |state| state.serving == 0);
-        let keep = self.keep.take();
-        if !all_gone || keep.is_some() {
+        let kept = self.kept.take();
+        if !all_gone || kept.is_some() {
             mounts::abort_connection(self.connection, &self.mount_dir);
         } else if self.mounted {
             // If it is unmounted already, all the better.
             let _ = system::umount(&self.mount_dir, libc::MNT_DETACH | libc::UMOUNT_NOFOLLOW);
         }
         self.mounted = false;
-        keep.iter().for_each(|keep| keep.remove());
+        kept.iter().for_each(|kept| kept.end());
         // Not ours to remove if somebody put something into it.
         let _ = fs::remove_dir(&self.mount_dir);
         if !all_gone && !self.life.wait(ABORT_PATIENCE, |state| state.serving == 0) {
@@ -334,7 +332,7 @@ impl Drop for Service {
         if self.mounted {
             // Nobody is left to be told.
             let _ = self.end(Instant::now() + DROP_PATIENCE);
-        } else if self.keep.is_none() {
+        } else if !self.is_kept() {
             let _ = fs::remove_dir(&self.mount_dir);
         }
     }

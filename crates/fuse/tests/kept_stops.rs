@@ -3,19 +3,16 @@
 
 mod support;
 
-use cbd_fuse::StopMode;
+use cbd_fuse::{FuseLoop, StopMode};
 use cbd_types::{AlignedBuffer, ErrorKind};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 use support::kept::*;
-
-/// Not a test of its own: the process that others kill.
-#[test]
-fn process_to_be_killed() {
-    be_killed();
-}
+use support::{Exported, TestDevice};
 
 #[test]
 fn a_kept_device_that_is_stopped_leaves_nothing_and_is_not_kept() {
@@ -66,5 +63,76 @@ fn a_stop_that_is_refused_leaves_the_device_entrusted_to_the_kernel() {
         drop(file);
         export.stop(StopMode::WhenUnused, SOON).unwrap();
         assert_eq!(loop_setting(&state, "backing_file"), "");
+    });
+}
+
+/// A kept device over one that answers nothing as long as it is stuck.
+fn start_stuck(dir: &Path, keep: &Arc<Here>) -> (FuseLoop, Arc<TestDevice>) {
+    let device = Arc::new(TestDevice { parks: true, ..TestDevice::new(SIZE, 512) });
+    let exported = Arc::new(Exported(Arc::clone(&device)));
+    let export = FuseLoop::start(exported, kept_options(dir, keep)).expect("a device");
+    assert!(export.is_kept(), "{:?}", export.unkept());
+    device.stuck.store(true, Ordering::Relaxed);
+    (export, device)
+}
+
+/// A process that is killed while it waits for its own device must be able to end: so the connection has to end with it.
+#[test]
+fn while_a_stop_waits_for_the_device_below_nobody_else_holds_the_connection() {
+    let name = "while_a_stop_waits_for_the_device_below_nobody_else_holds_the_connection";
+    in_sandbox(name, |dir| {
+        let keep = Arc::new(Here::default());
+        let (mut export, device) = start_stuck(dir, &keep);
+        let log = || keep.log.lock().unwrap().clone();
+        // The loop device is still; to let it go takes a flush.
+        let error = export.stop(StopMode::WhenUnused, Duration::from_millis(100)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+        assert_eq!(log(), ["put", "removed"]);
+        assert!(!export.is_kept());
+        device.stuck.store(false, Ordering::Relaxed);
+        until("its return", || log() == ["put", "removed", "put"]);
+        until("its return", || export.is_kept());
+        let state = state_of(&keep);
+        assert_eq!(loop_setting(&state, "autoclear"), "0");
+        in_time(write_block(export.loop_path(), 0, 1)).unwrap();
+        export.stop(StopMode::WhenUnused, SOON).unwrap();
+        assert_eq!(log(), ["put", "removed", "put", "removed"]);
+    });
+}
+
+#[test]
+fn a_device_for_which_its_own_process_waits_is_ended_and_not_left() {
+    in_sandbox("a_device_for_which_its_own_process_waits_is_ended_and_not_left", |dir| {
+        let keep = Arc::new(Here::default());
+        let (mut export, device) = start_stuck(dir, &keep);
+        export.stop(StopMode::WhenUnused, Duration::from_millis(100)).unwrap_err();
+        let began = Instant::now();
+        // Threads still wait for the device below, and nobody for them.
+        assert_eq!(export.leave(Duration::from_secs(1)).unwrap_err().kind(), ErrorKind::TimedOut);
+        assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
+        assert!(export.is_ended() && !mounts().contains("fuse.cbd"));
+        device.stuck.store(false, Ordering::Relaxed);
+        drop(export);
+        assert_eq!(*keep.log.lock().unwrap(), ["put", "removed"]);
+    });
+}
+
+/// Whoever has closed it is not seen to have it open any more, but his pages are only here.
+#[test]
+fn a_device_whose_last_user_still_waits_for_what_he_wrote_is_in_use() {
+    in_sandbox("a_device_whose_last_user_still_waits_for_what_he_wrote_is_in_use", |dir| {
+        let keep = Arc::new(Here::default());
+        let (mut export, device) = start_stuck(dir, &keep);
+        let state = state_of(&keep);
+        let close = write_and_close(export.loop_path());
+        until("its pages", || in_flight(&state) > 0);
+        let error = export.stop(StopMode::WhenUnused, Duration::from_millis(200)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+        assert!(export.is_kept() && !close.is_finished());
+        assert_eq!(*keep.log.lock().unwrap(), ["put"]);
+        device.stuck.store(false, Ordering::Relaxed);
+        in_time(close);
+        export.stop(StopMode::WhenUnused, SOON).unwrap();
+        assert_eq!(device.bytes.read().unwrap()[HELD_FROM as usize], 7);
     });
 }

@@ -6,7 +6,7 @@ mod support;
 use cbd_export::BlockDevice;
 use cbd_fuse::{FuseLoop, Remains, StopMode, Way};
 use cbd_types::{ErrorKind, Operation};
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
@@ -135,11 +135,8 @@ fn dirty_pages_of_a_device_that_nobody_has_open_hold_no_killed_process_up() {
         let mut victim = start_victim(dir);
         let remains = victim.remains(dir);
         let device = PathBuf::from(format!("/dev/loop{}", remains.state.loop_number));
-        // Its close writes them out, and waits for a process that holds what it takes.
-        let close = std::thread::spawn(move || {
-            let file = OpenOptions::new().write(true).open(device).unwrap();
-            file.write_all_at(&[7; 1 << 20], HELD_FROM).unwrap();
-        });
+        // Its close waits for a process that holds what it takes.
+        let close = write_and_close(&device);
         victim.said("held");
         victim.kill();
         let keep = Arc::new(Here::default());
@@ -149,6 +146,29 @@ fn dirty_pages_of_a_device_that_nobody_has_open_hold_no_killed_process_up() {
         assert_eq!(on_disk(dir, HELD_FROM + MIB - 1), 7);
         drop(remains);
         export.stop(StopMode::WhenUnused, SOON).unwrap();
+    });
+}
+
+/// The store may have had them by then. Whoever is the last to have a block device open writes its pages out: if that were this process, it
+/// would wait for the next, and the next for its end.
+#[test]
+fn a_process_that_is_killed_while_it_hands_its_device_over_ends() {
+    in_sandbox("a_process_that_is_killed_while_it_hands_its_device_over_ends", |dir| {
+        // SAFETY: no other thread of this process looks at the environment now.
+        unsafe { std::env::set_var("CBD_FUSE_TEST_PUT_HANGS", "1") };
+        let mut victim = start_victim(dir);
+        let remains = victim.remains(dir);
+        let device = PathBuf::from(format!("/dev/loop{}", remains.state.loop_number));
+        let close = write_and_close(&device);
+        until("a write or a close", || in_flight(&remains.state) > 0 || close.is_finished());
+        victim.kill();
+        let keep = Arc::new(Here::default());
+        let mut export =
+            FuseLoop::adopt(&FileDevice::open(dir, false), &kept_options(dir, &keep), &remains).unwrap();
+        in_time(close);
+        drop(remains);
+        export.stop(StopMode::WhenUnused, SOON).unwrap();
+        assert_eq!(on_disk(dir, HELD_FROM + MIB - 1), 7);
     });
 }
 

@@ -1,7 +1,8 @@
 //! A service that outlives its process: taken over from the last one, and left to the next.
 //!
 //! Always true here: before the first thread reads, the kernel has been told to send again what any door had taken, and never after
-//! that; a takeover that fails leaves the connection to the next attempt.
+//! that; a takeover that fails leaves the connection to the next attempt. What was ended is not kept any more, however late somebody
+//! wants to put it back.
 //!
 //! Left to others: who may take over, and when ([`crate::kept`]).
 
@@ -19,8 +20,65 @@ use cbd_types::{Error, ErrorKind, Result};
 use std::fs::File;
 use std::io::PipeReader;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
+
+/// Where a service is kept, and what is put there.
+pub struct Kept {
+    keep: Arc<dyn Keep>,
+    /// None once it has ended.
+    stage: Mutex<Option<Stage>>,
+}
+
+struct Stage {
+    remains: Remains,
+    is_held: bool,
+}
+
+impl Kept {
+    fn new(keep: Arc<dyn Keep>, remains: Remains, is_held: bool) -> Self {
+        Self { keep, stage: Mutex::new(Some(Stage { remains, is_held })) }
+    }
+
+    fn stage(&self) -> MutexGuard<'_, Option<Stage>> {
+        self.stage.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_held(&self) -> bool {
+        self.stage().as_ref().is_some_and(|stage| stage.is_held)
+    }
+
+    /// Has it held, unless it has ended.
+    ///
+    /// # Errors
+    /// When nobody holds it, as far as is known.
+    pub fn put(&self) -> Result<()> {
+        let mut stage = self.stage();
+        let Some(stage) = stage.as_mut() else { return Ok(()) };
+        let put = self.keep.put(&stage.remains);
+        stage.is_held = put.is_ok();
+        if put.is_err() {
+            // It may have come late, and not too late.
+            self.keep.remove();
+        }
+        put
+    }
+
+    /// Has it held by nobody, until it is put back.
+    fn take_back(&self) {
+        if let Some(stage) = self.stage().as_mut() {
+            stage.is_held = false;
+            self.keep.remove();
+        }
+    }
+
+    /// Has it held by nobody from here on.
+    pub fn end(&self) {
+        if self.stage().take().is_some_and(|stage| stage.is_held) {
+            self.keep.remove();
+        }
+    }
+}
 
 impl Service {
     /// Goes on with a connection that another process has served.
@@ -31,6 +89,10 @@ impl Service {
         let (stopped, stop) =
             std::io::pipe().map_err(|error| system_error("no pipe for the FUSE threads", &error))?;
         let state = &remains.state;
+        let kept = match &options.keep {
+            Some(keep) => Some(Arc::new(Kept::new(Arc::clone(keep), remains.another()?, true))),
+            None => None,
+        };
         let mut service = Self {
             name: state.name.clone(),
             mount_dir: state.mount_dir.clone(),
@@ -41,7 +103,7 @@ impl Service {
             way: Way::Door { reason: KEPT_REASON.into() },
             cannot_be_kept: None,
             doors: Vec::new(),
-            keep: options.keep.clone(),
+            kept,
         };
         if let Err(error) = service.bring_back(device, options, remains, Arc::new(stopped)) {
             // Those that serve already end, and the others' requests wait for the next attempt with theirs.
@@ -110,14 +172,24 @@ impl Service {
         std::mem::take(&mut self.doors)
     }
 
-    /// Somebody keeps the descriptors from here on.
-    pub fn keep(&mut self, keep: Arc<dyn Keep>) {
-        self.keep = Some(keep);
+    /// Has somebody keep the descriptors from here on.
+    ///
+    /// # Errors
+    /// When nobody does.
+    pub fn keep(&mut self, keep: &Arc<dyn Keep>, remains: Remains) -> Result<()> {
+        self.kept.insert(Arc::new(Kept::new(Arc::clone(keep), remains, false))).put()
     }
 
     /// Whether it outlives this process.
-    pub const fn is_kept(&self) -> bool {
-        self.keep.is_some()
+    pub fn is_kept(&self) -> bool {
+        self.kept.as_ref().is_some_and(|kept| kept.is_held())
+    }
+
+    /// From here on nobody keeps it, and it would end with this process; what is needed to put it back, if it was kept.
+    pub fn take_back(&self) -> Option<Arc<Kept>> {
+        let kept = self.kept.as_ref().filter(|kept| kept.is_held())?;
+        kept.take_back();
+        Some(Arc::clone(kept))
     }
 
     /// The threads answer what they have taken and end; the connection stays, and what they have not answered.

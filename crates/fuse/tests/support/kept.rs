@@ -155,6 +155,11 @@ pub fn be_killed() {
         say(&format!("has {}", numbers.join(" ")));
         std::thread::sleep(Duration::from_secs(50));
     }
+    if std::env::var_os("CBD_FUSE_TEST_PUT_HANGS").is_some() {
+        let keep: Arc<dyn Keep> = Arc::new(Hanging);
+        let _ = FuseLoop::start(device, Options { keep: Some(keep), ..options(&dir, DOORS) });
+        return;
+    }
     let waits = std::env::var_os("CBD_FUSE_TEST_ADOPTS").is_some();
     let export = if waits {
         // The descriptors are inherited, and their numbers are in the environment.
@@ -164,16 +169,30 @@ pub fn be_killed() {
         export
     } else {
         let export = FuseLoop::start(device, kept_options(&dir, &keep)).expect("a device");
-        let kept = keep.remains.lock().unwrap();
-        let remains = kept.as_ref().expect("kept");
-        let numbers: Vec<String> = remains.doors.iter().map(|door| door.as_raw_fd().to_string()).collect();
-        let KeptState { connection, loop_number, .. } = remains.state;
-        say(&format!("kept {connection} {loop_number} {}", numbers.join(" ")));
-        drop(kept);
+        say_kept(keep.remains.lock().unwrap().as_ref().expect("kept"));
         export
     };
     std::thread::sleep(Duration::from_secs(50));
     drop(export);
+}
+
+fn say_kept(remains: &Remains) {
+    let numbers: Vec<String> = remains.doors.iter().map(|door| door.as_raw_fd().to_string()).collect();
+    let KeptState { connection, loop_number, .. } = remains.state;
+    say(&format!("kept {connection} {loop_number} {}", numbers.join(" ")));
+}
+
+/// Has what it is given, and does not say so in the life of its process.
+struct Hanging;
+
+impl Keep for Hanging {
+    fn put(&self, remains: &Remains) -> Result<()> {
+        say_kept(remains);
+        std::thread::sleep(Duration::from_secs(50));
+        Ok(())
+    }
+
+    fn remove(&self) {}
 }
 
 pub fn inherited(dir: &Path) -> Remains {
@@ -295,6 +314,30 @@ pub fn loop_setting(remains: &KeptState, name: &str) -> String {
 
 pub fn state_of(keep: &Here) -> KeptState {
     keep.remains.lock().unwrap().as_ref().expect("kept").state.clone()
+}
+
+/// Requests that the kernel has in flight to the loop device.
+pub fn in_flight(state: &KeptState) -> u64 {
+    let text = std::fs::read_to_string(format!("/sys/block/loop{}/inflight", state.loop_number)).unwrap();
+    text.split_whitespace().map(|count| count.parse::<u64>().unwrap()).sum()
+}
+
+/// Writes a MiB at [`HELD_FROM`] through the page cache, and closes the device: who is the last to have it open waits until it is written.
+pub fn write_and_close(path: &Path) -> JoinHandle<()> {
+    let path = path.to_owned();
+    std::thread::spawn(move || {
+        let file = OpenOptions::new().write(true).open(path).unwrap();
+        file.write_all_at(&[7; MIB as usize], HELD_FROM).unwrap();
+    })
+}
+
+/// Waits until `reached`.
+pub fn until(what: &str, mut reached: impl FnMut() -> bool) {
+    let end = Instant::now() + SOON;
+    while !reached() {
+        assert!(Instant::now() < end, "{what} did not come");
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 pub fn mounts() -> String {
