@@ -129,6 +129,11 @@ impl FuseLoop {
         let loop_path = &keeper.device().path;
         let link = options.link.as_deref().map(|link| Link::create(link, loop_path)).transpose()?;
         let service = Service::adopt(device, options, remains)?;
+        if keeper.device().goes_by_itself() {
+            // A stop that was cut short has left that wish. It takes a device that is served; if it cannot be taken back, the device goes with its
+            // last user, and is shown as gone then.
+            let _ = keeper.entrust(LOOK_PATIENCE);
+        }
         Ok(Self { service, keeper: Some(keeper), link, unkept: None, taken_over: true })
     }
 
@@ -244,7 +249,11 @@ impl FuseLoop {
     /// Why the export does not serve any more, although it was not stopped.
     #[must_use]
     pub fn failure(&self) -> Option<String> {
-        self.service.failure()
+        self.service.failure().or_else(|| {
+            let keeper = self.keeper.as_ref().filter(|keeper| !keeper.is_bound())?;
+            let path = keeper.device().path.display();
+            Some(format!("somebody has let {path} go (losetup -d); stop the device and start it again"))
+        })
     }
 
     /// By whom the device is used, as a sentence: mounted, stacked upon, used as swap space, open in a process.
@@ -253,6 +262,12 @@ impl FuseLoop {
     /// When the system cannot be asked.
     pub fn is_busy(&self) -> Result<Option<String>> {
         let Some(keeper) = &self.keeper else { return Ok(None) };
+        if !keeper.is_bound() {
+            // What can be asked of it would be told of somebody else's.
+            let file = self.file_path();
+            let user = users::file_opened_by(&file);
+            return Ok(user.map(|who| format!("{} is open in {who}", file.display())));
+        }
         let (device, link) = (keeper.device(), self.link.as_ref().map(Link::path));
         let node = BlockNode { path: device.path.clone(), device: device.device };
         if let Some(sentence) = users::mounted_or_held(&node, link)? {
@@ -312,7 +327,7 @@ impl FuseLoop {
         if let Some(sentence) = self.is_busy()? {
             return Err(refused(sentence));
         }
-        if self.service.is_kept() && !keeper.wait_until_still(end) {
+        if self.service.is_kept() && keeper.is_bound() && !keeper.wait_until_still(end) {
             let text = format!("what was written to {device_path}, or asked of it, is still on its way");
             return Err(refused(text));
         }

@@ -12,6 +12,9 @@
 //! whether it is held, and to take a wish from it that a stop has left; for the first two nobody else holds the connection by then, so it ends with the process,
 //! and every wait with it.
 //!
+//! A device is only touched while it stands on our file: somebody may have let an idle one go by hand (`losetup -d`), and its number is
+//! another's then.
+//!
 //! Left to others: the file beneath ([`crate::worker`]), the link to the device ([`crate::link`]).
 
 use crate::errors::system_error;
@@ -65,6 +68,13 @@ pub struct LoopDevice {
     pub limits: QueueLimits,
 }
 
+impl LoopDevice {
+    /// Whether it lets its file go when its last user closes it.
+    pub fn goes_by_itself(&self) -> bool {
+        read_setting(self.number, "loop/autoclear").is_some_and(|flag| flag == "1")
+    }
+}
+
 /// What the kernel tells users of the loop device, and how it queues.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct QueueLimits {
@@ -114,6 +124,8 @@ pub struct Keeper {
     /// Disconnected when the thread has ended.
     ended: Mutex<Receiver<()>>,
     device: LoopDevice,
+    /// What it stands on.
+    file: PathBuf,
 }
 
 impl Keeper {
@@ -125,6 +137,7 @@ impl Keeper {
         let (bound, waiting) = mpsc::channel();
         let (commands, received) = mpsc::channel();
         let (end, ended) = mpsc::channel();
+        let file = binding.file.clone();
         let thread = std::thread::Builder::new()
             .name("cbd-loop".into())
             .spawn(move || {
@@ -134,7 +147,7 @@ impl Keeper {
                     Ok((file, device)) => {
                         let kept = device.clone();
                         if bound.send(Ok(device)).is_ok() {
-                            keep(Some(file), &kept, &received);
+                            keep(Some(file), &kept, &binding.file, &received);
                         }
                     }
                     Err(error) => {
@@ -146,7 +159,7 @@ impl Keeper {
         let device = waiting.recv_timeout(BIND_PATIENCE).unwrap_or_else(|_| {
             Err(Error::new(ErrorKind::TimedOut, "the loop device could not be bound within 30 seconds"))
         })?;
-        Ok(Self { commands, thread: Some(thread), ended: Mutex::new(ended), device })
+        Ok(Self { commands, thread: Some(thread), ended: Mutex::new(ended), device, file })
     }
 
     /// Takes care of a device that a process before this has entrusted to the kernel. Asks nothing of the file, which nobody may
@@ -163,20 +176,21 @@ impl Keeper {
         let device = describe(path, number)?;
         let (commands, received) = mpsc::channel();
         let (end, ended) = mpsc::channel();
-        let kept = device.clone();
+        let (kept, stands_on) = (device.clone(), file.to_owned());
         let thread = std::thread::Builder::new()
             .name("cbd-loop".into())
             .spawn(move || {
                 // Dropped last.
                 let _end: Sender<()> = end;
                 match system::unshare_descriptors() {
-                    Ok(()) => keep(None, &kept, &received),
+                    Ok(()) => keep(None, &kept, &stands_on, &received),
                     // Whoever asks it for something is told that it is gone.
                     Err(_) => drop(received),
                 }
             })
             .map_err(|error| system_error("no thread for the loop device", &error))?;
-        Ok(Self { commands, thread: Some(thread), ended: Mutex::new(ended), device })
+        let file = file.to_owned();
+        Ok(Self { commands, thread: Some(thread), ended: Mutex::new(ended), device, file })
     }
 
     /// Lets the device outlive this process: it stays bound until it is released, and nobody here holds it open.
@@ -192,7 +206,7 @@ impl Keeper {
     /// # Errors
     /// [`ErrorKind::TimedOut`] if the thread still waits for the device after `patience`.
     pub fn leave(self, patience: Duration) -> Result<()> {
-        let Self { commands, thread, ended, device } = self;
+        let Self { commands, thread, ended, device, .. } = self;
         drop(commands);
         let ended = ended.into_inner().unwrap_or_else(PoisonError::into_inner);
         if ended.recv_timeout(patience) == Err(mpsc::RecvTimeoutError::Timeout) {
@@ -225,6 +239,11 @@ impl Keeper {
     /// The device.
     pub const fn device(&self) -> &LoopDevice {
         &self.device
+    }
+
+    /// Whether it stands on its file still.
+    pub fn is_bound(&self) -> bool {
+        stands_on(self.device.number, &self.file)
     }
 
     /// Whether somebody uses the device exclusively, here or in another mount namespace.
@@ -295,14 +314,21 @@ pub fn is_bound_to(number: u32, file: &Path) -> bool {
     read_setting(number, "loop/backing_file").is_some_and(|bound| Path::new(&bound) == file)
 }
 
+/// The same, also where the mount with the file is out of sight: then its path begins there.
+fn stands_on(number: u32, file: &Path) -> bool {
+    let out_of_sight = file.file_name().map(|name| Path::new("/").join(name));
+    is_bound_to(number, file) || out_of_sight.is_some_and(|file| is_bound_to(number, &file))
+}
+
 /// Holds the device, unless it is entrusted, until it is told to let go, or whoever could tell is gone.
-fn keep(mut held: Option<File>, device: &LoopDevice, commands: &Receiver<Command>) {
+fn keep(mut held: Option<File>, device: &LoopDevice, file: &Path, commands: &Receiver<Command>) {
     let path = &device.path;
     while let Ok(command) = commands.recv() {
         match command {
             Command::ExclusiveElsewhere(reply) => {
                 let answer = match open_exclusively(path) {
                     Ok(_) => Ok(false),
+                    Err(_) if !stands_on(device.number, file) => Ok(false),
                     Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Ok(true),
                     Err(error) => Err(system_error(path.display(), &error)),
                 };
@@ -311,10 +337,16 @@ fn keep(mut held: Option<File>, device: &LoopDevice, commands: &Receiver<Command
             Command::Release { end, reply } => {
                 let was_entrusted = held.is_none();
                 let opened = match held.take() {
-                    Some(file) => Ok(file),
-                    None => open_node(path).map_err(|error| (None, system_error(path.display(), &error))),
+                    Some(held) => Ok(Some(held)),
+                    None => {
+                        open_ours(device, file).map_err(|error| (None, system_error(path.display(), &error)))
+                    }
                 };
-                match opened.and_then(|file| release(file, device, end)) {
+                let released = opened.and_then(|opened| match opened {
+                    Some(opened) => release(opened, device, end),
+                    None => Ok(()),
+                });
+                match released {
                     Ok(()) => {
                         let _ = reply.send(Ok(()));
                         return;
@@ -334,16 +366,23 @@ fn keep(mut held: Option<File>, device: &LoopDevice, commands: &Receiver<Command
                 }
             }
             Command::Entrust(reply) => {
-                let entrusted = held.as_ref().map_or(Ok(()), entrust);
+                let entrusted = match &held {
+                    Some(held) => entrust(held),
+                    None => {
+                        open_ours(device, file).and_then(|opened| opened.as_ref().map_or(Ok(()), entrust))
+                    }
+                };
                 if entrusted.is_ok() {
                     held = None;
                 }
                 let _ = reply.send(entrusted.map_err(|error| system_error(path.display(), &error)));
             }
             Command::Abandon(reply) => {
-                reset(device.number);
-                if held.take().is_none() {
-                    let _ = let_go(device.number);
+                let ours = held.take().map_or_else(|| open_ours(device, file), |held| Ok(Some(held)));
+                if let Ok(Some(ours)) = ours {
+                    reset(device.number);
+                    // One that was entrusted does not go by itself.
+                    let _ = system::loop_clear(ours.as_fd());
                 }
                 let _ = reply.send(Ok(()));
                 return;
@@ -413,6 +452,15 @@ fn release(held: File, device: &LoopDevice, end: Instant) -> std::result::Result
 fn open_node(path: &Path) -> io::Result<File> {
     // Read-write, so that udev looks at the device anew only after it was let go for good.
     OpenOptions::new().read(true).open(path)
+}
+
+/// Opens a device if it stands on our file: as long as it is open it can come to stand on no other.
+fn open_ours(device: &LoopDevice, file: &Path) -> io::Result<Option<File>> {
+    if !stands_on(device.number, file) {
+        return Ok(None);
+    }
+    let opened = open_node(&device.path)?;
+    Ok(stands_on(device.number, file).then_some(opened))
 }
 
 fn open_exclusively(path: &Path) -> io::Result<File> {

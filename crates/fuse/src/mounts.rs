@@ -4,9 +4,10 @@
 //!
 //! Left to others: listing them ([`cbd_export::mounts`]).
 
-use crate::system;
+use crate::{connection, system};
 use cbd_export::mounts::Mount;
 use std::fs;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::mpsc;
 use std::time::Duration;
@@ -51,17 +52,34 @@ pub fn within<T: Send + 'static>(patience: Duration, ask: impl FnOnce() -> T + S
 /// Ends the connection: every request in it, and every later one, is answered with an error. Needs no answer
 /// of the server.
 pub fn abort(mount: &Mount) {
-    abort_connection(Some(connection(mount)), &mount.target);
+    if abort_number(connection(mount)).is_err() {
+        // A forced umount does the same where the mount can still be reached; that it fails means it is gone.
+        let _ = system::umount(&mount.target, libc::MNT_FORCE | libc::UMOUNT_NOFOLLOW);
+    }
+    let _ = system::umount(&mount.target, libc::MNT_DETACH | libc::UMOUNT_NOFOLLOW);
 }
 
-/// Ends the FUSE connection with this number, which is mounted at `target`, and takes the mount away.
-pub fn abort_connection(connection: Option<u32>, target: &Path) {
-    let abort = |number| fs::write(format!("/sys/fs/fuse/connections/{number}/abort"), "1");
-    if connection.is_none_or(|number| abort(number).is_err()) {
-        // A forced umount does the same where the mount can still be reached; that it fails means it is gone.
-        let _ = system::umount(target, libc::MNT_FORCE | libc::UMOUNT_NOFOLLOW);
+/// Ends the FUSE connection with this number that is mounted at `target`, and takes the mount away: each only if it is not another's by
+/// now, as it can be once the connection has ended, by hand perhaps. `door` is one of the connection, where there is one.
+pub fn abort_ours(number: Option<u32>, target: &Path, door: Option<&OwnedFd>) {
+    let mount = ours_at(number, target);
+    // Its number is its own as long as it lives, be it mounted where it was or not.
+    let lives = door.is_some_and(|door| matches!(connection::has_ended(door), Ok(false)));
+    match (mount, number) {
+        (Some(mount), _) => abort(&mount),
+        (None, Some(number)) if lives => drop(abort_number(number)),
+        (None, _) => {}
     }
-    let _ = system::umount(target, libc::MNT_DETACH | libc::UMOUNT_NOFOLLOW);
+}
+
+/// What is mounted at `target`, if that is ours, with this number where it is known.
+pub fn ours_at(number: Option<u32>, target: &Path) -> Option<Mount> {
+    let mount = cbd_export::mounts::at(target).ok().flatten()?;
+    (is_ours(&mount) && number.is_none_or(|number| number == connection(&mount))).then_some(mount)
+}
+
+fn abort_number(number: u32) -> std::io::Result<()> {
+    fs::write(format!("/sys/fs/fuse/connections/{number}/abort"), "1")
 }
 
 #[cfg(test)]

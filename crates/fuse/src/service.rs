@@ -164,15 +164,17 @@ impl Service {
         let mut starting = Vec::with_capacity(duties.len());
         for duty in duties {
             let connection = connection::another(&first)?;
+            let mut door = None;
             if options.keep.is_some() {
                 self.doors.push(duplicate(&connection)?);
+                door = Some(duplicate(&connection)?);
             }
             starting.push(Starting {
                 connection,
                 device: Arc::clone(device),
                 filesystem: Arc::clone(&filesystem),
                 stop: Arc::clone(&stop),
-                leaving: self.entering(duty != Duty::Door, options.keep.is_some()),
+                leaving: self.entering(duty != Duty::Door, door),
                 setup: options.thread_setup.clone(),
                 duty,
             });
@@ -182,10 +184,14 @@ impl Service {
         if agreed { self.wait_for_ring() } else { Ok(()) }
     }
 
-    /// A thread is about to begin. One of a connection that is kept ends it when it fails.
-    fn entering(&self, with_all: bool, kept: bool) -> Leaving {
-        let place = kept.then(|| (self.connection, self.mount_dir.clone()));
-        Leaving::enter(&self.life, with_all, place)
+    /// A thread is about to begin. One of a connection that is kept ends it when it fails, and has one more descriptor of its door for that.
+    fn entering(&self, with_all: bool, kept: Option<OwnedFd>) -> Leaving {
+        let connection = kept.map(|door| KeptConnection {
+            number: self.connection,
+            mount_dir: self.mount_dir.clone(),
+            door,
+        });
+        Leaving::enter(&self.life, with_all, connection)
     }
 
     fn still_waiting(&self, and: &str) -> Error {
@@ -293,9 +299,11 @@ impl Service {
     pub fn unmount(&mut self, end: Instant) -> Result<()> {
         // The message that the loop device has closed the file comes on its own.
         self.life.wait(left(end), |state| state.open_files == 0 || state.serving == 0);
-        if system::umount(&self.mount_dir, libc::UMOUNT_NOFOLLOW).is_ok() {
+        if mounts::ours_at(self.connection, &self.mount_dir).is_some()
+            && system::umount(&self.mount_dir, libc::UMOUNT_NOFOLLOW).is_ok()
+        {
             // That has ended it, and the number may be another's from here on.
-            self.connection = None;
+            self.mounted = false;
         }
         self.end(end)
     }
@@ -310,9 +318,9 @@ impl Service {
         let all_gone = self.life.wait(left(end), |state| state.serving == 0);
         let kept = self.kept.take();
         if !all_gone || kept.is_some() {
-            mounts::abort_connection(self.connection, &self.mount_dir);
-        } else if self.mounted {
-            // If it is unmounted already, all the better.
+            let door = kept.as_ref().and_then(|kept| kept.door());
+            mounts::abort_ours(self.connection, &self.mount_dir, door.as_ref());
+        } else if self.mounted && mounts::ours_at(self.connection, &self.mount_dir).is_some() {
             let _ = system::umount(&self.mount_dir, libc::MNT_DETACH | libc::UMOUNT_NOFOLLOW);
         }
         self.mounted = false;
@@ -417,15 +425,21 @@ struct Leaving {
     life: Arc<Life>,
     /// Whether the others end with it: what it served is nobody's then.
     with_all: bool,
-    /// Of a connection that is kept, or may be: its number and place. What a thread of it has taken would wait for ever if that
-    /// failed, since its door stays open.
-    kept: Option<(Option<u32>, PathBuf)>,
+    /// Of a connection that is kept, or may be. What a thread of it has taken would wait for ever if that failed, since its door stays open.
+    kept: Option<KeptConnection>,
     failed: Cell<bool>,
+}
+
+/// What it takes to end a connection, and no other.
+struct KeptConnection {
+    number: Option<u32>,
+    mount_dir: PathBuf,
+    door: OwnedFd,
 }
 
 impl Leaving {
     /// A thread is about to begin.
-    fn enter(life: &Arc<Life>, with_all: bool, kept: Option<(Option<u32>, PathBuf)>) -> Self {
+    fn enter(life: &Arc<Life>, with_all: bool, kept: Option<KeptConnection>) -> Self {
         life.change(|state| state.serving += 1);
         Self { life: Arc::clone(life), with_all, kept, failed: Cell::new(false) }
     }
@@ -447,10 +461,11 @@ impl Drop for Leaving {
         if self.with_all {
             self.life.stop();
         }
-        if let Some((connection, mount_dir)) = &self.kept
+        // Closed before anybody is told that the thread has let go.
+        if let Some(KeptConnection { number, mount_dir, door }) = self.kept.take()
             && self.failed.get()
         {
-            mounts::abort_connection(*connection, mount_dir);
+            mounts::abort_ours(number, &mount_dir, Some(&door));
         }
         self.life.change(|state| state.serving = state.serving.saturating_sub(1));
     }

@@ -3,7 +3,7 @@
 
 mod support;
 
-use cbd_fuse::{FuseLoop, StopMode};
+use cbd_fuse::{FuseLoop, KeptState, StopMode};
 use cbd_types::{AlignedBuffer, ErrorKind};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use support::kept::*;
-use support::{Exported, TestDevice};
+use support::{Exported, MIB, TestDevice, options, tool};
 
 #[test]
 fn a_kept_device_that_is_stopped_leaves_nothing_and_is_not_kept() {
@@ -135,4 +135,75 @@ fn a_device_whose_last_user_still_waits_for_what_he_wrote_is_in_use() {
         export.stop(StopMode::WhenUnused, SOON).unwrap();
         assert_eq!(device.bytes.read().unwrap()[HELD_FROM as usize], 7);
     });
+}
+
+/// Lets an idle loop device go, as anybody may.
+fn detach(state: &KeptState) {
+    tool("losetup", &["-d", &format!("/dev/loop{}", state.loop_number)]);
+    until("its end", || loop_setting(state, "backing_file").is_empty());
+}
+
+#[test]
+fn a_loop_device_that_was_detached_by_hand_is_shown_as_gone_and_the_next_user_of_its_number_is_left_alone() {
+    let name = "a_loop_device_that_was_detached_by_hand_is_shown_as_gone_and_the_next_user_of_its_number_is_left_alone";
+    in_sandbox(name, |dir| {
+        for mode in [StopMode::WhenUnused, StopMode::Force] {
+            let keep = Arc::new(Here::default());
+            let mut export = start_kept(dir, &keep);
+            let state = state_of(&keep);
+            assert_eq!(export.failure(), None);
+            detach(&state);
+            assert!(
+                export.failure().is_some_and(|text| text.contains("losetup -d")),
+                "{:?}",
+                export.failure()
+            );
+            let (other, loop_path) = (dir.join("other"), export.loop_path().to_str().unwrap().to_owned());
+            File::create(&other).unwrap().set_len(MIB).unwrap();
+            tool("losetup", &[&loop_path, other.to_str().unwrap()]);
+            let stopped = export.stop(mode, SOON);
+            let bound = loop_setting(&state, "backing_file");
+            tool("losetup", &["-d", &loop_path]);
+            stopped.unwrap();
+            assert_eq!(bound, other.to_str().unwrap());
+            assert!(!mounts().contains("fuse.cbd"));
+            assert_eq!(*keep.log.lock().unwrap(), ["put", "removed"]);
+        }
+    });
+}
+
+#[test]
+fn a_connection_that_has_ended_takes_no_other_along_that_has_its_number_now() {
+    let name = "a_connection_that_has_ended_takes_no_other_along_that_has_its_number_now";
+    in_sandbox(name, |dir| {
+        let place = dir.join("other");
+        std::fs::create_dir(&place).unwrap();
+        // By the number a connection can only be reached there.
+        if !Path::new("/sys/fs/fuse/connections").read_dir().unwrap().any(|_| true) {
+            tool("mount", &["-t", "fusectl", "none", "/sys/fs/fuse/connections"]);
+        }
+        // Others on the machine may take the number first.
+        for _ in 0..20 {
+            let keep = Arc::new(Here::default());
+            let mut export = start_kept(dir, &keep);
+            let state = state_of(&keep);
+            detach(&state);
+            until("an unmount", || unmounts(&state));
+            let other = FuseLoop::start(FileDevice::open(&place, false), options(&place, 1)).unwrap();
+            let mount = cbd_export::mounts::at(&place.join("fuse/cbd7")).unwrap().expect("a mount");
+            export.stop(StopMode::Force, SOON).unwrap();
+            if mount.device.1 == state.connection {
+                assert_eq!(other.failure(), None);
+                in_time(write_block(other.loop_path(), 0, 1)).unwrap();
+                return;
+            }
+        }
+        panic!("no other connection had the number");
+    });
+}
+
+/// Unmounts the file system of a kept device by hand; whether that was done.
+fn unmounts(state: &KeptState) -> bool {
+    let mut umount = std::process::Command::new("umount");
+    umount.arg(&state.mount_dir).stderr(std::process::Stdio::null()).status().unwrap().success()
 }

@@ -197,6 +197,29 @@ fn a_device_that_has_become_another_is_not_served_and_its_clients_wait_on() {
     });
 }
 
+/// What is left when a process is killed that was letting the device go, and somebody had it open.
+#[test]
+fn a_loop_device_that_was_about_to_go_stays_with_who_takes_it_over() {
+    in_sandbox("a_loop_device_that_was_about_to_go_stays_with_who_takes_it_over", |dir| {
+        let keep = Arc::new(Here::default());
+        let mut export = start_kept(dir, &keep);
+        let (state, device) = (state_of(&keep), export.loop_path().to_owned());
+        let used = File::open(&device).unwrap();
+        export.leave(SOON).unwrap();
+        drop(export);
+        tool("losetup", &["-d", device.to_str().unwrap()]);
+        assert_eq!(loop_setting(&state, "autoclear"), "1");
+        let remains = keep.remains.lock().unwrap().as_ref().unwrap().another().unwrap();
+        let mut export =
+            FuseLoop::adopt(&FileDevice::open(dir, false), &kept_options(dir, &keep), &remains).unwrap();
+        drop((remains, used));
+        assert_eq!(loop_setting(&state, "autoclear"), "0");
+        in_time(write_block(&device, 0, 1)).unwrap();
+        assert_eq!(export.failure(), None);
+        export.stop(StopMode::WhenUnused, SOON).unwrap();
+    });
+}
+
 #[test]
 fn what_is_kept_is_served_through_the_device_even_where_io_uring_is_offered() {
     let ways = [Wanted::Ring];

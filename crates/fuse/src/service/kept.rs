@@ -64,6 +64,11 @@ impl Kept {
         put
     }
 
+    /// A door of the connection.
+    pub fn door(&self) -> Option<OwnedFd> {
+        duplicate(self.stage().as_ref()?.remains.doors.first()?).ok()
+    }
+
     /// Has it held by nobody, until it is put back.
     fn take_back(&self) {
         if let Some(stage) = self.stage().as_mut() {
@@ -140,7 +145,7 @@ impl Service {
                 device: Arc::clone(device),
                 filesystem: Arc::clone(&filesystem),
                 stop: Arc::clone(&stop),
-                leaving: self.entering(false, true),
+                leaving: self.entering(false, Some(duplicate(door)?)),
                 setup: options.thread_setup.clone(),
                 duty: Duty::Door,
             });
