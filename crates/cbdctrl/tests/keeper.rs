@@ -9,6 +9,7 @@ use std::fs::File;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 use support::{keeper_at, tool, until};
 
 /// A folder with a keeper's socket. What the keeper has is taken from it when this is dropped, so it ends.
@@ -130,6 +131,47 @@ fn a_keeper_that_dies_is_replaced_and_the_next_has_what_it_held() {
     assert_eq!(keeper.open().1, [("cbd-a".to_owned(), vec![1]), ("cbd-b".to_owned(), vec![2])]);
 }
 
+/// What it does late it would hold without anybody's knowledge: a device whose daemon dies would not end for its users.
+#[test]
+fn a_keeper_that_does_not_answer_is_waited_for_once_and_does_not_hold_in_the_end_what_it_did_late() {
+    let keeper = Keeper::new();
+    let (store, _) = keeper.open();
+    let (one, two) = (file(1), file(2));
+    store.put("cbd-a", &[one.as_fd()]).expect("kept");
+    store.put("cbd-b", &[one.as_fd()]).expect("kept");
+    let process = keeper.processes().remove(0);
+    tool("kill", &["-STOP", &process]);
+    let began = Instant::now();
+    let error = store.put("cbd-c", &[two.as_fd()]).expect_err("no answer");
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    let again = Instant::now();
+    store.put("cbd-d", &[two.as_fd()]).expect_err("no answer");
+    store.remove("cbd-b");
+    assert!(again.elapsed() < Duration::from_millis(500), "{:?}", again.elapsed());
+    tool("kill", &["-CONT", &process]);
+    until("an answer", || {
+        store.tend();
+        store.put("cbd-e", &[two.as_fd()]).is_ok()
+    });
+    drop(store);
+    assert_eq!(keeper.open().1, [("cbd-a".to_owned(), vec![1]), ("cbd-e".to_owned(), vec![2])]);
+}
+
+#[test]
+fn a_keeper_that_may_hold_something_is_found_by_the_next_daemon() {
+    let keeper = Keeper::new();
+    let (store, _) = keeper.open();
+    let one = file(1);
+    store.put("cbd-a", &[one.as_fd()]).expect("kept");
+    let process = keeper.processes().remove(0);
+    tool("kill", &["-STOP", &process]);
+    store.remove("cbd-a");
+    drop(store);
+    assert!(keeper.socket().exists());
+    tool("kill", &["-CONT", &process]);
+}
+
 #[test]
 fn a_keeper_that_is_called_by_hand_says_so_and_ends() {
     for input in ["/dev/null", "/dev/zero"] {
@@ -139,7 +181,7 @@ fn a_keeper_that_is_called_by_hand_says_so_and_ends() {
             .stderr(std::process::Stdio::piped())
             .spawn()
             .expect("it starts");
-        let status = support::wait(&mut keeper, std::time::Duration::from_secs(20));
+        let status = support::wait(&mut keeper, Duration::from_secs(20));
         if status.is_none() {
             let _ = keeper.kill();
         }

@@ -1,13 +1,14 @@
 //! The daemon's side of the [keeper](super::run_keeper): finding the one that is there, or starting one.
 //!
 //! Always true here: a keeper that has died is replaced while the daemon has the descriptors still; every question has an answer within
-//! seconds, or the keeper is taken for dead.
+//! seconds, or the keeper is taken for silent. A silent one is waited for once: until it has answered to who tends the store, whoever puts or
+//! removes something is refused at once. What it then did late is undone: it holds what is wanted, and nothing else.
 
 use super::passing;
 use super::process::{is_of_our_user, listed};
 use super::{DescriptorStore, Entry, is_name};
 use cbd_types::{Error, ErrorKind, Result};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -19,10 +20,11 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long an answer may take.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(2);
 /// How long the keeper's last daemon may take to be gone.
 const PREDECESSOR_PATIENCE: Duration = Duration::from_secs(5);
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
@@ -33,14 +35,22 @@ pub struct KeeperStore {
     socket: PathBuf,
     program: PathBuf,
     state: Mutex<State>,
+    /// It did not answer the last time.
+    is_silent: AtomicBool,
+    /// What nobody could tell it of.
+    removed_meanwhile: Mutex<Vec<String>>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     connection: Option<OwnedFd>,
-    /// What it holds, for the next one.
+    /// What it is to hold, for the next one.
     entries: BTreeMap<String, Vec<OwnedFd>>,
     process: Option<Child>,
+    /// It may hold something else: what it was told and did not confirm.
+    is_unsettled: bool,
+    /// What was wrong when it was last tended to.
+    trouble: Option<String>,
 }
 
 impl KeeperStore {
@@ -60,7 +70,13 @@ impl KeeperStore {
             }
             state.connection = Some(connection);
         }
-        let store = Self { socket: socket.to_owned(), program: program.to_owned(), state: Mutex::new(state) };
+        let store = Self {
+            socket: socket.to_owned(),
+            program: program.to_owned(),
+            state: Mutex::new(state),
+            is_silent: AtomicBool::new(false),
+            removed_meanwhile: Mutex::default(),
+        };
         Ok((store, entries))
     }
 
@@ -77,10 +93,8 @@ impl KeeperStore {
                     None => self.start(state)?,
                 };
                 let failed = |error| system(&self.socket, "does not take what it is to hold", &error);
-                for (name, descriptors) in &state.entries {
-                    let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
-                    ask(&connection, &format!("put {name}"), &descriptors).map_err(failed)?;
-                }
+                settle(&connection, &state.entries).map_err(failed)?;
+                state.is_unsettled = false;
                 connection
             }
         };
@@ -98,17 +112,42 @@ impl KeeperStore {
     }
 
     fn tell(&self, state: &mut State, text: &str, descriptors: &[BorrowedFd<'_>]) -> Result<()> {
-        let failed = |error| system(&self.socket, "does not answer", &error);
-        if ask(self.ensure(state)?, text, descriptors).is_ok() {
-            return Ok(());
-        }
-        // It has died, or was about to end as it held nothing.
-        state.connection = None;
-        let told = ask(self.ensure(state)?, text, descriptors);
-        if told.is_err() {
+        let told = match self.tell_once(state, text, descriptors) {
+            // It has died, or was about to end as it held nothing.
+            Err(error) if error.kind() != ErrorKind::TimedOut => self.tell_once(state, text, descriptors),
+            told => told,
+        };
+        state.is_unsettled |= told.is_err();
+        told
+    }
+
+    fn tell_once(&self, state: &mut State, text: &str, descriptors: &[BorrowedFd<'_>]) -> Result<()> {
+        let told = self.ensure(state).and_then(|connection| {
+            ask(connection, text, descriptors)
+                .map_err(|error| system(&self.socket, "does not do what it is told", &error))
+        });
+        if let Err(error) = &told {
             state.connection = None;
+            self.is_silent.store(error.kind() == ErrorKind::TimedOut, Ordering::Relaxed);
         }
-        told.map_err(failed)
+        told
+    }
+
+    /// The state, unless the keeper is silent, or somebody waits for it right now.
+    fn lock(&self) -> Result<MutexGuard<'_, State>> {
+        let locked =
+            if self.is_silent.load(Ordering::Relaxed) { None } else { self.state.try_lock_for(PATIENCE) };
+        let mut state =
+            locked.ok_or_else(|| system(&self.socket, "is waited for", &io::ErrorKind::TimedOut.into()))?;
+        self.forget_removed(&mut state);
+        Ok(state)
+    }
+
+    fn forget_removed(&self, state: &mut State) {
+        for name in std::mem::take(&mut *self.removed_meanwhile.lock()) {
+            state.entries.remove(&name);
+            state.is_unsettled = true;
+        }
     }
 }
 
@@ -118,7 +157,7 @@ impl DescriptorStore for KeeperStore {
             return Err(Error::new(ErrorKind::InvalidArgument, format!("{name:?} cannot be kept")));
         }
         let failed = |error| system(&self.socket, "cannot be given descriptors", &error);
-        let mut state = self.state.lock();
+        let mut state = self.lock()?;
         let copies = copies(descriptors.iter().copied()).map_err(failed)?;
         self.tell(&mut state, &format!("put {name}"), descriptors)?;
         state.entries.insert(name.to_owned(), copies);
@@ -126,27 +165,46 @@ impl DescriptorStore for KeeperStore {
     }
 
     fn remove(&self, name: &str) {
-        let mut state = self.state.lock();
-        state.entries.remove(name);
-        if let Err(error) = self.tell(&mut state, &format!("remove {name}"), &[]) {
-            tracing::warn!("{error}");
+        let removed = match self.lock() {
+            Ok(mut state) => {
+                state.entries.remove(name);
+                self.tell(&mut state, &format!("remove {name}"), &[])
+            }
+            Err(error) => {
+                self.removed_meanwhile.lock().push(name.to_owned());
+                Err(error)
+            }
+        };
+        if let Err(error) = removed {
+            tracing::warn!("{error}; it is to let go of {name} when it answers");
         }
     }
 
     fn tend(&self) {
-        let Some(mut state) = self.state.try_lock() else { return };
-        if state.entries.is_empty()
-            || state.connection.as_ref().is_some_and(|connection| !is_over(connection))
-        {
+        let mut state = self.state.lock();
+        self.forget_removed(&mut state);
+        let is_there = state.connection.as_ref().is_some_and(|connection| !is_over(connection));
+        if !state.is_unsettled && (is_there || state.entries.is_empty()) {
+            self.is_silent.store(false, Ordering::Relaxed);
             return;
         }
         state.connection = None;
-        match self.ensure(&mut state) {
-            Ok(_) => {
-                tracing::warn!("the keeper of the block devices had ended; another has all that it held")
+        let was_unsettled = state.is_unsettled;
+        let ensured = self.ensure(&mut state).map(|_| ());
+        self.is_silent.store(
+            ensured.as_ref().is_err_and(|error| error.kind() == ErrorKind::TimedOut),
+            Ordering::Relaxed,
+        );
+        let trouble = ensured.err().map(|error| error.line());
+        match &trouble {
+            None if was_unsettled => tracing::info!("the keeper of the block devices answers again"),
+            None => tracing::warn!("the keeper of the block devices had ended; another has all that it held"),
+            Some(error) if state.trouble != trouble => {
+                tracing::error!("no block device outlives the daemon now: {error}");
             }
-            Err(error) => tracing::error!("no block device outlives the daemon now: {error}"),
+            Some(_) => {}
         }
+        state.trouble = trouble;
     }
 
     fn who(&self) -> &'static str {
@@ -157,14 +215,34 @@ impl DescriptorStore for KeeperStore {
 impl Drop for KeeperStore {
     fn drop(&mut self) {
         // One that holds nothing ends with the connection.
-        if self.state.get_mut().entries.is_empty() {
+        let state = self.state.get_mut();
+        if state.entries.is_empty() && !state.is_unsettled && self.removed_meanwhile.get_mut().is_empty() {
             let _ = std::fs::remove_file(&self.socket);
         }
     }
 }
 
 fn system(socket: &Path, what: &str, error: &io::Error) -> Error {
+    // What a wait with an end in time comes to.
+    if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) {
+        return Error::new(
+            ErrorKind::TimedOut,
+            format!("the keeper at {} does not answer", socket.display()),
+        );
+    }
     Error::new(ErrorKind::System, format!("the keeper at {} {what}: {error}", socket.display()))
+}
+
+/// Has a keeper hold these, and nothing else.
+fn settle(connection: &OwnedFd, wanted: &BTreeMap<String, Vec<OwnedFd>>) -> io::Result<()> {
+    for entry in list(connection)?.into_iter().filter(|entry| !wanted.contains_key(&entry.name)) {
+        ask(connection, &format!("remove {}", entry.name), &[])?;
+    }
+    for (name, descriptors) in wanted {
+        let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+        ask(connection, &format!("put {name}"), &descriptors)?;
+    }
+    Ok(())
 }
 
 fn copies<'a>(descriptors: impl Iterator<Item = BorrowedFd<'a>>) -> io::Result<Vec<OwnedFd>> {
