@@ -4,7 +4,8 @@
 //! Always true here:
 //! - a lane has at most one record that is not fenced, so what recovery knows of the last record of a lane holds;
 //! - only who holds no lane waits for one, so nobody waits in a circle;
-//! - the result of a write is told after the fence behind it, and writes to one lane are done in the order in which they came.
+//! - the result of a write is told after the fence behind it, and writes to one lane are done in the order in which they came, but for one that has to
+//!   wait for space.
 //!
 //! Left to others: one write (`write`), requests that wait (`cbd-device`).
 
@@ -56,7 +57,7 @@ impl<E: Environment> Cache<E> {
                     None => break,
                 },
             };
-            if Safeguard::WriteTouch.is_kept() {
+            if Safeguard::WriteTogetherTouch.is_kept() {
                 // Before the first of them stores: a locked instruction behind a store costs what a fence does. A lane that is announced
                 // for nothing, where its write fails, is looked at once too often.
                 self.announce(lane);
@@ -105,7 +106,7 @@ impl<E: Environment> Cache<E> {
         waker: &Waker,
     ) -> Result<Option<InFlight>> {
         self.check_running()?;
-        self.region().check_stores(Safeguard::RecordAfterFailure)?;
+        self.region().check_stores(Safeguard::WriteTogetherAfterFailure)?;
         let (kind, asker) = (RecordKind::Write, Asker::Client);
         let stored = if blocks_in(range) <= 2 {
             self.store_locked::<2>(state, kind, range, data, asker, Some(waker))
@@ -117,7 +118,7 @@ impl<E: Environment> Cache<E> {
 
     fn admission(&self, is_stored: bool, durable: &Durable) -> Result<Admission> {
         if is_stored {
-            self.region().check_stores(Safeguard::WriteStoreCheck)?;
+            self.region().check_stores(Safeguard::WriteTogetherStoreCheck)?;
             Ok(Admission::Done(durable.share()))
         } else {
             self.check_not_stalled()?;

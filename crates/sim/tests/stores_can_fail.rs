@@ -1,13 +1,15 @@
 //! Memory that fails under a store, as a page that cannot be had or has been poisoned does: what was not stored is never
 //! acknowledged, and costs nothing that was.
 
+use cbd_device::{Device, Queue};
 use cbd_engine::{
     Admission, BackendSpec, Cache, Environment, FormatOptions, Maintainer, Settings, Step, Transport,
     ZeroProgress,
 };
 use cbd_sim::{CrashMemory, Keep, SimDisk, SimEnvironment, SimQueue, act_as};
 use cbd_types::{
-    BackendId, BackingGeometry, ByteRange, Durability, ErrorKind, MediaError, Pmem, Region, Result,
+    AlignedBuffer, BackendId, BackingGeometry, ByteRange, Durability, ErrorKind, MediaError, Operation, Pmem,
+    Region, Request, Result,
 };
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
@@ -262,6 +264,65 @@ fn writes_that_share_a_fence_with_one_whose_record_was_not_stored_are_not_acknow
     for lane in 0..3 {
         assert_eq!(small.read(lane * DEVICE).unwrap(), 1 + lane as u8);
     }
+}
+
+#[test]
+fn nothing_comes_behind_a_record_of_writes_together_that_was_not_stored() {
+    let small = Small::with_lanes(2);
+    for lane in 0..2 {
+        small.write(lane * DEVICE, 1 + lane as u8).unwrap();
+    }
+    small.cache.flush().unwrap();
+    // As above: what would come into the next page pair of lane 0 is stored.
+    small.memory.fail(ByteRange::at(small.log() + PAGE, 2 * PAGE));
+    for sector in 100..170 {
+        let writes = [0, 1].map(|lane| (ByteRange::at(lane * DEVICE + sector * 512, 512), &[9; 512][..]));
+        small.cache.write_together(&writes, Waker::noop(), |_, result| {
+            assert_eq!(result.unwrap_err().kind(), ErrorKind::Media);
+        });
+    }
+    small.cache.stop();
+    let small = small.restart();
+    assert_eq!(small.cache.status().damaged, [], "nothing that was acknowledged is gone");
+    for lane in 0..2 {
+        assert_eq!(small.read(lane * DEVICE).unwrap(), 1 + lane as u8);
+    }
+}
+
+/// How two forced writes of a client end that come at once, where `failing` of the small one takes no stores.
+fn forced_at_once(failing: impl Fn(&Small) -> ByteRange) -> Vec<Result<()>> {
+    let small = Small::with_lanes(2);
+    for lane in 0..2 {
+        small.write(lane * DEVICE, 7).unwrap();
+    }
+    small.memory.fail(failing(&small));
+    let device = Arc::new(Device::cached(Arc::clone(&small.cache), small.disk.geometry()));
+    let mut queue = Queue::new(device, small.disk.queue(4), Waker::noop().clone());
+    let mut done = Vec::new();
+    for lane in 0..2 {
+        let range = ByteRange::at(lane * DEVICE + BLOCK, BLOCK);
+        let buffer = AlignedBuffer::zeroed(BLOCK as usize);
+        let request = Request { id: lane, operation: Operation::Write, range, fua: true, buffer };
+        queue.submit_plugged(request, &mut done);
+    }
+    queue.unplug(&mut done);
+    assert_eq!(queue.parked(), 0);
+    done.into_iter().map(|completion| completion.result).collect()
+}
+
+#[test]
+fn a_client_learns_of_writes_together_that_were_not_stored() {
+    let ends = forced_at_once(|small| ByteRange::at(small.log() + PAGE, 2 * PAGE));
+    assert_eq!(ends.len(), 2);
+    assert!(ends.into_iter().all(|end| end.is_err_and(|error| error.kind() == ErrorKind::Media)));
+}
+
+#[test]
+fn a_client_learns_of_forced_writes_together_whose_marks_were_not_stored() {
+    // The cache's state is in its first segment.
+    let ends = forced_at_once(|small| ByteRange::at(small.transport.info().layout.segment_area, SEGMENT));
+    assert_eq!(ends.len(), 2);
+    assert!(ends.into_iter().all(|end| end.is_err_and(|error| error.kind() == ErrorKind::Media)));
 }
 
 #[test]

@@ -1,37 +1,59 @@
 //! Writes that a client submits at once share a fence where they go to different lanes, and none is answered before it.
 
 use cbd_device::{Device, Queue};
-use cbd_engine::{BackendSpec, FormatOptions, Settings, TOGETHER, Transport};
-use cbd_sim::{CrashMemory, SimDisk, SimEnvironment, SimQueue, act_as};
-use cbd_types::{AlignedBuffer, ByteRange, CHUNK, Completion, Operation, Region, Request};
+use cbd_engine::{BackendSpec, Cache, FormatOptions, Maintainer, Settings, Step, TOGETHER, Transport};
+use cbd_sim::{CrashMemory, DiskFaults, Keep, SimDisk, SimEnvironment, SimQueue, act_as};
+use cbd_types::{
+    AlignedBuffer, BackendId, ByteRange, CHUNK, Completion, ErrorKind, Operation, Region, Request,
+};
 use std::sync::Arc;
-use std::task::Waker;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Wake, Waker};
 
 const SEGMENT: u64 = 64 << 10;
 const SEGMENTS: u64 = 1 + 8 * LANES;
 const LANES: u64 = 16;
 const BLOCK: u64 = 4096;
 
+/// Whether somebody was called.
+#[derive(Default)]
+struct Called(AtomicBool);
+
+impl Wake for Called {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
 struct Rig {
     memory: CrashMemory,
+    disk: SimDisk,
+    environment: Arc<SimEnvironment>,
+    backend: BackendId,
+    cache: Arc<Cache<SimEnvironment>>,
     queue: Queue<SimEnvironment, SimQueue>,
     done: Vec<Completion>,
 }
 
 impl Rig {
     fn new() -> Self {
+        Self::with_segments_of(SEGMENT)
+    }
+
+    fn with_segments_of(segment: u64) -> Self {
         act_as(0);
-        let memory = CrashMemory::new((SEGMENTS + 4) * SEGMENT + (256 << 10));
+        let memory = CrashMemory::new((SEGMENTS + 4) * segment + (256 << 10));
         let disk = SimDisk::new(SimDisk::ordinary(LANES * CHUNK, 512), 3);
         let options = FormatOptions {
-            segment_size: Some(SEGMENT),
+            segment_size: Some(segment),
             host_rows: 4,
             backend_rows: 4,
             blkdev_rows: 4,
             ..FormatOptions::default()
         };
         let environment = Arc::new(SimEnvironment::new(5, 0));
-        let transport = Transport::format(environment, Region::new(memory.clone()), &options).unwrap();
+        let region = Region::new(memory.clone());
+        let transport = Transport::format(Arc::clone(&environment), region, &options).unwrap();
         let backend = transport
             .create_backend(&BackendSpec {
                 host: transport.register_host("host", None).unwrap(),
@@ -39,7 +61,7 @@ impl Rig {
                 identity: "simulated".into(),
                 size: LANES * CHUNK,
                 sector: 512,
-                cache_bytes: Some(SEGMENTS * SEGMENT),
+                cache_bytes: Some(SEGMENTS * segment),
                 lanes_max: LANES as u32,
                 handlers: 1,
                 data_crc: true,
@@ -48,9 +70,9 @@ impl Rig {
             .unwrap();
         let cache = transport.open_cache(backend).unwrap();
         assert_eq!(cache.lane_count(), LANES as u32);
-        let device = Arc::new(Device::cached(cache, disk.geometry()));
+        let device = Arc::new(Device::cached(Arc::clone(&cache), disk.geometry()));
         let queue = Queue::new(device, disk.queue(4), Waker::noop().clone());
-        let mut rig = Self { memory, queue, done: Vec::new() };
+        let mut rig = Self { memory, disk, environment, backend, cache, queue, done: Vec::new() };
         // The first record of a lane opens a segment, which has fences of its own.
         for chunk in 0..LANES {
             rig.write(chunk, chunk * CHUNK + 8 * BLOCK, false);
@@ -61,10 +83,35 @@ impl Rig {
 
     /// Submits a write of a block with others behind it.
     fn write(&mut self, id: u64, at: u64, fua: bool) {
-        let buffer = AlignedBuffer::from_slice(&[(id as u8).wrapping_add(1); BLOCK as usize]);
-        let range = ByteRange::at(at, BLOCK);
+        self.write_range(id, ByteRange::at(at, BLOCK), fua);
+    }
+
+    fn write_range(&mut self, id: u64, range: ByteRange, fua: bool) {
+        let buffer = AlignedBuffer::from_slice(&vec![(id as u8).wrapping_add(1); range.len() as usize]);
         let request = Request { id, operation: Operation::Write, range, fua, buffer };
         self.queue.submit_plugged(request, &mut self.done);
+    }
+
+    /// What stands at `range`, all of which is in the cache.
+    fn read(&mut self, range: ByteRange) -> Vec<u8> {
+        let mut bytes = vec![0; range.len() as usize];
+        self.queue.read_into(0, range, &mut bytes).expect("a hit").unwrap();
+        bytes
+    }
+
+    /// Nobody reclaims: lane 0 takes all that there is, and the others have what they have begun.
+    fn fill(&mut self) {
+        let mut number = 0;
+        while self.queue.parked() == 0 {
+            self.write(number, number % 1000 * BLOCK, false);
+            self.queue.unplug(&mut self.done);
+            number += 1;
+        }
+        self.done.clear();
+    }
+
+    fn maintainer(&self) -> Maintainer<SimEnvironment, SimQueue> {
+        Maintainer::new(Arc::clone(&self.cache), self.disk.queue(4), self.disk.geometry())
     }
 
     /// That so many requests are answered when no more come, all of them well; what they are.
@@ -73,6 +120,14 @@ impl Rig {
         assert_eq!((self.done.len(), self.queue.parked()), (count, 0));
         assert!(self.done.iter().all(|completion| completion.result.is_ok()));
         std::mem::take(&mut self.done)
+    }
+
+    /// How requests ended, by their numbers.
+    fn ends(&mut self) -> Vec<(u64, Option<ErrorKind>)> {
+        let kind = |done: &Completion| done.result.as_ref().err().map(cbd_types::Error::kind);
+        let mut ends: Vec<_> = self.done.iter().map(|done| (done.id, kind(done))).collect();
+        ends.sort_unstable_by_key(|(id, _)| *id);
+        ends
     }
 
     fn fences(&self) -> u64 {
@@ -119,14 +174,7 @@ fn nothing_is_answered_before_the_fence_and_nothing_kept_back_for_good() {
 #[test]
 fn a_write_that_finds_no_space_waits_and_the_others_are_answered() {
     let mut rig = Rig::new();
-    // Nobody reclaims: lane 0 takes all that there is, and the others have what they have begun.
-    let mut number = 0;
-    while rig.queue.parked() == 0 {
-        rig.write(number, number % 1000 * BLOCK, false);
-        rig.queue.unplug(&mut rig.done);
-        number += 1;
-    }
-    rig.done.clear();
+    rig.fill();
     for (id, chunk) in [(1, 1), (2, 0), (3, 2)] {
         rig.write(id, chunk * CHUNK, false);
     }
@@ -137,13 +185,125 @@ fn a_write_that_finds_no_space_waits_and_the_others_are_answered() {
 }
 
 #[test]
-fn long_writes_are_not_kept_back() {
+fn forced_writes_that_wait_for_space_together_are_called_when_there_is_some_and_forced() {
     let mut rig = Rig::new();
-    let buffer = AlignedBuffer::zeroed(32 << 10);
+    rig.fill();
+    // The queue that waits already would be called in any case.
+    let device = Arc::new(Device::cached(Arc::clone(&rig.cache), rig.disk.geometry()));
+    let called = Arc::new(Called::default());
+    let other = Queue::new(device, rig.disk.queue(4), Waker::from(Arc::clone(&called)));
+    let _first = std::mem::replace(&mut rig.queue, other);
+    for id in 0..2 {
+        rig.write(id, (id + 1) * BLOCK, true);
+    }
+    rig.queue.unplug(&mut rig.done);
+    assert_eq!((rig.done.len(), rig.queue.parked()), (0, 2));
+    let mut maintainer = rig.maintainer();
+    rig.cache.request_drain();
+    for _ in 0..10_000 {
+        if called.0.load(Ordering::SeqCst) {
+            break;
+        }
+        if matches!(maintainer.step(), Step::Idle { .. }) {
+            rig.environment.advance(1000);
+        }
+    }
+    assert!(called.0.load(Ordering::SeqCst), "nobody was called");
+    let epoch = rig.cache.status().epoch.0;
+    rig.queue.poll(&mut rig.done);
+    rig.answered(2);
+    assert_eq!(rig.cache.status().epoch.0, epoch + 2, "each was forced");
+}
+
+#[test]
+fn a_write_that_finds_no_space_fails_where_the_disk_has_refused_for_long() {
+    let mut rig = Rig::new();
+    rig.fill();
+    rig.disk.set_faults(DiskFaults { change_permille: 1000, ..DiskFaults::default() });
+    let mut maintainer = rig.maintainer();
+    rig.cache.request_drain();
+    for _ in 0..10_000 {
+        if rig.cache.status().is_stalled {
+            break;
+        }
+        if matches!(maintainer.step(), Step::Idle { .. }) {
+            rig.environment.advance(1000);
+        }
+    }
+    assert!(rig.cache.status().is_stalled, "it has refused for {} ms", rig.environment.clock_ms());
+    for (id, chunk) in [(1, 1), (2, 0), (3, 2)] {
+        rig.write(id, chunk * CHUNK, false);
+    }
+    rig.queue.unplug(&mut rig.done);
+    assert_eq!(rig.ends(), [(1, None), (2, Some(ErrorKind::Backing)), (3, None)]);
+    // The one that waited before learns of it, too.
+    rig.queue.poll(&mut rig.done);
+    assert_eq!(rig.queue.parked(), 0);
+}
+
+#[test]
+fn writes_behind_a_stop_are_refused_and_leave_nothing() {
+    let mut rig = Rig::new();
+    rig.write(0, 0, false);
+    rig.write(1, CHUNK, false);
+    rig.cache.stop();
+    let before = rig.memory.counters().stores;
+    rig.queue.unplug(&mut rig.done);
+    assert_eq!(rig.ends(), [(0, Some(ErrorKind::Stopped)), (1, Some(ErrorKind::Stopped))]);
+    assert_eq!(rig.memory.counters().stores, before);
+}
+
+#[test]
+fn long_writes_are_not_kept_back() {
+    // They are of one piece all the same.
+    let mut rig = Rig::with_segments_of(4 * SEGMENT);
     let range = ByteRange::at(0, 32 << 10);
-    let request = Request { id: 0, operation: Operation::Write, range, fua: false, buffer };
-    rig.queue.submit_plugged(request, &mut rig.done);
+    assert!(range.len() <= u64::from(rig.cache.atomic_unit()));
+    rig.write_range(0, range, false);
     assert_eq!((rig.done.len(), rig.queue.parked()), (1, 0));
+}
+
+#[test]
+fn empty_writes_are_done_and_store_nothing() {
+    let mut rig = Rig::new();
+    for id in 0..3 {
+        rig.write_range(id, ByteRange::at(0, 0), false);
+    }
+    let before = rig.memory.counters().stores;
+    rig.answered(3);
+    assert_eq!(rig.memory.counters().stores, before);
+}
+
+#[test]
+fn of_many_writes_to_a_block_the_last_stays_also_over_a_power_cut() {
+    let mut rig = Rig::new();
+    let block = ByteRange::at(BLOCK, BLOCK);
+    // More than go together, to the same and to other lanes in between, some forced, and each a block wide or a sector.
+    for id in 0..2 * TOGETHER as u64 + 3 {
+        rig.write_range(id, if id % 3 == 1 { ByteRange::at(BLOCK, 512) } else { block }, id % 4 == 2);
+        rig.write(100, (1 + id % (LANES - 1)) * CHUNK, false);
+    }
+    rig.answered(2 * (2 * TOGETHER + 3));
+    let mut last = vec![19; BLOCK as usize];
+    assert_eq!(rig.read(block), last);
+    for (id, discard) in [(30, true), (40, false)] {
+        rig.write(id, BLOCK, false);
+        let operation = if discard { Operation::Discard } else { Operation::WriteZeroes };
+        let request = Request { id, operation, range: block, fua: false, buffer: AlignedBuffer::default() };
+        rig.queue.submit_plugged(request, &mut rig.done);
+        rig.write_range(id + 1, ByteRange::at(BLOCK, 512), true);
+        rig.write(100, CHUNK, false);
+        rig.answered(4);
+        last.fill(0);
+        last[..512].fill(id as u8 + 2);
+        assert_eq!(rig.read(block), last);
+    }
+    let memory = rig.memory.power_cut(11, Keep::Nothing);
+    let environment = Arc::new(SimEnvironment::new(6, 0));
+    let cache = Transport::open(environment, Region::new(memory)).unwrap().open_cache(rig.backend).unwrap();
+    let mut found = vec![1; BLOCK as usize];
+    cache.read(block, &mut found, &mut Vec::new()).unwrap();
+    assert_eq!(found, last);
 }
 
 #[test]
@@ -181,8 +341,5 @@ fn a_write_past_the_end_fails_alone() {
     rig.write(1, LANES * CHUNK, false);
     rig.write(2, CHUNK, true);
     rig.queue.unplug(&mut rig.done);
-    let mut ends: Vec<_> =
-        rig.done.iter().map(|completion| (completion.id, completion.result.is_ok())).collect();
-    ends.sort_unstable();
-    assert_eq!(ends, [(0, true), (1, false), (2, true)]);
+    assert_eq!(rig.ends(), [(0, None), (1, Some(ErrorKind::OutOfRange)), (2, None)]);
 }

@@ -1,5 +1,5 @@
 //! An environment in which others can come at a chosen moment: before a lock is taken, after one was let go, and before
-//! memory is read. Where they would have to wait for a lock that is held, they have not come: another schedule has them.
+//! memory is read, stored to or fenced. Where they would have to wait for a lock that is held, they have not come: another schedule has them.
 
 use cbd_engine::Environment;
 use cbd_sim::{CrashMemory, SimEnvironment};
@@ -94,7 +94,7 @@ unsafe impl RawMutex for MeetingLock {
     }
 }
 
-/// A memory before whose loads others can come.
+/// A memory before whose loads, stores and fences others can come.
 #[derive(Clone, Debug)]
 pub struct MeetingMemory(pub CrashMemory);
 
@@ -108,18 +108,22 @@ impl Pmem for MeetingMemory {
     }
 
     fn store(&self, at: u64, from: &[u8]) {
+        pass();
         self.0.store(at, from);
     }
 
     fn store_summed(&self, at: u64, from: &[u8], first: usize, sums: &mut [u32]) {
+        pass();
         self.0.store_summed(at, from, first, sums);
     }
 
     fn store_line(&self, at: u64, line: &[u8; 64]) {
+        pass();
         self.0.store_line(at, line);
     }
 
     fn fence(&self) {
+        pass();
         self.0.fence();
     }
 

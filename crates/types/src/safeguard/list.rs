@@ -239,6 +239,12 @@ safeguards! {
     WriteFence = "write.fence",
     /// Writes that share a fence are durable when they complete.
     WriteTogetherFence = "write.together.fence",
+    /// Each lane of writes that share a fence says that it is touched, before its epoch is loaded: a flush would take that for complete.
+    WriteTogetherTouch = "write.together.touch",
+    /// Nothing comes together with others behind a record that was not stored.
+    WriteTogetherAfterFailure = "write.together.after-failure",
+    /// Writes that share a fence are not acknowledged after a store has failed.
+    WriteTogetherStoreCheck = "write.together.store-check",
     /// What is overwritten in full is not damaged any more.
     WriteHeals = "write.heals",
     /// A pending fill that a write overlaps does not become a record: it would bring old data back.
