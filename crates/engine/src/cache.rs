@@ -206,6 +206,14 @@ impl<E: Environment> Cache<E> {
         &self.lanes[self.identity.lanes.lane_of(at).index()]
     }
 
+    /// As [`lane`](Self::lane), where the block at `at` is about to be looked up: asks for the line in which its chain begins, so that it
+    /// comes while the lane is taken.
+    pub(crate) fn approach(&self, at: u64) -> &Lane<E> {
+        let lane = self.lane(at);
+        lane.heads.ask::<E>(self.identity.lanes.key(at));
+        lane
+    }
+
     /// The backend that the cache stands in front of.
     pub const fn backend(&self) -> BackendId {
         self.identity.backend

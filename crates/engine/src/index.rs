@@ -341,10 +341,12 @@ impl Index {
     }
 
     fn bucket(&self, key: u32) -> usize {
-        // Blocks of one chunk lie side by side, so that a large request walks through few lines; chunks are
-        // scattered, so that equal strides do not meet.
-        let chunk = (key >> 10).wrapping_mul(0x9e37_79b1);
-        (key.wrapping_add(chunk ^ (chunk >> 15)) as usize) & (self.heads.len() - 1)
+        bucket(key, self.heads.len() - 1)
+    }
+
+    /// Where the heads are; they stay there as long as the index lives.
+    pub(crate) fn heads(&self) -> Heads {
+        Heads { at: self.heads.as_ptr().addr(), mask: self.heads.len() - 1 }
     }
 
     fn node(&self, at: u32) -> &Node {
@@ -434,6 +436,29 @@ impl Index {
             before = at;
             at = next;
         }
+    }
+}
+
+/// The bucket of block `key` among `mask` + 1.
+const fn bucket(key: u32, mask: usize) -> usize {
+    // Blocks of one chunk lie side by side, so that a large request walks through few lines; chunks are
+    // scattered, so that equal strides do not meet.
+    let chunk = (key >> 10).wrapping_mul(0x9e37_79b1);
+    (key.wrapping_add(chunk ^ (chunk >> 15)) as usize) & mask
+}
+
+/// Where the heads of an index are, for who has no hold of it yet: only to ask for their lines.
+#[derive(Clone, Copy)]
+pub(crate) struct Heads {
+    at: usize,
+    mask: usize,
+}
+
+impl Heads {
+    /// Asks for the line in which the chain of block `key` begins.
+    #[inline]
+    pub(crate) fn ask<E: Environment>(self, key: u32) {
+        E::prefetch(core::ptr::without_provenance(self.at + bucket(key, self.mask) * size_of::<u32>()));
     }
 }
 

@@ -46,6 +46,9 @@ impl<E: Environment> Cache<E> {
         writes: &[(ByteRange, &[u8])],
         held: &mut [Option<Guard<'a, E>>; TOGETHER],
     ) -> usize {
+        for (range, _) in writes.iter().take(held.len()) {
+            self.approach(range.start);
+        }
         let mut count = 0;
         for (place, (range, _)) in held.iter_mut().zip(writes) {
             let lane = self.lane(range.start);

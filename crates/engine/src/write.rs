@@ -47,7 +47,7 @@ impl<E: Environment> Cache<E> {
         asker: Asker,
         waker: Option<&Waker>,
     ) -> Result<Admission> {
-        let lane = self.lane(range.start);
+        let lane = self.approach(range.start);
         let mut state = lane.state.lock();
         // A store that failed may have been the lane's last record: nothing may come behind it that would prove it.
         self.region().check_stores(Safeguard::RecordAfterFailure)?;
