@@ -1,7 +1,7 @@
 //! The programs that the system tests drive, and the Debian packages that hold them.
 //!
 //! Always true here: nothing is installed where nothing is missing, and a program that is still missing after
-//! the installation is named.
+//! the installation is named. What is said of it goes to standard error: standard output is its caller's.
 
 use crate::shell;
 use crate::workspace;
@@ -93,7 +93,7 @@ fn install_of(tools: &'static [Tool]) -> Result<(), String> {
     packages.sort_unstable();
     packages.dedup();
     if on_path("apt-get") {
-        println!("    installing {}", packages.join(" "));
+        eprintln!("    installing {}", packages.join(" "));
         let mut apt = vec!["install", "-y", "--no-install-recommends"];
         apt.extend(&packages);
         for attempt in 1..=3 {
@@ -101,7 +101,7 @@ fn install_of(tools: &'static [Tool]) -> Result<(), String> {
             if apt_get(&["update"]) && apt_get(&apt) {
                 break;
             }
-            println!("    attempt {attempt} of 3 failed");
+            eprintln!("    attempt {attempt} of 3 failed");
             std::thread::sleep(Duration::from_secs(5 * attempt));
         }
     }
@@ -140,14 +140,14 @@ fn apt_get(arguments: &[&str]) -> bool {
         if workspace::is_ci() {
             output.push(line.to_owned());
         } else {
-            println!("    {line}");
+            eprintln!("    {line}");
         }
     });
     if !end.is_success() {
         for line in output.iter().rev().take(20).rev() {
-            println!("    {line}");
+            eprintln!("    {line}");
         }
-        println!("    apt-get {}: {end}", arguments.join(" "));
+        eprintln!("    apt-get {}: {end}", arguments.join(" "));
     }
     end.is_success()
 }
@@ -165,6 +165,36 @@ mod tests {
                 .iter()
                 .all(|wanted| directories.iter().any(|found| found == Path::new(wanted)))
         );
+    }
+
+    /// In a process of its own, whose output can be looked at.
+    #[test]
+    fn standard_output_is_the_callers() {
+        const TEST: &str = "packages::tests::standard_output_is_the_callers";
+        const INSIDE: &str = "XTASK_TEST_INSIDE";
+        const MISSING: [Tool; 1] = [Tool { program: "no-such-program-anywhere", package: "none" }];
+        if std::env::var_os(INSIDE).is_some() {
+            let error = install_of(&MISSING).expect_err("there is no such package");
+            return assert!(error.contains("no-such-program-anywhere (none)"), "{error}");
+        }
+        let folder = tempfile::tempdir().expect("a folder");
+        let fake = folder.path().join("apt-get");
+        // It says something for each list and each package, and has installed nothing.
+        std::fs::write(&fake, "#!/bin/sh\necho apt says $*\n").expect("a program");
+        std::fs::set_permissions(&fake, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("ours");
+        for is_ci in [false, true] {
+            let mut command = Command::new(std::env::current_exe().expect("this program"));
+            command.args(["--exact", "--nocapture", TEST]).env(INSIDE, "1");
+            command.env("PATH", format!("{}:/usr/bin:/bin", folder.path().display()));
+            command.env_remove("CI").envs(is_ci.then_some(("CI", "true")));
+            let said = command.output().expect("it ran");
+            let (out, err) = (String::from_utf8_lossy(&said.stdout), String::from_utf8_lossy(&said.stderr));
+            assert!(said.status.success(), "{out}{err}");
+            assert!(out.contains("1 passed"), "{out}");
+            assert!(!out.contains("installing") && !out.contains("apt"), "{out}");
+            assert!(err.contains("installing none"), "{err}");
+            assert_eq!(err.contains("apt says"), !is_ci, "{err}");
+        }
     }
 
     #[test]
