@@ -24,33 +24,76 @@ pub fn has(figures: &Value) -> bool {
 pub fn section(figures: &Value) -> String {
     let mut text = String::new();
     let vm = &figures["vm"];
+    let rounds = match vm["rounds"].as_u64() {
+        Some(1) => "one round".to_owned(),
+        Some(rounds) => format!("medians of {rounds} rounds"),
+        None => "it is not known of how many rounds".to_owned(),
+    };
     // Writing to a string can't fail.
     let _ = writeln!(
         text,
-        "Linux {}, one processor; instructions for a request of 4 KiB, fio included; medians of {} rounds.\n",
-        words(&vm["kernel"]),
-        vm["rounds"]
+        "Linux {}, one processor; instructions for a request of 4 KiB, fio included; {rounds}.\n",
+        words(&vm["kernel"])
     );
-    let jobs = list(figures, "jobs");
-    let _ = write!(text, "| |");
-    for job in jobs {
-        let _ = write!(text, " {} |", words(&job["what"]));
+    let stacks = list(figures, "stacks");
+    let (jobs, left_out): (Vec<_>, Vec<_>) = list(figures, "jobs")
+        .iter()
+        .partition(|job| stacks.iter().any(|stack| of(stack, words(&job["name"])).is_some()));
+    heading(&jobs, &mut text);
+    for stack in stacks {
+        row(words(&stack["what"]), &jobs, |job| of(stack, job), &mut text);
     }
-    let _ = writeln!(text, "\n|{}", " --- |".repeat(jobs.len() + 1));
-    for stack in list(figures, "stacks") {
-        let _ = write!(text, "| {} |", words(&stack["what"]));
-        for job in jobs {
-            let figure = of(stack, words(&job["name"]));
-            let _ = write!(text, " {} |", figure.map(thousands).unwrap_or_default());
-        }
-        text.push('\n');
+    if !left_out.is_empty() {
+        let left_out: Vec<_> = left_out.iter().map(|job| words(&job["what"])).collect();
+        let _ = writeln!(text, "\nNot measured: {}.", left_out.join("; "));
     }
     compared(figures, &mut text);
+    differences(stacks, &jobs, &mut text);
     let doubts: Vec<_> = list(figures, "doubts").iter().map(words).collect();
     if !doubts.is_empty() {
         let _ = writeln!(text, "\nUncertain: {}.", doubts.join("; "));
     }
     text
+}
+
+fn heading(jobs: &[&Value], text: &mut String) {
+    let titles: String = jobs.iter().map(|job| format!(" {} |", words(&job["what"]))).collect();
+    let _ = writeln!(text, "| |{titles}\n|{}", " --- |".repeat(jobs.len() + 1));
+}
+
+/// A line of a table: what there is of each job.
+fn row(what: &str, jobs: &[&Value], figure: impl Fn(&str) -> Option<f64>, text: &mut String) {
+    let figures: String = jobs
+        .iter()
+        .map(|job| format!(" {} |", figure(words(&job["name"])).map(thousands).unwrap_or_default()))
+        .collect();
+    let _ = writeln!(text, "| {what} |{figures}");
+}
+
+/// What comes from where: the differences that the page speaks of, so that it need not name numbers.
+fn differences(stacks: &[Value], jobs: &[&Value], text: &mut String) {
+    let figure = |name: &str, job: &str| of(stacks.iter().find(|stack| words(&stack["name"]) == name)?, job);
+    let between = |more: &str, less: &str, job: &str| Some(figure(more, job)? - figure(less, job)?);
+    let of_dsync = |name: &str, job: &str| {
+        // Behind the same work without it.
+        let plain = job.strip_prefix("dsync").map(|depth| format!("write{depth}"))?;
+        Some(figure(name, job)? - figure(name, &plain)?)
+    };
+    type Difference<'a> = (&'a str, &'a dyn Fn(&str) -> Option<f64>);
+    let lines: [Difference<'_>; 4] = [
+        ("ublk over nothing, beside the bare device", &|job| between("ublk_null", "pmem", job)),
+        ("CBD through ublk, beside ublk over nothing", &|job| between("cbd_ublk", "ublk_null", job)),
+        ("O_DSYNC, beside a plain write: ublk over nothing", &|job| of_dsync("ublk_null", job)),
+        ("O_DSYNC, beside a plain write: CBD through ublk", &|job| of_dsync("cbd_ublk", job)),
+    ];
+    let is_known = |line: &&Difference<'_>| jobs.iter().any(|job| line.1(words(&job["name"])).is_some());
+    for (number, (what, difference)) in lines.iter().filter(is_known).enumerate() {
+        if number == 0 {
+            text.push('\n');
+            heading(jobs, text);
+        }
+        row(what, jobs, difference, text);
+    }
 }
 
 fn compared(figures: &Value, text: &mut String) {
@@ -117,6 +160,52 @@ mod tests {
         assert!(line.contains("| 0.85 | <= 0.8 | **missed** | 25500 against 30000 |"), "{line}");
         assert!(!text.contains("vm.dsync_extra_over_ublk"), "it was not measured");
         assert!(text.contains("Uncertain: bcache write_1: the rounds are 2.0 % apart."));
+    }
+
+    #[test]
+    fn one_round_is_no_median_and_what_was_not_measured_has_no_column() {
+        let mut figures = peers();
+        assert!(section(&figures).contains("; medians of 3 rounds."));
+        figures["vm"]["rounds"] = 1.into();
+        for stack in figures["vm"]["stacks"].as_array_mut().expect("stacks") {
+            stack["figures"].as_object_mut().expect("figures").remove("full_32");
+        }
+        let text = section(&figures);
+        assert!(text.contains("fio included; one round.\n"), "{text}");
+        assert!(text.contains("| | write, depth 1 |\n| --- | --- |\n| bcache | 30,000 |\n"), "{text}");
+        assert!(text.contains("\nNot measured: full.\n"), "{text}");
+    }
+
+    #[test]
+    fn what_the_page_speaks_of_is_subtracted_where_both_are_known() {
+        let mut figures = peers();
+        assert!(!section(&figures).contains("beside"), "one of each pair is missing");
+        let jobs =
+            ["write_1", "dsync_1", "read_1"].map(|name| serde_json::json!({"name": name, "what": name}));
+        figures["vm"]["jobs"] = jobs.to_vec().into();
+        let stack = |name: &str, write: u32, dsync: u32| {
+            let figures =
+                serde_json::json!({"write_1": {"instructions": write}, "dsync_1": {"instructions": dsync}});
+            serde_json::json!({"name": name, "what": name, "figures": figures})
+        };
+        figures["vm"]["stacks"] = vec![
+            stack("pmem", 5000, 6000),
+            stack("ublk_null", 9000, 20_000),
+            stack("cbd_ublk", 14_000, 23_500),
+        ]
+        .into();
+        let text = section(&figures);
+        let part =
+            text.split_once("\n| | write_1 | dsync_1 |\n| --- | --- | --- |\n| ublk").expect("a table").1;
+        assert_eq!(
+            part.lines().take(4).collect::<Vec<_>>(),
+            [
+                " over nothing, beside the bare device | 4,000 | 14,000 |",
+                "| CBD through ublk, beside ublk over nothing | 5,000 | 3,500 |",
+                "| O_DSYNC, beside a plain write: ublk over nothing |  | 11,000 |",
+                "| O_DSYNC, beside a plain write: CBD through ublk |  | 9,500 |",
+            ]
+        );
     }
 
     #[test]

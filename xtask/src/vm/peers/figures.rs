@@ -132,6 +132,14 @@ fn parse(line: &str) -> Option<((&str, usize, u64), Note)> {
     Some(((name, round.parse().ok()?, requests.parse().ok()?), note))
 }
 
+impl Amount {
+    /// What is uncertain about all figures.
+    fn doubt(&self) -> Option<String> {
+        let requests = self.requests[1] - self.requests[0];
+        (self.rounds == 1).then(|| format!("all of it: one round, and {requests} requests of difference"))
+    }
+}
+
 /// What is uncertain about the figures of a stack.
 pub fn doubts(stack: &Stack, figures: &Figures) -> Vec<String> {
     let mut doubts = Vec::new();
@@ -235,8 +243,8 @@ pub fn json(kernel: &str, amount: &Amount, all: &BTreeMap<&'static str, Figures>
         })
         .collect();
     vm.insert("stacks".to_owned(), stacks.into());
-    let doubts: Vec<String> =
-        STACKS.iter().filter_map(|stack| Some(doubts(stack, all.get(stack.name)?))).flatten().collect();
+    let of_stacks = STACKS.iter().filter_map(|stack| Some(doubts(stack, all.get(stack.name)?))).flatten();
+    let doubts: Vec<String> = amount.doubt().into_iter().chain(of_stacks).collect();
     vm.insert("doubts".to_owned(), doubts.into());
     json!({ "vm": vm })
 }
@@ -275,7 +283,7 @@ pub fn table(figures: &Value) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::script::QUICK;
+    use super::super::script::{QUICK, WHOLE};
     use super::*;
 
     fn stack(name: &str) -> &'static Stack {
@@ -352,5 +360,12 @@ mod tests {
         let said = doubts(stack("cbd_ublk"), &figures);
         assert_eq!(said.len(), 2, "{said:?}");
         assert!(said[0].contains("write_32") && said[1].contains("read_1"));
+        // Of one round it is not known how far others would be apart.
+        let quick = &json("7", &QUICK, &[("cbd_ublk", figures.clone())].into())["vm"]["doubts"];
+        assert_eq!(quick[0], "all of it: one round, and 1000 requests of difference");
+        assert_eq!(
+            json("7", &WHOLE, &[("cbd_ublk", figures)].into())["vm"]["doubts"].as_array().map(Vec::len),
+            Some(2)
+        );
     }
 }
