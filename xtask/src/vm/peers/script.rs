@@ -191,6 +191,75 @@ fn runs<'a>(
 mod tests {
     use super::super::stacks::STACKS;
     use super::*;
+    use std::process::Command;
+
+    /// What a script calls behind its functions, in its order, each with its size.
+    fn calls(stack: &Stack, rounds: usize) -> Vec<String> {
+        let script = of(stack, &Amount { rounds, ..QUICK }, "/engine");
+        let (_, calls) = script.split_once("\n    make\n").expect("it makes its stack");
+        let mut stubs = String::new();
+        for name in ["rest", "work", "load", "samples"] {
+            let _ = writeln!(stubs, "{name}() {{ echo \"{name} $*\"; }}");
+        }
+        let said = Command::new("sh").args(["-euc", &(stubs + calls)]).output().expect("a shell");
+        assert!(said.status.success(), "{}: {}", stack.name, String::from_utf8_lossy(&said.stderr));
+        let text = String::from_utf8_lossy(&said.stdout).into_owned();
+        let call = |line: &str| {
+            let mut words = line.split_whitespace();
+            let name = words.next().unwrap_or_default();
+            let size = words.find(|word| word.starts_with("--size=")).unwrap_or_default();
+            format!("{name} {}", size.trim_start_matches("--size=")).trim_end().to_owned()
+        };
+        text.lines().map(call).collect()
+    }
+
+    /// Each round finds a cache that has brought all that is dirty to the disk and rests; a full one works, and is filled once.
+    #[test]
+    fn a_cache_catches_up_between_rounds_and_rests_in_them() {
+        for stack in &STACKS {
+            let called = calls(stack, 3);
+            let wanted: &[&str] = if stack.is_cache {
+                &[
+                    "load 1G",
+                    "rest",
+                    "load 32M",
+                    "load 32M",
+                    "samples 32M",
+                    "work",
+                    "rest",
+                    "samples 32M",
+                    "work",
+                    "rest",
+                    "samples 32M",
+                    "work",
+                    "load 1G",
+                    "samples 1G",
+                    "samples 1G",
+                    "samples 1G",
+                ]
+            } else {
+                &["load 32M", "load 32M", "samples 32M", "samples 32M", "samples 32M"]
+            };
+            assert_eq!(called, wanted, "{}", stack.name);
+        }
+    }
+
+    /// What waits for a cache to be clean goes on as soon as it is, and not before.
+    #[test]
+    fn waiting_ends_when_a_command_says_yes() {
+        let (_, wait) = BEGIN.split_once("    wait_until() {").expect("a function");
+        let (wait, _) = wait.split_once("\n    }\n").expect("its end");
+        let script = format!(
+            "wait_until() {{{wait}\n}}
+            sleep() {{ rounds=$((rounds + 1)); }}
+            is_clean() {{ [ $rounds = 3 ]; }}
+            rounds=0
+            wait_until is_clean
+            echo $rounds"
+        );
+        let said = Command::new("sh").args(["-euc", &script]).output().expect("a shell");
+        assert_eq!(String::from_utf8_lossy(&said.stdout), "3\n", "{said:?}");
+    }
 
     #[test]
     fn each_job_is_run_twice_a_round_with_different_numbers_of_requests() {
