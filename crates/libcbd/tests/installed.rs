@@ -126,3 +126,36 @@ fn fio_writes_and_verifies_through_its_engine_with_threads_and_depth() {
     assert!(!processes.status.success());
     assert!(String::from_utf8_lossy(&processes.stderr).contains("set thread=1"), "{processes:?}");
 }
+
+/// What fio calls a synchronous write is a forced one here: each ends an epoch, which plain ones do not.
+#[test]
+fn fio_forces_the_writes_that_it_is_told_to_synchronize_and_no_others() {
+    const WRITES: u64 = 300;
+    if !wanted("fio's engine") {
+        return;
+    }
+    let place = Place::new();
+    let prefix = place.path("prefix");
+    install(&prefix, &["--fio"]);
+    let (region, device) = place.cached(12 << 20);
+    drop((device, region));
+    let epoch = || {
+        let region = place.open();
+        let device = region.attach(place.disk(), &cbd::DeviceOptions::default()).unwrap();
+        device.status().expect("a cache").epoch.0
+    };
+    let mut before = epoch();
+    for (sync, forced) in [("none", false), ("dsync", true), ("sync", true), ("0", false), ("1", true)] {
+        let mut fio = within(300, "fio");
+        fio.args(["--name=job", "--thread=1", "--rw=randwrite", "--bs=4k", "--size=4M", "--iodepth=8"]);
+        fio.arg(format!("--ioengine=external:{}", prefix.join("lib/libfio_cbd.so").display()));
+        fio.arg(format!("--region={}", place.region_path().display()));
+        fio.arg(format!("--filename={}", place.disk().display()));
+        fio.args([format!("--number_ios={WRITES}"), format!("--sync={sync}")]);
+        run(fio.current_dir(place.path(".")));
+        let now = epoch();
+        assert_eq!(now - before >= WRITES, forced, "sync={sync}: {} epochs", now - before);
+        assert!(forced || now - before < WRITES / 10, "sync={sync}: {} epochs", now - before);
+        before = now;
+    }
+}
