@@ -9,6 +9,7 @@
 mod backend;
 mod blkdev;
 mod drain;
+mod looks;
 mod retry;
 mod start;
 mod status;
@@ -32,8 +33,8 @@ use cbd_engine::Environment;
 use cbd_runtime::ProcessEnvironment;
 use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, Result};
 use cbd_ublk::Tag;
+use looks::Looks;
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use retry::Looks;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,30 +1,22 @@
 //! Regions and backends that are not up are tried again: a device may come later than the daemon.
 //!
 //! Always true here: what stands at the path is looked at every second, and tried when it is another thing than the last
-//! time, else on a schedule that becomes slower; one attempt at a time, and none while a stop is under way. A path on a file system that does not
-//! answer holds up nobody but the thread that looks there.
+//! time, else on a schedule that becomes slower; one attempt at a time, and none while a stop is under way.
 
 use super::Manager;
 use super::backend::BackendSlot;
+use super::looks::{LOOK, Looks, Node};
 use super::transport::Running;
 use super::{Fixed, Tables};
 use cbd_types::BackendId;
 use parking_lot::MutexGuard;
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 /// The first attempt comes after this time, each further one after twice the time, up to the limit.
 const FIRST: Duration = Duration::from_secs(2);
 const LIMIT: Duration = Duration::from_secs(60);
-
-/// How long a look at a path is waited for; one that takes longer counts when it is over.
-const LOOK: Duration = Duration::from_millis(200);
-
-/// What stands at a path: device, inode, and of a device its number.
-type Node = Option<(u64, u64, u64)>;
 
 /// When a backend is tried again.
 #[derive(Debug)]
@@ -57,66 +49,6 @@ impl Retry {
     }
 }
 
-fn node(path: &str) -> Node {
-    let found = std::fs::metadata(path).ok()?;
-    Some((found.dev(), found.ino(), found.rdev()))
-}
-
-/// Looks at paths, each in a thread of its own, of which a path has one at most.
-pub(super) struct Looks {
-    look: fn(&str) -> Node,
-    under_way: BTreeSet<String>,
-    tell: Sender<(String, Node)>,
-    told: Receiver<(String, Node)>,
-}
-
-impl Default for Looks {
-    fn default() -> Self {
-        Self::by(node)
-    }
-}
-
-impl Looks {
-    fn by(look: fn(&str) -> Node) -> Self {
-        let (tell, told) = channel();
-        Self { look, under_way: BTreeSet::new(), tell, told }
-    }
-
-    /// What stands at these paths, as far as the system says so in time.
-    fn at(&mut self, paths: BTreeSet<String>) -> BTreeMap<String, Node> {
-        let begun: Vec<String> = paths.into_iter().filter(|path| self.begin(path)).collect();
-        let (end, mut seen) = (Instant::now() + LOOK, BTreeMap::new());
-        // Not for those that have not answered before.
-        while begun.iter().any(|path| self.under_way.contains(path))
-            && let Ok((path, node)) = self.told.recv_timeout(end.saturating_duration_since(Instant::now()))
-        {
-            self.under_way.remove(&path);
-            seen.insert(path, node);
-        }
-        for path in begun.iter().filter(|path| self.under_way.contains(*path)) {
-            tracing::warn!("{path} does not say what stands there: it is not tried until it does");
-        }
-        while let Ok((path, node)) = self.told.try_recv() {
-            self.under_way.remove(&path);
-            seen.insert(path, node);
-        }
-        seen
-    }
-
-    /// Whether a look at the path was begun: one that is under way is enough.
-    fn begin(&mut self, path: &str) -> bool {
-        let (look, tell, of) = (self.look, self.tell.clone(), path.to_owned());
-        let work = move || {
-            let node = look(&of);
-            // Where nobody wants to know any more the daemon ends.
-            let _ = tell.send((of, node));
-        };
-        let begins = !self.under_way.contains(path)
-            && std::thread::Builder::new().name("cbd-look".to_owned()).spawn(work).is_ok();
-        begins && self.under_way.insert(path.to_owned())
-    }
-}
-
 impl Manager {
     /// Tries what is not up and is due. Commands go first: where one runs, it is tried a second later.
     pub(super) fn retry_what_is_down(&self, looks: &mut Looks) {
@@ -124,7 +56,7 @@ impl Manager {
             Some(tables) => paths_of_what_is_down(&tables),
             None => return,
         };
-        let seen = looks.at(paths);
+        let seen = looks.at(paths, LOOK);
         let Some(mut tables) = self.tables_to_retry() else { return };
         let mut has_come = false;
         for slot in tables.values_mut().filter(|slot| slot.running.is_err()) {
@@ -225,32 +157,6 @@ impl Running {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::AtomicU32;
-
-    #[test]
-    fn a_path_that_does_not_answer_is_looked_at_once_and_counts_when_it_does() {
-        static SILENT: parking_lot::RwLock<()> = parking_lot::RwLock::new(());
-        static ASKED: AtomicU32 = AtomicU32::new(0);
-        let mut looks = Looks::by(|path| {
-            let _answers = (path == "silent").then(|| {
-                ASKED.fetch_add(1, Ordering::SeqCst);
-                SILENT.read()
-            });
-            Some((1, path.len() as u64, 0))
-        });
-        let both = || BTreeSet::from(["silent".to_owned(), "b".to_owned()]);
-        let of = |seen: &BTreeMap<String, Node>| seen.keys().cloned().collect::<Vec<_>>();
-        let silence = SILENT.write();
-        for _ in 0..3 {
-            assert_eq!(of(&looks.at(both())), ["b"]);
-        }
-        assert_eq!(ASKED.load(Ordering::SeqCst), 1);
-        drop(silence);
-        let end = Instant::now() + Duration::from_secs(10);
-        while !looks.at(both()).contains_key("silent") {
-            assert!(Instant::now() < end, "{:?}", looks.under_way);
-        }
-    }
 
     #[test]
     fn what_is_new_at_the_path_is_tried_at_once_and_anything_else_when_it_is_due() {

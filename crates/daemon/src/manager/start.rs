@@ -5,6 +5,7 @@
 
 use super::Manager;
 use super::backend::{BackendSlot, unknown};
+use super::looks::answering;
 use super::transport::{Running, absolute, running, running_mut, same_file};
 use super::{Fixed, Tables};
 use crate::api::{self, BackendStarted, StartBackend};
@@ -13,6 +14,7 @@ use cbd_engine::{BackendEntry, Settings};
 use cbd_runtime::disk::default_handlers;
 use cbd_runtime::{Asked, Disk, NewBackend};
 use cbd_types::{BackendId, Context, Error, ErrorKind, Result};
+use std::collections::BTreeSet;
 use std::path::Path;
 
 /// What a path leads to.
@@ -23,8 +25,15 @@ enum Place {
     New(Disk),
 }
 
-/// Looks at the disk at `path` and for it on all transports.
-fn find(tables: &Tables, transport: u32, path: &str) -> Result<Place> {
+/// Where the disks are that are served.
+fn served(tables: &Tables) -> impl Iterator<Item = &String> {
+    let up = tables.values().filter_map(|slot| slot.running.as_ref().ok());
+    let backends = up.flat_map(|running| running.backends.values());
+    backends.filter(|slot| slot.run.is_some()).map(|slot| &slot.path)
+}
+
+/// Looks at the disk at `path` and for it on all transports; `others` are the paths that can be looked at.
+fn find(tables: &Tables, transport: u32, path: &str, others: &BTreeSet<String>) -> Result<Place> {
     let known = |backend: BackendId, on: u32, more: &str| {
         Error::new(
             ErrorKind::AlreadyExists,
@@ -33,7 +42,8 @@ fn find(tables: &Tables, transport: u32, path: &str) -> Result<Place> {
     };
     let up = tables.iter().filter_map(|(&id, slot)| Some((id, slot.running.as_ref().ok()?)));
     for (id, running) in up.clone() {
-        let serves = |slot: &BackendSlot| slot.run.is_some() && same_file(&slot.path, path);
+        let is_it = |known: &String| known == path || others.contains(known) && same_file(known, path);
+        let serves = |slot: &BackendSlot| slot.run.is_some() && is_it(&slot.path);
         if let Some((&backend, _)) = running.backends.iter().find(|(_, slot)| serves(slot)) {
             return Err(known(backend, id, ""));
         }
@@ -114,10 +124,13 @@ impl Manager {
     pub(super) fn backend_start(&self, transport: u32, request: &StartBackend) -> Result<BackendStarted> {
         absolute(&request.path, "a backing device")?;
         let wanted = Wanted::of(request, &self.fixed)?;
+        // Before the lock: nobody is to wait for a file system with us.
+        let others = served(&*self.tables()?).cloned().collect();
+        let others = answering(&request.path, others)?;
         let mut tables = self.tables()?;
         running(&tables, transport)?;
         self.fixed.guard.check(Path::new(&request.path), "a backing device")?;
-        let place = find(&tables, transport, &request.path)?;
+        let place = find(&tables, transport, &request.path, &others)?;
         let running = running_mut(&mut tables, transport)?;
         match place {
             Place::Down(id) => self.backend_resume(running, transport, id, request, &wanted),

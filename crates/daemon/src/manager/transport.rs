@@ -1,6 +1,7 @@
 //! Transports: registering on a region, coming back to it, leaving it.
 
 use super::backend::BackendSlot;
+use super::looks::answering;
 use super::retry::Retry;
 use super::{Fixed, Manager, Tables};
 use crate::api::{HostInfo, RegisterTransport, TransportInfo, TransportRegistered};
@@ -302,8 +303,12 @@ impl Manager {
         if !request.format && (request.force || request.segment_size.is_some()) {
             return Err(Error::new(ErrorKind::InvalidArgument, "force and segment-size go with format only"));
         }
+        // Before the lock: nobody is to wait for a file system with us.
+        let others = self.tables()?.values().map(|slot| slot.entry.path.clone()).collect();
+        let others = answering(path, others)?;
         let mut tables = self.tables()?;
-        let known = tables.values().find(|slot| same_file(&slot.entry.path, path));
+        let is_it = |known: &String| known == path || others.contains(known) && same_file(known, path);
+        let known = tables.values().find(|slot| is_it(&slot.entry.path));
         if let Some(slot) = known.filter(|slot| slot.running.is_ok()) {
             return Err(Error::new(
                 ErrorKind::AlreadyExists,

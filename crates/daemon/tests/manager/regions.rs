@@ -80,15 +80,23 @@ fn a_region_on_a_file_system_that_does_not_answer_holds_up_nobody() {
     let daemon = place.daemon();
     let silent = Silent::over(&folder);
     silent.is_asked();
+    let beside = RegisterTransport { path: place.text("beside"), ..place.region(32 * MIB) };
+    let below = RegisterTransport { path: place.text("far/other"), ..place.region(32 * MIB) };
+    let disk = place.backend(&place.text("far/disk"));
     let (tell, told) = channel();
     let asking = std::thread::spawn(move || {
+        tell.send(daemon.transports().unwrap().len()).unwrap();
+        // Neither what is beside it nor what is on it keeps anybody waiting.
+        assert_eq!(daemon.register_transport(&beside).unwrap().transport_id, 1);
+        refused(daemon.register_transport(&below), ErrorKind::TimedOut, "far/other is on a file system");
+        refused(daemon.start_backend(1, &disk), ErrorKind::TimedOut, "far/disk is on a file system");
         tell.send(daemon.transports().unwrap().len()).unwrap();
         drop(daemon);
         tell.send(0).unwrap();
     });
-    let said = [(); 2].map(|()| told.recv_timeout(Duration::from_secs(10)));
+    let said = [(); 3].map(|()| told.recv_timeout(Duration::from_secs(30)));
     drop(silent);
-    assert_eq!(said, [Ok(1), Ok(0)], "what there is, and the end");
+    assert_eq!(said, [Ok(1), Ok(2), Ok(0)], "what there is, also after commands, and the end");
     asking.join().unwrap();
 }
 

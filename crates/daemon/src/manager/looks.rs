@@ -1,0 +1,126 @@
+//! Looks at what stands at paths.
+//!
+//! Always true here: a path on a file system that does not answer holds up nobody but the thread that looks there.
+//!
+//! Left to others: whoever opens what stands there; it is to have answered before.
+
+use cbd_types::{Error, ErrorKind, Result};
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::MetadataExt;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+/// How long a look is waited for that nobody has asked for; one that takes longer counts when it is over.
+pub const LOOK: Duration = Duration::from_millis(200);
+/// How long a look is waited for that a command needs.
+const COMMAND: Duration = Duration::from_secs(3);
+
+/// What stands at a path: device, inode, and of a device its number.
+pub type Node = Option<(u64, u64, u64)>;
+
+fn node(path: &str) -> Node {
+    let found = std::fs::metadata(path).ok()?;
+    Some((found.dev(), found.ino(), found.rdev()))
+}
+
+/// Looks at paths, each in a thread of its own, of which a path has one at most.
+pub struct Looks {
+    look: fn(&str) -> Node,
+    under_way: BTreeSet<String>,
+    tell: Sender<(String, Node)>,
+    told: Receiver<(String, Node)>,
+}
+
+impl Default for Looks {
+    fn default() -> Self {
+        Self::by(node)
+    }
+}
+
+impl Looks {
+    fn by(look: fn(&str) -> Node) -> Self {
+        let (tell, told) = channel();
+        Self { look, under_way: BTreeSet::new(), tell, told }
+    }
+
+    /// What stands at these paths, as far as the system says so in time.
+    pub fn at(&mut self, paths: BTreeSet<String>, patience: Duration) -> BTreeMap<String, Node> {
+        let begun: Vec<String> = paths.into_iter().filter(|path| self.begin(path)).collect();
+        let (end, mut seen) = (Instant::now() + patience, BTreeMap::new());
+        // Not for those that have not answered before.
+        while begun.iter().any(|path| self.under_way.contains(path))
+            && let Ok((path, node)) = self.told.recv_timeout(end.saturating_duration_since(Instant::now()))
+        {
+            self.under_way.remove(&path);
+            seen.insert(path, node);
+        }
+        for path in begun.iter().filter(|path| self.under_way.contains(*path)) {
+            tracing::warn!("{path} does not say what stands there: it is left alone until it does");
+        }
+        while let Ok((path, node)) = self.told.try_recv() {
+            self.under_way.remove(&path);
+            seen.insert(path, node);
+        }
+        seen
+    }
+
+    /// Whether a look at the path was begun: one that is under way is enough.
+    fn begin(&mut self, path: &str) -> bool {
+        let (look, tell, of) = (self.look, self.tell.clone(), path.to_owned());
+        let work = move || {
+            let node = look(&of);
+            // Where nobody wants to know any more the daemon ends.
+            let _ = tell.send((of, node));
+        };
+        let begins = !self.under_way.contains(path)
+            && std::thread::Builder::new().name("cbd-look".to_owned()).spawn(work).is_ok();
+        begins && self.under_way.insert(path.to_owned())
+    }
+}
+
+/// Which of `others` answer, where `path` does; nothing need stand there.
+///
+/// # Errors
+/// [`ErrorKind::TimedOut`] where `path` does not.
+pub fn answering(path: &str, mut others: BTreeSet<String>) -> Result<BTreeSet<String>> {
+    others.insert(path.to_owned());
+    let seen: BTreeSet<String> = Looks::default().at(others, COMMAND).into_keys().collect();
+    if seen.contains(path) {
+        return Ok(seen);
+    }
+    let text = format!(
+        "{path} is on a file system that does not say what stands there; put that right, and try again"
+    );
+    Err(Error::new(ErrorKind::TimedOut, text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    #[test]
+    fn a_path_that_does_not_answer_is_looked_at_once_and_counts_when_it_does() {
+        static SILENT: parking_lot::RwLock<()> = parking_lot::RwLock::new(());
+        static ASKED: AtomicU32 = AtomicU32::new(0);
+        let mut looks = Looks::by(|path| {
+            let _answers = (path == "silent").then(|| {
+                ASKED.fetch_add(1, Ordering::SeqCst);
+                SILENT.read()
+            });
+            Some((1, path.len() as u64, 0))
+        });
+        let both = || BTreeSet::from(["silent".to_owned(), "b".to_owned()]);
+        let of = |seen: &BTreeMap<String, Node>| seen.keys().cloned().collect::<Vec<_>>();
+        let silence = SILENT.write();
+        for _ in 0..3 {
+            assert_eq!(of(&looks.at(both(), LOOK)), ["b"]);
+        }
+        assert_eq!(ASKED.load(Ordering::SeqCst), 1);
+        drop(silence);
+        let end = Instant::now() + Duration::from_secs(10);
+        while !looks.at(both(), LOOK).contains_key("silent") {
+            assert!(Instant::now() < end, "{:?}", looks.under_way);
+        }
+    }
+}
