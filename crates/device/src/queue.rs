@@ -117,10 +117,23 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         cache.write_together(&writes[..requests.len()], &self.waker, |number, result| {
             results[number] = Some(result);
         });
+        let is_forced = |(request, result): &(&Request, &Option<Result<Admission>>)| {
+            request.fua && matches!(result, Some(Ok(Admission::Done(_))))
+        };
+        let mut ranges = [ByteRange { start: 0, end: 0 }; TOGETHER];
+        let mut count = 0;
+        for (request, _) in requests.iter().zip(&results).filter(is_forced) {
+            ranges[count] = request.range;
+            count += 1;
+        }
+        let forced = if count == 0 { Ok(()) } else { cache.force_unit_access(&ranges[..count]) };
         for (request, result) in requests.drain(..).zip(results) {
             match result {
                 Some(Ok(Admission::Done(_))) => {
-                    let forced = if request.fua { cache.force_unit_access(request.range) } else { Ok(()) };
+                    let forced = match &forced {
+                        Err(error) if request.fua => Err(Error::new(error.kind(), error.line())),
+                        _ => Ok(()),
+                    };
                     complete(request, forced, done);
                 }
                 Some(Err(error)) => complete(request, Err(error), done),
@@ -474,7 +487,7 @@ fn advance<E: Environment>(
         }
         Progress::Reading | Progress::Forcing => {}
     }
-    Some(if change.fua { cache.force_unit_access(range) } else { Ok(()) })
+    Some(if change.fua { cache.force_unit_access(&[range]) } else { Ok(()) })
 }
 
 fn complete(request: Request, result: Result<()>, done: &mut Vec<Completion>) {

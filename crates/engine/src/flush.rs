@@ -91,11 +91,12 @@ impl<E: Environment> Cache<E> {
         pass.ended_ms = self.environment().monotonic_ms();
     }
 
-    /// What FUA adds when the last piece of its write has committed: the epoch ends, and the write's own lanes are marked.
+    /// What FUA adds when the last pieces of its writes have committed: the epoch ends, and the writes' own lanes are marked, by one
+    /// fence for all of them.
     ///
     /// # Errors
     /// When the cache was stopped.
-    pub fn force_unit_access(&self, range: ByteRange) -> Result<()> {
+    pub fn force_unit_access(&self, ranges: &[ByteRange]) -> Result<()> {
         self.check_running()?;
         self.epoch.fetch_add(u64::from(Safeguard::FuaEpoch.is_kept()), Ordering::SeqCst);
         let mut pass = self.pass.lock();
@@ -114,17 +115,30 @@ impl<E: Environment> Cache<E> {
             if !Safeguard::FuaMark.is_kept() {
                 return;
             }
-            let token = self.store_mark(&mut pass, id.index(), last, epoch);
-            stored = core::mem::replace(&mut stored, self.region().nothing_in_flight()).and(token);
+            stored.join(self.store_mark(&mut pass, id.index(), last, epoch));
         };
-        let first = self.identity.lanes.lane_of(range.start);
-        if range.end - range.start <= cbd_types::CHUNK - range.start % cbd_types::CHUNK {
-            mark(first);
-        } else {
-            self.identity.lanes.touched_by(range, 0).for_each(mark);
+        for (number, range) in ranges.iter().enumerate() {
+            // A mark that is not fenced is not followed by another of its lane, which would go over the last one that is durable.
+            let is_marked = |lane: LaneId| {
+                Safeguard::FuaMarkOnce.is_kept()
+                    && ranges[..number].iter().any(|earlier| self.touches(*earlier, lane))
+            };
+            let first = self.identity.lanes.lane_of(range.start);
+            if range.end - range.start <= cbd_types::CHUNK - range.start % cbd_types::CHUNK {
+                if !is_marked(first) {
+                    mark(first);
+                }
+            } else {
+                let touched = self.identity.lanes.touched_by(*range, 0);
+                touched.filter(|lane| !is_marked(*lane)).for_each(&mut mark);
+            }
         }
         self.region().fence(Safeguard::FuaFence, stored);
         self.region().check_stores(Safeguard::FuaStoreCheck)
+    }
+
+    fn touches(&self, range: ByteRange, lane: LaneId) -> bool {
+        self.identity.lanes.of_lane(lane, range).next().is_some()
     }
 
     fn store_mark(&self, pass: &mut Pass, lane: usize, last: u64, epoch: u64) -> cbd_types::InFlight {

@@ -232,7 +232,7 @@ fn a_write_whose_record_was_not_stored_costs_nothing_else() {
         assert_eq!(small.cache.write(range, &[9; 512], Waker::noop()).unwrap_err().kind(), ErrorKind::Media);
         assert_eq!(small.cache.flush().unwrap_err().kind(), ErrorKind::Media);
     }
-    assert!(small.cache.force_unit_access(ByteRange::at(0, BLOCK)).is_err());
+    assert!(small.cache.force_unit_access(&[ByteRange::at(0, BLOCK)]).is_err());
     small.cache.stop();
     let small = small.restart();
     assert_eq!(small.cache.status().damaged, [], "nothing that was acknowledged is gone");
@@ -343,7 +343,7 @@ fn a_forced_write_whose_mark_was_not_stored_is_not_acknowledged() {
     small.write(0, 7).unwrap();
     // The cache's state is in its first segment.
     small.memory.fail(ByteRange::at(small.transport.info().layout.segment_area, SEGMENT));
-    let forced = small.cache.force_unit_access(ByteRange::at(0, BLOCK));
+    let forced = small.cache.force_unit_access(&[ByteRange::at(0, BLOCK)]);
     assert_eq!(forced.unwrap_err().kind(), ErrorKind::Media);
 }
 

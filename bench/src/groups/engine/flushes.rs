@@ -42,7 +42,7 @@ fn with_flush(pair: &mut Pair, only_own_lanes: bool) -> Result<Comparison> {
                         return Err(rig::no_space());
                     }
                     if only_own_lanes {
-                        cache.force_unit_access(ByteRange::at(place, 4096))?;
+                        cache.force_unit_access(&[ByteRange::at(place, 4096)])?;
                     } else {
                         cache.flush()?;
                     }

@@ -88,3 +88,38 @@ fn a_flush_waits_for_writes_that_are_being_stored() {
         assert!(waits >= 3, "{waits} moments at which it waits");
     }
 }
+
+/// Of two forced writes to one lane one mark is stored, whoever writes there meanwhile: a second one would go over the last that is
+/// durable while the first is not.
+#[test]
+fn a_lane_is_marked_once_behind_a_fence() {
+    let mut moments = 0;
+    for moment in 1..MOMENTS_MAX {
+        let rig = Rig::new(2);
+        for chunk in [0, 1] {
+            rig.write(chunk * CHUNK, 1);
+            rig.write(chunk * CHUNK + BLOCK, 1);
+        }
+        let (cache, memory) = (Arc::clone(&rig.cache), rig.memory.clone());
+        let by_others = Rc::new(Cell::new(0));
+        let noted = Rc::clone(&by_others);
+        let others = move || {
+            let before = memory.counters().stores;
+            assert!(try_write(&cache, 2 * BLOCK, 2), "there is space");
+            noted.set(memory.counters().stores - before);
+        };
+        let one = ByteRange::at(0, BLOCK);
+        let ranges = [one, ByteRange::at(CHUNK, BLOCK), ByteRange::at(BLOCK, BLOCK)];
+        let before = rig.memory.counters().stores;
+        let (forced, met) = meet(moment, others, || rig.cache.force_unit_access(&ranges));
+        forced.expect("the cache runs");
+        match met {
+            Met::Came => moments += 1,
+            Met::Blocked => continue,
+            Met::Never => break,
+        }
+        let stored = rig.memory.counters().stores - before - by_others.get();
+        assert_eq!(stored, 2, "moment {moment}: marks of two lanes");
+    }
+    assert!(moments >= 4, "{moments} moments are too few to come between");
+}

@@ -316,6 +316,9 @@ safeguards! {
     FuaEpoch = "fua.epoch",
     /// A forced write marks its lanes.
     FuaMark = "fua.mark",
+    /// Of forced writes that share a fence each lane is marked once: a second mark would go over the last durable one while the first
+    /// is not durable yet.
+    FuaMarkOnce = "fua.mark.once",
     /// A forced write's marks are durable when it completes.
     FuaFence = "fua.fence",
     /// A forced write is not acknowledged after a store has failed.
