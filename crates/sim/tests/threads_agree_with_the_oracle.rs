@@ -1,10 +1,11 @@
-//! Real threads over one cache: clients that sleep until they are woken, a maintainer that does too, and a judge who
+//! Real threads over one cache: clients that ask for one thing or for several at once and sleep until they are woken, a maintainer that does too, and a judge who
 //! takes the region away at any moment. Nobody is ever woken by a clock while a client waits.
 
 use cbd_device::{Device, Queue};
 use cbd_engine::{BackendSpec, Cache, Consistency, FormatOptions, Maintainer, Settings, Step, Transport};
 use cbd_sim::{
-    Content, CrashMemory, Oracle, Seeded, SimDisk, SimEnvironment, SimQueue, Watchdog, from_environment,
+    Content, CrashMemory, OpenChange, Oracle, Seeded, SimDisk, SimEnvironment, SimQueue, Watchdog, Wish,
+    from_environment,
 };
 use cbd_types::{AlignedBuffer, ByteRange, Completion, ErrorKind, Operation, Pmem, Region, Request};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -46,6 +47,34 @@ impl Bell {
         }
         self.rung.swap(false, Ordering::SeqCst)
     }
+}
+
+/// What a client has of its own.
+struct ClientQueue {
+    queue: Queue<SimEnvironment, SimQueue>,
+    disk_queue: u64,
+    bell: Arc<Bell>,
+}
+
+/// Something in `share`, mostly small.
+fn wish(random: &mut Seeded, share: u64) -> Wish {
+    let operation = match random.below(20) {
+        0..10 => Operation::Write,
+        10..15 => Operation::Read,
+        15..18 => Operation::Flush,
+        18 => Operation::WriteZeroes,
+        _ => Operation::Discard,
+    };
+    let sectors = SHARE / 512;
+    let first = random.below(sectors);
+    let count = random.between(1, sectors - first);
+    let count = if random.chance(700) { count.min(8) } else { count };
+    let range = match operation {
+        Operation::Flush => ByteRange::at(0, 0),
+        _ => ByteRange::at(share * SHARE + first * 512, count * 512),
+    };
+    let fua = random.chance(50) && !matches!(operation, Operation::Read | Operation::Flush);
+    Wish { operation, range, fua }
 }
 
 struct Scene {
@@ -105,43 +134,59 @@ impl Scene {
         self.oracle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A request, from its submission until it has completed.
-    fn ask(
-        &self,
-        queue: &mut Queue<SimEnvironment, SimQueue>,
-        disk_queue: u64,
-        bell: &Bell,
-        operation: Operation,
-        range: ByteRange,
-        fua: bool,
-    ) {
-        let (buffer, change, submitted) = {
-            let mut oracle = self.oracle();
-            let (buffer, change) = match operation {
-                Operation::Write => {
-                    let content = oracle.fresh_content();
-                    let payload = AlignedBuffer::from_slice(&oracle.payload(range, content));
-                    (payload, Some(oracle.submit(range, content)))
-                }
-                Operation::Discard | Operation::WriteZeroes => {
-                    (AlignedBuffer::default(), Some(oracle.submit(range, Content::ZEROES)))
-                }
-                Operation::Read => (AlignedBuffer::zeroed(range.len() as usize), None),
-                Operation::Flush => (AlignedBuffer::default(), None),
-            };
-            (buffer, change, oracle.now())
-        };
+    /// Requests that come at once, from their submission until all have completed.
+    fn ask(&self, queue: &mut ClientQueue, wishes: &[Wish]) {
+        let mut asked = Vec::new();
         let mut done: Vec<Completion> = Vec::new();
-        queue.submit(Request { id: 1, operation, range, fua, buffer }, &mut done);
-        while done.is_empty() {
-            if self.disk.in_flight_of(disk_queue) > 0 {
+        for &Wish { operation, range, fua } in wishes {
+            let (buffer, change, submitted) = {
+                let mut oracle = self.oracle();
+                let (buffer, change) = match operation {
+                    Operation::Write => {
+                        let content = oracle.fresh_content();
+                        let payload = AlignedBuffer::from_slice(&oracle.payload(range, content));
+                        (payload, Some(oracle.submit(range, content)))
+                    }
+                    Operation::Discard | Operation::WriteZeroes => {
+                        (AlignedBuffer::default(), Some(oracle.submit(range, Content::ZEROES)))
+                    }
+                    Operation::Read => (AlignedBuffer::zeroed(range.len() as usize), None),
+                    Operation::Flush => (AlignedBuffer::default(), None),
+                };
+                (buffer, change, oracle.now())
+            };
+            let id = asked.len() as u64;
+            asked.push((change, submitted));
+            queue.queue.submit_plugged(Request { id, operation, range, fua, buffer }, &mut done);
+        }
+        queue.queue.unplug(&mut done);
+        let mut ended = 0;
+        loop {
+            for completion in done.drain(..) {
+                let number = completion.id as usize;
+                let (change, submitted) = &mut asked[number];
+                self.answered(&wishes[number], change.take(), *submitted, completion);
+                ended += 1;
+            }
+            if ended == wishes.len() {
+                return;
+            }
+            if self.disk.in_flight_of(queue.disk_queue) > 0 {
                 thread::yield_now();
             } else {
-                assert!(bell.wait(Duration::from_secs(20)), "seed {}: a client is never woken", self.seed);
+                assert!(
+                    queue.bell.wait(Duration::from_secs(20)),
+                    "seed {}: a client is never woken",
+                    self.seed
+                );
             }
-            queue.poll(&mut done);
+            queue.queue.poll(&mut done);
         }
-        let Some(Completion { result, buffer, .. }) = done.pop() else { return };
+    }
+
+    fn answered(&self, wish: &Wish, change: Option<OpenChange>, submitted: u64, completion: Completion) {
+        let &Wish { operation, range, fua } = wish;
+        let Completion { result, buffer, .. } = completion;
         if let Err(error) = result {
             let is_damage = matches!(error.kind(), ErrorKind::Media | ErrorKind::Damaged);
             let may_fail = self.is_damaged && is_damage && operation == Operation::Read;
@@ -165,32 +210,28 @@ impl Scene {
         let bell = Bell::of_this_thread();
         let device = Arc::new(Device::cached(Arc::clone(&self.cache), self.disk.geometry()));
         let disk_queue = self.disk.queue(4);
-        let disk_queue_number = disk_queue.number();
-        let mut queue = Queue::new(device, disk_queue, Waker::from(Arc::clone(&bell)));
-        for _ in 0..requests {
-            let operation = match random.below(20) {
-                0..10 => Operation::Write,
-                10..15 => Operation::Read,
-                15..18 => Operation::Flush,
-                18 => Operation::WriteZeroes,
-                _ => Operation::Discard,
-            };
-            // Changes go to the client's own shares only, reads anywhere.
-            let shares = SIZE / SHARE / CLIENTS;
-            let share = match operation {
-                Operation::Read => random.below(shares * CLIENTS),
-                _ => random.below(shares) * CLIENTS + number,
-            };
-            let sectors = SHARE / 512;
-            let first = random.below(sectors);
-            let count = random.between(1, sectors - first);
-            let count = if random.chance(700) { count.min(8) } else { count };
-            let range = match operation {
-                Operation::Flush => ByteRange::at(0, 0),
-                _ => ByteRange::at(share * SHARE + first * 512, count * 512),
-            };
-            let fua = random.chance(50) && !matches!(operation, Operation::Read | Operation::Flush);
-            self.ask(&mut queue, disk_queue_number, &bell, operation, range, fua);
+        let number_of_disk_queue = disk_queue.number();
+        let queue = Queue::new(device, disk_queue, Waker::from(Arc::clone(&bell)));
+        let mut queue = ClientQueue { queue, disk_queue: number_of_disk_queue, bell };
+        let shares = SIZE / SHARE / CLIENTS;
+        let mut asked = 0;
+        while asked < requests {
+            let first = random.below(shares);
+            let at_once = if random.chance(300) { random.between(2, 12) } else { 1 };
+            // Changes go to the client's own shares only, and no two of them to the same; reads go anywhere.
+            let own = (0..at_once).map(|more| (first + more) % shares * CLIENTS + number);
+            let wishes: Vec<Wish> = own
+                .map(|share| {
+                    let mut wish = wish(&mut random, share);
+                    if wish.operation == Operation::Read {
+                        let elsewhere = random.below(shares * CLIENTS) * SHARE;
+                        wish.range = ByteRange::at(elsewhere + wish.range.start % SHARE, wish.range.len());
+                    }
+                    wish
+                })
+                .collect();
+            self.ask(&mut queue, &wishes);
+            asked += at_once;
         }
         self.working.fetch_sub(1, Ordering::SeqCst);
         self.cache.request_drain();
