@@ -65,7 +65,15 @@ pub fn search_path() -> OsString {
 /// # Errors
 /// The programs that are missing still, and what to do.
 pub fn install() -> Result<(), String> {
-    install_of(&TOOLS)
+    install_of(&TOOLS, |_| true)
+}
+
+/// Installs what is missing of these programs, as far as system tests drive them.
+///
+/// # Errors
+/// The programs that are missing still, and what to do.
+pub fn install_programs(programs: &[&str]) -> Result<(), String> {
+    install_of(&TOOLS, |tool| programs.contains(&tool.program))
 }
 
 /// Installs what is missing to build the fuzzer.
@@ -73,7 +81,7 @@ pub fn install() -> Result<(), String> {
 /// # Errors
 /// The programs that are missing still, and what to do.
 pub fn install_compiler() -> Result<(), String> {
-    install_of(&COMPILER)
+    install_of(&COMPILER, |_| true)
 }
 
 /// Installs what is missing to set the peers up in guests.
@@ -81,11 +89,12 @@ pub fn install_compiler() -> Result<(), String> {
 /// # Errors
 /// The programs that are missing still, and what to do.
 pub fn install_peers() -> Result<(), String> {
-    install_of(&PEERS)
+    install_of(&PEERS, |_| true)
 }
 
-fn install_of(tools: &'static [Tool]) -> Result<(), String> {
-    let missing = missing_of(tools);
+fn install_of(tools: &'static [Tool], is_wanted: impl Fn(&Tool) -> bool) -> Result<(), String> {
+    let missing_now = || missing_of(tools).into_iter().filter(|tool| is_wanted(tool)).collect::<Vec<_>>();
+    let missing = missing_now();
     if missing.is_empty() {
         return Ok(());
     }
@@ -105,7 +114,7 @@ fn install_of(tools: &'static [Tool]) -> Result<(), String> {
             std::thread::sleep(Duration::from_secs(5 * attempt));
         }
     }
-    let missing = missing_of(tools);
+    let missing = missing_now();
     if missing.is_empty() {
         return Ok(());
     }
@@ -174,7 +183,7 @@ mod tests {
         const INSIDE: &str = "XTASK_TEST_INSIDE";
         const MISSING: [Tool; 1] = [Tool { program: "no-such-program-anywhere", package: "none" }];
         if std::env::var_os(INSIDE).is_some() {
-            let error = install_of(&MISSING).expect_err("there is no such package");
+            let error = install_of(&MISSING, |_| true).expect_err("there is no such package");
             return assert!(error.contains("no-such-program-anywhere (none)"), "{error}");
         }
         let folder = tempfile::tempdir().expect("a folder");

@@ -2,6 +2,7 @@
 
 use super::cuts::DEVDAX;
 use super::{Ended, Given, Host, LIMIT, Ran};
+use crate::packages;
 use crate::vm::plan::{Disk, GIB, MIB, Plan, SharedFile, Shipped};
 use crate::vm::programs;
 
@@ -17,6 +18,7 @@ pub const DAEMON: &str = "
 
 /// Programs of this machine, at their places.
 pub fn shipped(names: &[&str]) -> Result<Vec<Shipped>, String> {
+    packages::install_programs(names)?;
     let found = names.iter().map(|name| programs::find(name));
     found.map(|path| path.map(|path| Shipped { from: path.clone(), to: path })).collect()
 }
