@@ -55,12 +55,12 @@ impl Client {
         self.ask(Operation::Flush, ByteRange::at(0, 0), false)
     }
 
-    /// Writes ranges, all submitted at once.
-    pub fn write_at_once(&mut self, ranges: &[ByteRange]) -> Result<()> {
+    /// Writes ranges, all submitted at once, some of them forced.
+    pub fn write_at_once(&mut self, writes: &[(ByteRange, bool)]) -> Result<()> {
         let mut asked = Vec::new();
         let mut done = Vec::new();
-        for range in ranges {
-            let Some((question, request)) = self.question(Operation::Write, *range, false) else { continue };
+        for &(range, fua) in writes {
+            let Some((question, request)) = self.question(Operation::Write, range, fua) else { continue };
             asked.push(question);
             self.queue.submit_plugged(Request { id: asked.len() as u64, ..request }, &mut done);
         }

@@ -37,7 +37,7 @@ pub(super) const STRAGGLER: Scene = Scene {
 
 pub(super) const AT_ONCE: Scene = Scene {
     name: "at-once",
-    about: "writes submitted at once, which hold both lanes until one fence, against others and flushes: nobody waits in a circle, no epoch gets one late",
+    about: "writes submitted at once, some forced, which hold both lanes until one fence, against others and flushes: nobody waits in a circle, no epoch gets one late",
     usual: 1200,
     shape: Shape::TWO_LANES,
     looks: true,
@@ -45,9 +45,10 @@ pub(super) const AT_ONCE: Scene = Scene {
         for number in 0..2 {
             stage.client(move |client, random| {
                 for _ in 0..2 {
-                    // In either order, and now and then two in one lane.
-                    let ranges: [_; 3] = std::array::from_fn(|_| own_block(number, random));
-                    must(client.write_at_once(&ranges));
+                    // In either order, now and then two in one lane, and now and then forced.
+                    let writes: [_; 3] =
+                        std::array::from_fn(|_| (own_block(number, random), random.chance(200)));
+                    must(client.write_at_once(&writes));
                     if random.chance(600) {
                         must(client.flush());
                     }
