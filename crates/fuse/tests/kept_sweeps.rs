@@ -79,3 +79,22 @@ fn a_loop_device_whose_connection_was_ended_from_outside_is_swept_and_one_that_w
         assert_eq!(abort_connections(dir).unwrap(), 0);
     });
 }
+
+/// Whoever reads from a device that waits for its daemon waits with it, and cannot even be killed.
+#[test]
+fn a_device_out_of_sight_that_waits_for_another_daemon_is_not_even_read() {
+    in_sandbox("a_device_out_of_sight_that_waits_for_another_daemon_is_not_even_read", |dir| {
+        let keep = Arc::new(Here::default());
+        let mut export = start_kept(dir, &keep);
+        let state = state_of(&keep);
+        export.leave(SOON).unwrap();
+        drop(export);
+        tool("umount", &["-l", state.mount_dir.to_str().unwrap()]);
+        let other = dir.join("another");
+        std::fs::create_dir(&other).unwrap();
+        assert_eq!(sweep(&other, &other, &[]).unwrap(), Swept::default());
+        assert_eq!(in_flight(&state), 0);
+        *keep.remains.lock().unwrap() = None;
+        assert_eq!(sweep(dir, dir, &[]).unwrap().loops.len(), 1);
+    });
+}

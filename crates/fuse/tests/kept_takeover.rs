@@ -16,6 +16,9 @@ use std::time::Duration;
 use support::kept::*;
 use support::{MIB, Wanted, in_sandbox_by, tool};
 
+/// Requests that wait at a device before somebody comes, of the 128 that there can be in all.
+const WAITING: usize = 16;
+
 /// Not a test of its own: the process that others kill.
 #[test]
 fn process_to_be_killed() {
@@ -145,6 +148,46 @@ fn dirty_pages_of_a_device_that_nobody_has_open_hold_no_killed_process_up() {
         in_time(close);
         assert_eq!(on_disk(dir, HELD_FROM + MIB - 1), 7);
         drop(remains);
+        export.stop(StopMode::WhenUnused, SOON).unwrap();
+    });
+}
+
+/// What the kernel sends again is what any door has taken, not only a predecessor's: asked for too late, what the new process has taken would
+/// come to it twice.
+#[test]
+fn what_waits_for_a_process_comes_to_it_once() {
+    in_sandbox("what_waits_for_a_process_comes_to_it_once", |dir| {
+        let mut remains = {
+            let mut victim = start_victim(dir);
+            let remains = victim.remains(dir);
+            victim.kill();
+            remains
+        };
+        let device = PathBuf::from(format!("/dev/loop{}", remains.state.loop_number));
+        let write = |number: usize| write_block(&device, HELD_FROM + number as u64 * 4096, 3);
+        let mut writes = Vec::new();
+        // Who asks too late may be lucky once.
+        for _ in 0..6 {
+            // Beside what the last one had taken, some that nobody has.
+            (0..WAITING).for_each(|_| writes.push(write(writes.len())));
+            until("the requests", || in_flight(&remains.state) == writes.len() as u64);
+            // It holds them, so that each is in flight as long as it lives.
+            let mut heir = start_heir(dir, &remains);
+            let mut held: Vec<String> = writes.iter().map(|_| heir.said("held")).collect();
+            // One more, for which all that came before it has been taken.
+            writes.push(write(writes.len()));
+            held.push(heir.said("held"));
+            let mut once = held.clone();
+            once.sort();
+            once.dedup();
+            assert_eq!(once.len(), held.len(), "{held:?}");
+            heir.kill();
+        }
+        let keep = Arc::new(Here::default());
+        let mut export =
+            FuseLoop::adopt(&FileDevice::open(dir, false), &kept_options(dir, &keep), &remains).unwrap();
+        writes.into_iter().for_each(|write| in_time(write).unwrap());
+        remains.doors.clear();
         export.stop(StopMode::WhenUnused, SOON).unwrap();
     });
 }
