@@ -208,9 +208,10 @@ type Opened = (Arc<dyn DescriptorStore>, Vec<Entry>);
 fn open_store(wish: Wish<'_>) -> std::result::Result<Opened, String> {
     let variable = |name: &str| std::env::var(name).ok();
     if let Some(notify_socket) = std::env::var_os("NOTIFY_SOCKET") {
-        systemd::is_offered(variable("FDSTORE").as_deref(), variable(systemd::MARK).as_deref())?;
-        let store = SystemdStore::new(&notify_socket).map_err(|error| error.line())?;
-        return Ok((Arc::new(store), systemd::entries(crate::system::handed_over_descriptors())));
+        let room = systemd::room(variable("FDSTORE").as_deref(), variable(systemd::MARK).as_deref())?;
+        let entries = systemd::entries(crate::system::handed_over_descriptors());
+        let store = SystemdStore::new(&notify_socket, room, &entries).map_err(|error| error.line())?;
+        return Ok((Arc::new(store), entries));
     }
     let program = wish.keeper.ok_or("this program has no keeper")?;
     if !crate::system::is_root() {
@@ -240,8 +241,9 @@ struct Place {
 impl Keep for Place {
     fn put(&self, remains: &Remains) -> Result<()> {
         let state = write(self.daemon_id, &remains.state).context(|| "its state".to_owned())?;
-        let mut descriptors: Vec<_> = remains.doors.iter().map(AsFd::as_fd).collect();
-        descriptors.push(state.as_fd());
+        // The state first: should one not be held after all, the others are known.
+        let mut descriptors = vec![state.as_fd()];
+        descriptors.extend(remains.doors.iter().map(AsFd::as_fd));
         self.store.put(&self.name, &descriptors)
     }
 

@@ -1,13 +1,15 @@
 //! systemd's store of descriptors, `sd_notify(3)` and `sd_listen_fds(3)`: what a service puts there its next run finds again.
 //!
 //! Always true here: without a unit that says that its store has room, it is not used, since systemd tells nobody that it dropped what it was
-//! given.
+//! given; for the same reason what is in it is counted, and what does not fit is refused.
 
 use super::passing;
 use super::{DescriptorStore, Entry, NAME_BYTES_MAX, is_name};
 use cbd_types::{Error, ErrorKind, Result};
+use parking_lot::Mutex;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -19,32 +21,40 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// What a unit for a systemd that does not set `FDSTORE` (before version 254) says instead.
 pub const MARK: &str = "CBD_DESCRIPTOR_STORE";
 
+/// The room that a unit has which says so by [`MARK`]: the one in `packaging/` has.
+const ROOM_OF_UNIT: usize = 4096;
+
 /// systemd's store.
 #[derive(Debug)]
 pub struct SystemdStore {
     socket: OwnedFd,
     address: SocketAddrUnix,
+    /// How many descriptors it holds at most.
+    room: usize,
+    /// How many it holds by each name.
+    held: Mutex<BTreeMap<String, usize>>,
 }
 
-/// Whether the environment says that there is a store with room.
+/// How many descriptors the store has room for, as the environment says.
 ///
 /// # Errors
-/// Why not, where systemd has started this process.
-pub fn is_offered(fdstore: Option<&str>, mark: Option<&str>) -> std::result::Result<(), String> {
-    let room = fdstore.and_then(|text| text.parse::<u64>().ok());
-    if room.map_or(mark == Some("systemd"), |room| room > 0) {
-        return Ok(());
+/// Why none, where systemd has started this process.
+pub fn room(fdstore: Option<&str>, mark: Option<&str>) -> std::result::Result<usize, String> {
+    let marked = if mark == Some("systemd") { ROOM_OF_UNIT } else { 0 };
+    let room = fdstore.and_then(|text| text.parse().ok()).unwrap_or(marked);
+    if room > 0 {
+        return Ok(room);
     }
     Err("the unit does not let it: FileDescriptorStoreMax= is missing (see packaging/cbdd.service)"
         .to_owned())
 }
 
 impl SystemdStore {
-    /// The store of the service manager that listens at `notify_socket`.
+    /// The store of the service manager that listens at `notify_socket`, with room for so many descriptors, and what is in it.
     ///
     /// # Errors
     /// When the address is none.
-    pub fn new(notify_socket: &OsStr) -> Result<Self> {
+    pub fn new(notify_socket: &OsStr, room: usize, entries: &[Entry]) -> Result<Self> {
         let failed = |error: rustix::io::Errno| {
             Error::new(ErrorKind::System, format!("NOTIFY_SOCKET cannot be used: {error}"))
         };
@@ -55,7 +65,8 @@ impl SystemdStore {
         let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
             .map_err(failed)?;
         set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE)).map_err(failed)?;
-        Ok(Self { socket, address: address.map_err(failed)? })
+        let held = entries.iter().map(|entry| (entry.name.clone(), entry.descriptors.len())).collect();
+        Ok(Self { socket, address: address.map_err(failed)?, room, held: Mutex::new(held) })
     }
 
     fn tell(&self, text: &str, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
@@ -68,21 +79,42 @@ impl DescriptorStore for SystemdStore {
         if !is_name(name) {
             return Err(Error::new(ErrorKind::InvalidArgument, format!("{name:?} cannot be kept")));
         }
-        self.remove(name);
+        let mut held = self.held.lock();
+        let others: usize = held.iter().filter(|(other, _)| *other != name).map(|(_, count)| count).sum();
+        if others + descriptors.len() > self.room {
+            let text = format!(
+                "the unit's store has room for {} descriptors, others have {others} of them, and {} more are needed: raise \
+                 FileDescriptorStoreMax=",
+                self.room,
+                descriptors.len()
+            );
+            return Err(Error::new(ErrorKind::NoSpace, text));
+        }
+        held.remove(name);
+        self.let_go(name);
         // Not watched: each request of a connection would wake whoever watches it.
         self.tell(&format!("FDSTORE=1\nFDNAME={name}\nFDPOLL=0"), descriptors).map_err(|error| {
             Error::new(ErrorKind::System, format!("systemd does not take the descriptors of {name}: {error}"))
-        })
+        })?;
+        held.insert(name.to_owned(), descriptors.len());
+        Ok(())
     }
 
     fn remove(&self, name: &str) {
-        if let Err(error) = self.tell(&format!("FDSTOREREMOVE=1\nFDNAME={name}"), &[]) {
-            tracing::warn!("systemd does not let go of the descriptors of {name}: {error}");
-        }
+        self.held.lock().remove(name);
+        self.let_go(name);
     }
 
     fn who(&self) -> &'static str {
         "systemd"
+    }
+}
+
+impl SystemdStore {
+    fn let_go(&self, name: &str) {
+        if let Err(error) = self.tell(&format!("FDSTOREREMOVE=1\nFDNAME={name}"), &[]) {
+            tracing::warn!("systemd does not let go of the descriptors of {name}: {error}");
+        }
     }
 }
 
@@ -120,7 +152,7 @@ mod tests {
     fn what_is_put_is_sent_with_its_name_after_what_was_there_was_removed() {
         let dir = tempfile::tempdir().unwrap();
         let manager = manager(&dir.path().join("notify"));
-        let store = SystemdStore::new(dir.path().join("notify").as_os_str()).unwrap();
+        let store = SystemdStore::new(dir.path().join("notify").as_os_str(), 8, &[]).unwrap();
         let file = tempfile::tempfile().unwrap();
         store.put("cbd-1", &[file.as_fd(), file.as_fd()]).unwrap();
         store.remove("cbd-1");
@@ -139,10 +171,39 @@ mod tests {
     }
 
     #[test]
+    fn what_does_not_fit_is_refused_and_nothing_is_sent_or_lost() {
+        let dir = tempfile::tempdir().unwrap();
+        let manager = manager(&dir.path().join("notify"));
+        let file = tempfile::tempfile().unwrap();
+        let left =
+            |name: &str| Entry { name: name.to_owned(), descriptors: vec![file.try_clone().unwrap().into()] };
+        let store =
+            SystemdStore::new(dir.path().join("notify").as_os_str(), 4, &[left("cbd-1"), left("other")])
+                .unwrap();
+        let descriptor = file.as_fd();
+        let refused = |count: usize| {
+            let error = store.put("cbd-2", &vec![descriptor; count]).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+            assert!(error.line().contains("FileDescriptorStoreMax="), "{error}");
+        };
+        refused(3);
+        // In the place of what is there.
+        store.put("cbd-1", &[descriptor; 3]).unwrap();
+        refused(1);
+        store.remove("cbd-1");
+        store.put("cbd-2", &[descriptor; 3]).unwrap();
+        let stored = |(text, descriptors): passing::Message| {
+            text.starts_with("FDSTORE=1").then_some(descriptors.len())
+        };
+        let received: Vec<_> = (0..5).map(|_| stored(passing::receive(&manager).unwrap().unwrap())).collect();
+        assert_eq!(received, [None, Some(3), None, None, Some(3)]);
+    }
+
+    #[test]
     fn a_name_that_would_be_another_line_of_the_message_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let _manager = manager(&dir.path().join("notify"));
-        let store = SystemdStore::new(dir.path().join("notify").as_os_str()).unwrap();
+        let store = SystemdStore::new(dir.path().join("notify").as_os_str(), 8, &[]).unwrap();
         let file = tempfile::tempfile().unwrap();
         for name in ["", "a\nMAINPID=1", "a:b", "a b", &"x".repeat(NAME_BYTES_MAX + 1)] {
             assert!(store.put(name, &[file.as_fd()]).is_err(), "{name}");
@@ -152,19 +213,20 @@ mod tests {
     #[test]
     fn a_manager_that_is_gone_is_an_error_of_a_put() {
         let dir = tempfile::tempdir().unwrap();
-        let store = SystemdStore::new(dir.path().join("none").as_os_str()).unwrap();
+        let store = SystemdStore::new(dir.path().join("none").as_os_str(), 8, &[]).unwrap();
         let file = tempfile::tempfile().unwrap();
         assert!(store.put("cbd-1", &[file.as_fd()]).is_err());
     }
 
     #[test]
     fn a_store_without_room_is_not_offered() {
-        assert!(is_offered(Some("512"), None).is_ok());
-        assert!(is_offered(None, Some("systemd")).is_ok());
+        assert_eq!(room(Some("512"), None), Ok(512));
+        assert_eq!(room(None, Some("systemd")), Ok(4096));
+        assert_eq!(room(Some("3"), Some("systemd")), Ok(3));
         for (fdstore, mark) in
             [(None, None), (Some("0"), None), (Some("0"), Some("systemd")), (Some("x"), None)]
         {
-            assert!(is_offered(fdstore, mark).is_err(), "{fdstore:?} {mark:?}");
+            assert!(room(fdstore, mark).is_err(), "{fdstore:?} {mark:?}");
         }
     }
 
