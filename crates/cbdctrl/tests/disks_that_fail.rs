@@ -3,7 +3,9 @@
 
 mod support;
 
+use cbd_types::AlignedBuffer;
 use std::fs::File;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::time::Duration;
 use support::sandbox::in_sandbox;
 use support::{MIB, Place, text_of, tool, until};
@@ -188,5 +190,41 @@ fn a_disk_that_goes_away_and_comes_back_gets_everything_after_a_restart() {
         lower.ok(&["backend-stop", "-b", "0"]);
         expect_on_disk(&lower.text("disk"), 0..32, 0);
         expect_on_disk(&lower.text("disk"), 32..96, 1);
+    });
+}
+
+/// A request that is done late must not come behind what another door acknowledges.
+#[test]
+fn no_door_is_opened_after_a_failed_stop_while_requests_of_the_last_wait_for_the_disk() {
+    let name = "no_door_is_opened_after_a_failed_stop_while_requests_of_the_last_wait_for_the_disk";
+    in_sandbox(name, PATIENCE, |folder| {
+        let mut place = Place::under(folder);
+        // It does one after the other.
+        place.decorate = Some("throttle:latency_us=10000000".to_owned());
+        place.start();
+        place.register("64M");
+        let disk = place.disk("disk", SIZE);
+        let device = place.start_block_device(&disk, "16M");
+        let block = |at: u64| {
+            let file = File::options().read(true).write(true).custom_flags(libc::O_DIRECT).open(&device);
+            (file.expect("the device"), AlignedBuffer::zeroed(4096), at)
+        };
+        let (file, bytes, at) = block(0);
+        file.write_all_at(&bytes, at).expect("written");
+        drop(file);
+        let reads: Vec<_> = (1..3)
+            .map(|number| {
+                let (file, mut bytes, at) = block(number * MIB);
+                std::thread::spawn(move || file.read_exact_at(&mut bytes, at))
+            })
+            .collect();
+        until("the reads", || place.cache()["read_miss_bytes"].as_u64() >= Some(8192));
+        let refused = place.run(&["backend-stop", "-b", "0", "--force", "--timeout", "1"]);
+        assert_eq!(refused.code, 1, "{}", refused.stdout);
+        let listed = place.json(&["dev-list", "--all"])[0].clone();
+        assert_eq!(listed["alive"], false, "{listed}");
+        assert!(listed["error"].to_string().contains("still have requests that wait for"), "{listed}");
+        reads.into_iter().for_each(|read| drop(read.join().expect("it ends").expect_err("its door is gone")));
+        until("the device", || place.json(&["dev-list"])[0]["alive"] == true);
     });
 }

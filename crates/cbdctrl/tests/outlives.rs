@@ -2,7 +2,9 @@
 
 mod support;
 
+use std::ffi::CString;
 use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -10,6 +12,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use support::manager::Manager;
 use support::pattern::{Random, seed};
+use support::region::RegionFile;
 use support::sandbox::{Mounted, in_sandbox};
 use support::{MIB, Place, child, keeper_at, text_of, tool, until, wait};
 
@@ -356,8 +359,9 @@ fn a_unit_whose_store_has_no_room_is_said_to_have_none() {
 
 /// Whoever wrote through another door would be overtaken by what waits at the first.
 #[test]
-fn while_the_keeper_does_not_answer_no_other_door_is_opened() {
-    let name = "while_the_keeper_does_not_answer_no_other_door_is_opened";
+fn while_the_keeper_does_not_answer_no_other_door_is_opened_and_when_it_does_the_first_is_served() {
+    let name =
+        "while_the_keeper_does_not_answer_no_other_door_is_opened_and_when_it_does_the_first_is_served";
     in_sandbox(name, Duration::from_secs(90), |folder| {
         let mut place = Place::keeping(folder);
         place.start();
@@ -374,9 +378,118 @@ fn while_the_keeper_does_not_answer_no_other_door_is_opened() {
         let device = place.json(&["dev-list", "--all"])[0].clone();
         assert_eq!(device["alive"], false, "{device}");
         assert!(device["error"].to_string().contains("wait for whoever holds its descriptors"), "{device}");
-        tool("kill", &["-CONT", &keeper]);
-        place.terminate();
         assert!(!write.is_finished(), "it waits");
+        tool("kill", &["-CONT", &keeper]);
+        in_time(write).expect("no error");
+        until("the device", || place.json(&["dev-list"])[0]["alive"] == true);
+        let way = place.json(&["dev-list"])[0]["way"].to_string();
+        assert!(way.contains("outlives the daemon, kept by a keeper"), "{way}");
+        place.ok(&["backend-stop", "-b", "0"]);
+    });
+}
+
+#[test]
+fn what_stands_in_the_way_of_a_door_at_the_start_may_go_later() {
+    let name = "what_stands_in_the_way_of_a_door_at_the_start_may_go_later";
+    in_sandbox(name, Duration::from_secs(60), |folder| {
+        let (mut place, _, device) = place_with_device(folder);
+        place.terminate();
+        std::fs::write(&device, "no link").expect("a file");
+        place.start();
+        let listed = place.json(&["dev-list", "--all"])[0].clone();
+        assert!(listed["error"].to_string().contains("exists already"), "{listed}");
+        std::fs::remove_file(&device).expect("removed");
+        until("the device", || place.json(&["dev-list"])[0]["alive"] == true);
+        in_time(write_block(&device, 0, 1)).expect("written");
+    });
+}
+
+#[test]
+fn what_a_keeper_holds_is_systemds_once_that_starts_the_daemon() {
+    let name = "what_a_keeper_holds_is_systemds_once_that_starts_the_daemon";
+    in_sandbox(name, Duration::from_secs(60), |folder| {
+        let (mut place, _, device) = place_with_device(folder);
+        place.kill();
+        let write = write_block(&device, 0, 1);
+        place.manager = Some(Manager::new(folder));
+        place.start();
+        in_time(write).expect("no error");
+        let way = place.json(&["dev-list"])[0]["way"].to_string();
+        assert!(way.contains("outlives the daemon, kept by systemd"), "{way}");
+        let stored = || place.manager.as_ref().expect("a manager").stored().len();
+        until("the store", || stored() == 1);
+        until("the keeper's end", || keeper(&place).is_none());
+        place.kill();
+        let write = write_block(&device, 4096, 1);
+        place.start();
+        in_time(write).expect("no error");
+        place.ok(&["backend-stop", "-b", "0"]);
+    });
+}
+
+/// A file system of our kind that nobody serves: the daemon's start waits a while for each, in case somebody does.
+fn mount_silent(at: &Path) -> File {
+    std::fs::create_dir_all(at).expect("a folder");
+    let server = File::options().read(true).write(true).open("/dev/fuse").expect("FUSE");
+    let data = format!("fd={},rootmode=40000,user_id=0,group_id=0", server.as_raw_fd());
+    let text = |text: &str| CString::new(text).expect("no zero");
+    let (at, data) = (text(&text_of(at)), text(&data));
+    // SAFETY: all are C strings that live until the call is over.
+    let mounted =
+        unsafe { libc::mount(c"cbd".as_ptr(), at.as_ptr(), c"fuse.cbd".as_ptr(), 0, data.as_ptr().cast()) };
+    assert_eq!(mounted, 0, "{}", std::io::Error::last_os_error());
+    server
+}
+
+/// Whether somebody is connected to the keeper's socket.
+fn has_a_daemon(place: &Place) -> bool {
+    let (path, all) = (place.text("run/keeper.sock"), std::fs::read_to_string("/proc/net/unix"));
+    let is_connected = |line: &str| line.ends_with(&path) && !line.contains(" 00010000 ");
+    all.expect("the sockets").lines().any(is_connected)
+}
+
+#[test]
+fn a_keeper_that_dies_while_the_daemon_still_starts_is_replaced() {
+    let name = "a_keeper_that_dies_while_the_daemon_still_starts_is_replaced";
+    in_sandbox(name, Duration::from_secs(90), |folder| {
+        let (mut place, _, device) = place_with_device(folder);
+        let first = keeper(&place).expect("a keeper");
+        place.kill();
+        until("nobody", || !has_a_daemon(&place));
+        let silent: Vec<File> =
+            (0..5).map(|number| mount_silent(&place.path(&format!("run/fuse/silent{number}")))).collect();
+        let write = write_block(&device, 0, 1);
+        place.start_without_waiting();
+        until("the daemon", || has_a_daemon(&place));
+        tool("kill", &["-KILL", &first]);
+        until("another keeper", || keeper(&place).is_some_and(|now| now != first));
+        assert!(place.log().matches("ready: ").count() == 1 && !write.is_finished(), "{}", place.log());
+        in_time(write).expect("no error");
+        drop(silent);
+        place.ok(&["backend-stop", "-b", "0"]);
+    });
+}
+
+#[test]
+fn a_device_whose_row_is_damaged_waits_and_is_not_taken_for_one_that_nobody_wants() {
+    let name = "a_device_whose_row_is_damaged_waits_and_is_not_taken_for_one_that_nobody_wants";
+    in_sandbox(name, Duration::from_secs(60), |folder| {
+        let (mut place, _, device) = place_with_device(folder);
+        in_time(write_block(&device, 0, 1)).expect("written");
+        place.kill();
+        let region = RegionFile::open(&place.region());
+        let rows = region.pairs().into_iter().find(|(name, ..)| *name == "row of the block device");
+        let (_, slots, length) = rows.expect("it has one");
+        let damage = || slots.iter().for_each(|&at| region.damage(at, length));
+        damage();
+        let write = write_block(&device, 4096, 2);
+        place.start();
+        let status = place.ok(&["status"]);
+        assert!(status.contains("both copies of row 0 of the block devices"), "{status}");
+        assert!(!write.is_finished() && mounts_under(&place.path("run/fuse")) == 1);
+        place.kill();
+        // What was damaged so is whole when it is damaged so again.
+        damage();
         place.start();
         in_time(write).expect("no error");
         place.ok(&["backend-stop", "-b", "0"]);

@@ -336,7 +336,7 @@ impl Export {
         };
         let way = format!("FUSE and {}, {kept}", export.loop_path().display());
         let note = (!export.is_kept()).then(|| {
-            let reason = export.unkept().map_or_else(|| shelf.why_not().to_owned(), Error::line);
+            let reason = export.unkept().map_or_else(|| shelf.why_not(), Error::line);
             format!("a loop device over a FUSE file, whose users see errors when the daemon ends ({reason})")
         });
         Ok(Self {

@@ -3,7 +3,8 @@
 //!
 //! Always true here: the state lies in the store beside the descriptors, so there is none without the others, and no file that could
 //! tell something else. What comes out is judged: a state that cannot be read serves nobody and ends nobody's device by itself.
-//! What a predecessor left stays in the store until it is served or ended.
+//! What a predecessor left stays in the store until it is served or ended. A keeper that does not answer at the start is asked again until it
+//! does, and what it holds is there from then on.
 //!
 //! Left to others: what a device is and how it goes on (`cbd_fuse::kept`), which devices are wanted ([`crate::manager`]).
 
@@ -22,11 +23,16 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::time::Duration;
 
 /// The form of a state that is written, and the only one that is read.
 const VERSION: u32 = 1;
 /// The longest state.
 const STATE_BYTES_MAX: u64 = 16 << 10;
+/// How often the store is tended.
+const TEND_INTERVAL: Duration = Duration::from_secs(1);
 /// Before the identity of a device in the name of its entry.
 const NAME_PREFIX: &str = "cbd-";
 /// What a state must never be changed in again.
@@ -65,39 +71,61 @@ pub struct Wish<'a> {
 #[derive(Debug)]
 pub struct Shelf {
     daemon_id: u64,
-    /// Or why there is none.
-    store: std::result::Result<Arc<dyn DescriptorStore>, String>,
+    store: Mutex<Store>,
     keeps_new: bool,
     left: Mutex<BTreeMap<String, Vec<OwnedFd>>>,
+    /// More was left than the start has seen.
+    has_come: AtomicBool,
+    /// Who tends the store ends when this is dropped.
+    tender: Mutex<Option<Sender<()>>>,
+}
+
+/// What there is to put descriptors into.
+#[derive(Debug)]
+struct Store {
+    /// Or why there is none.
+    opened: std::result::Result<Arc<dyn DescriptorStore>, String>,
+    /// A keeper that has not answered yet: the store itself, or one that a former daemon has left things with that had no other.
+    awaited: Option<Awaited>,
+}
+
+#[derive(Clone, Debug)]
+struct Awaited {
+    socket: PathBuf,
+    program: PathBuf,
 }
 
 impl Shelf {
     /// The store that this machine and this process have. To be called once, by a process that holds the locks of a daemon.
     #[must_use]
     pub fn open(wish: Wish<'_>) -> Self {
-        let (store, entries) = match open_store(wish) {
-            Ok((store, entries)) => (Ok(store), entries),
-            Err(reason) => (Err(reason), Vec::new()),
-        };
+        let (store, entries) = open_store(wish);
         Self {
             daemon_id: wish.daemon_id,
-            store,
+            store: Mutex::new(store),
             keeps_new: wish.keeps_new,
-            left: Mutex::new(
-                entries
-                    .into_iter()
-                    .filter(|entry| entry.name.starts_with(NAME_PREFIX))
-                    .map(|entry| (entry.name, entry.descriptors))
-                    .collect(),
-            ),
+            left: Mutex::new(by_name(entries)),
+            has_come: AtomicBool::new(false),
+            tender: Mutex::default(),
         }
     }
 
     /// One that keeps nothing, and why.
     #[must_use]
     pub fn closed(reason: &str) -> Self {
-        let left = Mutex::default();
-        Self { daemon_id: 0, store: Err(reason.to_owned()), keeps_new: false, left }
+        let store = Mutex::new(Store { opened: Err(reason.to_owned()), awaited: None });
+        Self {
+            daemon_id: 0,
+            store,
+            keeps_new: false,
+            left: Mutex::default(),
+            has_come: AtomicBool::new(false),
+            tender: Mutex::default(),
+        }
+    }
+
+    fn store(&self) -> Option<Arc<dyn DescriptorStore>> {
+        self.store.lock().opened.as_ref().ok().map(Arc::clone)
     }
 
     /// Who is to keep a device that begins now; none where nobody does.
@@ -109,23 +137,23 @@ impl Shelf {
     /// The same for a device that was kept before.
     #[must_use]
     pub fn keep_on(&self, identity: &[u8]) -> Option<Arc<dyn Keep>> {
-        let store = Arc::clone(self.store.as_ref().ok()?);
+        let store = self.store()?;
         Some(Arc::new(Place { store, name: entry_name(identity), daemon_id: self.daemon_id }))
     }
 
     /// Why [`keep`](Self::keep) has nobody.
     #[must_use]
-    pub fn why_not(&self) -> &str {
-        match &self.store {
-            Ok(_) => "the configuration says so (keep_fuse)",
-            Err(reason) => reason,
+    pub fn why_not(&self) -> String {
+        match &self.store.lock().opened {
+            Ok(_) => "the configuration says so (keep_fuse)".to_owned(),
+            Err(reason) => reason.clone(),
         }
     }
 
     /// Who keeps, in a word or two.
     #[must_use]
     pub fn who(&self) -> &'static str {
-        self.store.as_ref().map_or("nobody", |store| store.who())
+        self.store().map_or("nobody", |store| store.who())
     }
 
     /// Whether a predecessor left the device.
@@ -160,7 +188,7 @@ impl Shelf {
         if let Ok((_, remains)) = remains {
             remains.end();
         }
-        if let Ok(store) = &self.store {
+        if let Some(store) = self.store() {
             store.remove(name);
         }
     }
@@ -195,30 +223,115 @@ impl Shelf {
         unwanted.into_iter().map(|(_, device)| device).collect()
     }
 
-    /// Puts right what has gone wrong by itself; to be called every now and then.
-    pub fn tend(&self) {
-        if let Ok(store) = &self.store {
+    /// Has the store tended from here on, whatever else the daemon does, until this is dropped.
+    pub fn begin_tending(self: &Arc<Self>) {
+        let (stop, stopped) = channel();
+        *self.tender.lock() = Some(stop);
+        let shelf = Arc::downgrade(self);
+        let work = move || {
+            while stopped.recv_timeout(TEND_INTERVAL) == Err(RecvTimeoutError::Timeout) {
+                let Some(shelf) = shelf.upgrade() else { return };
+                shelf.tend();
+            }
+        };
+        if let Err(error) = std::thread::Builder::new().name("cbd-keeping".to_owned()).spawn(work) {
+            tracing::warn!("nobody sees to it that FUSE devices are kept when their keeper dies: {error}");
+        }
+    }
+
+    /// Puts right what has gone wrong by itself. Asks without a lock: nobody waits for an answer but who tends.
+    fn tend(&self) {
+        let awaited = self.store.lock().awaited.clone();
+        if let Some(Awaited { socket, program }) = awaited
+            && let Ok((keeper, entries)) = KeeperStore::open(&socket, &program)
+        {
+            let mut store = self.store.lock();
+            store.awaited = None;
+            let entries = match &store.opened {
+                Ok(opened) => take_over(&keeper, entries, &**opened),
+                Err(_) => {
+                    store.opened = Ok(Arc::new(keeper));
+                    entries
+                }
+            };
+            drop(store);
+            tracing::info!("the keeper of the block devices answers now");
+            self.left.lock().append(&mut by_name(entries));
+            self.has_come.store(true, Ordering::SeqCst);
+        }
+        if let Some(store) = self.store() {
             store.tend();
         }
     }
+
+    /// Whether there is more that a predecessor left than there was when this was last asked.
+    pub fn has_come(&self) -> bool {
+        self.has_come.swap(false, Ordering::SeqCst)
+    }
 }
 
-type Opened = (Arc<dyn DescriptorStore>, Vec<Entry>);
+fn by_name(entries: Vec<Entry>) -> BTreeMap<String, Vec<OwnedFd>> {
+    let ours = entries.into_iter().filter(|entry| entry.name.starts_with(NAME_PREFIX));
+    ours.map(|entry| (entry.name, entry.descriptors)).collect()
+}
 
-fn open_store(wish: Wish<'_>) -> std::result::Result<Opened, String> {
-    let variable = |name: &str| std::env::var(name).ok();
+/// What a keeper holds is put into another store, so that it is held there from here on; what was.
+fn take_over(keeper: &KeeperStore, entries: Vec<Entry>, store: &dyn DescriptorStore) -> Vec<Entry> {
+    let is_taken = |entry: &Entry| {
+        let descriptors: Vec<_> = entry.descriptors.iter().map(AsFd::as_fd).collect();
+        match store.put(&entry.name, &descriptors) {
+            Ok(()) => {
+                keeper.remove(&entry.name);
+                true
+            }
+            Err(error) => {
+                tracing::error!("{}, which a keeper holds, is left with it: {error}", entry.name);
+                false
+            }
+        }
+    };
+    entries.into_iter().filter(is_taken).collect()
+}
+
+fn open_store(wish: Wish<'_>) -> (Store, Vec<Entry>) {
+    let socket = wish.run_dir.join("keeper.sock");
+    let awaited = || Some(Awaited { socket: socket.clone(), program: wish.keeper?.to_owned() });
+    let closed = |reason: String| (Store { opened: Err(reason), awaited: None }, Vec::new());
     if let Some(notify_socket) = std::env::var_os("NOTIFY_SOCKET") {
-        let room = systemd::room(variable("FDSTORE").as_deref(), variable(systemd::MARK).as_deref())?;
-        let entries = systemd::entries(crate::system::handed_over_descriptors());
-        let store = SystemdStore::new(&notify_socket, room, &entries).map_err(|error| error.line())?;
-        return Ok((Arc::new(store), entries));
+        let (store, mut entries) = match open_systemd(&notify_socket) {
+            Ok(opened) => opened,
+            Err(reason) => return closed(reason),
+        };
+        // What a daemon has left that something else had started.
+        let mut store = Store { opened: Ok(Arc::clone(&store)), awaited: None };
+        if let (Some(program), Ok(opened)) = (wish.keeper.filter(|_| socket.exists()), &store.opened) {
+            match KeeperStore::open(&socket, program) {
+                Ok((keeper, theirs)) => entries.extend(take_over(&keeper, theirs, &**opened)),
+                Err(error) => {
+                    tracing::warn!("{error}; it is asked again");
+                    store.awaited = awaited();
+                }
+            }
+        }
+        return (store, entries);
     }
-    let program = wish.keeper.ok_or("this program has no keeper")?;
+    let Some(program) = wish.keeper else { return closed("this program has no keeper".to_owned()) };
     if !crate::system::is_root() {
-        return Err("only root has block devices to keep".to_owned());
+        return closed("only root has block devices to keep".to_owned());
     }
-    let (store, entries) =
-        KeeperStore::open(&wish.run_dir.join("keeper.sock"), program).map_err(|error| error.line())?;
+    match KeeperStore::open(&socket, program) {
+        Ok((store, entries)) => (Store { opened: Ok(Arc::new(store)), awaited: None }, entries),
+        Err(error) => (Store { opened: Err(error.line()), awaited: awaited() }, Vec::new()),
+    }
+}
+
+fn open_systemd(
+    notify_socket: &std::ffi::OsStr,
+) -> std::result::Result<(Arc<dyn DescriptorStore>, Vec<Entry>), String> {
+    let variable = |name: &str| std::env::var(name).ok();
+    let room = systemd::room(variable("FDSTORE").as_deref(), variable(systemd::MARK).as_deref())?;
+    let entries = systemd::entries(crate::system::handed_over_descriptors());
+    let store = SystemdStore::new(notify_socket, room, &entries).map_err(|error| error.line())?;
     Ok((Arc::new(store), entries))
 }
 

@@ -1,6 +1,7 @@
 //! Block devices: their rows in the region and their doors in this process.
 
 use super::backend::BackendSlot;
+use super::retry::Retry;
 use super::transport::{Running, running_mut};
 use super::{Fixed, Manager};
 use crate::api::{BlkdevInfo, StartBlkdev, StopBlkdev};
@@ -25,6 +26,8 @@ pub(super) struct BlkdevSlot {
     pub name: String,
     /// What a predecessor may have left of it; none for a device of another host.
     pub left: Option<Left>,
+    /// When a door that did not open is tried again.
+    pub retry: Option<Retry>,
 }
 
 impl BlkdevSlot {
@@ -110,16 +113,23 @@ impl BlkdevSlot {
 impl BackendSlot {
     /// Opens the door of a block device that was there before; on failure the reason is kept.
     pub(super) fn bring_blkdev_back(&mut self, fixed: &Fixed, transport: u32, entry: &BlkdevEntry) {
+        let before = self.blkdevs.remove(&entry.id);
+        let (error_before, retry) = before.map_or((None, None), |slot| (slot.error, slot.retry));
         let (export, error) = match self.open_door(fixed, transport, entry) {
             Ok(export) => (Some(export), None),
             Err(error) => {
-                tracing::error!(blkdev = entry.id.0, "the block device is not served: {error}");
-                (None, Some(error.line()))
+                let line = error.line();
+                // It is tried again and again.
+                if error_before.as_ref() != Some(&line) {
+                    tracing::error!(blkdev = entry.id.0, "the block device is not served: {error}");
+                }
+                (None, Some(line))
             }
         };
+        let retry = if export.is_some() { None } else { retry };
         let name = name_while_closed(fixed, transport, entry.id);
         let left = Some(fixed.places.left(&self.identity(entry.id)));
-        self.blkdevs.insert(entry.id, BlkdevSlot { entry: entry.clone(), export, error, name, left });
+        self.blkdevs.insert(entry.id, BlkdevSlot { entry: entry.clone(), export, error, name, left, retry });
     }
 
     /// Refuses while requests of a door that was closed by force, or that did not open in full, still wait for the disk: one that is done
@@ -203,7 +213,7 @@ impl Running {
             let others = self.transport.blkdevs().into_iter().filter(|entry| entry.host != self.host);
             list.extend(others.map(|entry| {
                 let (id, name) = (entry.id, device_name(transport, entry.id.0));
-                BlkdevSlot { entry, export: None, error: None, name, left: None }.info(id)
+                BlkdevSlot { entry, export: None, error: None, name, left: None, retry: None }.info(id)
             }));
         }
         list.sort_by_key(|info| info.blkdev_id);
@@ -254,7 +264,7 @@ impl Manager {
             Ok((export, entry)) => {
                 let name = name_while_closed(&self.fixed, transport, id);
                 let left = Some(self.fixed.places.left(&slot.identity(id)));
-                let blkdev = BlkdevSlot { entry, export: Some(export), error: None, name, left };
+                let blkdev = BlkdevSlot { entry, export: Some(export), error: None, name, left, retry: None };
                 let info = blkdev.info(id);
                 slot.blkdevs.insert(id, blkdev);
                 Ok(info)

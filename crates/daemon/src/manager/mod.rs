@@ -8,6 +8,7 @@
 
 mod backend;
 mod blkdev;
+mod doors;
 mod drain;
 mod looks;
 mod retry;
@@ -98,11 +99,13 @@ impl Manager {
             keeper: options.keeper.as_deref(),
             keeps_new: config.daemon.keep_fuse.unwrap_or(true),
         });
+        let shelf = Arc::new(shelf);
+        shelf.begin_tending();
         let places = ExportPlaces {
             run_dir: options.paths.run_dir.clone(),
             dev_dir: options.paths.dev_dir.clone(),
             daemon_id,
-            shelf: Arc::new(shelf),
+            shelf,
             vhost_spin: config.daemon.vhost_spin_us.map(|us| Duration::from_micros(us.into())),
         };
         let guard = Guard { fuse_dir: places.fuse_dir(), ublk_dir: places.ublk_dir() };
@@ -275,8 +278,8 @@ impl Chores {
                 match manager.upgrade() {
                     Some(manager) => {
                         manager.record(&mut logged);
-                        manager.fixed.places.shelf.tend();
                         manager.retry_what_is_down(&mut looks);
+                        manager.open_closed_doors();
                     }
                     None => return,
                 }

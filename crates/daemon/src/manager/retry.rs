@@ -27,7 +27,7 @@ pub(super) struct Retry {
 }
 
 impl Retry {
-    fn new(seen: Node) -> Self {
+    pub(super) fn new(seen: Node) -> Self {
         Self { due: Instant::now() + FIRST, delay: FIRST, seen }
     }
 
@@ -37,7 +37,7 @@ impl Retry {
     }
 
     /// Whether it is to be tried now; if so, when it is tried next.
-    fn take(&mut self, now: Node) -> bool {
+    pub(super) fn take(&mut self, now: Node) -> bool {
         let is_new = now.is_some() && now != self.seen;
         if !is_new && Instant::now() < self.due {
             return false;
@@ -84,7 +84,7 @@ impl Manager {
     }
 
     /// The tables, unless they are needed elsewhere, or not all is back: until then, what is down has not been tried for the first time.
-    fn tables_to_retry(&self) -> Option<MutexGuard<'_, Tables>> {
+    pub(super) fn tables_to_retry(&self) -> Option<MutexGuard<'_, Tables>> {
         self.tables.try_lock().filter(|_| self.restored.load(Ordering::SeqCst))
     }
 }
