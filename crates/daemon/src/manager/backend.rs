@@ -3,6 +3,7 @@
 //! Always true here: a backing device is served only if it is the disk that was recorded.
 
 use super::blkdev::BlkdevSlot;
+use super::looks::answers;
 use super::retry::Retry;
 use super::transport::{Running, running_mut};
 use super::{Fixed, Manager};
@@ -73,6 +74,7 @@ impl BackendSlot {
     }
 
     fn run(&self, fixed: &Fixed, running: &Running) -> Result<(RunningBackend, Vec<String>)> {
+        answers(&self.path)?;
         fixed.guard.check(Path::new(&self.path), "a backing device")?;
         let manner = Manner {
             region: &running.path,

@@ -1,7 +1,7 @@
 //! Transports: registering on a region, coming back to it, leaving it.
 
 use super::backend::BackendSlot;
-use super::looks::answering;
+use super::looks::{answering, answers};
 use super::retry::Retry;
 use super::{Fixed, Manager, Tables};
 use crate::api::{HostInfo, RegisterTransport, TransportInfo, TransportRegistered};
@@ -83,6 +83,7 @@ struct Opened {
 }
 
 fn open_region(fixed: &Fixed, path: &str, options: &OpenOptions) -> Result<Opened> {
+    answers(path)?;
     fixed.guard.check(Path::new(path), "a region")?;
     let mapping = Mapping::open(path, options)?;
     let info = mapping.info();

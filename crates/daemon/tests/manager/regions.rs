@@ -101,6 +101,37 @@ fn a_region_on_a_file_system_that_does_not_answer_holds_up_nobody() {
 }
 
 #[test]
+fn a_daemon_starts_beside_a_region_that_does_not_answer_and_serves_it_when_it_does() {
+    if std::env::var_os("CBD_SYSTEM_TESTS").is_none() {
+        return println!("not run: it mounts a file system; CBD_SYSTEM_TESTS=1 runs it, as root");
+    }
+    let place = Place::new();
+    let folder = place.path("far");
+    std::fs::create_dir(&folder).unwrap();
+    {
+        let region = RegisterTransport { path: place.text("far/region"), ..place.region(32 * MIB) };
+        place.daemon().register_transport(&region).unwrap();
+    }
+    let silent = Silent::over(&folder);
+    let (tell, told) = channel();
+    let starting = std::thread::spawn(move || {
+        let daemon = place.daemon();
+        tell.send(daemon.transports().unwrap()[0].error.clone()).unwrap();
+        (place, daemon)
+    });
+    let said = told.recv_timeout(Duration::from_secs(30));
+    drop(silent);
+    let error = said.expect("it starts").expect("the region is not up");
+    assert!(error.contains("does not say what stands there"), "{error}");
+    let (_place, daemon) = starting.join().unwrap();
+    let end = Instant::now() + Duration::from_secs(20);
+    while !daemon.transports().unwrap()[0].alive {
+        assert!(Instant::now() < end, "{:?}", daemon.transports());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
 fn a_refused_format_leaves_the_file_as_it_was() {
     let place = Place::new();
     {
