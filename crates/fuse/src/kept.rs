@@ -65,6 +65,22 @@ impl KeptState {
         self.mount_dir.join(&self.name)
     }
 
+    /// One of no device that there is, for tests of what is done with one.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn example() -> Self {
+        Self {
+            name: "cbd0".into(),
+            mount_dir: "/run/cbd/fuse/cbd0".into(),
+            link: Some("/dev/cbd0".into()),
+            connection: 45,
+            loop_number: 3,
+            size: 1 << 20,
+            sector: 512,
+            read_only: false,
+        }
+    }
+
     fn node(&self) -> BlockNode {
         let path = PathBuf::from(format!("/dev/loop{}", self.loop_number));
         let device = crate::loop_device::device_number(self.loop_number).unwrap_or_default();
@@ -220,29 +236,16 @@ fn connection_of(door: BorrowedFd<'_>) -> Result<Option<u32>> {
 mod tests {
     use super::*;
 
-    fn state() -> KeptState {
-        KeptState {
-            name: "cbd0".into(),
-            mount_dir: "/run/cbd/fuse/cbd0".into(),
-            link: Some("/dev/cbd0".into()),
-            connection: 45,
-            loop_number: 3,
-            size: 1 << 20,
-            sector: 512,
-            read_only: false,
-        }
-    }
-
     #[test]
     fn a_state_that_leads_elsewhere_is_refused() {
-        assert!(state().check().is_ok());
+        assert!(KeptState::example().check().is_ok());
         let wrong = [
-            KeptState { name: "../x".into(), ..state() },
-            KeptState { name: String::new(), ..state() },
-            KeptState { mount_dir: "run".into(), ..state() },
-            KeptState { mount_dir: "/run/../etc".into(), ..state() },
-            KeptState { link: Some("dev/cbd0".into()), ..state() },
-            KeptState { connection: 0, ..state() },
+            KeptState { name: "../x".into(), ..KeptState::example() },
+            KeptState { name: String::new(), ..KeptState::example() },
+            KeptState { mount_dir: "run".into(), ..KeptState::example() },
+            KeptState { mount_dir: "/run/../etc".into(), ..KeptState::example() },
+            KeptState { link: Some("dev/cbd0".into()), ..KeptState::example() },
+            KeptState { connection: 0, ..KeptState::example() },
         ];
         for state in wrong {
             assert!(state.check().is_err(), "{state:?}");
@@ -253,14 +256,14 @@ mod tests {
     fn descriptors_that_are_none_or_of_something_else_are_refused() {
         let null = || OwnedFd::from(File::open("/dev/null").unwrap());
         for doors in [vec![], vec![null()], (0..=QUEUES_MAX).map(|_| null()).collect()] {
-            let error = Remains::new(state(), doors).unwrap_err();
+            let error = Remains::new(KeptState::example(), doors).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Damaged);
         }
     }
 
     #[test]
     fn a_device_that_has_become_another_is_refused() {
-        let remains = Remains { state: state(), doors: Vec::new() };
+        let remains = Remains { state: KeptState::example(), doors: Vec::new() };
         let geometry = Geometry {
             size: 1 << 20,
             sector: 512,

@@ -451,19 +451,6 @@ fn parse(bytes: &[u8]) -> Result<(u64, KeptState)> {
 mod tests {
     use super::*;
 
-    fn state() -> KeptState {
-        KeptState {
-            name: "cbd0".into(),
-            mount_dir: "/run/cbd/fuse/cbd0".into(),
-            link: Some("/dev/cbd0".into()),
-            connection: 45,
-            loop_number: 3,
-            size: 1 << 40,
-            sector: 512,
-            read_only: false,
-        }
-    }
-
     fn bytes_of(file: &OwnedFd) -> Vec<u8> {
         std::io::Read::bytes(File::from(file.try_clone().unwrap())).count();
         let file = File::from(file.try_clone().unwrap());
@@ -474,8 +461,8 @@ mod tests {
 
     #[test]
     fn a_state_is_read_as_it_was_written_and_nobody_can_change_it() {
-        let file = write(7, &state()).unwrap();
-        assert_eq!(parse(&bytes_of(&file)).unwrap(), (7, state()));
+        let file = write(7, &KeptState::example()).unwrap();
+        assert_eq!(parse(&bytes_of(&file)).unwrap(), (7, KeptState::example()));
         let file = File::from(file);
         assert!(
             file.write_at(b"x", 0).is_err() && file.set_len(0).is_err() && file.set_len(1 << 20).is_err()
@@ -484,7 +471,7 @@ mod tests {
 
     #[test]
     fn a_state_cut_anywhere_or_of_another_version_is_refused() {
-        let bytes = bytes_of(&write(7, &state()).unwrap());
+        let bytes = bytes_of(&write(7, &KeptState::example()).unwrap());
         for end in 0..bytes.len() {
             assert_eq!(parse(&bytes[..end]).unwrap_err().kind(), ErrorKind::Damaged, "{end}");
         }
@@ -497,7 +484,7 @@ mod tests {
 
     #[test]
     fn what_is_not_sealed_or_not_one_state_is_refused() {
-        let sealed = || write(7, &state()).unwrap();
+        let sealed = || write(7, &KeptState::example()).unwrap();
         let plain = || OwnedFd::from(tempfile::tempfile().unwrap());
         let open = || {
             let file = memfd_create("open", MemfdFlags::ALLOW_SEALING).unwrap();

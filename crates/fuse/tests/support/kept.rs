@@ -212,8 +212,7 @@ pub fn state(dir: &Path, connection: u32, loop_number: u32) -> KeptState {
         connection,
         loop_number,
         size: SIZE,
-        sector: 512,
-        read_only: false,
+        ..KeptState::example()
     }
 }
 
