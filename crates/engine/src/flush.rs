@@ -6,7 +6,7 @@
 use crate::{Cache, Environment, slots::TwoSlots};
 use alloc::vec::Vec;
 use cbd_format::LaneMark;
-use cbd_types::{ByteRange, Epoch, LaneId, Result, Safeguard};
+use cbd_types::{ByteRange, CHUNK, Epoch, LaneId, Result, Safeguard};
 use core::sync::atomic::Ordering;
 
 /// What passes share; one pass at a time.
@@ -123,22 +123,30 @@ impl<E: Environment> Cache<E> {
                 Safeguard::FuaMarkOnce.is_kept()
                     && ranges[..number].iter().any(|earlier| self.touches(*earlier, lane))
             };
-            let first = self.identity.lanes.lane_of(range.start);
-            if range.end - range.start <= cbd_types::CHUNK - range.start % cbd_types::CHUNK {
-                if !is_marked(first) {
-                    mark(first);
+            match self.only_lane(*range) {
+                Some(lane) if is_marked(lane) => {}
+                Some(lane) => mark(lane),
+                None => {
+                    let touched = self.identity.lanes.touched_by(*range, 0);
+                    touched.filter(|lane| !is_marked(*lane)).for_each(&mut mark);
                 }
-            } else {
-                let touched = self.identity.lanes.touched_by(*range, 0);
-                touched.filter(|lane| !is_marked(*lane)).for_each(&mut mark);
             }
         }
         self.region().fence(Safeguard::FuaFence, stored);
         self.region().check_stores(Safeguard::FuaStoreCheck)
     }
 
+    /// The lane of a range that lies in one chunk, as nearly all do.
+    const fn only_lane(&self, range: ByteRange) -> Option<LaneId> {
+        let is_in_one = range.end - range.start <= CHUNK - range.start % CHUNK;
+        if is_in_one { Some(self.identity.lanes.lane_of(range.start)) } else { None }
+    }
+
     fn touches(&self, range: ByteRange, lane: LaneId) -> bool {
-        self.identity.lanes.of_lane(lane, range).next().is_some()
+        match self.only_lane(range) {
+            Some(only) => only == lane,
+            None => self.identity.lanes.of_lane(lane, range).next().is_some(),
+        }
     }
 
     fn store_mark(&self, pass: &mut Pass, lane: usize, last: u64, epoch: u64) -> cbd_types::InFlight {
