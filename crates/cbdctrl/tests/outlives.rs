@@ -153,6 +153,43 @@ fn files_are_copied_to_an_ext4_through_kills_and_it_is_clean() {
     });
 }
 
+/// Nobody has the device open any more, and pages of it are nowhere but in the kernel.
+#[test]
+fn a_daemon_ends_although_what_somebody_wrote_and_closed_waits_for_a_disk_that_hangs_and_the_next_writes_it()
+{
+    let name = "a_daemon_ends_although_what_somebody_wrote_and_closed_waits_for_a_disk_that_hangs_and_the_next_writes_it";
+    in_sandbox(name, Duration::from_secs(90), |folder| {
+        let mut place = Place::keeping(folder);
+        // It does one after the other, and is at it for longer than a daemon takes to end.
+        place.decorate = Some("throttle:latency_us=10000000".to_owned());
+        place.start();
+        place.register("64M");
+        let disk = place.disk("disk", SIZE);
+        // Without a cache.
+        let started = place.ok(&["backend-start", "-p", &disk, "--start-dev", "--export", "fuse-loop"]);
+        let device = started.trim().to_owned();
+        let (loop_path, path) = (std::fs::read_link(&device).expect("a link"), device.clone());
+        let close = std::thread::spawn(move || {
+            let file = File::options().write(true).open(path).expect("open");
+            (0..5).for_each(|number| file.write_all_at(&[9; 65536], number * 8 * MIB).expect("written"));
+        });
+        let name = loop_path.file_name().and_then(|name| name.to_str()).expect("a name");
+        let in_flight = format!("/sys/block/{name}/inflight");
+        until("the pages", || {
+            !std::fs::read_to_string(&in_flight).expect("it is there").trim().ends_with(" 0")
+        });
+        let took = place.terminate_over_a_disk_that_hangs();
+        assert!(took < Duration::from_secs(25), "{took:?}");
+        assert!(!close.is_finished());
+        place.decorate = None;
+        place.start();
+        in_time(close);
+        let seen = std::fs::read(&disk).expect("the disk");
+        assert!((0..5).all(|number| seen[number * 8 * MIB as usize..][..65536] == [9; 65536]));
+        place.ok(&["backend-stop", "-b", "0"]);
+    });
+}
+
 #[test]
 fn a_device_that_nobody_uses_goes_with_a_daemon_that_ends_in_order() {
     let name = "a_device_that_nobody_uses_goes_with_a_daemon_that_ends_in_order";

@@ -198,6 +198,14 @@ impl Place {
         began.elapsed()
     }
 
+    /// The same for one that may end badly: some disk of it hangs.
+    pub fn terminate_over_a_disk_that_hangs(&mut self) -> Duration {
+        let began = Instant::now();
+        child::terminate(self.daemon.as_ref().expect("a daemon"));
+        self.ended(PATIENCE);
+        began.elapsed()
+    }
+
     fn ended(&mut self, patience: Duration) -> ExitStatus {
         let mut daemon = self.daemon.take().expect("a daemon");
         wait(&mut daemon, patience).unwrap_or_else(|| {
