@@ -191,6 +191,26 @@ fn a_daemon_ends_although_what_somebody_wrote_and_closed_waits_for_a_disk_that_h
 }
 
 #[test]
+fn a_device_is_said_to_end_with_the_daemon_while_a_stop_waits_for_its_disk_and_to_outlive_it_again_then() {
+    let name = "a_device_is_said_to_end_with_the_daemon_while_a_stop_waits_for_its_disk_and_to_outlive_it_again_then";
+    in_sandbox(name, Duration::from_secs(90), |folder| {
+        let mut place = Place::keeping(folder);
+        place.decorate = Some("throttle:flush_us=10000000".to_owned());
+        place.start();
+        place.register("64M");
+        let disk = place.disk("disk", SIZE);
+        place.ok(&["backend-start", "-p", &disk, "--start-dev", "--export", "fuse-loop"]);
+        let way = || place.json(&["dev-list"])[0]["way"].to_string();
+        assert!(way().contains("outlives the daemon"), "{}", way());
+        let refused = place.run(&["dev-stop", "-d", "0"]);
+        assert!(refused.code == 1 && refused.stderr.contains("I/O to it hangs"), "{}", refused.stderr);
+        assert!(way().contains("ends with the daemon"), "{}", way());
+        until("its return", || way().contains("outlives the daemon, kept by a keeper"));
+        place.ok(&["dev-stop", "-d", "0", "--force"]);
+    });
+}
+
+#[test]
 fn a_device_that_nobody_uses_goes_with_a_daemon_that_ends_in_order() {
     let name = "a_device_that_nobody_uses_goes_with_a_daemon_that_ends_in_order";
     in_sandbox(name, Duration::from_secs(60), |folder| {

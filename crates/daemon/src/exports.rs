@@ -169,8 +169,8 @@ pub struct Export {
     name: String,
     /// What its user opens.
     pub device_path: String,
-    /// Which way it takes, in words.
-    pub way: String,
+    /// Which way it took when it was opened, in words.
+    way: String,
     /// Why it is not the best there could be.
     pub note: Option<String>,
 }
@@ -329,12 +329,11 @@ impl Export {
         let taken =
             if export.is_taken_over() { "; it was left by a predecessor, and its clients go on" } else { "" };
         tracing::info!("{name}: {}{taken}", export.way());
-        let kept = if export.is_kept() {
-            format!("outlives the daemon, kept by {}", shelf.who())
-        } else {
-            "ends with the daemon".to_owned()
-        };
-        let way = format!("FUSE and {}, {kept}", export.loop_path().display());
+        let way = format!(
+            "FUSE and {}, outlives the daemon, kept by {}",
+            export.loop_path().display(),
+            shelf.who()
+        );
         let note = (!export.is_kept()).then(|| {
             let reason = export.unkept().map_or_else(|| shelf.why_not(), Error::line);
             format!("a loop device over a FUSE file, whose users see errors when the daemon ends ({reason})")
@@ -346,6 +345,18 @@ impl Export {
             way,
             note,
         })
+    }
+
+    /// Which way it takes, in words.
+    #[must_use]
+    pub fn way(&self) -> String {
+        match &self.door {
+            // Perhaps only for now: as long as a stop waits for it nobody keeps it.
+            Door::FuseLoop(export) if !export.is_kept() => {
+                format!("FUSE and {}, ends with the daemon", export.loop_path().display())
+            }
+            _ => self.way.clone(),
+        }
     }
 
     /// Who uses the device, in words; none when nobody does.

@@ -43,7 +43,7 @@ impl BlkdevSlot {
             dev_name: name,
             alive: self.export.is_some() && failure.is_none(),
             export: self.entry.export.clone(),
-            way: self.export.as_ref().map(|export| export.way.clone()),
+            way: self.export.as_ref().map(|export| export.way()),
             error: self.error.clone().or(failure),
             note: self.export.as_ref().and_then(|export| export.note.clone()),
         }
