@@ -127,6 +127,21 @@ impl<E: Environment> Lane<E> {
         }
     }
 
+    /// Takes the state for a client's request. Others hold it for a few microseconds, and who sleeps for it is woken tens of them later: so
+    /// this looks for a while first.
+    #[inline]
+    pub(crate) fn lock(&self) -> lock_api::MutexGuard<'_, E::Lock, LaneState> {
+        for look in 0..E::LOOKS {
+            if (look == 0 || !self.state.is_locked())
+                && let Some(state) = self.state.try_lock()
+            {
+                return state;
+            }
+            core::hint::spin_loop();
+        }
+        self.state.lock()
+    }
+
     /// Says that a record is coming. Before the first store of its data: the locked instruction would drain
     /// the stores otherwise. Before its epoch is loaded: a flush that closes an epoch and then sees the bit
     /// clear knows that this record will have a later one. Returns whether the bit was clear.

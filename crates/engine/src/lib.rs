@@ -89,6 +89,9 @@ pub trait Environment: Send + Sync + 'static {
         (0..count).for_each(work);
     }
 
+    /// How often a client's request looks for a lane that somebody else holds before it sleeps for it.
+    const LOOKS: u32 = 0;
+
     /// Asks for the line of ordinary memory at `at`, which is about to be used. A hint: nothing waits for it.
     #[inline(always)]
     fn prefetch(_at: *const u8) {}

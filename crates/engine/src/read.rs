@@ -71,7 +71,7 @@ impl<E: Environment> Cache<E> {
         let mut more = Vec::new();
         let mut count = 0;
         {
-            let mut state = self.lane(range.start).state.lock();
+            let mut state = self.lane(range.start).lock();
             self.note_read(&mut state, range);
             self.look_up(&state, range, &mut |piece, source| {
                 match source {
@@ -135,7 +135,7 @@ impl<E: Environment> Cache<E> {
             return None;
         }
         let (location, at, sum) = {
-            let mut state = self.approach(base).state.lock();
+            let mut state = self.approach(base).lock();
             if !state.overlay.is_empty() {
                 return None;
             }

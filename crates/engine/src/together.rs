@@ -53,7 +53,7 @@ impl<E: Environment> Cache<E> {
         for (place, (range, _)) in held.iter_mut().zip(writes) {
             let lane = self.lane(range.start);
             let guard = match count {
-                0 => lane.state.lock(),
+                0 => lane.lock(),
                 // A lane that is ours already is refused as well.
                 _ => match lane.state.try_lock() {
                     Some(guard) => guard,

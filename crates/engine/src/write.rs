@@ -48,7 +48,7 @@ impl<E: Environment> Cache<E> {
         waker: Option<&Waker>,
     ) -> Result<Admission> {
         let lane = self.approach(range.start);
-        let mut state = lane.state.lock();
+        let mut state = lane.lock();
         // A store that failed may have been the lane's last record: nothing may come behind it that would prove it.
         self.region().check_stores(Safeguard::RecordAfterFailure)?;
         if Safeguard::WriteTouch.is_kept() {

@@ -32,6 +32,9 @@ impl<P: Pmem + 'static> Environment for ProcessEnvironment<P> {
     type Memory = P;
     type Lock = parking_lot::RawMutex;
 
+    // Some 5 to 20 us, as long as the processor makes a pause.
+    const LOOKS: u32 = 500;
+
     fn random(&self) -> u64 {
         rand::random()
     }
