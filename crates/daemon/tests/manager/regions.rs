@@ -6,6 +6,7 @@ use cbd_daemon::api::{RegisterTransport, StopBackend};
 use cbd_daemon::control::Control;
 use cbd_daemon::{config::Config, manager::Manager, state::StateDir};
 use cbd_types::ErrorKind;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
@@ -64,18 +65,22 @@ fn a_region_that_comes_later_than_the_daemon_is_served_by_itself() {
     place.block_is_there();
 }
 
+/// A folder of its own for a region, which a daemon that has ended knows.
+fn folder_of_a_region(place: &Place) -> PathBuf {
+    let folder = place.path("far");
+    std::fs::create_dir(&folder).unwrap();
+    let region = RegisterTransport { path: place.text("far/region"), ..place.region(32 * MIB) };
+    place.daemon().register_transport(&region).unwrap();
+    folder
+}
+
 #[test]
 fn a_region_on_a_file_system_that_does_not_answer_holds_up_nobody() {
     if std::env::var_os("CBD_SYSTEM_TESTS").is_none() {
         return println!("not run: it mounts a file system; CBD_SYSTEM_TESTS=1 runs it, as root");
     }
     let place = Place::new();
-    let folder = place.path("far");
-    std::fs::create_dir(&folder).unwrap();
-    {
-        let region = RegisterTransport { path: place.text("far/region"), ..place.region(32 * MIB) };
-        place.daemon().register_transport(&region).unwrap();
-    }
+    let folder = folder_of_a_region(&place);
     std::fs::remove_file(folder.join("region")).unwrap();
     let daemon = place.daemon();
     let silent = Silent::over(&folder);
@@ -106,12 +111,7 @@ fn a_daemon_starts_beside_a_region_that_does_not_answer_and_serves_it_when_it_do
         return println!("not run: it mounts a file system; CBD_SYSTEM_TESTS=1 runs it, as root");
     }
     let place = Place::new();
-    let folder = place.path("far");
-    std::fs::create_dir(&folder).unwrap();
-    {
-        let region = RegisterTransport { path: place.text("far/region"), ..place.region(32 * MIB) };
-        place.daemon().register_transport(&region).unwrap();
-    }
+    let folder = folder_of_a_region(&place);
     let silent = Silent::over(&folder);
     let (tell, told) = channel();
     let starting = std::thread::spawn(move || {
