@@ -6,7 +6,7 @@ use std::time::Duration;
 
 fn play(name: &str) {
     let Some(scene) = scenes::find(name) else { panic!("there is no scene '{name}'") };
-    let iterations = from_environment("CBD_SCHEDULES", 250);
+    let iterations = from_environment("CBD_SCHEDULES", 500);
     let seed = from_environment("CBD_SEED", 1);
     let _watchdog = Watchdog::new(Duration::from_secs(300 + iterations), format!("scene {name}"));
     let outcome = run(scene, &Budget { seed, sweep: None, iterations, time: None });

@@ -313,7 +313,7 @@ fn roam(name: &str, consistency: Consistency, change: impl Fn(&mut WorldOptions)
     ];
     let first = from_environment("CBD_SEED", 1);
     let mut all = Happened::default();
-    for seed in first..first + from_environment("CBD_ROUNDS", 6) {
+    for seed in first..first + from_environment("CBD_ROUNDS", 16) {
         let _watchdog = Watchdog::new(Duration::from_secs(120), format!("{name}, seed {seed}"));
         let mut options = WorldOptions {
             unwritable: SOME,

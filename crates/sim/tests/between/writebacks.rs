@@ -2,7 +2,7 @@
 
 use crate::meeting::{Met, meet};
 use crate::rig::{MOMENTS_MAX, Rig, WRITER, step, try_write};
-use cbd_sim::act_as;
+use cbd_sim::{DiskImage, act_as};
 use cbd_types::CHUNK;
 use std::sync::Arc;
 
@@ -30,19 +30,23 @@ fn expect_in_order(earlier: u64, later: u64) {
             cache.request_drain();
         };
         let (is_drained, met) = meet(moment, others, || {
-            let on_disk = |at: u64, value: u8| {
+            let on = |disk: &DiskImage, at: u64, value: u8| {
                 let mut bytes = [0; 512];
-                rig.disk.contents().read(at, &mut bytes);
+                disk.read(at, &mut bytes);
                 bytes[0] == value
             };
             for _ in 0..60 {
                 let _ = step(&rig.environment, &rig.maintainer);
-                assert!(
-                    on_disk(earlier, 1) || !on_disk(later, 2),
-                    "moment {moment}: the later one is there first"
-                );
+                // Whatever is left of what was written and not flushed.
+                for seed in 0..4 {
+                    let left = rig.disk.image_after_power_cut(seed);
+                    assert!(
+                        on(&left, earlier, 1) || !on(&left, later, 2),
+                        "moment {moment}: the later one is there first"
+                    );
+                }
             }
-            on_disk(later, 2)
+            on(&rig.disk.contents(), later, 2)
         });
         match met {
             Met::Came => moments += 1,
