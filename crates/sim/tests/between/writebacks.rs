@@ -33,7 +33,7 @@ fn expect_in_order(earlier: u64, later: u64) {
             let on = |disk: &DiskImage, at: u64, value: u8| {
                 let mut bytes = [0; 512];
                 disk.read(at, &mut bytes);
-                bytes[0] == value
+                bytes == [value; 512]
             };
             for _ in 0..60 {
                 let _ = step(&rig.environment, &rig.maintainer);
