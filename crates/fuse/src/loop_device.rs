@@ -1,21 +1,14 @@
-//! The loop device over the file, and the thread that alone holds it open.
+//! The loop device over the file: binding it, what the kernel tells of it and is told.
 //!
 //! Always true here: the device is bound with direct I/O, without a partition scan, and lets its file go by itself when its
-//! last opener closes it (AUTOCLEAR). The keeper's descriptor of it lies in a table of the keeper's own, never in
-//! the daemon's: when the daemon is killed, the kernel closes tables in any order, and closing a block device
-//! waits for its I/O. In one table with the FUSE connection that wait could be for the very connection that
-//! is closed next, and the process would never die. So nobody else in this process opens the device.
+//! last opener closes it (AUTOCLEAR).
 //!
-//! A device that is to outlive the process is *entrusted* to the kernel: it does not let its file go by itself, and nobody here holds
-//! it open. For whoever closes a block device last writes its pages out first, and a process that is killed would wait for pages
-//! that only its successor can take. For the same reason the thread touches an entrusted device only to release it, to give it up, to ask
-//! whether it is held, and to take a wish from it that a stop has left; for the first two nobody else holds the connection by then, so it ends with the process,
-//! and every wait with it.
-//!
-//! A device is only touched while it stands on our file: somebody may have let an idle one go by hand (`losetup -d`), and its number is
-//! another's then.
-//!
-//! Left to others: the file beneath ([`crate::worker`]), the link to the device ([`crate::link`]).
+//! Left to others: who holds it open, and lets it go ([`keeper`]), the file beneath ([`crate::worker`]), the link to the device
+//! ([`crate::link`]).
+
+mod keeper;
+
+pub use keeper::{Keeper, NotReleased};
 
 use crate::errors::system_error;
 use crate::system::{self, LO_FLAGS_AUTOCLEAR, LO_FLAGS_DIRECT_IO, LO_FLAGS_READ_ONLY, LO_NAME_SIZE};
@@ -26,19 +19,9 @@ use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Mutex, PoisonError};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
 
 /// Loop devices tried before it is given up: another process may take the free one first.
 const ATTEMPTS: usize = 64;
-/// How long binding may take; the kernel asks the file for its size and flushes it once.
-const BIND_PATIENCE: Duration = Duration::from_secs(30);
-/// Between two looks whether the last other opener (most often udev) has closed the device, or whether it is still: there is no event for it.
-const RELEASE_INTERVAL: Duration = Duration::from_millis(20);
-/// Looks in a row that find nothing in flight: between two requests of one writer there can be a moment.
-const QUIET_LOOKS: u32 = 2;
 /// Before the path in the name that a loop device carries.
 pub const MARK: &str = "cbd:";
 /// The most that goes through the loop device in one request: what one message carries.
@@ -96,219 +79,6 @@ pub struct QueueLimits {
     pub nr_requests: u64,
 }
 
-enum Command {
-    /// Whether somebody uses the device exclusively: a mount, a volume manager.
-    ExclusiveElsewhere(Sender<Result<bool>>),
-    /// Write out what the kernel still holds, and let the file go, if nobody else uses the device.
-    Release { end: Instant, reply: Sender<Result<()>> },
-    /// The device stays without anybody here that holds it.
-    Entrust(Sender<Result<()>>),
-    /// Close the device, whoever uses it.
-    Abandon(Sender<Result<()>>),
-}
-
-/// Why a device was not released.
-#[derive(Debug)]
-pub struct NotReleased {
-    /// In words.
-    pub error: Error,
-    /// The thread still waits for the device, and tells here when it is as it was.
-    pub later: Option<Receiver<Result<()>>>,
-}
-
-/// The thread that holds a loop device.
-#[derive(Debug)]
-pub struct Keeper {
-    commands: Sender<Command>,
-    thread: Option<JoinHandle<()>>,
-    /// Disconnected when the thread has ended.
-    ended: Mutex<Receiver<()>>,
-    device: LoopDevice,
-    /// What it stands on.
-    file: PathBuf,
-}
-
-impl Keeper {
-    /// Binds a free loop device. Whoever serves the file must be serving already.
-    ///
-    /// # Errors
-    /// When there is no loop device to be had, or the kernel can't bind one as it must be.
-    pub fn start(binding: Binding) -> Result<Self> {
-        let (bound, waiting) = mpsc::channel();
-        let (commands, received) = mpsc::channel();
-        let (end, ended) = mpsc::channel();
-        let file = binding.file.clone();
-        let thread = std::thread::Builder::new()
-            .name("cbd-loop".into())
-            .spawn(move || {
-                // Dropped last.
-                let _end: Sender<()> = end;
-                match bind(&binding) {
-                    Ok((file, device)) => {
-                        let kept = device.clone();
-                        if bound.send(Ok(device)).is_ok() {
-                            keep(Some(file), &kept, &binding.file, &received);
-                        }
-                    }
-                    Err(error) => {
-                        let _ = bound.send(Err(error));
-                    }
-                }
-            })
-            .map_err(|error| system_error("no thread for the loop device", &error))?;
-        let device = waiting.recv_timeout(BIND_PATIENCE).unwrap_or_else(|_| {
-            Err(Error::new(ErrorKind::TimedOut, "the loop device could not be bound within 30 seconds"))
-        })?;
-        Ok(Self { commands, thread: Some(thread), ended: Mutex::new(ended), device, file })
-    }
-
-    /// Takes care of a device that a process before this has entrusted to the kernel. Asks nothing of the file, which nobody may
-    /// serve yet.
-    ///
-    /// # Errors
-    /// [`ErrorKind::NotFound`] when it is not bound to `file` any more.
-    pub fn adopt(number: u32, file: &Path) -> Result<Self> {
-        let path = PathBuf::from(format!("/dev/loop{number}"));
-        if !is_bound_to(number, file) {
-            let text = format!("{} is not bound to {} any more", path.display(), file.display());
-            return Err(Error::new(ErrorKind::NotFound, text));
-        }
-        let device = describe(path, number)?;
-        let (commands, received) = mpsc::channel();
-        let (end, ended) = mpsc::channel();
-        let (kept, stands_on) = (device.clone(), file.to_owned());
-        let thread = std::thread::Builder::new()
-            .name("cbd-loop".into())
-            .spawn(move || {
-                // Dropped last.
-                let _end: Sender<()> = end;
-                match system::unshare_descriptors() {
-                    Ok(()) => keep(None, &kept, &stands_on, &received),
-                    // Whoever asks it for something is told that it is gone.
-                    Err(_) => drop(received),
-                }
-            })
-            .map_err(|error| system_error("no thread for the loop device", &error))?;
-        let file = file.to_owned();
-        Ok(Self { commands, thread: Some(thread), ended: Mutex::new(ended), device, file })
-    }
-
-    /// Lets the device outlive this process: it stays bound until it is released, and nobody here holds it open.
-    ///
-    /// # Errors
-    /// When the kernel refuses; it is as it was.
-    pub fn entrust(&self, patience: Duration) -> Result<()> {
-        self.ask(patience, Command::Entrust)
-    }
-
-    /// The thread ends. A device that was entrusted stays.
-    ///
-    /// # Errors
-    /// [`ErrorKind::TimedOut`] if the thread still waits for the device after `patience`.
-    pub fn leave(self, patience: Duration) -> Result<()> {
-        let Self { commands, thread, ended, device, .. } = self;
-        drop(commands);
-        let ended = ended.into_inner().unwrap_or_else(PoisonError::into_inner);
-        if ended.recv_timeout(patience) == Err(mpsc::RecvTimeoutError::Timeout) {
-            let text = format!("{} does not answer; I/O to it hangs", device.path.display());
-            return Err(Error::new(ErrorKind::TimedOut, text));
-        }
-        if let Some(thread) = thread {
-            // As in `join`.
-            let _ = thread.join();
-        }
-        Ok(())
-    }
-
-    /// Waits until the kernel has no request in flight to the device; whether that came before `end`. What somebody has written who has
-    /// closed the device since is in flight then: he is not seen to have it open any more, and his close waits.
-    pub fn wait_until_still(&self, end: Instant) -> bool {
-        let mut quiet_looks = 0;
-        while quiet_looks < QUIET_LOOKS {
-            quiet_looks = if is_still(self.device.number) { quiet_looks + 1 } else { 0 };
-            if quiet_looks < QUIET_LOOKS {
-                if Instant::now() >= end {
-                    return false;
-                }
-                std::thread::sleep(RELEASE_INTERVAL);
-            }
-        }
-        true
-    }
-
-    /// The device.
-    pub const fn device(&self) -> &LoopDevice {
-        &self.device
-    }
-
-    /// Whether it stands on its file still.
-    pub fn is_bound(&self) -> bool {
-        stands_on(self.device.number, &self.file)
-    }
-
-    /// Whether somebody uses the device exclusively, here or in another mount namespace.
-    ///
-    /// # Errors
-    /// When the device cannot be opened, or does not answer within `patience`.
-    pub fn exclusive_elsewhere(&self, patience: Duration) -> Result<bool> {
-        self.ask(patience, Command::ExclusiveElsewhere)
-    }
-
-    /// Writes out what the kernel still holds for the device and lets the file go. After an error the device is as
-    /// it was, or will be.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Busy`] if somebody still uses the device at `end`.
-    pub fn release(&self, end: Instant) -> std::result::Result<(), NotReleased> {
-        let patience = end.saturating_duration_since(Instant::now()) + Duration::from_secs(1);
-        let (reply, answer) = mpsc::channel();
-        let refused = |error| NotReleased { error, later: None };
-        self.commands.send(Command::Release { end, reply }).map_err(|_| refused(self.gone()))?;
-        match answer.recv_timeout(patience) {
-            Ok(released) => released.map_err(refused),
-            Err(mpsc::RecvTimeoutError::Disconnected) => Err(refused(self.gone())),
-            Err(mpsc::RecvTimeoutError::Timeout) => {
-                Err(NotReleased { error: self.hangs(), later: Some(answer) })
-            }
-        }
-    }
-
-    /// Closes the device: its file is let go when the last other user closes it too.
-    ///
-    /// # Errors
-    /// When closing takes longer than `patience`.
-    pub fn abandon(&self, patience: Duration) -> Result<()> {
-        self.ask(patience, Command::Abandon)
-    }
-
-    /// Waits for the thread, which has ended or is about to.
-    pub fn join(&mut self) {
-        if let Some(thread) = self.thread.take() {
-            // A panic of it was printed when it happened; there is nothing left to undo.
-            let _ = thread.join();
-        }
-    }
-
-    fn ask<T>(&self, patience: Duration, command: impl FnOnce(Sender<Result<T>>) -> Command) -> Result<T> {
-        let (reply, answer) = mpsc::channel();
-        self.commands.send(command(reply)).map_err(|_| self.gone())?;
-        match answer.recv_timeout(patience) {
-            Ok(answer) => answer,
-            Err(mpsc::RecvTimeoutError::Disconnected) => Err(self.gone()),
-            Err(mpsc::RecvTimeoutError::Timeout) => Err(self.hangs()),
-        }
-    }
-
-    fn gone(&self) -> Error {
-        Error::new(ErrorKind::Stopped, format!("{} is released already", self.device.path.display()))
-    }
-
-    fn hangs(&self) -> Error {
-        let text = format!("{} does not answer; I/O to it hangs", self.device.path.display());
-        Error::new(ErrorKind::TimedOut, text)
-    }
-}
-
 /// Whether a loop device stands on this file. Asks the kernel alone, not the file's server.
 pub fn is_bound_to(number: u32, file: &Path) -> bool {
     read_setting(number, "loop/backing_file").is_some_and(|bound| Path::new(&bound) == file)
@@ -320,87 +90,9 @@ fn stands_on(number: u32, file: &Path) -> bool {
     is_bound_to(number, file) || out_of_sight.is_some_and(|file| is_bound_to(number, &file))
 }
 
-/// Holds the device, unless it is entrusted, until it is told to let go, or whoever could tell is gone.
-fn keep(mut held: Option<File>, device: &LoopDevice, file: &Path, commands: &Receiver<Command>) {
-    let path = &device.path;
-    while let Ok(command) = commands.recv() {
-        match command {
-            Command::ExclusiveElsewhere(reply) => {
-                let answer = match open_exclusively(path) {
-                    Ok(_) => Ok(false),
-                    Err(_) if !stands_on(device.number, file) => Ok(false),
-                    Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Ok(true),
-                    Err(error) => Err(system_error(path.display(), &error)),
-                };
-                let _ = reply.send(answer);
-            }
-            Command::Release { end, reply } => {
-                let was_entrusted = held.is_none();
-                let opened = match held.take() {
-                    Some(held) => Ok(Some(held)),
-                    None => {
-                        open_ours(device, file).map_err(|error| (None, system_error(path.display(), &error)))
-                    }
-                };
-                let released = opened.and_then(|opened| match opened {
-                    Some(opened) => release(opened, device, end),
-                    None => Ok(()),
-                });
-                match released {
-                    Ok(()) => {
-                        let _ = reply.send(Ok(()));
-                        return;
-                    }
-                    Err((kept, error)) => {
-                        // The attempt to clear it has left it with the wish to let go by itself.
-                        if let Some(kept) = kept
-                            && !(was_entrusted && entrust(&kept).is_ok())
-                        {
-                            held = Some(kept);
-                        }
-                        let _ = reply.send(Err(error));
-                        if held.is_none() && !was_entrusted {
-                            return;
-                        }
-                    }
-                }
-            }
-            Command::Entrust(reply) => {
-                let entrusted = match &held {
-                    Some(held) => entrust(held),
-                    None => {
-                        open_ours(device, file).and_then(|opened| opened.as_ref().map_or(Ok(()), entrust))
-                    }
-                };
-                if entrusted.is_ok() {
-                    held = None;
-                }
-                let _ = reply.send(entrusted.map_err(|error| system_error(path.display(), &error)));
-            }
-            Command::Abandon(reply) => {
-                let ours = held.take().map_or_else(|| open_ours(device, file), |held| Ok(Some(held)));
-                if let Ok(Some(ours)) = ours {
-                    reset(device.number);
-                    // One that was entrusted does not go by itself.
-                    let _ = system::loop_clear(ours.as_fd());
-                }
-                let _ = reply.send(Ok(()));
-                return;
-            }
-        }
-    }
-}
-
 /// Whether nothing is in flight to a loop device. Asks the kernel alone.
 fn is_still(number: u32) -> bool {
     read_setting(number, "inflight").is_none_or(|text| text.split_whitespace().all(|count| count == "0"))
-}
-
-/// Takes the wish from a device to let its file go by itself.
-fn entrust(device: &File) -> io::Result<()> {
-    let mut info = system::loop_status(device.as_fd())?;
-    info.flags &= !LO_FLAGS_AUTOCLEAR;
-    system::loop_set_status(device.as_fd(), &info)
 }
 
 /// Lets the file of a device go that nobody of ours holds, at once or when its last user closes it. Its file has to be served, or its
@@ -409,62 +101,9 @@ pub fn let_go(number: u32) -> io::Result<()> {
     system::loop_clear(open_node(Path::new(&format!("/dev/loop{number}")))?.as_fd())
 }
 
-/// Lets the file go if nobody else uses the device; with an error comes what goes on holding it.
-fn release(held: File, device: &LoopDevice, end: Instant) -> std::result::Result<(), (Option<File>, Error)> {
-    let path = &device.path;
-    if let Err(error) = held.sync_all() {
-        let text = format!(
-            "{}: what the kernel still held for it could not be written, and is lost",
-            path.display()
-        );
-        return Err((Some(held), system_error(text, &error)));
-    }
-    if Instant::now() > end {
-        // Nobody waits for the answer any more, and the device goes on as before.
-        let text = format!("{}: what the kernel still held for it took too long to write", path.display());
-        return Err((Some(held), Error::new(ErrorKind::TimedOut, text)));
-    }
-    let exclusive = match open_exclusively(path) {
-        Ok(exclusive) => exclusive,
-        Err(error) => return Err((Some(held), system_error(path.display(), &error))),
-    };
-    // 1. Nobody can mount it from here on. 2. As the only opener, clearing it also keeps new ones out.
-    drop(held);
-    loop {
-        let cleared =
-            system::loop_clear(exclusive.as_fd()).and_then(|()| system::loop_status(exclusive.as_fd()));
-        match cleared {
-            Err(error) if error.raw_os_error() == Some(libc::ENXIO) => {
-                reset(device.number);
-                return Ok(());
-            }
-            Ok(_) if Instant::now() < end => std::thread::sleep(RELEASE_INTERVAL),
-            Ok(_) => {
-                let held = open_node(path).ok();
-                let text = format!("{} is open in another process", path.display());
-                return Err((held, Error::new(ErrorKind::Busy, text)));
-            }
-            Err(error) => return Err((open_node(path).ok(), system_error(path.display(), &error))),
-        }
-    }
-}
-
 fn open_node(path: &Path) -> io::Result<File> {
-    // Read-write, so that udev looks at the device anew only after it was let go for good.
+    // Not for writing: udev would look at the device anew whenever it is closed.
     OpenOptions::new().read(true).open(path)
-}
-
-/// Opens a device if it stands on our file: as long as it is open it can come to stand on no other.
-fn open_ours(device: &LoopDevice, file: &Path) -> io::Result<Option<File>> {
-    if !stands_on(device.number, file) {
-        return Ok(None);
-    }
-    let opened = open_node(&device.path)?;
-    Ok(stands_on(device.number, file).then_some(opened))
-}
-
-fn open_exclusively(path: &Path) -> io::Result<File> {
-    OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(path)
 }
 
 fn bind(binding: &Binding) -> Result<(File, LoopDevice)> {
