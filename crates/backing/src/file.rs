@@ -6,6 +6,7 @@
 //!
 //! Left to others: which disk it ought to be ([`Identity::check`]), and the operations (the queues).
 
+use crate::hold::Held;
 use crate::identity::{self, Identity, Kind};
 use crate::job::Target;
 use crate::ring::{RingQueue, raw};
@@ -90,7 +91,7 @@ pub struct BackingFile {
 }
 
 struct Opened {
-    file: File,
+    file: Held,
     status: Status,
     direct: bool,
     reason: Option<String>,
@@ -254,7 +255,7 @@ fn open_block_device(path: &Path, expected: &Status, options: &Options) -> Resul
         let text = format!("{} is set read-only; make it writable (blockdev --setrw)", path.display());
         return Err(Error::new(ErrorKind::ReadOnly, text));
     }
-    Ok(Opened { file, status, direct, reason })
+    Ok(Opened { file: Held::new(file), status, direct, reason })
 }
 
 fn open_file(path: &Path, expected: &Status, options: &Options) -> Result<Opened> {
@@ -277,7 +278,7 @@ fn open_file(path: &Path, expected: &Status, options: &Options) -> Result<Opened
         }
     };
     let status = checked_status(&file, path, expected, options)?;
-    Ok(Opened { file, status, direct, reason })
+    Ok(Opened { file: Held::new(file), status, direct, reason })
 }
 
 /// The status of what was opened, which must be what was looked at before.

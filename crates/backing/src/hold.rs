@@ -2,17 +2,21 @@
 //!
 //! Always true here: a block device is held by `O_EXCL`, which mounts, swap, device mapper and md claim too; a
 //! file by a lock of the open description and by no loop device having it. The hold ends with the last
-//! descriptor, so also when the process is killed.
+//! descriptor, so also when the process is killed; the lock of a file ends with its [`Held`].
 //!
-//! Left to others: programs that open a file and take no lock can't be seen; that is said in the documentation.
+//! Left to others: programs that open a file and take no lock can't be seen; that is said in the documentation. A claim of a block
+//! device can't be given back while a child process has a copy of the descriptor: whoever opens it again waits
+//! ([`after_predecessor`]).
 
 use crate::sys::{self, Status};
 use crate::sysfs::{self, BlockDirectory, LoopDevice, Mount};
 use cbd_types::{Error, ErrorKind, Result};
 use std::fs::File;
 use std::io;
+use std::ops::Deref;
 use std::os::fd::AsFd;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -23,6 +27,45 @@ pub const DISK_PATIENCE: Duration = Duration::from_secs(20);
 /// How long a loop device may take to tell its file.
 const LOOP_ANSWER: Duration = Duration::from_secs(1);
 const FUSE_MAGIC: u64 = 0x6573_5546;
+
+/// What was opened, and its lock.
+///
+/// A process that is forked has a copy of every descriptor until it starts another program, or for as long as it lives: without
+/// giving the lock back by name, closing would not end it.
+#[derive(Debug)]
+pub(crate) struct Held {
+    file: File,
+    locked: AtomicBool,
+}
+
+impl Held {
+    /// What has no lock yet ([`hold_file`]), or needs none.
+    pub(crate) const fn new(file: File) -> Self {
+        Self { file, locked: AtomicBool::new(false) }
+    }
+
+    /// Leaves the lock to the last descriptor: the kernel still has operations in flight, and one of its own.
+    pub(crate) fn leave(&self) {
+        self.locked.store(false, Ordering::SeqCst);
+    }
+}
+
+impl Deref for Held {
+    type Target = File;
+
+    fn deref(&self) -> &File {
+        &self.file
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if *self.locked.get_mut() {
+            // What can't be given back ends with the descriptor.
+            let _ = sys::unlock_whole(self.file.as_fd());
+        }
+    }
+}
 
 /// Opens what a process that was killed a moment ago may still hold; nobody tells when the kernel lets it go.
 ///
@@ -41,7 +84,7 @@ pub fn after_predecessor<T>(patience: Duration, mut open: impl FnMut() -> Result
 }
 
 /// Locks an open file and makes sure that no loop device stands on it.
-pub(crate) fn hold_file(file: &File, status: &Status, path: &Path, read_only: bool) -> Result<()> {
+pub(crate) fn hold_file(file: &Held, status: &Status, path: &Path, read_only: bool) -> Result<()> {
     let name = path.display();
     if let Err(error) = sys::lock_whole(file.as_fd(), !read_only) {
         return Err(match error.raw_os_error() {
@@ -54,6 +97,7 @@ pub(crate) fn hold_file(file: &File, status: &Status, path: &Path, read_only: bo
             ),
         });
     }
+    file.locked.store(true, Ordering::SeqCst);
     match loop_device_on(file, status) {
         None => Ok(()),
         Some(device) => {
@@ -156,4 +200,38 @@ fn user_of(status: &Status) -> Option<String> {
 pub(crate) fn is_writable(file: &File, status: &Status) -> io::Result<bool> {
     let attribute = BlockDirectory::of(status.special).and_then(|directory| directory.own("ro"));
     Ok(attribute.as_deref() != Some("1") && !sys::block_read_only(file.as_fd())?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn held(path: &Path) -> Result<Held> {
+        let file = Held::new(File::options().read(true).write(true).open(path).expect("it opens"));
+        let status = sys::status(file.as_fd()).expect("its status");
+        hold_file(&file, &status, path, false)?;
+        Ok(file)
+    }
+
+    #[test]
+    fn a_lock_ends_with_its_holder_whoever_has_a_copy_of_the_descriptor() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        let first = held(file.path()).expect("free");
+        let _copy_of_a_child = first.try_clone().expect("a copy");
+        assert_eq!(held(file.path()).expect_err("it has a holder").kind(), ErrorKind::Busy);
+        drop(first);
+        held(file.path()).expect("free again");
+    }
+
+    #[test]
+    fn a_lock_that_is_left_ends_with_the_last_descriptor() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        let first = held(file.path()).expect("free");
+        let of_the_kernel = first.try_clone().expect("a copy");
+        first.leave();
+        drop(first);
+        assert_eq!(held(file.path()).expect_err("not yet").kind(), ErrorKind::Busy);
+        drop(of_the_kernel);
+        held(file.path()).expect("free again");
+    }
 }

@@ -8,10 +8,10 @@
 //!
 //! Left to others: running the steps, and keeping the buffer alive meanwhile.
 
+use crate::hold::Held;
 use crate::identity::Kind;
 use cbd_types::backing::BackingDone;
 use cbd_types::{BackingGeometry, BackingOp, ByteRange, Error, ErrorKind, OpToken, Result};
-use std::fs::File;
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -38,7 +38,7 @@ const FRUITLESS_ATTEMPTS: u8 = 64;
 /// What queues of one backing device share. The descriptor, and with it the hold, lives until the last is gone.
 #[derive(Debug)]
 pub(crate) struct Target {
-    pub file: File,
+    pub file: Held,
     pub path: PathBuf,
     pub kind: Kind,
     pub geometry: BackingGeometry,
@@ -320,7 +320,7 @@ mod tests {
             discard_zeroes: true,
             discard_granularity: 512,
         };
-        let file = File::open("/dev/null").expect("always there");
+        let file = Held::new(std::fs::File::open("/dev/null").expect("always there"));
         let (no_zero_range, no_punch) = (AtomicBool::new(false), AtomicBool::new(false));
         Target { file, path: "/dev/sdx".into(), kind, geometry, read_only: false, no_zero_range, no_punch }
     }

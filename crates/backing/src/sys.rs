@@ -181,9 +181,18 @@ pub(crate) fn loop_file(file: BorrowedFd<'_>) -> io::Result<(DeviceNumber, u64)>
 
 /// Takes a lock on all of a file that belongs to this open description; does not wait.
 pub(crate) fn lock_whole(file: BorrowedFd<'_>, exclusive: bool) -> io::Result<()> {
+    set_lock(file, if exclusive { libc::F_WRLCK } else { libc::F_RDLCK })
+}
+
+/// Gives back what [`lock_whole`] took, whoever else has a descriptor of this open description.
+pub(crate) fn unlock_whole(file: BorrowedFd<'_>) -> io::Result<()> {
+    set_lock(file, libc::F_UNLCK)
+}
+
+fn set_lock(file: BorrowedFd<'_>, kind: libc::c_int) -> io::Result<()> {
     // SAFETY: `flock` is a structure of integers, for which all zeroes is a value; length 0 is "to the end".
     let mut lock: libc::flock64 = unsafe { std::mem::zeroed() };
-    lock.l_type = if exclusive { libc::F_WRLCK as i16 } else { libc::F_RDLCK as i16 };
+    lock.l_type = kind as i16;
     lock.l_whence = libc::SEEK_SET as i16;
     // SAFETY: F_OFD_SETLK reads the lock that is passed by address.
     checked(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) })?;

@@ -186,7 +186,7 @@ fn a_file_behind_a_loop_device_is_busy() {
     std::fs::hard_link(&path, &link).expect("a link");
     assert_refused(&link, ErrorKind::Busy, "loop device");
     drop(device);
-    open(&path);
+    open_again(&path);
 }
 
 #[test]
@@ -223,7 +223,7 @@ fn a_loop_device_has_the_sectors_it_says_and_is_the_file_behind_it() {
         let options = Options { sector: Some(512), ..Options::default() };
         let error = BackingFile::open(&device.path, options).map(|_| ()).expect_err("other sectors");
         assert_eq!(error.kind(), ErrorKind::Exchanged, "{error}");
-        assert_eq!(identity.same_disk(&open(&device.path).identity()), Ok(()));
+        assert_eq!(identity.same_disk(&open_again(&device.path).identity()), Ok(()));
         let other = LoopDevice::new(&file(directory.path(), "other", 4 * MIB), 4096, false);
         assert!(identity.same_disk(&open(&other.path).identity()).is_err());
     });
@@ -251,7 +251,7 @@ fn a_block_device_is_held_until_the_last_queue_is_gone() {
     let queue = queue(&open(&device.path), 4);
     assert_refused(&device.path, ErrorKind::Busy, "in use");
     drop(queue);
-    open(&device.path);
+    open_again(&device.path);
 }
 
 /// A mount in a namespace of its own, which ends with the child's standard input.
@@ -271,11 +271,8 @@ fn a_mounted_block_device_is_busy() {
     }
     let directory = directory();
     let path = file(directory.path(), "disk", 8 * MIB);
-    if !Command::new("mkfs.ext4").args(["-q", "-F"]).arg(&path).status().is_ok_and(|status| status.success())
-    {
-        eprintln!("not run: it needs mkfs.ext4");
-        return;
-    }
+    let made = Command::new("mkfs.ext4").args(["-q", "-F"]).arg(&path).status();
+    assert!(made.expect("mkfs.ext4 is installed").success());
     let device = LoopDevice::new(&path, 512, false);
     let script = r#"mount "$1" "$2" && echo mounted && read end"#;
     let mut child = Command::new("unshare")
@@ -293,7 +290,7 @@ fn a_mounted_block_device_is_busy() {
     assert_refused(&device.path, ErrorKind::Busy, "in use");
     assert_refused(&path, ErrorKind::Busy, "loop device");
     drop(mounted);
-    drop(open(&device.path));
+    drop(open_again(&device.path));
     let at = directory.path().join("mount");
     std::fs::create_dir(&at).expect("a directory");
     in_time(move || {

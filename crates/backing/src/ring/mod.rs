@@ -25,7 +25,6 @@ pub const DEPTH_MAX: usize = 1024;
 
 /// A queue over a ring of its own.
 pub struct RingQueue {
-    // First, so that the kernel is done before the descriptor and the hold may go.
     raw: RawRing,
     target: Arc<Target>,
     depth: usize,
@@ -163,5 +162,14 @@ impl BackingQueue for RingQueue {
 impl PollableQueue for RingQueue {
     fn wait_descriptor(&self) -> RawFd {
         self.gathered.as_raw_fd()
+    }
+}
+
+impl Drop for RingQueue {
+    fn drop(&mut self) {
+        // The kernel is done before the hold may go, or keeps it.
+        if !self.raw.finish() {
+            self.target.file.leave();
+        }
     }
 }

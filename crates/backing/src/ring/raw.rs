@@ -147,6 +147,17 @@ impl RawRing {
         }
     }
 
+    /// Waits until the kernel works on nothing; false where it lets nobody wait, and may still be at work.
+    pub fn finish(&mut self) -> bool {
+        while self.taken > 0 {
+            if self.completion().is_none() && self.get_events(true).is_err() {
+                std::mem::forget(std::mem::take(&mut self.slots));
+                return false;
+            }
+        }
+        true
+    }
+
     /// The slot of a step that has ended, and its answer.
     pub fn completion(&mut self) -> Option<(usize, i32)> {
         let mut entry: Option<cqueue::Entry> = self.ring.completion().next();
@@ -209,11 +220,6 @@ fn entry(job: &mut Job, target: &Target) -> squeue::Entry {
 
 impl Drop for RawRing {
     fn drop(&mut self) {
-        while self.taken > 0 {
-            if self.completion().is_none() && self.get_events(true).is_err() {
-                std::mem::forget(std::mem::take(&mut self.slots));
-                return;
-            }
-        }
+        self.finish();
     }
 }

@@ -1,7 +1,7 @@
 //! What the tests of backing devices share: files, loop devices that clean up after themselves, and time limits.
 #![allow(dead_code, unsafe_code, missing_docs)]
 
-use cbd_backing::{Backing, BackingFile, Engine, Options, PollableQueue};
+use cbd_backing::{Backing, BackingFile, Engine, Options, PollableQueue, after_predecessor};
 use cbd_types::backing::BackingDone;
 use cbd_types::{AlignedBuffer, BackingOp, ByteRange, OpToken};
 use std::fs::{File, OpenOptions};
@@ -44,6 +44,13 @@ pub fn file(directory: &Path, name: &str, size: u64) -> PathBuf {
 
 pub fn open(path: &Path) -> BackingFile {
     BackingFile::open(path, Options::default()).expect("free to be opened")
+}
+
+/// Opens what was open a moment ago. A child process that a test beside this one is starting has a copy of every descriptor, and
+/// with it the claim of a block device.
+pub fn open_again(path: &Path) -> BackingFile {
+    after_predecessor(Duration::from_secs(20), || BackingFile::open(path, Options::default()))
+        .expect("free to be opened")
 }
 
 pub fn open_synchronous(path: &Path) -> BackingFile {
