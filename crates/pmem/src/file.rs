@@ -8,21 +8,47 @@ use std::ffi::CStr;
 use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
+use std::ops::Deref;
 use std::os::fd::{AsRawFd, FromRawFd};
 
 fn checked(returned: libc::c_int) -> io::Result<libc::c_int> {
     if returned < 0 { Err(io::Error::last_os_error()) } else { Ok(returned) }
 }
 
-/// Takes the whole file for writing, for this open description alone; false when somebody else has it. It is
-/// given back when the last descriptor of this description is closed, however the process ends.
-pub(crate) fn lock(file: &File) -> io::Result<bool> {
-    lock_as(file, libc::F_WRLCK)
+/// A file that is locked whole, as long as this lives. However the process ends, the lock ends with the last descriptor of this
+/// open description; it does not wait for that here, since a child process that is being started, or forked to stay, has a copy.
+#[derive(Debug)]
+pub(crate) struct Locked(File);
+
+impl Locked {
+    /// Takes the whole file for writing, for this open description alone; it comes back when somebody else has it.
+    pub fn take(file: File) -> io::Result<Result<Self, File>> {
+        Self::take_as(file, libc::F_WRLCK)
+    }
+
+    /// As [`take`](Self::take), but others may have the file for reading too.
+    pub fn take_for_reading(file: File) -> io::Result<Result<Self, File>> {
+        Self::take_as(file, libc::F_RDLCK)
+    }
+
+    fn take_as(file: File, kind: libc::c_int) -> io::Result<Result<Self, File>> {
+        Ok(if lock_as(&file, kind)? { Ok(Self(file)) } else { Err(file) })
+    }
 }
 
-/// As [`lock`], but others may have the file for reading too.
-pub(crate) fn lock_for_reading(file: &File) -> io::Result<bool> {
-    lock_as(file, libc::F_RDLCK)
+impl Deref for Locked {
+    type Target = File;
+
+    fn deref(&self) -> &File {
+        &self.0
+    }
+}
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        // What can't be given back ends with the descriptor.
+        let _ = lock_as(&self.0, libc::F_UNLCK);
+    }
 }
 
 fn lock_as(file: &File, kind: libc::c_int) -> io::Result<bool> {
@@ -102,4 +128,25 @@ pub(crate) fn page_size() -> u64 {
     // SAFETY: the call reads nothing of ours.
     let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     u64::try_from(size).ok().filter(|size| size.is_power_of_two()).unwrap_or(4096)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_ends_with_its_holder_whoever_has_a_copy_of_the_descriptor() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        let open = || File::options().read(true).write(true).open(file.path()).expect("it opens");
+        let first = Locked::take(open()).expect("asked").expect("free");
+        let _copy_of_a_child = first.try_clone().expect("a copy");
+        assert!(Locked::take(open()).expect("asked").is_err(), "it has a holder");
+        assert!(Locked::take_for_reading(open()).expect("asked").is_err(), "it has a holder");
+        drop(first);
+        let second = Locked::take_for_reading(open()).expect("asked").expect("free again");
+        let _copy_of_a_child = second.try_clone().expect("a copy");
+        Locked::take_for_reading(open()).expect("asked").expect("free for other readers");
+        drop(second);
+        Locked::take(open()).expect("asked").expect("free again");
+    }
 }

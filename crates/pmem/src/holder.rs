@@ -46,7 +46,8 @@ mod tests {
     fn who_has_the_lock_is_found_and_who_merely_has_the_file_open_is_not() {
         let file = tempfile::NamedTempFile::new().expect("a file");
         assert_eq!(holder_of(file.as_file()), None);
-        assert!(crate::file::lock(file.as_file()).expect("a lock"));
+        let again = File::options().write(true).open(file.path()).expect("it opens");
+        let _held = crate::file::Locked::take(again).expect("asked").expect("free");
         let found = holder_of(file.as_file()).expect("the holder");
         assert!(found.starts_with(&format!("process {} (", std::process::id())), "{found}");
         assert!(found.ends_with(", this one)"), "{found}");

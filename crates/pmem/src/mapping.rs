@@ -8,6 +8,7 @@
 
 use crate::calibrate::{Calibration, Figures, calibrate};
 use crate::copy::{self, Fault};
+use crate::file::Locked;
 use crate::memory::Memory;
 use crate::methods::{Available, CLASS_SIZES, CopyMethod, Methods};
 use crate::open::{self, OpenOptions, Opened};
@@ -15,7 +16,6 @@ use crate::processor::Flush;
 use crate::routines::processor as routines;
 use cbd_types::{Durability, Error, ErrorKind, MediaError, Pmem, Result, Safeguard};
 use core::fmt::Write;
-use std::fs::File;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::OnceLock;
@@ -100,7 +100,7 @@ pub struct Mapping {
     warnings: Vec<String>,
     figures: Option<[Figures; CLASS_SIZES.len()]>,
     /// Holds the region.
-    _file: File,
+    _file: Option<Locked>,
 }
 
 pub(crate) fn available() -> &'static Available {

@@ -7,7 +7,7 @@
 //! Left to others: the system calls (`file`), the mapping itself (`memory`), copying.
 
 use crate::errors::from_io;
-use crate::file;
+use crate::file::{self, Locked};
 use crate::holder::holder_of;
 use crate::identity::{HUGETLBFS, TMPFS, file_system_name};
 use crate::mapping::Kind;
@@ -45,7 +45,8 @@ pub struct OpenOptions {
 #[derive(Debug)]
 pub(crate) struct Opened {
     pub memory: Memory,
-    pub file: File,
+    /// None where nobody else can have it.
+    pub file: Option<Locked>,
     pub kind: Kind,
     pub durability: Durability,
     pub file_system: String,
@@ -62,7 +63,7 @@ pub(crate) fn open(path: &Path, options: &OpenOptions, flush: Flush) -> Result<O
             let again =
                 file.metadata().map_err(|error| from_io(&error, format!("cannot look at {region}")))?;
             check_type(path, &again)?;
-            hold(path, &file)?;
+            let file = hold(path, file)?;
             if again.file_type().is_char_device() {
                 open_device(path, file, &again, options, flush)
             } else {
@@ -143,12 +144,12 @@ fn open_existing(path: &Path) -> Result<File> {
         .map_err(|error| from_io(&error, format!("cannot open the region {} for writing", path.display())))
 }
 
-fn hold(path: &Path, file: &File) -> Result<()> {
+fn hold(path: &Path, file: File) -> Result<Locked> {
     let region = path.display();
-    match file::lock(file) {
-        Ok(true) => Ok(()),
-        Ok(false) => {
-            let who = holder_of(file).unwrap_or_else(|| {
+    match Locked::take(file) {
+        Ok(Ok(locked)) => Ok(locked),
+        Ok(Err(file)) => {
+            let who = holder_of(&file).unwrap_or_else(|| {
                 "another daemon, program or tool that this user may not look at".to_owned()
             });
             Err(refuse(
@@ -179,7 +180,7 @@ fn create(path: &Path, options: &OpenOptions, flush: Flush) -> Result<Opened> {
         .mode(0o600)
         .open(path)
         .map_err(|error| from_io(&error, format!("cannot make the region {region}")))?;
-    hold(path, &file)?;
+    let file = hold(path, file)?;
     let opened = open_file(path, file, options, flush);
     if opened.is_err() {
         // We made it, and nobody else can have got hold of it. What cannot be removed is an empty file.
@@ -199,7 +200,7 @@ pub(crate) fn check_minimum(path: &Path, size: u64) -> Result<()> {
     ))
 }
 
-fn open_file(path: &Path, file: File, options: &OpenOptions, flush: Flush) -> Result<Opened> {
+fn open_file(path: &Path, file: Locked, options: &OpenOptions, flush: Flush) -> Result<Opened> {
     let region = path.display();
     let looked = file.metadata().map_err(|error| from_io(&error, format!("cannot look at {region}")))?;
     let system = file::file_system(&file)
@@ -228,6 +229,7 @@ fn open_file(path: &Path, file: File, options: &OpenOptions, flush: Flush) -> Re
         let _ = file.set_len(looked.len());
     }
     let (memory, synchronous) = mapped?;
+    let dax = file::is_dax(&file);
     let mut opened = Opened {
         memory,
         kind: if synchronous {
@@ -240,7 +242,7 @@ fn open_file(path: &Path, file: File, options: &OpenOptions, flush: Flush) -> Re
         durability: Durability::ProcessCrash,
         file_system: file_system_name(system.magic),
         warnings: Vec::new(),
-        file,
+        file: Some(file),
     };
     match opened.kind {
         Kind::DaxFile => {
@@ -250,7 +252,7 @@ fn open_file(path: &Path, file: File, options: &OpenOptions, flush: Flush) -> Re
             let keeps = directory.map_or(PowerFailure::NotStated, |place| sysfs::power_failure(&place));
             set_durability(&mut opened, keeps, flush);
         }
-        Kind::File if file::is_dax(&opened.file) => opened.warnings.push(format!(
+        Kind::File if dax => opened.warnings.push(format!(
             "{region} is a DAX file, but its device needs a system call to make stores durable (as virtio-pmem \
              does): the region survives the process, not a power failure"
         )),
@@ -337,7 +339,7 @@ pub(crate) fn address_space(path: &Path, length: u64) -> Result<usize> {
 
 fn open_device(
     path: &Path,
-    file: File,
+    file: Locked,
     looked: &Metadata,
     options: &OpenOptions,
     flush: Flush,
@@ -356,7 +358,7 @@ fn open_device(
         .map_err(|error| from_io(&error, format!("cannot map the device {region}")))??;
     let mut opened = Opened {
         memory,
-        file,
+        file: Some(file),
         kind: Kind::DeviceDax,
         durability: Durability::ProcessCrash,
         file_system: "devdax".to_owned(),
@@ -467,7 +469,7 @@ pub(crate) fn anonymous(size: u64) -> Result<Opened> {
         Memory::of_file(file.as_fd(), address_space(path, length)?, Sharing::Shared).map_err(no_memory)??;
     let mut opened = Opened {
         memory,
-        file,
+        file: None,
         kind: Kind::Memfd,
         durability: Durability::ProcessCrash,
         file_system: "tmpfs".to_owned(),

@@ -7,14 +7,14 @@
 
 use crate::copy::{self, Fault};
 use crate::errors::from_io;
-use crate::file;
+use crate::file::{self, Locked};
 use crate::holder::holder_of;
 use crate::mapping::available;
 use crate::memory::{Memory, Sharing};
 use crate::methods::{CopyMethod, Methods};
 use crate::open::{address_space, check_minimum, check_type, device_length};
 use cbd_types::{Error, ErrorKind, MediaError, Result};
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
@@ -26,7 +26,7 @@ pub struct Reader {
     memory: Memory,
     methods: Methods,
     /// Holds the region.
-    _file: File,
+    _file: Locked,
 }
 
 impl Reader {
@@ -48,9 +48,9 @@ impl Reader {
             .map_err(not_opened)?;
         let looked = file.metadata().map_err(not_opened)?;
         check_type(path, &looked)?;
-        match file::lock_for_reading(&file) {
-            Ok(true) => {}
-            Ok(false) => {
+        let file = match Locked::take_for_reading(file) {
+            Ok(Ok(locked)) => locked,
+            Ok(Err(file)) => {
                 let who = holder_of(&file).unwrap_or_else(|| {
                     "a daemon that serves it, or a program or tool that changes it".to_owned()
                 });
@@ -60,7 +60,7 @@ impl Reader {
                 ));
             }
             Err(error) => return Err(from_io(&error, format!("cannot lock the region {region}"))),
-        }
+        };
         let length = if looked.file_type().is_char_device() {
             device_length(path, &looked)?.1
         } else {

@@ -1,20 +1,14 @@
-//! Tests that start other processes. They have a program of their own: between its start and its first instruction a child
-//! holds every region that a test beside it has open, and with it the lock.
+//! Tests that start other processes.
 
 mod support;
 
 use cbd_pmem::Mapping;
 use cbd_types::ErrorKind;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
 use support::{MIB, create, directory, existing, refusal};
-
-/// One at a time, for the same reason.
-static ALONE: Mutex<()> = Mutex::new(());
 
 #[test]
 fn a_region_in_use_by_another_process_is_busy() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let directory = directory();
     let path = directory.path().join("region");
     drop(Mapping::open(&path, &create(MIB)).expect("made"));
@@ -41,7 +35,6 @@ fn child_finds_the_region_busy() {
 
 #[test]
 fn what_is_no_file_is_refused_by_its_name() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let directory = directory();
     let fifo = directory.path().join("fifo");
     assert!(std::process::Command::new("mkfifo").arg(&fifo).status().expect("ran").success());
