@@ -15,7 +15,10 @@ use crate::{
 };
 use alloc::{boxed::Box, format, string::String, sync::Arc, vec::Vec};
 use cbd_format::{Drained, LaneTail, RecordPlace, SegmentShape};
-use cbd_types::{BackendId, CHUNK, Epoch, Error, ErrorKind, Region, Result, Safeguard, SegmentId};
+use cbd_types::{
+    BackendId, ByteRange, CHECKSUM_BLOCK, CHUNK, Epoch, Error, ErrorKind, Region, Result, Safeguard,
+    SegmentId,
+};
 use core::sync::atomic::Ordering;
 use core::task::Waker;
 
@@ -206,11 +209,12 @@ impl<E: Environment> Cache<E> {
         &self.lanes[self.identity.lanes.lane_of(at).index()]
     }
 
-    /// As [`lane`](Self::lane), where the block at `at` is about to be looked up: asks for the line in which its chain begins, so that it
-    /// comes while the lane is taken.
-    pub(crate) fn approach(&self, at: u64) -> &Lane<E> {
-        let lane = self.lane(at);
-        lane.heads.ask::<E>(self.identity.lanes.key(at));
+    /// The lane of `range`, whose blocks are about to be looked up: asks for the lines where the index has them, so that they come
+    /// while the lane is taken.
+    pub(crate) fn approach(&self, range: ByteRange) -> &Lane<E> {
+        const ASKED: u64 = 16 * CHECKSUM_BLOCK;
+        let lane = self.lane(range.start);
+        lane.lines.ask::<E>(self.keys(ByteRange::at(range.start, range.len().min(ASKED))));
         lane
     }
 

@@ -8,7 +8,7 @@
 use crate::{
     Environment, Mutex,
     admission::Admission,
-    index::{Heads, Index},
+    index::{Index, Lines},
     overlay::Overlay,
     parking::Parking,
     sync::{SharedBool, SharedU64},
@@ -108,8 +108,8 @@ impl LaneState {
 pub(crate) struct Lane<E: Environment> {
     /// Set by a writer before it stores; see the module's invariants.
     touched: SharedBool<E>,
-    /// Where the index of the state has its heads.
-    pub(crate) heads: Heads,
+    /// Where the index of the state has its lines.
+    pub(crate) lines: Lines,
     pub(crate) state: Mutex<E, LaneState>,
     /// What writeback has made clean of [`Counters::dirtied`] and [`Counters::dirty_records`].
     pub(crate) cleaned_bytes: SharedU64<E>,
@@ -120,7 +120,7 @@ impl<E: Environment> Lane<E> {
     pub(crate) fn new(state: LaneState) -> Self {
         Self {
             touched: SharedBool::new(false),
-            heads: state.index.heads(),
+            lines: state.index.lines(),
             state: Mutex::<E, _>::new(state),
             cleaned_bytes: SharedU64::new(0),
             cleaned_records: SharedU64::new(0),

@@ -135,7 +135,7 @@ impl<E: Environment> Cache<E> {
             return None;
         }
         let (location, at, sum) = {
-            let mut state = self.approach(base).lock();
+            let mut state = self.approach(range).lock();
             if !state.overlay.is_empty() {
                 return None;
             }

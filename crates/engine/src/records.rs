@@ -64,8 +64,13 @@ impl<E: Environment> Cache<E> {
     }
 
     /// Records from `slot` on whose first copies stand in one page and are good, each with its slot. They end where one is not:
-    /// it may have a second copy.
-    pub(crate) fn good_records<'a>(&self, records: &'a mut Records, slot: u32) -> Vec<(u32, &'a Record)> {
+    /// it may have a second copy. `found` is called for each before the next is looked at.
+    pub(crate) fn good_records<'a>(
+        &self,
+        records: &'a mut Records,
+        slot: u32,
+        found: impl Fn(&Record),
+    ) -> Vec<(u32, &'a Record)> {
         let mut good = Vec::with_capacity(LINES as usize);
         if slot >= records.end {
             return good;
@@ -75,6 +80,7 @@ impl<E: Environment> Cache<E> {
         let records = &*records;
         let mut slot = slot;
         while let Some(record) = self.first_copy(records, slot) {
+            found(record);
             good.push((slot, record));
             slot += record.slots();
         }

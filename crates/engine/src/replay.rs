@@ -222,7 +222,11 @@ impl<E: Environment> Cache<E> {
         let mut records = self.records_of(segment.segment, self.shape().slots_max());
         let mut slot = 0;
         while limit.is_none_or(|limit| expected < limit) {
-            let mut read = self.good_records(&mut records, slot);
+            let lines = state.index.lines();
+            let mut read = self.good_records(&mut records, slot, |record| {
+                let key = self.identity.lanes.key(record.range().start);
+                lines.ask::<E>(key..=key);
+            });
             let in_order =
                 read.iter().zip(expected..limit.unwrap_or(u64::MAX)).take_while(|((_, record), expected)| {
                     Safeguard::RecoverySequence.holds(record.sequence.get() == *expected)

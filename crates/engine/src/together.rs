@@ -47,7 +47,7 @@ impl<E: Environment> Cache<E> {
         held: &mut [Option<Guard<'a, E>>; TOGETHER],
     ) -> usize {
         for (range, _) in writes.iter().take(held.len()) {
-            self.approach(range.start);
+            self.approach(*range);
         }
         let mut count = 0;
         for (place, (range, _)) in held.iter_mut().zip(writes) {

@@ -2,7 +2,7 @@
 
 use crate::{
     Cache, Environment,
-    index::{BlockData, Location, PARTS, blocks},
+    index::{BlockData, Location, blocks},
     lane::LaneState,
     parking::Parked,
     pool::Asker,
@@ -47,7 +47,7 @@ impl<E: Environment> Cache<E> {
         asker: Asker,
         waker: Option<&Waker>,
     ) -> Result<Admission> {
-        let lane = self.approach(range.start);
+        let lane = self.approach(range);
         let mut state = lane.lock();
         // A store that failed may have been the lane's last record: nothing may come behind it that would prove it.
         self.region().check_stores(Safeguard::RecordAfterFailure)?;
@@ -127,13 +127,13 @@ impl<E: Environment> Cache<E> {
             self.region().nothing_in_flight()
         };
 
+        let in_parts = !(range.start | range.end).is_multiple_of(CHECKSUM_BLOCK);
+        lane.index.ask_further::<E>(keys, in_parts);
+
         // 4. Sequence number and epoch, index, record: their order is the order of commit.
         let mut record = Record::new(kind, range);
         record.data_offset = (data_offset as u32).into();
         let (location, stored) = self.append(lane, record, sums);
-        if BLOCKS > 2 {
-            lane.index.ask_further::<E>(keys);
-        }
         self.index_range(lane, range, location, data_offset as u32, sums);
         if !lane.overlay.is_empty() && Safeguard::WriteHeals.is_kept() {
             lane.overlay.heal(range);
@@ -171,22 +171,24 @@ impl<E: Environment> Cache<E> {
         data_offset: u32,
         sums: &[u32],
     ) {
-        if range.len() == CHECKSUM_BLOCK && range.start.is_multiple_of(CHECKSUM_BLOCK) {
-            // Most are just that.
-            let data = sums.first().map(|sum| BlockData { offset: data_offset, sum: *sum });
-            lane.index.set_whole(self.identity.lanes.key(range.start), location, data);
-            return;
+        let whole = ByteRange {
+            start: range.start.next_multiple_of(CHECKSUM_BLOCK),
+            end: range.end / CHECKSUM_BLOCK * CHECKSUM_BLOCK,
+        };
+        if whole.start < whole.end {
+            let before = whole.start - range.start;
+            let sums = &sums[sums.len().min(usize::from(before > 0))..];
+            let blocks = (0..whole.len() / CHECKSUM_BLOCK).map(|number| {
+                let offset = data_offset + (before + number * CHECKSUM_BLOCK) as u32;
+                sums.get(number as usize).map(|sum| BlockData { offset, sum: *sum })
+            });
+            lane.index.set_whole(self.identity.lanes.key(whole.start), location, blocks);
         }
-        for (number, (block, first, end)) in blocks(range).enumerate() {
-            let start = block * CHECKSUM_BLOCK;
-            let key = self.identity.lanes.key(start);
-            if (first, end) == (0, PARTS) {
-                let offset = data_offset + (start - range.start) as u32;
-                let data = sums.get(number).map(|sum| BlockData { offset, sum: *sum });
-                lane.index.set_whole(key, location, data);
-            } else {
-                lane.index.set_parts(key, first, end, location);
-            }
+        let head = ByteRange { start: range.start, end: whole.start.min(range.end) };
+        let tail = ByteRange { start: whole.end.max(head.end), end: range.end };
+        for (block, first, end) in blocks(head).chain(blocks(tail)) {
+            let key = self.identity.lanes.key(block * CHECKSUM_BLOCK);
+            lane.index.set_parts(key, first, end, location);
         }
     }
 }

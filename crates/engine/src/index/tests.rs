@@ -25,7 +25,7 @@ fn the_index_agrees_with_a_map_of_sectors() {
                 index.reserve(1);
                 let data = BlockData { offset: step, sum: !step };
                 let data = (step % 3 > 0).then_some(data);
-                index.set_whole(key, location, data);
+                index.set_whole(key, location, [data].into_iter());
                 whole.insert(key, data.map(|data| (location, data)));
                 model.extend((0..PARTS).map(|part| ((key, part), location)));
             }
@@ -78,7 +78,7 @@ fn no_insert_moves_an_entry_that_is_there() {
         index.reserve(1);
         index.set_parts(key, 0, 1, at(0, key));
         let grown = index.bytes() - before;
-        let most = SLAB * size_of::<Node>() + SIDE_SLAB * size_of::<Parts>();
+        let most = table::SLAB * size_of::<table::Node>() + SIDE_SLAB * size_of::<Parts>();
         assert!(grown <= most, "block {key}: {grown} bytes came at once");
         places.push(place(&index, key));
     }
@@ -92,7 +92,7 @@ fn side_entries_that_were_given_back_are_used_before_new_ones_are_made() {
     fill(&mut index);
     let bytes = index.bytes();
     for _ in 0..10 {
-        (0..500).for_each(|key| index.set_whole(key, at(1, key), None));
+        (0..500).for_each(|key| index.set_whole(key, at(1, key), [None].into_iter()));
         (500..1000).for_each(|key| index.remove_at(key, at(0, key)));
         fill(&mut index);
     }
@@ -100,18 +100,4 @@ fn side_entries_that_were_given_back_are_used_before_new_ones_are_made() {
     index.clear();
     fill(&mut index);
     assert_eq!(index.bytes(), bytes, "what was forgotten is used again");
-}
-
-#[test]
-fn nodes_that_were_given_back_are_used_again_before_new_ones() {
-    let mut index = Index::new(64);
-    for blocks in [1, 2, 6, 7, 12, 13, 40] {
-        for round in 0..3u32 {
-            let used = index.used;
-            (0..blocks).for_each(|key| index.set_whole(key, at(1, key), None));
-            assert!(index.used == used.max(blocks), "{blocks} blocks, round {round}: {}", index.used);
-            (0..blocks).for_each(|key| index.remove_at(key, at(1, key)));
-            assert_eq!(index.live(), 0);
-        }
-    }
 }
