@@ -130,6 +130,26 @@ fn a_parked_range_is_tried_again_by_itself_but_seldom() {
 }
 
 #[test]
+fn what_is_written_beside_a_parked_range_does_not_wait_until_that_is_tried_again() {
+    let _watchdog = guarded("beside a parked range");
+    let mut world = World::new(quiet(Consistency::Strict));
+    ask(&mut world, &[write(4 * KIB, 4 * KIB), FLUSH]);
+    world.drain();
+    let pass = |world: &mut World, seconds: u64| {
+        for _ in 0..seconds * 10 {
+            world.maintain_until_idle();
+            world.advance(100);
+        }
+    };
+    // Longer than writeback waits after a refusal, and not until what is parked is tried again.
+    pass(&mut world, 12);
+    ask(&mut world, &[write(64 * KIB, 4 * KIB)]);
+    pass(&mut world, 5);
+    assert_eq!(world.status().dirty_bytes, BAD.len(), "five seconds later");
+    world.finish();
+}
+
+#[test]
 fn what_is_written_over_a_parked_range_ends_it() {
     let _watchdog = guarded("written over");
     let mut world = World::new(quiet(Consistency::Strict));

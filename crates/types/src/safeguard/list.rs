@@ -548,6 +548,8 @@ safeguards! {
     RepairSlotFence = "repair.slot.fence",
     /// A region whose stores failed takes no new tail and no new drained.
     MaintainerStoreCheck = "maintainer.store-check",
+    /// A maintainer that sleeps until something parked is due is woken by the first write.
+    MaintainerSleepsLong = "maintainer.sleeps-long",
     /// A maintainer that has said that it sleeps looks again whether somebody wrote before that.
     MaintainerLooksAgain = "maintainer.looks-again",
 
