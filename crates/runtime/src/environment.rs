@@ -18,6 +18,7 @@ impl<P> ProcessEnvironment<P> {
     /// An environment whose monotonic clock begins now.
     #[must_use]
     pub fn new() -> Self {
+        cbd_lock::prepare();
         Self { started: Instant::now(), memory: PhantomData }
     }
 }
@@ -30,7 +31,7 @@ impl<P> Default for ProcessEnvironment<P> {
 
 impl<P: Pmem + 'static> Environment for ProcessEnvironment<P> {
     type Memory = P;
-    type Lock = parking_lot::RawMutex;
+    type Lock = cbd_lock::Lock;
 
     // Some 5 to 20 us, as long as the processor makes a pause.
     const LOOKS: u32 = 500;

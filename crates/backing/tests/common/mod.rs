@@ -1,9 +1,13 @@
 //! What the tests of backing devices share: files, loop devices that clean up after themselves, and time limits.
 #![allow(dead_code, unsafe_code, missing_docs)]
 
+mod forbid;
+
 use cbd_backing::{Backing, BackingFile, Engine, Options, PollableQueue, after_predecessor};
 use cbd_types::backing::BackingDone;
 use cbd_types::{AlignedBuffer, BackingOp, ByteRange, OpToken};
+#[allow(unused_imports)]
+pub use forbid::forbid;
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsRawFd, RawFd};
 use std::path::{Path, PathBuf};
@@ -134,25 +138,6 @@ pub fn mount_tmpfs(at: &Path, size: u64) {
     // SAFETY: all arguments are C strings that outlive the call.
     let result = unsafe { libc::mount(tmpfs, at.as_ptr(), tmpfs, 0, options.as_ptr().cast()) };
     assert_eq!(result, 0, "a tmpfs");
-}
-
-/// Makes a system call fail with EPERM for the calling thread, as a container does.
-pub fn forbid(call: libc::c_long) {
-    let statement = |code: u32, k: u32, jump: u8| libc::sock_filter { code: code as u16, jt: 0, jf: jump, k };
-    let mut filter = [
-        // Load the number of the call; if it is the one, answer EPERM, else allow it.
-        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0),
-        statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, call as u32, 1),
-        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32, 0),
-        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0),
-    ];
-    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
-    // SAFETY: both calls take numbers and a program that outlives them; they concern this thread alone.
-    let result = unsafe {
-        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-            | libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program)
-    };
-    assert_eq!(result, 0, "a filter");
 }
 
 /// A loop device that is gone when the last descriptor is closed, so also when the test is killed.

@@ -1,0 +1,115 @@
+//! The lock on Linux: futexes, and barriers by `membarrier`.
+//!
+//! Always true here: a light barrier that is none for the processor is one for a process that has registered, whose heavy barriers reach every
+//! thread; before that, and where the system refuses, it is a full barrier.
+
+use crate::protocol::Platform;
+use core::sync::atomic::{AtomicU8, AtomicU32, Ordering, compiler_fence, fence};
+use rustix::thread::futex::{Flags, Timespec};
+use rustix::thread::{MembarrierCommand, futex, membarrier};
+
+/// Nobody has asked the system yet.
+const UNKNOWN: u8 = 0;
+/// Heavy barriers reach all threads.
+const REGISTERED: u8 = 1;
+/// The system has no such barrier, or forbids it.
+const REFUSED: u8 = 2;
+
+/// Which of them; it changes once.
+static WAY: AtomicU8 = AtomicU8::new(UNKNOWN);
+
+/// How long who could not make others pass a barrier sleeps before it looks again.
+const SHORT: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+
+#[derive(Debug)]
+pub(crate) struct Linux;
+
+impl Linux {
+    /// A word that is 0.
+    #[allow(clippy::declare_interior_mutable_const)]
+    pub(crate) const FREE: AtomicU32 = AtomicU32::new(0);
+}
+
+/// Asks the system for barriers that reach all threads, which makes letting go cheap. A process calls it once, early; who sleeps for a lock does
+/// it otherwise.
+pub fn prepare() {
+    way();
+}
+
+fn way() -> u8 {
+    match WAY.load(Ordering::SeqCst) {
+        UNKNOWN => {
+            let way = if register() { REGISTERED } else { REFUSED };
+            // Threads that ask at the same time get the same answer.
+            match WAY.compare_exchange(UNKNOWN, way, Ordering::SeqCst, Ordering::SeqCst) {
+                Ok(_) => way,
+                Err(found) => found,
+            }
+        }
+        found => found,
+    }
+}
+
+fn register() -> bool {
+    membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok()
+}
+
+fn reach_all() -> bool {
+    membarrier(MembarrierCommand::PrivateExpedited).is_ok()
+}
+
+impl Platform for Linux {
+    type Word = AtomicU32;
+
+    // A few microseconds; a lane has looks of its own.
+    const LOOKS: u32 = 100;
+
+    #[inline]
+    fn load(word: &AtomicU32, order: Ordering) -> u32 {
+        word.load(order)
+    }
+
+    #[inline]
+    fn store(word: &AtomicU32, value: u32, order: Ordering) {
+        word.store(value, order);
+    }
+
+    fn add(word: &AtomicU32, value: u32) {
+        word.fetch_add(value, Ordering::Relaxed);
+    }
+
+    #[inline]
+    fn take(word: &AtomicU32) -> bool {
+        word.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+
+    #[inline]
+    fn light_barrier() {
+        if WAY.load(Ordering::Relaxed) == REGISTERED {
+            compiler_fence(Ordering::SeqCst);
+        } else {
+            fence(Ordering::SeqCst);
+        }
+    }
+
+    fn heavy_barrier() -> bool {
+        fence(Ordering::SeqCst);
+        // A child that was forked may begin without its parent's registration.
+        way() == REFUSED || reach_all() || (register() && reach_all())
+    }
+
+    fn sleep(word: &AtomicU32, has_barrier: bool) {
+        // Woken, interrupted, late or not asleep at all: the caller looks again.
+        let _ = futex::wait(word, Flags::PRIVATE, 1, (!has_barrier).then_some(&SHORT));
+    }
+
+    #[cold]
+    fn wake(word: &AtomicU32) {
+        // Fails only for an address that is none.
+        let _ = futex::wake(word, Flags::PRIVATE, 1);
+    }
+
+    fn pause() {
+        core::hint::spin_loop();
+    }
+}

@@ -1,0 +1,121 @@
+//! All executions of a few threads, under the memory model of the language: with full barriers on both sides, as where the system has
+//! none that reaches all threads.
+
+use super::*;
+use loom::sync::atomic::{AtomicU32, fence};
+use loom::sync::{Condvar, Mutex};
+use std::rc::Rc;
+
+/// A word and what the kernel has for it: who sleeps looks at the word under the same lock under which others wake it.
+struct Word {
+    value: AtomicU32,
+    queue: Mutex<()>,
+    bell: Condvar,
+}
+
+fn word() -> Word {
+    Word { value: AtomicU32::new(0), queue: Mutex::new(()), bell: Condvar::new() }
+}
+
+/// The platform of the model; `LIGHT` and `HEAVY` say whether the barriers are any.
+struct Model<const LIGHT: bool, const HEAVY: bool>;
+
+impl<const LIGHT: bool, const HEAVY: bool> Platform for Model<LIGHT, HEAVY> {
+    type Word = Word;
+
+    const LOOKS: u32 = 0;
+
+    fn load(word: &Word, order: Ordering) -> u32 {
+        word.value.load(order)
+    }
+
+    fn store(word: &Word, value: u32, order: Ordering) {
+        word.value.store(value, order);
+    }
+
+    fn add(word: &Word, value: u32) {
+        word.value.fetch_add(value, Ordering::Relaxed);
+    }
+
+    fn take(word: &Word) -> bool {
+        word.value.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+
+    fn light_barrier() {
+        if LIGHT {
+            fence(Ordering::SeqCst);
+        }
+    }
+
+    fn heavy_barrier() -> bool {
+        if HEAVY {
+            fence(Ordering::SeqCst);
+        }
+        true
+    }
+
+    fn sleep(word: &Word, _has_barrier: bool) {
+        let queue = word.queue.lock().expect("no panic");
+        if word.value.load(Ordering::Relaxed) == 1 {
+            drop(word.bell.wait(queue).expect("no panic"));
+        }
+    }
+
+    fn wake(word: &Word) {
+        let _queue = word.queue.lock().expect("no panic");
+        word.bell.notify_one();
+    }
+
+    fn pause() {}
+}
+
+/// Threads that each take the lock and add one to what it protects; who is never woken is a deadlock, which fails the execution.
+fn add_up<const LIGHT: bool, const HEAVY: bool>(threads: usize, preemptions: Option<usize>) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = preemptions;
+    builder.check(move || {
+        // The threads of the model are coroutines of one.
+        let shared =
+            Rc::new((Protocol::<Model<LIGHT, HEAVY>>::new(word(), word()), loom::cell::UnsafeCell::new(0)));
+        let work = |shared: &(Protocol<Model<LIGHT, HEAVY>>, loom::cell::UnsafeCell<usize>)| {
+            shared.0.lock();
+            // SAFETY: the lock is held; the model checks that nobody else is here, and that all before is seen.
+            #[allow(unsafe_code)]
+            shared.1.with_mut(|number| unsafe { *number += 1 });
+            shared.0.unlock();
+        };
+        let others: Vec<_> = (1..threads)
+            .map(|_| {
+                let shared = Rc::clone(&shared);
+                loom::thread::spawn(move || work(&shared))
+            })
+            .collect();
+        work(&shared);
+        others.into_iter().for_each(|thread| thread.join().expect("no panic"));
+        // SAFETY: all others have ended.
+        #[allow(unsafe_code)]
+        shared.1.with(|number| assert_eq!(unsafe { *number }, threads));
+    });
+}
+
+#[test]
+fn two_threads_exclude_each_other_and_both_come_to_an_end() {
+    add_up::<true, true>(2, None);
+}
+
+#[test]
+fn three_threads_exclude_each_other_and_all_come_to_an_end() {
+    add_up::<true, true>(3, Some(3));
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn without_the_barrier_of_who_lets_go_a_sleeper_is_lost() {
+    add_up::<false, true>(2, None);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn without_the_barrier_of_who_sleeps_it_is_lost() {
+    add_up::<true, false>(2, None);
+}
