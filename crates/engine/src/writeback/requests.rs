@@ -65,7 +65,8 @@ impl Writeback {
         let batch = self.batch.as_mut()?;
         let (first, content) = batch.pieces.pop_front()?;
         if batch.target.is_none() {
-            // Each by itself, so that none fails because of another; and only what nothing newer covers.
+            // Each by itself, so that none fails because of another. What was overwritten or carried forward since it was
+            // collected is left alone: reclaim may have given its segment back, and another record may stand there.
             let is_newest = cache.is_still_parked(first, content.refused());
             return is_newest.then(|| Flight::new(alloc::vec![(first, content)]));
         }

@@ -3,6 +3,7 @@
 
 mod flushes;
 mod meeting;
+mod parked;
 mod reads;
 mod reclaims;
 mod rig;

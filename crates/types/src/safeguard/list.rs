@@ -402,7 +402,8 @@ safeguards! {
     ParkedNewest = "parked.newest",
     /// What is written or zeroed over a parked range ends it.
     ParkedSuperseded = "parked.superseded",
-    /// Only what is still parked is tried again: older data would overwrite newer on the backing device.
+    /// Only what is still parked, and where it was, is tried again: its segment may be used anew, and what is missed there
+    /// would be taken for damage that condemns newer data.
     ParkedStill = "parked.still",
     /// A batch of what was refused is drained only when that is parked.
     WritebackParks = "writeback.parks",
