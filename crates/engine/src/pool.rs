@@ -94,8 +94,11 @@ impl<E: Environment> Pool<E> {
 
     /// Wakes all who wait, whatever is free: the cache is being stopped.
     pub(crate) fn wake_all(&self) {
-        let woken = core::mem::take(&mut self.state.lock().waiting);
-        self.has_waiters.store(false, Ordering::Relaxed);
+        let woken = {
+            let mut state = self.state.lock();
+            self.has_waiters.store(false, Ordering::Relaxed);
+            core::mem::take(&mut state.waiting)
+        };
         woken.into_iter().for_each(Waker::wake);
     }
 
