@@ -39,21 +39,15 @@ impl<E: Environment> Cache<E> {
         asker: Asker,
         waker: Option<&Waker>,
     ) -> bool {
-        let shape = self.shape();
-        // While the reserve is not whole, an open segment may be one that was taken from it for a quarantine: what is left
-        // of it is for more of them, and clients wait.
-        let may_use_open = asker == Asker::Essential
-            || Safeguard::PoolOpenFromReserve.holds(self.pool.free() >= self.pool.reserve());
-        if let Some(open) = &mut lane.open
-            && may_use_open
-            && shape.fits(open.slots, open.data_low, slots, length)
-        {
-            if open.holds_dropped && length > 0 && Safeguard::RecoveryReopenErase.is_kept() {
-                self.erase_dropped(open);
-            }
+        if self.has_room_in_open(lane, slots, length, asker) {
             return true;
         }
         let Some(segment) = self.pool.take(asker, waker) else {
+            // A segment may have come back between the first look and `take`, and woken nobody. One that comes back from now on wakes
+            // the wait list; a client that goes on here stays on it, and is woken once too often.
+            if self.has_room_in_open(lane, slots, length, asker) {
+                return true;
+            }
             self.wake_maintenance();
             if let Some(waker) = waker
                 && !Safeguard::PoolWakesAfterStop.holds(self.check_running().is_ok())
@@ -71,6 +65,24 @@ impl<E: Environment> Cache<E> {
         }
         self.open_segment(lane, segment);
         true
+    }
+
+    /// Whether the lane's open segment has room for such a record and `asker` may use it; it is ready for the record then.
+    fn has_room_in_open(&self, lane: &mut LaneState, slots: u32, length: u64, asker: Asker) -> bool {
+        // While the reserve is not whole, an open segment may be one that was taken from it for a quarantine: what is left
+        // of it is for more of them, and clients wait.
+        let may_use_open = asker == Asker::Essential
+            || Safeguard::PoolOpenFromReserve.holds(self.pool.free() >= self.pool.reserve());
+        if let Some(open) = &mut lane.open
+            && may_use_open
+            && self.shape().fits(open.slots, open.data_low, slots, length)
+        {
+            if open.holds_dropped && length > 0 && Safeguard::RecoveryReopenErase.is_kept() {
+                self.erase_dropped(open);
+            }
+            return true;
+        }
+        false
     }
 
     /// A record that recovery dropped may stand in the next slot of a segment that was opened again, torn for want of data.

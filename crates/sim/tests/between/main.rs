@@ -7,4 +7,5 @@ mod parked;
 mod reads;
 mod reclaims;
 mod rig;
+mod short_of_space;
 mod writebacks;

@@ -1,0 +1,108 @@
+//! The maintainer gives a segment back between the steps of a write that finds too few of them free.
+
+use crate::meeting::{Met, meet};
+use crate::rig::{BLOCK, MOMENTS_MAX, Rig, WRITER, step, try_write};
+use cbd_engine::{Admission, OnWriteError, Settings, ZeroProgress};
+use cbd_sim::{DiskFaults, act_as};
+use cbd_types::{ByteRange, CHUNK};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Wake, Waker};
+
+/// What the disk refuses: more than the open segment of a full lane has room for.
+const REFUSED: ByteRange = ByteRange { start: 0, end: 2 * BLOCK };
+/// In the lane that has room in its open segment.
+const ROOMY: u64 = CHUNK;
+/// As many records as a segment can have.
+const SMALL_RECORDS: u64 = 448;
+/// More steps than the maintainer takes.
+const STEPS_MAX: u32 = 20_000;
+
+struct Alarm(AtomicBool);
+
+impl Wake for Alarm {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+/// A full cache of two lanes, one of which has room in its open segment. What the disk refuses of the other is parked as soon as
+/// the maintainer steps, which takes a segment that is kept back. Also how many are.
+fn rig_that_is_full() -> (Rig, u32) {
+    let rig = Rig::new(2);
+    let settings =
+        Settings { on_write_error: OnWriteError::Park, write_error_after_s: 0, ..rig.cache.settings() };
+    rig.cache.set_settings(settings).expect("in range");
+    rig.disk.set_faults(DiskFaults { unwritable: vec![REFUSED], ..DiskFaults::default() });
+    rig.write(ROOMY, 1);
+    // The oldest segment has so many records that reclaim takes more than a step of the maintainer for it. The last of these
+    // gives it back before it looks at the lane that a write holds.
+    for sector in 0..SMALL_RECORDS {
+        let range = ByteRange::at(CHUNK / 2 + sector * 512, 512);
+        let admission = rig.cache.zero(range, true, &mut ZeroProgress::default(), Waker::noop());
+        assert!(matches!(admission, Ok(Admission::Done(_))));
+    }
+    let mut block = 0;
+    while try_write(&rig.cache, block * BLOCK, 2) {
+        block += 1;
+    }
+    rig.cache.request_drain();
+    let reserve = rig.cache.status().free_segments;
+    (rig, reserve)
+}
+
+/// Maintains until as many segments are free as `wanted` says: how many steps that took.
+fn steps_until(rig: &Rig, wanted: impl Fn(u32) -> bool) -> u32 {
+    let free = || rig.cache.status().free_segments;
+    let took = (0..STEPS_MAX).find(|_| wanted(free()) || !step(&rig.environment, &rig.maintainer));
+    assert!(wanted(free()), "{:?}", rig.cache.status());
+    took.expect("an end")
+}
+
+/// The steps of the maintainer up to the one that makes what is kept back whole again.
+fn steps_before_the_release() -> u32 {
+    let (rig, reserve) = rig_that_is_full();
+    let taken = steps_until(&rig, |free| free < reserve);
+    taken + steps_until(&rig, |free| free >= reserve) - 1
+}
+
+#[test]
+fn a_write_that_meets_the_release_of_a_segment_is_done_or_woken() {
+    let steps = steps_before_the_release();
+    let (mut moments, mut waited) = (0, 0);
+    for moment in 1..MOMENTS_MAX {
+        let (rig, reserve) = rig_that_is_full();
+        for _ in 0..steps {
+            step(&rig.environment, &rig.maintainer);
+        }
+        assert_eq!(rig.cache.status().free_segments, reserve - 1);
+        let (environment, maintainer) = (Arc::clone(&rig.environment), Rc::clone(&rig.maintainer));
+        let others = move || {
+            let _ = step(&environment, &maintainer);
+        };
+        let alarm = Arc::new(Alarm(AtomicBool::new(false)));
+        let (admission, met) = meet(moment, others, || {
+            act_as(WRITER);
+            let waker = Waker::from(Arc::clone(&alarm));
+            rig.cache.write(ByteRange::at(ROOMY + BLOCK, BLOCK), &[3; BLOCK as usize], &waker)
+        });
+        if met == Met::Never {
+            break;
+        }
+        // The step may have to wait for the lane that the write holds: before it gives the segment back, or only then.
+        if rig.cache.status().free_segments < reserve {
+            continue;
+        }
+        moments += 1;
+        match admission.expect("the cache runs") {
+            Admission::Done(_) => rig.expect(ROOMY + BLOCK, 3),
+            Admission::Full => {
+                waited += 1;
+                let is_woken = alarm.0.load(Ordering::SeqCst);
+                assert!(is_woken, "moment {moment}: it waits for space that is there, and nobody wakes it");
+            }
+        }
+    }
+    assert!(moments >= 4 && waited >= 1, "{moments} moments, {waited} waits are too few");
+}
