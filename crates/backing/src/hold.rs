@@ -31,17 +31,18 @@ const FUSE_MAGIC: u64 = 0x6573_5546;
 /// What was opened, and its lock.
 ///
 /// A process that is forked has a copy of every descriptor until it starts another program, or for as long as it lives: without
-/// giving the lock back by name, closing would not end it.
+/// giving the lock back by name, closing would not end it. And what the child drops is a copy: the lock is its parent's.
 #[derive(Debug)]
 pub(crate) struct Held {
     file: File,
     locked: AtomicBool,
+    process: u32,
 }
 
 impl Held {
     /// What has no lock yet ([`hold_file`]), or needs none.
-    pub(crate) const fn new(file: File) -> Self {
-        Self { file, locked: AtomicBool::new(false) }
+    pub(crate) fn new(file: File) -> Self {
+        Self { file, locked: AtomicBool::new(false), process: std::process::id() }
     }
 
     /// Leaves the lock to the last descriptor: the kernel still has operations in flight, and one of its own.
@@ -60,7 +61,7 @@ impl Deref for Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        if *self.locked.get_mut() {
+        if *self.locked.get_mut() && self.process == std::process::id() {
             // What can't be given back ends with the descriptor.
             let _ = sys::unlock_whole(self.file.as_fd());
         }
@@ -220,6 +221,29 @@ mod tests {
         let _copy_of_a_child = first.try_clone().expect("a copy");
         assert_eq!(held(file.path()).expect_err("it has a holder").kind(), ErrorKind::Busy);
         drop(first);
+        held(file.path()).expect("free again");
+    }
+
+    #[test]
+    fn a_child_that_drops_its_copy_of_a_lock_leaves_its_parents() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        let ours = held(file.path()).expect("free");
+        // SAFETY: the child gives back a file and ends; it takes no lock that another thread may have held.
+        #[allow(unsafe_code)]
+        match unsafe { libc::fork() } {
+            0 => {
+                drop(ours);
+                // SAFETY: it ends the child here.
+                unsafe { libc::_exit(0) }
+            }
+            child => {
+                assert!(child > 0, "a child");
+                // SAFETY: the child is ours, and nobody wants its status.
+                assert_eq!(unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) }, child);
+            }
+        }
+        assert_eq!(held(file.path()).expect_err("we have it").kind(), ErrorKind::Busy);
+        drop(ours);
         held(file.path()).expect("free again");
     }
 

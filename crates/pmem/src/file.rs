@@ -16,9 +16,13 @@ fn checked(returned: libc::c_int) -> io::Result<libc::c_int> {
 }
 
 /// A file that is locked whole, as long as this lives. However the process ends, the lock ends with the last descriptor of this
-/// open description; it does not wait for that here, since a child process that is being started, or forked to stay, has a copy.
+/// open description; it does not wait for that here, since a child process that is being started, or forked to stay, has a copy. What
+/// the child drops is such a copy: the lock is its parent's.
 #[derive(Debug)]
-pub(crate) struct Locked(File);
+pub(crate) struct Locked {
+    file: File,
+    process: u32,
+}
 
 impl Locked {
     /// Takes the whole file for writing, for this open description alone; it comes back when somebody else has it.
@@ -32,7 +36,7 @@ impl Locked {
     }
 
     fn take_as(file: File, kind: libc::c_int) -> io::Result<Result<Self, File>> {
-        Ok(if lock_as(&file, kind)? { Ok(Self(file)) } else { Err(file) })
+        Ok(if lock_as(&file, kind)? { Ok(Self { file, process: std::process::id() }) } else { Err(file) })
     }
 }
 
@@ -40,14 +44,16 @@ impl Deref for Locked {
     type Target = File;
 
     fn deref(&self) -> &File {
-        &self.0
+        &self.file
     }
 }
 
 impl Drop for Locked {
     fn drop(&mut self) {
-        // What can't be given back ends with the descriptor.
-        let _ = lock_as(&self.0, libc::F_UNLCK);
+        if self.process == std::process::id() {
+            // What can't be given back ends with the descriptor.
+            let _ = lock_as(&self.file, libc::F_UNLCK);
+        }
     }
 }
 
@@ -147,6 +153,29 @@ mod tests {
         let _copy_of_a_child = second.try_clone().expect("a copy");
         Locked::take_for_reading(open()).expect("asked").expect("free for other readers");
         drop(second);
+        Locked::take(open()).expect("asked").expect("free again");
+    }
+
+    #[test]
+    fn a_child_that_drops_its_copy_of_a_lock_leaves_its_parents() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        let open = || File::options().read(true).write(true).open(file.path()).expect("it opens");
+        let ours = Locked::take(open()).expect("asked").expect("free");
+        // SAFETY: the child gives back a file and ends; it takes no lock that another thread may have held.
+        match unsafe { libc::fork() } {
+            0 => {
+                drop(ours);
+                // SAFETY: it ends the child here.
+                unsafe { libc::_exit(0) }
+            }
+            child => {
+                assert!(child > 0, "a child");
+                // SAFETY: the child is ours, and nobody wants its status.
+                assert_eq!(unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) }, child);
+            }
+        }
+        assert!(Locked::take(open()).expect("asked").is_err(), "we have it");
+        drop(ours);
         Locked::take(open()).expect("asked").expect("free again");
     }
 }
