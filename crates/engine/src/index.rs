@@ -114,9 +114,9 @@ impl Entry {
 }
 
 impl Index {
-    /// An index that is at its best with up to `blocks` blocks.
-    pub(crate) fn new(blocks: usize) -> Self {
-        Self { table: Table::new(blocks), sides: Sides { slabs: Vec::new(), used: 0, free: END } }
+    /// An index that is at its best with up to `blocks` blocks; `seed` is nobody's but its own.
+    pub(crate) fn new(blocks: usize, seed: u32) -> Self {
+        Self { table: Table::new(blocks, seed), sides: Sides { slabs: Vec::new(), used: 0, free: END } }
     }
 
     /// Forgets everything.

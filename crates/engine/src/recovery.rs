@@ -91,10 +91,11 @@ impl<E: Environment> Cache<E> {
         let blocks_per_lane = segments.len() as u64 * layout.segment_size
             / (CHECKSUM_BLOCK + 128)
             / u64::from(identity.lanes.lanes);
+        let seed = environment.random() as u32;
         let fresh = |lane: LaneId| {
             Lane::new(LaneState {
                 id: lane,
-                index: Index::new(blocks_per_lane as usize),
+                index: Index::new(blocks_per_lane as usize, seed),
                 admission: crate::admission::Admission::new(blocks_per_lane as usize),
                 overlay: crate::overlay::Overlay::default(),
                 parked: crate::parking::Parking::default(),

@@ -90,6 +90,7 @@ impl Bucket {
 }
 
 pub(super) struct Table {
+    seed: u32,
     buckets: Box<[Bucket]>,
     slabs: Vec<Box<[Node]>>,
     /// Nodes handed out at least once.
@@ -103,10 +104,11 @@ pub(super) struct Table {
 
 impl Table {
     /// A table with as many places in buckets as it is expected to have entries. Blocks meet by chance, so one entry in five finds its bucket
-    /// full, and the memory of an entry is 28 bytes.
-    pub(super) fn new(entries: usize) -> Self {
+    /// full, and the memory of an entry is 28 bytes. Which blocks meet is chosen by `seed`, so that nobody who does not know it can choose blocks that do.
+    pub(super) fn new(entries: usize, seed: u32) -> Self {
         let buckets = entries.div_ceil(PLACES).clamp(16, 1 << 30);
         Self {
+            seed,
             buckets: vec![NO_BUCKET; buckets].into_boxed_slice(),
             slabs: Vec::new(),
             used: 0,
@@ -118,7 +120,10 @@ impl Table {
 
     /// Forgets everything.
     pub(super) fn clear(&mut self) {
-        self.buckets.fill(NO_BUCKET);
+        // A table without entries has no chain either. Filling takes as long as all of it is large.
+        if self.live > 0 {
+            self.buckets.fill(NO_BUCKET);
+        }
         (self.used, self.free, self.free_noted, self.live) = (0, END, 0, 0);
     }
 
@@ -229,6 +234,7 @@ impl Table {
         let mut row = None;
         for entry in entries {
             let row = *row.get_or_insert_with(|| self.lines().row(entry.key));
+            debug_assert_eq!(row, self.lines().row(entry.key), "one chunk");
             set(self.get_or_insert_in(row.at(Row::place(entry.key)), entry), entry);
         }
     }
@@ -327,7 +333,7 @@ impl Table {
 
     /// Where the buckets are; they stay there as long as the table lives.
     pub(super) fn lines(&self) -> Lines {
-        Lines { at: self.buckets.as_ptr().addr(), count: self.buckets.len() }
+        Lines { at: self.buckets.as_ptr().addr(), count: self.buckets.len(), seed: self.seed }
     }
 
     fn node(&self, at: u32) -> &Node {
@@ -370,10 +376,11 @@ impl Table {
 pub(crate) struct Lines {
     at: usize,
     count: usize,
+    seed: u32,
 }
 
 /// The buckets of one chunk.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Row {
     first: usize,
     count: usize,
@@ -392,6 +399,7 @@ impl Lines {
     #[inline]
     fn buckets(self, keys: RangeInclusive<u32>) -> impl Iterator<Item = usize> {
         let row = self.row(*keys.start());
+        debug_assert_eq!(row, self.row(*keys.end()), "one chunk");
         (Row::place(*keys.start())..=Row::place(*keys.end())).map(move |place| row.at(place))
     }
 
@@ -400,8 +408,9 @@ impl Lines {
         let chunk = key / BLOCKS_PER_CHUNK;
         // By the golden ratio: however many neighbours there are, they begin evenly far apart. It has its bad distances, so each few begin
         // at a place of their own, as if by chance.
-        let mut turn = (chunk / NEIGHBOURS).wrapping_mul(0x85eb_ca6b);
-        turn = (turn ^ turn >> 15).wrapping_mul(0xc2b2_ae35);
+        let mut turn = ((chunk / NEIGHBOURS) ^ self.seed).wrapping_mul(0x85eb_ca6b);
+        turn = (turn ^ turn >> 15).wrapping_add(self.seed).wrapping_mul(0xc2b2_ae35);
+        turn ^= turn >> 13;
         let place = chunk.wrapping_mul(0x9e37_79b1).wrapping_add(turn);
         Row { first: ((place as u64 * self.count as u64) >> 32) as usize, count: self.count }
     }

