@@ -44,7 +44,7 @@ impl<E: Environment> Cache<E> {
         }
         let Some(segment) = self.pool.take(asker, waker) else {
             // A segment may have come back between the first look and `take`, and woken nobody. One that comes back from now on wakes
-            // the wait list; a client that goes on here stays on it, and is woken once too often.
+            // the wait list; a client that goes on here stays on it, is woken once too often, and until then it looks as if a writer waited.
             if self.has_room_in_open(lane, slots, length, asker) {
                 return true;
             }

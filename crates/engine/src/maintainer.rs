@@ -106,7 +106,7 @@ impl<E: Environment, Q: BackingQueue> Maintainer<E, Q> {
                 let sleeps =
                     if Safeguard::MaintainerSleepsLong.is_kept() { mark } else { until_ms }.is_none();
                 if sleeps {
-                    // Say that it sleeps, if only until something parked is due: in minutes. Then look again. A write that came between has
+                    // Say that it sleeps, if only until something parked is due, which may be minutes. Then look again. A write that came between has
                     // seen that, or its lane is still touched, or a pass has cleared the lane since this step began.
                     cache.maintainer_sleeps.store(true, Ordering::SeqCst);
                     let has_changed = cache.unmarked_for_ms(now).is_some() || cache.covered() != covered;

@@ -8,7 +8,8 @@
 //!
 //! Always true here: one holder at a time, who sees all that earlier holders did; who sleeps is woken ([`protocol`]).
 //!
-//! Left to others: fairness. Who comes at the right moment overtakes who sleeps.
+//! Left to others: fairness. Who comes at the right moment overtakes who sleeps, and as long as a sleeper is on its way each unlock wakes for it anew (a
+//! system call).
 
 mod linux;
 mod protocol;

@@ -1,7 +1,7 @@
 //! The lock on Linux: futexes, and barriers by `membarrier`.
 //!
-//! Always true here: a light barrier that is none for the processor is one for a process that has registered, whose heavy barriers reach every
-//! thread; before that, and where the system refuses, it is a full barrier.
+//! Always true here: once the process has registered, the light barrier binds the compiler alone and the heavy one reaches all threads; if the system takes that
+//! away later, a sleeper looks again every millisecond. Before, and where the system refuses at once, the light barrier is a full one.
 
 use crate::protocol::Platform;
 use core::sync::atomic::{AtomicU8, AtomicU32, Ordering, compiler_fence, fence};
@@ -20,6 +20,8 @@ static WAY: AtomicU8 = AtomicU8::new(UNKNOWN);
 
 /// How long who could not make others pass a barrier sleeps before it looks again.
 const SHORT: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+/// How long anybody sleeps: a system that says that all threads have passed a barrier may be wrong (an emulator, a sandbox).
+const LONG: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 #[derive(Debug)]
 pub(crate) struct Linux;
@@ -100,7 +102,7 @@ impl Platform for Linux {
 
     fn sleep(word: &AtomicU32, has_barrier: bool) {
         // Woken, interrupted, late or not asleep at all: the caller looks again.
-        let _ = futex::wait(word, Flags::PRIVATE, 1, (!has_barrier).then_some(&SHORT));
+        let _ = futex::wait(word, Flags::PRIVATE, 1, Some(if has_barrier { &LONG } else { &SHORT }));
     }
 
     #[cold]
