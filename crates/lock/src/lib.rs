@@ -6,7 +6,7 @@
 //!
 //! The price is paid by who has to sleep: it makes every thread of the process pass a barrier first (`membarrier`), some microseconds.
 //!
-//! Always true here: one holder at a time, who sees all that earlier holders did; who sleeps is woken ([`protocol`]).
+//! Always true here: one holder at a time, who sees all that earlier holders did; who sleeps is woken (`protocol`).
 //!
 //! Left to others: fairness. Who comes at the right moment overtakes who sleeps, and as long as a sleeper is on its way each unlock wakes for it anew (a
 //! system call).
