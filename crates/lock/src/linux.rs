@@ -112,6 +112,7 @@ impl Platform for Linux {
     }
 
     fn pause() {
+        // `sched_yield` would give the processor to whoever else wants it, for milliseconds; who sleeps is back sooner.
         core::hint::spin_loop();
     }
 }
