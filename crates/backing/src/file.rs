@@ -85,7 +85,7 @@ pub struct Info {
 /// An open, exclusively held file or block device.
 #[derive(Debug)]
 pub struct BackingFile {
-    target: Arc<Target>,
+    pub(crate) target: Arc<Target>,
     identity: Identity,
     info: Info,
 }

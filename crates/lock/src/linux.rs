@@ -52,6 +52,11 @@ fn way() -> u8 {
     }
 }
 
+/// Whether who lets go has to pass a barrier, since nobody else can make it.
+const fn light_is_full(way: u8) -> bool {
+    way != REGISTERED
+}
+
 fn register() -> bool {
     membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok()
 }
@@ -87,10 +92,10 @@ impl Platform for Linux {
 
     #[inline]
     fn light_barrier() {
-        if WAY.load(Ordering::Relaxed) == REGISTERED {
-            compiler_fence(Ordering::SeqCst);
-        } else {
+        if light_is_full(WAY.load(Ordering::Relaxed)) {
             fence(Ordering::SeqCst);
+        } else {
+            compiler_fence(Ordering::SeqCst);
         }
     }
 
@@ -114,5 +119,56 @@ impl Platform for Linux {
     fn pause() {
         // `sched_yield` would give the processor to whoever else wants it, for milliseconds; who sleeps is back sooner.
         core::hint::spin_loop();
+    }
+}
+
+#[cfg(test)]
+#[allow(unsafe_code, missing_docs)]
+#[path = "../../backing/tests/common/forbid.rs"]
+mod forbid;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::time::{Duration, Instant};
+
+    #[test]
+    fn the_light_barrier_is_full_unless_heavy_ones_reach_all_and_a_heavy_one_that_is_refused_is_told() {
+        assert!(light_is_full(UNKNOWN) && light_is_full(REFUSED) && !light_is_full(REGISTERED));
+        let has_barriers = register();
+        prepare();
+        assert_eq!(WAY.load(Ordering::SeqCst), if has_barriers { REGISTERED } else { REFUSED });
+        assert!(Linux::heavy_barrier());
+        let refused = std::thread::spawn(|| {
+            forbid::forbid(libc::SYS_membarrier);
+            Linux::heavy_barrier()
+        });
+        // Where there never were any, nobody counts on them.
+        assert_eq!(refused.join().expect("no panic"), !has_barriers);
+    }
+
+    #[test]
+    fn a_sleeper_is_woken_and_does_not_wait_until_it_looks_again_by_itself() {
+        // Long enough for the other thread to sleep; where it has not, another round sees it.
+        const ROUNDS: u32 = 5;
+        let begun = Instant::now();
+        for _ in 0..ROUNDS {
+            let word = Arc::new(AtomicU32::new(1));
+            let sleeper = std::thread::spawn({
+                let word = Arc::clone(&word);
+                move || {
+                    while Linux::load(&word, Ordering::SeqCst) == 1 {
+                        Linux::sleep(&word, true);
+                    }
+                }
+            });
+            std::thread::sleep(Duration::from_millis(20));
+            Linux::store(&word, 0, Ordering::SeqCst);
+            Linux::wake(&word);
+            sleeper.join().expect("no panic");
+        }
+        let taken = begun.elapsed();
+        assert!(taken < Duration::from_secs(u64::from(ROUNDS - 1)), "{taken:?}: nobody was woken");
     }
 }

@@ -223,3 +223,47 @@ impl Drop for RawRing {
         self.finish();
     }
 }
+
+#[cfg(test)]
+#[allow(missing_docs)]
+#[path = "../../tests/common/forbid.rs"]
+mod forbid;
+
+#[cfg(test)]
+mod tests {
+    use super::super::RingQueue;
+    use super::forbid;
+    use crate::hold::hold_file;
+    use crate::{BackingFile, Options};
+    use cbd_types::ErrorKind;
+    use std::os::fd::AsFd;
+    use std::sync::Arc;
+
+    #[test]
+    fn a_queue_that_cannot_wait_for_the_kernel_leaves_it_the_hold() {
+        // Of a thread that may enter no ring any more.
+        let thread = std::thread::spawn(|| {
+            let file = tempfile::NamedTempFile::new().expect("a file");
+            file.as_file().set_len(1 << 20).expect("a size");
+            let backing = BackingFile::open(file.path(), Options::default()).expect("free");
+            let mut queue = RingQueue::new(Arc::clone(&backing.target), 4).expect("a ring");
+            let of_the_kernel = backing.target.file.try_clone().expect("a copy");
+            // An operation whose completion does not come.
+            queue.raw.taken = 1;
+            forbid::forbid(libc::SYS_io_uring_enter);
+            drop(backing);
+            drop(queue);
+            let again = || {
+                let file =
+                    std::fs::File::options().read(true).write(true).open(file.path()).expect("it opens");
+                let file = crate::hold::Held::new(file);
+                let status = crate::sys::status(file.as_fd()).expect("its status");
+                hold_file(&file, &status, std::path::Path::new("again"), false).map_err(|error| error.kind())
+            };
+            assert_eq!(again(), Err(ErrorKind::Busy), "the kernel may still be at work");
+            drop(of_the_kernel);
+            assert_eq!(again(), Ok(()));
+        });
+        thread.join().expect("the test passed");
+    }
+}

@@ -121,3 +121,19 @@ fn weigh_all(seed: u32) {
         }
     }
 }
+
+#[test]
+fn which_blocks_meet_depends_on_the_seed() {
+    // Groups of chunks that begin in the same bucket as the first group, by a table whose seed is known.
+    let met = |seed: u32| -> Vec<u32> {
+        let table = Table::new(3 * 1024, seed);
+        let key = |group: u32| group * NEIGHBOURS * BLOCKS_PER_CHUNK;
+        (1..60_000).filter(|group| table.bucket(key(*group)) == table.bucket(0)).collect()
+    };
+    let chosen = met(7);
+    assert!(chosen.len() > 30, "{}", chosen.len());
+    for seed in [0, 1, 8, 0x9e37_79b9] {
+        let still = met(seed).into_iter().filter(|group| chosen.contains(group)).count();
+        assert!(still < 5, "{still} of {} meet with seed {seed} too", chosen.len());
+    }
+}
