@@ -164,12 +164,39 @@ pub fn run(data: &[u8]) {
     judge(&messages, &ours);
 }
 
-fn judge(messages: &[Message], answers: &Socket) {
+/// The answer to a message: its error, and the bytes behind its header.
+struct Answer {
+    error: i32,
+    body: Vec<u8>,
+}
+
+/// Compares the answers with a model. All messages are sent before the first answer is read, so the order of the answers says
+/// nothing about the order of the effects: a write that waits for the fence of its batch is answered behind a read that saw it. One thread
+/// takes the messages in the order in which they were sent, and the device in memory carries out each when it is submitted. The
+/// model does the same.
+fn judge(messages: &[Message], socket: &Socket) {
+    let answers = read_answers(messages, socket);
+    for (message, answer) in messages.iter().zip(&answers) {
+        let silent = matches!(message.opcode, 2 | 36 | 42) || message.bytes.len() < IN_HEADER;
+        assert!(answer.is_some() || silent || !message.orderly, "no answer to {message:?}");
+    }
     let mut model = Model::new();
-    let mut answered = vec![false; messages.len()];
+    for (message, answer) in messages.iter().zip(&answers) {
+        let Some(Answer { error: 0, body }) = answer else { continue };
+        if message.orderly {
+            message.judge(body, &mut model);
+        } else if matches!(message.opcode, WRITE | FALLOCATE) {
+            // It changed something that the model cannot know.
+            return;
+        }
+    }
+}
+
+/// The answers in the order of their messages.
+fn read_answers(messages: &[Message], mut socket: &Socket) -> Vec<Option<Answer>> {
+    let mut answers: Vec<Option<Answer>> = messages.iter().map(|_| None).collect();
     let mut room = vec![0; SIZE as usize + OUT_HEADER];
     loop {
-        let mut socket = answers;
         let length = match socket.read(&mut room) {
             Ok(0) => break,
             Ok(length) => length,
@@ -182,19 +209,12 @@ fn judge(messages: &[Message], answers: &Socket) {
         assert!(length >= OUT_HEADER && number(0) as usize == length, "an answer of another length");
         let (error, unique) = (number(4).cast_signed(), number(8) as usize);
         assert!((-4095..=0).contains(&error), "error {error}");
-        let message = unique.checked_sub(1).and_then(|at| messages.get(at)).expect("an answer to nobody");
-        assert!(!std::mem::replace(&mut answered[unique - 1], true), "two answers to {message:?}");
-        if error == 0 && message.orderly {
-            message.judge(&answer[OUT_HEADER..], &mut model);
-        } else if error == 0 && matches!(message.opcode, WRITE | FALLOCATE) {
-            // It changed something that the model cannot know.
-            return;
-        }
+        let slot = unique.checked_sub(1).and_then(|at| answers.get_mut(at)).expect("an answer to no message");
+        let body = answer[OUT_HEADER..].to_vec();
+        let earlier = slot.replace(Answer { error, body });
+        assert!(earlier.is_none(), "two answers to {:?}", messages[unique - 1]);
     }
-    for (message, answered) in messages.iter().zip(answered) {
-        let silent = matches!(message.opcode, 2 | 36 | 42) || message.bytes.len() < IN_HEADER;
-        assert!(answered || silent || !message.orderly, "no answer to {message:?}");
-    }
+    answers
 }
 
 /// A message of each kind, alone and all in one connection.
