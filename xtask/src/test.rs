@@ -31,6 +31,9 @@ const BUILD_LIMIT: Duration = Duration::from_secs(2400);
 /// Each target is fuzzed so long in a night.
 const FUZZ_SECONDS: u64 = 1200;
 
+/// Each target is fuzzed for so long before every change, from its corpus.
+const FUZZ_SECONDS_SHORT: u64 = 10;
+
 /// A guest's power is cut so often in a night; the disk of that test is full before twice as many.
 const NIGHTLY_CUTS: usize = 30;
 
@@ -101,6 +104,11 @@ pub fn run(flags: &TestFlags, length: Length) -> Result<bool, Problem> {
             task(mutants::run(&mutants::Flags::thorough()))
         });
     }
+    // Without root it would lean on a C++ compiler that is there by chance.
+    if system && length == Length::Short && flags.wants("fuzz") {
+        let plan = fuzz::Plan::check(FUZZ_SECONDS_SHORT);
+        report.step("fuzz", "every target for some seconds, coverage-guided", || task(fuzz::run(&plan)));
+    }
     if flags.wants("sim") {
         report.step("sim", "cargo xtask sim: what crashes can leave", || explore(length));
     }
@@ -132,6 +140,7 @@ pub fn run(flags: &TestFlags, length: Length) -> Result<bool, Problem> {
         }
         if flags.no_system {
             println!("    xtask/src/vm/jobs (the step vm)");
+            println!("    fuzz (the step fuzz)");
         }
         if !flags.no_system {
             report.step("system", "tests that need root", || Count::one(false));
