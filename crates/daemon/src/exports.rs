@@ -525,7 +525,10 @@ fn make_folder(file: &Path) -> Result<()> {
 #[must_use]
 pub fn missing_for_data_threads() -> Option<String> {
     // On a thread of its own: what is asked for stays with the thread.
-    std::thread::spawn(cbd_fuse::flusher::become_io_flusher).join().ok()?.err()
+    match std::thread::Builder::new().spawn(cbd_fuse::flusher::become_io_flusher) {
+        Ok(thread) => thread.join().ok()?.err(),
+        Err(error) => Some(format!("no thread could be started to see how the kernel treats it: {error}")),
+    }
 }
 
 /// What each thread of the data path does first: the kernel learns that it must not wait for memory that only this thread

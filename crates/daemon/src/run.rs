@@ -142,7 +142,7 @@ async fn serve(socket: &mut ControlSocket, manager: &Arc<Manager>, access: Acces
 
 /// Ends the process when stopping takes longer than `limit`.
 fn end_within(limit: Duration) {
-    let _ = std::thread::Builder::new().name("cbd-stop-limit".to_owned()).spawn(move || {
+    let limited = std::thread::Builder::new().name("cbd-stop-limit".to_owned()).spawn(move || {
         std::thread::sleep(limit);
         tracing::error!(
             "stopping took more than {} s (a backing device that hangs?); ending at once: acknowledged data is in the regions",
@@ -150,4 +150,10 @@ fn end_within(limit: Duration) {
         );
         system::exit_now(1);
     });
+    if let Err(error) = limited {
+        tracing::warn!(
+            "no thread could be started to watch over the stop ({error}); SIGALRM ends it in time"
+        );
+        system::alarm(limit);
+    }
 }

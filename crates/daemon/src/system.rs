@@ -157,6 +157,12 @@ pub fn ignore_file_size_signal() {
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 
+/// Has the kernel end the process by SIGALRM after `limit`, to the second.
+pub fn alarm(limit: std::time::Duration) {
+    // SAFETY: takes an integer; the signal has the default action, which runs no code of ours.
+    unsafe { libc::alarm(u32::try_from(limit.as_secs()).unwrap_or(u32::MAX)) };
+}
+
 /// Ends the process at once, without running anything: for a daemon that could not stop in time.
 pub fn exit_now(code: i32) -> ! {
     // SAFETY: never returns and runs no code of this process.

@@ -8,7 +8,9 @@
 //! Always true here: a [`RequestQueue`] belongs to one thread, which runs a request to completion inside
 //! [`RequestQueue::submit`] or parks it and goes on; nothing waits inside a queue.
 
+pub mod budget;
 pub mod buffers;
+pub mod descriptors;
 mod errors;
 pub mod link;
 pub mod memory;

@@ -213,7 +213,12 @@ impl Ublk {
         std::thread::scope(|scope| {
             let (stopped, stop) = std::sync::mpsc::channel();
             let device = &self.device;
-            scope.spawn(move || stopped.send(device.stop(patience)));
+            let stopping = std::thread::Builder::new().name("cbd-ublk-stop".to_owned());
+            if stopping.spawn_scoped(scope, move || stopped.send(device.stop(patience))).is_err() {
+                // Without a thread nobody would notice that the time is half over, so what is in flight gets none.
+                self.service.order(Order::Fail);
+                return device.stop(patience);
+            }
             if let Ok(result) = stop.recv_timeout(patience / 2) {
                 return result;
             }

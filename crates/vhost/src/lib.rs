@@ -31,10 +31,11 @@ mod server;
 mod session;
 mod spin;
 mod system;
+mod threads;
 mod worker;
 
 pub use ring::{GuestPiece, GuestRing, serve_ring};
-pub use server::{Notice, Observer, Options, Server, ThreadSetup};
+pub use server::{GUEST_MEMORY_MAX, GUEST_MEMORY_TOTAL, Notice, Observer, Options, Server, ThreadSetup};
 
 use cbd_types::{Error, ErrorKind};
 

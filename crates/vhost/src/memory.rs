@@ -1,9 +1,13 @@
 //! The guest's memory: what a front end handed over, mapped.
 //!
 //! Always true here: pieces do not overlap; a piece is no larger than its file was when it was mapped; what becomes of
-//! the file later is noticed ([`GuestMap::check`]); the memory is only reached by copies and atomics, never by reference.
+//! the file later is noticed ([`GuestMap::check`]); the memory is only reached by copies and atomics, never by reference;
+//! the sizes of all pieces are counted before anything is mapped, for this front end and for all of them together
+//! ([`Bounds`]): address space that front ends use up is missing for threads and buffers of everybody else.
 
 use crate::malformed;
+use crate::threads::name_of;
+use cbd_export::budget::{Budget, Share};
 use cbd_guard::Registration;
 use cbd_types::{Error, ErrorKind, Result};
 use std::fs::File;
@@ -27,12 +31,56 @@ pub(crate) struct Piece {
     pub(crate) offset: u64,
 }
 
+/// How much memory front ends may hand over.
+#[derive(Clone, Debug)]
+pub(crate) struct Bounds {
+    /// Bytes of one front end.
+    pub(crate) each: u64,
+    /// Bytes of all front ends together.
+    pub(crate) all: Arc<Budget>,
+}
+
+impl Bounds {
+    /// Refuses pieces that are too large together, before any of them is mapped.
+    fn check(&self, pieces: impl Iterator<Item = Piece>) -> Result<()> {
+        let sum = pieces.fold(0, |sum: u64, piece| sum.saturating_add(piece.size));
+        if sum <= self.each {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::NoSpace,
+            format!(
+                "the front end hands over {sum} bytes of memory; one front end may hand over {} (guest_memory_max in the \
+                 configuration)",
+                self.each
+            ),
+        ))
+    }
+
+    /// Takes the bytes of a piece from what all front ends have.
+    fn take(&self, piece: Piece) -> Result<Share> {
+        self.all.take(piece.size).ok_or_else(|| {
+            Error::new(
+                ErrorKind::NoSpace,
+                format!(
+                    "the front end hands over {} bytes of memory more; all front ends of this process have {} and may have {} \
+                     together (guest_memory_total in the configuration)",
+                    piece.size,
+                    self.all.used(),
+                    self.all.limit()
+                ),
+            )
+        })
+    }
+}
+
 #[derive(Debug)]
 struct Mapped {
     piece: Piece,
-    // In this order: the mapping must not go while its place is registered.
+    // In this order: the mapping must not go while its place is registered, and counts until it is gone.
     guard: Registration,
     region: Arc<GuestRegionMmap>,
+    _share: Share,
 }
 
 /// All of a guest's memory at one time; changes make a new one.
@@ -50,16 +98,21 @@ impl GuestMap {
     }
 
     /// Memory of these pieces.
-    pub(crate) fn new(pieces: Vec<(Piece, File)>) -> Result<Self> {
+    pub(crate) fn new(pieces: Vec<(Piece, File)>, bounds: &Bounds) -> Result<Self> {
         let losses = cbd_guard::losses();
-        let mapped = pieces.into_iter().map(|(piece, file)| map(piece, file)).collect::<Result<_>>()?;
+        check_count(pieces.len())?;
+        bounds.check(pieces.iter().map(|(piece, _)| *piece))?;
+        let mapped =
+            pieces.into_iter().map(|(piece, file)| map(piece, file, bounds)).collect::<Result<_>>()?;
         Self::of(mapped, losses)
     }
 
     /// The same with one piece more.
-    pub(crate) fn with(&self, piece: Piece, file: File) -> Result<Self> {
+    pub(crate) fn with(&self, piece: Piece, file: File, bounds: &Bounds) -> Result<Self> {
+        check_count(self.mapped.len() + 1)?;
+        bounds.check(self.mapped.iter().map(|mapped| mapped.piece).chain([piece]))?;
         let mut mapped = self.mapped.clone();
-        mapped.push(map(piece, file)?);
+        mapped.push(map(piece, file, bounds)?);
         Self::of(mapped, self.losses)
     }
 
@@ -79,11 +132,6 @@ impl GuestMap {
     }
 
     fn of(mut mapped: Vec<Arc<Mapped>>, losses: u64) -> Result<Self> {
-        if mapped.len() > PIECES_MAX {
-            return Err(malformed(format!(
-                "the front end hands over more than {PIECES_MAX} pieces of memory"
-            )));
-        }
         mapped.sort_by_key(|mapped| mapped.piece.guest);
         let regions = mapped.iter().map(|mapped| Arc::clone(&mapped.region)).collect::<Vec<_>>();
         let memory = if regions.is_empty() {
@@ -98,6 +146,19 @@ impl GuestMap {
     /// The memory itself.
     pub(crate) fn memory(&self) -> &GuestMemoryMmap {
         &self.memory
+    }
+
+    /// What the memory is mapped from, as the kernel names it.
+    pub(crate) fn files(&self) -> Vec<String> {
+        let mut files: Vec<String> = self
+            .mapped
+            .iter()
+            .filter_map(|mapped| mapped.region.file_offset())
+            .map(|place| name_of(place.file()))
+            .collect();
+        files.sort_unstable();
+        files.dedup();
+        files
     }
 
     /// Where the guest has what the front end sees at `address`.
@@ -126,7 +187,14 @@ impl GuestMap {
     }
 }
 
-fn map(piece: Piece, file: File) -> Result<Arc<Mapped>> {
+fn check_count(pieces: usize) -> Result<()> {
+    if pieces > PIECES_MAX {
+        return Err(malformed(format!("the front end hands over more than {PIECES_MAX} pieces of memory")));
+    }
+    Ok(())
+}
+
+fn map(piece: Piece, file: File, bounds: &Bounds) -> Result<Arc<Mapped>> {
     let refused = |why: String| {
         malformed(format!(
             "{} bytes of memory at {:#x} of the guest cannot be mapped: {why}",
@@ -135,6 +203,7 @@ fn map(piece: Piece, file: File) -> Result<Arc<Mapped>> {
     };
     let size = usize::try_from(piece.size).map_err(|_| refused("too many".into()))?;
     check_size(&file, piece.offset, piece.size).map_err(refused)?;
+    let share = bounds.take(piece)?;
     let mapping = MmapRegion::from_file(FileOffset::new(file, piece.offset), size)
         .map_err(|error| refused(error.to_string()))?;
     let region = GuestRegionMmap::new(mapping, GuestAddress(piece.guest))
@@ -143,7 +212,7 @@ fn map(piece: Piece, file: File) -> Result<Arc<Mapped>> {
     // may change it at any time.
     let guard = unsafe { Registration::of_zeroes(region.as_ptr() as usize, region.size()) }?;
     debug_assert_eq!(region.len(), piece.size);
-    Ok(Arc::new(Mapped { piece, guard, region: Arc::new(region) }))
+    Ok(Arc::new(Mapped { piece, guard, region: Arc::new(region), _share: share }))
 }
 
 /// Whether a file has `size` bytes at `offset`; devices do not say.

@@ -55,7 +55,7 @@ pub fn serve_ring(
         let GuestPiece { file, offset, address, size } = given;
         (Piece { guest: address, size, front_end: address, offset }, file)
     };
-    let memory = Arc::new(GuestMap::new(memory.into_iter().map(piece).collect())?);
+    let memory = Arc::new(GuestMap::new(memory.into_iter().map(piece).collect(), &options.bounds())?);
     let setup = Setup {
         index: 0,
         size: ring.size,

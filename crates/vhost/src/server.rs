@@ -5,15 +5,20 @@
 //!
 //! Left to others: what a front end says (`messages`, `session`), and when a server is started or stopped.
 
+use crate::memory::Bounds;
 use crate::session::Session;
+use crate::threads::Threads;
+use cbd_export::budget::Budget;
+use cbd_export::descriptors::{Spare, check_reserve};
 use cbd_export::socket::{self, SocketFile};
 use cbd_export::wake::{Interest, WaitSet};
 use cbd_export::{BlockDevice, Event, start_thread};
 use cbd_types::{Error, ErrorKind, Result};
+use socket2::Socket;
 use std::fmt;
 use std::net::Shutdown;
 use std::os::fd::AsRawFd;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -31,6 +36,12 @@ const ACCEPT_AGAIN: Duration = Duration::from_secs(1);
 const STOP_GRACE: Duration = Duration::from_secs(1);
 /// Rings that a device may have: a message names one with eight bits.
 const QUEUES_MAX: u16 = 256;
+
+/// Bytes of memory that one front end may hand over, unless it is said otherwise.
+pub const GUEST_MEMORY_MAX: u64 = 16 << 40;
+/// Bytes of memory that all front ends may hand over together, unless it is said otherwise: half of the address space that a
+/// process has on x86-64.
+pub const GUEST_MEMORY_TOTAL: u64 = 64 << 40;
 
 /// Called on each thread that serves data, before it does anything else.
 pub type ThreadSetup = Arc<dyn Fn() + Send + Sync>;
@@ -79,6 +90,11 @@ pub struct Options {
     pub spin_max: Duration,
     /// Bytes of buffers that one ring's requests may have.
     pub bytes_max: usize,
+    /// Bytes of memory that the front end may hand over.
+    pub guest_memory_max: u64,
+    /// Bytes of memory that front ends of all servers that share this may hand over together. While a front end replaces
+    /// its memory, what it had counts besides what it hands over.
+    pub guest_memory: Arc<Budget>,
     /// How long requests in flight may take when the server stops.
     pub stop_timeout: Duration,
     /// Called on each thread that serves data.
@@ -95,6 +111,8 @@ impl Default for Options {
             queues_max: 64,
             spin_max: Duration::from_micros(50),
             bytes_max: 64 << 20,
+            guest_memory_max: GUEST_MEMORY_MAX,
+            guest_memory: Budget::new(GUEST_MEMORY_TOTAL),
             stop_timeout: Duration::from_secs(5),
             thread_setup: None,
             observer: None,
@@ -114,6 +132,10 @@ impl fmt::Debug for Options {
 }
 
 impl Options {
+    pub(crate) fn bounds(&self) -> Bounds {
+        Bounds { each: self.guest_memory_max, all: Arc::clone(&self.guest_memory) }
+    }
+
     pub(crate) fn notify(&self, notice: &Notice<'_>) {
         if let Some(observer) = &self.observer {
             observer(notice);
@@ -138,6 +160,8 @@ struct Shared {
     /// Signalled for good when nothing is served any more.
     finished: Event,
     connected: AtomicBool,
+    /// What runs, to say what it waits for.
+    threads: Arc<Threads>,
     /// The front end's socket, to shut it down by.
     present: Mutex<Option<UnixStream>>,
 }
@@ -171,6 +195,7 @@ impl Server {
             ended: Event::new()?,
             finished: Event::new()?,
             connected: AtomicBool::new(false),
+            threads: Arc::default(),
             present: Mutex::default(),
         });
         let (socket, file) = socket::listen(path, "vhost-user front ends")?;
@@ -216,8 +241,9 @@ impl Server {
             return Err(Error::new(
                 ErrorKind::TimedOut,
                 format!(
-                    "the vhost-user server at {} did not end: the device does not answer",
-                    self.path.display()
+                    "the vhost-user server at {} did not end in time: {}",
+                    self.path.display(),
+                    self.shared.threads.what_they_wait_for()
                 ),
             ));
         }
@@ -236,7 +262,7 @@ impl Drop for Server {
 /// The socket, and its file, which goes first: whoever looks meanwhile finds nobody, not a refusal.
 struct Listener {
     _file: SocketFile,
-    socket: UnixListener,
+    socket: Socket,
 }
 
 impl Shared {
@@ -263,6 +289,7 @@ fn accept(shared: &Arc<Shared>, listener: Listener) {
     let stop = waits.add(shared.stop.descriptor(), Interest::Read);
     let incoming = waits.add(listener.socket.as_raw_fd(), Interest::Read);
     let mut present: Option<thread::JoinHandle<()>> = None;
+    let mut spare = Spare::default();
     loop {
         if let Err(error) = waits.wait(None) {
             shared.options.notify(&Notice::CannotAccept { error: &error });
@@ -275,12 +302,19 @@ fn accept(shared: &Arc<Shared>, listener: Listener) {
             continue;
         }
         match listener.socket.accept() {
-            Ok((socket, _)) if is_gone(shared, &mut present) => present = admit(shared, socket),
+            Ok((socket, _)) if is_gone(shared, &mut present) => match check_reserve(&socket) {
+                Ok(()) => present = admit(shared, socket.into()),
+                Err(error) => {
+                    shared.cannot_accept(format!("a vhost-user front end was turned away: {error}"));
+                }
+            },
             Ok(_) => shared.options.notify(&Notice::Refused),
             Err(error) if socket::is_momentary(&error) => {}
             Err(error) => {
                 shared.cannot_accept(format!("cannot accept a vhost-user front end: {error}"));
-                let _ = cbd_export::wait_any(&[shared.stop.descriptor()], Some(ACCEPT_AGAIN));
+                if !spare.turn_away(&listener.socket) {
+                    let _ = cbd_export::wait_any(&[shared.stop.descriptor()], Some(ACCEPT_AGAIN));
+                }
             }
         }
     }
@@ -321,6 +355,7 @@ fn admit(shared: &Arc<Shared>, socket: UnixStream) -> Option<thread::JoinHandle<
     let spawned = start_thread("vhost-control", move || {
         let place = place;
         let shared = &*place.0;
+        let _running = shared.threads.enter("the front end's connection".to_owned());
         shared.options.notify(&Notice::Connected);
         let outcome = converse(shared, socket);
         shared.options.notify(&Notice::Ended { error: outcome.as_ref().err() });
@@ -344,8 +379,12 @@ fn converse(shared: &Shared, socket: UnixStream) -> Result<()> {
     let mut waits = WaitSet::new();
     let stop = waits.add(shared.stop.descriptor(), Interest::Read);
     let incoming = waits.add(socket.as_raw_fd(), Interest::Read);
-    let session =
-        Session::new(Arc::clone(&shared.device), Arc::clone(&shared.options), shared.stop.descriptor());
+    let session = Session::new(
+        Arc::clone(&shared.device),
+        Arc::clone(&shared.options),
+        Arc::clone(&shared.threads),
+        shared.stop.descriptor(),
+    );
     let session = Arc::new(Mutex::new(session));
     let mut handler = BackendReqHandler::from_stream(socket, Arc::clone(&session));
     let mut patience = Some(FIRST_WORD);

@@ -15,6 +15,7 @@ use crate::malformed;
 use crate::memory::{GuestMap, Piece};
 use crate::server::{Notice, Options};
 use crate::system::{self, Bell};
+use crate::threads::Threads;
 use crate::worker::{Common, Halt, Setup, Worker};
 use cbd_export::BlockDevice;
 use cbd_types::{Error, ErrorKind, Result};
@@ -60,6 +61,7 @@ pub(crate) struct Session {
     memory: Arc<GuestMap>,
     inflight: Option<Arc<Area>>,
     slots: Vec<Slot>,
+    threads: Arc<Threads>,
     /// Readable when the server stops.
     stop: RawFd,
     /// Until when rings may take to end, once it does.
@@ -70,7 +72,12 @@ pub(crate) struct Session {
 
 impl Session {
     /// A front end that has said nothing yet. `stop` is readable when the server stops.
-    pub(crate) fn new(device: Arc<dyn BlockDevice>, options: Arc<Options>, stop: RawFd) -> Self {
+    pub(crate) fn new(
+        device: Arc<dyn BlockDevice>,
+        options: Arc<Options>,
+        threads: Arc<Threads>,
+        stop: RawFd,
+    ) -> Self {
         let common = Common::of(&*device, &options);
         let slots = std::iter::repeat_with(Slot::default).take(usize::from(options.queues_max)).collect();
         Self {
@@ -81,6 +88,7 @@ impl Session {
             memory: Arc::new(GuestMap::empty()),
             inflight: None,
             slots,
+            threads,
             stop,
             until: None,
             fault: None,
@@ -142,12 +150,12 @@ impl Session {
     // -- memory -----------------------------------------------------------------------------------------------
 
     pub(crate) fn set_memory(&mut self, pieces: Vec<(Piece, File)>) -> Result<()> {
-        let memory = GuestMap::new(pieces)?;
+        let memory = GuestMap::new(pieces, &self.options.bounds())?;
         self.change_memory(memory)
     }
 
     pub(crate) fn add_memory(&mut self, piece: Piece, file: File) -> Result<()> {
-        let memory = self.memory.with(piece, file)?;
+        let memory = self.memory.with(piece, file, &self.options.bounds())?;
         self.change_memory(memory)
     }
 
@@ -162,6 +170,7 @@ impl Session {
             self.pause(index)?;
         }
         self.memory = Arc::new(memory);
+        self.threads.note_files(self.memory.files());
         for index in 0..self.slots.len() {
             let slot = &mut self.slots[index];
             if let State::Paused(worker) = &mut slot.state {
@@ -333,7 +342,9 @@ impl Session {
         worker.call.clone_from(&slot.call);
         let halt = Arc::new(Halt::new()?);
         let (order, options, error) = (Arc::clone(&halt), Arc::clone(&self.options), slot.error.clone());
+        let threads = Arc::clone(&self.threads);
         let thread = cbd_export::start_thread(format!("vhost-{index}"), move || {
+            let _running = threads.enter(format!("ring {index}"));
             if let Some(setup) = &options.thread_setup {
                 setup();
             }

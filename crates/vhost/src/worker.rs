@@ -82,6 +82,8 @@ pub(crate) struct Worker {
     /// It is told in any case: somebody may have been killed before he could.
     say_in_any_case: bool,
     spin: Spin,
+    /// Kicks since the last request that was taken.
+    empty_kicks: u32,
     /// Why it does not go on.
     pub(crate) fault: Option<Error>,
 }
@@ -124,6 +126,7 @@ impl Worker {
             done: Vec::new(),
             unsaid: true,
             say_in_any_case: true,
+            empty_kicks: 0,
             fault: None,
         };
         worker.check_places()?;
@@ -242,6 +245,9 @@ impl Worker {
         // What was offered before something that makes no sense is done.
         let settled = self.settle();
         begun.and(settled)?;
+        if took > 0 {
+            self.empty_kicks = 0;
+        }
         Ok(took > 0)
     }
 

@@ -3,16 +3,20 @@
 mod common;
 
 use cbd_export::BlockDevice;
+use cbd_export::budget::Budget;
+use cbd_vhost::Options;
 use common::device::Gate;
 use common::guest::*;
-use common::{Served, memory, serve, until};
+use common::{Served, memory, serve, serve_with, until};
 use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use vhost::VhostBackend;
+use vhost::VhostUserMemoryRegionInfo;
 use vhost::vhost_user::VhostUserFrontend;
 use vhost::vhost_user::message::VhostUserInflight;
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EFD_SEMAPHORE, EventFd};
 
 /// A guest with two rings, the first of which does something wrong; the second must go on, and so must the first once it is
 /// set up anew.
@@ -380,7 +384,7 @@ fn descriptors_that_are_no_events() {
             reader.into_raw_fd()
         };
         // SAFETY: the descriptor was given up just above, so it is nobody else's.
-        ring.kick = unsafe { vmm_sys_util::eventfd::EventFd::from_raw_fd(fake) };
+        ring.kick = unsafe { EventFd::from_raw_fd(fake) };
         drop(writer);
         link.start(&ram, &ring, 0);
         let told = served.hears("ring 0: ");
@@ -390,4 +394,167 @@ fn descriptors_that_are_no_events() {
         served.hears("ended");
     }
     goes_on(&served);
+}
+
+/// A sparse file that can be handed over as memory far behind all other.
+fn sparse(index: u64, size: u64) -> (std::fs::File, VhostUserMemoryRegionInfo) {
+    let file = memory_file(size);
+    let piece = VhostUserMemoryRegionInfo {
+        guest_phys_addr: (1 << 44) + index * size,
+        memory_size: size,
+        userspace_addr: (1 << 45) + index * size,
+        mmap_offset: 0,
+        mmap_handle: file.as_raw_fd(),
+    };
+    (file, piece)
+}
+
+/// Hands over sparse memory until the front end is let go; how many pieces were taken.
+fn hand_over_sparse(served: &Served, count: u64, size: u64) -> u64 {
+    let mut link = Link::open(&served.path, USUAL);
+    let pieces: Vec<_> = (0..count).map(|index| sparse(index, size)).collect();
+    let mut taken = 0;
+    for (_, piece) in &pieces {
+        if link.front_end.add_mem_region(piece).is_err() {
+            break;
+        }
+        taken += 1;
+    }
+    taken
+}
+
+#[test]
+fn a_front_end_that_hands_over_more_memory_than_one_may_is_let_go() {
+    let served = serve_with(memory(1 << 20), Options { guest_memory_max: 1 << 40, ..Options::default() });
+    assert_eq!(hand_over_sparse(&served, 20, 256 << 30), 4);
+    let told = served.hears("ended: a vhost-user front end was let go");
+    assert!(told.contains("one front end may hand over 1099511627776"), "{told}");
+    let ram = Ram::new();
+    let link = Link::open(&served.path, USUAL);
+    let mut region = ram.region();
+    region.memory_size = 2 << 40;
+    ram.file.set_len(2 << 40).expect("a sparse file");
+    assert!(link.front_end.set_mem_table(&[region]).is_err());
+    drop(link);
+    goes_on(&served);
+}
+
+#[test]
+fn front_ends_that_hand_over_more_memory_than_all_may_together_are_let_go_and_others_go_on() {
+    let all = Budget::new(1 << 40);
+    let options = Options { guest_memory: Arc::clone(&all), ..Options::default() };
+    let (first, second) =
+        (serve_with(memory(1 << 20), options.clone()), serve_with(memory(1 << 20), options));
+    let (_link, ram, mut rings) = boot(&first.path, USUAL, 1);
+    assert_eq!(all.used(), SIZE);
+    assert_eq!(hand_over_sparse(&second, 20, 256 << 30), 3);
+    let told = second.hears("ended: a vhost-user front end was let go");
+    assert!(told.contains("all front ends of this process"), "{told}");
+    until("its memory is counted no more", || all.used() == SIZE);
+    assert_eq!(all.refusals(), 1);
+    assert_eq!(rings[0].ask(&ram, DO_FLUSH, 0, &[]), 0);
+    goes_on(&second);
+}
+
+#[test]
+fn the_bounds_that_nobody_chose_leave_half_of_the_address_space() {
+    let served = serve(memory(1 << 20));
+    // 80 TiB in pieces of 4 TiB: with all of them no thread could start any more.
+    assert_eq!(hand_over_sparse(&served, 20, 4 << 40), 4);
+    served.hears("one front end may hand over");
+    goes_on(&served);
+}
+
+/// Nanoseconds that the thread of this name has had a processor.
+fn processor_time(name: &str) -> u64 {
+    let tasks = std::fs::read_dir("/proc/self/task").expect("the threads of this process");
+    let times = tasks.flatten().filter_map(|task| {
+        let comm = std::fs::read_to_string(task.path().join("comm")).ok()?;
+        (comm.trim() == name).then(|| std::fs::read_to_string(task.path().join("schedstat")).ok())?
+    });
+    let first = |text: String| text.split_whitespace().next().and_then(|number| number.parse::<u64>().ok());
+    times.filter_map(first).max().expect("there is such a thread")
+}
+
+#[test]
+fn a_kick_descriptor_that_is_always_readable_costs_little_and_its_ring_is_served() {
+    let served = serve(memory(1 << 20));
+    let ram = Ram::new();
+    let mut link = Link::open(&served.path, USUAL);
+    link.give_memory(&ram);
+    // No other test has a ring of this number.
+    let mut ring = Ring::new(37, 256);
+    ring.kick = EventFd::new(EFD_NONBLOCK | EFD_SEMAPHORE).expect("an eventfd");
+    ring.kick.write(u64::MAX - 100_000).expect("it holds as much");
+    link.start(&ram, &ring, 0);
+    assert_eq!(ring.ask(&ram, DO_FLUSH, 0, &[]), 0);
+    let (began, before) = (std::time::Instant::now(), processor_time("vhost-37"));
+    std::thread::sleep(std::time::Duration::from_millis(400));
+    let used = processor_time("vhost-37") - before;
+    let passed = began.elapsed().as_nanos() as u64;
+    assert!(used < passed / 10, "{used} ns of {passed} for a ring without requests");
+    for _ in 0..10 {
+        assert_eq!(ring.ask(&ram, DO_FLUSH, 0, &[]), 0);
+    }
+}
+
+/// Pages of this process that nobody fills: who touches one waits until this is dropped.
+struct Missing(std::fs::File);
+
+impl Missing {
+    /// Makes the pages missing that are mapped from the file that is named so.
+    fn of(name: &str) -> Self {
+        use std::os::fd::FromRawFd;
+        const USER_MODE_ONLY: i32 = 1;
+        const API: libc::c_ulong = 0xc018_aa3f;
+        const REGISTER: libc::c_ulong = 0xc020_aa00;
+        // SAFETY: takes integers only.
+        let raw = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | USER_MODE_ONLY) };
+        assert!(raw >= 0, "userfaultfd: {}", std::io::Error::last_os_error());
+        // SAFETY: the descriptor is fresh and nobody else's.
+        let file = unsafe { std::fs::File::from_raw_fd(raw as i32) };
+        let mut api = [0xaa_u64, 0, 0];
+        // SAFETY: the structure has three words, which live through the call.
+        assert_eq!(unsafe { libc::ioctl(file.as_raw_fd(), API, api.as_mut_ptr()) }, 0);
+        let maps = std::fs::read_to_string("/proc/self/maps").expect("the mappings of this process");
+        for line in maps.lines().filter(|line| line.contains(name)) {
+            let (range, _) = line.split_once(' ').expect("a range");
+            let (start, end) = range.split_once('-').expect("a range");
+            let number = |text| u64::from_str_radix(text, 16).expect("a number");
+            let mut register = [number(start), number(end) - number(start), 1, 0];
+            // SAFETY: the structure has four words, which live through the call.
+            assert_eq!(unsafe { libc::ioctl(file.as_raw_fd(), REGISTER, register.as_mut_ptr()) }, 0);
+        }
+        Self(file)
+    }
+}
+
+#[test]
+fn a_server_whose_guest_has_memory_that_does_not_come_says_so_and_stops_in_time() {
+    let options = Options { stop_timeout: std::time::Duration::from_millis(200), ..Options::default() };
+    let served = serve_with(memory(1 << 20), options);
+    let (mut link, ram, mut rings) = boot(&served.path, USUAL, 1);
+    // SAFETY: the name is a string with a closing zero; the descriptor is fresh and nobody else's.
+    let file = unsafe {
+        use std::os::fd::FromRawFd;
+        std::fs::File::from_raw_fd(libc::memfd_create(c"on-a-server-that-hangs".as_ptr(), libc::MFD_CLOEXEC))
+    };
+    file.set_len(1 << 20).expect("its size");
+    let (_, mut piece) = more_memory();
+    piece.mmap_handle = file.as_raw_fd();
+    link.front_end.add_mem_region(&piece).expect("taken");
+    let missing = Missing::of("on-a-server-that-hangs");
+    rings[0].lay_request(&ram, 0, OUT, 0, &[(piece.guest_phys_addr, 4096, 0)]);
+    rings[0].offer(&ram, 0);
+    rings[0].kick();
+    let began = std::time::Instant::now();
+    let Served { server, told, .. } = served;
+    let error = server.stop().expect_err("it cannot end").line();
+    assert!(began.elapsed() < std::time::Duration::from_secs(10));
+    assert!(error.contains("ring 0 waits for memory of the guest"), "{error}");
+    assert!(error.contains("on-a-server-that-hangs"), "{error}");
+    drop(missing.0);
+    until("the connection ends once the memory comes", || {
+        told.lock().expect("nobody panics in here").iter().any(|line| line.starts_with("ended"))
+    });
 }

@@ -1,6 +1,8 @@
 //! A ring with nothing to do: it is looked at for a while, then its thread sleeps.
 //!
 //! Always true here: the guest is asked to kick before the thread sleeps, and what it offered before it could know that is seen.
+//! A kick descriptor that is readable again and again although the ring has nothing new costs a few wake-ups a second: after
+//! [`EMPTY_KICKS`] of them in a row the ring is looked at every [`PAUSE`] instead, until a request comes or the kicks end.
 
 use super::{Halt, Worker, ring_error};
 use crate::malformed;
@@ -15,6 +17,10 @@ use virtio_queue::QueueT;
 const LOOKS: usize = 64;
 /// After so long without a request, spare buffers are let go.
 const IDLE: Duration = Duration::from_secs(5);
+/// Kicks in a row without a request after which the descriptor is not waited for.
+pub(super) const EMPTY_KICKS: u32 = 16;
+/// How long it is not waited for.
+const PAUSE: Duration = Duration::from_millis(10);
 /// Place of the kick descriptor among those that are waited on: behind the order to pause, before the device's.
 const KICK: usize = 1;
 
@@ -36,16 +42,24 @@ impl Worker {
         if !full && self.queue.enable_notification(memory).map_err(ring_error)? {
             return self.queue.disable_notification(memory).map_err(ring_error);
         }
-        waits.set(KICK, if full { Interest::Nothing } else { Interest::Read });
-        waits.wait((alone && self.buffers.held() > 0).then_some(IDLE))?;
+        let paused = !full && self.empty_kicks >= EMPTY_KICKS;
+        waits.set(KICK, if full || paused { Interest::Nothing } else { Interest::Read });
+        let idle = (alone && self.buffers.held() > 0).then_some(IDLE);
+        waits.wait(if paused { Some(PAUSE) } else { idle })?;
         if waits.none_ready() {
-            self.buffers.trim();
+            if paused {
+                // One more look at the descriptor: with another empty kick it is passed over again.
+                self.empty_kicks = EMPTY_KICKS - 1;
+            } else {
+                self.buffers.trim();
+            }
         }
         if waits.failed(KICK) {
             return Err(malformed("the front end's kick descriptor is closed at its other end"));
         }
         if waits.readable(KICK) {
             self.clear_kick()?;
+            self.empty_kicks = self.empty_kicks.saturating_add(1);
         }
         // It may have work of its own, when all its requests are answered (`serve` polls it while some are not).
         if alone && (KICK + 1..KICK + 1 + self.descriptors).any(|place| waits.readable(place)) {
@@ -55,7 +69,8 @@ impl Worker {
         if full {
             return Ok(());
         }
-        if alone {
+        // What ends a wait without a request says nothing of when requests come.
+        if alone && self.empty_kicks <= 1 {
             self.spin.learn(began.elapsed());
         }
         self.queue.disable_notification(self.memory.memory()).map_err(ring_error)

@@ -1,0 +1,108 @@
+//! The descriptors of the process, which all exports and the control socket share.
+//!
+//! A client takes some descriptors: its socket, and what its queue to the device needs. A client that would leave fewer
+//! than a reserve is refused at once, so that the control socket still answers while clients use up all others.
+//!
+//! Always true here: a socket that listens never stays readable because nobody can accept from it ([`Spare`]).
+
+use cbd_types::{Error, ErrorKind, Result};
+use socket2::Socket;
+use std::fs::File;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+/// Descriptors that are kept free of clients of exports, if the limit has room for so many.
+const RESERVE: u64 = 32;
+/// Descriptors that one client takes besides its socket, at most, where it has one queue.
+const PER_CLIENT: u64 = 6;
+
+/// Refuses a client where few descriptors are left. `socket` is the client's.
+///
+/// # Errors
+/// [`ErrorKind::NoSpace`] with the limit.
+pub fn check_reserve(socket: &impl AsRawFd) -> Result<()> {
+    let limit = limit();
+    let Some(lowest) = lowest_free(socket) else { return Err(few(limit)) };
+    let reserve = RESERVE.min(limit / 4);
+    if lowest.saturating_add(PER_CLIENT).saturating_add(reserve) > limit { Err(few(limit)) } else { Ok(()) }
+}
+
+fn few(limit: u64) -> Error {
+    Error::new(
+        ErrorKind::NoSpace,
+        format!(
+            "the process has few of its {limit} descriptors left; raise the limit of open files (LimitNOFILE)"
+        ),
+    )
+}
+
+/// The number that the next descriptor gets: all below it are in use.
+fn lowest_free(any: &impl AsRawFd) -> Option<u64> {
+    // SAFETY: takes integers only; the descriptor is open while `any` is borrowed.
+    let number = unsafe { libc::fcntl(any.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 0) };
+    if number < 0 {
+        return None;
+    }
+    // SAFETY: the descriptor is fresh, valid, and nobody else has it.
+    drop(unsafe { OwnedFd::from_raw_fd(number) });
+    u64::try_from(number).ok()
+}
+
+fn limit() -> u64 {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the kernel writes one `rlimit` to the pointer, which is valid for that.
+    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0 { limit.rlim_cur } else { 1024 }
+}
+
+/// A descriptor that is held for nothing, so that a client can be told to go where there is none left to accept it with.
+#[derive(Debug)]
+pub struct Spare(Option<File>);
+
+impl Default for Spare {
+    fn default() -> Self {
+        Self(File::open("/dev/null").ok())
+    }
+}
+
+impl Spare {
+    /// Accepts the next client of `listener` with the spare descriptor and closes it. False if there is no spare one:
+    /// then the client waits until another descriptor is free.
+    pub fn turn_away(&mut self, listener: &Socket) -> bool {
+        let Some(spare) = self.0.take() else {
+            *self = Self::default();
+            return self.0.is_some();
+        };
+        drop(spare);
+        // Whoever came is gone again when this is dropped.
+        let turned_away = listener.accept().is_ok();
+        *self = Self::default();
+        turned_away
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use socket2::{Domain, Type};
+
+    #[test]
+    fn while_descriptors_are_plenty_nobody_is_refused() {
+        let (one, _other) = Socket::pair(Domain::UNIX, Type::STREAM, None).expect("a pair");
+        check_reserve(&one).expect("there are plenty");
+        let lowest = lowest_free(&one).expect("there are plenty");
+        assert!(lowest > one.as_raw_fd() as u64 || lowest < limit());
+    }
+
+    #[test]
+    fn a_client_is_turned_away_with_the_spare_descriptor() {
+        use std::io::Read;
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("s");
+        let (listener, _file) = crate::socket::listen(&path, "tests").expect("it listens");
+        let listener = Socket::from(listener);
+        let mut client = std::os::unix::net::UnixStream::connect(&path).expect("it listens");
+        let mut spare = Spare::default();
+        assert!(spare.turn_away(&listener));
+        assert_eq!(client.read(&mut [0; 1]).expect("closed in order"), 0);
+        assert!(spare.0.is_some(), "there is a spare one again");
+    }
+}
