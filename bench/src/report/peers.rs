@@ -12,8 +12,12 @@ pub const BEGIN: &str = "<!-- peers: what follows is written by `cargo xtask vm 
 pub const END: &str = "<!-- end of peers -->";
 
 /// The comparisons that have a limit, by their paths.
-const COMPARED: [&str; 3] =
-    ["vm.ublk_extra_instructions", "vm.write_over_bcache", "vm.dsync_extra_over_ublk"];
+const COMPARED: [&str; 4] = [
+    "vm.ublk_extra_instructions",
+    "vm.write_over_bcache",
+    "vm.dsync_extra_over_ublk",
+    "vm.dsync_over_write_in_process",
+];
 
 /// Whether the figures are of peers.
 pub fn has(figures: &Value) -> bool {

@@ -1,6 +1,7 @@
 //! The maintainer: writeback, reclaim and idle marks of one cache, run by one thread.
 //!
-//! Always true here: a step does bounded work and never waits; what it says it waits for is all that can give it work.
+//! Always true here: a step does bounded work and never waits; what it says it waits for is all that can give it work; a
+//! write wakes it only from a sleep of unknown length, so while clients flush each write it is woken by the clock.
 
 use crate::{
     Cache, Environment,
@@ -13,6 +14,8 @@ use core::sync::atomic::Ordering;
 
 /// A lane that was written and then left alone is marked after this time.
 const IDLE_MARK_MS: u64 = 1000;
+/// While flushes go on, the maintainer looks again after this time, and no write wakes it for what is not urgent.
+const PACE_MS: u64 = 5;
 /// Units of reclaim in one step.
 const RECLAIM_PER_STEP: usize = 16;
 
@@ -37,6 +40,8 @@ pub struct Maintainer<E: Environment, Q: BackingQueue> {
     queue: Q,
     writeback: Writeback,
     reclaim: Reclaim,
+    /// The epochs that were covered by a pass when it last had nothing to do.
+    rested: u64,
 }
 
 impl<E: Environment, Q: BackingQueue> Maintainer<E, Q> {
@@ -53,6 +58,7 @@ impl<E: Environment, Q: BackingQueue> Maintainer<E, Q> {
         Self {
             writeback: Writeback::new(geometry, cursors, was_void, &cache.parked_ranges(), now),
             reclaim: Reclaim::default(),
+            rested: cache.covered(),
             cache,
             queue,
         }
@@ -85,37 +91,46 @@ impl<E: Environment, Q: BackingQueue> Maintainer<E, Q> {
         match progress {
             Progress::Busy => Step::Busy,
             Progress::InFlight => Step::WaitBacking,
-            Progress::Nothing(until) => {
-                // What writeback has just made clean can be reclaimed now: nobody else would say so.
-                if self.reclaim.step(cache) {
-                    return Step::Busy;
-                }
-                let now = cache.environment().monotonic_ms();
-                let mark = match cache.unmarked_for_ms(now) {
-                    Some(idle) if idle >= IDLE_MARK_MS && Safeguard::IdleMark.is_kept() => {
-                        cache.close_epoch();
-                        None
-                    }
-                    Some(idle) => Some(now + IDLE_MARK_MS - idle),
-                    None => None,
-                };
-                let until_ms = match (until, mark) {
-                    (Some(a), Some(b)) => Some(a.min(b)),
-                    (a, b) => a.or(b),
-                };
-                let sleeps =
-                    if Safeguard::MaintainerSleepsLong.is_kept() { mark } else { until_ms }.is_none();
-                if sleeps {
-                    // Say that it sleeps, if only until something parked is due, which may be minutes. Then look again. A write that came between has
-                    // seen that, or its lane is still touched, or a pass has cleared the lane since this step began.
-                    cache.maintainer_sleeps.store(true, Ordering::SeqCst);
-                    let has_changed = cache.unmarked_for_ms(now).is_some() || cache.covered() != covered;
-                    if !Safeguard::MaintainerLooksAgain.holds(!has_changed) {
-                        return Step::Busy;
-                    }
-                }
-                Step::Idle { until_ms }
-            }
+            Progress::Nothing(until) => self.rest(covered, until),
         }
+    }
+
+    /// There is nothing to write back before `until`, if ever. `covered`: what a pass had covered when the step began.
+    fn rest(&mut self, covered: u64, until: Option<u64>) -> Step {
+        let cache = &*self.cache;
+        // What writeback has just made clean can be reclaimed now: nobody else would say so.
+        if self.reclaim.step(cache) {
+            return Step::Busy;
+        }
+        let now = cache.environment().monotonic_ms();
+        let mark = match cache.unmarked_for_ms(now) {
+            Some(idle) if idle >= IDLE_MARK_MS && Safeguard::IdleMark.is_kept() => {
+                cache.close_epoch();
+                None
+            }
+            Some(idle) => Some(now + IDLE_MARK_MS - idle),
+            None => None,
+        };
+        let until_ms = match (until, mark) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        };
+        if (if Safeguard::MaintainerSleepsLong.is_kept() { mark } else { until_ms }).is_some() {
+            return Step::Idle { until_ms };
+        }
+        if core::mem::replace(&mut self.rested, covered) != covered {
+            // A pass has cleared the lanes since the last rest, so the next write would wake it, and the next one again. What
+            // is urgent wakes it all the same; the rest waits for the clock until a whole pause goes by without a pass.
+            let pause = now + PACE_MS;
+            return Step::Idle { until_ms: Some(until_ms.map_or(pause, |until| until.min(pause))) };
+        }
+        // Say that it sleeps, if only until something parked is due, which may be minutes. Then look again. A write that came between has
+        // seen that, or its lane is still touched, or a pass has cleared the lane since this step began.
+        cache.maintainer_sleeps.store(true, Ordering::SeqCst);
+        let has_changed = cache.unmarked_for_ms(now).is_some() || cache.covered() != covered;
+        if !Safeguard::MaintainerLooksAgain.holds(!has_changed) {
+            return Step::Busy;
+        }
+        Step::Idle { until_ms }
     }
 }

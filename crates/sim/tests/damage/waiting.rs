@@ -74,6 +74,69 @@ fn the_maintainer_never_sleeps_over_a_write_and_a_flush_that_came_at_any_reading
     assert!(has_come > 10, "the write came {has_come} times");
 }
 
+/// How often the maintainer was woken, and how often it ran, while a client wrote 4,000 sectors of a cache that is full, 10 us for each,
+/// and called `force` behind each of them. `urgent`: whatever is dirty is to be written back at once.
+fn wakes_of_forced_writes(urgent: bool, force: impl Fn(&Rig, ByteRange)) -> (u32, u32) {
+    const WRITES: u64 = 4000;
+    const WRITES_PER_MS: u64 = 100;
+    let shape = Shape { device: 8 << 20, lanes_max: 4, segment: 512 << 10, segments: 33 };
+    let mut rig = Rig::of(shape);
+    for at in (0..3 * shape.device).step_by(BLOCK as usize) {
+        rig.write(at % shape.device, BLOCK, 1);
+    }
+    rig.drain();
+    if urgent {
+        let settings = Settings { dirty_target_percent: 0, ..rig.cache.settings() };
+        rig.cache.set_settings(settings).unwrap();
+    }
+    let woken = Arc::new(Alarm::default());
+    rig.cache.set_maintenance_waker(Waker::from(Arc::clone(&woken)));
+    let (mut wakes, mut runs, mut due) = (0, 0, None::<u64>);
+    for number in 0..WRITES {
+        let range = ByteRange::at(number * 7919 % (shape.device / 512) * 512, 512);
+        assert!(rig.try_write(range.start, 512, 2), "there is space");
+        force(&rig, range);
+        if number % WRITES_PER_MS == 0 {
+            rig.environment.advance(1);
+        }
+        let is_woken = woken.rang();
+        if is_woken || due.is_some_and(|due| due <= rig.environment.clock_ms()) {
+            wakes += u32::from(is_woken);
+            runs += 1;
+            due = run_until_idle(&mut rig);
+        }
+    }
+    (wakes, runs)
+}
+
+/// Runs the maintainer until it has nothing to do. Returns when it runs again if nobody wakes it.
+fn run_until_idle(rig: &mut Rig) -> Option<u64> {
+    for _ in 0..5000 {
+        if let Step::Idle { until_ms } = rig.maintainer.step() {
+            return until_ms;
+        }
+    }
+    panic!("the maintainer never comes to rest");
+}
+
+#[test]
+fn flushed_writes_wake_the_maintainer_at_most_every_few_milliseconds() {
+    for urgent in [false, true] {
+        let (wakes, runs) = wakes_of_forced_writes(urgent, |rig, _| rig.cache.flush().unwrap());
+        assert!(wakes <= 20 && runs <= 40, "{wakes} wakes and {runs} runs in 40 ms, urgent: {urgent}");
+    }
+}
+
+#[test]
+fn fua_writes_wake_the_maintainer_at_most_every_few_milliseconds() {
+    for urgent in [false, true] {
+        let (wakes, runs) = wakes_of_forced_writes(urgent, |rig, range| {
+            rig.cache.force_unit_access(&[range]).unwrap();
+        });
+        assert!(wakes <= 20 && runs <= 40, "{wakes} wakes and {runs} runs in 40 ms, urgent: {urgent}");
+    }
+}
+
 #[test]
 fn writers_that_wait_for_space_are_woken_when_the_cache_is_stopped() {
     let rig = Rig::new();

@@ -4,7 +4,7 @@
 //! cache wrote to its disk that should have rested, is said.
 
 use super::script::{Amount, JOBS, Job};
-use super::stacks::{BCACHE, CBD, NULL, STACKS, Stack};
+use super::stacks::{BCACHE, CBD, IN_PROCESS, NULL, STACKS, Stack};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
@@ -181,6 +181,12 @@ const DSYNC: Limit = Limit {
     most: 1.05,
 };
 
+const DSYNC_IN_PROCESS: Limit = Limit {
+    name: "dsync_over_write_in_process",
+    what: "an O_DSYNC write in process over a plain one, depth 1",
+    most: 1.1,
+};
+
 impl Limit {
     fn put(&self, into: &mut Map<String, Value>, value: f64, digits: i32, absolute: String) {
         into.insert(self.name.to_owned(), json!(rounded(value, digits)));
@@ -231,6 +237,9 @@ pub fn json(kernel: &str, amount: &Amount, all: &BTreeMap<&'static str, Figures>
     }) {
         DSYNC.put(&mut vm, value, 3, absolute);
     }
+    if let (Some(forced), Some(plain)) = (of(IN_PROCESS, "dsync_1"), of(IN_PROCESS, "write_1")) {
+        DSYNC_IN_PROCESS.put(&mut vm, forced / plain, 3, format!("{forced:.0} against {plain:.0}"));
+    }
     let jobs: Vec<_> = JOBS.iter().map(|job| json!({"name": job.name, "what": job.title})).collect();
     vm.insert("jobs".to_owned(), jobs.into());
     let stacks: Vec<Value> = STACKS
@@ -263,7 +272,7 @@ pub fn table(figures: &Value) -> String {
             text += &figure.map_or_else(|| format!("{:>14}", "-"), |figure| format!("{figure:>14.0}"));
         }
     }
-    for limit in [EXTRA, OVER_BCACHE, DSYNC] {
+    for limit in [EXTRA, OVER_BCACHE, DSYNC, DSYNC_IN_PROCESS] {
         let (Some(value), detail) = (vm[limit.name].as_f64(), &vm[format!("{}_detail", limit.name)]) else {
             continue;
         };
@@ -328,13 +337,15 @@ mod tests {
     fn comparisons_take_the_worse_depth_and_say_whether_they_are_met() {
         let cost = |name: &'static str| {
             move |job: &str| match (name, job) {
+                (IN_PROCESS, "write_1") => 4000,
+                (IN_PROCESS, "dsync_1") => 4500,
                 (NULL, "dsync_1") | (CBD, "dsync_1" | "dsync_32" | "write_1") => 22_000,
                 (NULL, _) => 20_000,
                 (CBD, _) => 21_000,
                 _ => 30_000,
             }
         };
-        let all: BTreeMap<_, _> = [NULL, CBD, BCACHE]
+        let all: BTreeMap<_, _> = [NULL, CBD, BCACHE, IN_PROCESS]
             .map(|name| (name, read(stack(name), &QUICK, &output(stack(name), cost(name))).expect("figures")))
             .into();
         let vm = &json("7", &QUICK, &all)["vm"];
@@ -343,6 +354,8 @@ mod tests {
         assert_eq!(vm["write_over_bcache"], 0.733);
         // At depth 32 null takes nothing for it.
         assert_eq!(vm["dsync_extra_over_ublk"], 1.048);
+        assert_eq!(vm["dsync_over_write_in_process"], 1.125);
+        assert_eq!(vm["dsync_over_write_in_process_detail"]["met"], false);
         assert_eq!(vm["ublk_extra"]["read_32"], 1000.0);
         let text = table(&json("7", &QUICK, &all));
         assert!(text.contains("vm.write_over_bcache = 0.733 (at most 0.8: met)"), "{text}");

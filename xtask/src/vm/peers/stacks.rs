@@ -42,6 +42,8 @@ pub const NULL: &str = "ublk_null";
 pub const CBD: &str = "cbd_ublk";
 /// The peer with a budget.
 pub const BCACHE: &str = "bcache";
+/// CBD in the process of fio.
+pub const IN_PROCESS: &str = "cbd_in_process";
 
 /// All of them, in the order of the report.
 pub const STACKS: [Stack; 7] = [
@@ -162,7 +164,7 @@ pub const STACKS: [Stack; 7] = [
         is_cache: true,
     },
     Stack {
-        name: "cbd_in_process",
+        name: IN_PROCESS,
         title: "CBD in process",
         modules: &[],
         programs: &["mkfs.ext4"],
