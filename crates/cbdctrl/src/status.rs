@@ -80,6 +80,9 @@ fn add_next_attempt(page: &mut String, indent: usize, retry_in_s: Option<u64>) {
 fn add_backend(page: &mut String, backend: &BackendStatus) {
     let info = &backend.info;
     let _ = writeln!(page, "\n  backend {}: {}", info.backend_id, info.backend_path);
+    if let Some(from) = &info.moved_from {
+        line(page, 4, "MOVED", format!("by a rescue, from {from}, which lacks data now"));
+    }
     if let Some(error) = &info.error {
         line(page, 4, "ERROR", error);
     }
@@ -196,6 +199,14 @@ fn add_cache(page: &mut String, backend: &BackendStatus, cache: &CacheInfo) {
     }
     if cache.damage_found > 0 {
         line(page, 4, "DAMAGE", format!("{} found, {} healed", cache.damage_found, cache.damage_healed));
+    }
+    if cache.quarantined_bytes > 0 {
+        line(
+            page,
+            4,
+            "QUARANTINED",
+            format!("{} bytes are lost, unless they are overwritten", cache.quarantined_bytes),
+        );
     }
     for range in cache.quarantined.iter().take(20) {
         line(

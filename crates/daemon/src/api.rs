@@ -243,6 +243,9 @@ pub struct BackendInfo {
     /// Seconds until it is tried again by itself, at the latest; absent while it is served.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub retry_in_s: Option<u64>,
+    /// A rescue has moved the backend to `backend_path`, and it is not served before that is started by its path: where it was.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub moved_from: Option<String>,
 }
 
 /// Makes a block device on a backend.
@@ -301,7 +304,8 @@ pub struct StopBackend {
     /// Seconds without progress after which the stop gives up and leaves everything as it is.
     #[serde(default)]
     pub timeout_s: Option<u64>,
-    /// Drop what is dirty instead of draining it. The number must be exactly the dirty bytes of the moment.
+    /// Drop what is dirty instead of draining it, and what is quarantined. The number must be exactly the dirty and quarantined bytes
+    /// of the moment.
     #[serde(default)]
     pub discard_dirty: Option<u64>,
 }
@@ -397,7 +401,7 @@ pub enum ProgressLine {
 pub struct Done {
     /// Bytes that were written to backing devices.
     pub written_bytes: u64,
-    /// Dirty bytes that were dropped because the user said so.
+    /// Dirty and quarantined bytes that were dropped because the user said so.
     pub discarded_bytes: u64,
     /// What the user should know.
     pub warnings: Vec<String>,
@@ -558,6 +562,9 @@ pub struct CacheInfo {
     pub written_back_bytes: u64,
     /// Bytes of memory of the index.
     pub index_bytes: u64,
+    /// Bytes of the quarantined ranges, listed or not; no part of the dirty bytes.
+    #[serde(default)]
+    pub quarantined_bytes: u64,
     /// Damaged places found since the cache was opened.
     pub damage_found: u64,
     /// Those of them that were healed from the backing device.

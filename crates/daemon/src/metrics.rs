@@ -95,7 +95,7 @@ fn for_backends(page: &mut Page, status: &Status) {
         }
     }
     type Value = fn(&BackendStatus, &CacheInfo) -> u64;
-    let metrics: [(&str, &str, &str, Value); 16] = [
+    let metrics: [(&str, &str, &str, Value); 17] = [
         ("cbd_cache_segments", "gauge", "Segments of the cache.", |backend, _| backend.info.cache_segs),
         ("cbd_cache_used_segments", "gauge", "Segments that hold records.", |backend, _| {
             backend.info.cache_used_segs
@@ -147,6 +147,12 @@ fn for_backends(page: &mut Page, status: &Status) {
             "gauge",
             "Whether the backing device has refused writes for longer than the settings allow.",
             |_, cache| u64::from(cache.stalled),
+        ),
+        (
+            "cbd_cache_quarantined_bytes",
+            "gauge",
+            "Bytes whose newest data is lost: reads of them fail.",
+            |_, cache| cache.quarantined_bytes,
         ),
         ("cbd_cache_quarantined_ranges", "gauge", "Ranges whose data is damaged.", |_, cache| {
             cache.quarantined.len() as u64

@@ -220,6 +220,20 @@ impl LaneMap {
         }))
     }
 
+    /// How many bytes of `range` belong to `lane`.
+    pub(crate) fn bytes_of(self, lane: LaneId, range: ByteRange) -> u64 {
+        let row_bytes = u64::from(self.lanes) * CHUNK;
+        let (first, end) = (range.start.div_ceil(row_bytes), range.end / row_bytes);
+        let counted = |part: ByteRange| self.of_lane(lane, part).map(|part| part.len()).sum::<u64>();
+        if first >= end {
+            return counted(range);
+        }
+        // Each whole row has one chunk of each lane: a device can have millions of rows.
+        let head = ByteRange { start: range.start, end: first * row_bytes };
+        let rest = ByteRange { start: end * row_bytes, end: range.end };
+        (end - first) * CHUNK + counted(head) + counted(rest)
+    }
+
     /// The lanes that `range` touches, each once, in order of their numbers from `from` on.
     pub(crate) fn touched_by(self, range: ByteRange, from: u32) -> impl Iterator<Item = LaneId> {
         (from..self.lanes).map(LaneId).filter(move |lane| self.of_lane(*lane, range).next().is_some())
@@ -259,6 +273,13 @@ mod tests {
             (0..8).flat_map(|lane| map.of_lane(LaneId(lane), range).collect::<Vec<_>>()).collect();
         parts.sort();
         assert_eq!(parts, range.split_at_multiples(CHUNK).collect::<Vec<_>>());
+        for end in [range.start, range.start + 1, 8 * CHUNK, 9 * CHUNK, 16 * CHUNK, range.end] {
+            let range = ByteRange { end, ..range };
+            for lane in (0..8).map(LaneId) {
+                let bytes = map.of_lane(lane, range).map(|part| part.len()).sum::<u64>();
+                assert_eq!(map.bytes_of(lane, range), bytes, "{range} in lane {lane}");
+            }
+        }
         for lane in 0..8 {
             for part in map.of_lane(LaneId(lane), range) {
                 assert_eq!(map.lane_of(part.start), LaneId(lane));

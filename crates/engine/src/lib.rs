@@ -59,7 +59,8 @@ pub use slots::TwoSlots;
 pub use status::{BackingTrouble, CacheStatus, CachedState, DamagedRange};
 pub use together::TOGETHER;
 pub use transport::{
-    BackendEntry, BackendSpec, BlkdevEntry, BlkdevSpec, FormatOptions, HostEntry, Transport, TransportInfo,
+    BackendEntry, BackendSpec, BlkdevEntry, BlkdevSpec, FormatOptions, FormerDisk, HostEntry, Transport,
+    TransportInfo,
 };
 pub use view::{LogEntry, LogSegmentView};
 pub use write::Admission;

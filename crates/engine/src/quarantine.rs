@@ -160,6 +160,21 @@ impl<E: Environment> Cache<E> {
         self.lanes.iter().any(|lane| self.damage_of(&lane.state.lock()).next().is_some())
     }
 
+    /// Bytes that are quarantined and that nothing has healed. What clients wrote there last is nowhere, so the backing device is
+    /// not complete without them, however far it is drained.
+    pub fn quarantined_bytes(&self) -> u64 {
+        if !Safeguard::DrainQuarantined.is_kept() {
+            return 0;
+        }
+        let map = self.identity.lanes;
+        let of_lane = |lane: &crate::lane::Lane<E>| {
+            let state = lane.state.lock();
+            let damaged = state.overlay.damaged();
+            damaged.map(|(range, _)| map.bytes_of(state.id, range)).sum::<u64>()
+        };
+        self.lanes.iter().map(of_lane).sum()
+    }
+
     /// Takes out of the damage what records behind `place` have overwritten.
     fn heal_what_is_newer(&self, state: &mut LaneState, range: ByteRange, place: Place) {
         let map = self.identity.lanes;

@@ -75,6 +75,9 @@ pub struct CacheStatus {
     pub index_bytes: u64,
     /// Ranges known to be damaged; at most some of very many.
     pub damaged: Vec<DamagedRange>,
+    /// Bytes of the ranges that are quarantined, listed or not; no part of `dirty_bytes`. What reads have found damaged is among
+    /// them when writeback has noted it: until then it is dirty.
+    pub quarantined_bytes: u64,
     /// Damage found since the cache was opened.
     pub damage_found: u64,
     /// Damage that was healed from the backing device.
@@ -102,6 +105,21 @@ pub struct CacheStatus {
     pub rare: RarePaths,
     /// Why the region takes no more writes, if so.
     pub region_failed: Option<String>,
+}
+
+impl CacheStatus {
+    /// Bytes that the backing device alone does not have: what is dirty, parked ranges included, and what is quarantined. So much
+    /// is given up when the cache is removed.
+    #[must_use]
+    pub const fn missing_bytes(&self) -> u64 {
+        self.dirty_bytes.saturating_add(self.quarantined_bytes)
+    }
+
+    /// Whether the backing device alone has everything that was written.
+    #[must_use]
+    pub const fn is_all_on_backing(&self) -> bool {
+        self.missing_bytes() == 0 && self.dirty_records == 0
+    }
 }
 
 /// What is known of a run of bytes, for block status.
@@ -194,6 +212,7 @@ impl<E: Environment> Cache<E> {
             index_blocks,
             index_bytes,
             damaged,
+            quarantined_bytes: self.quarantined_bytes(),
             damage_found,
             damage_healed,
             backing_trouble: self.trouble.lock().clone(),

@@ -27,7 +27,7 @@ pub use layout::{Layout, StructLayout};
 pub use record::{MAX_SUM_LINES, Record, RecordKind, RecordPlace, SUMS_PER_LINE, SumLine};
 pub use segment::{SegmentHeader, SegmentShape};
 pub use slot::{Slot, SlotContent};
-pub use state::{Drained, LaneMark, LaneTail, StateShape};
+pub use state::{Drained, FormerDisk, LaneMark, LaneTail, StateShape};
 pub use superblock::Superblock;
 pub use tables::{BackendEntry, BlkdevEntry, HostEntry, SegmentEntry};
 pub use unverified::Unverified;
@@ -48,7 +48,7 @@ pub const COUNTER_END: u64 = 1 << 62;
 
 /// Every structure with fields that has a page in `docs/format.md`.
 #[must_use]
-pub fn structures() -> [StructLayout; 12] {
+pub fn structures() -> [StructLayout; 13] {
     [
         Superblock::layout(),
         slot::SlotHeader::layout(),
@@ -60,6 +60,7 @@ pub fn structures() -> [StructLayout; 12] {
         Record::layout(),
         SumLine::layout(),
         Drained::layout(),
+        FormerDisk::layout(),
         LaneTail::layout(),
         LaneMark::layout(),
     ]

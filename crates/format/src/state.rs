@@ -1,12 +1,12 @@
 //! The state block of a cache: how far it is drained, and each lane's tail and marks.
 //!
 //! It lives in a segment of its own. Page 0 and the last page hold the segment's header; pages 1 and 2 the two
-//! slots of [`Drained`]; then, each from a page border on, all first slots of the lanes' tails, all second ones,
+//! slots of [`Drained`], and from byte 1024 of each the two slots of [`FormerDisk`]; then, each from a page border on, all first slots of the lanes' tails, all second ones,
 //! all first slots of their marks, all second ones.
 
 use crate::{COUNTER_END, PAGE, layout::on_media, slot::SlotContent};
 use cbd_types::LaneId;
-use zerocopy::little_endian::U64;
+use zerocopy::little_endian::{U32, U64};
 
 on_media! {
     /// How far the backing device has caught up.
@@ -51,6 +51,29 @@ on_media! {
         /// Zero.
         24 reserved: [u8; 24],
     }
+}
+
+on_media! {
+    /// The backing device that a backend had before a rescue moved it to another one.
+    pub struct FormerDisk, size 1008 {
+        /// Bytes of `path` in use.
+        0 path_length: U32,
+        /// Bytes of `identity` in use.
+        4 identity_length: U32,
+        /// When the rescue began, in milliseconds since 1970 UTC.
+        8 moved_ms: U64,
+        /// Path of that backing device, UTF-8, zero-padded.
+        16 path: [u8; 512],
+        /// What it is known by besides its path, UTF-8, zero-padded.
+        528 identity: [u8; 256],
+        /// Zero.
+        784 reserved: [u8; 224],
+    }
+}
+
+impl SlotContent for FormerDisk {
+    const KIND: u32 = 19;
+    const SLOT_SIZE: usize = 1024;
 }
 
 impl SlotContent for Drained {
@@ -100,6 +123,13 @@ impl StateShape {
     #[must_use]
     pub const fn drained(&self) -> [u64; 2] {
         [PAGE, 2 * PAGE]
+    }
+
+    /// The two slots of [`FormerDisk`]. Their place, which seeds the checksums, is the `cache_id`: what an earlier cache left there does
+    /// not count.
+    #[must_use]
+    pub const fn former(&self) -> [u64; 2] {
+        [PAGE + 1024, 2 * PAGE + 1024]
     }
 
     /// The two slots of a lane's [`LaneTail`].

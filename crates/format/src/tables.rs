@@ -10,6 +10,13 @@ pub const STATE_ACTIVE: u32 = 1;
 /// A row that is free.
 pub const STATE_FREE: u32 = 0;
 
+/// The backing device catches up behind the cache.
+pub const MODE_WRITEBACK: u32 = 0;
+/// As [`MODE_WRITEBACK`], and the backend was moved to another backing device by a rescue: `path` and `identity` are those of that
+/// device, the former one is in the state block ([`FormerDisk`](crate::FormerDisk)), and the backend is not served before the user
+/// has said that it is to be.
+pub const MODE_MOVED: u32 = 1;
+
 /// Row of a segment that belongs to nobody.
 pub const NO_BACKEND: u32 = u32::MAX;
 
@@ -64,7 +71,7 @@ on_media! {
         64 writeback_rate: U64,
         /// Bit 0: data checksums.
         72 features: U32,
-        /// Cache mode; 0 is writeback, others are reserved.
+        /// [`MODE_WRITEBACK`] or [`MODE_MOVED`]; a program refuses a backend whose mode it does not know.
         76 cache_mode: U32,
         /// Bytes of `path` in use.
         80 path_length: U32,

@@ -179,6 +179,8 @@ pub enum SlotKind {
     Tail,
     /// How far a lane was complete.
     Mark,
+    /// The disk that a backend had before a rescue moved it.
+    Former,
 }
 
 /// What puts a finding right without changing what recovery makes of the region.

@@ -15,7 +15,7 @@ use crate::report::Report;
 use crate::{Bytes, PrivateMemory, Progress};
 use cbd_engine::{TwoSlots, copy_over};
 use cbd_format::{
-    BackendEntry, BlkdevEntry, Drained, HostEntry, LaneMark, LaneTail, SegmentEntry, SlotContent,
+    BackendEntry, BlkdevEntry, Drained, FormerDisk, HostEntry, LaneMark, LaneTail, SegmentEntry, SlotContent,
 };
 use cbd_types::{Error, ErrorKind, Pmem, Region, Result};
 use std::sync::Arc;
@@ -89,6 +89,7 @@ pub fn apply<P: Pmem>(region: &Region<P>, mend: &Mend) -> Result<()> {
                 SlotKind::Drained => store_again::<Drained, P>(region, *at, *place),
                 SlotKind::Tail => store_again::<LaneTail, P>(region, *at, *place),
                 SlotKind::Mark => store_again::<LaneMark, P>(region, *at, *place),
+                SlotKind::Former => store_again::<FormerDisk, P>(region, *at, *place),
             };
             if !is_whole {
                 return Err(not_taken(mend));

@@ -79,6 +79,9 @@ pub struct BackendSummary {
     pub path: String,
     /// Which disk that is.
     pub identity: String,
+    /// A rescue has moved it to that disk, and nobody has started it there yet: where it was.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub moved_from: Option<String>,
     /// Bytes of the device.
     pub size: u64,
     /// Lanes; 0 without a cache.

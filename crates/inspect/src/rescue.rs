@@ -2,7 +2,8 @@
 //!
 //! Always true here: it is the engine's own recovery and writeback that do it, in the order that the backend is set to, so at every
 //! moment the region is one that a daemon, or the next rescue, goes on with; a disk gets nothing unless it is the one that was
-//! recorded, or the user says by name that it stands for it. What is damaged is not written but listed.
+//! recorded, or the user says by name that it stands for it; before another disk than the recorded one gets anything, the region says
+//! durably that the backend was moved there. What is damaged is not written but listed.
 //!
 //! Left to others: what would be done, without doing it (`check` tells); asking (`cbdctrl`).
 
@@ -15,7 +16,7 @@ use cbd_engine::{BackendEntry, Cache, Environment, Maintainer, Settings, Step, T
 use cbd_export::wake::{Interest, WaitSet};
 use cbd_pmem::Mapping;
 use cbd_runtime::ProcessEnvironment;
-use cbd_types::{BackendId, Epoch, Error, ErrorKind, Region, Result};
+use cbd_types::{BackendId, Epoch, Error, ErrorKind, Region, Result, Safeguard};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -101,6 +102,9 @@ pub struct Rescued {
     pub opened: bool,
     /// Whether all that was dirty is on the disk, but for what is damaged.
     pub complete: bool,
+    /// The disk is another than the recorded one, and the region says so from now on: where the backend was.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub moved_from: Option<String>,
     /// Bytes that were written to the disk.
     pub written_bytes: u64,
     /// Bytes that are still dirty; not known where nothing was opened.
@@ -159,6 +163,15 @@ pub fn rescue(
     }
 }
 
+/// A path as the tables hold it.
+fn absolute(path: &Path) -> Result<String> {
+    let malformed = |why: String| {
+        Error::new(ErrorKind::InvalidArgument, format!("the path {} is no path: {why}", path.display()))
+    };
+    let absolute = std::path::absolute(path).map_err(|error| malformed(error.to_string()))?;
+    absolute.into_os_string().into_string().map_err(|_| malformed("it is not UTF-8".to_owned()))
+}
+
 type ToolCache = Cache<ProcessEnvironment>;
 
 fn one(
@@ -179,7 +192,18 @@ fn one(
     // 2. The engine's recovery.
     let cache = transport.open_cache(entry.id)?;
     rescued.opened = true;
-    // 3. The engine's writeback. A limit of its rate is for the sake of clients, and there are none; the region keeps it.
+    let drained = cache.drained_epoch();
+    // 3. Another disk than the recorded one: from now on the region says so, and nobody serves the recorded one.
+    let moves = Identity::parse(&entry.identity)?.same_disk(&disk.identity()).is_err();
+    if moves && Safeguard::RescueMoves.is_kept() {
+        let to = options.to.as_deref().unwrap_or_else(|| Path::new(&entry.path));
+        transport.move_backend(entry.id, &absolute(to)?, &disk.identity().to_token())?;
+        let former = transport.former_disk(entry.id).map_or_else(|| entry.path.clone(), |former| former.path);
+        rescued.moved_from = Some(former);
+    } else if entry.is_moved {
+        rescued.moved_from = transport.former_disk(entry.id).map(|former| former.path);
+    }
+    // 4. The engine's writeback. A limit of its rate is for the sake of clients, and there are none; the region keeps it.
     cache.set_settings(Settings { writeback_rate: 0, ..cache.settings() })?;
     let queue = disk.open_queue(DEPTH)?;
     let descriptor = queue.wait_descriptor();
@@ -188,10 +212,15 @@ fn one(
         Drain { cache: &cache, maintainer, environment, waiting: WaitSet::new(), patience: options.patience };
     drain.waiting.add(descriptor, Interest::Read);
     let result = drain.run(progress);
-    // 4. Marks, as at a clean stop.
+    // 5. Marks, as at a clean stop.
     drop(drain);
     cache.stop();
     let status = cache.status();
+    if moves && result.is_err() && status.drained_epoch == drained {
+        // Whatever the other disk has, the region still holds all that the recorded one lacks.
+        transport.move_backend_back(entry)?;
+        rescued.moved_from = None;
+    }
     rescued.written_bytes = status.written_back_bytes;
     rescued.dirty_bytes = Some(status.dirty_bytes);
     rescued.drained_epoch = status.drained_epoch.0;

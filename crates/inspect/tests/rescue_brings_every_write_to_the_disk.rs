@@ -120,6 +120,100 @@ fn a_disk_that_is_not_the_recorded_one_gets_nothing() {
     assert!(std::fs::read(&other).expect("a disk") == place.expected);
 }
 
+/// A copy of the disk, and the options that say that it stands for it.
+fn to_a_copy(place: &Place) -> (std::path::PathBuf, Options) {
+    let copy = place.path("copy");
+    std::fs::copy(place.disk(), &copy).expect("copied");
+    let to = Options {
+        backend: Some(BackendId(0)),
+        to: Some(copy.clone()),
+        other_disk: true,
+        ..Options::default()
+    };
+    (copy, to)
+}
+
+fn moved_from(place: &Place) -> Option<String> {
+    place.check(DataChecked::None).backends[0].moved_from.clone()
+}
+
+#[test]
+fn a_rescue_to_another_disk_moves_the_backend_there() {
+    let mut place = Place::new();
+    place.write_and_die(100, 3);
+    let (copy, to) = to_a_copy(&place);
+    let done = rescued(&place, &to);
+    let disk = place.disk().display().to_string();
+    assert_eq!((done.complete, done.moved_from.as_ref()), (true, Some(&disk)), "{done:?}");
+    let report = place.check(DataChecked::All);
+    let backend = &report.backends[0];
+    assert_eq!(
+        (backend.path.clone(), backend.moved_from.as_ref()),
+        (copy.display().to_string(), Some(&disk))
+    );
+    assert_eq!(report.outcome, Outcome::Clean);
+    assert!(report.findings[0].what.contains("a rescue has moved the backend"), "{:?}", report.findings);
+}
+
+#[test]
+fn the_region_says_that_a_backend_is_moved_before_the_other_disk_gets_anything() {
+    let mut place = Place::new();
+    place.write_and_die(100, 3);
+    let (copy, to) = to_a_copy(&place);
+    let before = std::fs::read(&copy).expect("a disk");
+    let region = Mapping::open(place.region(), &OpenOptions::default()).expect("mapped");
+    let mut looks = 0;
+    rescue(region, &to, &mut |_| {
+        if looks < 3 && std::fs::read(&copy).expect("a disk") != before {
+            looks += 1;
+            // As if it were cut off here: what another process finds.
+            let found =
+                cbd_inspect::check::check(std::sync::Arc::new(place.image()), DataChecked::None, &mut |_| {});
+            assert!(found.backends[0].moved_from.is_some(), "the copy has data that the recorded disk lacks");
+        }
+    })
+    .expect("opened");
+    assert!(looks > 0, "nobody looked while it was written");
+}
+
+#[test]
+fn a_rescue_to_another_disk_that_was_cut_off_goes_on_there_without_being_told_where() {
+    let mut place = Place::new();
+    place.write_and_die(100, 3);
+    let (copy, to) = to_a_copy(&place);
+    {
+        let process = place.process();
+        let disk = BackingFile::open(&copy, DiskOptions::default()).expect("a disk");
+        use cbd_backing::Backing;
+        let token = disk.identity().to_token();
+        process.transport.move_backend(BackendId(0), &copy.display().to_string(), &token).expect("moved");
+    }
+    let done = rescued(&place, &Options::default());
+    assert!(done.complete && done.moved_from.is_some(), "{done:?}");
+    assert!(std::fs::read(&copy).expect("a disk") == place.expected);
+    // The former disk is not taken for it.
+    let back = Options { to: Some(place.disk()), other_disk: false, ..to };
+    assert!(!rescued(&place, &back).opened);
+}
+
+#[test]
+fn a_rescue_that_brought_nothing_to_the_other_disk_leaves_the_backend_where_it_was() {
+    let mut place = Place::new();
+    place.write_and_die(100, 3);
+    let (copy, to) = to_a_copy(&place);
+    // A copy in memory that is sealed against writes, so it takes nothing.
+    let memory = rustix::fs::memfd_create("copy", rustix::fs::MemfdFlags::ALLOW_SEALING).expect("a memfd");
+    let mut file = std::fs::File::from(memory);
+    std::io::copy(&mut std::fs::File::open(&copy).expect("a disk"), &mut file).expect("copied");
+    rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::WRITE).expect("sealed");
+    let sealed =
+        std::path::PathBuf::from(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file)));
+    let done = rescued(&place, &Options { to: Some(sealed), patience: Duration::from_secs(1), ..to });
+    assert!(!done.complete, "{done:?}");
+    assert_eq!(moved_from(&place), None);
+    assert!(rescued(&place, &Options::default()).complete);
+}
+
 #[test]
 fn a_disk_that_was_moved_is_found_by_the_path_that_is_given() {
     let mut place = Place::new();

@@ -11,6 +11,7 @@ use cbd_backing::{DISK_PATIENCE, after_predecessor};
 use cbd_engine::{BackendEntry, Consistency, FormatOptions, Settings, Transport};
 use cbd_pmem::{Info, Mapping, OpenOptions};
 use cbd_runtime::disk::{default_handlers, entries};
+use cbd_runtime::moved::{refuse_former, settle};
 use cbd_runtime::region::{Before, REGION_PATIENCE, check_host_name, open_transport, require_persistent};
 use cbd_runtime::{Asked, Disk, Manner, NewBackend, ProcessEnvironment, RunningBackend};
 use cbd_types::{
@@ -196,12 +197,15 @@ impl Region {
         let path = text_of(path.as_ref())?;
         let mut open = self.held.open.lock();
         let mut known = self.backends();
-        if let Some(entry) = known.iter().find(|entry| entry.path == path) {
+        if let Some(entry) = known.iter_mut().find(|entry| entry.path == path) {
+            settle(&self.held.transport, entry, &path)?;
             return self.take_up(entry, &path, options, &mut open);
         }
         let disk = Disk::look(&path)?;
+        refuse_former(&self.held.transport, &disk, &path)?;
         if let Some(place) = known.iter().position(|entry| disk.is_of(entry)) {
-            let entry = known.swap_remove(place);
+            let mut entry = known.swap_remove(place);
+            settle(&self.held.transport, &mut entry, &path)?;
             let device = self.take_up(&entry, &path, options, &mut open)?;
             // Found by another path than the recorded one: the next start looks for it there.
             self.held.transport.update_path(entry.id, &path)?;

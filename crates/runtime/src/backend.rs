@@ -52,7 +52,8 @@ impl RunningBackend {
     /// should know comes with it.
     ///
     /// # Errors
-    /// Those of [`BackingFile::open_recorded`] and [`Transport::open_cache`], and when the system refuses a thread.
+    /// Those of [`BackingFile::open_recorded`] and [`Transport::open_cache`], [`ErrorKind::Exchanged`](cbd_types::ErrorKind::Exchanged)
+    /// for a backend that a rescue has moved, and when the system refuses a thread.
     pub fn start(
         transport: &Transport<ProcessEnvironment>,
         environment: &Arc<ProcessEnvironment>,
@@ -60,6 +61,7 @@ impl RunningBackend {
         path: &str,
         manner: Manner<'_>,
     ) -> Result<(Self, Vec<String>)> {
+        crate::moved::refuse_moved(transport, entry)?;
         let recorded = Identity::parse(&entry.identity)?;
         let options = Options { sector: Some(entry.sector), size: Some(entry.size), ..Options::default() };
         let (file, warnings) = BackingFile::open_recorded(path, options, &recorded)?;

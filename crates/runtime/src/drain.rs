@@ -1,15 +1,19 @@
 //! Waiting until writeback has reached an epoch, with progress and with an end.
 //!
-//! Always true here: a wait ends when the epoch is on the backing device, when nothing has moved for as long as the caller
+//! Always true here: a drain succeeds only when the backing device alone has everything up to the epoch: nothing is parked and nothing
+//! is quarantined; a wait ends when the epoch is on the backing device, when nothing has moved for as long as the caller
 //! allows, or when the caller says so; whatever ends it, nothing dirty is dropped.
 
 use cbd_engine::{Cache, CacheStatus, Environment};
-use cbd_types::{BackendId, Epoch, Error, ErrorKind};
+use cbd_types::{BackendId, ByteRange, Epoch, Error, ErrorKind};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 /// How often the cache is looked at.
 const LOOK: Duration = Duration::from_millis(20);
+
+/// Most ranges that an error names.
+const NAMED_MAX: usize = 8;
 
 /// How far a wait is.
 #[derive(Clone, Debug)]
@@ -29,14 +33,16 @@ pub struct DrainProgress {
 /// Why a wait ended before its epoch was on the backing device.
 #[derive(Debug)]
 pub enum NotDrained {
-    /// All is there but what the backing device refuses, which is parked.
-    Refused(Box<CacheStatus>),
+    /// All is there but what the backing device refuses, which is parked, and what is damaged in the cache, which is quarantined.
+    Lacks(Box<CacheStatus>),
     /// Nothing has moved for too long.
     GaveUp {
         /// How long that is.
         patience: Duration,
         /// What is dirty still.
         dirty_bytes: u64,
+        /// The same and what is quarantined.
+        missing_bytes: u64,
         /// What is wrong with the backing device.
         trouble: Option<String>,
     },
@@ -61,15 +67,18 @@ pub fn until_drained<E: Environment>(
     let (mut least_dirty, mut written, mut drained) =
         (start.dirty_bytes, start.written_back_bytes, start.drained_epoch);
     loop {
+        // Before the status: what a batch found damaged is quarantined before the batch counts as drained.
+        let is_drained = cache.is_drained(epoch);
         let status = cache.status();
         let written_bytes = status.written_back_bytes.saturating_sub(start.written_back_bytes);
-        if cache.is_drained(epoch) {
-            if status.parked.is_empty() {
-                return Ok(written_bytes);
-            }
-            // Asking for the drain has them tried again; that is over now.
-            if status.parked_attempts > start.parked_attempts {
-                return Err(NotDrained::Refused(Box::new(status)));
+        if is_drained {
+            // Asking for the drain has parked ranges tried again; then that is over.
+            if status.parked.is_empty() || status.parked_attempts > start.parked_attempts {
+                return if status.parked.is_empty() && status.quarantined_bytes == 0 {
+                    Ok(written_bytes)
+                } else {
+                    Err(NotDrained::Lacks(Box::new(status)))
+                };
             }
         }
         // Bytes count as progress only while the disk does not fail: retries of what fails write, too.
@@ -84,7 +93,7 @@ pub fn until_drained<E: Environment>(
             dirty_bytes: status.dirty_bytes,
             written_bytes,
             elapsed: begun.elapsed(),
-            trouble: status.backing_trouble.map(|trouble| trouble.error),
+            trouble: status.backing_trouble.as_ref().map(|trouble| trouble.error.clone()),
         };
         if let ControlFlow::Break(error) = look(&progress) {
             return Err(NotDrained::Ended(error));
@@ -93,6 +102,7 @@ pub fn until_drained<E: Environment>(
             return Err(NotDrained::GaveUp {
                 patience,
                 dirty_bytes: status.dirty_bytes,
+                missing_bytes: status.missing_bytes(),
                 trouble: progress.trouble,
             });
         }
@@ -105,21 +115,19 @@ impl NotDrained {
     pub fn into_error(self, id: BackendId, give_up: impl FnOnce(u64) -> String) -> Error {
         match self {
             Self::Ended(error) => error,
-            Self::Refused(status) => {
-                let first = status.parked.first().map(ToString::to_string).unwrap_or_default();
-                let (count, bytes) = (status.parked.len(), status.dirty_bytes);
-                let error = status.parked_error.as_deref().unwrap_or("not tried yet");
+            Self::Lacks(status) => {
+                let kind = if status.parked.is_empty() { ErrorKind::Media } else { ErrorKind::Backing };
                 Error::new(
-                    ErrorKind::Backing,
+                    kind,
                     format!(
-                        "backend {id} could not be drained: the backing device refuses {count} ranges, {bytes} bytes, the first \
-                         {first} ({error}); they are parked in the cache, which keeps them, and all else is on the backing device. \
-                         Put the disk right or overwrite them, and repeat; status lists them{}",
-                        give_up(bytes)
+                        "backend {id} could not be drained: {}; all else is on the backing device. Repeat when that is done; status \
+                         lists the ranges{}",
+                        lacking(&status).join("; and "),
+                        give_up(status.missing_bytes())
                     ),
                 )
             }
-            Self::GaveUp { patience, dirty_bytes, trouble } => {
+            Self::GaveUp { patience, dirty_bytes, missing_bytes, trouble } => {
                 let (kind, why) = match trouble {
                     Some(error) => (ErrorKind::Backing, format!("the backing device fails: {error}")),
                     None => (ErrorKind::TimedOut, "the backing device has not taken anything".to_owned()),
@@ -131,10 +139,44 @@ impl NotDrained {
                          in the cache, and the backend goes on. Put the disk right and repeat, with a longer timeout if it is only \
                          slow{}",
                         patience.as_secs(),
-                        give_up(dirty_bytes)
+                        give_up(missing_bytes)
                     ),
                 )
             }
         }
     }
+}
+
+/// What a drained backing device lacks all the same, and what to do about it.
+#[must_use]
+pub fn lacking(status: &CacheStatus) -> Vec<String> {
+    let mut lacking = Vec::new();
+    if !status.parked.is_empty() {
+        let error = status.parked_error.as_deref().unwrap_or("not tried yet");
+        lacking.push(format!(
+            "the backing device refuses {} ranges, {} bytes: {} ({error}); they are parked in the cache, which keeps them: put the \
+             disk right or overwrite them",
+            status.parked.len(),
+            status.parked_bytes,
+            first_of(&status.parked)
+        ));
+    }
+    if status.quarantined_bytes > 0 {
+        let ranges: Vec<ByteRange> = status.damaged.iter().map(|damaged| damaged.range).collect();
+        lacking.push(format!(
+            "{} ranges, {} bytes, are quarantined because their data in the cache is damaged: {}; reads of them fail, and the \
+             backing device has older data there: overwrite them",
+            ranges.len(),
+            status.quarantined_bytes,
+            first_of(&ranges)
+        ));
+    }
+    lacking
+}
+
+/// The first of many ranges, in words.
+fn first_of(ranges: &[ByteRange]) -> String {
+    let named: Vec<String> = ranges.iter().take(NAMED_MAX).map(ToString::to_string).collect();
+    let more = ranges.len() - named.len();
+    if more == 0 { named.join(", ") } else { format!("{} and {more} more", named.join(", ")) }
 }

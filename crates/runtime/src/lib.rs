@@ -12,6 +12,7 @@ pub mod backend;
 pub mod disk;
 pub mod drain;
 pub mod environment;
+pub mod moved;
 pub mod queue;
 pub mod region;
 pub mod size;
@@ -19,7 +20,7 @@ pub mod worker;
 
 pub use backend::{Manner, RunningBackend};
 pub use disk::{Asked, Disk, NewBackend};
-pub use drain::{DrainProgress, NotDrained, until_drained};
+pub use drain::{DrainProgress, NotDrained, lacking, until_drained};
 pub use environment::{ProcessEnvironment, wall_ms};
 pub use queue::{DeviceQueue, ServedDevice, TaskWaker};
 pub use worker::Worker;

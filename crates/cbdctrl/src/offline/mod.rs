@@ -130,6 +130,12 @@ fn describe(report: &Report, text: &mut String) {
 
 fn describe_backend(backend: &BackendSummary, text: &mut String) {
     let _ = writeln!(text, "backend {}: {}, {}", backend.backend, backend.path, format_size(backend.size));
+    if let Some(from) = &backend.moved_from {
+        let _ = writeln!(
+            text,
+            "  moved here by a rescue from {from}, which lacks data; not served before it is started here"
+        );
+    }
     if let Some(error) = &backend.error {
         let _ = writeln!(text, "  cannot be opened: {error}");
         return;

@@ -131,6 +131,11 @@ fn text_of_plan(backends: &[PlannedBackend<'_>]) -> String {
         describe_backend(backend.summary, &mut text);
         for warning in &backend.warnings {
             let _ = writeln!(text, "  warning: {warning}");
+            let _ = writeln!(
+                text,
+                "  with --yes the backend is moved there, and {} is refused then",
+                backend.summary.path
+            );
         }
         if backend.summary.error.is_some() || backend.summary.lanes == 0 {
             continue;
@@ -212,6 +217,15 @@ fn text_of_rescued(backend: &Rescued) -> String {
         text.push_str("  all is on the disk\n");
     } else if backend.complete {
         text.push_str("  all is on the disk but the damaged ranges\n");
+    }
+    if let Some(from) = &backend.moved_from {
+        let (id, disk) = (backend.backend, &backend.disk);
+        let _ = writeln!(
+            text,
+            "  moved: {from} lacks data from now on, and is refused. No daemon serves the backend before it is told to: \
+             backend-start -p {disk} serves it again, unless the disk was written without its cache since; backend-stop -b {id} takes \
+             it off the region"
+        );
     }
     text
 }

@@ -25,6 +25,8 @@ pub(super) struct BackendSlot {
     pub run: Option<Arc<RunningBackend>>,
     pub error: Option<String>,
     pub warnings: Vec<String>,
+    /// Where it was, if a rescue has moved it.
+    pub moved_from: Option<String>,
     /// When it is tried again, while it is not up.
     pub retry: Option<Retry>,
     /// A stop is draining it.
@@ -49,6 +51,7 @@ impl BackendSlot {
             run: None,
             error: None,
             warnings: Vec::new(),
+            moved_from: None,
             retry: None,
             stopping: false,
             blkdevs: BTreeMap::new(),
@@ -111,6 +114,7 @@ impl BackendSlot {
             blkdevs: self.blkdevs.iter().map(|(blkdev, slot)| slot.info(*blkdev)).collect(),
             error: self.error.clone(),
             retry_in_s: self.retry.as_ref().map(Retry::in_s),
+            moved_from: self.moved_from.clone().filter(|_| self.entry.is_moved),
         }
     }
 }
@@ -134,6 +138,11 @@ impl Running {
         for entry in entries.into_iter().filter(|entry| entry.host == self.host) {
             let id = entry.id;
             let mut slot = BackendSlot::new(entry);
+            if slot.entry.is_moved {
+                let former = self.transport.former_disk(id).map(|former| former.path);
+                slot.moved_from =
+                    Some(former.unwrap_or_else(|| "a disk that is not known any more".to_owned()));
+            }
             if let Err(error) = after_predecessor(patience, || slot.start(fixed, self)) {
                 tracing::error!(backend = id.0, "the backend is not up: {error}");
             }

@@ -44,35 +44,53 @@ impl Manager {
         goal: Goal,
         report: Report<'_>,
     ) -> Result<Done> {
-        let runs = self.runs(transport, request.backend.map(BackendId))?;
+        let Asked { runs, mut failed } = self.runs(transport, request.backend.map(BackendId))?;
+        let all = runs.len() + failed.len();
         let asked: Vec<_> = runs
             .iter()
             .filter_map(|(id, run)| run.cache().map(|cache| (*id, cache, cache.request_drain())))
             .collect();
         let mut done = Done::default();
-        if goal == Goal::Checkpoint && !request.wait {
-            return Ok(done);
+        if goal == Goal::Drained || request.wait {
+            for (id, cache, epoch) in asked {
+                let wait =
+                    Wait { id, cache, patience: self.patience(request.timeout_s), stopping: &self.stopping };
+                match wait.until_drained(epoch, report) {
+                    Ok(bytes) => done.written_bytes += bytes,
+                    // Whoever asked is gone, or the daemon stops.
+                    Err(error) if error.kind() == ErrorKind::Stopped => return Err(error),
+                    Err(error) => failed.push(error),
+                }
+            }
         }
-        for (id, cache, epoch) in asked {
-            let wait =
-                Wait { id, cache, patience: self.patience(request.timeout_s), stopping: &self.stopping };
-            done.written_bytes += wait.until_drained(epoch, report)?;
+        match failed.len() {
+            0 => Ok(done),
+            _ if all == 1 => Err(failed.remove(0)),
+            count => {
+                let lines: Vec<String> = failed.iter().map(Error::line).collect();
+                Err(Error::new(
+                    failed[0].kind(),
+                    format!(
+                        "{count} of {all} backends were not drained, all others were: {}",
+                        lines.join(" | ")
+                    ),
+                ))
+            }
         }
-        Ok(done)
     }
 
-    fn runs(&self, transport: u32, only: Option<BackendId>) -> Result<Vec<(BackendId, Arc<RunningBackend>)>> {
+    fn runs(&self, transport: u32, only: Option<BackendId>) -> Result<Asked> {
         let tables = self.tables()?;
         let running = running(&tables, transport)?;
         if let Some(id) = only.filter(|id| !running.backends.contains_key(id)) {
             return Err(backend::unknown(id));
         }
-        let mut runs = Vec::new();
+        let (mut runs, mut failed) = (Vec::new(), Vec::new());
         for (&id, slot) in running.backends.iter().filter(|(id, _)| only.is_none_or(|only| only == **id)) {
             match &slot.run {
                 Some(run) => runs.push((id, Arc::clone(run))),
                 None => {
-                    return Err(Error::new(
+                    failed.push(Error::new(
                         ErrorKind::Stopped,
                         format!(
                             "backend {id} is not up ({}); put that right and start it again with backend-start",
@@ -82,8 +100,15 @@ impl Manager {
                 }
             }
         }
-        Ok(runs)
+        Ok(Asked { runs, failed })
     }
+}
+
+/// The backends that a command is about.
+struct Asked {
+    runs: Vec<(BackendId, Arc<RunningBackend>)>,
+    /// Why the others cannot be drained.
+    failed: Vec<Error>,
 }
 
 /// A wait for one cache.

@@ -12,6 +12,7 @@ use crate::api::{self, BackendStarted, StartBackend};
 use crate::exports::ExportChoice;
 use cbd_engine::{BackendEntry, Settings};
 use cbd_runtime::disk::default_handlers;
+use cbd_runtime::moved::{refuse_former, settle};
 use cbd_runtime::{Asked, Disk, NewBackend};
 use cbd_types::{BackendId, Context, Error, ErrorKind, Result};
 use std::collections::BTreeSet;
@@ -59,6 +60,9 @@ fn find(tables: &Tables, transport: u32, path: &str, others: &BTreeSet<String>) 
             Some(slot) if slot.run.is_none() => Ok(Place::Down(entry.id)),
             _ => Err(known(entry.id, id, "")),
         };
+    }
+    for (_, running) in up.clone() {
+        looked.as_ref().map_or(Ok(()), |disk| refuse_former(&running.transport, disk, path))?;
     }
     // Another disk where one of ours was recorded: whoever starts it says what differs.
     let here = up.filter(|(id, _)| *id == transport).flat_map(|(_, running)| &running.backends);
@@ -157,6 +161,7 @@ impl Manager {
         };
         let result = asked
             .check(&slot.entry, running.transport.info().layout.segment_size)
+            .and_then(|()| settle(&running.transport, &mut slot.entry, &request.path))
             .and_then(|()| slot.start(&self.fixed, running));
         if result.is_ok() {
             running.open_doors(&self.fixed, transport, &mut slot);

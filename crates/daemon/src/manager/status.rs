@@ -82,6 +82,7 @@ fn backend(id: BackendId, slot: &BackendSlot, segment_size: u64) -> BackendStatu
                 parked_bytes: status.parked_bytes,
                 parked_error: status.parked_error.clone(),
                 index_bytes: status.index_bytes,
+                quarantined_bytes: status.quarantined_bytes,
                 damage_found: status.damage_found,
                 damage_healed: status.damage_healed,
                 rare_paths: named(&status.rare),

@@ -1,7 +1,7 @@
 //! Taking a backend off its transport, so that its disk is a plain disk again; and closing every door at the end.
 //!
-//! Always true here: a backend is removed only when nothing of it is dirty, or when the user typed exactly how many bytes
-//! are to be dropped; a stop that fails leaves the backend and its block devices as they were.
+//! Always true here: a backend is removed only when nothing of it is dirty and nothing is quarantined, or when the user typed exactly
+//! how many bytes are to be dropped; a stop that fails leaves the backend and its block devices as they were.
 
 use super::backend::BackendSlot;
 use super::drain::Wait;
@@ -10,7 +10,7 @@ use super::{Manager, Tables, backend};
 use crate::api::{Done, StopBackend};
 use crate::control::Report;
 use cbd_engine::CacheStatus;
-use cbd_runtime::RunningBackend;
+use cbd_runtime::{RunningBackend, lacking};
 use cbd_types::{BackendId, Error, ErrorKind, Result};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -134,7 +134,7 @@ impl Manager {
             compare(id, 0, bytes)?;
             return Ok(Done::default());
         };
-        compare(id, status.dirty_bytes, bytes)?;
+        compare(id, status.missing_bytes(), bytes)?;
         Ok(dropped(id, &status))
     }
 
@@ -150,16 +150,21 @@ impl Manager {
             return Ok(Done::default());
         }
         let status = running.transport.open_cache(id)?.status();
-        let dirty = status.dirty_bytes;
+        let missing = status.missing_bytes();
         match discard {
-            Some(bytes) => compare(id, dirty, bytes)?,
+            Some(bytes) => compare(id, missing, bytes)?,
             // Zeroes that the disk lacks are dirty, too, and have no bytes.
-            None if dirty > 0 || status.dirty_records > 0 => {
+            None if !status.is_all_on_backing() => {
+                let lacking = match status.quarantined_bytes {
+                    0 => String::new(),
+                    _ => format!("; {}", lacking(&status).join("; and ")),
+                };
                 return Err(Error::new(
                     ErrorKind::Stopped,
                     format!(
-                        "backend {id} is not up ({why}) and {dirty} bytes of it are dirty; bring its disk back and start it \
-                         with backend-start, or give these bytes up with backend-stop -b {id} --discard-dirty {dirty}"
+                        "backend {id} is not up ({why}) and {} bytes of it are dirty{lacking}; bring its disk back and start it \
+                         with backend-start, or give these bytes up with backend-stop -b {id} --discard-dirty {missing}",
+                        status.dirty_bytes
                     ),
                 ));
             }
@@ -219,26 +224,35 @@ impl BackendSlot {
 
 /// What is dropped because the user said so, by name.
 fn dropped(id: BackendId, status: &CacheStatus) -> Done {
-    let dirty = status.dirty_bytes;
-    tracing::warn!(backend = id.0, "dropping {dirty} dirty bytes because the user said so");
+    let missing = status.missing_bytes();
+    tracing::warn!(
+        backend = id.0,
+        "dropping {missing} bytes ({} dirty, {} quarantined) because the user said so",
+        status.dirty_bytes,
+        status.quarantined_bytes
+    );
     let parked =
         status.parked.iter().map(|range| format!("dropped {range}, which the backing device refused"));
-    let warnings: Vec<String> = parked.collect();
+    let damaged = status.damaged.iter().map(|damaged| {
+        format!("dropped {}, which is damaged in the cache: the disk has older data there", damaged.range)
+    });
+    let warnings: Vec<String> = parked.chain(damaged).collect();
     for warning in &warnings {
         tracing::warn!(backend = id.0, "{warning}");
     }
-    Done { discarded_bytes: dirty, warnings, ..Done::default() }
+    Done { discarded_bytes: missing, warnings, ..Done::default() }
 }
 
-fn compare(id: BackendId, dirty: u64, typed: u64) -> Result<()> {
-    if dirty == typed {
+/// Whether the user typed the number of bytes that the disk alone does not have.
+fn compare(id: BackendId, missing: u64, typed: u64) -> Result<()> {
+    if missing == typed {
         return Ok(());
     }
     Err(Error::new(
         ErrorKind::InvalidArgument,
         format!(
-            "backend {id} has {dirty} dirty bytes, not {typed}; nothing was dropped. To drop them type \
-             --discard-dirty {dirty}"
+            "backend {id} has {missing} bytes that are dirty or quarantined, not {typed}; nothing was dropped. To drop them type \
+             --discard-dirty {missing}"
         ),
     ))
 }

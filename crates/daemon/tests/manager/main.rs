@@ -4,6 +4,7 @@ mod backends;
 mod exchanged_disks;
 mod failing_disks;
 mod place;
+mod quarantined;
 mod refusals;
 mod regions;
 mod silent;

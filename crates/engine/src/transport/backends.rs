@@ -19,7 +19,9 @@ use cbd_format::{
     BackendEntry as BackendRow, Drained, LaneMark, LaneTail, SegmentEntry, SegmentHeader, StateShape,
     record::bytes_of,
     segment::STATE_MAGIC,
-    tables::{FEATURE_DATA_CRC, STATE_ACTIVE, STATE_FREE, decode_text, encode_text},
+    tables::{
+        FEATURE_DATA_CRC, MODE_MOVED, MODE_WRITEBACK, STATE_ACTIVE, STATE_FREE, decode_text, encode_text,
+    },
 };
 use cbd_types::{BackendId, Error, ErrorKind, HostId, InFlight, LaneId, Result, Safeguard, SegmentId};
 
@@ -82,6 +84,8 @@ pub struct BackendEntry {
     pub data_crc: bool,
     /// Settings.
     pub settings: Settings,
+    /// A rescue has moved it to the disk that is recorded here, and nobody has said yet that it is to be served there.
+    pub is_moved: bool,
 }
 
 impl<E: Environment> Transport<E> {
@@ -164,7 +168,7 @@ impl<E: Environment> Transport<E> {
                 dirty_target_percent: u32::from(settings.dirty_target_percent).into(),
                 writeback_rate: settings.writeback_rate.into(),
                 features: if spec.data_crc { FEATURE_DATA_CRC } else { 0 }.into(),
-                cache_mode: 0.into(),
+                cache_mode: MODE_WRITEBACK.into(),
                 path_length,
                 identity_length,
                 uuid,
@@ -357,7 +361,7 @@ impl<E: Environment> Transport<E> {
         self.update_backend(id, |row| row.state = STATE_FREE.into())
     }
 
-    fn update_backend(&self, id: BackendId, change: impl FnOnce(&mut BackendRow)) -> Result<()> {
+    pub(super) fn update_backend(&self, id: BackendId, change: impl FnOnce(&mut BackendRow)) -> Result<()> {
         let mut tables = self.tables.lock();
         let row = active_row(&mut tables.backends, id.index(), |row| row.state.get(), "backend")?;
         let Some(mut content) = row.content().copied() else { return Err(no_such("backend", id.index())) };
@@ -453,7 +457,7 @@ fn backend_entry(id: u32, row: &BackendRow) -> Result<BackendEntry> {
     {
         return Err(damaged("sector"));
     }
-    if row.cache_mode.get() != 0 {
+    if ![MODE_WRITEBACK, MODE_MOVED].contains(&row.cache_mode.get()) {
         return Err(Error::new(
             ErrorKind::Unsupported,
             format!("backend {id} has cache mode {}, which this program does not know", row.cache_mode),
@@ -472,5 +476,6 @@ fn backend_entry(id: u32, row: &BackendRow) -> Result<BackendEntry> {
         handlers: row.handlers.get(),
         data_crc: row.features.get() & FEATURE_DATA_CRC != 0,
         settings,
+        is_moved: row.cache_mode.get() == MODE_MOVED,
     })
 }

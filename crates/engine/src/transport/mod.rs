@@ -7,6 +7,7 @@
 mod backends;
 mod blkdevs;
 mod hosts;
+mod moved;
 mod remnants;
 mod rows;
 mod view;
@@ -14,6 +15,7 @@ mod view;
 pub use backends::{BackendEntry, BackendSpec};
 pub use blkdevs::{BlkdevEntry, BlkdevSpec};
 pub use hosts::HostEntry;
+pub use moved::FormerDisk;
 
 use crate::{Cache, Environment, Mutex, slots::TwoSlots};
 use alloc::{

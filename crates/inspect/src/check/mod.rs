@@ -15,7 +15,7 @@ mod tables;
 use crate::finding::{Finding, Mend, Place, Severity, Structure};
 use crate::report::{BackendSummary, RangeSummary, Report, TransportSummary};
 use crate::{Bytes, PrivateMemory, Progress};
-use cbd_engine::{Cache, Transport};
+use cbd_engine::{BackendEntry, Cache, Transport};
 use cbd_format::{BackendEntry as BackendRow, Layout, tables::STATE_ACTIVE};
 use cbd_runtime::ProcessEnvironment;
 use cbd_types::{BackendId, Error, Region, Result, uuid_text};
@@ -120,6 +120,7 @@ impl Checker<'_> {
                 return summary;
             }
         };
+        summary.moved_from = entry.is_moved.then(|| self.moved(subject, &entry));
         summary.path = entry.path;
         summary.identity = entry.identity;
         summary.size = entry.size;
@@ -137,6 +138,23 @@ impl Checker<'_> {
             }
         }
         summary
+    }
+
+    /// A backend that a rescue has moved; returns where it was.
+    fn moved(&mut self, subject: &Subject<'_>, entry: &BackendEntry) -> String {
+        let former = subject.transport.former_disk(subject.id);
+        let from =
+            former.map_or_else(|| "a disk that is not known any more".to_owned(), |former| former.path);
+        self.add(
+            Severity::Note,
+            Structure::Backend,
+            Place { backend: Some(subject.id.0), ..Place::default() },
+            format!("a rescue has moved the backend from {from} to {}", entry.path),
+            "nothing: only the latter has all the data, and no daemon serves either before it is told to",
+            "backend-start with the path of the latter serves it again, backend-stop takes the backend off the region",
+            None,
+        );
+        from
     }
 
     fn cache(&mut self, subject: &Subject<'_>, cache: &PrivateCache, summary: &mut BackendSummary) {

@@ -5,8 +5,8 @@ use super::slots::{Look, Object, Updated, look};
 use super::{Checker, REPAIR, SECOND_COPY, Subject};
 use crate::finding::{Mend, Place, Severity, SlotKind, Structure};
 use cbd_format::{
-    BackendEntry as BackendRow, Drained, LaneMark, LaneTail, Layout, SegmentHeader, StateShape,
-    segment::STATE_MAGIC,
+    BackendEntry as BackendRow, Drained, FormerDisk, LaneMark, LaneTail, Layout, SegmentHeader, StateShape,
+    segment::STATE_MAGIC, tables::MODE_MOVED,
 };
 use cbd_types::{LaneId, SegmentId};
 
@@ -33,6 +33,10 @@ impl StatePlace {
 
     pub(crate) const fn drained(&self) -> [u64; 2] {
         self.absolute(self.shape.drained())
+    }
+
+    pub(crate) const fn former(&self) -> [u64; 2] {
+        self.absolute(self.shape.former())
     }
 
     pub(crate) const fn tail(&self, lane: LaneId) -> [u64; 2] {
@@ -71,6 +75,26 @@ impl Checker<'_> {
                 ),
             },
         );
+        if subject.row.cache_mode.get() == MODE_MOVED {
+            let seed = subject.row.cache_id.get();
+            let former = look::<FormerDisk>(&*self.bytes, state.former(), seed);
+            self.two_slots(
+                &former,
+                &Object {
+                    structure: Structure::Backend,
+                    kind: SlotKind::Former,
+                    seed,
+                    name: format!("former disk of backend {}", subject.id),
+                    place: backend,
+                    updated: Updated::Twice,
+                    if_lost: (
+                        Severity::Affected,
+                        "the disk that the backend had before a rescue moved it is not known any more: whoever starts that disk is not \
+                         warned that it lacks data",
+                    ),
+                },
+            );
+        }
         for lane in (0..state.lanes()).map(LaneId) {
             self.lane_state(subject, &state, lane);
         }

@@ -6,6 +6,7 @@
 
 mod after_recovery;
 mod at_recovery;
+mod drained;
 mod foreign;
 mod in_the_log;
 mod of_one_copy;

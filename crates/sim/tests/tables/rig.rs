@@ -50,7 +50,7 @@ pub fn backend(cache_segments: u64) -> BackendSpec {
 }
 
 /// Every change that the tables know, one after the other.
-pub const CHANGES: [fn(&Tables) -> Result<()>; 10] = [
+pub const CHANGES: [fn(&Tables) -> Result<()>; 13] = [
     |tables| tables.register_host("one", None).map(drop),
     |tables| tables.create_backend(&backend(9)).map(drop),
     |tables| {
@@ -64,6 +64,9 @@ pub const CHANGES: [fn(&Tables) -> Result<()>; 10] = [
     },
     |tables| tables.update_path(BackendId(0), "/simulated/other"),
     |tables| tables.create_backend(&backend(0)).map(drop),
+    |tables| tables.move_backend(BackendId(0), "/simulated/copy", "a copy"),
+    |tables| tables.settle_backend(BackendId(0)),
+    |tables| tables.move_backend(BackendId(0), "/simulated/third", "a third"),
     |tables| tables.remove_blkdev(BlkdevId(0)),
     |tables| tables.remove_backend(BackendId(0)),
     |tables| tables.create_backend(&backend(12)).map(drop),
@@ -81,7 +84,13 @@ pub fn rows(tables: &Tables) -> String {
         .backends()
         .expect("rows are sound")
         .into_iter()
-        .map(|row| (row.id, row.path, row.size, row.cache_segments, row.lanes, row.settings))
+        .map(|row| {
+            // When it was moved is told by a clock.
+            let former = tables.former_disk(row.id).filter(|_| row.is_moved);
+            let moved = former.map(|former| (former.path, former.identity));
+            let disk = (row.path, row.identity, row.size, row.is_moved, moved);
+            (row.id, disk, row.cache_segments, row.lanes, row.settings)
+        })
         .collect();
     format!("{:?} {backends:?} {:?}", tables.hosts(), tables.blkdevs())
 }

@@ -112,6 +112,13 @@ safeguards! {
     BackendRowSecond = "backend.row.second",
     /// A backend that was reported as made is there after a power cut.
     BackendRowFence = "backend.row.fence",
+    /// The former disk of a backend that is moved stands twice: one failed page does not take it.
+    MovedFormerSecond = "moved.former.second",
+    /// The former disk is durable before the row says that the backend was moved.
+    MovedFormerFence = "moved.former.fence",
+    /// A rescue says durably that the backend is moved, before anything is written to another disk than the recorded one: the recorded
+    /// one would be served without what only the other one got.
+    RescueMoves = "rescue.moves",
     /// A blkdev's row: its first slot is durable before the second is touched.
     BlkdevRowFirstFence = "blkdev.row.first.fence",
     /// A blkdev's row stands in both slots.
@@ -389,6 +396,8 @@ safeguards! {
     QuarantineCancelsFills = "quarantine.cancels-fills",
     /// What a lane has lost damages its own chunks: others' are never healed by an overwrite in this lane.
     DamageOwnChunks = "damage.own-chunks",
+    /// A backing device that lacks quarantined data is not taken for complete.
+    DrainQuarantined = "drain.quarantined",
     /// Damage covers the record that it condemns and what is older.
     DamageByPlace = "damage.by-place",
 
