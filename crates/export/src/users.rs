@@ -5,9 +5,7 @@
 
 use crate::mounts::{self, Mount};
 use cbd_types::Result;
-use std::ffi::CString;
 use std::fs;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 /// A block device of the kernel.
@@ -62,10 +60,10 @@ pub fn mounted_or_held(device: &BlockNode, link: Option<&Path>) -> Result<Option
 #[must_use]
 pub fn mounted_in_another_namespace(device: &BlockNode, link: Option<&Path>) -> Option<String> {
     let name = link.unwrap_or(&device.path).display();
-    for process in processes() {
+    for process in cbd_holder::processes() {
         let Ok(list) = mounts::read(&process.join("mountinfo")) else { continue };
         if let Some(mount) = mount_of(&list, device, link) {
-            let (target, who) = (mount.target.display(), name_of(&process));
+            let (target, who) = (mount.target.display(), cbd_holder::name_of(&process, ""));
             return Some(format!("{name} is mounted at {target} in the mount namespace of {who}"));
         }
     }
@@ -88,13 +86,13 @@ pub fn mounted_elsewhere(device: &BlockNode, link: Option<&Path>) -> String {
 /// The process that has the block device with this number open.
 #[must_use]
 pub fn opened_by(device: (u32, u32)) -> Option<String> {
-    find_descriptor(|descriptor, target| target.is_absolute() && device_of_node(descriptor) == Some(device))
+    cbd_holder::of_block_device(device)
 }
 
 /// The process that has the file at `path` open.
 #[must_use]
 pub fn file_opened_by(path: &Path) -> Option<String> {
-    find_descriptor(|_, target| target == path)
+    cbd_holder::of_file(path)
 }
 
 /// Some file systems show a device number of their own, and what they stand on only by its name.
@@ -103,43 +101,4 @@ fn mount_of<'a>(list: &'a [Mount], device: &BlockNode, link: Option<&Path>) -> O
         let source = Path::new(&mount.source);
         mount.device == device.device || source == device.path || Some(source) == link
     })
-}
-
-fn find_descriptor(is_it: impl Fn(&Path, &Path) -> bool) -> Option<String> {
-    processes().find_map(|process| {
-        let descriptors = fs::read_dir(process.join("fd")).ok()?;
-        let found = descriptors.flatten().any(|entry| {
-            let descriptor = entry.path();
-            fs::read_link(&descriptor).is_ok_and(|target| is_it(&descriptor, &target))
-        });
-        found.then(|| name_of(&process))
-    })
-}
-
-fn processes() -> impl Iterator<Item = PathBuf> {
-    let is_process =
-        |entry: &fs::DirEntry| entry.file_name().as_encoded_bytes().iter().all(u8::is_ascii_digit);
-    fs::read_dir("/proc").into_iter().flatten().flatten().filter(is_process).map(|entry| entry.path())
-}
-
-fn name_of(process: &Path) -> String {
-    let number = process.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    match fs::read_to_string(process.join("comm")) {
-        Ok(name) => format!("process {number} ({})", name.trim_end()),
-        Err(_) => format!("process {number}"),
-    }
-}
-
-/// The device number that a device node at `path` stands for, links followed. Never asks a file system's server.
-fn device_of_node(path: &Path) -> Option<(u32, u32)> {
-    let path = CString::new(path.as_os_str().as_bytes()).ok()?;
-    // SAFETY: all zeroes are a valid value of this structure of plain numbers.
-    let mut status: libc::statx = unsafe { std::mem::zeroed() };
-    // SAFETY: the path is a C string, and the kernel writes a `struct statx` through the pointer.
-    let result = unsafe {
-        let flags = libc::AT_STATX_DONT_SYNC;
-        libc::statx(libc::AT_FDCWD, path.as_ptr(), flags, libc::STATX_TYPE, &raw mut status)
-    };
-    let block = u32::from(status.stx_mode) & libc::S_IFMT == libc::S_IFBLK;
-    (result == 0 && block).then_some((status.stx_rdev_major, status.stx_rdev_minor))
 }

@@ -29,7 +29,6 @@ mod calibrate;
 mod copy;
 mod errors;
 mod file;
-mod holder;
 mod identity;
 mod keys;
 mod mapping;

@@ -8,7 +8,6 @@
 
 use crate::errors::from_io;
 use crate::file::{self, Locked};
-use crate::holder::holder_of;
 use crate::identity::{HUGETLBFS, TMPFS, file_system_name};
 use crate::mapping::Kind;
 use crate::memory::{Memory, Sharing};
@@ -149,7 +148,7 @@ fn hold(path: &Path, file: File) -> Result<Locked> {
     match Locked::take(file) {
         Ok(Ok(locked)) => Ok(locked),
         Ok(Err(file)) => {
-            let who = holder_of(&file).unwrap_or_else(|| {
+            let who = cbd_holder::of_lock(file.as_fd()).unwrap_or_else(|| {
                 "another daemon, program or tool that this user may not look at".to_owned()
             });
             Err(refuse(

@@ -8,7 +8,6 @@
 use crate::copy::{self, Fault};
 use crate::errors::from_io;
 use crate::file::{self, Locked};
-use crate::holder::holder_of;
 use crate::mapping::available;
 use crate::memory::{Memory, Sharing};
 use crate::methods::{CopyMethod, Methods};
@@ -51,7 +50,7 @@ impl Reader {
         let file = match Locked::take_for_reading(file) {
             Ok(Ok(locked)) => locked,
             Ok(Err(file)) => {
-                let who = holder_of(&file).unwrap_or_else(|| {
+                let who = cbd_holder::of_lock(file.as_fd()).unwrap_or_else(|| {
                     "a daemon that serves it, or a program or tool that changes it".to_owned()
                 });
                 return Err(Error::new(

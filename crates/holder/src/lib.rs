@@ -1,0 +1,89 @@
+//! Which process has a file locked or open, so that a refusal can name it.
+//!
+//! Always true here: no open file of another process is asked for anything, so a file whose server does not answer (FUSE, NFS)
+//! holds up nobody. What is read is what the kernel keeps itself: links and `fdinfo` below `/proc`, and the table of mounts. A
+//! search ends after [`SEARCH_LIMIT`]; it then finds nobody.
+//!
+//! Left to others: what to say about it. A process of another user or another container is not visible, and is not found.
+
+mod descriptor;
+
+use descriptor::{Descriptor, Inode, Mounts};
+use std::fs;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// The longest time that one search takes: a machine may have millions of open files.
+pub const SEARCH_LIMIT: Duration = Duration::from_secs(2);
+
+/// The process that has a lock on `file`, as "process 12 (cbdd)". None where the system does not tell: another user's process,
+/// another container's.
+#[must_use]
+pub fn of_lock(file: BorrowedFd<'_>) -> Option<String> {
+    let wanted = Inode::of(file)?;
+    find(|descriptor, _| descriptor.locks().any(|locked| locked == wanted))
+}
+
+/// The process that has the block device with this number (major, minor) open.
+#[must_use]
+pub fn of_block_device(device: (u32, u32)) -> Option<String> {
+    find(|descriptor, mounts| descriptor.block_device(mounts) == Some(device))
+}
+
+/// The process that has the file at `path` open.
+#[must_use]
+pub fn of_file(path: &Path) -> Option<String> {
+    find(|descriptor, _| descriptor.target() == path)
+}
+
+/// The first process that has a descriptor like this.
+fn find(is_it: impl Fn(&Descriptor, &mut Mounts) -> bool) -> Option<String> {
+    let (own, end) = (std::process::id().to_string(), Instant::now() + SEARCH_LIMIT);
+    for process in processes() {
+        let mut mounts = Mounts::of(&process);
+        let Ok(descriptors) = fs::read_dir(process.join("fd")) else { continue };
+        for entry in descriptors.flatten() {
+            if Instant::now() > end {
+                return None;
+            }
+            let descriptor = Descriptor::new(&entry);
+            if descriptor.is_some_and(|descriptor| is_it(&descriptor, &mut mounts)) {
+                let this = if process.ends_with(&own) { ", this one" } else { "" };
+                return Some(name_of(&process, this));
+            }
+        }
+    }
+    None
+}
+
+/// The folders of all processes below `/proc`.
+pub fn processes() -> impl Iterator<Item = PathBuf> {
+    let is_process =
+        |entry: &fs::DirEntry| entry.file_name().as_encoded_bytes().iter().all(u8::is_ascii_digit);
+    fs::read_dir("/proc").into_iter().flatten().flatten().filter(is_process).map(|entry| entry.path())
+}
+
+/// The process whose folder below `/proc` this is, as "process 12 (cbdd)"; `more` is said after its name.
+#[must_use]
+pub fn name_of(process: &Path, more: &str) -> String {
+    let number = process.file_name().unwrap_or_default().to_string_lossy();
+    let name = fs::read_to_string(process.join("comm")).unwrap_or_default();
+    match name.trim() {
+        "" => format!("process {number}"),
+        name => format!("process {number} ({}{more})", name.escape_debug()),
+    }
+}
+
+/// The number of this descriptor as a path of this process, for a message: `/proc/PID/fd/N`.
+#[must_use]
+pub fn path_of(file: BorrowedFd<'_>) -> PathBuf {
+    PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()))
+}
+
+/// Where the file of this descriptor is now, as the kernel knows it: it is not asked of the file system. A file without a name ends
+/// in " (deleted)".
+#[must_use]
+pub fn name_now(file: BorrowedFd<'_>) -> Option<PathBuf> {
+    fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()
+}
