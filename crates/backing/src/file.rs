@@ -12,7 +12,8 @@ use crate::job::Target;
 use crate::ring::{RingQueue, raw};
 use crate::sync::SyncQueue;
 use crate::sys::{self, Status};
-use crate::{Backing, PollableQueue, geometry, hold};
+use crate::watch::Watch;
+use crate::{Backing, PollableQueue, beneath, geometry, hold};
 use cbd_types::{BackingGeometry, Error, ErrorKind, Result};
 use std::fmt;
 use std::fs::{File, OpenOptions};
@@ -95,6 +96,7 @@ struct Opened {
     status: Status,
     direct: bool,
     reason: Option<String>,
+    warnings: Vec<String>,
 }
 
 impl BackingFile {
@@ -149,7 +151,8 @@ impl BackingFile {
         };
         // 2. The right one: before anything is asked of it that changes it, if only a time stamp.
         let identity = identity::of_open(&opened.file, &opened.status, kind, whole);
-        let warnings = recorded.map_or(Ok(Vec::new()), |recorded| recorded.check(&identity, &path))?;
+        let mut warnings = recorded.map_or(Ok(Vec::new()), |recorded| recorded.check(&identity, &path))?;
+        warnings.append(&mut opened.warnings);
         // 3. Fit for its clients.
         let mut geometry = match kind {
             Kind::Block => geometry::of_block_device(&opened.file, &opened.status, whole, &path)?,
@@ -176,10 +179,17 @@ impl BackingFile {
             kind,
             geometry,
             read_only: options.read_only,
+            is_named: opened.status.links > 0,
             no_zero_range: false.into(),
             no_punch: false.into(),
         };
         Ok((Self { target: Arc::new(target), identity, info }, warnings))
+    }
+
+    /// What to look with at what becomes of its file.
+    #[must_use]
+    pub fn watch(&self) -> Watch {
+        Watch::new(&self.target)
     }
 
     /// What was opened, and how.
@@ -255,7 +265,11 @@ fn open_block_device(path: &Path, expected: &Status, options: &Options) -> Resul
         let text = format!("{} is set read-only; make it writable (blockdev --setrw)", path.display());
         return Err(Error::new(ErrorKind::ReadOnly, text));
     }
-    Ok(Opened { file: Held::new(file), status, direct, reason })
+    let mut file = Held::new(file);
+    hold::refuse_loop_device(&file, &status, path)?;
+    let found = beneath::claim(path, status.special, options.read_only)?;
+    file.beneath = found.claims;
+    Ok(Opened { file, status, direct, reason, warnings: found.warnings })
 }
 
 fn open_file(path: &Path, expected: &Status, options: &Options) -> Result<Opened> {
@@ -278,7 +292,7 @@ fn open_file(path: &Path, expected: &Status, options: &Options) -> Result<Opened
         }
     };
     let status = checked_status(&file, path, expected, options)?;
-    Ok(Opened { file: Held::new(file), status, direct, reason })
+    Ok(Opened { file: Held::new(file), status, direct, reason, warnings: Vec::new() })
 }
 
 /// The status of what was opened, which must be what was looked at before.

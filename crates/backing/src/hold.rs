@@ -1,31 +1,30 @@
 //! Exclusive hold of a backing device.
 //!
-//! Always true here: a block device is held by `O_EXCL`, which mounts, swap, device mapper and md claim too; a
-//! file by a lock of the open description and by no loop device having it. The hold ends with the last
-//! descriptor, so also when the process is killed; the lock of a file ends with its [`Held`].
+//! Always true here: a block device is held by `O_EXCL`, which mounts, swap, device mapper and md claim too, and by claims on what
+//! it stands on (`beneath`); a file by a lock of the open description; either by no loop device standing on it. The hold ends with
+//! the last descriptor, so also when the process is killed; the lock of a file ends with its [`Held`].
 //!
 //! Left to others: programs that open a file and take no lock can't be seen; that is said in the documentation. A claim of a block
 //! device can't be given back while a child process has a copy of the descriptor: whoever opens it again waits
 //! ([`after_predecessor`]).
 
-use crate::sys::{self, Status};
+use crate::beneath::{ANSWER, Claim};
+use crate::patient;
+use crate::sys::{self, LoopFile, Status};
 use crate::sysfs::{self, BlockDirectory, LoopDevice, Mount};
-use cbd_types::{Error, ErrorKind, Result};
+use cbd_types::{ByteRange, Error, ErrorKind, Result};
 use std::fs::File;
 use std::io;
 use std::ops::Deref;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, IntoRawFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 /// How long a disk may stay held by a process that was killed. Its lock goes when the last write that the process left in the
 /// kernel has ended, which can take a slow disk long; without the lock that write could land on top of a later one.
 pub const DISK_PATIENCE: Duration = Duration::from_secs(20);
 
-/// How long a loop device may take to tell its file.
-const LOOP_ANSWER: Duration = Duration::from_secs(1);
 const FUSE_MAGIC: u64 = 0x6573_5546;
 
 /// What was opened, and its lock.
@@ -37,17 +36,33 @@ pub(crate) struct Held {
     file: File,
     locked: AtomicBool,
     process: u32,
+    /// What it stands on.
+    pub beneath: Vec<Claim>,
 }
 
 impl Held {
     /// What has no lock yet ([`hold_file`]), or needs none.
     pub(crate) fn new(file: File) -> Self {
-        Self { file, locked: AtomicBool::new(false), process: std::process::id() }
+        Self { file, locked: AtomicBool::new(false), process: std::process::id(), beneath: Vec::new() }
     }
 
-    /// Leaves the lock to the last descriptor: the kernel still has operations in flight, and one of its own.
+    /// Locks these bytes for this open description, alone or together with other readers.
+    pub(crate) fn lock(&self, exclusive: bool, bytes: ByteRange) -> io::Result<()> {
+        sys::lock_range(self.file.as_fd(), exclusive, bytes)?;
+        self.locked.store(true, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// Leaves the lock to the last descriptor: the kernel still has operations in flight, and one of its own. It has none of what
+    /// lies beneath: a copy of each stays open with the process.
     pub(crate) fn leave(&self) {
         self.locked.store(false, Ordering::SeqCst);
+        for claim in &self.beneath {
+            claim.held.leave();
+            if let Ok(copy) = claim.held.file.try_clone() {
+                let _ = copy.into_raw_fd();
+            }
+        }
     }
 }
 
@@ -87,10 +102,11 @@ pub fn after_predecessor<T>(patience: Duration, mut open: impl FnMut() -> Result
 /// Locks an open file and makes sure that no loop device stands on it.
 pub(crate) fn hold_file(file: &Held, status: &Status, path: &Path, read_only: bool) -> Result<()> {
     let name = path.display();
-    if let Err(error) = sys::lock_whole(file.as_fd(), !read_only) {
+    if let Err(error) = file.lock(!read_only, ByteRange { start: 0, end: u64::MAX }) {
         return Err(match error.raw_os_error() {
             Some(libc::EAGAIN | libc::EACCES) => {
-                Error::new(ErrorKind::Busy, format!("{name} is in use: another program holds a lock on it"))
+                let who = lock_holder(file);
+                Error::new(ErrorKind::Busy, format!("{name} is in use: {who} holds a lock on it"))
             }
             _ => Error::new(
                 ErrorKind::Unsupported,
@@ -98,18 +114,24 @@ pub(crate) fn hold_file(file: &Held, status: &Status, path: &Path, read_only: bo
             ),
         });
     }
-    file.locked.store(true, Ordering::SeqCst);
-    match loop_device_on(file, status) {
-        None => Ok(()),
-        Some(device) => {
-            let mounted = mounted_on(&device.name);
-            let text = format!(
-                "{name} is in use: the loop device /dev/{} stands on it{mounted}; detach it first (losetup -d)",
-                device.name
-            );
-            Err(Error::new(ErrorKind::Busy, text))
-        }
-    }
+    refuse_loop_device(file, status, path)
+}
+
+/// Refuses what a loop device stands on.
+pub(crate) fn refuse_loop_device(file: &File, status: &Status, path: &Path) -> Result<()> {
+    let Some(device) = loop_device_on(file, status) else { return Ok(()) };
+    let text = format!(
+        "{} is in use: the loop device /dev/{} stands on it{}; detach it first (losetup -d)",
+        path.display(),
+        device.name,
+        mounted_on(&device.name)
+    );
+    Err(Error::new(ErrorKind::Busy, text))
+}
+
+/// Who has a lock on a file, as far as it is told.
+pub(crate) fn lock_holder(file: &File) -> String {
+    cbd_holder::of_lock(file.as_fd()).unwrap_or_else(|| String::from("another program"))
 }
 
 fn mounted_on(name: &str) -> String {
@@ -121,7 +143,9 @@ fn mounted_on(name: &str) -> String {
     mount.map(|mount| format!(", mounted on {}", mount.at.display())).unwrap_or_default()
 }
 
-/// A loop device whose file is this one, whatever path either was opened by.
+/// A loop device that stands on this file, or on this block device, its disk, or a part of it, whatever path either was opened by.
+/// What doesn't answer in time lies on a file system whose server hangs (user space in another mount namespace, a network), and so
+/// not on ours, which has answered.
 fn loop_device_on(file: &File, status: &Status) -> Option<LoopDevice> {
     let devices = sysfs::loop_devices();
     if devices.is_empty() {
@@ -129,41 +153,42 @@ fn loop_device_on(file: &File, status: &Status) -> Option<LoopDevice> {
     }
     let on_fuse = sys::file_system(file.as_fd()).is_ok_and(|(magic, _, _)| magic == FUSE_MAGIC);
     let mounts = sysfs::mounts();
-    devices.into_iter().find(|device| {
-        // A file in user space can't be one that isn't, and asking its server may take for ever.
-        if !on_fuse && on_fuse_mount(&device.file, &mounts) {
-            return false;
-        }
-        match asked_in_time(device) {
-            Some((number, inode)) => number == status.device && inode == status.inode,
-            None => false,
-        }
+    let relatives = match BlockDirectory::of(status.special) {
+        Some(directory) if status.is_block() => directory.relatives(),
+        _ => Vec::new(),
+    };
+    // A file in user space can't be one that isn't, and asking its server may take for ever.
+    let may_be = |device: &LoopDevice| on_fuse || !on_fuse_mount(&device.file, &mounts);
+    let asked: Vec<_> = devices
+        .into_iter()
+        .filter(may_be)
+        .map(|device| {
+            let copy = device.clone();
+            let key = format!("loop {}", device.name);
+            (device, patient::ask(&key, ANSWER, move || asked(&copy)))
+        })
+        .collect();
+    asked.into_iter().find_map(|(device, answer)| {
+        let found = answer.answer().flatten()?;
+        let is_it = if status.is_block() {
+            // A file's own number would be that of its file system's device.
+            found.special != found.device && relatives.contains(&found.special)
+        } else {
+            found.is(status)
+        };
+        is_it.then_some(device)
     })
 }
 
-/// As [`asked`], unless there is no answer in time. What doesn't answer lies on a file system whose server hangs (user
-/// space in another mount namespace, a network), and so not on ours, which has answered.
-fn asked_in_time(device: &LoopDevice) -> Option<(sys::DeviceNumber, u64)> {
-    let (sender, receiver) = mpsc::channel();
-    let copy = device.clone();
-    let ask = move || {
-        // Nobody waits any more where it took too long.
-        let _ = sender.send(asked(&copy));
-    };
-    match std::thread::Builder::new().name(String::from("loop-query")).spawn(ask) {
-        Ok(_) => receiver.recv_timeout(LOOP_ANSWER).ok().flatten(),
-        Err(_) => asked(device),
-    }
-}
-
-/// Device and inode of a loop device's file: from the device itself, or by path where it can't be opened.
-fn asked(device: &LoopDevice) -> Option<(sys::DeviceNumber, u64)> {
+/// What a loop device stands on: from the device itself, or by path where it can't be opened.
+fn asked(device: &LoopDevice) -> Option<LoopFile> {
     let open = File::open(Path::new("/dev").join(&device.name));
     if let Some(found) = open.ok().and_then(|file| sys::loop_file(file.as_fd()).ok()) {
         return Some(found);
     }
     let status = sys::status_of(&device.file).ok()?;
-    Some((status.device, status.inode))
+    let special = if status.is_block() { status.special } else { status.device };
+    Some(LoopFile { device: status.device, inode: status.inode, special })
 }
 
 fn on_fuse_mount(path: &Path, mounts: &[Mount]) -> bool {
@@ -175,9 +200,16 @@ fn on_fuse_mount(path: &Path, mounts: &[Mount]) -> bool {
 
 /// The error of a block device that is used by something, as far as can be told; always one where it is `claimed`.
 pub(crate) fn busy_block_device(status: &Status, path: &Path, claimed: bool) -> Option<Error> {
-    let otherwise = claimed.then(|| String::from("another program holds it exclusively"));
-    let who = user_of(status).or(otherwise)?;
+    let otherwise = || claimed.then(|| String::from("another program holds it exclusively"));
+    let who = if claimed { device_user(status) } else { user_of(status) };
+    let who = who.or_else(otherwise)?;
     Some(Error::new(ErrorKind::Busy, format!("{} is in use: {who}", path.display())))
+}
+
+/// What uses a block device, or has it open, as far as can be told.
+pub(crate) fn device_user(status: &Status) -> Option<String> {
+    let opened = || cbd_holder::of_block_device((status.special.major, status.special.minor));
+    user_of(status).or_else(|| opened().map(|who| format!("{who} has it open")))
 }
 
 fn user_of(status: &Status) -> Option<String> {
@@ -188,7 +220,8 @@ fn user_of(status: &Status) -> Option<String> {
         let which = if mount.device == status.special { "it is" } else { "a part of its disk is" };
         return Some(format!("{which} mounted on {}; unmount it first", mount.at.display()));
     }
-    for swap in sysfs::swaps() {
+    // A swap file is no block device, and its file system need not answer.
+    for swap in sysfs::swaps().into_iter().filter(|path| path.starts_with("/dev")) {
         if sys::status_of(&swap).is_ok_and(|found| relatives.contains(&found.special) && found.is_block()) {
             return Some(format!("{} is swap space; turn it off first (swapoff)", swap.display()));
         }

@@ -9,12 +9,12 @@
 //!
 //! Left to others: keeping the token (the backend's table entry), and telling the user.
 
+use crate::hold::Held;
 use crate::sys::{self, Status};
 use crate::sysfs::{self, BlockDirectory};
-use cbd_types::{Error, ErrorKind, Result};
+use cbd_types::{ByteRange, Error, ErrorKind, Result};
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
-use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 
@@ -179,6 +179,36 @@ impl Identity {
         }
     }
 
+    /// Whether bytes of this disk are bytes of `other`, as far as both are known: a file and a loop device over it, a disk and its
+    /// partition, two loop devices over parts of a file that are not apart.
+    #[must_use]
+    pub fn overlaps(&self, other: &Self) -> bool {
+        const OF_A_FILE: [&str; 5] = ["inode", "born", "fs", "fsid", "subvol"];
+        const OF_A_DISK: [&str; 3] = ["wwid", "uuid", "serial"];
+        let agree = |keys: &[&'static str]| {
+            let both: Vec<_> = keys.iter().filter_map(|key| self.both(other, key)).collect();
+            !both.is_empty() && both.iter().all(|(one, another)| one == another)
+        };
+        // A number alone is not enough: every file system has an inode 12.
+        let same_file = self.both(other, "inode").is_some()
+            && OF_A_FILE[1..].iter().any(|key| self.both(other, key).is_some())
+            && agree(&OF_A_FILE);
+        if !same_file && !agree(&OF_A_DISK) {
+            return false;
+        }
+        let (one, another) = (self.place_in_whole(), other.place_in_whole());
+        one.start < another.end && another.start < one.end
+    }
+
+    /// Where it lies in the file or the disk that its marks are of.
+    fn place_in_whole(&self) -> ByteRange {
+        let number = |text: &str| text.parse::<u64>().unwrap_or(0);
+        let offset = self.marks.get("offset").map_or(0, |offset| number(offset));
+        let sectors = self.marks.get("slice").and_then(|slice| slice.split_once('@'));
+        let start = offset.saturating_add(sectors.map_or(0, |(_, start)| number(start).saturating_mul(512)));
+        ByteRange { start, end: start.saturating_add(self.size) }
+    }
+
     fn both<'a>(&'a self, found: &'a Self, key: &str) -> Option<(&'a String, &'a String)> {
         Some((self.marks.get(key)?, found.marks.get(key)?))
     }
@@ -235,11 +265,11 @@ pub(crate) fn shrunk(path: &Path, recorded: u64, found: u64) -> Error {
 }
 
 /// The identity of an open file or block device.
-pub(crate) fn of_open(file: &File, status: &Status, kind: Kind, size: u64) -> Identity {
+pub(crate) fn of_open(file: &Held, status: &Status, kind: Kind, size: u64) -> Identity {
     let mut identity = Identity { kind, size, marks: BTreeMap::new() };
     match kind {
         Kind::File => file_marks(file.as_fd(), status, &mut identity),
-        Kind::Block => block_marks(file.as_fd(), status, &mut identity),
+        Kind::Block => block_marks(file, status, &mut identity),
     }
     identity
 }
@@ -266,7 +296,7 @@ fn file_marks(file: BorrowedFd<'_>, status: &Status, identity: &mut Identity) {
     }
 }
 
-fn block_marks(file: BorrowedFd<'_>, status: &Status, identity: &mut Identity) {
+fn block_marks(device: &Held, status: &Status, identity: &mut Identity) {
     let Some(directory) = BlockDirectory::of(status.special) else { return };
     if directory.is_partition() {
         let field = |name: &str| directory.own(name).unwrap_or_default();
@@ -278,8 +308,8 @@ fn block_marks(file: BorrowedFd<'_>, status: &Status, identity: &mut Identity) {
     identity.mark("wwid", first(&["wwid", "device/wwid", "nguid", "eui"]));
     identity.mark("serial", first(&["serial", "device/serial", "device/cid"]));
     identity.mark("uuid", first(&["dm/uuid", "md/uuid"]));
-    if let Some(path) = directory.disk("loop/backing_file") {
-        loop_marks(file, Path::new(&path), identity);
+    if directory.disk("loop/backing_file").is_some() {
+        loop_marks(device, identity);
         identity.mark("offset", directory.disk("loop/offset").filter(|offset| offset != "0"));
     }
     let made = directory.disk("dm/name").map(|name| format!("dm/{name}"));
@@ -288,16 +318,11 @@ fn block_marks(file: BorrowedFd<'_>, status: &Status, identity: &mut Identity) {
     identity.mark("seq", directory.disk("diskseq"));
 }
 
-/// A loop device is its file, whatever number it has today.
-fn loop_marks(device: BorrowedFd<'_>, path: &Path, identity: &mut Identity) {
-    let Ok(file) = File::open(path) else { return };
+/// A loop device is its file, whatever number it has today. The file was opened when it was claimed.
+fn loop_marks(device: &Held, identity: &mut Identity) {
+    let Some(file) = device.beneath.first().map(|claim| &claim.held) else { return };
     let Ok(status) = sys::status(file.as_fd()) else { return };
-    // By now the path may lead elsewhere.
-    let same = match sys::loop_file(device) {
-        Ok((number, inode)) => number == status.device && inode == status.inode,
-        Err(_) => true,
-    };
-    if same && status.is_regular() {
+    if status.is_regular() {
         file_marks(file.as_fd(), &status, identity);
     }
 }
@@ -419,6 +444,31 @@ mod tests {
     fn a_partition_is_not_its_disk() {
         let disk = identity("block;size=9;wwid=naa.1");
         assert!(disk.same_disk(&identity("block;size=9;slice=1@2048;wwid=naa.1")).is_err());
+    }
+
+    #[test]
+    fn a_disk_overlaps_what_shows_the_same_bytes_and_nothing_else() {
+        let file = identity("file;size=8192;inode=12;born=1.5");
+        for token in [
+            "block;size=8192;inode=12;born=1.5;boot=x;seq=1",
+            "block;size=4096;inode=12;born=1.5;offset=4096",
+            "block;size=1024;inode=12;born=1.5;slice=1@2",
+        ] {
+            assert!(file.overlaps(&identity(token)) && identity(token).overlaps(&file), "{token}");
+        }
+        for token in [
+            "block;size=4096;inode=12;born=1.5;offset=8192",
+            "block;size=8192;inode=12;born=2.5",
+            "block;size=8192;inode=13;born=1.5",
+            "block;size=8192;wwid=naa.1",
+            "block;size=8192;inode=12",
+        ] {
+            assert!(!file.overlaps(&identity(token)) && !identity(token).overlaps(&file), "{token}");
+        }
+        let disk = identity("block;size=8192;wwid=naa.1");
+        let first = identity("block;size=4096;slice=1@0;part=a;wwid=naa.1");
+        let second = identity("block;size=4096;slice=2@8;part=b;wwid=naa.1");
+        assert!(disk.overlaps(&first) && disk.overlaps(&second) && !first.overlaps(&second));
     }
 
     #[test]

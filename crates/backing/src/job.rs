@@ -10,10 +10,13 @@
 
 use crate::hold::Held;
 use crate::identity::Kind;
+use crate::sys;
+use cbd_holder::Change;
 use cbd_types::backing::BackingDone;
 use cbd_types::{BackingGeometry, BackingOp, ByteRange, Error, ErrorKind, OpToken, Result};
 use std::io;
-use std::path::PathBuf;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Zeroes to write where the system can't zero a range by itself. They lie in `.bss` and take no memory.
@@ -43,27 +46,55 @@ pub(crate) struct Target {
     pub kind: Kind,
     pub geometry: BackingGeometry,
     pub read_only: bool,
+    /// A file that had a name when it was opened; one without cannot be deleted.
+    pub is_named: bool,
     /// Set once the device has refused a method, so that it is not asked again.
     pub no_zero_range: AtomicBool,
     pub no_punch: AtomicBool,
 }
 
 impl Target {
-    /// A file that somebody has cut short since it was opened takes writes all the same, and grows by them: what was in it is
-    /// gone, and what is written now may be gone when it is restored. So no flush of it succeeds.
-    fn check_length(&self) -> Result<()> {
+    /// What has become of the file, or of a file beneath, and of the paths to them. May wait for the file system.
+    pub fn change(&self) -> Option<Change> {
+        self.files().find_map(|(file, path, length)| cbd_holder::change::of(file.as_fd(), path, length))
+    }
+
+    /// No flush succeeds of a file that was deleted, whose bytes end with this process, nor of one that was cut short: what was in
+    /// it is gone, and what is written now may be gone when it is restored.
+    fn check_files(&self) -> Result<()> {
+        let change = self
+            .files()
+            .find_map(|(file, path, length)| cbd_holder::change::of_open(file.as_fd(), path, length));
+        match change {
+            Some(change) => Err(Error::new(ErrorKind::Backing, change.to_string())),
+            None => Ok(()),
+        }
+    }
+
+    /// The files that hold the data: with their paths, and how long they have to be.
+    fn files(&self) -> impl Iterator<Item = (&Held, &Path, u64)> {
+        let is_file = self.kind == Kind::File && self.is_named;
+        let own = is_file.then_some((&self.file, self.path.as_path(), self.geometry.size));
+        let beneath = self.file.beneath.iter();
+        own.into_iter()
+            .chain(beneath.filter_map(|claim| Some((&claim.held, claim.path.as_path(), claim.end?))))
+    }
+
+    /// A write behind the end of a file that was cut short would make it longer, and the hole would read as zeroes.
+    fn check_end(&self, range: ByteRange) -> Result<()> {
         if self.kind == Kind::Block {
             return Ok(());
         }
-        let (name, wanted) = (self.path.display(), self.geometry.size);
-        let text = match self.file.metadata() {
-            Ok(metadata) if metadata.len() >= wanted => return Ok(()),
-            Ok(metadata) => {
-                format!("{name} was cut short: it had {wanted} bytes and has {}; restore it", metadata.len())
+        match sys::remembered_size(self.file.as_fd()) {
+            Ok(size) if size < range.end => {
+                let (name, wanted) = (self.path.display(), self.geometry.size);
+                let text = format!(
+                    "{name} was cut short: it had {wanted} bytes and has {size}; restore it. Nothing is written behind its end"
+                );
+                Err(Error::new(ErrorKind::Backing, text))
             }
-            Err(error) => format!("cannot look at the size of {name}: {error}"),
-        };
-        Err(Error::new(ErrorKind::Backing, text))
+            _ => Ok(()),
+        }
     }
 }
 
@@ -107,7 +138,7 @@ impl Job {
         job
     }
 
-    /// The result, where it is known without asking the device: of what is refused, and of nothing.
+    /// The result, where it is known without the device: of what is refused, and of nothing.
     pub fn settled(&self, target: &Target) -> Option<Result<()>> {
         if matches!(self.op, BackingOp::Flush) {
             return None;
@@ -136,7 +167,16 @@ impl Job {
             );
             return Some(Err(Error::new(ErrorKind::InvalidArgument, text)));
         }
-        range.is_empty().then_some(Ok(()))
+        if range.is_empty() {
+            return Some(Ok(()));
+        }
+        match &self.op {
+            BackingOp::Read { .. } | BackingOp::Flush => None,
+            BackingOp::Write { .. } | BackingOp::WriteZeroes { .. } | BackingOp::Discard { .. } => target
+                .check_end(range)
+                .err()
+                .map(|error| Err(error.while_doing(format!("cannot {}", self.words())))),
+        }
     }
 
     /// What to do next.
@@ -175,7 +215,7 @@ impl Job {
             return self.failed(target, step, -answer);
         }
         let forward = match step {
-            Step::Sync => return Some(target.check_length()),
+            Step::Sync => return Some(target.check_files()),
             Step::Allocate { length, .. } => length,
             Step::Read { length, .. } | Step::Write { length, .. } | Step::WriteZeroes { length, .. } => {
                 let count = (answer as u64).min(length as u64);
@@ -322,7 +362,16 @@ mod tests {
         };
         let file = Held::new(std::fs::File::open("/dev/null").expect("always there"));
         let (no_zero_range, no_punch) = (AtomicBool::new(false), AtomicBool::new(false));
-        Target { file, path: "/dev/sdx".into(), kind, geometry, read_only: false, no_zero_range, no_punch }
+        Target {
+            file,
+            path: "/dev/sdx".into(),
+            kind,
+            geometry,
+            read_only: false,
+            is_named: true,
+            no_zero_range,
+            no_punch,
+        }
     }
 
     fn write(target: &Target) -> Job {
@@ -377,16 +426,6 @@ mod tests {
             error.line(),
             "cannot write bytes 4096..12288 of /dev/sdx: Input/output error (os error 5)"
         );
-    }
-
-    #[test]
-    fn a_file_that_was_cut_short_is_not_flushed() {
-        for (kind, is_flushed) in [(Kind::File, false), (Kind::Block, true)] {
-            let target = target(kind);
-            let mut job = Job::new(OpToken(1), BackingOp::Flush, &target);
-            let result = job.advance(&target, 0).expect("ended");
-            assert_eq!(result.is_ok(), is_flushed, "{result:?}");
-        }
     }
 
     #[test]

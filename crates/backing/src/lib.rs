@@ -12,6 +12,7 @@
 //! what happens after an error (its writeback). `SIGXFSZ` and `PR_SET_IO_FLUSHER` are the process's.
 #![deny(unsafe_code)]
 
+mod beneath;
 pub mod decorate;
 pub mod fault;
 pub mod file;
@@ -19,17 +20,20 @@ mod geometry;
 mod hold;
 pub mod identity;
 mod job;
+mod patient;
 pub mod ring;
 mod sync;
 mod sys;
 mod sysfs;
 pub mod throttle;
 pub mod trace;
+mod watch;
 
 use cbd_types::{BackingGeometry, BackingQueue, Result};
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
+pub use cbd_holder::Change;
 pub use decorate::{Decorator, decorate};
 pub use fault::{Fault, FaultHandle, FaultRule, Faulty};
 pub use file::{BackingFile, Direct, Engine, Info, Options};
@@ -37,6 +41,7 @@ pub use hold::{DISK_PATIENCE, after_predecessor};
 pub use identity::{Identity, Kind};
 pub use throttle::{Throttle, ThrottleParameters};
 pub use trace::{OpKind, TraceEntry, TraceHandle, Traced};
+pub use watch::Watch;
 
 /// A queue that a thread can sleep on.
 pub trait PollableQueue: BackingQueue {

@@ -6,6 +6,7 @@
 //! Left to others: what a result means, and words for people.
 #![allow(unsafe_code)]
 
+use cbd_types::ByteRange;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -41,6 +42,7 @@ pub(crate) struct Status {
     pub device: DeviceNumber,
     pub special: DeviceNumber,
     pub inode: u64,
+    pub links: u32,
     pub size: u64,
     pub block: u32,
     /// Birth time in seconds and nanoseconds.
@@ -101,12 +103,24 @@ pub(crate) fn status(file: BorrowedFd<'_>) -> io::Result<Status> {
         device: DeviceNumber { major: raw.stx_dev_major, minor: raw.stx_dev_minor },
         special: DeviceNumber { major: raw.stx_rdev_major, minor: raw.stx_rdev_minor },
         inode: raw.stx_ino,
+        links: raw.stx_nlink,
         size: raw.stx_size,
         block: raw.stx_blksize,
         born: has(libc::STATX_BTIME).then_some((raw.stx_btime.tv_sec, raw.stx_btime.tv_nsec)),
         direct: has(STATX_DIOALIGN).then_some((raw.stx_dio_mem_align, raw.stx_dio_offset_align)),
         subvolume: has(STATX_SUBVOL).then_some(raw.stx_subvol),
     })
+}
+
+/// The size of an open file as the kernel remembers it: no server is asked.
+pub(crate) fn remembered_size(file: BorrowedFd<'_>) -> io::Result<u64> {
+    // SAFETY: `statx` is a structure of integers, for which all zeroes is a value.
+    let mut raw: libc::statx = unsafe { std::mem::zeroed() };
+    let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
+    // SAFETY: the path is an empty C string, which with AT_EMPTY_PATH means the open descriptor; `raw` is
+    // writable and of the size that the kernel fills.
+    checked(unsafe { libc::statx(file.as_raw_fd(), c"".as_ptr(), flags, libc::STATX_SIZE, &raw mut raw) })?;
+    Ok(raw.stx_size)
 }
 
 /// File system magic, its own number for the file system, and its block size.
@@ -164,36 +178,52 @@ pub(crate) fn block_read_only(file: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(block_number(file, BLKROGET)? != 0)
 }
 
-/// Device and inode of the file behind a loop device.
-pub(crate) fn loop_file(file: BorrowedFd<'_>) -> io::Result<(DeviceNumber, u64)> {
-    // struct loop_info64 is 232 bytes and begins with lo_device and lo_inode.
+/// What a loop device stands on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct LoopFile {
+    /// Of the file system that has the file, or the device's node.
+    pub device: DeviceNumber,
+    pub inode: u64,
+    /// Of a block device its number; of a file, `device` again.
+    pub special: DeviceNumber,
+}
+
+/// What a loop device stands on. The kernel asks the file for it, which may take long.
+pub(crate) fn loop_file(file: BorrowedFd<'_>) -> io::Result<LoopFile> {
+    // struct loop_info64 is 232 bytes and begins with lo_device, lo_inode and lo_rdevice.
     let mut raw = [0_u64; 29];
     // SAFETY: LOOP_GET_STATUS64 fills a struct loop_info64, which is as large as `raw` and no stricter aligned.
     checked(unsafe { libc::ioctl(file.as_raw_fd(), LOOP_GET_STATUS64, raw.as_mut_ptr()) })?;
     // The kernel's huge_encode_dev.
-    let device = raw[0];
-    let number = DeviceNumber {
+    let number = |device: u64| DeviceNumber {
         major: ((device >> 8) & 0xfff) as u32,
         minor: ((device & 0xff) | ((device >> 12) & 0xf_ff00)) as u32,
     };
-    Ok((number, raw[1]))
+    Ok(LoopFile { device: number(raw[0]), inode: raw[1], special: number(raw[2]) })
 }
 
-/// Takes a lock on all of a file that belongs to this open description; does not wait.
-pub(crate) fn lock_whole(file: BorrowedFd<'_>, exclusive: bool) -> io::Result<()> {
-    set_lock(file, if exclusive { libc::F_WRLCK } else { libc::F_RDLCK })
+/// Takes a lock on these bytes of a file that belongs to this open description; does not wait. An end of `u64::MAX` is that of
+/// the largest file.
+pub(crate) fn lock_range(file: BorrowedFd<'_>, exclusive: bool, bytes: ByteRange) -> io::Result<()> {
+    set_lock(file, if exclusive { libc::F_WRLCK } else { libc::F_RDLCK }, bytes)
 }
 
-/// Gives back what [`lock_whole`] took, whoever else has a descriptor of this open description.
+/// Gives back what [`lock_range`] took, whoever else has a descriptor of this open description.
 pub(crate) fn unlock_whole(file: BorrowedFd<'_>) -> io::Result<()> {
-    set_lock(file, libc::F_UNLCK)
+    set_lock(file, libc::F_UNLCK, ByteRange { start: 0, end: u64::MAX })
 }
 
-fn set_lock(file: BorrowedFd<'_>, kind: libc::c_int) -> io::Result<()> {
+fn set_lock(file: BorrowedFd<'_>, kind: libc::c_int, bytes: ByteRange) -> io::Result<()> {
+    let number = |value: u64| i64::try_from(value).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL));
     // SAFETY: `flock` is a structure of integers, for which all zeroes is a value; length 0 is "to the end".
     let mut lock: libc::flock64 = unsafe { std::mem::zeroed() };
     lock.l_type = kind as i16;
     lock.l_whence = libc::SEEK_SET as i16;
+    lock.l_start = number(bytes.start)?;
+    lock.l_len = if bytes.end == u64::MAX { 0 } else { number(bytes.len())? };
+    if bytes.is_empty() {
+        return Ok(());
+    }
     // SAFETY: F_OFD_SETLK reads the lock that is passed by address.
     checked(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) })?;
     Ok(())

@@ -28,6 +28,20 @@ impl BlockDirectory {
         self.path != self.disk
     }
 
+    /// The name of the whole disk, as in `/dev`.
+    pub fn name(&self) -> &str {
+        self.disk.file_name().and_then(|name| name.to_str()).unwrap_or_default()
+    }
+
+    /// What device mapper, md and the like made the device of.
+    pub fn slaves(&self) -> Vec<DeviceNumber> {
+        let folder = self.path.join("slaves");
+        names_in(&folder)
+            .iter()
+            .filter_map(|name| number(&attribute(&folder.join(name).join("dev"))?))
+            .collect()
+    }
+
     /// Where the disk is plugged in, without the name that the kernel happened to give it; `None` for a device of
     /// the kernel's own making.
     pub fn place(&self) -> Option<String> {

@@ -7,6 +7,7 @@ use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::fs;
+use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -31,7 +32,7 @@ impl Inode {
         })
     }
 
-    /// From a line of `fdinfo`: `lock:	1: OFDLCK ADVISORY  WRITE -1 fe:00:131 0 EOF`.
+    /// From a line of `fdinfo`: `lock: 1: OFDLCK ADVISORY WRITE -1 fe:00:131 0 EOF`.
     fn of_lock(line: &str) -> Option<Self> {
         let place =
             line.strip_prefix("lock:")?.split_whitespace().find(|word| word.split(':').count() == 3)?;
@@ -86,7 +87,7 @@ impl Descriptor {
             return None;
         }
         let path = CString::new(self.path.as_os_str().as_bytes()).ok()?;
-        let status = status_at(libc::AT_FDCWD, &path, libc::AT_STATX_DONT_SYNC)?;
+        let status = status_at(libc::AT_FDCWD, &path, libc::AT_STATX_DONT_SYNC).ok()?;
         let block = u32::from(status.stx_mode) & libc::S_IFMT == libc::S_IFBLK;
         block.then_some((status.stx_rdev_major, status.stx_rdev_minor))
     }
@@ -146,17 +147,27 @@ fn field(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(name))?.trim().parse().ok()
 }
 
+/// What the kernel remembers of an open file; its server is not asked.
 fn status_of_open(file: BorrowedFd<'_>) -> Option<libc::statx> {
-    status_at(file.as_raw_fd(), c"", libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC)
+    status_at(file.as_raw_fd(), c"", libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC).ok()
 }
 
-fn status_at(folder: libc::c_int, path: &std::ffi::CStr, flags: libc::c_int) -> Option<libc::statx> {
+/// What is true of an open file now; its server may be asked.
+pub(crate) fn status_of_open_now(file: BorrowedFd<'_>) -> io::Result<libc::statx> {
+    status_at(file.as_raw_fd(), c"", libc::AT_EMPTY_PATH)
+}
+
+pub(crate) fn status_at(
+    folder: libc::c_int,
+    path: &std::ffi::CStr,
+    flags: libc::c_int,
+) -> io::Result<libc::statx> {
     // SAFETY: all zeroes are a valid value of this structure of plain numbers.
     let mut status: libc::statx = unsafe { std::mem::zeroed() };
-    let wanted = libc::STATX_TYPE | libc::STATX_INO;
+    let wanted = libc::STATX_TYPE | libc::STATX_INO | libc::STATX_NLINK | libc::STATX_SIZE;
     // SAFETY: the path is a C string, and the kernel writes a `struct statx` through the pointer.
     let result = unsafe { libc::statx(folder, path.as_ptr(), flags, wanted, &raw mut status) };
-    (result == 0).then_some(status)
+    if result == 0 { Ok(status) } else { Err(io::Error::last_os_error()) }
 }
 
 #[cfg(test)]

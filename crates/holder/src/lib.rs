@@ -1,11 +1,13 @@
-//! Which process has a file locked or open, so that a refusal can name it.
+//! Files that are in use: which process has one locked or open, so that a refusal can name it, and what has become of an open one
+//! ([`change`]).
 //!
-//! Always true here: no open file of another process is asked for anything, so a file whose server does not answer (FUSE, NFS)
+//! Always true of a search: no open file of another process is asked for anything, so a file whose server does not answer (FUSE, NFS)
 //! holds up nobody. What is read is what the kernel keeps itself: links and `fdinfo` below `/proc`, and the table of mounts. A
 //! search ends after [`SEARCH_LIMIT`]; it then finds nobody.
 //!
 //! Left to others: what to say about it. A process of another user or another container is not visible, and is not found.
 
+pub mod change;
 mod descriptor;
 
 use descriptor::{Descriptor, Inode, Mounts};
@@ -13,6 +15,8 @@ use std::fs;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+
+pub use change::Change;
 
 /// The longest time that one search takes: a machine may have millions of open files.
 pub const SEARCH_LIMIT: Duration = Duration::from_secs(2);

@@ -10,7 +10,7 @@ use crate::device::Running;
 use cbd_backing::{DISK_PATIENCE, after_predecessor};
 use cbd_engine::{BackendEntry, Consistency, FormatOptions, Settings, Transport};
 use cbd_pmem::{Info, Mapping, OpenOptions};
-use cbd_runtime::disk::{default_handlers, entries};
+use cbd_runtime::disk::{default_handlers, entries, refuse_overlap};
 use cbd_runtime::moved::{refuse_former, settle};
 use cbd_runtime::region::{Before, REGION_PATIENCE, check_host_name, open_transport, require_persistent};
 use cbd_runtime::{Asked, Disk, Manner, NewBackend, ProcessEnvironment, RunningBackend};
@@ -211,6 +211,7 @@ impl Region {
             self.held.transport.update_path(entry.id, &path)?;
             return Ok(device);
         }
+        refuse_overlap(&path, &disk, &known)?;
         self.create(&path, &disk, options, &mut open)
     }
 

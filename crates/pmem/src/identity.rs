@@ -39,6 +39,9 @@ pub struct Layer {
     pub file: Option<PathBuf>,
 }
 
+/// Where device nodes are. It is the kernel's own file system, which answers.
+const NODES: &str = "/dev";
+
 /// More layers than any sane machine has.
 const LAYERS: usize = 64;
 
@@ -103,8 +106,22 @@ impl Walk<'_> {
         }
     }
 
+    /// The file behind a loop device is not ours: it is not asked for anything, since its file system may not answer.
+    fn push_file_of_others(&mut self, path: &Path) {
+        if path.starts_with(NODES) {
+            return self.push_block_device(path);
+        }
+        let inside = self.mounts.iter().filter(|mount| path.starts_with(&mount.at));
+        // The last of the longest: later mounts cover earlier ones.
+        if let Some(mount) = inside.max_by_key(|mount| mount.at.components().count()) {
+            self.push_file_system(mount.device);
+        }
+    }
+
+    /// What is no path in `/dev` may lie anywhere, and is no block device that a file system is mounted from.
     fn push_block_device(&mut self, path: &Path) {
-        if let Ok(metadata) = fs::metadata(path)
+        if path.starts_with(NODES)
+            && let Ok(metadata) = fs::metadata(path)
             && metadata.file_type().is_block_device()
         {
             self.next.push_back(DeviceNumber::from_stat(metadata.rdev()));
@@ -115,12 +132,8 @@ impl Walk<'_> {
         let Some(directory) = sysfs::of_block_device(Path::new(SYS), number) else { return };
         let name = directory.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
         let file = sysfs::read_line(&directory.join("loop/backing_file")).map(PathBuf::from);
-        if let Some(metadata) = file.as_ref().and_then(|file| fs::metadata(file).ok()) {
-            if metadata.file_type().is_block_device() {
-                self.next.push_back(DeviceNumber::from_stat(metadata.rdev()));
-            } else {
-                self.push_file_system(DeviceNumber::from_stat(metadata.dev()));
-            }
+        if let Some(file) = &file {
+            self.push_file_of_others(file);
         }
         self.layers.push(Layer { number, name, file });
         // What device mapper and md are made of; and the disk of a partition.
@@ -141,6 +154,7 @@ impl Walk<'_> {
 
 struct Mount {
     device: DeviceNumber,
+    at: PathBuf,
     source: PathBuf,
 }
 
@@ -153,9 +167,11 @@ fn mounts() -> Vec<Mount> {
 fn parse_mount(line: &[u8]) -> Option<Mount> {
     let mut words = line.split(|&byte| byte == b' ');
     let device = parse_number(std::str::from_utf8(words.nth(2)?).ok()?)?;
+    let at = words.nth(1)?;
     words.find(|word| word == b"-")?;
     let source = words.nth(1)?;
-    Some(Mount { device, source: PathBuf::from(std::ffi::OsStr::from_bytes(&unescape(source))) })
+    let path = |word: &[u8]| PathBuf::from(std::ffi::OsStr::from_bytes(&unescape(word)));
+    Some(Mount { device, at: path(at), source: path(source) })
 }
 
 /// Spaces and the like stand as octal numbers.
@@ -236,6 +252,7 @@ mod tests {
         let mount = parse_mount(line).expect("well formed");
         assert_eq!(mount.device, DeviceNumber { major: 0, minor: 44 });
         assert_eq!(mount.source, Path::new("/dev/my disk"));
+        assert_eq!(mount.at, Path::new("/mnt"));
     }
 
     #[test]

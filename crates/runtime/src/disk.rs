@@ -5,8 +5,12 @@
 use crate::ProcessEnvironment;
 use cbd_backing::{Backing, BackingFile, Identity, Options};
 use cbd_engine::{BackendEntry, BackendSpec, Settings, Transport};
-use cbd_types::{BackendId, Error, ErrorKind, HostId, Result};
+use cbd_format::Superblock;
+use cbd_types::{AlignedBuffer, BackendId, BackingOp, Error, ErrorKind, HostId, OpToken, Result};
 use std::path::Path;
+
+/// Bytes of a page of a region, each of whose superblocks has one.
+const PAGE: u64 = 4096;
 
 /// Lanes are many, so that threads seldom meet in one.
 const LANES_PER_PROCESSOR: u32 = 16;
@@ -23,6 +27,8 @@ pub struct Disk {
     pub size: u64,
     /// Bytes of a logical sector.
     pub sector: u32,
+    /// It holds a transport: it is a region, or a copy of one.
+    pub is_region: bool,
 }
 
 impl Disk {
@@ -34,7 +40,8 @@ impl Disk {
     pub fn look(path: impl AsRef<Path>) -> Result<Self> {
         let file = BackingFile::open(path, Options::default())?;
         let geometry = file.geometry();
-        Ok(Self { identity: file.identity(), size: geometry.size, sector: geometry.sector })
+        let is_region = holds_superblock(&file)?;
+        Ok(Self { identity: file.identity(), size: geometry.size, sector: geometry.sector, is_region })
     }
 
     /// Whether `entry` is the row of this disk.
@@ -42,6 +49,50 @@ impl Disk {
     pub fn is_of(&self, entry: &BackendEntry) -> bool {
         Identity::parse(&entry.identity).is_ok_and(|recorded| recorded.same_disk(&self.identity).is_ok())
     }
+}
+
+/// Whether one of the two superblocks of a transport stands on the disk: in its first page or in its last.
+/// What cannot be read is none.
+fn holds_superblock(file: &BackingFile) -> Result<bool> {
+    let pages = file.geometry().size / PAGE;
+    let mut queue = file.open_queue(2)?;
+    let places = [0, pages.saturating_sub(1) * PAGE];
+    for (token, offset) in places.into_iter().enumerate().filter(|_| pages > 0) {
+        let buffer = AlignedBuffer::zeroed(PAGE as usize);
+        queue.submit(OpToken(token as u64), BackingOp::Read { offset, buffer });
+    }
+    let mut done = Vec::new();
+    while queue.in_flight() > 0 {
+        let before = done.len();
+        queue.wait(&mut done);
+        if done.len() == before {
+            break;
+        }
+    }
+    let is_ours = |op: &BackingOp| match op {
+        BackingOp::Read { buffer, .. } => Superblock::decode(buffer).is_some_and(|block| block.is_ours()),
+        _ => false,
+    };
+    Ok(done.iter().any(|one| one.result.is_ok() && is_ours(&one.op)))
+}
+
+/// Refuses a disk of which a row that is there already has bytes: a file and a loop device over it, a disk and its partition.
+///
+/// # Errors
+/// [`ErrorKind::AlreadyExists`] with the row.
+pub fn refuse_overlap(path: &str, disk: &Disk, entries: &[BackendEntry]) -> Result<()> {
+    let overlaps = |entry: &&BackendEntry| {
+        Identity::parse(&entry.identity).is_ok_and(|recorded| recorded.overlaps(&disk.identity))
+    };
+    let Some(entry) = entries.iter().find(overlaps) else { return Ok(()) };
+    Err(Error::new(
+        ErrorKind::AlreadyExists,
+        format!(
+            "{path} shows bytes of {}, which is backend {} already; the same disk is cached once: stop that backend first, or start \
+             it by its own path",
+            entry.path, entry.id
+        ),
+    ))
 }
 
 /// What a new backend is to be, besides its disk.
@@ -65,8 +116,18 @@ impl NewBackend {
     /// Makes the backend's row, and its cache if it has one.
     ///
     /// # Errors
-    /// Those of [`Transport::create_backend`].
+    /// [`ErrorKind::InvalidArgument`] for a disk that is a region, and those of [`Transport::create_backend`].
     pub fn create(self, transport: &Transport<ProcessEnvironment>, disk: &Disk) -> Result<BackendId> {
+        if disk.is_region {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!(
+                    "{0} holds a CBD transport: it is a region, or a copy of one, and no disk; give another path. If nobody \
+                     needs what is in it, overwrite its first and last 4096 bytes with zeroes, and it is a plain file again",
+                    self.path
+                ),
+            ));
+        }
         transport.create_backend(&BackendSpec {
             host: self.host,
             path: self.path,

@@ -150,6 +150,11 @@ pub struct LoopDevice {
 impl LoopDevice {
     /// A loop device on `file`, with sectors of `sector` bytes.
     pub fn new(file: &Path, sector: u32, read_only: bool) -> Self {
+        Self::on_part(file, sector, read_only, 0..0)
+    }
+
+    /// As [`new`](Self::new), on these bytes of `file`; an end of 0 is that of the file.
+    pub fn on_part(file: &Path, sector: u32, read_only: bool, bytes: std::ops::Range<u64>) -> Self {
         #[repr(C)]
         struct Configuration {
             file: u32,
@@ -162,6 +167,7 @@ impl LoopDevice {
         const LOOP_CONFIGURE: libc::Ioctl = 0x4C0A;
         const READ_ONLY: u64 = 1;
         const AUTOCLEAR: u64 = 4;
+        const PARTITIONS: u64 = 8;
 
         let control =
             OpenOptions::new().read(true).write(true).open("/dev/loop-control").expect("loop devices");
@@ -179,7 +185,9 @@ impl LoopDevice {
                 info: [0; 29],
                 reserved: [0; 8],
             };
-            configuration.info[6] = (AUTOCLEAR | if read_only { READ_ONLY } else { 0 }) << 32;
+            configuration.info[3] = bytes.start;
+            configuration.info[4] = bytes.end.saturating_sub(bytes.start);
+            configuration.info[6] = (AUTOCLEAR | PARTITIONS | if read_only { READ_ONLY } else { 0 }) << 32;
             // SAFETY: LOOP_CONFIGURE reads a struct loop_config, which has this layout.
             let result =
                 unsafe { libc::ioctl(descriptor.as_raw_fd(), LOOP_CONFIGURE, &raw const configuration) };

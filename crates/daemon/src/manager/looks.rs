@@ -18,6 +18,16 @@ const COMMAND: Duration = Duration::from_secs(3);
 /// What stands at a path: device, inode, and of a device its number.
 pub type Node = Option<(u64, u64, u64)>;
 
+/// Whether two looks found the same file or the same device.
+pub fn is_same(one: Node, other: Node) -> bool {
+    match (one, other) {
+        // The same device may have several nodes.
+        (Some((.., one)), Some((.., other))) if one != 0 || other != 0 => one == other,
+        (Some(one), Some(other)) => one == other,
+        _ => false,
+    }
+}
+
 fn node(path: &str) -> Node {
     let found = std::fs::metadata(path).ok()?;
     Some((found.dev(), found.ino(), found.rdev()))
@@ -82,10 +92,18 @@ impl Looks {
 ///
 /// # Errors
 /// [`ErrorKind::TimedOut`] where `path` does not.
-pub fn answering(path: &str, mut others: BTreeSet<String>) -> Result<BTreeSet<String>> {
+pub fn answering(path: &str, others: BTreeSet<String>) -> Result<BTreeSet<String>> {
+    Ok(nodes(path, others)?.into_keys().collect())
+}
+
+/// What stands at `path`, and at those of `others` that answer.
+///
+/// # Errors
+/// [`ErrorKind::TimedOut`] where `path` does not answer.
+pub fn nodes(path: &str, mut others: BTreeSet<String>) -> Result<BTreeMap<String, Node>> {
     others.insert(path.to_owned());
-    let seen: BTreeSet<String> = Looks::default().at(others, COMMAND).into_keys().collect();
-    if seen.contains(path) {
+    let seen = Looks::default().at(others, COMMAND);
+    if seen.contains_key(path) {
         return Ok(seen);
     }
     let text = format!(
@@ -106,6 +124,15 @@ pub fn answers(path: &str) -> Result<()> {
 mod tests {
     use super::*;
     use std::sync::atomic::{AtomicU32, Ordering};
+
+    #[test]
+    fn a_device_is_the_same_at_another_node_and_a_file_under_another_name() {
+        let (device, its_other_node) = (Some((5, 100, 2049)), Some((6, 7, 2049)));
+        assert!(is_same(device, its_other_node) && !is_same(device, Some((5, 100, 2050))));
+        let file = Some((5, 100, 0));
+        assert!(is_same(file, file) && !is_same(file, Some((5, 101, 0))) && !is_same(file, device));
+        assert!(!is_same(None, None) && !is_same(file, None));
+    }
 
     #[test]
     fn a_path_that_does_not_answer_is_looked_at_once_and_counts_when_it_does() {

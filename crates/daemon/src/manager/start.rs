@@ -5,17 +5,17 @@
 
 use super::Manager;
 use super::backend::{BackendSlot, unknown};
-use super::looks::answering;
-use super::transport::{Running, absolute, running, running_mut, same_file};
+use super::looks::{Node, is_same, nodes};
+use super::transport::{Running, absolute, running, running_mut};
 use super::{Fixed, Tables};
 use crate::api::{self, BackendStarted, StartBackend};
 use crate::exports::ExportChoice;
 use cbd_engine::{BackendEntry, Settings};
-use cbd_runtime::disk::default_handlers;
+use cbd_runtime::disk::{default_handlers, refuse_overlap};
 use cbd_runtime::moved::{refuse_former, settle};
 use cbd_runtime::{Asked, Disk, NewBackend};
 use cbd_types::{BackendId, Context, Error, ErrorKind, Result};
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// What a path leads to.
@@ -33,43 +33,56 @@ fn served(tables: &Tables) -> impl Iterator<Item = &String> {
     backends.filter(|slot| slot.run.is_some()).map(|slot| &slot.path)
 }
 
-/// Looks at the disk at `path` and for it on all transports; `others` are the paths that can be looked at.
-fn find(tables: &Tables, transport: u32, path: &str, others: &BTreeSet<String>) -> Result<Place> {
-    let known = |backend: BackendId, on: u32, more: &str| {
-        Error::new(
-            ErrorKind::AlreadyExists,
-            format!("{path} is backend {backend} of transport {on} already{more}"),
-        )
-    };
-    let up = tables.iter().filter_map(|(&id, slot)| Some((id, slot.running.as_ref().ok()?)));
-    for (id, running) in up.clone() {
-        let is_it = |known: &String| known == path || others.contains(known) && same_file(known, path);
-        let serves = |slot: &BackendSlot| slot.run.is_some() && is_it(&slot.path);
-        if let Some((&backend, _)) = running.backends.iter().find(|(_, slot)| serves(slot)) {
-            return Err(known(backend, id, ""));
+/// Refuses a path that leads to a disk that is served; `nodes` is what stands at the paths that answer.
+fn refuse_served(tables: &Tables, path: &str, nodes: &BTreeMap<String, Node>) -> Result<()> {
+    let node = |path: &str| nodes.get(path).copied().flatten();
+    let is_it = |slot: &BackendSlot| slot.path == path || is_same(node(&slot.path), node(path));
+    for (id, slot) in tables {
+        let Ok(running) = &slot.running else { continue };
+        if let Some((&backend, _)) =
+            running.backends.iter().find(|(_, slot)| slot.run.is_some() && is_it(slot))
+        {
+            return Err(known(path, backend, *id, ""));
         }
     }
-    let looked = Disk::look(path);
+    Ok(())
+}
+
+fn known(path: &str, backend: BackendId, on: u32, more: &str) -> Error {
+    Error::new(
+        ErrorKind::AlreadyExists,
+        format!("{path} is backend {backend} of transport {on} already{more}"),
+    )
+}
+
+/// Looks for the disk at `path`, which `looked` was found to be, on all transports.
+fn find(tables: &Tables, transport: u32, path: &str, looked: Result<Disk>) -> Result<Place> {
     let recorded_here = |entry: &BackendEntry| looked.as_ref().is_ok_and(|disk| disk.is_of(entry));
+    let up = tables.iter().filter_map(|(&id, slot)| Some((id, slot.running.as_ref().ok()?)));
     for (id, running) in up.clone() {
-        let Some(entry) = running.entries().0.into_iter().find(recorded_here) else { continue };
+        let entries = running.entries().0;
+        let Some(entry) = entries.iter().find(|entry| recorded_here(entry)) else { continue };
         if id != transport {
-            return Err(known(entry.id, id, "; start it there (-t)"));
+            return Err(known(path, entry.id, id, "; start it there (-t)"));
         }
         return match running.backends.get(&entry.id) {
             Some(slot) if slot.run.is_none() => Ok(Place::Down(entry.id)),
-            _ => Err(known(entry.id, id, "")),
+            _ => Err(known(path, entry.id, id, "")),
         };
     }
     for (_, running) in up.clone() {
         looked.as_ref().map_or(Ok(()), |disk| refuse_former(&running.transport, disk, path))?;
     }
     // Another disk where one of ours was recorded: whoever starts it says what differs.
-    let here = up.filter(|(id, _)| *id == transport).flat_map(|(_, running)| &running.backends);
+    let here = up.clone().filter(|(id, _)| *id == transport).flat_map(|(_, running)| &running.backends);
     if let Some((&backend, _)) = here.into_iter().find(|(_, slot)| slot.run.is_none() && slot.path == path) {
         return Ok(Place::Down(backend));
     }
-    looked.map(Place::New)
+    let disk = looked?;
+    for (id, running) in up {
+        refuse_overlap(path, &disk, &running.entries().0).context(|| format!("looking on transport {id}"))?;
+    }
+    Ok(Place::New(disk))
 }
 
 /// What a request asks for, with the defaults of the configuration.
@@ -128,13 +141,21 @@ impl Manager {
     pub(super) fn backend_start(&self, transport: u32, request: &StartBackend) -> Result<BackendStarted> {
         absolute(&request.path, "a backing device")?;
         let wanted = Wanted::of(request, &self.fixed)?;
-        // Before the lock: nobody is to wait for a file system with us.
-        let others = served(&*self.tables()?).cloned().collect();
-        let others = answering(&request.path, others)?;
+        let path = request.path.as_str();
+        let others = {
+            let tables = self.tables()?;
+            running(&tables, transport)?;
+            served(&tables).cloned().collect()
+        };
+        // Without the lock: nobody is to wait for a file system with us, nor for a disk.
+        let nodes = nodes(path, others)?;
+        self.fixed.guard.check(Path::new(path), "a backing device")?;
+        refuse_served(&*self.tables()?, path, &nodes)?;
+        let looked = Disk::look(path);
         let mut tables = self.tables()?;
         running(&tables, transport)?;
-        self.fixed.guard.check(Path::new(&request.path), "a backing device")?;
-        let place = find(&tables, transport, &request.path, &others)?;
+        refuse_served(&tables, path, &nodes)?;
+        let place = find(&tables, transport, path, looked)?;
         let running = running_mut(&mut tables, transport)?;
         match place {
             Place::Down(id) => self.backend_resume(running, transport, id, request, &wanted),

@@ -7,5 +7,6 @@ mod place;
 mod quarantined;
 mod refusals;
 mod regions;
+mod same_disks;
 mod silent;
 mod sockets;

@@ -1,0 +1,118 @@
+//! Files that are deleted, replaced or cut short while they are in use.
+#![allow(missing_docs)]
+
+mod common;
+
+use cbd_backing::{Change, PollableQueue};
+use cbd_types::{BackingOp, Error, ErrorKind};
+use common::*;
+use std::path::Path;
+
+fn fails(queue: &mut dyn PollableQueue, op: BackingOp) -> Error {
+    let error = run(queue, op).result.expect_err("failed");
+    assert_eq!(error.kind(), ErrorKind::Backing, "{error}");
+    error
+}
+
+fn cut(path: &Path, size: u64) {
+    let file = std::fs::OpenOptions::new().write(true).open(path).expect("there");
+    file.set_len(size).expect("another size");
+}
+
+/// With a ring and without.
+fn by_both_ways(test: fn(&Path, &mut dyn PollableQueue)) {
+    for opened in [open, open_synchronous] {
+        let directory = directory();
+        let path = file(directory.path(), "disk", MIB);
+        let backing = opened(&path);
+        test(&path, &mut *queue(&backing, 4));
+    }
+}
+
+#[test]
+fn a_file_that_was_cut_short_is_not_made_longer_again() {
+    by_both_ways(|path, queue| {
+        run_well(queue, write(MIB - 4096, &[7; 4096]));
+        cut(path, MIB / 2);
+        for op in [write(MIB - 4096, &[8; 4096]), write(MIB / 2 - 512, &[8; 1024])] {
+            let line = fails(queue, op).line();
+            assert!(
+                line.contains("was cut short") && line.contains(path.to_str().expect("a name")),
+                "{line}"
+            );
+        }
+        fails(queue, zero(MIB - 8192, 8192));
+        fails(queue, discard(MIB - 8192, 8192));
+        assert_eq!(std::fs::metadata(path).expect("there").len(), MIB / 2);
+        // What reads there is an error, and no zeroes.
+        fails(queue, read(MIB - 4096, 4096));
+        // The rest of it is served, but nothing counts as flushed.
+        run_well(queue, write(0, &[9; 4096]));
+        assert!(run_well(queue, read(0, 4096)).iter().all(|byte| *byte == 9));
+        assert!(fails(queue, BackingOp::Flush).line().contains("was cut short"));
+        cut(path, MIB);
+        run_well(queue, write(MIB - 4096, &[8; 4096]));
+        run_well(queue, BackingOp::Flush);
+    });
+}
+
+#[test]
+fn a_deleted_file_is_not_flushed_and_says_where_its_bytes_are() {
+    by_both_ways(|path, queue| {
+        run_well(queue, write(0, &[7; 4096]));
+        run_well(queue, BackingOp::Flush);
+        std::fs::remove_file(path).expect("removed");
+        let line = fails(queue, BackingOp::Flush).line();
+        assert!(line.contains("was deleted"), "{line}");
+        let at = line.rsplit(' ').next().expect("a path");
+        assert_eq!(std::fs::read(at).expect("readable")[..4096], [7; 4096]);
+        assert!(run_well(queue, read(0, 4096)).iter().all(|byte| *byte == 7));
+    });
+}
+
+#[test]
+fn a_watch_tells_what_becomes_of_a_file_until_it_is_closed() {
+    let directory = directory();
+    let path = file(directory.path(), "disk", MIB);
+    let backing = open(&path);
+    let watch = backing.watch();
+    assert_eq!((watch.look(), watch.path()), (None, &path));
+    std::fs::rename(&path, directory.path().join("moved")).expect("renamed");
+    assert!(matches!(watch.look(), Some(Change::Moved { replaced: false, .. })));
+    file(directory.path(), "disk", MIB);
+    assert!(matches!(watch.look(), Some(Change::Moved { replaced: true, .. })));
+    std::fs::remove_file(directory.path().join("moved")).expect("removed");
+    assert!(matches!(watch.look(), Some(Change::Deleted { .. })));
+    drop(backing);
+    assert_eq!(watch.look(), None);
+}
+
+#[test]
+fn a_file_that_never_had_a_name_is_not_told_to_be_deleted() {
+    let directory = directory();
+    let path = file(directory.path(), "disk", MIB);
+    let nameless = std::fs::OpenOptions::new().read(true).write(true).open(&path).expect("there");
+    std::fs::remove_file(&path).expect("removed");
+    let backing = open(&cbd_holder::path_of(std::os::fd::AsFd::as_fd(&nameless)));
+    assert_eq!(backing.watch().look(), None);
+    run_well(&mut *queue(&backing, 4), BackingOp::Flush);
+}
+
+#[test]
+fn the_file_beneath_a_loop_device_is_watched_too() {
+    if !is_root() {
+        return;
+    }
+    in_time(|| {
+        let directory = directory();
+        let path = file(directory.path(), "disk", MIB);
+        let device = LoopDevice::new(&path, 512, false);
+        let backing = open(&device.path);
+        let mut queue = queue(&backing, 4);
+        run_well(&mut *queue, BackingOp::Flush);
+        assert_eq!(backing.watch().look(), None);
+        std::fs::remove_file(&path).expect("removed");
+        assert!(matches!(backing.watch().look(), Some(Change::Deleted { .. })));
+        fails(&mut *queue, BackingOp::Flush);
+    });
+}

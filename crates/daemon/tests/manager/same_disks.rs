@@ -1,0 +1,114 @@
+//! One disk by two ways: through a loop device, through a part of it, or as a region.
+
+use crate::place::{MIB, Place, refused, stop};
+use cbd_daemon::api::{StartBackend, StopBackend};
+use cbd_daemon::control::Control;
+use cbd_types::ErrorKind;
+use std::path::Path;
+use std::process::Command;
+
+/// A loop device that ends with its test.
+pub(crate) struct LoopDevice(pub(crate) String);
+
+impl LoopDevice {
+    pub(crate) fn over(file: &str) -> Self {
+        let output = Command::new("losetup").args(["--find", "--show", file]).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        Self(String::from_utf8(output.stdout).unwrap().trim().to_owned())
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").args(["--detach", &self.0]).status();
+    }
+}
+
+fn may_run() -> bool {
+    let may = std::env::var_os("CBD_SYSTEM_TESTS").is_some();
+    if !may {
+        println!("not run: it makes loop devices; CBD_SYSTEM_TESTS=1 runs it, as root");
+    }
+    may
+}
+
+fn plain(place: &Place, path: &str) -> StartBackend {
+    StartBackend { start_dev: false, export: None, ..place.backend(path) }
+}
+
+#[test]
+fn a_disk_that_is_served_is_not_cached_again_through_a_loop_device() {
+    if !may_run() {
+        return;
+    }
+    let place = Place::new();
+    let daemon = place.daemon_with_region();
+    let disk = place.disk("disk", 8 * MIB);
+    daemon.start_backend(0, &plain(&place, &disk)).unwrap();
+    let device = LoopDevice::over(&disk);
+    let free = daemon.transports().unwrap()[0].free_segments;
+    let error = refused(daemon.start_backend(0, &plain(&place, &device.0)), ErrorKind::Busy, &disk);
+    assert!(error.line().contains(&format!("process {}", std::process::id())), "{error}");
+    assert_eq!(daemon.transports().unwrap()[0].free_segments, free);
+    drop(device);
+    stop(&daemon, StopBackend::default()).unwrap();
+}
+
+#[test]
+fn a_disk_that_another_daemon_serves_is_not_cached_through_a_loop_device() {
+    if !may_run() {
+        return;
+    }
+    let (place, beside) = (Place::new(), Place::new());
+    let disk = place.disk("disk", 8 * MIB);
+    let device = LoopDevice::over(&disk);
+    let (daemon, other) = (place.daemon_with_region(), beside.daemon_with_region());
+    daemon.start_backend(0, &plain(&place, &device.0)).unwrap();
+    let second = LoopDevice::over(&disk);
+    refused(other.start_backend(0, &plain(&beside, &second.0)), ErrorKind::Busy, &disk);
+    refused(other.start_backend(0, &plain(&beside, &disk)), ErrorKind::Busy, &disk);
+    stop(&daemon, StopBackend::default()).unwrap();
+    other.start_backend(0, &plain(&beside, &second.0)).unwrap();
+}
+
+#[test]
+fn a_disk_that_is_not_up_gets_no_second_cache_through_a_loop_device() {
+    if !may_run() {
+        return;
+    }
+    let place = Place::new();
+    let disk = place.disk_left_with_a_block();
+    // The file is not where it was: the backend does not come up.
+    std::fs::rename(&disk, place.path("moved")).unwrap();
+    let daemon = place.daemon();
+    let device = LoopDevice::over(&place.text("moved"));
+    let error = refused(
+        daemon.start_backend(0, &plain(&place, &device.0)),
+        ErrorKind::AlreadyExists,
+        "which is backend 0 already",
+    );
+    assert!(error.line().contains(&disk), "{error}");
+    assert_eq!(daemon.backends(0, true).unwrap().len(), 1);
+}
+
+#[test]
+fn a_region_is_no_backing_device() {
+    let place = Place::new();
+    let daemon = place.daemon_with_region();
+    let error = refused(
+        daemon.start_backend(0, &plain(&place, &place.text("region"))),
+        ErrorKind::Busy,
+        &format!("process {}", std::process::id()),
+    );
+    assert!(error.line().contains("lock"), "{error}");
+    std::fs::copy(place.path("region"), place.path("copy")).unwrap();
+    let words = "holds a CBD transport";
+    refused(daemon.start_backend(0, &plain(&place, &place.text("copy"))), ErrorKind::InvalidArgument, words);
+    // The second superblock alone is enough.
+    let copy = std::fs::File::options().write(true).open(place.path("copy")).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&copy, &[0; 4096], 0).unwrap();
+    refused(daemon.start_backend(0, &plain(&place, &place.text("copy"))), ErrorKind::InvalidArgument, words);
+    std::os::unix::fs::FileExt::write_all_at(&copy, &[0; 4096], 32 * MIB - 4096).unwrap();
+    daemon.start_backend(0, &plain(&place, &place.text("copy"))).unwrap();
+    assert!(Path::new(&place.text("copy")).exists());
+}

@@ -1,0 +1,213 @@
+//! What has become of a file since it was opened: deleted, cut short, or elsewhere.
+//!
+//! Always true here: a change that is told was seen; what cannot be looked at is no change.
+//!
+//! Left to others: a thread that may wait. A look asks the file's server, and that may not answer.
+
+use crate::descriptor::{status_at, status_of_open_now};
+use crate::{name_now, path_of};
+use std::ffi::CString;
+use std::fmt;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// What has become of a file that this process has open.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Change {
+    /// It has no name any more: its bytes exist as long as somebody has it open.
+    Deleted {
+        /// The name that it had.
+        path: PathBuf,
+        /// The name under which other processes can still read it.
+        descriptor: PathBuf,
+    },
+    /// It has fewer bytes than it had.
+    Short {
+        /// Its name.
+        path: PathBuf,
+        /// Bytes that it has to have.
+        expected: u64,
+        /// Bytes that it has.
+        found: u64,
+    },
+    /// It is whole, under another name.
+    Moved {
+        /// The name that it had.
+        path: PathBuf,
+        /// The name that it has.
+        now: PathBuf,
+        /// Another file has the name that it had.
+        replaced: bool,
+    },
+}
+
+impl Change {
+    /// Whether bytes are lost, or will be when this process ends.
+    #[must_use]
+    pub const fn is_loss(&self) -> bool {
+        matches!(self, Self::Deleted { .. } | Self::Short { .. })
+    }
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Deleted { path, descriptor } => write!(
+                out,
+                "{} was deleted while it is in use: its bytes exist only as long as process {} has it open, and can be read as {}",
+                path.display(),
+                std::process::id(),
+                descriptor.display()
+            ),
+            Self::Short { path, expected, found } => write!(
+                out,
+                "{} was cut short: it had {expected} bytes and has {found}; restore it. Nothing is written behind its end",
+                path.display()
+            ),
+            Self::Moved { path, now, replaced } => {
+                let what = if *replaced { "names another file now" } else { "does not exist any more" };
+                write!(out, "{} {what}: the file in use is {}", path.display(), now.display())
+            }
+        }
+    }
+}
+
+/// What has become of the open `file`, which `path` led to and which had at least `expected` bytes. None for what is no regular file.
+#[must_use]
+pub fn of(file: BorrowedFd<'_>, path: &Path, expected: u64) -> Option<Change> {
+    of_open(file, path, expected).or_else(|| moved(file, path))
+}
+
+/// As [`of`], without a look at the path.
+#[must_use]
+pub fn of_open(file: BorrowedFd<'_>, path: &Path, expected: u64) -> Option<Change> {
+    let deleted = || Change::Deleted { path: path.to_owned(), descriptor: path_of(file) };
+    let status = match status_of_open_now(file) {
+        Ok(status) => status,
+        // So a network file system says that a file is gone.
+        Err(error) if error.raw_os_error() == Some(libc::ESTALE) => return Some(deleted()),
+        Err(_) => return None,
+    };
+    if u32::from(status.stx_mode) & libc::S_IFMT != libc::S_IFREG {
+        return None;
+    }
+    if status.stx_nlink == 0 {
+        return Some(deleted());
+    }
+    let found = status.stx_size;
+    (found < expected).then(|| Change::Short { path: path.to_owned(), expected, found })
+}
+
+fn moved(file: BorrowedFd<'_>, path: &Path) -> Option<Change> {
+    let ours = status_of_open_now(file).ok()?;
+    if u32::from(ours.stx_mode) & libc::S_IFMT != libc::S_IFREG {
+        return None;
+    }
+    let text = CString::new(path.as_os_str().as_bytes()).ok()?;
+    let replaced = match status_at(libc::AT_FDCWD, &text, 0) {
+        Ok(found) => {
+            let number = |status: &libc::statx| (status.stx_dev_major, status.stx_dev_minor, status.stx_ino);
+            if number(&found) == number(&ours) {
+                return None;
+            }
+            true
+        }
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => false,
+        Err(_) => return None,
+    };
+    let now = name_now(file)?;
+    // What FUSE and NFS call a file that was deleted while somebody has it open.
+    let name = now.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    if name.starts_with(".nfs") || name.starts_with(".fuse_hidden") || name.ends_with(" (deleted)") {
+        return Some(Change::Deleted { path: path.to_owned(), descriptor: path_of(file) });
+    }
+    Some(Change::Moved { path: path.to_owned(), now, replaced })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::{self, File};
+    use std::os::fd::AsFd;
+
+    struct Place {
+        folder: tempfile::TempDir,
+        file: File,
+    }
+
+    impl Place {
+        fn new() -> Self {
+            let folder = tempfile::tempdir().expect("a folder");
+            fs::write(folder.path().join("file"), [1; 8192]).expect("written");
+            let file = File::options().read(true).write(true).open(folder.path().join("file"));
+            Self { folder, file: file.expect("it opens") }
+        }
+
+        fn path(&self, name: &str) -> PathBuf {
+            self.folder.path().canonicalize().expect("there").join(name)
+        }
+
+        fn change(&self) -> Option<Change> {
+            of(self.file.as_fd(), &self.path("file"), 8192)
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_as_it_was_has_not_changed_nor_has_a_longer_one() {
+        let place = Place::new();
+        assert_eq!(place.change(), None);
+        place.file.set_len(9000).expect("longer");
+        fs::hard_link(place.path("file"), place.path("link")).expect("a link");
+        assert_eq!(place.change(), None);
+    }
+
+    #[test]
+    fn a_deleted_file_can_be_read_under_the_name_that_is_told() {
+        let place = Place::new();
+        fs::remove_file(place.path("file")).expect("removed");
+        let Some(Change::Deleted { path, descriptor }) = place.change() else {
+            panic!("{:?}", place.change());
+        };
+        assert_eq!(path, place.path("file"));
+        assert_eq!(fs::read(descriptor).expect("read"), [1; 8192]);
+    }
+
+    #[test]
+    fn a_file_that_another_was_renamed_over_is_deleted() {
+        let place = Place::new();
+        fs::write(place.path("other"), [2; 8192]).expect("written");
+        fs::rename(place.path("other"), place.path("file")).expect("replaced");
+        assert!(matches!(place.change(), Some(Change::Deleted { .. })));
+    }
+
+    #[test]
+    fn a_renamed_file_is_told_with_the_name_that_it_has() {
+        let place = Place::new();
+        fs::rename(place.path("file"), place.path("elsewhere")).expect("renamed");
+        let moved = |replaced| {
+            Some(Change::Moved { path: place.path("file"), now: place.path("elsewhere"), replaced })
+        };
+        assert_eq!(place.change(), moved(false));
+        fs::write(place.path("file"), [2; 8192]).expect("written");
+        assert_eq!(place.change(), moved(true));
+        assert!(!place.change().is_some_and(|change| change.is_loss()));
+    }
+
+    #[test]
+    fn a_file_that_was_cut_short_is_told_with_both_sizes() {
+        let place = Place::new();
+        place.file.set_len(4096).expect("cut");
+        let short = Change::Short { path: place.path("file"), expected: 8192, found: 4096 };
+        assert_eq!(place.change(), Some(short));
+        place.file.set_len(8192).expect("restored");
+        assert_eq!(place.change(), None);
+    }
+
+    #[test]
+    fn a_device_is_no_file_that_could_be_deleted() {
+        let null = File::open("/dev/null").expect("always there");
+        assert_eq!(of(null.as_fd(), Path::new("/no/such/file"), 1), None);
+    }
+}
