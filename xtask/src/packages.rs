@@ -16,16 +16,18 @@ struct Tool {
     package: &'static str,
 }
 
-const TOOLS: [Tool; 19] = [
+const TOOLS: [Tool; 23] = [
     Tool { program: "fio", package: "fio" },
     Tool { program: "gcc", package: "gcc" },
     Tool { program: "pkg-config", package: "pkg-config" },
     Tool { program: "nbdinfo", package: "libnbd-bin" },
+    Tool { program: "nbdcopy", package: "libnbd-bin" },
     Tool { program: "nbdsh", package: "python3-libnbd" },
     Tool { program: "qemu-io", package: "qemu-utils" },
     Tool { program: "qemu-img", package: "qemu-utils" },
     Tool { program: "mkfs.ext4", package: "e2fsprogs" },
     Tool { program: "e2fsck", package: "e2fsprogs" },
+    Tool { program: "fsck.ext4", package: "e2fsprogs" },
     Tool { program: "mkfs.xfs", package: "xfsprogs" },
     Tool { program: "xfs_repair", package: "xfsprogs" },
     Tool { program: "mkfs.btrfs", package: "btrfs-progs" },
@@ -34,8 +36,10 @@ const TOOLS: [Tool; 19] = [
     Tool { program: "unshare", package: "util-linux" },
     Tool { program: "blkdiscard", package: "util-linux" },
     Tool { program: "mount", package: "mount" },
+    Tool { program: "umount", package: "mount" },
     Tool { program: "losetup", package: "mount" },
     Tool { program: "dmsetup", package: "dmsetup" },
+    Tool { program: "cc", package: "gcc" },
 ];
 
 /// libFuzzer is built from its C++ source.
@@ -204,6 +208,78 @@ mod tests {
             assert!(err.contains("installing none"), "{err}");
             assert_eq!(err.contains("apt says"), !is_ci, "{err}");
         }
+    }
+
+    /// Programs that a minimal Debian (debootstrap's minbase) has, with those of the compiler's package.
+    const BARE: [&str; 19] = [
+        "apt-cache",
+        "apt-get",
+        "cmp",
+        "cp",
+        "dd",
+        "dpkg-deb",
+        "dpkg-query",
+        "false",
+        "ldd",
+        "mkfifo",
+        "setsid",
+        "sh",
+        "sleep",
+        "strip",
+        "sync",
+        "tail",
+        "tar",
+        "timeout",
+        "true",
+    ];
+
+    /// The programs that a source file starts by name, as far as they stand beside the call.
+    fn programs_of(text: &str) -> Vec<&str> {
+        let mut starts = vec!["Command::new(\"", "tool(\""];
+        if text.contains("Command::new(") {
+            starts.extend(["run(\"", "run_with(\""]);
+        }
+        let behind = |start: &'static str| {
+            text.match_indices(start).map(move |(at, _)| text.split_at(at + start.len()).1)
+        };
+        let named = starts.into_iter().flat_map(behind).filter_map(|rest| rest.split_once('"'));
+        let is_name =
+            |name: &str| name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.+".contains(&byte));
+        // What is asked for by another absolute path is meant to be missing.
+        let names = named.map(|(name, _)| name.trim_start_matches("/usr/bin/"));
+        names.filter(|name| is_name(name)).collect()
+    }
+
+    fn add_sources(folder: &Path, files: &mut Vec<std::path::PathBuf>) {
+        for entry in std::fs::read_dir(folder).expect("a folder").flatten() {
+            let path = entry.path();
+            if path.is_dir() {
+                add_sources(&path, files);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                files.push(path);
+            }
+        }
+    }
+
+    #[test]
+    fn every_program_that_is_started_is_in_a_bare_debian_or_in_the_list() {
+        let mut files = Vec::new();
+        for folder in ["crates", "bench", "xtask/src"] {
+            add_sources(&workspace::root().join(folder), &mut files);
+        }
+        let (mut found, mut unknown) = (0, Vec::new());
+        for file in files {
+            let text = std::fs::read_to_string(&file).expect("a source file");
+            for program in programs_of(&text) {
+                found += 1;
+                let is_listed = TOOLS.iter().any(|tool| tool.program == program);
+                if !(is_listed || BARE.contains(&program)) {
+                    unknown.push(format!("{}: {program}", file.display()));
+                }
+            }
+        }
+        assert!(found > 50, "the calls are not found: {found}");
+        assert!(unknown.is_empty(), "neither in a bare Debian nor in TOOLS:\n{}", unknown.join("\n"));
     }
 
     #[test]

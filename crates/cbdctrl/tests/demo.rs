@@ -118,11 +118,6 @@ fn end(process: &mut Child) {
     let _ = process.wait();
 }
 
-fn signal(process: &Child, name: &str) {
-    let status = Command::new("kill").args([name, &process.id().to_string()]).status().expect("kill");
-    assert!(status.success());
-}
-
 #[track_caller]
 fn above_zero(report: &Value, pointer: &str) {
     let value = report.pointer(pointer).and_then(Value::as_f64);
@@ -226,11 +221,11 @@ fn until_the_daemon_works(stage: &Stage) {
 }
 
 #[track_caller]
-fn interrupted_in(way: &str, name: &str) {
+fn interrupted_in(way: &str, signal: i32) {
     let stage = Stage::new();
     let (mut demo, mut said) = stage.start(&["--json", "--path", way]);
     until_the_daemon_works(&stage);
-    signal(&demo, name);
+    support::child::signal(&demo.id().to_string(), signal);
     let status = wait(&mut demo, Duration::from_secs(30));
     if status.is_none() {
         end(&mut demo);
@@ -244,14 +239,14 @@ fn interrupted_in(way: &str, name: &str) {
 #[test]
 fn ctrl_c_leaves_nothing_behind() {
     if system_tests("ctrl_c_leaves_nothing_behind") {
-        interrupted_in("nbd", "-INT");
+        interrupted_in("nbd", libc::SIGINT);
     }
 }
 
 #[test]
 fn ctrl_c_leaves_no_mount_behind() {
     if system_tests("ctrl_c_leaves_no_mount_behind") {
-        interrupted_in("fuse-loop", "-INT");
+        interrupted_in("fuse-loop", libc::SIGINT);
     }
 }
 

@@ -10,7 +10,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-use support::{keeper_at, tool, until};
+use support::{child, keeper_at, until};
 
 /// A folder with a keeper's socket. What the keeper has is taken from it when this is dropped, so it ends.
 struct Keeper {
@@ -118,14 +118,14 @@ fn a_keeper_that_dies_is_replaced_and_the_next_has_what_it_held() {
     let (one, two) = (file(1), file(2));
     store.put("cbd-a", &[one.as_fd()]).expect("kept");
     let first = keeper.processes();
-    tool("kill", &["-KILL", &first[0]]);
+    child::signal(&first[0], libc::SIGKILL);
     until("another keeper", || {
         store.tend();
         let now = keeper.processes();
         now.len() == 1 && now != first
     });
     // One that dies just before something is put.
-    tool("kill", &["-KILL", &keeper.processes()[0]]);
+    child::signal(&keeper.processes()[0], libc::SIGKILL);
     store.put("cbd-b", &[two.as_fd()]).expect("kept");
     drop(store);
     assert_eq!(keeper.open().1, [("cbd-a".to_owned(), vec![1]), ("cbd-b".to_owned(), vec![2])]);
@@ -140,7 +140,7 @@ fn a_keeper_that_does_not_answer_is_waited_for_once_and_does_not_hold_in_the_end
     store.put("cbd-a", &[one.as_fd()]).expect("kept");
     store.put("cbd-b", &[one.as_fd()]).expect("kept");
     let process = keeper.processes().remove(0);
-    tool("kill", &["-STOP", &process]);
+    child::signal(&process, libc::SIGSTOP);
     let began = Instant::now();
     let error = store.put("cbd-c", &[two.as_fd()]).expect_err("no answer");
     assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
@@ -149,7 +149,7 @@ fn a_keeper_that_does_not_answer_is_waited_for_once_and_does_not_hold_in_the_end
     store.put("cbd-d", &[two.as_fd()]).expect_err("no answer");
     store.remove("cbd-b");
     assert!(again.elapsed() < Duration::from_millis(500), "{:?}", again.elapsed());
-    tool("kill", &["-CONT", &process]);
+    child::signal(&process, libc::SIGCONT);
     until("an answer", || {
         store.tend();
         store.put("cbd-e", &[two.as_fd()]).is_ok()
@@ -165,11 +165,11 @@ fn a_keeper_that_may_hold_something_is_found_by_the_next_daemon() {
     let one = file(1);
     store.put("cbd-a", &[one.as_fd()]).expect("kept");
     let process = keeper.processes().remove(0);
-    tool("kill", &["-STOP", &process]);
+    child::signal(&process, libc::SIGSTOP);
     store.remove("cbd-a");
     drop(store);
     assert!(keeper.socket().exists());
-    tool("kill", &["-CONT", &process]);
+    child::signal(&process, libc::SIGCONT);
 }
 
 #[test]

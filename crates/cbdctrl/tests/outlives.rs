@@ -320,7 +320,7 @@ fn a_keeper_that_dies_alone_is_replaced_and_the_device_still_outlives_the_daemon
     in_sandbox(name, Duration::from_secs(60), |folder| {
         let (mut place, _, device) = place_with_device(folder);
         let first = keeper(&place).expect("a keeper");
-        tool("kill", &["-KILL", &first]);
+        child::signal(&first, libc::SIGKILL);
         until("another keeper", || keeper(&place).is_some_and(|now| now != first));
         until("what it says", || place.log().contains("another has all that it held"));
         in_time(write_block(&device, 0, 1)).expect("nothing has changed");
@@ -340,7 +340,7 @@ fn what_a_daemon_and_its_keeper_left_when_both_were_killed_is_cleared() {
         let (mut place, _, device) = place_with_device(folder);
         in_time(write_block(&device, 0, 5)).expect("written");
         let loop_device: PathBuf = std::fs::read_link(&device).expect("a link");
-        tool("kill", &["-KILL", &keeper(&place).expect("a keeper")]);
+        child::signal(&keeper(&place).expect("a keeper"), libc::SIGKILL);
         place.kill();
         assert!(in_time(write_block(&text_of(&loop_device), 4096, 2)).is_err(), "nobody keeps it");
         place.start();
@@ -430,13 +430,13 @@ fn while_the_keeper_does_not_answer_no_other_door_is_opened_and_when_it_does_the
         let keeper = keeper(&place).expect("a keeper");
         place.kill();
         let write = write_block(&text_of(&place.link(0)), 0, 8);
-        tool("kill", &["-STOP", &keeper]);
+        child::signal(&keeper, libc::SIGSTOP);
         place.start();
         let device = place.json(&["dev-list", "--all"])[0].clone();
         assert_eq!(device["alive"], false, "{device}");
         assert!(device["error"].to_string().contains("wait for whoever holds its descriptors"), "{device}");
         assert!(!write.is_finished(), "it waits");
-        tool("kill", &["-CONT", &keeper]);
+        child::signal(&keeper, libc::SIGCONT);
         in_time(write).expect("no error");
         until("the device", || place.json(&["dev-list"])[0]["alive"] == true);
         let way = place.json(&["dev-list"])[0]["way"].to_string();
@@ -518,7 +518,7 @@ fn a_keeper_that_dies_while_the_daemon_still_starts_is_replaced() {
         let write = write_block(&device, 0, 1);
         place.start_without_waiting();
         until("the daemon", || has_a_daemon(&place));
-        tool("kill", &["-KILL", &first]);
+        child::signal(&first, libc::SIGKILL);
         until("another keeper", || keeper(&place).is_some_and(|now| now != first));
         assert!(place.log().matches("ready: ").count() == 1 && !write.is_finished(), "{}", place.log());
         in_time(write).expect("no error");

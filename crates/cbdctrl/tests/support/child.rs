@@ -72,7 +72,19 @@ pub fn go_on(process: &Child) {
 }
 
 fn send(process: &Child, signal: i32) {
-    // SAFETY: sends a signal to a child of ours that nobody has waited for, so the number is still its own.
-    let sent = unsafe { libc::kill(process.id().cast_signed(), signal) };
-    assert_eq!(sent, 0, "signal {signal} cannot be sent");
+    signal_number(process.id().cast_signed(), signal);
+}
+
+/// Sends a signal to a process that is not our child, e.g. a keeper, by the system call: `kill` as a program is not on every machine.
+#[track_caller]
+pub fn signal(process: &str, signal: i32) {
+    signal_number(process.parse().expect("the number of a process"), signal);
+}
+
+#[track_caller]
+fn signal_number(process: i32, signal: i32) {
+    assert!(process > 0, "process {process} would be a group of processes");
+    // SAFETY: takes no pointer; the callers pass a process that they started or found by a socket of theirs.
+    let sent = unsafe { libc::kill(process, signal) };
+    assert_eq!(sent, 0, "signal {signal} cannot be sent: {}", std::io::Error::last_os_error());
 }
