@@ -296,6 +296,36 @@ fn a_device_whose_disk_does_not_come_back_is_stopped_by_force() {
 }
 
 #[test]
+fn a_device_whose_region_does_not_come_back_is_stopped_by_force() {
+    let name = "a_device_whose_region_does_not_come_back_is_stopped_by_force";
+    in_sandbox(name, Duration::from_secs(60), |folder| {
+        let (mut place, _, device) = place_with_device(folder);
+        let used = File::open(&device).expect("open");
+        place.kill();
+        let away = format!("{}.away", place.region());
+        std::fs::rename(place.region(), &away).expect("moved");
+        let write = write_block(&device, 0, 1);
+        place.start();
+        let ran = place.run(&["dev-stop", "-d", "0"]);
+        assert!(ran.code == 1 && ran.stderr.contains("--force"), "{ran:?}");
+        let ran = place.run(&["dev-stop", "-d", "1", "--force"]);
+        assert!(ran.code == 1 && ran.stderr.contains("no device cbd1 waits"), "{ran:?}");
+        assert!(!write.is_finished());
+        place.ok(&["dev-stop", "-d", "0", "--force"]);
+        assert!(in_time(write).is_err(), "its user sees an error");
+        drop(used);
+        assert_eq!(mounts_under(&place.path("run")), 0);
+        let ran = place.run(&["dev-stop", "-d", "0", "--force"]);
+        assert!(ran.code == 1 && ran.stderr.contains("no device cbd0 waits"), "{ran:?}");
+        // The region comes back, and a new device with it.
+        std::fs::rename(&away, place.region()).expect("moved back");
+        until("the device", || place.path("dev/cbd0").exists());
+        in_time(write_block(&device, 0, 2)).expect("written");
+        place.ok(&["backend-stop", "-b", "0"]);
+    });
+}
+
+#[test]
 fn a_device_that_stands_for_nothing_any_more_is_ended_at_the_start() {
     let name = "a_device_that_stands_for_nothing_any_more_is_ended_at_the_start";
     in_sandbox(name, Duration::from_secs(60), |folder| {

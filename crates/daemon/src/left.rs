@@ -2,7 +2,9 @@
 //!
 //! Always true here: looking changes nothing, and waits for nobody who does not serve.
 
+use crate::exports::ExportPlaces;
 use crate::keeping::Shelf;
+use cbd_fuse::Remains;
 use cbd_types::Result;
 use cbd_ublk::{LeftBehind, Tag};
 use std::sync::Arc;
@@ -37,5 +39,49 @@ impl Left {
     pub fn remove(&self) -> Result<()> {
         self.shelf.end(&self.identity);
         LeftBehind::find(self.tag).map_or(Ok(()), LeftBehind::remove)
+    }
+}
+
+/// What a predecessor left of a block device whose region is not up: nothing is known of it but what it is called.
+#[derive(Debug)]
+pub struct LeftByName {
+    ublk: Option<LeftBehind>,
+    fuse: Option<(String, Remains)>,
+    shelf: Arc<Shelf>,
+}
+
+impl LeftByName {
+    /// What is left of the device that is called `name`; none if nothing.
+    #[must_use]
+    pub fn find(places: &ExportPlaces, name: &str) -> Option<Self> {
+        let ublk = LeftBehind::named(places.daemon_id, &places.ublk_dir(), &places.dev_dir.join(name));
+        let fuse = places.shelf.named(name);
+        let is_left = ublk.is_some() || fuse.is_some();
+        is_left.then(|| Self { ublk, fuse, shelf: Arc::clone(&places.shelf) })
+    }
+
+    /// By whom the device is used, as a sentence.
+    ///
+    /// # Errors
+    /// When the system cannot be asked.
+    pub fn user(&self) -> Result<Option<String>> {
+        match (&self.ublk, &self.fuse) {
+            (Some(left), _) => left.user(),
+            (None, Some((_, remains))) => remains.user(),
+            (None, None) => Ok(None),
+        }
+    }
+
+    /// Takes it away: whoever uses it sees errors.
+    ///
+    /// # Errors
+    /// When the kernel does not let it go.
+    pub fn remove(self) -> Result<()> {
+        if let Some((name, remains)) = self.fuse {
+            // Its descriptors would keep the connection.
+            drop(remains);
+            self.shelf.end_entry(&name);
+        }
+        self.ublk.map_or(Ok(()), LeftBehind::remove)
     }
 }

@@ -343,6 +343,21 @@ impl LeftBehind {
         is_left.then_some(Self { control, number: info.device })
     }
 
+    /// The one of the daemon with this number whose disk is noted in the folder `names` under the name `link`, if there is one: for a
+    /// caller who cannot compute the mark, because the region that holds the identity is gone.
+    #[must_use]
+    pub fn named(daemon: u64, names: &Path, link: &Path) -> Option<Self> {
+        for number in noted_under(names, link) {
+            let control = Control::open().ok()?;
+            let Ok(Some(info)) = control.info(number) else { continue };
+            let is_left = info.state != state::DEAD && !is_served_elsewhere(&info, Path::new(CONTROL));
+            if is_left && Tag::is_of(info.tag, daemon) {
+                return Some(Self { control, number });
+            }
+        }
+        None
+    }
+
     /// By whom it is used, as a sentence.
     ///
     /// # Errors
@@ -363,6 +378,13 @@ impl LeftBehind {
         let what = || format!("{} cannot be taken away", name(self.number));
         remove(&self.control, self.number).map_err(|refusal| refusal.explain(&what()))
     }
+}
+
+/// The numbers of the disks that the folder `names` notes under the name `link`; disks that are gone may be among them.
+fn noted_under(names: &Path, link: &Path) -> Vec<u32> {
+    let entries = std::fs::read_dir(names).into_iter().flatten().flatten();
+    let noted = entries.filter(|entry| std::fs::read_link(entry.path()).is_ok_and(|target| target == link));
+    noted.filter_map(|entry| entry.file_name().to_str()?.strip_prefix("ublkb")?.parse().ok()).collect()
 }
 
 fn remove(control: &Control, number: u32) -> std::result::Result<(), Refusal> {
@@ -406,6 +428,23 @@ mod tests {
         assert!(!is_served_elsewhere(&of(state::LIVE, pid), &door), "the kernel has not noticed");
         server.wait().expect("it has ended");
         assert!(!is_served_elsewhere(&of(state::LIVE, 0), &door), "the kernel does not say who");
+    }
+
+    #[test]
+    fn the_disks_of_a_link_are_those_that_the_folder_of_names_notes_under_it() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let links = [
+            ("ublkb3", "/dev/cbd0"),
+            ("ublkb4", "/dev/cbd1"),
+            ("other", "/dev/cbd0"),
+            ("ublkbx", "/dev/cbd0"),
+        ];
+        for (name, link) in links {
+            std::os::unix::fs::symlink(link, folder.path().join(name)).expect("a link");
+        }
+        assert_eq!(noted_under(folder.path(), Path::new("/dev/cbd0")), [3]);
+        assert_eq!(noted_under(folder.path(), Path::new("/dev/cbd2")), Vec::<u32>::new());
+        assert_eq!(noted_under(&folder.path().join("missing"), Path::new("/dev/cbd0")), Vec::<u32>::new());
     }
 
     #[test]

@@ -181,7 +181,18 @@ impl Shelf {
         self.end_entry(&entry_name(identity));
     }
 
-    fn end_entry(&self, name: &str) {
+    /// What a predecessor of this daemon left of the device that is called `device`, with the name of its entry; none if nothing.
+    #[must_use]
+    pub fn named(&self, device: &str) -> Option<(String, Remains)> {
+        let left = self.left.lock();
+        left.iter().find_map(|(name, descriptors)| {
+            let (daemon, remains) = read(descriptors).ok()?;
+            (daemon == self.daemon_id && remains.state.name == device).then(|| (name.clone(), remains))
+        })
+    }
+
+    /// Ends what a predecessor left under the name of an entry; its users see errors.
+    pub fn end_entry(&self, name: &str) {
         let Some(descriptors) = self.left.lock().remove(name) else { return };
         let remains = read(&descriptors);
         drop(descriptors);

@@ -6,7 +6,7 @@ use super::transport::{Running, running_mut};
 use super::{Fixed, Manager};
 use crate::api::{BlkdevInfo, StartBlkdev, StopBlkdev};
 use crate::exports::{Export, ExportChoice, Place, device_name};
-use crate::left::Left;
+use crate::left::{Left, LeftByName};
 use cbd_engine::{BlkdevEntry, BlkdevSpec};
 use cbd_export::BlockDevice;
 use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, Result};
@@ -283,7 +283,12 @@ impl Manager {
 
     pub(super) fn blkdev_stop(&self, transport: u32, id: BlkdevId, request: StopBlkdev) -> Result<()> {
         let mut tables = self.tables()?;
-        let running = running_mut(&mut tables, transport)?;
+        let running = match running_mut(&mut tables, transport) {
+            Err(down) if down.kind() == ErrorKind::Stopped => {
+                return self.stop_without_region(transport, id, request, &down);
+            }
+            running => running?,
+        };
         let engine = Arc::clone(&running.transport);
         let slot = running
             .backends
@@ -296,6 +301,39 @@ impl Manager {
         engine.remove_blkdev(id)?;
         slot.blkdevs.remove(&id);
         tracing::info!(transport, blkdev = id.0, "stopped");
+        Ok(())
+    }
+}
+
+impl Manager {
+    /// Stops what a former daemon left of a block device whose region is not up. Its row stays in the region, so the device comes back,
+    /// as a new one, with the region.
+    fn stop_without_region(
+        &self,
+        transport: u32,
+        id: BlkdevId,
+        request: StopBlkdev,
+        down: &Error,
+    ) -> Result<()> {
+        let places = &self.fixed.places;
+        let name = device_name(transport, id.0);
+        let Some(left) = LeftByName::find(places, &name) else {
+            let text = format!("no device {name} waits, and {}", down.line());
+            return Err(Error::new(ErrorKind::Stopped, text));
+        };
+        if !request.force
+            && let Some(user) = left.user()?
+        {
+            let text =
+                format!("{user}; end that first, or give its users errors with --force: {}", down.line());
+            return Err(Error::new(ErrorKind::Busy, text));
+        }
+        left.remove()?;
+        tracing::warn!(
+            transport,
+            blkdev = id.0,
+            "{name} was stopped while its region is not up, and its users see errors; a new {name} comes with the region"
+        );
         Ok(())
     }
 }
