@@ -1,6 +1,7 @@
 //! The other end of the control socket, for `cbdctrl`, the demo and tests.
 //!
-//! Always true here: calls block until they are answered; an error of the daemon comes back as the same kind and text.
+//! Always true here: a call ends: with the answer, with an error of the daemon as the same kind and text, or because the daemon does not
+//! answer ([`Patience`]).
 
 use crate::api::{self, Done, ErrorAnswer, Progress, ProgressLine};
 use bytes::Bytes;
@@ -10,7 +11,33 @@ use hyper::body::Incoming;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde::{Serialize, de::DeserializeOwned};
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
+use std::time::{Duration, Instant};
+use tokio::time::timeout;
+
+/// After so much silence the daemon is asked whether it is alive.
+const SILENCE: Duration = Duration::from_secs(5);
+
+/// How long a daemon that is alive may take to say so, where a wrong guess would end a long operation. It takes the thread of the control
+/// socket alone.
+const SIGN_OF_LIFE: Duration = Duration::from_secs(10);
+
+/// The same where the guess chooses the words of an error.
+const QUICK_SIGN_OF_LIFE: Duration = Duration::from_secs(2);
+
+/// How often a caller who waits is told so.
+const TELL: Duration = Duration::from_secs(1);
+
+/// How long a client waits for an answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Patience {
+    /// So long, all in all.
+    Limit(Duration),
+    /// As long as the daemon is alive: what takes long may do so, but a daemon that is stopped or hangs is found out within seconds.
+    WhileAlive,
+}
 
 /// The most that an answer may hold: what listens on the socket is not trusted to end.
 const ANSWER_LIMIT: usize = 64 << 20;
@@ -19,13 +46,39 @@ const ANSWER_LIMIT: usize = 64 << 20;
 #[derive(Clone, Debug)]
 pub struct Client {
     socket: PathBuf,
+    patience: Patience,
+    waiting: Option<fn(Duration)>,
+}
+
+/// One call, from the connection to the last byte of the answer.
+#[derive(Debug)]
+struct Call<'a> {
+    client: &'a Client,
+    /// When something came from the daemon last.
+    heard: Cell<Instant>,
+    /// The daemon's process.
+    process: Cell<Option<i32>>,
 }
 
 impl Client {
-    /// A client of the daemon that listens at `socket`; connects with each call.
+    /// A client of the daemon that listens at `socket`; connects with each call, and waits as long as the daemon is alive.
     #[must_use]
     pub fn new(socket: &Path) -> Self {
-        Self { socket: socket.to_owned() }
+        Self { socket: socket.to_owned(), patience: Patience::WhileAlive, waiting: None }
+    }
+
+    /// One that waits so long.
+    #[must_use]
+    pub const fn with_patience(mut self, patience: Patience) -> Self {
+        self.patience = patience;
+        self
+    }
+
+    /// One that calls `waiting` every second while it waits, with the time since the call began.
+    #[must_use]
+    pub const fn tells(mut self, waiting: fn(Duration)) -> Self {
+        self.waiting = Some(waiting);
+        self
     }
 
     /// Asks for what is at `path`.
@@ -65,10 +118,7 @@ impl Client {
     /// # Errors
     /// As [`get`](Self::get).
     pub fn text(&self, path: &str) -> Result<String> {
-        let bytes = block_on(async {
-            let mut body = Body::new(self.send(Method::GET, path, &()).await?);
-            body.rest().await
-        })?;
+        let bytes = self.call(async |call| call.send(Method::GET, path, &()).await?.rest().await)?;
         String::from_utf8(bytes).map_err(|_| not_understood("the answer is no text"))
     }
 
@@ -83,8 +133,8 @@ impl Client {
         body: &B,
         mut progress: impl FnMut(&Progress),
     ) -> Result<Done> {
-        block_on(async {
-            let mut body = Body::new(self.send(Method::POST, path, body).await?);
+        self.call(async |call| {
+            let mut body = call.send(Method::POST, path, body).await?;
             while let Some(line) = body.line().await? {
                 match serde_json::from_slice(&line).map_err(|error| not_understood(&error.to_string()))? {
                     ProgressLine::Progress(now) => progress(&now),
@@ -100,47 +150,46 @@ impl Client {
     }
 
     fn json<B: Serialize, T: DeserializeOwned>(&self, method: Method, path: &str, body: &B) -> Result<T> {
-        let bytes = block_on(async {
-            let mut body = Body::new(self.send(method, path, body).await?);
-            body.rest().await
-        })?;
+        let bytes = self.call(async |call| call.send(method, path, body).await?.rest().await)?;
         serde_json::from_slice(&bytes).map_err(|error| not_understood(&error.to_string()))
     }
 
-    /// Sends a request; the answer's head says that it went well.
-    async fn send<B: Serialize>(&self, method: Method, path: &str, body: &B) -> Result<Response<Incoming>> {
-        let stream =
-            tokio::net::UnixStream::connect(&self.socket).await.map_err(|error| self.not_reached(&error))?;
-        let lost = |error: hyper::Error| {
-            Error::new(
-                ErrorKind::Stopped,
-                format!("the daemon at {} does not answer: {error}", self.socket.display()),
-            )
-        };
-        let (mut sender, connection) =
-            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(lost)?;
-        tokio::spawn(connection);
-        let body = if method == Method::GET || method == Method::DELETE {
-            Bytes::new()
-        } else {
-            serde_json::to_vec(body).map_err(|error| not_understood(&error.to_string()))?.into()
-        };
-        let request = Request::builder()
-            .method(method)
-            .uri(path)
-            .header("host", "cbd")
-            .header("content-type", "application/json")
-            .body(Full::new(body))
-            .map_err(|error| Error::new(ErrorKind::InvalidArgument, format!("{path}: {error}")))?;
-        let answer = sender.send_request(request).await.map_err(lost)?;
-        if answer.status() == StatusCode::OK {
-            return Ok(answer);
-        }
-        let status = answer.status();
-        let bytes = Body::new(answer).rest().await?;
-        Err(match serde_json::from_slice::<ErrorAnswer>(&bytes) {
-            Ok(ErrorAnswer { error }) => error.into(),
-            Err(_) => not_understood(&format!("status {status} and {}", String::from_utf8_lossy(&bytes))),
+    /// Makes a call, and ends it when the daemon does not answer.
+    fn call<T>(&self, work: impl AsyncFnOnce(&Call<'_>) -> Result<T>) -> Result<T> {
+        let began = Instant::now();
+        let call = Call { client: self, heard: Cell::new(began), process: Cell::new(None) };
+        block_on(async {
+            let mut work = pin!(work(&call));
+            loop {
+                let left = match self.patience {
+                    Patience::Limit(limit) => limit.saturating_sub(began.elapsed()),
+                    Patience::WhileAlive => TELL,
+                };
+                if let Ok(result) = timeout(left.min(TELL), &mut work).await {
+                    return result;
+                }
+                if let Some(waiting) = self.waiting {
+                    waiting(began.elapsed());
+                }
+                match self.patience {
+                    Patience::Limit(limit) if began.elapsed() >= limit => {
+                        return Err(call.late(limit, call.is_alive(QUICK_SIGN_OF_LIFE).await));
+                    }
+                    Patience::WhileAlive if call.heard.get().elapsed() >= SILENCE => {
+                        // The answer may come meanwhile.
+                        let alive = tokio::select! {
+                            biased;
+                            result = &mut work => return result,
+                            alive = call.is_alive(SIGN_OF_LIFE) => alive,
+                        };
+                        if !alive {
+                            return Err(call.dead("; what was asked for may still be done when it goes on"));
+                        }
+                        call.heard.set(Instant::now());
+                    }
+                    _ => {}
+                }
+            }
         })
     }
 
@@ -151,6 +200,12 @@ impl Client {
                 ErrorKind::NotFound,
                 format!(
                     "no daemon listens on {socket}; start it with cbdd, or name its socket with --socket"
+                ),
+            ),
+            std::io::ErrorKind::WouldBlock => Error::new(
+                ErrorKind::TimedOut,
+                format!(
+                    "the daemon at {socket} accepts no connection: it hangs, or is stopped (SIGSTOP, a debugger)"
                 ),
             ),
             std::io::ErrorKind::PermissionDenied => Error::new(
@@ -173,29 +228,100 @@ impl Client {
     }
 }
 
+impl Call<'_> {
+    /// Sends a request; the answer's head says that it went well.
+    async fn send<B: Serialize>(&self, method: Method, path: &str, body: &B) -> Result<Body<'_>> {
+        let body = if method == Method::GET || method == Method::DELETE {
+            Bytes::new()
+        } else {
+            serde_json::to_vec(body).map_err(|error| not_understood(&error.to_string()))?.into()
+        };
+        let answer = self.request(method, path, body).await?;
+        let status = answer.status();
+        let mut body = Body { incoming: answer.into_body(), buffer: Vec::new(), heard: &self.heard };
+        if status == StatusCode::OK {
+            return Ok(body);
+        }
+        let bytes = body.rest().await?;
+        Err(match serde_json::from_slice::<ErrorAnswer>(&bytes) {
+            Ok(ErrorAnswer { error }) => error.into(),
+            Err(_) => not_understood(&format!("status {status} and {}", String::from_utf8_lossy(&bytes))),
+        })
+    }
+
+    async fn request(&self, method: Method, path: &str, body: Bytes) -> Result<Response<Incoming>> {
+        let stream = tokio::net::UnixStream::connect(&self.client.socket).await;
+        let stream = stream.map_err(|error| self.client.not_reached(&error))?;
+        self.process.set(stream.peer_cred().ok().and_then(|peer| peer.pid()));
+        let lost = |error: hyper::Error| {
+            let socket = self.client.socket.display();
+            Error::new(ErrorKind::Stopped, format!("the daemon at {socket} does not answer: {error}"))
+        };
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(lost)?;
+        tokio::spawn(connection);
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header("host", "cbd")
+            .header("content-type", "application/json")
+            .body(Full::new(body))
+            .map_err(|error| Error::new(ErrorKind::InvalidArgument, format!("{path}: {error}")))?;
+        let answer = sender.send_request(request).await.map_err(lost)?;
+        self.heard.set(Instant::now());
+        Ok(answer)
+    }
+
+    /// Whether the daemon answers anything at all, if only that there is no such path: that takes no lock and waits for no disk.
+    async fn is_alive(&self, patience: Duration) -> bool {
+        let asked = timeout(patience, self.request(Method::GET, "/", Bytes::new())).await;
+        asked.is_ok_and(|answer| answer.is_ok())
+    }
+
+    fn daemon(&self) -> String {
+        let process = self.process.get().map_or_else(String::new, |process| format!(" (process {process})"));
+        format!("the daemon at {}{process}", self.client.socket.display())
+    }
+
+    fn dead(&self, then: &str) -> Error {
+        let text =
+            format!("{} does not answer: it hangs, or is stopped (SIGSTOP, a debugger){then}", self.daemon());
+        Error::new(ErrorKind::TimedOut, text)
+    }
+
+    fn late(&self, limit: Duration, alive: bool) -> Error {
+        if !alive {
+            return self.dead("");
+        }
+        let text = format!(
+            "{} is busy with its start or with another command, and has not answered within {} s; wait longer with --timeout SECONDS",
+            self.daemon(),
+            limit.as_secs()
+        );
+        Error::new(ErrorKind::TimedOut, text)
+    }
+}
+
 fn not_understood(text: &str) -> Error {
     Error::new(ErrorKind::Unsupported, format!("the daemon's answer is not understood: {text}"))
 }
 
 fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
     tokio::runtime::Builder::new_current_thread()
-        .enable_io()
+        .enable_all()
         .build()
         .map_err(|error| Error::new(ErrorKind::System, format!("cannot wait for the daemon: {error}")))?
         .block_on(work)
 }
 
 /// The body of an answer, piece by piece.
-struct Body {
+struct Body<'a> {
     incoming: Incoming,
     buffer: Vec<u8>,
+    heard: &'a Cell<Instant>,
 }
 
-impl Body {
-    fn new(answer: Response<Incoming>) -> Self {
-        Self { incoming: answer.into_body(), buffer: Vec::new() }
-    }
-
+impl Body<'_> {
     /// Reads more; false at the end.
     async fn more(&mut self) -> Result<bool> {
         loop {
@@ -203,6 +329,7 @@ impl Body {
             let frame = frame.map_err(|error| {
                 Error::new(ErrorKind::Stopped, format!("the daemon ended within its answer: {error}"))
             })?;
+            self.heard.set(Instant::now());
             if let Ok(data) = frame.into_data() {
                 if self.buffer.len() + data.len() > ANSWER_LIMIT {
                     return Err(not_understood("it does not end"));

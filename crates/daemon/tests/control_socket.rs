@@ -5,7 +5,7 @@ use cbd_daemon::api::{
     SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev, TransportInfo,
     TransportRegistered,
 };
-use cbd_daemon::client::Client;
+use cbd_daemon::client::{Client, Patience};
 use cbd_daemon::control::{Control, Flow, Report};
 use cbd_daemon::server::{self, Access, Peer};
 use cbd_types::{Error, ErrorKind, Result};
@@ -13,14 +13,16 @@ use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 /// Answers each operation with an error of a known kind, but for what the tests look at.
 #[derive(Default)]
 struct Fake {
     cancelled: AtomicBool,
+    /// Who holds it keeps the question for hosts waiting.
+    busy: Mutex<()>,
 }
 
 fn refused<T>(kind: ErrorKind, text: &'static str) -> Result<T> {
@@ -49,6 +51,7 @@ impl Control for Fake {
         Ok(vec![])
     }
     fn hosts(&self, _: u32) -> Result<Vec<HostInfo>> {
+        drop(self.busy.lock());
         Ok(vec![HostInfo { host_id: 0, hostname: "node0".into(), alive: true }])
     }
     fn start_backend(&self, _: u32, _: &StartBackend) -> Result<BackendStarted> {
@@ -292,6 +295,68 @@ fn no_daemon_is_an_error_that_says_how_to_start_one() {
         assert!(line.starts_with("no daemon listens on"), "{line}");
         assert!(line.contains("start it with cbdd"), "{line}");
     }
+}
+
+#[test]
+fn a_daemon_that_does_not_answer_is_found_out_within_the_time_that_the_caller_gives() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("control.sock");
+    // Connections are made and nobody takes them, as with a process that is stopped.
+    let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let began = Instant::now();
+    let client = Client::new(&socket).with_patience(Patience::Limit(Duration::from_millis(300)));
+    let error = client.status().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+    let process = format!("(process {})", std::process::id());
+    for part in [&*socket.to_string_lossy(), "does not answer", "stopped", &process] {
+        assert!(error.line().contains(part), "{part:?} is not in: {error}");
+    }
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+}
+
+#[test]
+fn a_daemon_that_stops_in_the_middle_of_an_operation_is_found_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("control.sock");
+    let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let peer = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n").unwrap();
+        (listener, stream)
+    });
+    let error =
+        Client::new(&socket).post_long("/v1/transports/0/drain", &Drain::default(), |_| ()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+    assert!(error.line().contains("may still be done"), "{error}");
+    drop(peer.join());
+}
+
+#[test]
+fn a_daemon_that_is_alive_and_busy_is_told_apart_from_one_that_hangs() {
+    let served = Served::for_this_user();
+    let busy = served.fake.busy.lock().unwrap();
+    let client = served.client().with_patience(Patience::Limit(Duration::from_millis(300)));
+    let error = client.get::<Vec<HostInfo>>("/v1/transports/0/hosts").unwrap_err();
+    drop(busy);
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+    assert!(error.line().contains("is busy") && error.line().contains("--timeout"), "{error}");
+}
+
+#[test]
+fn what_takes_long_is_waited_for_as_long_as_the_daemon_is_alive() {
+    static WAITED_S: AtomicU64 = AtomicU64::new(0);
+    let served = Served::for_this_user();
+    let busy = served.fake.busy.lock().unwrap();
+    let client = served.client().tells(|waited| WAITED_S.store(waited.as_secs(), Ordering::SeqCst));
+    let asking = std::thread::spawn(move || client.get::<Vec<HostInfo>>("/v1/transports/0/hosts"));
+    // Longer than the silence after which it asks whether the daemon is alive.
+    let end = Instant::now() + Duration::from_secs(60);
+    while WAITED_S.load(Ordering::SeqCst) < 7 {
+        assert!(!asking.is_finished() && Instant::now() < end);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    drop(busy);
+    assert_eq!(asking.join().unwrap().unwrap().len(), 1);
 }
 
 #[test]
