@@ -155,6 +155,8 @@ fn shows_what_it_promises(report: &Value) {
     ] {
         above_zero(report, pointer);
     }
+    // Else the figures are the disk's.
+    assert_eq!(report["results"]["cached"]["read_missed_bytes"], 0, "{report:#}");
     let median = |device: &str| report["results"][device]["write"]["p50_us"].as_f64().expect("a number");
     assert!(median("cached") * 5.0 < median("uncached"), "a cache that is not faster: {report:#}");
 }
@@ -281,8 +283,9 @@ fn what_a_killed_one_leaves_is_swept_by_the_next() {
     let stage = Stage::new();
     let (mut demo, _) = stage.start(&["--json", "--path", "fuse-loop"]);
     until_the_daemon_works(&stage);
+    until("its loop devices", || !stage.loop_devices().is_empty());
     let (processes, devices) = (stage.processes(), stage.loop_devices());
-    assert!(!processes.is_empty() && !devices.is_empty());
+    assert!(!processes.is_empty());
     end(&mut demo);
     // What it started dies with it, to the end: a process that ends has no command line any more. Folders stay.
     until("the end of every process", || processes.iter().all(|(process, _)| has_ended(process)));

@@ -235,7 +235,7 @@ mod tests {
     #[test]
     fn numbers_stand_under_each_other() {
         let figures = |iops| Figures { iops, p50_us: 9.25, p99_us: 1234.0, p999_us: 20_000.0, count: 77 };
-        let pair = |iops| Some(Pair { write: figures(iops), read: figures(iops) });
+        let pair = |iops| Some(Pair { write: figures(iops), read: figures(iops), read_missed_bytes: None });
         let report = Report {
             ok: true,
             error: None,

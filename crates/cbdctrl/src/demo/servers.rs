@@ -192,6 +192,14 @@ impl Daemon {
         Ok(self.backend(backend)?.cache.map_or(0, |cache| cache.dirty_bytes))
     }
 
+    /// Bytes that were read through a backend and were not in its cache.
+    ///
+    /// # Errors
+    /// As [`backend`](Self::backend).
+    pub fn read_missed_bytes(&self, backend: u32) -> Result<u64> {
+        Ok(self.backend(backend)?.cache.map_or(0, |cache| cache.read_miss_bytes))
+    }
+
     /// Drains a backend and takes it off.
     ///
     /// # Errors

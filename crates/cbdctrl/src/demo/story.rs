@@ -163,7 +163,7 @@ impl Story {
     }
 
     fn measure(&self, door: &Door, log: &Log, duration: Duration) -> Result<measure::Pair> {
-        measure::measure(door, log, duration, &|text| self.show.bar(text))
+        measure::measure(door, log, duration, None, &|text| self.show.bar(text))
     }
 
     fn memory(&self) -> Result<measure::Pair> {
@@ -270,8 +270,17 @@ impl Story {
         let logs = Logs::new(self.scale.slots(), seed());
         let door = Door::make(self.way, &started.device, self.place.path(), logs.blocks.slots())?;
         assert!(!self.panics, "a panic was asked for");
-        let pair = self.measure(&door, &logs.blocks, self.scale.fast)?;
+        let missed = || daemon.read_missed_bytes(started.backend);
+        let pair = measure::measure(&door, &logs.blocks, self.scale.fast, Some(&missed), &|text| {
+            self.show.bar(text)
+        })?;
         self.tell(&pair);
+        if let Some(missed) = pair.read_missed_bytes.filter(|&missed| missed > 0) {
+            self.show.say(&format!(
+                "   ({} of the reads were not in the cache, and came from the disk.)",
+                format_size(missed)
+            ));
+        }
         report.results.cached = Some(pair);
 
         self.show.title(&format!(
