@@ -2,7 +2,7 @@
 
 use crate::{PAGE, SegmentShape, slot::SlotContent, tables};
 use alloc::{format, vec::Vec};
-use cbd_types::{Error, ErrorKind, Result, SegmentId};
+use cbd_types::{Error, ErrorKind, Result, SegmentId, Size};
 
 /// One field of a structure on media.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -122,7 +122,7 @@ impl Layout {
         if !segment_size.is_power_of_two() || !(SEGMENT_SIZE_MIN..=SEGMENT_SIZE_MAX).contains(&segment_size) {
             return Err(Error::new(
                 ErrorKind::InvalidArgument,
-                format!("segment size {segment_size} is not a power of two from 64 KiB to 64 MiB"),
+                format!("a segment size of {} is no power of two from 64 KiB to 64 MiB", Size(segment_size)),
             ));
         }
         for rows in [host_rows, backend_rows, blkdev_rows] {
@@ -141,7 +141,11 @@ impl Layout {
         let too_small = || {
             Error::new(
                 ErrorKind::NoSpace,
-                format!("a region of {region_size} bytes is too small for one segment of {segment_size}"),
+                format!(
+                    "a region of {} is too small for one segment of {}",
+                    Size(region_size),
+                    Size(segment_size)
+                ),
             )
         };
         // The table's size depends on the number of segments and the other way round: begin with what would

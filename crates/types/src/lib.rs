@@ -20,6 +20,7 @@ pub mod pmem;
 pub mod range;
 pub mod request;
 pub mod safeguard;
+pub mod size;
 
 pub use backing::{BackingGeometry, BackingOp, BackingQueue, OpToken};
 pub use buffer::AlignedBuffer;
@@ -29,6 +30,7 @@ pub use pmem::{Durability, Durable, InFlight, MediaError, Pmem, Region};
 pub use range::ByteRange;
 pub use request::{Completion, Geometry, Operation, Request};
 pub use safeguard::Safeguard;
+pub use size::Size;
 
 /// The granule of checksums and of the index: data is checked and found in blocks of this many bytes,
 /// aligned as the device is.

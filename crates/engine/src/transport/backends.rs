@@ -23,7 +23,7 @@ use cbd_format::{
         FEATURE_DATA_CRC, MODE_MOVED, MODE_WRITEBACK, STATE_ACTIVE, STATE_FREE, decode_text, encode_text,
     },
 };
-use cbd_types::{BackendId, Error, ErrorKind, HostId, InFlight, LaneId, Result, Safeguard, SegmentId};
+use cbd_types::{BackendId, Error, ErrorKind, HostId, InFlight, LaneId, Result, Safeguard, SegmentId, Size};
 
 /// What makes a backend's row durable.
 const ROW: InBoth = InBoth {
@@ -193,8 +193,10 @@ impl<E: Environment> Transport<E> {
             return Err(Error::new(
                 ErrorKind::NoSpace,
                 format!(
-                    "a cache of {bytes} bytes is too small: at least {minimum} segments of {size} bytes, {} bytes, are needed",
-                    minimum * size
+                    "a cache of {} is too small: the smallest one here is {}, {minimum} segments of {}",
+                    Size(bytes),
+                    Size(minimum * size),
+                    Size(size)
                 ),
             ));
         }
@@ -202,8 +204,9 @@ impl<E: Environment> Transport<E> {
             return Err(Error::new(
                 ErrorKind::NoSpace,
                 format!(
-                    "a cache of {bytes} bytes is larger than the free space of the transport, {} bytes",
-                    free.len() as u64 * size
+                    "a cache of {} is larger than the free space of the transport, {}",
+                    Size(bytes),
+                    Size(free.len() as u64 * size)
                 ),
             ));
         }
@@ -220,9 +223,9 @@ impl<E: Environment> Transport<E> {
             return Err(Error::new(
                 ErrorKind::InvalidArgument,
                 format!(
-                    "a backing device of {} bytes is too large for a cache of {lanes} lanes, which reaches {} bytes: use a larger cache",
-                    spec.size,
-                    map.device_max()
+                    "a backing device of {} is too large for a cache of {lanes} lanes, which reaches {}: use a larger cache",
+                    Size(spec.size),
+                    Size(map.device_max())
                 ),
             ));
         }

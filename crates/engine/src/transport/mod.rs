@@ -20,6 +20,7 @@ pub use moved::FormerDisk;
 use crate::{Cache, Environment, Mutex, slots::TwoSlots};
 use alloc::{
     format,
+    string::String,
     sync::{Arc, Weak},
     vec,
     vec::Vec,
@@ -28,7 +29,7 @@ use cbd_format::{
     BackendEntry as BackendRow, BlkdevEntry as BlkdevRow, HostEntry as HostRow, Layout, PAGE, SegmentEntry,
     SlotContent, Superblock, record::bytes_of, superblock::MAGIC, tables::STATE_ACTIVE,
 };
-use cbd_types::{BackendId, Error, ErrorKind, Pmem, Region, Result, Safeguard, SegmentId};
+use cbd_types::{BackendId, Error, ErrorKind, Pmem, Region, Result, Safeguard, SegmentId, Size};
 
 /// Segments that each lane is to have at least.
 const SEGMENTS_PER_LANE: u32 = 8;
@@ -83,6 +84,23 @@ struct Tables<E: Environment> {
     open: Vec<(BackendId, Weak<Cache<E>>)>,
 }
 
+/// The error of a region that holds no cache, with the size of the smallest one that does.
+fn too_small(size: u64, segment_size: u64, layout_of: impl Fn(u64) -> Result<Layout>) -> Error {
+    let minimum = u64::from(SEGMENTS_PER_LANE + 1);
+    // The tables take the space of some segments.
+    let sizes = (minimum..minimum + 256).map(|segments| segments * segment_size);
+    let holds_a_cache =
+        |size: &u64| layout_of(*size).is_ok_and(|layout| layout.segment_count > SEGMENTS_PER_LANE);
+    let smallest = sizes.into_iter().find(holds_a_cache);
+    let limit = smallest.map_or_else(String::new, |smallest| format!(", {} in all", Size(smallest)));
+    let text = format!(
+        "a region of {} is too small: the smallest cache needs {minimum} segments of {}{limit}; use a larger region or smaller segments",
+        Size(size),
+        Size(segment_size)
+    );
+    Error::new(ErrorKind::NoSpace, text)
+}
+
 /// A region with its tables.
 pub struct Transport<E: Environment> {
     environment: Arc<E>,
@@ -105,19 +123,14 @@ impl<E: Environment> Transport<E> {
     ) -> Result<Arc<Self>> {
         let size = region.size();
         let segment_size = options.segment_size.unwrap_or_else(|| Layout::default_segment_size(size));
-        let layout =
-            Layout::new(size, segment_size, options.host_rows, options.backend_rows, options.blkdev_rows)?;
-        let minimum = SEGMENTS_PER_LANE + 1;
-        if layout.segment_count < minimum {
-            return Err(Error::new(
-                ErrorKind::NoSpace,
-                format!(
-                    "a region of {size} bytes holds {} segments of {segment_size}; the smallest cache needs {minimum}: \
-                     use a larger region or smaller segments",
-                    layout.segment_count
-                ),
-            ));
-        }
+        let layout_of = |size| {
+            Layout::new(size, segment_size, options.host_rows, options.backend_rows, options.blkdev_rows)
+        };
+        let layout = match layout_of(size) {
+            Ok(layout) if layout.segment_count > SEGMENTS_PER_LANE => layout,
+            Err(error) if error.kind() != ErrorKind::NoSpace => return Err(error),
+            _ => return Err(too_small(size, segment_size, layout_of)),
+        };
         if !options.force && Safeguard::FormatRefusesUsed.is_kept() {
             refuse_used(&region)?;
         }
