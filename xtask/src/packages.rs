@@ -211,9 +211,10 @@ mod tests {
     }
 
     /// Programs that a minimal Debian (debootstrap's minbase) has, with those of the compiler's package.
-    const BARE: [&str; 19] = [
+    const BARE: [&str; 20] = [
         "apt-cache",
         "apt-get",
+        "bash",
         "cmp",
         "cp",
         "dd",

@@ -5,7 +5,9 @@
 use cbd_daemon::api::Consistency;
 use cbd_daemon::logging::LogFormat;
 use cbd_daemon::size::parse_size;
-use clap::{Args, Parser, Subcommand};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::ffi::OsStr;
 use std::path::PathBuf;
 
 /// Controls CBD, a persistent-memory write-back cache for block devices
@@ -43,6 +45,14 @@ pub struct OnTransport {
     pub transport: u32,
 }
 
+/// How long a question to the daemon may take.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct Asks {
+    /// Seconds to wait for the daemon's answer
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=86_400), value_name = "SECONDS")]
+    pub timeout: u64,
+}
+
 /// The commands.
 #[derive(Subcommand, Debug)]
 pub enum Command {
@@ -74,12 +84,19 @@ pub enum Command {
         transport: u32,
     },
     /// List the transports
-    TpList,
+    TpList {
+        /// How long it may take
+        #[command(flatten)]
+        asks: Asks,
+    },
     /// List the hosts of a transport
     HostList {
         /// Which transport
         #[command(flatten)]
         on: OnTransport,
+        /// How long it may take
+        #[command(flatten)]
+        asks: Asks,
     },
     /// Bring a backing device onto a transport, with or without a cache
     BackendStart {
@@ -98,14 +115,17 @@ pub enum Command {
         /// Also make a block device on it, and print its path and nothing else
         #[arg(short = 'D', long)]
         start_dev: bool,
-        /// How that block device is reached: auto, ublk, fuse-loop, nbd:unix:PATH, nbd:tcp:ADDR:PORT or vhost-user:PATH
-        #[arg(short, long, requires = "start_dev")]
+        /// How that block device is reached: auto, kernel, ublk, fuse-loop, nbd:unix:PATH, nbd:tcp:ADDR:PORT or vhost-user:PATH
+        #[arg(short, long, requires = "start_dev", value_parser = Suggests(&EXPORTS), hide_possible_values = true)]
         export: Option<String>,
-        /// How the backing device catches up: strict, checkpoint or none
-        #[arg(long)]
+        /// Make a kernel block device or fail: do not be reached by NBD instead
+        #[arg(long, requires = "start_dev")]
+        require_kernel: bool,
+        /// How the backing device catches up
+        #[arg(long, value_parser = consistency())]
         consistency: Option<Consistency>,
         /// Whether data is under a checksum
-        #[arg(long, value_name = "on|off", value_parser = on_or_off)]
+        #[arg(long, value_name = "on|off", value_parser = on_or_off(), hide_possible_values = true)]
         data_crc: Option<bool>,
     },
     /// Write all that is dirty to the backing device and take it off the transport: it is a plain disk again
@@ -134,6 +154,9 @@ pub enum Command {
         /// Those of all hosts
         #[arg(short, long)]
         all: bool,
+        /// How long it may take
+        #[command(flatten)]
+        asks: Asks,
     },
     /// Make a block device on a backend and print its path
     DevStart {
@@ -143,9 +166,12 @@ pub enum Command {
         /// Number of the backend
         #[arg(short, long, value_name = "ID")]
         backend: u32,
-        /// How it is reached: auto, ublk, fuse-loop, nbd:unix:PATH, nbd:tcp:ADDR:PORT or vhost-user:PATH
-        #[arg(short, long)]
+        /// How it is reached: auto, kernel, ublk, fuse-loop, nbd:unix:PATH, nbd:tcp:ADDR:PORT or vhost-user:PATH
+        #[arg(short, long, value_parser = Suggests(&EXPORTS), hide_possible_values = true)]
         export: Option<String>,
+        /// Make a kernel block device or fail: do not be reached by NBD instead
+        #[arg(long)]
+        require_kernel: bool,
     },
     /// Take a block device away
     DevStop {
@@ -167,9 +193,16 @@ pub enum Command {
         /// Those of all hosts
         #[arg(short, long)]
         all: bool,
+        /// How long it may take
+        #[command(flatten)]
+        asks: Asks,
     },
     /// Show how everything is: hit ratio, dirty bytes, recovery point, durability, errors
-    Status,
+    Status {
+        /// How long it may take
+        #[command(flatten)]
+        asks: Asks,
+    },
     /// Change settings of a backend while it runs
     #[command(after_help = SETTINGS)]
     Set {
@@ -180,7 +213,12 @@ pub enum Command {
         #[arg(short, long, value_name = "ID")]
         backend: u32,
         /// What to change, e.g. gc_percent=70
-        #[arg(required = true, value_name = "NAME=VALUE")]
+        #[arg(
+            required = true,
+            value_name = "NAME=VALUE",
+            value_parser = Suggests(&crate::completions::SETTINGS),
+            hide_possible_values = true
+        )]
         changes: Vec<String>,
     },
     /// Bring the backing device alone to a state as of now
@@ -234,11 +272,69 @@ pub enum Command {
         /// The shell
         shell: clap_complete::Shell,
     },
-    /// Write man pages into a folder
+    /// Print the numbers of what the daemon has, for completions
+    #[command(hide = true)]
+    CompleteNumbers {
+        /// Of what
+        kind: Numbers,
+        /// Which transport
+        #[command(flatten)]
+        on: OnTransport,
+    },
+    /// Write man pages into the folders man1 and man8 of a folder
     Man {
-        /// The folder
+        /// The folder, e.g. /usr/local/share/man
         folder: PathBuf,
     },
+}
+
+/// What has numbers.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Numbers {
+    /// Transports.
+    Transports,
+    /// Backends of a transport.
+    Backends,
+    /// Block devices of a transport.
+    Devices,
+}
+
+/// What can stand before the rest of an export.
+const EXPORTS: [&str; 7] = ["auto", "kernel", "ublk", "fuse-loop", "nbd:unix:", "nbd:tcp:", "vhost-user:"];
+
+/// Any text; these are what completions offer.
+#[derive(Clone, Debug)]
+struct Suggests(&'static [&'static str]);
+
+impl TypedValueParser for Suggests {
+    type Value = String;
+
+    fn parse_ref(
+        &self,
+        command: &clap::Command,
+        argument: Option<&clap::Arg>,
+        value: &OsStr,
+    ) -> Result<String, clap::Error> {
+        clap::builder::StringValueParser::new().parse_ref(command, argument, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(self.0.iter().map(PossibleValue::new)))
+    }
+}
+
+fn consistency() -> impl TypedValueParser<Value = Consistency> {
+    let modes = [Consistency::Strict, Consistency::Checkpoint, Consistency::None];
+    PossibleValuesParser::new(modes.map(Consistency::name)).try_map(|text| text.parse::<Consistency>())
+}
+
+/// Its other words are understood, too.
+fn on_or_off() -> impl TypedValueParser<Value = bool> {
+    let words = [("on", "true"), ("off", "false")];
+    let values = words.map(|(word, other)| PossibleValue::new(word).aliases([other]));
+    let digits = ["1", "0"].map(|digit| PossibleValue::new(digit).hide(true));
+    PossibleValuesParser::new(values.into_iter().chain(digits))
+        .map(|text| ["on", "true", "1"].contains(&&*text))
 }
 
 const SETTINGS: &str = "\
@@ -274,8 +370,8 @@ pub struct DaemonArguments {
     /// Make backing devices slow or faulty, for demonstrations and tests
     #[arg(long, hide = true, value_name = "SPEC")]
     pub throttle: Option<String>,
-    /// How log lines look: text or json
-    #[arg(long, default_value = "text")]
+    /// How log lines look
+    #[arg(long, default_value = "text", value_parser = log_format())]
     pub log_format: LogFormatArgument,
     /// Log more
     #[arg(short, long)]
@@ -294,20 +390,16 @@ impl std::str::FromStr for LogFormatArgument {
     }
 }
 
+fn log_format() -> impl TypedValueParser<Value = LogFormatArgument> {
+    PossibleValuesParser::new(["text", "json"]).try_map(|text| text.parse::<LogFormatArgument>())
+}
+
 /// Whether the arguments are of a command for the day after: their wrong usage ends with an exit code of its own.
 pub fn is_offline(arguments: &[std::ffi::OsString]) -> bool {
     use clap::CommandFactory;
     let matches = Cli::command().ignore_errors(true).try_get_matches_from(arguments);
     let name = matches.ok().and_then(|matches| matches.subcommand_name().map(str::to_owned));
     name.is_some_and(|name| ["check", "dump", "repair", "rescue"].contains(&name.as_str()))
-}
-
-fn on_or_off(text: &str) -> Result<bool, String> {
-    match text {
-        "on" | "true" | "1" => Ok(true),
-        "off" | "false" | "0" => Ok(false),
-        _ => Err("write on or off".to_owned()),
-    }
 }
 
 #[cfg(test)]
@@ -365,6 +457,19 @@ mod tests {
     }
 
     #[test]
+    fn whether_data_is_checked_is_said_in_any_usual_word() {
+        for (word, expected) in
+            [("on", true), ("true", true), ("1", true), ("off", false), ("false", false), ("0", false)]
+        {
+            let parsed = parse(&format!("backend-start -p /d --data-crc {word}"));
+            let Ok(Cli { command: Command::BackendStart { data_crc, .. }, .. }) = parsed else {
+                panic!("{word}")
+            };
+            assert_eq!(data_crc, Some(expected), "{word}");
+        }
+    }
+
+    #[test]
     fn a_transport_is_0_where_none_is_named() {
         let Ok(Cli { command: Command::DevStart { on, .. }, .. }) = parse("dev-start -b 3") else {
             panic!("dev-start");
@@ -396,6 +501,8 @@ mod tests {
             "dev-stop -b 0",
             "set -b 0",
             "frobnicate",
+            "status --timeout 0",
+            "status --timeout soon",
         ] {
             wrong_usage(line);
         }

@@ -1,26 +1,29 @@
 //! The commands that ask a daemon.
 
-use crate::cli::Command;
-use crate::progress::DrainBar;
-use crate::table::Table;
+use crate::cli::{Asks, Command};
+use crate::progress::{self, DrainBar};
+use crate::table::{Table, terminal_width, wrap_page};
 use cbd_daemon::api::{
     BackendInfo, BackendStarted, BlkdevInfo, Done, Drain, ErrorAnswer, ErrorBody, HostInfo,
     RegisterTransport, Settings, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev, TransportInfo,
     TransportRegistered,
 };
-use cbd_daemon::client::Client;
+use cbd_daemon::client::{Client, Patience};
 use cbd_daemon::settings::parse_changes;
 use cbd_daemon::size::format_size;
 use cbd_types::{Error, ErrorKind, Result};
 use serde::Serialize;
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::Duration;
 
 /// Runs `command` against the daemon at `socket`.
 pub fn run(command: Command, socket: &Path, json: bool) -> ExitCode {
     let output = Output { json };
-    match execute(command, &Client::new(socket), &output) {
+    let result = execute(command, &Client::new(socket), &output);
+    progress::end_waiting();
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("cbdctrl: {}", error.line().replace('\n', " "));
@@ -60,10 +63,9 @@ impl Output {
 
     /// A list: a table for people, JSON for programs.
     fn list<T: Serialize>(&self, list: &[T], table: impl FnOnce(&[T]) -> Table) -> Result<()> {
-        if self.json || !std::io::stdout().is_terminal() {
-            self.json(&list)
-        } else {
-            self.text(&table(list).render())
+        match terminal_width() {
+            Some(width) if !self.json => self.text(&table(list).render(width)),
+            _ => self.json(&list),
         }
     }
 
@@ -91,6 +93,19 @@ fn absolute(path: &Path) -> Result<String> {
     path.to_str().map(str::to_owned).ok_or_else(|| malformed("is not UTF-8"))
 }
 
+/// The export that is asked for; with `require_kernel` one that is never NBD.
+fn chosen_export(export: Option<String>, require_kernel: bool) -> Result<Option<String>> {
+    match export.as_deref() {
+        _ if !require_kernel => absolute_export(export),
+        None | Some("auto") => Ok(Some("kernel".to_owned())),
+        Some("kernel" | "ublk" | "fuse-loop") => Ok(export),
+        Some(other) => Err(Error::new(
+            ErrorKind::InvalidArgument,
+            format!("\"{other}\" makes no kernel block device: leave --require-kernel out, or --export"),
+        )),
+    }
+}
+
 /// An export at a socket, with a path that means the same to the daemon.
 fn absolute_export(export: Option<String>) -> Result<Option<String>> {
     for kind in ["nbd:unix:", "vhost-user:"] {
@@ -104,7 +119,14 @@ fn absolute_export(export: Option<String>) -> Result<Option<String>> {
     Ok(export)
 }
 
-fn execute(command: Command, client: &Client, output: &Output) -> Result<()> {
+/// For a question, which is answered at once unless the daemon is busy or does not answer at all.
+fn asking(client: &Client, asks: Asks) -> Client {
+    client.clone().with_patience(Patience::Limit(Duration::from_secs(asks.timeout)))
+}
+
+fn execute(command: Command, asked: &Client, output: &Output) -> Result<()> {
+    // What takes long may do so, as long as the daemon is alive; who watches is told that it goes on.
+    let client = &asked.clone().tells(progress::waiting);
     match command {
         Command::TpReg { host, path, size, segment_size, format, force } => {
             let request =
@@ -117,12 +139,13 @@ fn execute(command: Command, client: &Client, output: &Output) -> Result<()> {
             client.delete(&format!("/v1/transports/{transport}"))?;
             output.result(&serde_json::json!({}), "")
         }
-        Command::TpList => {
-            let list: Vec<TransportInfo> = client.get("/v1/transports")?;
+        Command::TpList { asks } => {
+            let list: Vec<TransportInfo> = asking(client, asks).get("/v1/transports")?;
             output.list(&list, transport_table)
         }
-        Command::HostList { on } => {
-            let list: Vec<HostInfo> = client.get(&format!("/v1/transports/{}/hosts", on.transport))?;
+        Command::HostList { on, asks } => {
+            let path = format!("/v1/transports/{}/hosts", on.transport);
+            let list: Vec<HostInfo> = asking(client, asks).get(&path)?;
             output.list(&list, host_table)
         }
         Command::BackendStart {
@@ -132,6 +155,7 @@ fn execute(command: Command, client: &Client, output: &Output) -> Result<()> {
             handlers,
             start_dev,
             export,
+            require_kernel,
             consistency,
             data_crc,
         } => {
@@ -140,7 +164,7 @@ fn execute(command: Command, client: &Client, output: &Output) -> Result<()> {
                 cache_size,
                 handlers,
                 start_dev,
-                export: absolute_export(export)?,
+                export: chosen_export(export, require_kernel)?,
                 consistency,
                 data_crc,
             };
@@ -156,15 +180,15 @@ fn execute(command: Command, client: &Client, output: &Output) -> Result<()> {
         }
         Command::BackendStop { on, backend, force, timeout, discard_dirty } => {
             let path = format!("/v1/transports/{}/backends/{backend}/stop", on.transport);
-            long(client, output, &path, &StopBackend { force, timeout_s: timeout, discard_dirty })
+            long(asked, output, &path, &StopBackend { force, timeout_s: timeout, discard_dirty })
         }
-        Command::BackendList { on, all } => {
-            let list: Vec<BackendInfo> =
-                client.get(&format!("/v1/transports/{}/backends?all={all}", on.transport))?;
+        Command::BackendList { on, all, asks } => {
+            let path = format!("/v1/transports/{}/backends?all={all}", on.transport);
+            let list: Vec<BackendInfo> = asking(client, asks).get(&path)?;
             output.list(&list, backend_table)
         }
-        Command::DevStart { on, backend, export } => {
-            let request = StartBlkdev { backend, export: absolute_export(export)? };
+        Command::DevStart { on, backend, export, require_kernel } => {
+            let request = StartBlkdev { backend, export: chosen_export(export, require_kernel)? };
             let blkdev: BlkdevInfo =
                 client.post(&format!("/v1/transports/{}/blkdevs", on.transport), &request)?;
             warn(blkdev.note.as_slice());
@@ -175,14 +199,16 @@ fn execute(command: Command, client: &Client, output: &Output) -> Result<()> {
             client.post::<_, ()>(&path, &StopBlkdev { force })?;
             output.result(&serde_json::json!({}), "")
         }
-        Command::DevList { on, all } => {
-            let list: Vec<BlkdevInfo> =
-                client.get(&format!("/v1/transports/{}/blkdevs?all={all}", on.transport))?;
+        Command::DevList { on, all, asks } => {
+            let path = format!("/v1/transports/{}/blkdevs?all={all}", on.transport);
+            let list: Vec<BlkdevInfo> = asking(client, asks).get(&path)?;
             output.list(&list, blkdev_table)
         }
-        Command::Status => {
-            let status: Status = client.status()?;
-            output.result(&status, &crate::status::page(&status))
+        Command::Status { asks } => {
+            let status: Status = asking(client, asks).status()?;
+            let page = crate::status::page(&status);
+            let page = terminal_width().map_or_else(|| page.clone(), |width| wrap_page(&page, width));
+            output.result(&status, &page)
         }
         Command::Set { on, backend, changes } => {
             let path = format!("/v1/transports/{}/backends/{backend}/settings", on.transport);
@@ -191,11 +217,11 @@ fn execute(command: Command, client: &Client, output: &Output) -> Result<()> {
         }
         Command::Checkpoint { on, backend, wait, timeout } => {
             let path = format!("/v1/transports/{}/checkpoint", on.transport);
-            long(client, output, &path, &Drain { backend, wait, timeout_s: timeout })
+            long(asked, output, &path, &Drain { backend, wait, timeout_s: timeout })
         }
         Command::Drain { on, backend, timeout } => {
             let path = format!("/v1/transports/{}/drain", on.transport);
-            long(client, output, &path, &Drain { backend, wait: true, timeout_s: timeout })
+            long(asked, output, &path, &Drain { backend, wait: true, timeout_s: timeout })
         }
         Command::Check(_)
         | Command::Dump(_)
@@ -205,6 +231,7 @@ fn execute(command: Command, client: &Client, output: &Output) -> Result<()> {
         | Command::Daemon(_)
         | Command::Keeper
         | Command::Completions { .. }
+        | Command::CompleteNumbers { .. }
         | Command::Man { .. } => Err(Error::new(ErrorKind::Unsupported, "this command asks no daemon")),
     }
 }
@@ -249,39 +276,81 @@ fn host_table(list: &[HostInfo]) -> Table {
 }
 
 fn backend_table(list: &[BackendInfo]) -> Table {
-    let mut table =
-        Table::new(&["ID", "HOST", "ALIVE", "SEGMENTS", "USED", "GC%", "DEVICES", "BACKING DEVICE"]);
+    let one_host = list.windows(2).all(|pair| pair[0].host_id == pair[1].host_id);
+    let mut heads = vec!["ID", "HOST", "STATE", "SIZE", "CACHE USED", "DIRTY", "DEVICES", "BACKING DEVICE"];
+    heads.retain(|head| !(one_host && *head == "HOST"));
+    let mut table = Table::new(&heads);
     for it in list {
         let devices: Vec<&str> = it.blkdevs.iter().map(|blkdev| blkdev.dev_name.as_str()).collect();
-        table.row(vec![
+        let used = match it.cache_segs {
+            0 => "no cache".to_owned(),
+            segments if it.alive => format!("{} %", it.cache_used_segs * 100 / segments),
+            _ => "?".to_owned(),
+        };
+        let dirty = match it.dirty_bytes {
+            Some(bytes) => format_size(bytes),
+            None if it.cache_segs == 0 => "-".to_owned(),
+            None => "?".to_owned(),
+        };
+        let path = &it.backend_path;
+        let mut cells = vec![
             it.backend_id.to_string(),
             it.host_id.to_string(),
-            yes(it.alive),
-            it.cache_segs.to_string(),
-            it.cache_used_segs.to_string(),
-            it.cache_gc_percent.to_string(),
+            it.state.clone(),
+            format_size(it.size),
+            used,
+            dirty,
             if devices.is_empty() { "-".to_owned() } else { devices.join(" ") },
-            it.error
-                .as_ref()
-                .map_or_else(|| it.backend_path.clone(), |error| format!("{} ({error})", it.backend_path)),
-        ]);
+            it.error.as_ref().map_or_else(|| path.clone(), |error| format!("{path} ({error})")),
+        ];
+        if one_host {
+            cells.remove(1);
+        }
+        table.row(cells);
     }
     table
 }
 
 fn blkdev_table(list: &[BlkdevInfo]) -> Table {
-    let mut table = Table::new(&["ID", "HOST", "BACKEND", "ALIVE", "EXPORT", "DEVICE"]);
+    let mut table = Table::new(&["ID", "HOST", "BACKEND", "ALIVE", "DEVICE", "EXPORT"]);
     for it in list {
+        let way = it.way.as_ref().unwrap_or(&it.export);
         table.row(vec![
             it.blkdev_id.to_string(),
             it.host_id.to_string(),
             it.backend_id.to_string(),
             yes(it.alive),
-            it.way.clone().unwrap_or_else(|| it.export.clone()),
-            it.error
-                .as_ref()
-                .map_or_else(|| it.dev_name.clone(), |error| format!("{} ({error})", it.dev_name)),
+            it.dev_name.clone(),
+            it.error.as_ref().map_or_else(|| way.clone(), |error| format!("{way} ({error})")),
         ]);
     }
     table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_of_backends_says_size_dirty_bytes_and_state_in_words_on_80_columns() {
+        let backend = |error: Option<&str>| {
+            let state = if error.is_none() { "serving" } else { "NOT SERVED" };
+            let device = serde_json::json!({
+                "blkdev_id": 0, "host_id": 0, "backend_id": 11, "dev_name": "/dev/cbd0", "alive": true, "export": "auto",
+            });
+            let backend = serde_json::json!({
+                "backend_id": 11, "host_id": 0, "backend_path": "/dev/disk/by-id/wwn-0x5000c500a1b2c3d4", "alive": error.is_none(),
+                "cache_segs": 256, "cache_gc_percent": 90, "cache_used_segs": 192, "size": 3_u64 << 40,
+                "dirty_bytes": error.is_none().then_some(12 << 20), "state": state, "blkdevs": [device], "error": error,
+            });
+            serde_json::from_value::<BackendInfo>(backend).expect("a backend")
+        };
+        let text =
+            backend_table(&[backend(None), backend(Some("the disk does not exist any more"))]).render(80);
+        for part in ["STATE", "serving", "NOT SERVED", "3 TiB", "75 %", "12 MiB", "?", "/dev/cbd0"] {
+            assert!(text.contains(part), "{part} is missing:\n{text}");
+        }
+        assert!(!text.contains("HOST"), "there is one host:\n{text}");
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+    }
 }

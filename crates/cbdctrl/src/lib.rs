@@ -8,15 +8,17 @@
 
 pub mod cli;
 mod command;
+mod completions;
 mod daemon;
 pub mod demo;
+mod examples;
 pub mod offline;
 mod pages;
 mod progress;
 mod status;
 mod table;
 
-use clap::Parser;
+use clap::{CommandFactory, FromArgMatches, Parser};
 use cli::{Cli, Command, DaemonCli};
 use std::ffi::OsString;
 use std::path::Path;
@@ -32,7 +34,8 @@ pub fn run(arguments: Vec<OsString>) -> ExitCode {
             Err(error) => usage(&error),
         };
     }
-    let cli = match Cli::try_parse_from(&arguments) {
+    let parsed = examples::in_help(Cli::command()).try_get_matches_from(&arguments);
+    let cli = match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
         Err(error) if error.use_stderr() && cli::is_offline(&arguments) => {
             let _ = error.print();
@@ -51,7 +54,11 @@ pub fn run(arguments: Vec<OsString>) -> ExitCode {
         Command::Completions { shell } => pages::completions(shell),
         Command::Man { folder } => pages::man(&folder),
         command => {
-            command::run(command, &cli.socket.unwrap_or_else(cbd_daemon::paths::default_socket), cli.json)
+            let socket = cli.socket.unwrap_or_else(cbd_daemon::paths::default_socket);
+            match command {
+                Command::CompleteNumbers { kind, on } => pages::numbers(kind, on.transport, &socket),
+                command => command::run(command, &socket, cli.json),
+            }
         }
     }
 }

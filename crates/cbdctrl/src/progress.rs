@@ -3,6 +3,29 @@
 use cbd_daemon::api::Progress;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// Silence that needs no word.
+const SILENCE: Duration = Duration::from_secs(2);
+
+/// A line of [`waiting`] is on the terminal.
+static SHOWN: AtomicBool = AtomicBool::new(false);
+
+/// Says on a terminal that the daemon is at it, and for how long.
+pub fn waiting(elapsed: Duration) {
+    if elapsed >= SILENCE && std::io::stderr().is_terminal() {
+        SHOWN.store(true, Ordering::Relaxed);
+        eprint!("\rthe daemon is at it: {} s ", elapsed.as_secs());
+    }
+}
+
+/// Takes the line of [`waiting`] away.
+pub fn end_waiting() {
+    if SHOWN.swap(false, Ordering::Relaxed) {
+        eprint!("\r{:40}\r", "");
+    }
+}
 
 /// A bar on standard error while a drain goes on; nothing where that is no terminal.
 #[derive(Debug, Default)]
@@ -25,7 +48,7 @@ impl DrainBar {
         let bar = self.bar.get_or_insert_with(|| {
             let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
             let style = ProgressStyle::with_template(
-                "backend {prefix}: {bar:30} {bytes}/{total_bytes} written, {bytes_per_sec}, {eta} {msg}",
+                "backend {prefix}: {bar:14} {bytes}/{total_bytes}, {bytes_per_sec}, {eta} {wide_msg}",
             );
             if let Ok(style) = style {
                 bar.set_style(style);

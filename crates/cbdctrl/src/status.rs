@@ -93,7 +93,7 @@ fn add_backend(page: &mut String, backend: &BackendStatus) {
         "device",
         format!(
             "{}, sectors of {} B, {} queues, atomic unit {}",
-            format_size(backend.size),
+            format_size(info.size),
             backend.sector,
             backend.handlers,
             format_size(u64::from(backend.atomic_unit))

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use support::sandbox::{Mounted, in_sandbox};
 use support::{MIB, Place, Ran, run_for, text_of, tool};
 
-/// Everything that a refused command must leave as it is: the lists, but for how soon something is tried again, and the bytes of the
-/// files in `watched`.
+/// Everything that a refused command must leave as it is: the lists, but for what changes by itself, and the bytes of the files in
+/// `watched`.
 fn everything(place: &Place, watched: &[&str]) -> Vec<String> {
     let mut all: Vec<String> = [
         &["tp-list"][..],
@@ -25,7 +25,9 @@ fn everything(place: &Place, watched: &[&str]) -> Vec<String> {
         match serde_json::from_str::<Value>(&text) {
             Ok(mut value) => {
                 for each in value.as_array_mut().into_iter().flatten().filter_map(Value::as_object_mut) {
-                    each.remove("retry_in_s");
+                    for by_itself in ["retry_in_s", "dirty_bytes", "cache_used_segs", "state"] {
+                        each.remove(by_itself);
+                    }
                 }
                 value.to_string()
             }
@@ -116,7 +118,14 @@ fn bad_regions_are_refused() {
     register(&foreign, &[&foreign]);
     refused(&place, &["tp-reg", "-H", "n", "-p", &foreign, "-f"], &[&foreign, "--force"], &[&foreign]);
     let small = place.in_memory("small");
-    refused(&place, &["tp-reg", "-H", "n", "-p", &small, "-s", "64K", "-f"], &[&small, "65536"], &[&small]);
+    refused(
+        &place,
+        &["tp-reg", "-H", "n", "-p", &small, "-s", "64K", "-f"],
+        &[&small, "64 KiB", "10 MiB in all"],
+        &[&small],
+    );
+    let segments = ["tp-reg", "-H", "n", "-p", &small, "-s", "64M", "-f", "--segment-size", "100K"];
+    refused(&place, &segments, &[&small, "100 KiB", "64 KiB to 64 MiB"], &[&small]);
     assert!(!Path::new(&small).exists(), "a refused format makes no file");
     let cut = idle_region(&place, "cut");
     std::fs::File::options().write(true).open(&cut).and_then(|it| it.set_len(8 << 20)).expect("a file");
@@ -190,9 +199,60 @@ fn a_cache_that_does_not_fit_is_refused_with_the_limit() {
         let arguments = ["backend-start", "-p", &disk, "-c", size, "-D", "-e", &export];
         refused(&place, &arguments, &[&[disk.as_str()], parts].concat(), &[&disk]);
     };
-    with("1M", &["too small", "1048576"]);
-    with("512G", &["larger than the free space"]);
-    with("60M", &["larger than the free space"]);
+    with("1M", &["a cache of 1 MiB is too small", "9 MiB"]);
+    with("1000000", &["a cache of 1000000 bytes is too small", "9 MiB"]);
+    with("512G", &["a cache of 512 GiB is larger than the free space", "47 MiB"]);
+    with("60M", &["a cache of 60 MiB is larger than the free space", "47 MiB"]);
+}
+
+#[test]
+fn a_backend_without_a_cache_is_said_to_have_none_unless_that_was_asked_for() {
+    let place = Place::with_region();
+    let (one, other) = (place.disk("one", 8 * MIB), place.disk("other", 8 * MIB));
+    let ran = place.run(&["backend-start", "-p", &one]);
+    assert_eq!(ran.code, 0, "{ran:?}");
+    says(&ran, &["warning", "backend 0 has no cache", &one, "--cache-size"]);
+    let ran = place.run(&["backend-start", "-p", &other, "-c", "0"]);
+    assert_eq!((ran.code, ran.stderr.as_str()), (0, ""), "{ran:?}");
+}
+
+#[test]
+fn a_kernel_device_that_could_only_become_nbd_is_refused_where_one_is_required() {
+    let place = Place::with_region();
+    let disk = place.disk("disk", 8 * MIB);
+    // Nothing can be linked there, so no kernel device has its name.
+    std::fs::write(place.link(0), "no link").expect("a file");
+    let start = ["backend-start", "-p", &disk, "-c", "16M", "--start-dev"];
+    let required = [&start[..], &["--require-kernel"]].concat();
+    refused(&place, &required, &["no kernel block device can be made"], &[&disk]);
+    assert_eq!(place.json(&["backend-list"]), serde_json::json!([]), "nothing is left of it");
+    place.ok(&["backend-start", "-p", &disk, "-c", "16M"]);
+    refused(
+        &place,
+        &["dev-start", "-b", "0", "--require-kernel"],
+        &["no kernel block device can be made"],
+        &[],
+    );
+    let nbd = ["dev-start", "-b", "0", "--require-kernel", "--export", "nbd:tcp:127.0.0.1:0"];
+    refused(&place, &nbd, &["nbd:tcp:127.0.0.1:0", "--require-kernel"], &[]);
+    assert!(place.ok(&["dev-start", "-b", "0"]).starts_with("nbd+unix:"), "without it NBD will do");
+}
+
+#[test]
+fn a_configuration_that_is_wrong_ends_the_daemon_with_a_line_that_says_where() {
+    let place = Place::new();
+    let config = place.text("cbd.toml");
+    let start = |parts: &[&str]| {
+        let ran = run_for(place.daemon_command(), Duration::from_secs(15));
+        assert_eq!(ran.code, 1, "{ran:?}");
+        says(&ran, &[&[config.as_str()], parts].concat());
+    };
+    for (line, part) in [("handlers = 900", "1 to 128, not 900"), ("export = \"nbd\"", "is no export")] {
+        std::fs::write(&config, format!("[defaults]\n{line}\n")).expect("a file");
+        start(&["line 2", part]);
+    }
+    std::fs::remove_file(&config).expect("removed");
+    start(&["does not exist", "--config"]);
 }
 
 #[test]
@@ -446,6 +506,26 @@ fn a_socket_that_nobody_listens_on_is_named() {
     says(&ran, &[&place.socket(), "cbdd"]);
     let answer: Value = serde_json::from_str(&ran.stdout).expect("an error in JSON");
     assert!(answer["error"]["message"].as_str().is_some_and(|text| text.contains(&place.socket())));
+}
+
+#[test]
+fn a_daemon_that_is_stopped_is_said_not_to_answer_in_time() {
+    let (place, _) = place_with_backend();
+    place.pause();
+    let process = format!("(process {})", place.pid());
+    let commands: [&[&str]; 4] = [
+        &["status", "--timeout", "1"],
+        &["backend-list", "--timeout", "1"],
+        &["drain"],
+        &["set", "-b", "0", "gc_percent=60"],
+    ];
+    for arguments in commands {
+        let ran = place.run(arguments);
+        assert_eq!(ran.code, 1, "{ran:?}");
+        says(&ran, &[&place.socket(), &process, "does not answer"]);
+    }
+    place.resume();
+    place.ok(&["status"]);
 }
 
 /// Backend 0 with 1 MiB of dirty data over a disk that takes no writes.

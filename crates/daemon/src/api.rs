@@ -235,6 +235,15 @@ pub struct BackendInfo {
     pub cache_gc_percent: u32,
     /// Segments that hold records.
     pub cache_used_segs: u64,
+    /// Bytes of the device.
+    #[serde(default)]
+    pub size: u64,
+    /// Bytes that are not on the backing device yet; absent where that is not known, and without a cache.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub dirty_bytes: Option<u64>,
+    /// How it is, in a few words; `serving` if all is well.
+    #[serde(default)]
+    pub state: String,
     /// The block devices on it.
     pub blkdevs: Vec<BlkdevInfo>,
     /// Why it is not being served.
@@ -254,7 +263,8 @@ pub struct BackendInfo {
 pub struct StartBlkdev {
     /// Number of the backend.
     pub backend: u32,
-    /// `auto`, `ublk`, `fuse-loop`, `nbd:unix:PATH`, `nbd:tcp:ADDRESS:PORT` or `vhost-user:PATH`; `auto` where absent.
+    /// `auto`, `kernel` (`auto` without NBD), `ublk`, `fuse-loop`, `nbd:unix:PATH`, `nbd:tcp:ADDRESS:PORT` or `vhost-user:PATH`; `auto` where
+    /// absent.
     #[serde(default)]
     pub export: Option<String>,
 }
@@ -493,8 +503,6 @@ pub struct BackendStatus {
     /// What `backend-list` shows.
     #[serde(flatten)]
     pub info: BackendInfo,
-    /// Bytes of the device.
-    pub size: u64,
     /// Logical sector in bytes.
     pub sector: u32,
     /// Number of queues.

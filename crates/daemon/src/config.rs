@@ -1,13 +1,19 @@
 //! The configuration file: defaults, and nothing but defaults.
 //!
-//! Always true here: a file that is not there is an empty one; a key that is not known is an error that names it.
+//! Always true here: only the file at the usual place may be missing; a key that is not known, and a value that no command would take, is
+//! an error that names it.
 //! Which transports, backends and devices there are is never in this file.
 
 use crate::api::Consistency;
+use crate::exports::ExportChoice;
 use crate::size::parse_size;
 use cbd_types::{Context, Error, ErrorKind, Result};
 use serde::{Deserialize, Deserializer};
+use std::ops::RangeInclusive;
 use std::path::Path;
+
+/// How many queues a backend can have.
+pub const HANDLERS: RangeInclusive<u32> = 1..=128;
 
 /// The whole file.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
@@ -41,12 +47,14 @@ pub struct Defaults {
     #[serde(deserialize_with = "size")]
     pub cache_size: Option<u64>,
     /// Queues of a backend.
+    #[serde(deserialize_with = "handlers")]
     pub handlers: Option<u32>,
     /// How backing devices catch up.
     pub consistency: Option<Consistency>,
     /// Whether data is under a checksum.
     pub data_crc: Option<bool>,
     /// How block devices are reached.
+    #[serde(deserialize_with = "export")]
     pub export: Option<String>,
     /// Seconds without progress after which a drain gives up.
     pub drain_timeout_s: Option<u64>,
@@ -65,15 +73,45 @@ fn size<'de, D: Deserializer<'de>>(input: D) -> std::result::Result<Option<u64>,
     }
 }
 
+fn handlers<'de, D: Deserializer<'de>>(input: D) -> std::result::Result<Option<u32>, D::Error> {
+    let number = i64::deserialize(input)?;
+    let handlers = u32::try_from(number).ok().filter(|number| HANDLERS.contains(number));
+    let refused = || {
+        let text = format!("handlers is {} to {}, not {number}", HANDLERS.start(), HANDLERS.end());
+        serde::de::Error::custom(text)
+    };
+    handlers.map(Some).ok_or_else(refused)
+}
+
+fn export<'de, D: Deserializer<'de>>(input: D) -> std::result::Result<Option<String>, D::Error> {
+    let text = String::deserialize(input)?;
+    // The name of a host may be known later than the daemon starts.
+    let is_address = text.strip_prefix("nbd:tcp:").and_then(|address| address.rsplit_once(':'));
+    if !is_address.is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok()) {
+        text.parse::<ExportChoice>().map_err(serde::de::Error::custom)?;
+    }
+    Ok(Some(text))
+}
+
 impl Config {
-    /// The file at `path`, or an empty one if there is none.
+    /// The file at `path`; where it may be missing, an empty one if there is none.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] with line and key of what is not understood, or what the system says.
-    pub fn read(path: &Path) -> Result<Self> {
+    /// [`ErrorKind::NotFound`] where it may not, [`ErrorKind::InvalidArgument`] with line and key of what is not understood, or what the
+    /// system says.
+    pub fn read(path: &Path, may_be_missing: bool) -> Result<Self> {
         match std::fs::read_to_string(path) {
             Ok(text) => Self::parse(&text).context(|| format!("reading {}", path.display())),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Self::default()),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound && may_be_missing => {
+                Ok(Self::default())
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(Error::new(
+                ErrorKind::NotFound,
+                format!(
+                    "the configuration {} does not exist; make it, or leave --config out",
+                    path.display()
+                ),
+            )),
             Err(error) => Err(Error::new(
                 ErrorKind::System,
                 format!("the configuration {} cannot be read: {error}", path.display()),
@@ -112,7 +150,34 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_not_there_is_empty() {
-        assert_eq!(Config::read(Path::new("/nonexistent/cbd.toml")).unwrap(), Config::default());
+    fn a_value_that_no_command_would_take_is_an_error_with_its_line() {
+        for (line, part) in [
+            ("handlers = 900", "handlers is 1 to 128, not 900"),
+            ("handlers = 0", "not 0"),
+            ("handlers = -1", "not -1"),
+            ("handlers = \"many\"", "many"),
+            ("export = \"nbd\"", "\"nbd\" is no export"),
+            ("export = \"nbd:tcp:127.0.0.1\"", "is no export"),
+            ("export = \"nbd:unix:cbd.sock\"", "not absolute"),
+            ("consistency = \"maybe\"", "maybe"),
+            ("cache_size = \"much\"", "much"),
+            ("drain_timeout_s = -1", "-1"),
+        ] {
+            let error = Config::parse(&format!("[defaults]\n\n{line}\n")).expect_err(line).line();
+            assert!(error.contains("line 3") && error.contains(part), "{line}: {error}");
+        }
+        for export in
+            ["auto", "kernel", "ublk", "nbd:unix:/run/x.sock", "nbd:tcp:a-host-that-comes-later:10809"]
+        {
+            Config::parse(&format!("[defaults]\nexport = \"{export}\"\nhandlers = 128\n")).expect(export);
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_not_there_is_empty_unless_it_was_named() {
+        let missing = Path::new("/nonexistent/cbd.toml");
+        assert_eq!(Config::read(missing, true).unwrap(), Config::default());
+        let error = Config::read(missing, false).unwrap_err();
+        assert!(error.line().contains("/nonexistent/cbd.toml does not exist"), "{error}");
     }
 }

@@ -33,6 +33,8 @@ pub const STOP_PATIENCE: Duration = Duration::from_secs(5);
 pub enum ExportChoice {
     /// The best that this machine has.
     Auto,
+    /// The best kernel block device that this machine has: never NBD.
+    Kernel,
     /// The kernel's block driver for user space.
     Ublk,
     /// A FUSE file with a loop device.
@@ -51,12 +53,13 @@ impl std::str::FromStr for ExportChoice {
             Error::new(
                 ErrorKind::InvalidArgument,
                 format!(
-                    "\"{text}\" is no export{why}: there are auto, ublk, fuse-loop, nbd:unix:PATH, nbd:tcp:ADDRESS:PORT and vhost-user:PATH"
+                    "\"{text}\" is no export{why}: there are auto, kernel, ublk, fuse-loop, nbd:unix:PATH, nbd:tcp:ADDRESS:PORT and vhost-user:PATH"
                 ),
             )
         };
         match text {
             "auto" => return Ok(Self::Auto),
+            "kernel" => return Ok(Self::Kernel),
             "ublk" => return Ok(Self::Ublk),
             "fuse-loop" => return Ok(Self::FuseLoop),
             _ => {}
@@ -93,6 +96,7 @@ impl fmt::Display for ExportChoice {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Auto => out.write_str("auto"),
+            Self::Kernel => out.write_str("kernel"),
             Self::Ublk => out.write_str("ublk"),
             Self::FuseLoop => out.write_str("fuse-loop"),
             Self::Nbd(listen) => write!(out, "nbd:{listen}"),
@@ -202,12 +206,18 @@ impl Export {
             ExportChoice::VhostUser(path) => Self::vhost_user(path, place.name, Arc::clone(device), places),
             ExportChoice::Ublk => Self::ublk(place, device, places),
             ExportChoice::FuseLoop => Self::fuse_loop(place, device, places),
-            ExportChoice::Auto => Self::best(place, device, places),
+            ExportChoice::Auto => Self::best(place, device, places, true),
+            ExportChoice::Kernel => Self::best(place, device, places, false),
         }
     }
 
-    /// The best door that this machine has.
-    fn best(place: Place<'_>, device: &Arc<dyn BlockDevice>, places: &ExportPlaces) -> Result<Self> {
+    /// The best export that this machine has; NBD only where that will do.
+    fn best(
+        place: Place<'_>,
+        device: &Arc<dyn BlockDevice>,
+        places: &ExportPlaces,
+        nbd_will_do: bool,
+    ) -> Result<Self> {
         if places.shelf.has(place.identity) {
             // As below.
             return Self::fuse_loop(place, device, places);
@@ -228,6 +238,12 @@ impl Export {
                     Some(unkept) => format!("{unkept}; with ublk they would wait for the next: {no_ublk}"),
                 });
                 Ok(export)
+            }
+            Err(reason) if !nbd_will_do => {
+                let text = format!(
+                    "no kernel block device can be made: {no_ublk}; {reason}; without --require-kernel it is reached by NBD"
+                );
+                Err(Error::new(ErrorKind::Unsupported, text))
             }
             Err(reason) => {
                 let socket = places.default_socket(place.name);
@@ -546,6 +562,7 @@ mod tests {
     fn exports_are_understood_and_shown_as_they_are_typed() {
         for text in [
             "auto",
+            "kernel",
             "ublk",
             "fuse-loop",
             "nbd:unix:/run/x.sock",

@@ -7,8 +7,10 @@ use std::path::PathBuf;
 /// The folders and files of one daemon.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Paths {
-    /// The configuration; it need not exist.
+    /// The configuration.
     pub config: PathBuf,
+    /// Whether the configuration may be missing: it is at its usual place, and nobody has named it.
+    pub config_may_be_missing: bool,
     /// What must survive a restart: which transports to bring up, and the recovery points.
     pub state_dir: PathBuf,
     /// What need not: mounts, sockets.
@@ -46,6 +48,7 @@ impl Paths {
         let home = || absolute("HOME").unwrap_or_else(|| PathBuf::from("/"));
         let run_dir = choices.run_dir.unwrap_or_else(|| default_run_dir(root, absolute("XDG_RUNTIME_DIR")));
         Self {
+            config_may_be_missing: choices.config.is_none(),
             config: choices.config.unwrap_or_else(|| {
                 if root {
                     PathBuf::from("/etc/cbd/cbd.toml")
@@ -101,6 +104,13 @@ mod tests {
         });
         assert_eq!(paths.state_dir, PathBuf::from("/home/ada/.local/state/cbd"));
         assert_eq!(paths.socket, PathBuf::from("/run/user/7/cbd/control.sock"));
+    }
+
+    #[test]
+    fn a_configuration_that_was_named_has_to_be_there() {
+        assert!(Paths::choose(PathChoices::default()).config_may_be_missing);
+        let choices = PathChoices { config: Some(PathBuf::from("/x")), ..PathChoices::default() };
+        assert!(!Paths::choose(choices).config_may_be_missing);
     }
 
     #[test]

@@ -43,14 +43,15 @@ impl Options {
     #[must_use]
     pub fn below(folder: &Path) -> Self {
         let within = |name: &str| Some(folder.join(name));
+        let paths = Paths::choose(PathChoices {
+            config: within("cbd.toml"),
+            state_dir: within("state"),
+            run_dir: within("run"),
+            socket: None,
+            dev_dir: within("dev"),
+        });
         Self {
-            paths: Paths::choose(PathChoices {
-                config: within("cbd.toml"),
-                state_dir: within("state"),
-                run_dir: within("run"),
-                socket: None,
-                dev_dir: within("dev"),
-            }),
+            paths: Paths { config_may_be_missing: true, ..paths },
             require_persistent: false,
             keeper: None,
             decorate: None,
@@ -71,7 +72,7 @@ pub fn run(options: Options) -> Result<()> {
     system::unblock_end_signals();
     system::ignore_file_size_signal();
     system::raise_descriptor_limit();
-    let config = Config::read(&options.paths.config)?;
+    let config = Config::read(&options.paths.config, options.paths.config_may_be_missing)?;
     let group = config.daemon.group.as_deref().map(system::group_id).transpose()?;
     let mut socket = ControlSocket::listen(&options.paths.socket, group)?;
     let state = StateDir::open(&options.paths.state_dir)?;

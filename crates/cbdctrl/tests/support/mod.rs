@@ -62,7 +62,7 @@ impl Place {
     /// One whose FUSE devices outlive the daemon, as they do where nothing else is said. They end with this.
     pub fn keeping(folder: &Path) -> Self {
         let mut place = Self::under(folder);
-        std::fs::remove_file(place.path("cbd.toml")).expect("a file");
+        std::fs::write(place.path("cbd.toml"), "").expect("a file");
         place.keeps = true;
         place
     }

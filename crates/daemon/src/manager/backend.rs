@@ -5,6 +5,7 @@
 use super::blkdev::BlkdevSlot;
 use super::looks::answers;
 use super::retry::Retry;
+use super::status::state;
 use super::transport::{Running, running_mut};
 use super::{Fixed, Manager};
 use crate::api::{self, BackendInfo, SettingsChange};
@@ -110,7 +111,12 @@ impl BackendSlot {
             alive: self.run.is_some(),
             cache_segs: u64::from(self.entry.cache_segments),
             cache_gc_percent: u32::from(self.entry.settings.gc_percent),
-            cache_used_segs: status.map_or(0, |status| u64::from(status.segments - status.free_segments)),
+            cache_used_segs: status
+                .as_ref()
+                .map_or(0, |status| u64::from(status.segments - status.free_segments)),
+            size: self.entry.size,
+            dirty_bytes: status.as_ref().map(|status| status.dirty_bytes),
+            state: state(self, status.as_ref()).to_owned(),
             blkdevs: self.blkdevs.iter().map(|(blkdev, slot)| slot.info(*blkdev)).collect(),
             error: self.error.clone(),
             retry_in_s: self.retry.as_ref().map(Retry::in_s),

@@ -9,6 +9,7 @@ use super::looks::{Node, is_same, nodes};
 use super::transport::{Running, absolute, running, running_mut};
 use super::{Fixed, Tables};
 use crate::api::{self, BackendStarted, StartBackend};
+use crate::config::HANDLERS;
 use crate::exports::ExportChoice;
 use cbd_engine::{BackendEntry, Settings};
 use cbd_runtime::disk::{default_handlers, refuse_overlap};
@@ -98,10 +99,10 @@ impl Wanted {
     fn of(request: &StartBackend, fixed: &Fixed) -> Result<Self> {
         let defaults = &fixed.config.defaults;
         let handlers = request.handlers.or(defaults.handlers).unwrap_or_else(default_handlers);
-        if !(1..=128).contains(&handlers) {
+        if !HANDLERS.contains(&handlers) {
             return Err(Error::new(
                 ErrorKind::InvalidArgument,
-                format!("handlers is 1 to 128, not {handlers}"),
+                format!("handlers is {} to {}, not {handlers}", HANDLERS.start(), HANDLERS.end()),
             ));
         }
         let export = request.export.as_deref().or(defaults.export.as_deref()).unwrap_or("auto");
@@ -159,7 +160,17 @@ impl Manager {
         let running = running_mut(&mut tables, transport)?;
         match place {
             Place::Down(id) => self.backend_resume(running, transport, id, request, &wanted),
-            Place::New(disk) => self.backend_create(running, transport, &request.path, &disk, &wanted),
+            Place::New(disk) => {
+                let mut started = self.backend_create(running, transport, &request.path, &disk, &wanted)?;
+                // Who types 0 knows.
+                if wanted.cache_bytes.is_none() && request.cache_size.is_none() {
+                    started.warnings.push(format!(
+                        "backend {} has no cache: every request goes to {}; for a cache stop it and start it with --cache-size SIZE",
+                        started.backend_id, request.path
+                    ));
+                }
+                Ok(started)
+            }
         }
     }
 

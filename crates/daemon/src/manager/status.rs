@@ -41,7 +41,6 @@ fn backend(id: BackendId, slot: &BackendSlot, segment_size: u64) -> BackendStatu
     let cache = run.and_then(|run| run.cache());
     BackendStatus {
         info: slot.info(id),
-        size: slot.entry.size,
         sector: slot.entry.sector,
         handlers: slot.entry.handlers,
         backing: run.map_or_else(String::new, |run| run.backing().describe()),
@@ -117,5 +116,23 @@ fn recovery_point(status: &CacheStatus) -> String {
         at => {
             format!("the backing device alone is as of {} (epoch {})", format_time(at), status.drained_epoch)
         }
+    }
+}
+
+/// How a backend is, in a few words: the worst that can be said of it.
+pub(super) fn state(slot: &BackendSlot, status: Option<&CacheStatus>) -> &'static str {
+    if slot.stopping {
+        return "stopping";
+    }
+    if slot.run.is_none() {
+        return "NOT SERVED";
+    }
+    match status {
+        Some(status) if status.is_stalled => "STALLED: writes fail",
+        Some(status) if !status.damaged.is_empty() => "serving, with damage",
+        Some(status) if status.backing_trouble.is_some() => "serving, the disk fails",
+        Some(status) if !status.parked.is_empty() => "serving, parts parked",
+        Some(status) if status.writers_waiting => "serving, full",
+        _ => "serving",
     }
 }

@@ -151,6 +151,9 @@ impl Daemon {
         let place = |name: &str| self.folder.join(name);
         let log = File::options().create(true).append(true).open(place("log"));
         let log = log.map_err(|error| format!("cannot open the daemon's log: {error}"))?;
+        // Not that of the machine.
+        std::fs::write(place("cbd.toml"), "")
+            .map_err(|error| format!("cannot make a configuration: {error}"))?;
         let mut command = self.command();
         command.arg("daemon").arg("--config").arg(place("cbd.toml"));
         command.arg("--state-dir").arg(place("state"));
