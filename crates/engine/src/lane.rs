@@ -9,8 +9,10 @@ use crate::{
     Environment, Mutex,
     admission::Admission,
     index::{Index, Lines},
+    logscan::Cursor,
     overlay::Overlay,
     parking::Parking,
+    replay::Lost,
     sync::{SharedBool, SharedU64},
 };
 use alloc::{collections::VecDeque, vec::Vec};
@@ -76,6 +78,10 @@ pub(crate) struct LaneState {
     pub(crate) open: Option<LogSegment>,
     /// From tail to head.
     pub(crate) sealed: VecDeque<LogSegment>,
+    /// What recovery has found lost and could not note yet, in the order of the log.
+    pub(crate) lost: Vec<Lost>,
+    /// Everything before this place is on the backing device, flushed, or noted as damaged or parked, whatever *drained* says.
+    pub(crate) settled: Cursor,
     pub(crate) counters: Counters,
 }
 
@@ -85,12 +91,18 @@ impl LaneState {
         self.sealed.iter().chain(&self.open)
     }
 
+    /// Whether the backing device lacks nothing of the segment but what is noted, although its epochs may not be drained.
+    pub(crate) fn is_settled(&self, segment: &LogSegment) -> bool {
+        Cursor { ordinal: segment.ordinal, slot: segment.slots } <= self.settled
+    }
+
     /// As before any record was replayed.
     pub(crate) fn reset(&mut self) {
         self.index.clear();
         self.overlay = Overlay::default();
         self.parked = Parking::default();
         self.sealed.clear();
+        self.lost.clear();
         self.open = None;
         self.counters = Counters::default();
     }

@@ -71,7 +71,7 @@ impl<E: Environment> Cache<E> {
     fn has_room_in_open(&self, lane: &mut LaneState, slots: u32, length: u64, asker: Asker) -> bool {
         // While the reserve is not whole, an open segment may be one that was taken from it for a quarantine: what is left
         // of it is for more of them, and clients wait.
-        let may_use_open = asker == Asker::Essential
+        let may_use_open = matches!(asker, Asker::Essential | Asker::Frugal)
             || Safeguard::PoolOpenFromReserve.holds(self.pool.free() >= self.pool.reserve());
         if let Some(open) = &mut lane.open
             && may_use_open

@@ -6,8 +6,19 @@ use cbd_format::Record;
 use cbd_types::LaneId;
 use core::ops::ControlFlow;
 
-/// What is called for each record of a log; a record of which both copies are damaged is `None`.
-type Visit<'a> = dyn FnMut(Location, Option<&Record>, Place) -> ControlFlow<()> + 'a;
+/// What a scan meets.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Met<'a> {
+    Record(&'a Record),
+    /// Both copies of one or more records are damaged.
+    Lost {
+        /// Sequence number of the last of them.
+        last_sequence: u64,
+    },
+}
+
+/// What is called for each record of a log, and for each gap.
+type Visit<'a> = dyn FnMut(Location, Met<'_>, Place) -> ControlFlow<()> + 'a;
 
 /// A place in a lane's log: where collecting goes on.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
@@ -17,15 +28,15 @@ pub(crate) struct Cursor {
 }
 
 impl<E: Environment> Cache<E> {
-    /// Visits the records of a lane's log from `cursor` on, and moves it behind the last one for which `visit` went on. A
-    /// record of which both copies are damaged is given as `None`.
+    /// Visits the records of a lane's log from `cursor` on, and moves it behind the last one for which `visit` went on.
     pub(crate) fn scan_log(&self, lane: LaneId, cursor: &mut Cursor, visit: &mut Visit<'_>) {
         let drained = self.drained_epoch().0;
-        let segments: Vec<_> = {
+        let (segments, next_sequence): (Vec<_>, u64) = {
             let state = self.lanes[lane.index()].state.lock();
-            state.segments().filter(|segment| segment.ordinal >= cursor.ordinal).copied().collect()
+            let segments = state.segments().filter(|segment| segment.ordinal >= cursor.ordinal);
+            (segments.copied().collect(), state.next_sequence)
         };
-        for segment in segments {
+        for (number, segment) in segments.iter().enumerate() {
             if segment.ordinal > cursor.ordinal {
                 *cursor = Cursor { ordinal: segment.ordinal, slot: 0 };
             }
@@ -37,17 +48,28 @@ impl<E: Environment> Cache<E> {
             let mut records = self.records_of(segment.segment, segment.slots);
             while cursor.slot < segment.slots {
                 let location = Location { segment: segment.segment, slot: cursor.slot };
-                let record = self.record_of(&mut records, cursor.slot);
-                let next = match &record {
-                    Some(record) => cursor.slot + record.slots(),
-                    None => self.next_readable(location, segment.slots),
+                let next = if let Some(record) = self.record_of(&mut records, cursor.slot) {
+                    let place = (segment.ordinal, cursor.slot);
+                    if visit(location, Met::Record(&record), place).is_break() {
+                        return;
+                    }
+                    cursor.slot + record.slots()
+                } else {
+                    let next = self.next_readable(location, segment.slots);
+                    // The sequence number of what comes behind says where the gap ends, however often the log is scanned.
+                    let behind = self.find_record(Location { slot: next, ..location });
+                    let behind = behind.filter(|_| next < segment.slots).map(|record| record.sequence.get());
+                    let end = behind
+                        .or_else(|| Some(segments.get(number + 1)?.first_sequence))
+                        .unwrap_or(next_sequence);
+                    // Several records may be lost together: what is condemned at the last of their places is all of
+                    // them, and nothing behind.
+                    let place = (segment.ordinal, next - 1);
+                    if visit(location, Met::Lost { last_sequence: end - 1 }, place).is_break() {
+                        return;
+                    }
+                    next
                 };
-                // Several records may be lost together: what is condemned at the last of their places is all of
-                // them, and nothing behind.
-                let place = (segment.ordinal, if record.is_some() { cursor.slot } else { next - 1 });
-                if visit(location, record.as_ref(), place).is_break() {
-                    return;
-                }
                 cursor.slot = next;
             }
         }

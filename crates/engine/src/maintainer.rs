@@ -55,8 +55,9 @@ impl<E: Environment, Q: BackingQueue> Maintainer<E, Q> {
             .content()
             .is_some_and(|drained| drained.void_until.get() > drained.epoch.get());
         let now = cache.environment().monotonic_ms();
+        let has_lost = cache.lanes.iter().any(|lane| !lane.state.lock().lost.is_empty());
         Self {
-            writeback: Writeback::new(geometry, cursors, was_void, &cache.parked_ranges(), now),
+            writeback: Writeback::new(geometry, cursors, was_void, has_lost, &cache.parked_ranges(), now),
             reclaim: Reclaim::default(),
             rested: cache.covered(),
             cache,
@@ -84,7 +85,7 @@ impl<E: Environment, Q: BackingQueue> Maintainer<E, Q> {
             }
             reclaimed = true;
         }
-        let progress = self.writeback.step(cache, &mut self.queue);
+        let progress = self.writeback.step(cache, &mut self.queue, reclaimed);
         if reclaimed {
             return Step::Busy;
         }

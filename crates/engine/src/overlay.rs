@@ -4,9 +4,12 @@
 //! in the log. Whoever looks up a block compares the place of its record with that of the extent: the later one
 //! counts.
 //!
-//! Always true here: extents do not overlap, and where two were given the later one stayed.
+//! Always true here:
+//! - extents do not overlap, and where two were given the later one stayed;
+//! - damage that counts as noted is noted: a durable quarantine record says it.
 
 use crate::rangemap::RangeMap;
+use alloc::vec::Vec;
 use cbd_types::{ByteRange, Safeguard};
 
 /// A place in the history of a lane: ordinal of the segment, then slot.
@@ -21,10 +24,33 @@ pub(crate) enum Meaning {
     Damaged,
 }
 
+/// What is known of the damage of an extent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Damage {
+    /// The place of the record that is condemned.
+    pub(crate) place: Place,
+    /// Ordinal of the segment whose quarantine record notes the damage; 0 while no record does.
+    pub(crate) noted: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Extent {
+    meaning: Meaning,
+    place: Place,
+    /// As in [`Damage`]; 0 for zeroes.
+    noted: u64,
+}
+
+impl Extent {
+    fn damage(&self) -> Option<Damage> {
+        (self.meaning == Meaning::Damaged).then_some(Damage { place: self.place, noted: self.noted })
+    }
+}
+
 /// The extents of one lane.
 #[derive(Default)]
 pub(crate) struct Overlay {
-    extents: RangeMap<(Meaning, Place)>,
+    extents: RangeMap<Extent>,
     /// Damage was ever inserted. Nearly always false, and then nobody looks for it among many zeroes.
     was_damaged: bool,
 }
@@ -35,41 +61,66 @@ impl Overlay {
         self.extents.is_empty()
     }
 
-    /// `range` means `meaning` since `place`, but for what has a later meaning already.
+    /// `range` means `meaning` since `place`, but for what has a later meaning already. Damage that is known already stays as
+    /// it is, noted or not.
     pub(crate) fn insert(&mut self, range: ByteRange, meaning: Meaning, place: Place) {
         self.was_damaged |= meaning == Meaning::Damaged;
-        self.extents.insert(range, (meaning, place), |(_, present)| {
-            Safeguard::OverlayKeepsLater.is_kept() && *present > place
+        let is_same = |present: &Extent| {
+            present.meaning == Meaning::Damaged && present.meaning == meaning && present.place == place
+        };
+        self.extents.insert(range, Extent { meaning, place, noted: 0 }, |present| {
+            (Safeguard::OverlayKeepsLater.is_kept() && present.place > place)
+                || (Safeguard::QuarantineOnce.is_kept() && is_same(present))
         });
+    }
+
+    /// `range` is damaged since `place`, but for what has a later meaning already, and the segment `ordinal` holds the
+    /// quarantine record that says so.
+    pub(crate) fn insert_noted(&mut self, range: ByteRange, place: Place, ordinal: u64) {
+        self.was_damaged = true;
+        let noted = if Safeguard::RecoveryKnowsNoted.is_kept() { ordinal } else { 0 };
+        self.extents.insert(range, Extent { meaning: Meaning::Damaged, place, noted }, |present| {
+            Safeguard::OverlayKeepsLater.is_kept() && present.place > place
+        });
+    }
+
+    /// The segment `ordinal` holds, durably, a quarantine record for the damage in `range` that `which` selects.
+    pub(crate) fn note(&mut self, range: ByteRange, ordinal: u64, which: impl Fn(Damage) -> bool) {
+        let parts: Vec<_> =
+            self.extents.touching(range).filter(|(_, extent)| extent.damage().is_some_and(&which)).collect();
+        for (part, extent) in parts {
+            self.extents.insert(part, Extent { noted: ordinal, ..extent }, |_| false);
+        }
     }
 
     /// Forgets the zeroes that the record at `place` gave to `range`: the backing device knows them.
     pub(crate) fn forget_zeroes(&mut self, range: ByteRange, place: Place) {
-        self.extents.remove(range, |(meaning, since)| {
-            *meaning == Meaning::Zeroes && Safeguard::ReclaimOwnZeroes.holds(*since == place)
+        self.extents.remove(range, |extent| {
+            extent.meaning == Meaning::Zeroes && Safeguard::ReclaimOwnZeroes.holds(extent.place == place)
         });
     }
 
     /// Forgets all zeroes: the backing device knows them.
     pub(crate) fn forget_all_zeroes(&mut self) {
         let everything = ByteRange { start: 0, end: u64::MAX };
-        self.extents.remove(everything, |(meaning, _)| *meaning == Meaning::Zeroes);
+        self.extents.remove(everything, |extent| extent.meaning == Meaning::Zeroes);
     }
 
     /// Forgets all zeroes that records of the segment `ordinal` gave.
     pub(crate) fn forget_segment(&mut self, ordinal: u64) {
         let everything = ByteRange { start: 0, end: u64::MAX };
-        self.extents.remove(everything, |(meaning, place)| *meaning == Meaning::Zeroes && place.0 == ordinal);
+        self.extents
+            .remove(everything, |extent| extent.meaning == Meaning::Zeroes && extent.place.0 == ordinal);
     }
 
     /// A record behind `place` holds `range`: the damage of that place does not cover it. Other damage may be later.
     pub(crate) fn heal_at(&mut self, range: ByteRange, place: Place) {
-        self.extents.remove(range, |extent| *extent == (Meaning::Damaged, place));
+        self.extents.remove(range, |extent| extent.meaning == Meaning::Damaged && extent.place == place);
     }
 
     /// All of `range` was overwritten: damage in it is healed.
     pub(crate) fn heal(&mut self, range: ByteRange) {
-        self.extents.remove(range, |(meaning, _)| *meaning == Meaning::Damaged);
+        self.extents.remove(range, |extent| extent.meaning == Meaning::Damaged);
     }
 
     /// Parts of `range` that have a meaning later than a record at `place`, or any at all without one.
@@ -78,7 +129,7 @@ impl Overlay {
         range: ByteRange,
         place: Option<Place>,
     ) -> impl Iterator<Item = (ByteRange, Meaning)> + '_ {
-        self.extents.touching(range).filter_map(move |(part, (meaning, since))| {
+        self.extents.touching(range).filter_map(move |(part, Extent { meaning, place: since, .. })| {
             let counts = place.is_none_or(|place| match meaning {
                 Meaning::Zeroes => Safeguard::ZeroesByPlace.holds(since > place),
                 // Damage has the place of the record that it condemns.
@@ -89,28 +140,23 @@ impl Overlay {
     }
 
     /// Damaged parts of `range`.
-    pub(crate) fn damaged_in(&self, range: ByteRange) -> impl Iterator<Item = (ByteRange, Place)> + '_ {
-        self.extents
-            .touching(range)
-            .filter(|(_, (meaning, _))| *meaning == Meaning::Damaged)
-            .map(|(range, (_, place))| (range, place))
+    pub(crate) fn damaged_in(&self, range: ByteRange) -> impl Iterator<Item = (ByteRange, Damage)> + '_ {
+        self.extents.touching(range).filter_map(|(part, extent)| Some((part, extent.damage()?)))
     }
 
     /// All damaged extents.
-    pub(crate) fn damaged(&self) -> impl Iterator<Item = (ByteRange, Place)> + '_ {
+    pub(crate) fn damaged(&self) -> impl Iterator<Item = (ByteRange, Damage)> + '_ {
         self.was_damaged
             .then(|| self.extents.iter())
             .into_iter()
             .flatten()
-            .filter(|(_, (meaning, _))| *meaning == Meaning::Damaged)
-            .map(|(range, (_, place))| (range, place))
+            .filter_map(|(range, extent)| Some((range, extent.damage()?)))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use alloc::vec::Vec;
 
     #[test]
     fn the_overlay_agrees_with_an_array() {

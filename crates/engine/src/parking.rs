@@ -141,6 +141,15 @@ impl<E: Environment> Cache<E> {
                 newest.push(part);
             }
         });
+        if refused == Refused::Zeroes && Safeguard::ParkedZeroesOnce.is_kept() {
+            // A batch that is tried again meets zeroes that are parked already: they look as those that it holds.
+            let mut others = RangeMap::default();
+            newest.iter().for_each(|part| others.insert(*part, (), |()| false));
+            for (part, _) in state.parked.touching(range).filter(|(_, parked)| parked.zeroes) {
+                others.remove(part, |()| true);
+            }
+            newest = others.iter().map(|(part, ())| part).collect();
+        }
         for part in newest {
             let outcome = match refused {
                 Refused::Zeroes => self.append_parked_zeroes(&mut state, part),
@@ -185,7 +194,7 @@ impl<E: Environment> Cache<E> {
                 Err(Some(damage)) => {
                     self.note_damage(damage.range, parked.location, &damage.error);
                     let place = self.place_of(parked.location);
-                    if !self.quarantine(id, damage.range, parked.sequence, place) {
+                    if !self.quarantine(id, damage.range, parked.sequence, place, Asker::Essential) {
                         return false;
                     }
                 }

@@ -21,6 +21,8 @@ pub(crate) enum Asker {
     Optional,
     /// What must make progress for others to go on.
     Essential,
+    /// The same where there is another way: it leaves what is kept back.
+    Frugal,
 }
 
 struct State {
@@ -56,7 +58,8 @@ impl<E: Environment> Pool<E> {
         let keep = match asker {
             _ if !Safeguard::PoolReserve.is_kept() => 0,
             Asker::Essential => 0,
-            Asker::Client => self.reserve,
+            Asker::Frugal if !Safeguard::WritebackNotesFrugal.is_kept() => 0,
+            Asker::Client | Asker::Frugal => self.reserve,
             Asker::Optional if Safeguard::FillIsOptional.is_kept() => self.left_to_writers(),
             Asker::Optional => self.reserve,
         } as usize;

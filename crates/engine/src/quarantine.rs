@@ -2,17 +2,19 @@
 //!
 //! A quarantine is a record of its own. It names the sequence number of the record that it condemns and has effect
 //! at that record's place in the history: what is newer is not covered by it.
+//!
+//! Always true here: damage that is noted is not noted again, so a batch that is tried again and again takes no space by it.
 
 use crate::{
     Cache, Environment,
     index::{Found, Location, NONE, blocks},
     lane::LaneState,
     notes,
-    overlay::{Meaning, Place},
+    overlay::{Damage, Meaning, Place},
     pool::Asker,
-    rangemap::RangeMap,
     rare,
     read::Source,
+    replay::Lost,
     status::LISTED_MAX,
 };
 use alloc::{string::String, vec, vec::Vec};
@@ -59,9 +61,16 @@ impl<E: Environment> Cache<E> {
     }
 
     /// Makes damage of `range`, which the record `sequence` at `place` held, durable: from now on reads of it fail, as
-    /// far as nothing newer covers it. `false` when the region has no segment left for the record, or takes no stores any
-    /// more; nothing may be declared clean then.
-    pub(crate) fn quarantine(&self, id: LaneId, range: ByteRange, sequence: u64, place: Place) -> bool {
+    /// far as nothing newer covers it. `false` when there is no room for a record that `asker` may use, or the region takes no
+    /// stores any more; nothing may be declared clean then. What was noted until then stays noted.
+    pub(crate) fn quarantine(
+        &self,
+        id: LaneId,
+        range: ByteRange,
+        sequence: u64,
+        place: Place,
+        asker: Asker,
+    ) -> bool {
         let lane = &self.lanes[id.index()];
         let mut state = lane.state.lock();
         self.announce(lane);
@@ -75,49 +84,83 @@ impl<E: Environment> Cache<E> {
         }
         let left: Vec<ByteRange> = self
             .damage_in(&state, range)
-            .filter(|(_, since)| *since == place)
+            .filter(|(_, damage)| damage.place == place && damage.noted == 0)
             .map(|(part, _)| part)
             .collect();
-        self.record_damage(&mut state, &left, sequence)
+        self.record_damage(&mut state, &left, sequence, asker, |damage| damage.place == place)
     }
 
-    /// Records again what is still damaged in `ranges` of what a segment of the lane, or one before it, condemned or held: the
-    /// segment `ordinal` is to be reclaimed. All that is left then is newer, so it is condemned as older than that. `false`
-    /// as for [`quarantine`](Self::quarantine).
-    pub(crate) fn carry_damage(&self, id: LaneId, ranges: &[ByteRange], ordinal: u64) -> bool {
+    /// Notes what recovery has found lost and had no room to note. `false` as for [`quarantine`](Self::quarantine).
+    pub(crate) fn note_lost(&self) -> bool {
+        self.lanes.iter().all(|lane| {
+            let mut state = lane.state.lock();
+            // The last one first: it condemns all that those before it do.
+            while let Some(Lost { sequence, place }) = state.lost.last().copied() {
+                self.announce(lane);
+                let left: Vec<ByteRange> = self
+                    .damage_of(&state)
+                    .filter(|(_, damage)| damage.place == place && damage.noted == 0)
+                    .map(|(part, _)| part)
+                    .collect();
+                let is_it = |damage: Damage| damage.place == place;
+                if !self.record_damage(&mut state, &left, sequence, Asker::Essential, is_it) {
+                    return false;
+                }
+                state.lost.pop();
+            }
+            true
+        })
+    }
+
+    /// Notes again the damage of the segment `ordinal` of the lane and of those before it that no later segment notes: the
+    /// segment is to be reclaimed. All that is left then is newer, so it is condemned as older than that. Returns whether
+    /// the tail will rely on a quarantine; `None` when there is no room, as for [`quarantine`](Self::quarantine).
+    pub(crate) fn carry_damage(&self, id: LaneId, ordinal: u64) -> Option<bool> {
         let lane = &self.lanes[id.index()];
         let mut state = lane.state.lock();
-        let mut noted = RangeMap::default();
-        ranges.iter().for_each(|range| noted.insert(*range, (), |()| false));
+        let goes = |damage: Damage| {
+            damage.place.0 <= ordinal && Safeguard::ReclaimCarryOnce.holds(damage.noted <= ordinal)
+        };
+        let mut relies = false;
         let mut left: Vec<ByteRange> = Vec::new();
-        for (part, _) in self.damage_of(&state).filter(|(_, place)| place.0 <= ordinal) {
-            for (piece, ()) in noted.touching(part) {
-                match left.last_mut() {
-                    Some(last) if last.end == piece.start => last.end = piece.end,
-                    _ => left.push(piece),
-                }
+        for (part, damage) in self.damage_of(&state) {
+            relies |= damage.place.0 <= ordinal;
+            match left.last_mut() {
+                _ if !goes(damage) => {}
+                Some(last) if last.end == part.start => last.end = part.end,
+                _ => left.push(part),
             }
         }
         if left.is_empty() {
-            return true;
+            return Some(relies);
         }
         self.announce(lane);
-        self.record_damage(&mut state, &left, 0)
+        self.record_damage(&mut state, &left, 0, Asker::Essential, goes).then_some(true)
     }
 
-    /// Records that `left`, in order, is damaged by what the sequence number condemns.
-    fn record_damage(&self, state: &mut LaneState, left: &[ByteRange], sequence: u64) -> bool {
+    /// Records that `left`, in order, is damaged by what the sequence number condemns. `which` selects that damage in the
+    /// overlay.
+    fn record_damage(
+        &self,
+        state: &mut LaneState,
+        left: &[ByteRange],
+        sequence: u64,
+        asker: Asker,
+        which: impl Fn(Damage) -> bool,
+    ) -> bool {
         // All of it finds room in the one segment that is kept back for each lane, beside what is parked.
         for note in notes::of(left, self.shape().slots_max() / 4) {
             if self.region().check_stores(Safeguard::RecordAfterFailure).is_err()
-                || !self.make_room(state, note.slots(), 0, Asker::Essential, None)
+                || !self.make_room(state, note.slots(), 0, asker, None)
             {
                 return false;
             }
             let mut record = Record::new(RecordKind::Quarantine, note.range);
             record.reference = sequence.into();
-            let (_, stored) = self.append_quarantine(state, record, &note.map);
+            let (location, stored) = self.append_quarantine(state, record, &note.map);
             self.region().fence(Safeguard::QuarantineFence, stored);
+            let (ordinal, _) = self.place_of(location);
+            state.overlay.note(note.range, ordinal, &which);
             rare::count(&self.rare.quarantine_records);
         }
         true
@@ -136,7 +179,7 @@ impl<E: Environment> Cache<E> {
     pub(crate) fn damage_of<'a>(
         &'a self,
         state: &'a LaneState,
-    ) -> impl Iterator<Item = (ByteRange, Place)> + 'a {
+    ) -> impl Iterator<Item = (ByteRange, Damage)> + 'a {
         let map = self.identity.lanes;
         state.overlay.damaged().filter(move |(range, _)| {
             Safeguard::DamageOwnChunks.holds(map.of_lane(state.id, *range).next().is_some())
@@ -148,7 +191,7 @@ impl<E: Environment> Cache<E> {
         &'a self,
         state: &'a LaneState,
         range: ByteRange,
-    ) -> impl Iterator<Item = (ByteRange, Place)> + 'a {
+    ) -> impl Iterator<Item = (ByteRange, Damage)> + 'a {
         let map = self.identity.lanes;
         state.overlay.damaged_in(range).filter(move |(range, _)| {
             Safeguard::DamageOwnChunks.holds(map.of_lane(state.id, *range).next().is_some())

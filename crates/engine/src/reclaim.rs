@@ -1,4 +1,4 @@
-//! Reclaim: the oldest segment of a lane, once the backing device has all of it, goes back to the pool.
+//! Reclaim: the oldest segment of a lane, once the backing device has all of it but what is noted as damaged, goes back to the pool.
 //!
 //! Always true here:
 //! - records leave the index in the order of the log, so what an older record held is never seen again;
@@ -37,10 +37,8 @@ struct Victim {
     second_chance: u64,
     /// Nothing that is parked is left in it.
     has_carried: bool,
-    /// Parked data of it was recorded again.
+    /// The tail will rely on a parked record or a quarantine at the head.
     needs_mark: bool,
-    /// Records were met that cannot be read.
-    unreadable: bool,
 }
 
 /// The state of reclaim; the maintainer's thread owns it.
@@ -105,7 +103,7 @@ fn choose<E: Environment>(cache: &Cache<E>, stuck: &BTreeSet<LaneId>) -> Option<
     for (number, lane) in cache.lanes.iter().enumerate() {
         let state = lane.state.lock();
         let Some(tail) = state.sealed.front() else { continue };
-        if !Safeguard::ReclaimClean.holds(tail.last_dirty_epoch <= drained)
+        if !Safeguard::ReclaimClean.holds(tail.last_dirty_epoch <= drained || state.is_settled(tail))
             || stuck.contains(&LaneId(number as u32))
         {
             continue;
@@ -122,7 +120,6 @@ fn choose<E: Environment>(cache: &Cache<E>, stuck: &BTreeSet<LaneId>) -> Option<
         second_chance: (cache.shape().data_top() - segment.data_low) / 4 * quarters,
         has_carried: false,
         needs_mark: false,
-        unreadable: false,
     })
 }
 
@@ -186,7 +183,6 @@ impl Victim {
     /// hold, since what the record hides and what hides the record must disappear together. The segment is clean: the
     /// backing device has it, or a quarantine says otherwise.
     fn take_out_all<E: Environment>(&mut self, cache: &Cache<E>) {
-        self.unreadable = true;
         self.slot = self.segment.slots;
         let mut state = cache.lanes[self.lane.index()].state.lock();
         state.index.remove_segment(self.segment.segment);
@@ -314,28 +310,12 @@ impl Victim {
         true
     }
 
-    /// What is still damaged of the victim's quarantines is recorded again at the head. `false` when there is no space.
+    /// What is still damaged of what the victim's quarantines note is recorded again at the head. `false` when there is no
+    /// space.
     fn carry_quarantines<E: Environment>(&mut self, cache: &Cache<E>) -> bool {
-        let mut noted = Vec::new();
-        let mut slot = 0;
-        let mut unreadable = self.unreadable;
-        while slot < self.segment.slots {
-            let Ok(record) = cache.load_record(Location { segment: self.segment.segment, slot }) else {
-                unreadable = true;
-                slot += 1;
-                continue;
-            };
-            slot += record.slots();
-            if record.kind() == RecordKind::Quarantine {
-                noted.push(record.range());
-            }
-        }
-        if !Safeguard::ReclaimCarryUnreadable.holds(!unreadable) {
-            // What cannot be read may have been a quarantine of anything.
-            noted.push(ByteRange { start: 0, end: cache.identity.size });
-        }
-        self.needs_mark |= !noted.is_empty() && Safeguard::QuarantineMark.is_kept();
-        noted.is_empty() || cache.carry_damage(self.lane, &noted, self.segment.ordinal)
+        let relies = cache.carry_damage(self.lane, self.segment.ordinal);
+        self.needs_mark |= relies == Some(true) && Safeguard::QuarantineMark.is_kept();
+        relies.is_some()
     }
 }
 

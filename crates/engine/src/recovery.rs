@@ -14,6 +14,7 @@ use crate::{
     index::{Index, Location},
     lane::{Counters, Lane, LaneState, LogSegment},
     log::SLOTS_MAX_OF_RECORD,
+    logscan::Cursor,
     replay::{CaughtUp, ChainSegment, Outcome, Tail},
     slots::TwoSlots,
 };
@@ -22,7 +23,7 @@ use cbd_format::{
     COUNTER_END, Drained, LaneMark, LaneTail, Layout, PAGE, SegmentHeader, SegmentShape, StateShape,
     record::bytes_of, segment::LOG_MAGIC,
 };
-use cbd_types::{ByteRange, CHECKSUM_BLOCK, Error, ErrorKind, LaneId, Region, Result, Safeguard, SegmentId};
+use cbd_types::{CHECKSUM_BLOCK, Error, ErrorKind, LaneId, Region, Result, Safeguard, SegmentId};
 use core::sync::atomic::Ordering;
 
 /// What the transport's tables say of a cache that is to be opened.
@@ -107,6 +108,8 @@ impl<E: Environment> Cache<E> {
                 cut: 0,
                 open: None,
                 sealed: VecDeque::new(),
+                lost: Vec::new(),
+                settled: Cursor::default(),
                 counters: Counters::default(),
             })
         };
@@ -135,12 +138,10 @@ impl<E: Environment> Cache<E> {
             let outcome = cache.replay_lane(id, &chains[lane], tail, last_marked[lane], caught_up);
             *outcomes[lane].lock() = Some(outcome);
         });
-        let mut lost = Vec::new();
         for (lane, outcome) in lanes().zip(outcomes) {
             let Some(outcome) = outcome.into_inner() else { continue };
             epoch = epoch.max(outcome.epoch);
             cache.cursors.lock()[lane.index()] = outcome.cursor;
-            lost.extend(outcome.lost.into_iter().map(|lost| (lane, lost)));
         }
         for (lane, marked) in cache.lanes.iter().zip(&last_marked) {
             let state = lane.state.lock();
@@ -167,20 +168,9 @@ impl<E: Environment> Cache<E> {
 
         cache.persist_what_was_relied_on(&chains, state);
         cache.make_copies_whole(&chains);
-        for (lane, lost) in lost {
-            let whole = ByteRange { start: 0, end: cache.identity.size };
-            if !Safeguard::RecoveryLostNoted.is_kept() {
-                continue;
-            }
-            let is_noted = cache.quarantine(lane, whole, lost.sequence, lost.place);
-            // On memory that takes no stores it stays known until the next recovery finds it again.
-            if !is_noted && cache.region().check_stores(Safeguard::RecordAfterFailure).is_ok() {
-                return Err(Error::new(
-                    ErrorKind::NoSpace,
-                    format!("lane {lane} has lost a record, and no segment is free to note it"),
-                ));
-            }
-        }
+        // Where there is no room for it, or the memory takes no stores, it stays known: it is noted when there is room, and by reclaim
+        // before the tail passes it. Until then each recovery finds it again, and the backing device is void.
+        cache.note_lost();
         let is_void = cache.has_damage() && Safeguard::RecoveryDamageVoid.is_kept()
             || !is_drained_known && Safeguard::RecoveryDrainedLost.is_kept();
         if is_void {

@@ -17,11 +17,7 @@ use crate::{
     parking::Parked,
     rare,
 };
-use alloc::{
-    collections::{BTreeMap, BTreeSet},
-    vec,
-    vec::Vec,
-};
+use alloc::{collections::BTreeMap, vec, vec::Vec};
 use cbd_format::{Drained, Record, RecordKind, SegmentHeader, SegmentShape};
 use cbd_types::{ByteRange, LaneId, Safeguard};
 
@@ -53,8 +49,8 @@ pub(crate) struct Outcome {
     pub(crate) epoch: u64,
     /// The first record that the backing device does not have.
     pub(crate) cursor: Cursor,
-    /// Lost records that no quarantine on media names yet.
-    pub(crate) lost: Vec<Lost>,
+    /// Lost records, in the order of the log.
+    lost: Vec<Lost>,
 }
 
 /// How far the backing device had caught up.
@@ -80,16 +76,23 @@ impl CaughtUp {
 /// the record that they condemn, which is before their own.
 #[derive(Clone, Default)]
 struct Condemned {
-    ranges: BTreeMap<u64, BTreeSet<ByteRange>>,
+    /// With the ordinal of the last segment that says so.
+    ranges: BTreeMap<u64, BTreeMap<ByteRange, u64>>,
 }
 
 impl Condemned {
     fn contains(&self, sequence: u64, range: ByteRange) -> bool {
-        self.ranges.get(&sequence).is_some_and(|ranges| ranges.contains(&range))
+        self.ranges.get(&sequence).is_some_and(|ranges| ranges.contains_key(&range))
     }
 
-    fn insert(&mut self, sequence: u64, range: ByteRange) {
-        self.ranges.entry(sequence).or_default().insert(range);
+    fn insert(&mut self, sequence: u64, range: ByteRange, ordinal: u64) {
+        let known = self.ranges.entry(sequence).or_default().entry(range).or_default();
+        *known = ordinal.max(*known);
+    }
+
+    /// What the record `sequence` held that is damaged.
+    fn of(&self, sequence: u64) -> impl Iterator<Item = (ByteRange, u64)> + '_ {
+        self.ranges.get(&sequence).into_iter().flatten().map(|(range, ordinal)| (*range, *ordinal))
     }
 }
 
@@ -99,8 +102,8 @@ struct Replay<'a> {
     cursor_found: bool,
     /// Known when this pass over the records began.
     condemned: &'a Condemned,
-    /// Met in this pass and not known when it began.
-    found: Vec<(u64, ByteRange)>,
+    /// Met in this pass and not known when it began: what is condemned, and the ordinal of the segment that says so.
+    found: Vec<(u64, ByteRange, u64)>,
 }
 
 impl<E: Environment> Cache<E> {
@@ -127,13 +130,15 @@ impl<E: Environment> Cache<E> {
                 found: Vec::new(),
             };
             self.replay_chain(&mut state, chain, tail, marked, &mut replay);
-            let Replay { mut outcome, found, .. } = replay;
+            let Replay { outcome, found, .. } = replay;
             if found.is_empty() {
-                outcome.lost.retain(|lost| !condemned.ranges.contains_key(&lost.sequence));
+                if Safeguard::RecoveryLostNoted.is_kept() {
+                    state.lost.extend(outcome.lost.iter().copied());
+                }
                 return outcome;
             }
-            for (sequence, range) in found {
-                condemned.insert(sequence, range);
+            for (sequence, range, ordinal) in found {
+                condemned.insert(sequence, range, ordinal);
             }
         }
     }
@@ -153,8 +158,8 @@ impl<E: Environment> Cache<E> {
         {
             // What was condemned and has been reclaimed since lies before everything that is left.
             let first = first.header.first_sequence.get();
-            for range in replay.condemned.ranges.range(..first).flat_map(|(_, ranges)| ranges) {
-                state.overlay.insert(*range, Meaning::Damaged, (0, 0));
+            for (range, ordinal) in replay.condemned.ranges.range(..first).flat_map(|(_, ranges)| ranges) {
+                state.overlay.insert_noted(*range, (0, 0), *ordinal);
             }
         }
         for (number, segment) in chain.iter().enumerate() {
@@ -360,6 +365,10 @@ impl<E: Environment> Cache<E> {
             state.overlay.insert(whole, Meaning::Damaged, lost.place);
             state.parked.forget(whole);
         }
+        // Of that, this is noted already.
+        for (range, ordinal) in replay.condemned.of(lost.sequence) {
+            state.overlay.insert_noted(range, lost.place, ordinal);
+        }
         replay.outcome.lost.push(lost);
     }
 
@@ -423,7 +432,7 @@ impl<E: Environment> Cache<E> {
                 let condemned = record.reference.get();
                 for range in self.condemned_by(location, record) {
                     if !replay.condemned.contains(condemned, range) {
-                        replay.found.push((condemned, range));
+                        replay.found.push((condemned, range, log.ordinal));
                     }
                 }
             }
@@ -435,11 +444,11 @@ impl<E: Environment> Cache<E> {
         if kind.is_parked() && Safeguard::RecoveryParked.is_kept() {
             state.parked.insert(range, Parked { location, sequence, zeroes: kind.is_zeroes() });
         }
-        let condemned =
-            replay.condemned.ranges.get(&sequence).filter(|_| Safeguard::RecoveryCondemned.is_kept());
-        for range in condemned.into_iter().flatten() {
-            state.overlay.insert(*range, Meaning::Damaged, place);
-            state.parked.forget(*range);
+        if Safeguard::RecoveryCondemned.is_kept() {
+            for (range, ordinal) in replay.condemned.of(sequence) {
+                state.overlay.insert_noted(range, place, ordinal);
+                state.parked.forget(range);
+            }
         }
         if kind.is_dirty() {
             log.last_dirty_epoch = log.last_dirty_epoch.max(epoch);

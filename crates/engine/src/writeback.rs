@@ -5,6 +5,8 @@
 //! - operations of one part of a batch do not overlap, and the next part is issued when all of them have returned, so two
 //!   overlapping operations are never in flight together;
 //! - data is verified before it is written; what fails is quarantined and not written;
+//! - damage that does not find room to be noted at once is noted segment by segment, oldest first, and each segment is reclaimed
+//!   before the next one needs room: any amount of damage comes to an end;
 //! - what was refused for long is parked, durably, before the batch that it belongs to is drained (`parking`);
 //! - *drained* is durable after the backing device's flush and before anything of a later epoch is submitted.
 //!
@@ -74,6 +76,8 @@ struct Batch {
     pieces: VecDeque<Piece>,
     /// Whether the part in `pieces` is the last.
     complete: bool,
+    /// What was collected until now is settled: see [`Writeback::settle`].
+    settled: bool,
     /// What the device has taken of parked ranges.
     taken: Vec<Piece>,
     /// Dirty bytes and records that become clean with the batch, for each lane.
@@ -91,6 +95,7 @@ impl Batch {
             phase: Phase::Writing,
             pieces: VecDeque::new(),
             complete: false,
+            settled: false,
             taken: Vec::new(),
             cleaned: alloc::vec![(0, 0); lanes],
             has_parked: false,
@@ -119,6 +124,11 @@ pub(crate) struct Writeback {
     safe: Vec<Cursor>,
     batch: Option<Batch>,
     failing: Failing,
+    /// The target of the batches that go segment by segment, because not all damage that they hold finds room to be noted
+    /// at once.
+    by_segment: Option<u64>,
+    /// Recovery has found losses that it had no room to note.
+    has_lost: bool,
     /// The backing device lacked something when the last batch ended; after a restart, perhaps.
     lacked_something: bool,
     buffers: Vec<AlignedBuffer>,
@@ -138,6 +148,7 @@ impl Writeback {
         geometry: BackingGeometry,
         cursors: Vec<Cursor>,
         was_void: bool,
+        has_lost: bool,
         parked: &[ByteRange],
         now_ms: u64,
     ) -> Self {
@@ -149,6 +160,8 @@ impl Writeback {
             safe: cursors.clone(),
             cursors,
             batch: None,
+            by_segment: None,
+            has_lost,
             lacked_something: was_void,
             buffers: Vec::new(),
             done: Vec::new(),
@@ -160,18 +173,24 @@ impl Writeback {
         }
     }
 
-    /// Moves writeback forward as far as it goes without waiting.
+    /// Moves writeback forward as far as it goes without waiting. `is_reclaiming`: reclaim has found something to do.
     pub(crate) fn step<E: Environment, Q: BackingQueue>(
         &mut self,
         cache: &Cache<E>,
         queue: &mut Q,
+        is_reclaiming: bool,
     ) -> Progress {
-        let progress = self.go_on(cache, queue);
+        let progress = self.go_on(cache, queue, is_reclaiming);
         cache.set_stalled(self.failing.is_stalled(&cache.settings(), cache.environment().monotonic_ms()));
         progress
     }
 
-    fn go_on<E: Environment, Q: BackingQueue>(&mut self, cache: &Cache<E>, queue: &mut Q) -> Progress {
+    fn go_on<E: Environment, Q: BackingQueue>(
+        &mut self,
+        cache: &Cache<E>,
+        queue: &mut Q,
+        is_reclaiming: bool,
+    ) -> Progress {
         let now = cache.environment().monotonic_ms();
         let mut done = core::mem::take(&mut self.done);
         queue.poll(&mut done);
@@ -212,9 +231,13 @@ impl Writeback {
             self.finish_parked(cache, now);
             return Progress::Busy;
         }
-        if !batch.complete {
-            // The next part; nothing of this one is in flight any more.
-            self.collect(cache);
+        let settles = self.by_segment.is_some() && !batch.settled;
+        if !batch.complete && !settles {
+            // The next part; nothing of this one is in flight any more. What is settled goes back to the pool first: the next part
+            // may need it.
+            if !(batch.settled && is_reclaiming) {
+                self.collect(cache);
+            }
             return Progress::Busy;
         }
         batch.phase = Phase::Flushing;
@@ -226,7 +249,19 @@ impl Writeback {
         // Before the scan: what is closed now is complete, so an oldest epoch that is closed is the oldest of all. A
         // record of an epoch that is still open may appear behind the scan's back.
         let mut closed = cache.covered() - 1;
+        if self.has_lost {
+            self.has_lost = !cache.note_lost();
+        }
         if self.begin_parked(cache, now) {
+            return Progress::Busy;
+        }
+        if let Some(target) = self.by_segment {
+            // It was begun, so all that has to be durable before is.
+            if now < self.failing.retry_at_ms() {
+                return Progress::Nothing(Some(self.failing.retry_at_ms()));
+            }
+            self.batch = Some(Batch::new(Some(target), cache.lanes.len()));
+            self.collect(cache);
             return Progress::Busy;
         }
         let Some(oldest) = self.oldest_epoch(cache) else { return self.rest(cache, closed) };
@@ -298,8 +333,11 @@ impl Writeback {
         queue: &mut Q,
         now: u64,
     ) -> Progress {
-        if !self.geometry.volatile_cache || !Safeguard::WritebackFlush.is_kept() {
-            self.finish(cache, now);
+        let is_last = self.batch.as_ref().is_none_or(|batch| batch.complete);
+        let flushes =
+            Safeguard::WritebackFlush.is_kept() && (is_last || Safeguard::WritebackSettleFlush.is_kept());
+        if !self.geometry.volatile_cache || !flushes {
+            self.flushed(cache, now);
             return Progress::Busy;
         }
         self.next_token += 1;
@@ -307,19 +345,55 @@ impl Writeback {
         Progress::InFlight
     }
 
-    /// 3. All that the batch holds is durable on the backing device: say so, durably, before anything later is submitted.
-    fn finish<E: Environment>(&mut self, cache: &Cache<E>, now: u64) {
-        let Some(batch) = self.batch.take() else { return };
-        let Some(target) = batch.target else {
-            self.batch = Some(batch);
-            return self.finish_parked(cache, now);
-        };
+    /// The backing device has flushed what was written of the batch.
+    fn flushed<E: Environment>(&mut self, cache: &Cache<E>, now: u64) {
+        let Some(mut batch) = self.batch.take() else { return };
+        match batch.target {
+            None => {
+                self.batch = Some(batch);
+                self.finish_parked(cache, now);
+            }
+            Some(target) if batch.complete => self.finish(cache, batch, target, now),
+            Some(_) => {
+                self.settle(cache, &mut batch);
+                self.batch = Some(batch);
+            }
+        }
+    }
+
+    /// Lost without evidence, parked records and quarantines would look like writes that were never acknowledged.
+    fn mark_what_is_relied_on<E: Environment>(cache: &Cache<E>, batch: &Batch) {
         if batch.has_parked && Safeguard::ParkedMark.is_kept()
             || batch.lacks_something && Safeguard::QuarantineMark.is_kept()
         {
-            // Lost without evidence, parked records and quarantines would look like writes that were never acknowledged.
             cache.close_epoch();
         }
+    }
+
+    /// A part of a batch that goes segment by segment is through: of what was collected the backing device lacks nothing but what is
+    /// noted, durably. Nothing of it is collected again, whatever fails later, and its segments can be reclaimed although
+    /// the epoch is not drained: within an epoch any order is legal, and before a batch of several epochs it is durable that
+    /// the backing device is void.
+    fn settle<E: Environment>(&mut self, cache: &Cache<E>, batch: &mut Batch) {
+        Self::mark_what_is_relied_on(cache, batch);
+        self.lacked_something |= batch.lacks_something;
+        self.safe.clone_from(&self.cursors);
+        for ((lane, cursor), cleaned) in cache.lanes.iter().zip(&self.cursors).zip(&mut batch.cleaned) {
+            let (bytes, records) = core::mem::take(cleaned);
+            lane.cleaned_bytes.fetch_add(bytes, Ordering::Relaxed);
+            lane.cleaned_records.fetch_add(records, Ordering::Relaxed);
+            let mut state = lane.state.lock();
+            state.settled = state.settled.max(*cursor);
+        }
+        batch.settled = true;
+        batch.phase = Phase::Writing;
+        self.failing.recovered();
+        *cache.trouble.lock() = None;
+    }
+
+    /// 3. All that the batch holds is durable on the backing device: say so, durably, before anything later is submitted.
+    fn finish<E: Environment>(&mut self, cache: &Cache<E>, batch: Batch, target: u64, now: u64) {
+        Self::mark_what_is_relied_on(cache, &batch);
         // The backing device lacks what is damaged or parked until an overwrite of it has been drained. One that came since
         // the last batch ended has at most the present epoch.
         let lacks_something = cache.has_damage() || cache.has_parked();
@@ -335,6 +409,7 @@ impl Writeback {
             drained.epoch = target.into();
             drained.wall_ms = cache.environment().wall_ms().into();
         });
+        self.by_segment = None;
         self.safe.clone_from(&self.cursors);
         for (lane, (bytes, records)) in cache.lanes.iter().zip(batch.cleaned) {
             lane.cleaned_bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -345,9 +420,18 @@ impl Writeback {
         *cache.trouble.lock() = None;
     }
 
-    /// Damage could not be noted durably: nothing may be declared clean past it. The batch is given up and begun anew when
-    /// reclaim has had a chance to free a segment.
+    /// Damage could not be noted durably: nothing may be declared clean past it. The batch is begun anew and goes segment by
+    /// segment from then on, so that each segment is free again before the next one needs room. If it does so already it waits
+    /// until reclaim has had a chance to free a segment. What was noted stays noted in either case.
     fn give_up<E: Environment>(&mut self, cache: &Cache<E>) {
+        let target = self.batch.as_ref().and_then(|batch| batch.target);
+        if self.by_segment.is_none() && target.is_some() && Safeguard::WritebackSettles.is_kept() {
+            self.by_segment = target;
+            self.failing.forget_batch();
+            self.batch = None;
+            self.cursors.clone_from(&self.safe);
+            return;
+        }
         let error = Error::new(ErrorKind::NoSpace, "no segment is free to note damaged data");
         self.failing.note(cache.environment().monotonic_ms());
         self.begin_anew(cache, &error);

@@ -8,7 +8,7 @@
 //! Left to others: when a batch begins, and up to which epoch (`writeback`).
 
 use super::{Content, Writeback, newest::Found};
-use crate::{Cache, Environment, drained::void_until_now, overlay::Place};
+use crate::{Cache, Environment, drained::void_until_now, logscan::Met, overlay::Place, pool::Asker};
 use alloc::vec::Vec;
 use cbd_format::RecordKind;
 use cbd_types::{ByteRange, LaneId, Safeguard};
@@ -23,12 +23,13 @@ impl Writeback {
         let mut oldest = None;
         for lane in (0..cache.lanes.len() as u32).map(LaneId) {
             let mut cursor = self.cursors[lane.index()];
-            cache.scan_log(lane, &mut cursor, &mut |_, record, _| {
-                if record.is_some_and(|record| !record.kind().is_dirty()) {
-                    return ControlFlow::Continue(());
-                }
-                // A record that cannot be read is dealt with when it is collected, with the oldest epoch there is.
-                let epoch = record.map_or(cache.drained_epoch().0 + 1, |record| record.epoch.get());
+            cache.scan_log(lane, &mut cursor, &mut |_, met, _| {
+                let epoch = match met {
+                    Met::Record(record) if !record.kind().is_dirty() => return ControlFlow::Continue(()),
+                    Met::Record(record) => record.epoch.get(),
+                    // What cannot be read is dealt with when it is collected, with the oldest epoch there is.
+                    Met::Lost { .. } => cache.drained_epoch().0 + 1,
+                };
                 oldest = Some(oldest.map_or(epoch, |known: u64| known.min(epoch)));
                 ControlFlow::Break(())
             });
@@ -41,28 +42,47 @@ impl Writeback {
         oldest
     }
 
+    /// Who asks for room for what this batch finds damaged: while it does not go segment by segment, it leaves what is kept back.
+    pub(super) fn asker_of_notes(&self) -> Asker {
+        let is_of_parked = self.batch.as_ref().is_some_and(|batch| batch.target.is_none());
+        if self.by_segment.is_some() || is_of_parked || !Safeguard::WritebackSettles.is_kept() {
+            Asker::Essential
+        } else {
+            Asker::Frugal
+        }
+    }
+
     /// Collects the next part of the batch from the logs: only the newest version of each block within it.
     pub(super) fn collect<E: Environment>(&mut self, cache: &Cache<E>) {
+        let asker = self.asker_of_notes();
+        let by_segment = self.by_segment.is_some();
         let Some(batch) = &mut self.batch else { return };
         let Some(target) = batch.target else { return };
         let mut found = Found::default();
         let mut records = 0;
         batch.complete = true;
+        batch.settled = false;
         for lane in (0..cache.lanes.len() as u32).map(LaneId) {
             let cleaned = &mut batch.cleaned[lane.index()];
             let mut cursor = self.cursors[lane.index()];
             let mut full = false;
+            // The only segment of the part, where it goes segment by segment.
+            let mut only = None;
             // Lost records, with the last sequence number of each gap.
-            let mut lost: Vec<(Option<u64>, Place)> = Vec::new();
-            cache.scan_log(lane, &mut cursor, &mut |location, record, place| {
-                let Some(record) = record else {
-                    lost.push((None, place));
-                    return ControlFlow::Continue(());
+            let mut lost: Vec<(u64, Place)> = Vec::new();
+            cache.scan_log(lane, &mut cursor, &mut |location, met, place| {
+                if by_segment && *only.get_or_insert(place.0) != place.0 {
+                    full = true;
+                    return ControlFlow::Break(());
+                }
+                let record = match met {
+                    Met::Record(record) => record,
+                    Met::Lost { last_sequence } => {
+                        lost.push((last_sequence, place));
+                        return ControlFlow::Continue(());
+                    }
                 };
                 let sequence = record.sequence.get();
-                if let Some((gap @ None, _)) = lost.last_mut() {
-                    *gap = Some(sequence - 1);
-                }
                 if !Safeguard::WritebackTarget.holds(record.epoch.get() <= target) {
                     return ControlFlow::Break(());
                 }
@@ -96,12 +116,11 @@ impl Writeback {
             self.cursors[lane.index()] = cursor;
             let whole = ByteRange { start: 0, end: cache.identity.size };
             let mut noted = true;
-            for (sequence, place) in lost {
+            // The last one first: it condemns all that those before it do, and is the only one that takes room.
+            for (sequence, place) in lost.into_iter().rev() {
                 batch.lacks_something = true;
-                let sequence =
-                    sequence.unwrap_or_else(|| cache.lanes[lane.index()].state.lock().next_sequence - 1);
                 if Safeguard::WritebackLost.is_kept() {
-                    noted &= cache.quarantine(lane, whole, sequence, place);
+                    noted &= cache.quarantine(lane, whole, sequence, place, asker);
                 }
                 if Safeguard::WritebackDamageVoid.is_kept() {
                     void_until_now(cache);

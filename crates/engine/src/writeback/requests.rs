@@ -8,7 +8,10 @@
 //! Left to others: trying again what was refused (`failing`).
 
 use super::{Content, REQUEST_MAX, Writeback};
-use crate::{Cache, Environment, drained::void_until_now, failing::Flight, index::Location, overlay::Place};
+use crate::{
+    Cache, Environment, drained::void_until_now, failing::Flight, index::Location, overlay::Place,
+    pool::Asker,
+};
 use cbd_types::{BackingOp, BackingQueue, ByteRange, LaneId, OpToken, Safeguard, backing::BackingDone};
 use core::sync::atomic::Ordering;
 
@@ -101,11 +104,12 @@ impl Writeback {
         }
         let mut buffer = self.buffers.pop().unwrap_or_default();
         buffer.resize(range.len() as usize);
+        let asker = self.asker_of_notes();
         for number in 0..flight.pieces.len() {
             let (piece, content) = flight.pieces[number];
             let Content::Data { location, lane, sequence } = content else { continue };
             let out = &mut buffer[(piece.start - range.start) as usize..(piece.end - range.start) as usize];
-            let damaged = match cache.load_for_writeback(lane, location, sequence, piece, out) {
+            let damaged = match cache.load_for_writeback(lane, location, sequence, piece, out, asker) {
                 Ok(()) => continue,
                 Err(Some(damaged)) => damaged,
                 Err(None) => {
@@ -145,7 +149,7 @@ impl Writeback {
         match (done.result, done.op) {
             (Ok(()), BackingOp::Flush) => {
                 cache.backing_flushes.fetch_add(1, Ordering::Relaxed);
-                self.finish(cache, now);
+                self.flushed(cache, now);
             }
             (Ok(()), op) => {
                 if let BackingOp::Write { buffer, .. } = op {
@@ -194,25 +198,26 @@ impl<E: Environment> Cache<E> {
         sequence: u64,
         piece: ByteRange,
         out: &mut [u8],
+        asker: Asker,
     ) -> Result<(), Option<ByteRange>> {
         let place = self.place_of(location);
         let record = match self.load_record(location) {
             Ok(record) if record.range().contains(&piece) => record,
             _ => {
-                return Err(self.condemn(lane, piece, sequence, place).then_some(piece));
+                return Err(self.condemn(lane, piece, sequence, place, asker).then_some(piece));
             }
         };
         self.load_data(location, &record, piece, out).map_err(|damage| {
             self.note_damage(damage.range, location, &damage.error);
-            self.condemn(lane, damage.range, record.sequence.get(), place).then_some(damage.range)
+            self.condemn(lane, damage.range, record.sequence.get(), place, asker).then_some(damage.range)
         })
     }
 
     /// Quarantines what writeback found damaged. `false` when that was not possible: then the batch is given up.
-    fn condemn(&self, lane: LaneId, range: ByteRange, sequence: u64, place: Place) -> bool {
+    fn condemn(&self, lane: LaneId, range: ByteRange, sequence: u64, place: Place, asker: Asker) -> bool {
         if !Safeguard::WritebackQuarantine.is_kept() {
             return true;
         }
-        Safeguard::WritebackGiveUp.holds(self.quarantine(lane, range, sequence, place))
+        Safeguard::WritebackGiveUp.holds(self.quarantine(lane, range, sequence, place, asker))
     }
 }

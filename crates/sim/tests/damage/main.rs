@@ -9,6 +9,7 @@ mod at_recovery;
 mod drained;
 mod foreign;
 mod in_the_log;
+mod noted_once;
 mod of_one_copy;
 mod outside;
 mod parked;

@@ -1,9 +1,9 @@
 //! Damage in segments that reclaim takes: nothing is freed twice, nothing old comes back, no damage is forgotten.
 
 use crate::outside::RigEnvironment;
-use crate::rig::{BLOCK, PAGE, Rig, SECTOR, Seen, Shape, value_of};
+use crate::rig::{BLOCK, Log, PAGE, Rig, SECTOR, Seen, Shape, value_of};
 use cbd_engine::{Cache, Step};
-use cbd_sim::{CrashMemory, Keep};
+use cbd_sim::{CrashMemory, DiskFaults, Keep};
 use cbd_types::{ByteRange, ErrorKind};
 
 /// One clean block at 0 whose record is lost, in a segment that reclaim has taken.
@@ -223,10 +223,16 @@ fn a_power_cut_while_a_tail_moves_leaves_one_slot_of_it() {
     });
 }
 
+/// Lane of a segment of a log, as its header says.
+fn lane_of(rig: &Rig, log: Log) -> u32 {
+    let at = log.base as usize + 32;
+    rig.memory.image()[at..at + 4].try_into().map(u32::from_le_bytes).unwrap()
+}
+
 #[test]
 fn a_quarantine_for_which_there_is_no_space_keeps_its_segment() {
-    let mut rig = Rig::of(Shape { segments: 41, ..Shape::default() });
-    // The oldest segment has a quarantine, and is clean.
+    let mut rig = Rig::of(Shape { device: 8 << 20, lanes_max: 2, segments: 17, ..Shape::default() });
+    // The oldest segment of one lane has a quarantine, and is clean.
     let lost = (3 << 20) + BLOCK;
     assert!(rig.try_write(lost, BLOCK, 7));
     rig.lose_data(rig.first_log(), 1);
@@ -234,20 +240,33 @@ fn a_quarantine_for_which_there_is_no_space_keeps_its_segment() {
     rig.drain();
     rig.leave_the_segment(2 << 20);
     rig.drain();
-    let clean = rig.logs().len();
-    // Everything behind it is rotten: there is no space for so many quarantines.
+    let lane = lane_of(&rig, rig.first_log());
+    // The rest is full of what is dirty.
+    rig.disk.set_faults(DiskFaults { flush_permille: 1000, ..DiskFaults::default() });
     let mut sector = 0;
-    while rig.cache.status().free_segments > 4 {
-        assert!(rig.try_write(sector * SECTOR, SECTOR, 9));
+    while [0, 4 << 20].map(|lane| rig.try_write(lane + sector * SECTOR, SECTOR, 9)).contains(&true) {
         sector += 2;
     }
-    rig.logs()[clean..].iter().for_each(|log| rig.lose_data(*log, 2));
-    rig.cache.request_drain();
-    for _ in 0..5000 {
+    // To the last slot.
+    for lane in [0, 4 << 20] {
+        while rig.try_zero(ByteRange::at(lane, SECTOR)) {}
+    }
+    rig.cache.flush().unwrap();
+    // The other lane notes losses until nothing is free.
+    let mut slot = 0;
+    while rig.cache.status().free_segments > 0 || slot < 60 {
+        let log = rig.logs().into_iter().find(|log| lane_of(&rig, *log) != lane).expect("it has one");
+        rig.lose_slots(log, &[slot]);
+        rig = rig.restart();
+        slot += 1;
+        assert!(slot < 80, "{:?}", rig.cache.status());
+    }
+    let before = rig.cache.status().rare.quarantine_records;
+    rig.reclaim_at(0);
+    for _ in 0..1000 {
         rig.step();
     }
-    let status = rig.cache.status();
-    assert_eq!(status.free_segments, 0, "there is space for one quarantine more");
+    assert_eq!(rig.cache.status().rare.quarantine_records, before, "there is space for one quarantine more");
     assert_eq!(rig.see(lost), Seen::Media);
     assert_eq!(rig.restart().see(lost), Seen::Media);
 }

@@ -1,7 +1,7 @@
 //! A lane that goes on in its last segment, because a quarantine took the last free one before the crash: what recovery
 //! dropped there stays dropped, whatever is written over its data. And who may use what such a quarantine has left.
 
-use crate::rig::{BLOCK, PAGE, Rig, Seen, Shape};
+use crate::rig::{BLOCK, PAGE, Rig, SECTOR, Seen, Shape};
 use cbd_sim::Keep;
 use cbd_types::ByteRange;
 
@@ -17,12 +17,13 @@ fn full_beside_rot() -> (Rig, u64, u32) {
     let mut rig = Rig::of(Shape { device: 8 << 20, lanes_max: 2, segments: 17, ..Shape::default() });
     rig.write(TORN, BLOCK, 1);
     let log = rig.first_log();
-    let mut block = 0;
-    while rig.try_write(ROTTEN + block * BLOCK, BLOCK, 9) {
-        block += 1;
+    // Short writes: the damage of one segment takes more room than another has left behind its data.
+    let mut sector = 0;
+    while rig.try_write(ROTTEN + sector * SECTOR, SECTOR, 9) {
+        sector += 2;
     }
     let rotten = rig.logs().into_iter().filter(|other| other.base != log.base);
-    rotten.for_each(|log| rig.lose_data(log, 1));
+    rotten.for_each(|log| rig.lose_data(log, 2));
     let reserve = rig.cache.status().free_segments;
     rig.cache.request_drain();
     (rig, log.base, reserve)

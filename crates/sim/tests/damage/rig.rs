@@ -134,8 +134,13 @@ impl Rig {
     }
 
     pub fn zero(&self, range: ByteRange) {
+        assert!(self.try_zero(range), "there is space");
+    }
+
+    /// Zeroes; false when there is no space.
+    pub fn try_zero(&self, range: ByteRange) -> bool {
         let admission = self.cache.zero(range, false, &mut ZeroProgress::default(), &self.waker());
-        assert!(matches!(admission.unwrap(), Admission::Done(_)), "there is space");
+        matches!(admission.unwrap(), Admission::Done(_))
     }
 
     /// Fills the lane's open segment, and a few more, with large writes at `at`.

@@ -367,6 +367,13 @@ safeguards! {
     WritebackLost = "writeback.lost",
     /// Without space for a quarantine nothing is declared clean.
     WritebackGiveUp = "writeback.give-up",
+    /// What batches note leaves the segments that are kept back, until a batch goes segment by segment: its notes could take
+    /// them all before any segment can be reclaimed.
+    WritebackNotesFrugal = "writeback.notes-frugal",
+    /// A batch whose damage does not find room goes segment by segment: it would begin anew for ever.
+    WritebackSettles = "writeback.settles",
+    /// The backing device is flushed before a segment of an epoch that is not drained is reclaimed.
+    WritebackSettleFlush = "writeback.settle.flush",
     /// A skipped version makes the backing device no crash state, durably, before anything later is written.
     WritebackDamageVoid = "writeback.damage.void",
     /// While damage is not healed on the backing device, it is said to be no crash state.
@@ -390,6 +397,8 @@ safeguards! {
     QuarantineFence = "quarantine.fence",
     /// A lost quarantine does not look like a write that was never acknowledged, once drained or the tail relies on it.
     QuarantineMark = "quarantine.mark",
+    /// Damage that is noted is not noted again: a batch that is tried again and again would fill the log with it.
+    QuarantineOnce = "quarantine.once",
     /// What is newer than the damage is not condemned.
     QuarantineNewer = "quarantine.newer",
     /// A pending fill of a damaged range does not become a record: it would hide the damage.
@@ -409,6 +418,8 @@ safeguards! {
     ParkedMark = "parked.mark",
     /// Only what is still the newest of its range is parked: it would hide newer data.
     ParkedNewest = "parked.newest",
+    /// Zeroes that are parked are not parked again: a batch that is tried again and again would fill the log with them.
+    ParkedZeroesOnce = "parked.zeroes.once",
     /// What is written or zeroed over a parked range ends it.
     ParkedSuperseded = "parked.superseded",
     /// Only what is still parked, and where it was, is tried again: its segment may be used anew, and what is missed there
@@ -435,8 +446,8 @@ safeguards! {
     ReclaimOwnZeroes = "reclaim.own-zeroes",
     /// A quarantine that is still needed is recorded again at the head.
     ReclaimCarry = "reclaim.carry",
-    /// What cannot be read may have been a quarantine: older damage is recorded again.
-    ReclaimCarryUnreadable = "reclaim.carry-unreadable",
+    /// Damage that a later segment notes is not recorded again: that would take the room that reclaim is to make.
+    ReclaimCarryOnce = "reclaim.carry-once",
     /// A segment whose quarantines found no space stays.
     ReclaimStuck = "reclaim.stuck",
     /// The tail: its first slot is durable before the second is touched.
@@ -498,6 +509,8 @@ safeguards! {
     RecoveryLostForgetsZeroes = "recovery.lost.forgets-zeroes",
     /// A loss that nothing on media notes yet is noted.
     RecoveryLostNoted = "recovery.lost.noted",
+    /// What a quarantine on media says is known to be noted after a restart.
+    RecoveryKnowsNoted = "recovery.knows-noted",
     /// A write after recovery heals damage that it overwrites, in replay too.
     RecoveryHeals = "recovery.heals",
     /// New records have sequence numbers above the lane's mark.
