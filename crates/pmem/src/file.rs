@@ -4,12 +4,16 @@
 //!
 //! Left to others: what an error means to the user (`open`).
 
+use crate::device_lock::{self, DeviceLock};
+use crate::sysfs::SYS;
 use std::ffi::CStr;
 use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
 use std::ops::Deref;
 use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
 
 fn checked(returned: libc::c_int) -> io::Result<libc::c_int> {
     if returned < 0 { Err(io::Error::last_os_error()) } else { Ok(returned) }
@@ -22,10 +26,13 @@ fn checked(returned: libc::c_int) -> io::Result<libc::c_int> {
 pub(crate) struct Locked {
     file: File,
     process: u32,
+    /// Of a device, whatever node it was opened by.
+    _device: Vec<DeviceLock>,
 }
 
 impl Locked {
-    /// Takes the whole file for writing, for this open description alone; it comes back when somebody else has it.
+    /// Takes the whole file for writing, for this open description alone; when somebody else has it, the file comes back that he
+    /// has: this one, or of a device another one that stands for it.
     pub fn take(file: File) -> io::Result<Result<Self, File>> {
         Self::take_as(file, libc::F_WRLCK)
     }
@@ -36,7 +43,19 @@ impl Locked {
     }
 
     fn take_as(file: File, kind: libc::c_int) -> io::Result<Result<Self, File>> {
-        Ok(if lock_as(&file, kind)? { Ok(Self { file, process: std::process::id() }) } else { Err(file) })
+        if !lock_as(&file, kind)? {
+            return Ok(Err(file));
+        }
+        let mut locked = Self { file, process: std::process::id(), _device: Vec::new() };
+        let looked = locked.metadata()?;
+        if looked.file_type().is_char_device() {
+            let places = (Path::new(SYS), Path::new("/dev"));
+            match device_lock::take(places, &looked, kind == libc::F_WRLCK)? {
+                Ok(locks) => locked._device = locks,
+                Err(somebodys) => return Ok(Err(somebodys)),
+            }
+        }
+        Ok(Ok(locked))
     }
 }
 
@@ -57,7 +76,18 @@ impl Drop for Locked {
     }
 }
 
-fn lock_as(file: &File, kind: libc::c_int) -> io::Result<bool> {
+/// Takes or gives back the lock of a file that need not be open for writing; false where somebody else has it.
+pub(crate) fn lock_all(file: &File, operation: libc::c_int) -> io::Result<bool> {
+    // SAFETY: the descriptor is open.
+    match checked(unsafe { libc::flock(file.as_raw_fd(), operation | libc::LOCK_NB) }) {
+        Ok(_) => Ok(true),
+        Err(error) if error.raw_os_error() == Some(libc::EWOULDBLOCK) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// As [`lock_all`], of this open description alone.
+pub(crate) fn lock_as(file: &File, kind: libc::c_int) -> io::Result<bool> {
     let whole = libc::flock {
         l_type: kind as libc::c_short,
         l_whence: libc::SEEK_SET as libc::c_short,

@@ -27,6 +27,7 @@
 
 mod calibrate;
 mod copy;
+mod device_lock;
 mod errors;
 mod file;
 mod identity;

@@ -14,9 +14,11 @@ use crate::methods::{Available, CLASS_SIZES, CopyMethod, Methods};
 use crate::open::{self, OpenOptions, Opened};
 use crate::processor::Flush;
 use crate::routines::processor as routines;
+use cbd_holder::Change;
 use cbd_types::{Durability, Error, ErrorKind, MediaError, Pmem, Result, Safeguard};
 use core::fmt::Write;
 use std::ops::Range;
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -100,7 +102,7 @@ pub struct Mapping {
     warnings: Vec<String>,
     figures: Option<[Figures; CLASS_SIZES.len()]>,
     /// Holds the region.
-    _file: Option<Locked>,
+    file: Option<Locked>,
 }
 
 pub(crate) fn available() -> &'static Available {
@@ -162,8 +164,15 @@ impl Mapping {
             file_system: opened.file_system,
             warnings: opened.warnings,
             figures,
-            _file: opened.file,
+            file: opened.file,
         }
+    }
+
+    /// What has become of the region's file, which was opened as `path`: deleted, or elsewhere. Asks its file system, which may take
+    /// long to answer. That it was cut short is not told here: whoever touches what is missing learns it.
+    #[must_use]
+    pub fn change(&self, path: &Path) -> Option<Change> {
+        cbd_holder::change::of(self.file.as_ref()?.as_fd(), path, 0)
     }
 
     /// Measures the methods again on this very memory, in a range of at least 2 MiB whose bytes nobody needs: they

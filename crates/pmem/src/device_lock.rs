@@ -1,0 +1,142 @@
+//! Locks of a character device that hold whichever node it was opened by.
+//!
+//! A lock of a file is one of its inode, and each `mknod` makes another inode for the same device. So two things are locked besides
+//! the node that was opened: the node that the kernel made itself (the name in the device's `uevent`, below `/dev`), and the file
+//! `resource` of the device below `/sys`, which root alone may open. A user who may not open the device can take neither.
+//!
+//! Always true here: nothing is locked twice by one owner; what is not there, or may not be opened, is left out.
+//!
+//! Left to others: the lock of the node itself (`file`). Containers with a `/dev` and a network namespace of their own see another
+//! inode of either: a device is given to one container, not to two.
+
+use crate::file;
+use crate::sysfs::{self, DeviceNumber};
+use std::fs::{self, File, Metadata};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+/// One lock that stands for a device. As with the lock of the node itself, it ends with this, and what a child drops is a copy.
+#[derive(Debug)]
+pub(crate) struct DeviceLock {
+    file: File,
+    process: u32,
+    /// A node takes a lock of the open description; a file that may only be read takes the other kind.
+    is_node: bool,
+}
+
+impl DeviceLock {
+    const fn new(file: File, process: u32, is_node: bool) -> Self {
+        Self { file, process, is_node }
+    }
+}
+
+impl Drop for DeviceLock {
+    fn drop(&mut self) {
+        if self.process == std::process::id() {
+            // What can't be given back ends with the descriptor.
+            let _ = if self.is_node {
+                file::lock_as(&self.file, libc::F_UNLCK)
+            } else {
+                file::lock_all(&self.file, libc::LOCK_UN)
+            };
+        }
+    }
+}
+
+/// Locks what stands for the character device whose open node has this metadata; the file that somebody else has comes back.
+pub(crate) fn take(
+    (sys, dev): (&Path, &Path),
+    node: &Metadata,
+    exclusive: bool,
+) -> io::Result<Result<Vec<DeviceLock>, File>> {
+    let number = DeviceNumber::from_stat(node.rdev());
+    let mut locks = Vec::new();
+    let Some(directory) = sysfs::of_character_device(sys, number) else { return Ok(Ok(locks)) };
+    if let Some(file) = own_node(&directory, dev, node, exclusive) {
+        if !file::lock_as(&file, if exclusive { libc::F_WRLCK } else { libc::F_RDLCK })? {
+            return Ok(Err(file));
+        }
+        locks.push(DeviceLock::new(file, std::process::id(), true));
+    }
+    if let Ok(file) = File::open(directory.join("resource")) {
+        if !file::lock_all(&file, if exclusive { libc::LOCK_EX } else { libc::LOCK_SH })? {
+            return Ok(Err(file));
+        }
+        locks.push(DeviceLock::new(file, std::process::id(), false));
+    }
+    Ok(Ok(locks))
+}
+
+/// The node that the kernel made for the device, unless it is the one that is open.
+fn own_node(directory: &Path, dev: &Path, node: &Metadata, exclusive: bool) -> Option<File> {
+    let event = fs::read_to_string(directory.join("uevent")).ok()?;
+    let name = event.lines().find_map(|line| line.strip_prefix("DEVNAME="))?;
+    let path = dev.join(name);
+    let is_device = |found: &Metadata| found.file_type().is_char_device() && found.rdev() == node.rdev();
+    if !fs::metadata(&path).is_ok_and(|found| is_device(&found)) {
+        return None;
+    }
+    let mut options = fs::OpenOptions::new();
+    options.read(true).write(exclusive).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY);
+    let file = options.open(&path).ok()?;
+    let found = file.metadata().ok()?;
+    let is_other = (found.dev(), found.ino()) != (node.dev(), node.ino());
+    (is_device(&found) && is_other).then_some(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::file::Locked;
+    use std::process::Command;
+
+    /// A second node of a device, which is gone with its folder.
+    fn second_node(folder: &Path, name: &str) -> File {
+        let path = folder.join(name);
+        let made = Command::new("mknod").arg(&path).args(["c", "1", "7"]).status();
+        assert!(made.expect("mknod is there").success());
+        File::options().read(true).write(true).open(path).expect("it opens")
+    }
+
+    #[test]
+    fn a_device_that_was_made_twice_has_one_owner() {
+        // SAFETY: it takes nothing and can't fail.
+        if unsafe { libc::geteuid() } != 0 {
+            return println!("not run: it makes device nodes, as root");
+        }
+        let folder = tempfile::tempdir_in("/dev").expect("a folder where nodes can be opened");
+        let (one, other) = (second_node(folder.path(), "one"), second_node(folder.path(), "other"));
+        let kernels = || File::options().read(true).write(true).open("/dev/full").expect("always there");
+        let owner = Locked::take(one).expect("asked").expect("free");
+        assert!(Locked::take(other.try_clone().expect("a copy")).expect("asked").is_err(), "the other node");
+        assert!(Locked::take(kernels()).expect("asked").is_err(), "the kernel's node");
+        drop(owner);
+        let owner = Locked::take(kernels()).expect("asked").expect("free");
+        assert!(Locked::take(other).expect("asked").is_err(), "a node of ours");
+        drop(owner);
+    }
+
+    #[test]
+    fn a_device_without_a_node_of_the_kernels_has_one_owner_and_several_readers() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let directory = folder.path().join("dev/char/1:7");
+        fs::create_dir_all(&directory).expect("made");
+        fs::write(directory.join("resource"), "0x1000").expect("written");
+        fs::write(directory.join("uevent"), "DEVNAME=missing\n").expect("written");
+        let places = (folder.path(), folder.path());
+        let node = fs::metadata("/dev/full").expect("always there");
+        let take = |exclusive| take(places, &node, exclusive).expect("asked");
+        let owner = take(true).expect("free");
+        assert_eq!(owner.len(), 1);
+        let somebodys = take(true).expect_err("it has an owner");
+        let holder = cbd_holder::of_lock(std::os::fd::AsFd::as_fd(&somebodys)).expect("told");
+        assert!(holder.contains(&std::process::id().to_string()), "{holder}");
+        assert!(take(false).is_err(), "it has an owner");
+        drop(owner);
+        let readers = [take(false).expect("free"), take(false).expect("free for readers")];
+        assert!(take(true).is_err(), "it has readers");
+        drop(readers);
+        take(true).expect("free");
+    }
+}
