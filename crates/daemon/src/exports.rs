@@ -45,6 +45,17 @@ pub enum ExportChoice {
     VhostUser(PathBuf),
 }
 
+impl ExportChoice {
+    /// The path of its socket, which the user chose.
+    #[must_use]
+    pub fn socket(&self) -> Option<&Path> {
+        match self {
+            Self::Nbd(Listen::Unix(path)) | Self::VhostUser(path) => Some(path),
+            _ => None,
+        }
+    }
+}
+
 impl std::str::FromStr for ExportChoice {
     type Err = Error;
 

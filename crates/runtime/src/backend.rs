@@ -7,7 +7,7 @@
 
 use crate::region::with_tools;
 use crate::{ProcessEnvironment, ServedDevice, Worker};
-use cbd_backing::{Backing, BackingFile, Identity, Options};
+use cbd_backing::{Backing, BackingFile, Identity, Options, Watch};
 use cbd_device::Device;
 use cbd_engine::{BackendEntry, Cache, Transport};
 use cbd_types::{Context, Result};
@@ -39,6 +39,7 @@ pub struct RunningBackend {
     cache: Option<Arc<Cache<ProcessEnvironment>>>,
     device: Arc<ServedDevice<ProcessEnvironment>>,
     worker: Mutex<Option<Worker>>,
+    watch: Watch,
 }
 
 impl std::fmt::Debug for RunningBackend {
@@ -65,6 +66,7 @@ impl RunningBackend {
         let recorded = Identity::parse(&entry.identity)?;
         let options = Options { sector: Some(entry.sector), size: Some(entry.size), ..Options::default() };
         let (file, warnings) = BackingFile::open_recorded(path, options, &recorded)?;
+        let watch = file.watch();
         let backing = (manner.decorate)(Arc::new(file));
         let geometry = backing.geometry();
         let (device, cache, worker) = if entry.cache_segments == 0 {
@@ -80,13 +82,19 @@ impl RunningBackend {
             (Device::cached(Arc::clone(&cache), geometry), Some(cache), Some(worker))
         };
         let device = Arc::new(ServedDevice::new(Arc::new(device), Arc::clone(&backing)));
-        Ok((Self { backing, cache, device, worker: Mutex::new(worker) }, warnings))
+        Ok((Self { backing, cache, device, worker: Mutex::new(worker), watch }, warnings))
     }
 
     /// The backing device.
     #[must_use]
     pub fn backing(&self) -> &dyn Backing {
         &*self.backing
+    }
+
+    /// What to look with at what becomes of its file.
+    #[must_use]
+    pub const fn watch(&self) -> &Watch {
+        &self.watch
     }
 
     /// The cache, if it has one.

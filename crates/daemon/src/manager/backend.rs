@@ -3,21 +3,20 @@
 //! Always true here: a backing device is served only if it is the disk that was recorded.
 
 use super::blkdev::BlkdevSlot;
-use super::looks::answers;
+use super::looks::{answers, silent, which_answer};
 use super::retry::Retry;
 use super::status::state;
 use super::transport::{Running, running_mut};
 use super::{Fixed, Manager};
 use crate::api::{self, BackendInfo, SettingsChange};
 use crate::exports::prepare_data_thread;
-use cbd_backing::{Backing, after_predecessor};
+use cbd_backing::Backing;
 use cbd_engine::{BackendEntry, Settings};
 use cbd_runtime::{Manner, RunningBackend, disk};
 use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, Result};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// A backend of this host; it may have failed to come up.
 pub(super) struct BackendSlot {
@@ -28,6 +27,10 @@ pub(super) struct BackendSlot {
     pub warnings: Vec<String>,
     /// Where it was, if a rescue has moved it.
     pub moved_from: Option<String>,
+    /// What has become of its file since it was opened.
+    pub file_change: Option<String>,
+    /// It is not up because somebody has its disk.
+    pub is_busy: bool,
     /// When it is tried again, while it is not up.
     pub retry: Option<Retry>,
     /// A stop is draining it.
@@ -53,6 +56,8 @@ impl BackendSlot {
             error: None,
             warnings: Vec::new(),
             moved_from: None,
+            file_change: None,
+            is_busy: false,
             retry: None,
             stopping: false,
             blkdevs: BTreeMap::new(),
@@ -67,11 +72,11 @@ impl BackendSlot {
                     tracing::warn!(backend = self.entry.id.0, "{warning}");
                 }
                 (self.run, self.error, self.warnings) = (Some(Arc::new(run)), None, warnings);
-                self.retry = None;
+                (self.retry, self.file_change, self.is_busy) = (None, None, false);
                 Ok(())
             }
             Err(error) => {
-                self.error = Some(error.line());
+                (self.error, self.is_busy) = (Some(error.line()), error.kind() == ErrorKind::Busy);
                 Err(error)
             }
         }
@@ -133,15 +138,17 @@ impl Fixed {
 }
 
 impl Running {
-    /// Brings back the backends and block devices of this host, each as far as it can.
-    /// `patience` is how long a disk that somebody has is waited for.
-    pub(super) fn bring_backends_back(&mut self, fixed: &Fixed, transport: u32, patience: Duration) {
+    /// Brings back the backends and block devices of this host, each as far as it can. Nobody is waited for here: not for who has
+    /// a disk, and for file systems that do not answer all at once.
+    pub(super) fn bring_backends_back(&mut self, fixed: &Fixed, transport: u32) {
         let (entries, damaged) = self.entries();
         for reason in &damaged {
             tracing::error!(transport, "{reason}");
         }
         self.damaged = damaged;
-        for entry in entries.into_iter().filter(|entry| entry.host == self.host) {
+        let ours: Vec<BackendEntry> = entries.into_iter().filter(|entry| entry.host == self.host).collect();
+        let answering = which_answer(ours.iter().map(|entry| entry.path.clone()).collect());
+        for entry in ours {
             let id = entry.id;
             let mut slot = BackendSlot::new(entry);
             if slot.entry.is_moved {
@@ -149,7 +156,14 @@ impl Running {
                 slot.moved_from =
                     Some(former.unwrap_or_else(|| "a disk that is not known any more".to_owned()));
             }
-            if let Err(error) = after_predecessor(patience, || slot.start(fixed, self)) {
+            let started = if answering.contains(&slot.path) {
+                slot.start(fixed, self)
+            } else {
+                let error = silent(&slot.path);
+                slot.error = Some(error.line());
+                Err(error)
+            };
+            if let Err(error) = started {
                 tracing::error!(backend = id.0, "the backend is not up: {error}");
             }
             self.backends.insert(id, slot);

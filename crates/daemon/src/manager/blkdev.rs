@@ -1,6 +1,7 @@
 //! Block devices: their rows in the region and their doors in this process.
 
 use super::backend::BackendSlot;
+use super::looks::answers;
 use super::retry::Retry;
 use super::transport::{Running, running_mut};
 use super::{Fixed, Manager};
@@ -173,6 +174,7 @@ impl BackendSlot {
         })?;
         self.refuse_while_served()?;
         let choice: ExportChoice = entry.export.parse()?;
+        socket_answers(&choice)?;
         let name = device_name(transport, entry.id.0);
         let queues = usize::try_from(self.entry.handlers).unwrap_or(1).clamp(1, 128);
         let device: Arc<dyn BlockDevice> = Arc::clone(run.device()) as _;
@@ -184,6 +186,11 @@ impl BackendSlot {
         }
         Ok(export)
     }
+}
+
+/// That the file system answers on which the user wants the socket.
+fn socket_answers(choice: &ExportChoice) -> Result<()> {
+    choice.socket().and_then(|path| path.to_str()).map_or(Ok(()), answers)
 }
 
 /// By what a block device is known after a restart: its backend's random identity, and its number.
@@ -225,6 +232,8 @@ impl Manager {
     pub(super) fn blkdev_start(&self, transport: u32, request: &StartBlkdev) -> Result<BlkdevInfo> {
         let default = self.fixed.config.defaults.export.as_deref();
         let choice = request.export.as_deref().or(default).unwrap_or("auto").parse()?;
+        // Without the lock: nobody is to wait for a file system with us.
+        socket_answers(&choice)?;
         let mut tables = self.tables()?;
         let running = running_mut(&mut tables, transport)?;
         self.blkdev_create(running, transport, BackendId(request.backend), &choice)

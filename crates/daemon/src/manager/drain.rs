@@ -4,6 +4,7 @@
 //! asked is gone, or when the daemon stops; whatever ends it, nothing dirty is dropped.
 
 use super::transport::running;
+use super::watch::check_file;
 use super::{Manager, backend, stopping};
 use crate::api::{Done, Drain, Progress};
 use crate::control::{Flow, Report};
@@ -46,16 +47,22 @@ impl Manager {
     ) -> Result<Done> {
         let Asked { runs, mut failed } = self.runs(transport, request.backend.map(BackendId))?;
         let all = runs.len() + failed.len();
-        let asked: Vec<_> = runs
-            .iter()
-            .filter_map(|(id, run)| run.cache().map(|cache| (*id, cache, cache.request_drain())))
-            .collect();
         let mut done = Done::default();
+        let mut asked = Vec::new();
+        for (id, run) in &runs {
+            match check_file(*id, run) {
+                Ok(warning) => {
+                    done.warnings.extend(warning);
+                    asked.extend(run.cache().map(|cache| (*id, run, cache, cache.request_drain())));
+                }
+                Err(error) => failed.push(error),
+            }
+        }
         if goal == Goal::Drained || request.wait {
-            for (id, cache, epoch) in asked {
+            for (id, run, cache, epoch) in asked {
                 let wait =
                     Wait { id, cache, patience: self.patience(request.timeout_s), stopping: &self.stopping };
-                match wait.until_drained(epoch, report) {
+                match wait.until_drained(epoch, report).and_then(|bytes| check_file(id, run).map(|_| bytes)) {
                     Ok(bytes) => done.written_bytes += bytes,
                     // Whoever asked is gone, or the daemon stops.
                     Err(error) if error.kind() == ErrorKind::Stopped => return Err(error),

@@ -33,59 +33,74 @@ fn node(path: &str) -> Node {
     Some((found.dev(), found.ino(), found.rdev()))
 }
 
-/// Looks at paths, each in a thread of its own, of which a path has one at most.
-pub struct Looks {
-    look: fn(&str) -> Node,
+/// A look at one thing.
+pub type Look<T> = Box<dyn FnOnce() -> T + Send>;
+
+/// Looks at what stands at paths, each in a thread of its own, of which a path has one at most.
+pub struct Looks<T = Node> {
     under_way: BTreeSet<String>,
-    tell: Sender<(String, Node)>,
-    told: Receiver<(String, Node)>,
+    tell: Sender<(String, T)>,
+    told: Receiver<(String, T)>,
 }
 
-impl Default for Looks {
+impl<T> Default for Looks<T> {
     fn default() -> Self {
-        Self::by(node)
+        let (tell, told) = channel();
+        Self { under_way: BTreeSet::new(), tell, told }
     }
 }
 
-impl Looks {
-    fn by(look: fn(&str) -> Node) -> Self {
-        let (tell, told) = channel();
-        Self { look, under_way: BTreeSet::new(), tell, told }
-    }
-
+impl Looks<Node> {
     /// What stands at these paths, as far as the system says so in time.
     pub fn at(&mut self, paths: BTreeSet<String>, patience: Duration) -> BTreeMap<String, Node> {
-        let begun: Vec<String> = paths.into_iter().filter(|path| self.begin(path)).collect();
+        let look = |path: String| {
+            let of = path.clone();
+            (path, Box::new(move || node(&of)) as Look<Node>)
+        };
+        self.by(paths.into_iter().map(look).collect(), patience)
+    }
+}
+
+impl<T: Send + 'static> Looks<T> {
+    /// What these looks find, each at its path, as far as the system says so in time.
+    pub fn by(&mut self, looks: BTreeMap<String, Look<T>>, patience: Duration) -> BTreeMap<String, T> {
+        let begun: Vec<String> =
+            looks.into_iter().filter_map(|(path, look)| self.begin(&path, look).then_some(path)).collect();
         let (end, mut seen) = (Instant::now() + patience, BTreeMap::new());
         // Not for those that have not answered before.
         while begun.iter().any(|path| self.under_way.contains(path))
-            && let Ok((path, node)) = self.told.recv_timeout(end.saturating_duration_since(Instant::now()))
+            && let Ok((path, found)) = self.told.recv_timeout(end.saturating_duration_since(Instant::now()))
         {
             self.under_way.remove(&path);
-            seen.insert(path, node);
+            seen.insert(path, found);
         }
         for path in begun.iter().filter(|path| self.under_way.contains(*path)) {
             tracing::warn!("{path} does not say what stands there: it is left alone until it does");
         }
-        while let Ok((path, node)) = self.told.try_recv() {
+        while let Ok((path, found)) = self.told.try_recv() {
             self.under_way.remove(&path);
-            seen.insert(path, node);
+            seen.insert(path, found);
         }
         seen
     }
 
     /// Whether a look at the path was begun: one that is under way is enough.
-    fn begin(&mut self, path: &str) -> bool {
-        let (look, tell, of) = (self.look, self.tell.clone(), path.to_owned());
+    fn begin(&mut self, path: &str, look: Look<T>) -> bool {
+        let (tell, of) = (self.tell.clone(), path.to_owned());
         let work = move || {
-            let node = look(&of);
+            let found = look();
             // Where nobody wants to know any more the daemon ends.
-            let _ = tell.send((of, node));
+            let _ = tell.send((of, found));
         };
         let begins = !self.under_way.contains(path)
             && std::thread::Builder::new().name("cbd-look".to_owned()).spawn(work).is_ok();
         begins && self.under_way.insert(path.to_owned())
     }
+}
+
+/// What a look finds, where it ends in time.
+pub fn one<T: Send + 'static>(path: &str, look: Look<T>) -> Option<T> {
+    Looks::default().by(BTreeMap::from([(path.to_owned(), look)]), COMMAND).remove(path)
 }
 
 /// Which of `others` answer, where `path` does; nothing need stand there.
@@ -106,10 +121,20 @@ pub fn nodes(path: &str, mut others: BTreeSet<String>) -> Result<BTreeMap<String
     if seen.contains_key(path) {
         return Ok(seen);
     }
+    Err(silent(path))
+}
+
+/// The error of a path that does not answer.
+pub fn silent(path: &str) -> Error {
     let text = format!(
         "{path} is on a file system that does not say what stands there; put that right, and try again"
     );
-    Err(Error::new(ErrorKind::TimedOut, text))
+    Error::new(ErrorKind::TimedOut, text)
+}
+
+/// Those of `paths` that answer; nothing need stand there.
+pub fn which_answer(paths: BTreeSet<String>) -> BTreeSet<String> {
+    Looks::default().at(paths, COMMAND).into_keys().collect()
 }
 
 /// That `path` answers; nothing need stand there.
@@ -138,23 +163,29 @@ mod tests {
     fn a_path_that_does_not_answer_is_looked_at_once_and_counts_when_it_does() {
         static SILENT: parking_lot::RwLock<()> = parking_lot::RwLock::new(());
         static ASKED: AtomicU32 = AtomicU32::new(0);
-        let mut looks = Looks::by(|path| {
-            let _answers = (path == "silent").then(|| {
-                ASKED.fetch_add(1, Ordering::SeqCst);
-                SILENT.read()
-            });
-            Some((1, path.len() as u64, 0))
-        });
-        let both = || BTreeSet::from(["silent".to_owned(), "b".to_owned()]);
+        let mut looks = Looks::default();
+        let both = || {
+            let look = |path: &'static str| {
+                let look = move || {
+                    let _answers = (path == "silent").then(|| {
+                        ASKED.fetch_add(1, Ordering::SeqCst);
+                        SILENT.read()
+                    });
+                    Some((1_u64, path.len() as u64, 0_u64))
+                };
+                (path.to_owned(), Box::new(look) as Look<Node>)
+            };
+            BTreeMap::from([look("silent"), look("b")])
+        };
         let of = |seen: &BTreeMap<String, Node>| seen.keys().cloned().collect::<Vec<_>>();
         let silence = SILENT.write();
         for _ in 0..3 {
-            assert_eq!(of(&looks.at(both(), LOOK)), ["b"]);
+            assert_eq!(of(&looks.by(both(), LOOK)), ["b"]);
         }
         assert_eq!(ASKED.load(Ordering::SeqCst), 1);
         drop(silence);
         let end = Instant::now() + Duration::from_secs(10);
-        while !looks.at(both(), LOOK).contains_key("silent") {
+        while !looks.by(both(), LOOK).contains_key("silent") {
             assert!(Instant::now() < end, "{:?}", looks.under_way);
         }
     }

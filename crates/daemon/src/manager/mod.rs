@@ -16,6 +16,7 @@ mod start;
 mod status;
 mod stop;
 mod transport;
+mod watch;
 
 use crate::api::{
     BackendInfo, BackendStarted, BlkdevInfo, Done, Drain, HostInfo, RegisterTransport, Settings,
@@ -43,6 +44,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use transport::TransportSlot;
+use watch::Watching;
 
 /// How often the chores are done.
 const CHORES_INTERVAL: Duration = Duration::from_secs(1);
@@ -162,11 +164,13 @@ impl Manager {
         drop(tables);
         if result.is_ok() {
             *self.chores.lock() = Chores::start(self);
+            // From here on commands are answered.
+            self.wait_for_busy_disks();
         }
-        result
+        result.map(|()| summary(&self.tables.lock()))
     }
 
-    fn bring_back(&self, tables: &mut Tables) -> Result<String> {
+    fn bring_back(&self, tables: &mut Tables) -> Result<()> {
         let places = &self.fixed.places;
         match cbd_fuse::sweep(&places.fuse_dir(), &places.dev_dir, &places.shelf.mounts()) {
             Ok(swept) => tracing::debug!("{swept:?}"),
@@ -181,7 +185,7 @@ impl Manager {
             tables.insert(id, slot);
         }
         self.sweep_unwanted(tables);
-        Ok(summary(tables))
+        Ok(())
     }
 
     /// Takes devices away that a predecessor left and that nobody wants any more. While a transport is not up, or rows of its tables
@@ -222,6 +226,7 @@ impl Manager {
             let _ = chores.thread.join();
         }
         let mut tables = self.tables.lock();
+        watch::warn_of_lost_regions(&tables);
         stop::end_doors(&mut tables);
         for (_, slot) in std::mem::take(&mut *tables) {
             slot.stop();
@@ -274,12 +279,14 @@ impl Chores {
         let manager = Arc::downgrade(manager);
         let work = move || {
             let (mut logged, mut looks) = (BTreeMap::new(), Looks::default());
+            let mut watching = Watching::default();
             while stopped.recv_timeout(CHORES_INTERVAL) == Err(RecvTimeoutError::Timeout) {
                 match manager.upgrade() {
                     Some(manager) => {
                         manager.record(&mut logged);
                         manager.retry_what_is_down(&mut looks);
                         manager.open_closed_doors();
+                        manager.watch_files(&mut watching);
                     }
                     None => return,
                 }

@@ -5,10 +5,12 @@
 
 use super::Manager;
 use super::backend::BackendSlot;
-use super::looks::{LOOK, Looks, Node};
+use super::looks::{LOOK, Looks, Node, one};
 use super::transport::Running;
 use super::{Fixed, Tables};
-use cbd_types::BackendId;
+use cbd_backing::DISK_PATIENCE;
+use cbd_runtime::Disk;
+use cbd_types::{BackendId, ErrorKind};
 use parking_lot::MutexGuard;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
@@ -17,6 +19,9 @@ use std::time::{Duration, Instant};
 /// The first attempt comes after this time, each further one after twice the time, up to the limit.
 const FIRST: Duration = Duration::from_secs(2);
 const LIMIT: Duration = Duration::from_secs(60);
+
+/// How often it is looked, at the start, whether a disk that somebody had is free.
+const BUSY_AGAIN: Duration = Duration::from_millis(100);
 
 /// When a backend is tried again.
 #[derive(Debug)]
@@ -83,10 +88,48 @@ impl Manager {
         }
     }
 
+    /// Waits for disks that somebody has: a process that was killed has them until its last write in the kernel has ended. Everything
+    /// else is served meanwhile, and what is not free in time is tried with all else that is not up.
+    pub(super) fn wait_for_busy_disks(&self) {
+        let end = Instant::now() + DISK_PATIENCE;
+        while Instant::now() < end && !self.stopping.load(Ordering::SeqCst) {
+            let busy = busy(&self.tables.lock());
+            if busy.is_empty() {
+                return;
+            }
+            for (transport, id, path) in busy {
+                // Without the lock: to find out who has a disk may take long.
+                let look = path.clone();
+                let looked = one(&path, Box::new(move || Disk::look(&look).map(drop)));
+                if looked.is_none_or(|found| found.is_err_and(|error| error.kind() == ErrorKind::Busy)) {
+                    continue;
+                }
+                let mut tables = self.tables.lock();
+                let running = tables.get_mut(&transport).and_then(|slot| slot.running.as_mut().ok());
+                if let Some(running) = running
+                    && running.backends.get(&id).is_some_and(|slot| slot.is_busy && slot.is_down())
+                {
+                    running.retry(&self.fixed, transport, id);
+                }
+            }
+            std::thread::sleep(BUSY_AGAIN);
+        }
+    }
+
     /// The tables, unless they are needed elsewhere, or not all is back: until then, what is down has not been tried for the first time.
     pub(super) fn tables_to_retry(&self) -> Option<MutexGuard<'_, Tables>> {
         self.tables.try_lock().filter(|_| self.restored.load(Ordering::SeqCst))
     }
+}
+
+/// The backends that are not up because somebody has their disks, and where those are.
+fn busy(tables: &Tables) -> Vec<(u32, BackendId, String)> {
+    let up = tables.iter().filter_map(|(&id, slot)| Some((id, slot.running.as_ref().ok()?)));
+    let busy = |(transport, running): (u32, &Running)| {
+        let slots = running.backends.iter().filter(|(_, slot)| slot.is_busy && slot.is_down());
+        slots.map(|(&id, slot)| (transport, id, slot.path.clone())).collect::<Vec<_>>()
+    };
+    up.flat_map(busy).collect()
 }
 
 /// Where that stands which is not up.

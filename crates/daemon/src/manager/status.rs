@@ -45,7 +45,7 @@ fn backend(id: BackendId, slot: &BackendSlot, segment_size: u64) -> BackendStatu
         handlers: slot.entry.handlers,
         backing: run.map_or_else(String::new, |run| run.backing().describe()),
         atomic_unit: run.map_or(0, |run| run.device().geometry().atomic_unit),
-        warnings: slot.warnings.clone(),
+        warnings: slot.warnings.iter().chain(&slot.file_change).cloned().collect(),
         cache: cache.map(|cache| {
             let status = cache.status();
             let read = status.read_hit_bytes + status.read_missed_bytes;

@@ -6,6 +6,7 @@
 use super::backend::BackendSlot;
 use super::drain::Wait;
 use super::transport::{Running, running_mut};
+use super::watch::check_file;
 use super::{Manager, Tables, backend};
 use crate::api::{Done, StopBackend};
 use crate::control::Report;
@@ -84,7 +85,7 @@ impl Manager {
         request: &StopBackend,
         report: Report<'_>,
     ) -> Result<Done> {
-        let mut done = Done::default();
+        let mut done = Done { warnings: check_file(id, run)?.into_iter().collect(), ..Done::default() };
         // With the doors open first: if it fails, nobody has noticed anything. Not so by force, where a client that goes on
         // writing would keep it from ending.
         if request.force {
@@ -96,6 +97,8 @@ impl Manager {
             // What was written between the drain and the closing.
             done.written_bytes += self.drain_run(id, run, request, report)?;
         }
+        // What was written last went where somebody finds it.
+        check_file(id, run)?;
         Ok(done)
     }
 

@@ -6,7 +6,7 @@ use super::retry::Retry;
 use super::{Fixed, Manager, Tables};
 use crate::api::{HostInfo, RegisterTransport, TransportInfo, TransportRegistered};
 use crate::state::TransportEntry;
-use cbd_backing::{DISK_PATIENCE, after_predecessor};
+use cbd_backing::after_predecessor;
 use cbd_engine::{FormatOptions, Transport};
 use cbd_pmem::{Info, Mapping, OpenOptions};
 use cbd_runtime::ProcessEnvironment;
@@ -17,7 +17,6 @@ use cbd_types::{BackendId, Durability, Error, ErrorKind, HostId, Pmem, Region, R
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// A transport that is to be there; it may have failed to come up.
 #[derive(Debug)]
@@ -38,6 +37,8 @@ pub(super) struct Running {
     pub mapping_line: String,
     /// Rows that cannot be read.
     pub damaged: Vec<String>,
+    /// What has become of the region's file since it was opened.
+    pub file_change: Option<String>,
     pub backends: BTreeMap<BackendId, BackendSlot>,
 }
 
@@ -117,7 +118,7 @@ impl TransportSlot {
     pub fn restore(fixed: &Fixed, entry: TransportEntry) -> Result<Self> {
         let open = || open_region(fixed, &entry.path, &OpenOptions::default());
         let running = after_predecessor(REGION_PATIENCE, open)
-            .and_then(|opened| Running::come_back(fixed, &entry, opened, DISK_PATIENCE));
+            .and_then(|opened| Running::come_back(fixed, &entry, opened));
         match running {
             Ok(running) => Ok(Self { entry, running: Ok(running), retry: None }),
             // The user asked for no daemon at all rather than one that loses data.
@@ -133,7 +134,7 @@ impl TransportSlot {
     /// Tries again what is not up. Whoever has the region or one of its disks now is not waited for.
     pub fn retry(&mut self, fixed: &Fixed) {
         let opened = open_region(fixed, &self.entry.path, &OpenOptions::default());
-        match opened.and_then(|opened| Running::come_back(fixed, &self.entry, opened, Duration::ZERO)) {
+        match opened.and_then(|opened| Running::come_back(fixed, &self.entry, opened)) {
             Ok(running) => {
                 tracing::info!(
                     transport = self.entry.transport_id,
@@ -182,7 +183,7 @@ impl TransportSlot {
 }
 
 impl Running {
-    fn come_back(fixed: &Fixed, entry: &TransportEntry, opened: Opened, patience: Duration) -> Result<Self> {
+    fn come_back(fixed: &Fixed, entry: &TransportEntry, opened: Opened) -> Result<Self> {
         let transport = Transport::open(Arc::clone(&fixed.environment), opened.region)?;
         let uuid = uuid_text(transport.info().uuid);
         if uuid != entry.uuid {
@@ -196,7 +197,7 @@ impl Running {
             ));
         }
         let host = transport.register_host(&entry.host, Some(HostId(entry.host_id)))?;
-        Ok(Self::with_backends(fixed, entry, transport, host, (opened.info, opened.line), patience))
+        Ok(Self::with_backends(fixed, entry, transport, host, (opened.info, opened.line)))
     }
 
     fn with_backends(
@@ -205,12 +206,12 @@ impl Running {
         transport: Arc<Transport<ProcessEnvironment>>,
         host: HostId,
         (mapping, mapping_line): (Info, String),
-        patience: Duration,
     ) -> Self {
         let path = entry.path.clone();
         let (damaged, backends) = (Vec::new(), BTreeMap::new());
-        let mut running = Self { path, transport, host, mapping, mapping_line, damaged, backends };
-        running.bring_backends_back(fixed, entry.transport_id, patience);
+        let mut running =
+            Self { path, transport, host, mapping, mapping_line, damaged, file_change: None, backends };
+        running.bring_backends_back(fixed, entry.transport_id);
         running
     }
 
@@ -281,7 +282,7 @@ impl Running {
             alive: true,
             uuid: uuid_text(info.uuid),
             free_segments: u64::from(info.free_segments),
-            error: self.failed(),
+            error: self.failed().or_else(|| self.file_change.clone()),
             durability: self.mapping.durability.name().to_owned(),
             copy: self.mapping_line.clone(),
             warnings,
@@ -367,7 +368,7 @@ impl Manager {
         entries.push(entry.clone());
         self.fixed.state.set_transports(&entries)?;
         let mapping = (opened.info, opened.line);
-        let running = Running::with_backends(&self.fixed, &entry, transport, host, mapping, DISK_PATIENCE);
+        let running = Running::with_backends(&self.fixed, &entry, transport, host, mapping);
         let slot = TransportSlot { entry, running: Ok(running), retry: None };
         let warnings = slot.info().warnings;
         tracing::info!(transport = id, host = host.0, "registered on {path}");

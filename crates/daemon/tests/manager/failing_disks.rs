@@ -1,9 +1,12 @@
 //! Disks that refuse writes: what is dirty is kept, listed, and dropped only by name.
 
 use crate::place::{MIB, Place, cache_of, dirty, refused, stop};
-use cbd_daemon::api::{Drain, OnWriteError, SettingsChange, StopBackend};
+use cbd_backing::{BackingFile, DISK_PATIENCE};
+use cbd_daemon::api::{Drain, OnWriteError, SettingsChange, StartBackend, StopBackend};
 use cbd_daemon::control::{Control, Flow};
+use cbd_daemon::{config::Config, manager::Manager, state::StateDir};
 use cbd_types::ErrorKind;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 #[test]
@@ -136,4 +139,38 @@ fn what_is_parked_is_written_when_the_disk_is_put_right() {
     stop(&daemon, StopBackend::default()).unwrap();
     let offset = usize::try_from(MIB).unwrap();
     assert_eq!(std::fs::read(&disk).unwrap()[offset..offset + 8192], [9; 8192]);
+}
+
+#[test]
+fn a_disk_that_somebody_has_at_the_start_delays_nothing_but_itself() {
+    let place = Place::new();
+    let (disk, other) = (place.disk("disk", 8 * MIB), place.disk("other", 8 * MIB));
+    {
+        let daemon = place.daemon_with_region();
+        let plain = StartBackend { start_dev: false, export: None, ..place.backend(&other) };
+        // The first is the one that is to be busy.
+        daemon.start_backend(0, &StartBackend { cache_size: Some(12 * MIB), ..plain }).unwrap();
+        daemon
+            .start_backend(0, &StartBackend { cache_size: Some(12 * MIB), ..place.backend(&disk) })
+            .unwrap();
+        place.write_block();
+    }
+    let held = BackingFile::open(&other, Default::default()).unwrap();
+    let options = place.options();
+    let state = StateDir::open(&options.paths.state_dir).unwrap();
+    let manager = Arc::new(Manager::new(&options, Config::default(), state).unwrap());
+    let restoring = Arc::clone(&manager);
+    let begun = Instant::now();
+    let restore = std::thread::spawn(move || restoring.restore().unwrap());
+    let alive: Vec<bool> = manager.backends(0, false).unwrap().iter().map(|slot| slot.alive).collect();
+    let answered = begun.elapsed();
+    assert_eq!(alive, [false, true]);
+    assert!(answered < DISK_PATIENCE / 2, "the first answer came after {answered:?}");
+    place.block_is_there();
+    // It is waited for, and served as soon as it is free.
+    assert!(!restore.is_finished());
+    drop(held);
+    let summary = restore.join().expect("all is back");
+    assert_eq!(summary, "1 transports, 2 backends, 1 block devices");
+    manager.stop();
 }

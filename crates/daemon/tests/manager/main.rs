@@ -1,6 +1,7 @@
 //! The manager over regions in files, with NBD as the door: what comes, what comes back, what is refused.
 
 mod backends;
+mod changed_files;
 mod exchanged_disks;
 mod failing_disks;
 mod place;

@@ -1,12 +1,15 @@
 //! Sockets that cannot be: one clear line each, and nothing is lost, changed or left behind.
 
 use crate::place::{MIB, Place, Running, refused};
+use crate::silent::Silent;
 use cbd_daemon::api::{StartBackend, StartBlkdev, StopBlkdev};
 use cbd_daemon::control::Control;
 use cbd_types::{Error, ErrorKind};
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
+use std::sync::mpsc::channel;
+use std::time::Duration;
 
 const KINDS: [&str; 2] = ["vhost-user", "nbd:unix"];
 
@@ -200,4 +203,26 @@ fn a_device_whose_place_was_taken_meanwhile_loses_nothing_and_comes_back_when_it
         daemon.start_blkdev(0, &StartBlkdev { backend: 0, export: Some(place.export()) }).unwrap();
         place.block_is_there();
     }
+}
+
+#[test]
+fn a_socket_on_a_file_system_that_does_not_answer_holds_up_nobody() {
+    if std::env::var_os("CBD_SYSTEM_TESTS").is_none() {
+        return println!("not run: it mounts a file system; CBD_SYSTEM_TESTS=1 runs it, as root");
+    }
+    let place = Place::new();
+    let daemon = without_a_door(&place);
+    std::fs::create_dir(place.path("far")).unwrap();
+    let silent = Silent::over(&place.path("far"));
+    let export = Some(format!("nbd:unix:{}", place.text("far/nbd.sock")));
+    let (tell, told) = channel();
+    let asking = std::thread::spawn(move || {
+        let request = StartBlkdev { backend: 0, export };
+        refused(daemon.start_blkdev(0, &request), ErrorKind::TimedOut, "far/nbd.sock is on a file system");
+        tell.send(daemon.blkdevs(0, true).unwrap().len()).unwrap();
+    });
+    let said = told.recv_timeout(Duration::from_secs(30));
+    drop(silent);
+    assert_eq!(said, Ok(0));
+    asking.join().unwrap();
 }

@@ -1,0 +1,121 @@
+//! Files that are deleted, replaced or cut short while a daemon uses them.
+
+use crate::place::{MIB, Place, cache_of, dirty, refused, stop};
+use cbd_daemon::api::{Drain, StopBackend};
+use cbd_daemon::control::{Control, Flow};
+use cbd_daemon::manager::Manager;
+use cbd_types::{ErrorKind, Result};
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
+
+fn drain(daemon: &Manager) -> Result<cbd_daemon::api::Done> {
+    daemon.drain(0, &Drain { wait: true, ..Drain::default() }, &mut |_| Flow::Continue)
+}
+
+/// Waits until the first backend, or its region, is said to be as `part` says.
+fn wait_until_told(daemon: &Manager, part: &str) {
+    let end = Instant::now() + Duration::from_secs(60);
+    loop {
+        let transport = daemon.status().unwrap().transports.remove(0);
+        let mut told = transport.backends[0].warnings.clone();
+        told.extend(transport.info.error);
+        if told.iter().any(|line| line.contains(part)) {
+            return;
+        }
+        assert!(Instant::now() < end, "{told:?}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn a_deleted_disk_is_told_and_neither_drained_nor_stopped() {
+    let place = Place::new();
+    let (disk, daemon) = place.disk_and_daemon();
+    drain(&daemon).unwrap();
+    std::fs::remove_file(&disk).unwrap();
+    place.write_block();
+    let error = refused(drain(&daemon), ErrorKind::Backing, "was deleted while it is in use");
+    assert!(error.line().contains(&format!("/proc/{}/fd/", std::process::id())), "{error}");
+    refused(stop(&daemon, StopBackend::default()), ErrorKind::Backing, "was deleted while it is in use");
+    wait_until_told(&daemon, "was deleted while it is in use");
+    // The backend goes on, and has all data.
+    place.block_is_there();
+    let bytes = dirty(&daemon);
+    assert!(bytes >= 4096, "what was written since is not counted as being on the disk");
+    stop(&daemon, StopBackend { discard_dirty: Some(bytes), ..StopBackend::default() }).unwrap();
+    assert!(daemon.backends(0, true).unwrap().is_empty());
+}
+
+#[test]
+fn a_disk_without_a_cache_that_was_deleted_is_not_stopped_in_silence() {
+    let place = Place::new();
+    let daemon = place.daemon_with_region();
+    let disk = place.disk("disk", 8 * MIB);
+    let uncached = cbd_daemon::api::StartBackend { cache_size: None, ..place.backend(&disk) };
+    daemon.start_backend(0, &uncached).unwrap();
+    std::fs::remove_file(&disk).unwrap();
+    refused(stop(&daemon, StopBackend::default()), ErrorKind::Backing, "--discard-dirty 0");
+    stop(&daemon, StopBackend { discard_dirty: Some(0), ..StopBackend::default() }).unwrap();
+}
+
+#[test]
+fn a_disk_that_another_file_was_renamed_over_is_told_and_not_drained() {
+    let place = Place::new();
+    let (disk, daemon) = place.disk_and_daemon();
+    place.disk("other", 8 * MIB);
+    std::fs::rename(place.path("other"), &disk).unwrap();
+    refused(drain(&daemon), ErrorKind::Backing, "was deleted while it is in use");
+}
+
+#[test]
+fn a_disk_that_was_renamed_is_drained_and_stopped_with_its_new_name() {
+    let place = Place::new();
+    let (disk, daemon) = place.disk_and_daemon();
+    place.write_block();
+    std::fs::rename(&disk, place.path("elsewhere")).unwrap();
+    let now = place.path("elsewhere").canonicalize().unwrap();
+    let now = now.to_str().unwrap();
+    wait_until_told(&daemon, now);
+    let done = drain(&daemon).unwrap();
+    assert!(done.warnings.iter().any(|line| line.contains(now)), "{done:?}");
+    let done = stop(&daemon, StopBackend::default()).unwrap();
+    assert!(done.warnings.iter().any(|line| line.contains(now)), "{done:?}");
+    assert_eq!(std::fs::read(now).unwrap()[..4096], [9; 4096]);
+}
+
+#[test]
+fn a_disk_that_was_cut_short_keeps_its_length_and_its_dirty_data_until_it_is_restored() {
+    let place = Place::new();
+    let (disk, daemon) = place.disk_and_daemon();
+    let file = std::fs::File::options().read(true).write(true).open(&disk).unwrap();
+    place.client().write(7 * MIB, &[5; 4096], true).unwrap();
+    drain(&daemon).unwrap();
+    file.set_len(4 * MIB).unwrap();
+    place.client().write(6 * MIB, &[6; 4096], true).unwrap();
+    refused(drain(&daemon), ErrorKind::Backing, "was cut short");
+    wait_until_told(&daemon, "was cut short");
+    refused(stop(&daemon, StopBackend::default()), ErrorKind::Backing, "was cut short");
+    assert_eq!(file.metadata().unwrap().len(), 4 * MIB);
+    assert!(cache_of(&daemon).dirty_bytes >= 4096);
+    // What neither the cache nor the file has is an error, and no zeroes.
+    let mut data = [0; 4096];
+    let read = place.client().read(5 * MIB, &mut data);
+    assert!(read.is_err(), "{:?}", &data[..8]);
+    place.client().read(6 * MIB, &mut data).unwrap();
+    assert_eq!(data, [6; 4096]);
+    file.set_len(8 * MIB).unwrap();
+    stop(&daemon, StopBackend::default()).unwrap();
+    file.read_exact_at(&mut data, 6 * MIB).unwrap();
+    assert_eq!(data, [6; 4096]);
+}
+
+#[test]
+fn a_deleted_region_is_told_and_its_dirty_data_can_be_drained() {
+    let place = Place::new();
+    let (disk, daemon) = place.disk_and_daemon();
+    place.write_block();
+    std::fs::remove_file(place.path("region")).unwrap();
+    wait_until_told(&daemon, "was deleted while it is in use: what is dirty in it is lost");
+    stop(&daemon, StopBackend::default()).unwrap();
+    assert_eq!(std::fs::read(disk).unwrap()[..4096], [9; 4096]);
+}
