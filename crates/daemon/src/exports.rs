@@ -298,6 +298,7 @@ impl Export {
             export_name: name.to_owned(),
             thread_setup: Some(Arc::new(prepare_data_thread)),
             stop_timeout: STOP_PATIENCE,
+            observer: Some(tell_of_nbd(name.to_owned())),
             ..cbd_nbd::Options::default()
         };
         let server = Server::start(device, listen, options)?;
@@ -420,6 +421,18 @@ impl Export {
         }
     }
 
+    /// What its clients wait for besides the device, in words.
+    #[must_use]
+    pub fn held_up(&self) -> Option<String> {
+        let Door::Nbd(server) = &self.door else { return None };
+        match server.waiting() {
+            0 => None,
+            waiting => Some(format!(
+                "{waiting} NBD clients wait until the backing device has completed requests of connections that have ended"
+            )),
+        }
+    }
+
     /// Why it does not serve any more although nobody stopped it.
     #[must_use]
     pub fn failure(&self) -> Option<String> {
@@ -520,6 +533,24 @@ fn refuse_if_others_wait(name: &str, places: &ExportPlaces) -> Result<()> {
 
 fn waits(name: &str) -> String {
     format!("{name} waits for its daemon, and cannot be taken over; dev-stop --force gives its users errors")
+}
+
+/// Logs what keeps the NBD clients of a device waiting.
+fn tell_of_nbd(device: String) -> cbd_nbd::Observer {
+    Arc::new(move |notice| match notice {
+        cbd_nbd::Notice::Waits { connection, clients } => tracing::warn!(
+            device,
+            connection,
+            "an NBD client is not answered yet: the backing device still has requests of {clients} connections that have ended"
+        ),
+        cbd_nbd::Notice::Admitted { connection, waited } => tracing::info!(
+            device,
+            connection,
+            "the NBD client is answered, after {:.1} s: the requests of ended connections are done",
+            waited.as_secs_f64()
+        ),
+        _ => {}
+    })
 }
 
 /// Logs what happens at the vhost-user socket of a device.

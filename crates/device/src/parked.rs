@@ -71,6 +71,10 @@ impl<T> Slab<T> {
         Some(item)
     }
 
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
+        self.items.iter().flatten()
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.items.len() - self.free.len()
     }

@@ -66,6 +66,30 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         self.parked.len() + self.plugged.len()
     }
 
+    /// Requests taken and not completed that can still change the device.
+    pub fn changes(&self) -> usize {
+        let is_change = |operation| !matches!(operation, Operation::Read | Operation::Flush);
+        let parked = self.parked.iter().filter(|parked| is_change(parked.request.operation)).count();
+        parked + self.plugged.len()
+    }
+
+    /// Gives up, with an error, each request that the backing device does not have: those that were kept back, and those that wait for
+    /// space, of which some pieces may be written. For the requests of a client that is gone; what the backing device has is completed by
+    /// [`poll`](Self::poll) as ever.
+    pub fn give_up(&mut self, done: &mut Vec<Completion>) {
+        for request in self.plugged.drain(..) {
+            complete(request, Err(given_up()), done);
+        }
+        for place in self.waiting.drain(..) {
+            if let Some(parked) = self.parked.remove(place) {
+                complete(parked.request, Err(given_up()), done);
+            }
+        }
+        if let Some(cache) = self.device.cache() {
+            cache.stop_waiting(&self.waker);
+        }
+    }
+
     /// As [`submit`](Self::submit) for a request behind which the client has submitted more: a write may be kept back until
     /// [`unplug`](Self::unplug), to be done together with others.
     pub fn submit_plugged(&mut self, request: Request, done: &mut Vec<Completion>) {
@@ -411,6 +435,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
 impl<E: Environment, Q: BackingQueue> Drop for Queue<E, Q> {
     fn drop(&mut self) {
         let Some(cache) = self.device.cache() else { return };
+        cache.stop_waiting(&self.waker);
         // The operations themselves end with the queue to the backing device.
         for place in 0.. {
             if self.ops.len() == 0 {
@@ -424,6 +449,10 @@ impl<E: Environment, Q: BackingQueue> Drop for Queue<E, Q> {
             misses.into_iter().for_each(|miss| cache.cancel_fill(miss));
         }
     }
+}
+
+fn given_up() -> Error {
+    Error::new(ErrorKind::Stopped, "the request was given up: its client is gone")
 }
 
 /// A request that changes the device, wherever its bytes are.

@@ -337,6 +337,11 @@ impl<E: Environment> Cache<E> {
         self.abandoned.load(Ordering::Relaxed)
     }
 
+    /// Takes `waker` off the wait list for space: its requests were given up, and nobody would hear it.
+    pub fn stop_waiting(&self, waker: &Waker) {
+        self.pool.forget(waker);
+    }
+
     /// # Errors
     /// [`ErrorKind::Stopped`] after [`stop`](Self::stop).
     pub(crate) fn check_running(&self) -> Result<()> {

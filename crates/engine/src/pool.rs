@@ -95,6 +95,13 @@ impl<E: Environment> Pool<E> {
         woken.into_iter().for_each(Waker::wake);
     }
 
+    /// Whoever `waker` wakes does not wait any more.
+    pub(crate) fn forget(&self, waker: &Waker) {
+        let mut state = self.state.lock();
+        state.waiting.retain(|known| !known.will_wake(waker));
+        self.has_waiters.store(!state.waiting.is_empty(), Ordering::Relaxed);
+    }
+
     /// Wakes all who wait, whatever is free: the cache is being stopped.
     pub(crate) fn wake_all(&self) {
         let woken = {

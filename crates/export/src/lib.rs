@@ -10,6 +10,7 @@
 
 pub mod budget;
 pub mod buffers;
+pub mod clients;
 pub mod descriptors;
 mod errors;
 pub mod link;
@@ -19,6 +20,7 @@ pub mod socket;
 pub mod users;
 pub mod wake;
 
+pub use clients::{Client, Clients};
 pub use errors::system_error;
 pub use memory::MemoryDevice;
 pub use wake::{Event, Waker, wait_any};
@@ -104,6 +106,17 @@ pub trait RequestQueue: Send {
 
     /// Number of requests taken and not completed.
     fn parked(&self) -> usize;
+
+    /// Number of requests taken and not completed that can still change the device.
+    fn changes(&self) -> usize {
+        self.parked()
+    }
+
+    /// Completes with an error each request that need not happen any more because it has not begun, or waits for space between two of its
+    /// pieces: its client is gone. What has begun and cannot be taken back is completed by [`poll`](Self::poll).
+    fn give_up(&mut self, done: &mut Vec<Completion>) {
+        let _ = done;
+    }
 
     /// Descriptors one of which is readable when [`poll`](Self::poll) has something to do. Constant while the
     /// queue lives; readiness is cleared by `poll`.

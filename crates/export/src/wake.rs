@@ -78,6 +78,8 @@ fn signal(mut file: &File) {
 pub enum Interest {
     /// Nothing, not even that the other end went away.
     Nothing,
+    /// Only that the other end went away: see [`WaitSet::failed`].
+    HangUp,
     /// That something can be read.
     Read,
     /// That something can be written.
@@ -119,6 +121,7 @@ impl WaitSet {
         let descriptor = if entry.fd < 0 { !entry.fd } else { entry.fd };
         (entry.fd, entry.events) = match interest {
             Interest::Nothing => (!descriptor, 0),
+            Interest::HangUp => (descriptor, 0),
             Interest::Read => (descriptor, libc::POLLIN),
             Interest::Write => (descriptor, libc::POLLOUT),
             Interest::ReadWrite => (descriptor, libc::POLLIN | libc::POLLOUT),
@@ -182,6 +185,15 @@ pub fn wait_any(descriptors: &[RawFd], timeout: Option<Duration>) -> Result<Opti
     }
     set.wait(timeout)?;
     Ok((0..descriptors.len()).find(|&place| set.readable(place) || set.failed(place)))
+}
+
+/// Whether the other end of a socket has closed it, at least for what it sends.
+#[must_use]
+pub fn is_closed_by_peer(socket: RawFd) -> bool {
+    let mut entry = libc::pollfd { fd: socket, events: libc::POLLRDHUP, revents: 0 };
+    // SAFETY: the pointer leads to one entry, which lives through the call.
+    let ready = unsafe { libc::poll(&raw mut entry, 1, 0) };
+    ready > 0 && entry.revents & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0
 }
 
 /// Rounded up, so that nobody wakes just before the time and waits again for nothing.

@@ -146,6 +146,14 @@ impl<E: Environment> RequestQueue for DeviceQueue<E> {
         self.queue.parked()
     }
 
+    fn changes(&self) -> usize {
+        self.queue.changes()
+    }
+
+    fn give_up(&mut self, done: &mut Vec<Completion>) {
+        self.queue.give_up(done);
+    }
+
     fn wait_descriptors(&self) -> Vec<RawFd> {
         vec![self.event.descriptor(), self.backing_descriptor]
     }

@@ -46,7 +46,7 @@ impl BlkdevSlot {
             export: self.entry.export.clone(),
             way: self.export.as_ref().map(|export| export.way()),
             error: self.error.clone().or(failure),
-            note: self.export.as_ref().and_then(|export| export.note.clone()),
+            note: self.export.as_ref().and_then(|export| export.held_up().or_else(|| export.note.clone())),
         }
     }
 

@@ -6,6 +6,7 @@ mod exchanged_disks;
 mod failing_disks;
 mod place;
 mod quarantined;
+mod reconnecting_clients;
 mod refusals;
 mod regions;
 mod same_disks;

@@ -7,15 +7,18 @@
 //! - each request that was read whole gets exactly one reply, unless the client went away or stop ran out of time;
 //! - requests that were read and not answered are bounded in number and bytes; beyond that the socket is not read,
 //!   so a client that sends without reading its replies blocks itself and nobody else;
-//! - after the client's last request, what the device has is completed before the queue is let go.
+//! - after the client's last request, what the device has is completed before the queue is let go; what has not begun is given up when
+//!   the client is gone, or when a new client waits for it.
 
 use super::handshake::Agreed;
+use super::presence::Presence;
 use super::receive::{Received, Receiver};
 use super::reply::{Output, Reply};
 use super::request::{Rules, Task};
 use super::status;
 use crate::protocol::{RequestHeader, command};
 use cbd_export::buffers::Buffers;
+use cbd_export::clients::is_settled;
 use cbd_export::wake::{Interest, WaitSet};
 use cbd_export::{BlockDevice, RequestQueue};
 use cbd_types::{AlignedBuffer, ByteRange, Completion, Error, ErrorKind, Operation, Request, Result};
@@ -35,7 +38,8 @@ const IDLE: Duration = Duration::from_secs(5);
 /// Places in the wait set; those of the queue's descriptors follow.
 const SOCKET: usize = 0;
 const STOP: usize = 1;
-const QUEUE: usize = 2;
+const AWAITED: usize = 2;
+const QUEUE: usize = 3;
 
 /// What a connection may hold, and how long its end may take.
 #[derive(Clone, Copy, Debug)]
@@ -78,6 +82,10 @@ struct Ending {
     sending: bool,
     /// When sending is given up.
     until: Instant,
+    /// Whether the client said that it goes: what it asked for before is done.
+    in_order: bool,
+    /// Whether what had not begun was given up.
+    gave_up: bool,
 }
 
 pub(super) struct Connection<'a> {
@@ -106,6 +114,8 @@ pub(super) struct Connection<'a> {
     fault: Option<Error>,
     waits: WaitSet,
     queue_descriptors: usize,
+    /// Behind the queue, so that it goes last.
+    presence: Presence,
 }
 
 impl<'a> Connection<'a> {
@@ -116,11 +126,13 @@ impl<'a> Connection<'a> {
         agreed: Agreed,
         limits: Limits,
         stop: RawFd,
+        presence: Presence,
     ) -> Result<Self> {
         let queue = device.open_queue()?;
         let mut waits = WaitSet::new();
         waits.add(socket.as_raw_fd(), Interest::Read);
         waits.add(stop, Interest::Read);
+        waits.add(presence.descriptor(), Interest::Read);
         let descriptors = queue.wait_descriptors();
         for &descriptor in &descriptors {
             waits.add(descriptor, Interest::Read);
@@ -147,6 +159,7 @@ impl<'a> Connection<'a> {
             fault: None,
             waits,
             queue_descriptors: descriptors.len(),
+            presence,
         })
     }
 
@@ -163,6 +176,7 @@ impl<'a> Connection<'a> {
                 self.settle();
             }
             self.send();
+            self.give_up();
             if self.is_over() {
                 return self.fault.map_or(Ok(()), Err);
             }
@@ -246,6 +260,7 @@ impl<'a> Connection<'a> {
         let cookie = header.cookie;
         if header.command == command::DISC {
             self.end(None, true);
+            self.ending.iter_mut().for_each(|ending| ending.in_order = true);
             return;
         }
         self.unanswered += 1;
@@ -349,7 +364,7 @@ impl<'a> Connection<'a> {
             }
             Ok(Received::Nothing) => {}
             // A client may close its sending half and still want its replies.
-            Ok(Received::End) => self.end(None, true),
+            Ok(Received::End) => self.end(None, !self.waits.failed(SOCKET)),
             Err(error) => {
                 let text = format!("the connection of an NBD client failed: {error}");
                 self.end(Some(Error::new(ErrorKind::Stopped, text)), false);
@@ -464,7 +479,26 @@ impl<'a> Connection<'a> {
         }
         match &mut self.ending {
             Some(ending) => ending.sending &= sending,
-            None => self.ending = Some(Ending { sending, until: Instant::now() + self.limits.stop }),
+            None => {
+                let until = Instant::now() + self.limits.stop;
+                self.ending = Some(Ending { sending, until, in_order: false, gave_up: false });
+                self.presence.leave();
+            }
+        }
+    }
+
+    /// Gives up what has not begun, if the client is gone or a new one waits for that; says so when nothing of it can happen any more.
+    fn give_up(&mut self) {
+        let Some(ending) = &mut self.ending else { return };
+        let is_gone = !ending.sending && !ending.in_order;
+        if !ending.gave_up && (is_gone || self.presence.is_awaited()) {
+            ending.gave_up = true;
+            self.queue.give_up(&mut self.done);
+            self.settle();
+            self.send();
+        }
+        if is_settled(self.queue.changes()) {
+            self.presence.settled();
         }
     }
 
@@ -494,6 +528,7 @@ impl<'a> Connection<'a> {
                 (true, true) => Interest::ReadWrite,
                 (true, false) => Interest::Read,
                 (false, true) => Interest::Write,
+                (false, false) if sending => Interest::HangUp,
                 (false, false) => Interest::Nothing,
             },
         );
@@ -502,6 +537,9 @@ impl<'a> Connection<'a> {
 
         if self.waits.readable(STOP) {
             self.stop_until = Some(Instant::now() + self.limits.stop);
+            self.end(None, true);
+        }
+        if self.waits.readable(AWAITED) && self.presence.is_awaited() {
             self.end(None, true);
         }
         if (QUEUE..QUEUE + self.queue_descriptors).any(|place| self.waits.readable(place)) {

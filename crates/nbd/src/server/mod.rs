@@ -8,6 +8,7 @@
 
 mod connection;
 mod handshake;
+mod presence;
 mod receive;
 mod reply;
 mod request;
@@ -18,10 +19,11 @@ use crate::listen::{Listen, Listener, tune};
 use crate::protocol::STRING_MAX;
 use cbd_export::socket::is_momentary;
 use cbd_export::wake::{Interest, WaitSet};
-use cbd_export::{BlockDevice, Event, start_thread};
+use cbd_export::{BlockDevice, Clients, Event, start_thread};
 use cbd_types::{Error, ErrorKind, Result};
 use connection::{Connection, Limits};
 use handshake::{Offer, negotiate};
+use presence::Presence;
 use request::Rules;
 use socket2::Socket;
 use std::fmt;
@@ -62,6 +64,20 @@ pub enum Notice<'a> {
         connection: u64,
         /// What went wrong.
         error: Option<&'a Error>,
+    },
+    /// The first request of a client waits because requests of connections that have ended are still with the device.
+    Waits {
+        /// The connection's number.
+        connection: u64,
+        /// How many connections it waits for.
+        clients: usize,
+    },
+    /// That wait is over.
+    Admitted {
+        /// The connection's number.
+        connection: u64,
+        /// How long it took.
+        waited: Duration,
     },
     /// Clients cannot be accepted for now.
     CannotAccept {
@@ -141,6 +157,8 @@ struct Shared {
     live: Mutex<Live>,
     changed: Condvar,
     numbers: AtomicU64,
+    /// Those past their handshake.
+    clients: Clients,
 }
 
 #[derive(Default)]
@@ -190,6 +208,12 @@ impl Server {
     #[must_use]
     pub fn connections(&self) -> usize {
         self.shared.live().connections
+    }
+
+    /// Number of clients whose first request waits until nothing of connections that have ended can change the device any more.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.shared.clients.waiting()
     }
 
     /// Stops: accepts nobody any more and removes the socket's file, completes and answers what is in flight, closes
@@ -243,7 +267,9 @@ pub fn serve_connected(device: Arc<dyn BlockDevice>, socket: OwnedFd, options: O
     let shared = Shared::new(device, options)?;
     shared.live().threads += 1;
     let mut place = Place { shared: Arc::clone(&shared), serving: false };
-    converse(&shared, &Socket::from(socket), 0, &mut place)
+    let socket = Arc::new(Socket::from(socket));
+    let presence = Presence::enter(&shared.clients, &socket)?;
+    converse(&shared, &socket, 0, &mut place, presence)
 }
 
 impl Shared {
@@ -259,6 +285,7 @@ impl Shared {
             live: Mutex::default(),
             changed: Condvar::new(),
             numbers: AtomicU64::new(0),
+            clients: Clients::new(),
         }))
     }
 
@@ -335,13 +362,19 @@ fn admit(shared: &Arc<Shared>, socket: Socket, address: &Listen) {
     let place = Place { shared: Arc::clone(shared), serving: false };
     tune(&socket, address);
     let number = shared.numbers.fetch_add(1, Ordering::Relaxed);
+    let socket = Arc::new(socket);
+    // In the order in which they connect: who comes later must find who came before.
+    let presence = match Presence::enter(&shared.clients, &socket) {
+        Ok(presence) => presence,
+        Err(error) => return shared.notify(&Notice::CannotAccept { error: &error }),
+    };
     let spawned = start_thread(format!("nbd-{number}"), move || {
         let mut place = place;
         let shared = Arc::clone(&place.shared);
         if let Some(setup) = &shared.options.thread_setup {
             setup();
         }
-        let outcome = converse(&shared, &socket, number, &mut place);
+        let outcome = converse(&shared, &socket, number, &mut place, presence);
         // Closed before it counts as ended.
         drop(socket);
         shared.notify(&Notice::Ended { connection: number, error: outcome.as_ref().err() });
@@ -376,7 +409,13 @@ impl Drop for Place {
 }
 
 /// A client from its first byte to its last.
-fn converse(shared: &Shared, socket: &Socket, number: u64, place: &mut Place) -> Result<()> {
+fn converse(
+    shared: &Shared,
+    socket: &Socket,
+    number: u64,
+    place: &mut Place,
+    presence: Presence,
+) -> Result<()> {
     let options = &shared.options;
     let broken = |error: std::io::Error| {
         Error::new(ErrorKind::System, format!("cannot set up the socket of an NBD client: {error}"))
@@ -390,8 +429,11 @@ fn converse(shared: &Shared, socket: &Socket, number: u64, place: &mut Place) ->
         shared.notify(&Notice::Connected { connection: number });
     };
     let Some(agreed) = negotiate(&mut stream, &offer, &mut accepted)? else { return Ok(()) };
+    let stop = shared.stop.descriptor();
+    if !presence.admit(number, socket, stop, &|notice| shared.notify(notice))? {
+        return Ok(());
+    }
     let limits =
         Limits { requests: options.requests_max, bytes: options.bytes_max, stop: options.stop_timeout };
-    let stop = shared.stop.descriptor();
-    Connection::new(socket, &*shared.device, shared.rules, agreed, limits, stop)?.serve()
+    Connection::new(socket, &*shared.device, shared.rules, agreed, limits, stop, presence)?.serve()
 }

@@ -576,6 +576,15 @@ safeguards! {
     /// A maintainer that has said that it sleeps looks again whether somebody wrote before that.
     MaintainerLooksAgain = "maintainer.looks-again",
 
+    // Clients that come back.
+
+    /// A new client is answered only when no request of a client that was gone before can change the device any more.
+    ClientWaits = "client.waits",
+    /// A client whose connection is closed counts as gone even if nobody has noticed that yet.
+    ClientGoneUnnoticed = "client.gone-unnoticed",
+    /// A client is gone for good only when what it changes has come to its end.
+    ClientSettled = "client.settled",
+
     // Real memory.
 
     /// What a thread stored past the caches, or wrote back, is in the persistence domain when its fence returns.

@@ -1,0 +1,66 @@
+//! Clients that break off and come back: what their former connections asked for does not happen behind their backs.
+
+use crate::place::{MIB, Place, cache_of};
+use cbd_daemon::control::Control;
+use cbd_nbd::Command;
+use std::time::{Duration, Instant};
+
+const LARGE: usize = 256 << 10;
+
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(60);
+    while !is_so() {
+        assert!(Instant::now() < end, "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_write_of_an_ended_connection_does_not_overwrite_one_that_was_acknowledged_since() {
+    let mut place = Place::new();
+    let disk = place.disk("disk", 8 * MIB);
+    // Slow enough that there is no space while the client reconnects.
+    place.decorate = Some("throttle:latency_us=1000000".into());
+    let daemon = place.daemon_with_region();
+    daemon.start_backend(0, &place.backend(&disk)).unwrap();
+
+    // The client fills the cache, until a write of it waits for space.
+    let mut first = place.client();
+    let mut written: u64 = 0;
+    loop {
+        let data = vec![written as u8 % 100 + 1; LARGE];
+        first.submit(Command::Write { offset: 0, data: &data, fua: false }).unwrap();
+        let mut waits = false;
+        until("the write completes or waits", || {
+            let cache = cache_of(&daemon);
+            waits = cache.writers_waiting;
+            waits || cache.written_bytes > written * LARGE as u64
+        });
+        if waits {
+            break;
+        }
+        first.complete().unwrap().unwrap().result.unwrap();
+        written += 1;
+    }
+    let full = cache_of(&daemon).free_segments;
+    // It breaks off, comes back, and writes something newer.
+    drop(first);
+    let mut second = place.client();
+    let mut seen = vec![0; LARGE];
+    second.read(0, &mut seen).unwrap();
+    let before = seen.clone();
+    assert!(!cache_of(&daemon).writers_waiting, "a request of an ended connection waits for space");
+    second.write(LARGE as u64, &[200; 4096], true).unwrap();
+    second.flush().unwrap();
+
+    // There is space again.
+    until("there is space", || cache_of(&daemon).free_segments > full);
+    second.read(0, &mut seen).unwrap();
+    assert!(
+        seen == before,
+        "a write of the ended connection was carried out behind an answer to the new one"
+    );
+    let mut newer = [0; 4096];
+    second.read(LARGE as u64, &mut newer).unwrap();
+    assert_eq!(newer, [200; 4096]);
+}

@@ -1,0 +1,248 @@
+//! The clients of an export, and the rule for those that come back.
+//!
+//! A connection that breaks can leave requests behind: some wait for space, some are with the backing device. A client that reconnects
+//! does not say that it was connected before. So an export answers the first request of a new client only when no request of a client
+//! that was gone by then can change the device any more. Otherwise a write of the old connection could overwrite what was acknowledged
+//! on the new one.
+//!
+//! Always true here: a client that is gone is waited for until its [`Client`] is dropped, even if the thread that serves it has not
+//! noticed the end of the connection; that thread is told that somebody waits. A client that was gone before its own first request was
+//! seen is not waited for: it may not begin any more. Nobody waits for a client that was still connected when it began, so two clients
+//! never wait for each other. There are as many entries as clients.
+//!
+//! Left to others: to give up what has not begun and to complete what has ([`RequestQueue::give_up`](crate::RequestQueue::give_up)),
+//! and to wait (the exports' threads).
+
+use cbd_types::Safeguard;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// How a client's thread is told that it should look at its [`Client`] again.
+pub type Notify = Box<dyn Fn() + Send>;
+
+/// Whether a client's connection is closed at its other end.
+pub type IsGone = Box<dyn Fn() -> bool + Send>;
+
+/// The clients of one export.
+#[derive(Clone, Default)]
+pub struct Clients(Arc<Mutex<State>>);
+
+#[derive(Default)]
+struct State {
+    next: u64,
+    present: BTreeMap<u64, Entry>,
+}
+
+struct Entry {
+    is_gone: IsGone,
+    notify: Notify,
+    /// Its first request was seen.
+    begun: bool,
+    /// It takes no request any more.
+    leaving: bool,
+    /// Somebody waits for it.
+    awaited: bool,
+    /// Whom it waits for.
+    waits_for: BTreeSet<u64>,
+}
+
+/// A client's place among those of its export. Drop it when nothing of the client can change the device any more.
+pub struct Client {
+    clients: Clients,
+    number: u64,
+}
+
+impl fmt::Debug for Clients {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "Clients({} present)", self.state().present.len())
+    }
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "Client({})", self.number)
+    }
+}
+
+impl Clients {
+    /// No clients.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A client connects. Both functions are called from threads of other clients and must not wait.
+    #[must_use]
+    pub fn connect(&self, is_gone: IsGone, notify: Notify) -> Client {
+        let mut state = self.state();
+        let number = state.next;
+        state.next += 1;
+        let (begun, leaving, awaited, waits_for) = (false, false, false, BTreeSet::new());
+        state.present.insert(number, Entry { is_gone, notify, begun, leaving, awaited, waits_for });
+        Client { clients: self.clone(), number }
+    }
+
+    /// Clients whose first request waits for others.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.state().present.values().filter(|entry| !entry.waits_for.is_empty()).count()
+    }
+}
+
+impl Client {
+    /// Its first request has come: from here on it waits for all clients that are gone, and each of them is told. False if it is gone
+    /// itself and another client has begun since: then none of its requests may begin.
+    #[must_use]
+    pub fn begin(&self) -> bool {
+        let mut state = self.clients.state();
+        let mut waits_for = BTreeSet::new();
+        for (&number, entry) in state.present.iter_mut().filter(|(number, _)| **number != self.number) {
+            let unnoticed = Safeguard::ClientGoneUnnoticed.is_kept() && !entry.leaving && (entry.is_gone)();
+            if entry.leaving || unnoticed {
+                entry.awaited = true;
+                (entry.notify)();
+                if entry.begun {
+                    waits_for.insert(number);
+                }
+            }
+        }
+        let Some(entry) = state.present.get_mut(&self.number) else { return false };
+        (entry.begun, entry.waits_for) = (true, waits_for);
+        !entry.awaited
+    }
+
+    /// How many clients that are gone it still has to wait for. Its first request may be carried out when there are none; it is notified
+    /// when that is so.
+    #[must_use]
+    pub fn waits_for(&self) -> usize {
+        let state = self.clients.state();
+        let left = state.present.get(&self.number).map_or(0, |entry| entry.waits_for.len());
+        if Safeguard::ClientWaits.is_kept() { left } else { 0 }
+    }
+
+    /// Whether another client waits for this one: no request of it may begin any more, and those that have not begun are to be given
+    /// up.
+    #[must_use]
+    pub fn is_awaited(&self) -> bool {
+        self.clients.state().present.get(&self.number).is_some_and(|entry| entry.awaited)
+    }
+
+    /// Its connection has ended, and no request of it begins any more; some may be under way.
+    pub fn leave(&self) {
+        if let Some(entry) = self.clients.state().present.get_mut(&self.number) {
+            entry.leaving = true;
+        }
+    }
+}
+
+/// Whether a client that left is done: none of its requests can change the device any more, if `changes` of them still could.
+#[must_use]
+pub fn is_settled(changes: usize) -> bool {
+    Safeguard::ClientSettled.holds(changes == 0)
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        let mut state = self.clients.state();
+        state.present.remove(&self.number);
+        for entry in state.present.values_mut() {
+            if entry.waits_for.remove(&self.number) && entry.waits_for.is_empty() {
+                (entry.notify)();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+    /// A client, whether its connection is closed, and how often it was notified.
+    fn connect(clients: &Clients) -> (Client, Arc<AtomicBool>, Arc<AtomicUsize>) {
+        let (gone, notified) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+        let (is_gone, count) = (Arc::clone(&gone), Arc::clone(&notified));
+        let client = clients.connect(
+            Box::new(move || is_gone.load(Ordering::SeqCst)),
+            Box::new(move || {
+                count.fetch_add(1, Ordering::SeqCst);
+            }),
+        );
+        (client, gone, notified)
+    }
+
+    #[test]
+    fn a_new_client_waits_for_one_that_left_and_not_for_one_that_is_connected() {
+        let clients = Clients::new();
+        let (left, _, told) = connect(&clients);
+        let (present, _, not_told) = connect(&clients);
+        let (new, _, notified) = connect(&clients);
+        assert!(left.begin() && present.begin());
+        left.leave();
+        assert!(new.begin());
+        assert_eq!((new.waits_for(), clients.waiting()), (1, 1));
+        assert_eq!((told.load(Ordering::SeqCst), not_told.load(Ordering::SeqCst)), (1, 0));
+        assert!(left.is_awaited() && !present.is_awaited());
+        drop(left);
+        assert_eq!((new.waits_for(), clients.waiting()), (0, 0));
+        assert_eq!(notified.load(Ordering::SeqCst), 1);
+    }
+
+    #[test]
+    fn a_connection_that_is_closed_and_not_noticed_is_waited_for() {
+        let clients = Clients::new();
+        let (old, gone, told) = connect(&clients);
+        assert!(old.begin());
+        gone.store(true, Ordering::SeqCst);
+        let (new, _, _) = connect(&clients);
+        assert!(new.begin());
+        assert_eq!((new.waits_for(), told.load(Ordering::SeqCst)), (1, 1));
+        drop(old);
+        assert_eq!(new.waits_for(), 0);
+    }
+
+    #[test]
+    fn a_client_that_was_gone_before_its_first_request_was_seen_never_begins() {
+        let clients = Clients::new();
+        let (old, gone, _) = connect(&clients);
+        gone.store(true, Ordering::SeqCst);
+        let (new, _, _) = connect(&clients);
+        assert!(new.begin());
+        assert_eq!(new.waits_for(), 0);
+        assert!(!old.begin());
+    }
+
+    #[test]
+    fn who_leaves_after_a_client_began_does_not_hold_that_client_up() {
+        let clients = Clients::new();
+        let (old, _, _) = connect(&clients);
+        let (new, _, _) = connect(&clients);
+        assert!(old.begin() && new.begin());
+        old.leave();
+        assert_eq!(new.waits_for(), 0);
+        assert!(!old.is_awaited());
+    }
+
+    #[test]
+    fn a_client_that_goes_while_it_waits_is_told_and_waited_for() {
+        let clients = Clients::new();
+        let (old, _, _) = connect(&clients);
+        assert!(old.begin());
+        old.leave();
+        let (first, gone, _) = connect(&clients);
+        assert!(first.begin());
+        gone.store(true, Ordering::SeqCst);
+        let (second, _, _) = connect(&clients);
+        assert!(second.begin());
+        assert!(first.is_awaited());
+        assert_eq!(second.waits_for(), 2);
+        drop(first);
+        drop(old);
+        assert_eq!(second.waits_for(), 0);
+    }
+}
