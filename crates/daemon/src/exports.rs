@@ -562,6 +562,11 @@ fn tell_of(device: String) -> cbd_vhost::Observer {
         Notice::Refused => {
             tracing::warn!(device, "a vhost-user front end was turned away: there is one already");
         }
+        Notice::TooEarly => tracing::warn!(
+            device,
+            "a vhost-user front end was turned away: the backing device still has requests of the last one, which is gone; it may connect \
+             again when they are done"
+        ),
         Notice::RingFailed { ring, error } => tracing::error!(
             device,
             ring,

@@ -32,8 +32,10 @@ const SECOND_TRY_INTERVAL: u32 = 16;
 const CONNECTION: u64 = 0;
 /// What it calls the wish to stop.
 const STOP: u64 = 1;
+/// What it calls the end of the connection.
+const DESERTED: u64 = 2;
 /// What it calls the queue's descriptors.
-const QUEUE: u64 = 2;
+const QUEUE: u64 = 3;
 
 /// Whether there is a connection to answer on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -200,6 +202,7 @@ pub fn serve(worker: Worker, connection: File) -> Result<()> {
     };
     add(connection.as_raw_fd(), CONNECTION, true)?;
     add(worker.stop.as_raw_fd(), STOP, false)?;
+    add(worker.life.deserted(), DESERTED, false)?;
     for descriptor in worker.queue.wait_descriptors() {
         add(descriptor, QUEUE, false)?;
     }
@@ -211,11 +214,12 @@ pub fn serve(worker: Worker, connection: File) -> Result<()> {
 impl Waiting {
     fn run(&mut self) -> Result<()> {
         while !self.finished() {
-            let (mut messages, mut completions, mut stop) = (false, false, false);
+            let (mut messages, mut completions, mut stop, mut deserted) = (false, false, false, false);
             self.poller
                 .wait(-1, |number| match number {
                     CONNECTION => messages = true,
                     STOP => stop = true,
+                    DESERTED => deserted = true,
                     _ => completions = true,
                 })
                 .map_err(|error| system_error("a FUSE thread cannot wait for events", &error))?;
@@ -228,6 +232,12 @@ impl Waiting {
             }
             if messages && self.listening && !self.stopping {
                 self.take_messages()?;
+            }
+            if deserted {
+                self.ignore(self.serving.worker.life.deserted())?;
+            }
+            if deserted || !self.alive() {
+                self.serving.give_up();
             }
             self.listen_or_not()?;
         }

@@ -4,8 +4,10 @@
 //!
 //! Left to others: deciding what to do when a wait ends without what it waited for.
 
-use cbd_types::Error;
+use cbd_export::Event;
+use cbd_types::{Error, Result};
 use std::io::PipeWriter;
+use std::os::fd::RawFd;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -29,17 +31,33 @@ pub struct Life {
     changed: Condvar,
     /// The threads stop when this is dropped.
     stop: Mutex<Option<PipeWriter>>,
+    /// Signalled for good when nobody waits for answers any more.
+    deserted: Event,
 }
 
 impl Life {
     /// Of threads that stop when the other end of `stop` is at its end.
-    pub fn new(stop: PipeWriter) -> Self {
-        Self { state: Mutex::default(), changed: Condvar::new(), stop: Mutex::new(Some(stop)) }
+    ///
+    /// # Errors
+    /// When the process may not open another descriptor.
+    pub fn new(stop: PipeWriter) -> Result<Self> {
+        let (state, changed) = (Mutex::default(), Condvar::new());
+        Ok(Self { state, changed, stop: Mutex::new(Some(stop)), deserted: Event::new()? })
     }
 
     /// Tells all threads to take nothing more.
     pub fn stop(&self) {
         drop(self.stop.lock().unwrap_or_else(PoisonError::into_inner).take());
+    }
+
+    /// Tells all threads that the connection has ended: what the device has not begun is to be given up.
+    pub fn desert(&self) {
+        self.deserted.signal();
+    }
+
+    /// Readable for good when the connection has ended.
+    pub fn deserted(&self) -> RawFd {
+        self.deserted.descriptor()
     }
 
     /// Looks at the state. A thread that panicked while it held the lock left only numbers.

@@ -36,7 +36,7 @@ pub fn serve_connection(
         }),
         queue: device.open_queue()?,
         stop: Arc::new(stop),
-        life: Arc::new(Life::new(stopper)),
+        life: Arc::new(Life::new(stopper)?),
     };
     door::serve(worker, File::from(connection))
 }

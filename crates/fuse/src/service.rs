@@ -124,7 +124,7 @@ impl Service {
         let mut service = Self {
             name: options.name.clone(),
             mount_dir: prepare_mount_dir(&options.mount_dir)?,
-            life: Arc::new(Life::new(stop)),
+            life: Arc::new(Life::new(stop)?),
             threads: Vec::new(),
             mounted: false,
             connection: None,
@@ -320,6 +320,7 @@ impl Service {
         if !all_gone || kept.is_some() {
             let door = kept.as_ref().and_then(|kept| kept.door());
             mounts::abort_ours(self.connection, &self.mount_dir, door.as_ref());
+            self.life.desert();
         } else if self.mounted && mounts::ours_at(self.connection, &self.mount_dir).is_some() {
             let _ = system::umount(&self.mount_dir, libc::MNT_DETACH | libc::UMOUNT_NOFOLLOW);
         }

@@ -95,6 +95,12 @@ impl<C: Carrier> Serving<C> {
         self.answer_done();
     }
 
+    /// The connection has ended and nobody waits for answers: gives up what the device has not begun.
+    pub fn give_up(&mut self) {
+        self.worker.queue.give_up(&mut self.done);
+        self.answer_done();
+    }
+
     /// To be called when no more messages are there to act on: the device takes what it kept back of them.
     pub fn unplug(&mut self) {
         self.worker.queue.unplug(&mut self.done);

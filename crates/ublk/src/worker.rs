@@ -216,6 +216,9 @@ impl Worker {
                     self.offer_again(slot, -libc::EIO)?;
                 }
             }
+            // Their clients have errors: what waits for space must not happen later.
+            self.queue.give_up(&mut self.done);
+            self.settle()?;
         }
         Ok(())
     }

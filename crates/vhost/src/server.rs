@@ -57,6 +57,8 @@ pub enum Notice<'a> {
     Connected,
     /// A front end came while another was there; it was turned away.
     Refused,
+    /// A front end was turned away because the backing device still has requests of the last one, which is gone.
+    TooEarly,
     /// A front end is gone; in order if there is no error.
     Ended {
         /// What went wrong.
@@ -160,6 +162,8 @@ struct Shared {
     /// Signalled for good when nothing is served any more.
     finished: Event,
     connected: AtomicBool,
+    /// The front end is gone, and the device still has requests of it.
+    settling: AtomicBool,
     /// What runs, to say what it waits for.
     threads: Arc<Threads>,
     /// The front end's socket, to shut it down by.
@@ -195,6 +199,7 @@ impl Server {
             ended: Event::new()?,
             finished: Event::new()?,
             connected: AtomicBool::new(false),
+            settling: AtomicBool::new(false),
             threads: Arc::default(),
             present: Mutex::default(),
         });
@@ -308,6 +313,7 @@ fn accept(shared: &Arc<Shared>, listener: Listener) {
                     shared.cannot_accept(format!("a vhost-user front end was turned away: {error}"));
                 }
             },
+            Ok(_) if shared.settling.load(Ordering::Acquire) => shared.options.notify(&Notice::TooEarly),
             Ok(_) => shared.options.notify(&Notice::Refused),
             Err(error) if socket::is_momentary(&error) => {}
             Err(error) => {
@@ -370,6 +376,7 @@ impl Drop for Place {
     fn drop(&mut self) {
         *self.0.present() = None;
         self.0.connected.store(false, Ordering::Release);
+        self.0.settling.store(false, Ordering::Release);
         self.0.ended.signal();
     }
 }
@@ -384,6 +391,7 @@ fn converse(shared: &Shared, socket: UnixStream) -> Result<()> {
         Arc::clone(&shared.options),
         Arc::clone(&shared.threads),
         shared.stop.descriptor(),
+        socket.as_raw_fd(),
     );
     let session = Arc::new(Mutex::new(session));
     let mut handler = BackendReqHandler::from_stream(socket, Arc::clone(&session));
@@ -411,10 +419,14 @@ fn converse(shared: &Shared, socket: UnixStream) -> Result<()> {
             }
         }
     };
+    // Before it closes the connection itself, the server says that it stops.
+    let is_gone =
+        !matches!(cbd_export::wait_any(&[shared.stop.descriptor()], Some(Duration::ZERO)), Ok(Some(_)));
+    shared.settling.store(is_gone, Ordering::Release);
     let mut session = session.lock().unwrap_or_else(PoisonError::into_inner);
     let outcome = session
         .fault
         .take()
         .map_or(outcome, |fault| Err(fault.while_doing("a vhost-user front end was let go")));
-    session.end().and(outcome)
+    session.end(is_gone).and(outcome)
 }

@@ -64,6 +64,8 @@ pub(crate) struct Session {
     threads: Arc<Threads>,
     /// Readable when the server stops.
     stop: RawFd,
+    /// The front end's socket.
+    front_end: RawFd,
     /// Until when rings may take to end, once it does.
     until: Option<Instant>,
     /// What was wrong with the message that ended the session.
@@ -71,12 +73,14 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// A front end that has said nothing yet. `stop` is readable when the server stops.
+    /// A front end that has said nothing yet. `stop` is readable when the server stops; `front_end` is its socket, which stays open as
+    /// long as this.
     pub(crate) fn new(
         device: Arc<dyn BlockDevice>,
         options: Arc<Options>,
         threads: Arc<Threads>,
         stop: RawFd,
+        front_end: RawFd,
     ) -> Self {
         let common = Common::of(&*device, &options);
         let slots = std::iter::repeat_with(Slot::default).take(usize::from(options.queues_max)).collect();
@@ -90,21 +94,38 @@ impl Session {
             slots,
             threads,
             stop,
+            front_end,
             until: None,
             fault: None,
         }
     }
 
-    /// Completes what is in flight and lets everything go.
+    /// Completes what is in flight and lets everything go. If the front end is gone, what has not begun is given up: the next one finds it
+    /// noted as in flight.
     ///
     /// # Errors
     /// [`ErrorKind::TimedOut`] when the server stops and the device does not answer in time; what it still has then is noted
     /// as in flight, and done when the front end comes back.
-    pub(crate) fn end(&mut self) -> Result<()> {
-        let mut left = 0;
+    pub(crate) fn end(&mut self, is_gone: bool) -> Result<()> {
+        // All of them, whatever one ends with: a ring that runs on would do requests of a front end that is gone.
+        let (mut left, mut failed) = (0, Ok(()));
         for index in 0..self.slots.len() {
-            left += usize::from(!self.retire(index)?);
+            if let Err(error) = self.pause(index) {
+                failed = failed.and(Err(error));
+            }
+            if let State::Paused(worker) = &mut self.slots[index].state
+                && is_gone
+            {
+                worker.desert();
+            }
         }
+        for index in 0..self.slots.len() {
+            match self.retire(index) {
+                Ok(is_done) => left += usize::from(!is_done),
+                Err(error) => failed = failed.and(Err(error)),
+            }
+        }
+        failed?;
         if left > 0 {
             return Err(Error::new(
                 ErrorKind::TimedOut,
@@ -379,7 +400,7 @@ impl Session {
         self.pause(index)?;
         let slot = &mut self.slots[index];
         let State::Paused(mut worker) = std::mem::take(&mut slot.state) else { return Ok(true) };
-        let drained = worker.drain(self.stop, self.options.stop_timeout, &mut self.until);
+        let drained = worker.drain(self.stop, self.front_end, self.options.stop_timeout, &mut self.until);
         slot.base = worker.base();
         Ok(drained)
     }

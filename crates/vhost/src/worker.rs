@@ -8,7 +8,9 @@
 //! - each request that was taken gets exactly one answer, after it was done, unless its ring is at fault;
 //! - data that is written was loaded from memory that was still there when all of it was loaded;
 //! - what is taken and not answered is bounded by the ring, and by bytes; beyond those the ring waits;
-//! - a ring at fault is not touched any more; what the device still has of it is completed and not answered.
+//! - a ring at fault is not touched any more; what the device still has of it is completed and not answered;
+//! - when the front end is gone, nothing more is begun: what waits for space is given up and not answered, so that it stays noted as in
+//!   flight for the next connection; what the backing device has is completed first.
 
 mod idle;
 mod setup;
@@ -84,6 +86,8 @@ pub(crate) struct Worker {
     spin: Spin,
     /// Kicks since the last request that was taken.
     empty_kicks: u32,
+    /// The front end is gone: nothing more is begun.
+    deserted: bool,
     /// Why it does not go on.
     pub(crate) fault: Option<Error>,
 }
@@ -127,6 +131,7 @@ impl Worker {
             unsaid: true,
             say_in_any_case: true,
             empty_kicks: 0,
+            deserted: false,
             fault: None,
         };
         worker.check_places()?;
@@ -361,7 +366,8 @@ impl Worker {
             return Ok(());
         };
         self.submitted -= 1;
-        if self.fault.is_some() {
+        let is_left = self.deserted && (!job.ranges.is_empty() || was_given_up(&result));
+        if self.fault.is_some() || is_left {
             job.taken = false;
             self.taken -= 1;
             return Ok(());
@@ -436,11 +442,30 @@ impl Worker {
 
     // -- the end ----------------------------------------------------------------------------------------------
 
+    /// The front end is gone.
+    pub(crate) fn desert(&mut self) {
+        if !self.deserted {
+            self.deserted = true;
+            // What a predecessor had taken stays noted.
+            self.resumed.clear();
+            self.device.give_up(&mut self.done);
+        }
+    }
+
     /// Completes and answers what the device has; nothing new is taken. Waits until the device is done, or until
-    /// `patience` is over after `stop` became readable, which sets `until`. False if the device still has something.
-    pub(crate) fn drain(&mut self, stop: RawFd, patience: Duration, until: &mut Option<Instant>) -> bool {
+    /// `patience` is over after `stop` became readable, which sets `until`; when `front_end` is closed, what has not begun is given up. False
+    /// if the device still has something.
+    pub(crate) fn drain(
+        &mut self,
+        stop: RawFd,
+        front_end: RawFd,
+        patience: Duration,
+        until: &mut Option<Instant>,
+    ) -> bool {
         let mut waits = WaitSet::new();
         waits.add(stop, Interest::Read);
+        let front_end =
+            waits.add(front_end, if self.deserted { Interest::Nothing } else { Interest::HangUp });
         for descriptor in self.device.wait_descriptors() {
             waits.add(descriptor, Interest::Read);
         }
@@ -464,9 +489,18 @@ impl Worker {
             if waits.readable(0) {
                 until.get_or_insert_with(|| Instant::now() + patience);
                 waits.set(0, Interest::Nothing);
+                // A server that stops closes the connection itself, and answers what is done in time.
+                waits.set(front_end, Interest::Nothing);
+            } else if waits.failed(front_end) && until.is_none() {
+                self.desert();
+                waits.set(front_end, Interest::Nothing);
             }
         }
     }
+}
+
+fn was_given_up(result: &Result<()>) -> bool {
+    result.as_ref().is_err_and(|error| error.kind() == ErrorKind::Stopped)
 }
 
 fn ring_error(error: virtio_queue::Error) -> Error {

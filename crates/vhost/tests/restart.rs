@@ -269,6 +269,50 @@ fn a_front_end_that_goes_and_comes_again_goes_on_where_it_was() {
 }
 
 #[test]
+fn what_waits_for_space_is_given_up_with_its_front_end_and_done_once_by_the_next_connection() {
+    let gate = Gate::over(memory(1 << 20));
+    let served = serve(Arc::clone(&gate) as Arc<dyn BlockDevice>);
+    let mut guest = Guest::new(64);
+    let link = guest.connect(&served.path);
+    gate.hold_for_space();
+    guest.write(0, 7, 9);
+    guest.ring.kick();
+    until("it waits", || gate.asked().len() == 1);
+    drop(link);
+    // The device is still held: the connection does not wait for it.
+    served.hears("ended");
+    assert_eq!(guest.ring.answer(&guest.ram), None);
+    let _link = guest.connect(&served.path);
+    until("it is asked again", || gate.asked().len() == 2);
+    gate.release();
+    assert_eq!(guest.ring.wait(&guest.ram), (0, 1));
+    assert_eq!(gate.asked().len(), 2);
+}
+
+#[test]
+fn a_ring_that_is_being_stopped_gives_up_what_waits_when_its_front_end_goes() {
+    let gate = Gate::over(memory(1 << 20));
+    let served = serve(Arc::clone(&gate) as Arc<dyn BlockDevice>);
+    let mut guest = Guest::new(64);
+    let link = guest.connect(&served.path);
+    gate.hold_for_space();
+    guest.write(0, 7, 9);
+    guest.ring.kick();
+    until("it waits", || gate.asked().len() == 1);
+    // A message that is not answered while the request waits.
+    let socket = link.front_end.as_raw_fd();
+    let closer = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(50));
+        // SAFETY: the front end is there until this thread has been joined.
+        unsafe { libc::shutdown(socket, libc::SHUT_RDWR) };
+    });
+    assert!(link.front_end.get_vring_base(0).is_err());
+    closer.join().expect("closed");
+    drop(link);
+    served.hears("ended");
+}
+
+#[test]
 fn a_server_that_stops_answers_what_is_in_flight_and_takes_its_socket_away() {
     let gate = Gate::over(memory(1 << 20));
     let served = serve(Arc::clone(&gate) as Arc<dyn BlockDevice>);

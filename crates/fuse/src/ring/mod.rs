@@ -37,8 +37,10 @@ const UNSUBMITTED_MAX: usize = 4;
 const STOP: u32 = 0;
 /// What it calls the door.
 const DOOR: u32 = 1;
+/// What it calls the end of the connection.
+const DESERTED: u32 = 2;
 /// What it calls the first of the queue's descriptors.
-const QUEUE: u32 = 2;
+const QUEUE: u32 = 3;
 
 /// Whom an answer goes to.
 #[derive(Clone, Copy)]
@@ -190,7 +192,7 @@ pub fn serve(worker: Worker, mut rings: Rings) -> (Result<()>, Lent) {
     let descriptors = worker.queue.wait_descriptors();
     let early = std::mem::take(&mut rings.early);
     let serving = Serving::new(worker, rings);
-    let mut waiting = Waiting { serving, descriptors, stopping: false };
+    let mut waiting = Waiting { serving, descriptors, stopping: false, deserted: false };
     let served = waiting.run(early);
     (served, waiting.serving.carrier.raw.into_lent())
 }
@@ -201,6 +203,7 @@ struct Waiting {
     /// Those of the device's queue.
     descriptors: Vec<RawFd>,
     stopping: bool,
+    deserted: bool,
 }
 
 impl Waiting {
@@ -208,7 +211,7 @@ impl Waiting {
         let failed = |error: io::Error| system_error("a FUSE thread cannot wait for its ring", &error);
         let door = self.serving.carrier.door.is_some().then_some(DOOR);
         let queue = (QUEUE..).take(self.descriptors.len());
-        for watch in [Some(STOP), door].into_iter().flatten().chain(queue) {
+        for watch in [Some(STOP), Some(DESERTED), door].into_iter().flatten().chain(queue) {
             self.watch(watch)?;
         }
         loop {
@@ -238,6 +241,9 @@ impl Waiting {
         if acted? {
             self.serving.poll();
         }
+        if self.deserted || self.serving.carrier.state == Connection::Gone {
+            self.serving.give_up();
+        }
         for &event in events {
             if let Event::Watch(watch) = event {
                 self.watch(watch)?;
@@ -254,6 +260,7 @@ impl Waiting {
                 Event::Slot(slot, Ok(())) => self.take(slot),
                 Event::Slot(_, Err(errno)) => self.lose(errno),
                 Event::Watch(STOP) => self.stopping = true,
+                Event::Watch(DESERTED) => self.deserted = true,
                 Event::Watch(DOOR) => self.take_from_door()?,
                 Event::Watch(_) => completions = true,
             }
@@ -277,6 +284,8 @@ impl Waiting {
         let descriptor = match watch {
             STOP if self.stopping => return Ok(()),
             STOP => Some(self.serving.worker.stop.as_raw_fd()),
+            DESERTED if self.deserted => return Ok(()),
+            DESERTED => Some(self.serving.worker.life.deserted()),
             DOOR if carrier.state == Connection::Gone => return Ok(()),
             DOOR => carrier.door.as_ref().map(Door::descriptor),
             queue => self.descriptors.get((queue - QUEUE) as usize).copied(),

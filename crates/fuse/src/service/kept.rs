@@ -101,7 +101,7 @@ impl Service {
         let mut service = Self {
             name: state.name.clone(),
             mount_dir: state.mount_dir.clone(),
-            life: Arc::new(Life::new(stop)),
+            life: Arc::new(Life::new(stop)?),
             threads: Vec::new(),
             mounted: false,
             connection: Some(state.connection),

@@ -1,7 +1,7 @@
 //! A device that parks its requests until it is let go on, and notes what it was asked.
 
 use cbd_export::{BlockDevice, Event, RequestQueue, Waker};
-use cbd_types::{ByteRange, Completion, Geometry, Operation, Request, Result};
+use cbd_types::{ByteRange, Completion, Error, ErrorKind, Geometry, Operation, Request, Result};
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
 
@@ -11,6 +11,7 @@ pub type Asked = (Operation, ByteRange, bool);
 #[derive(Default)]
 struct State {
     held: bool,
+    gives_up: bool,
     asked: Vec<Asked>,
     wakers: Vec<Waker>,
     polls: usize,
@@ -30,6 +31,12 @@ impl Gate {
     /// From now on requests wait.
     pub fn hold(&self) {
         self.state.lock().expect("nobody panics in here").held = true;
+    }
+
+    /// What waits can be given up, as what waits for space.
+    pub fn hold_for_space(&self) {
+        let mut state = self.state.lock().expect("nobody panics in here");
+        (state.held, state.gives_up) = (true, true);
     }
 
     /// Requests go on.
@@ -116,6 +123,15 @@ impl RequestQueue for GateQueue {
 
     fn parked(&self) -> usize {
         self.waiting.len() + self.inner.parked()
+    }
+
+    fn give_up(&mut self, done: &mut Vec<Completion>) {
+        if self.state.lock().expect("nobody panics in here").gives_up {
+            done.extend(self.waiting.drain(..).map(|request| {
+                let result = Err(Error::new(ErrorKind::Stopped, "given up"));
+                Completion { id: request.id, result, buffer: request.buffer }
+            }));
+        }
     }
 
     fn wait_descriptors(&self) -> Vec<RawFd> {
