@@ -9,6 +9,7 @@ mod worlds;
 
 use crate::explorer::{Effort, Explorer, Tally, quietly};
 use crate::flips;
+use crate::reconnect;
 use crate::sequences;
 use crate::watchdog::Watchdog;
 use crate::world::{World, WorldOptions};
@@ -34,6 +35,8 @@ pub struct Plan {
     pub limit: Option<Duration>,
     /// No world is begun when so many states were tried.
     pub states: Option<u64>,
+    /// No world is begun when so many histories were played.
+    pub histories: Option<u64>,
     /// Nor before so many different outcomes were seen.
     pub distinct: u64,
     /// The only kind of world, by its name.
@@ -114,6 +117,7 @@ impl Campaign<'_> {
     fn is_over(&self) -> bool {
         let tally = self.tally.lock();
         self.plan.limit.is_some_and(|limit| self.begun.elapsed() >= limit)
+            || self.plan.histories.is_some_and(|histories| tally.histories >= histories)
             || self.plan.states.is_some_and(|states| {
                 tally.crash_states() >= states && tally.distinct.len() as u64 >= self.plan.distinct
             })
@@ -142,6 +146,7 @@ fn explore(kind: &Kind, seed: u64, plan: &Plan) -> Tally {
     match kind.work {
         Work::History(options) => explore_history(kind.name, options(seed), plan),
         Work::Flips => flips::explore(seed, plan.point),
+        Work::Reconnect => reconnect::explore(seed, plan.point),
         Work::Sequences(length) => sequences::explore(kind.name, length, seed, plan.effort, plan.point),
     }
 }

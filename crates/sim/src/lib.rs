@@ -23,6 +23,7 @@ pub mod oracle;
 pub mod pattern;
 pub mod process;
 pub mod random;
+pub mod reconnect;
 pub mod sequences;
 pub mod watchdog;
 pub mod workload;

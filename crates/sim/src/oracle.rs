@@ -265,9 +265,34 @@ impl Oracle {
     ///
     /// # Errors
     /// Where something is found that is neither the old nor the new state, or an atomic write in part.
-    pub fn settle(&mut self, mut read: impl FnMut(ByteRange) -> Vec<u8>) -> Result<(), Violation> {
+    pub fn settle(&mut self, read: impl FnMut(ByteRange) -> Vec<u8>) -> Result<(), Violation> {
+        let all: Vec<OpenChange> = self.open.keys().copied().collect();
+        self.decide(&all, read)?;
+        let now = self.tick();
+        self.flushed(now);
+        Ok(())
+    }
+
+    /// What an open change covers.
+    #[must_use]
+    pub fn range_of(&self, change: OpenChange) -> Option<ByteRange> {
+        self.open.get(&change).map(|open| open.range)
+    }
+
+    /// Decides these open changes by what `read` finds now: nothing of them can happen any more, and what was found stays. Returns of how
+    /// many something was found.
+    ///
+    /// # Errors
+    /// As [`settle`](Self::settle).
+    pub fn decide(
+        &mut self,
+        changes: &[OpenChange],
+        mut read: impl FnMut(ByteRange) -> Vec<u8>,
+    ) -> Result<u64, Violation> {
         let submitted = self.tick();
-        for (_, open) in std::mem::take(&mut self.open) {
+        let mut happened = 0;
+        for change in changes {
+            let Some(open) = self.open.remove(change) else { continue };
             let bytes = read(open.range);
             self.check_read(open.range, submitted, &bytes)?;
             let (mut there, mut missing) = (None, None);
@@ -283,6 +308,7 @@ impl Oracle {
                     self.unguaranteed.push(sector);
                 }
             }
+            happened += u64::from(there.is_some());
             if let (true, Some(there), Some(missing)) = (open.atomic, there, missing) {
                 return Err(Violation(format!(
                     "write {} of {} is there in part: sector {there} shows it, sector {missing} does not",
@@ -290,9 +316,7 @@ impl Oracle {
                 )));
             }
         }
-        let now = self.tick();
-        self.flushed(now);
-        Ok(())
+        Ok(happened)
     }
 
     /// Whether `image` is the device's whole content now, with nothing open.

@@ -28,7 +28,7 @@ const MAINTAINER: u32 = 1000;
 
 /// Something that was told to go on.
 #[derive(Default, Debug)]
-struct Told(AtomicBool);
+pub(crate) struct Told(AtomicBool);
 
 impl Wake for Told {
     fn wake(self: Arc<Self>) {
@@ -37,7 +37,11 @@ impl Wake for Told {
 }
 
 impl Told {
-    fn take(&self) -> bool {
+    pub(crate) fn tell(&self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+
+    pub(crate) fn take(&self) -> bool {
         self.0.swap(false, Ordering::SeqCst)
     }
 
@@ -46,20 +50,86 @@ impl Told {
     }
 }
 
-struct Client {
-    queue: Queue<SimEnvironment, SimQueue>,
+/// A queue, and what has told it to go on.
+pub(crate) struct Client {
+    pub(crate) queue: Queue<SimEnvironment, SimQueue>,
     told: Arc<Told>,
     /// Looks at what the client's queue has in flight; its own copy went into the queue.
     disk_queue: u64,
 }
 
 impl Client {
-    fn new(device: &Arc<Device<SimEnvironment>>, disk: &SimDisk, depth: usize) -> Self {
+    pub(crate) fn new(device: &Arc<Device<SimEnvironment>>, disk: &SimDisk, depth: usize) -> Self {
         let told = Arc::new(Told::default());
         let queue = disk.queue(depth);
         let disk_queue = queue.number();
         let queue = Queue::new(Arc::clone(device), queue, Waker::from(Arc::clone(&told)));
         Self { queue, told, disk_queue }
+    }
+
+    fn has_work(&self, disk: &SimDisk) -> bool {
+        self.told.is_set() || disk.in_flight_of(self.disk_queue) > 0
+    }
+
+    /// Polls the queue if something told it to; whether it did.
+    pub(crate) fn poll(&mut self, disk: &SimDisk, done: &mut Vec<Completion>) -> bool {
+        if !self.has_work(disk) {
+            return false;
+        }
+        self.told.take();
+        self.queue.poll(done);
+        true
+    }
+}
+
+/// The thread that keeps a cache.
+pub(crate) struct Upkeep {
+    maintainer: Maintainer<SimEnvironment, SimQueue>,
+    told: Arc<Told>,
+    queue: u64,
+    last_step: Step,
+}
+
+impl Upkeep {
+    pub(crate) fn new(cache: &Arc<Cache<SimEnvironment>>, disk: &SimDisk, depth: usize) -> Self {
+        let told = Arc::new(Told::default());
+        cache.set_maintenance_waker(Waker::from(Arc::clone(&told)));
+        let queue = disk.queue(depth);
+        let number = queue.number();
+        let maintainer = Maintainer::new(Arc::clone(cache), queue, disk.geometry());
+        Self { maintainer, told, queue: number, last_step: Step::Busy }
+    }
+
+    fn has_work(&self, disk: &SimDisk, clock_ms: u64) -> bool {
+        self.told.is_set()
+            || match self.last_step {
+                Step::Busy => true,
+                Step::WaitBacking => disk.in_flight_of(self.queue) > 0,
+                Step::Idle { until_ms } => until_ms.is_some_and(|until| until <= clock_ms),
+            }
+    }
+
+    fn step(&mut self) {
+        act_as(MAINTAINER);
+        self.told.take();
+        self.last_step = self.maintainer.step();
+    }
+
+    /// A step, if something told it to; whether it did.
+    pub(crate) fn step_if_told(&mut self, disk: &SimDisk, clock_ms: u64) -> bool {
+        let has_work = self.has_work(disk, clock_ms);
+        if has_work {
+            self.step();
+        }
+        has_work
+    }
+
+    /// Until when it sleeps, if nothing tells it to go on.
+    pub(crate) fn sleeps_until(&self) -> Option<u64> {
+        match self.last_step {
+            Step::Idle { until_ms } => until_ms,
+            _ => None,
+        }
     }
 }
 
@@ -94,10 +164,7 @@ pub struct Process {
     device: Arc<Device<SimEnvironment>>,
     depth: usize,
     clients: Vec<Client>,
-    maintainer: Maintainer<SimEnvironment, SimQueue>,
-    maintainer_told: Arc<Told>,
-    maintainer_queue: u64,
-    last_step: Step,
+    upkeep: Upkeep,
     disk: SimDisk,
 }
 
@@ -117,23 +184,8 @@ impl Process {
         let cache = recover(&environment, memory, backend)?;
         let device = Arc::new(Device::cached(Arc::clone(&cache), disk.geometry()));
         let clients = (0..clients).map(|_| Client::new(&device, disk, depth)).collect();
-        let maintainer_told = Arc::new(Told::default());
-        cache.set_maintenance_waker(Waker::from(Arc::clone(&maintainer_told)));
-        let queue = disk.queue(depth);
-        let maintainer_queue = queue.number();
-        let maintainer = Maintainer::new(Arc::clone(&cache), queue, disk.geometry());
-        Ok(Self {
-            environment,
-            cache,
-            device,
-            depth,
-            clients,
-            maintainer,
-            maintainer_told,
-            maintainer_queue,
-            last_step: Step::Busy,
-            disk: disk.clone(),
-        })
+        let upkeep = Upkeep::new(&cache, disk, depth);
+        Ok(Self { environment, cache, device, depth, clients, upkeep, disk: disk.clone() })
     }
 
     /// The engine's cache.
@@ -166,19 +218,13 @@ impl Process {
     }
 
     fn client_has_work(&self, client: usize) -> bool {
-        let client = &self.clients[client];
-        client.told.is_set() || self.disk.in_flight_of(client.disk_queue) > 0
+        self.clients[client].has_work(&self.disk)
     }
 
     /// Client `client` polls its queue if something told it to; whether it did.
     pub fn poll(&mut self, client: usize, done: &mut Vec<Completion>) -> bool {
-        if !self.client_has_work(client) {
-            return false;
-        }
         act_as(1 + client as u32);
-        self.clients[client].told.take();
-        self.clients[client].queue.poll(done);
-        true
+        self.clients[client].poll(&self.disk, done)
     }
 
     /// Several clients and, if it has something to do, the maintainer go on at once: each client submits at once what `requests`
@@ -206,13 +252,10 @@ impl Process {
                 done
             }));
         }
-        let (maintainer, told, last_step) =
-            (&mut self.maintainer, &self.maintainer_told, &mut self.last_step);
+        let upkeep = &mut self.upkeep;
         if maintains {
             works.push(Box::new(move || {
-                act_as(MAINTAINER);
-                told.take();
-                *last_step = maintainer.step();
+                upkeep.step();
                 Vec::new()
             }));
         }
@@ -234,23 +277,12 @@ impl Process {
     }
 
     fn maintainer_has_work(&self) -> bool {
-        self.maintainer_told.is_set()
-            || match self.last_step {
-                Step::Busy => true,
-                Step::WaitBacking => self.disk.in_flight_of(self.maintainer_queue) > 0,
-                Step::Idle { until_ms } => until_ms.is_some_and(|until| until <= self.environment.clock_ms()),
-            }
+        self.upkeep.has_work(&self.disk, self.environment.clock_ms())
     }
 
     /// The maintainer does one step if something told it to; whether it did.
     pub fn maintain(&mut self) -> bool {
-        if !self.maintainer_has_work() {
-            return false;
-        }
-        act_as(MAINTAINER);
-        self.maintainer_told.take();
-        self.last_step = self.maintainer.step();
-        true
+        self.upkeep.step_if_told(&self.disk, self.environment.clock_ms())
     }
 
     /// What can go on.
@@ -258,10 +290,7 @@ impl Process {
         if (0..self.clients.len()).any(|client| self.client_has_work(client)) || self.maintainer_has_work() {
             return Outlook::Work;
         }
-        match self.last_step {
-            Step::Idle { until_ms: Some(until) } => Outlook::Sleeps(until),
-            _ => Outlook::Stuck,
-        }
+        self.upkeep.sleeps_until().map_or(Outlook::Stuck, Outlook::Sleeps)
     }
 
     /// What everybody waits for, for a report.
@@ -269,8 +298,8 @@ impl Process {
         let parked: Vec<usize> = self.clients.iter().map(|client| client.queue.parked()).collect();
         format!(
             "parked requests by client {parked:?}, the maintainer's last step {:?}, its disk operations {}, {:?}",
-            self.last_step,
-            self.disk.in_flight_of(self.maintainer_queue),
+            self.upkeep.last_step,
+            self.disk.in_flight_of(self.upkeep.queue),
             self.cache.status()
         )
     }

@@ -27,7 +27,7 @@ use cbd_engine::{CacheStatus, Consistency, Settings};
 use cbd_types::{
     AlignedBuffer, BackendId, BackingGeometry, ByteRange, Completion, Epoch, Error, Operation, Request,
 };
-use making::{make_cache, region_size};
+pub(crate) use making::{make_cache, region_size};
 pub use options::{Happened, WorldOptions};
 use requests::Asked;
 pub use sequences::Act;

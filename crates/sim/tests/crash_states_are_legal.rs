@@ -16,6 +16,7 @@ fn explore(name: &str, seeds: u64) -> Tally {
         seeds: Some(seeds),
         limit: None,
         states: None,
+        histories: None,
         distinct: 0,
         world: Some(name.to_owned()),
         point: None,

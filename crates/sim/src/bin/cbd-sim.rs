@@ -17,6 +17,7 @@ Explores what crashes can leave, and compares what comes up with what must be th
   --seeds N      most seeds for each kind of world
   --seconds N    begin no world after so many seconds
   --states N     begin no world after so many crash states (default 200000, unless another limit is given)
+  --histories N  begin no world after so many histories
   --distinct N   .. and so many different recovered states (default 0)
   --world NAME   only this kind of world
   --point N      only this moment of each history
@@ -79,6 +80,7 @@ fn parse(arguments: &[String]) -> Result<Options, String> {
         seeds: None,
         limit: None,
         states: None,
+        histories: None,
         distinct: 0,
         world: None,
         point: None,
@@ -96,6 +98,7 @@ fn parse(arguments: &[String]) -> Result<Options, String> {
             "--seeds" => plan.seeds = Some(number(value()?)?),
             "--seconds" => plan.limit = Some(Duration::from_secs(number(value()?)?)),
             "--states" => plan.states = Some(number(value()?)?),
+            "--histories" => plan.histories = Some(number(value()?)?),
             "--distinct" => plan.distinct = number(value()?)?,
             "--point" => plan.point = Some(number(value()?)?),
             "--threads" => plan.threads = number(value()?)? as usize,
@@ -116,7 +119,7 @@ fn parse(arguments: &[String]) -> Result<Options, String> {
         let known: Vec<&str> = kinds.iter().map(|kind| kind.name).collect();
         return Err(format!("there is no world '{name}'; there are {}", known.join(", ")));
     }
-    if plan.seeds.is_none() && plan.limit.is_none() && plan.states.is_none() {
+    if plan.seeds.is_none() && plan.limit.is_none() && plan.states.is_none() && plan.histories.is_none() {
         plan.states = Some(200_000);
     }
     Ok(Options { plan, complete, json })

@@ -3,6 +3,7 @@
 use crate::flips;
 use crate::memory::MemoryKind;
 use crate::random::Seeded;
+use crate::reconnect;
 use crate::sequences;
 use crate::workload::Mix;
 use crate::world::WorldOptions;
@@ -27,6 +28,8 @@ pub enum Work {
     History(fn(u64) -> WorldOptions),
     /// Bits are flipped.
     Flips,
+    /// Clients break off and come back; a seed is a batch of histories.
+    Reconnect,
     /// All sequences of so many acts are played; a seed is a batch of them.
     Sequences(u32),
 }
@@ -35,7 +38,7 @@ impl Work {
     /// Whether there is such a world: sequences have an end.
     pub(super) fn has_seed(self, seed: u64) -> bool {
         match self {
-            Self::History(_) | Self::Flips => true,
+            Self::History(_) | Self::Flips | Self::Reconnect => true,
             Self::Sequences(length) => (1..=sequences::batches(length)).contains(&seed),
         }
     }
@@ -136,6 +139,7 @@ pub fn kinds() -> Vec<Kind> {
             ..one_lane(seed, Consistency::Strict)
         }),
         Kind { name: flips::NAME, work: Work::Flips, is_long: None },
+        Kind { name: reconnect::NAME, work: Work::Reconnect, is_long: None },
         Kind { name: "sequences-1", work: Work::Sequences(1), is_long: None },
         Kind { name: "sequences-2", work: Work::Sequences(2), is_long: None },
         Kind { name: "sequences-3", work: Work::Sequences(3), is_long: None },

@@ -7,13 +7,13 @@ use cbd_engine::{BackendSpec, FormatOptions, Settings, Transport};
 use cbd_types::{BackendId, ByteRange, Error, Region};
 use std::sync::Arc;
 
-pub(super) fn region_size(options: &WorldOptions) -> u64 {
+pub(crate) fn region_size(options: &WorldOptions) -> u64 {
     // Tables and both superblocks take less than the last part.
     (u64::from(options.segments) + 1) * options.segment_size + (256 << 10)
 }
 
 /// Formats the region and makes one cache on it.
-pub(super) fn make_cache(
+pub(crate) fn make_cache(
     options: &WorldOptions,
     environment: &Arc<SimEnvironment>,
     memory: &CrashMemory,

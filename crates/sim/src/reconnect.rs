@@ -1,0 +1,464 @@
+//! Clients that break off with requests in flight and come back, over caches that are full and over bare disks.
+//!
+//! What an ended connection asked for and was not answered may have happened or not, and may still happen while the connection is
+//! being wound up. When the client of a new connection is answered its first request, the outcome of all that was asked for on
+//! connections that were closed when that request came is fixed: what is not there then never comes.
+//!
+//! Always true here: a seed decides a history to its last step, crashes included.
+//!
+//! Left to others: how connections are served ([`server`]).
+
+mod server;
+
+use crate::crash::until_crash;
+use crate::disk::SimDisk;
+use crate::environment::SimEnvironment;
+use crate::explorer::{Finding, Tally, quietly};
+use crate::memory::{CrashMemory, Keep};
+use crate::oracle::{Moment, OpenChange, Oracle};
+use crate::pattern::Content;
+use crate::random::{Seeded, mix};
+use crate::watchdog::Watchdog;
+use crate::workload::{Mix, Wish, Workload};
+use crate::world::{WorldOptions, make_cache, region_size};
+use cbd_engine::Consistency;
+use cbd_types::{
+    AlignedBuffer, BackendId, BackingGeometry, ByteRange, CHUNK, Completion, Operation, Request,
+};
+use server::{Event, Server, Stage};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The name of this kind of world.
+pub const NAME: &str = "reconnect";
+
+/// Histories of one seed.
+const BATCH: u64 = 50;
+/// Clients.
+const USERS: usize = 2;
+/// Most requests under way.
+const IN_FLIGHT_MAX: usize = 8;
+/// Turns without progress after which everybody is stuck.
+const STUCK: u32 = 2000;
+const SECTOR: u32 = 512;
+const SEGMENT: u64 = 64 << 10;
+const SIZE: u64 = CHUNK + (64 << 10);
+
+/// Large changes, so that a small cache is full at once, and requests of several pieces.
+const MIX: Mix = Mix {
+    write: 60,
+    read: 20,
+    flush: 6,
+    discard: 5,
+    write_zeroes: 9,
+    fua_permille: 100,
+    large_permille: 250,
+};
+
+/// Plays the histories of one seed; with `only`, just the one with that number.
+#[must_use]
+pub fn explore(seed: u64, only: Option<u64>) -> Tally {
+    let _watchdog = Watchdog::new(Duration::from_secs(600), format!("world {NAME}, seed {seed}"));
+    let mut tally = Tally::default();
+    for number in 1..=BATCH {
+        if only.is_some_and(|only| only != number) {
+            continue;
+        }
+        tally.histories += 1;
+        let mut seen = Seen::default();
+        let outcome = quietly(|| World::new(mix(seed ^ mix(number))).play(&mut seen));
+        seen.count(&mut tally);
+        if let Err(text) = outcome {
+            let state = String::from("the history itself");
+            tally.findings.push(Finding { world: NAME.to_owned(), seed, point: Some(number), state, text });
+        }
+    }
+    tally
+}
+
+/// What happened.
+#[derive(Default)]
+struct Seen {
+    closed: u64,
+    closed_with_requests: u64,
+    closed_with_unread: u64,
+    waited: u64,
+    happened: u64,
+    given_up: u64,
+    process_crashes: u64,
+    power_cuts: u64,
+}
+
+impl Seen {
+    fn count(&self, tally: &mut Tally) {
+        for (name, count) in [
+            ("connection_closed", self.closed),
+            ("connection_closed_with_requests_in_flight", self.closed_with_requests),
+            ("connection_closed_with_requests_unread", self.closed_with_unread),
+            ("new_client_waited", self.waited),
+            ("change_of_ended_connection_happened", self.happened),
+            ("change_of_ended_connection_given_up", self.given_up),
+            ("process_crash", self.process_crashes),
+            ("power_cut", self.power_cuts),
+        ] {
+            tally.fault(name, count);
+        }
+    }
+}
+
+/// A request whose client waits for its answer.
+struct Asked {
+    connection: u64,
+    wish: Wish,
+    submitted: Moment,
+    change: Option<OpenChange>,
+}
+
+struct World {
+    random: Seeded,
+    /// None over a bare disk.
+    memory: Option<(CrashMemory, BackendId)>,
+    disk: SimDisk,
+    environment: Arc<SimEnvironment>,
+    oracle: Oracle,
+    workload: Workload,
+    server: Option<Server>,
+    /// The connection of each client.
+    users: [Option<u64>; USERS],
+    asked: BTreeMap<u64, Asked>,
+    next_id: u64,
+    /// Changes of closed connections that were not answered, by connection.
+    abandoned: Vec<(u64, OpenChange)>,
+    /// The connections that were closed when the first request of a connection came.
+    former: BTreeMap<u64, BTreeSet<u64>>,
+    /// Connections whose client has begun to wait in vain.
+    waits: BTreeSet<u64>,
+    maintenance_permille: u64,
+    crash_permille: u64,
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let mut random = Seeded::new(seed);
+        let is_cached = random.chance(700);
+        let consistency = *random.pick(&Consistency::ALL);
+        let options = WorldOptions {
+            size: SIZE,
+            sector: SECTOR,
+            segment_size: SEGMENT,
+            segments: 9,
+            lanes_max: 1,
+            ..WorldOptions::small(seed, consistency)
+        };
+        // Over a bare disk a power cut takes what was not flushed, so what was acknowledged is not there for sure.
+        let geometry = BackingGeometry { volatile_cache: is_cached, ..SimDisk::ordinary(SIZE, SECTOR) };
+        let disk = SimDisk::new(geometry, random.next());
+        disk.set_latency(*random.pick(&[2, 6, 20]));
+        let environment = Arc::new(SimEnvironment::new(random.next(), 0));
+        let memory = is_cached.then(|| {
+            let memory = CrashMemory::new(region_size(&options));
+            match make_cache(&options, &environment, &memory) {
+                Ok((backend, _)) => (memory, backend),
+                Err(error) => panic!("the engine makes no cache: {error}"),
+            }
+        });
+        let atomic_unit = if is_cached { SEGMENT / 4 } else { u64::from(SECTOR) };
+        let mut world = Self {
+            oracle: Oracle::new(SIZE, SECTOR, atomic_unit),
+            workload: Workload::new(SIZE, SECTOR, SEGMENT / 4, MIX),
+            memory,
+            disk,
+            environment,
+            server: None,
+            users: [None; USERS],
+            asked: BTreeMap::new(),
+            next_id: 0,
+            abandoned: Vec::new(),
+            former: BTreeMap::new(),
+            waits: BTreeSet::new(),
+            maintenance_permille: *random.pick(&[20, 60, 150]),
+            crash_permille: *random.pick(&[0, 3, 15]),
+            random,
+        };
+        world.open();
+        world
+    }
+
+    fn server(&mut self) -> &mut Server {
+        match &mut self.server {
+            Some(server) => server,
+            None => unreachable!("a world has a server but while it recovers"),
+        }
+    }
+
+    fn open(&mut self) {
+        let cache = self.memory.as_ref().map(|(memory, backend)| (memory, *backend));
+        match Server::open(&self.environment, cache, &self.disk) {
+            Ok(server) => self.server = Some(server),
+            Err(error) => panic!("the cache does not open: {error}"),
+        }
+    }
+
+    fn play(mut self, seen: &mut Seen) {
+        for _ in 0..self.random.between(40, 160) {
+            if let Some((memory, _)) = &self.memory
+                && self.random.chance(self.crash_permille)
+            {
+                memory.crash_after(self.random.between(1, 60), self.random.next());
+            }
+            let crashes = self.memory.is_none() && self.random.chance(self.crash_permille);
+            if until_crash(|| self.turn(seen)).is_err() || crashes {
+                self.crash(seen);
+            }
+        }
+        if let Some((memory, _)) = &self.memory {
+            memory.never_crash();
+        }
+        self.quiesce(seen);
+        for range in self.oracle.changed(32 << 10) {
+            let submitted = self.oracle.now();
+            let bytes = self.read_now(range);
+            self.oracle
+                .check_read(range, submitted, &bytes)
+                .unwrap_or_else(|violation| panic!("{violation}"));
+        }
+    }
+
+    fn turn(&mut self, seen: &mut Seen) {
+        if self.random.chance(self.maintenance_permille) {
+            self.server().maintain();
+        }
+        match self.random.below(100) {
+            0..40 => self.ask(),
+            40..90 => {
+                self.step(seen);
+            }
+            90..97 => self.break_off(seen),
+            _ => self.environment.advance(self.random.between(1, 300)),
+        }
+    }
+
+    /// A client sends some requests; it connects first if it has no connection.
+    fn ask(&mut self) {
+        let user = self.random.below(USERS as u64) as usize;
+        let connection = match self.users[user] {
+            Some(connection) => connection,
+            None => {
+                let connection = self.server().connect();
+                self.users[user] = Some(connection);
+                connection
+            }
+        };
+        for _ in 0..self.random.between(1, 4) {
+            let wish = self.workload.next(&mut self.random);
+            if let Some(request) = self.request(wish, connection)
+                && let Some(connection) = self.server().connection(connection)
+            {
+                connection.unread.push_back(request);
+            }
+        }
+    }
+
+    fn request(&mut self, wish: Wish, connection: u64) -> Option<Request> {
+        let changes = !matches!(wish.operation, Operation::Read | Operation::Flush);
+        let discards = wish.operation == Operation::Discard;
+        if self.asked.len() >= IN_FLIGHT_MAX
+            || (changes && self.oracle.overlaps_open(wish.range))
+            || (discards && !self.disk.geometry().discard_zeroes)
+        {
+            return None;
+        }
+        let mut buffer = AlignedBuffer::default();
+        let mut change = None;
+        match wish.operation {
+            Operation::Write => {
+                let content = self.oracle.fresh_content();
+                buffer = AlignedBuffer::from_slice(&self.oracle.payload(wish.range, content));
+                change = Some(self.oracle.submit(wish.range, content));
+            }
+            Operation::Discard | Operation::WriteZeroes => {
+                change = Some(self.oracle.submit(wish.range, Content::ZEROES));
+            }
+            Operation::Read => buffer = AlignedBuffer::zeroed(wish.range.len() as usize),
+            Operation::Flush => {}
+        }
+        let submitted = self.oracle.now();
+        let id = self.next_id;
+        self.next_id += 1;
+        self.asked.insert(id, Asked { connection, wish, submitted, change });
+        Some(Request { id, operation: wish.operation, range: wish.range, fua: wish.fua, buffer })
+    }
+
+    /// A client closes its connection, with whatever it has not been answered.
+    fn break_off(&mut self, seen: &mut Seen) {
+        let user = self.random.below(USERS as u64) as usize;
+        let Some(number) = self.users[user].take() else { return };
+        let in_order = self.random.chance(300);
+        if let Some(connection) = self.server().connection(number) {
+            connection.close(in_order);
+            seen.closed += 1;
+            seen.closed_with_requests += u64::from(connection.parked() > 0);
+            seen.closed_with_unread += u64::from(!connection.unread.is_empty());
+        }
+        let abandoned = &mut self.abandoned;
+        self.asked.retain(|_, asked| {
+            if asked.connection == number {
+                abandoned.extend(asked.change.map(|change| (number, change)));
+            }
+            asked.connection != number
+        });
+    }
+
+    /// The thread of some connection goes on.
+    fn step(&mut self, seen: &mut Seen) -> bool {
+        let count = self.server().connections.len() as u64;
+        if count == 0 {
+            return false;
+        }
+        let place = self.random.below(count) as usize;
+        let (most, notices) = (self.random.between(1, 4) as usize, self.random.chance(300));
+        let number = self.server().connections[place].number;
+        match self.server().step(place, most, notices) {
+            None => {
+                if self
+                    .server()
+                    .connection(number)
+                    .is_some_and(|connection| connection.stage == Stage::Waiting)
+                {
+                    seen.waited += u64::from(self.waits.insert(number));
+                }
+                return false;
+            }
+            Some(Event::Begun) => {
+                let closed = self.server().closed().filter(|&other| other != number).collect();
+                self.former.insert(number, closed);
+            }
+            Some(Event::Admitted) => self.fix_outcomes(number, seen),
+            Some(Event::Answers(answers)) => self.deliver(answers),
+            Some(Event::Over) => {}
+        }
+        true
+    }
+
+    /// The first request of a connection is carried out from here on: what its client finds now of former connections is final.
+    fn fix_outcomes(&mut self, connection: u64, seen: &mut Seen) {
+        let former = self.former.remove(&connection).unwrap_or_default();
+        // A connection that is gone altogether was closed before, too.
+        let is_fixed = |number: u64, server: &mut Server| {
+            former.contains(&number) || server.connection(number).is_none()
+        };
+        let (mut fixed, mut open) = (Vec::new(), Vec::new());
+        for (number, change) in std::mem::take(&mut self.abandoned) {
+            let is_fixed = is_fixed(number, self.server());
+            if is_fixed { fixed.push(change) } else { open.push((number, change)) }
+        }
+        self.abandoned = open;
+        let ranges: Vec<ByteRange> =
+            fixed.iter().filter_map(|change| self.oracle.range_of(*change)).collect();
+        let found: Vec<(ByteRange, Vec<u8>)> =
+            ranges.into_iter().map(|range| (range, self.read_now(range))).collect();
+        let happened = self.oracle.decide(&fixed, |range| {
+            found
+                .iter()
+                .find(|(known, _)| *known == range)
+                .map(|(_, bytes)| bytes.clone())
+                .unwrap_or_default()
+        });
+        match happened {
+            Ok(happened) => {
+                seen.happened += happened;
+                seen.given_up += fixed.len() as u64 - happened;
+            }
+            Err(violation) => panic!("a former connection's: {violation}"),
+        }
+    }
+
+    /// A client receives answers.
+    fn deliver(&mut self, answers: Vec<Completion>) {
+        for Completion { id, result, buffer } in answers {
+            let Some(asked) = self.asked.remove(&id) else {
+                panic!("request {id} was answered twice, or was never asked for");
+            };
+            if let Err(error) = result {
+                panic!("{:?} failed: {error}", asked.wish);
+            }
+            match asked.wish.operation {
+                Operation::Read => {
+                    let verdict = self.oracle.check_read(asked.wish.range, asked.submitted, &buffer);
+                    verdict.unwrap_or_else(|violation| panic!("{violation}"));
+                }
+                Operation::Flush => self.oracle.flushed(asked.submitted),
+                Operation::Write | Operation::Discard | Operation::WriteZeroes => {
+                    asked.change.into_iter().for_each(|change| self.oracle.complete(change, asked.wish.fua));
+                }
+            }
+        }
+    }
+
+    /// Reads `range` past all connections, while everybody else stands still.
+    fn read_now(&mut self, range: ByteRange) -> Vec<u8> {
+        let mut queue = self.server().queue();
+        let (id, operation, mut done) = (0, Operation::Read, Vec::new());
+        let buffer = AlignedBuffer::zeroed(range.len() as usize);
+        queue.queue.submit(Request { id, operation, range, fua: false, buffer }, &mut done);
+        for _ in 0..STUCK {
+            if let Some(Completion { result, buffer, .. }) = done.pop() {
+                return result.map_or_else(|error| panic!("reading {range}: {error}"), |()| buffer.to_vec());
+            }
+            self.server().poll(&mut queue, &mut done);
+        }
+        panic!("reading {range} does not end")
+    }
+
+    /// Everything that was asked for is answered, and all closed connections are gone.
+    fn quiesce(&mut self, seen: &mut Seen) {
+        let mut idle = 0_u32;
+        loop {
+            let is_winding_up = self.server().closed().next().is_some();
+            if self.asked.is_empty() && !is_winding_up {
+                return;
+            }
+            let went_on = self.step(seen) | self.server().maintain();
+            idle = if went_on { 0 } else { idle + 1 };
+            if idle.is_multiple_of(20)
+                && idle > 0
+                && let Some(until) = self.server().sleeps_until()
+            {
+                let now = self.environment.clock_ms();
+                self.environment.advance(until.saturating_sub(now).max(1));
+            }
+            assert!(idle < STUCK, "everybody waits and nobody will be woken");
+        }
+    }
+
+    /// The process dies, or the power goes, and with it all connections; the next one comes up.
+    fn crash(&mut self, seen: &mut Seen) {
+        let is_power_cut = self.memory.is_some() && self.random.chance(500);
+        let seed = self.random.next();
+        match &mut self.memory {
+            Some((memory, _)) if is_power_cut => *memory = memory.power_cut(seed, Keep::Any),
+            Some((memory, _)) => *memory = memory.process_crash(),
+            None => {}
+        }
+        if is_power_cut {
+            seen.power_cuts += 1;
+            self.disk.power_cut(self.random.next());
+        } else {
+            seen.process_crashes += 1;
+            self.disk.process_crash(seed);
+        }
+        self.server = None;
+        self.users = [None; USERS];
+        self.asked.clear();
+        self.abandoned.clear();
+        self.former.clear();
+        self.waits.clear();
+        self.environment = Arc::new(SimEnvironment::new(self.random.next(), self.environment.clock_ms()));
+        self.open();
+        let mut oracle = std::mem::replace(&mut self.oracle, Oracle::new(0, SECTOR, 0));
+        let verdict = oracle.settle(|range| self.read_now(range));
+        self.oracle = oracle;
+        verdict.unwrap_or_else(|violation| panic!("after a crash: {violation}"));
+    }
+}

@@ -1,0 +1,256 @@
+//! The server of a simulated export: connections that are served, that are closed and not noticed, and that have ended with requests
+//! in flight; over a cache or over the bare disk.
+//!
+//! Always true here: a connection is served as a thread of an export serves it, with the same queue ([`cbd_device::Queue`]) and the same
+//! rule for clients that come back ([`cbd_export::Clients`]); a queue is polled only when something told it to.
+//!
+//! Left to others: what clients ask for, and whether what they see is legal ([`super`]).
+
+use crate::actor::act_as;
+use crate::disk::SimDisk;
+use crate::environment::SimEnvironment;
+use crate::memory::CrashMemory;
+use crate::process::{Client as ClientQueue, Told, Upkeep, recover};
+use cbd_device::Device;
+use cbd_export::clients::is_settled;
+use cbd_export::{Client, Clients};
+use cbd_types::{BackendId, Completion, Request, Result};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Operations of each queue on the disk.
+const DEPTH: usize = 4;
+
+/// A connection as its server has it.
+pub(super) struct Connection {
+    pub(super) number: u64,
+    /// None once nothing of it can change the device any more.
+    client: Option<Client>,
+    queue: ClientQueue,
+    /// Closed by the client.
+    closed: Arc<AtomicBool>,
+    /// Something told its thread to look at its client again.
+    told: Arc<Told>,
+    /// Requests in the socket.
+    pub(super) unread: VecDeque<Request>,
+    /// Answers that the client has not received.
+    unsent: Vec<Completion>,
+    pub(super) stage: Stage,
+    /// The client said that it goes, so its requests are done unless somebody waits for that.
+    pub(super) in_order: bool,
+    gave_up: bool,
+}
+
+/// How far a connection is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Stage {
+    /// No request was seen.
+    New,
+    /// Its first request waits for connections that have ended.
+    Waiting,
+    Served,
+    /// No request begins any more.
+    Ended,
+}
+
+/// What a step of a connection came to.
+pub(super) enum Event {
+    /// The connection's first request was seen.
+    Begun,
+    /// Its first request may be carried out.
+    Admitted,
+    /// Its client receives these answers.
+    Answers(Vec<Completion>),
+    /// It is gone.
+    Over,
+}
+
+/// The process that serves.
+pub(super) struct Server {
+    device: Arc<Device<SimEnvironment>>,
+    disk: SimDisk,
+    environment: Arc<SimEnvironment>,
+    upkeep: Option<Upkeep>,
+    clients: Clients,
+    pub(super) connections: Vec<Connection>,
+    next: u64,
+}
+
+impl Server {
+    /// Recovers the cache of `backend` in `memory`, if there is one, and serves it.
+    pub(super) fn open(
+        environment: &Arc<SimEnvironment>,
+        cache: Option<(&CrashMemory, BackendId)>,
+        disk: &SimDisk,
+    ) -> Result<Self> {
+        let cache = cache.map(|(memory, backend)| recover(environment, memory, backend)).transpose()?;
+        let upkeep = cache.as_ref().map(|cache| Upkeep::new(cache, disk, DEPTH));
+        let device = match cache {
+            Some(cache) => Device::cached(cache, disk.geometry()),
+            None => Device::uncached(disk.geometry()),
+        };
+        Ok(Self {
+            device: Arc::new(device),
+            disk: disk.clone(),
+            environment: Arc::clone(environment),
+            upkeep,
+            clients: Clients::new(),
+            connections: Vec::new(),
+            next: 0,
+        })
+    }
+
+    /// A queue that is nobody's connection.
+    pub(super) fn queue(&self) -> ClientQueue {
+        ClientQueue::new(&self.device, &self.disk, DEPTH)
+    }
+
+    /// A client connects; the number of its connection.
+    pub(super) fn connect(&mut self) -> u64 {
+        let number = self.next;
+        self.next += 1;
+        let (closed, told) = (Arc::new(AtomicBool::new(false)), Arc::new(Told::default()));
+        let (looked_at, teller) = (Arc::clone(&closed), Arc::clone(&told));
+        let client = self
+            .clients
+            .connect(Box::new(move || looked_at.load(Ordering::SeqCst)), Box::new(move || teller.tell()));
+        self.connections.push(Connection {
+            number,
+            client: Some(client),
+            queue: self.queue(),
+            closed,
+            told,
+            unread: VecDeque::new(),
+            unsent: Vec::new(),
+            stage: Stage::New,
+            in_order: false,
+            gave_up: false,
+        });
+        number
+    }
+
+    pub(super) fn connection(&mut self, number: u64) -> Option<&mut Connection> {
+        self.connections.iter_mut().find(|connection| connection.number == number)
+    }
+
+    /// The numbers of all connections that were closed by their clients.
+    pub(super) fn closed(&self) -> impl Iterator<Item = u64> {
+        self.connections
+            .iter()
+            .filter(|connection| connection.is_closed())
+            .map(|connection| connection.number)
+    }
+
+    /// The thread of the connection at `place` goes on, with at most `most` requests; `notices` says whether it sees the end of a closed
+    /// connection. None if it had nothing to do.
+    pub(super) fn step(&mut self, place: usize, most: usize, notices: bool) -> Option<Event> {
+        let connection = &mut self.connections[place];
+        act_as(1 + connection.number as u32 % 900);
+        let event = connection.step(&self.disk, most, notices);
+        if matches!(event, Some(Event::Over)) {
+            self.connections.remove(place);
+        }
+        event
+    }
+
+    /// The maintainer does a step if it has something to do.
+    pub(super) fn maintain(&mut self) -> bool {
+        let clock_ms = self.environment.clock_ms();
+        self.upkeep.as_mut().is_some_and(|upkeep| upkeep.step_if_told(&self.disk, clock_ms))
+    }
+
+    /// Until when the maintainer sleeps, if it does.
+    pub(super) fn sleeps_until(&self) -> Option<u64> {
+        self.upkeep.as_ref().and_then(Upkeep::sleeps_until)
+    }
+
+    /// Polls a queue of [`queue`](Self::queue); whether something told it to go on.
+    pub(super) fn poll(&self, queue: &mut ClientQueue, done: &mut Vec<Completion>) -> bool {
+        queue.poll(&self.disk, done)
+    }
+}
+
+impl Connection {
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst)
+    }
+
+    /// The client closes it.
+    pub(super) fn close(&mut self, in_order: bool) {
+        self.in_order = in_order;
+        self.closed.store(true, Ordering::SeqCst);
+    }
+
+    /// Requests that the device has.
+    pub(super) fn parked(&self) -> usize {
+        self.queue.queue.parked()
+    }
+
+    fn step(&mut self, disk: &SimDisk, most: usize, notices: bool) -> Option<Event> {
+        if !self.unsent.is_empty() {
+            let answers = std::mem::take(&mut self.unsent);
+            return Some(Event::Answers(if self.is_closed() { Vec::new() } else { answers }));
+        }
+        let was_told = self.told.take();
+        let is_awaited = self.client.as_ref().is_some_and(Client::is_awaited);
+        let is_at_its_end = self.is_closed() && notices && (!self.in_order || self.unread.is_empty());
+        if self.stage != Stage::Ended && (is_awaited || is_at_its_end) {
+            self.stage = Stage::Ended;
+            self.unread.clear();
+            self.client.iter().for_each(Client::leave);
+        }
+        match self.stage {
+            Stage::New if !self.unread.is_empty() => self.begin(),
+            Stage::Waiting => self.wait(was_told),
+            Stage::Served => self.serve(disk, most),
+            Stage::Ended => self.end(disk, is_awaited),
+            Stage::New => None,
+        }
+    }
+
+    fn begin(&mut self) -> Option<Event> {
+        if self.client.as_ref().is_some_and(Client::begin) {
+            self.stage = Stage::Waiting;
+            // Whether it has to wait at all is looked at without being told.
+            self.told.tell();
+            return Some(Event::Begun);
+        }
+        self.client = None;
+        Some(Event::Over)
+    }
+
+    fn wait(&mut self, was_told: bool) -> Option<Event> {
+        if !was_told || self.client.as_ref().is_some_and(|client| client.waits_for() > 0) {
+            return None;
+        }
+        self.stage = Stage::Served;
+        Some(Event::Admitted)
+    }
+
+    fn serve(&mut self, disk: &SimDisk, most: usize) -> Option<Event> {
+        let count = most.min(self.unread.len());
+        for request in self.unread.drain(..count) {
+            self.queue.queue.submit_plugged(request, &mut self.unsent);
+        }
+        self.queue.queue.unplug(&mut self.unsent);
+        let polled = self.queue.poll(disk, &mut self.unsent);
+        (count > 0 || polled).then(|| Event::Answers(Vec::new()))
+    }
+
+    fn end(&mut self, disk: &SimDisk, is_awaited: bool) -> Option<Event> {
+        let gives_up = !self.gave_up && (is_awaited || !self.in_order);
+        if gives_up {
+            self.gave_up = true;
+            self.queue.queue.give_up(&mut self.unsent);
+        }
+        let polled = self.queue.poll(disk, &mut self.unsent);
+        if is_settled(self.queue.queue.changes()) {
+            self.client = None;
+        }
+        if self.queue.queue.parked() == 0 {
+            return Some(Event::Over);
+        }
+        (gives_up || polled).then(|| Event::Answers(Vec::new()))
+    }
+}
