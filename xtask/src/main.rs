@@ -38,7 +38,7 @@ Tasks:
                      `mutants`
   bench [GROUP..] [--json] [--report] [..]
                      builds the benchmarks and runs them; arguments are passed on
-  sim [--json] [--seed N] [--seeds N] [--seconds N] [--states N] [..]
+  sim [--json] [--world NAME] [--seed N] [--seconds N] [--states N] [--histories N] [..]
                      explores what crashes can leave, in simulated worlds
   models [--scene NAME[,NAME..]] [--seed N] [--iterations N] [--seconds N] [--sweep N] [--jobs N] [--json] [--list]
                      the engine's threads under schedules that seeds choose; prints the command that repeats a failure

@@ -210,7 +210,10 @@ fn explore(length: Length) -> Count {
     let seed = seed().to_string();
     let (runs, limit): (Vec<Vec<&str>>, _) = match length {
         Length::Short => (
-            vec![vec!["--states", "200000", "--distinct", "20000", "--seconds", "900", "--complete"]],
+            vec![
+                vec!["--states", "200000", "--distinct", "20000", "--seconds", "900", "--complete"],
+                vec!["--world", "reconnect", "--histories", "2000", "--seconds", "60"],
+            ],
             Duration::from_secs(1200),
         ),
         Length::Long => (
@@ -221,6 +224,7 @@ fn explore(length: Length) -> Count {
                 vec!["--world", "sequences-3", "--long", "--seconds", "7200"],
                 vec!["--world", "sequences-4", "--long", "--seconds", "14400"],
                 vec!["--world", "flips", "--seeds", "2000", "--seed", &seed],
+                vec!["--world", "reconnect", "--histories", "100000", "--seconds", "1800", "--seed", &seed],
             ],
             Duration::from_secs(10 * 3600),
         ),
