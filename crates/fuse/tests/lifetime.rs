@@ -3,14 +3,16 @@
 
 mod support;
 
+use cbd_export::{BlockDevice, RequestQueue};
 use cbd_fuse::{FuseLoop, StopMode, Swept, Way, sweep};
-use cbd_types::{AlignedBuffer, ErrorKind};
+use cbd_types::{AlignedBuffer, Completion, Error, ErrorKind, Geometry, Operation, Request};
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader};
+use std::os::fd::RawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use support::{Exported, MIB, TestDevice, daemon_dir, in_sandbox, options, start, start_daemon, tool};
 
@@ -158,6 +160,94 @@ fn a_device_below_that_never_answers_does_not_hold_up_a_stop_by_force() {
         assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
         assert!(reader.join().unwrap().is_err());
         device.stuck.store(false, Ordering::Relaxed);
+    });
+}
+
+/// A device whose writes wait for space while there is none, and can be given up.
+struct Full {
+    inner: Exported,
+    has_space: Arc<AtomicBool>,
+    waiting: Arc<AtomicUsize>,
+}
+
+struct FullQueue {
+    inner: Box<dyn RequestQueue>,
+    has_space: Arc<AtomicBool>,
+    count: Arc<AtomicUsize>,
+    waiting: Vec<Request>,
+}
+
+impl BlockDevice for Full {
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn open_queue(&self) -> cbd_types::Result<Box<dyn RequestQueue>> {
+        let (has_space, count) = (Arc::clone(&self.has_space), Arc::clone(&self.waiting));
+        Ok(Box::new(FullQueue { inner: self.inner.open_queue()?, has_space, count, waiting: Vec::new() }))
+    }
+}
+
+impl RequestQueue for FullQueue {
+    fn submit(&mut self, request: Request, done: &mut Vec<Completion>) {
+        if request.operation == Operation::Write && !self.has_space.load(Ordering::SeqCst) {
+            self.waiting.push(request);
+            self.count.fetch_add(1, Ordering::SeqCst);
+        } else {
+            self.inner.submit(request, done);
+        }
+    }
+
+    fn poll(&mut self, done: &mut Vec<Completion>) {
+        if self.has_space.load(Ordering::SeqCst) {
+            self.waiting.drain(..).for_each(|request| self.inner.submit(request, done));
+        }
+        self.inner.poll(done);
+    }
+
+    fn give_up(&mut self, done: &mut Vec<Completion>) {
+        done.extend(self.waiting.drain(..).map(|request| {
+            let result = Err(Error::new(ErrorKind::Stopped, "given up"));
+            Completion { id: request.id, result, buffer: request.buffer }
+        }));
+    }
+
+    fn parked(&self) -> usize {
+        self.waiting.len() + self.inner.parked()
+    }
+
+    fn wait_descriptors(&self) -> Vec<RawFd> {
+        self.inner.wait_descriptors()
+    }
+}
+
+#[test]
+fn a_stop_by_force_gives_up_what_waits_for_space_and_it_does_not_happen_later() {
+    in_sandbox("a_stop_by_force_gives_up_what_waits_for_space_and_it_does_not_happen_later", |dir| {
+        let device = Arc::new(TestDevice::new(64 * MIB, 512));
+        let (has_space, waiting) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+        let full = Full {
+            inner: Exported(Arc::clone(&device)),
+            has_space: Arc::clone(&has_space),
+            waiting: Arc::clone(&waiting),
+        };
+        let mut export = FuseLoop::start(Arc::new(full), options(dir, 2)).expect("a device");
+        let path = export.device_path().to_owned();
+        let writer = std::thread::spawn(move || {
+            let file = OpenOptions::new().write(true).custom_flags(libc::O_DIRECT).open(path).unwrap();
+            let mut block = AlignedBuffer::zeroed(4096);
+            block.fill(7);
+            file.write_at(&block, 0)
+        });
+        let end = Instant::now() + Duration::from_secs(10);
+        while waiting.load(Ordering::SeqCst) == 0 {
+            assert!(Instant::now() < end, "the write does not come");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        export.stop(StopMode::Force, Duration::from_millis(500)).expect("no thread waits for space");
+        assert!(writer.join().unwrap().is_err());
+        has_space.store(true, Ordering::SeqCst);
+        assert_eq!(device.bytes.read().unwrap()[..4096], [0; 4096]);
     });
 }
 

@@ -3,10 +3,11 @@
 mod common;
 
 use cbd_export::{BlockDevice, Event, RequestQueue};
-use cbd_nbd::{Client, Command, Notice, Options};
+use cbd_nbd::{Client, Command, Listen, Notice, Options, Server};
 use cbd_types::{Completion, Error, ErrorKind, Geometry, Operation, Request, Result};
 use common::{Served, in_time, memory, serve, serve_with};
 use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::os::fd::RawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -130,7 +131,10 @@ fn client(served: &Served) -> Client {
 
 /// A connection past its handshake that can be closed without a word.
 fn raw(served: &Served) -> UnixStream {
-    let mut stream = UnixStream::connect(&served.path).unwrap();
+    shake_hands(UnixStream::connect(&served.path).unwrap())
+}
+
+fn shake_hands<S: Read + Write>(mut stream: S) -> S {
     let mut says = 3_u32.to_be_bytes().to_vec();
     says.extend_from_slice(b"IHAVEOPT");
     says.extend_from_slice(&7_u32.to_be_bytes());
@@ -141,7 +145,7 @@ fn raw(served: &Served) -> UnixStream {
     stream
 }
 
-fn write(stream: &mut UnixStream, offset: u64, byte: u8) {
+fn write(stream: &mut impl Write, offset: u64, byte: u8) {
     let mut says = 0x2560_9513_u32.to_be_bytes().to_vec();
     says.extend_from_slice(&[0, 0, 0, 1]);
     says.extend_from_slice(&offset.to_be_bytes());
@@ -210,6 +214,28 @@ fn a_new_client_is_answered_only_when_what_the_disk_has_of_an_ended_connection_i
         assert_eq!(answer.data[0], 1, "answered before the write of the ended connection was done");
         until("its end is told", || *told.lock().unwrap() == ["waits for 1", "admitted"]);
         assert_eq!(served.server.waiting(), 0);
+    });
+}
+
+#[test]
+fn a_tcp_connection_that_was_closed_is_settled_before_a_new_client_is_answered() {
+    in_time(|| {
+        let device = Holding::new();
+        let any_port = Listen::Tcp("127.0.0.1:0".parse().unwrap());
+        let server = Server::start(Arc::clone(&device) as _, any_port, Options::default()).unwrap();
+        let Listen::Tcp(address) = server.address().clone() else { panic!("{:?}", server.address()) };
+        let mut old = shake_hands(TcpStream::connect(address).unwrap());
+        write(&mut old, WAITS_FOR_SPACE, 1);
+        write(&mut old, WITH_DISK, 1);
+        device.wait_until_held(2);
+        // The server sees no more than that nothing comes; the client may still want its answers.
+        drop(old);
+        let mut new = Client::connect(server.address()).unwrap();
+        new.submit(Command::Read { offset: WITH_DISK, length: BLOCK as u32 }).unwrap();
+        until("the new client waits", || server.waiting() == 1);
+        device.release();
+        assert_eq!(new.complete().unwrap().unwrap().data[0], 1);
+        assert_eq!(read(&mut new, WAITS_FOR_SPACE), 0, "given up for the new client");
     });
 }
 
