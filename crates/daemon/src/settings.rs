@@ -8,6 +8,9 @@ use cbd_types::{Error, ErrorKind, Result};
 /// from waiting.
 pub const PERCENT_MAX: i64 = 90;
 
+/// The largest `write_error_after_s`: a day.
+pub const SECONDS_MAX: u32 = 86_400;
+
 fn invalid(text: String) -> Error {
     Error::new(ErrorKind::InvalidArgument, text)
 }
@@ -40,7 +43,9 @@ pub fn parse_changes(arguments: &[String]) -> Result<SettingsChange> {
             "on_write_error" => change.on_write_error.replace(value.parse()?).is_some(),
             "write_error_after_s" => {
                 let seconds = value.parse().map_err(|_| {
-                    invalid(format!("write_error_after_s is a whole number of seconds, not \"{value}\""))
+                    invalid(format!(
+                        "write_error_after_s is a whole number of seconds from 0 to {SECONDS_MAX}, not \"{value}\""
+                    ))
                 })?;
                 change.write_error_after_s.replace(seconds).is_some()
             }
@@ -75,6 +80,11 @@ pub fn check(change: &SettingsChange) -> Result<()> {
         if let Some(value) = value.filter(|value| !(0..=PERCENT_MAX).contains(value)) {
             return Err(invalid(format!("{name} is a whole number from 0 to {PERCENT_MAX}, not {value}")));
         }
+    }
+    if let Some(seconds) = change.write_error_after_s.filter(|&seconds| seconds > SECONDS_MAX) {
+        return Err(invalid(format!(
+            "write_error_after_s is a whole number of seconds from 0 to {SECONDS_MAX}, not {seconds}"
+        )));
     }
     Ok(())
 }
@@ -121,6 +131,8 @@ mod tests {
             "writeback_rate=x",
             "on_write_error=drop",
             "write_error_after_s=-1",
+            "write_error_after_s=86401",
+            "write_error_after_s=99999999999",
         ] {
             assert!(parse(&[argument]).is_err(), "{argument}");
         }

@@ -195,7 +195,11 @@ pub(crate) fn check_minimum(path: &Path, size: u64) -> Result<()> {
     let region = path.display();
     Err(refuse(
         ErrorKind::InvalidArgument,
-        format!("the region {region} has {size} bytes; a region has at least {MINIMUM_SIZE}"),
+        format!(
+            "the region {region} has {}; a region has at least {}",
+            cbd_types::Size(size),
+            cbd_types::Size(MINIMUM_SIZE)
+        ),
     ))
 }
 
@@ -278,7 +282,12 @@ fn allocate(path: &Path, file: &File, looked: &Metadata, length: u64, free: Opti
         // Said beforehand, since a file system that fills up until it fails disturbs all its users.
         return Err(refuse(
             ErrorKind::NoSpace,
-            format!("the region {region} needs {missing} bytes more, and its file system has {free} left"),
+            format!(
+                "the region {region} of {} needs {} MiB more, and its file system has {} MiB left",
+                cbd_types::Size(length),
+                missing.div_ceil(1 << 20),
+                free >> 20
+            ),
         ));
     }
     let allocated = match file::allocate(file, length) {
