@@ -12,7 +12,13 @@ use std::path::PathBuf;
 
 /// Controls CBD, a persistent-memory write-back cache for block devices
 #[derive(Parser, Debug)]
-#[command(name = "cbdctrl", version, disable_help_subcommand = true, after_help = EXIT_CODES)]
+#[command(
+    name = "cbdctrl",
+    version,
+    disable_help_subcommand = true,
+    arg_required_else_help = true,
+    after_help = EXIT_CODES
+)]
 pub struct Cli {
     /// Control socket of the daemon [default: /run/cbd/control.sock, or under $XDG_RUNTIME_DIR for other users than root]
     #[arg(long, global = true, value_name = "PATH", env = "CBD_SOCKET")]
@@ -343,7 +349,7 @@ Settings:
   consistency=strict|checkpoint|none    how the backing device catches up
   writeback_rate=auto|SIZE              bytes a second that writeback may write, e.g. 100M
   writeback_percent=0..90               share of the cache that the automatic rate lets be dirty
-  on_write_error=stop|park              what is done about what the backing device has refused for long
+  on_write_error=stop|park              what is done about what the disk has refused for long
   write_error_after_s=0..86400          how many seconds that is";
 
 /// Options of the daemon.

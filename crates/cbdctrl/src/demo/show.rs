@@ -2,6 +2,7 @@
 //!
 //! Always true here: bars are on a terminal only, on standard error; with `--json` nothing but the object goes to standard output.
 
+use crate::table::{terminal_width, wrap_page};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{IsTerminal, Write};
 
@@ -21,9 +22,11 @@ impl Show {
     /// Says something.
     pub fn say(&self, text: &str) {
         if !self.silent {
+            let page = format!("{text}\n");
+            let page = terminal_width().map_or_else(|| page.clone(), |width| wrap_page(&page, width));
             let mut out = std::io::stdout();
             // Who does not listen any more is not told.
-            let _ = writeln!(out, "{text}").and_then(|()| out.flush());
+            let _ = out.write_all(page.as_bytes()).and_then(|()| out.flush());
         }
     }
 
