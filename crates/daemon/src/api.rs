@@ -514,6 +514,9 @@ pub struct BackendStatus {
     /// What the user should know.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub warnings: Vec<String>,
+    /// What has become of the file of the backing device since it was opened: deleted, cut short, renamed.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub file_change: Option<String>,
     /// The cache; absent without one, or while the backend is not served.
     pub cache: Option<CacheInfo>,
 }

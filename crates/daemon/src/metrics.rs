@@ -76,6 +76,14 @@ fn for_backends(page: &mut Page, status: &Status) {
     for (labels, backend) in backends() {
         page.line("cbd_backend_up", &labels, u64::from(backend.info.alive));
     }
+    page.head(
+        "cbd_backend_file_changed",
+        "gauge",
+        "Whether the file of the backing device was deleted, cut short or renamed since it was opened.",
+    );
+    for (labels, backend) in backends() {
+        page.line("cbd_backend_file_changed", &labels, u64::from(backend.file_change.is_some()));
+    }
     page.head("cbd_backend_blkdevs", "gauge", "Block devices on the backend.");
     for (labels, backend) in backends() {
         page.line("cbd_backend_blkdevs", &labels, backend.info.blkdevs.len());

@@ -46,6 +46,7 @@ fn backend(id: BackendId, slot: &BackendSlot, segment_size: u64) -> BackendStatu
         backing: run.map_or_else(String::new, |run| run.backing().describe()),
         atomic_unit: run.map_or(0, |run| run.device().geometry().atomic_unit),
         warnings: slot.warnings.iter().chain(&slot.file_change).cloned().collect(),
+        file_change: slot.file_change.clone(),
         cache: cache.map(|cache| {
             let status = cache.status();
             let read = status.read_hit_bytes + status.read_missed_bytes;

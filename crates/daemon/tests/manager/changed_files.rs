@@ -38,6 +38,9 @@ fn a_deleted_disk_is_told_and_neither_drained_nor_stopped() {
     assert!(error.line().contains(&format!("/proc/{}/fd/", std::process::id())), "{error}");
     refused(stop(&daemon, StopBackend::default()), ErrorKind::Backing, "was deleted while it is in use");
     wait_until_told(&daemon, "was deleted while it is in use");
+    let metrics = cbd_daemon::metrics::render(&daemon.status().unwrap());
+    let changed = format!("cbd_backend_file_changed{{transport=\"0\",backend=\"0\",path=\"{disk}\"}} 1");
+    assert!(metrics.contains(&changed), "{metrics}");
     // The backend goes on, and has all data.
     place.block_is_there();
     let bytes = dirty(&daemon);
