@@ -425,12 +425,12 @@ impl Export {
     #[must_use]
     pub fn held_up(&self) -> Option<String> {
         let Door::Nbd(server) = &self.door else { return None };
-        match server.waiting() {
-            0 => None,
-            waiting => Some(format!(
-                "{waiting} NBD clients wait until the backing device has completed requests of connections that have ended"
-            )),
-        }
+        let who = match server.waiting() {
+            0 => return None,
+            1 => "an NBD client waits".to_owned(),
+            waiting => format!("{waiting} NBD clients wait"),
+        };
+        Some(format!("{who} until the backing device has completed requests of connections that have ended"))
     }
 
     /// Why it does not serve any more although nobody stopped it.

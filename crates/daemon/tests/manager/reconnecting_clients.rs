@@ -1,6 +1,7 @@
 //! Clients that break off and come back: what their former connections asked for does not happen behind their backs.
 
 use crate::place::{MIB, Place, cache_of};
+use cbd_daemon::api::{StartBackend, StopBlkdev};
 use cbd_daemon::control::Control;
 use cbd_nbd::Command;
 use std::time::{Duration, Instant};
@@ -63,4 +64,31 @@ fn a_write_of_an_ended_connection_does_not_overwrite_one_that_was_acknowledged_s
     let mut newer = [0; 4096];
     second.read(LARGE as u64, &mut newer).unwrap();
     assert_eq!(newer, [200; 4096]);
+}
+
+#[test]
+fn a_client_that_waits_for_the_disk_to_end_an_old_request_is_shown_and_a_forced_stop_ends_its_wait() {
+    let mut place = Place::new();
+    let disk = place.disk("disk", 8 * MIB);
+    // A disk that answers no write.
+    place.decorate = Some("fault:op=write,how=stall".into());
+    let daemon = place.daemon_with_region();
+    daemon.start_backend(0, &StartBackend { cache_size: None, ..place.backend(&disk) }).unwrap();
+    let mut old = place.client();
+    old.submit(Command::Write { offset: 0, data: &[1; 4096], fua: false }).unwrap();
+    // Behind this answer the disk has the write.
+    old.read(8192, &mut [0; 4096]).unwrap();
+    drop(old);
+    let mut new = place.client();
+    new.submit(Command::Read { offset: 0, length: 4096 }).unwrap();
+    let note = || daemon.blkdevs(0, false).unwrap()[0].note.clone().unwrap_or_default();
+    until("it is shown", || note().contains("an NBD client waits until the backing device"));
+    let began = Instant::now();
+    daemon.stop_blkdev(0, 0, StopBlkdev { force: true }).unwrap();
+    assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
+    assert!(
+        new.complete().is_err(),
+        "it was answered although the write of the ended connection could still happen"
+    );
+    assert_eq!(std::fs::read(&disk).unwrap()[..4096], [0; 4096]);
 }
