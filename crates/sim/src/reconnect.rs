@@ -6,7 +6,7 @@
 //!
 //! Always true here: a seed decides a history to its last step, crashes included.
 //!
-//! Left to others: how connections are served ([`server`]).
+//! Left to others: how connections are served (`server`).
 
 mod server;
 
