@@ -57,7 +57,11 @@ impl Plan {
         let mut kinds = kinds();
         match &self.world {
             Some(name) => kinds.retain(|kind| kind.name == name),
-            None => kinds.retain(|kind| kind.is_long.is_none_or(|is_long| is_long == self.is_long)),
+            // Histories of clients that come back are counted in histories, not in crash states: they have a run of their own.
+            None => kinds.retain(|kind| {
+                !matches!(kind.work, Work::Reconnect)
+                    && kind.is_long.is_none_or(|is_long| is_long == self.is_long)
+            }),
         }
         kinds
     }
