@@ -133,6 +133,10 @@ pub enum Command {
         /// Whether data is under a checksum
         #[arg(long, value_name = "on|off", value_parser = on_or_off(), hide_possible_values = true)]
         data_crc: Option<bool>,
+        /// Serve it although the log of recovery points says that the disk is newer than the region: old dirty data is then written
+        /// over newer
+        #[arg(long)]
+        older_region: bool,
     },
     /// Write all that is dirty to the backing device and take it off the transport: it is a plain disk again
     BackendStop {
@@ -148,7 +152,7 @@ pub enum Command {
         /// Seconds without progress after which to give up and leave all as it is [default: 60]
         #[arg(long, value_name = "SECONDS")]
         timeout: Option<u64>,
-        /// Drop the dirty data instead; BYTES must be exactly the dirty bytes that status shows
+        /// Drop the dirty data instead, and what is quarantined; BYTES must be exactly the dirty and quarantined bytes together
         #[arg(long, value_name = "BYTES")]
         discard_dirty: Option<u64>,
     },

@@ -158,6 +158,7 @@ fn execute(command: Command, asked: &Client, output: &Output) -> Result<()> {
             require_kernel,
             consistency,
             data_crc,
+            older_region,
         } => {
             let request = StartBackend {
                 path: absolute(&path)?,
@@ -167,6 +168,7 @@ fn execute(command: Command, asked: &Client, output: &Output) -> Result<()> {
                 export: chosen_export(export, require_kernel)?,
                 consistency,
                 data_crc,
+                older_region,
             };
             let started: BackendStarted =
                 client.post(&format!("/v1/transports/{}/backends", on.transport), &request)?;

@@ -122,8 +122,21 @@ fn add_backend(page: &mut String, backend: &BackendStatus) {
     match &backend.cache {
         Some(cache) => add_cache(page, backend, cache),
         None if info.cache_segs == 0 => line(page, 4, "cache", "none"),
-        None => {}
+        None => add_held(page, backend),
     }
+}
+
+/// What the cache of a backend holds that is not served.
+fn add_held(page: &mut String, backend: &BackendStatus) {
+    let Some(held) = &backend.held else {
+        let why = backend.held_error.as_deref().unwrap_or("not looked into yet");
+        return line(page, 4, "dirty", format!("not known: {why}"));
+    };
+    line(page, 4, "dirty", format!("{} ({} bytes)", format_size(held.dirty_bytes), held.dirty_bytes));
+    if held.quarantined_bytes > 0 {
+        line(page, 4, "QUARANTINED", format!("{} bytes are lost", held.quarantined_bytes));
+    }
+    line(page, 4, "recovery point", &held.recovery_point);
 }
 
 fn add_cache(page: &mut String, backend: &BackendStatus, cache: &CacheInfo) {

@@ -205,6 +205,9 @@ pub struct StartBackend {
     /// Whether data is under a checksum.
     #[serde(default)]
     pub data_crc: Option<bool>,
+    /// Serve it although the log of recovery points says that the disk is newer than the region.
+    #[serde(default)]
+    pub older_region: bool,
 }
 
 /// What starting a backend gave.
@@ -519,6 +522,29 @@ pub struct BackendStatus {
     pub file_change: Option<String>,
     /// The cache; absent without one, or while the backend is not served.
     pub cache: Option<CacheInfo>,
+    /// What the cache holds while the backend is not served; absent without a cache, and until it was looked into.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub held: Option<HeldInfo>,
+    /// Why that cannot be said.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub held_error: Option<String>,
+}
+
+/// What the cache of a backend holds that is not served.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct HeldInfo {
+    /// Bytes that are not on the backing device yet.
+    pub dirty_bytes: u64,
+    /// Bytes that are lost because they are damaged in the cache; no part of the dirty bytes.
+    pub quarantined_bytes: u64,
+    /// Bytes that the backing device refuses; part of the dirty bytes.
+    pub parked_bytes: u64,
+    /// Records that the backing device does not have, those without bytes (zeroes, discards) included.
+    pub dirty_records: u64,
+    /// All epochs up to this are on the backing device.
+    pub drained_epoch: u64,
+    /// What the backing device alone is, in words.
+    pub recovery_point: String,
 }
 
 /// A cache in the status.

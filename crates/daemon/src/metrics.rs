@@ -2,7 +2,7 @@
 //!
 //! Always true here: a metric's name begins with `cbd_`, says its unit at the end, and never changes its meaning.
 
-use crate::api::{BackendStatus, CacheInfo, Status, TransportStatus};
+use crate::api::{BackendStatus, CacheInfo, HeldInfo, Status, TransportStatus};
 use std::fmt::Write;
 
 struct Page {
@@ -56,6 +56,17 @@ fn for_transports(page: &mut Page, status: &Status) {
             let labels = [("transport", transport.info.transport_id.to_string())];
             page.line(name, &labels, value(transport));
         }
+    }
+}
+
+/// What is known of a cache whose backend is not served.
+fn of_held(name: &str, held: &HeldInfo) -> Option<u64> {
+    match name {
+        "cbd_cache_dirty_bytes" => Some(held.dirty_bytes),
+        "cbd_cache_quarantined_bytes" => Some(held.quarantined_bytes),
+        "cbd_cache_parked_bytes" => Some(held.parked_bytes),
+        "cbd_cache_drained_epoch" => Some(held.drained_epoch),
+        _ => None,
     }
 }
 
@@ -171,6 +182,8 @@ fn for_backends(page: &mut Page, status: &Status) {
         for (labels, backend) in backends() {
             if let Some(cache) = &backend.cache {
                 page.line(name, &labels, value(backend, cache));
+            } else if let Some(value) = backend.held.as_ref().and_then(|held| of_held(name, held)) {
+                page.line(name, &labels, value);
             }
         }
     }

@@ -44,6 +44,9 @@ pub struct RecoveryPoint {
     pub time: String,
     /// Number of the backend.
     pub backend_id: u32,
+    /// Random identity of the backend: its number is given again when it is removed. Empty in lines of an older program.
+    #[serde(default)]
+    pub backend_uuid: String,
     /// Path of the backing device.
     pub path: String,
     /// All epochs up to this are on the backing device.
@@ -186,6 +189,13 @@ impl StateDir {
         self.path.join("recovery-points").join(format!("{uuid}.log"))
     }
 
+    /// The last recovery point that was logged of the backend `backend_uuid` of the transport `uuid`.
+    #[must_use]
+    pub fn last_recovery_point(&self, uuid: &str, backend_uuid: &str) -> Option<RecoveryPoint> {
+        let points = self.recovery_points(uuid);
+        points.into_iter().rev().find(|point| point.backend_uuid == backend_uuid)
+    }
+
     /// The lines of the log of the transport `uuid`, oldest first; what a crash cut short is left out.
     #[must_use]
     pub fn recovery_points(&self, uuid: &str) -> Vec<RecoveryPoint> {
@@ -257,6 +267,7 @@ mod tests {
         RecoveryPoint {
             time: "now".into(),
             backend_id: 0,
+            backend_uuid: "b".into(),
             path: "/dev/sdb".into(),
             drained_epoch: epoch,
             drained_ms: epoch * 1000,

@@ -19,7 +19,7 @@ use cbd_types::{
     BackendId, ByteRange, CHECKSUM_BLOCK, CHUNK, Epoch, Error, ErrorKind, Region, Result, Safeguard,
     SegmentId,
 };
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU64, Ordering};
 use core::task::Waker;
 
 /// What a cache is; constant while it is open.
@@ -127,6 +127,10 @@ pub struct Cache<E: Environment> {
     pub(crate) requested: SharedU64<E>,
     pub(crate) damage: Mutex<E, DamageLog>,
     pub(crate) trouble: Mutex<E, Option<BackingTrouble>>,
+    /// Attempts of writeback that failed, and what the last of them ended with; both stay when later ones go well. Nothing depends on
+    /// them.
+    pub(crate) failures: AtomicU64,
+    pub(crate) last_failure: Mutex<E, Option<String>>,
     pub(crate) rare: RareCounters,
     pub(crate) parked_total: SharedU64<E>,
     pub(crate) unparked_total: SharedU64<E>,
@@ -179,6 +183,8 @@ impl<E: Environment> Cache<E> {
             abandoned: SharedBool::new(false),
             damage: Mutex::<E, _>::new(DamageLog::default()),
             trouble: Mutex::<E, _>::new(None),
+            failures: AtomicU64::new(0),
+            last_failure: Mutex::<E, _>::new(None),
             rare: RareCounters::default(),
             stalled: SharedBool::new(false),
             parked_total: SharedU64::new(0),

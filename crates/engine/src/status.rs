@@ -39,6 +39,8 @@ pub struct CacheStatus {
     pub lanes: u32,
     /// Bytes of a segment.
     pub segment_size: u64,
+    /// Records in the logs.
+    pub records: u64,
     /// Bytes of data that the backing device does not have yet, overwritten versions included.
     pub dirty_bytes: u64,
     /// Records that the backing device does not have yet.
@@ -84,6 +86,10 @@ pub struct CacheStatus {
     pub damage_healed: u64,
     /// Trouble with the backing device, if any.
     pub backing_trouble: Option<BackingTrouble>,
+    /// Attempts of writeback that failed since the cache was opened, whether or not later ones went well.
+    pub backing_failures: u64,
+    /// What the last of them ended with.
+    pub last_backing_failure: Option<String>,
     /// Parked ranges, which the backing device does not take; at most some of very many.
     pub parked: Vec<ByteRange>,
     /// Bytes that are parked; part of `dirty_bytes`.
@@ -141,7 +147,7 @@ impl<E: Environment> Cache<E> {
         let mut written = 0;
         let (mut hit, mut missed, mut filled, mut stored) = (0, 0, 0, 0);
         let (mut dirty_bytes, mut dirty_records) = (0u64, 0u64);
-        let (mut index_blocks, mut index_bytes) = (0, 0);
+        let (mut records, mut index_blocks, mut index_bytes) = (0, 0, 0);
         let mut damaged: Vec<DamagedRange> = Vec::new();
         for lane in &self.lanes {
             let state = lane.state.lock();
@@ -154,6 +160,8 @@ impl<E: Environment> Cache<E> {
             dirty_bytes += counters.dirtied.saturating_sub(lane.cleaned_bytes.load(Ordering::Relaxed));
             dirty_records +=
                 counters.dirty_records.saturating_sub(lane.cleaned_records.load(Ordering::Relaxed));
+            let first = state.segments().next().map_or(state.next_sequence, |segment| segment.first_sequence);
+            records += state.next_sequence.saturating_sub(first);
             index_blocks += u64::from(state.index.live());
             index_bytes += (state.index.bytes() + state.admission.bytes()) as u64;
             let ranges = state.overlay.damaged().map(|(range, _)| range);
@@ -194,6 +202,7 @@ impl<E: Environment> Cache<E> {
             free_segments: self.pool.free(),
             lanes: self.identity.lanes.lanes,
             segment_size: self.shape().size,
+            records,
             dirty_bytes: dirty_bytes + parked_bytes,
             dirty_records,
             written_bytes: written,
@@ -216,6 +225,8 @@ impl<E: Environment> Cache<E> {
             damage_found,
             damage_healed,
             backing_trouble: self.trouble.lock().clone(),
+            backing_failures: self.failures.load(Ordering::Relaxed),
+            last_backing_failure: self.last_failure.lock().clone(),
             parked,
             parked_bytes,
             parked_total: self.parked_total.load(Ordering::Relaxed),

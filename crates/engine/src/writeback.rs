@@ -447,6 +447,8 @@ impl Writeback {
     }
 
     fn note_trouble<E: Environment>(&self, cache: &Cache<E>, error: &Error) {
+        crate::rare::count(&cache.failures);
+        *cache.last_failure.lock() = Some(error.line());
         let mut trouble = cache.trouble.lock();
         let since_wall_ms =
             trouble.as_ref().map_or_else(|| cache.environment().wall_ms(), |trouble| trouble.since_wall_ms);

@@ -43,7 +43,7 @@ impl Plan {
 /// # Errors
 /// [`ErrorKind::Damaged`] when recovery would make something else of the repaired region; nothing is to be done then.
 pub fn plan(bytes: &Arc<dyn Bytes>, progress: &mut dyn FnMut(Progress)) -> Result<Plan> {
-    let before = check(Arc::clone(bytes), DataChecked::None, progress);
+    let before = check(Arc::clone(bytes), DataChecked::Dirty, progress);
     let mends = before.mends.clone();
     if mends.is_empty() {
         return Ok(Plan { after: before.clone(), before, mends });
@@ -53,7 +53,7 @@ pub fn plan(bytes: &Arc<dyn Bytes>, progress: &mut dyn FnMut(Progress)) -> Resul
     for mend in &mends {
         apply(&trial, mend)?;
     }
-    let after = check(Arc::new(copy), DataChecked::None, progress);
+    let after = check(Arc::new(copy), DataChecked::Dirty, progress);
     if after.fingerprint != before.fingerprint {
         return Err(Error::new(
             ErrorKind::Damaged,

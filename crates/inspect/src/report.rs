@@ -142,7 +142,7 @@ pub struct Report {
     pub exit_code: u8,
     /// Bytes of the region.
     pub size: u64,
-    /// Whether all data was verified too.
+    /// Whether all data was verified, and not only what the backing devices lack.
     pub data: bool,
     /// The transport, if it can be opened.
     pub transport: Option<TransportSummary>,

@@ -9,10 +9,11 @@ use crate::region::with_tools;
 use crate::{ProcessEnvironment, ServedDevice, Worker};
 use cbd_backing::{Backing, BackingFile, Identity, Options, Watch};
 use cbd_device::Device;
-use cbd_engine::{BackendEntry, Cache, Transport};
+use cbd_engine::{BackendEntry, Cache, CacheStatus, Transport};
 use cbd_types::{Context, Result};
 use parking_lot::Mutex;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// How a backend is run, besides what the region says of it.
 #[derive(Clone, Copy)]
@@ -33,11 +34,21 @@ impl Manner<'_> {
     }
 }
 
+/// What recovery made of a cache, and how long that took.
+#[derive(Clone, Debug)]
+pub struct Recovered {
+    /// The cache as it was found, before anything was done with it.
+    pub status: Box<CacheStatus>,
+    /// How long recovery took.
+    pub elapsed: Duration,
+}
+
 /// What runs for a backend.
 pub struct RunningBackend {
     backing: Arc<dyn Backing>,
     cache: Option<Arc<Cache<ProcessEnvironment>>>,
     device: Arc<ServedDevice<ProcessEnvironment>>,
+    recovered: Option<Recovered>,
     worker: Mutex<Option<Worker>>,
     watch: Watch,
 }
@@ -69,20 +80,22 @@ impl RunningBackend {
         let watch = file.watch();
         let backing = (manner.decorate)(Arc::new(file));
         let geometry = backing.geometry();
-        let (device, cache, worker) = if entry.cache_segments == 0 {
-            (Device::uncached(geometry), None, None)
+        let (device, cache, recovered, worker) = if entry.cache_segments == 0 {
+            (Device::uncached(geometry), None, None, None)
         } else {
+            let begun = Instant::now();
             let cache = transport
                 .open_cache(entry.id)
                 .map_err(|error| with_tools(error, manner.region))
                 .context(|| format!("opening the cache of {path}"))?;
+            let recovered = Recovered { elapsed: begun.elapsed(), status: Box::new(cache.status()) };
             let name = entry.id.to_string();
             let worker =
                 Worker::start(&name, Arc::clone(environment), &cache, &*backing, manner.prepare_thread)?;
-            (Device::cached(Arc::clone(&cache), geometry), Some(cache), Some(worker))
+            (Device::cached(Arc::clone(&cache), geometry), Some(cache), Some(recovered), Some(worker))
         };
         let device = Arc::new(ServedDevice::new(Arc::new(device), Arc::clone(&backing)));
-        Ok((Self { backing, cache, device, worker: Mutex::new(worker), watch }, warnings))
+        Ok((Self { backing, cache, device, recovered, worker: Mutex::new(worker), watch }, warnings))
     }
 
     /// The backing device.
@@ -101,6 +114,12 @@ impl RunningBackend {
     #[must_use]
     pub const fn cache(&self) -> Option<&Arc<Cache<ProcessEnvironment>>> {
         self.cache.as_ref()
+    }
+
+    /// What recovery made of the cache when this run began.
+    #[must_use]
+    pub const fn recovered(&self) -> Option<&Recovered> {
+        self.recovered.as_ref()
     }
 
     /// The device for clients.

@@ -11,9 +11,11 @@ use cbd_device::{Device, Queue};
 use cbd_engine::Environment;
 use cbd_export::wake::{self, Event};
 use cbd_export::{BlockDevice, Extent, ExtentState, RequestQueue};
-use cbd_types::{ByteRange, Completion, Geometry, Request, Result};
+use cbd_types::{ByteRange, Completion, ErrorKind, Geometry, Request, Result};
+use parking_lot::Mutex;
 use std::os::fd::RawFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Wake;
 
 /// Operations that one queue keeps going on the backing device.
@@ -33,12 +35,48 @@ impl Wake for TaskWaker {
     }
 }
 
+/// Requests that were answered with an error for which the client is not to blame: the medium or the backing device failed. Nothing
+/// but a failing request touches it.
+#[derive(Default, Debug)]
+pub struct Failures {
+    count: AtomicU64,
+    last: Mutex<Option<(ErrorKind, String)>>,
+}
+
+impl Failures {
+    /// How many there were.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// The last of them: its kind, and the error in one line.
+    #[must_use]
+    pub fn last(&self) -> Option<(ErrorKind, String)> {
+        self.last.lock().clone()
+    }
+
+    fn note(&self, done: &[Completion]) {
+        for error in done.iter().filter_map(|completion| completion.result.as_ref().err()) {
+            let is_theirs = matches!(
+                error.kind(),
+                ErrorKind::InvalidArgument | ErrorKind::OutOfRange | ErrorKind::ReadOnly | ErrorKind::Stopped
+            );
+            if !is_theirs {
+                self.count.fetch_add(1, Ordering::Relaxed);
+                *self.last.lock() = Some((error.kind(), error.line()));
+            }
+        }
+    }
+}
+
 /// A device with its backing device, for exports.
 pub struct ServedDevice<E: Environment> {
     device: Arc<Device<E>>,
     backing: Arc<dyn Backing>,
     /// One for each queue that is there.
     queues: Arc<()>,
+    failures: Arc<Failures>,
 }
 
 impl<E: Environment> std::fmt::Debug for ServedDevice<E> {
@@ -51,7 +89,13 @@ impl<E: Environment> ServedDevice<E> {
     /// `device`, whose misses and bypasses go to `backing`.
     #[must_use]
     pub fn new(device: Arc<Device<E>>, backing: Arc<dyn Backing>) -> Self {
-        Self { device, backing, queues: Arc::new(()) }
+        Self { device, backing, queues: Arc::new(()), failures: Arc::default() }
+    }
+
+    /// The requests of clients that failed.
+    #[must_use]
+    pub fn failures(&self) -> &Failures {
+        &self.failures
     }
 
     /// Queues that are there. One with requests that wait for the backing device outlives the export that was stopped by force,
@@ -71,7 +115,8 @@ impl<E: Environment> ServedDevice<E> {
         let backing = self.backing.open_queue(DEPTH)?;
         let backing_descriptor = backing.wait_descriptor();
         let queue = Queue::new(Arc::clone(&self.device), backing, waker);
-        Ok(DeviceQueue { queue, event, backing_descriptor, _counted: Arc::clone(&self.queues) })
+        let (failures, _counted) = (Arc::clone(&self.failures), Arc::clone(&self.queues));
+        Ok(DeviceQueue { queue, event, backing_descriptor, failures, _counted })
     }
 }
 
@@ -102,6 +147,7 @@ pub struct DeviceQueue<E: Environment> {
     queue: Queue<E, Box<dyn PollableQueue>>,
     event: Event,
     backing_descriptor: RawFd,
+    failures: Arc<Failures>,
     _counted: Arc<()>,
 }
 
@@ -125,21 +171,29 @@ impl<E: Environment> DeviceQueue<E> {
 
 impl<E: Environment> RequestQueue for DeviceQueue<E> {
     fn submit(&mut self, request: Request, done: &mut Vec<Completion>) {
+        let before = done.len();
         self.queue.submit(request, done);
+        self.failures.note(&done[before..]);
     }
 
     fn submit_plugged(&mut self, request: Request, done: &mut Vec<Completion>) {
+        let before = done.len();
         self.queue.submit_plugged(request, done);
+        self.failures.note(&done[before..]);
     }
 
     fn unplug(&mut self, done: &mut Vec<Completion>) {
+        let before = done.len();
         self.queue.unplug(done);
+        self.failures.note(&done[before..]);
     }
 
     fn poll(&mut self, done: &mut Vec<Completion>) {
         // Before the queue looks: what is signalled from here on is seen by the next wait.
         self.event.clear();
+        let before = done.len();
         self.queue.poll(done);
+        self.failures.note(&done[before..]);
     }
 
     fn parked(&self) -> usize {

@@ -13,7 +13,7 @@ use std::path::PathBuf;
 pub struct CheckArguments {
     /// The region: a file or a devdax device that no daemon serves
     pub region: PathBuf,
-    /// Verify the data of every record too, not only metadata
+    /// Verify the data of every record too, not only metadata and the data that the disks lack
     #[arg(long)]
     pub data: bool,
 }

@@ -18,7 +18,7 @@ pub fn check(arguments: &CheckArguments, json: bool) -> ExitCode {
         Ok(region) => region,
         Err(error) => return failed(&error, &output),
     };
-    let data = if arguments.data { DataChecked::All } else { DataChecked::None };
+    let data = if arguments.data { DataChecked::All } else { DataChecked::Dirty };
     let mut bar = ToolBar::default();
     let report = cbd_inspect::check::check(Arc::new(region), data, &mut |progress| bar.show(progress));
     bar.end();
@@ -44,11 +44,16 @@ fn text_of(report: &Report) -> String {
         counted.slots,
         counted.headers,
         counted.lines,
-        if report.data {
-            format!(", verified {} bytes of {} records", counted.verified_bytes, counted.verified_records)
-        } else {
-            "; data was not verified (--data does that)".to_owned()
-        }
+        format_args!(
+            ", verified {} bytes of {} records{}",
+            counted.verified_bytes,
+            counted.verified_records,
+            if report.data {
+                ""
+            } else {
+                "; data that the disks have too was not verified (--data does that)"
+            }
+        )
     );
     let [notes, corrected, affected, fatal] = report.found;
     let verdict = match report.outcome {

@@ -61,8 +61,9 @@ pub const REPAIR_EXIT_CODES: &str = "\
 Exit codes:
    0  every second copy is whole
    1  there is something to repair, and it was not done (a dry run, or you said no)
-   2  every second copy is whole that can be; what is left cannot be put right without guessing
+   2  something was repaired; what is left cannot be put right without guessing
    3  the region cannot be opened, or could not be repaired
+   4  something is damaged, and NOTHING of it could be repaired: nothing was changed
   64  wrong usage
   74  the result cannot be printed (where it would else be 0)";
 

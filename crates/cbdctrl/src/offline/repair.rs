@@ -15,16 +15,20 @@ use std::sync::Arc;
 
 /// There is something to repair, and it was not done.
 const NOT_DONE: u8 = 1;
-/// What is left cannot be repaired.
+/// Some of it was repaired, and what is left cannot be.
 const LEFT: u8 = 2;
+/// Something is damaged, and nothing of it can be repaired.
+const NOTHING_MENDED: u8 = 4;
 
 /// The result as JSON.
 #[derive(Serialize)]
 struct Answer<'a> {
     /// What was to be done.
     planned: Vec<String>,
-    /// Whether it was done.
+    /// Whether it was done, if there was anything to do.
     done: bool,
+    /// How many repairs were made.
+    repaired: usize,
     /// What a check said before, and what it says afterwards, or would.
     before: Outcome,
     after: Outcome,
@@ -75,25 +79,34 @@ fn run(arguments: &RepairArguments, output: &Output) -> Result<(Result<()>, u8)>
         done = true;
     }
     let left: Vec<&Finding> = plan.left_alone().collect();
-    let code = match (done, left.is_empty()) {
-        (false, _) => NOT_DONE,
-        (true, false) => LEFT,
-        (true, true) => 0,
+    let code = match (done, left.is_empty(), plan.mends.is_empty()) {
+        (false, ..) => NOT_DONE,
+        (true, false, true) => NOTHING_MENDED,
+        (true, false, false) => LEFT,
+        (true, true, _) => 0,
     };
     let printed = if output.json {
         output.json(&Answer {
             planned: plan.mends.iter().map(ToString::to_string).collect(),
             done,
+            repaired: if done { plan.mends.len() } else { 0 },
             before: plan.before.outcome,
             after: plan.after.outcome,
             left,
         })
     } else {
-        output.text(match (done, plan.mends.is_empty()) {
-            (_, true) => "there is nothing to repair\n",
-            (true, false) => "repaired\n",
-            (false, false) if may_change => "nothing was changed\n",
-            (false, false) => "nothing was changed; --yes does it\n",
+        let count = left.len();
+        output.text(&match (done, plan.mends.is_empty()) {
+            (_, true) if count > 0 => {
+                format!("NOTHING could be repaired: {count} findings stay as they are\n")
+            }
+            (_, true) => "there is nothing to repair\n".to_owned(),
+            (true, false) if count > 0 => {
+                format!("repaired {}, and {count} findings stay as they are\n", plan.mends.len())
+            }
+            (true, false) => format!("repaired {}\n", plan.mends.len()),
+            (false, false) if may_change => "nothing was changed\n".to_owned(),
+            (false, false) => "nothing was changed; --yes does it\n".to_owned(),
         })
     };
     Ok((printed, code))

@@ -3,12 +3,13 @@
 //! Always true here: a backing device is served only if it is the disk that was recorded.
 
 use super::blkdev::BlkdevSlot;
+use super::down;
 use super::looks::{answers, silent, which_answer};
 use super::retry::Retry;
 use super::status::state;
 use super::transport::{Running, running_mut};
-use super::{Fixed, Manager};
-use crate::api::{self, BackendInfo, SettingsChange};
+use super::{Fixed, Manager, conditions};
+use crate::api::{self, BackendInfo, HeldInfo, SettingsChange};
 use crate::exports::prepare_data_thread;
 use cbd_backing::Backing;
 use cbd_engine::{BackendEntry, Settings};
@@ -31,6 +32,8 @@ pub(super) struct BackendSlot {
     pub file_change: Option<String>,
     /// It is not up because somebody has its disk.
     pub is_busy: bool,
+    /// What its cache holds while it is not up, once somebody has looked, or why that cannot be said.
+    pub held: Option<std::result::Result<HeldInfo, String>>,
     /// When it is tried again, while it is not up.
     pub retry: Option<Retry>,
     /// A stop is draining it.
@@ -58,6 +61,7 @@ impl BackendSlot {
             moved_from: None,
             file_change: None,
             is_busy: false,
+            held: None,
             retry: None,
             stopping: false,
             blkdevs: BTreeMap::new(),
@@ -71,8 +75,12 @@ impl BackendSlot {
                 for warning in &warnings {
                     tracing::warn!(backend = self.entry.id.0, "{warning}");
                 }
+                if let Some(found) = conditions::recovered(&run) {
+                    tracing::info!(backend = self.entry.id.0, "{}: {found}", self.path);
+                }
                 (self.run, self.error, self.warnings) = (Some(Arc::new(run)), None, warnings);
                 (self.retry, self.file_change, self.is_busy) = (None, None, false);
+                self.held = None;
                 Ok(())
             }
             Err(error) => {
@@ -85,6 +93,7 @@ impl BackendSlot {
     fn run(&self, fixed: &Fixed, running: &Running) -> Result<(RunningBackend, Vec<String>)> {
         answers(&self.path)?;
         fixed.guard.check(Path::new(&self.path), "a backing device")?;
+        down::refuse_older(fixed, running, &self.entry, &self.path)?;
         let manner = Manner {
             region: &running.path,
             decorate: &|file| fixed.decorate(file),
@@ -109,6 +118,7 @@ impl BackendSlot {
     /// What `backend-list` shows.
     pub fn info(&self, id: BackendId) -> BackendInfo {
         let status = self.run.as_ref().and_then(|run| run.cache()).map(|cache| cache.status());
+        let held = self.held.as_ref().and_then(|held| Some(held.as_ref().ok()?.dirty_bytes));
         BackendInfo {
             backend_id: id.0,
             host_id: self.entry.host.0,
@@ -120,7 +130,7 @@ impl BackendSlot {
                 .as_ref()
                 .map_or(0, |status| u64::from(status.segments - status.free_segments)),
             size: self.entry.size,
-            dirty_bytes: status.as_ref().map(|status| status.dirty_bytes),
+            dirty_bytes: status.as_ref().map(|status| status.dirty_bytes).or(held),
             state: state(self, status.as_ref()).to_owned(),
             blkdevs: self.blkdevs.iter().map(|(blkdev, slot)| slot.info(*blkdev)).collect(),
             error: self.error.clone(),

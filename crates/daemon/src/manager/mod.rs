@@ -8,7 +8,10 @@
 
 mod backend;
 mod blkdev;
+mod chronicle;
+mod conditions;
 mod doors;
+mod down;
 mod drain;
 mod looks;
 mod retry;
@@ -29,12 +32,13 @@ use crate::exports::ExportPlaces;
 use crate::guard::Guard;
 use crate::keeping::shelf::{Shelf, Wish};
 use crate::run::Options;
-use crate::state::{RecoveryPoint, StateDir};
+use crate::state::StateDir;
 use cbd_backing::Decorator;
 use cbd_engine::Environment;
 use cbd_runtime::ProcessEnvironment;
 use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, Result};
 use cbd_ublk::Tag;
+use chronicle::Chronicle;
 use looks::Looks;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::BTreeMap;
@@ -77,9 +81,10 @@ pub struct Manager {
     has_restored: Condvar,
     stopping: AtomicBool,
     chores: Mutex<Option<Chores>>,
+    chronicle: Mutex<Chronicle>,
 }
 
-/// The thread that logs recovery points, and tries backends again that are not up.
+/// The thread that logs recovery points and trouble, and tries backends again that are not up.
 #[derive(Debug)]
 struct Chores {
     stop: Sender<()>,
@@ -145,6 +150,7 @@ impl Manager {
             has_restored: Condvar::new(),
             stopping: AtomicBool::new(false),
             chores: Mutex::new(None),
+            chronicle: Mutex::default(),
         })
     }
 
@@ -225,6 +231,8 @@ impl Manager {
             let _ = chores.stop.send(());
             let _ = chores.thread.join();
         }
+        // What happened since the last look.
+        self.write_down();
         let mut tables = self.tables.lock();
         watch::warn_of_lost_regions(&tables);
         stop::end_doors(&mut tables);
@@ -239,38 +247,6 @@ impl Manager {
         self.has_restored.wait_while(&mut tables, |_| !self.restored.load(Ordering::SeqCst));
         if self.stopping.load(Ordering::SeqCst) { Err(stopping()) } else { Ok(tables) }
     }
-
-    /// Logs each recovery point that has moved since the last time.
-    fn record(&self, logged: &mut BTreeMap<(u32, BackendId), u64>) {
-        let Some(tables) = self.tables.try_lock() else { return };
-        let mut points = Vec::new();
-        for (&id, slot) in &*tables {
-            let Ok(running) = &slot.running else { continue };
-            for (&backend, slot_backend) in &running.backends {
-                let Some(cache) = slot_backend.run.as_ref().and_then(|run| run.cache()) else {
-                    continue;
-                };
-                let status = cache.status();
-                let epoch = status.drained_epoch.0;
-                if status.drained_wall_ms > 0 && logged.insert((id, backend), epoch) != Some(epoch) {
-                    let point = RecoveryPoint {
-                        time: crate::size::format_time(status.drained_wall_ms),
-                        backend_id: backend.0,
-                        path: slot_backend.path.clone(),
-                        drained_epoch: epoch,
-                        drained_ms: status.drained_wall_ms,
-                    };
-                    points.push((slot.entry.uuid.clone(), point));
-                }
-            }
-        }
-        drop(tables);
-        for (uuid, point) in points {
-            if let Err(error) = self.fixed.state.log_recovery_point(&uuid, &point) {
-                tracing::warn!("the recovery point cannot be logged: {error}");
-            }
-        }
-    }
 }
 
 impl Chores {
@@ -278,13 +254,14 @@ impl Chores {
         let (stop, stopped): (Sender<()>, Receiver<()>) = channel();
         let manager = Arc::downgrade(manager);
         let work = move || {
-            let (mut logged, mut looks) = (BTreeMap::new(), Looks::default());
+            let mut looks = Looks::default();
             let mut watching = Watching::default();
             while stopped.recv_timeout(CHORES_INTERVAL) == Err(RecvTimeoutError::Timeout) {
                 match manager.upgrade() {
                     Some(manager) => {
-                        manager.record(&mut logged);
+                        manager.write_down();
                         manager.retry_what_is_down(&mut looks);
+                        manager.look_into_what_is_down();
                         manager.open_closed_doors();
                         manager.watch_files(&mut watching);
                     }
@@ -296,7 +273,7 @@ impl Chores {
             Ok(thread) => Some(Self { stop, thread }),
             Err(error) => {
                 tracing::warn!(
-                    "recovery points are not logged outside the region, and what is not up is not tried again: {error}"
+                    "recovery points are not logged outside the region, nor is trouble, and what is not up is not tried again: {error}"
                 );
                 None
             }

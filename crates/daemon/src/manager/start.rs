@@ -5,6 +5,7 @@
 
 use super::Manager;
 use super::backend::{BackendSlot, unknown};
+use super::down::accept_older;
 use super::looks::{Node, is_same, nodes};
 use super::transport::{Running, absolute, running, running_mut};
 use super::{Fixed, Tables};
@@ -193,6 +194,10 @@ impl Manager {
         };
         let result = asked
             .check(&slot.entry, running.transport.info().layout.segment_size)
+            .and_then(|()| match request.older_region {
+                true => accept_older(&self.fixed, running, &slot.entry),
+                false => Ok(()),
+            })
             .and_then(|()| settle(&running.transport, &mut slot.entry, &request.path))
             .and_then(|()| slot.start(&self.fixed, running));
         if result.is_ok() {

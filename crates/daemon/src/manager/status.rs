@@ -47,6 +47,8 @@ fn backend(id: BackendId, slot: &BackendSlot, segment_size: u64) -> BackendStatu
         atomic_unit: run.map_or(0, |run| run.device().geometry().atomic_unit),
         warnings: slot.warnings.iter().chain(&slot.file_change).cloned().collect(),
         file_change: slot.file_change.clone(),
+        held: slot.held.as_ref().and_then(|held| held.as_ref().ok()).cloned(),
+        held_error: slot.held.as_ref().and_then(|held| held.as_ref().err()).cloned(),
         cache: cache.map(|cache| {
             let status = cache.status();
             let read = status.read_hit_bytes + status.read_missed_bytes;
@@ -105,7 +107,7 @@ fn named(rare: &RarePaths) -> BTreeMap<String, u64> {
 }
 
 /// What the backing device alone is, in words.
-fn recovery_point(status: &CacheStatus) -> String {
+pub(super) fn recovery_point(status: &CacheStatus) -> String {
     if !status.backing_is_consistent {
         return "the backing device alone is NOT consistent now".to_owned();
     }
@@ -126,7 +128,7 @@ pub(super) fn state(slot: &BackendSlot, status: Option<&CacheStatus>) -> &'stati
         return "stopping";
     }
     if slot.run.is_none() {
-        return "NOT SERVED";
+        return if slot.entry.is_moved { "MOVED, not served" } else { "NOT SERVED" };
     }
     match status {
         Some(status) if status.is_stalled => "STALLED: writes fail",

@@ -225,7 +225,7 @@ impl Running {
     }
 
     /// That the memory of the region fails, if it does.
-    fn failed(&self) -> Option<String> {
+    pub(super) fn failed(&self) -> Option<String> {
         self.transport.region().memory().failed().map(|at| {
             format!("the region's memory failed at byte {at}: what is written from now on may not be durable; replace it")
         })

@@ -122,7 +122,10 @@ pub(super) fn check_file(id: BackendId, run: &RunningBackend) -> Result<Option<S
         None => Ok(None),
         Some(change) if !change.is_loss() => Ok(Some(format!("backend {id}: {change}"))),
         Some(change) => {
-            let dirty = run.cache().map_or(0, |cache| cache.status().dirty_bytes);
+            let (dirty, missing) = run
+                .cache()
+                .map(|cache| cache.status())
+                .map_or((0, 0), |status| (status.dirty_bytes, status.missing_bytes()));
             let save = match change {
                 Change::Deleted { .. } => {
                     "; to save everything copy its block device while the daemon runs, or what the file has of it by cp from \
@@ -134,7 +137,7 @@ pub(super) fn check_file(id: BackendId, run: &RunningBackend) -> Result<Option<S
                 ErrorKind::Backing,
                 format!(
                     "backend {id}: {change}{save}. {dirty} bytes are dirty and stay in the cache, and the backend goes on; to give \
-                     both up type backend-stop -b {id} --discard-dirty {dirty}"
+                     both up type backend-stop -b {id} --discard-dirty {missing}"
                 ),
             ))
         }

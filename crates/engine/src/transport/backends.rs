@@ -301,11 +301,7 @@ impl<E: Environment> Transport<E> {
     /// are lost.
     pub fn backend(&self, id: BackendId) -> Result<BackendEntry> {
         let mut tables = self.tables.lock();
-        if tables
-            .backends
-            .get(id.index())
-            .is_some_and(|row| Safeguard::RowLostSaid.is_kept() && row.is_lost())
-        {
+        if Safeguard::RowLostSaid.is_kept() && tables.is_backend_lost(id.index()) {
             return Err(Error::new(
                 ErrorKind::Damaged,
                 format!(

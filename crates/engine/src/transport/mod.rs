@@ -285,6 +285,28 @@ impl<E: Environment> Tables<E> {
         entry.is_lost() || row.is_some_and(TwoSlots::is_lost)
     }
 
+    /// Whether both copies of the row of a backend are lost, and something shows that there was one: a segment or a blkdev that names
+    /// it, or so many lost rows of segments that all of a cache may be among them. A row that nothing names was never used, or had no
+    /// cache and no blkdev.
+    fn is_backend_lost(&self, backend: usize) -> bool {
+        if !self.backends.get(backend).is_some_and(TwoSlots::is_lost) {
+            return false;
+        }
+        let names_it = |segment: &TwoSlots<SegmentEntry>| {
+            segment
+                .content()
+                .is_some_and(|entry| entry.backend.get() as usize == backend && entry.cache_id.get() != 0)
+        };
+        let stands_on_it = |row: &TwoSlots<BlkdevRow>| {
+            row.content()
+                .is_some_and(|row| row.state.get() == STATE_ACTIVE && row.backend.get() as usize == backend)
+        };
+        let lost = self.segments.iter().filter(|segment| segment.is_lost()).count();
+        lost > SEGMENTS_PER_LANE as usize
+            || self.segments.iter().any(names_it)
+            || self.blkdevs.iter().any(stands_on_it)
+    }
+
     fn free_segments(&self) -> Vec<SegmentId> {
         let segments = 0..self.segments.len();
         segments

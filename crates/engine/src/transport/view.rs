@@ -1,9 +1,9 @@
 //! The tables as tools look at them.
 
 use super::Transport;
-use crate::Environment;
-use cbd_format::BackendEntry as BackendRow;
-use cbd_types::{BackendId, SegmentId};
+use crate::{Environment, slots::TwoSlots};
+use cbd_format::{BackendEntry as BackendRow, Drained, StateShape};
+use cbd_types::{BackendId, Epoch, SegmentId};
 
 impl<E: Environment> Transport<E> {
     /// The segments that belong to a backend, its state segment among them; none where it has no cache.
@@ -11,6 +11,20 @@ impl<E: Environment> Transport<E> {
         let tables = self.tables.lock();
         let row = tables.backends.get(id.index()).and_then(|row| row.content());
         row.map_or_else(alloc::vec::Vec::new, |_| tables.segments_of(id))
+    }
+
+    /// How far a backend is drained as its state block says, and when that was reached; `None` without a cache, and where neither copy
+    /// can be read. The cache is not opened.
+    pub fn drained(&self, id: BackendId) -> Option<(Epoch, u64)> {
+        let row = self.backend_row(id).filter(|row| row.cache_id.get() != 0)?;
+        let segment = row.state_segment.get();
+        if segment >= self.layout.segment_count {
+            return None;
+        }
+        let base = self.layout.segment_base(SegmentId(segment));
+        let at = (StateShape { lanes: row.lanes.get() }).drained().map(|at| base + at);
+        let slots = TwoSlots::<Drained>::read(&self.region, at, 0);
+        slots.content().map(|drained| (Epoch(drained.epoch.get()), drained.wall_ms.get()))
     }
 
     /// The row of a backend as it stands on the medium, if it can be read: also where what it says is impossible.

@@ -42,9 +42,9 @@ const SECOND_COPY: &str = "nothing: the other copy serves";
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum DataChecked {
     /// None but what recovery itself looks at.
-    #[default]
     None,
-    /// What the backing device does not have.
+    /// What the backing device does not have: what would be lost.
+    #[default]
     Dirty,
     /// That of every record.
     All,

@@ -3,7 +3,10 @@
 use super::Checker;
 use super::slots::{Object, Updated, look};
 use crate::finding::{Place, Severity, SlotKind, Structure};
-use cbd_format::{BackendEntry, BlkdevEntry, HostEntry, Layout, SegmentEntry, SlotContent};
+use cbd_format::{
+    BackendEntry, BlkdevEntry, HostEntry, Layout, SegmentEntry, SlotContent, tables::STATE_ACTIVE,
+};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// One of the tables.
 struct Table {
@@ -12,52 +15,146 @@ struct Table {
     structure: Structure,
     kind: SlotKind,
     noun: &'static str,
+    /// What it costs if both slots of a row are lost that was in use.
     if_lost: (Severity, &'static str),
+    /// What it costs if nothing shows that it was.
+    if_unused: &'static str,
+}
+
+/// Segments of the smallest cache.
+const CACHE_SEGMENTS_MIN: u32 = 9;
+
+/// What the rows that can be read show of those that cannot.
+#[derive(Default)]
+struct Used {
+    /// Hosts that a row in use names.
+    hosts: BTreeSet<u32>,
+    /// Backends that a segment or a block device names.
+    backends: BTreeSet<u32>,
+    /// So many rows of segments are lost that all segments of a cache may be among them.
+    is_cache_among_lost: bool,
+    /// Some cache has fewer segments than its row says, or the row of a backend is lost.
+    is_short_of_segments: bool,
+    /// Some backend has no block device.
+    is_without_blkdev: bool,
+}
+
+impl Used {
+    fn of(checker: &Checker<'_>, layout: &Layout) -> Self {
+        let mut used = Self::default();
+        let (mut caches, mut served) = (Vec::new(), BTreeSet::new());
+        let (mut lost_backends, mut lost_segments) = (Vec::new(), 0);
+        for row in 0..layout.blkdev_rows {
+            let found = found::<BlkdevEntry>(checker, layout.blkdev_area, layout.blkdev_rows, row);
+            if let Some(found) = found.0.filter(|found| found.state.get() == STATE_ACTIVE) {
+                used.hosts.insert(found.host.get());
+                used.backends.insert(found.backend.get());
+                served.insert(found.backend.get());
+            }
+        }
+        for row in 0..layout.backend_rows {
+            let (content, is_lost) =
+                found::<BackendEntry>(checker, layout.backend_area, layout.backend_rows, row);
+            lost_backends.extend(is_lost.then_some(row));
+            if let Some(content) = content.filter(|content| content.state.get() == STATE_ACTIVE) {
+                used.hosts.insert(content.host.get());
+                used.is_without_blkdev |= !served.contains(&row);
+                caches.push((row, content.cache_id.get(), content.segments.get()));
+            }
+        }
+        let mut counts = BTreeMap::new();
+        for row in 0..layout.segment_count {
+            let (content, is_lost) =
+                found::<SegmentEntry>(checker, layout.segment_table, layout.segment_count, row);
+            lost_segments += u32::from(is_lost);
+            if let Some(content) = content.filter(|content| content.cache_id.get() != 0) {
+                used.backends.insert(content.backend.get());
+                *counts.entry((content.backend.get(), content.cache_id.get())).or_insert(0_u32) += 1;
+            }
+        }
+        let is_short = |(row, cache, segments): &(u32, u64, u32)| {
+            *cache != 0 && counts.get(&(*row, *cache)).copied().unwrap_or(0) < *segments
+        };
+        used.is_cache_among_lost = lost_segments >= CACHE_SEGMENTS_MIN;
+        let is_used_lost = lost_backends.iter().any(|row| used.backends.contains(row));
+        used.is_short_of_segments = caches.iter().any(is_short) || is_used_lost || used.is_cache_among_lost;
+        used.is_without_blkdev |= is_used_lost;
+        used
+    }
+}
+
+/// The newest content of a row, and whether both its slots are lost.
+fn found<T: SlotContent>(checker: &Checker<'_>, area: u64, rows: u32, row: u32) -> (Option<T>, bool) {
+    let found = look::<T>(&*checker.bytes, Layout::slots::<T>(area, rows, row), u64::from(row));
+    let newest = found.newest();
+    let is_lost = newest.is_none() && found.blank == [false; 2];
+    (newest.map(|slot| slot.content), is_lost)
 }
 
 impl Checker<'_> {
     pub(super) fn tables(&mut self, layout: &Layout) {
-        self.table::<HostEntry>(&Table {
-            area: layout.host_area,
-            rows: layout.host_rows,
-            structure: Structure::Host,
-            kind: SlotKind::Host,
-            noun: "host",
-            if_lost: (Severity::Affected, "if the row was in use, its host has to register again"),
-        });
-        self.table::<BackendEntry>(&Table {
-            area: layout.backend_area,
-            rows: layout.backend_rows,
-            structure: Structure::Backend,
-            kind: SlotKind::Backend,
-            noun: "backend",
-            if_lost: (
-                Severity::Fatal,
-                "the backend cannot be opened, by a daemon neither: what only its cache held is kept but cannot be reached",
-            ),
-        });
-        self.table::<BlkdevEntry>(&Table {
-            area: layout.blkdev_area,
-            rows: layout.blkdev_rows,
-            structure: Structure::Blkdev,
-            kind: SlotKind::Blkdev,
-            noun: "blkdev",
-            if_lost: (Severity::Affected, "if the row was in use, its block device has to be started again"),
-        });
-        self.table::<SegmentEntry>(&Table {
-            area: layout.segment_table,
-            rows: layout.segment_count,
-            structure: Structure::SegmentEntry,
-            kind: SlotKind::SegmentEntry,
-            noun: "owner of segment",
-            if_lost: (
-                Severity::Affected,
-                "if the segment was in use, its cache lacks it: what it held of the log counts as lost",
-            ),
-        });
+        let used = Used::of(self, layout);
+        self.table::<HostEntry>(
+            &Table {
+                area: layout.host_area,
+                rows: layout.host_rows,
+                structure: Structure::Host,
+                kind: SlotKind::Host,
+                noun: "host",
+                if_lost: (Severity::Affected, "its host has to register again"),
+                if_unused: "no backend and no block device names the row: if it was in use, its host has to register again",
+            },
+            &|row| used.hosts.contains(&row),
+        );
+        self.table::<BackendEntry>(
+            &Table {
+                area: layout.backend_area,
+                rows: layout.backend_rows,
+                structure: Structure::Backend,
+                kind: SlotKind::Backend,
+                noun: "backend",
+                if_lost: (
+                    Severity::Fatal,
+                    "the backend cannot be opened, by a daemon neither: what only its cache held is kept but cannot be reached",
+                ),
+                if_unused: "no segment and no block device names the row: no cache stood there, if anything did",
+            },
+            &|row| used.is_cache_among_lost || used.backends.contains(&row),
+        );
+        self.table::<BlkdevEntry>(
+            &Table {
+                area: layout.blkdev_area,
+                rows: layout.blkdev_rows,
+                structure: Structure::Blkdev,
+                kind: SlotKind::Blkdev,
+                noun: "blkdev",
+                if_lost: (
+                    Severity::Affected,
+                    "if the row was in use, its block device has to be started again",
+                ),
+                if_unused: "every backend has a block device: nothing is missing",
+            },
+            &|_| used.is_without_blkdev,
+        );
+        self.table::<SegmentEntry>(
+            &Table {
+                area: layout.segment_table,
+                rows: layout.segment_count,
+                structure: Structure::SegmentEntry,
+                kind: SlotKind::SegmentEntry,
+                noun: "owner of segment",
+                if_lost: (
+                    Severity::Affected,
+                    "if the segment was in use, its cache lacks it: what it held of the log counts as lost",
+                ),
+                if_unused: "every cache has all its segments: this one was free",
+            },
+            &|_| used.is_short_of_segments,
+        );
     }
 
-    fn table<T: SlotContent>(&mut self, table: &Table) {
+    /// `is_used`: whether something shows that a row of which both slots are lost was in use.
+    fn table<T: SlotContent>(&mut self, table: &Table, is_used: &dyn Fn(u32) -> bool) {
         for row in 0..table.rows {
             if row % 4096 == 0 {
                 self.progress("tables", u64::from(row), u64::from(table.rows));
@@ -78,7 +175,11 @@ impl Checker<'_> {
                     name: format!("{} {row}", table.noun),
                     place,
                     updated: Updated::Twice,
-                    if_lost: table.if_lost,
+                    if_lost: if is_used(row) {
+                        table.if_lost
+                    } else {
+                        (Severity::Corrected, table.if_unused)
+                    },
                 },
             );
         }

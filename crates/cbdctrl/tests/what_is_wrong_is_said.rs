@@ -1,0 +1,290 @@
+//! What is wrong is said: in the log of the daemon, by `status` and the metrics, and by the tools that need no daemon.
+
+mod support;
+
+use serde_json::Value;
+use std::io::{Read, Write};
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+use support::{MIB, Place, until};
+
+const BLOCK: usize = 4096;
+
+/// Flips a bit of the only place in the region that holds this block.
+fn damage_block(place: &Place, value: u8) {
+    let region = std::fs::read(place.region()).expect("the region");
+    let block = [value; BLOCK];
+    let at = region.windows(BLOCK).step_by(64).position(|bytes| bytes == block).expect("it is there") * 64;
+    let file = std::fs::File::options().write(true).open(place.region()).expect("the region");
+    file.write_all_at(&[value ^ 1], at as u64 + 100).expect("written");
+}
+
+fn damage_at(place: &Place, at: u64) {
+    let file = std::fs::File::options().read(true).write(true).open(place.region()).expect("the region");
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, at).expect("read");
+    file.write_all_at(&[byte[0] ^ 0x41], at).expect("written");
+}
+
+/// A daemon on a disk that is decorated with `rule`.
+fn daemon_on(rule: &str) -> (Place, String) {
+    let mut place = Place::new();
+    place.decorate = Some(format!("fault:{rule}"));
+    place.start();
+    place.register("32M");
+    let disk = place.disk("disk", 8 * MIB);
+    place.start_backend(&disk);
+    (place, disk)
+}
+
+/// A killed daemon, whose region holds the block at 1 MiB that the disk lacks.
+fn killed() -> (Place, String) {
+    let (mut place, disk) = daemon_on("op=write");
+    place.client().write(MIB, &[9; BLOCK], true).expect("written");
+    place.kill();
+    place.decorate = None;
+    (place, disk)
+}
+
+/// Waits until the log has a line with all of these.
+#[track_caller]
+fn expect_in_log(place: &Place, parts: &[&str]) {
+    let has = |log: &str| log.lines().any(|line| parts.iter().all(|part| line.contains(part)));
+    until(&format!("{parts:?} in the log"), || has(&place.log()));
+}
+
+fn backend(place: &Place) -> Value {
+    place.json(&["status", "--json"])["transports"][0]["backends"][0].clone()
+}
+
+/// The metrics as Prometheus gets them.
+fn metrics(place: &Place) -> String {
+    let mut socket = UnixStream::connect(place.socket()).expect("the daemon listens");
+    socket.write_all(b"GET /v1/metrics HTTP/1.1\r\nHost: cbd\r\nConnection: close\r\n\r\n").expect("asked");
+    let mut text = String::new();
+    socket.read_to_string(&mut text).expect("answered");
+    text
+}
+
+#[test]
+fn the_log_says_what_recovery_found_which_data_is_damaged_that_clients_see_errors_and_when_that_is_over() {
+    let (mut place, disk) = killed();
+    damage_block(&place, 9);
+    place.start();
+    expect_in_log(&place, &[&disk, "recovered in", "1 records, 4096 bytes dirty, 0 ranges damaged"]);
+    assert!(place.client().read(MIB, &mut [0; BLOCK]).is_err());
+    expect_in_log(
+        &place,
+        &["ERROR", &disk, "data in the cache is damaged in 1 ranges: bytes 1048576..1052672"],
+    );
+    expect_in_log(&place, &["ERROR", &disk, "requests of clients fail", "bytes 1048576..1052672"]);
+    expect_in_log(&place, &["INFO", &disk, "requests of clients no longer fail", "1 in all"]);
+    place.client().write(MIB, &[7; BLOCK], true).expect("written");
+    expect_in_log(&place, &["INFO", &disk, "nothing is damaged any more"]);
+    let log = place.log();
+    assert_eq!(log.matches("data in the cache is damaged").count(), 1, "once: {log}");
+}
+
+#[test]
+fn the_log_says_that_damaged_data_was_read_from_the_disk_instead() {
+    let (place, disk) = daemon_on("times=0");
+    place.client().write(MIB, &[9; BLOCK], true).expect("written");
+    place.ok(&["drain"]);
+    damage_block(&place, 9);
+    let mut data = [0; BLOCK];
+    place.client().read(MIB, &mut data).expect("the disk has it");
+    assert_eq!(data, [9; BLOCK]);
+    expect_in_log(
+        &place,
+        &["WARN", &disk, "failed its checksum and was read from the backing device instead"],
+    );
+}
+
+#[test]
+fn the_log_says_that_writeback_fails_that_it_is_stalled_and_that_it_works_again() {
+    let (place, disk) = daemon_on("op=write,times=6");
+    place.ok(&["set", "-b", "0", "write_error_after_s=0"]);
+    place.client().write(MIB, &[9; BLOCK], true).expect("written");
+    expect_in_log(&place, &["ERROR", &disk, "writeback fails: "]);
+    expect_in_log(&place, &["ERROR", &disk, "STALLED"]);
+    expect_in_log(&place, &["INFO", &disk, "no longer STALLED"]);
+    expect_in_log(&place, &["INFO", &disk, "writeback works again"]);
+    assert_eq!(place.log().matches("writeback fails: ").count(), 1, "once: {}", place.log());
+}
+
+#[test]
+fn the_log_says_what_is_parked() {
+    let (place, disk) = daemon_on("op=write,range=1049088-1049600");
+    place.ok(&["set", "-b", "0", "on_write_error=park", "write_error_after_s=0"]);
+    place.client().write(MIB, &[9; BLOCK], true).expect("written");
+    expect_in_log(
+        &place,
+        &["WARN", &disk, "the backing device refuses 1 ranges, 512 bytes: bytes 1049088..1049600"],
+    );
+    place.client().write(MIB, &[9; BLOCK], true).expect("written");
+}
+
+#[test]
+fn the_log_says_that_recovery_points_cannot_be_logged_and_when_they_are_again() {
+    let (place, _) = daemon_on("times=0");
+    let folder = place.path("state/recovery-points");
+    // The daemon may have made it already.
+    if folder.exists() {
+        std::fs::remove_dir_all(&folder).expect("removed");
+    }
+    std::fs::write(&folder, "no folder").expect("a file");
+    place.client().write(MIB, &[9; BLOCK], true).expect("written");
+    place.ok(&["drain"]);
+    let region = place.region();
+    expect_in_log(&place, &["WARN", &region, "the recovery point cannot be logged"]);
+    std::fs::remove_file(&folder).expect("removed");
+    expect_in_log(&place, &["INFO", &region, "recovery points are logged again"]);
+    until("the point is there", || folder.exists());
+}
+
+#[test]
+fn a_backend_that_is_not_served_shows_what_its_cache_holds() {
+    let (mut place, disk) = killed();
+    std::fs::rename(&disk, place.path("elsewhere")).expect("moved");
+    place.start();
+    until("it was looked into", || backend(&place)["held"].is_object());
+    let shown = backend(&place);
+    assert_eq!((&shown["alive"], &shown["held"]["dirty_bytes"]), (&Value::Bool(false), &Value::from(4096)));
+    let page = place.ok(&["status"]);
+    assert!(page.contains("4 KiB (4096 bytes)"), "{page}");
+    let metrics = metrics(&place);
+    let line = metrics.lines().find(|line| line.starts_with("cbd_cache_dirty_bytes{"));
+    assert!(line.is_some_and(|line| line.ends_with(" 4096")), "{metrics}");
+    expect_in_log(&place, &["WARN", &disk, "not served, and its cache holds 4096 bytes that are dirty"]);
+    std::fs::rename(place.path("elsewhere"), &disk).expect("moved");
+    until("it is served", || backend(&place)["alive"] == true);
+    assert!(backend(&place)["held"].is_null());
+}
+
+#[test]
+fn a_region_that_was_put_back_from_an_old_copy_is_refused_until_the_user_says_so() {
+    let (mut place, disk) = daemon_on("times=0");
+    place.client().write(MIB, &[9; BLOCK], true).expect("written");
+    place.kill();
+    let copy = std::fs::read(place.region()).expect("the region");
+    place.start();
+    until("it is served", || backend(&place)["alive"] == true);
+    place.client().write(MIB, &[7; BLOCK], true).expect("written");
+    place.ok(&["drain"]);
+    let epoch = backend(&place)["cache"]["drained_epoch"].as_u64().expect("a number");
+    let logged = || {
+        let folder = place.path("state/recovery-points");
+        let files =
+            std::fs::read_dir(folder).map(|files| files.flatten().collect()).unwrap_or_else(|_| Vec::new());
+        let texts = files.iter().filter_map(|file| std::fs::read_to_string(file.path()).ok());
+        texts.collect::<String>().contains(&format!("\"drained_epoch\":{epoch}"))
+    };
+    until("the recovery point is logged", logged);
+    place.terminate();
+    std::fs::write(place.region(), copy).expect("put back");
+    place.start();
+    let shown = backend(&place);
+    let error = shown["error"].as_str().expect("it is not served");
+    assert!(error.contains("is older than") && error.contains("--older-region"), "{error}");
+    assert_eq!(std::fs::read(&disk).expect("the disk")[1 << 20], 7, "nothing was written over it");
+    assert_ne!(place.run(&["backend-start", "-p", &disk]).code, 0);
+    place.ok(&["backend-start", "-p", &disk, "--older-region"]);
+    assert_eq!(backend(&place)["alive"], true);
+    // Said once, it stays said.
+    place.terminate();
+    place.start();
+    until("it is served", || backend(&place)["alive"] == true);
+}
+
+#[test]
+fn after_a_rescue_to_another_disk_the_former_one_is_refused_and_the_other_served_when_it_is_named() {
+    let (mut place, disk) = killed();
+    let copy = place.text("copy");
+    std::fs::copy(&disk, &copy).expect("copied");
+    let region = place.region();
+    let rescued = place.ok(&["rescue", &region, "-b", "0", "--to", &copy, "--other-disk", "--yes"]);
+    assert!(rescued.contains(&format!("moved: {disk} lacks data from now on")), "{rescued}");
+    assert!(place.ok(&["check", &region]).contains(&format!("moved here by a rescue from {disk}")));
+    assert!(place.ok(&["dump", &region, "lanes"]).contains("former_disk"));
+    place.start();
+    let shown = backend(&place);
+    assert_eq!((&shown["alive"], &shown["moved_from"]), (&Value::Bool(false), &Value::from(disk.as_str())));
+    assert!(place.ok(&["status"]).contains("MOVED"));
+    let refused = place.run(&["backend-start", "-p", &disk, "-c", "12M"]);
+    assert_ne!(refused.code, 0);
+    assert!(refused.stderr.contains("lacks data") && refused.stderr.contains(&copy), "{refused:?}");
+    // A restart changes nothing about it.
+    place.kill();
+    place.start();
+    assert_eq!(backend(&place)["alive"], false);
+    place.ok(&["backend-start", "-p", &copy]);
+    let mut data = [0; BLOCK];
+    place.client().read(MIB, &mut data).expect("served");
+    assert_eq!(data, [9; BLOCK]);
+    place.kill();
+    place.start();
+    until("it is served at its new place", || backend(&place)["alive"] == true);
+    assert!(backend(&place)["moved_from"].is_null());
+}
+
+#[test]
+fn a_backend_that_a_rescue_has_moved_can_be_taken_off_the_region() {
+    let (mut place, disk) = killed();
+    let copy = place.text("copy");
+    std::fs::copy(&disk, &copy).expect("copied");
+    place.ok(&["rescue", &place.region(), "-b", "0", "--to", &copy, "--other-disk", "--yes"]);
+    place.start();
+    place.ok(&["backend-stop", "-b", "0"]);
+    assert_eq!(place.json(&["backend-list"]), Value::Array(Vec::new()));
+    assert_eq!(std::fs::read(&copy).expect("a disk")[1 << 20], 9);
+    // Now it is a disk like any other.
+    place.ok(&["backend-start", "-p", &disk, "-c", "12M"]);
+}
+
+#[test]
+fn a_check_without_data_finds_damaged_data_that_the_disk_lacks() {
+    let (place, _) = killed();
+    let region = place.region();
+    assert_eq!(place.run(&["check", &region]).code, 0);
+    damage_block(&place, 9);
+    let checked = place.run(&["check", &region]);
+    assert_eq!(checked.code, 2, "{checked:?}");
+    assert!(checked.stdout.contains("device bytes 1048576..1052672"), "{checked:?}");
+}
+
+#[test]
+fn a_repair_that_can_mend_nothing_says_so_by_its_exit_code_too() {
+    let (place, _) = killed();
+    damage_block(&place, 9);
+    let region = place.region();
+    let repaired = place.run(&["repair", &region, "--yes"]);
+    assert_eq!(repaired.code, 4, "{repaired:?}");
+    assert!(repaired.stdout.contains("NOTHING could be repaired: 1 findings"), "{repaired:?}");
+}
+
+#[test]
+fn damage_in_rows_of_tables_that_were_never_used_is_not_fatal_and_not_warned_of() {
+    let (mut place, _) = killed();
+    let region = place.region();
+    let dumped = place.json(&["dump", &region, "superblock", "--json"]);
+    let number = |name: &str| dumped[0][name].as_u64().expect("a number");
+    // Both slots of the last row of the backends, the block devices, and the segments.
+    let page = |bytes: u64| bytes.next_multiple_of(4096);
+    let tables = [
+        (number("backend_area"), number("backend_rows"), 1024),
+        (number("blkdev_area"), number("blkdev_rows"), 512),
+        (number("segment_table"), number("segment_count"), 64),
+    ];
+    for (area, rows, slot) in tables {
+        for first in [area, area + page(rows * slot)] {
+            damage_at(&place, first + (rows - 1) * slot + 20);
+        }
+    }
+    let checked = place.run(&["check", &region]);
+    assert_eq!(checked.code, 1, "{checked:?}");
+    place.start();
+    let transport = place.json(&["tp-list"])[0].clone();
+    let warnings = transport["warnings"].to_string();
+    assert!(!warnings.contains("backend 63") && !warnings.contains("damaged"), "{warnings}");
+    until("it is served", || backend(&place)["alive"] == true);
+}

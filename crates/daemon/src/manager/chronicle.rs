@@ -1,0 +1,80 @@
+//! What the daemon writes down while it runs: recovery points in the state folder, trouble in the log.
+//!
+//! Always true here: a point that could not be logged is tried again every second; nothing of this holds the lock of the tables while it
+//! writes.
+
+use super::Manager;
+use super::conditions::{self, Observed, Watch};
+use crate::size::format_time;
+use crate::state::RecoveryPoint;
+use cbd_types::{BackendId, uuid_text};
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+/// What was written down so far.
+#[derive(Default, Debug)]
+pub(super) struct Chronicle {
+    /// The epochs whose recovery points are logged.
+    logged: BTreeMap<(u32, BackendId), u64>,
+    /// Why the last recovery point of a transport could not be.
+    failed: BTreeMap<u32, String>,
+    watch: Watch,
+}
+
+/// A recovery point that is to be logged.
+struct Moved {
+    transport: u32,
+    uuid: String,
+    point: RecoveryPoint,
+}
+
+impl Manager {
+    /// Looks at everything once, unless the tables are needed elsewhere.
+    pub(super) fn write_down(&self) {
+        let mut chronicle = self.chronicle.lock();
+        let Some(tables) = self.tables.try_lock() else { return };
+        let (mut points, mut observed, mut regions) = (Vec::new(), Vec::<Observed>::new(), BTreeMap::new());
+        for (&transport, slot) in &*tables {
+            let Ok(running) = &slot.running else { continue };
+            regions.insert(transport, slot.entry.path.clone());
+            let stores = || running.transport.region().store_failure().map(|error| error.line());
+            let failed = running.failed().or_else(stores);
+            observed.push(conditions::of_region(transport, &slot.entry.path, failed));
+            for (&id, backend) in &running.backends {
+                let Some(run) = &backend.run else { continue };
+                let status = run.cache().map(|cache| cache.status());
+                observed.extend(conditions::of_backend(transport, id, &backend.path, run, status.as_ref()));
+                let Some(status) = status else { continue };
+                let epoch = status.drained_epoch.0;
+                if status.drained_wall_ms > 0 && chronicle.logged.get(&(transport, id)) != Some(&epoch) {
+                    let point = RecoveryPoint {
+                        time: format_time(status.drained_wall_ms),
+                        backend_id: id.0,
+                        backend_uuid: uuid_text(backend.entry.uuid),
+                        path: backend.path.clone(),
+                        drained_epoch: epoch,
+                        drained_ms: status.drained_wall_ms,
+                    };
+                    points.push(Moved { transport, uuid: slot.entry.uuid.clone(), point });
+                }
+            }
+        }
+        drop(tables);
+        for moved in points {
+            let key = (moved.transport, BackendId(moved.point.backend_id));
+            match self.fixed.state.log_recovery_point(&moved.uuid, &moved.point) {
+                Ok(()) => {
+                    chronicle.logged.insert(key, moved.point.drained_epoch);
+                    chronicle.failed.remove(&moved.transport);
+                }
+                Err(error) => drop(chronicle.failed.insert(moved.transport, error.line())),
+            }
+        }
+        for (transport, path) in regions {
+            observed.push(conditions::of_recovery_points(transport, &path, chronicle.failed.get(&transport)));
+        }
+        let lines = chronicle.watch.look(&observed, Instant::now());
+        drop(chronicle);
+        lines.iter().for_each(conditions::Line::log);
+    }
+}

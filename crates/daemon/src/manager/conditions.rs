@@ -1,0 +1,453 @@
+//! What goes wrong while the daemon runs, in the log: once when it begins, again when it changes, once when it ends.
+//!
+//! Always true here: nothing on the data path logs. A thread looks at every backend once a second: at its state, and at counters, so
+//! that what comes and goes between two looks is seen, too. A line says what is wrong and where. Each condition has a burst of
+//! [`BURST`] lines, then one every [`REFILL`]; a change for which there is no line is said when there is one, if it still holds.
+//!
+//! Left to others: what commands do, which log what they did themselves.
+
+use cbd_engine::CacheStatus;
+use cbd_runtime::RunningBackend;
+use cbd_types::{BackendId, ByteRange};
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// Lines of a condition that need not wait.
+const BURST: u32 = 6;
+/// After this time there may be one more.
+const REFILL: Duration = Duration::from_secs(10);
+/// A counter that has not moved for so long stands still: what it counts is over.
+const CALM: Duration = Duration::from_secs(3);
+/// Ranges that a line names.
+const NAMED_MAX: usize = 4;
+
+/// What a condition is about.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Topic {
+    /// Data in the cache is damaged and lost.
+    Damage,
+    /// Data in the cache is damaged and was read from the backing device.
+    Healed,
+    /// Writeback fails.
+    Writeback,
+    /// It has failed for long, and writes that find no space fail.
+    Stalled,
+    /// The backing device refuses ranges, and the cache keeps them.
+    Parked,
+    /// Requests of clients fail.
+    Clients,
+    /// The region takes no stores.
+    Region,
+    /// Recovery points are not logged outside the region.
+    RecoveryPoints,
+}
+
+impl Topic {
+    /// Whether something is lost or will be, if nobody does anything.
+    const fn is_error(self) -> bool {
+        !matches!(self, Self::Healed | Self::Parked | Self::RecoveryPoints)
+    }
+
+    const fn over(self) -> &'static str {
+        match self {
+            Self::Damage => "nothing is damaged any more: all of it was overwritten",
+            Self::Healed => "no more damaged data was found in the cache",
+            Self::Writeback => "writeback works again",
+            Self::Stalled => "no longer STALLED: the backing device takes writes again",
+            Self::Parked => "nothing is parked any more: the backing device has it, or it was overwritten",
+            Self::Clients => "requests of clients no longer fail",
+            Self::Region => "the region's memory takes stores again",
+            Self::RecoveryPoints => "recovery points are logged again",
+        }
+    }
+}
+
+/// What is wrong.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Wrong {
+    /// Two looks with the same key show the same thing.
+    pub key: String,
+    /// What the log says.
+    pub text: String,
+}
+
+impl Wrong {
+    fn plain(text: String) -> Self {
+        Self { key: text.clone(), text }
+    }
+}
+
+/// What one look at one topic has found.
+#[derive(Clone, Debug)]
+pub(super) struct Observed {
+    pub transport: u32,
+    pub backend: Option<BackendId>,
+    pub topic: Topic,
+    /// The path of the backing device or of the region.
+    pub path: String,
+    /// What is wrong, or was.
+    pub wrong: Option<Wrong>,
+    /// Whether it is so now.
+    pub holds: bool,
+    /// For what may come and go between two looks: how often it came. It lasts while this moves.
+    pub count: Option<u64>,
+}
+
+/// A line for the log.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Line {
+    pub is_error: bool,
+    pub is_over: bool,
+    pub transport: u32,
+    pub backend: Option<BackendId>,
+    pub text: String,
+}
+
+impl Line {
+    /// Writes it.
+    pub fn log(&self) {
+        let Self { is_error, is_over, transport, backend, text } = self;
+        match (backend, is_over, is_error) {
+            (Some(BackendId(backend)), true, _) => tracing::info!(transport, backend, "{text}"),
+            (Some(BackendId(backend)), false, true) => tracing::error!(transport, backend, "{text}"),
+            (Some(BackendId(backend)), false, false) => tracing::warn!(transport, backend, "{text}"),
+            (None, true, _) => tracing::info!(transport, "{text}"),
+            (None, false, true) => tracing::error!(transport, "{text}"),
+            (None, false, false) => tracing::warn!(transport, "{text}"),
+        }
+    }
+}
+
+/// What is known of a topic of one backend or transport.
+#[derive(Debug)]
+struct Condition {
+    /// What the log has said last, and since when it lasts; none while all is well.
+    said: Option<(String, Instant)>,
+    /// The counter, and when it moved last.
+    counted: (u64, Option<Instant>),
+    lines: u32,
+    refilled: Instant,
+}
+
+impl Condition {
+    const fn new(now: Instant) -> Self {
+        Self { said: None, counted: (0, None), lines: BURST, refilled: now }
+    }
+
+    /// Whether the counter moves, or has moved a while ago.
+    fn moves(&mut self, count: u64, now: Instant) -> bool {
+        if count != self.counted.0 {
+            // A backend that was started anew begins at zero.
+            let moved = if count == 0 { None } else { Some(now) };
+            self.counted = (count, moved);
+        }
+        self.counted.1.is_some_and(|moved| now.saturating_duration_since(moved) < CALM)
+    }
+
+    fn may_say(&mut self, now: Instant) -> bool {
+        while self.lines < BURST && now.saturating_duration_since(self.refilled) >= REFILL {
+            self.lines += 1;
+            self.refilled += REFILL;
+        }
+        if self.lines == BURST {
+            self.refilled = now;
+        }
+        self.lines = match self.lines.checked_sub(1) {
+            Some(left) => left,
+            None => return false,
+        };
+        true
+    }
+
+    fn look(&mut self, observed: &Observed, now: Instant) -> Option<Line> {
+        let moves = observed.count.is_some_and(|count| self.moves(count, now));
+        let wrong = observed.wrong.as_ref().filter(|_| observed.holds || moves);
+        let said = self.said.clone();
+        let line = |is_over: bool, text: String| Line {
+            is_error: observed.topic.is_error(),
+            is_over,
+            transport: observed.transport,
+            backend: observed.backend,
+            text: format!("{}: {text}", observed.path),
+        };
+        match (said, wrong) {
+            (None, None) => None,
+            (Some((key, _)), Some(wrong)) if key == wrong.key => None,
+            _ if !self.may_say(now) => None,
+            (before, Some(wrong)) => {
+                let since = before.map_or(now, |(_, since)| since);
+                self.said = Some((wrong.key.clone(), since));
+                Some(line(false, wrong.text.clone()))
+            }
+            (Some((_, since)), None) => {
+                let seconds = now.saturating_duration_since(since).as_secs();
+                let counted = observed.count.map_or_else(String::new, |count| format!(", {count} in all"));
+                self.said = None;
+                Some(line(true, format!("{} (it lasted {seconds} s{counted})", observed.topic.over())))
+            }
+        }
+    }
+}
+
+/// All conditions.
+#[derive(Default, Debug)]
+pub(super) struct Watch(BTreeMap<(u32, Option<BackendId>, Topic), Condition>);
+
+impl Watch {
+    /// The lines that a look gives. What it does not mention is gone, with nothing to say.
+    pub fn look(&mut self, observed: &[Observed], now: Instant) -> Vec<Line> {
+        let key = |seen: &Observed| (seen.transport, seen.backend, seen.topic);
+        let seen: std::collections::BTreeSet<_> = observed.iter().map(key).collect();
+        self.0.retain(|key, _| seen.contains(key));
+        let mut lines = Vec::new();
+        for observed in observed {
+            let condition = self.0.entry(key(observed)).or_insert_with(|| Condition::new(now));
+            lines.extend(condition.look(observed, now));
+        }
+        lines
+    }
+}
+
+/// What a look at a backend that is served finds.
+pub(super) fn of_backend(
+    transport: u32,
+    id: BackendId,
+    path: &str,
+    run: &RunningBackend,
+    status: Option<&CacheStatus>,
+) -> Vec<Observed> {
+    let seen = |topic, wrong: Option<Wrong>, holds, count| Observed {
+        transport,
+        backend: Some(id),
+        topic,
+        path: path.to_owned(),
+        wrong,
+        holds,
+        count,
+    };
+    let failures = run.device().failures();
+    let failed = failures.last().map(|(kind, error)| Wrong {
+        key: kind.name().to_owned(),
+        text: format!("requests of clients fail, with EIO or the like; the last one: {error}"),
+    });
+    let mut observed = vec![seen(Topic::Clients, failed, false, Some(failures.count()))];
+    let Some(status) = status else { return observed };
+    observed.extend([
+        seen(Topic::Damage, damage(status), true, None),
+        seen(Topic::Healed, healed(status), false, Some(status.damage_healed)),
+        // An attempt that failed between two looks is said, too, if it works now.
+        seen(
+            Topic::Writeback,
+            writeback(status),
+            status.backing_trouble.is_some(),
+            Some(status.backing_failures),
+        ),
+        seen(Topic::Stalled, stalled(status), true, None),
+        seen(Topic::Parked, parked(status), true, None),
+    ]);
+    observed
+}
+
+fn damage(status: &CacheStatus) -> Option<Wrong> {
+    if status.damaged.is_empty() {
+        return None;
+    }
+    let ranges: Vec<ByteRange> = status.damaged.iter().map(|damaged| damaged.range).collect();
+    let reason = status.damaged.first().map_or("", |damaged| damaged.reason.as_str());
+    let named = named(&ranges);
+    Some(Wrong {
+        key: format!("{} {named}", ranges.len()),
+        text: format!(
+            "data in the cache is damaged in {} ranges: {named} ({reason}); reads of them answer EIO until they are overwritten, and the \
+             backing device has older data there",
+            ranges.len()
+        ),
+    })
+}
+
+fn healed(status: &CacheStatus) -> Option<Wrong> {
+    (status.damage_healed > 0).then(|| Wrong {
+        key: String::new(),
+        text: "data in the cache failed its checksum and was read from the backing device instead; nothing is lost, but the region's \
+               memory may be failing"
+            .to_owned(),
+    })
+}
+
+fn writeback(status: &CacheStatus) -> Option<Wrong> {
+    let now = status.backing_trouble.as_ref().map(|trouble| &trouble.error);
+    now.or(status.last_backing_failure.as_ref()).map(|error| Wrong {
+        key: error.clone(),
+        text: format!("writeback fails: {error}; what is dirty stays in the cache, and it is tried again"),
+    })
+}
+
+fn stalled(status: &CacheStatus) -> Option<Wrong> {
+    status.is_stalled.then(|| {
+        Wrong::plain(
+            "STALLED: the backing device has refused writes for longer than write_error_after_s: writes that find no space in the cache \
+             fail with EIO"
+                .to_owned(),
+        )
+    })
+}
+
+fn parked(status: &CacheStatus) -> Option<Wrong> {
+    if status.parked.is_empty() {
+        return None;
+    }
+    let named = named(&status.parked);
+    Some(Wrong {
+        key: format!("{} {named}", status.parked.len()),
+        text: format!(
+            "the backing device refuses {} ranges, {} bytes: {named} ({}); the cache keeps them",
+            status.parked.len(),
+            status.parked_bytes,
+            status.parked_error.as_deref().unwrap_or("not tried since the start")
+        ),
+    })
+}
+
+/// What a look at the log of recovery points of a transport finds.
+pub(super) fn of_recovery_points(transport: u32, path: &str, error: Option<&String>) -> Observed {
+    let wrong = error.map(|error| {
+        Wrong::plain(format!(
+            "the recovery point cannot be logged: {error}; if the region is lost, nothing outside it says as of when its disks are"
+        ))
+    });
+    let topic = Topic::RecoveryPoints;
+    Observed { transport, backend: None, topic, path: path.to_owned(), wrong, holds: true, count: None }
+}
+
+/// What a look at a region's memory finds.
+pub(super) fn of_region(transport: u32, path: &str, failed: Option<String>) -> Observed {
+    let (topic, wrong) = (Topic::Region, failed.map(Wrong::plain));
+    Observed { transport, backend: None, topic, path: path.to_owned(), wrong, holds: true, count: None }
+}
+
+fn named(ranges: &[ByteRange]) -> String {
+    let first: Vec<String> = ranges.iter().take(NAMED_MAX).map(ToString::to_string).collect();
+    let more = ranges.len() - first.len();
+    if more == 0 { first.join(", ") } else { format!("{} and {more} more", first.join(", ")) }
+}
+
+/// What recovery found, for the log.
+pub(super) fn recovered(run: &RunningBackend) -> Option<String> {
+    let recovered = run.recovered()?;
+    let status = &recovered.status;
+    let mut text = format!(
+        "recovered in {:.3} s: {} records, {} bytes dirty, {} ranges damaged ({} bytes), {} parked",
+        recovered.elapsed.as_secs_f64(),
+        status.records,
+        status.dirty_bytes,
+        status.damaged.len(),
+        status.quarantined_bytes,
+        status.parked.len()
+    );
+    for (count, what) in [
+        (
+            status.rare.torn_records_dropped,
+            "last records were torn by a crash, never acknowledged, and dropped",
+        ),
+        (
+            status.rare.mirror_reads,
+            "records were read from their second copy: the region's memory may be failing",
+        ),
+    ] {
+        if count > 0 {
+            text.push_str(&format!("; {count} {what}"));
+        }
+    }
+    Some(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn observed(topic: Topic, wrong: Option<&str>, count: Option<u64>) -> Observed {
+        let wrong = wrong.map(|text| Wrong::plain(text.to_owned()));
+        let holds = count.is_none();
+        Observed {
+            transport: 0,
+            backend: Some(BackendId(1)),
+            topic,
+            path: "/dev/sdb".to_owned(),
+            wrong,
+            holds,
+            count,
+        }
+    }
+
+    struct Clock(Watch, Instant);
+
+    impl Clock {
+        fn new() -> Self {
+            Self(Watch::default(), Instant::now())
+        }
+
+        /// The lines of a look, so many seconds after the last one.
+        fn look(&mut self, seconds: u64, observed: Observed) -> Vec<String> {
+            self.1 += Duration::from_secs(seconds);
+            let lines = self.0.look(&[observed], self.1);
+            lines
+                .into_iter()
+                .map(|line| format!("{}{}", if line.is_over { "over: " } else { "" }, line.text))
+                .collect()
+        }
+    }
+
+    #[test]
+    fn a_condition_is_said_when_it_begins_when_it_changes_and_when_it_ends() {
+        let mut clock = Clock::new();
+        let writeback = |wrong| observed(Topic::Writeback, wrong, None);
+        assert_eq!(clock.look(1, writeback(None)), [""; 0]);
+        assert_eq!(clock.look(1, writeback(Some("EIO"))), ["/dev/sdb: EIO"]);
+        assert_eq!(clock.look(1, writeback(Some("EIO"))), [""; 0]);
+        assert_eq!(clock.look(1, writeback(Some("ENOSPC"))), ["/dev/sdb: ENOSPC"]);
+        assert_eq!(clock.look(1, writeback(None)), ["over: /dev/sdb: writeback works again (it lasted 3 s)"]);
+        assert_eq!(clock.look(1, writeback(None)), [""; 0]);
+    }
+
+    #[test]
+    fn what_comes_and_goes_between_two_looks_is_said_by_its_counter() {
+        let mut clock = Clock::new();
+        let clients = |count| observed(Topic::Clients, Some("EIO"), Some(count));
+        assert_eq!(clock.look(1, clients(0)), [""; 0]);
+        assert_eq!(clock.look(1, clients(3)), ["/dev/sdb: EIO"]);
+        assert_eq!(clock.look(1, clients(3)), [""; 0]);
+        assert_eq!(clock.look(1, clients(4)), [""; 0]);
+        assert_eq!(
+            clock.look(10, clients(4)),
+            ["over: /dev/sdb: requests of clients no longer fail (it lasted 12 s, 4 in all)"]
+        );
+        assert_eq!(clock.look(1, clients(5)), ["/dev/sdb: EIO"]);
+    }
+
+    #[test]
+    fn a_condition_that_comes_and_goes_all_the_time_has_a_bounded_number_of_lines() {
+        let mut clock = Clock::new();
+        let mut lines = 0;
+        for second in 0..1000 {
+            let wrong = if second % 2 == 0 { Some("EIO") } else { None };
+            lines += clock.look(1, observed(Topic::Writeback, wrong, None)).len();
+        }
+        assert!((60..=110).contains(&lines), "{lines}");
+        // What was kept back is said when there is a line for it.
+        for _ in 0..20 {
+            lines = clock.look(1, observed(Topic::Writeback, Some("the end"), None)).len();
+            if lines > 0 {
+                return;
+            }
+        }
+        panic!("the last change was never said");
+    }
+
+    #[test]
+    fn a_backend_that_is_gone_leaves_no_condition() {
+        let mut clock = Clock::new();
+        assert_eq!(clock.look(1, observed(Topic::Damage, Some("damaged"), None)).len(), 1);
+        assert!(clock.0.look(&[], clock.1).is_empty());
+        assert!(clock.0.0.is_empty());
+    }
+}
