@@ -111,6 +111,8 @@ fn a_store_that_fails_is_no_acknowledged_write_and_nothing_is_wrong_after_a_rest
     let status = place.json(&["status", "--json"]);
     let said = status["transports"][0]["error"].as_str().unwrap_or_default().to_owned();
     assert!(said.contains("memory failed at byte"), "{status}");
+    let line = format!("{}: the region's memory failed at byte", place.region());
+    until("the log says so", || place.log().lines().any(|it| it.contains("ERROR") && it.contains(&line)));
     assert!(write(&place, "nbd.sock", 0).is_err(), "nothing more is taken");
     write(&place, "second.sock", 1).expect("the other region takes everything");
     place.kill();
