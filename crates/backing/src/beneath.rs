@@ -194,11 +194,7 @@ impl Walk<'_> {
         let status = sys::status_of(path).ok();
         let who = status.and_then(|status| hold::device_user(&status));
         let who = who.unwrap_or_else(|| "another program holds it exclusively".to_owned());
-        let text = format!(
-            "{} is in use: it stands on {}, of which it is known: {who}",
-            self.top.display(),
-            path.display()
-        );
+        let text = format!("{} is in use: it stands on {}, and {who}", self.top.display(), path.display());
         Error::new(ErrorKind::Busy, text)
     }
 }

@@ -234,7 +234,7 @@ impl Manager {
         // What happened since the last look.
         self.write_down();
         let mut tables = self.tables.lock();
-        watch::warn_of_lost_regions(&tables);
+        watch::warn_of_lost_files(&tables);
         stop::end_doors(&mut tables);
         for (_, slot) in std::mem::take(&mut *tables) {
             slot.stop();

@@ -55,14 +55,19 @@ impl Manager {
     }
 }
 
-/// The daemon ends, and what is dirty stays in the regions: not in those without a file.
-pub(super) fn warn_of_lost_regions(tables: &Tables) {
+/// The daemon ends, and with it what has no name any more: what is dirty stays in the regions, but not in those without a file.
+pub(super) fn warn_of_lost_files(tables: &Tables) {
     for (transport, running) in tables.iter().filter_map(|(id, slot)| Some((id, slot.running.as_ref().ok()?)))
     {
         let caches = running.backends.values().filter_map(|slot| slot.run.as_ref()?.cache());
         let dirty: u64 = caches.map(|cache| cache.status().dirty_bytes).sum();
         if let Some(change) = running.file_change.as_ref().filter(|_| dirty > 0) {
             tracing::error!("region of transport {transport}, with {dirty} dirty bytes at the end: {change}");
+        }
+        for (id, slot) in &running.backends {
+            if let Some(change) = &slot.file_change {
+                tracing::error!("backing device of backend {id}, at the end: {change}");
+            }
         }
     }
 }
