@@ -44,6 +44,13 @@ impl Buffers {
         }
     }
 
+    /// Whether a free buffer of `length` bytes is at hand, so that none is allocated for it.
+    #[must_use]
+    pub fn has(&self, length: usize) -> bool {
+        let capacity = length.max(SMALLEST).next_power_of_two();
+        self.free.get(class(capacity)).is_some_and(|free| !free.is_empty())
+    }
+
     /// Lets all free buffers go.
     pub fn trim(&mut self) {
         *self = Self::default();

@@ -28,4 +28,4 @@ mod server;
 pub use client::{BlockStatus, Client, ClientOptions, Command, Completed};
 pub use listen::Listen;
 pub use protocol::{CONTEXT_ALLOCATION, CONTEXT_STATE, DEFAULT_PORT, status_flag, transmission_flag};
-pub use server::{Notice, Observer, Options, Server, ThreadSetup, serve_connected};
+pub use server::{MEMORY, Notice, Observer, Options, Server, ThreadSetup, serve_connected};

@@ -2,6 +2,8 @@
 
 mod common;
 
+use cbd_export::BlockDevice;
+use cbd_export::budget::Budget;
 use cbd_nbd::{Client, Command, Notice, Options};
 use cbd_types::{Durability, MediaError, Operation, Pmem};
 use common::{Served, Slow, in_time, memory, serve, serve_with};
@@ -310,5 +312,164 @@ fn a_panic_of_the_device_ends_its_connection_only() {
         until("its thread is gone", || served.server.connections() == 0);
         works(&served);
         served.server.stop().expect("stopped");
+    });
+}
+
+/// Clients that ask for far more than they read.
+fn deaf(served: &Served, count: usize, length: u32) -> Vec<UnixStream> {
+    (0..count)
+        .map(|_| {
+            let mut stream = ready(served);
+            stream.set_write_timeout(Some(Duration::from_millis(20))).expect("it can be set");
+            let mut cookie = 0;
+            while cookie < 100 && stream.write_all(&request(0, cookie, 0, length)).is_ok() {
+                cookie += 1;
+            }
+            stream
+        })
+        .collect()
+}
+
+#[test]
+fn clients_that_do_not_read_share_one_bound_of_memory_and_others_are_served() {
+    in_time(|| {
+        let bound = Budget::new(512 << 20);
+        let options = || Options { memory: Arc::clone(&bound), ..Options::default() };
+        let device: Arc<dyn BlockDevice> = memory(64 * MIB);
+        let (served, other) = (serve_with(Arc::clone(&device), options()), serve_with(device, options()));
+        let _deaf = (deaf(&served, 30, MIB as u32), deaf(&other, 30, 32 << 20));
+        assert!(bound.used() <= bound.limit());
+        assert!(
+            bound.used() > bound.limit() / 4 * 3,
+            "only {} are used: too few to say anything",
+            bound.used()
+        );
+        // Requests of every length, although most of the memory is gone.
+        let mut client = Client::connect(&served.listen).expect("there is room for one more");
+        let data: Vec<u8> = (0..32 * MIB).map(|at| (at / 512 % 251) as u8).collect();
+        client.write(512, &data, true).expect("a long write");
+        let mut read = vec![0; data.len()];
+        client.read(512, &mut read).expect("a long read");
+        assert!(read == data);
+        for length in [512, 4096, MIB, 3 * MIB + 512] {
+            client.read(1024, &mut read[..length]).expect("a read");
+            assert!(read[..length] == data[512..512 + length]);
+        }
+        assert!(bound.used() <= bound.limit());
+    });
+}
+
+/// The next reply to a client that did not agree on structured ones: to which request, and the data of a read of `length`.
+fn simple_reply(stream: &mut UnixStream, length: impl Fn(u64) -> usize) -> (u64, Vec<u8>) {
+    let mut head = [0; 16];
+    stream.read_exact(&mut head).expect("a reply");
+    assert_eq!(head[..8], [0x67, 0x44, 0x66, 0x98, 0, 0, 0, 0], "a reply without an error");
+    let cookie = head[8..].iter().fold(0, |cookie, &byte| cookie << 8 | u64::from(byte));
+    let mut data = vec![0; length(cookie)];
+    stream.read_exact(&mut data).expect("all of it");
+    (cookie, data)
+}
+
+#[test]
+fn a_long_read_in_parts_is_one_simple_reply_and_no_other_comes_between() {
+    in_time(|| {
+        // Room for what each connection has for itself, and no more.
+        let options = Options { memory: Budget::new(3 << 20), ..Options::default() };
+        let served = serve_with(memory(16 * MIB), options);
+        let mut stream = ready(&served);
+        for part in 0..8_u8 {
+            let mut says = request(1, 100 + u64::from(part), u64::from(part) * MIB as u64, MIB as u32);
+            says.extend(std::iter::repeat_n(part + 1, MIB));
+            stream.write_all(&says).expect("room");
+            let mut reply = [0; 16];
+            stream.read_exact(&mut reply).expect("a reply");
+        }
+        let mut says = request(0, 1, 512, 6 << 20);
+        says.extend(request(3, 2, 0, 0));
+        says.extend(request(0, 3, 0, 512));
+        stream.write_all(&says).expect("room");
+        let length = |cookie| [0, 6 * MIB, 0, 512][cookie as usize];
+        let mut replies: Vec<_> = (0..3).map(|_| simple_reply(&mut stream, length)).collect();
+        replies.sort_by_key(|(cookie, _)| *cookie);
+        let [(1, long), (2, _), (3, short)] = &replies[..] else { panic!("other requests were answered") };
+        assert!(long.iter().enumerate().all(|(at, &byte)| usize::from(byte) == (at + 512) / MIB + 1));
+        assert_eq!(short[..], [1; 512]);
+    });
+}
+
+#[test]
+fn a_part_of_a_long_write_that_fails_is_an_error_of_the_write() {
+    in_time(|| {
+        let device = Slow::over(memory(16 * MIB), |_| Some(Duration::ZERO));
+        let options = Options { memory: Budget::new(3 << 20), ..Options::default() };
+        let served = serve_with(device, options);
+        let mut stream = ready(&served);
+        // It reaches past the end: refused as a whole, and its payload is passed over.
+        let mut says = request(1, 1, 12 << 20, 8 << 20);
+        says.extend(std::iter::repeat_n(1, 8 * MIB));
+        says.extend(request(1, 2, 8 << 20, 8 << 20));
+        says.extend(std::iter::repeat_n(2, 8 * MIB));
+        let mut writer = stream.try_clone().expect("a second handle");
+        let sending = std::thread::spawn(move || writer.write_all(&says));
+        let mut reply = [0; 16];
+        stream.read_exact(&mut reply).expect("a reply");
+        assert_ne!(reply[4..8], [0; 4]);
+        stream.read_exact(&mut reply).expect("a reply");
+        assert_eq!((&reply[4..8], &reply[8..]), (&[0; 4][..], &2_u64.to_be_bytes()[..]));
+        sending.join().expect("it ends").expect("all of it was read");
+    });
+}
+
+#[test]
+fn silent_sockets_keep_nobody_out() {
+    in_time(|| {
+        let gave_way = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&gave_way);
+        let options = Options {
+            handshakes_max: 8,
+            observer: Some(Arc::new(move |notice: &Notice<'_>| {
+                if matches!(notice, Notice::GaveWay { .. }) {
+                    count.fetch_add(1, Ordering::SeqCst);
+                }
+            })),
+            ..Options::default()
+        };
+        let served = serve_with(memory(MIB), options);
+        let mut silent: Vec<UnixStream> = (0..300).map(|_| connect(&served)).collect();
+        let began = Instant::now();
+        works(&served);
+        assert!(began.elapsed() < Duration::from_secs(5), "they were waited for");
+        assert!(gave_way.load(Ordering::SeqCst) >= 290);
+        // The oldest were closed, long before the time for a handshake was over.
+        let mut heard = Vec::new();
+        silent[0].read_to_end(&mut heard).expect("it closes");
+        assert!(began.elapsed() < Duration::from_secs(8));
+    });
+}
+
+#[test]
+fn a_client_for_which_there_is_no_memory_is_turned_away_with_a_reason() {
+    in_time(|| {
+        let told = Arc::new(std::sync::Mutex::new(String::new()));
+        let text = Arc::clone(&told);
+        let options = Options {
+            memory: Budget::new(5 << 20),
+            observer: Some(Arc::new(move |notice: &Notice<'_>| {
+                if let Notice::Ended { error: Some(error), .. } = notice {
+                    *text.lock().expect("nobody panics in here") = error.line();
+                }
+            })),
+            ..Options::default()
+        };
+        let served = serve_with(memory(MIB), options);
+        let first = Client::connect(&served.listen).expect("room");
+        let _second = Client::connect(&served.listen).expect("room");
+        let mut third = Client::connect(&served.listen).expect("a handshake");
+        assert!(third.write(0, &[1; 512], false).is_err());
+        until("it says why", || told.lock().expect("nobody panics in here").contains("nbd_memory"));
+        drop(first);
+        until("there is room again", || {
+            Client::connect(&served.listen).is_ok_and(|mut client| client.write(0, &[1; 512], false).is_ok())
+        });
     });
 }

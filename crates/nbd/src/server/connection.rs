@@ -5,19 +5,21 @@
 //!
 //! Always true here:
 //! - each request that was read whole gets exactly one reply, unless the client went away or stop ran out of time;
-//! - requests that were read and not answered are bounded in number and bytes; beyond that the socket is not read,
+//! - requests that were read and not answered are bounded in number and bytes (`memory`); beyond that the socket is not read,
 //!   so a client that sends without reading its replies blocks itself and nobody else;
+//! - a request that waits for memory waits for requests of its own connection, never for another client;
 //! - after the client's last request, what the device has is completed before the queue is let go; what has not begun is given up when
 //!   the client is gone, or when a new client waits for it.
 
 use super::handshake::Agreed;
+use super::memory::{Memory, RESERVED, cost_of};
+use super::parts::{Framing, Next, PART, Parts, Way};
 use super::presence::Presence;
 use super::receive::{Received, Receiver};
-use super::reply::{Output, Reply};
+use super::reply::{Output, Reply, Sent};
 use super::request::{Rules, Task};
 use super::status;
-use crate::protocol::{RequestHeader, command};
-use cbd_export::buffers::Buffers;
+use crate::protocol::{RequestHeader, command, command_flag};
 use cbd_export::clients::is_settled;
 use cbd_export::wake::{Interest, WaitSet};
 use cbd_export::{BlockDevice, RequestQueue};
@@ -32,6 +34,8 @@ use std::time::{Duration, Instant};
 const SEND_AT: usize = 64 << 10;
 /// A CACHE command reads this many bytes at a time.
 const CACHE_PIECE: u64 = 1 << 20;
+/// Memory that a description of a range may take.
+const STATUS_COST: usize = 128 << 10;
 /// After so long without a request, spare buffers are let go.
 const IDLE: Duration = Duration::from_secs(5);
 
@@ -45,7 +49,6 @@ const QUEUE: usize = 3;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     pub(super) requests: usize,
-    pub(super) bytes: usize,
     pub(super) stop: Duration,
 }
 
@@ -64,6 +67,8 @@ enum Kind {
     Plain,
     /// What is left to be read and dropped.
     Cache(ByteRange),
+    /// A part of the request that goes on in parts.
+    Part(ByteRange),
 }
 
 /// Where in the stream of requests we are.
@@ -71,9 +76,20 @@ enum Incoming {
     /// Before the head of a request.
     Head,
     /// In the payload of a write.
-    Payload { cookie: u64, task: (Operation, ByteRange, bool), buffer: AlignedBuffer, filled: usize },
+    Payload(Payload),
+    /// Before the next part of a write, for which there is no memory yet.
+    Part,
     /// In the payload of a write that was refused.
     Refused { cookie: u64, left: usize, error: Error },
+}
+
+/// A payload that is being received.
+struct Payload {
+    cookie: u64,
+    kind: Kind,
+    task: (Operation, ByteRange, bool),
+    buffer: AlignedBuffer,
+    filled: usize,
 }
 
 /// The end of a connection.
@@ -98,13 +114,15 @@ pub(super) struct Connection<'a> {
     receiver: Receiver,
     incoming: Incoming,
     output: Output,
-    buffers: Buffers,
+    /// Replies that wait until all parts of a read are sent.
+    held: VecDeque<Reply>,
+    memory: Memory,
+    /// The request that goes on in parts.
+    parts: Option<Parts>,
     slots: Vec<Option<Slot>>,
     free: Vec<usize>,
     /// Requests that were read and whose replies are not out.
     unanswered: usize,
-    /// Bytes of buffers that belong to them.
-    bytes: usize,
     /// CACHE commands with a piece to go, and their buffers.
     pieces: VecDeque<(usize, AlignedBuffer)>,
     done: Vec<Completion>,
@@ -125,6 +143,7 @@ impl<'a> Connection<'a> {
         rules: Rules,
         agreed: Agreed,
         limits: Limits,
+        memory: Memory,
         stop: RawFd,
         presence: Presence,
     ) -> Result<Self> {
@@ -147,11 +166,12 @@ impl<'a> Connection<'a> {
             receiver: Receiver::new(),
             incoming: Incoming::Head,
             output: Output::default(),
-            buffers: Buffers::default(),
+            held: VecDeque::new(),
+            memory,
+            parts: None,
             slots: Vec::new(),
             free: Vec::new(),
             unanswered: 0,
-            bytes: 0,
             pieces: VecDeque::new(),
             done: Vec::new(),
             ending: None,
@@ -171,6 +191,7 @@ impl<'a> Connection<'a> {
         loop {
             self.take_requests();
             self.submit_piece();
+            self.read_next_part();
             if self.parked() > 0 {
                 self.queue.poll(&mut self.done);
                 self.settle();
@@ -180,7 +201,7 @@ impl<'a> Connection<'a> {
             if self.is_over() {
                 return self.fault.map_or(Ok(()), Err);
             }
-            if !self.has_input() {
+            if !self.has_input() && !self.can_read_next_part() {
                 self.wait()?;
             }
         }
@@ -202,7 +223,8 @@ impl<'a> Connection<'a> {
                     Ok(None) => false,
                     Err(_) => true,
                 },
-                Incoming::Payload { .. } | Incoming::Refused { .. } => self.receiver.len() > 0,
+                Incoming::Payload(_) | Incoming::Refused { .. } => self.receiver.len() > 0,
+                Incoming::Part => self.parts.as_ref().is_some_and(|parts| self.has_memory_for_part(parts)),
             }
     }
 
@@ -211,25 +233,39 @@ impl<'a> Connection<'a> {
         self.ending.is_none()
             && match self.incoming {
                 Incoming::Head => self.receiver.len() < RequestHeader::SIZE,
-                Incoming::Payload { .. } | Incoming::Refused { .. } => true,
+                Incoming::Payload(_) | Incoming::Refused { .. } => true,
+                Incoming::Part => false,
             }
     }
 
-    /// Bounded, but a request that is larger than the bound alone is let in alone.
+    /// Whether the number of requests and their memory allow one more.
     fn admits(&self, header: &RequestHeader) -> bool {
-        let cost = self.cost(header);
-        self.unanswered < self.limits.requests && (self.bytes == 0 || self.bytes + cost <= self.limits.bytes)
+        self.unanswered < self.limits.requests
+            && (self.memory.has(self.cost(header)) || self.may_go_in_parts(header))
     }
 
-    /// Bytes of the buffer that a request will have, if it is legal.
+    /// Memory that a request takes as a whole, if it is legal.
     fn cost(&self, header: &RequestHeader) -> usize {
         match header.command {
             command::READ | command::WRITE if header.length <= self.rules.payload_max => {
-                header.length as usize
+                cost_of(header.length as usize)
             }
-            command::CACHE => u64::from(header.length).min(CACHE_PIECE) as usize,
+            command::CACHE => cost_of(u64::from(header.length).min(CACHE_PIECE) as usize),
+            command::BLOCK_STATUS => STATUS_COST,
             _ => 0,
         }
+    }
+
+    /// Whether a request for which there is no memory can begin with its first part.
+    fn may_go_in_parts(&self, header: &RequestHeader) -> bool {
+        self.parts.is_none()
+            && matches!(header.command, command::READ | command::WRITE)
+            && self.cost(header) > RESERVED
+            && self.memory.has(cost_of(PART as usize))
+    }
+
+    fn has_memory_for_part(&self, parts: &Parts) -> bool {
+        parts.has_next() && self.memory.has(cost_of(parts.next_length()))
     }
 
     /// Deals with what was received, until more is needed, a bound is reached, or replies should go out first.
@@ -238,15 +274,22 @@ impl<'a> Connection<'a> {
             match mem::replace(&mut self.incoming, Incoming::Head) {
                 Incoming::Head => match self.receiver.peek() {
                     Ok(Some(header)) => {
-                        self.receiver.consume(RequestHeader::SIZE);
-                        self.begin(&header);
+                        if !self.begin(&header) {
+                            // Another connection was faster with the memory.
+                            break;
+                        }
                     }
                     Ok(None) => {}
                     Err(error) => self.end(Some(error), true),
                 },
-                Incoming::Payload { cookie, task, mut buffer, filled } => {
-                    let filled = filled + self.receiver.take(&mut buffer[filled..]);
-                    self.payload(cookie, task, buffer, filled);
+                Incoming::Payload(mut payload) => {
+                    payload.filled += self.receiver.take(&mut payload.buffer[payload.filled..]);
+                    self.payload(payload);
+                }
+                Incoming::Part => {
+                    if !self.receive_next_part() {
+                        break;
+                    }
                 }
                 Incoming::Refused { cookie, left, error } => self.skip(cookie, left, error),
             }
@@ -256,71 +299,166 @@ impl<'a> Connection<'a> {
         }
     }
 
-    fn begin(&mut self, header: &RequestHeader) {
+    /// Begins a request; false if there is no memory for it, and it stays where it is.
+    fn begin(&mut self, header: &RequestHeader) -> bool {
         let cookie = header.cookie;
         if header.command == command::DISC {
+            self.receiver.consume(RequestHeader::SIZE);
             self.end(None, true);
             self.ending.iter_mut().for_each(|ending| ending.in_order = true);
-            return;
+            return true;
         }
+        let task = self.rules.judge(header, &self.agreed);
+        let cost = if task.is_ok() { self.cost(header) } else { 0 };
+        let is_whole = self.memory.take(cost);
+        if !is_whole && !self.may_go_in_parts(header) {
+            return false;
+        }
+        self.receiver.consume(RequestHeader::SIZE);
         self.unanswered += 1;
-        let task = match self.rules.judge(header, &self.agreed) {
-            Ok(task) => task,
+        match task {
             Err(error) if header.command == command::WRITE => {
                 self.skip(cookie, header.length as usize, error);
-                return;
             }
-            Err(error) => {
-                self.refuse(cookie, &error);
-                return;
+            Err(error) => self.refuse(cookie, &error),
+            Ok(Task::Device { operation, range, fua }) if !is_whole => {
+                self.begin_in_parts(header, operation, range, fua);
             }
-        };
-        match task {
-            Task::Device { operation: Operation::Write, range, fua } => {
-                let mut buffer = self.take_buffer(header.length as usize);
+            Ok(Task::Device { operation: Operation::Write, range, fua }) => {
+                let mut buffer = self.memory.buffer(header.length as usize);
                 let filled = self.receiver.take(&mut buffer);
-                self.payload(cookie, (Operation::Write, range, fua), buffer, filled);
+                let task = (Operation::Write, range, fua);
+                self.payload(Payload { cookie, kind: Kind::Plain, task, buffer, filled });
             }
-            Task::Device { operation: Operation::Read, range, fua } => {
-                let buffer = self.take_buffer(header.length as usize);
+            Ok(Task::Device { operation: Operation::Read, range, fua }) => {
+                let buffer = self.memory.buffer(header.length as usize);
                 self.start(cookie, Kind::Read(range), (Operation::Read, range, fua), buffer);
             }
-            Task::Device { operation, range, fua } => {
+            Ok(Task::Device { operation, range, fua }) => {
                 self.start(cookie, Kind::Plain, (operation, range, fua), AlignedBuffer::default());
             }
-            Task::Cache(range) => {
-                let buffer = self.take_buffer(range.len().min(CACHE_PIECE) as usize);
-                let slot = Slot { cookie, kind: Kind::Cache(range), cost: buffer.len() };
-                let place = self.place(slot);
+            Ok(Task::Cache(range)) => {
+                let buffer = self.memory.buffer(range.len().min(CACHE_PIECE) as usize);
+                let place = self.place(Slot { cookie, kind: Kind::Cache(range), cost });
                 self.pieces.push_back((place, buffer));
             }
-            Task::Status { range, one } => {
+            Ok(Task::Status { range, one }) => {
                 let reply = match status::describe(self.device, range, one, self.agreed.contexts) {
-                    Ok(contexts) => Reply::status(cookie, &contexts),
-                    Err(error) => Reply::error(cookie, self.agreed.structured, &error),
+                    Ok(contexts) => Reply::status(cookie, &contexts, cost),
+                    Err(error) => {
+                        self.memory.give(cost);
+                        Reply::error(cookie, self.agreed.structured, &error)
+                    }
                 };
+                self.push(reply);
+            }
+        }
+        true
+    }
+
+    // -- requests in parts ------------------------------------------------------------------------------------
+
+    fn begin_in_parts(&mut self, header: &RequestHeader, operation: Operation, range: ByteRange, fua: bool) {
+        let structured = self.agreed.structured;
+        let in_chunks = structured && header.flags & command_flag::DF == 0;
+        let way = match operation {
+            Operation::Write => Way::Write { fua },
+            _ => Way::Read(if in_chunks { Framing::Chunks } else { Framing::OneHead }),
+        };
+        self.parts = Some(Parts::new(header.cookie, structured, way, range));
+        if operation == Operation::Write {
+            self.incoming = Incoming::Part;
+        }
+    }
+
+    /// Begins to receive the next part of a write; false if there is no memory for it.
+    fn receive_next_part(&mut self) -> bool {
+        self.incoming = Incoming::Part;
+        let Some(parts) = self.parts.as_mut().filter(|parts| parts.has_next()) else { return false };
+        let Way::Write { fua } = parts.way else { return false };
+        let length = parts.next_length();
+        if !self.memory.take(cost_of(length)) {
+            return false;
+        }
+        let (cookie, range) = (parts.cookie, parts.begin());
+        let mut buffer = self.memory.buffer(length);
+        let filled = self.receiver.take(&mut buffer);
+        let task = (Operation::Write, range, fua);
+        self.incoming = Incoming::Head;
+        self.payload(Payload { cookie, kind: Kind::Part(range), task, buffer, filled });
+        true
+    }
+
+    fn can_read_next_part(&self) -> bool {
+        let sending = self.ending.as_ref().is_none_or(|ending| ending.sending);
+        self.parts.as_ref().is_some_and(|parts| sending && parts.is_read() && self.has_memory_for_part(parts))
+    }
+
+    /// Submits the next part of a read, if there is memory for it.
+    fn read_next_part(&mut self) {
+        if !self.can_read_next_part() {
+            return;
+        }
+        let Some(parts) = &mut self.parts else { return };
+        let length = parts.next_length();
+        if !self.memory.take(cost_of(length)) {
+            return;
+        }
+        let (cookie, range) = (parts.cookie, parts.begin());
+        let buffer = self.memory.buffer(length);
+        self.start(cookie, Kind::Part(range), (Operation::Read, range, false), buffer);
+    }
+
+    /// The device has done a part.
+    fn part_done(&mut self, part: ByteRange, cost: usize, result: Result<()>, buffer: AlignedBuffer) {
+        let Some(parts) = &mut self.parts else {
+            self.memory.give(cost);
+            return;
+        };
+        match parts.done(part, result, buffer) {
+            Next::Wait(buffer) => {
+                self.memory.put_by(buffer);
+                self.memory.give(cost);
+            }
+            Next::Send(reply) => self.output.push(reply),
+            Next::End(reply) => {
+                let has_buffer = reply.has_buffer();
                 self.output.push(reply);
+                self.parts = None;
+                while let Some(reply) = self.held.pop_front() {
+                    self.output.push(reply);
+                }
+                if !has_buffer {
+                    self.memory.give(cost);
+                }
+            }
+            Next::Broken(error) => {
+                self.parts = None;
+                self.memory.give(cost);
+                self.end(Some(error), false);
             }
         }
     }
 
-    fn take_buffer(&mut self, length: usize) -> AlignedBuffer {
-        self.bytes += length;
-        self.buffers.take(length)
+    /// A reply goes out, behind a read of which some is on its way.
+    fn push(&mut self, reply: Reply) {
+        if self.parts.as_ref().is_some_and(Parts::is_alone) {
+            self.held.push_back(reply);
+        } else {
+            self.output.push(reply);
+        }
     }
 
-    /// `filled` bytes of a write are here: waits for the others, or starts it.
-    fn payload(
-        &mut self,
-        cookie: u64,
-        task: (Operation, ByteRange, bool),
-        buffer: AlignedBuffer,
-        filled: usize,
-    ) {
-        if filled < buffer.len() {
-            self.incoming = Incoming::Payload { cookie, task, buffer, filled };
-        } else {
-            self.start(cookie, Kind::Plain, task, buffer);
+    /// Some bytes of a write are here: waits for the others, or starts it.
+    fn payload(&mut self, payload: Payload) {
+        if payload.filled < payload.buffer.len() {
+            self.incoming = Incoming::Payload(payload);
+            return;
+        }
+        let Payload { cookie, kind, task, buffer, .. } = payload;
+        self.start(cookie, kind, task, buffer);
+        if matches!(kind, Kind::Part(_)) && self.parts.as_ref().is_some_and(Parts::has_next) {
+            self.incoming = Incoming::Part;
         }
     }
 
@@ -335,13 +473,13 @@ impl<'a> Connection<'a> {
     }
 
     fn refuse(&mut self, cookie: u64, error: &Error) {
-        self.output.push(Reply::error(cookie, self.agreed.structured, error));
+        self.push(Reply::error(cookie, self.agreed.structured, error));
     }
 
     /// Receives once.
     fn receive(&mut self) {
         let received = match &mut self.incoming {
-            Incoming::Payload { buffer, filled, .. } => {
+            Incoming::Payload(Payload { buffer, filled, .. }) => {
                 let direct = &mut buffer[*filled..];
                 let room = direct.len();
                 let received = self.receiver.receive(self.socket, direct);
@@ -350,16 +488,17 @@ impl<'a> Connection<'a> {
                 }
                 received
             }
-            Incoming::Head | Incoming::Refused { .. } => self.receiver.receive(self.socket, &mut []),
+            Incoming::Head | Incoming::Part | Incoming::Refused { .. } => {
+                self.receiver.receive(self.socket, &mut [])
+            }
         };
         match received {
             Ok(Received::Bytes(_)) => {
                 // A payload that is complete now starts even if nothing came after it.
-                if matches!(&self.incoming, Incoming::Payload { buffer, filled, .. } if *filled == buffer.len())
-                    && let Incoming::Payload { cookie, task, buffer, filled } =
-                        mem::replace(&mut self.incoming, Incoming::Head)
+                if matches!(&self.incoming, Incoming::Payload(payload) if payload.filled == payload.buffer.len())
+                    && let Incoming::Payload(payload) = mem::replace(&mut self.incoming, Incoming::Head)
                 {
-                    self.payload(cookie, task, buffer, filled);
+                    self.payload(payload);
                 }
             }
             Ok(Received::Nothing) => {}
@@ -389,7 +528,7 @@ impl<'a> Connection<'a> {
 
     fn start(&mut self, cookie: u64, kind: Kind, task: (Operation, ByteRange, bool), buffer: AlignedBuffer) {
         let (operation, range, fua) = task;
-        let place = self.place(Slot { cookie, kind, cost: buffer.len() });
+        let place = self.place(Slot { cookie, kind, cost: cost_of(buffer.len()) });
         let request = Request { id: place as u64, operation, range, fua, buffer };
         self.queue.submit_plugged(request, &mut self.done);
         self.settle();
@@ -432,22 +571,26 @@ impl<'a> Connection<'a> {
             return;
         }
         self.free.push(place);
+        if let Kind::Part(part) = slot.kind {
+            self.part_done(part, slot.cost, result, buffer);
+            return;
+        }
         let reply = match (result, slot.kind) {
             (Ok(()), Kind::Read(range)) if buffer.len() as u64 == range.len() => {
                 // The buffer goes out with the reply, and counts until then.
-                self.output.push(Reply::data(slot.cookie, self.agreed.structured, range.start, buffer));
+                self.push(Reply::data(slot.cookie, self.agreed.structured, range.start, buffer));
                 return;
             }
             (Ok(()), Kind::Read(_)) => {
                 let error = Error::new(ErrorKind::System, "the device returned a read of another length");
                 Reply::error(slot.cookie, self.agreed.structured, &error)
             }
-            (Ok(()), Kind::Plain | Kind::Cache(_)) => Reply::done(slot.cookie),
+            (Ok(()), Kind::Plain | Kind::Cache(_) | Kind::Part(_)) => Reply::done(slot.cookie),
             (Err(error), _) => Reply::error(slot.cookie, self.agreed.structured, &error),
         };
-        self.output.push(reply);
-        self.bytes -= slot.cost;
-        self.buffers.give(buffer);
+        self.push(reply);
+        self.memory.put_by(buffer);
+        self.memory.give(slot.cost);
     }
 
     // -- out --------------------------------------------------------------------------------------------------
@@ -456,13 +599,13 @@ impl<'a> Connection<'a> {
         if self.output.is_empty() || self.ending.as_ref().is_some_and(|ending| !ending.sending) {
             return;
         }
-        let (unanswered, bytes, buffers) = (&mut self.unanswered, &mut self.bytes, &mut self.buffers);
-        let sent = self.output.send(self.socket, |buffer| {
-            *unanswered -= 1;
+        let (unanswered, memory) = (&mut self.unanswered, &mut self.memory);
+        let sent = self.output.send(self.socket, |Sent { ends, cost, buffer }| {
+            *unanswered -= usize::from(ends);
             if let Some(buffer) = buffer {
-                *bytes -= buffer.len();
-                buffers.give(buffer);
+                memory.put_by(buffer);
             }
+            memory.give(cost);
         });
         if let Err(error) = sent {
             let text = format!("an NBD client went away without waiting for its replies: {error}");
@@ -513,7 +656,8 @@ impl<'a> Connection<'a> {
             ending.until = now + self.limits.stop;
             return false;
         }
-        self.output.is_empty() || !ending.sending || now >= ending.until
+        let is_reading = self.parts.as_ref().is_some_and(Parts::is_read);
+        (self.output.is_empty() && !is_reading) || !ending.sending || now >= ending.until
     }
 
     // -- waiting ----------------------------------------------------------------------------------------------
@@ -552,8 +696,8 @@ impl<'a> Connection<'a> {
             }
         } else if !input && self.waits.failed(SOCKET) {
             self.end(None, false);
-        } else if self.unanswered == 0 && self.buffers.held() > 0 && self.waits.none_ready() {
-            self.buffers.trim();
+        } else if self.unanswered == 0 && self.memory.is_idle() && self.waits.none_ready() {
+            self.memory.trim();
         }
         Ok(())
     }
@@ -566,7 +710,7 @@ impl<'a> Connection<'a> {
         let until = [self.stop_until, sending].into_iter().flatten().min();
         match until {
             Some(until) => Some(until.saturating_duration_since(Instant::now())),
-            None => (self.unanswered == 0 && self.buffers.held() > 0).then_some(IDLE),
+            None => (self.unanswered == 0 && self.memory.is_idle()).then_some(IDLE),
         }
     }
 }

@@ -1,13 +1,16 @@
 //! The NBD server: one device on one socket, a thread for each connection.
 //!
-//! Always true here: connections are bounded in number, each handshake in time, each connection in what it holds
-//! (`connection`); [`Server::stop`] is bounded in time and completes what was in flight; a panic or an error in one
-//! connection ends that connection only.
+//! Always true here: connections are bounded in number, handshakes in number and time, and all connections in the memory
+//! that they take together (`memory`); a client that says nothing keeps nobody out: the oldest handshake makes room for a
+//! new one; [`Server::stop`] is bounded in time and completes what was in flight; a panic or an error in one connection ends
+//! that connection only.
 //!
 //! Left to others: what requests do (the device), and when a server is started or stopped.
 
 mod connection;
 mod handshake;
+mod memory;
+mod parts;
 mod presence;
 mod receive;
 mod reply;
@@ -17,16 +20,21 @@ mod stream;
 
 use crate::listen::{Listen, Listener, tune};
 use crate::protocol::STRING_MAX;
+use cbd_export::budget::Budget;
+use cbd_export::descriptors::{Spare, check_reserve};
 use cbd_export::socket::is_momentary;
 use cbd_export::wake::{Interest, WaitSet};
 use cbd_export::{BlockDevice, Clients, Event, start_thread};
 use cbd_types::{Error, ErrorKind, Result};
 use connection::{Connection, Limits};
 use handshake::{Offer, negotiate};
+use memory::Memory;
 use presence::Presence;
 use request::Rules;
 use socket2::Socket;
+use std::collections::VecDeque;
 use std::fmt;
+use std::net::Shutdown;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -36,8 +44,12 @@ use stream::BoundedStream;
 
 /// Longest read or write that is taken, in bytes.
 const PAYLOAD_MAX: u32 = 32 << 20;
+/// Bytes of buffers that all connections may have together, unless it is said otherwise.
+pub const MEMORY: u64 = 1 << 30;
 /// When the process has no descriptor left for a new connection and none of ours ends, it is tried again after this.
 const ACCEPT_AGAIN: Duration = Duration::from_secs(1);
+/// How long those that gave way may take to end before more clients are refused.
+const GIVING_WAY: Duration = Duration::from_secs(1);
 /// What a stop grants beyond the time that connections have to finish.
 const STOP_GRACE: Duration = Duration::from_secs(1);
 
@@ -56,8 +68,16 @@ pub enum Notice<'a> {
         /// The connection's number.
         connection: u64,
     },
-    /// A client came while there were as many as are allowed; it was turned away.
-    Refused,
+    /// A client was turned away: there are as many as are allowed, or there is no descriptor, thread or memory for it.
+    Refused {
+        /// Why.
+        error: &'a Error,
+    },
+    /// A client had not finished its handshake when others came; it was turned away for them.
+    GaveWay {
+        /// The connection's number.
+        connection: u64,
+    },
     /// A connection ended; in order if there is no error.
     Ended {
         /// The connection's number.
@@ -99,12 +119,16 @@ pub struct Options {
     pub thread_setup: Option<ThreadSetup>,
     /// Told what happens to connections.
     pub observer: Option<Observer>,
-    /// Connections at a time.
+    /// Connections at a time, past their handshake.
     pub connections_max: usize,
+    /// Handshakes at a time. With one more the oldest ends.
+    pub handshakes_max: usize,
     /// Requests of one connection that are read and not answered.
     pub requests_max: usize,
     /// Bytes of buffers that these may have.
     pub bytes_max: usize,
+    /// Bytes that the connections of all servers that share this may have together.
+    pub memory: Arc<Budget>,
     /// How long a handshake may take.
     pub handshake_timeout: Duration,
     /// How long connections may take to complete what is in flight when the server stops.
@@ -120,8 +144,10 @@ impl Default for Options {
             thread_setup: None,
             observer: None,
             connections_max: 256,
+            handshakes_max: 64,
             requests_max: 128,
             bytes_max: 64 << 20,
+            memory: Budget::new(MEMORY),
             handshake_timeout: Duration::from_secs(10),
             stop_timeout: Duration::from_secs(5),
         }
@@ -167,6 +193,8 @@ struct Live {
     threads: usize,
     /// Clients past their handshake.
     connections: usize,
+    /// Clients in their handshake, with their numbers, the oldest first.
+    handshakes: VecDeque<(u64, Arc<Socket>)>,
 }
 
 impl fmt::Debug for Server {
@@ -266,7 +294,7 @@ impl Drop for Server {
 pub fn serve_connected(device: Arc<dyn BlockDevice>, socket: OwnedFd, options: Options) -> Result<()> {
     let shared = Shared::new(device, options)?;
     shared.live().threads += 1;
-    let mut place = Place { shared: Arc::clone(&shared), serving: false };
+    let mut place = Place { shared: Arc::clone(&shared), number: 0, serving: false };
     let socket = Arc::new(Socket::from(socket));
     let presence = Presence::enter(&shared.clients, &socket)?;
     converse(&shared, &socket, 0, &mut place, presence)
@@ -309,8 +337,8 @@ fn check(options: &Options) -> Result<()> {
             ));
         }
     }
-    if options.connections_max == 0 || options.requests_max == 0 {
-        return invalid("an NBD server needs room for at least one connection and one request".into());
+    if options.connections_max == 0 || options.handshakes_max == 0 || options.requests_max == 0 {
+        return invalid("an NBD server needs room for at least one connection, handshake and request".into());
     }
     Ok(())
 }
@@ -322,6 +350,7 @@ fn accept(shared: &Arc<Shared>, listener: &Listener) {
     let incoming = waits.add(listener.socket.as_raw_fd(), Interest::Read);
     let ended = waits.add(shared.ended.descriptor(), Interest::Nothing);
     let mut starved = false;
+    let mut spare = Spare::default();
     loop {
         // Without a descriptor for the next client the socket stays readable: then waiting is for another's end.
         waits.set(incoming, if starved { Interest::Nothing } else { Interest::Read });
@@ -343,31 +372,31 @@ fn accept(shared: &Arc<Shared>, listener: &Listener) {
             Err(error) => {
                 let text = format!("cannot accept an NBD client at {}: {error}", listener.address);
                 shared.notify(&Notice::CannotAccept { error: &Error::new(ErrorKind::System, text) });
-                starved = true;
+                starved = !spare.turn_away(&listener.socket);
             }
         }
     }
 }
 
 fn admit(shared: &Arc<Shared>, socket: Socket, address: &Listen) {
-    {
-        let mut live = shared.live();
-        if live.threads >= shared.options.connections_max {
-            drop(live);
-            shared.notify(&Notice::Refused);
-            return;
-        }
-        live.threads += 1;
+    let refused = |error: &Error| shared.notify(&Notice::Refused { error });
+    if let Err(error) = check_reserve(&socket) {
+        return refused(&error);
     }
-    let place = Place { shared: Arc::clone(shared), serving: false };
-    tune(&socket, address);
     let number = shared.numbers.fetch_add(1, Ordering::Relaxed);
     let socket = Arc::new(socket);
+    match shared.enter(number, &socket) {
+        Err(error) => return refused(&error),
+        Ok(Some(oldest)) => shared.notify(&Notice::GaveWay { connection: oldest }),
+        Ok(None) => {}
+    }
+    let place = Place { shared: Arc::clone(shared), number, serving: false };
     // In the order in which they connect: who comes later must find who came before.
     let presence = match Presence::enter(&shared.clients, &socket) {
         Ok(presence) => presence,
-        Err(error) => return shared.notify(&Notice::CannotAccept { error: &error }),
+        Err(error) => return refused(&error),
     };
+    tune(&socket, address);
     let spawned = start_thread(format!("nbd-{number}"), move || {
         let mut place = place;
         let shared = Arc::clone(&place.shared);
@@ -376,24 +405,66 @@ fn admit(shared: &Arc<Shared>, socket: Socket, address: &Listen) {
         }
         let outcome = converse(&shared, &socket, number, &mut place, presence);
         // Closed before it counts as ended.
+        place.leave_handshake();
         drop(socket);
         shared.notify(&Notice::Ended { connection: number, error: outcome.as_ref().err() });
     });
     if let Err(error) = spawned {
-        shared.notify(&Notice::CannotAccept { error: &error });
+        refused(&error);
     }
+}
+
+impl Shared {
+    /// Counts a client that begins its handshake. If there are as many as are allowed, the oldest ends; its number is
+    /// returned.
+    fn enter(&self, number: u64, socket: &Arc<Socket>) -> Result<Option<u64>> {
+        let Options { connections_max, handshakes_max, .. } = self.options;
+        let mut live = self.live();
+        // Those that gave way end at once, but not at the same moment.
+        let is_crowded = |live: &mut Live| {
+            live.threads.saturating_sub(live.connections + live.handshakes.len()) > handshakes_max
+        };
+        if is_crowded(&mut live) {
+            let waited = self.changed.wait_timeout_while(live, GIVING_WAY, is_crowded);
+            live = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        if live.connections >= connections_max || is_crowded(&mut live) {
+            return Err(too_many(connections_max));
+        }
+        let oldest = if live.handshakes.len() >= handshakes_max { live.handshakes.pop_front() } else { None };
+        if let Some((_, socket)) = &oldest {
+            // It may be gone already.
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+        live.handshakes.push_back((number, Arc::clone(socket)));
+        live.threads += 1;
+        Ok(oldest.map(|(number, _)| number))
+    }
+}
+
+fn too_many(most: usize) -> Error {
+    Error::new(ErrorKind::Busy, format!("{most} NBD clients are connected, and more are not allowed"))
 }
 
 /// A connection's place among those that are allowed; given back when its thread ends, however it ends.
 struct Place {
     shared: Arc<Shared>,
+    number: u64,
     serving: bool,
 }
 
 impl Place {
-    fn is_serving(&mut self) {
-        self.serving = true;
-        self.shared.live().connections += 1;
+    /// The handshake is over, and requests begin; false if too many clients have come so far meanwhile.
+    fn is_serving(&mut self) -> bool {
+        let mut live = self.shared.live();
+        live.handshakes.retain(|(number, _)| *number != self.number);
+        self.serving = live.connections < self.shared.options.connections_max;
+        live.connections += usize::from(self.serving);
+        self.serving
+    }
+
+    fn leave_handshake(&self) {
+        self.shared.live().handshakes.retain(|(number, _)| *number != self.number);
     }
 }
 
@@ -402,6 +473,7 @@ impl Drop for Place {
         let mut live = self.shared.live();
         live.threads -= 1;
         live.connections -= usize::from(self.serving);
+        live.handshakes.retain(|(number, _)| *number != self.number);
         drop(live);
         self.shared.ended.signal();
         self.shared.changed.notify_all();
@@ -424,16 +496,22 @@ fn converse(
     let until = Instant::now() + options.handshake_timeout;
     let offer = Offer { name: &options.export_name, description: &options.description, rules: &shared.rules };
     let mut stream = BoundedStream::new(socket, shared.stop.descriptor(), until);
+    let mut has_place = true;
     let mut accepted = || {
-        place.is_serving();
-        shared.notify(&Notice::Connected { connection: number });
+        has_place = place.is_serving();
+        if has_place {
+            shared.notify(&Notice::Connected { connection: number });
+        }
     };
     let Some(agreed) = negotiate(&mut stream, &offer, &mut accepted)? else { return Ok(()) };
+    if !has_place {
+        return Err(too_many(options.connections_max));
+    }
     let stop = shared.stop.descriptor();
     if !presence.admit(number, socket, stop, &|notice| shared.notify(notice))? {
         return Ok(());
     }
-    let limits =
-        Limits { requests: options.requests_max, bytes: options.bytes_max, stop: options.stop_timeout };
-    Connection::new(socket, &*shared.device, shared.rules, agreed, limits, stop, presence)?.serve()
+    let memory = Memory::new(&options.memory, options.bytes_max)?;
+    let limits = Limits { requests: options.requests_max, stop: options.stop_timeout };
+    Connection::new(socket, &*shared.device, shared.rules, agreed, limits, memory, stop, presence)?.serve()
 }

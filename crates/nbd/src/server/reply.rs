@@ -1,8 +1,9 @@
 //! Replies: how they look on the wire, and the queue in which they wait for the socket.
 //!
 //! Always true here: a reply is sent whole and in the order of the queue; sending never waits. The queue itself
-//! has no bound; requests do (`connection`), and each has one reply.
+//! has no bound; requests do (`connection`), and each has one reply, which may come in parts (`parts`).
 
+use super::memory::cost_of;
 use super::status::Described;
 use crate::protocol::{SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, chunk, wire_error_of};
 use cbd_types::{AlignedBuffer, Error};
@@ -24,6 +25,21 @@ pub(super) struct Reply {
     head_length: usize,
     body: Body,
     sent: usize,
+    /// Memory that it counts for besides a buffer.
+    cost: usize,
+    /// Whether its request is answered with it.
+    ends: bool,
+}
+
+/// A reply that is out.
+#[derive(Debug)]
+pub(super) struct Sent {
+    /// Whether its request is answered.
+    pub(super) ends: bool,
+    /// Memory that it counted for.
+    pub(super) cost: usize,
+    /// Its buffer.
+    pub(super) buffer: Option<AlignedBuffer>,
 }
 
 #[derive(Debug)]
@@ -44,8 +60,12 @@ impl Body {
 }
 
 impl Reply {
+    const fn empty() -> Self {
+        Self { head: [0; HEAD_MAX], head_length: 0, body: Body::None, sent: 0, cost: 0, ends: true }
+    }
+
     fn simple(cookie: u64, error: u32) -> Self {
-        let mut reply = Self { head: [0; HEAD_MAX], head_length: 0, body: Body::None, sent: 0 };
+        let mut reply = Self::empty();
         reply.put(&SIMPLE_REPLY_MAGIC.to_be_bytes());
         reply.put(&error.to_be_bytes());
         reply.put(&cookie.to_be_bytes());
@@ -56,7 +76,7 @@ impl Reply {
     fn chunk(cookie: u64, flags: u16, kind: u16, front: &[u8], body: usize) -> Self {
         // Bounded by the longest payload of a request, which fits.
         let length = (front.len() + body) as u32;
-        let mut reply = Self { head: [0; HEAD_MAX], head_length: 0, body: Body::None, sent: 0 };
+        let mut reply = Self::empty();
         reply.put(&STRUCTURED_REPLY_MAGIC.to_be_bytes());
         reply.put(&flags.to_be_bytes());
         reply.put(&kind.to_be_bytes());
@@ -87,8 +107,48 @@ impl Reply {
         reply
     }
 
-    /// Block status: a chunk for each context. `contexts` is not empty.
-    pub(super) fn status(cookie: u64, contexts: &[Described]) -> Self {
+    /// A part of what was read, in a chunk of its own.
+    pub(super) fn chunk_of_data(cookie: u64, offset: u64, buffer: AlignedBuffer, last: bool) -> Self {
+        let flags = if last { chunk::FLAG_DONE } else { 0 };
+        let mut reply = Self::chunk(cookie, flags, chunk::OFFSET_DATA, &offset.to_be_bytes(), buffer.len());
+        reply.body = Body::Data(buffer);
+        reply
+    }
+
+    /// The first part of what was read from `offset`, `length` bytes in all; the others follow as they are.
+    pub(super) fn head_of_data(
+        cookie: u64,
+        structured: bool,
+        offset: u64,
+        length: usize,
+        buffer: AlignedBuffer,
+    ) -> Self {
+        let mut reply = if structured {
+            Self::chunk(cookie, chunk::FLAG_DONE, chunk::OFFSET_DATA, &offset.to_be_bytes(), length)
+        } else {
+            Self::simple(cookie, 0)
+        };
+        reply.body = Body::Data(buffer);
+        reply
+    }
+
+    /// A further part.
+    pub(super) fn more_data(buffer: AlignedBuffer) -> Self {
+        Self { body: Body::Data(buffer), ..Self::empty() }
+    }
+
+    /// The same, but its request is not answered with it.
+    pub(super) fn goes_on(self) -> Self {
+        Self { ends: false, ..self }
+    }
+
+    /// Whether a buffer goes out with it.
+    pub(super) const fn has_buffer(&self) -> bool {
+        matches!(self.body, Body::Data(_))
+    }
+
+    /// Block status: a chunk for each context. `contexts` is not empty. It counts for `cost` bytes until it is out.
+    pub(super) fn status(cookie: u64, contexts: &[Described], cost: usize) -> Self {
         let mut bytes = Vec::new();
         for (place, Described { context, descriptors }) in contexts.iter().enumerate() {
             let last = place + 1 == contexts.len();
@@ -105,7 +165,7 @@ impl Reply {
                 bytes.extend_from_slice(&flags.to_be_bytes());
             }
         }
-        Self { head: [0; HEAD_MAX], head_length: 0, body: Body::Bytes(bytes), sent: 0 }
+        Self { body: Body::Bytes(bytes), cost, ..Self::empty() }
     }
 
     /// A request failed; a client that agreed on structured replies is told why in words.
@@ -163,15 +223,11 @@ impl Output {
         self.waiting
     }
 
-    /// Sends what the socket takes without waiting. `sent` is called for each reply that is out, with its buffer.
+    /// Sends what the socket takes without waiting. `sent` is called for each reply that is out.
     ///
     /// # Errors
     /// When the socket fails; not when it is full.
-    pub(super) fn send(
-        &mut self,
-        socket: &Socket,
-        mut sent: impl FnMut(Option<AlignedBuffer>),
-    ) -> io::Result<()> {
+    pub(super) fn send(&mut self, socket: &Socket, mut sent: impl FnMut(Sent)) -> io::Result<()> {
         while !self.queue.is_empty() {
             let written = match self.send_some(socket) {
                 Ok(written) => written,
@@ -203,7 +259,7 @@ impl Output {
         }
     }
 
-    fn advance(&mut self, mut written: usize, sent: &mut impl FnMut(Option<AlignedBuffer>)) {
+    fn advance(&mut self, mut written: usize, sent: &mut impl FnMut(Sent)) {
         self.waiting -= written;
         while let Some(reply) = self.queue.front_mut() {
             let left = reply.len() - reply.sent;
@@ -212,9 +268,10 @@ impl Output {
                 return;
             }
             written -= left;
-            sent(match self.queue.pop_front().map(|reply| reply.body) {
-                Some(Body::Data(buffer)) => Some(buffer),
-                _ => None,
+            let Some(Reply { body, cost, ends, .. }) = self.queue.pop_front() else { return };
+            sent(match body {
+                Body::Data(buffer) => Sent { ends, cost: cost + cost_of(buffer.len()), buffer: Some(buffer) },
+                Body::None | Body::Bytes(_) => Sent { ends, cost, buffer: None },
             });
         }
     }
@@ -244,7 +301,7 @@ mod tests {
         assert_eq!(output.waiting(), expected.len());
         let (mut received, mut returned) = (Vec::new(), 0);
         while received.len() < expected.len() {
-            output.send(&ours, |buffer| returned += usize::from(buffer.is_some())).expect("it is open");
+            output.send(&ours, |sent| returned += usize::from(sent.buffer.is_some())).expect("it is open");
             let mut piece = [0; 7_001];
             let count = (&theirs).read(&mut piece).expect("something was sent");
             received.extend_from_slice(&piece[..count]);

@@ -1,0 +1,221 @@
+//! The memory of one connection's requests and replies, out of what all connections of the process share.
+//!
+//! Each connection has a reserved part, which nobody else can take: with that alone it makes progress, whatever other clients
+//! do with theirs. What it takes besides comes out of the rest, and only while at least as much is left for others, and a quarter
+//! of all for connections to come: many clients that do not read their replies leave room for one more. Nobody waits for memory of another connection: a
+//! request for which there is none goes on in parts (`parts`), or waits for requests of its own connection.
+//!
+//! Always true here: all buffers of a connection, spare ones included, are counted; what is counted never exceeds the budget.
+//!
+//! Left to others: which request needs what (`connection`).
+
+use cbd_export::budget::{Budget, Share};
+use cbd_export::buffers::Buffers;
+use cbd_types::{AlignedBuffer, Error, ErrorKind, Result};
+use std::sync::Arc;
+
+/// What a connection takes besides buffers: its thread, what it received, replies without data.
+const OVERHEAD: usize = 256 << 10;
+/// Buffers that a connection has for itself alone.
+pub(super) const RESERVED: usize = 2 << 20;
+/// Smallest buffer.
+const PAGE: usize = 4096;
+
+#[derive(Debug)]
+pub(super) struct Memory {
+    budget: Arc<Budget>,
+    share: Share,
+    buffers: Buffers,
+    /// Bytes of buffers and replies in use.
+    used: usize,
+    /// Bytes that may be in use together; more than that is let in alone.
+    most: usize,
+}
+
+/// What a buffer of `length` bytes takes.
+pub(super) const fn cost_of(length: usize) -> usize {
+    if length == 0 {
+        0
+    } else if length < PAGE {
+        PAGE
+    } else {
+        length.next_power_of_two()
+    }
+}
+
+impl Memory {
+    /// # Errors
+    /// [`ErrorKind::NoSpace`] where all connections have taken so much that there is no room for one more.
+    pub(super) fn new(budget: &Arc<Budget>, most: usize) -> Result<Self> {
+        let share = budget.take((RESERVED + OVERHEAD) as u64).ok_or_else(|| {
+            Error::new(
+                ErrorKind::NoSpace,
+                format!(
+                    "there is no memory for one more NBD client: {} of {} bytes are taken (nbd_memory in the configuration)",
+                    budget.used(),
+                    budget.limit()
+                ),
+            )
+        })?;
+        Ok(Self { budget: Arc::clone(budget), share, buffers: Buffers::default(), used: 0, most })
+    }
+
+    /// Bytes that may be in use without taking more from the budget.
+    fn granted(&self) -> usize {
+        // It was a usize before.
+        self.share.bytes() as usize - OVERHEAD
+    }
+
+    /// Takes `cost` bytes; false if there are none.
+    pub(super) fn take(&mut self, cost: usize) -> bool {
+        let after = self.used + cost;
+        if cost == 0 {
+            return true;
+        }
+        if self.used > 0 && after > self.most {
+            return false;
+        }
+        // A buffer that is used again counts already.
+        let again = if cost > 0 && self.buffers.has(cost) { cost } else { 0 };
+        let held = self.buffers.held() - again;
+        if after + held > self.granted() && !self.grow(after + held) {
+            if after > self.granted() && !self.grow(after) {
+                return false;
+            }
+            self.buffers.trim();
+        }
+        self.used = after;
+        true
+    }
+
+    /// Whether [`take`](Self::take) would, as far as one can know without taking.
+    pub(super) fn has(&self, cost: usize) -> bool {
+        let after = self.used + cost;
+        let more = after.saturating_sub(self.granted()) as u64;
+        let free = || self.budget.limit().saturating_sub(self.budget.used());
+        cost == 0
+            || (self.used == 0 || after <= self.most)
+                && (more == 0 || free() >= more.saturating_add(self.left_for_others(after)))
+    }
+
+    /// Bytes that have to be free after a connection has taken so many.
+    fn left_for_others(&self, bytes: usize) -> u64 {
+        (bytes as u64).saturating_add(self.budget.limit() / 4)
+    }
+
+    fn grow(&mut self, bytes: usize) -> bool {
+        let rest = self.left_for_others(bytes);
+        self.share.resize((bytes + OVERHEAD) as u64, rest)
+    }
+
+    /// Gives back `cost` bytes that were taken.
+    pub(super) fn give(&mut self, cost: usize) {
+        debug_assert!(cost <= self.used, "more is given back than was taken");
+        self.used -= cost.min(self.used);
+        if self.is_short() {
+            self.buffers.trim();
+            self.shrink();
+        }
+    }
+
+    /// A buffer of `length` bytes, for which memory was taken.
+    pub(super) fn buffer(&mut self, length: usize) -> AlignedBuffer {
+        self.buffers.take(length)
+    }
+
+    /// Takes back a buffer, whose bytes are still taken.
+    pub(super) fn put_by(&mut self, buffer: AlignedBuffer) {
+        if self.used + self.buffers.held() <= self.granted() && !self.is_short() {
+            self.buffers.give(buffer);
+        }
+    }
+
+    /// Whether much of the budget is taken: nothing is kept then that is not in use.
+    fn is_short(&self) -> bool {
+        self.budget.used() > self.budget.limit() / 2
+    }
+
+    /// Whether nothing is in use, and something is kept.
+    pub(super) fn is_idle(&self) -> bool {
+        self.used == 0 && (self.buffers.held() > 0 || self.granted() > RESERVED)
+    }
+
+    /// Lets everything go that is not in use.
+    pub(super) fn trim(&mut self) {
+        self.buffers.trim();
+        self.shrink();
+    }
+
+    fn shrink(&mut self) {
+        let needed = self.used.max(RESERVED);
+        if needed < self.granted() {
+            self.share.resize((needed + OVERHEAD) as u64, 0);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: usize = 1 << 20;
+
+    fn memory(budget: &Arc<Budget>) -> Memory {
+        Memory::new(budget, 64 * MIB).expect("room")
+    }
+
+    #[test]
+    fn what_is_reserved_is_there_whatever_others_take() {
+        let budget = Budget::new(20 << 20);
+        let (mut greedy, mut modest) = (memory(&budget), memory(&budget));
+        while greedy.take(MIB) {}
+        assert!(greedy.used > RESERVED);
+        assert!(modest.take(RESERVED));
+        assert!(budget.used() <= budget.limit());
+    }
+
+    #[test]
+    fn one_more_finds_memory_after_many_that_give_nothing_back() {
+        let budget = Budget::new(512 << 20);
+        let mut greedy: Vec<Memory> = (0..60).map(|_| memory(&budget)).collect();
+        for memory in &mut greedy {
+            while memory.take(MIB) {}
+        }
+        assert!(budget.used() <= budget.limit());
+        assert!(memory(&budget).take(RESERVED));
+    }
+
+    #[test]
+    fn a_connection_beyond_the_budget_is_refused() {
+        let budget = Budget::new(5 << 20);
+        let _first = memory(&budget);
+        let _second = memory(&budget);
+        assert_eq!(Memory::new(&budget, MIB).expect_err("no room").kind(), ErrorKind::NoSpace);
+    }
+
+    #[test]
+    fn everything_is_given_back_in_the_end() {
+        let budget = Budget::new(512 << 20);
+        let mut memory = memory(&budget);
+        assert!(memory.take(16 * MIB));
+        let buffer = memory.buffer(16 * MIB);
+        memory.put_by(buffer);
+        memory.give(16 * MIB);
+        assert!(memory.is_idle());
+        memory.trim();
+        assert!(!memory.is_idle());
+        assert_eq!(budget.used(), (RESERVED + OVERHEAD) as u64);
+        drop(memory);
+        assert_eq!(budget.used(), 0);
+    }
+
+    #[test]
+    fn what_exceeds_the_bound_of_a_connection_is_let_in_alone() {
+        let budget = Budget::new(512 << 20);
+        let mut memory = Memory::new(&budget, 4 * MIB).expect("room");
+        assert!(memory.has(8 * MIB) && memory.take(8 * MIB));
+        assert!(!memory.has(4096) && !memory.take(4096));
+        memory.give(8 * MIB);
+        assert!(memory.take(4 * MIB) && !memory.take(4096));
+    }
+}
