@@ -124,6 +124,9 @@ pub enum Command {
         /// How that block device is reached: auto, kernel, ublk, fuse-loop, nbd:unix:PATH, nbd:tcp:ADDR:PORT or vhost-user:PATH
         #[arg(short, long, requires = "start_dev", value_parser = Suggests(&EXPORTS), hide_possible_values = true)]
         export: Option<String>,
+        /// Let other machines reach it: NBD at an address that is not a loopback address
+        #[arg(long, requires = "start_dev")]
+        allow_remote: bool,
         /// Make a kernel block device or fail: do not be reached by NBD instead
         #[arg(long, requires = "start_dev")]
         require_kernel: bool,
@@ -182,6 +185,9 @@ pub enum Command {
         /// Make a kernel block device or fail: do not be reached by NBD instead
         #[arg(long)]
         require_kernel: bool,
+        /// Let other machines reach it: NBD at an address that is not a loopback address
+        #[arg(long)]
+        allow_remote: bool,
     },
     /// Take a block device away
     DevStop {

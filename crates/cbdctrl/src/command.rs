@@ -156,6 +156,7 @@ fn execute(command: Command, asked: &Client, output: &Output) -> Result<()> {
             start_dev,
             export,
             require_kernel,
+            allow_remote,
             consistency,
             data_crc,
             older_region,
@@ -166,6 +167,7 @@ fn execute(command: Command, asked: &Client, output: &Output) -> Result<()> {
                 handlers,
                 start_dev,
                 export: chosen_export(export, require_kernel)?,
+                allow_remote,
                 consistency,
                 data_crc,
                 older_region,
@@ -189,8 +191,9 @@ fn execute(command: Command, asked: &Client, output: &Output) -> Result<()> {
             let list: Vec<BackendInfo> = asking(client, asks).get(&path)?;
             output.list(&list, backend_table)
         }
-        Command::DevStart { on, backend, export, require_kernel } => {
-            let request = StartBlkdev { backend, export: chosen_export(export, require_kernel)? };
+        Command::DevStart { on, backend, export, allow_remote, require_kernel } => {
+            let request =
+                StartBlkdev { backend, export: chosen_export(export, require_kernel)?, allow_remote };
             let blkdev: BlkdevInfo =
                 client.post(&format!("/v1/transports/{}/blkdevs", on.transport), &request)?;
             warn(blkdev.note.as_slice());

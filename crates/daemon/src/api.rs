@@ -196,6 +196,9 @@ pub struct StartBackend {
     /// Also make a block device on it.
     #[serde(default)]
     pub start_dev: bool,
+    /// Let that block device be reached over the network.
+    #[serde(default)]
+    pub allow_remote: bool,
     /// How that block device is reached; see [`StartBlkdev::export`].
     #[serde(default)]
     pub export: Option<String>,
@@ -261,7 +264,7 @@ pub struct BackendInfo {
 }
 
 /// Makes a block device on a backend.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StartBlkdev {
     /// Number of the backend.
@@ -270,6 +273,9 @@ pub struct StartBlkdev {
     /// absent.
     #[serde(default)]
     pub export: Option<String>,
+    /// Let it be reached over the network: NBD at an address that is not a loopback address.
+    #[serde(default)]
+    pub allow_remote: bool,
 }
 
 /// One block device, as `dev-list` shows it.
@@ -484,8 +490,40 @@ pub struct Status {
     pub uptime_s: u64,
     /// What the user should know of the daemon itself.
     pub warnings: Vec<String>,
+    /// What clients of all devices take together, and what was refused.
+    #[serde(default)]
+    pub front_ends: FrontEndStatus,
     /// Its transports.
     pub transports: Vec<TransportStatus>,
+}
+
+/// What clients of all devices take together; what was refused, since the daemon started.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct FrontEndStatus {
+    /// Bytes of memory that virtual machines have handed over.
+    pub guest_memory_bytes: u64,
+    /// Bytes that they may hand over together.
+    pub guest_memory_limit: u64,
+    /// How often that was too little.
+    pub guest_memory_refused: u64,
+    /// Bytes that NBD connections have taken or reserved.
+    pub nbd_memory_bytes: u64,
+    /// Bytes that they may have together.
+    pub nbd_memory_limit: u64,
+    /// NBD clients that were turned away.
+    pub nbd_refused: u64,
+    /// NBD clients that had not finished their handshake and ended for newer ones.
+    pub nbd_gave_way: u64,
+    /// NBD connections that ended with an error.
+    pub nbd_failed: u64,
+    /// Front ends of virtual machines that were turned away.
+    pub vhost_refused: u64,
+    /// Front ends and rings of virtual machines that broke a rule or a bound.
+    pub vhost_failed: u64,
+    /// Connections to the control socket.
+    pub control_connections: u64,
+    /// Connections to the control socket that were turned away.
+    pub control_refused: u64,
 }
 
 /// A transport in the status.

@@ -37,6 +37,15 @@ pub struct DaemonConfig {
     pub keep_fuse: Option<bool>,
     /// Microseconds that a vhost-user ring's thread looks for the next request, at most, before it sleeps.
     pub vhost_spin_us: Option<u32>,
+    /// Bytes of memory that a virtual machine may hand over for one device.
+    #[serde(deserialize_with = "size")]
+    pub guest_memory_max: Option<u64>,
+    /// Bytes of memory that virtual machines may hand over for all devices together.
+    #[serde(deserialize_with = "size")]
+    pub guest_memory_total: Option<u64>,
+    /// Bytes of buffers that all NBD connections may have together.
+    #[serde(deserialize_with = "size")]
+    pub nbd_memory: Option<u64>,
 }
 
 /// Defaults of commands.

@@ -3,6 +3,7 @@
 //! Always true here: what is printed as a device's name is what its user opens: `/dev/cbdN`, an NBD URI, or the socket that a
 //! virtual machine is given.
 
+use crate::front_ends::{FrontEnds, Lines, count};
 use crate::keeping::Shelf;
 use crate::left::Left;
 use cbd_export::BlockDevice;
@@ -103,6 +104,25 @@ impl std::str::FromStr for ExportChoice {
     }
 }
 
+impl ExportChoice {
+    /// Refuses an export that other machines reach, unless the user wants that.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] with the option that allows it.
+    pub fn refuse_remote(&self, allow_remote: bool) -> Result<()> {
+        match self {
+            Self::Nbd(listen) if listen.is_remote() && !allow_remote => Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!(
+                    "{self} can be reached by other machines, and NBD is neither encrypted nor authenticated: use a loopback address, or \
+                     add --allow-remote"
+                ),
+            )),
+            _ => Ok(()),
+        }
+    }
+}
+
 impl fmt::Display for ExportChoice {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -127,6 +147,8 @@ pub struct ExportPlaces {
     pub daemon_id: u64,
     /// Where FUSE devices are kept beyond the life of the daemon.
     pub shelf: Arc<Shelf>,
+    /// What all front ends share.
+    pub front_ends: Arc<FrontEnds>,
     /// How long, at most, a vhost-user ring's thread looks for the next request before it sleeps.
     pub vhost_spin: Option<Duration>,
 }
@@ -213,7 +235,7 @@ impl Export {
         places: &ExportPlaces,
     ) -> Result<Self> {
         match choice {
-            ExportChoice::Nbd(listen) => Self::nbd(listen.clone(), place.name, Arc::clone(device)),
+            ExportChoice::Nbd(listen) => Self::nbd(listen.clone(), place.name, Arc::clone(device), places),
             ExportChoice::VhostUser(path) => Self::vhost_user(path, place.name, Arc::clone(device), places),
             ExportChoice::Ublk => Self::ublk(place, device, places),
             ExportChoice::FuseLoop => Self::fuse_loop(place, device, places),
@@ -259,7 +281,7 @@ impl Export {
             Err(reason) => {
                 let socket = places.default_socket(place.name);
                 make_folder(&socket)?;
-                let mut export = Self::nbd(Listen::Unix(socket), place.name, Arc::clone(device))?;
+                let mut export = Self::nbd(Listen::Unix(socket), place.name, Arc::clone(device), places)?;
                 export.note = Some(format!("reached by NBD, not as a kernel block device: {reason}"));
                 Ok(export)
             }
@@ -293,18 +315,22 @@ impl Export {
         })
     }
 
-    fn nbd(listen: Listen, name: &str, device: Arc<dyn BlockDevice>) -> Result<Self> {
+    fn nbd(listen: Listen, name: &str, device: Arc<dyn BlockDevice>, places: &ExportPlaces) -> Result<Self> {
+        let note = listen.is_remote().then(|| {
+            format!("reached over the network at {listen}: NBD is neither encrypted nor authenticated")
+        });
         let options = cbd_nbd::Options {
             export_name: name.to_owned(),
             thread_setup: Some(Arc::new(prepare_data_thread)),
+            observer: Some(tell_of_nbd(name.to_owned(), &places.front_ends)),
+            memory: Arc::clone(&places.front_ends.nbd_memory),
             stop_timeout: STOP_PATIENCE,
-            observer: Some(tell_of_nbd(name.to_owned())),
             ..cbd_nbd::Options::default()
         };
         let server = Server::start(device, listen, options)?;
         let device_path = server.uri();
         let way = "NBD".to_owned();
-        Ok(Self { door: Door::Nbd(server), name: name.to_owned(), device_path, way, note: None })
+        Ok(Self { door: Door::Nbd(server), name: name.to_owned(), device_path, way, note })
     }
 
     fn vhost_user(
@@ -317,7 +343,9 @@ impl Export {
             name: name.to_owned(),
             spin_max: places.vhost_spin.unwrap_or(LOOKING),
             thread_setup: Some(Arc::new(prepare_data_thread)),
-            observer: Some(tell_of(name.to_owned())),
+            observer: Some(tell_of_vhost(name.to_owned(), &places.front_ends)),
+            guest_memory_max: places.front_ends.guest_memory_max,
+            guest_memory: Arc::clone(&places.front_ends.guest_memory),
             stop_timeout: STOP_PATIENCE,
             ..cbd_vhost::Options::default()
         };
@@ -535,45 +563,102 @@ fn waits(name: &str) -> String {
     format!("{name} waits for its daemon, and cannot be taken over; dev-stop --force gives its users errors")
 }
 
-/// Logs what keeps the NBD clients of a device waiting.
-fn tell_of_nbd(device: String) -> cbd_nbd::Observer {
+/// Logs and counts what happens at the vhost-user socket of a device.
+fn tell_of_vhost(device: String, front_ends: &Arc<FrontEnds>) -> cbd_vhost::Observer {
+    let (front_ends, came, refused) = (Arc::clone(front_ends), Lines::default(), Lines::default());
+    let (failed, rings, went) = (Lines::default(), Lines::default(), Lines::default());
     Arc::new(move |notice| match notice {
-        cbd_nbd::Notice::Waits { connection, clients } => tracing::warn!(
-            device,
-            connection,
-            "an NBD client is not answered yet: the backing device still has requests of {clients} connections that have ended"
-        ),
-        cbd_nbd::Notice::Admitted { connection, waited } => tracing::info!(
+        Notice::Connected => {
+            came.say(|more| tracing::info!(device, "a vhost-user front end connected{more}"));
+        }
+        Notice::Ended { error: None } => {
+            went.say(|more| tracing::info!(device, "the vhost-user front end went{more}"));
+        }
+        Notice::Ended { error: Some(error) } => {
+            count(&front_ends.counters.vhost_failed);
+            failed.say(|more| tracing::warn!(device, "{error}{more}"));
+        }
+        Notice::Refused => {
+            count(&front_ends.counters.vhost_refused);
+            refused.say(|more| {
+                tracing::warn!(device, "a vhost-user front end was turned away: there is one already{more}");
+            });
+        }
+        Notice::RingFailed { ring, error } => {
+            count(&front_ends.counters.vhost_failed);
+            rings.say(|more| {
+                tracing::error!(
+                    device,
+                    ring,
+                    "a guest's ring is not served any more, until the guest resets its device: {error}{more}"
+                );
+            });
+        }
+        Notice::TooEarly => {
+            count(&front_ends.counters.vhost_refused);
+            refused.say(|more| {
+                tracing::warn!(
+                    device,
+                    "a vhost-user front end was turned away: the backing device still has requests of the last one, which is gone; it may \
+                     connect again when they are done{more}"
+                );
+            });
+        }
+        Notice::CannotAccept { error } => {
+            count(&front_ends.counters.vhost_refused);
+            refused.say(|more| tracing::error!(device, "{error}{more}"));
+        }
+        other => tracing::warn!(device, "{other:?}"),
+    })
+}
+
+/// Logs and counts what happens at the NBD socket of a device.
+fn tell_of_nbd(device: String, front_ends: &Arc<FrontEnds>) -> cbd_nbd::Observer {
+    use cbd_nbd::Notice;
+    let front_ends = Arc::clone(front_ends);
+    let (refused, gave_way) = (Lines::default(), Lines::default());
+    let (failed, waits) = (Lines::default(), Lines::default());
+    Arc::new(move |notice| {
+        match notice {
+        Notice::Connected { connection } => tracing::debug!(device, connection, "an NBD client connected"),
+        Notice::Ended { connection, error: None } => {
+            tracing::debug!(device, connection, "an NBD client went");
+        }
+        Notice::Ended { connection, error: Some(error) } => {
+            count(&front_ends.counters.nbd_failed);
+            failed.say(|more| {
+                tracing::warn!(device, connection, "the connection of an NBD client ended: {error}{more}");
+            });
+        }
+        Notice::Refused { error } | Notice::CannotAccept { error } => {
+            count(&front_ends.counters.nbd_refused);
+            refused.say(|more| tracing::warn!(device, "an NBD client was turned away: {error}{more}"));
+        }
+        Notice::GaveWay { connection } => {
+            count(&front_ends.counters.nbd_gave_way);
+            gave_way.say(|more| {
+                tracing::warn!(
+                    device,
+                    connection,
+                    "an NBD client that had not finished its handshake was turned away for newer ones{more}"
+                );
+            });
+        }
+        Notice::Waits { connection, clients } => waits.say(|more| {
+            tracing::warn!(
+                device,
+                connection,
+                "an NBD client is not answered yet: the backing device still has requests of {clients} connections that have ended{more}"
+            );
+        }),
+        Notice::Admitted { connection, waited } => tracing::info!(
             device,
             connection,
             "the NBD client is answered, after {:.1} s: the requests of ended connections are done",
             waited.as_secs_f64()
         ),
-        _ => {}
-    })
-}
-
-/// Logs what happens at the vhost-user socket of a device.
-fn tell_of(device: String) -> cbd_vhost::Observer {
-    Arc::new(move |notice| match notice {
-        Notice::Connected => tracing::info!(device, "a vhost-user front end connected"),
-        Notice::Ended { error: None } => tracing::info!(device, "the vhost-user front end went"),
-        Notice::Ended { error: Some(error) } => tracing::warn!(device, "{error}"),
-        Notice::Refused => {
-            tracing::warn!(device, "a vhost-user front end was turned away: there is one already");
-        }
-        Notice::TooEarly => tracing::warn!(
-            device,
-            "a vhost-user front end was turned away: the backing device still has requests of the last one, which is gone; it may connect \
-             again when they are done"
-        ),
-        Notice::RingFailed { ring, error } => tracing::error!(
-            device,
-            ring,
-            "a guest's ring is not served any more, until the guest resets its device: {error}"
-        ),
-        Notice::CannotAccept { error } => tracing::error!(device, "{error}"),
         other => tracing::warn!(device, "{other:?}"),
+    }
     })
 }
 
@@ -642,6 +727,25 @@ mod tests {
         ] {
             let error = text.parse::<ExportChoice>().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{text}");
+        }
+    }
+
+    #[test]
+    fn an_export_that_other_machines_reach_has_to_be_allowed() {
+        for (text, is_remote) in [
+            ("nbd:tcp:127.0.0.1:10809", false),
+            ("nbd:tcp:127.8.8.8:10809", false),
+            ("nbd:tcp:[::1]:10809", false),
+            ("nbd:tcp:[::ffff:127.0.0.1]:10809", false),
+            ("nbd:unix:/run/x.sock", false),
+            ("auto", false),
+            ("nbd:tcp:0.0.0.0:10809", true),
+            ("nbd:tcp:[::]:10809", true),
+            ("nbd:tcp:192.0.2.1:10809", true),
+        ] {
+            let choice = text.parse::<ExportChoice>().unwrap();
+            assert_eq!(choice.refuse_remote(false).is_err(), is_remote, "{text}");
+            assert!(choice.refuse_remote(true).is_ok(), "{text}");
         }
     }
 

@@ -10,8 +10,10 @@
 pub mod api;
 pub mod client;
 pub mod config;
+pub mod connections;
 pub mod control;
 pub mod exports;
+pub mod front_ends;
 pub mod guard;
 pub mod keeping;
 pub mod left;

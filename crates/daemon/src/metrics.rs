@@ -33,9 +33,66 @@ pub fn render(status: &Status) -> String {
     page.line("cbd_build_info", &[("version", status.version.clone())], 1);
     page.head("cbd_uptime_seconds", "gauge", "Time since the daemon started.");
     let _ = writeln!(page.text, "cbd_uptime_seconds {}", status.uptime_s);
+    for_front_ends(&mut page, status);
     for_transports(&mut page, status);
     for_backends(&mut page, status);
     page.text
+}
+
+fn for_front_ends(page: &mut Page, status: &Status) {
+    let it = &status.front_ends;
+    for (name, kind, help, value) in [
+        (
+            "cbd_guest_memory_bytes",
+            "gauge",
+            "Memory that virtual machines have handed over.",
+            it.guest_memory_bytes,
+        ),
+        ("cbd_guest_memory_limit_bytes", "gauge", "What they may hand over together.", it.guest_memory_limit),
+        (
+            "cbd_guest_memory_refused_total",
+            "counter",
+            "How often that was too little.",
+            it.guest_memory_refused,
+        ),
+        (
+            "cbd_nbd_memory_bytes",
+            "gauge",
+            "Memory that NBD connections have taken or reserved.",
+            it.nbd_memory_bytes,
+        ),
+        ("cbd_nbd_memory_limit_bytes", "gauge", "What they may have together.", it.nbd_memory_limit),
+        ("cbd_nbd_refused_total", "counter", "NBD clients that were turned away.", it.nbd_refused),
+        (
+            "cbd_nbd_gave_way_total",
+            "counter",
+            "NBD clients that ended in their handshake for newer ones.",
+            it.nbd_gave_way,
+        ),
+        ("cbd_nbd_failed_total", "counter", "NBD connections that ended with an error.", it.nbd_failed),
+        (
+            "cbd_vhost_refused_total",
+            "counter",
+            "Front ends of virtual machines that were turned away.",
+            it.vhost_refused,
+        ),
+        (
+            "cbd_vhost_failed_total",
+            "counter",
+            "Front ends and rings of virtual machines that broke a rule or a bound.",
+            it.vhost_failed,
+        ),
+        ("cbd_control_connections", "gauge", "Connections to the control socket.", it.control_connections),
+        (
+            "cbd_control_refused_total",
+            "counter",
+            "Connections to the control socket that were turned away.",
+            it.control_refused,
+        ),
+    ] {
+        page.head(name, kind, help);
+        let _ = writeln!(page.text, "{name} {value}");
+    }
 }
 
 fn for_transports(page: &mut Page, status: &Status) {

@@ -20,6 +20,11 @@ use tokio::signal::unix::{SignalKind, signal};
 /// From the signal to the end at most; what has not ended by then (a disk that hangs) is left to the kernel.
 const STOP_LIMIT: Duration = Duration::from_secs(15);
 
+/// Threads that serve short requests of the control socket, at most.
+const CONTROL_THREADS: usize = 64;
+/// How long one of them waits for another request: longer than daemons live.
+const CONTROL_THREAD_LIFE: Duration = Duration::from_secs(100 * 365 * 86_400);
+
 /// What a daemon is started with.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -85,6 +90,9 @@ pub fn run(options: Options) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .thread_name("cbd-control")
+        .max_blocking_threads(CONTROL_THREADS)
+        // One that has started stays: where no more can start, requests wait for it instead of failing.
+        .thread_keep_alive(CONTROL_THREAD_LIFE)
         .build()
         .map_err(|error| Error::new(ErrorKind::System, format!("the control plane cannot start: {error}")))?;
     let access = Access { user: system::user_id(), group };
@@ -116,9 +124,15 @@ async fn serve(socket: &mut ControlSocket, manager: &Arc<Manager>, access: Acces
     let restoring = Arc::clone(manager);
     let mut restored = tokio::task::spawn_blocking(move || restoring.restore());
     let (stop, stopped) = tokio::sync::oneshot::channel();
-    let mut serving = std::pin::pin!(server::serve(listener, Arc::clone(manager) as _, access, async {
-        let _ = stopped.await;
-    }));
+    let mut serving = std::pin::pin!(server::serve(
+        listener,
+        Arc::clone(manager) as _,
+        access,
+        manager.front_ends(),
+        async {
+            let _ = stopped.await;
+        }
+    ));
     let mut is_restored = false;
     loop {
         tokio::select! {
@@ -128,7 +142,7 @@ async fn serve(socket: &mut ControlSocket, manager: &Arc<Manager>, access: Acces
                 tracing::info!("ready: {summary}");
                 notify::ready(&summary);
             }
-            result = &mut serving => return result.map_err(failed),
+            () = &mut serving => return Ok(()),
             _ = terminate.recv() => break,
             _ = interrupt.recv() => break,
             _ = hangup.recv() => break,

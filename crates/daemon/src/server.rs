@@ -1,27 +1,27 @@
 //! The control socket's wire: HTTP and JSON, `/v1/...`, described by `docs/openapi.yaml`.
 //!
 //! Always true here: a request is served only for root, for the daemon's own user, and for members of the configured group;
-//! each request runs on a thread where it may block; an error is `{"error": {"kind", "message"}}` with a fitting status.
+//! each request runs on a thread where it may block, and one for which there is no thread is refused; an error is `{"error": {"kind", "message"}}` with a fitting status.
 //!
 //! Long operations answer with JSON lines ([`ProgressLine`]) as they go; a client that goes away cancels them.
 
 use crate::api::{Done, Drain, ErrorAnswer, ErrorBody, Progress, ProgressLine, StopBackend};
 use crate::control::{Control, Flow, Report};
+use crate::front_ends::FrontEnds;
 use axum::body::{Body, Bytes};
-use axum::extract::connect_info::{ConnectInfo, Connected};
+use axum::extract::connect_info::ConnectInfo;
 use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
 use axum::extract::{FromRequest, FromRequestParts, Request, State};
 use axum::http::{StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, patch, post};
-use axum::serve::IncomingStream;
 use axum::{Json, Router};
 use cbd_types::{Error, ErrorKind};
 use serde::{Deserialize, Serialize};
 use std::convert::Infallible;
-use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::net::UnixListener;
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt;
@@ -46,37 +46,30 @@ pub struct Peer {
 }
 
 impl Access {
+    /// Whether `peer` is root or the daemon's own user.
+    #[must_use]
+    pub fn is_own(&self, peer: &Peer) -> bool {
+        peer.user.is_some_and(|user| user == 0 || user == self.user)
+    }
+
     /// Whether `peer` may.
     #[must_use]
     pub fn allows(&self, peer: &Peer) -> bool {
-        peer.user.is_some_and(|user| user == 0 || user == self.user)
-            || self.group.is_some_and(|group| peer.groups.contains(&group))
-    }
-}
-
-impl Connected<IncomingStream<'_, UnixListener>> for Peer {
-    fn connect_info(stream: IncomingStream<'_, UnixListener>) -> Self {
-        let credentials = stream.io().peer_cred().ok();
-        let mut groups = crate::system::peer_groups(stream.io().as_fd());
-        groups.extend(credentials.map(|peer| peer.gid()));
-        Self { user: credentials.map(|peer| peer.uid()), groups }
+        self.is_own(peer) || self.group.is_some_and(|group| peer.groups.contains(&group))
     }
 }
 
 type Shared = Arc<dyn Control>;
 
 /// Serves requests until `stop` is done and those that had begun are answered.
-///
-/// # Errors
-/// What the listener says.
 pub async fn serve(
     listener: UnixListener,
     control: Shared,
     access: Access,
+    front_ends: Arc<FrontEnds>,
     stop: impl Future<Output = ()> + Send + 'static,
-) -> std::io::Result<()> {
-    let service = router(control, access).into_make_service_with_connect_info::<Peer>();
-    axum::serve(listener, service).with_graceful_shutdown(stop).await
+) {
+    crate::connections::serve(listener, router(control, access), access, front_ends, stop).await;
 }
 
 /// The paths. A path that is added here is described in `docs/openapi.yaml`; a test compares.
@@ -95,13 +88,14 @@ pub fn router(control: Shared, access: Access) -> Router {
         .route("/v1/transports/{transport}/blkdevs", get(blkdevs).post(start_blkdev))
         .route("/v1/transports/{transport}/blkdevs/{blkdev}/stop", post(stop_blkdev))
         .fallback(async || {
-            Failure(Error::new(ErrorKind::NotFound, "there is no such path; see docs/openapi.yaml"))
+            Failure::from(Error::new(ErrorKind::NotFound, "there is no such path; see docs/openapi.yaml"))
         })
-        .method_not_allowed_fallback(async || {
-            Failure(Error::new(
+        .method_not_allowed_fallback(async || Failure {
+            status: StatusCode::METHOD_NOT_ALLOWED,
+            error: Error::new(
                 ErrorKind::Unsupported,
                 "this path does not take this method; see docs/openapi.yaml",
-            ))
+            ),
         })
         .layer(middleware::from_fn(
             move |ConnectInfo(peer): ConnectInfo<Peer>, request: Request, next: Next| async move {
@@ -114,7 +108,7 @@ pub fn router(control: Shared, access: Access) -> Router {
                          or name a group in the configuration",
                         access.user
                     );
-                    Failure(Error::new(ErrorKind::Permission, text)).into_response()
+                    Failure::from(Error::new(ErrorKind::Permission, text)).into_response()
                 }
             },
         ))
@@ -122,14 +116,26 @@ pub fn router(control: Shared, access: Access) -> Router {
 }
 
 /// An error as an answer.
-struct Failure(Error);
+struct Failure {
+    status: StatusCode,
+    error: Error,
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self { status: http_status(error.kind()), error }
+    }
+}
 
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
-        let body = ErrorAnswer { error: ErrorBody::from(&self.0) };
-        (http_status(self.0.kind()), Json(body)).into_response()
+        let body = ErrorAnswer { error: ErrorBody::from(&self.error) };
+        (self.status, Json(body)).into_response()
     }
 }
+
+/// How long the body of a request may take.
+const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The one table from kinds to HTTP.
 #[must_use]
@@ -156,9 +162,17 @@ impl<T: for<'de> Deserialize<'de>, S: Send + Sync> FromRequest<S> for Input<T> {
     type Rejection = Failure;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Failure> {
-        let malformed = |text: String| Failure(Error::new(ErrorKind::InvalidArgument, text));
-        let bytes =
-            Bytes::from_request(request, state).await.map_err(|error| malformed(error.body_text()))?;
+        let malformed = |text: String| Failure::from(Error::new(ErrorKind::InvalidArgument, text));
+        let late = |_| Failure {
+            status: StatusCode::REQUEST_TIMEOUT,
+            error: Error::new(ErrorKind::TimedOut, "the body of the request did not come in time"),
+        };
+        let received = tokio::time::timeout(BODY_TIMEOUT, Bytes::from_request(request, state));
+        let bytes = received.await.map_err(late)?.map_err(|error| Failure {
+            // 413 for one that is too long.
+            status: error.status(),
+            error: Error::new(ErrorKind::InvalidArgument, error.body_text()),
+        })?;
         let bytes = if bytes.is_empty() { Bytes::from_static(b"{}") } else { bytes };
         // Not by `Json::from_request`: the header `Content-Type` is not asked for.
         Json::from_bytes(&bytes).map(|Json(value)| Self(value)).map_err(|error: JsonRejection| {
@@ -175,7 +189,7 @@ impl<T: for<'de> Deserialize<'de>, S: Send + Sync> FromRequestParts<S> for Query
 
     async fn from_request_parts(parts: &mut axum::http::request::Parts, state: &S) -> Result<Self, Failure> {
         axum::extract::Query::from_request_parts(parts, state).await.map(|query| Self(query.0)).map_err(
-            |error: QueryRejection| Failure(Error::new(ErrorKind::InvalidArgument, error.body_text())),
+            |error: QueryRejection| Failure::from(Error::new(ErrorKind::InvalidArgument, error.body_text())),
         )
     }
 }
@@ -188,7 +202,7 @@ impl<T: for<'de> Deserialize<'de> + Send, S: Send + Sync> FromRequestParts<S> fo
 
     async fn from_request_parts(parts: &mut axum::http::request::Parts, state: &S) -> Result<Self, Failure> {
         axum::extract::Path::from_request_parts(parts, state).await.map(|path| Self(path.0)).map_err(
-            |error: PathRejection| Failure(Error::new(ErrorKind::InvalidArgument, error.body_text())),
+            |error: PathRejection| Failure::from(Error::new(ErrorKind::InvalidArgument, error.body_text())),
         )
     }
 }
@@ -208,8 +222,8 @@ async fn run<T: Send + 'static>(
     operation: impl FnOnce(&dyn Control) -> cbd_types::Result<T> + Send + 'static,
 ) -> Result<T, Failure> {
     match tokio::task::spawn_blocking(move || operation(&*control)).await {
-        Ok(result) => result.map_err(Failure),
-        Err(_) => Err(Failure(Error::new(ErrorKind::Stopped, "the daemon is stopping"))),
+        Ok(result) => result.map_err(Failure::from),
+        Err(_) => Err(Error::new(ErrorKind::Stopped, "the daemon is stopping").into()),
     }
 }
 
@@ -336,7 +350,8 @@ async fn lines(
     operation: impl FnOnce(&dyn Control, Report<'_>) -> cbd_types::Result<Done> + Send + 'static,
 ) -> Response {
     let (sender, mut events) = mpsc::channel(16);
-    tokio::task::spawn_blocking(move || {
+    // A thread of its own: it may take minutes, and short requests must not wait for it where no more threads can start.
+    let started = std::thread::Builder::new().name("cbd-operation".to_owned()).spawn(move || {
         let result = operation(&*control, &mut |progress| match sender.try_send(Event::Progress(progress)) {
             // A client that reads slowly misses lines of progress, nothing else.
             Ok(()) | Err(mpsc::error::TrySendError::Full(_)) => Flow::Continue,
@@ -344,11 +359,15 @@ async fn lines(
         });
         let _ = sender.blocking_send(Event::End(result));
     });
+    if let Err(error) = started {
+        let text = format!("there is no thread for this operation: {error}");
+        return Failure::from(Error::new(ErrorKind::System, text)).into_response();
+    }
     let stopping =
         || Error::new(ErrorKind::Stopped, "the daemon is stopping; dirty data stays in the region");
     let first = match events.recv().await {
-        None => return Failure(stopping()).into_response(),
-        Some(Event::End(Err(error))) => return Failure(error).into_response(),
+        None => return Failure::from(stopping()).into_response(),
+        Some(Event::End(Err(error))) => return Failure::from(error).into_response(),
         Some(first) => first,
     };
     let body = tokio_stream::once(first).chain(ReceiverStream::new(events)).map(|event| {

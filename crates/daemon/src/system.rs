@@ -126,6 +126,15 @@ pub fn may_lock_without_limit() -> bool {
     capable || (result == 0 && limit.rlim_cur == libc::RLIM_INFINITY)
 }
 
+/// The limit on the address space of this process; none where there is none.
+#[must_use]
+pub fn address_space_limit() -> Option<u64> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the kernel writes one `rlimit` to the pointer, which is valid for that.
+    let result = unsafe { libc::getrlimit(libc::RLIMIT_AS, &raw mut limit) };
+    (result == 0 && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+}
+
 /// Lets this process have as many descriptors as it may: each queue of each device has some of its own.
 pub fn raise_descriptor_limit() {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };

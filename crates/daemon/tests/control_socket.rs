@@ -6,7 +6,10 @@ use cbd_daemon::api::{
     TransportRegistered,
 };
 use cbd_daemon::client::{Client, Patience};
+use cbd_daemon::config::DaemonConfig;
+use cbd_daemon::connections::CONNECTIONS_MAX;
 use cbd_daemon::control::{Control, Flow, Report};
+use cbd_daemon::front_ends::FrontEnds;
 use cbd_daemon::server::{self, Access, Peer};
 use cbd_types::{Error, ErrorKind, Result};
 use std::collections::BTreeSet;
@@ -106,6 +109,7 @@ struct Served {
     _folder: tempfile::TempDir,
     socket: PathBuf,
     fake: Arc<Fake>,
+    front_ends: Arc<FrontEnds>,
     runtime: Option<tokio::runtime::Runtime>,
 }
 
@@ -114,14 +118,21 @@ impl Served {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("control.sock");
         let fake = Arc::new(Fake::default());
+        let front_ends = Arc::new(FrontEnds::new(&DaemonConfig::default()));
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let listener = {
             let _inside = runtime.enter();
             tokio::net::UnixListener::bind(&socket).unwrap()
         };
-        runtime.spawn(server::serve(listener, fake.clone(), access, std::future::pending()));
-        Self { _folder: folder, socket, fake, runtime: Some(runtime) }
+        runtime.spawn(server::serve(
+            listener,
+            fake.clone(),
+            access,
+            Arc::clone(&front_ends),
+            std::future::pending(),
+        ));
+        Self { _folder: folder, socket, fake, front_ends, runtime: Some(runtime) }
     }
 
     fn for_this_user() -> Self {
@@ -195,7 +206,8 @@ fn an_error_has_a_fitting_status() {
         ("POST /v1/transports/0/backends/9/stop", "404"),
         ("POST /v1/transports/0/blkdevs/0/stop", "409"),
         ("GET /v1/nothing", "404"),
-        ("PUT /v1/status", "422"),
+        ("PUT /v1/status", "405"),
+        ("POST /v1/metrics", "405"),
         ("GET /v1/transports/x/hosts", "400"),
         ("GET /v1/status", "200"),
     ] {
@@ -215,6 +227,56 @@ fn a_request_that_is_not_understood_is_refused_with_a_reason() {
         assert!(answer.starts_with("HTTP/1.1 400"), "{body}: {answer}");
         assert!(answer.contains("\"kind\":\"invalid_argument\""), "{body}: {answer}");
     }
+}
+
+#[test]
+fn a_body_that_is_too_long_is_refused_as_too_long() {
+    let served = Served::for_this_user();
+    let body = format!("{{\"host\": \"{}\"}}", "a".repeat(3 << 20));
+    let mut stream = UnixStream::connect(&served.socket).unwrap();
+    let head = format!("POST /v1/transports HTTP/1.1\r\nhost: cbd\r\ncontent-length: {}\r\n\r\n", body.len());
+    stream.write_all(head.as_bytes()).unwrap();
+    // It may be refused before all of it is sent.
+    let _ = stream.write_all(body.as_bytes());
+    let mut begin = [0; 12];
+    stream.read_exact(&mut begin).unwrap();
+    assert_eq!(&begin, b"HTTP/1.1 413");
+}
+
+#[test]
+fn silent_connections_keep_nobody_out_and_are_counted() {
+    let served = Served::for_this_user();
+    let silent: Vec<_> = (0..300).map(|_| UnixStream::connect(&served.socket).unwrap()).collect();
+    served.client().status().unwrap();
+    let bounded = (0..1000).any(|_| {
+        std::thread::sleep(Duration::from_millis(2));
+        served.front_ends.status().control_connections <= CONNECTIONS_MAX as u64
+    });
+    assert!(bounded, "{} are open", served.front_ends.status().control_connections);
+    drop(silent);
+}
+
+#[test]
+fn connections_with_requests_under_way_are_bounded_and_one_more_is_told_so() {
+    let served = Served::for_this_user();
+    let drain = b"POST /v1/transports/0/drain HTTP/1.1\r\nhost: cbd\r\ncontent-length: 0\r\n\r\n";
+    let busy: Vec<_> = (0..CONNECTIONS_MAX)
+        .map(|_| {
+            let mut stream = UnixStream::connect(&served.socket).unwrap();
+            stream.write_all(drain).unwrap();
+            stream.read_exact(&mut [0; 15]).unwrap();
+            stream
+        })
+        .collect();
+    let error = served.client().status().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+    assert_eq!(served.front_ends.status().control_refused, 1);
+    drop(busy);
+    let served_again = (0..1000).any(|_| {
+        std::thread::sleep(Duration::from_millis(10));
+        served.client().status().is_ok()
+    });
+    assert!(served_again);
 }
 
 #[test]

@@ -14,6 +14,8 @@ use zerocopy::IntoBytes;
 pub const FILE_NODE: u64 = 2;
 /// The most that one read or write carries.
 pub const TRANSFER_BYTES_MAX: usize = 1 << 20;
+/// Bytes of a page, of which a message holds a number.
+const PAGE: usize = 4096;
 /// The pages that it takes.
 const TRANSFER_PAGES_MAX: u16 = 256;
 /// Asynchronous requests that the kernel sends without an answer; more than a loop device has tags.
@@ -118,7 +120,9 @@ impl Filesystem {
         })
     }
 
-    /// Writes are whole sectors, as on any disk.
+    /// Writes are whole sectors, as on any disk. One of 1 MiB from memory that does not begin at a page has one page more than a
+    /// message holds, and the kernel cuts it at that page, wherever that is: of such a message the whole sectors are written
+    /// and counted, and whoever writes goes on behind them.
     fn write(&self, node: u64, offset: u64, size: u32, flags: u32) -> Answer {
         if self.read_only {
             return Answer::Error(libc::EROFS);
@@ -126,6 +130,8 @@ impl Filesystem {
         if node != FILE_NODE || size as usize > TRANSFER_BYTES_MAX {
             return Answer::Error(libc::EINVAL);
         }
+        let is_cut = size as usize + PAGE > TRANSFER_BYTES_MAX;
+        let size = if is_cut { size - size % self.geometry.sector } else { size };
         let range = match self.whole_sectors(offset, u64::from(size)) {
             Ok(range) => range,
             Err(errno) => return Answer::Error(errno),
@@ -339,6 +345,21 @@ mod tests {
         for offset in [SIZE, SIZE + 1, u64::MAX] {
             let answer = ask(&filesystem(), FILE_NODE, Call::Read { offset, size: 4096 });
             assert_eq!(answer, Answer::Bytes(Vec::new()));
+        }
+    }
+
+    #[test]
+    fn of_a_write_that_the_kernel_cut_inside_a_sector_the_whole_sectors_are_written() {
+        let mut filesystem = filesystem();
+        filesystem.geometry.size = 4 << 20;
+        let sector = filesystem.geometry.sector;
+        for cut in [1, 100, PAGE as u32 - 1] {
+            let size = TRANSFER_BYTES_MAX as u32 - cut;
+            let header = InHeader { nodeid: FILE_NODE, ..InHeader::default() };
+            let answer = filesystem.answer(&header, Call::Write { offset: 0, size, flags: 0 });
+            let Answer::Device(transfer) = answer else { panic!("{answer:?}") };
+            assert_eq!(transfer.length as u32, size / sector * sector);
+            assert_eq!(transfer.range, ByteRange::at(0, transfer.length as u64));
         }
     }
 

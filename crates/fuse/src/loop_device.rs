@@ -26,6 +26,12 @@ const ATTEMPTS: usize = 64;
 pub const MARK: &str = "cbd:";
 /// The most that goes through the loop device in one request: what one message carries.
 const REQUEST_KIB_MAX: u64 = 1024;
+/// What is read ahead of sequential reads: two of the largest requests, as the kernel chooses for devices that say what their best
+/// request is. A loop device cannot say that, and otherwise has what whoever used it before left, or what the kernel
+/// makes of the disk beneath.
+const READ_AHEAD_KIB: u64 = 2 * REQUEST_KIB_MAX;
+/// What the kernel reads ahead unless it is told otherwise.
+const USUAL_READ_AHEAD_KIB: u64 = 128;
 
 /// What is bound to what.
 #[derive(Clone, Debug)]
@@ -75,6 +81,14 @@ pub struct QueueLimits {
     pub fua: bool,
     /// Largest request in KiB.
     pub max_sectors_kb: u64,
+    /// What is read ahead of sequential reads, in KiB.
+    pub read_ahead_kb: u64,
+    /// Smallest request that is not slower than it has to be, in bytes: the sector, on a loop device.
+    pub minimum_io_size: u64,
+    /// Best request in bytes; 0, since nobody can tell a loop device.
+    pub optimal_io_size: u64,
+    /// Whether it is said to rotate: never, since reads and writes that the cache takes do not.
+    pub rotational: bool,
     /// Requests in flight at most.
     pub nr_requests: u64,
 }
@@ -207,6 +221,8 @@ fn finish(device: File, path: PathBuf, number: u32, binding: &Binding) -> Result
     }
     let largest = read_number(number, "queue/max_hw_sectors_kb").min(REQUEST_KIB_MAX);
     write_setting(number, "queue/max_sectors_kb", largest)?;
+    // Behind the other settings: with each of them the kernel may choose this one anew. Without it reads are slower, not wrong.
+    let _ = write_setting(number, "queue/read_ahead_kb", READ_AHEAD_KIB);
     let described = describe(path, number)?;
     // From here on it is held open for reading only: closing a device that was open for writing makes udev read it.
     let held = open_node(&described.path).map_err(|error| system_error(described.path.display(), &error))?;
@@ -227,6 +243,10 @@ fn describe(path: PathBuf, number: u32) -> Result<LoopDevice> {
         write_back: read_setting(number, "queue/write_cache").as_deref() == Some("write back"),
         fua: read_number(number, "queue/fua") == 1,
         max_sectors_kb: read_number(number, "queue/max_sectors_kb"),
+        read_ahead_kb: read_number(number, "queue/read_ahead_kb"),
+        minimum_io_size: read_number(number, "queue/minimum_io_size"),
+        optimal_io_size: read_number(number, "queue/optimal_io_size"),
+        rotational: read_number(number, "queue/rotational") == 1,
         nr_requests: read_number(number, "queue/nr_requests"),
     };
     Ok(LoopDevice { number, path, device: numbers, limits })
@@ -244,6 +264,7 @@ pub fn device_number(number: u32) -> Option<(u32, u32)> {
 fn reset(number: u32) {
     // Zero stands for the kernel's own choice.
     let _ = write_setting(number, "queue/max_sectors_kb", 0);
+    let _ = write_setting(number, "queue/read_ahead_kb", USUAL_READ_AHEAD_KIB);
 }
 
 /// A line that the kernel shows of a loop device.

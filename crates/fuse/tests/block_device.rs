@@ -83,6 +83,9 @@ fn the_loop_device_says_what_the_device_is() {
             assert_eq!(discarded.status.success(), discard);
             assert_eq!(device.discards.load(Ordering::Relaxed) > 0, discard);
             assert_eq!(limits.max_sectors_kb, 1024);
+            assert_eq!(limits.read_ahead_kb, 2048);
+            assert_eq!((limits.minimum_io_size, limits.optimal_io_size), (4096, 0));
+            assert!(!limits.rotational);
             let name = export.loop_path().file_name().unwrap().to_string_lossy().into_owned();
             let size = std::fs::read_to_string(format!("/sys/block/{name}/size")).unwrap();
             assert_eq!(size.trim(), (8 * MIB / 512).to_string());
@@ -102,6 +105,24 @@ fn a_large_write_arrives_whole() {
             open_direct(&path).write_all_at(&pattern(length as usize, 1), 4 * MIB).unwrap();
             assert_eq!(*device.writes.lock().unwrap(), [length]);
         }
+        export.stop(StopMode::WhenUnused, SOON).unwrap();
+    });
+}
+
+#[test]
+fn a_large_write_from_memory_that_is_not_aligned_is_done() {
+    in_sandbox("a_large_write_from_memory_that_is_not_aligned_is_done", |dir| {
+        let device = Arc::new(TestDevice::new(16 * MIB, 512));
+        let mut export = start(&device, dir);
+        let file = open_direct(&export.file_path());
+        for shift in [1, 100, 511, 513, 4095] {
+            let data = pattern(MIB as usize + 8192, shift as u8);
+            let part = &data[shift..shift + MIB as usize];
+            file.write_all_at(part, 4 * MIB).unwrap();
+            let bytes = device.bytes.read().unwrap();
+            assert!(bytes[4 * MIB as usize..5 * MIB as usize] == *part, "shifted by {shift}");
+        }
+        drop(file);
         export.stop(StopMode::WhenUnused, SOON).unwrap();
     });
 }

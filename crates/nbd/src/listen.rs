@@ -7,7 +7,8 @@ use cbd_types::{Error, ErrorKind, Result};
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -36,14 +37,29 @@ impl fmt::Display for Listen {
 }
 
 impl Listen {
-    /// The address of the export `name` there, as NBD clients take it.
+    /// Whether other machines reach it.
+    #[must_use]
+    pub fn is_remote(&self) -> bool {
+        match self {
+            Self::Unix(_) => false,
+            Self::Tcp(address) => !address.ip().to_canonical().is_loopback(),
+        }
+    }
+
+    /// The address of the export `name` there, as NBD clients take it. Where it listens at all addresses of the machine, it is
+    /// the one that the machine uses towards others.
     #[must_use]
     pub fn uri(&self, name: &str) -> String {
         match self {
             Self::Unix(path) => {
-                format!("nbd+unix:///{}?socket={}", percent(name, ""), percent(&path.to_string_lossy(), "/"))
+                let path = percent(path.as_os_str().as_bytes(), b"/");
+                format!("nbd+unix:///{}?socket={path}", percent(name.as_bytes(), b""))
             }
-            Self::Tcp(address) => format!("nbd://{address}/{}", percent(name, "")),
+            Self::Tcp(address) => {
+                let reached = reachable(*address).to_string();
+                // The zone of an IPv6 address stands behind a percent sign, which is escaped in a URI.
+                format!("nbd://{}/{}", reached.replace('%', "%25"), percent(name.as_bytes(), b""))
+            }
         }
     }
 
@@ -86,12 +102,31 @@ impl Listen {
     }
 }
 
+/// An address at which a server that listens at `address` is reached.
+fn reachable(address: SocketAddr) -> SocketAddr {
+    if !address.ip().is_unspecified() {
+        return address;
+    }
+    // Addresses for documentation: nothing is sent there, the system only chooses by which address of its own it would.
+    let towards = |any: &str, other: &str| {
+        let socket = UdpSocket::bind(any).ok()?;
+        socket.connect(other).ok()?;
+        Some(socket.local_addr().ok()?.ip()).filter(|ip| !ip.is_unspecified())
+    };
+    let (v4, v6) = (|| towards("0.0.0.0:0", "192.0.2.1:9"), || towards("[::]:0", "[2001:db8::1]:9"));
+    let ip = if address.is_ipv4() {
+        v4().unwrap_or(Ipv4Addr::LOCALHOST.into())
+    } else {
+        v6().or_else(v4).unwrap_or(Ipv6Addr::LOCALHOST.into())
+    };
+    SocketAddr::new(ip, address.port())
+}
+
 /// Everything but what may stand in a URI unescaped, and `kept`, is escaped.
-fn percent(text: &str, kept: &str) -> String {
+fn percent(text: &[u8], kept: &[u8]) -> String {
     let mut out = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        let plain =
-            byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) || kept.as_bytes().contains(&byte);
+    for &byte in text {
+        let plain = byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) || kept.contains(&byte);
         if plain {
             out.push(char::from(byte));
         } else {
@@ -171,6 +206,32 @@ mod tests {
         assert_eq!(listen.uri("cbd 0/ü"), "nbd+unix:///cbd%200%2F%C3%BC?socket=/run/c%20b/x.sock");
         let listen = Listen::Tcp("[::1]:10809".parse().expect("an address"));
         assert_eq!(listen.uri(""), "nbd://[::1]:10809/");
+        let bytes = std::ffi::OsStr::from_bytes(b"/run/\xFF%.sock");
+        assert_eq!(Listen::Unix(PathBuf::from(bytes)).uri("a"), "nbd+unix:///a?socket=/run/%FF%25.sock");
+        let zone = Listen::Tcp("[fe80::1%3]:10809".parse().expect("an address"));
+        assert_eq!(zone.uri(""), "nbd://[fe80::1%253]:10809/");
+    }
+
+    #[test]
+    fn the_uri_of_a_server_at_all_addresses_names_one_at_which_it_is_reached() {
+        for any in ["0.0.0.0:0", "[::]:0"] {
+            let listener =
+                Listener::bind(&Listen::Tcp(any.parse().expect("an address"))).expect("it listens");
+            let uri = listener.address.uri("disk");
+            let address =
+                uri.strip_prefix("nbd://").and_then(|rest| rest.strip_suffix("/disk")).expect("a URI");
+            let address: SocketAddr = address.parse().expect("an address and a port");
+            assert!(!address.ip().is_unspecified(), "{uri}");
+            Listen::Tcp(address).connect().expect("a client can use it");
+        }
+    }
+
+    #[test]
+    fn only_loopback_addresses_and_unix_sockets_are_not_remote() {
+        let is_remote = |text: &str| Listen::Tcp(text.parse().expect("an address")).is_remote();
+        assert!(!is_remote("127.0.0.1:1") && !is_remote("[::1]:1") && !is_remote("[::ffff:127.0.0.1]:1"));
+        assert!(is_remote("0.0.0.0:1") && is_remote("[::]:1") && is_remote("192.0.2.1:1"));
+        assert!(!Listen::Unix(PathBuf::from("/s")).is_remote());
     }
 
     #[test]

@@ -12,7 +12,9 @@ use cbd_daemon::api::{
     TransportRegistered,
 };
 use cbd_daemon::client::Client;
+use cbd_daemon::config::DaemonConfig;
 use cbd_daemon::exports::{Export, ExportChoice, ExportPlaces, Place};
+use cbd_daemon::front_ends::FrontEnds;
 use cbd_daemon::keeping::Shelf;
 use cbd_export::{BlockDevice, MemoryDevice};
 use cbd_pmem::Mapping;
@@ -353,6 +355,7 @@ pub fn serve_memory(folder: &Path, arguments: &Arguments) -> Result<()> {
         dev_dir: folder.join("dev"),
         daemon_id: 0,
         shelf: Arc::new(Shelf::closed("it ends with the demonstration")),
+        front_ends: Arc::new(FrontEnds::new(&DaemonConfig::default())),
         vhost_spin: None,
     };
     fs::create_dir_all(&places.dev_dir).map_err(|error| system(folder.display().to_string(), &error))?;

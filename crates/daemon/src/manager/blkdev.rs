@@ -231,7 +231,8 @@ impl Running {
 impl Manager {
     pub(super) fn blkdev_start(&self, transport: u32, request: &StartBlkdev) -> Result<BlkdevInfo> {
         let default = self.fixed.config.defaults.export.as_deref();
-        let choice = request.export.as_deref().or(default).unwrap_or("auto").parse()?;
+        let choice: ExportChoice = request.export.as_deref().or(default).unwrap_or("auto").parse()?;
+        choice.refuse_remote(request.allow_remote)?;
         // Without the lock: nobody is to wait for a file system with us.
         socket_answers(&choice)?;
         let mut tables = self.tables()?;

@@ -29,6 +29,7 @@ use crate::api::{
 use crate::config::Config;
 use crate::control::{Control, Report};
 use crate::exports::ExportPlaces;
+use crate::front_ends::FrontEnds;
 use crate::guard::Guard;
 use crate::keeping::shelf::{Shelf, Wish};
 use crate::run::Options;
@@ -113,6 +114,7 @@ impl Manager {
             dev_dir: options.paths.dev_dir.clone(),
             daemon_id,
             shelf,
+            front_ends: Arc::new(FrontEnds::new(&config.daemon)),
             vhost_spin: config.daemon.vhost_spin_us.map(|us| Duration::from_micros(us.into())),
         };
         let guard = Guard { fuse_dir: places.fuse_dir(), ublk_dir: places.ublk_dir() };
@@ -217,6 +219,12 @@ impl Manager {
             }),
             Err(error) => tracing::debug!("{error}"),
         }
+    }
+
+    /// What front ends share.
+    #[must_use]
+    pub fn front_ends(&self) -> Arc<FrontEnds> {
+        Arc::clone(&self.fixed.places.front_ends)
     }
 
     /// Ends what waits, and refuses what comes.

@@ -113,7 +113,7 @@ impl Wanted {
             handlers,
             data_crc: request.data_crc.or(defaults.data_crc).unwrap_or(true),
             settings: Settings { consistency: consistency.into(), ..Settings::default() },
-            export: request.start_dev.then(|| export.parse()).transpose()?,
+            export: request.start_dev.then(|| allowed(export, request.allow_remote)).transpose()?,
         })
     }
 }
@@ -137,6 +137,13 @@ impl Running {
             )),
         }
     }
+}
+
+/// The export, unless other machines would reach it and the user has not allowed that.
+fn allowed(export: &str, allow_remote: bool) -> Result<ExportChoice> {
+    let choice: ExportChoice = export.parse()?;
+    choice.refuse_remote(allow_remote)?;
+    Ok(choice)
 }
 
 impl Manager {

@@ -17,6 +17,7 @@ pub(super) fn page(fixed: &Fixed, tables: &Tables) -> Status {
         pid: std::process::id(),
         uptime_s: fixed.started.elapsed().as_secs(),
         warnings: fixed.warnings.clone(),
+        front_ends: fixed.places.front_ends.status(),
         transports: tables.values().map(transport).collect(),
     }
 }

@@ -14,7 +14,7 @@ fn ids_that_are_not_there_are_refused() {
     refused(daemon.start_backend(7, &place.backend(&disk)), ErrorKind::NotFound, "no transport 7");
     refused(stop(&daemon, StopBackend::default()), ErrorKind::NotFound, "no backend 0");
     refused(daemon.set(0, 3, &SettingsChange::default()), ErrorKind::NotFound, "no backend 3");
-    let blkdev = StartBlkdev { backend: 5, export: Some(place.export()) };
+    let blkdev = StartBlkdev { backend: 5, export: Some(place.export()), ..StartBlkdev::default() };
     refused(daemon.start_blkdev(0, &blkdev), ErrorKind::NotFound, "no backend 5");
     refused(daemon.stop_blkdev(0, 5, StopBlkdev::default()), ErrorKind::NotFound, "no block device 5");
     let drain = Drain { backend: Some(4), ..Drain::default() };
@@ -80,7 +80,11 @@ fn a_backend_has_one_block_device() {
     let daemon = place.daemon_with_region();
     let disk = place.disk("disk", 8 * MIB);
     daemon.start_backend(0, &place.backend(&disk)).unwrap();
-    let second = StartBlkdev { backend: 0, export: Some(format!("nbd:unix:{}", place.text("second.sock"))) };
+    let second = StartBlkdev {
+        backend: 0,
+        export: Some(format!("nbd:unix:{}", place.text("second.sock"))),
+        ..StartBlkdev::default()
+    };
     refused(daemon.start_blkdev(0, &second), ErrorKind::Busy, "has a block device already");
     daemon.stop_blkdev(0, 0, StopBlkdev::default()).unwrap();
     refused(daemon.stop_blkdev(0, 0, StopBlkdev::default()), ErrorKind::NotFound, "no block device 0");

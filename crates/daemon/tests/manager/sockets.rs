@@ -28,7 +28,8 @@ fn without_a_door(place: &Place) -> Running {
 fn is_no_place(place: &Place, daemon: &Running, path: &str, kind: ErrorKind, part: &str) {
     let before = files(place);
     for door in KINDS {
-        let request = StartBlkdev { backend: 0, export: Some(format!("{door}:{path}")) };
+        let request =
+            StartBlkdev { backend: 0, export: Some(format!("{door}:{path}")), ..StartBlkdev::default() };
         let error = refused(daemon.start_blkdev(0, &request), kind, part);
         assert!(!error.line().contains('\n'), "{error}");
         assert!(daemon.blkdevs(0, true).unwrap().is_empty(), "{door}:{path}");
@@ -50,7 +51,8 @@ fn files(place: &Place) -> Vec<String> {
 fn works(place: &Place, daemon: &Running) {
     for door in KINDS {
         let socket = place.text("good.sock");
-        let request = StartBlkdev { backend: 0, export: Some(format!("{door}:{socket}")) };
+        let request =
+            StartBlkdev { backend: 0, export: Some(format!("{door}:{socket}")), ..StartBlkdev::default() };
         let number = daemon.start_blkdev(0, &request).unwrap().blkdev_id;
         UnixStream::connect(&socket).unwrap();
         daemon.stop_blkdev(0, number, StopBlkdev::default()).unwrap();
@@ -133,7 +135,11 @@ fn the_socket_of_a_server_that_is_gone_is_taken() {
 fn a_socket_of_our_own_is_not_given_twice() {
     let place = Place::new();
     let daemon = without_a_door(&place);
-    let first = StartBlkdev { backend: 0, export: Some(format!("vhost-user:{}", place.text("vm.sock"))) };
+    let first = StartBlkdev {
+        backend: 0,
+        export: Some(format!("vhost-user:{}", place.text("vm.sock"))),
+        ..StartBlkdev::default()
+    };
     daemon.start_blkdev(0, &first).unwrap();
     let disk = place.disk("second", 8 * MIB);
     let second = StartBackend {
@@ -185,7 +191,9 @@ fn a_device_whose_place_was_taken_meanwhile_loses_nothing_and_comes_back_when_it
         daemon.start_backend(0, &place.backend(&disk)).unwrap();
         place.write_block();
         daemon.stop_blkdev(0, 0, StopBlkdev::default()).unwrap();
-        daemon.start_blkdev(0, &StartBlkdev { backend: 0, export: Some(export) }).unwrap();
+        daemon
+            .start_blkdev(0, &StartBlkdev { backend: 0, export: Some(export), ..StartBlkdev::default() })
+            .unwrap();
     }
     std::fs::write(&socket, "data").unwrap();
     {
@@ -200,7 +208,12 @@ fn a_device_whose_place_was_taken_meanwhile_loses_nothing_and_comes_back_when_it
         UnixStream::connect(&socket).unwrap();
         let blkdev = daemon.blkdevs(0, true).unwrap()[0].blkdev_id;
         daemon.stop_blkdev(0, blkdev, StopBlkdev { force: true }).unwrap();
-        daemon.start_blkdev(0, &StartBlkdev { backend: 0, export: Some(place.export()) }).unwrap();
+        daemon
+            .start_blkdev(
+                0,
+                &StartBlkdev { backend: 0, export: Some(place.export()), ..StartBlkdev::default() },
+            )
+            .unwrap();
         place.block_is_there();
     }
 }
@@ -217,7 +230,7 @@ fn a_socket_on_a_file_system_that_does_not_answer_holds_up_nobody() {
     let export = Some(format!("nbd:unix:{}", place.text("far/nbd.sock")));
     let (tell, told) = channel();
     let asking = std::thread::spawn(move || {
-        let request = StartBlkdev { backend: 0, export };
+        let request = StartBlkdev { backend: 0, export, ..StartBlkdev::default() };
         refused(daemon.start_blkdev(0, &request), ErrorKind::TimedOut, "far/nbd.sock is on a file system");
         tell.send(daemon.blkdevs(0, true).unwrap().len()).unwrap();
     });
@@ -225,4 +238,46 @@ fn a_socket_on_a_file_system_that_does_not_answer_holds_up_nobody() {
     drop(silent);
     assert_eq!(said, Ok(0));
     asking.join().unwrap();
+}
+
+#[test]
+fn nbd_that_other_machines_reach_has_to_be_allowed_and_says_so() {
+    let place = Place::new();
+    let daemon = without_a_door(&place);
+    let remote =
+        |allow_remote| StartBlkdev { backend: 0, export: Some("nbd:tcp:0.0.0.0:0".to_owned()), allow_remote };
+    refused(daemon.start_blkdev(0, &remote(false)), ErrorKind::InvalidArgument, "--allow-remote");
+    assert!(daemon.blkdevs(0, true).unwrap().is_empty());
+    let blkdev = daemon.start_blkdev(0, &remote(true)).unwrap();
+    assert!(blkdev.note.unwrap().contains("neither encrypted nor authenticated"));
+    assert!(!blkdev.dev_name.contains("0.0.0.0"), "{}", blkdev.dev_name);
+}
+
+#[test]
+fn a_backend_with_a_device_that_other_machines_reach_has_to_be_allowed() {
+    let place = Place::new();
+    let daemon = place.daemon_with_region();
+    let disk = place.disk("disk", 8 * MIB);
+    let export = Some("nbd:tcp:[::]:0".to_owned());
+    let request = StartBackend { export, ..place.backend(&disk) };
+    refused(daemon.start_backend(0, &request), ErrorKind::InvalidArgument, "--allow-remote");
+    assert!(daemon.backends(0, true).unwrap().is_empty());
+}
+
+#[test]
+fn what_clients_take_and_what_was_refused_is_in_the_status_and_the_metrics() {
+    let place = Place::new();
+    let daemon = place.daemon_with_region();
+    daemon.start_backend(0, &place.backend(&place.disk("disk", 8 * MIB))).unwrap();
+    let mut client = place.client();
+    client.write(0, &[1; 4096], false).unwrap();
+    let status = daemon.status().unwrap();
+    assert!(status.front_ends.nbd_memory_bytes >= 2 * MIB);
+    assert_eq!(status.front_ends.nbd_memory_limit, 1 << 30);
+    let text = cbd_daemon::metrics::render(&status);
+    for line in
+        ["cbd_nbd_memory_limit_bytes 1073741824", "cbd_nbd_refused_total 0", "cbd_control_refused_total 0"]
+    {
+        assert!(text.lines().any(|found| found == line), "{line}");
+    }
 }

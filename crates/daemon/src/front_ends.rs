@@ -1,0 +1,159 @@
+//! What all front ends of the daemon share: bounds of what they take together, counters of what was refused, and log lines
+//! about them that somebody else can cause in any number.
+//!
+//! Always true here: of each kind of line at most one is logged every [`INTERVAL`] for a device; the next says how many were
+//! left out.
+
+use crate::api::FrontEndStatus;
+use crate::config::DaemonConfig;
+use cbd_export::budget::Budget;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Between two lines of one kind.
+pub const INTERVAL: Duration = Duration::from_secs(10);
+
+/// Bounds and counters.
+#[derive(Debug)]
+pub struct FrontEnds {
+    /// Bytes that virtual machines may hand over together.
+    pub guest_memory: Arc<Budget>,
+    /// Bytes that one of them may hand over for one device.
+    pub guest_memory_max: u64,
+    /// Bytes that NBD connections may have together.
+    pub nbd_memory: Arc<Budget>,
+    /// What was refused.
+    pub counters: Counters,
+}
+
+/// How often something happened since the daemon started.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// NBD clients that were turned away.
+    pub nbd_refused: AtomicU64,
+    /// NBD clients in their handshake that ended for newer ones.
+    pub nbd_gave_way: AtomicU64,
+    /// NBD connections that ended with an error.
+    pub nbd_failed: AtomicU64,
+    /// Front ends of virtual machines that were turned away.
+    pub vhost_refused: AtomicU64,
+    /// Front ends of virtual machines that broke the rules or a bound, and rings that did.
+    pub vhost_failed: AtomicU64,
+    /// Connections to the control socket that are open.
+    pub control_connections: AtomicU64,
+    /// Connections to the control socket that were turned away.
+    pub control_refused: AtomicU64,
+}
+
+impl FrontEnds {
+    /// As the configuration says.
+    #[must_use]
+    pub fn new(config: &DaemonConfig) -> Self {
+        let total = config.guest_memory_total.unwrap_or_else(guest_memory_total);
+        Self {
+            guest_memory: Budget::new(total),
+            guest_memory_max: config.guest_memory_max.unwrap_or(cbd_vhost::GUEST_MEMORY_MAX).min(total),
+            nbd_memory: Budget::new(config.nbd_memory.unwrap_or(cbd_nbd::MEMORY)),
+            counters: Counters::default(),
+        }
+    }
+
+    /// What `status` shows.
+    #[must_use]
+    pub fn status(&self) -> FrontEndStatus {
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        FrontEndStatus {
+            guest_memory_bytes: self.guest_memory.used(),
+            guest_memory_limit: self.guest_memory.limit(),
+            guest_memory_refused: self.guest_memory.refusals(),
+            nbd_memory_bytes: self.nbd_memory.used(),
+            nbd_memory_limit: self.nbd_memory.limit(),
+            nbd_refused: count(&self.counters.nbd_refused),
+            nbd_gave_way: count(&self.counters.nbd_gave_way),
+            nbd_failed: count(&self.counters.nbd_failed),
+            vhost_refused: count(&self.counters.vhost_refused),
+            vhost_failed: count(&self.counters.vhost_failed),
+            control_connections: count(&self.counters.control_connections),
+            control_refused: count(&self.counters.control_refused),
+        }
+    }
+}
+
+/// Half of the address space that the process may have: the rest is for regions, buffers and threads.
+fn guest_memory_total() -> u64 {
+    crate::system::address_space_limit()
+        .map_or(cbd_vhost::GUEST_MEMORY_TOTAL, |limit| (limit / 2).min(cbd_vhost::GUEST_MEMORY_TOTAL))
+}
+
+/// Adds one.
+pub fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Lines of one kind.
+#[derive(Debug, Default)]
+pub struct Lines(parking_lot::Mutex<Said>);
+
+#[derive(Debug, Default)]
+struct Said {
+    last: Option<Instant>,
+    left_out: u64,
+}
+
+impl Lines {
+    /// Calls `say` with words about lines that were left out before, unless a line was logged a short while ago.
+    pub fn say(&self, say: impl FnOnce(&str)) {
+        if let Some(left_out) = self.due(Instant::now()) {
+            let words = if left_out == 0 {
+                String::new()
+            } else {
+                format!(" ({left_out} more in the last {} s)", INTERVAL.as_secs())
+            };
+            say(&words);
+        }
+    }
+
+    /// How many were left out, if a line is due.
+    fn due(&self, now: Instant) -> Option<u64> {
+        let mut said = self.0.lock();
+        if said.last.is_some_and(|last| now.saturating_duration_since(last) < INTERVAL) {
+            said.left_out += 1;
+            return None;
+        }
+        said.last = Some(now);
+        Some(std::mem::take(&mut said.left_out))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_many_lines_one_is_logged_and_the_next_says_how_many_were_left_out() {
+        let (lines, begin) = (Lines::default(), Instant::now());
+        assert_eq!(lines.due(begin), Some(0));
+        for _ in 0..3_488 {
+            assert_eq!(lines.due(begin + INTERVAL / 2), None);
+        }
+        assert_eq!(lines.due(begin + INTERVAL), Some(3_488));
+        assert_eq!(lines.due(begin + 2 * INTERVAL), Some(0));
+    }
+
+    #[test]
+    fn what_the_configuration_says_counts_and_one_machine_never_gets_more_than_all() {
+        let config = DaemonConfig {
+            guest_memory_total: Some(1 << 30),
+            guest_memory_max: Some(1 << 40),
+            nbd_memory: Some(64 << 20),
+            ..DaemonConfig::default()
+        };
+        let front_ends = FrontEnds::new(&config);
+        assert_eq!((front_ends.guest_memory.limit(), front_ends.guest_memory_max), (1 << 30, 1 << 30));
+        assert_eq!(front_ends.nbd_memory.limit(), 64 << 20);
+        let usual = FrontEnds::new(&DaemonConfig::default());
+        assert!(usual.guest_memory.limit() <= 64 << 40);
+        assert!(usual.guest_memory_max <= usual.guest_memory.limit());
+    }
+}
