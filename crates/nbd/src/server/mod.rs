@@ -507,11 +507,11 @@ fn converse(
     if !has_place {
         return Err(too_many(options.connections_max));
     }
+    let memory = Memory::new(&options.memory, options.bytes_max)?;
     let stop = shared.stop.descriptor();
     if !presence.admit(number, socket, stop, &|notice| shared.notify(notice))? {
         return Ok(());
     }
-    let memory = Memory::new(&options.memory, options.bytes_max)?;
     let limits = Limits { requests: options.requests_max, stop: options.stop_timeout };
     Connection::new(socket, &*shared.device, shared.rules, agreed, limits, memory, stop, presence)?.serve()
 }
