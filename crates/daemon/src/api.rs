@@ -611,7 +611,8 @@ pub struct CacheInfo {
     pub epoch: u64,
     /// All epochs up to this are on the backing device.
     pub drained_epoch: u64,
-    /// When that was so for the first time, milliseconds since 1970: what the backing device alone is as of.
+    /// The recovery point, milliseconds since 1970: every write that completed and was flushed before this time is on the backing device.
+    /// 0 when it is not known.
     pub drained_ms: u64,
     /// What the backing device alone is now, in words.
     pub recovery_point: String,

@@ -196,7 +196,7 @@ fn for_backends(page: &mut Page, status: &Status) {
         (
             "cbd_cache_recovery_point_ms",
             "gauge",
-            "As of when the backing device alone is, ms since 1970.",
+            "All that was flushed before this time is on the backing device; ms since 1970, 0: not known.",
             |_, cache| cache.drained_ms,
         ),
         ("cbd_cache_written_bytes_total", "counter", "Bytes that clients wrote.", |_, cache| {

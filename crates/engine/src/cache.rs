@@ -121,6 +121,8 @@ pub struct Cache<E: Environment> {
     pub(crate) drained: Mutex<E, TwoSlots<Drained>>,
     /// As `drained` says, to look at without the lock.
     pub(crate) drained_now: SharedU64<E>,
+    /// The recovery point; see [`CacheStatus::drained_wall_ms`](crate::CacheStatus::drained_wall_ms).
+    pub(crate) dated_ms: SharedU64<E>,
     pub(crate) tails: Mutex<E, Vec<TwoSlots<LaneTail>>>,
     settings: Mutex<E, Settings>,
     /// Everything up to this epoch is to be drained at once, as fast as `writeback_rate` lets it.
@@ -162,6 +164,7 @@ pub(crate) struct Parts<E: Environment> {
 impl<E: Environment> Cache<E> {
     pub(crate) fn assemble(parts: Parts<E>) -> Self {
         let drained_now = parts.drained.content().map_or(0, |drained| drained.epoch.get());
+        let dated_ms = parts.drained.content().map_or(0, |drained| drained.closed_ms.get());
         let reserve = parts.lanes.len() as u32;
         let cursors = alloc::vec![Cursor::default(); parts.lanes.len()];
         Self {
@@ -176,6 +179,7 @@ impl<E: Environment> Cache<E> {
             pass: Mutex::<E, _>::new(parts.pass),
             drained: Mutex::<E, _>::new(parts.drained),
             drained_now: SharedU64::new(drained_now),
+            dated_ms: SharedU64::new(dated_ms),
             tails: Mutex::<E, _>::new(parts.tails),
             settings: Mutex::<E, _>::new(parts.settings),
             requested: SharedU64::new(0),

@@ -26,10 +26,17 @@ pub(crate) fn store_drained<E: Environment>(cache: &Cache<E>, change: impl FnOnc
         void_until: 0.into(),
         wall_ms: 0.into(),
         ownership: 0.into(),
-        reserved: [0; 16],
+        closed_ms: 0.into(),
+        reserved: [0; 8],
     });
+    // What is known to be too late is not stored again.
+    drained.closed_ms = drained.closed_ms.get().min(cache.dated_ms.load(Ordering::Relaxed)).into();
     change(&mut drained);
     drained.ownership = cache.identity.ownership.into();
+    // A later recovery point is seen when it is durable, an earlier one at once.
+    if drained.closed_ms.get() < cache.dated_ms.load(Ordering::Relaxed) {
+        cache.dated_ms.store(drained.closed_ms.get(), Ordering::Relaxed);
+    }
     if !Safeguard::DrainedVisible.is_kept() {
         cache.drained_now.store(drained.epoch.get(), Ordering::Release);
     }
@@ -44,4 +51,19 @@ pub(crate) fn store_drained<E: Environment>(cache: &Cache<E>, change: impl FnOnc
         return;
     }
     cache.drained_now.store(drained.epoch.get(), Ordering::Release);
+    cache.dated_ms.store(drained.closed_ms.get(), Ordering::Relaxed);
+}
+
+/// All up to `epoch` is on the backing device: the recovery point moves.
+pub(crate) fn reach<E: Environment>(cache: &Cache<E>, epoch: u64, void_until: u64) {
+    // The time at which the epoch was closed, never that at which its writeback ended: what completed and was flushed in between is
+    // not there.
+    let now_ms = cache.environment().wall_ms();
+    let closed_ms = if Safeguard::DrainedDated.is_kept() { cache.closed_ms(epoch) } else { now_ms };
+    store_drained(cache, |drained| {
+        drained.void_until = drained.void_until.get().max(void_until).into();
+        drained.epoch = epoch.into();
+        drained.wall_ms = now_ms.into();
+        drained.closed_ms = closed_ms.into();
+    });
 }

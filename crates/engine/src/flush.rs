@@ -1,9 +1,11 @@
 //! Flushes: close an epoch, see to it that no record of it is still to come, and leave durable marks.
 //!
 //! Data and records are durable already when a write completes. A flush adds the order in which the backing device
-//! catches up, and evidence of how far each lane was complete.
+//! catches up, and evidence of how far each lane was complete. When an epoch was closed dates the recovery point.
 
-use crate::{Cache, Environment, slots::TwoSlots};
+use crate::{
+    Cache, Environment, closings::Closings, drained::store_drained, lane::LaneState, slots::TwoSlots,
+};
 use alloc::vec::Vec;
 use cbd_format::LaneMark;
 use cbd_types::{ByteRange, CHUNK, Epoch, LaneId, Result, Safeguard};
@@ -15,18 +17,38 @@ pub(crate) struct Pass {
     /// to come.
     covered: u64,
     marks: Vec<TwoSlots<LaneMark>>,
+    /// When epochs were closed.
+    closings: Closings,
     /// When the last pass ended.
     ended_ms: u64,
 }
 
+/// How far a lane is complete: what its mark says.
+#[derive(Clone, Copy)]
+struct Reached {
+    lane_sequence: u64,
+    run: u64,
+}
+
+impl Reached {
+    fn by(state: &LaneState) -> Self {
+        // Of the segment with the last record: recovery begins a run, and the lane may have written nothing since.
+        let run = state.open.as_ref().or(state.sealed.back()).map_or(0, |segment| segment.run);
+        let run = if Safeguard::MarkNamesRun.is_kept() { run } else { 0 };
+        Self { lane_sequence: state.next_sequence - 1, run }
+    }
+}
+
 impl Pass {
-    pub(crate) const fn new(marks: Vec<TwoSlots<LaneMark>>, covered: u64, now_ms: u64) -> Self {
-        Self { covered, marks, ended_ms: now_ms }
+    pub(crate) fn new(marks: Vec<TwoSlots<LaneMark>>, covered: u64, now_ms: u64) -> Self {
+        Self { covered, marks, closings: Closings::new(), ended_ms: now_ms }
     }
 
-    /// All epochs below `epoch` are complete: recovery has seen their records.
-    pub(crate) const fn begin_at(&mut self, epoch: u64) {
+    /// All epochs below `epoch` are complete: recovery, which began at `wall_ms`, has seen their records. `last` is the last epoch of
+    /// one that may be dirty. When each was closed is not known, but all that completed before `wall_ms` is of it or earlier.
+    pub(crate) fn begin_at(&mut self, epoch: u64, last: u64, wall_ms: u64) {
         self.covered = epoch;
+        self.closings.note(if Safeguard::ClosingsAfterRestart.is_kept() { last } else { 0 }, wall_ms);
     }
 }
 
@@ -45,13 +67,45 @@ impl<E: Environment> Cache<E> {
     /// A flush without the question whether the cache runs. Returns the epoch that it closed.
     pub(crate) fn close_epoch(&self) -> Epoch {
         // 1. Later writes load a later epoch.
-        let closed = self.epoch.fetch_add(u64::from(Safeguard::FlushEpoch.is_kept()), Ordering::SeqCst);
+        let (closed, closed_ms) = self.raise_epoch(Safeguard::FlushEpoch);
         let mut pass = self.pass.lock();
+        pass.closings.note(closed, closed_ms);
         // A pass that began after the line above, while this one waited for the lock, serves it too.
         if pass.covered < closed || (pass.covered == closed && Safeguard::FlushPass.is_kept()) {
             self.run_pass(&mut pass);
         }
+        drop(pass);
+        self.look_at_clock(closed_ms);
         Epoch(closed)
+    }
+
+    /// Ends the present epoch. Returns it, and a time before which nothing completed that is of a later one.
+    fn raise_epoch(&self, safeguard: Safeguard) -> (u64, u64) {
+        // The clock is read first: a write that loads the new epoch completes later.
+        let before_ms = Safeguard::ClosingReadFirst.is_kept().then(|| self.environment().wall_ms());
+        let closed = self.epoch.fetch_add(u64::from(safeguard.is_kept()), Ordering::SeqCst);
+        let closed_ms = before_ms.unwrap_or_else(|| self.environment().wall_ms());
+        (closed, closed_ms)
+    }
+
+    /// Where the clock was set back behind the recovery point, that is set back too, durably, before a flush completes that makes
+    /// writes durable which completed since: by the clock they are older than the recovery point.
+    fn look_at_clock(&self, read_ms: u64) {
+        if read_ms >= self.dated_ms.load(Ordering::Relaxed) || !Safeguard::ClosingsClockSetBack.is_kept() {
+            return;
+        }
+        // Not where this thread was only slow.
+        let now_ms = self.environment().wall_ms();
+        if now_ms < self.dated_ms.load(Ordering::Relaxed) {
+            store_drained(self, |drained| drained.closed_ms = drained.closed_ms.get().min(now_ms).into());
+        }
+    }
+
+    /// A time before which nothing completed that is of a later epoch than `epoch`, which is drained; the time that was known before
+    /// if nothing better is. Nobody asks for earlier epochs any more.
+    pub(crate) fn closed_ms(&self, epoch: u64) -> u64 {
+        let known_ms = self.dated_ms.load(Ordering::Relaxed);
+        self.pass.lock().closings.take(epoch).map_or(known_ms, |closed_ms| closed_ms.max(known_ms))
     }
 
     /// 2. and 3. of a flush.
@@ -73,7 +127,7 @@ impl<E: Environment> Cache<E> {
                 if Safeguard::FlushClear.is_kept() {
                     lane.clear_touched();
                 }
-                state.next_sequence - 1
+                Reached::by(&state)
             };
             // 3. The mark is stored without the lock, whose locked instruction would drain it.
             if Safeguard::FlushMark.is_kept() {
@@ -98,8 +152,9 @@ impl<E: Environment> Cache<E> {
     /// When the cache was stopped.
     pub fn force_unit_access(&self, ranges: &[ByteRange]) -> Result<()> {
         self.check_running()?;
-        self.epoch.fetch_add(u64::from(Safeguard::FuaEpoch.is_kept()), Ordering::SeqCst);
+        let (closed, closed_ms) = self.raise_epoch(Safeguard::FuaEpoch);
         let mut pass = self.pass.lock();
+        pass.closings.note(closed, closed_ms);
         let epoch = self.epoch.load(Ordering::SeqCst);
         let mut stored = self.region().nothing_in_flight();
         let mut mark = |id: LaneId| {
@@ -110,7 +165,7 @@ impl<E: Environment> Cache<E> {
                 if self.region().check_stores(Safeguard::MarkStoreCheck).is_err() {
                     return;
                 }
-                state.next_sequence - 1
+                Reached::by(&state)
             };
             if !Safeguard::FuaMark.is_kept() {
                 return;
@@ -133,6 +188,8 @@ impl<E: Environment> Cache<E> {
             }
         }
         self.region().fence(Safeguard::FuaFence, stored);
+        drop(pass);
+        self.look_at_clock(closed_ms);
         self.region().check_stores(Safeguard::FuaStoreCheck)
     }
 
@@ -149,18 +206,19 @@ impl<E: Environment> Cache<E> {
         }
     }
 
-    fn store_mark(&self, pass: &mut Pass, lane: usize, last: u64, epoch: u64) -> cbd_types::InFlight {
+    fn store_mark(&self, pass: &mut Pass, lane: usize, last: Reached, epoch: u64) -> cbd_types::InFlight {
         let mark = &mut pass.marks[lane];
-        if mark.content().is_some_and(|mark| mark.lane_sequence.get() >= last) {
+        if mark.content().is_some_and(|mark| mark.lane_sequence.get() >= last.lane_sequence) {
             return self.region().nothing_in_flight();
         }
         mark.store(
             self.region(),
             LaneMark {
-                lane_sequence: last.into(),
+                lane_sequence: last.lane_sequence.into(),
                 epoch: epoch.into(),
                 ownership: self.identity.ownership.into(),
-                reserved: [0; 24],
+                run: last.run.into(),
+                reserved: [0; 16],
             },
         )
     }

@@ -27,6 +27,8 @@ pub(crate) struct LogSegment {
     pub(crate) ordinal: u64,
     /// Sequence number of its first record.
     pub(crate) first_sequence: u64,
+    /// The run that opened it.
+    pub(crate) run: u64,
     /// Slots in use.
     pub(crate) slots: u32,
     /// Where the data that grows down has come to, in bytes from the segment's base.

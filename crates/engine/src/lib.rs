@@ -16,6 +16,7 @@ extern crate alloc;
 
 mod admission;
 mod cache;
+mod closings;
 mod drained;
 mod failing;
 mod fill;
@@ -78,7 +79,7 @@ pub trait Environment: Send + Sync + 'static {
     /// A random number, for salts and identities. It need not be secret; it must not repeat.
     fn random(&self) -> u64;
 
-    /// Milliseconds since 1970 UTC; only to tell people when something was.
+    /// Milliseconds since 1970 UTC; only to tell people when something was. It may be set back.
     fn wall_ms(&self) -> u64;
 
     /// Milliseconds since some moment, never going back.

@@ -137,6 +137,7 @@ impl<E: Environment> Cache<E> {
             segment,
             ordinal: lane.next_ordinal,
             first_sequence: lane.next_sequence,
+            run: lane.run,
             slots: 0,
             data_low: self.shape().data_top(),
             last_dirty_epoch: 0,

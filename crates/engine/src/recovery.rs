@@ -9,13 +9,13 @@
 use crate::{
     Cache, Environment, Mutex, Settings,
     cache::{Identity, Parts, Segment},
-    drained::void_until_now,
+    drained::{store_drained, void_until_now},
     flush::Pass,
     index::{Index, Location},
     lane::{Counters, Lane, LaneState, LogSegment},
     log::SLOTS_MAX_OF_RECORD,
     logscan::Cursor,
-    replay::{CaughtUp, ChainSegment, Outcome, Tail},
+    replay::{CaughtUp, ChainSegment, Marked, Outcome, Tail},
     slots::TwoSlots,
 };
 use alloc::{collections::VecDeque, format, sync::Arc, vec, vec::Vec};
@@ -41,6 +41,8 @@ impl<E: Environment> Cache<E> {
     /// Opens the cache and recovers what its log holds.
     pub(crate) fn recover(opening: Opening<E>) -> Result<Self> {
         let Opening { environment, region, layout, identity, segments: ids, settings } = opening;
+        // Before anything is read: what is found has completed before this, but for what the clock was set back since.
+        let opened_ms = environment.wall_ms();
         let state = StateShape { lanes: identity.lanes.lanes };
         let absolute = |[a, b]: [u64; 2]| [identity.state_base + a, identity.state_base + b];
         let lanes = || (0..identity.lanes.lanes).map(LaneId);
@@ -51,8 +53,7 @@ impl<E: Environment> Cache<E> {
         let marks: Vec<TwoSlots<LaneMark>> = lanes()
             .map(|lane| TwoSlots::read(&region, absolute(state.mark(lane)), u64::from(lane.0)))
             .collect();
-        let last_marked: Vec<u64> =
-            marks.iter().map(|mark| mark.content().map_or(0, |mark| mark.lane_sequence.get())).collect();
+        let last_marked: Vec<Marked> = marks.iter().map(|mark| Marked::by(mark.content())).collect();
         let caught_up = CaughtUp::new(drained.content());
         let is_drained_known = drained.content().is_some();
         // The counter goes on above every epoch that was ever used.
@@ -145,7 +146,7 @@ impl<E: Environment> Cache<E> {
         }
         for (lane, marked) in cache.lanes.iter().zip(&last_marked) {
             let state = lane.state.lock();
-            if state.next_sequence - 1 > *marked && Safeguard::RecoveryUnmarked.is_kept() {
+            if state.next_sequence - 1 > marked.sequence && Safeguard::RecoveryUnmarked.is_kept() {
                 // The next pass leaves the evidence that the last process did not come to leave.
                 lane.touch();
             }
@@ -164,13 +165,22 @@ impl<E: Environment> Cache<E> {
         cache.reopen_if_nothing_is_free(&chains);
         // The counter goes on above drained and above every epoch seen, dropped records included.
         cache.epoch.store(epoch + 1, Ordering::SeqCst);
-        cache.pass.get_mut().begin_at(epoch + 1);
+        let dirty = cache
+            .lanes
+            .iter()
+            .filter_map(|lane| lane.state.lock().segments().map(|segment| segment.last_dirty_epoch).max());
+        let last = dirty.max().unwrap_or(0).max(caught_up.drained);
+        cache.pass.get_mut().begin_at(epoch + 1, last, opened_ms);
 
         cache.persist_what_was_relied_on(&chains, state);
         cache.make_copies_whole(&chains);
         // Where there is no room for it, or the memory takes no stores, it stays known: it is noted when there is room, and by reclaim
         // before the tail passes it. Until then each recovery finds it again, and the backing device is void.
         cache.note_lost();
+        if opened_ms < cache.dated_ms.load(Ordering::Relaxed) && Safeguard::ClosingsClockSetBack.is_kept() {
+            // The clock was set back: what is completed from now on looks older than the recovery point.
+            store_drained(&cache, |drained| drained.closed_ms = opened_ms.into());
+        }
         let is_void = cache.has_damage() && Safeguard::RecoveryDamageVoid.is_kept()
             || !is_drained_known && Safeguard::RecoveryDrainedLost.is_kept();
         if is_void {

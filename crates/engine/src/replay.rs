@@ -18,7 +18,7 @@ use crate::{
     rare,
 };
 use alloc::{collections::BTreeMap, vec, vec::Vec};
-use cbd_format::{Drained, Record, RecordKind, SegmentHeader, SegmentShape};
+use cbd_format::{Drained, LaneMark, Record, RecordKind, SegmentHeader, SegmentShape};
 use cbd_types::{ByteRange, LaneId, Safeguard};
 
 /// A segment of a lane's log as its header describes it.
@@ -41,6 +41,30 @@ pub(crate) struct Lost {
 pub(crate) struct Tail {
     pub(crate) ordinal: u64,
     pub(crate) first_sequence: u64,
+}
+
+/// How far a lane is known to have been complete.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct Marked {
+    pub(crate) sequence: u64,
+    /// The run of the segment that held the record; 0 where it is not known.
+    run: u64,
+}
+
+impl Marked {
+    pub(crate) fn by(mark: Option<&LaneMark>) -> Self {
+        mark.map_or_else(Self::default, |mark| Self {
+            sequence: mark.lane_sequence.get(),
+            run: mark.run.get(),
+        })
+    }
+
+    /// How far it proves the records of a segment: not at all where that is of an earlier run, since what stands there may have
+    /// been dropped, and what is proved be another record with its sequence number.
+    fn proves(&self, segment: &SegmentHeader) -> u64 {
+        let is_of_run = self.run == 0 || segment.run.get() >= self.run;
+        if Safeguard::RecoveryMarkOfRun.holds(is_of_run) { self.sequence } else { 0 }
+    }
 }
 
 /// What replay found besides the lane's state.
@@ -107,14 +131,13 @@ struct Replay<'a> {
 }
 
 impl<E: Environment> Cache<E> {
-    /// Replays a lane from its chain of segments, ordered by ordinal. `marked` is the sequence number up to which the lane
-    /// is known to be complete.
+    /// Replays a lane from its chain of segments, ordered by ordinal.
     pub(crate) fn replay_lane(
         &self,
         lane: LaneId,
         chain: &[ChainSegment],
         tail: Option<Tail>,
-        marked: u64,
+        marked: Marked,
         caught_up: CaughtUp,
     ) -> Outcome {
         let mut condemned = Condemned::default();
@@ -148,7 +171,7 @@ impl<E: Environment> Cache<E> {
         state: &mut LaneState,
         chain: &[ChainSegment],
         tail: Option<Tail>,
-        marked: u64,
+        marked: Marked,
         replay: &mut Replay<'_>,
     ) {
         let mut expected_ordinal = tail.map(|tail| tail.ordinal);
@@ -180,11 +203,14 @@ impl<E: Environment> Cache<E> {
             }
             let next = chain.get(number + 1).map(|next| &next.header);
             let next = next.filter(|_| Safeguard::RecoveryLimit.is_kept());
-            let end = self.replay_segment(state, segment, next, marked, replay);
+            let end = self.replay_segment(state, segment, next, marked.proves(header), replay);
             expected = Some(end);
             expected_ordinal = Some(ordinal + 1);
             state.run = state.run.max(header.run.get() + u64::from(Safeguard::RecoveryRun.is_kept()));
         }
+        // A run that a mark names is over, even if all its segments are lost.
+        state.run = state.run.max(marked.run + u64::from(Safeguard::RecoveryRun.is_kept()));
+        let marked = marked.sequence;
         let next = expected.unwrap_or(marked + 1);
         if !Safeguard::RecoveryHeadLost.holds(marked < next) {
             // The mark says that there was more: the head segment is gone.
@@ -216,6 +242,7 @@ impl<E: Environment> Cache<E> {
             segment: segment.segment,
             ordinal,
             first_sequence: segment.header.first_sequence.get(),
+            run: segment.header.run.get(),
             slots: 0,
             data_low: self.shape().data_top(),
             last_dirty_epoch: 0,

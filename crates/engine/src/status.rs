@@ -63,7 +63,9 @@ pub struct CacheStatus {
     pub epoch: Epoch,
     /// Everything up to this epoch is durable on the backing device.
     pub drained_epoch: Epoch,
-    /// When that was reached, in milliseconds since 1970 UTC; 0 when never.
+    /// The recovery point, in milliseconds since 1970 UTC: every write that completed and was flushed before this time is on the
+    /// backing device, but for what is or was damaged or parked while that is void. A lower bound: the time at which the
+    /// drained epoch was closed, or an earlier one. 0 when it is not known.
     pub drained_wall_ms: u64,
     /// Whether the backing device alone is a crash state now.
     pub backing_is_consistent: bool,
@@ -184,10 +186,10 @@ impl<E: Environment> Cache<E> {
         let parked = self.parked_ranges();
         let parked_bytes = self.parked_bytes();
         let drained = self.drained.lock();
-        let (drained_wall_ms, void_until) =
-            drained.content().map_or((0, 0), |now| (now.wall_ms.get(), now.void_until.get()));
+        let void_until = drained.content().map_or(0, |now| now.void_until.get());
+        // With the epoch, so that both are of one moment.
+        let (drained_epoch, drained_wall_ms) = (self.drained_epoch(), self.dated_ms.load(Ordering::Relaxed));
         drop(drained);
-        let drained_epoch = self.drained_epoch();
         let void_reason = if !damaged.is_empty() {
             Some(alloc::format!("{} ranges are quarantined", damaged.len()))
         } else if !parked.is_empty() {

@@ -13,8 +13,14 @@
 //! It reads the logs, not the index, and holds no lane's lock while it writes.
 
 use crate::{
-    Cache, Consistency, Environment, drained::store_drained, failing::Failing, index::Location,
-    logscan::Cursor, parking::Refused, rangemap::RangeMap, status::BackingTrouble,
+    Cache, Consistency, Environment,
+    drained::{reach, store_drained},
+    failing::Failing,
+    index::Location,
+    logscan::Cursor,
+    parking::Refused,
+    rangemap::RangeMap,
+    status::BackingTrouble,
 };
 use alloc::{collections::VecDeque, vec::Vec};
 use allowance::Allowance;
@@ -310,10 +316,7 @@ impl Writeback {
             return Progress::Busy;
         }
         self.lacked_something = false;
-        store_drained(cache, |drained| {
-            drained.epoch = closed.into();
-            drained.wall_ms = cache.environment().wall_ms().into();
-        });
+        reach(cache, closed, 0);
         Progress::Nothing(None)
     }
 
@@ -404,11 +407,7 @@ impl Writeback {
             0
         };
         self.lacked_something = lacks_something;
-        store_drained(cache, |drained| {
-            drained.void_until = drained.void_until.get().max(void_until).into();
-            drained.epoch = target.into();
-            drained.wall_ms = cache.environment().wall_ms().into();
-        });
+        reach(cache, target, void_until);
         self.by_segment = None;
         self.safe.clone_from(&self.cursors);
         for (lane, (bytes, records)) in cache.lanes.iter().zip(batch.cleaned) {

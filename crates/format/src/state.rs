@@ -19,8 +19,11 @@ on_media! {
         16 wall_ms: U64,
         /// Number of the owner that wrote it.
         24 ownership: U64,
+        /// The recovery point, in milliseconds since 1970 UTC: every write that completed before this time is of `epoch` or an
+        /// earlier one. 0 where it is not known.
+        32 closed_ms: U64,
         /// Zero.
-        32 reserved: [u8; 16],
+        40 reserved: [u8; 8],
     }
 }
 
@@ -48,8 +51,10 @@ on_media! {
         8 epoch: U64,
         /// Number of the owner that wrote it.
         16 ownership: U64,
+        /// `run` of the segment that holds the record `lane_sequence`; 0 where it is not known.
+        24 run: U64,
         /// Zero.
-        24 reserved: [u8; 24],
+        32 reserved: [u8; 16],
     }
 }
 
@@ -99,7 +104,9 @@ impl SlotContent for LaneMark {
     const SLOT_SIZE: usize = 64;
 
     fn is_plausible(&self) -> bool {
-        self.lane_sequence.get() < COUNTER_END && self.epoch.get() < COUNTER_END
+        self.lane_sequence.get() < COUNTER_END
+            && self.epoch.get() < COUNTER_END
+            && self.run.get() < COUNTER_END
     }
 }
 

@@ -102,7 +102,7 @@ pub struct BackendSummary {
     pub dirty_device_bytes: u64,
     /// The last epoch that is on the backing device.
     pub drained_epoch: u64,
-    /// When it was reached, in milliseconds since 1970 UTC.
+    /// The recovery point, in milliseconds since 1970 UTC: all that was flushed before is on the backing device. 0 when it is not known.
     pub drained_wall_ms: u64,
     /// Order of writeback.
     pub consistency: String,

@@ -111,7 +111,7 @@ pub struct Rescued {
     pub dirty_bytes: Option<u64>,
     /// The last epoch that is on the disk.
     pub drained_epoch: u64,
-    /// When that was reached, in milliseconds since 1970 UTC.
+    /// The recovery point, in milliseconds since 1970 UTC: all that was flushed before is on the disk. 0 when it is not known.
     pub drained_wall_ms: u64,
     /// Whether the disk alone is a state that a plain disk could have shown after a power cut.
     pub backing_is_consistent: bool,

@@ -270,7 +270,7 @@ typedef struct cbd_status {
    */
   uint64_t drained_epoch;
   /*
-   When that was reached, in milliseconds since 1970 UTC; 0: never.
+   Every write that completed and was flushed before this time is on the disk; milliseconds since 1970 UTC, 0: not known.
    */
   uint64_t drained_unix_ms;
   /*

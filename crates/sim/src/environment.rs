@@ -5,20 +5,43 @@ use crate::memory::CrashMemory;
 use crate::random::Seeded;
 use cbd_engine::Environment;
 use parking_lot::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
-/// Random numbers from a seed, and a clock that only [`advance`](Self::advance) moves.
+/// Some day in 2026.
+const BEGIN_MS: i64 = 1_780_000_000_000;
+
+/// Random numbers from a seed, and a clock that only [`advance`](Self::advance) moves. The wall clock goes on by a millisecond
+/// whenever it is read, so that no two things happen at the same time, and can be set back.
 #[derive(Debug)]
 pub struct SimEnvironment {
     random: Mutex<Seeded>,
     clock_ms: AtomicU64,
+    /// What the wall clock is ahead of `BEGIN_MS` and the other clock.
+    ahead_ms: AtomicI64,
 }
 
 impl SimEnvironment {
     /// The environment of one simulated process.
     #[must_use]
     pub const fn new(seed: u64, clock_ms: u64) -> Self {
-        Self { random: Mutex::new(Seeded::new(seed)), clock_ms: AtomicU64::new(clock_ms) }
+        Self {
+            random: Mutex::new(Seeded::new(seed)),
+            clock_ms: AtomicU64::new(clock_ms),
+            ahead_ms: AtomicI64::new(0),
+        }
+    }
+
+    /// The environment of the next process: its clocks go on.
+    #[must_use]
+    pub fn successor(&self, seed: u64) -> Self {
+        let next = Self::new(seed, self.clock_ms());
+        next.ahead_ms.store(self.ahead_ms.load(Ordering::Relaxed), Ordering::Relaxed);
+        next
+    }
+
+    /// Somebody sets the wall clock back, or forward where `ms` is below zero.
+    pub fn set_wall_back(&self, ms: i64) {
+        self.ahead_ms.fetch_sub(ms, Ordering::Relaxed);
     }
 
     /// Time passes.
@@ -41,8 +64,8 @@ impl Environment for SimEnvironment {
     }
 
     fn wall_ms(&self) -> u64 {
-        // Some day in 2026.
-        1_780_000_000_000 + self.clock_ms()
+        let ahead = self.ahead_ms.fetch_add(1, Ordering::Relaxed);
+        (BEGIN_MS + ahead).saturating_add_unsigned(self.clock_ms()).unsigned_abs()
     }
 
     fn monotonic_ms(&self) -> u64 {

@@ -356,8 +356,15 @@ impl Moment<'_> {
         });
     }
 
-    /// The region is lost. Where the status says that the backing device alone is a crash state, it is one.
+    /// The region is lost. Where the status says that the backing device alone is a crash state, it is one, and it holds all that
+    /// was flushed before the recovery point.
     fn throw_region_away(&mut self, disk: &SimDisk, found: &Recovered) {
+        if found.status.drained_wall_ms > 0 {
+            self.explorer.tally.rare("recovery_point_judged", 1);
+        }
+        if let Err(violation) = self.world.judge_recovery_point(&disk.contents(), &found.status) {
+            self.found("region thrown away", violation.0);
+        }
         if !found.status.backing_is_consistent {
             self.explorer.tally.rare("bare_disk_void", 1);
             return;

@@ -11,7 +11,9 @@
 //! - **after a crash**: acknowledged changes are there; what was in flight is there or not, an atomic write
 //!   whole or not at all, and what was found once stays so ([`Oracle::settle`]);
 //! - **the backing device alone**: there is one moment of the history at which a plain disk with a volatile cache
-//!   could have shown this image after a power cut ([`Oracle::moment_of`]).
+//!   could have shown this image after a power cut ([`Oracle::moment_of`]);
+//! - **the recovery point**: all that had completed and was flushed before it is on the backing device, or something newer
+//!   ([`Oracle::check_recovery_point`]).
 //!
 //! Always true here: changes that overlap are never open at the same time (the client's duty, checked).
 
@@ -49,6 +51,20 @@ struct Entry {
     submitted: Moment,
     completed: Moment,
     guaranteed: Moment,
+    /// What the wall clock showed when it completed, and when it was guaranteed; [`NEVER`] before.
+    completed_ms: u64,
+    guaranteed_ms: u64,
+}
+
+impl Entry {
+    fn complete(&mut self, now: Moment, wall_ms: u64) {
+        (self.completed, self.completed_ms) = (now, wall_ms);
+    }
+
+    fn guarantee(&mut self, moment: Moment, wall_ms: u64) {
+        self.guaranteed = self.guaranteed.min(moment);
+        self.guaranteed_ms = if self.guaranteed_ms == NEVER { wall_ms } else { self.guaranteed_ms };
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -71,6 +87,8 @@ pub struct Oracle {
     /// Sectors whose newest changes no flush has covered.
     unguaranteed: Vec<u64>,
     clock: Moment,
+    /// What the wall clock shows, as far as the clients know.
+    wall_ms: u64,
     next_content: u64,
     /// What the device shows where nothing was ever changed.
     fresh: Arc<[u8]>,
@@ -90,6 +108,7 @@ impl Oracle {
             next_open: 0,
             unguaranteed: Vec::new(),
             clock: 0,
+            wall_ms: 0,
             next_content: Content::INITIAL.0,
         }
     }
@@ -103,6 +122,11 @@ impl Oracle {
     /// [`moment_of`](Self::moment_of).
     pub fn now(&mut self) -> Moment {
         self.tick()
+    }
+
+    /// The clients look at the wall clock: what completes now has this time.
+    pub const fn look_at_clock(&mut self, wall_ms: u64) {
+        self.wall_ms = wall_ms;
     }
 
     fn sectors_of(&self, range: ByteRange) -> std::ops::Range<u64> {
@@ -137,8 +161,22 @@ impl Oracle {
         assert!(!self.overlaps_open(range), "the client submits overlapping changes");
         let submitted = self.tick();
         for sector in self.sectors_of(range) {
-            let start = Entry { content: Content::INITIAL, submitted: 0, completed: 0, guaranteed: 0 };
-            let entry = Entry { content, submitted, completed: NEVER, guaranteed: NEVER };
+            let start = Entry {
+                content: Content::INITIAL,
+                submitted: 0,
+                completed: 0,
+                guaranteed: 0,
+                completed_ms: 0,
+                guaranteed_ms: 0,
+            };
+            let entry = Entry {
+                content,
+                submitted,
+                completed: NEVER,
+                guaranteed: NEVER,
+                completed_ms: NEVER,
+                guaranteed_ms: NEVER,
+            };
             self.sectors.entry(sector).or_insert_with(|| vec![start]).push(entry);
         }
         let in_one_chunk = range.start / CHUNK == (range.end - 1) / CHUNK;
@@ -157,8 +195,10 @@ impl Oracle {
         let now = self.tick();
         for sector in self.sectors_of(open.range) {
             if let Some(entry) = self.sectors.get_mut(&sector).and_then(|entries| entries.last_mut()) {
-                entry.completed = now;
-                entry.guaranteed = if fua { now } else { NEVER };
+                entry.complete(now, self.wall_ms);
+                if fua {
+                    entry.guarantee(now, self.wall_ms);
+                }
             }
             self.unguaranteed.push(sector);
         }
@@ -167,14 +207,14 @@ impl Oracle {
     /// A flush completed that had been submitted at `submitted`.
     pub fn flushed(&mut self, submitted: Moment) {
         let now = self.tick();
-        let sectors = &mut self.sectors;
+        let (sectors, wall_ms) = (&mut self.sectors, self.wall_ms);
         self.unguaranteed.sort_unstable();
         self.unguaranteed.dedup();
         self.unguaranteed.retain(|sector| {
             let mut rest = false;
             for entry in sectors.get_mut(sector).into_iter().flatten() {
                 if entry.completed < submitted {
-                    entry.guaranteed = entry.guaranteed.min(now);
+                    entry.guarantee(now, wall_ms);
                 } else if entry.guaranteed == NEVER {
                     rest = true;
                 }
@@ -187,7 +227,7 @@ impl Oracle {
     /// [`moment_of`](Self::moment_of) and `not_before` at least `moment` from now on.
     pub fn drained(&mut self, moment: Moment) {
         for entry in self.sectors.values_mut().flatten().filter(|entry| entry.completed <= moment) {
-            entry.guaranteed = entry.guaranteed.min(moment);
+            entry.guarantee(moment, self.wall_ms);
         }
     }
 
@@ -304,7 +344,7 @@ impl Oracle {
                 if !found {
                     entries.pop();
                 } else if let Some(entry) = entries.last_mut() {
-                    entry.completed = now;
+                    entry.complete(now, self.wall_ms);
                     self.unguaranteed.push(sector);
                 }
             }
@@ -368,6 +408,30 @@ impl Oracle {
             legal = both;
         }
         Ok(legal.last().map_or(not_before, |&(_, end)| (end - 1).min(self.clock)))
+    }
+
+    /// Whether `image` holds, in each sector, the last change that had completed and was flushed before the wall clock showed
+    /// `before_ms`, or a later one: what a recovery point of that time promises.
+    ///
+    /// # Errors
+    /// The first sector that shows something older.
+    pub fn check_recovery_point(&self, image: &DiskImage, before_ms: u64) -> Result<(), Violation> {
+        for (sector, entries) in &self.sectors {
+            let is_due = |entry: &Entry| {
+                entry.completed_ms.max(entry.guaranteed_ms) < before_ms && entry.completed_ms > 0
+            };
+            let Some(oldest) = entries.iter().rposition(is_due) else { continue };
+            let shown = Content::of(*sector, image.sector(*sector, self.sector));
+            let legal: Vec<Content> = entries[oldest..].iter().map(|entry| entry.content).collect();
+            if !shown.is_some_and(|shown| legal.contains(&shown)) {
+                let Violation(text) = self.violation("recovery point", *sector, shown, &legal);
+                let Entry { completed_ms, guaranteed_ms, .. } = entries[oldest];
+                return Err(Violation(format!(
+                    "{text}; the recovery point is {before_ms} ms, and the first of them completed at {completed_ms} and was flushed at {guaranteed_ms}"
+                )));
+            }
+        }
+        Ok(())
     }
 
     fn violation(&self, place: &str, sector: u64, shown: Option<Content>, legal: &[Content]) -> Violation {

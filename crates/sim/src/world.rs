@@ -23,7 +23,7 @@ use crate::oracle::{Moment, Oracle, Violation};
 use crate::process::{Outlook, Process};
 use crate::random::Seeded;
 use crate::workload::Workload;
-use cbd_engine::{CacheStatus, Consistency, Settings};
+use cbd_engine::{CacheStatus, Consistency, Environment, Settings};
 use cbd_types::{
     AlignedBuffer, BackendId, BackingGeometry, ByteRange, Completion, Epoch, Error, Operation, Request,
 };
@@ -187,6 +187,16 @@ impl World {
         self.expects_refusals = true;
     }
 
+    /// The clients look at the wall clock.
+    fn look_at_clock(&mut self) {
+        self.oracle.look_at_clock(self.environment.wall_ms());
+    }
+
+    /// Somebody sets the wall clock back.
+    pub fn set_wall_back(&self, ms: i64) {
+        self.environment.set_wall_back(ms);
+    }
+
     /// Time passes.
     pub fn advance(&self, ms: u64) {
         self.environment.advance(ms);
@@ -237,6 +247,10 @@ impl World {
             }
             if until_crash(|| self.turn()).is_err() {
                 self.crash();
+            }
+            if self.options.sets_clock && self.random.chance(20) {
+                let span = self.random.between(1, 400) as i64;
+                self.environment.set_wall_back(if self.random.chance(700) { span } else { -span });
             }
             self.note_quiet_moment();
         }
@@ -323,6 +337,7 @@ impl World {
         if counters.loads_of_unfenced + counters.stores_over_unfenced > 0 {
             self.complain(format!("somebody relies on stores that nobody has fenced: {counters:?}"));
         }
+        self.look_at_clock();
         if let Some((asked, epoch)) = self.draining
             && self.process().cache().is_drained(epoch)
         {

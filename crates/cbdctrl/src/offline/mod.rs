@@ -168,8 +168,11 @@ fn describe_backend(backend: &BackendSummary, text: &mut String) {
 
 /// As of when the backing device alone can be trusted.
 fn recovery_point(backend: &BackendSummary) -> String {
-    let time =
-        if backend.drained_wall_ms == 0 { "never".to_owned() } else { format_time(backend.drained_wall_ms) };
+    let time = match backend.drained_wall_ms {
+        0 if backend.drained_epoch == 0 => "the time before it was cached".to_owned(),
+        0 => "a time that is not known".to_owned(),
+        at => format_time(at),
+    };
     match &backend.void_reason {
         None => format!(
             "without its cache the disk is of {time} (epoch {}, {})",

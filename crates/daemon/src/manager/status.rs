@@ -116,7 +116,13 @@ pub(super) fn recovery_point(status: &CacheStatus) -> String {
         return "the backing device alone holds everything".to_owned();
     }
     match status.drained_wall_ms {
-        0 => "the backing device alone is as it was before it was cached".to_owned(),
+        0 if status.drained_epoch.0 == 0 => {
+            "the backing device alone is as it was before it was cached".to_owned()
+        }
+        0 => format!(
+            "the backing device alone is as of a time that is not known (epoch {})",
+            status.drained_epoch
+        ),
         at => {
             format!("the backing device alone is as of {} (epoch {})", format_time(at), status.drained_epoch)
         }

@@ -280,7 +280,8 @@ impl<E: Environment> Transport<E> {
             void_until: 0.into(),
             wall_ms: self.environment.wall_ms().into(),
             ownership: 1.into(),
-            reserved: [0; 16],
+            closed_ms: 0.into(),
+            reserved: [0; 8],
         };
         stored.and(drained.fill(region, Safeguard::BackendDrainedSecond, first))
     }

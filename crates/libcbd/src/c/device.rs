@@ -133,7 +133,7 @@ pub struct CbdStatus {
     pub epoch: u64,
     /// Everything up to this epoch is durable on the disk.
     pub drained_epoch: u64,
-    /// When that was reached, in milliseconds since 1970 UTC; 0: never.
+    /// Every write that completed and was flushed before this time is on the disk; milliseconds since 1970 UTC, 0: not known.
     pub drained_unix_ms: u64,
     /// 0.
     pub reserved: [u64; 8],

@@ -104,6 +104,17 @@ pub fn kinds() -> Vec<Kind> {
         }),
         kind("no-checksums", |seed| WorldOptions { data_crc: false, ..one_lane(seed, Consistency::Strict) }),
         kind("settings", |seed| WorldOptions { vary_settings: true, ..two_lanes(seed, Consistency::Strict) }),
+        kind("clock-set-back", |seed| WorldOptions {
+            sets_clock: true,
+            ..two_lanes(seed, Consistency::Strict)
+        }),
+        kind("backlog", |seed| WorldOptions {
+            // Writeback is far behind: between the closing of an epoch and the end of its writeback much is flushed.
+            maintenance_percent: 3,
+            mix: FLUSHING,
+            segments: 33,
+            ..one_lane(seed, *Seeded::new(seed).pick(&Consistency::ALL))
+        }),
         kind("failing-disk", |seed| WorldOptions {
             read_errors_permille: 100,
             write_errors_permille: 300,

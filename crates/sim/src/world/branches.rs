@@ -2,7 +2,6 @@
 
 use super::{Happened, World, WorldOptions};
 use crate::disk::SimDisk;
-use crate::environment::SimEnvironment;
 use crate::explorer::Expected;
 use crate::explorer::{Explorer, quietly};
 use crate::image::DiskImage;
@@ -10,6 +9,7 @@ use crate::memory::CrashMemory;
 use crate::oracle::{Expectation, Oracle, Violation};
 use crate::random::Seeded;
 use crate::workload::Wish;
+use cbd_engine::CacheStatus;
 use cbd_types::{BackendId, ByteRange, Operation};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -99,6 +99,21 @@ impl World {
         self.oracle.moment_of(image, self.drained).map(drop)
     }
 
+    /// Whether `status` dates a bare disk with this content not too late. Where something is or was damaged or parked, it does so only
+    /// for a disk that is a crash state.
+    pub(crate) fn judge_recovery_point(
+        &self,
+        image: &DiskImage,
+        status: &CacheStatus,
+    ) -> Result<(), Violation> {
+        let is_whole = !self.is_damaged && self.options.unwritable.is_empty();
+        if is_whole || status.backing_is_consistent {
+            self.oracle.check_recovery_point(image, status.drained_wall_ms)
+        } else {
+            Ok(())
+        }
+    }
+
     /// A world that begins with what a crash of this one has left in `memory` and on `disk`, and knows what this one
     /// knows.
     #[must_use]
@@ -112,7 +127,7 @@ impl World {
         let mut random = Seeded::new(seed);
         let options =
             WorldOptions { seed, crash_permille: 20, crash_in_recovery_permille: 300, ..self.options };
-        let environment = Arc::new(SimEnvironment::new(random.next(), self.environment.clock_ms()));
+        let environment = Arc::new(self.environment.successor(random.next()));
         Self {
             options,
             random,

@@ -8,6 +8,9 @@ impl World {
     /// What if the region were lost now, and the power with it: is the backing device a legal crash state?
     pub fn judge_backing(&mut self) {
         let status = self.process().cache().status();
+        let image = self.disk.image_after_power_cut(self.random.next());
+        self.happened.points_judged += u64::from(status.drained_wall_ms > 0);
+        self.judge(self.judge_recovery_point(&image, &status));
         if !status.backing_is_consistent {
             self.happened.images_void += 1;
             let is_strict = self.options.consistency == Consistency::Strict && !self.options.vary_settings;
@@ -16,7 +19,6 @@ impl World {
             }
             return;
         }
-        let image = self.disk.image_after_power_cut(self.random.next());
         self.happened.images_judged += 1;
         self.judge(self.oracle.moment_of(&image, self.drained));
     }

@@ -2,7 +2,6 @@
 
 use super::World;
 use crate::crash::until_crash;
-use crate::environment::SimEnvironment;
 use crate::memory::Keep;
 use crate::oracle::Oracle;
 use cbd_engine::Consistency;
@@ -56,7 +55,7 @@ impl World {
         self.draining = None;
         self.asked.clear();
         self.done.clear();
-        self.environment = Arc::new(SimEnvironment::new(self.random.next(), self.environment.clock_ms()));
+        self.environment = Arc::new(self.environment.successor(self.random.next()));
         let by_chance = self.random.chance(self.options.crash_in_recovery_permille);
         let place = by_chance.then(|| self.random.between(1, 6));
         if let Some(place) = self.recovery_place.take().or(place) {
@@ -90,6 +89,7 @@ impl World {
 
     /// Finds out what became of the requests that the last process left behind, or that failed.
     pub fn settle(&mut self) {
+        self.look_at_clock();
         let mut oracle = std::mem::replace(&mut self.oracle, Oracle::new(0, self.options.sector, 0));
         let verdict = oracle.settle(|range| self.read_now(range));
         self.oracle = oracle;

@@ -55,6 +55,8 @@ pub struct WorldOptions {
     pub mix: Mix,
     /// Whether settings are changed meanwhile.
     pub vary_settings: bool,
+    /// Whether somebody sets the wall clock back and forth.
+    pub sets_clock: bool,
     /// Turns out of a thousand before which a crash is set up.
     pub crash_permille: u64,
     /// Turns out of a hundred in which the maintainer steps: few, and the cache is always full.
@@ -92,6 +94,7 @@ impl WorldOptions {
             depth: 4,
             mix: Mix::ALL,
             vary_settings: false,
+            sets_clock: false,
             crash_permille: *random.pick(&[2, 10, 40]),
             maintenance_percent: *random.pick(&[3, 10, 30]),
             crash_in_recovery_permille: 400,
@@ -120,6 +123,8 @@ pub struct Happened {
     pub drains: u64,
     /// Images of the backing device that were judged.
     pub images_judged: u64,
+    /// Recovery points that were judged.
+    pub points_judged: u64,
     /// Moments at which the engine said that the backing device alone is no crash state.
     pub images_void: u64,
     /// Ranges that were parked, and such that the disk took after all.
@@ -150,6 +155,7 @@ impl Happened {
             stops: self.stops + other.stops,
             drains: self.drains + other.drains,
             images_judged: self.images_judged + other.images_judged,
+            points_judged: self.points_judged + other.points_judged,
             images_void: self.images_void + other.images_void,
             parked: self.parked + other.parked,
             unparked: self.unparked + other.unparked,

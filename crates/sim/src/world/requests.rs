@@ -125,6 +125,7 @@ impl World {
     fn deliver(&mut self, mut done: Vec<Completion>) {
         // What was stored meanwhile was stored before they knew.
         self.judge_points();
+        self.look_at_clock();
         for Completion { id, result, buffer } in done.drain(..) {
             let Some(asked) = self.asked.remove(&id) else {
                 self.complain(format!("request {id} completed twice, or was never asked for"));

@@ -98,6 +98,43 @@ fn what_is_written_after_a_lane_lost_its_only_segment_is_found_again() {
     }
 }
 
+/// The dropped record and the one that is proved have the same sequence number.
+#[test]
+fn a_flushed_write_whose_segment_lost_both_headers_is_not_taken_for_a_dropped_one() {
+    let rig = Rig::new();
+    assert!(rig.try_write(0, BLOCK, 1));
+    rig.cache.flush().unwrap();
+    // Torn by a power cut: the record is there, and not all of its data.
+    assert!(rig.try_write(8 * BLOCK, BLOCK, 2));
+    let log = rig.first_log();
+    rig.memory.flip(log.base + log.size - PAGE - 2 * BLOCK + 17, 3);
+    let rig = rig.restart();
+    assert_eq!(rig.see(8 * BLOCK), Seen::Initial, "a write that was never acknowledged");
+    assert!(rig.try_write(20 * BLOCK, BLOCK, 3));
+    rig.cache.flush().unwrap();
+    let log = *rig.logs().last().unwrap();
+    rig.poison(log.base, 128);
+    rig.poison(log.base + log.size - PAGE, 128);
+    let rig = rig.restart();
+    rig.expect_lost(20 * BLOCK);
+    rig.expect_that_overwriting_heals();
+}
+
+/// Recovery begins a run, and a lane that has not written since is marked by it all the same.
+#[test]
+fn a_mark_of_a_lane_that_wrote_nothing_since_it_was_opened_proves_its_last_record() {
+    let rig = Rig::new();
+    assert!(rig.try_write(0, BLOCK, 1));
+    assert!(rig.try_write(8 * BLOCK, BLOCK, 2));
+    let rig = rig.restart();
+    rig.cache.flush().unwrap();
+    let log = rig.first_log();
+    rig.memory.flip(log.base + log.size - PAGE - 2 * BLOCK + 17, 3);
+    let rig = rig.restart();
+    assert_eq!(rig.see(8 * BLOCK), Seen::Media, "it was acknowledged and flushed");
+    rig.expect_value(0, 1);
+}
+
 #[test]
 fn what_recovery_found_lost_stays_so_when_it_can_be_read_again() {
     let rig = Rig::new();

@@ -14,6 +14,7 @@ mod of_one_copy;
 mod outside;
 mod parked;
 mod reclaimed;
+mod recovery_point;
 mod reopened;
 mod rig;
 mod rows;

@@ -13,11 +13,22 @@ type Hook = (u32, Box<dyn FnOnce() + Send>);
 pub struct RigEnvironment {
     inner: SimEnvironment,
     hook: Mutex<Option<Hook>>,
+    wall_hook: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 impl RigEnvironment {
     pub fn new() -> Self {
-        Self { inner: SimEnvironment::new(5, 0), hook: Mutex::new(None) }
+        Self { inner: SimEnvironment::new(5, 0), hook: Mutex::new(None), wall_hook: Mutex::new(None) }
+    }
+
+    /// Before the next reading of the wall clock `work` is done.
+    pub fn at_wall_reading(&self, work: impl FnOnce() + Send + 'static) {
+        *self.wall_hook.lock() = Some(Box::new(work));
+    }
+
+    /// Somebody sets the wall clock back.
+    pub fn set_wall_back(&self, ms: i64) {
+        self.inner.set_wall_back(ms);
     }
 
     pub fn clock_ms(&self) -> u64 {
@@ -47,6 +58,10 @@ impl Environment for RigEnvironment {
     }
 
     fn wall_ms(&self) -> u64 {
+        let work = self.wall_hook.lock().take();
+        if let Some(work) = work {
+            work();
+        }
         self.inner.wall_ms()
     }
 

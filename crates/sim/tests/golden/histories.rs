@@ -89,6 +89,15 @@ fn park(world: &mut World) {
     write(world, 0, 4 * KIB);
 }
 
+/// Marks name the run of their records, and *drained* says when its epoch was closed; more was flushed since.
+fn date(world: &mut World) {
+    restart(world);
+    world.drain();
+    assert!(world.status().drained_wall_ms > 0);
+    write(world, 16 * KIB, 4 * KIB);
+    flush(world);
+}
+
 fn restart(world: &mut World) {
     busy(world);
     world.crash();
@@ -154,6 +163,7 @@ pub fn all() -> Vec<History> {
         }),
         history("wrapped", WorldOptions { segments: 9, lanes_max: 1, ..options(5) }, wrap),
         history("torn", options(6), tear),
+        history("dated", options(15), date),
         history("restarted", options(7), restart),
         history("quarantined", options(8), condemn),
         history("quarantined-in-part", options(14), condemn_in_part),

@@ -104,6 +104,21 @@ fn every_image_opens_and_shows_what_its_clients_were_told() {
     }
 }
 
+/// Programs that did not store when an epoch was closed dated it too late: nothing is made of that.
+#[test]
+fn only_images_that_say_when_their_epoch_was_closed_have_a_recovery_point() {
+    for golden in all() {
+        let mut opened = Opened::new(&golden);
+        let point = opened.process.cache().status().drained_wall_ms;
+        assert_eq!(point > 0, golden.name.ends_with("dated"), "{}: {point}", golden.name);
+        let (range, buffer) = (ByteRange::at(0, golden.sector_size), golden.sector_size as usize);
+        let written = opened.ask(Operation::Write, range, AlignedBuffer::zeroed(buffer));
+        assert!(written.result.is_ok() || golden.name.ends_with("parked"), "{}", golden.name);
+        opened.drain();
+        assert!(opened.process.cache().status().drained_wall_ms > 0, "{}", golden.name);
+    }
+}
+
 #[test]
 fn work_goes_on_over_every_image_and_ends_on_the_disk() {
     for golden in all() {

@@ -390,6 +390,18 @@ safeguards! {
     DrainedFence = "drained.fence",
     /// Others see drained only when it is durable.
     DrainedVisible = "drained.visible-last",
+    /// The recovery point is dated by the closing of its epoch: what was flushed since, before its writeback ended, is not on the
+    /// backing device.
+    DrainedDated = "drained.dated-by-closing",
+
+    // When epochs were closed.
+
+    /// The clock is read before the epoch is closed: a write of the next one may complete in between.
+    ClosingReadFirst = "closing.read-first",
+    /// Where the clock was set back, times that are later than it are set back too.
+    ClosingsClockSetBack = "closing.clock-set-back",
+    /// Of epochs that were closed before a restart it is not said that they were closed as late as that.
+    ClosingsAfterRestart = "closing.after-restart",
 
     // Quarantine.
 
@@ -489,6 +501,11 @@ safeguards! {
     RecoveryLater = "recovery.later-record",
     /// A record that fails and has a mark is damage.
     RecoveryMark = "recovery.mark",
+    /// A mark names the run of the record that it proves.
+    MarkNamesRun = "mark.names-run",
+    /// A mark proves nothing of an earlier run: a dropped record with the same sequence number would come back, and what the mark
+    /// proves be forgotten.
+    RecoveryMarkOfRun = "recovery.mark.of-run",
     /// A lane whose head segment is gone, by the evidence of its mark, is damaged.
     RecoveryHeadLost = "recovery.head-lost",
     /// The last record is applied only if its data is whole: it may be torn.

@@ -1,0 +1,127 @@
+//! When epochs were closed: what dates the recovery point.
+//!
+//! Always true here: for each entry, nothing that completed before its time is of a later epoch than its own. So the time is a lower
+//! bound for each later epoch too, and entries can be dropped: what is left says less, and nothing wrong. Times are those that the
+//! clock showed: where it was set back, entries that are later than it are lowered.
+//!
+//! Left to others: reading the clock before the epoch is closed (`flush`).
+
+use alloc::vec::Vec;
+use cbd_types::Safeguard;
+
+/// Most entries. Beyond, some are dropped, so that a backlog of hours is still dated to a few hundredths of it.
+const KNOWN_MAX: usize = 256;
+
+/// Entries in ascending order of their epochs, and of their times.
+pub(crate) struct Closings {
+    known: Vec<(u64, u64)>,
+}
+
+impl Closings {
+    pub(crate) fn new() -> Self {
+        // All that there will ever be: flushes allocate nothing.
+        Self { known: Vec::with_capacity(KNOWN_MAX + 1) }
+    }
+
+    /// Nothing that completed before `wall_ms` is of a later epoch than `epoch`.
+    pub(crate) fn note(&mut self, epoch: u64, wall_ms: u64) {
+        match self.known.last().copied() {
+            // A flush that closed a later epoch was faster.
+            Some((last, _)) if epoch <= last => return,
+            Some((_, last_ms)) if wall_ms < last_ms && Safeguard::ClosingsClockSetBack.is_kept() => {
+                self.set_back(wall_ms);
+            }
+            _ => {}
+        }
+        // Of two with one time the earlier epoch says more.
+        if self.known.last().is_none_or(|(_, last_ms)| *last_ms < wall_ms) {
+            self.known.push((epoch, wall_ms));
+        }
+        if self.known.len() > KNOWN_MAX {
+            self.thin_out();
+        }
+    }
+
+    /// Drops so many entries that at most half of those that there can be are left, at about equal spaces in time.
+    fn thin_out(&mut self) {
+        let (Some((_, first_ms)), Some(last @ (_, last_ms))) =
+            (self.known.first().copied(), self.known.last().copied())
+        else {
+            return;
+        };
+        let space_ms = (last_ms - first_ms) / (KNOWN_MAX as u64 / 2 - 1) + 1;
+        let mut kept_ms = None;
+        self.known.retain(|entry| {
+            let is_far = kept_ms.is_none_or(|kept_ms| entry.1 >= kept_ms + space_ms);
+            if is_far {
+                kept_ms = Some(entry.1);
+            }
+            is_far || *entry == last
+        });
+    }
+
+    /// The clock was set back to `wall_ms`: what completes from now on is not to look older than what is known.
+    fn set_back(&mut self, wall_ms: u64) {
+        for (_, known_ms) in &mut self.known {
+            *known_ms = (*known_ms).min(wall_ms);
+        }
+        self.known.dedup_by_key(|(_, known_ms)| *known_ms);
+    }
+
+    /// The latest time that is known for `epoch`. Nobody asks for earlier epochs any more.
+    pub(crate) fn take(&mut self, epoch: u64) -> Option<u64> {
+        let behind = self.known.partition_point(|(known, _)| *known <= epoch);
+        let (_, wall_ms) = self.known[..behind].last().copied()?;
+        self.known.drain(..behind - 1);
+        Some(wall_ms)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_epoch_has_the_time_of_the_last_closing_that_is_known_for_it() {
+        let mut closings = Closings::new();
+        assert_eq!(closings.take(9), None);
+        closings.note(3, 100);
+        closings.note(5, 200);
+        assert_eq!(closings.take(2), None);
+        assert_eq!([3, 4, 5, 6].map(|epoch| closings.take(epoch)), [100, 100, 200, 200].map(Some));
+    }
+
+    #[test]
+    fn a_slow_flush_says_nothing_new() {
+        let mut closings = Closings::new();
+        closings.note(3, 100);
+        closings.note(6, 200);
+        closings.note(5, 110);
+        assert_eq!(closings.take(5), Some(100));
+    }
+
+    #[test]
+    fn a_clock_that_was_set_back_sets_back_what_is_known() {
+        let mut closings = Closings::new();
+        closings.note(3, 100);
+        closings.note(4, 200);
+        closings.note(5, 50);
+        closings.note(6, 60);
+        assert_eq!([3, 4, 5, 6].map(|epoch| closings.take(epoch)), [50, 50, 50, 60].map(Some));
+    }
+
+    #[test]
+    fn however_many_epochs_are_closed_few_are_remembered_and_none_is_dated_too_late() {
+        let mut closings = Closings::new();
+        for epoch in 1..=100_000 {
+            closings.note(epoch, 1000 + epoch);
+            assert!(closings.known.len() <= KNOWN_MAX && closings.known.capacity() <= KNOWN_MAX + 1);
+        }
+        for epoch in (1..=100_000).step_by(997) {
+            let dated = closings.take(epoch).expect("the first is kept");
+            assert!(dated <= 1000 + epoch, "epoch {epoch} is dated {dated}");
+            assert!(dated + 4000 > 1000 + epoch, "epoch {epoch} is dated {dated}");
+        }
+        assert_eq!(closings.take(100_000), Some(101_000));
+    }
+}
