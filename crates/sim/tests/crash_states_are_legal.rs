@@ -32,7 +32,7 @@ fn explore(name: &str, seeds: u64) -> Tally {
 
 #[test]
 fn a_history_can_crash_at_any_moment() {
-    let tally = explore("strict", 2);
+    let tally = explore("strict", 4);
     let seen = |kind| tally.states.get(kind).copied().unwrap_or(0) > 0;
     for kind in ["subset", "torn", "process crash", "process crash, then power cut", "power cut twice"] {
         assert!(seen(kind), "{kind}: {:?}", tally.states);
