@@ -13,6 +13,7 @@
 pub mod control;
 pub mod decoders;
 pub mod fuse;
+pub mod guest_memory;
 pub mod input;
 pub mod nbd;
 pub mod pcache;
@@ -35,11 +36,12 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 7] = [
+pub const TARGETS: [Target; 8] = [
     Target { name: "recovery", run: region::run, seeds: region::seeds, length_max: 400 },
     Target { name: "decoders", run: decoders::run, seeds: decoders::seeds, length_max: 1200 },
     Target { name: "nbd", run: nbd::run, seeds: nbd::seeds, length_max: 2048 },
     Target { name: "virtqueue", run: virtqueue::run, seeds: virtqueue::seeds, length_max: 1200 },
+    Target { name: "guest_memory", run: guest_memory::run, seeds: guest_memory::seeds, length_max: 400 },
     Target { name: "fuse", run: fuse::run, seeds: fuse::seeds, length_max: 2048 },
     Target { name: "pcache", run: pcache::run, seeds: pcache::seeds, length_max: 1200 },
     Target { name: "control", run: control::run, seeds: control::seeds, length_max: 1500 },

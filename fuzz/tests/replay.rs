@@ -48,6 +48,11 @@ fn virtqueues_survive_what_was_found() {
 }
 
 #[test]
+fn tables_of_guest_memory_survive_what_was_found() {
+    replay("guest_memory");
+}
+
+#[test]
 fn fuse_survives_what_was_found() {
     replay("fuse");
 }

@@ -18,7 +18,8 @@ use std::process::Command;
 use std::time::Duration;
 
 /// What the targets are called; a test of `cbd-fuzz` knows them by the same names.
-pub const TARGETS: [&str; 7] = ["recovery", "decoders", "nbd", "virtqueue", "fuse", "pcache", "control"];
+pub const TARGETS: [&str; 8] =
+    ["recovery", "decoders", "nbd", "virtqueue", "guest_memory", "fuse", "pcache", "control"];
 
 /// What the compiler is told, so that libFuzzer sees which code an input reaches and which numbers it compares.
 const COVERAGE: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \

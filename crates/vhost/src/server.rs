@@ -183,26 +183,7 @@ impl Server {
     /// [`ErrorKind::Busy`] where another server listens, [`ErrorKind::InvalidArgument`] for a path that is too long or a
     /// number of rings that cannot be, and what the system says.
     pub fn start(device: Arc<dyn BlockDevice>, path: &Path, options: Options) -> Result<Self> {
-        if options.queues_max == 0 || options.queues_max > QUEUES_MAX {
-            return Err(Error::new(
-                ErrorKind::InvalidArgument,
-                format!(
-                    "a device with {} rings: it has at least 1 and at most {QUEUES_MAX}",
-                    options.queues_max
-                ),
-            ));
-        }
-        let shared = Arc::new(Shared {
-            device,
-            options: Arc::new(options),
-            stop: Event::new()?,
-            ended: Event::new()?,
-            finished: Event::new()?,
-            connected: AtomicBool::new(false),
-            settling: AtomicBool::new(false),
-            threads: Arc::default(),
-            present: Mutex::default(),
-        });
+        let shared = Shared::new(device, options)?;
         let (socket, file) = socket::listen(path, "vhost-user front ends")?;
         let acceptor = {
             let shared = Arc::clone(&shared);
@@ -270,7 +251,40 @@ struct Listener {
     socket: Socket,
 }
 
+/// Serves one front end on a socket that is connected already, on the calling thread until the front end goes; nobody can
+/// order it to stop.
+///
+/// # Errors
+/// [`ErrorKind::InvalidArgument`] for options that [`Server::start`] refuses; otherwise why the connection did not end in order.
+pub fn serve_connected(device: Arc<dyn BlockDevice>, socket: UnixStream, options: Options) -> Result<()> {
+    let shared = Shared::new(device, options)?;
+    converse(&shared, socket)
+}
+
 impl Shared {
+    fn new(device: Arc<dyn BlockDevice>, options: Options) -> Result<Arc<Self>> {
+        if options.queues_max == 0 || options.queues_max > QUEUES_MAX {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!(
+                    "a device with {} rings: it has at least 1 and at most {QUEUES_MAX}",
+                    options.queues_max
+                ),
+            ));
+        }
+        Ok(Arc::new(Self {
+            device,
+            options: Arc::new(options),
+            stop: Event::new()?,
+            ended: Event::new()?,
+            finished: Event::new()?,
+            connected: AtomicBool::new(false),
+            settling: AtomicBool::new(false),
+            threads: Arc::default(),
+            present: Mutex::default(),
+        }))
+    }
+
     fn present(&self) -> std::sync::MutexGuard<'_, Option<UnixStream>> {
         self.present.lock().unwrap_or_else(PoisonError::into_inner)
     }
