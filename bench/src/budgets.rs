@@ -38,7 +38,7 @@ const fn reported(path: &'static str, what: &'static str) -> Budget {
 }
 
 /// All of them, in the order of the report.
-pub const BUDGETS: [Budget; 25] = [
+pub const BUDGETS: [Budget; 27] = [
     at_most("engine.write_4k_over_copy", 1.25, "4 KiB random write over the bare persistent copy"),
     at_most("engine.write_512_over_copy", 2.0, "512 B random write over the copy"),
     at_most("engine.write_64k_over_copy", 1.10, "64 KiB random write over the copy"),
@@ -48,6 +48,16 @@ pub const BUDGETS: [Budget; 25] = [
     at_most("engine.fua_extra_us", 0.6, "FUA write over the plain write, 16 lanes, us"),
     at_most("engine.write_amplification", 1.04, "region bytes over user bytes, 4 KiB writes, reclaim apart"),
     at_most("engine.index_bytes_per_block", 32.0, "memory for a cached 4 KiB block, bytes"),
+    at_most(
+        "daemon.rss_over_index_mib",
+        64.0,
+        "memory of a daemon over its indexes after mixed requests, MiB",
+    ),
+    at_most(
+        "daemon.rss_after_stop_mib",
+        32.0,
+        "memory of a daemon when all of its backends are stopped, MiB",
+    ),
     at_least("recovery.records_per_core_second", 10e6, "recovery, records a second and core"),
     at_least(
         "writeback.over_sequential",

@@ -55,5 +55,9 @@ pub const GROUPS: [Group; 7] = [
         run: tail::run,
     },
     // Last, for from then on every allocation is counted.
-    Group { name: "memory", what: "what the index weighs when a cache is full (10 s)", run: memory::run },
+    Group {
+        name: "memory",
+        what: "the index of a full cache, and a daemon with two devices after mixed requests, as root (40 s)",
+        run: memory::run,
+    },
 ];

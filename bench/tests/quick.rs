@@ -55,6 +55,13 @@ fn the_engine_is_measured() {
 fn memory_and_recovery_are_measured() {
     let figures = measure(&["memory", "recovery"]);
     assert_judged(&figures, &["/engine/index_bytes_per_block", "/recovery/records_per_core_second"]);
+    if figures.pointer("/daemon/not_measured").is_none() {
+        let paths = ["/daemon/rss_over_index_mib", "/daemon/rss_after_stop_mib"];
+        assert_judged(&figures, &paths);
+        assert!(
+            paths.iter().all(|path| figures.pointer(&format!("{path}_detail/met")) == Some(&true.into()))
+        );
+    }
 }
 
 #[test]

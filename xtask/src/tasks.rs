@@ -11,6 +11,12 @@ use std::process::Command;
 /// When they cannot be built or started.
 pub fn bench(arguments: &[String]) -> Result<bool, Problem> {
     build("cbd-bench")?;
+    // Which group a daemon is looked at in, and none is every group.
+    if arguments.iter().any(|argument| argument == "memory")
+        || !arguments.iter().any(|argument| !argument.starts_with('-'))
+    {
+        build("cbdctrl")?;
+    }
     let mut command = Command::new(program("cbd-bench")?);
     // As a daemon runs that systemd started, unless the caller wants it otherwise.
     if let Some((name, value)) = allocator_of_the_unit()

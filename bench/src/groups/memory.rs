@@ -1,4 +1,6 @@
-//! What the index weighs when a cache is full of random 4 KiB blocks, counted by the allocator.
+//! What the index weighs when a cache is full of random 4 KiB blocks, counted by the allocator, and what a daemon's memory comes to.
+
+mod daemon;
 
 use crate::full;
 use crate::options::Options;
@@ -9,11 +11,16 @@ use cbd_types::Result;
 use serde_json::{Map, json};
 use std::sync::Arc;
 
-/// Weighs the index.
+/// Weighs the index, and looks at a daemon.
 ///
 /// # Errors
-/// Those of the engine.
+/// Those of the engine and of the system.
 pub fn run(options: &Options, figures: &mut Figures) -> Result<()> {
+    index(options, figures)?;
+    daemon::run(options, figures)
+}
+
+fn index(options: &Options, figures: &mut Figures) -> Result<()> {
     let region = Scale::of(options).full_region;
     let mapping = Arc::new(Mapping::anonymous(region)?);
     counting::start();

@@ -72,6 +72,7 @@ impl Options {
 /// When it cannot start: another daemon has the socket or the state, the configuration is malformed, a region does not
 /// survive a power failure and must.
 pub fn run(options: Options) -> Result<()> {
+    system::return_freed_memory();
     logging::start(options.log_format, options.verbose);
     logging::abort_on_panic();
     system::unblock_end_signals();

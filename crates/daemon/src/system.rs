@@ -6,6 +6,20 @@ use cbd_types::{Error, ErrorKind, Result};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+/// Sets up the system's allocator so that what is freed goes back to the system, also while the memory of the process is locked, as it is
+/// once a FUSE device is served: glibc gives back what lies in the middle of its heaps by `madvise`, which the kernel refuses for locked memory. So buffers
+/// of requests and parts of indexes are mappings of their own, and everything else shares the one heap that can shrink. Call it before any thread is started.
+pub fn return_freed_memory() {
+    // glibc's own threshold grows with each large buffer that is freed, up to 32 MiB, unless it is set.
+    #[cfg(target_env = "gnu")]
+    for (parameter, value) in
+        [(libc::M_MMAP_THRESHOLD, 128 << 10), (libc::M_TRIM_THRESHOLD, 1 << 20), (libc::M_ARENA_MAX, 1)]
+    {
+        // SAFETY: sets a number of the allocator's; a value that it does not take changes nothing.
+        unsafe { libc::mallopt(parameter, value) };
+    }
+}
+
 /// The effective user of this process.
 #[must_use]
 pub fn user_id() -> u32 {

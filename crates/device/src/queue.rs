@@ -8,7 +8,7 @@ use alloc::{collections::VecDeque, format, sync::Arc, vec::Vec};
 use cbd_engine::{Admission, Cache, Environment, Miss, TOGETHER, ZeroProgress};
 use cbd_types::{
     AlignedBuffer, BackingOp, BackingQueue, ByteRange, Completion, Error, ErrorKind, OpToken, Operation,
-    Request, Result, backing::BackingDone,
+    Request, Result, SpareBuffers, backing::BackingDone,
 };
 use core::task::Waker;
 
@@ -16,8 +16,8 @@ use core::task::Waker;
 const READ_MAX: u64 = 1 << 20;
 /// The longest write that is kept back for others: a longer one takes so long that a fence is little beside it.
 const PLUGGED_BYTES_MAX: u64 = 16 << 10;
-/// Buffers kept for the next reads of the backing device.
-const SPARE_BUFFERS: usize = 16;
+/// Bytes of buffers kept for the next reads of the backing device.
+const SPARE_BYTES: usize = 16 << 20;
 
 /// A queue: owned by one thread, with a queue of its own to the backing device.
 pub struct Queue<E: Environment, Q: BackingQueue> {
@@ -30,7 +30,7 @@ pub struct Queue<E: Environment, Q: BackingQueue> {
     waiting: VecDeque<usize>,
     /// Data that was read for a request that is answered: cached when the answers are out.
     fills: Vec<(Vec<Miss>, ByteRange, AlignedBuffer)>,
-    spare: Vec<AlignedBuffer>,
+    spare: SpareBuffers,
     misses: Vec<Miss>,
     finished: Vec<BackingDone>,
     /// Short writes that are done together, when no more come.
@@ -49,7 +49,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
             ops: Slab::default(),
             waiting: VecDeque::new(),
             fills: Vec::new(),
-            spare: Vec::new(),
+            spare: SpareBuffers::new(SPARE_BYTES),
             misses: Vec::new(),
             finished: Vec::new(),
             plugged: Vec::with_capacity(TOGETHER),
@@ -59,6 +59,11 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
     /// The queue to the backing device, to wait on.
     pub const fn backing(&self) -> &Q {
         &self.backing
+    }
+
+    /// Gives up memory that is kept for the next requests: none come for a while.
+    pub fn trim(&mut self) {
+        self.spare.trim();
     }
 
     /// Requests taken and not completed.
@@ -241,7 +246,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
                     let data = &buffer[at..at + miss.range.len() as usize];
                     cache.complete_fill(miss, data);
                 }
-                self.keep(buffer);
+                self.spare.give(buffer);
             }
         }
         let mut finished = core::mem::take(&mut self.finished);
@@ -354,8 +359,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         let (Some(first), Some(last)) = (misses.first(), misses.last()) else { return };
         let range = ByteRange { start: first.range.start, end: last.range.end };
         // A buffer of the queue's own: no client can reach what becomes a record.
-        let mut buffer = self.spare.pop().unwrap_or_default();
-        buffer.resize(range.len() as usize);
+        let buffer = self.spare.take(range.len() as usize);
         self.send(place, range, misses, BackingOp::Read { offset: range.start, buffer });
     }
 
@@ -400,6 +404,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
                     self.fills.push((op.misses, op.range, buffer));
                 } else if let Some(cache) = cache {
                     op.misses.into_iter().for_each(|miss| cache.cancel_fill(miss));
+                    self.spare.give(buffer);
                 }
             }
             BackingOp::Read { buffer, .. } | BackingOp::Write { buffer, .. } => {
@@ -422,12 +427,6 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         if let Some(parked) = self.parked.remove(op.parked) {
             let result = parked.error.map_or(Ok(()), Err);
             complete(parked.request, result, done);
-        }
-    }
-
-    fn keep(&mut self, buffer: AlignedBuffer) {
-        if self.spare.len() < SPARE_BUFFERS {
-            self.spare.push(buffer);
         }
     }
 }

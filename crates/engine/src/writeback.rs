@@ -25,8 +25,8 @@ use crate::{
 use alloc::{collections::VecDeque, vec::Vec};
 use allowance::Allowance;
 use cbd_types::{
-    AlignedBuffer, BackingGeometry, BackingOp, BackingQueue, ByteRange, Error, ErrorKind, LaneId, OpToken,
-    Safeguard, backing::BackingDone,
+    BackingGeometry, BackingOp, BackingQueue, ByteRange, Error, ErrorKind, LaneId, OpToken, Safeguard,
+    SpareBuffers, backing::BackingDone,
 };
 use core::sync::atomic::Ordering;
 
@@ -39,6 +39,8 @@ mod requests;
 
 /// Adjacent blocks go to the backing device in requests of at most this many bytes.
 const REQUEST_MAX: u64 = 1 << 20;
+/// Bytes of buffers kept for the next requests while there is something to write back.
+const SPARE_BYTES: usize = 64 * REQUEST_MAX as usize;
 /// Dirty data is left alone this long while nothing presses, so that overwrites merge.
 const DELAY_MS: u64 = 1000;
 
@@ -137,7 +139,7 @@ pub(crate) struct Writeback {
     has_lost: bool,
     /// The backing device lacked something when the last batch ended; after a restart, perhaps.
     lacked_something: bool,
-    buffers: Vec<AlignedBuffer>,
+    buffers: SpareBuffers,
     done: Vec<BackingDone>,
     next_token: u64,
     last_end_ms: u64,
@@ -145,6 +147,8 @@ pub(crate) struct Writeback {
     allowance: Allowance,
     /// When it was looked last whether the batch is urgent, and what was found.
     looked: (u64, bool),
+    /// When the last batch was urgent.
+    urgent_ms: u64,
 }
 
 impl Writeback {
@@ -169,13 +173,14 @@ impl Writeback {
             by_segment: None,
             has_lost,
             lacked_something: was_void,
-            buffers: Vec::new(),
+            buffers: SpareBuffers::new(SPARE_BYTES),
             done: Vec::new(),
             next_token: 0,
             last_end_ms: now_ms,
             parked: parked::Attempts::new(now_ms),
             allowance: Allowance::new(now_ms),
             looked: (now_ms, false),
+            urgent_ms: now_ms,
         }
     }
 
@@ -187,8 +192,25 @@ impl Writeback {
         is_reclaiming: bool,
     ) -> Progress {
         let progress = self.go_on(cache, queue, is_reclaiming);
-        cache.set_stalled(self.failing.is_stalled(&cache.settings(), cache.environment().monotonic_ms()));
-        progress
+        let now = cache.environment().monotonic_ms();
+        cache.set_stalled(self.failing.is_stalled(&cache.settings(), now));
+        match progress {
+            Progress::Nothing(until) => Progress::Nothing(self.rest_of_buffers(until, now)),
+            Progress::Busy | Progress::InFlight => progress,
+        }
+    }
+
+    /// Buffers are given up when nothing urgent was written back for a while. Returns when to look next, if not at `until`.
+    fn rest_of_buffers(&mut self, until: Option<u64>, now: u64) -> Option<u64> {
+        let due = self.urgent_ms + DELAY_MS;
+        if self.buffers.held() == 0 {
+            return until;
+        }
+        if now >= due {
+            self.buffers.trim();
+            return until;
+        }
+        Some(until.map_or(due, |until| until.min(due)))
     }
 
     fn go_on<E: Environment, Q: BackingQueue>(
@@ -209,16 +231,17 @@ impl Writeback {
             let waits = Safeguard::WritebackGivenUp.is_kept() && queue.in_flight() > 0;
             return if waits { Progress::InFlight } else { self.begin(cache, now) };
         };
-        if batch.phase == Phase::Flushing {
+        let (phase, target) = (batch.phase, batch.target);
+        if phase == Phase::Flushing {
             return if queue.in_flight() > 0 { Progress::InFlight } else { self.flush(cache, queue, now) };
         }
-        if let Some(target) = batch.target
+        if let Some(target) = target
             && self.looked.0 != now
         {
             // Not in every step: it takes the lanes' locks, which writers want.
-            self.looked = (now, self.is_urgent(cache, target));
+            self.look(cache, target, now);
         }
-        let urgent = batch.target.is_some() && self.looked.1;
+        let urgent = target.is_some() && self.looked.1;
         if let Some(until) = self.submit(cache, queue, now, urgent) {
             return if queue.in_flight() > 0 { Progress::InFlight } else { Progress::Nothing(Some(until)) };
         }
@@ -294,7 +317,7 @@ impl Writeback {
             //    no crash state until the batch is through.
             store_drained(cache, |drained| drained.void_until = drained.void_until.get().max(target).into());
         }
-        self.looked = (now, self.is_urgent(cache, target));
+        self.look(cache, target, now);
         self.batch = Some(Batch::new(Some(target), cache.lanes.len()));
         self.collect(cache);
         Progress::Busy
@@ -318,6 +341,15 @@ impl Writeback {
         self.lacked_something = false;
         reach(cache, closed, 0);
         Progress::Nothing(None)
+    }
+
+    /// Notes whether the batch up to `target` is urgent.
+    fn look<E: Environment>(&mut self, cache: &Cache<E>, target: u64, now: u64) {
+        let is_urgent = self.is_urgent(cache, target);
+        self.looked = (now, is_urgent);
+        if is_urgent {
+            self.urgent_ms = now;
+        }
     }
 
     /// Whether writeback should use all the depth and wait for nothing but `writeback_rate`: somebody waits for space or for a drain, or much is dirty.

@@ -118,6 +118,9 @@ pub trait RequestQueue: Send {
         let _ = done;
     }
 
+    /// Gives up memory that is kept for the next requests: none come for a while.
+    fn trim(&mut self) {}
+
     /// Descriptors one of which is readable when [`poll`](Self::poll) has something to do. Constant while the
     /// queue lives; readiness is cleared by `poll`.
     fn wait_descriptors(&self) -> Vec<RawFd>;

@@ -8,12 +8,12 @@
 
 use crate::call::{self, Call, Malformed};
 use crate::errors::system_error;
+use crate::filesystem::TRANSFER_BYTES_MAX;
 use crate::life::Life;
-use crate::pool::{Pool, SMALL_BYTES_MAX};
 use crate::system::Poller;
 use crate::wire::{HEAD, InHeader, OutHeader};
 use crate::worker::{Carrier, Serving, Worker};
-use cbd_types::{AlignedBuffer, Operation, Result};
+use cbd_types::{AlignedBuffer, Operation, Result, SpareBuffers};
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::ops::Range;
@@ -27,6 +27,13 @@ const IN_FLIGHT_MAX: usize = 256;
 const BURST_MAX: usize = 32;
 /// After how many rounds with one message it is tried again whether a second waits.
 const SECOND_TRY_INTERVAL: u32 = 16;
+
+/// Bytes of buffers that a thread keeps for the next requests.
+const SPARE_BYTES: usize = 32 * TRANSFER_BYTES_MAX;
+/// After so long without a request they are given up.
+const IDLE_MS: i32 = 250;
+/// What is copied out of the buffer that it was received into, when it may be out for long.
+const SMALL_BYTES_MAX: usize = 128 << 10;
 
 /// What [`Poller`] calls the connection.
 const CONNECTION: u64 = 0;
@@ -54,7 +61,7 @@ type Received = Option<std::result::Result<(InHeader, Call), Malformed>>;
 pub struct Door {
     connection: File,
     life: Arc<Life>,
-    pool: Pool,
+    pool: SpareBuffers,
     receive: AlignedBuffer,
     state: Connection,
 }
@@ -65,7 +72,7 @@ impl Door {
         Self {
             connection,
             life,
-            pool: Pool::default(),
+            pool: SpareBuffers::new(SPARE_BYTES),
             receive: AlignedBuffer::default(),
             state: Connection::Alive,
         }
@@ -87,7 +94,7 @@ impl Door {
     /// When the connection cannot be read.
     pub fn receive(&mut self, name: &[u8]) -> Result<Received> {
         if self.receive.is_empty() {
-            self.receive = self.pool.take_large();
+            self.receive = self.pool.take(TRANSFER_BYTES_MAX);
         }
         let mut head = [0; HEAD];
         let mut parts = [IoSliceMut::new(&mut head), IoSliceMut::new(&mut self.receive)];
@@ -103,6 +110,17 @@ impl Door {
         let (header, arguments) = head.split_at(head.len().min(size_of::<InHeader>()));
         let payload = self.receive.get(..received.saturating_sub(HEAD)).unwrap_or_default();
         Ok(Some(call::decode(header, arguments, payload, name)))
+    }
+
+    /// Whether memory is kept for the next messages.
+    fn keeps_memory(&self) -> bool {
+        !self.receive.is_empty() || self.pool.held() > 0
+    }
+
+    /// Gives up memory that is kept for the next messages.
+    fn trim(&mut self) {
+        self.receive = AlignedBuffer::default();
+        self.pool.trim();
     }
 
     fn no_message(&mut self, error: &io::Error) -> Result<()> {
@@ -146,10 +164,10 @@ impl Carrier for Door {
     /// it may be soon, too, and a small one would hold a large buffer for long.
     fn lend(&mut self, _: u64, operation: Operation, length: usize, crowded: bool) -> Option<AlignedBuffer> {
         if operation != Operation::Write {
-            return Some(self.pool.take(length, crowded));
+            return Some(self.pool.take(length));
         }
         if crowded && length <= SMALL_BYTES_MAX {
-            let mut buffer = self.pool.take(length, true);
+            let mut buffer = self.pool.take(length);
             buffer.copy_from_slice(self.receive.get(..length)?);
             return Some(buffer);
         }
@@ -215,14 +233,19 @@ impl Waiting {
     fn run(&mut self) -> Result<()> {
         while !self.finished() {
             let (mut messages, mut completions, mut stop, mut deserted) = (false, false, false, false);
+            let may_trim = self.serving.parked() == 0 && self.serving.carrier.keeps_memory();
             self.poller
-                .wait(-1, |number| match number {
+                .wait(if may_trim { IDLE_MS } else { -1 }, |number| match number {
                     CONNECTION => messages = true,
                     STOP => stop = true,
                     DESERTED => deserted = true,
                     _ => completions = true,
                 })
                 .map_err(|error| system_error("a FUSE thread cannot wait for events", &error))?;
+            if may_trim && !(messages || completions || stop || deserted) {
+                self.serving.carrier.trim();
+                self.serving.worker.queue.trim();
+            }
             if stop && !self.stopping {
                 self.stopping = true;
                 self.ignore(self.serving.worker.stop.as_raw_fd())?;

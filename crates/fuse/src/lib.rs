@@ -22,7 +22,6 @@ mod life;
 mod link;
 mod loop_device;
 mod mounts;
-mod pool;
 mod probe;
 mod ring;
 mod serve;

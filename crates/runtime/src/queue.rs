@@ -208,7 +208,35 @@ impl<E: Environment> RequestQueue for DeviceQueue<E> {
         self.queue.give_up(done);
     }
 
+    fn trim(&mut self) {
+        self.queue.trim();
+    }
+
     fn wait_descriptors(&self) -> Vec<RawFd> {
         vec![self.event.descriptor(), self.backing_descriptor]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ProcessEnvironment;
+    use cbd_types::BackingGeometry;
+
+    #[test]
+    fn discard_is_offered_only_where_the_disk_promises_zeroes() {
+        for discard_zeroes in [false, true] {
+            let disk = BackingGeometry {
+                size: 1 << 20,
+                sector: 512,
+                physical_sector: 4096,
+                rotational: false,
+                volatile_cache: true,
+                discard_zeroes,
+                discard_granularity: 4096,
+            };
+            let device: Device<ProcessEnvironment> = Device::uncached(disk);
+            assert_eq!(device.geometry().discard, discard_zeroes);
+        }
     }
 }

@@ -23,7 +23,7 @@ pub mod safeguard;
 pub mod size;
 
 pub use backing::{BackingGeometry, BackingOp, BackingQueue, OpToken};
-pub use buffer::AlignedBuffer;
+pub use buffer::{AlignedBuffer, SpareBuffers};
 pub use error::{Context, Error, ErrorKind, Result};
 pub use ids::{BackendId, BlkdevId, Epoch, HostId, LaneId, Ordinal, SegmentId, Sequence, uuid_text};
 pub use pmem::{Durability, Durable, InFlight, MediaError, Pmem, Region};

@@ -102,8 +102,7 @@ impl Writeback {
             // Old data must not come back where the device does not promise zeroes.
             Content::Discard | Content::Zeroes => return Some(BackingOp::WriteZeroes { range }),
         }
-        let mut buffer = self.buffers.pop().unwrap_or_default();
-        buffer.resize(range.len() as usize);
+        let mut buffer = self.buffers.take(range.len() as usize);
         let asker = self.asker_of_notes();
         for number in 0..flight.pieces.len() {
             let (piece, content) = flight.pieces[number];
@@ -113,7 +112,7 @@ impl Writeback {
                 Ok(()) => continue,
                 Err(Some(damaged)) => damaged,
                 Err(None) => {
-                    self.buffers.push(buffer);
+                    self.buffers.give(buffer);
                     self.give_up(cache);
                     return None;
                 }
@@ -138,7 +137,7 @@ impl Writeback {
             break;
         }
         if buffer.is_empty() {
-            self.buffers.push(buffer);
+            self.buffers.give(buffer);
             return None;
         }
         Some(BackingOp::Write { offset: range.start, buffer })
@@ -154,7 +153,7 @@ impl Writeback {
             (Ok(()), op) => {
                 if let BackingOp::Write { buffer, .. } = op {
                     cache.written_back.fetch_add(buffer.len() as u64, Ordering::Relaxed);
-                    self.buffers.push(buffer);
+                    self.buffers.give(buffer);
                 }
                 let Some(flight) = flight else { return };
                 self.failing.taken(&flight, now);
@@ -171,7 +170,7 @@ impl Writeback {
             }
             (Err(error), op) => {
                 if let BackingOp::Write { buffer, .. } = op {
-                    self.buffers.push(buffer);
+                    self.buffers.give(buffer);
                 }
                 if self.batch.as_ref().is_some_and(|batch| batch.target.is_none()) {
                     self.stays_parked(cache, &error);

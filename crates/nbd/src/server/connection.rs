@@ -37,7 +37,7 @@ const CACHE_PIECE: u64 = 1 << 20;
 /// Memory that a description of a range may take.
 const STATUS_COST: usize = 128 << 10;
 /// After so long without a request, spare buffers are let go.
-const IDLE: Duration = Duration::from_secs(5);
+const IDLE: Duration = Duration::from_secs(1);
 
 /// Places in the wait set; those of the queue's descriptors follow.
 const SOCKET: usize = 0;
@@ -698,6 +698,7 @@ impl<'a> Connection<'a> {
             self.end(None, false);
         } else if self.unanswered == 0 && self.memory.is_idle() && self.waits.none_ready() {
             self.memory.trim();
+            self.queue.trim();
         }
         Ok(())
     }

@@ -16,7 +16,7 @@ use virtio_queue::QueueT;
 /// Looks at the ring between two looks at the clock.
 const LOOKS: usize = 64;
 /// After so long without a request, spare buffers are let go.
-const IDLE: Duration = Duration::from_secs(5);
+const IDLE: Duration = Duration::from_secs(1);
 /// Kicks in a row without a request after which the descriptor is not waited for.
 pub(super) const EMPTY_KICKS: u32 = 16;
 /// How long it is not waited for.
@@ -52,6 +52,7 @@ impl Worker {
                 self.empty_kicks = EMPTY_KICKS - 1;
             } else {
                 self.buffers.trim();
+                self.device.trim();
             }
         }
         if waits.failed(KICK) {
