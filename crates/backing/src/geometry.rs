@@ -45,20 +45,32 @@ pub(crate) fn of_block_device(
     let directory = BlockDirectory::of(status.special);
     let queue = |name: &str| directory.as_ref().and_then(|directory| directory.queue(name));
     let write_cache = directory.as_ref().and_then(|directory| directory.disk("queue/write_cache"));
-    // A discard is a punched hole here, which the kernel makes of the device's own "write zeroes, may unmap", so
-    // zeroes are promised wherever the device has that; and it is a discard only where the device has those.
-    let discards = queue("discard_max_bytes").unwrap_or(0) > 0;
-    let discard_zeroes = discards && queue("write_zeroes_max_bytes").unwrap_or(0) > 0;
+    let discard_zeroes = promises_zeroes(queue);
     let granularity = u32::try_from(queue("discard_granularity").unwrap_or(0)).unwrap_or(0);
     Ok(BackingGeometry {
         size: size - size % u64::from(sector),
         sector,
         physical_sector,
         rotational: queue("rotational").unwrap_or(0) > 0,
-        volatile_cache: write_cache.as_deref() != Some("write through"),
+        volatile_cache: is_volatile(write_cache.as_deref()),
         discard_zeroes,
-        discard_granularity: if discards { granularity.max(sector) } else { 0 },
+        discard_granularity: if discards(queue) { granularity.max(sector) } else { 0 },
     })
+}
+
+/// Whether a disk has a cache that a power cut empties, by its `write_cache` if the system has one: it has unless the system says that it has not.
+fn is_volatile(write_cache: Option<&str>) -> bool {
+    write_cache != Some("write through")
+}
+
+fn discards(queue: impl Fn(&str) -> Option<u64>) -> bool {
+    queue("discard_max_bytes").unwrap_or(0) > 0
+}
+
+/// Whether what is discarded reads as zeroes. A discard is a punched hole here, which the kernel makes of the device's own "write zeroes,
+/// may unmap", so zeroes are promised wherever the device has that; and it is a discard only where the device has those.
+fn promises_zeroes(queue: impl Fn(&str) -> Option<u64>) -> bool {
+    discards(&queue) && queue("write_zeroes_max_bytes").unwrap_or(0) > 0
 }
 
 /// The sector that direct I/O to a regular file wants, or why there is none.
@@ -118,5 +130,35 @@ fn punches_holes(file: &File, size: u64) -> bool {
     match sys::fallocate(file.as_fd(), mode, at, 1 << 20) {
         Ok(()) => true,
         Err(error) => matches!(error.raw_os_error(), Some(libc::EFBIG | libc::ENOSPC)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_of_which_nothing_is_known_has_a_volatile_cache() {
+        assert!(is_volatile(None));
+        assert!(is_volatile(Some("write back")));
+        assert!(is_volatile(Some("something new")));
+        assert!(!is_volatile(Some("write through")));
+    }
+
+    #[test]
+    fn zeroes_are_promised_only_where_the_disk_discards_and_writes_zeroes_itself() {
+        let disk = |discard: Option<u64>, zeroes: Option<u64>| {
+            move |name: &str| match name {
+                "discard_max_bytes" => discard,
+                "write_zeroes_max_bytes" => zeroes,
+                _ => None,
+            }
+        };
+        assert!(promises_zeroes(disk(Some(1 << 30), Some(1 << 20))));
+        for (discard, zeroes) in [(None, None), (Some(0), Some(1 << 20)), (Some(1 << 30), Some(0))] {
+            assert!(!promises_zeroes(disk(discard, zeroes)), "discard {discard:?}, zeroes {zeroes:?}");
+        }
+        assert!(!promises_zeroes(disk(Some(1 << 30), None)), "only discards");
+        assert!(!promises_zeroes(disk(None, Some(1 << 20))), "only write zeroes");
     }
 }

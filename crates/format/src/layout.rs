@@ -227,6 +227,15 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_segment_size_that_is_chosen_grows_with_the_region() {
+        const GIB: u64 = 1 << 30;
+        let mib = |region| Layout::default_segment_size(region) >> 20;
+        assert_eq!([16 << 20, GIB / 2, GIB - 1].map(mib), [1; 3]);
+        assert_eq!([GIB, 4 * GIB, 16 * GIB - 1].map(mib), [4; 3]);
+        assert_eq!([16 * GIB, 1 << 40].map(mib), [16; 2]);
+    }
+
+    #[test]
     fn everything_fits_and_nothing_overlaps() {
         for size in [2 << 20, (64 << 20) + 12345, 1 << 30, 3 << 40] {
             for segment in [64 << 10, 1 << 20, 16 << 20] {

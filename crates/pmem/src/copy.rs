@@ -248,11 +248,31 @@ pub(crate) fn load_summed(
 ) -> Result<u32, Fault> {
     let from = memory.pointer(at, into.len()).ok_or(Fault::Outside)?;
     let Some(way) = &methods.load_sum else {
-        load(memory, methods, at, into)?;
-        return Ok(crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, into) as u32);
+        // SAFETY: as many bytes are mapped at `from` as `into` has.
+        return Ok(unsafe { load_over_copy(methods, from, into)? });
     };
     // SAFETY: as many bytes are mapped at `from` as `into` has; the way stores at any alignment.
     Ok(unsafe { sum(way, into.as_mut_ptr(), from, into.len(), into.len() / STEP * STEP)? })
+}
+
+/// Where one pass is not possible: the sum is that of a copy which nobody else can change. The client may change `into` at any time.
+///
+/// # Safety
+/// As many bytes are readable at `from` as `into` has.
+unsafe fn load_over_copy(methods: &Methods, mut from: *const u8, into: &mut [u8]) -> Result<u32, Failure> {
+    let mut copy = [0_u8; BLOCK];
+    let mut digest = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi);
+    for piece in into.chunks_mut(BLOCK) {
+        let copy = &mut copy[..piece.len()];
+        // SAFETY: the copy has the piece's length, and as many bytes are readable, by the caller.
+        unsafe {
+            (methods.load)(copy.as_mut_ptr(), from, copy.len()).result()?;
+            from = from.add(copy.len());
+        }
+        digest.update(copy);
+        piece.copy_from_slice(copy);
+    }
+    Ok(digest.finalize() as u32)
 }
 
 #[cfg(test)]
@@ -260,10 +280,45 @@ mod tests {
     use super::*;
     use crate::methods::CopyMethod;
     use crate::recorder;
+    use crate::routines::Outcome;
     use cbd_types::pmem::blocks_of;
 
     fn crc32c(bytes: &[u8]) -> u32 {
         crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, bytes) as u32
+    }
+
+    std::thread_local! {
+        /// The first byte of a client's buffer, while a client changes it.
+        static CLIENT: std::cell::Cell<*mut u8> = const { std::cell::Cell::new(std::ptr::null_mut()) };
+    }
+
+    /// A copy behind which a client changes its buffer at once.
+    unsafe extern "C" fn load_beside_a_client(to: *mut u8, from: *const u8, length: usize) -> Outcome {
+        let routine = Available::detect().bytes;
+        // SAFETY: the caller's.
+        let outcome = unsafe { routine(to, from, length) };
+        let client = CLIENT.get();
+        if !client.is_null() {
+            // SAFETY: it is the first byte of the buffer that is read into, which is there until the read returns.
+            unsafe { client.write(client.read() ^ 0xff) };
+        }
+        outcome
+    }
+
+    #[test]
+    fn a_client_that_changes_its_buffer_meanwhile_changes_no_sum() {
+        let memory = Memory::scratch(1 << 16).expect("mapped").expect("registered");
+        let methods = Available::detect().forced(CopyMethod::Portable).expect("every processor can");
+        let methods = Methods { load: load_beside_a_client, load_sum: None, ..methods };
+        let source: Vec<u8> = (0..9000_u32).map(|index| ((index * 7) >> 3) as u8).collect();
+        store(&memory, &methods, 0, &source).expect("memory does not fail");
+        for length in [1, 512, 4096, 9000] {
+            let mut into = vec![0; length];
+            CLIENT.set(into.as_mut_ptr());
+            let sum = load_summed(&memory, &methods, 0, &mut into).expect("memory does not fail");
+            CLIENT.set(std::ptr::null_mut());
+            assert_eq!(sum, crc32c(&source[..length]), "{length} bytes: the sum is of what the region holds");
+        }
     }
 
     /// The integration tests run what this processor chooses; here are the routines that older ones would.

@@ -218,3 +218,40 @@ impl Asked {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cbd_engine::FormatOptions;
+    use cbd_pmem::Mapping;
+    use cbd_types::Region;
+    use std::sync::Arc;
+
+    #[test]
+    fn a_cache_has_sixteen_lanes_for_each_processor_where_its_segments_suffice() {
+        let environment = Arc::new(ProcessEnvironment::new());
+        // Eight segments a lane for more lanes than any machine asks for here.
+        let region = Region::new(Mapping::anonymous(256 << 20).unwrap());
+        let options = FormatOptions { segment_size: Some(64 << 10), ..FormatOptions::default() };
+        let transport = Transport::format(environment, region, &options).unwrap();
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(1 << 20).unwrap();
+        let disk = Disk::look(file.path()).unwrap();
+        let lanes_of = |cache_bytes| {
+            let new = NewBackend {
+                host: HostId(0),
+                path: file.path().display().to_string(),
+                cache_bytes: Some(cache_bytes),
+                handlers: 1,
+                data_crc: true,
+                settings: Settings::default(),
+            };
+            let backend = new.create(&transport, &disk).unwrap();
+            transport.open_cache(backend).unwrap().lane_count()
+        };
+        let wanted = 16 * processors();
+        let most = 1 << wanted.ilog2();
+        assert_eq!(lanes_of((1 + 8 * u64::from(most)) * (64 << 10)), most);
+        assert_eq!(lanes_of((8 * u64::from(most)) * (64 << 10)), most / 2, "one segment too few");
+    }
+}

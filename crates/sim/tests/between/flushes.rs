@@ -2,7 +2,7 @@
 
 use crate::meeting::{Met, meet};
 use crate::rig::{BLOCK, MOMENTS_MAX, READER, Rig, WRITER, try_write};
-use cbd_engine::Admission;
+use cbd_engine::{Admission, ZeroProgress};
 use cbd_sim::act_as;
 use cbd_types::{ByteRange, CHUNK};
 use std::cell::Cell;
@@ -46,10 +46,19 @@ fn a_write_between_the_steps_of_a_flush_is_marked_by_the_next() {
     assert!(moments >= 4, "{moments} moments are too few to come between");
 }
 
+/// What stores records in [`a_flush_waits_for_records_that_are_being_stored`].
+#[derive(Clone, Copy, Debug)]
+enum Stores {
+    Write,
+    WritesTogether,
+    Zeroes,
+    Discard,
+}
+
 /// A flush that comes while records are stored and not fenced waits for them: else their epoch would be complete without them.
 #[test]
-fn a_flush_waits_for_writes_that_are_being_stored() {
-    for together in [false, true] {
+fn a_flush_waits_for_records_that_are_being_stored() {
+    for what in [Stores::Write, Stores::WritesTogether, Stores::Zeroes, Stores::Discard] {
         let mut waits = 0;
         for moment in 1..MOMENTS_MAX {
             let rig = Rig::new(2);
@@ -61,32 +70,76 @@ fn a_flush_waits_for_writes_that_are_being_stored() {
             let (cache, memory) = (Arc::clone(&rig.cache), rig.memory.clone());
             let are_stored = Rc::new(Cell::new(false));
             let noted = Rc::clone(&are_stored);
+            // A request without data begins with a fence, which covers nothing.
+            let fences = before.fences + u64::from(matches!(what, Stores::Zeroes | Stores::Discard));
             let others = move || {
                 let now = memory.counters();
-                noted.set(now.stores > before.stores && now.fences == before.fences);
+                noted.set(now.stores > before.stores && now.fences == fences);
                 act_as(READER);
                 cache.flush().expect("the cache runs");
                 act_as(WRITER);
             };
             act_as(WRITER);
             let writes = [0, 1].map(|chunk| (ByteRange::at(chunk * CHUNK, BLOCK), &[2; BLOCK as usize][..]));
-            let ((), met) = meet(moment, others, || match together {
-                true => rig.cache.write_together(&writes, Waker::noop(), |_, done| {
-                    assert!(matches!(done, Ok(Admission::Done(_))))
+            let zero = |discard| {
+                let (range, waker) = (ByteRange::at(0, BLOCK), Waker::noop());
+                let done = rig.cache.zero(range, discard, &mut ZeroProgress::default(), waker);
+                assert!(matches!(done, Ok(Admission::Done(_))));
+            };
+            let ((), met) = meet(moment, others, || match what {
+                Stores::Write => assert!(try_write(&rig.cache, 0, 2), "there is space"),
+                Stores::WritesTogether => rig.cache.write_together(&writes, Waker::noop(), |_, done| {
+                    assert!(matches!(done, Ok(Admission::Done(_))));
                 }),
-                false => assert!(try_write(&rig.cache, 0, 2), "there is space"),
+                Stores::Zeroes => zero(false),
+                Stores::Discard => zero(true),
             });
             match met {
-                Met::Came => {
-                    assert!(!are_stored.get(), "together {together}, moment {moment}: it came before")
-                }
+                Met::Came => assert!(!are_stored.get(), "{what:?}, moment {moment}: it did not wait"),
                 Met::Blocked => waits += u32::from(are_stored.get()),
                 Met::Never => break,
             }
         }
-        // Before the record, its mirror and the fence.
-        assert!(waits >= 3, "{waits} moments at which it waits");
+        // Before the mirror and the fence; where there is data, before the record too.
+        assert!(waits >= 2, "{what:?}: {waits} moments at which it waits");
     }
+}
+
+/// A flush whose epoch another flush closed and covered while it waited for the pass stores and fences nothing.
+#[test]
+fn a_flush_that_another_ones_pass_has_covered_makes_no_pass_of_its_own() {
+    let mut served = 0;
+    for moment in 1..MOMENTS_MAX {
+        let rig = Rig::new(2);
+        rig.write(0, 1);
+        let after_others = Rc::new(Cell::new(None));
+        let (cache, memory, noted) = (Arc::clone(&rig.cache), rig.memory.clone(), Rc::clone(&after_others));
+        let others = move || {
+            act_as(WRITER);
+            cache.flush().expect("the cache runs");
+            // So that another pass would find something to mark.
+            assert!(try_write(&cache, CHUNK, 2), "there is space");
+            noted.set(Some(memory.counters()));
+            act_as(READER);
+        };
+        act_as(READER);
+        let before = rig.memory.counters();
+        let (flushed, met) = meet(moment, others, || rig.cache.flush());
+        flushed.expect("the cache runs");
+        match met {
+            Met::Came => {}
+            Met::Blocked => continue,
+            Met::Never => break,
+        }
+        let (now, others) = (rig.memory.counters(), after_others.get().expect("they came"));
+        if moment == 1 {
+            // It had closed its epoch and was about to take the pass.
+            assert_eq!((now.stores, now.fences), (others.stores, others.fences), "a pass of its own");
+            assert!(others.fences > before.fences);
+            served += 1;
+        }
+    }
+    assert_eq!(served, 1, "nobody came before the pass was taken");
 }
 
 /// Of two forced writes to one lane one mark is stored, whoever writes there meanwhile: a second one would go over the last that is

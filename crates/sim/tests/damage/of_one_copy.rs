@@ -154,3 +154,28 @@ fn has_record(rig: &Rig, log: Log, slot: u64) -> bool {
     let offset = u64::from_le_bytes(line[16..24].try_into().unwrap());
     (1..=6).contains(&line[4]) && offset < 8 << 20 && line[7] == 0
 }
+
+#[test]
+fn a_second_copy_is_read_only_where_the_first_one_fails() {
+    let mut rig = busy();
+    rig.try_write(80 * BLOCK, 4 * BLOCK, 5);
+    for _ in 0..2 {
+        expect_everything(&rig, "nothing is damaged");
+        rig.see_by_record(80 * BLOCK);
+        rig.drain();
+        rig.reclaim_everything();
+        assert_eq!(rig.cache.status().rare.mirror_reads, 0, "the first copies are good");
+        rig = rig.restart();
+    }
+    // A record, and a line of checksums of one that is longer than a block.
+    let mut rig = Rig::new();
+    rig.write(0, BLOCK, 1);
+    rig.write(8 * BLOCK, 4 * BLOCK, 2);
+    let log = rig.first_log();
+    for (slot, at) in [(0, 0), (2, 8 * BLOCK)] {
+        let before = rig.cache.status().rare.mirror_reads;
+        rig.poison(log.slot(slot)[0], 64);
+        rig.see_by_record(at);
+        assert!(rig.cache.status().rare.mirror_reads > before, "slot {slot}");
+    }
+}

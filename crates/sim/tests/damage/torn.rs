@@ -2,7 +2,7 @@
 //! these are the sides of the line between them, and the one case on the wrong side that is promised to nobody.
 
 use crate::outside::RigEnvironment;
-use crate::rig::{BLOCK, Rig, Seen};
+use crate::rig::{BLOCK, Log, Rig, Seen};
 use cbd_engine::Cache;
 use cbd_sim::{DiskFaults, Keep};
 use cbd_types::{ByteRange, ErrorKind};
@@ -161,4 +161,23 @@ fn a_damaged_last_write_is_noticed_while_the_cache_runs() {
     let error =
         rig.cache.read(ByteRange::at(0, BLOCK), &mut bytes, &mut Vec::new()).expect_err("it is damaged");
     assert_eq!(error.kind(), ErrorKind::Media, "{}", error.line());
+}
+
+/// The header of the first segment that is opened after recovery says how far the earlier ones were accepted.
+#[test]
+fn the_next_segment_says_where_recovery_cut_the_log() {
+    let rig = Rig::new();
+    for block in 0..3 {
+        assert!(rig.try_write(block * BLOCK, BLOCK, 1), "there is space");
+    }
+    rig.flip_slots(rig.first_log(), &[2]);
+    let rig = rig.restart();
+    assert!(rig.try_write(0, BLOCK, 2), "there is space");
+    let [first, second] = rig.logs()[..] else { panic!("two segments") };
+    let image = rig.memory.image();
+    let number = |at: u64| u64::from_le_bytes(image[at as usize..][..8].try_into().unwrap());
+    // `cut` and `first_sequence` of the header.
+    let header = |log: Log| (number(log.base + 64), number(log.base + 72));
+    assert_eq!(header(first), (0, 1));
+    assert_eq!(header(second), (2, 3), "the third record was never acknowledged");
 }

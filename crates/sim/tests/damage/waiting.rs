@@ -192,3 +192,100 @@ fn writeback_keeps_to_its_rate_however_large_its_requests_are() {
     assert!(took <= (bytes / RATE + 1) * 1000, "{bytes} bytes in {took} ms");
     assert_eq!(rig.cache.status().dirty_bytes, 0);
 }
+
+/// Blocks that [`fill_up`] does not write.
+const ELSEWHERE: u64 = 2 << 20;
+
+/// Writes until one segment is free, which is kept back, and then `pieces` of the largest writes there are.
+fn fill_up(rig: &Rig, pieces: u64) {
+    let mut block = 0;
+    while rig.cache.status().free_segments > 1 {
+        assert!(rig.try_write(block * BLOCK, BLOCK, 1), "there is space");
+        block += 1;
+    }
+    let piece = u64::from(rig.cache.atomic_unit());
+    for number in 0..pieces {
+        assert!(rig.try_write(ELSEWHERE + number * piece, piece, 1), "there is space");
+    }
+}
+
+/// A cache whose open segment has room for a block, but not for a large write, and where a writer waits with one, if `waits`.
+fn filled_up(waits: bool) -> Rig {
+    let rig = Rig::new();
+    fill_up(&rig, 0);
+    let piece = u64::from(rig.cache.atomic_unit());
+    let fitting = (0..).take_while(|number| rig.try_write(ELSEWHERE + number * piece, piece, 1)).count();
+    let rig = Rig::new();
+    fill_up(&rig, fitting as u64);
+    if waits {
+        assert!(!rig.try_write(ELSEWHERE, piece, 1), "there is no space");
+    }
+    assert_eq!(rig.cache.status().writers_waiting, waits);
+    rig
+}
+
+/// What is read from the backing device at `at`, is given to the cache.
+fn read_and_fill(rig: &Rig, at: u64) {
+    let mut misses = Vec::new();
+    rig.cache.read(ByteRange::at(at, BLOCK), &mut [0; BLOCK as usize], &mut misses).unwrap();
+    for miss in misses {
+        rig.cache.complete_fill(miss, &[7; BLOCK as usize]);
+    }
+}
+
+#[test]
+fn a_fill_takes_no_space_while_a_writer_waits() {
+    for waits in [false, true] {
+        let rig = filled_up(waits);
+        // Twice: a full cache records what is missed for the second time.
+        for _ in 0..2 {
+            read_and_fill(&rig, rig.cache.size() - BLOCK);
+        }
+        let filled = rig.cache.status().filled_bytes;
+        assert_eq!(filled, if waits { 0 } else { BLOCK }, "a writer waits: {waits}");
+    }
+}
+
+#[test]
+fn nothing_gets_a_second_chance_while_a_writer_waits() {
+    for waits in [false, true] {
+        let mut rig = filled_up(waits);
+        // Only blocks of the oldest segment, which is reclaimed first.
+        for block in 0..8 {
+            read_and_fill(&rig, block * BLOCK);
+        }
+        rig.cache.request_drain();
+        for _ in 0..5000 {
+            if rig.cache.status().rare.segments_reclaimed > 0 {
+                break;
+            }
+            rig.step();
+        }
+        let rare = rig.cache.status().rare;
+        assert!(rare.segments_reclaimed > 0);
+        assert_eq!(rare.second_chances == 0, waits, "{} second chances", rare.second_chances);
+    }
+}
+
+#[test]
+fn the_segment_that_takes_a_cache_over_its_watermark_wakes_the_maintainer() {
+    let mut rig = Rig::new();
+    rig.reclaim_at(50);
+    let woken = Arc::new(Alarm::default());
+    rig.cache.set_maintenance_waker(Waker::from(Arc::clone(&woken)));
+    run_until_asleep(&mut rig, &woken);
+    assert!(rig.try_write(0, BLOCK, 1));
+    assert!(woken.rang(), "the first write after a rest wakes");
+    assert!(run_until_idle(&mut rig).is_some(), "it waits for the clock, which stands still");
+    let half = rig.cache.status().segments / 2;
+    for block in 1.. {
+        let before = rig.cache.status().free_segments;
+        assert!(rig.try_write(block * BLOCK, BLOCK, 1), "there is space");
+        let free = rig.cache.status().free_segments;
+        let is_over = free < before && free < half;
+        assert_eq!(woken.rang(), is_over, "{free} segments are free");
+        if is_over {
+            return;
+        }
+    }
+}
