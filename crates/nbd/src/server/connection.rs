@@ -50,6 +50,8 @@ const QUEUE: usize = 3;
 pub(super) struct Limits {
     pub(super) requests: usize,
     pub(super) stop: Duration,
+    /// Readable when the server stops.
+    pub(super) order: RawFd,
 }
 
 /// A request that the device has.
@@ -144,13 +146,12 @@ impl<'a> Connection<'a> {
         agreed: Agreed,
         limits: Limits,
         memory: Memory,
-        stop: RawFd,
         presence: Presence,
     ) -> Result<Self> {
         let queue = device.open_queue()?;
         let mut waits = WaitSet::new();
         waits.add(socket.as_raw_fd(), Interest::Read);
-        waits.add(stop, Interest::Read);
+        waits.add(limits.order, Interest::Read);
         waits.add(presence.descriptor(), Interest::Read);
         let descriptors = queue.wait_descriptors();
         for &descriptor in &descriptors {

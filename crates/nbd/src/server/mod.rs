@@ -512,6 +512,6 @@ fn converse(
     if !presence.admit(number, socket, stop, &|notice| shared.notify(notice))? {
         return Ok(());
     }
-    let limits = Limits { requests: options.requests_max, stop: options.stop_timeout };
-    Connection::new(socket, &*shared.device, shared.rules, agreed, limits, memory, stop, presence)?.serve()
+    let limits = Limits { requests: options.requests_max, stop: options.stop_timeout, order: stop };
+    Connection::new(socket, &*shared.device, shared.rules, agreed, limits, memory, presence)?.serve()
 }
