@@ -49,7 +49,7 @@ pub const MEMORY: u64 = 1 << 30;
 /// When the process has no descriptor left for a new connection and none of ours ends, it is tried again after this.
 const ACCEPT_AGAIN: Duration = Duration::from_secs(1);
 /// How long those that gave way may take to end before more clients are refused.
-const GIVING_WAY: Duration = Duration::from_secs(1);
+const GIVING_WAY: Duration = Duration::from_secs(10);
 /// What a stop grants beyond the time that connections have to finish.
 const STOP_GRACE: Duration = Duration::from_secs(1);
 
