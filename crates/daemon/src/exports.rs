@@ -7,6 +7,7 @@ use crate::front_ends::{FrontEnds, Lines, count};
 use crate::keeping::Shelf;
 use crate::left::Left;
 use cbd_export::BlockDevice;
+use cbd_export::folders::reach_folder;
 use cbd_fuse::{FuseLoop, StopMode};
 use cbd_nbd::{Listen, Server};
 use cbd_types::{Context, Error, ErrorKind, Result};
@@ -664,9 +665,7 @@ fn tell_of_nbd(device: String, front_ends: &Arc<FrontEnds>) -> cbd_nbd::Observer
 
 fn make_folder(file: &Path) -> Result<()> {
     let folder = file.parent().unwrap_or(Path::new("/"));
-    std::fs::create_dir_all(folder).map_err(|error| {
-        Error::new(ErrorKind::System, format!("the folder {} cannot be made: {error}", folder.display()))
-    })
+    reach_folder(folder).map(drop)
 }
 
 /// Whether the threads of the data path will be spared by the kernel: what is missing, in words.

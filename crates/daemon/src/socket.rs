@@ -3,10 +3,11 @@
 //! Always true here: whoever holds a [`Lock`] is the only daemon on what it stands for, and the lock ends with the
 //! process however that ends; a socket that is replaced had nobody listening.
 
+use cbd_export::folders::{open_own_file, reach_folder};
 use cbd_types::{Error, ErrorKind, Result};
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -34,14 +35,10 @@ impl Lock {
         let failed = |error: std::io::Error| {
             Error::new(ErrorKind::System, format!("the lock file {} cannot be used: {error}", path.display()))
         };
-        let mut file = OpenOptions::new()
-            .create(true)
-            .truncate(false)
-            .read(true)
-            .write(true)
-            .mode(0o600)
-            .open(path)
-            .map_err(failed)?;
+        let mut how = OpenOptions::new();
+        how.create(true).truncate(false).read(true).write(true).mode(0o600);
+        let mut file = open_own_file(path, &mut how).map_err(failed)?;
+        refuse_other_file(&file).map_err(failed)?;
         let end = Instant::now() + patience;
         while !crate::system::try_lock(&file).map_err(failed)? {
             if Instant::now() < end {
@@ -59,6 +56,17 @@ impl Lock {
         file.write_all(std::process::id().to_string().as_bytes()).map_err(failed)?;
         Ok(Self { _file: file })
     }
+}
+
+/// A lock file holds the number of a process and nothing else; what else there is is not ours to overwrite.
+fn refuse_other_file(file: &File) -> std::io::Result<()> {
+    const LONGEST: usize = 20;
+    let mut text = [0; LONGEST + 1];
+    let length = file.read_at(&mut text, 0)?;
+    if length <= LONGEST && text[..length].iter().all(u8::is_ascii_digit) {
+        return Ok(());
+    }
+    Err(std::io::Error::other("it holds something else than the number of a process; move it away"))
 }
 
 /// The listening control socket; it is gone when this is dropped.
@@ -82,8 +90,10 @@ impl ControlSocket {
             )
         };
         if let Some(folder) = path.parent() {
-            std::fs::DirBuilder::new().recursive(true).mode(0o755).create(folder).map_err(failed)?;
+            reach_folder(folder)?;
         }
+        // Before the lock file is made beside it.
+        refuse_no_socket(path)?;
         let mut lock_path = path.as_os_str().to_owned();
         lock_path.push(".lock");
         let what = format!("the control socket {}", path.display());
@@ -105,6 +115,8 @@ impl ControlSocket {
             }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
             Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
+                // The kernel refuses a connection to a file, too.
+                refuse_no_socket(path)?;
                 std::fs::remove_file(path).map_err(failed)?;
             }
             Err(error) => return Err(failed(error)),
@@ -123,6 +135,20 @@ impl ControlSocket {
     /// The listener, once.
     pub fn take_listener(&mut self) -> Option<UnixListener> {
         self.listener.take()
+    }
+}
+
+/// Refuses what stands at the path of the control socket and is none: it is not ours to remove.
+fn refuse_no_socket(path: &Path) -> Result<()> {
+    match std::fs::symlink_metadata(path) {
+        Ok(found) if !found.file_type().is_socket() => Err(Error::new(
+            ErrorKind::AlreadyExists,
+            format!(
+                "{} is there and is no socket; it is left as it is: move it away, or choose another --socket",
+                path.display()
+            ),
+        )),
+        _ => Ok(()),
     }
 }
 
@@ -179,6 +205,24 @@ mod tests {
         drop(UnixListener::bind(&path).unwrap());
         assert!(path.exists());
         assert!(ControlSocket::listen(&path, None).is_ok());
+    }
+
+    #[test]
+    fn what_is_no_socket_is_left_as_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("letter");
+        std::fs::write(&path, "Dear Ada").unwrap();
+        let error = ControlSocket::listen(&path, None).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::AlreadyExists);
+        assert!(error.line().contains("letter is there and is no socket"), "{error}");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "Dear Ada");
+        assert!(!dir.path().join("letter.lock").exists());
+        std::os::unix::fs::symlink(&path, dir.path().join("link")).unwrap();
+        assert!(ControlSocket::listen(&dir.path().join("link"), None).is_err());
+        std::fs::write(dir.path().join("s.lock"), "Dear Ada").unwrap();
+        let error = ControlSocket::listen(&dir.path().join("s"), None).unwrap_err();
+        assert!(error.line().contains("something else than the number of a process"), "{error}");
+        assert_eq!(std::fs::read_to_string(dir.path().join("s.lock")).unwrap(), "Dear Ada");
     }
 
     #[test]

@@ -6,15 +6,19 @@
 //! The recovery points are here because they must outlive the region: if it is lost, the last line says as of when
 //! the backing device stands, as a lower bound.
 
-use cbd_types::{Error, ErrorKind, Result};
+use cbd_export::folders::{open_own_file, own_folder};
+use cbd_types::{Context, Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 /// Bytes after which the log of recovery points is turned over; there are at most two of that size for a transport.
 pub const LOG_LIMIT: u64 = 1 << 20;
+
+/// Bytes of a file here that are read at most.
+const FILE_LIMIT: u64 = 16 << 20;
 
 /// A transport that is to be brought up.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -67,13 +71,8 @@ impl StateDir {
     /// # Errors
     /// [`ErrorKind::System`] with what the system says.
     pub fn open(path: &Path) -> Result<Self> {
-        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(|error| {
-            Error::new(
-                ErrorKind::System,
-                format!("the state folder {} cannot be made: {error}", path.display()),
-            )
-        })?;
-        Ok(Self { path: path.to_owned() })
+        let path = own_folder(path, 0o700).context(|| format!("the state folder {}", path.display()))?;
+        Ok(Self { path })
     }
 
     /// Where the folder is.
@@ -88,7 +87,7 @@ impl StateDir {
     /// [`ErrorKind::Damaged`] when the file is there and not understood; it is left alone.
     pub fn transports(&self) -> Result<Vec<TransportEntry>> {
         let file = self.transports_file();
-        let text = match std::fs::read_to_string(&file) {
+        let text = match read_own(&file) {
             Ok(text) => text,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
             Err(error) => return Err(failed("read", &file, &error)),
@@ -133,7 +132,7 @@ impl StateDir {
     /// [`ErrorKind::System`] when it cannot be kept, [`ErrorKind::Damaged`] when what is kept is no number.
     pub fn daemon_id(&self, random: impl FnOnce() -> u64) -> Result<u64> {
         let file = self.path.join("daemon-id");
-        match std::fs::read_to_string(&file) {
+        match read_own(&file) {
             Ok(text) => u64::from_str_radix(text.trim(), 16).map_err(|_| {
                 Error::new(
                     ErrorKind::Damaged,
@@ -168,8 +167,9 @@ impl StateDir {
 
     fn append(&self, path: &Path, point: &RecoveryPoint) -> std::io::Result<()> {
         let folder = path.parent().unwrap_or(&self.path);
-        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-        let mut log = OpenOptions::new().create(true).append(true).read(true).mode(0o600).open(path)?;
+        own_folder(folder, 0o700).map_err(std::io::Error::other)?;
+        let mut log =
+            open_own_file(path, OpenOptions::new().create(true).append(true).read(true).mode(0o600))?;
         let mut line = Vec::new();
         if ends_within_a_line(&mut log)? {
             line.push(b'\n');
@@ -178,7 +178,7 @@ impl StateDir {
         line.push(b'\n');
         if log.metadata()?.len() + line.len() as u64 > LOG_LIMIT {
             std::fs::rename(path, path.with_extension("log.1"))?;
-            log = OpenOptions::new().create(true).append(true).mode(0o600).open(path)?;
+            log = open_own_file(path, OpenOptions::new().create(true).append(true).mode(0o600))?;
             File::open(folder)?.sync_all()?;
         }
         log.write_all(&line)?;
@@ -202,12 +202,19 @@ impl StateDir {
         let path = self.log_file(uuid);
         [path.with_extension("log.1"), path]
             .iter()
-            .filter_map(|file| std::fs::read_to_string(file).ok())
+            .filter_map(|file| read_own(file).ok())
             .flat_map(|text| {
                 text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect::<Vec<_>>()
             })
             .collect()
     }
+}
+
+/// The text of a file of ours; not of what somebody else put in its place.
+fn read_own(path: &Path) -> std::io::Result<String> {
+    let mut text = String::new();
+    open_own_file(path, OpenOptions::new().read(true))?.take(FILE_LIMIT).read_to_string(&mut text)?;
+    Ok(text)
 }
 
 /// Whether a crash cut the last line short: the next one must not be glued to it.
@@ -226,7 +233,12 @@ fn replace(file: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let folder = file.parent().unwrap_or(Path::new("."));
     let new = file.with_extension("new");
     // 1. The new bytes are durable under another name.
-    let mut out = OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&new)?;
+    //    A new file, never what stands there: a crash may have left one, and somebody else a link.
+    match std::fs::remove_file(&new) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut out = OpenOptions::new().create_new(true).write(true).mode(0o600).open(&new)?;
     out.write_all(bytes)?;
     out.sync_all()?;
     // 2. The name changes, all at once.

@@ -13,6 +13,7 @@ pub mod buffers;
 pub mod clients;
 pub mod descriptors;
 mod errors;
+pub mod folders;
 pub mod link;
 pub mod memory;
 pub mod mounts;

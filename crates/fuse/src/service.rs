@@ -21,6 +21,7 @@ use crate::ring::{self, Rings};
 use crate::system;
 use crate::worker::Worker;
 use cbd_export::BlockDevice;
+use cbd_export::folders::{own_folder, own_subfolder};
 use cbd_types::{Error, ErrorKind, Result};
 use std::cell::Cell;
 use std::fs::{self, File};
@@ -489,16 +490,43 @@ fn prepare_mount_dir(dir: &Path) -> Result<PathBuf> {
     let wrong =
         || Error::new(ErrorKind::InvalidArgument, format!("{} is no place for a mount", dir.display()));
     let (parent, name) = (dir.parent().ok_or_else(wrong)?, dir.file_name().ok_or_else(wrong)?);
-    let failed = |error| system_error(dir.display(), &error);
-    fs::create_dir_all(parent).map_err(failed)?;
-    let dir = fs::canonicalize(parent).map_err(failed)?.join(name);
+    let parent = own_folder(parent, 0o755)?;
+    let dir = parent.join(name);
     // Looked up before it is touched: a mount whose server is gone answers every touch with an error.
     if cbd_export::mounts::at(&dir)?.is_some() {
         let text = format!("something is mounted at {} already; unmount it first", dir.display());
         return Err(Error::new(ErrorKind::AlreadyExists, text));
     }
-    match fs::create_dir(&dir) {
-        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => Err(failed(error)),
-        _ => Ok(dir),
+    // A link that somebody put there would have us mount over a folder of his choice.
+    own_subfolder(&parent, name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mount_is_never_made_through_a_link() {
+        let place = tempfile::tempdir().expect("a folder");
+        fs::create_dir(place.path().join("precious")).expect("made");
+        fs::create_dir(place.path().join("fuse")).expect("made");
+        std::os::unix::fs::symlink("../precious", place.path().join("fuse/cbd0")).expect("made");
+        let error = prepare_mount_dir(&place.path().join("fuse/cbd0")).expect_err("it is a link");
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+        prepare_mount_dir(&place.path().join("fuse/cbd1")).expect("nothing is there");
+    }
+
+    #[test]
+    fn a_folder_of_mounts_that_others_may_write_is_narrowed() {
+        use std::os::unix::fs::PermissionsExt;
+        let place = tempfile::tempdir().expect("a folder");
+        let folder = place.path().join("fuse");
+        fs::create_dir(&folder).expect("made");
+        fs::set_permissions(&folder, fs::Permissions::from_mode(0o777)).expect("changed");
+        prepare_mount_dir(&folder.join("cbd0")).expect("it is ours");
+        for path in [folder.clone(), folder.join("cbd0")] {
+            let mode = fs::metadata(&path).expect("there").permissions().mode();
+            assert_eq!(mode & 0o022, 0, "{}", path.display());
+        }
     }
 }

@@ -335,7 +335,7 @@ fn note_name(options: &Options, disk: &Path) -> Result<Option<PathBuf>> {
     };
     let note = folder.join(name);
     let failed = |error: &std::io::Error| cbd_export::system_error(note.display(), error);
-    std::fs::create_dir_all(folder).map_err(|error| failed(&error))?;
+    cbd_export::folders::own_folder(folder, 0o755)?;
     match std::fs::remove_file(&note) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(failed(&error)),
         _ => std::os::unix::fs::symlink(link, &note).map_err(|error| failed(&error))?,

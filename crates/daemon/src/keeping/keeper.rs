@@ -7,6 +7,7 @@
 use super::passing;
 use super::process::{is_of_our_user, listed};
 use super::{DescriptorStore, Entry, is_name};
+use cbd_export::folders::own_folder;
 use cbd_types::{Error, ErrorKind, Result};
 use parking_lot::{Mutex, MutexGuard};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -16,7 +17,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -257,18 +258,25 @@ fn new_socket() -> io::Result<OwnedFd> {
 /// A new socket in the place of one that nobody listens on.
 fn listen(path: &Path) -> io::Result<OwnedFd> {
     if let Some(folder) = path.parent() {
-        std::fs::create_dir_all(folder)?;
+        own_folder(folder, 0o755).map_err(io::Error::other)?;
     }
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
+    remove_socket(path)?;
     let socket = new_socket()?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
     // Who connects is asked for its user besides; nobody listens yet.
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
     rustix::net::listen(&socket, 4)?;
     Ok(socket)
+}
+
+/// Removes the socket at `path`, and nothing else.
+fn remove_socket(path: &Path) -> io::Result<()> {
+    match std::fs::symlink_metadata(path) {
+        Ok(found) if found.file_type().is_socket() => std::fs::remove_file(path),
+        Ok(_) => Err(io::Error::other("it is no socket; move it away")),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+    }
 }
 
 /// The keeper at the socket, if there is one that listens. Its last daemon may be about to end.

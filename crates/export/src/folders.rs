@@ -1,0 +1,335 @@
+//! Folders of our own: made with their modes, reached through no link of another user.
+//!
+//! Always true here: each component of a path is opened by its name in the folder before it, never by the whole path; a symbolic
+//! link counts only if root or this user made it. A folder that is to be our own belongs to this user or to root, and nobody else
+//! may write to it, whatever the umask is.
+//!
+//! Left to others: which folders there are.
+
+use crate::system_error;
+use cbd_types::{Error, ErrorKind, Result};
+use std::collections::VecDeque;
+use std::ffi::{CString, OsStr, OsString};
+use std::fs::{File, Metadata};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Component, Path, PathBuf};
+
+/// Links that one path leads through at most, as the kernel has it.
+const LINKS_MAX: u32 = 40;
+/// The mode of a folder that is made on the way.
+const ON_THE_WAY: u32 = 0o755;
+/// What lets others write.
+const OTHERS_WRITE: u32 = 0o022;
+
+/// Makes the folder at `path` and all before it, as far as they are missing, and sees to it that it is our own: it belongs to this user or to
+/// root, and only its owner may write to it. Returns where it is without any link.
+///
+/// # Errors
+/// [`ErrorKind::Permission`] where another user made a link on the way or owns the folder; [`ErrorKind::InvalidArgument`] for what is no
+/// folder; and what the system says.
+pub fn own_folder(path: &Path, mode: u32) -> Result<PathBuf> {
+    let (folder, resolved) = walk(path, mode)?;
+    let found = File::from(folder);
+    let failed = |error: io::Error| system_error(resolved.display(), &error);
+    let metadata = found.metadata().map_err(failed)?;
+    refuse_foreign(&resolved, &metadata, "the folder")?;
+    if metadata.mode() & OTHERS_WRITE != 0 {
+        if metadata.uid() != user_id() {
+            let text = format!(
+                "others than its owner may write to the folder {} (mode {:04o}): chmod go-w {0}",
+                resolved.display(),
+                metadata.mode() & 0o7777
+            );
+            return Err(Error::new(ErrorKind::Permission, text));
+        }
+        // Made with another umask once. By its descriptor, so that it is the one that was looked at.
+        let by_descriptor = format!("/proc/self/fd/{}", found.as_raw_fd());
+        let narrow = std::fs::Permissions::from_mode(metadata.mode() & 0o7777 & !OTHERS_WRITE);
+        std::fs::set_permissions(by_descriptor, narrow).map_err(failed)?;
+    }
+    Ok(resolved)
+}
+
+/// Makes the folder at `path` and all before it, as far as they are missing, without a look at who may write to what is there: for
+/// folders that the user names. Returns where it is without any link.
+///
+/// # Errors
+/// As [`own_folder`], but for the folder's owner.
+pub fn reach_folder(path: &Path) -> Result<PathBuf> {
+    walk(path, ON_THE_WAY).map(|(_, resolved)| resolved)
+}
+
+/// Makes the folder `name` in `parent`, which is our own and holds no link on the way; what is there already must be a folder and our own.
+///
+/// # Errors
+/// As [`own_folder`]; a link is refused whoever made it.
+pub fn own_subfolder(parent: &Path, name: &OsStr) -> Result<PathBuf> {
+    let path = parent.join(name);
+    match std::fs::symlink_metadata(&path) {
+        Ok(metadata) if metadata.is_dir() => {
+            refuse_foreign(&path, &metadata, "the folder")?;
+            Ok(path)
+        }
+        Ok(_) => Err(no_folder(&path, "")),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let made = std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), ON_THE_WAY)
+                .create(&path);
+            made.map_err(|error| system_error(path.display(), &error))?;
+            Ok(path)
+        }
+        Err(error) => Err(system_error(path.display(), &error)),
+    }
+}
+
+/// Opens a file in one of our folders: an ordinary one of this user or root with one name, not what somebody put there in its place. It is never
+/// waited for.
+///
+/// # Errors
+/// What the system says; [`io::ErrorKind::PermissionDenied`] for anything else than such a file.
+pub fn open_own_file(path: &Path, how: &mut std::fs::OpenOptions) -> io::Result<File> {
+    let file = how.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY).open(path).map_err(
+        |error| {
+            if error.raw_os_error() == Some(libc::ELOOP) { wrong("a symbolic link") } else { error }
+        },
+    )?;
+    let metadata = file.metadata()?;
+    if !metadata.is_file() {
+        return Err(wrong("no ordinary file"));
+    }
+    if metadata.uid() != user_id() && metadata.uid() != 0 {
+        return Err(wrong(&format!("a file of user {}", metadata.uid())));
+    }
+    if metadata.nlink() > 1 {
+        return Err(wrong("a file with other names"));
+    }
+    Ok(file)
+}
+
+fn wrong(what: &str) -> io::Error {
+    io::Error::new(
+        io::ErrorKind::PermissionDenied,
+        format!("it is {what}; look who put it there, and move it away"),
+    )
+}
+
+/// Opens the folder, component by component.
+fn walk(path: &Path, mode: u32) -> Result<(OwnedFd, PathBuf)> {
+    let failed = |error: &io::Error, at: &Path| system_error(at.display(), error);
+    let absolute = std::path::absolute(path).map_err(|error| failed(&error, path))?;
+    let mut todo: VecDeque<OsString> = names(&absolute);
+    let root = || open_in(None, OsStr::new("/"), libc::O_DIRECTORY).map_err(|error| failed(&error, path));
+    let (mut folder, mut resolved, mut links) = (root()?, PathBuf::from("/"), 0);
+    while let Some(name) = todo.pop_front() {
+        if name == ".." {
+            folder = open_in(Some(&folder), &name, libc::O_DIRECTORY)
+                .map_err(|error| failed(&error, &resolved))?;
+            resolved.pop();
+            continue;
+        }
+        let here = resolved.join(&name);
+        let opened = match open_in(Some(&folder), &name, libc::O_NOFOLLOW) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let mode = if todo.is_empty() { mode } else { ON_THE_WAY };
+                make_in(&folder, &name, mode).map_err(|error| failed(&error, &here))?;
+                open_in(Some(&folder), &name, libc::O_NOFOLLOW)
+            }
+            other => other,
+        };
+        let opened = File::from(opened.map_err(|error| failed(&error, &here))?);
+        let metadata = opened.metadata().map_err(|error| failed(&error, &here))?;
+        if metadata.is_symlink() {
+            refuse_foreign(&here, &metadata, "the symbolic link")?;
+            links += 1;
+            if links > LINKS_MAX {
+                return Err(no_folder(&here, ": it leads through too many links"));
+            }
+            let target = read_link(&opened).map_err(|error| failed(&error, &here))?;
+            if target.is_absolute() {
+                (folder, resolved) = (root()?, PathBuf::from("/"));
+            }
+            for name in names(&target).into_iter().rev() {
+                todo.push_front(name);
+            }
+            continue;
+        }
+        if !metadata.is_dir() {
+            return Err(no_folder(&here, ""));
+        }
+        (folder, resolved) = (opened.into(), here);
+    }
+    Ok((folder, resolved))
+}
+
+fn names(path: &Path) -> VecDeque<OsString> {
+    path.components()
+        .filter_map(|component| match component {
+            Component::Normal(name) => Some(name.to_owned()),
+            Component::ParentDir => Some("..".into()),
+            Component::RootDir | Component::CurDir | Component::Prefix(_) => None,
+        })
+        .collect()
+}
+
+fn no_folder(path: &Path, why: &str) -> Error {
+    let text = format!("{} is no folder{why}; move it away, or choose another folder", path.display());
+    Error::new(ErrorKind::InvalidArgument, text)
+}
+
+fn refuse_foreign(path: &Path, metadata: &Metadata, what: &str) -> Result<()> {
+    let owner = metadata.uid();
+    if owner == user_id() || owner == 0 {
+        return Ok(());
+    }
+    let text = format!(
+        "{what} {} belongs to user {owner}, who can put anything in its place; remove it, or choose another folder",
+        path.display()
+    );
+    Err(Error::new(ErrorKind::Permission, text))
+}
+
+fn user_id() -> u32 {
+    // SAFETY: takes nothing, touches no memory of ours and cannot fail.
+    unsafe { libc::geteuid() }
+}
+
+fn c_text(text: &OsStr) -> io::Result<CString> {
+    CString::new(text.as_bytes()).map_err(|_| io::ErrorKind::InvalidInput.into())
+}
+
+/// Opens what has this name in `folder`, only to look at it and to go on from it.
+fn open_in(folder: Option<&OwnedFd>, name: &OsStr, flags: libc::c_int) -> io::Result<OwnedFd> {
+    let name = c_text(name)?;
+    let folder = folder.map_or(libc::AT_FDCWD, AsRawFd::as_raw_fd);
+    // SAFETY: the name is a C string that lives until the call is over, and the descriptor is open or stands for none.
+    let opened = unsafe { libc::openat(folder, name.as_ptr(), libc::O_PATH | libc::O_CLOEXEC | flags) };
+    if opened < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor was just made, and nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(opened) })
+}
+
+/// Makes a folder; one that another process has just made will do.
+fn make_in(folder: &OwnedFd, name: &OsStr, mode: u32) -> io::Result<()> {
+    let name = c_text(name)?;
+    // SAFETY: the name is a C string that lives until the call is over, and the descriptor is open.
+    if unsafe { libc::mkdirat(folder.as_raw_fd(), name.as_ptr(), mode) } == 0 {
+        return Ok(());
+    }
+    let error = io::Error::last_os_error();
+    if error.kind() == io::ErrorKind::AlreadyExists { Ok(()) } else { Err(error) }
+}
+
+/// Where the link leads that was opened.
+fn read_link(link: &File) -> io::Result<PathBuf> {
+    let mut target = vec![0u8; libc::PATH_MAX as usize];
+    // SAFETY: the path is an empty C string, which stands for the descriptor, and the buffer is as long as is said.
+    let length =
+        unsafe { libc::readlinkat(link.as_raw_fd(), c"".as_ptr(), target.as_mut_ptr().cast(), target.len()) };
+    let length = usize::try_from(length).map_err(|_| io::Error::last_os_error())?;
+    target.truncate(length);
+    Ok(OsString::from_vec(target).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    fn mode_of(path: &Path) -> u32 {
+        fs::symlink_metadata(path).expect("it is there").mode() & 0o7777
+    }
+
+    fn is_root() -> bool {
+        user_id() == 0
+    }
+
+    #[test]
+    fn folders_are_made_with_their_modes_and_a_wide_one_of_ours_is_narrowed() {
+        let place = tempfile::tempdir().expect("a folder");
+        let path = place.path().join("a/b/c");
+        let made = own_folder(&path, 0o700).expect("made");
+        assert_eq!((mode_of(&made), mode_of(made.parent().expect("a parent")) & OTHERS_WRITE), (0o700, 0));
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).expect("changed");
+        own_folder(&path, 0o700).expect("ours");
+        assert_eq!(mode_of(&path), 0o755);
+    }
+
+    #[test]
+    fn a_link_of_ours_is_followed_and_the_folder_is_named_without_it() {
+        let place = tempfile::tempdir().expect("a folder");
+        let real = place.path().canonicalize().expect("there").join("real");
+        fs::create_dir(&real).expect("made");
+        symlink("./x/../real", place.path().join("link")).expect("made");
+        fs::create_dir(place.path().join("x")).expect("made");
+        assert_eq!(own_folder(&place.path().join("link/sub"), 0o700).expect("made"), real.join("sub"));
+        symlink("loop", place.path().join("loop")).expect("made");
+        let error = own_folder(&place.path().join("loop/sub"), 0o700).expect_err("it has no end");
+        assert!(error.line().contains("too many links"), "{error}");
+    }
+
+    #[test]
+    fn what_is_no_folder_is_refused() {
+        let place = tempfile::tempdir().expect("a folder");
+        fs::write(place.path().join("file"), "x").expect("written");
+        for path in ["file", "file/below"] {
+            let error = own_folder(&place.path().join(path), 0o700).expect_err("a file is in the way");
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+        }
+    }
+
+    #[test]
+    fn a_subfolder_is_never_reached_through_a_link() {
+        let place = tempfile::tempdir().expect("a folder");
+        fs::create_dir(place.path().join("outside")).expect("made");
+        symlink("outside", place.path().join("link")).expect("made");
+        let error = own_subfolder(place.path(), OsStr::new("link")).expect_err("it is a link");
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+        let made = own_subfolder(place.path(), OsStr::new("new")).expect("made");
+        assert_eq!(own_subfolder(place.path(), OsStr::new("new")).expect("it is there"), made);
+    }
+
+    #[test]
+    fn what_another_user_made_is_refused() {
+        if !is_root() {
+            return println!("not run: it makes things of another user, as root");
+        }
+        let place = tempfile::tempdir().expect("a folder");
+        fs::create_dir(place.path().join("real")).expect("made");
+        symlink("real", place.path().join("link")).expect("made");
+        std::os::unix::fs::lchown(place.path().join("link"), Some(4711), None).expect("given away");
+        let error = own_folder(&place.path().join("link/sub"), 0o700).expect_err("another's link");
+        assert_eq!(error.kind(), ErrorKind::Permission, "{error}");
+        assert!(error.line().contains("user 4711"), "{error}");
+        assert!(!place.path().join("real/sub").exists());
+        std::os::unix::fs::chown(place.path().join("real"), Some(4711), None).expect("given away");
+        for refused in
+            [own_folder(&place.path().join("real"), 0o700), own_subfolder(place.path(), OsStr::new("real"))]
+        {
+            assert_eq!(refused.expect_err("another's folder").kind(), ErrorKind::Permission);
+        }
+    }
+
+    #[test]
+    fn only_an_ordinary_file_of_ours_is_opened() {
+        let place = tempfile::tempdir().expect("a folder");
+        let at = |name: &str| place.path().join(name);
+        fs::write(at("file"), "x").expect("written");
+        let open = |name: &str| open_own_file(&at(name), fs::OpenOptions::new().read(true));
+        assert!(open("file").is_ok());
+        symlink("file", at("link")).expect("made");
+        let name = c_text(at("fifo").as_os_str()).expect("no zero in it");
+        // SAFETY: the path is a C string that lives until the call is over.
+        assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+        fs::create_dir(at("folder")).expect("made");
+        for name in ["link", "fifo", "folder"] {
+            assert_eq!(open(name).expect_err(name).kind(), io::ErrorKind::PermissionDenied);
+        }
+        fs::hard_link(at("file"), at("second")).expect("made");
+        assert!(open("file").is_err(), "it has two names");
+    }
+}
