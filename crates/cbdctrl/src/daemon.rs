@@ -18,6 +18,7 @@ pub fn run_keeper() -> ExitCode {
 /// Runs the daemon until it is told to end.
 pub fn run(arguments: DaemonArguments) -> ExitCode {
     let options = cbd_daemon::run::Options {
+        boot: None,
         paths: Paths::choose(PathChoices {
             config: arguments.config,
             state_dir: arguments.state_dir,

@@ -163,7 +163,7 @@ fn a_region_of_a_newer_version_is_refused() {
             bytes[8..12].copy_from_slice(&sum.to_le_bytes());
         });
     }
-    refused(&place, &["tp-reg", "-H", "n", "-p", &newer], &[&newer, "version", "newer program"], &[&newer]);
+    refused(&place, &["tp-reg", "-H", "n", "-p", &newer], &[&newer, "version", "newer CBD"], &[&newer]);
 }
 
 #[test]

@@ -457,7 +457,7 @@ impl From<ErrorBody> for Error {
 /// The kind that a name stands for; what this program does not know is a failure of the system.
 #[must_use]
 pub fn kind_of(name: &str) -> ErrorKind {
-    const KINDS: [ErrorKind; 17] = [
+    const KINDS: [ErrorKind; 18] = [
         ErrorKind::InvalidArgument,
         ErrorKind::NotFound,
         ErrorKind::AlreadyExists,
@@ -474,6 +474,7 @@ pub fn kind_of(name: &str) -> ErrorKind {
         ErrorKind::Permission,
         ErrorKind::TimedOut,
         ErrorKind::Exchanged,
+        ErrorKind::Torn,
         ErrorKind::System,
     ];
     KINDS.into_iter().find(|kind| kind.name() == name).unwrap_or(ErrorKind::System)

@@ -5,15 +5,16 @@
 
 use crate::config::Config;
 use crate::logging::LogFormat;
-use crate::manager::Manager;
+use crate::manager::{Left, Manager};
 use crate::paths::{PathChoices, Paths};
 use crate::server::{self, Access};
 use crate::socket::{ControlSocket, Lock, PREDECESSOR_PATIENCE};
 use crate::state::StateDir;
 use crate::{logging, notify, system};
-use cbd_types::{Error, ErrorKind, Result};
+use cbd_types::{BootId, Error, ErrorKind, Result};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -24,6 +25,10 @@ const STOP_LIMIT: Duration = Duration::from_secs(15);
 const CONTROL_THREADS: usize = 64;
 /// How long one of them waits for another request: longer than daemons live.
 const CONTROL_THREAD_LIFE: Duration = Duration::from_secs(100 * 365 * 86_400);
+
+/// How long bringing regions in ordinary files to their disks may take besides: without it they are not recovered after a restart of
+/// the machine.
+const SYNC_LIMIT: Duration = Duration::from_secs(90);
 
 /// What a daemon is started with.
 #[derive(Clone, Debug)]
@@ -37,6 +42,9 @@ pub struct Options {
     pub keeper: Option<PathBuf>,
     /// A decorator for backing devices, for demonstrations and tests.
     pub decorate: Option<String>,
+    /// The boot of the machine in which regions are said to be used, and that a crash of the machine mixes their pages, for tests; none: the
+    /// kernel's. No argument sets it.
+    pub boot: Option<BootId>,
     /// How log lines look.
     pub log_format: LogFormat,
     /// Whether there are more of them.
@@ -60,6 +68,7 @@ impl Options {
             require_persistent: false,
             keeper: None,
             decorate: None,
+            boot: None,
             log_format: LogFormat::Text,
             verbose: false,
         }
@@ -98,10 +107,13 @@ pub fn run(options: Options) -> Result<()> {
         .map_err(|error| Error::new(ErrorKind::System, format!("the control plane cannot start: {error}")))?;
     let access = Access { user: system::user_id(), group };
     let result = runtime.block_on(serve(&mut socket, &manager, access));
-    end_within(STOP_LIMIT);
+    let syncing = Arc::new(AtomicBool::new(false));
+    end_within(STOP_LIMIT, &syncing);
     notify::stopping();
     tracing::info!("stopping: dirty data stays in the regions");
-    manager.stop();
+    let left = manager.end();
+    syncing.store(true, Ordering::SeqCst);
+    left.into_iter().for_each(Left::sync);
     // What still runs on a control thread was told to end and holds nothing that matters.
     runtime.shutdown_timeout(Duration::from_secs(1));
     drop(socket);
@@ -156,10 +168,21 @@ async fn serve(socket: &mut ControlSocket, manager: &Arc<Manager>, access: Acces
     Ok(())
 }
 
-/// Ends the process when stopping takes longer than `limit`.
-fn end_within(limit: Duration) {
+/// Ends the process when stopping takes longer than `limit`, or, once `syncing` says that regions are brought to their disks, than
+/// [`SYNC_LIMIT`] more.
+fn end_within(limit: Duration, syncing: &Arc<AtomicBool>) {
+    let syncing = Arc::clone(syncing);
     let limited = std::thread::Builder::new().name("cbd-stop-limit".to_owned()).spawn(move || {
         std::thread::sleep(limit);
+        if syncing.load(Ordering::SeqCst) {
+            std::thread::sleep(SYNC_LIMIT);
+            tracing::error!(
+                "bringing the regions to their disks took more than {} s; ending at once: a region in an ordinary file is recovered only \
+                 until the machine is restarted",
+                SYNC_LIMIT.as_secs()
+            );
+            system::exit_now(1);
+        }
         tracing::error!(
             "stopping took more than {} s (a backing device that hangs?); ending at once: acknowledged data is in the regions",
             limit.as_secs()

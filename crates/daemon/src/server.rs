@@ -145,7 +145,9 @@ pub fn http_status(kind: ErrorKind) -> StatusCode {
         ErrorKind::Permission => StatusCode::FORBIDDEN,
         ErrorKind::NotFound => StatusCode::NOT_FOUND,
         ErrorKind::AlreadyExists | ErrorKind::Busy | ErrorKind::ReadOnly => StatusCode::CONFLICT,
-        ErrorKind::Damaged | ErrorKind::Foreign | ErrorKind::Exchanged => StatusCode::CONFLICT,
+        ErrorKind::Damaged | ErrorKind::Foreign | ErrorKind::Exchanged | ErrorKind::Torn => {
+            StatusCode::CONFLICT
+        }
         ErrorKind::Unsupported => StatusCode::UNPROCESSABLE_ENTITY,
         ErrorKind::Stopped => StatusCode::SERVICE_UNAVAILABLE,
         ErrorKind::TimedOut => StatusCode::GATEWAY_TIMEOUT,

@@ -43,6 +43,15 @@ const RETIRED: u32 = 1 << 31;
 /// Bit of [`Segment::pins`]: the segment was given back; whoever pins it now is wrong, and must not give it back twice.
 const RETURNED: u32 = 1 << 30;
 
+/// Bit of [`Cache::gate`]: no request is taken any more.
+const STOPPED: u32 = 1;
+
+/// Bit of [`Cache::gate`]: nothing was dirty when the cache was opened, and that this is going to change was not noted yet.
+const UNNOTED: u32 = 2;
+
+/// Notes durably that the cache is about to hold dirty data.
+pub(crate) type FirstWrite = Box<dyn Fn() -> Result<()> + Send + Sync>;
+
 /// What is known of a segment while the cache is open.
 pub(crate) struct Segment<E> {
     pub(crate) id: SegmentId,
@@ -109,7 +118,8 @@ pub struct Cache<E: Environment> {
     pub(crate) identity: Identity,
     pub(crate) lanes: Box<[Lane<E>]>,
     pub(crate) segments: Box<[Segment<E>]>,
-    stopped: SharedBool<E>,
+    /// What keeps requests out, as bits: [`STOPPED`], [`UNNOTED`]. Every request reads it, and hardly anything writes it.
+    gate: SharedU32<E>,
     abandoned: SharedBool<E>,
     /// The backing device refuses for long what must go there before anything else can: who finds no space is told so.
     pub(crate) stalled: SharedBool<E>,
@@ -125,6 +135,8 @@ pub struct Cache<E: Environment> {
     pub(crate) dated_ms: SharedU64<E>,
     pub(crate) tails: Mutex<E, Vec<TwoSlots<LaneTail>>>,
     settings: Mutex<E, Settings>,
+    /// What has to be noted outside before the first write; see [`UNNOTED`].
+    first_write: Mutex<E, Option<FirstWrite>>,
     /// Everything up to this epoch is to be drained at once, as fast as `writeback_rate` lets it.
     pub(crate) requested: SharedU64<E>,
     pub(crate) damage: Mutex<E, DamageLog>,
@@ -183,7 +195,8 @@ impl<E: Environment> Cache<E> {
             tails: Mutex::<E, _>::new(parts.tails),
             settings: Mutex::<E, _>::new(parts.settings),
             requested: SharedU64::new(0),
-            stopped: SharedBool::new(false),
+            gate: SharedU32::new(0),
+            first_write: Mutex::<E, _>::new(None),
             abandoned: SharedBool::new(false),
             damage: Mutex::<E, _>::new(DamageLog::default()),
             trouble: Mutex::<E, _>::new(None),
@@ -327,7 +340,7 @@ impl<E: Environment> Cache<E> {
 
     /// Refuses all further requests, wakes those that wait, and marks every lane. Data that is dirty stays in the region.
     pub fn stop(&self) {
-        self.stopped.store(true, Ordering::SeqCst);
+        self.gate.fetch_or(STOPPED, Ordering::SeqCst);
         self.pool.wake_all();
         if Safeguard::StopMark.is_kept() && !self.abandoned.load(Ordering::SeqCst) {
             self.close_epoch();
@@ -338,7 +351,7 @@ impl<E: Environment> Cache<E> {
     /// acknowledged is in the region, and whoever opens it next recovers it.
     pub fn abandon(&self) {
         self.abandoned.store(true, Ordering::SeqCst);
-        self.stopped.store(true, Ordering::SeqCst);
+        self.gate.fetch_or(STOPPED, Ordering::SeqCst);
         self.pool.wake_all();
     }
 
@@ -355,10 +368,43 @@ impl<E: Environment> Cache<E> {
     /// # Errors
     /// [`ErrorKind::Stopped`] after [`stop`](Self::stop).
     pub(crate) fn check_running(&self) -> Result<()> {
-        if self.stopped.load(Ordering::SeqCst) {
-            return Err(Error::new(ErrorKind::Stopped, "the cache was stopped"));
+        if self.gate.load(Ordering::SeqCst) & STOPPED == 0 { Ok(()) } else { Err(was_stopped()) }
+    }
+
+    /// As [`check_running`](Self::check_running), for a request that makes something dirty, before it takes a lane.
+    ///
+    /// # Errors
+    /// As [`check_running`](Self::check_running), and what kept the first write from being noted.
+    pub(crate) fn check_writable(&self) -> Result<()> {
+        if self.gate.load(Ordering::SeqCst) == 0 { Ok(()) } else { self.pass_gate() }
+    }
+
+    #[cold]
+    fn pass_gate(&self) -> Result<()> {
+        self.check_running()?;
+        // Whoever comes meanwhile waits here for the one that notes it.
+        let mut first_write = self.first_write.lock();
+        if let Some(note) = first_write.as_ref() {
+            note()?;
         }
+        *first_write = None;
+        self.gate.fetch_and(!UNNOTED, Ordering::SeqCst);
         Ok(())
+    }
+
+    /// Has `note` called before the first request that makes something dirty. Before anybody uses the cache.
+    pub(crate) fn before_first_write(&self, note: FirstWrite) {
+        *self.first_write.lock() = Some(note);
+        self.gate.fetch_or(UNNOTED, Ordering::SeqCst);
+    }
+
+    /// Whether the backing device has everything: nothing is dirty, parked or damaged.
+    pub(crate) fn holds_nothing_dirty(&self) -> bool {
+        let status = self.status();
+        status.dirty_records == 0
+            && status.parked_bytes == 0
+            && status.damaged.is_empty()
+            && status.backing_is_consistent
     }
 
     /// # Errors
@@ -438,6 +484,10 @@ impl<E: Environment> core::fmt::Debug for Cache<E> {
     fn fmt(&self, out: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         out.debug_struct("Cache").field("identity", &self.identity).finish_non_exhaustive()
     }
+}
+
+fn was_stopped() -> Error {
+    Error::new(ErrorKind::Stopped, "the cache was stopped")
 }
 
 // A large record must always fit an empty segment.

@@ -3,7 +3,7 @@
 //! Always true here: the slot that holds the newest valid content is never the one that is written.
 
 use cbd_format::{Slot, SlotContent, record::bytes_of};
-use cbd_types::{InFlight, Pmem, Region, Safeguard};
+use cbd_types::{InFlight, Pmem, Region, Result, Safeguard};
 
 /// The names of what makes a content durable in both slots.
 #[derive(Clone, Copy)]
@@ -120,6 +120,32 @@ impl<T: SlotContent> TwoSlots<T> {
             let stored = self.store(region, content);
             region.fence(names.fence, stored);
         }
+    }
+
+    /// As [`store_in_both`](Self::store_in_both), and where a crash of the machine mixes pages each slot is on the disk before the other
+    /// one changes, and both are at the end.
+    ///
+    /// # Errors
+    /// What the system says of the disk; the content counts in this process all the same.
+    pub(crate) fn keep_in_both<P: Pmem>(
+        &mut self,
+        region: &Region<P>,
+        names: InBoth,
+        content: T,
+    ) -> Result<()> {
+        let stored = self.store(region, content);
+        region.fence(names.first_fence, stored);
+        let first = self.sync_newest(region, Safeguard::RowFirstSync);
+        if names.second.is_kept() {
+            let stored = self.store(region, content);
+            region.fence(names.fence, stored);
+        }
+        first.and(self.sync_newest(region, Safeguard::RowSync))
+    }
+
+    fn sync_newest<P: Pmem>(&self, region: &Region<P>, safeguard: Safeguard) -> Result<()> {
+        let Some((newest, _)) = self.newest else { return Ok(()) };
+        region.sync(safeguard, self.at[newest], T::SLOT_SIZE as u64)
     }
 
     /// A crash between the two stores of [`store_in_both`](Self::store_in_both) has left one slot behind: stores the newest

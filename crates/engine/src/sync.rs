@@ -73,6 +73,12 @@ impl<E: Environment> SharedU32<E> {
         E::before_shared_access();
         self.number.fetch_or(bits, order)
     }
+
+    #[inline]
+    pub(crate) fn fetch_and(&self, bits: u32, order: Ordering) -> u32 {
+        E::before_shared_access();
+        self.number.fetch_and(bits, order)
+    }
 }
 
 impl<E: Environment> SharedU64<E> {

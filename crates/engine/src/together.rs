@@ -11,7 +11,7 @@
 
 use crate::{Admission, Cache, Environment, lane::LaneState, pool::Asker};
 use cbd_format::record::{RecordKind, blocks_in};
-use cbd_types::{ByteRange, Durable, InFlight, Result, Safeguard};
+use cbd_types::{ByteRange, Durable, Error, InFlight, Result, Safeguard};
 use core::task::Waker;
 
 /// Most writes that share a fence. Each holds its lane until then, so they are few beside the lanes.
@@ -28,6 +28,11 @@ impl<E: Environment> Cache<E> {
         waker: &Waker,
         mut done: impl FnMut(usize, Result<Admission>),
     ) {
+        // Before any lane is held: noting the first write takes the lock of the tables.
+        if let Err(error) = self.check_writable() {
+            (0..writes.len()).for_each(|number| done(number, Err(Error::new(error.kind(), error.line()))));
+            return;
+        }
         let mut first = 0;
         while first < writes.len() {
             let mut held = [const { None }; TOGETHER];

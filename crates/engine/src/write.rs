@@ -30,7 +30,7 @@ impl<E: Environment> Cache<E> {
     /// device has refused for long what must go there first.
     pub fn write(&self, range: ByteRange, data: &[u8], waker: &Waker) -> Result<Admission> {
         debug_assert_eq!(range.len(), data.len() as u64);
-        self.check_running()?;
+        self.check_writable()?;
         // Most writes touch one or two blocks: their checksums need no kilobyte of scratch.
         if blocks_in(range) <= 2 {
             self.commit_data::<2>(RecordKind::Write, range, data, Asker::Client, Some(waker))

@@ -25,7 +25,7 @@ impl<E: Environment> Cache<E> {
         progress: &mut ZeroProgress,
         waker: &Waker,
     ) -> Result<Admission> {
-        self.check_running()?;
+        self.check_writable()?;
         let kind = if discard { RecordKind::Discard } else { RecordKind::WriteZeroes };
         let mut durable = self.region().fence(Safeguard::ZeroNothingFence, self.region().nothing_in_flight());
         for lane_id in self.identity.lanes.touched_by(range, progress.next_lane) {

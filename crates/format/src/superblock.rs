@@ -125,7 +125,7 @@ impl Unverified<Superblock> {
             return Err(Error::new(
                 ErrorKind::Unsupported,
                 format!(
-                    "the region has format version {}, this program knows versions up to {FORMAT_VERSION}: use a newer program",
+                    "the region was made by a newer CBD: it has format version {}, and this program knows versions up to {FORMAT_VERSION}; use that CBD",
                     block.version
                 ),
             ));

@@ -20,6 +20,16 @@ pub const MODE_MOVED: u32 = 1;
 /// Row of a segment that belongs to nobody.
 pub const NO_BACKEND: u32 = u32::MAX;
 
+/// [`BackendEntry::use_state`]: nothing is noted. The memory keeps what is stored, or is gone with the machine, or an earlier
+/// program used it last.
+pub const USE_UNKNOWN: u32 = 0;
+/// [`BackendEntry::use_state`]: all pages of the cache were brought to the disk after its last use.
+pub const USE_SYNCED: u32 = 1;
+/// [`BackendEntry::use_state`]: in use in `use_boot`, and nothing in the cache can be dirty.
+pub const USE_CLEAN: u32 = 2;
+/// [`BackendEntry::use_state`]: in use in `use_boot`; the cache can hold dirty data.
+pub const USE_DIRTY: u32 = 3;
+
 on_media! {
     /// A host registered on the transport.
     pub struct HostEntry, size 240 {
@@ -89,8 +99,15 @@ on_media! {
         880 on_write_error: U32,
         /// Seconds of failed attempts after which that is done.
         884 write_error_after_s: U32,
+        /// How the cache is used on memory of which a crash of the machine mixes old and new pages: one of [`USE_UNKNOWN`],
+        /// [`USE_SYNCED`], [`USE_CLEAN`] and [`USE_DIRTY`].
+        888 use_state: U32,
         /// Zero.
-        888 reserved: [u8; 120],
+        892 reserved: U32,
+        /// The boot of the machine in which it is used so.
+        896 use_boot: [u8; 16],
+        /// Zero.
+        912 reserved2: [u8; 96],
     }
 }
 

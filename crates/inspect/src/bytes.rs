@@ -1,7 +1,7 @@
 //! The bytes of a region, wherever they lie.
 
 use cbd_pmem::Reader;
-use cbd_types::{MediaError, Pmem, Region};
+use cbd_types::{BootId, MediaError, Pmem, Region};
 
 /// Bytes that can be read and not changed.
 pub trait Bytes: Send + Sync {
@@ -11,6 +11,11 @@ pub trait Bytes: Send + Sync {
     /// Whether there are none.
     fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// The boot of the machine in which they are looked at, where it matters.
+    fn boot(&self) -> BootId {
+        BootId::UNKNOWN
     }
 
     /// Copies `into.len()` bytes from `at`.
@@ -34,6 +39,10 @@ impl Bytes for Reader {
         Self::len(self)
     }
 
+    fn boot(&self) -> BootId {
+        Self::boot(self)
+    }
+
     fn load(&self, at: u64, into: &mut [u8]) -> Result<(), MediaError> {
         Self::load(self, at, into)
     }
@@ -49,6 +58,10 @@ impl<P: Pmem> Bytes for Region<P> {
         self.size()
     }
 
+    fn boot(&self) -> BootId {
+        self.memory().boot()
+    }
+
     fn load(&self, at: u64, into: &mut [u8]) -> Result<(), MediaError> {
         self.memory().load(at, into)
     }
@@ -62,6 +75,11 @@ impl<P: Pmem> Bytes for Region<P> {
 impl Bytes for Vec<u8> {
     fn len(&self) -> u64 {
         self.as_slice().len() as u64
+    }
+
+    // It was read by this process.
+    fn boot(&self) -> BootId {
+        cbd_pmem::this_boot()
     }
 
     fn load(&self, at: u64, into: &mut [u8]) -> Result<(), MediaError> {

@@ -5,7 +5,7 @@
 
 use crate::Bytes;
 use cbd_format::PAGE;
-use cbd_types::{Durability, MediaError, Pmem, pmem::blocks_of};
+use cbd_types::{BootId, Durability, MediaError, Pmem, pmem::blocks_of};
 use parking_lot::RwLock;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -77,6 +77,10 @@ impl Pmem for PrivateMemory {
 
     fn durability(&self) -> Durability {
         Durability::ProcessCrash
+    }
+
+    fn boot(&self) -> BootId {
+        self.0.beneath.boot()
     }
 
     fn store(&self, at: u64, from: &[u8]) {

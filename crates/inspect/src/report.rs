@@ -90,6 +90,8 @@ pub struct BackendSummary {
     pub segments: u32,
     /// Of these, free ones.
     pub free_segments: u32,
+    /// The machine crashed while the cache was in use, and it could hold dirty data: some of its pages may be old.
+    pub mixed_pages: bool,
     /// Records in the log.
     pub records: u64,
     /// Bytes of data in the log, older versions included.

@@ -12,10 +12,10 @@ use crate::report::RangeSummary;
 use cbd_backing::{
     Backing, BackingFile, DISK_PATIENCE, Identity, Options as DiskOptions, PollableQueue, after_predecessor,
 };
-use cbd_engine::{BackendEntry, Cache, Environment, Maintainer, Settings, Step, Transport};
+use cbd_engine::{BackendEntry, Cache, Environment, Maintainer, Mixed, Pages, Settings, Step, Transport};
 use cbd_export::wake::{Interest, WaitSet};
 use cbd_pmem::Mapping;
-use cbd_runtime::ProcessEnvironment;
+use cbd_runtime::{ProcessEnvironment, region::sync_region};
 use cbd_types::{BackendId, Epoch, Error, ErrorKind, Region, Result, Safeguard};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -34,13 +34,21 @@ pub struct Options {
     pub to: Option<PathBuf>,
     /// That disk stands for the recorded one although it is another: a copy of it.
     pub other_disk: bool,
+    /// Recover a cache as it is although the machine crashed while it was in use, and some of its pages may be old.
+    pub after_crash: bool,
     /// Give up when nothing has reached the disk for so long.
     pub patience: Duration,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { backend: None, to: None, other_disk: false, patience: Duration::from_secs(60) }
+        Self {
+            backend: None,
+            to: None,
+            other_disk: false,
+            after_crash: false,
+            patience: Duration::from_secs(60),
+        }
     }
 }
 
@@ -155,6 +163,9 @@ pub fn rescue(
         }
         done.push(rescued);
     }
+    if let Err(error) = sync_region(&transport, "of this rescue") {
+        done.iter_mut().for_each(|rescued| rescued.warnings.push(error.line()));
+    }
     match options.backend {
         Some(id) if done.is_empty() => {
             Err(Error::new(ErrorKind::NotFound, format!("the region has no backend {id}")))
@@ -190,7 +201,15 @@ fn one(
     let (disk, warnings) = after_predecessor(DISK_PATIENCE, || options.open_disk(&entry.into(), false))?;
     rescued.warnings = warnings;
     // 2. The engine's recovery.
-    let cache = transport.open_cache(entry.id)?;
+    let mixed = if options.after_crash { Mixed::Recover } else { Mixed::Refuse };
+    if transport.pages_of(entry.id)? == Pages::MixedDirty && options.after_crash {
+        rescued.warnings.push(
+            "the machine crashed while the cache was in use: of its pages some may be old, and what is written may be older than what the \
+             disk has"
+                .to_owned(),
+        );
+    }
+    let cache = transport.open_cache_if(entry.id, mixed)?;
     rescued.opened = true;
     let drained = cache.drained_epoch();
     // 3. Another disk than the recorded one: from now on the region says so, and nobody serves the recorded one.

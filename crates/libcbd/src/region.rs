@@ -12,7 +12,9 @@ use cbd_engine::{BackendEntry, Consistency, FormatOptions, Settings, Transport};
 use cbd_pmem::{Info, Mapping, OpenOptions};
 use cbd_runtime::disk::{default_handlers, entries, refuse_overlap};
 use cbd_runtime::moved::{refuse_former, settle};
-use cbd_runtime::region::{Before, REGION_PATIENCE, check_host_name, open_transport, require_persistent};
+use cbd_runtime::region::{
+    Before, REGION_PATIENCE, check_host_name, open_transport, require_persistent, sync_region_at_end,
+};
 use cbd_runtime::{Asked, Disk, Manner, NewBackend, ProcessEnvironment, RunningBackend};
 use cbd_types::{
     BackendId, Context, Durability, Error, ErrorKind, HostId, Pmem, Region as Memory, Result, uuid_text,
@@ -92,6 +94,8 @@ pub(crate) struct Held {
     pub(crate) transport: Arc<Transport<ProcessEnvironment>>,
     environment: Arc<ProcessEnvironment>,
     path: String,
+    /// The process that has opened it.
+    process: u32,
     host: HostId,
     mapping: Info,
     description: String,
@@ -150,7 +154,8 @@ impl Region {
         let host = act_as(&transport, options.host.as_deref())?;
         let path = path.to_owned();
         let open = Mutex::new(Vec::new());
-        let held = Held { transport, environment, path, host, mapping: info, description, open };
+        let process = std::process::id();
+        let held = Held { transport, environment, path, process, host, mapping: info, description, open };
         Ok(Self { held: Arc::new(held) })
     }
 
@@ -303,6 +308,15 @@ impl Region {
     #[must_use]
     pub fn users(&self) -> usize {
         Arc::strong_count(&self.held) - 1
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // Devices and queues are gone: each of them holds this. In a forked child they are its parent's.
+        if self.process == std::process::id() {
+            sync_region_at_end(&self.transport, &self.path);
+        }
     }
 }
 

@@ -25,7 +25,10 @@
 //! # Ok::<(), cbd_types::Error>(())
 //! ```
 
+mod blank;
+mod boot;
 mod calibrate;
+mod collapse;
 mod copy;
 mod device_lock;
 mod errors;
@@ -47,10 +50,12 @@ mod sysfs;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
+pub use blank::Look;
+pub use boot::this_boot;
 pub use identity::{Identity, Layer, backing_identity};
 pub use mapping::{Info, Kind, Mapping, SizeMethod};
 pub use methods::CopyMethod;
-pub use open::{MINIMUM_SIZE, OpenOptions};
+pub use open::{MINIMUM_SIZE, OpenOptions, Opening};
 pub use processor::{Flush, Processor};
 pub use reader::Reader;
 pub use routines::processor::prefetch;

@@ -6,16 +6,19 @@
 //!
 //! Left to others: opening (`open`), copying (`copy`), what is stored (the engine).
 
+use crate::boot::this_boot;
 use crate::calibrate::{Calibration, Figures, calibrate};
+use crate::collapse::Collapse;
 use crate::copy::{self, Fault};
+use crate::errors::from_io;
 use crate::file::Locked;
 use crate::memory::Memory;
 use crate::methods::{Available, CLASS_SIZES, CopyMethod, Methods};
-use crate::open::{self, OpenOptions, Opened};
+use crate::open::{self, OpenOptions, Opened, Opening};
 use crate::processor::Flush;
 use crate::routines::processor as routines;
 use cbd_holder::Change;
-use cbd_types::{Durability, Error, ErrorKind, MediaError, Pmem, Result, Safeguard};
+use cbd_types::{BootId, Durability, Error, ErrorKind, MediaError, Pmem, Result, Safeguard};
 use core::fmt::Write;
 use std::ops::Range;
 use std::os::fd::AsFd;
@@ -82,6 +85,8 @@ pub struct Info {
     pub methods: Vec<SizeMethod>,
     /// How lines are written back.
     pub flush: Flush,
+    /// What opening it took.
+    pub opening: Opening,
     /// What the user should know.
     pub warnings: Vec<String>,
 }
@@ -92,6 +97,8 @@ const NONE: u64 = u64::MAX;
 /// A region, held and mapped.
 #[derive(Debug)]
 pub struct Mapping {
+    /// Ends before the memory is unmapped: fields are dropped in their order.
+    _collapse: Option<Collapse>,
     memory: Memory,
     methods: Methods,
     /// Where the first store failed that did. Written by plain stores: nothing here may lock.
@@ -100,6 +107,9 @@ pub struct Mapping {
     durability: Durability,
     file_system: String,
     warnings: Vec<String>,
+    opening: Opening,
+    boot: BootId,
+    mixes_pages: bool,
     figures: Option<[Figures; CLASS_SIZES.len()]>,
     /// Holds the region.
     file: Option<Locked>,
@@ -134,7 +144,12 @@ impl Mapping {
     pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Self> {
         let forced = CopyMethod::from_environment()?.or(options.copy);
         let methods = choose(forced)?;
-        Ok(Self::new(open::open(path.as_ref(), options, available().processor.flush)?, methods))
+        let opened = open::open(path.as_ref(), options, available().processor.flush)?;
+        let mut mapping = Self::new(opened, methods);
+        if let Some(boot) = options.boot {
+            (mapping.boot, mapping.mixes_pages) = (boot, true);
+        }
+        Ok(mapping)
     }
 
     /// A region of `size` bytes in memory, gone with the process.
@@ -156,11 +171,17 @@ impl Mapping {
 
     fn new(opened: Opened, (methods, figures): Chosen) -> Self {
         Self {
+            _collapse: (opened.kind == Kind::Tmpfs).then(|| Collapse::begin(&opened.memory)),
             memory: opened.memory,
             methods,
             failed: AtomicU64::new(NONE),
             kind: opened.kind,
             durability: opened.durability,
+            opening: opened.opening,
+            boot: this_boot(),
+            // Memory without a file on a disk is gone with the machine, or keeps every store.
+            mixes_pages: opened.durability != Durability::PowerFail
+                && matches!(opened.kind, Kind::File | Kind::DaxFile),
             file_system: opened.file_system,
             warnings: opened.warnings,
             figures,
@@ -173,6 +194,16 @@ impl Mapping {
     #[must_use]
     pub fn change(&self, path: &Path) -> Option<Change> {
         cbd_holder::change::of(self.file.as_ref()?.as_fd(), path, 0)
+    }
+
+    #[cfg(test)]
+    pub(crate) const fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// The file that is mapped, where it has one.
+    pub(crate) fn file(&self) -> Option<&Locked> {
+        self.file.as_ref()
     }
 
     /// Measures the methods again on this very memory, in a range of at least 2 MiB whose bytes nobody needs: they
@@ -238,6 +269,7 @@ impl Mapping {
             file_system: self.file_system.clone(),
             methods: methods.collect(),
             flush: available().processor.flush,
+            opening: self.opening,
             warnings: self.warnings.clone(),
         }
     }
@@ -355,6 +387,20 @@ impl Pmem for Mapping {
     #[inline]
     fn failed_at(&self) -> Option<u64> {
         self.failed()
+    }
+
+    fn boot(&self) -> BootId {
+        self.boot
+    }
+
+    fn mixes_pages(&self) -> bool {
+        self.mixes_pages
+    }
+
+    fn sync(&self, at: u64, length: u64) -> Result<()> {
+        self.memory
+            .sync(at, length)
+            .map_err(|error| from_io(&error, "the region's pages cannot be brought to its disk"))
     }
 
     fn describe(&self) -> String {

@@ -129,6 +129,21 @@ impl Memory {
         self.advise_range(0..self.length, advice)
     }
 
+    /// Returns when the pages that hold `length` bytes at `at` are on the disk as they are now.
+    pub fn sync(&self, at: u64, length: u64) -> io::Result<()> {
+        let page = crate::file::page_size();
+        let start = at / page * page;
+        let end = at.saturating_add(length).min(self.length as u64);
+        let length = usize::try_from(end.saturating_sub(start)).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let first = self.pointer(start, length).ok_or(io::ErrorKind::InvalidInput)?;
+        // SAFETY: the range is in this mapping and begins with a page; no byte changes.
+        if unsafe { libc::msync(first.cast(), length, libc::MS_SYNC) } == 0 {
+            Ok(())
+        } else {
+            Err(io::Error::last_os_error())
+        }
+    }
+
     /// As [`advise`](Self::advise), for a part of it that begins with a page.
     pub fn advise_range(&self, range: Range<usize>, advice: libc::c_int) -> io::Result<()> {
         let inside = self.pointer(range.start as u64, range.len()).ok_or(io::ErrorKind::InvalidInput)?;

@@ -6,6 +6,7 @@
 //!
 //! Left to others: the system calls (`file`), the mapping itself (`memory`), copying.
 
+use crate::collapse::collapse_now;
 use crate::errors::from_io;
 use crate::file::{self, Locked};
 use crate::identity::{HUGETLBFS, TMPFS, file_system_name};
@@ -14,7 +15,7 @@ use crate::memory::{Memory, Sharing};
 use crate::methods::CopyMethod;
 use crate::processor::Flush;
 use crate::sysfs::{self, DeviceNumber, PowerFailure, SYS};
-use cbd_types::{Durability, Error, ErrorKind, Result};
+use cbd_types::{BootId, Durability, Error, ErrorKind, Result};
 use std::fs::{self, File, FileType, Metadata};
 use std::io;
 use std::os::fd::AsFd;
@@ -36,13 +37,28 @@ pub struct OpenOptions {
     pub create: bool,
     /// Touch every page now, so that no store has to wait for one later.
     pub populate: bool,
+    /// Take this for the boot of the machine, and the region for one whose pages a crash of the machine mixes, whatever it lies on: for
+    /// tests of what the next boot makes of it. None: the kernel's boot, and what the region lies on.
+    pub boot: Option<BootId>,
+    /// Refuse a file that another user than this one or root owns or may write to.
+    pub only_own: bool,
     /// Copy with this method instead of the fastest; `CBD_COPY` in the environment wins over it.
     pub copy: Option<CopyMethod>,
+}
+
+/// What opening a region took.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Opening {
+    /// Until the file was found and held.
+    pub lock: Duration,
+    /// Until its space was allocated and mapped, from then on.
+    pub map: Duration,
 }
 
 /// A region that is held and mapped.
 #[derive(Debug)]
 pub(crate) struct Opened {
+    pub opening: Opening,
     pub memory: Memory,
     /// None where nobody else can have it.
     pub file: Option<Locked>,
@@ -55,6 +71,7 @@ pub(crate) struct Opened {
 /// Opens the region at `path`.
 pub(crate) fn open(path: &Path, options: &OpenOptions, flush: Flush) -> Result<Opened> {
     let region = Path::display(path);
+    let begun = Instant::now();
     match fs::metadata(path) {
         Ok(metadata) => {
             check_type(path, &metadata)?;
@@ -62,19 +79,28 @@ pub(crate) fn open(path: &Path, options: &OpenOptions, flush: Flush) -> Result<O
             let again =
                 file.metadata().map_err(|error| from_io(&error, format!("cannot look at {region}")))?;
             check_type(path, &again)?;
-            let file = hold(path, file)?;
-            if again.file_type().is_char_device() {
-                open_device(path, file, &again, options, flush)
-            } else {
-                open_file(path, file, options, flush)
+            if options.only_own {
+                refuse_foreign(path, &again)?;
             }
+            let file = hold(path, file)?;
+            let lock = begun.elapsed();
+            let mut opened = if again.file_type().is_char_device() {
+                open_device(path, file, &again, options, flush)?
+            } else {
+                open_file(path, file, options, flush)?
+            };
+            opened.opening = Opening { lock, map: begun.elapsed().saturating_sub(lock) };
+            Ok(opened)
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound && options.create => {
             create(path, options, flush)
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => Err(from_io(
             &error,
-            format!("there is no region at {region}; give its size and format it to make one"),
+            format!(
+                "there is no region at {region}; if it lies on a file system of its own, see that this is mounted (a new region is made by \
+                 formatting one, with its size)"
+            ),
         )),
         Err(error) => Err(from_io(&error, format!("cannot look at the region {region}"))),
     }
@@ -106,6 +132,36 @@ pub(crate) fn check_type(path: &Path, metadata: &Metadata) -> Result<()> {
         ErrorKind::InvalidArgument,
         format!("{region} is {what}; a region is a file or a device-DAX device such as /dev/dax0.0"),
     ))
+}
+
+/// What another user may write he can change under us, and who holds the file can cut it short.
+fn refuse_foreign(path: &Path, metadata: &Metadata) -> Result<()> {
+    const OTHERS_WRITE: u32 = 0o022;
+    if !metadata.is_file() {
+        return Ok(());
+    }
+    // SAFETY: takes nothing, touches no memory of ours and cannot fail.
+    let user = unsafe { libc::geteuid() };
+    let region = path.display();
+    let owner = metadata.uid();
+    if owner != user && owner != 0 {
+        return Err(refuse(
+            ErrorKind::Permission,
+            format!(
+                "the region {region} belongs to user {owner}, who can change it under the daemon: chown it to user {user}"
+            ),
+        ));
+    }
+    if metadata.mode() & OTHERS_WRITE != 0 {
+        let mode = metadata.mode() & 0o7777;
+        return Err(refuse(
+            ErrorKind::Permission,
+            format!(
+                "others than its owner may write to the region {region} (mode {mode:04o}): chmod go-w {region}"
+            ),
+        ));
+    }
+    Ok(())
 }
 
 /// The kernel maps a block device through its page cache, even that of an NVDIMM: nothing would be durable.
@@ -234,6 +290,7 @@ fn open_file(path: &Path, file: Locked, options: &OpenOptions, flush: Flush) -> 
     let (memory, synchronous) = mapped?;
     let dax = file::is_dax(&file);
     let mut opened = Opened {
+        opening: Opening::default(),
         memory,
         kind: if synchronous {
             Kind::DaxFile
@@ -365,6 +422,7 @@ fn open_device(
     let memory = Memory::of_device(file.as_fd(), address_space(path, length)?, Sharing::Shared)
         .map_err(|error| from_io(&error, format!("cannot map the device {region}")))??;
     let mut opened = Opened {
+        opening: Opening::default(),
         memory,
         file: Some(file),
         kind: Kind::DeviceDax,
@@ -429,7 +487,6 @@ fn advise(opened: &mut Opened, options: &OpenOptions) {
     let _ = memory.advise(libc::MADV_DONTFORK);
     if matches!(opened.kind, Kind::Tmpfs | Kind::Memfd) {
         let _ = memory.advise(libc::MADV_HUGEPAGE);
-        collapse(memory);
     }
     if !options.populate {
         return;
@@ -446,23 +503,6 @@ fn advise(opened: &mut Opened, options: &OpenOptions) {
     }
 }
 
-/// Brings what a memory file has into huge pages, as a DAX device maps its memory by itself: a random access then looks for its
-/// page in a fraction of the time. The hint alone does not do it, neither for pages that were allocated before it nor where the
-/// administrator left huge pages of shared memory at `never`, their default.
-///
-/// What the kernel has no huge page for stays as it is; that, and a region so large that the start would take long, is given up.
-fn collapse(memory: &Memory) {
-    const PIECE: usize = 64 << 20;
-    const PATIENCE: Duration = Duration::from_secs(3);
-    let begun = Instant::now();
-    for start in (0..memory.len()).step_by(PIECE) {
-        let end = memory.len().min(start + PIECE);
-        if memory.advise_range(start..end, libc::MADV_COLLAPSE).is_err() || begun.elapsed() > PATIENCE {
-            return;
-        }
-    }
-}
-
 /// A region in a memory file without a name; it goes away with the process.
 pub(crate) fn anonymous(size: u64) -> Result<Opened> {
     let path = Path::new("(memory)");
@@ -476,6 +516,7 @@ pub(crate) fn anonymous(size: u64) -> Result<Opened> {
     let memory =
         Memory::of_file(file.as_fd(), address_space(path, length)?, Sharing::Shared).map_err(no_memory)??;
     let mut opened = Opened {
+        opening: Opening::default(),
         memory,
         file: None,
         kind: Kind::Memfd,
@@ -484,5 +525,6 @@ pub(crate) fn anonymous(size: u64) -> Result<Opened> {
         warnings: Vec::new(),
     };
     advise(&mut opened, &OpenOptions::default());
+    collapse_now(&opened.memory);
     Ok(opened)
 }

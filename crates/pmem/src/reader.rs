@@ -5,6 +5,7 @@
 //!
 //! Left to others: what the bytes mean.
 
+use crate::boot::this_boot;
 use crate::copy::{self, Fault};
 use crate::errors::from_io;
 use crate::file::{self, Locked};
@@ -12,7 +13,7 @@ use crate::mapping::available;
 use crate::memory::{Memory, Sharing};
 use crate::methods::{CopyMethod, Methods};
 use crate::open::{address_space, check_minimum, check_type, device_length};
-use cbd_types::{Error, ErrorKind, MediaError, Result};
+use cbd_types::{BootId, Error, ErrorKind, MediaError, Result};
 use std::fs;
 use std::io;
 use std::os::fd::AsFd;
@@ -74,6 +75,12 @@ impl Reader {
         // Only loads, which the choice among the stores does not touch: nothing is measured.
         let first = available().stores.first().map_or(CopyMethod::Portable, |store| store.method);
         Ok(Self { memory, methods: available().forced(first)?, _file: file })
+    }
+
+    /// The boot of the machine in which the region is looked at.
+    #[must_use]
+    pub fn boot(&self) -> BootId {
+        this_boot()
     }
 
     /// Bytes of the region.

@@ -9,7 +9,7 @@ use crate::region::with_tools;
 use crate::{ProcessEnvironment, ServedDevice, Worker};
 use cbd_backing::{Backing, BackingFile, Identity, Options, Watch};
 use cbd_device::Device;
-use cbd_engine::{BackendEntry, Cache, CacheStatus, Transport};
+use cbd_engine::{BackendEntry, Cache, CacheStatus, Pages, Transport};
 use cbd_types::{Context, Result};
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -59,6 +59,20 @@ impl std::fmt::Debug for RunningBackend {
     }
 }
 
+/// What the user should know of the pages of a cache.
+fn note_of(pages: Pages, path: &str) -> Option<String> {
+    match pages {
+        Pages::Unknown => Some(format!(
+            "nothing says in which boot of the machine the cache of {path} was used last (an earlier version of CBD, or a copy of a region): it was \
+             recovered, which is right unless the machine crashed since"
+        )),
+        Pages::MixedClean => Some(format!(
+            "the machine crashed or was restarted while the cache of {path} was in use; nothing in it was dirty, and it begins empty"
+        )),
+        Pages::Whole | Pages::MixedDirty => None,
+    }
+}
+
 impl RunningBackend {
     /// Opens the backing device at `path`, checks that it is the one that `entry` records, and starts its cache. What the user
     /// should know comes with it.
@@ -76,7 +90,7 @@ impl RunningBackend {
         crate::moved::refuse_moved(transport, entry)?;
         let recorded = Identity::parse(&entry.identity)?;
         let options = Options { sector: Some(entry.sector), size: Some(entry.size), ..Options::default() };
-        let (file, warnings) = BackingFile::open_recorded(path, options, &recorded)?;
+        let (file, mut warnings) = BackingFile::open_recorded(path, options, &recorded)?;
         let watch = file.watch();
         let backing = (manner.decorate)(Arc::new(file));
         let geometry = backing.geometry();
@@ -84,11 +98,13 @@ impl RunningBackend {
             (Device::uncached(geometry), None, None, None)
         } else {
             let begun = Instant::now();
+            let pages = transport.pages_of(entry.id)?;
             let cache = transport
                 .open_cache(entry.id)
                 .map_err(|error| with_tools(error, manner.region))
                 .context(|| format!("opening the cache of {path}"))?;
             let recovered = Recovered { elapsed: begun.elapsed(), status: Box::new(cache.status()) };
+            warnings.extend(note_of(pages, path));
             let name = entry.id.to_string();
             let worker =
                 Worker::start(&name, Arc::clone(environment), &cache, &*backing, manner.prepare_thread)?;

@@ -5,12 +5,12 @@
 //! Left to others: who holds it, and what it survives (`cbd-pmem`); its tables (`cbd-engine`).
 
 use crate::ProcessEnvironment;
-use cbd_engine::{FormatOptions, Transport};
-use cbd_pmem::{Info, Mapping};
+use cbd_engine::{Environment, FormatOptions, Transport};
+use cbd_pmem::{Info, Look, Mapping};
 use cbd_types::{Context, Durability, Error, ErrorKind, Region, Result};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long a region that a predecessor held may stay in use: its locks go one after the other.
 pub const REGION_PATIENCE: Duration = Duration::from_secs(1);
@@ -27,11 +27,33 @@ pub fn open_transport(
 ) -> Result<Arc<Transport<ProcessEnvironment>>> {
     match format {
         Some(format) => {
+            if !format.force {
+                refuse_used(&region).context(|| format!("formatting {path}"))?;
+            }
             Transport::format(environment, region, format).context(|| format!("formatting {path}"))
         }
         None => Transport::open(environment, region)
             .map_err(|error| with_tools(error, path))
             .context(|| format!("opening {path}")),
+    }
+}
+
+/// Refuses a region that holds anything, wherever in it that stands.
+fn refuse_used(region: &Region<Mapping>) -> Result<()> {
+    // What is ours is known by its own marks.
+    Transport::<ProcessEnvironment>::refuse_used(region)?;
+    match region.memory().look_for_data() {
+        Look { data_at: Some(at), .. } => Err(Error::new(
+            ErrorKind::Foreign,
+            format!(
+                "it holds data that is not CBD's (a byte that is not zero at {at}); to destroy it, format with --force"
+            ),
+        )),
+        Look { whole: false, .. } => {
+            tracing::info!("the region is large: it was looked at in samples, and they hold nothing");
+            Ok(())
+        }
+        Look { .. } => Ok(()),
     }
 }
 
@@ -53,6 +75,43 @@ pub fn require_persistent(path: &str, info: &Info) -> Result<()> {
     ))
 }
 
+/// How long those who still look at a cache that has ended may take.
+const LET_GO: Duration = Duration::from_secs(5);
+
+/// Brings the pages of a region in an ordinary file to its disk and notes that, so that its caches are recovered after a restart of the
+/// machine. All caches have ended; who still looks at one is waited for some seconds.
+///
+/// # Errors
+/// What the system says of the disk, or [`ErrorKind::Busy`], each with what follows for the user.
+pub fn sync_region<E: Environment>(transport: &Transport<E>, path: &str) -> Result<()> {
+    let what_follows = || {
+        format!(
+            "the region {path} was not brought to its disk, and will not be recovered once the machine has been restarted"
+        )
+    };
+    let end = Instant::now() + LET_GO;
+    loop {
+        match transport.sync().context(what_follows)? {
+            0 => return Ok(()),
+            open if Instant::now() > end => {
+                return Err(Error::new(ErrorKind::Busy, format!("{open} caches are still in use")))
+                    .context(what_follows);
+            }
+            _ => std::thread::sleep(Duration::from_millis(5)),
+        }
+    }
+}
+
+/// As [`sync_region`], for who can only log an error.
+pub fn sync_region_at_end<E: Environment>(transport: &Transport<E>, path: &str) {
+    let begun = Instant::now();
+    if let Err(error) = sync_region(transport, path) {
+        tracing::error!("{}", error.line());
+    } else if begun.elapsed() > Duration::from_secs(1) {
+        tracing::info!("{path} was brought to its disk in {:.1} s", begun.elapsed().as_secs_f64());
+    }
+}
+
 /// An error of a damaged region, with the tools that can help.
 #[must_use]
 pub fn with_tools(error: Error, region: &str) -> Error {
@@ -62,6 +121,14 @@ pub fn with_tools(error: Error, region: &str) -> Error {
             format!(
                 "{}; with no daemon on the region, cbdctrl check {region} says what is wrong, what it costs and what to do, \
                  cbdctrl repair what can be put right, and cbdctrl rescue writes what is dirty to its disks",
+                error.line()
+            ),
+        ),
+        ErrorKind::Torn => Error::new(
+            error.kind(),
+            format!(
+                "{}; or, with no daemon on the region, write what stands in it all the same with cbdctrl rescue {region} --after-crash --yes; \
+                 cbdctrl check {region} says what that is",
                 error.line()
             ),
         ),
@@ -101,6 +168,12 @@ impl Before {
     #[must_use]
     pub fn look(path: &str) -> Self {
         Self(std::fs::metadata(path).ok())
+    }
+
+    /// Bytes of the file that was there.
+    #[must_use]
+    pub fn length(&self) -> Option<u64> {
+        self.0.as_ref().filter(|before| before.is_file()).map(std::fs::Metadata::len)
     }
 
     /// Takes back what opening a region to format it did to its file: made it, or let it grow.

@@ -13,6 +13,7 @@
 //! and what must be found afterwards ([`crate::Oracle`]).
 
 mod lines;
+mod machine;
 mod pages;
 mod pending;
 mod sources;
@@ -22,7 +23,7 @@ use crate::baton;
 use crate::crash::crash_now;
 use crate::random::Seeded;
 use cbd_types::pmem::blocks_of;
-use cbd_types::{ByteRange, CHECKSUM_BLOCK, Durability, MediaError, Pmem};
+use cbd_types::{BootId, ByteRange, CHECKSUM_BLOCK, Durability, MediaError, Pmem};
 pub use lines::{Line, OpenLine};
 use pages::Pages;
 use parking_lot::Mutex;
@@ -108,6 +109,8 @@ struct State {
     fickle: BTreeSet<u64>,
     /// For each line whether it was loaded, while that is asked for.
     loaded: Option<Vec<bool>>,
+    /// What of the memory is on a disk, if it is an ordinary file.
+    file: Option<machine::File>,
 }
 
 /// The memory; clones share it.
@@ -256,6 +259,7 @@ impl CrashMemory {
             durable: std::mem::replace(&mut state.durable, Pages::zeroes(0)),
             pending: std::mem::take(&mut state.pending),
             poisoned: std::mem::take(&mut state.poisoned),
+            file: state.file.take(),
             ..State::new(0)
         };
         state.dead = true;
@@ -342,6 +346,7 @@ impl State {
             counters: MemoryCounters::default(),
             fickle: BTreeSet::new(),
             loaded: None,
+            file: None,
         }
     }
 
@@ -355,6 +360,7 @@ impl State {
             whim: self.whim.clone(),
             fickle: BTreeSet::new(),
             loaded: None,
+            file: self.file.clone(),
             ..*self
         }
     }
@@ -432,7 +438,20 @@ impl Pmem for CrashMemory {
     }
 
     fn durability(&self) -> Durability {
-        Durability::PowerFail
+        if self.mixes_pages() { Durability::ProcessCrash } else { Durability::PowerFail }
+    }
+
+    fn boot(&self) -> BootId {
+        self.boot_of_file().unwrap_or_default()
+    }
+
+    fn mixes_pages(&self) -> bool {
+        self.boot_of_file().is_some()
+    }
+
+    fn sync(&self, at: u64, length: u64) -> cbd_types::Result<()> {
+        self.sync_file(at, length);
+        Ok(())
     }
 
     fn store(&self, at: u64, from: &[u8]) {

@@ -46,6 +46,8 @@ pub enum ErrorKind {
     TimedOut,
     /// The identity of an object is not what it was: another disk stands where ours stood.
     Exchanged,
+    /// The machine crashed while the object was in use, and only some of its pages reached the disk.
+    Torn,
     /// The operating system refused, for a reason that is none of the above.
     System,
 }
@@ -55,19 +57,19 @@ impl ErrorKind {
     #[must_use]
     pub const fn errno(self) -> i32 {
         match self {
-            Self::InvalidArgument => 22,                         // EINVAL
-            Self::NotFound => 2,                                 // ENOENT
-            Self::AlreadyExists => 17,                           // EEXIST
-            Self::Busy => 16,                                    // EBUSY
-            Self::NoSpace => 28,                                 // ENOSPC
-            Self::OutOfRange => 22,                              // EINVAL, as the block layer says
-            Self::ReadOnly => 30,                                // EROFS
-            Self::Unsupported => 95,                             // EOPNOTSUPP
-            Self::Stopped => 108,                                // ESHUTDOWN
-            Self::Permission => 1,                               // EPERM
-            Self::TimedOut => 110,                               // ETIMEDOUT
-            Self::Media | Self::Backing | Self::Damaged => 5,    // EIO
-            Self::Foreign | Self::Exchanged | Self::System => 5, // EIO
+            Self::InvalidArgument => 22,                                      // EINVAL
+            Self::NotFound => 2,                                              // ENOENT
+            Self::AlreadyExists => 17,                                        // EEXIST
+            Self::Busy => 16,                                                 // EBUSY
+            Self::NoSpace => 28,                                              // ENOSPC
+            Self::OutOfRange => 22,  // EINVAL, as the block layer says
+            Self::ReadOnly => 30,    // EROFS
+            Self::Unsupported => 95, // EOPNOTSUPP
+            Self::Stopped => 108,    // ESHUTDOWN
+            Self::Permission => 1,   // EPERM
+            Self::TimedOut => 110,   // ETIMEDOUT
+            Self::Media | Self::Backing | Self::Damaged => 5, // EIO
+            Self::Foreign | Self::Exchanged | Self::Torn | Self::System => 5, // EIO
         }
     }
 
@@ -91,6 +93,7 @@ impl ErrorKind {
             Self::Permission => "permission",
             Self::TimedOut => "timed_out",
             Self::Exchanged => "exchanged",
+            Self::Torn => "torn",
             Self::System => "system",
         }
     }

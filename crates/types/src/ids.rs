@@ -64,6 +64,41 @@ number!(
     Epoch(u64)
 );
 
+/// A boot of a machine: the kernel's random number of it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct BootId(pub [u8; 16]);
+
+impl BootId {
+    /// No boot is known.
+    pub const UNKNOWN: Self = Self([0; 16]);
+
+    /// Whether both are the same boot, and it is known which.
+    #[must_use]
+    pub fn is_same_known(self, other: Self) -> bool {
+        self == other && self != Self::UNKNOWN
+    }
+
+    /// The boot that a UUID's text names.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let digits: alloc::vec::Vec<u8> = text.trim().bytes().filter(|byte| *byte != b'-').collect();
+        let mut id = [0; 16];
+        if digits.len() != 2 * id.len() || !digits.iter().all(u8::is_ascii_hexdigit) {
+            return None;
+        }
+        for (byte, pair) in id.iter_mut().zip(digits.chunks(2)) {
+            *byte = u8::from_str_radix(core::str::from_utf8(pair).ok()?, 16).ok()?;
+        }
+        Some(Self(id))
+    }
+}
+
+impl fmt::Display for BootId {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(&uuid_text(self.0))
+    }
+}
+
 /// A UUID as people know it.
 #[must_use]
 pub fn uuid_text(uuid: [u8; 16]) -> String {
@@ -79,5 +114,18 @@ mod tests {
     fn a_uuid_has_its_usual_form() {
         let bytes: [u8; 16] = core::array::from_fn(|index| index as u8);
         assert_eq!(uuid_text(bytes), "00010203-0405-0607-0809-0a0b0c0d0e0f");
+    }
+
+    #[test]
+    fn a_boot_is_known_by_the_text_that_the_kernel_gives() {
+        let boot = BootId::parse("00010203-0405-0607-0809-0a0b0c0d0e0f\n").expect("well formed");
+        assert_eq!(boot, BootId(core::array::from_fn(|index| index as u8)));
+        assert_eq!(BootId::parse(&format!("{boot}")), Some(boot));
+        assert!(boot.is_same_known(boot) && !BootId::UNKNOWN.is_same_known(BootId::UNKNOWN));
+        for text in
+            ["", "00010203", "zz010203-0405-0607-0809-0a0b0c0d0e0f", "+0010203-0405-0607-0809-0a0b0c0d0e0f0"]
+        {
+            assert_eq!(BootId::parse(text), None, "{text}");
+        }
     }
 }

@@ -25,7 +25,7 @@ pub mod size;
 pub use backing::{BackingGeometry, BackingOp, BackingQueue, OpToken};
 pub use buffer::{AlignedBuffer, SpareBuffers};
 pub use error::{Context, Error, ErrorKind, Result};
-pub use ids::{BackendId, BlkdevId, Epoch, HostId, LaneId, Ordinal, SegmentId, Sequence, uuid_text};
+pub use ids::{BackendId, BlkdevId, BootId, Epoch, HostId, LaneId, Ordinal, SegmentId, Sequence, uuid_text};
 pub use pmem::{Durability, Durable, InFlight, MediaError, Pmem, Region};
 pub use range::ByteRange;
 pub use request::{Completion, Geometry, Operation, Request};

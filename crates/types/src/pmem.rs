@@ -5,7 +5,7 @@
 //! fence, and what acknowledges a request asks for a [`Durable`]. Recovery reads through [`Region::load`],
 //! which answers a failed memory cell with an error instead of a signal.
 
-use crate::{ByteRange, CHECKSUM_BLOCK, Error, ErrorKind, Result, Safeguard};
+use crate::{BootId, ByteRange, CHECKSUM_BLOCK, Error, ErrorKind, Result, Safeguard};
 use alloc::{format, string::String};
 
 /// What the bytes of a region survive.
@@ -98,6 +98,26 @@ pub trait Pmem: Send + Sync {
     /// fence that acknowledges something.
     fn failed_at(&self) -> Option<u64> {
         None
+    }
+
+    /// The boot of the machine in which this process runs; [`BootId::UNKNOWN`] where nobody says.
+    fn boot(&self) -> BootId {
+        BootId::UNKNOWN
+    }
+
+    /// Whether a crash of the machine leaves a mixture of old and new pages: those of an ordinary file, which the kernel
+    /// writes back in any order. Not so for memory that keeps every fenced store, nor for memory that is gone with the machine.
+    fn mixes_pages(&self) -> bool {
+        false
+    }
+
+    /// Where [`mixes_pages`](Self::mixes_pages): returns when the pages of `length` bytes at `at` are on the disk as they are now.
+    ///
+    /// # Errors
+    /// What the system says; which of the pages are on the disk is then not known.
+    fn sync(&self, at: u64, length: u64) -> Result<()> {
+        let _ = (at, length);
+        Ok(())
     }
 
     /// How the region is mapped and which copy methods were chosen, for status.
@@ -217,6 +237,24 @@ impl<P: Pmem> Region<P> {
             self.0.fence();
         }
         Durable(())
+    }
+
+    /// The boot of the machine; see [`Pmem::boot`].
+    pub fn boot(&self) -> BootId {
+        self.0.boot()
+    }
+
+    /// Whether a crash of the machine mixes old and new pages; see [`Pmem::mixes_pages`].
+    pub fn mixes_pages(&self) -> bool {
+        self.0.mixes_pages()
+    }
+
+    /// Brings pages to the disk where a crash of the machine would mix them; see [`Pmem::sync`].
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn sync(&self, safeguard: Safeguard, at: u64, length: u64) -> Result<()> {
+        if safeguard.is_kept() && self.0.mixes_pages() { self.0.sync(at, length) } else { Ok(()) }
     }
 
     /// Reads bytes; see [`Pmem::load`].

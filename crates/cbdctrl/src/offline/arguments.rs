@@ -118,6 +118,10 @@ pub struct RescueArguments {
     /// was written last
     #[arg(long, requires = "to", conflicts_with = "from")]
     pub other_disk: bool,
+    /// Write what stands in the region although the machine crashed while it was in use: of its pages some may be old, and old data
+    /// may be written over newer. Compare the disk with a backup first
+    #[arg(long, conflicts_with = "from")]
+    pub after_crash: bool,
     /// With --from: go on behind a damaged part of the log, although nobody knows what that part was about
     #[arg(long, requires = "from")]
     pub past_damage: bool,

@@ -54,6 +54,7 @@ pub fn rescue(arguments: &RescueArguments, json: bool) -> ExitCode {
         backend: arguments.backend.map(BackendId),
         to: arguments.to.clone(),
         other_disk: arguments.other_disk,
+        after_crash: arguments.after_crash,
         patience: Duration::from_secs(arguments.timeout.max(1)),
     };
     let result = if arguments.yes {
@@ -81,6 +82,7 @@ fn dry_run(arguments: &RescueArguments, options: &Options, output: &Output) -> R
         .iter()
         .map(|backend| match backend.summary {
             summary if summary.error.is_some() => UNOPENABLE,
+            summary if summary.mixed_pages && !options.after_crash => UNOPENABLE,
             summary if !summary.damaged.is_empty() => HARMED,
             summary if summary.dirty_records > 0 => DIRTY,
             _ => 0,
@@ -139,6 +141,12 @@ fn text_of_plan(backends: &[PlannedBackend<'_>]) -> String {
         }
         if backend.summary.error.is_some() || backend.summary.lanes == 0 {
             continue;
+        }
+        if backend.summary.mixed_pages {
+            text.push_str(
+                "  warning: the machine crashed while this cache was in use: of its pages some may be old. It is written only with \
+                 --after-crash, and may write old data over newer\n",
+            );
         }
         let _ = match &backend.disk_error {
             Some(error) => writeln!(

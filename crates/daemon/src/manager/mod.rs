@@ -37,7 +37,7 @@ use crate::state::StateDir;
 use cbd_backing::Decorator;
 use cbd_engine::Environment;
 use cbd_runtime::ProcessEnvironment;
-use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, Result};
+use cbd_types::{BackendId, BlkdevId, BootId, Context, Error, ErrorKind, Result};
 use cbd_ublk::Tag;
 use chronicle::Chronicle;
 use looks::Looks;
@@ -48,6 +48,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+pub use transport::Left;
 use transport::TransportSlot;
 use watch::Watching;
 
@@ -67,6 +68,8 @@ struct Fixed {
     started: Instant,
     warnings: Vec<String>,
     memory_locked: bool,
+    /// See [`Options::boot`].
+    boot: Option<BootId>,
 }
 
 /// The transports by their number.
@@ -101,16 +104,18 @@ impl Manager {
     pub fn new(options: &Options, config: Config, state: StateDir) -> Result<Self> {
         let environment = Arc::new(ProcessEnvironment::new());
         let daemon_id = state.daemon_id(|| environment.random())?;
+        let run_dir = cbd_export::folders::own_folder(&options.paths.run_dir, 0o755)
+            .context(|| format!("the run folder {}", options.paths.run_dir.display()))?;
         let shelf = Shelf::open(Wish {
             daemon_id,
-            run_dir: &options.paths.run_dir,
+            run_dir: &run_dir,
             keeper: options.keeper.as_deref(),
             keeps_new: config.daemon.keep_fuse.unwrap_or(true),
         });
         let shelf = Arc::new(shelf);
         shelf.begin_tending();
         let places = ExportPlaces {
-            run_dir: options.paths.run_dir.clone(),
+            run_dir: run_dir.clone(),
             dev_dir: options.paths.dev_dir.clone(),
             daemon_id,
             shelf,
@@ -146,6 +151,7 @@ impl Manager {
                 started: Instant::now(),
                 warnings,
                 memory_locked: locked.is_ok(),
+                boot: options.boot,
             },
             tables: Mutex::new(Tables::new()),
             restored: AtomicBool::new(false),
@@ -232,8 +238,14 @@ impl Manager {
         self.stopping.store(true, Ordering::SeqCst);
     }
 
-    /// Ends everything: doors first, then the caches. What is dirty stays in the regions.
+    /// Ends everything: doors first, then the caches; then brings the regions to their disks. What is dirty stays in the regions.
     pub fn stop(&self) {
+        self.end().into_iter().for_each(Left::sync);
+    }
+
+    /// As [`stop`](Self::stop), but leaves it to the caller to bring the regions to their disks, which can take long.
+    #[must_use]
+    pub fn end(&self) -> Vec<Left> {
         self.begin_stop();
         if let Some(chores) = self.chores.lock().take() {
             let _ = chores.stop.send(());
@@ -244,9 +256,7 @@ impl Manager {
         let mut tables = self.tables.lock();
         watch::warn_of_lost_files(&tables);
         stop::end_doors(&mut tables);
-        for (_, slot) in std::mem::take(&mut *tables) {
-            slot.stop();
-        }
+        std::mem::take(&mut *tables).into_values().filter_map(TransportSlot::stop).collect()
     }
 
     /// The tables once all is back, unless the daemon is stopping.

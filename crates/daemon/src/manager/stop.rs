@@ -10,7 +10,7 @@ use super::watch::check_file;
 use super::{Manager, Tables, backend};
 use crate::api::{Done, StopBackend};
 use crate::control::Report;
-use cbd_engine::CacheStatus;
+use cbd_engine::{CacheStatus, Mixed, Pages};
 use cbd_runtime::{RunningBackend, lacking};
 use cbd_types::{BackendId, Error, ErrorKind, Result};
 use std::sync::{Arc, Weak};
@@ -152,10 +152,20 @@ impl Manager {
             compare(id, 0, discard.unwrap_or_default())?;
             return Ok(Done::default());
         }
-        let status = running.transport.open_cache(id)?.status();
+        let is_mixed = running.transport.pages_of(id)? == Pages::MixedDirty;
+        let status = running.transport.open_cache_if(id, Mixed::Look)?.status();
         let missing = status.missing_bytes();
         match discard {
             Some(bytes) => compare(id, missing, bytes)?,
+            None if is_mixed => {
+                return Err(Error::new(
+                    ErrorKind::Torn,
+                    format!(
+                        "backend {id} is not up ({why}); what stands in its cache is not certain, {missing} bytes of it look dirty. To give all of it up \
+                         type backend-stop -b {id} --discard-dirty {missing}"
+                    ),
+                ));
+            }
             // Zeroes that the disk lacks are dirty, too, and have no bytes.
             None if !status.is_all_on_backing() => {
                 let lacking = match status.quarantined_bytes {

@@ -5,13 +5,15 @@ use super::looks::{answering, answers};
 use super::retry::Retry;
 use super::{Fixed, Manager, Tables};
 use crate::api::{HostInfo, RegisterTransport, TransportInfo, TransportRegistered};
+use crate::size::format_size;
 use crate::state::TransportEntry;
 use cbd_backing::after_predecessor;
-use cbd_engine::{FormatOptions, Transport};
+use cbd_engine::{BackendEntry, FormatOptions, Mixed, Transport};
 use cbd_pmem::{Info, Mapping, OpenOptions};
 use cbd_runtime::ProcessEnvironment;
 use cbd_runtime::region::{
-    Before, REGION_PATIENCE, check_host_name, open_transport, require_persistent, with_tools,
+    Before, REGION_PATIENCE, check_host_name, open_transport, require_persistent, sync_region_at_end,
+    with_tools,
 };
 use cbd_types::{BackendId, Durability, Error, ErrorKind, HostId, Pmem, Region, Result, uuid_text};
 use std::collections::BTreeMap;
@@ -39,6 +41,8 @@ pub(super) struct Running {
     pub damaged: Vec<String>,
     /// What has become of the region's file since it was opened.
     pub file_change: Option<String>,
+    /// What backends of other hosts have in the region, as it was when this host was registered.
+    others: Vec<String>,
     pub backends: BTreeMap<BackendId, BackendSlot>,
 }
 
@@ -86,7 +90,15 @@ struct Opened {
 fn open_region(fixed: &Fixed, path: &str, options: &OpenOptions) -> Result<Opened> {
     answers(path)?;
     fixed.guard.check(Path::new(path), "a region")?;
-    let mapping = Mapping::open(path, options)?;
+    let only_own = !fixed.config.daemon.allow_shared_regions;
+    let options = OpenOptions { boot: fixed.boot, only_own, ..options.clone() };
+    let mapping = Mapping::open(path, &options).map_err(|error| match error.kind() {
+        ErrorKind::Permission if only_own => Error::new(
+            ErrorKind::Permission,
+            format!("{}, or set allow_shared_regions = true in the configuration", error.line()),
+        ),
+        _ => error,
+    })?;
     let info = mapping.info();
     if fixed.require_persistent {
         require_persistent(path, &info)?;
@@ -96,6 +108,35 @@ fn open_region(fixed: &Fixed, path: &str, options: &OpenOptions) -> Result<Opene
     }
     let line = mapping.describe();
     Ok(Opened { region: Region::new(mapping), info, line })
+}
+
+/// What is wrong with the region of a transport that was there before, with what to do. One that is missing is not to be made anew.
+fn with_advice(error: Error, entry: &TransportEntry) -> Error {
+    if error.kind() == ErrorKind::NotFound {
+        return Error::new(ErrorKind::NotFound, missing(entry));
+    }
+    with_tools(error, &entry.path)
+}
+
+fn missing(entry: &TransportEntry) -> String {
+    format!(
+        "the region {} of transport {} ({}) is not there: if it lies on a file system of its own, mount that; what is dirty in it is needed, so do not \
+         make a new one in its place",
+        entry.path, entry.transport_id, entry.uuid
+    )
+}
+
+/// Refuses to format what stands for a transport that is remembered: its region may merely not be mounted.
+fn not_over(slot: &TransportSlot, path: &str) -> Error {
+    let TransportEntry { transport_id: id, uuid, .. } = &slot.entry;
+    let why = slot.running.as_ref().err().cloned().unwrap_or_default();
+    Error::new(
+        ErrorKind::AlreadyExists,
+        format!(
+            "{path} is the region of transport {id} ({uuid}), which is not up ({why}); what is dirty in it is needed. To give it up and \
+             make a new region, tp-unreg -t {id} first, or format with --force"
+        ),
+    )
 }
 
 /// Takes the region out of the memory that is locked: all of it would be kept in RAM as it is touched.
@@ -124,7 +165,7 @@ impl TransportSlot {
             // The user asked for no daemon at all rather than one that loses data.
             Err(error) if fixed.require_persistent && error.kind() == ErrorKind::Unsupported => Err(error),
             Err(error) => {
-                let error = with_tools(error, &entry.path);
+                let error = with_advice(error, &entry);
                 tracing::error!(transport = entry.transport_id, "the transport is not up: {error}");
                 Ok(Self { entry, running: Err(error.line()), retry: None })
             }
@@ -144,7 +185,7 @@ impl TransportSlot {
                 (self.running, self.retry) = (Ok(running), None);
             }
             Err(error) => {
-                let line = with_tools(error, &self.entry.path).line();
+                let line = with_advice(error, &self.entry).line();
                 if self.running.as_ref().err() != Some(&line) {
                     tracing::error!(transport = self.entry.transport_id, "the transport is not up: {line}");
                 }
@@ -153,13 +194,14 @@ impl TransportSlot {
         }
     }
 
-    /// Ends what runs.
-    pub fn stop(self) {
-        if let Ok(running) = self.running {
-            for (id, slot) in running.backends {
-                slot.stop(id);
-            }
+    /// Ends what runs; what is left of it is to be brought to its disk.
+    #[must_use]
+    pub fn stop(self) -> Option<Left> {
+        let running = self.running.ok()?;
+        for (id, slot) in running.backends {
+            slot.stop(id);
         }
+        Some(Left { path: running.path, transport: running.transport })
     }
 
     /// What `tp-list` shows.
@@ -179,6 +221,19 @@ impl TransportSlot {
             }
             Ok(running) => running.info(base),
         }
+    }
+}
+
+/// A transport that has ended and still holds its region.
+pub struct Left {
+    path: String,
+    transport: Arc<Transport<ProcessEnvironment>>,
+}
+
+impl Left {
+    /// Brings a region in an ordinary file to its disk, so that it is recovered after a restart of the machine.
+    pub fn sync(self) {
+        sync_region_at_end(&self.transport, &self.path);
     }
 }
 
@@ -208,9 +263,18 @@ impl Running {
         (mapping, mapping_line): (Info, String),
     ) -> Self {
         let path = entry.path.clone();
-        let (damaged, backends) = (Vec::new(), BTreeMap::new());
-        let mut running =
-            Self { path, transport, host, mapping, mapping_line, damaged, file_change: None, backends };
+        let (damaged, others, backends) = (Vec::new(), Vec::new(), BTreeMap::new());
+        let mut running = Self {
+            path,
+            transport,
+            host,
+            mapping,
+            mapping_line,
+            damaged,
+            file_change: None,
+            others,
+            backends,
+        };
         running.bring_backends_back(fixed, entry.transport_id);
         running
     }
@@ -222,6 +286,34 @@ impl Running {
             .into_iter()
             .map(|host| HostInfo { host_id: host.id.0, alive: host.id == self.host, hostname: host.name })
             .collect()
+    }
+
+    /// What backends of other hosts have in the region: nobody serves it as long as this host has the region.
+    fn of_other_hosts(&self) -> Vec<String> {
+        let hosts = self.transport.hosts();
+        let others = self.entries().0.into_iter().filter(|entry| entry.host != self.host);
+        let say = |entry: BackendEntry| {
+            let name = hosts.iter().find(|host| host.id == entry.host).map(|host| host.name.clone());
+            let name = name.unwrap_or_else(|| entry.host.to_string());
+            let holds = if entry.cache_segments == 0 {
+                "has no cache".to_owned()
+            } else {
+                match self.transport.open_cache_if(entry.id, Mixed::Look) {
+                    Ok(cache) => match cache.dirty_bytes() {
+                        0 => "has nothing dirty here".to_owned(),
+                        dirty => {
+                            format!("has {} of dirty data here, which its disk lacks", format_size(dirty))
+                        }
+                    },
+                    Err(error) => format!("has a cache here that cannot be opened ({error})"),
+                }
+            };
+            format!(
+                "backend {} ({}) belongs to host {name} and {holds}; it is served only by a daemon that registers with --host {name}",
+                entry.id, entry.path
+            )
+        };
+        others.map(say).collect()
     }
 
     /// That the memory of the region fails, if it does.
@@ -256,6 +348,7 @@ impl Running {
         let (layout, [hosts, backends, blkdevs, _]) = (info.layout, info.bytes_per_row);
         let mut warnings = self.mapping.warnings.clone();
         warnings.extend(self.damaged.iter().cloned());
+        warnings.extend(self.others.iter().cloned());
         warnings.extend(self.lost_blkdevs());
         if self.mapping.durability != Durability::PowerFail {
             warnings.push(
@@ -317,12 +410,28 @@ impl Manager {
                 format!("{path} is registered already, as transport {}", slot.entry.transport_id),
             ));
         }
+        if let Some(slot) = known.filter(|_| request.format && !request.force) {
+            return Err(not_over(slot, path));
+        }
         // A transport that failed to come up is given another chance under its number.
         let id = known.map_or_else(
             || (0..).find(|id| !tables.contains_key(id)).unwrap_or(u32::MAX),
             |slot| slot.entry.transport_id,
         );
         let before = Before::look(path);
+        if let (Some(size), Some(length)) = (request.size, before.length())
+            && size < length
+        {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!(
+                    "{path} has {}, more than the {} that --size says; a region is always all of its file: leave --size out, or cut the \
+                     file first",
+                    format_size(length),
+                    format_size(size)
+                ),
+            ));
+        }
         let result = self.register_at(&mut tables, id, request);
         if result.is_err() && request.format {
             before.restore(path);
@@ -341,7 +450,10 @@ impl Manager {
         let opened = open_region(&self.fixed, path, &options).map_err(|error| match error.kind() {
             ErrorKind::NotFound if !request.format => Error::new(
                 ErrorKind::NotFound,
-                format!("there is no region at {path}; make one with --format --size SIZE"),
+                match tables.get(&id) {
+                    Some(slot) => missing(&slot.entry),
+                    None => format!("there is no region at {path}; make one with --format --size SIZE"),
+                },
             ),
             _ => error,
         })?;
@@ -368,7 +480,8 @@ impl Manager {
         entries.push(entry.clone());
         self.fixed.state.set_transports(&entries)?;
         let mapping = (opened.info, opened.line);
-        let running = Running::with_backends(&self.fixed, &entry, transport, host, mapping);
+        let mut running = Running::with_backends(&self.fixed, &entry, transport, host, mapping);
+        running.others = running.of_other_hosts();
         let slot = TransportSlot { entry, running: Ok(running), retry: None };
         let warnings = slot.info().warnings;
         tracing::info!(transport = id, host = host.0, "registered on {path}");
@@ -401,7 +514,9 @@ impl Manager {
         self.fixed.state.set_transports(&entries)?;
         if let Some(slot) = tables.remove(&id) {
             tracing::info!(transport = id, "unregistered from {}", slot.entry.path);
-            slot.stop();
+            if let Some(left) = slot.stop() {
+                left.sync();
+            }
         }
         Ok(())
     }

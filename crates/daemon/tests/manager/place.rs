@@ -7,7 +7,7 @@ use cbd_daemon::manager::Manager;
 use cbd_daemon::run::Options;
 use cbd_daemon::state::StateDir;
 use cbd_nbd::{Client, Listen};
-use cbd_types::{Error, ErrorKind, Result};
+use cbd_types::{BootId, Error, ErrorKind, Result};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,11 +18,13 @@ pub(crate) struct Place {
     pub(crate) folder: tempfile::TempDir,
     pub(crate) decorate: Option<String>,
     pub(crate) require_persistent: bool,
+    /// The boot of the machine that daemons take for the present one.
+    pub(crate) boot: Option<BootId>,
 }
 
 impl Place {
     pub(crate) fn new() -> Self {
-        Self { folder: tempfile::tempdir().unwrap(), decorate: None, require_persistent: false }
+        Self { folder: tempfile::tempdir().unwrap(), decorate: None, require_persistent: false, boot: None }
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -43,6 +45,7 @@ impl Place {
         Options {
             require_persistent: self.require_persistent,
             decorate: self.decorate.clone(),
+            boot: self.boot,
             ..Options::below(self.folder.path())
         }
     }
@@ -80,6 +83,13 @@ impl Place {
         let (disk, _daemon) = self.disk_and_daemon();
         self.write_block();
         disk
+    }
+
+    /// As [`disk_left_with_a_block`](Self::disk_left_with_a_block), but the block has not reached the disk.
+    pub(crate) fn disk_left_with_a_dirty_block(&mut self) {
+        let before = self.decorate.replace("fault:op=write".into());
+        self.disk_left_with_a_block();
+        self.decorate = before;
     }
 
     /// Writes what [`block_is_there`](Self::block_is_there) expects.

@@ -2,10 +2,10 @@
 
 use crate::place::{MIB, Place, refused, stop, wait_until_served};
 use crate::silent::Silent;
-use cbd_daemon::api::{RegisterTransport, StopBackend};
-use cbd_daemon::control::Control;
+use cbd_daemon::api::{Drain, RegisterTransport, StartBackend, StopBackend};
+use cbd_daemon::control::{Control, Flow};
 use cbd_daemon::{config::Config, manager::Manager, state::StateDir};
-use cbd_types::ErrorKind;
+use cbd_types::{BootId, ErrorKind};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -262,4 +262,161 @@ fn require_persistent_refuses_a_region_that_power_loss_destroys() {
     let daemon = fresh.daemon();
     refused(daemon.register_transport(&fresh.region(32 * MIB)), ErrorKind::Unsupported, "power failure");
     assert!(!fresh.path("region").exists());
+}
+
+/// A daemon on a region with a block written, in boot 1; the daemon dies with its machine, or ends in order.
+fn left_in_another_boot(orderly: bool) -> (Place, String) {
+    let mut place = Place::new();
+    place.boot = Some(BootId([1; 16]));
+    place.decorate = Some("fault:op=write".into());
+    let (disk, daemon) = place.disk_and_daemon();
+    place.write_block();
+    let left = daemon.end();
+    if orderly {
+        left.into_iter().for_each(cbd_daemon::manager::Left::sync);
+    }
+    place.boot = Some(BootId([2; 16]));
+    place.decorate = None;
+    (place, disk)
+}
+
+#[test]
+fn a_region_that_was_closed_in_order_is_served_in_the_next_boot() {
+    let (place, _disk) = left_in_another_boot(true);
+    let daemon = place.daemon();
+    assert_eq!(daemon.summary, "1 transports, 1 backends, 1 block devices");
+    place.block_is_there();
+}
+
+#[test]
+fn a_region_whose_machine_crashed_is_not_served_and_says_what_to_do() {
+    let (place, disk) = left_in_another_boot(false);
+    let daemon = place.daemon();
+    let backend = daemon.backends(0, false).unwrap().remove(0);
+    let error = backend.error.expect("it is refused");
+    for part in ["was in use in boot", "--discard-dirty", "--after-crash"] {
+        assert!(error.contains(part), "{error}");
+    }
+    let again = StartBackend { start_dev: false, export: None, ..place.backend(&disk) };
+    refused(daemon.start_backend(0, &again), ErrorKind::Torn, "--after-crash");
+    refused(stop(&daemon, StopBackend::default()), ErrorKind::Torn, "--discard-dirty 4096");
+    let give_up = StopBackend { discard_dirty: Some(4096), ..StopBackend::default() };
+    assert_eq!(stop(&daemon, give_up).unwrap().discarded_bytes, 4096);
+    daemon.start_backend(0, &place.backend(&disk)).unwrap();
+    let mut data = [1; 4096];
+    place.client().read(0, &mut data).unwrap();
+    assert_eq!(data, [0; 4096], "what was given up is gone");
+}
+
+#[test]
+fn a_region_of_which_nothing_was_dirty_begins_empty_after_a_crash_of_the_machine() {
+    let mut place = Place::new();
+    place.boot = Some(BootId([1; 16]));
+    {
+        let (_disk, daemon) = place.disk_and_daemon();
+        place.write_block();
+        drain_all(&daemon);
+    }
+    drop(place.daemon().end());
+    place.boot = Some(BootId([2; 16]));
+    let daemon = place.daemon();
+    assert_eq!(daemon.summary, "1 transports, 1 backends, 1 block devices");
+    let warnings = daemon.status().unwrap().transports[0].backends[0].warnings.clone();
+    assert!(warnings.iter().any(|warning| warning.contains("it begins empty")), "{warnings:?}");
+    place.block_is_there();
+}
+
+/// Brings everything to the disks.
+fn drain_all(daemon: &Manager) {
+    let all = Drain { wait: true, ..Drain::default() };
+    daemon.drain(0, &all, &mut |_| Flow::Continue).unwrap();
+}
+
+#[test]
+fn a_region_that_is_remembered_and_not_there_is_made_anew_only_by_force() {
+    let place = Place::new();
+    drop(place.disk_left_with_a_block());
+    std::fs::rename(place.path("region"), place.path("elsewhere")).unwrap();
+    let daemon = place.daemon();
+    let error = daemon.transports().unwrap()[0].error.clone().expect("it is not there");
+    assert!(error.contains("mount") && !error.contains("format"), "{error}");
+    let open = RegisterTransport { format: false, size: None, ..place.region(0) };
+    let error = refused(daemon.register_transport(&open), ErrorKind::NotFound, "of transport 0");
+    assert!(!error.line().contains("--format"), "{error}");
+    refused(daemon.register_transport(&place.region(32 * MIB)), ErrorKind::AlreadyExists, "tp-unreg -t 0");
+    assert!(!place.path("region").exists());
+    std::fs::rename(place.path("elsewhere"), place.path("region")).unwrap();
+    assert_eq!(daemon.register_transport(&open).unwrap().transport_id, 0);
+    wait_until_served(&daemon);
+    place.block_is_there();
+}
+
+#[test]
+fn a_file_that_begins_with_zeroes_and_holds_data_is_formatted_only_by_force() {
+    use std::os::unix::fs::FileExt;
+    let place = Place::new();
+    let daemon = place.daemon();
+    for at in [11 * MIB, 32 * MIB - 512] {
+        place.disk("region", 32 * MIB);
+        let file = std::fs::File::options().read(true).write(true).open(place.path("region")).unwrap();
+        file.write_all_at(b"EFI PART", at).unwrap();
+        refused(daemon.register_transport(&place.region(32 * MIB)), ErrorKind::Foreign, "--force");
+        let mut there = [0; 8];
+        file.read_exact_at(&mut there, at).unwrap();
+        assert_eq!(&there, b"EFI PART");
+    }
+    daemon.register_transport(&RegisterTransport { force: true, ..place.region(32 * MIB) }).unwrap();
+}
+
+#[test]
+fn a_size_below_that_of_the_file_is_refused() {
+    let place = Place::new();
+    place.disk("region", 64 * MIB);
+    let daemon = place.daemon();
+    refused(daemon.register_transport(&place.region(32 * MIB)), ErrorKind::InvalidArgument, "32 MiB");
+    let open = RegisterTransport { format: false, ..place.region(32 * MIB) };
+    refused(daemon.register_transport(&open), ErrorKind::InvalidArgument, "leave --size out");
+    daemon.register_transport(&place.region(64 * MIB)).unwrap();
+}
+
+#[test]
+fn a_region_that_others_may_write_is_refused_unless_the_configuration_says_otherwise() {
+    use std::os::unix::fs::PermissionsExt;
+    let place = Place::new();
+    drop(place.daemon_with_region());
+    std::fs::set_permissions(place.path("region"), std::fs::Permissions::from_mode(0o666)).unwrap();
+    let error = place.daemon().transports().unwrap()[0].error.clone().expect("it is refused");
+    assert!(error.contains("chmod go-w") && error.contains("allow_shared_regions = true"), "{error}");
+    let options = place.options();
+    let mut config = Config::default();
+    config.daemon.allow_shared_regions = true;
+    let state = StateDir::open(&options.paths.state_dir).unwrap();
+    let manager = Arc::new(Manager::new(&options, config, state).unwrap());
+    manager.restore().unwrap();
+    assert!(manager.transports().unwrap()[0].alive);
+    manager.stop();
+}
+
+#[test]
+fn a_region_of_another_user_is_refused() {
+    if !rustix::process::geteuid().is_root() {
+        return println!("not run: it gives a file away, as root");
+    }
+    let place = Place::new();
+    drop(place.daemon_with_region());
+    std::os::unix::fs::chown(place.path("region"), Some(4711), None).unwrap();
+    let error = place.daemon().transports().unwrap()[0].error.clone().expect("it is refused");
+    assert!(error.contains("belongs to user 4711"), "{error}");
+}
+
+#[test]
+fn what_another_host_has_in_a_region_is_said() {
+    let mut place = Place::new();
+    place.disk_left_with_a_dirty_block();
+    std::fs::remove_dir_all(place.path("state")).unwrap();
+    let daemon = place.daemon();
+    let other = RegisterTransport { host: "node1".into(), format: false, size: None, ..place.region(0) };
+    let warnings = daemon.register_transport(&other).unwrap().warnings;
+    let said = warnings.iter().find(|warning| warning.contains("belongs to host node0")).expect("it is said");
+    assert!(said.contains("4 KiB of dirty data") && said.contains("--host node0"), "{said}");
 }

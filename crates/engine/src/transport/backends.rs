@@ -4,29 +4,21 @@
 //! commit point, and taking the row away frees everything at once.
 
 use super::{
-    SEGMENTS_PER_LANE, Tables, Transport,
+    Transport,
     rows::{active_row, first_free, no_such, rows},
 };
-use crate::{
-    Cache, Environment, Settings,
-    cache::Identity,
-    lane::LaneMap,
-    recovery::Opening,
-    slots::{InBoth, TwoSlots},
-};
-use alloc::{format, string::String, sync::Arc, vec::Vec};
+use crate::{Environment, Settings, slots::InBoth};
+use alloc::{format, string::String, vec::Vec};
 use cbd_format::{
-    BackendEntry as BackendRow, Drained, LaneMark, LaneTail, SegmentEntry, SegmentHeader, StateShape,
-    record::bytes_of,
-    segment::STATE_MAGIC,
+    BackendEntry as BackendRow,
     tables::{
         FEATURE_DATA_CRC, MODE_MOVED, MODE_WRITEBACK, STATE_ACTIVE, STATE_FREE, decode_text, encode_text,
     },
 };
-use cbd_types::{BackendId, Error, ErrorKind, HostId, InFlight, LaneId, Result, Safeguard, SegmentId, Size};
+use cbd_types::{BackendId, Error, ErrorKind, HostId, Result, Safeguard};
 
 /// What makes a backend's row durable.
-const ROW: InBoth = InBoth {
+pub(super) const ROW: InBoth = InBoth {
     first_fence: Safeguard::BackendRowFirstFence,
     second: Safeguard::BackendRowSecond,
     fence: Safeguard::BackendRowFence,
@@ -121,35 +113,16 @@ impl<E: Environment> Transport<E> {
         };
         let cache_id = self.environment.random() | 1;
         if let Some(plan) = &plan {
-            // 1. The segments name the cache. Without a row they are free all the same.
-            //    Both slots of an entry, so that one failed page gives none back to an earlier cache.
-            let fences = [Safeguard::BackendSegmentsFirstFence, Safeguard::BackendSegmentsFence];
-            let slots = if Safeguard::BackendSegmentsSecond.is_kept() { 2 } else { 1 };
-            for fence in fences.into_iter().take(slots) {
-                let mut stored = self.region.nothing_in_flight();
-                for segment in &plan.segments {
-                    stored = stored.and(tables.segments[segment.index()].store(
-                        &self.region,
-                        SegmentEntry {
-                            backend: (row as u32).into(),
-                            reserved: 0.into(),
-                            cache_id: cache_id.into(),
-                            reserved2: [0; 32],
-                        },
-                    ));
-                }
-                self.region.fence(fence, stored);
-            }
-            // 2. The state block of an empty cache. Nothing relies on it before the row.
-            let stored = self.initialise_state(plan, cache_id);
-            self.region.fence(Safeguard::BackendStateFence, stored);
+            // 1. and 2.
+            self.place_cache(&mut tables, row as u32, plan, cache_id)?;
         }
         // 3. The row: now the backend is there.
         let ownership = tables.backends[row].content().map_or(1, |old| old.ownership.get() + 1);
         let mut uuid = [0; 16];
         uuid[..8].copy_from_slice(&self.environment.random().to_le_bytes());
         uuid[8..].copy_from_slice(&self.environment.random().to_le_bytes());
-        tables.backends[row].store_in_both(
+        let (use_state, use_boot) = self.first_use(plan.is_some());
+        tables.backends[row].keep_in_both(
             &self.region,
             ROW,
             BackendRow {
@@ -177,113 +150,14 @@ impl<E: Environment> Transport<E> {
                 identity,
                 on_write_error: settings.on_write_error.code().into(),
                 write_error_after_s: settings.write_error_after_s.into(),
-                reserved: [0; 120],
+                use_state: use_state.into(),
+                reserved: 0.into(),
+                use_boot: use_boot.0,
+                reserved2: [0; 96],
             },
-        );
+        )?;
         self.region.check_stores(Safeguard::TableStoreCheck)?;
         Ok(BackendId(row as u32))
-    }
-
-    fn plan_cache(&self, tables: &Tables<E>, bytes: u64, spec: &BackendSpec) -> Result<CachePlan> {
-        let free = tables.free_segments();
-        let size = self.layout.segment_size;
-        let wanted = bytes / size;
-        let minimum = u64::from(SEGMENTS_PER_LANE + 1);
-        if wanted < minimum {
-            return Err(Error::new(
-                ErrorKind::NoSpace,
-                format!(
-                    "a cache of {} is too small: the smallest one here is {}, {minimum} segments of {}",
-                    Size(bytes),
-                    Size(minimum * size),
-                    Size(size)
-                ),
-            ));
-        }
-        if wanted > free.len() as u64 {
-            return Err(Error::new(
-                ErrorKind::NoSpace,
-                format!(
-                    "a cache of {} is larger than the free space of the transport, {}",
-                    Size(bytes),
-                    Size(free.len() as u64 * size)
-                ),
-            ));
-        }
-        let segments: Vec<SegmentId> = free.into_iter().take(wanted as usize).collect();
-        let mut lanes = 1;
-        while lanes * 2 <= spec.lanes_max
-            && (segments.len() as u32 - 1) / (lanes * 2) >= SEGMENTS_PER_LANE
-            && (StateShape { lanes: lanes * 2 }).fits(size)
-        {
-            lanes *= 2;
-        }
-        let map = LaneMap { lanes };
-        if spec.size > map.device_max() {
-            return Err(Error::new(
-                ErrorKind::InvalidArgument,
-                format!(
-                    "a backing device of {} is too large for a cache of {lanes} lanes, which reaches {}: use a larger cache",
-                    Size(spec.size),
-                    Size(map.device_max())
-                ),
-            ));
-        }
-        Ok(CachePlan { segments, lanes })
-    }
-
-    /// Stores the state block of an empty cache. In flight until the caller fences.
-    fn initialise_state(&self, plan: &CachePlan, cache_id: u64) -> InFlight {
-        let state = StateShape { lanes: plan.lanes };
-        let base = self.layout.segment_base(plan.segments[0]);
-        let absolute = |[a, b]: [u64; 2]| [base + a, base + b];
-        let header = SegmentHeader {
-            crc: 0.into(),
-            magic: STATE_MAGIC.into(),
-            cache_id: cache_id.into(),
-            segment: plan.segments[0].0.into(),
-            generation: 1.into(),
-            salt: self.environment.random().into(),
-            lane: 0.into(),
-            lanes: plan.lanes.into(),
-            ordinal: 0.into(),
-            ownership: 1.into(),
-            run: 0.into(),
-            cut: 0.into(),
-            first_sequence: 0.into(),
-            epoch: 0.into(),
-            reserved: [0; 40],
-        }
-        .sealed();
-        let copy = base + self.layout.segment_shape().header_copy();
-        let region = &*self.region;
-        let mut stored = region.store(base, bytes_of(&header)).and(region.store(copy, bytes_of(&header)));
-        for lane in (0..plan.lanes).map(LaneId) {
-            let place = u64::from(lane.0);
-            // A mark of an earlier cache would say that records are missing.
-            if Safeguard::BackendMarksErase.is_kept() {
-                let mut mark = TwoSlots::<LaneMark>::empty(absolute(state.mark(lane)), place);
-                stored = stored.and(mark.clear(region));
-            }
-            let mut tail = TwoSlots::<LaneTail>::empty(absolute(state.tail(lane)), place);
-            let first = LaneTail {
-                ordinal: 1.into(),
-                ownership: 1.into(),
-                first_sequence: 1.into(),
-                reserved: [0; 24],
-            };
-            stored = stored.and(tail.fill(region, Safeguard::BackendTailSecond, first));
-        }
-        let mut drained = TwoSlots::<Drained>::empty(absolute(state.drained()), 0);
-        let first = Drained {
-            epoch: 0.into(),
-            void_until: 0.into(),
-            wall_ms: self.environment.wall_ms().into(),
-            ownership: 1.into(),
-            closed_ms: 0.into(),
-            reserved: [0; 8],
-        };
-        stored.and(drained.fill(region, Safeguard::BackendDrainedSecond, first))
     }
 
     /// All backends.
@@ -366,72 +240,9 @@ impl<E: Environment> Transport<E> {
         let row = active_row(&mut tables.backends, id.index(), |row| row.state.get(), "backend")?;
         let Some(mut content) = row.content().copied() else { return Err(no_such("backend", id.index())) };
         change(&mut content);
-        row.store_in_both(&self.region, ROW, content);
+        row.keep_in_both(&self.region, ROW, content)?;
         self.region.check_stores(Safeguard::TableStoreCheck)
     }
-
-    /// Opens the cache of a backend and recovers what its log holds.
-    ///
-    /// # Errors
-    /// [`ErrorKind::NotFound`], [`ErrorKind::InvalidArgument`] for a backend without a cache, [`ErrorKind::Busy`] when it is open,
-    /// [`ErrorKind::Damaged`] when the row contradicts the region.
-    pub fn open_cache(&self, id: BackendId) -> Result<Arc<Cache<E>>> {
-        let entry = self.backend(id)?;
-        let mut tables = self.tables.lock();
-        tables.open.retain(|(_, cache)| cache.strong_count() > 0);
-        if !Safeguard::BackendOpenOnce.holds(tables.open.iter().all(|(open, _)| *open != id)) {
-            return Err(Error::new(ErrorKind::Busy, format!("the cache of backend {id} is open already")));
-        }
-        let Some(row) = tables.backends[id.index()].content().copied() else {
-            return Err(no_such("backend", id.index()));
-        };
-        if row.cache_id.get() == 0 {
-            return Err(Error::new(ErrorKind::InvalidArgument, format!("backend {id} has no cache")));
-        }
-        let damaged = |what: &str| Error::new(ErrorKind::Damaged, format!("backend {id}: {what}"));
-        let lanes = LaneMap { lanes: row.lanes.get() };
-        let state_segment = SegmentId(row.state_segment.get());
-        if !row.lanes.get().is_power_of_two()
-            || !(StateShape { lanes: row.lanes.get() }).fits(self.layout.segment_size)
-            || entry.size > lanes.device_max()
-        {
-            return Err(damaged("the number of lanes is impossible"));
-        }
-        let mut segments = tables.segments_of(id);
-        let Some(state_at) = segments.iter().position(|segment| *segment == state_segment) else {
-            return Err(damaged("its state segment does not belong to it"));
-        };
-        segments.remove(state_at);
-        if (segments.len() as u32) / lanes.lanes < SEGMENTS_PER_LANE {
-            return Err(damaged("it has fewer segments than its lanes need"));
-        }
-        let cache = Cache::recover(Opening {
-            environment: Arc::clone(&self.environment),
-            region: Arc::clone(&self.region),
-            layout: self.layout,
-            identity: Identity {
-                backend: id,
-                cache_id: row.cache_id.get(),
-                ownership: row.ownership.get(),
-                lanes,
-                size: entry.size,
-                sector: entry.sector,
-                data_crc: entry.data_crc,
-                state_base: self.layout.segment_base(state_segment),
-            },
-            segments,
-            settings: entry.settings,
-        })?;
-        let cache = Arc::new(cache);
-        tables.open.push((id, Arc::downgrade(&cache)));
-        Ok(cache)
-    }
-}
-
-struct CachePlan {
-    /// The state segment first.
-    segments: Vec<SegmentId>,
-    lanes: u32,
 }
 
 fn backend_entry(id: u32, row: &BackendRow) -> Result<BackendEntry> {

@@ -66,7 +66,7 @@ impl<E: Environment> Transport<E> {
             tables.backends[spec.backend.index()].content().map_or([0; 16], |backend| backend.uuid);
         let row = first_free(&tables.blkdevs, |row| row.state.get(), "blkdev")?;
         let ownership = tables.blkdevs[row].content().map_or(1, |old| old.ownership.get() + 1);
-        tables.blkdevs[row].store_in_both(
+        tables.blkdevs[row].keep_in_both(
             &self.region,
             ROW,
             BlkdevRow {
@@ -79,7 +79,7 @@ impl<E: Environment> Transport<E> {
                 export,
                 reserved: [0; 200],
             },
-        );
+        )?;
         self.region.check_stores(Safeguard::TableStoreCheck)?;
         Ok(BlkdevId(row as u32))
     }
@@ -121,7 +121,7 @@ impl<E: Environment> Transport<E> {
         let row = active_row(&mut tables.blkdevs, id.index(), |row| row.state.get(), "blkdev")?;
         let Some(mut content) = row.content().copied() else { return Err(no_such("blkdev", id.index())) };
         content.state = STATE_FREE.into();
-        row.store_in_both(&self.region, ROW, content);
+        row.keep_in_both(&self.region, ROW, content)?;
         self.region.check_stores(Safeguard::TableStoreCheck)
     }
 }

@@ -78,7 +78,7 @@ impl<E: Environment> Transport<E> {
             (None, None) => first_free(&tables.hosts, |row| row.state.get(), "host")?,
         };
         let ownership = tables.hosts[row].content().map_or(1, |old| old.ownership.get() + 1);
-        tables.hosts[row].store_in_both(
+        tables.hosts[row].keep_in_both(
             &self.region,
             ROW,
             HostRow {
@@ -89,7 +89,7 @@ impl<E: Environment> Transport<E> {
                 registered_ms: self.environment.wall_ms().into(),
                 reserved: [0; 152],
             },
-        );
+        )?;
         self.region.check_stores(Safeguard::TableStoreCheck)?;
         Ok(HostId(row as u32))
     }
@@ -109,7 +109,7 @@ impl<E: Environment> Transport<E> {
         let row = active_row(&mut tables.hosts, host.index(), |row| row.state.get(), "host")?;
         let Some(mut content) = row.content().copied() else { return Ok(()) };
         content.state = STATE_FREE.into();
-        row.store_in_both(&self.region, ROW, content);
+        row.keep_in_both(&self.region, ROW, content)?;
         self.region.check_stores(Safeguard::TableStoreCheck)
     }
 

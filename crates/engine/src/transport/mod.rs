@@ -6,16 +6,19 @@
 
 mod backends;
 mod blkdevs;
+mod caches;
 mod hosts;
 mod moved;
 mod remnants;
 mod rows;
+mod uses;
 mod view;
 
 pub use backends::{BackendEntry, BackendSpec};
 pub use blkdevs::{BlkdevEntry, BlkdevSpec};
 pub use hosts::HostEntry;
 pub use moved::FormerDisk;
+pub use uses::{Mixed, Pages};
 
 use crate::{Cache, Environment, Mutex, slots::TwoSlots};
 use alloc::{
@@ -107,7 +110,7 @@ pub struct Transport<E: Environment> {
     region: Arc<Region<E::Memory>>,
     superblock: Superblock,
     layout: Layout,
-    tables: Mutex<E, Tables<E>>,
+    tables: Arc<Mutex<E, Tables<E>>>,
 }
 
 impl<E: Environment> Transport<E> {
@@ -140,6 +143,8 @@ impl<E: Environment> Transport<E> {
         if Safeguard::FormatErase.is_kept() {
             let stored = region.store(0, &nothing).and(region.store(second, &nothing));
             region.fence(Safeguard::FormatEraseFence, stored);
+            region.sync(Safeguard::FormatEraseSync, 0, PAGE)?;
+            region.sync(Safeguard::FormatEraseSync, second, PAGE)?;
         }
         // 2. Empty tables.
         let mut stored = region.nothing_in_flight();
@@ -151,6 +156,8 @@ impl<E: Environment> Transport<E> {
             at += length as u64;
         }
         region.fence(Safeguard::FormatBlankFence, stored);
+        let tables = layout.segment_area - layout.host_area;
+        region.sync(Safeguard::FormatBlankSync, layout.host_area, tables)?;
         // 3. Both superblocks: the transport is there.
         let mut uuid = [0; 16];
         uuid[..8].copy_from_slice(&environment.random().to_le_bytes());
@@ -161,7 +168,17 @@ impl<E: Environment> Transport<E> {
             stored = stored.and(region.store(second, bytes_of(&superblock)));
         }
         region.fence(Safeguard::FormatSuperblockFence, stored);
+        region.sync(Safeguard::FormatSuperblockSync, 0, PAGE)?;
+        region.sync(Safeguard::FormatSuperblockSync, second, PAGE)?;
         Self::open(environment, region)
+    }
+
+    /// Refuses a region that holds a transport, or other data where a transport's superblocks would stand.
+    ///
+    /// # Errors
+    /// [`ErrorKind::AlreadyExists`] and [`ErrorKind::Foreign`].
+    pub fn refuse_used(region: &Region<E::Memory>) -> Result<()> {
+        refuse_used(region)
     }
 
     /// Opens the transport of a region.
@@ -232,7 +249,7 @@ impl<E: Environment> Transport<E> {
             region: Arc::new(region),
             superblock,
             layout,
-            tables: Mutex::<E, _>::new(tables),
+            tables: Arc::new(Mutex::<E, _>::new(tables)),
         }))
     }
 

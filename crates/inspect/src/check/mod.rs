@@ -15,7 +15,7 @@ mod tables;
 use crate::finding::{Finding, Mend, Place, Severity, Structure};
 use crate::report::{BackendSummary, RangeSummary, Report, TransportSummary};
 use crate::{Bytes, PrivateMemory, Progress};
-use cbd_engine::{BackendEntry, Cache, Transport};
+use cbd_engine::{BackendEntry, Cache, Mixed, Pages, Transport};
 use cbd_format::{BackendEntry as BackendRow, Layout, tables::STATE_ACTIVE};
 use cbd_runtime::ProcessEnvironment;
 use cbd_types::{BackendId, Error, Region, Result, uuid_text};
@@ -130,7 +130,8 @@ impl Checker<'_> {
             return summary;
         }
         self.state(subject);
-        match subject.transport.open_cache(id) {
+        summary.mixed_pages = self.pages(subject);
+        match subject.transport.open_cache_if(id, Mixed::Look) {
             Ok(cache) => self.cache(subject, &cache, &mut summary),
             Err(error) => {
                 self.fatal(Structure::Cache, place, &error, "the cache of the backend");
@@ -155,6 +156,41 @@ impl Checker<'_> {
             None,
         );
         from
+    }
+
+    /// Whether a crash of the machine left a mixture of old and new pages.
+    fn pages(&mut self, subject: &Subject<'_>) -> bool {
+        let boot = uuid_text(subject.row.use_boot);
+        let place = Place { backend: Some(subject.id.0), ..Place::default() };
+        let pages = subject.transport.pages_of(subject.id);
+        match pages {
+            Ok(Pages::MixedDirty) => self.add(
+                Severity::Affected,
+                Structure::Cache,
+                place,
+                format!(
+                    "the cache was in use in boot {boot} of the machine and was not closed: of its pages some may be new and others old"
+                ),
+                "what is said of it below is not certain, and a daemon refuses it: recovering it could write old data over newer",
+                format!(
+                    "compare the disk with a backup first; then either give the cache up (cbdctrl backend-stop -b {0} \
+                     --discard-dirty BYTES, which says how many), or write what stands in it all the same (cbdctrl rescue REGION -b {0} --after-crash --yes)",
+                    subject.id.0
+                ),
+                None,
+            ),
+            Ok(Pages::MixedClean) => self.add(
+                Severity::Note,
+                Structure::Cache,
+                place,
+                format!("the cache was in use in boot {boot} of the machine and was not closed; nothing in it was dirty"),
+                "what it holds is dropped when it is opened: the disk has all of it",
+                NOTHING_TO_DO,
+                None,
+            ),
+            _ => {}
+        }
+        matches!(pages, Ok(Pages::MixedDirty))
     }
 
     fn cache(&mut self, subject: &Subject<'_>, cache: &PrivateCache, summary: &mut BackendSummary) {

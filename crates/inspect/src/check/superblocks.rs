@@ -39,7 +39,12 @@ impl Checker<'_> {
                 let is_foreign = [first, second].iter().all(|error| error.kind() == ErrorKind::Foreign);
                 // Whether it was a transport is found out by the daemon's own opening.
                 let opened = if is_foreign { open_private(&self.bytes).err() } else { None };
+                let is_newer = [first, second].iter().any(|error| error.kind() == ErrorKind::Unsupported);
                 let (cost, advice) = match &opened {
+                    _ if is_newer => (
+                        "this program cannot open it",
+                        "use the version of CBD that made it; do not format it",
+                    ),
                     Some(error) if error.kind() == ErrorKind::Damaged => (UNOPENABLE, WITHOUT_SUPERBLOCKS),
                     Some(_) => (
                         "it is no region of CBD's, or its superblocks and its tables were overwritten",

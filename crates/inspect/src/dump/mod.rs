@@ -113,7 +113,7 @@ impl Dump<'_> {
 
     /// The cache of a backend.
     fn cache(&self, id: BackendId) -> Result<Arc<crate::check::PrivateCache>> {
-        self.transport.open_cache(id)
+        self.transport.open_cache_if(id, cbd_engine::Mixed::Look)
     }
 }
 

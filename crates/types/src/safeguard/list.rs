@@ -154,6 +154,33 @@ safeguards! {
     /// A cache that is open is not opened again, nor removed.
     BackendOpenOnce = "backend.open-once",
 
+    // Ordinary files, of which a crash of the machine mixes old and new pages.
+
+    /// The erased superblocks of an earlier transport are on the disk before its tables are overwritten.
+    FormatEraseSync = "format.erase.sync",
+    /// The blank tables are on the disk before a superblock says that they are tables.
+    FormatBlankSync = "format.blank.sync",
+    /// A transport that was reported as made is on the disk.
+    FormatSuperblockSync = "format.superblock.sync",
+    /// Entries of segments are on the disk before the row of the backend that they name.
+    BackendSegmentsSync = "backend.segments.sync",
+    /// The first slot of a row is on the disk before the second changes: the disk may tear both pages.
+    RowFirstSync = "row.first.sync",
+    /// A row that was reported as changed is on the disk: an older one would give segments to a cache that is gone.
+    RowSync = "row.sync",
+    /// A cache that was in use in another boot and was not synced is not recovered: old data would be written over newer.
+    UseRefused = "use.refused",
+    /// That a cache is in use is on the disk before its first store.
+    UseNoted = "use.noted",
+    /// That a cache can hold dirty data is on the disk before the first write is acknowledged.
+    UseDirtyNoted = "use.dirty.noted",
+    /// A cache that can hold dirty data is not noted as one that holds none.
+    UseCleanChecked = "use.clean.checked",
+    /// All pages of the region are on the disk before a row says so.
+    UseSync = "use.sync",
+    /// A cache that somebody still has open is not noted as synced: it can change later.
+    UseSyncedClosed = "use.synced.closed",
+
     // Segments.
 
     /// A torn or flipped header does not count.

@@ -1,0 +1,203 @@
+//! Making caches: which segments they get, and what stands in them before the first write.
+//!
+//! Always true here: nothing relies on what is stored before a row says that the cache is there, or in use.
+//!
+//! Left to others: the row (`backends`), opening (`uses`).
+
+use super::{BackendSpec, SEGMENTS_PER_LANE, Tables, Transport};
+use crate::{Environment, lane::LaneMap, slots::TwoSlots};
+use alloc::{format, vec::Vec};
+use cbd_format::{
+    Drained, LaneMark, LaneTail, SegmentEntry, SegmentHeader, StateShape, record::bytes_of,
+    segment::STATE_MAGIC,
+};
+use cbd_types::{Error, ErrorKind, InFlight, LaneId, Result, Safeguard, SegmentId, Size};
+
+/// What a new cache consists of.
+pub(super) struct CachePlan {
+    /// The state segment first.
+    pub(super) segments: Vec<SegmentId>,
+    pub(super) lanes: u32,
+}
+
+/// What an emptied cache adds to the highest epoch that its pages still show: newer ones may never have reached the disk.
+const EPOCHS_SKIPPED: u64 = 1 << 32;
+
+impl<E: Environment> Transport<E> {
+    pub(super) fn plan_cache(&self, tables: &Tables<E>, bytes: u64, spec: &BackendSpec) -> Result<CachePlan> {
+        let free = tables.free_segments();
+        let size = self.layout.segment_size;
+        let wanted = bytes / size;
+        let minimum = u64::from(SEGMENTS_PER_LANE + 1);
+        if wanted < minimum {
+            return Err(Error::new(
+                ErrorKind::NoSpace,
+                format!(
+                    "a cache of {} is too small: the smallest one here is {}, {minimum} segments of {}",
+                    Size(bytes),
+                    Size(minimum * size),
+                    Size(size)
+                ),
+            ));
+        }
+        if wanted > free.len() as u64 {
+            return Err(Error::new(
+                ErrorKind::NoSpace,
+                format!(
+                    "a cache of {} is larger than the free space of the transport, {}",
+                    Size(bytes),
+                    Size(free.len() as u64 * size)
+                ),
+            ));
+        }
+        let segments: Vec<SegmentId> = free.into_iter().take(wanted as usize).collect();
+        let mut lanes = 1;
+        while lanes * 2 <= spec.lanes_max
+            && (segments.len() as u32 - 1) / (lanes * 2) >= SEGMENTS_PER_LANE
+            && (StateShape { lanes: lanes * 2 }).fits(size)
+        {
+            lanes *= 2;
+        }
+        let map = LaneMap { lanes };
+        if spec.size > map.device_max() {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!(
+                    "a backing device of {} is too large for a cache of {lanes} lanes, which reaches {}: use a larger cache",
+                    Size(spec.size),
+                    Size(map.device_max())
+                ),
+            ));
+        }
+        Ok(CachePlan { segments, lanes })
+    }
+
+    /// Stores the state block of an empty cache whose epochs up to `drained_epoch` are over. In flight until the caller fences.
+    fn initialise_state(
+        &self,
+        segment: SegmentId,
+        lanes: u32,
+        cache_id: u64,
+        (drained_epoch, closed_ms): (u64, u64),
+    ) -> InFlight {
+        let state = StateShape { lanes };
+        let base = self.layout.segment_base(segment);
+        let absolute = |[a, b]: [u64; 2]| [base + a, base + b];
+        let header = SegmentHeader {
+            crc: 0.into(),
+            magic: STATE_MAGIC.into(),
+            cache_id: cache_id.into(),
+            segment: segment.0.into(),
+            generation: 1.into(),
+            salt: self.environment.random().into(),
+            lane: 0.into(),
+            lanes: lanes.into(),
+            ordinal: 0.into(),
+            ownership: 1.into(),
+            run: 0.into(),
+            cut: 0.into(),
+            first_sequence: 0.into(),
+            epoch: 0.into(),
+            reserved: [0; 40],
+        }
+        .sealed();
+        let copy = base + self.layout.segment_shape().header_copy();
+        let region = &*self.region;
+        let mut stored = region.store(base, bytes_of(&header)).and(region.store(copy, bytes_of(&header)));
+        for lane in (0..lanes).map(LaneId) {
+            let place = u64::from(lane.0);
+            // A mark of an earlier cache would say that records are missing.
+            if Safeguard::BackendMarksErase.is_kept() {
+                let mut mark = TwoSlots::<LaneMark>::empty(absolute(state.mark(lane)), place);
+                stored = stored.and(mark.clear(region));
+            }
+            let mut tail = TwoSlots::<LaneTail>::empty(absolute(state.tail(lane)), place);
+            let first = LaneTail {
+                ordinal: 1.into(),
+                ownership: 1.into(),
+                first_sequence: 1.into(),
+                reserved: [0; 24],
+            };
+            stored = stored.and(tail.fill(region, Safeguard::BackendTailSecond, first));
+        }
+        let mut drained = TwoSlots::<Drained>::empty(absolute(state.drained()), 0);
+        let first = Drained {
+            epoch: drained_epoch.into(),
+            void_until: 0.into(),
+            wall_ms: self.environment.wall_ms().into(),
+            ownership: 1.into(),
+            closed_ms: closed_ms.into(),
+            reserved: [0; 8],
+        };
+        stored.and(drained.fill(region, Safeguard::BackendDrainedSecond, first))
+    }
+
+    /// Gives the segments of `plan` to the cache `cache_id` of the backend in `row`, and makes it an empty one.
+    pub(super) fn place_cache(
+        &self,
+        tables: &mut Tables<E>,
+        row: u32,
+        plan: &CachePlan,
+        cache_id: u64,
+    ) -> Result<()> {
+        // 1. The segments name the cache. Without a row they are free all the same.
+        //    Both slots of an entry, so that one failed page gives none back to an earlier cache.
+        let fences = [Safeguard::BackendSegmentsFirstFence, Safeguard::BackendSegmentsFence];
+        let slots = if Safeguard::BackendSegmentsSecond.is_kept() { 2 } else { 1 };
+        let entry = SegmentEntry {
+            backend: row.into(),
+            reserved: 0.into(),
+            cache_id: cache_id.into(),
+            reserved2: [0; 32],
+        };
+        let table = self.layout.segment_area - self.layout.segment_table;
+        for fence in fences.into_iter().take(slots) {
+            let mut stored = self.region.nothing_in_flight();
+            for segment in &plan.segments {
+                stored = stored.and(tables.segments[segment.index()].store(&self.region, entry));
+            }
+            self.region.fence(fence, stored);
+            self.region.sync(Safeguard::BackendSegmentsSync, self.layout.segment_table, table)?;
+        }
+        // 2. The state block of an empty cache. Nothing relies on it before the row.
+        let stored = self.initialise_state(plan.segments[0], plan.lanes, cache_id, (0, 0));
+        self.region.fence(Safeguard::BackendStateFence, stored);
+        Ok(())
+    }
+
+    /// Empties a cache that is not open, in which nothing is dirty. It can crash and begin anew, as long as the row
+    /// still says that the cache is to be emptied.
+    pub(super) fn empty_cache(&self, segments: &[SegmentId], state: SegmentId, lanes: u32, cache_id: u64) {
+        // When its epoch was closed stays a lower bound.
+        let (epoch, closed_ms) = self.highest_epoch(state, lanes);
+        let drained = (epoch.saturating_add(EPOCHS_SKIPPED), closed_ms);
+        // 1. No segment holds a log.
+        let nothing = [0; size_of::<SegmentHeader>()];
+        let mut stored = self.region.nothing_in_flight();
+        for segment in segments.iter().filter(|segment| **segment != state) {
+            let base = self.layout.segment_base(*segment);
+            let copy = base + self.layout.segment_shape().header_copy();
+            stored = stored.and(self.region.store(base, &nothing)).and(self.region.store(copy, &nothing));
+        }
+        // 2. The state of an empty cache.
+        let stored = stored.and(self.initialise_state(state, lanes, cache_id, drained));
+        self.region.fence(Safeguard::BackendStateFence, stored);
+    }
+
+    /// The highest epoch of which the state block says that it was used, and when the last drained one was closed.
+    fn highest_epoch(&self, state: SegmentId, lanes: u32) -> (u64, u64) {
+        let shape = StateShape { lanes };
+        let base = self.layout.segment_base(state);
+        let absolute = |[a, b]: [u64; 2]| [base + a, base + b];
+        let drained: TwoSlots<Drained> = TwoSlots::read(&self.region, absolute(shape.drained()), 0);
+        let (drained, closed_ms) = drained
+            .content()
+            .map_or((0, 0), |seen| (seen.epoch.get().max(seen.void_until.get()), seen.closed_ms.get()));
+        let marks = (0..lanes).map(LaneId).map(|lane| {
+            let at = absolute(shape.mark(lane));
+            let mark: TwoSlots<LaneMark> = TwoSlots::read(&self.region, at, u64::from(lane.0));
+            mark.content().map_or(0, |mark| mark.epoch.get())
+        });
+        (marks.max().unwrap_or(0).max(drained), closed_ms)
+    }
+}

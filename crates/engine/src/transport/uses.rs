@@ -1,0 +1,293 @@
+//! Opening caches, and what is noted of their use on an ordinary file.
+//!
+//! A crash of the machine leaves a mixture of old and new pages of such a file. A cache must not be recovered from a mixture:
+//! old dirty data would be written over a newer disk. So each backend's row notes how its cache is used, and in which boot.
+//!
+//! Always true here, where [`Pmem::mixes_pages`](cbd_types::Pmem::mixes_pages):
+//! - `USE_DIRTY` with this boot is on the disk before the first store into a cache that is opened;
+//! - `USE_CLEAN` stands only while nothing in the cache is dirty, and `USE_DIRTY` is on the disk again before the first write
+//!   is acknowledged;
+//! - `USE_SYNCED` stands only when all pages of the cache were on the disk, and nobody can change them.
+//!
+//! Then a cache in use in another boot is emptied if nothing in it can have been dirty, and refused if something can.
+//! Tables are on the disk with each change (`TwoSlots::keep_in_both`), so they are no mixture.
+//!
+//! Left to others: what is on the disk when (`cbd-pmem`), telling the user (`cbd-runtime`).
+
+use super::{SEGMENTS_PER_LANE, Tables, Transport, backends::ROW, rows::no_such};
+use crate::{Cache, Environment, cache::Identity, lane::LaneMap, recovery::Opening};
+use alloc::{boxed::Box, format, sync::Arc, vec::Vec};
+use cbd_format::{
+    BackendEntry as BackendRow, StateShape,
+    tables::{STATE_ACTIVE, USE_CLEAN, USE_DIRTY, USE_SYNCED, USE_UNKNOWN},
+};
+use cbd_types::{BackendId, BootId, Error, ErrorKind, Region, Result, Safeguard, SegmentId};
+
+/// Whether the pages of a cache are those that its last user left.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Pages {
+    /// They are.
+    Whole,
+    /// Nothing says in which boot it was used last: an earlier program used it, or it was copied from memory that keeps every
+    /// store. It is recovered.
+    Unknown,
+    /// Old and new ones, but nothing in the cache was dirty: it is emptied.
+    MixedClean,
+    /// Old and new ones, and the cache can have held dirty data: it is refused.
+    MixedDirty,
+}
+
+/// What to do about a cache of [`Pages::MixedDirty`].
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum Mixed {
+    /// Refuse to open it.
+    #[default]
+    Refuse,
+    /// Open it to look at it, and leave the note as it is: it will be refused again.
+    Look,
+    /// Recover it as it is, because the user said so. Old data may be written over newer.
+    Recover,
+}
+
+/// Where a cache is and what it consists of, checked against the region.
+struct Found {
+    row: BackendRow,
+    identity: Identity,
+    state_segment: SegmentId,
+    /// Those of the log.
+    segments: Vec<SegmentId>,
+    settings: crate::Settings,
+}
+
+impl<E: Environment> Transport<E> {
+    /// What the row of a new backend says of the use of its cache.
+    pub(super) fn first_use(&self, has_cache: bool) -> (u32, BootId) {
+        if has_cache && self.region.mixes_pages() {
+            (USE_CLEAN, self.region.boot())
+        } else {
+            (USE_UNKNOWN, BootId::UNKNOWN)
+        }
+    }
+
+    /// Whether the pages of a backend's cache are those that its last user left.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`].
+    pub fn pages_of(&self, id: BackendId) -> Result<Pages> {
+        let row = self.backend_row(id).ok_or_else(|| no_such("backend", id.index()))?;
+        Ok(self.judge(&row))
+    }
+
+    fn judge(&self, row: &BackendRow) -> Pages {
+        let is_this_boot = self.region.boot().is_same_known(BootId(row.use_boot));
+        match row.use_state.get() {
+            _ if row.cache_id.get() == 0 => Pages::Whole,
+            USE_UNKNOWN if self.region.mixes_pages() => Pages::Unknown,
+            USE_UNKNOWN | USE_SYNCED => Pages::Whole,
+            USE_CLEAN | USE_DIRTY if is_this_boot => Pages::Whole,
+            USE_CLEAN => Pages::MixedClean,
+            _ if Safeguard::UseRefused.is_kept() => Pages::MixedDirty,
+            _ => Pages::Whole,
+        }
+    }
+
+    /// Opens the cache of a backend and recovers what its log holds.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`], [`ErrorKind::InvalidArgument`] for a backend without a cache, [`ErrorKind::Busy`] when it is open,
+    /// [`ErrorKind::Damaged`] when the row contradicts the region, [`ErrorKind::Torn`] when the machine crashed while it was in use
+    /// and could hold dirty data.
+    pub fn open_cache(&self, id: BackendId) -> Result<Arc<Cache<E>>> {
+        self.open_cache_if(id, Mixed::Refuse)
+    }
+
+    /// As [`open_cache`](Self::open_cache); `mixed` says what to do where that would answer [`ErrorKind::Torn`].
+    ///
+    /// # Errors
+    /// As [`open_cache`](Self::open_cache).
+    pub fn open_cache_if(&self, id: BackendId, mixed: Mixed) -> Result<Arc<Cache<E>>> {
+        let entry = self.backend(id)?;
+        let mut tables = self.tables.lock();
+        let found = self.find_cache(&mut tables, id, &entry)?;
+        let pages = self.judge(&found.row);
+        if pages == Pages::MixedDirty && mixed == Mixed::Refuse {
+            return Err(torn(id, &entry.path, BootId(found.row.use_boot)));
+        }
+        if pages == Pages::MixedClean {
+            let Found { identity, state_segment, segments, .. } = &found;
+            self.empty_cache(segments, *state_segment, identity.lanes.lanes, identity.cache_id);
+        }
+        let notes = pages != Pages::MixedDirty || mixed != Mixed::Look;
+        if notes {
+            self.note_opening(&mut tables, id)?;
+        }
+        let cache = Cache::recover(Opening {
+            environment: Arc::clone(&self.environment),
+            region: Arc::clone(&self.region),
+            layout: self.layout,
+            identity: found.identity,
+            segments: found.segments,
+            settings: found.settings,
+        })?;
+        if notes && self.region.mixes_pages() {
+            self.note_opened(&mut tables, id, &cache)?;
+        }
+        let cache = Arc::new(cache);
+        tables.open.push((id, Arc::downgrade(&cache)));
+        Ok(cache)
+    }
+
+    fn find_cache(
+        &self,
+        tables: &mut Tables<E>,
+        id: BackendId,
+        entry: &super::BackendEntry,
+    ) -> Result<Found> {
+        tables.open.retain(|(_, cache)| cache.strong_count() > 0);
+        if !Safeguard::BackendOpenOnce.holds(tables.open.iter().all(|(open, _)| *open != id)) {
+            return Err(Error::new(ErrorKind::Busy, format!("the cache of backend {id} is open already")));
+        }
+        let Some(row) = tables.backends[id.index()].content().copied() else {
+            return Err(no_such("backend", id.index()));
+        };
+        if row.cache_id.get() == 0 {
+            return Err(Error::new(ErrorKind::InvalidArgument, format!("backend {id} has no cache")));
+        }
+        let damaged = |what: &str| Error::new(ErrorKind::Damaged, format!("backend {id}: {what}"));
+        let lanes = LaneMap { lanes: row.lanes.get() };
+        let state_segment = SegmentId(row.state_segment.get());
+        if !row.lanes.get().is_power_of_two()
+            || !(StateShape { lanes: row.lanes.get() }).fits(self.layout.segment_size)
+            || entry.size > lanes.device_max()
+        {
+            return Err(damaged("the number of lanes is impossible"));
+        }
+        let mut segments = tables.segments_of(id);
+        let Some(state_at) = segments.iter().position(|segment| *segment == state_segment) else {
+            return Err(damaged("its state segment does not belong to it"));
+        };
+        segments.remove(state_at);
+        if (segments.len() as u32) / lanes.lanes < SEGMENTS_PER_LANE {
+            return Err(damaged("it has fewer segments than its lanes need"));
+        }
+        Ok(Found {
+            row,
+            identity: Identity {
+                backend: id,
+                cache_id: row.cache_id.get(),
+                ownership: row.ownership.get(),
+                lanes,
+                size: entry.size,
+                sector: entry.sector,
+                data_crc: entry.data_crc,
+                state_base: self.layout.segment_base(state_segment),
+            },
+            state_segment,
+            segments,
+            settings: entry.settings,
+        })
+    }
+
+    /// Notes that the cache is in use, before anything is stored into it. On memory of which nothing has to be noted what another
+    /// memory noted, from which the region was copied, is taken back.
+    fn note_opening(&self, tables: &mut Tables<E>, id: BackendId) -> Result<()> {
+        let Some(row) = tables.backends[id.index()].content().copied() else { return Ok(()) };
+        let state = row.use_state.get();
+        if !self.region.mixes_pages() {
+            return if state == USE_UNKNOWN {
+                Ok(())
+            } else {
+                note(tables, &self.region, id, USE_UNKNOWN, BootId::UNKNOWN)
+            };
+        }
+        let boot = self.region.boot();
+        let is_noted = state == USE_DIRTY && boot.is_same_known(BootId(row.use_boot));
+        if is_noted || !Safeguard::UseNoted.is_kept() {
+            return Ok(());
+        }
+        note(tables, &self.region, id, USE_DIRTY, boot)
+    }
+
+    /// Notes what recovery has found: a cache in which nothing is dirty is noted as such until its first write.
+    fn note_opened(&self, tables: &mut Tables<E>, id: BackendId, cache: &Cache<E>) -> Result<()> {
+        if Safeguard::UseCleanChecked.is_kept() && !cache.holds_nothing_dirty() {
+            return Ok(());
+        }
+        let boot = self.region.boot();
+        note(tables, &self.region, id, USE_CLEAN, boot)?;
+        if !Safeguard::UseDirtyNoted.is_kept() {
+            return Ok(());
+        }
+        let (tables, region) = (Arc::clone(&self.tables), Arc::clone(&self.region));
+        cache.before_first_write(Box::new(move || {
+            note(&mut tables.lock(), &region, id, USE_DIRTY, region.boot())
+        }));
+        Ok(())
+    }
+
+    /// Brings the region to the disk and notes that its caches were synced, so that another boot recovers them. Caches that somebody still
+    /// has open are left out; how many that are is the result. On memory that needs no such note nothing happens.
+    ///
+    /// # Errors
+    /// What the system says of the disk; then nothing is noted.
+    pub fn sync(&self) -> Result<usize> {
+        if !self.region.mixes_pages() {
+            return Ok(0);
+        }
+        let mut guard = self.tables.lock();
+        let tables = &mut *guard;
+        // 1. Nobody can open a cache from here on, and whoever has one keeps it from being noted.
+        tables.open.retain(|(_, cache)| cache.strong_count() > 0);
+        let open: Vec<BackendId> = tables.open.iter().map(|(id, _)| *id).collect();
+        let boot = self.region.boot();
+        let in_use = (0..).map(BackendId).zip(&tables.backends).filter(|(_, row)| {
+            row.content().is_some_and(|row| {
+                row.state.get() == STATE_ACTIVE
+                    && matches!(row.use_state.get(), USE_CLEAN | USE_DIRTY)
+                    // What another boot left is a mixture, on the disk too.
+                    && boot == BootId(row.use_boot)
+            })
+        });
+        let in_use: Vec<BackendId> = in_use.map(|(id, _)| id).collect();
+        let (open, closed): (Vec<_>, Vec<_>) =
+            in_use.into_iter().partition(|id| Safeguard::UseSyncedClosed.is_kept() && open.contains(id));
+        if closed.is_empty() {
+            return Ok(open.len());
+        }
+        // 2. All pages are on the disk before a row says so.
+        self.region.check_stores(Safeguard::TableStoreCheck)?;
+        self.region.sync(Safeguard::UseSync, 0, self.region.size())?;
+        // 3. The rows.
+        for id in closed {
+            note(tables, &self.region, id, USE_SYNCED, BootId::UNKNOWN)?;
+        }
+        Ok(open.len())
+    }
+}
+
+/// Stores what is noted of the use of a cache, and brings it to the disk.
+fn note<E: Environment>(
+    tables: &mut Tables<E>,
+    region: &Region<E::Memory>,
+    id: BackendId,
+    state: u32,
+    boot: BootId,
+) -> Result<()> {
+    let Some(row) = tables.backends.get_mut(id.index()) else { return Ok(()) };
+    let Some(mut content) = row.content().copied() else { return Ok(()) };
+    content.use_state = state.into();
+    content.use_boot = boot.0;
+    row.keep_in_both(region, ROW, content)?;
+    region.check_stores(Safeguard::TableStoreCheck)
+}
+
+fn torn(id: BackendId, path: &str, boot: BootId) -> Error {
+    Error::new(
+        ErrorKind::Torn,
+        format!(
+            "the cache of backend {id} ({path}) was in use in boot {boot} of the machine and was not closed: the machine crashed or was \
+             restarted since, and of the region's pages some are new and others old; recovering them could write old data over newer. Compare the disk with a backup; then give up what the cache holds with cbdctrl \
+             backend-stop -b {id} --discard-dirty BYTES (it says how many)"
+        ),
+    )
+}

@@ -1,0 +1,37 @@
+//! The boot of the machine.
+//!
+//! Always true here: the answer is the same for the life of the process, and differs between boots.
+
+use cbd_types::BootId;
+use std::sync::OnceLock;
+
+const FILE: &str = "/proc/sys/kernel/random/boot_id";
+
+/// The boot of the machine in which this process runs: the kernel's number of it. Where it cannot be read, a random one: then nothing that another process noted is taken for
+/// this boot's.
+#[must_use]
+pub fn this_boot() -> BootId {
+    static BOOT: OnceLock<BootId> = OnceLock::new();
+    *BOOT.get_or_init(|| {
+        let known = std::fs::read_to_string(FILE).ok().and_then(|text| BootId::parse(&text));
+        known.filter(|boot| *boot != BootId::UNKNOWN).unwrap_or_else(random)
+    })
+}
+
+fn random() -> BootId {
+    let mut id = [0u8; 16];
+    // SAFETY: the buffer is ours and as long as is said.
+    let got = unsafe { libc::getrandom(id.as_mut_ptr().cast(), id.len(), 0) };
+    if got == id.len() as isize { BootId(id) } else { BootId::UNKNOWN }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_boot_is_known_and_stays() {
+        assert_ne!(this_boot(), BootId::UNKNOWN);
+        assert_eq!(this_boot(), this_boot());
+    }
+}

@@ -1,0 +1,163 @@
+//! Huge pages for memory that is served already.
+//!
+//! A memory file keeps what it had in small pages; brought into huge pages, as a DAX device maps its memory by itself, a random access looks for
+//! its page in a fraction of the time. The hint alone does not do it, neither for pages that were allocated before it nor where
+//! the administrator left huge pages of shared memory at `never`, their default.
+//!
+//! Always true here: nobody waits for it but the end of the mapping, and that at most for one piece. It changes no byte, and the kernel
+//! answers memory that fails with an error, not with a signal.
+//!
+//! Left to others: which memory that is worth.
+
+use crate::memory::Memory;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// What is brought into huge pages at a time: some 25 ms of work.
+const PIECE: usize = 8 << 20;
+/// Whoever has just opened the region reads it first.
+const HEAD_START: Duration = Duration::from_secs(1);
+/// After so long the rest stays as it is.
+const PATIENCE: Duration = Duration::from_secs(300);
+/// Behind everything that clients wait for.
+const NICE: libc::c_int = 10;
+
+/// How long whoever opens memory of his own waits for it.
+const PATIENCE_NOW: Duration = Duration::from_secs(3);
+
+/// Does it at once: for memory that is used as soon as it is there, such as that of a benchmark. What is not done in time is given up.
+pub(crate) fn collapse_now(memory: &Memory) {
+    let begun = Instant::now();
+    for start in (0..memory.len()).step_by(PIECE) {
+        let end = memory.len().min(start + PIECE);
+        if memory.advise_range(start..end, libc::MADV_COLLAPSE).is_err() || begun.elapsed() > PATIENCE_NOW {
+            return;
+        }
+    }
+}
+
+/// The thread that does it; dropping it ends it. The memory must outlive it.
+#[derive(Debug)]
+pub(crate) struct Collapse {
+    shared: Arc<(Mutex<bool>, Condvar)>,
+    thread: Option<JoinHandle<()>>,
+    /// A forked child has a copy of this, and no such thread.
+    process: u32,
+}
+
+impl Collapse {
+    /// Begins with `memory`, of which the caller drops this before it is unmapped. Where no thread can be had the pages stay small.
+    pub fn begin(memory: &Memory) -> Self {
+        let shared = Arc::new((Mutex::new(false), Condvar::new()));
+        let theirs = Arc::clone(&shared);
+        let (base, length) = (memory.base(), memory.len());
+        let work = move || {
+            // SAFETY: takes numbers only; 0 is the calling thread.
+            unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICE) };
+            let begun = Instant::now();
+            if is_over(&theirs, HEAD_START) {
+                return;
+            }
+            for start in (0..length).step_by(PIECE) {
+                let piece = PIECE.min(length - start);
+                if is_over(&theirs, Duration::ZERO)
+                    || !collapse(base + start, piece)
+                    || begun.elapsed() > PATIENCE
+                {
+                    return;
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("cbd-huge-pages".to_owned()).spawn(work).ok();
+        Self { shared, thread, process: std::process::id() }
+    }
+
+    #[cfg(test)]
+    fn is_finished(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+}
+
+impl Drop for Collapse {
+    fn drop(&mut self) {
+        if self.process != std::process::id() {
+            return std::mem::forget(self.thread.take());
+        }
+        let (is_over, changed) = &*self.shared;
+        *is_over.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        changed.notify_all();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Whether the mapping ends, now or within `patience`.
+fn is_over((is_over, changed): &(Mutex<bool>, Condvar), patience: Duration) -> bool {
+    let is_over = is_over.lock().unwrap_or_else(PoisonError::into_inner);
+    if patience.is_zero() {
+        return *is_over;
+    }
+    let waited = changed.wait_timeout_while(is_over, patience, |is_over| !*is_over);
+    *waited.unwrap_or_else(PoisonError::into_inner).0
+}
+
+/// Whether the kernel did it. What it has no huge page for stays as it is, and so does the rest.
+fn collapse(address: usize, length: usize) -> bool {
+    // SAFETY: the range is mapped as long as this thread runs: who unmaps it has dropped the `Collapse` before, which waits for the thread.
+    // The call moves pages and changes no byte; other threads that touch them meanwhile wait in the kernel.
+    unsafe { libc::madvise(std::ptr::with_exposed_provenance_mut(address), length, libc::MADV_COLLAPSE) == 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Mapping, OpenOptions};
+    use cbd_types::Pmem;
+
+    fn file_in_memory(length: u64) -> tempfile::NamedTempFile {
+        let file = tempfile::NamedTempFile::new_in("/dev/shm").expect("a file in memory");
+        file.as_file().set_len(length).expect("its size");
+        file
+    }
+
+    #[test]
+    fn a_mapping_that_ends_at_once_does_not_wait_for_its_huge_pages() {
+        let file = file_in_memory(64 << 20);
+        let begun = Instant::now();
+        for _ in 0..20 {
+            drop(Mapping::open(file.path(), &OpenOptions::default()).expect("opened"));
+        }
+        assert!(begun.elapsed() < 20 * HEAD_START, "{:?}", begun.elapsed());
+    }
+
+    #[test]
+    fn bytes_stay_while_pages_are_moved_under_those_who_store_and_load() {
+        let mapping = Mapping::anonymous(32 << 20).expect("memory");
+        let collapse = Collapse::begin(mapping.memory());
+        let mut round = 0u8;
+        while !collapse.is_finished() {
+            round = round.wrapping_add(1);
+            for page in 0..mapping.len() / 4096 {
+                mapping.store(page * 4096, &[round; 64]);
+                mapping.fence();
+                let mut read = [0; 64];
+                mapping.load(page * 4096, &mut read).expect("it does not fail");
+                assert_eq!(read, [round; 64], "page {page}");
+            }
+        }
+        drop(collapse);
+        assert_eq!(mapping.failed(), None);
+    }
+
+    #[test]
+    fn a_file_that_is_cut_short_meanwhile_ends_nothing() {
+        let file = file_in_memory(32 << 20);
+        let mapping = Mapping::open(file.path(), &OpenOptions::default()).expect("opened");
+        let collapse = Collapse::begin(mapping.memory());
+        file.as_file().set_len(64 << 10).expect("cut");
+        drop(collapse);
+        assert!(mapping.load(16 << 20, &mut [0; 64]).is_err());
+    }
+}

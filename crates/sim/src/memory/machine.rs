@@ -1,0 +1,94 @@
+//! Memory that is an ordinary file: the kernel keeps its pages and writes them to the disk in any order.
+//!
+//! Always true here: a process crash loses nothing; a crash of the machine leaves of each page what was on the disk, or any
+//! content that the page had since, whole pages apart from each other; what was synced is on the disk.
+
+use super::{CrashMemory, Pages, State};
+use crate::crash::crash_now;
+use crate::random::Seeded;
+use cbd_types::BootId;
+
+const PAGE: u64 = 4096;
+
+/// The file's part of the state.
+#[derive(Clone)]
+pub(super) struct File {
+    boot: BootId,
+    /// What is on the disk for certain.
+    disk: Pages,
+}
+
+impl File {
+    /// The page with this number goes to the disk as it is in memory.
+    fn write_back(&mut self, memory: &Pages, number: u64) {
+        let at = number * PAGE;
+        let mut page = vec![0; PAGE.min(memory.len() - at) as usize];
+        memory.read(at, &mut page);
+        self.disk.write(at, &page);
+    }
+}
+
+impl CrashMemory {
+    /// From now on the memory is an ordinary file, used in the boot `boot`. What it holds is on the disk.
+    pub fn become_file(&self, boot: BootId) {
+        let mut state = self.state.lock();
+        state.file = Some(File { boot, disk: state.visible.clone() });
+    }
+
+    pub(super) fn boot_of_file(&self) -> Option<BootId> {
+        self.state.lock().file.as_ref().map(|file| file.boot)
+    }
+
+    pub(super) fn sync_file(&self, at: u64, length: u64) {
+        let mut state = self.state.lock();
+        if state.dead || state.file.is_none() {
+            return;
+        }
+        let is_crash = Self::event(&mut state);
+        let State { file: Some(file), visible, tear, .. } = &mut *state else { return };
+        for number in at / PAGE..(at + length).div_ceil(PAGE) {
+            if !is_crash || tear.chance(500) {
+                file.write_back(visible, number);
+            }
+        }
+        if is_crash {
+            state.dead = true;
+            drop(state);
+            crash_now();
+        }
+    }
+
+    /// The kernel writes back some pages of the file, as `seed` chooses.
+    pub fn write_back_some(&self, seed: u64) {
+        let mut state = self.state.lock();
+        let State { file: Some(file), visible, .. } = &mut *state else { return };
+        let mut random = Seeded::new(seed);
+        for number in 0..visible.len().div_ceil(PAGE) {
+            if random.chance(250) {
+                file.write_back(visible, number);
+            }
+        }
+    }
+
+    /// The machine crashes and boots again as `boot`: of each page of the file either what is on the disk is left, or what it held last. This
+    /// handle and all its clones are dead.
+    #[must_use]
+    pub fn machine_crash(&self, seed: u64, boot: BootId) -> Self {
+        let mut next = self.take();
+        next.pending.clear();
+        let mut random = Seeded::new(seed);
+        if let Some(file) = &mut next.file {
+            // Some crashes lose nearly everything, some nearly nothing.
+            let kept_permille = random.below(1001);
+            for number in 0..next.visible.len().div_ceil(PAGE) {
+                if random.chance(kept_permille) {
+                    file.write_back(&next.visible, number);
+                }
+            }
+            file.boot = boot;
+            next.visible = file.disk.clone();
+            next.durable = file.disk.clone();
+        }
+        Self::from_state(next)
+    }
+}
