@@ -5,6 +5,7 @@ mod export;
 mod memory;
 mod policy;
 mod recovery;
+pub mod restart;
 mod tail;
 mod writeback;
 

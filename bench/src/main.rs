@@ -55,6 +55,10 @@ fn main() -> ExitCode {
 
 /// Measures, or takes what was measured, and shows and writes what is wanted.
 fn run(options: &Options) -> Result<(), String> {
+    if let Some(region) = &options.restart_of {
+        println!("{}", groups::restart::restart(region).map_err(|error| error.line())?);
+        return Ok(());
+    }
     let figures = match &options.from {
         Some(file) => report::read(file)?,
         None => measure(options)?.into_json(machine::describe()),

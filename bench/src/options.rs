@@ -47,6 +47,8 @@ pub struct Options {
     pub seed: u64,
     /// How many percent of the requests of a trace write.
     pub write_percent: u8,
+    /// Only open this region, and say how long that takes: for the group `recovery`, which starts such a process.
+    pub restart_of: Option<PathBuf>,
     /// Show the usage.
     pub help: bool,
 }
@@ -63,6 +65,7 @@ impl Default for Options {
             docs: None,
             seed: 1,
             write_percent: 0,
+            restart_of: None,
             help: false,
         }
     }
@@ -83,6 +86,9 @@ impl Options {
                 "--report" => options.report = true,
                 "--from" => options.from = Some(rest.next().ok_or("--from needs a file")?.into()),
                 "--docs" => options.docs = Some(rest.next().ok_or("--docs needs a directory")?.into()),
+                "--restart-of" => {
+                    options.restart_of = Some(rest.next().ok_or("--restart-of needs a file")?.into());
+                }
                 "--help" | "-h" => options.help = true,
                 "--rounds" => {
                     let rounds =

@@ -23,6 +23,8 @@ pub struct Scale {
     pub tail_operations: usize,
     /// The region that is filled to the brim, to weigh its index and to recover it.
     pub full_region: u64,
+    /// The region that is opened again as after a kill; less where the machine has not the memory.
+    pub restart_region: u64,
 }
 
 impl Scale {
@@ -44,6 +46,7 @@ impl Scale {
                 export_size: 128 * MIB,
                 tail_operations: 50_000,
                 full_region: 256 * MIB,
+                restart_region: 256 * MIB,
             }
         } else {
             Self {
@@ -54,6 +57,7 @@ impl Scale {
                 export_size: 1024 * MIB,
                 tail_operations: 4_000_000,
                 full_region: 4096 * MIB,
+                restart_region: 10240 * MIB,
             }
         }
     }

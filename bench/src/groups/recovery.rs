@@ -50,7 +50,8 @@ pub fn run(options: &Options, figures: &mut Figures) -> Result<()> {
     let certainty = Certainty { range, is_noisy: is_noisy(rate, range) };
     figures.add_detailed("records_per_core_second", rate.median.round(), detail, Some(certainty));
     figures.add("seconds", rounded(median_s, 4));
-    Ok(())
+    drop(mapping);
+    super::restart::run(options, figures)
 }
 
 /// Seconds for which the threads of this process have run.
