@@ -437,6 +437,8 @@ fn silent_sockets_keep_nobody_out() {
         let served = serve_with(memory(MIB), options);
         let mut silent: Vec<UnixStream> = (0..300).map(|_| connect(&served)).collect();
         let began = Instant::now();
+        // The queue of the socket itself may be full for a moment, which the client does not wait for.
+        until("a newcomer is let in", || Client::connect(&served.listen).is_ok());
         works(&served);
         assert!(began.elapsed() < Duration::from_secs(5), "they were waited for");
         assert!(gave_way.load(Ordering::SeqCst) >= 290);
