@@ -318,3 +318,23 @@ fn new_epochs_are_above_drained_when_nothing_else_tells_of_old_ones() {
     rig.drain();
     assert_eq!(rig.on_disk(0), Seen::All(8));
 }
+
+#[test]
+fn new_epochs_are_above_the_mark_of_a_flush_when_nothing_else_tells_of_old_ones() {
+    let mut rig = Rig::new();
+    for value in 1..=9 {
+        rig.write(0, BLOCK, value);
+        rig.cache.flush().unwrap();
+    }
+    rig.drain();
+    rig.reclaim_everything();
+    assert_eq!(rig.cache.status().free_segments, rig.cache.status().segments, "no record is left");
+    let used = rig.cache.status().epoch;
+    // Both slots of drained.
+    for page in [1, 2] {
+        rig.poison(rig.segment(0) + page * PAGE, PAGE);
+    }
+    let rig = rig.restart();
+    let begun = rig.cache.status().epoch;
+    assert!(begun.0 + 1 >= used.0, "epochs up to {used} were used, and they begin again at {begun}");
+}
