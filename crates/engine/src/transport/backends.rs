@@ -190,7 +190,7 @@ impl<E: Environment> Transport<E> {
     }
 
     /// Keeps settings for the next start; a cache that is open is changed by
-    /// [`Cache::set_settings`].
+    /// [`Cache::set_settings`](crate::Cache::set_settings).
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`], or [`ErrorKind::InvalidArgument`] for a value out of its range.

@@ -327,6 +327,7 @@ fn new_epochs_are_above_the_mark_of_a_flush_when_nothing_else_tells_of_old_ones(
         rig.cache.flush().unwrap();
     }
     rig.drain();
+    let mut rig = rig.restart();
     rig.reclaim_everything();
     assert_eq!(rig.cache.status().free_segments, rig.cache.status().segments, "no record is left");
     let used = rig.cache.status().epoch;
