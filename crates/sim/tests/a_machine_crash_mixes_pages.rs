@@ -272,6 +272,70 @@ fn what_an_ordinary_file_noted_is_taken_back_where_nothing_has_to_be_noted() {
     assert_eq!((see(&cache, &disk, 0), see(&cache, &disk, 1)), (7, 8));
 }
 
+/// The disk may tear both slots of a row unless the first is on the disk before the second changes.
+#[test]
+fn a_row_that_changes_while_the_machine_crashes_is_the_old_or_the_new_one() {
+    let (memory, tables, cache, _disk) = life();
+    cache.stop();
+    drop(cache);
+    tables.sync().expect("the disk takes it");
+    drop(tables);
+    let change = Settings { gc_percent: 33, ..Settings::default() };
+    for place in 1.. {
+        let mut is_done = false;
+        for seed in 0..60 {
+            let memory = memory.fork();
+            let tables = open(&memory, 2).expect("a transport");
+            memory.crash_after(place, seed);
+            is_done =
+                until_crash(|| tables.update_settings(BACKEND, change).expect("the disk takes it")).is_ok();
+            act_as(0);
+            let tables = open(&memory.machine_crash(seed, boot(2)), 3).expect("a transport");
+            let found = tables.backend(BACKEND).expect("one of its slots is whole").settings;
+            assert!(
+                found == change || (!is_done && found == Settings::default()),
+                "place {place}: {found:?}"
+            );
+        }
+        if is_done {
+            assert!(place > 4, "it has two slots, each with a sync");
+            break;
+        }
+    }
+}
+
+/// With its superblocks still on the disk, blank tables would be those of the former transport.
+#[test]
+fn a_crash_while_a_region_is_formatted_again_leaves_the_former_transport_whole_or_none() {
+    let (memory, tables, cache, _disk) = life();
+    cache.stop();
+    drop(cache);
+    tables.sync().expect("the disk takes it");
+    let former = tables.info().uuid;
+    drop(tables);
+    for place in 1.. {
+        let mut is_done = false;
+        for seed in 0..60 {
+            let memory = memory.fork();
+            memory.crash_after(place, seed);
+            is_done = until_crash(|| format(&memory, 9, true).map(drop).expect("the disk takes it")).is_ok();
+            act_as(0);
+            let Ok(tables) = open(&memory.machine_crash(seed, boot(2)), 3) else {
+                assert!(!is_done, "a transport that was reported as made is gone");
+                continue;
+            };
+            if tables.info().uuid == former {
+                assert!(!is_done, "the former transport is back");
+                tables.backend(BACKEND).expect("the former transport has its backend");
+            }
+        }
+        if is_done {
+            assert!(place > 10, "it erases, writes tables, and writes two superblocks");
+            break;
+        }
+    }
+}
+
 /// What the history knows.
 struct Known {
     /// What was acknowledged last, and what may stand there besides since its write was under way.

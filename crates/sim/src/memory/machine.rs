@@ -1,7 +1,7 @@
 //! Memory that is an ordinary file: the kernel keeps its pages and writes them to the disk in any order.
 //!
 //! Always true here: a process crash loses nothing; a crash of the machine leaves of each page what was on the disk, or any
-//! content that the page had since, whole pages apart from each other; what was synced is on the disk.
+//! content that the page had since, or some sectors of each; what was synced is on the disk.
 
 use super::{CrashMemory, Pages, State};
 use crate::crash::crash_now;
@@ -9,6 +9,8 @@ use crate::random::Seeded;
 use cbd_types::BootId;
 
 const PAGE: u64 = 4096;
+/// What a disk writes whole.
+const SECTOR: u64 = 512;
 
 /// The file's part of the state.
 #[derive(Clone)]
@@ -25,6 +27,18 @@ impl File {
         let mut page = vec![0; PAGE.min(memory.len() - at) as usize];
         memory.read(at, &mut page);
         self.disk.write(at, &page);
+    }
+
+    /// The disk loses power while it writes the page: some sectors are new.
+    fn tear(&mut self, memory: &Pages, number: u64, random: &mut Seeded) {
+        let end = memory.len().min((number + 1) * PAGE);
+        for at in (number * PAGE..end).step_by(SECTOR as usize) {
+            if random.chance(500) {
+                let mut sector = vec![0; SECTOR.min(end - at) as usize];
+                memory.read(at, &mut sector);
+                self.disk.write(at, &sector);
+            }
+        }
     }
 }
 
@@ -70,8 +84,8 @@ impl CrashMemory {
         }
     }
 
-    /// The machine crashes and boots again as `boot`: of each page of the file either what is on the disk is left, or what it held last. This
-    /// handle and all its clones are dead.
+    /// The machine crashes and boots again as `boot`: of each page of the file either what is on the disk is left, or what it held last, or some
+    /// sectors of each. This handle and all its clones are dead.
     #[must_use]
     pub fn machine_crash(&self, seed: u64, boot: BootId) -> Self {
         let mut next = self.take();
@@ -80,9 +94,12 @@ impl CrashMemory {
         if let Some(file) = &mut next.file {
             // Some crashes lose nearly everything, some nearly nothing.
             let kept_permille = random.below(1001);
+            let torn_permille = if random.chance(500) { random.below(500) } else { 0 };
             for number in 0..next.visible.len().div_ceil(PAGE) {
                 if random.chance(kept_permille) {
                     file.write_back(&next.visible, number);
+                } else if random.chance(torn_permille) {
+                    file.tear(&next.visible, number, &mut random);
                 }
             }
             file.boot = boot;
