@@ -78,6 +78,7 @@ impl Piece {
         let end = self.offset.checked_add(self.size);
         self.size > 0
             && is_inside(self.guest)
+            && is_inside(self.front_end)
             && self.offset.is_multiple_of(PAGE)
             && end.is_some_and(|end| end <= FILES[self.file])
     }

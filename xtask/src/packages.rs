@@ -16,7 +16,7 @@ struct Tool {
     package: &'static str,
 }
 
-const TOOLS: [Tool; 23] = [
+const TOOLS: [Tool; 24] = [
     Tool { program: "fio", package: "fio" },
     Tool { program: "gcc", package: "gcc" },
     Tool { program: "pkg-config", package: "pkg-config" },
@@ -35,6 +35,7 @@ const TOOLS: [Tool; 23] = [
     Tool { program: "fstrim", package: "util-linux" },
     Tool { program: "unshare", package: "util-linux" },
     Tool { program: "blkdiscard", package: "util-linux" },
+    Tool { program: "addpart", package: "util-linux" },
     Tool { program: "mount", package: "mount" },
     Tool { program: "umount", package: "mount" },
     Tool { program: "losetup", package: "mount" },
@@ -211,7 +212,7 @@ mod tests {
     }
 
     /// Programs that a minimal Debian (debootstrap's minbase) has, with those of the compiler's package.
-    const BARE: [&str; 20] = [
+    const BARE: [&str; 21] = [
         "apt-cache",
         "apt-get",
         "bash",
@@ -223,6 +224,7 @@ mod tests {
         "false",
         "ldd",
         "mkfifo",
+        "mknod",
         "setsid",
         "sh",
         "sleep",

@@ -64,6 +64,7 @@ pub(crate) fn reach<E: Environment>(cache: &Cache<E>, epoch: u64, void_until: u6
         drained.void_until = drained.void_until.get().max(void_until).into();
         drained.epoch = epoch.into();
         drained.wall_ms = now_ms.into();
-        drained.closed_ms = closed_ms.into();
+        // The clock may have been set back since that time was read.
+        drained.closed_ms = closed_ms.min(cache.environment().wall_ms()).into();
     });
 }

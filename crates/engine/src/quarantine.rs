@@ -87,7 +87,9 @@ impl<E: Environment> Cache<E> {
             .filter(|(_, damage)| damage.place == place && damage.noted == 0)
             .map(|(part, _)| part)
             .collect();
-        self.record_damage(&mut state, &left, sequence, asker, |damage| damage.place == place)
+        // What is noted already stays with its own record: this one may span it without naming it.
+        let is_new = |damage: Damage| damage.place == place && damage.noted == 0;
+        self.record_damage(&mut state, &left, sequence, asker, is_new)
     }
 
     /// Notes what recovery has found lost and had no room to note. `false` as for [`quarantine`](Self::quarantine).
@@ -102,7 +104,7 @@ impl<E: Environment> Cache<E> {
                     .filter(|(_, damage)| damage.place == place && damage.noted == 0)
                     .map(|(part, _)| part)
                     .collect();
-                let is_it = |damage: Damage| damage.place == place;
+                let is_it = |damage: Damage| damage.place == place && damage.noted == 0;
                 if !self.record_damage(&mut state, &left, sequence, Asker::Essential, is_it) {
                     return false;
                 }

@@ -23,6 +23,8 @@ const LINKS_MAX: u32 = 40;
 const ON_THE_WAY: u32 = 0o755;
 /// What lets others write.
 const OTHERS_WRITE: u32 = 0o022;
+/// Everybody makes files in such a folder, and removes only his own.
+const STICKY: u32 = 0o1000;
 
 /// Makes the folder at `path` and all before it, as far as they are missing, and sees to it that it is our own: it belongs to this user or to
 /// root, and only its owner may write to it. Returns where it is without any link.
@@ -36,7 +38,16 @@ pub fn own_folder(path: &Path, mode: u32) -> Result<PathBuf> {
     let failed = |error: io::Error| system_error(resolved.display(), &error);
     let metadata = found.metadata().map_err(failed)?;
     refuse_foreign(&resolved, &metadata, "the folder")?;
-    if metadata.mode() & OTHERS_WRITE != 0 {
+    if metadata.mode() & STICKY != 0 {
+        let text = format!(
+            "the folder {} is shared by all users (mode {:04o}): name a folder in it that only CBD uses, such as {}",
+            resolved.display(),
+            metadata.mode() & 0o7777,
+            resolved.join("cbd").display()
+        );
+        return Err(Error::new(ErrorKind::Permission, text));
+    }
+    if metadata.mode() & OTHERS_WRITE != 0 && !is_of_own_group(&metadata) {
         if metadata.uid() != user_id() {
             let text = format!(
                 "others than its owner may write to the folder {} (mode {:04o}): chmod go-w {0}",
@@ -51,6 +62,14 @@ pub fn own_folder(path: &Path, mode: u32) -> Result<PathBuf> {
         std::fs::set_permissions(by_descriptor, narrow).map_err(failed)?;
     }
     Ok(resolved)
+}
+
+/// Whether root lets the group of this process write to the folder, and nobody else: so an administrator prepares it for a daemon of
+/// another user.
+fn is_of_own_group(metadata: &Metadata) -> bool {
+    // SAFETY: it takes nothing and cannot fail.
+    let group = unsafe { libc::getegid() };
+    metadata.uid() == 0 && user_id() != 0 && metadata.gid() == group && metadata.mode() & 0o002 == 0
 }
 
 /// Makes the folder at `path` and all before it, as far as they are missing, without a look at who may write to what is there: for

@@ -235,8 +235,9 @@ fn one(
     drop(drain);
     cache.stop();
     let status = cache.status();
-    if moves && result.is_err() && status.drained_epoch == drained {
-        // Whatever the other disk has, the region still holds all that the recorded one lacks.
+    if moves && result.is_err() && status.drained_epoch == drained && status.rare.segments_reclaimed == 0 {
+        // Whatever the other disk has, the region still holds all that the recorded one lacks: also what was parked, or written
+        // in part, as long as no segment was given back for which only the other disk has the data.
         transport.move_backend_back(entry)?;
         rescued.moved_from = None;
     }

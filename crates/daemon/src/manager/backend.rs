@@ -12,7 +12,7 @@ use super::{Fixed, Manager, conditions};
 use crate::api::{self, BackendInfo, HeldInfo, SettingsChange};
 use crate::exports::prepare_data_thread;
 use cbd_backing::Backing;
-use cbd_engine::{BackendEntry, Settings};
+use cbd_engine::{BackendEntry, Pages, Settings};
 use cbd_runtime::{Manner, RunningBackend, disk};
 use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, Result};
 use std::collections::BTreeMap;
@@ -93,7 +93,11 @@ impl BackendSlot {
     fn run(&self, fixed: &Fixed, running: &Running) -> Result<(RunningBackend, Vec<String>)> {
         answers(&self.path)?;
         fixed.guard.check(Path::new(&self.path), "a backing device")?;
-        down::refuse_older(fixed, running, &self.entry, &self.path)?;
+        // Of a region whose pages a crash of the machine has mixed the engine itself says what can be done.
+        let pages = running.transport.pages_of(self.entry.id)?;
+        if !matches!(pages, Pages::MixedClean | Pages::MixedDirty) {
+            down::refuse_older(fixed, running, &self.entry, &self.path)?;
+        }
         let manner = Manner {
             region: &running.path,
             decorate: &|file| fixed.decorate(file),

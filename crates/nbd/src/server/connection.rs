@@ -241,7 +241,9 @@ impl<'a> Connection<'a> {
 
     /// Whether the number of requests and their memory allow one more.
     fn admits(&self, header: &RequestHeader) -> bool {
+        // Replies that wait behind a read in parts with one head keep their memory: another request could take what its next part needs.
         self.unanswered < self.limits.requests
+            && !self.parts.as_ref().is_some_and(Parts::will_be_alone)
             && (self.memory.has(self.cost(header)) || self.may_go_in_parts(header))
     }
 
@@ -259,9 +261,11 @@ impl<'a> Connection<'a> {
 
     /// Whether a request for which there is no memory can begin with its first part.
     fn may_go_in_parts(&self, header: &RequestHeader) -> bool {
+        let is_alone = header.command == command::READ && self.framing(header) == Framing::OneHead;
         self.parts.is_none()
             && matches!(header.command, command::READ | command::WRITE)
             && self.cost(header) > RESERVED
+            && (!is_alone || self.memory.is_unused())
             && self.memory.has(cost_of(PART as usize))
     }
 
@@ -359,12 +363,20 @@ impl<'a> Connection<'a> {
 
     // -- requests in parts ------------------------------------------------------------------------------------
 
+    /// How the data of a read in parts is sent.
+    const fn framing(&self, header: &RequestHeader) -> Framing {
+        if self.agreed.structured && header.flags & command_flag::DF == 0 {
+            Framing::Chunks
+        } else {
+            Framing::OneHead
+        }
+    }
+
     fn begin_in_parts(&mut self, header: &RequestHeader, operation: Operation, range: ByteRange, fua: bool) {
         let structured = self.agreed.structured;
-        let in_chunks = structured && header.flags & command_flag::DF == 0;
         let way = match operation {
             Operation::Write => Way::Write { fua },
-            _ => Way::Read(if in_chunks { Framing::Chunks } else { Framing::OneHead }),
+            _ => Way::Read(self.framing(header)),
         };
         self.parts = Some(Parts::new(header.cookie, structured, way, range));
         if operation == Operation::Write {

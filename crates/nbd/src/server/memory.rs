@@ -135,6 +135,11 @@ impl Memory {
         self.budget.used() > self.budget.limit() / 2
     }
 
+    /// Whether nothing is in use.
+    pub(super) const fn is_unused(&self) -> bool {
+        self.used == 0
+    }
+
     /// Whether nothing is in use, and something is kept.
     pub(super) fn is_idle(&self) -> bool {
         self.used == 0 && (self.buffers.held() > 0 || self.granted() > RESERVED)

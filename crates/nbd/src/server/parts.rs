@@ -100,6 +100,11 @@ impl Parts {
         self.answered && matches!(self.way, Way::Read(Framing::OneHead))
     }
 
+    /// Whether replies to other requests wait for the last part of this one.
+    pub(super) const fn will_be_alone(&self) -> bool {
+        matches!(self.way, Way::Read(Framing::OneHead))
+    }
+
     /// A part is done.
     pub(super) fn done(&mut self, part: ByteRange, result: Result<(), Error>, buffer: AlignedBuffer) -> Next {
         self.running -= 1;
