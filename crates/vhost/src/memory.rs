@@ -202,6 +202,9 @@ fn map(piece: Piece, file: File, bounds: &Bounds) -> Result<Arc<Mapped>> {
         ))
     };
     let size = usize::try_from(piece.size).map_err(|_| refused("too many".into()))?;
+    if piece.front_end.checked_add(piece.size).is_none() {
+        return Err(refused("its address in the front end reaches past the end of all addresses".into()));
+    }
     check_size(&file, piece.offset, piece.size).map_err(refused)?;
     let share = bounds.take(piece)?;
     let mapping = MmapRegion::from_file(FileOffset::new(file, piece.offset), size)
