@@ -279,6 +279,15 @@ mod tests {
     }
 
     #[test]
+    fn a_folder_that_all_users_share_is_refused_and_keeps_its_mode() {
+        let place = tempfile::tempdir().expect("a folder");
+        fs::set_permissions(place.path(), fs::Permissions::from_mode(0o1777)).expect("changed");
+        let error = own_folder(place.path(), 0o700).expect_err("others make files there");
+        assert_eq!((error.kind(), mode_of(place.path())), (ErrorKind::Permission, 0o1777));
+        own_folder(&place.path().join("cbd"), 0o700).expect("a folder of our own in it");
+    }
+
+    #[test]
     fn a_link_of_ours_is_followed_and_the_folder_is_named_without_it() {
         let place = tempfile::tempdir().expect("a folder");
         let real = place.path().canonicalize().expect("there").join("real");

@@ -398,6 +398,25 @@ fn a_long_read_in_parts_is_one_simple_reply_and_no_other_comes_between() {
 }
 
 #[test]
+fn short_reads_around_a_long_one_in_parts_do_not_take_the_memory_that_its_next_part_needs() {
+    in_time(|| {
+        let options = Options { memory: Budget::new(3 << 20), ..Options::default() };
+        let device = Slow::over(memory(16 * MIB), |_| Some(Duration::from_millis(1)));
+        let served = serve_with(device, options);
+        let mut stream = ready(&served);
+        const SHORT: usize = 256 << 10;
+        let mut says: Vec<u8> = (100..140).flat_map(|cookie| request(0, cookie, 0, SHORT as u32)).collect();
+        says.extend(request(0, 1, 512, 6 << 20));
+        says.extend((200..240).flat_map(|cookie| request(0, cookie, 0, SHORT as u32)));
+        stream.write_all(&says).expect("room");
+        let length = |cookie| if cookie == 1 { 6 * MIB } else { SHORT };
+        let mut cookies: Vec<u64> = (0..81).map(|_| simple_reply(&mut stream, length).0).collect();
+        cookies.sort_unstable();
+        assert!(cookies.into_iter().eq([1].into_iter().chain(100..140).chain(200..240)));
+    });
+}
+
+#[test]
 fn a_part_of_a_long_write_that_fails_is_an_error_of_the_write() {
     in_time(|| {
         let device = Slow::over(memory(16 * MIB), |_| Some(Duration::ZERO));
