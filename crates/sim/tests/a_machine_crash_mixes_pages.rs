@@ -297,6 +297,12 @@ fn a_row_that_changes_while_the_machine_crashes_is_the_last_or_the_new_one() {
             assert_eq!(found.path, found.identity, "place {place}, seed {seed}");
             let is_right = found.path == new || (!is_done && found.path == last);
             assert!(is_right, "place {place}, seed {seed}: {}", found.path);
+            // A disk that the row names no longer would be served as if it were complete.
+            let former = tables.former_disk(BACKEND).map(|former| former.path);
+            assert!(
+                found.path != new || former.as_ref() == Some(&last),
+                "place {place}, seed {seed}: {former:?}"
+            );
         }
         if is_done {
             assert!(place > 4, "it has two slots, each with a sync");

@@ -61,6 +61,9 @@ impl<E: Environment> Transport<E> {
                 },
             );
             self.region.fence(Safeguard::MovedFormerFence, stored);
+            for slot in at {
+                self.region.sync(Safeguard::MovedFormerSync, slot, size_of::<FormerDiskSlot>() as u64)?;
+            }
         }
         // 2. The row, all at once.
         self.update_backend(id, |row| {

@@ -116,6 +116,8 @@ safeguards! {
     MovedFormerSecond = "moved.former.second",
     /// The former disk is durable before the row says that the backend was moved.
     MovedFormerFence = "moved.former.fence",
+    /// The former disk is on the disk of an ordinary file before the row says that the backend was moved.
+    MovedFormerSync = "moved.former.sync",
     /// A rescue says durably that the backend is moved, before anything is written to another disk than the recorded one: the recorded
     /// one would be served without what only the other one got.
     RescueMoves = "rescue.moves",
