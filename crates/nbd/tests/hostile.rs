@@ -5,7 +5,7 @@ mod common;
 use cbd_export::BlockDevice;
 use cbd_export::budget::Budget;
 use cbd_nbd::{Client, Command, Notice, Options};
-use cbd_types::{Durability, MediaError, Operation, Pmem};
+use cbd_types::{Durability, ErrorKind, MediaError, Operation, Pmem};
 use common::{Served, Slow, in_time, memory, serve, serve_with};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -465,6 +465,54 @@ fn silent_sockets_keep_nobody_out() {
         let mut heard = Vec::new();
         silent[0].read_to_end(&mut heard).expect("it closes");
         assert!(began.elapsed() < Duration::from_secs(8));
+    });
+}
+
+/// Stops a server whose only accepting thread waits for clients that were turned away, if it has got so far after `pause`; says why the
+/// client that it had accepted was refused.
+fn refused_by_a_stop(pause: Duration) -> Option<ErrorKind> {
+    let (release, hold) = std::sync::mpsc::channel::<()>();
+    let hold = std::sync::Mutex::new(hold);
+    let begun = Arc::new(AtomicUsize::new(0));
+    let refused = Arc::new(std::sync::Mutex::new(None));
+    let options = Options {
+        handshakes_max: 1,
+        stop_timeout: Duration::from_millis(100),
+        // Threads that do not begin, so that those that were turned away do not end.
+        thread_setup: Some(Arc::new({
+            let begun = Arc::clone(&begun);
+            move || {
+                begun.fetch_add(1, Ordering::SeqCst);
+                let _ = hold.lock().map(|hold| hold.recv());
+            }
+        })),
+        observer: Some(Arc::new({
+            let refused = Arc::clone(&refused);
+            move |notice: &Notice<'_>| {
+                if let Notice::Refused { error } = notice {
+                    *refused.lock().expect("nobody panics in here") = Some(error.kind());
+                }
+            }
+        })),
+        ..Options::default()
+    };
+    let served = serve_with(memory(MIB), options);
+    let _turned_away: Vec<UnixStream> = (0..3).map(|_| connect(&served)).collect();
+    until("three threads were started", || begun.load(Ordering::SeqCst) == 3);
+    let _fourth = connect(&served);
+    std::thread::sleep(pause);
+    assert_eq!(served.server.stop().expect_err("threads are stuck").kind(), ErrorKind::TimedOut);
+    drop(release);
+    refused.lock().expect("nobody panics in here").take()
+}
+
+#[test]
+fn a_stop_ends_the_wait_for_clients_that_were_turned_away() {
+    in_time(|| {
+        // Where the machine is slow the fourth client may not have been accepted when the server stops.
+        let refused =
+            [50, 500, 5000].into_iter().find_map(|pause| refused_by_a_stop(Duration::from_millis(pause)));
+        assert_eq!(refused, Some(ErrorKind::Stopped));
     });
 }
 

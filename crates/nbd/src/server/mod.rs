@@ -189,6 +189,8 @@ struct Shared {
 
 #[derive(Default)]
 struct Live {
+    /// The server stops: nobody begins a handshake any more.
+    stopping: bool,
     /// Threads that serve a client, those in their handshake included.
     threads: usize,
     /// Clients past their handshake.
@@ -259,7 +261,9 @@ impl Server {
         let shared = &self.shared;
         let until = Instant::now() + shared.options.stop_timeout + STOP_GRACE;
         shared.stop.signal();
-        // It waits for nothing but the event; if it panicked there is nothing left to stop.
+        shared.live().stopping = true;
+        shared.changed.notify_all();
+        // It waits for nothing but the event and this; if it panicked there is nothing left to stop.
         let _ = acceptor.join();
         let mut live = shared.live();
         while live.threads > 0 {
@@ -421,15 +425,24 @@ impl Shared {
         let Options { connections_max, handshakes_max, .. } = self.options;
         let mut live = self.live();
         // Those that gave way end at once, but not at the same moment.
-        let is_crowded = |live: &mut Live| {
+        let is_crowded = |live: &Live| {
             live.threads.saturating_sub(live.connections + live.handshakes.len()) > handshakes_max
         };
-        if is_crowded(&mut live) {
-            let waited = self.changed.wait_timeout_while(live, GIVING_WAY, is_crowded);
+        if is_crowded(&live) {
+            let waits = |live: &mut Live| is_crowded(live) && !live.stopping;
+            let waited = self.changed.wait_timeout_while(live, GIVING_WAY, waits);
             live = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
-        if live.connections >= connections_max || is_crowded(&mut live) {
+        if live.stopping {
+            return Err(Error::new(ErrorKind::Stopped, "the NBD server stops"));
+        }
+        if live.connections >= connections_max {
             return Err(too_many(connections_max));
+        }
+        if is_crowded(&live) {
+            let text =
+                format!("more than {handshakes_max} NBD clients that were turned away have not ended yet");
+            return Err(Error::new(ErrorKind::Busy, text));
         }
         let oldest = if live.handshakes.len() >= handshakes_max { live.handshakes.pop_front() } else { None };
         if let Some((_, socket)) = &oldest {
