@@ -6,7 +6,8 @@ use cbd_export::BlockDevice;
 use cbd_export::budget::Budget;
 use cbd_nbd::{Client, Command, Notice, Options};
 use cbd_types::{Durability, ErrorKind, MediaError, Operation, Pmem};
-use common::{Served, Slow, in_time, memory, serve, serve_with};
+use common::raw::{connect, handshake, ready, request, works};
+use common::{Served, Slow, in_time, memory, serve, serve_with, until};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -14,55 +15,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 const MIB: usize = 1 << 20;
-
-/// The client's half of a handshake without structured replies: flags, and GO for the default export.
-fn handshake() -> Vec<u8> {
-    let mut says = 3_u32.to_be_bytes().to_vec();
-    says.extend_from_slice(b"IHAVEOPT");
-    says.extend_from_slice(&7_u32.to_be_bytes());
-    says.extend_from_slice(&6_u32.to_be_bytes());
-    says.extend_from_slice(&[0; 6]);
-    says
-}
-
-fn request(command: u16, cookie: u64, offset: u64, length: u32) -> Vec<u8> {
-    let mut says = 0x2560_9513_u32.to_be_bytes().to_vec();
-    says.extend_from_slice(&0_u16.to_be_bytes());
-    says.extend_from_slice(&command.to_be_bytes());
-    says.extend_from_slice(&cookie.to_be_bytes());
-    says.extend_from_slice(&offset.to_be_bytes());
-    says.extend_from_slice(&length.to_be_bytes());
-    says
-}
-
-fn connect(served: &Served) -> UnixStream {
-    let stream = UnixStream::connect(&served.path).expect("it listens");
-    stream.set_read_timeout(Some(Duration::from_secs(10))).expect("it can be set");
-    stream.set_write_timeout(Some(Duration::from_secs(10))).expect("it can be set");
-    stream
-}
-
-/// A stream past its handshake.
-fn ready(served: &Served) -> UnixStream {
-    let mut stream = connect(served);
-    stream.write_all(&handshake()).expect("room");
-    let mut greeting = [0; 18 + 32 + 34 + 20];
-    stream.read_exact(&mut greeting).expect("a greeting");
-    stream
-}
-
-fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let until = Instant::now() + Duration::from_secs(10);
-    while !is_so() {
-        assert!(Instant::now() < until, "{what}");
-        std::thread::sleep(Duration::from_millis(2));
-    }
-}
-
-fn works(served: &Served) {
-    let mut client = Client::connect(&served.listen).expect("it still serves");
-    client.write(0, &[1; 512], false).expect("it still writes");
-}
 
 /// How often connections ended, and an option set that counts it.
 fn counted() -> (Arc<AtomicUsize>, Options) {
@@ -356,86 +308,6 @@ fn clients_that_do_not_read_share_one_bound_of_memory_and_others_are_served() {
             assert!(read[..length] == data[512..512 + length]);
         }
         assert!(bound.used() <= bound.limit());
-    });
-}
-
-/// The next reply to a client that did not agree on structured ones: to which request, and the data of a read of `length`.
-fn simple_reply(stream: &mut UnixStream, length: impl Fn(u64) -> usize) -> (u64, Vec<u8>) {
-    let mut head = [0; 16];
-    stream.read_exact(&mut head).expect("a reply");
-    assert_eq!(head[..8], [0x67, 0x44, 0x66, 0x98, 0, 0, 0, 0], "a reply without an error");
-    let cookie = head[8..].iter().fold(0, |cookie, &byte| cookie << 8 | u64::from(byte));
-    let mut data = vec![0; length(cookie)];
-    stream.read_exact(&mut data).expect("all of it");
-    (cookie, data)
-}
-
-#[test]
-fn a_long_read_in_parts_is_one_simple_reply_and_no_other_comes_between() {
-    in_time(|| {
-        // Room for what each connection has for itself, and no more.
-        let options = Options { memory: Budget::new(3 << 20), ..Options::default() };
-        let served = serve_with(memory(16 * MIB), options);
-        let mut stream = ready(&served);
-        for part in 0..8_u8 {
-            let mut says = request(1, 100 + u64::from(part), u64::from(part) * MIB as u64, MIB as u32);
-            says.extend(std::iter::repeat_n(part + 1, MIB));
-            stream.write_all(&says).expect("room");
-            let mut reply = [0; 16];
-            stream.read_exact(&mut reply).expect("a reply");
-        }
-        let mut says = request(0, 1, 512, 6 << 20);
-        says.extend(request(3, 2, 0, 0));
-        says.extend(request(0, 3, 0, 512));
-        stream.write_all(&says).expect("room");
-        let length = |cookie| [0, 6 * MIB, 0, 512][cookie as usize];
-        let mut replies: Vec<_> = (0..3).map(|_| simple_reply(&mut stream, length)).collect();
-        replies.sort_by_key(|(cookie, _)| *cookie);
-        let [(1, long), (2, _), (3, short)] = &replies[..] else { panic!("other requests were answered") };
-        assert!(long.iter().enumerate().all(|(at, &byte)| usize::from(byte) == (at + 512) / MIB + 1));
-        assert_eq!(short[..], [1; 512]);
-    });
-}
-
-#[test]
-fn short_reads_around_a_long_one_in_parts_do_not_take_the_memory_that_its_next_part_needs() {
-    in_time(|| {
-        let options = Options { memory: Budget::new(3 << 20), ..Options::default() };
-        let device = Slow::over(memory(16 * MIB), |_| Some(Duration::from_millis(1)));
-        let served = serve_with(device, options);
-        let mut stream = ready(&served);
-        const SHORT: usize = 256 << 10;
-        let mut says: Vec<u8> = (100..140).flat_map(|cookie| request(0, cookie, 0, SHORT as u32)).collect();
-        says.extend(request(0, 1, 512, 6 << 20));
-        says.extend((200..240).flat_map(|cookie| request(0, cookie, 0, SHORT as u32)));
-        stream.write_all(&says).expect("room");
-        let length = |cookie| if cookie == 1 { 6 * MIB } else { SHORT };
-        let mut cookies: Vec<u64> = (0..81).map(|_| simple_reply(&mut stream, length).0).collect();
-        cookies.sort_unstable();
-        assert!(cookies.into_iter().eq([1].into_iter().chain(100..140).chain(200..240)));
-    });
-}
-
-#[test]
-fn a_part_of_a_long_write_that_fails_is_an_error_of_the_write() {
-    in_time(|| {
-        let device = Slow::over(memory(16 * MIB), |_| Some(Duration::ZERO));
-        let options = Options { memory: Budget::new(3 << 20), ..Options::default() };
-        let served = serve_with(device, options);
-        let mut stream = ready(&served);
-        // It reaches past the end: refused as a whole, and its payload is passed over.
-        let mut says = request(1, 1, 12 << 20, 8 << 20);
-        says.extend(std::iter::repeat_n(1, 8 * MIB));
-        says.extend(request(1, 2, 8 << 20, 8 << 20));
-        says.extend(std::iter::repeat_n(2, 8 * MIB));
-        let mut writer = stream.try_clone().expect("a second handle");
-        let sending = std::thread::spawn(move || writer.write_all(&says));
-        let mut reply = [0; 16];
-        stream.read_exact(&mut reply).expect("a reply");
-        assert_ne!(reply[4..8], [0; 4]);
-        stream.read_exact(&mut reply).expect("a reply");
-        assert_eq!((&reply[4..8], &reply[8..]), (&[0; 4][..], &2_u64.to_be_bytes()[..]));
-        sending.join().expect("it ends").expect("all of it was read");
     });
 }
 

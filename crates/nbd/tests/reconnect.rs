@@ -5,7 +5,7 @@ mod common;
 use cbd_export::{BlockDevice, Event, RequestQueue};
 use cbd_nbd::{Client, Command, Listen, Notice, Options, Server};
 use cbd_types::{Completion, Error, ErrorKind, Geometry, Operation, Request, Result};
-use common::{Served, in_time, memory, serve, serve_with};
+use common::{Served, in_time, memory, serve, serve_with, until};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::fd::RawFd;
@@ -109,14 +109,6 @@ impl RequestQueue for HoldingQueue {
 
     fn wait_descriptors(&self) -> Vec<RawFd> {
         vec![self.event.descriptor()]
-    }
-}
-
-fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let until = Instant::now() + Duration::from_secs(10);
-    while !is_so() {
-        assert!(Instant::now() < until, "{what}");
-        std::thread::sleep(Duration::from_millis(2));
     }
 }
 

@@ -241,9 +241,8 @@ impl<'a> Connection<'a> {
 
     /// Whether the number of requests and their memory allow one more.
     fn admits(&self, header: &RequestHeader) -> bool {
-        // Replies that wait behind a read in parts with one head keep their memory: another request could take what its next part needs.
         self.unanswered < self.limits.requests
-            && !self.parts.as_ref().is_some_and(Parts::will_be_alone)
+            && !self.parts.as_ref().is_some_and(Parts::comes_first)
             && (self.memory.has(self.cost(header)) || self.may_go_in_parts(header))
     }
 

@@ -100,9 +100,14 @@ impl Parts {
         self.answered && matches!(self.way, Way::Read(Framing::OneHead))
     }
 
-    /// Whether replies to other requests wait for the last part of this one.
-    pub(super) const fn will_be_alone(&self) -> bool {
-        matches!(self.way, Way::Read(Framing::OneHead))
+    /// Whether no other request may begin now: it could take the memory that the next part of a read waits for, for as long as there
+    /// are requests. Behind a read with one head it would even keep that memory, since its reply waits for the last part.
+    pub(super) const fn comes_first(&self) -> bool {
+        match self.way {
+            Way::Read(Framing::OneHead) => true,
+            Way::Read(Framing::Chunks) => self.has_next(),
+            Way::Write { .. } => false,
+        }
     }
 
     /// A part is done.

@@ -1,6 +1,8 @@
 //! What the tests share: memory, devices, a server in a directory of its own.
 #![allow(dead_code)]
 
+pub mod raw;
+
 use cbd_export::{BlockDevice, Event, MemoryDevice, RequestQueue, Waker};
 use cbd_nbd::{Listen, Options, Server};
 use cbd_types::{Completion, Durability, Error, ErrorKind, Geometry, MediaError, Pmem, Request, Result};
@@ -9,7 +11,7 @@ use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 const PAGE: usize = 4096;
@@ -159,6 +161,91 @@ impl RequestQueue for SlowQueue {
     }
 }
 
+/// Says of a request whether it is carried out.
+type Opens = Box<dyn Fn(&Request) -> bool + Send>;
+
+/// A device that holds all requests until it is told which ones to carry out; shorter ones then come first.
+pub struct Gate {
+    inner: Arc<dyn BlockDevice>,
+    state: Arc<Mutex<GateState>>,
+}
+
+#[derive(Default)]
+struct GateState {
+    opens: Option<Opens>,
+    held: usize,
+    queues: Vec<Waker>,
+}
+
+impl Gate {
+    pub fn over(inner: Arc<dyn BlockDevice>) -> Arc<Self> {
+        Arc::new(Self { inner, state: Arc::default() })
+    }
+
+    /// Requests that were submitted and not carried out.
+    pub fn held(&self) -> usize {
+        self.state.lock().expect("nobody panics in here").held
+    }
+
+    pub fn wait_until_held(&self, count: usize) {
+        until("requests are held", || self.held() >= count);
+    }
+
+    /// Carries out what `opens` says, from now on.
+    pub fn release(&self, opens: impl Fn(&Request) -> bool + Send + 'static) {
+        let mut state = self.state.lock().expect("nobody panics in here");
+        state.opens = Some(Box::new(opens));
+        state.queues.iter().for_each(Waker::wake);
+    }
+}
+
+impl BlockDevice for Gate {
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn open_queue(&self) -> Result<Box<dyn RequestQueue>> {
+        let event = Event::new()?;
+        self.state.lock().expect("nobody panics in here").queues.push(event.waker());
+        let (inner, state) = (self.inner.open_queue()?, Arc::clone(&self.state));
+        Ok(Box::new(GateQueue { inner, state, held: Vec::new(), event }))
+    }
+}
+
+struct GateQueue {
+    inner: Box<dyn RequestQueue>,
+    state: Arc<Mutex<GateState>>,
+    held: Vec<Request>,
+    event: Event,
+}
+
+impl RequestQueue for GateQueue {
+    fn submit(&mut self, request: Request, _done: &mut Vec<Completion>) {
+        self.held.push(request);
+        self.state.lock().expect("nobody panics in here").held += 1;
+        self.event.signal();
+    }
+
+    fn poll(&mut self, done: &mut Vec<Completion>) {
+        self.event.clear();
+        let mut state = self.state.lock().expect("nobody panics in here");
+        let Some(opens) = &state.opens else { return };
+        let mut released: Vec<Request> = self.held.extract_if(.., |request| opens(request)).collect();
+        released.sort_by_key(|request| request.range.len());
+        state.held -= released.len();
+        drop(state);
+        released.into_iter().for_each(|request| self.inner.submit(request, done));
+    }
+
+    fn parked(&self) -> usize {
+        self.held.len()
+    }
+
+    fn wait_descriptors(&self) -> Vec<RawFd> {
+        vec![self.event.descriptor()]
+    }
+}
+
 /// A device that fails every request with an error of one kind.
 pub struct Failing(pub ErrorKind);
 
@@ -212,6 +299,15 @@ pub fn serve_with(device: Arc<dyn BlockDevice>, options: Options) -> Served {
     let listen = Listen::Unix(path.clone());
     let server = Server::start(device, listen.clone(), options).expect("a server");
     Served { server, listen, path, directory }
+}
+
+/// Waits for a condition.
+pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let until = Instant::now() + Duration::from_secs(10);
+    while !is_so() {
+        assert!(Instant::now() < until, "{what}");
+        thread::sleep(Duration::from_millis(2));
+    }
 }
 
 /// Runs `test` and fails if it has not ended after half a minute, so that nothing here can hang.
