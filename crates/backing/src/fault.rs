@@ -3,7 +3,8 @@
 //! [`FaultRule`]s say which operations fail and how; a [`FaultHandle`] changes them while the device is in use.
 //!
 //! Always true here: the first rule that fits decides; with the same rules and the same order of operations the same
-//! ones fail; a stalled operation comes back once no rule stalls it any more, and never before.
+//! ones fail; a stalled operation comes back once no rule stalls it any more, and never before: a queue that is dropped waits for its
+//! stalled operations, as a queue of a disk that hangs waits for the kernel.
 //!
 //! Left to others: what to do about it.
 
@@ -373,6 +374,18 @@ fn first_half(op: &BackingOp) -> Option<BackingOp> {
 
 fn injected(kind: ErrorKind, op: &BackingOp) -> Error {
     Error::new(kind, format!("cannot {}: a fault was asked for", job::words_of(op)))
+}
+
+impl Drop for FaultyQueue {
+    fn drop(&mut self) {
+        let mut done = Vec::new();
+        while !self.stalled.is_empty() {
+            if wait_readable(self.gathered.as_raw_fd()).is_err() {
+                return;
+            }
+            self.poll(&mut done);
+        }
+    }
 }
 
 impl BackingQueue for FaultyQueue {

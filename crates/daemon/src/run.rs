@@ -5,7 +5,7 @@
 
 use crate::config::Config;
 use crate::logging::LogFormat;
-use crate::manager::{Left, Manager};
+use crate::manager::Manager;
 use crate::paths::{PathChoices, Paths};
 use crate::server::{self, Access};
 use crate::socket::{ControlSocket, Lock, PREDECESSOR_PATIENCE};
@@ -111,14 +111,20 @@ pub fn run(options: Options) -> Result<()> {
     end_within(STOP_LIMIT, &syncing);
     notify::stopping();
     tracing::info!("stopping: dirty data stays in the regions");
-    let left = manager.end();
+    let ended = manager.end();
     syncing.store(true, Ordering::SeqCst);
-    left.into_iter().for_each(Left::sync);
+    let hung = ended.sync();
     // What still runs on a control thread was told to end and holds nothing that matters.
     runtime.shutdown_timeout(Duration::from_secs(1));
     drop(socket);
     tracing::info!("stopped");
-    result
+    match hung.len() {
+        0 => result,
+        _ => result.and(Err(Error::new(
+            ErrorKind::TimedOut,
+            format!("stopped, but not everything ended in time: {}", hung.join(" | ")),
+        ))),
+    }
 }
 
 /// How long requests that are being served get for their answers when the daemon ends.

@@ -45,11 +45,12 @@ pub struct Recovered {
 
 /// What runs for a backend.
 pub struct RunningBackend {
-    backing: Arc<dyn Backing>,
+    // What has the cache comes before what has the backing device, which may hang when it is closed.
+    worker: Mutex<Option<Worker>>,
     cache: Option<Arc<Cache<ProcessEnvironment>>>,
     device: Arc<ServedDevice<ProcessEnvironment>>,
+    backing: Arc<dyn Backing>,
     recovered: Option<Recovered>,
-    worker: Mutex<Option<Worker>>,
     watch: Watch,
 }
 

@@ -72,6 +72,7 @@ impl Failures {
 
 /// A device with its backing device, for exports.
 pub struct ServedDevice<E: Environment> {
+    // Before the backing device, which may hang when it is closed: by then the cache is closed.
     device: Arc<Device<E>>,
     backing: Arc<dyn Backing>,
     /// One for each queue that is there.

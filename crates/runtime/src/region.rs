@@ -94,8 +94,13 @@ pub fn sync_region<E: Environment>(transport: &Transport<E>, path: &str) -> Resu
         match transport.sync().context(what_follows)? {
             0 => return Ok(()),
             open if Instant::now() > end => {
-                return Err(Error::new(ErrorKind::Busy, format!("{open} caches are still in use")))
-                    .context(what_follows);
+                return Err(Error::new(
+                    ErrorKind::Busy,
+                    format!(
+                        "{open} caches in the region {path} are still in use, and will not be recovered once the machine has been restarted; \
+                         the others were synced"
+                    ),
+                ));
             }
             _ => std::thread::sleep(Duration::from_millis(5)),
         }

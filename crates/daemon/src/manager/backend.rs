@@ -7,6 +7,7 @@ use super::down;
 use super::looks::{answers, silent, which_answer};
 use super::retry::Retry;
 use super::status::state;
+use super::tasks::Stage;
 use super::transport::{Running, running_mut};
 use super::{Fixed, Manager, conditions};
 use crate::api::{self, BackendInfo, HeldInfo, SettingsChange};
@@ -115,6 +116,22 @@ impl BackendSlot {
         }
         if let Some(run) = self.run.take() {
             run.stop();
+            tracing::info!(backend = id.0, "stopped: {}", self.path);
+        }
+    }
+
+    /// The daemon ends: closes its block devices, or leaves them to the next daemon, and then its cache and its file. `stage` says what that
+    /// waits for.
+    pub fn end(mut self, id: BackendId, stage: &Stage) {
+        stage.set("its block device does not close");
+        for mut blkdev in std::mem::take(&mut self.blkdevs).into_values() {
+            blkdev.end();
+        }
+        if let Some(run) = self.run.take() {
+            stage.set("its backing device does not complete requests; what is dirty stays in the region");
+            run.stop();
+            stage.set("its backing device does not close");
+            drop(run);
             tracing::info!(backend = id.0, "stopped: {}", self.path);
         }
     }

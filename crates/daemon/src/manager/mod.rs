@@ -13,11 +13,13 @@ mod conditions;
 mod doors;
 mod down;
 mod drain;
+mod end;
 mod looks;
 mod retry;
 mod start;
 mod status;
 mod stop;
+mod tasks;
 mod transport;
 mod watch;
 
@@ -40,6 +42,7 @@ use cbd_runtime::ProcessEnvironment;
 use cbd_types::{BackendId, BlkdevId, BootId, Context, Error, ErrorKind, Result};
 use cbd_ublk::Tag;
 use chronicle::Chronicle;
+pub use end::Ended;
 use looks::Looks;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::BTreeMap;
@@ -48,7 +51,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-pub use transport::Left;
 use transport::TransportSlot;
 use watch::Watching;
 
@@ -238,27 +240,6 @@ impl Manager {
         self.stopping.store(true, Ordering::SeqCst);
     }
 
-    /// Ends everything: doors first, then the caches; then brings the regions to their disks. What is dirty stays in the regions.
-    pub fn stop(&self) {
-        self.end().into_iter().for_each(Left::sync);
-    }
-
-    /// As [`stop`](Self::stop), but leaves it to the caller to bring the regions to their disks, which can take long.
-    #[must_use]
-    pub fn end(&self) -> Vec<Left> {
-        self.begin_stop();
-        if let Some(chores) = self.chores.lock().take() {
-            let _ = chores.stop.send(());
-            let _ = chores.thread.join();
-        }
-        // What happened since the last look.
-        self.write_down();
-        let mut tables = self.tables.lock();
-        watch::warn_of_lost_files(&tables);
-        stop::end_doors(&mut tables);
-        std::mem::take(&mut *tables).into_values().filter_map(TransportSlot::stop).collect()
-    }
-
     /// The tables once all is back, unless the daemon is stopping.
     fn tables(&self) -> Result<MutexGuard<'_, Tables>> {
         let mut tables = self.tables.lock();
@@ -268,6 +249,12 @@ impl Manager {
 }
 
 impl Chores {
+    /// Tells the thread to end, and waits for it.
+    fn end(self) {
+        let _ = self.stop.send(());
+        let _ = self.thread.join();
+    }
+
     fn start(manager: &Arc<Manager>) -> Option<Self> {
         let (stop, stopped): (Sender<()>, Receiver<()>) = channel();
         let manager = Arc::downgrade(manager);
@@ -285,6 +272,10 @@ impl Chores {
                     }
                     None => return,
                 }
+            }
+            // What happened since the last look.
+            if let Some(manager) = manager.upgrade() {
+                manager.write_down();
             }
         };
         match std::thread::Builder::new().name("cbd-chores".to_owned()).spawn(work) {

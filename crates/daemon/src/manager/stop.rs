@@ -1,4 +1,4 @@
-//! Taking a backend off its transport, so that its disk is a plain disk again; and closing every door at the end.
+//! Taking a backend off its transport, so that its disk is a plain disk again.
 //!
 //! Always true here: a backend is removed only when nothing of it is dirty and nothing is quarantined, or when the user typed exactly
 //! how many bytes are to be dropped; a stop that fails leaves the backend and its block devices as they were.
@@ -7,7 +7,7 @@ use super::backend::BackendSlot;
 use super::drain::Wait;
 use super::transport::{Running, running_mut};
 use super::watch::check_file;
-use super::{Manager, Tables, backend};
+use super::{Manager, backend};
 use crate::api::{Done, StopBackend};
 use crate::control::Report;
 use cbd_engine::{CacheStatus, Mixed, Pages};
@@ -268,21 +268,4 @@ fn compare(id: BackendId, missing: u64, typed: u64) -> Result<()> {
              --discard-dirty {missing}"
         ),
     ))
-}
-
-/// Closes all doors, whoever uses them, or leaves them to the next daemon; at once, since each may take some seconds.
-pub(super) fn end_doors(tables: &mut Tables) {
-    std::thread::scope(|scope| {
-        let blkdevs = tables
-            .values_mut()
-            .filter_map(|slot| slot.running.as_mut().ok())
-            .flat_map(|running| running.backends.values_mut())
-            .flat_map(|backend| backend.blkdevs.values_mut());
-        for blkdev in blkdevs {
-            let spawned = std::thread::Builder::new().spawn_scoped(scope, || blkdev.end());
-            if let Err(error) = spawned {
-                tracing::warn!("a block device is closed late: {error}");
-            }
-        }
-    });
 }

@@ -194,16 +194,6 @@ impl TransportSlot {
         }
     }
 
-    /// Ends what runs; what is left of it is to be brought to its disk.
-    #[must_use]
-    pub fn stop(self) -> Option<Left> {
-        let running = self.running.ok()?;
-        for (id, slot) in running.backends {
-            slot.stop(id);
-        }
-        Some(Left { path: running.path, transport: running.transport })
-    }
-
     /// What `tp-list` shows.
     pub fn info(&self) -> TransportInfo {
         let base = TransportInfo {
@@ -225,12 +215,21 @@ impl TransportSlot {
 }
 
 /// A transport that has ended and still holds its region.
-pub struct Left {
+pub(super) struct Left {
     path: String,
     transport: Arc<Transport<ProcessEnvironment>>,
 }
 
 impl Left {
+    pub const fn new(path: String, transport: Arc<Transport<ProcessEnvironment>>) -> Self {
+        Self { path, transport }
+    }
+
+    /// Of the region.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
     /// Brings a region in an ordinary file to its disk, so that it is recovered after a restart of the machine.
     pub fn sync(self) {
         sync_region_at_end(&self.transport, &self.path);
@@ -514,8 +513,8 @@ impl Manager {
         self.fixed.state.set_transports(&entries)?;
         if let Some(slot) = tables.remove(&id) {
             tracing::info!(transport = id, "unregistered from {}", slot.entry.path);
-            if let Some(left) = slot.stop() {
-                left.sync();
+            if let Ok(running) = slot.running {
+                Left::new(running.path, running.transport).sync();
             }
         }
         Ok(())

@@ -12,3 +12,4 @@ mod regions;
 mod same_disks;
 mod silent;
 mod sockets;
+mod stopping;

@@ -1,0 +1,105 @@
+//! The end of a daemon: block devices and caches are closed, then the regions in ordinary files are brought to their disks.
+//!
+//! Always true here: the end takes a bounded time whatever hangs; a backend that hangs keeps no other cache from being closed and
+//! synced, and is named in the log. Its own cache is not noted as synced: another thread may still store into it.
+//!
+//! Left to others: ending a process whose regions cannot be synced in time ([`crate::run`]).
+
+use super::backend::BackendSlot;
+use super::tasks::{Stage, Task, run_until};
+use super::transport::{Left, Running};
+use super::{Manager, watch};
+use cbd_types::BackendId;
+use std::time::{Duration, Instant};
+
+/// How long block devices and caches may take to be closed, all together.
+const CLOSE_LIMIT: Duration = Duration::from_secs(12);
+
+/// How much of that the background thread may take.
+const CHORES_LIMIT: Duration = Duration::from_secs(3);
+
+/// How long all regions together may take to be synced, a little less than what [`crate::run`] allows.
+const SYNC_LIMIT: Duration = Duration::from_secs(85);
+
+/// A daemon that has ended: its regions, which are still held, and what hangs.
+#[must_use]
+pub struct Ended {
+    left: Vec<Left>,
+    hung: Vec<String>,
+}
+
+impl Ended {
+    /// Brings regions in ordinary files to their disks, so that their caches are recovered after a restart of the machine: those caches
+    /// that are closed. The result names what has not ended in time, caches included, and why.
+    pub fn sync(self) -> Vec<String> {
+        let tasks = self.left.into_iter().map(|left| {
+            Task::new(format!("region {}", left.path()), move |stage| {
+                stage.set("it is not synced: its disk does not answer");
+                left.sync();
+            })
+        });
+        let unsynced = run_until(Instant::now() + SYNC_LIMIT, tasks.collect());
+        log(&unsynced);
+        self.hung.into_iter().chain(unsynced).collect()
+    }
+}
+
+impl Manager {
+    /// Ends everything: block devices first, then the caches; then syncs the regions. What is dirty stays in the regions.
+    pub fn stop(&self) {
+        let _ = self.end().sync();
+    }
+
+    /// As [`stop`](Self::stop), but leaves it to the caller to sync the regions, which can take long.
+    pub fn end(&self) -> Ended {
+        self.begin_stop();
+        let deadline = Instant::now() + CLOSE_LIMIT;
+        let mut hung = self.end_chores(deadline.min(Instant::now() + CHORES_LIMIT));
+        let mut left = Vec::new();
+        match self.tables.try_lock_until(deadline) {
+            None => {
+                hung.push("a command has not ended: no backend was stopped, and no region synced".to_owned())
+            }
+            Some(mut tables) => {
+                watch::warn_of_lost_files(&tables);
+                let taken = std::mem::take(&mut *tables);
+                drop(tables);
+                let mut tasks = Vec::new();
+                for (transport, running) in
+                    taken.into_iter().filter_map(|(id, slot)| Some((id, slot.running.ok()?)))
+                {
+                    let Running { path, transport: engine, backends, .. } = running;
+                    left.push(Left::new(path, engine));
+                    tasks.extend(backends.into_iter().map(|(id, slot)| end_of(transport, id, slot)));
+                }
+                hung.extend(run_until(deadline, tasks));
+            }
+        }
+        log(&hung);
+        Ended { left, hung }
+    }
+
+    /// Ends the background thread, which writes down what happened since its last look.
+    fn end_chores(&self, deadline: Instant) -> Vec<String> {
+        let Some(chores) = self.chores.lock().take() else {
+            self.write_down();
+            return Vec::new();
+        };
+        let end = Task::new("the background thread".to_owned(), move |stage| {
+            stage.set("it waits for a file system that does not answer");
+            chores.end();
+        });
+        run_until(deadline, vec![end])
+    }
+}
+
+fn end_of(transport: u32, id: BackendId, slot: BackendSlot) -> Task {
+    let name = format!("backend {id} of transport {transport} ({})", slot.path);
+    Task::new(name, move |stage: &Stage| slot.end(id, stage))
+}
+
+fn log(hung: &[String]) {
+    for what in hung {
+        tracing::error!("not ended in time: {what}");
+    }
+}
