@@ -266,7 +266,8 @@ impl Record {
     pub fn block_range(&self, block: usize) -> ByteRange {
         let range = self.range();
         let start = (range.start / CHECKSUM_BLOCK + block as u64) * CHECKSUM_BLOCK;
-        ByteRange { start: start.max(range.start), end: (start + CHECKSUM_BLOCK).min(range.end) }
+        // The last block of the numbers ends behind the largest of them.
+        ByteRange { start: start.max(range.start), end: start.saturating_add(CHECKSUM_BLOCK).min(range.end) }
     }
 }
 
@@ -536,6 +537,13 @@ mod tests {
         }
         assert!(!counts(&SumLine { kind: 1, ..line }.encode(&PLACE), 1, 77), "a record");
         assert!(!counts(&SumLine { count: 13, ..line }.encode(&PLACE), 1, 77), "more than there are places");
+    }
+
+    #[test]
+    fn a_block_at_the_largest_offset_has_an_end() {
+        let range = ByteRange { start: u64::MAX - 512, end: u64::MAX };
+        let record = Record::new(RecordKind::Write, range);
+        assert_eq!(record.block_range(0), range);
     }
 
     #[test]
