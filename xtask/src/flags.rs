@@ -3,8 +3,8 @@
 use crate::{fsstress, fsx};
 
 /// The steps of `test`, in the order in which they run.
-pub const STEPS: [&str; 10] =
-    ["format", "lint", "doc", "build", "test", "fuzz", "sim", "release", "demo", "vm"];
+pub const STEPS: [&str; 11] =
+    ["format", "tidy", "lint", "doc", "build", "test", "fuzz", "sim", "release", "demo", "vm"];
 
 /// Why a task did not run to its end.
 #[derive(Debug, PartialEq, Eq)]

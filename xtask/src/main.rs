@@ -21,6 +21,7 @@ mod report;
 mod shell;
 mod tasks;
 mod test;
+mod tidy;
 mod vm;
 mod workspace;
 
@@ -55,11 +56,14 @@ Tasks:
                      random operations on a file or block device, which is overwritten, compared with a model
   fsstress DIRECTORY [--seed N] [--operations N] [--threads N]
                      threads that make, link, rename and remove files and folders in it, compared with a model
+  tidy [--json] [--update]
+                     rules about the tree: terms, widths, lengths, layers, links; --update lowers the limits in
+                     xtask/tidy.txt to what is used
   vm run|shell|test|peers|fetch [..]
                      programs in a guest with a kernel of its own, with ublk, persistent memory and power cuts; `vm help`
                      says more
 
-Steps of `test`: format, lint, doc, build, test, sim, release, demo, vm
+Steps of `test`: format, tidy, lint, doc, build, test, fuzz, sim, release, demo, vm
 ";
 
 fn main() -> ExitCode {
@@ -80,6 +84,7 @@ fn main() -> ExitCode {
         "man" => tasks::man(rest),
         "fsx" => tasks::exercise(rest),
         "fsstress" => tasks::stress(rest),
+        "tidy" => tidy::Flags::parse(rest).and_then(|flags| tidy::run(&flags)),
         "vm" => vm::run(rest),
         "help" | "--help" | "-h" => {
             print!("{USAGE}");

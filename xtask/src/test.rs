@@ -8,7 +8,7 @@ use crate::leftovers::Scratch;
 use crate::report::{Count, Report};
 use crate::shell::{self, Stream};
 use crate::workspace::{self, cargo};
-use crate::{demo, fuzz, mutants, packages, processes, vm};
+use crate::{demo, fuzz, mutants, packages, processes, tidy, vm};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -70,6 +70,11 @@ pub fn run(flags: &TestFlags, length: Length) -> Result<bool, Problem> {
     }
     if flags.wants("format") {
         report.step("format", "cargo fmt --check", || check(cargo(["fmt", "--all", "--check"])));
+    }
+    if flags.wants("tidy") {
+        report.step("tidy", "terms, widths, lengths, layers, links", || {
+            task(tidy::run(&tidy::Flags::default()))
+        });
     }
     if flags.wants("lint") {
         report.step("lint", "clippy, warnings are errors", || {

@@ -1,0 +1,66 @@
+//! Which crate may depend on which.
+
+use super::{Measure, Rule};
+use crate::shell;
+use crate::workspace::cargo;
+use serde_json::Value;
+use std::time::Duration;
+
+/// Dependencies point downwards.
+pub const LAYER: Rule =
+    Rule { name: "layer", about: "dependencies of a crate on its own or a higher layer", limit: 0 };
+
+/// The crates from the lowest layer to the highest. A crate depends on crates of lower layers alone, tests included.
+const LAYERS: [&[&str]; 9] = [
+    // Words, and what wraps the system.
+    &["cbd-types", "cbd-holder", "cbd-lock"],
+    // Memory, its layout, disks.
+    &["cbd-format", "cbd-guard", "cbd-backing"],
+    &["cbd-pmem", "cbd-engine", "cbd-pcache"],
+    &["cbd-device", "cbd-export"],
+    // The engine with threads, and the exports.
+    &["cbd-runtime", "cbd-nbd", "cbd-vhost", "cbd-fuse", "cbd-ublk"],
+    // What looks at regions without a daemon; the daemon; proofs.
+    &["cbd-inspect", "cbd-daemon", "cbd-sim"],
+    // What users start or link.
+    &["cbdctrl", "libcbd", "cbd-models"],
+    // Tools.
+    &["cbd-bench", "cbd-fuzz"],
+    &["xtask"],
+];
+
+/// Measures all crates.
+///
+/// # Errors
+/// What cargo said, in words.
+pub fn measure() -> Result<Vec<Measure>, String> {
+    let text = shell::output_of(
+        &mut cargo(["metadata", "--no-deps", "--format-version", "1"]),
+        Duration::from_secs(120),
+    )
+    .map_err(|end| format!("cargo metadata: {end}"))?;
+    let metadata: Value = serde_json::from_str(&text).map_err(|error| format!("cargo metadata: {error}"))?;
+    let mut measures = Vec::new();
+    for package in metadata["packages"].as_array().into_iter().flatten() {
+        let name = package["name"].as_str().unwrap_or_default();
+        let mut measure = Measure::none(&LAYER, name);
+        let Some(own) = layer(name) else {
+            measure.add(|| format!("{name} has no layer in xtask/src/tidy/layers.rs"));
+            measures.push(measure);
+            continue;
+        };
+        for dependency in package["dependencies"].as_array().into_iter().flatten() {
+            let other = dependency["name"].as_str().unwrap_or_default();
+            // A crate's tests may switch its own features on.
+            if other != name && layer(other).is_some_and(|other| other >= own) {
+                measure.add(|| format!("{name} depends on {other}"));
+            }
+        }
+        measures.push(measure);
+    }
+    Ok(measures)
+}
+
+fn layer(name: &str) -> Option<usize> {
+    LAYERS.iter().position(|layer| layer.contains(&name))
+}

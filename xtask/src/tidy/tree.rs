@@ -1,0 +1,75 @@
+//! The files of the tree that git tracks.
+
+use crate::workspace;
+use std::path::PathBuf;
+use std::process::Command;
+
+/// A file and its text.
+#[derive(Debug)]
+pub struct File {
+    /// From the root, with `/`.
+    pub path: String,
+    /// Its text.
+    pub text: String,
+}
+
+impl File {
+    /// Whether it is Rust.
+    pub fn is_rust(&self) -> bool {
+        self.path.ends_with(".rs")
+    }
+
+    /// Whether it is Markdown.
+    pub fn is_document(&self) -> bool {
+        self.path.ends_with(".md")
+    }
+
+    /// Whether it holds tests alone: an integration test, or the file of a module `tests`.
+    pub fn is_test(&self) -> bool {
+        self.path.contains("/tests/") || self.path.ends_with("/tests.rs") || self.path.ends_with("_tests.rs")
+    }
+
+    /// Whether it belongs to what users run or link: crates, but not those that exist for proofs.
+    pub fn is_product(&self) -> bool {
+        self.path.starts_with("crates/")
+            && self.path.contains("/src/")
+            && !self.is_test()
+            && !PROOFS.iter().any(|name| self.path.starts_with(name))
+    }
+}
+
+/// Crates that users get no part of.
+const PROOFS: [&str; 2] = ["crates/sim/", "crates/models/"];
+
+/// Texts that are looked at; all others are data.
+const TEXTS: [&str; 7] = [".rs", ".md", ".toml", ".yaml", ".service", ".rules", ".sh"];
+
+/// Reads all tracked and new files that are texts.
+///
+/// # Errors
+/// What git or the system said, in words.
+pub fn read() -> Result<Vec<File>, String> {
+    let root = workspace::root();
+    let listed = Command::new("git")
+        .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
+        .current_dir(&root)
+        .output()
+        .map_err(|error| format!("cannot start git: {error}"))?;
+    if !listed.status.success() {
+        return Err(format!("git ls-files: {}", String::from_utf8_lossy(&listed.stderr).trim()));
+    }
+    let names = String::from_utf8(listed.stdout).map_err(|error| format!("git ls-files: {error}"))?;
+    let mut files = Vec::new();
+    for path in names.split_terminator('\0').filter(|path| TEXTS.iter().any(|end| path.ends_with(end))) {
+        let full: PathBuf = root.join(path);
+        if !full.is_file() {
+            // Deleted, but not committed.
+            continue;
+        }
+        let text = std::fs::read_to_string(&full).map_err(|error| format!("{}: {error}", full.display()))?;
+        files.push(File { path: path.to_owned(), text });
+    }
+    files.sort_by(|a, b| a.path.cmp(&b.path));
+    files.dedup_by(|a, b| a.path == b.path);
+    Ok(files)
+}
