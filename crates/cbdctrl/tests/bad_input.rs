@@ -152,18 +152,36 @@ fn a_region_with_one_damaged_superblock_still_opens() {
     place.ok(&["tp-reg", "-H", "other", "-p", &damaged]);
 }
 
-#[test]
-fn a_region_of_a_newer_version_is_refused() {
-    let (place, _) = place_with_backend();
-    let newer = idle_region(&place, "newer");
+/// Both superblocks of a region, changed, with a checksum that is right.
+fn change_superblocks(region: &str, change_one: impl Fn(&mut [u8; 192])) {
     for at in [0, (16 << 20) - 4096] {
-        change(&newer, at, |bytes| {
-            bytes[12..16].copy_from_slice(&(cbd_format::FORMAT_VERSION + 1).to_le_bytes());
+        change(region, at, |bytes| {
+            change_one(bytes);
             let sum = cbd_format::crc32c(&bytes[12..]);
             bytes[8..12].copy_from_slice(&sum.to_le_bytes());
         });
     }
+}
+
+#[test]
+fn a_region_of_a_newer_version_is_refused() {
+    let (place, _) = place_with_backend();
+    let newer = idle_region(&place, "newer");
+    change_superblocks(&newer, |bytes| {
+        bytes[12..16].copy_from_slice(&(cbd_format::FORMAT_VERSION + 1).to_le_bytes());
+    });
     refused(&place, &["tp-reg", "-H", "n", "-p", &newer], &[&newer, "version", "newer CBD"], &[&newer]);
+}
+
+#[test]
+fn a_region_with_a_feature_of_a_newer_version_is_refused() {
+    let (place, _) = place_with_backend();
+    let newer = idle_region(&place, "newer");
+    change_superblocks(&newer, |bytes| bytes[32 + 5] = 1);
+    let parts = [newer.as_str(), "newer CBD", "uses feature 40"];
+    refused(&place, &["tp-reg", "-H", "n", "-p", &newer], &parts, &[&newer]);
+    let ran = place.run(&["tp-reg", "-H", "n", "-p", &newer]);
+    assert!(!ran.stderr.contains("force") && !ran.stderr.contains("format"), "{ran:?}");
 }
 
 #[test]

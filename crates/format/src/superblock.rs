@@ -1,21 +1,31 @@
 //! The superblock: twice, in the first page and in the last.
+//!
+//! Always true here: of feature bits only incompatible ones are ever added to a superblock, and none is taken away; so the
+//! features of a region are those of both copies together.
+//!
+//! Left to others: when a copy is stored, and that one of them is whole at any moment (`cbd-engine`).
 
 use crate::{FORMAT_VERSION, Layout, Unverified, checksum::crc32c, layout::on_media};
-use alloc::{format, string::String};
+use alloc::{format, string::String, vec::Vec};
 use cbd_types::{Error, ErrorKind, Result, Safeguard};
 use zerocopy::{FromBytes, IntoBytes, little_endian::U32, little_endian::U64};
 
 /// First bytes of every region: "CBDtrans".
 pub const MAGIC: u64 = u64::from_le_bytes(*b"CBDtrans");
 
-/// Features that this program knows. A compatible one that it does not know is ignored, a read-only compatible one
+/// Incompatible feature 0: rows of backends can say in which boot of the machine their cache is used, and how. A program that
+/// ignores these notes leaves stale ones behind, by which a later program would empty a cache that holds dirty data, or recover a
+/// mixture of pages.
+pub const FEATURE_USE_NOTES: u64 = 1 << 0;
+
+/// Incompatible features that this program knows. A compatible feature that it does not know is ignored, a read-only compatible one
 /// forbids writing, an incompatible one forbids opening.
-pub const INCOMPATIBLE_KNOWN: u64 = 0;
-/// See [`INCOMPATIBLE_KNOWN`].
+pub const INCOMPATIBLE_KNOWN: u64 = FEATURE_USE_NOTES;
+/// Read-only compatible features that this program knows; see [`INCOMPATIBLE_KNOWN`].
 pub const READ_ONLY_KNOWN: u64 = 0;
 
 on_media! {
-    /// What a region is and where its parts lie. Written once, at format.
+    /// What a region is and where its parts lie. Written at format, and when a feature is used first.
     pub struct Superblock, size 192 {
         /// [`MAGIC`].
         0 magic: U64,
@@ -90,6 +100,26 @@ impl Superblock {
         block
     }
 
+    /// The same superblock with these incompatible features besides its own.
+    #[must_use]
+    pub fn with_incompatible(mut self, features: u64) -> Self {
+        self.incompatible = U64::new(self.incompatible.get() | features);
+        self.crc = U32::new(self.sum());
+        self
+    }
+
+    /// Whether it has all of these incompatible features.
+    #[must_use]
+    pub const fn has_incompatible(&self, features: u64) -> bool {
+        self.incompatible.get() & features == features
+    }
+
+    /// Whether both are superblocks of one transport: they say the same but for incompatible features.
+    #[must_use]
+    pub fn is_of_same_transport(&self, other: &Self) -> bool {
+        self.with_incompatible(u64::MAX) == other.with_incompatible(u64::MAX)
+    }
+
     /// The structure in the first bytes of a page; `None` when there are too few.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Unverified<Self>> {
@@ -136,15 +166,10 @@ impl Unverified<Superblock> {
                 "the region has format version 0, which was never settled: drain it with the program that made it, and format it anew",
             ));
         }
-        let unknown = block.incompatible.get() & !INCOMPATIBLE_KNOWN
-            | block.read_only_compatible.get() & !READ_ONLY_KNOWN;
-        if !Safeguard::SuperblockFeatures.holds(unknown == 0) {
-            return Err(Error::new(
-                ErrorKind::Unsupported,
-                format!(
-                    "the region uses features {unknown:#x} that this program does not know: use a newer program"
-                ),
-            ));
+        let incompatible = block.incompatible.get() & !INCOMPATIBLE_KNOWN;
+        let read_only = block.read_only_compatible.get() & !READ_ONLY_KNOWN;
+        if !Safeguard::SuperblockFeatures.holds(incompatible == 0 && read_only == 0) {
+            return Err(unknown_features(incompatible, read_only));
         }
         if !Safeguard::SuperblockSize.holds(block.region_size.get() <= mapped) {
             return Err(damaged(format!(
@@ -179,6 +204,48 @@ impl Unverified<Superblock> {
         }
         Ok((block, layout))
     }
+}
+
+/// The superblock of a region, from what [`Unverified::verify`] says of its two copies: the first that is valid, with the features
+/// of both where both are of one transport. A valid copy that this program may not open decides: the other one is older, and what it
+/// lacks may be in use.
+///
+/// # Errors
+/// As [`Unverified::verify`]. Where one copy is ours, what is wrong with it says more than [`ErrorKind::Foreign`].
+pub fn of_both_copies(
+    first: Result<(Superblock, Layout)>,
+    second: Result<(Superblock, Layout)>,
+) -> Result<(Superblock, Layout)> {
+    let is_newer = |error: &Error| {
+        error.kind() == ErrorKind::Unsupported && Safeguard::SuperblockFeaturesOfBoth.is_kept()
+    };
+    match (first, second) {
+        (Ok((first, layout)), Ok((second, _))) => {
+            let is_union =
+                first.is_of_same_transport(&second) && Safeguard::SuperblockFeaturesOfBoth.is_kept();
+            let more = if is_union { second.incompatible.get() } else { 0 };
+            Ok((first.with_incompatible(more), layout))
+        }
+        (_, Err(error)) | (Err(error), _) if is_newer(&error) => Err(error),
+        (Ok(found), Err(_)) | (Err(_), Ok(found)) => Ok(found),
+        (Err(first), Err(second)) => Err(if first.kind() == ErrorKind::Foreign { second } else { first }),
+    }
+}
+
+fn unknown_features(incompatible: u64, read_only: u64) -> Error {
+    let numbers = |bits: u64, prefix: &str| -> Vec<String> {
+        (0..u64::BITS).filter(|bit| bits >> bit & 1 == 1).map(|bit| format!("{prefix}{bit}")).collect()
+    };
+    let names = [numbers(incompatible, ""), numbers(read_only, "read-only ")].concat();
+    let noun = if names.len() == 1 { "feature" } else { "features" };
+    Error::new(
+        ErrorKind::Unsupported,
+        format!(
+            "the region was made by a newer CBD: it uses {noun} {}, and this program does not know {}; use that CBD",
+            names.join(", "),
+            if names.len() == 1 { "it" } else { "them" }
+        ),
+    )
 }
 
 #[cfg(test)]
@@ -229,19 +296,62 @@ mod tests {
 
     #[test]
     fn an_unknown_feature_is_named_as_such() {
-        for change in [
-            |block: &mut Superblock| block.incompatible = U64::new(1 << 40),
-            |block: &mut Superblock| block.read_only_compatible = U64::new(1),
+        for (change, name) in [
+            (
+                (|block: &mut Superblock| block.incompatible = U64::new(1 << 40 | 1)) as fn(&mut Superblock),
+                "uses feature 40,",
+            ),
+            (|block| block.read_only_compatible = U64::new(1), "uses feature read-only 0,"),
+            (|block| block.incompatible = U64::new(3 << 40), "uses features 40, 41,"),
         ] {
             let mut newer = block();
             change(&mut newer);
             newer.crc = U32::new(newer.sum());
-            assert_eq!(verify(newer.as_bytes()).unwrap_err().kind(), ErrorKind::Unsupported);
+            let error = verify(newer.as_bytes()).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unsupported);
+            assert!(error.line().contains("newer CBD") && error.line().contains(name), "{}", error.line());
         }
         let mut newer = block();
         newer.compatible = U64::new(1 << 9);
         newer.crc = U32::new(newer.sum());
         assert!(verify(newer.as_bytes()).is_ok(), "what is compatible may be ignored");
+    }
+
+    #[test]
+    fn a_known_feature_is_read_back() {
+        let (read, _) = verify(block().with_incompatible(FEATURE_USE_NOTES).as_bytes()).unwrap();
+        assert!(read.has_incompatible(FEATURE_USE_NOTES) && !block().has_incompatible(FEATURE_USE_NOTES));
+    }
+
+    #[test]
+    fn a_feature_that_one_of_two_copies_names_counts() {
+        let (without, with) = (block(), block().with_incompatible(FEATURE_USE_NOTES));
+        for [first, second] in [[without, with], [with, without], [with, with]] {
+            let both = of_both_copies(verify(first.as_bytes()), verify(second.as_bytes()));
+            assert_eq!(both.unwrap().0, with);
+        }
+        let (whole, damaged) = (|| verify(with.as_bytes()), || verify(&[0; 192]));
+        for both in [of_both_copies(whole(), damaged()), of_both_copies(damaged(), whole())] {
+            assert_eq!(both.unwrap().0, with);
+        }
+    }
+
+    #[test]
+    fn a_copy_with_an_unknown_feature_is_not_overruled_by_the_other() {
+        let (known, newer) = (block(), block().with_incompatible(1 << 40));
+        for [first, second] in [[known, newer], [newer, known]] {
+            let error =
+                of_both_copies(verify(first.as_bytes()), verify(second.as_bytes())).expect_err("it is newer");
+            assert_eq!(error.kind(), ErrorKind::Unsupported);
+        }
+    }
+
+    #[test]
+    fn the_superblock_of_another_transport_adds_no_feature() {
+        let layout = Layout::new(8 << 20, 64 << 10, 4, 4, 4).unwrap();
+        let other = Superblock::new(&layout, [8; 16], 5).with_incompatible(FEATURE_USE_NOTES);
+        let both = of_both_copies(verify(block().as_bytes()), verify(other.as_bytes()));
+        assert_eq!(both.unwrap().0, block());
     }
 
     #[test]

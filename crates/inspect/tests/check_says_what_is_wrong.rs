@@ -77,6 +77,22 @@ fn either_superblock_is_told_from_the_other() {
     }
 }
 
+/// Such a copy is newer than the other one, whichever it is, and what it names may be in use.
+#[test]
+fn a_superblock_of_a_newer_program_is_not_overruled_by_the_other() {
+    for which in [0, 1] {
+        let place = used();
+        place.set_features(place.superblocks()[which], 1 << 40);
+        let report = place.check(DataChecked::None);
+        assert_eq!((report.outcome, report.exit_code), (Outcome::Unopenable, 3));
+        let finding = only(&report);
+        assert_eq!(finding.structure, Structure::Superblock);
+        assert_eq!(finding.place.at, Some(place.superblocks()[which]));
+        assert!(finding.what.contains("newer CBD") && finding.what.contains("feature 40"), "{finding:#?}");
+        assert!(finding.advice.contains("do not format") && report.mends.is_empty(), "{report:#?}");
+    }
+}
+
 #[test]
 fn without_a_superblock_nothing_can_be_opened() {
     let place = used();

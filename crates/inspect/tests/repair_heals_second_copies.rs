@@ -3,15 +3,15 @@
 
 mod support;
 
-use cbd_format::{Layout, PAGE};
+use cbd_format::{Layout, PAGE, superblock::FEATURE_USE_NOTES};
 use cbd_inspect::check::{DataChecked, check};
 use cbd_inspect::dump::{Filter, What};
 use cbd_inspect::repair::{Plan, apply, plan};
-use cbd_inspect::{Bytes, Mend, Outcome, PrivateMemory};
+use cbd_inspect::{Bytes, Mend, Outcome, PrivateMemory, Severity, Structure};
 use cbd_pmem::{Mapping, OpenOptions};
 use cbd_types::Region;
 use std::sync::Arc;
-use support::{Place, number, text};
+use support::{Place, number, only_is, text};
 
 fn used() -> Place {
     let mut place = Place::new();
@@ -148,6 +148,28 @@ fn a_store_that_is_torn_leaves_a_region_that_recovers_to_the_same() {
         }
         let report = check(Arc::new(torn), DataChecked::None, &mut |_| {});
         assert_eq!(report.fingerprint, whole.fingerprint, "{mend}");
+    }
+}
+
+/// A crash while a feature was added: the copy that names it counts, whichever it is.
+#[test]
+fn a_feature_that_one_superblock_names_is_not_taken_away() {
+    for which in [0, 1] {
+        let place = used();
+        let superblocks = place.superblocks();
+        superblocks.iter().for_each(|at| place.set_features(*at, 0));
+        place.set_features(superblocks[which], FEATURE_USE_NOTES);
+        let before = place.check(DataChecked::None);
+        let lacks_it = superblocks[1 - which];
+        only_is(&before, Structure::Superblock, Severity::Corrected, lacks_it, "feature");
+        let plan = repaired(&place);
+        assert_eq!(plan.mends.len(), 1);
+        let image = place.image();
+        let copies = superblocks.map(|at| image[at as usize..at as usize + 192].to_vec());
+        assert_eq!(copies[0], copies[1]);
+        assert_eq!(copies[0][32], 1, "the feature stays");
+        let after = place.check(DataChecked::None);
+        assert_eq!((after.found, after.fingerprint), ([0; 4], before.fingerprint));
     }
 }
 

@@ -112,6 +112,7 @@ impl<E: Environment> Transport<E> {
             Some(bytes) => Some(self.plan_cache(&tables, bytes, spec)?),
         };
         let cache_id = self.environment.random() | 1;
+        let (use_state, use_boot) = self.first_use(&mut tables, plan.is_some())?;
         if let Some(plan) = &plan {
             // 1. and 2.
             self.place_cache(&mut tables, row as u32, plan, cache_id)?;
@@ -121,7 +122,6 @@ impl<E: Environment> Transport<E> {
         let mut uuid = [0; 16];
         uuid[..8].copy_from_slice(&self.environment.random().to_le_bytes());
         uuid[8..].copy_from_slice(&self.environment.random().to_le_bytes());
-        let (use_state, use_boot) = self.first_use(plan.is_some());
         tables.backends[row].keep_in_both(
             &self.region,
             ROW,

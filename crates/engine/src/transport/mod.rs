@@ -11,6 +11,7 @@ mod hosts;
 mod moved;
 mod remnants;
 mod rows;
+mod superblocks;
 mod uses;
 mod view;
 
@@ -18,6 +19,7 @@ pub use backends::{BackendEntry, BackendSpec};
 pub use blkdevs::{BlkdevEntry, BlkdevSpec};
 pub use hosts::HostEntry;
 pub use moved::FormerDisk;
+use superblocks::Superblocks;
 pub use uses::{Mixed, Pages};
 
 use crate::{Cache, Environment, Mutex, slots::TwoSlots};
@@ -30,7 +32,10 @@ use alloc::{
 };
 use cbd_format::{
     BackendEntry as BackendRow, BlkdevEntry as BlkdevRow, HostEntry as HostRow, Layout, PAGE, SegmentEntry,
-    SlotContent, Superblock, record::bytes_of, superblock::MAGIC, tables::STATE_ACTIVE,
+    SlotContent, Superblock,
+    record::bytes_of,
+    superblock::{FEATURE_USE_NOTES, MAGIC},
+    tables::STATE_ACTIVE,
 };
 use cbd_types::{BackendId, Error, ErrorKind, Pmem, Region, Result, Safeguard, SegmentId, Size};
 
@@ -80,6 +85,7 @@ pub struct TransportInfo {
 }
 
 struct Tables<E: Environment> {
+    superblocks: Superblocks,
     hosts: Vec<TwoSlots<HostRow>>,
     backends: Vec<TwoSlots<BackendRow>>,
     blkdevs: Vec<TwoSlots<BlkdevRow>>,
@@ -108,7 +114,6 @@ fn too_small(size: u64, segment_size: u64, layout_of: impl Fn(u64) -> Result<Lay
 pub struct Transport<E: Environment> {
     environment: Arc<E>,
     region: Arc<Region<E::Memory>>,
-    superblock: Superblock,
     layout: Layout,
     tables: Arc<Mutex<E, Tables<E>>>,
 }
@@ -162,7 +167,8 @@ impl<E: Environment> Transport<E> {
         let mut uuid = [0; 16];
         uuid[..8].copy_from_slice(&environment.random().to_le_bytes());
         uuid[8..].copy_from_slice(&environment.random().to_le_bytes());
-        let superblock = Superblock::new(&layout, uuid, environment.wall_ms());
+        let features = if region.mixes_pages() { FEATURE_USE_NOTES } else { 0 };
+        let superblock = Superblock::new(&layout, uuid, environment.wall_ms()).with_incompatible(features);
         let mut stored = region.store(0, bytes_of(&superblock));
         if Safeguard::SuperblockSecondStore.is_kept() {
             stored = stored.and(region.store(second, bytes_of(&superblock)));
@@ -187,21 +193,13 @@ impl<E: Environment> Transport<E> {
     /// [`ErrorKind::Foreign`], [`ErrorKind::Damaged`] or [`ErrorKind::Unsupported`] with what is wrong with both superblocks.
     /// A region that has none, and tables of a transport, is damaged.
     pub fn open(environment: Arc<E>, region: Region<E::Memory>) -> Result<Arc<Self>> {
-        let size = region.size();
-        let found = read_superblock(&region, 0).or_else(|first| {
-            if size < 2 * PAGE || !Safeguard::SuperblockSecondRead.is_kept() {
-                return Err(first);
-            }
-            read_superblock(&region, Layout::second_superblock(size)).map_err(|second| {
-                // Where one copy is ours, what is wrong with it says more than "foreign".
-                if first.kind() == ErrorKind::Foreign { second } else { first }
-            })
-        });
-        let (superblock, layout) = found.map_err(|error| match error.kind() {
+        let superblocks = Superblocks::read(&region).map_err(|error| match error.kind() {
             ErrorKind::Foreign => remnants::without_superblock(&region),
             _ => error,
         })?;
+        let layout = superblocks.layout();
         let mut tables = Tables {
+            superblocks,
             hosts: read_table(&region, layout.host_area, layout.host_rows),
             backends: read_table(&region, layout.backend_area, layout.backend_rows),
             blkdevs: read_table(&region, layout.blkdev_area, layout.blkdev_rows),
@@ -210,10 +208,7 @@ impl<E: Environment> Transport<E> {
         };
         // A predecessor that merely died may have left what was just read in a processor's cache; nothing may be
         // acknowledged on the strength of a row that a power cut would take back.
-        let second = Layout::second_superblock(layout.region_size);
-        let mut relied_on = region
-            .write_back(Safeguard::OpenSuperblockWriteBack, 0, PAGE)
-            .and(region.write_back(Safeguard::OpenSuperblockWriteBack, second, PAGE));
+        let mut relied_on = tables.superblocks.write_back(&region);
         for row in &tables.hosts {
             relied_on = relied_on.and(row.write_back(&region, Safeguard::OpenHostsWriteBack));
         }
@@ -247,7 +242,6 @@ impl<E: Environment> Transport<E> {
         Ok(Arc::new(Self {
             environment,
             region: Arc::new(region),
-            superblock,
             layout,
             tables: Arc::new(Mutex::<E, _>::new(tables)),
         }))
@@ -261,16 +255,17 @@ impl<E: Environment> Transport<E> {
     /// What the transport is.
     pub fn info(&self) -> TransportInfo {
         let tables = self.tables.lock();
+        let superblock = tables.superblocks.block();
         TransportInfo {
             magic: MAGIC,
-            version: self.superblock.version.get(),
+            version: superblock.version.get(),
             features: [
-                self.superblock.compatible.get(),
-                self.superblock.read_only_compatible.get(),
-                self.superblock.incompatible.get(),
+                superblock.compatible.get(),
+                superblock.read_only_compatible.get(),
+                superblock.incompatible.get(),
             ],
-            uuid: self.superblock.uuid,
-            created_ms: self.superblock.created_ms.get(),
+            uuid: superblock.uuid,
+            created_ms: superblock.created_ms.get(),
             layout: self.layout,
             bytes_per_row: [
                 HostRow::SLOT_SIZE as u32,
@@ -340,14 +335,6 @@ impl<E: Environment> Tables<E> {
             .map(|segment| SegmentId(segment as u32))
             .collect()
     }
-}
-
-fn read_superblock<P: Pmem>(region: &Region<P>, at: u64) -> Result<(Superblock, Layout)> {
-    let mut bytes = [0; size_of::<Superblock>()];
-    region.load(at, &mut bytes)?;
-    Superblock::decode(&bytes)
-        .ok_or_else(|| Error::new(ErrorKind::Foreign, "the region is too small for a superblock"))?
-        .verify(region.size())
 }
 
 /// A region that holds anything is formatted only by force.

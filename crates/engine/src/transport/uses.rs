@@ -4,6 +4,8 @@
 //! old dirty data would be written over a newer disk. So each backend's row notes how its cache is used, and in which boot.
 //!
 //! Always true here, where [`Pmem::mixes_pages`](cbd_types::Pmem::mixes_pages):
+//! - the superblocks name `FEATURE_USE_NOTES` before a row has a note: an earlier program, which would leave stale notes behind,
+//!   refuses the region from then on;
 //! - `USE_DIRTY` with this boot is on the disk before the first store into a cache that is opened;
 //! - `USE_CLEAN` stands only while nothing in the cache is dirty, and `USE_DIRTY` is on the disk again before the first write
 //!   is acknowledged;
@@ -19,6 +21,7 @@ use crate::{Cache, Environment, cache::Identity, lane::LaneMap, recovery::Openin
 use alloc::{boxed::Box, format, sync::Arc, vec::Vec};
 use cbd_format::{
     BackendEntry as BackendRow, StateShape,
+    superblock::FEATURE_USE_NOTES,
     tables::{STATE_ACTIVE, USE_CLEAN, USE_DIRTY, USE_SYNCED, USE_UNKNOWN},
 };
 use cbd_types::{BackendId, BootId, Error, ErrorKind, Region, Result, Safeguard, SegmentId};
@@ -60,12 +63,16 @@ struct Found {
 }
 
 impl<E: Environment> Transport<E> {
-    /// What the row of a new backend says of the use of its cache.
-    pub(super) fn first_use(&self, has_cache: bool) -> (u32, BootId) {
+    /// What the row of a new backend says of the use of its cache. The superblocks name the feature when this returns.
+    ///
+    /// # Errors
+    /// As [`Transport::require_feature`].
+    pub(super) fn first_use(&self, tables: &mut Tables<E>, has_cache: bool) -> Result<(u32, BootId)> {
         if has_cache && self.region.mixes_pages() {
-            (USE_CLEAN, self.region.boot())
+            tables.superblocks.require(&self.region, FEATURE_USE_NOTES)?;
+            Ok((USE_CLEAN, self.region.boot()))
         } else {
-            (USE_UNKNOWN, BootId::UNKNOWN)
+            Ok((USE_UNKNOWN, BootId::UNKNOWN))
         }
     }
 
@@ -200,6 +207,8 @@ impl<E: Environment> Transport<E> {
                 note(tables, &self.region, id, USE_UNKNOWN, BootId::UNKNOWN)
             };
         }
+        // A note that is there already is trusted from now on.
+        tables.superblocks.require(&self.region, FEATURE_USE_NOTES)?;
         let boot = self.region.boot();
         let is_noted = state == USE_DIRTY && boot.is_same_known(BootId(row.use_boot));
         if is_noted || !Safeguard::UseNoted.is_kept() {
@@ -265,7 +274,7 @@ impl<E: Environment> Transport<E> {
     }
 }
 
-/// Stores what is noted of the use of a cache, and brings it to the disk.
+/// Stores what is noted of the use of a cache, and brings it to the disk; a note only in a region that earlier programs refuse.
 fn note<E: Environment>(
     tables: &mut Tables<E>,
     region: &Region<E::Memory>,
@@ -275,6 +284,9 @@ fn note<E: Environment>(
 ) -> Result<()> {
     let Some(row) = tables.backends.get_mut(id.index()) else { return Ok(()) };
     let Some(mut content) = row.content().copied() else { return Ok(()) };
+    if state != USE_UNKNOWN {
+        tables.superblocks.require(region, FEATURE_USE_NOTES)?;
+    }
     content.use_state = state.into();
     content.use_boot = boot.0;
     row.keep_in_both(region, ROW, content)?;

@@ -33,18 +33,16 @@ impl Checker<'_> {
         }
         self.report.counted.slots += 2;
         let length = size_of::<Superblock>() as u32;
+        if self.newer_superblock(places, &read) {
+            return false;
+        }
         match &read {
             [Err(first), Err(second)] => {
                 // Where one copy is ours, what is wrong with it says more than "foreign".
                 let is_foreign = [first, second].iter().all(|error| error.kind() == ErrorKind::Foreign);
                 // Whether it was a transport is found out by the daemon's own opening.
                 let opened = if is_foreign { open_private(&self.bytes).err() } else { None };
-                let is_newer = [first, second].iter().any(|error| error.kind() == ErrorKind::Unsupported);
                 let (cost, advice) = match &opened {
-                    _ if is_newer => (
-                        "this program cannot open it",
-                        "use the version of CBD that made it; do not format it",
-                    ),
                     Some(error) if error.kind() == ErrorKind::Damaged => (UNOPENABLE, WITHOUT_SUPERBLOCKS),
                     Some(_) => (
                         "it is no region of CBD's, or its superblocks and its tables were overwritten",
@@ -63,15 +61,7 @@ impl Checker<'_> {
                 }
                 return false;
             }
-            [Ok(first), Ok(second)] if first != second => self.add(
-                Severity::Corrected,
-                Structure::Superblock,
-                Place::bytes(places[1], u64::from(length)),
-                "the two superblocks are valid and differ: the second is of another format of this region",
-                "nothing: the first counts",
-                REPAIR,
-                Some(copy_of(places[0], places[1], length)),
-            ),
+            [Ok(first), Ok(second)] if first != second => self.differing(places, [first, second]),
             [Ok(_), Ok(_)] => {}
             [Ok(_), Err(error)] | [Err(error), Ok(_)] => {
                 let (good, bad) =
@@ -88,11 +78,60 @@ impl Checker<'_> {
             }
         }
         if let Some(Ok(block)) = read.iter().find(|block| block.is_ok()) {
-            for byte in bytes_of(block) {
+            let others = read.iter().flatten().filter(|other| other.is_of_same_transport(block));
+            let features = others.fold(0, |features, other| features | other.incompatible.get());
+            for byte in bytes_of(&block.with_incompatible(features)) {
                 self.report.note_recovered(u64::from(*byte));
             }
         }
         true
+    }
+
+    /// Whether one of them is of a program that knows more. It decides, whatever the other one says: that is older.
+    fn newer_superblock(&mut self, places: [u64; 2], read: &[Result<Superblock, Error>; 2]) -> bool {
+        let mut is_newer = false;
+        for (at, copy) in places.into_iter().zip(read) {
+            let Err(error) = copy else { continue };
+            if error.kind() == ErrorKind::Unsupported {
+                is_newer = true;
+                self.add(
+                    Severity::Fatal,
+                    Structure::Superblock,
+                    Place::bytes(at, size_of::<Superblock>() as u64),
+                    error.line(),
+                    "this program cannot open it",
+                    "use the version of CBD that made it; do not format it",
+                    None,
+                );
+            }
+        }
+        is_newer
+    }
+
+    /// Both are valid, and they are not the same.
+    fn differing(&mut self, [first, second]: [u64; 2], blocks: [&Superblock; 2]) {
+        let length = size_of::<Superblock>() as u32;
+        let has_all_of = |one: usize| blocks[one].has_incompatible(blocks[1 - one].incompatible.get());
+        let cut_short =
+            "a feature was added and that was cut short: one superblock names it, the other does not";
+        let (at, what, cost, mend) = if !blocks[0].is_of_same_transport(blocks[1]) {
+            (
+                second,
+                "the two superblocks are valid and differ: the second is of another format of this region",
+                "nothing: the first counts",
+                Some(copy_of(first, second, length)),
+            )
+        } else if has_all_of(1) {
+            (first, cut_short, "nothing: the feature counts", Some(copy_of(second, first, length)))
+        } else if has_all_of(0) {
+            (second, cut_short, "nothing: the feature counts", Some(copy_of(first, second, length)))
+        } else {
+            (first, cut_short, "nothing: the features of both count", None)
+        };
+        let advice =
+            if mend.is_some() { REPAIR } else { "nothing: the next program that uses a feature repairs it" };
+        let place = Place::bytes(at, u64::from(length));
+        self.add(Severity::Corrected, Structure::Superblock, place, what, cost, advice, mend);
     }
 
     fn superblock(&self, at: u64) -> Result<Superblock, Error> {

@@ -153,6 +153,20 @@ impl Place {
         self.change(at, 1, |byte| byte[0] ^= 0x5a);
     }
 
+    /// Gives the superblock at `at` these incompatible features, with a checksum that is right.
+    pub fn set_features(&self, at: u64, features: u64) {
+        self.change(at, 192, |block| {
+            block[32..40].copy_from_slice(&features.to_le_bytes());
+            let sum = cbd_format::crc32c(&block[12..]);
+            block[8..12].copy_from_slice(&sum.to_le_bytes());
+        });
+    }
+
+    /// Where the superblocks are.
+    pub fn superblocks(&self) -> [u64; 2] {
+        [0, cbd_format::Layout::second_superblock(self.image().len() as u64)]
+    }
+
     pub fn bytes(&self) -> Arc<dyn Bytes> {
         Arc::new(Reader::open(self.region()).expect("opened"))
     }

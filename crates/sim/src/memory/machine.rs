@@ -72,6 +72,20 @@ impl CrashMemory {
         }
     }
 
+    /// The first bytes of those pages of an ordinary file that are not on the disk as they are in memory.
+    #[must_use]
+    pub fn unsynced_pages(&self) -> Vec<u64> {
+        let state = self.state.lock();
+        let Some(file) = &state.file else { return Vec::new() };
+        let page = |pages: &Pages, at: u64| {
+            let mut bytes = vec![0; PAGE.min(pages.len() - at) as usize];
+            pages.read(at, &mut bytes);
+            bytes
+        };
+        let starts = (0..state.visible.len()).step_by(PAGE as usize);
+        starts.filter(|at| page(&state.visible, *at) != page(&file.disk, *at)).collect()
+    }
+
     /// The kernel writes back some pages of the file, as `seed` chooses.
     pub fn write_back_some(&self, seed: u64) {
         let mut state = self.state.lock();

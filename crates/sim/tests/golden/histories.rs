@@ -3,9 +3,12 @@
 use crate::image::Golden;
 use cbd_engine::{Consistency, OnWriteError};
 use cbd_sim::{Content, Keep, Wish, World, WorldOptions, until_crash};
-use cbd_types::{ByteRange, CHUNK, Operation};
+use cbd_types::{BootId, ByteRange, CHUNK, Operation, Pmem};
 
 const KIB: u64 = 1 << 10;
+
+/// The boot in which ordinary files were used.
+const BOOT: u8 = 1;
 
 /// A region's life.
 pub struct History {
@@ -108,6 +111,15 @@ fn restart(world: &mut World) {
     write(world, 4 * KIB, 4 * KIB);
 }
 
+/// A region that an earlier program made in an ordinary file is used by one that notes the boot: its superblocks name the feature.
+fn note_boot(world: &mut World) {
+    busy(world);
+    world.memory().become_file(BootId([BOOT; 16]));
+    world.crash();
+    write(world, 0, 8 * KIB);
+    flush(world);
+}
+
 /// Damage that writeback has found: there is a quarantine on media.
 fn condemn(world: &mut World) {
     busy(world);
@@ -165,6 +177,7 @@ pub fn all() -> Vec<History> {
         history("torn", options(6), tear),
         history("dated", options(15), date),
         history("restarted", options(7), restart),
+        history("boot-noted", options(16), note_boot),
         history("quarantined", options(8), condemn),
         history("quarantined-in-part", options(14), condemn_in_part),
         History { name: "one-superblock", options: options(9), live: busy, hurt: hurt_first_copies },
@@ -214,6 +227,7 @@ impl History {
             region,
             size: self.options.size,
             sector_size: sector,
+            boot: if memory.mixes_pages() { BOOT } else { 0 },
             ..Golden::default()
         };
         golden.take_disk(&world.disk().durable());

@@ -1,8 +1,8 @@
 //! A golden image as files: the region and the changed blocks of its disk, compressed, and a page of text that says what a reader
 //! must find.
 
-use cbd_sim::{Content, DiskImage, SimDisk};
-use cbd_types::{AlignedBuffer, BackingOp, BackingQueue, OpToken};
+use cbd_sim::{Content, CrashMemory, DiskImage, SimDisk};
+use cbd_types::{AlignedBuffer, BackingOp, BackingQueue, BootId, OpToken};
 use std::fmt::Write as _;
 use std::path::Path;
 
@@ -31,6 +31,8 @@ pub struct Golden {
     pub dirty_records: u64,
     pub lanes: u32,
     pub parked_bytes: u64,
+    /// The boot in which its ordinary file was used, as each byte of it; 0 for memory that keeps every store.
+    pub boot: u8,
     /// First sector, number of sectors, and what they show.
     pub runs: Vec<(u64, u64, Shown)>,
 }
@@ -62,6 +64,15 @@ impl Golden {
         }
     }
 
+    /// A memory as the image's was.
+    pub fn memory(&self) -> CrashMemory {
+        let memory = CrashMemory::from_image(self.region.clone());
+        if self.boot > 0 {
+            memory.become_file(BootId([self.boot; 16]));
+        }
+        memory
+    }
+
     /// A disk as the image's was, all of it durable.
     pub fn disk(&self) -> SimDisk {
         let disk = SimDisk::new(SimDisk::ordinary(self.size, self.sector_size as u32), 1);
@@ -85,6 +96,9 @@ impl Golden {
         let _ = writeln!(text, "size {}\nsector {}\nlanes {}", self.size, self.sector_size, self.lanes);
         let _ = writeln!(text, "drained-epoch {}\ndirty-records {}", self.drained_epoch, self.dirty_records);
         let _ = writeln!(text, "parked-bytes {}", self.parked_bytes);
+        if self.boot > 0 {
+            let _ = writeln!(text, "boot {}", self.boot);
+        }
         for (first, count, shown) in &self.runs {
             let shown = match shown {
                 Shown::Content(Content(number)) => number.to_string(),
@@ -106,6 +120,7 @@ impl Golden {
                 "lanes" => self.lanes = number(1) as u32,
                 "drained-epoch" => self.drained_epoch = number(1),
                 "parked-bytes" => self.parked_bytes = number(1),
+                "boot" => self.boot = number(1) as u8,
                 "dirty-records" => self.dirty_records = number(1),
                 "sectors" => {
                     let shown = match words[3] {

@@ -7,7 +7,8 @@
 mod histories;
 mod image;
 
-use cbd_sim::{Content, CrashMemory, SimDisk, SimEnvironment, Watchdog, process::Process};
+use cbd_format::{Layout, Superblock, superblock::FEATURE_USE_NOTES};
+use cbd_sim::{Content, SimDisk, SimEnvironment, Watchdog, process::Process};
 use cbd_types::{AlignedBuffer, BackendId, ByteRange, Completion, ErrorKind, Operation, Request};
 use image::{Golden, Shown};
 use std::path::{Path, PathBuf};
@@ -28,7 +29,7 @@ struct Opened {
 impl Opened {
     fn new(golden: &Golden) -> Self {
         let environment = Arc::new(SimEnvironment::new(7, 1_000_000));
-        let memory = CrashMemory::from_image(golden.region.clone());
+        let memory = golden.memory();
         let disk = golden.disk();
         let process = Process::open(Arc::clone(&environment), &memory, &disk, BackendId(0), 1, 4)
             .unwrap_or_else(|error| panic!("{} does not open: {error}", golden.name));
@@ -116,6 +117,22 @@ fn only_images_that_say_when_their_epoch_was_closed_have_a_recovery_point() {
         assert!(written.result.is_ok() || golden.name.ends_with("parked"), "{}", golden.name);
         opened.drain();
         assert!(opened.process.cache().status().drained_wall_ms > 0, "{}", golden.name);
+    }
+}
+
+/// What earlier programs refuse, they refuse for a reason: only where a boot is noted.
+#[test]
+fn only_images_of_ordinary_files_have_a_feature() {
+    for golden in all() {
+        let size = golden.region.len() as u64;
+        let copies = [0, Layout::second_superblock(size)].map(|at| {
+            let block = Superblock::decode(&golden.region[at as usize..])?.verify(size).ok()?;
+            Some(block.0.incompatible.get())
+        });
+        let expected = if golden.boot > 0 { FEATURE_USE_NOTES } else { 0 };
+        assert_eq!(golden.boot > 0, golden.name.ends_with("boot-noted"), "{}", golden.name);
+        assert!(copies.contains(&Some(expected)), "{}", golden.name);
+        assert!(copies.into_iter().flatten().all(|features| features == expected), "{}", golden.name);
     }
 }
 

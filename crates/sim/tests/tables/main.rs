@@ -3,4 +3,5 @@
 mod crashes;
 mod earlier_lives;
 mod failed_pages;
+mod features;
 mod rig;

@@ -43,6 +43,8 @@ safeguards! {
     SuperblockSize = "superblock.size",
     /// Offsets that contradict the geometry would make two structures overlap.
     SuperblockGeometry = "superblock.geometry",
+    /// A feature that only one copy names counts: the other copy is older, and what it lacks may be in use.
+    SuperblockFeaturesOfBoth = "superblock.features.of-both",
     /// The second superblock is stored: without it one failed page takes the transport.
     SuperblockSecondStore = "superblock.second.store",
     /// The second superblock is read where the first fails.
@@ -62,6 +64,26 @@ safeguards! {
     FormatSuperblockFence = "format.superblock.fence",
     /// A region that holds a transport or other data is formatted only by force.
     FormatRefusesUsed = "format.refuses-used",
+
+    // Features that a transport gets later.
+
+    /// A feature is in the superblocks before anything that only programs with this feature understand is in the region: an earlier
+    /// program would open the region and ignore it.
+    FeatureRequired = "feature.required",
+    /// The copy that is whole for certain is changed last: a crash while it changes would leave no valid copy.
+    FeatureOtherFirst = "feature.other-first",
+    /// The first copy with a new feature is durable before the other one changes.
+    FeatureFirstFence = "feature.first.fence",
+    /// The first copy with a new feature is on the disk of an ordinary file before the other one changes.
+    FeatureFirstSync = "feature.first.sync",
+    /// Both copies name the feature: an earlier program would open the region by the copy that does not.
+    FeatureBoth = "feature.both",
+    /// Both copies are durable before the feature is used.
+    FeatureFence = "feature.fence",
+    /// Both copies are on the disk of an ordinary file before the feature is used.
+    FeatureSync = "feature.sync",
+    /// A copy that cannot be read is no reason to change the only other one, of which a crash could leave nothing.
+    FeatureUnreadable = "feature.unreadable",
 
     // Two slots, newest valid wins.
 
