@@ -1,9 +1,10 @@
-//! Measures 4 KiB random writes and reads over plain memory: on the file and on the loop device over it, with requests that come
-//! through `/dev/fuse` and by io_uring, in turns.
+//! Measures 4 KiB random writes and reads over plain memory: on the file and on the loop device over it, with
+//! requests through `/dev/fuse` and through io_uring, in turns.
 //!
-//! `cargo run --release -p cbd-fuse --example latency [rounds [writes]]`, as root, in a mount namespace of its own if nobody shall
-//! see the mounts (`unshare -m`). Requests come by io_uring only where the kernel's parameter says so
-//! (`/sys/module/fuse/parameters/enable_uring`). Depth 16 is 16 threads, each with one request at a time.
+//! `cargo run --release -p cbd-fuse --example latency [rounds [writes]]`, as root. Run it in a mount
+//! namespace of its own (`unshare -m`) to hide the mounts from other processes. The io_uring transport is
+//! used only where the kernel's parameter enables it (`/sys/module/fuse/parameters/enable_uring`). Depth 16
+//! is 16 threads, each with one request at a time.
 #![allow(missing_docs)]
 
 #[path = "../tests/support/mod.rs"]
@@ -21,7 +22,7 @@ const SIZE: u64 = 256 * support::MIB;
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// The same load on each way: how long each request took, and the requests in a second.
+/// Applies the same load to each transport. Returns the latency of each request and the requests per second.
 fn load(path: &Path, write: bool, depth: usize, requests: usize) -> Result<(Vec<Duration>, f64), Failure> {
     let client = |seed: usize| -> Result<Vec<Duration>, Failure> {
         let file = OpenOptions::new().read(true).write(true).custom_flags(libc::O_DIRECT).open(path)?;

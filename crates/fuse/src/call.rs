@@ -1,24 +1,24 @@
-//! From the bytes of a message to a call: nothing in a message is believed before it is checked.
+//! Decodes the bytes of a message into a call. No field of a message is used before it is validated.
 //!
-//! Always true here: decoding never panics, whatever the bytes; a call that comes out has all its arguments, a
-//! write as much data as it says.
+//! Invariants: decoding never panics, whatever the bytes; a decoded call has all its arguments, and a write
+//! carries as much data as its header states.
 //!
-//! Left to others: whether offsets fit the device, and what is answered ([`crate::filesystem`]).
+//! Elsewhere: whether offsets fit the device, and the reply ([`crate::filesystem`]).
 
 use crate::wire::{
     self, FallocateIn, InHeader, InitIn, InitInExtended, OpenIn, ReadIn, SetAttrIn, WriteIn, opcode,
 };
 use zerocopy::FromBytes;
 
-/// The longest arguments that are looked at, a WRITE's data apart: a SETATTR, a name.
+/// The longest arguments that are decoded, except the data of a WRITE: a SETATTR, a name.
 const ARGUMENTS: usize = 512;
 
-/// What the kernel asks for.
+/// A request of the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Call {
-    /// Agree on versions and abilities.
+    /// Negotiate versions and capabilities.
     Init { major: u32, minor: u32, max_readahead: u32, flags: u32, flags2: u32 },
-    /// Find a name in the root directory; whether it is the one that was expected.
+    /// Look up a name in the root directory; `found` tells whether it is the expected one.
     Lookup { found: bool },
     /// Attributes of a node.
     GetAttr,
@@ -38,31 +38,32 @@ pub enum Call {
     Read { offset: u64, size: u32 },
     /// Write the data that follows the head.
     Write { offset: u64, size: u32, flags: u32 },
-    /// What was written is durable when this is answered.
+    /// Make written data durable before the reply.
     Fsync,
     /// The same for the directory.
     FsyncDir,
-    /// Punch a hole, write zeroes, or something that is not offered.
+    /// Punch a hole, write zeroes, or another mode, which is not supported.
     Fallocate { offset: u64, length: u64, mode: u32 },
     /// Sizes of the file system.
     StatFs,
-    /// The file system is being taken down.
+    /// The file system is being unmounted.
     Destroy,
-    /// A message that wants no answer.
+    /// A message that expects no reply.
     Silent,
-    /// A call that is not offered. (FLUSH at a close too: the kernel then takes every close for a success.)
+    /// An unsupported call. (FLUSH at a close too: the kernel then treats every close as a success.)
     Unknown,
 }
 
-/// A message that contradicts itself.
+/// A message whose fields contradict each other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Malformed {
-    /// Whom to answer, where the header could be read.
+    /// The number to reply to, where the header could be read.
     pub unique: Option<u64>,
 }
 
-/// Takes a message apart that came in three parts: the header, the arguments, and what followed them. Only a WRITE
-/// has to be cut right behind its arguments. `expected_name` is the one name in the root directory.
+/// Decodes a message that came in three parts: the header, the arguments, and the bytes that followed them.
+/// Only a WRITE must be split exactly behind its arguments. `expected_name` is the only name in the root
+/// directory.
 pub fn decode(
     header: &[u8],
     arguments: &[u8],
@@ -92,7 +93,8 @@ pub fn decode(
     Ok((header, call))
 }
 
-/// Calls that are not on the data path; their arguments may go on in the rest. None when they are too short.
+/// Calls that are not on the data path; their arguments may continue in `rest`. `None` when they are too
+/// short.
 fn decode_rare(opcode: u32, first: &[u8], rest: &[u8], expected_name: &[u8]) -> Option<Call> {
     let mut room = [0; ARGUMENTS];
     let taken = rest.len().min(ARGUMENTS - first.len().min(ARGUMENTS));
@@ -139,7 +141,7 @@ fn decode_rare(opcode: u32, first: &[u8], rest: &[u8], expected_name: &[u8]) -> 
     })
 }
 
-/// Whether `valid` of a SETATTR asks for something that a block device cannot change.
+/// Whether `valid` of a SETATTR requests a change that a block device cannot make.
 pub const fn sets_more_than_times(valid: u32) -> bool {
     valid & (wire::SET_MODE | wire::SET_USER | wire::SET_GROUP | wire::SET_SIZE) != 0
 }
@@ -163,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_comes_out_with_its_place_and_size() {
+    fn a_write_is_decoded_with_its_offset_and_size() {
         let write = WriteIn { offset: 4096, size: 3, flags: 5, ..WriteIn::default() };
         let bytes = message(opcode::WRITE, &[write.as_bytes(), b"abc"].concat());
         let (header, call) = decode_whole(&bytes).unwrap();
@@ -172,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_with_less_or_more_data_than_it_says_is_malformed() {
+    fn a_write_with_less_or_more_data_than_its_header_states_is_malformed() {
         for size in [0, 2, 4, u32::MAX] {
             let write = WriteIn { size, ..WriteIn::default() };
             let bytes = message(opcode::WRITE, &[write.as_bytes(), b"abc"].concat());
@@ -181,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_length_that_is_not_what_came_is_malformed() {
+    fn a_length_that_differs_from_the_received_one_is_malformed() {
         let mut bytes = message(opcode::READ, ReadIn::default().as_bytes());
         for wrong in [0_u32, 79, 81, u32::MAX] {
             bytes[..4].copy_from_slice(&wrong.to_ne_bytes());
@@ -190,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn every_call_cut_at_every_byte_is_an_answer_or_malformed_and_never_a_panic() {
+    fn every_call_truncated_at_every_byte_is_decoded_or_malformed_without_a_panic() {
         for opcode in (0..60).chain([4096, u32::MAX]) {
             for length in 0..700 {
                 let mut bytes = message(opcode, &vec![0xff; length]);
@@ -206,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_may_be_cut_anywhere_unless_it_is_a_write() {
+    fn arguments_may_be_split_anywhere_except_in_a_write() {
         let set = SetAttrIn { valid: wire::SET_SIZE, size: 99, gid: 1, ..SetAttrIn::default() };
         let bytes = message(opcode::SETATTR, set.as_bytes());
         for cut in 40..=bytes.len() {
@@ -222,14 +224,14 @@ mod tests {
     }
 
     #[test]
-    fn arguments_that_reach_over_the_head_are_put_together() {
+    fn arguments_that_extend_beyond_the_head_are_joined() {
         let set = SetAttrIn { valid: wire::SET_SIZE, size: 99, gid: 1, ..SetAttrIn::default() };
         let (_, call) = decode_whole(&message(opcode::SETATTR, set.as_bytes())).unwrap();
         assert_eq!(call, Call::SetAttr { valid: wire::SET_SIZE, size: 99 });
     }
 
     #[test]
-    fn the_second_word_of_flags_counts_only_where_it_is_said_to() {
+    fn the_second_word_of_flags_is_used_only_if_the_first_announces_it() {
         for (flags, expected) in [(0, 0), (wire::INIT_EXTENDED, wire::OVER_IO_URING)] {
             let init = InitIn { major: 7, minor: 42, max_readahead: 0, flags };
             let extended = InitInExtended { flags2: wire::OVER_IO_URING };

@@ -1,7 +1,8 @@
 //! The connection to the kernel: opened, mounted, and opened again for each thread.
 //!
-//! Always true here: every descriptor closes when a program is executed, so the connection ends with the daemon and no
-//! child keeps it, unless its descriptors were handed to one who does ([`crate::kept`]); a mount of ours has the type and source by which [`crate::mounts`] knows it.
+//! Invariants: every descriptor closes when a program is executed, so the connection ends with the daemon and
+//! no child process inherits it, unless its descriptors were handed to a descriptor store ([`crate::kept`]).
+//! A mount made here has the type and source by which [`crate::mounts`] recognizes it.
 
 use crate::errors::system_error;
 use crate::filesystem::TRANSFER_BYTES_MAX;
@@ -16,7 +17,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use zerocopy::IntoBytes;
 
-/// A door to the kernel that belongs to no connection yet.
+/// Opens a channel (`/dev/fuse`) that belongs to no connection yet.
 pub fn open() -> Result<File> {
     OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open("/dev/fuse").map_err(
         |error| {
@@ -40,7 +41,7 @@ pub fn mount(connection: &File, target: &Path) -> Result<()> {
     })
 }
 
-/// One more door to the same connection, for one more thread.
+/// Opens one more channel to the same connection, for one more thread.
 pub fn another(connection: &File) -> Result<File> {
     let door = open()?;
     system::clone_connection(door.as_fd(), connection.as_fd())
@@ -48,8 +49,9 @@ pub fn another(connection: &File) -> Result<File> {
     Ok(door)
 }
 
-/// Has the kernel send once more what was taken through any door of the connection and not answered. To be called while nobody
-/// reads from the connection and nobody works on what was read: what they had would be done twice at the same time.
+/// Requests the kernel to send again every message that was read through any channel of the connection and
+/// not answered. Call it only while no thread reads from the connection and no thread works on a message that
+/// was read: such requests would be executed twice at the same time.
 pub fn resend(connection: &File) -> Result<()> {
     let message = OutHeader { len: size_of::<OutHeader>() as u32, error: wire::NOTIFY_RESEND, unique: 0 };
     (&*connection).write_all(message.as_bytes()).map_err(|error| {

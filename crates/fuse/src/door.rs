@@ -1,10 +1,12 @@
-//! Serving through `/dev/fuse`: each thread reads messages from its own door to the connection and writes answers to it.
+//! Serving through `/dev/fuse`: each thread reads messages from its own channel to the connection and writes
+//! replies to it.
 //!
-//! Always true here: a thread that ends for whatever reason first lets go of its door, so that the kernel answers what is left
-//! with an error, and the last one ends the connection; what a thread has taken it completes before it ends. At most
-//! [`IN_FLIGHT_MAX`] requests are parked at a time, the kernel keeps the others.
+//! Invariants: a thread that ends, for whatever reason, first closes its channel, so that the kernel answers
+//! the remaining requests with an error; the last thread ends the connection. A thread completes every
+//! message that it has read before it ends. At most [`IN_FLIGHT_MAX`] requests are in flight per thread; the
+//! kernel keeps the others.
 //!
-//! Left to others: what a message asks for ([`crate::worker`]).
+//! Elsewhere: the meaning of a message ([`crate::worker`]).
 
 use crate::call::{self, Call, Malformed};
 use crate::errors::system_error;
@@ -21,43 +23,43 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
-/// Requests that one thread has parked at most.
+/// Requests that one thread has in flight at most.
 const IN_FLIGHT_MAX: usize = 256;
-/// Messages taken before the queue's own events are looked at again.
+/// Messages read before the events of the device's queue are checked again.
 const BURST_MAX: usize = 32;
-/// After how many rounds with one message it is tried again whether a second waits.
+/// Number of rounds with one message after which the thread checks again whether a second one is queued.
 const SECOND_TRY_INTERVAL: u32 = 16;
 
-/// Bytes of buffers that a thread keeps for the next requests.
+/// Bytes of buffers that a thread keeps for later requests.
 const SPARE_BYTES: usize = 32 * TRANSFER_BYTES_MAX;
-/// After so long without a request they are given up.
+/// After this time without a request the kept buffers are freed.
 const IDLE_MS: i32 = 250;
-/// What is copied out of the buffer that it was received into, when it may be out for long.
+/// Data up to this size is copied out of its receive buffer when the write may be in flight for long.
 const SMALL_BYTES_MAX: usize = 128 << 10;
 
-/// What [`Poller`] calls the connection.
+/// [`Poller`]'s number of the connection.
 const CONNECTION: u64 = 0;
-/// What it calls the wish to stop.
+/// Its number of the stop pipe.
 const STOP: u64 = 1;
-/// What it calls the end of the connection.
+/// Its number of the event that the connection has ended.
 const DESERTED: u64 = 2;
-/// What it calls the queue's descriptors.
+/// Its number of the device queue's descriptors.
 const QUEUE: u64 = 3;
 
-/// Whether there is a connection to answer on.
+/// Whether the connection can still take replies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Connection {
-    /// There is.
+    /// It can.
     Alive,
-    /// Unmounted or aborted: what is parked is completed, and nobody is told.
+    /// Unmounted or aborted: requests in flight are completed without a reply.
     Gone,
 }
 
-/// What came of asking for a message: none, one, or one that contradicts itself.
+/// The result of one read: no message, one message, or a malformed one.
 type Received = Option<std::result::Result<(InHeader, Call), Malformed>>;
 
-/// A door to the connection, and the buffers of the thread that it belongs to. Whom an answer goes to is the number of his
-/// message.
+/// A channel to the connection, and the buffers of the thread that it belongs to. A reply is addressed by the
+/// number of its message.
 pub struct Door {
     connection: File,
     life: Arc<Life>,
@@ -67,7 +69,7 @@ pub struct Door {
 }
 
 impl Door {
-    /// A door that is not to block.
+    /// Takes a non-blocking channel.
     pub fn new(connection: File, life: Arc<Life>) -> Self {
         Self {
             connection,
@@ -78,17 +80,17 @@ impl Door {
         }
     }
 
-    /// What to wait on.
+    /// The descriptor to wait on.
     pub fn descriptor(&self) -> RawFd {
         self.connection.as_raw_fd()
     }
 
-    /// Whether the connection is still there.
+    /// Whether the connection is alive.
     pub const fn state(&self) -> Connection {
         self.state
     }
 
-    /// Takes one message, if there is one.
+    /// Reads one message, if one is queued.
     ///
     /// # Errors
     /// When the connection cannot be read.
@@ -112,12 +114,12 @@ impl Door {
         Ok(Some(call::decode(header, arguments, payload, name)))
     }
 
-    /// Whether memory is kept for the next messages.
+    /// Whether memory is kept for later messages.
     fn keeps_memory(&self) -> bool {
         !self.receive.is_empty() || self.pool.held() > 0
     }
 
-    /// Gives up memory that is kept for the next messages.
+    /// Frees the memory that is kept for later messages.
     fn trim(&mut self) {
         self.receive = AlignedBuffer::default();
         self.pool.trim();
@@ -125,7 +127,7 @@ impl Door {
 
     fn no_message(&mut self, error: &io::Error) -> Result<()> {
         match error.raw_os_error() {
-            // Another thread was faster, or the sender took it back.
+            // Another thread read the message first, or the kernel withdrew it.
             Some(libc::EAGAIN | libc::EINTR | libc::ENOENT) => Ok(()),
             Some(libc::ENODEV | libc::ECONNABORTED) => {
                 self.state = Connection::Gone;
@@ -136,19 +138,20 @@ impl Door {
     }
 
     fn reply(&mut self, unique: u64, errno: i32, bytes: &[u8]) {
-        // Also where the connection has said its end: what was taken before that is answered, and one that is gone refuses it by itself.
+        // Replies also after the connection has reported its end: requests that were read before are
+        // answered. A closed connection refuses the reply itself.
         let len = size_of::<OutHeader>() + bytes.len();
         let header = OutHeader { len: len as u32, error: -errno, unique };
         let parts = [IoSlice::new(header.as_bytes()), IoSlice::new(bytes)];
-        // The kernel takes an answer whole or not at all.
+        // The kernel takes a reply completely or not at all.
         let Err(error) = (&self.connection).write_vectored(&parts) else { return };
         match error.raw_os_error() {
-            // Whoever asked does not wait any more.
+            // The requester no longer waits.
             Some(libc::ENOENT) => {}
             Some(libc::ENODEV | libc::ECONNABORTED | libc::EPERM) => self.state = Connection::Gone,
             _ => {
                 self.life.change(|state| state.refused_answers += 1);
-                // So that whoever asked does not wait for ever for an answer that was not taken.
+                // An error reply, so that the requester does not wait forever for the refused one.
                 if !bytes.is_empty() {
                     self.reply(unique, libc::EIO, &[]);
                 }
@@ -160,8 +163,9 @@ impl Door {
 impl Carrier for Door {
     type Asker = u64;
 
-    /// A write goes on in the buffer that it was received into, with no copy, unless others are parked: then
-    /// it may be soon, too, and a small one would hold a large buffer for long.
+    /// A write is executed in the buffer that it was received into, without a copy. If other requests are in
+    /// flight, a small write is copied: it may stay in flight for long too, and would hold a large buffer
+    /// meanwhile.
     fn lend(&mut self, _: u64, operation: Operation, length: usize, crowded: bool) -> Option<AlignedBuffer> {
         if operation != Operation::Write {
             return Some(self.pool.take(length));
@@ -195,21 +199,21 @@ impl Carrier for Door {
     fn let_go(&mut self, _: u64) {}
 }
 
-/// A thread's wait for messages, for its queue, and for the wish to stop.
+/// A thread's wait for messages, for events of its queue, and for the stop request.
 struct Waiting {
     serving: Serving<Door>,
     poller: Poller,
-    /// Whether the connection is waited for.
+    /// Whether the connection is in the poll set.
     listening: bool,
     stopping: bool,
     rounds: u32,
     crowded: bool,
 }
 
-/// Serves until the connection ends or a stop is wished, and what was taken is completed.
+/// Serves until the connection ends or a stop is requested, and until all requests in flight are completed.
 ///
 /// # Errors
-/// When the system refuses what serving needs.
+/// When a system call fails that serving needs.
 pub fn serve(worker: Worker, connection: File) -> Result<()> {
     let poller =
         Poller::new().map_err(|error| system_error("a FUSE thread cannot wait for events", &error))?;
@@ -281,7 +285,7 @@ impl Waiting {
             .map_err(|error| system_error("a FUSE thread cannot stop waiting for a descriptor", &error))
     }
 
-    /// Waits for messages only while more of them can be taken.
+    /// Keeps the connection in the poll set only while the thread can take more messages.
     fn listen_or_not(&mut self) -> Result<()> {
         let room = self.serving.parked() < IN_FLIGHT_MAX;
         let wanted = room && !self.stopping && self.alive();
@@ -298,8 +302,9 @@ impl Waiting {
             .map_err(|error| system_error("a FUSE thread cannot wait for its connection", &error))
     }
 
-    /// Takes what is there. At low load a second message rarely waits, and asking costs a system call: so it is
-    /// asked for only after it was there the last time, or once in a while.
+    /// Reads the queued messages. At low load a second message is rarely queued and the check costs a system
+    /// call, so the thread checks for one only if there was one the last time, and once per
+    /// [`SECOND_TRY_INTERVAL`].
     fn take_messages(&mut self) -> Result<()> {
         self.rounds = self.rounds.wrapping_add(1);
         let further = self.crowded || self.rounds.is_multiple_of(SECOND_TRY_INTERVAL);
@@ -315,7 +320,7 @@ impl Waiting {
                 Err(error) => break Err(error),
             }
         };
-        // What was taken before an error is done as well.
+        // Messages that were read before an error are executed as well.
         self.serving.unplug();
         ended?;
         if further {
@@ -325,7 +330,7 @@ impl Waiting {
     }
 }
 
-/// Takes one message and has it done; whether there was one.
+/// Reads one message and executes it; returns whether there was one.
 fn take_message(serving: &mut Serving<Door>) -> Result<bool> {
     match serving.carrier.receive(serving.worker.filesystem.name.as_bytes())? {
         None => return Ok(false),

@@ -1,3 +1,3 @@
-//! From the system's errors to ours.
+//! Converts system errors to the project's errors.
 
 pub use cbd_export::system_error;

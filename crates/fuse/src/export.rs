@@ -1,9 +1,10 @@
-//! The export: a mounted file system of one file, its threads, a loop device over it and a link to that.
+//! The export: a mounted file system of one file, its threads, a loop device over it and a link to the loop
+//! device.
 //!
-//! Always true here: what was started is stopped in the opposite order, whichever step of the start failed; a stop ends
-//! within its time, even if the device below never answers; a device in use is stopped only by force.
+//! Invariants: started parts are stopped in reverse order, whichever step of the start failed; a stop ends
+//! within its timeout, even if the device below never answers; a device in use is stopped only with force.
 //!
-//! Left to others: which devices there are and what they are called, sweeping at the start ([`crate::sweep`]).
+//! Elsewhere: the list of devices and their names; the sweep at the start ([`crate::sweep`]).
 
 use crate::kept::{Keep, KeptState, Remains};
 use crate::loop_device::{Binding, Keeper, NotReleased, QueueLimits};
@@ -17,17 +18,18 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-/// [`Options::ring_depth`] for most: a quarter of what a loop device has in flight at most.
+/// The default of [`Options::ring_depth`]: a quarter of the requests that a loop device has in flight at
+/// most.
 pub const RING_DEPTH: usize = 32;
 /// The largest [`Options::ring_depth`].
 const RING_DEPTH_MAX: usize = 1024;
 /// The most threads that serve one device.
 pub const QUEUES_MAX: usize = 128;
-/// How long a look at the loop device may take.
+/// Timeout of a query about the loop device.
 const LOOK_PATIENCE: Duration = Duration::from_secs(5);
-/// How long the message may take that a file was closed.
+/// Time that the message of a closed file may take to arrive.
 const CLOSE_PATIENCE: Duration = Duration::from_millis(500);
-/// How long a dropped export gets for what is in flight.
+/// Time that a dropped export grants to requests in flight.
 const DROP_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Runs at the beginning of each thread that serves the file.
@@ -38,9 +40,10 @@ pub type ThreadSetup = Arc<dyn Fn() + Send + Sync>;
 pub struct Options {
     /// The name of the file, such as `cbd0`.
     pub name: String,
-    /// Where the file system is mounted, such as `/run/cbd/fuse/cbd0`; made if it is not there, removed at the end.
+    /// Where the file system is mounted, such as `/run/cbd/fuse/cbd0`; created if missing, removed at the
+    /// end.
     pub mount_dir: PathBuf,
-    /// The link to make, such as `/dev/cbd0`.
+    /// The link to create, such as `/dev/cbd0`.
     pub link: Option<PathBuf>,
     /// Threads that serve the file, each with a queue of its own.
     pub queues: usize,
@@ -48,21 +51,22 @@ pub struct Options {
     pub thread_setup: Option<ThreadSetup>,
     /// Whether writes are refused.
     pub read_only: bool,
-    /// Where the kernel hands requests over by io_uring: how many of each processor's are in our hands at a time, those that wait for
-    /// the device included; the kernel keeps the others. Each takes 1 MiB of address space, and as much memory as was touched
-    /// of it by then. 0: requests always come through `/dev/fuse`.
+    /// With io_uring: how many requests per processor the daemon accepts at a time, including those that wait
+    /// for the device; the kernel keeps the others. Each slot takes 1 MiB of address space, and as much
+    /// memory as has been touched of it. 0: requests always come through `/dev/fuse`.
     pub ring_depth: usize,
-    /// Who keeps the device beyond the life of this process. Its requests always come through `/dev/fuse` then: what is handed over by
-    /// io_uring belongs to the ring of one process, and when that ends nobody can go on.
+    /// The descriptor store that preserves the device beyond the life of this process. Requests then always
+    /// come through `/dev/fuse`: a request that was delivered through io_uring belongs to the ring of one
+    /// process, and no other process can complete it after that process has ended.
     pub keep: Option<Arc<dyn Keep>>,
 }
 
-/// Whether a device in use is stopped.
+/// How a device in use is treated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StopMode {
-    /// Only if nobody uses it.
+    /// Stop only if the device is not in use.
     WhenUnused,
-    /// In any case: what is in flight completes, after that clients see errors.
+    /// Stop in any case: requests in flight complete, after that clients see errors.
     Force,
 }
 
@@ -73,7 +77,7 @@ pub struct FuseLoop {
     service: Service,
     keeper: Option<Keeper>,
     link: Option<Link>,
-    /// Why it does not outlive this process, although it should.
+    /// Why the device does not outlive this process, although it was requested.
     unkept: Option<Error>,
     taken_over: bool,
 }
@@ -91,7 +95,7 @@ impl FuseLoop {
     /// Mounts the file, serves it, binds a loop device to it and makes the link.
     ///
     /// # Errors
-    /// What the system refused, in words; then nothing is left behind.
+    /// The refused step, as text; nothing is left behind then.
     pub fn start(device: Arc<dyn BlockDevice>, options: Options) -> Result<Self> {
         let geometry = device.geometry();
         check(&options, &geometry)?;
@@ -101,7 +105,7 @@ impl FuseLoop {
         let what = || format!("{} could not be exported as a block device", options.name);
         let service = Service::start(&device, &options).context(what)?;
         let mut export = Self { service, keeper: None, link: None, unkept: None, taken_over: false };
-        // On an error the drop of what there is undoes it.
+        // On an error, the drop of `export` undoes the completed steps.
         export.bind(&options, geometry).context(what)?;
         if let Some(keep) = &options.keep {
             export.unkept = export.entrust(keep, &options, &geometry).err();
@@ -109,12 +113,12 @@ impl FuseLoop {
         Ok(export)
     }
 
-    /// Goes on with a device that a process before this has left, or was killed under: its clients have waited, and what was in
-    /// flight is done now. Only one process may do this, and only when nobody works on requests of the last one any more.
+    /// Takes over a device that an earlier process has left, or that lost its process by a kill. Its clients
+    /// have waited, and their requests in flight are executed now. Only one process may call this, and only
+    /// when no thread works on requests of the previous process any more.
     ///
-    /// # Errors
-    /// [`ErrorKind::Exchanged`] where the device is not what it was, and what the system refused. It is as it was then, and its
-    /// clients go on waiting.
+    /// # Errors [`ErrorKind::Exchanged`] if the device has changed, and the errors of refused system calls.
+    /// The device is unchanged then, and its clients keep waiting.
     pub fn adopt(device: &Arc<dyn BlockDevice>, options: &Options, remains: &Remains) -> Result<Self> {
         let what = || format!("{} waits for its daemon, and cannot be taken over", remains.state.name);
         let geometry = device.geometry();
@@ -130,19 +134,21 @@ impl FuseLoop {
         let link = options.link.as_deref().map(|link| Link::create(link, loop_path)).transpose()?;
         let service = Service::adopt(device, options, remains)?;
         if keeper.device().goes_by_itself() {
-            // A stop that was cut short has left that wish. It takes a device that is served; if it cannot be taken back, the device goes with its
-            // last user, and is shown as gone then.
+            // An interrupted stop has left AUTOCLEAR set. The device is served; if the flag cannot be
+            // cleared, the kernel releases the device with its last user, and it is reported as gone then.
             let _ = keeper.entrust(LOOK_PATIENCE);
         }
         Ok(Self { service, keeper: Some(keeper), link, unkept: None, taken_over: true })
     }
 
-    /// Lets go of the loop device, then hands over what the next process needs. A process that is killed between the two leaves a device whose
-    /// connection has ended, for the next one's sweep; the other way round it would write out, as the last who has it open, pages that nobody but the next
-    /// process can take, and that one would wait for its end.
+    /// Closes the loop device, then hands the descriptors over to the descriptor store. A process that is
+    /// killed between the two steps leaves a device whose connection has ended, for the sweep of the next
+    /// process. In the other order the killed process, as the last opener, would write out pages that only
+    /// the next process can accept, and the next process would wait for the end of the killed one.
     fn entrust(&mut self, keep: &Arc<dyn Keep>, options: &Options, geometry: &Geometry) -> Result<()> {
         let Some(keeper) = &self.keeper else { return Ok(()) };
-        // Also where it cannot be kept: with one more descriptor of them, doors would not close.
+        // Also where the device cannot be preserved: one more descriptor of the channels would keep them
+        // open.
         let doors = self.service.take_doors();
         let connection = self.service.check_may_be_kept()?;
         let state = KeptState {
@@ -160,13 +166,13 @@ impl FuseLoop {
         self.service.keep(keep, remains)
     }
 
-    /// Why the device does not outlive this process although [`Options::keep`] was given.
+    /// Why the device does not outlive this process although [`Options::keep`] was set.
     #[must_use]
     pub const fn unkept(&self) -> Option<&Error> {
         self.unkept.as_ref()
     }
 
-    /// Whether clients of another process go on with it.
+    /// Whether the device was taken over with the clients of an earlier process.
     #[must_use]
     pub const fn is_taken_over(&self) -> bool {
         self.taken_over
@@ -184,13 +190,14 @@ impl FuseLoop {
         !self.service.is_mounted()
     }
 
-    /// Serves no more, and leaves the device as it is: its clients wait for the process that [adopts](Self::adopt) it. What was taken
-    /// is answered first, as far as the device below does it within `timeout`; the next process is asked for the rest. One that is not
-    /// kept, or of which this process itself still waits for something, is ended: the process could not.
+    /// Stops serving and leaves the device as it is: its clients wait for the process that
+    /// [adopts](Self::adopt) it. Requests that were read are answered first, as far as the device below
+    /// completes them within `timeout`; the next process executes the rest. A device that is not preserved,
+    /// or whose loop device this process itself still waits for, is ended: otherwise this process could not
+    /// end.
     ///
-    /// # Errors
-    /// [`ErrorKind::TimedOut`] if threads still wait for the device below. They must have ended, by the end of this process, before
-    /// another takes the device over.
+    /// # Errors [`ErrorKind::TimedOut`] if threads still wait for the device below. They must have ended, by
+    /// the end of this process, before another process takes the device over.
     pub fn leave(&mut self, timeout: Duration) -> Result<()> {
         let end = Instant::now() + timeout;
         if !self.service.is_kept() {
@@ -222,48 +229,50 @@ impl FuseLoop {
         self.keeper.as_ref().map_or(Path::new(""), |keeper| &keeper.device().path)
     }
 
-    /// By what users know the device: the link if there is one, else the loop device.
+    /// The path by which users know the device: the link if there is one, else the loop device.
     #[must_use]
     pub fn device_path(&self) -> &Path {
         self.link.as_ref().map_or_else(|| self.loop_path(), Link::path)
     }
 
-    /// The file that the loop device stands on. It can be read and written as well, with direct I/O.
+    /// The file under the loop device. It can also be read and written directly, with direct I/O.
     #[must_use]
     pub fn file_path(&self) -> PathBuf {
         self.service.file_path()
     }
 
-    /// What the kernel tells users of the loop device.
+    /// The limits that the kernel reports to users of the loop device.
     #[must_use]
     pub fn queue_limits(&self) -> Option<&QueueLimits> {
         self.keeper.as_ref().map(|keeper| &keeper.device().limits)
     }
 
-    /// By which way requests come from the kernel.
+    /// The transport of requests from the kernel.
     #[must_use]
     pub const fn way(&self) -> &Way {
         self.service.way()
     }
 
-    /// Why the export does not serve any more, although it was not stopped.
+    /// Why the export has stopped serving although it was not asked to.
     #[must_use]
     pub fn failure(&self) -> Option<String> {
         self.service.failure().or_else(|| {
             let keeper = self.keeper.as_ref().filter(|keeper| !keeper.is_bound())?;
             let path = keeper.device().path.display();
-            Some(format!("somebody has let {path} go (losetup -d); stop the device and start it again"))
+            Some(format!(
+                "{path} was detached by another process (losetup -d); stop the device and start it again"
+            ))
         })
     }
 
-    /// By whom the device is used, as a sentence: mounted, stacked upon, used as swap space, open in a process.
+    /// The use of the device, as a sentence: mounted, stacked upon, used as swap space, open in a process.
     ///
     /// # Errors
-    /// When the system cannot be asked.
+    /// When a query to the system fails.
     pub fn is_busy(&self) -> Result<Option<String>> {
         let Some(keeper) = &self.keeper else { return Ok(None) };
         if !keeper.is_bound() {
-            // What can be asked of it would be told of somebody else's.
+            // The number may belong to a foreign device by now, so the loop device is not queried.
             let file = self.file_path();
             let user = users::file_opened_by(&file);
             return Ok(user.map(|who| format!("{} is open in {who}", file.display())));
@@ -279,13 +288,13 @@ impl FuseLoop {
         if let Some(who) = users::opened_by(device.device) {
             return Ok(Some(format!("{} is open in {who}", self.device_path().display())));
         }
-        // What a predecessor's clients have open was not counted here.
+        // Opens by clients of a predecessor were not counted by this process.
         if self.taken_over
             && let Some(who) = users::file_opened_by(&self.file_path())
         {
             return Ok(Some(format!("{} is open in {who}", self.file_path().display())));
         }
-        // The message that a file was closed comes after the close.
+        // The kernel sends the message of a closed file after the close has returned.
         if !self.service.life().wait(CLOSE_PATIENCE, |state| state.open_files <= 1) {
             let file = self.file_path();
             let who =
@@ -295,18 +304,18 @@ impl FuseLoop {
         Ok(None)
     }
 
-    /// Takes the device away: link, loop device, file and mount, within about `timeout`.
+    /// Removes the device: link, loop device, file and mount, within about `timeout`.
     ///
-    /// # Errors
-    /// [`ErrorKind::Busy`] if somebody uses it and `mode` is not force, or [`ErrorKind::TimedOut`] if I/O to it hangs;
-    /// then it goes on as before. By force, [`ErrorKind::TimedOut`] says that threads still wait for the device below;
-    /// clients see errors all the same.
+    /// # Errors [`ErrorKind::Busy`] if the device is in use and `mode` is not force, or
+    /// [`ErrorKind::TimedOut`] if I/O to it hangs; the device stays available then. With force,
+    /// [`ErrorKind::TimedOut`] says that threads still wait for the device below; clients see errors all the
+    /// same.
     pub fn stop(&mut self, mode: StopMode, timeout: Duration) -> Result<()> {
         if !self.service.is_mounted() {
             return Ok(());
         }
         let end = Instant::now() + timeout;
-        // By force, what is in flight has to have some time too.
+        // With force, the requests in flight need a part of the time too.
         let release_end = if mode == StopMode::Force { Instant::now() + timeout / 2 } else { end };
         let released = self.release(release_end);
         match (released, mode) {
@@ -316,7 +325,7 @@ impl FuseLoop {
         }
     }
 
-    /// Removes the link and lets the loop device go, or leaves both as they are.
+    /// Removes the link and releases the loop device, or leaves both as they are.
     fn release(&mut self, end: Instant) -> Result<()> {
         let Some(keeper) = &self.keeper else { return Ok(()) };
         let device_path = self.device_path().display().to_string();
@@ -331,9 +340,10 @@ impl FuseLoop {
             let text = format!("what was written to {device_path}, or asked of it, is still on its way");
             return Err(refused(text));
         }
-        // 1. From here on the connection ends with this process: what it waits for below must not wait for another.
+        // 1. From here on the connection ends with this process: the wait below must not depend on a later
+        //    process.
         let kept = self.service.take_back();
-        // 2. The link, so that it never points to what may be somebody else's device. 3. The device.
+        // 2. The link, so that it never points to a device of another owner. 3. The device.
         let removed = self.link.take();
         removed.iter().for_each(Link::remove);
         if let Err(NotReleased { error, later }) = keeper.release(end) {
@@ -342,7 +352,7 @@ impl FuseLoop {
             }
             let loop_path = keeper.device().path.clone();
             self.link = removed.and_then(|link| Link::create(link.path(), &loop_path).ok());
-            // Who waits for a device that hangs cannot be asked who uses it.
+            // The user of a device that hangs cannot be determined.
             let user = if error.kind() == ErrorKind::Busy { self.is_busy().ok().flatten() } else { None };
             return Err(user.map_or(error, refused));
         }
@@ -352,12 +362,13 @@ impl FuseLoop {
         Ok(())
     }
 
-    /// Whoever uses the device sees errors from here on.
+    /// Ends the export; users of the device see errors from here on.
     fn end_by_force(&mut self, end: Instant) -> Result<()> {
         self.link.take().iter().for_each(Link::remove);
         let ended = self.service.end(end);
         if let Some(mut keeper) = self.keeper.take() {
-            // With the connection gone nothing can hold up the close; if something does, the kernel ends it later.
+            // With the connection gone nothing can hold up the close; if something does, the kernel ends it
+            // later.
             if keeper.abandon(ABORT_PATIENCE).is_ok() {
                 keeper.join();
             }
@@ -366,11 +377,11 @@ impl FuseLoop {
     }
 }
 
-/// A device that was not released outlives this process again, from when nothing here waits for it any more.
+/// Preserves a device that was not released again, as soon as no thread of this process waits for it.
 fn put_back(kept: Arc<Kept>, later: Option<Receiver<Result<()>>>) {
-    // Where nobody keeps it any more it ends with this process, as one of which nobody has ever been asked to.
+    // If the descriptor store refuses, the device ends with this process, like one that was never preserved.
     let Some(later) = later else { return drop(kept.put()) };
-    // A thread of its own: the one that waits has none of the descriptors.
+    // A thread of its own: the thread that waits has none of the descriptors.
     let _ = std::thread::Builder::new().name("cbd-put-back".into()).spawn(move || {
         if let Ok(Err(_)) = later.recv() {
             let _ = kept.put();
@@ -381,13 +392,13 @@ fn put_back(kept: Arc<Kept>, later: Option<Receiver<Result<()>>>) {
 impl Drop for FuseLoop {
     fn drop(&mut self) {
         if self.service.is_mounted() {
-            // Nobody is left to be told.
+            // There is no caller to report an error to.
             let _ = self.end_by_force(Instant::now() + DROP_PATIENCE);
         }
     }
 }
 
-/// Refuses what is no name of a file in a folder of its own.
+/// Refuses names that are not plain file names.
 pub fn check_name(name: &str) -> Result<()> {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     if name.is_empty() || name.len() > 63 || name.starts_with('.') || !name.bytes().all(plain) {

@@ -1,9 +1,9 @@
-//! What the file system of one file answers: a root directory, and in it the device as a file.
+//! The replies of the file system: a root directory, and in it the device as a file.
 //!
-//! Always true here: an answer depends on the call and the geometry alone; nothing waits, nothing does I/O. What
-//! needs the device comes out as [`Answer::Device`].
+//! Invariants: a reply depends on the call and the geometry alone; nothing blocks, nothing does I/O. A call
+//! that needs the device is returned as [`Answer::Device`].
 //!
-//! Left to others: reading and answering messages, and the data itself ([`crate::worker`]).
+//! Elsewhere: reading and answering messages, and the data itself ([`crate::worker`]).
 
 use crate::call::{Call, sets_more_than_times};
 use crate::wire::{self, Attr, AttrOut, Dirent, EntryOut, InHeader, InitOut, OpenOut, StatfsOut};
@@ -12,18 +12,19 @@ use zerocopy::IntoBytes;
 
 /// The node of the file.
 pub const FILE_NODE: u64 = 2;
-/// The most that one read or write carries.
+/// The largest transfer of one read or write.
 pub const TRANSFER_BYTES_MAX: usize = 1 << 20;
-/// Bytes of a page, of which a message holds a number.
+/// Bytes of a page; a message holds a limited number of pages.
 const PAGE: usize = 4096;
-/// The pages that it takes.
+/// The pages of the largest transfer.
 const TRANSFER_PAGES_MAX: u16 = 256;
-/// Asynchronous requests that the kernel sends without an answer; more than a loop device has tags.
+/// Asynchronous requests that the kernel sends before it waits for replies; more than a loop device has tags.
 const BACKGROUND_MAX: u16 = 512;
-/// Names and attributes never change while the file system is mounted: a day, and asked again.
+/// Names and attributes never change while the file system is mounted; the kernel revalidates them once a
+/// day.
 const VALID_SECONDS: u64 = 86_400;
 
-/// What the file system is made of.
+/// The configuration of the file system.
 #[derive(Debug)]
 pub struct Filesystem {
     /// The name of the file.
@@ -32,39 +33,39 @@ pub struct Filesystem {
     pub geometry: Geometry,
     /// Whether writes are refused.
     pub read_only: bool,
-    /// Whether it is agreed that requests are handed over by io_uring, if the kernel offers it.
+    /// Whether the io_uring transport is negotiated, if the kernel offers it.
     pub over_ring: bool,
 }
 
-/// What is to be done about a call.
+/// How a call is answered.
 #[derive(PartialEq, Eq, Debug)]
 pub enum Answer {
-    /// Nothing is answered.
+    /// No reply.
     Silent,
     /// An errno.
     Error(i32),
     /// Success, with these bytes.
     Bytes(Vec<u8>),
-    /// As `Bytes`, and one more user has opened the file.
+    /// As `Bytes`; the file has one more opener.
     Opened(Vec<u8>),
-    /// Success, and one user of the file is gone.
+    /// Success; the file has one opener less.
     Released,
-    /// The device has to do something.
+    /// The device executes an operation.
     Device(Transfer),
 }
 
-/// What the device has to do, checked against its geometry.
+/// An operation of the device, validated against its geometry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Transfer {
-    /// What.
+    /// The operation.
     pub operation: Operation,
-    /// Where, in whole sectors.
+    /// The range, in whole sectors.
     pub range: ByteRange,
-    /// Durable when answered.
+    /// Durable before the reply.
     pub fua: bool,
-    /// For a read: how many bytes of the range come before the first that was asked for.
+    /// For a read: bytes of the range before the first requested one.
     pub skip: usize,
-    /// For a read: how many bytes were asked for and are there. For a write: all of them.
+    /// For a read: requested bytes that exist. For a write: all of them.
     pub length: usize,
 }
 
@@ -75,7 +76,7 @@ impl Transfer {
 }
 
 impl Filesystem {
-    /// Decides what a call is answered.
+    /// Determines the reply to a call.
     pub fn answer(&self, header: &InHeader, call: Call) -> Answer {
         match call {
             Call::Read { offset, size } => self.read(header.nodeid, offset, size),
@@ -101,7 +102,8 @@ impl Filesystem {
         }
     }
 
-    /// Reads need not be aligned: what lies around is read too and not sent. Past the end there is nothing.
+    /// Reads need not be aligned: the surrounding sectors are read and not sent. A read past the end returns
+    /// nothing.
     fn read(&self, node: u64, offset: u64, size: u32) -> Answer {
         if node != FILE_NODE || size as usize > TRANSFER_BYTES_MAX {
             return Answer::Error(libc::EINVAL);
@@ -120,9 +122,10 @@ impl Filesystem {
         })
     }
 
-    /// Writes are whole sectors, as on any disk. One of 1 MiB from memory that does not begin at a page has one page more than a
-    /// message holds, and the kernel cuts it at that page, wherever that is: of such a message the whole sectors are written
-    /// and counted, and whoever writes goes on behind them.
+    /// Writes are whole sectors, as on any disk. A write of 1 MiB from memory that does not begin at a page
+    /// boundary has one page more than a message holds, and the kernel cuts it at that page boundary,
+    /// possibly inside a sector. Of such a message the whole sectors are written and counted, and the writer
+    /// continues behind them.
     fn write(&self, node: u64, offset: u64, size: u32, flags: u32) -> Answer {
         if self.read_only {
             return Answer::Error(libc::EROFS);
@@ -140,7 +143,8 @@ impl Filesystem {
         Answer::Device(Transfer { fua, length: size as usize, ..Transfer::of(Operation::Write, range) })
     }
 
-    /// A hole is a discard, and refused where the device offers none; zeroes stay zeroes. The size never changes.
+    /// A punched hole is a discard, and refused where the device supports none; zeroing stays zeroing. The
+    /// size never changes.
     fn fallocate(&self, node: u64, offset: u64, length: u64, mode: u32) -> Answer {
         if self.read_only {
             return Answer::Error(libc::EROFS);
@@ -193,7 +197,8 @@ impl Filesystem {
         }
     }
 
-    /// Times may be "set", for tools that insist; a device has none. The size may be set to what it is.
+    /// Setting times succeeds without an effect, for tools that insist. The size may be set to its present
+    /// value.
     fn set_attributes(&self, node: u64, valid: u32, size: u64) -> Answer {
         let same_size = valid & !wire::SET_SIZE == valid || size == self.geometry.size;
         if sets_more_than_times(valid & !wire::SET_SIZE) || !same_size {
@@ -265,10 +270,11 @@ impl Filesystem {
     }
 }
 
-/// Agrees on what both sides know. The page cache of the file is never used, so nothing about it is agreed on.
+/// Negotiates the features that both sides support. The page cache of the file is never used, so no feature
+/// of it is negotiated.
 fn init(major: u32, minor: u32, max_readahead: u32, flags: u32, flags2: u32) -> Answer {
     if major > wire::MAJOR {
-        // The kernel then asks again with the version that it is answered.
+        // The kernel then repeats INIT with the version of the reply.
         return bytes(&InitOut { major: wire::MAJOR, minor: wire::MINOR, ..InitOut::default() });
     }
     if major < wire::MAJOR || minor < wire::MINOR_OLDEST {
@@ -326,19 +332,19 @@ mod tests {
     fn transfer(answer: Answer) -> Transfer {
         match answer {
             Answer::Device(transfer) => transfer,
-            other => panic!("{other:?} is not for the device"),
+            other => panic!("{other:?} is no operation of the device"),
         }
     }
 
     #[test]
-    fn an_unaligned_read_takes_whole_sectors_and_sends_what_was_asked() {
+    fn an_unaligned_read_reads_whole_sectors_and_sends_the_requested_bytes() {
         let read = transfer(ask(&filesystem(), FILE_NODE, Call::Read { offset: 700, size: 1000 }));
         assert_eq!(read.range, ByteRange { start: 512, end: 2048 });
         assert_eq!((read.skip, read.length), (188, 1000));
     }
 
     #[test]
-    fn a_read_ends_at_the_end_and_past_it_there_is_nothing() {
+    fn a_read_ends_at_the_end_of_the_device_and_returns_nothing_past_it() {
         let read = transfer(ask(&filesystem(), FILE_NODE, Call::Read { offset: SIZE - 512, size: 4096 }));
         assert_eq!(read.range, ByteRange { start: SIZE - 512, end: SIZE });
         assert_eq!(read.length, 512);
@@ -349,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_write_that_the_kernel_cut_inside_a_sector_the_whole_sectors_are_written() {
+    fn whole_sectors_are_written_of_a_write_that_the_kernel_cut_inside_a_sector() {
         let mut filesystem = filesystem();
         filesystem.geometry.size = 4 << 20;
         let sector = filesystem.geometry.sector;
@@ -389,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn holes_are_discards_only_where_the_device_offers_them() {
+    fn holes_are_discards_only_where_the_device_supports_discards() {
         let punch = (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE) as u32;
         let call = Call::Fallocate { offset: 4096, length: 8192, mode: punch };
         let mut filesystem = filesystem();
@@ -399,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn zero_range_writes_zeroes_and_other_modes_are_not_offered() {
+    fn zero_range_writes_zeroes_and_other_modes_are_not_supported() {
         let zero = libc::FALLOC_FL_ZERO_RANGE as u32;
         let keep = libc::FALLOC_FL_KEEP_SIZE as u32;
         for mode in [zero, zero | keep] {
@@ -413,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_only_file_takes_no_change() {
+    fn a_read_only_file_refuses_changes() {
         let filesystem = Filesystem { read_only: true, ..filesystem() };
         let zero = libc::FALLOC_FL_ZERO_RANGE as u32;
         for call in [
@@ -437,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listing_goes_on_where_it_stopped_and_fits_its_room() {
+    fn a_listing_continues_where_it_stopped_and_fits_the_requested_size() {
         let list = |offset, size| match ask(&filesystem(), 1, Call::ReadDir { offset, size }) {
             Answer::Bytes(bytes) => bytes,
             other => panic!("{other:?}"),
@@ -449,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_both_sides_know_is_agreed_on() {
+    fn only_features_that_both_sides_support_are_negotiated() {
         let Answer::Bytes(bytes) = init(7, 38, 1 << 17, wire::ASYNC_DIO | 1 << 16, 0) else {
             panic!("refused")
         };
@@ -460,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn io_uring_is_agreed_on_only_where_both_sides_want_it() {
+    fn io_uring_is_negotiated_only_if_both_sides_request_it() {
         let offers = [(false, false), (false, true), (true, false), (true, true)];
         for (over_ring, offered) in offers {
             let filesystem = Filesystem { over_ring, ..filesystem() };

@@ -1,16 +1,15 @@
-//! What a daemon needs that serves the device its own pages may be written to.
+//! Settings of a daemon that serves a device to which its own pages may be written.
 //!
-//! A thread that writes dirty pages out must not wait for memory that only such writing can free: the kernel
-//! spares a thread that says so ([`become_io_flusher`]), and memory that cannot be paged out never has to be paged
-//! in through the device itself ([`lock_memory`]).
+//! A thread that writes dirty pages out must not wait for memory that only such writing can free. The kernel
+//! exempts a thread that declares itself an I/O flusher ([`become_io_flusher`]), and locked memory never has
+//! to be paged in through the device itself ([`lock_memory`]).
 
 use crate::system;
 
-/// Tells the kernel that the calling thread serves a block device: its allocations do not wait for I/O or file
-/// systems, and it is not throttled as a writer. To be called by each thread of the data path.
+/// Declares to the kernel that the calling thread serves a block device: its allocations do not wait for I/O
+/// or file systems, and it is not throttled as a writer. Each thread of the data path calls it.
 ///
-/// # Errors
-/// What is missing, in words: the capability `CAP_SYS_RESOURCE`, or Linux 5.6.
+/// # Errors The missing requirement, as text: the capability `CAP_SYS_RESOURCE`, or Linux 5.6.
 pub fn become_io_flusher() -> Result<(), String> {
     system::set_io_flusher().map_err(|error| {
         format!(
@@ -20,11 +19,10 @@ pub fn become_io_flusher() -> Result<(), String> {
     })
 }
 
-/// Locks the memory of the process, now and to come, as it is touched. Regions are left out by mapping them later
-/// and calling [`exclude_from_lock`], since locking them would fill memory with what is in them.
+/// Locks the present and future memory of the process, as it is touched. Regions are exempted by mapping them
+/// later and calling [`exclude_from_lock`]: locking them would fill memory with their content.
 ///
-/// # Errors
-/// What is missing, in words: the capability `CAP_IPC_LOCK`, or a higher limit.
+/// # Errors The missing requirement, as text: the capability `CAP_IPC_LOCK`, or a higher limit.
 pub fn lock_memory() -> Result<(), String> {
     system::lock_all_memory().map_err(|error| {
         format!(
@@ -34,7 +32,7 @@ pub fn lock_memory() -> Result<(), String> {
     })
 }
 
-/// Takes a mapping out of what [`lock_memory`] locked.
+/// Exempts a mapping from [`lock_memory`].
 ///
 /// # Errors
 /// When the range is not mapped.

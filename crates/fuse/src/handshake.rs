@@ -1,8 +1,9 @@
-//! What is agreed with the kernel before anything is served: versions, abilities, and by which way requests come.
+//! The negotiation with the kernel before anything is served: versions, capabilities, and the transport of
+//! requests.
 //!
-//! Always true here: it ends within its time, with an agreement or an error.
+//! Invariants: it ends within its timeout, with a result or an error.
 //!
-//! Left to others: what is wanted ([`crate::filesystem`]).
+//! Elsewhere: the requested features ([`crate::filesystem`]).
 
 use crate::call::{Call, Malformed};
 use crate::door::{Connection, Door};
@@ -17,22 +18,23 @@ use std::fs::File;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long the kernel may take for its first message, which it sends with the mount.
+/// Timeout of the kernel's first message, which it sends with the mount.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What was agreed.
+/// The result of the negotiation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Agreed {
-    /// The kernel hands requests over by io_uring from here on: it offers it, and the file system wants it.
+    /// The kernel delivers requests through io_uring from here on: it offers this, and the file system
+    /// requests it.
     pub over_ring: bool,
-    /// The kernel sends what was taken and not answered once more when it is asked to.
+    /// On request, the kernel sends messages again that were read and not answered.
     pub resends: bool,
 }
 
 /// Answers the first message of a connection.
 ///
 /// # Errors
-/// When the kernel speaks another protocol, or says nothing.
+/// When the kernel speaks another protocol, or sends no message.
 pub fn agree(connection: &File, filesystem: &Filesystem, life: &Arc<Life>) -> Result<Agreed> {
     let failed = |error| system_error("the FUSE connection cannot be begun", &error);
     let poller = Poller::new().map_err(failed)?;
@@ -51,7 +53,7 @@ pub fn agree(connection: &File, filesystem: &Filesystem, life: &Arc<Life>) -> Re
                         return Err(Error::new(ErrorKind::Unsupported, text));
                     }
                 }
-                // A kernel of a later major version asks again with ours.
+                // A kernel of a later major version repeats INIT with the daemon's version.
                 if major == wire::MAJOR {
                     return Ok(Agreed {
                         over_ring: filesystem.over_ring && flags2 & wire::OVER_IO_URING != 0,

@@ -1,13 +1,15 @@
-//! What of a device outlives the process that serves it: its descriptors, held by somebody else, and what the next process must know.
+//! The preserved session of a device, which outlives the process that serves it: the descriptors in a
+//! descriptor store, and the state that the next process needs.
 //!
-//! Always true here: a FUSE connection lives as long as somebody has a descriptor of it open, and what a door has taken without an
-//! answer is answered with an error when that door is closed; so every door is kept. Remains are judged before they are used, since
-//! they come from outside, and looking at them asks nothing of a file system that nobody serves: it would wait for ever. A process
-//! that is killed while it takes a message has taken it or not: the memory that messages are read into was touched before, so the
-//! kernel never has to give up in the middle.
+//! Invariants: a FUSE connection lives as long as any process has a descriptor of it open, and the kernel
+//! answers a request that was read through a channel and not answered with an error when that channel is
+//! closed; so every channel is preserved. A session is validated before it is used, since it comes from
+//! outside, and validating it sends no request to a file system without a server: such a request would never
+//! return. A process that is killed while it reads a message has read it or not: the memory that messages are
+//! read into was touched before, so the kernel never has to abandon a copy halfway.
 //!
-//! Left to others: where descriptors are kept ([`Keep`]), and who may take them: only one process at a time, and only when nobody
-//! works on what a predecessor had taken.
+//! Elsewhere: the descriptor store ([`Keep`]), and which process may take the descriptors: only one at a
+//! time, and only when no thread works on messages that a predecessor has read.
 
 use crate::connection;
 use crate::errors::system_error;
@@ -25,19 +27,18 @@ use std::path::{Component, Path, PathBuf};
 /// The device number of `/dev/fuse`.
 const FUSE_DEVICE: (u32, u32) = (10, 229);
 
-/// Where the descriptors of one device are kept, beyond the life of this process.
+/// The descriptor store of one device: it holds descriptors beyond the life of this process.
 pub trait Keep: Send + Sync {
-    /// Keeps these, in the place of what was kept of the device before.
+    /// Stores these descriptors in place of those that were stored of the device before.
     ///
-    /// # Errors
-    /// When nobody keeps them.
+    /// # Errors When no store holds them.
     fn put(&self, remains: &Remains) -> Result<()>;
 
-    /// Keeps nothing of the device any more.
+    /// Removes the descriptors of the device from the store.
     fn remove(&self);
 }
 
-/// What the next process must know of a device; the kernel asks and tells this only once.
+/// The state of a device that the next process needs; the kernel sends these facts only once.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct KeptState {
     /// The name of the file, such as `cbd0`.
@@ -59,13 +60,13 @@ pub struct KeptState {
 }
 
 impl KeptState {
-    /// The file that the loop device stands on.
+    /// The file under the loop device.
     #[must_use]
     pub fn file(&self) -> PathBuf {
         self.mount_dir.join(&self.name)
     }
 
-    /// One of no device that there is, for tests of what is done with one.
+    /// The state of a device that does not exist, for tests.
     #[doc(hidden)]
     #[must_use]
     pub fn example() -> Self {
@@ -103,12 +104,12 @@ impl KeptState {
     }
 }
 
-/// What is left of a device whose process has ended, or would be left of one that lives.
+/// The preserved session of a device whose process has ended, or would end now.
 #[derive(Debug)]
 pub struct Remains {
-    /// What is to be known.
+    /// The state.
     pub state: KeptState,
-    /// The doors of the connection.
+    /// The channels of the connection.
     pub doors: Vec<OwnedFd>,
 }
 
@@ -117,44 +118,43 @@ fn wrong(what: &str) -> Error {
 }
 
 impl Remains {
-    /// Judges what was kept.
+    /// Validates a stored session.
     ///
-    /// # Errors
-    /// [`ErrorKind::Damaged`] when it cannot be what a process of ours has left.
+    /// # Errors [`ErrorKind::Damaged`] if no daemon of this project can have left it.
     pub fn new(state: KeptState, doors: Vec<OwnedFd>) -> Result<Self> {
         state.check()?;
         if doors.is_empty() || doors.len() > QUEUES_MAX {
             return Err(wrong(&format!("{} descriptors", doors.len())));
         }
         let numbers = doors.iter().map(|door| connection_of(door.as_fd())).collect::<Result<Vec<_>>>()?;
-        // Kernels that say which connection a descriptor is of are believed more than what is written down.
+        // Where the kernel reports the connection of a descriptor, its number must match the stored one.
         if numbers.into_iter().flatten().any(|number| number != state.connection) {
             return Err(wrong("descriptors of another connection"));
         }
         Ok(Self { state, doors })
     }
 
-    /// Descriptors of the same open files.
+    /// A copy with duplicated descriptors of the same open files.
     ///
-    /// # Errors
-    /// When the process may not have more.
+    /// # Errors When the process may not open more.
     pub fn another(&self) -> Result<Self> {
         let doors = self.doors.iter().map(OwnedFd::try_clone).collect::<std::io::Result<Vec<_>>>();
         let doors = doors.map_err(|error| system_error("the doors of a FUSE connection", &error))?;
         Ok(Self { state: self.state.clone(), doors })
     }
 
-    /// Whether somebody can still use the device: its connection has not ended, and the loop device stands on the file.
+    /// Whether clients can still use the device: its connection has not ended, and the loop device is bound
+    /// to the file.
     #[must_use]
     pub fn is_usable(&self) -> bool {
         let ended = self.doors.first().is_none_or(|door| connection::has_ended(door).unwrap_or(false));
         !ended && is_bound_to(self.state.loop_number, &self.state.file())
     }
 
-    /// Refuses a device that has become another.
+    /// Refuses a device whose geometry has changed.
     ///
     /// # Errors
-    /// [`ErrorKind::Exchanged`] with what has changed.
+    /// [`ErrorKind::Exchanged`] with the difference.
     pub fn check_geometry(&self, geometry: &Geometry, read_only: bool) -> Result<()> {
         let KeptState { name, size, sector, read_only: before, .. } = &self.state;
         if (*size, *sector, *before) == (geometry.size, geometry.sector, read_only) {
@@ -162,16 +162,15 @@ impl Remains {
         }
         let text = format!(
             "{name} was left with {size} bytes in sectors of {sector}, and there are {} in sectors of {} now, or writes are refused now \
-             and were not before, or the other way round; stop it with dev-stop --force and start it anew",
+             and were not before, or the other way round; stop it with dev-stop --force and start it again",
             geometry.size, geometry.sector
         );
         Err(Error::new(ErrorKind::Exchanged, text))
     }
 
-    /// By whom the device is used, as a sentence.
+    /// The use of the device, as a sentence.
     ///
-    /// # Errors
-    /// When the system cannot be asked.
+    /// # Errors When a query to the system fails.
     pub fn user(&self) -> Result<Option<String>> {
         if !self.is_usable() {
             return Ok(None);
@@ -191,19 +190,21 @@ impl Remains {
         Ok(users::file_opened_by(&file).map(|who| format!("{} is open in {who}", file.display())))
     }
 
-    /// Ends what nobody serves: whoever uses it sees errors. The caller has the descriptors removed from where they are kept.
+    /// Ends a session without a server: users of the device see errors. The caller removes the descriptors
+    /// from the descriptor store.
     pub fn end(self) {
         let Self { state, doors } = self;
-        // 1. The link, so that it never leads to what may be somebody else's device.
+        // 1. The link, so that it never points to a device of another owner.
         let node = state.node();
         if let Some(link) = &state.link
             && fs::read_link(link).is_ok_and(|target| target == node.path)
         {
             let _ = fs::remove_file(link);
         }
-        // What it stands on is not to be seen any more when that is unmounted.
+        // Checked before the unmount, after which the path of the backing file is no longer visible.
         let is_bound = is_bound_to(state.loop_number, &state.file());
-        // 2. The connection, unless its number or place is another's by now. From here on nothing waits any more.
+        // 2. The connection, unless its number or its mount point belongs to another one by now. After this
+        //    step no request waits.
         let mounted = cbd_export::mounts::at(&state.mount_dir).ok().flatten();
         if let Some(mount) =
             mounted.filter(|mount| mounts::is_ours(mount) && mounts::connection(mount) == state.connection)
@@ -212,7 +213,7 @@ impl Remains {
         }
         let aborted = doors.iter().any(|door| connection::has_ended(door).unwrap_or(false));
         drop(doors);
-        // 3. The loop device, which a file system that is still mounted holds until it is unmounted.
+        // 3. The loop device; a file system that is still mounted on it holds it until it is unmounted.
         if aborted && is_bound {
             let _ = let_go(state.loop_number);
         }
@@ -220,7 +221,7 @@ impl Remains {
     }
 }
 
-/// The number of the FUSE connection behind a descriptor, where the kernel says it.
+/// The number of the FUSE connection behind a descriptor, where the kernel reports it.
 fn connection_of(door: BorrowedFd<'_>) -> Result<Option<u32>> {
     let failed = |error| system_error("a descriptor that was kept", &error);
     let found = File::from(door.try_clone_to_owned().map_err(failed)?).metadata().map_err(failed)?;
@@ -237,7 +238,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_state_that_leads_elsewhere_is_refused() {
+    fn a_state_with_foreign_paths_or_numbers_is_refused() {
         assert!(KeptState::example().check().is_ok());
         let wrong = [
             KeptState { name: "../x".into(), ..KeptState::example() },
@@ -253,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_that_are_none_or_of_something_else_are_refused() {
+    fn missing_and_foreign_descriptors_are_refused() {
         let null = || OwnedFd::from(File::open("/dev/null").unwrap());
         for doors in [vec![], vec![null()], (0..=QUEUES_MAX).map(|_| null()).collect()] {
             let error = Remains::new(KeptState::example(), doors).unwrap_err();
@@ -262,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_has_become_another_is_refused() {
+    fn a_device_with_another_geometry_is_refused() {
         let remains = Remains { state: KeptState::example(), doors: Vec::new() };
         let geometry = Geometry {
             size: 1 << 20,

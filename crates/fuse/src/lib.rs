@@ -1,13 +1,15 @@
-//! The export that makes a kernel block device where there is no ublk: a FUSE file system with a single file, a
-//! loop device with direct I/O over it, and `/dev/cbdN` as a link to that.
+//! The export that provides a kernel block device where ublk is not available: a FUSE file system with a
+//! single file, a loop device with direct I/O over it, and `/dev/cbdN` as a link to the loop device.
 //!
-//! Always true here: this process serves the file with threads of its own, each with its own way to the kernel (io_uring with a
-//! queue for each processor where the kernel offers that, else `/dev/fuse`) and its own queue of the device, and no page cache lies between the loop device and the queue. When the process dies, even by
-//! SIGKILL, the connection ends, clients see errors, and the loop device is let go by itself once it is not
-//! mounted; [`sweep()`] clears away the rest at the next start. Unless somebody [keeps](kept) its descriptors: then clients wait, and
-//! the next process [goes on](FuseLoop::adopt). Nothing here waits without end for the device below.
+//! Invariants: this process serves the file with its own threads. Each thread has its own transport to the
+//! kernel (io_uring with a queue for each processor where the kernel offers that, else `/dev/fuse`) and its
+//! own queue of the device. No page cache lies between the loop device and the queue. When the process dies,
+//! even by SIGKILL, the connection ends, clients see errors, and the kernel releases the loop device once it
+//! is not mounted; [`sweep()`] removes the rest at the next start. If a [descriptor store](kept) holds the
+//! descriptors, clients wait instead, and the next process [takes over](FuseLoop::adopt). Every wait for the
+//! device below has a timeout.
 //!
-//! Left to others: what a request does ([`cbd_export::BlockDevice`]), and which devices there are.
+//! Elsewhere: the execution of requests ([`cbd_export::BlockDevice`]), and the list of devices.
 
 mod call;
 mod connection;

@@ -1,8 +1,9 @@
-//! What the threads of one export tell each other: how many serve, how many users the file has, what failed.
+//! The shared state of the threads of one export: how many serve, how many openers the file has, the first
+//! failure.
 //!
-//! Always true here: every change wakes whoever waits for it; every wait has an end in time.
+//! Invariants: every change wakes all waiters; every wait has a timeout.
 //!
-//! Left to others: deciding what to do when a wait ends without what it waited for.
+//! Elsewhere: the reaction to a timeout.
 
 use cbd_export::Event;
 use cbd_types::{Error, Result};
@@ -11,16 +12,16 @@ use std::os::fd::RawFd;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The state that is shared.
+/// The shared state.
 #[derive(Debug, Default)]
 pub struct State {
-    /// Threads that have not let go of their connection.
+    /// Threads that have not closed their connection.
     pub serving: usize,
-    /// Users that have the file open: the loop device is one.
+    /// Openers of the file: the loop device is one.
     pub open_files: usize,
     /// Why a thread ended that was not asked to.
     pub failure: Option<Error>,
-    /// Answers that the kernel did not take as they were.
+    /// Replies that the kernel has refused.
     pub refused_answers: u64,
 }
 
@@ -31,12 +32,12 @@ pub struct Life {
     changed: Condvar,
     /// The threads stop when this is dropped.
     stop: Mutex<Option<PipeWriter>>,
-    /// Signalled for good when nobody waits for answers any more.
+    /// Stays signalled once no client waits for replies any more.
     deserted: Event,
 }
 
 impl Life {
-    /// Of threads that stop when the other end of `stop` is at its end.
+    /// For threads that stop when the read end of `stop` reports the end of the pipe.
     ///
     /// # Errors
     /// When the process may not open another descriptor.
@@ -45,33 +46,34 @@ impl Life {
         Ok(Self { state, changed, stop: Mutex::new(Some(stop)), deserted: Event::new()? })
     }
 
-    /// Tells all threads to take nothing more.
+    /// Requests all threads to read no more messages.
     pub fn stop(&self) {
         drop(self.stop.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 
-    /// Tells all threads that the connection has ended: what the device has not begun is to be given up.
+    /// Tells all threads that the connection has ended: they cancel the requests that the device has not
+    /// begun.
     pub fn desert(&self) {
         self.deserted.signal();
     }
 
-    /// Readable for good when the connection has ended.
+    /// Stays readable once the connection has ended.
     pub fn deserted(&self) -> RawFd {
         self.deserted.descriptor()
     }
 
-    /// Looks at the state. A thread that panicked while it held the lock left only numbers.
+    /// Locks the state. A thread that panicked with the lock held left only numbers.
     pub fn look(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the state and wakes all that wait.
+    /// Changes the state and wakes all waiters.
     pub fn change(&self, change: impl FnOnce(&mut State)) {
         change(&mut self.look());
         self.changed.notify_all();
     }
 
-    /// Waits until `reached`; whether it was within `patience`.
+    /// Waits until `reached`; returns whether that happened within `patience`.
     pub fn wait(&self, patience: Duration, reached: impl Fn(&State) -> bool) -> bool {
         let end = Instant::now() + patience;
         let mut state = self.look();

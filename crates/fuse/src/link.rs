@@ -1,4 +1,4 @@
-//! What loop devices say of themselves: whether one is bound, and whether it carries our mark.
+//! Properties of loop devices: whether one is bound, and whether it carries the project's mark.
 
 use crate::loop_device::{MARK, read_setting};
 use crate::system;
@@ -11,12 +11,13 @@ pub fn loop_number(path: &Path) -> Option<u32> {
     cbd_export::link::number(path, "/dev/loop")
 }
 
-/// Whether a loop device has a file.
+/// Whether a loop device has a backing file.
 pub fn is_bound(number: u32) -> bool {
     read_setting(number, "loop/backing_file").is_some()
 }
 
-/// Whether a loop device carries our mark: it belongs to a daemon of ours, which may live in another namespace.
+/// Whether a loop device carries the project's mark: it belongs to a CBD daemon, which may run in another
+/// namespace.
 pub fn is_marked(number: u32) -> bool {
     let marked = |device: File| {
         let info = system::loop_status(device.as_fd()).ok()?;

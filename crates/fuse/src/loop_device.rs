@@ -1,10 +1,10 @@
-//! The loop device over the file: binding it, what the kernel tells of it and is told.
+//! The loop device over the file: binding it, its settings and its reported limits.
 //!
-//! Always true here: the device is bound with direct I/O, without a partition scan, and lets its file go by itself when its
-//! last opener closes it (AUTOCLEAR).
+//! Invariants: the device is bound with direct I/O and without a partition scan, and with AUTOCLEAR: the
+//! kernel unbinds it when its last opener closes it.
 //!
-//! Left to others: who holds it open, and lets it go ([`keeper`]), the file beneath ([`crate::worker`]), the link to the device
-//! ([`crate::link`]).
+//! Elsewhere: the thread that holds it open and releases it ([`keeper`]), the file beneath
+//! ([`crate::worker`]), the link to the device ([`crate::link`]).
 
 mod keeper;
 
@@ -20,25 +20,25 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// Loop devices tried before it is given up: another process may take the free one first.
+/// Loop devices tried before the attempt fails: another process may take the free one first.
 const ATTEMPTS: usize = 64;
-/// Before the path in the name that a loop device carries.
+/// The prefix of the path in the name of a loop device.
 pub const MARK: &str = "cbd:";
-/// The most that goes through the loop device in one request: what one message carries.
+/// The largest request of the loop device: the payload of one message.
 const REQUEST_KIB_MAX: u64 = 1024;
-/// What is read ahead of sequential reads: two of the largest requests, as the kernel chooses for devices that say what their best
-/// request is. A loop device cannot say that, and otherwise has what whoever used it before left, or what the kernel
-/// makes of the disk beneath.
+/// Read-ahead of sequential reads: two of the largest requests, as the kernel chooses for devices that report
+/// an optimal request size. A loop device cannot report one; without this setting it keeps the value of its
+/// previous user, or one that the kernel derives from the disk beneath.
 const READ_AHEAD_KIB: u64 = 2 * REQUEST_KIB_MAX;
-/// What the kernel reads ahead unless it is told otherwise.
+/// The kernel's default read-ahead.
 const USUAL_READ_AHEAD_KIB: u64 = 128;
 
 /// What is bound to what.
 #[derive(Clone, Debug)]
 pub struct Binding {
-    /// The file.
+    /// The backing file.
     pub file: PathBuf,
-    /// What is in it.
+    /// The device in it.
     pub geometry: Geometry,
     /// Whether the device may not be written.
     pub read_only: bool,
@@ -53,18 +53,18 @@ pub struct LoopDevice {
     pub path: PathBuf,
     /// Its device number, (major, minor).
     pub device: (u32, u32),
-    /// What it tells its users.
+    /// The limits that its users see.
     pub limits: QueueLimits,
 }
 
 impl LoopDevice {
-    /// Whether it lets its file go when its last user closes it.
+    /// Whether the kernel unbinds it when its last user closes it (AUTOCLEAR).
     pub fn goes_by_itself(&self) -> bool {
         read_setting(self.number, "loop/autoclear").is_some_and(|flag| flag == "1")
     }
 }
 
-/// What the kernel tells users of the loop device, and how it queues.
+/// The limits that the kernel reports to users of the loop device, and its queue settings.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct QueueLimits {
     /// Logical sector in bytes.
@@ -77,46 +77,47 @@ pub struct QueueLimits {
     pub write_zeroes_max_bytes: u64,
     /// Whether flushes are sent.
     pub write_back: bool,
-    /// Whether forced writes are sent as such; otherwise as a write and a flush.
+    /// Whether FUA writes are sent as such; otherwise as a write and a flush.
     pub fua: bool,
     /// Largest request in KiB.
     pub max_sectors_kb: u64,
-    /// What is read ahead of sequential reads, in KiB.
+    /// Read-ahead of sequential reads in KiB.
     pub read_ahead_kb: u64,
-    /// Smallest request that is not slower than it has to be, in bytes: the sector, on a loop device.
+    /// Smallest efficient request in bytes: the sector, on a loop device.
     pub minimum_io_size: u64,
-    /// Best request in bytes; 0, since nobody can tell a loop device.
+    /// Optimal request in bytes; 0, since a loop device offers no setting for it.
     pub optimal_io_size: u64,
-    /// Whether it is said to rotate: never, since reads and writes that the cache takes do not.
+    /// Whether it is reported as rotational: never, since the cache serves reads and writes without seeks.
     pub rotational: bool,
     /// Requests in flight at most.
     pub nr_requests: u64,
 }
 
-/// Whether a loop device stands on this file. Asks the kernel alone, not the file's server.
+/// Whether a loop device is bound to this file. Queries the kernel alone, not the server of the file.
 pub fn is_bound_to(number: u32, file: &Path) -> bool {
     read_setting(number, "loop/backing_file").is_some_and(|bound| Path::new(&bound) == file)
 }
 
-/// The same, also where the mount with the file is out of sight: then its path begins there.
+/// As [`is_bound_to`], also where the mount with the file is detached from this namespace: its path then
+/// begins at that mount.
 fn stands_on(number: u32, file: &Path) -> bool {
     let out_of_sight = file.file_name().map(|name| Path::new("/").join(name));
     is_bound_to(number, file) || out_of_sight.is_some_and(|file| is_bound_to(number, &file))
 }
 
-/// Whether nothing is in flight to a loop device. Asks the kernel alone.
+/// Whether no request is in flight to a loop device. Queries the kernel alone.
 fn is_still(number: u32) -> bool {
     read_setting(number, "inflight").is_none_or(|text| text.split_whitespace().all(|count| count == "0"))
 }
 
-/// Lets the file of a device go that nobody of ours holds, at once or when its last user closes it. Its file has to be served, or its
-/// connection to have ended.
+/// Unbinds a device that no thread of this process holds open, at once or when its last user closes it. Its
+/// file must be served, or its connection must have ended.
 pub fn let_go(number: u32) -> io::Result<()> {
     system::loop_clear(open_node(Path::new(&format!("/dev/loop{number}")))?.as_fd())
 }
 
 fn open_node(path: &Path) -> io::Result<File> {
-    // Not for writing: udev would look at the device anew whenever it is closed.
+    // Not for writing: udev would read the device again at every close.
     OpenOptions::new().read(true).open(path)
 }
 
@@ -155,7 +156,7 @@ fn bind(binding: &Binding) -> Result<(File, LoopDevice)> {
     Err(Error::new(ErrorKind::Busy, "other processes took every free loop device first; try again"))
 }
 
-/// The door to loop devices.
+/// Opens the control device of the loop driver.
 pub fn open_control() -> Result<File> {
     OpenOptions::new().read(true).write(true).open("/dev/loop-control").map_err(|error| {
         system_error(
@@ -171,7 +172,8 @@ fn no_device(error: &io::Error) -> Error {
     if error.kind() == ErrorKind::System { Error::new(ErrorKind::NoSpace, error.line()) } else { error }
 }
 
-/// Opens the node; where /dev is not the kernel's own, a node for a device that was just made has to be made.
+/// Opens the node. Where /dev is no devtmpfs, the node of a device that was just created has to be created
+/// first.
 pub fn open_or_make_node(path: &Path, number: u32) -> io::Result<File> {
     let open = || OpenOptions::new().read(true).write(true).open(path);
     match open() {
@@ -198,7 +200,7 @@ fn configure(device: &File, file: &File, binding: &Binding) -> io::Result<()> {
     )
 }
 
-/// The name that our loop devices carry: a mark and as much of the path as there is room for.
+/// The name of a loop device of this project: a mark and as much of the path as fits.
 fn marked(file: &Path) -> [u8; LO_NAME_SIZE] {
     let mut name = [0; LO_NAME_SIZE];
     let text = MARK.as_bytes().iter().chain(file.as_os_str().as_bytes());
@@ -206,7 +208,7 @@ fn marked(file: &Path) -> [u8; LO_NAME_SIZE] {
     name
 }
 
-/// Sets what can be set, and looks at what became of it.
+/// Applies the settings, and reads back the resulting limits.
 fn finish(device: File, path: PathBuf, number: u32, binding: &Binding) -> Result<(File, LoopDevice)> {
     let Binding { geometry, read_only, .. } = binding;
     if read_setting(number, "loop/dio").as_deref() != Some("1") {
@@ -214,23 +216,26 @@ fn finish(device: File, path: PathBuf, number: u32, binding: &Binding) -> Result
         return Err(Error::new(ErrorKind::Unsupported, text));
     }
     if !geometry.discard && !read_only {
-        // The file system refuses this one, and with that the kernel offers no discards any more. (A setting would
-        // do it too, but can't be taken back, and outlives the binding.) Where it goes on offering them, each is refused.
+        // The file system refuses this discard, and the kernel then stops offering discards. (A setting would
+        // have the same effect, but cannot be undone, and outlives the binding.) If the kernel still offers
+        // discards, each one is refused.
         let _ =
             system::discard(device.as_fd(), 0, u64::from(geometry.discard_granularity.max(geometry.sector)));
     }
     let largest = read_number(number, "queue/max_hw_sectors_kb").min(REQUEST_KIB_MAX);
     write_setting(number, "queue/max_sectors_kb", largest)?;
-    // Behind the other settings: with each of them the kernel may choose this one anew. Without it reads are slower, not wrong.
+    // After the other settings: the kernel may recompute this one with each of them. Without it reads are
+    // slower, not wrong.
     let _ = write_setting(number, "queue/read_ahead_kb", READ_AHEAD_KIB);
     let described = describe(path, number)?;
-    // From here on it is held open for reading only: closing a device that was open for writing makes udev read it.
+    // From here on the device is held open for reading only: closing a device that was open for writing makes
+    // udev read it.
     let held = open_node(&described.path).map_err(|error| system_error(described.path.display(), &error))?;
     drop(device);
     Ok((held, described))
 }
 
-/// What the kernel shows of a device that is bound.
+/// The description of a bound device, from the kernel.
 fn describe(path: PathBuf, number: u32) -> Result<LoopDevice> {
     let numbers = device_number(number).ok_or_else(|| {
         Error::new(ErrorKind::System, format!("/sys/block/loop{number}/dev cannot be read"))
@@ -259,15 +264,15 @@ pub fn device_number(number: u32) -> Option<(u32, u32)> {
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// Puts back what [`finish`] has set, which outlives the binding, for whoever gets the loop device next. A kernel that
-/// refuses keeps it: what is left then is slower, not wrong.
+/// Restores the settings of [`finish`], which outlive the binding, for the next user of the loop device. If
+/// the kernel refuses, they stay: the device is slower then, not wrong.
 fn reset(number: u32) {
-    // Zero stands for the kernel's own choice.
+    // Zero selects the kernel's default.
     let _ = write_setting(number, "queue/max_sectors_kb", 0);
     let _ = write_setting(number, "queue/read_ahead_kb", USUAL_READ_AHEAD_KIB);
 }
 
-/// A line that the kernel shows of a loop device.
+/// Reads one sysfs attribute of a loop device.
 pub fn read_setting(number: u32, name: &str) -> Option<String> {
     let text = fs::read_to_string(format!("/sys/block/loop{number}/{name}")).ok()?;
     Some(text.trim_end_matches('\n').to_owned())

@@ -1,8 +1,8 @@
-//! What of the mounts that there are is ours, and whether it lives.
+//! Recognizes the project's mounts, and whether their server is alive.
 //!
-//! Always true here: a mount is ours only if both its type and its source say so.
+//! Invariants: a mount is treated as the project's only if both its type and its source match.
 //!
-//! Left to others: listing them ([`cbd_export::mounts`]).
+//! Elsewhere: listing mounts ([`cbd_export::mounts`]).
 
 use crate::{connection, system};
 use cbd_export::mounts::Mount;
@@ -12,12 +12,12 @@ use std::path::Path;
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// The source of our mounts.
+/// The source of the project's mounts.
 pub const SOURCE: &str = "cbd";
-/// The type of our mounts.
+/// The type of the project's mounts.
 pub const KIND: &str = "fuse.cbd";
 
-/// Whether it is one of our FUSE file systems.
+/// Whether it is a FUSE file system of this project.
 pub fn is_ours(mount: &Mount) -> bool {
     mount.kind == KIND && mount.source == SOURCE
 }
@@ -27,11 +27,12 @@ pub const fn connection(mount: &Mount) -> u32 {
     mount.device.1
 }
 
-/// Whether the server behind this FUSE mount is gone. One that does not answer within `patience` is not: it may
-/// answer yet.
+/// Whether the server behind this FUSE mount is gone. A server that does not answer within `patience` counts
+/// as alive.
 pub fn is_dead(mount: &Mount, patience: Duration) -> bool {
     let target = mount.target.clone();
-    // The last: it was served by io_uring, its threads are gone, and the kernel is about to end the connection.
+    // The last one: it was served by io_uring, its threads are gone, and the kernel is about to end the
+    // connection.
     let gone = [libc::ENOTCONN, libc::ECONNABORTED, libc::ECANCELED];
     match within(patience, move || system::ask_file_system(&target)) {
         Some(Err(error)) => error.raw_os_error().is_some_and(|errno| gone.contains(&errno)),
@@ -39,31 +40,34 @@ pub fn is_dead(mount: &Mount, patience: Duration) -> bool {
     }
 }
 
-/// Asks something that may wait for a server; none when there is no answer within `patience`.
+/// Runs a query that may block on a server; `None` if there is no answer within `patience`.
 pub fn within<T: Send + 'static>(patience: Duration, ask: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     let (answered, answer) = mpsc::channel();
-    // A thread of its own, since the question cannot be taken back; it ends when the server does.
+    // A thread of its own, since the query cannot be cancelled; the thread ends when the server does.
     let asked = std::thread::Builder::new().name("cbd-fuse-ask".into()).spawn(move || {
         let _ = answered.send(ask());
     });
     asked.ok().and_then(|_| answer.recv_timeout(patience).ok())
 }
 
-/// Ends the connection: every request in it, and every later one, is answered with an error. Needs no answer
-/// of the server.
+/// Aborts the connection: the kernel answers every request in it, and every later one, with an error. Needs
+/// no action of the server.
 pub fn abort(mount: &Mount) {
     if abort_number(connection(mount)).is_err() {
-        // A forced umount does the same where the mount can still be reached; that it fails means it is gone.
+        // A forced umount has the same effect where the mount can still be reached; an error means that it is
+        // gone.
         let _ = system::umount(&mount.target, libc::MNT_FORCE | libc::UMOUNT_NOFOLLOW);
     }
     let _ = system::umount(&mount.target, libc::MNT_DETACH | libc::UMOUNT_NOFOLLOW);
 }
 
-/// Ends the FUSE connection with this number that is mounted at `target`, and takes the mount away: each only if it is not another's by
-/// now, as it can be once the connection has ended, by hand perhaps. `door` is one of the connection, where there is one.
+/// Aborts the FUSE connection with this number that is mounted at `target`, and removes the mount: each only
+/// if the number or the mount point does not belong to another connection by now, which is possible once the
+/// connection has ended, for example by an administrator. `door` is a channel of the connection, where there
+/// is one.
 pub fn abort_ours(number: Option<u32>, target: &Path, door: Option<&OwnedFd>) {
     let mount = ours_at(number, target);
-    // Its number is its own as long as it lives, be it mounted where it was or not.
+    // A live connection owns its number, whether it is still mounted at `target` or not.
     let lives = door.is_some_and(|door| matches!(connection::has_ended(door), Ok(false)));
     match (mount, number) {
         (Some(mount), _) => abort(&mount),
@@ -72,7 +76,7 @@ pub fn abort_ours(number: Option<u32>, target: &Path, door: Option<&OwnedFd>) {
     }
 }
 
-/// What is mounted at `target`, if that is ours, with this number where it is known.
+/// The mount at `target`, if it is the project's, with this number where it is known.
 pub fn ours_at(number: Option<u32>, target: &Path) -> Option<Mount> {
     let mount = cbd_export::mounts::at(target).ok().flatten()?;
     (is_ours(&mount) && number.is_none_or(|number| number == connection(&mount))).then_some(mount)

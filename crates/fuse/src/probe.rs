@@ -1,7 +1,7 @@
-//! Finding out whether this machine lets us make a block device, by trying.
+//! Probes by trying whether this machine permits creating a block device.
 //!
-//! Always true here: what is tried is gone afterwards, after a crash too: the mount lives in a namespace of a thread
-//! of its own and nobody else ever sees it, the loop device is opened and not bound.
+//! Invariants: the probe leaves nothing behind, even after a crash: the mount lives in a private namespace of
+//! a thread, invisible to other processes; the loop device is opened and not bound.
 
 use crate::connection;
 use crate::loop_device::{open_control, open_or_make_node};
@@ -10,10 +10,9 @@ use cbd_types::{ErrorKind, Result};
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 
-/// Tries whether a FUSE file system can be mounted and a loop device be had.
+/// Tries whether a FUSE file system can be mounted and a loop device is available.
 ///
-/// # Errors
-/// What is missing, in one sentence.
+/// # Errors The missing requirement, in one sentence.
 pub fn probe() -> std::result::Result<(), String> {
     let tried = std::thread::Builder::new().name("cbd-fuse-probe".into()).spawn(|| {
         try_mount()?;
@@ -30,7 +29,7 @@ pub fn probe() -> std::result::Result<(), String> {
     }
 }
 
-/// The namespace ends with the thread, and the mount in it.
+/// The namespace ends with the thread, and the mount with the namespace.
 fn try_mount() -> Result<()> {
     let connection = connection::open()?;
     system::unshare_mounts()
@@ -44,7 +43,7 @@ fn try_loop() -> Result<()> {
     let number = system::loop_get_free(control.as_fd()).map_err(no_device)?;
     let path = PathBuf::from(format!("/dev/loop{number}"));
     match open_or_make_node(&path, number) {
-        // Somebody else has just taken or removed it: there are some to be had.
+        // Another process has just taken or removed it: loop devices are available.
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENXIO | libc::EBUSY)) => Ok(()),
         Err(error) => Err(crate::errors::system_error(path.display(), &error)),
         Ok(_) => Ok(()),

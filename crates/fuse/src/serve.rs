@@ -1,6 +1,6 @@
-//! Serving a connection that somebody else has made.
+//! Serving a connection that the caller has set up.
 //!
-//! Left to others: opening and mounting it ([`crate::export`] does both for itself).
+//! Elsewhere: opening and mounting it ([`crate::export`] does both for itself).
 
 use crate::door;
 use crate::errors::system_error;
@@ -13,12 +13,11 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// Serves `device` as the file `name` on a FUSE connection that is handed over, as `fusermount3` does, on the calling thread,
-/// until the connection ends. `connection` must not block, gives one whole message for each read, and takes one whole
-/// answer for each write, as `/dev/fuse` does.
+/// Serves `device` as the file `name` on a FUSE connection that the caller passes in, as `fusermount3` does,
+/// on the calling thread, until the connection ends. `connection` must be non-blocking, return one whole
+/// message for each read, and accept one whole reply for each write, as `/dev/fuse` does.
 ///
-/// # Errors
-/// When the device gives no queue, or the system refuses what serving needs.
+/// # Errors When the device provides no queue, or a system call fails that serving needs.
 pub fn serve_connection(
     device: &dyn BlockDevice,
     connection: OwnedFd,

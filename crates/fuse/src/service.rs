@@ -1,11 +1,13 @@
 //! The file, mounted and served: the connection, its threads, and their end.
 //!
-//! Always true here: requests come by io_uring for all processors, or through `/dev/fuse` for all: where any part of the former
-//! can't be had, that mount is taken down and another one made; what was started is stopped in the opposite order, whichever step of the start failed; an end takes no
-//! longer than it may, even if the device below never answers. Where somebody [keeps](crate::kept) the descriptors, or was only asked to, that a
-//! thread closes its door ends nothing: so a thread that fails ends the connection, and an end is said to the kernel.
+//! Invariants: requests come by io_uring for all processors, or through `/dev/fuse` for all: if any part of
+//! the former fails, that mount is removed and another one is made. Started parts are stopped in reverse
+//! order, whichever step of the start failed. An end takes no longer than its timeout, even if the device
+//! below never answers. If a [descriptor store](crate::kept) holds the descriptors, or may hold them, a
+//! thread that closes its channel ends nothing: so a thread that fails aborts the connection, and an end is
+//! an explicit abort.
 //!
-//! Left to others: who uses the file ([`crate::export`]), what a thread does ([`crate::worker`]).
+//! Elsewhere: the users of the file ([`crate::export`]), the work of a thread ([`crate::worker`]).
 
 use crate::connection;
 use crate::door;
@@ -37,30 +39,30 @@ mod kept;
 
 pub use kept::Kept;
 
-/// How long threads get to end after the connection was aborted.
+/// Timeout of the threads' end after the connection was aborted.
 pub const ABORT_PATIENCE: Duration = Duration::from_secs(2);
-/// How long the kernel may take to hand the first request over by io_uring.
+/// Timeout of the first request that the kernel delivers by io_uring.
 const RING_PATIENCE: Duration = Duration::from_secs(5);
-/// Requests in our hands at a time for a processor that does not work now; it may begin to.
+/// Slots for a processor that is offline now; it may come online.
 const OFFLINE_DEPTH: usize = 4;
-/// How long a dropped service gets for what is in flight.
+/// Time that a dropped service grants to requests in flight.
 const DROP_PATIENCE: Duration = Duration::from_secs(5);
 
-/// By which way requests come from the kernel.
+/// The transport of requests from the kernel.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Way {
     /// By io_uring.
     Ring {
-        /// A queue for each processor that there can be.
+        /// A queue for each possible processor.
         queues: usize,
         /// Threads that serve them.
         threads: usize,
-        /// Requests of each processor that are in our hands at a time.
+        /// Slots of each queue.
         depth: usize,
     },
     /// Through `/dev/fuse`.
     Door {
-        /// Why not by io_uring.
+        /// Why io_uring is not used.
         reason: String,
     },
 }
@@ -76,32 +78,33 @@ impl std::fmt::Display for Way {
     }
 }
 
-/// A mounted file system of one file with the threads that serve it. Dropping one that was not ended aborts it.
+/// A mounted file system of one file with the threads that serve it. Dropping a service that was not ended
+/// aborts it.
 pub struct Service {
     name: String,
     mount_dir: PathBuf,
     life: Arc<Life>,
     threads: Vec<JoinHandle<Lent>>,
     mounted: bool,
-    /// The number of the connection, where it could be found out.
+    /// The number of the connection, where it is known.
     connection: Option<u32>,
     way: Way,
-    /// What is missing for a process after this to take the connection over.
+    /// The requirement that is missing for a later process to take the connection over.
     cannot_be_kept: Option<&'static str>,
-    /// One more descriptor of each door, until they are kept.
+    /// A duplicate of each channel, until they are in the descriptor store.
     doors: Vec<OwnedFd>,
-    /// Where it is kept, or may be: from before the first attempt on.
+    /// The preserved session, set before the first attempt to store it.
     kept: Option<Arc<Kept>>,
 }
 
-/// What requests come through a door for, where nothing else is tried.
+/// Why `/dev/fuse` is used for a device that is to be preserved.
 const KEPT_REASON: &str = "what comes by io_uring could not outlive the daemon, and this can";
 
 impl Service {
     /// Mounts the file and serves it.
     ///
     /// # Errors
-    /// What the system refused, in words; then nothing is left behind.
+    /// The refused step, as text; nothing is left behind then.
     pub fn start(device: &Arc<dyn BlockDevice>, options: &Options) -> Result<Self> {
         let mut reason = "that is not wanted".to_owned();
         if options.keep.is_some() {
@@ -134,7 +137,7 @@ impl Service {
             doors: Vec::new(),
             kept: None,
         };
-        // On an error the drop of what there is undoes it.
+        // On an error, the drop of `service` undoes the completed steps.
         service.bring_up(device, options, over_ring, Arc::new(stopped))?;
         Ok(service)
     }
@@ -185,7 +188,8 @@ impl Service {
         if agreed { self.wait_for_ring() } else { Ok(()) }
     }
 
-    /// A thread is about to begin. One of a connection that is kept ends it when it fails, and has one more descriptor of its door for that.
+    /// Registers a thread that is about to start. A thread of a preserved connection aborts the connection
+    /// when it fails, and has a duplicate of its channel for that.
     fn entering(&self, with_all: bool, kept: Option<OwnedFd>) -> Leaving {
         let connection = kept.map(|door| KeptConnection {
             number: self.connection,
@@ -201,7 +205,7 @@ impl Service {
         Error::new(ErrorKind::TimedOut, text)
     }
 
-    /// Which queues each thread serves, with what depth.
+    /// Assigns queues and depths to the threads.
     fn share_out(&mut self, options: &Options) -> Result<Vec<Duty>> {
         let processors = Processors::of_this_machine()?;
         let shares = processors.share_out(options.queues);
@@ -218,12 +222,12 @@ impl Service {
         Ok(duties.map(|(index, slots)| Duty::Queues { slots, with_door: index == 0 }).collect())
     }
 
-    /// The kernel hands requests over by the ring only when it has slots for all its queues, and holds them back until then. So
-    /// one is made, and waited for.
+    /// The kernel delivers requests through the ring only when it has slots for all its queues, and holds
+    /// them back until then. So this makes one request and waits for it.
     fn wait_for_ring(&self) -> Result<()> {
         let (answered, answer) = mpsc::channel();
         let target = self.mount_dir.clone();
-        // A thread of its own, since the question cannot be taken back; it ends when the connection does.
+        // A thread of its own, since the query cannot be cancelled; it ends when the connection does.
         let asked = std::thread::Builder::new().name("cbd-fuse-ask".into()).spawn(move || {
             let _ = answered.send(system::ask_file_system(&target));
         });
@@ -234,7 +238,8 @@ impl Service {
         }
     }
 
-    /// Each thread opens its queue itself, and serves once it has; an error of any is an error of all.
+    /// Each thread opens its queue itself, and serves once it has one; an error of one thread fails the
+    /// start.
     fn start_threads(&mut self, starting: Vec<Starting>) -> Result<()> {
         let (ready, all_ready) = mpsc::channel();
         let expected = starting.len();
@@ -258,17 +263,17 @@ impl Service {
         Err(Error::new(ErrorKind::System, "a thread that was to serve the file ended before it began"))
     }
 
-    /// By which way requests come.
+    /// The transport of requests.
     pub const fn way(&self) -> &Way {
         &self.way
     }
 
-    /// What the threads tell.
+    /// The shared state of the threads.
     pub fn life(&self) -> &Life {
         &self.life
     }
 
-    /// Where the file is.
+    /// The path of the file.
     pub fn file_path(&self) -> PathBuf {
         self.mount_dir.join(&self.name)
     }
@@ -283,7 +288,7 @@ impl Service {
         self.mounted
     }
 
-    /// Why it does not serve any more, although it was not ended.
+    /// Why it has stopped serving although it was not ended.
     pub fn failure(&self) -> Option<String> {
         if !self.mounted {
             return None;
@@ -293,27 +298,27 @@ impl Service {
         failed.or_else(|| (state.serving == 0).then(|| "the FUSE connection was ended from outside".into()))
     }
 
-    /// Nobody uses the file any more: unmounts it and ends the threads.
+    /// Unmounts the file, which has no user any more, and ends the threads.
     ///
     /// # Errors
     /// As for [`Self::end`].
     pub fn unmount(&mut self, end: Instant) -> Result<()> {
-        // The message that the loop device has closed the file comes on its own.
+        // The message that the loop device has closed the file arrives asynchronously.
         self.life.wait(left(end), |state| state.open_files == 0 || state.serving == 0);
         if mounts::ours_at(self.connection, &self.mount_dir).is_some()
             && system::umount(&self.mount_dir, libc::UMOUNT_NOFOLLOW).is_ok()
         {
-            // That has ended it, and the number may be another's from here on.
+            // The unmount has ended the connection, and its number may belong to another one from here on.
             self.mounted = false;
         }
         self.end(end)
     }
 
-    /// What is in flight completes, then the threads let go and the connection ends with the last; at `end` it is
-    /// aborted.
+    /// Completes requests in flight, then the threads close their channels and the connection ends with the
+    /// last one; at `end` it is aborted.
     ///
-    /// # Errors
-    /// [`ErrorKind::TimedOut`] if threads still wait for the device below; users of the file see errors all the same.
+    /// # Errors [`ErrorKind::TimedOut`] if threads still wait for the device below; users of the file see
+    /// errors all the same.
     pub fn end(&mut self, end: Instant) -> Result<()> {
         self.life.stop();
         let all_gone = self.life.wait(left(end), |state| state.serving == 0);
@@ -327,7 +332,7 @@ impl Service {
         }
         self.mounted = false;
         kept.iter().for_each(|kept| kept.end());
-        // Not ours to remove if somebody put something into it.
+        // Fails if another process has put a file into the directory, which must not be deleted then.
         let _ = fs::remove_dir(&self.mount_dir);
         if !all_gone && !self.life.wait(ABORT_PATIENCE, |state| state.serving == 0) {
             return Err(self.still_waiting("clients see errors meanwhile"));
@@ -340,7 +345,7 @@ impl Service {
 impl Drop for Service {
     fn drop(&mut self) {
         if self.mounted {
-            // Nobody is left to be told.
+            // There is no caller to report an error to.
             let _ = self.end(Instant::now() + DROP_PATIENCE);
         } else if !self.is_kept() {
             let _ = fs::remove_dir(&self.mount_dir);
@@ -348,7 +353,7 @@ impl Drop for Service {
     }
 }
 
-/// What a thread needs to begin.
+/// The parameters of a starting thread.
 struct Starting {
     connection: File,
     device: Arc<dyn BlockDevice>,
@@ -359,23 +364,23 @@ struct Starting {
     duty: Duty,
 }
 
-/// What a thread serves.
+/// The transport that a thread serves.
 #[derive(Clone, PartialEq, Eq)]
 enum Duty {
-    /// A door of its own.
+    /// A channel of its own.
     Door,
-    /// Queues of the kernel's.
+    /// Queues of the kernel.
     Queues {
         /// The queue of each slot.
         slots: Vec<u16>,
-        /// Whether it reads what does not come by the ring.
+        /// Whether it reads the messages that are not delivered through the ring.
         with_door: bool,
     },
 }
 
 impl Starting {
     fn run(self, ready: Sender<Result<()>>) -> Lent {
-        // Dropped last: then the connection is closed.
+        // Dropped last: the connection is closed by then.
         let leaving = self.leaving;
         if let Some(setup) = &self.setup {
             setup();
@@ -389,12 +394,12 @@ impl Starting {
         let (served, lent) = match (worker, self.duty) {
             (Ok(worker), Duty::Door) => {
                 let _ = ready.send(Ok(()));
-                // Whoever waits for all threads waits until the last of these is gone.
+                // The start waits until the last of these senders is dropped.
                 drop(ready);
                 (door::serve(worker, self.connection), Lent::default())
             }
             (Ok(worker), Duty::Queues { slots, with_door }) => {
-                // A request is made and answered on one processor then. Where that may not be, it is slower.
+                // Requests are then made and answered on one processor. Without the affinity they are slower.
                 let _ = system::run_on(slots.iter().map(|&queue| usize::from(queue)));
                 let watches = worker.queue.wait_descriptors().len();
                 let life = with_door.then_some(&worker.life);
@@ -422,17 +427,18 @@ impl Starting {
     }
 }
 
-/// Says that a thread has let go of its connection, however it ended.
+/// Reports that a thread has closed its connection, however it ended.
 struct Leaving {
     life: Arc<Life>,
-    /// Whether the others end with it: what it served is nobody's then.
+    /// Whether the other threads end with this one: its queues have no server then.
     with_all: bool,
-    /// Of a connection that is kept, or may be. What a thread of it has taken would wait for ever if that failed, since its door stays open.
+    /// Set for a connection that is preserved, or may be. If this thread fails, the requests that it has read
+    /// would wait forever, since its channel stays open.
     kept: Option<KeptConnection>,
     failed: Cell<bool>,
 }
 
-/// What it takes to end a connection, and no other.
+/// The identity of a connection, so that an abort hits no other one.
 struct KeptConnection {
     number: Option<u32>,
     mount_dir: PathBuf,
@@ -440,13 +446,13 @@ struct KeptConnection {
 }
 
 impl Leaving {
-    /// A thread is about to begin.
+    /// Registers a thread that is about to start.
     fn enter(life: &Arc<Life>, with_all: bool, kept: Option<KeptConnection>) -> Self {
         life.change(|state| state.serving += 1);
         Self { life: Arc::clone(life), with_all, kept, failed: Cell::new(false) }
     }
 
-    /// Why the thread ends.
+    /// Records why the thread ends.
     fn fail(&self, error: Error) {
         self.failed.set(true);
         self.life.change(|state| {
@@ -463,7 +469,7 @@ impl Drop for Leaving {
         if self.with_all {
             self.life.stop();
         }
-        // Closed before anybody is told that the thread has let go.
+        // The duplicate is closed before the thread is reported as ended.
         if let Some(KeptConnection { number, mount_dir, door }) = self.kept.take()
             && self.failed.get()
         {
@@ -480,24 +486,24 @@ fn duplicate(file: &impl AsFd) -> Result<OwnedFd> {
         .map_err(|error| system_error("one more descriptor of a FUSE connection", &error))
 }
 
-/// What is left of a time.
+/// The time that is left until `end`.
 pub fn left(end: Instant) -> Duration {
     end.saturating_duration_since(Instant::now())
 }
 
-/// Makes the directory, and says where it is without any link.
+/// Creates the directory, and returns its path without links.
 fn prepare_mount_dir(dir: &Path) -> Result<PathBuf> {
     let wrong =
         || Error::new(ErrorKind::InvalidArgument, format!("{} is no place for a mount", dir.display()));
     let (parent, name) = (dir.parent().ok_or_else(wrong)?, dir.file_name().ok_or_else(wrong)?);
     let parent = own_folder(parent, 0o755)?;
     let dir = parent.join(name);
-    // Looked up before it is touched: a mount whose server is gone answers every touch with an error.
+    // Looked up before it is touched: a mount whose server is gone answers every access with an error.
     if cbd_export::mounts::at(&dir)?.is_some() {
         let text = format!("something is mounted at {} already; unmount it first", dir.display());
         return Err(Error::new(ErrorKind::AlreadyExists, text));
     }
-    // A link that somebody put there would have us mount over a folder of his choice.
+    // Through a link of another user the mount would cover a directory of that user's choice.
     own_subfolder(&parent, name)
 }
 
@@ -506,7 +512,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mount_is_never_made_through_a_link() {
+    fn a_mount_is_never_made_through_a_symbolic_link() {
         let place = tempfile::tempdir().expect("a folder");
         fs::create_dir(place.path().join("precious")).expect("made");
         fs::create_dir(place.path().join("fuse")).expect("made");
@@ -517,7 +523,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_of_mounts_that_others_may_write_is_narrowed() {
+    fn a_mount_directory_that_other_users_may_write_is_restricted() {
         use std::os::unix::fs::PermissionsExt;
         let place = tempfile::tempdir().expect("a folder");
         let folder = place.path().join("fuse");

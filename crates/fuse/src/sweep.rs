@@ -1,10 +1,11 @@
-//! Clearing away what a killed daemon left behind.
+//! Removes what a killed daemon left behind.
 //!
-//! Always true here: only what is provably ours and dead is touched: a mount of our type and source under the
-//! given directory whose server is gone and which nobody keeps for another, a loop device bound to a file on such a mount, a link of our name to a
-//! loop device that is nobody's or was cleared. So it is safe at every start, next to other daemons too.
+//! Invariants: only objects that are provably the project's and dead are touched: a mount of its type and
+//! source under the given directory whose server is gone and whose session is not preserved, a loop device
+//! bound to a file on such a mount, a link with its name to a loop device that is unbound, foreign or was
+//! cleared. So the sweep is safe at every start, beside other daemons too.
 //!
-//! Left to others: making sure that no two daemons share a directory.
+//! Elsewhere: preventing that two daemons share a directory.
 
 use crate::errors::system_error;
 use crate::link::{is_bound, is_marked, loop_number};
@@ -21,24 +22,24 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// How long a mount's server may take to show that it lives.
+/// Timeout of the answer of a mount's server.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// What was cleared away.
+/// The removed objects.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Swept {
     /// Mounts whose server was gone.
     pub mounts: Vec<PathBuf>,
-    /// Loop devices over them. One that is still mounted goes when it is unmounted.
+    /// Loop devices over them. A device that is still mounted is unbound when it is unmounted.
     pub loops: Vec<PathBuf>,
-    /// Links that led nowhere.
+    /// Dangling links.
     pub links: Vec<PathBuf>,
-    /// Mounts of ours that were left alone, since their server lives.
+    /// Mounts of the project that were left alone, since their server is alive.
     pub alive: Vec<PathBuf>,
 }
 
-/// Clears away what a killed daemon left under `run_dir`, and its links in `dev_dir`. The mounts that are `kept` wait for somebody
-/// to serve them, and are neither asked nor touched.
+/// Removes what a killed daemon left under `run_dir`, and its links in `dev_dir`. The mounts in `kept` wait
+/// for a server, and are neither queried nor touched.
 ///
 /// # Errors
 /// When the mounts or the links cannot be listed.
@@ -47,7 +48,7 @@ pub fn sweep(run_dir: &Path, dev_dir: &Path, kept: &[PathBuf]) -> Result<Swept> 
     let is_dead = |mount: &Mount| !kept.contains(&mount.target) && mounts::is_dead(mount, PATIENCE);
     let (dead, alive): (Vec<_>, Vec<_>) = ours_under(run_dir)?.into_iter().partition(is_dead);
     swept.alive = alive.into_iter().map(|mount| mount.target).collect();
-    // Before the mounts, which say where the files of the loop devices are.
+    // Before the mounts, whose paths identify the files of the loop devices.
     for number in bound_loops() {
         if clear_if_over(number, &dead) {
             swept.loops.push(PathBuf::from(format!("/dev/loop{number}")));
@@ -60,7 +61,7 @@ pub fn sweep(run_dir: &Path, dev_dir: &Path, kept: &[PathBuf]) -> Result<Swept> 
     }
     for mount in dead {
         mounts::abort(&mount);
-        // Not there for the next one; if somebody put something into it, it stays.
+        // The next daemon needs an absent directory; one with foreign files in it stays.
         let _ = fs::remove_dir(&mount.target);
         swept.mounts.push(mount.target);
     }
@@ -68,8 +69,8 @@ pub fn sweep(run_dir: &Path, dev_dir: &Path, kept: &[PathBuf]) -> Result<Swept> 
     Ok(swept)
 }
 
-/// Ends every FUSE connection of ours under `run_dir`, alive or not, and says how many: for a watchdog, when a
-/// process that serves one hangs and can't be killed.
+/// Aborts every FUSE connection of the project under `run_dir`, alive or not, and returns how many: for a
+/// watchdog, when a process that serves one hangs and cannot be killed.
 ///
 /// # Errors
 /// When the mounts cannot be listed.
@@ -98,16 +99,16 @@ fn bound_loops() -> impl Iterator<Item = u32> {
     fs::read_dir("/sys/block").into_iter().flatten().flatten().filter_map(number)
 }
 
-/// Lets a loop device's file go if that lies on one of these mounts.
+/// Unbinds a loop device whose file lies on one of these mounts.
 fn clear_if_over(number: u32, dead: &[Mount]) -> bool {
     let Some(file) = read_setting(number, "loop/backing_file") else { return false };
     let Some(mount) = dead.iter().find(|mount| Path::new(&file).starts_with(&mount.target)) else {
         return false;
     };
     let (major, minor) = mount.device;
-    // Paths can be the same in two namespaces; the number of the file system cannot.
+    // Paths can be equal in two namespaces; the number of the file system cannot.
     let over = move |info: &system::LoopInfo| info.device == libc::makedev(major, minor);
-    // The device of another namespace may wait for its daemon.
+    // A device of another namespace may wait for its daemon, so the query has a timeout.
     let answer = within(PATIENCE, move || {
         let device = File::open(format!("/dev/loop{number}")).ok()?;
         system::loop_status(device.as_fd()).is_ok_and(|info| over(&info)).then_some(device)
@@ -115,8 +116,9 @@ fn clear_if_over(number: u32, dead: &[Mount]) -> bool {
     answer.flatten().is_some_and(|device| system::loop_clear(device.as_fd()).is_ok())
 }
 
-/// Lets the file of a loop device of ours go that does not go by itself, and whose connection has ended although its mount is not to be
-/// seen here: somebody has unmounted it by hand. One that can be read, or waits for its daemon, is another namespace's.
+/// Unbinds an entrusted loop device of the project whose connection has ended although its mount is not
+/// visible here: an administrator has unmounted it. A device that can be read, or waits for its daemon,
+/// belongs to another namespace.
 fn clear_if_orphaned(number: u32, run_dir: &Path) -> bool {
     let is_entrusted = read_setting(number, "loop/autoclear").is_some_and(|flag| flag == "0");
     let is_detached = read_setting(number, "loop/backing_file")
@@ -131,9 +133,9 @@ fn clear_if_orphaned(number: u32, run_dir: &Path) -> bool {
         let info = system::loop_status(device.as_fd()).ok()?;
         let (file, folder) = (system::loop_name(&info), run_dir.as_os_str().as_bytes());
         let file = file.strip_prefix(MARK.as_bytes())?;
-        // It is as much of a path as there is room for.
+        // The stored name is the beginning of a path, cut at the size of the field.
         if !file.starts_with(folder) && !folder.starts_with(file) {
-            // Another daemon's may wait for it, and who reads it with it.
+            // A device of another daemon may wait for it, and a read would wait with it.
             return None;
         }
         let is_dead = device.read_at(&mut AlignedBuffer::zeroed(4096), 0).is_err();
@@ -162,7 +164,8 @@ fn sweep_links(dev_dir: &Path, swept: &mut Swept) -> Result<()> {
     Ok(())
 }
 
-/// Whether a loop device carries our mark. One that does not answer waits for its daemon.
+/// Whether a loop device carries the project's mark. A device that does not answer waits for its daemon, and
+/// counts as marked.
 fn may_be_marked(number: u32) -> bool {
     within(PATIENCE, move || is_marked(number)).unwrap_or(true)
 }
@@ -178,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_links_of_our_name_that_lead_nowhere_are_removed() {
+    fn only_dangling_links_with_the_projects_name_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         let link = |name: &str, target: &str| {
             std::os::unix::fs::symlink(target, dir.path().join(name)).unwrap();
@@ -198,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn directories_that_are_not_there_hold_nothing() {
+    fn missing_directories_are_swept_without_an_error() {
         let dir = tempfile::tempdir().unwrap();
         let none = dir.path().join("none");
         assert_eq!(sweep(&none, &none, &[]).unwrap(), Swept::default());

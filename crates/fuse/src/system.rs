@@ -1,9 +1,10 @@
 //! The system calls that the standard library does not have, each behind a safe function.
 //!
-//! Always true here: this is, with the ring ([`crate::ring::raw`]), the only module of the crate with `unsafe`; every pointer that is handed to the
-//! kernel is to a value that lives over the call and is as large as the call says.
+//! Invariants: besides the ring ([`crate::ring::raw`]), this is the only module of the crate with `unsafe`;
+//! every pointer that is passed to the kernel is to a value that lives over the call and is as large as the
+//! call states.
 //!
-//! Left to others: what the calls are for.
+//! Elsewhere: the purpose of the calls.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, c_int, c_ulong};
@@ -12,7 +13,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// `_IOR(229, 0, u32)`: makes an opened `/dev/fuse` one more door to the connection of another.
+/// `_IOR(229, 0, u32)`: makes an opened `/dev/fuse` one more channel to the connection of another.
 const FUSE_DEV_IOC_CLONE: c_ulong = 0x8004_e500;
 const LOOP_CLR_FD: c_ulong = 0x4c01;
 const LOOP_SET_STATUS64: c_ulong = 0x4c04;
@@ -22,13 +23,13 @@ const LOOP_CONFIGURE: c_ulong = 0x4c0a;
 const BLKDISCARD: c_ulong = 0x1277;
 const LOOP_CTL_GET_FREE: c_ulong = 0x4c82;
 
-/// The loop device may not be written.
+/// The loop device is read-only.
 pub const LO_FLAGS_READ_ONLY: u32 = 1;
-/// The loop device lets its file go when the last opener closes it.
+/// The kernel unbinds the loop device when the last opener closes it.
 pub const LO_FLAGS_AUTOCLEAR: u32 = 4;
-/// The loop device does not go through the page cache of its file.
+/// The loop device bypasses the page cache of its file.
 pub const LO_FLAGS_DIRECT_IO: u32 = 16;
-/// Room for a name in [`LoopInfo`].
+/// Size of a name in [`LoopInfo`].
 pub const LO_NAME_SIZE: usize = 64;
 
 /// `struct loop_info64` of the kernel.
@@ -47,7 +48,7 @@ pub struct LoopInfo {
     encrypt_key_size: u32,
     /// `LO_FLAGS_*`.
     pub flags: u32,
-    /// A name that whoever configured the device gave it; ends with a zero.
+    /// A name that the configuring process has set; ends with a zero.
     pub file_name: [u8; LO_NAME_SIZE],
     crypt_name: [u8; LO_NAME_SIZE],
     encrypt_key: [u8; 32],
@@ -110,22 +111,22 @@ pub fn umount(target: &Path, flags: c_int) -> io::Result<()> {
     Ok(())
 }
 
-/// Gives the calling thread a mount namespace of its own, out of which nothing propagates.
+/// Moves the calling thread into a mount namespace of its own, out of which no mount propagates.
 pub fn unshare_mounts() -> io::Result<()> {
     // SAFETY: takes no pointer; the calling thread alone changes its namespace.
     check(unsafe { libc::unshare(libc::CLONE_NEWNS) })?;
     mount("none", Path::new("/"), "none", libc::MS_REC | libc::MS_PRIVATE, "")
 }
 
-/// Gives the calling thread a table of descriptors of its own, with nothing in it but `/dev/null` three times.
+/// Gives the calling thread a descriptor table of its own, with `/dev/null` three times as its only content.
 pub fn unshare_descriptors() -> io::Result<()> {
     const CLOSE_RANGE_UNSHARE: c_int = 1 << 1;
-    // Through syscall(2): not every C library has a function for it.
-    // SAFETY: takes no pointer. The descriptors that it closes are copies in the new table of this thread; those
-    // of other threads stay open, and this thread owns none: it has just begun.
+    // Through syscall(2): not every C library has a function for it. SAFETY: takes no pointer. The
+    // descriptors that it closes are copies in the new table of this thread; those of other threads stay
+    // open, and this thread owns none: it has just begun.
     let result = unsafe { libc::syscall(libc::SYS_close_range, 0, u32::MAX, CLOSE_RANGE_UNSHARE) };
     check(result as c_int)?;
-    // So that neither a message on standard output nor on standard error can land on a block device.
+    // So that no message on standard output or standard error can be written to a block device.
     for expected in 0..3 {
         // SAFETY: the path is a C string; the descriptor becomes 0, 1 or 2 and stays open for good.
         let null = check(unsafe { libc::open(c"/dev/null".as_ptr(), libc::O_RDWR) })?;
@@ -136,7 +137,7 @@ pub fn unshare_descriptors() -> io::Result<()> {
     Ok(())
 }
 
-/// Makes `new`, a freshly opened `/dev/fuse`, one more door to the connection of `old`.
+/// Makes `new`, a freshly opened `/dev/fuse`, one more channel to the connection of `old`.
 pub fn clone_connection(new: BorrowedFd<'_>, old: BorrowedFd<'_>) -> io::Result<()> {
     let old = old.as_raw_fd() as u32;
     // SAFETY: the kernel reads a u32 through the pointer.
@@ -144,7 +145,7 @@ pub fn clone_connection(new: BorrowedFd<'_>, old: BorrowedFd<'_>) -> io::Result<
     Ok(())
 }
 
-/// The number of a loop device that is free at the moment; the kernel makes one if there is none.
+/// The number of a loop device that is free at this moment; the kernel creates one if there is none.
 pub fn loop_get_free(control: BorrowedFd<'_>) -> io::Result<u32> {
     // SAFETY: takes no argument.
     check(unsafe { libc::ioctl(control.as_raw_fd(), LOOP_CTL_GET_FREE as _) }).map(|number| number as u32)
@@ -165,16 +166,16 @@ pub fn loop_configure(
     Ok(())
 }
 
-/// What a loop device is bound to; ENXIO if to nothing.
+/// The binding of a loop device; ENXIO if it is not bound.
 pub fn loop_status(device: BorrowedFd<'_>) -> io::Result<LoopInfo> {
     let mut info = NO_INFO;
-    // SAFETY: the kernel writes a `struct loop_info64` through the pointer, of the size asserted above; all its
-    // fields are plain numbers.
+    // SAFETY: the kernel writes a `struct loop_info64` through the pointer, of the size asserted above; all
+    // its fields are plain numbers.
     check(unsafe { libc::ioctl(device.as_raw_fd(), LOOP_GET_STATUS64 as _, &raw mut info) })?;
     Ok(info)
 }
 
-/// Changes what of a loop device may be changed while it is bound: its flag [`LO_FLAGS_AUTOCLEAR`].
+/// Changes the setting of a bound loop device that may be changed: its flag [`LO_FLAGS_AUTOCLEAR`].
 pub fn loop_set_status(device: BorrowedFd<'_>, info: &LoopInfo) -> io::Result<()> {
     let info = std::ptr::from_ref(info);
     // SAFETY: the kernel reads a `struct loop_info64` through the pointer, of the size asserted above.
@@ -182,14 +183,14 @@ pub fn loop_set_status(device: BorrowedFd<'_>, info: &LoopInfo) -> io::Result<()
     Ok(())
 }
 
-/// Lets the file of a loop device go: at once, or when its last opener closes it.
+/// Unbinds a loop device: at once, or when its last opener closes it.
 pub fn loop_clear(device: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: takes no argument.
     check(unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CLR_FD as _, 0) })?;
     Ok(())
 }
 
-/// Asks a block device to discard a range.
+/// Requests a block device to discard a range.
 pub fn discard(device: BorrowedFd<'_>, start: u64, length: u64) -> io::Result<()> {
     let range = [start, length];
     // SAFETY: the kernel reads two u64 through the pointer.
@@ -197,7 +198,7 @@ pub fn discard(device: BorrowedFd<'_>, start: u64, length: u64) -> io::Result<()
     Ok(())
 }
 
-/// Whether a descriptor is in a state of error, which a FUSE connection that has ended is; does not wait.
+/// Whether a descriptor is in an error state, as that of an ended FUSE connection is; does not block.
 pub fn has_error(descriptor: BorrowedFd<'_>) -> io::Result<bool> {
     let mut asked = libc::pollfd { fd: descriptor.as_raw_fd(), events: 0, revents: 0 };
     // SAFETY: the kernel reads and writes one pollfd through the pointer.
@@ -205,7 +206,7 @@ pub fn has_error(descriptor: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(asked.revents != 0)
 }
 
-/// Makes reads of an open file return at once, for all who have it open.
+/// Makes an open file non-blocking, for all its descriptors.
 pub fn do_not_block(descriptor: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: takes no pointer.
     let flags = check(unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_GETFL) })?;
@@ -214,7 +215,7 @@ pub fn do_not_block(descriptor: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes a block device node that only root can use.
+/// Creates a block device node that only root can use.
 pub fn make_block_node(path: &Path, major: u32, minor: u32) -> io::Result<()> {
     let path = path_text(path)?;
     // SAFETY: the path is a C string that lives until the call is over.
@@ -222,8 +223,8 @@ pub fn make_block_node(path: &Path, major: u32, minor: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Asks the file system at `path` for its sizes, which even one with a cache has to ask its server for. Waits as
-/// long as the server does.
+/// Queries the file system at `path` for its sizes, which no file system answers from a cache. Blocks as long
+/// as the server does.
 pub fn ask_file_system(path: &Path) -> io::Result<()> {
     let path = path_text(path)?;
     // SAFETY: all zeroes are a valid value of this structure of plain numbers.
@@ -233,8 +234,8 @@ pub fn ask_file_system(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// The process of the calling thread is one whose death ends this one too, and whose I/O must not wait for
-/// memory that only its own I/O can free.
+/// Marks the calling thread as one that serves I/O: its allocations must not wait for memory that only its
+/// own I/O can free.
 pub fn set_io_flusher() -> io::Result<()> {
     const PR_SET_IO_FLUSHER: c_int = 57;
     // SAFETY: takes no pointer.
@@ -242,8 +243,8 @@ pub fn set_io_flusher() -> io::Result<()> {
     Ok(())
 }
 
-/// Lets the calling thread run on these processors alone, as far as it may run on them now. Where it may on none, all stays as
-/// it is.
+/// Restricts the calling thread to those of these processors on which it may run now. If there is none, its
+/// affinity stays unchanged.
 pub fn run_on(processors: impl Iterator<Item = usize>) -> io::Result<()> {
     // SAFETY: all zeroes are a valid value of this set of bits: the empty one.
     let (mut allowed, mut wanted): (libc::cpu_set_t, libc::cpu_set_t) = unsafe { std::mem::zeroed() };
@@ -267,35 +268,35 @@ pub fn run_on(processors: impl Iterator<Item = usize>) -> io::Result<()> {
     Ok(())
 }
 
-/// Keeps what is in memory now, and what will be as soon as it is touched, from being paged out.
+/// Locks the pages that are in memory now, and later pages as soon as they are touched.
 pub fn lock_all_memory() -> io::Result<()> {
     // SAFETY: takes no pointer.
     check(unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT) })?;
     Ok(())
 }
 
-/// Lets the pages of a range be paged out again.
+/// Unlocks the pages of a range.
 pub fn unlock_memory(start: *const u8, length: usize) -> io::Result<()> {
     // SAFETY: changes no byte and no mapping; for a range that is not mapped the kernel answers ENOMEM.
     check(unsafe { libc::munlock(start.cast(), length) })?;
     Ok(())
 }
 
-/// What a thread waits on: a few descriptors, each with a number.
+/// A set of descriptors to wait on, each with a number.
 #[derive(Debug)]
 pub struct Poller(OwnedFd);
 
 impl Poller {
-    /// One that waits for nothing yet.
+    /// An empty set.
     pub fn new() -> io::Result<Self> {
         // SAFETY: takes no pointer.
         let raw = check(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
-        // SAFETY: the descriptor is new and nobody else's.
+        // SAFETY: the descriptor is new and has no other owner.
         Ok(Self(unsafe { OwnedFd::from_raw_fd(raw) }))
     }
 
-    /// Also waits until `descriptor` is readable. Where several pollers wait exclusively for one thing, the event
-    /// wakes one of them that is waiting.
+    /// Adds `descriptor`, for readability. Where several pollers wait exclusively for one descriptor, an
+    /// event wakes one of them that is waiting.
     pub fn add(&self, descriptor: RawFd, number: u64, exclusive: bool) -> io::Result<()> {
         let events = if exclusive { libc::EPOLLIN | libc::EPOLLEXCLUSIVE } else { libc::EPOLLIN };
         let mut event = libc::epoll_event { events: events as u32, u64: number };
@@ -306,7 +307,7 @@ impl Poller {
         Ok(())
     }
 
-    /// Waits for `descriptor` no longer.
+    /// Removes `descriptor`.
     pub fn remove(&self, descriptor: RawFd) -> io::Result<()> {
         // SAFETY: for this operation the kernel reads nothing through the pointer.
         check(unsafe {
@@ -315,8 +316,8 @@ impl Poller {
         Ok(())
     }
 
-    /// Waits until something is readable or gone, at most `timeout_ms` if that is not negative; calls `ready` with
-    /// the number of each.
+    /// Waits until a descriptor is readable or in error, at most `timeout_ms` if that is not negative; calls
+    /// `ready` with the number of each.
     pub fn wait(&self, timeout_ms: c_int, mut ready: impl FnMut(u64)) -> io::Result<()> {
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; 8];
         // SAFETY: the kernel writes at most as many events as the array has.
@@ -332,7 +333,7 @@ impl Poller {
     }
 }
 
-/// The name that a loop device carries, up to its zero.
+/// The name of a loop device, up to its zero.
 pub fn loop_name(info: &LoopInfo) -> &[u8] {
     CStr::from_bytes_until_nul(&info.file_name).map_or(&info.file_name, CStr::to_bytes)
 }

@@ -1,9 +1,9 @@
-//! The structures and numbers of the FUSE wire that a file system of one file needs.
+//! The structures and numbers of the FUSE protocol that a file system of one file needs.
 //!
-//! Always true here: every structure is laid out as in the kernel's `include/uapi/linux/fuse.h`, in native byte
-//! order, with its padding spelled out, and its size is asserted when this is compiled.
+//! Invariants: every structure is laid out as in the kernel's `include/uapi/linux/fuse.h`, in native byte
+//! order, with explicit padding, and its size is asserted at compile time.
 //!
-//! Left to others: what a message means ([`crate::call`]) and what is answered ([`crate::filesystem`]).
+//! Elsewhere: the meaning of a message ([`crate::call`]) and the reply ([`crate::filesystem`]).
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -11,7 +11,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 pub const MAJOR: u32 = 7;
 /// The minor version that these structures follow.
 pub const MINOR: u32 = 38;
-/// The oldest minor version that is served (Linux 5.4); loop devices need a newer kernel still.
+/// The oldest minor version that is served (Linux 5.4); loop devices need an even newer kernel.
 pub const MINOR_OLDEST: u32 = 31;
 /// The node of the root directory.
 pub const ROOT_NODE: u64 = 1;
@@ -22,37 +22,38 @@ pub const ASYNC_READ: u32 = 1 << 0;
 pub const BIG_WRITES: u32 = 1 << 5;
 /// Direct I/O is sent as asynchronously as it was submitted.
 pub const ASYNC_DIO: u32 = 1 << 15;
-/// Lookups need not come one by one.
+/// Lookups may be sent concurrently.
 pub const PARALLEL_DIROPS: u32 = 1 << 18;
-/// `max_pages` of the answer counts.
+/// The field `max_pages` of the reply is valid.
 pub const MAX_PAGES: u32 = 1 << 22;
-/// `flags2` counts, on both sides.
+/// The field `flags2` is valid, on both sides.
 pub const INIT_EXTENDED: u32 = 1 << 30;
-/// In `flags2`: requests may be handed over by io_uring (the 41st of all flags).
+/// In `flags2`: requests may be delivered by io_uring (bit 41 of all flags).
 pub const OVER_IO_URING: u32 = 1 << 9;
 
-/// In `flags2`: the kernel sends what was taken and not answered once more when it is asked to (the 40th of all flags; Linux 6.9).
+/// In `flags2`: on request, the kernel sends messages again that were read and not answered (bit 39 of all
+/// flags; Linux 6.9).
 pub const HAS_RESEND: u32 = 1 << 7;
-/// In place of an errno, in a message to nobody: send what was taken and not answered once more.
+/// In place of an errno, in a message with `unique` 0: send messages again that were read and not answered.
 pub const NOTIFY_RESEND: i32 = 7;
 
 /// Reads and writes bypass the page cache.
 pub const OPEN_DIRECT_IO: u32 = 1 << 0;
-/// Closing needs no message; a dying process so never waits for its own file.
+/// A close sends no message; a dying process so never waits for its own file.
 pub const OPEN_NO_FLUSH: u32 = 1 << 5;
-/// Direct writes need not come one by one.
+/// Direct writes may be sent concurrently.
 pub const OPEN_PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
 
-/// In [`SetAttrIn::valid`]: the mode is to be set.
+/// In [`SetAttrIn::valid`]: set the mode.
 pub const SET_MODE: u32 = 1 << 0;
-/// In [`SetAttrIn::valid`]: the owner is to be set.
+/// In [`SetAttrIn::valid`]: set the owner.
 pub const SET_USER: u32 = 1 << 1;
-/// In [`SetAttrIn::valid`]: the group is to be set.
+/// In [`SetAttrIn::valid`]: set the group.
 pub const SET_GROUP: u32 = 1 << 2;
-/// In [`SetAttrIn::valid`]: the size is to be set.
+/// In [`SetAttrIn::valid`]: set the size.
 pub const SET_SIZE: u32 = 1 << 3;
 
-/// The numbers of the calls.
+/// The opcodes.
 pub mod opcode {
     #![allow(missing_docs, reason = "the names are those of the kernel's header and of the system calls")]
     pub const LOOKUP: u32 = 1;
@@ -88,14 +89,14 @@ macro_rules! wire {
 }
 
 wire!(
-    /// What every message of the kernel begins with.
+    /// The header of every message of the kernel.
     InHeader, 40, {
         len: u32, opcode: u32, unique: u64, nodeid: u64, uid: u32, gid: u32, pid: u32,
         total_extlen: u16, padding: u16,
     }
 );
 wire!(
-    /// What every answer begins with.
+    /// The header of every reply.
     OutHeader, 16, { len: u32, error: i32, unique: u64, }
 );
 wire!(
@@ -103,11 +104,11 @@ wire!(
     InitIn, 16, { major: u32, minor: u32, max_readahead: u32, flags: u32, }
 );
 wire!(
-    /// What newer kernels go on with.
+    /// The continuation that newer kernels send.
     InitInExtended, 4, { flags2: u32, }
 );
 wire!(
-    /// The answer to INIT.
+    /// The reply to INIT.
     InitOut, 64, {
         major: u32, minor: u32, max_readahead: u32, flags: u32, max_background: u16,
         congestion_threshold: u16, max_write: u32, time_gran: u32, max_pages: u16, map_alignment: u16,
@@ -123,14 +124,14 @@ wire!(
     }
 );
 wire!(
-    /// The answer to LOOKUP.
+    /// The reply to LOOKUP.
     EntryOut, 128, {
         nodeid: u64, generation: u64, entry_valid: u64, attr_valid: u64, entry_valid_nsec: u32,
         attr_valid_nsec: u32, attr: Attr,
     }
 );
 wire!(
-    /// The answer to GETATTR and SETATTR.
+    /// The reply to GETATTR and SETATTR.
     AttrOut, 104, { attr_valid: u64, attr_valid_nsec: u32, dummy: u32, attr: Attr, }
 );
 wire!(
@@ -146,7 +147,7 @@ wire!(
     OpenIn, 8, { flags: u32, open_flags: u32, }
 );
 wire!(
-    /// The answer to OPEN and OPENDIR.
+    /// The reply to OPEN and OPENDIR.
     OpenOut, 16, { fh: u64, open_flags: u32, padding: u32, }
 );
 wire!(
@@ -162,7 +163,7 @@ wire!(
     }
 );
 wire!(
-    /// The answer to WRITE.
+    /// The reply to WRITE.
     WriteOut, 8, { size: u32, padding: u32, }
 );
 wire!(
@@ -170,7 +171,7 @@ wire!(
     FallocateIn, 32, { fh: u64, offset: u64, length: u64, mode: u32, padding: u32, }
 );
 wire!(
-    /// The answer to STATFS.
+    /// The reply to STATFS.
     StatfsOut, 80, {
         blocks: u64, bfree: u64, bavail: u64, files: u64, ffree: u64, bsize: u32, namelen: u32,
         frsize: u32, padding: u32, spare: [u32; 6],
@@ -182,8 +183,9 @@ wire!(
 );
 
 wire!(
-    /// What lies beside the data of a request that is handed over by io_uring: the header of the message or of its answer, the
-    /// arguments, and where the rest is. An array of bytes as words, so that it has an alignment.
+    /// The header of a request that is delivered by io_uring, beside its data: the header of the message or
+    /// of its reply, the arguments, and the size of the data. Byte arrays are declared as words, for their
+    /// alignment.
     RingHeader, 288, {
         in_out: [u64; 16], op_in: [u64; 16], flags: u64, commit_id: u64, payload_sz: u32, padding: u32,
         reserved: u64,
@@ -196,12 +198,12 @@ wire!(
 
 /// The commands of [`RingCommand`].
 pub mod ring_command {
-    /// Gives a new place for a request to a queue.
+    /// Adds a slot to a queue.
     pub const REGISTER: u32 = 1;
-    /// Answers a request, and gives its place to the next.
+    /// Answers a request, and frees its slot for the next one.
     pub const COMMIT_AND_FETCH: u32 = 2;
 }
 
-/// The bytes of a message before the data of a WRITE: header and arguments. Data that is read to behind them lies
-/// on a page border when its buffer does.
+/// The bytes of a message before the data of a WRITE: header and arguments. With a page-aligned receive
+/// buffer behind them, the data is page-aligned.
 pub const HEAD: usize = size_of::<InHeader>() + size_of::<WriteIn>();

@@ -1,11 +1,11 @@
-//! What a thread that serves the file does with a message, however it came: has it done by the thread's own queue of the
-//! device, and answers.
+//! The work of a thread that serves the file, whatever the transport: executes each message through the
+//! thread's own queue of the device, and answers it.
 //!
-//! Always true here: a message is answered exactly once, or not at all if it wants no answer; each buffer that a carrier
-//! lent for a transfer is handed to it again before the answer or with it.
+//! Invariants: a message is answered exactly once, or not at all if it expects no reply; each buffer that a
+//! carrier lent for a transfer is returned to it before the reply or with it.
 //!
-//! Left to others: how messages come and answers go, and when ([`crate::door`]); who starts and stops threads
-//! ([`crate::service`]).
+//! Elsewhere: the transport of messages and replies, and its timing ([`crate::door`]); starting and stopping
+//! threads ([`crate::service`]).
 
 use crate::call::Call;
 use crate::filesystem::{Answer, Filesystem, Transfer};
@@ -18,25 +18,26 @@ use std::ops::Range;
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
-/// What a thread is given.
+/// The parameters of a thread.
 pub struct Worker {
-    /// What is answered.
+    /// The file system that it serves.
     pub filesystem: Arc<Filesystem>,
     /// Its queue.
     pub queue: Box<dyn RequestQueue>,
-    /// Ends when the thread shall take nothing more.
+    /// Reports its end when the thread must read no more messages.
     pub stop: Arc<PipeReader>,
-    /// What the threads tell each other.
+    /// The state that the threads share.
     pub life: Arc<Life>,
 }
 
-/// How messages come to a thread and answers go from it.
+/// The transport of messages and replies.
 pub trait Carrier {
-    /// Whom an answer goes to.
+    /// The addressee of a reply.
     type Asker: Copy;
 
-    /// A buffer of `length` bytes for what the device does: for a write, with the data that came. `crowded` says that it may
-    /// be out for long. None where the message came without it.
+    /// A buffer of `length` bytes for an operation of the device: for a write, with the received data.
+    /// `crowded` states that the operation may stay in flight for long. `None` if the message came without
+    /// the data.
     fn lend(
         &mut self,
         asker: Self::Asker,
@@ -45,20 +46,20 @@ pub trait Carrier {
         crowded: bool,
     ) -> Option<AlignedBuffer>;
 
-    /// Takes a buffer back that holds nothing for the asker.
+    /// Returns a buffer that holds no data of a reply.
     fn take_back(&mut self, asker: Self::Asker, buffer: AlignedBuffer);
 
-    /// Answers with an errno, 0 for success, and bytes.
+    /// Replies with an errno, 0 for success, and bytes.
     fn answer(&mut self, asker: Self::Asker, errno: i32, bytes: &[u8]);
 
-    /// Answers with a part of a buffer that was lent; `part` lies in it.
+    /// Replies with a part of a lent buffer; `part` lies in it.
     fn answer_with(&mut self, asker: Self::Asker, buffer: AlignedBuffer, part: Range<usize>);
 
-    /// A message that wants no answer is done with.
+    /// Ends a message that expects no reply.
     fn let_go(&mut self, asker: Self::Asker);
 }
 
-/// A request that the device has.
+/// A request that the device executes.
 #[derive(Clone, Copy)]
 struct Pending<A> {
     asker: A,
@@ -67,11 +68,11 @@ struct Pending<A> {
     length: usize,
 }
 
-/// A thread's work, apart from waiting for it.
+/// The work of a thread, except for waiting.
 pub struct Serving<C: Carrier> {
-    /// How messages come and answers go.
+    /// The transport.
     pub carrier: C,
-    /// What the thread was given.
+    /// The parameters of the thread.
     pub worker: Worker,
     pending: Vec<Option<Pending<C::Asker>>>,
     free: Vec<usize>,
@@ -79,42 +80,44 @@ pub struct Serving<C: Carrier> {
 }
 
 impl<C: Carrier> Serving<C> {
-    /// One that has no work yet.
+    /// A value without work.
     pub const fn new(worker: Worker, carrier: C) -> Self {
         Self { carrier, worker, pending: Vec::new(), free: Vec::new(), done: Vec::new() }
     }
 
-    /// Requests that the device has.
+    /// Requests that the device has in flight.
     pub fn parked(&self) -> usize {
         self.worker.queue.parked()
     }
 
-    /// Moves on what the device has, and answers what it has done.
+    /// Makes progress with the requests in flight, and answers the completed ones.
     pub fn poll(&mut self) {
         self.worker.queue.poll(&mut self.done);
         self.answer_done();
     }
 
-    /// The connection has ended and nobody waits for answers: gives up what the device has not begun.
+    /// The connection has ended and no client waits for replies: cancels the requests that the device has not
+    /// begun.
     pub fn give_up(&mut self) {
         self.worker.queue.give_up(&mut self.done);
         self.answer_done();
     }
 
-    /// To be called when no more messages are there to act on: the device takes what it kept back of them.
+    /// Call it when no more messages are queued: the device executes the requests that it has held back for a
+    /// batch.
     pub fn unplug(&mut self) {
         self.worker.queue.unplug(&mut self.done);
         self.answer_done();
     }
 
-    /// Does what a message asks for, or begins to; the device may keep it back until [`unplug`](Self::unplug).
+    /// Executes a message, or begins to; the device may hold the request back until [`unplug`](Self::unplug).
     pub fn act(&mut self, asker: C::Asker, header: &InHeader, call: Call) {
         match self.worker.filesystem.answer(header, call) {
             Answer::Silent => self.carrier.let_go(asker),
             Answer::Error(errno) => self.carrier.answer(asker, errno, &[]),
             Answer::Bytes(bytes) => self.carrier.answer(asker, 0, &bytes),
             Answer::Opened(bytes) => {
-                // Before the answer: whoever sees the file open must find it counted.
+                // Before the reply: a client that has opened the file must be counted.
                 self.worker.life.change(|state| state.open_files += 1);
                 self.carrier.answer(asker, 0, &bytes);
             }

@@ -33,9 +33,9 @@ fn fallocate(file: &File, mode: i32, offset: u64, length: u64) -> std::io::Resul
 }
 
 #[test]
-fn what_is_written_is_read_and_is_in_the_device() {
-    in_sandbox("what_is_written_is_read_and_is_in_the_device", |dir| {
-        // Sizes that are no multiple of anything but the sector.
+fn written_data_is_read_back_and_is_in_the_device() {
+    in_sandbox("written_data_is_read_back_and_is_in_the_device", |dir| {
+        // Sizes that are multiples of the sector only.
         for sector in [512_u32, 4096] {
             let size = 7 * MIB + 3 * u64::from(sector);
             let device = Arc::new(TestDevice::new(size, sector));
@@ -62,8 +62,8 @@ fn what_is_written_is_read_and_is_in_the_device() {
 }
 
 #[test]
-fn the_loop_device_says_what_the_device_is() {
-    in_sandbox("the_loop_device_says_what_the_device_is", |dir| {
+fn the_loop_device_reports_the_properties_of_the_device() {
+    in_sandbox("the_loop_device_reports_the_properties_of_the_device", |dir| {
         for discard in [true, false] {
             let mut device = TestDevice::new(8 * MIB, 4096);
             device.geometry.discard = discard;
@@ -72,7 +72,7 @@ fn the_loop_device_says_what_the_device_is() {
             let limits = export.queue_limits().unwrap().clone();
             println!("{limits:?}");
             assert_eq!(limits.logical_block_size, 4096);
-            assert!(limits.write_back, "or flushes would never come");
+            assert!(limits.write_back, "without it the kernel sends no flush");
             assert_eq!(limits.discard_max_bytes > 0, discard);
             assert!(limits.write_zeroes_max_bytes > 0);
             let path = export.device_path().to_str().unwrap();
@@ -94,7 +94,8 @@ fn the_loop_device_says_what_the_device_is() {
     });
 }
 
-/// A request of the block layer has at most 128 pieces of memory, which can be single pages; one of the file 256.
+/// A request of the block layer has at most 128 segments of memory, which can be single pages; one of the
+/// file 256.
 #[test]
 fn a_large_write_arrives_whole() {
     in_sandbox("a_large_write_arrives_whole", |dir| {
@@ -110,8 +111,8 @@ fn a_large_write_arrives_whole() {
 }
 
 #[test]
-fn a_large_write_from_memory_that_is_not_aligned_is_done() {
-    in_sandbox("a_large_write_from_memory_that_is_not_aligned_is_done", |dir| {
+fn a_large_write_from_unaligned_memory_succeeds() {
+    in_sandbox("a_large_write_from_unaligned_memory_succeeds", |dir| {
         let device = Arc::new(TestDevice::new(16 * MIB, 512));
         let mut export = start(&device, dir);
         let file = open_direct(&export.file_path());
@@ -152,8 +153,8 @@ fn an_fsync_is_a_flush_and_a_synchronous_write_ends_with_one() {
 }
 
 #[test]
-fn discards_and_zeroes_reach_the_device_as_such() {
-    in_sandbox("discards_and_zeroes_reach_the_device_as_such", |dir| {
+fn discards_and_zeroing_reach_the_device_as_such() {
+    in_sandbox("discards_and_zeroing_reach_the_device_as_such", |dir| {
         let device = Arc::new(TestDevice::new(64 * MIB, 512));
         let mut export = start(&device, dir);
         let file = open_direct(export.device_path());
@@ -172,7 +173,7 @@ fn discards_and_zeroes_reach_the_device_as_such() {
                 assert_eq!(is, if zeroed { 0 } else { was }, "{index}");
             }
         }
-        // The whole device at once, and the file's own door.
+        // The whole device at once, and the file directly.
         tool("blkdiscard", &[&path]);
         assert!(device.bytes.read().unwrap().iter().all(|&byte| byte == 0));
         let direct = open_direct(&export.file_path());
@@ -212,8 +213,8 @@ fn the_file_can_be_read_unaligned_but_not_written() {
 }
 
 #[test]
-fn a_read_only_device_takes_no_write() {
-    in_sandbox("a_read_only_device_takes_no_write", |dir| {
+fn a_read_only_device_refuses_writes() {
+    in_sandbox("a_read_only_device_refuses_writes", |dir| {
         let device = Arc::new(TestDevice::new(8 * MIB, 512));
         let how = cbd_fuse::Options { read_only: true, ..options(dir, 1) };
         let mut export = support::start_with(&device, how);
@@ -231,8 +232,8 @@ fn open_read(path: &Path) -> File {
 }
 
 #[test]
-fn an_error_of_the_device_is_an_error_of_the_request_and_no_more() {
-    in_sandbox("an_error_of_the_device_is_an_error_of_the_request_and_no_more", |dir| {
+fn an_error_of_the_device_fails_only_its_request() {
+    in_sandbox("an_error_of_the_device_fails_only_its_request", |dir| {
         let device = Arc::new(TestDevice::new(8 * MIB, 512));
         device.fails_from.store(4 * MIB, Ordering::Relaxed);
         let mut export = start(&device, dir);
@@ -249,8 +250,8 @@ fn an_error_of_the_device_is_an_error_of_the_request_and_no_more() {
 }
 
 #[test]
-fn requests_that_are_parked_come_back_each_with_its_own_data() {
-    in_sandbox("requests_that_are_parked_come_back_each_with_its_own_data", |dir| {
+fn parked_requests_complete_with_their_own_data() {
+    in_sandbox("parked_requests_complete_with_their_own_data", |dir| {
         let mut device = TestDevice::new(64 * MIB, 512);
         device.delay = Duration::from_micros(300);
         let device = Arc::new(device);
@@ -280,8 +281,8 @@ fn requests_that_are_parked_come_back_each_with_its_own_data() {
 }
 
 #[test]
-fn deep_queues_of_mixed_requests_are_served_right() {
-    in_sandbox("deep_queues_of_mixed_requests_are_served_right", |dir| {
+fn deep_queues_of_mixed_requests_are_served_correctly() {
+    in_sandbox("deep_queues_of_mixed_requests_are_served_correctly", |dir| {
         for delay in [Duration::ZERO, Duration::from_micros(200)] {
             let device = Arc::new(TestDevice { delay, ..TestDevice::new(64 * MIB, 512) });
             let mut export = start(&device, dir);
@@ -300,8 +301,8 @@ fn deep_queues_of_mixed_requests_are_served_right() {
 }
 
 #[test]
-fn a_file_system_lives_on_it() {
-    in_sandbox("a_file_system_lives_on_it", |dir| {
+fn a_file_system_works_on_the_device() {
+    in_sandbox("a_file_system_works_on_the_device", |dir| {
         let mut device = TestDevice::new(256 * MIB, 512);
         device.delay = Duration::from_micros(50);
         let device = Arc::new(device);

@@ -1,4 +1,4 @@
-//! A device that somebody keeps is stopped, or is to be and is not.
+//! Stops of a device that is in the descriptor store, completed and refused.
 #![allow(missing_docs)]
 
 mod support;
@@ -15,8 +15,8 @@ use support::kept::*;
 use support::{Exported, MIB, TestDevice, options, tool};
 
 #[test]
-fn a_kept_device_that_is_stopped_leaves_nothing_and_is_not_kept() {
-    in_sandbox("a_kept_device_that_is_stopped_leaves_nothing_and_is_not_kept", |dir| {
+fn a_stopped_device_leaves_nothing_in_the_system_or_the_descriptor_store() {
+    in_sandbox("a_stopped_device_leaves_nothing_in_the_system_or_the_descriptor_store", |dir| {
         for mode in [StopMode::WhenUnused, StopMode::Force] {
             let keep = Arc::new(Here::default());
             let mut export = start_kept(dir, &keep);
@@ -31,8 +31,8 @@ fn a_kept_device_that_is_stopped_leaves_nothing_and_is_not_kept() {
 }
 
 #[test]
-fn a_stop_by_force_of_a_kept_device_gives_its_users_errors() {
-    in_sandbox("a_stop_by_force_of_a_kept_device_gives_its_users_errors", |dir| {
+fn a_forced_stop_of_a_preserved_device_gives_its_users_errors() {
+    in_sandbox("a_forced_stop_of_a_preserved_device_gives_its_users_errors", |dir| {
         let keep = Arc::new(Here::default());
         let mut export = start_kept(dir, &keep);
         let state = state_of(&keep);
@@ -42,7 +42,7 @@ fn a_stop_by_force_of_a_kept_device_gives_its_users_errors() {
         assert!(file.write_at(&AlignedBuffer::zeroed(4096), 0).is_err());
         assert!(keep.remains.lock().unwrap().is_none());
         drop(file);
-        assert_eq!(loop_setting(&state, "backing_file"), "", "it goes with its last user");
+        assert_eq!(loop_setting(&state, "backing_file"), "", "it is unbound with its last user");
     });
 }
 
@@ -66,7 +66,7 @@ fn a_stop_that_is_refused_leaves_the_device_entrusted_to_the_kernel() {
     });
 }
 
-/// A kept device over one that answers nothing as long as it is stuck.
+/// A preserved device over one that answers no request while it is stuck.
 fn start_stuck(dir: &Path, keep: &Arc<Here>) -> (FuseLoop, Arc<TestDevice>) {
     let device = Arc::new(TestDevice { parks: true, ..TestDevice::new(SIZE, 512) });
     let exported = Arc::new(Exported(Arc::clone(&device)));
@@ -76,7 +76,8 @@ fn start_stuck(dir: &Path, keep: &Arc<Here>) -> (FuseLoop, Arc<TestDevice>) {
     (export, device)
 }
 
-/// A process that is killed while it waits for its own device must be able to end: so the connection has to end with it.
+/// A process that is killed while it waits for its own device must be able to end: so the connection has to
+/// end with it.
 #[test]
 fn while_a_stop_waits_for_the_device_below_nobody_else_holds_the_connection() {
     let name = "while_a_stop_waits_for_the_device_below_nobody_else_holds_the_connection";
@@ -84,7 +85,7 @@ fn while_a_stop_waits_for_the_device_below_nobody_else_holds_the_connection() {
         let keep = Arc::new(Here::default());
         let (mut export, device) = start_stuck(dir, &keep);
         let log = || keep.log.lock().unwrap().clone();
-        // The loop device is still; to let it go takes a flush.
+        // The loop device has no request in flight; unbinding it needs a flush.
         let error = export.stop(StopMode::WhenUnused, Duration::from_millis(100)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
         assert_eq!(log(), ["put", "removed"]);
@@ -101,13 +102,13 @@ fn while_a_stop_waits_for_the_device_below_nobody_else_holds_the_connection() {
 }
 
 #[test]
-fn a_device_for_which_its_own_process_waits_is_ended_and_not_left() {
-    in_sandbox("a_device_for_which_its_own_process_waits_is_ended_and_not_left", |dir| {
+fn a_device_that_its_own_process_waits_for_is_ended_instead_of_left() {
+    in_sandbox("a_device_that_its_own_process_waits_for_is_ended_instead_of_left", |dir| {
         let keep = Arc::new(Here::default());
         let (mut export, device) = start_stuck(dir, &keep);
         export.stop(StopMode::WhenUnused, Duration::from_millis(100)).unwrap_err();
         let began = Instant::now();
-        // Threads still wait for the device below, and nobody for them.
+        // Threads still wait for the device below, and no thread waits for them.
         assert_eq!(export.leave(Duration::from_secs(1)).unwrap_err().kind(), ErrorKind::TimedOut);
         assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
         assert!(export.is_ended() && !mounts().contains("fuse.cbd"));
@@ -117,10 +118,10 @@ fn a_device_for_which_its_own_process_waits_is_ended_and_not_left() {
     });
 }
 
-/// Whoever has closed it is not seen to have it open any more, but his pages are only here.
+/// A client that has closed the device is no longer listed as an opener, but its dirty pages are only here.
 #[test]
-fn a_device_whose_last_user_still_waits_for_what_he_wrote_is_in_use() {
-    in_sandbox("a_device_whose_last_user_still_waits_for_what_he_wrote_is_in_use", |dir| {
+fn a_device_whose_last_closer_still_writes_pages_back_is_in_use() {
+    in_sandbox("a_device_whose_last_closer_still_writes_pages_back_is_in_use", |dir| {
         let keep = Arc::new(Here::default());
         let (mut export, device) = start_stuck(dir, &keep);
         let state = state_of(&keep);
@@ -137,7 +138,7 @@ fn a_device_whose_last_user_still_waits_for_what_he_wrote_is_in_use() {
     });
 }
 
-/// Lets an idle loop device go, as anybody may.
+/// Detaches an idle loop device, as an administrator may.
 fn detach(state: &KeptState) {
     tool("losetup", &["-d", &format!("/dev/loop{}", state.loop_number)]);
     until("its end", || loop_setting(state, "backing_file").is_empty());
@@ -178,11 +179,11 @@ fn a_connection_that_has_ended_takes_no_other_along_that_has_its_number_now() {
     in_sandbox(name, |dir| {
         let place = dir.join("other");
         std::fs::create_dir(&place).unwrap();
-        // By the number a connection can only be reached there.
+        // A connection can be addressed by its number only there.
         if !Path::new("/sys/fs/fuse/connections").read_dir().unwrap().any(|_| true) {
             tool("mount", &["-t", "fusectl", "none", "/sys/fs/fuse/connections"]);
         }
-        // Others on the machine may take the number first.
+        // Other processes of the machine may take the number first.
         for _ in 0..20 {
             let keep = Arc::new(Here::default());
             let mut export = start_kept(dir, &keep);
@@ -202,7 +203,7 @@ fn a_connection_that_has_ended_takes_no_other_along_that_has_its_number_now() {
     });
 }
 
-/// Unmounts the file system of a kept device by hand; whether that was done.
+/// Unmounts the file system of a preserved device manually; returns whether that succeeded.
 fn unmounts(state: &KeptState) -> bool {
     let mut umount = std::process::Command::new("umount");
     umount.arg(&state.mount_dir).stderr(std::process::Stdio::null()).status().unwrap().success()

@@ -1,4 +1,4 @@
-//! What nobody wants any more, or nobody can use, is told from what waits, and cleared.
+//! Sessions without a server: abandoned and unusable ones are removed, waiting ones are not.
 #![allow(missing_docs)]
 
 mod support;
@@ -12,8 +12,8 @@ use support::kept::*;
 use support::tool;
 
 #[test]
-fn remains_that_nobody_wants_end_with_errors_for_those_who_wait() {
-    in_sandbox("remains_that_nobody_wants_end_with_errors_for_those_who_wait", |dir| {
+fn ending_a_preserved_session_fails_the_waiting_requests() {
+    in_sandbox("ending_a_preserved_session_fails_the_waiting_requests", |dir| {
         let keep = Arc::new(Here::default());
         let mut export = start_kept(dir, &keep);
         let (device, state) = (export.loop_path().to_owned(), state_of(&keep));
@@ -23,7 +23,7 @@ fn remains_that_nobody_wants_end_with_errors_for_those_who_wait() {
         let write = write_block(&device, 0, 1);
         std::thread::sleep(Duration::from_millis(100));
         assert!(!write.is_finished());
-        // Another daemon's start leaves it alone, and does not wait for it either.
+        // The start of another daemon leaves it alone, and does not wait for it either.
         let began = Instant::now();
         let swept = sweep(dir, dir, std::slice::from_ref(&state.mount_dir)).unwrap();
         assert_eq!(swept, Swept { alive: vec![state.mount_dir.clone()], ..Swept::default() });
@@ -41,8 +41,8 @@ fn remains_that_nobody_wants_end_with_errors_for_those_who_wait() {
 }
 
 #[test]
-fn remains_of_a_loop_device_that_has_another_file_are_not_usable() {
-    in_sandbox("remains_of_a_loop_device_that_has_another_file_are_not_usable", |dir| {
+fn a_session_whose_loop_device_has_another_file_is_not_usable() {
+    in_sandbox("a_session_whose_loop_device_has_another_file_is_not_usable", |dir| {
         let keep = Arc::new(Here::default());
         let mut export = start_kept(dir, &keep);
         let mut remains = keep.remains.lock().unwrap().as_ref().unwrap().another().unwrap();
@@ -58,8 +58,8 @@ fn remains_of_a_loop_device_that_has_another_file_are_not_usable() {
 }
 
 #[test]
-fn a_loop_device_whose_connection_was_ended_from_outside_is_swept_and_one_that_waits_is_not() {
-    let name = "a_loop_device_whose_connection_was_ended_from_outside_is_swept_and_one_that_waits_is_not";
+fn a_loop_device_of_an_aborted_connection_is_swept_and_a_waiting_one_is_not() {
+    let name = "a_loop_device_of_an_aborted_connection_is_swept_and_a_waiting_one_is_not";
     in_sandbox(name, |dir| {
         let keep = Arc::new(Here::default());
         let mut export = start_kept(dir, &keep);
@@ -67,7 +67,7 @@ fn a_loop_device_whose_connection_was_ended_from_outside_is_swept_and_one_that_w
         let loop_path = export.loop_path().to_owned();
         export.leave(SOON).unwrap();
         drop(export);
-        // Out of sight, as after an unmount by hand, but somebody may serve it yet.
+        // Not visible, as after an unmount by an administrator, but a process may still serve it.
         tool("umount", &["-l", state.mount_dir.to_str().unwrap()]);
         assert_eq!(sweep(dir, dir, &[]).unwrap(), Swept::default());
         assert_ne!(loop_setting(&state, "backing_file"), "");
@@ -80,10 +80,10 @@ fn a_loop_device_whose_connection_was_ended_from_outside_is_swept_and_one_that_w
     });
 }
 
-/// Whoever reads from a device that waits for its daemon waits with it, and cannot even be killed.
+/// A process that reads from a device that waits for its daemon waits with it, and cannot even be killed.
 #[test]
-fn a_device_out_of_sight_that_waits_for_another_daemon_is_not_even_read() {
-    in_sandbox("a_device_out_of_sight_that_waits_for_another_daemon_is_not_even_read", |dir| {
+fn an_invisible_device_that_waits_for_another_daemon_is_not_read() {
+    in_sandbox("an_invisible_device_that_waits_for_another_daemon_is_not_read", |dir| {
         let keep = Arc::new(Here::default());
         let mut export = start_kept(dir, &keep);
         let state = state_of(&keep);

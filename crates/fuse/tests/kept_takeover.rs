@@ -1,4 +1,4 @@
-//! The next process takes a device over: what was in flight is done, and nobody sees an error.
+//! The takeover by the next process: it executes the requests in flight, and no client sees an error.
 #![allow(missing_docs)]
 
 mod support;
@@ -16,18 +16,18 @@ use std::time::Duration;
 use support::kept::*;
 use support::{MIB, Wanted, in_sandbox_by, tool};
 
-/// Requests that wait at a device before somebody comes, of the 128 that there can be in all.
+/// Requests that wait at a device before a process takes it over, of the 128 that are possible in all.
 const WAITING: usize = 16;
 
-/// Not a test of its own: the process that others kill.
+/// Not a test of its own: the process that other tests kill.
 #[test]
 fn process_to_be_killed() {
     be_killed();
 }
 
 #[test]
-fn what_was_in_flight_when_the_process_was_killed_is_done_by_the_next() {
-    in_sandbox("what_was_in_flight_when_the_process_was_killed_is_done_by_the_next", |dir| {
+fn requests_in_flight_at_a_kill_are_executed_by_the_next_process() {
+    in_sandbox("requests_in_flight_at_a_kill_are_executed_by_the_next_process", |dir| {
         let mut victim = start_victim(dir);
         let remains = victim.remains(dir);
         let link = dir.join("cbd7");
@@ -70,8 +70,8 @@ fn what_was_in_flight_when_the_process_was_killed_is_done_by_the_next() {
 }
 
 #[test]
-fn a_request_that_was_sent_again_is_sent_again_to_the_one_after() {
-    in_sandbox("a_request_that_was_sent_again_is_sent_again_to_the_one_after", |dir| {
+fn a_resent_request_is_resent_to_every_later_process() {
+    in_sandbox("a_resent_request_is_resent_to_every_later_process", |dir| {
         let mut victim = start_victim(dir);
         let remains = victim.remains(dir);
         let device = std::fs::read_link(dir.join("cbd7")).unwrap();
@@ -95,8 +95,8 @@ fn a_request_that_was_sent_again_is_sent_again_to_the_one_after() {
 }
 
 #[test]
-fn a_device_that_was_left_waits_and_the_next_goes_on_under_an_ext4() {
-    in_sandbox("a_device_that_was_left_waits_and_the_next_goes_on_under_an_ext4", |dir| {
+fn a_left_device_waits_and_the_next_process_serves_its_mounted_ext4() {
+    in_sandbox("a_left_device_waits_and_the_next_process_serves_its_mounted_ext4", |dir| {
         let keep = Arc::new(Here::default());
         let mut export = start_kept(dir, &keep);
         let device = export.device_path().to_str().unwrap().to_owned();
@@ -133,12 +133,12 @@ fn a_device_that_was_left_waits_and_the_next_goes_on_under_an_ext4() {
 }
 
 #[test]
-fn dirty_pages_of_a_device_that_nobody_has_open_hold_no_killed_process_up() {
-    in_sandbox("dirty_pages_of_a_device_that_nobody_has_open_hold_no_killed_process_up", |dir| {
+fn dirty_pages_of_a_closed_device_do_not_delay_the_end_of_a_killed_process() {
+    in_sandbox("dirty_pages_of_a_closed_device_do_not_delay_the_end_of_a_killed_process", |dir| {
         let mut victim = start_victim(dir);
         let remains = victim.remains(dir);
         let device = PathBuf::from(format!("/dev/loop{}", remains.state.loop_number));
-        // Its close waits for a process that holds what it takes.
+        // Its close waits for a process that answers none of its requests.
         let close = write_and_close(&device);
         victim.said("held");
         victim.kill();
@@ -152,11 +152,11 @@ fn dirty_pages_of_a_device_that_nobody_has_open_hold_no_killed_process_up() {
     });
 }
 
-/// What the kernel sends again is what any door has taken, not only a predecessor's: asked for too late, what the new process has taken would
-/// come to it twice.
+/// The kernel sends again what any channel has delivered, not only to a predecessor: requested too late, the
+/// messages that the new process has read would reach it twice.
 #[test]
-fn what_waits_for_a_process_comes_to_it_once() {
-    in_sandbox("what_waits_for_a_process_comes_to_it_once", |dir| {
+fn each_waiting_request_reaches_the_next_process_once() {
+    in_sandbox("each_waiting_request_reaches_the_next_process_once", |dir| {
         let mut remains = {
             let mut victim = start_victim(dir);
             let remains = victim.remains(dir);
@@ -166,15 +166,15 @@ fn what_waits_for_a_process_comes_to_it_once() {
         let device = PathBuf::from(format!("/dev/loop{}", remains.state.loop_number));
         let write = |number: usize| write_block(&device, HELD_FROM + number as u64 * 4096, 3);
         let mut writes = Vec::new();
-        // Who asks too late may be lucky once.
+        // A late resend may remain unnoticed in one round.
         for _ in 0..6 {
-            // Beside what the last one had taken, some that nobody has.
+            // Besides the requests that the last process had read, some that no process has read.
             (0..WAITING).for_each(|_| writes.push(write(writes.len())));
             until("the requests", || in_flight(&remains.state) == writes.len() as u64);
-            // It holds them, so that each is in flight as long as it lives.
+            // It answers none, so that each is in flight as long as it lives.
             let mut heir = start_heir(dir, &remains);
             let mut held: Vec<String> = writes.iter().map(|_| heir.said("held")).collect();
-            // One more, for which all that came before it has been taken.
+            // One more, which arrives only after all earlier ones have been read.
             writes.push(write(writes.len()));
             held.push(heir.said("held"));
             let mut once = held.clone();
@@ -192,12 +192,12 @@ fn what_waits_for_a_process_comes_to_it_once() {
     });
 }
 
-/// The store may have had them by then. Whoever is the last to have a block device open writes its pages out: if that were this process, it
-/// would wait for the next, and the next for its end.
+/// The store may have received the descriptors by then. The last closer of a block device writes its pages
+/// out: if that were this process, it would wait for the next one, and the next one for its end.
 #[test]
 fn a_process_that_is_killed_while_it_hands_its_device_over_ends() {
     in_sandbox("a_process_that_is_killed_while_it_hands_its_device_over_ends", |dir| {
-        // SAFETY: no other thread of this process looks at the environment now.
+        // SAFETY: no other thread of this process accesses the environment now.
         unsafe { std::env::set_var("CBD_FUSE_TEST_PUT_HANGS", "1") };
         let mut victim = start_victim(dir);
         let remains = victim.remains(dir);
@@ -216,8 +216,8 @@ fn a_process_that_is_killed_while_it_hands_its_device_over_ends() {
 }
 
 #[test]
-fn a_device_that_has_become_another_is_not_served_and_its_clients_wait_on() {
-    in_sandbox("a_device_that_has_become_another_is_not_served_and_its_clients_wait_on", |dir| {
+fn a_device_with_another_geometry_is_not_served_and_its_clients_keep_waiting() {
+    in_sandbox("a_device_with_another_geometry_is_not_served_and_its_clients_keep_waiting", |dir| {
         let keep = Arc::new(Here::default());
         let mut export = start_kept(dir, &keep);
         let device = export.loop_path().to_owned();
@@ -240,10 +240,10 @@ fn a_device_that_has_become_another_is_not_served_and_its_clients_wait_on() {
     });
 }
 
-/// What is left when a process is killed that was letting the device go, and somebody had it open.
+/// The state after a process was killed while it unbound a device that a client had open.
 #[test]
-fn a_loop_device_that_was_about_to_go_stays_with_who_takes_it_over() {
-    in_sandbox("a_loop_device_that_was_about_to_go_stays_with_who_takes_it_over", |dir| {
+fn a_takeover_clears_the_autoclear_flag_of_an_interrupted_stop() {
+    in_sandbox("a_takeover_clears_the_autoclear_flag_of_an_interrupted_stop", |dir| {
         let keep = Arc::new(Here::default());
         let mut export = start_kept(dir, &keep);
         let (state, device) = (state_of(&keep), export.loop_path().to_owned());
@@ -264,9 +264,9 @@ fn a_loop_device_that_was_about_to_go_stays_with_who_takes_it_over() {
 }
 
 #[test]
-fn what_is_kept_is_served_through_the_device_even_where_io_uring_is_offered() {
+fn a_preserved_device_is_served_through_dev_fuse_despite_io_uring() {
     let ways = [Wanted::Ring];
-    in_sandbox_by(&ways, "what_is_kept_is_served_through_the_device_even_where_io_uring_is_offered", |dir| {
+    in_sandbox_by(&ways, "a_preserved_device_is_served_through_dev_fuse_despite_io_uring", |dir| {
         let keep = Arc::new(Here::default());
         let mut export = start_kept(dir, &keep);
         assert!(
@@ -278,13 +278,14 @@ fn what_is_kept_is_served_through_the_device_even_where_io_uring_is_offered() {
     });
 }
 
-/// Why a device that is to outlive its process is not served by io_uring: what the kernel has handed to a ring is not sent again, and
-/// what comes later goes to the ring that is gone. All of it waits until the connection ends.
+/// The reason why a device that must outlive its process is not served by io_uring: requests that the kernel
+/// has delivered to a ring are not sent again, and later ones go to the ring that is gone. All of them wait
+/// until the connection ends.
 #[test]
-fn what_came_by_io_uring_cannot_be_taken_over_although_somebody_holds_the_connection() {
-    let name = "what_came_by_io_uring_cannot_be_taken_over_although_somebody_holds_the_connection";
+fn io_uring_requests_cannot_be_taken_over_even_if_the_connection_is_preserved() {
+    let name = "io_uring_requests_cannot_be_taken_over_even_if_the_connection_is_preserved";
     in_sandbox_by(&[Wanted::Ring], name, |dir| {
-        // SAFETY: no other thread of this process looks at the environment now.
+        // SAFETY: no other thread of this process accesses the environment now.
         unsafe { std::env::set_var("CBD_FUSE_TEST_UNKEPT", "1") };
         let mut victim = start_victim(dir);
         if victim.said("way") != "true" {
@@ -297,7 +298,7 @@ fn what_came_by_io_uring_cannot_be_taken_over_although_somebody_holds_the_connec
             line.split(' ').map(|number| descriptor_of(process, number.parse().expect("a number"))).collect();
         assert!(!copies.is_empty());
         let device = std::fs::read_link(dir.join("cbd7")).unwrap();
-        // So that the loop device does not go with the process.
+        // So that the loop device is not unbound with the process.
         let held = File::open(&device).unwrap();
         let write = write_block(&device, HELD_FROM, 5);
         victim.said("held");

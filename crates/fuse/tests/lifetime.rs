@@ -1,4 +1,4 @@
-//! Start, stop, refusal to stop, force, and what a killed daemon leaves behind.
+//! Start, stop, refusal to stop, force, and the state after a killed daemon.
 #![allow(missing_docs)]
 
 mod support;
@@ -27,7 +27,7 @@ fn mounted_ext4(export: &FuseLoop, dir: &Path) -> PathBuf {
     mount
 }
 
-/// The file of a loop device, if it is one of these tests: somebody else may have the device by now.
+/// The file of a loop device, if it belongs to these tests: another process may use the device by now.
 fn bound_file(loop_path: &Path) -> Option<String> {
     let name = loop_path.file_name().unwrap().to_string_lossy().into_owned();
     let file = std::fs::read_to_string(format!("/sys/block/{name}/loop/backing_file")).ok();
@@ -39,8 +39,8 @@ fn mounts() -> String {
 }
 
 #[test]
-fn after_a_stop_nothing_is_left() {
-    in_sandbox("after_a_stop_nothing_is_left", |dir| {
+fn a_stop_leaves_nothing_behind() {
+    in_sandbox("a_stop_leaves_nothing_behind", |dir| {
         let device = Arc::new(TestDevice::new(8 * MIB, 512));
         for _ in 0..5 {
             let mut export = start(&device, dir);
@@ -59,8 +59,8 @@ fn after_a_stop_nothing_is_left() {
 }
 
 #[test]
-fn what_only_the_page_cache_held_is_in_the_device_after_a_stop() {
-    in_sandbox("what_only_the_page_cache_held_is_in_the_device_after_a_stop", |dir| {
+fn dirty_page_cache_data_is_in_the_device_after_a_stop() {
+    in_sandbox("dirty_page_cache_data_is_in_the_device_after_a_stop", |dir| {
         let device = Arc::new(TestDevice::new(8 * MIB, 512));
         let mut export = start(&device, dir);
         let file = OpenOptions::new().write(true).open(export.device_path()).unwrap();
@@ -72,8 +72,8 @@ fn what_only_the_page_cache_held_is_in_the_device_after_a_stop() {
 }
 
 #[test]
-fn a_device_in_use_is_not_stopped_and_goes_on() {
-    in_sandbox("a_device_in_use_is_not_stopped_and_goes_on", |dir| {
+fn a_device_in_use_is_not_stopped_and_stays_available() {
+    in_sandbox("a_device_in_use_is_not_stopped_and_stays_available", |dir| {
         let device = Arc::new(TestDevice::new(64 * MIB, 512));
         let mut export = start(&device, dir);
         let loop_path = export.loop_path().to_owned();
@@ -108,8 +108,8 @@ fn a_device_in_use_is_not_stopped_and_goes_on() {
 }
 
 #[test]
-fn a_stop_by_force_ends_soon_and_users_see_errors() {
-    in_sandbox("a_stop_by_force_ends_soon_and_users_see_errors", |dir| {
+fn a_forced_stop_ends_in_time_and_users_see_errors() {
+    in_sandbox("a_forced_stop_ends_in_time_and_users_see_errors", |dir| {
         let mut device = TestDevice::new(64 * MIB, 512);
         device.delay = Duration::from_millis(1);
         let device = Arc::new(device);
@@ -138,13 +138,13 @@ fn a_stop_by_force_ends_soon_and_users_see_errors() {
         assert!(!mounts().contains("fuse.cbd"));
         assert!(std::fs::symlink_metadata(dir.join("cbd7")).is_err());
         let _ = std::process::Command::new("umount").arg(&mount).status();
-        assert_eq!(bound_file(&loop_path), None, "it lets go by itself when it is unmounted");
+        assert_eq!(bound_file(&loop_path), None, "the kernel unbinds it at the unmount");
     });
 }
 
 #[test]
-fn a_device_below_that_never_answers_does_not_hold_up_a_stop_by_force() {
-    in_sandbox("a_device_below_that_never_answers_does_not_hold_up_a_stop_by_force", |dir| {
+fn a_hanging_device_below_does_not_delay_a_forced_stop() {
+    in_sandbox("a_hanging_device_below_does_not_delay_a_forced_stop", |dir| {
         let device = Arc::new(TestDevice { parks: true, ..TestDevice::new(64 * MIB, 512) });
         let mut export = start(&device, dir);
         device.stuck.store(true, Ordering::Relaxed);
@@ -163,7 +163,7 @@ fn a_device_below_that_never_answers_does_not_hold_up_a_stop_by_force() {
     });
 }
 
-/// A device whose writes wait for space while there is none, and can be given up.
+/// A device whose writes wait for space while there is none, and can be cancelled.
 struct Full {
     inner: Exported,
     has_space: Arc<AtomicBool>,
@@ -222,8 +222,8 @@ impl RequestQueue for FullQueue {
 }
 
 #[test]
-fn a_stop_by_force_gives_up_what_waits_for_space_and_it_does_not_happen_later() {
-    in_sandbox("a_stop_by_force_gives_up_what_waits_for_space_and_it_does_not_happen_later", |dir| {
+fn a_forced_stop_cancels_writes_that_wait_for_space_for_good() {
+    in_sandbox("a_forced_stop_cancels_writes_that_wait_for_space_for_good", |dir| {
         let device = Arc::new(TestDevice::new(64 * MIB, 512));
         let (has_space, waiting) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
         let full = Full {
@@ -241,7 +241,7 @@ fn a_stop_by_force_gives_up_what_waits_for_space_and_it_does_not_happen_later() 
         });
         let end = Instant::now() + Duration::from_secs(10);
         while waiting.load(Ordering::SeqCst) == 0 {
-            assert!(Instant::now() < end, "the write does not come");
+            assert!(Instant::now() < end, "the write does not arrive");
             std::thread::sleep(Duration::from_millis(2));
         }
         export.stop(StopMode::Force, Duration::from_millis(500)).expect("no thread waits for space");
@@ -252,8 +252,8 @@ fn a_stop_by_force_gives_up_what_waits_for_space_and_it_does_not_happen_later() 
 }
 
 #[test]
-fn a_thread_that_panics_leaves_errors_and_no_one_waiting() {
-    in_sandbox("a_thread_that_panics_leaves_errors_and_no_one_waiting", |dir| {
+fn a_panic_of_a_thread_fails_its_requests_and_leaves_no_client_waiting() {
+    in_sandbox("a_panic_of_a_thread_fails_its_requests_and_leaves_no_client_waiting", |dir| {
         let device = Arc::new(TestDevice::new(8 * MIB, 512));
         let mut export = start(&device, dir);
         device.panics_at.store(MIB, Ordering::Relaxed);
@@ -261,14 +261,14 @@ fn a_thread_that_panics_leaves_errors_and_no_one_waiting() {
             OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(export.file_path()).unwrap();
         let mut buffer = AlignedBuffer::zeroed(4096);
         assert!(file.read_at(&mut buffer, MIB).is_err());
-        // It lets go of the connection first, and says so then.
+        // The thread closes its connection first, and reports the failure then.
         let end = Instant::now() + SOON;
         while export.failure().is_none() && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(5));
         }
         assert!(export.failure().unwrap().contains("panicked"));
-        // The other thread goes on through its door, and when it panics too, nobody serves. By io_uring there is nobody for the
-        // first one's processors, so all ends.
+        // With /dev/fuse the other thread still serves its channel, until it panics too. With io_uring the
+        // queues of the first thread have no server, so the connection ends.
         if matches!(export.way(), Way::Door { .. }) {
             file.read_exact_at(&mut buffer, 0).unwrap();
             assert!(file.read_at(&mut buffer, MIB).is_err());
@@ -281,8 +281,8 @@ fn a_thread_that_panics_leaves_errors_and_no_one_waiting() {
 }
 
 #[test]
-fn a_dropped_export_leaves_nothing() {
-    in_sandbox("a_dropped_export_leaves_nothing", |dir| {
+fn a_dropped_export_leaves_nothing_behind() {
+    in_sandbox("a_dropped_export_leaves_nothing_behind", |dir| {
         let device = Arc::new(TestDevice::new(8 * MIB, 512));
         let export = start(&device, dir);
         let loop_path = export.loop_path().to_owned();
@@ -294,11 +294,11 @@ fn a_dropped_export_leaves_nothing() {
 }
 
 #[test]
-fn a_start_that_fails_leaves_nothing() {
-    in_sandbox("a_start_that_fails_leaves_nothing", |dir| {
+fn a_failed_start_leaves_nothing_behind() {
+    in_sandbox("a_failed_start_leaves_nothing_behind", |dir| {
         let device = Arc::new(TestDevice::new(8 * MIB, 512));
         let exported = || Arc::new(Exported(Arc::clone(&device)));
-        std::fs::write(dir.join("cbd7"), "somebody's").unwrap();
+        std::fs::write(dir.join("cbd7"), "another owner's").unwrap();
         let error = FuseLoop::start(exported(), options(dir, 2)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::AlreadyExists);
         std::fs::remove_file(dir.join("cbd7")).unwrap();
@@ -322,8 +322,8 @@ fn a_start_that_fails_leaves_nothing() {
 }
 
 #[test]
-fn a_machine_that_can_says_so() {
-    in_sandbox("a_machine_that_can_says_so", |_| {
+fn the_probe_succeeds_on_a_capable_machine() {
+    in_sandbox("the_probe_succeeds_on_a_capable_machine", |_| {
         let before = mounts();
         assert_eq!(cbd_fuse::probe(), Ok(()));
         assert_eq!(mounts(), before);
@@ -333,7 +333,7 @@ fn a_machine_that_can_says_so() {
     });
 }
 
-/// Not a test of its own: the daemon that others kill.
+/// Not a test of its own: the daemon that other tests kill.
 #[test]
 fn daemon_to_be_killed() {
     let Some(dir) = daemon_dir() else { return };
@@ -343,7 +343,7 @@ fn daemon_to_be_killed() {
     std::thread::sleep(Duration::from_secs(50));
 }
 
-/// Starts a daemon and waits until its device is there.
+/// Starts a daemon and waits until its device is available.
 fn daemon(dir: &Path) -> (std::process::Child, PathBuf) {
     let mut child = start_daemon("daemon_to_be_killed", dir);
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
@@ -360,11 +360,12 @@ fn kill(mut child: std::process::Child) {
 }
 
 #[test]
-fn a_killed_daemon_lets_the_loop_device_go_and_a_new_one_starts_after_a_sweep() {
-    in_sandbox("a_killed_daemon_lets_the_loop_device_go_and_a_new_one_starts_after_a_sweep", |dir| {
+fn a_killed_daemon_releases_the_loop_device_and_a_new_one_starts_after_a_sweep() {
+    in_sandbox("a_killed_daemon_releases_the_loop_device_and_a_new_one_starts_after_a_sweep", |dir| {
         for _ in 0..5 {
             let (child, loop_path) = daemon(dir);
-            // Dirty pages that nobody has written when it dies: closing the loop device has to write them.
+            // Dirty pages that are not written when the daemon dies: closing the loop device has to write
+            // them.
             let file = OpenOptions::new().write(true).open(&loop_path).unwrap();
             file.write_all_at(&[1; 1 << 20], 0).unwrap();
             drop(file);
@@ -383,8 +384,8 @@ fn a_killed_daemon_lets_the_loop_device_go_and_a_new_one_starts_after_a_sweep() 
 }
 
 #[test]
-fn a_daemon_killed_under_a_mount_is_swept_and_its_loop_device_goes_with_the_mount() {
-    in_sandbox("a_daemon_killed_under_a_mount_is_swept_and_its_loop_device_goes_with_the_mount", |dir| {
+fn a_daemon_killed_under_a_mount_is_swept_and_its_device_unbound_later() {
+    in_sandbox("a_daemon_killed_under_a_mount_is_swept_and_its_device_unbound_later", |dir| {
         let (child, loop_path) = daemon(dir);
         let text = loop_path.to_str().unwrap();
         tool("mkfs.ext4", &["-q", text]);
@@ -403,7 +404,7 @@ fn a_daemon_killed_under_a_mount_is_swept_and_its_loop_device_goes_with_the_moun
         assert_eq!(swept.loops, std::slice::from_ref(&loop_path));
         assert_eq!(swept.links, [dir.join("cbd7")]);
         assert!(bound_file(&loop_path).is_some(), "it is still mounted");
-        // Beside the old one, which its users have not let go yet.
+        // Beside the old one, which its users have not closed yet.
         let mut export = start(&Arc::new(TestDevice::new(8 * MIB, 512)), dir);
         assert_ne!(export.loop_path(), loop_path);
         export.stop(StopMode::WhenUnused, SOON).unwrap();
@@ -414,15 +415,15 @@ fn a_daemon_killed_under_a_mount_is_swept_and_its_loop_device_goes_with_the_moun
 }
 
 #[test]
-fn a_daemon_killed_under_load_holds_nobody_up_and_is_swept() {
-    in_sandbox("a_daemon_killed_under_load_holds_nobody_up_and_is_swept", |dir| {
+fn a_daemon_killed_under_load_leaves_no_client_waiting_and_is_swept() {
+    in_sandbox("a_daemon_killed_under_load_leaves_no_client_waiting_and_is_swept", |dir| {
         for turn in 0..5 {
             let (child, loop_path) = daemon(dir);
             let clients: Vec<_> = (0..8_u64)
                 .map(|client| {
                     let path = if client % 2 == 0 { loop_path.clone() } else { dir.join("fuse/cbd7/cbd7") };
                     std::thread::spawn(move || {
-                        // On a slow machine the daemon is gone before it comes so far.
+                        // On a slow machine the daemon may be gone before this open.
                         let file = OpenOptions::new().write(true).custom_flags(libc::O_DIRECT).open(path);
                         let buffer = AlignedBuffer::zeroed([4096, 1 << 20][client as usize / 4]);
                         file.map_or_else(Some, |file| {
@@ -437,7 +438,7 @@ fn a_daemon_killed_under_load_holds_nobody_up_and_is_swept() {
             while !clients.iter().all(std::thread::JoinHandle::is_finished) && Instant::now() < end {
                 std::thread::sleep(Duration::from_millis(5));
             }
-            assert!(clients.iter().all(std::thread::JoinHandle::is_finished), "somebody still waits");
+            assert!(clients.iter().all(std::thread::JoinHandle::is_finished), "a client still waits");
             assert!(clients.into_iter().all(|client| client.join().unwrap().is_some()));
             let swept = sweep(dir, dir, &[]).unwrap();
             assert_eq!(swept.mounts, [dir.join("fuse/cbd7")]);

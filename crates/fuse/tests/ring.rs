@@ -1,4 +1,4 @@
-//! What is so only where requests come by io_uring, and that all is as ever where they cannot.
+//! Behaviour that is specific to the io_uring transport, and unchanged behaviour where it is not available.
 #![allow(missing_docs)]
 
 mod support;
@@ -16,7 +16,7 @@ use support::{MIB, TestDevice, Wanted, in_sandbox, in_sandbox_by, options, start
 
 const SOON: Duration = Duration::from_secs(10);
 
-/// By io_uring; where the kernel knows nothing of it, that all is as ever.
+/// Runs with io_uring; on a kernel without it, checks the fallback.
 fn by_ring(test: &str, body: impl FnOnce(&Path)) {
     let known = Path::new("/sys/module/fuse/parameters/enable_uring").exists();
     in_sandbox_by(&[if known { Wanted::Ring } else { Wanted::Fallback }], test, body);
@@ -41,8 +41,8 @@ fn processors() -> usize {
 }
 
 #[test]
-fn every_processor_has_a_queue_and_a_request_is_served_where_it_was_made() {
-    by_ring("every_processor_has_a_queue_and_a_request_is_served_where_it_was_made", |dir| {
+fn every_processor_has_a_queue_and_requests_are_served_on_their_processor() {
+    by_ring("every_processor_has_a_queue_and_requests_are_served_on_their_processor", |dir| {
         let device = Arc::new(TestDevice::new(8 * MIB, 512));
         let mut export = start_with(&device, options(dir, processors()));
         let possible = std::fs::read_to_string("/sys/devices/system/cpu/possible").unwrap();
@@ -76,8 +76,8 @@ fn every_processor_has_a_queue_and_a_request_is_served_where_it_was_made() {
 }
 
 #[test]
-fn one_thread_serves_all_processors_if_it_has_to() {
-    in_sandbox("one_thread_serves_all_processors_if_it_has_to", |dir| {
+fn one_thread_can_serve_all_processors() {
+    in_sandbox("one_thread_can_serve_all_processors", |dir| {
         let device = Arc::new(TestDevice::new(8 * MIB, 512));
         let mut export = start_with(&device, options(dir, 1));
         if let Way::Ring { threads, .. } = *export.way() {
@@ -101,8 +101,8 @@ fn one_thread_serves_all_processors_if_it_has_to() {
 }
 
 #[test]
-fn a_parked_request_holds_up_no_other_of_its_processor() {
-    in_sandbox("a_parked_request_holds_up_no_other_of_its_processor", |dir| {
+fn a_parked_request_delays_no_other_request_of_its_processor() {
+    in_sandbox("a_parked_request_delays_no_other_request_of_its_processor", |dir| {
         let device = TestDevice { parks: true, parks_from: 4 * MIB, ..TestDevice::new(8 * MIB, 512) };
         let device = Arc::new(device);
         let mut export = start_with(&device, options(dir, 2));
@@ -124,7 +124,7 @@ fn a_parked_request_holds_up_no_other_of_its_processor() {
                 (0..100).try_for_each(|turn| file.write_all_at(&AlignedBuffer::zeroed(4096), turn * 4096));
             done.send(result).unwrap();
         });
-        waiting.recv_timeout(SOON).expect("the others go on").unwrap();
+        waiting.recv_timeout(SOON).expect("the other requests complete").unwrap();
         assert!(!parked.is_finished());
         device.stuck.store(false, Ordering::Relaxed);
         parked.join().unwrap().unwrap();
@@ -134,8 +134,8 @@ fn a_parked_request_holds_up_no_other_of_its_processor() {
 }
 
 #[test]
-fn more_requests_than_there_is_room_for_wait_their_turn() {
-    in_sandbox("more_requests_than_there_is_room_for_wait_their_turn", |dir| {
+fn requests_beyond_the_ring_depth_wait_for_a_slot() {
+    in_sandbox("requests_beyond_the_ring_depth_wait_for_a_slot", |dir| {
         let device = TestDevice { parks: true, ..TestDevice::new(64 * MIB, 512) };
         let device = Arc::new(device);
         let how = options(dir, 2);
@@ -166,8 +166,8 @@ fn more_requests_than_there_is_room_for_wait_their_turn() {
 }
 
 #[test]
-fn where_the_kernel_offers_no_ring_all_is_as_ever() {
-    in_sandbox_by(&[Wanted::Fallback], "where_the_kernel_offers_no_ring_all_is_as_ever", |dir| {
+fn the_device_works_if_the_kernel_offers_no_ring() {
+    in_sandbox_by(&[Wanted::Fallback], "the_device_works_if_the_kernel_offers_no_ring", |dir| {
         let device = Arc::new(TestDevice::new(8 * MIB, 512));
         let mut export = start(&device, dir);
         assert!(export.way().to_string().contains("enable_uring"), "{}", export.way());
@@ -177,7 +177,7 @@ fn where_the_kernel_offers_no_ring_all_is_as_ever() {
     });
 }
 
-/// From here on the calling thread can make no io_uring.
+/// From here on the calling thread cannot create an io_uring.
 fn forbid_rings() {
     let instruction = |code: u32, skip, k| libc::sock_filter { code: code as u16, jt: 0, jf: skip, k };
     let number = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
@@ -200,10 +200,10 @@ fn forbid_rings() {
 }
 
 #[test]
-fn where_one_queue_cannot_be_had_none_is_used() {
-    by_ring("where_one_queue_cannot_be_had_none_is_used", |dir| {
+fn no_ring_is_used_if_one_queue_fails() {
+    by_ring("no_ring_is_used_if_one_queue_fails", |dir| {
         let device = Arc::new(TestDevice::new(8 * MIB, 512));
-        // The last of the first attempt's threads: the others have their queues by then, or soon.
+        // The last thread of the first attempt: the other threads have their queues by then, or soon.
         let begun = Arc::new(AtomicUsize::new(0));
         let setup = {
             let begun = Arc::clone(&begun);
@@ -231,8 +231,8 @@ fn where_one_queue_cannot_be_had_none_is_used() {
 }
 
 #[test]
-fn a_connection_that_is_ended_from_outside_is_a_failure_and_holds_nobody_up() {
-    in_sandbox("a_connection_that_is_ended_from_outside_is_a_failure_and_holds_nobody_up", |dir| {
+fn an_externally_aborted_connection_is_a_failure_and_leaves_no_client_waiting() {
+    in_sandbox("an_externally_aborted_connection_is_a_failure_and_leaves_no_client_waiting", |dir| {
         let device = Arc::new(TestDevice { parks: true, ..TestDevice::new(8 * MIB, 512) });
         let mut export = start(&device, dir);
         device.stuck.store(true, Ordering::Relaxed);
@@ -252,7 +252,7 @@ fn a_connection_that_is_ended_from_outside_is_a_failure_and_holds_nobody_up() {
     });
 }
 
-/// Address space and memory.
+/// Address space and resident memory.
 fn memory_kib() -> [u64; 2] {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let field = |name| status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
@@ -260,8 +260,8 @@ fn memory_kib() -> [u64; 2] {
 }
 
 #[test]
-fn what_the_kernel_was_lent_is_freed_after_every_kind_of_stop() {
-    in_sandbox("what_the_kernel_was_lent_is_freed_after_every_kind_of_stop", |dir| {
+fn memory_lent_to_the_kernel_is_freed_after_every_kind_of_stop() {
+    in_sandbox("memory_lent_to_the_kernel_is_freed_after_every_kind_of_stop", |dir| {
         let device = Arc::new(TestDevice::new(8 * MIB, 512));
         let mut sizes = Vec::new();
         for turn in 0..12 {
@@ -273,7 +273,7 @@ fn what_the_kernel_was_lent_is_freed_after_every_kind_of_stop() {
             sizes.push(memory_kib());
         }
         println!("{sizes:?}");
-        // Two processors with their slots are 64 MiB each time.
+        // The slots of two processors take 64 MiB each time.
         assert!(sizes[11][0] <= sizes[1][0] + 48 * 1024, "{sizes:?}");
         assert!(sizes.iter().all(|[_, memory]| *memory <= sizes[0][1] + 16 * 1024), "{sizes:?}");
     });

@@ -1,20 +1,22 @@
 //! The thread that alone holds the loop device open.
 //!
-//! Always true here: the keeper's descriptor of the device lies in a table of the keeper's own, never in
-//! the daemon's: when the daemon is killed, the kernel closes tables in any order, and closing a block device
-//! waits for its I/O. In one table with the FUSE connection that wait could be for the very connection that
-//! is closed next, and the process would never die. So nobody else in this process opens the device.
+//! Invariants: the thread's descriptor of the device lies in a descriptor table of the thread's own, never in
+//! the daemon's. When the daemon is killed, the kernel closes the descriptors of a table in any order, and
+//! closing a block device waits for its I/O. In one table with the FUSE connection that wait could depend on
+//! the very connection that is closed next, and the process would never die. So no other thread of this
+//! process opens the device.
 //!
-//! A device that is to outlive the process is *entrusted* to the kernel: it does not let its file go by itself, and nobody here holds
-//! it open. For whoever closes a block device last writes its pages out first, and a process that is killed would wait for pages
-//! that only its successor can take. For the same reason the thread touches an entrusted device only to release it, to give it up, to ask
-//! whether it is held, and to take a wish from it that a stop has left; for the first two nobody else holds the connection by then, so it ends with the process,
-//! and every wait with it.
+//! A device that must outlive the process is *entrusted* to the kernel: its AUTOCLEAR flag is cleared, and no
+//! thread of this process holds it open. The last closer of a block device writes its pages out first, and a
+//! killed process would wait for pages that only its successor can accept. For the same reason the thread
+//! opens an entrusted device only to release it, to abandon it, to query whether it is held exclusively, and
+//! to clear an AUTOCLEAR flag that an interrupted stop has left. For the first two no other process holds the
+//! connection by then, so the connection ends with this process, and every wait with it.
 //!
-//! A device is only touched while it stands on our file: somebody may have let an idle one go by hand (`losetup -d`), and its number is
-//! another's then.
+//! A device is only touched while it is bound to its file: an administrator may have detached an idle one
+//! (`losetup -d`), and its number then belongs to another user.
 //!
-//! Left to others: what is done to the device ([`super`]).
+//! Elsewhere: the settings of the device ([`super`]).
 
 use super::{Binding, LoopDevice, bind, describe, is_bound_to, is_still, open_node, reset, stands_on};
 use crate::errors::system_error;
@@ -30,21 +32,23 @@ use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long binding may take; the kernel asks the file for its size and flushes it once.
+/// Timeout of binding; the kernel queries the file for its size and flushes it once.
 const BIND_PATIENCE: Duration = Duration::from_secs(30);
-/// Between two looks whether the last other opener (most often udev) has closed the device, or whether it is still: there is no event for it.
+/// Interval of the checks whether the last other opener (most often udev) has closed the device, and whether
+/// requests are in flight: the kernel has no event for either.
 const RELEASE_INTERVAL: Duration = Duration::from_millis(20);
-/// Looks in a row that find nothing in flight: between two requests of one writer there can be a moment.
+/// Checks in a row that must find no request in flight: between two requests of one writer there can be a
+/// short gap.
 const QUIET_LOOKS: u32 = 2;
 
 enum Command {
-    /// Whether somebody uses the device exclusively: a mount, a volume manager.
+    /// Query whether another opener holds the device exclusively: a mount, a volume manager.
     ExclusiveElsewhere(Sender<Result<bool>>),
-    /// Write out what the kernel still holds, and let the file go, if nobody else uses the device.
+    /// Write out the kernel's dirty pages and unbind the device, if it has no other user.
     Release { end: Instant, reply: Sender<Result<()>> },
-    /// The device stays without anybody here that holds it.
+    /// Leave the device bound without an opener in this process.
     Entrust(Sender<Result<()>>),
-    /// Close the device, whoever uses it.
+    /// Close the device, whether it is in use or not.
     Abandon(Sender<Result<()>>),
 }
 
@@ -53,11 +57,12 @@ enum Command {
 pub struct NotReleased {
     /// In words.
     pub error: Error,
-    /// The thread still waits for the device, and tells here when it is as it was.
+    /// Set if the thread still waits for the device; receives the result when the device is back in its
+    /// former state.
     pub later: Option<Receiver<Result<()>>>,
 }
 
-/// The thread that holds a loop device.
+/// The handle of the thread that holds a loop device.
 #[derive(Debug)]
 pub struct Keeper {
     commands: Sender<Command>,
@@ -65,15 +70,15 @@ pub struct Keeper {
     /// Disconnected when the thread has ended.
     ended: Mutex<Receiver<()>>,
     device: LoopDevice,
-    /// What it stands on.
+    /// The backing file.
     file: PathBuf,
 }
 
 impl Keeper {
-    /// Binds a free loop device. Whoever serves the file must be serving already.
+    /// Binds a free loop device. The file must be served already.
     ///
     /// # Errors
-    /// When there is no loop device to be had, or the kernel can't bind one as it must be.
+    /// When there is no free loop device, or the kernel cannot bind one with the required settings.
     pub fn start(binding: Binding) -> Result<Self> {
         let (bound, waiting) = mpsc::channel();
         let (commands, received) = mpsc::channel();
@@ -103,11 +108,10 @@ impl Keeper {
         Ok(Self { commands, thread: Some(thread), ended: Mutex::new(ended), device, file })
     }
 
-    /// Takes care of a device that a process before this has entrusted to the kernel. Asks nothing of the file, which nobody may
-    /// serve yet.
+    /// Manages a device that an earlier process has entrusted to the kernel. Sends no request to the file,
+    /// which may have no server yet.
     ///
-    /// # Errors
-    /// [`ErrorKind::NotFound`] when it is not bound to `file` any more.
+    /// # Errors [`ErrorKind::NotFound`] if it is no longer bound to `file`.
     pub fn adopt(number: u32, file: &Path) -> Result<Self> {
         let path = PathBuf::from(format!("/dev/loop{number}"));
         if !is_bound_to(number, file) {
@@ -125,7 +129,7 @@ impl Keeper {
                 let _end: Sender<()> = end;
                 match system::unshare_descriptors() {
                     Ok(()) => keep(None, &kept, &stands_on, &received),
-                    // Whoever asks it for something is told that it is gone.
+                    // Later commands are answered with the error that the device is released.
                     Err(_) => drop(received),
                 }
             })
@@ -134,15 +138,16 @@ impl Keeper {
         Ok(Self { commands, thread: Some(thread), ended: Mutex::new(ended), device, file })
     }
 
-    /// Lets the device outlive this process: it stays bound until it is released, and nobody here holds it open.
+    /// Lets the device outlive this process: it stays bound until it is released, and no thread of this
+    /// process holds it open.
     ///
     /// # Errors
-    /// When the kernel refuses; it is as it was.
+    /// When the kernel refuses; the device is unchanged then.
     pub fn entrust(&self, patience: Duration) -> Result<()> {
         self.ask(patience, Command::Entrust)
     }
 
-    /// The thread ends. A device that was entrusted stays.
+    /// Ends the thread. A device that was entrusted stays bound.
     ///
     /// # Errors
     /// [`ErrorKind::TimedOut`] if the thread still waits for the device after `patience`.
@@ -161,8 +166,9 @@ impl Keeper {
         Ok(())
     }
 
-    /// Waits until the kernel has no request in flight to the device; whether that came before `end`. What somebody has written who has
-    /// closed the device since is in flight then: he is not seen to have it open any more, and his close waits.
+    /// Waits until the kernel has no request in flight to the device; returns whether that happened before
+    /// `end`. Data of a client that has closed the device is in flight then: the client is no longer listed
+    /// as an opener, and its close waits.
     pub fn wait_until_still(&self, end: Instant) -> bool {
         let mut quiet_looks = 0;
         while quiet_looks < QUIET_LOOKS {
@@ -182,12 +188,12 @@ impl Keeper {
         &self.device
     }
 
-    /// Whether it stands on its file still.
+    /// Whether it is still bound to its file.
     pub fn is_bound(&self) -> bool {
         stands_on(self.device.number, &self.file)
     }
 
-    /// Whether somebody uses the device exclusively, here or in another mount namespace.
+    /// Whether another opener holds the device exclusively, in this or another mount namespace.
     ///
     /// # Errors
     /// When the device cannot be opened, or does not answer within `patience`.
@@ -195,11 +201,10 @@ impl Keeper {
         self.ask(patience, Command::ExclusiveElsewhere)
     }
 
-    /// Writes out what the kernel still holds for the device and lets the file go. After an error the device is as
-    /// it was, or will be.
+    /// Writes out the kernel's dirty pages of the device and unbinds it. After an error the device is in its
+    /// former state, or returns to it.
     ///
-    /// # Errors
-    /// [`ErrorKind::Busy`] if somebody still uses the device at `end`.
+    /// # Errors [`ErrorKind::Busy`] if the device still has another user at `end`.
     pub fn release(&self, end: Instant) -> std::result::Result<(), NotReleased> {
         let patience = end.saturating_duration_since(Instant::now()) + Duration::from_secs(1);
         let (reply, answer) = mpsc::channel();
@@ -214,7 +219,7 @@ impl Keeper {
         }
     }
 
-    /// Closes the device: its file is let go when the last other user closes it too.
+    /// Closes the device: the kernel unbinds it when its last other user closes it too.
     ///
     /// # Errors
     /// When closing takes longer than `patience`.
@@ -222,10 +227,10 @@ impl Keeper {
         self.ask(patience, Command::Abandon)
     }
 
-    /// Waits for the thread, which has ended or is about to.
+    /// Joins the thread, which has ended or is about to.
     pub fn join(&mut self) {
         if let Some(thread) = self.thread.take() {
-            // A panic of it was printed when it happened; there is nothing left to undo.
+            // Its panic was printed when it happened; there is nothing left to undo.
             let _ = thread.join();
         }
     }
@@ -250,7 +255,8 @@ impl Keeper {
     }
 }
 
-/// Holds the device, unless it is entrusted, until it is told to let go, or whoever could tell is gone.
+/// Executes commands and holds the device, unless it is entrusted, until the device is released or abandoned
+/// or all senders are gone.
 fn keep(mut held: Option<File>, device: &LoopDevice, file: &Path, commands: &Receiver<Command>) {
     let path = &device.path;
     while let Ok(command) = commands.recv() {
@@ -282,7 +288,7 @@ fn keep(mut held: Option<File>, device: &LoopDevice, file: &Path, commands: &Rec
                         return;
                     }
                     Err((kept, error)) => {
-                        // The attempt to clear it has left it with the wish to let go by itself.
+                        // The attempt to clear it has left AUTOCLEAR set.
                         if let Some(kept) = kept
                             && !(was_entrusted && entrust(&kept).is_ok())
                         {
@@ -311,7 +317,7 @@ fn keep(mut held: Option<File>, device: &LoopDevice, file: &Path, commands: &Rec
                 let ours = held.take().map_or_else(|| open_ours(device, file), |held| Ok(Some(held)));
                 if let Ok(Some(ours)) = ours {
                     reset(device.number);
-                    // One that was entrusted does not go by itself.
+                    // The kernel does not unbind an entrusted device by itself.
                     let _ = system::loop_clear(ours.as_fd());
                 }
                 let _ = reply.send(Ok(()));
@@ -321,14 +327,14 @@ fn keep(mut held: Option<File>, device: &LoopDevice, file: &Path, commands: &Rec
     }
 }
 
-/// Takes the wish from a device to let its file go by itself.
+/// Clears the AUTOCLEAR flag of a device.
 fn entrust(device: &File) -> io::Result<()> {
     let mut info = system::loop_status(device.as_fd())?;
     info.flags &= !LO_FLAGS_AUTOCLEAR;
     system::loop_set_status(device.as_fd(), &info)
 }
 
-/// Lets the file go if nobody else uses the device; with an error comes what goes on holding it.
+/// Unbinds the device if it has no other user; an error comes with the descriptor that still holds it.
 fn release(held: File, device: &LoopDevice, end: Instant) -> std::result::Result<(), (Option<File>, Error)> {
     let path = &device.path;
     if let Err(error) = held.sync_all() {
@@ -339,7 +345,7 @@ fn release(held: File, device: &LoopDevice, end: Instant) -> std::result::Result
         return Err((Some(held), system_error(text, &error)));
     }
     if Instant::now() > end {
-        // Nobody waits for the answer any more, and the device goes on as before.
+        // The caller's timeout has passed; the device stays in use.
         let text = format!("{}: what the kernel still held for it took too long to write", path.display());
         return Err((Some(held), Error::new(ErrorKind::TimedOut, text)));
     }
@@ -347,7 +353,8 @@ fn release(held: File, device: &LoopDevice, end: Instant) -> std::result::Result
         Ok(exclusive) => exclusive,
         Err(error) => return Err((Some(held), system_error(path.display(), &error))),
     };
-    // 1. Nobody can mount it from here on. 2. As the only opener, clearing it also keeps new ones out.
+    // 1. From here on the device cannot be mounted. 2. As the only opener, clearing it also keeps new openers
+    //    out.
     drop(held);
     loop {
         let cleared =
@@ -368,7 +375,7 @@ fn release(held: File, device: &LoopDevice, end: Instant) -> std::result::Result
     }
 }
 
-/// Opens a device if it stands on our file: as long as it is open it can come to stand on no other.
+/// Opens a device if it is bound to the given file: while it is open it cannot be bound to another one.
 fn open_ours(device: &LoopDevice, file: &Path) -> io::Result<Option<File>> {
     if !stands_on(device.number, file) {
         return Ok(None);

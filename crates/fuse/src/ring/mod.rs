@@ -1,13 +1,14 @@
-//! Serving by io_uring: the kernel has a queue for each processor, and hands a request over on the queue of the processor on
-//! which it was made, into memory that was registered for that. One system call answers a request and waits for the next.
+//! Serving by io_uring: the kernel has a queue for each processor, and delivers a request on the queue of the
+//! processor on which it was made, into registered memory. One system call answers a request and waits for
+//! the next one.
 //!
-//! Always true here: a message is answered where it was handed over. A slot that waits for the device holds up no other slot. What
-//! a thread has taken it completes before it ends; then its queues are nobody's, so the others end too, and with the last the
-//! connection. What is not handed over by the ring (that somebody forgets a node, that somebody is impatient) is read from the
-//! door of the first thread.
+//! Invariants: a message is answered on the queue on which it was delivered. A slot that waits for the device
+//! delays no other slot. A thread completes its requests before it ends; then its queues have no server, so
+//! the other threads end too, and with the last one the connection. Messages that are not delivered through
+//! the ring (FORGET and INTERRUPT) are read from the channel of the first thread.
 //!
-//! Left to others: what a message asks for ([`crate::worker`]); taking the whole path only where all of it works
-//! ([`crate::service`]).
+//! Elsewhere: the meaning of a message ([`crate::worker`]); the decision to use this transport only if all of
+//! it works ([`crate::service`]).
 
 pub mod processors;
 pub mod raw;
@@ -28,44 +29,44 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
-/// What one slot holds: the largest transfer, with the sectors around it that an unaligned read takes along.
+/// The size of a slot's payload: the largest transfer, with the surrounding sectors of an unaligned read.
 const PAYLOAD_BYTES: usize = TRANSFER_BYTES_MAX + 2 * 4096;
-/// Answers that wait for the next entry into the kernel at most.
+/// Replies that wait for the next submission at most.
 const UNSUBMITTED_MAX: usize = 4;
 
-/// What the ring calls the wish to stop.
+/// The ring's number of the stop pipe.
 const STOP: u32 = 0;
-/// What it calls the door.
+/// Its number of the channel.
 const DOOR: u32 = 1;
-/// What it calls the end of the connection.
+/// Its number of the event that the connection has ended.
 const DESERTED: u32 = 2;
-/// What it calls the first of the queue's descriptors.
+/// Its first number of the device queue's descriptors.
 const QUEUE: u32 = 3;
 
-/// Whom an answer goes to.
+/// The addressee of a reply.
 #[derive(Clone, Copy)]
 pub enum Asker {
-    /// Whoever's request is in this slot.
+    /// The requester of the request in this slot.
     Slot(usize),
-    /// The sender of the message with this number, which came through the door.
+    /// The sender of the message with this number, which was read from the channel.
     Message(u64),
 }
 
-/// The slots of a thread, registered.
+/// The registered slots of a thread.
 pub struct Rings {
     raw: RawRing,
     connection: File,
     door: Option<Door>,
-    /// What happened before the thread began to wait.
+    /// Events before the thread began to wait.
     early: Vec<Event>,
     state: Connection,
-    /// Why the thread can't go on.
+    /// Why the thread cannot continue.
     broken: Option<Error>,
 }
 
 impl Rings {
-    /// Makes slots for the queue of each in `queues`, as often as it is named, and gives them to the kernel. `watches` is
-    /// how many descriptors the device's queue has.
+    /// Allocates slots for the queue of each entry in `queues`, one per entry, and registers them with the
+    /// kernel. `watches` is the number of descriptors of the device's queue.
     ///
     /// # Errors
     /// When the system refuses a ring, or the kernel a slot.
@@ -98,7 +99,7 @@ impl Rings {
         }
     }
 
-    /// Takes the message in a slot apart.
+    /// Decodes the message in a slot.
     fn receive(&self, slot: usize, name: &[u8]) -> std::result::Result<(InHeader, Call), Malformed> {
         let nothing = Malformed { unique: None };
         let header = self.raw.header(slot).ok_or(nothing)?;
@@ -106,13 +107,13 @@ impl Rings {
         let (in_header, _) = header.in_out.as_bytes().split_at(size_of::<InHeader>());
         let length = in_header.first_chunk().map_or(0, |bytes| u32::from_ne_bytes(*bytes)) as usize;
         let payload = payload.get(..header.payload_sz as usize).ok_or(nothing)?;
-        // The header says how long all three parts are, the slot how long the third is.
+        // The header states the length of all three parts, the slot that of the third.
         let arguments = length.checked_sub(in_header.len() + payload.len()).ok_or(nothing)?;
         let arguments = header.op_in.as_bytes().get(..arguments).ok_or(nothing)?;
         call::decode(in_header, arguments, payload, name)
     }
 
-    /// Answers what is in a slot.
+    /// Answers the request in a slot.
     fn reply(&mut self, slot: usize, errno: i32, payload_bytes: usize, fill: impl FnOnce(&mut [u8])) {
         if self.state == Connection::Gone {
             return;
@@ -131,7 +132,7 @@ impl Rings {
 impl Carrier for Rings {
     type Asker = Asker;
 
-    /// The device works on the very buffer that the kernel filled or is to read.
+    /// The device works directly on the buffer that the kernel has filled or will read.
     fn lend(
         &mut self,
         asker: Asker,
@@ -178,7 +179,7 @@ impl Carrier for Rings {
         }
     }
 
-    /// A slot is given back to its queue by an answer only.
+    /// Only a reply returns a slot to its queue.
     fn let_go(&mut self, asker: Asker) {
         if let Asker::Slot(slot) = asker {
             self.reply(slot, libc::ENOSYS, 0, |_| {});
@@ -186,8 +187,8 @@ impl Carrier for Rings {
     }
 }
 
-/// Serves until the connection ends or a stop is wished, and what was taken is completed. What is given back may be freed when the
-/// thread is gone.
+/// Serves until the connection ends or a stop is requested, and until all requests in flight are completed.
+/// The returned memory may be freed when the thread has ended.
 pub fn serve(worker: Worker, mut rings: Rings) -> (Result<()>, Lent) {
     let descriptors = worker.queue.wait_descriptors();
     let early = std::mem::take(&mut rings.early);
@@ -197,7 +198,7 @@ pub fn serve(worker: Worker, mut rings: Rings) -> (Result<()>, Lent) {
     (served, waiting.serving.carrier.raw.into_lent())
 }
 
-/// A thread's wait for its slots, for its queue, and for the wish to stop.
+/// A thread's wait for its slots, for its queue, and for the stop request.
 struct Waiting {
     serving: Serving<Rings>,
     /// Those of the device's queue.
@@ -235,7 +236,8 @@ impl Waiting {
 
     fn handle(&mut self, events: &[Event]) -> Result<()> {
         let acted = self.act(events);
-        // What was taken before an error is done as well, and answered before anything that takes long.
+        // Requests that were read before an error are executed as well, and answered before any step that
+        // takes long.
         self.serving.unplug();
         self.submit_if_many()?;
         if acted? {
@@ -252,7 +254,7 @@ impl Waiting {
         Ok(())
     }
 
-    /// Does what the events ask for, or begins to; whether the device has something to go on with.
+    /// Executes the requests of the events, or begins to; returns whether the device's queue has completions.
     fn act(&mut self, events: &[Event]) -> Result<bool> {
         let mut completions = false;
         for &event in events {
@@ -269,7 +271,7 @@ impl Waiting {
         Ok(completions)
     }
 
-    /// Lets the kernel have answers when some have come together.
+    /// Submits the replies when several have accumulated.
     fn submit_if_many(&mut self) -> Result<()> {
         let raw = &mut self.serving.carrier.raw;
         if raw.unsubmitted() < UNSUBMITTED_MAX {
@@ -278,7 +280,8 @@ impl Waiting {
         raw.submit_all().map_err(|error| system_error("a FUSE thread cannot answer", &error))
     }
 
-    /// Waits for a descriptor, once more. The wish to stop is told for good, and a door without a connection too.
+    /// Arms the poll of a descriptor again. A stop request stays signalled, and the channel of an ended
+    /// connection too, so both are armed only once.
     fn watch(&mut self, watch: u32) -> Result<()> {
         let carrier = &mut self.serving.carrier;
         let descriptor = match watch {
@@ -297,8 +300,8 @@ impl Waiting {
             .map_err(|error| system_error("a FUSE thread cannot wait for its descriptors", &error))
     }
 
-    /// Takes what was handed over. After the wish to stop it stays where it is: it is answered with an error when the
-    /// connection ends.
+    /// Takes a delivered request. After the stop request it stays in its slot: the kernel answers it with an
+    /// error when the connection ends.
     fn take(&mut self, slot: usize) {
         if self.stopping || self.serving.carrier.state == Connection::Gone {
             return;
@@ -309,11 +312,11 @@ impl Waiting {
         }
     }
 
-    /// A slot will have no request any more: the connection has ended, or this thread and the kernel do not understand each
-    /// other.
+    /// A slot receives no more requests: the connection has ended, or this thread and the kernel disagree
+    /// about the protocol.
     fn lose(&mut self, errno: i32) {
         let carrier = &mut self.serving.carrier;
-        // The last: answered while the connection was ending.
+        // The last one: answered while the connection was ending.
         let expected = [libc::ENOTCONN, libc::ECONNABORTED, libc::ENODEV, libc::ECANCELED, libc::ENOENT];
         if carrier.state == Connection::Alive && !expected.contains(&errno) {
             let text = format!(
@@ -325,7 +328,7 @@ impl Waiting {
         carrier.state = Connection::Gone;
     }
 
-    /// Takes what is not handed over by the ring.
+    /// Reads the messages that are not delivered through the ring.
     fn take_from_door(&mut self) -> Result<()> {
         while let Some(door) = &mut self.serving.carrier.door {
             if self.stopping || self.serving.carrier.state == Connection::Gone {

@@ -1,6 +1,6 @@
-//! The processors as the kernel counts them for its queues, and which thread serves which.
+//! The processors as the kernel numbers them for its queues, and their assignment to threads.
 //!
-//! Always true here: each queue is served by exactly one thread, and each thread serves one at least.
+//! Invariants: each queue is served by exactly one thread, and each thread serves at least one.
 
 use crate::errors::system_error;
 use cbd_types::{Error, ErrorKind, Result};
@@ -8,23 +8,22 @@ use std::fs;
 
 const POSSIBLE: &str = "/sys/devices/system/cpu/possible";
 const ONLINE: &str = "/sys/devices/system/cpu/online";
-/// Above this it is no list of processors.
+/// A list with a larger number is invalid.
 const NUMBER_MAX: usize = 1 << 16;
 
 /// The processors of a machine.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Processors {
-    /// How many there can ever be: the kernel has a queue for each.
+    /// Number of possible processors: the kernel has a queue for each.
     pub possible: usize,
-    /// Whether the one with this number works now.
+    /// Whether the processor with this number is online.
     online: Vec<bool>,
 }
 
 impl Processors {
-    /// Those of this machine.
+    /// The processors of this machine.
     ///
-    /// # Errors
-    /// When the system does not tell.
+    /// # Errors When sysfs cannot be read.
     pub fn of_this_machine() -> Result<Self> {
         let read = |path: &str| fs::read_to_string(path).map_err(|error| system_error(path, &error));
         Self::parse(&read(POSSIBLE)?, &read(ONLINE)?)
@@ -42,12 +41,12 @@ impl Processors {
         (possible > 0).then_some(Self { possible, online: works })
     }
 
-    /// Whether a processor works now.
+    /// Whether a processor is online.
     pub fn is_online(&self, number: usize) -> bool {
         self.online.get(number).copied().unwrap_or_default()
     }
 
-    /// The queues of each of at most `threads` threads. Neighbours go to different threads.
+    /// Assigns the queues to at most `threads` threads. Neighbours go to different threads.
     pub fn share_out(&self, threads: usize) -> Vec<Vec<u16>> {
         let threads = threads.clamp(1, self.possible);
         let queues_of = |thread| (thread..self.possible).step_by(threads);
@@ -56,7 +55,7 @@ impl Processors {
     }
 }
 
-/// The numbers of a list such as `0-3,8,10-11`.
+/// Parses a list such as `0-3,8,10-11`.
 fn list(text: &str) -> Option<Vec<usize>> {
     let mut numbers = Vec::new();
     for part in text.trim().split(',') {
@@ -75,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_possible_processor_counts_and_only_some_work() {
+    fn possible_and_online_processors_are_told_apart() {
         let processors = Processors::parse("0-7\n", "0,2-3\n").unwrap();
         assert_eq!(processors.possible, 8);
         let online: Vec<_> = (0..9).filter(|&number| processors.is_online(number)).collect();
@@ -83,14 +82,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_list_is_none() {
+    fn an_invalid_list_is_refused() {
         for text in ["", "a", "1-", "-1", "0-99999999", "0,,1"] {
             assert_eq!(Processors::parse(text, "0"), None, "{text:?}");
         }
     }
 
     #[test]
-    fn each_queue_has_one_thread_and_each_thread_a_queue() {
+    fn each_queue_has_one_thread_and_each_thread_at_least_one_queue() {
         for possible in 1..9 {
             let processors = Processors::parse(&format!("0-{}", possible - 1), "0").unwrap();
             for threads in 1..12 {

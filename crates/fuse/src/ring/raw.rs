@@ -1,11 +1,13 @@
-//! The io_uring of a thread that serves queues of a FUSE connection, with the memory that the kernel hands requests over in.
+//! The io_uring of a thread that serves queues of a FUSE connection, with the memory into which the kernel
+//! delivers requests.
 //!
-//! Always true here: a slot is the kernel's from its registration or answer until its event, and ours from then on; only
-//! a slot of ours is read or written, and its payload is answered from the very buffer that was registered. Memory that the kernel may
-//! still write to is freed by nobody but [`join`], which knows that the thread is gone for whom alone the kernel writes; where
-//! that cannot be known it is leaked.
+//! Invariants: a slot is owned by the kernel from its registration or reply until its event, and by this
+//! thread from then on. Only a slot that this thread owns is read or written, and its payload is answered
+//! from the very buffer that was registered. Memory that the kernel may still write to is freed only by
+//! [`join`], which waits until the thread is gone in whose context alone the kernel writes; where that cannot
+//! be ensured, the memory is leaked.
 //!
-//! Left to others: what a message means, and what is waited for besides.
+//! Elsewhere: the meaning of a message, and the other events of the thread.
 #![allow(unsafe_code)]
 
 use crate::wire::{RingCommand, RingHeader, ring_command};
@@ -17,54 +19,58 @@ use std::os::fd::RawFd;
 use std::thread::JoinHandle;
 use zerocopy::IntoBytes;
 
-/// Numbers of events from here on are those of descriptors, the smaller ones those of slots.
+/// Event numbers from here on are those of descriptors, smaller ones those of slots.
 const WATCH: u64 = 1 << 32;
-/// Where an entry of the submission queue has its field `len`, which the builder of this command does not set.
+/// The offset of the field `len` in an entry of the submission queue; the builder of this command does not
+/// set it.
 const LEN_OFFSET: usize = 24;
 
 const _: () = assert!(size_of::<squeue::Entry128>() == 128);
 
-/// The header of a slot, apart from those of other slots.
+/// The header of a slot, in a cache line of its own.
 #[derive(Clone, Copy, Default)]
 #[repr(align(64))]
 struct Header(RingHeader);
 
 /// The payload of a slot.
 struct Payload {
-    /// Empty while the device has it.
+    /// Empty while the device works on it.
     buffer: AlignedBuffer,
-    /// Where the kernel knows it to be.
+    /// The address that is registered with the kernel.
     place: usize,
     capacity: usize,
     queue: u16,
-    /// Whether the slot is the kernel's.
+    /// Whether the kernel owns the slot.
     with_kernel: bool,
 }
 
-/// Memory of slots that the kernel may write to as long as the thread lives that registered it. Dropped by itself, it is leaked.
+/// Memory of slots that the kernel may write to as long as the thread lives that registered it. Dropped
+/// directly, it is leaked.
 #[derive(Default)]
 pub struct Lent {
     headers: ManuallyDrop<Vec<Header>>,
     payloads: ManuallyDrop<Vec<Payload>>,
 }
 
-/// Waits until a thread is gone, and frees what it had lent to the kernel. A panic of it is in its connection's failure.
+/// Joins a thread, and frees the memory that it had lent to the kernel. A panic of the thread is recorded as
+/// the failure of its connection.
 pub fn join(thread: JoinHandle<Lent>) {
     let Ok(mut lent) = thread.join() else { return };
-    // SAFETY: neither is used after this. The kernel reads and writes the memory only in the context of the thread that
-    // submitted the command, and a thread that ends takes its commands back before it counts as gone for whoever joins it.
+    // SAFETY: neither is used after this. The kernel reads and writes the memory only in the context of the
+    // thread that submitted the command, and a thread that ends cancels its commands before `join` sees it as
+    // ended.
     unsafe {
         ManuallyDrop::drop(&mut lent.headers);
         ManuallyDrop::drop(&mut lent.payloads);
     }
 }
 
-/// Something that has happened.
+/// An event of the ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Event {
-    /// A slot is ours again: with a request, or with an errno, and then for good.
+    /// This thread owns a slot again: with a request, or with an errno, which is permanent.
     Slot(usize, Result<(), i32>),
-    /// A descriptor that was watched is readable, or gone.
+    /// A watched descriptor is readable, or in error.
     Watch(u32),
 }
 
@@ -76,23 +82,25 @@ pub struct RawRing {
     unsubmitted: usize,
 }
 
-/// Gives the memory of a buffer of zeroes back to the system until it is touched again: most slots never hold much.
+/// Returns the memory of a zeroed buffer to the system until it is touched again: most slots never hold much.
 fn give_pages_back(zeroes: &AlignedBuffer) {
-    /// Also where memory is locked (Linux 5.18).
+    /// Works on locked memory too (Linux 5.18).
     const MADV_DONTNEED_LOCKED: libc::c_int = 24;
     let place = zeroes.as_ptr().cast_mut().cast();
-    // SAFETY: the capacity of a buffer is whole pages, which are its own, from the allocator's anonymous memory. They read as zeroes
-    // after this, as they do before. Where the kernel refuses it nothing changes.
+    // SAFETY: the capacity of a buffer is whole pages, which are its own, from the allocator's anonymous
+    // memory. They read as zeroes after this, as they do before. If the kernel refuses the call, nothing
+    // changes.
     unsafe { libc::madvise(place, zeroes.capacity(), MADV_DONTNEED_LOCKED) };
 }
 
 impl RawRing {
-    /// A ring with as many slots as `queues` names queues, each of `payload` bytes, that can watch so many descriptors.
+    /// A ring with one slot of `payload` bytes per entry of `queues`, that can watch `watches` descriptors.
     pub fn new(queues: &[u16], payload: usize, watches: usize) -> io::Result<Self> {
         let entries = (queues.len() + watches).next_power_of_two();
         let entries = u32::try_from(entries).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
-        // Completions interrupt nobody: they are handled when the thread enters or leaves the kernel next, whatever for. (If only
-        // its wait for this ring handled them, a request that was handed to a thread that hangs elsewhere could not be aborted.)
+        // Completions interrupt no thread: they are handled when the thread next enters or leaves the kernel,
+        // for whatever reason. (If only its wait for this ring handled them, a request that was delivered to
+        // a thread that hangs elsewhere could not be aborted.)
         let ring = IoUring::builder()
             .dontfork()
             .setup_coop_taskrun()
@@ -112,12 +120,13 @@ impl RawRing {
         Ok(Self { ring, lent, unsubmitted: 0 })
     }
 
-    /// Gives the memory away that is to be freed by [`join`].
+    /// Passes on the memory that [`join`] frees.
     pub fn into_lent(self) -> Lent {
         self.lent
     }
 
-    /// Gives all slots to their queues of the connection, and submits that. What is refused comes back as an event.
+    /// Registers all slots with their queues of the connection, and submits the commands. A refused slot is
+    /// reported as an event.
     pub fn register(&mut self, connection: RawFd) -> io::Result<()> {
         let part = |base: *mut libc::c_void, iov_len: usize| libc::iovec { iov_base: base, iov_len };
         let parts: Vec<_> = (self.lent.headers.iter_mut().zip(self.lent.payloads.iter_mut()))
@@ -131,7 +140,7 @@ impl RawRing {
             let entry = self.command(connection, slot, ring_command::REGISTER, 0, Some(parts));
             self.push(slot, &entry)?;
         }
-        // The kernel reads the parts while it takes the entries: all of them before this returns.
+        // The kernel reads the parts while it consumes the entries: all of them before this returns.
         self.submit_all()
     }
 
@@ -153,7 +162,8 @@ impl RawRing {
             .build()
             .user_data(slot as u64);
         if let Some(parts) = parts {
-            // SAFETY: the field lies inside the entry, which is the kernel's structure of 128 bytes, and is a u32 there.
+            // SAFETY: the field lies inside the entry, which is the kernel's structure of 128 bytes, and is a
+            // u32 there.
             unsafe {
                 (&raw mut entry).cast::<u8>().add(LEN_OFFSET).cast::<u32>().write(parts.len() as u32);
             }
@@ -163,9 +173,9 @@ impl RawRing {
 
     fn push(&mut self, slot: usize, entry: &squeue::Entry128) -> io::Result<()> {
         self.lent.payloads[slot].with_kernel = true;
-        // SAFETY: the memory that the command names is the slot's header and payload, on the heap, long enough, and
-        // not touched until its event; it is freed only as `Lent` says. The descriptor is the connection's; an entry of a
-        // closed one would fail and touch no memory.
+        // SAFETY: the memory that the command names is the slot's header and payload, on the heap, long
+        // enough, and not touched until its event; it is freed only as `Lent` says. The descriptor is the
+        // connection's; an entry of a closed one would fail and touch no memory.
         unsafe { self.push_entry(entry) }
     }
 
@@ -184,7 +194,7 @@ impl RawRing {
         Ok(())
     }
 
-    /// Tells once when a descriptor is readable or gone.
+    /// Reports once when a descriptor is readable or in error.
     pub fn watch(&mut self, descriptor: RawFd, number: u32) -> io::Result<()> {
         let entry = opcode::PollAdd::new(types::Fd(descriptor), libc::POLLIN as u32).build();
         let entry = squeue::Entry128::from(entry).user_data(WATCH | u64::from(number));
@@ -192,19 +202,19 @@ impl RawRing {
         unsafe { self.push_entry(&entry) }
     }
 
-    /// What the kernel wrote into the header of a slot of ours.
+    /// The header that the kernel wrote into a slot that this thread owns.
     pub fn header(&self, slot: usize) -> Option<&RingHeader> {
         let ours = !self.lent.payloads.get(slot)?.with_kernel;
         self.lent.headers.get(slot).filter(|_| ours).map(|header| &header.0)
     }
 
-    /// What the kernel wrote behind the arguments.
+    /// The bytes that the kernel wrote behind the arguments.
     pub fn payload(&self, slot: usize) -> Option<&[u8]> {
         let payload = self.lent.payloads.get(slot).filter(|payload| !payload.with_kernel)?;
         Some(&payload.buffer)
     }
 
-    /// Takes the payload of a slot of ours out, `length` bytes of it.
+    /// Takes the payload out of a slot that this thread owns, `length` bytes of it.
     pub fn take_payload(&mut self, slot: usize, length: usize) -> Option<AlignedBuffer> {
         let payload = self.lent.payloads.get_mut(slot).filter(|payload| !payload.with_kernel)?;
         (length <= payload.buffer.len()).then(|| {
@@ -214,7 +224,8 @@ impl RawRing {
         })
     }
 
-    /// Puts the payload of a slot of ours back. Another buffer than the one that was taken is of no use: then there can be no answer.
+    /// Returns the payload to a slot that this thread owns. A buffer other than the registered one is
+    /// dropped: the request then cannot be answered.
     pub fn put_payload(&mut self, slot: usize, mut buffer: AlignedBuffer) {
         let Some(payload) = self.lent.payloads.get_mut(slot).filter(|payload| !payload.with_kernel) else {
             return;
@@ -225,10 +236,10 @@ impl RawRing {
         }
     }
 
-    /// Puts the answer into a slot of ours, with `fill` for the payload, and gives the slot back to its queue. It is submitted later.
+    /// Writes the reply into a slot that this thread owns, with `fill` for the payload, and queues the slot's
+    /// return to the kernel. It is submitted later.
     ///
-    /// # Errors
-    /// When the slot is not ours, or its payload not the one that was registered.
+    /// # Errors When this thread does not own the slot, or its payload is not the registered buffer.
     pub fn answer(
         &mut self,
         connection: RawFd,
@@ -254,12 +265,12 @@ impl RawRing {
         self.push(slot, &entry)
     }
 
-    /// Entries that the kernel has not been given yet.
+    /// Entries that are not submitted yet.
     pub const fn unsubmitted(&self) -> usize {
         self.unsubmitted
     }
 
-    /// Gives the kernel what was pushed.
+    /// Submits all queued entries.
     pub fn submit_all(&mut self) -> io::Result<()> {
         while self.unsubmitted > 0 {
             self.enter(0)?;
@@ -267,7 +278,7 @@ impl RawRing {
         Ok(())
     }
 
-    /// Gives the kernel what was pushed, and waits until something has happened; that is added to `events`. It may be nothing.
+    /// Submits all queued entries, waits for an event, and appends the events to `events`. There may be none.
     pub fn wait(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
         self.enter(1)?;
         self.look(events);
@@ -276,17 +287,17 @@ impl RawRing {
 
     fn enter(&mut self, wanted: usize) -> io::Result<()> {
         match self.ring.submitter().submit_and_wait(wanted) {
-            // None at all are taken only where there are none.
+            // The kernel consumes no entry only if none is queued.
             Ok(0) => self.unsubmitted = 0,
             Ok(taken) => self.unsubmitted = self.unsubmitted.saturating_sub(taken),
-            // Interrupted, or memory is short: the kernel has tried to free some, and is asked again.
+            // Interrupted, or short of memory: the kernel has tried to free some; the call is repeated.
             Err(error) if matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN)) => {}
             Err(error) => return Err(error),
         }
         Ok(())
     }
 
-    /// Adds what has happened to `events`.
+    /// Appends the pending events to `events`.
     pub fn look(&mut self, events: &mut Vec<Event>) {
         let payloads = &mut self.lent.payloads;
         for entry in self.ring.completion() {

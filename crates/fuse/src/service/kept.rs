@@ -1,10 +1,10 @@
-//! A service that outlives its process: taken over from the last one, and left to the next.
+//! A service that outlives its process: taken over from the previous process, and left to the next one.
 //!
-//! Always true here: before the first thread reads, the kernel has been told to send again what any door had taken, and never after
-//! that; a takeover that fails leaves the connection to the next attempt. What was ended is not kept any more, however late somebody
-//! wants to put it back.
+//! Invariants: the kernel is requested to send again the messages that any channel had delivered before the
+//! first thread reads, and never after that. A takeover that fails leaves the connection to the next attempt.
+//! A session that was ended is never stored again, however late a thread attempts it.
 //!
-//! Left to others: who may take over, and when ([`crate::kept`]).
+//! Elsewhere: which process may take over, and when ([`crate::kept`]).
 
 use super::{DROP_PATIENCE, Duty, KEPT_REASON, Service, Starting, Way, duplicate, left};
 use crate::connection;
@@ -23,10 +23,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// Where a service is kept, and what is put there.
+/// The descriptor store of a service, and the session that it holds.
 pub struct Kept {
     keep: Arc<dyn Keep>,
-    /// None once it has ended.
+    /// `None` once the session has ended.
     stage: Mutex<Option<Stage>>,
 }
 
@@ -48,28 +48,27 @@ impl Kept {
         self.stage().as_ref().is_some_and(|stage| stage.is_held)
     }
 
-    /// Has it held, unless it has ended.
+    /// Puts the session into the descriptor store, unless it has ended.
     ///
-    /// # Errors
-    /// When nobody holds it, as far as is known.
+    /// # Errors When the store does not confirm it.
     pub fn put(&self) -> Result<()> {
         let mut stage = self.stage();
         let Some(stage) = stage.as_mut() else { return Ok(()) };
         let put = self.keep.put(&stage.remains);
         stage.is_held = put.is_ok();
         if put.is_err() {
-            // It may have come late, and not too late.
+            // The store may have received it late.
             self.keep.remove();
         }
         put
     }
 
-    /// A door of the connection.
+    /// A channel of the connection.
     pub fn door(&self) -> Option<OwnedFd> {
         duplicate(self.stage().as_ref()?.remains.doors.first()?).ok()
     }
 
-    /// Has it held by nobody, until it is put back.
+    /// Removes the session from the store, until it is put again.
     fn take_back(&self) {
         if let Some(stage) = self.stage().as_mut() {
             stage.is_held = false;
@@ -77,7 +76,7 @@ impl Kept {
         }
     }
 
-    /// Has it held by nobody from here on.
+    /// Removes the session from the store permanently.
     pub fn end(&self) {
         if self.stage().take().is_some_and(|stage| stage.is_held) {
             self.keep.remove();
@@ -86,10 +85,9 @@ impl Kept {
 }
 
 impl Service {
-    /// Goes on with a connection that another process has served.
+    /// Takes over a connection that another process has served.
     ///
-    /// # Errors
-    /// What the system refused; the connection is as it was.
+    /// # Errors The refused system call; the connection is unchanged.
     pub fn adopt(device: &Arc<dyn BlockDevice>, options: &Options, remains: &Remains) -> Result<Self> {
         let (stopped, stop) =
             std::io::pipe().map_err(|error| system_error("no pipe for the FUSE threads", &error))?;
@@ -111,7 +109,8 @@ impl Service {
             kept,
         };
         if let Err(error) = service.bring_back(device, options, remains, Arc::new(stopped)) {
-            // Those that serve already end, and the others' requests wait for the next attempt with theirs.
+            // The threads that already serve end; the requests of the other channels wait for the next
+            // attempt.
             let _ = service.leave(Instant::now() + DROP_PATIENCE);
             return Err(error);
         }
@@ -133,7 +132,7 @@ impl Service {
             read_only: options.read_only,
             over_ring: false,
         });
-        // The loop device has the file open; that was answered by a process before this.
+        // The loop device has the file open; an earlier process answered that OPEN.
         self.life.change(|state| state.open_files = 1);
         let mut starting = Vec::with_capacity(remains.doors.len());
         for door in &remains.doors {
@@ -150,7 +149,8 @@ impl Service {
                 duty: Duty::Door,
             });
         }
-        // Before the first thread reads: what the kernel sends once more is what any door has taken, not only a predecessor's.
+        // Before the first thread reads: the kernel sends again what any channel has delivered, not only to a
+        // predecessor.
         match starting.first() {
             Some(first) => connection::resend(&first.connection)?,
             None => return Err(Error::new(ErrorKind::Damaged, "nothing is left of the FUSE connection")),
@@ -158,10 +158,9 @@ impl Service {
         self.start_threads(starting)
     }
 
-    /// That the connection can be taken over by a process after this; its number.
+    /// Checks that a later process can take the connection over; returns its number.
     ///
-    /// # Errors
-    /// [`ErrorKind::Unsupported`] with what is missing.
+    /// # Errors [`ErrorKind::Unsupported`] with the missing requirement.
     pub fn check_may_be_kept(&self) -> Result<u32> {
         let missing = self.cannot_be_kept.or_else(|| {
             self.connection.is_none().then_some("the number of its FUSE connection is not known")
@@ -172,15 +171,14 @@ impl Service {
         }
     }
 
-    /// One more descriptor of each door.
+    /// The duplicates of the channels.
     pub fn take_doors(&mut self) -> Vec<OwnedFd> {
         std::mem::take(&mut self.doors)
     }
 
-    /// Has somebody keep the descriptors from here on.
+    /// Puts the session into the descriptor store.
     ///
-    /// # Errors
-    /// When nobody does.
+    /// # Errors When the store refuses.
     pub fn keep(&mut self, keep: &Arc<dyn Keep>, remains: Remains) -> Result<()> {
         self.kept.insert(Arc::new(Kept::new(Arc::clone(keep), remains, false))).put()
     }
@@ -190,14 +188,16 @@ impl Service {
         self.kept.as_ref().is_some_and(|kept| kept.is_held())
     }
 
-    /// From here on nobody keeps it, and it would end with this process; what is needed to put it back, if it was kept.
+    /// Removes the session from the store: it would now end with this process. Returns the handle to put it
+    /// back, if it was stored.
     pub fn take_back(&self) -> Option<Arc<Kept>> {
         let kept = self.kept.as_ref().filter(|kept| kept.is_held())?;
         kept.take_back();
         Some(Arc::clone(kept))
     }
 
-    /// The threads answer what they have taken and end; the connection stays, and what they have not answered.
+    /// The threads answer the requests that they have read and end; the connection stays, with the requests
+    /// that were not answered.
     ///
     /// # Errors
     /// [`ErrorKind::TimedOut`] if threads still wait for the device below.

@@ -1,8 +1,9 @@
-//! What the tests of a device share that outlives the process that serves it.
+//! Shared by the tests of a device that outlives the process that serves it.
 //!
-//! The device is a file, so that each process sees what the others wrote. Processes that are to be killed hold what they are asked
-//! for as long as they live, so it is certain that it was in flight; the test's own process keeps their descriptors. The name of such a
-//! process is that of a test of the same binary, `process_to_be_killed`, which calls [`be_killed`].
+//! The device is a file, so that each process sees the writes of the others. Processes that will be killed
+//! answer none of the requests that they receive, so these are certainly in flight; the test's own process
+//! holds their descriptors. Such a process runs a test of the same binary, `process_to_be_killed`, which
+//! calls [`be_killed`].
 
 use super::{MIB, Wanted, daemon_dir, in_sandbox_by, options, start_daemon};
 use cbd_export::{BlockDevice, RequestQueue};
@@ -20,7 +21,7 @@ use std::time::{Duration, Instant};
 
 pub const SOON: Duration = Duration::from_secs(10);
 pub const SIZE: u64 = 64 * MIB;
-/// What begins from here on is never answered by a process that is to be killed.
+/// Requests from this offset on are never answered by a process that will be killed.
 pub const HELD_FROM: u64 = 32 * MIB;
 pub const DOORS: usize = 2;
 
@@ -32,7 +33,7 @@ pub fn in_sandbox(test: &str, body: impl FnOnce(&Path)) {
 pub struct FileDevice {
     pub file: Arc<File>,
     pub size: u64,
-    /// Whether what begins from [`HELD_FROM`] on is taken and never done.
+    /// Whether requests from [`HELD_FROM`] on are accepted and never completed.
     pub holds: bool,
 }
 
@@ -103,11 +104,11 @@ impl RequestQueue for FileQueue {
     }
 }
 
-/// Keeps the descriptors in this process.
+/// A descriptor store in this process.
 #[derive(Default)]
 pub struct Here {
     pub remains: Mutex<Option<Remains>>,
-    /// Whether each was put, or removed.
+    /// Each put and removal.
     pub log: Mutex<Vec<&'static str>>,
 }
 
@@ -139,7 +140,7 @@ pub fn say(line: &str) {
     writeln!(out, "said {line}").and_then(|()| out.flush()).expect("said");
 }
 
-/// What a process does that others kill. It says which descriptors it has, and the test takes them.
+/// The work of a process that a test kills. It prints its descriptors, and the test takes copies of them.
 pub fn be_killed() {
     let Some(dir) = daemon_dir() else { return };
     let keep = Arc::new(Here::default());
@@ -182,7 +183,7 @@ fn say_kept(remains: &Remains) {
     say(&format!("kept {connection} {loop_number} {}", numbers.join(" ")));
 }
 
-/// Has what it is given, and does not say so in the life of its process.
+/// A store that receives the descriptors and never confirms it.
 struct Hanging;
 
 impl Keep for Hanging {
@@ -199,7 +200,7 @@ pub fn inherited(dir: &Path) -> Remains {
     let text = std::env::var("CBD_FUSE_TEST_ADOPTS").expect("numbers");
     let mut numbers = text.split(' ').map(|number| number.parse::<u32>().expect("a number"));
     let (connection, loop_number) = (numbers.next().expect("one"), numbers.next().expect("one"));
-    // SAFETY: the test's process has left them open for this one, and nobody else here knows of them.
+    // SAFETY: the test's process has left them open for this one, and no other code here uses them.
     let doors = numbers.map(|number| unsafe { OwnedFd::from_raw_fd(number.cast_signed()) });
     Remains::new(state(dir, connection, loop_number), doors.collect()).expect("what was kept")
 }
@@ -216,7 +217,7 @@ pub fn state(dir: &Path, connection: u32, loop_number: u32) -> KeptState {
     }
 }
 
-/// A process that is to be killed, and what it says.
+/// A process that will be killed, and its output.
 pub struct Victim {
     pub child: Child,
     lines: std::io::Lines<BufReader<ChildStdout>>,
@@ -228,7 +229,7 @@ impl Victim {
         Self { child, lines }
     }
 
-    /// The next line that begins with `word`, without it.
+    /// The rest of the next line that begins with `word`.
     pub fn said(&mut self, word: &str) -> String {
         let found = self.lines.by_ref().map_while(std::result::Result::ok).find_map(|line| {
             let said = line.split_once("said ")?.1.to_owned();
@@ -244,7 +245,7 @@ impl Victim {
         assert!(began.elapsed() < SOON, "it took {:?} to die", began.elapsed());
     }
 
-    /// Takes a copy of what it has to keep.
+    /// Copies the descriptors that the process has put into its store.
     pub fn remains(&mut self, dir: &Path) -> Remains {
         let line = self.said("kept");
         let mut numbers = line.split(' ').map(|number| number.parse::<u32>().expect("a number"));
@@ -260,7 +261,7 @@ pub fn descriptor_of(process: u32, number: u32) -> OwnedFd {
     // SAFETY: takes no pointer; the result is a new descriptor, or an error.
     let process = unsafe { libc::syscall(libc::SYS_pidfd_open, process, 0) };
     assert!(process >= 0, "{}", std::io::Error::last_os_error());
-    // SAFETY: the descriptor is new and nobody else's.
+    // SAFETY: the descriptor is new and has no other owner.
     let process = unsafe { OwnedFd::from_raw_fd(process as RawFd) };
     // SAFETY: as above.
     let copy = unsafe { libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), number, 0) };
@@ -269,7 +270,7 @@ pub fn descriptor_of(process: u32, number: u32) -> OwnedFd {
     unsafe { OwnedFd::from_raw_fd(copy as RawFd) }
 }
 
-/// Writes a block of `value` past every page cache.
+/// Writes a block of `value` with direct I/O.
 pub fn write_block(path: &Path, at: u64, value: u8) -> JoinHandle<std::io::Result<()>> {
     let path = path.to_owned();
     std::thread::spawn(move || {
@@ -300,7 +301,7 @@ pub fn on_disk(dir: &Path, at: u64) -> u8 {
 pub fn in_time<T>(thread: JoinHandle<T>) -> T {
     let end = Instant::now() + SOON;
     while !thread.is_finished() {
-        assert!(Instant::now() < end, "somebody still waits");
+        assert!(Instant::now() < end, "the thread still waits");
         std::thread::sleep(Duration::from_millis(5));
     }
     thread.join().unwrap()
@@ -321,7 +322,8 @@ pub fn in_flight(state: &KeptState) -> u64 {
     text.split_whitespace().map(|count| count.parse::<u64>().unwrap()).sum()
 }
 
-/// Writes a MiB at [`HELD_FROM`] through the page cache, and closes the device: who is the last to have it open waits until it is written.
+/// Writes a MiB at [`HELD_FROM`] through the page cache, and closes the device: the last closer waits until
+/// the pages are written.
 pub fn write_and_close(path: &Path) -> JoinHandle<()> {
     let path = path.to_owned();
     std::thread::spawn(move || {
@@ -334,7 +336,7 @@ pub fn write_and_close(path: &Path) -> JoinHandle<()> {
 pub fn until(what: &str, mut reached: impl FnMut() -> bool) {
     let end = Instant::now() + SOON;
     while !reached() {
-        assert!(Instant::now() < end, "{what} did not come");
+        assert!(Instant::now() < end, "{what} did not happen");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -343,14 +345,15 @@ pub fn mounts() -> String {
     std::fs::read_to_string("/proc/self/mountinfo").unwrap()
 }
 
-/// A process that is to be killed, started.
+/// Starts a process that will be killed.
 pub fn start_victim(dir: &Path) -> Victim {
     Victim::of(start_daemon("process_to_be_killed", dir))
 }
 
-/// Starts a process that takes the device over, and holds what comes again.
+/// Starts a process that takes the device over, and answers none of the resent requests.
 pub fn start_heir(dir: &Path, remains: &Remains) -> Victim {
-    // SAFETY: takes no pointer; the copies stay open over an exec, and are closed when the process has started.
+    // SAFETY: takes no pointer; the copies stay open over an exec, and are closed when the process has
+    // started.
     let copies: Vec<OwnedFd> = remains
         .doors
         .iter()
@@ -359,7 +362,7 @@ pub fn start_heir(dir: &Path, remains: &Remains) -> Victim {
     let numbers: Vec<String> = copies.iter().map(|copy| copy.as_raw_fd().to_string()).collect();
     let KeptState { connection, loop_number, .. } = remains.state;
     let text = format!("{connection} {loop_number} {}", numbers.join(" "));
-    // SAFETY: of the threads of this process, which wait for a device, none looks at the environment.
+    // SAFETY: of the threads of this process, which wait for a device, none accesses the environment.
     unsafe { std::env::set_var("CBD_FUSE_TEST_ADOPTS", text) };
     start_victim(dir)
 }

@@ -1,11 +1,11 @@
-//! What the tests of this crate share: a sandbox with an end in time, and devices to export.
+//! Shared by the tests of this crate: a sandbox with a timeout, and devices to export.
 //!
-//! A test that mounts runs in a process of its own, in a mount namespace of its own, so nothing of it is left when
-//! the process ends. A watchdog in that process aborts its FUSE connections when it takes too long, since a
-//! process that waits for its own file system cannot be killed before; the parent kills it after that.
+//! A test that mounts runs in a process and a mount namespace of its own, so nothing of it is left when the
+//! process ends. A watchdog in that process aborts its FUSE connections after a timeout, since a process that
+//! waits for its own file system cannot be killed before; the parent kills it after that.
 //!
-//! Each such test runs once for each way by which requests can come: through `/dev/fuse`, and by io_uring, for which the parent
-//! turns the kernel's parameter on for as long as it takes.
+//! Each such test runs once for each transport: through `/dev/fuse`, and by io_uring, for which the parent
+//! enables the kernel's parameter for the duration of the test.
 #![allow(dead_code, missing_docs)]
 
 pub mod kept;
@@ -28,14 +28,14 @@ use std::time::{Duration, Instant};
 const INSIDE: &str = "CBD_FUSE_TEST_INSIDE";
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// By which way requests are to come in this process: what `CBD_FUSE_TEST_WAY` names.
+/// The expected transport in this process: the value of `CBD_FUSE_TEST_WAY`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Wanted {
-    /// Through `/dev/fuse`, since that is asked for.
+    /// `/dev/fuse`, as requested.
     Door,
     /// By io_uring.
     Ring,
-    /// Through `/dev/fuse`, since the kernel offers nothing else.
+    /// `/dev/fuse`, since the kernel offers nothing else.
     Fallback,
 }
 
@@ -48,7 +48,7 @@ impl Wanted {
         }
     }
 
-    /// Insists that it came so.
+    /// Asserts the expected transport.
     pub fn check(self, way: &Way) {
         match (self, way) {
             (Self::Door, Way::Door { reason }) => assert!(reason.contains("not wanted"), "{reason}"),
@@ -59,13 +59,14 @@ impl Wanted {
     }
 }
 
-/// Runs `body` in processes and mount namespaces of their own, one for each way, with a directory that is removed afterwards.
+/// Runs `body` in processes and mount namespaces of their own, once for each transport, with a directory that
+/// is removed afterwards.
 pub fn in_sandbox(test: &str, body: impl FnOnce(&Path)) {
     let ways = [Wanted::Door, if Parameter::exists() { Wanted::Ring } else { Wanted::Fallback }];
     in_sandbox_by(&ways, test, body);
 }
 
-/// The same for some ways only.
+/// As [`in_sandbox`], for the given transports.
 pub fn in_sandbox_by(ways: &[Wanted], test: &str, body: impl FnOnce(&Path)) {
     if std::env::var_os("CBD_SYSTEM_TESTS").is_none() {
         println!("not run: {test} mounts file systems; set CBD_SYSTEM_TESTS=1 (as root) to run it");
@@ -77,7 +78,8 @@ pub fn in_sandbox_by(ways: &[Wanted], test: &str, body: impl FnOnce(&Path)) {
         body(&dir);
         return;
     }
-    // One after the other: a loop device that one lets go is not to be the next one's while the first still looks.
+    // One after the other: a loop device that one test releases must not be reused by the next one while the
+    // first still checks it.
     static TURN: Mutex<()> = Mutex::new(());
     let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     for &way in ways {
@@ -103,7 +105,8 @@ fn run_again(test: &str, way: Wanted) {
     assert!(status.success(), "{test} failed in its process ({way:?}): {status}");
 }
 
-/// Starts the given test of this binary once more, in a namespace of its own; it dies with this process.
+/// Runs the given test of this binary in a child process and a namespace of its own; the child dies with this
+/// process.
 fn again(test: &str, way: Wanted, dir: &Path) -> Child {
     let mut command = Command::new(std::env::current_exe().expect("this binary"));
     command.args(["--exact", test, "--nocapture"]).env(INSIDE, dir);
@@ -122,7 +125,7 @@ fn again(test: &str, way: Wanted, dir: &Path) -> Child {
     command.spawn().expect("the test's process")
 }
 
-/// Starts a test of this binary as a daemon that is to be killed, in this namespace.
+/// Runs a test of this binary as a daemon that will be killed, in this namespace.
 pub fn start_daemon(test: &str, dir: &Path) -> Child {
     Command::new(std::env::current_exe().expect("this binary"))
         .args(["--exact", test, "--nocapture"])
@@ -154,15 +157,15 @@ fn watch(dir: &Path) {
 pub struct TestDevice {
     pub geometry: Geometry,
     pub bytes: RwLock<Vec<u8>>,
-    /// How long each request is parked; none at all if zero.
+    /// How long each request is parked; zero: not at all.
     pub delay: Duration,
-    /// Whether requests are parked, without a delay too.
+    /// Whether requests are parked, even without a delay.
     pub parks: bool,
-    /// With `parks`: those that begin before this byte are not.
+    /// With `parks`: requests before this offset are not parked.
     pub parks_from: u64,
     /// Parked requests wait until this is false.
     pub stuck: AtomicBool,
-    /// For each request that was not parked: its first byte, and the processor and the thread that did it.
+    /// For each request that was not parked: its offset, and the processor and the thread that executed it.
     pub served: Mutex<Vec<(u64, usize, String)>>,
     pub flushes: AtomicU64,
     pub discards: AtomicU64,
@@ -170,9 +173,9 @@ pub struct TestDevice {
     pub forced: AtomicU64,
     /// Lengths of the first writes.
     pub writes: Mutex<Vec<u64>>,
-    /// Requests that begin at this byte panic.
+    /// A request at this offset panics.
     pub panics_at: AtomicU64,
-    /// Requests at or past this byte fail.
+    /// Requests beyond this offset fail.
     pub fails_from: AtomicU64,
 }
 
@@ -263,7 +266,7 @@ impl BlockDevice for Exported {
     }
 }
 
-/// Completes what was parked, each after the delay, the newest of what waits first.
+/// Completes the parked requests, each after the delay, the newest one first.
 fn serve_parked(
     device: &TestDevice,
     parked: &Mutex<VecDeque<Completion>>,
@@ -293,7 +296,7 @@ struct TestQueue {
     parked: Arc<Mutex<VecDeque<Completion>>>,
     reader: PipeReader,
     count: usize,
-    /// Done, and kept back until nothing more comes.
+    /// Completed, and held back until the unplug.
     plugged: Vec<Completion>,
 }
 
@@ -368,7 +371,7 @@ pub fn start_with(device: &Arc<TestDevice>, options: Options) -> FuseLoop {
     export
 }
 
-/// Runs a tool of the system and insists on its success.
+/// Runs a system tool and asserts its success.
 pub fn tool(name: &str, arguments: &[&str]) -> String {
     let output = Command::new(name).args(arguments).stdin(Stdio::null()).output();
     let output = output.unwrap_or_else(|error| panic!("{name} is needed for this test: {error}"));

@@ -1,4 +1,4 @@
-//! The kernel's parameter that offers FUSE over io_uring, as tests set it.
+//! The kernel's parameter that enables FUSE over io_uring, as tests set it.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -6,15 +6,15 @@ use std::path::Path;
 
 const PATH: &str = "/sys/module/fuse/parameters/enable_uring";
 
-/// The parameter as this process wants it. Nobody else who asks for it this way has it meanwhile; what was there comes back with the
-/// drop.
+/// The parameter with the value that this process needs. A file lock excludes other processes that use this
+/// type; the drop restores the former value.
 pub struct Parameter {
     file: File,
     before: u8,
 }
 
 impl Parameter {
-    /// Whether this kernel knows it at all.
+    /// Whether this kernel has the parameter.
     pub fn exists() -> bool {
         Path::new(PATH).exists()
     }
@@ -23,7 +23,7 @@ impl Parameter {
     pub fn set(offered: bool) -> Self {
         let mut file =
             OpenOptions::new().read(true).write(true).open(PATH).expect("the kernel's parameter, as root");
-        file.lock().expect("nobody else has it");
+        file.lock().expect("the lock");
         let mut before = [0];
         file.read_exact(&mut before).expect("what it is");
         let parameter = Self { file, before: before[0] };
