@@ -4,17 +4,18 @@
 
 use super::blkdev::BlkdevSlot;
 use super::down;
+use super::lent::{Borrowed, Ground, Lent};
 use super::looks::{answers, silent, which_answer};
 use super::retry::Retry;
 use super::status::state;
 use super::tasks::Stage;
-use super::transport::{Running, running_mut};
+use super::transport::Running;
 use super::{Fixed, Manager, conditions};
 use crate::api::{self, BackendInfo, HeldInfo, SettingsChange};
 use crate::exports::prepare_data_thread;
 use cbd_backing::Backing;
 use cbd_engine::{BackendEntry, Pages, Settings};
-use cbd_runtime::{Manner, RunningBackend, disk};
+use cbd_runtime::{Manner, RunningBackend};
 use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, Result};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -39,6 +40,8 @@ pub(super) struct BackendSlot {
     pub retry: Option<Retry>,
     /// A stop is draining it.
     pub stopping: bool,
+    /// This is what is shown while a worker has the slot itself.
+    pub lent: Option<Borrowed>,
     pub blkdevs: BTreeMap<BlkdevId, BlkdevSlot>,
 }
 
@@ -65,12 +68,13 @@ impl BackendSlot {
             held: None,
             retry: None,
             stopping: false,
+            lent: None,
             blkdevs: BTreeMap::new(),
         }
     }
 
     /// Starts what the entry says; on failure the reason is kept.
-    pub fn start(&mut self, fixed: &Fixed, running: &Running) -> Result<()> {
+    pub fn start(&mut self, fixed: &Fixed, running: &Ground) -> Result<()> {
         match self.run(fixed, running) {
             Ok((run, warnings)) => {
                 for warning in &warnings {
@@ -91,7 +95,7 @@ impl BackendSlot {
         }
     }
 
-    fn run(&self, fixed: &Fixed, running: &Running) -> Result<(RunningBackend, Vec<String>)> {
+    fn run(&self, fixed: &Fixed, running: &Ground) -> Result<(RunningBackend, Vec<String>)> {
         answers(&self.path)?;
         fixed.guard.check(Path::new(&self.path), "a backing device")?;
         // Of a region whose pages a crash of the machine has mixed the engine itself says what can be done.
@@ -172,7 +176,8 @@ impl Running {
     /// Brings back the backends and block devices of this host, each as far as it can. Nobody is waited for here: not for who has
     /// a disk, and for file systems that do not answer all at once.
     pub(super) fn bring_backends_back(&mut self, fixed: &Fixed, transport: u32) {
-        let (entries, damaged) = self.entries();
+        let ground = self.ground(transport);
+        let (entries, damaged) = ground.entries();
         for reason in &damaged {
             tracing::error!(transport, "{reason}");
         }
@@ -188,7 +193,7 @@ impl Running {
                     Some(former.unwrap_or_else(|| "a disk that is not known any more".to_owned()));
             }
             let started = if answering.contains(&slot.path) {
-                slot.start(fixed, self)
+                slot.start(fixed, &ground)
             } else {
                 let error = silent(&slot.path);
                 slot.error = Some(error.line());
@@ -206,19 +211,14 @@ impl Running {
         }
     }
 
-    /// The rows of the backend table, one by one, so that a damaged one hides no other; and what is damaged.
-    pub(super) fn entries(&self) -> (Vec<BackendEntry>, Vec<String>) {
-        disk::entries(&self.transport)
-    }
-
-    /// The backends of this host, or of all hosts.
-    pub(super) fn backend_infos(&self, all: bool) -> Vec<BackendInfo> {
+    /// The backends of this host, and these of other hosts.
+    pub(super) fn backend_infos(&self, others: Vec<BackendEntry>) -> Vec<BackendInfo> {
         let mut list: Vec<BackendInfo> = self.backends.iter().map(|(&id, slot)| slot.info(id)).collect();
-        if all {
-            let others = self.entries().0.into_iter().filter(|entry| entry.host != self.host);
-            list.extend(others.map(|entry| BackendSlot::new(entry.clone()).info(entry.id)));
-            list.sort_by_key(|info| info.backend_id);
-        }
+        list.extend(others.into_iter().map(|entry| {
+            let id = entry.id;
+            BackendSlot::new(entry).info(id)
+        }));
+        list.sort_by_key(|info| info.backend_id);
         list
     }
 
@@ -243,10 +243,17 @@ impl Manager {
         change: &SettingsChange,
     ) -> Result<api::Settings> {
         crate::settings::check(change)?;
-        let mut tables = self.tables()?;
-        let running = running_mut(&mut tables, transport)?;
-        let engine = Arc::clone(&running.transport);
-        let slot = running.backend_mut(id)?;
+        let mut lent = self.lend(transport, id, "its settings are being changed")?;
+        let result = lent.change_settings(change);
+        self.put_back(lent);
+        result
+    }
+}
+
+impl Lent {
+    fn change_settings(&mut self, change: &SettingsChange) -> Result<api::Settings> {
+        let Self { ground, id, slot, .. } = self;
+        let id = *id;
         if slot.entry.cache_segments == 0 {
             return Err(Error::new(
                 ErrorKind::InvalidArgument,
@@ -265,12 +272,12 @@ impl Manager {
             write_error_after_s: change.write_error_after_s.unwrap_or(now.write_error_after_s),
         }
         .validated()?;
-        engine.update_settings(id, new)?;
+        ground.transport.update_settings(id, new)?;
         slot.entry.settings = new;
         if let Some(cache) = slot.run.as_ref().and_then(|run| run.cache()) {
             cache.set_settings(new)?;
         }
-        tracing::info!(transport, backend = id.0, "settings: {new:?}");
+        tracing::info!(transport = ground.id, backend = id.0, "settings: {new:?}");
         Ok(new.into())
     }
 }

@@ -1,9 +1,10 @@
 //! Block devices: their rows in the region and their doors in this process.
 
 use super::backend::BackendSlot;
+use super::lent::{Ground, Lent};
 use super::looks::answers;
 use super::retry::Retry;
-use super::transport::{Running, running_mut};
+use super::transport::{Running, running};
 use super::{Fixed, Manager};
 use crate::api::{BlkdevInfo, StartBlkdev, StopBlkdev};
 use crate::exports::{Export, ExportChoice, Place, device_name};
@@ -29,11 +30,16 @@ pub(super) struct BlkdevSlot {
     pub left: Option<Left>,
     /// When a door that did not open is tried again.
     pub retry: Option<Retry>,
+    /// What `dev-list` shows while a worker has the device itself.
+    shown: Option<BlkdevInfo>,
 }
 
 impl BlkdevSlot {
     /// What `dev-list` shows.
     pub fn info(&self, id: BlkdevId) -> BlkdevInfo {
+        if let Some(shown) = &self.shown {
+            return shown.clone();
+        }
         let name =
             self.export.as_ref().map_or_else(|| self.name.clone(), |export| export.device_path.clone());
         let failure = self.export.as_ref().and_then(Export::failure);
@@ -47,6 +53,19 @@ impl BlkdevSlot {
             way: self.export.as_ref().map(|export| export.way()),
             error: self.error.clone().or(failure),
             note: self.export.as_ref().and_then(|export| export.held_up().or_else(|| export.note.clone())),
+        }
+    }
+
+    /// What stands for it while a worker has it.
+    pub fn shown(&self, id: BlkdevId) -> Self {
+        Self {
+            entry: self.entry.clone(),
+            export: None,
+            error: self.error.clone(),
+            name: self.name.clone(),
+            left: self.left.clone(),
+            retry: None,
+            shown: Some(self.info(id)),
         }
     }
 
@@ -130,7 +149,10 @@ impl BackendSlot {
         let retry = if export.is_some() { None } else { retry };
         let name = name_while_closed(fixed, transport, entry.id);
         let left = Some(fixed.places.left(&self.identity(entry.id)));
-        self.blkdevs.insert(entry.id, BlkdevSlot { entry: entry.clone(), export, error, name, left, retry });
+        self.blkdevs.insert(
+            entry.id,
+            BlkdevSlot { entry: entry.clone(), export, error, name, left, retry, shown: None },
+        );
     }
 
     /// Refuses while requests of a door that was closed by force, or that did not open in full, still wait for the disk: one that is done
@@ -198,7 +220,12 @@ fn blkdev_identity(backend: &[u8; 16], id: BlkdevId) -> Vec<u8> {
     [backend.as_slice(), &id.0.to_le_bytes()].concat()
 }
 
-impl Running {
+impl Ground {
+    /// The block devices of other hosts.
+    pub(super) fn blkdevs_of_others(&self) -> Vec<BlkdevEntry> {
+        self.transport.blkdevs().into_iter().filter(|entry| entry.host != self.host).collect()
+    }
+
     /// By what the block devices of this host are known after a restart.
     pub(super) fn identities(&self) -> Vec<Vec<u8>> {
         let ours = self.transport.blkdevs().into_iter().filter(|entry| entry.host == self.host);
@@ -208,21 +235,21 @@ impl Running {
         };
         ours.filter_map(identity).collect()
     }
+}
 
-    /// The block devices of this host, or of all hosts.
-    pub(super) fn blkdev_infos(&self, transport: u32, all: bool) -> Vec<BlkdevInfo> {
+impl Running {
+    /// The block devices of this host, and these of other hosts.
+    pub(super) fn blkdev_infos(&self, transport: u32, others: Vec<BlkdevEntry>) -> Vec<BlkdevInfo> {
         let mut list: Vec<BlkdevInfo> = self
             .backends
             .values()
             .flat_map(|slot| slot.blkdevs.iter().map(|(&id, blkdev)| blkdev.info(id)))
             .collect();
-        if all {
-            let others = self.transport.blkdevs().into_iter().filter(|entry| entry.host != self.host);
-            list.extend(others.map(|entry| {
-                let (id, name) = (entry.id, device_name(transport, entry.id.0));
-                BlkdevSlot { entry, export: None, error: None, name, left: None, retry: None }.info(id)
-            }));
-        }
+        list.extend(others.into_iter().map(|entry| {
+            let (id, name) = (entry.id, device_name(transport, entry.id.0));
+            BlkdevSlot { entry, export: None, error: None, name, left: None, retry: None, shown: None }
+                .info(id)
+        }));
         list.sort_by_key(|info| info.blkdev_id);
         list
     }
@@ -235,22 +262,23 @@ impl Manager {
         choice.refuse_remote(request.allow_remote)?;
         // Without the lock: nobody is to wait for a file system with us.
         socket_answers(&choice)?;
-        let mut tables = self.tables()?;
-        let running = running_mut(&mut tables, transport)?;
-        self.blkdev_create(running, transport, BackendId(request.backend), &choice)
+        let mut lent =
+            self.lend(transport, BackendId(request.backend), "its block device is being opened")?;
+        let Lent { ground, slot, .. } = &mut lent;
+        let result = self.blkdev_create(ground, slot, &choice);
+        self.put_back(lent);
+        result
     }
 
     /// Makes the row, then opens the door; on failure the row goes again.
     pub(super) fn blkdev_create(
         &self,
-        running: &mut Running,
-        transport: u32,
-        backend: BackendId,
+        ground: &Ground,
+        slot: &mut BackendSlot,
         choice: &ExportChoice,
     ) -> Result<BlkdevInfo> {
-        let engine = Arc::clone(&running.transport);
-        let host = running.host;
-        let slot = running.backend_mut(backend)?;
+        let Ground { id: transport, host, transport: engine, .. } = ground;
+        let (transport, host, backend) = (*transport, *host, slot.entry.id);
         if slot.stopping {
             return Err(Error::new(ErrorKind::Busy, format!("backend {backend} is being stopped")));
         }
@@ -263,6 +291,7 @@ impl Manager {
                 ),
             ));
         }
+        let _opening = self.opening.read();
         // Before a row is made for it.
         slot.refuse_while_served()?;
         let id = engine.create_blkdev(&BlkdevSpec { backend, host, export: choice.to_string() })?;
@@ -274,7 +303,15 @@ impl Manager {
             Ok((export, entry)) => {
                 let name = name_while_closed(&self.fixed, transport, id);
                 let left = Some(self.fixed.places.left(&slot.identity(id)));
-                let blkdev = BlkdevSlot { entry, export: Some(export), error: None, name, left, retry: None };
+                let blkdev = BlkdevSlot {
+                    entry,
+                    export: Some(export),
+                    error: None,
+                    name,
+                    left,
+                    retry: None,
+                    shown: None,
+                };
                 let info = blkdev.info(id);
                 slot.blkdevs.insert(id, blkdev);
                 Ok(info)
@@ -292,25 +329,32 @@ impl Manager {
     }
 
     pub(super) fn blkdev_stop(&self, transport: u32, id: BlkdevId, request: StopBlkdev) -> Result<()> {
-        let mut tables = self.tables()?;
-        let running = match running_mut(&mut tables, transport) {
+        let found = {
+            let tables = self.tables()?;
+            running(&tables, transport).map(|running| {
+                let has_it = |(_, slot): &(&BackendId, &BackendSlot)| slot.blkdevs.contains_key(&id);
+                running.backends.iter().find(has_it).map(|(&backend, _)| backend)
+            })
+        };
+        let backend = match found {
             Err(down) if down.kind() == ErrorKind::Stopped => {
                 return self.stop_without_region(transport, id, request, &down);
             }
-            running => running?,
+            found => found?.ok_or_else(|| unknown(id))?,
         };
-        let engine = Arc::clone(&running.transport);
-        let slot = running
-            .backends
-            .values_mut()
-            .find(|slot| slot.blkdevs.contains_key(&id))
-            .ok_or_else(|| unknown(id))?;
-        if let Some(blkdev) = slot.blkdevs.get_mut(&id) {
-            blkdev.close_for_good(request.force)?;
-        }
-        engine.remove_blkdev(id)?;
-        slot.blkdevs.remove(&id);
-        tracing::info!(transport, blkdev = id.0, "stopped");
+        let mut lent = self.lend(transport, backend, "its block device is being stopped")?;
+        let result = lent.blkdev_stop(id, request);
+        self.put_back(lent);
+        result
+    }
+}
+
+impl Lent {
+    fn blkdev_stop(&mut self, id: BlkdevId, request: StopBlkdev) -> Result<()> {
+        self.slot.blkdevs.get_mut(&id).ok_or_else(|| unknown(id))?.close_for_good(request.force)?;
+        self.ground.transport.remove_blkdev(id)?;
+        self.slot.blkdevs.remove(&id);
+        tracing::info!(transport = self.ground.id, blkdev = id.0, "stopped");
         Ok(())
     }
 }

@@ -6,24 +6,53 @@
 use super::retry::Retry;
 use super::{Manager, Tables};
 use cbd_types::{BackendId, BlkdevId};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl Manager {
     /// Tries the doors that are due, and all of them when more turns out to be left than the start has seen.
-    pub(super) fn open_closed_doors(&self) {
-        let Some(mut tables) = self.tables_to_retry() else { return };
+    pub(super) fn open_closed_doors(self: &Arc<Self>) {
         let more_is_left = self.fixed.places.shelf.has_come();
         if more_is_left {
-            self.sweep_unwanted(&tables);
+            self.sweep_due.store(true, Ordering::SeqCst);
         }
-        for (transport, id, blkdev) in closed(&mut tables, more_is_left) {
-            if self.stopping.load(Ordering::SeqCst) {
-                return;
-            }
-            let running = tables.get_mut(&transport).and_then(|slot| slot.running.as_mut().ok());
-            let Some(slot) = running.and_then(|running| running.backends.get_mut(&id)) else { continue };
-            let Some(entry) = slot.blkdevs.get(&blkdev).map(|slot| slot.entry.clone()) else { continue };
-            slot.bring_blkdev_back(&self.fixed, transport, &entry);
+        if self.sweep_due.load(Ordering::SeqCst) && self.sweep_unwanted() {
+            self.sweep_due.store(false, Ordering::SeqCst);
+        }
+        let closed = match self.tables_to_retry() {
+            Some(mut tables) => closed(&mut tables, more_is_left),
+            None => return,
+        };
+        for (transport, id, blkdev) in closed {
+            self.on_its_own(move |manager| manager.open_closed_door(transport, id, blkdev));
+        }
+    }
+
+    fn open_closed_door(&self, transport: u32, id: BackendId, blkdev: BlkdevId) {
+        let Some(mut lent) = self.try_lend(transport, id, "its block device is being opened") else { return };
+        let entry = lent
+            .slot
+            .blkdevs
+            .get(&blkdev)
+            .filter(|slot| slot.export.is_none())
+            .map(|slot| slot.entry.clone());
+        if let Some(entry) = entry.filter(|_| !lent.slot.stopping) {
+            let _opening = self.opening.read();
+            lent.slot.bring_blkdev_back(&self.fixed, transport, &entry);
+        }
+        self.put_back(lent);
+    }
+
+    /// Tries something on a thread of its own, since it may wait for a disk; where no thread can be started it is tried another time.
+    pub(super) fn on_its_own(self: &Arc<Self>, attempt: impl FnOnce(&Self) + Send + 'static) {
+        if self.stopping.load(Ordering::SeqCst) {
+            return;
+        }
+        let manager = Arc::clone(self);
+        let spawned =
+            std::thread::Builder::new().name("cbd-retry".to_owned()).spawn(move || attempt(&manager));
+        if let Err(error) = spawned {
+            tracing::warn!("what is not up is tried again later: no thread can be started ({error})");
         }
     }
 }
@@ -35,7 +64,7 @@ fn closed(tables: &mut Tables, all: bool) -> Vec<(u32, BackendId, BlkdevId)> {
         let Ok(running) = &mut slot.running else { continue };
         for (&id, backend) in &mut running.backends {
             let is_free = backend.run.as_ref().is_some_and(|run| run.device().queues() == 0);
-            if !is_free || backend.stopping {
+            if !is_free || backend.stopping || backend.lent.is_some() {
                 continue;
             }
             for (&blkdev, slot) in backend.blkdevs.iter_mut().filter(|(_, slot)| slot.export.is_none()) {

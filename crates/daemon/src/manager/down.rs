@@ -4,7 +4,7 @@
 //! anybody relies on. A region of which the log of recovery points knows that its disk is newer is not served unless the user says so.
 
 use super::backend::BackendSlot;
-use super::transport::Running;
+use super::lent::Ground;
 use super::{Fixed, Manager, status};
 use crate::api::HeldInfo;
 use crate::size::format_time;
@@ -16,35 +16,41 @@ impl Manager {
     /// Looks into the cache of one backend that is not served and that nobody has looked into since it went down. One at a time, so that
     /// commands do not wait long.
     pub(super) fn look_into_what_is_down(&self) {
-        let Some(mut tables) = self.tables_to_retry() else { return };
-        let up = tables.values_mut().filter_map(|slot| slot.running.as_mut().ok());
-        for running in up {
-            let is_next = |slot: &&BackendSlot| {
-                slot.run.is_none() && !slot.stopping && slot.held.is_none() && slot.entry.cache_segments > 0
-            };
-            let Some(id) = running.backends.values().find(is_next).map(|slot| slot.entry.id) else {
-                continue;
-            };
-            let held = running.held(id);
-            if let Some(slot) = running.backends.get_mut(&id) {
-                match &held {
-                    Ok(held) if held.dirty_bytes + held.quarantined_bytes > 0 => tracing::warn!(
-                        backend = id.0,
-                        "{}: not served, and its cache holds {} bytes that are dirty and {} that are quarantined",
-                        slot.path,
-                        held.dirty_bytes,
-                        held.quarantined_bytes
-                    ),
-                    _ => {}
-                }
-                slot.held = Some(held.map_err(|error| error.line()));
-            }
+        let is_next =
+            |slot: &BackendSlot| slot.is_down() && slot.held.is_none() && slot.entry.cache_segments > 0;
+        let next = {
+            let Some(tables) = self.tables_to_retry() else { return };
+            let up =
+                tables.iter().filter_map(|(&transport, slot)| Some((transport, slot.running.as_ref().ok()?)));
+            let mut down = up.flat_map(|(transport, running)| {
+                running.backends.iter().filter(|(_, slot)| is_next(slot)).map(move |(&id, _)| (transport, id))
+            });
+            down.next()
+        };
+        let Some(mut lent) =
+            next.and_then(|(transport, id)| self.try_lend(transport, id, "its cache is looked into"))
+        else {
             return;
+        };
+        if is_next(&lent.slot) {
+            let held = lent.ground.held(lent.id);
+            match &held {
+                Ok(held) if held.dirty_bytes + held.quarantined_bytes > 0 => tracing::warn!(
+                    backend = lent.id.0,
+                    "{}: not served, and its cache holds {} bytes that are dirty and {} that are quarantined",
+                    lent.slot.path,
+                    held.dirty_bytes,
+                    held.quarantined_bytes
+                ),
+                _ => {}
+            }
+            lent.slot.held = Some(held.map_err(|error| error.line()));
         }
+        self.put_back(lent);
     }
 }
 
-impl Running {
+impl Ground {
     fn held(&self, id: BackendId) -> Result<HeldInfo> {
         let status = self.transport.open_cache(id)?.status();
         Ok(HeldInfo {
@@ -59,7 +65,7 @@ impl Running {
 }
 
 /// The last logged recovery point of a backend, if its disk is newer than the region says.
-fn newer_point(fixed: &Fixed, running: &Running, entry: &BackendEntry) -> Option<(RecoveryPoint, u64, u64)> {
+fn newer_point(fixed: &Fixed, running: &Ground, entry: &BackendEntry) -> Option<(RecoveryPoint, u64, u64)> {
     let (epoch, wall_ms) = running.transport.drained(entry.id)?;
     let transport = uuid_text(running.transport.info().uuid);
     let logged = fixed.state.last_recovery_point(&transport, &uuid_text(entry.uuid))?;
@@ -70,7 +76,7 @@ fn newer_point(fixed: &Fixed, running: &Running, entry: &BackendEntry) -> Option
 ///
 /// # Errors
 /// [`ErrorKind::Exchanged`].
-pub(super) fn refuse_older(fixed: &Fixed, running: &Running, entry: &BackendEntry, path: &str) -> Result<()> {
+pub(super) fn refuse_older(fixed: &Fixed, running: &Ground, entry: &BackendEntry, path: &str) -> Result<()> {
     let Some((logged, epoch, wall_ms)) = newer_point(fixed, running, entry) else { return Ok(()) };
     let id = entry.id;
     Err(Error::new(
@@ -92,7 +98,7 @@ pub(super) fn refuse_older(fixed: &Fixed, running: &Running, entry: &BackendEntr
 ///
 /// # Errors
 /// When that cannot be logged.
-pub(super) fn accept_older(fixed: &Fixed, running: &Running, entry: &BackendEntry) -> Result<()> {
+pub(super) fn accept_older(fixed: &Fixed, running: &Ground, entry: &BackendEntry) -> Result<()> {
     let Some((logged, epoch, wall_ms)) = newer_point(fixed, running, entry) else { return Ok(()) };
     tracing::warn!(
         backend = entry.id.0,

@@ -8,8 +8,9 @@
 use super::backend::BackendSlot;
 use super::tasks::{Stage, Task, run_until};
 use super::transport::{Left, Running};
-use super::{Manager, watch};
+use super::{Manager, Tables, watch};
 use cbd_types::BackendId;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// How long block devices and caches may take to be closed, all together.
@@ -17,6 +18,9 @@ const CLOSE_LIMIT: Duration = Duration::from_secs(12);
 
 /// How much of that the background thread may take.
 const CHORES_LIMIT: Duration = Duration::from_secs(3);
+
+/// How often it is looked whether a worker has ended.
+const AGAIN: Duration = Duration::from_millis(10);
 
 /// How long all regions together may take to be synced, a little less than what [`crate::run`] allows.
 const SYNC_LIMIT: Duration = Duration::from_secs(85);
@@ -61,6 +65,12 @@ impl Manager {
                 hung.push("a command has not ended: no backend was stopped, and no region synced".to_owned())
             }
             Some(mut tables) => {
+                if self.restoring.load(Ordering::SeqCst) {
+                    let waits = |_: &mut Tables| !self.restored.load(Ordering::SeqCst);
+                    if self.has_restored.wait_while_until(&mut tables, waits, deadline).timed_out() {
+                        hung.push("the start: what it has brought back is not synced".to_owned());
+                    }
+                }
                 watch::warn_of_lost_files(&tables);
                 let taken = std::mem::take(&mut *tables);
                 drop(tables);
@@ -95,7 +105,15 @@ impl Manager {
 
 fn end_of(transport: u32, id: BackendId, slot: BackendSlot) -> Task {
     let name = format!("backend {id} of transport {transport} ({})", slot.path);
-    Task::new(name, move |stage: &Stage| slot.end(id, stage))
+    Task::new(name, move |stage: &Stage| {
+        let lent = slot.lent.clone();
+        slot.end(id, stage);
+        // Whoever has the slot itself ends it.
+        while let Some(borrowed) = lent.as_ref().filter(|borrowed| borrowed.is_out()) {
+            stage.set(borrowed.why);
+            std::thread::sleep(AGAIN);
+        }
+    })
 }
 
 fn log(hung: &[String]) {

@@ -1,6 +1,7 @@
 //! What a daemon has: transports, their backends, the block devices on those; and how they come and go.
 //!
-//! Always true here: one lock holds the tables, and nothing on the data path takes it; what takes long (a drain) runs without it.
+//! Always true here: one lock holds the tables, and nothing on the data path takes it; what can wait for a disk or a file system runs
+//! without it (`lent`).
 //! A step that fails undoes those before it. The region says what there is: the tables here are what of it runs now.
 //!
 //! Left to others: the wire ([`crate::server`]), what survives outside the region ([`crate::state`]), threads of caches
@@ -14,6 +15,7 @@ mod doors;
 mod down;
 mod drain;
 mod end;
+mod lent;
 mod looks;
 mod retry;
 mod start;
@@ -43,8 +45,9 @@ use cbd_types::{BackendId, BlkdevId, BootId, Context, Error, ErrorKind, Result};
 use cbd_ublk::Tag;
 use chronicle::Chronicle;
 pub use end::Ended;
+use lent::Ground;
 use looks::Looks;
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -83,8 +86,18 @@ pub struct Manager {
     fixed: Fixed,
     tables: Mutex<Tables>,
     /// All that there was is back; changes only under the lock of the tables, and `has_restored` says so to those who wait.
+    restoring: AtomicBool,
     restored: AtomicBool,
     has_restored: Condvar,
+    /// Says that a slot was put back into the tables.
+    put_back: Condvar,
+    /// Held while the state folder learns which transports there are.
+    recording: Mutex<()>,
+    /// Held for reading while a block device is opened, for writing while what a predecessor left is cleared: a device that is just being
+    /// made is not taken for one.
+    opening: RwLock<()>,
+    /// What a predecessor left is to be looked through again.
+    sweep_due: AtomicBool,
     stopping: AtomicBool,
     chores: Mutex<Option<Chores>>,
     chronicle: Mutex<Chronicle>,
@@ -156,8 +169,13 @@ impl Manager {
                 boot: options.boot,
             },
             tables: Mutex::new(Tables::new()),
+            restoring: AtomicBool::new(false),
             restored: AtomicBool::new(false),
             has_restored: Condvar::new(),
+            put_back: Condvar::new(),
+            recording: Mutex::new(()),
+            opening: RwLock::new(()),
+            sweep_due: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
             chores: Mutex::new(None),
             chronicle: Mutex::default(),
@@ -170,11 +188,15 @@ impl Manager {
     /// # Errors
     /// When the state cannot be read, or a region does not survive a power failure and must.
     pub fn restore(self: &Arc<Self>) -> Result<String> {
-        let mut tables = self.tables.lock();
-        let result = self.bring_back(&mut tables);
+        // Without the lock, so that the daemon can be told to end meanwhile; who asks for anything waits until it has been restored.
+        self.restoring.store(true, Ordering::SeqCst);
+        let mut found = Tables::new();
+        let result = self.bring_back(&mut found);
         if result.is_err() {
             self.begin_stop();
         }
+        let mut tables = self.tables.lock();
+        *tables = found;
         self.restored.store(true, Ordering::SeqCst);
         self.has_restored.notify_all();
         drop(tables);
@@ -200,21 +222,47 @@ impl Manager {
             let slot = TransportSlot::restore(&self.fixed, entry)?;
             tables.insert(id, slot);
         }
-        self.sweep_unwanted(tables);
+        let is_known =
+            |slot: &TransportSlot| slot.running.as_ref().is_ok_and(|running| running.damaged.is_empty());
+        if tables.values().all(is_known) {
+            let grounds: Vec<Ground> = tables
+                .iter()
+                .filter_map(|(&id, slot)| Some(slot.running.as_ref().ok()?.ground(id)))
+                .collect();
+            self.sweep(&grounds);
+        }
         Ok(())
     }
 
     /// Takes devices away that a predecessor left and that nobody wants any more. While a transport is not up, or rows of its tables
-    /// cannot be read, it is not known which are wanted.
-    fn sweep_unwanted(&self, tables: &Tables) {
-        let mut wanted = Vec::new();
-        for slot in tables.values() {
-            let Ok(running) = &slot.running else { return };
-            if !running.damaged.is_empty() || !running.transport.lost_blkdevs().is_empty() {
-                return;
+    /// cannot be read, it is not known which are wanted; while a device is being opened, it is done later.
+    fn sweep_unwanted(&self) -> bool {
+        let Some(_alone) = self.opening.try_write() else { return false };
+        let grounds = {
+            let Some(tables) = self.tables_to_retry() else { return false };
+            let is_known =
+                |slot: &TransportSlot| slot.running.as_ref().is_ok_and(|running| running.damaged.is_empty());
+            if tables.values().any(|slot| slot.lent) {
+                return false;
             }
-            wanted.extend(running.identities());
+            if !tables.values().all(is_known) {
+                return true;
+            }
+            tables
+                .iter()
+                .filter_map(|(&id, slot)| Some(slot.running.as_ref().ok()?.ground(id)))
+                .collect::<Vec<_>>()
+        };
+        self.sweep(&grounds);
+        true
+    }
+
+    /// The same for these transports, which are all that there are.
+    fn sweep(&self, grounds: &[Ground]) {
+        if grounds.iter().any(|ground| !ground.transport.lost_blkdevs().is_empty()) {
+            return;
         }
+        let wanted: Vec<Vec<u8>> = grounds.iter().flat_map(Ground::identities).collect();
         for device in self.fixed.places.shelf.sweep(&wanted) {
             tracing::info!("{device} was left by a predecessor and stands for nothing any more: it is gone");
         }
@@ -344,7 +392,9 @@ impl Control for Manager {
     fn hosts(&self, transport: u32) -> Result<Vec<HostInfo>> {
         let tables = self.tables()?;
         let running = transport::running(&tables, transport)?;
-        Ok(running.hosts())
+        let ground = running.ground(transport);
+        drop(tables);
+        Ok(ground.hosts())
     }
 
     fn start_backend(&self, transport: u32, request: &StartBackend) -> Result<BackendStarted> {
@@ -362,8 +412,9 @@ impl Control for Manager {
     }
 
     fn backends(&self, transport: u32, all: bool) -> Result<Vec<BackendInfo>> {
+        let others = if all { self.ground(transport)?.entries_of_others() } else { Vec::new() };
         let tables = self.tables()?;
-        Ok(transport::running(&tables, transport)?.backend_infos(all))
+        Ok(transport::running(&tables, transport)?.backend_infos(others))
     }
 
     fn set(&self, transport: u32, backend: u32, change: &SettingsChange) -> Result<Settings> {
@@ -387,8 +438,9 @@ impl Control for Manager {
     }
 
     fn blkdevs(&self, transport: u32, all: bool) -> Result<Vec<BlkdevInfo>> {
+        let others = if all { self.ground(transport)?.blkdevs_of_others() } else { Vec::new() };
         let tables = self.tables()?;
-        Ok(transport::running(&tables, transport)?.blkdev_infos(transport, all))
+        Ok(transport::running(&tables, transport)?.blkdev_infos(transport, others))
     }
 
     fn status(&self) -> Result<Status> {

@@ -5,6 +5,7 @@
 
 use super::Manager;
 use super::backend::BackendSlot;
+use super::lent::Ground;
 use super::looks::{LOOK, Looks, Node, one};
 use super::transport::Running;
 use super::{Fixed, Tables};
@@ -13,6 +14,7 @@ use cbd_runtime::Disk;
 use cbd_types::{BackendId, ErrorKind};
 use parking_lot::MutexGuard;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -56,36 +58,38 @@ impl Retry {
 
 impl Manager {
     /// Tries what is not up and is due. Commands go first: where one runs, it is tried a second later.
-    pub(super) fn retry_what_is_down(&self, looks: &mut Looks) {
+    pub(super) fn retry_what_is_down(self: &Arc<Self>, looks: &mut Looks) {
         let paths = match self.tables_to_retry() {
             Some(tables) => paths_of_what_is_down(&tables),
             None => return,
         };
         let seen = looks.at(paths, LOOK);
         let Some(mut tables) = self.tables_to_retry() else { return };
-        let mut has_come = false;
-        for slot in tables.values_mut().filter(|slot| slot.running.is_err()) {
+        let mut transports = Vec::new();
+        for slot in tables.values_mut().filter(|slot| slot.running.is_err() && !slot.lent) {
             let Some(&now) = seen.get(&slot.entry.path) else { continue };
-            if self.stopping.load(Ordering::SeqCst) {
-                return;
-            }
             if slot.retry.get_or_insert_with(|| Retry::new(now)).take(now) {
-                slot.retry(&self.fixed);
-                has_come |= slot.running.is_ok();
+                transports.push(slot.entry.transport_id);
             }
-        }
-        if has_come {
-            self.sweep_unwanted(&tables);
         }
         let due = due(&mut tables, &seen);
-        for (transport, id) in due {
-            if self.stopping.load(Ordering::SeqCst) {
-                return;
-            }
-            if let Some(running) = tables.get_mut(&transport).and_then(|slot| slot.running.as_mut().ok()) {
-                running.retry(&self.fixed, transport, id);
-            }
+        drop(tables);
+        for id in transports {
+            self.on_its_own(move |manager| manager.retry_transport(id));
         }
+        for (transport, id) in due {
+            self.on_its_own(move |manager| manager.retry_backend(transport, id));
+        }
+    }
+
+    /// Tries to start a backend that is not up, unless somebody else works on it.
+    fn retry_backend(&self, transport: u32, id: BackendId) {
+        let Some(mut lent) = self.try_lend(transport, id, "being started") else { return };
+        if lent.slot.is_down() {
+            let _opening = self.opening.read();
+            lent.ground.retry(&self.fixed, &mut lent.slot);
+        }
+        self.put_back(lent);
     }
 
     /// Waits for disks that somebody has: a process that was killed has them until its last write in the kernel has ended. Everything
@@ -104,13 +108,7 @@ impl Manager {
                 if looked.is_none_or(|found| found.is_err_and(|error| error.kind() == ErrorKind::Busy)) {
                     continue;
                 }
-                let mut tables = self.tables.lock();
-                let running = tables.get_mut(&transport).and_then(|slot| slot.running.as_mut().ok());
-                if let Some(running) = running
-                    && running.backends.get(&id).is_some_and(|slot| slot.is_busy && slot.is_down())
-                {
-                    running.retry(&self.fixed, transport, id);
-                }
+                self.retry_backend(transport, id);
             }
             std::thread::sleep(BUSY_AGAIN);
         }
@@ -164,34 +162,33 @@ fn due(tables: &mut Tables, seen: &BTreeMap<String, Node>) -> Vec<(u32, BackendI
 
 impl BackendSlot {
     /// Whether it is to be tried again.
-    const fn is_down(&self) -> bool {
-        self.run.is_none() && !self.stopping
+    pub(super) const fn is_down(&self) -> bool {
+        self.run.is_none() && !self.stopping && self.lent.is_none()
     }
 }
 
-impl Running {
-    fn retry(&mut self, fixed: &Fixed, transport: u32, id: BackendId) {
-        let Some(mut slot) = self.backends.remove(&id) else { return };
+impl Ground {
+    fn retry(&self, fixed: &Fixed, slot: &mut BackendSlot) {
+        let (transport, id) = (self.id, slot.entry.id);
         let before = slot.error.clone();
         match slot.start(fixed, self) {
             Ok(()) => {
                 tracing::info!(transport, backend = id.0, "its disk is there now: {}", slot.path);
-                self.open_doors(fixed, transport, &mut slot);
+                self.open_doors(fixed, slot);
             }
             Err(error) if before.as_deref() != Some(error.line().as_str()) => {
                 tracing::error!(transport, backend = id.0, "the backend is not up: {error}");
             }
             Err(_) => {}
         }
-        self.backends.insert(id, slot);
     }
 
     /// Opens the doors of a backend that has come up, those that are not open.
-    pub(super) fn open_doors(&self, fixed: &Fixed, transport: u32, slot: &mut BackendSlot) {
+    pub(super) fn open_doors(&self, fixed: &Fixed, slot: &mut BackendSlot) {
         let id = slot.entry.id;
         for entry in self.transport.blkdevs().iter().filter(|entry| entry.backend == id) {
             if slot.blkdevs.get(&entry.id).is_none_or(|blkdev| blkdev.export.is_none()) {
-                slot.bring_blkdev_back(fixed, transport, entry);
+                slot.bring_blkdev_back(fixed, self.id, entry);
             }
         }
     }

@@ -3,15 +3,17 @@
 //! Always true here: a disk that has a row on a transport never gets a second one, under whatever path it comes, since the
 //! first may hold dirty data of it; a start that fails leaves the transport as it was.
 
-use super::Manager;
 use super::backend::{BackendSlot, unknown};
 use super::down::accept_older;
+use super::lent::{Ground, Known, Lent};
 use super::looks::{Node, is_same, nodes};
+use super::tasks::Stage;
 use super::transport::{Running, absolute, running, running_mut};
-use super::{Fixed, Tables};
+use super::{Fixed, Manager, Tables, stopping};
 use crate::api::{self, BackendStarted, StartBackend};
 use crate::config::HANDLERS;
 use crate::exports::ExportChoice;
+use cbd_backing::Identity;
 use cbd_engine::{BackendEntry, Settings};
 use cbd_runtime::disk::{default_handlers, refuse_overlap};
 use cbd_runtime::moved::{refuse_former, settle};
@@ -57,12 +59,44 @@ fn known(path: &str, backend: BackendId, on: u32, more: &str) -> Error {
     )
 }
 
+/// What the regions say that the tables do not have; found without their lock.
+struct Elsewhere {
+    /// The backends of other hosts, by transport.
+    others: BTreeMap<u32, Vec<BackendEntry>>,
+    /// Whether a rescue has moved a backend away from the disk.
+    former: Result<()>,
+}
+
+impl Elsewhere {
+    fn of(grounds: &[Ground], path: &str, looked: &Result<Disk>) -> Self {
+        let former = looked.as_ref().map_or(Ok(()), |disk| {
+            grounds.iter().try_for_each(|ground| refuse_former(&ground.transport, disk, path))
+        });
+        Self {
+            others: grounds.iter().map(|ground| (ground.id, ground.entries_of_others())).collect(),
+            former,
+        }
+    }
+
+    /// The backends of a transport, of all hosts.
+    fn entries(&self, id: u32, running: &Running) -> Vec<BackendEntry> {
+        let ours = running.backends.values().map(|slot| slot.entry.clone());
+        ours.chain(self.others.get(&id).into_iter().flatten().cloned()).collect()
+    }
+}
+
 /// Looks for the disk at `path`, which `looked` was found to be, on all transports.
-fn find(tables: &Tables, transport: u32, path: &str, looked: Result<Disk>) -> Result<Place> {
+fn find(
+    tables: &Tables,
+    transport: u32,
+    path: &str,
+    looked: Result<Disk>,
+    mut elsewhere: Elsewhere,
+) -> Result<Place> {
     let recorded_here = |entry: &BackendEntry| looked.as_ref().is_ok_and(|disk| disk.is_of(entry));
     let up = tables.iter().filter_map(|(&id, slot)| Some((id, slot.running.as_ref().ok()?)));
     for (id, running) in up.clone() {
-        let entries = running.entries().0;
+        let entries = elsewhere.entries(id, running);
         let Some(entry) = entries.iter().find(|entry| recorded_here(entry)) else { continue };
         if id != transport {
             return Err(known(path, entry.id, id, "; start it there (-t)"));
@@ -72,9 +106,7 @@ fn find(tables: &Tables, transport: u32, path: &str, looked: Result<Disk>) -> Re
             _ => Err(known(path, entry.id, id, "")),
         };
     }
-    for (_, running) in up.clone() {
-        looked.as_ref().map_or(Ok(()), |disk| refuse_former(&running.transport, disk, path))?;
-    }
+    std::mem::replace(&mut elsewhere.former, Ok(()))?;
     // Another disk where one of ours was recorded: whoever starts it says what differs.
     let here = up.clone().filter(|(id, _)| *id == transport).flat_map(|(_, running)| &running.backends);
     if let Some((&backend, _)) = here.into_iter().find(|(_, slot)| slot.run.is_none() && slot.path == path) {
@@ -82,7 +114,16 @@ fn find(tables: &Tables, transport: u32, path: &str, looked: Result<Disk>) -> Re
     }
     let disk = looked?;
     for (id, running) in up {
-        refuse_overlap(path, &disk, &running.entries().0).context(|| format!("looking on transport {id}"))?;
+        refuse_overlap(path, &disk, &elsewhere.entries(id, running))
+            .context(|| format!("looking on transport {id}"))?;
+        let is_it =
+            |other: &Identity| other.overlaps(&disk.identity) || other.same_disk(&disk.identity).is_ok();
+        if running.pending.iter().any(is_it) {
+            return Err(Error::new(
+                ErrorKind::Busy,
+                format!("{path} is being started already, on transport {id}"),
+            ));
+        }
     }
     Ok(Place::New(disk))
 }
@@ -118,7 +159,7 @@ impl Wanted {
     }
 }
 
-impl Running {
+impl Ground {
     /// The disk was found by another path than the recorded one: the next start looks for it there.
     fn keep_path(&self, slot: &mut BackendSlot) {
         if slot.path == slot.entry.path {
@@ -161,15 +202,25 @@ impl Manager {
         self.fixed.guard.check(Path::new(path), "a backing device")?;
         refuse_served(&*self.tables()?, path, &nodes)?;
         let looked = Disk::look(path);
+        let elsewhere = Elsewhere::of(&self.grounds()?, path, &looked);
         let mut tables = self.tables()?;
         running(&tables, transport)?;
         refuse_served(&tables, path, &nodes)?;
-        let place = find(&tables, transport, path, looked)?;
-        let running = running_mut(&mut tables, transport)?;
-        match place {
-            Place::Down(id) => self.backend_resume(running, transport, id, request, &wanted),
+        match find(&tables, transport, path, looked, elsewhere)? {
+            Place::Down(id) => {
+                drop(tables);
+                let mut lent = self.lend(transport, id, "being started")?;
+                let result = self.backend_resume(&mut lent, request, &wanted);
+                self.put_back(lent);
+                result
+            }
             Place::New(disk) => {
-                let mut started = self.backend_create(running, transport, &request.path, &disk, &wanted)?;
+                let running = running_mut(&mut tables, transport)?;
+                running.pending.push(disk.identity.clone());
+                let ground = running.ground(transport);
+                drop(tables);
+                let created = self.backend_create(&ground, path, &disk, &wanted);
+                let mut started = self.settle_new(&ground, &disk, created)?;
                 // Who types 0 knows.
                 if wanted.cache_bytes.is_none() && request.cache_size.is_none() {
                     started.warnings.push(format!(
@@ -185,13 +236,18 @@ impl Manager {
     /// Starts a backend that is on the transport but did not come up.
     fn backend_resume(
         &self,
-        running: &mut Running,
-        transport: u32,
-        id: BackendId,
+        lent: &mut Lent,
         request: &StartBackend,
         wanted: &Wanted,
     ) -> Result<BackendStarted> {
-        let mut slot = running.backends.remove(&id).ok_or_else(|| unknown(id))?;
+        let Lent { ground, id, slot, .. } = lent;
+        let id = *id;
+        if slot.run.is_some() {
+            return Err(known(&request.path, id, ground.id, ""));
+        }
+        if slot.stopping {
+            return Err(Error::new(ErrorKind::Busy, format!("backend {id} is being stopped")));
+        }
         let before = std::mem::replace(&mut slot.path, request.path.clone());
         let asked = Asked {
             data_crc: request.data_crc,
@@ -200,75 +256,110 @@ impl Manager {
             consistency: request.consistency.map(Into::into),
         };
         let result = asked
-            .check(&slot.entry, running.transport.info().layout.segment_size)
+            .check(&slot.entry, ground.transport.info().layout.segment_size)
             .and_then(|()| match request.older_region {
-                true => accept_older(&self.fixed, running, &slot.entry),
+                true => accept_older(&self.fixed, ground, &slot.entry),
                 false => Ok(()),
             })
-            .and_then(|()| settle(&running.transport, &mut slot.entry, &request.path))
-            .and_then(|()| slot.start(&self.fixed, running));
+            .and_then(|()| settle(&ground.transport, &mut slot.entry, &request.path))
+            .and_then(|()| slot.start(&self.fixed, ground));
         if result.is_ok() {
-            running.open_doors(&self.fixed, transport, &mut slot);
-            running.keep_path(&mut slot);
+            let _opening = self.opening.read();
+            ground.open_doors(&self.fixed, slot);
+            ground.keep_path(slot);
         } else {
             slot.path = before;
         }
         let blkdev = slot.blkdevs.iter().next().map(|(&blkdev, blkdev_slot)| blkdev_slot.info(blkdev));
         let warnings = slot.warnings.clone();
-        running.backends.insert(id, slot);
         result?;
         let blkdev = match (&wanted.export, blkdev) {
-            (Some(export), None) => Some(self.blkdev_create(running, transport, id, export)?),
+            (Some(export), None) => Some(self.blkdev_create(ground, slot, export)?),
             (Some(_), there) => there,
             (None, _) => None,
         };
         Ok(BackendStarted { backend_id: id.0, blkdev, warnings })
     }
 
+    /// Puts a backend that was made into the tables, if it was.
+    fn settle_new(
+        &self,
+        ground: &Ground,
+        disk: &Disk,
+        created: Result<(BackendSlot, BackendStarted)>,
+    ) -> Result<BackendStarted> {
+        let info = Known::of(&ground.transport);
+        let mut tables = self.tables.lock();
+        let running = running_mut(&mut tables, ground.id);
+        if let Ok(running) = running {
+            let is_it = |pending: &Identity| *pending == disk.identity;
+            if let Some(at) = running.pending.iter().position(is_it) {
+                running.pending.swap_remove(at);
+            }
+            running.known = info;
+            let (slot, started) = created?;
+            running.backends.insert(slot.entry.id, slot);
+            return Ok(started);
+        }
+        drop(tables);
+        // The daemon has ended meanwhile.
+        let (slot, _) = created?;
+        let id = slot.entry.id;
+        slot.end(id, &Stage::nowhere());
+        Err(stopping())
+    }
+
     fn backend_create(
         &self,
-        running: &mut Running,
-        transport: u32,
+        ground: &Ground,
         path: &str,
         disk: &Disk,
         wanted: &Wanted,
-    ) -> Result<BackendStarted> {
+    ) -> Result<(BackendSlot, BackendStarted)> {
         let new = NewBackend {
-            host: running.host,
+            host: ground.host,
             path: path.to_owned(),
             cache_bytes: wanted.cache_bytes,
             handlers: wanted.handlers,
             data_crc: wanted.data_crc,
             settings: wanted.settings,
         };
-        let id = new.create(&running.transport, disk).context(|| format!("starting {path}"))?;
-        let started = self.backend_first_start(running, transport, id, wanted);
-        if started.is_err() {
-            // Nobody has written anything yet.
-            if let Some(slot) = running.backends.remove(&id) {
-                slot.stop(id);
-            }
-            if let Err(error) = running.transport.remove_backend(id) {
-                tracing::error!(backend = id.0, "the backend that did not start cannot be removed: {error}");
+        let id = new.create(&ground.transport, disk).context(|| format!("starting {path}"))?;
+        let mut made = None;
+        let started = ground
+            .transport
+            .backend(id)
+            .and_then(|entry| self.backend_first_start(ground, made.insert(BackendSlot::new(entry)), wanted));
+        match (made, started) {
+            (Some(slot), Ok(started)) => Ok((slot, started)),
+            (slot, started) => {
+                // Nobody has written anything yet.
+                if let Some(slot) = slot {
+                    slot.stop(id);
+                }
+                if let Err(error) = ground.transport.remove_backend(id) {
+                    tracing::error!(
+                        backend = id.0,
+                        "the backend that did not start cannot be removed: {error}"
+                    );
+                }
+                Err(started.err().unwrap_or_else(|| unknown(id)))
             }
         }
-        started
     }
 
     fn backend_first_start(
         &self,
-        running: &mut Running,
-        transport: u32,
-        id: BackendId,
+        ground: &Ground,
+        slot: &mut BackendSlot,
         wanted: &Wanted,
     ) -> Result<BackendStarted> {
-        let mut slot = BackendSlot::new(running.transport.backend(id)?);
-        slot.start(&self.fixed, running)?;
+        let id = slot.entry.id;
+        slot.start(&self.fixed, ground)?;
         let warnings = slot.warnings.clone();
-        tracing::info!(transport, backend = id.0, "started: {}", slot.path);
-        running.backends.insert(id, slot);
+        tracing::info!(transport = ground.id, backend = id.0, "started: {}", slot.path);
         let blkdev = match &wanted.export {
-            Some(export) => Some(self.blkdev_create(running, transport, id, export)?),
+            Some(export) => Some(self.blkdev_create(ground, slot, export)?),
             None => None,
         };
         Ok(BackendStarted { backend_id: id.0, blkdev, warnings })

@@ -135,6 +135,9 @@ pub(super) fn state(slot: &BackendSlot, status: Option<&CacheStatus>) -> &'stati
         return "stopping";
     }
     if slot.run.is_none() {
+        if let Some(borrowed) = &slot.lent {
+            return borrowed.why;
+        }
         return if slot.entry.is_moved { "MOVED, not served" } else { "NOT SERVED" };
     }
     match status {

@@ -3,11 +3,13 @@
 //! Always true here: a backend is removed only when nothing of it is dirty and nothing is quarantined, or when the user typed exactly
 //! how many bytes are to be dropped; a stop that fails leaves the backend and its block devices as they were.
 
+use super::Manager;
 use super::backend::BackendSlot;
 use super::drain::Wait;
-use super::transport::{Running, running_mut};
+use super::lent::Lent;
+use super::tasks::{Task, run_until};
+use super::transport::running_mut;
 use super::watch::check_file;
-use super::{Manager, backend};
 use crate::api::{Done, StopBackend};
 use crate::control::Report;
 use cbd_engine::{CacheStatus, Mixed, Pages};
@@ -33,7 +35,11 @@ impl Manager {
             (Some(run), Some(bytes)) => self.check_discard(transport, id, &run, request.force, bytes),
             (Some(run), None) => self.drain(transport, id, &run, request, report),
         };
-        let result = result.and_then(|done| self.remove(transport, id).map(|()| done));
+        let limit = self.patience(request.timeout_s);
+        let result = result.and_then(|done| self.remove(transport, id, limit).map(|()| done));
+        if let Ok(done) = &result {
+            say_dropped(id, done);
+        }
         if result.is_err() {
             self.end_failed_stop(transport, id);
         }
@@ -47,33 +53,46 @@ impl Manager {
         id: BackendId,
         force: bool,
     ) -> Result<Option<Arc<RunningBackend>>> {
-        let mut tables = self.tables()?;
-        let slot = running_mut(&mut tables, transport)?.backend_mut(id)?;
-        if slot.stopping {
-            return Err(Error::new(ErrorKind::Busy, format!("backend {id} is being stopped already")));
-        }
-        if !force {
-            slot.refuse_if_used()?;
-        }
-        slot.stopping = true;
-        Ok(slot.run.clone())
+        let mut lent = self.lend(transport, id, "whether it is used is looked at")?;
+        let slot = &mut lent.slot;
+        let result = if slot.stopping {
+            Err(Error::new(ErrorKind::Busy, format!("backend {id} is being stopped already")))
+        } else if force {
+            Ok(())
+        } else {
+            slot.refuse_if_used()
+        };
+        slot.stopping |= result.is_ok();
+        let run = slot.run.clone();
+        self.put_back(lent);
+        result.map(|()| run)
     }
 
     /// The backend goes on: its doors open again.
     fn end_failed_stop(&self, transport: u32, id: BackendId) {
-        let mut tables = self.tables.lock();
-        let Ok(running) = running_mut(&mut tables, transport) else { return };
-        let entries = running.transport.blkdevs();
-        let Ok(slot) = running.backend_mut(id) else { return };
-        slot.stopping = false;
-        if self.stopping.load(std::sync::atomic::Ordering::SeqCst) {
-            return;
-        }
-        for entry in entries.iter().filter(|entry| entry.backend == id) {
-            if slot.run.is_some() && slot.blkdevs.get(&entry.id).is_none_or(|blkdev| blkdev.export.is_none())
-            {
-                slot.bring_blkdev_back(&self.fixed, transport, entry);
+        let end = Instant::now() + LET_GO;
+        let mut lent = loop {
+            match self.try_lend(transport, id, "its block device is being opened") {
+                Some(lent) => break lent,
+                // Somebody has it who looks at it; nobody else may stop it.
+                None if Instant::now() < end => std::thread::sleep(Duration::from_millis(5)),
+                None => return self.goes_on(transport, id),
             }
+        };
+        lent.slot.stopping = false;
+        if lent.slot.run.is_some() && !self.stopping.load(std::sync::atomic::Ordering::SeqCst) {
+            let _opening = self.opening.read();
+            lent.ground.open_doors(&self.fixed, &mut lent.slot);
+        }
+        self.put_back(lent);
+    }
+
+    /// The stop of a backend has ended while somebody else has its slot: its doors are opened by the background thread.
+    fn goes_on(&self, transport: u32, id: BackendId) {
+        let mut tables = self.tables.lock();
+        let slot = running_mut(&mut tables, transport).and_then(|running| running.backend_mut(id));
+        if let Ok(slot) = slot {
+            slot.stopping = false;
         }
     }
 
@@ -116,12 +135,12 @@ impl Manager {
 
     /// Closes the doors of the backend.
     fn close(&self, transport: u32, id: BackendId, force: bool) -> Result<()> {
-        let mut tables = self.tables()?;
-        let slot = running_mut(&mut tables, transport)?.backend_mut(id)?;
-        if !force {
-            slot.refuse_if_used()?;
-        }
-        slot.blkdevs.values_mut().try_for_each(|blkdev| blkdev.close(force))
+        let mut lent = self.lend(transport, id, "its block device is being closed")?;
+        let slot = &mut lent.slot;
+        let used = if force { Ok(()) } else { slot.refuse_if_used() };
+        let result = used.and_then(|()| slot.blkdevs.values_mut().try_for_each(|blkdev| blkdev.close(force)));
+        self.put_back(lent);
+        result
     }
 
     fn check_discard(
@@ -138,22 +157,83 @@ impl Manager {
             return Ok(Done::default());
         };
         compare(id, status.missing_bytes(), bytes)?;
-        Ok(dropped(id, &status))
+        Ok(dropped(&status))
     }
 
     /// A backend whose disk is not there cannot be drained; what it holds is known all the same.
     fn check_what_is_down(&self, transport: u32, id: BackendId, discard: Option<u64>) -> Result<Done> {
-        let mut tables = self.tables()?;
-        let running = running_mut(&mut tables, transport)?;
-        let slot = running.backend_mut(id)?;
+        let lent = self.lend(transport, id, "its cache is looked into")?;
+        let result = lent.check_what_is_down(discard);
+        self.put_back(lent);
+        result
+    }
+
+    /// Takes the backend and its block devices out of the region.
+    fn remove(&self, transport: u32, id: BackendId, limit: Duration) -> Result<()> {
+        let mut lent = self.lend(transport, id, "it is being removed")?;
+        match self.take_off(&mut lent, limit) {
+            Ok(()) => {
+                tracing::info!(
+                    transport,
+                    backend = id.0,
+                    "removed: {} is a plain disk again",
+                    lent.slot.path
+                );
+                self.forget(lent);
+                Ok(())
+            }
+            Err(error) => {
+                self.put_back(lent);
+                Err(error)
+            }
+        }
+    }
+
+    /// First what can wait for its disk, for as long as `limit`; the rows only when the disk has nothing of it any more.
+    fn take_off(&self, lent: &mut Lent, limit: Duration) -> Result<()> {
+        let id = lent.id;
+        for blkdev in lent.slot.blkdevs.values_mut() {
+            blkdev.close_for_good(true)?;
+        }
+        if let Some(run) = lent.slot.run.take() {
+            self.hide_run(lent);
+            lent.slot.error = Some("it was stopped, but not removed".to_owned());
+            let cache = run.cache().map(Arc::downgrade);
+            let task = Task::new(format!("backend {id} ({})", lent.slot.path), move |stage| {
+                stage.set("its backing device does not complete requests");
+                run.stop();
+                stage.set("its backing device does not close");
+                drop(run);
+            });
+            if let Some(hung) = run_until(Instant::now() + limit, vec![task]).pop() {
+                let text = format!(
+                    "{hung}; nothing was dropped. It is not served until that has ended, and comes back then; repeat the stop then, or end the \
+                     daemon"
+                );
+                lent.slot.error = Some(text.clone());
+                return Err(Error::new(ErrorKind::TimedOut, text));
+            }
+            wait_until_unused(&cache.unwrap_or_default());
+        }
+        for blkdev in std::mem::take(&mut lent.slot.blkdevs).into_keys() {
+            lent.ground.transport.remove_blkdev(blkdev)?;
+        }
+        lent.ground.transport.remove_backend(id)
+    }
+}
+
+impl Lent {
+    fn check_what_is_down(&self, discard: Option<u64>) -> Result<Done> {
+        let Self { ground, id, slot, .. } = self;
+        let id = *id;
         let why = slot.error.clone().unwrap_or_default();
         let cached = slot.entry.cache_segments > 0;
         if !cached {
             compare(id, 0, discard.unwrap_or_default())?;
             return Ok(Done::default());
         }
-        let is_mixed = running.transport.pages_of(id)? == Pages::MixedDirty;
-        let status = running.transport.open_cache_if(id, Mixed::Look)?.status();
+        let is_mixed = ground.transport.pages_of(id)? == Pages::MixedDirty;
+        let status = ground.transport.open_cache_if(id, Mixed::Look)?.status();
         let missing = status.missing_bytes();
         match discard {
             Some(bytes) => compare(id, missing, bytes)?,
@@ -183,41 +263,7 @@ impl Manager {
             }
             None => return Ok(Done::default()),
         }
-        Ok(dropped(id, &status))
-    }
-
-    /// Takes the backend and its block devices out of the region.
-    fn remove(&self, transport: u32, id: BackendId) -> Result<()> {
-        let mut tables = self.tables()?;
-        let running = running_mut(&mut tables, transport)?;
-        let mut slot = running.backends.remove(&id).ok_or_else(|| backend::unknown(id))?;
-        match running.take_off(id, &mut slot) {
-            Ok(()) => {
-                tracing::info!(transport, backend = id.0, "removed: {} is a plain disk again", slot.path);
-                Ok(())
-            }
-            Err(error) => {
-                running.backends.insert(id, slot);
-                Err(error)
-            }
-        }
-    }
-}
-
-impl Running {
-    fn take_off(&self, id: BackendId, slot: &mut BackendSlot) -> Result<()> {
-        for (blkdev, mut blkdev_slot) in std::mem::take(&mut slot.blkdevs) {
-            blkdev_slot.close_for_good(true)?;
-            self.transport.remove_blkdev(blkdev)?;
-        }
-        if let Some(run) = slot.run.take() {
-            run.stop();
-            slot.error = Some("it was stopped, but not removed".to_owned());
-            let cache = run.cache().map(Arc::downgrade);
-            drop(run);
-            wait_until_unused(&cache.unwrap_or_default());
-        }
-        self.transport.remove_backend(id)
+        Ok(dropped(&status))
     }
 }
 
@@ -235,25 +281,30 @@ impl BackendSlot {
     }
 }
 
-/// What is dropped because the user said so, by name.
-fn dropped(id: BackendId, status: &CacheStatus) -> Done {
-    let missing = status.missing_bytes();
+/// The log says what was dropped, when it was.
+fn say_dropped(id: BackendId, done: &Done) {
+    if done.discarded_bytes == 0 {
+        return;
+    }
     tracing::warn!(
         backend = id.0,
-        "dropping {missing} bytes ({} dirty, {} quarantined) because the user said so",
-        status.dirty_bytes,
-        status.quarantined_bytes
+        "dropped {} bytes that were dirty or quarantined because the user said so",
+        done.discarded_bytes
     );
+    for warning in &done.warnings {
+        tracing::warn!(backend = id.0, "{warning}");
+    }
+}
+
+/// What is dropped because the user said so, by name.
+fn dropped(status: &CacheStatus) -> Done {
+    let missing = status.missing_bytes();
     let parked =
         status.parked.iter().map(|range| format!("dropped {range}, which the backing device refused"));
     let damaged = status.damaged.iter().map(|damaged| {
         format!("dropped {}, which is damaged in the cache: the disk has older data there", damaged.range)
     });
-    let warnings: Vec<String> = parked.chain(damaged).collect();
-    for warning in &warnings {
-        tracing::warn!(backend = id.0, "{warning}");
-    }
-    Done { discarded_bytes: missing, warnings, ..Done::default() }
+    Done { discarded_bytes: missing, warnings: parked.chain(damaged).collect(), ..Done::default() }
 }
 
 /// Whether the user typed the number of bytes that the disk alone does not have.

@@ -50,3 +50,63 @@ impl Drop for Silent {
         unmount(&self.folder, UnmountFlags::DETACH).expect("it is mounted");
     }
 }
+
+/// A file system with one file, which is there and cannot be opened: whoever opens it waits until this is dropped.
+pub(crate) struct SilentFile {
+    folder: PathBuf,
+    server: Option<std::thread::JoinHandle<()>>,
+}
+
+impl SilentFile {
+    /// Bytes of the file.
+    const SIZE: u64 = 32 << 20;
+
+    /// One mounted on a folder, in which any name is the file.
+    pub(crate) fn over(folder: &Path) -> Self {
+        let mut silent = Silent::over(folder);
+        let door = silent.door.take().expect("open");
+        // The file system is unmounted by what is made here.
+        std::mem::forget(silent);
+        let server = std::thread::spawn(move || serve(door));
+        Self { folder: folder.to_owned(), server: Some(server) }
+    }
+}
+
+impl Drop for SilentFile {
+    fn drop(&mut self) {
+        unmount(&self.folder, UnmountFlags::FORCE | UnmountFlags::DETACH).expect("it is mounted");
+        let _ = self.server.take().map(std::thread::JoinHandle::join);
+    }
+}
+
+/// Answers as the headers of Linux say: FUSE_LOOKUP and FUSE_GETATTR, an error to all else but FUSE_OPEN, which gets no answer.
+fn serve(mut door: File) {
+    let mut message = vec![0; 1 << 20];
+    while let Ok(length) = door.read(&mut message) {
+        let number = |at: usize| u64::from_ne_bytes(message[at..at + 8].try_into().expect("eight bytes"));
+        let code = u32::from_ne_bytes(message[4..8].try_into().expect("four bytes"));
+        assert!(length >= 40);
+        let body = match code {
+            1 => [vec![2_u64, 0, 0, 0, 0], attributes(2)].concat(),
+            3 => [vec![0_u64, 0], attributes(number(16))].concat(),
+            // FUSE_FORGET and FUSE_BATCH_FORGET expect no answer.
+            14 | 2 | 42 => continue,
+            _ => Vec::new(),
+        };
+        let error = if body.is_empty() { -38_i32 } else { 0 };
+        let mut answer = u32::try_from(16 + body.len() * 8).expect("small").to_ne_bytes().to_vec();
+        answer.extend(error.to_ne_bytes());
+        answer.extend(&message[8..16]);
+        answer.extend(body.into_iter().flat_map(u64::to_ne_bytes));
+        let _ = door.write(&answer);
+    }
+}
+
+/// A `fuse_attr`, in words of eight bytes.
+fn attributes(node: u64) -> Vec<u64> {
+    let pair = |low: u32, high: u32| {
+        u64::from_ne_bytes([low.to_ne_bytes(), high.to_ne_bytes()].concat().try_into().expect("eight"))
+    };
+    let (size, mode) = if node == 1 { (0, 0o040_755) } else { (SilentFile::SIZE, 0o100_600) };
+    vec![node, size, size / 512, 0, 0, 0, pair(0, 0), pair(0, mode), pair(1, 0), pair(0, 0), pair(4096, 0)]
+}

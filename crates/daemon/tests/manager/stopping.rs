@@ -1,13 +1,15 @@
 //! Stopping a daemon and its backends while a disk hangs: in bounded time, and at nobody else's expense.
 
-use crate::place::{MIB, Place, refused, stop};
-use cbd_daemon::api::{StartBackend, StopBackend};
-use cbd_daemon::control::Control;
+use crate::place::{MIB, Place, dirty, refused, stop};
+use crate::silent::SilentFile;
+use cbd_daemon::api::{RegisterTransport, SettingsChange, StartBackend, StopBackend};
+use cbd_daemon::control::{Control, Flow};
 use cbd_daemon::manager::Manager;
 use cbd_nbd::{Client, Listen};
 use cbd_types::{BootId, ErrorKind};
-use std::sync::mpsc::channel;
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::mpsc::{TryRecvError, channel};
+use std::time::{Duration, Instant};
 
 /// Writes to these bytes of a disk do not return.
 const HANGS: &str = "fault:op=write,range=4194304-8388608,how=stall";
@@ -56,4 +58,69 @@ fn a_disk_that_hangs_keeps_no_other_cache_from_being_synced_when_the_daemon_ends
     let backends = daemon.backends(0, false).unwrap();
     assert_eq!((backends[0].alive, backends[1].alive), (false, true), "{backends:?}");
     place.block_is_there();
+}
+
+#[test]
+fn a_stop_that_waits_for_a_disk_that_hangs_keeps_no_other_command_waiting_and_drops_nothing() {
+    let mut place = Place::new();
+    place.decorate = Some(HANGS.into());
+    let daemon = Arc::new(place.daemon_with_region());
+    let hung = beside_a_disk_that_hangs(&place, &daemon);
+    let give_up =
+        StopBackend { discard_dirty: Some(dirty(&daemon)), timeout_s: Some(30), ..StopBackend::default() };
+    let (tell, told) = channel();
+    let stopping = Arc::clone(&daemon);
+    std::thread::spawn(move || tell.send(stop(&stopping, give_up)).unwrap());
+    let is_hung = || {
+        let backend = daemon.status().unwrap().transports[0].backends[0].clone();
+        backend.info.state == "stopping" && backend.cache.is_none()
+    };
+    let end = Instant::now() + LIMIT;
+    while !is_hung() {
+        assert!(Instant::now() < end, "{:?}", daemon.status());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    // Commands about the other backend are answered meanwhile.
+    place.block_is_there();
+    daemon.set(0, 1, &SettingsChange { gc_percent: Some(42), ..SettingsChange::default() }).unwrap();
+    daemon.stop_backend(0, 1, &StopBackend::default(), &mut |_| Flow::Continue).unwrap();
+    assert_eq!(told.try_recv().err(), Some(TryRecvError::Empty), "the stop has not ended");
+    let error = refused(
+        told.recv_timeout(LIMIT).expect("it ends"),
+        ErrorKind::TimedOut,
+        "does not complete requests",
+    );
+    assert!(error.line().contains(&hung) && error.line().contains("nothing was dropped"), "{error}");
+    let backend = daemon.backends(0, false).unwrap().remove(0);
+    assert!(!backend.alive && backend.error.is_some(), "{backend:?}");
+}
+
+#[test]
+fn a_region_that_is_not_opened_to_the_end_keeps_no_other_command_waiting() {
+    if std::env::var_os("CBD_SYSTEM_TESTS").is_none() {
+        return println!("not run: it mounts a file system; CBD_SYSTEM_TESTS=1 runs it, as root");
+    }
+    let place = Place::new();
+    let (_disk, daemon) = place.disk_and_daemon();
+    let daemon = Arc::new(daemon);
+    let folder = place.path("far");
+    std::fs::create_dir(&folder).unwrap();
+    let silent = SilentFile::over(&folder);
+    let far =
+        RegisterTransport { path: place.text("far/region"), format: false, size: None, ..place.region(0) };
+    let (tell, told) = channel();
+    let registering = Arc::clone(&daemon);
+    std::thread::spawn(move || tell.send(registering.register_transport(&far)).unwrap());
+    let end = Instant::now() + LIMIT;
+    while daemon.transports().unwrap().len() < 2 {
+        assert!(Instant::now() < end, "it is not being registered");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let error = daemon.transports().unwrap()[1].error.clone();
+    assert_eq!(error.as_deref(), Some("it is being registered"));
+    stop(&daemon, StopBackend::default()).unwrap();
+    assert_eq!(told.try_recv().err(), Some(TryRecvError::Empty), "it is still being opened");
+    drop(silent);
+    assert!(told.recv_timeout(LIMIT).expect("it ends").is_err());
+    assert_eq!(daemon.transports().unwrap().len(), 1);
 }
