@@ -1,4 +1,5 @@
-//! Prints what this machine's copies cost: `cargo run --release -p cbd-pmem --example measure [region [bytes]]`.
+//! Prints the cost of this machine's copies: `cargo run --release -p cbd-pmem --example measure [region
+//! [bytes]]`.
 
 use cbd_pmem::{Mapping, OpenOptions};
 use cbd_types::Pmem;
@@ -37,14 +38,14 @@ fn main() -> cbd_types::Result<()> {
     for at in 0..places {
         mapping.store(at * BLOCK as u64, &[1; BLOCK]);
     }
-    // A source that is in the cache, as a client's just filled buffer is.
+    // A source that is in the cache, as a buffer that a client has just filled.
     let source = vec![3_u8; 1 << 20];
     let from = |index: u64| &source[(index as usize % 256) * BLOCK..][..BLOCK];
     let (mut into, mut sums, mut line_sums) = (vec![0_u8; BLOCK], [0], [0]);
     let mut into_summed = into.clone();
     let mut into_line = [0_u8; 64];
     let mut into_hot = into.clone();
-    // The operations take turns, so that a disturbance meets all of them alike.
+    // The operations take turns, so that a disturbance affects all of them equally.
     let mut operations: [(&str, u64, Operation<'_>); 11] = [
         ("bare copy 4096", places, Box::new(|at, index| mapping.bare_copy(at, from(index)))),
         (

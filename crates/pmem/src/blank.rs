@@ -1,9 +1,10 @@
-//! Whether a region that is to be formatted holds anybody's data.
+//! Checks whether a region that will be formatted holds data.
 //!
-//! Always true here: nothing is changed. Holes are not read. Both ends, where partition tables and many file systems have their
-//! marks, and samples all over are always looked at; all of the rest as far as the time goes, so a huge region costs seconds.
+//! Invariants: nothing is changed. Holes are not read. Both ends, where partition tables and many file
+//! systems have their signatures, and samples all over the region are always read; the rest is read as far as
+//! the timeout permits, so a huge region costs seconds.
 //!
-//! Left to others: what is said about it.
+//! Elsewhere: the reaction to found data.
 
 use crate::mapping::Mapping;
 use cbd_types::Pmem;
@@ -11,27 +12,27 @@ use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
-/// Bytes at both ends that are looked at first.
+/// Bytes at both ends that are read first.
 const END: u64 = 1 << 20;
-/// Samples all over.
+/// Number of samples.
 const SAMPLES: u64 = 16384;
-/// Bytes of a sample, and of what is read at a time.
+/// Bytes of a sample, and of one read.
 const SAMPLE: u64 = 4096;
 const PIECE: u64 = 1 << 20;
-/// How long samples, and then reading all, may take.
+/// Timeout of the samples, and of the full read after them.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What a look at a region came to.
+/// The result of a search for data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Look {
-    /// Where the first byte was found that is not zero.
+    /// The offset of the first byte found that is not zero.
     pub data_at: Option<u64>,
-    /// Whether all of the region was looked at.
+    /// Whether all of the region was read.
     pub whole: bool,
 }
 
 impl Mapping {
-    /// Looks for data in the region.
+    /// Searches the region for data.
     #[must_use]
     pub fn look_for_data(&self) -> Look {
         let length = self.len();
@@ -43,7 +44,7 @@ impl Mapping {
             }
         }
         let Some(extents) = self.extents() else {
-            // Many holes: what lies between them is only sampled.
+            // Many holes: the bytes between them are only sampled.
             return self.sample(0..length).map_or(Look { data_at: None, whole: false }, found);
         };
         for extent in &extents {
@@ -68,10 +69,10 @@ impl Mapping {
         Look { data_at: None, whole: true }
     }
 
-    /// Looks at pages all over the range, evenly, those far apart first.
+    /// Reads pages all over the range, evenly distributed, distant ones first.
     fn sample(&self, range: Range<u64>) -> Option<u64> {
         let pages = (range.end - range.start).div_ceil(SAMPLE);
-        // As many as are due to this part of the region, and some for a small one.
+        // This range's share of the samples, and a minimum for a small range.
         let due =
             (SAMPLES as u128 * pages as u128 * u128::from(SAMPLE) / u128::from(self.len().max(1))) as u64;
         let count = due.max(16).min(pages).next_power_of_two();
@@ -81,7 +82,7 @@ impl Mapping {
             if number % 64 == 0 && Instant::now() > end {
                 return None;
             }
-            // The bits reversed: 0, 1/2, 1/4, 3/4, 1/8 ...
+            // Bit reversal: 0, 1/2, 1/4, 3/4, 1/8 ...
             let place = if bits == 0 { 0 } else { number.reverse_bits() >> (64 - bits) };
             let page = (u128::from(place) * u128::from(pages) / u128::from(count)) as u64;
             let at = range.start + page * SAMPLE;
@@ -93,20 +94,22 @@ impl Mapping {
         None
     }
 
-    /// Where the first byte in the range is that is not zero. Memory that fails holds nothing that can be lost by formatting.
+    /// The offset of the first byte in the range that is not zero. Failing memory holds nothing that
+    /// formatting could destroy.
     fn data_in(&self, range: Range<u64>) -> Option<u64> {
         let mut bytes = vec![0; (range.end - range.start) as usize];
         self.load(range.start, &mut bytes).ok()?;
         bytes.iter().position(|byte| *byte != 0).map(|at| range.start + at as u64)
     }
 
-    /// Where the file has data; all of it where nothing says more. None where it is cut into very many parts.
+    /// The extents of the file that hold data; all of it where the file system does not report them. `None`
+    /// for a file with very many extents.
     fn extents(&self) -> Option<Vec<Range<u64>>> {
         const MOST: usize = 65536;
         let all = || Some(std::iter::once(0..self.len()).collect());
         let Some(file) = self.file() else { return all() };
         let seek = |from: u64, whence: libc::c_int| {
-            // SAFETY: the descriptor is open; nobody relies on its position.
+            // SAFETY: the descriptor is open; no code relies on its position.
             let at = unsafe { libc::lseek(file.as_raw_fd(), from as libc::off_t, whence) };
             u64::try_from(at).map_err(|_| std::io::Error::last_os_error().raw_os_error())
         };
@@ -159,14 +162,14 @@ mod tests {
     fn one_byte_anywhere_is_found() {
         for at in [0, 5000, (11 << 20) + 7, (33 << 20) + 4097, LENGTH - 512, LENGTH - 1] {
             assert_eq!(look(&[(at, b"x")]).data_at, Some(at), "byte {at}");
-            // In the middle of what was written, too, where no hole shows the way.
+            // In the middle of written zeroes too, where no hole leads to it.
             let zeroes = vec![0; LENGTH as usize];
             assert_eq!(look(&[(0, &zeroes), (at, b"x")]).data_at, Some(at), "byte {at}");
         }
     }
 
     #[test]
-    fn memory_without_a_file_is_looked_at_whole() {
+    fn memory_without_a_file_is_read_completely() {
         let memory = Mapping::anonymous(4 << 20).expect("memory");
         assert_eq!(memory.look_for_data(), Look { data_at: None, whole: true });
         memory.store((3 << 20) + 1, b"x");

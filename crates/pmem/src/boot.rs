@@ -1,14 +1,14 @@
 //! The boot of the machine.
 //!
-//! Always true here: the answer is the same for the life of the process, and differs between boots.
+//! Invariants: the answer is the same for the life of the process, and differs between boots.
 
 use cbd_types::BootId;
 use std::sync::OnceLock;
 
 const FILE: &str = "/proc/sys/kernel/random/boot_id";
 
-/// The boot of the machine in which this process runs: the kernel's number of it. Where it cannot be read, a random one: then nothing that another process noted is taken for
-/// this boot's.
+/// The identifier of the boot in which this process runs, from the kernel. Where it cannot be read, a random
+/// one: then no note of another process matches this boot.
 #[must_use]
 pub fn this_boot() -> BootId {
     static BOOT: OnceLock<BootId> = OnceLock::new();
@@ -20,7 +20,7 @@ pub fn this_boot() -> BootId {
 
 fn random() -> BootId {
     let mut id = [0u8; 16];
-    // SAFETY: the buffer is ours and as long as is said.
+    // SAFETY: the buffer is local and has the given length.
     let got = unsafe { libc::getrandom(id.as_mut_ptr().cast(), id.len(), 0) };
     if got == id.len() as isize { BootId(id) } else { BootId::UNKNOWN }
 }

@@ -1,9 +1,9 @@
-//! Which way to copy is the fastest here, by size.
+//! Measures the fastest copy method for each size.
 //!
-//! Always true here: nothing is measured on bytes that somebody needs; every figure is that of a durable copy,
-//! its fence included, to memory that is in no cache.
+//! Invariants: only bytes that hold no data are measured on; every figure is that of a durable copy, its
+//! fence included, to memory that is in no cache.
 //!
-//! Left to others: where the figures are shown (`mapping`).
+//! Elsewhere: reporting the figures (`mapping`).
 
 use crate::copy;
 use crate::memory::Memory;
@@ -13,11 +13,11 @@ use cbd_types::CHECKSUM_BLOCK;
 use cbd_types::pmem::blocks_of;
 use std::time::{Duration, Instant};
 
-/// What was measured.
+/// The result of the measurement.
 #[derive(Clone, Debug)]
 pub(crate) struct Calibration {
     pub methods: Methods,
-    /// Nanoseconds for each class: of the fastest store, and of the fastest store with a sum.
+    /// For each class, nanoseconds of the fastest store, and of the fastest store with a checksum.
     pub figures: [Figures; CLASS_SIZES.len()],
 }
 
@@ -30,16 +30,17 @@ pub(crate) struct Figures {
 
 /// Copies for each size and round: together about a third of a millisecond.
 const COPIES: [usize; CLASS_SIZES.len()] = [160, 128, 96, 10, 1];
-/// Each method has as many chances to be measured undisturbed.
+/// Rounds, so that each method has several chances of an undisturbed measurement.
 const ROUNDS: usize = 4;
-/// When all of it has taken this long, what is left is measured once.
+/// After this time the remaining methods are measured once.
 const ENOUGH: Duration = Duration::from_millis(25);
-/// A later method must be this much better: noise shall not decide, and a scratch memory, smaller than a region
-/// and nearer in the page tables, flatters stores through the caches (by a quarter for a single line).
+/// A later method must be this much better: noise must not decide, and scratch memory, which is smaller than
+/// a region and nearer in the page tables, favours stores through the caches (by a quarter for a single
+/// line).
 const CLEARLY: f64 = 0.8;
 
-/// Measures all methods on the bytes of `memory` from `start`, which are overwritten. Memory that fails, or that
-/// is smaller than 2 MiB, is not measured: the methods that are usually the best are taken.
+/// Measures all methods on the bytes of `memory` from `start`, which are overwritten. Memory that fails, or
+/// that is smaller than 2 MiB, is not measured: the caller uses the usually fastest methods then.
 pub(crate) fn calibrate(
     available: &Available,
     memory: &Memory,
@@ -62,7 +63,8 @@ pub(crate) fn calibrate(
         let mut bench =
             Bench { available, memory, source: &source, usual, places: &mut places, class, begin };
 
-        // The portable method is that of write-backs with a slower copy; where it is the only one it is chosen already.
+        // The portable method is the write-back method with a slower copy; where it is the only one it is
+        // already chosen.
         let candidates: Vec<_> =
             available.stores.iter().filter(|store| store.method != CopyMethod::Portable).collect();
         let fastest = bench.fastest(candidates.len(), size, |candidate, memory, at| {
@@ -94,7 +96,7 @@ struct Bench<'a> {
     available: &'a Available,
     memory: &'a Memory,
     source: &'a [u8],
-    /// What to copy with where it is not measured.
+    /// The method of copies that are not measured.
     usual: Methods,
     places: &'a mut Places,
     class: usize,
@@ -102,9 +104,9 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// The candidate whose copies of `size` bytes take the least time, and how long one takes with its fence, in
-    /// nanoseconds: `Some(None)` where there is no candidate, `None` where memory failed. The candidates take
-    /// turns, so that a disturbance meets all of them alike.
+    /// The candidate whose copies of `size` bytes take the least time, and the nanoseconds of one copy with
+    /// its fence: `Some(None)` where there is no candidate, `None` where memory failed. The candidates take
+    /// turns, so that a disturbance affects all of them equally.
     #[allow(clippy::option_option, reason = "failing memory is not the same as having no candidate")]
     fn fastest(
         &mut self,
@@ -139,8 +141,8 @@ impl Bench<'_> {
         )
     }
 
-    /// Takes the places out of the caches. Then something else is written: a line that is still on its way to
-    /// memory would come back sooner than it does from memory.
+    /// Evicts the target lines from the caches. Then it writes another range: a line that is still in flight
+    /// to memory would return sooner than one from memory.
     fn evict<'p>(&mut self, places: impl Iterator<Item = &'p u64>, size: usize) -> Option<()> {
         for &at in places {
             copy::evict(self.memory, self.available, at, size).ok()?;
@@ -152,7 +154,7 @@ impl Bench<'_> {
     }
 }
 
-/// Places all over the memory, the same ones in each process.
+/// Offsets all over the memory, the same ones in each process.
 struct Places {
     state: u64,
     start: u64,
@@ -161,7 +163,7 @@ struct Places {
 
 impl Places {
     fn next(&mut self, size: usize) -> u64 {
-        // xorshift64: any sequence that a prefetcher cannot guess will do.
+        // xorshift64: any sequence that a prefetcher cannot predict suffices.
         self.state ^= self.state << 13;
         self.state ^= self.state >> 7;
         self.state ^= self.state << 17;

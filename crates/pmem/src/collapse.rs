@@ -1,32 +1,34 @@
-//! Huge pages for memory that is served already.
+//! Huge pages for memory that is already in use.
 //!
-//! A memory file keeps what it had in small pages; brought into huge pages, as a DAX device maps its memory by itself, a random access looks for
-//! its page in a fraction of the time. The hint alone does not do it, neither for pages that were allocated before it nor where
-//! the administrator left huge pages of shared memory at `never`, their default.
+//! A memory file has its content in small pages. Collapsed into huge pages, as a DAX device maps its memory
+//! by itself, a random access needs a fraction of the time for the page walk. The hint alone does not
+//! collapse them: neither pages that were allocated before it, nor any where the administrator left huge
+//! pages of shared memory at `never`, their default.
 //!
-//! Always true here: nobody waits for it but the end of the mapping, and that at most for one piece. It changes no byte, and the kernel
-//! answers memory that fails with an error, not with a signal.
+//! Invariants: only the end of the mapping waits for it, for one piece at most. It changes no byte, and the
+//! kernel reports failing memory as an error, not as a signal.
 //!
-//! Left to others: which memory that is worth.
+//! Elsewhere: the choice of the memory.
 
 use crate::memory::Memory;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// What is brought into huge pages at a time: some 25 ms of work.
+/// Bytes collapsed at a time: some 25 ms of work.
 const PIECE: usize = 8 << 20;
-/// Whoever has just opened the region reads it first.
+/// The process that has just opened the region reads it first.
 const HEAD_START: Duration = Duration::from_secs(1);
-/// After so long the rest stays as it is.
+/// After this time the remaining pages stay small.
 const PATIENCE: Duration = Duration::from_secs(300);
-/// Behind everything that clients wait for.
+/// Below every thread that clients wait for.
 const NICE: libc::c_int = 10;
 
-/// How long whoever opens memory of his own waits for it.
+/// The same limit where the opener waits for it.
 const PATIENCE_NOW: Duration = Duration::from_secs(3);
 
-/// Does it at once: for memory that is used as soon as it is there, such as that of a benchmark. What is not done in time is given up.
+/// Collapses the memory synchronously: for memory that is used right away, such as that of a benchmark. It
+/// stops at the timeout.
 pub(crate) fn collapse_now(memory: &Memory) {
     let begun = Instant::now();
     for start in (0..memory.len()).step_by(PIECE) {
@@ -37,17 +39,18 @@ pub(crate) fn collapse_now(memory: &Memory) {
     }
 }
 
-/// The thread that does it; dropping it ends it. The memory must outlive it.
+/// The handle of the thread; dropping it ends the thread. The memory must outlive it.
 #[derive(Debug)]
 pub(crate) struct Collapse {
     shared: Arc<(Mutex<bool>, Condvar)>,
     thread: Option<JoinHandle<()>>,
-    /// A forked child has a copy of this, and no such thread.
+    /// A forked child has a copy of the handle, but no thread.
     process: u32,
 }
 
 impl Collapse {
-    /// Begins with `memory`, of which the caller drops this before it is unmapped. Where no thread can be had the pages stay small.
+    /// Begins with `memory`; the caller drops the returned handle before it unmaps the memory. If no thread
+    /// can be started, the pages stay small.
     pub fn begin(memory: &Memory) -> Self {
         let shared = Arc::new((Mutex::new(false), Condvar::new()));
         let theirs = Arc::clone(&shared);
@@ -103,10 +106,11 @@ fn is_over((is_over, changed): &(Mutex<bool>, Condvar), patience: Duration) -> b
     *waited.unwrap_or_else(PoisonError::into_inner).0
 }
 
-/// Whether the kernel did it. What it has no huge page for stays as it is, and so does the rest.
+/// Whether the kernel collapsed the range. If it has no huge page, this range and the rest stay small.
 fn collapse(address: usize, length: usize) -> bool {
-    // SAFETY: the range is mapped as long as this thread runs: who unmaps it has dropped the `Collapse` before, which waits for the thread.
-    // The call moves pages and changes no byte; other threads that touch them meanwhile wait in the kernel.
+    // SAFETY: the range is mapped as long as this thread runs: its owner drops the `Collapse` before it
+    // unmaps the range, and the drop waits for the thread. The call moves pages and changes no byte; other
+    // threads that touch them meanwhile wait in the kernel.
     unsafe { libc::madvise(std::ptr::with_exposed_provenance_mut(address), length, libc::MADV_COLLAPSE) == 0 }
 }
 
@@ -123,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mapping_that_ends_at_once_does_not_wait_for_its_huge_pages() {
+    fn a_mapping_that_ends_early_does_not_wait_for_its_huge_pages() {
         let file = file_in_memory(64 << 20);
         let begun = Instant::now();
         for _ in 0..20 {
@@ -133,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_stay_while_pages_are_moved_under_those_who_store_and_load() {
+    fn concurrent_stores_and_loads_keep_their_bytes_while_pages_are_collapsed() {
         let mapping = Mapping::anonymous(32 << 20).expect("memory");
         let collapse = Collapse::begin(mapping.memory());
         let mut round = 0u8;
@@ -152,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_cut_short_meanwhile_ends_nothing() {
+    fn a_file_truncated_during_a_collapse_ends_no_process() {
         let file = file_in_memory(32 << 20);
         let mapping = Mapping::open(file.path(), &OpenOptions::default()).expect("opened");
         let collapse = Collapse::begin(mapping.memory());

@@ -1,10 +1,10 @@
 //! Copies into a region and out of it, at any alignment and length.
 //!
-//! Always true here: every source byte is loaded once, and sums are of the bytes that were stored. After a
-//! store that went well, a fence by the same thread makes the bytes durable. Nothing here locks: a locked
-//! instruction would drain the stores one by one.
+//! Invariants: every source byte is loaded once, and checksums are of the bytes that were stored. After a
+//! successful store, a fence by the same thread makes the bytes durable. No locked instruction is used: one
+//! would drain the stores before it.
 //!
-//! Left to others: bounds (`memory`), remembering a failure (`mapping`), fences.
+//! Elsewhere: bounds (`memory`), recording a failure (`mapping`), fences.
 
 use crate::keys::KEYS;
 use crate::memory::Memory;
@@ -16,7 +16,7 @@ const LINE: usize = 64;
 const STEP: usize = 256;
 const BLOCK: usize = CHECKSUM_BLOCK as usize;
 
-/// Why a copy was not made.
+/// Why a copy failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Fault {
     /// The bytes are not all inside the region.
@@ -63,7 +63,7 @@ unsafe fn store_lines(methods: &Methods, to: *mut u8, from: *const u8, length: u
     Ok(())
 }
 
-/// The lines in the middle as always, what is left on both sides through the caches.
+/// Stores the lines in the middle as whole lines, and the bytes on both sides through the caches.
 ///
 /// # Safety
 /// `to` has room for `from`.
@@ -120,15 +120,14 @@ pub(crate) fn write_back(memory: &Memory, methods: &Methods, at: u64, length: u6
     Ok(unsafe { back(methods, start, length) }?)
 }
 
-/// Takes the lines of a range out of the caches, where the processor can.
+/// Evicts the lines of a range from the caches, where the processor can.
 pub(crate) fn evict(memory: &Memory, available: &Available, at: u64, length: usize) -> Result<(), Fault> {
     let start = memory.pointer(at, length).ok_or(Fault::Outside)?;
     // SAFETY: the bytes are mapped; a routine is in `available` only if the processor can run it.
     Ok(unsafe { back_with(available.evict, start, length) }?)
 }
 
-/// Stores `from` at `at`, and the sum of each checksum block of it in `sums`; the first block has `first`
-/// bytes.
+/// Stores `from` at `at`, and the checksum of each block of it in `sums`; the first block has `first` bytes.
 #[inline]
 pub(crate) fn store_summed(
     memory: &Memory,
@@ -170,7 +169,7 @@ unsafe fn store_block(methods: &Methods, way: &Sum, to: *mut u8, from: &[u8]) ->
     unsafe {
         let stepped = if (to as usize).is_multiple_of(LINE) { from.len() / STEP * STEP } else { 0 };
         let sum = sum(way, to, from.as_ptr(), from.len(), stepped)?;
-        // The steps write back by themselves; what came after them went through the caches.
+        // The steps write their lines back themselves; the bytes after them went through the caches.
         if Safeguard::PmemSummedBack.is_kept() {
             back(methods, to.add(stepped), from.len() - stepped)?;
         }
@@ -178,7 +177,8 @@ unsafe fn store_block(methods: &Methods, way: &Sum, to: *mut u8, from: &[u8]) ->
     }
 }
 
-/// Where one pass is not possible: the sum is that of a copy which nobody else can change.
+/// For processors that cannot copy and sum in one pass: the checksum is that of a private copy, which no
+/// other thread can change.
 ///
 /// # Safety
 /// `to` has room for `from`.
@@ -202,11 +202,11 @@ unsafe fn store_block_over_copy(methods: &Methods, mut to: *mut u8, from: &[u8])
     Ok(digest.finalize() as u32)
 }
 
-/// Copies `length` bytes, the first `stepped` of them in steps, and sums all.
+/// Copies `length` bytes, the first `stepped` of them in steps, and computes the checksum of all.
 ///
 /// # Safety
 /// `length` bytes are readable at `from` and writable at `to`; `stepped` is whole steps, at most `length`,
-/// and if the way stores past the caches `to` is aligned to a line or `stepped` is 0.
+/// and if the method stores past the caches `to` is aligned to a line or `stepped` is 0.
 #[inline]
 unsafe fn sum(
     way: &Sum,
@@ -238,7 +238,7 @@ pub(crate) fn load(memory: &Memory, methods: &Methods, at: u64, into: &mut [u8])
     Ok(())
 }
 
-/// Copies from `at` and sums the copied bytes.
+/// Copies from `at` and computes the checksum of the copied bytes.
 #[inline]
 pub(crate) fn load_summed(
     memory: &Memory,
@@ -251,11 +251,12 @@ pub(crate) fn load_summed(
         // SAFETY: as many bytes are mapped at `from` as `into` has.
         return Ok(unsafe { load_over_copy(methods, from, into)? });
     };
-    // SAFETY: as many bytes are mapped at `from` as `into` has; the way stores at any alignment.
+    // SAFETY: as many bytes are mapped at `from` as `into` has; the method stores at any alignment.
     Ok(unsafe { sum(way, into.as_mut_ptr(), from, into.len(), into.len() / STEP * STEP)? })
 }
 
-/// Where one pass is not possible: the sum is that of a copy which nobody else can change. The client may change `into` at any time.
+/// For processors that cannot copy and sum in one pass: the checksum is that of a private copy, which no
+/// other thread can change. The client may change `into` at any time.
 ///
 /// # Safety
 /// As many bytes are readable at `from` as `into` has.
@@ -288,25 +289,25 @@ mod tests {
     }
 
     std::thread_local! {
-        /// The first byte of a client's buffer, while a client changes it.
+        /// The first byte of a client's buffer, while the client changes it.
         static CLIENT: std::cell::Cell<*mut u8> = const { std::cell::Cell::new(std::ptr::null_mut()) };
     }
 
-    /// A copy behind which a client changes its buffer at once.
+    /// A copy after which a client changes its buffer at once.
     unsafe extern "C" fn load_beside_a_client(to: *mut u8, from: *const u8, length: usize) -> Outcome {
         let routine = Available::detect().bytes;
         // SAFETY: the caller's.
         let outcome = unsafe { routine(to, from, length) };
         let client = CLIENT.get();
         if !client.is_null() {
-            // SAFETY: it is the first byte of the buffer that is read into, which is there until the read returns.
+            // SAFETY: it is the first byte of the destination buffer, which is valid until the read returns.
             unsafe { client.write(client.read() ^ 0xff) };
         }
         outcome
     }
 
     #[test]
-    fn a_client_that_changes_its_buffer_meanwhile_changes_no_sum() {
+    fn a_concurrent_change_of_the_clients_buffer_does_not_change_the_checksum() {
         let memory = Memory::scratch(1 << 16).expect("mapped").expect("registered");
         let methods = Available::detect().forced(CopyMethod::Portable).expect("every processor can");
         let methods = Methods { load: load_beside_a_client, load_sum: None, ..methods };
@@ -321,9 +322,10 @@ mod tests {
         }
     }
 
-    /// The integration tests run what this processor chooses; here are the routines that older ones would.
+    /// The integration tests run the routines that this processor selects; this test runs those that older
+    /// processors would select.
     #[test]
-    fn every_routine_that_the_processor_can_run_keeps_the_bytes_and_sums_them() {
+    fn every_routine_that_the_processor_can_run_copies_and_checksums_correctly() {
         let memory = Memory::scratch(1 << 20).expect("mapped").expect("registered");
         let source: Vec<u8> =
             (0..70_000_u32).map(|index| (index.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
@@ -357,12 +359,13 @@ mod tests {
         assert!(tried > 0);
     }
 
-    /// After a store, and after a write-back, a fence is all that the lines of `memory` need. Returns them.
+    /// Asserts that the lines of `memory` need only a fence to be durable, after a store and after a
+    /// write-back. Returns them.
     fn on_the_way(memory: &Memory, length: usize) -> Vec<usize> {
         let lines = memory.base() / LINE..(memory.base() + length).div_ceil(LINE);
         let record = recorder::take();
         let stuck: Vec<_> = record.cached.into_iter().filter(|line| lines.contains(line)).collect();
-        assert_eq!(stuck, [], "lines that nobody writes back");
+        assert_eq!(stuck, [], "lines that are not written back");
         let first = lines.start;
         record.on_the_way.into_iter().filter(|line| lines.contains(line)).map(|line| line - first).collect()
     }
@@ -404,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_outside_is_not_touched() {
+    fn accesses_outside_the_region_are_refused() {
         let memory = Memory::scratch(8192).expect("mapped").expect("registered");
         let methods = Available::detect().forced(CopyMethod::Portable).expect("always there");
         assert_eq!(store(&memory, &methods, 8192, &[1]), Err(Fault::Outside));

@@ -1,13 +1,14 @@
-//! Locks of a character device that hold whichever node it was opened by.
+//! Locks of a character device that hold whichever node it was opened through.
 //!
-//! A lock of a file is one of its inode, and each `mknod` makes another inode for the same device. So two things are locked besides
-//! the node that was opened: the node that the kernel made itself (the name in the device's `uevent`, below `/dev`), and the file
-//! `resource` of the device below `/sys`, which root alone may open. A user who may not open the device can take neither.
+//! A lock of a file is one of its inode, and each `mknod` creates another inode for the same device. So two
+//! more files are locked besides the opened node: the node that the kernel created itself (the name in the
+//! device's `uevent`, below `/dev`), and the file `resource` of the device below `/sys`, which only root may
+//! open. A user who may not open the device can take neither.
 //!
-//! Always true here: nothing is locked twice by one owner; what is not there, or may not be opened, is left out.
+//! Invariants: no owner locks an inode twice; a file that is missing or cannot be opened is left out.
 //!
-//! Left to others: the lock of the node itself (`file`). Containers with a `/dev` and a network namespace of their own see another
-//! inode of either: a device is given to one container, not to two.
+//! Elsewhere: the lock of the node itself (`file`). Containers with a `/dev` and a network namespace of their
+//! own see another inode of either: a device is given to one container, not to two.
 
 use crate::file;
 use crate::sysfs::{self, DeviceNumber};
@@ -16,12 +17,13 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-/// One lock that stands for a device. As with the lock of the node itself, it ends with this, and what a child drops is a copy.
+/// One of the locks of a device. As with the lock of the node itself, the drop releases it, except in a
+/// forked child, which has only a copy.
 #[derive(Debug)]
 pub(crate) struct DeviceLock {
     file: File,
     process: u32,
-    /// A node takes a lock of the open description; a file that may only be read takes the other kind.
+    /// A node takes a lock of the open file description; a file that may only be read takes the other kind.
     is_node: bool,
 }
 
@@ -34,7 +36,7 @@ impl DeviceLock {
 impl Drop for DeviceLock {
     fn drop(&mut self) {
         if self.process == std::process::id() {
-            // What can't be given back ends with the descriptor.
+            // If the unlock fails, the lock ends with the descriptor.
             let _ = if self.is_node {
                 file::lock_as(&self.file, libc::F_UNLCK)
             } else {
@@ -44,7 +46,8 @@ impl Drop for DeviceLock {
     }
 }
 
-/// Locks what stands for the character device whose open node has this metadata; the file that somebody else has comes back.
+/// Locks the files that stand for the character device whose open node has this metadata; a file that another
+/// owner has locked is returned as the inner error.
 pub(crate) fn take(
     (sys, dev): (&Path, &Path),
     node: &Metadata,
@@ -68,7 +71,7 @@ pub(crate) fn take(
     Ok(Ok(locks))
 }
 
-/// The node that the kernel made for the device, unless it is the one that is open.
+/// The node that the kernel created for the device, unless it is the one that is open.
 fn own_node(directory: &Path, dev: &Path, node: &Metadata, exclusive: bool) -> Option<File> {
     let event = fs::read_to_string(directory.join("uevent")).ok()?;
     let name = event.lines().find_map(|line| line.strip_prefix("DEVNAME="))?;
@@ -91,7 +94,7 @@ mod tests {
     use crate::file::Locked;
     use std::process::Command;
 
-    /// A second node of a device, which is gone with its folder.
+    /// A second node of a device, which is deleted with its folder.
     fn second_node(folder: &Path, name: &str) -> File {
         let path = folder.join(name);
         let made = Command::new("mknod").arg(&path).args(["c", "1", "7"]).status();
@@ -101,7 +104,7 @@ mod tests {
 
     #[test]
     fn a_device_that_was_made_twice_has_one_owner() {
-        // SAFETY: it takes nothing and can't fail.
+        // SAFETY: it takes no argument and cannot fail.
         if unsafe { libc::geteuid() } != 0 {
             return println!("not run: it makes device nodes, as root");
         }
@@ -118,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_without_a_node_of_the_kernels_has_one_owner_and_several_readers() {
+    fn a_device_without_a_kernel_node_has_one_owner_or_several_readers() {
         let folder = tempfile::tempdir().expect("a folder");
         let directory = folder.path().join("dev/char/1:7");
         fs::create_dir_all(&directory).expect("made");

@@ -1,11 +1,11 @@
-//! From the system's errors to ours.
+//! Converts system errors to the project's errors.
 //!
-//! Always true here: the kind is decided by the number alone, in one place.
+//! Invariants: the kind is determined by the errno alone, in one function.
 
 use cbd_types::{Error, ErrorKind};
 use std::io;
 
-/// `text` says what could not be done, with what.
+/// `text` names the failed operation and its object.
 pub(crate) fn from_io(error: &io::Error, text: impl core::fmt::Display) -> Error {
     let kind = match error.raw_os_error() {
         Some(libc::ENOENT | libc::ENOTDIR | libc::ENXIO | libc::ENODEV) => ErrorKind::NotFound,

@@ -1,8 +1,8 @@
 //! The system calls on files that std does not have.
 //!
-//! Always true here: a call returns what the system said; nothing is decided.
+//! Invariants: a call returns the system's result; this module makes no decision.
 //!
-//! Left to others: what an error means to the user (`open`).
+//! Elsewhere: the meaning of an error for the user (`open`).
 
 use crate::device_lock::{self, DeviceLock};
 use crate::sysfs::SYS;
@@ -19,25 +19,26 @@ fn checked(returned: libc::c_int) -> io::Result<libc::c_int> {
     if returned < 0 { Err(io::Error::last_os_error()) } else { Ok(returned) }
 }
 
-/// A file that is locked whole, as long as this lives. However the process ends, the lock ends with the last descriptor of this
-/// open description; it does not wait for that here, since a child process that is being started, or forked to stay, has a copy. What
-/// the child drops is such a copy: the lock is its parent's.
+/// A file that is locked completely while this value lives. However the process ends, the lock ends with the
+/// last descriptor of this open file description. The drop unlocks explicitly, since a child process that is
+/// being started, or was forked to stay, has a copy of the descriptor. In a forked child the drop releases
+/// nothing: the lock belongs to the parent.
 #[derive(Debug)]
 pub(crate) struct Locked {
     file: File,
     process: u32,
-    /// Of a device, whatever node it was opened by.
+    /// Of a device, whichever node it was opened through.
     _device: Vec<DeviceLock>,
 }
 
 impl Locked {
-    /// Takes the whole file for writing, for this open description alone; when somebody else has it, the file comes back that he
-    /// has: this one, or of a device another one that stands for it.
+    /// Locks the whole file for writing, for this open file description alone. If another owner has it, the
+    /// inner error is the locked file: this one, or, of a device, another one that stands for it.
     pub fn take(file: File) -> io::Result<Result<Self, File>> {
         Self::take_as(file, libc::F_WRLCK)
     }
 
-    /// As [`take`](Self::take), but others may have the file for reading too.
+    /// As [`take`](Self::take), but shared with other readers.
     pub fn take_for_reading(file: File) -> io::Result<Result<Self, File>> {
         Self::take_as(file, libc::F_RDLCK)
     }
@@ -70,13 +71,13 @@ impl Deref for Locked {
 impl Drop for Locked {
     fn drop(&mut self) {
         if self.process == std::process::id() {
-            // What can't be given back ends with the descriptor.
+            // If the unlock fails, the lock ends with the descriptor.
             let _ = lock_as(&self.file, libc::F_UNLCK);
         }
     }
 }
 
-/// Takes or gives back the lock of a file that need not be open for writing; false where somebody else has it.
+/// Locks or unlocks a file that need not be open for writing; false if another owner has the lock.
 pub(crate) fn lock_all(file: &File, operation: libc::c_int) -> io::Result<bool> {
     // SAFETY: the descriptor is open.
     match checked(unsafe { libc::flock(file.as_raw_fd(), operation | libc::LOCK_NB) }) {
@@ -86,7 +87,7 @@ pub(crate) fn lock_all(file: &File, operation: libc::c_int) -> io::Result<bool> 
     }
 }
 
-/// As [`lock_all`], of this open description alone.
+/// As [`lock_all`], for this open file description alone.
 pub(crate) fn lock_as(file: &File, kind: libc::c_int) -> io::Result<bool> {
     let whole = libc::flock {
         l_type: kind as libc::c_short,
@@ -95,7 +96,7 @@ pub(crate) fn lock_as(file: &File, kind: libc::c_int) -> io::Result<bool> {
         l_len: 0,
         l_pid: 0,
     };
-    // SAFETY: the descriptor is open, and `whole` is what the command reads.
+    // SAFETY: the descriptor is open, and `whole` is the structure that the command reads.
     match checked(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const whole) }) {
         Ok(_) => Ok(true),
         Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => Ok(false),
@@ -103,7 +104,8 @@ pub(crate) fn lock_as(file: &File, kind: libc::c_int) -> io::Result<bool> {
     }
 }
 
-/// Allocates the first `length` bytes; the file is at least that long afterwards, and its bytes are as before.
+/// Allocates the first `length` bytes; the file is at least that long afterwards, and its bytes are
+/// unchanged.
 pub(crate) fn allocate(file: &File, length: u64) -> io::Result<()> {
     let length = libc::off_t::try_from(length).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
     loop {
@@ -115,26 +117,26 @@ pub(crate) fn allocate(file: &File, length: u64) -> io::Result<()> {
     }
 }
 
-/// A file that has no name and lives in memory.
+/// A file without a name, in memory.
 pub(crate) fn unnamed(name: &CStr) -> io::Result<File> {
     // SAFETY: the name ends with a zero byte.
     let descriptor = checked(unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) })?;
-    // SAFETY: the descriptor was just made, and nobody else knows it.
+    // SAFETY: the descriptor was just created, and has no other owner.
     Ok(unsafe { File::from_raw_fd(descriptor) })
 }
 
-/// What a file lies on.
+/// The file system of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct FileSystem {
     /// Its magic number.
     pub magic: u64,
-    /// The unit in which it allocates, in bytes; for hugetlbfs the size of its pages.
+    /// Its unit of allocation in bytes; for hugetlbfs the size of its pages.
     pub block: u64,
-    /// Bytes that may still be allocated; none where the file system does not say (it has no limit).
+    /// Bytes that may still be allocated; `None` if the file system has no limit.
     pub free: Option<u64>,
 }
 
-/// What `file` lies on.
+/// The file system of `file`.
 pub(crate) fn file_system(file: &File) -> io::Result<FileSystem> {
     let mut answer = MaybeUninit::<libc::statfs>::uninit();
     // SAFETY: the descriptor is open and `answer` has room for what the call writes.
@@ -142,13 +144,13 @@ pub(crate) fn file_system(file: &File) -> io::Result<FileSystem> {
     // SAFETY: the call succeeded, so it wrote all of it.
     let answer = unsafe { answer.assume_init() };
     let block = answer.f_bsize as u64;
-    // Memory file systems without a limit say that they have no blocks at all.
+    // Memory file systems without a limit report zero blocks.
     let limited = answer.f_blocks > 0 && answer.f_blocks < u64::MAX;
     let free = limited.then(|| answer.f_bavail.saturating_mul(block));
     Ok(FileSystem { magic: answer.f_type as u64, block, free })
 }
 
-/// Whether the file's pages are the medium's own (DAX), as its file system says.
+/// Whether the file's pages are the medium's own (DAX), as its file system reports.
 pub(crate) fn is_dax(file: &File) -> bool {
     let mut answer = MaybeUninit::<libc::statx>::zeroed();
     // SAFETY: the descriptor is open, the path is empty and ends with a zero byte, and `answer` has room.
@@ -161,7 +163,7 @@ pub(crate) fn is_dax(file: &File) -> bool {
 
 /// The system's page in bytes.
 pub(crate) fn page_size() -> u64 {
-    // SAFETY: the call reads nothing of ours.
+    // SAFETY: the call reads no memory of this program.
     let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     u64::try_from(size).ok().filter(|size| size.is_power_of_two()).unwrap_or(4096)
 }
@@ -191,7 +193,7 @@ mod tests {
         let file = tempfile::NamedTempFile::new().expect("a file");
         let open = || File::options().read(true).write(true).open(file.path()).expect("it opens");
         let ours = Locked::take(open()).expect("asked").expect("free");
-        // SAFETY: the child gives back a file and ends; it takes no lock that another thread may have held.
+        // SAFETY: the child drops a file and ends; it takes no lock that another thread may have held.
         match unsafe { libc::fork() } {
             0 => {
                 drop(ours);
@@ -200,11 +202,11 @@ mod tests {
             }
             child => {
                 assert!(child > 0, "a child");
-                // SAFETY: the child is ours, and nobody wants its status.
+                // SAFETY: it is a child of this process, and its status is not needed.
                 assert_eq!(unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) }, child);
             }
         }
-        assert!(Locked::take(open()).expect("asked").is_err(), "we have it");
+        assert!(Locked::take(open()).expect("asked").is_err(), "the parent has it");
         drop(ours);
         Locked::take(open()).expect("asked").expect("free again");
     }

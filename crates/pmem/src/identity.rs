@@ -1,10 +1,10 @@
-//! What a path stands on, so that a caller can refuse a region, a backing file or a log that stands on a
-//! device of ours: such a thing would wait for itself.
+//! The layers under a path, so that a caller can refuse a region, a backing file or a log on a device that
+//! this daemon serves: requests to it would wait for themselves.
 //!
-//! Always true here: the answer is what the system said at that moment. Layers that cannot be looked through
-//! (a network file system, a FUSE file system) end the chain.
+//! Invariants: the answer describes the system at that moment. Layers that cannot be resolved (a network file
+//! system, a FUSE file system) end the chain.
 //!
-//! Left to others: what is refused.
+//! Elsewhere: the decision what is refused.
 
 use crate::sysfs::{self, DeviceNumber, SYS};
 use crate::{errors, file};
@@ -15,14 +15,14 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// A path, and all that lies under it.
+/// A path, and the layers under it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Identity {
     /// Device number of the file system that holds the file.
     pub device: DeviceNumber,
-    /// The file's number there.
+    /// The inode number of the file there.
     pub inode: u64,
-    /// The kind of that file system.
+    /// The type of that file system.
     pub file_system: String,
     /// Block devices under it, and under the files that those are made of: the nearest first, each once.
     pub layers: Vec<Layer>,
@@ -31,29 +31,28 @@ pub struct Identity {
 /// A block device under a path.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Layer {
-    /// Its number.
+    /// Its device number.
     pub number: DeviceNumber,
-    /// Its name in /dev, as the kernel gives it.
+    /// Its name in /dev, as the kernel reports it.
     pub name: String,
-    /// The file that it shows, if it is a loop device.
+    /// Its backing file, if it is a loop device.
     pub file: Option<PathBuf>,
 }
 
-/// Where device nodes are. It is the kernel's own file system, which answers.
+/// The directory of device nodes. It is the kernel's own file system, so queries to it do not block.
 const NODES: &str = "/dev";
 
-/// More layers than any sane machine has.
+/// A bound above any realistic number of layers.
 const LAYERS: usize = 64;
 
-/// What `path` stands on. A path that does not exist yet stands on what its directory stands on.
+/// The layers under `path`. A path that does not exist yet has the layers of its directory.
 ///
-/// # Errors
-/// When the path, or the directory it would be in, cannot be looked at.
+/// # Errors When the path, or its directory, cannot be queried.
 pub fn backing_identity(path: &Path) -> Result<Identity> {
     let existing = if path.exists() { path } else { directory_of(path) };
     let metadata = fs::metadata(existing)
         .map_err(|error| errors::from_io(&error, format!("cannot look at {}", existing.display())))?;
-    // O_PATH: a device is not touched by being looked at.
+    // O_PATH does not open the device itself.
     let file_system = fs::OpenOptions::new()
         .read(true)
         .custom_flags(libc::O_PATH)
@@ -94,8 +93,8 @@ impl Walk<'_> {
         }
     }
 
-    /// A file system stands on the device of its number, or, where that is made up (btrfs, overlay), on the
-    /// device that it was mounted from.
+    /// The device under a file system is the one with its number, or, where that number is virtual (btrfs,
+    /// overlay), the one that it was mounted from.
     fn push_file_system(&mut self, device: DeviceNumber) {
         if device.major != 0 {
             self.next.push_back(device);
@@ -106,7 +105,8 @@ impl Walk<'_> {
         }
     }
 
-    /// The file behind a loop device is not ours: it is not asked for anything, since its file system may not answer.
+    /// The file behind a loop device may be on a foreign file system, which may not answer: only its path is
+    /// evaluated.
     fn push_file_of_others(&mut self, path: &Path) {
         if path.starts_with(NODES) {
             return self.push_block_device(path);
@@ -118,7 +118,8 @@ impl Walk<'_> {
         }
     }
 
-    /// What is no path in `/dev` may lie anywhere, and is no block device that a file system is mounted from.
+    /// A path outside `/dev` is not queried: it may be on any file system, and is no block device that a file
+    /// system is mounted from.
     fn push_block_device(&mut self, path: &Path) {
         if path.starts_with(NODES)
             && let Ok(metadata) = fs::metadata(path)
@@ -136,7 +137,7 @@ impl Walk<'_> {
             self.push_file_of_others(file);
         }
         self.layers.push(Layer { number, name, file });
-        // What device mapper and md are made of; and the disk of a partition.
+        // The components of device mapper and md devices; and the disk of a partition.
         for slave in fs::read_dir(directory.join("slaves")).into_iter().flatten().flatten() {
             self.push_directory(&slave.path());
         }
@@ -174,7 +175,7 @@ fn parse_mount(line: &[u8]) -> Option<Mount> {
     Some(Mount { device, at: path(at), source: path(source) })
 }
 
-/// Spaces and the like stand as octal numbers.
+/// Decodes the octal escapes of spaces and other special characters.
 fn unescape(word: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(word.len());
     let mut rest = word;
@@ -231,7 +232,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_that_does_not_exist_stands_on_its_directory() {
+    fn a_path_that_does_not_exist_has_the_layers_of_its_directory() {
         let directory = tempfile::tempdir().expect("a directory");
         let there = backing_identity(directory.path()).expect("known");
         let not_yet = backing_identity(&directory.path().join("region")).expect("known");

@@ -1,17 +1,17 @@
 //! The constants that fold a message into its CRC32C by carry-less multiplication.
 //!
-//! Always true here: everything is computed at compile time from the polynomial; no table is copied from
-//! anywhere. The arithmetic is that of Intel's "Fast CRC Computation Using PCLMULQDQ" for bit-reflected
-//! sums: 128 bits that stand `distance` bits before others, multiplied by x to the distance modulo the
+//! Invariants: everything is computed at compile time from the polynomial; no table is copied from another
+//! source. The arithmetic is that of Intel's "Fast CRC Computation Using PCLMULQDQ" for bit-reflected
+//! checksums: 128 bits that are `distance` bits before others, multiplied by x to the distance modulo the
 //! polynomial (in two halves), can be added to those others.
 //!
-//! Left to others: the folding itself (`x86/guarded.s`, which knows the offsets in [`Keys`]).
+//! Elsewhere: the folding itself (`x86/guarded.s`, which relies on the offsets in [`Keys`]).
 
 /// The polynomial of CRC32C (Castagnoli) without its highest term, most significant bit first.
 const POLYNOMIAL: u32 = 0x1EDC_6F41;
 
 /// x to `power`, modulo the polynomial, reflected and shifted as a 64-bit carry-less multiplication of
-/// reflected operands wants it.
+/// reflected operands requires.
 const fn power_of_x(power: u32) -> u64 {
     let mut remainder: u32 = 1;
     let mut step = 0;
@@ -26,7 +26,7 @@ const fn power_of_x(power: u32) -> u64 {
     (remainder.reverse_bits() as u64) << 1
 }
 
-/// The two factors for a distance in bits: of the low half, which stands 64 bits further away, and of the high.
+/// The two factors for a distance in bits: of the low half, which is 64 bits further away, and of the high.
 const fn pair(distance: u32) -> [u64; 2] {
     [power_of_x(distance + 32), power_of_x(distance - 32)]
 }
@@ -35,7 +35,7 @@ const fn four(pair: [u64; 2]) -> [[u64; 2]; 4] {
     [pair; 4]
 }
 
-/// The factors in the order in which the routines look for them.
+/// The factors in the order in which the routines load them.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct Keys {

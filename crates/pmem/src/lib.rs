@@ -1,15 +1,15 @@
 //! Persistent memory: map it, copy to it, make it durable, survive its failures.
 //!
-//! Always true here:
-//! - What a region survives is what the kernel and the platform say, never what a user hopes: [`Mapping::info`]
-//!   tells, with warnings.
-//! - A region is held by one daemon at a time, and its space is allocated before it is mapped.
-//! - Stores go through the method that was measured to be the fastest for their size; each byte of the source
-//!   is loaded once, and what is summed is what is stored.
-//! - Memory that fails (poison, a file cut short under us) becomes an error for who loads and a lasting mark
-//!   for who stores ([`Mapping::failed`]); the process goes on. (On x86-64; see `portable.rs` for others.)
+//! Invariants:
+//! - The durability of a region is what the kernel and the platform report, never what a user assumes:
+//!   [`Mapping::info`] reports it, with warnings.
+//! - A region has one daemon at a time as its owner, and its space is allocated before it is mapped.
+//! - Stores use the method that was measured to be the fastest for their size; each byte of the source is
+//!   loaded once, and the checksum is that of the stored bytes.
+//! - Failing memory (poison, a truncated file) becomes an error of a load and a lasting mark of a store
+//!   ([`Mapping::failed`]); the process continues. (On x86-64; see `portable.rs` for other processors.)
 //!
-//! Left to others: what is stored and in which order (`cbd-engine`), the bytes on media (`cbd-format`).
+//! Elsewhere: the content of stores and their order (`cbd-engine`), the bytes on media (`cbd-format`).
 //!
 //! ```
 //! use cbd_pmem::Mapping;

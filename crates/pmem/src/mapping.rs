@@ -1,10 +1,10 @@
 //! A mapped region: the persistent memory that the engine stores into.
 //!
-//! Always true here: while a [`Mapping`] lives its region is held against other daemons. A store whose memory
-//! fails is remembered for ever ([`Mapping::failed`]): from then on a fence of this mapping proves nothing,
-//! and whoever completes requests on its strength has to look first.
+//! Invariants: while a [`Mapping`] lives, its region is locked against other daemons. A store whose memory
+//! fails is recorded permanently ([`Mapping::failed`]): from then on a fence of this mapping proves nothing,
+//! and code that completes requests because of a fence must check this first.
 //!
-//! Left to others: opening (`open`), copying (`copy`), what is stored (the engine).
+//! Elsewhere: opening (`open`), copying (`copy`), the content (the engine).
 
 use crate::boot::this_boot;
 use crate::calibrate::{Calibration, Figures, calibrate};
@@ -26,7 +26,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What is mapped.
+/// The kind of a mapping.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Kind {
     /// A file on a DAX file system, mapped synchronously.
@@ -37,7 +37,7 @@ pub enum Kind {
     File,
     /// A file in shared memory.
     Tmpfs,
-    /// Memory without a name.
+    /// Memory without a file.
     Memfd,
 }
 
@@ -55,53 +55,54 @@ impl Kind {
     }
 }
 
-/// How copies of about one size are made.
+/// The copy methods of one class of sizes.
 #[derive(Clone, PartialEq, Debug)]
 pub struct SizeMethod {
     /// The size that was measured, in bytes; sizes near it share the method.
     pub size: usize,
-    /// How data is stored.
+    /// The method of stores.
     pub store: CopyMethod,
-    /// How data is stored and summed in one pass; none where the sum is computed over a copy.
+    /// The method of stores with a checksum in one pass; `None` where the checksum is computed over a copy.
     pub store_summed: Option<CopyMethod>,
-    /// Nanoseconds of a durable store with its fence; none where the method was not chosen by measuring.
+    /// Nanoseconds of a durable store with its fence; `None` where the method was not chosen by measuring.
     pub store_ns: Option<f64>,
-    /// Nanoseconds of a durable store with sum and fence.
+    /// Nanoseconds of a durable store with checksum and fence.
     pub store_summed_ns: Option<f64>,
 }
 
-/// All that is known of a mapping, for status.
+/// The properties of a mapping, for status.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Info {
-    /// What is mapped.
+    /// The kind of the mapping.
     pub kind: Kind,
-    /// What it survives.
+    /// The failures that its content survives.
     pub durability: Durability,
     /// Bytes.
     pub size: u64,
-    /// The file system that it lies on.
+    /// The file system of its file.
     pub file_system: String,
-    /// How it is copied into, by size.
+    /// The copy methods, by size.
     pub methods: Vec<SizeMethod>,
-    /// How lines are written back.
+    /// The write-back instruction.
     pub flush: Flush,
-    /// What opening it took.
+    /// The duration of the open.
     pub opening: Opening,
-    /// What the user should know.
+    /// Warnings for the user.
     pub warnings: Vec<String>,
 }
 
 /// No store has failed.
 const NONE: u64 = u64::MAX;
 
-/// A region, held and mapped.
+/// A region, locked and mapped.
 #[derive(Debug)]
 pub struct Mapping {
     /// Ends before the memory is unmapped: fields are dropped in their order.
     _collapse: Option<Collapse>,
     memory: Memory,
     methods: Methods,
-    /// Where the first store failed that did. Written by plain stores: nothing here may lock.
+    /// The offset of the first failed store. Written by plain stores: this path must not use a locked
+    /// instruction.
     failed: AtomicU64,
     kind: Kind,
     durability: Durability,
@@ -111,7 +112,7 @@ pub struct Mapping {
     boot: BootId,
     mixes_pages: bool,
     figures: Option<[Figures; CLASS_SIZES.len()]>,
-    /// Holds the region.
+    /// Holds the lock of the region.
     file: Option<Locked>,
 }
 
@@ -135,12 +136,11 @@ fn calibrated() -> Option<&'static Calibration> {
 }
 
 impl Mapping {
-    /// Opens, holds and maps the region at `path`: a file or a device-DAX device.
+    /// Opens, locks and maps the region at `path`: a file or a device-DAX device.
     ///
-    /// # Errors
-    /// [`ErrorKind::Busy`] when another daemon has it; [`ErrorKind::NoSpace`] when its space cannot be
-    /// allocated; [`ErrorKind::InvalidArgument`] for what is no region (a block device, a directory), or is too
-    /// small; and what the system says. The file is then as it was.
+    /// # Errors [`ErrorKind::Busy`] when another daemon has it; [`ErrorKind::NoSpace`] when its space cannot
+    /// be allocated; [`ErrorKind::InvalidArgument`] for objects that cannot be a region (a block device, a
+    /// directory), or are too small; and system errors. The file is unchanged then.
     pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Self> {
         let forced = CopyMethod::from_environment()?.or(options.copy);
         let methods = choose(forced)?;
@@ -155,7 +155,7 @@ impl Mapping {
     /// A region of `size` bytes in memory, gone with the process.
     ///
     /// # Errors
-    /// When the memory is not there.
+    /// When the memory cannot be allocated.
     pub fn anonymous(size: u64) -> Result<Self> {
         Self::anonymous_with(size, None)
     }
@@ -163,7 +163,7 @@ impl Mapping {
     /// As [`anonymous`](Self::anonymous), copying with `method` where one is given.
     ///
     /// # Errors
-    /// When the memory is not there, or the processor does not have the method.
+    /// When the memory cannot be allocated, or the processor lacks the method.
     pub fn anonymous_with(size: u64, method: Option<CopyMethod>) -> Result<Self> {
         let methods = choose(CopyMethod::from_environment()?.or(method))?;
         Ok(Self::new(open::anonymous(size)?, methods))
@@ -179,7 +179,7 @@ impl Mapping {
             durability: opened.durability,
             opening: opened.opening,
             boot: this_boot(),
-            // Memory without a file on a disk is gone with the machine, or keeps every store.
+            // Memory without a file on a disk is lost with the machine, or keeps every store.
             mixes_pages: opened.durability != Durability::PowerFail
                 && matches!(opened.kind, Kind::File | Kind::DaxFile),
             file_system: opened.file_system,
@@ -189,8 +189,9 @@ impl Mapping {
         }
     }
 
-    /// What has become of the region's file, which was opened as `path`: deleted, or elsewhere. Asks its file system, which may take
-    /// long to answer. That it was cut short is not told here: whoever touches what is missing learns it.
+    /// The change of the region's file, which was opened as `path`: deleted or moved. Queries its file
+    /// system, which may take long to answer. A truncation is not reported here: an access to the missing
+    /// part reports it.
     #[must_use]
     pub fn change(&self, path: &Path) -> Option<Change> {
         cbd_holder::change::of(self.file.as_ref()?.as_fd(), path, 0)
@@ -201,16 +202,17 @@ impl Mapping {
         &self.memory
     }
 
-    /// The file that is mapped, where it has one.
+    /// The mapped file, where there is one.
     pub(crate) fn file(&self) -> Option<&Locked> {
         self.file.as_ref()
     }
 
-    /// Measures the methods again on this very memory, in a range of at least 2 MiB whose bytes nobody needs: they
-    /// are overwritten. It takes some tens of milliseconds.
+    /// Measures the methods again on this memory, in a range of at least 2 MiB without data, which is
+    /// overwritten. It takes some tens of milliseconds.
     ///
     /// # Errors
-    /// [`ErrorKind::OutOfRange`] when the range is not inside or too small; [`ErrorKind::Media`] when memory fails.
+    /// [`ErrorKind::OutOfRange`] when the range is not inside or too small; [`ErrorKind::Media`] when memory
+    /// fails.
     pub fn calibrate(&mut self, free: Range<u64>) -> Result<()> {
         let length = free.end.saturating_sub(free.start);
         if free.end > self.len() || length < 2 << 20 {
@@ -238,22 +240,22 @@ impl Mapping {
         Ok(())
     }
 
-    /// Where the first store or write-back failed that did. What was fenced since then may not be durable: who
-    /// completes requests looks here after the fence and before it completes. It costs one load.
+    /// The offset of the first failed store or write-back. Data fenced since then may not be durable: code
+    /// that completes requests checks this after the fence and before the completion. It costs one load.
     #[inline]
     pub fn failed(&self) -> Option<u64> {
         let at = self.failed.load(Ordering::Relaxed);
         (at != NONE).then_some(at)
     }
 
-    /// Stores and fences with the fastest method and nothing else: the limit that benchmarks compare with.
+    /// Stores and fences with the fastest method and nothing else: the bound that benchmarks compare with.
     #[inline]
     pub fn bare_copy(&self, at: u64, from: &[u8]) {
         self.store(at, from);
         self.fence();
     }
 
-    /// All that is known of this mapping.
+    /// The properties of this mapping.
     pub fn info(&self) -> Info {
         let methods = CLASS_SIZES.iter().enumerate().map(|(class, &size)| SizeMethod {
             size,
@@ -279,7 +281,7 @@ impl Mapping {
         match fault {
             Fault::Failed(failure) if failure.address >= self.memory.base() => {
                 let offset = (failure.address - self.memory.base()) as u64;
-                // The system may know the page only.
+                // The system may report only the page.
                 offset.clamp(at, at.saturating_add(length.saturating_sub(1)))
             }
             _ => at,
@@ -320,7 +322,7 @@ fn choose(forced: Option<CopyMethod>) -> Result<Chosen> {
     if let Some(calibration) = calibrated() {
         return Ok((calibration.methods, Some(calibration.figures)));
     }
-    // Not measured, for want of memory: what is usually the best.
+    // Not measured, for lack of memory: the usually fastest methods.
     let first = available().stores.first().map_or(CopyMethod::Portable, |store| store.method);
     Ok((available().forced(first)?, None))
 }

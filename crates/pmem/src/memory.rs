@@ -1,9 +1,9 @@
-//! A stretch of mapped memory: made, advised, unmapped.
+//! A range of mapped memory: mapped, advised, unmapped.
 //!
-//! Always true here: the memory stays mapped while its [`Memory`] lives, and no Rust reference to its bytes
-//! is ever made: other processes may change them. A pointer is given out only after its bounds were checked.
+//! Invariants: the memory stays mapped while its [`Memory`] lives, and no Rust reference to its bytes is ever
+//! created: other processes may change them. A pointer is returned only after a bounds check.
 //!
-//! Left to others: what is mapped (`open`), copying (`copy`).
+//! Elsewhere: the choice of the file (`open`), copying (`copy`).
 
 use crate::routines::processor::guard::{self, Registration};
 use cbd_types::Result;
@@ -12,11 +12,11 @@ use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::{NonNull, null_mut};
 
-/// Mapped memory whose failures are taken (see `guard`).
+/// Mapped memory whose failures are handled (see `guard`).
 #[derive(Debug)]
 pub(crate) struct Memory {
-    /// Dropped before the memory is unmapped: `drop` below runs first, but the range is still ours until
-    /// munmap returns, and nobody can touch it through this value any more.
+    /// Dropped after `drop` below has unmapped the memory; until munmap returns the range is still this
+    /// value's, and no code can access it through this value any more.
     _registration: Registration,
     base: NonNull<u8>,
     length: usize,
@@ -24,8 +24,8 @@ pub(crate) struct Memory {
 
 // SAFETY: the memory belongs to the process, not to a thread.
 unsafe impl Send for Memory {}
-// SAFETY: the bytes are only reached by the routines, through pointers; two that touch the same bytes at once
-// mix them, as two processes that share the region would, which is the engine's to prevent.
+// SAFETY: the bytes are only accessed by the routines, through pointers; two that access the same bytes at
+// once mix them, as two processes that share the region would, which the engine has to prevent.
 unsafe impl Sync for Memory {}
 
 /// How a file is mapped.
@@ -35,22 +35,22 @@ pub(crate) enum Sharing {
     Synchronous,
     /// Stores reach the page cache or the device.
     Shared,
-    /// There are no stores: a page cannot be written, and none becomes dirty.
+    /// No stores: pages cannot be written, and none becomes dirty.
     ReadOnly,
 }
 
-/// Bytes of a huge page, as all processors have it that CBD runs on.
+/// Bytes of a huge page, on all processors that CBD supports.
 const HUGE_PAGE: usize = 2 << 20;
 
 const READ_AND_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
 
 impl Memory {
-    /// Maps the first `length` bytes of a file, where huge pages fit.
+    /// Maps the first `length` bytes of a file, at an address where huge pages fit.
     pub fn of_file(file: BorrowedFd<'_>, length: usize, sharing: Sharing) -> io::Result<Result<Self>> {
         Self::of(file, length, sharing, place_for_huge_pages(length))
     }
 
-    /// Maps the first `length` bytes of a device, which itself knows where its pages fit.
+    /// Maps the first `length` bytes of a device, which itself chooses a suitable address.
     pub fn of_device(file: BorrowedFd<'_>, length: usize, sharing: Sharing) -> io::Result<Result<Self>> {
         Self::of(file, length, sharing, null_mut())
     }
@@ -72,7 +72,7 @@ impl Memory {
         Self::map(place, length, protection, flags, file.as_raw_fd())
     }
 
-    /// Memory of this process alone.
+    /// Private memory of this process.
     pub fn scratch(length: usize) -> io::Result<Result<Self>> {
         Self::map(null_mut(), length, READ_AND_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1)
     }
@@ -96,7 +96,7 @@ impl Memory {
         match guard::register(base.as_ptr() as usize, length) {
             Ok(registration) => Ok(Ok(Self { _registration: registration, base, length })),
             Err(error) => {
-                // SAFETY: the mapping was made above and nobody knows it.
+                // SAFETY: the mapping was made above and has no other user.
                 unsafe { libc::munmap(base.as_ptr().cast(), length) };
                 Ok(Err(error))
             }
@@ -113,7 +113,7 @@ impl Memory {
         self.base.as_ptr() as usize
     }
 
-    /// A pointer to `length` mapped bytes, if they are inside.
+    /// A pointer to `length` mapped bytes, if all of them are inside.
     #[inline]
     pub fn pointer(&self, at: u64, length: usize) -> Option<*mut u8> {
         let end = at.checked_add(length as u64)?;
@@ -124,12 +124,12 @@ impl Memory {
         Some(unsafe { self.base.as_ptr().add(at as usize) })
     }
 
-    /// Gives the kernel one of its `MADV_` hints for all of the memory.
+    /// Applies one of the kernel's `MADV_` hints to all of the memory.
     pub fn advise(&self, advice: libc::c_int) -> io::Result<()> {
         self.advise_range(0..self.length, advice)
     }
 
-    /// Returns when the pages that hold `length` bytes at `at` are on the disk as they are now.
+    /// Returns when the present content of the pages with these `length` bytes at `at` is on the disk.
     pub fn sync(&self, at: u64, length: u64) -> io::Result<()> {
         let page = crate::file::page_size();
         let start = at / page * page;
@@ -158,14 +158,14 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this value's alone, and pointers into it live no longer than a call that
+        // SAFETY: this value alone owns the mapping, and pointers into it live no longer than a call that
         // borrows it.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.length) };
     }
 }
 
-/// A free place for `length` bytes that begins with a huge page, or null. It can be taken by others before it is used; the
-/// mapping then has its place from the kernel, and small pages.
+/// A free address for `length` bytes that begins with a huge page, or null. Another mapping can take it
+/// before it is used; the kernel then chooses the address, and the pages are small.
 fn place_for_huge_pages(length: usize) -> *mut libc::c_void {
     let Some(longer) = length.checked_add(HUGE_PAGE).filter(|_| length >= HUGE_PAGE) else {
         return null_mut();
@@ -176,7 +176,7 @@ fn place_for_huge_pages(length: usize) -> *mut libc::c_void {
     if free == libc::MAP_FAILED {
         return null_mut();
     }
-    // SAFETY: the mapping was made above and nobody knows it.
+    // SAFETY: the mapping was made above and has no other user.
     unsafe { libc::munmap(free, longer) };
     free.map_addr(|address| address.next_multiple_of(HUGE_PAGE))
 }
@@ -187,7 +187,7 @@ mod tests {
     use std::os::fd::AsFd;
 
     #[test]
-    fn a_file_lies_where_huge_pages_fit() {
+    fn a_file_is_mapped_at_a_huge_page_boundary() {
         let file = tempfile::tempfile().expect("a file");
         file.set_len(5 << 20).expect("its size");
         let map = || {
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pointer_is_given_only_for_bytes_inside() {
+    fn a_pointer_is_returned_only_for_bytes_inside() {
         let memory = Memory::scratch(8192).expect("mapped").expect("registered");
         assert!(memory.pointer(0, 8192).is_some());
         assert!(memory.pointer(8192, 0).is_some());

@@ -1,9 +1,9 @@
-//! The ways to copy, by name, and the set of them that a mapping uses.
+//! The copy methods, by name, and the set of them that a mapping uses.
 //!
-//! Always true here: a routine is in a list only if this processor can run it; that is what makes calling it
-//! safe. The lists begin with what is usually the fastest.
+//! Invariants: a routine is in a list only if this processor can run it; that makes calling it safe. The
+//! lists begin with the usually fastest method.
 //!
-//! Left to others: measuring (`calibrate`), pointers (`memory`).
+//! Elsewhere: measuring (`calibrate`), pointers (`memory`).
 
 #[cfg(target_arch = "x86_64")]
 use crate::processor::Flush;
@@ -12,7 +12,7 @@ use crate::routines::{BackLines, CopyBytes, StoreLines, SumBytes, SumSteps};
 use cbd_types::{Error, ErrorKind, Result};
 use core::fmt;
 
-/// How data is brought into a region.
+/// A method of copying into a region.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum CopyMethod {
     /// 64-byte stores past the caches.
@@ -25,12 +25,12 @@ pub enum CopyMethod {
     Movdir64b,
     /// Stores through the caches, each line written back at once.
     WriteBack,
-    /// Whatever the platform copies bytes with; then the lines are written back, if it is known how.
+    /// The platform's copy of bytes; then the lines are written back, if an instruction for that is known.
     Portable,
 }
 
 impl CopyMethod {
-    /// All of them.
+    /// All methods.
     pub const ALL: [Self; 6] =
         [Self::Avx512, Self::Avx2, Self::Sse2, Self::Movdir64b, Self::WriteBack, Self::Portable];
 
@@ -53,7 +53,7 @@ impl CopyMethod {
         Self::ALL.into_iter().find(|method| method.name() == name)
     }
 
-    /// The method that the environment variable `CBD_COPY` asks for, if it is set and not empty.
+    /// The method that the environment variable `CBD_COPY` requests, if it is set and not empty.
     ///
     /// # Errors
     /// When its value is no method.
@@ -80,16 +80,16 @@ impl fmt::Display for CopyMethod {
     }
 }
 
-/// A way to store lines.
+/// A method of storing lines.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Store {
     pub method: CopyMethod,
     pub lines: StoreLines,
-    /// Whether a fence alone makes the lines durable; else they have to be written back first.
+    /// Whether a fence alone makes the lines durable; otherwise they have to be written back first.
     pub written_back: bool,
 }
 
-/// A way to copy and sum at once; none where sums are computed over a copy.
+/// A method of copying with a checksum in one pass; absent where checksums are computed over a copy.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sum {
     pub method: CopyMethod,
@@ -111,16 +111,16 @@ pub(crate) const fn class_of(length: usize) -> usize {
     class
 }
 
-/// What a mapping copies with.
+/// The routines of a mapping.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Methods {
     pub stores: [Store; CLASS_SIZES.len()],
     pub sums: [Option<Sum>; CLASS_SIZES.len()],
     /// Copies out of the region.
     pub load: CopyBytes,
-    /// Copies out of the region and sums.
+    /// Copies out of the region with a checksum.
     pub load_sum: Option<Sum>,
-    /// Copies what is not whole aligned lines into the region.
+    /// Copies partial or unaligned lines into the region.
     pub bytes: CopyBytes,
     pub back: BackLines,
 }
@@ -139,11 +139,11 @@ pub(crate) struct Available {
 }
 
 impl Available {
-    /// The set in which everything is done with `method`, or with what comes nearest where it has no routine:
-    /// only [`CopyMethod::Portable`] sums over a copy where the processor can do better.
+    /// The set that uses `method` for everything, or the nearest one where it has no routine: only
+    /// [`CopyMethod::Portable`] computes checksums over a copy where the processor can do better.
     ///
     /// # Errors
-    /// When this processor does not have it.
+    /// When this processor lacks the method.
     pub fn forced(&self, method: CopyMethod) -> Result<Methods> {
         let Some(store) = self.stores.iter().find(|store| store.method == method) else {
             let names: Vec<_> = self.stores.iter().map(|store| store.method.name()).collect();
@@ -176,12 +176,12 @@ impl Available {
 
 #[cfg(target_arch = "x86_64")]
 impl Available {
-    /// Asks the processor.
+    /// Detects the processor's features.
     pub fn detect() -> Self {
         Self::of(Processor::detect())
     }
 
-    /// What a processor with these abilities can run; it has to have them.
+    /// The routines for a processor with these features, which it must have.
     fn of(processor: Processor) -> Self {
         use crate::x86;
         let back_with = |flush: Flush| -> BackLines {
@@ -252,7 +252,7 @@ impl Available {
     }
 }
 
-/// Lines by the platform's copy of bytes.
+/// Stores lines with the platform's copy of bytes.
 #[cfg(target_arch = "x86_64")]
 unsafe extern "C" fn x86_portable_lines(
     to: *mut u8,
@@ -265,7 +265,7 @@ unsafe extern "C" fn x86_portable_lines(
 
 #[cfg(not(target_arch = "x86_64"))]
 impl Available {
-    /// Nothing is known of this processor.
+    /// No feature of this processor is known.
     pub fn detect() -> Self {
         use crate::portable;
         let store = Store { method: CopyMethod::Portable, lines: portable::store_lines, written_back: false };
@@ -284,7 +284,7 @@ impl Available {
 
 #[cfg(test)]
 impl Available {
-    /// What this processor can run, and what it could if it were an older one.
+    /// The routines of this processor, and those of older ones.
     pub fn detect_all() -> Vec<Self> {
         let mut all = vec![Self::detect()];
         #[cfg(target_arch = "x86_64")]
@@ -294,7 +294,7 @@ impl Available {
             let oldest = Processor { avx2: false, fold128: false, ..without_wide };
             for processor in [Processor { fold512: false, ..newest }, without_wide, oldest] {
                 all.extend([newest.flush, newest.evict, Flush::Clflush].map(|flush| {
-                    // What takes a line out of the caches also writes it back.
+                    // An instruction that evicts a line also writes it back.
                     Self::of(Processor { flush, evict: Flush::Clflush, ..processor })
                 }));
             }
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn a_method_that_the_processor_lacks_is_refused_with_those_it_has() {
+    fn a_method_that_the_processor_lacks_is_refused_with_a_list_of_the_others() {
         let mut available = Available::detect();
         available.stores.retain(|store| store.method != CopyMethod::Avx512);
         let error = available.forced(CopyMethod::Avx512).expect_err("it is not in the list");

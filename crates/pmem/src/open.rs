@@ -1,10 +1,10 @@
-//! Regions by path: what may be one, who has it, how large it is, and what it survives.
+//! Regions by path: the permitted types, the lock, the size, and the durability.
 //!
-//! Always true here: when an open fails, the file is as it was: its bytes, its size, and whether it exists. Space
-//! is allocated before it is mapped, so that a store never meets a full file system. Nothing is mapped that
-//! another daemon holds.
+//! Invariants: when an open fails, the file is unchanged: its bytes, its size, and whether it exists. Space
+//! is allocated before it is mapped, so that a store never meets a full file system. A region that another
+//! daemon holds is not mapped.
 //!
-//! Left to others: the system calls (`file`), the mapping itself (`memory`), copying.
+//! Elsewhere: the system calls (`file`), the mapping itself (`memory`), copying.
 
 use crate::collapse::collapse_now;
 use crate::errors::from_io;
@@ -26,41 +26,42 @@ use std::time::{Duration, Instant};
 /// The smallest region that is mapped, in bytes: one of the smallest segments.
 pub const MINIMUM_SIZE: u64 = 64 << 10;
 
-/// How a region is opened.
+/// Options of opening a region.
 #[derive(Clone, Default, Debug)]
 pub struct OpenOptions {
-    /// How large the region has to be at least, in bytes. A file that is made gets this size, in whole pages. A
-    /// file that is there is always mapped whole, so that whoever opens it without a size sees the same region:
-    /// a larger one stays as it is, a smaller one grows if `create` is set and is refused if not.
+    /// The minimum size of the region in bytes. A file that is created gets this size, in whole pages. An
+    /// existing file is always mapped completely, so that a later open without a size sees the same region: a
+    /// larger one keeps its size, a smaller one grows if `create` is set and is refused if not.
     pub size: Option<u64>,
-    /// Make the file if there is none, and let it grow if it is too small.
+    /// Create the file if there is none, and grow it if it is too small.
     pub create: bool,
-    /// Touch every page now, so that no store has to wait for one later.
+    /// Touch every page now, so that no later store takes a page fault.
     pub populate: bool,
-    /// Take this for the boot of the machine, and the region for one whose pages a crash of the machine mixes, whatever it lies on: for
-    /// tests of what the next boot makes of it. None: the kernel's boot, and what the region lies on.
+    /// Use this as the boot identifier of the machine, and treat the region as one whose pages a crash of the
+    /// machine mixes, whatever it is stored on: for tests of the next boot's behaviour. `None`: the kernel's
+    /// identifier, and the properties of the file.
     pub boot: Option<BootId>,
-    /// Refuse a file that another user than this one or root owns or may write to.
+    /// Refuse a file that a user other than this one or root owns or may write to.
     pub only_own: bool,
-    /// Copy with this method instead of the fastest; `CBD_COPY` in the environment wins over it.
+    /// Copy with this method instead of the fastest; `CBD_COPY` in the environment overrides it.
     pub copy: Option<CopyMethod>,
 }
 
-/// What opening a region took.
+/// The duration of opening a region.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Opening {
-    /// Until the file was found and held.
+    /// Until the file was found and locked.
     pub lock: Duration,
-    /// Until its space was allocated and mapped, from then on.
+    /// From then on until its space was allocated and mapped.
     pub map: Duration,
 }
 
-/// A region that is held and mapped.
+/// A region that is locked and mapped.
 #[derive(Debug)]
 pub(crate) struct Opened {
     pub opening: Opening,
     pub memory: Memory,
-    /// None where nobody else can have it.
+    /// `None` where no other process can open it.
     pub file: Option<Locked>,
     pub kind: Kind,
     pub durability: Durability,
@@ -134,13 +135,13 @@ pub(crate) fn check_type(path: &Path, metadata: &Metadata) -> Result<()> {
     ))
 }
 
-/// What another user may write he can change under us, and who holds the file can cut it short.
+/// A user who may write the file can change it under the daemon, and truncate it.
 fn refuse_foreign(path: &Path, metadata: &Metadata) -> Result<()> {
     const OTHERS_WRITE: u32 = 0o022;
     if !metadata.is_file() {
         return Ok(());
     }
-    // SAFETY: takes nothing, touches no memory of ours and cannot fail.
+    // SAFETY: takes no argument, accesses no memory and cannot fail.
     let user = unsafe { libc::geteuid() };
     let region = path.display();
     let owner = metadata.uid();
@@ -164,7 +165,7 @@ fn refuse_foreign(path: &Path, metadata: &Metadata) -> Result<()> {
     Ok(())
 }
 
-/// The kernel maps a block device through its page cache, even that of an NVDIMM: nothing would be durable.
+/// The kernel maps a block device through its page cache, even that of an NVDIMM: no store would be durable.
 fn block_device(path: &Path, number: DeviceNumber) -> Error {
     let region = path.display();
     let directory = sysfs::of_block_device(Path::new(SYS), number);
@@ -193,7 +194,7 @@ fn open_existing(path: &Path) -> Result<File> {
     fs::OpenOptions::new()
         .read(true)
         .write(true)
-        // A device that waits for a carrier must not hold us up.
+        // Opening a device that waits for a carrier must not block.
         .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
         .open(path)
         .map_err(|error| from_io(&error, format!("cannot open the region {} for writing", path.display())))
@@ -238,7 +239,8 @@ fn create(path: &Path, options: &OpenOptions, flush: Flush) -> Result<Opened> {
     let file = hold(path, file)?;
     let opened = open_file(path, file, options, flush);
     if opened.is_err() {
-        // We made it, and nobody else can have got hold of it. What cannot be removed is an empty file.
+        // This open created the file, and no other process can use it. If the removal fails, an empty file
+        // stays.
         let _ = fs::remove_file(path);
     }
     opened
@@ -273,7 +275,7 @@ fn open_file(path: &Path, file: Locked, options: &OpenOptions, flush: Flush) -> 
         ));
     }
     check_minimum(path, looked.len().max(wanted))?;
-    // A file that is there is never made longer than asked; what is no whole page at its end is not used.
+    // An existing file is never made longer than requested; a partial page at its end is not used.
     let length = if looked.len() < wanted {
         wanted.checked_next_multiple_of(page).ok_or_else(|| {
             refuse(ErrorKind::InvalidArgument, format!("{wanted} bytes are too many for the region {region}"))
@@ -308,7 +310,8 @@ fn open_file(path: &Path, file: Locked, options: &OpenOptions, flush: Flush) -> 
         Kind::DaxFile => {
             let device = DeviceNumber::from_stat(looked.dev());
             let directory = sysfs::of_block_device(Path::new(SYS), device);
-            // A synchronous mapping is the file system's word; only the platform's own word goes further.
+            // A synchronous mapping is a promise of the file system; only the platform's own statement goes
+            // further.
             let keeps = directory.map_or(PowerFailure::NotStated, |place| sysfs::power_failure(&place));
             set_durability(&mut opened, keeps, flush);
         }
@@ -328,7 +331,7 @@ fn open_file(path: &Path, file: Locked, options: &OpenOptions, flush: Flush) -> 
     Ok(opened)
 }
 
-/// Allocates what the region needs, or leaves the file as it was.
+/// Allocates the space of the region, or leaves the file unchanged.
 fn allocate(path: &Path, file: &File, looked: &Metadata, length: u64, free: Option<u64>) -> Result<()> {
     let region = path.display();
     let missing = length.saturating_sub(looked.blocks().saturating_mul(512));
@@ -336,7 +339,8 @@ fn allocate(path: &Path, file: &File, looked: &Metadata, length: u64, free: Opti
         return Ok(());
     }
     if let Some(free) = free.filter(|&free| missing > free) {
-        // Said beforehand, since a file system that fills up until it fails disturbs all its users.
+        // Refused beforehand, since a file system that fills up until the allocation fails disturbs all its
+        // users.
         return Err(refuse(
             ErrorKind::NoSpace,
             format!(
@@ -367,7 +371,7 @@ fn allocate(path: &Path, file: &File, looked: &Metadata, length: u64, free: Opti
     })
 }
 
-/// For file systems that allocate only what is written.
+/// For file systems that allocate only written blocks.
 fn write_zeroes(file: &File, length: u64) -> io::Result<()> {
     use std::os::unix::fs::FileExt;
     let zeroes = vec![0; 1 << 20];
@@ -386,7 +390,7 @@ fn map_file(path: &Path, file: &File, length: u64) -> Result<(Memory, bool)> {
     let not_mapped = |error: io::Error| from_io(&error, format!("cannot map the region {}", path.display()));
     match Memory::of_file(file.as_fd(), size, Sharing::Synchronous) {
         Ok(memory) => return Ok((memory?, true)),
-        // EINVAL is the answer of kernels that do not know the flag.
+        // Kernels that do not know the flag return EINVAL.
         Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EINVAL)) => {}
         Err(error) => return Err(not_mapped(error)),
     }
@@ -418,7 +422,7 @@ fn open_device(
             format!("the device {region} has {length} bytes, fewer than the {wanted} asked for"),
         ));
     }
-    // Every mapping of device-DAX is synchronous; it has no page cache, and takes no flag that says so.
+    // Every mapping of device-DAX is synchronous; it has no page cache, and refuses the flag.
     let memory = Memory::of_device(file.as_fd(), address_space(path, length)?, Sharing::Shared)
         .map_err(|error| from_io(&error, format!("cannot map the device {region}")))??;
     let mut opened = Opened {
@@ -435,7 +439,7 @@ fn open_device(
     Ok(opened)
 }
 
-/// Where sysfs describes a device-DAX device, and how many of its bytes can be mapped.
+/// The sysfs directory of a device-DAX device, and the number of its bytes that can be mapped.
 pub(crate) fn device_length(path: &Path, looked: &Metadata) -> Result<(PathBuf, u64)> {
     let directory = sysfs::of_character_device(Path::new(SYS), DeviceNumber::from_stat(looked.rdev()));
     let found = directory.and_then(|place| {
@@ -453,7 +457,7 @@ pub(crate) fn device_length(path: &Path, looked: &Metadata) -> Result<(PathBuf, 
     })
 }
 
-/// A promise is made only where the platform keeps it.
+/// Promises durability only where the platform ensures it.
 fn set_durability(opened: &mut Opened, keeps: PowerFailure, flush: Flush) {
     if flush == Flush::None {
         opened.warnings.push(
@@ -479,10 +483,10 @@ fn set_durability(opened: &mut Opened, keeps: PowerFailure, flush: Flush) {
     }
 }
 
-/// Hints; a kernel that knows one of them not is no worse than before.
+/// Hints; a kernel that lacks one of them behaves as without it.
 fn advise(opened: &mut Opened, options: &OpenOptions) {
     let memory = &opened.memory;
-    // A core dump of the daemon does not need the user's data, nor a child the region.
+    // A core dump of the daemon does not need the user's data, and a child does not need the region.
     let _ = memory.advise(libc::MADV_DONTDUMP);
     let _ = memory.advise(libc::MADV_DONTFORK);
     if matches!(opened.kind, Kind::Tmpfs | Kind::Memfd) {
@@ -492,7 +496,7 @@ fn advise(opened: &mut Opened, options: &OpenOptions) {
         return;
     }
     let advice = match opened.kind {
-        // Touching for writing would make every page of a disk's file dirty.
+        // Touching for writing would make every page of a file on a disk dirty.
         Kind::File => libc::MADV_POPULATE_READ,
         _ => libc::MADV_POPULATE_WRITE,
     };
@@ -503,7 +507,7 @@ fn advise(opened: &mut Opened, options: &OpenOptions) {
     }
 }
 
-/// A region in a memory file without a name; it goes away with the process.
+/// A region in a memory file without a name; it ends with the process.
 pub(crate) fn anonymous(size: u64) -> Result<Opened> {
     let path = Path::new("(memory)");
     check_minimum(path, size)?;

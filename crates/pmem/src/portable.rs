@@ -1,10 +1,10 @@
-//! The routines for processors of which this program knows nothing in particular.
+//! The routines for processors without a specific implementation.
 //!
-//! Always true here: bytes are copied by the compiler's copy. Stores survive the process (they are in the
-//! page cache), not a power failure, since no instruction is known that would bring a line to memory; and
-//! failing memory ends the process, since no handler is installed.
+//! Invariants: bytes are copied by the compiler's copy. Stores survive the process (they are in the page
+//! cache), not a power failure, since no instruction is known that writes a line back to memory; and failing
+//! memory ends the process, since no handler is installed.
 //!
-//! Left to others: saying so to the user (`open`).
+//! Elsewhere: reporting this to the user (`open`).
 
 use crate::routines::Outcome;
 
@@ -13,7 +13,7 @@ use crate::routines::Outcome;
 /// # Safety
 /// `lines * 64` bytes are readable at `from` and writable at `to`, and do not overlap.
 pub unsafe extern "C" fn store_lines(to: *mut u8, from: *const u8, lines: usize) -> Outcome {
-    // SAFETY: the caller promises it.
+    // SAFETY: the caller ensures it.
     unsafe { bytes(to, from, lines * 64) }
 }
 
@@ -22,15 +22,15 @@ pub unsafe extern "C" fn store_lines(to: *mut u8, from: *const u8, lines: usize)
 /// # Safety
 /// `length` bytes are readable at `from` and writable at `to`, and do not overlap.
 pub unsafe extern "C" fn bytes(to: *mut u8, from: *const u8, length: usize) -> Outcome {
-    // SAFETY: the caller promises it.
+    // SAFETY: the caller ensures it.
     unsafe { core::ptr::copy_nonoverlapping(from, to, length) };
     Outcome::DONE
 }
 
-/// Nothing is known to write back with.
+/// No write-back instruction is known.
 ///
 /// # Safety
-/// Always safe; it has the type of those that are not.
+/// Always safe; it has the type of the unsafe ones.
 pub unsafe extern "C" fn back(_at: *mut u8, _unused: *const u8, _lines: usize) -> Outcome {
     Outcome::DONE
 }
@@ -45,11 +45,11 @@ pub fn fence() {
 #[inline]
 pub fn prefetch(_at: *const u8) {}
 
-/// Failures are not taken.
+/// Failures are not handled.
 pub mod guard {
     use cbd_types::Result;
 
-    /// Stands where the handler's registration stands elsewhere.
+    /// Takes the place of the handler's registration on other processors.
     #[derive(Debug)]
     pub struct Registration;
 

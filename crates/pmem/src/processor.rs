@@ -1,21 +1,21 @@
-//! What this processor can do to copy and to persist.
+//! The processor's features for copying and persisting.
 //!
-//! Always true here: an ability is reported only if the processor has it and the system lets it be used.
+//! Invariants: a feature is reported only if the processor has it and the system permits its use.
 //!
-//! Left to others: which of them is the fastest (`calibrate`).
+//! Elsewhere: the choice of the fastest (`calibrate`).
 
 use core::fmt;
 
-/// The instruction that brings a line from the caches to memory.
+/// The instruction that writes a line back from the caches to memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Flush {
     /// CLWB: the line may stay in the cache.
     Clwb,
     /// CLFLUSHOPT: the line leaves the cache.
     Clflushopt,
-    /// CLFLUSH: the line leaves the cache, one after the other.
+    /// CLFLUSH: the line leaves the cache; these instructions are ordered with each other.
     Clflush,
-    /// This program knows none for this processor: stores survive the process, not a power failure.
+    /// No instruction is known for this processor: stores survive the process, not a power failure.
     None,
 }
 
@@ -38,34 +38,34 @@ impl fmt::Display for Flush {
     }
 }
 
-/// The abilities that the routines ask for, by the groups in which they need them.
+/// The features that the routines need, in groups.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Processor {
     /// 512-bit copies with masks.
     pub avx512: bool,
     /// 256-bit copies.
     pub avx2: bool,
-    /// Sums with 512-bit carry-less multiplication.
+    /// Checksums with 512-bit carry-less multiplication.
     pub fold512: bool,
-    /// Sums with 128-bit carry-less multiplication and the crc32 instruction.
+    /// Checksums with 128-bit carry-less multiplication and the crc32 instruction.
     pub fold128: bool,
     /// Direct stores of a line.
     pub movdir64b: bool,
-    /// The best write-back.
+    /// The best write-back instruction.
     pub flush: Flush,
-    /// The best write-back that also takes the line out of the caches, for measurements of cold memory.
+    /// The best write-back instruction that also evicts the line, for measurements of cold memory.
     pub evict: Flush,
 }
 
 impl Processor {
-    /// Asks the processor.
+    /// Detects the features.
     #[cfg(target_arch = "x86_64")]
     #[must_use]
     pub fn detect() -> Self {
         use core::arch::x86_64::{__cpuid, __cpuid_count};
         use std::arch::is_x86_feature_detected as has;
         #[allow(unused_unsafe, reason = "these became safe functions in a later version of the library")]
-        // SAFETY: every x86-64 processor has the instruction; leaf 7 is asked for only where it exists.
+        // SAFETY: every x86-64 processor has the instruction; leaf 7 is queried only where it exists.
         let (basic, extended) = unsafe {
             let highest = __cpuid(0).eax;
             (__cpuid(1), if highest >= 7 { Some(__cpuid_count(7, 0)) } else { None })
@@ -92,7 +92,7 @@ impl Processor {
         }
     }
 
-    /// Nothing is known of this kind of processor.
+    /// No feature of this kind of processor is known.
     #[cfg(not(target_arch = "x86_64"))]
     #[must_use]
     pub fn detect() -> Self {

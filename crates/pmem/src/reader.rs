@@ -1,9 +1,10 @@
-//! A region that is only looked at: mapped without the right to store.
+//! A region opened for reading only: mapped without the right to store.
 //!
-//! Always true here: nothing of the region changes, not a byte, not its size, not its holes. Others may look at the same
-//! time; no daemon can have the region meanwhile, and one that has it is not disturbed: the open is refused.
+//! Invariants: nothing of the region changes: no byte, not its size, not its holes. Other readers may open it
+//! at the same time; no daemon can open the region meanwhile, and one that has it is not disturbed: the open
+//! is refused.
 //!
-//! Left to others: what the bytes mean.
+//! Elsewhere: the meaning of the bytes.
 
 use crate::boot::this_boot;
 use crate::copy::{self, Fault};
@@ -20,12 +21,12 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
-/// A region, held against daemons and mapped for reading.
+/// A region, locked against daemons and mapped for reading.
 #[derive(Debug)]
 pub struct Reader {
     memory: Memory,
     methods: Methods,
-    /// Holds the region.
+    /// Holds the lock of the region.
     _file: Locked,
 }
 
@@ -33,8 +34,8 @@ impl Reader {
     /// Opens the region at `path`: a file or a device-DAX device.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`] while a daemon has it; [`ErrorKind::NotFound`]; [`ErrorKind::InvalidArgument`] for what is no region
-    /// or too small for one; and what the system says.
+    /// [`ErrorKind::Busy`] while a daemon has it; [`ErrorKind::NotFound`]; [`ErrorKind::InvalidArgument`] for
+    /// objects that cannot be a region or are too small; and system errors.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let region = path.display();
@@ -64,7 +65,7 @@ impl Reader {
         let length = if looked.file_type().is_char_device() {
             device_length(path, &looked)?.1
         } else {
-            // As it is: a file that is too small is told its own size.
+            // Checked before rounding: the error of a small file names its actual size.
             check_minimum(path, looked.len())?;
             looked.len() / file::page_size() * file::page_size()
         };
@@ -72,12 +73,12 @@ impl Reader {
         let memory = Memory::of_file(file.as_fd(), address_space(path, length)?, Sharing::ReadOnly)
             .map_err(|error| from_io(&error, format!("cannot map the region {region}")))??;
         let _ = memory.advise(libc::MADV_DONTDUMP);
-        // Only loads, which the choice among the stores does not touch: nothing is measured.
+        // Only loads are used, which all stores share: nothing is measured.
         let first = available().stores.first().map_or(CopyMethod::Portable, |store| store.method);
         Ok(Self { memory, methods: available().forced(first)?, _file: file })
     }
 
-    /// The boot of the machine in which the region is looked at.
+    /// The identifier of the boot in which the region is read.
     #[must_use]
     pub fn boot(&self) -> BootId {
         this_boot()
@@ -95,7 +96,7 @@ impl Reader {
         self.len() == 0
     }
 
-    /// Copies from the region; memory that fails becomes an error.
+    /// Copies from the region; failing memory becomes an error.
     ///
     /// # Errors
     /// The offset at which the memory could not be read, or which is outside.
@@ -134,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_there_is_read_and_holes_stay_holes() {
+    fn data_is_read_and_holes_stay_holes() {
         use std::os::unix::fs::{FileExt, MetadataExt};
         let file = region(1 << 20);
         file.as_file().write_all_at(b"here", 5000).expect("written");
@@ -151,21 +152,21 @@ mod tests {
     }
 
     #[test]
-    fn a_region_is_looked_at_by_many_or_held_by_one() {
+    fn a_region_has_many_readers_or_one_owner() {
         let file = region(1 << 20);
         let first = Reader::open(file.path()).expect("opened");
         let second = Reader::open(file.path()).expect("opened");
         let held = Mapping::open(file.path(), &OpenOptions::default());
         assert_eq!(held.expect_err("is being read").kind(), ErrorKind::Busy);
         drop((first, second));
-        let held = Mapping::open(file.path(), &OpenOptions::default()).expect("nobody reads");
+        let held = Mapping::open(file.path(), &OpenOptions::default()).expect("no reader");
         assert_eq!(Reader::open(file.path()).expect_err("is held").kind(), ErrorKind::Busy);
         drop(held);
         assert!(Reader::open(file.path()).is_ok());
     }
 
     #[test]
-    fn what_is_no_region_is_refused() {
+    fn objects_that_are_no_region_are_refused() {
         let kind = |path: &Path| Reader::open(path).expect_err("is no region").kind();
         assert_eq!(kind(Path::new("/no/such/region")), ErrorKind::NotFound);
         assert_eq!(kind(Path::new("/dev")), ErrorKind::InvalidArgument);
@@ -175,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_region_that_is_cut_short_meanwhile_is_an_error() {
+    fn a_load_from_a_truncated_region_is_an_error() {
         let file = region(1 << 20);
         let reader = Reader::open(file.path()).expect("opened");
         file.as_file().set_len(64 << 10).expect("cut");

@@ -1,7 +1,7 @@
-//! What the routines were asked to do, for tests: whether a line reaches memory cannot be seen from a program, but
-//! whether it was written back, and fenced, can be written down.
+//! Records the calls of the routines, for tests: a program cannot observe whether a line reaches memory, but
+//! this module records whether it was written back, and fenced.
 //!
-//! Always true here: nothing of it is in the program that users run.
+//! Invariants: this module is compiled for tests only.
 
 use crate::methods::{CopyMethod, Methods, Store, Sum};
 use crate::routines::{Outcome, processor};
@@ -15,7 +15,7 @@ const LINE: usize = 64;
 pub(crate) struct Record {
     /// Stored through the caches and not written back since.
     pub(crate) cached: BTreeSet<usize>,
-    /// On their way to memory: a fence is all that they need.
+    /// In flight to memory: they need only a fence.
     pub(crate) on_the_way: BTreeSet<usize>,
     pub(crate) fences: usize,
 }
@@ -24,7 +24,7 @@ thread_local! {
     static RECORD: RefCell<Record> = RefCell::default();
 }
 
-/// What was done on this thread since this was asked last.
+/// The record of this thread since the last call.
 pub(crate) fn take() -> Record {
     RECORD.take()
 }
@@ -115,7 +115,7 @@ unsafe fn plain(to: *mut u8, from: *const u8, length: usize) -> Outcome {
     }
 }
 
-/// Methods that write down what they do; lines go past the caches, or through them.
+/// Methods that record their calls; lines are stored past the caches, or through them.
 pub(crate) fn methods(past_caches: bool) -> Methods {
     let lines = if past_caches { store_past } else { store_through };
     let store = Store { method: CopyMethod::Portable, lines, written_back: past_caches };

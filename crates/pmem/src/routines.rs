@@ -1,8 +1,8 @@
-//! The shapes of the routines that touch a region, whatever processor they are for.
+//! The types of the routines that access a region, for all processors.
 //!
-//! Always true here: a routine does all it was asked, or says that memory failed and where.
+//! Invariants: a routine completes its whole task, or reports that memory failed and at which address.
 //!
-//! Left to others: the routines (`x86`, `portable`), the choice among them (`methods`).
+//! Elsewhere: the routines (`x86`, `portable`), their selection (`methods`).
 
 use crate::keys::Keys;
 
@@ -11,7 +11,7 @@ pub(crate) use crate::portable as processor;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use crate::x86 as processor;
 
-/// How a routine ended; it is returned in two registers.
+/// The result of a routine; it is returned in two registers.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Outcome {
@@ -20,33 +20,34 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// All was done.
+    /// Complete.
     #[cfg(not(target_arch = "x86_64"))]
     pub const DONE: Self = Self { failed: 0, value: 0 };
 
-    /// The sum, where the routine computes one; else the failure.
+    /// The checksum, where the routine computes one; otherwise the failure.
     #[inline]
     pub const fn result(self) -> Result<u32, Failure> {
         if self.failed == 0 { Ok(self.value as u32) } else { Err(Failure { address: self.value }) }
     }
 }
 
-/// Memory failed.
+/// A failure of memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Failure {
-    /// The address that could not be reached; 0 where the system does not know it.
+    /// The address that could not be accessed; 0 where the system does not know it.
     pub address: usize,
 }
 
-/// Stores `lines` lines of 64 bytes at an aligned place. Durable after a fence, if the method says so.
+/// Stores `lines` lines of 64 bytes at an aligned address. Durable after a fence, if the method's
+/// `written_back` is set.
 pub type StoreLines = unsafe extern "C" fn(to: *mut u8, from: *const u8, lines: usize) -> Outcome;
 
-/// Copies `steps` times 256 bytes, at least one step, and goes on with the sum `seed` (neither inverted at the
-/// beginning nor at the end).
+/// Copies `steps` times 256 bytes, at least one step, and continues the checksum `seed` (neither inverted at
+/// the beginning nor at the end).
 pub type SumSteps =
     unsafe extern "C" fn(to: *mut u8, from: *const u8, steps: usize, seed: u64, keys: *const Keys) -> Outcome;
 
-/// Copies bytes at any alignment through the caches and goes on with the sum `seed`.
+/// Copies bytes at any alignment through the caches and continues the checksum `seed`.
 pub type SumBytes = unsafe extern "C" fn(to: *mut u8, from: *const u8, length: usize, seed: u64) -> Outcome;
 
 /// Copies bytes at any alignment through the caches.

@@ -1,26 +1,26 @@
-//! What /sys says about devices.
+//! Properties of devices in /sys.
 //!
-//! Always true here: a file that is missing or makes no sense is "unknown", never an error and never a panic.
+//! Invariants: a file that is missing or malformed is "unknown", never an error and never a panic.
 //!
-//! Left to others: what follows from it (`open`, `identity`).
+//! Elsewhere: the consequences (`open`, `identity`).
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The root of all that is read here.
+/// The root of all paths here.
 pub(crate) const SYS: &str = "/sys";
 
 /// The two halves of a device number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct DeviceNumber {
-    /// The driver's half.
+    /// The number of the driver.
     pub major: u32,
-    /// The driver's own numbering.
+    /// The number within the driver.
     pub minor: u32,
 }
 
 impl DeviceNumber {
-    /// From the form that stat gives.
+    /// From the encoding of stat.
     #[must_use]
     pub fn from_stat(number: u64) -> Self {
         Self { major: libc::major(number), minor: libc::minor(number) }
@@ -33,7 +33,7 @@ impl core::fmt::Display for DeviceNumber {
     }
 }
 
-/// The first line of a file, without what surrounds it.
+/// The first line of a file, trimmed.
 pub(crate) fn read_line(path: &Path) -> Option<String> {
     Some(fs::read_to_string(path).ok()?.lines().next()?.trim().to_owned())
 }
@@ -61,11 +61,11 @@ pub(crate) fn of_block_device(sys: &Path, number: DeviceNumber) -> Option<PathBu
 pub(crate) struct DeviceDax {
     /// Bytes.
     pub size: u64,
-    /// What a mapping's length must be a multiple of.
+    /// The length of a mapping must be a multiple of this.
     pub align: u64,
 }
 
-/// What is known of a device if it is a device-DAX device.
+/// The properties of a device if it is a device-DAX device.
 pub(crate) fn device_dax(directory: &Path) -> Option<DeviceDax> {
     let subsystem = fs::canonicalize(directory.join("subsystem")).ok()?;
     if subsystem.file_name()? != "dax" {
@@ -76,19 +76,20 @@ pub(crate) fn device_dax(directory: &Path) -> Option<DeviceDax> {
     Some(DeviceDax { size, align: align.unwrap_or(2 << 20) })
 }
 
-/// What the platform says about memory when the power fails.
+/// The platform's statement about the memory at a power failure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum PowerFailure {
-    /// What has left the processor's caches is kept.
+    /// Data that has left the processor's caches is kept.
     Kept,
-    /// The memory is managed as persistent, but nobody says that the platform keeps it: memory set aside with
-    /// `memmap=`, a firmware table without the flags.
+    /// The memory is managed as persistent, but the platform does not state that it keeps it: memory set
+    /// aside with `memmap=`, a firmware table without the flags.
     NotStated,
     /// The memory is volatile.
     Lost,
 }
 
-/// What becomes of the memory of the device in `directory`: its NVDIMM region says so, if it has one.
+/// The power-failure behaviour of the memory of the device in `directory`: its NVDIMM region states it, if it
+/// has one.
 pub(crate) fn power_failure(directory: &Path) -> PowerFailure {
     let mut known = PowerFailure::Lost;
     for ancestor in directory.ancestors() {
@@ -108,7 +109,7 @@ pub(crate) fn power_failure(directory: &Path) -> PowerFailure {
     known
 }
 
-/// The name of the NVDIMM namespace that a block device is made of.
+/// The name of the NVDIMM namespace under a block device.
 pub(crate) fn namespace_of(directory: &Path) -> Option<String> {
     directory.ancestors().find_map(|ancestor| {
         let name = ancestor.file_name()?.to_str()?;
@@ -142,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_dax_device_is_known_by_its_subsystem() {
+    fn a_device_dax_device_is_recognized_by_its_subsystem() {
         let sys = with_device();
         let directory = of_character_device(sys.path(), NUMBER).expect("found");
         assert_eq!(device_dax(&directory), Some(DeviceDax { size: 1_071_644_672, align: 4096 }));
@@ -150,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_kept_only_where_the_platform_says_so() {
+    fn memory_is_kept_only_if_the_platform_states_it() {
         let sys = with_device();
         let directory = of_character_device(sys.path(), NUMBER).expect("found");
         assert_eq!(power_failure(&directory), PowerFailure::NotStated);
@@ -166,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_is_named_by_the_path_of_its_disk() {
+    fn a_namespace_is_found_in_the_path_of_its_disk() {
         let disk = Path::new("/sys/devices/ndbus0/region1/namespace1.0/block/pmem1");
         assert_eq!(namespace_of(disk), Some("namespace1.0".to_owned()));
         assert_eq!(namespace_of(Path::new("/sys/devices/virtual/block/loop0")), None);

@@ -1,4 +1,4 @@
-//! Copies keep every byte, whatever the method, the alignment and the length, and sums are CRC32C.
+//! Copies preserve every byte, whatever the method, the alignment and the length, and checksums are CRC32C.
 
 use cbd_pmem::{CopyMethod, Mapping};
 use cbd_types::Pmem;
@@ -21,8 +21,8 @@ fn noise(length: usize, seed: u64) -> Vec<u8> {
     (0..length).map(|_| next()).collect()
 }
 
-/// One mapping for each method that this processor has, and the one that was calibrated. They are for one test at a time,
-/// since all store at the same places.
+/// One mapping for each method of this processor, and the calibrated one. One test at a time uses them, since
+/// all store at the same offsets.
 fn mappings() -> MutexGuard<'static, Vec<Mapping>> {
     static MAPPINGS: LazyLock<Mutex<Vec<Mapping>>> = LazyLock::new(|| {
         let forced =
@@ -31,7 +31,7 @@ fn mappings() -> MutexGuard<'static, Vec<Mapping>> {
         all.push(Mapping::anonymous(SIZE).expect("memory"));
         Mutex::new(all)
     });
-    // A test that is to panic, or that fails, must not fail the others.
+    // A test that panics by design, or that fails, must not fail the others.
     MAPPINGS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -42,12 +42,12 @@ fn loaded(mapping: &Mapping, at: u64, length: usize) -> Vec<u8> {
 }
 
 #[test]
-fn the_portable_method_is_there_on_every_processor() {
+fn the_portable_method_is_available_on_every_processor() {
     Mapping::anonymous_with(SIZE, Some(CopyMethod::Portable)).expect("it is portable");
 }
 
 #[test]
-fn a_store_keeps_every_byte_at_every_alignment_and_touches_no_other() {
+fn a_store_writes_every_byte_at_every_alignment_and_no_other() {
     let surroundings = noise(2048, 1);
     let source = noise(1024, 2);
     for mapping in mappings().iter() {
@@ -92,7 +92,7 @@ fn a_write_back_changes_no_byte() {
 }
 
 #[test]
-fn nothing_sums_to_zero_and_takes_one_place() {
+fn an_empty_store_has_one_checksum_of_zero() {
     for mapping in mappings().iter() {
         let mut sums = [7];
         mapping.store_summed(64, &[], 0, &mut sums);
@@ -102,7 +102,7 @@ fn nothing_sums_to_zero_and_takes_one_place() {
 }
 
 #[test]
-fn a_mebibyte_is_summed_block_by_block() {
+fn a_mebibyte_has_a_checksum_for_each_block() {
     let bytes = noise(1 << 20, 5);
     for mapping in mappings().iter() {
         let mut sums = vec![0; 256];
@@ -132,10 +132,10 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn stored_sums_are_those_of_the_blocks(
+    fn stored_checksums_are_those_of_the_blocks(
         at in 0_u64..5000, from in 0_usize..100, length in 0_usize..20_000, first in 0_usize..5000, seed: u64,
     ) {
-        // Half of them as the engine does it: aligned, in sectors.
+        // Half of the cases as the engine stores: aligned, in sectors.
         let aligned = seed.is_multiple_of(2);
         let (at, length, first) =
             if aligned { (at / 64 * 64, length / 512 * 512, first / 512 * 512) } else { (at, length, first) };
@@ -145,7 +145,7 @@ proptest! {
         let mut expected = vec![crc32c(head)];
         expected.extend(rest.chunks(4096).map(crc32c));
         for mapping in mappings().iter() {
-            // Its own place: the tests share the mappings.
+            // A range of its own: the tests share the mappings.
             let at = at + (2 << 20);
             let mut sums = vec![0; blocks_of(length, first)];
             mapping.store_summed(at, data, first, &mut sums);
@@ -156,7 +156,7 @@ proptest! {
     }
 
     #[test]
-    fn a_loaded_sum_is_that_of_the_bytes(
+    fn a_loaded_checksum_is_that_of_the_bytes(
         at in 0_u64..5000, into in 0_usize..100, length in 0_usize..20_000, seed: u64,
     ) {
         let source = noise(length, seed);

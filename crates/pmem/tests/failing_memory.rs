@@ -1,4 +1,4 @@
-//! Memory that fails under us (here: a file cut short) is an error, and the process lives.
+//! Memory that fails (here: a truncated file) is an error, and the process continues.
 
 use cbd_pmem::{CopyMethod, Mapping, OpenOptions};
 use cbd_types::Pmem;
@@ -13,7 +13,7 @@ struct Cut {
     _directory: tempfile::TempDir,
 }
 
-/// A region of which only the first two pages are left, for each way to copy.
+/// Regions of which only the first two pages are left, one for each copy method.
 fn cut_short() -> Vec<Cut> {
     let methods = CopyMethod::ALL.into_iter().map(Some).chain([None]);
     let mappings = methods.filter_map(|copy| {
@@ -30,14 +30,14 @@ fn cut_short() -> Vec<Cut> {
 }
 
 #[test]
-fn a_load_of_failing_memory_is_an_error_that_names_the_place() {
+fn a_load_of_failing_memory_is_an_error_with_its_offset() {
     for Cut { mapping, .. } in cut_short() {
         let mut bytes = vec![0; 4096];
         assert_eq!(mapping.load(0, &mut bytes), Ok(()));
         assert_eq!(mapping.load(LEFT, &mut bytes).map_err(|error| error.at), Err(LEFT));
         let at = mapping.load(LEFT - 1000, &mut bytes).expect_err("part of it is gone").at;
         assert!((LEFT..LEFT + 4096).contains(&at), "{at}");
-        assert_eq!(mapping.failed(), None, "a load says so itself");
+        assert_eq!(mapping.failed(), None, "a load reports its own failure");
     }
 }
 
@@ -53,7 +53,7 @@ fn a_summed_load_of_failing_memory_is_an_error() {
 }
 
 #[test]
-fn a_store_to_failing_memory_is_remembered() {
+fn a_store_to_failing_memory_is_recorded() {
     for length in [1_usize, 8, 63, 64, 100, 512, 4096, 70_000, 300_000] {
         for Cut { mapping, .. } in cut_short() {
             mapping.store(0, &[1; 64]);
@@ -67,7 +67,7 @@ fn a_store_to_failing_memory_is_remembered() {
 }
 
 #[test]
-fn a_summed_store_to_failing_memory_is_remembered() {
+fn a_summed_store_to_failing_memory_is_recorded() {
     for length in [1_usize, 64, 512, 4096, 70_000] {
         for Cut { mapping, .. } in cut_short() {
             mapping.store_summed(LEFT, &vec![7; length], 4096, &mut [0; 20]);
@@ -85,13 +85,13 @@ fn a_line_and_a_write_back_that_fail_are_remembered() {
     }
     for Cut { mapping, .. } in cut_short() {
         mapping.write_back(LEFT, 64);
-        // A line that is in no cache may be found to need nothing.
+        // A line that is in no cache may need no write-back.
         assert!(matches!(mapping.failed(), None | Some(LEFT)));
     }
 }
 
 #[test]
-fn the_first_failure_is_the_one_that_is_remembered() {
+fn the_first_failure_is_the_recorded_one() {
     for Cut { mapping, .. } in cut_short() {
         mapping.store(LEFT + 4096, &[7; 64]);
         mapping.store(LEFT, &[7; 64]);
@@ -100,7 +100,7 @@ fn the_first_failure_is_the_one_that_is_remembered() {
 }
 
 #[test]
-fn many_threads_may_meet_failing_memory_at_once() {
+fn many_threads_may_access_failing_memory_at_once() {
     let cuts = cut_short();
     std::thread::scope(|scope| {
         for cut in &cuts {
@@ -120,7 +120,7 @@ fn many_threads_may_meet_failing_memory_at_once() {
     });
 }
 
-/// Set for the tests that end their process: whoever runs the ignored tests too must not run into them.
+/// Set for the tests that end their process: a run of all ignored tests must not end in them.
 const CHILD: &str = "CBD_TEST_CHILD";
 
 fn is_child() -> bool {
@@ -144,7 +144,7 @@ fn died_of_bus_error(status: std::process::ExitStatus) -> bool {
 }
 
 #[test]
-fn a_failure_outside_our_routines_ends_the_process_as_ever() {
+fn a_failure_outside_the_routines_ends_the_process() {
     assert!(died_of_bus_error(in_a_child("child_touches_a_foreign_mapping")));
 }
 
@@ -158,7 +158,7 @@ fn child_touches_a_foreign_mapping() {
     let file = tempfile::tempfile().expect("a file");
     file.set_len(4096).expect("sized");
     use std::os::fd::AsRawFd;
-    // SAFETY: a fresh mapping; that its page is gone when it is read is what is tested, in a process of its own.
+    // SAFETY: a fresh mapping; the test checks the read of a missing page, in a process of its own.
     unsafe {
         let base =
             libc::mmap(std::ptr::null_mut(), 4096, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0);
@@ -169,7 +169,7 @@ fn child_touches_a_foreign_mapping() {
 }
 
 #[test]
-fn a_bus_error_that_somebody_sent_ends_the_process_as_ever() {
+fn a_sent_bus_error_ends_the_process() {
     assert!(died_of_bus_error(in_a_child("child_is_sent_a_bus_error")));
 }
 
@@ -179,16 +179,16 @@ fn child_is_sent_a_bus_error() {
     if !is_child() {
         return;
     }
-    // The handler that std installs takes a first signal for its own stack check and lets it pass.
+    // The handler of std takes a first signal for its own stack check and ignores it.
     // SAFETY: no handler is installed.
     unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
     let _ours = Mapping::anonymous(SIZE).expect("memory");
-    // SAFETY: it ends this process, which is the test's own.
+    // SAFETY: it ends this process, which runs this test only.
     unsafe { libc::raise(libc::SIGBUS) };
 }
 
 #[test]
-fn a_handler_that_was_there_before_still_gets_its_signals() {
+fn an_earlier_handler_still_receives_its_signals() {
     assert_eq!(in_a_child("child_had_a_handler_before").code(), Some(42));
 }
 
@@ -210,14 +210,15 @@ fn child_had_a_handler_before() {
     unsafe { libc::raise(libc::SIGBUS) };
 }
 
-/// A page that the kernel answers with SIGBUS as it does for a page whose memory has failed: by a marker in the page table, as a
-/// virtual machine gets one for memory that failed on the machine before it moved (`UFFDIO_POISON`, Linux 6.6).
+/// A page for which the kernel sends SIGBUS as for a page whose memory has failed: by a marker in the page
+/// table, as a virtual machine gets one for memory that failed on the machine before its migration
+/// (`UFFDIO_POISON`, Linux 6.6).
 struct PoisonedPage {
     page: *mut libc::c_void,
     _held: std::os::fd::OwnedFd,
 }
 
-/// The layouts of `struct uffdio_api`, `uffdio_register` and `uffdio_poison`: so many words of 64 bits.
+/// The requests; `struct uffdio_api`, `uffdio_register` and `uffdio_poison` consist of 64-bit words.
 const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
 const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
 const UFFDIO_POISON: libc::c_ulong = 0xc020_aa08;
@@ -239,22 +240,23 @@ impl PoisonedPage {
         if descriptor < 0 {
             return None;
         }
-        // SAFETY: it was just opened and is nobody else's.
+        // SAFETY: it was just opened and has no other owner.
         let held = unsafe { std::os::fd::OwnedFd::from_raw_fd(descriptor as i32) };
         let descriptor = descriptor as i32;
-        // The interface's number and UFFD_FEATURE_POISON; then the page, for write protection, which nobody asks for.
+        // The interface's number and UFFD_FEATURE_POISON; then the page, for write protection, which the test
+        // does not use.
         if !call(descriptor, UFFDIO_API, &mut [0xaa, 1 << 14, 0])
             || !call(descriptor, UFFDIO_REGISTER, &mut [start, 4096, 2, 0])
         {
             return None;
         }
-        // The page's entry goes, its bytes stay in the file; nobody touches it before the marker stands there.
+        // Removes the page's entry, its bytes stay in the file; no access precedes the marker.
         // SAFETY: a page of a shared mapping of a file, which loses nothing by it.
         unsafe { libc::madvise(page, 4096, libc::MADV_DONTNEED) };
         call(descriptor, UFFDIO_POISON, &mut [start, 4096, 0, 0]).then_some(Self { page, _held: held })
     }
 
-    /// The memory is as it was.
+    /// Removes the failure.
     fn heal(self) {
         // SAFETY: as above; the marker goes with the entry.
         unsafe { libc::madvise(self.page, 4096, libc::MADV_DONTNEED) };
@@ -262,7 +264,7 @@ impl PoisonedPage {
 }
 
 #[test]
-fn a_poisoned_page_is_an_error_of_who_touches_it_and_of_nobody_else() {
+fn a_poisoned_page_fails_only_accesses_to_it() {
     for copy in CopyMethod::ALL.into_iter().map(Some).chain([None]) {
         // In shared memory: for the page cache of a disk the kernel has no such marker.
         let directory = tempfile::tempdir_in("/dev/shm").expect("a directory");
@@ -290,12 +292,12 @@ fn a_poisoned_page_is_an_error_of_who_touches_it_and_of_nobody_else() {
         for failed in [mapping.load(LEFT, &mut all), mapping.load_summed(LEFT, &mut all).map(drop)] {
             assert!(poison.contains(&failed.expect_err("poisoned").at), "{failed:?}");
         }
-        assert_eq!(mapping.failed(), None, "a load says so itself");
+        assert_eq!(mapping.failed(), None, "a load reports its own failure");
         mapping.store_line(LEFT + 4096 + 64, &[7; 64]);
         assert!(mapping.failed().is_some_and(|at| poison.contains(&at)), "{:?}", mapping.failed());
         poisoned.heal();
         assert_eq!(mapping.load(LEFT, &mut all), Ok(()));
         assert!(all == data, "no byte has changed");
-        assert!(mapping.failed().is_some(), "what failed once is not trusted again");
+        assert!(mapping.failed().is_some(), "a failure stays recorded");
     }
 }

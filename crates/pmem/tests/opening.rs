@@ -1,4 +1,4 @@
-//! What may be a region, who may have it, and that a refusal changes nothing.
+//! The permitted types of a region, its lock, and that a refusal changes nothing.
 
 mod support;
 
@@ -53,7 +53,7 @@ fn a_region_without_a_size_is_as_large_as_its_file() {
 }
 
 #[test]
-fn a_larger_file_is_mapped_whole_whatever_size_is_asked_for() {
+fn a_larger_file_is_mapped_whole_whatever_size_is_requested() {
     let directory = directory();
     let path = directory.path().join("region");
     drop(Mapping::open(&path, &create(4 * MIB)).expect("made"));
@@ -72,7 +72,7 @@ fn the_holes_of_a_sparse_file_are_filled_and_its_bytes_kept() {
 }
 
 #[test]
-fn a_smaller_file_grows_only_if_it_may() {
+fn a_smaller_file_grows_only_with_the_create_option() {
     let directory = directory();
     let path = directory.path().join("region");
     drop(Mapping::open(&path, &create(MIB)).expect("made"));
@@ -83,7 +83,7 @@ fn a_smaller_file_grows_only_if_it_may() {
 }
 
 #[test]
-fn a_region_in_use_is_busy_until_it_is_let_go() {
+fn a_region_in_use_is_busy_until_it_is_closed() {
     let directory = directory();
     let path = directory.path().join("region");
     let first = Mapping::open(&path, &create(MIB)).expect("made");
@@ -91,7 +91,7 @@ fn a_region_in_use_is_busy_until_it_is_let_go() {
     assert_eq!(refusal(&path, &create(2 * MIB)).kind(), ErrorKind::Busy);
     assert_eq!(fs::metadata(&path).expect("still there").len(), MIB);
     drop(first);
-    Mapping::open(&path, &existing()).expect("let go");
+    Mapping::open(&path, &existing()).expect("closed");
 }
 
 #[test]
@@ -114,7 +114,7 @@ fn a_file_that_cannot_grow_keeps_its_size_and_bytes() {
 }
 
 #[test]
-fn what_is_missing_is_refused_unless_it_is_to_be_made() {
+fn a_missing_region_is_refused_without_the_create_option() {
     let directory = directory();
     let path = directory.path().join("region");
     assert_eq!(refusal(&path, &existing()).kind(), ErrorKind::NotFound);
@@ -142,7 +142,7 @@ fn a_region_below_the_minimum_is_refused() {
 }
 
 #[test]
-fn a_block_device_is_refused_with_the_ways_that_work() {
+fn a_block_device_is_refused_with_the_alternatives() {
     let Some(device) = ["/dev/vda", "/dev/sda", "/dev/nvme0n1", "/dev/loop0"]
         .map(Path::new)
         .into_iter()
@@ -156,7 +156,7 @@ fn a_block_device_is_refused_with_the_ways_that_work() {
 }
 
 #[test]
-fn a_region_on_a_disk_is_a_file_with_a_warning() {
+fn a_region_on_a_disk_has_a_warning() {
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
     let path = directory.path().join("region");
     let info = Mapping::open(&path, &create(MIB)).expect("made").info();
@@ -182,7 +182,7 @@ fn a_region_in_shared_memory_survives_the_process_and_needs_no_warning() {
 }
 
 #[test]
-fn a_calibrated_mapping_says_how_it_copies_each_size() {
+fn a_calibrated_mapping_reports_its_method_for_each_size() {
     let info = Mapping::anonymous(MIB).expect("memory").info();
     assert_eq!(info.kind, Kind::Memfd);
     let sizes: Vec<_> = info.methods.iter().map(|method| method.size).collect();
@@ -198,7 +198,7 @@ fn a_forced_method_is_used_for_every_size() {
 }
 
 #[test]
-fn a_mapping_is_measured_only_on_bytes_inside_it() {
+fn a_mapping_is_calibrated_only_on_bytes_inside_it() {
     let mut mapping = Mapping::anonymous(8 * MIB).expect("memory");
     mapping.store(0, b"kept");
     assert_eq!(mapping.calibrate(MIB..2 * MIB).expect_err("too small").kind(), ErrorKind::OutOfRange);
@@ -211,7 +211,7 @@ fn a_mapping_is_measured_only_on_bytes_inside_it() {
 }
 
 #[test]
-fn a_region_can_be_told_from_another() {
+fn two_regions_have_different_identities() {
     let directory = directory();
     let (one, other) = (directory.path().join("one"), directory.path().join("other"));
     fs::write(&one, b"").expect("written");

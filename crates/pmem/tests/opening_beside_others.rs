@@ -21,9 +21,9 @@ fn a_region_in_use_by_another_process_is_busy() {
             .status()
             .expect("started")
     };
-    assert!(!status().success(), "nobody has it");
+    assert!(!status().success(), "it is free");
     let _held = Mapping::open(&path, &existing()).expect("opened");
-    assert!(status().success(), "we have it");
+    assert!(status().success(), "this process has it");
 }
 
 #[test]
@@ -34,7 +34,7 @@ fn child_finds_the_region_busy() {
 }
 
 #[test]
-fn what_is_no_file_is_refused_by_its_name() {
+fn objects_that_are_no_file_are_refused_by_type() {
     let directory = directory();
     let fifo = directory.path().join("fifo");
     assert!(std::process::Command::new("mkfifo").arg(&fifo).status().expect("ran").success());

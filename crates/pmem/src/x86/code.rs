@@ -1,5 +1,5 @@
-//! The routines, read as the processor reads them: no program can see whether a line has reached memory, but anybody can
-//! see whether its routine asks for it.
+//! The routines, disassembled: a program cannot observe whether a line has reached memory, but it can check
+//! whether the routine contains the instructions for that.
 
 use super::*;
 use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Register};
@@ -21,7 +21,7 @@ fn instructions(routine: *const ()) -> Vec<Instruction> {
     panic!("a routine without an end");
 }
 
-/// What a routine does between two changes of its destination, by the line counted from it.
+/// The accesses of a routine between two changes of its destination, by line from the destination.
 #[derive(Default, Debug)]
 struct Step {
     stored: BTreeSet<u64>,
@@ -56,7 +56,7 @@ fn steps(routine: *const ()) -> Vec<Step> {
 }
 
 #[test]
-fn routines_that_promise_it_leave_no_line_in_the_caches() {
+fn write_back_routines_leave_no_line_in_the_caches() {
     let past_caches: [*const (); 6] = [
         store_nt_zmm as *const (),
         store_nt_ymm as *const (),
@@ -87,7 +87,7 @@ fn routines_that_promise_it_leave_no_line_in_the_caches() {
 }
 
 #[test]
-fn write_backs_write_back() {
+fn write_back_routines_contain_the_instruction() {
     for routine in [back_clwb as *const (), back_clflushopt as *const (), back_clflush as *const ()] {
         assert!(steps(routine)[0].written_back.contains(&0));
     }

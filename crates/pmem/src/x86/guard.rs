@@ -1,7 +1,7 @@
-//! Failing memory becomes a result: a fault in a registered mapping ends the routine of `guarded.s` that touched it, and nothing
-//! else.
+//! Failing memory becomes a result: a fault in a registered mapping ends only the routine of `guarded.s` that
+//! caused it.
 //!
-//! Left to others: the handler (`cbd-guard`), what the failure means (`memory`, `mapping`).
+//! Elsewhere: the handler (`cbd-guard`), the meaning of the failure (`memory`, `mapping`).
 
 pub use cbd_guard::Registration;
 
@@ -14,8 +14,8 @@ unsafe extern "C" {
     safe static cbd_pmem_guarded_landing: u8;
 }
 
-// SAFETY: the routines between the two use no stack and save nothing, and a caller looks at what they leave in `rax` first; the
-// landing is their common return.
+// SAFETY: the routines between the two use no stack and save nothing, and a caller first checks the value
+// that they leave in `rax`; the landing is their common return.
 static ROUTINES: Routines = unsafe {
     Routines::new(
         &raw const cbd_pmem_guarded_begin,
@@ -24,10 +24,9 @@ static ROUTINES: Routines = unsafe {
     )
 };
 
-/// Registers `length` bytes from `start` while what is returned lives.
+/// Registers `length` bytes from `start` while the returned value lives.
 ///
-/// # Errors
-/// When the system refuses the handler, or too many mappings are open.
+/// # Errors When the system refuses the handler, or too many mappings are open.
 pub fn register(start: usize, length: usize) -> Result<Registration> {
     Registration::of_routines(start, length, &ROUTINES)
 }

@@ -1,8 +1,8 @@
-//! The routines of this processor family, as Rust sees them.
+//! The routines of this processor family, as Rust declarations.
 //!
-//! Always true here: the declarations agree with `guarded.s`, where every routine is described.
+//! Invariants: the declarations agree with `guarded.s`, where every routine is described.
 //!
-//! Left to others: which routine may be called on this processor (`methods`), bounds (`memory`).
+//! Elsewhere: which routine may be called on this processor (`methods`), bounds (`memory`).
 
 pub mod guard;
 
@@ -52,7 +52,8 @@ routines! {
     back_clflush = "cbd_pmem_back_clflush" (at: *mut u8, unused: *const u8, lines: usize);
 }
 
-/// Everything the calling thread stored past the caches or wrote back is in the persistence domain after this.
+/// After this, everything that the calling thread stored past the caches or wrote back is in the persistence
+/// domain.
 #[inline]
 pub fn fence() {
     // SAFETY: the instruction is part of every x86-64 and touches neither memory nor registers.
@@ -60,7 +61,7 @@ pub fn fence() {
     unsafe { core::arch::asm!("sfence", options(nostack, preserves_flags)) };
 }
 
-/// Hints that the line at `at` is about to be used.
+/// Hints that the line at `at` will be used soon.
 #[inline]
 pub fn prefetch(at: *const u8) {
     // SAFETY: a prefetch faults at no address.

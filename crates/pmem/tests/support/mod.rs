@@ -1,4 +1,4 @@
-//! Regions in a folder that goes with its test.
+//! Regions in a folder that is deleted with its test.
 
 use cbd_pmem::{Mapping, OpenOptions};
 use std::path::Path;
