@@ -1,5 +1,5 @@
-//! Gives the shared library its name for the loader: programs are linked against `libcbd.so.0`, which changes when programs that
-//! were built before would no longer work.
+//! Gives the shared library its soname: programs are linked against `libcbd.so.0`, which changes with every
+//! incompatible change of the ABI.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

@@ -1,7 +1,9 @@
-//! Writes to a disk behind a cache until it is stopped, and says which writes were acknowledged: a program to kill.
+//! Writes to a disk behind a cache until it is stopped, and reports the acknowledged writes: a program to
+//! kill.
 //!
-//! `writer REGION DISK THREADS FIRST` writes version after version of 4 KiB blocks from the first on, each thread to blocks of its own, through calls and
-//! through a queue in turns, and prints "BLOCK VERSION" when a write was acknowledged.
+//! `writer REGION DISK THREADS FIRST` writes version after version of 4 KiB blocks, beginning with version
+//! FIRST, each thread to its own blocks, alternately through calls and through a queue, and prints "BLOCK
+//! VERSION" for each acknowledged write.
 
 use cbd::{Device, DeviceOptions, Region, RegionOptions};
 use std::io::Write;
@@ -62,9 +64,9 @@ fn write_on(device: &Device, thread: u64, first: u64) -> cbd::Result<()> {
     Ok(())
 }
 
-/// One write of a whole line: what was killed in between has said it whole or not at all.
+/// One write of a whole line: a program that is killed has printed it completely or not at all.
 fn acknowledge(block: u64, version: u64) {
-    // Nobody listens any more when this fails.
+    // An error means that the reader is gone.
     let _ = std::io::stdout().lock().write_all(format!("{block} {version}\n").as_bytes());
 }
 

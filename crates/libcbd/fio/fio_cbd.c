@@ -2,11 +2,11 @@
  *
  * fio's engine for libcbd: a disk behind a region, in fio's own process.
  *
- * This file includes fio's headers and is, as fio is, under version 2 of the GNU General Public License. libcbd itself, which it
- * is linked with, is not: it may be had under the MIT license, which goes with that.
+ * This file includes fio's headers and is, like fio, under version 2 of the GNU General Public License. libcbd,
+ * which it is linked with, is not: it is available under the MIT license, which is compatible with that.
  *
- * The jobs are threads (thread=1): a region has one owner, so all jobs of a fio share it. `filename` is the disk. Depth is that of
- * a cbd_queue of each thread's own.
+ * The jobs are threads (thread=1): a region has one owner, so all jobs of a fio process share it. `filename` is
+ * the disk. Each thread has its own cbd_queue, with the depth of the job.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -67,7 +67,7 @@ static struct fio_option options[] = {
 	{ .name = NULL },
 };
 
-/* A region that this process has open, and a disk on it. */
+/* A region that this process has open. */
 struct open_region {
 	struct open_region *next;
 	char *path;
@@ -84,13 +84,13 @@ struct open_device {
 	bool drain;
 };
 
-/* What a job has. */
+/* The state of a job. */
 struct job {
 	struct open_device *device;
 	cbd_queue *queue;
-	cbd_completion *ready; /* completed, and fio does not know it yet */
+	cbd_completion *ready; /* completed, and not reported to fio yet */
 	unsigned int ready_count;
-	cbd_completion *events; /* what fio looks at after getevents */
+	cbd_completion *events; /* the result of getevents */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -276,8 +276,8 @@ static void engine_cleanup(struct thread_data *td)
 }
 
 /*
- * What the cache has, or has space for, is complete when it was submitted. Fio is told so at once, or it would count the time until
- * it asks. Negative: the queue failed.
+ * A request that the cache can serve at once is complete at its submission. This is reported to fio immediately,
+ * otherwise fio would measure the time until its next getevents. Negative: the queue failed.
  */
 static int is_complete(struct thread_data *td, struct job *job, uint64_t data)
 {
@@ -361,13 +361,13 @@ static struct io_u *engine_event(struct thread_data *td, int event)
 	return io_u;
 }
 
-/* The disk is open already, as long as the job has it. */
+/* The disk is already open, as long as the job uses it. */
 static int engine_nothing(struct thread_data *td, struct fio_file *file)
 {
 	return 0;
 }
 
-/* fio looks for this name. */
+/* The symbol that fio loads. */
 struct ioengine_ops ioengine = {
 	.name = "cbd",
 	.version = FIO_IOOPS_VERSION,

@@ -1,65 +1,66 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * libcbd: persistent memory in front of a disk, in a program of your own.
+ * libcbd: persistent memory as a cache of a disk, as a library.
  *
- * Open a region, attach a disk, read and write. A write is durable in the region when the call returns, and reaches the disk in
- * the background. A region has one owner: no daemon serves it meanwhile. docs/libcbd.md says more.
+ * Open a region, attach a disk, read and write. A write is durable in the region when the call returns, and
+ * reaches the disk in the background. A region has one owner: no daemon serves it meanwhile. See docs/libcbd.md.
  *
- * Every function returns 0, or a count, or a negative errno; cbd_last_error() then has the words. A structure of zeroes stands for
- * the defaults. Regions and devices may be used by any number of threads at once, a queue by one at a time. Offsets and lengths are
- * bytes, whole sectors of the device. A child of fork() must not use any handle.
+ * Every function returns 0, or a count, or a negative errno; cbd_last_error() then has the text. A structure of
+ * zeroes means the defaults. Any number of threads may use a region or a device at once; one thread at a time
+ * may use a queue. Offsets and lengths are bytes, whole sectors of the device. A child of fork() must not use
+ * any handle.
  */
 
 #ifndef CBD_H
 #define CBD_H
 
-/* Made from crates/libcbd/src/c by a test; do not edit. */
+/* Generated from crates/libcbd/src/c by a test; do not edit. */
 
 #include <stddef.h>
 #include <stdint.h>
 
 /*
- Without a cache: all goes to the disk.
+ Without a cache: all requests go to the disk.
  */
 #define CBD_DEVICE_NO_CACHE 1
 
 /*
- Data is not under a checksum; for a new cache only.
+ No checksums of data; for a new cache only.
  */
 #define CBD_DEVICE_NO_DATA_CRC 2
 
 /*
- As it is, or strict for a new cache.
+ The present mode, or strict for a new cache.
  */
 #define CBD_CONSISTENCY_DEFAULT 0
 
 /*
- Epoch by epoch: alone, the disk is a legal crash state at any moment.
+ Epoch by epoch: without the region, the disk is a valid crash state at any moment.
  */
 #define CBD_CONSISTENCY_STRICT 1
 
 /*
- Many epochs in one batch: legal between batches.
+ Many epochs in one batch: valid between batches.
  */
 #define CBD_CONSISTENCY_CHECKPOINT 2
 
 /*
- By address, at once: no promise until all is drained.
+ By address, at once: the disk is consistent only when everything is drained.
  */
 #define CBD_CONSISTENCY_NONE 3
 
 /*
- Nothing later reaches the disk that has refused a write for long.
+ Nothing later is written to a disk that has refused a write for long.
  */
 #define CBD_ON_WRITE_ERROR_STOP 0
 
 /*
- What the disk refuses is kept in the cache, and everything else goes on.
+ Blocks that the disk refuses stay in the cache, and everything else is written.
  */
 #define CBD_ON_WRITE_ERROR_PARK 1
 
 /*
- Nothing that is written later reaches the disk before this.
+ A FUA write: nothing that is written later reaches the disk before it.
  */
 #define CBD_FUA 1
 
@@ -69,17 +70,17 @@
 #define CBD_STATUS_CACHED 1
 
 /*
- The disk alone is a state that a plain disk could have shown after a power cut.
+ The disk without the region is in a state that a plain disk could have after a power failure.
  */
 #define CBD_STATUS_DISK_IS_CONSISTENT 2
 
 /*
- The disk fails at present.
+ The disk fails at this moment.
  */
 #define CBD_STATUS_DISK_FAILS 4
 
 /*
- Writes that find no space fail, because the disk has refused writes for long.
+ Writes fail if the cache has no space, because the disk has refused writes for long.
  */
 #define CBD_STATUS_STALLED 8
 
@@ -89,7 +90,7 @@
 #define CBD_STATUS_WRITERS_WAIT 16
 
 /*
- Make a new transport of the region; what it held is lost.
+ Format the region with a new transport; its content is lost.
  */
 #define CBD_REGION_FORMAT 1
 
@@ -104,27 +105,27 @@
 #define CBD_REGION_REQUIRE_PERSISTENT 4
 
 /*
- A disk behind its cache, open in this process. It may be used by any number of threads.
+ A disk behind its cache, open in this process. Any number of threads may use it.
  */
 typedef struct cbd_device cbd_device;
 
 /*
- A queue of a device. It may move between threads, and is used by one at a time.
+ A queue of a device. It may move between threads; one thread at a time may use it.
  */
 typedef struct cbd_queue cbd_queue;
 
 /*
- An open region. It may be used by any number of threads.
+ An open region. Any number of threads may use it.
  */
 typedef struct cbd_region cbd_region;
 
 /*
- How a disk is brought onto a region. All zeroes: a new disk gets a cache of all that is free, one that is there is taken up
- as it is.
+ How a disk is attached to a region. All zeroes: a new disk gets a cache of all free space, an attached one
+ is opened unchanged.
  */
 typedef struct cbd_device_options {
   /*
-   Bytes of its cache. 0: all that is free, or as it is.
+   Bytes of its cache. 0: all free space, or the present size.
    */
   uint64_t cache_size;
   /*
@@ -142,7 +143,7 @@ typedef struct cbd_device_options {
 } cbd_device_options;
 
 /*
- What a device is.
+ The properties of a device.
  */
 typedef struct cbd_geometry {
   /*
@@ -150,19 +151,19 @@ typedef struct cbd_geometry {
    */
   uint64_t size;
   /*
-   Every request is whole sectors of so many bytes.
+   Every request is whole sectors of this many bytes.
    */
   uint32_t sector;
   /*
-   What is best not to write in part, in bytes.
+   The unit that is best not written in part, in bytes.
    */
   uint32_t physical_sector;
   /*
-   A write of at most so many bytes inside 4 MiB of the device is recovered whole or not at all.
+   A write of at most this many bytes inside 4 MiB of the device is recovered completely or not at all.
    */
   uint32_t atomic_unit;
   /*
-   Granularity of discards in bytes; 0 where discards give nothing back.
+   Granularity of discards in bytes; 0 where discards free no space.
    */
   uint32_t discard_granularity;
   /*
@@ -180,11 +181,11 @@ typedef struct cbd_geometry {
 } cbd_geometry;
 
 /*
- What can be changed while a cache runs.
+ The settings that can be changed while a cache runs.
  */
 typedef struct cbd_settings {
   /*
-   Reclaim begins when more than this share of the segments is used; 0 to 90.
+   Reclaim begins when more than this percentage of the segments is used; 0 to 90.
    */
   uint32_t gc_percent;
   /*
@@ -192,11 +193,11 @@ typedef struct cbd_settings {
    */
   uint32_t consistency;
   /*
-   Limit of writeback in bytes a second; 0: as fast as it is needed.
+   Limit of writeback in bytes per second; 0: as fast as needed.
    */
   uint64_t writeback_rate;
   /*
-   Writeback goes at full speed when more than this share of the cache is dirty; 0 to 90.
+   Writeback runs at full speed when more than this percentage of the cache is dirty; 0 to 90.
    */
   uint32_t dirty_target_percent;
   /*
@@ -204,7 +205,7 @@ typedef struct cbd_settings {
    */
   uint32_t on_write_error;
   /*
-   Seconds of failed attempts after which `on_write_error` has effect; 0 to 86400.
+   Seconds of failed attempts after which `on_write_error` takes effect; 0 to 86400.
    */
   uint32_t write_error_after_s;
   /*
@@ -218,7 +219,7 @@ typedef struct cbd_settings {
 } cbd_settings;
 
 /*
- Counters since the device was opened, and its state now.
+ Counters since the device was opened, and its present state.
  */
 typedef struct cbd_status {
   /*
@@ -230,11 +231,11 @@ typedef struct cbd_status {
    */
   uint32_t segments;
   /*
-   Free ones.
+   Free segments.
    */
   uint32_t free_segments;
   /*
-   Ranges that read with an error.
+   Ranges whose reads fail.
    */
   uint32_t damaged_ranges;
   /*
@@ -242,7 +243,7 @@ typedef struct cbd_status {
    */
   uint64_t dirty_bytes;
   /*
-   Bytes that were written.
+   Bytes written.
    */
   uint64_t written_bytes;
   /*
@@ -250,7 +251,7 @@ typedef struct cbd_status {
    */
   uint64_t read_hit_bytes;
   /*
-   Bytes that reads had to take from the disk.
+   Bytes that reads took from the disk.
    */
   uint64_t read_missed_bytes;
   /*
@@ -270,7 +271,8 @@ typedef struct cbd_status {
    */
   uint64_t drained_epoch;
   /*
-   Every write that completed and was flushed before this time is on the disk; milliseconds since 1970 UTC, 0: not known.
+   Every write that completed and was flushed before this time is on the disk; milliseconds since 1970
+   UTC, 0: not known.
    */
   uint64_t drained_unix_ms;
   /*
@@ -280,15 +282,15 @@ typedef struct cbd_status {
 } cbd_status;
 
 /*
- How a request ended.
+ The completion of a request.
  */
 typedef struct cbd_completion {
   /*
-   What the request was given.
+   The value that the request was submitted with.
    */
   uint64_t user_data;
   /*
-   0 or a negative errno. The words for the last one that failed are in `cbd_last_error`.
+   0 or a negative errno. The text of the last failed one is in `cbd_last_error`.
    */
   int32_t result;
   /*
@@ -298,20 +300,20 @@ typedef struct cbd_completion {
 } cbd_completion;
 
 /*
- How a region is opened. All zeroes: as it is.
+ How a region is opened. All zeroes: an existing region, unchanged.
  */
 typedef struct cbd_region_options {
   /*
-   How large it has to be at least, in bytes; a file that is made gets this size. 0: as it is.
+   Its minimum size in bytes; a file that is created gets this size. 0: the present size.
    */
   uint64_t size;
   /*
-   With `CBD_REGION_FORMAT`: bytes of a segment, a power of two. 0: chosen by the region's size.
+   With `CBD_REGION_FORMAT`: bytes of a segment, a power of two. 0: derived from the region's size.
    */
   uint64_t segment_size;
   /*
-   The host to act as; give a daemon that is to serve the same backends later the same name. NULL: the one that the
-   region has, or the machine's name if it has none.
+   The host to act as; a daemon that will serve the same backends later needs the same name. NULL: the
+   host of the region, or the machine's name if it has none.
    */
   const char *host;
   /*
@@ -329,7 +331,7 @@ typedef struct cbd_region_options {
 } cbd_region_options;
 
 /*
- What a region is.
+ The properties of a region.
  */
 typedef struct cbd_region_info {
   /*
@@ -341,15 +343,15 @@ typedef struct cbd_region_info {
    */
   uint64_t segment_size;
   /*
-   Bytes that a new cache can have.
+   Bytes that are free for new caches.
    */
   uint64_t free_bytes;
   /*
-   Row of the host as which this process acts.
+   Row of this process's host.
    */
   uint32_t host_id;
   /*
-   1 if a completed write survives a power failure; 0 if only the death of the process.
+   1 if a completed write survives a power failure; 0 if it survives only the death of the process.
    */
   uint32_t power_fail;
   /*
@@ -357,7 +359,7 @@ typedef struct cbd_region_info {
    */
   char uuid[40];
   /*
-   Name of the host as which this process acts.
+   Name of this process's host.
    */
   char host[64];
   /*
@@ -367,11 +369,11 @@ typedef struct cbd_region_info {
 } cbd_region_info;
 
 /*
- A disk that is recorded on a region.
+ A disk that is recorded in a region.
  */
 typedef struct cbd_backend_info {
   /*
-   Its row: what `cbd_device_open` takes.
+   Its row: the argument of `cbd_device_open`.
    */
   uint32_t id;
   /*
@@ -391,11 +393,11 @@ typedef struct cbd_backend_info {
    */
   uint32_t sector;
   /*
-   1 if data is under a checksum.
+   1 if data has checksums.
    */
   uint32_t data_crc;
   /*
-   The path of the disk, as it was found last.
+   The path of the disk, as it was last found.
    */
   char path[1024];
   /*
@@ -414,17 +416,18 @@ extern "C" {
 const char *cbd_version(void);
 
 /*
- What went wrong in the last call of this thread that failed: which object, and what to do about it. It is valid until
- the next call of this thread that fails, and empty before the first.
+ The error of the last failed call of this thread: the object, and the remedy. It is valid until the next
+ failed call of this thread, and empty before the first.
  */
 const char *cbd_last_error(void);
 
 /*
- Brings the disk at `path` onto the region, or takes up what the region has of it, whoever left it there. `options` may be
- NULL.
+ Attaches the disk at `path` to the region, or opens the backend that the region has of it, whichever
+ process created it. `options` may be NULL.
 
  # Safety
- `region` is open or NULL; `path` is text or NULL; `options` leads to options or is NULL; `device` can be written or is NULL.
+ `region` is open or NULL; `path` is text or NULL; `options` leads to options or is NULL; `device` can be
+ written or is NULL.
  */
 int cbd_device_attach(const struct cbd_region *region,
                       const char *path,
@@ -432,7 +435,7 @@ int cbd_device_attach(const struct cbd_region *region,
                       struct cbd_device **device);
 
 /*
- Takes up the backend `id` of the region, its disk where it was recorded.
+ Opens the backend `id` of the region, with the disk at its recorded path.
 
  # Safety
  `region` is open or NULL; `device` can be written or is NULL.
@@ -440,36 +443,36 @@ int cbd_device_attach(const struct cbd_region *region,
 int cbd_device_open(const struct cbd_region *region, uint32_t id, struct cbd_device **device);
 
 /*
- Ends the device: what is dirty stays in the region, marked, for whoever opens it next. -EBUSY while queues of it are
- open; the handle is valid still then. -EIO: the region's memory fails; the handle is gone. NULL is nothing to close.
+ Closes the device: dirty data stays in the region, marked, for the next process that opens it. -EBUSY
+ while queues of it are open; the handle stays valid then. -EIO: the region's memory fails; the handle is
+ released. NULL is ignored.
 
  # Safety
- `device` is open or NULL, and nobody else uses it.
+ `device` is open or NULL, and no other thread uses it.
  */
 int cbd_device_close(struct cbd_device *device);
 
 /*
- Drains the device, ends it, and takes the disk off the region: it is a plain disk again, with all its data. Gives up after
- `patience_s` seconds without progress (0: 60). When it fails, `*device` is NULL if the device is gone, and else as it was.
+ Drains the device, closes it, and removes the disk from the region: it is a plain disk again, with all its
+ data. Fails after `patience_s` seconds without progress (0: 60). After a failure `*device` is NULL if the
+ device is closed, and unchanged otherwise.
 
  # Safety
- `device` leads to an open device, or to NULL, or is NULL; nobody else uses the device.
+ `device` leads to an open device, or to NULL, or is NULL; no other thread uses the device.
  */
-int cbd_device_detach(struct cbd_device **device,
-                      uint32_t patience_s);
+int cbd_device_detach(struct cbd_device **device, uint32_t patience_s);
 
 /*
- Brings everything that was written before to the disk. Gives up after `patience_s` seconds without progress (0: 60): what
- is dirty stays in the region then.
+ Writes everything that was written before to the disk. Fails after `patience_s` seconds without progress
+ (0: 60): the dirty data stays in the region then.
 
  # Safety
  `device` is open or NULL.
  */
-int cbd_device_drain(const struct cbd_device *device,
-                     uint32_t patience_s);
+int cbd_device_drain(const struct cbd_device *device, uint32_t patience_s);
 
 /*
- What the device is.
+ The properties of the device.
 
  # Safety
  `device` is open or NULL; `geometry` can be written or is NULL.
@@ -477,7 +480,7 @@ int cbd_device_drain(const struct cbd_device *device,
 int cbd_device_geometry(const struct cbd_device *device, struct cbd_geometry *geometry);
 
 /*
- The settings in force.
+ The present settings.
 
  # Safety
  `device` is open or NULL; `settings` can be written or is NULL.
@@ -485,7 +488,7 @@ int cbd_device_geometry(const struct cbd_device *device, struct cbd_geometry *ge
 int cbd_device_settings(const struct cbd_device *device, struct cbd_settings *settings);
 
 /*
- Changes the settings, all of them, now and for whoever opens the region later. Ask for those in force first.
+ Replaces all settings, now and for later openers of the region. Query the present ones first.
 
  # Safety
  `device` is open or NULL; `settings` leads to settings or is NULL.
@@ -493,7 +496,7 @@ int cbd_device_settings(const struct cbd_device *device, struct cbd_settings *se
 int cbd_device_set_settings(const struct cbd_device *device, const struct cbd_settings *settings);
 
 /*
- Counters since the device was opened, and its state now. Without a cache all of it is 0.
+ Counters since the device was opened, and its present state. Without a cache all of it is 0.
 
  # Safety
  `device` is open or NULL; `status` can be written or is NULL.
@@ -501,7 +504,7 @@ int cbd_device_set_settings(const struct cbd_device *device, const struct cbd_se
 int cbd_device_status(const struct cbd_device *device, struct cbd_status *status);
 
 /*
- What the user should know of the device now, a line each, as `cbd_region_warnings`.
+ The present warnings of the device, one per line, as `cbd_region_warnings`.
 
  # Safety
  `device` is open or NULL; `capacity` bytes at `buffer` can be written, or it is NULL.
@@ -509,7 +512,8 @@ int cbd_device_status(const struct cbd_device *device, struct cbd_status *status
 int cbd_device_warnings(const struct cbd_device *device, char *buffer, size_t capacity);
 
 /*
- Fills `length` bytes at `buffer` from `offset`, in whole sectors. When it fails they mean nothing.
+ Reads `length` bytes from `offset` into `buffer`, in whole sectors. After a failure the content of the
+ buffer is undefined.
 
  # Safety
  `device` is open or NULL; `length` bytes at `buffer` can be written, or it is NULL.
@@ -517,11 +521,12 @@ int cbd_device_warnings(const struct cbd_device *device, char *buffer, size_t ca
 int cbd_read(const struct cbd_device *device, void *buffer, size_t length, uint64_t offset);
 
 /*
- Writes `length` bytes at `data` to `offset`, in whole sectors. They are durable in the region when this returns 0. `flags`:
- 0 or `CBD_FUA`.
+ Writes `length` bytes at `data` to `offset`, in whole sectors. They are durable in the region when this
+ returns 0. `flags`: 0 or `CBD_FUA`.
 
  # Safety
- `device` is open or NULL; `length` bytes at `data` can be read, or it is NULL; nobody changes them meanwhile.
+ `device` is open or NULL; `length` bytes at `data` can be read, or it is NULL; no thread changes them
+ meanwhile.
  */
 int cbd_write(const struct cbd_device *device,
               const void *data,
@@ -530,7 +535,8 @@ int cbd_write(const struct cbd_device *device,
               uint32_t flags);
 
 /*
- Nothing that is written after this reaches the disk before what was written before it. Durable it is without this.
+ A write barrier: nothing written after this reaches the disk before the earlier writes. Writes are durable
+ without it.
 
  # Safety
  `device` is open or NULL.
@@ -538,17 +544,15 @@ int cbd_write(const struct cbd_device *device,
 int cbd_flush(const struct cbd_device *device);
 
 /*
- The range is not needed any more: it reads as zeroes from now on, and the disk gives its space back where it can.
+ Discards the range: it reads as zeroes from now on, and the disk frees its space where it can.
 
  # Safety
  `device` is open or NULL.
  */
-int cbd_discard(const struct cbd_device *device,
-                uint64_t offset,
-                uint64_t length);
+int cbd_discard(const struct cbd_device *device, uint64_t offset, uint64_t length);
 
 /*
- The range reads as zeroes from now on. `flags`: 0 or `CBD_FUA`.
+ Zeroes the range. `flags`: 0 or `CBD_FUA`.
 
  # Safety
  `device` is open or NULL.
@@ -556,7 +560,7 @@ int cbd_discard(const struct cbd_device *device,
 int cbd_write_zeroes(const struct cbd_device *device, uint64_t offset, uint64_t length, uint32_t flags);
 
 /*
- Opens a queue of the device; it keeps the device open.
+ Opens a queue of the device; the queue keeps the device open.
 
  # Safety
  `device` is open or NULL; `queue` can be written or is NULL.
@@ -564,16 +568,17 @@ int cbd_write_zeroes(const struct cbd_device *device, uint64_t offset, uint64_t 
 int cbd_queue_open(const struct cbd_device *device, struct cbd_queue **queue);
 
 /*
- Closes the queue. What is in flight is given up: such a write may or may not have happened, and the memory of such a read is
- the caller's again. NULL is nothing to close.
+ Closes the queue and cancels the requests in flight: such a write may or may not have happened, and the
+ buffer of such a read belongs to the caller again. NULL is ignored.
 
  # Safety
- `queue` is open or NULL, and nobody else uses it.
+ `queue` is open or NULL, and no other thread uses it.
  */
 int cbd_queue_close(struct cbd_queue *queue);
 
 /*
- Submits a read of `length` bytes from `offset` to `buffer`, which is the queue's until the completion was given out.
+ Submits a read of `length` bytes from `offset` to `buffer`, which the caller must not use until the
+ completion was returned.
 
  # Safety
  `queue` is open or NULL; `length` bytes at `buffer` can be written until then, or it is NULL.
@@ -585,11 +590,12 @@ int cbd_queue_read(const struct cbd_queue *queue,
                    uint64_t user_data);
 
 /*
- Submits a write of `length` bytes at `data` to `offset`. `data` is the caller's again when this returns. `flags`: 0 or
- `CBD_FUA`.
+ Submits a write of `length` bytes at `data` to `offset`. The caller may reuse `data` when this returns.
+ `flags`: 0 or `CBD_FUA`.
 
  # Safety
- `queue` is open or NULL; `length` bytes at `data` can be read, or it is NULL; nobody changes them meanwhile.
+ `queue` is open or NULL; `length` bytes at `data` can be read, or it is NULL; no thread changes them
+ meanwhile.
  */
 int cbd_queue_write(const struct cbd_queue *queue,
                     const void *data,
@@ -599,7 +605,7 @@ int cbd_queue_write(const struct cbd_queue *queue,
                     uint64_t user_data);
 
 /*
- Submits a flush. It covers what has completed before.
+ Submits a flush. It covers the writes that completed before.
 
  # Safety
  `queue` is open or NULL.
@@ -627,19 +633,18 @@ int cbd_queue_write_zeroes(const struct cbd_queue *queue,
                            uint64_t user_data);
 
 /*
- Gives out what has completed: at most `capacity` completions are in `completions`, and how many is returned. Does not wait.
+ Returns completions: at most `capacity` of them in `completions`; the result is their number. Does not
+ block.
 
  # Safety
- `queue` is open or NULL; `capacity` elements at `completions` can be written, or it is NULL; the memory of reads is as it was
- promised.
+ `queue` is open or NULL; `capacity` elements at `completions` can be written, or it is NULL; the buffers
+ of reads are valid.
  */
-int cbd_queue_poll(const struct cbd_queue *queue,
-                   struct cbd_completion *completions,
-                   size_t capacity);
+int cbd_queue_poll(const struct cbd_queue *queue, struct cbd_completion *completions, size_t capacity);
 
 /*
- As `cbd_queue_poll`, but waits until at least `least` requests have completed, or all that are in flight, or `timeout_ms` have
- passed (-1: however long).
+ As `cbd_queue_poll`, but waits until at least `least` requests have completed, or all that are in flight,
+ or until `timeout_ms` have passed (-1: no timeout).
 
  # Safety
  As `cbd_queue_poll`.
@@ -651,7 +656,7 @@ int cbd_queue_wait(const struct cbd_queue *queue,
                    int64_t timeout_ms);
 
 /*
- How many requests were submitted whose completion was not given out yet.
+ The number of submitted requests whose completion was not returned yet.
 
  # Safety
  `queue` is open or NULL.
@@ -659,40 +664,38 @@ int cbd_queue_wait(const struct cbd_queue *queue,
 int cbd_queue_in_flight(const struct cbd_queue *queue);
 
 /*
- Descriptors for a loop of the program's own: one of them is readable when `cbd_queue_poll` may have something. At most `capacity`
- of them are in `descriptors`, and how many there are is returned. They are the queue's: not to be read or closed. What was
- complete when it was submitted is not announced: poll once after submitting.
+ Descriptors for the program's own event loop: one of them is readable when `cbd_queue_poll` may have
+ completions. At most `capacity` of them are in `descriptors`; the result is their total number. They
+ belong to the queue: do not read or close them. A request that completes at its submission is not
+ signalled: poll once after submitting.
 
  # Safety
  `queue` is open or NULL; `capacity` elements at `descriptors` can be written, or it is NULL.
  */
-int cbd_queue_descriptors(const struct cbd_queue *queue,
-                          int *descriptors,
-                          size_t capacity);
+int cbd_queue_descriptors(const struct cbd_queue *queue, int *descriptors, size_t capacity);
 
 /*
- Opens, holds and maps the region at `path`, and formats it if that is asked for. `options` may be NULL.
+ Opens, locks and maps the region at `path`, and formats it on request. `options` may be NULL.
 
- -EBUSY: somebody has it, and `cbd_last_error` says who. -ENOENT: there is none. -EEXIST: what is to be formatted holds
- something. -EIO: it is damaged, or no region.
+ -EBUSY: another process has it; `cbd_last_error` names it. -ENOENT: there is none. -EEXIST: the region to
+ be formatted holds data. -EIO: it is damaged, or no region.
 
  # Safety
  `path` is text or NULL; `options` leads to options or is NULL; `region` can be written or is NULL.
  */
-int cbd_region_open(const char *path,
-                    const struct cbd_region_options *options,
-                    struct cbd_region **region);
+int cbd_region_open(const char *path, const struct cbd_region_options *options, struct cbd_region **region);
 
 /*
- Lets the region go. -EBUSY while devices or queues on it are open; the handle is valid still then. NULL is nothing to close.
+ Closes the region. -EBUSY while devices or queues on it are open; the handle stays valid then. NULL is
+ ignored.
 
  # Safety
- `region` came from `cbd_region_open` and was not closed, or is NULL; nobody else uses it.
+ `region` came from `cbd_region_open` and was not closed, or is NULL; no other thread uses it.
  */
 int cbd_region_close(struct cbd_region *region);
 
 /*
- What the region is.
+ The properties of the region.
 
  # Safety
  `region` is open or NULL; `info` can be written or is NULL.
@@ -700,25 +703,22 @@ int cbd_region_close(struct cbd_region *region);
 int cbd_region_get_info(const struct cbd_region *region, struct cbd_region_info *info);
 
 /*
- What the user should know of the region, a line each. As much as fits is in `buffer`, which ends with a zero byte; the length
- of all of it, without that byte, is returned.
+ The warnings of the region, one per line. As much as fits is in `buffer`, which ends with a zero byte; the
+ result is the length of all of it, without that byte.
 
  # Safety
  `region` is open or NULL; `capacity` bytes at `buffer` can be written, or it is NULL.
  */
-int cbd_region_warnings(const struct cbd_region *region,
-                        char *buffer,
-                        size_t capacity);
+int cbd_region_warnings(const struct cbd_region *region, char *buffer, size_t capacity);
 
 /*
- The disks that are recorded on the region: at most `capacity` of them are in `backends`, and how many there are is returned.
+ The disks that are recorded in the region: at most `capacity` of them in `backends`; the result is their
+ total number.
 
  # Safety
  `region` is open or NULL; `capacity` elements at `backends` can be written, or it is NULL.
  */
-int cbd_region_backends(const struct cbd_region *region,
-                        struct cbd_backend_info *backends,
-                        size_t capacity);
+int cbd_region_backends(const struct cbd_region *region, struct cbd_backend_info *backends, size_t capacity);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -1,10 +1,10 @@
-//! Devices: calls that return when all is done, from any number of threads; draining, settings, and the end.
+//! Devices: synchronous calls from any number of threads; draining, settings, and closing.
 //!
-//! Always true here: a call that finds what it needs in the cache makes no system call and no copy but the one; threads share
-//! nothing that is written on the way but the engine's own lanes, as long as they are at most [`STRIPES`]; a request in which a
-//! thread panics is the last one.
+//! Invariants: a call whose data is in the cache makes no system call and only one copy; up to [`STRIPES`]
+//! threads write no shared state on the way except the engine's lanes; after a panic in a request the device
+//! refuses all later requests.
 //!
-//! Left to others: depth ([`crate::Queue`]).
+//! Elsewhere: queues with more than one request in flight ([`crate::Queue`]).
 
 use crate::Queue;
 use crate::queue::Waiting;
@@ -20,17 +20,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// How long a drain may take without any progress, where nothing else is said.
+/// The default timeout of a drain without progress.
 pub const DRAIN_PATIENCE: Duration = Duration::from_secs(60);
 
-/// Queues for calls that return when all is done are kept in so many places.
+/// The number of stripes that hold idle queues of synchronous calls.
 const STRIPES: usize = 16;
 
-/// A place of its own in memory, so that threads do not share a cache line by chance.
+/// In cache lines of its own, so that threads do not share one by chance.
 #[repr(align(128))]
 struct Stripe(Mutex<Vec<Waiting>>);
 
-/// What a device and its queues share.
+/// The state that a device and its queues share.
 pub(crate) struct Running {
     pub(crate) run: RunningBackend,
     failed: AtomicBool,
@@ -38,7 +38,7 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// After a panic in a request nothing more is done, and nothing is marked.
+    /// After a panic in a request no later request is executed, and nothing is marked.
     pub(crate) fn fail(&self) {
         self.failed.store(true, Ordering::SeqCst);
         if let Some(cache) = self.run.cache() {
@@ -47,7 +47,7 @@ impl Running {
     }
 
     pub(crate) fn check(&self) -> Result<()> {
-        // The thread that keeps the cache may have failed, too.
+        // The background worker of the cache may have failed, too.
         let abandoned = self.run.cache().is_some_and(|cache| cache.is_abandoned());
         if abandoned || self.failed.load(Ordering::Relaxed) {
             return Err(Error::new(
@@ -58,7 +58,7 @@ impl Running {
         Ok(())
     }
 
-    /// Runs `work`; a panic in it ends the device.
+    /// Runs `work`; a panic in it stops the device.
     pub(crate) fn guarded<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
         struct Guard<'a>(&'a Running);
         impl Drop for Guard<'_> {
@@ -122,20 +122,20 @@ impl Device {
         &self.path
     }
 
-    /// Size, sectors, and what is written whole or not at all.
+    /// Size, sectors, and the atomic unit.
     #[must_use]
     pub fn geometry(&self) -> Geometry {
         use cbd_export::BlockDevice;
         self.running.run.device().geometry()
     }
 
-    /// What the cache says of itself; none without a cache.
+    /// The status of the cache; `None` without a cache.
     #[must_use]
     pub fn status(&self) -> Option<CacheStatus> {
         self.running.run.cache().map(|cache| cache.status())
     }
 
-    /// What the user should know now: of the disk, of the cache, of the region's memory.
+    /// The present warnings: of the disk, of the cache, of the region's memory.
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = self.warnings.clone();
@@ -156,13 +156,13 @@ impl Device {
         warnings
     }
 
-    /// The settings in force; the defaults without a cache.
+    /// The present settings; the defaults without a cache.
     #[must_use]
     pub fn settings(&self) -> Settings {
         self.running.run.cache().map_or_else(Settings::default, |cache| cache.settings())
     }
 
-    /// Changes settings, now and for whoever opens the region later.
+    /// Changes settings, now and for later openers of the region.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] for a value out of its range, or without a cache.
@@ -178,11 +178,12 @@ impl Device {
         Error::new(ErrorKind::InvalidArgument, format!("backend {} has no cache to set anything of", self.id))
     }
 
-    /// Fills `buffer` from `offset`, in whole sectors.
+    /// Reads from `offset` into `buffer`, in whole sectors.
     ///
     /// # Errors
-    /// [`ErrorKind::OutOfRange`] and [`ErrorKind::InvalidArgument`] for what is no whole sectors of the device;
-    /// [`ErrorKind::Media`] for what is damaged; [`ErrorKind::Backing`] when the disk fails. `buffer` means nothing then.
+    /// [`ErrorKind::OutOfRange`] and [`ErrorKind::InvalidArgument`] for a range that is not whole sectors of
+    /// the device; [`ErrorKind::Media`] for a damaged range; [`ErrorKind::Backing`] when the disk fails. The
+    /// content of `buffer` is undefined then.
     pub fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
         let range = range_at(offset, buffer.len())?;
         self.with_queue(|queue| match queue.queue.read_into(0, range, buffer) {
@@ -195,17 +196,18 @@ impl Device {
         })
     }
 
-    /// Writes `data` to `offset`, in whole sectors. It is durable in the region when this returns; up to
-    /// [`Geometry::atomic_unit`] inside 4 MiB of the device is recovered whole or not at all.
+    /// Writes `data` to `offset`, in whole sectors. It is durable in the region when this returns; a write of
+    /// up to [`Geometry::atomic_unit`] inside 4 MiB of the device is recovered completely or not at all.
     ///
     /// # Errors
-    /// As [`read_at`](Self::read_at); the range may hold any mix of old and new sectors then. [`ErrorKind::Backing`] when there is
-    /// no space and the disk takes nothing.
+    /// As [`read_at`](Self::read_at); the range may hold any mix of old and new sectors then.
+    /// [`ErrorKind::Backing`] when there is no space and the disk refuses writes.
     pub fn write_at(&self, data: &[u8], offset: u64) -> Result<()> {
         self.write_with(data, offset, false)
     }
 
-    /// As [`write_at`](Self::write_at), and nothing that is written later reaches the disk before it.
+    /// As [`write_at`](Self::write_at), as a FUA write: nothing that is written later reaches the disk before
+    /// it.
     ///
     /// # Errors
     /// As [`write_at`](Self::write_at).
@@ -221,7 +223,8 @@ impl Device {
         })
     }
 
-    /// Nothing that is written after this reaches the disk before what was written before it. Durable it is without this.
+    /// A write barrier: nothing written after this reaches the disk before the earlier writes. Writes are
+    /// durable without it.
     ///
     /// # Errors
     /// When the cache was stopped, or a device without a cache fails.
@@ -229,7 +232,7 @@ impl Device {
         self.change(Operation::Flush, 0, 0, false)
     }
 
-    /// The range is not needed any more: it reads as zeroes from now on, and the disk gives its space back where it can.
+    /// Discards the range: it reads as zeroes from now on, and the disk frees its space where it can.
     ///
     /// # Errors
     /// As [`write_at`](Self::write_at).
@@ -237,7 +240,7 @@ impl Device {
         self.change(Operation::Discard, offset, length, false)
     }
 
-    /// The range reads as zeroes from now on.
+    /// Zeroes the range.
     ///
     /// # Errors
     /// As [`write_at`](Self::write_at).
@@ -254,27 +257,27 @@ impl Device {
         })
     }
 
-    /// A queue for many requests at a time; it belongs to one thread at a time, and keeps the device open.
+    /// A queue for many requests at a time; one thread at a time may use it, and it keeps the device open.
     ///
     /// # Errors
-    /// When the system refuses what it needs (a ring, descriptors).
+    /// When the system refuses a resource (a ring, descriptors).
     pub fn queue(&self) -> Result<Queue> {
         self.running.check()?;
         Ok(Queue::new(Waiting::new(&self.running)?, Arc::clone(&self.running)))
     }
 
-    /// How many queues of it are open.
+    /// The number of its open queues.
     #[must_use]
     pub fn queues_open(&self) -> usize {
         Arc::strong_count(&self.running) - 1
     }
 
-    /// Brings everything that was written before to the disk; returns how many bytes that were. `progress` is called every few
-    /// milliseconds, and can end the wait with an error of its own.
+    /// Writes everything that was written before to the disk; returns the number of bytes. `progress` is
+    /// called every few milliseconds, and can end the wait with its own error.
     ///
     /// # Errors
-    /// [`ErrorKind::Backing`] or [`ErrorKind::TimedOut`] when nothing has moved for `patience`, or the disk refuses ranges for
-    /// good. What is dirty stays in the region then.
+    /// [`ErrorKind::Backing`] or [`ErrorKind::TimedOut`] when there was no progress for `patience`, or the
+    /// disk refuses ranges permanently. Dirty data stays in the region then.
     pub fn drain(
         &self,
         patience: Duration,
@@ -287,12 +290,12 @@ impl Device {
         })
     }
 
-    /// Ends it: what is dirty stays in the region, marked, for whoever opens it next. Dropping does the same, but cannot say
-    /// what went wrong.
+    /// Closes it: dirty data stays in the region, marked, for the next process that opens it. A drop has the
+    /// same effect, but cannot report an error.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`] while queues of it are open: it ends with the last of them. [`ErrorKind::Media`] when the region's
-    /// memory fails.
+    /// [`ErrorKind::Busy`] while queues of it are open: it is closed with the last of them.
+    /// [`ErrorKind::Media`] when the region's memory fails.
     pub fn close(self) -> Result<()> {
         let held = Arc::clone(&self.running.held);
         match self.queues_open() {
@@ -307,11 +310,12 @@ impl Device {
         }
     }
 
-    /// Drains and takes the disk off the region: it is a plain disk again, with all its data.
+    /// Drains the device and removes the disk from the region: it is a plain disk again, with all its data.
     ///
     /// # Errors
-    /// Those of [`drain`](Self::drain), and [`ErrorKind::Busy`] while queues of it are open; the device is given back then, and
-    /// goes on. When its row cannot be removed the device is gone, and the region has the row still.
+    /// Those of [`drain`](Self::drain), and [`ErrorKind::Busy`] while queues of it are open; the device is
+    /// returned then, and stays usable. If its row cannot be removed, the device is closed, and the region
+    /// still has the row.
     pub fn detach(self, patience: Duration) -> std::result::Result<(), (Option<Self>, Error)> {
         let queues = self.queues_open();
         if queues > 0 {
@@ -326,7 +330,7 @@ impl Device {
         held.remove(id).map_err(|error| (None, error))
     }
 
-    /// Runs `work` with a queue that nobody else has meanwhile.
+    /// Runs `work` with a queue that no other thread uses meanwhile.
     fn with_queue<T>(&self, work: impl FnOnce(&mut Waiting) -> Result<T>) -> Result<T> {
         self.running.guarded(|| {
             let stripe = &self.stripes[stripe_of_this_thread()];
@@ -336,7 +340,7 @@ impl Device {
                 None => Waiting::new(&self.running)?,
             };
             let result = work(&mut queue);
-            // One that could not wait to the end has a request that nobody asks for any more.
+            // A queue whose wait failed has a request whose result is not needed any more.
             if queue.is_idle() {
                 stripe.0.lock().push(queue);
             }
@@ -373,7 +377,7 @@ mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
     #[test]
-    fn after_a_panic_inside_everything_is_refused_and_the_next_opener_finds_what_was_acknowledged() {
+    fn a_panic_stops_the_device_and_the_next_opener_finds_every_acknowledged_write() {
         let folder = tempfile::tempdir().unwrap();
         let (path, disk) = (folder.path().join("region"), folder.path().join("disk"));
         std::fs::File::create(&disk).unwrap().set_len(16 << 20).unwrap();

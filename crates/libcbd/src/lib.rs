@@ -1,18 +1,21 @@
-//! The engine in a program: open a region of persistent memory, put it in front of a disk, read and write.
+//! The engine as a library: open a region of persistent memory, attach a disk, read and write.
 //!
-//! A write is durable in the region when the call returns, some hundreds of nanoseconds later, and reaches the disk in the
-//! background. There is no daemon, no system call and no copy between the program and the engine. From C the same is in `cbd.h`
-//! ([`c`]).
+//! A write is durable in the region when the call returns, some hundreds of nanoseconds later, and reaches
+//! the disk in the background. There is no daemon, no system call and no copy between the program and the
+//! engine. `cbd.h` offers the same to C ([`c`]).
 //!
-//! Always true here:
-//! - a region has one owner: a process that opens one that a daemon or another process has is refused, with who it is;
-//! - tables and logs are the daemon's own: what the library made the daemon can open, and the reverse, one after the other;
-//! - a [`Device`] may be used by any number of threads; a [`Queue`] belongs to one at a time;
-//! - dropping marks, and leaves what is dirty in the region; after a crash the next who opens it recovers all that was
-//!   acknowledged, whoever that is;
-//! - when a thread panics inside, the device refuses everything from then on, and marks nothing that it cannot vouch for.
+//! Invariants:
+//! - a region has one owner: an open is refused, with the owner's name, if a daemon or another process has
+//!   the region;
+//! - tables and logs are those of the daemon: the library and the daemon can open each other's regions, one
+//!   after the other;
+//! - any number of threads may use a [`Device`]; one thread at a time may use a [`Queue`];
+//! - a drop marks the cache, and leaves dirty data in the region; after a crash the next process that opens
+//!   it recovers every acknowledged write, whichever process wrote it;
+//! - when a thread panics inside the library, the device refuses every later request, and marks nothing that
+//!   may be incomplete.
 //!
-//! Left to others: what a request does (`cbd-engine`), doors for other processes (the daemon).
+//! Elsewhere: the execution of requests (`cbd-engine`), exports for other processes (the daemon).
 //!
 //! ```
 //! # fn main() -> cbd::Result<()> {
@@ -23,12 +26,13 @@
 //! use cbd::{DeviceOptions, Region, RegionOptions};
 //!
 //! let region = Region::open(&path, &RegionOptions::format(64 << 20))?;
-//! let device = region.attach(&disk, &DeviceOptions { cache_size: Some(32 << 20), ..DeviceOptions::default() })?;
+//! let options = DeviceOptions { cache_size: Some(32 << 20), ..DeviceOptions::default() };
+//! let device = region.attach(&disk, &options)?;
 //! device.write_at(&[7; 4096], 8192)?; // durable now
 //! let mut block = [0; 4096];
 //! device.read_at(&mut block, 8192)?;
 //! assert_eq!(block, [7; 4096]);
-//! device.close()?; // what is dirty stays in the region; `detach` drains instead, and the disk is a plain disk again
+//! device.close()?; // dirty data stays in the region; `detach` drains instead, and the disk is a plain disk again
 //! # Ok(())
 //! # }
 //! ```

@@ -1,10 +1,10 @@
 //! Queues: many requests at a time from one thread.
 //!
-//! Always true here: what finds all it needs in the cache is complete when it was submitted; the rest goes on in `poll` and
-//! `wait`. A request completes once. Dropping a queue gives up what is in flight: a write may or may not have happened, as after
-//! a crash.
+//! Invariants: a request whose data is in the cache is complete when its submission returns; the others make
+//! progress in `poll` and `wait`. A request completes once. Dropping a queue cancels the requests in flight:
+//! a write may or may not have happened, as after a crash.
 //!
-//! Left to others: what a request does (`cbd-device`).
+//! Elsewhere: the execution of requests (`cbd-device`).
 
 use crate::device::{Running, range_at};
 use cbd_export::RequestQueue;
@@ -15,7 +15,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A queue of the device with what a thread needs to wait for it.
+/// A queue of the device with the descriptors to wait on.
 pub(crate) struct Waiting {
     pub(crate) queue: DeviceQueue<ProcessEnvironment>,
     done: Vec<Completion>,
@@ -36,7 +36,7 @@ impl Waiting {
         self.queue.submit(request, &mut self.done);
     }
 
-    /// Waits for the only request that there is.
+    /// Waits for the only request in flight.
     pub(crate) fn complete_one(&mut self) -> Result<AlignedBuffer> {
         loop {
             if let Some(done) = self.done.pop() {
@@ -54,10 +54,10 @@ impl Waiting {
     }
 }
 
-/// A queue to a device. It may move between threads, and is used by one at a time.
+/// A queue to a device. It may move between threads; one thread at a time may use it.
 pub struct Queue {
     waiting: Waiting,
-    // Last: the device ends when the last queue has.
+    // Last: the device ends with the last queue.
     running: Arc<Running>,
 }
 
@@ -72,10 +72,10 @@ impl Queue {
         Self { waiting, running }
     }
 
-    /// Takes a request. Its completion comes from [`poll`](Self::poll), also where it failed.
+    /// Submits a request. Its completion comes from [`poll`](Self::poll), even after a failure.
     ///
     /// # Errors
-    /// Only when the device has failed and takes nothing any more.
+    /// Only when the device has failed and refuses every request.
     pub fn submit(&mut self, request: Request) -> Result<()> {
         let waiting = &mut self.waiting;
         self.running.guarded(|| {
@@ -84,8 +84,8 @@ impl Queue {
         })
     }
 
-    /// Writes `data` to `offset`, without a copy in between where there is space at once. Its completion, with an empty buffer in
-    /// that case, comes from [`poll`](Self::poll).
+    /// Writes `data` to `offset`, without an intermediate copy if the cache has space at once. Its
+    /// completion, with an empty buffer in that case, comes from [`poll`](Self::poll).
     ///
     /// # Errors
     /// As [`submit`](Self::submit), and for a range past the end of any device.
@@ -100,7 +100,8 @@ impl Queue {
         })
     }
 
-    /// Reads into `buffer`, if all is in the cache: then the completion that comes has no buffer. Else its buffer has the bytes.
+    /// Reads into `buffer`, if all data is in the cache: the completion then has no buffer. Otherwise its
+    /// buffer has the data.
     pub(crate) fn read_at(&mut self, id: u64, buffer: &mut [u8], offset: u64) -> Result<()> {
         let range = range_at(offset, buffer.len())?;
         let waiting = &mut self.waiting;
@@ -112,7 +113,7 @@ impl Queue {
         })
     }
 
-    /// Moves what has completed to `done`; does not wait.
+    /// Moves completions to `done`; does not block.
     ///
     /// # Errors
     /// As [`submit`](Self::submit).
@@ -127,8 +128,8 @@ impl Queue {
         })
     }
 
-    /// As [`poll`](Self::poll), but waits until at least `least` requests have completed, or all that are in flight, or the time is
-    /// up.
+    /// As [`poll`](Self::poll), but waits until at least `least` requests have completed, or all that are in
+    /// flight, or until the timeout.
     ///
     /// # Errors
     /// As [`submit`](Self::submit), and when the system refuses to wait.
@@ -153,14 +154,15 @@ impl Queue {
         }
     }
 
-    /// Requests taken whose completion was not given out yet.
+    /// Submitted requests whose completion was not returned yet.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.waiting.queue.parked() + self.waiting.done.len()
     }
 
-    /// Descriptors one of which is readable when [`poll`](Self::poll) may have something, for a loop of the program's own.
-    /// What was complete when it was submitted is not announced: poll once after submitting.
+    /// Descriptors for the program's own event loop: one of them is readable when [`poll`](Self::poll) may
+    /// have completions. A request that completes at its submission is not signalled: poll once after
+    /// submitting.
     #[must_use]
     pub fn wait_descriptors(&self) -> Vec<RawFd> {
         self.waiting.queue.wait_descriptors()

@@ -1,9 +1,9 @@
-//! Regions: opening and formatting, what there is on one, bringing disks onto it and off it.
+//! Regions: opening and formatting, their content, attaching disks.
 //!
-//! Always true here: a region is held as long as a [`Region`], a device or a queue of it lives; a disk that has a row never gets a
-//! second one, under whatever path it comes.
+//! Invariants: a region is locked as long as a [`Region`], a device or a queue of it lives; a disk that has a
+//! row never gets a second one, whichever path is used.
 //!
-//! Left to others: how it is done (`cbd-runtime`, `cbd-engine`).
+//! Elsewhere: the implementation (`cbd-runtime`, `cbd-engine`).
 
 use crate::Device;
 use crate::device::Running;
@@ -23,15 +23,15 @@ use parking_lot::Mutex;
 use std::path::Path;
 use std::sync::{Arc, Weak};
 
-/// How a region is opened. The default opens one that is there.
+/// How a region is opened. The default opens an existing one.
 #[derive(Clone, Default, Debug)]
 pub struct RegionOptions {
-    /// Make a new transport of it. What it held is lost.
+    /// Format it with a new transport. Its content is lost.
     pub format: Option<Format>,
-    /// How large it has to be at least, in bytes; a file that is made gets this size.
+    /// Its minimum size in bytes; a file that is created gets this size.
     pub size: Option<u64>,
-    /// The host to act as: a daemon that is to serve the same backends later is given the same name. Where none is said it is the
-    /// one that the region has, or the machine's name if it has none yet.
+    /// The host to act as: a daemon that will serve the same backends later needs the same name. `None`: the
+    /// host of the region, or the machine's name if it has none yet.
     pub host: Option<String>,
     /// Refuse a region that does not survive a power failure.
     pub require_persistent: bool,
@@ -40,7 +40,7 @@ pub struct RegionOptions {
 /// How a region is formatted.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Format {
-    /// Bytes of a segment, a power of two; chosen by the region's size where none is said.
+    /// Bytes of a segment, a power of two; `None`: derived from the region's size.
     pub segment_size: Option<u64>,
     /// Even if it holds a transport or other data, which is lost then.
     pub force: bool,
@@ -54,18 +54,19 @@ impl RegionOptions {
     }
 }
 
-/// How a disk is brought onto a region. What is said of a disk that has a cache there already must be as it is.
+/// How a disk is attached to a region. Options that are set must match those of a cache that the disk already
+/// has.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct DeviceOptions {
-    /// Bytes of its cache; 0 for none. What a new disk gets where nothing is said is all that is free.
+    /// Bytes of its cache; 0 for none. `None`: all free space for a new disk.
     pub cache_size: Option<u64>,
-    /// Whether data is under a checksum, which it is where nothing is said.
+    /// Whether data has checksums; `None`: a new cache has them.
     pub data_crc: Option<bool>,
-    /// In which order the disk catches up.
+    /// The order of writeback to the disk.
     pub consistency: Option<Consistency>,
 }
 
-/// What a region is.
+/// The properties of a region.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RegionInfo {
     /// The transport's identity.
@@ -74,22 +75,22 @@ pub struct RegionInfo {
     pub size: u64,
     /// Bytes of a segment.
     pub segment_size: u64,
-    /// Bytes that a new cache can have.
+    /// Bytes that are free for new caches.
     pub free_bytes: u64,
-    /// The host as which this process acts: its row and its name.
+    /// This process's host: its row and its name.
     pub host: (u32, String),
-    /// What a completed write survives.
+    /// The failures that a completed write survives.
     pub durability: Durability,
-    /// What is mapped, and how it is copied into, in one line.
+    /// The kind of the mapping and its copy methods, in one line.
     pub description: String,
-    /// What the user should know.
+    /// Warnings for the user.
     pub warnings: Vec<String>,
 }
 
 /// The devices that are open in this process.
 pub(crate) type OpenDevices = Vec<(BackendId, Weak<Running>)>;
 
-/// What all that stands on a region shares.
+/// The state that a region, its devices and its queues share.
 pub(crate) struct Held {
     pub(crate) transport: Arc<Transport<ProcessEnvironment>>,
     environment: Arc<ProcessEnvironment>,
@@ -99,7 +100,8 @@ pub(crate) struct Held {
     host: HostId,
     mapping: Info,
     description: String,
-    /// What is open in this process; locked by whoever brings something onto the region, so that one disk gets one row.
+    /// The devices that are open in this process; locked while a disk is attached, so that one disk gets one
+    /// row.
     open: Mutex<OpenDevices>,
 }
 
@@ -115,12 +117,13 @@ impl std::fmt::Debug for Region {
 }
 
 impl Region {
-    /// Opens, holds and maps the region at `path`, and formats it if that is asked for.
+    /// Opens, locks and maps the region at `path`, and formats it on request.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`] with who has it; [`ErrorKind::NotFound`]; [`ErrorKind::AlreadyExists`] or [`ErrorKind::Foreign`] when
-    /// what is to be formatted holds something; [`ErrorKind::Damaged`]; [`ErrorKind::Unsupported`] for a region that does not
-    /// survive a power failure and must; [`ErrorKind::InvalidArgument`].
+    /// [`ErrorKind::Busy`] with the present owner; [`ErrorKind::NotFound`]; [`ErrorKind::AlreadyExists`] or
+    /// [`ErrorKind::Foreign`] when the region to be formatted holds data; [`ErrorKind::Damaged`];
+    /// [`ErrorKind::Unsupported`] for a region that does not survive a power failure and must;
+    /// [`ErrorKind::InvalidArgument`].
     pub fn open(path: impl AsRef<Path>, options: &RegionOptions) -> Result<Self> {
         let path = text_of(path.as_ref())?;
         if let Some(host) = &options.host {
@@ -159,7 +162,7 @@ impl Region {
         Ok(Self { held: Arc::new(held) })
     }
 
-    /// What the region is.
+    /// The properties of the region.
     #[must_use]
     pub fn info(&self) -> RegionInfo {
         let held = &*self.held;
@@ -185,19 +188,20 @@ impl Region {
         }
     }
 
-    /// The disks that are recorded on the region, those of other hosts too. Rows that cannot be read are left out;
+    /// The disks that are recorded in the region, those of other hosts too. Unreadable rows are left out;
     /// [`info`](Self::info) warns of them.
     #[must_use]
     pub fn backends(&self) -> Vec<BackendEntry> {
         entries(&self.held.transport).0
     }
 
-    /// Brings the disk at `path` onto the region, or takes up what the region has of it, whoever left it there.
+    /// Attaches the disk at `path` to the region, or opens the backend that the region has of it, whichever
+    /// process created it.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`] when the disk, or its cache, is in use; [`ErrorKind::Exchanged`] when another disk stands where the
-    /// recorded one was; [`ErrorKind::NoSpace`] when the region has no room for the cache; [`ErrorKind::InvalidArgument`] for
-    /// options that differ from what is there.
+    /// [`ErrorKind::Busy`] when the disk, or its cache, is in use; [`ErrorKind::Exchanged`] when another disk
+    /// is at the path of the recorded one; [`ErrorKind::NoSpace`] when the region has no room for the cache;
+    /// [`ErrorKind::InvalidArgument`] for options that differ from the recorded ones.
     pub fn attach(&self, path: impl AsRef<Path>, options: &DeviceOptions) -> Result<Device> {
         let path = text_of(path.as_ref())?;
         let mut open = self.held.open.lock();
@@ -212,7 +216,7 @@ impl Region {
             let mut entry = known.swap_remove(place);
             settle(&self.held.transport, &mut entry, &path)?;
             let device = self.take_up(&entry, &path, options, &mut open)?;
-            // Found by another path than the recorded one: the next start looks for it there.
+            // Found under another path than the recorded one: record it for the next start.
             self.held.transport.update_path(entry.id, &path)?;
             return Ok(device);
         }
@@ -220,7 +224,7 @@ impl Region {
         self.create(&path, &disk, options, &mut open)
     }
 
-    /// Takes up the backend `id`, its disk where it was recorded.
+    /// Opens the backend `id`, with the disk at its recorded path.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`], and those of [`attach`](Self::attach).
@@ -264,7 +268,7 @@ impl Region {
             consistency: options.consistency,
         };
         asked.check(entry, held.transport.info().layout.segment_size)?;
-        // A predecessor that was killed a moment ago may still have writes in the kernel.
+        // A predecessor that was just killed may still have writes in flight in the kernel.
         let started = after_predecessor(DISK_PATIENCE, || held.start(entry, path))?;
         Ok(Device::new(Arc::clone(held), entry.id, path, started, open))
     }
@@ -293,7 +297,7 @@ impl Region {
         let id = new.create(&held.transport, disk).context(|| format!("attaching {path}"))?;
         match held.transport.backend(id).and_then(|entry| held.start(&entry, path)) {
             Ok(started) => Ok(Device::new(Arc::clone(held), id, path, started, open)),
-            // Nobody has written anything yet.
+            // Nothing was written yet.
             Err(error) => Err(match held.transport.remove_backend(id) {
                 Ok(()) => error,
                 Err(second) => error.while_doing(format!(
@@ -304,7 +308,7 @@ impl Region {
         }
     }
 
-    /// How many devices and queues stand on the region.
+    /// The number of devices and queues on the region.
     #[must_use]
     pub fn users(&self) -> usize {
         Arc::strong_count(&self.held) - 1
@@ -313,7 +317,8 @@ impl Region {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        // Devices and queues are gone: each of them holds this. In a forked child they are its parent's.
+        // Devices and queues are gone: each of them holds a reference to this. In a forked child they belong
+        // to its parent.
         if self.process == std::process::id() {
             sync_region_at_end(&self.transport, &self.path);
         }
@@ -325,14 +330,15 @@ impl Held {
         RunningBackend::start(&self.transport, &self.environment, entry, path, Manner::plain(&self.path))
     }
 
-    /// That the memory of the region fails, if it does.
+    /// The failure of the region's memory, if there is one.
     pub(crate) fn failed(&self) -> Option<String> {
         self.transport.region().memory().failed().map(|at| {
             format!("the region's memory failed at byte {at}: what is written from now on may not be durable; replace it")
         })
     }
 
-    /// Takes a backend whose cache is not open any more off the region, with the block devices that a daemon made on it.
+    /// Removes a backend whose cache is closed from the region, with the block devices that a daemon created
+    /// on it.
     pub(crate) fn remove(&self, id: BackendId) -> Result<()> {
         for blkdev in self.transport.blkdevs().iter().filter(|blkdev| blkdev.backend == id) {
             self.transport.remove_blkdev(blkdev.id)?;
@@ -341,7 +347,7 @@ impl Held {
     }
 }
 
-/// The row of the host as which this process acts.
+/// The row of this process's host.
 fn act_as(transport: &Transport<ProcessEnvironment>, wanted: Option<&str>) -> Result<HostId> {
     if let Some(name) = wanted {
         return transport.register_host(name, None);
@@ -359,7 +365,7 @@ fn act_as(transport: &Transport<ProcessEnvironment>, wanted: Option<&str>) -> Re
     }
 }
 
-/// The machine's name as a host's.
+/// The machine's name, as a valid host name.
 fn machine_name() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let allowed = |letter: &char| letter.is_ascii_alphanumeric() || ".-_".contains(*letter);
@@ -367,7 +373,7 @@ fn machine_name() -> String {
     if name.is_empty() { "localhost".to_owned() } else { name }
 }
 
-/// A path as the tables hold it: absolute, text, without control characters.
+/// A path as the tables store it: absolute, UTF-8, without control characters.
 fn text_of(path: &Path) -> Result<String> {
     let malformed = |why: &str| {
         Error::new(ErrorKind::InvalidArgument, format!("the path {} is no path: {why}", path.display()))

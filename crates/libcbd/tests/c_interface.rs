@@ -1,4 +1,4 @@
-//! The C interface, called as C calls it: what is wrong is an error with words, and changes nothing.
+//! The C interface, called as C calls it: every misuse is an error with a text, and changes nothing.
 #![allow(unsafe_code, reason = "the functions take pointers, as C has them")]
 
 mod support;
@@ -16,7 +16,7 @@ const ENOENT: c_int = -2;
 const EEXIST: c_int = -17;
 
 fn last_error() -> String {
-    // SAFETY: it is text, and lives until the next call of this thread.
+    // SAFETY: it is a C string, and lives until the next call of this thread.
     unsafe { CStr::from_ptr(cbd_last_error()) }.to_str().unwrap().to_owned()
 }
 
@@ -26,7 +26,7 @@ fn text(path: &Path) -> CString {
 
 /// A region with the disk behind a cache of 8 MiB.
 fn opened(place: &Place) -> (*mut CbdRegion, *mut CbdDevice) {
-    // SAFETY: structures of numbers and null pointers may be zeroes; all pointers lead to what is there.
+    // SAFETY: structures of numbers and null pointers may be zeroes; all pointers lead to valid objects.
     unsafe {
         let mut options: CbdRegionOptions = zeroed();
         (options.flags, options.size, options.segment_size) = (CBD_REGION_FORMAT, 32 * MIB, 64 << 10);
@@ -54,11 +54,11 @@ fn refused(result: c_int, number: c_int, words: &str) {
 }
 
 #[test]
-fn null_pointers_are_errors_and_closing_nothing_is_none() {
+fn null_pointers_are_errors_except_for_a_close() {
     let place = Place::new();
     let (region, device) = opened(&place);
     let mut queue = null_mut();
-    // SAFETY: the handles are open, and everything else is null, which is what is tried.
+    // SAFETY: the handles are open, and everything else is null, which this test checks.
     unsafe {
         let path = text(&place.disk());
         let name = path.as_ptr();
@@ -94,7 +94,7 @@ fn null_pointers_are_errors_and_closing_nothing_is_none() {
         assert_eq!(cbd_queue_open(device, &raw mut queue), 0);
         refused(cbd_queue_poll(queue, null_mut(), 4), EINVAL, "completions is a null pointer");
         refused(cbd_queue_read(queue, null_mut(), 512, 0, 0), EINVAL, "buffer is a null pointer");
-        assert_eq!(cbd_queue_in_flight(queue), 0, "what was refused is not in flight");
+        assert_eq!(cbd_queue_in_flight(queue), 0, "a refused request is not in flight");
         assert_eq!(cbd_queue_close(queue), 0);
         assert_eq!(cbd_queue_close(null_mut()), 0);
         assert_eq!(cbd_device_close(null_mut()), 0);
@@ -105,7 +105,7 @@ fn null_pointers_are_errors_and_closing_nothing_is_none() {
 }
 
 #[test]
-fn what_means_nothing_is_refused() {
+fn unknown_flags_and_values_are_refused() {
     let place = Place::new();
     let (region, device) = opened(&place);
     // SAFETY: the handles are open; structures of numbers and null pointers may be zeroes.
@@ -148,7 +148,7 @@ fn what_means_nothing_is_refused() {
 }
 
 #[test]
-fn what_is_in_use_is_not_closed_and_goes_on() {
+fn a_handle_in_use_is_not_closed_and_stays_usable() {
     let place = Place::new();
     let (region, device) = opened(&place);
     // SAFETY: the handles are open until they are closed.
@@ -176,7 +176,7 @@ fn what_is_in_use_is_not_closed_and_goes_on() {
 }
 
 #[test]
-fn a_queue_gives_out_as_many_completions_as_there_is_room_for() {
+fn a_queue_returns_as_many_completions_as_fit() {
     let place = Place::new();
     let (region, device) = opened(&place);
     // SAFETY: the handles are open; the memory of the reads lives until they have completed.
@@ -220,9 +220,9 @@ fn a_queue_gives_out_as_many_completions_as_there_is_room_for() {
 }
 
 #[test]
-fn a_queue_that_another_thread_uses_refuses() {
+fn a_queue_in_use_by_another_thread_is_busy() {
     struct Shared(*mut CbdQueue);
-    // SAFETY: what is tried is that the library itself keeps two threads apart.
+    // SAFETY: this test checks that the library itself excludes the second thread.
     unsafe impl Sync for Shared {}
     let place = Place::new();
     let (region, device) = opened(&place);
@@ -256,16 +256,17 @@ fn a_queue_that_another_thread_uses_refuses() {
                 .collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).sum::<i32>()
         });
-        assert!(busy > 0, "the two never met");
+        assert!(busy > 0, "the two threads never collided");
         assert_eq!((cbd_queue_close(queue), cbd_device_close(device), cbd_region_close(region)), (0, 0, 0));
     }
 }
 
 #[test]
-fn what_is_known_is_told() {
+fn properties_and_status_are_returned() {
     let place = Place::new();
     let (region, device) = opened(&place);
-    // SAFETY: the handles are open; structures of numbers may be zeroes; fields of characters end with a zero byte.
+    // SAFETY: the handles are open; structures of numbers may be zeroes; fields of characters end with a zero
+    // byte.
     unsafe {
         let mut info: CbdRegionInfo = zeroed();
         assert_eq!(cbd_region_get_info(region, &raw mut info), 0);
@@ -275,7 +276,7 @@ fn what_is_known_is_told() {
         let length = cbd_region_warnings(region, warnings.as_mut_ptr(), warnings.len());
         assert!(
             length > 8,
-            "a file in a temporary folder does not survive a power failure, and that is said"
+            "a file in a temporary folder does not survive a power failure, and the warning says so"
         );
         assert_eq!(CStr::from_ptr(warnings.as_ptr()).to_bytes().len(), 7);
         let mut backends: [CbdBackendInfo; 2] = zeroed();

@@ -1,4 +1,5 @@
-//! Devices: what was written is read, by any number of threads, through calls and queues, however full the cache is.
+//! Devices: written data is read back, by any number of threads, through calls and queues, however full the
+//! cache is.
 
 mod support;
 
@@ -23,17 +24,17 @@ fn read(device: &Device, block: u64) -> Vec<u8> {
     bytes
 }
 
-/// Waits for all that is in flight.
+/// Waits for all requests in flight.
 #[track_caller]
 fn settle(queue: &mut Queue) -> Vec<Completion> {
     let mut done = Vec::new();
     queue.wait(&mut done, usize::MAX, LIMIT).unwrap();
-    assert_eq!(queue.in_flight(), 0, "not all came back in time");
+    assert_eq!(queue.in_flight(), 0, "not all completed in time");
     done
 }
 
 #[test]
-fn handles_may_be_shared_and_sent() {
+fn handles_are_send_and_sync() {
     fn shared<T: Send + Sync>() {}
     fn sent<T: Send>() {}
     shared::<Region>();
@@ -42,7 +43,7 @@ fn handles_may_be_shared_and_sent() {
 }
 
 #[test]
-fn what_was_on_the_disk_is_read_and_what_is_written_over_it_too() {
+fn reads_combine_data_of_the_disk_and_of_the_cache() {
     let place = Place::new();
     std::fs::write(
         place.disk(),
@@ -85,7 +86,7 @@ fn threads_that_write_more_than_the_cache_holds_wait_for_space_and_lose_nothing(
 }
 
 #[test]
-fn a_queue_takes_many_requests_and_gives_each_back_once() {
+fn a_queue_completes_each_of_many_requests_once() {
     let place = Place::new();
     let (_region, device) = place.cached(MIB);
     let mut queue = device.queue().unwrap();
@@ -116,7 +117,7 @@ fn a_queue_takes_many_requests_and_gives_each_back_once() {
 }
 
 #[test]
-fn a_wait_ends_when_enough_has_completed_or_its_time_is_up() {
+fn a_wait_ends_with_enough_completions_or_at_its_timeout() {
     let place = Place::new();
     let (_region, device) = place.cached(8 * MIB);
     let mut queue = device.queue().unwrap();
@@ -138,7 +139,7 @@ fn zeroes_and_discards_read_as_zeroes_and_reach_the_disk() {
     let (_region, device) = place.cached(8 * MIB);
     device.write_at(&pattern(1, 1), place_of(1)).unwrap();
     device.write_zeroes(0, 2 * BLOCK as u64).unwrap();
-    assert!(device.geometry().discard, "a file gives space back, and it reads as zeroes");
+    assert!(device.geometry().discard, "a file frees space, and it reads as zeroes");
     device.discard(place_of(4), BLOCK as u64).unwrap();
     for block in [0, 1, 4] {
         assert_eq!(read(&device, block), vec![0; BLOCK], "block {block}");
@@ -152,7 +153,7 @@ fn zeroes_and_discards_read_as_zeroes_and_reach_the_disk() {
 }
 
 #[test]
-fn what_does_not_fit_the_device_is_refused_and_changes_nothing() {
+fn a_range_outside_the_device_is_refused_and_changes_nothing() {
     let place = Place::new();
     let (_region, device) = place.cached(8 * MIB);
     let cases = [
@@ -172,10 +173,10 @@ fn what_does_not_fit_the_device_is_refused_and_changes_nothing() {
 }
 
 #[test]
-fn a_drain_brings_everything_to_the_disk_and_can_be_ended() {
+fn a_drain_writes_everything_to_the_disk_and_can_be_cancelled() {
     let place = Place::new();
     let (_region, device) = place.cached(8 * MIB);
-    // Slow enough that it is not drained before it is asked to be.
+    // Slow enough that it is not drained before the request.
     device.set_settings(Settings { writeback_rate: 1 << 20, ..device.settings() }).unwrap();
     for block in 0..512 {
         device.write_at(&pattern(block, 3), place_of(block)).unwrap();
@@ -193,7 +194,7 @@ fn a_drain_brings_everything_to_the_disk_and_can_be_ended() {
 }
 
 #[test]
-fn settings_stay_over_a_close_and_nonsense_is_refused() {
+fn settings_persist_across_a_close_and_invalid_ones_are_refused() {
     let place = Place::new();
     let (region, device) = place.cached(8 * MIB);
     let settings = Settings { gc_percent: 55, writeback_rate: 123 << 20, ..device.settings() };

@@ -1,4 +1,4 @@
-//! `cbd.h` says what the source says: it is made from it, and the one that is checked in is the same.
+//! `cbd.h` matches the source: it is generated from it, and this test compares the checked-in file.
 //!
 //! After a change of the C interface: `CBD_HEADER=write cargo test -p libcbd --test header`.
 
@@ -9,12 +9,12 @@ fn generated(root: &Path) -> String {
     let builder = cbindgen::Builder::new().with_config(config).with_src(root.join("src/c/mod.rs"));
     let mut header = Vec::new();
     builder.generate().expect("a header").write(&mut header);
-    // What Rust calls the safety of a function is in C what it takes of its pointers.
+    // The "Safety" section of a Rust function is the description of its pointers in C.
     String::from_utf8(header).expect("text").replace(" * # Safety\n *", " * Pointers:")
 }
 
 #[test]
-fn the_header_that_is_checked_in_is_that_of_the_source() {
+fn the_checked_in_header_is_that_of_the_source() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let file = root.join("include/cbd.h");
     let header = generated(root);
@@ -24,6 +24,6 @@ fn the_header_that_is_checked_in_is_that_of_the_source() {
     let kept = std::fs::read_to_string(&file).expect("the header");
     assert!(
         kept == header,
-        "include/cbd.h is not what the source says; make it anew with CBD_HEADER=write cargo test -p libcbd --test header"
+        "include/cbd.h differs from the source; generate it again with CBD_HEADER=write cargo test -p libcbd --test header"
     );
 }

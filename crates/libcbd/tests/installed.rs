@@ -1,6 +1,7 @@
-//! What is installed is what programs need: a C program builds with what pkg-config says, and fio's engine writes and verifies.
+//! The installed files suffice for programs: a C program builds with the flags of pkg-config, and fio's
+//! engine writes and verifies.
 //!
-//! Behind `CBD_SYSTEM_TESTS`: a C compiler, pkg-config and fio are needed, and fio's headers are fetched through apt.
+//! Requires `CBD_SYSTEM_TESTS`: a C compiler, pkg-config and fio; fio's headers are fetched through apt.
 
 mod support;
 
@@ -8,7 +9,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 use support::Place;
 
-/// Whether the tools must be there. Without the variable the test says that it did not run.
+/// Whether the tools must be there. Without the variable the test prints that it did not run.
 fn wanted(test: &str) -> bool {
     let wanted = std::env::var_os("CBD_SYSTEM_TESTS").is_some_and(|value| value == "1");
     if !wanted {
@@ -17,7 +18,7 @@ fn wanted(test: &str) -> bool {
     wanted
 }
 
-/// Runs a command to its end, at most for some minutes.
+/// Runs a command to its end.
 #[track_caller]
 fn run(command: &mut Command) -> String {
     let Output { status, stdout, stderr } = command.output().unwrap();
@@ -26,7 +27,7 @@ fn run(command: &mut Command) -> String {
     stdout.into_owned()
 }
 
-/// As [`run`], for what could hang.
+/// As [`run`], for commands that could hang.
 fn within(seconds: u32, program: impl AsRef<std::ffi::OsStr>) -> Command {
     let mut command = Command::new("timeout");
     command.arg(seconds.to_string()).arg(program);
@@ -54,7 +55,7 @@ fn compile(source: &str, program: &Path, flags: &[String]) {
 }
 
 #[test]
-fn a_c_program_builds_with_what_is_installed_shared_or_static_and_runs() {
+fn a_c_program_builds_with_the_installed_files_and_runs() {
     if !wanted("the example in C") {
         return;
     }
@@ -75,7 +76,7 @@ fn a_c_program_builds_with_what_is_installed_shared_or_static_and_runs() {
         assert!(said.contains("8388608 bytes written, 8388608 read from the cache"), "{said}");
         assert!(said.ends_with("all is on the disk\n"), "{said}");
     }
-    // What the program wrote is on the disk, and the loader was asked for the name that stays.
+    // The program's data is on the disk, and the program requires the soname.
     assert_eq!(place.on_disk(2047)[1], (2047_u64 * 31 + 7) as u8);
     let needed = std::fs::read(place.path("shared")).unwrap();
     assert!(needed.windows(12).any(|bytes| bytes == b"libcbd.so.0\0"));
@@ -111,11 +112,11 @@ fn fio_writes_and_verifies_through_its_engine_with_threads_and_depth() {
     // More than the cache holds; some of it is read back from the disk.
     let said = run(fio(&threads).args(verify).args(["--rw=randwrite", "--fsync=64"]));
     assert!(said.contains("err= 0"), "{said}");
-    // Another process: what it reads is what the region and the disk kept.
+    // Another process: it reads the content of the region and the disk.
     run(fio(&threads).args(verify).args(["--rw=randread", "--verify_only", "--drain=1"]));
     run(fio(&threads).args(["--rw=randtrim"]));
     run(fio(&threads).args(["--rw=randrw", "--bs=512", "--number_ios=2000"]));
-    // A disk whose bytes are not what fio wrote is found out: the verification is one.
+    // Wrong bytes on the disk are found: fio does verify.
     std::fs::remove_file(place.region_path()).unwrap();
     run(fio(&threads).args(verify).args(["--rw=write", "--drain=1", "--do_verify=0"]));
     std::fs::remove_file(place.region_path()).unwrap();
@@ -127,9 +128,9 @@ fn fio_writes_and_verifies_through_its_engine_with_threads_and_depth() {
     assert!(String::from_utf8_lossy(&processes.stderr).contains("set thread=1"), "{processes:?}");
 }
 
-/// What fio calls a synchronous write is a forced one here: each ends an epoch, which plain ones do not.
+/// A synchronous write of fio is a FUA write here: each ends an epoch, which plain ones do not.
 #[test]
-fn fio_forces_the_writes_that_it_is_told_to_synchronize_and_no_others() {
+fn fio_sends_synchronous_writes_as_fua_and_no_others() {
     const WRITES: u64 = 300;
     if !wanted("fio's engine") {
         return;

@@ -1,4 +1,5 @@
-//! A program that is killed in the middle of its writes loses none that was acknowledged, whoever opens the region next.
+//! A program that is killed in the middle of its writes loses no acknowledged one, whichever process opens
+//! the region next.
 
 mod support;
 
@@ -29,7 +30,8 @@ impl Drop for Writer {
     }
 }
 
-/// Lets a program write versions from the first on, kills it after so many acknowledged writes, and gives the last version acknowledged of each block.
+/// Runs a program that writes versions from `first_version` on, kills it after `acknowledged` writes, and
+/// returns the last acknowledged version of each block.
 fn write_and_kill(place: &Place, first_version: u64, acknowledged: usize) -> BTreeMap<u64, u64> {
     let mut writer = Writer(
         Command::new(example("writer"))
@@ -44,24 +46,24 @@ fn write_and_kill(place: &Place, first_version: u64, acknowledged: usize) -> BTr
     let mut lines = BufReader::new(writer.0.stdout.take().unwrap()).lines();
     let mut last = BTreeMap::new();
     let mut note = |line: &str| {
-        // A last line may be cut off.
+        // The last line may be cut off.
         let Some((block, number)) = line.split_once(' ') else { return };
         let (Ok(block), Ok(number)) = (block.parse::<u64>(), number.parse::<u64>()) else { return };
         last.entry(block).and_modify(|known| *known = number.max(*known)).or_insert(number);
     };
     for _ in 0..acknowledged {
-        note(&lines.next().expect("the writer goes on").unwrap());
+        note(&lines.next().expect("the writer is alive").unwrap());
     }
     writer.0.kill().unwrap();
     let status = writer.0.wait().unwrap();
     assert!(!status.success());
-    // What it had acknowledged and we had not read yet; a number that was cut off is smaller than the whole one.
+    // Acknowledgements that were not read yet; a number that was cut off is smaller than the whole one.
     lines.map_while(Result::ok).for_each(|line| note(&line));
     assert!(!last.is_empty());
     last
 }
 
-/// A region with the disk behind a cache of so many bytes.
+/// A region with the disk behind a cache of `cache_size` bytes.
 fn prepared(cache_size: u64) -> Place {
     let place = Place::new();
     let (region, device) = place.cached(cache_size);
@@ -77,11 +79,11 @@ fn read(device: &Device, block: u64) -> Vec<u8> {
 }
 
 #[test]
-fn the_library_finds_every_acknowledged_write_of_a_program_that_was_killed() {
+fn the_library_finds_every_acknowledged_write_of_a_killed_program() {
     let place = prepared(8 * MIB);
     let mut known: BTreeMap<u64, u64> = BTreeMap::new();
     for round in 0..5 {
-        // Versions of a later round are higher, so an old one never passes for a new one.
+        // Versions of a later round are higher, so an old one is never taken for a new one.
         known.extend(write_and_kill(&place, 1 + 1_000_000 * round, 500 + 700 * round as usize));
         let region: Region = place.open();
         let entry = region.backends().pop().unwrap();
@@ -97,7 +99,7 @@ fn the_library_finds_every_acknowledged_write_of_a_program_that_was_killed() {
 }
 
 #[test]
-fn the_daemon_finds_every_acknowledged_write_of_a_program_that_was_killed() {
+fn the_daemon_finds_every_acknowledged_write_of_a_killed_program() {
     let place = prepared(MIB);
     let acknowledged = write_and_kill(&place, 1, 4000);
     let daemon = place.daemon();

@@ -1,4 +1,4 @@
-//! A region has one owner at a time, and whoever comes next finds what the former left, daemon or library.
+//! A region has one owner at a time, and the next one finds the data of the former, daemon or library.
 
 mod support;
 
@@ -23,7 +23,7 @@ fn read_is(device: &cbd::Device, number: u64) {
 }
 
 #[test]
-fn a_second_opener_is_told_who_has_the_region() {
+fn the_error_of_a_second_opener_names_the_owner() {
     let place = Place::new();
     let _held = place.format();
     for options in [RegionOptions::default(), RegionOptions::format(32 * MIB)] {
@@ -36,7 +36,7 @@ fn a_second_opener_is_told_who_has_the_region() {
 }
 
 #[test]
-fn a_region_that_a_daemon_has_is_refused_and_the_reverse() {
+fn a_region_of_a_daemon_is_refused_to_the_library_and_the_reverse() {
     let place = Place::new();
     let daemon = place.daemon();
     daemon.register_transport(&place.registration(true)).unwrap();
@@ -51,7 +51,7 @@ fn a_region_that_a_daemon_has_is_refused_and_the_reverse() {
 }
 
 #[test]
-fn what_the_library_left_the_daemon_takes_up() {
+fn the_daemon_opens_the_cache_of_the_library() {
     let place = Place::new();
     let (region, device) = place.cached(8 * MIB);
     write(&device, 4);
@@ -69,7 +69,7 @@ fn what_the_library_left_the_daemon_takes_up() {
 }
 
 #[test]
-fn what_the_daemon_left_the_library_takes_up() {
+fn the_library_opens_the_cache_of_the_daemon() {
     let place = Place::new();
     {
         let daemon = place.daemon();
@@ -94,7 +94,7 @@ fn what_the_daemon_left_the_library_takes_up() {
     let device = region.open_device(entry.id).unwrap();
     read_is(&device, 8);
     write(&device, 9);
-    // The daemon's block device stood on it; it goes with the backend.
+    // The daemon's block device on it is removed with the backend.
     device.detach(cbd::DRAIN_PATIENCE).unwrap();
     assert_eq!(version(63, &place.on_disk(63)), 9);
     drop(region);
@@ -104,7 +104,7 @@ fn what_the_daemon_left_the_library_takes_up() {
 }
 
 #[test]
-fn one_disk_gets_one_row_under_whatever_path_it_comes() {
+fn one_disk_gets_one_row_whatever_its_path() {
     let place = Place::new();
     let (region, device) = place.cached(8 * MIB);
     let error = region.attach(place.disk(), &DeviceOptions::default()).unwrap_err();
@@ -120,7 +120,7 @@ fn one_disk_gets_one_row_under_whatever_path_it_comes() {
 }
 
 #[test]
-fn another_disk_in_the_place_of_the_recorded_one_is_refused() {
+fn another_disk_at_the_recorded_path_is_refused() {
     let place = Place::new();
     let (region, device) = place.cached(8 * MIB);
     write(&device, 1);
@@ -133,7 +133,7 @@ fn another_disk_in_the_place_of_the_recorded_one_is_refused() {
 }
 
 #[test]
-fn options_that_differ_from_what_is_there_are_refused() {
+fn options_that_differ_from_the_recorded_ones_are_refused() {
     let place = Place::new();
     let (region, device) = place.cached(8 * MIB);
     device.close().unwrap();
@@ -149,7 +149,7 @@ fn options_that_differ_from_what_is_there_are_refused() {
 }
 
 #[test]
-fn a_region_with_several_hosts_wants_to_know_as_which() {
+fn a_region_with_several_hosts_requires_a_host_name() {
     let place = Place::new();
     drop(place.format());
     let second = RegionOptions { host: Some("node1".to_owned()), ..RegionOptions::default() };
@@ -169,7 +169,7 @@ fn a_region_with_several_hosts_wants_to_know_as_which() {
 }
 
 #[test]
-fn a_region_that_cannot_be_formatted_is_left_as_it_was() {
+fn a_region_that_cannot_be_formatted_is_unchanged() {
     let place = Place::new();
     let options = RegionOptions {
         format: Some(Format { segment_size: Some(3000), force: false }),

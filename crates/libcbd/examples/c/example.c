@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * A disk behind a region: threads that write by calls, a queue that reads at depth, a drain.
+ * A disk behind a region: threads that write with calls, a queue that reads at depth, a drain.
  *
  *     cc -o example example.c $(pkg-config --cflags --libs cbd) -pthread
  *     truncate -s 64M disk && ./example region disk
@@ -37,7 +37,7 @@ struct work {
     unsigned first;
 };
 
-/* Calls return when the write is durable. Any number of threads may make them. */
+/* A call returns when its write is durable. Any number of threads may make calls. */
 static void *write_blocks(void *argument)
 {
     const struct work *work = argument;
@@ -50,7 +50,7 @@ static void *write_blocks(void *argument)
     return NULL;
 }
 
-/* A queue belongs to one thread, and takes many requests at a time. */
+/* A queue is used by one thread, and accepts many requests at a time. */
 static void read_blocks(cbd_device *device)
 {
     static unsigned char buffers[DEPTH][BLOCK];
@@ -104,7 +104,7 @@ int main(int argc, char **argv)
         return 2;
     }
 
-    /* A region that is there is opened, else it is made. */
+    /* Opens the region if it exists, else formats one. */
     int opened = cbd_region_open(argv[1], NULL, &region);
     if (opened == -ENOENT) {
         region_options.flags = CBD_REGION_FORMAT;
@@ -137,7 +137,7 @@ int main(int argc, char **argv)
     printf("%" PRIu64 " bytes written, %" PRIu64 " read from the cache\n", status.written_bytes,
            status.read_hit_bytes);
 
-    /* The disk is a plain disk again. To keep the cache for the next time: cbd_device_close. */
+    /* The disk is a plain disk again. To keep the cache instead: cbd_device_close. */
     check(cbd_device_detach(&device, 0), "detaching the disk");
     check(cbd_region_close(region), "closing the region");
     puts("all is on the disk");

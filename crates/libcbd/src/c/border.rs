@@ -1,6 +1,6 @@
-//! The border between C and Rust: results to numbers, pointers to references, panics to errors.
+//! The boundary between C and Rust: converts results to numbers, pointers to references, panics to errors.
 //!
-//! Always true here: nothing unwinds into C; a pointer is looked at only after it was found not to be null.
+//! Invariants: nothing unwinds into C; a pointer is dereferenced only after a check for null.
 
 use cbd_types::{Error, ErrorKind, Result};
 use std::any::Any;
@@ -17,15 +17,15 @@ pub(super) fn last_error() -> *const c_char {
     LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
 }
 
-/// Keeps the words of an error for [`last_error`], and gives its number.
+/// Stores the text of an error for [`last_error`], and returns its number.
 pub(super) fn note(error: &Error) -> c_int {
     let text = error.line().replace('\0', "?");
-    // At the very end of a thread there is nobody to ask.
+    // At the very end of a thread no code can query the text.
     let _ = LAST.try_with(|last| *last.borrow_mut() = CString::new(text).unwrap_or_default());
     -error.errno()
 }
 
-/// Runs what a function of C does.
+/// Runs the body of a C function.
 pub(super) fn call(work: impl FnOnce() -> Result<c_int>) -> c_int {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(value)) => value,
@@ -54,7 +54,7 @@ pub(super) fn invalid(text: String) -> Error {
 }
 
 /// # Safety
-/// A pointer that is not null leads to a `T` that nobody changes while `'a` lasts.
+/// A pointer that is not null leads to a `T` that no thread changes during `'a`.
 pub(super) unsafe fn shared<'a, T>(pointer: *const T, what: &str) -> Result<&'a T> {
     // SAFETY: the caller's.
     unsafe { pointer.as_ref() }.ok_or_else(|| is_null(what))
@@ -66,12 +66,13 @@ pub(super) unsafe fn give<T>(pointer: *mut T, what: &str, value: T) -> Result<()
     if pointer.is_null() {
         return Err(is_null(what));
     }
-    // SAFETY: it is not null, and the caller says that it can be written. What was there is not dropped: it may be nothing.
+    // SAFETY: it is not null, and the caller ensures that it can be written. The old value is not dropped: it
+    // may be uninitialized.
     unsafe { pointer.write(value) };
     Ok(())
 }
 
-/// Refuses a null pointer before anything is done whose result would have nowhere to go.
+/// Refuses a null pointer before an operation whose result could not be returned.
 pub(super) fn wanted<T>(pointer: *mut T, what: &str) -> Result<()> {
     if pointer.is_null() { Err(is_null(what)) } else { Ok(()) }
 }
@@ -87,7 +88,7 @@ pub(super) unsafe fn text<'a>(pointer: *const c_char, what: &str) -> Result<&'a 
     text.to_str().map_err(|_| invalid(format!("{what} is not UTF-8")))
 }
 
-/// The length of memory that C gives, if it can be one.
+/// Checks the length of memory that C passes.
 pub(super) fn checked_length<T>(pointer: *const T, length: usize, what: &str) -> Result<()> {
     if pointer.is_null() && length > 0 {
         return Err(is_null(what));
@@ -99,7 +100,7 @@ pub(super) fn checked_length<T>(pointer: *const T, length: usize, what: &str) ->
 }
 
 /// # Safety
-/// `length` bytes at a pointer that is not null can be read, and nobody changes them while `'a` lasts.
+/// `length` bytes at a pointer that is not null can be read, and no thread changes them during `'a`.
 pub(super) unsafe fn bytes<'a>(pointer: *const u8, length: usize, what: &str) -> Result<&'a [u8]> {
     checked_length(pointer, length, what)?;
     if length == 0 {
@@ -110,7 +111,8 @@ pub(super) unsafe fn bytes<'a>(pointer: *const u8, length: usize, what: &str) ->
 }
 
 /// # Safety
-/// `length` bytes at a pointer that is not null can be read and written, and nobody else does while `'a` lasts.
+/// `length` bytes at a pointer that is not null can be read and written, and no other thread accesses them
+/// during `'a`.
 pub(super) unsafe fn bytes_mut<'a>(pointer: *mut u8, length: usize, what: &str) -> Result<&'a mut [u8]> {
     checked_length(pointer, length, what)?;
     if length == 0 {
@@ -120,7 +122,7 @@ pub(super) unsafe fn bytes_mut<'a>(pointer: *mut u8, length: usize, what: &str) 
     Ok(unsafe { std::slice::from_raw_parts_mut(pointer, length) })
 }
 
-/// Writes as much of `text` as fits, with a zero byte behind it, and gives the length of all of it.
+/// Writes as much of `text` as fits, with a zero byte behind it, and returns the length of all of it.
 ///
 /// # Safety
 /// `capacity` bytes at a pointer that is not null can be written.
@@ -131,7 +133,8 @@ pub(super) unsafe fn give_text(text: &str, buffer: *mut c_char, capacity: usize)
         while !text.is_char_boundary(length) {
             length -= 1;
         }
-        // SAFETY: `length` is below `capacity`, which can be written; the text is ours, so the two do not overlap.
+        // SAFETY: `length` is below `capacity`, which can be written; the text is Rust memory, so the two do
+        // not overlap.
         unsafe {
             std::ptr::copy_nonoverlapping(text.as_ptr(), buffer.cast::<u8>(), length);
             buffer.add(length).write(0);
@@ -140,7 +143,7 @@ pub(super) unsafe fn give_text(text: &str, buffer: *mut c_char, capacity: usize)
     c_int::try_from(text.len()).map_err(|_| invalid("the text is too long".to_owned()))
 }
 
-/// A field of characters with `text`, as much of it as fits, and zero bytes behind it.
+/// A character array with `text`, as much of it as fits, and zero bytes behind it.
 pub(super) fn field<const N: usize>(text: &str) -> [c_char; N] {
     let mut field = [0; N];
     for (place, byte) in field.iter_mut().take(N - 1).zip(text.bytes()) {
@@ -149,8 +152,7 @@ pub(super) fn field<const N: usize>(text: &str) -> [c_char; N] {
     field
 }
 
-/// # Errors
-/// When something is set that means nothing.
+/// # Errors When a flag or reserved field has an unknown bit.
 pub(super) fn check_flags(flags: u32, known: u32, reserved: &[u64]) -> Result<()> {
     if flags & !known != 0 {
         return Err(invalid(format!(

@@ -10,48 +10,48 @@ use std::ffi::{c_char, c_int, c_void};
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-/// A disk behind its cache, open in this process. It may be used by any number of threads.
+/// A disk behind its cache, open in this process. Any number of threads may use it.
 pub struct CbdDevice(pub(super) Device);
 
-/// Without a cache: all goes to the disk.
+/// Without a cache: all requests go to the disk.
 pub const CBD_DEVICE_NO_CACHE: u32 = 1;
-/// Data is not under a checksum; for a new cache only.
+/// No checksums of data; for a new cache only.
 pub const CBD_DEVICE_NO_DATA_CRC: u32 = 2;
 
-/// As it is, or strict for a new cache.
+/// The present mode, or strict for a new cache.
 pub const CBD_CONSISTENCY_DEFAULT: u32 = 0;
-/// Epoch by epoch: alone, the disk is a legal crash state at any moment.
+/// Epoch by epoch: without the region, the disk is a valid crash state at any moment.
 pub const CBD_CONSISTENCY_STRICT: u32 = 1;
-/// Many epochs in one batch: legal between batches.
+/// Many epochs in one batch: valid between batches.
 pub const CBD_CONSISTENCY_CHECKPOINT: u32 = 2;
-/// By address, at once: no promise until all is drained.
+/// By address, at once: the disk is consistent only when everything is drained.
 pub const CBD_CONSISTENCY_NONE: u32 = 3;
 
-/// Nothing later reaches the disk that has refused a write for long.
+/// Nothing later is written to a disk that has refused a write for long.
 pub const CBD_ON_WRITE_ERROR_STOP: u32 = 0;
-/// What the disk refuses is kept in the cache, and everything else goes on.
+/// Blocks that the disk refuses stay in the cache, and everything else is written.
 pub const CBD_ON_WRITE_ERROR_PARK: u32 = 1;
 
-/// Nothing that is written later reaches the disk before this.
+/// A FUA write: nothing that is written later reaches the disk before it.
 pub const CBD_FUA: u32 = 1;
 
 /// The device has a cache.
 pub const CBD_STATUS_CACHED: u32 = 1;
-/// The disk alone is a state that a plain disk could have shown after a power cut.
+/// The disk without the region is in a state that a plain disk could have after a power failure.
 pub const CBD_STATUS_DISK_IS_CONSISTENT: u32 = 2;
-/// The disk fails at present.
+/// The disk fails at this moment.
 pub const CBD_STATUS_DISK_FAILS: u32 = 4;
-/// Writes that find no space fail, because the disk has refused writes for long.
+/// Writes fail if the cache has no space, because the disk has refused writes for long.
 pub const CBD_STATUS_STALLED: u32 = 8;
 /// A request waits for space.
 pub const CBD_STATUS_WRITERS_WAIT: u32 = 16;
 
-/// How a disk is brought onto a region. All zeroes: a new disk gets a cache of all that is free, one that is there is taken up
-/// as it is.
+/// How a disk is attached to a region. All zeroes: a new disk gets a cache of all free space, an attached one
+/// is opened unchanged.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct CbdDeviceOptions {
-    /// Bytes of its cache. 0: all that is free, or as it is.
+    /// Bytes of its cache. 0: all free space, or the present size.
     pub cache_size: u64,
     /// `CBD_CONSISTENCY_..`.
     pub consistency: u32,
@@ -61,19 +61,19 @@ pub struct CbdDeviceOptions {
     pub reserved: [u64; 6],
 }
 
-/// What a device is.
+/// The properties of a device.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct CbdGeometry {
     /// Bytes.
     pub size: u64,
-    /// Every request is whole sectors of so many bytes.
+    /// Every request is whole sectors of this many bytes.
     pub sector: u32,
-    /// What is best not to write in part, in bytes.
+    /// The unit that is best not written in part, in bytes.
     pub physical_sector: u32,
-    /// A write of at most so many bytes inside 4 MiB of the device is recovered whole or not at all.
+    /// A write of at most this many bytes inside 4 MiB of the device is recovered completely or not at all.
     pub atomic_unit: u32,
-    /// Granularity of discards in bytes; 0 where discards give nothing back.
+    /// Granularity of discards in bytes; 0 where discards free no space.
     pub discard_granularity: u32,
     /// Row of the backend on its region.
     pub backend_id: u32,
@@ -83,21 +83,21 @@ pub struct CbdGeometry {
     pub reserved: [u64; 4],
 }
 
-/// What can be changed while a cache runs.
+/// The settings that can be changed while a cache runs.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct CbdSettings {
-    /// Reclaim begins when more than this share of the segments is used; 0 to 90.
+    /// Reclaim begins when more than this percentage of the segments is used; 0 to 90.
     pub gc_percent: u32,
     /// `CBD_CONSISTENCY_..`, not the default.
     pub consistency: u32,
-    /// Limit of writeback in bytes a second; 0: as fast as it is needed.
+    /// Limit of writeback in bytes per second; 0: as fast as needed.
     pub writeback_rate: u64,
-    /// Writeback goes at full speed when more than this share of the cache is dirty; 0 to 90.
+    /// Writeback runs at full speed when more than this percentage of the cache is dirty; 0 to 90.
     pub dirty_target_percent: u32,
     /// `CBD_ON_WRITE_ERROR_..`.
     pub on_write_error: u32,
-    /// Seconds of failed attempts after which `on_write_error` has effect; 0 to 86400.
+    /// Seconds of failed attempts after which `on_write_error` takes effect; 0 to 86400.
     pub write_error_after_s: u32,
     /// 0.
     pub reserved0: u32,
@@ -105,7 +105,7 @@ pub struct CbdSettings {
     pub reserved: [u64; 4],
 }
 
-/// Counters since the device was opened, and its state now.
+/// Counters since the device was opened, and its present state.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CbdStatus {
@@ -113,17 +113,17 @@ pub struct CbdStatus {
     pub flags: u32,
     /// Segments of the cache.
     pub segments: u32,
-    /// Free ones.
+    /// Free segments.
     pub free_segments: u32,
-    /// Ranges that read with an error.
+    /// Ranges whose reads fail.
     pub damaged_ranges: u32,
     /// Bytes that the disk does not have yet, overwritten versions included.
     pub dirty_bytes: u64,
-    /// Bytes that were written.
+    /// Bytes written.
     pub written_bytes: u64,
     /// Bytes that reads found in the cache.
     pub read_hit_bytes: u64,
-    /// Bytes that reads had to take from the disk.
+    /// Bytes that reads took from the disk.
     pub read_missed_bytes: u64,
     /// Bytes written to the disk.
     pub written_back_bytes: u64,
@@ -133,17 +133,19 @@ pub struct CbdStatus {
     pub epoch: u64,
     /// Everything up to this epoch is durable on the disk.
     pub drained_epoch: u64,
-    /// Every write that completed and was flushed before this time is on the disk; milliseconds since 1970 UTC, 0: not known.
+    /// Every write that completed and was flushed before this time is on the disk; milliseconds since 1970
+    /// UTC, 0: not known.
     pub drained_unix_ms: u64,
     /// 0.
     pub reserved: [u64; 8],
 }
 
-/// Brings the disk at `path` onto the region, or takes up what the region has of it, whoever left it there. `options` may be
-/// NULL.
+/// Attaches the disk at `path` to the region, or opens the backend that the region has of it, whichever
+/// process created it. `options` may be NULL.
 ///
 /// # Safety
-/// `region` is open or NULL; `path` is text or NULL; `options` leads to options or is NULL; `device` can be written or is NULL.
+/// `region` is open or NULL; `path` is text or NULL; `options` leads to options or is NULL; `device` can be
+/// written or is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cbd_device_attach(
     region: *const CbdRegion,
@@ -191,7 +193,7 @@ fn consistency_of(given: u32) -> Result<Consistency> {
     }
 }
 
-/// Takes up the backend `id` of the region, its disk where it was recorded.
+/// Opens the backend `id` of the region, with the disk at its recorded path.
 ///
 /// # Safety
 /// `region` is open or NULL; `device` can be written or is NULL.
@@ -212,18 +214,19 @@ pub unsafe extern "C" fn cbd_device_open(
     })
 }
 
-/// Ends the device: what is dirty stays in the region, marked, for whoever opens it next. -EBUSY while queues of it are
-/// open; the handle is valid still then. -EIO: the region's memory fails; the handle is gone. NULL is nothing to close.
+/// Closes the device: dirty data stays in the region, marked, for the next process that opens it. -EBUSY
+/// while queues of it are open; the handle stays valid then. -EIO: the region's memory fails; the handle is
+/// released. NULL is ignored.
 ///
 /// # Safety
-/// `device` is open or NULL, and nobody else uses it.
+/// `device` is open or NULL, and no other thread uses it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cbd_device_close(device: *mut CbdDevice) -> c_int {
     call(|| {
         // SAFETY: the caller's.
         let Some(open) = (unsafe { device.as_ref() }) else { return Ok(0) };
         refuse_with_queues(open)?;
-        // SAFETY: it came from `Box::into_raw`, and the caller gives it up.
+        // SAFETY: it came from `Box::into_raw`, and the caller does not use it any more.
         unsafe { Box::from_raw(device) }.0.close()?;
         Ok(0)
     })
@@ -239,22 +242,23 @@ fn refuse_with_queues(device: &CbdDevice) -> Result<()> {
     }
 }
 
-/// Drains the device, ends it, and takes the disk off the region: it is a plain disk again, with all its data. Gives up after
-/// `patience_s` seconds without progress (0: 60). When it fails, `*device` is NULL if the device is gone, and else as it was.
+/// Drains the device, closes it, and removes the disk from the region: it is a plain disk again, with all its
+/// data. Fails after `patience_s` seconds without progress (0: 60). After a failure `*device` is NULL if the
+/// device is closed, and unchanged otherwise.
 ///
 /// # Safety
-/// `device` leads to an open device, or to NULL, or is NULL; nobody else uses the device.
+/// `device` leads to an open device, or to NULL, or is NULL; no other thread uses the device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cbd_device_detach(device: *mut *mut CbdDevice, patience_s: u32) -> c_int {
     call(|| {
         wanted(device, "device")?;
-        // SAFETY: not null, and the caller says that it leads to a handle.
+        // SAFETY: not null, and the caller ensures that it leads to a handle.
         let handle = unsafe { *device };
         // SAFETY: the caller's.
         refuse_with_queues(unsafe { shared(handle, "the device") }?)?;
-        // SAFETY: as above; from here on the handle is nobody's, whatever happens.
+        // SAFETY: as above; from here on the caller has no handle, whatever happens.
         unsafe { device.write(std::ptr::null_mut()) };
-        // SAFETY: it came from `Box::into_raw`, and the caller gives it up.
+        // SAFETY: it came from `Box::into_raw`, and the caller does not use it any more.
         let taken = unsafe { Box::from_raw(handle) };
         match taken.0.detach(patience(patience_s)) {
             Ok(()) => Ok(0),
@@ -273,8 +277,8 @@ fn patience(seconds: u32) -> Duration {
     if seconds == 0 { DRAIN_PATIENCE } else { Duration::from_secs(u64::from(seconds)) }
 }
 
-/// Brings everything that was written before to the disk. Gives up after `patience_s` seconds without progress (0: 60): what
-/// is dirty stays in the region then.
+/// Writes everything that was written before to the disk. Fails after `patience_s` seconds without progress
+/// (0: 60): the dirty data stays in the region then.
 ///
 /// # Safety
 /// `device` is open or NULL.
@@ -288,7 +292,7 @@ pub unsafe extern "C" fn cbd_device_drain(device: *const CbdDevice, patience_s: 
     })
 }
 
-/// What the device is.
+/// The properties of the device.
 ///
 /// # Safety
 /// `device` is open or NULL; `geometry` can be written or is NULL.
@@ -314,7 +318,7 @@ pub unsafe extern "C" fn cbd_device_geometry(device: *const CbdDevice, geometry:
     })
 }
 
-/// The settings in force.
+/// The present settings.
 ///
 /// # Safety
 /// `device` is open or NULL; `settings` can be written or is NULL.
@@ -346,7 +350,7 @@ pub unsafe extern "C" fn cbd_device_settings(device: *const CbdDevice, settings:
     })
 }
 
-/// Changes the settings, all of them, now and for whoever opens the region later. Ask for those in force first.
+/// Replaces all settings, now and for later openers of the region. Query the present ones first.
 ///
 /// # Safety
 /// `device` is open or NULL; `settings` leads to settings or is NULL.
@@ -383,7 +387,7 @@ pub unsafe extern "C" fn cbd_device_set_settings(
     })
 }
 
-/// Counters since the device was opened, and its state now. Without a cache all of it is 0.
+/// Counters since the device was opened, and its present state. Without a cache all of it is 0.
 ///
 /// # Safety
 /// `device` is open or NULL; `status` can be written or is NULL.
@@ -421,7 +425,7 @@ pub unsafe extern "C" fn cbd_device_status(device: *const CbdDevice, status: *mu
     })
 }
 
-/// What the user should know of the device now, a line each, as `cbd_region_warnings`.
+/// The present warnings of the device, one per line, as `cbd_region_warnings`.
 ///
 /// # Safety
 /// `device` is open or NULL; `capacity` bytes at `buffer` can be written, or it is NULL.
@@ -439,7 +443,8 @@ pub unsafe extern "C" fn cbd_device_warnings(
     })
 }
 
-/// Fills `length` bytes at `buffer` from `offset`, in whole sectors. When it fails they mean nothing.
+/// Reads `length` bytes from `offset` into `buffer`, in whole sectors. After a failure the content of the
+/// buffer is undefined.
 ///
 /// # Safety
 /// `device` is open or NULL; `length` bytes at `buffer` can be written, or it is NULL.
@@ -460,11 +465,12 @@ pub unsafe extern "C" fn cbd_read(
     })
 }
 
-/// Writes `length` bytes at `data` to `offset`, in whole sectors. They are durable in the region when this returns 0. `flags`:
-/// 0 or `CBD_FUA`.
+/// Writes `length` bytes at `data` to `offset`, in whole sectors. They are durable in the region when this
+/// returns 0. `flags`: 0 or `CBD_FUA`.
 ///
 /// # Safety
-/// `device` is open or NULL; `length` bytes at `data` can be read, or it is NULL; nobody changes them meanwhile.
+/// `device` is open or NULL; `length` bytes at `data` can be read, or it is NULL; no thread changes them
+/// meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cbd_write(
     device: *const CbdDevice,
@@ -484,7 +490,8 @@ pub unsafe extern "C" fn cbd_write(
     })
 }
 
-/// Nothing that is written after this reaches the disk before what was written before it. Durable it is without this.
+/// A write barrier: nothing written after this reaches the disk before the earlier writes. Writes are durable
+/// without it.
 ///
 /// # Safety
 /// `device` is open or NULL.
@@ -497,7 +504,7 @@ pub unsafe extern "C" fn cbd_flush(device: *const CbdDevice) -> c_int {
     })
 }
 
-/// The range is not needed any more: it reads as zeroes from now on, and the disk gives its space back where it can.
+/// Discards the range: it reads as zeroes from now on, and the disk frees its space where it can.
 ///
 /// # Safety
 /// `device` is open or NULL.
@@ -507,7 +514,7 @@ pub unsafe extern "C" fn cbd_discard(device: *const CbdDevice, offset: u64, leng
     call(|| unsafe { change(device, Operation::Discard, offset, length, 0) })
 }
 
-/// The range reads as zeroes from now on. `flags`: 0 or `CBD_FUA`.
+/// Zeroes the range. `flags`: 0 or `CBD_FUA`.
 ///
 /// # Safety
 /// `device` is open or NULL.

@@ -1,12 +1,12 @@
-//! The C interface: what `cbd.h` declares.
+//! The C interface: the functions that `cbd.h` declares.
 //!
-//! Always true here: every function says whether it went well, with 0 (or a count) or a negative errno, and
-//! [`cbd_last_error`] then has the words; no panic crosses the border; null pointers where none may be, flags and reserved fields
-//! that mean nothing, and sizes that do not fit are errors. A structure of zeroes is valid wherever one is read, and stands for the
-//! defaults.
+//! Invariants: every function returns 0 (or a count) on success, and a negative errno on failure;
+//! [`cbd_last_error`] then has the text. No panic crosses the boundary. Unexpected null pointers, unknown
+//! flags, non-zero reserved fields, and sizes that do not fit are errors. A structure of zeroes is valid
+//! wherever one is read, and means the defaults.
 //!
-//! Left to the caller: that a pointer which is not null leads to what its type says, and that a handle is not used while, or after,
-//! it is closed.
+//! The caller ensures that a pointer that is not null leads to an object of its type, and that a handle is
+//! not used during or after its close.
 
 mod border;
 mod device;
@@ -30,8 +30,8 @@ pub extern "C" fn cbd_version() -> *const c_char {
     VERSION.as_ptr()
 }
 
-/// What went wrong in the last call of this thread that failed: which object, and what to do about it. It is valid until
-/// the next call of this thread that fails, and empty before the first.
+/// The error of the last failed call of this thread: the object, and the remedy. It is valid until the next
+/// failed call of this thread, and empty before the first.
 #[unsafe(no_mangle)]
 pub extern "C" fn cbd_last_error() -> *const c_char {
     border::last_error()

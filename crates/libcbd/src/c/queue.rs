@@ -1,7 +1,8 @@
 //! Queues in C: many requests at a time from one thread.
 //!
-//! Always true here: memory that a read was given is written by `cbd_queue_read` itself, or by the poll or wait that gives its
-//! completion out, and never at another time; a queue that two threads use at once refuses the second.
+//! Invariants: the buffer of a read is written by `cbd_queue_read` itself, or by the poll or wait that
+//! returns its completion, and never at another time; a queue that two threads use at once refuses the
+//! second.
 
 use super::border::{
     bytes, bytes_mut, call, check_flags, checked_length, give, invalid, note, shared, wanted,
@@ -13,7 +14,7 @@ use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
 use std::time::Duration;
 
-/// A queue of a device. It may move between threads, and is used by one at a time.
+/// A queue of a device. It may move between threads; one thread at a time may use it.
 pub struct CbdQueue(Mutex<Inside>);
 
 struct Inside {
@@ -21,30 +22,31 @@ struct Inside {
     /// Requests by their number in the queue.
     requests: Vec<Pending>,
     free: Vec<usize>,
-    /// What has completed and did not fit into what the caller gave.
+    /// Completions that did not fit into the caller's array.
     ready: VecDeque<Completion>,
     done: Vec<Completion>,
 }
 
-/// A request of the caller's.
+/// A request of the caller.
 #[derive(Clone, Copy)]
 struct Pending {
     user_data: u64,
-    /// Where the bytes of a read go that was not complete at once.
+    /// The destination of a read that did not complete at once.
     into: *mut u8,
     length: usize,
 }
 
-// SAFETY: the pointers lead to memory that the caller has left to the queue until the request completes, wherever the queue goes.
+// SAFETY: the pointers lead to memory that the caller has lent to the queue until the request completes,
+// whichever thread uses the queue.
 unsafe impl Send for Inside {}
 
-/// How a request ended.
+/// The completion of a request.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct CbdCompletion {
-    /// What the request was given.
+    /// The value that the request was submitted with.
     pub user_data: u64,
-    /// 0 or a negative errno. The words for the last one that failed are in `cbd_last_error`.
+    /// 0 or a negative errno. The text of the last failed one is in `cbd_last_error`.
     pub result: i32,
     /// 0.
     pub reserved: u32,
@@ -76,17 +78,18 @@ impl Inside {
         self.free.push(id as usize);
     }
 
-    /// Turns what has completed into what the caller sees; as many as there is room for.
+    /// Converts completions to the caller's structures; as many as fit.
     ///
     /// # Safety
-    /// `capacity` elements at `completions` can be written, and the memory of reads is as it was promised.
+    /// `capacity` elements at `completions` can be written, and the buffers of reads are valid.
     unsafe fn give_out(&mut self, completions: *mut CbdCompletion, capacity: usize) -> Result<c_int> {
         let mut count = 0;
         while count < capacity {
             let Some(done) = self.ready.pop_front() else { break };
             let Some(pending) = self.requests.get(done.id as usize).copied() else { continue };
             if done.result.is_ok() && !pending.into.is_null() && done.buffer.len() == pending.length {
-                // SAFETY: the caller left that many bytes to the request until now; the queue's buffer is another memory.
+                // SAFETY: the caller lent that many bytes to the request until now; the queue's buffer is
+                // separate memory.
                 unsafe { std::ptr::copy_nonoverlapping(done.buffer.as_ptr(), pending.into, pending.length) };
             }
             self.take_back(done.id);
@@ -114,7 +117,7 @@ impl Inside {
     }
 }
 
-/// Opens a queue of the device; it keeps the device open.
+/// Opens a queue of the device; the queue keeps the device open.
 ///
 /// # Safety
 /// `device` is open or NULL; `queue` can be written or is NULL.
@@ -138,23 +141,24 @@ pub unsafe extern "C" fn cbd_queue_open(device: *const CbdDevice, queue: *mut *m
     })
 }
 
-/// Closes the queue. What is in flight is given up: such a write may or may not have happened, and the memory of such a read is
-/// the caller's again. NULL is nothing to close.
+/// Closes the queue and cancels the requests in flight: such a write may or may not have happened, and the
+/// buffer of such a read belongs to the caller again. NULL is ignored.
 ///
 /// # Safety
-/// `queue` is open or NULL, and nobody else uses it.
+/// `queue` is open or NULL, and no other thread uses it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cbd_queue_close(queue: *mut CbdQueue) -> c_int {
     call(|| {
         if !queue.is_null() {
-            // SAFETY: it came from `Box::into_raw`, and the caller gives it up.
+            // SAFETY: it came from `Box::into_raw`, and the caller does not use it any more.
             drop(unsafe { Box::from_raw(queue) });
         }
         Ok(0)
     })
 }
 
-/// Submits a read of `length` bytes from `offset` to `buffer`, which is the queue's until the completion was given out.
+/// Submits a read of `length` bytes from `offset` to `buffer`, which the caller must not use until the
+/// completion was returned.
 ///
 /// # Safety
 /// `queue` is open or NULL; `length` bytes at `buffer` can be written until then, or it is NULL.
@@ -178,11 +182,12 @@ pub unsafe extern "C" fn cbd_queue_read(
     })
 }
 
-/// Submits a write of `length` bytes at `data` to `offset`. `data` is the caller's again when this returns. `flags`: 0 or
-/// `CBD_FUA`.
+/// Submits a write of `length` bytes at `data` to `offset`. The caller may reuse `data` when this returns.
+/// `flags`: 0 or `CBD_FUA`.
 ///
 /// # Safety
-/// `queue` is open or NULL; `length` bytes at `data` can be read, or it is NULL; nobody changes them meanwhile.
+/// `queue` is open or NULL; `length` bytes at `data` can be read, or it is NULL; no thread changes them
+/// meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cbd_queue_write(
     queue: *const CbdQueue,
@@ -204,7 +209,7 @@ pub unsafe extern "C" fn cbd_queue_write(
     })
 }
 
-/// Submits a flush. It covers what has completed before.
+/// Submits a flush. It covers the writes that completed before.
 ///
 /// # Safety
 /// `queue` is open or NULL.
@@ -256,11 +261,12 @@ pub unsafe extern "C" fn cbd_queue_write_zeroes(
     })
 }
 
-/// Gives out what has completed: at most `capacity` completions are in `completions`, and how many is returned. Does not wait.
+/// Returns completions: at most `capacity` of them in `completions`; the result is their number. Does not
+/// block.
 ///
 /// # Safety
-/// `queue` is open or NULL; `capacity` elements at `completions` can be written, or it is NULL; the memory of reads is as it was
-/// promised.
+/// `queue` is open or NULL; `capacity` elements at `completions` can be written, or it is NULL; the buffers
+/// of reads are valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cbd_queue_poll(
     queue: *const CbdQueue,
@@ -271,8 +277,8 @@ pub unsafe extern "C" fn cbd_queue_poll(
     unsafe { cbd_queue_wait(queue, completions, capacity, 0, 0) }
 }
 
-/// As `cbd_queue_poll`, but waits until at least `least` requests have completed, or all that are in flight, or `timeout_ms` have
-/// passed (-1: however long).
+/// As `cbd_queue_poll`, but waits until at least `least` requests have completed, or all that are in flight,
+/// or until `timeout_ms` have passed (-1: no timeout).
 ///
 /// # Safety
 /// As `cbd_queue_poll`.
@@ -304,7 +310,7 @@ pub unsafe extern "C" fn cbd_queue_wait(
     })
 }
 
-/// How many requests were submitted whose completion was not given out yet.
+/// The number of submitted requests whose completion was not returned yet.
 ///
 /// # Safety
 /// `queue` is open or NULL.
@@ -318,9 +324,10 @@ pub unsafe extern "C" fn cbd_queue_in_flight(queue: *const CbdQueue) -> c_int {
     })
 }
 
-/// Descriptors for a loop of the program's own: one of them is readable when `cbd_queue_poll` may have something. At most `capacity`
-/// of them are in `descriptors`, and how many there are is returned. They are the queue's: not to be read or closed. What was
-/// complete when it was submitted is not announced: poll once after submitting.
+/// Descriptors for the program's own event loop: one of them is readable when `cbd_queue_poll` may have
+/// completions. At most `capacity` of them are in `descriptors`; the result is their total number. They
+/// belong to the queue: do not read or close them. A request that completes at its submission is not
+/// signalled: poll once after submitting.
 ///
 /// # Safety
 /// `queue` is open or NULL; `capacity` elements at `descriptors` can be written, or it is NULL.

@@ -4,26 +4,26 @@ use super::border::{call, check_flags, field, give, give_text, invalid, shared, 
 use crate::{Durability, Error, ErrorKind, Format, Region, RegionOptions};
 use std::ffi::{c_char, c_int};
 
-/// An open region. It may be used by any number of threads.
+/// An open region. Any number of threads may use it.
 pub struct CbdRegion(pub(super) Region);
 
-/// Make a new transport of the region; what it held is lost.
+/// Format the region with a new transport; its content is lost.
 pub const CBD_REGION_FORMAT: u32 = 1;
 /// With `CBD_REGION_FORMAT`: even if it holds a transport or other data.
 pub const CBD_REGION_FORCE: u32 = 2;
 /// Refuse a region that does not survive a power failure.
 pub const CBD_REGION_REQUIRE_PERSISTENT: u32 = 4;
 
-/// How a region is opened. All zeroes: as it is.
+/// How a region is opened. All zeroes: an existing region, unchanged.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct CbdRegionOptions {
-    /// How large it has to be at least, in bytes; a file that is made gets this size. 0: as it is.
+    /// Its minimum size in bytes; a file that is created gets this size. 0: the present size.
     pub size: u64,
-    /// With `CBD_REGION_FORMAT`: bytes of a segment, a power of two. 0: chosen by the region's size.
+    /// With `CBD_REGION_FORMAT`: bytes of a segment, a power of two. 0: derived from the region's size.
     pub segment_size: u64,
-    /// The host to act as; give a daemon that is to serve the same backends later the same name. NULL: the one that the
-    /// region has, or the machine's name if it has none.
+    /// The host to act as; a daemon that will serve the same backends later needs the same name. NULL: the
+    /// host of the region, or the machine's name if it has none.
     pub host: *const c_char,
     /// `CBD_REGION_..`.
     pub flags: u32,
@@ -33,7 +33,7 @@ pub struct CbdRegionOptions {
     pub reserved: [u64; 4],
 }
 
-/// What a region is.
+/// The properties of a region.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct CbdRegionInfo {
@@ -41,25 +41,25 @@ pub struct CbdRegionInfo {
     pub size: u64,
     /// Bytes of a segment.
     pub segment_size: u64,
-    /// Bytes that a new cache can have.
+    /// Bytes that are free for new caches.
     pub free_bytes: u64,
-    /// Row of the host as which this process acts.
+    /// Row of this process's host.
     pub host_id: u32,
-    /// 1 if a completed write survives a power failure; 0 if only the death of the process.
+    /// 1 if a completed write survives a power failure; 0 if it survives only the death of the process.
     pub power_fail: u32,
     /// The transport's identity, as text.
     pub uuid: [c_char; 40],
-    /// Name of the host as which this process acts.
+    /// Name of this process's host.
     pub host: [c_char; 64],
     /// 0.
     pub reserved: [u64; 8],
 }
 
-/// A disk that is recorded on a region.
+/// A disk that is recorded in a region.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct CbdBackendInfo {
-    /// Its row: what `cbd_device_open` takes.
+    /// Its row: the argument of `cbd_device_open`.
     pub id: u32,
     /// Row of the host that it belongs to.
     pub host_id: u32,
@@ -69,18 +69,18 @@ pub struct CbdBackendInfo {
     pub cache_size: u64,
     /// Bytes of a sector.
     pub sector: u32,
-    /// 1 if data is under a checksum.
+    /// 1 if data has checksums.
     pub data_crc: u32,
-    /// The path of the disk, as it was found last.
+    /// The path of the disk, as it was last found.
     pub path: [c_char; 1024],
     /// 0.
     pub reserved: [u64; 8],
 }
 
-/// Opens, holds and maps the region at `path`, and formats it if that is asked for. `options` may be NULL.
+/// Opens, locks and maps the region at `path`, and formats it on request. `options` may be NULL.
 ///
-/// -EBUSY: somebody has it, and `cbd_last_error` says who. -ENOENT: there is none. -EEXIST: what is to be formatted holds
-/// something. -EIO: it is damaged, or no region.
+/// -EBUSY: another process has it; `cbd_last_error` names it. -ENOENT: there is none. -EEXIST: the region to
+/// be formatted holds data. -EIO: it is damaged, or no region.
 ///
 /// # Safety
 /// `path` is text or NULL; `options` leads to options or is NULL; `region` can be written or is NULL.
@@ -134,10 +134,11 @@ unsafe fn options_of(given: &CbdRegionOptions) -> crate::Result<RegionOptions> {
     })
 }
 
-/// Lets the region go. -EBUSY while devices or queues on it are open; the handle is valid still then. NULL is nothing to close.
+/// Closes the region. -EBUSY while devices or queues on it are open; the handle stays valid then. NULL is
+/// ignored.
 ///
 /// # Safety
-/// `region` came from `cbd_region_open` and was not closed, or is NULL; nobody else uses it.
+/// `region` came from `cbd_region_open` and was not closed, or is NULL; no other thread uses it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cbd_region_close(region: *mut CbdRegion) -> c_int {
     call(|| {
@@ -150,13 +151,13 @@ pub unsafe extern "C" fn cbd_region_close(region: *mut CbdRegion) -> c_int {
                 return Err(Error::new(ErrorKind::Busy, text));
             }
         }
-        // SAFETY: it came from `Box::into_raw`, and the caller gives it up.
+        // SAFETY: it came from `Box::into_raw`, and the caller does not use it any more.
         drop(unsafe { Box::from_raw(region) });
         Ok(0)
     })
 }
 
-/// What the region is.
+/// The properties of the region.
 ///
 /// # Safety
 /// `region` is open or NULL; `info` can be written or is NULL.
@@ -181,8 +182,8 @@ pub unsafe extern "C" fn cbd_region_get_info(region: *const CbdRegion, info: *mu
     })
 }
 
-/// What the user should know of the region, a line each. As much as fits is in `buffer`, which ends with a zero byte; the length
-/// of all of it, without that byte, is returned.
+/// The warnings of the region, one per line. As much as fits is in `buffer`, which ends with a zero byte; the
+/// result is the length of all of it, without that byte.
 ///
 /// # Safety
 /// `region` is open or NULL; `capacity` bytes at `buffer` can be written, or it is NULL.
@@ -200,7 +201,8 @@ pub unsafe extern "C" fn cbd_region_warnings(
     })
 }
 
-/// The disks that are recorded on the region: at most `capacity` of them are in `backends`, and how many there are is returned.
+/// The disks that are recorded in the region: at most `capacity` of them in `backends`; the result is their
+/// total number.
 ///
 /// # Safety
 /// `region` is open or NULL; `capacity` elements at `backends` can be written, or it is NULL.

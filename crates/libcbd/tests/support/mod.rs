@@ -1,4 +1,4 @@
-//! A folder with a region and a disk, and what tests ask of it.
+//! A folder with a region and a disk for tests.
 #![allow(dead_code, reason = "each test program uses what it needs")]
 
 use cbd::{Device, DeviceOptions, Format, Region, RegionOptions};
@@ -14,7 +14,7 @@ use std::sync::Arc;
 pub const MIB: u64 = 1 << 20;
 pub const BLOCK: usize = 4096;
 
-/// The host that library and daemon act as.
+/// The host name of library and daemon.
 pub const HOST: &str = "node0";
 
 pub struct Place(tempfile::TempDir);
@@ -39,7 +39,7 @@ impl Place {
         self.path("disk")
     }
 
-    /// Makes a region of 32 MiB with segments of 64 KiB.
+    /// Creates a region of 32 MiB with segments of 64 KiB.
     pub fn format(&self) -> Region {
         let options = RegionOptions {
             format: Some(Format { segment_size: Some(64 << 10), force: false }),
@@ -54,7 +54,7 @@ impl Place {
         Region::open(self.region_path(), &RegionOptions::default()).unwrap()
     }
 
-    /// A new region with the disk behind a cache of so many bytes.
+    /// A new region with the disk behind a cache of `cache_size` bytes.
     pub fn cached(&self, cache_size: u64) -> (Region, Device) {
         let region = self.format();
         let options = DeviceOptions { cache_size: Some(cache_size), ..DeviceOptions::default() };
@@ -62,7 +62,7 @@ impl Place {
         (region, device)
     }
 
-    /// The block of the disk itself.
+    /// The block, read from the disk itself.
     pub fn on_disk(&self, block: u64) -> Vec<u8> {
         use std::os::unix::fs::FileExt;
         let mut bytes = vec![0; BLOCK];
@@ -71,7 +71,7 @@ impl Place {
         bytes
     }
 
-    /// A daemon that keeps what it needs in this folder.
+    /// A daemon whose state is in this folder.
     pub fn daemon(&self) -> Daemon {
         std::fs::create_dir_all(self.path("dev")).unwrap();
         let options = Options::below(self.0.path());
@@ -81,7 +81,7 @@ impl Place {
         Daemon(manager)
     }
 
-    /// What `tp-reg` asks for.
+    /// The request of `tp-reg`.
     pub fn registration(&self, format: bool) -> RegisterTransport {
         RegisterTransport {
             host: HOST.to_owned(),
@@ -106,7 +106,7 @@ impl std::ops::Deref for Daemon {
 }
 
 impl Daemon {
-    /// What `backend-stop` does: drains, and the disk is a plain disk again.
+    /// The operation of `backend-stop`: drains, and the disk is a plain disk again.
     pub fn take_off(&self, backend: u32) {
         self.0.stop_backend(0, backend, &StopBackend::default(), &mut |_| Flow::Continue).unwrap();
     }
@@ -132,13 +132,13 @@ pub fn pattern(block: u64, number: u64) -> Vec<u8> {
     bytes
 }
 
-/// Which version of a block `bytes` is; 0 for a block that was never written.
+/// The version of a block with these bytes; 0 for a block that was never written.
 #[track_caller]
 pub fn version(block: u64, bytes: &[u8]) -> u64 {
     if bytes.iter().all(|&byte| byte == 0) {
         return 0;
     }
     let number = u64::from_le_bytes(bytes[8..16].try_into().unwrap());
-    assert!(bytes == pattern(block, number), "block {block} is no version of itself (it says {number})");
+    assert!(bytes == pattern(block, number), "block {block} has no valid version (its number is {number})");
     number
 }
