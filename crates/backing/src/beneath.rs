@@ -13,6 +13,7 @@
 //! only what comes by another way); a file that has no name here, which is a warning; programs that take no lock.
 
 use crate::hold::{self, Held};
+use crate::length::Length;
 use crate::patient;
 use crate::sys::{self, DeviceNumber, LoopFile, Status};
 use crate::sysfs::BlockDirectory;
@@ -39,7 +40,9 @@ pub(crate) struct Claim {
     pub held: Held,
     pub path: PathBuf,
     /// Of a file with a name, how long it has to be.
-    pub end: Option<u64>,
+    pub length: Option<Length>,
+    /// Where the backing device begins in it; none where that is not known.
+    pub start: Option<u64>,
 }
 
 /// What is claimed beneath a backing device, and what could not be.
@@ -150,7 +153,12 @@ impl Walk<'_> {
         };
         if ground.status.is_block() {
             self.next.push(Place { device: ground.status.special, bytes, shared });
-            self.found.claims.push(Claim { held: Held::new(ground.file), path: path.to_owned(), end: None });
+            self.found.claims.push(Claim {
+                held: Held::new(ground.file),
+                path: path.to_owned(),
+                length: None,
+                start: None,
+            });
             return Ok(());
         }
         self.file(ground, path, bytes, shared)
@@ -185,8 +193,9 @@ impl Walk<'_> {
         }
         let end = if bytes.end == u64::MAX { ground.status.size } else { bytes.end };
         // A file that has no name already cannot be deleted.
-        let end = (ground.status.links > 0).then(|| end.min(ground.status.size));
-        self.found.claims.push(Claim { held, path: path.to_owned(), end });
+        let length = (ground.status.links > 0).then(|| Length::new(end.min(ground.status.size)));
+        let start = (!shared).then_some(bytes.start);
+        self.found.claims.push(Claim { held, path: path.to_owned(), length, start });
         Ok(())
     }
 

@@ -9,6 +9,7 @@
 use crate::hold::Held;
 use crate::identity::{self, Identity, Kind};
 use crate::job::Target;
+use crate::length::Length;
 use crate::ring::{RingQueue, raw};
 use crate::sync::SyncQueue;
 use crate::sys::{self, Status};
@@ -180,6 +181,7 @@ impl BackingFile {
             geometry,
             read_only: options.read_only,
             is_named: opened.status.links > 0,
+            length: Length::new(geometry.size),
             no_zero_range: false.into(),
             no_punch: false.into(),
         };

@@ -10,7 +10,7 @@
 
 use crate::hold::Held;
 use crate::identity::Kind;
-use crate::sys;
+use crate::length::Length;
 use cbd_holder::Change;
 use cbd_types::backing::BackingDone;
 use cbd_types::{BackingGeometry, BackingOp, ByteRange, Error, ErrorKind, OpToken, Result};
@@ -48,6 +48,8 @@ pub(crate) struct Target {
     pub read_only: bool,
     /// A file that had a name when it was opened; one without cannot be deleted.
     pub is_named: bool,
+    /// Of a file, how long it has to be.
+    pub length: Length,
     /// Set once the device has refused a method, so that it is not asked again.
     pub no_zero_range: AtomicBool,
     pub no_punch: AtomicBool,
@@ -56,45 +58,72 @@ pub(crate) struct Target {
 impl Target {
     /// What has become of the file, or of a file beneath, and of the paths to them. May wait for the file system.
     pub fn change(&self) -> Option<Change> {
-        self.files().find_map(|(file, path, length)| cbd_holder::change::of(file.as_fd(), path, length))
+        self.files().find_map(|part| {
+            let seen = cbd_holder::change::of(part.file.as_fd(), part.path, part.length.expected());
+            part.length.change(part.path, seen)
+        })
     }
 
     /// No flush succeeds of a file that was deleted, whose bytes end with this process, nor of one that was cut short: what was in
     /// it is gone, and what is written now may be gone when it is restored.
     fn check_files(&self) -> Result<()> {
-        let change = self
-            .files()
-            .find_map(|(file, path, length)| cbd_holder::change::of_open(file.as_fd(), path, length));
+        let change = self.files().find_map(|part| {
+            let seen = cbd_holder::change::of_open(part.file.as_fd(), part.path, part.length.expected());
+            part.length.change(part.path, seen)
+        });
         match change {
             Some(change) => Err(Error::new(ErrorKind::Backing, change.to_string())),
             None => Ok(()),
         }
     }
 
-    /// The files that hold the data: with their paths, and how long they have to be.
-    fn files(&self) -> impl Iterator<Item = (&Held, &Path, u64)> {
+    /// The files that hold the data.
+    fn files(&self) -> impl Iterator<Item = Part<'_>> {
         let is_file = self.kind == Kind::File && self.is_named;
-        let own = is_file.then_some((&self.file, self.path.as_path(), self.geometry.size));
-        let beneath = self.file.beneath.iter();
-        own.into_iter()
-            .chain(beneath.filter_map(|claim| Some((&claim.held, claim.path.as_path(), claim.end?))))
+        let own = is_file.then_some(Part {
+            file: &self.file,
+            path: &self.path,
+            length: &self.length,
+            start: Some(0),
+        });
+        let beneath = self.file.beneath.iter().filter_map(|claim| {
+            let length = claim.length.as_ref()?;
+            Some(Part { file: &claim.held, path: &claim.path, length, start: claim.start })
+        });
+        own.into_iter().chain(beneath)
     }
 
-    /// A write behind the end of a file that was cut short would make it longer, and the hole would read as zeroes.
-    fn check_end(&self, range: ByteRange) -> Result<()> {
-        if self.kind == Kind::Block {
-            return Ok(());
-        }
-        match sys::remembered_size(self.file.as_fd()) {
-            Ok(size) if size < range.end => {
-                let (name, wanted) = (self.path.display(), self.geometry.size);
-                let text = format!(
-                    "{name} was cut short: it had {wanted} bytes and has {size}; restore it. Nothing is written behind its end"
-                );
-                Err(Error::new(ErrorKind::Backing, text))
-            }
-            _ => Ok(()),
-        }
+    /// Refuses what would be written behind the end of a file that was cut short: it would make it longer, and the hole would read
+    /// as zeroes.
+    fn check_before_write(&self, range: ByteRange) -> Result<()> {
+        self.files().try_for_each(|part| part.length.check(part.file.as_fd(), part.path, part.end_of(range)))
+    }
+
+    /// Refuses to read where a file was seen to have ended, though it may be longer by now.
+    fn check_before_read(&self, range: ByteRange) -> Result<()> {
+        self.files().try_for_each(|part| part.length.check_known(part.path, part.end_of(range)))
+    }
+
+    /// Refuses what was read from behind the end of a file beneath: where a loop device reads through the page cache, those are
+    /// zeroes. The own file has answered with fewer bytes.
+    fn check_after_read(&self, range: ByteRange) -> Result<()> {
+        if self.file.beneath.is_empty() { Ok(()) } else { self.check_before_write(range) }
+    }
+}
+
+/// A file that holds data of a backing device.
+struct Part<'a> {
+    file: &'a Held,
+    path: &'a Path,
+    length: &'a Length,
+    /// Where the backing device begins in it; none where that is not known.
+    start: Option<u64>,
+}
+
+impl Part<'_> {
+    /// Where these bytes of the backing device end in the file, or may end.
+    fn end_of(&self, range: ByteRange) -> u64 {
+        self.start.map_or(u64::MAX, |start| start.saturating_add(range.end))
     }
 }
 
@@ -170,13 +199,14 @@ impl Job {
         if range.is_empty() {
             return Some(Ok(()));
         }
-        match &self.op {
-            BackingOp::Read { .. } | BackingOp::Flush => None,
-            BackingOp::Write { .. } | BackingOp::WriteZeroes { .. } | BackingOp::Discard { .. } => target
-                .check_end(range)
-                .err()
-                .map(|error| Err(error.while_doing(format!("cannot {}", self.words())))),
-        }
+        let checked = match &self.op {
+            BackingOp::Read { .. } => target.check_before_read(range),
+            BackingOp::Write { .. } | BackingOp::WriteZeroes { .. } | BackingOp::Discard { .. } => {
+                target.check_before_write(range)
+            }
+            BackingOp::Flush => Ok(()),
+        };
+        checked.err().map(|error| Err(self.while_doing(error)))
     }
 
     /// What to do next.
@@ -230,7 +260,12 @@ impl Job {
         };
         self.done += forward;
         if self.done >= self.range().len() {
-            return Some(Ok(()));
+            return Some(match &self.op {
+                BackingOp::Read { .. } => {
+                    target.check_after_read(self.range()).map_err(|error| self.while_doing(error))
+                }
+                _ => Ok(()),
+            });
         }
         if forward > 0 {
             self.fruitless = 0;
@@ -301,6 +336,10 @@ impl Job {
         BackingDone { token: self.token, op: self.op, result }
     }
 
+    fn while_doing(&self, error: Error) -> Error {
+        error.while_doing(format!("cannot {}", self.words()))
+    }
+
     fn words(&self) -> String {
         words_of(&self.op)
     }
@@ -369,6 +408,7 @@ mod tests {
             geometry,
             read_only: false,
             is_named: true,
+            length: Length::new(geometry.size),
             no_zero_range,
             no_punch,
         }

@@ -20,6 +20,7 @@ mod geometry;
 mod hold;
 pub mod identity;
 mod job;
+mod length;
 mod patient;
 pub mod ring;
 mod sync;

@@ -50,10 +50,27 @@ fn a_file_that_was_cut_short_is_not_made_longer_again() {
         run_well(queue, write(0, &[9; 4096]));
         assert!(run_well(queue, read(0, 4096)).iter().all(|byte| *byte == 9));
         assert!(fails(queue, BackingOp::Flush).line().contains("was cut short"));
+        // That it has its length again does not bring back what was behind it.
         cut(path, MIB);
-        run_well(queue, write(MIB - 4096, &[8; 4096]));
-        run_well(queue, BackingOp::Flush);
+        fails(queue, write(MIB - 4096, &[8; 4096]));
+        fails(queue, read(MIB - 4096, 4096));
+        assert!(fails(queue, BackingOp::Flush).line().contains("was cut short"));
     });
+}
+
+#[test]
+fn a_file_that_was_cut_short_is_written_again_when_it_was_restored_and_opened_again() {
+    let directory = directory();
+    let path = file(directory.path(), "disk", MIB);
+    let backing = open(&path);
+    cut(&path, MIB / 2);
+    assert!(matches!(backing.watch().look(), Some(Change::Short { .. })));
+    cut(&path, MIB);
+    assert!(matches!(backing.watch().look(), Some(Change::Short { .. })), "it is told until it is closed");
+    drop(backing);
+    let mut queue = queue(&open(&path), 4);
+    run_well(&mut *queue, write(MIB - 4096, &[8; 4096]));
+    run_well(&mut *queue, BackingOp::Flush);
 }
 
 #[test]
@@ -114,5 +131,73 @@ fn the_file_beneath_a_loop_device_is_watched_too() {
         std::fs::remove_file(&path).expect("removed");
         assert!(matches!(backing.watch().look(), Some(Change::Deleted { .. })));
         fails(&mut *queue, BackingOp::Flush);
+    });
+}
+
+/// What becomes of a loop device over these bytes of a file of four MiB that is cut to `length` bytes. The offsets are those of blocks
+/// of the device that the file still has and that it has not.
+fn cut_beneath(bytes: std::ops::Range<u64>, length: u64, kept: u64, lost: u64) {
+    for opened in [open, open_synchronous] {
+        let directory = directory();
+        let path = file(directory.path(), "disk", 4 * MIB);
+        std::fs::write(&path, vec![7; 4 << 20]).expect("filled");
+        let device = LoopDevice::on_part(&path, 512, false, bytes.clone());
+        let backing = opened(&device.path);
+        let mut queue = queue(&backing, 4);
+        run_well(&mut *queue, write(lost, &[8; 4096]));
+        run_well(&mut *queue, BackingOp::Flush);
+        cut(&path, length);
+        for op in [write(lost, &[9; 4096]), zero(lost, 4096), discard(lost, 4096), read(lost, 4096)] {
+            let line = fails(&mut *queue, op).line();
+            assert!(
+                line.contains(path.to_str().expect("a name")) && line.contains("was cut short"),
+                "{line}"
+            );
+        }
+        assert_eq!(std::fs::metadata(&path).expect("there").len(), length, "the file was extended again");
+        run_well(&mut *queue, write(kept, &[9; 4096]));
+        assert!(run_well(&mut *queue, read(kept, 4096)).iter().all(|byte| *byte == 9));
+        // Somebody else extends it: the hole is not what was there.
+        cut(&path, 4 * MIB);
+        fails(&mut *queue, read(lost, 4096));
+        fails(&mut *queue, write(lost, &[9; 4096]));
+        assert!(fails(&mut *queue, BackingOp::Flush).line().contains("was cut short"));
+        let short = Change::Short { path: path.clone(), expected: bytes.end, found: length };
+        assert_eq!(backing.watch().look(), Some(short));
+        drop((queue, backing));
+        let again = open_again(&device.path);
+        run_well(&mut *self::queue(&again, 4), BackingOp::Flush);
+    }
+}
+
+#[test]
+fn the_file_beneath_a_loop_device_is_not_made_longer_again_after_it_was_cut_short() {
+    if is_root() {
+        in_time(|| cut_beneath(0..4 * MIB, MIB, 0, 3 * MIB));
+    }
+}
+
+#[test]
+fn the_file_beneath_a_loop_device_is_cut_where_the_device_has_its_offset() {
+    if is_root() {
+        in_time(|| cut_beneath(MIB..3 * MIB, 2 * MIB + 8192, MIB + 4096, MIB + 8192));
+    }
+}
+
+#[test]
+fn a_file_that_is_cut_behind_the_last_byte_of_a_loop_device_has_lost_nothing() {
+    if !is_root() {
+        return;
+    }
+    in_time(|| {
+        let directory = directory();
+        let path = file(directory.path(), "disk", 4 * MIB);
+        let device = LoopDevice::on_part(&path, 512, false, MIB..2 * MIB);
+        let backing = open(&device.path);
+        let mut queue = queue(&backing, 4);
+        cut(&path, 2 * MIB);
+        run_well(&mut *queue, write(MIB - 4096, &[8; 4096]));
+        run_well(&mut *queue, BackingOp::Flush);
+        assert_eq!(backing.watch().look(), None);
     });
 }

@@ -23,13 +23,13 @@ pub enum Change {
         /// The name under which other processes can still read it.
         descriptor: PathBuf,
     },
-    /// It has fewer bytes than it had.
+    /// It has, or had in between, fewer bytes than when it was opened.
     Short {
         /// Its name.
         path: PathBuf,
         /// Bytes that it has to have.
         expected: u64,
-        /// Bytes that it has.
+        /// The fewest bytes that it was found with.
         found: u64,
     },
     /// It is whole, under another name.
@@ -63,7 +63,8 @@ impl fmt::Display for Change {
             ),
             Self::Short { path, expected, found } => write!(
                 out,
-                "{} was cut short: it had {expected} bytes and has {found}; restore it. Nothing is written behind its end",
+                "{} was cut short: it had {expected} bytes and was found with {found}. What was behind that is lost, and nothing is \
+                 read or written there until the file is restored and opened again (restart the daemon)",
                 path.display()
             ),
             Self::Moved { path, now, replaced } => {

@@ -87,7 +87,7 @@ fn a_disk_that_was_renamed_is_drained_and_stopped_with_its_new_name() {
 }
 
 #[test]
-fn a_disk_that_was_cut_short_keeps_its_length_and_its_dirty_data_until_it_is_restored() {
+fn a_disk_that_was_cut_short_keeps_its_length_and_its_dirty_data_until_it_is_restored_and_opened_again() {
     let place = Place::new();
     let (disk, daemon) = place.disk_and_daemon();
     let file = std::fs::File::options().read(true).write(true).open(&disk).unwrap();
@@ -106,7 +106,14 @@ fn a_disk_that_was_cut_short_keeps_its_length_and_its_dirty_data_until_it_is_res
     assert!(read.is_err(), "{:?}", &data[..8]);
     place.client().read(6 * MIB, &mut data).unwrap();
     assert_eq!(data, [6; 4096]);
+    // Its length alone does not bring back what was behind it.
     file.set_len(8 * MIB).unwrap();
+    refused(drain(&daemon), ErrorKind::Backing, "was cut short");
+    refused(stop(&daemon, StopBackend::default()), ErrorKind::Backing, "was cut short");
+    assert!(place.client().read(5 * MIB, &mut data).is_err(), "{:?}", &data[..8]);
+    drop(daemon);
+    file.write_all_at(&[5; 4096], 7 * MIB).unwrap();
+    let daemon = place.daemon();
     stop(&daemon, StopBackend::default()).unwrap();
     file.read_exact_at(&mut data, 6 * MIB).unwrap();
     assert_eq!(data, [6; 4096]);
