@@ -4,7 +4,7 @@
 //! commit point, and taking the row away frees everything at once.
 
 use super::{
-    Transport,
+    Tables, Transport,
     rows::{active_row, first_free, no_such, rows},
 };
 use crate::{Environment, Settings, slots::InBoth};
@@ -229,14 +229,23 @@ impl<E: Environment> Transport<E> {
                 format!("blkdev {} stands on backend {id}: stop it first", blkdev.id),
             ));
         }
-        if self.tables.lock().open.iter().any(|(open, cache)| *open == id && cache.strong_count() > 0) {
+        let mut tables = self.tables.lock();
+        if tables.is_open(id) {
             return Err(Error::new(ErrorKind::Busy, format!("the cache of backend {id} is open")));
         }
-        self.update_backend(id, |row| row.state = STATE_FREE.into())
+        self.update_row(&mut tables, id, |row| row.state = STATE_FREE.into())
     }
 
     pub(super) fn update_backend(&self, id: BackendId, change: impl FnOnce(&mut BackendRow)) -> Result<()> {
-        let mut tables = self.tables.lock();
+        self.update_row(&mut self.tables.lock(), id, change)
+    }
+
+    fn update_row(
+        &self,
+        tables: &mut Tables<E>,
+        id: BackendId,
+        change: impl FnOnce(&mut BackendRow),
+    ) -> Result<()> {
         let row = active_row(&mut tables.backends, id.index(), |row| row.state.get(), "backend")?;
         let Some(mut content) = row.content().copied() else { return Err(no_such("backend", id.index())) };
         change(&mut content);

@@ -90,7 +90,23 @@ struct Tables<E: Environment> {
     backends: Vec<TwoSlots<BackendRow>>,
     blkdevs: Vec<TwoSlots<BlkdevRow>>,
     segments: Vec<TwoSlots<SegmentEntry>>,
-    open: Vec<(BackendId, Weak<Cache<E>>)>,
+    open: Vec<(BackendId, User<E>)>,
+}
+
+/// Who uses a cache; it does no more when what it names is gone.
+enum User<E: Environment> {
+    /// Recovery is under way, without the lock of the tables.
+    Opening(Weak<()>),
+    Open(Weak<Cache<E>>),
+}
+
+impl<E: Environment> User<E> {
+    fn is_there(&self) -> bool {
+        match self {
+            Self::Opening(token) => token.strong_count() > 0,
+            Self::Open(cache) => cache.strong_count() > 0,
+        }
+    }
 }
 
 /// The error of a region that holds no cache, with the size of the smallest one that does.
@@ -288,6 +304,12 @@ impl<E: Environment> Tables<E> {
             && row.cache_id.get() != 0
             && Safeguard::SegmentOwnerCache.holds(row.cache_id == entry.cache_id);
         is_owner.then_some(BackendId(backend))
+    }
+
+    /// Whether the cache of a backend is open, or is being opened.
+    fn is_open(&mut self, backend: BackendId) -> bool {
+        self.open.retain(|(_, user)| user.is_there());
+        self.open.iter().any(|(open, _)| *open == backend)
     }
 
     /// Whether a segment may hold data of a backend whose row is lost, or of nobody knows whom.

@@ -14,9 +14,12 @@
 //! Then a cache in use in another boot is emptied if nothing in it can have been dirty, and refused if something can.
 //! Tables are on the disk with each change (`TwoSlots::keep_in_both`), so they are no mixture.
 //!
+//! Recovery runs without the lock of the tables, so that the first write of another cache does not wait for it. A cache that is being
+//! opened counts as open: it is not opened again, nor removed, nor noted as synced.
+//!
 //! Left to others: what is on the disk when (`cbd-pmem`), telling the user (`cbd-runtime`).
 
-use super::{SEGMENTS_PER_LANE, Tables, Transport, backends::ROW, rows::no_such};
+use super::{SEGMENTS_PER_LANE, Tables, Transport, User, backends::ROW, rows::no_such};
 use crate::{Cache, Environment, cache::Identity, lane::LaneMap, recovery::Opening};
 use alloc::{boxed::Box, format, sync::Arc, vec::Vec};
 use cbd_format::{
@@ -128,6 +131,12 @@ impl<E: Environment> Transport<E> {
         if notes {
             self.note_opening(&mut tables, id)?;
         }
+        // It ends with this function, whatever ends that.
+        let opening = Arc::new(());
+        if Safeguard::BackendOpening.is_kept() {
+            tables.open.push((id, User::Opening(Arc::downgrade(&opening))));
+        }
+        drop(tables);
         let cache = Cache::recover(Opening {
             environment: Arc::clone(&self.environment),
             region: Arc::clone(&self.region),
@@ -136,11 +145,12 @@ impl<E: Environment> Transport<E> {
             segments: found.segments,
             settings: found.settings,
         })?;
+        let mut tables = self.tables.lock();
         if notes && self.region.mixes_pages() {
             self.note_opened(&mut tables, id, &cache)?;
         }
         let cache = Arc::new(cache);
-        tables.open.push((id, Arc::downgrade(&cache)));
+        tables.open.push((id, User::Open(Arc::downgrade(&cache))));
         Ok(cache)
     }
 
@@ -150,8 +160,7 @@ impl<E: Environment> Transport<E> {
         id: BackendId,
         entry: &super::BackendEntry,
     ) -> Result<Found> {
-        tables.open.retain(|(_, cache)| cache.strong_count() > 0);
-        if !Safeguard::BackendOpenOnce.holds(tables.open.iter().all(|(open, _)| *open != id)) {
+        if !Safeguard::BackendOpenOnce.holds(!tables.is_open(id)) {
             return Err(Error::new(ErrorKind::Busy, format!("the cache of backend {id} is open already")));
         }
         let Some(row) = tables.backends[id.index()].content().copied() else {
@@ -246,7 +255,7 @@ impl<E: Environment> Transport<E> {
         let mut guard = self.tables.lock();
         let tables = &mut *guard;
         // 1. Nobody can open a cache from here on, and whoever has one keeps it from being noted.
-        tables.open.retain(|(_, cache)| cache.strong_count() > 0);
+        tables.open.retain(|(_, user)| user.is_there());
         let open: Vec<BackendId> = tables.open.iter().map(|(id, _)| *id).collect();
         let boot = self.region.boot();
         let in_use = (0..).map(BackendId).zip(&tables.backends).filter(|(_, row)| {

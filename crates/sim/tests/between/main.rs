@@ -3,6 +3,7 @@
 
 mod flushes;
 mod meeting;
+mod openings;
 mod parked;
 mod reads;
 mod reclaims;

@@ -3,7 +3,7 @@
 
 use cbd_engine::Environment;
 use cbd_sim::{CrashMemory, SimEnvironment};
-use cbd_types::{Durability, MediaError, Pmem};
+use cbd_types::{BootId, Durability, MediaError, Pmem};
 use parking_lot::RawMutex as Inner;
 use parking_lot::lock_api::{GuardNoSend, RawMutex};
 use std::cell::{Cell, RefCell};
@@ -105,6 +105,19 @@ impl Pmem for MeetingMemory {
 
     fn durability(&self) -> Durability {
         self.0.durability()
+    }
+
+    fn boot(&self) -> BootId {
+        self.0.boot()
+    }
+
+    fn mixes_pages(&self) -> bool {
+        self.0.mixes_pages()
+    }
+
+    fn sync(&self, at: u64, length: u64) -> cbd_types::Result<()> {
+        pass();
+        self.0.sync(at, length)
     }
 
     fn store(&self, at: u64, from: &[u8]) {

@@ -177,6 +177,8 @@ safeguards! {
     SegmentOwnerCache = "segment.owner.cache",
     /// A cache that is open is not opened again, nor removed.
     BackendOpenOnce = "backend.open-once",
+    /// A cache that recovery is at work on counts as open.
+    BackendOpening = "backend.opening",
 
     // Ordinary files, of which a crash of the machine mixes old and new pages.
 
