@@ -8,15 +8,16 @@
 //! device can't be given back while a child process has a copy of the descriptor: whoever opens it again waits
 //! ([`after_predecessor`]).
 
-use crate::beneath::{ANSWER, Claim};
+use crate::beneath::ANSWER;
+use crate::claims::{Claim, apart};
 use crate::patient;
-use crate::sys::{self, LoopFile, Status};
+use crate::sys::{self, DeviceNumber, LoopFile, Status};
 use crate::sysfs::{self, BlockDirectory, LoopDevice, Mount};
 use cbd_types::{ByteRange, Error, ErrorKind, Result};
 use std::fs::File;
 use std::io;
 use std::ops::Deref;
-use std::os::fd::{AsFd, IntoRawFd};
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -54,15 +55,10 @@ impl Held {
     }
 
     /// Leaves the lock to the last descriptor: the kernel still has operations in flight, and one of its own. It has none of what
-    /// lies beneath: a copy of each stays open with the process.
+    /// lies beneath: that stays open with the process.
     pub(crate) fn leave(&self) {
         self.locked.store(false, Ordering::SeqCst);
-        for claim in &self.beneath {
-            claim.held.leave();
-            if let Ok(copy) = claim.held.file.try_clone() {
-                let _ = copy.into_raw_fd();
-            }
-        }
+        self.beneath.iter().for_each(Claim::leave);
     }
 }
 
@@ -117,9 +113,10 @@ pub(crate) fn hold_file(file: &Held, status: &Status, path: &Path, read_only: bo
     refuse_loop_device(file, status, path)
 }
 
-/// Refuses what a loop device stands on.
+/// Refuses what a loop device stands on: bytes of it, where it is a block device.
 pub(crate) fn refuse_loop_device(file: &File, status: &Status, path: &Path) -> Result<()> {
-    let Some(device) = loop_device_on(file, status) else { return Ok(()) };
+    let whole = ByteRange { start: 0, end: u64::MAX };
+    let Some(device) = loop_devices_on(file, status, whole).into_iter().next() else { return Ok(()) };
     let text = format!(
         "{} is in use: the loop device /dev/{} stands on it{}; detach it first (losetup -d)",
         path.display(),
@@ -127,6 +124,21 @@ pub(crate) fn refuse_loop_device(file: &File, status: &Status, path: &Path) -> R
         mounted_on(&device.name)
     );
     Err(Error::new(ErrorKind::Busy, text))
+}
+
+/// Another loop device than `own` that stands on these bytes and is mounted, swap space, or a member of something, in words.
+pub(crate) fn loop_device_in_use(
+    file: &File,
+    status: &Status,
+    bytes: ByteRange,
+    own: &str,
+) -> Option<String> {
+    let others = loop_devices_on(file, status, bytes).into_iter().filter(|device| device.name != own);
+    others.into_iter().find_map(|device| {
+        let number = sysfs::attribute(&Path::new("/sys/block").join(&device.name).join("dev"))?;
+        let user = user_of(sysfs::number(&number)?)?;
+        Some(format!("the loop device /dev/{} stands on the same bytes: {user}", device.name))
+    })
 }
 
 /// Who has a lock on a file, as far as it is told.
@@ -143,20 +155,17 @@ fn mounted_on(name: &str) -> String {
     mount.map(|mount| format!(", mounted on {}", mount.at.display())).unwrap_or_default()
 }
 
-/// A loop device that stands on this file, or on this block device, its disk, or a part of it, whatever path either was opened by.
-/// What doesn't answer in time lies on a file system whose server hangs (user space in another mount namespace, a network), and so
-/// not on ours, which has answered.
-fn loop_device_on(file: &File, status: &Status) -> Option<LoopDevice> {
+/// The loop devices that stand on these bytes of a file, or of a block device, whatever path either was opened by: also those on
+/// the disk that it is a part of, or on a part of it. What doesn't answer in time lies on a file system whose server hangs (user space
+/// in another mount namespace, a network), and so not on ours, which has answered.
+fn loop_devices_on(file: &File, status: &Status, bytes: ByteRange) -> Vec<LoopDevice> {
     let devices = sysfs::loop_devices();
     if devices.is_empty() {
-        return None;
+        return devices;
     }
     let on_fuse = sys::file_system(file.as_fd()).is_ok_and(|(magic, _, _)| magic == FUSE_MAGIC);
     let mounts = sysfs::mounts();
-    let relatives = match BlockDirectory::of(status.special) {
-        Some(directory) if status.is_block() => directory.relatives(),
-        _ => Vec::new(),
-    };
+    let ours = in_disk(status.special, bytes);
     // A file in user space can't be one that isn't, and asking its server may take for ever.
     let may_be = |device: &LoopDevice| on_fuse || !on_fuse_mount(&device.file, &mounts);
     let asked: Vec<_> = devices
@@ -168,16 +177,25 @@ fn loop_device_on(file: &File, status: &Status) -> Option<LoopDevice> {
             (device, patient::ask(&key, ANSWER, move || asked(&copy)))
         })
         .collect();
-    asked.into_iter().find_map(|(device, answer)| {
-        let found = answer.answer().flatten()?;
-        let is_it = if status.is_block() {
-            // A file's own number would be that of its file system's device.
-            found.special != found.device && relatives.contains(&found.special)
-        } else {
-            found.is(status)
-        };
-        is_it.then_some(device)
-    })
+    let answered = asked.into_iter().filter_map(|(device, answer)| Some((device, answer.answer()??)));
+    let is_it = |(device, found): &(LoopDevice, LoopFile)| {
+        if !status.is_block() {
+            return found.is(status) && !apart(bytes, device.bytes);
+        }
+        // A file's own number would be that of its file system's device.
+        let theirs = in_disk(found.special, device.bytes);
+        found.special != found.device && theirs.0 == ours.0 && !apart(theirs.1, ours.1)
+    };
+    answered.filter(is_it).map(|(device, _)| device).collect()
+}
+
+/// Where bytes of a block device are on its disk, if it is a partition.
+fn in_disk(device: DeviceNumber, bytes: ByteRange) -> (DeviceNumber, ByteRange) {
+    let place = || {
+        let directory = BlockDirectory::of(device).filter(BlockDirectory::is_partition)?;
+        Some((directory.disk_number()?, directory.within_disk(bytes)?))
+    };
+    place().unwrap_or((device, bytes))
 }
 
 /// What a loop device stands on: from the device itself, or by path where it can't be opened.
@@ -201,7 +219,7 @@ fn on_fuse_mount(path: &Path, mounts: &[Mount]) -> bool {
 /// The error of a block device that is used by something, as far as can be told; always one where it is `claimed`.
 pub(crate) fn busy_block_device(status: &Status, path: &Path, claimed: bool) -> Option<Error> {
     let otherwise = || claimed.then(|| String::from("another program holds it exclusively"));
-    let who = if claimed { device_user(status) } else { user_of(status) };
+    let who = if claimed { device_user(status) } else { user_of(status.special) };
     let who = who.or_else(otherwise)?;
     Some(Error::new(ErrorKind::Busy, format!("{} is in use: {who}", path.display())))
 }
@@ -209,15 +227,15 @@ pub(crate) fn busy_block_device(status: &Status, path: &Path, claimed: bool) -> 
 /// What uses a block device, or has it open, as far as can be told.
 pub(crate) fn device_user(status: &Status) -> Option<String> {
     let opened = || cbd_holder::of_block_device((status.special.major, status.special.minor));
-    user_of(status).or_else(|| opened().map(|who| format!("{who} has it open")))
+    user_of(status.special).or_else(|| opened().map(|who| format!("{who} has it open")))
 }
 
-fn user_of(status: &Status) -> Option<String> {
-    let directory = BlockDirectory::of(status.special)?;
+fn user_of(device: DeviceNumber) -> Option<String> {
+    let directory = BlockDirectory::of(device)?;
     let relatives = directory.relatives();
     let mounted = sysfs::mounts().into_iter().find(|mount| relatives.contains(&mount.device));
     if let Some(mount) = mounted {
-        let which = if mount.device == status.special { "it is" } else { "a part of its disk is" };
+        let which = if mount.device == device { "it is" } else { "a part of its disk is" };
         return Some(format!("{which} mounted on {}; unmount it first", mount.at.display()));
     }
     // A swap file is no block device, and its file system need not answer.

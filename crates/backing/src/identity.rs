@@ -320,7 +320,8 @@ fn block_marks(device: &Held, status: &Status, identity: &mut Identity) {
 
 /// A loop device is its file, whatever number it has today. The file was opened when it was claimed.
 fn loop_marks(device: &Held, identity: &mut Identity) {
-    let Some(file) = device.beneath.first().map(|claim| &claim.held) else { return };
+    let Some(ground) = device.beneath.first().and_then(|claim| claim.ground.as_ref()) else { return };
+    let file = &ground.held;
     let Ok(status) = sys::status(file.as_fd()) else { return };
     if status.is_regular() {
         file_marks(file.as_fd(), &status, identity);

@@ -8,6 +8,7 @@
 //!
 //! Left to others: running the steps, and keeping the buffer alive meanwhile.
 
+use crate::claims::Shown;
 use crate::hold::Held;
 use crate::identity::Kind;
 use crate::length::Length;
@@ -84,11 +85,12 @@ impl Target {
             file: &self.file,
             path: &self.path,
             length: &self.length,
-            start: Some(0),
+            shown: Some(Shown { top: ByteRange { start: 0, end: u64::MAX }, at: 0 }),
         });
         let beneath = self.file.beneath.iter().filter_map(|claim| {
             let length = claim.length.as_ref()?;
-            Some(Part { file: &claim.held, path: &claim.path, length, start: claim.start })
+            let file = &claim.ground.as_ref()?.held;
+            Some(Part { file, path: &claim.path, length, shown: claim.shown })
         });
         own.into_iter().chain(beneath)
     }
@@ -116,14 +118,14 @@ struct Part<'a> {
     file: &'a Held,
     path: &'a Path,
     length: &'a Length,
-    /// Where the backing device begins in it; none where that is not known.
-    start: Option<u64>,
+    /// Where the bytes of the backing device are in it; none where that is not known.
+    shown: Option<Shown>,
 }
 
 impl Part<'_> {
     /// Where these bytes of the backing device end in the file, or may end.
     fn end_of(&self, range: ByteRange) -> u64 {
-        self.start.map_or(u64::MAX, |start| start.saturating_add(range.end))
+        self.shown.map_or(u64::MAX, |shown| shown.end_of(range))
     }
 }
 

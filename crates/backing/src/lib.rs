@@ -13,6 +13,7 @@
 #![deny(unsafe_code)]
 
 mod beneath;
+mod claims;
 pub mod decorate;
 pub mod fault;
 pub mod file;
@@ -21,6 +22,7 @@ mod hold;
 pub mod identity;
 mod job;
 mod length;
+mod mapper;
 mod patient;
 pub mod ring;
 mod sync;

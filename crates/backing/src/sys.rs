@@ -6,6 +6,7 @@
 //! Left to others: what a result means, and words for people.
 #![allow(unsafe_code)]
 
+use crate::mapper::Line;
 use cbd_types::ByteRange;
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -23,7 +24,7 @@ const STATX_DIOALIGN: u32 = 0x2000;
 const STATX_SUBVOL: u32 = 0x8000;
 
 /// Device numbers.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct DeviceNumber {
     pub major: u32,
     pub minor: u32,
@@ -202,10 +203,60 @@ pub(crate) fn loop_file(file: BorrowedFd<'_>) -> io::Result<LoopFile> {
     Ok(LoopFile { device: number(raw[0]), inode: raw[1], special: number(raw[2]) })
 }
 
+/// The table of a device of device mapper, asked of its control device; without parameters only ranges and types.
+pub(crate) fn mapper_table(
+    control: BorrowedFd<'_>,
+    device: DeviceNumber,
+    with_parameters: bool,
+) -> io::Result<Vec<Line>> {
+    // struct dm_ioctl of <linux/dm-ioctl.h>: version, data_size, data_start, target_count, open_count, flags, event_nr, padding,
+    // dev, name, uuid, data.
+    const HEADER: usize = 312;
+    const DM_TABLE_STATUS: libc::Ioctl = 0xC138_FD0C_u32 as libc::Ioctl;
+    const STATUS_TABLE: u32 = 1 << 4;
+    const BUFFER_FULL: u32 = 1 << 8;
+    let invalid = || io::Error::from(io::ErrorKind::InvalidData);
+    let mut words = 8192;
+    loop {
+        // Of u64, so that it is aligned as the structure.
+        let mut buffer = vec![0_u64; words];
+        let flags = if with_parameters { STATUS_TABLE } else { 0 };
+        let (major, minor) = (u64::from(device.major), u64::from(device.minor));
+        // The kernel's huge_encode_dev.
+        let number = (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12);
+        let header = [4_u32, 0, 0, (words * 8) as u32, HEADER as u32, 0, 0, flags, 0, 0];
+        for (word, pair) in buffer.iter_mut().zip(header.chunks_exact(2)) {
+            let mut bytes = [0; 8];
+            bytes[..4].copy_from_slice(&pair[0].to_ne_bytes());
+            bytes[4..].copy_from_slice(&pair[1].to_ne_bytes());
+            *word = u64::from_ne_bytes(bytes);
+        }
+        buffer[5] = number;
+        // SAFETY: the request reads and fills at most the `data_size` bytes that the header names, which is what `buffer` has.
+        checked(unsafe { libc::ioctl(control.as_raw_fd(), DM_TABLE_STATUS, buffer.as_mut_ptr()) })?;
+        let bytes: Vec<u8> = buffer.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        let field = |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        if field(28) & BUFFER_FULL != 0 {
+            words *= 4;
+            if words > 1 << 22 {
+                return Err(invalid());
+            }
+            continue;
+        }
+        let data = bytes.get(field(16) as usize..).ok_or_else(invalid)?;
+        return crate::mapper::lines(data, field(20)).ok_or_else(invalid);
+    }
+}
+
 /// Takes a lock on these bytes of a file that belongs to this open description; does not wait. An end of `u64::MAX` is that of
 /// the largest file.
 pub(crate) fn lock_range(file: BorrowedFd<'_>, exclusive: bool, bytes: ByteRange) -> io::Result<()> {
     set_lock(file, if exclusive { libc::F_WRLCK } else { libc::F_RDLCK }, bytes)
+}
+
+/// Gives back these bytes of what [`lock_range`] took.
+pub(crate) fn unlock_range(file: BorrowedFd<'_>, bytes: ByteRange) -> io::Result<()> {
+    set_lock(file, libc::F_UNLCK, bytes)
 }
 
 /// Gives back what [`lock_range`] took, whoever else has a descriptor of this open description.

@@ -6,8 +6,12 @@
 //! Left to others: what follows from it.
 
 use crate::sys::DeviceNumber;
+use cbd_types::ByteRange;
 use std::fs;
 use std::path::{Path, PathBuf};
+
+/// Bytes of a sector in `/sys`.
+const SECTOR: u64 = 512;
 
 /// A block device's directory below `/sys`.
 #[derive(Clone, Debug)]
@@ -19,7 +23,12 @@ pub(crate) struct BlockDirectory {
 
 impl BlockDirectory {
     pub fn of(device: DeviceNumber) -> Option<Self> {
-        let path = fs::canonicalize(format!("/sys/dev/block/{device}")).ok()?;
+        Self::below(Path::new("/sys"), device)
+    }
+
+    /// As [`of`](Self::of), in a tree that is another than `/sys`.
+    pub fn below(sys: &Path, device: DeviceNumber) -> Option<Self> {
+        let path = fs::canonicalize(sys.join(format!("dev/block/{device}"))).ok()?;
         let disk = if path.join("partition").exists() { path.parent()?.to_path_buf() } else { path.clone() };
         Some(Self { path, disk })
     }
@@ -33,9 +42,25 @@ impl BlockDirectory {
         self.disk.file_name().and_then(|name| name.to_str()).unwrap_or_default()
     }
 
-    /// What device mapper, md and the like made the device of.
+    /// The number of the whole disk.
+    pub fn disk_number(&self) -> Option<DeviceNumber> {
+        number(&self.disk("dev")?)
+    }
+
+    /// Where bytes of a partition are on its disk.
+    pub fn within_disk(&self, bytes: ByteRange) -> Option<ByteRange> {
+        let sectors = |name: &str| Some(self.own(name)?.parse::<u64>().ok()?.saturating_mul(SECTOR));
+        Some(within(bytes, sectors("start")?, sectors("size")?))
+    }
+
+    /// The bytes of its file that a loop device shows.
+    pub fn loop_bytes(&self) -> ByteRange {
+        loop_bytes(&self.disk)
+    }
+
+    /// What device mapper, md and the like made the disk of.
     pub fn slaves(&self) -> Vec<DeviceNumber> {
-        let folder = self.path.join("slaves");
+        let folder = self.disk.join("slaves");
         names_in(&folder)
             .iter()
             .filter_map(|name| number(&attribute(&folder.join(name).join("dev"))?))
@@ -174,14 +199,30 @@ pub(crate) fn swaps() -> Vec<PathBuf> {
 pub(crate) struct LoopDevice {
     pub name: String,
     pub file: PathBuf,
+    /// Those of the file that it shows.
+    pub bytes: ByteRange,
+}
+
+/// `bytes` of what begins at `start` in something larger and has `length` bytes.
+pub(crate) fn within(bytes: ByteRange, start: u64, length: u64) -> ByteRange {
+    let end = start.saturating_add(bytes.end.min(length));
+    ByteRange { start: start.saturating_add(bytes.start).min(end), end }
+}
+
+/// The bytes of its file that a loop device shows, whose folder below `/sys` this is.
+fn loop_bytes(directory: &Path) -> ByteRange {
+    let number = |name: &str| attribute(&directory.join(name))?.parse::<u64>().ok();
+    let limit = number("loop/sizelimit").filter(|limit| *limit > 0).unwrap_or(u64::MAX);
+    within(ByteRange { start: 0, end: u64::MAX }, number("loop/offset").unwrap_or(0), limit)
 }
 
 /// Loop devices that have a file.
 pub(crate) fn loop_devices() -> Vec<LoopDevice> {
     let names = names_in(Path::new("/sys/block")).into_iter().filter(|name| name.starts_with("loop"));
     let with_file = |name: String| {
-        let file = attribute(&Path::new("/sys/block").join(&name).join("loop/backing_file"))?;
-        Some(LoopDevice { name, file: PathBuf::from(file) })
+        let directory = Path::new("/sys/block").join(&name);
+        let file = attribute(&directory.join("loop/backing_file"))?;
+        Some(LoopDevice { name, file: PathBuf::from(file), bytes: loop_bytes(&directory) })
     };
     names.filter_map(with_file).collect()
 }

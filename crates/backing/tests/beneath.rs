@@ -1,4 +1,4 @@
-//! The same bytes by two ways: a file and loop devices over it, loop devices over each other, partitions.
+//! The same bytes by two names: a file and loop devices over it, loop devices over each other, partitions.
 #![allow(missing_docs)]
 
 mod common;
@@ -6,6 +6,7 @@ mod common;
 use cbd_backing::{Backing, BackingFile, Options};
 use cbd_types::{Error, ErrorKind};
 use common::*;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 fn refused(path: &Path) -> Error {
@@ -176,4 +177,115 @@ fn two_readers_share_a_file_through_loop_devices() {
     assert_eq!(held.len(), 2);
     let third = LoopDevice::new(&path, 512, false);
     assert_refused_for(&third.path, &path);
+}
+
+/// Refused because this process has the same bytes for `other`.
+#[track_caller]
+fn assert_refused_beside(path: &Path, beneath: &Path, other: &Path) {
+    assert_refused_for(path, beneath);
+    let line = refused(path).line();
+    assert!(line.contains(other.to_str().expect("a name")), "{line}");
+}
+
+#[test]
+fn loop_devices_over_parts_of_one_block_device_are_held_apart_and_never_together_where_they_overlap() {
+    if !is_root() {
+        return;
+    }
+    let directory = directory();
+    let disk = LoopDevice::new(&file(directory.path(), "disk", 4 * MIB), 512, false);
+    let part = |bytes| LoopDevice::on_part(&disk.path, 512, false, bytes);
+    let (first, second, over_both) = (part(0..MIB), part(MIB..2 * MIB), part(MIB / 2..MIB + MIB / 2));
+    let held = [&first, &second].map(|device| open_again(&device.path));
+    assert_refused_for(&over_both.path, &disk.path);
+    run_well(&mut *queue(&held[0], 4), write(MIB - 4096, &[1; 4096]));
+    run_well(&mut *queue(&held[1], 4), write(0, &[2; 4096]));
+    let [one, other] = held;
+    drop(one);
+    // The second one keeps what it has.
+    assert_refused_beside(&over_both.path, &disk.path, &second.path);
+    drop(other);
+    open_again(&over_both.path);
+    // With the last, the claim of the disk itself is gone; but loop devices stand on it.
+    let line = refused(&disk.path).line();
+    assert!(line.contains("stands on it"), "{line}");
+}
+
+#[test]
+fn partitions_of_a_loop_device_over_a_block_device_are_held_side_by_side() {
+    if !is_root() {
+        return;
+    }
+    let directory = directory();
+    let disk = LoopDevice::new(&file(directory.path(), "disk", 4 * MIB), 512, false);
+    let (_device, partitions) = with_partitions(&disk.path);
+    let again = LoopDevice::on_part(&disk.path, 512, false, 2 * MIB..3 * MIB);
+    let held = partitions.each_ref().map(|partition| open_again(partition));
+    assert_refused_beside(&again.path, &disk.path, &partitions[1]);
+    drop(held);
+    open_again(&again.path);
+}
+
+#[test]
+fn a_partition_is_held_beside_a_loop_device_over_another_part_of_its_disk() {
+    if !is_root() {
+        return;
+    }
+    let directory = directory();
+    let path = file(directory.path(), "disk", 4 * MIB);
+    let (device, partitions) = with_partitions(&path);
+    let above = LoopDevice::on_part(&device.path, 512, false, 2 * MIB..3 * MIB);
+    open_again(&partitions[0]);
+    let line = refused(&partitions[1]).line();
+    assert!(line.contains(above.path.to_str().expect("a name")), "{line}");
+    drop(above);
+    open_again(&partitions[1]);
+}
+
+#[test]
+fn what_another_process_holds_of_a_block_device_is_refused_with_the_reason() {
+    if !is_root() {
+        return;
+    }
+    let directory = directory();
+    let disk = LoopDevice::new(&file(directory.path(), "disk", 4 * MIB), 512, false);
+    let part = LoopDevice::on_part(&disk.path, 512, false, 0..MIB);
+    // Whoever it is: this one stands for it.
+    let other = std::fs::File::options()
+        .read(true)
+        .custom_flags(libc::O_EXCL)
+        .open(&disk.path)
+        .expect("nobody has it");
+    assert_refused_for(&part.path, &disk.path);
+    assert!(refused(&part.path).line().contains("only one process at a time"));
+    drop(other);
+    open_again(&part.path);
+}
+
+#[test]
+fn a_file_is_not_held_through_one_loop_device_while_another_over_the_same_bytes_is_mounted() {
+    if !is_root() {
+        return;
+    }
+    in_time(|| {
+        let directory = directory();
+        let path = file(directory.path(), "disk", 16 * MIB);
+        let made = std::process::Command::new("mke2fs").args(["-q", "-F"]).arg(&path).arg("4M").status();
+        assert!(made.expect("mke2fs is there").success());
+        let (mounted, same) = (LoopDevice::new(&path, 512, false), LoopDevice::new(&path, 512, false));
+        let apart = LoopDevice::on_part(&path, 512, false, 4 * MIB..16 * MIB);
+        let first = LoopDevice::on_part(&path, 512, false, 0..4 * MIB);
+        own_mounts();
+        let point = directory.path().join("point");
+        std::fs::create_dir(&point).expect("a folder");
+        mount_read_only(&mounted.path, &point);
+        for device in [&same, &first] {
+            let line = refused(&device.path).line();
+            let names = [&mounted.path, &point, &path].map(|path| path.to_str().expect("a name").to_owned());
+            assert!(names.iter().all(|name| line.contains(name)), "{line}");
+        }
+        unmount(&point);
+        open_again(&apart.path);
+        open_again(&same.path);
+    });
 }

@@ -140,6 +140,24 @@ pub fn mount_tmpfs(at: &Path, size: u64) {
     assert_eq!(result, 0, "a tmpfs");
 }
 
+/// Mounts the ext4 of a block device, to be read only, for the calling thread, which has mounts of its own.
+pub fn mount_read_only(device: &Path, at: &Path) {
+    let text = |path: &Path| std::ffi::CString::new(path.to_str().expect("a name")).expect("a name");
+    let (device, at) = (text(device), text(at));
+    // SAFETY: all arguments are C strings that outlive the call, or null, which may be so.
+    let result = unsafe {
+        libc::mount(device.as_ptr(), at.as_ptr(), c"ext4".as_ptr(), libc::MS_RDONLY, std::ptr::null())
+    };
+    assert_eq!(result, 0, "a mount: {}", std::io::Error::last_os_error());
+}
+
+/// Ends a mount of the calling thread.
+pub fn unmount(at: &Path) {
+    let at = std::ffi::CString::new(at.to_str().expect("a name")).expect("a name");
+    // SAFETY: the argument is a C string that outlives the call.
+    assert_eq!(unsafe { libc::umount(at.as_ptr()) }, 0, "{}", std::io::Error::last_os_error());
+}
+
 /// A loop device that is gone when the last descriptor is closed, so also when the test is killed.
 pub struct LoopDevice {
     pub path: PathBuf,

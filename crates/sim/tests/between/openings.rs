@@ -34,10 +34,16 @@ impl Tables {
         act_as(0);
         let memory = CrashMemory::new(21 * SEGMENT + (256 << 10));
         memory.become_file(boot(1));
-        let options =
-            FormatOptions { segment_size: Some(SEGMENT), force: false, host_rows: 2, backend_rows: 2, blkdev_rows: 2 };
+        let options = FormatOptions {
+            segment_size: Some(SEGMENT),
+            force: false,
+            host_rows: 2,
+            backend_rows: 2,
+            blkdev_rows: 2,
+        };
         let transport =
-            Transport::format(environment(), Region::new(MeetingMemory(memory.clone())), &options).expect("fresh memory");
+            Transport::format(environment(), Region::new(MeetingMemory(memory.clone())), &options)
+                .expect("fresh memory");
         let host = transport.register_host("host", None).expect("an empty table");
         for expected in [ONE, OTHER] {
             let made = transport.create_backend(&BackendSpec {
@@ -60,7 +66,8 @@ impl Tables {
         }
         let memory = memory.process_crash();
         let transport = open(&memory);
-        let _watchdog = Watchdog::new(Duration::from_secs(60), "a cache that others come to while it is opened");
+        let _watchdog =
+            Watchdog::new(Duration::from_secs(60), "a cache that others come to while it is opened");
         Self { memory, transport, _watchdog }
     }
 
@@ -121,7 +128,8 @@ fn a_cache_that_is_being_opened_is_not_opened_again() {
         let others = move || *theirs.borrow_mut() = Some(transport.open_cache(ONE));
         let (ours, met) = tables.open_while(moment, others);
         if let Some(theirs) = found.take() {
-            let refused: Vec<_> = [&ours, &theirs].into_iter().filter_map(|opened| opened.as_ref().err()).collect();
+            let refused: Vec<_> =
+                [&ours, &theirs].into_iter().filter_map(|opened| opened.as_ref().err()).collect();
             assert_eq!(refused.len(), 1, "moment {moment}: {ours:?} {theirs:?}");
             assert_eq!(refused[0].kind(), ErrorKind::Busy);
         }

@@ -1,0 +1,191 @@
+//! Tables of device mapper: which bytes of which device a part of one is made of.
+//!
+//! Always true here: a table is read only where all its targets are of types that are known here, since those of others can hold keys;
+//! what does not parse is of an unknown type.
+//!
+//! Left to others: what follows for those who share a device.
+
+use crate::sys::{self, DeviceNumber};
+use crate::sysfs;
+use cbd_types::ByteRange;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+
+/// Bytes of a sector in a table.
+const SECTOR: u64 = 512;
+
+/// Types whose tables are understood; they have no secrets.
+const KNOWN: [&str; 7] = ["linear", "striped", "thin", "snapshot", "snapshot-origin", "zero", "error"];
+
+/// A part of a device, and what it is made of.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Target {
+    /// Where it is in the device.
+    pub bytes: ByteRange,
+    pub made_of: MadeOf,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum MadeOf {
+    /// The bytes of a device from `start` on, one to one.
+    Linear { device: DeviceNumber, start: u64 },
+    /// Parts of so many bytes, each from its own start on.
+    Striped { length: u64, parts: Vec<(DeviceNumber, u64)> },
+    /// The thin device of this number in a pool, which keeps its devices apart.
+    Thin { pool: DeviceNumber, id: u64 },
+    /// A snapshot or what it is of: the kernel keeps them apart on what they share.
+    Snapshot,
+    /// No device.
+    Nothing,
+    /// Not known.
+    Unknown(String),
+}
+
+/// A line of a table as the kernel has it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Line {
+    /// In sectors.
+    pub start: u64,
+    pub length: u64,
+    pub kind: String,
+    pub parameters: String,
+}
+
+/// The table of a device.
+///
+/// # Errors
+/// What the system says: a user who may not ask, or no device mapper.
+pub(crate) fn table(device: DeviceNumber) -> io::Result<Vec<Target>> {
+    let control = File::options().read(true).write(true).open("/dev/mapper/control")?;
+    let ask = |with_parameters| sys::mapper_table(control.as_fd(), device, with_parameters);
+    let kinds = ask(false)?;
+    if kinds.iter().all(|line| KNOWN.contains(&line.kind.as_str())) {
+        return Ok(ask(true)?.iter().map(target).collect());
+    }
+    Ok(kinds.iter().map(|line| target(&Line { parameters: String::new(), ..line.clone() })).collect())
+}
+
+/// What a line says.
+pub(crate) fn target(line: &Line) -> Target {
+    let start = line.start.saturating_mul(SECTOR);
+    let bytes = ByteRange { start, end: start.saturating_add(line.length.saturating_mul(SECTOR)) };
+    let made_of = made_of(line).unwrap_or_else(|| MadeOf::Unknown(line.kind.clone()));
+    Target { bytes, made_of }
+}
+
+fn made_of(line: &Line) -> Option<MadeOf> {
+    let mut words = line.parameters.split_whitespace();
+    let mut device = || sysfs::number(words.next()?);
+    Some(match line.kind.as_str() {
+        "linear" => {
+            let device = device()?;
+            MadeOf::Linear { device, start: sectors(words.next()?)? }
+        }
+        "striped" => {
+            let count: u64 = words.next()?.parse().ok().filter(|count| *count > 0)?;
+            let _chunk: u64 = words.next()?.parse().ok()?;
+            let mut parts = Vec::new();
+            for _ in 0..count {
+                parts.push((sysfs::number(words.next()?)?, sectors(words.next()?)?));
+            }
+            // A last chunk that is not whole lies within one more sector of each.
+            let length = line.length.div_ceil(count).saturating_mul(SECTOR);
+            MadeOf::Striped { length, parts }
+        }
+        "thin" => {
+            let pool = device()?;
+            MadeOf::Thin { pool, id: words.next()?.parse().ok()? }
+        }
+        "snapshot" | "snapshot-origin" => MadeOf::Snapshot,
+        "zero" | "error" => MadeOf::Nothing,
+        _ => return None,
+    })
+}
+
+fn sectors(word: &str) -> Option<u64> {
+    word.parse::<u64>().ok()?.checked_mul(SECTOR)
+}
+
+/// Reads what the kernel answers with: `count` structures, each with the offset of the next and followed by its parameters.
+pub(crate) fn lines(answer: &[u8], count: u32) -> Option<Vec<Line>> {
+    const HEADER: usize = 40;
+    let (mut at, mut found) = (0_usize, Vec::new());
+    for _ in 0..count {
+        let header = answer.get(at..at.checked_add(HEADER)?)?;
+        let number = |from: usize| Some(u64::from_ne_bytes(header.get(from..from + 8)?.try_into().ok()?));
+        let next = u32::from_ne_bytes(header[20..24].try_into().ok()?) as usize;
+        let text = |bytes: &[u8]| {
+            let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+            String::from_utf8_lossy(&bytes[..end]).into_owned()
+        };
+        let parameters = text(answer.get(at + HEADER..)?);
+        found.push(Line { start: number(0)?, length: number(8)?, kind: text(&header[24..40]), parameters });
+        at = next;
+    }
+    Some(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn number(major: u32, minor: u32) -> DeviceNumber {
+        DeviceNumber { major, minor }
+    }
+
+    fn read(kind: &str, parameters: &str) -> MadeOf {
+        let line = Line { start: 8, length: 16, kind: kind.to_owned(), parameters: parameters.to_owned() };
+        let target = target(&line);
+        assert_eq!(target.bytes, ByteRange { start: 4096, end: 12288 });
+        target.made_of
+    }
+
+    #[test]
+    fn a_table_is_read_with_the_devices_and_their_offsets_in_bytes() {
+        assert_eq!(read("linear", "7:0 2048"), MadeOf::Linear { device: number(7, 0), start: 1 << 20 });
+        let parts = vec![(number(7, 0), 0), (number(7, 1), 4096)];
+        assert_eq!(read("striped", "2 8 7:0 0 7:1 8"), MadeOf::Striped { length: 4096, parts });
+        assert_eq!(read("thin", "253:4 17"), MadeOf::Thin { pool: number(253, 4), id: 17 });
+        assert_eq!(read("snapshot", "253:4 253:5 P 8"), MadeOf::Snapshot);
+        assert_eq!(read("zero", ""), MadeOf::Nothing);
+    }
+
+    #[test]
+    fn what_is_not_understood_is_unknown() {
+        for (kind, parameters) in [
+            ("crypt", "aes 00 0 7:0 0"),
+            ("linear", ""),
+            ("linear", "7:0"),
+            ("linear", "7:0 99999999999999999999"),
+            ("linear", "/dev/loop0 0"),
+            ("striped", "0 8"),
+            ("striped", "4000000000 8 7:0 0"),
+            ("thin", "253:4"),
+        ] {
+            assert_eq!(read(kind, parameters), MadeOf::Unknown(kind.to_owned()), "{kind} {parameters}");
+        }
+    }
+
+    #[test]
+    fn the_answer_of_the_kernel_is_read_and_a_broken_one_is_refused() {
+        let mut answer = Vec::new();
+        for (start, next, parameters) in [(0_u64, 56_u32, &b"7:0 2048\0"[..]), (16, 120, b"7:1 0\0")] {
+            answer.extend(start.to_ne_bytes());
+            answer.extend(16_u64.to_ne_bytes());
+            answer.extend(0_u32.to_ne_bytes());
+            answer.extend(next.to_ne_bytes());
+            answer.extend(b"linear\0\0\0\0\0\0\0\0\0\0");
+            answer.extend(parameters);
+            answer.resize(next as usize, 0);
+        }
+        let found = lines(&answer, 2).expect("two lines");
+        let told: Vec<_> =
+            found.iter().map(|line| (line.start, line.length, line.parameters.as_str())).collect();
+        assert_eq!(told, [(0, 16, "7:0 2048"), (16, 16, "7:1 0")]);
+        assert!(found.iter().all(|line| line.kind == "linear"));
+        assert_eq!(lines(&answer, 3), None);
+        assert_eq!(lines(&answer[..50], 2), None);
+        assert_eq!(lines(&[], 0), Some(Vec::new()));
+    }
+}
