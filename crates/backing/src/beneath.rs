@@ -52,7 +52,7 @@ pub(crate) struct Beneath {
 /// [`ErrorKind::Busy`] with who has it; [`ErrorKind::TimedOut`] for what does not answer; [`ErrorKind::Unsupported`] for a device of more
 /// parts than are looked through.
 pub(crate) fn claim(path: &Path, device: DeviceNumber, read_only: bool) -> Result<Beneath> {
-    // One at a time, so that nobody finds a ground that is open here but not known yet.
+    // One at a time, so that no thread finds a ground that is open here but not known yet.
     static TURN: Mutex<()> = Mutex::new(());
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let owner = registry().number();
@@ -255,7 +255,7 @@ impl<'a> Walk<'a> {
             }
             Some(Err(error)) => {
                 self.found.warnings.push(format!(
-                    "{} stands on {}, which cannot be claimed ({error}): that nobody else uses it is not known",
+                    "{} stands on {}, which cannot be claimed ({error}): that it has no other user is not known",
                     self.top.display(),
                     path.display()
                 ));
@@ -307,7 +307,7 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// Claims what a part has led to, unless somebody else has bytes of it.
+    /// Claims what a part has led to, unless something else has bytes of it.
     fn note(
         &mut self,
         part: Part,
@@ -353,7 +353,7 @@ impl<'a> Walk<'a> {
             }
             (Err(error), _) => {
                 self.found.warnings.push(format!(
-                    "{} stands on {}, which cannot be locked ({error}): that nobody else uses it is not known",
+                    "{} stands on {}, which cannot be locked ({error}): that it has no other user is not known",
                     self.top.display(),
                     path.display()
                 ));

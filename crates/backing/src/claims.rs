@@ -108,7 +108,7 @@ impl Drop for Claim {
                 user.chain.last().filter(|_| shares).map(|step| step.bytes)
             });
             for bytes in uncovered(last.bytes, others.collect()) {
-                // What can't be given back ends with the descriptor.
+                // What can't be unlocked ends with the descriptor.
                 let _ = sys::unlock_range(ground.held.as_fd(), bytes);
             }
         }
@@ -136,7 +136,7 @@ pub(crate) struct Registry {
 
 static REGISTRY: Mutex<Registry> = Mutex::new(Registry { last: 0, users: Vec::new() });
 
-/// The registry of this process. Whoever holds it can look for a ground and add to it with nobody between.
+/// The registry of this process. Its lock covers a search for a ground and the claim of it.
 pub(crate) fn registry() -> MutexGuard<'static, Registry> {
     REGISTRY.lock().unwrap_or_else(PoisonError::into_inner)
 }

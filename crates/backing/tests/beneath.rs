@@ -16,7 +16,7 @@ fn refused(path: &Path) -> Error {
     error
 }
 
-/// Refused because somebody has the file or device `beneath`, and this process is named.
+/// Refused because another user has the file or device `beneath`, and this process is named.
 #[track_caller]
 fn assert_refused_for(path: &Path, beneath: &Path) {
     let line = refused(path).line();
@@ -251,11 +251,8 @@ fn what_another_process_holds_of_a_block_device_is_refused_with_the_reason() {
     let disk = LoopDevice::new(&file(directory.path(), "disk", 4 * MIB), 512, false);
     let part = LoopDevice::on_part(&disk.path, 512, false, 0..MIB);
     // Whoever it is: this one stands for it.
-    let other = std::fs::File::options()
-        .read(true)
-        .custom_flags(libc::O_EXCL)
-        .open(&disk.path)
-        .expect("nobody has it");
+    let other =
+        std::fs::File::options().read(true).custom_flags(libc::O_EXCL).open(&disk.path).expect("free");
     assert_refused_for(&part.path, &disk.path);
     assert!(refused(&part.path).line().contains("only one process at a time"));
     drop(other);

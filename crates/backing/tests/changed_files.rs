@@ -157,7 +157,7 @@ fn cut_beneath(bytes: std::ops::Range<u64>, length: u64, kept: u64, lost: u64) {
         assert_eq!(std::fs::metadata(&path).expect("there").len(), length, "the file was extended again");
         run_well(&mut *queue, write(kept, &[9; 4096]));
         assert!(run_well(&mut *queue, read(kept, 4096)).iter().all(|byte| *byte == 9));
-        // Somebody else extends it: the hole is not what was there.
+        // Another program extends it: the hole is not what was there.
         cut(&path, 4 * MIB);
         fails(&mut *queue, read(lost, 4096));
         fails(&mut *queue, write(lost, &[9; 4096]));

@@ -103,11 +103,11 @@ fn at_every_moment(mut round: impl FnMut(u32) -> Met) -> (u64, u64) {
 fn the_first_write_of_a_cache_does_not_wait_for_the_recovery_of_another() {
     let (came, blocked) = at_every_moment(|moment| {
         let tables = Tables::new();
-        let other = tables.transport.open_cache(OTHER).expect("nobody has it");
+        let other = tables.transport.open_cache(OTHER).expect("free");
         let writer = Arc::clone(&other);
         let others = move || assert!(try_write(&writer, 0, 2), "there is space");
         let (opened, met) = tables.open_while(moment, others);
-        opened.expect("nobody has it");
+        opened.expect("free");
         if met == Met::Came {
             let after = open(&tables.memory.machine_crash(1, boot(2)));
             let pages = after.pages_of(OTHER).expect("it is there");
@@ -163,7 +163,7 @@ fn a_cache_that_is_being_opened_is_not_noted_as_synced() {
             transport.sync().expect("the disk takes it");
         };
         let (cache, met) = tables.open_while(moment, others);
-        let cache = cache.expect("nobody has it");
+        let cache = cache.expect("free");
         assert!(try_write(&cache, 0, 3), "there is space");
         let after = open(&tables.memory.machine_crash(1, boot(2)));
         assert_eq!(after.pages_of(ONE).expect("it is there"), Pages::MixedDirty, "moment {moment}");
