@@ -1,7 +1,8 @@
-//! A ublk device that does nothing: every request is complete as soon as it has come, and a read gets whatever its buffer held. What a
-//! request costs through it is what the export and the kernel's driver cost, whatever is behind them.
+//! A ublk device that does nothing: every request completes immediately, and a read returns the former
+//! content of its buffer. Its cost per request is that of the export and the kernel's driver alone.
 //!
-//! `cargo run --release -p cbd-ublk --example nothing -- BYTES QUEUES` prints the device, and serves it until its standard input ends.
+//! `cargo run --release -p cbd-ublk --example nothing -- BYTES QUEUES` prints the device, and serves it until
+//! its standard input ends.
 
 use cbd_export::{BlockDevice, RequestQueue};
 use cbd_types::{Completion, Error, ErrorKind, Geometry, Request, Result};
@@ -12,18 +13,18 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The mark that no daemon gives.
+/// A mark that no daemon uses.
 const NAME: &str = "nothing";
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// So many bytes that are nowhere.
+/// A device of this many bytes without storage.
 struct Nothing(u64);
 
 struct Queue;
 
 impl BlockDevice for Nothing {
     fn geometry(&self) -> Geometry {
-        // That of a cached device, so that the kernel does with both what it does with one.
+        // That of a cached device, so that the kernel treats both alike.
         Geometry {
             size: self.0,
             sector: 512,
@@ -85,7 +86,7 @@ fn run() -> Result<()> {
     };
     let mut export = Ublk::start(&device, &options)?;
     println!("{}", export.disk_path().display());
-    // An error ends it as the end of the input does.
+    // A read error ends it like the end of the input.
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
     export.stop(StopMode::WhenUnused, PATIENCE)
 }

@@ -1,13 +1,13 @@
-//! The kernel's interface: numbers and structures, as `linux/ublk_cmd.h` has them.
+//! The kernel's interface: numbers and structures of `linux/ublk_cmd.h`.
 //!
-//! Always true here: a structure has the kernel's size and places, which the tests hold to the numbers that the kernel's own
-//! compiler gives; commands are encoded as ioctls are, since newer kernels take no others.
+//! Invariants: a structure has the kernel's size and field offsets, which the tests compare with the values
+//! of the kernel's compiler; commands are encoded as ioctls, since newer kernels accept no others.
 //!
-//! Left to others: what is done with them.
+//! Elsewhere: the use of the commands.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// The device for commands about devices.
+/// The control device.
 pub const CONTROL: &str = "/dev/ublk-control";
 
 /// As the kernel's `_IOC`: direction (1 to the kernel, 2 from it), size of the argument, number.
@@ -26,27 +26,27 @@ const BOTH: u32 = 3;
 pub mod command {
     use super::{BOTH, READ, control};
 
-    /// Which processors' requests come to a queue.
+    /// Returns the processors whose requests go to a queue.
     pub const GET_QUEUE_AFFINITY: u32 = control(READ, 0x01);
-    /// What the kernel says of a device.
+    /// Returns the properties of a device.
     pub const GET_DEVICE_INFO: u32 = control(READ, 0x02);
-    /// Makes a device, without its disk.
+    /// Creates a device, without its disk.
     pub const ADD_DEVICE: u32 = control(BOTH, 0x04);
-    /// Takes a device away, and waits until nobody has it open.
+    /// Removes a device, and waits until no process has it open.
     pub const DELETE_DEVICE: u32 = control(BOTH, 0x05);
-    /// Makes the disk; waits until all queues are served.
+    /// Creates the disk; waits until all queues are served.
     pub const START_DEVICE: u32 = control(BOTH, 0x06);
-    /// Takes the disk away; whoever uses it sees errors.
+    /// Removes the disk; its users see errors.
     pub const STOP_DEVICE: u32 = control(BOTH, 0x07);
-    /// Sets what the disk will be.
+    /// Sets the parameters of the disk.
     pub const SET_PARAMETERS: u32 = control(BOTH, 0x08);
-    /// Asks what the disk is.
+    /// Returns the parameters of the disk.
     pub const GET_PARAMETERS: u32 = control(READ, 0x09);
-    /// A new server is about to take a device over whose server is gone.
+    /// Announces that a new server takes over a device whose server is gone.
     pub const START_RECOVERY: u32 = control(BOTH, 0x10);
-    /// The new server serves all queues.
+    /// Announces that the new server serves all queues.
     pub const END_RECOVERY: u32 = control(BOTH, 0x11);
-    /// What the driver can do (Linux 6.5).
+    /// Returns the features of the driver (Linux 6.5).
     pub const GET_FEATURES: u32 = control(READ, 0x13);
     /// As [`DELETE_DEVICE`], without the wait (Linux 6.9).
     pub const DELETE_DEVICE_LATER: u32 = control(READ, 0x14);
@@ -54,51 +54,51 @@ pub mod command {
     pub const TRY_STOP_DEVICE: u32 = control(BOTH, 0x17);
 }
 
-/// Commands about requests, for a queue's device.
+/// Commands about requests, for the device file of a queue.
 pub mod request_command {
     use super::{BOTH, IoCommand, encode};
 
-    /// The first of a slot: a request may come to it.
+    /// The first command of a slot: offers it for a request.
     pub const FETCH: u32 = encode(BOTH, size_of::<IoCommand>(), 0x20);
-    /// Answers the request of a slot; another may come to it.
+    /// Answers the request of a slot, and offers the slot for another one.
     pub const COMMIT_AND_FETCH: u32 = encode(BOTH, size_of::<IoCommand>(), 0x21);
 }
 
-/// What a device or the driver can do.
+/// Features of a device or of the driver.
 pub mod feature {
     /// The device outlives its server.
     pub const USER_RECOVERY: u64 = 1 << 3;
-    /// What a server that is gone had not answered is asked of the next one.
+    /// Requests that a lost server had not answered are sent to the next server again.
     pub const USER_RECOVERY_REISSUE: u64 = 1 << 4;
-    /// Commands are encoded as here.
+    /// Commands are encoded as ioctls.
     pub const IOCTL_ENCODED: u64 = 1 << 6;
-    /// [`super::command::TRY_STOP_DEVICE`] is known.
+    /// [`super::command::TRY_STOP_DEVICE`] is supported.
     pub const SAFE_STOP: u64 = 1 << 17;
 }
 
-/// What a device is doing; there are more states, of which none is ours to act on.
+/// States of a device; the kernel has more, which need no action here.
 pub mod state {
     /// It has no disk: not started, or stopped.
     pub const DEAD: u16 = 0;
     /// It has a server, as far as the kernel knows.
     pub const LIVE: u16 = 1;
-    /// Its server is gone; requests wait for the next.
+    /// Its server is gone; requests wait for the next server.
     pub const QUIESCED: u16 = 2;
 }
 
-/// A command about a device, as it stands in the submission entry.
+/// A command about a device, inside the submission entry.
 #[derive(Clone, Copy, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Debug)]
 #[repr(C)]
 pub struct ControlCommand {
-    /// Which device; [`ANY_DEVICE`] where the kernel is to choose.
+    /// The device; [`ANY_DEVICE`] to let the kernel choose.
     pub device: u32,
-    /// [`NO_QUEUE`]: none of the commands here is about a queue.
+    /// [`NO_QUEUE`]: no command used here is about a queue.
     pub queue: u16,
     /// Bytes at `address`.
     pub length: u16,
-    /// A structure of the command's.
+    /// The argument of the command.
     pub address: u64,
-    /// A number of the command's.
+    /// A numeric argument of the command.
     pub data: u64,
     /// For devices of unprivileged users: unused here.
     pub path_length: u16,
@@ -108,14 +108,14 @@ pub struct ControlCommand {
 
 /// The kernel chooses the number of a new device.
 pub const ANY_DEVICE: u32 = u32::MAX;
-/// A command is not about a queue.
+/// The command is not about a queue.
 pub const NO_QUEUE: u16 = u16::MAX;
 
-/// What a device is made with, and what the kernel says of one.
+/// The properties of a device, for its creation and from the kernel.
 #[derive(Clone, Copy, Default, FromBytes, IntoBytes, Immutable, KnownLayout, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct DeviceInfo {
-    /// Queues. The kernel takes no more than there are processors.
+    /// Queues. The kernel creates no more than there are processors.
     pub queues: u16,
     /// Slots of each.
     pub depth: u16,
@@ -126,21 +126,21 @@ pub struct DeviceInfo {
     pub buffer_bytes: u32,
     /// Its number: N of `/dev/ublkbN`.
     pub device: u32,
-    /// Its server.
+    /// The process id of its server.
     pub server: i32,
     pub padding1: u32,
     /// Of [`feature`].
     pub flags: u64,
-    /// The server's own; the kernel keeps it and does not look at it.
+    /// A value of the server; the kernel stores it and does not interpret it.
     pub tag: u64,
-    /// Who made it.
+    /// Its owner.
     pub owner_user: u32,
     pub owner_group: u32,
     pub reserved1: u64,
     pub reserved2: u64,
 }
 
-/// Which of [`Parameters`] are set; [`Numbers`] are not ours to set.
+/// The parts of [`Parameters`] that are set; [`Numbers`] cannot be set.
 pub mod parameter {
     /// [`super::Basic`].
     pub const BASIC: u32 = 1 << 0;
@@ -150,13 +150,13 @@ pub mod parameter {
 
 /// Attributes of a disk.
 pub mod attribute {
-    /// It can't be written.
+    /// The disk is read-only.
     pub const READ_ONLY: u32 = 1 << 0;
-    /// Seeks are dear.
+    /// Seeks are expensive.
     pub const ROTATIONAL: u32 = 1 << 1;
     /// Flushes are sent.
     pub const VOLATILE_CACHE: u32 = 1 << 2;
-    /// Forced writes are sent as such.
+    /// FUA writes are sent as such.
     pub const FUA: u32 = 1 << 3;
 }
 
@@ -188,7 +188,7 @@ pub struct Discard {
     pub reserved: u16,
 }
 
-/// Device numbers, told by the kernel.
+/// Device numbers, reported by the kernel.
 #[derive(Clone, Copy, Default, FromBytes, IntoBytes, Immutable, KnownLayout, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct Numbers {
@@ -199,7 +199,8 @@ pub struct Numbers {
     pub disk_minor: u32,
 }
 
-/// What a disk is. Newer kernels know more, which is not set and not asked for: the length says where this ends.
+/// The parameters of a disk. Newer kernels have more, which are neither set nor queried: the length states
+/// where this structure ends.
 #[derive(Clone, Copy, Default, FromBytes, IntoBytes, Immutable, KnownLayout, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct Parameters {
@@ -213,20 +214,20 @@ pub struct Parameters {
     pub padding: u32,
 }
 
-/// A command about a request, as it stands in the submission entry.
+/// A command about a request, inside the submission entry.
 #[derive(Clone, Copy, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Debug)]
 #[repr(C)]
 pub struct IoCommand {
     pub queue: u16,
-    /// Which slot.
+    /// The slot.
     pub slot: u16,
-    /// Bytes done, or a negative errno; for answers.
+    /// Bytes done, or a negative errno; for replies.
     pub result: i32,
     /// The slot's buffer.
     pub address: u64,
 }
 
-/// A request, as the kernel describes it in memory that it shares with us.
+/// The kernel's description of a request, in shared memory.
 #[derive(Clone, Copy, Default, FromBytes, IntoBytes, Immutable, KnownLayout, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct Description {
@@ -236,20 +237,20 @@ pub struct Description {
     pub sectors: u32,
     /// Of 512 bytes.
     pub first_sector: u64,
-    /// The slot's buffer, as we have told the kernel.
+    /// The slot's buffer, as it was passed to the kernel.
     pub address: u64,
 }
 
-/// What a request asks for.
+/// The operation of a request.
 pub mod operation {
     pub const READ: u32 = 0;
     pub const WRITE: u32 = 1;
     pub const FLUSH: u32 = 2;
     pub const DISCARD: u32 = 3;
     pub const WRITE_ZEROES: u32 = 5;
-    /// Where the operation stands.
+    /// The bits of the operation.
     pub const MASK: u32 = 0xff;
-    /// Durable when it completes.
+    /// Durable at its completion.
     pub const FUA: u32 = 1 << 13;
 }
 
@@ -275,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_stand_where_the_kernel_has_them() {
+    fn fields_have_the_kernels_offsets() {
         assert_eq!(offset_of!(ControlCommand, queue), 4);
         assert_eq!(offset_of!(ControlCommand, address), 8);
         assert_eq!(offset_of!(ControlCommand, data), 16);
@@ -296,7 +297,7 @@ mod tests {
         assert_eq!(offset_of!(Description, first_sector), 8);
     }
 
-    /// Numbers that the macros of the kernel's header expand to.
+    /// The values of the macros of the kernel's header.
     #[test]
     fn commands_are_encoded_as_the_kernels_macros_do() {
         assert_eq!(command::GET_QUEUE_AFFINITY, 0x8020_7501);

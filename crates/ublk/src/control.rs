@@ -1,9 +1,9 @@
 //! Commands to the driver about devices.
 //!
-//! Always true here: a command ends within the time that it is given; where the driver still works on one then, what it may yet read or write is
-//! left to it for good.
+//! Invariants: a command ends within its timeout; if the driver still executes it then, the memory that it
+//! may still access is leaked to it.
 //!
-//! Left to others: which commands in which order ([`crate::device`]).
+//! Elsewhere: the order of the commands ([`crate::device`]).
 #![allow(unsafe_code)]
 
 use crate::abi::{ANY_DEVICE, CONTROL, ControlCommand, DeviceInfo, NO_QUEUE, Parameters, command, feature};
@@ -16,36 +16,37 @@ use std::os::fd::AsRawFd;
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
-/// For commands that only look or note something.
+/// Timeout of commands that only query or store something.
 pub const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The driver's door.
+/// The control device, opened.
 #[derive(Debug)]
 pub struct Control {
     file: File,
     features: u64,
 }
 
-/// Why a command was not done.
+/// Why a command failed.
 #[derive(Debug)]
 pub enum Refusal {
     /// The driver's errno.
     Errno(i32),
-    /// It took too long, and may yet be done.
+    /// It timed out, and may still be executed.
     TimedOut,
-    /// It could not be asked.
+    /// It could not be submitted.
     System(io::Error),
 }
 
 impl Refusal {
-    /// In words, with what was asked in front.
+    /// As an error, with the attempted operation in front.
     #[must_use]
     pub fn explain(self, what: &str) -> Error {
         match self {
             Self::Errno(errno) => system_error(what, &io::Error::from_raw_os_error(errno)),
-            Self::TimedOut => {
-                Error::new(ErrorKind::TimedOut, format!("{what}: the kernel does not come to an end with it"))
-            }
+            Self::TimedOut => Error::new(
+                ErrorKind::TimedOut,
+                format!("{what}: the kernel did not complete the command in time"),
+            ),
             Self::System(error) if error.raw_os_error() == Some(libc::EPERM) => Error::new(
                 ErrorKind::Permission,
                 format!(
@@ -58,10 +59,9 @@ impl Refusal {
 }
 
 impl Control {
-    /// Opens the driver's door, if the driver can do what is needed.
+    /// Opens the control device, if the driver has the required features.
     ///
-    /// # Errors
-    /// What is missing, and what brings it.
+    /// # Errors The missing requirement, and how to provide it.
     pub fn open() -> Result<Self> {
         let file =
             OpenOptions::new().read(true).write(true).open(CONTROL).map_err(|error| no_door(&error))?;
@@ -79,18 +79,18 @@ impl Control {
         if control.features & needed == needed { Ok(control) } else { Err(too_old()) }
     }
 
-    /// Whether the driver can stop a device only if nobody has it open.
+    /// Whether the driver can stop a device on the condition that no process has it open.
     #[must_use]
     pub const fn stops_safely(&self) -> bool {
         self.features & feature::SAFE_STOP != 0
     }
 
-    /// Makes a device; what the kernel made of the wish is in `info`.
+    /// Creates a device; the kernel returns its actual properties in `info`.
     pub fn add(&self, info: &mut DeviceInfo) -> std::result::Result<(), Refusal> {
         self.exchange(command::ADD_DEVICE, info.device, 0, info.as_mut_bytes(), PATIENCE)
     }
 
-    /// What the kernel says of a device; none if there is no such device.
+    /// The properties of a device; `None` if there is no such device.
     pub fn info(&self, device: u32) -> std::result::Result<Option<DeviceInfo>, Refusal> {
         let mut info = DeviceInfo::default();
         match self.exchange(command::GET_DEVICE_INFO, device, 0, info.as_mut_bytes(), PATIENCE) {
@@ -100,13 +100,13 @@ impl Control {
         }
     }
 
-    /// Says what the disk will be.
+    /// Sets the parameters of the disk.
     pub fn set_parameters(&self, device: u32, parameters: &Parameters) -> std::result::Result<(), Refusal> {
         let mut copy = *parameters;
         self.exchange(command::SET_PARAMETERS, device, 0, copy.as_mut_bytes(), PATIENCE)
     }
 
-    /// What the disk is.
+    /// The parameters of the disk.
     pub fn parameters(&self, device: u32) -> std::result::Result<Parameters, Refusal> {
         let length = size_of::<Parameters>() as u32;
         let mut parameters = Parameters { length, ..Parameters::default() };
@@ -114,7 +114,7 @@ impl Control {
         Ok(parameters)
     }
 
-    /// The processors whose requests come to a queue.
+    /// The processors whose requests go to a queue.
     pub fn processors(&self, device: u32, queue: u16) -> std::result::Result<Vec<usize>, Refusal> {
         let mut bits = [0_u8; 1024];
         self.exchange(command::GET_QUEUE_AFFINITY, device, u64::from(queue), &mut bits, PATIENCE)?;
@@ -122,7 +122,7 @@ impl Control {
         Ok((0..bits.len() * 8).filter(is_set).collect())
     }
 
-    /// A command about a device that carries nothing but a number.
+    /// A command about a device whose only argument is a number.
     pub fn tell(
         &self,
         operation: u32,
@@ -133,7 +133,7 @@ impl Control {
         self.exchange(operation, device, data, &mut [], patience)
     }
 
-    /// Takes a device away that has no disk any more. Its number is free when nobody has the disk open.
+    /// Removes a device that has no disk any more. Its number is free when no process has the disk open.
     pub fn delete(&self, device: u32) -> std::result::Result<(), Refusal> {
         match self.tell(command::DELETE_DEVICE_LATER, device, 0, PATIENCE) {
             Err(Refusal::Errno(libc::EOPNOTSUPP | libc::EINVAL)) => {
@@ -143,7 +143,7 @@ impl Control {
         }
     }
 
-    /// Has a command done, with `bytes` for what it reads and writes.
+    /// Executes a command, with `bytes` as its argument and result.
     fn exchange(
         &self,
         operation: u32,
@@ -152,7 +152,7 @@ impl Control {
         bytes: &mut [u8],
         patience: Duration,
     ) -> std::result::Result<(), Refusal> {
-        // On the heap, so that it can be left to a command that does not end.
+        // On the heap, so that it can be leaked to a command that does not end.
         let mut buffer = bytes.to_vec().into_boxed_slice();
         let command = ControlCommand {
             device,
@@ -167,7 +167,8 @@ impl Control {
         let entry = opcode::UringCmd80::new(types::Fd(self.file.as_raw_fd()), operation).cmd(entry).build();
         let mut ring: IoUring<squeue::Entry128, cqueue::Entry> =
             IoUring::builder().dontfork().build(2).map_err(Refusal::System)?;
-        // SAFETY: the buffer that the command names lives until its completion, or for good where that does not come in time.
+        // SAFETY: the buffer that the command names lives until its completion, or forever if the completion
+        // does not arrive in time.
         unsafe { ring.submission().push(&entry) }
             .map_err(|_| Refusal::System(io::Error::from_raw_os_error(libc::EBUSY)))?;
         let Some(result) = wait(&mut ring, patience)? else {
@@ -183,7 +184,7 @@ impl Control {
     }
 }
 
-/// The result of the one entry of a ring, if it comes in time.
+/// The result of the only entry of a ring, if it arrives in time.
 fn wait(
     ring: &mut IoUring<squeue::Entry128, cqueue::Entry>,
     patience: Duration,
@@ -198,18 +199,18 @@ fn wait(
         }
         match entered {
             Ok(_) => taken = true,
-            // It may have been taken before the wait was interrupted.
+            // The entry may have been consumed before the wait was interrupted.
             Err(error) if error.raw_os_error() == Some(libc::EINTR) => taken = true,
             Err(error) if error.raw_os_error() == Some(libc::ETIME) => return Ok(None),
-            // Under way, and nobody can wait for it: as one that does not answer.
+            // In flight, and its completion cannot be awaited: treated as a timeout.
             Err(_) if taken => return Ok(None),
-            // Nothing was taken, so the driver knows of nothing.
+            // Nothing was consumed, so the driver has no command.
             Err(error) => return Err(Refusal::System(error)),
         }
     }
 }
 
-/// The numbers of all devices that there are.
+/// The numbers of all existing devices.
 #[must_use]
 pub fn devices() -> Vec<u32> {
     let number = |entry: std::fs::DirEntry| entry.file_name().to_str()?.strip_prefix("ublkc")?.parse().ok();
@@ -247,7 +248,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_keeps_the_door_shut_is_said_with_what_opens_it() {
+    fn an_open_error_names_its_cause_and_its_remedy() {
         for (errno, kind, word) in [
             (libc::ENOENT, ErrorKind::NotFound, "modprobe ublk_drv"),
             (libc::ENODEV, ErrorKind::NotFound, "modprobe ublk_drv"),

@@ -1,9 +1,9 @@
-//! The life of a device in the kernel: made, started, taken over, stopped.
+//! The life cycle of a device in the kernel: created, started, taken over, stopped.
 //!
-//! Always true here: a device is touched only if it carries our mark; a start that fails leaves nothing behind, a takeover that fails leaves
-//! the device as it was, so that its clients go on waiting.
+//! Invariants: a device is touched only if it carries the project's mark; a start that fails leaves nothing
+//! behind, a takeover that fails leaves the device unchanged, so that its clients keep waiting.
 //!
-//! Left to others: who serves its queues ([`crate::service`]).
+//! Elsewhere: serving its queues ([`crate::service`]).
 
 use crate::abi::{ANY_DEVICE, CONTROL, DeviceInfo, Parameters, command, feature, state};
 use crate::control::{Control, PATIENCE, Refusal, devices};
@@ -17,11 +17,11 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// How long a start and a takeover may take: the kernel looks for partitions.
+/// Timeout of a start and of a takeover: the kernel scans for partitions.
 const START_PATIENCE: Duration = Duration::from_secs(30);
-/// How long the kernel may take to clear away behind a server that was killed.
+/// Timeout of the kernel's cleanup after a server was killed.
 const TAKEOVER_PATIENCE: Duration = Duration::from_secs(30);
-/// Between two looks whether it has: there is no event for it.
+/// Interval of the checks for its end: the kernel has no event for it.
 const TAKEOVER_INTERVAL: Duration = Duration::from_millis(5);
 
 /// A device in the kernel.
@@ -30,34 +30,35 @@ pub struct Device {
     control: Control,
     info: DeviceInfo,
     parameters: Parameters,
-    /// Whether another server had it before.
+    /// Whether an earlier server had it.
     taken_over: bool,
 }
 
-/// What a new device is to be.
+/// The requested properties of a new device.
 #[derive(Clone, Copy, Debug)]
 pub struct Wish {
     /// Its mark.
     pub tag: Tag,
-    /// Queues; the kernel may make fewer.
+    /// Queues; the kernel may create fewer.
     pub queues: u16,
-    /// Requests in flight of each.
+    /// Requests in flight of each queue.
     pub depth: u16,
     /// Bytes of the largest read or write.
     pub buffer_bytes: u32,
-    /// What the disk is.
+    /// The parameters of the disk.
     pub parameters: Parameters,
 }
 
 impl Device {
-    /// The device that carries the mark, ready to be served again, or a new one.
+    /// Takes over the device that carries the mark, or creates a new one.
     ///
     /// # Errors
-    /// [`ErrorKind::Exchanged`] where the one that carries the mark is not what it should be; else what the kernel refused.
+    /// [`ErrorKind::Exchanged`] if the device with the mark has another size or sector size; otherwise the
+    /// refused command.
     pub fn take_over_or_make(wish: &Wish) -> Result<Self> {
         let control = Control::open()?;
         match find(&control, wish.tag)? {
-            // Its server ended before it was started or after it was stopped: nobody uses it.
+            // Its server ended before the start or after the stop: it has no users.
             Some(info) if info.state == state::DEAD => {
                 control.delete(info.device).map_err(|refusal| refusal.explain(&name(info.device)))?;
                 Self::make(control, wish)
@@ -86,7 +87,7 @@ impl Device {
         match made {
             Ok(()) => Ok(device),
             Err(error) => {
-                // A device that was never started is in nobody's way.
+                // A device that was never started has no users.
                 let _ = device.control.delete(info.device);
                 Err(error)
             }
@@ -97,14 +98,14 @@ impl Device {
         let number = info.device;
         let what = || format!("{} waits for its daemon, and cannot be taken over", name(number));
         let parameters = control.parameters(number).map_err(|refusal| refusal.explain(&what()))?;
-        // The rest is what an older version thought best.
+        // The other parameters are those that an older version chose.
         let essence = |of: &Parameters| (of.basic.sectors, of.basic.logical_shift);
         if essence(&parameters) != essence(&wish.parameters) {
             return Err(Error::new(
                 ErrorKind::Exchanged,
                 format!(
                     "{}: it was made with {} sectors of 512 bytes, and there are {} now, or sectors of another size; stop it with \
-                     dev-stop --force and start it anew",
+                     dev-stop --force and start it again",
                     what(),
                     parameters.basic.sectors,
                     wish.parameters.basic.sectors
@@ -115,7 +116,7 @@ impl Device {
         loop {
             match control.tell(command::START_RECOVERY, number, 0, PATIENCE) {
                 Ok(()) => break,
-                // A server before us came as far as this, and no further.
+                // An earlier takeover was interrupted after this step.
                 Err(Refusal::Errno(libc::EINVAL)) if info.state == state::QUIESCED => break,
                 Err(Refusal::Errno(libc::EBUSY)) if Instant::now() < end => {
                     std::thread::sleep(TAKEOVER_INTERVAL);
@@ -129,7 +130,7 @@ impl Device {
         Ok(device)
     }
 
-    /// That the kernel's answer is one that can be served.
+    /// Checks that the device that the kernel created can be served.
     fn check(&self) -> Result<()> {
         let DeviceInfo { queues, depth, buffer_bytes, .. } = self.info;
         let largest = self.parameters.basic.sectors_max as usize * 512;
@@ -149,19 +150,17 @@ impl Device {
         Ok(())
     }
 
-    /// Opens what its queues are served through.
+    /// Opens the device file through which its queues are served.
     ///
-    /// # Errors
-    /// What the system says.
+    /// # Errors The system error.
     pub fn open(&self) -> Result<File> {
         let path = format!("/dev/ublkc{}", self.info.device);
         OpenOptions::new().read(true).write(true).open(&path).map_err(|error| system_error(path, &error))
     }
 
-    /// The queues are served: the disk appears, or its clients go on.
+    /// Starts the device, whose queues are served now: the disk appears, or its clients continue.
     ///
-    /// # Errors
-    /// What the kernel says. A new device is gone then, one that was taken over waits again.
+    /// # Errors The kernel's error. A new device is removed then, one that was taken over waits again.
     pub fn start(&self) -> Result<()> {
         let operation = if self.taken_over { command::END_RECOVERY } else { command::START_DEVICE };
         let server = u64::from(std::process::id());
@@ -170,21 +169,20 @@ impl Device {
             .map_err(|refusal| refusal.explain(&format!("{} cannot be started", name(self.info.device))))
     }
 
-    /// The disk goes, if nobody has it open; nothing has changed otherwise.
+    /// Removes the disk, if no process has it open; otherwise nothing changes.
     ///
-    /// # Errors
-    /// [`ErrorKind::Busy`] if somebody has.
+    /// # Errors [`ErrorKind::Busy`] if a process has it open.
     pub fn stop_if_unused(&self, patience: Duration) -> Result<()> {
         let safely = self.control.stops_safely();
         let operation = if safely { command::TRY_STOP_DEVICE } else { command::STOP_DEVICE };
-        // Who has it in the kernel (a file system of several devices, a journal, a target) is seen by nobody who looks at processes and
-        // mounts, but has claimed it.
+        // A user in the kernel (a file system on several devices, a journal, a target) is not visible among
+        // processes and mounts, but has claimed the disk.
         let claimed = if safely { None } else { Some(self.claim()?) };
         drop(claimed);
         self.tell_stop(operation, patience)
     }
 
-    /// Has the disk alone for a moment.
+    /// Opens the disk exclusively for a moment.
     fn claim(&self) -> Result<File> {
         let path = format!("/dev/ublkb{}", self.info.device);
         OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(&path).map_err(|error| {
@@ -197,10 +195,9 @@ impl Device {
         })
     }
 
-    /// The disk goes; whoever uses it sees errors.
+    /// Removes the disk; its users see errors.
     ///
-    /// # Errors
-    /// [`ErrorKind::TimedOut`] if requests are not answered meanwhile.
+    /// # Errors [`ErrorKind::TimedOut`] if requests are not answered in time.
     pub fn stop(&self, patience: Duration) -> Result<()> {
         self.tell_stop(command::STOP_DEVICE, patience)
     }
@@ -211,9 +208,9 @@ impl Device {
             .map_err(|refusal| refusal.explain(&format!("{} cannot be stopped", name(self.info.device))))
     }
 
-    /// The device goes, after its disk.
+    /// Removes the device, after its disk.
     pub fn delete(&self) {
-        // What stays is removed at the next start of the daemon.
+        // A device that stays is removed at the next start of the daemon.
         let _ = self.control.delete(self.info.device);
     }
 
@@ -223,7 +220,7 @@ impl Device {
         self.info.device
     }
 
-    /// Whether clients of another server go on with it.
+    /// Whether it was taken over with the clients of an earlier server.
     #[must_use]
     pub const fn is_taken_over(&self) -> bool {
         self.taken_over
@@ -235,7 +232,7 @@ impl Device {
         (self.info.queues, self.info.depth, self.info.buffer_bytes as usize)
     }
 
-    /// The processors whose requests come to a queue; none if the kernel does not say.
+    /// The processors whose requests go to a queue; empty if the kernel does not report them.
     #[must_use]
     pub fn processors(&self, queue: u16) -> Vec<usize> {
         self.control.processors(self.info.device, queue).unwrap_or_default()
@@ -244,7 +241,7 @@ impl Device {
     /// The device number of the disk.
     ///
     /// # Errors
-    /// When the kernel does not tell.
+    /// When the kernel does not report it.
     pub fn disk_numbers(&self) -> Result<(u32, u32)> {
         let parameters = self.control.parameters(self.info.device);
         let numbers = parameters.map_err(|refusal| refusal.explain(&name(self.info.device)))?.numbers;
@@ -273,8 +270,9 @@ fn find(control: &Control, tag: Tag) -> Result<Option<DeviceInfo>> {
     Ok(None)
 }
 
-/// Whether another process serves the device, which then has the driver's `door` open. One that was killed a moment ago has not, although the
-/// kernel may not have noticed that: what it served is left behind.
+/// Whether another process serves the device, which then has the control device `door` open. A process that
+/// was just killed has not, although the kernel may still report the device as live: that device is left
+/// behind.
 fn is_served_elsewhere(info: &DeviceInfo, door: &Path) -> bool {
     let server = u32::try_from(info.server).unwrap_or(0);
     info.state == state::LIVE && server != std::process::id() && {
@@ -300,12 +298,12 @@ fn no_device(refusal: Refusal) -> Error {
     }
 }
 
-/// Takes away what a predecessor left that nobody wants any more: devices with the mark of the daemon, but of none of those that
-/// are `wanted`, and names in the folder `names` of disks that there are not. The names of the disks of those devices come back. What another process
-/// serves stays: the mark of a daemon whose state was copied is that of the copy, too.
+/// Removes devices that a predecessor left and that are not needed: devices with the mark of the daemon that
+/// are not among `wanted`, and entries in the folder `names` of disks that do not exist. Returns the names of
+/// the removed disks. A device that another process serves stays: if the state of a daemon was copied, the
+/// copy uses the same mark.
 ///
-/// # Errors
-/// When the driver cannot be asked.
+/// # Errors When the driver cannot be queried.
 pub fn sweep(daemon: u64, wanted: &[Tag], names: &Path) -> Result<Vec<String>> {
     let control = Control::open()?;
     let mut swept = Vec::new();
@@ -319,7 +317,7 @@ pub fn sweep(daemon: u64, wanted: &[Tag], names: &Path) -> Result<Vec<String>> {
     }
     for entry in std::fs::read_dir(names).into_iter().flatten().flatten() {
         if !Path::new("/sys/block").join(entry.file_name()).exists() {
-            // What stays is replaced when a disk of ours gets the name.
+            // An entry that stays is replaced when a disk of this daemon gets the name.
             let _ = std::fs::remove_file(entry.path());
         }
     }
@@ -334,7 +332,7 @@ pub struct LeftBehind {
 }
 
 impl LeftBehind {
-    /// The one with this mark, if there is one.
+    /// The device with this mark, if there is one.
     #[must_use]
     pub fn find(tag: Tag) -> Option<Self> {
         let control = Control::open().ok()?;
@@ -343,8 +341,9 @@ impl LeftBehind {
         is_left.then_some(Self { control, number: info.device })
     }
 
-    /// The one of the daemon with this number whose disk is noted in the folder `names` under the name `link`, if there is one: for a
-    /// caller who cannot compute the mark, because the region that holds the identity is gone.
+    /// The device of the daemon with this number whose disk is recorded in the folder `names` with the link
+    /// `link`, if there is one: for a caller that cannot compute the mark, because the region with the
+    /// identity is gone.
     #[must_use]
     pub fn named(daemon: u64, names: &Path, link: &Path) -> Option<Self> {
         for number in noted_under(names, link) {
@@ -358,10 +357,9 @@ impl LeftBehind {
         None
     }
 
-    /// By whom it is used, as a sentence.
+    /// The use of the device, as a sentence.
     ///
-    /// # Errors
-    /// When the system cannot be asked.
+    /// # Errors When a query to the system fails.
     pub fn user(&self) -> Result<Option<String>> {
         let what = || format!("{} waits for its daemon", name(self.number));
         let numbers =
@@ -370,17 +368,17 @@ impl LeftBehind {
         crate::export::is_busy(&BlockNode { path: disk_path(self.number), device }, None)
     }
 
-    /// Takes it away: whoever uses it sees errors.
+    /// Removes it: its users see errors.
     ///
-    /// # Errors
-    /// When the kernel does not let it go.
+    /// # Errors When the kernel refuses.
     pub fn remove(self) -> Result<()> {
-        let what = || format!("{} cannot be taken away", name(self.number));
+        let what = || format!("{} cannot be removed", name(self.number));
         remove(&self.control, self.number).map_err(|refusal| refusal.explain(&what()))
     }
 }
 
-/// The numbers of the disks that the folder `names` notes under the name `link`; disks that are gone may be among them.
+/// The numbers of the disks that the folder `names` records with the link `link`; disks that are gone may be
+/// among them.
 fn noted_under(names: &Path, link: &Path) -> Vec<u32> {
     let entries = std::fs::read_dir(names).into_iter().flatten().flatten();
     let noted = entries.filter(|entry| std::fs::read_link(entry.path()).is_ok_and(|target| target == link));
@@ -399,7 +397,7 @@ mod tests {
     use std::process::{Command, Stdio};
 
     #[test]
-    fn a_device_is_left_behind_when_its_server_has_let_go_of_it() {
+    fn a_device_is_left_behind_when_its_server_has_closed_it() {
         let folder = tempfile::tempdir().expect("a folder");
         let door = folder.path().join("door");
         std::fs::write(&door, "").expect("a file");
@@ -416,22 +414,19 @@ mod tests {
         assert!(!is_served_elsewhere(&of(state::LIVE, pid), &folder.path().join("another")));
         assert!(!is_served_elsewhere(&of(state::QUIESCED, pid), &door), "its clients wait already");
         let mine = File::open(&door).expect("it is there");
-        assert!(
-            !is_served_elsewhere(&of(state::LIVE, std::process::id()), &door),
-            "given up by this process"
-        );
+        assert!(!is_served_elsewhere(&of(state::LIVE, std::process::id()), &door), "served by this process");
         drop(mine);
         server.kill().expect("it is alive");
-        // Nothing is open in it any more, and nobody has asked how it ended.
+        // It has no open files any more, and is not reaped yet.
         let mut words = server.stdout.take().expect("a pipe");
         words.read_to_end(&mut Vec::new()).expect("its end");
         assert!(!is_served_elsewhere(&of(state::LIVE, pid), &door), "the kernel has not noticed");
         server.wait().expect("it has ended");
-        assert!(!is_served_elsewhere(&of(state::LIVE, 0), &door), "the kernel does not say who");
+        assert!(!is_served_elsewhere(&of(state::LIVE, 0), &door), "the kernel does not report the server");
     }
 
     #[test]
-    fn the_disks_of_a_link_are_those_that_the_folder_of_names_notes_under_it() {
+    fn the_disks_of_a_link_are_those_recorded_in_the_names_folder() {
         let folder = tempfile::tempdir().expect("a folder");
         let links = [
             ("ublkb3", "/dev/cbd0"),
@@ -448,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_that_makes_no_device_is_quoted_with_what_helps() {
+    fn a_refused_device_creation_names_its_cause_and_its_remedy() {
         for (errno, kind, word) in [
             (libc::EACCES, ErrorKind::NoSpace, "ublks_max"),
             (libc::ENOSPC, ErrorKind::NoSpace, "number"),

@@ -1,10 +1,11 @@
 //! The export: a device in the kernel, the threads that serve it, and the link by which users know it.
 //!
-//! Always true here: what was started is stopped in the opposite order, whichever step of the start failed; a stop ends within its
-//! time, even if the device below never answers; a device in use is stopped only by force. A device whose process is killed, or
-//! that is [left](Ublk::leave), stays, and its clients wait for the next [start](Ublk::start) with the same mark.
+//! Invariants: started parts are stopped in reverse order, whichever step of the start failed; a stop ends
+//! within its timeout, even if the device below never answers; a device in use is stopped only with force. A
+//! device whose process is killed, or that is [left](Ublk::leave), stays, and its clients wait for the next
+//! [start](Ublk::start) with the same mark.
 //!
-//! Left to others: which devices there are and what they are called.
+//! Elsewhere: the list of devices and their names.
 
 use crate::abi;
 use crate::device::{Device, Wish, disk_path};
@@ -20,9 +21,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// [`Options::depth`] for most.
+/// The default of [`Options::depth`].
 pub const DEPTH: usize = 64;
-/// How long a dropped export gets for what is in flight.
+/// Time that a dropped export grants to requests in flight.
 const DROP_PATIENCE: Duration = Duration::from_secs(5);
 
 /// How a device is exported.
@@ -30,17 +31,18 @@ const DROP_PATIENCE: Duration = Duration::from_secs(5);
 pub struct Options {
     /// The name of the device, such as `cbd0`.
     pub name: String,
-    /// The mark by which a later process knows the device.
+    /// The mark by which a later process recognizes the device.
     pub tag: Tag,
-    /// The link to make, such as `/dev/cbd0`.
+    /// The link to create, such as `/dev/cbd0`.
     pub link: Option<PathBuf>,
-    /// A folder in which a link with the name of the disk leads to [`link`](Self::link), made before the disk appears: from it a rule of udev
-    /// learns which device the disk is.
+    /// A folder with a symbolic link from the name of the disk to [`link`](Self::link), created before the
+    /// disk appears: a udev rule derives from it which device the disk is.
     pub names: Option<PathBuf>,
-    /// Queues at most, each with a thread. The kernel makes no more than there are processors, and shares them out.
+    /// Queues at most, each with a thread. The kernel creates no more than there are processors, and
+    /// distributes the processors.
     pub queues: usize,
-    /// Requests of each queue that are in our hands at a time. Each takes 1 MiB of address space, and as much memory as was touched of it by
-    /// then.
+    /// Requests of each queue that the daemon accepts at a time. Each takes 1 MiB of address space, and as
+    /// much memory as has been touched of it.
     pub depth: usize,
     /// Runs at the beginning of each thread.
     pub thread_setup: Option<ThreadSetup>,
@@ -48,12 +50,12 @@ pub struct Options {
     pub read_only: bool,
 }
 
-/// Whether a device in use is stopped.
+/// How a device in use is treated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StopMode {
-    /// Only if nobody uses it.
+    /// Stop only if the device is not in use.
     WhenUnused,
-    /// In any case: what is in flight completes, after that clients see errors.
+    /// Stop in any case: requests in flight complete, after that clients see errors.
     Force,
 }
 
@@ -76,10 +78,10 @@ impl std::fmt::Debug for Ublk {
 }
 
 impl Ublk {
-    /// Makes a device, or takes the one over that a process before this left with the same mark, serves it and makes the link.
+    /// Creates a device, or takes over the one that an earlier process left with the same mark, serves it and
+    /// creates the link.
     ///
-    /// # Errors
-    /// What the system refused, in words. A new device is gone then; one that was left waits on.
+    /// # Errors The refused step, as text. A new device is removed then; one that was left keeps waiting.
     pub fn start(device: &Arc<dyn BlockDevice>, options: &Options) -> Result<Self> {
         let what = || format!("{} could not be exported through ublk", options.name);
         Self::bring_up(device, options).context(what)
@@ -100,7 +102,7 @@ impl Ublk {
             Ok(numbers) => numbers,
             Err(error) => {
                 if !kernel.is_taken_over() {
-                    // The kernel may wait for an answer that does not come; and without a disk all slots are over.
+                    // The start command may wait for replies that do not come; without a disk all slots end.
                     service.order(Order::Fail);
                     drop(undo);
                 }
@@ -116,7 +118,7 @@ impl Ublk {
             Ok(link) => export.link = link,
             Err(error) => {
                 if export.is_taken_over() {
-                    // Whoever waited for it waits on; else the drop takes it away.
+                    // Waiting clients keep waiting; a new device is removed by the drop.
                     let _ = export.leave(DROP_PATIENCE);
                 }
                 return Err(error);
@@ -131,19 +133,19 @@ impl Ublk {
         &self.node.path
     }
 
-    /// By what users know the device: the link if there is one, else the disk.
+    /// The path by which users know the device: the link if there is one, else the disk.
     #[must_use]
     pub fn device_path(&self) -> &Path {
         self.link.as_ref().map_or_else(|| self.disk_path(), Link::path)
     }
 
-    /// Whether clients of a process before this go on with it.
+    /// Whether it was taken over with the clients of an earlier process.
     #[must_use]
     pub const fn is_taken_over(&self) -> bool {
         self.device.is_taken_over()
     }
 
-    /// Queues, and requests that each can have in our hands.
+    /// Queues, and the slots of each.
     #[must_use]
     pub const fn queues(&self) -> (u16, u16) {
         let (queues, depth, _) = self.device.shape();
@@ -156,25 +158,25 @@ impl Ublk {
         !self.running
     }
 
-    /// Why the export does not serve any more, although it was not stopped.
+    /// Why the export has stopped serving although it was not asked to.
     #[must_use]
     pub fn failure(&self) -> Option<String> {
         self.service.failure()
     }
 
-    /// By whom the device is used, as a sentence: mounted, stacked upon, used as swap space, open in a process.
+    /// The use of the device, as a sentence: mounted, stacked upon, used as swap space, open in a process.
     ///
     /// # Errors
-    /// When the system cannot be asked.
+    /// When a query to the system fails.
     pub fn is_busy(&self) -> Result<Option<String>> {
         is_busy(&self.node, self.link.as_ref().map(Link::path))
     }
 
-    /// Takes the device away: link, disk and device, within about `timeout`.
+    /// Removes the device: link, disk and device, within about `timeout`.
     ///
-    /// # Errors
-    /// [`ErrorKind::Busy`] if somebody uses it and `mode` is not force; then it goes on as before. By force, [`ErrorKind::TimedOut`] says that
-    /// threads still wait for the device below; clients see errors all the same.
+    /// # Errors [`ErrorKind::Busy`] if the device is in use and `mode` is not force; it stays available then.
+    /// With force, [`ErrorKind::TimedOut`] says that threads still wait for the device below; clients see
+    /// errors all the same.
     pub fn stop(&mut self, mode: StopMode, timeout: Duration) -> Result<()> {
         if !self.running {
             return Ok(());
@@ -189,7 +191,7 @@ impl Ublk {
             if let Some(sentence) = self.is_busy()? {
                 return Err(refused(sentence));
             }
-            // The link goes first, so that it never points to what may be somebody else's device.
+            // The link first, so that it never points to a device of another owner.
             let removed = self.link.take();
             removed.iter().for_each(Link::remove);
             if let Err(error) = self.device.stop_if_unused(timeout) {
@@ -207,7 +209,7 @@ impl Ublk {
         self.clear_away(end)
     }
 
-    /// What is in flight gets half of the time; then it is answered with errors.
+    /// Grants requests in flight half of the time; then they are answered with errors.
     fn stop_by_force(&self, end: Instant) -> Result<()> {
         let patience = end.saturating_duration_since(Instant::now());
         std::thread::scope(|scope| {
@@ -215,7 +217,8 @@ impl Ublk {
             let device = &self.device;
             let stopping = std::thread::Builder::new().name("cbd-ublk-stop".to_owned());
             if stopping.spawn_scoped(scope, move || stopped.send(device.stop(patience))).is_err() {
-                // Without a thread nobody would notice that the time is half over, so what is in flight gets none.
+                // Without a thread the half of the time cannot be awaited, so requests in flight fail at
+                // once.
                 self.service.order(Order::Fail);
                 return device.stop(patience);
             }
@@ -227,13 +230,14 @@ impl Ublk {
         })
     }
 
-    /// The disk is gone, and with it all slots: so are the threads, if the device below has nothing more.
+    /// The disk is gone, and with it all slots: the threads end too, if the device below has no request in
+    /// flight.
     fn clear_away(&mut self, end: Instant) -> Result<()> {
         self.running = false;
         let ended = self.service.join(end);
         self.device.delete();
         if let Some(name) = self.name_link.take() {
-            // One that stays is replaced when another disk gets its name.
+            // An entry that stays is replaced when another disk gets the name.
             let _ = std::fs::remove_file(name);
         }
         if ended {
@@ -243,11 +247,13 @@ impl Ublk {
         Err(Error::new(ErrorKind::TimedOut, text))
     }
 
-    /// Ends the threads and leaves the device: its clients wait until a process takes it over. What the device below has is answered
-    /// first, if that does not take longer than `timeout`; else the next process is asked for it again.
+    /// Ends the threads and leaves the device: its clients wait until a process takes it over. Requests that
+    /// the device below executes are answered first, if that takes no longer than `timeout`; otherwise the
+    /// next process receives them again.
     ///
     /// # Errors
-    /// [`ErrorKind::TimedOut`] if threads still wait for the device below: only the end of the process leaves the device then.
+    /// [`ErrorKind::TimedOut`] if threads still wait for the device below: only the end of the process leaves
+    /// the device then.
     pub fn leave(mut self, timeout: Duration) -> Result<()> {
         self.running = false;
         self.service.order(Order::Leave);
@@ -261,12 +267,12 @@ impl Ublk {
 
 impl Drop for Ublk {
     fn drop(&mut self) {
-        // Nobody is left to be told.
+        // There is no caller to report an error to.
         let _ = self.stop(StopMode::Force, DROP_PATIENCE);
     }
 }
 
-/// Takes a device back whose start did not come to its end. One that was taken over is left.
+/// Removes a device whose start failed. One that was taken over is left.
 struct Undo<'a>(Option<&'a Device>);
 
 impl Undo<'_> {
@@ -284,10 +290,10 @@ impl Drop for Undo<'_> {
     }
 }
 
-/// By whom a device or a partition of it is used, as a sentence.
+/// The use of a device or of a partition of it, as a sentence.
 ///
 /// # Errors
-/// When the system cannot be asked.
+/// When a query to the system fails.
 pub fn is_busy(node: &BlockNode, link: Option<&Path>) -> Result<Option<String>> {
     for part in node.with_partitions() {
         let link = link.filter(|_| part == *node);
@@ -328,7 +334,7 @@ fn wish(device: &dyn BlockDevice, options: &Options) -> Result<Wish> {
     })
 }
 
-/// Says which device the disk will be, for udev.
+/// Records which device the disk will be, for udev.
 fn note_name(options: &Options, disk: &Path) -> Result<Option<PathBuf>> {
     let (Some(folder), Some(link), Some(name)) = (&options.names, &options.link, disk.file_name()) else {
         return Ok(None);

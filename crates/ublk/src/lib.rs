@@ -1,23 +1,27 @@
-//! The export through ublk: a block device of the kernel whose requests this process answers, and `/dev/cbdN` as a link to it.
+//! The export through ublk: a block device of the kernel whose requests this process answers, and `/dev/cbdN`
+//! as a link to it.
 //!
-//! Always true here: each queue of the device has one thread with its own io_uring and its own queue of the device below; the kernel
-//! copies data to and from the buffer on which the device below works, and an answer and the wait for the next request are one system
-//! call. The device outlives its process: killed or ended, its clients wait, and what was not answered is asked of the next
-//! process, which knows the device by its mark ([`Tag`]). A device that carries no mark of ours is never touched.
+//! Invariants: each queue of the device has one thread with its own io_uring and its own queue of the device
+//! below; the kernel copies data to and from the buffer on which the device below works, and a reply and the
+//! wait for the next request are one system call. The device outlives its process: if the process is killed
+//! or ends, clients wait, and the next process, which recognizes the device by its mark ([`Tag`]), receives
+//! the requests that were not answered. A device without the project's mark is never touched.
 //!
-//! Left to others: what a request does ([`cbd_export::BlockDevice`]), and which devices there are.
+//! Elsewhere: the execution of requests ([`cbd_export::BlockDevice`]), and the list of devices.
 //!
 //! # Why no library
-//! `libublk` has its structures made by bindgen, so that whoever builds CBD would need libclang, and brings an executor of its own, so that
-//! a request would pass through its tasks. What is used of the interface is three structures for each request and a dozen
-//! commands; they are written down in `abi`, and tests hold their sizes, places and numbers to the kernel's.
+//! `libublk` generates its structures with bindgen, so a build of CBD would need libclang, and brings its own
+//! executor, so every request would pass through its tasks. Of the interface this crate uses three structures
+//! for each request and a dozen commands; they are declared in `abi`, and tests compare their sizes, offsets
+//! and numbers with the kernel's.
 //!
 //! # Why the kernel copies
-//! With `UBLK_F_USER_COPY` each write needs another operation on the ring before the data can be looked at, and so another entry into the
-//! kernel for each request that comes alone; copying straight into the region would take one pass less over the data, but the kernel's copy is
-//! neither the one that was calibrated for the region nor one that sums what it stores, and the client may change its page between
-//! the two. The buffer that the kernel fills is the one that the engine reads while it copies and sums in one pass, out of the
-//! processor's cache.
+//! With `UBLK_F_USER_COPY` each write needs another operation on the ring before the data can be accessed,
+//! and so another system call for each request that arrives alone. Copying directly into the region would
+//! save one pass over the data, but the kernel's copy is neither the method that was calibrated for the
+//! region nor one that computes checksums, and the client may change its page between the two. The engine
+//! reads the buffer that the kernel fills while it copies with checksums in one pass, out of the processor's
+//! cache.
 
 mod abi;
 mod control;
@@ -37,10 +41,9 @@ pub use export::{DEPTH, Options, StopMode, Ublk};
 pub use service::ThreadSetup;
 pub use tag::Tag;
 
-/// Whether the kernel makes such devices for us.
+/// Whether the kernel permits creating such devices.
 ///
-/// # Errors
-/// What is missing, in one sentence.
+/// # Errors The missing requirement, in one sentence.
 pub fn probe() -> std::result::Result<(), String> {
     control::Control::open().map(drop).map_err(|error| error.line())
 }

@@ -1,6 +1,6 @@
-//! What the threads of a device and whoever started them tell each other.
+//! The state that the threads of a device share with their starter.
 //!
-//! Always true here: an order is heard by every thread, and never taken back; every wait has an end in time.
+//! Invariants: an order reaches every thread, and is never withdrawn; every wait has a timeout.
 
 use cbd_export::Event;
 use cbd_types::{Error, Result};
@@ -9,19 +9,19 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// What threads are to do.
+/// Orders to the threads.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 #[repr(u8)]
 pub enum Order {
     /// Serve.
     Serve = 0,
-    /// Take nothing more, answer what the device has, and end: the next server is asked for the rest.
+    /// Take no more requests, answer those that the device has, and end: the next server receives the others.
     Leave = 1,
     /// Answer everything with an error, without a wait for the device.
     Fail = 2,
 }
 
-/// The state that is shared.
+/// The shared state.
 #[derive(Debug, Default)]
 pub struct State {
     /// Threads that serve a queue.
@@ -30,20 +30,20 @@ pub struct State {
     pub failure: Option<Error>,
 }
 
-/// Orders, and what became of them.
+/// Orders, and the state of the threads.
 #[derive(Debug)]
 pub struct Life {
     order: AtomicU8,
-    /// Signalled, for good, by the first order.
+    /// Stays signalled after the first order.
     ordered: Event,
-    /// Signalled, for good, by the last one.
+    /// Stays signalled after the last one.
     failing: Event,
     state: Mutex<State>,
     changed: Condvar,
 }
 
 impl Life {
-    /// Of threads that serve.
+    /// For threads that serve.
     ///
     /// # Errors
     /// When the process may not open another descriptor.
@@ -66,7 +66,7 @@ impl Life {
         }
     }
 
-    /// The order that holds.
+    /// The present order.
     pub fn ordered(&self) -> Order {
         match self.order.load(Ordering::SeqCst) {
             0 => Order::Serve,
@@ -75,7 +75,8 @@ impl Life {
         }
     }
 
-    /// What is readable as soon as another order holds than `order`; none where that cannot be.
+    /// A descriptor that is readable as soon as a later order than `order` is given; `None` after the last
+    /// one.
     pub fn next_order(&self, order: Order) -> Option<RawFd> {
         match order {
             Order::Serve => Some(self.ordered.descriptor()),
@@ -84,18 +85,18 @@ impl Life {
         }
     }
 
-    /// Looks at the state. A thread that panicked while it held the lock left only numbers.
+    /// Locks the state. A thread that panicked with the lock held left only numbers.
     pub fn look(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the state and wakes all that wait.
+    /// Changes the state and wakes all waiters.
     pub fn change(&self, change: impl FnOnce(&mut State)) {
         change(&mut self.look());
         self.changed.notify_all();
     }
 
-    /// Waits until no thread serves; whether that was by `end`.
+    /// Waits until no thread serves; returns whether that happened by `end`.
     pub fn wait_until_none_serves(&self, end: Instant) -> bool {
         let mut state = self.look();
         while state.serving > 0 {
@@ -116,7 +117,7 @@ mod tests {
     use cbd_export::wait_any;
 
     #[test]
-    fn each_order_is_heard_once_and_none_is_taken_back() {
+    fn each_order_is_signalled_once_and_none_is_withdrawn() {
         let life = Life::new().unwrap();
         let heard = |order| {
             let descriptor = life.next_order(order)?;
@@ -133,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_for_threads_ends_when_they_do_and_in_time() {
+    fn a_wait_for_threads_ends_with_them_or_at_its_timeout() {
         let life = Life::new().unwrap();
         life.change(|state| state.serving = 1);
         assert!(!life.wait_until_none_serves(Instant::now() + Duration::from_millis(10)));

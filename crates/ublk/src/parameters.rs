@@ -1,22 +1,22 @@
-//! What the disk is, as the kernel is told.
+//! The parameters of the disk, as reported to the kernel.
 //!
-//! Always true here: what is told is what the device does. Flushes and forced writes are asked for, although a write is durable
-//! when it completes, because they are what makes epochs.
+//! Invariants: the parameters match the device's behaviour. Flushes and FUA writes are requested although a
+//! write is durable at its completion, because they delimit epochs.
 
 use crate::abi::{Basic, Discard, Parameters, attribute, parameter};
 use cbd_types::{Error, ErrorKind, Geometry, Result};
 
 /// The kernel's unit of sectors, whatever the device's is.
 pub const SECTOR: u64 = 512;
-/// The largest read or write: the largest that is recovered whole or not at all.
+/// The largest read or write: the largest that is recovered completely or not at all.
 pub const TRANSFER_BYTES_MAX: usize = 1 << 20;
 /// The largest discard or write of zeroes, in sectors: 2 GiB.
 const ZERO_SECTORS_MAX: u32 = 4 << 20;
 
-/// What a disk of this geometry is.
+/// The parameters of a disk of this geometry.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] for one that no disk can have.
+/// [`ErrorKind::InvalidArgument`] for a geometry that no disk can have.
 pub fn of(geometry: &Geometry, read_only: bool) -> Result<Parameters> {
     let Geometry { size, sector, physical_sector, atomic_unit, discard, discard_granularity, rotational } =
         *geometry;
@@ -31,7 +31,7 @@ pub fn of(geometry: &Geometry, read_only: bool) -> Result<Parameters> {
         ));
     }
     let flag = |wanted: bool, flag: u32| if wanted { flag } else { 0 };
-    // A kernel takes no sector larger than a page.
+    // Kernels accept no sector larger than a page.
     let physical = physical_sector.clamp(sector, 4096);
     let optimal = atomic_unit.clamp(physical, TRANSFER_BYTES_MAX as u32);
     let granularity = discard_granularity.max(sector);
@@ -65,13 +65,13 @@ pub fn of(geometry: &Geometry, read_only: bool) -> Result<Parameters> {
     })
 }
 
-/// Of the largest power of two that is not larger.
+/// The binary logarithm, rounded down.
 const fn shift(bytes: u32) -> u8 {
     // At most 31.
     bytes.ilog2() as u8
 }
 
-/// The most of `sectors` that is whole units, one unit at least.
+/// `sectors` rounded down to whole units, at least one unit.
 const fn whole_units(sectors: u32, unit: u32) -> u32 {
     if unit <= 1 {
         sectors
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cache_that_needs_no_flush_asks_for_flushes_all_the_same() {
+    fn flushes_are_requested_although_writes_are_durable_without_them() {
         let told = of(&geometry(), false).unwrap();
         assert_eq!(told.basic.attributes, attribute::VOLATILE_CACHE | attribute::FUA);
         assert_eq!((told.basic.logical_shift, told.basic.physical_shift), (9, 12));
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_cannot_discard_still_takes_zeroes_and_one_that_cannot_be_written_neither() {
+    fn zeroing_needs_no_discard_support_and_read_only_disks_have_neither() {
         let told = of(&Geometry { discard: false, ..geometry() }, false).unwrap().discard;
         assert_eq!((told.discard_sectors_max, told.zeroes_sectors_max), (0, 4 << 20));
         let told = of(&geometry(), true).unwrap();
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_disk_can_be_is_refused() {
+    fn an_impossible_geometry_is_refused() {
         for wrong in [
             Geometry { size: 0, ..geometry() },
             Geometry { size: 1000, ..geometry() },

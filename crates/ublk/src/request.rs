@@ -1,20 +1,20 @@
-//! From the kernel's description of a request to ours.
+//! Converts the kernel's description of a request.
 //!
-//! Always true here: whatever a description says, what comes of it lies inside the device, is whole sectors, and fits the buffer
-//! of its slot; all else is an error of that request alone.
+//! Invariants: whatever a description contains, the result lies inside the device, is whole sectors, and fits
+//! the buffer of its slot; everything else is an error of that request alone.
 
 use crate::abi::{Description, operation};
 use crate::parameters::SECTOR;
 use cbd_types::{ByteRange, Geometry, Operation};
 
-/// What is asked of the device.
+/// An operation of the device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Task {
-    /// What to do.
+    /// The operation.
     pub operation: Operation,
-    /// Where; empty for a flush.
+    /// The range; empty for a flush.
     pub range: ByteRange,
-    /// Durable when it completes.
+    /// Durable at its completion.
     pub fua: bool,
 }
 
@@ -23,17 +23,16 @@ impl Task {
     #[must_use]
     pub fn data_bytes(&self) -> usize {
         match self.operation {
-            // At most what the slot's buffer has.
+            // At most the capacity of the slot's buffer.
             Operation::Read | Operation::Write => self.range.len() as usize,
             Operation::Flush | Operation::Discard | Operation::WriteZeroes => 0,
         }
     }
 }
 
-/// Takes a description apart; the buffer of the request's slot has `capacity` bytes.
+/// Validates and converts a description; the buffer of the request's slot has `capacity` bytes.
 ///
-/// # Errors
-/// The errno with which the request is to be answered.
+/// # Errors The errno of the reply.
 pub fn parse(
     description: &Description,
     geometry: &Geometry,
@@ -99,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn each_operation_is_understood_with_its_place_and_force() {
+    fn each_operation_is_parsed_with_its_range_and_fua_flag() {
         let range = ByteRange { start: 4096, end: 12288 };
         for (number, operation, forced) in [
             (operation::READ, Operation::Read, false),
@@ -117,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_device_does_not_have_is_an_error() {
+    fn a_range_outside_the_device_is_an_error() {
         let end = GEOMETRY.size / SECTOR;
         for (first, sectors) in [
             (end, 8),
@@ -142,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_transfer_that_no_buffer_holds_is_an_error_and_a_discard_of_that_size_is_none() {
+    fn a_transfer_larger_than_the_buffer_is_an_error_and_a_discard_is_not() {
         let sectors = (CAPACITY as u64 / SECTOR) as u32;
         assert_eq!(parsed(operation::WRITE, 0, sectors).unwrap().data_bytes(), CAPACITY);
         assert_eq!(parsed(operation::WRITE, 0, sectors + 8), Err(libc::EIO));
@@ -151,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn operations_that_there_are_not_are_not_done() {
+    fn unknown_operations_are_refused() {
         for unknown in [4, 10, 18, 255] {
             assert_eq!(parsed(unknown, 0, 8), Err(libc::EOPNOTSUPP));
         }
@@ -163,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_changes_a_device_that_is_read_only() {
+    fn changes_of_a_read_only_device_are_refused() {
         for operation in [operation::WRITE, operation::DISCARD, operation::WRITE_ZEROES] {
             assert_eq!(parse(&description(operation, 0, 8), &GEOMETRY, true, CAPACITY), Err(libc::EROFS));
         }
@@ -172,7 +171,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_is_described_lies_inside_the_device_and_fits_its_buffer(
+        fn every_parsed_request_lies_inside_the_device_and_fits_its_buffer(
             operation_and_flags in any::<u32>(),
             sectors in prop_oneof![any::<u32>(), 0..8192_u32],
             first_sector in prop_oneof![any::<u64>(), 0..65536_u64],

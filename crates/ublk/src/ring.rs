@@ -1,11 +1,12 @@
-//! The io_uring of a thread that serves a queue, with the slots in which the kernel hands requests over.
+//! The io_uring of a thread that serves a queue, with the slots in which the kernel delivers requests.
 //!
-//! Always true here: a slot is the kernel's from the command that offers it until its event, and ours from then on; only a slot of
-//! ours is looked at or answered. The kernel copies a write's data into a slot's buffer before the event, and a read's data out of it
-//! at the answer, in the context of the thread that offered the slot. Memory that the kernel may still write to is freed by nobody but [`join`], which
-//! knows that this thread is gone; where that cannot be known it is leaked.
+//! Invariants: a slot is owned by the kernel from the command that offers it until its event, and by this
+//! thread from then on; only a slot that this thread owns is read or answered. The kernel copies a write's
+//! data into a slot's buffer before the event, and a read's data out of it at the reply, in the context of
+//! the thread that offered the slot. Memory that the kernel may still write to is freed only by [`join`],
+//! which waits until that thread is gone; where that cannot be ensured, the memory is leaked.
 //!
-//! Left to others: what a request means ([`crate::worker`]).
+//! Elsewhere: the meaning of a request ([`crate::worker`]).
 #![allow(unsafe_code)]
 
 use crate::abi::{DEPTH_MAX, Description, IoCommand, request_command};
@@ -19,31 +20,33 @@ use std::ptr::NonNull;
 use std::thread::JoinHandle;
 use zerocopy::IntoBytes;
 
-/// The largest buffer of a slot that makes sense: what the kernel's own limit is.
+/// The largest useful buffer of a slot: the kernel's own limit.
 pub const CAPACITY_MAX: usize = 32 << 20;
-/// Numbers of events from here on are those of descriptors, the smaller ones those of slots.
+/// Event numbers from here on are those of descriptors, smaller ones those of slots.
 const WATCH: u64 = 1 << 32;
-/// The queue's device, among the files that are registered with the ring.
+/// The device file of the queue, among the files that are registered with the ring.
 const DEVICE: types::Fixed = types::Fixed(0);
 
-/// Memory of slots that the kernel may write to as long as the thread lives that offered them. Dropped by itself, it is leaked.
+/// Memory of slots that the kernel may write to as long as the thread lives that offered them. Dropped
+/// directly, it is leaked.
 #[derive(Default)]
 pub struct Lent(ManuallyDrop<Vec<AlignedBuffer>>);
 
-/// Waits until a thread is gone, and frees what it had lent to the kernel.
+/// Joins a thread, and frees the memory that it had lent to the kernel.
 pub fn join(thread: JoinHandle<Lent>) {
     let Ok(mut lent) = thread.join() else { return };
-    // SAFETY: it is not used after this. The kernel writes the memory only in the context of the thread that offered the slot; where it
-    // finds that thread gone it puts the request aside instead.
+    // SAFETY: it is not used after this. The kernel writes the memory only in the context of the thread that
+    // offered the slot; where it finds that thread gone it requeues or fails the request instead.
     unsafe { ManuallyDrop::drop(&mut lent.0) };
 }
 
-/// Something that has happened.
+/// An event of the ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Event {
-    /// A slot is ours: with what the kernel says, 0 for a request, a negative errno for the end of the slot.
+    /// This thread owns a slot: with the kernel's result, 0 for a request, a negative errno for the end of
+    /// the slot.
     Slot(usize, i32),
-    /// A descriptor that was watched is readable, or gone.
+    /// A watched descriptor is readable, or in error.
     Watch(u32),
 }
 
@@ -54,7 +57,7 @@ struct Descriptions {
     depth: usize,
 }
 
-// SAFETY: the mapping is the process's, and is only read.
+// SAFETY: the mapping belongs to the process, and is only read.
 unsafe impl Send for Descriptions {}
 
 impl Descriptions {
@@ -66,7 +69,7 @@ impl Descriptions {
         let offset = usize::from(queue) * of(DEPTH_MAX);
         let offset = libc::off_t::try_from(offset).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
         let flags = libc::MAP_SHARED | libc::MAP_POPULATE;
-        // SAFETY: a new mapping, at a place of the kernel's choice.
+        // SAFETY: a new mapping, at an address of the kernel's choice.
         let place = unsafe {
             libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_READ, flags, device.as_raw_fd(), offset)
         };
@@ -78,38 +81,40 @@ impl Descriptions {
     }
 
     fn get(&self, slot: usize) -> Option<Description> {
-        // SAFETY: the slot lies in the mapping, and any bytes are a description. The kernel may write it, so it is read once.
+        // SAFETY: the slot lies in the mapping, and any bytes are a description. The kernel may write it, so
+        // it is read once.
         (slot < self.depth).then(|| unsafe { self.place.add(slot).read_volatile() })
     }
 }
 
 impl Drop for Descriptions {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this one's own, and nothing borrows from it.
+        // SAFETY: this value alone owns the mapping, and nothing borrows from it.
         unsafe { libc::munmap(self.place.as_ptr().cast(), self.bytes) };
     }
 }
 
-/// A queue of a device, to be served by the thread that makes this.
+/// A queue of a device; the thread that creates this value serves it.
 pub struct Ring {
     // First, so that it is closed first.
     ring: IoUring,
     descriptions: Descriptions,
     buffers: Lent,
-    /// Which slots are the kernel's.
+    /// The slots that the kernel owns.
     with_kernel: Vec<bool>,
     queue: u16,
     capacity: usize,
     unsubmitted: usize,
 }
 
-/// Gives the memory of a buffer of zeroes back to the system until it is touched again: most slots never hold much.
+/// Returns the memory of a zeroed buffer to the system until it is touched again: most slots never hold much.
 fn give_pages_back(zeroes: &AlignedBuffer) {
-    /// Also where memory is locked (Linux 5.18).
+    /// Works on locked memory too (Linux 5.18).
     const MADV_DONTNEED_LOCKED: libc::c_int = 24;
     let place = zeroes.as_ptr().cast_mut().cast();
-    // SAFETY: the capacity of a buffer is whole pages, which are its own, from the allocator's anonymous memory. They read as zeroes
-    // after this, as they do before. Where the kernel refuses it nothing changes.
+    // SAFETY: the capacity of a buffer is whole pages, which are its own, from the allocator's anonymous
+    // memory. They read as zeroes after this, as they do before. If the kernel refuses the call, nothing
+    // changes.
     unsafe { libc::madvise(place, zeroes.capacity(), MADV_DONTNEED_LOCKED) };
 }
 
@@ -120,14 +125,15 @@ fn buffer(capacity: usize) -> AlignedBuffer {
 }
 
 impl Ring {
-    /// A ring for the slots of a queue, with buffers of `capacity` bytes, that can watch so many descriptors. No slot is offered yet.
+    /// A ring for the slots of a queue, with buffers of `capacity` bytes, that can watch `watches`
+    /// descriptors. No slot is offered yet.
     ///
     /// # Errors
     /// When the system refuses it.
     pub fn new(device: &File, queue: u16, depth: usize, capacity: usize, watches: usize) -> io::Result<Self> {
         let entries = u32::try_from((depth + watches).next_power_of_two())
             .map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
-        // What the kernel has for this thread it does when the thread enters it, not by interrupting it.
+        // The kernel runs its work for this thread when the thread enters it, without an interruption.
         let build = |deferred: bool| {
             let mut builder = IoUring::builder();
             builder.dontfork().setup_single_issuer();
@@ -151,13 +157,13 @@ impl Ring {
         })
     }
 
-    /// Gives the memory away that is to be freed by [`join`].
+    /// Passes on the memory that [`join`] frees.
     #[must_use]
     pub fn into_lent(self) -> Lent {
         self.buffers
     }
 
-    /// Slots.
+    /// The number of slots.
     #[must_use]
     pub fn depth(&self) -> usize {
         self.with_kernel.len()
@@ -180,7 +186,7 @@ impl Ring {
         self.submit()
     }
 
-    /// What the kernel says of the request in a slot of ours.
+    /// The kernel's description of the request in a slot that this thread owns.
     #[must_use]
     pub fn description(&self, slot: usize) -> Option<Description> {
         self.is_ours(slot).then(|| self.descriptions.get(slot))?
@@ -190,7 +196,7 @@ impl Ring {
         self.with_kernel.get(slot) == Some(&false)
     }
 
-    /// Takes the buffer of a slot of ours out, `length` bytes of it.
+    /// Takes the buffer out of a slot that this thread owns, `length` bytes of it.
     pub fn take_buffer(&mut self, slot: usize, length: usize) -> Option<AlignedBuffer> {
         let ours = self.is_ours(slot);
         let buffer = self.buffers.0.get_mut(slot).filter(|buffer| ours && length <= buffer.capacity())?;
@@ -199,7 +205,7 @@ impl Ring {
         Some(buffer)
     }
 
-    /// Puts a buffer into a slot of ours, most often the one that was taken out.
+    /// Puts a buffer into a slot that this thread owns, most often the one that was taken out.
     pub fn put_buffer(&mut self, slot: usize, buffer: AlignedBuffer) {
         if self.is_ours(slot)
             && buffer.capacity() >= self.capacity
@@ -209,11 +215,11 @@ impl Ring {
         }
     }
 
-    /// Answers the request in a slot of ours with bytes done or a negative errno, and offers the slot again. For a read, the data is
-    /// what the slot's buffer holds. It is submitted later.
+    /// Answers the request in a slot that this thread owns with bytes done or a negative errno, and offers
+    /// the slot again. For a read, the data is the content of the slot's buffer. It is submitted later.
     ///
     /// # Errors
-    /// When the slot is not ours, or the ring takes nothing.
+    /// When this thread does not own the slot, or the ring is full.
     pub fn answer(&mut self, slot: usize, result: i32) -> io::Result<()> {
         if !self.is_ours(slot) {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
@@ -224,7 +230,7 @@ impl Ring {
     fn push_command(&mut self, operation: u32, slot: usize, result: i32) -> io::Result<()> {
         let place = &mut self.buffers.0[slot];
         if place.capacity() < self.capacity {
-            // The one that was taken out is not back, and may never be.
+            // The buffer that was taken out has not been returned, and may never be.
             *place = buffer(self.capacity);
         }
         let address = place.as_mut_ptr().expose_provenance() as u64;
@@ -233,8 +239,8 @@ impl Ring {
         bytes.copy_from_slice(command.as_bytes());
         let entry = opcode::UringCmd16::new(DEVICE, operation).cmd(bytes).build().user_data(slot as u64);
         self.with_kernel[slot] = true;
-        // SAFETY: the buffer that the command names is the slot's, of the size that the device was made with, not touched until
-        // the slot's event, and freed only as `Lent` says.
+        // SAFETY: the buffer that the command names is the slot's, of the size that the device was made with,
+        // not touched until the slot's event, and freed only as `Lent` says.
         unsafe { self.push(&entry) }
     }
 
@@ -252,20 +258,20 @@ impl Ring {
         Ok(())
     }
 
-    /// Tells once when a descriptor is readable or gone.
+    /// Reports once when a descriptor is readable or in error.
     ///
     /// # Errors
-    /// When the ring takes nothing.
+    /// When the ring is full.
     pub fn watch(&mut self, descriptor: RawFd, number: u32) -> io::Result<()> {
         let entry = opcode::PollAdd::new(types::Fd(descriptor), libc::POLLIN as u32).build();
         // SAFETY: the entry names no memory.
         unsafe { self.push(&entry.user_data(WATCH | u64::from(number))) }
     }
 
-    /// Gives the kernel what was pushed.
+    /// Submits all queued entries.
     ///
     /// # Errors
-    /// When the kernel does not take it.
+    /// When the kernel refuses them.
     pub fn submit(&mut self) -> io::Result<()> {
         while self.unsubmitted > 0 {
             self.enter(0)?;
@@ -273,7 +279,7 @@ impl Ring {
         Ok(())
     }
 
-    /// Gives the kernel what was pushed, and waits until something has happened; that is added to `events`. It may be nothing.
+    /// Submits all queued entries, waits for an event, and appends the events to `events`. There may be none.
     ///
     /// # Errors
     /// When the kernel refuses to wait.
@@ -285,17 +291,17 @@ impl Ring {
 
     fn enter(&mut self, wanted: usize) -> io::Result<()> {
         match self.ring.submitter().submit_and_wait(wanted) {
-            // None at all are taken only where there are none.
+            // The kernel consumes no entry only if none is queued.
             Ok(0) => self.unsubmitted = 0,
             Ok(taken) => self.unsubmitted = self.unsubmitted.saturating_sub(taken),
-            // Interrupted, or memory is short: the kernel has tried to free some, and is asked again.
+            // Interrupted, or short of memory: the kernel has tried to free some; the call is repeated.
             Err(error) if matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN)) => {}
             Err(error) => return Err(error),
         }
         Ok(())
     }
 
-    /// Adds what has happened to `events`.
+    /// Appends the pending events to `events`.
     pub fn look(&mut self, events: &mut Vec<Event>) {
         for entry in self.ring.completion() {
             let (number, result) = (entry.user_data(), entry.result());
@@ -304,7 +310,7 @@ impl Ring {
                 continue;
             }
             let slot = number as usize;
-            // An event of a slot that is not out, or that there is not, is none.
+            // An event of a slot that the kernel does not own, or that does not exist, is ignored.
             if let Some(with_kernel) = self.with_kernel.get_mut(slot).filter(|with_kernel| **with_kernel) {
                 *with_kernel = false;
                 events.push(Event::Slot(slot, result));

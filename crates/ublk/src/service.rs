@@ -1,9 +1,10 @@
 //! The threads of a device: one for each of its queues.
 //!
-//! Always true here: a thread offers its slots itself, since the kernel binds them to it, and before that has all that it needs;
-//! one that ends with an error says so; memory that the kernel may write to is freed only after its thread.
+//! Invariants: a thread offers its slots itself, since the kernel binds them to it, and acquires all its
+//! resources before that; a thread that ends with an error reports it; memory that the kernel may write to is
+//! freed only after its thread.
 //!
-//! Left to others: what a thread does ([`crate::worker`]), when the device starts ([`crate::export`]).
+//! Elsewhere: the work of a thread ([`crate::worker`]), the start of the device ([`crate::export`]).
 
 use crate::device::Device;
 use crate::life::{Life, Order};
@@ -21,10 +22,10 @@ use std::time::{Duration, Instant};
 /// Runs at the beginning of each thread that serves a queue.
 pub type ThreadSetup = Arc<dyn Fn() + Send + Sync>;
 
-/// How long all threads may take to begin.
+/// Timeout of the start of all threads.
 const START_PATIENCE: Duration = Duration::from_secs(30);
 
-/// What a thread needs to begin.
+/// The parameters of a starting thread.
 struct Duty {
     queue: u16,
     depth: usize,
@@ -47,7 +48,7 @@ impl Service {
     /// Starts a thread for each queue, and waits until all have offered their slots.
     ///
     /// # Errors
-    /// When one of them cannot begin; then none serves.
+    /// When one of them cannot start; then none serves.
     pub fn start(
         kernel: &Device,
         device: &Arc<dyn BlockDevice>,
@@ -86,12 +87,13 @@ impl Service {
         Ok(service)
     }
 
-    /// Gives all threads an order.
+    /// Passes an order to all threads.
     pub fn order(&self, order: Order) {
         self.life.order(order);
     }
 
-    /// Waits for all threads; whether they ended by `end`. Those that did not are left alone, with what they have.
+    /// Waits for all threads; returns whether they ended by `end`. Threads that did not are detached, with
+    /// their memory.
     pub fn join(&mut self, end: Instant) -> bool {
         let ended = self.life.wait_until_none_serves(end);
         for thread in self.threads.drain(..) {
@@ -109,7 +111,7 @@ impl Service {
 }
 
 impl Drop for Service {
-    /// A start that failed: what was offered is taken back with the threads.
+    /// For a start that failed: the slots that were offered end with the threads.
     fn drop(&mut self) {
         if !self.threads.is_empty() {
             self.life.order(Order::Leave);
@@ -118,12 +120,12 @@ impl Drop for Service {
     }
 }
 
-/// A thread's life.
+/// The body of a thread.
 fn run(duty: Duty, begun: &Sender<Result<()>>) -> Lent {
     if let Some(setup) = &duty.setup {
         setup();
     }
-    // Where it may not choose, the system does.
+    // If the affinity cannot be set, the scheduler chooses.
     let _ = system::run_on(&duty.processors);
     let life = Arc::clone(&duty.life);
     life.change(|state| state.serving += 1);
@@ -137,7 +139,7 @@ fn run(duty: Duty, begun: &Sender<Result<()>>) -> Lent {
     };
     let _ = begun.send(Ok(()));
     let served = worker.serve();
-    // The ring is closed before the others learn that this one ended.
+    // The ring is closed before the thread is reported as ended.
     let lent = worker.into_ring().into_lent();
     life.change(|state| {
         state.serving -= 1;

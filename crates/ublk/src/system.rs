@@ -1,12 +1,11 @@
-//! What the crate asks of the system itself.
+//! System calls of this crate.
 #![allow(unsafe_code)]
 
 use std::io;
 
-/// Has the calling thread run on one of these processors, as far as it may.
+/// Restricts the calling thread to those of these processors on which it may run.
 ///
-/// # Errors
-/// What the system says.
+/// # Errors The system error.
 pub fn run_on(processors: &[usize]) -> io::Result<()> {
     // SAFETY: all zeroes are a valid value of this set of bits: the empty one.
     let (mut allowed, mut wanted): (libc::cpu_set_t, libc::cpu_set_t) = unsafe { std::mem::zeroed() };

@@ -1,11 +1,11 @@
-//! What a thread does that serves a queue: it takes requests from its slots, has them done by its own queue of the device, and
-//! answers.
+//! The work of a thread that serves a queue: it takes requests from its slots, executes them through its own
+//! queue of the device, and answers them.
 //!
-//! Always true here: a request is answered once, with its slot, or left to the next server as a whole; a slot that waits for the
-//! device holds up no other; nothing is allocated for a request, and one entry into the kernel answers what is done and waits for
-//! what comes. What the kernel says that makes no sense is an error of that request.
+//! Invariants: a request is answered once, through its slot, or left to the next server as a whole; a slot
+//! that waits for the device delays no other slot; nothing is allocated for a request, and one system call
+//! submits replies and waits for requests. An invalid description is an error of that request.
 //!
-//! Left to others: when the thread begins and ends ([`crate::service`]).
+//! Elsewhere: the start and end of the thread ([`crate::service`]).
 
 use crate::life::{Life, Order};
 use crate::request::{self, Task};
@@ -16,37 +16,37 @@ use std::io;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-/// Requests that are taken before what is done is answered.
+/// Requests that are taken before completed ones are answered.
 const BATCH: usize = 16;
 
-/// What the ring calls the next order.
+/// The ring's number of the next order.
 const ORDER: u32 = 0;
-/// What it calls the first of the queue's descriptors.
+/// Its first number of the device queue's descriptors.
 const QUEUE: u32 = 1;
-/// Descriptors that are watched besides the queue's.
+/// Descriptors that are watched besides those of the device's queue.
 pub const WATCHES: usize = QUEUE as usize;
 
-/// What a slot is doing, while it is ours.
+/// The state of a slot that this thread owns.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Slot {
-    /// Nothing, or it is the kernel's.
+    /// No request, or the kernel owns the slot.
     Idle,
-    /// The device has its request.
+    /// The device executes its request.
     Busy(Operation, i32),
-    /// The device has its request, which was answered with an error.
+    /// The device executes its request, which was already answered with an error.
     GivenUp,
-    /// The kernel gave it back for good.
+    /// The kernel has ended it.
     Over,
 }
 
-/// A thread's work.
+/// The work of a thread.
 pub struct Worker {
     ring: Ring,
     queue: Box<dyn RequestQueue>,
     geometry: Geometry,
     read_only: bool,
     life: Arc<Life>,
-    /// The order that was heard last.
+    /// The last order that was read.
     order: Order,
     slots: Vec<Slot>,
     over: usize,
@@ -56,7 +56,7 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Work on a ring whose slots are offered.
+    /// The work on a ring whose slots are offered.
     pub fn new(
         ring: Ring,
         queue: Box<dyn RequestQueue>,
@@ -80,15 +80,16 @@ impl Worker {
         }
     }
 
-    /// What may be freed when the thread is gone.
+    /// The memory that may be freed when the thread has ended.
     pub fn into_ring(self) -> Ring {
         self.ring
     }
 
-    /// Serves until all slots are over, or it was ordered to leave and the device has nothing more.
+    /// Serves until all slots have ended, or until it was ordered to leave and the device has no request in
+    /// flight.
     ///
     /// # Errors
-    /// When the kernel and this thread do not understand each other.
+    /// When the kernel and this thread disagree about the protocol.
     pub fn serve(&mut self) -> Result<()> {
         let failed =
             |error: io::Error| system_error("a thread of a ublk device cannot wait for its ring", &error);
@@ -141,7 +142,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Waits for a descriptor, once more.
+    /// Arms the poll of a descriptor again.
     fn watch(&mut self, watch: u32) -> Result<()> {
         let descriptor = match watch {
             ORDER => self.life.next_order(self.order),
@@ -153,15 +154,15 @@ impl Worker {
         })
     }
 
-    // -- in ---------------------------------------------------------------------------------------------------
+    // -- in ------------------------------------------------------------------------------------------
 
-    /// A request has come; `among_others`, so that the device may keep it back until all of them are taken.
+    /// Takes a request; with `among_others` the device may hold it back until the whole batch is taken.
     fn take(&mut self, slot: usize, among_others: bool) -> Result<()> {
         match self.order {
             Order::Serve => {}
-            // The next server is asked for it.
+            // The next server receives it.
             Order::Leave => return Ok(()),
-            // What the slot had before may still be the device's.
+            // The device may still execute the slot's earlier request.
             Order::Fail => return self.offer_again(slot, -libc::EIO),
         }
         let Some(description) = self.ring.description(slot) else { return Ok(()) };
@@ -176,7 +177,7 @@ impl Worker {
         let buffer =
             if length == 0 { Some(AlignedBuffer::default()) } else { self.ring.take_buffer(slot, length) };
         let Some(buffer) = buffer else { return self.answer(slot, -libc::EIO) };
-        // A buffer is at most as large as a positive number of 32 bits can say.
+        // The capacity of a buffer fits a positive 32-bit number.
         self.slots[slot] = Slot::Busy(task.operation, length as i32);
         let Task { operation, range, fua } = task;
         let request = Request { id: slot as u64, operation, range, fua, buffer };
@@ -188,7 +189,7 @@ impl Worker {
         Ok(())
     }
 
-    /// The kernel gave a slot back for good, or did not take an answer.
+    /// Handles a slot that the kernel has ended, or whose reply it refused.
     fn end(&mut self, slot: usize, result: i32) -> Result<()> {
         if self.slots[slot] != Slot::Over {
             self.slots[slot] = Slot::Over;
@@ -206,7 +207,7 @@ impl Worker {
         }
     }
 
-    /// An order was given.
+    /// Reads a new order.
     fn hear(&mut self) -> Result<()> {
         self.order = self.life.ordered();
         if self.order == Order::Fail {
@@ -216,16 +217,16 @@ impl Worker {
                     self.offer_again(slot, -libc::EIO)?;
                 }
             }
-            // Their clients have errors: what waits for space must not happen later.
+            // Their clients have errors: a write that waits for space must not be executed later.
             self.queue.give_up(&mut self.done);
             self.settle()?;
         }
         Ok(())
     }
 
-    // -- out --------------------------------------------------------------------------------------------------
+    // -- out -----------------------------------------------------------------------------------------
 
-    /// Goes on with what the device has done.
+    /// Answers the completed requests.
     fn settle(&mut self) -> Result<()> {
         while let Some(Completion { id, result, buffer }) = self.done.pop() {
             let slot = usize::try_from(id).unwrap_or(usize::MAX);
