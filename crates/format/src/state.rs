@@ -59,7 +59,7 @@ on_media! {
 }
 
 on_media! {
-    /// The backing device that a backend had before a rescue moved it to another one.
+    /// A backing device that a backend had before a rescue moved it to another one.
     pub struct FormerDisk, size 1008 {
         /// Bytes of `path` in use.
         0 path_length: U32,
@@ -71,8 +71,10 @@ on_media! {
         16 path: [u8; 512],
         /// What it is known by besides its path, UTF-8, zero-padded.
         528 identity: [u8; 256],
+        /// Raised by one with every move of the backend: the largest one is of the last move.
+        784 number: U64,
         /// Zero.
-        784 reserved: [u8; 224],
+        792 reserved: [u8; 216],
     }
 }
 
@@ -132,11 +134,15 @@ impl StateShape {
         [PAGE, 2 * PAGE]
     }
 
-    /// The two slots of [`FormerDisk`]. Their place, which seeds the checksums, is the `cache_id`: what an earlier cache left there does
-    /// not count.
+    /// How many [`FormerDisk`]s there can be, each in two slots.
+    pub const FORMER_DISKS: u64 = 3;
+
+    /// The two slots of the [`FormerDisk`] with this index, which is below [`FORMER_DISKS`](Self::FORMER_DISKS). Their place, which seeds
+    /// the checksums, is the `cache_id`: what an earlier cache left there does not count.
     #[must_use]
-    pub const fn former(&self) -> [u64; 2] {
-        [PAGE + 1024, 2 * PAGE + 1024]
+    pub const fn former(&self, index: u64) -> [u64; 2] {
+        let within = 1024 * (1 + index);
+        [PAGE + within, 2 * PAGE + within]
     }
 
     /// The two slots of a lane's [`LaneTail`].

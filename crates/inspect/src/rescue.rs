@@ -34,6 +34,8 @@ pub struct Options {
     pub to: Option<PathBuf>,
     /// That disk stands for the recorded one although it is another: a copy of it.
     pub other_disk: bool,
+    /// When the backend is moved, this disk that it had before is gone, or is a disk like any other: it is not refused any more.
+    pub forget_disk: Option<PathBuf>,
     /// Recover a cache as it is although the machine crashed while it was in use, and some of its pages may be old.
     pub after_crash: bool,
     /// Give up when nothing has reached the disk for so long.
@@ -46,6 +48,7 @@ impl Default for Options {
             backend: None,
             to: None,
             other_disk: false,
+            forget_disk: None,
             after_crash: false,
             patience: Duration::from_secs(60),
         }
@@ -216,6 +219,9 @@ fn one(
     let moves = Identity::parse(&entry.identity)?.same_disk(&disk.identity()).is_err();
     if moves && Safeguard::RescueMoves.is_kept() {
         let to = options.to.as_deref().unwrap_or_else(|| Path::new(&entry.path));
+        if let Some(gone) = &options.forget_disk {
+            transport.forget_former_disk(entry.id, &absolute(gone)?)?;
+        }
         transport.move_backend(entry.id, &absolute(to)?, &disk.identity().to_token())?;
         let former = transport.former_disk(entry.id).map_or_else(|| entry.path.clone(), |former| former.path);
         rescued.moved_from = Some(former);

@@ -9,7 +9,9 @@ use cbd_inspect::Outcome;
 use cbd_inspect::check::DataChecked;
 use cbd_inspect::rescue::{Options, Rescued, rescue};
 use cbd_pmem::{Mapping, OpenOptions};
+use cbd_runtime::{disk::Disk, moved::refuse_former};
 use cbd_types::{BackendId, ErrorKind, Result};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use support::{BLOCK, DEVICE, Place, number};
 
@@ -200,17 +202,81 @@ fn a_rescue_to_another_disk_that_was_cut_off_goes_on_there_without_being_told_wh
 fn a_rescue_that_brought_nothing_to_the_other_disk_leaves_the_backend_where_it_was() {
     let mut place = Place::new();
     place.write_and_die(100, 3);
-    let (copy, to) = to_a_copy(&place);
-    // A copy in memory that is sealed against writes, so it takes nothing.
-    let memory = rustix::fs::memfd_create("copy", rustix::fs::MemfdFlags::ALLOW_SEALING).expect("a memfd");
-    let mut file = std::fs::File::from(memory);
-    std::io::copy(&mut std::fs::File::open(&copy).expect("a disk"), &mut file).expect("copied");
-    rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::WRITE).expect("sealed");
-    let sealed =
-        std::path::PathBuf::from(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file)));
+    let (_, to) = to_a_copy(&place);
+    let (_file, sealed) = sealed_copy(&place);
     let done = rescued(&place, &Options { to: Some(sealed), patience: Duration::from_secs(1), ..to });
     assert!(!done.complete, "{done:?}");
     assert_eq!(moved_from(&place), None);
+    assert!(rescued(&place, &Options::default()).complete);
+}
+
+/// A copy of the recorded disk under this name, and the options that say that it stands for it.
+fn to_copy_named(place: &Place, name: &str) -> (PathBuf, Options) {
+    let (copy, to) = to_a_copy(place);
+    let named = place.path(name);
+    std::fs::copy(copy, &named).expect("copied");
+    (named.clone(), Options { to: Some(named), ..to })
+}
+
+/// Whether a daemon on the region refuses the disk because it lacks data.
+fn is_refused(place: &Place, disk: &Path) -> bool {
+    let transport = place.transport();
+    let found = Disk::look(disk).expect("a disk");
+    match refuse_former(&transport, &found, &disk.display().to_string()) {
+        Ok(()) => false,
+        Err(error) => {
+            assert!(error.line().contains("lacks data"), "{error}");
+            true
+        }
+    }
+}
+
+#[test]
+fn every_disk_that_a_backend_had_is_refused_until_the_backend_is_removed() {
+    let mut place = Place::new();
+    place.write_and_die(100, 3);
+    let (second, to_second) = to_copy_named(&place, "second");
+    let (third, to_third) = to_copy_named(&place, "third");
+    assert!(rescued(&place, &to_second).complete);
+    assert_eq!(
+        [place.disk(), second.clone(), third.clone()].map(|it| is_refused(&place, &it)),
+        [true, false, false]
+    );
+    assert!(rescued(&place, &to_third).complete);
+    let disks = [place.disk(), second.clone(), third.clone()];
+    assert_eq!(disks.clone().map(|it| is_refused(&place, &it)), [true, true, false]);
+    assert_eq!(moved_from(&place), Some(second.display().to_string()));
+    // Being served at its new disk gives the former ones nothing.
+    place.transport().settle_backend(BackendId(0)).expect("stored");
+    assert_eq!(disks.clone().map(|it| is_refused(&place, &it)), [true, true, false]);
+    place.transport().remove_backend(BackendId(0)).expect("nothing is open");
+    assert_eq!(disks.map(|it| is_refused(&place, &it)), [false; 3]);
+}
+
+/// A file in memory with what the disk holds, that takes no writes.
+fn sealed_copy(place: &Place) -> (std::fs::File, PathBuf) {
+    let memory = rustix::fs::memfd_create("copy", rustix::fs::MemfdFlags::ALLOW_SEALING).expect("a memfd");
+    let mut file = std::fs::File::from(memory);
+    std::io::copy(&mut std::fs::File::open(place.disk()).expect("a disk"), &mut file).expect("copied");
+    rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::WRITE).expect("sealed");
+    let path = PathBuf::from(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file)));
+    (file, path)
+}
+
+#[test]
+fn a_second_rescue_that_brought_nothing_to_its_disk_leaves_the_first_one_as_it_was() {
+    let mut place = Place::new();
+    place.write_and_die(100, 3);
+    let (second, to) = to_a_copy(&place);
+    // As if the first rescue was cut off: the backend is moved, and everything is dirty.
+    let token = Disk::look(&second).expect("a disk").identity.to_token();
+    let second = second.display().to_string();
+    place.transport().move_backend(BackendId(0), &second, &token).expect("stored");
+    let (_file, sealed) = sealed_copy(&place);
+    let done = rescued(&place, &Options { to: Some(sealed), patience: Duration::from_secs(1), ..to });
+    assert!(!done.complete, "{done:?}");
+    assert_eq!(moved_from(&place), Some(place.disk().display().to_string()));
+    assert_eq!([place.disk(), PathBuf::from(second)].map(|it| is_refused(&place, &it)), [true, false]);
     assert!(rescued(&place, &Options::default()).complete);
 }
 

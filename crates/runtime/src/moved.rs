@@ -1,12 +1,12 @@
 //! Backends that a rescue has moved to another disk: what is said of them, and who is refused.
 //!
-//! Always true here: neither the former disk nor the one to which the backend was moved is served before the user has said that the
-//! latter is to be.
+//! Always true here: the disk to which a backend was moved is not served before the user has said that it is to be; a disk that the
+//! backend had before lacks data, and is refused for as long as the region has the backend.
 
 use crate::disk::Disk;
 use crate::{ProcessEnvironment, disk};
 use cbd_backing::Identity;
-use cbd_engine::{BackendEntry, Transport};
+use cbd_engine::{BackendEntry, FormerDisk, Transport};
 use cbd_types::{Error, ErrorKind, Result};
 
 type Tables = Transport<ProcessEnvironment>;
@@ -15,7 +15,10 @@ type Tables = Transport<ProcessEnvironment>;
 #[must_use]
 pub fn where_it_went(transport: &Tables, entry: &BackendEntry) -> String {
     let former = transport.former_disk(entry.id);
-    let former = former.map_or_else(|| "its former disk".to_owned(), |former| former.path);
+    moved_from(entry, &former.map_or_else(|| "its former disk".to_owned(), |former| former.path))
+}
+
+fn moved_from(entry: &BackendEntry, former: &str) -> String {
     format!("a rescue has moved backend {} from {former} to {}", entry.id, entry.path)
 }
 
@@ -38,22 +41,26 @@ pub fn refuse_moved(transport: &Tables, entry: &BackendEntry) -> Result<()> {
     ))
 }
 
-/// Refuses a disk from which a rescue has moved a backend away: it lacks what only the other one got.
+/// Refuses a disk from which a rescue has moved a backend away, however often it was moved since and whether it is served already: the
+/// disk lacks what only the other one got.
 ///
 /// # Errors
 /// [`ErrorKind::Exchanged`].
 pub fn refuse_former(transport: &Tables, found: &Disk, path: &str) -> Result<()> {
-    for entry in disk::entries(transport).0.iter().filter(|entry| entry.is_moved && !found.is_of(entry)) {
-        if is_former(transport, entry, found) {
+    for entry in disk::entries(transport).0.iter().filter(|entry| !found.is_of(entry)) {
+        let formers = transport.former_disks(entry.id);
+        if let Some(former) = formers.iter().find(|former| is_former(former, found)) {
+            let (id, now) = (entry.id, &entry.path);
+            let instead = match entry.is_moved {
+                true => format!("start {now} instead (backend-start -p {now})"),
+                false => format!("use {now} instead"),
+            };
             return Err(Error::new(
                 ErrorKind::Exchanged,
                 format!(
-                    "{path} lacks data: {}, and only that has all the data; start {} instead (backend-start -p {}), or take the \
-                     backend off the region (backend-stop -b {}), which makes {path} a disk like any other",
-                    where_it_went(transport, entry),
-                    entry.path,
-                    entry.path,
-                    entry.id
+                    "{path} lacks data: {}, and only that has all the data; {instead}, or take the backend off the region \
+                     (backend-stop -b {id}), which makes {path} a disk like any other",
+                    moved_from(entry, &former.path),
                 ),
             ));
         }
@@ -61,10 +68,10 @@ pub fn refuse_former(transport: &Tables, found: &Disk, path: &str) -> Result<()>
     Ok(())
 }
 
-/// Whether `found` is the disk that a backend had before it was moved.
-fn is_former(transport: &Tables, entry: &BackendEntry, found: &Disk) -> bool {
-    let former = transport.former_disk(entry.id).and_then(|former| Identity::parse(&former.identity).ok());
-    former.is_some_and(|former| former.same_disk(&found.identity).is_ok())
+/// Whether `found` is a disk that a backend had before it was moved, or shows bytes of it.
+fn is_former(former: &FormerDisk, found: &Disk) -> bool {
+    Identity::parse(&former.identity)
+        .is_ok_and(|former| former.same_disk(&found.identity).is_ok() || former.overlaps(&found.identity))
 }
 
 /// The user names the disk at `path` to be served: if `entry` was moved there, it is settled there, and is not moved any more.

@@ -118,6 +118,10 @@ pub struct RescueArguments {
     /// was written last
     #[arg(long, requires = "to", conflicts_with = "from")]
     pub other_disk: bool,
+    /// A disk that the backend had before an earlier rescue is gone, or its content does not matter: the region does not refuse it
+    /// any more
+    #[arg(long, value_name = "PATH", requires = "other_disk")]
+    pub forget_disk: Option<PathBuf>,
     /// Write what stands in the region although the machine crashed while it was in use: of its pages some may be old, and old data
     /// may be written over newer. Compare the disk with a backup first
     #[arg(long, conflicts_with = "from")]

@@ -54,6 +54,7 @@ pub fn rescue(arguments: &RescueArguments, json: bool) -> ExitCode {
         backend: arguments.backend.map(BackendId),
         to: arguments.to.clone(),
         other_disk: arguments.other_disk,
+        forget_disk: arguments.forget_disk.clone(),
         after_crash: arguments.after_crash,
         patience: Duration::from_secs(arguments.timeout.max(1)),
     };

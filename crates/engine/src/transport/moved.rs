@@ -2,20 +2,21 @@
 //!
 //! Always true here: from the moment at which the other disk may have got anything that the former one lacks, the row names the other disk,
 //! durably; so the former one is never served as if it were complete, whatever is cut off. Until the user has said so the other one is
-//! not served either: somebody may have used it without its cache since.
+//! not served either: somebody may have used it without its cache since. Each disk that the backend had is known until the backend is
+//! removed, or the user says that it is gone: a move for which there is no room is refused.
 //!
 //! Left to others: which disk it is, and when a backend is moved (the tools).
 
 use super::{Transport, rows::active_row};
 use crate::{Environment, slots::TwoSlots};
-use alloc::string::String;
+use alloc::{format, string::String, vec::Vec};
 use cbd_format::{
     BackendEntry as BackendRow, FormerDisk as FormerDiskSlot, StateShape,
     tables::{MODE_MOVED, MODE_WRITEBACK, STATE_ACTIVE, decode_text, encode_text},
 };
 use cbd_types::{BackendId, Error, ErrorKind, Result, Safeguard, SegmentId};
 
-/// The disk that a backend had before it was moved.
+/// A disk that a backend had before it was moved.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FormerDisk {
     /// Its path then.
@@ -24,6 +25,8 @@ pub struct FormerDisk {
     pub identity: String,
     /// When the backend was moved, in milliseconds since 1970 UTC.
     pub moved_ms: u64,
+    /// Raised by one with every move: the largest one is of the last move.
+    number: u64,
 }
 
 impl<E: Environment> Transport<E> {
@@ -32,38 +35,23 @@ impl<E: Environment> Transport<E> {
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`]; [`ErrorKind::InvalidArgument`] for a backend without a cache, which holds nothing that could be moved, and
-    /// for texts that are too long; [`ErrorKind::Media`] when the region takes no stores.
+    /// for texts that are too long; [`ErrorKind::NoSpace`] when there is no room for one more former disk;
+    /// [`ErrorKind::Media`] when the region takes no stores.
     pub fn move_backend(&self, id: BackendId, path: &str, identity: &str) -> Result<()> {
         let (path_length, path) = encode_text("path", path)?;
         let (identity_length, identity) = encode_text("identity of the backing device", identity)?;
         {
             let mut tables = self.tables.lock();
             let row = active_row(&mut tables.backends, id.index(), |row| row.state.get(), "backend")?;
-            let at = row.content().and_then(|row| self.former_at(row));
-            let (Some(row), Some(at)) = (row.content().copied(), at) else {
+            let has_cache = |row: &BackendRow| !self.former_places(row).is_empty();
+            let Some(row) = row.content().copied().filter(has_cache) else {
                 return Err(Error::new(
                     ErrorKind::InvalidArgument,
-                    alloc::format!("backend {id} has no cache to move"),
+                    format!("backend {id} has no cache to move"),
                 ));
             };
             // 1. Where it was: durable before the row says that it is there no longer.
-            let mut former = TwoSlots::<FormerDiskSlot>::empty(at, row.cache_id.get());
-            let stored = former.fill(
-                &self.region,
-                Safeguard::MovedFormerSecond,
-                FormerDiskSlot {
-                    path_length: row.path_length,
-                    identity_length: row.identity_length,
-                    moved_ms: self.environment.wall_ms().into(),
-                    path: row.path,
-                    identity: row.identity,
-                    reserved: [0; 224],
-                },
-            );
-            self.region.fence(Safeguard::MovedFormerFence, stored);
-            for slot in at {
-                self.region.sync(Safeguard::MovedFormerSync, slot, size_of::<FormerDiskSlot>() as u64)?;
-            }
+            self.keep_former(id, &row)?;
         }
         // 2. The row, all at once.
         self.update_backend(id, |row| {
@@ -75,8 +63,47 @@ impl<E: Environment> Transport<E> {
         })
     }
 
+    /// Makes the disk that the row names durable as a former one, where no other former disk is.
+    fn keep_former(&self, id: BackendId, row: &BackendRow) -> Result<()> {
+        let places = self.former_places(row);
+        let known: Vec<_> = places.iter().map(|at| self.read_former(row, *at)).collect();
+        let is_same = |slots: &TwoSlots<FormerDiskSlot>| {
+            slots.content().is_some_and(|former| former.identity == row.identity)
+        };
+        let is_free = |slots: &TwoSlots<FormerDiskSlot>| {
+            slots.content().is_none() || !Safeguard::MovedFormerKept.is_kept()
+        };
+        let index = known.iter().position(is_same).or_else(|| known.iter().position(is_free));
+        let Some(index) = index else {
+            return Err(no_room(id, &self.former_disks_of(row)));
+        };
+        let last = known.iter().filter_map(|slots| slots.content()).map(|former| former.number.get()).max();
+        let content = FormerDiskSlot {
+            path_length: row.path_length,
+            identity_length: row.identity_length,
+            moved_ms: self.environment.wall_ms().into(),
+            path: row.path,
+            identity: row.identity,
+            number: (last.unwrap_or(0) + 1).into(),
+            reserved: [0; 216],
+        };
+        let mut former = known[index];
+        let stored = if is_same(&former) {
+            // One of the two slots stays as it is until the other one is durable.
+            former.store(&self.region, content)
+        } else {
+            former = TwoSlots::empty(places[index], row.cache_id.get());
+            former.fill(&self.region, Safeguard::MovedFormerSecond, content)
+        };
+        self.region.fence(Safeguard::MovedFormerFence, stored);
+        for slot in places[index] {
+            self.region.sync(Safeguard::MovedFormerSync, slot, size_of::<FormerDiskSlot>() as u64)?;
+        }
+        Ok(())
+    }
+
     /// Takes back [`move_backend`](Self::move_backend): nothing has reached the other disk that the former one lacks. `entry` is what
-    /// the table had before.
+    /// the table had before. That disk stays noted: it counts as a former one only when the backend has another one.
     ///
     /// # Errors
     /// As [`move_backend`](Self::move_backend).
@@ -100,28 +127,96 @@ impl<E: Environment> Transport<E> {
         self.update_backend(id, |row| row.cache_mode = MODE_WRITEBACK.into())
     }
 
-    /// The disk that a backend had before it was moved, if it was and if that can be read.
+    /// The disk that a backend had before it was moved last, if it was and if that can be read.
     pub fn former_disk(&self, id: BackendId) -> Option<FormerDisk> {
-        let tables = self.tables.lock();
-        let row = tables.backends.get(id.index())?.content()?;
-        let at =
-            Some(row).filter(|row| row.state.get() == STATE_ACTIVE).and_then(|row| self.former_at(row))?;
-        let slots = TwoSlots::<FormerDiskSlot>::read(&self.region, at, row.cache_id.get());
-        let former = slots.content()?;
-        Some(FormerDisk {
-            path: decode_text("path", former.path_length, &former.path).ok()?,
-            identity: decode_text("identity", former.identity_length, &former.identity).ok()?,
-            moved_ms: former.moved_ms.get(),
-        })
+        self.former_disks(id).into_iter().next()
     }
 
-    /// Where the former disk stands, in the state block of the cache.
-    fn former_at(&self, row: &BackendRow) -> Option<[u64; 2]> {
+    /// All disks that a backend had before it was moved, and that may lack data, the last one first. The disk that it has now is none
+    /// of them, although it may have been one.
+    pub fn former_disks(&self, id: BackendId) -> Vec<FormerDisk> {
+        let tables = self.tables.lock();
+        let row = tables.backends.get(id.index()).and_then(|row| row.content());
+        let row = row.filter(|row| row.state.get() == STATE_ACTIVE);
+        row.map_or_else(Vec::new, |row| self.former_disks_of(row))
+    }
+
+    /// The user says that a former disk of a backend is gone or will be used for something else: from now on it is a disk like any other.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`] where no former disk had this path; [`ErrorKind::Media`] when the region takes no stores.
+    pub fn forget_former_disk(&self, id: BackendId, path: &str) -> Result<()> {
+        let mut tables = self.tables.lock();
+        let row = active_row(&mut tables.backends, id.index(), |row| row.state.get(), "backend")?;
+        let row = row.content().copied();
+        let places = row.map_or_else(Vec::new, |row| self.former_places(&row));
+        let mut any = false;
+        for (row, at) in row.iter().flat_map(|row| places.iter().map(move |at| (row, *at))) {
+            let mut slots = self.read_former(row, at);
+            if slots.content().and_then(decoded).is_none_or(|former| former.path != path) {
+                continue;
+            }
+            any = true;
+            let stored = slots.clear(&self.region);
+            self.region.fence(Safeguard::MovedForgetFence, stored);
+            for slot in at {
+                self.region.sync(Safeguard::MovedForgetSync, slot, size_of::<FormerDiskSlot>() as u64)?;
+            }
+        }
+        if !any {
+            return Err(Error::new(
+                ErrorKind::NotFound,
+                format!("no rescue has moved backend {id} away from {path}"),
+            ));
+        }
+        self.region.check_stores(Safeguard::TableStoreCheck)
+    }
+
+    fn former_disks_of(&self, row: &BackendRow) -> Vec<FormerDisk> {
+        let places = self.former_places(row).into_iter();
+        let mut disks: Vec<FormerDisk> = places
+            .filter_map(|at| {
+                let slots = self.read_former(row, at);
+                slots.content().filter(|former| former.identity != row.identity).and_then(decoded)
+            })
+            .collect();
+        disks.sort_by_key(|former| core::cmp::Reverse(former.number));
+        disks
+    }
+
+    fn read_former(&self, row: &BackendRow, at: [u64; 2]) -> TwoSlots<FormerDiskSlot> {
+        TwoSlots::read(&self.region, at, row.cache_id.get())
+    }
+
+    /// Where former disks stand, in the state block of the cache; nowhere without one.
+    fn former_places(&self, row: &BackendRow) -> Vec<[u64; 2]> {
         let segment = row.state_segment.get();
         if row.cache_id.get() == 0 || segment >= self.layout.segment_count {
-            return None;
+            return Vec::new();
         }
         let base = self.layout.segment_base(SegmentId(segment));
-        Some((StateShape { lanes: row.lanes.get() }).former().map(|at| base + at))
+        let shape = StateShape { lanes: row.lanes.get() };
+        (0..StateShape::FORMER_DISKS).map(|index| shape.former(index).map(|at| base + at)).collect()
     }
+}
+
+fn decoded(former: &FormerDiskSlot) -> Option<FormerDisk> {
+    Some(FormerDisk {
+        path: decode_text("path", former.path_length, &former.path).ok()?,
+        identity: decode_text("identity", former.identity_length, &former.identity).ok()?,
+        moved_ms: former.moved_ms.get(),
+        number: former.number.get(),
+    })
+}
+
+fn no_room(id: BackendId, known: &[FormerDisk]) -> Error {
+    let paths: Vec<&str> = known.iter().map(|former| former.path.as_str()).collect();
+    Error::new(
+        ErrorKind::NoSpace,
+        format!(
+            "backend {id} was moved before, and the region has no room to remember one more disk that lacks data besides {}: name one of \
+             them that is gone or that nobody will start as it is with --forget-disk PATH, and it is not refused any more",
+            paths.join(", ")
+        ),
+    )
 }

@@ -35,8 +35,8 @@ impl StatePlace {
         self.absolute(self.shape.drained())
     }
 
-    pub(crate) const fn former(&self) -> [u64; 2] {
-        self.absolute(self.shape.former())
+    pub(crate) const fn former(&self, index: u64) -> [u64; 2] {
+        self.absolute(self.shape.former(index))
     }
 
     pub(crate) const fn tail(&self, lane: LaneId) -> [u64; 2] {
@@ -75,17 +75,32 @@ impl Checker<'_> {
                 ),
             },
         );
-        if subject.row.cache_mode.get() == MODE_MOVED {
-            let seed = subject.row.cache_id.get();
-            let former = look::<FormerDisk>(&*self.bytes, state.former(), seed);
+        self.former_disks(subject, &state);
+        for lane in (0..state.lanes()).map(LaneId) {
+            self.lane_state(subject, &state, lane);
+        }
+    }
+
+    /// The disks that a backend had before a rescue moved it. Where none can be read, only a backend that is moved shows that there was one.
+    fn former_disks(&mut self, subject: &Subject<'_>, state: &StatePlace) {
+        let seed = subject.row.cache_id.get();
+        let is_moved = subject.row.cache_mode.get() == MODE_MOVED;
+        let all: Vec<_> = (0..StateShape::FORMER_DISKS)
+            .map(|index| look::<FormerDisk>(&*self.bytes, state.former(index), seed))
+            .collect();
+        let is_lost = is_moved && all.iter().all(|former| former.newest().is_none());
+        for (index, former) in all.iter().enumerate() {
+            if former.newest().is_none() && (index > 0 || !is_lost) {
+                continue;
+            }
             self.two_slots(
-                &former,
+                former,
                 &Object {
                     structure: Structure::Backend,
                     kind: SlotKind::Former,
                     seed,
                     name: format!("former disk of backend {}", subject.id),
-                    place: backend,
+                    place: Place { backend: Some(subject.id.0), ..Place::default() },
                     updated: Updated::Twice,
                     if_lost: (
                         Severity::Affected,
@@ -94,9 +109,6 @@ impl Checker<'_> {
                     ),
                 },
             );
-        }
-        for lane in (0..state.lanes()).map(LaneId) {
-            self.lane_state(subject, &state, lane);
         }
     }
 

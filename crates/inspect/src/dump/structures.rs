@@ -5,7 +5,7 @@ use crate::Bytes;
 use crate::check::{PrivateCache, StatePlace, header_copies, header_of, look};
 use cbd_format::{
     BackendEntry, BlkdevEntry, Drained, FormerDisk, HostEntry, LaneMark, LaneTail, Layout, SegmentHeader,
-    SlotContent, StructLayout, Superblock, segment::LOG_MAGIC, slot::SlotHeader,
+    SlotContent, StateShape, StructLayout, Superblock, segment::LOG_MAGIC, slot::SlotHeader,
 };
 use cbd_types::{BackendId, LaneId, SegmentId};
 use std::collections::BTreeMap;
@@ -178,10 +178,12 @@ impl Dump<'_> {
     ) -> ControlFlow<()> {
         let item = Item::new("drained").number("backend", id.0);
         self.slots::<Drained>(state.drained(), 0, &Drained::layout(), &item, give)?;
-        let former = look::<FormerDisk>(self.bytes, state.former(), row.cache_id.get());
-        if former.newest().is_some() {
-            let item = Item::new("former_disk").number("backend", id.0);
-            self.slots::<FormerDisk>(state.former(), row.cache_id.get(), &FormerDisk::layout(), &item, give)?;
+        for index in 0..StateShape::FORMER_DISKS {
+            let (at, seed) = (state.former(index), row.cache_id.get());
+            if look::<FormerDisk>(self.bytes, at, seed).newest().is_some() {
+                let item = Item::new("former_disk").number("backend", id.0);
+                self.slots::<FormerDisk>(at, seed, &FormerDisk::layout(), &item, give)?;
+            }
         }
         let logs = cache.map(|cache| self.log_of(cache, row)).unwrap_or_default();
         for lane in

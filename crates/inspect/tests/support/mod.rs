@@ -89,6 +89,11 @@ impl Place {
         Region::new(Mapping::open(self.region(), &OpenOptions::default()).expect("mapped"))
     }
 
+    /// The tables, as a program has them that opens no cache.
+    pub fn transport(&self) -> Arc<ProcessTransport> {
+        Transport::open(Arc::new(ProcessEnvironment::new()), self.map()).expect("opened")
+    }
+
     /// Opens the region as a daemon would; dropped, it was killed.
     pub fn process(&self) -> Process {
         let environment = Arc::new(ProcessEnvironment::new());

@@ -4,4 +4,5 @@ mod crashes;
 mod earlier_lives;
 mod failed_pages;
 mod features;
+mod moved;
 mod rig;

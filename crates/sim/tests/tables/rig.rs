@@ -50,7 +50,7 @@ pub fn backend(cache_segments: u64) -> BackendSpec {
 }
 
 /// Every change that the tables know, one after the other.
-pub const CHANGES: [fn(&Tables) -> Result<()>; 13] = [
+pub const CHANGES: [fn(&Tables) -> Result<()>; 14] = [
     |tables| tables.register_host("one", None).map(drop),
     |tables| tables.create_backend(&backend(9)).map(drop),
     |tables| {
@@ -67,6 +67,8 @@ pub const CHANGES: [fn(&Tables) -> Result<()>; 13] = [
     |tables| tables.move_backend(BackendId(0), "/simulated/copy", "a copy"),
     |tables| tables.settle_backend(BackendId(0)),
     |tables| tables.move_backend(BackendId(0), "/simulated/third", "a third"),
+    // Back to a disk that it had.
+    |tables| tables.move_backend(BackendId(0), "/simulated/disk", "simulated"),
     |tables| tables.remove_blkdev(BlkdevId(0)),
     |tables| tables.remove_backend(BackendId(0)),
     |tables| tables.create_backend(&backend(12)).map(drop),
@@ -86,8 +88,8 @@ pub fn rows(tables: &Tables) -> String {
         .into_iter()
         .map(|row| {
             // When it was moved is told by a clock.
-            let former = tables.former_disk(row.id).filter(|_| row.is_moved);
-            let moved = former.map(|former| (former.path, former.identity));
+            let former = tables.former_disks(row.id).into_iter();
+            let moved: Vec<_> = former.map(|former| (former.path, former.identity)).collect();
             let disk = (row.path, row.identity, row.size, row.is_moved, moved);
             (row.id, disk, row.cache_segments, row.lanes, row.settings)
         })

@@ -140,6 +140,12 @@ safeguards! {
     MovedFormerFence = "moved.former.fence",
     /// The former disk is on the disk of an ordinary file before the row says that the backend was moved.
     MovedFormerSync = "moved.former.sync",
+    /// A disk that lacks data since an earlier move is not forgotten for a later one: it would be served as if it were complete.
+    MovedFormerKept = "moved.former.kept",
+    /// A former disk that was reported as forgotten stays forgotten.
+    MovedForgetFence = "moved.forget.fence",
+    /// A former disk that was reported as forgotten stays forgotten on the disk of an ordinary file.
+    MovedForgetSync = "moved.forget.sync",
     /// A rescue says durably that the backend is moved, before anything is written to another disk than the recorded one: the recorded
     /// one would be served without what only the other one got.
     RescueMoves = "rescue.moves",

@@ -1,0 +1,102 @@
+//! Disks that a backend had before it was moved: none is forgotten unless the user names it.
+
+use crate::rig::{CHANGES, Tables, ends_of, made, open};
+use cbd_sim::{act_as, until_crash};
+use cbd_types::{BackendId, BootId, ErrorKind, Result};
+
+const BACKEND: BackendId = BackendId(0);
+/// The disk that the backend has at first.
+const FIRST: &str = "/simulated/disk";
+
+/// The first of several disks, by their names.
+fn move_to(tables: &Tables, name: &str) -> Result<()> {
+    tables.move_backend(BACKEND, &format!("/simulated/{name}"), name)
+}
+
+fn former(tables: &Tables) -> Vec<String> {
+    tables.former_disks(BACKEND).into_iter().map(|former| former.path).collect()
+}
+
+#[test]
+fn every_former_disk_is_known_the_last_one_first() {
+    let (memory, tables) = made(&CHANGES[..2]);
+    assert!(former(&tables).is_empty());
+    ["b", "c", "d"].into_iter().for_each(|name| move_to(&tables, name).expect("there is room"));
+    let expected = ["/simulated/c", "/simulated/b", FIRST];
+    assert_eq!(former(&tables), expected);
+    tables.settle_backend(BACKEND).expect("stored");
+    assert_eq!(former(&open(&memory).expect("a transport")), expected);
+    tables.remove_backend(BACKEND).expect("nothing is open");
+    assert!(former(&tables).is_empty());
+}
+
+#[test]
+fn a_move_for_which_there_is_no_room_changes_nothing_and_names_what_can_be_forgotten() {
+    let (memory, tables) = made(&CHANGES[..2]);
+    ["b", "c", "d"].into_iter().for_each(|name| move_to(&tables, name).expect("there is room"));
+    let before = memory.image();
+    let error = move_to(&tables, "e").expect_err("one disk too many");
+    assert_eq!(error.kind(), ErrorKind::NoSpace);
+    for part in [FIRST, "/simulated/b", "/simulated/c", "--forget-disk"] {
+        assert!(error.line().contains(part), "{error}");
+    }
+    assert!(memory.image() == before);
+    assert_eq!(
+        tables.forget_former_disk(BACKEND, "/simulated/d").expect_err("that is its disk").kind(),
+        ErrorKind::NotFound
+    );
+    tables.forget_former_disk(BACKEND, "/simulated/b").expect("it was one");
+    move_to(&tables, "e").expect("there is room again");
+    assert_eq!(former(&tables), ["/simulated/d", "/simulated/c", FIRST]);
+}
+
+#[test]
+fn a_disk_to_which_a_backend_comes_back_is_no_former_one_until_it_is_moved_again() {
+    let (_memory, tables) = made(&CHANGES[..2]);
+    move_to(&tables, "b").expect("there is room");
+    tables.move_backend(BACKEND, FIRST, "simulated").expect("there is room");
+    assert_eq!(former(&tables), ["/simulated/b"]);
+    move_to(&tables, "c").expect("there is room");
+    assert_eq!(former(&tables), [FIRST, "/simulated/b"]);
+    // A move that is taken back.
+    let entry = tables.backend(BACKEND).expect("it is there");
+    move_to(&tables, "d").expect("the place of the first disk is used again");
+    tables.move_backend_back(&entry).expect("stored");
+    assert_eq!(former(&tables), [FIRST, "/simulated/b"]);
+    move_to(&tables, "e").expect("the place of the third disk is used again");
+    assert_eq!(former(&tables), ["/simulated/c", FIRST, "/simulated/b"]);
+}
+
+#[test]
+fn what_was_forgotten_stays_forgotten_and_nothing_else_is() {
+    let forget = |tables: &Tables| tables.forget_former_disk(BACKEND, "/simulated/b").expect("it was one");
+    for is_file in [false, true] {
+        for place in 1.. {
+            let mut is_done = false;
+            for seed in 0..40 {
+                let (memory, tables) = made(&CHANGES[..2]);
+                ["b", "c", "d"].into_iter().for_each(|name| move_to(&tables, name).expect("there is room"));
+                if is_file {
+                    memory.become_file(BootId([1; 16]));
+                }
+                memory.crash_after(place, seed);
+                is_done = until_crash(|| forget(&tables)).is_ok();
+                act_as(0);
+                let ends = match is_file {
+                    false => ends_of(&memory, 4),
+                    true => vec![memory.machine_crash(seed, BootId([2; 16]))],
+                };
+                for end in ends {
+                    let found = former(&open(&end).expect("a transport"));
+                    let others: Vec<_> = found.iter().filter(|path| *path != "/simulated/b").collect();
+                    assert_eq!(others, ["/simulated/c", FIRST], "place {place}, seed {seed}");
+                    assert!(!is_done || found.len() == 2, "place {place}, seed {seed}: {found:?}");
+                }
+            }
+            if is_done {
+                assert!(place > 2, "two slots and a fence");
+                break;
+            }
+        }
+    }
+}
