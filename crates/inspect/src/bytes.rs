@@ -1,11 +1,11 @@
-//! The bytes of a region, wherever they lie.
+//! Access to the bytes of a region, whatever its storage.
 
 use cbd_pmem::Reader;
 use cbd_types::{BootId, MediaError, Pmem, Region};
 
-/// Bytes that can be read and not changed.
+/// Read-only bytes.
 pub trait Bytes: Send + Sync {
-    /// How many.
+    /// The number of bytes.
     fn len(&self) -> u64;
 
     /// Whether there are none.
@@ -13,7 +13,7 @@ pub trait Bytes: Send + Sync {
         self.len() == 0
     }
 
-    /// The boot of the machine in which they are looked at, where it matters.
+    /// The boot identifier of the machine in which they are read, where it matters.
     fn boot(&self) -> BootId {
         BootId::UNKNOWN
     }
@@ -21,10 +21,10 @@ pub trait Bytes: Send + Sync {
     /// Copies `into.len()` bytes from `at`.
     ///
     /// # Errors
-    /// Where the memory cannot be read, or ends.
+    /// The offset at which the memory cannot be read, or which is outside.
     fn load(&self, at: u64, into: &mut [u8]) -> Result<(), MediaError>;
 
-    /// As [`load`](Self::load), with the CRC32C of what was copied.
+    /// As [`load`](Self::load), with the CRC32C of the copied bytes.
     ///
     /// # Errors
     /// As [`load`](Self::load).
@@ -52,7 +52,7 @@ impl Bytes for Reader {
     }
 }
 
-/// A region that a tool holds to change it, while it looks.
+/// A region that a tool holds for a repair.
 impl<P: Pmem> Bytes for Region<P> {
     fn len(&self) -> u64 {
         self.size()
@@ -77,7 +77,7 @@ impl Bytes for Vec<u8> {
         self.as_slice().len() as u64
     }
 
-    // It was read by this process.
+    // This process has read the image.
     fn boot(&self) -> BootId {
         cbd_pmem::this_boot()
     }

@@ -1,16 +1,16 @@
-//! What a check found: where, what is wrong, what it costs, what to do, and whether a second copy can put it right.
+//! The findings of a check: location, description, cost, advice, and whether a second copy can repair it.
 
 use cbd_types::ByteRange;
 use serde::Serialize;
 use std::fmt;
 
-/// How bad it is. The worst finding decides how a check ends.
+/// The severity of a finding. The worst one determines the result of a check.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Severity {
-    /// A crash leaves such things; nothing is wrong.
+    /// A normal consequence of a crash; nothing is wrong.
     Note,
-    /// Something is damaged, and nothing is lost by it: a second copy serves, or the backing device has it.
+    /// Damage without loss: a second copy serves, or the backing device has the data.
     Corrected,
     /// Data, or the order in which it reaches the backing device, is affected.
     Affected,
@@ -19,7 +19,7 @@ pub enum Severity {
 }
 
 impl Severity {
-    /// The word in texts and in JSON.
+    /// The name in texts and in JSON.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -31,7 +31,7 @@ impl Severity {
     }
 }
 
-/// What it was found in.
+/// The structure with the finding.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Structure {
@@ -47,35 +47,35 @@ pub enum Structure {
     SegmentEntry,
     /// The header of a state segment.
     StateHeader,
-    /// How far a cache is drained.
+    /// The drained epoch of a cache.
     Drained,
-    /// Where a lane's log begins.
+    /// The beginning of a lane's log.
     Tail,
-    /// How far a lane was complete.
+    /// The last position up to which a lane was complete.
     Mark,
-    /// The header of a segment of a log.
+    /// The header of a log segment.
     SegmentHeader,
     /// The chain of a lane's segments.
     Chain,
     /// A record.
     Record,
-    /// A line of checksums.
+    /// A checksum line.
     SumLine,
     /// Data.
     Data,
-    /// A range that answers with an error.
+    /// A range whose reads fail.
     Range,
     /// A cache as a whole.
     Cache,
 }
 
-/// Where it was found; what does not apply is not there.
+/// The location of a finding; fields that do not apply are absent.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize)]
 pub struct Place {
     /// First byte in the region.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub at: Option<u64>,
-    /// Bytes there.
+    /// Its length in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub length: Option<u64>,
     /// The row of a table.
@@ -111,7 +111,7 @@ impl Place {
         Self { at: Some(at), length: Some(length), ..Self::default() }
     }
 
-    /// The same place with the range of the device that it is about.
+    /// The same location with the affected range of the device.
     #[must_use]
     pub const fn of_range(mut self, range: ByteRange) -> Self {
         self.offset = Some(range.start);
@@ -144,25 +144,25 @@ impl fmt::Display for Place {
     }
 }
 
-/// One thing that a check found.
+/// One finding of a check.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Finding {
-    /// How bad it is.
+    /// Its severity.
     pub severity: Severity,
-    /// What it was found in.
+    /// The structure.
     pub structure: Structure,
-    /// Where.
+    /// Its location.
     #[serde(flatten)]
     pub place: Place,
-    /// What is wrong.
+    /// The description.
     pub what: String,
-    /// What it costs.
+    /// The consequence.
     pub cost: String,
-    /// What to do.
+    /// The advice.
     pub advice: String,
 }
 
-/// What is stored in two slots.
+/// Objects that are stored in two slots.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum SlotKind {
     /// A row of the host table.
@@ -173,22 +173,22 @@ pub enum SlotKind {
     Blkdev,
     /// A row of the segment table.
     SegmentEntry,
-    /// How far a cache is drained.
+    /// The drained epoch of a cache.
     Drained,
-    /// Where a lane's log begins.
+    /// The beginning of a lane's log.
     Tail,
-    /// How far a lane was complete.
+    /// The last position up to which a lane was complete.
     Mark,
     /// The disk that a backend had before a rescue moved it.
     Former,
 }
 
-/// What puts a finding right without changing what recovery makes of the region.
+/// The repair of a finding, which does not change the result of recovery.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Mend {
-    /// The good copy is stored over the damaged one, byte for byte.
+    /// Store the good copy over the damaged one, byte for byte.
     Copy {
-        /// What it is.
+        /// Its name.
         what: String,
         /// The good copy.
         from: u64,
@@ -197,15 +197,15 @@ pub enum Mend {
         /// Bytes.
         length: u32,
     },
-    /// The newest content is stored into the other slot, as every update of it is.
+    /// Store the newest content into the other slot, as an update does.
     Slot {
-        /// What it is.
+        /// Its name.
         what: String,
-        /// Which content.
+        /// The kind of the content.
         kind: SlotKind,
         /// The two slots.
         at: [u64; 2],
-        /// What its checksum is seeded with.
+        /// The seed of its checksum.
         place: u64,
     },
 }

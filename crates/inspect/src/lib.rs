@@ -1,15 +1,16 @@
-//! Tools for the day after: what a region holds, what is wrong with it, what of that can be put right, and how its dirty data
-//! reaches the backing device on a machine without daemon and configuration.
+//! Tools for offline recovery: the content of a region, its damage, the repairable part of the damage, and
+//! writing dirty data to the backing device on a machine without a daemon and its configuration.
 //!
-//! Always true here:
-//! - what recovery would do is found out by the engine's own recovery, over a private copy of the region ([`PrivateMemory`]);
-//!   what a structure says, by `cbd-format`'s decoders. No tool has an opinion of its own about either;
-//! - [`check`](check::check) and [`dump`] change nothing, not even in the region's memory: it is mapped without the right to
-//!   store;
+//! Invariants:
+//! - the result of recovery is determined by the engine's own recovery, over a private copy of the region
+//!   ([`PrivateMemory`]); the meaning of a structure, by `cbd-format`'s decoders. No tool has a second
+//!   implementation of either;
+//! - [`check`](check::check) and [`dump`] change nothing, not even in the region's memory: it is mapped
+//!   read-only;
 //! - a region that a daemon serves is refused;
-//! - any bytes give an answer, in time that is bounded by the region's size.
+//! - the tools accept any bytes, in time that is bounded by the region's size.
 //!
-//! Left to others: what is printed (`cbdctrl`).
+//! Elsewhere: printing (`cbdctrl`).
 #![forbid(unsafe_code)]
 
 pub mod bytes;
@@ -27,13 +28,13 @@ pub use finding::{Finding, Mend, Place, Severity, SlotKind, Structure};
 pub use private::PrivateMemory;
 pub use report::{BackendSummary, Outcome, Report};
 
-/// How far a tool is with what takes long.
+/// The progress of a long operation.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress {
-    /// What it does.
+    /// The operation.
     pub doing: &'static str,
-    /// How much of it is done, in the unit of `of`.
+    /// The completed part, in the unit of `of`.
     pub done: u64,
-    /// How much there is to do.
+    /// The whole.
     pub of: u64,
 }

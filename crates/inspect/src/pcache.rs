@@ -1,10 +1,13 @@
-//! What Linux's dm-pcache left on a cache device goes to the backing device, or to whatever block device stands for it.
+//! Writes the dirty data of a cache device of Linux's dm-pcache to the backing device, or to a block device
+//! that replaces it.
 //!
-//! Always true here: the cache device is only read, and held while it is; a disk gets nothing that could not be read, or that a checksum
-//! contradicts, and nothing at all if it is too small to be the one; what was written is flushed and then read back. Everything can be
-//! cut off and run again: the same is written again.
+//! Invariants: the cache device is only read, and locked meanwhile; a disk gets no data that could not be
+//! read or whose checksum is wrong, and nothing at all if it is too small to be the backing device; written
+//! data is flushed and then read back. The operation can be interrupted and repeated: it writes the same data
+//! again.
 //!
-//! Left to others: what the cache device holds (`cbd-pcache`); which disk belongs to it, since nothing on it says so (the user).
+//! Elsewhere: the content of the cache device (`cbd-pcache`); the choice of the disk, which nothing on the
+//! cache device identifies (the user).
 
 use crate::Progress;
 use cbd_backing::{
@@ -17,27 +20,27 @@ use serde::Serialize;
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 
-/// Writes that are kept going.
+/// Writes in flight.
 const DEPTH: usize = 32;
-/// Read at a time where one place follows the other.
+/// Read at a time for sequential reads.
 const AHEAD: usize = 1 << 20;
-/// Failing memory fails in blocks of at most that.
+/// Failing memory fails in blocks of at most this size.
 const PAGE: u64 = 4096;
-/// A disk that refuses so many writes is given up.
+/// The operation ends after this many failed writes.
 const FAILURES_MAX: usize = 64;
 
-/// What is rescued, and where to.
+/// The source and the destination.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The cache device, or a copy of it in a file.
     pub cache: PathBuf,
     /// The disk.
     pub to: Option<PathBuf>,
-    /// How the cache device is read.
+    /// The options for reading the cache device.
     pub reading: cbd_pcache::Options,
 }
 
-/// What a cache device holds, and what became of it.
+/// The content of a cache device, and the result of the rescue.
 #[derive(Debug, Serialize)]
 pub struct Rescued {
     /// The cache device.
@@ -48,48 +51,47 @@ pub struct Rescued {
     pub version: u8,
     /// The cache mode; 0 is writeback.
     pub mode: u32,
-    /// Whether data have checksums.
+    /// Whether data has checksums.
     pub data_crc: bool,
-    /// At how many percent of used segments dm-pcache collects.
+    /// The percentage of used segments at which dm-pcache collects garbage.
     pub gc_percent: u32,
     /// Segments of the cache.
     pub segments: u32,
-    /// What its log holds.
+    /// The content of its log.
     #[serde(flatten)]
     pub survey: Survey,
-    /// Ranges of the device that are dirty and sound.
+    /// Dirty and intact ranges of the device.
     pub dirty: RangeList,
-    /// Ranges of the device that are dirty and damaged; they are not written.
+    /// Dirty and damaged ranges of the device; they are not written.
     pub damaged: RangeList,
-    /// What is damaged in the cache device itself.
+    /// Damage of the cache device itself.
     pub findings: Vec<Finding>,
-    /// Whether dirty data are damaged, or may be lost without a trace.
+    /// Whether dirty data is damaged, or may be lost without a trace.
     pub is_harmed: bool,
-    /// Where it goes to.
+    /// The destination.
     pub disk: Option<String>,
-    /// Why it cannot.
+    /// Why it cannot be used.
     pub disk_error: Option<String>,
     /// Bytes that were written, flushed, and read back.
     pub written_bytes: u64,
-    /// Ranges that the disk did not take, or gives back as something else, with what it said; the first of them.
+    /// Ranges whose write failed or whose read-back differs, with the error; the first of them.
     pub failed: Vec<Failed>,
 }
 
-/// A range that the disk did not take.
+/// A range whose write failed.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Failed {
     /// First byte.
     pub offset: u64,
     /// Bytes.
     pub bytes: u64,
-    /// Why.
+    /// The error.
     pub error: String,
 }
 
-/// What would be rescued; changes nothing.
+/// Reports what would be rescued; changes nothing.
 ///
-/// # Errors
-/// When the cache device cannot be opened. What keeps the disk from being written is in the answer.
+/// # Errors When the cache device cannot be opened. An error of the disk is in the result.
 pub fn examine(options: &Options, progress: &mut dyn FnMut(Progress)) -> Result<Rescued> {
     let (cache, survey) = opened(options, progress)?;
     let scanned = scan(&cache, &mut (), "reading the data", progress)?;
@@ -100,22 +102,22 @@ pub fn examine(options: &Options, progress: &mut dyn FnMut(Progress)) -> Result<
     Ok(rescued)
 }
 
-/// Brings what is dirty to the disk.
+/// Writes the dirty data to the disk.
 ///
-/// # Errors
-/// When the cache device or the disk cannot be opened, or the disk cannot be flushed. Ranges that it refuses are in the answer.
+/// # Errors When the cache device or the disk cannot be opened, or the disk cannot be flushed. Ranges that it
+/// refuses are in the result.
 pub fn rescue(options: &Options, progress: &mut dyn FnMut(Progress)) -> Result<Rescued> {
     let (cache, survey) = opened(options, progress)?;
     let to = options.to.as_ref();
     let to = to.ok_or_else(|| Error::new(ErrorKind::InvalidArgument, "it is not said to which disk"))?;
     let disk = after_predecessor(DISK_PATIENCE, || open_disk(to, &survey, false))?;
-    // 1. All that is sound, in ascending order.
+    // 1. Write all intact data, in ascending order.
     let mut writer = Writer { disk: Disk::new(&disk)?, in_flight: Vec::new(), failed: Vec::new() };
     let scanned = scan(&cache, &mut writer, "writing to the disk", progress);
-    // 2. Durable, as far as it got.
+    // 2. Flush, even after an error.
     let failed = writer.finish()?;
     let scanned = scanned?;
-    // 3. There.
+    // 3. Read back.
     let mut reader = Comparer { disk: Disk::new(&disk)?, known: &failed, differs: Vec::new(), same: 0 };
     scan(&cache, &mut reader, "reading back", progress)?;
     let (same, differs) = (reader.same, reader.differs);
@@ -174,7 +176,7 @@ fn scan(
     })
 }
 
-/// The disk, if it can be the one.
+/// The disk, if it can be the backing device.
 fn open_disk(path: &Path, survey: &Survey, read_only: bool) -> Result<BackingFile> {
     let options = DiskOptions { read_only, sector: Some(survey.grain), ..DiskOptions::default() };
     let disk = BackingFile::open(path, options)?;
@@ -203,7 +205,7 @@ impl Disk {
         Ok(Self { queue: file.open_queue(DEPTH)?, done: Vec::new() })
     }
 
-    /// One operation to its end; none other may be in flight.
+    /// Executes one operation; no other one may be in flight.
     fn run(&mut self, op: BackingOp) -> Result<BackingOp> {
         self.queue.submit(OpToken(0), op);
         loop {
@@ -222,10 +224,10 @@ impl Disk {
     }
 }
 
-/// Writes what it is given, many at a time: they never overlap.
+/// Writes data with many requests in flight: they never overlap.
 struct Writer {
     disk: Disk,
-    /// What is being written.
+    /// Requests in flight.
     in_flight: Vec<ByteRange>,
     failed: Vec<Failed>,
 }
@@ -252,10 +254,10 @@ impl Writer {
         }
     }
 
-    /// Waits for all, and makes it durable.
+    /// Waits for all requests, and flushes.
     fn finish(mut self) -> Result<Vec<Failed>> {
         while !self.in_flight.is_empty() {
-            // What was refused is listed already.
+            // Failed writes are already listed.
             let _ = self.reap();
         }
         self.disk.run(BackingOp::Flush)?;
@@ -276,10 +278,10 @@ impl Sink for Writer {
     }
 }
 
-/// Looks whether the disk has what it was given.
+/// Compares the data of the disk with the written data.
 struct Comparer<'a> {
     disk: Disk,
-    /// What it did not take.
+    /// Failed writes.
     known: &'a [Failed],
     differs: Vec<Failed>,
     same: u64,
@@ -305,21 +307,22 @@ impl Sink for Comparer<'_> {
     }
 }
 
-/// A cache device or a file with its content, held and only read. Past the page cache where that can be: dm-pcache stores past it, too.
+/// A cache device or a file with its content, locked and only read. With direct I/O where possible: dm-pcache
+/// bypasses the page cache too.
 struct CacheDevice {
     size: u64,
     reader: RefCell<Reader>,
-    /// Held as long as this lives.
+    /// Held as long as this value lives.
     _file: BackingFile,
 }
 
-/// Places that are read at the same time: log, keys, and the data of several processors of then.
+/// Concurrent sequential streams: log, keys, and the data of several processors.
 const STREAMS: usize = 6;
 
 struct Reader {
     disk: Disk,
     sector: u64,
-    /// What was read last at each place; the last used one is the last.
+    /// The last data of each stream; the last used stream is the last one.
     streams: Vec<Held>,
 }
 
@@ -363,12 +366,12 @@ impl Image for CacheDevice {
 }
 
 impl Reader {
-    /// What holds all bytes from `at` to `end`.
+    /// A buffer that holds all bytes from `at` to `end`.
     fn held(&mut self, at: u64, end: u64, size: u64) -> Result<&Held> {
         if let Some(found) = self.streams.iter().position(|held| held.begin <= at && end <= held.end()) {
             self.streams[found..].rotate_left(1);
         } else {
-            // Where one place follows the other, more is read at a time.
+            // A sequential read reads ahead.
             let follows = self.streams.iter().position(|held| (held.begin..=held.end() + PAGE).contains(&at));
             let begin = at - at % self.sector;
             let needed = end.next_multiple_of(self.sector).min(size);

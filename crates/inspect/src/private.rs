@@ -1,7 +1,7 @@
-//! A private copy of a region: what is stored stays in this process.
+//! A private copy of a region: stores stay in this process.
 //!
-//! Always true here: the bytes beneath are never changed. Pages that were stored to are kept beside them, so a copy takes
-//! memory only for what its user changes; recovery changes next to nothing.
+//! Invariants: the bytes beneath are never changed. Modified pages are held beside them, so a copy takes
+//! memory only for modified pages; recovery modifies very few.
 
 use crate::Bytes;
 use cbd_format::PAGE;
@@ -16,16 +16,16 @@ type Page = Box<[u8; PAGE as usize]>;
 struct Shared {
     beneath: Arc<dyn Bytes>,
     changed: RwLock<BTreeMap<u64, Page>>,
-    /// Whether a page was ever changed: until then nobody looks for one.
+    /// Whether a page was ever modified: loads search for modified pages only then.
     any: AtomicBool,
 }
 
-/// The copy; clones of it are the same copy.
+/// The copy; clones of it share the same content.
 #[derive(Clone)]
 pub struct PrivateMemory(Arc<Shared>);
 
 impl PrivateMemory {
-    /// A copy of `beneath`, so far without a difference.
+    /// A copy of `beneath`, without modifications.
     #[must_use]
     pub fn new(beneath: Arc<dyn Bytes>) -> Self {
         Self(Arc::new(Shared { beneath, changed: RwLock::default(), any: AtomicBool::new(false) }))
@@ -38,7 +38,7 @@ impl PrivateMemory {
         }
     }
 
-    /// A page as it lies beneath; what cannot be read is zero, as memory is that was cleared of poison.
+    /// A page of the original; unreadable lines are zero, as in memory whose poison was cleared.
     fn page(&self, number: u64) -> Page {
         let mut page = Box::new([0; PAGE as usize]);
         let start = number * PAGE;
@@ -54,7 +54,8 @@ impl PrivateMemory {
     }
 }
 
-/// The parts of `length` bytes at `at` that lie in one page each: page, first byte in it, first byte of the part, its length.
+/// Splits `length` bytes at `at` at page boundaries: page, first byte in it, first byte of the part, its
+/// length.
 fn parts(at: u64, length: usize) -> impl Iterator<Item = (u64, usize, usize, usize)> {
     let mut done = 0;
     std::iter::from_fn(move || {
@@ -141,7 +142,7 @@ impl Pmem for PrivateMemory {
     }
 }
 
-/// A copy can be copied again: so a repair is tried before it is done.
+/// A copy can be copied again: a repair is tried before it is applied.
 impl Bytes for PrivateMemory {
     fn len(&self) -> u64 {
         Pmem::len(self)
@@ -167,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_stored_is_seen_here_and_only_here() {
+    fn stores_are_visible_only_in_the_copy() {
         let image: Vec<u8> = (0..20_000u32).map(|byte| byte as u8).collect();
         let beneath: Arc<dyn Bytes> = Arc::new(image.clone());
         let copy = PrivateMemory::new(Arc::clone(&beneath));

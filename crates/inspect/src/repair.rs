@@ -1,13 +1,13 @@
-//! Repair: second copies are made whole again. Nothing else is safe, and nothing else is done.
+//! Repair: restores second copies. No other repair is safe, and no other one is done.
 //!
-//! Always true here:
-//! - what is stored over is damaged, or a version older than its other copy; never the only good one. So a crash between any two
-//!   stores leaves what was there before, or better;
-//! - a repaired region recovers to exactly what it recovered to before: every repair is first done to a private copy, recovery is
-//!   run over that, and if it makes anything else of it nothing is stored;
+//! Invariants:
+//! - a store only overwrites a copy that is damaged, or a version older than its other copy; never the only
+//!   good one. So a crash between any two stores leaves the former state, or a better one;
+//! - a repaired region recovers to exactly the former result: every repair is first applied to a private
+//!   copy, recovery runs over that copy, and if its result differs nothing is stored;
 //! - each store is fenced and read back.
 //!
-//! Left to others: asking whether it is to be done (`cbdctrl`).
+//! Elsewhere: asking for confirmation (`cbdctrl`).
 
 use crate::check::{DataChecked, check};
 use crate::finding::{Finding, Mend, Severity, SlotKind};
@@ -20,28 +20,28 @@ use cbd_format::{
 use cbd_types::{Error, ErrorKind, Pmem, Region, Result};
 use std::sync::Arc;
 
-/// What a repair would do.
+/// The steps of a repair and its effect.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// What was found before.
+    /// The findings before.
     pub before: Report,
-    /// What would be found afterwards.
+    /// The findings afterwards.
     pub after: Report,
-    /// What is to be done, in this order.
+    /// The steps, in this order.
     pub mends: Vec<Mend>,
 }
 
 impl Plan {
-    /// What is damaged and is left as it is, since nothing can put it right without guessing.
+    /// Damage that is left, since it cannot be repaired without guessing.
     pub fn left_alone(&self) -> impl Iterator<Item = &Finding> {
         self.after.findings.iter().filter(|finding| finding.severity > Severity::Note)
     }
 }
 
-/// Finds out what can be repaired, and tries it on a private copy.
+/// Plans a repair, and tries it on a private copy.
 ///
-/// # Errors
-/// [`ErrorKind::Damaged`] when recovery would make something else of the repaired region; nothing is to be done then.
+/// # Errors [`ErrorKind::Damaged`] when recovery of the repaired region would have another result; the repair
+/// must not be applied then.
 pub fn plan(bytes: &Arc<dyn Bytes>, progress: &mut dyn FnMut(Progress)) -> Result<Plan> {
     let before = check(Arc::clone(bytes), DataChecked::Dirty, progress);
     let mends = before.mends.clone();
@@ -64,10 +64,9 @@ pub fn plan(bytes: &Arc<dyn Bytes>, progress: &mut dyn FnMut(Progress)) -> Resul
     Ok(Plan { before, after, mends })
 }
 
-/// Does one repair, durably.
+/// Applies one repair, durably.
 ///
-/// # Errors
-/// [`ErrorKind::Media`] when the memory does not take it or gives something else back.
+/// # Errors [`ErrorKind::Media`] when the memory fails or returns other data.
 pub fn apply<P: Pmem>(region: &Region<P>, mend: &Mend) -> Result<()> {
     match mend {
         Mend::Copy { from, to, length, .. } => {
@@ -108,7 +107,7 @@ fn not_taken(mend: &Mend) -> Error {
     )
 }
 
-/// Stores the newest content into the other slot; whether it is the newest now.
+/// Stores the newest content into the other slot; returns whether both slots have it now.
 fn store_again<T: SlotContent, P: Pmem>(region: &Region<P>, at: [u64; 2], place: u64) -> bool {
     let mut slots = TwoSlots::<T>::read(region, at, place);
     if !slots.store_again(region) {

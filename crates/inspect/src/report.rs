@@ -1,19 +1,19 @@
-//! What a check came to.
+//! The result of a check.
 
 use crate::finding::{Finding, Mend, Severity};
 use cbd_types::ByteRange;
 use serde::Serialize;
 
-/// Most findings that are listed one by one; all are counted, and all are mended.
+/// Findings that are listed individually at most; all are counted, and all are repaired.
 const LISTED_MAX: usize = 10_000;
 
-/// How a check ended; the numbers are exit codes.
+/// The outcome of a check; the numbers are exit codes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
     /// Nothing is wrong.
     Clean = 0,
-    /// Something is damaged; second copies serve, and nothing is lost.
+    /// Damage without loss; second copies serve.
     Corrected = 1,
     /// Data is affected.
     Affected = 2,
@@ -22,7 +22,7 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// The exit code that says so.
+    /// Its exit code.
     #[must_use]
     pub const fn exit_code(self) -> u8 {
         self as u8
@@ -42,7 +42,7 @@ pub struct TransportSummary {
     pub segment_size: u64,
     /// Segments.
     pub segments: u32,
-    /// Segments that belong to nobody.
+    /// Segments without an owner.
     pub free_segments: u32,
     /// Names of its hosts.
     pub hosts: Vec<String>,
@@ -55,7 +55,7 @@ pub struct RangeSummary {
     pub offset: u64,
     /// Bytes.
     pub bytes: u64,
-    /// Why it is listed.
+    /// The reason of the entry.
     pub reason: String,
 }
 
@@ -64,22 +64,22 @@ impl RangeSummary {
         Self { offset: range.start, bytes: range.len(), reason: reason.into() }
     }
 
-    /// A range that the backing device did not take.
+    /// A range that the backing device refused.
     pub(crate) fn parked(range: ByteRange) -> Self {
         Self::new(range, "the disk did not take it, the cache keeps it")
     }
 }
 
-/// A backend and what its cache holds, as a daemon would find it.
+/// A backend and the content of its cache, as a daemon would find it.
 #[derive(Clone, Default, PartialEq, Eq, Debug, Serialize)]
 pub struct BackendSummary {
     /// Its row.
     pub backend: u32,
-    /// Path of the backing device, as it was recorded.
+    /// Recorded path of the backing device.
     pub path: String,
-    /// Which disk that is.
+    /// The identity of that disk.
     pub identity: String,
-    /// A rescue has moved it to that disk, and nobody has started it there yet: where it was.
+    /// A rescue has moved it to that disk, where it has not been started yet: its former disk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub moved_from: Option<String>,
     /// Bytes of the device.
@@ -90,7 +90,8 @@ pub struct BackendSummary {
     pub segments: u32,
     /// Of these, free ones.
     pub free_segments: u32,
-    /// The machine crashed while the cache was in use, and it could hold dirty data: some of its pages may be old.
+    /// The machine crashed while the cache was in use and could hold dirty data: some of its pages may be
+    /// old.
     pub mixed_pages: bool,
     /// Records in the log.
     pub records: u64,
@@ -102,64 +103,66 @@ pub struct BackendSummary {
     pub dirty_bytes: u64,
     /// Bytes of the device that these records cover, each counted once.
     pub dirty_device_bytes: u64,
-    /// The last epoch that is on the backing device.
+    /// The last epoch that is completely on the backing device.
     pub drained_epoch: u64,
-    /// The recovery point, in milliseconds since 1970 UTC: all that was flushed before is on the backing device. 0 when it is not known.
+    /// The recovery point, in milliseconds since 1970 UTC: everything flushed before is on the backing
+    /// device. 0 when it is not known.
     pub drained_wall_ms: u64,
     /// Order of writeback.
     pub consistency: String,
-    /// Whether the backing device alone is a state that a plain disk could have shown after a power cut.
+    /// Whether the backing device without the cache is in a state that a plain disk could have after a power
+    /// failure.
     pub backing_is_consistent: bool,
-    /// Why not.
+    /// Why it is not.
     pub void_reason: Option<String>,
-    /// Ranges that answer with an error, at most some of very many.
+    /// Ranges whose reads fail; only the first ones of very many.
     pub damaged: Vec<RangeSummary>,
-    /// Ranges that the backing device did not take and that are kept in the cache, at most some of very many.
+    /// Ranges that the backing device refused and that stay in the cache; only the first ones of very many.
     pub parked: Vec<RangeSummary>,
     /// Why the cache cannot be opened.
     pub error: Option<String>,
 }
 
-/// What was looked at.
+/// The extent of a check.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize)]
 pub struct Counted {
-    /// Superblocks, rows and state lines, copies counted one by one.
+    /// Superblocks, rows and state lines; each copy counts.
     pub slots: u64,
-    /// Headers of segments, copies counted one by one.
+    /// Headers of segments; each copy counts.
     pub headers: u64,
-    /// Lines of the log, copies counted one by one.
+    /// Lines of the log; each copy counts.
     pub lines: u64,
-    /// Records of which the data was verified.
+    /// Records whose data was verified.
     pub verified_records: u64,
-    /// Bytes of data that were verified.
+    /// Bytes of verified data.
     pub verified_bytes: u64,
 }
 
-/// What a check came to.
+/// The result of a check.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// How it ended.
+    /// The outcome.
     pub outcome: Outcome,
-    /// The same as an exit code.
+    /// The outcome as an exit code.
     pub exit_code: u8,
     /// Bytes of the region.
     pub size: u64,
-    /// Whether all data was verified, and not only what the backing devices lack.
+    /// Whether all data was verified, not only the dirty data.
     pub data: bool,
     /// The transport, if it can be opened.
     pub transport: Option<TransportSummary>,
     /// Its backends.
     pub backends: Vec<BackendSummary>,
-    /// How much was looked at.
+    /// The extent of the check.
     pub counted: Counted,
-    /// Findings by severity, all of them: notes, corrected, affected, fatal.
+    /// Number of all findings by severity: notes, corrected, affected, fatal.
     pub found: [u64; 4],
     /// The first findings.
     pub findings: Vec<Finding>,
-    /// What would put findings right.
+    /// The repairs of the findings.
     #[serde(skip)]
     pub mends: Vec<Mend>,
-    /// What recovery made of the logs: equal where it made the same.
+    /// A hash of the recovered logs: equal if recovery had the same result.
     #[serde(skip)]
     pub fingerprint: u64,
 }
@@ -181,7 +184,7 @@ impl Report {
         }
     }
 
-    /// Takes a finding, and what would put it right.
+    /// Adds a finding, and its repair.
     pub(crate) fn add(&mut self, finding: Finding, mend: Option<Mend>) {
         let outcome = match finding.severity {
             Severity::Note => Outcome::Clean,
@@ -200,7 +203,7 @@ impl Report {
 
     /// Folds a number into the fingerprint.
     pub(crate) const fn note_recovered(&mut self, value: u64) {
-        // FNV-1a over whole numbers: only to compare two reports of one program.
+        // FNV-1a over whole numbers: only for comparing two reports of the same program.
         self.fingerprint = (self.fingerprint ^ value).wrapping_mul(0x0100_0000_01b3).rotate_left(23) ^ value;
     }
 }

@@ -1,11 +1,12 @@
-//! Rescue: what is dirty in a region goes to its backing devices, without daemon and configuration.
+//! Rescue: writes the dirty data of a region to its backing devices, without a daemon and its configuration.
 //!
-//! Always true here: it is the engine's own recovery and writeback that do it, in the order that the backend is set to, so at every
-//! moment the region is one that a daemon, or the next rescue, goes on with; a disk gets nothing unless it is the one that was
-//! recorded, or the user says by name that it stands for it; before another disk than the recorded one gets anything, the region says
-//! durably that the backend was moved there. What is damaged is not written but listed.
+//! Invariants: the engine's own recovery and writeback do the work, in the configured consistency mode of the
+//! backend, so a daemon or the next rescue can continue with the region at any moment. A disk gets no data
+//! unless it is the recorded one, or the user names it as its replacement. Before another disk than the
+//! recorded one gets any data, the region durably records that the backend was moved there. Damaged data is
+//! not written but listed.
 //!
-//! Left to others: what would be done, without doing it (`check` tells); asking (`cbdctrl`).
+//! Elsewhere: previewing the result (`check` reports it); asking for confirmation (`cbdctrl`).
 
 use crate::Progress;
 use crate::report::RangeSummary;
@@ -22,23 +23,23 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Operations that are kept going on the backing device.
+/// Operations in flight on the backing device.
 const DEPTH: usize = 64;
 
-/// What is rescued, and where to.
+/// The source and the destination.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Only this backend.
     pub backend: Option<BackendId>,
-    /// Where its disk is now, if not where it was recorded.
+    /// The present path of its disk, if it differs from the recorded one.
     pub to: Option<PathBuf>,
-    /// That disk stands for the recorded one although it is another: a copy of it.
+    /// That disk replaces the recorded one although its identity differs: it is a copy.
     pub other_disk: bool,
-    /// When the backend is moved, this disk that it had before is gone, or is a disk like any other: it is not refused any more.
+    /// When the backend is moved, stop refusing this former disk of it: it is gone, or was reused as another disk.
     pub forget_disk: Option<PathBuf>,
-    /// Recover a cache as it is although the machine crashed while it was in use, and some of its pages may be old.
+    /// Recover a cache although the machine crashed while it was in use, and some of its pages may be old.
     pub after_crash: bool,
-    /// Give up when nothing has reached the disk for so long.
+    /// Timeout without progress on the disk.
     pub patience: Duration,
 }
 
@@ -56,13 +57,13 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Whether the backend is one that is to be rescued.
+    /// Whether the backend is selected.
     #[must_use]
     pub fn concerns(&self, backend: u32) -> bool {
         self.backend.is_none_or(|only| only.0 == backend)
     }
 
-    /// Opens and holds the disk of a backend, which must be the right one.
+    /// Opens and locks the disk of a backend, which must be the right one.
     ///
     /// # Errors
     /// As [`BackingFile::open_recorded`]; [`ErrorKind::Exchanged`] for another disk.
@@ -83,12 +84,12 @@ impl Options {
     }
 }
 
-/// A backing device as the region has recorded it.
+/// A backing device as recorded in the region.
 #[derive(Clone, Copy, Debug)]
 pub struct RecordedDisk<'a> {
-    /// Its path then.
+    /// Its recorded path.
     pub path: &'a str,
-    /// Which disk it is.
+    /// Its identity.
     pub identity: &'a str,
     /// Bytes.
     pub size: u64,
@@ -102,44 +103,45 @@ impl<'a> From<&'a BackendEntry> for RecordedDisk<'a> {
     }
 }
 
-/// What the rescue of a backend came to.
+/// The result of the rescue of a backend.
 #[derive(Clone, Default, Debug, Serialize)]
 pub struct Rescued {
     /// Its row.
     pub backend: u32,
-    /// Where it was written to.
+    /// The destination.
     pub disk: String,
-    /// Whether its disk and its cache could be opened; nothing was written if not.
+    /// Whether its disk and its cache could be opened; if not, nothing was written.
     pub opened: bool,
-    /// Whether all that was dirty is on the disk, but for what is damaged.
+    /// Whether all dirty data is on the disk, except damaged data.
     pub complete: bool,
-    /// The disk is another than the recorded one, and the region says so from now on: where the backend was.
+    /// The disk is not the recorded one, and the region records it from now on: the former disk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub moved_from: Option<String>,
-    /// Bytes that were written to the disk.
+    /// Bytes written to the disk.
     pub written_bytes: u64,
-    /// Bytes that are still dirty; not known where nothing was opened.
+    /// Bytes that are still dirty; unknown if nothing was opened.
     pub dirty_bytes: Option<u64>,
-    /// The last epoch that is on the disk.
+    /// The last epoch that is completely on the disk.
     pub drained_epoch: u64,
-    /// The recovery point, in milliseconds since 1970 UTC: all that was flushed before is on the disk. 0 when it is not known.
+    /// The recovery point, in milliseconds since 1970 UTC: everything flushed before is on the disk. 0 when
+    /// it is not known.
     pub drained_wall_ms: u64,
-    /// Whether the disk alone is a state that a plain disk could have shown after a power cut.
+    /// Whether the disk without the cache is in a state that a plain disk could have after a power failure.
     pub backing_is_consistent: bool,
     /// Ranges that were not written because they are damaged.
     pub damaged: Vec<RangeSummary>,
-    /// Ranges that the disk does not take; the region keeps them.
+    /// Ranges that the disk refuses; they stay in the region.
     pub parked: Vec<RangeSummary>,
     /// Why it is not complete.
     pub error: Option<String>,
-    /// What the user should know.
+    /// Warnings for the user.
     pub warnings: Vec<String>,
 }
 
-/// Brings what is dirty in `region` to the backing devices.
+/// Writes the dirty data of `region` to the backing devices.
 ///
-/// # Errors
-/// When the transport cannot be opened, or has no backend as asked for. What happens to one backend is in its [`Rescued`].
+/// # Errors When the transport cannot be opened, or lacks the selected backend. An error of one backend is in
+/// its [`Rescued`].
 pub fn rescue(
     region: Mapping,
     options: &Options,
@@ -177,7 +179,7 @@ pub fn rescue(
     }
 }
 
-/// A path as the tables hold it.
+/// A path as the tables store it.
 fn absolute(path: &Path) -> Result<String> {
     let malformed = |why: String| {
         Error::new(ErrorKind::InvalidArgument, format!("the path {} is no path: {why}", path.display()))
@@ -200,7 +202,8 @@ fn one(
         (rescued.opened, rescued.backing_is_consistent, rescued.dirty_bytes) = (true, true, Some(0));
         return Ok(());
     }
-    // 1. The disk, before anything: what a killed predecessor left in the kernel has landed when it is held.
+    // 1. The disk first: writes that a killed predecessor left in the kernel have completed when it is
+    //    locked.
     let (disk, warnings) = after_predecessor(DISK_PATIENCE, || options.open_disk(&entry.into(), false))?;
     rescued.warnings = warnings;
     // 2. The engine's recovery.
@@ -215,7 +218,8 @@ fn one(
     let cache = transport.open_cache_if(entry.id, mixed)?;
     rescued.opened = true;
     let drained = cache.drained_epoch();
-    // 3. Another disk than the recorded one: from now on the region says so, and nobody serves the recorded one.
+    // 3. If it is not the recorded disk, the region records the move; from now on no daemon serves the
+    //    recorded disk.
     let moves = Identity::parse(&entry.identity)?.same_disk(&disk.identity()).is_err();
     if moves && Safeguard::RescueMoves.is_kept() {
         let to = options.to.as_deref().unwrap_or_else(|| Path::new(&entry.path));
@@ -228,7 +232,8 @@ fn one(
     } else if entry.is_moved {
         rescued.moved_from = transport.former_disk(entry.id).map(|former| former.path);
     }
-    // 4. The engine's writeback. A limit of its rate is for the sake of clients, and there are none; the region keeps it.
+    // 4. The engine's writeback. A rate limit protects clients, of which there are none; the region keeps the
+    //    setting.
     cache.set_settings(Settings { writeback_rate: 0, ..cache.settings() })?;
     let queue = disk.open_queue(DEPTH)?;
     let descriptor = queue.wait_descriptor();
@@ -242,8 +247,9 @@ fn one(
     cache.stop();
     let status = cache.status();
     if moves && result.is_err() && status.drained_epoch == drained && status.rare.segments_reclaimed == 0 {
-        // Whatever the other disk has, the region still holds all that the recorded one lacks: also what was parked, or written
-        // in part, as long as no segment was given back for which only the other disk has the data.
+        // Whatever the other disk has, the region still holds all data that the recorded one lacks: also data
+        // that was parked, or written in part, as long as no segment was freed whose data only the other disk
+        // has.
         transport.move_backend_back(entry)?;
         rescued.moved_from = None;
     }
@@ -279,7 +285,7 @@ struct Drain<'a> {
 }
 
 impl Drain<'_> {
-    /// Runs the maintainer until all is on the disk, or nothing has moved for too long.
+    /// Runs the background worker until everything is on the disk, or until the timeout without progress.
     fn run(&mut self, progress: &mut dyn FnMut(Progress)) -> Result<()> {
         let of = self.cache.dirty_bytes();
         let target = self.cache.request_drain();
@@ -304,7 +310,8 @@ impl Drain<'_> {
                 of,
             });
             let now = (status.drained_epoch, status.dirty_bytes, status.written_back_bytes);
-            // Bytes count as progress only while the disk does not fail: retries of what fails write, too.
+            // Bytes count as progress only while the disk does not fail: retries of failing writes write
+            // bytes, too.
             let writes = now.2 > seen.2 && status.backing_trouble.is_none();
             if now.0 > seen.0 || now.1 < seen.1 || writes {
                 moved = Instant::now();

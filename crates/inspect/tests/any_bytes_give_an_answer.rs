@@ -1,4 +1,4 @@
-//! Whatever a region holds, each tool answers, in bounded time, and only reads.
+//! Whatever a region contains, each tool returns a result, in bounded time, and only reads.
 
 mod support;
 
@@ -15,10 +15,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use support::Place;
 
-/// Longest that a tool may take for a region of a few MiB.
+/// Longest run of a tool for a region of a few MiB.
 const LONGEST: Duration = Duration::from_secs(20);
 
-/// Runs every tool that only reads.
+/// Runs every read-only tool.
 fn all_answer(image: Vec<u8>) -> Report {
     let begun = Instant::now();
     let bytes: Arc<dyn Bytes> = Arc::new(image);
@@ -43,14 +43,14 @@ fn used_image() -> Vec<u8> {
 }
 
 #[test]
-fn files_that_are_no_regions_are_refused() {
+fn files_that_are_no_region_are_refused() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("file");
     for length in [0, 1, 4095, 4096, 65535] {
         std::fs::write(&path, vec![7; length]).expect("a file");
         assert_eq!(Reader::open(&path).expect_err("too small").kind(), ErrorKind::InvalidArgument);
     }
-    std::fs::write(&path, "somebody's poem\n".repeat(1 << 16)).expect("a file");
+    std::fs::write(&path, "some other text\n".repeat(1 << 16)).expect("a file");
     let reader = Reader::open(&path).expect("large enough");
     let report = check(Arc::new(reader), DataChecked::All, &mut |_| {});
     assert_eq!(report.outcome, Outcome::Unopenable);
@@ -58,7 +58,7 @@ fn files_that_are_no_regions_are_refused() {
 }
 
 #[test]
-fn truncated_regions_are_said_to_be_cut_short() {
+fn truncated_regions_are_reported_as_truncated() {
     let image = used_image();
     for length in [64 << 10, 1 << 20, image.len() - 4096] {
         let report = all_answer(image[..length].to_vec());
@@ -87,7 +87,7 @@ fn random_bytes_are_foreign() {
 }
 
 #[test]
-fn random_bytes_behind_a_superblock_are_answered() {
+fn random_bytes_behind_a_superblock_give_a_report() {
     let image = used_image();
     let mut random = SmallRng::seed_from_u64(6);
     for _ in 0..30 {
@@ -98,7 +98,7 @@ fn random_bytes_behind_a_superblock_are_answered() {
 }
 
 #[test]
-fn thousands_of_flipped_bits_are_answered() {
+fn thousands_of_flipped_bits_give_a_report() {
     let image = used_image();
     let whole = all_answer(image.clone());
     assert_eq!(whole.found, [0; 4], "{:?}", whole.findings);
@@ -121,7 +121,7 @@ fn thousands_of_flipped_bits_are_answered() {
 }
 
 #[test]
-fn pages_that_changed_places_are_answered() {
+fn copied_pages_give_a_report() {
     let image = used_image();
     let mut random = SmallRng::seed_from_u64(8);
     for _ in 0..150 {

@@ -1,4 +1,4 @@
-//! Each kind of damage at a known structure: a check says exactly that, where it is and what it costs.
+//! Each kind of damage at a known structure: a check reports exactly that damage, its location and its cost.
 
 mod support;
 
@@ -66,7 +66,7 @@ fn a_drained_region_has_nothing_dirty() {
 }
 
 #[test]
-fn either_superblock_is_told_from_the_other() {
+fn a_damaged_superblock_is_identified() {
     for second in [false, true] {
         let place = used();
         let at = if second { Layout::second_superblock(place.image().len() as u64) } else { 0 };
@@ -77,9 +77,9 @@ fn either_superblock_is_told_from_the_other() {
     }
 }
 
-/// Such a copy is newer than the other one, whichever it is, and what it names may be in use.
+/// Such a copy is newer than the other one, whichever it is, and the named feature may be in use.
 #[test]
-fn a_superblock_of_a_newer_program_is_not_overruled_by_the_other() {
+fn a_superblock_of_a_newer_program_overrides_the_other() {
     for which in [0, 1] {
         let place = used();
         place.set_features(place.superblocks()[which], 1 << 40);
@@ -94,7 +94,7 @@ fn a_superblock_of_a_newer_program_is_not_overruled_by_the_other() {
 }
 
 #[test]
-fn without_a_superblock_nothing_can_be_opened() {
+fn a_region_without_superblocks_cannot_be_opened() {
     let place = used();
     place.damage(60);
     place.damage(Layout::second_superblock(place.image().len() as u64) + 60);
@@ -105,7 +105,7 @@ fn without_a_superblock_nothing_can_be_opened() {
 }
 
 #[test]
-fn a_region_whose_superblocks_were_wiped_is_told_from_a_foreign_one() {
+fn a_region_with_wiped_superblocks_is_distinguished_from_foreign_data() {
     let wiped = |place: &Place| {
         let mut image = place.image();
         let second = Layout::second_superblock(image.len() as u64) as usize;
@@ -129,7 +129,7 @@ fn a_region_whose_superblocks_were_wiped_is_told_from_a_foreign_one() {
 }
 
 #[test]
-fn a_row_with_one_damaged_slot_is_named_with_its_table_and_byte() {
+fn a_damaged_slot_of_a_row_is_reported_with_table_and_offset() {
     let tables = [("host", Structure::Host, "host 0"), ("backend", Structure::Backend, "backend 0")];
     for (table, structure, words) in tables {
         for slot in [0, 1] {
@@ -156,14 +156,14 @@ fn a_backend_whose_row_is_lost_cannot_be_opened() {
     assert_eq!(report.exit_code, 3);
 }
 
-/// The places of a lane's state lines.
+/// The offsets of a lane's state lines.
 fn state_line(place: &Place, structure: &str, slot: u64) -> u64 {
     let lanes = place.dump(What::Lanes, &Filter::default());
     number(&find(&lanes, structure, &[("slot", slot)]), "at")
 }
 
 #[test]
-fn one_damaged_line_of_the_state_is_named() {
+fn a_damaged_state_line_is_reported() {
     let lines = [
         ("drained", Structure::Drained, "drained of backend 0"),
         ("tail", Structure::Tail, "tail of lane 0"),
@@ -180,7 +180,7 @@ fn one_damaged_line_of_the_state_is_named() {
 }
 
 #[test]
-fn a_drained_that_is_lost_makes_all_dirty_again() {
+fn a_lost_drained_epoch_makes_everything_dirty_again() {
     let mut place = Place::new();
     let process = place.process();
     place.write(&process, 0, BLOCK, 1);
@@ -196,7 +196,7 @@ fn a_drained_that_is_lost_makes_all_dirty_again() {
 }
 
 #[test]
-fn either_copy_of_a_segments_header_is_told_from_the_other() {
+fn a_damaged_copy_of_a_segment_header_is_identified() {
     for copy in [0, SHAPE.header_copy()] {
         let place = used();
         let segments = place.dump(What::Segments, &Filter::default());
@@ -212,7 +212,7 @@ fn has_log(item: &Item) -> bool {
 }
 
 #[test]
-fn a_copy_of_the_state_segments_header_is_named() {
+fn a_damaged_copy_of_the_state_segments_header_is_reported() {
     let place = used();
     let segments = place.dump(What::Segments, &Filter::default());
     let state = segments.iter().find(|item| text(item, "use") == "state").expect("a state");
@@ -234,12 +234,12 @@ fn a_segment_without_header_is_missing_in_its_chain() {
     let [chain] = of(&report, Structure::Chain)[..] else { panic!("{:#?}", report.findings) };
     assert_eq!(chain.severity, Severity::Affected);
     assert!(chain.what.contains(&format!("segment {}", number(log, "segment"))), "{chain:#?}");
-    assert!(!of(&report, Structure::Range).is_empty(), "what answers with an error is listed");
+    assert!(!of(&report, Structure::Range).is_empty(), "unreadable ranges are listed");
     assert!(!report.backends[0].damaged.is_empty());
 }
 
 #[test]
-fn either_copy_of_a_record_is_told_from_the_other() {
+fn a_damaged_copy_of_a_record_is_identified() {
     for mirror in [0, PAGE] {
         let place = used();
         let record = &place.records()[3];
@@ -255,7 +255,7 @@ fn either_copy_of_a_record_is_told_from_the_other() {
 }
 
 #[test]
-fn a_record_without_copies_leaves_a_gap_and_its_lane_in_doubt() {
+fn a_record_without_copies_leaves_a_gap_and_unreadable_ranges() {
     let place = used();
     let record = &place.records()[3];
     let at = number(record, "at");
@@ -269,13 +269,13 @@ fn a_record_without_copies_leaves_a_gap_and_its_lane_in_doubt() {
     assert_eq!(report.exit_code, 2);
 }
 
-/// The first record that has lines of checksums behind it.
+/// The first record with checksum lines behind it.
 fn long_record(place: &Place) -> Item {
     place.records().into_iter().find(|item| number(item, "lines") > 0).expect("a long record")
 }
 
 #[test]
-fn either_copy_of_a_line_of_checksums_is_told_from_the_other() {
+fn a_damaged_copy_of_a_checksum_line_is_identified() {
     for mirror in [0, PAGE] {
         let place = used();
         let [primary, _] = SHAPE.slot(number(&long_record(&place), "slot") as u32 + 1);
@@ -287,11 +287,11 @@ fn either_copy_of_a_line_of_checksums_is_told_from_the_other() {
 }
 
 #[test]
-fn checksums_without_copies_leave_their_blocks_unread() {
+fn blocks_without_checksums_are_unreadable() {
     let mut place = Place::new();
     let process = place.process();
     place.write(&process, BLOCK, 4 * BLOCK, 9);
-    // The record stays the newest but not the last: nothing doubts that it was complete.
+    // The record stays the newest of its range but is not the last: it is known to be complete.
     place.write(&process, 0, 512, 1);
     drop(process);
     let at = number(&long_record(&place), "at") + 64;
@@ -304,7 +304,7 @@ fn checksums_without_copies_leave_their_blocks_unread() {
 }
 
 #[test]
-fn damaged_data_that_only_the_cache_has_is_lost_and_its_block_named() {
+fn damaged_dirty_data_is_lost_and_its_block_is_reported() {
     let mut place = Place::new();
     let process = place.process();
     place.write(&process, BLOCK, 4 * BLOCK, 9);
@@ -312,7 +312,7 @@ fn damaged_data_that_only_the_cache_has_is_lost_and_its_block_named() {
     drop(process);
     let at = number(&long_record(&place), "data_at") + 2 * BLOCK;
     place.damage(at + 5);
-    assert_eq!(place.check(DataChecked::None).exit_code, 0, "data is not looked at");
+    assert_eq!(place.check(DataChecked::None).exit_code, 0, "data is not verified");
     for data in [DataChecked::Dirty, DataChecked::All] {
         let report = place.check(data);
         only_is(&report, Structure::Data, Severity::Affected, at, "checksum");
@@ -337,7 +337,7 @@ fn what_is_said_of_damaged_data_names_the_segment_of_the_transport() {
 }
 
 #[test]
-fn damaged_data_that_the_disk_has_costs_nothing() {
+fn damaged_clean_data_costs_nothing() {
     let mut place = Place::new();
     let process = place.process();
     place.write(&process, BLOCK, BLOCK, 9);
@@ -352,7 +352,7 @@ fn damaged_data_that_the_disk_has_costs_nothing() {
 }
 
 #[test]
-fn damaged_data_that_a_later_write_covers_is_not_lost() {
+fn damaged_data_under_a_later_write_is_not_lost() {
     let mut place = Place::new();
     let process = place.process();
     place.write(&process, BLOCK, BLOCK, 9);
@@ -403,7 +403,7 @@ fn a_mark_that_knows_of_more_than_the_log_holds_tells_of_the_loss() {
 }
 
 #[test]
-fn a_segment_without_owner_is_missing_in_its_chain() {
+fn a_segment_without_owner_is_reported_missing_in_its_chain() {
     let place = used();
     let segments = place.dump(What::Segments, &Filter::default());
     let log = segments.iter().find(|item| has_log(item) && number(item, "ordinal") == 1).expect("a log");
@@ -439,7 +439,7 @@ fn a_state_segment_without_owner_makes_the_cache_unopenable() {
 }
 
 #[test]
-fn the_report_says_in_json_what_it_says_in_its_fields() {
+fn the_json_of_a_report_matches_its_fields() {
     let place = used();
     place.damage(60);
     let report = place.check(DataChecked::None);

@@ -1,4 +1,4 @@
-//! A dump shows every structure as it stands, damaged or not, and filters pick what is asked for.
+//! A dump shows every structure unmodified, damaged or not, and filters select items.
 
 mod support;
 
@@ -19,7 +19,7 @@ fn used() -> Place {
 }
 
 #[test]
-fn both_superblocks_are_shown_and_a_damaged_one_with_its_fields() {
+fn both_superblocks_are_shown_even_if_damaged() {
     let place = used();
     place.damage(60);
     let [first, second] = &place.dump(What::Superblock, &Filter::default())[..] else { panic!("two") };
@@ -30,7 +30,7 @@ fn both_superblocks_are_shown_and_a_damaged_one_with_its_fields() {
 }
 
 #[test]
-fn rows_are_shown_with_both_slots_and_which_is_newest() {
+fn both_slots_of_a_row_are_shown_and_the_newest_is_marked() {
     let place = used();
     let rows = place.dump(What::Tables, &Filter::default());
     let backends: Vec<_> = rows.iter().filter(|item| item.structure == "backend").collect();
@@ -41,7 +41,7 @@ fn rows_are_shown_with_both_slots_and_which_is_newest() {
 }
 
 #[test]
-fn segments_say_whose_they_are_and_what_they_are_used_for() {
+fn segments_are_shown_with_owner_and_use() {
     let place = used();
     let segments = place.dump(What::Segments, &Filter::default());
     let count = |role: &str| segments.iter().filter(|item| text(item, "use") == role).count();
@@ -64,7 +64,7 @@ fn lanes_show_their_state_lines_and_their_chain() {
 }
 
 #[test]
-fn records_come_in_the_order_of_their_sequence_numbers() {
+fn records_are_shown_in_order_of_their_sequence_numbers() {
     let place = used();
     for lane in [0, 1] {
         let records = place.dump(What::Records, &Filter { lane: Some(lane), ..Filter::default() });
@@ -75,7 +75,7 @@ fn records_come_in_the_order_of_their_sequence_numbers() {
 }
 
 #[test]
-fn records_are_picked_by_range_kind_sequence_segment_and_dirt() {
+fn records_are_filtered_by_range_kind_sequence_segment_and_dirtiness() {
     let mut place = Place::new();
     let process = place.process();
     place.write(&process, 0, BLOCK, 1);
@@ -124,11 +124,11 @@ fn records_that_cannot_be_read_are_shown_as_lost() {
     let lost: Vec<_> = after.iter().filter(|item| item.structure == "lost").collect();
     assert_eq!(lost.len(), 1);
     assert_eq!((number(lost[0], "at"), number(lost[0], "slots")), (at, 1));
-    assert_eq!(after.len(), records.len(), "nothing that recovery would only now store is shown");
+    assert_eq!(after.len(), records.len(), "records that recovery would add are not shown");
 }
 
 #[test]
-fn an_item_is_one_line_and_one_object() {
+fn an_item_is_one_line_of_text_and_one_json_object() {
     let place = used();
     for what in [What::Superblock, What::Tables, What::Segments, What::Lanes, What::Records] {
         for item in place.dump(what, &Filter::default()) {

@@ -1,4 +1,5 @@
-//! A region in an ordinary file that was in use when the machine crashed: the tools say so, and write it only when they are told to.
+//! A region in an ordinary file that was in use when the machine crashed: the tools report it, and write its
+//! data only on request.
 #![allow(missing_docs)]
 
 mod support;
@@ -29,12 +30,12 @@ fn left_by_another_boot() -> Place {
 }
 
 fn checked(place: &Place) -> Report {
-    let region = Reader::open(place.region()).expect("nobody has it");
+    let region = Reader::open(place.region()).expect("it is free");
     check(Arc::new(region), DataChecked::None, &mut |_| {})
 }
 
 fn rescued(place: &Place, options: &Options) -> Rescued {
-    let region = Mapping::open(place.region(), &OpenOptions::default()).expect("nobody has it");
+    let region = Mapping::open(place.region(), &OpenOptions::default()).expect("it is free");
     rescue(region, options, &mut |_| {}).expect("a transport").remove(0)
 }
 
@@ -65,7 +66,7 @@ fn rescue_writes_a_region_of_another_boot_only_when_it_is_told_to() {
     let done = rescued(&place, &Options { after_crash: true, ..Options::default() });
     assert!(done.complete && done.warnings.iter().any(|warning| warning.contains("may be old")), "{done:?}");
     assert_eq!(first_byte(&place), 7);
-    // It was closed in order.
+    // The cache was closed cleanly.
     assert!(!checked(&place).backends[0].mixed_pages);
     let how = OpenOptions { boot: Some(OTHER), ..OpenOptions::default() };
     let region = Region::new(Mapping::open(place.region(), &how).expect("mapped"));

@@ -1,5 +1,5 @@
-//! A repair makes damaged second copies whole, changes nothing of what recovery makes of the region, and leaves alone what nothing
-//! can put right.
+//! A repair restores damaged second copies, does not change the result of recovery, and leaves damage alone
+//! that cannot be repaired.
 
 mod support;
 
@@ -30,7 +30,7 @@ fn repaired(place: &Place) -> Plan {
     plan
 }
 
-/// One copy of everything is damaged.
+/// Damages one copy of every structure.
 fn damage_one_copy_of_everything(place: &Place) {
     let mut places = vec![60];
     let mut seen = std::collections::BTreeSet::new();
@@ -52,7 +52,7 @@ fn damage_one_copy_of_everything(place: &Place) {
     for (count, item) in place.records().iter().enumerate() {
         let mirror = if count % 2 == 0 { 0 } else { PAGE };
         for line in 0..=number(item, "lines") {
-            // Short records only cross no pair of pages here.
+            // Here, only short records do not span two pairs of pages.
             places.push(number(item, "at") + line * 64 + mirror + 11);
         }
     }
@@ -62,7 +62,7 @@ fn damage_one_copy_of_everything(place: &Place) {
 }
 
 #[test]
-fn a_whole_region_needs_nothing() {
+fn an_intact_region_needs_no_repair() {
     let place = used();
     let before = place.image();
     let plan = repaired(&place);
@@ -77,7 +77,7 @@ fn every_structure_with_one_damaged_copy_is_whole_again() {
     damage_one_copy_of_everything(&place);
     let damaged = place.check(DataChecked::All);
     assert_eq!(damaged.outcome, Outcome::Corrected, "{:#?}", damaged.findings);
-    assert_eq!(damaged.fingerprint, whole.fingerprint, "one copy is enough for recovery");
+    assert_eq!(damaged.fingerprint, whole.fingerprint, "recovery needs only one copy");
     let plan = repaired(&place);
     assert!(plan.mends.len() > 75, "{}", plan.mends.len());
     let after = place.check(DataChecked::All);
@@ -86,7 +86,7 @@ fn every_structure_with_one_damaged_copy_is_whole_again() {
 }
 
 #[test]
-fn what_was_repaired_lies_byte_for_byte_as_before_but_for_update_counters() {
+fn a_repair_restores_every_byte() {
     let place = used();
     let before = place.image();
     let record = number(&place.records()[5], "at");
@@ -100,7 +100,7 @@ fn what_was_repaired_lies_byte_for_byte_as_before_but_for_update_counters() {
 }
 
 #[test]
-fn a_repair_can_be_cut_off_behind_every_step() {
+fn a_repair_can_be_interrupted_after_every_step() {
     let place = used();
     let whole = place.check(DataChecked::All);
     damage_one_copy_of_everything(&place);
@@ -118,7 +118,7 @@ fn a_repair_can_be_cut_off_behind_every_step() {
 }
 
 #[test]
-fn a_store_that_is_torn_leaves_a_region_that_recovers_to_the_same() {
+fn a_torn_store_of_a_repair_does_not_change_the_result_of_recovery() {
     let place = used();
     let whole = place.check(DataChecked::All);
     damage_one_copy_of_everything(&place);
@@ -151,9 +151,9 @@ fn a_store_that_is_torn_leaves_a_region_that_recovers_to_the_same() {
     }
 }
 
-/// A crash while a feature was added: the copy that names it counts, whichever it is.
+/// A crash while a feature was added: the copy that names the feature is valid, whichever it is.
 #[test]
-fn a_feature_that_one_superblock_names_is_not_taken_away() {
+fn a_feature_that_one_superblock_names_is_not_removed() {
     for which in [0, 1] {
         let place = used();
         let superblocks = place.superblocks();
@@ -205,7 +205,7 @@ fn a_torn_last_write_stays_dropped() {
 }
 
 #[test]
-fn rows_that_a_crash_left_in_one_slot_stand_in_both_again() {
+fn rows_that_a_crash_left_in_one_slot_are_restored_in_both() {
     let place = used();
     let rows = place.dump(What::Tables, &Filter::default());
     let backend =
@@ -219,7 +219,7 @@ fn rows_that_a_crash_left_in_one_slot_stand_in_both_again() {
 }
 
 #[test]
-fn a_region_without_superblock_has_no_plan() {
+fn a_region_without_superblocks_has_no_repair() {
     let place = used();
     place.damage(60);
     place.damage(Layout::second_superblock(place.image().len() as u64) + 60);

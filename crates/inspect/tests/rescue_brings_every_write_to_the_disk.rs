@@ -1,5 +1,5 @@
-//! A rescue brings every acknowledged write to the disk, from a clean region, a killed daemon's, a damaged one, and again after
-//! it was cut off itself.
+//! A rescue writes every acknowledged write to the disk, from a clean region, from a killed daemon's, from a
+//! damaged one, and again after it was interrupted itself.
 
 mod support;
 
@@ -28,7 +28,7 @@ fn rescued(place: &Place, options: &Options) -> Rescued {
 }
 
 #[test]
-fn a_clean_region_needs_nothing() {
+fn a_rescue_of_a_clean_region_writes_nothing() {
     let mut place = Place::new();
     let process = place.process();
     place.write(&process, 0, BLOCK, 1);
@@ -41,7 +41,7 @@ fn a_clean_region_needs_nothing() {
 }
 
 #[test]
-fn all_that_a_killed_daemon_acknowledged_reaches_the_disk() {
+fn every_acknowledged_write_of_a_killed_daemon_reaches_the_disk() {
     let mut place = Place::new();
     place.write_and_die(100, 3);
     assert!(place.on_disk() != place.expected);
@@ -63,7 +63,7 @@ fn a_limit_of_the_rate_does_not_slow_a_rescue() {
     let began = Instant::now();
     let done = rescued(&place, &Options::default());
     assert!(done.complete, "{done:?}");
-    // A request a second, it would be.
+    // With the limit, it would be one request per second.
     assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
     assert!(place.on_disk() == place.expected);
     let kept = place.process().transport.backend(BackendId(0)).expect("a backend").settings;
@@ -71,7 +71,7 @@ fn a_limit_of_the_rate_does_not_slow_a_rescue() {
 }
 
 #[test]
-fn one_good_copy_of_everything_is_enough() {
+fn a_rescue_needs_only_one_good_copy_of_each_structure() {
     let mut place = Place::new();
     place.write_and_die(100, 3);
     place.damage(60);
@@ -84,7 +84,7 @@ fn one_good_copy_of_everything_is_enough() {
 }
 
 #[test]
-fn damaged_data_is_listed_and_not_written_and_all_else_is() {
+fn damaged_data_is_listed_and_everything_else_is_written() {
     let mut place = Place::new();
     let process = place.process();
     place.write(&process, 0, 8 * BLOCK, 1);
@@ -100,13 +100,13 @@ fn damaged_data_is_listed_and_not_written_and_all_else_is() {
     assert!(!done.backing_is_consistent);
     let mut expected = place.expected.clone();
     expected[BLOCK as usize..2 * BLOCK as usize].fill(0xd1);
-    assert!(place.on_disk() == expected, "all but the damaged block is there, and that is as it was");
+    assert!(place.on_disk() == expected, "all but the damaged block is written, and that block is unchanged");
     let again = rescued(&place, &Options::default());
-    assert_eq!((again.written_bytes, again.damaged.len()), (0, 1), "it is noted in the region");
+    assert_eq!((again.written_bytes, again.damaged.len()), (0, 1), "the region records the damage");
 }
 
 #[test]
-fn a_disk_that_is_not_the_recorded_one_gets_nothing() {
+fn a_disk_other_than_the_recorded_one_is_not_written() {
     let mut place = Place::new();
     place.write_and_die(20, 3);
     let other = place.path("other");
@@ -115,14 +115,14 @@ fn a_disk_that_is_not_the_recorded_one_gets_nothing() {
     let done = rescued(&place, &to);
     assert!(!done.opened && done.error.is_some(), "{done:?}");
     assert_eq!(std::fs::read(&other).expect("a disk"), vec![0; DEVICE as usize]);
-    // Said to be a copy by name, it is taken.
+    // It is accepted if the user names it as a copy.
     std::fs::copy(place.disk(), &other).expect("copied");
     let done = rescued(&place, &Options { other_disk: true, ..to });
     assert!(done.complete, "{done:?}");
     assert!(std::fs::read(&other).expect("a disk") == place.expected);
 }
 
-/// A copy of the disk, and the options that say that it stands for it.
+/// A copy of the disk, and the options that name it as the replacement.
 fn to_a_copy(place: &Place) -> (std::path::PathBuf, Options) {
     let copy = place.path("copy");
     std::fs::copy(place.disk(), &copy).expect("copied");
@@ -158,7 +158,7 @@ fn a_rescue_to_another_disk_moves_the_backend_there() {
 }
 
 #[test]
-fn the_region_says_that_a_backend_is_moved_before_the_other_disk_gets_anything() {
+fn the_region_records_a_move_before_the_other_disk_is_written() {
     let mut place = Place::new();
     place.write_and_die(100, 3);
     let (copy, to) = to_a_copy(&place);
@@ -168,18 +168,18 @@ fn the_region_says_that_a_backend_is_moved_before_the_other_disk_gets_anything()
     rescue(region, &to, &mut |_| {
         if looks < 3 && std::fs::read(&copy).expect("a disk") != before {
             looks += 1;
-            // As if it were cut off here: what another process finds.
+            // A crash here: the state that another process finds.
             let found =
                 cbd_inspect::check::check(std::sync::Arc::new(place.image()), DataChecked::None, &mut |_| {});
             assert!(found.backends[0].moved_from.is_some(), "the copy has data that the recorded disk lacks");
         }
     })
     .expect("opened");
-    assert!(looks > 0, "nobody looked while it was written");
+    assert!(looks > 0, "no check ran during the writes");
 }
 
 #[test]
-fn a_rescue_to_another_disk_that_was_cut_off_goes_on_there_without_being_told_where() {
+fn an_interrupted_rescue_to_another_disk_continues_there_without_options() {
     let mut place = Place::new();
     place.write_and_die(100, 3);
     let (copy, to) = to_a_copy(&place);
@@ -193,13 +193,13 @@ fn a_rescue_to_another_disk_that_was_cut_off_goes_on_there_without_being_told_wh
     let done = rescued(&place, &Options::default());
     assert!(done.complete && done.moved_from.is_some(), "{done:?}");
     assert!(std::fs::read(&copy).expect("a disk") == place.expected);
-    // The former disk is not taken for it.
+    // The former disk is refused.
     let back = Options { to: Some(place.disk()), other_disk: false, ..to };
     assert!(!rescued(&place, &back).opened);
 }
 
 #[test]
-fn a_rescue_that_brought_nothing_to_the_other_disk_leaves_the_backend_where_it_was() {
+fn a_rescue_that_wrote_nothing_to_the_other_disk_does_not_move_the_backend() {
     let mut place = Place::new();
     place.write_and_die(100, 3);
     let (_, to) = to_a_copy(&place);
@@ -210,7 +210,7 @@ fn a_rescue_that_brought_nothing_to_the_other_disk_leaves_the_backend_where_it_w
     assert!(rescued(&place, &Options::default()).complete);
 }
 
-/// A copy of the recorded disk under this name, and the options that say that it stands for it.
+/// A copy of the recorded disk under this name, and the options that name it as the replacement.
 fn to_copy_named(place: &Place, name: &str) -> (PathBuf, Options) {
     let (copy, to) = to_a_copy(place);
     let named = place.path(name);
@@ -246,14 +246,14 @@ fn every_disk_that_a_backend_had_is_refused_until_the_backend_is_removed() {
     let disks = [place.disk(), second.clone(), third.clone()];
     assert_eq!(disks.clone().map(|it| is_refused(&place, &it)), [true, true, false]);
     assert_eq!(moved_from(&place), Some(second.display().to_string()));
-    // Being served at its new disk gives the former ones nothing.
+    // Serving the backend on its new disk does not update the former ones.
     place.transport().settle_backend(BackendId(0)).expect("stored");
     assert_eq!(disks.clone().map(|it| is_refused(&place, &it)), [true, true, false]);
     place.transport().remove_backend(BackendId(0)).expect("nothing is open");
     assert_eq!(disks.map(|it| is_refused(&place, &it)), [false; 3]);
 }
 
-/// A file in memory with what the disk holds, that takes no writes.
+/// A copy of the disk in memory that is sealed against writes.
 fn sealed_copy(place: &Place) -> (std::fs::File, PathBuf) {
     let memory = rustix::fs::memfd_create("copy", rustix::fs::MemfdFlags::ALLOW_SEALING).expect("a memfd");
     let mut file = std::fs::File::from(memory);
@@ -281,7 +281,7 @@ fn a_second_rescue_that_brought_nothing_to_its_disk_leaves_the_first_one_as_it_w
 }
 
 #[test]
-fn a_disk_that_was_moved_is_found_by_the_path_that_is_given() {
+fn a_moved_disk_is_found_at_the_given_path() {
     let mut place = Place::new();
     place.write_and_die(20, 3);
     let moved = place.path("moved");
@@ -301,7 +301,7 @@ fn a_backend_that_is_not_there_is_an_error() {
 }
 
 #[test]
-fn a_region_or_a_disk_that_is_in_use_is_refused() {
+fn a_region_in_use_is_refused_and_a_disk_in_use_is_waited_for() {
     let mut place = Place::new();
     place.write_and_die(20, 3);
     let process = place.process();
@@ -317,7 +317,7 @@ fn a_region_or_a_disk_that_is_in_use_is_refused() {
         }
     });
     std::thread::sleep(Duration::from_millis(300));
-    assert!(!thread.is_finished(), "a disk that a killed one may hold is waited for");
+    assert!(!thread.is_finished(), "the rescue waits for a disk that a killed process may still hold");
     assert!(place.on_disk() == before);
     drop(held);
     assert!(thread.join().expect("ended").complete);
@@ -325,10 +325,10 @@ fn a_region_or_a_disk_that_is_in_use_is_refused() {
 }
 
 #[test]
-fn a_second_rescue_goes_on_where_the_first_was_cut_off() {
+fn a_second_rescue_continues_where_the_first_was_interrupted() {
     let mut place = Place::new();
     place.write_and_die(100, 3);
-    // Cut off in the middle: the engine's writeback ran for some epochs, then the process was gone.
+    // Interrupted: the engine's writeback ran for some epochs, then the process ended.
     let process = place.process();
     let disk = BackingFile::open(place.disk(), DiskOptions::default()).expect("the disk");
     {

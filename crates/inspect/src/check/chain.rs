@@ -1,4 +1,4 @@
-//! The chains of segments: that none is missing, that they follow each other, and that their headers stand twice.
+//! The chains of segments: completeness, order, and both copies of their headers.
 
 use super::slots::look;
 use super::state::StatePlace;
@@ -10,10 +10,10 @@ use cbd_engine::LogSegmentView;
 use cbd_format::{BackendEntry as BackendRow, LaneMark, LaneTail, Layout, SegmentHeader, segment::LOG_MAGIC};
 use cbd_types::{LaneId, SegmentId};
 
-/// What a lane's history has come to.
+/// The state of a lane's log at the present position of the check.
 #[derive(Clone, Copy, Default)]
 pub(super) struct History {
-    /// The sequence number that is to follow; `None` where nothing says.
+    /// The next expected sequence number; `None` where it is not known.
     pub(super) sequence: Option<u64>,
     /// The highest epoch so far.
     pub(super) epoch: u64,
@@ -22,7 +22,7 @@ pub(super) struct History {
 }
 
 impl Checker<'_> {
-    /// Checks all logs of a cache. `has_damage`: some range of it answers with an error.
+    /// Checks all logs of a cache. `has_damage`: reads of some range of it fail.
     pub(super) fn logs(
         &mut self,
         subject: &Subject<'_>,
@@ -45,7 +45,7 @@ impl Checker<'_> {
             for segment in cache.log_segments(lane) {
                 self.progress("logs", done, of);
                 done += 1;
-                // What recovery would open to note a loss is not on the medium.
+                // A segment that recovery would add to record a loss is not on the medium.
                 let copies = header_copies(&*self.bytes, subject.layout, subject.row, &segment);
                 let Some(header) = copies[0].or(copies[1]) else { continue };
                 self.log_segment(subject, &segment, &header, &mut history, has_damage);
@@ -61,7 +61,7 @@ impl Checker<'_> {
         }
     }
 
-    /// A segment's place in its chain.
+    /// Checks a segment's position in its chain.
     fn log_segment(
         &mut self,
         subject: &Subject<'_>,
@@ -111,7 +111,7 @@ impl Checker<'_> {
         history.sequence = Some(first);
     }
 
-    /// Both copies of the header of a segment of a log.
+    /// Checks both copies of the header of a log segment.
     fn headers(
         &mut self,
         subject: &Subject<'_>,
@@ -149,7 +149,7 @@ impl Checker<'_> {
         }
     }
 
-    /// What is missing behind the last record, and what recovery dropped there.
+    /// Checks for missing records behind the last one, and for a record that recovery drops there.
     #[expect(clippy::too_many_arguments, reason = "what is known at the end of a lane")]
     fn head(
         &mut self,
@@ -200,7 +200,8 @@ impl Checker<'_> {
         }
     }
 
-    /// Segments of the cache that are not in a chain and whose header cannot be read: one of them may be the missing one.
+    /// Segments of the cache that are not in a chain and whose header cannot be read: one of them may be the
+    /// missing one.
     fn segments_without_header(&self, subject: &Subject<'_>) -> String {
         let mut suspects = Vec::new();
         for segment in subject.transport.segments_of(subject.id) {
@@ -229,7 +230,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Records are gone, and with them what says which range they held.
+    /// Reports lost records, of which the ranges are lost too.
     pub(super) fn lost(&mut self, structure: Structure, place: Place, what: String, has_damage: bool) {
         if has_damage {
             self.add(
@@ -248,7 +249,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Structures whose checksums are right and which contradict each other.
+    /// Reports structures whose checksums are correct and whose contents contradict each other.
     pub(super) fn contradiction(&mut self, structure: Structure, place: Place, what: String) {
         self.add(
             Severity::Affected,
@@ -262,13 +263,13 @@ impl Checker<'_> {
     }
 }
 
-/// The header that these bytes of a segment of the backend are, if they are one.
+/// The valid header of the backend in these bytes of a segment, if there is one.
 pub(crate) fn header_of(row: &BackendRow, segment: SegmentId, bytes: &[u8]) -> Option<SegmentHeader> {
     SegmentHeader::decode(bytes)?.verify(segment, row.cache_id.get(), row.lanes.get())
 }
 
-/// The copies of the header of a segment that are on the medium: the first and its copy at the end, where they are of this life
-/// of the segment.
+/// The copies of the header of a segment that are on the medium: the first one and the one at the end, if
+/// they belong to the segment's present generation.
 pub(crate) fn header_copies(
     bytes: &dyn Bytes,
     layout: &Layout,
@@ -283,7 +284,7 @@ pub(crate) fn header_copies(
     })
 }
 
-/// Where a segment of a log is.
+/// The location of a log segment.
 pub(super) fn place_of(subject: &Subject<'_>, segment: &LogSegmentView) -> Place {
     Place {
         at: Some(segment.base),

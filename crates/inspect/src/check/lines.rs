@@ -1,4 +1,4 @@
-//! The lines of a log: records, lines of checksums, and the data that they describe.
+//! The lines of a log: records, checksum lines, and the data that they describe.
 
 use super::chain::{History, place_of};
 use super::{Checker, DataChecked, NOTHING_TO_DO, PrivateCache, REPAIR, SECOND_COPY, Subject};
@@ -12,7 +12,7 @@ use cbd_format::{
 };
 use cbd_types::ByteRange;
 
-/// A record with where it stands.
+/// A record and its location.
 struct Entry<'a> {
     segment: &'a LogSegmentView,
     slot: u32,
@@ -47,7 +47,7 @@ impl Checker<'_> {
                     continue;
                 }
             };
-            // What recovery would store to note a loss is not on the medium.
+            // A record that recovery would add to record a loss is not on the medium.
             if good_copies(&*self.bytes, cache, segment, &record, (slot, 0)) == [None; 2] {
                 continue;
             }
@@ -75,7 +75,7 @@ impl Checker<'_> {
         }
     }
 
-    /// The record's place in the history of its lane.
+    /// Checks the record's position in the history of its lane.
     fn history(&mut self, entry: &Entry<'_>, place: Place, history: &mut History, has_damage: bool) {
         let (sequence, epoch) = (entry.record.sequence.get(), entry.record.epoch.get());
         if let Some(expected) = history.sequence.filter(|expected| *expected != sequence) {
@@ -93,7 +93,7 @@ impl Checker<'_> {
         history.epoch = history.epoch.max(epoch);
     }
 
-    /// Both copies of the record and of each of its lines.
+    /// Checks both copies of the record and of each of its lines.
     fn copies(&mut self, subject: &Subject<'_>, cache: &PrivateCache, entry: &Entry<'_>, place: Place) {
         let Entry { segment, slot, record } = entry;
         let shape = subject.layout.segment_shape();
@@ -107,7 +107,7 @@ impl Checker<'_> {
             let good = good_copies(&*self.bytes, cache, segment, record, (slot, number));
             let (bad, what) = match good {
                 [Some(primary), Some(mirror)] if primary == mirror => continue,
-                // A power cut between the two stores of a record that overwrites a dropped one.
+                // A power failure between the two stores of a record that overwrites a dropped one.
                 [Some(_), Some(_)] => (1, "the mirror of a line is valid and differs from the primary"),
                 [Some(_), None] => (1, "the mirror of a line is damaged"),
                 [None, Some(_)] => (0, "the primary of a line is damaged"),
@@ -128,7 +128,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Both copies of a line of checksums are gone: the blocks that it is about cannot be verified.
+    /// Both copies of a checksum line are lost: the blocks that it covers cannot be verified.
     fn sums_lost(&mut self, cache: &PrivateCache, entry: &Entry<'_>, number: u32, place: Place) {
         if entry.record.kind() == RecordKind::Quarantine {
             return self.add(
@@ -158,7 +158,7 @@ impl Checker<'_> {
         );
     }
 
-    /// Where the data lies: inside the segment, below all that came before.
+    /// Checks the location of the data: inside the segment, below all earlier data.
     fn bounds(&mut self, shape: &SegmentShape, entry: &Entry<'_>, place: Place, data_low: &mut u64) {
         let start = u64::from(entry.record.data_offset.get());
         let end = start + SegmentShape::data_bytes(entry.record.length.get());
@@ -176,7 +176,7 @@ impl Checker<'_> {
         *data_low = start.min(*data_low);
     }
 
-    /// The data of a record against its checksums.
+    /// Verifies the data of a record.
     fn data(&mut self, cache: &PrivateCache, entry: &Entry<'_>, place: Place) {
         if entry.record.has_sums() {
             self.report.counted.verified_records += 1;
@@ -190,7 +190,8 @@ impl Checker<'_> {
         }
     }
 
-    /// Data of a record that cannot be read, or not be verified: what it costs depends on who else has it.
+    /// Reports data of a record that cannot be read or verified: the consequence depends on other copies of
+    /// the data.
     fn unreadable(
         &mut self,
         cache: &PrivateCache,
@@ -208,7 +209,7 @@ impl Checker<'_> {
         ) {
             (true, _) => (
                 Severity::Corrected,
-                "nothing: the backing device has it, reads take it from there and cache it anew",
+                "nothing: the backing device has it, reads take it from there and cache it again",
                 NOTHING_TO_DO,
             ),
             (false, true) => (
@@ -230,7 +231,7 @@ impl Checker<'_> {
     }
 }
 
-/// The copies of a line of `record` that are valid: primary and mirror of its `number`-th line, which stands in `slot`.
+/// The valid copies of a line of `record`: primary and mirror of its `number`-th line, which is in `slot`.
 pub(crate) fn good_copies(
     bytes: &dyn Bytes,
     cache: &PrivateCache,

@@ -1,9 +1,9 @@
-//! Check: every structure of a region, every checksum, every chain, and what recovery would make of it.
+//! Check: every structure of a region, every checksum, every chain, and the result of recovery.
 //!
-//! Always true here: the region is only read. Structures are decoded by `cbd-format`; which records count, what is dirty and
-//! what answers with an error is asked of the engine, which recovers a private copy.
+//! Invariants: the region is only read. `cbd-format` decodes structures; the engine, which recovers a private
+//! copy, determines which records are valid, which are dirty and which ranges cannot be read.
 //!
-//! Left to others: putting things right (`repair`), printing (`cbdctrl`).
+//! Elsewhere: repairs (`repair`), printing (`cbdctrl`).
 
 mod chain;
 mod lines;
@@ -31,22 +31,22 @@ pub(crate) type PrivateTransport = Transport<ProcessEnvironment<PrivateMemory>>;
 /// The engine's cache over a private copy.
 pub(crate) type PrivateCache = Cache<ProcessEnvironment<PrivateMemory>>;
 
-/// What a repair of second copies is called in advice.
-const REPAIR: &str = "cbdctrl repair puts it right; a daemon would start on it as it is";
-/// Where nothing needs to be done.
+/// The advice for a damaged second copy.
+const REPAIR: &str = "cbdctrl repair restores it; a daemon would start on it as it is";
+/// The advice where no action is needed.
 const NOTHING_TO_DO: &str = "nothing";
-/// Where a second copy serves.
+/// The cost where a second copy serves.
 const SECOND_COPY: &str = "nothing: the other copy serves";
 
-/// Which data a check verifies besides metadata.
+/// The data that a check verifies besides metadata.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum DataChecked {
-    /// None but what recovery itself looks at.
+    /// None except what recovery itself verifies.
     None,
-    /// What the backing device does not have: what would be lost.
+    /// Data that the backing device does not have, which would be lost.
     #[default]
     Dirty,
-    /// That of every record.
+    /// The data of every record.
     All,
 }
 
@@ -64,11 +64,11 @@ pub(crate) struct Checker<'a> {
     data: DataChecked,
     progress: &'a mut dyn FnMut(Progress),
     pub(crate) report: Report,
-    /// Dirty data of the present cache that was found damaged, and that nothing notes yet.
+    /// Damaged dirty data of the present cache that the log does not record as damaged yet.
     lost: Vec<RangeSummary>,
 }
 
-/// What is known of the cache that is being checked.
+/// The cache that is being checked.
 pub(crate) struct Subject<'a> {
     pub(crate) id: BackendId,
     pub(crate) row: &'a BackendRow,
@@ -141,7 +141,7 @@ impl Checker<'_> {
         summary
     }
 
-    /// A backend that a rescue has moved; returns where it was.
+    /// Reports a backend that a rescue has moved; returns its former disk.
     fn moved(&mut self, subject: &Subject<'_>, entry: &BackendEntry) -> String {
         let former = subject.transport.former_disk(subject.id);
         let from =
@@ -158,7 +158,7 @@ impl Checker<'_> {
         from
     }
 
-    /// Whether a crash of the machine left a mixture of old and new pages.
+    /// Reports whether a crash of the machine left a mixture of old and new pages.
     fn pages(&mut self, subject: &Subject<'_>) -> bool {
         let boot = uuid_text(subject.row.use_boot);
         let place = Place { backend: Some(subject.id.0), ..Place::default() };
@@ -231,7 +231,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Takes a finding.
+    /// Adds a finding.
     #[expect(
         clippy::too_many_arguments,
         reason = "the fields of a finding, in the order in which they are read"
@@ -291,7 +291,7 @@ mod tests {
     use super::covered;
 
     #[test]
-    fn bytes_that_several_ranges_cover_count_once() {
+    fn bytes_in_several_ranges_are_counted_once() {
         assert_eq!(covered(vec![(10, 20), (0, 5), (15, 30), (16, 18), (30, 31)]), 26);
         assert_eq!(covered(Vec::new()), 0);
     }

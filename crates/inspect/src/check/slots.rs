@@ -1,25 +1,25 @@
-//! What stands in two slots.
+//! Objects that are stored in two slots.
 
 use super::{Checker, NOTHING_TO_DO, REPAIR, SECOND_COPY};
 use crate::Bytes;
 use crate::finding::{Mend, Place, Severity, SlotKind, Structure};
 use cbd_format::{Slot, SlotContent};
 
-/// Two slots as they were read.
+/// The content of two slots.
 pub(crate) struct Look<T> {
     pub(crate) at: [u64; 2],
     pub(crate) slots: [Option<Slot<T>>; 2],
-    /// Nothing but zeroes: never written, or cleared.
+    /// All zeroes: never written, or cleared.
     pub(crate) blank: [bool; 2],
 }
 
 impl<T: SlotContent> Look<T> {
-    /// What counts.
+    /// The valid content.
     pub(crate) fn newest(&self) -> Option<Slot<T>> {
         Slot::newest(self.slots[0], self.slots[1]).map(|(_, slot)| slot)
     }
 
-    /// Whether the object was never there.
+    /// Whether the object was never written.
     pub(crate) fn is_unused(&self) -> bool {
         self.blank == [true; 2]
     }
@@ -39,25 +39,25 @@ pub(crate) fn look<T: SlotContent>(bytes: &dyn Bytes, at: [u64; 2], place: u64) 
     Look { at, slots, blank }
 }
 
-/// How an object in two slots is updated.
+/// The update method of an object in two slots.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Updated {
     /// Both slots, one after the other.
     Twice,
-    /// One slot, then the other, in turns.
+    /// The two slots alternately.
     InTurns,
 }
 
-/// Which object it is.
+/// The checked object.
 pub(super) struct Object {
     pub(super) structure: Structure,
     pub(super) kind: SlotKind,
-    /// What its checksums are seeded with.
+    /// The seed of its checksums.
     pub(super) seed: u64,
     pub(super) name: String,
     pub(super) place: Place,
     pub(super) updated: Updated,
-    /// What it costs if both slots are lost, and how bad that is.
+    /// The severity and the cost of losing both slots.
     pub(super) if_lost: (Severity, &'static str),
 }
 
@@ -124,7 +124,7 @@ impl Checker<'_> {
             [None, None] => {
                 let (severity, cost) = object.if_lost;
                 let what = format!("{name}: both of its slots are damaged");
-                let advice = "cannot be put right: nothing says what stood there";
+                let advice = "cannot be repaired: its content is not known";
                 self.add(severity, object.structure, place_of(0), what, cost, advice, None);
             }
         }

@@ -1,4 +1,4 @@
-//! The state block of a cache: its header, drained, tails, marks.
+//! The state block of a cache: its header, the drained epoch, tails, marks.
 
 use super::chain::header_of;
 use super::slots::{Look, Object, Updated, look};
@@ -10,7 +10,7 @@ use cbd_format::{
 };
 use cbd_types::{LaneId, SegmentId};
 
-/// Where the state of a cache lies, if its row can be right.
+/// The location of a cache's state, if its row is plausible.
 #[derive(Clone, Copy)]
 pub(crate) struct StatePlace {
     base: u64,
@@ -54,7 +54,7 @@ impl StatePlace {
 
 impl Checker<'_> {
     pub(super) fn state(&mut self, subject: &Subject<'_>) {
-        // Where the row is impossible, opening the cache says so.
+        // An implausible row is reported when the cache is opened.
         let Some(state) = StatePlace::of(subject.row, subject.layout) else { return };
         self.state_header(subject);
         let backend = Place { backend: Some(subject.id.0), ..Place::default() };
@@ -104,8 +104,8 @@ impl Checker<'_> {
                     updated: Updated::Twice,
                     if_lost: (
                         Severity::Affected,
-                        "the disk that the backend had before a rescue moved it is not known any more: whoever starts that disk is not \
-                         warned that it lacks data",
+                        "the disk that the backend had before a rescue moved it is not known any more: a start with that disk gets no \
+                         warning that it lacks data",
                     ),
                 },
             );
@@ -127,7 +127,7 @@ impl Checker<'_> {
                 updated: Updated::Twice,
                 if_lost: (
                     Severity::Corrected,
-                    "that the oldest segments are all there cannot be proved any more, and segments that were given back may \
+                    "that the oldest segments are all there cannot be proved any more, and freed segments may \
                      count again; what those hold is on the backing device",
                 ),
             },
@@ -150,7 +150,8 @@ impl Checker<'_> {
         );
     }
 
-    /// The header of the state segment and its copy. Nobody reads them: the backend's row says where the state is.
+    /// Checks the header of the state segment and its copy. No program reads them: the backend's row locates
+    /// the state.
     fn state_header(&mut self, subject: &Subject<'_>) {
         let segment = SegmentId(subject.row.state_segment.get());
         let base = subject.layout.segment_base(segment);

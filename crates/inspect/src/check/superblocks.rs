@@ -5,18 +5,19 @@ use crate::finding::{Mend, Place, Severity, Structure};
 use cbd_format::{Layout, Superblock, record::bytes_of};
 use cbd_types::{Error, ErrorKind};
 
-/// What a region costs that has no superblock.
+/// The cost of a region without a superblock.
 const UNOPENABLE: &str = "the region cannot be opened, by a daemon neither";
-/// What can be done about it.
+/// The advice for it.
 const WITHOUT_SUPERBLOCKS: &str = "keep a copy of the region (dd); then as docs/operations.md says under \"When both superblocks are \
      gone\": a superblock of an empty region of the same size on that copy, and cbdctrl check and rescue on it";
 
 impl Checker<'_> {
-    /// Whether one of them can be used.
+    /// Checks both; returns whether one of them is usable.
     pub(super) fn superblocks(&mut self) -> bool {
         let size = self.bytes.len();
         let first = self.superblock(0);
-        // The second is found by the size of what is mapped; where that has grown, only the first says where it is.
+        // The second one is located by the size of the mapping; if that has grown, only the first one locates
+        // it.
         let used = first.as_ref().map_or(size, |block| block.region_size.get());
         let places = [0, Layout::second_superblock(used.max(2 * cbd_format::PAGE))];
         let read = [first, self.superblock(places[1])];
@@ -38,9 +39,9 @@ impl Checker<'_> {
         }
         match &read {
             [Err(first), Err(second)] => {
-                // Where one copy is ours, what is wrong with it says more than "foreign".
+                // If one copy is a CBD superblock, its error is more specific than "foreign".
                 let is_foreign = [first, second].iter().all(|error| error.kind() == ErrorKind::Foreign);
-                // Whether it was a transport is found out by the daemon's own opening.
+                // The open of the transport determines whether it was one.
                 let opened = if is_foreign { open_private(&self.bytes).err() } else { None };
                 let (cost, advice) = match &opened {
                     Some(error) if error.kind() == ErrorKind::Damaged => (UNOPENABLE, WITHOUT_SUPERBLOCKS),
@@ -87,7 +88,8 @@ impl Checker<'_> {
         true
     }
 
-    /// Whether one of them is of a program that knows more. It decides, whatever the other one says: that is older.
+    /// Whether one of them was written by a newer program. That copy decides, whatever the other one
+    /// contains: the other one is older.
     fn newer_superblock(&mut self, places: [u64; 2], read: &[Result<Superblock, Error>; 2]) -> bool {
         let mut is_newer = false;
         for (at, copy) in places.into_iter().zip(read) {
@@ -108,7 +110,7 @@ impl Checker<'_> {
         is_newer
     }
 
-    /// Both are valid, and they are not the same.
+    /// Both are valid and differ.
     fn differing(&mut self, [first, second]: [u64; 2], blocks: [&Superblock; 2]) {
         let length = size_of::<Superblock>() as u32;
         let has_all_of = |one: usize| blocks[one].has_incompatible(blocks[1 - one].incompatible.get());

@@ -15,27 +15,27 @@ struct Table {
     structure: Structure,
     kind: SlotKind,
     noun: &'static str,
-    /// What it costs if both slots of a row are lost that was in use.
+    /// The severity and the cost of losing both slots of a row that was in use.
     if_lost: (Severity, &'static str),
-    /// What it costs if nothing shows that it was.
+    /// The cost if nothing indicates that it was in use.
     if_unused: &'static str,
 }
 
 /// Segments of the smallest cache.
 const CACHE_SEGMENTS_MIN: u32 = 9;
 
-/// What the rows that can be read show of those that cannot.
+/// Conclusions from readable rows about unreadable ones.
 #[derive(Default)]
 struct Used {
-    /// Hosts that a row in use names.
+    /// Hosts that an active row references.
     hosts: BTreeSet<u32>,
-    /// Backends that a segment or a block device names.
+    /// Backends that a segment or a block device references.
     backends: BTreeSet<u32>,
-    /// So many rows of segments are lost that all segments of a cache may be among them.
+    /// Enough rows of segments are lost that all segments of a cache may be among them.
     is_cache_among_lost: bool,
-    /// Some cache has fewer segments than its row says, or the row of a backend is lost.
+    /// A cache has fewer segments than its row states, or the row of a backend is lost.
     is_short_of_segments: bool,
-    /// Some backend has no block device.
+    /// A backend has no block device.
     is_without_blkdev: bool,
 }
 
@@ -153,7 +153,7 @@ impl Checker<'_> {
         );
     }
 
-    /// `is_used`: whether something shows that a row of which both slots are lost was in use.
+    /// `is_used`: whether a row that lost both slots was in use, according to the other rows.
     fn table<T: SlotContent>(&mut self, table: &Table, is_used: &dyn Fn(u32) -> bool) {
         for row in 0..table.rows {
             if row % 4096 == 0 {

@@ -1,4 +1,4 @@
-//! Fields of structures on media, as they stand there.
+//! Fields of structures on media, unmodified.
 
 use cbd_format::StructLayout;
 use serde::ser::{Serialize, SerializeMap, SerializeSeq, Serializer};
@@ -57,7 +57,7 @@ impl fmt::Display for Field {
 /// One structure.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Item {
-    /// What it is.
+    /// Its name.
     pub structure: &'static str,
     /// Its fields in order.
     pub fields: Vec<(&'static str, Field)>,
@@ -80,14 +80,15 @@ impl Item {
         self
     }
 
-    /// All fields of a structure as `bytes` has them; reserved ones only where they are not zero.
+    /// All fields of a structure from `bytes`; reserved ones only if they are not zero.
     pub(super) fn raw(mut self, layout: &StructLayout, bytes: &[u8]) -> Self {
         for field in &layout.fields {
             let Some(bytes) = bytes.get(field.offset..field.offset + field.size) else { continue };
             if field.name.starts_with("reserved") && bytes.iter().all(|byte| *byte == 0) {
                 continue;
             }
-            // A header names its own segment: where it is damaged, another than the one that it stands in.
+            // A header stores the number of its segment: a damaged one may differ from the segment that it is
+            // in.
             let is_known = self.fields.iter().any(|(name, _)| *name == field.name);
             let name = if is_known { "stored_segment" } else { field.name };
             self.fields.push((name, value_of(field.name, bytes)));
@@ -147,7 +148,7 @@ fn value_of(name: &str, bytes: &[u8]) -> Field {
     }
 }
 
-/// A text up to its zeroes, or, where it is none, its bytes.
+/// A text without its trailing zeroes, or, if it is not UTF-8, its bytes.
 fn text(bytes: &[u8]) -> Field {
     let length = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
     match std::str::from_utf8(&bytes[..length]) {

@@ -1,9 +1,9 @@
-//! Dump: what stands in a region, field by field.
+//! Dump: the content of a region, field by field.
 //!
-//! Always true here: damaged structures are shown too, as they stand, and said to be damaged. Records are those that recovery makes
-//! out, from a private copy.
+//! Invariants: damaged structures are shown too, unmodified, and marked as damaged. Records are those that
+//! recovery finds in a private copy.
 //!
-//! Left to others: printing (`cbdctrl`).
+//! Elsewhere: printing (`cbdctrl`).
 
 mod fields;
 mod records;
@@ -19,14 +19,14 @@ use cbd_types::{BackendId, ByteRange, Error, ErrorKind, Result};
 use std::ops::{ControlFlow, RangeInclusive};
 use std::sync::Arc;
 
-/// What is dumped.
+/// The structures to dump.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum What {
     /// Both superblocks.
     Superblock,
     /// The tables of hosts, backends and blkdevs.
     Tables,
-    /// Whose each segment is, and its header.
+    /// The owner of each segment, and its header.
     Segments,
     /// Drained, tails, marks and the chains of segments.
     Lanes,
@@ -34,7 +34,7 @@ pub enum What {
     Records,
 }
 
-/// Which of them; what is not set lets all pass.
+/// Selects items; unset fields select all.
 #[derive(Clone, Default, Debug)]
 pub struct Filter {
     /// Of this backend.
@@ -45,13 +45,13 @@ pub struct Filter {
     pub segment: Option<u32>,
     /// With a sequence number in this range.
     pub sequence: Option<RangeInclusive<u64>>,
-    /// That touch this range of the device.
+    /// That overlap this range of the device.
     pub range: Option<ByteRange>,
     /// Of this kind.
     pub kind: Option<RecordKind>,
-    /// That the backing device does not have.
+    /// Dirty ones: the backing device does not have them.
     pub dirty: bool,
-    /// Of which something is damaged; data is verified for this.
+    /// Damaged ones; data is verified for this.
     pub damaged: bool,
 }
 
@@ -61,13 +61,14 @@ impl Filter {
     }
 }
 
-/// Takes items one by one; a break ends the dump.
+/// Receives items one by one; a break ends the dump.
 pub type Give<'a> = dyn FnMut(Item) -> ControlFlow<()> + 'a;
 
-/// Dumps what is asked for.
+/// Dumps the selected items.
 ///
 /// # Errors
-/// When the transport cannot be opened (its superblocks are shown all the same), or, for records, a cache of it.
+/// When the transport cannot be opened (its superblocks are shown anyway), or, for records, one of its
+/// caches.
 pub fn dump(bytes: &Arc<dyn Bytes>, what: What, filter: &Filter, give: &mut Give<'_>) -> Result<()> {
     if what == What::Superblock {
         let _ = structures::superblocks(&**bytes, give);
@@ -100,7 +101,7 @@ struct Dump<'a> {
 }
 
 impl Dump<'_> {
-    /// The backends that the filter lets pass, with what their rows say.
+    /// The selected backends, with their rows.
     fn backends(&self) -> impl Iterator<Item = (BackendId, cbd_format::BackendEntry)> {
         (0..self.layout.backend_rows).map(BackendId).filter(|id| self.filter.takes_backend(*id)).filter_map(
             |id| {
@@ -117,7 +118,7 @@ impl Dump<'_> {
     }
 }
 
-/// Whether the two superblocks' places are inside.
+/// The offsets of the two superblocks, as far as they are inside.
 fn superblock_places(size: u64) -> Vec<u64> {
     let length = size_of::<Superblock>() as u64;
     let second = if size >= 2 * cbd_format::PAGE { Some(Layout::second_superblock(size)) } else { None };

@@ -41,7 +41,7 @@ impl Filter {
             && (!self.dirty || !cache.is_on_backing(segment, slot, record))
     }
 
-    /// Whether it asks for records by what only a record that can be read says.
+    /// Whether the filter uses properties that only a readable record has.
     const fn asks_for_content(&self) -> bool {
         self.range.is_some() || self.kind.is_some() || self.dirty || self.sequence.is_some()
     }
@@ -87,7 +87,7 @@ impl Dump<'_> {
                 LogEntry::Lost { end } if !self.filter.asks_for_content() => {
                     give(item("lost").number("slots", end - slot))?;
                 }
-                // What recovery would store to note a loss is not on the medium.
+                // A record that recovery would add to record a loss is not on the medium.
                 LogEntry::Record(record)
                     if self.filter.takes_record(cache, segment, slot, &record)
                         && good_copies(self.bytes, cache, segment, &record, (slot, 0)) != [None; 2] =>
@@ -102,7 +102,7 @@ impl Dump<'_> {
         ControlFlow::Continue(())
     }
 
-    /// A record; `None` where only damaged ones are asked for and it is not.
+    /// A record; `None` if only damaged ones are selected and it is not damaged.
     fn record(
         &self,
         cache: &PrivateCache,

@@ -58,7 +58,7 @@ impl Dump<'_> {
         ControlFlow::Continue(())
     }
 
-    /// Both slots of an object, unless it was never there.
+    /// Both slots of an object, unless it was never written.
     fn slots<T: SlotContent>(
         &self,
         at: [u64; 2],
@@ -120,7 +120,7 @@ impl Dump<'_> {
         ControlFlow::Continue(())
     }
 
-    /// The segments of a cache's logs that are on the medium, lane by lane.
+    /// The log segments of a cache that are on the medium, lane by lane.
     fn log_of(&self, cache: &PrivateCache, row: &BackendEntry) -> Vec<cbd_engine::LogSegmentView> {
         let all = (0..cache.lane_count()).map(LaneId).flat_map(|lane| cache.log_segments(lane));
         all.filter(|segment| {
@@ -153,7 +153,7 @@ impl Dump<'_> {
         if let Some(slots) = slots {
             item = item.number("slots", slots);
         }
-        // A free segment's header is that of its last life, if it had one.
+        // The header of a free segment is that of its last use, if it had one.
         let was_used = shown.0.is_some_and(|header| header.magic.get() == LOG_MAGIC || role == "state");
         if was_used || role != "free" { item.raw(&SegmentHeader::layout(), &shown.1) } else { item }
     }
@@ -161,7 +161,7 @@ impl Dump<'_> {
     pub(super) fn lanes(&self, give: &mut Give<'_>) -> ControlFlow<()> {
         for (id, row) in self.backends() {
             if let Some(state) = StatePlace::of(&row, self.layout) {
-                // What stands there is shown also where recovery refuses it.
+                // The content is shown even if recovery refuses it.
                 self.backend_lanes(id, &row, &state, self.cache(id).ok().as_ref(), give)?;
             }
         }

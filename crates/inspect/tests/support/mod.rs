@@ -1,4 +1,5 @@
-//! A region with a cache in a file, made by the engine, a disk that it caches, and the hands to hurt it.
+//! A region with a cache in a file, created by the engine, a disk that it caches, and functions that damage
+//! the region.
 #![allow(dead_code, missing_docs)]
 
 use cbd_backing::{Backing, BackingFile, Options};
@@ -29,11 +30,11 @@ pub type ProcessCache = Cache<ProcessEnvironment>;
 /// The files.
 pub struct Place {
     folder: tempfile::TempDir,
-    /// What a client that wrote and was answered expects on the disk.
+    /// The expected content of the disk, according to the acknowledged writes.
     pub expected: Vec<u8>,
 }
 
-/// A process that has the region, as a daemon does.
+/// A process that has the region open, as a daemon does.
 pub struct Process {
     pub transport: Arc<ProcessTransport>,
     pub cache: Arc<ProcessCache>,
@@ -102,7 +103,8 @@ impl Place {
         Process { transport, cache, environment }
     }
 
-    /// Writes `count` blocks of a pattern all over the device, with a flush now and then, and dies.
+    /// Writes `count` blocks of a pattern all over the device, with an occasional flush, and ends as if
+    /// killed.
     pub fn write_and_die(&mut self, count: u64, seed: u8) {
         let process = self.process();
         for number in 0..count {
@@ -158,7 +160,7 @@ impl Place {
         self.change(at, 1, |byte| byte[0] ^= 0x5a);
     }
 
-    /// Gives the superblock at `at` these incompatible features, with a checksum that is right.
+    /// Gives the superblock at `at` these incompatible features, with a correct checksum.
     pub fn set_features(&self, at: u64, features: u64) {
         self.change(at, 192, |block| {
             block[32..40].copy_from_slice(&features.to_le_bytes());
@@ -167,7 +169,7 @@ impl Place {
         });
     }
 
-    /// Where the superblocks are.
+    /// The offsets of the superblocks.
     pub fn superblocks(&self) -> [u64; 2] {
         [0, cbd_format::Layout::second_superblock(self.image().len() as u64)]
     }
@@ -176,7 +178,7 @@ impl Place {
         Arc::new(Reader::open(self.region()).expect("opened"))
     }
 
-    /// What a check says, and that it changes nothing.
+    /// The report of a check; asserts that the check changes nothing.
     pub fn check(&self, data: DataChecked) -> Report {
         let before = self.image();
         let report = check(self.bytes(), data, &mut |_| {});
@@ -200,7 +202,7 @@ impl Place {
 }
 
 impl Process {
-    /// Writes back until all is on the disk.
+    /// Writes back until everything is on the disk.
     pub fn drain(&self, place: &Place) {
         let disk = BackingFile::open(place.disk(), Options::default()).expect("the disk");
         let queue = disk.open_queue(8).expect("a queue");
@@ -248,7 +250,7 @@ pub fn only(report: &Report) -> &Finding {
     &report.findings[0]
 }
 
-/// The only finding, which is in this structure, as bad as this, at this byte, with these words.
+/// Asserts the only finding: its structure, severity, offset, and a part of its text.
 #[track_caller]
 pub fn only_is(report: &Report, structure: Structure, severity: Severity, at: u64, words: &str) {
     let finding = only(report);
@@ -257,7 +259,7 @@ pub fn only_is(report: &Report, structure: Structure, severity: Severity, at: u6
     assert!(finding.what.contains(words), "{finding:#?}");
 }
 
-/// Those of a structure.
+/// The findings of a structure.
 pub fn of(report: &Report, structure: Structure) -> Vec<&Finding> {
     report.findings.iter().filter(|finding| finding.structure == structure).collect()
 }
