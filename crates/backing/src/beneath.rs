@@ -248,7 +248,7 @@ impl<'a> Walk<'a> {
         let asked = patient::ask(&format!("ground {}", node.display()), ANSWER, move || {
             ground(&node, &file, read_only)
         });
-        let opened = match asked.answer() {
+        let opened = match asked {
             Some(Ok(opened)) => opened,
             Some(Err(error)) if error.raw_os_error() == Some(libc::EBUSY) => {
                 return Err(self.busy_device(path));

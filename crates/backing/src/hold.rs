@@ -10,7 +10,7 @@
 
 use crate::beneath::ANSWER;
 use crate::claims::{Claim, apart};
-use crate::patient;
+use crate::patient::{self, Question};
 use crate::sys::{self, DeviceNumber, LoopFile, Status};
 use crate::sysfs::{self, BlockDirectory, LoopDevice, Mount};
 use cbd_types::{ByteRange, Error, ErrorKind, Result};
@@ -168,16 +168,13 @@ fn loop_devices_on(file: &File, status: &Status, bytes: ByteRange) -> Vec<LoopDe
     let ours = in_disk(status.special, bytes);
     // A file in user space can't be one that isn't, and asking its server may take for ever.
     let may_be = |device: &LoopDevice| on_fuse || !on_fuse_mount(&device.file, &mounts);
-    let asked: Vec<_> = devices
-        .into_iter()
-        .filter(may_be)
-        .map(|device| {
-            let copy = device.clone();
-            let key = format!("loop {}", device.name);
-            (device, patient::ask(&key, ANSWER, move || asked(&copy)))
-        })
-        .collect();
-    let answered = asked.into_iter().filter_map(|(device, answer)| Some((device, answer.answer()??)));
+    let devices: Vec<LoopDevice> = devices.into_iter().filter(may_be).collect();
+    let question = |device: &LoopDevice| -> Question<Option<LoopFile>> {
+        let copy = device.clone();
+        (format!("loop {}", device.name), Box::new(move || asked(&copy)))
+    };
+    let answers = patient::ask_all(ANSWER, devices.iter().map(question).collect());
+    let answered = devices.into_iter().zip(answers).filter_map(|(device, answer)| Some((device, answer??)));
     let is_it = |(device, found): &(LoopDevice, LoopFile)| {
         if !status.is_block() {
             return found.is(status) && !apart(bytes, device.bytes);

@@ -140,6 +140,9 @@ async fn serve(socket: &mut ControlSocket, manager: &Arc<Manager>, access: Acces
     let listener =
         socket.take_listener().ok_or_else(|| Error::new(ErrorKind::System, "the socket is taken"))?;
     let listener = tokio::net::UnixListener::from_std(listener).map_err(failed)?;
+    // Where there is not even one, tokio would end the process in the middle of it.
+    let tried = std::thread::Builder::new().spawn(|| ()).map(std::thread::JoinHandle::join);
+    drop(tried.map_err(failed)?);
     let restoring = Arc::clone(manager);
     let mut restored = tokio::task::spawn_blocking(move || restoring.restore());
     let (stop, stopped) = tokio::sync::oneshot::channel();

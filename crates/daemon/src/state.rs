@@ -55,8 +55,28 @@ pub struct RecoveryPoint {
     pub path: String,
     /// All epochs up to this are on the backing device.
     pub drained_epoch: u64,
-    /// When that was reached, milliseconds since 1970.
+    /// The recovery point, milliseconds since 1970 UTC; 0 where it is not known.
     pub drained_ms: u64,
+    /// Why the backing device alone is not crash-consistent, as of this line; none where it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub void: Option<String>,
+}
+
+/// What the log of recovery points of a transport says.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct RecoveryLog {
+    /// The points, oldest first; what a crash cut short is left out.
+    pub points: Vec<RecoveryPoint>,
+    /// What cannot be read, each with the reason: later points may have stood there.
+    pub unreadable: Vec<String>,
+}
+
+impl RecoveryLog {
+    /// The last recovery point of the backend `backend_uuid`.
+    #[must_use]
+    pub fn last_of(&self, backend_uuid: &str) -> Option<&RecoveryPoint> {
+        self.points.iter().rev().find(|point| point.backend_uuid == backend_uuid)
+    }
 }
 
 /// The state folder of one daemon.
@@ -189,24 +209,34 @@ impl StateDir {
         self.path.join("recovery-points").join(format!("{uuid}.log"))
     }
 
-    /// The last recovery point that was logged of the backend `backend_uuid` of the transport `uuid`.
+    /// The log of the transport `uuid`. One that is not there is empty.
     #[must_use]
-    pub fn last_recovery_point(&self, uuid: &str, backend_uuid: &str) -> Option<RecoveryPoint> {
-        let points = self.recovery_points(uuid);
-        points.into_iter().rev().find(|point| point.backend_uuid == backend_uuid)
-    }
-
-    /// The lines of the log of the transport `uuid`, oldest first; what a crash cut short is left out.
-    #[must_use]
-    pub fn recovery_points(&self, uuid: &str) -> Vec<RecoveryPoint> {
+    pub fn recovery_points(&self, uuid: &str) -> RecoveryLog {
         let path = self.log_file(uuid);
-        [path.with_extension("log.1"), path]
-            .iter()
-            .filter_map(|file| read_own(file).ok())
-            .flat_map(|text| {
-                text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect::<Vec<_>>()
-            })
-            .collect()
+        let mut log = RecoveryLog::default();
+        for file in [path.with_extension("log.1"), path] {
+            match read_own(&file) {
+                Ok(text) => read_lines(&text, &file, &mut log),
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                Err(error) => log.unreadable.push(format!("{} cannot be read: {error}", file.display())),
+            }
+        }
+        log
+    }
+}
+
+/// Takes the lines of one file. A line that a crash cut short was never relied on; any other that is not understood is damaged.
+fn read_lines(text: &str, file: &Path, log: &mut RecoveryLog) {
+    let mut damaged = 0;
+    for line in text.lines().filter(|line| !line.is_empty()) {
+        match serde_json::from_str(line) {
+            Ok(point) => log.points.push(point),
+            Err(_) if line.starts_with('{') && !line.ends_with('}') => {}
+            Err(_) => damaged += 1,
+        }
+    }
+    if damaged > 0 {
+        log.unreadable.push(format!("{damaged} lines of {} are damaged", file.display()));
     }
 }
 
@@ -283,6 +313,7 @@ mod tests {
             path: "/dev/sdb".into(),
             drained_epoch: epoch,
             drained_ms: epoch * 1000,
+            void: None,
         }
     }
 
@@ -345,7 +376,27 @@ mod tests {
         let log = dir.path().join("recovery-points/u.log");
         OpenOptions::new().append(true).open(&log).unwrap().write_all(b"{\"time\":\"no").unwrap();
         state.log_recovery_point("u", &point(2)).unwrap();
-        assert_eq!(state.recovery_points("u"), [point(1), point(2)]);
+        assert_eq!(
+            state.recovery_points("u"),
+            RecoveryLog { points: vec![point(1), point(2)], unreadable: vec![] }
+        );
+    }
+
+    #[test]
+    fn a_log_that_cannot_be_read_says_so_and_gives_what_can_be() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = StateDir::open(dir.path()).unwrap();
+        assert_eq!(state.recovery_points("u"), RecoveryLog::default());
+        state.log_recovery_point("u", &point(1)).unwrap();
+        let log = dir.path().join("recovery-points/u.log");
+        OpenOptions::new().append(true).open(&log).unwrap().write_all(b"\0\0\0\n").unwrap();
+        let read = state.recovery_points("u");
+        assert_eq!(read.points, [point(1)]);
+        assert!(read.unreadable.len() == 1 && read.unreadable[0].contains("1 lines of"), "{read:?}");
+        // Bytes that are no text.
+        std::fs::write(&log, [0xff; 64]).unwrap();
+        let read = state.recovery_points("u");
+        assert!(read.points.is_empty() && read.unreadable[0].contains("cannot be read"), "{read:?}");
     }
 
     #[test]
@@ -358,7 +409,7 @@ mod tests {
         std::fs::write(&log, line.repeat(usize::try_from(LOG_LIMIT).unwrap() / line.len())).unwrap();
         state.log_recovery_point("u", &point(2)).unwrap();
         assert!(std::fs::metadata(&log).unwrap().len() < 1000);
-        assert_eq!(state.recovery_points("u").last(), Some(&point(2)));
-        assert!(state.recovery_points("u").len() > 1000);
+        assert_eq!(state.recovery_points("u").points.last(), Some(&point(2)));
+        assert!(state.recovery_points("u").points.len() > 1000);
     }
 }

@@ -131,6 +131,7 @@ fn live(folder: &Path) {
         path: "/dev/sdb".into(),
         drained_epoch: 1,
         drained_ms: 1,
+        void: None,
     };
     let _ = state.log_recovery_point("u", &point);
     let _ = state.recovery_points("u");

@@ -45,6 +45,14 @@ pub(super) struct BackendSlot {
     pub blkdevs: BTreeMap<BlkdevId, BlkdevSlot>,
 }
 
+/// What is done about a region that is older than its disk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Older {
+    Refuse,
+    /// The user said so.
+    Accept,
+}
+
 impl std::fmt::Debug for BackendSlot {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.debug_struct("BackendSlot")
@@ -75,7 +83,12 @@ impl BackendSlot {
 
     /// Starts what the entry says; on failure the reason is kept.
     pub fn start(&mut self, fixed: &Fixed, running: &Ground) -> Result<()> {
-        match self.run(fixed, running) {
+        self.start_if(fixed, running, Older::Refuse)
+    }
+
+    /// As [`start`](Self::start), with what is done about a region that is older than its disk.
+    pub fn start_if(&mut self, fixed: &Fixed, running: &Ground, older: Older) -> Result<()> {
+        match self.run(fixed, running, older) {
             Ok((run, warnings)) => {
                 for warning in &warnings {
                     tracing::warn!(backend = self.entry.id.0, "{warning}");
@@ -95,20 +108,25 @@ impl BackendSlot {
         }
     }
 
-    fn run(&self, fixed: &Fixed, running: &Ground) -> Result<(RunningBackend, Vec<String>)> {
+    fn run(&self, fixed: &Fixed, running: &Ground, older: Older) -> Result<(RunningBackend, Vec<String>)> {
         answers(&self.path)?;
         fixed.guard.check(Path::new(&self.path), "a backing device")?;
         // Of a region whose pages a crash of the machine has mixed the engine itself says what can be done.
         let pages = running.transport.pages_of(self.entry.id)?;
-        if !matches!(pages, Pages::MixedClean | Pages::MixedDirty) {
-            down::refuse_older(fixed, running, &self.entry, &self.path)?;
-        }
+        let unknown = match pages {
+            Pages::MixedClean | Pages::MixedDirty => None,
+            Pages::Whole | Pages::Unknown if older == Older::Accept => None,
+            Pages::Whole | Pages::Unknown => down::refuse_older(fixed, running, &self.entry, &self.path)?,
+        };
         let manner = Manner {
             region: &running.path,
             decorate: &|file| fixed.decorate(file),
             prepare_thread: prepare_data_thread,
         };
-        RunningBackend::start(&running.transport, &fixed.environment, &self.entry, &self.path, manner)
+        let (run, mut warnings) =
+            RunningBackend::start(&running.transport, &fixed.environment, &self.entry, &self.path, manner)?;
+        warnings.extend(unknown);
+        Ok((run, warnings))
     }
 
     /// Closes its doors and ends its upkeep.

@@ -14,12 +14,15 @@ use std::time::Instant;
 /// What was written down so far.
 #[derive(Default, Debug)]
 pub(super) struct Chronicle {
-    /// The epochs whose recovery points are logged.
-    logged: BTreeMap<(u32, BackendId), u64>,
+    /// What was logged last of each backend: the epoch, the recovery point, whether it was void.
+    logged: BTreeMap<(u32, BackendId), Said>,
     /// Why the last recovery point of a transport could not be.
     failed: BTreeMap<u32, String>,
     watch: Watch,
 }
+
+/// What a logged recovery point says: a change of any of it is logged. A clock that is set back lowers the time and not the epoch.
+type Said = (u64, u64, bool);
 
 /// A recovery point that is to be logged.
 struct Moved {
@@ -45,15 +48,17 @@ impl Manager {
                 let status = run.cache().map(|cache| cache.status());
                 observed.extend(conditions::of_backend(transport, id, &backend.path, run, status.as_ref()));
                 let Some(status) = status else { continue };
-                let epoch = status.drained_epoch.0;
-                if status.drained_wall_ms > 0 && chronicle.logged.get(&(transport, id)) != Some(&epoch) {
+                let now = (status.drained_epoch.0, status.drained_wall_ms, !status.backing_is_consistent);
+                let before = chronicle.logged.get(&(transport, id));
+                if (status.drained_wall_ms > 0 || before.is_some()) && before != Some(&now) {
                     let point = RecoveryPoint {
                         time: format_time(status.drained_wall_ms),
                         backend_id: id.0,
                         backend_uuid: uuid_text(backend.entry.uuid),
                         path: backend.path.clone(),
-                        drained_epoch: epoch,
+                        drained_epoch: status.drained_epoch.0,
                         drained_ms: status.drained_wall_ms,
+                        void: status.void_reason,
                     };
                     points.push(Moved { transport, uuid: slot.entry.uuid.clone(), point });
                 }
@@ -64,7 +69,10 @@ impl Manager {
             let key = (moved.transport, BackendId(moved.point.backend_id));
             match self.fixed.state.log_recovery_point(&moved.uuid, &moved.point) {
                 Ok(()) => {
-                    chronicle.logged.insert(key, moved.point.drained_epoch);
+                    let point = &moved.point;
+                    chronicle
+                        .logged
+                        .insert(key, (point.drained_epoch, point.drained_ms, point.void.is_some()));
                     chronicle.failed.remove(&moved.transport);
                 }
                 Err(error) => drop(chronicle.failed.insert(moved.transport, error.line())),

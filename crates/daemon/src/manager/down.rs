@@ -64,20 +64,49 @@ impl Ground {
     }
 }
 
-/// The last logged recovery point of a backend, if its disk is newer than the region says.
-fn newer_point(fixed: &Fixed, running: &Ground, entry: &BackendEntry) -> Option<(RecoveryPoint, u64, u64)> {
-    let (epoch, wall_ms) = running.transport.drained(entry.id)?;
-    let transport = uuid_text(running.transport.info().uuid);
-    let logged = fixed.state.last_recovery_point(&transport, &uuid_text(entry.uuid))?;
-    (logged.drained_epoch > epoch.0).then_some((logged, epoch.0, wall_ms))
+/// What the log of recovery points says of a backend against its region.
+struct Compared {
+    /// The last logged point, if its epoch is later than the region's, with epoch and recovery point of the region.
+    newer: Option<(RecoveryPoint, u64, u64)>,
+    /// What of the log cannot be read.
+    unreadable: Vec<String>,
 }
 
-/// Refuses a region that is older than its disk: to serve it would write old data over newer.
+fn compare(fixed: &Fixed, ground: &Ground, entry: &BackendEntry) -> Compared {
+    let Some((epoch, at_ms)) = ground.transport.drained(entry.id) else {
+        return Compared { newer: None, unreadable: Vec::new() };
+    };
+    let log = fixed.state.recovery_points(&uuid_text(ground.transport.info().uuid));
+    let logged = log.last_of(&uuid_text(entry.uuid)).filter(|logged| logged.drained_epoch > epoch.0).cloned();
+    Compared { newer: logged.map(|logged| (logged, epoch.0, at_ms)), unreadable: log.unreadable }
+}
+
+/// A recovery point in words.
+fn words(at_ms: u64) -> String {
+    if at_ms == 0 { "a time that is not known".to_owned() } else { format_time(at_ms) }
+}
+
+/// Refuses a region that is older than its disk: to serve it would write old data over newer. What keeps that from being known comes back
+/// as a warning.
 ///
 /// # Errors
 /// [`ErrorKind::Exchanged`].
-pub(super) fn refuse_older(fixed: &Fixed, running: &Ground, entry: &BackendEntry, path: &str) -> Result<()> {
-    let Some((logged, epoch, wall_ms)) = newer_point(fixed, running, entry) else { return Ok(()) };
+pub(super) fn refuse_older(
+    fixed: &Fixed,
+    ground: &Ground,
+    entry: &BackendEntry,
+    path: &str,
+) -> Result<Option<String>> {
+    let Compared { newer, unreadable } = compare(fixed, ground, entry);
+    let Some((logged, epoch, at_ms)) = newer else {
+        return Ok((!unreadable.is_empty()).then(|| {
+            format!(
+                "the log of recovery points cannot be read completely ({}): whether the region {} is older than {path} is not known",
+                unreadable.join("; "),
+                ground.path
+            )
+        }));
+    };
     let id = entry.id;
     Err(Error::new(
         ErrorKind::Exchanged,
@@ -86,28 +115,47 @@ pub(super) fn refuse_older(fixed: &Fixed, running: &Ground, entry: &BackendEntry
              {} at {}; the region was put back from an old copy, or has lost stores, and would write old data over newer. Put the \
              right region there; or serve it all the same with backend-start -p {path} --older-region; or give up what it holds with \
              backend-stop -b {id} --discard-dirty BYTES",
-            running.path,
-            format_time(wall_ms),
+            ground.path,
+            words(at_ms),
             logged.drained_epoch,
-            format_time(logged.drained_ms)
+            words(logged.drained_ms)
         ),
     ))
 }
 
-/// The user says that a region that is older than its disk is to be served: from now on the log says what the region says.
-///
-/// # Errors
-/// When that cannot be logged.
-pub(super) fn accept_older(fixed: &Fixed, running: &Ground, entry: &BackendEntry) -> Result<()> {
-    let Some((logged, epoch, wall_ms)) = newer_point(fixed, running, entry) else { return Ok(()) };
-    tracing::warn!(
-        backend = entry.id.0,
-        "{}: the user serves a region that is older than its disk (epoch {epoch}, the disk had {})",
-        logged.path,
-        logged.drained_epoch
-    );
-    let transport = uuid_text(running.transport.info().uuid);
-    let point =
-        RecoveryPoint { time: format_time(wall_ms), drained_epoch: epoch, drained_ms: wall_ms, ..logged };
-    fixed.state.log_recovery_point(&transport, &point)
+/// A region that the user accepts although it is older than its disk; found before its backend is started.
+pub(super) struct Accepted(RecoveryPoint);
+
+impl Accepted {
+    /// What is to be accepted of a backend, if anything.
+    pub fn find(fixed: &Fixed, ground: &Ground, entry: &BackendEntry) -> Option<Self> {
+        let (logged, epoch, at_ms) = compare(fixed, ground, entry).newer?;
+        tracing::info!(
+            backend = entry.id.0,
+            "the disk had epoch {}, the region has {epoch}",
+            logged.drained_epoch
+        );
+        Some(Self(RecoveryPoint {
+            time: words(at_ms),
+            drained_epoch: epoch,
+            drained_ms: at_ms,
+            void: None,
+            ..logged
+        }))
+    }
+
+    /// The backend was started: from now on the log says what the region said.
+    ///
+    /// # Errors
+    /// When that cannot be logged: the next start refuses the region again.
+    pub fn log(&self, fixed: &Fixed, ground: &Ground) -> Result<()> {
+        let Self(point) = self;
+        tracing::warn!(
+            backend = point.backend_id,
+            "{}: the user serves a region that is older than its disk, with epoch {}",
+            point.path,
+            point.drained_epoch
+        );
+        fixed.state.log_recovery_point(&uuid_text(ground.transport.info().uuid), point)
+    }
 }

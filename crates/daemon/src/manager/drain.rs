@@ -62,8 +62,11 @@ impl Manager {
             for (id, run, cache, epoch) in asked {
                 let wait =
                     Wait { id, cache, patience: self.patience(request.timeout_s), stopping: &self.stopping };
-                match wait.until_drained(epoch, report).and_then(|bytes| check_file(id, run).map(|_| bytes)) {
-                    Ok(bytes) => done.written_bytes += bytes,
+                match wait.until_drained(epoch, report).and_then(|bytes| Ok((bytes, check_file(id, run)?))) {
+                    Ok((bytes, after)) => {
+                        done.written_bytes += bytes;
+                        done.warnings.extend(after.filter(|warning| !done.warnings.contains(warning)));
+                    }
                     // Whoever asked is gone, or the daemon stops.
                     Err(error) if error.kind() == ErrorKind::Stopped => return Err(error),
                     Err(error) => failed.push(error),

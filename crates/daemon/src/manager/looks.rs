@@ -1,12 +1,15 @@
 //! Looks at what stands at paths.
 //!
-//! Always true here: a path on a file system that does not answer holds up nobody but the thread that looks there.
+//! Always true here: a path on a file system that does not answer holds up nobody but the thread that looks there, and of such threads
+//! the process has one for each path, whoever looks, however often.
 //!
 //! Left to others: whoever opens what stands there; it is to have answered before.
 
 use cbd_types::{Error, ErrorKind, Result};
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
@@ -36,7 +39,29 @@ fn node(path: &str) -> Node {
 /// A look at one thing.
 pub type Look<T> = Box<dyn FnOnce() -> T + Send>;
 
-/// Looks at what stands at paths, each in a thread of its own, of which a path has one at most.
+/// The paths at which a thread of this process looks.
+static UNDER_WAY: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+
+/// How often it is tried again to look at a path at which another one looks.
+const AGAIN: Duration = Duration::from_millis(10);
+
+/// That a thread looks at a path, until this is dropped.
+struct Looking(String);
+
+impl Looking {
+    /// None where another thread looks there.
+    fn begin(path: &str) -> Option<Self> {
+        UNDER_WAY.lock().insert(path.to_owned()).then(|| Self(path.to_owned()))
+    }
+}
+
+impl Drop for Looking {
+    fn drop(&mut self) {
+        UNDER_WAY.lock().remove(&self.0);
+    }
+}
+
+/// Looks at what stands at paths, each in a thread of its own.
 pub struct Looks<T = Node> {
     under_way: BTreeSet<String>,
     tell: Sender<(String, T)>,
@@ -62,39 +87,61 @@ impl Looks<Node> {
 }
 
 impl<T: Send + 'static> Looks<T> {
-    /// What these looks find, each at its path, as far as the system says so in time.
+    /// What these looks find, each at its path, as far as the system says so in time. They have the time together.
     pub fn by(&mut self, looks: BTreeMap<String, Look<T>>, patience: Duration) -> BTreeMap<String, T> {
-        let begun: Vec<String> =
-            looks.into_iter().filter_map(|(path, look)| self.begin(&path, look).then_some(path)).collect();
         let (end, mut seen) = (Instant::now() + patience, BTreeMap::new());
-        // Not for those that have not answered before.
-        while begun.iter().any(|path| self.under_way.contains(path))
-            && let Ok((path, found)) = self.told.recv_timeout(end.saturating_duration_since(Instant::now()))
-        {
-            self.under_way.remove(&path);
-            seen.insert(path, found);
-        }
-        for path in begun.iter().filter(|path| self.under_way.contains(*path)) {
-            tracing::warn!("{path} does not say what stands there: it is left alone until it does");
+        // One that has not answered before is not looked at again, and not waited for.
+        let mut waiting: BTreeMap<String, Look<T>> =
+            looks.into_iter().filter(|(path, _)| !self.under_way.contains(path)).collect();
+        let asked: Vec<String> = waiting.keys().cloned().collect();
+        loop {
+            // First all at which nobody looks, so that no path waits for another one.
+            for (path, look) in std::mem::take(&mut waiting) {
+                if let Some(look) = self.begin(&path, look) {
+                    waiting.insert(path, look);
+                }
+            }
+            let is_open = |path: &String| self.under_way.contains(path) || waiting.contains_key(path);
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() || !asked.iter().any(is_open) {
+                break;
+            }
+            let limit = if waiting.is_empty() { left } else { left.min(AGAIN) };
+            if let Ok((path, found)) = self.told.recv_timeout(limit) {
+                self.under_way.remove(&path);
+                seen.insert(path, found);
+            }
         }
         while let Ok((path, found)) = self.told.try_recv() {
             self.under_way.remove(&path);
             seen.insert(path, found);
         }
+        for path in asked.iter().filter(|path| !seen.contains_key(*path)) {
+            tracing::warn!("{path} does not say what stands there: it is left alone until it does");
+        }
         seen
     }
 
-    /// Whether a look at the path was begun: one that is under way is enough.
-    fn begin(&mut self, path: &str, look: Look<T>) -> bool {
+    /// Begins a look; gives it back where another thread looks there, or none can be started.
+    fn begin(&mut self, path: &str, look: Look<T>) -> Option<Look<T>> {
+        let Some(looking) = Looking::begin(path) else { return Some(look) };
         let (tell, of) = (self.tell.clone(), path.to_owned());
+        // Shared, so that it is there yet where no thread can be started.
+        let shared = Arc::new(Mutex::new(Some((look, looking))));
+        let taken = Arc::clone(&shared);
         let work = move || {
+            let Some((look, looking)) = taken.lock().take() else { return };
             let found = look();
+            drop(looking);
             // Where nobody wants to know any more the daemon ends.
             let _ = tell.send((of, found));
         };
-        let begins = !self.under_way.contains(path)
-            && std::thread::Builder::new().name("cbd-look".to_owned()).spawn(work).is_ok();
-        begins && self.under_way.insert(path.to_owned())
+        if std::thread::Builder::new().name("cbd-look".to_owned()).spawn(work).is_ok() {
+            self.under_way.insert(path.to_owned());
+            return None;
+        }
+        let left = shared.lock().take();
+        left.map(|(look, _)| look)
     }
 }
 
@@ -188,5 +235,27 @@ mod tests {
         while !looks.by(both(), LOOK).contains_key("silent") {
             assert!(Instant::now() < end, "{:?}", looks.under_way);
         }
+    }
+
+    #[test]
+    fn a_path_that_does_not_answer_has_one_thread_however_many_look_there() {
+        static SILENT: parking_lot::RwLock<()> = parking_lot::RwLock::new(());
+        static ASKED: AtomicU32 = AtomicU32::new(0);
+        let look = || -> Look<()> {
+            Box::new(|| {
+                ASKED.fetch_add(1, Ordering::SeqCst);
+                drop(SILENT.read());
+            })
+        };
+        let looks = || BTreeMap::from([("one that hangs".to_owned(), look())]);
+        let silence = SILENT.write();
+        for _ in 0..3 {
+            assert!(Looks::default().by(looks(), LOOK).is_empty());
+        }
+        assert_eq!(ASKED.load(Ordering::SeqCst), 1);
+        drop(silence);
+        // It is waited for, and then looked at again.
+        assert_eq!(Looks::default().by(looks(), Duration::from_secs(60)).len(), 1);
+        assert_eq!(ASKED.load(Ordering::SeqCst), 2);
     }
 }

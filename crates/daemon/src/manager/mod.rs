@@ -17,6 +17,7 @@ mod drain;
 mod end;
 mod lent;
 mod looks;
+mod register;
 mod retry;
 mod start;
 mod status;

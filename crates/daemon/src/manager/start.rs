@@ -3,8 +3,8 @@
 //! Always true here: a disk that has a row on a transport never gets a second one, under whatever path it comes, since the
 //! first may hold dirty data of it; a start that fails leaves the transport as it was.
 
-use super::backend::{BackendSlot, unknown};
-use super::down::accept_older;
+use super::backend::{BackendSlot, Older, unknown};
+use super::down::Accepted;
 use super::lent::{Ground, Known, Lent};
 use super::looks::{Node, is_same, nodes};
 use super::tasks::Stage;
@@ -255,15 +255,22 @@ impl Manager {
             handlers: request.handlers,
             consistency: request.consistency.map(Into::into),
         };
+        let accepted =
+            request.older_region.then(|| Accepted::find(&self.fixed, ground, &slot.entry)).flatten();
+        let older = if request.older_region { Older::Accept } else { Older::Refuse };
         let result = asked
             .check(&slot.entry, ground.transport.info().layout.segment_size)
-            .and_then(|()| match request.older_region {
-                true => accept_older(&self.fixed, ground, &slot.entry),
-                false => Ok(()),
-            })
             .and_then(|()| settle(&ground.transport, &mut slot.entry, &request.path))
-            .and_then(|()| slot.start(&self.fixed, ground));
+            .and_then(|()| slot.start_if(&self.fixed, ground, older));
         if result.is_ok() {
+            // Only now: a start that fails accepts nothing.
+            if let Some(Err(error)) = accepted.map(|accepted| accepted.log(&self.fixed, ground)) {
+                let text = format!(
+                    "it could not be logged that the region may be older than its disk: the next start refuses it ({error})"
+                );
+                tracing::warn!(backend = id.0, "{text}");
+                slot.warnings.push(text);
+            }
             let _opening = self.opening.read();
             ground.open_doors(&self.fixed, slot);
             ground.keep_path(slot);

@@ -117,7 +117,8 @@ impl Manager {
             done.written_bytes += self.drain_run(id, run, request, report)?;
         }
         // What was written last went where somebody finds it.
-        check_file(id, run)?;
+        let after = check_file(id, run)?;
+        done.warnings.extend(after.filter(|warning| !done.warnings.contains(warning)));
         Ok(done)
     }
 

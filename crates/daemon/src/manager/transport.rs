@@ -2,26 +2,22 @@
 
 use super::backend::BackendSlot;
 use super::lent::{Ground, Known};
-use super::looks::{Node, answers, is_same, nodes};
+use super::looks::answers;
 use super::retry::Retry;
 use super::tasks::Stage;
-use super::{Fixed, Manager, Tables, stopping};
-use crate::api::{HostInfo, RegisterTransport, TransportInfo, TransportRegistered};
+use super::{Fixed, Tables};
+use crate::api::{HostInfo, TransportInfo};
 use crate::size::format_size;
 use crate::state::TransportEntry;
 use cbd_backing::{Identity, after_predecessor};
-use cbd_engine::{BackendEntry, FormatOptions, Mixed, Transport};
+use cbd_engine::{BackendEntry, Mixed, Transport};
 use cbd_pmem::{Info, Mapping, OpenOptions};
 use cbd_runtime::ProcessEnvironment;
-use cbd_runtime::region::{
-    Before, REGION_PATIENCE, check_host_name, open_transport, require_persistent, sync_region_at_end,
-    with_tools,
-};
+use cbd_runtime::region::{REGION_PATIENCE, require_persistent, sync_region_at_end, with_tools};
 use cbd_types::{BackendId, Durability, Error, ErrorKind, HostId, Pmem, Region, Result, uuid_text};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 /// A transport that is to be there; it may have failed to come up.
 #[derive(Debug)]
@@ -51,7 +47,7 @@ pub(super) struct Running {
     /// What has become of the region's file since it was opened.
     pub file_change: Option<String>,
     /// What backends of other hosts have in the region, as it was when this host was registered.
-    others: Vec<String>,
+    pub others: Vec<String>,
     pub backends: BTreeMap<BackendId, BackendSlot>,
 }
 
@@ -76,7 +72,7 @@ pub(super) fn running_mut(tables: &mut Tables, id: u32) -> Result<&mut Running> 
     slot.running.as_mut().map_err(|error| down(id, error))
 }
 
-fn unknown(id: u32) -> Error {
+pub(super) fn unknown(id: u32) -> Error {
     Error::new(ErrorKind::NotFound, format!("there is no transport {id}; tp-list shows which there are"))
 }
 
@@ -90,13 +86,13 @@ fn down(id: u32, error: &str) -> Error {
 }
 
 /// A region that was opened but not looked into.
-struct Opened {
-    region: Region<Mapping>,
-    info: Info,
-    line: String,
+pub(super) struct Opened {
+    pub region: Region<Mapping>,
+    pub info: Info,
+    pub line: String,
 }
 
-fn open_region(fixed: &Fixed, path: &str, options: &OpenOptions) -> Result<Opened> {
+pub(super) fn open_region(fixed: &Fixed, path: &str, options: &OpenOptions) -> Result<Opened> {
     answers(path)?;
     fixed.guard.check(Path::new(path), "a region")?;
     let only_own = !fixed.config.daemon.allow_shared_regions;
@@ -120,31 +116,18 @@ fn open_region(fixed: &Fixed, path: &str, options: &OpenOptions) -> Result<Opene
 }
 
 /// What is wrong with the region of a transport that was there before, with what to do. One that is missing is not to be made anew.
-fn with_advice(error: Error, entry: &TransportEntry) -> Error {
+pub(super) fn with_advice(error: Error, entry: &TransportEntry) -> Error {
     if error.kind() == ErrorKind::NotFound {
         return Error::new(ErrorKind::NotFound, missing(entry));
     }
     with_tools(error, &entry.path)
 }
 
-fn missing(entry: &TransportEntry) -> String {
+pub(super) fn missing(entry: &TransportEntry) -> String {
     format!(
         "the region {} of transport {} ({}) is not there: if it lies on a file system of its own, mount that; what is dirty in it is needed, so do not \
          make a new one in its place",
         entry.path, entry.transport_id, entry.uuid
-    )
-}
-
-/// Refuses to format what stands for a transport that is remembered: its region may merely not be mounted.
-fn not_over(slot: &TransportSlot, path: &str) -> Error {
-    let TransportEntry { transport_id: id, uuid, .. } = &slot.entry;
-    let why = slot.running.as_ref().err().cloned().unwrap_or_default();
-    Error::new(
-        ErrorKind::AlreadyExists,
-        format!(
-            "{path} is the region of transport {id} ({uuid}), which is not up ({why}); what is dirty in it is needed. To give it up and \
-             make a new region, tp-unreg -t {id} first, or format with --force"
-        ),
     )
 }
 
@@ -182,7 +165,7 @@ impl TransportSlot {
     }
 
     /// Takes over what an attempt to bring it back has come to.
-    fn settle(&mut self, tried: std::result::Result<Running, String>) {
+    pub fn settle(&mut self, tried: std::result::Result<Running, String>) {
         let transport = self.entry.transport_id;
         match &tried {
             Ok(_) => {
@@ -240,7 +223,7 @@ impl Left {
 }
 
 impl Running {
-    fn come_back(fixed: &Fixed, entry: &TransportEntry, opened: Opened) -> Result<Self> {
+    pub fn come_back(fixed: &Fixed, entry: &TransportEntry, opened: Opened) -> Result<Self> {
         let transport = Transport::open(Arc::clone(&fixed.environment), opened.region)?;
         let uuid = uuid_text(transport.info().uuid);
         if uuid != entry.uuid {
@@ -257,7 +240,7 @@ impl Running {
         Ok(Self::with_backends(fixed, entry, transport, host, (opened.info, opened.line)))
     }
 
-    fn with_backends(
+    pub fn with_backends(
         fixed: &Fixed,
         entry: &TransportEntry,
         transport: Arc<Transport<ProcessEnvironment>>,
@@ -284,7 +267,7 @@ impl Running {
     }
 
     /// Ends everything on it, for a daemon that has ended meanwhile.
-    fn end(self) {
+    pub fn end(self) {
         for (id, slot) in self.backends {
             slot.end(id, &Stage::nowhere());
         }
@@ -303,7 +286,7 @@ impl Ground {
     }
 
     /// What backends of other hosts have in the region: nobody serves it as long as this host has the region.
-    fn of_others(&self) -> Vec<String> {
+    pub fn of_others(&self) -> Vec<String> {
         let hosts = self.transport.hosts();
         let others = self.entries_of_others().into_iter();
         let say = |entry: BackendEntry| {
@@ -397,220 +380,6 @@ impl Running {
             warnings,
             ..base
         }
-    }
-}
-
-impl Manager {
-    pub(super) fn register(&self, request: &RegisterTransport) -> Result<TransportRegistered> {
-        let path = &request.path;
-        check_host_name(&request.host)?;
-        absolute(path, "a region")?;
-        if request.size.is_some_and(|size| size == 0) {
-            return Err(Error::new(
-                ErrorKind::InvalidArgument,
-                format!("a region of size 0 holds nothing: give {path} another size"),
-            ));
-        }
-        if !request.format && (request.force || request.segment_size.is_some()) {
-            return Err(Error::new(ErrorKind::InvalidArgument, "force and segment-size go with format only"));
-        }
-        // Without the lock: nobody is to wait for a file system with us.
-        let others = self.tables()?.values().map(|slot| slot.entry.path.clone()).collect();
-        let nodes = nodes(path, others)?;
-        let before = Before::look(path);
-        refuse_smaller(path, request.size, &before)?;
-        let id = self.reserve(request, &nodes)?;
-        let result = self.register_at(id, request);
-        if result.is_err() {
-            self.unreserve(id);
-            if request.format {
-                before.restore(path);
-            }
-        }
-        result
-    }
-
-    /// The number for a transport that is to be registered; nobody else registers it meanwhile.
-    fn reserve(&self, request: &RegisterTransport, nodes: &BTreeMap<String, Node>) -> Result<u32> {
-        let path = &request.path;
-        let node = |path: &String| nodes.get(path).copied().flatten();
-        let mut tables = self.tables()?;
-        let is_it = |known: &String| known == path || is_same(node(known), node(path));
-        let known = tables.values_mut().find(|slot| is_it(&slot.entry.path));
-        // A transport that failed to come up is given another chance under its number.
-        if let Some(slot) = known {
-            if slot.running.is_ok() {
-                return Err(Error::new(
-                    ErrorKind::AlreadyExists,
-                    format!("{path} is registered already, as transport {}", slot.entry.transport_id),
-                ));
-            }
-            if slot.lent {
-                let text =
-                    format!("{path} is being opened already, as transport {}", slot.entry.transport_id);
-                return Err(Error::new(ErrorKind::Busy, text));
-            }
-            if request.format && !request.force {
-                return Err(not_over(slot, path));
-            }
-            slot.lent = true;
-            return Ok(slot.entry.transport_id);
-        }
-        let id = (0..).find(|id| !tables.contains_key(id)).unwrap_or(u32::MAX);
-        let (path, host) = (path.clone(), request.host.clone());
-        let entry = TransportEntry { transport_id: id, path, uuid: String::new(), host_id: 0, host };
-        let running = Err("it is being registered".to_owned());
-        tables.insert(id, TransportSlot { entry, running, retry: None, lent: true });
-        Ok(id)
-    }
-
-    /// It was not registered.
-    fn unreserve(&self, id: u32) {
-        let mut tables = self.tables.lock();
-        if tables.get(&id).is_some_and(|slot| slot.entry.uuid.is_empty()) {
-            tables.remove(&id);
-        } else if let Some(slot) = tables.get_mut(&id) {
-            slot.lent = false;
-        }
-    }
-
-    fn register_at(&self, id: u32, request: &RegisterTransport) -> Result<TransportRegistered> {
-        let path = &request.path;
-        let options = OpenOptions { size: request.size, create: request.format, ..OpenOptions::default() };
-        let opened = open_region(&self.fixed, path, &options).map_err(|error| match error.kind() {
-            ErrorKind::NotFound if !request.format => Error::new(
-                ErrorKind::NotFound,
-                match self.tables.lock().get(&id).filter(|slot| !slot.entry.uuid.is_empty()) {
-                    Some(slot) => missing(&slot.entry),
-                    None => format!("there is no region at {path}; make one with --format --size SIZE"),
-                },
-            ),
-            _ => error,
-        })?;
-        let format = request.format.then(|| FormatOptions {
-            segment_size: request.segment_size,
-            force: request.force,
-            ..FormatOptions::default()
-        });
-        let environment = Arc::clone(&self.fixed.environment);
-        let transport = open_transport(environment, opened.region, path, format.as_ref())?;
-        let host = transport.register_host(&request.host, None)?;
-        let entry = TransportEntry {
-            transport_id: id,
-            path: path.clone(),
-            uuid: uuid_text(transport.info().uuid),
-            host_id: host.0,
-            host: request.host.clone(),
-        };
-        self.record(id, Some(&entry))?;
-        let mapping = (opened.info, opened.line);
-        let mut running = Running::with_backends(&self.fixed, &entry, transport, host, mapping);
-        running.others = running.ground(id).of_others();
-        tracing::info!(transport = id, host = host.0, "registered on {path}");
-        let mut tables = self.tables.lock();
-        let Some(slot) = tables.get_mut(&id) else {
-            drop(tables);
-            running.end();
-            return Err(stopping());
-        };
-        (slot.running, slot.retry, slot.lent) = (Ok(running), None, false);
-        let warnings = slot.info().warnings;
-        Ok(TransportRegistered { transport_id: id, host_id: host.0, warnings })
-    }
-
-    /// Changes what the state folder and the tables know of a transport: its entry, or that it is no more. One change at a time.
-    fn record(&self, id: u32, entry: Option<&TransportEntry>) -> Result<()> {
-        let _alone = self.recording.lock();
-        let others = |slot: &&TransportSlot| slot.entry.transport_id != id && !slot.entry.uuid.is_empty();
-        let mut entries: Vec<TransportEntry> =
-            self.tables.lock().values().filter(others).map(|slot| slot.entry.clone()).collect();
-        entries.extend(entry.cloned());
-        self.fixed.state.set_transports(&entries)?;
-        if let (Some(entry), Some(slot)) = (entry, self.tables.lock().get_mut(&id)) {
-            slot.entry = entry.clone();
-        }
-        Ok(())
-    }
-
-    /// Tries to bring a transport back that is not up, unless somebody else does.
-    pub(super) fn retry_transport(&self, id: u32) {
-        let entry = {
-            let mut tables = self.tables.lock();
-            let slot = tables.get_mut(&id).filter(|slot| slot.running.is_err() && !slot.lent);
-            let Some(slot) = slot else { return };
-            slot.lent = true;
-            slot.entry.clone()
-        };
-        let opened = open_region(&self.fixed, &entry.path, &OpenOptions::default());
-        let tried = opened.and_then(|opened| Running::come_back(&self.fixed, &entry, opened));
-        let tried = tried.map_err(|error| with_advice(error, &entry).line());
-        if tried.is_ok() {
-            self.sweep_due.store(true, Ordering::SeqCst);
-        }
-        let mut tables = self.tables.lock();
-        match tables.get_mut(&id) {
-            Some(slot) => slot.settle(tried),
-            None => {
-                drop(tables);
-                // The daemon has ended meanwhile.
-                let _ = tried.map(Running::end);
-            }
-        }
-    }
-
-    pub(super) fn unregister(&self, id: u32) -> Result<()> {
-        let ground = {
-            let mut tables = self.tables()?;
-            let slot = tables.get_mut(&id).ok_or_else(|| unknown(id))?;
-            let busy =
-                |text: String| Err(Error::new(ErrorKind::Busy, format!("transport {id} is in use: {text}")));
-            if slot.lent {
-                return busy("it is being opened or left".to_owned());
-            }
-            if let Ok(running) = &slot.running {
-                if let Some((backend, slot)) = running.backends.first_key_value() {
-                    return busy(format!(
-                        "backend {backend} ({}) is on it; stop its backends first",
-                        slot.path
-                    ));
-                }
-                if !running.pending.is_empty() {
-                    return busy("a backend is being started on it".to_owned());
-                }
-            }
-            slot.lent = true;
-            slot.running.as_ref().ok().map(|running| running.ground(id))
-        };
-        let left = ground.as_ref().map_or(Ok(()), |ground| ground.transport.unregister_host(ground.host));
-        if let Err(error) = left.and_then(|()| self.record(id, None)) {
-            self.unreserve(id);
-            return Err(error);
-        }
-        let slot = self.tables.lock().remove(&id);
-        if let Some(slot) = slot {
-            tracing::info!(transport = id, "unregistered from {}", slot.entry.path);
-            drop(ground);
-            if let Ok(running) = slot.running {
-                Left::new(running.path, running.transport).sync();
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Refuses a region that is to be smaller than its file.
-fn refuse_smaller(path: &str, size: Option<u64>, before: &Before) -> Result<()> {
-    match (size, before.length()) {
-        (Some(size), Some(length)) if size < length => Err(Error::new(
-            ErrorKind::InvalidArgument,
-            format!(
-                "{path} has {}, more than the {} that --size says; a region is always all of its file: leave --size out, or cut the \
-                 file first",
-                format_size(length),
-                format_size(size)
-            ),
-        )),
-        _ => Ok(()),
     }
 }
 

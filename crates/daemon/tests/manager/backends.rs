@@ -149,7 +149,7 @@ fn recovery_points_outlive_the_region() {
         daemon.transports().unwrap()[0].uuid.clone()
     };
     std::fs::remove_file(place.path("region")).unwrap();
-    let points = StateDir::open(&place.path("state")).unwrap().recovery_points(&uuid);
+    let points = StateDir::open(&place.path("state")).unwrap().recovery_points(&uuid).points;
     let last = points.last().expect("a recovery point");
     assert_eq!((last.backend_id, last.path.as_str()), (0, disk.as_str()));
     assert!(last.drained_epoch > 0);

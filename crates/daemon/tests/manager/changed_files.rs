@@ -129,3 +129,26 @@ fn a_deleted_region_is_told_and_its_dirty_data_can_be_drained() {
     stop(&daemon, StopBackend::default()).unwrap();
     assert_eq!(std::fs::read(disk).unwrap()[..4096], [9; 4096]);
 }
+
+#[test]
+fn a_disk_that_is_renamed_and_replaced_during_a_drain_is_told() {
+    let mut place = Place::new();
+    place.decorate = Some("throttle:latency_us=300000".into());
+    let (disk, daemon) = place.disk_and_daemon();
+    place.write_block();
+    let mut is_renamed = false;
+    let wait = Drain { wait: true, ..Drain::default() };
+    let done = daemon.drain(0, &wait, &mut |_| {
+        if !is_renamed {
+            std::fs::rename(&disk, place.path("elsewhere")).unwrap();
+            std::fs::write(&disk, b"another file").unwrap();
+            is_renamed = true;
+        }
+        Flow::Continue
+    });
+    assert!(is_renamed);
+    let now = place.path("elsewhere").canonicalize().unwrap();
+    let now = now.to_str().unwrap();
+    let done = done.unwrap();
+    assert!(done.warnings.iter().any(|line| line.contains(now)), "{done:?}");
+}

@@ -13,8 +13,8 @@ impl<E: Environment> Transport<E> {
         row.map_or_else(alloc::vec::Vec::new, |_| tables.segments_of(id))
     }
 
-    /// How far a backend is drained as its state block says, and when that was reached; `None` without a cache, and where neither copy
-    /// can be read. The cache is not opened.
+    /// How far a backend is drained as its state block says, and its recovery point in milliseconds since 1970 UTC, 0 where that is not
+    /// known; `None` without a cache, and where neither copy can be read. The cache is not opened.
     pub fn drained(&self, id: BackendId) -> Option<(Epoch, u64)> {
         let row = self.backend_row(id).filter(|row| row.cache_id.get() != 0)?;
         let segment = row.state_segment.get();
@@ -24,7 +24,7 @@ impl<E: Environment> Transport<E> {
         let base = self.layout.segment_base(SegmentId(segment));
         let at = (StateShape { lanes: row.lanes.get() }).drained().map(|at| base + at);
         let slots = TwoSlots::<Drained>::read(&self.region, at, 0);
-        slots.content().map(|drained| (Epoch(drained.epoch.get()), drained.wall_ms.get()))
+        slots.content().map(|drained| (Epoch(drained.epoch.get()), drained.closed_ms.get()))
     }
 
     /// The row of a backend as it stands on the medium, if it can be read: also where what it says is impossible.

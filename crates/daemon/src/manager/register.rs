@@ -1,0 +1,245 @@
+//! Registering a region and leaving it.
+//!
+//! Always true here: the regions are opened, formatted and synced without the lock of the tables; the number of a transport is reserved
+//! meanwhile, and the state folder knows a transport before its backends are started.
+
+use super::looks::{Node, is_same, nodes};
+use super::transport::{Left, Running, TransportSlot, absolute, missing, open_region, unknown, with_advice};
+use super::{Manager, stopping};
+use crate::api::{RegisterTransport, TransportRegistered};
+use crate::size::format_size;
+use crate::state::TransportEntry;
+use cbd_engine::FormatOptions;
+use cbd_pmem::OpenOptions;
+use cbd_runtime::region::{Before, check_host_name, open_transport};
+use cbd_types::{Error, ErrorKind, Result, uuid_text};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Refuses to format what stands for a transport that is remembered: its region may merely not be mounted.
+fn not_over(slot: &TransportSlot, path: &str) -> Error {
+    let TransportEntry { transport_id: id, uuid, .. } = &slot.entry;
+    let why = slot.running.as_ref().err().cloned().unwrap_or_default();
+    Error::new(
+        ErrorKind::AlreadyExists,
+        format!(
+            "{path} is the region of transport {id} ({uuid}), which is not up ({why}); what is dirty in it is needed. To give it up and \
+             make a new region, tp-unreg -t {id} first, or format with --force"
+        ),
+    )
+}
+
+impl Manager {
+    pub(super) fn register(&self, request: &RegisterTransport) -> Result<TransportRegistered> {
+        let path = &request.path;
+        check_host_name(&request.host)?;
+        absolute(path, "a region")?;
+        if request.size.is_some_and(|size| size == 0) {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!("a region of size 0 holds nothing: give {path} another size"),
+            ));
+        }
+        if !request.format && (request.force || request.segment_size.is_some()) {
+            return Err(Error::new(ErrorKind::InvalidArgument, "force and segment-size go with format only"));
+        }
+        // Without the lock: nobody is to wait for a file system with us.
+        let others = self.tables()?.values().map(|slot| slot.entry.path.clone()).collect();
+        let nodes = nodes(path, others)?;
+        let before = Before::look(path);
+        refuse_smaller(path, request.size, &before)?;
+        let id = self.reserve(request, &nodes)?;
+        let result = self.register_at(id, request);
+        if result.is_err() {
+            self.unreserve(id);
+            if request.format {
+                before.restore(path);
+            }
+        }
+        result
+    }
+
+    /// The number for a transport that is to be registered; nobody else registers it meanwhile.
+    fn reserve(&self, request: &RegisterTransport, nodes: &BTreeMap<String, Node>) -> Result<u32> {
+        let path = &request.path;
+        let node = |path: &String| nodes.get(path).copied().flatten();
+        let mut tables = self.tables()?;
+        let is_it = |known: &String| known == path || is_same(node(known), node(path));
+        let known = tables.values_mut().find(|slot| is_it(&slot.entry.path));
+        // A transport that failed to come up is given another chance under its number.
+        if let Some(slot) = known {
+            if slot.running.is_ok() {
+                return Err(Error::new(
+                    ErrorKind::AlreadyExists,
+                    format!("{path} is registered already, as transport {}", slot.entry.transport_id),
+                ));
+            }
+            if slot.lent {
+                let text =
+                    format!("{path} is being opened already, as transport {}", slot.entry.transport_id);
+                return Err(Error::new(ErrorKind::Busy, text));
+            }
+            if request.format && !request.force {
+                return Err(not_over(slot, path));
+            }
+            slot.lent = true;
+            return Ok(slot.entry.transport_id);
+        }
+        let id = (0..).find(|id| !tables.contains_key(id)).unwrap_or(u32::MAX);
+        let (path, host) = (path.clone(), request.host.clone());
+        let entry = TransportEntry { transport_id: id, path, uuid: String::new(), host_id: 0, host };
+        let running = Err("it is being registered".to_owned());
+        tables.insert(id, TransportSlot { entry, running, retry: None, lent: true });
+        Ok(id)
+    }
+
+    /// It was not registered.
+    fn unreserve(&self, id: u32) {
+        let mut tables = self.tables.lock();
+        if tables.get(&id).is_some_and(|slot| slot.entry.uuid.is_empty()) {
+            tables.remove(&id);
+        } else if let Some(slot) = tables.get_mut(&id) {
+            slot.lent = false;
+        }
+    }
+
+    fn register_at(&self, id: u32, request: &RegisterTransport) -> Result<TransportRegistered> {
+        let path = &request.path;
+        let options = OpenOptions { size: request.size, create: request.format, ..OpenOptions::default() };
+        let opened = open_region(&self.fixed, path, &options).map_err(|error| match error.kind() {
+            ErrorKind::NotFound if !request.format => Error::new(
+                ErrorKind::NotFound,
+                match self.tables.lock().get(&id).filter(|slot| !slot.entry.uuid.is_empty()) {
+                    Some(slot) => missing(&slot.entry),
+                    None => format!("there is no region at {path}; make one with --format --size SIZE"),
+                },
+            ),
+            _ => error,
+        })?;
+        let format = request.format.then(|| FormatOptions {
+            segment_size: request.segment_size,
+            force: request.force,
+            ..FormatOptions::default()
+        });
+        let environment = Arc::clone(&self.fixed.environment);
+        let transport = open_transport(environment, opened.region, path, format.as_ref())?;
+        let host = transport.register_host(&request.host, None)?;
+        let entry = TransportEntry {
+            transport_id: id,
+            path: path.clone(),
+            uuid: uuid_text(transport.info().uuid),
+            host_id: host.0,
+            host: request.host.clone(),
+        };
+        self.record(id, Some(&entry))?;
+        let mapping = (opened.info, opened.line);
+        let mut running = Running::with_backends(&self.fixed, &entry, transport, host, mapping);
+        running.others = running.ground(id).of_others();
+        tracing::info!(transport = id, host = host.0, "registered on {path}");
+        let mut tables = self.tables.lock();
+        let Some(slot) = tables.get_mut(&id) else {
+            drop(tables);
+            running.end();
+            return Err(stopping());
+        };
+        (slot.running, slot.retry, slot.lent) = (Ok(running), None, false);
+        let warnings = slot.info().warnings;
+        Ok(TransportRegistered { transport_id: id, host_id: host.0, warnings })
+    }
+
+    /// Changes what the state folder and the tables know of a transport: its entry, or that it is no more. One change at a time.
+    fn record(&self, id: u32, entry: Option<&TransportEntry>) -> Result<()> {
+        let _alone = self.recording.lock();
+        let others = |slot: &&TransportSlot| slot.entry.transport_id != id && !slot.entry.uuid.is_empty();
+        let mut entries: Vec<TransportEntry> =
+            self.tables.lock().values().filter(others).map(|slot| slot.entry.clone()).collect();
+        entries.extend(entry.cloned());
+        self.fixed.state.set_transports(&entries)?;
+        if let (Some(entry), Some(slot)) = (entry, self.tables.lock().get_mut(&id)) {
+            slot.entry = entry.clone();
+        }
+        Ok(())
+    }
+
+    /// Tries to bring a transport back that is not up, unless somebody else does.
+    pub(super) fn retry_transport(&self, id: u32) {
+        let entry = {
+            let mut tables = self.tables.lock();
+            let slot = tables.get_mut(&id).filter(|slot| slot.running.is_err() && !slot.lent);
+            let Some(slot) = slot else { return };
+            slot.lent = true;
+            slot.entry.clone()
+        };
+        let opened = open_region(&self.fixed, &entry.path, &OpenOptions::default());
+        let tried = opened.and_then(|opened| Running::come_back(&self.fixed, &entry, opened));
+        let tried = tried.map_err(|error| with_advice(error, &entry).line());
+        if tried.is_ok() {
+            self.sweep_due.store(true, Ordering::SeqCst);
+        }
+        let mut tables = self.tables.lock();
+        match tables.get_mut(&id) {
+            Some(slot) => slot.settle(tried),
+            None => {
+                drop(tables);
+                // The daemon has ended meanwhile.
+                let _ = tried.map(Running::end);
+            }
+        }
+    }
+
+    pub(super) fn unregister(&self, id: u32) -> Result<()> {
+        let ground = {
+            let mut tables = self.tables()?;
+            let slot = tables.get_mut(&id).ok_or_else(|| unknown(id))?;
+            let busy =
+                |text: String| Err(Error::new(ErrorKind::Busy, format!("transport {id} is in use: {text}")));
+            if slot.lent {
+                return busy("it is being opened or left".to_owned());
+            }
+            if let Ok(running) = &slot.running {
+                if let Some((backend, slot)) = running.backends.first_key_value() {
+                    return busy(format!(
+                        "backend {backend} ({}) is on it; stop its backends first",
+                        slot.path
+                    ));
+                }
+                if !running.pending.is_empty() {
+                    return busy("a backend is being started on it".to_owned());
+                }
+            }
+            slot.lent = true;
+            slot.running.as_ref().ok().map(|running| running.ground(id))
+        };
+        let left = ground.as_ref().map_or(Ok(()), |ground| ground.transport.unregister_host(ground.host));
+        if let Err(error) = left.and_then(|()| self.record(id, None)) {
+            self.unreserve(id);
+            return Err(error);
+        }
+        let slot = self.tables.lock().remove(&id);
+        if let Some(slot) = slot {
+            tracing::info!(transport = id, "unregistered from {}", slot.entry.path);
+            drop(ground);
+            if let Ok(running) = slot.running {
+                Left::new(running.path, running.transport).sync();
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Refuses a region that is to be smaller than its file.
+fn refuse_smaller(path: &str, size: Option<u64>, before: &Before) -> Result<()> {
+    match (size, before.length()) {
+        (Some(size), Some(length)) if size < length => Err(Error::new(
+            ErrorKind::InvalidArgument,
+            format!(
+                "{path} has {}, more than the {} that --size says; a region is always all of its file: leave --size out, or cut the \
+                 file first",
+                format_size(length),
+                format_size(size)
+            ),
+        )),
+        _ => Ok(()),
+    }
+}
