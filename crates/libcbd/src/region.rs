@@ -385,3 +385,7 @@ fn text_of(path: &Path) -> Result<String> {
     }
     Ok(text.to_owned())
 }
+
+#[cfg(test)]
+#[path = "closed_queues_tests.rs"]
+mod closed_queues;
