@@ -3,7 +3,12 @@
 //! Always true here: what is printed as a device's name is what its user opens: `/dev/cbdN`, an NBD URI, or the socket that a
 //! virtual machine is given.
 
-use crate::front_ends::{FrontEnds, Lines, count};
+mod choice;
+mod notices;
+
+pub use choice::ExportChoice;
+
+use crate::front_ends::FrontEnds;
 use crate::keeping::Shelf;
 use crate::left::Left;
 use cbd_export::BlockDevice;
@@ -12,9 +17,7 @@ use cbd_fuse::{FuseLoop, StopMode};
 use cbd_nbd::{Listen, Server};
 use cbd_types::{Context, Error, ErrorKind, Result};
 use cbd_ublk::{LeftBehind, Tag, Ublk};
-use cbd_vhost::Notice;
-use std::fmt;
-use std::net::ToSocketAddrs;
+use notices::{tell_of_nbd, tell_of_vhost};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -29,113 +32,6 @@ const LOOKING: Duration = Duration::from_micros(50);
 
 /// How long an export may take to end.
 pub const STOP_PATIENCE: Duration = Duration::from_secs(5);
-
-/// Which door a block device has, as a user names it.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum ExportChoice {
-    /// The best that this machine has.
-    Auto,
-    /// The best kernel block device that this machine has: never NBD.
-    Kernel,
-    /// The kernel's block driver for user space.
-    Ublk,
-    /// A FUSE file with a loop device.
-    FuseLoop,
-    /// An NBD server.
-    Nbd(Listen),
-    /// A vhost-user-blk server at this socket.
-    VhostUser(PathBuf),
-}
-
-impl ExportChoice {
-    /// The path of its socket, which the user chose.
-    #[must_use]
-    pub fn socket(&self) -> Option<&Path> {
-        match self {
-            Self::Nbd(Listen::Unix(path)) | Self::VhostUser(path) => Some(path),
-            _ => None,
-        }
-    }
-}
-
-impl std::str::FromStr for ExportChoice {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        let malformed = |why: &str| {
-            Error::new(
-                ErrorKind::InvalidArgument,
-                format!(
-                    "\"{text}\" is no export{why}: there are auto, kernel, ublk, fuse-loop, nbd:unix:PATH, nbd:tcp:ADDRESS:PORT and vhost-user:PATH"
-                ),
-            )
-        };
-        match text {
-            "auto" => return Ok(Self::Auto),
-            "kernel" => return Ok(Self::Kernel),
-            "ublk" => return Ok(Self::Ublk),
-            "fuse-loop" => return Ok(Self::FuseLoop),
-            _ => {}
-        }
-        let socket = |path: &str| {
-            // What a socket's address can hold, its closing zero included.
-            if !path.starts_with('/') {
-                return Err(malformed(" (the path is not absolute)"));
-            }
-            if path.len() > 107 {
-                return Err(malformed(" (the path of a socket has 107 bytes at most)"));
-            }
-            Ok(PathBuf::from(path))
-        };
-        if let Some(path) = text.strip_prefix("nbd:unix:") {
-            return Ok(Self::Nbd(Listen::Unix(socket(path)?)));
-        }
-        if let Some(path) = text.strip_prefix("vhost-user:") {
-            return Ok(Self::VhostUser(socket(path)?));
-        }
-        if let Some(address) = text.strip_prefix("nbd:tcp:") {
-            let mut addresses =
-                address.to_socket_addrs().map_err(|error| malformed(&format!(" ({error})")))?;
-            return addresses
-                .next()
-                .map(|address| Self::Nbd(Listen::Tcp(address)))
-                .ok_or_else(|| malformed(""));
-        }
-        Err(malformed(""))
-    }
-}
-
-impl ExportChoice {
-    /// Refuses an export that other machines reach, unless the user wants that.
-    ///
-    /// # Errors
-    /// [`ErrorKind::InvalidArgument`] with the option that allows it.
-    pub fn refuse_remote(&self, allow_remote: bool) -> Result<()> {
-        match self {
-            Self::Nbd(listen) if listen.is_remote() && !allow_remote => Err(Error::new(
-                ErrorKind::InvalidArgument,
-                format!(
-                    "{self} can be reached by other machines, and NBD is neither encrypted nor authenticated: use a loopback address, or \
-                     add --allow-remote"
-                ),
-            )),
-            _ => Ok(()),
-        }
-    }
-}
-
-impl fmt::Display for ExportChoice {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Auto => out.write_str("auto"),
-            Self::Kernel => out.write_str("kernel"),
-            Self::Ublk => out.write_str("ublk"),
-            Self::FuseLoop => out.write_str("fuse-loop"),
-            Self::Nbd(listen) => write!(out, "nbd:{listen}"),
-            Self::VhostUser(path) => write!(out, "vhost-user:{}", path.display()),
-        }
-    }
-}
 
 /// Where exports put what they need, and what the configuration says of them.
 #[derive(Clone, Debug)]
@@ -564,105 +460,6 @@ fn waits(name: &str) -> String {
     format!("{name} waits for its daemon, and cannot be taken over; dev-stop --force gives its users errors")
 }
 
-/// Logs and counts what happens at the vhost-user socket of a device.
-fn tell_of_vhost(device: String, front_ends: &Arc<FrontEnds>) -> cbd_vhost::Observer {
-    let (front_ends, came, refused) = (Arc::clone(front_ends), Lines::default(), Lines::default());
-    let (failed, rings, went) = (Lines::default(), Lines::default(), Lines::default());
-    Arc::new(move |notice| match notice {
-        Notice::Connected => {
-            came.say(|more| tracing::info!(device, "a vhost-user front end connected{more}"));
-        }
-        Notice::Ended { error: None } => {
-            went.say(|more| tracing::info!(device, "the vhost-user front end went{more}"));
-        }
-        Notice::Ended { error: Some(error) } => {
-            count(&front_ends.counters.vhost_failed);
-            failed.say(|more| tracing::warn!(device, "{error}{more}"));
-        }
-        Notice::Refused => {
-            count(&front_ends.counters.vhost_refused);
-            refused.say(|more| {
-                tracing::warn!(device, "a vhost-user front end was turned away: there is one already{more}");
-            });
-        }
-        Notice::RingFailed { ring, error } => {
-            count(&front_ends.counters.vhost_failed);
-            rings.say(|more| {
-                tracing::error!(
-                    device,
-                    ring,
-                    "a guest's ring is not served any more, until the guest resets its device: {error}{more}"
-                );
-            });
-        }
-        Notice::TooEarly => {
-            count(&front_ends.counters.vhost_refused);
-            refused.say(|more| {
-                tracing::warn!(
-                    device,
-                    "a vhost-user front end was turned away: the backing device still has requests of the last one, which is gone; it may \
-                     connect again when they are done{more}"
-                );
-            });
-        }
-        Notice::CannotAccept { error } => {
-            count(&front_ends.counters.vhost_refused);
-            refused.say(|more| tracing::error!(device, "{error}{more}"));
-        }
-        other => tracing::warn!(device, "{other:?}"),
-    })
-}
-
-/// Logs and counts what happens at the NBD socket of a device.
-fn tell_of_nbd(device: String, front_ends: &Arc<FrontEnds>) -> cbd_nbd::Observer {
-    use cbd_nbd::Notice;
-    let front_ends = Arc::clone(front_ends);
-    let (refused, gave_way) = (Lines::default(), Lines::default());
-    let (failed, waits) = (Lines::default(), Lines::default());
-    Arc::new(move |notice| {
-        match notice {
-        Notice::Connected { connection } => tracing::debug!(device, connection, "an NBD client connected"),
-        Notice::Ended { connection, error: None } => {
-            tracing::debug!(device, connection, "an NBD client went");
-        }
-        Notice::Ended { connection, error: Some(error) } => {
-            count(&front_ends.counters.nbd_failed);
-            failed.say(|more| {
-                tracing::warn!(device, connection, "the connection of an NBD client ended: {error}{more}");
-            });
-        }
-        Notice::Refused { error } | Notice::CannotAccept { error } => {
-            count(&front_ends.counters.nbd_refused);
-            refused.say(|more| tracing::warn!(device, "an NBD client was turned away: {error}{more}"));
-        }
-        Notice::GaveWay { connection } => {
-            count(&front_ends.counters.nbd_gave_way);
-            gave_way.say(|more| {
-                tracing::warn!(
-                    device,
-                    connection,
-                    "an NBD client that had not finished its handshake was turned away for newer ones{more}"
-                );
-            });
-        }
-        Notice::Waits { connection, clients } => waits.say(|more| {
-            tracing::warn!(
-                device,
-                connection,
-                "an NBD client is not answered yet: the backing device still has requests of {clients} connections that have ended{more}"
-            );
-        }),
-        Notice::Admitted { connection, waited } => tracing::info!(
-            device,
-            connection,
-            "the NBD client is answered, after {:.1} s: the requests of ended connections are done",
-            waited.as_secs_f64()
-        ),
-        other => tracing::warn!(device, "{other:?}"),
-    }
-    })
-}
-
 fn make_folder(file: &Path) -> Result<()> {
     let folder = file.parent().unwrap_or(Path::new("/"));
     reach_folder(folder).map(drop)
@@ -688,65 +485,6 @@ pub fn prepare_data_thread() {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn exports_are_understood_and_shown_as_they_are_typed() {
-        for text in [
-            "auto",
-            "kernel",
-            "ublk",
-            "fuse-loop",
-            "nbd:unix:/run/x.sock",
-            "nbd:tcp:127.0.0.1:10809",
-            "nbd:tcp:[::1]:10809",
-            "vhost-user:/run/x.sock",
-        ] {
-            assert_eq!(text.parse::<ExportChoice>().unwrap().to_string(), text);
-        }
-    }
-
-    #[test]
-    fn what_is_no_export_is_refused() {
-        let long = format!("nbd:unix:/{}", "x".repeat(200));
-        let vhost = format!("vhost-user:/{}", "x".repeat(107));
-        for text in [
-            "",
-            "vhost-user",
-            "vhost-user:",
-            "vhost-user:x.sock",
-            &vhost,
-            "nbd",
-            "nbd:unix:",
-            "nbd:unix:x.sock",
-            "nbd:tcp:",
-            "nbd:tcp:127.0.0.1",
-            "fuse",
-            "ublk:0",
-            &long,
-        ] {
-            let error = text.parse::<ExportChoice>().unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{text}");
-        }
-    }
-
-    #[test]
-    fn an_export_that_other_machines_reach_has_to_be_allowed() {
-        for (text, is_remote) in [
-            ("nbd:tcp:127.0.0.1:10809", false),
-            ("nbd:tcp:127.8.8.8:10809", false),
-            ("nbd:tcp:[::1]:10809", false),
-            ("nbd:tcp:[::ffff:127.0.0.1]:10809", false),
-            ("nbd:unix:/run/x.sock", false),
-            ("auto", false),
-            ("nbd:tcp:0.0.0.0:10809", true),
-            ("nbd:tcp:[::]:10809", true),
-            ("nbd:tcp:192.0.2.1:10809", true),
-        ] {
-            let choice = text.parse::<ExportChoice>().unwrap();
-            assert_eq!(choice.refuse_remote(false).is_err(), is_remote, "{text}");
-            assert!(choice.refuse_remote(true).is_ok(), "{text}");
-        }
-    }
 
     #[test]
     fn devices_of_other_transports_have_names_of_their_own() {

@@ -1,0 +1,58 @@
+//! Errors as they go over the control socket.
+
+use cbd_types::{Error, ErrorKind};
+use serde::{Deserialize, Serialize};
+
+/// An error: what a program needs, and one line for people.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ErrorBody {
+    /// A stable word; see [`ErrorKind::name`].
+    pub kind: String,
+    /// What was wrong, with which object, and what to do.
+    pub message: String,
+}
+
+/// The body of an answer that is an error.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ErrorAnswer {
+    /// The error.
+    pub error: ErrorBody,
+}
+
+impl From<&Error> for ErrorBody {
+    fn from(error: &Error) -> Self {
+        Self { kind: error.kind().name().to_owned(), message: error.line().replace('\n', " ") }
+    }
+}
+
+impl From<ErrorBody> for Error {
+    fn from(body: ErrorBody) -> Self {
+        Self::new(kind_of(&body.kind), body.message)
+    }
+}
+
+/// The kind that a name stands for; what this program does not know is a failure of the system.
+#[must_use]
+pub fn kind_of(name: &str) -> ErrorKind {
+    const KINDS: [ErrorKind; 18] = [
+        ErrorKind::InvalidArgument,
+        ErrorKind::NotFound,
+        ErrorKind::AlreadyExists,
+        ErrorKind::Busy,
+        ErrorKind::NoSpace,
+        ErrorKind::OutOfRange,
+        ErrorKind::ReadOnly,
+        ErrorKind::Media,
+        ErrorKind::Backing,
+        ErrorKind::Damaged,
+        ErrorKind::Foreign,
+        ErrorKind::Unsupported,
+        ErrorKind::Stopped,
+        ErrorKind::Permission,
+        ErrorKind::TimedOut,
+        ErrorKind::Exchanged,
+        ErrorKind::Torn,
+        ErrorKind::System,
+    ];
+    KINDS.into_iter().find(|kind| kind.name() == name).unwrap_or(ErrorKind::System)
+}

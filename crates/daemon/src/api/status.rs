@@ -1,0 +1,198 @@
+//! The status as it goes over the control socket.
+
+use super::{BackendInfo, Settings, TransportInfo};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// The whole page that `status` shows.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct Status {
+    /// Version of the daemon.
+    pub version: String,
+    /// Its process.
+    pub pid: u32,
+    /// Seconds since it started.
+    pub uptime_s: u64,
+    /// What the user should know of the daemon itself.
+    pub warnings: Vec<String>,
+    /// What clients of all devices take together, and what was refused.
+    #[serde(default)]
+    pub front_ends: FrontEndStatus,
+    /// Its transports.
+    pub transports: Vec<TransportStatus>,
+}
+
+/// What clients of all devices take together; what was refused, since the daemon started.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct FrontEndStatus {
+    /// Bytes of memory that virtual machines have handed over.
+    pub guest_memory_bytes: u64,
+    /// Bytes that they may hand over together.
+    pub guest_memory_limit: u64,
+    /// How often that was too little.
+    pub guest_memory_refused: u64,
+    /// Bytes that NBD connections have taken or reserved.
+    pub nbd_memory_bytes: u64,
+    /// Bytes that they may have together.
+    pub nbd_memory_limit: u64,
+    /// NBD clients that were turned away.
+    pub nbd_refused: u64,
+    /// NBD clients that had not finished their handshake and ended for newer ones.
+    pub nbd_gave_way: u64,
+    /// NBD connections that ended with an error.
+    pub nbd_failed: u64,
+    /// Front ends of virtual machines that were turned away.
+    pub vhost_refused: u64,
+    /// Front ends and rings of virtual machines that broke a rule or a bound.
+    pub vhost_failed: u64,
+    /// Connections to the control socket.
+    pub control_connections: u64,
+    /// Connections to the control socket that were turned away.
+    pub control_refused: u64,
+}
+
+/// A transport in the status.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct TransportStatus {
+    /// What `tp-list` shows.
+    #[serde(flatten)]
+    pub info: TransportInfo,
+    /// Bytes of the region.
+    pub size: u64,
+    /// Its backends.
+    pub backends: Vec<BackendStatus>,
+}
+
+/// A backend in the status.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct BackendStatus {
+    /// What `backend-list` shows.
+    #[serde(flatten)]
+    pub info: BackendInfo,
+    /// Logical sector in bytes.
+    pub sector: u32,
+    /// Number of queues.
+    pub handlers: u32,
+    /// How the backing device is held and driven.
+    pub backing: String,
+    /// A write of at most this many bytes in one 4 MiB chunk is recovered whole or not at all.
+    pub atomic_unit: u32,
+    /// What the user should know.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub warnings: Vec<String>,
+    /// What has become of the file of the backing device since it was opened: deleted, cut short, renamed.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub file_change: Option<String>,
+    /// The cache; absent without one, or while the backend is not served.
+    pub cache: Option<CacheInfo>,
+    /// What the cache holds while the backend is not served; absent without a cache, and until it was looked into.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub held: Option<HeldInfo>,
+    /// Why that cannot be said.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub held_error: Option<String>,
+}
+
+/// What the cache of a backend holds that is not served.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct HeldInfo {
+    /// Bytes that are not on the backing device yet.
+    pub dirty_bytes: u64,
+    /// Bytes that are lost because they are damaged in the cache; no part of the dirty bytes.
+    pub quarantined_bytes: u64,
+    /// Bytes that the backing device refuses; part of the dirty bytes.
+    pub parked_bytes: u64,
+    /// Records that the backing device does not have, those without bytes (zeroes, discards) included.
+    pub dirty_records: u64,
+    /// All epochs up to this are on the backing device.
+    pub drained_epoch: u64,
+    /// What the backing device alone is, in words.
+    pub recovery_point: String,
+}
+
+/// A cache in the status.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct CacheInfo {
+    /// Bytes of the cache.
+    pub size: u64,
+    /// Segments that are free.
+    pub free_segments: u64,
+    /// Lanes.
+    pub lanes: u32,
+    /// Whether data is under a checksum.
+    pub data_crc: bool,
+    /// The settings.
+    #[serde(flatten)]
+    pub settings: Settings,
+    /// Bytes that are not on the backing device yet.
+    pub dirty_bytes: u64,
+    /// Bytes read that were in the cache.
+    pub read_hit_bytes: u64,
+    /// Bytes read that were not.
+    pub read_miss_bytes: u64,
+    /// Share of the bytes read that came from the cache, 0 to 1; absent before the first read.
+    pub read_hit_ratio: Option<f64>,
+    /// The epoch that is open.
+    pub epoch: u64,
+    /// All epochs up to this are on the backing device.
+    pub drained_epoch: u64,
+    /// The recovery point, milliseconds since 1970: every write that completed and was flushed before this time is on the backing device.
+    /// 0 when it is not known.
+    pub drained_ms: u64,
+    /// What the backing device alone is now, in words.
+    pub recovery_point: String,
+    /// Whether the backing device alone is a state that a disk could show after a power cut, and if not why.
+    pub void: Option<String>,
+    /// Attempts of writeback that have failed since the backing device last worked; 0 while it works.
+    pub backing_errors: u64,
+    /// The latest of them.
+    pub last_error: Option<String>,
+    /// Whether a write waits for space.
+    pub writers_waiting: bool,
+    /// The backing device has refused writes for longer than the settings allow: writes that find no space fail.
+    pub stalled: bool,
+    /// Ranges that the backing device refuses; the cache keeps them.
+    pub parked: Vec<RangeInfo>,
+    /// Their bytes; part of the dirty bytes.
+    pub parked_bytes: u64,
+    /// What the backing device said when they were tried last.
+    pub parked_error: Option<String>,
+    /// Bytes that clients wrote since the cache was opened.
+    pub written_bytes: u64,
+    /// Bytes written to the backing device since then.
+    pub written_back_bytes: u64,
+    /// Bytes of memory of the index.
+    pub index_bytes: u64,
+    /// Bytes of the quarantined ranges, listed or not; no part of the dirty bytes.
+    #[serde(default)]
+    pub quarantined_bytes: u64,
+    /// Damaged places found since the cache was opened.
+    pub damage_found: u64,
+    /// Those of them that were healed from the backing device.
+    pub damage_healed: u64,
+    /// How often paths were taken since the cache was opened that are rarely taken, by name.
+    #[serde(default)]
+    pub rare_paths: BTreeMap<String, u64>,
+    /// Ranges of the device whose data is damaged: reads answer with an error.
+    pub quarantined: Vec<DamagedInfo>,
+}
+
+/// A range of a device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct RangeInfo {
+    /// First byte.
+    pub start: u64,
+    /// One past the last byte.
+    pub end: u64,
+}
+
+/// A range whose data is damaged.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct DamagedInfo {
+    /// First byte.
+    pub start: u64,
+    /// One past the last byte.
+    pub end: u64,
+    /// What was found.
+    pub reason: String,
+}

@@ -1,0 +1,104 @@
+//! What happens at the sockets of exports, in the log and in counters.
+
+use crate::front_ends::{FrontEnds, Lines, count};
+use cbd_vhost::Notice;
+use std::sync::Arc;
+
+/// Logs and counts what happens at the vhost-user socket of a device.
+pub(super) fn tell_of_vhost(device: String, front_ends: &Arc<FrontEnds>) -> cbd_vhost::Observer {
+    let (front_ends, came, refused) = (Arc::clone(front_ends), Lines::default(), Lines::default());
+    let (failed, rings, went) = (Lines::default(), Lines::default(), Lines::default());
+    Arc::new(move |notice| match notice {
+        Notice::Connected => {
+            came.say(|more| tracing::info!(device, "a vhost-user front end connected{more}"));
+        }
+        Notice::Ended { error: None } => {
+            went.say(|more| tracing::info!(device, "the vhost-user front end went{more}"));
+        }
+        Notice::Ended { error: Some(error) } => {
+            count(&front_ends.counters.vhost_failed);
+            failed.say(|more| tracing::warn!(device, "{error}{more}"));
+        }
+        Notice::Refused => {
+            count(&front_ends.counters.vhost_refused);
+            refused.say(|more| {
+                tracing::warn!(device, "a vhost-user front end was turned away: there is one already{more}");
+            });
+        }
+        Notice::RingFailed { ring, error } => {
+            count(&front_ends.counters.vhost_failed);
+            rings.say(|more| {
+                tracing::error!(
+                    device,
+                    ring,
+                    "a guest's ring is not served any more, until the guest resets its device: {error}{more}"
+                );
+            });
+        }
+        Notice::TooEarly => {
+            count(&front_ends.counters.vhost_refused);
+            refused.say(|more| {
+                tracing::warn!(
+                    device,
+                    "a vhost-user front end was turned away: the backing device still has requests of the last one, which is gone; it may \
+                     connect again when they are done{more}"
+                );
+            });
+        }
+        Notice::CannotAccept { error } => {
+            count(&front_ends.counters.vhost_refused);
+            refused.say(|more| tracing::error!(device, "{error}{more}"));
+        }
+        other => tracing::warn!(device, "{other:?}"),
+    })
+}
+
+/// Logs and counts what happens at the NBD socket of a device.
+pub(super) fn tell_of_nbd(device: String, front_ends: &Arc<FrontEnds>) -> cbd_nbd::Observer {
+    use cbd_nbd::Notice;
+    let front_ends = Arc::clone(front_ends);
+    let (refused, gave_way) = (Lines::default(), Lines::default());
+    let (failed, waits) = (Lines::default(), Lines::default());
+    Arc::new(move |notice| {
+        match notice {
+        Notice::Connected { connection } => tracing::debug!(device, connection, "an NBD client connected"),
+        Notice::Ended { connection, error: None } => {
+            tracing::debug!(device, connection, "an NBD client went");
+        }
+        Notice::Ended { connection, error: Some(error) } => {
+            count(&front_ends.counters.nbd_failed);
+            failed.say(|more| {
+                tracing::warn!(device, connection, "the connection of an NBD client ended: {error}{more}");
+            });
+        }
+        Notice::Refused { error } | Notice::CannotAccept { error } => {
+            count(&front_ends.counters.nbd_refused);
+            refused.say(|more| tracing::warn!(device, "an NBD client was turned away: {error}{more}"));
+        }
+        Notice::GaveWay { connection } => {
+            count(&front_ends.counters.nbd_gave_way);
+            gave_way.say(|more| {
+                tracing::warn!(
+                    device,
+                    connection,
+                    "an NBD client that had not finished its handshake was turned away for newer ones{more}"
+                );
+            });
+        }
+        Notice::Waits { connection, clients } => waits.say(|more| {
+            tracing::warn!(
+                device,
+                connection,
+                "an NBD client is not answered yet: the backing device still has requests of {clients} connections that have ended{more}"
+            );
+        }),
+        Notice::Admitted { connection, waited } => tracing::info!(
+            device,
+            connection,
+            "the NBD client is answered, after {:.1} s: the requests of ended connections are done",
+            waited.as_secs_f64()
+        ),
+        other => tracing::warn!(device, "{other:?}"),
+    }
+    })
+}
