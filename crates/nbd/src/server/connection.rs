@@ -11,100 +11,33 @@
 //! - after the client's last request, what the device has is completed before the queue is let go; what has not begun is given up when
 //!   the client is gone, or when a new client waits for it.
 
+use super::Limits;
+use super::ending::Ending;
 use super::handshake::Agreed;
+use super::incoming::{Incoming, Payload};
 use super::memory::{Memory, RESERVED, cost_of};
 use super::parts::{Framing, Next, PART, Parts, Way};
 use super::presence::Presence;
 use super::receive::{Received, Receiver};
 use super::reply::{Output, Reply, Sent};
-use super::request::{Rules, Task};
+use super::request::{CACHE_PIECE, Rules, Task};
+use super::slots::{Kind, Slot, Slots};
 use super::status;
-use crate::protocol::{RequestHeader, command, command_flag};
+use super::waits::Waits;
+use crate::protocol::{RequestHeader, command};
 use cbd_export::clients::is_settled;
-use cbd_export::wake::{Interest, WaitSet};
 use cbd_export::{BlockDevice, RequestQueue};
 use cbd_types::{AlignedBuffer, ByteRange, Completion, Error, ErrorKind, Operation, Request, Result};
 use socket2::Socket;
 use std::collections::VecDeque;
 use std::mem;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 /// Replies go out when so many bytes of them wait, even if more requests are at hand.
 const SEND_AT: usize = 64 << 10;
-/// A CACHE command reads this many bytes at a time.
-const CACHE_PIECE: u64 = 1 << 20;
-/// Memory that a description of a range may take.
-const STATUS_COST: usize = 128 << 10;
 /// After so long without a request, spare buffers are let go.
 const IDLE: Duration = Duration::from_secs(1);
-
-/// Places in the wait set; those of the queue's descriptors follow.
-const SOCKET: usize = 0;
-const STOP: usize = 1;
-const AWAITED: usize = 2;
-const QUEUE: usize = 3;
-
-/// What a connection may hold, and how long its end may take.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
-    pub(super) requests: usize,
-    pub(super) stop: Duration,
-    /// Readable when the server stops.
-    pub(super) order: RawFd,
-}
-
-/// A request that the device has.
-struct Slot {
-    cookie: u64,
-    kind: Kind,
-    /// Bytes that it counts for.
-    cost: usize,
-}
-
-#[derive(Clone, Copy)]
-enum Kind {
-    Read(ByteRange),
-    /// A reply without data.
-    Plain,
-    /// What is left to be read and dropped.
-    Cache(ByteRange),
-    /// A part of the request that goes on in parts.
-    Part(ByteRange),
-}
-
-/// Where in the stream of requests we are.
-enum Incoming {
-    /// Before the head of a request.
-    Head,
-    /// In the payload of a write.
-    Payload(Payload),
-    /// Before the next part of a write, for which there is no memory yet.
-    Part,
-    /// In the payload of a write that was refused.
-    Refused { cookie: u64, left: usize, error: Error },
-}
-
-/// A payload that is being received.
-struct Payload {
-    cookie: u64,
-    kind: Kind,
-    task: (Operation, ByteRange, bool),
-    buffer: AlignedBuffer,
-    filled: usize,
-}
-
-/// The end of a connection.
-struct Ending {
-    /// Whether replies can still be sent.
-    sending: bool,
-    /// When sending is given up.
-    until: Instant,
-    /// Whether the client said that it goes: what it asked for before is done.
-    in_order: bool,
-    /// Whether what had not begun was given up.
-    gave_up: bool,
-}
 
 pub(super) struct Connection<'a> {
     socket: &'a Socket,
@@ -116,13 +49,10 @@ pub(super) struct Connection<'a> {
     receiver: Receiver,
     incoming: Incoming,
     output: Output,
-    /// Replies that wait until all parts of a read are sent.
-    held: VecDeque<Reply>,
     memory: Memory,
     /// The request that goes on in parts.
     parts: Option<Parts>,
-    slots: Vec<Option<Slot>>,
-    free: Vec<usize>,
+    slots: Slots,
     /// Requests that were read and whose replies are not out.
     unanswered: usize,
     /// CACHE commands with a piece to go, and their buffers.
@@ -132,8 +62,7 @@ pub(super) struct Connection<'a> {
     /// The server stops: when even parked requests are given up.
     stop_until: Option<Instant>,
     fault: Option<Error>,
-    waits: WaitSet,
-    queue_descriptors: usize,
+    waits: Waits,
     /// Behind the queue, so that it goes last.
     presence: Presence,
 }
@@ -149,14 +78,8 @@ impl<'a> Connection<'a> {
         presence: Presence,
     ) -> Result<Self> {
         let queue = device.open_queue()?;
-        let mut waits = WaitSet::new();
-        waits.add(socket.as_raw_fd(), Interest::Read);
-        waits.add(limits.order, Interest::Read);
-        waits.add(presence.descriptor(), Interest::Read);
-        let descriptors = queue.wait_descriptors();
-        for &descriptor in &descriptors {
-            waits.add(descriptor, Interest::Read);
-        }
+        let (order, awaited) = (limits.order, presence.descriptor());
+        let waits = Waits::new(socket.as_raw_fd(), order, awaited, &queue.wait_descriptors());
         Ok(Self {
             socket,
             device,
@@ -167,11 +90,9 @@ impl<'a> Connection<'a> {
             receiver: Receiver::new(),
             incoming: Incoming::Head,
             output: Output::default(),
-            held: VecDeque::new(),
             memory,
             parts: None,
-            slots: Vec::new(),
-            free: Vec::new(),
+            slots: Slots::default(),
             unanswered: 0,
             pieces: VecDeque::new(),
             done: Vec::new(),
@@ -179,7 +100,6 @@ impl<'a> Connection<'a> {
             stop_until: None,
             fault: None,
             waits,
-            queue_descriptors: descriptors.len(),
             presence,
         })
     }
@@ -193,7 +113,7 @@ impl<'a> Connection<'a> {
             self.take_requests();
             self.submit_piece();
             self.read_next_part();
-            if self.parked() > 0 {
+            if self.slots.parked() > 0 {
                 self.queue.poll(&mut self.done);
                 self.settle();
             }
@@ -206,11 +126,6 @@ impl<'a> Connection<'a> {
                 self.wait()?;
             }
         }
-    }
-
-    /// Requests that the device has.
-    fn parked(&self) -> usize {
-        self.slots.len() - self.free.len()
     }
 
     // -- in ---------------------------------------------------------------------------------------------------
@@ -243,27 +158,15 @@ impl<'a> Connection<'a> {
     fn admits(&self, header: &RequestHeader) -> bool {
         self.unanswered < self.limits.requests
             && !self.parts.as_ref().is_some_and(Parts::comes_first)
-            && (self.memory.has(self.cost(header)) || self.may_go_in_parts(header))
-    }
-
-    /// Memory that a request takes as a whole, if it is legal.
-    fn cost(&self, header: &RequestHeader) -> usize {
-        match header.command {
-            command::READ | command::WRITE if header.length <= self.rules.payload_max => {
-                cost_of(header.length as usize)
-            }
-            command::CACHE => cost_of(u64::from(header.length).min(CACHE_PIECE) as usize),
-            command::BLOCK_STATUS => STATUS_COST,
-            _ => 0,
-        }
+            && (self.memory.has(self.rules.cost(header)) || self.may_go_in_parts(header))
     }
 
     /// Whether a request for which there is no memory can begin with its first part.
     fn may_go_in_parts(&self, header: &RequestHeader) -> bool {
-        let is_alone = header.command == command::READ && self.framing(header) == Framing::OneHead;
+        let is_alone = header.command == command::READ && self.agreed.framing(header) == Framing::OneHead;
         self.parts.is_none()
             && matches!(header.command, command::READ | command::WRITE)
-            && self.cost(header) > RESERVED
+            && self.rules.cost(header) > RESERVED
             && (!is_alone || self.memory.is_unused())
             && self.memory.has(cost_of(PART as usize))
     }
@@ -313,7 +216,7 @@ impl<'a> Connection<'a> {
             return true;
         }
         let task = self.rules.judge(header, &self.agreed);
-        let cost = if task.is_ok() { self.cost(header) } else { 0 };
+        let cost = if task.is_ok() { self.rules.cost(header) } else { 0 };
         let is_whole = self.memory.take(cost);
         if !is_whole && !self.may_go_in_parts(header) {
             return false;
@@ -343,7 +246,7 @@ impl<'a> Connection<'a> {
             }
             Ok(Task::Cache(range)) => {
                 let buffer = self.memory.buffer(range.len().min(CACHE_PIECE) as usize);
-                let place = self.place(Slot { cookie, kind: Kind::Cache(range), cost });
+                let place = self.slots.insert(Slot { cookie, kind: Kind::Cache(range), cost });
                 self.pieces.push_back((place, buffer));
             }
             Ok(Task::Status { range, one }) => {
@@ -362,20 +265,11 @@ impl<'a> Connection<'a> {
 
     // -- requests in parts ------------------------------------------------------------------------------------
 
-    /// How the data of a read in parts is sent.
-    const fn framing(&self, header: &RequestHeader) -> Framing {
-        if self.agreed.structured && header.flags & command_flag::DF == 0 {
-            Framing::Chunks
-        } else {
-            Framing::OneHead
-        }
-    }
-
     fn begin_in_parts(&mut self, header: &RequestHeader, operation: Operation, range: ByteRange, fua: bool) {
         let structured = self.agreed.structured;
         let way = match operation {
             Operation::Write => Way::Write { fua },
-            _ => Way::Read(self.framing(header)),
+            _ => Way::Read(self.agreed.framing(header)),
         };
         self.parts = Some(Parts::new(header.cookie, structured, way, range));
         if operation == Operation::Write {
@@ -437,9 +331,7 @@ impl<'a> Connection<'a> {
                 let has_buffer = reply.has_buffer();
                 self.output.push(reply);
                 self.parts = None;
-                while let Some(reply) = self.held.pop_front() {
-                    self.output.push(reply);
-                }
+                self.output.release();
                 if !has_buffer {
                     self.memory.give(cost);
                 }
@@ -455,7 +347,7 @@ impl<'a> Connection<'a> {
     /// A reply goes out, behind a read of which some is on its way.
     fn push(&mut self, reply: Reply) {
         if self.parts.as_ref().is_some_and(Parts::is_alone) {
-            self.held.push_back(reply);
+            self.output.hold(reply);
         } else {
             self.output.push(reply);
         }
@@ -515,7 +407,7 @@ impl<'a> Connection<'a> {
             }
             Ok(Received::Nothing) => {}
             // A client may close its sending half and still want its replies.
-            Ok(Received::End) => self.end(None, !self.waits.failed(SOCKET)),
+            Ok(Received::End) => self.end(None, !self.waits.is_hung_up()),
             Err(error) => {
                 let text = format!("the connection of an NBD client failed: {error}");
                 self.end(Some(Error::new(ErrorKind::Stopped, text)), false);
@@ -525,22 +417,9 @@ impl<'a> Connection<'a> {
 
     // -- the device -------------------------------------------------------------------------------------------
 
-    fn place(&mut self, slot: Slot) -> usize {
-        match self.free.pop() {
-            Some(place) => {
-                self.slots[place] = Some(slot);
-                place
-            }
-            None => {
-                self.slots.push(Some(slot));
-                self.slots.len() - 1
-            }
-        }
-    }
-
     fn start(&mut self, cookie: u64, kind: Kind, task: (Operation, ByteRange, bool), buffer: AlignedBuffer) {
         let (operation, range, fua) = task;
-        let place = self.place(Slot { cookie, kind, cost: cost_of(buffer.len()) });
+        let place = self.slots.insert(Slot { cookie, kind, cost: cost_of(buffer.len()) });
         let request = Request { id: place as u64, operation, range, fua, buffer };
         self.queue.submit_plugged(request, &mut self.done);
         self.settle();
@@ -549,7 +428,7 @@ impl<'a> Connection<'a> {
     /// Submits one piece of one CACHE command, so that long ones do not keep others waiting.
     fn submit_piece(&mut self) {
         let Some((place, mut buffer)) = self.pieces.pop_front() else { return };
-        let Some(Slot { kind: Kind::Cache(left), .. }) = &mut self.slots[place] else { return };
+        let Some(Slot { kind: Kind::Cache(left), .. }) = self.slots.get_mut(place) else { return };
         let range = ByteRange { start: left.start, end: left.end.min(left.start + CACHE_PIECE) };
         left.start = range.end;
         buffer.resize(range.len() as usize);
@@ -570,7 +449,7 @@ impl<'a> Connection<'a> {
     fn answer(&mut self, completion: Completion) {
         let Completion { id, result, buffer } = completion;
         let place = usize::try_from(id).unwrap_or(usize::MAX);
-        let Some(slot) = self.slots.get_mut(place).and_then(Option::take) else {
+        let Some(slot) = self.slots.take(place) else {
             debug_assert!(false, "the device completed request {id}, which it does not have");
             return;
         };
@@ -578,11 +457,11 @@ impl<'a> Connection<'a> {
             && !left.is_empty()
             && self.ending.is_none()
         {
-            self.slots[place] = Some(slot);
+            self.slots.put_back(place, slot);
             self.pieces.push_back((place, buffer));
             return;
         }
-        self.free.push(place);
+        self.slots.free(place);
         if let Kind::Part(part) = slot.kind {
             self.part_done(part, slot.cost, result, buffer);
             return;
@@ -635,8 +514,7 @@ impl<'a> Connection<'a> {
         match &mut self.ending {
             Some(ending) => ending.sending &= sending,
             None => {
-                let until = Instant::now() + self.limits.stop;
-                self.ending = Some(Ending { sending, until, in_order: false, gave_up: false });
+                self.ending = Some(Ending::new(sending, self.limits.stop));
                 self.presence.leave();
             }
         }
@@ -645,8 +523,7 @@ impl<'a> Connection<'a> {
     /// Gives up what has not begun, if the client is gone or a new one waits for that; says so when nothing of it can happen any more.
     fn give_up(&mut self) {
         let Some(ending) = &mut self.ending else { return };
-        let is_gone = !ending.sending && !ending.in_order;
-        if !ending.gave_up && (is_gone || self.presence.is_awaited()) {
+        if !ending.gave_up && (ending.is_gone() || self.presence.is_awaited()) {
             ending.gave_up = true;
             self.queue.give_up(&mut self.done);
             self.settle();
@@ -663,7 +540,7 @@ impl<'a> Connection<'a> {
         if self.stop_until.is_some_and(|until| now >= until) {
             return true;
         }
-        if self.slots.len() > self.free.len() {
+        if self.slots.parked() > 0 {
             // Parked requests are the device's; sending has its time after them.
             ending.until = now + self.limits.stop;
             return false;
@@ -678,35 +555,24 @@ impl<'a> Connection<'a> {
         let input = self.wants_bytes();
         let sending = self.ending.as_ref().is_none_or(|ending| ending.sending);
         let output = sending && !self.output.is_empty();
-        self.waits.set(
-            SOCKET,
-            match (input, output) {
-                (true, true) => Interest::ReadWrite,
-                (true, false) => Interest::Read,
-                (false, true) => Interest::Write,
-                (false, false) if sending => Interest::HangUp,
-                (false, false) => Interest::Nothing,
-            },
-        );
-        self.waits.set(STOP, if self.stop_until.is_some() { Interest::Nothing } else { Interest::Read });
-        self.waits.wait(self.timeout())?;
+        self.waits.wait(input, output, sending, self.stop_until.is_some(), self.timeout())?;
 
-        if self.waits.readable(STOP) {
+        if self.waits.is_stopped() {
             self.stop_until = Some(Instant::now() + self.limits.stop);
             self.end(None, true);
         }
-        if self.waits.readable(AWAITED) && self.presence.is_awaited() {
+        if self.waits.is_awaited() && self.presence.is_awaited() {
             self.end(None, true);
         }
-        if (QUEUE..QUEUE + self.queue_descriptors).any(|place| self.waits.readable(place)) {
+        if self.waits.has_queue() {
             self.queue.poll(&mut self.done);
             self.settle();
         }
-        if input && self.waits.readable(SOCKET) {
+        if input && self.waits.has_bytes() {
             if self.ending.is_none() {
                 self.receive();
             }
-        } else if !input && self.waits.failed(SOCKET) {
+        } else if !input && self.waits.is_hung_up() {
             self.end(None, false);
         } else if self.unanswered == 0 && self.memory.is_idle() && self.waits.none_ready() {
             self.memory.trim();
@@ -719,7 +585,7 @@ impl<'a> Connection<'a> {
         if !self.pieces.is_empty() {
             return Some(Duration::ZERO);
         }
-        let sending = self.ending.as_ref().filter(|_| self.parked() == 0).map(|ending| ending.until);
+        let sending = self.ending.as_ref().filter(|_| self.slots.parked() == 0).map(|ending| ending.until);
         let until = [self.stop_until, sending].into_iter().flatten().min();
         match until {
             Some(until) => Some(until.saturating_duration_since(Instant::now())),

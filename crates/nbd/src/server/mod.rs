@@ -8,15 +8,19 @@
 //! Left to others: what requests do (the device), and when a server is started or stopped.
 
 mod connection;
+mod ending;
 mod handshake;
+mod incoming;
 mod memory;
 mod parts;
 mod presence;
 mod receive;
 mod reply;
 mod request;
+mod slots;
 mod status;
 mod stream;
+mod waits;
 
 use crate::listen::{Listen, Listener, tune};
 use crate::protocol::STRING_MAX;
@@ -26,7 +30,7 @@ use cbd_export::socket::is_momentary;
 use cbd_export::wake::{Interest, WaitSet};
 use cbd_export::{BlockDevice, Clients, Event, start_thread};
 use cbd_types::{Error, ErrorKind, Result};
-use connection::{Connection, Limits};
+use connection::Connection;
 use handshake::{Offer, negotiate};
 use memory::Memory;
 use presence::Presence;
@@ -35,7 +39,7 @@ use socket2::Socket;
 use std::collections::VecDeque;
 use std::fmt;
 use std::net::Shutdown;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -330,6 +334,15 @@ impl Shared {
             observer(notice);
         }
     }
+}
+
+/// What a connection may hold, and how long its end may take.
+#[derive(Clone, Copy, Debug)]
+struct Limits {
+    requests: usize,
+    stop: Duration,
+    /// Readable when the server stops.
+    order: RawFd,
 }
 
 fn check(options: &Options) -> Result<()> {

@@ -10,7 +10,9 @@
 //!
 //! Left to others: memory, the socket and the device (`connection`).
 
+use super::handshake::Agreed;
 use super::reply::Reply;
+use crate::protocol::{RequestHeader, command_flag};
 use cbd_types::{AlignedBuffer, ByteRange, Error, ErrorKind};
 
 /// Longest part; no atomic unit is longer.
@@ -23,6 +25,17 @@ pub(super) enum Framing {
     Chunks,
     /// One head with the length of all parts.
     OneHead,
+}
+
+impl Agreed {
+    /// How the data of a read in parts is sent.
+    pub(super) const fn framing(&self, header: &RequestHeader) -> Framing {
+        if self.structured && header.flags & command_flag::DF == 0 {
+            Framing::Chunks
+        } else {
+            Framing::OneHead
+        }
+    }
 }
 
 /// What is done in parts.

@@ -205,6 +205,8 @@ impl Reply {
 #[derive(Default)]
 pub(super) struct Output {
     queue: VecDeque<Reply>,
+    /// Replies that wait until all parts of a read are sent.
+    held: VecDeque<Reply>,
     waiting: usize,
 }
 
@@ -212,6 +214,18 @@ impl Output {
     pub(super) fn push(&mut self, reply: Reply) {
         self.waiting += reply.len();
         self.queue.push_back(reply);
+    }
+
+    /// As [`push`](Self::push), but not before [`release`](Self::release).
+    pub(super) fn hold(&mut self, reply: Reply) {
+        self.held.push_back(reply);
+    }
+
+    /// What was held goes out.
+    pub(super) fn release(&mut self) {
+        while let Some(reply) = self.held.pop_front() {
+            self.push(reply);
+        }
     }
 
     pub(super) fn is_empty(&self) -> bool {

@@ -4,8 +4,14 @@
 //! than [`Rules::payload_max`]. Pure: no I/O, no state.
 
 use super::handshake::{Agreed, Contexts};
+use super::memory::cost_of;
 use crate::protocol::{RequestHeader, command, command_flag, transmission_flag};
 use cbd_types::{ByteRange, Error, ErrorKind, Geometry, Operation, Result};
+
+/// A CACHE command reads this many bytes at a time.
+pub(super) const CACHE_PIECE: u64 = 1 << 20;
+/// Memory that a description of a range may take.
+const STATUS_COST: usize = 128 << 10;
 
 /// What holds for all requests to an export.
 #[derive(Clone, Copy, Debug)]
@@ -57,6 +63,18 @@ impl Rules {
         set(self.rotational, flag::ROTATIONAL);
         set(structured, flag::SEND_DF);
         flags
+    }
+
+    /// Memory that a request takes as a whole, if it is legal.
+    pub(super) fn cost(&self, header: &RequestHeader) -> usize {
+        match header.command {
+            command::READ | command::WRITE if header.length <= self.payload_max => {
+                cost_of(header.length as usize)
+            }
+            command::CACHE => cost_of(u64::from(header.length).min(CACHE_PIECE) as usize),
+            command::BLOCK_STATUS => STATUS_COST,
+            _ => 0,
+        }
     }
 
     /// What `header` asks for.

@@ -1,0 +1,25 @@
+//! Where in the stream of requests a connection is.
+
+use super::slots::Kind;
+use cbd_types::{AlignedBuffer, ByteRange, Error, Operation};
+
+/// Where in the stream of requests we are.
+pub(super) enum Incoming {
+    /// Before the head of a request.
+    Head,
+    /// In the payload of a write.
+    Payload(Payload),
+    /// Before the next part of a write, for which there is no memory yet.
+    Part,
+    /// In the payload of a write that was refused.
+    Refused { cookie: u64, left: usize, error: Error },
+}
+
+/// A payload that is being received.
+pub(super) struct Payload {
+    pub(super) cookie: u64,
+    pub(super) kind: Kind,
+    pub(super) task: (Operation, ByteRange, bool),
+    pub(super) buffer: AlignedBuffer,
+    pub(super) filled: usize,
+}

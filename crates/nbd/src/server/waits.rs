@@ -1,0 +1,85 @@
+//! What a connection waits for: its socket, the order to stop, a new client that waits for its end, and the queue of the device.
+//!
+//! Left to others: what is done then (`connection`).
+
+use cbd_export::wake::{Interest, WaitSet};
+use cbd_types::Result;
+use std::os::fd::RawFd;
+use std::time::Duration;
+
+/// Places in the wait set; those of the queue's descriptors follow.
+const SOCKET: usize = 0;
+const STOP: usize = 1;
+const AWAITED: usize = 2;
+const QUEUE: usize = 3;
+
+/// The descriptors, and which of them were ready after the last wait.
+pub(super) struct Waits {
+    set: WaitSet,
+    queue_descriptors: usize,
+}
+
+impl Waits {
+    pub(super) fn new(socket: RawFd, stop: RawFd, awaited: RawFd, queue: &[RawFd]) -> Self {
+        let mut set = WaitSet::new();
+        for &descriptor in [socket, stop, awaited].iter().chain(queue) {
+            set.add(descriptor, Interest::Read);
+        }
+        Self { set, queue_descriptors: queue.len() }
+    }
+
+    /// Waits until something is ready or the time is up: of the socket for bytes where `input` says so, for room where `output` does, and
+    /// for its end where `sending` does. The order to stop is waited for only until it has come.
+    ///
+    /// # Errors
+    /// When the system refuses to wait.
+    pub(super) fn wait(
+        &mut self,
+        input: bool,
+        output: bool,
+        sending: bool,
+        is_stopping: bool,
+        timeout: Option<Duration>,
+    ) -> Result<()> {
+        let socket = match (input, output) {
+            (true, true) => Interest::ReadWrite,
+            (true, false) => Interest::Read,
+            (false, true) => Interest::Write,
+            (false, false) if sending => Interest::HangUp,
+            (false, false) => Interest::Nothing,
+        };
+        self.set.set(SOCKET, socket);
+        self.set.set(STOP, if is_stopping { Interest::Nothing } else { Interest::Read });
+        self.set.wait(timeout).map(drop)
+    }
+
+    /// Whether bytes can be received.
+    pub(super) fn has_bytes(&self) -> bool {
+        self.set.readable(SOCKET)
+    }
+
+    /// Whether the socket is closed at its other end or broken.
+    pub(super) fn is_hung_up(&self) -> bool {
+        self.set.failed(SOCKET)
+    }
+
+    /// Whether the server stops.
+    pub(super) fn is_stopped(&self) -> bool {
+        self.set.readable(STOP)
+    }
+
+    /// Whether a new client waits.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.set.readable(AWAITED)
+    }
+
+    /// Whether the queue is to be polled.
+    pub(super) fn has_queue(&self) -> bool {
+        (QUEUE..QUEUE + self.queue_descriptors).any(|place| self.set.readable(place))
+    }
+
+    /// Whether the time was up.
+    pub(super) fn none_ready(&self) -> bool {
+        self.set.none_ready()
+    }
+}
