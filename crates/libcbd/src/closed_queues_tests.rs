@@ -1,7 +1,7 @@
 //! Queues that are closed with requests in flight: none of these happens behind an answer to whoever opens the device next.
 
 use super::*;
-use crate::{AlignedBuffer, ByteRange, Completion, DRAIN_PATIENCE, DeviceOptions, Operation, Queue, Request};
+use crate::{AlignedBuffer, ByteRange, Completion, DeviceOptions, Operation, Queue, Request};
 use cbd_backing::{Backing, Fault, FaultHandle, FaultRule, Faulty, OpKind};
 use std::ops::ControlFlow;
 use std::os::unix::fs::FileExt;
@@ -68,7 +68,7 @@ fn read(device: &Device, block: u64) -> Vec<u8> {
 }
 
 fn drain(device: &Device) {
-    device.drain(DRAIN_PATIENCE, &mut |_| ControlFlow::Continue(())).unwrap();
+    device.drain(&mut |_| ControlFlow::Continue(())).unwrap();
 }
 
 fn submit(queue: &mut Queue, operation: Operation, first: u64, blocks: u64, byte: u8) {
