@@ -68,7 +68,7 @@ fn read(device: &Device, block: u64) -> Vec<u8> {
 }
 
 fn drain(device: &Device) {
-    device.drain(&mut |_| ControlFlow::Continue(())).unwrap();
+    device.drain(Duration::from_secs(60), &mut |_| ControlFlow::Continue(())).unwrap();
 }
 
 fn submit(queue: &mut Queue, operation: Operation, first: u64, blocks: u64, byte: u8) {
