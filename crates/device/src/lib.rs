@@ -1,10 +1,11 @@
-//! A blkdev: requests of any size, cut into pieces that the cache takes, run to completion or parked.
+//! A blkdev: requests of any size, split into pieces that the cache accepts, executed to completion or
+//! parked.
 //!
-//! Always true here: the thread that submits a request runs it as far as it goes; what has to wait, for space or for
-//! the backing device, is parked in that thread's [`Queue`] and goes on in [`Queue::poll`]; nobody sleeps and tries
-//! again. A request completes once, and gives its buffer back.
+//! Invariants: the thread that submits a request executes it as far as possible; a request that has to wait,
+//! for space or for the backing device, is parked in that thread's [`Queue`] and continues in
+//! [`Queue::poll`]; no code sleeps and retries. A request completes once, and returns its buffer.
 //!
-//! Left to others: what a piece does (`cbd-engine`), wires and descriptors (exports).
+//! Elsewhere: the execution of a piece (`cbd-engine`), protocols and descriptors (exports).
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -19,7 +20,7 @@ use alloc::{sync::Arc, vec, vec::Vec};
 use cbd_engine::{Cache, CachedState, Environment};
 use cbd_types::{BackingGeometry, ByteRange, Geometry};
 
-/// What a blkdev stands on.
+/// The cache and the backing device of a blkdev.
 pub struct Device<E: Environment> {
     cache: Option<Arc<Cache<E>>>,
     backing: BackingGeometry,
@@ -31,7 +32,7 @@ impl<E: Environment> Device<E> {
         Self { cache: Some(cache), backing }
     }
 
-    /// A blkdev that hands everything to the backing device.
+    /// A blkdev that sends everything to the backing device.
     pub const fn uncached(backing: BackingGeometry) -> Self {
         Self { cache: None, backing }
     }
@@ -41,7 +42,7 @@ impl<E: Environment> Device<E> {
         self.cache.as_ref()
     }
 
-    /// What is known of `range`, in order and without holes, for block status.
+    /// The state of `range`, in order and without holes, for block status.
     pub fn extents(&self, range: ByteRange) -> Vec<CachedState> {
         match &self.cache {
             Some(cache) => cache.extents(range),
@@ -49,8 +50,8 @@ impl<E: Environment> Device<E> {
         }
     }
 
-    /// What exports tell their clients. The size is what was recorded for the cache: a backing device that has grown
-    /// does not grow the blkdev.
+    /// The geometry that exports report to their clients. The size is the recorded one of the cache: a
+    /// backing device that has grown does not grow the blkdev.
     pub fn geometry(&self) -> Geometry {
         let backing = &self.backing;
         let (size, atomic_unit, physical) = match &self.cache {

@@ -1,4 +1,4 @@
-//! Requests that wait, and operations on the backing device on behalf of them.
+//! Requests that wait, and their operations on the backing device.
 
 use alloc::vec::Vec;
 use cbd_engine::{Miss, ZeroProgress};
@@ -7,14 +7,14 @@ use cbd_types::{ByteRange, Error, Request};
 /// A request that has not completed.
 pub(crate) struct Parked {
     pub(crate) request: Request,
-    /// Operations on the backing device that are in flight for it.
+    /// Its operations on the backing device that are in flight.
     pub(crate) outstanding: usize,
-    /// The first thing that went wrong.
+    /// The first error.
     pub(crate) error: Option<Error>,
     pub(crate) progress: Progress,
 }
 
-/// How far a request that changes the device has come.
+/// The progress of a request that changes the device.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Progress {
     /// Everything up to this byte of the device is written.
@@ -22,20 +22,20 @@ pub(crate) enum Progress {
     Zeroed(ZeroProgress),
     /// Waits for the backing device only.
     Reading,
-    /// Waits for the flush that its FUA asks for.
+    /// Waits for the flush of its FUA.
     Forcing,
 }
 
 /// An operation in flight.
 pub(crate) struct InFlightOp {
-    /// Place of its request among the parked ones.
+    /// Index of its request among the parked ones.
     pub(crate) parked: usize,
     pub(crate) range: ByteRange,
-    /// What of it may be cached.
+    /// The misses of it that may be cached.
     pub(crate) misses: Vec<Miss>,
 }
 
-/// Things with numbers that are used anew.
+/// A table with reusable indices.
 pub(crate) struct Slab<T> {
     items: Vec<Option<T>>,
     free: Vec<usize>,

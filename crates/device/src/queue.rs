@@ -12,34 +12,35 @@ use cbd_types::{
 };
 use core::task::Waker;
 
-/// Neighbouring misses are read from the backing device in one operation of at most this many bytes.
+/// Adjacent misses are read from the backing device in one operation of at most this many bytes.
 const READ_MAX: u64 = 1 << 20;
-/// The longest write that is kept back for others: a longer one takes so long that a fence is little beside it.
+/// The longest write that is held back for a batch: for a longer one the cost of a fence is small in
+/// comparison.
 const PLUGGED_BYTES_MAX: u64 = 16 << 10;
-/// Bytes of buffers kept for the next reads of the backing device.
+/// Bytes of buffers kept for later reads of the backing device.
 const SPARE_BYTES: usize = 16 << 20;
 
-/// A queue: owned by one thread, with a queue of its own to the backing device.
+/// A queue: used by one thread, with its own queue of the backing device.
 pub struct Queue<E: Environment, Q: BackingQueue> {
     device: Arc<Device<E>>,
     backing: Q,
     waker: Waker,
     parked: Slab<Parked>,
     ops: Slab<InFlightOp>,
-    /// Requests that wait for space, in the order in which they came.
+    /// Requests that wait for space, in order of submission.
     waiting: VecDeque<usize>,
-    /// Data that was read for a request that is answered: cached when the answers are out.
+    /// Data that was read for an answered request: cached after the answers have been sent.
     fills: Vec<(Vec<Miss>, ByteRange, AlignedBuffer)>,
     spare: SpareBuffers,
     misses: Vec<Miss>,
     finished: Vec<BackingDone>,
-    /// Short writes that are done together, when no more come.
+    /// Short writes that are executed as a batch, when no more come.
     plugged: Vec<Request>,
 }
 
 impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
-    /// A queue to `device` with `backing` as its way to the backing device. `waker` is called, from any thread, when
-    /// [`poll`](Self::poll) may bring a waiting request further.
+    /// A queue of `device` with `backing` as its queue of the backing device. `waker` is called, from any
+    /// thread, when [`poll`](Self::poll) may make progress with a waiting request.
     pub fn new(device: Arc<Device<E>>, backing: Q, waker: Waker) -> Self {
         Self {
             device,
@@ -56,31 +57,31 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         }
     }
 
-    /// The queue to the backing device, to wait on.
+    /// The queue of the backing device, to wait on.
     pub const fn backing(&self) -> &Q {
         &self.backing
     }
 
-    /// Gives up memory that is kept for the next requests: none come for a while.
+    /// Frees memory that is kept for later requests.
     pub fn trim(&mut self) {
         self.spare.trim();
     }
 
-    /// Requests taken and not completed.
+    /// Requests submitted and not completed.
     pub fn parked(&self) -> usize {
         self.parked.len() + self.plugged.len()
     }
 
-    /// Requests taken and not completed that can still change the device.
+    /// Requests submitted and not completed that can still change the device.
     pub fn changes(&self) -> usize {
         let is_change = |operation| !matches!(operation, Operation::Read | Operation::Flush);
         let parked = self.parked.iter().filter(|parked| is_change(parked.request.operation)).count();
         parked + self.plugged.len()
     }
 
-    /// Gives up, with an error, each request that the backing device does not have: those that were kept back, and those that wait for
-    /// space, of which some pieces may be written. For the requests of a client that is gone; what the backing device has is completed by
-    /// [`poll`](Self::poll) as ever.
+    /// Cancels, with an error, each request that the backing device does not have: those that were held back,
+    /// and those that wait for space, of which some pieces may be written. For the requests of a client that
+    /// is gone; [`poll`](Self::poll) still completes the operations that the backing device has.
     pub fn give_up(&mut self, done: &mut Vec<Completion>) {
         for request in self.plugged.drain(..) {
             complete(request, Err(given_up()), done);
@@ -95,8 +96,8 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         }
     }
 
-    /// As [`submit`](Self::submit) for a request behind which the client has submitted more: a write may be kept back until
-    /// [`unplug`](Self::unplug), to be done together with others.
+    /// As [`submit`](Self::submit) for a request after which the client has submitted more: a write may be
+    /// held back until [`unplug`](Self::unplug), to be executed in a batch.
     pub fn submit_plugged(&mut self, request: Request, done: &mut Vec<Completion>) {
         if self.is_short(&request) {
             self.plugged.push(request);
@@ -109,7 +110,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         }
     }
 
-    /// Takes what was kept back.
+    /// Executes the writes that were held back.
     pub fn unplug(&mut self, done: &mut Vec<Completion>) {
         if self.plugged.is_empty() {
             return;
@@ -123,7 +124,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         self.plugged = plugged;
     }
 
-    /// Whether the request is a short write that the engine does in one piece.
+    /// Whether the request is a short write that the engine executes in one piece.
     fn is_short(&self, request: &Request) -> bool {
         request.operation == Operation::Write
             && !request.range.is_empty()
@@ -174,7 +175,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         }
     }
 
-    /// Takes a request. What can be done at once is in `done` when this returns.
+    /// Submits a request. If it completes at once, its completion is in `done` when this returns.
     pub fn submit(&mut self, request: Request, done: &mut Vec<Completion>) {
         if let Err(error) = self.check(request.operation, request.range, request.buffer.len()) {
             return complete(request, Err(error), done);
@@ -189,8 +190,9 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         }
     }
 
-    /// Writes bytes of the caller's, without a copy in between where nothing has to be waited for: then the result is there at
-    /// once. Else a copy of them is parked as request `id`, and [`poll`](Self::poll) completes it.
+    /// Writes the caller's bytes, without an intermediate copy if nothing has to be waited for: the result is
+    /// then returned at once. Otherwise a copy of them is parked as request `id`, and [`poll`](Self::poll)
+    /// completes it.
     pub fn write_from(&mut self, id: u64, range: ByteRange, data: &[u8], fua: bool) -> Option<Result<()>> {
         if let Err(error) = self.check(Operation::Write, range, data.len()) {
             return Some(Err(error));
@@ -212,8 +214,9 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         result
     }
 
-    /// Reads into memory of the caller's, without a copy in between where all of it is in the cache: then the result is there at
-    /// once. Else request `id` is parked, and [`poll`](Self::poll) completes it with a buffer that has all the bytes.
+    /// Reads into the caller's memory, without an intermediate copy if all of it is in the cache: the result
+    /// is then returned at once. Otherwise request `id` is parked, and [`poll`](Self::poll) completes it with
+    /// a buffer that has all the bytes.
     pub fn read_into(&mut self, id: u64, range: ByteRange, out: &mut [u8]) -> Option<Result<()>> {
         if let Err(error) = self.check(Operation::Read, range, out.len()) {
             return Some(Err(error));
@@ -235,7 +238,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         None
     }
 
-    /// Moves parked requests forward, without waiting.
+    /// Makes progress with parked requests, without blocking.
     pub fn poll(&mut self, done: &mut Vec<Completion>) {
         self.unplug(done);
         let device = Arc::clone(&self.device);
@@ -262,7 +265,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
             }
         }
         if !self.fills.is_empty() {
-            // The answers go out first; this brings the thread back.
+            // The answers are sent first; the wakeup brings the thread back.
             self.waker.wake_by_ref();
         }
     }
@@ -313,7 +316,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         self.waiting.push_back(place);
     }
 
-    /// A request that waited for space goes on.
+    /// Continues a request that waited for space.
     fn go_on(&mut self, cache: &Arc<Cache<E>>, place: usize, done: &mut Vec<Completion>) {
         let Some(parked) = self.parked.get_mut(place) else { return };
         match advance(cache, &Change::of(&parked.request), &mut parked.progress, &self.waker) {
@@ -334,13 +337,13 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         self.fetch_misses(request);
     }
 
-    /// Reads from the backing device what a look-up did not find.
+    /// Reads the misses of a lookup from the backing device.
     fn fetch_misses(&mut self, request: Request) {
         let mut misses = core::mem::take(&mut self.misses);
         misses.sort_by_key(|miss| miss.range.start);
         let place =
             self.parked.insert(Parked { request, outstanding: 0, error: None, progress: Progress::Reading });
-        // Neighbours are read in one operation.
+        // Adjacent misses are read in one operation.
         let mut run: Vec<Miss> = Vec::new();
         for miss in misses.drain(..) {
             let joins = run.first().zip(run.last()).is_some_and(|(first, last)| {
@@ -358,7 +361,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
     fn read_backing(&mut self, place: usize, misses: Vec<Miss>) {
         let (Some(first), Some(last)) = (misses.first(), misses.last()) else { return };
         let range = ByteRange { start: first.range.start, end: last.range.end };
-        // A buffer of the queue's own: no client can reach what becomes a record.
+        // A buffer of the queue: no client can change data that becomes a record.
         let buffer = self.spare.take(range.len() as usize);
         self.send(place, range, misses, BackingOp::Read { offset: range.start, buffer });
     }
@@ -435,7 +438,7 @@ impl<E: Environment, Q: BackingQueue> Drop for Queue<E, Q> {
     fn drop(&mut self) {
         let Some(cache) = self.device.cache() else { return };
         cache.stop_waiting(&self.waker);
-        // The operations themselves end with the queue to the backing device.
+        // The operations themselves end with the queue of the backing device.
         for place in 0.. {
             if self.ops.len() == 0 {
                 break;
@@ -469,7 +472,7 @@ impl<'a> Change<'a> {
     }
 }
 
-/// Reads what the cache has of `range`; what it has not is in `misses`, which is empty after an error.
+/// Reads the part of `range` that the cache has; the rest is in `misses`, which is empty after an error.
 fn look_up<E: Environment>(
     cache: &Cache<E>,
     range: ByteRange,
@@ -486,7 +489,8 @@ fn look_up<E: Environment>(
     Ok(())
 }
 
-/// Brings a write, a discard or zeroes as far as there is space. `None` when it has to wait; its waker is on the list.
+/// Executes a write, a discard or zeroing as far as there is space. `None` when it has to wait; its waker is
+/// registered then.
 fn advance<E: Environment>(
     cache: &Cache<E>,
     change: &Change<'_>,

@@ -1,4 +1,4 @@
-//! The handler: whose fault it is, and what becomes of it.
+//! The handler: assigns a fault to a registration, and reacts to it.
 
 use crate::Routines;
 use crate::table::{self, Changes, Kind, Place, Seen};
@@ -8,13 +8,13 @@ use std::mem::{MaybeUninit, zeroed};
 use std::ptr::null_mut;
 use std::sync::OnceLock;
 
-/// The kernel raised the signal, and could not say at which address.
+/// The kernel raised the signal, and could not report the address.
 const SI_KERNEL: i32 = 0x80;
 
-/// Who had the signal before.
+/// The former handler of the signal.
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 
-/// Installs the handler once; others wait meanwhile.
+/// Installs the handler once; other threads wait meanwhile.
 pub(crate) fn install(_held: &Changes) -> Result<()> {
     if BEFORE.get().is_some() {
         return Ok(());
@@ -35,11 +35,11 @@ pub(crate) fn install(_held: &Changes) -> Result<()> {
     // SAFETY: all zeroes is a valid value of this plain structure.
     let mut ours: libc::sigaction = unsafe { zeroed() };
     ours.sa_sigaction = on_bus_error as *const () as usize;
-    // On the alternate stack, where std keeps one: the thread's own may be what is failing.
+    // On the alternate stack, where std provides one: the thread's own stack may be the failing memory.
     ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
-    // It is there before the handler can run.
+    // Set before the handler can run.
     let _ = BEFORE.set(before);
-    // SAFETY: `ours` is whole: a handler of the three-argument kind and an empty mask.
+    // SAFETY: `ours` is complete: a handler of the three-argument kind and an empty mask.
     if unsafe { libc::sigaction(libc::SIGBUS, &ours, null_mut()) } != 0 {
         return Err(refused(io::Error::last_os_error()));
     }
@@ -47,7 +47,7 @@ pub(crate) fn install(_held: &Changes) -> Result<()> {
 }
 
 extern "C" fn on_bus_error(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: the kernel hands a SA_SIGINFO handler a siginfo that lives until it returns.
+    // SAFETY: the kernel passes a siginfo to a SA_SIGINFO handler, which lives until it returns.
     let (code, address) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
     // SAFETY: and so does the context.
     if !unsafe { answer(code, address, context) } {
@@ -55,10 +55,10 @@ extern "C" fn on_bus_error(signal: i32, info: *mut libc::siginfo_t, context: *mu
     }
 }
 
-/// Answers a fault, if it is one of registered memory; false if it is not.
+/// Handles a fault, if it is one of registered memory; returns false if it is not.
 ///
 /// # Safety
-/// `context` is the one that the handler was given.
+/// `context` is the one that was passed to the handler.
 unsafe fn answer(code: i32, address: usize, context: *mut libc::c_void) -> bool {
     if code == SI_KERNEL {
         return table::all().any(|(_, seen)| match seen.kind {
@@ -76,19 +76,19 @@ unsafe fn answer(code: i32, address: usize, context: *mut libc::c_void) -> bool 
                 Kind::Zeroes => put_zeroes(place, seen),
             })
         }
-        // Early news of a page that nobody touches now; who touches it later gets the error.
+        // Early notice of a page that no thread accesses now; a later access gets the error.
         libc::BUS_MCEERR_AO => table::all().any(|found| here(&found)),
         _ => false,
     }
 }
 
-/// Ends the routine that ran, if it is one of `routines`.
+/// Ends the running routine, if it is one of `routines`.
 ///
 /// # Safety
-/// `context` is the one that the handler was given.
+/// `context` is the one that was passed to the handler.
 #[cfg(target_arch = "x86_64")]
 unsafe fn leave(routines: &Routines, address: usize, context: *mut libc::c_void) -> bool {
-    // SAFETY: the kernel hands a SA_SIGINFO handler a ucontext that lives until it returns.
+    // SAFETY: the kernel passes a ucontext to a SA_SIGINFO handler, which lives until it returns.
     let user = unsafe { &mut *context.cast::<libc::ucontext_t>() };
     let registers = &mut user.uc_mcontext.gregs;
     let at = registers[libc::REG_RIP as usize] as usize;
@@ -101,10 +101,10 @@ unsafe fn leave(routines: &Routines, address: usize, context: *mut libc::c_void)
     true
 }
 
-/// Faults of routines are not taken here.
+/// Faults of routines are not handled on this processor.
 ///
 /// # Safety
-/// Always safe; it has the type of one that is not.
+/// Always safe; it has the type of the unsafe one.
 #[cfg(not(target_arch = "x86_64"))]
 unsafe fn leave(routines: &Routines, _address: usize, _context: *mut libc::c_void) -> bool {
     let Routines { begin: _, end: _, landing: _ } = routines;
@@ -118,8 +118,9 @@ fn put_zeroes(place: Place, seen: Seen) -> bool {
         libc::PROT_READ | libc::PROT_WRITE,
         libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE,
     );
-    // SAFETY: who registered the range promised that it is a mapping that nobody has references into and that stays. The call is
-    // one system call. What it leaves in errno on failure is put back, as a handler has to.
+    // SAFETY: the code that registered the range ensured that it is a mapping without references into it, and
+    // that it stays mapped. The call is one system call. Its errno after a failure is restored, as a handler
+    // has to.
     unsafe {
         let errno = libc::__errno_location();
         let before = *errno;
@@ -130,15 +131,16 @@ fn put_zeroes(place: Place, seen: Seen) -> bool {
     }
 }
 
-/// Does what would have been done without us.
+/// Applies the former reaction to the signal.
 fn pass_on(signal: i32, code: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     let Some(before) = BEFORE.get() else { return };
     let sent = code <= 0;
     match before.sa_sigaction {
         libc::SIG_IGN if sent => {}
         libc::SIG_DFL | libc::SIG_IGN => {
-            // SAFETY: all zeroes is a valid value of this plain structure, and SIG_DFL is zero. Both calls are safe in a
-            // signal handler. A fault comes again when this returns; a signal that was sent has to be sent again.
+            // SAFETY: all zeroes is a valid value of this plain structure, and SIG_DFL is zero. Both calls
+            // are safe in a signal handler. A fault occurs again when this returns; a signal that was sent has
+            // to be sent again.
             unsafe {
                 let default: libc::sigaction = zeroed();
                 libc::sigaction(signal, &default, null_mut());

@@ -1,17 +1,19 @@
-//! Mapped memory that fails under us: the SIGBUS of a poisoned page, or of a file that was cut short, ends neither the process
-//! nor what others do in it.
+//! Mapped memory that fails: the SIGBUS of a poisoned page, or of a truncated file, ends neither the process
+//! nor unrelated work in it.
 //!
-//! Whoever maps memory registers it, in one of two ways. A fault in memory of *routines* ends the routine that touched it, which
-//! then says so to its caller: regions are reached like this. A fault in memory of *zeroes* puts zeroes where all of the memory
-//! was and leaves a mark, which whoever copied from it looks at before it relies on what it copied: the memory of virtual
-//! machines, whose rings are walked by crates that know nothing of faults.
+//! The code that maps memory registers it, with one of two methods. A fault in memory of *routines* ends the
+//! routine that caused it, which then reports it to its caller: regions use this method. A fault in memory of
+//! *zeroes* replaces all of the memory by zeroes and sets a mark, which the code that copied from it checks
+//! before it relies on the copy: the memory of virtual machines uses this method, because the crates that
+//! process its rings cannot handle faults.
 //!
-//! Always true here: there is one handler in the process; only a fault that the kernel raised itself, at an address inside
-//! registered memory, is taken, and in memory of routines only at an instruction of theirs; every other SIGBUS goes to who had
-//! the signal before, or ends the process as it would have without us. The handler allocates nothing, takes no lock and touches
-//! no memory but the statics here and the context it was given.
+//! Invariants: there is one handler in the process. It handles only faults that the kernel itself raised, at
+//! an address inside registered memory, and in memory of routines only at an instruction of the routines;
+//! every other SIGBUS goes to the former handler of the signal, or ends the process as without this crate.
+//! The handler allocates nothing, takes no lock and accesses no memory except the statics of this crate and
+//! the context that it was passed.
 //!
-//! Left to others: what the failure means (`cbd-pmem`, `cbd-vhost`).
+//! Elsewhere: the meaning of the failure (`cbd-pmem`, `cbd-vhost`).
 
 mod handler;
 mod table;
@@ -19,7 +21,7 @@ mod table;
 use cbd_types::Result;
 use table::{Kind, LOSSES, Place};
 
-/// Code of which a fault in registered memory ends what runs.
+/// Code that ends with an error at a fault in registered memory.
 #[derive(Debug)]
 pub struct Routines {
     begin: *const u8,
@@ -33,27 +35,27 @@ unsafe impl Sync for Routines {}
 unsafe impl Send for Routines {}
 
 impl Routines {
-    /// The instructions from `begin` up to `end`. A fault in them goes on at `landing`, with 1 in `rax` and the address that
-    /// failed in `rdx`, 0 where the kernel cannot say which.
+    /// The instructions from `begin` up to `end`. After a fault in them execution continues at `landing`,
+    /// with 1 in `rax` and the failed address in `rdx`, 0 where the kernel cannot report it.
     ///
     /// # Safety
-    /// At each instruction in between, going on at `landing` with those two registers changed must be as good as returning to the
-    /// caller of the routine.
+    /// At each instruction in between, continuing at `landing` with those two registers changed must be
+    /// equivalent to returning to the caller of the routine.
     #[must_use]
     pub const unsafe fn new(begin: *const u8, end: *const u8, landing: *const u8) -> Self {
         Self { begin, end, landing }
     }
 }
 
-/// Memory whose failures are taken while this lives. It has to go before the memory is unmapped.
+/// Memory whose failures are handled while this value lives. Drop it before the memory is unmapped.
 #[derive(Debug)]
 pub struct Registration {
     place: Place,
 }
 
 impl Registration {
-    /// Registers `length` bytes from `start`: a fault there ends the one of `routines` that touched them. On processors other
-    /// than x86-64 it is not taken.
+    /// Registers `length` bytes from `start`: a fault there ends the running one of `routines`. On processors
+    /// other than x86-64 it is not handled.
     ///
     /// # Errors
     /// When the system refuses the handler, or too many regions are mapped.
@@ -61,11 +63,12 @@ impl Registration {
         Self::new(Kind::Routines(routines), start, length)
     }
 
-    /// Registers `length` bytes from `start`: with a fault there all of them are replaced by zeroes, and are lost.
+    /// Registers `length` bytes from `start`: a fault there replaces all of them by zeroes; their content is
+    /// lost.
     ///
     /// # Safety
-    /// They are a mapping that outlives this, that nobody else replaces, into which nobody holds a reference, and whose bytes may
-    /// change at any time.
+    /// They are a mapping that outlives this value, that no other code replaces, into which no reference
+    /// exists, and whose bytes may change at any time.
     ///
     /// # Errors
     /// When the system refuses the handler, or too many pieces are registered.
@@ -79,7 +82,7 @@ impl Registration {
         Ok(Self { place: changes.take(kind, start, length)? })
     }
 
-    /// Whether memory of zeroes was taken away: it reads as zeroes since.
+    /// Whether memory of zeroes was lost: it reads as zeroes since then.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         self.place.is_lost()
@@ -92,7 +95,8 @@ impl Drop for Registration {
     }
 }
 
-/// How often memory of zeroes was lost since the process began: one load says that nothing was since one looked.
+/// Number of losses of memory of zeroes since the process began: one load shows whether any occurred since
+/// the last check.
 #[must_use]
 pub fn losses() -> u64 {
     LOSSES.load(std::sync::atomic::Ordering::Acquire)

@@ -1,7 +1,7 @@
-//! What is registered: a table that the handler reads at any moment, without a lock.
+//! The registrations: a table that the handler reads at any moment, without a lock.
 //!
-//! Always true here: the handler sees a place as it was before a change or as it is after, or not at all. Regions and the memory
-//! of virtual machines have places of their own, so that neither takes them from the other.
+//! Invariants: the handler sees an entry in its state before a change or after it, or not at all. Regions and
+//! the memory of virtual machines have entries of their own, so that neither can exhaust those of the other.
 
 use crate::Routines;
 use cbd_types::{Error, ErrorKind, Result};
@@ -14,16 +14,16 @@ const OF_ROUTINES: Range<usize> = 0..256;
 const OF_ZEROES: Range<usize> = 256..PLACES;
 const PLACES: usize = 256 + 1024;
 
-/// What becomes of a fault.
+/// The reaction to a fault.
 #[derive(Clone, Copy)]
 pub(crate) enum Kind {
-    /// The routine that met it ends.
+    /// The routine that caused it ends.
     Routines(&'static Routines),
-    /// Zeroes take the memory's place.
+    /// Zeroes replace the memory.
     Zeroes,
 }
 
-/// What the handler sees of a place.
+/// The handler's view of an entry.
 #[derive(Clone, Copy)]
 pub(crate) struct Seen {
     pub(crate) start: usize,
@@ -32,10 +32,10 @@ pub(crate) struct Seen {
 }
 
 struct Slot {
-    /// Odd while the rest changes.
+    /// Odd during a change.
     changes: AtomicU32,
     start: AtomicUsize,
-    /// Zero where nothing is registered.
+    /// Zero if nothing is registered.
     end: AtomicUsize,
     /// Null for zeroes.
     routines: AtomicPtr<Routines>,
@@ -53,10 +53,10 @@ static SLOTS: [Slot; PLACES] = [const {
     }
 }; PLACES];
 static CHANGES: Mutex<()> = Mutex::new(());
-/// How often memory was lost, anywhere.
+/// Number of losses of memory, in all entries.
 pub(crate) static LOSSES: AtomicU64 = AtomicU64::new(0);
 
-/// A place in the table that is taken.
+/// A used entry of the table.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place(usize);
 
@@ -65,15 +65,15 @@ impl Place {
         SLOTS[self.0].lost.load(Ordering::Acquire)
     }
 
-    /// Says that the memory is lost. Comes before its bytes change: who reads a zero from there on, and looks at the marks then,
-    /// sees them.
+    /// Marks the memory as lost. Called before its bytes change: a thread that reads a zero from then on, and
+    /// checks the marks after that, sees them.
     pub(crate) fn lose(self) {
         SLOTS[self.0].lost.store(true, Ordering::SeqCst);
         LOSSES.fetch_add(1, Ordering::SeqCst);
     }
 }
 
-/// Everything that is registered; for the handler.
+/// All registrations; for the handler.
 pub(crate) fn all() -> impl Iterator<Item = (Place, Seen)> {
     SLOTS.iter().enumerate().filter_map(|(number, slot)| Some((Place(number), slot.see()?)))
 }
@@ -129,8 +129,8 @@ impl Slot {
         self.changes.store(before.wrapping_add(2), Ordering::Release);
     }
 
-    /// What is registered here. Nobody touches memory while it is being registered or given back, so a place that changes has
-    /// nothing to do with a fault.
+    /// The registration of this entry. No thread accesses memory while it is being registered or
+    /// unregistered, so an entry that changes has nothing to do with a fault.
     fn see(&self) -> Option<Seen> {
         let before = self.changes.load(Ordering::Acquire);
         let (start, end) = (self.start.load(Ordering::Relaxed), self.end.load(Ordering::Relaxed));
@@ -139,7 +139,7 @@ impl Slot {
         if before % 2 == 1 || self.changes.load(Ordering::Relaxed) != before || end == 0 {
             return None;
         }
-        // SAFETY: it is null or was made of a reference that lives for ever.
+        // SAFETY: it is null or was made of a reference with a static lifetime.
         let kind = unsafe { routines.as_ref() }.map_or(Kind::Zeroes, Kind::Routines);
         Some(Seen { start, end, kind })
     }

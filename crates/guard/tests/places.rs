@@ -1,10 +1,10 @@
-//! Places are bounded, and those of one kind are not taken by the other.
+//! Entries are bounded, and those of one kind are not used by the other.
 
 use cbd_guard::{Registration, Routines};
 use cbd_types::ErrorKind;
 
-/// Routines that nothing is in.
-// SAFETY: no instruction lies between the two.
+/// Routines without instructions.
+// SAFETY: there is no instruction between the two.
 static NOTHING: Routines = unsafe { Routines::new(std::ptr::null(), std::ptr::null(), std::ptr::null()) };
 
 fn fill(take: impl Fn() -> cbd_types::Result<Registration>) -> (Vec<Registration>, cbd_types::Error) {
@@ -19,15 +19,15 @@ fn fill(take: impl Fn() -> cbd_types::Result<Registration>) -> (Vec<Registration
 }
 
 #[test]
-fn guests_that_hand_over_much_leave_room_for_regions_and_the_reverse() {
-    // SAFETY: nothing is there, so nothing is touched.
+fn the_entries_of_guests_and_of_regions_are_separate() {
+    // SAFETY: there is no memory, and no access to it.
     let (guests, error) = fill(|| unsafe { Registration::of_zeroes(4096, 4096) });
     assert_eq!((guests.len(), error.kind()), (1024, ErrorKind::NoSpace));
     let (mut regions, error) = fill(|| Registration::of_routines(4096, 4096, &NOTHING));
     assert_eq!((regions.len(), error.kind()), (256, ErrorKind::NoSpace));
     drop(guests);
-    let refused = Registration::of_routines(4096, 4096, &NOTHING).expect_err("none was given back");
+    let refused = Registration::of_routines(4096, 4096, &NOTHING).expect_err("no entry was freed");
     assert!(refused.line().contains("256 regions are mapped already"), "{refused}");
     regions.pop();
-    Registration::of_routines(4096, 4096, &NOTHING).expect("one was given back");
+    Registration::of_routines(4096, 4096, &NOTHING).expect("an entry was freed");
 }

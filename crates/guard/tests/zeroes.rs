@@ -1,4 +1,4 @@
-//! Memory of zeroes: what was taken away reads as zeroes and is marked; all else is as it was.
+//! Memory of zeroes: removed memory reads as zeroes and is marked; everything else is unchanged.
 
 use cbd_guard::{Registration, losses};
 use std::fs::File;
@@ -24,7 +24,7 @@ impl Pages {
         let start =
             unsafe { libc::mmap(null_mut(), length, protection, libc::MAP_SHARED, file.as_raw_fd(), 0) };
         assert_ne!(start, libc::MAP_FAILED);
-        // SAFETY: the mapping is never unmapped, and reached by volatile loads alone.
+        // SAFETY: the mapping is never unmapped, and accessed by volatile loads alone.
         let registration =
             unsafe { Registration::of_zeroes(start as usize, length) }.expect("there is a place");
         Self { file, start: start.cast(), length, registration }
@@ -38,11 +38,11 @@ impl Pages {
 }
 
 #[test]
-fn memory_that_was_cut_away_reads_as_zeroes_and_is_marked() {
+fn truncated_memory_reads_as_zeroes_and_is_marked() {
     let (cut, other) = (Pages::new(4), Pages::new(1));
     let before = losses();
     cut.file.set_len(PAGE as u64).expect("cut");
-    assert_eq!((cut.byte(0), cut.registration.is_lost()), (1, false), "what is left is there");
+    assert_eq!((cut.byte(0), cut.registration.is_lost()), (1, false), "the rest is still there");
     assert_eq!(cut.byte(3 * PAGE), 0);
     assert!(cut.registration.is_lost() && losses() > before);
     assert_eq!(cut.byte(0), 0, "all of it is gone at once");
@@ -50,7 +50,7 @@ fn memory_that_was_cut_away_reads_as_zeroes_and_is_marked() {
 }
 
 #[test]
-fn a_place_that_is_taken_again_is_not_marked() {
+fn a_reused_entry_is_not_marked() {
     let cut = Pages::new(1);
     cut.file.set_len(0).expect("cut");
     assert_eq!(cut.byte(0), 0);
@@ -59,7 +59,7 @@ fn a_place_that_is_taken_again_is_not_marked() {
 }
 
 #[test]
-fn many_threads_may_meet_the_end_of_memory_at_once() {
+fn many_threads_may_access_truncated_memory_at_once() {
     for _ in 0..50 {
         let pages = Pages::new(64);
         pages.file.set_len(0).expect("cut");
@@ -78,9 +78,10 @@ fn many_threads_may_meet_the_end_of_memory_at_once() {
     }
 }
 
-/// As the kernel tells of a page that failed while nobody touches it, and to whom it may concern.
+/// Sends the signal that the kernel sends for a failed page.
 fn tell_of(code: i32, address: usize) {
-    // SAFETY: all zeroes is a valid value; the address stands where the kernel puts it, behind three numbers and padding.
+    // SAFETY: all zeroes is a valid value; the address is where the kernel puts it, behind three numbers and
+    // padding.
     unsafe {
         let mut info: libc::siginfo_t = std::mem::zeroed();
         (info.si_signo, info.si_code) = (libc::SIGBUS, code);
@@ -93,7 +94,7 @@ fn tell_of(code: i32, address: usize) {
 }
 
 #[test]
-fn early_news_of_a_page_that_nobody_touches_takes_nothing_away() {
+fn early_notice_of_an_unused_failed_page_removes_nothing() {
     let pages = Pages::new(2);
     tell_of(libc::BUS_MCEERR_AO, pages.start as usize + PAGE);
     assert_eq!((pages.byte(0), pages.byte(PAGE)), (1, 1));
@@ -101,7 +102,7 @@ fn early_news_of_a_page_that_nobody_touches_takes_nothing_away() {
 }
 
 #[test]
-fn a_page_that_failed_under_an_access_takes_the_memory_with_it() {
+fn a_page_that_fails_under_an_access_removes_the_whole_memory() {
     let pages = Pages::new(2);
     tell_of(libc::BUS_MCEERR_AR, pages.start as usize + PAGE);
     assert_eq!((pages.byte(0), pages.byte(PAGE)), (0, 0));

@@ -1,26 +1,29 @@
 //! The lock on Linux: futexes, and barriers by `membarrier`.
 //!
-//! Always true here: once the process has registered, the light barrier binds the compiler alone and the heavy one reaches all threads; if the system takes that
-//! away later, a sleeper looks again every millisecond. Before, and where the system refuses at once, the light barrier is a full one.
+//! Invariants: once the process has registered, the light barrier binds the compiler alone and the heavy one
+//! reaches all threads; if the system later refuses it, a sleeping thread checks the lock every millisecond.
+//! Before the registration, and where the system refuses it from the beginning, the light barrier is a full
+//! one.
 
 use crate::protocol::Platform;
 use core::sync::atomic::{AtomicU8, AtomicU32, Ordering, compiler_fence, fence};
 use rustix::thread::futex::{Flags, Timespec};
 use rustix::thread::{MembarrierCommand, futex, membarrier};
 
-/// Nobody has asked the system yet.
+/// The system was not queried yet.
 const UNKNOWN: u8 = 0;
 /// Heavy barriers reach all threads.
 const REGISTERED: u8 = 1;
 /// The system has no such barrier, or forbids it.
 const REFUSED: u8 = 2;
 
-/// Which of them; it changes once.
+/// The result of the query; it changes once.
 static WAY: AtomicU8 = AtomicU8::new(UNKNOWN);
 
-/// How long who could not make others pass a barrier sleeps before it looks again.
+/// Sleep time of a thread whose heavy barrier was refused, before it checks the lock again.
 const SHORT: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
-/// How long anybody sleeps: a system that says that all threads have passed a barrier may be wrong (an emulator, a sandbox).
+/// Maximum sleep time: a system that reports that all threads have passed a barrier may be wrong (an
+/// emulator, a sandbox).
 const LONG: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 #[derive(Debug)]
@@ -32,8 +35,8 @@ impl Linux {
     pub(crate) const FREE: AtomicU32 = AtomicU32::new(0);
 }
 
-/// Asks the system for barriers that reach all threads, which makes letting go cheap. A process calls it once, early; who sleeps for a lock does
-/// it otherwise.
+/// Registers the process for barriers that reach all threads, which makes an unlock inexpensive. A process
+/// calls it once, early; otherwise the first thread that sleeps for a lock does.
 pub fn prepare() {
     way();
 }
@@ -42,7 +45,7 @@ fn way() -> u8 {
     match WAY.load(Ordering::SeqCst) {
         UNKNOWN => {
             let way = if register() { REGISTERED } else { REFUSED };
-            // Threads that ask at the same time get the same answer.
+            // Threads that query at the same time get the same answer.
             match WAY.compare_exchange(UNKNOWN, way, Ordering::SeqCst, Ordering::SeqCst) {
                 Ok(_) => way,
                 Err(found) => found,
@@ -52,7 +55,7 @@ fn way() -> u8 {
     }
 }
 
-/// Whether who lets go has to pass a barrier, since nobody else can make it.
+/// Whether the unlocking thread has to pass a full barrier, since no other thread can cause one.
 const fn light_is_full(way: u8) -> bool {
     way != REGISTERED
 }
@@ -68,7 +71,7 @@ fn reach_all() -> bool {
 impl Platform for Linux {
     type Word = AtomicU32;
 
-    // A few microseconds; a lane has looks of its own.
+    // A few microseconds; a lane spins itself before that.
     const LOOKS: u32 = 100;
 
     #[inline]
@@ -101,23 +104,24 @@ impl Platform for Linux {
 
     fn heavy_barrier() -> bool {
         fence(Ordering::SeqCst);
-        // A child that was forked may begin without its parent's registration.
+        // A forked child may start without its parent's registration.
         way() == REFUSED || reach_all() || (register() && reach_all())
     }
 
     fn sleep(word: &AtomicU32, has_barrier: bool) {
-        // Woken, interrupted, late or not asleep at all: the caller looks again.
+        // Woken, interrupted, timed out or not asleep at all: the caller checks again.
         let _ = futex::wait(word, Flags::PRIVATE, 1, Some(if has_barrier { &LONG } else { &SHORT }));
     }
 
     #[cold]
     fn wake(word: &AtomicU32) {
-        // Fails only for an address that is none.
+        // Fails only for an invalid address.
         let _ = futex::wake(word, Flags::PRIVATE, 1);
     }
 
     fn pause() {
-        // `sched_yield` would give the processor to whoever else wants it, for milliseconds; who sleeps is back sooner.
+        // `sched_yield` would give the processor to another runnable thread, for milliseconds; a sleeping
+        // thread is back sooner.
         core::hint::spin_loop();
     }
 }
@@ -134,7 +138,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     #[test]
-    fn the_light_barrier_is_full_unless_heavy_ones_reach_all_and_a_heavy_one_that_is_refused_is_told() {
+    fn the_light_barrier_is_full_without_heavy_ones_and_a_refused_heavy_one_is_reported() {
         assert!(light_is_full(UNKNOWN) && light_is_full(REFUSED) && !light_is_full(REGISTERED));
         let has_barriers = register();
         prepare();
@@ -144,13 +148,13 @@ mod tests {
             forbid::forbid(libc::SYS_membarrier);
             Linux::heavy_barrier()
         });
-        // Where there never were any, nobody counts on them.
+        // Where the system never had them, no thread relies on them.
         assert_eq!(refused.join().expect("no panic"), !has_barriers);
     }
 
     #[test]
-    fn a_sleeper_is_woken_and_does_not_wait_until_it_looks_again_by_itself() {
-        // Long enough for the other thread to sleep; where it has not, another round sees it.
+    fn a_sleeping_thread_is_woken_before_its_timeout() {
+        // Long enough for the other thread to sleep; if it has not, another round sees it.
         const ROUNDS: u32 = 5;
         let begun = Instant::now();
         for _ in 0..ROUNDS {
@@ -169,6 +173,6 @@ mod tests {
             sleeper.join().expect("no panic");
         }
         let taken = begun.elapsed();
-        assert!(taken < Duration::from_secs(u64::from(ROUNDS - 1)), "{taken:?}: nobody was woken");
+        assert!(taken < Duration::from_secs(u64::from(ROUNDS - 1)), "{taken:?}: no thread was woken");
     }
 }

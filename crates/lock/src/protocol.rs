@@ -1,47 +1,51 @@
-//! Who takes, who lets go, who sleeps.
+//! Locking, unlocking, sleeping.
 //!
-//! Two words: whether the lock is held, and how many sleep for it or are about to. The one danger is that a holder lets go and sees no
-//! sleeper, while that sleeper sees the lock held and goes to sleep for good. Each of the two stores one word and then loads the other:
+//! The lock has two words: whether it is held, and how many threads sleep for it or are about to. The only
+//! danger is that a holder unlocks and sees no sleeper, while that sleeper sees the lock held and sleeps
+//! forever. Each of the two stores one word and then loads the other:
 //!
 //! ```text
-//! lets go                     sleeps
+//! unlock                      sleep
 //!   held = 0                    sleepers += 1
 //!   light barrier               heavy barrier
-//!   sleepers == 0? done         held == 1? sleep, until somebody wakes
+//!   sleepers == 0? done         held == 1? sleep, until woken
 //! ```
 //!
-//! With a full barrier on both sides one of them sees what the other stored. A heavy barrier is one, and it puts one into every other thread of the
-//! process, wherever that is; so the light one has to keep but the compiler from changing the order. Where the system has no such thing the
-//! light one is a full barrier as well, and this is what the tests run through all executions.
+//! With a full barrier on both sides one of them sees the other's store. A heavy barrier is a full one, and
+//! it causes one in every other thread of the process, whatever that thread executes; so the light one only
+//! has to keep the compiler from reordering. Where the system lacks heavy barriers the light one is a full
+//! barrier as well; the tests explore all executions of this variant.
 //!
-//! Always true here: what a holder did is before what the next one does (`Release` and `Acquire` of `held`); a sleeper is
-//! counted until it holds the lock, so whoever took the lock since sees it.
+//! Invariants: the changes of a holder happen before those of the next one (`Release` and `Acquire` of
+//! `held`); a sleeper is counted until it holds the lock, so every thread that has acquired the lock since
+//! then sees it.
 
 use core::sync::atomic::Ordering;
 
-/// What is under the protocol: memory that threads share, barriers, and sleep.
+/// The primitives of the protocol: shared memory, barriers, and sleep.
 pub(crate) trait Platform {
     /// A number that threads share.
     type Word;
 
-    /// How often who finds the lock held looks again before it sleeps.
+    /// How often a thread that finds the lock held checks it again before it sleeps.
     const LOOKS: u32;
 
     fn load(word: &Self::Word, order: Ordering) -> u32;
     fn store(word: &Self::Word, value: u32, order: Ordering);
     /// Adds `value`, which wraps.
     fn add(word: &Self::Word, value: u32);
-    /// Whether `word` was 0 and is 1 now; then all that was before the store of 0 is seen.
+    /// Sets `word` from 0 to 1; returns whether it did. Then everything before the store of 0 is visible.
     fn take(word: &Self::Word) -> bool;
-    /// Between the store and the load of who lets go.
+    /// Between the store and the load of an unlock.
     fn light_barrier();
-    /// Between the store and the load of who sleeps. False where the system refused it.
+    /// Between the store and the load of a sleep. False if the system refused it.
     fn heavy_barrier() -> bool;
-    /// Sleeps if `word` is 1, until woken; may wake without reason, and does so soon where the heavy barrier was refused.
+    /// Sleeps if `word` is 1, until woken; may return spuriously, and returns after a short time if the
+    /// heavy barrier was refused.
     fn sleep(word: &Self::Word, has_barrier: bool);
-    /// Wakes one that sleeps on `word`.
+    /// Wakes one thread that sleeps on `word`.
     fn wake(word: &Self::Word);
-    /// The thread makes a pause.
+    /// A pause while spinning.
     fn pause();
 }
 
@@ -75,7 +79,7 @@ impl<P: Platform> Protocol<P> {
         }
     }
 
-    /// Lets go; the caller holds the lock.
+    /// Unlocks; the caller holds the lock.
     #[inline]
     pub(crate) fn unlock(&self) {
         P::store(&self.held, 0, Ordering::Release);
@@ -85,7 +89,7 @@ impl<P: Platform> Protocol<P> {
         }
     }
 
-    /// Looks for a while whether the lock becomes free; true when it was taken.
+    /// Spins until the lock becomes free; true if it was acquired.
     fn look(&self) -> bool {
         for _ in 0..P::LOOKS {
             if !self.is_locked() && self.try_lock() {

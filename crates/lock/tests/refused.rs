@@ -1,4 +1,4 @@
-//! Where the system has no barriers that reach all threads, from the beginning: each who lets go passes one.
+//! A system without heavy barriers from the beginning: each unlock passes a full barrier.
 
 mod support;
 

@@ -1,4 +1,4 @@
-//! Where the system has barriers that reach all threads; and where it takes them away later.
+//! A system with heavy barriers, which it may refuse later.
 
 mod support;
 
@@ -11,7 +11,7 @@ fn all_are_woken() {
 }
 
 #[test]
-fn who_can_make_nobody_pass_a_barrier_any_more_looks_again_by_itself() {
+fn a_sleeper_whose_heavy_barrier_is_refused_checks_the_lock_itself() {
     cbd_lock::prepare();
     add_up(|| forbid(libc::SYS_membarrier));
 }

@@ -1,59 +1,61 @@
-//! The port for backing devices: queues that take operations and give them back when they are done.
+//! The interface to backing devices: queues that accept operations and return them when they are complete.
 //!
-//! A queue belongs to one thread. An operation owns its buffer from submit to completion, so nobody can
-//! touch it meanwhile. The engine never has two changes in flight that overlap, so a queue may run them in any
-//! order. A read may overlap a change, and then each sector is as before it or as after it.
+//! A queue belongs to one thread. An operation owns its buffer from submission to completion, so no other
+//! code can access it meanwhile. The engine never has two overlapping changes in flight, so a queue may
+//! execute them in any order. A read may overlap a change; each sector then has its content before the change
+//! or after it.
 
 use crate::{AlignedBuffer, ByteRange, Result};
 use alloc::vec::Vec;
 
-/// What a submitter recognises its operation by.
+/// The submitter's identifier of an operation.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct OpToken(pub u64);
 
-/// What a backing device is asked to do. Ranges are whole logical sectors.
+/// An operation of a backing device. Ranges are whole logical sectors.
 #[derive(Debug)]
 pub enum BackingOp {
-    /// Fill `buffer` from `offset`.
+    /// Read into `buffer` from `offset`.
     Read {
         /// First byte on the device.
         offset: u64,
-        /// Its length says how much.
+        /// Its length is the length of the read.
         buffer: AlignedBuffer,
     },
     /// Write `buffer` to `offset`. Durable after a later flush.
     Write {
         /// First byte on the device.
         offset: u64,
-        /// What is written.
+        /// The data.
         buffer: AlignedBuffer,
     },
-    /// Make the range read as zeroes, by whatever is fastest; it may stay allocated.
+    /// Make the range read as zeroes, with the fastest method; it may stay allocated.
     WriteZeroes {
-        /// What is zeroed.
+        /// The range.
         range: ByteRange,
     },
-    /// Give the range back; only where [`BackingGeometry::discard_zeroes`] says that it reads as zeroes after.
+    /// Discard the range; only if [`BackingGeometry::discard_zeroes`] states that it reads as zeroes
+    /// afterwards.
     Discard {
-        /// What is given back.
+        /// The range.
         range: ByteRange,
     },
     /// Everything completed so far is durable when this completes.
     Flush,
 }
 
-/// An operation that came back.
+/// A completed operation.
 #[derive(Debug)]
 pub struct BackingDone {
-    /// What the submitter gave.
+    /// The identifier of the submitter.
     pub token: OpToken,
-    /// The operation with its buffer; after a failed read the buffer's bytes mean nothing.
+    /// The operation with its buffer; after a failed read the content of the buffer is undefined.
     pub op: BackingOp,
-    /// Whether it was done, all of it.
+    /// Whether all of it was executed.
     pub result: Result<()>,
 }
 
-/// What the system says about a backing device.
+/// The properties of a backing device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BackingGeometry {
     /// Size in bytes, whole logical sectors.
@@ -62,11 +64,11 @@ pub struct BackingGeometry {
     pub sector: u32,
     /// Physical sector in bytes.
     pub physical_sector: u32,
-    /// Whether seeks are dear.
+    /// Whether seeks are expensive.
     pub rotational: bool,
-    /// Whether a write may be lost by a power cut before a flush.
+    /// Whether a power failure before a flush may lose a write.
     pub volatile_cache: bool,
-    /// Whether a discarded range reads as zeroes ever after.
+    /// Whether a discarded range reads as zeroes from then on.
     pub discard_zeroes: bool,
     /// Granularity of discards in bytes; 0 where there are none.
     pub discard_granularity: u32,
@@ -74,21 +76,21 @@ pub struct BackingGeometry {
 
 /// A queue of operations to one backing device, used by one thread.
 pub trait BackingQueue: Send {
-    /// Takes an operation. It is always taken: what exceeds the depth waits in the queue in the order of
-    /// submission; callers bound what they submit by [`depth`](Self::depth).
+    /// Submits an operation. It is always accepted: operations beyond the depth wait in the queue in the
+    /// order of submission; callers limit their submissions to [`depth`](Self::depth).
     fn submit(&mut self, token: OpToken, op: BackingOp);
 
-    /// Moves what has completed to `done`; does not wait.
+    /// Moves completed operations to `done`; does not block.
     fn poll(&mut self, done: &mut Vec<BackingDone>);
 
-    /// Waits until something in flight completes, then as [`poll`](Self::poll). Returns at once when nothing is
-    /// in flight.
+    /// Waits until an operation in flight completes, then as [`poll`](Self::poll). Returns at once when
+    /// nothing is in flight.
     fn wait(&mut self, done: &mut Vec<BackingDone>);
 
-    /// Operations submitted and not yet given back.
+    /// Operations submitted and not yet returned.
     fn in_flight(&self) -> usize;
 
-    /// How many operations the device works on at a time to good effect.
+    /// The number of operations in flight that the device executes efficiently.
     fn depth(&self) -> usize;
 }
 

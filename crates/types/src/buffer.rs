@@ -1,4 +1,4 @@
-//! Memory for data in transit: aligned, so that it can go to a disk without a copy.
+//! Memory for data in transit: aligned, so that a disk can access it without a copy.
 
 use alloc::vec::Vec;
 use core::ops::{Deref, DerefMut};
@@ -8,9 +8,9 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 #[repr(C, align(4096))]
 struct Page([u8; 4096]);
 
-/// A buffer that begins on a page border and whose capacity is whole pages, as direct I/O wants it.
+/// A buffer that begins at a page boundary and whose capacity is whole pages, as direct I/O requires.
 ///
-/// It belongs to whoever holds it: no client can reach it while the engine or a disk works on it.
+/// Its holder owns it: no client can access it while the engine or a disk works on it.
 #[derive(Default)]
 pub struct AlignedBuffer {
     pages: Vec<Page>,
@@ -34,8 +34,8 @@ impl AlignedBuffer {
         buffer
     }
 
-    /// Makes the buffer `length` bytes long. Capacity that is there is kept and not cleared: bytes that
-    /// come into view hold what they held before.
+    /// Makes the buffer `length` bytes long. Existing capacity is kept and not cleared: newly visible bytes
+    /// have their former content.
     pub fn resize(&mut self, length: usize) {
         let pages = length.div_ceil(size_of::<Page>());
         if pages > self.pages.len() {
@@ -71,22 +71,22 @@ impl core::fmt::Debug for AlignedBuffer {
     }
 }
 
-/// Buffers that one thread uses again and again.
+/// Buffers that one thread reuses.
 ///
-/// Always true here: no more bytes are kept than the limit says; what a buffer held before is not cleared.
+/// Invariants: no more bytes are kept than the limit; the content of a buffer is not cleared.
 ///
-/// Left to others: giving up all of them when there is nothing to do ([`trim`](Self::trim)).
+/// Elsewhere: freeing all of them when the thread is idle ([`trim`](Self::trim)).
 #[derive(Debug)]
 pub struct SpareBuffers {
-    /// The one that was given back last is the last.
+    /// The one that was returned last is the last.
     free: Vec<AlignedBuffer>,
-    /// Bytes of them, and how many there may be.
+    /// Their bytes, and the limit.
     held: usize,
     limit: usize,
 }
 
 impl SpareBuffers {
-    /// So many are looked at for one that is large enough.
+    /// Number of buffers that are checked for sufficient capacity.
     const LOOKS: usize = 64;
 
     /// No buffers; at most `limit` bytes will be kept.
@@ -95,7 +95,8 @@ impl SpareBuffers {
         Self { free: Vec::new(), held: 0, limit }
     }
 
-    /// A buffer of `length` bytes of any content: the smallest of those that were given back last, or a new one.
+    /// A buffer of `length` bytes of any content: the smallest sufficient one of those that were returned
+    /// last, or a new one.
     pub fn take(&mut self, length: usize) -> AlignedBuffer {
         let looked = self.free.len().saturating_sub(Self::LOOKS);
         let fits = self.free[looked..].iter().enumerate().filter(|(_, buffer)| buffer.capacity() >= length);
@@ -108,7 +109,7 @@ impl SpareBuffers {
         buffer
     }
 
-    /// Takes a buffer back. What was given back first goes where that is too much.
+    /// Returns a buffer. If the limit is exceeded, those that were returned first are freed.
     pub fn give(&mut self, buffer: AlignedBuffer) {
         if buffer.capacity() == 0 || buffer.capacity() > self.limit {
             return;
@@ -125,7 +126,7 @@ impl SpareBuffers {
         self.free.drain(..first);
     }
 
-    /// Gives all of them up.
+    /// Frees all of them.
     pub fn trim(&mut self) {
         *self = Self::new(self.limit);
     }
@@ -163,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_is_kept_than_the_limit_says_and_nothing_after_a_trim() {
+    fn no_more_is_kept_than_the_limit_and_nothing_after_a_trim() {
         let mut spare = SpareBuffers::new(1 << 20);
         let burst: Vec<_> = (1..=64).map(|number| spare.take(number * 4096)).collect();
         for buffer in burst {
@@ -191,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_buffer_begins_on_a_page_border() {
+    fn a_buffer_begins_at_a_page_boundary() {
         let buffer = AlignedBuffer::from_slice(&[7; 5000]);
         assert_eq!(buffer.as_ptr() as usize % 4096, 0);
         assert_eq!(buffer.len(), 5000);

@@ -1,16 +1,16 @@
-//! One error type: a small stable kind, the place and what to do in words, and the error beneath.
+//! One error type: a small stable kind, a text with the object and the remedy, and the error beneath.
 //!
-//! The kind decides what a client sees: [`ErrorKind::errno`] is the one table from kinds to the numbers
-//! that NBD, FUSE, virtio and ublk carry. The text is for people: what was wrong, with which object, and
-//! what to do about it.
+//! The kind determines what a client sees: [`ErrorKind::errno`] is the only table from kinds to the numbers
+//! of NBD, FUSE, virtio and ublk. The text is for people: what was wrong, with which object, and what to do
+//! about it.
 
 use alloc::{borrow::Cow, boxed::Box, string::String};
 use core::fmt;
 
-/// The result of everything here that can fail.
+/// The result of every fallible operation of the project.
 pub type Result<T> = core::result::Result<T, Error>;
 
-/// What went wrong, as a program needs to know it.
+/// The kind of an error, for programs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -18,37 +18,37 @@ pub enum ErrorKind {
     InvalidArgument,
     /// No such object.
     NotFound,
-    /// The object is there already.
+    /// The object exists already.
     AlreadyExists,
     /// The object is in use: mounted, open, held by another process.
     Busy,
-    /// Space is short: in the region, in a table, on a file system.
+    /// No space: in the region, in a table, on a file system.
     NoSpace,
     /// The request reaches past the end of the device.
     OutOfRange,
-    /// The object may not be written.
+    /// The object is read-only.
     ReadOnly,
-    /// Memory failed, or a checksum says that what it holds is damaged. Nothing was returned.
+    /// Memory failed, or a checksum shows that its content is damaged. Nothing was returned.
     Media,
     /// The backing device failed.
     Backing,
     /// Metadata is damaged beyond its copies.
     Damaged,
-    /// The bytes are not ours.
+    /// The bytes are not of this project's format.
     Foreign,
-    /// The format, a feature or an operation is not known to this program.
+    /// This program does not support the format, a feature or an operation.
     Unsupported,
-    /// Somebody else owns the object now, or it is being stopped.
+    /// Another process or host owns the object now, or it is being stopped.
     Stopped,
-    /// The caller may not do this.
+    /// The caller lacks the permission.
     Permission,
-    /// It did not happen in the time given.
+    /// A timeout.
     TimedOut,
-    /// The identity of an object is not what it was: another disk stands where ours stood.
+    /// The identity of an object has changed: another disk is at the path of the recorded one.
     Exchanged,
     /// The machine crashed while the object was in use, and only some of its pages reached the disk.
     Torn,
-    /// The operating system refused, for a reason that is none of the above.
+    /// The operating system refused, for another reason.
     System,
 }
 
@@ -99,7 +99,7 @@ impl ErrorKind {
     }
 }
 
-/// An error: kind, words, and what caused it.
+/// An error: kind, text, and cause.
 #[derive(Debug)]
 pub struct Error {
     kind: ErrorKind,
@@ -108,12 +108,12 @@ pub struct Error {
 }
 
 impl Error {
-    /// An error of `kind` that says `text`: what was wrong, with what, and what to do.
+    /// An error of `kind` with `text`: what was wrong, with which object, and what to do about it.
     pub fn new(kind: ErrorKind, text: impl Into<Cow<'static, str>>) -> Self {
         Self { kind, text: text.into(), source: None }
     }
 
-    /// The kind; it is that of the deepest cause unless a caller chose another.
+    /// The kind; that of the deepest cause unless a caller chose another one.
     #[must_use]
     pub const fn kind(&self) -> ErrorKind {
         self.kind
@@ -125,7 +125,7 @@ impl Error {
         self.kind.errno()
     }
 
-    /// The same error with what was being done when it happened in front.
+    /// The same error with the failed operation in front.
     #[must_use]
     pub fn while_doing(self, text: impl Into<Cow<'static, str>>) -> Self {
         Self { kind: self.kind, text: text.into(), source: Some(Box::new(self)) }
@@ -148,13 +148,13 @@ impl fmt::Display for Error {
     }
 }
 
-// The cause is part of the text above, so that one line says all; `source` stays empty on purpose, or
-// reporters that walk the chain would print everything twice.
+// The cause is part of the text above, so that one line contains everything; `source` stays empty on purpose,
+// otherwise reporters that walk the chain would print everything twice.
 impl core::error::Error for Error {}
 
-/// Puts what was being done in front of an error.
+/// Adds the failed operation to an error.
 pub trait Context<T> {
-    /// The same result; an error says first what was being done.
+    /// The same result; the text of an error begins with the failed operation.
     fn context(self, text: impl FnOnce() -> String) -> Result<T>;
 }
 

@@ -1,4 +1,4 @@
-//! Newtypes for numbers that could be mixed up, and the text of a UUID.
+//! Newtypes for numbers that could be confused, and the text of a UUID.
 
 use alloc::{format, string::String};
 use core::fmt;
@@ -36,7 +36,7 @@ number!(
     HostId(u32)
 );
 number!(
-    /// A backing device brought onto a transport: its row in the backend table.
+    /// A backing device attached to a transport: its row in the backend table.
     BackendId(u32)
 );
 number!(
@@ -52,11 +52,12 @@ number!(
     LaneId(u32)
 );
 number!(
-    /// The place of a segment in the history of its lane: contiguous from tail to head, never reused.
+    /// The position of a segment in the history of its lane: contiguous from tail to head, never reused.
     Ordinal(u64)
 );
 number!(
-    /// The place of a record in the history of its lane: contiguous, never reused but after a cut.
+    /// The position of a record in the history of its lane: contiguous, reused only after a truncation of the
+    /// log.
     Sequence(u64)
 );
 number!(
@@ -64,21 +65,21 @@ number!(
     Epoch(u64)
 );
 
-/// A boot of a machine: the kernel's random number of it.
+/// A boot of a machine: the kernel's random identifier of it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct BootId(pub [u8; 16]);
 
 impl BootId {
-    /// No boot is known.
+    /// The boot is not known.
     pub const UNKNOWN: Self = Self([0; 16]);
 
-    /// Whether both are the same boot, and it is known which.
+    /// Whether both are the same known boot.
     #[must_use]
     pub fn is_same_known(self, other: Self) -> bool {
         self == other && self != Self::UNKNOWN
     }
 
-    /// The boot that a UUID's text names.
+    /// The boot with this UUID in text form.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let digits: alloc::vec::Vec<u8> = text.trim().bytes().filter(|byte| *byte != b'-').collect();
@@ -99,7 +100,7 @@ impl fmt::Display for BootId {
     }
 }
 
-/// A UUID as people know it.
+/// A UUID in its usual text form.
 #[must_use]
 pub fn uuid_text(uuid: [u8; 16]) -> String {
     let digits: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -117,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_boot_is_known_by_the_text_that_the_kernel_gives() {
+    fn a_boot_identifier_is_parsed_from_the_kernels_text() {
         let boot = BootId::parse("00010203-0405-0607-0809-0a0b0c0d0e0f\n").expect("well formed");
         assert_eq!(boot, BootId(core::array::from_fn(|index| index as u8)));
         assert_eq!(BootId::parse(&format!("{boot}")), Some(boot));

@@ -1,10 +1,10 @@
-//! The words of the system, and the ports through which the outside world comes in.
+//! The common types of the system, and its interfaces to the environment.
 //!
-//! Always true here: nothing in this crate starts a thread, reads a clock, knows a file descriptor or
-//! is `unsafe`. The engine is written against these traits alone, so the very same engine runs over
-//! real memory and over a simulator that owns crashes, faults and time.
+//! Invariants: this crate starts no thread, reads no clock, uses no file descriptor and contains no `unsafe`.
+//! The engine is written against these traits alone, so the same engine runs over real memory and over a
+//! simulator that controls crashes, faults and time.
 //!
-//! Left to others: the bytes on media (`cbd-format`), what the words do (`cbd-engine`).
+//! Elsewhere: the bytes on media (`cbd-format`), the engine (`cbd-engine`).
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -32,12 +32,12 @@ pub use request::{Completion, Geometry, Operation, Request};
 pub use safeguard::Safeguard;
 pub use size::Size;
 
-/// The granule of checksums and of the index: data is checked and found in blocks of this many bytes,
-/// aligned as the device is.
+/// The granularity of checksums and of the index: data is verified and looked up in blocks of this many
+/// bytes, aligned on the device.
 pub const CHECKSUM_BLOCK: u64 = 4096;
 
-/// The device's address space is cut into chunks of this many bytes; a chunk belongs to one lane.
+/// The device's address space is divided into chunks of this many bytes; a chunk belongs to one lane.
 pub const CHUNK: u64 = 4 << 20;
 
-/// The smallest logical sector that any backing device or client may have.
+/// The smallest logical sector of a backing device or a client.
 pub const SECTOR: u64 = 512;

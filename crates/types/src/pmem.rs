@@ -1,14 +1,14 @@
-//! The port for persistent memory, and the types that say what is durable.
+//! The interface to persistent memory, and the types that prove durability.
 //!
-//! A store is *in flight* until a fence by the same thread: a power cut keeps any part of it. [`Region`]
-//! is what the engine uses; it hands out [`InFlight`] for a store and turns it into [`Durable`] with a
-//! fence, and what acknowledges a request asks for a [`Durable`]. Recovery reads through [`Region::load`],
-//! which answers a failed memory cell with an error instead of a signal.
+//! A store is *in flight* until a fence by the same thread: a power failure keeps any part of it. The engine
+//! uses [`Region`]; it returns [`InFlight`] for a store and converts it to [`Durable`] with a fence, and an
+//! acknowledgement of a request requires a [`Durable`]. Recovery reads through [`Region::load`], which
+//! reports failed memory as an error instead of a signal.
 
 use crate::{BootId, ByteRange, CHECKSUM_BLOCK, Error, ErrorKind, Result, Safeguard};
 use alloc::{format, string::String};
 
-/// What the bytes of a region survive.
+/// The failures that the bytes of a region survive.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Durability {
     /// A power failure: the region is mapped persistent memory.
@@ -41,11 +41,11 @@ impl From<MediaError> for Error {
     }
 }
 
-/// Bytes that are addressed, stored and fenced: what a mapping or a simulator gives.
+/// Bytes that are addressed, stored and fenced: implemented by a mapping or a simulator.
 ///
-/// All offsets are from the first byte of the region. Callers check their offsets against
-/// [`len`](Self::len) first; an access outside it is answered with a [`MediaError`] by loads and is a
-/// panic in stores, never a wild access.
+/// All offsets are from the first byte of the region. Callers check their offsets against [`len`](Self::len)
+/// first; an access outside of it is a [`MediaError`] of a load and a panic of a store, never an access to
+/// other memory.
 pub trait Pmem: Send + Sync {
     /// Size of the region in bytes.
     fn len(&self) -> u64;
@@ -55,25 +55,25 @@ pub trait Pmem: Send + Sync {
         self.len() == 0
     }
 
-    /// What the bytes survive once fenced.
+    /// The failures that fenced bytes survive.
     fn durability(&self) -> Durability;
 
-    /// Copies `from` to `at`. Durable after the next [`fence`](Self::fence) of the calling thread; until
-    /// then a crash keeps any subset of its 8-byte words.
+    /// Copies `from` to `at`. Durable after the next [`fence`](Self::fence) of the calling thread; until then
+    /// a crash keeps any subset of its 8-byte words.
     fn store(&self, at: u64, from: &[u8]);
 
-    /// As [`store`](Self::store), and computes the CRC32C of each checksum block in the same pass: the
-    /// first block is `first` bytes long, the others [`CHECKSUM_BLOCK`], the last what is left. Each source
-    /// byte is read once: what is stored is what was summed. `sums` has one place for each block.
+    /// As [`store`](Self::store), and computes the CRC32C of each checksum block in the same pass: the first
+    /// block is `first` bytes long, the others [`CHECKSUM_BLOCK`], the last one the rest. Each source byte is
+    /// read once: the checksum is that of the stored bytes. `sums` has one element for each block.
     fn store_summed(&self, at: u64, from: &[u8], first: usize, sums: &mut [u32]);
 
     /// Stores one line of 64 bytes at a multiple of 64.
     fn store_line(&self, at: u64, line: &[u8; 64]);
 
-    /// Everything that the calling thread has stored is in the persistence domain when this returns.
+    /// After this, everything that the calling thread has stored is in the persistence domain.
     fn fence(&self);
 
-    /// Copies from the region; memory that fails becomes an error.
+    /// Copies from the region; failing memory becomes an error.
     ///
     /// # Errors
     /// The offset at which the memory could not be read.
@@ -85,42 +85,44 @@ pub trait Pmem: Send + Sync {
     /// The offset at which the memory could not be read.
     fn load_summed(&self, at: u64, into: &mut [u8]) -> core::result::Result<u32, MediaError>;
 
-    /// Writes lines back that may be only in a processor's cache, without changing a byte; durable after
-    /// the next fence.
+    /// Writes back lines that may be only in a processor's cache, without changing a byte; durable after the
+    /// next fence.
     fn write_back(&self, at: u64, length: u64);
 
-    /// A hint that the line at `at` is about to be used.
+    /// A hint that the line at `at` will be used soon.
     fn prefetch(&self, at: u64) {
         let _ = at;
     }
 
-    /// Where the first store failed that did, ever: from then on a fence proves nothing. Cheap; asked after every
-    /// fence that acknowledges something.
+    /// The offset of the first failed store, ever: from then on a fence proves nothing. Inexpensive; checked
+    /// after every fence that leads to an acknowledgement.
     fn failed_at(&self) -> Option<u64> {
         None
     }
 
-    /// The boot of the machine in which this process runs; [`BootId::UNKNOWN`] where nobody says.
+    /// The boot of the machine in which this process runs; [`BootId::UNKNOWN`] where it is not known.
     fn boot(&self) -> BootId {
         BootId::UNKNOWN
     }
 
-    /// Whether a crash of the machine leaves a mixture of old and new pages: those of an ordinary file, which the kernel
-    /// writes back in any order. Not so for memory that keeps every fenced store, nor for memory that is gone with the machine.
+    /// Whether a crash of the machine leaves a mixture of old and new pages: those of an ordinary file, which
+    /// the kernel writes back in any order. False for memory that keeps every fenced store, and for memory
+    /// that is lost with the machine.
     fn mixes_pages(&self) -> bool {
         false
     }
 
-    /// Where [`mixes_pages`](Self::mixes_pages): returns when the pages of `length` bytes at `at` are on the disk as they are now.
+    /// If [`mixes_pages`](Self::mixes_pages): returns when the present content of the pages with these
+    /// `length` bytes at `at` is on the disk.
     ///
     /// # Errors
-    /// What the system says; which of the pages are on the disk is then not known.
+    /// The system error; it is unknown then which of the pages are on the disk.
     fn sync(&self, at: u64, length: u64) -> Result<()> {
         let _ = (at, length);
         Ok(())
     }
 
-    /// How the region is mapped and which copy methods were chosen, for status.
+    /// The kind of the mapping and its copy methods, for status.
     fn describe(&self) -> String {
         String::from("memory")
     }
@@ -132,39 +134,39 @@ pub trait Pmem: Send + Sync {
 pub struct InFlight(());
 
 impl InFlight {
-    /// One token for both: one fence serves them.
+    /// One token for both: one fence makes both durable.
     pub fn and(self, other: Self) -> Self {
         let Self(()) = other;
         self
     }
 
-    /// As [`and`](Self::and), for one after the other.
+    /// As [`and`](Self::and), in place.
     pub fn join(&mut self, other: Self) {
         let Self(()) = other;
     }
 }
 
-/// Evidence that what it stands for is in the persistence domain. Only [`Region::fence`] makes one.
+/// Evidence that the stores are in the persistence domain. Only [`Region::fence`] creates one.
 #[derive(Debug)]
 pub struct Durable(());
 
 impl Durable {
-    /// The same for another of the requests that one fence has served.
+    /// The same for another one of the requests that one fence made durable.
     #[must_use]
     pub const fn share(&self) -> Self {
         Self(())
     }
 }
 
-/// What [`Region::write_back`] reads at once; memory fails in pages.
+/// Bytes that [`Region::write_back`] reads at once; memory fails in pages.
 const WRITE_BACK_STEP: usize = 4096;
 
-/// A persistent memory with stores that say whether they are durable.
+/// A persistent memory whose stores return evidence of their durability.
 #[derive(Debug)]
 pub struct Region<P>(P);
 
 impl<P: Pmem> Region<P> {
-    /// The region that is `memory`.
+    /// The region in `memory`.
     pub const fn new(memory: P) -> Self {
         Self(memory)
     }
@@ -179,12 +181,12 @@ impl<P: Pmem> Region<P> {
         self.0.len()
     }
 
-    /// What the region survives.
+    /// The failures that the region survives.
     pub fn durability(&self) -> Durability {
         self.0.durability()
     }
 
-    /// The token of no store at all, where a fence is optional.
+    /// A token without a store, where a fence is optional.
     pub const fn nothing_in_flight(&self) -> InFlight {
         InFlight(())
     }
@@ -195,7 +197,7 @@ impl<P: Pmem> Region<P> {
         InFlight(())
     }
 
-    /// Stores bytes and sums them; see [`Pmem::store_summed`].
+    /// Stores bytes with checksums; see [`Pmem::store_summed`].
     pub fn store_summed(&self, at: u64, from: &[u8], first: usize, sums: &mut [u32]) -> InFlight {
         debug_assert_eq!(sums.len(), blocks_of(from.len(), first), "one sum for each block");
         self.0.store_summed(at, from, first, sums);
@@ -209,8 +211,8 @@ impl<P: Pmem> Region<P> {
         InFlight(())
     }
 
-    /// Writes back what recovery relied on; see [`Pmem::write_back`]. Memory that cannot be read is left out: nobody relies
-    /// on it, and a write-back of it would count as a store that failed.
+    /// Writes back data that recovery relied on; see [`Pmem::write_back`]. Unreadable memory is left out: no
+    /// code relies on it, and a write-back of it would count as a failed store.
     pub fn write_back(&self, safeguard: Safeguard, at: u64, length: u64) -> InFlight {
         if !safeguard.is_kept() {
             return InFlight(());
@@ -230,7 +232,7 @@ impl<P: Pmem> Region<P> {
         InFlight(())
     }
 
-    /// Fences: what was in flight is durable.
+    /// Fences: the stores in flight are durable.
     pub fn fence(&self, safeguard: Safeguard, stores: InFlight) -> Durable {
         let InFlight(()) = stores;
         if safeguard.is_kept() {
@@ -249,10 +251,10 @@ impl<P: Pmem> Region<P> {
         self.0.mixes_pages()
     }
 
-    /// Brings pages to the disk where a crash of the machine would mix them; see [`Pmem::sync`].
+    /// Writes pages to the disk where a crash of the machine would mix them; see [`Pmem::sync`].
     ///
     /// # Errors
-    /// What the system says.
+    /// The system error.
     pub fn sync(&self, safeguard: Safeguard, at: u64, length: u64) -> Result<()> {
         if safeguard.is_kept() && self.0.mixes_pages() { self.0.sync(at, length) } else { Ok(()) }
     }
@@ -265,7 +267,7 @@ impl<P: Pmem> Region<P> {
         Ok(self.0.load(at, into)?)
     }
 
-    /// Reads bytes and sums them; see [`Pmem::load_summed`].
+    /// Reads bytes with a checksum; see [`Pmem::load_summed`].
     ///
     /// # Errors
     /// [`ErrorKind::Media`] where the memory fails.
@@ -273,13 +275,13 @@ impl<P: Pmem> Region<P> {
         Ok(self.0.load_summed(at, into)?)
     }
 
-    /// # Errors
-    /// [`ErrorKind::Media`] once a store to the region has failed: nothing may be acknowledged any more.
+    /// # Errors [`ErrorKind::Media`] once a store to the region has failed: nothing may be acknowledged any
+    /// more.
     pub fn check_stores(&self, safeguard: Safeguard) -> Result<()> {
         if safeguard.is_kept() { self.store_failure().map_or(Ok(()), Err) } else { Ok(()) }
     }
 
-    /// The first store that failed, if one has, for status.
+    /// The first failed store, if there is one, for status.
     pub fn store_failure(&self) -> Option<Error> {
         self.0.failed_at().map(|at| {
             Error::new(
@@ -289,7 +291,7 @@ impl<P: Pmem> Region<P> {
         })
     }
 
-    /// Hints that a line is about to be used.
+    /// Hints that a line will be used soon.
     pub fn prefetch(&self, at: u64) {
         self.0.prefetch(at);
     }

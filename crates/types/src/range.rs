@@ -24,19 +24,19 @@ impl ByteRange {
         self.end - self.start
     }
 
-    /// Whether the range holds no byte.
+    /// Whether the range is empty.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.start >= self.end
     }
 
-    /// Whether the two share a byte.
+    /// Whether the two have a byte in common.
     #[must_use]
     pub const fn overlaps(&self, other: &Self) -> bool {
         self.start < other.end && other.start < self.end
     }
 
-    /// The bytes that both hold, if any.
+    /// The common bytes, if any.
     #[must_use]
     pub fn intersection(&self, other: &Self) -> Option<Self> {
         let both = Self { start: self.start.max(other.start), end: self.end.min(other.end) };
@@ -49,7 +49,7 @@ impl ByteRange {
         self.start <= other.start && other.end <= self.end
     }
 
-    /// Cuts the range at every multiple of `unit`, in order.
+    /// Splits the range at every multiple of `unit`, in order.
     pub fn split_at_multiples(self, unit: u64) -> impl Iterator<Item = Self> {
         let mut rest = self;
         core::iter::from_fn(move || {
@@ -76,7 +76,7 @@ mod tests {
     use alloc::vec::Vec;
 
     #[test]
-    fn a_range_is_cut_at_every_multiple_and_nowhere_else() {
+    fn a_range_is_split_exactly_at_multiples() {
         let pieces: Vec<_> = ByteRange::at(1000, 9000).split_at_multiples(4096).collect();
         assert_eq!(
             pieces,

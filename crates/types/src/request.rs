@@ -1,65 +1,66 @@
-//! What a client asks of a block device, whatever door it came through.
+//! A client's request to a block device, through any export.
 
 use crate::{AlignedBuffer, ByteRange, Result};
 
-/// What is asked.
+/// The operation of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Operation {
-    /// Fill the request's buffer.
+    /// Read into the request's buffer.
     Read,
     /// Write the request's buffer.
     Write,
-    /// What completed before this was submitted is durable, and on the backing device nothing that comes
-    /// after it overtakes it.
+    /// Everything that completed before this was submitted is durable, and nothing later reaches the backing
+    /// device before it.
     Flush,
-    /// The range is not needed any more; it reads as zeroes from now on.
+    /// Discard the range; it reads as zeroes from now on.
     Discard,
-    /// The range reads as zeroes from now on.
+    /// Zero the range.
     WriteZeroes,
 }
 
 /// One request.
 #[derive(Debug)]
 pub struct Request {
-    /// The export's own number for it; it comes back with the completion.
+    /// The export's identifier; the completion returns it.
     pub id: u64,
-    /// What is asked.
+    /// The operation.
     pub operation: Operation,
-    /// Where, in whole logical sectors; empty for a flush.
+    /// The range, in whole logical sectors; empty for a flush.
     pub range: ByteRange,
-    /// Durable when it completes, and nothing later overtakes it on the backing device. Writes, zeroes and
-    /// discards only.
+    /// A FUA request: durable at its completion, and nothing later reaches the backing device before it.
+    /// Writes, zeroing and discards only.
     pub fua: bool,
-    /// As long as `range` for reads and writes, empty otherwise. It comes back with the completion.
+    /// As long as `range` for reads and writes, empty otherwise. The completion returns it.
     pub buffer: AlignedBuffer,
 }
 
-/// How a request ended.
+/// The completion of a request.
 #[derive(Debug)]
 pub struct Completion {
-    /// The request's number.
+    /// The identifier of the request.
     pub id: u64,
-    /// Whether all of it was done.
+    /// Whether all of it was executed.
     pub result: Result<()>,
-    /// The request's buffer; filled after a read that went well.
+    /// The request's buffer; filled after a successful read.
     pub buffer: AlignedBuffer,
 }
 
-/// What a block device is, as an export tells it to its clients.
+/// The properties of a block device, as an export reports them to its clients.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Geometry {
     /// Size in bytes, whole logical sectors.
     pub size: u64,
     /// Logical sector in bytes: every request is whole sectors.
     pub sector: u32,
-    /// Physical sector in bytes: what is best not to write in part.
+    /// Physical sector in bytes: the unit that is best not written in part.
     pub physical_sector: u32,
-    /// A write of at most this many bytes inside one 4 MiB-aligned chunk is recovered whole or not at all.
+    /// A write of at most this many bytes inside one 4 MiB-aligned chunk is recovered completely or not at
+    /// all.
     pub atomic_unit: u32,
-    /// Whether discard is offered.
+    /// Whether discards are supported.
     pub discard: bool,
-    /// Granularity of discards in bytes; the sector where the device is not picky.
+    /// Granularity of discards in bytes; the sector where the device has no larger one.
     pub discard_granularity: u32,
-    /// Whether seeks are dear on what lies beneath.
+    /// Whether seeks of the device beneath are expensive.
     pub rotational: bool,
 }

@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-/// Bytes as a person types them: in the largest unit of which they are a whole number, so that nothing is rounded.
+/// Bytes in the largest unit of which they are a whole number, so that nothing is rounded.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Size(pub u64);
 
@@ -23,7 +23,7 @@ mod tests {
     use alloc::string::ToString;
 
     #[test]
-    fn a_size_is_shown_in_the_largest_unit_that_rounds_nothing() {
+    fn a_size_is_shown_in_the_largest_exact_unit() {
         for (bytes, text) in [
             (0, "0 bytes"),
             (512, "512 bytes"),

@@ -1,4 +1,4 @@
-//! Every safeguard guards something, and nothing that fences, writes back or verifies goes round them.
+//! Every mutation point is used, and no code fences, writes back or validates without one.
 
 use cbd_types::Safeguard;
 use std::path::{Path, PathBuf};
@@ -23,10 +23,10 @@ fn sources_of(names: &[&str]) -> Vec<(PathBuf, String)> {
 }
 
 #[test]
-fn every_safeguard_is_used_where_data_could_be_lost() {
+fn every_mutation_point_is_used() {
     let mut sources = Vec::new();
     collect(&Path::new(env!("CARGO_MANIFEST_DIR")).join(".."), &mut sources);
-    // The list itself uses nothing.
+    // The list itself does not count.
     sources.retain(|(path, _)| !path.components().any(|part| part.as_os_str() == "safeguard"));
     for known in Safeguard::ALL {
         let word = format!("Safeguard::{known:?}");
@@ -34,21 +34,21 @@ fn every_safeguard_is_used_where_data_could_be_lost() {
             text.match_indices(&word)
                 .any(|(at, _)| !text[at + word.len()..].starts_with(|next: char| next.is_alphanumeric()))
         });
-        assert!(is_used, "{} ({known:?}) guards nothing", known.name());
+        assert!(is_used, "{} ({known:?}) is not used", known.name());
     }
 }
 
-/// [`cbd_types::Region`] asks for a name; the memory beneath it does not.
+/// [`cbd_types::Region`] requires a name; the memory beneath it does not.
 #[test]
-fn the_engine_reaches_memory_through_a_region_only() {
+fn the_engine_accesses_memory_through_a_region_only() {
     for (path, text) in sources_of(&["engine"]) {
-        assert!(!text.contains(".memory()"), "{} goes round the names of fences", path.display());
+        assert!(!text.contains(".memory()"), "{} bypasses the names of fences", path.display());
     }
 }
 
-/// What was read is `Unverified`, and each check that it passes has a name.
+/// Data that was read is `Unverified`, and each validation of it has a name.
 #[test]
-fn the_format_compares_no_checksum_without_a_name() {
+fn every_checksum_comparison_of_the_format_has_a_name() {
     for (path, text) in sources_of(&["format"]) {
         let code = text.split("#[cfg(test)]").next().unwrap_or_default();
         for (number, line) in code.lines().enumerate() {

@@ -1,12 +1,13 @@
-//! All executions of a few threads, under the memory model of the language: with full barriers on both sides, as where the system has
-//! none that reaches all threads.
+//! All executions of a few threads, under the memory model of the language: with full barriers on both sides,
+//! as on a system without heavy barriers.
 
 use super::*;
 use loom::sync::atomic::{AtomicU32, fence};
 use loom::sync::{Condvar, Mutex};
 use std::rc::Rc;
 
-/// A word and what the kernel has for it: who sleeps looks at the word under the same lock under which others wake it.
+/// A word and its futex queue: a sleeping thread checks the word under the same lock under which another one
+/// wakes it.
 struct Word {
     value: AtomicU32,
     queue: Mutex<()>,
@@ -17,7 +18,7 @@ fn word() -> Word {
     Word { value: AtomicU32::new(0), queue: Mutex::new(()), bell: Condvar::new() }
 }
 
-/// The platform of the model; `LIGHT` and `HEAVY` say whether the barriers are any.
+/// The platform of the model; `LIGHT` and `HEAVY` tell whether the barriers have an effect.
 struct Model<const LIGHT: bool, const HEAVY: bool>;
 
 impl<const LIGHT: bool, const HEAVY: bool> Platform for Model<LIGHT, HEAVY> {
@@ -69,17 +70,19 @@ impl<const LIGHT: bool, const HEAVY: bool> Platform for Model<LIGHT, HEAVY> {
     fn pause() {}
 }
 
-/// Threads that each take the lock and add one to what it protects; who is never woken is a deadlock, which fails the execution.
+/// Threads that each acquire the lock and increment the number that it protects; a thread that is never woken
+/// is a deadlock, which fails the execution.
 fn add_up<const LIGHT: bool, const HEAVY: bool>(threads: usize, preemptions: Option<usize>) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = preemptions;
     builder.check(move || {
-        // The threads of the model are coroutines of one.
+        // The threads of the model are coroutines of one thread.
         let shared =
             Rc::new((Protocol::<Model<LIGHT, HEAVY>>::new(word(), word()), loom::cell::UnsafeCell::new(0)));
         let work = |shared: &(Protocol<Model<LIGHT, HEAVY>>, loom::cell::UnsafeCell<usize>)| {
             shared.0.lock();
-            // SAFETY: the lock is held; the model checks that nobody else is here, and that all before is seen.
+            // SAFETY: the lock is held; the model checks that no other thread is here, and that all earlier
+            // changes are seen.
             #[allow(unsafe_code)]
             shared.1.with_mut(|number| unsafe { *number += 1 });
             shared.0.unlock();
@@ -92,30 +95,30 @@ fn add_up<const LIGHT: bool, const HEAVY: bool>(threads: usize, preemptions: Opt
             .collect();
         work(&shared);
         others.into_iter().for_each(|thread| thread.join().expect("no panic"));
-        // SAFETY: all others have ended.
+        // SAFETY: all other threads have ended.
         #[allow(unsafe_code)]
         shared.1.with(|number| assert_eq!(unsafe { *number }, threads));
     });
 }
 
 #[test]
-fn two_threads_exclude_each_other_and_both_come_to_an_end() {
+fn two_threads_exclude_each_other_and_both_end() {
     add_up::<true, true>(2, None);
 }
 
 #[test]
-fn three_threads_exclude_each_other_and_all_come_to_an_end() {
+fn three_threads_exclude_each_other_and_all_end() {
     add_up::<true, true>(3, Some(3));
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn without_the_barrier_of_who_lets_go_a_sleeper_is_lost() {
+fn without_the_barrier_of_the_unlock_a_wakeup_is_lost() {
     add_up::<false, true>(2, None);
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn without_the_barrier_of_who_sleeps_it_is_lost() {
+fn without_the_barrier_of_the_sleeper_a_wakeup_is_lost() {
     add_up::<true, false>(2, None);
 }

@@ -1,4 +1,4 @@
-//! Threads that meet at one lock.
+//! Threads that contend for one lock.
 #![allow(unsafe_code, missing_docs)]
 
 #[path = "../../../backing/tests/common/forbid.rs"]
@@ -14,8 +14,9 @@ type Mutex<T> = lock_api::Mutex<Lock, T>;
 const THREADS: u64 = 4;
 const ROUNDS: u64 = 3000;
 
-/// Threads that add up under one lock; now and then one sleeps with it, so that the others have to sleep for it. `first` is done by a thread
-/// that all of them come from. Fails when one is not woken, which is found out after a minute.
+/// Threads that increment a number under one lock; occasionally one sleeps with the lock held, so that the
+/// others have to sleep for it. A thread that is the ancestor of all of them runs `first`. Fails after a
+/// minute if a thread is not woken.
 pub fn add_up(first: impl FnOnce() + Send + 'static) {
     let (ended, end) = mpsc::channel();
     let thread = std::thread::spawn(move || {
@@ -27,7 +28,7 @@ pub fn add_up(first: impl FnOnce() + Send + 'static) {
                 std::thread::spawn(move || {
                     for round in 0..ROUNDS {
                         let mut sum = sum.lock();
-                        // Read before and written behind a pause, so that a second holder would be seen.
+                        // Read before and written after a pause, so that a second holder would be noticed.
                         let before = *sum;
                         if (round + thread).is_multiple_of(50) {
                             std::thread::sleep(Duration::from_micros(200));

@@ -1,14 +1,15 @@
-//! Names for everything that keeps data from being lost or wrong: each fence, each write-back, each check of what was
-//! read, each step whose place in an order matters.
+//! Names of the mutation points: each fence, each write-back, each validation of data that was read, each
+//! step whose position in an order matters.
 //!
-//! Always true here: in an ordinary build every safeguard is kept, and asking is a constant that costs nothing. With the
-//! feature `mutants`, in a build made for it, the environment variable `CBD_MUTANT` names one that is left out, and the
-//! tests must notice: see `docs/mutants.md`.
+//! Invariants: in an ordinary build every mutation point is active, and the query is a constant without a
+//! cost. With the feature `mutants`, in a build made for it, the environment variable `CBD_MUTANT` names one
+//! that is left out, and the tests must detect this: see `docs/mutants.md`.
 //!
-//! Left to others: what a safeguard does (where it is used), who removes them one by one (`cargo xtask mutants`).
+//! Elsewhere: the code at a mutation point (where it is used), their removal one by one (`cargo xtask
+//! mutants`).
 //!
-//! The idea is that of mutation testing, but the mutants are chosen by hand: each is a mistake that systems like this one
-//! have made.
+//! The method is mutation testing, but with mutants chosen by hand: each is a mistake that has occurred in
+//! systems like this one.
 
 mod list;
 
@@ -18,13 +19,13 @@ pub use list::Safeguard;
 compile_error!("the feature `mutants` lets the environment take safeguards away: it is for tests only");
 
 impl Safeguard {
-    /// The safeguard of this name.
+    /// The mutation point of this name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|known| known.name() == name)
     }
 
-    /// Whether the safeguard does its work: always, but where a test takes it away.
+    /// Whether the mutation point is active: always, except where a test removes it.
     #[cfg(not(feature = "mutants"))]
     #[inline(always)]
     #[must_use]
@@ -32,17 +33,17 @@ impl Safeguard {
         true
     }
 
-    /// Whether the safeguard does its work, or was taken away by `CBD_MUTANT`.
+    /// Whether the mutation point is active; `CBD_MUTANT` may name one that is not.
     ///
     /// # Panics
-    /// When the variable names no safeguard.
+    /// When the variable names no mutation point.
     #[cfg(feature = "mutants")]
     #[must_use]
     pub fn is_kept(self) -> bool {
         removed::get() != Some(self)
     }
 
-    /// A check: whether `condition` holds, or nobody looks.
+    /// A validation: whether `condition` holds, or the mutation point is removed.
     #[inline(always)]
     #[must_use]
     pub fn holds(self, condition: bool) -> bool {
@@ -71,7 +72,7 @@ mod tests {
     use alloc::collections::BTreeSet;
 
     #[test]
-    fn each_safeguard_has_a_name_of_its_own_and_says_what_goes_wrong_without_it() {
+    fn each_mutation_point_has_a_unique_name_and_a_description() {
         let names: BTreeSet<_> = Safeguard::ALL.iter().map(|known| known.name()).collect();
         assert_eq!(names.len(), Safeguard::ALL.len());
         for known in Safeguard::ALL {
