@@ -98,6 +98,19 @@ fn of_a_checkpoint_it_is_the_closing_of_the_last_epoch() {
     assert!(point > second - 100 && point < third, "{point} is not between {second} and {third}");
 }
 
+/// Nothing was flushed since the clock was set back, so no closing says so.
+#[test]
+fn it_is_not_later_than_a_clock_that_was_set_back_before_the_batch_ended() {
+    let mut rig = Rig::new();
+    rig.environment.advance(50_000);
+    let closed = write_and_flush(&rig, FIRST, 1);
+    rig.environment.set_wall_back(40_000);
+    drain_one_batch(&mut rig);
+    assert_eq!(rig.on_disk(FIRST), Seen::All(1));
+    let (point, now) = (rig.cache.status().drained_wall_ms, now_ms(&rig));
+    assert!(now < closed && point <= now, "{point} is later than the clock, which shows {now}");
+}
+
 #[test]
 fn a_clock_that_was_set_back_sets_it_back_before_a_flush_completes() {
     for restarted in [false, true] {
