@@ -1,9 +1,9 @@
-//! Threads of one simulated process that take turns: one runs at a time, and a seed decides who goes on at each lock, each
-//! number that threads share without one, each store and each fence.
+//! Threads of one simulated process that take turns. One thread runs at a time. A seed decides which thread
+//! continues at each lock, each number that threads share without a lock, each store and each fence.
 //!
-//! Always true here: the same seed gives the same order; a thread that waits for a lock lets the others run.
+//! Invariants: the same seed gives the same order; a thread that waits for a lock lets the other threads run.
 //!
-//! Left to others: all orders of few steps, which models of threads try.
+//! Elsewhere: all orders of few steps, which models of threads try (`cbd-models`).
 
 use crate::random::Seeded;
 use parking_lot::lock_api::{GuardSend, RawMutex};
@@ -12,11 +12,11 @@ use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-/// Turns that a thread may lose in a row at one lock before that is a deadlock.
+/// Turns that a thread may lose in a row at one lock before the lock counts as deadlocked.
 const PATIENCE: u32 = 100_000;
 
 struct Turns {
-    /// Whose turn it is.
+    /// The thread whose turn it is.
     now: usize,
     done: Vec<bool>,
     random: Seeded,
@@ -29,12 +29,12 @@ struct Table {
 }
 
 thread_local! {
-    /// The table that this thread sits at, and its number there.
+    /// The table of this thread, and the thread's number in it.
     static SEAT: RefCell<Option<(Arc<Table>, usize)>> = const { RefCell::new(None) };
 }
 
 impl Table {
-    /// Somebody else goes on, if anybody can; returns when it is the turn of `me` again.
+    /// Lets another thread run, if one can; returns when it is the turn of `me` again.
     fn pass(&self, me: usize) {
         let mut turns = self.turns.lock();
         turns.choose(Some(me));
@@ -64,8 +64,9 @@ impl Turns {
     }
 }
 
-/// Runs each of `works` on a thread of its own, one at a time; at each place where it may, the turn passes on in
-/// `switch_permille` of a thousand cases. What comes back is in the order of `works`; a panic is caught.
+/// Runs each of `works` on a thread of its own, one at a time. At each point where a switch is possible, the
+/// turn passes on with a probability of `switch_permille` in a thousand. The results are in the order of
+/// `works`; a panic is caught.
 pub fn together<'a, T: Send>(
     seed: u64,
     switch_permille: u64,
@@ -94,7 +95,7 @@ pub fn together<'a, T: Send>(
     })
 }
 
-/// A place at which another thread may go on.
+/// A point at which another thread may continue.
 pub(crate) fn may_switch() {
     SEAT.with_borrow(|seat| {
         if let Some((table, me)) = seat {
@@ -110,12 +111,12 @@ pub(crate) fn may_switch() {
     });
 }
 
-/// This thread cannot go on; false when it is not one of several that take turns.
+/// This thread cannot continue. Returns false when it is not one of several that take turns.
 fn must_switch() -> bool {
     SEAT.with_borrow(|seat| seat.as_ref().map(|(table, me)| table.pass(*me)).is_some())
 }
 
-/// A lock whose waiters let the other threads of their table run.
+/// A lock whose waiting threads let the other threads of their table run.
 pub struct TurnLock(parking_lot::RawMutex);
 
 impl std::fmt::Debug for TurnLock {
@@ -124,8 +125,8 @@ impl std::fmt::Debug for TurnLock {
     }
 }
 
-// SAFETY: whether the lock is held is decided by the mutex within alone: `lock` returns only after its `try_lock` or
-// `lock` has succeeded, and `unlock` is passed on under the same contract.
+// SAFETY: the inner mutex alone decides whether the lock is held: `lock` returns only after `try_lock` or
+// `lock` of the inner mutex has succeeded, and `unlock` is passed on under the same contract.
 #[expect(unsafe_code, reason = "the trait is unsafe to implement, and a lock of the engine is one of these")]
 unsafe impl RawMutex for TurnLock {
     const INIT: Self = Self(parking_lot::RawMutex::INIT);
@@ -141,7 +142,7 @@ unsafe impl RawMutex for TurnLock {
                 return self.0.lock();
             }
         }
-        panic!("a lock is never let go while {PATIENCE} turns pass");
+        panic!("a lock is not released while {PATIENCE} turns pass");
     }
 
     fn try_lock(&self) -> bool {
@@ -149,7 +150,7 @@ unsafe impl RawMutex for TurnLock {
     }
 
     unsafe fn unlock(&self) {
-        // SAFETY: the caller holds the lock, as this function demands, too.
+        // SAFETY: the caller holds the lock, as the contract of this function requires.
         unsafe { self.0.unlock() }
     }
 }
@@ -180,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_a_lock_lets_its_holder_run() {
+    fn a_thread_that_waits_for_a_lock_lets_its_holder_run() {
         for seed in 0..20 {
             let value = lock_api::Mutex::<TurnLock, _>::new(0);
             let work = || {

@@ -1,9 +1,10 @@
-//! Many worlds explored on all cores, within a budget.
+//! Explores many worlds on all cores, within a budget.
 //!
-//! Always true here: a world's number decides which world it is and its seed; what is found in it does not depend on the
-//! others, on the budget or on the number of threads. Only how many worlds are explored does.
+//! Invariants: the number of a world decides its kind and its seed. What is found in a world does not depend
+//! on other worlds, on the budget or on the number of threads; these decide only how many worlds are
+//! explored.
 //!
-//! Left to others: what is tried in one world ([`crate::explorer`]).
+//! Elsewhere: what is tried in one world ([`crate::explorer`]).
 
 mod worlds;
 
@@ -18,10 +19,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 pub use worlds::{Kind, Work, kinds};
 
-/// How often a campaign says how far it is.
+/// Interval at which a campaign reports its progress.
 const PROGRESS_EVERY: Duration = Duration::from_secs(10);
 
-/// No world takes nearly as long.
+/// Time limit for one world; none takes nearly as long.
 const WORLD_LIMIT: Duration = Duration::from_secs(1200);
 
 /// What to explore, and how much.
@@ -29,25 +30,25 @@ const WORLD_LIMIT: Duration = Duration::from_secs(1200);
 pub struct Plan {
     /// The first seed.
     pub seed: u64,
-    /// Most seeds for each kind of world; none for as many as the other limits allow.
+    /// Maximum number of seeds for each kind of world; none for as many as the other limits allow.
     pub seeds: Option<u64>,
-    /// No world is begun after this time.
+    /// No world begins after this time.
     pub limit: Option<Duration>,
-    /// No world is begun when so many states were tried.
+    /// No world begins after this many states were tried.
     pub states: Option<u64>,
-    /// No world is begun when so many histories were played.
+    /// No world begins after this many histories were played.
     pub histories: Option<u64>,
-    /// Nor before so many different outcomes were seen.
+    /// The limit on states applies only after this many distinct outcomes were seen.
     pub distinct: u64,
     /// The only kind of world, by its name.
     pub world: Option<String>,
-    /// The only moment that is looked at.
+    /// The only moment to explore.
     pub point: Option<u64>,
     /// Whether this is a long run: every sequence of four acts instead of three.
     pub is_long: bool,
     /// What is tried at each moment.
     pub effort: Effort,
-    /// Threads.
+    /// Number of threads.
     pub threads: usize,
 }
 
@@ -57,7 +58,8 @@ impl Plan {
         let mut kinds = kinds();
         match &self.world {
             Some(name) => kinds.retain(|kind| kind.name == name),
-            // Histories of clients that come back are counted in histories, not in crash states: they have a run of their own.
+            // Reconnect histories are counted in histories, not in crash states, so they have a run of their
+            // own.
             None => kinds.retain(|kind| {
                 !matches!(kind.work, Work::Reconnect)
                     && kind.is_long.is_none_or(|is_long| is_long == self.is_long)
@@ -67,7 +69,7 @@ impl Plan {
     }
 }
 
-/// What a campaign has come to.
+/// The result of a campaign.
 #[derive(Debug)]
 pub struct Outcome {
     /// What was seen.
@@ -83,13 +85,13 @@ struct Campaign<'a> {
     plan: &'a Plan,
     kinds: Vec<Kind>,
     begun: Instant,
-    /// Number of the next world.
+    /// The number of the next world.
     next: AtomicU64,
     last_seed: AtomicU64,
     tally: Mutex<Tally>,
 }
 
-/// Explores worlds as `plan` says; `progress` is called every few seconds with what was seen so far.
+/// Explores worlds according to `plan`. `progress` is called every few seconds with what was seen so far.
 pub fn run(plan: &Plan, mut progress: impl FnMut(&Tally, Duration)) -> Outcome {
     let campaign = Campaign {
         plan,

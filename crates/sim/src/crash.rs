@@ -1,12 +1,12 @@
-//! The end of a simulated process: a panic with a payload of its own, thrown by a store or a fence and caught
-//! by whoever runs the world.
+//! The end of a simulated process: a panic with a payload of its own. A store or a fence throws it, and the
+//! code that runs the world catches it.
 //!
-//! Always true here: no other panic is swallowed, and a simulated crash prints nothing.
+//! Invariants: no other panic is swallowed, and a simulated crash prints nothing.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any, resume_unwind, set_hook, take_hook};
 use std::sync::Once;
 
-/// What a simulated crash throws.
+/// The payload of a simulated crash.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CrashNow;
 
@@ -20,10 +20,11 @@ pub fn crash_now() -> ! {
     panic_any(CrashNow)
 }
 
-/// Runs `work` until it ends or the simulated process crashes. Any other panic goes on.
+/// Runs `work` until it returns or the simulated process crashes. Any other panic is passed on.
 ///
 /// # Errors
-/// [`CrashNow`] when the process crashed. What `work` borrowed is then as the crash left it: abandon it.
+/// [`CrashNow`] when the process crashed. Whatever `work` borrowed is then in the state that the crash left:
+/// abandon it.
 pub fn until_crash<T>(work: impl FnOnce() -> T) -> Result<T, CrashNow> {
     QUIET.call_once(|| {
         let previous = take_hook();

@@ -1,17 +1,17 @@
-//! A simulated backing device: it reorders, it has a volatile cache, it fails on demand, and it checks the
-//! manners of whoever uses it.
+//! A simulated backing device. It reorders, it has a volatile cache, it fails on demand, and it checks that
+//! its user keeps to the contract.
 //!
-//! Always true here:
-//! - a power cut keeps of the changes that no flush has covered any subset of their sectors, each sector
-//!   holding one of the values that it was given;
-//! - a flush covers what had completed before it was submitted;
-//! - a failed write leaves each of its sectors old or new; a failed flush loses for good, sector by sector, what
-//!   it should have made durable, as a kernel does that drops the pages it could not write;
-//! - a read that overlaps a change in flight shows each sector as it was or as it will be;
-//! - two changes in flight that overlap are a panic, as are operations past the end or of broken sectors: both are
-//!   the caller's bugs.
+//! Invariants:
+//! - a power cut keeps any subset of the sectors that changed and that no flush has covered; each sector
+//!   holds one of the values that it was given;
+//! - a flush covers what had completed before the flush was submitted;
+//! - a failed write leaves each of its sectors old or new; a failed flush loses some of the sectors that it
+//!   should have made durable, permanently, as a kernel does that drops the pages it could not write;
+//! - a read that overlaps a change in flight returns each sector as it was or as it will be;
+//! - two changes in flight that overlap panic, as do operations past the end or of partial sectors: both are
+//!   bugs of the caller.
 //!
-//! Left to others: the queues ([`crate::SimQueue`]), and what a legal image is ([`crate::Oracle`]).
+//! Elsewhere: the queues ([`crate::SimQueue`]), and what a legal image is ([`crate::Oracle`]).
 
 use crate::disk_queue::SimQueue;
 use crate::image::DiskImage;
@@ -35,7 +35,7 @@ pub struct DiskFaults {
     pub unwritable: Vec<ByteRange>,
 }
 
-/// What a disk was asked to do.
+/// Counts of the operations of a disk.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct DiskCounters {
     /// Reads completed.
@@ -50,7 +50,7 @@ pub struct DiskCounters {
     pub flushes: u64,
     /// Bytes written.
     pub written_bytes: u64,
-    /// Reads that were in flight together with a change of what they read.
+    /// Reads that were in flight together with a change of the same range.
     pub reads_beside_changes: u64,
     /// Operations that were made to fail.
     pub failed: u64,
@@ -64,15 +64,15 @@ struct Change {
     bytes: Option<Arc<[u8]>>,
 }
 
-/// An operation that a queue submitted and has not given back.
+/// An operation that was submitted and has not completed.
 pub(crate) struct Flying {
     pub(crate) token: OpToken,
     pub(crate) op: BackingOp,
-    /// Of which queue.
+    /// The queue that submitted it.
     pub(crate) queue: u64,
-    /// Polls to go until it may complete.
+    /// Polls before it may complete.
     pub(crate) patience: u64,
-    /// For a flush: how many changes had completed when it was submitted.
+    /// For a flush: the number of changes that had completed when it was submitted.
     covers: u64,
 }
 
@@ -80,19 +80,19 @@ pub(crate) struct State {
     geometry: BackingGeometry,
     current: DiskImage,
     durable: DiskImage,
-    /// Completed, not flushed, in order.
+    /// Completed changes without a flush, in order.
     unflushed: Vec<Change>,
-    /// Changes that left `unflushed` so far.
+    /// Number of changes that have left `unflushed`.
     flushed: u64,
-    /// In the order of submission.
+    /// Operations in the order of submission.
     pub(crate) flying: Vec<Flying>,
-    /// Of a fork: what was in flight on the disk that it was made of.
+    /// In a fork: the changes that were in flight on the original disk.
     left_behind: Vec<Change>,
     faults: DiskFaults,
     pub(crate) random: Seeded,
     pub(crate) latency_polls_max: u64,
     queues: u64,
-    /// Queues of dead processes are below.
+    /// Queues with lower numbers belong to dead processes.
     pub(crate) first_living_queue: u64,
     counters: DiskCounters,
 }
@@ -115,7 +115,7 @@ impl std::fmt::Debug for SimDisk {
 }
 
 impl SimDisk {
-    /// The geometry of an ordinary disk of `size` bytes: volatile cache, discards that zero.
+    /// The geometry of an ordinary disk of `size` bytes: a volatile cache, and discards that zero.
     #[must_use]
     pub const fn ordinary(size: u64, sector: u32) -> BackingGeometry {
         BackingGeometry {
@@ -129,7 +129,8 @@ impl SimDisk {
         }
     }
 
-    /// A disk whose every sector shows [`INITIAL`](crate::Content::INITIAL), durably: a disk that holds data already.
+    /// A disk that already holds data: every sector durably has the content
+    /// [`INITIAL`](crate::Content::INITIAL).
     #[must_use]
     pub fn new(geometry: BackingGeometry, seed: u64) -> Self {
         assert_eq!(geometry.size % u64::from(geometry.sector), 0, "a disk is whole sectors");
@@ -155,13 +156,13 @@ impl SimDisk {
         work(&mut self.0.lock())
     }
 
-    /// What the system says about the disk.
+    /// The geometry that the system reports.
     #[must_use]
     pub fn geometry(&self) -> BackingGeometry {
         self.with(|state| state.geometry)
     }
 
-    /// A queue to it that works on `depth` operations at a time.
+    /// A queue to the disk that works on `depth` operations at a time.
     #[must_use]
     pub fn queue(&self, depth: usize) -> SimQueue {
         let number = self.with(|state| {
@@ -182,34 +183,34 @@ impl SimDisk {
         })
     }
 
-    /// From now on chance decides as `seed` says: forks of one disk that are to differ.
+    /// Sets the seed of the later random decisions, so that forks of one disk differ.
     pub fn set_seed(&self, seed: u64) {
         self.with(|state| state.random = Seeded::new(seed));
     }
 
-    /// From now on an operation completes after at most `polls` polls.
+    /// Sets the number of polls after which an operation completes at the latest.
     pub fn set_latency(&self, polls: u64) {
         self.with(|state| state.latency_polls_max = polls);
     }
 
-    /// From now on these operations fail.
+    /// Sets which later operations fail.
     pub fn set_faults(&self, faults: DiskFaults) {
         self.with(|state| state.faults = faults);
     }
 
-    /// What was done so far.
+    /// The operations so far.
     #[must_use]
     pub fn counters(&self) -> DiskCounters {
         self.with(|state| state.counters)
     }
 
-    /// What a reader of the disk sees now.
+    /// What a reader of the disk sees at this moment.
     #[must_use]
     pub fn contents(&self) -> DiskImage {
         self.with(|state| state.current.clone())
     }
 
-    /// Copies what a reader sees at `at` now, without an operation.
+    /// Copies what a reader sees at offset `at` at this moment, without an operation.
     pub fn peek(&self, at: u64, into: &mut [u8]) {
         self.with(|state| state.current.read(at, into));
     }
@@ -220,14 +221,15 @@ impl SimDisk {
         self.with(|state| state.durable.clone())
     }
 
-    /// What a power cut at this moment could leave, without cutting it.
+    /// What a power cut at this moment could leave; the disk itself does not change.
     #[must_use]
     pub fn image_after_power_cut(&self, seed: u64) -> DiskImage {
         self.with(|state| state.after_power_cut(&mut Seeded::new(seed)))
     }
 
-    /// A copy of the disk that nobody uses, with what is in flight and in the volatile cache: for trying several ends of
-    /// one history. [`power_cut`](Self::power_cut) or [`process_crash`](Self::process_crash) says what becomes of it.
+    /// A copy of the disk without users, with the operations in flight and the volatile cache, to try several
+    /// ends of one history. [`power_cut`](Self::power_cut) or [`process_crash`](Self::process_crash) decides
+    /// what becomes of these.
     #[must_use]
     pub fn fork(&self) -> Self {
         self.with(|state| {
@@ -250,7 +252,8 @@ impl SimDisk {
         })
     }
 
-    /// Cuts the power: any subset of the sectors that were not flushed remains. Queues are dead from now on.
+    /// Cuts the power: any subset of the sectors that were not flushed remains. All queues are dead
+    /// afterwards.
     pub fn power_cut(&self, seed: u64) {
         self.with(|state| {
             let image = state.after_power_cut(&mut Seeded::new(seed));
@@ -264,8 +267,8 @@ impl SimDisk {
         });
     }
 
-    /// Kills the process that uses the disk: what it had in flight is done whole, in part or not at all before
-    /// anybody opens the disk again. Queues are dead from now on.
+    /// Kills the process that uses the disk. Each operation that it had in flight is done whole, in part or
+    /// not at all before the disk is opened again. All queues are dead afterwards.
     pub fn process_crash(&self, seed: u64) {
         self.with(|state| {
             let mut random = Seeded::new(seed);
@@ -318,7 +321,7 @@ impl Change {
     }
 }
 
-/// The bytes of the disk that an operation touches; a flush touches none.
+/// The range of the disk that an operation accesses; a flush has none.
 pub(crate) fn range_of(op: &BackingOp) -> Option<ByteRange> {
     match op {
         BackingOp::Read { offset, buffer } | BackingOp::Write { offset, buffer } => {
@@ -343,7 +346,7 @@ impl State {
         }
     }
 
-    /// Takes an operation, or panics where its submitter broke the rules.
+    /// Accepts an operation. Panics if the caller broke the contract.
     pub(crate) fn submit(&mut self, queue: u64, token: OpToken, op: BackingOp) {
         if let Some(range) = range_of(&op) {
             let sector = self.sector();
@@ -379,7 +382,7 @@ impl State {
         self.flying.push(Flying { token, op, queue, patience, covers });
     }
 
-    /// Does an operation that has come to its end.
+    /// Completes an operation.
     pub(crate) fn complete(&mut self, flying: &mut Flying) -> Result<()> {
         let fails = self.fails(&flying.op);
         self.counters.failed += u64::from(fails);
@@ -408,12 +411,12 @@ impl State {
             BackingOp::Flush => self.flush(flying.covers, fails),
         }
         if fails {
-            return Err(Error::new(ErrorKind::Backing, "the simulated disk was told to fail this operation"));
+            return Err(Error::new(ErrorKind::Backing, "the simulated disk is set to fail this operation"));
         }
         Ok(())
     }
 
-    /// A read may find sectors of changes that are still in flight.
+    /// A read may see sectors of changes that are still in flight.
     fn show_some_changes(&mut self, range: ByteRange, buffer: &mut [u8]) {
         let mut random = self.random.fork();
         for change in self.flying.iter().filter_map(|flying| Change::of(&flying.op)) {
@@ -432,8 +435,8 @@ impl State {
         }
     }
 
-    /// What completed before the flush was submitted is durable; if it fails, some sectors of it are and the
-    /// others never will be.
+    /// Makes durable what completed before the flush was submitted. If the flush fails, some sectors become
+    /// durable and the others never do.
     fn flush(&mut self, covers: u64, fails: bool) {
         let count = covers.saturating_sub(self.flushed) as usize;
         let covered: Vec<Change> = self.unflushed.drain(..count).collect();
@@ -471,7 +474,7 @@ impl State {
 
     fn after_power_cut(&self, random: &mut Seeded) -> DiskImage {
         let mut image = self.durable.clone();
-        // Some cuts lose nothing, some everything: the two ends find other bugs than the middle.
+        // Some cuts lose nothing, some everything: these two extremes find other bugs than a random subset.
         let ends = random.below(6);
         let flying: Vec<Change> = self.in_flight_changes().collect();
         for change in self.unflushed.iter().chain(&flying) {

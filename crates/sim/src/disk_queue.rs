@@ -1,8 +1,7 @@
-//! One thread's queue to a simulated disk: operations come back in any order.
+//! One thread's queue to a simulated disk. Operations complete in any order.
 //!
-//! Always true here: an operation comes back after a bounded number of polls; at most `depth` of a queue's
-//! operations are worked on, the others wait in the order of submission; a queue of a process that crashed does
-//! nothing.
+//! Invariants: an operation completes after a bounded number of polls; at most `depth` operations of a queue
+//! are in progress, the others wait in the order of submission; a queue of a crashed process does nothing.
 
 use crate::disk::{Flying, SimDisk, State};
 use cbd_types::backing::BackingDone;
@@ -21,13 +20,13 @@ impl SimQueue {
         Self { disk, number, depth }
     }
 
-    /// By what [`SimDisk::in_flight_of`] knows the queue.
+    /// The number by which [`SimDisk::in_flight_of`] identifies the queue.
     #[must_use]
     pub const fn number(&self) -> u64 {
         self.number
     }
 
-    /// Gives back what has come to its end; something at all events if `now` says so.
+    /// Returns the operations that have completed; at least one if `now` is set and any are in flight.
     fn gather(&self, now: bool, done: &mut Vec<BackingDone>) {
         self.disk.with(|state| {
             if self.number < state.first_living_queue {
@@ -51,7 +50,7 @@ impl SimQueue {
                     (0..state.flying.len()).filter(|&at| in_work(&state.flying[at])).collect();
                 ready.push(*state.random.pick(&candidates));
             }
-            // Any order, and now and then not all of it.
+            // In any order, and sometimes not all of them.
             let mut random = state.random.fork();
             let mut give =
                 if random.chance(250) { random.between(1, ready.len().max(1) as u64) } else { u64::MAX };
@@ -106,7 +105,7 @@ impl BackingQueue for SimQueue {
 }
 
 impl Drop for SimQueue {
-    /// What is in flight ends, as it does when a ring is closed; nobody learns how.
+    /// Completes what is in flight, as closing a ring does; the results are lost.
     fn drop(&mut self) {
         let mut done = Vec::new();
         while self.in_flight() > 0 {

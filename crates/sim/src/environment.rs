@@ -1,4 +1,4 @@
-//! The outside of a simulated engine: numbers and clocks that a seed and a test own.
+//! The environment of a simulated engine: random numbers and clocks that a seed and a test control.
 
 use crate::baton::{self, TurnLock};
 use crate::memory::CrashMemory;
@@ -7,16 +7,16 @@ use cbd_engine::Environment;
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
-/// Some day in 2026.
+/// An arbitrary day in 2026.
 const BEGIN_MS: i64 = 1_780_000_000_000;
 
-/// Random numbers from a seed, and a clock that only [`advance`](Self::advance) moves. The wall clock goes on by a millisecond
-/// whenever it is read, so that no two things happen at the same time, and can be set back.
+/// Random numbers from a seed, and a clock that only [`advance`](Self::advance) moves. The wall clock
+/// advances by a millisecond at each read, so that no two events have the same time. It can be set back.
 #[derive(Debug)]
 pub struct SimEnvironment {
     random: Mutex<Seeded>,
     clock_ms: AtomicU64,
-    /// What the wall clock is ahead of `BEGIN_MS` and the other clock.
+    /// The difference of the wall clock from the sum of `BEGIN_MS` and the other clock.
     ahead_ms: AtomicI64,
 }
 
@@ -31,7 +31,7 @@ impl SimEnvironment {
         }
     }
 
-    /// The environment of the next process: its clocks go on.
+    /// The environment of the next process: its clocks continue from these.
     #[must_use]
     pub fn successor(&self, seed: u64) -> Self {
         let next = Self::new(seed, self.clock_ms());
@@ -39,17 +39,17 @@ impl SimEnvironment {
         next
     }
 
-    /// Somebody sets the wall clock back, or forward where `ms` is below zero.
+    /// Sets the wall clock back by `ms`, or forward if `ms` is negative.
     pub fn set_wall_back(&self, ms: i64) {
         self.ahead_ms.fetch_sub(ms, Ordering::Relaxed);
     }
 
-    /// Time passes.
+    /// Advances the clock.
     pub fn advance(&self, ms: u64) {
         self.clock_ms.fetch_add(ms, Ordering::Relaxed);
     }
 
-    /// The time, in milliseconds.
+    /// The time in milliseconds.
     pub fn clock_ms(&self) -> u64 {
         self.clock_ms.load(Ordering::Relaxed)
     }

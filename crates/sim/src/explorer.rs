@@ -1,14 +1,15 @@
-//! Tries every end of a history: at each fence, and at moments between, what a power cut or a crash of the process can
-//! leave is recovered and compared with what must be there.
+//! Tries every end of a history. At each fence, and at moments between, the explorer recovers what a power
+//! cut or a process crash can leave and compares it with what must be there.
 //!
-//! Always true here:
-//! - a moment is judged by what the clients knew then: what a call in progress will have acknowledged is still open;
-//! - what is tried at a moment follows from the world's seed and the number of the moment alone, so one of them can be
-//!   repeated without the others;
-//! - a state that differs from one that was tried only in bytes which that one never read is not tried again: nothing
-//!   could come out differently.
+//! Invariants:
+//! - a moment is checked against what the clients knew then: what a call in progress will acknowledge is
+//!   still open;
+//! - what is tried at a moment depends only on the seed of the world and the number of the moment, so that
+//!   one moment can be repeated without the others;
+//! - a state is not tried if it differs from an earlier state only in bytes that the earlier one never read:
+//!   its outcome could not differ.
 //!
-//! Left to others: which worlds to explore ([`crate::campaign`]), and what is legal ([`crate::Oracle`]).
+//! Elsewhere: which worlds to explore ([`crate::campaign`]), and what is legal ([`crate::Oracle`]).
 
 mod fates;
 mod judge;
@@ -28,33 +29,36 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 pub use tally::{Counts, Finding, Tally};
 
-/// Bytes of the pieces in which contents are compared: what the engine reads in one piece where segments are smallest.
+/// Size in bytes of the pieces in which contents are compared: what the engine reads in one piece with the
+/// smallest segments.
 const UNIT: u64 = 16 << 10;
 
 /// How much is tried at each moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Effort {
-    /// Every subset of the open lines while there are at most this many.
+    /// Every subset of the open lines is tried if there are at most this many.
     pub lines_max: usize,
-    /// Moments out of a thousand with more than six open lines of which every subset is tried; of the others, samples.
+    /// Moments out of a thousand with more than six open lines of which every subset is tried; the others are
+    /// sampled.
     pub exhausted_permille: u64,
-    /// Beyond, every subset of the lines that recovery reads while they are at most this many.
+    /// With more open lines, every subset of the lines that recovery reads is tried if there are at most this
+    /// many.
     pub lines_read_max: usize,
-    /// Further states of many lines.
+    /// Further random states of many lines.
     pub sampled: u64,
     /// States with torn lines, and with a version between the oldest and the newest.
     pub torn: u64,
     /// States with an open line that cannot be read.
     pub poisoned: u64,
-    /// Stores out of a thousand at which a moment is looked at.
+    /// Stores out of a thousand at which a moment is explored.
     pub stores_permille: u64,
-    /// States out of a thousand that are crashed once more after their recovery, which must change nothing.
+    /// States out of a thousand that crash again after their recovery, which must change nothing.
     pub again_permille: u64,
-    /// States out of a thousand whose recovery is crashed.
+    /// States out of a thousand whose recovery crashes.
     pub recovery_permille: u64,
-    /// States out of a thousand with which a world goes on.
+    /// States out of a thousand from which a world continues.
     pub go_on_permille: u64,
-    /// States out of a thousand of which the region is thrown away and the bare disk is judged.
+    /// States out of a thousand of which the region is discarded and the disk alone is checked.
     pub bare_permille: u64,
 }
 
@@ -76,10 +80,10 @@ impl Default for Effort {
     }
 }
 
-/// Turns out of a thousand behind which a moment is looked at.
+/// Turns out of a thousand after which a moment is explored.
 const QUIET_PERMILLE: u64 = 100;
 
-/// Few enough lines that all subsets are always tried.
+/// With at most this many lines, all subsets are always tried.
 const FEW_LINES: usize = 6;
 
 /// A moment of a history.
@@ -88,17 +92,17 @@ struct Point {
     disk: SimDisk,
 }
 
-/// Looks at the moments of one history.
+/// Explores the moments of one history.
 pub struct Explorer {
     name: &'static str,
     seed: u64,
     label: String,
     is_looking: bool,
     effort: Effort,
-    /// The only moment that is looked at, if one is to be repeated.
+    /// The only moment to explore, if one is to be repeated.
     only: Option<u64>,
     points: Arc<Mutex<Vec<Point>>>,
-    /// Decides about quiet moments, and about nothing else.
+    /// Chooses the quiet moments, and nothing else.
     random: Seeded,
     number: u64,
     tally: Tally,
@@ -130,7 +134,7 @@ impl Explorer {
         self.tally
     }
 
-    /// From now on the moments of this memory are noted.
+    /// From this call on, the moments of this memory are noted.
     pub(crate) fn watch(&self, memory: &CrashMemory, disk: &SimDisk) {
         if !self.is_looking {
             return;
@@ -141,21 +145,21 @@ impl Explorer {
         });
     }
 
-    /// Notes this moment, at which nothing is stored, by chance.
+    /// Notes this moment, at which nothing is stored, at random.
     pub(crate) fn note_by_chance(&mut self, memory: &CrashMemory, disk: &SimDisk) {
         if self.is_looking && self.random.chance(QUIET_PERMILLE) {
             self.note(memory, disk);
         }
     }
 
-    /// An explorer of the next history of the same seed, which goes on counting. It does not look yet.
+    /// An explorer of the next history of the same seed. It keeps the counts, and does not explore yet.
     #[must_use]
     pub(crate) fn next_history(self, label: String) -> Self {
         self.points.lock().clear();
         Self { label, is_looking: false, ..self }
     }
 
-    /// From now on it looks at the memories that it watches.
+    /// From this call on, it explores the memories that it watches.
     pub(crate) const fn begin(&mut self) {
         self.is_looking = true;
     }
@@ -170,14 +174,14 @@ impl Explorer {
         self.points.lock().push(Point { memory: memory.fork(), disk: disk.fork() });
     }
 
-    /// Judges the moments that came since the last call, all of them at a time when the clients of `world` knew nothing more
-    /// than they do now.
+    /// Checks the moments since the last call. At all of them, the clients of `world` knew no more than they
+    /// do now.
     pub(crate) fn judge(&mut self, world: &World) {
         let points = std::mem::take(&mut *self.points.lock());
         if points.is_empty() {
             return;
         }
-        // Made when the first moment is judged that is wanted.
+        // Computed when the first wanted moment is checked.
         let mut contents = None;
         for point in points {
             self.number += 1;
@@ -200,7 +204,7 @@ impl Explorer {
         if self.label.is_empty() { kind.to_owned() } else { format!("{kind}, {}", self.label) }
     }
 
-    /// The whole history went wrong.
+    /// Notes that the history itself failed.
     pub(crate) fn history_failed(&mut self, text: String) {
         let finding = Finding {
             world: self.name.to_owned(),
@@ -245,7 +249,8 @@ impl Moment<'_> {
     }
 
     fn try_all_subsets(&mut self) {
-        // What earlier states read, and what they found there: they stand for all that agree with them in it.
+        // What earlier states read, and what they found there: each represents all states that agree with it
+        // in these bytes.
         let mut known: Vec<(u64, u64)> = Vec::new();
         for subset in 0..1_u64 << self.lines.len() {
             if known.iter().any(|(read, found)| subset & read == *found) {
@@ -257,7 +262,7 @@ impl Moment<'_> {
         }
     }
 
-    /// Which of the open lines recovery looks at, when all of them or none of them are there.
+    /// The open lines that recovery reads when all of them or none of them are present.
     fn lines_read(&mut self) -> Vec<bool> {
         let disk = self.disk_after_power_cut();
         let mut read = vec![false; self.lines.len()];
@@ -283,7 +288,7 @@ impl Moment<'_> {
         disk
     }
 
-    /// Cuts the power so, and returns which of the lines recovery and the clients behind it have read.
+    /// Cuts the power with this fate. Returns which of the lines recovery and the reads after it have loaded.
     fn cut(&mut self, fate: &Fate) -> u64 {
         let disk = self.disk_after_power_cut();
         let left = fate.apply(&self.point.memory, &self.lines);
@@ -291,7 +296,7 @@ impl Moment<'_> {
         left.trace_loads();
         let seed = self.random.next();
         let Some(found) = self.guarded(fate.kind, |moment| moment.expected.judge(seed, &left, &disk)) else {
-            // What it has read is not known: it stands for itself alone.
+            // The lines that it read are unknown: it represents only itself.
             return u64::MAX;
         };
         let read = self.lines.iter().enumerate().take(64);
@@ -300,7 +305,7 @@ impl Moment<'_> {
         read
     }
 
-    /// The process dies at this moment, and its successor finds all that it stored. Then the power goes, too.
+    /// The process dies at this moment, and its successor sees all its stores. Then the power fails, too.
     fn crash_process(&mut self) {
         let disk = self.point.disk.fork();
         disk.process_crash(self.random.next());
@@ -313,7 +318,7 @@ impl Moment<'_> {
         self.follow(&before, &left, &disk, &found);
     }
 
-    /// What may come after a recovery, by chance.
+    /// What may follow a recovery, at random.
     fn follow(&mut self, before: &CrashMemory, left: &CrashMemory, disk: &SimDisk, found: &Recovered) {
         let effort = self.explorer.effort;
         if self.random.chance(effort.again_permille) {
@@ -332,7 +337,7 @@ impl Moment<'_> {
         }
     }
 
-    /// A second crash right after a recovery: what was found once must be found again.
+    /// A second crash directly after a recovery: the same contents must be found again.
     fn again(
         &mut self,
         kind: &'static str,
@@ -356,8 +361,8 @@ impl Moment<'_> {
         });
     }
 
-    /// The region is lost. Where the status says that the backing device alone is a crash state, it is one, and it holds all that
-    /// was flushed before the recovery point.
+    /// The region is lost. If the status reports that the backing device alone is crash-consistent, its
+    /// contents are checked as a crash state. They must hold all that was flushed before the recovery point.
     fn throw_region_away(&mut self, disk: &SimDisk, found: &Recovered) {
         if found.status.drained_wall_ms > 0 {
             self.explorer.tally.rare("recovery_point_judged", 1);
@@ -375,10 +380,10 @@ impl Moment<'_> {
         }
     }
 
-    /// The recovery of this state crashes somewhere, and is done again.
+    /// The recovery of this state crashes at some point, and runs again.
     fn crash_in_recovery(&mut self, before: &CrashMemory, disk: &SimDisk, found: &Recovered) {
         let contents = found.contents;
-        // Whether anything can still be lost: then the second recovery may find another of the legal states.
+        // If something can still be lost, the second recovery may find another of the legal states.
         let is_settled = before.open_lines().is_empty();
         let (seed, place, process) = (self.random.next(), self.random.between(1, 4), self.random.chance(500));
         let (memory, disk) = (before.fork(), disk.fork());
@@ -405,7 +410,7 @@ impl Moment<'_> {
         });
     }
 
-    /// A world lives on with this state: it works, crashes, and must have kept everything.
+    /// A world continues from this state: it works, crashes, and must have kept everything.
     fn go_on(&mut self, before: &CrashMemory, disk: &SimDisk) {
         let seed = self.random.next();
         let turns = self.random.between(1, 30);
@@ -419,7 +424,7 @@ impl Moment<'_> {
         }
     }
 
-    /// Judges a state; whatever goes wrong is noted.
+    /// Checks a state and notes whatever goes wrong.
     fn guarded(
         &mut self,
         kind: &'static str,
@@ -452,7 +457,7 @@ impl Moment<'_> {
             state: self.explorer.state(kind),
             text,
         };
-        // One moment shows one mistake a hundred times.
+        // One moment can show the same bug a hundred times.
         if self.explorer.tally.findings.len() < 20 {
             self.explorer.tally.findings.push(finding);
         }
@@ -467,7 +472,7 @@ fn same(contents: u64, again: Recovered) -> Result<Recovered, Violation> {
     }
 }
 
-/// Runs `work`, and gives what it panicked with as text; a simulated crash goes on.
+/// Runs `work` and returns the text of its panic, if any; a simulated crash is passed on.
 pub(crate) fn quietly<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(value) => Ok(value),

@@ -1,10 +1,10 @@
-//! Bits that flip in a live region, one or some thousands together: each is harmless, or made good from a second copy, or
-//! found; none gives wrong data, a panic or a loop.
+//! Bits that flip in a live region, one or some thousands at a time. Each flip is harmless, repaired from a
+//! second copy, or detected; none gives wrong data, a panic or a loop.
 //!
-//! Always true here: what may become unreadable is what reading it loads the flipped bytes for, and nothing else; all else reads
-//! right.
+//! Invariants: only data whose read loads the flipped bytes may become unreadable; all other data reads
+//! correctly.
 //!
-//! Left to others: damage that is aimed at one structure (the tests), and forged structures.
+//! Elsewhere: damage that is aimed at one structure (the tests), and forged structures (the fuzz targets).
 
 use crate::actor::act_as;
 use crate::disk::SimDisk;
@@ -31,41 +31,42 @@ pub const FLIPS_OF_A_WORLD: u64 = 500;
 /// The unit in which data becomes unreadable.
 const BLOCK: u64 = 4096;
 
-/// Flips out of a thousand after which a world goes on.
+/// Flips out of a thousand after which a world continues.
 const GO_ON_PERMILLE: u64 = 10;
 
-/// Most bytes that a burst reaches over: what lies between the two copies of the largest structure, a row of 1 KiB whose
-/// copy begins 4 KiB behind it. A longer one can reach both.
+/// Maximum length of a burst: the gap between the two copies of the largest structure, a row of 1 KiB whose
+/// copy begins 4 KiB after the row. A longer burst can reach both copies.
 const BURST_MAX: u64 = 4096 - 1024;
 
-/// What one flip came to.
+/// The outcome of one flip.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Fate {
-    /// Nobody has looked at the bytes.
+    /// The bytes were not read.
     Unread,
-    /// They were looked at, and everything reads right.
+    /// They were read, and everything reads correctly.
     MadeGood,
     /// Clean data was read from the backing device instead.
     Healed,
-    /// Something answers with an error.
+    /// A read fails with an error.
     Unreadable,
 }
 
-/// The flipped bits: byte and bit.
+/// The flipped bits: the offset of the byte, and the bit.
 type Flips = Vec<(u64, u32)>;
 
-/// A region that has been worked on, and what it must show.
+/// A region with a history, and what it must show.
 struct Region {
     world: World,
     memory: CrashMemory,
     disk: SimDisk,
     backend: BackendId,
     contents: Expectation,
-    /// For each block that was ever changed, the lines that reading it loads, recovery left out.
+    /// For each block that was ever changed, the lines that its read loads, without those that recovery
+    /// loads.
     blocks: Vec<(ByteRange, BTreeSet<u64>)>,
 }
 
-/// Flips bits in the world with `seed`; with `only`, just the flip with that number.
+/// Flips bits in the world with `seed`; with `only`, only the flip with that number.
 #[must_use]
 pub fn explore(seed: u64, only: Option<u64>) -> Tally {
     let _watchdog = Watchdog::new(Duration::from_secs(600), format!("world {NAME}, seed {seed}"));
@@ -103,7 +104,7 @@ fn finding(seed: u64, point: Option<u64>, state: &str, text: String) -> Finding 
     Finding { world: NAME.to_owned(), seed, point, state: state.to_owned(), text }
 }
 
-/// One bit, or some of the bits of a short stretch.
+/// One bit, or some of the bits of a short range.
 fn choose(size: u64, random: &mut Seeded) -> Flips {
     let at = random.below(size);
     if random.chance(500) {
@@ -128,7 +129,7 @@ impl Region {
             ..WorldOptions::small(seed, consistency)
         });
         world.run(Seeded::new(seed).between(30, 400));
-        // Everything is acknowledged, and the last records are proved by marks.
+        // Everything is acknowledged, and marks prove the last records.
         world.settle_down();
         let (memory, disk) = (world.memory().fork(), world.disk().fork());
         disk.process_crash(1);
@@ -168,7 +169,7 @@ impl Region {
         Ok(())
     }
 
-    /// Flips the bits before a recovery, or under a cache that runs, and reads everything.
+    /// Flips the bits before a recovery, or under a running cache, and reads everything.
     fn try_flips(&self, flips: &Flips, random: &mut Seeded, tally: &mut Tally) -> Result<(), String> {
         let memory = self.memory.fork();
         let flip = || flips.iter().for_each(|(at, bit)| memory.flip(*at, *bit));
@@ -198,7 +199,7 @@ impl Region {
                             "{range} cannot be read, and has nothing to do with the flipped bytes: {error}"
                         )));
                     }
-                    // What is not returned is not wrong.
+                    // What is not returned is not compared.
                     self.contents.fill_standing(range, into);
                 }
                 Ok(())

@@ -1,15 +1,15 @@
-//! The contents of a simulated disk, of which only what differs from a fresh disk takes memory: worlds are made and
-//! judged by the thousand. Copies share what neither has changed since.
+//! The contents of a simulated disk. Only what differs from a fresh disk takes memory, since worlds are made
+//! and checked by the thousand. Copies share what neither has changed since.
 
 use crate::pattern::Content;
 use cbd_types::ByteRange;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Bytes of a block that is kept.
+/// Size in bytes of a block that is stored.
 const BLOCK: u64 = 16 << 10;
 
-/// What a disk shows: a fresh one, but for the blocks that were changed.
+/// The contents of a disk: those of a fresh disk, except for the blocks that were changed.
 #[derive(Clone)]
 pub struct DiskImage {
     fresh: Arc<[u8]>,
@@ -17,7 +17,7 @@ pub struct DiskImage {
 }
 
 impl DiskImage {
-    /// What a fresh disk of `size` bytes shows.
+    /// The contents of a fresh disk of `size` bytes.
     #[must_use]
     pub fn fresh(size: u64, sector_size: usize) -> Self {
         Self { fresh: Content::fresh_disk(size, sector_size), changed: BTreeMap::new() }
@@ -41,7 +41,7 @@ impl DiskImage {
         Arc::make_mut(self.changed.entry(number).or_insert_with(|| self.fresh[start..end].into()))
     }
 
-    /// Copies what stands at `at`.
+    /// Copies the bytes at offset `at`.
     pub fn read(&self, at: u64, into: &mut [u8]) {
         for piece in ByteRange::at(at, into.len() as u64).split_at_multiples(BLOCK) {
             let within = (piece.start % BLOCK) as usize;
@@ -50,7 +50,7 @@ impl DiskImage {
         }
     }
 
-    /// Changes what stands in `range`: to `bytes`, or to zeroes.
+    /// Changes `range` to `bytes`, or to zeroes.
     pub fn write(&mut self, range: ByteRange, bytes: Option<&[u8]>) {
         for piece in range.split_at_multiples(BLOCK) {
             let within = (piece.start % BLOCK) as usize;
@@ -64,7 +64,7 @@ impl DiskImage {
         }
     }
 
-    /// What stands in one sector; a sector never crosses a block.
+    /// The bytes of one sector; a sector never crosses a block.
     #[must_use]
     pub fn sector(&self, sector: u64, sector_size: u64) -> &[u8] {
         let at = sector * sector_size;
@@ -72,7 +72,7 @@ impl DiskImage {
         &self.block(at / BLOCK)[within..within + sector_size as usize]
     }
 
-    /// The sectors of blocks that were changed, in order: all others show what a fresh disk shows.
+    /// The sectors of blocks that were changed, in order; all others are as on a fresh disk.
     pub fn sectors_perhaps_changed(&self, sector_size: u64) -> impl Iterator<Item = u64> {
         let size = self.size();
         self.changed.keys().flat_map(move |number| {

@@ -1,11 +1,10 @@
-//! Simulated worlds for tests: memory that crashes at any store, disks that reorder, fail and lose what was not
-//! flushed, and oracles that know which outcome is legal.
+//! Simulated worlds for tests: memory that crashes at any store, disks that reorder, fail and lose what was
+//! not flushed, and oracles that know which outcome is legal.
 //!
-//! Always true here: everything is decided by seeds, so a failure comes back with its seed; a simulated
-//! world is at least as hostile as the contracts in `cbd-types` allow, and never more.
+//! Invariants: seeds decide everything, so the seed of a failure repeats it; a simulated world is at least as
+//! hostile as the contracts in `cbd-types` allow, and never more.
 //!
-//! Left to others: the engine under test (`cbd-engine`), and real memory and disks (`cbd-pmem`,
-//! `cbd-backing`).
+//! Elsewhere: the engine under test (`cbd-engine`), and real memory and disks (`cbd-pmem`, `cbd-backing`).
 #![deny(unsafe_code)]
 
 pub mod actor;

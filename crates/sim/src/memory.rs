@@ -1,16 +1,16 @@
-//! A persistent memory that can crash at any store and keeps any legal subset of what was not fenced.
+//! A persistent memory that can crash at any store, and that keeps any legal subset of what was not fenced.
 //!
-//! Always true here:
-//! - what an actor stored and fenced is durable; what it stored since then survives a power cut in any subset
-//!   of its 8-byte words (of its lines, where the memory promises that), each holding one of the values that it was
-//!   given, never an invented one;
-//! - a process crash loses nothing that was stored, but what was not fenced stays volatile: a power cut may still
-//!   take it, until somebody writes the line back, or stores it again, and fences;
-//! - where the processor's caches are persistent, a store is durable when it is done;
+//! Invariants:
+//! - what an actor stored and fenced is durable; of what it stored since then, a power cut keeps any subset
+//!   of the 8-byte words (of the lines, if the memory promises that), each with one of the values that it was
+//!   given, never with an invented one;
+//! - a process crash loses nothing that was stored, but what was not fenced stays volatile: a power cut may
+//!   still lose it, until a thread writes the line back, or stores it again, and fences;
+//! - if the processor's caches are persistent, a store is durable when it is done;
 //! - after a crash the old handle is dead: its stores do nothing, so an abandoned engine can be dropped.
 //!
-//! Left to others: what to crash and when (the tests, and the explorer, which tries all that a moment can leave),
-//! and what must be found afterwards ([`crate::Oracle`]).
+//! Elsewhere: what to crash and when (the tests, and the explorer, which tries everything that a moment can
+//! leave), and what must be found afterwards ([`crate::Oracle`]).
 
 mod lines;
 mod machine;
@@ -41,11 +41,11 @@ pub enum Keep {
     Nothing,
     /// All of it.
     Everything,
-    /// Each store whole, not at all, or torn at words, by chance.
+    /// Each store whole, not at all, or torn at words, at random.
     Random,
-    /// What was stored first, up to a word by chance.
+    /// What was stored first, up to a random word.
     Prefix,
-    /// One of the four, by chance.
+    /// One of the four, at random.
     Any,
 }
 
@@ -55,13 +55,13 @@ pub enum MemoryKind {
     /// Nothing: 8 bytes are atomic.
     #[default]
     Ordinary,
-    /// A line of 64 bytes is there whole or not at all.
+    /// A line of 64 bytes is stored whole or not at all.
     WholeLines,
     /// The processor's caches survive a power cut (eADR): what was stored is durable.
     PersistentCaches,
 }
 
-/// What was asked of a memory since it was made.
+/// Counts of the operations on a memory since it was created.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct MemoryCounters {
     /// Stores of any kind.
@@ -72,17 +72,17 @@ pub struct MemoryCounters {
     pub fences: u64,
     /// Write-backs.
     pub write_backs: u64,
-    /// Loads that reached bytes which their actor had not fenced: whoever answers from them answers with what a
-    /// power cut can take back.
+    /// Loads of bytes that their actor had not fenced: an answer from them depends on bytes that a power cut
+    /// can revert.
     pub loads_of_unfenced: u64,
-    /// Stores to bytes that another living actor had not fenced: nothing says which of the two will stay.
+    /// Stores to bytes that another living actor had not fenced: which of the two values stays is undefined.
     pub stores_over_unfenced: u64,
 }
 
-/// Called with a copy of the memory as it is at a moment that was chosen.
+/// Called with a copy of the memory at a chosen moment.
 type Witness = Box<dyn FnMut(CrashMemory) + Send>;
 
-/// Who looks on, and when.
+/// The witness, and when it is called.
 struct Watch {
     witness: Witness,
     stores_permille: u64,
@@ -92,7 +92,7 @@ struct Watch {
 struct State {
     /// What a running program sees.
     visible: Pages,
-    /// What a power cut leaves at least; differs from `visible` only where something is pending.
+    /// What a power cut leaves at least; it differs from `visible` only in pending bytes.
     durable: Pages,
     /// In the order of the stores.
     pending: Vec<Pending>,
@@ -101,15 +101,15 @@ struct State {
     events: u64,
     crash_at: Option<u64>,
     tear: Seeded,
-    /// Which sectors clients change.
+    /// Chooses the sectors that clients change.
     whim: Seeded,
     dead: bool,
     counters: MemoryCounters,
-    /// Writes whose clients change their buffers while they are copied.
+    /// Writes whose clients change their buffers during the copy.
     fickle: BTreeSet<u64>,
-    /// For each line whether it was loaded, while that is asked for.
+    /// For each line whether it was loaded, while loads are traced.
     loaded: Option<Vec<bool>>,
-    /// What of the memory is on a disk, if it is an ordinary file.
+    /// The part of the memory that is on a disk, if the memory is an ordinary file.
     file: Option<machine::File>,
 }
 
@@ -117,7 +117,7 @@ struct State {
 #[derive(Clone)]
 pub struct CrashMemory {
     state: Arc<Mutex<State>>,
-    /// Apart from the state, so that a witness can do with the memory what it likes.
+    /// Separate from the state, so that a witness can use the memory freely.
     watch: Arc<Mutex<Option<Watch>>>,
     length: u64,
 }
@@ -156,24 +156,24 @@ impl CrashMemory {
         }
     }
 
-    /// From now on, across crashes, the memory is of this kind.
+    /// Sets the kind of the memory; it stays across crashes.
     pub fn set_kind(&self, kind: MemoryKind) {
         self.state.lock().kind = kind;
     }
 
-    /// `witness` is called before every fence that has something to do takes effect, and before `stores_permille` of a
-    /// thousand stores, by chance, with a copy of the memory as it is at that moment.
+    /// Calls `witness` with a copy of the memory before every fence that has something to do takes effect,
+    /// and before a random `stores_permille` of a thousand stores.
     pub fn watch(&self, stores_permille: u64, seed: u64, witness: impl FnMut(Self) + Send + 'static) {
         let witness = Box::new(witness);
         *self.watch.lock() = Some(Watch { witness, stores_permille, random: Seeded::new(seed) });
     }
 
-    /// Nobody is called any more.
+    /// Stops the calls of the witness.
     pub fn unwatch(&self) {
         *self.watch.lock() = None;
     }
 
-    /// A moment has come at which a witness may look on.
+    /// A moment at which the witness may be called.
     fn show(&self, is_fence: bool) {
         baton::may_switch();
         let mut watch = self.watch.lock();
@@ -189,26 +189,27 @@ impl CrashMemory {
         }
     }
 
-    /// The process crashes during the `count`-th store, write-back or fence from now (1 is the next): a store is
-    /// done in part, as `seed` says, a fence not at all.
+    /// Crashes the process in the `count`-th store, write-back or fence from now (1 is the next). A store is
+    /// then done in part, as `seed` decides; a fence not at all.
     pub fn crash_after(&self, count: u64, seed: u64) {
         let mut state = self.state.lock();
         state.crash_at = Some(state.events + count.max(1));
         state.tear = Seeded::new(seed);
     }
 
-    /// The process does not crash by itself any more.
+    /// Removes a crash that was set up.
     pub fn never_crash(&self) {
         self.state.lock().crash_at = None;
     }
 
-    /// Stores, fences, and write-backs that had something to do, so far: the places at which [`crash_after`](Self::crash_after) can crash.
+    /// The number of stores, fences, and write-backs that had something to do: the events in which
+    /// [`crash_after`](Self::crash_after) can crash.
     #[must_use]
     pub fn events(&self) -> u64 {
         self.state.lock().events
     }
 
-    /// What was asked of this memory so far.
+    /// The operations on this memory so far.
     #[must_use]
     pub fn counters(&self) -> MemoryCounters {
         self.state.lock().counters
@@ -220,15 +221,15 @@ impl CrashMemory {
         self.state.lock().dead
     }
 
-    /// A copy of the whole memory as it is, dead or alive, with everything that is pending: for trying several
-    /// ends of one history. It costs microseconds: pages are shared until one side changes them.
+    /// A copy of the whole memory as it is, dead or alive, with all that is pending, to try several ends of
+    /// one history. It costs microseconds: pages are shared until one side changes them.
     #[must_use]
     pub fn fork(&self) -> Self {
         Self::from_state(self.state.lock().copy())
     }
 
-    /// Cuts the power: what remains is a memory that holds what was durable and what `keep` and `seed` choose of
-    /// the rest. This handle and all its clones are dead.
+    /// Cuts the power. The result is a memory that holds what was durable, and what `keep` and `seed` choose
+    /// of the rest. This handle and all its clones are dead afterwards.
     #[must_use]
     pub fn power_cut(&self, seed: u64, keep: Keep) -> Self {
         let mut next = self.take();
@@ -239,8 +240,8 @@ impl CrashMemory {
         Self::from_state(next)
     }
 
-    /// Kills the process: all that it stored is seen by the next one, but what it did not fence can still be lost
-    /// by a power cut. This handle and all its clones are dead.
+    /// Kills the process. The next process sees all its stores, but a power cut can still lose what it did
+    /// not fence. This handle and all its clones are dead afterwards.
     #[must_use]
     pub fn process_crash(&self) -> Self {
         let mut next = self.take();
@@ -250,7 +251,7 @@ impl CrashMemory {
         Self::from_state(next)
     }
 
-    /// Takes the contents for a successor and leaves a dead, empty memory behind.
+    /// Moves the contents into a successor and leaves a dead, empty memory.
     fn take(&self) -> State {
         let mut state = self.state.lock();
         let next = State {
@@ -272,13 +273,13 @@ impl CrashMemory {
         self.state.lock().visible.to_vec()
     }
 
-    /// Every load that touches one of these lines fails until the line is stored whole.
+    /// Makes every load of one of these lines fail until the line is stored whole.
     pub fn poison(&self, range: ByteRange) {
         let mut state = self.state.lock();
         state.poisoned.extend(range.start / LINE..range.end.div_ceil(LINE));
     }
 
-    /// Flips bit `bit` of the byte at `at`, for good.
+    /// Flips bit `bit` of the byte at `at`, permanently.
     pub fn flip(&self, at: u64, bit: u32) {
         let mut state = self.state.lock();
         let mask = 1 << (bit % 8);
@@ -365,7 +366,7 @@ impl State {
         }
     }
 
-    /// What is atomic.
+    /// The size of an atomic store.
     const fn unit(&self) -> u64 {
         match self.kind {
             MemoryKind::Ordinary | MemoryKind::PersistentCaches => WORD,
@@ -393,7 +394,8 @@ impl State {
         }
     }
 
-    /// What `actor` stored is durable; an older store of another to the same bytes can't come after it.
+    /// Makes the stores of `actor` durable; an older store of another actor to the same bytes cannot take
+    /// effect afterwards.
     fn fence(&mut self, actor: actor::Actor) {
         let mut rest: Vec<Pending> = Vec::new();
         for store in std::mem::take(&mut self.pending) {
@@ -459,7 +461,7 @@ impl Pmem for CrashMemory {
     }
 
     fn store_summed(&self, at: u64, from: &[u8], first: usize, sums: &mut [u32]) {
-        assert_eq!(sums.len(), blocks_of(from.len(), first), "one sum for each checksum block");
+        assert_eq!(sums.len(), blocks_of(from.len(), first), "one checksum for each checksum block");
         let from = &*self.load_source(from);
         let (head, tail) = from.split_at(first.min(from.len()));
         let blocks = std::iter::once(head).chain(tail.chunks(CHECKSUM_BLOCK as usize));
@@ -504,7 +506,7 @@ impl Pmem for CrashMemory {
             return;
         }
         state.counters.write_backs += 1;
-        // Only lines that hold something pending change their fate: they are as if stored again.
+        // A write-back affects only lines with pending stores: they are as if stored again.
         let range = ByteRange { start: at / LINE * LINE, end: (at + length).div_ceil(LINE) * LINE };
         let range = ByteRange { end: range.end.min(self.length), ..range };
         let lines: BTreeSet<u64> = state

@@ -1,21 +1,22 @@
-//! What a device may show: after any history of requests, flushes and crashes, through the cache and on the bare
-//! backing device.
+//! What a device may show after any history of requests, flushes and crashes: through the cache, and on the
+//! backing device alone.
 //!
-//! The oracle keeps, sector by sector, the order of the changes that a client made, and when each was submitted,
-//! completed, and *guaranteed* (from when on a plain disk had to hold it through a power cut: the completion of
-//! a flush that was submitted after it had completed, or its own completion if it was FUA).
+//! For each sector, the oracle keeps the changes of the clients in order, with the moments when each was
+//! submitted, completed and *guaranteed*. A guaranteed change must survive a power cut on a plain disk. A
+//! change is guaranteed by the completion of a flush that was submitted after the change had completed, or by
+//! its own completion if it was FUA.
 //!
-//! What it decides:
+//! The oracle decides about:
 //! - **a read**: each sector shows the newest change that had completed before the read was submitted, or one
-//!   that was under way meanwhile ([`Oracle::check_read`]);
-//! - **after a crash**: acknowledged changes are there; what was in flight is there or not, an atomic write
-//!   whole or not at all, and what was found once stays so ([`Oracle::settle`]);
-//! - **the backing device alone**: there is one moment of the history at which a plain disk with a volatile cache
-//!   could have shown this image after a power cut ([`Oracle::moment_of`]);
-//! - **the recovery point**: all that had completed and was flushed before it is on the backing device, or something newer
-//!   ([`Oracle::check_recovery_point`]).
+//!   that was in flight during the read ([`Oracle::check_read`]);
+//! - **after a crash**: acknowledged changes are present; what was in flight is present or not, an atomic
+//!   write whole or not at all, and what was found once stays so ([`Oracle::settle`]);
+//! - **the backing device alone**: there is one moment of the history at which a plain disk with a volatile
+//!   cache could have shown this image after a power cut ([`Oracle::moment_of`]);
+//! - **the recovery point**: the backing device holds everything that had completed and was flushed before
+//!   it, or something newer ([`Oracle::check_recovery_point`]).
 //!
-//! Always true here: changes that overlap are never open at the same time (the client's duty, checked).
+//! Invariants: changes that overlap are never open at the same time (the client's duty, checked).
 
 mod expectation;
 
@@ -31,7 +32,7 @@ pub type Moment = u64;
 
 const NEVER: Moment = Moment::MAX;
 
-/// What is not legal, in words, with the sector and what was expected there.
+/// A description of what is not legal, with the sector and its expected content.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Violation(pub String);
 
@@ -41,7 +42,7 @@ impl std::fmt::Display for Violation {
     }
 }
 
-/// A change that was submitted and not yet decided.
+/// A change that was submitted and whose outcome is open.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct OpenChange(u64);
 
@@ -51,7 +52,7 @@ struct Entry {
     submitted: Moment,
     completed: Moment,
     guaranteed: Moment,
-    /// What the wall clock showed when it completed, and when it was guaranteed; [`NEVER`] before.
+    /// The wall clock when it completed, and when it was guaranteed; [`NEVER`] before.
     completed_ms: u64,
     guaranteed_ms: u64,
 }
@@ -74,28 +75,28 @@ struct Open {
     atomic: bool,
 }
 
-/// The history and the verdicts over it.
+/// The history, and the checks against it.
 #[derive(Clone, Debug)]
 pub struct Oracle {
     sector: u64,
     size: u64,
     atomic_unit: u64,
-    /// For each sector that was ever changed, its changes in order; the first is what stood there at the start.
+    /// For each sector that was ever changed, its changes in order; the first is its initial content.
     sectors: BTreeMap<u64, Vec<Entry>>,
     open: BTreeMap<OpenChange, Open>,
     next_open: u64,
     /// Sectors whose newest changes no flush has covered.
     unguaranteed: Vec<u64>,
     clock: Moment,
-    /// What the wall clock shows, as far as the clients know.
+    /// The wall clock, as far as the clients know.
     wall_ms: u64,
     next_content: u64,
-    /// What the device shows where nothing was ever changed.
+    /// The content of the device where nothing was ever changed.
     fresh: Arc<[u8]>,
 }
 
 impl Oracle {
-    /// The oracle of a device that shows [`Content::INITIAL`] everywhere, durably.
+    /// The oracle of a device with [`Content::INITIAL`] everywhere, durably.
     #[must_use]
     pub fn new(size: u64, sector: u32, atomic_unit: u64) -> Self {
         Self {
@@ -118,13 +119,13 @@ impl Oracle {
         self.clock
     }
 
-    /// The time now: an argument for [`check_read`](Self::check_read), [`flushed`](Self::flushed) and
+    /// The present moment: an argument for [`check_read`](Self::check_read), [`flushed`](Self::flushed) and
     /// [`moment_of`](Self::moment_of).
     pub fn now(&mut self) -> Moment {
         self.tick()
     }
 
-    /// The clients look at the wall clock: what completes now has this time.
+    /// The clients read the wall clock: what completes from here on has this time.
     pub const fn look_at_clock(&mut self, wall_ms: u64) {
         self.wall_ms = wall_ms;
     }
@@ -139,7 +140,7 @@ impl Oracle {
         Content(self.next_content)
     }
 
-    /// What to write to `range` so that it shows `content`.
+    /// The bytes that give `range` the content `content`.
     #[must_use]
     pub fn payload(&self, range: ByteRange, content: Content) -> Vec<u8> {
         let mut bytes = vec![0; range.len() as usize];
@@ -147,7 +148,7 @@ impl Oracle {
         bytes
     }
 
-    /// Whether a change of `range` would overlap one that is open: the client must not submit it.
+    /// Whether a change of `range` would overlap one that is open. The client must not submit it then.
     #[must_use]
     pub fn overlaps_open(&self, range: ByteRange) -> bool {
         self.open.values().any(|open| open.range.overlaps(&range))
@@ -187,7 +188,7 @@ impl Oracle {
         change
     }
 
-    /// The change was acknowledged; with `fua`, durably so.
+    /// Notes that the change was acknowledged; with `fua`, as durable.
     pub fn complete(&mut self, change: OpenChange, fua: bool) {
         let Some(open) = self.open.remove(&change) else {
             return;
@@ -204,7 +205,7 @@ impl Oracle {
         }
     }
 
-    /// A flush completed that had been submitted at `submitted`.
+    /// Notes that a flush completed that was submitted at `submitted`.
     pub fn flushed(&mut self, submitted: Moment) {
         let now = self.tick();
         let (sectors, wall_ms) = (&mut self.sectors, self.wall_ms);
@@ -223,19 +224,19 @@ impl Oracle {
         });
     }
 
-    /// The backing device is known to hold all that had completed at `moment`, durably. Judge images with
-    /// [`moment_of`](Self::moment_of) and `not_before` at least `moment` from now on.
+    /// Notes that the backing device durably holds everything that had completed at `moment`. Check later
+    /// images with [`moment_of`](Self::moment_of) and a `not_before` of at least `moment`.
     pub fn drained(&mut self, moment: Moment) {
         for entry in self.sectors.values_mut().flatten().filter(|entry| entry.completed <= moment) {
             entry.guarantee(moment, self.wall_ms);
         }
     }
 
-    /// Whether `bytes`, read from `range` by a request that was submitted at `submitted` and completes now, is
-    /// what the device may show.
+    /// Whether the device may return `bytes` for a read of `range` that was submitted at `submitted` and
+    /// completes now.
     ///
     /// # Errors
-    /// The first sector that shows something else.
+    /// The first sector with another content.
     pub fn check_read(&mut self, range: ByteRange, submitted: Moment, bytes: &[u8]) -> Result<(), Violation> {
         if bytes.len() as u64 != range.len() {
             return Err(Violation(format!("a read of {range} returned {} bytes", bytes.len())));
@@ -250,8 +251,8 @@ impl Oracle {
         Ok(())
     }
 
-    /// The sectors of `range` that were ever changed, and the first of those that were not and show something else in
-    /// `bytes` all the same: comparing is faster than recognising.
+    /// The sectors of `range` that were ever changed, and the first of the others whose bytes differ from the
+    /// initial content. To compare bytes is faster than to recognise contents.
     fn sectors_to_judge(&self, range: ByteRange, bytes: &[u8]) -> Vec<u64> {
         let mut judge = Vec::new();
         let end = range.end / self.sector;
@@ -290,7 +291,7 @@ impl Oracle {
         units.into_iter().map(range).collect()
     }
 
-    /// What a read may return that was submitted at `submitted` and completes now.
+    /// The contents that a read may return that was submitted at `submitted` and completes now.
     fn legal_reads(&self, sector: u64, submitted: Moment) -> Vec<Content> {
         let Some(entries) = self.sectors.get(&sector) else {
             return vec![Content::INITIAL];
@@ -299,12 +300,12 @@ impl Oracle {
         entries[oldest..].iter().map(|entry| entry.content).collect()
     }
 
-    /// Decides every open change by what `read` finds now, after a crash and a recovery (or after errors): from
-    /// now on what was found stays. What had completed before the crash counts as flushed, as on a disk that
-    /// came up again.
+    /// Decides every open change by what `read` returns now, after a crash and a recovery (or after errors).
+    /// What was found stays from here on. What had completed before the crash counts as flushed, as on a disk
+    /// that restarted.
     ///
     /// # Errors
-    /// Where something is found that is neither the old nor the new state, or an atomic write in part.
+    /// If the content is neither the old nor the new one, or an atomic write is there in part.
     pub fn settle(&mut self, read: impl FnMut(ByteRange) -> Vec<u8>) -> Result<(), Violation> {
         let all: Vec<OpenChange> = self.open.keys().copied().collect();
         self.decide(&all, read)?;
@@ -313,14 +314,14 @@ impl Oracle {
         Ok(())
     }
 
-    /// What an open change covers.
+    /// The range of an open change.
     #[must_use]
     pub fn range_of(&self, change: OpenChange) -> Option<ByteRange> {
         self.open.get(&change).map(|open| open.range)
     }
 
-    /// Decides these open changes by what `read` finds now: nothing of them can happen any more, and what was found stays. Returns of how
-    /// many something was found.
+    /// Decides these open changes by what `read` returns now. They cannot take effect later, and what was
+    /// found stays. Returns the number of the changes of which something was found.
     ///
     /// # Errors
     /// As [`settle`](Self::settle).
@@ -359,7 +360,7 @@ impl Oracle {
         Ok(happened)
     }
 
-    /// Whether `image` is the device's whole content now, with nothing open.
+    /// Whether `image` is the whole content of the device at this moment, with nothing open.
     ///
     /// # Errors
     /// The first sector that differs.
@@ -380,13 +381,13 @@ impl Oracle {
         self.sectors.keys().copied().chain(image.sectors_perhaps_changed(self.sector)).collect()
     }
 
-    /// The latest moment of the history at which a plain disk could have shown `image` after a power cut, if
-    /// there is one that is not before `not_before` (until when the device is known to be drained).
+    /// The latest moment of the history, but not before `not_before`, at which a plain disk could have shown
+    /// `image` after a power cut. The device is known to be drained up to `not_before`.
     ///
     /// # Errors
-    /// A sector that contradicts the others, or that shows what nobody wrote.
+    /// A sector that contradicts the others, or whose content no client wrote.
     pub fn moment_of(&self, image: &DiskImage, not_before: Moment) -> Result<Moment, Violation> {
-        // Times at which the image is legal: sorted, disjoint, half open.
+        // Times at which the image is legal: sorted, disjoint, half-open intervals.
         let mut legal = vec![(not_before, NEVER)];
         for sector in self.sectors_of_image(image) {
             let shown = Content::of(sector, image.sector(sector, self.sector));
@@ -410,11 +411,11 @@ impl Oracle {
         Ok(legal.last().map_or(not_before, |&(_, end)| (end - 1).min(self.clock)))
     }
 
-    /// Whether `image` holds, in each sector, the last change that had completed and was flushed before the wall clock showed
-    /// `before_ms`, or a later one: what a recovery point of that time promises.
+    /// Whether each sector of `image` holds the last change that had completed and was flushed before the
+    /// wall clock showed `before_ms`, or a later one. A recovery point of that time promises this.
     ///
     /// # Errors
-    /// The first sector that shows something older.
+    /// The first sector with an older content.
     pub fn check_recovery_point(&self, image: &DiskImage, before_ms: u64) -> Result<(), Violation> {
         for (sector, entries) in &self.sectors {
             let is_due = |entry: &Entry| {
@@ -445,14 +446,14 @@ impl Oracle {
     }
 }
 
-/// When a plain disk may show `shown` after a power cut: for each change with that content, from its submission
-/// until a later one is guaranteed.
+/// The times at which a plain disk may show `shown` after a power cut: for each change with that content,
+/// from its submission until a later change is guaranteed.
 fn times_of(entries: &[Entry], shown: Option<Content>) -> Vec<(Moment, Moment)> {
     let mut times: Vec<(Moment, Moment)> = Vec::new();
     for (at, entry) in entries.iter().enumerate().filter(|(_, entry)| Some(entry.content) == shown) {
         let end = entries[at + 1..].iter().map(|later| later.guaranteed).min().unwrap_or(NEVER);
         match times.last_mut() {
-            // Later submissions begin later, so runs join at the end only.
+            // Entries are sorted by submission, so an interval can only join the last one.
             Some(last) if entry.submitted <= last.1 => last.1 = last.1.max(end),
             _ if entry.submitted < end => times.push((entry.submitted, end)),
             _ => {}

@@ -1,32 +1,32 @@
-//! Sectors that say who wrote them: each write has a number, and every byte of a sector follows from that number
-//! and the sector's place. So an image tells for each sector which write it shows, and a torn or misplaced
-//! sector shows none.
+//! Sectors that identify their writer. Each write has a number, and every byte of a sector follows from that
+//! number and the position of the sector. An image thus tells for each sector which write it shows, and a
+//! torn or misplaced sector shows none.
 
 use crate::random::mix;
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// Which write a sector shows: 0 is zeroes, anything else the number of a write.
+/// The write that a sector shows: 0 is zeroes, any other value is the number of a write.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Content(pub u64);
 
-/// Set in what a client has changed.
+/// Set in contents that a client has changed during the copy.
 const CHANGED: u64 = 1 << 63;
 
 impl Content {
     /// A sector of zeroes.
     pub const ZEROES: Self = Self(0);
-    /// What stands on a fresh simulated disk.
+    /// The content of a fresh simulated disk.
     pub const INITIAL: Self = Self(1);
 
-    /// The other face of a write: what a sector shows of which the client changed the buffer while it was copied. It is the
-    /// same write, and [`of`](Self::of) says so.
+    /// The variant of a write in a sector whose client changed the buffer during the copy. [`of`](Self::of)
+    /// recognises it as the same write.
     #[must_use]
     pub const fn changed(self) -> Self {
         Self(self.0 | CHANGED)
     }
 
-    /// Fills one sector, the `sector`-th of the device.
+    /// Fills one sector, number `sector` of the device.
     pub fn fill(self, sector: u64, bytes: &mut [u8]) {
         if self == Self::ZEROES {
             bytes.fill(0);
@@ -37,14 +37,14 @@ impl Content {
         }
     }
 
-    /// Fills consecutive sectors from the `first`-th on.
+    /// Fills consecutive sectors, beginning with number `first`.
     pub fn fill_range(self, first: u64, sector_size: usize, bytes: &mut [u8]) {
         for (sector, bytes) in (first..).zip(bytes.chunks_exact_mut(sector_size)) {
             self.fill(sector, bytes);
         }
     }
 
-    /// What a fresh simulated disk of `size` bytes shows.
+    /// The contents of a fresh simulated disk of `size` bytes.
     #[must_use]
     pub fn fresh_disk(size: u64, sector_size: usize) -> Arc<[u8]> {
         // Tests make thousands of disks of the same few sizes.
@@ -61,7 +61,7 @@ impl Content {
         image
     }
 
-    /// Which write `bytes` shows as the `sector`-th sector; none if it is torn, misplaced or foreign.
+    /// The write that `bytes` shows as sector number `sector`; none if it is torn, misplaced or foreign.
     #[must_use]
     pub fn of(sector: u64, bytes: &[u8]) -> Option<Self> {
         let words = || bytes.chunks_exact(8).map(word_of);

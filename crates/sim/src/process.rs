@@ -1,9 +1,9 @@
-//! One simulated process: an engine over a simulated region and a simulated disk, its clients' queues and its
-//! maintainer, driven step by step on one thread.
+//! One simulated process: an engine over a simulated region and a simulated disk, the queues of its clients
+//! and its background worker, driven step by step on one thread.
 //!
-//! Always true here: a client's queue is polled, and the maintainer steps, only when something has told them to
-//! (a waker, an operation of theirs that the disk has, a time that has come), as threads that sleep would; so a
-//! wakeup that is lost is found.
+//! Invariants: a client's queue is polled, and the background worker steps, only when an event has woken it
+//! (a waker, a completed disk operation of its own, or its time), as a sleeping thread would be. A lost
+//! wakeup is therefore detected.
 
 use crate::CrashNow;
 use crate::actor::act_as;
@@ -21,12 +21,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Wake, Waker};
 
-/// Actor of what is done once: opening, recovery, settings.
+/// The actor of single steps: opening, recovery, settings.
 const ADMINISTRATOR: u32 = 0;
-/// Actor of the maintainer; clients are 1 and up.
+/// The actor of the background worker; clients are 1 and up.
 const MAINTAINER: u32 = 1000;
 
-/// Something that was told to go on.
+/// A flag that wakes a client or the background worker.
 #[derive(Default, Debug)]
 pub(crate) struct Told(AtomicBool);
 
@@ -50,11 +50,11 @@ impl Told {
     }
 }
 
-/// A queue, and what has told it to go on.
+/// A queue, and the flag that wakes it.
 pub(crate) struct Client {
     pub(crate) queue: Queue<SimEnvironment, SimQueue>,
     told: Arc<Told>,
-    /// Looks at what the client's queue has in flight; its own copy went into the queue.
+    /// The number of the client's queue at the disk; the queue object itself has moved into `queue`.
     disk_queue: u64,
 }
 
@@ -71,7 +71,7 @@ impl Client {
         self.told.is_set() || disk.in_flight_of(self.disk_queue) > 0
     }
 
-    /// Polls the queue if something told it to; whether it did.
+    /// Polls the queue if it was woken; returns whether it was.
     pub(crate) fn poll(&mut self, disk: &SimDisk, done: &mut Vec<Completion>) -> bool {
         if !self.has_work(disk) {
             return false;
@@ -82,7 +82,7 @@ impl Client {
     }
 }
 
-/// The thread that keeps a cache.
+/// The background worker of a cache.
 pub(crate) struct Upkeep {
     maintainer: Maintainer<SimEnvironment, SimQueue>,
     told: Arc<Told>,
@@ -115,7 +115,7 @@ impl Upkeep {
         self.last_step = self.maintainer.step();
     }
 
-    /// A step, if something told it to; whether it did.
+    /// Takes a step if it was woken; returns whether it was.
     pub(crate) fn step_if_told(&mut self, disk: &SimDisk, clock_ms: u64) -> bool {
         let has_work = self.has_work(disk, clock_ms);
         if has_work {
@@ -124,7 +124,7 @@ impl Upkeep {
         has_work
     }
 
-    /// Until when it sleeps, if nothing tells it to go on.
+    /// The time until which it sleeps unless it is woken.
     pub(crate) fn sleeps_until(&self) -> Option<u64> {
         match self.last_step {
             Step::Idle { until_ms } => until_ms,
@@ -133,21 +133,21 @@ impl Upkeep {
     }
 }
 
-/// What a process could do next.
+/// What a process can do next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outlook {
-    /// Somebody has been told to go on.
+    /// A client or the background worker has been woken.
     Work,
-    /// Nobody, until the clock shows this time in milliseconds.
+    /// Nothing, until the clock shows this time in milliseconds.
     Sleeps(u64),
-    /// Nobody, ever.
+    /// Nothing, ever.
     Stuck,
 }
 
-/// Opens the cache of `backend` as a process does that starts: it recovers.
+/// Opens the cache of `backend` as a starting process does: it recovers.
 ///
 /// # Errors
-/// What the engine says.
+/// The error of the engine.
 pub fn recover(
     environment: &Arc<SimEnvironment>,
     memory: &CrashMemory,
@@ -169,10 +169,10 @@ pub struct Process {
 }
 
 impl Process {
-    /// Opens the cache of `backend`, which recovers it, and queues for `clients` clients.
+    /// Opens the cache of `backend`, which recovers it, and the queues of `clients` clients.
     ///
     /// # Errors
-    /// What the engine says.
+    /// The error of the engine.
     pub fn open(
         environment: Arc<SimEnvironment>,
         memory: &CrashMemory,
@@ -205,13 +205,13 @@ impl Process {
         self.clients[client].queue.submit(request, done);
     }
 
-    /// Client `client` submits requests at once.
+    /// Client `client` submits several requests at once.
     pub fn submit_at_once(&mut self, client: usize, requests: Vec<Request>, done: &mut Vec<Completion>) {
         act_as(1 + client as u32);
         submit_at_once(&mut self.clients[client].queue, requests, done);
     }
 
-    /// Client `client` goes away with whatever it waited for, and another one comes.
+    /// Client `client` disconnects with its open requests, and a new client takes its place.
     pub fn replace_client(&mut self, client: usize) {
         act_as(1 + client as u32);
         self.clients[client] = Client::new(&self.device, &self.disk, self.depth);
@@ -221,17 +221,17 @@ impl Process {
         self.clients[client].has_work(&self.disk)
     }
 
-    /// Client `client` polls its queue if something told it to; whether it did.
+    /// Client `client` polls its queue if it was woken; returns whether it was.
     pub fn poll(&mut self, client: usize, done: &mut Vec<Completion>) -> bool {
         act_as(1 + client as u32);
         self.clients[client].poll(&self.disk, done)
     }
 
-    /// Several clients and, if it has something to do, the maintainer go on at once: each client submits at once what `requests`
-    /// has for it and polls its queue, and `seed` decides in which order they take their steps.
+    /// Runs several clients and, if it has work, the background worker at once. Each client submits its
+    /// `requests` at once and polls its queue; `seed` decides the order of their steps.
     ///
     /// # Panics
-    /// With [`CrashNow`] when the process crashed under one of them, and with what one of them panicked with.
+    /// With [`CrashNow`] when the process crashed in one of them, and with the panic of any of them.
     pub fn together(
         &mut self,
         seed: u64,
@@ -261,7 +261,7 @@ impl Process {
         }
         let ended = together(seed, switch_permille, works);
         let mut done = Vec::new();
-        // A mistake that one of them met says more than the crash that another one had.
+        // The panic of one of them says more than the crash of another.
         let mut crash = None;
         for outcome in ended {
             match outcome {
@@ -280,12 +280,12 @@ impl Process {
         self.upkeep.has_work(&self.disk, self.environment.clock_ms())
     }
 
-    /// The maintainer does one step if something told it to; whether it did.
+    /// The background worker takes a step if it was woken; returns whether it was.
     pub fn maintain(&mut self) -> bool {
         self.upkeep.step_if_told(&self.disk, self.environment.clock_ms())
     }
 
-    /// What can go on.
+    /// What the process can do next.
     pub fn outlook(&self) -> Outlook {
         if (0..self.clients.len()).any(|client| self.client_has_work(client)) || self.maintainer_has_work() {
             return Outlook::Work;
@@ -293,11 +293,11 @@ impl Process {
         self.upkeep.sleeps_until().map_or(Outlook::Stuck, Outlook::Sleeps)
     }
 
-    /// What everybody waits for, for a report.
+    /// What the clients and the background worker wait for, for a report.
     pub fn describe(&self) -> String {
         let parked: Vec<usize> = self.clients.iter().map(|client| client.queue.parked()).collect();
         format!(
-            "parked requests by client {parked:?}, the maintainer's last step {:?}, its disk operations {}, {:?}",
+            "parked requests by client {parked:?}, the worker's last step {:?}, its disk operations {}, {:?}",
             self.upkeep.last_step,
             self.disk.in_flight_of(self.upkeep.queue),
             self.cache.status()

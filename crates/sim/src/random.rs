@@ -1,14 +1,14 @@
-//! Random numbers that are the same for ever: a failing seed must fail in ten years, too, so the generator is
-//! ours and not a library's.
+//! Random numbers that never change: a failing seed must still fail in ten years, so the generator is part of
+//! this crate and not of a library.
 //!
-//! Always true here: the sequence depends on the seed alone.
+//! Invariants: the sequence depends on the seed alone.
 
 /// A small generator (splitmix64): every seed is good, neighbouring seeds are unrelated.
 #[derive(Clone, Debug)]
 pub struct Seeded(u64);
 
 impl Seeded {
-    /// The generator that `seed` stands for.
+    /// The generator with this seed.
     #[must_use]
     pub const fn new(seed: u64) -> Self {
         Self(seed)
@@ -40,7 +40,7 @@ impl Seeded {
         &choices[self.below(choices.len() as u64) as usize]
     }
 
-    /// A generator of its own, unrelated to what this one gives next.
+    /// A new generator, unrelated to the next numbers of this one.
     #[must_use]
     pub const fn fork(&mut self) -> Self {
         Self(self.next() ^ 0x5851_f42d_4c95_7f2d)
@@ -56,8 +56,8 @@ pub const fn mix(number: u64) -> u64 {
     mixed ^ (mixed >> 31)
 }
 
-/// The number in an environment variable, for longer runs and single seeds; `default` where it is not set or
-/// not a number.
+/// The number in an environment variable, for longer runs and single seeds; `default` if the variable is not
+/// set or not a number.
 #[must_use]
 pub fn from_environment(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(default)

@@ -1,12 +1,14 @@
-//! Clients that break off with requests in flight and come back, over caches that are full and over bare disks.
+//! Clients that disconnect with requests in flight and reconnect, over full caches and over disks without a
+//! cache.
 //!
-//! What an ended connection asked for and was not answered may have happened or not, and may still happen while the connection is
-//! being wound up. When the client of a new connection is answered its first request, the outcome of all that was asked for on
-//! connections that were closed when that request came is fixed: what is not there then never comes.
+//! Requests of an ended connection that were not answered may have taken effect or not, and may still take
+//! effect until the server has closed the connection. The outcome becomes final when the first request of a
+//! new connection is answered: for all connections that were closed when that request arrived, what is not
+//! visible then never appears.
 //!
-//! Always true here: a seed decides a history to its last step, crashes included.
+//! Invariants: a seed decides a history to its last step, crashes included.
 //!
-//! Left to others: how connections are served (`server`).
+//! Elsewhere: how connections are served (`server`).
 
 mod server;
 
@@ -35,17 +37,17 @@ pub const NAME: &str = "reconnect";
 
 /// Histories of one seed.
 const BATCH: u64 = 50;
-/// Clients.
+/// Number of clients.
 const USERS: usize = 2;
-/// Most requests under way.
+/// Maximum number of requests in flight.
 const IN_FLIGHT_MAX: usize = 8;
-/// Turns without progress after which everybody is stuck.
+/// Turns without progress after which the world counts as stuck.
 const STUCK: u32 = 2000;
 const SECTOR: u32 = 512;
 const SEGMENT: u64 = 64 << 10;
 const SIZE: u64 = CHUNK + (64 << 10);
 
-/// Large changes, so that a small cache is full at once, and requests of several pieces.
+/// Large changes, so that a small cache fills at once, and requests of several pieces.
 const MIX: Mix = Mix {
     write: 60,
     read: 20,
@@ -56,7 +58,7 @@ const MIX: Mix = Mix {
     large_permille: 250,
 };
 
-/// Plays the histories of one seed; with `only`, just the one with that number.
+/// Plays the histories of one seed; with `only`, only the one with that number.
 #[must_use]
 pub fn explore(seed: u64, only: Option<u64>) -> Tally {
     let _watchdog = Watchdog::new(Duration::from_secs(600), format!("world {NAME}, seed {seed}"));
@@ -77,7 +79,7 @@ pub fn explore(seed: u64, only: Option<u64>) -> Tally {
     tally
 }
 
-/// What happened.
+/// Counts of the events in a history.
 #[derive(Default)]
 struct Seen {
     closed: u64,
@@ -117,7 +119,7 @@ struct Asked {
 
 struct World {
     random: Seeded,
-    /// None over a bare disk.
+    /// None without a cache.
     memory: Option<(CrashMemory, BackendId)>,
     disk: SimDisk,
     environment: Arc<SimEnvironment>,
@@ -128,11 +130,11 @@ struct World {
     users: [Option<u64>; USERS],
     asked: BTreeMap<u64, Asked>,
     next_id: u64,
-    /// Changes of closed connections that were not answered, by connection.
+    /// Unanswered changes of closed connections, by connection.
     abandoned: Vec<(u64, OpenChange)>,
-    /// The connections that were closed when the first request of a connection came.
+    /// For each connection, the connections that were closed when its first request arrived.
     former: BTreeMap<u64, BTreeSet<u64>>,
-    /// Connections whose client has begun to wait in vain.
+    /// Connections whose client waits without an answer.
     waits: BTreeSet<u64>,
     maintenance_permille: u64,
     crash_permille: u64,
@@ -151,7 +153,8 @@ impl World {
             lanes_max: 1,
             ..WorldOptions::small(seed, consistency)
         };
-        // Over a bare disk a power cut takes what was not flushed, so what was acknowledged is not there for sure.
+        // Without a cache, a power cut loses what was not flushed, so an acknowledged change need not be
+        // there.
         let geometry = BackingGeometry { volatile_cache: is_cached, ..SimDisk::ordinary(SIZE, SECTOR) };
         let disk = SimDisk::new(geometry, random.next());
         disk.set_latency(*random.pick(&[2, 6, 20]));
@@ -290,7 +293,7 @@ impl World {
         Some(Request { id, operation: wish.operation, range: wish.range, fua: wish.fua, buffer })
     }
 
-    /// A client closes its connection, with whatever it has not been answered.
+    /// A client closes its connection, with unanswered requests if it has any.
     fn break_off(&mut self, seen: &mut Seen) {
         let user = self.random.below(USERS as u64) as usize;
         let Some(number) = self.users[user].take() else { return };
@@ -310,7 +313,7 @@ impl World {
         });
     }
 
-    /// The thread of some connection goes on.
+    /// The thread of a random connection continues.
     fn step(&mut self, seen: &mut Seen) -> bool {
         let count = self.server().connections.len() as u64;
         if count == 0 {
@@ -341,10 +344,11 @@ impl World {
         true
     }
 
-    /// The first request of a connection is carried out from here on: what its client finds now of former connections is final.
+    /// The first request of a connection is carried out from here on: what its client finds of former
+    /// connections is final.
     fn fix_outcomes(&mut self, connection: u64, seen: &mut Seen) {
         let former = self.former.remove(&connection).unwrap_or_default();
-        // A connection that is gone altogether was closed before, too.
+        // A connection that the server has dropped was closed before, too.
         let is_fixed = |number: u64, server: &mut Server| {
             former.contains(&number) || server.connection(number).is_none()
         };
@@ -396,7 +400,7 @@ impl World {
         }
     }
 
-    /// Reads `range` past all connections, while everybody else stands still.
+    /// Reads `range` on a queue of its own, while all connections stand still.
     fn read_now(&mut self, range: ByteRange) -> Vec<u8> {
         let mut queue = self.server().queue();
         let (id, operation, mut done) = (0, Operation::Read, Vec::new());
@@ -411,7 +415,7 @@ impl World {
         panic!("reading {range} does not end")
     }
 
-    /// Everything that was asked for is answered, and all closed connections are gone.
+    /// Continues until every request is answered and all closed connections are gone.
     fn quiesce(&mut self, seen: &mut Seen) {
         let mut idle = 0_u32;
         loop {
@@ -428,11 +432,11 @@ impl World {
                 let now = self.environment.clock_ms();
                 self.environment.advance(until.saturating_sub(now).max(1));
             }
-            assert!(idle < STUCK, "everybody waits and nobody will be woken");
+            assert!(idle < STUCK, "all threads wait and none will be woken");
         }
     }
 
-    /// The process dies, or the power goes, and with it all connections; the next one comes up.
+    /// The process dies or the power fails, and all connections end; the next process starts.
     fn crash(&mut self, seen: &mut Seen) {
         let is_power_cut = self.memory.is_some() && self.random.chance(500);
         let seed = self.random.next();

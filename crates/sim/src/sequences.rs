@@ -1,7 +1,9 @@
-//! Exhaustive small worlds: every sequence of a few acts over three overlapping ranges, from three beginnings, each with the
-//! crash states of its last act; those of the acts before were tried in the shorter sequence.
+//! Exhaustive small worlds: every sequence of a few acts over three overlapping ranges, from three initial
+//! states. Each sequence is played with the crash states of its last act; those of the earlier acts were
+//! tried in the shorter sequence.
 //!
-//! Always true here: a batch's number decides its sequences, and the batches up to [`batches`] hold every sequence once.
+//! Invariants: the number of a batch decides its sequences, and the batches up to [`batches`] hold every
+//! sequence once.
 
 use crate::explorer::{Effort, Explorer, Tally};
 use crate::random::mix;
@@ -15,27 +17,27 @@ use std::time::Duration;
 /// Sequences of a batch.
 const BATCH: u64 = 200;
 
-/// How the cache is when a sequence begins.
+/// The state of the cache when a sequence begins.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Beginning {
     /// Nothing was ever written.
     Young,
     /// Data in several epochs that the disk does not have.
     Dirty,
-    /// Full, all of it clean, segments used again.
+    /// Full and clean, with reused segments.
     Full,
 }
 
 const BEGINNINGS: [Beginning; 3] = [Beginning::Young, Beginning::Dirty, Beginning::Full];
 
-/// The ranges: two that cover a block in part, and the block.
+/// The ranges: two that cover a block in part, and the whole block.
 const RANGES: [ByteRange; 3] = [
     ByteRange { start: 0, end: 1024 },
     ByteRange { start: 512, end: 2048 },
     ByteRange { start: 0, end: 4096 },
 ];
 
-/// Everything that can happen.
+/// All acts.
 fn acts() -> Vec<Act> {
     let ask = |operation, range, fua| Act::Ask(Wish { operation, range, fua });
     let mut acts = Vec::new();
@@ -80,7 +82,7 @@ pub fn explore(name: &'static str, length: u32, batch: u64, effort: Effort, only
     let mut explorer = Explorer::new(name, batch, effort, only);
     let mut played = 0;
     for number in (batch.saturating_sub(1) * BATCH)..(batch * BATCH).min(total) {
-        // A step that has no divisor in common with the total reaches every sequence once.
+        // A stride that is coprime to the total reaches every sequence once.
         let sequence = (number as u128 * u128::from(stride(total)) % u128::from(total)) as u64;
         let (beginning, acts) = decode(sequence, length);
         let world = &beginnings[beginning];

@@ -1,10 +1,10 @@
-//! What simulated clients ask for: ranges where caches break (borders of chunks, the ends of the device, the same
-//! few blocks again and again) in sizes from one sector to a megabyte.
+//! The requests of simulated clients: ranges where caches break (borders of chunks, the ends of the device,
+//! the same few blocks repeatedly), in sizes from one sector to a megabyte.
 
 use crate::random::Seeded;
 use cbd_types::{ByteRange, CHUNK, Operation};
 
-/// How often each operation comes, in parts of their sum.
+/// The weight of each operation.
 #[derive(Clone, Copy, Debug)]
 pub struct Mix {
     /// Writes.
@@ -24,7 +24,7 @@ pub struct Mix {
 }
 
 impl Mix {
-    /// Everything, mostly writes.
+    /// All operations, mostly writes.
     pub const ALL: Self = Self {
         write: 50,
         read: 25,
@@ -46,19 +46,19 @@ pub struct Workload {
     hot: Vec<ByteRange>,
 }
 
-/// A request to be: an operation and where.
+/// A request to submit: an operation and its range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Wish {
-    /// What.
+    /// The operation.
     pub operation: Operation,
-    /// Where; empty for flushes.
+    /// Its range; empty for flushes.
     pub range: ByteRange,
     /// Whether it is FUA.
     pub fua: bool,
 }
 
 impl Workload {
-    /// Bytes around each hot place.
+    /// Bytes around each hot offset.
     const HOT: u64 = 96 << 10;
 
     /// Requests for a device of `size` bytes.

@@ -1,10 +1,10 @@
-//! A world: memory, disk, an engine between them, clients that ask for anything, crashes at any store, and an
-//! oracle that sees everything that the clients see.
+//! A world: memory, disk, an engine between them, clients that send any request, crashes at any store, and an
+//! oracle that sees what the clients see.
 //!
-//! Always true here: the same options give the same history to the last store, so that a failure is repeated by its
-//! seed; whatever is found wrong is a panic that says the seed.
+//! Invariants: the same options give the same history to the last store, so that the seed repeats a failure;
+//! every violation panics with the seed.
 //!
-//! Left to others: which worlds to run (the tests).
+//! Elsewhere: which worlds to run (the tests).
 
 mod branches;
 mod checks;
@@ -50,27 +50,27 @@ pub struct World {
     asked: BTreeMap<u64, Asked>,
     next_id: u64,
     done: Vec<Completion>,
-    /// A drain that was asked for: when, and up to which epoch.
+    /// A drain that was requested: the moment, and the epoch up to which it drains.
     draining: Option<(Moment, Epoch)>,
-    /// The backing device shows nothing older than this.
+    /// The backing device shows nothing older than this moment.
     drained: Moment,
     drained_epoch: Epoch,
-    /// Where the next recovery is to crash.
+    /// The event at which the next recovery is to crash.
     recovery_place: Option<u64>,
     /// Whether the region was damaged: reads may fail.
     is_damaged: bool,
     is_disk_broken: bool,
-    /// Whether changes may fail, because the disk refuses writes for long.
+    /// Whether changes may fail because the disk refuses writes for a long time.
     expects_refusals: bool,
-    /// What the present process has parked and unparked, as far as it was counted.
+    /// The ranges that the present process has parked and unparked, as far as they were counted.
     parked_seen: (u64, u64),
     happened: Happened,
-    /// Looks at every moment, if somebody wants that.
+    /// Explores every moment, if there is one.
     explorer: Option<Explorer>,
 }
 
 impl World {
-    /// Formats a region, makes a cache in front of a fresh disk, and opens it.
+    /// Formats a region, creates a cache in front of a fresh disk, and opens it.
     ///
     /// # Panics
     /// When the engine refuses.
@@ -146,7 +146,7 @@ impl World {
         verdict.unwrap_or_else(|violation| self.complain(violation))
     }
 
-    /// Whether the disk fails as the options say, or its reads do not: what checks must be able to read.
+    /// Makes the disk fail as the options say; without `reads_too`, reads succeed, as checks require.
     fn set_faults(&self, reads_too: bool) {
         let options = &self.options;
         self.disk.set_faults(DiskFaults {
@@ -162,53 +162,53 @@ impl World {
         });
     }
 
-    /// The process ends; what its engine has counted is kept.
+    /// The process ends; the counts of its engine are kept.
     fn let_process_go(&mut self) {
         if let Some(process) = self.process.take() {
             self.happened.rare = self.happened.rare.and(process.cache().status().rare);
         }
     }
 
-    /// From now on the disk refuses to write what the options say, as it does from the start.
+    /// From this call on, the disk refuses to write what the options say, as it does initially.
     pub fn break_disk(&mut self) {
         self.is_disk_broken = true;
         self.set_faults(true);
     }
 
-    /// From now on the disk takes everything.
+    /// From this call on, the disk accepts all writes.
     pub fn mend_disk(&mut self) {
         self.is_disk_broken = false;
         self.set_faults(true);
     }
 
-    /// From now on changes may fail, because the disk refuses writes for long; [`settle`](Self::settle) finds out what
-    /// became of them.
+    /// From this call on, changes may fail because the disk refuses writes for a long time;
+    /// [`settle`](Self::settle) finds out what became of them.
     pub const fn expect_refusals(&mut self) {
         self.expects_refusals = true;
     }
 
-    /// The clients look at the wall clock.
+    /// The clients read the wall clock.
     fn look_at_clock(&mut self) {
         self.oracle.look_at_clock(self.environment.wall_ms());
     }
 
-    /// Somebody sets the wall clock back.
+    /// Sets the wall clock back.
     pub fn set_wall_back(&self, ms: i64) {
         self.environment.set_wall_back(ms);
     }
 
-    /// Time passes.
+    /// Advances the clock.
     pub fn advance(&self, ms: u64) {
         self.environment.advance(ms);
     }
 
-    /// What the clock shows, in milliseconds.
+    /// The clock, in milliseconds.
     #[must_use]
     pub fn clock_ms(&self) -> u64 {
         self.environment.clock_ms()
     }
 
-    /// What the cache says of itself.
+    /// The status of the cache.
     pub fn status(&mut self) -> CacheStatus {
         self.process().cache().status()
     }
@@ -228,17 +228,17 @@ impl World {
             Ok(process) => self.process = Some(process),
             Err(error) => self.complain(format!("the cache does not open: {error}")),
         }
-        // Nobody relies on what recovery found before it has ended.
+        // No client relies on what recovery found before recovery has ended.
         self.judge_points();
         let drained = self.process().cache().status().drained_epoch;
-        // Where its newest slot is damaged, an older one counts.
+        // If its newest slot is damaged, an older one counts.
         if drained < self.drained_epoch && !self.is_damaged {
             self.complain(format!("drained fell from {} to {drained}", self.drained_epoch));
         }
         self.drained_epoch = drained;
     }
 
-    /// Runs `turns` turns with whatever crashes come.
+    /// Runs `turns` turns, with random crashes.
     pub fn run(&mut self, turns: u64) {
         for _ in 0..turns {
             if self.random.chance(self.options.crash_permille) {
@@ -257,7 +257,7 @@ impl World {
         self.memory.never_crash();
     }
 
-    /// One thing happens.
+    /// One event happens.
     pub fn turn(&mut self) {
         if self.random.chance(self.options.maintenance_percent * 10) {
             for _ in 0..self.random.between(1, 4) {
@@ -285,7 +285,8 @@ impl World {
         }
     }
 
-    /// A client goes away. One that waits for changes stays: nobody would know what became of them.
+    /// A client is replaced. A client that waits for changes stays, because the outcome of these changes
+    /// would remain unknown.
     fn replace_a_client(&mut self) {
         let client = self.random.below(self.options.clients as u64) as usize;
         if self.asked.values().all(|asked| asked.client != client || asked.change.is_none()) {
@@ -294,7 +295,7 @@ impl World {
         }
     }
 
-    /// Somebody changes the settings while the cache runs.
+    /// Changes the settings of the running cache.
     fn vary_settings(&mut self) {
         let settings = Settings {
             gc_percent: *self.random.pick(&[0, 10, 70, 90]),
@@ -308,7 +309,7 @@ impl World {
         }
     }
 
-    /// The maintainer does a step, if it has something to do.
+    /// The background worker takes a step if it was woken.
     fn maintain(&mut self) -> bool {
         let went_on = self.process().maintain();
         self.judge_points();
@@ -335,7 +336,7 @@ impl World {
         self.happened.waited_for_space += u64::from(status.writers_waiting);
         let counters = self.memory.counters();
         if counters.loads_of_unfenced + counters.stores_over_unfenced > 0 {
-            self.complain(format!("somebody relies on stores that nobody has fenced: {counters:?}"));
+            self.complain(format!("a thread relies on stores that no thread has fenced: {counters:?}"));
         }
         self.look_at_clock();
         if let Some((asked, epoch)) = self.draining
@@ -348,7 +349,7 @@ impl World {
         }
     }
 
-    /// Writes `bytes` as fast as the cache takes them, without crashes and without help from the clock.
+    /// Writes `bytes` as fast as the cache accepts them, without crashes and without advancing the clock.
     pub fn press(&mut self, bytes: u64) {
         let (mut turns, mut written) = (0_u64, self.happened.written_bytes);
         while self.happened.written_bytes < bytes {
@@ -363,7 +364,7 @@ impl World {
                 self.let_time_pass();
             }
             if turns % 100_000 == 99_999 && written == self.happened.written_bytes {
-                self.complain("nothing was written for long");
+                self.complain("nothing was written for a long time");
             }
             if turns % 100_000 == 0 {
                 written = self.happened.written_bytes;
@@ -372,7 +373,7 @@ impl World {
         }
     }
 
-    /// Reads `range` through the engine, with nothing else under way, and returns the bytes.
+    /// Reads `range` through the engine, with no other request in flight, and returns the bytes.
     fn read_now(&mut self, range: ByteRange) -> Vec<u8> {
         self.try_read(range).unwrap_or_else(|error| self.complain(format!("reading {range}: {error}")))
     }
@@ -398,13 +399,13 @@ impl World {
         }
     }
 
-    /// Lets everybody but client 0 go on until `ready`.
+    /// Lets all clients but client 0 continue until `ready`.
     fn wait_until(&mut self, mut ready: impl FnMut(&mut Self) -> bool) {
         let mut turns = 0_u64;
         while !ready(self) {
             turns += 1;
             if turns > 1_000_000 {
-                self.complain("goes round and round");
+                self.complain("no end after a million turns");
             }
             let client = turns % self.options.clients.max(1) as u64;
             let went_on = (client > 0 && self.poll(client as usize)) | self.maintain();
@@ -414,7 +415,7 @@ impl World {
         }
     }
 
-    /// When nothing goes on, time does.
+    /// If nothing can continue, the clock advances.
     fn let_time_pass(&mut self) {
         match self.process().outlook() {
             Outlook::Work => {}
@@ -425,11 +426,11 @@ impl World {
                 let now = self.environment.clock_ms();
                 self.environment.advance(until.saturating_sub(now).max(1));
             }
-            Outlook::Stuck => self.complain("everybody waits and nobody will be woken"),
+            Outlook::Stuck => self.complain("all threads wait and none will be woken"),
         }
     }
 
-    /// Lets everything that was asked for complete.
+    /// Continues until every request is complete.
     pub fn quiesce(&mut self) {
         self.wait_until(|world| {
             world.poll(0);
@@ -438,19 +439,19 @@ impl World {
         });
     }
 
-    /// The maintainer goes on until it waits for something that does not come by itself.
+    /// Runs the background worker until it waits for an event from outside.
     pub fn maintain_until_idle(&mut self) {
         let mut steps = 0;
         while self.maintain() {
             steps += 1;
             if steps > 1_000_000 {
-                self.complain("the maintainer goes round and round");
+                self.complain("the background worker does not become idle");
             }
         }
         self.note_drained();
     }
 
-    /// Everything that was asked for completes and is on the backing device.
+    /// Continues until every request is complete and its data is on the backing device.
     pub fn drain(&mut self) {
         self.quiesce();
         self.draining = None;

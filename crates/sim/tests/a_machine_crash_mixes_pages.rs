@@ -1,8 +1,8 @@
-//! A region in an ordinary file through crashes of the machine: of each page some content is left, old or new, whole pages apart
-//! from each other. What was written must never be answered wrongly: a cache is recovered as it was left, emptied where the disk
-//! has everything, or refused.
+//! A region in an ordinary file, and crashes of the machine: each page holds an old or a new content,
+//! whatever the other pages hold. A cache must never answer with wrong data. It is recovered as it was left,
+//! emptied if the disk holds everything, or refused.
 //!
-//! `CBD_HISTORIES` says how many histories there are, `CBD_SEED` with which seed they begin.
+//! `CBD_HISTORIES` is the number of histories, `CBD_SEED` the first seed.
 
 use cbd_engine::{
     Admission, BackendSpec, Cache, FormatOptions, Maintainer, Mixed, Pages, Settings, Step, Transport,
@@ -74,7 +74,7 @@ fn life() -> (CrashMemory, Tables, SimCache, SimDisk) {
     (memory, tables, cache, disk())
 }
 
-/// Whether there was space.
+/// Writes a block; returns whether there was space.
 fn write(cache: &SimCache, block: u64, value: u8) -> bool {
     let range = ByteRange::at(block * BLOCK, BLOCK);
     let admission = cache.write(range, &[value; BLOCK as usize], Waker::noop()).expect("the cache runs");
@@ -92,7 +92,7 @@ fn drain(cache: &SimCache, disk: &SimDisk) {
     panic!("the cache is not drained");
 }
 
-/// What a client sees in a block; what is missing is filled.
+/// What a client sees in a block; a miss is filled.
 fn see(cache: &SimCache, disk: &SimDisk, block: u64) -> u32 {
     let (mut bytes, mut misses) = (vec![0xee; BLOCK as usize], Vec::new());
     let range = ByteRange::at(block * BLOCK, BLOCK);
@@ -106,7 +106,8 @@ fn see(cache: &SimCache, disk: &SimDisk, block: u64) -> u32 {
     name_of(&bytes)
 }
 
-/// A block that was written by its byte, any other by a number that is no byte.
+/// The name of a block's content: its byte if all bytes are equal, any other content by a number above all
+/// bytes.
 fn name_of(block: &[u8]) -> u32 {
     if block.iter().all(|byte| *byte == block[0]) {
         u32::from(block[0])
@@ -123,7 +124,7 @@ fn on_disk(disk: &SimDisk, block: u64) -> u32 {
 
 #[track_caller]
 fn refused(tables: &Tables) {
-    let error = tables.open_cache(BACKEND).expect_err("it was in use when the machine crashed");
+    let error = tables.open_cache(BACKEND).expect_err("it was open when the machine crashed");
     assert_eq!(error.kind(), ErrorKind::Torn, "{error}");
 }
 
@@ -239,7 +240,7 @@ fn a_mixed_cache_is_looked_at_without_being_trusted_from_then_on() {
     drop(tables.open_cache(BACKEND).expect("it is this boot's now"));
 }
 
-/// As an earlier program left it.
+/// The region as an earlier program left it.
 #[test]
 fn a_cache_of_which_nothing_is_noted_is_recovered_and_noted_from_then_on() {
     act_as(0);
@@ -256,9 +257,9 @@ fn a_cache_of_which_nothing_is_noted_is_recovered_and_noted_from_then_on() {
     refused(&open(&memory.machine_crash(1, boot(2)), 3).expect("a transport"));
 }
 
-/// The copy of a region on memory that keeps every store.
+/// The copy of a region to memory that keeps every store.
 #[test]
-fn what_an_ordinary_file_noted_is_taken_back_where_nothing_has_to_be_noted() {
+fn what_an_ordinary_file_noted_is_cleared_on_memory_that_needs_no_note() {
     let (memory, tables, cache, disk) = life();
     assert!(write(&cache, 0, 7));
     cache.stop();
@@ -272,7 +273,8 @@ fn what_an_ordinary_file_noted_is_taken_back_where_nothing_has_to_be_noted() {
     assert_eq!((see(&cache, &disk, 0), see(&cache, &disk, 1)), (7, 8));
 }
 
-/// The disk may tear both slots of a row unless the first is on the disk before the second changes, and both before the next change.
+/// The disk may tear both slots of a row unless the first is on the disk before the second changes, and both
+/// are before the next change.
 #[test]
 fn a_row_that_changes_while_the_machine_crashes_is_the_last_or_the_new_one() {
     let (memory, tables, cache, _disk) = life();
@@ -280,7 +282,7 @@ fn a_row_that_changes_while_the_machine_crashes_is_the_last_or_the_new_one() {
     drop(cache);
     tables.sync().expect("the disk takes it");
     drop(tables);
-    // Texts that reach into each sector of a row.
+    // Texts that fill each sector of a row.
     let [last, new] = ["/last", "/new"].map(|text| text.repeat(40));
     for place in 1.. {
         let mut is_done = false;
@@ -297,7 +299,7 @@ fn a_row_that_changes_while_the_machine_crashes_is_the_last_or_the_new_one() {
             assert_eq!(found.path, found.identity, "place {place}, seed {seed}");
             let is_right = found.path == new || (!is_done && found.path == last);
             assert!(is_right, "place {place}, seed {seed}: {}", found.path);
-            // A disk that the row names no longer would be served as if it were complete.
+            // A disk that the row no longer names would be served as if it were complete.
             let former = tables.former_disk(BACKEND).map(|former| former.path);
             assert!(
                 found.path != new || former.as_ref() == Some(&last),
@@ -311,7 +313,7 @@ fn a_row_that_changes_while_the_machine_crashes_is_the_last_or_the_new_one() {
     }
 }
 
-/// With its superblocks still on the disk, blank tables would be those of the former transport.
+/// With the old superblocks still on the disk, blank tables would count as those of the former transport.
 #[test]
 fn a_crash_while_a_region_is_formatted_again_leaves_the_former_transport_whole_or_none() {
     let (memory, tables, cache, _disk) = life();
@@ -328,7 +330,7 @@ fn a_crash_while_a_region_is_formatted_again_leaves_the_former_transport_whole_o
             is_done = until_crash(|| format(&memory, 9, true).map(drop).expect("the disk takes it")).is_ok();
             act_as(0);
             let Ok(tables) = open(&memory.machine_crash(seed, boot(2)), 3) else {
-                assert!(!is_done, "a transport that was reported as made is gone");
+                assert!(!is_done, "a transport that was reported as created is gone");
                 continue;
             };
             if tables.info().uuid == former {
@@ -345,13 +347,14 @@ fn a_crash_while_a_region_is_formatted_again_leaves_the_former_transport_whole_o
 
 /// What the history knows.
 struct Known {
-    /// What was acknowledged last, and what may stand there besides since its write was under way.
+    /// For each block the content that was acknowledged last, and the content of a write in flight, which it
+    /// may have instead.
     blocks: Vec<(u32, Option<u32>)>,
-    /// The backend was reported as made.
+    /// Whether the backend was reported as created.
     created: bool,
 }
 
-/// Lives a random life, until it ends or the process crashes.
+/// Plays a random history until it ends or the process crashes.
 fn live(memory: &CrashMemory, disk: &SimDisk, random: &mut Seeded, known: &mut Known) {
     let mut tables = format(memory, random.next(), true).expect("the memory works");
     create(&tables).expect("there is space");
@@ -397,7 +400,7 @@ fn no_history_shows_old_data_after_a_machine_crash() {
     for seed in first..first + from_environment("CBD_HISTORIES", 1500) {
         let mut random = Seeded::new(seed);
         let (memory, disk) = (file(), disk());
-        // Some begin over what another transport left.
+        // Some histories begin over the remains of another transport.
         let mut former = None;
         if random.chance(300) {
             let mut other = Known { blocks: vec![(0, None); BLOCKS as usize], created: false };

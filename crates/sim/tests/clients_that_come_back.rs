@@ -1,4 +1,5 @@
-//! Clients that break off with requests in flight and come back: nothing of an ended connection happens once a new client was answered.
+//! Clients that disconnect with requests in flight and reconnect: nothing of an ended connection takes effect
+//! after a new client was answered.
 
 use cbd_sim::reconnect;
 use std::collections::BTreeMap;
@@ -13,7 +14,7 @@ fn nothing_of_an_ended_connection_happens_once_a_new_client_was_answered() {
             *faults.entry(name).or_default() += count;
         }
     }
-    // Otherwise it proves nothing.
+    // Without these events the test would prove nothing.
     for name in [
         "connection_closed_with_requests_in_flight",
         "connection_closed_with_requests_unread",

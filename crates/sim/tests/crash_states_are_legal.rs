@@ -1,6 +1,6 @@
-//! A few worlds, sequences and flips of what `cargo xtask sim` explores by the thousand.
+//! A few of the worlds, sequences and flips that `cargo xtask sim` explores by the thousand.
 //!
-//! `CBD_SEED` chooses the first seed, `CBD_ROUNDS` the number of seeds.
+//! `CBD_SEED` is the first seed, `CBD_ROUNDS` the number of seeds.
 
 use cbd_sim::campaign::{self, Plan};
 use cbd_sim::explorer::{Effort, Tally};
@@ -8,7 +8,7 @@ use cbd_sim::from_environment;
 
 /// Explores the kind of world `name`, and returns what was seen if nothing was wrong.
 fn explore(name: &str, seeds: u64) -> Tally {
-    // Sequences are batches with an end, and begin with the first.
+    // The number of batches of sequences is finite, and they begin with the first.
     let is_endless = !name.starts_with("sequences");
     let seeds = if is_endless { from_environment("CBD_ROUNDS", seeds).min(50) } else { seeds };
     let plan = Plan {

@@ -1,5 +1,5 @@
-//! A flipped bit, a poisoned line or a poisoned page anywhere in a cache: nothing wrong is ever read or written back,
-//! few blocks cannot be read, everything else goes on, and an overwrite heals.
+//! A flipped bit, a poisoned line or a poisoned page anywhere in a cache: no wrong data is ever read or
+//! written back, few blocks cannot be read, everything else continues, and an overwrite repairs the damage.
 
 use cbd_engine::Consistency;
 use cbd_sim::{Mix, Seeded, Watchdog, Wish, World, WorldOptions, from_environment};
@@ -37,7 +37,7 @@ fn hurt(world: &World, damage: Damage, at: u64, random: &mut Seeded) {
     }
 }
 
-/// Damages one place, with or without a restart behind it, and returns how many blocks cannot be read.
+/// Damages one place, with or without a following restart, and returns the number of unreadable blocks.
 fn damage_and_heal(
     seed: u64,
     damage: Damage,
@@ -58,7 +58,7 @@ fn damage_and_heal(
         world.crash();
     }
     let unreadable = world.unreadable();
-    // Life goes on; nothing but reads of the damage may fail.
+    // The world continues; nothing but reads of the damage may fail.
     world.run(50);
     world.quiesce();
     ask(&mut world, Operation::Flush, ByteRange::at(0, 0));
@@ -76,7 +76,7 @@ fn damage_and_heal(
 fn anywhere_in_segments(world: &World, random: &mut Seeded) -> u64 {
     let area = world.segment_area();
     let image = world.memory().image();
-    // The first segment holds the state of the lanes. Lines that nobody has used yet are of no interest.
+    // The first segment holds the state of the lanes. Unused lines are not of interest.
     let used = |at: &u64| image[(at / 64 * 64) as usize..][..64].iter().any(|byte| *byte != 0);
     (0..1000)
         .map(|_| random.between(area.start + (64 << 10), area.end - 1))
@@ -133,7 +133,7 @@ fn a_poisoned_page_of_the_state_costs_nothing() {
     }
 }
 
-/// A cache that is full and damaged in many places, again and again, with restarts in between.
+/// A full cache is damaged in many places, repeatedly, with restarts in between.
 #[test]
 fn much_damage_gives_errors_and_no_wrong_data() {
     let first = from_environment("CBD_SEED", 1);
@@ -156,7 +156,7 @@ fn much_damage_gives_errors_and_no_wrong_data() {
                 world.crash();
             }
         }
-        // Healing can meet damage that nobody has met before.
+        // The repair can meet damage that was not read before.
         for _ in 0..20 {
             let unreadable = world.unreadable();
             most = most.max(unreadable.len());

@@ -1,13 +1,13 @@
-//! The engine against a plain array: every operation, every consistency, caches that are always full, crashes at
-//! random stores and restarts in between; at the end the bare disk is compared byte for byte.
+//! The engine against a plain array: every operation, every consistency setting, caches that are always full,
+//! and crashes at random stores with restarts. At the end the disk alone is compared byte for byte.
 //!
-//! `CBD_SEED` chooses the first seed, `CBD_ROUNDS` the number of worlds, `CBD_TURNS` their length.
+//! `CBD_SEED` is the first seed, `CBD_ROUNDS` the number of worlds, `CBD_TURNS` their length.
 
 use cbd_engine::Consistency;
 use cbd_sim::{Happened, Mix, Watchdog, World, WorldOptions, from_environment};
 use std::time::Duration;
 
-/// Runs worlds, and returns what happened in all of them together.
+/// Runs worlds, and returns the sum of what happened in them.
 fn run(name: &str, rounds: u64, options: impl Fn(u64) -> WorldOptions) -> Happened {
     let first = from_environment("CBD_SEED", 1);
     let rounds = from_environment("CBD_ROUNDS", rounds);
@@ -82,7 +82,7 @@ fn a_disk_that_fails_half_of_the_time_agrees_with_the_array() {
     let all = run("failing disk", 6, |seed| WorldOptions {
         read_errors_permille: 500,
         write_errors_permille: 500,
-        // Long enough that no write is refused because nothing has been flushed for that time.
+        // Long enough that no write is refused because nothing was flushed for that time.
         write_error_after_s: 86400,
         ..WorldOptions::small(seed, Consistency::Strict)
     });

@@ -1,7 +1,8 @@
-//! Short histories that are crashed at every single store, write-back and fence, with several fates of what was not
-//! fenced; then the recovery is crashed as well, writing goes on, crashes again, and everything must still be there.
+//! Short histories that crash at every single store, write-back and fence, with several outcomes of what was
+//! not fenced. Recovery then crashes as well, writing continues, crashes again, and everything must still be
+//! there.
 //!
-//! `CBD_FATES` is the number of fates tried for each place (more find more).
+//! `CBD_FATES` is the number of outcomes tried for each event (more find more).
 
 use cbd_engine::{Consistency, OnWriteError};
 use cbd_sim::{Mix, Watchdog, Wish, World, WorldOptions, from_environment, until_crash};
@@ -13,12 +14,12 @@ const KIB: u64 = 1 << 10;
 #[derive(Clone, Copy)]
 enum Do {
     Ask(Wish),
-    /// Everything completes, whatever it takes.
+    /// Continues until every request is complete.
     Quiesce,
-    /// The maintainer steps until it has nothing to do.
+    /// The background worker steps until it has nothing to do.
     Maintain,
     Drain,
-    /// The disk takes everything from now on.
+    /// From here on, the disk accepts all writes.
     Mend,
     Stop,
 }
@@ -33,7 +34,7 @@ const fn write(start: u64, length: u64) -> Do {
 
 const FLUSH: Do = ask(Operation::Flush, 0, 0, false);
 
-/// One lane of eight segments before little more than a chunk.
+/// One lane of eight segments, with a disk slightly larger than a chunk.
 fn options(seed: u64) -> WorldOptions {
     WorldOptions {
         size: CHUNK + 64 * KIB + 512,
@@ -58,7 +59,7 @@ fn play(world: &mut World, history: &[Do]) {
     }
 }
 
-/// Plays the history with a crash at each place; returns the number of places.
+/// Plays the history with a crash at each event; returns the number of events.
 fn crash_everywhere(name: &str, history: &[Do], change: impl Fn(&mut WorldOptions)) -> u64 {
     let make = |seed| {
         let mut options = options(seed);
@@ -80,11 +81,12 @@ fn crash_everywhere(name: &str, history: &[Do], change: impl Fn(&mut WorldOption
                 Watchdog::new(Duration::from_secs(60), format!("{name}, place {place}, fate {fate}"));
             let mut world = make(fate << 32 | place);
             world.memory().crash_after(place, fate);
-            // With another seed the last place may not be reached; then the crash comes behind everything.
+            // With another seed the last event may not be reached; the crash then comes after the whole
+            // history.
             crashed += u64::from(until_crash(|| play(&mut world, history)).is_err());
-            // Every third recovery crashes somewhere, too.
+            // Every third recovery crashes, too.
             world.crash_with((fate % 3 == 0).then_some(1 + (place + fate) % 30));
-            // Life goes on, and is cut short again.
+            // The world continues, and is cut short again.
             play(
                 &mut world,
                 &[write(512, KIB), write(CHUNK - KIB, 2 * KIB), FLUSH, write(40 * KIB, 4 * KIB)],
@@ -263,7 +265,7 @@ fn reclaim_of_a_full_cache_with_something_parked() {
     assert!(places > 100);
 }
 
-/// Every second sector, as many as a lane can park and not one more.
+/// Every second sector, exactly as many as a lane can park.
 const SCATTERED: [ByteRange; 25] = {
     let mut ranges = [ByteRange { start: 0, end: 512 }; 25];
     let mut number = 0;
@@ -275,7 +277,7 @@ const SCATTERED: [ByteRange; 25] = {
     ranges
 };
 
-/// Whenever the crash comes while the last free segment is being filled with what is carried, the lane can go on.
+/// Carried records fill the last free segment; whenever the crash comes, the lane can continue.
 #[test]
 fn as_much_as_can_be_parked_is_carried_by_a_full_cache() {
     let mut history = vec![write(0, 16 * KIB), write(16 * KIB, 16 * KIB), FLUSH, Do::Drain];

@@ -1,5 +1,5 @@
-//! A cache of 16 segments under a workload a hundred times its size, flushed often or never, comes to its end: whoever
-//! waits for space is woken by reclaim, never by a clock, and order is kept.
+//! A cache of 16 segments under a workload of a hundred times its size, flushed often or never, completes:
+//! reclaim wakes every client that waits for space, never the clock, and order is kept.
 
 use cbd_engine::Consistency;
 use cbd_sim::{Mix, Watchdog, World, WorldOptions, from_environment};
@@ -20,7 +20,7 @@ fn press(name: &str, consistency: Consistency, mix: Mix, change: impl Fn(&mut Wo
         let happened = world.finish();
         println!("{name}: {happened:?}");
         assert!(happened.written_bytes >= bytes && happened.waited_for_space > 0);
-        assert_eq!(happened.rescued_by_clock, 0, "somebody was woken by a clock");
+        assert_eq!(happened.rescued_by_clock, 0, "a client was woken by the clock");
     }
 }
 

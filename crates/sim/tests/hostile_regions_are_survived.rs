@@ -1,6 +1,6 @@
-//! Regions that somebody has forged: any field of any structure changed, with a checksum that is right. Whatever they
-//! hold, opening and using them ends, in an error or in a cache that works; never in a panic, a hang, or an
-//! operation outside the disk.
+//! Forged regions: any field of any structure is changed, with a valid checksum. Whatever they hold, opening
+//! and using them ends in an error or in a cache that works, never in a panic, a hang, or an operation
+//! outside the disk.
 
 use cbd_engine::{Consistency, Transport};
 use cbd_format::record::bytes_of;
@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use zerocopy::FromBytes;
 
-/// Changes one aligned field behind the checksum to something that hurts.
+/// Changes one aligned field after `from` to a harmful value.
 fn hurt(bytes: &mut [u8], from: usize, random: &mut Seeded) {
     let width = if random.chance(600) { 8 } else { 4 };
     let places = (bytes.len() - from) / width;
@@ -60,7 +60,7 @@ fn forge_slot<T: SlotContent>(memory: &CrashMemory, slots: [u64; 2], place: u64,
     let newest = Slot::newest(read(slots[0]), read(slots[1]));
     let (which, mut slot) = match newest {
         Some(found) => found,
-        // What was never written can be forged, too.
+        // A slot that was never written can be forged, too.
         None => (0, Slot { sequence: 1, content: T::new_zeroed() }),
     };
     let mut bytes = bytes_of(&slot.content).to_vec();
@@ -97,7 +97,7 @@ impl Known {
         SegmentHeader::decode(&bytes)?.verify(segment, self.backend.cache_id.get(), self.backend.lanes.get())
     }
 
-    /// One forgery.
+    /// Makes one forgery.
     fn forge(&self, memory: &CrashMemory, random: &mut Seeded) {
         let layout = &self.layout;
         let state = StateShape { lanes: self.backend.lanes.get() };
@@ -186,7 +186,7 @@ impl Known {
     }
 }
 
-/// Opens what is there and uses it, whatever it answers. Whether it opened.
+/// Opens the region and uses it, ignoring errors. Returns whether it opened.
 fn use_it(memory: &CrashMemory, disk: &SimDisk, random: &mut Seeded) -> bool {
     let environment = Arc::new(SimEnvironment::new(random.next(), 0));
     let Ok(transport) = Transport::open(Arc::clone(&environment), Region::new(memory.clone())) else {
@@ -194,7 +194,7 @@ fn use_it(memory: &CrashMemory, disk: &SimDisk, random: &mut Seeded) -> bool {
     };
     let _ = (transport.hosts(), transport.blkdevs(), transport.backends(), transport.info());
     let fits = |entry: cbd_engine::BackendEntry| {
-        // Whoever brings a backend up compares it with the disk first.
+        // The daemon compares a backend with the disk before it opens the cache.
         (entry.size, entry.sector) == (disk.geometry().size, disk.geometry().sector)
     };
     if !transport.backend(BackendId(0)).is_ok_and(fits) {
@@ -264,7 +264,7 @@ fn forged_regions_end_in_an_error_or_in_a_cache_that_works() {
             let survived = use_it(&memory, &disk, &mut random);
             opened += u64::from(survived);
             rounds += 1;
-            // What it left behind must be survived as well.
+            // The state that it left must be survived as well.
             let left = memory.process_crash();
             disk.process_crash(seed);
             use_it(&left, &disk, &mut random);

@@ -1,5 +1,6 @@
-//! In every mode, at any moment at which the region could be thrown away: the backing device holds all that had completed and was
-//! flushed before the time that the status gives, whatever crashes, backlogs and clocks there were.
+//! In every mode, at any moment at which the region could be lost: the backing device holds everything that
+//! had completed and was flushed before the recovery point in the status, whatever crashes, backlogs and
+//! clock changes there were.
 
 use cbd_engine::Consistency;
 use cbd_sim::{Happened, Mix, Watchdog, World, WorldOptions};
@@ -14,7 +15,7 @@ fn histories(change: impl Fn(WorldOptions) -> WorldOptions) {
         for seed in 0..8 {
             let options = WorldOptions {
                 mix: FLUSHING,
-                // Much is flushed between the closing of an epoch and the end of its writeback.
+                // The cache flushes often between the closing of an epoch and the end of its writeback.
                 maintenance_percent: 4,
                 segments: 25,
                 lanes_max: 2,
@@ -42,7 +43,7 @@ fn with_a_backlog_and_crashes() {
 }
 
 #[test]
-fn while_somebody_sets_the_clock_back_and_forth() {
+fn while_the_clock_is_set_back_and_forth() {
     histories(|options| WorldOptions { sets_clock: true, ..options });
 }
 

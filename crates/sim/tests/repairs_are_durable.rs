@@ -1,11 +1,11 @@
-//! What a repair has stored survives a power cut the moment it returns.
+//! What a repair has stored survives a power cut as soon as the repair returns.
 
 use cbd_engine::{TwoSlots, copy_over};
 use cbd_format::{LaneTail, Slot};
 use cbd_sim::{CrashMemory, Keep};
 use cbd_types::Region;
 
-/// Where the pairs of copies lie here, in different pages.
+/// The offsets of the two copies, in different pages.
 const AT: [u64; 2] = [0, 4096];
 
 #[test]

@@ -1,5 +1,5 @@
-//! Memory that fails under a store, as a page that cannot be had or has been poisoned does: what was not stored is never
-//! acknowledged, and costs nothing that was.
+//! Memory that fails during a store, such as a page that is unavailable or poisoned: what was not stored is
+//! never acknowledged, and nothing that was acknowledged is lost.
 
 use cbd_device::{Device, Queue};
 use cbd_engine::{
@@ -22,7 +22,8 @@ const SEGMENT: u64 = 64 << 10;
 const SEGMENTS: u64 = 9;
 const DEVICE: u64 = 4 << 20;
 
-/// A memory of which pages take neither stores nor write-backs, as the kernel leaves a poisoned page. Clones share it.
+/// A memory with pages that take neither stores nor write-backs, as the kernel leaves a poisoned page. Clones
+/// share it.
 #[derive(Clone)]
 struct FailingMemory {
     inner: CrashMemory,
@@ -39,7 +40,7 @@ impl FailingMemory {
         self.failing.lock().extend(range.split_at_multiples(PAGE).map(|page| page.start / PAGE));
     }
 
-    /// Whether an access of `length` bytes at `at` works; a failure is remembered as a mapping does.
+    /// Whether an access of `length` bytes at `at` succeeds; a failure is remembered as a mapping does.
     fn takes(&self, at: u64, length: u64) -> bool {
         let failing = self.failing.lock();
         let touches_failing = ByteRange::at(at, length)
@@ -136,7 +137,7 @@ impl Small {
         Self::with_lanes(1)
     }
 
-    /// With a chunk and eight segments for each lane.
+    /// A cache with a chunk and eight segments for each lane.
     fn with_lanes(lanes: u64) -> Self {
         act_as(0);
         let segments = 1 + lanes * (SEGMENTS - 1);
@@ -165,7 +166,8 @@ impl Small {
         Self { environment, memory, disk, transport, backend, cache }
     }
 
-    /// A maintainer that need not flush the disk, so that it declares in the same step clean what it has written.
+    /// A background worker that need not flush the disk, so it marks data clean in the step that has written
+    /// it.
     fn maintainer(&self) -> Maintainer<Outside, SimQueue> {
         let geometry = BackingGeometry { volatile_cache: false, ..self.disk.geometry() };
         Maintainer::new(Arc::clone(&self.cache), self.disk.queue(4), geometry)
@@ -178,7 +180,7 @@ impl Small {
         Ok(())
     }
 
-    /// The first byte of the block at `at`; what the cache has not is on the disk.
+    /// The first byte of the block at `at`; a miss is read from the disk.
     fn read(&self, at: u64) -> Result<u8> {
         let (mut bytes, mut misses) = (vec![0; BLOCK as usize], Vec::new());
         self.cache.read(ByteRange::at(at, BLOCK), &mut bytes, &mut misses)?;
@@ -197,7 +199,7 @@ impl Small {
             .expect("something was written")
     }
 
-    /// The power fails, and memory that takes stores again.
+    /// The power fails; afterwards all memory takes stores again.
     fn restart(self) -> Self {
         let failing = BTreeSet::new();
         self.restart_with(failing)
@@ -224,7 +226,8 @@ fn a_write_whose_record_was_not_stored_costs_nothing_else() {
         small.write(block * BLOCK, 1 + block as u8).unwrap();
     }
     small.cache.flush().unwrap();
-    // Both copies of all further records of the first page pair; what would come into the next is stored.
+    // Both copies of all further records of the first page pair fail; a record in the next pair would be
+    // stored.
     let log = small.log();
     small.memory.fail(ByteRange::at(log + PAGE, 2 * PAGE));
     for sector in 100..170 {
@@ -249,7 +252,7 @@ fn writes_that_share_a_fence_with_one_whose_record_was_not_stored_are_not_acknow
         small.write(lane * DEVICE, 1 + lane as u8).unwrap();
     }
     small.cache.flush().unwrap();
-    // The log that was begun first is that of lane 0, which is the second of the batch.
+    // The first segment with a log belongs to lane 0, which is second in the batch.
     small.memory.fail(ByteRange::at(small.log() + PAGE, 2 * PAGE));
     let data = [9; BLOCK as usize];
     let writes = [1, 0, 2].map(|lane| (ByteRange::at(lane * DEVICE + BLOCK, BLOCK), &data[..]));
@@ -273,7 +276,7 @@ fn nothing_comes_behind_a_record_of_writes_together_that_was_not_stored() {
         small.write(lane * DEVICE, 1 + lane as u8).unwrap();
     }
     small.cache.flush().unwrap();
-    // As above: what would come into the next page pair of lane 0 is stored.
+    // As above: a record in the next page pair of lane 0 would be stored.
     small.memory.fail(ByteRange::at(small.log() + PAGE, 2 * PAGE));
     for sector in 100..170 {
         let writes = [0, 1].map(|lane| (ByteRange::at(lane * DEVICE + sector * 512, 512), &[9; 512][..]));
@@ -289,8 +292,9 @@ fn nothing_comes_behind_a_record_of_writes_together_that_was_not_stored() {
     }
 }
 
-/// How a forced, a plain and another forced write of a client end that come at once, where `failing` of the small one takes no stores.
-fn forced_at_once(failing: impl Fn(&Small) -> ByteRange) -> [Option<ErrorKind>; 3] {
+/// The results of a FUA write, a plain write and another FUA write of a client, submitted at once, while
+/// `failing` takes no stores.
+fn fua_at_once(failing: impl Fn(&Small) -> ByteRange) -> [Option<ErrorKind>; 3] {
     let small = Small::with_lanes(3);
     for lane in 0..3 {
         small.write(lane * DEVICE, 7).unwrap();
@@ -313,15 +317,15 @@ fn forced_at_once(failing: impl Fn(&Small) -> ByteRange) -> [Option<ErrorKind>; 
 
 #[test]
 fn a_client_learns_of_writes_together_that_were_not_stored() {
-    let ends = forced_at_once(|small| ByteRange::at(small.log() + PAGE, 2 * PAGE));
+    let ends = fua_at_once(|small| ByteRange::at(small.log() + PAGE, 2 * PAGE));
     assert_eq!(ends, [Some(ErrorKind::Media); 3]);
 }
 
 #[test]
-fn a_client_learns_of_forced_writes_together_whose_marks_were_not_stored() {
-    // The cache's state is in its first segment.
-    let ends = forced_at_once(|small| ByteRange::at(small.transport.info().layout.segment_area, SEGMENT));
-    assert_eq!(ends, [Some(ErrorKind::Media), None, Some(ErrorKind::Media)], "the plain one needs none");
+fn a_client_learns_of_fua_writes_together_whose_marks_were_not_stored() {
+    // The state of the cache is in its first segment.
+    let ends = fua_at_once(|small| ByteRange::at(small.transport.info().layout.segment_area, SEGMENT));
+    assert_eq!(ends, [Some(ErrorKind::Media), None, Some(ErrorKind::Media)], "the plain write needs none");
 }
 
 #[test]
@@ -337,10 +341,10 @@ fn zeroes_whose_record_was_not_stored_are_not_acknowledged() {
 }
 
 #[test]
-fn a_forced_write_whose_mark_was_not_stored_is_not_acknowledged() {
+fn a_fua_write_whose_mark_was_not_stored_is_not_acknowledged() {
     let small = Small::new();
     small.write(0, 7).unwrap();
-    // The cache's state is in its first segment.
+    // The state of the cache is in its first segment.
     small.memory.fail(ByteRange::at(small.transport.info().layout.segment_area, SEGMENT));
     let forced = small.cache.force_unit_access(&[ByteRange::at(0, BLOCK)]);
     assert_eq!(forced.unwrap_err().kind(), ErrorKind::Media);
@@ -351,7 +355,7 @@ fn damage_that_cannot_be_noted_is_not_declared_clean() {
     let small = Small::new();
     small.write(0, 7).unwrap();
     let log = small.log();
-    // The data rots, and the page pair takes no record any more.
+    // The data is damaged, and the page pair takes no further record.
     small.memory.inner.flip(log + SEGMENT - PAGE - BLOCK + 100, 3);
     small.memory.fail(ByteRange::at(log + PAGE, 2 * PAGE));
     let mut maintainer = small.maintainer();
@@ -362,7 +366,7 @@ fn damage_that_cannot_be_noted_is_not_declared_clean() {
         }
     }
     let small = small.restart();
-    assert_eq!(small.read(0).unwrap_err().kind(), ErrorKind::Media, "the disk has what stood there before");
+    assert_eq!(small.read(0).unwrap_err().kind(), ErrorKind::Media, "the disk has the old content");
 }
 
 #[test]
@@ -382,7 +386,7 @@ fn damage_that_cannot_be_carried_keeps_its_segment() {
             }
             Step::Busy | Step::WaitBacking => false,
         };
-        (0..1000).find(|_| is_at_rest()).expect("it comes to rest");
+        (0..1000).find(|_| is_at_rest()).expect("it becomes idle");
     };
     settle(90);
     for block in 1..20 {
@@ -392,7 +396,7 @@ fn damage_that_cannot_be_carried_keeps_its_segment() {
     small.memory.fail(ByteRange::at(log + SEGMENT, SEGMENTS * SEGMENT));
     settle(0);
     let small = small.restart();
-    assert_eq!(small.read(0).unwrap_err().kind(), ErrorKind::Media, "the disk has what stood there before");
+    assert_eq!(small.read(0).unwrap_err().kind(), ErrorKind::Media, "the disk has the old content");
 }
 
 #[test]

@@ -1,11 +1,11 @@
-//! The region is lost, and the power with it, at any moment: in `strict` the bare disk holds a state that a plain
-//! disk could have shown, in `checkpoint` it does whenever the status says so.
+//! The region is lost and the power fails at any moment. In `strict` the disk alone holds a state that a
+//! plain disk could have shown; in `checkpoint` it does whenever the status says so.
 
 use cbd_engine::Consistency;
 use cbd_sim::{Happened, Mix, Watchdog, World, WorldOptions, from_environment};
 use std::time::Duration;
 
-/// Mostly small writes and many flushes, so that many epochs are on their way.
+/// Mostly small writes and many flushes, so that many epochs are in progress.
 const FLUSHING: Mix =
     Mix { write: 60, read: 4, flush: 20, discard: 3, write_zeroes: 4, fua_permille: 150, large_permille: 10 };
 

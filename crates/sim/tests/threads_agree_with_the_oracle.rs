@@ -1,5 +1,6 @@
-//! Real threads over one cache: clients that ask for one thing or for several at once and sleep until they are woken, a maintainer that does too, and a judge who
-//! takes the region away at any moment. Nobody is ever woken by a clock while a client waits.
+//! Real threads over one cache: clients that submit one or several requests at once and sleep until they are
+//! woken, a background worker that sleeps, too, and a checker that simulates the loss of the region at random
+//! moments. The clock never wakes a thread while a client waits.
 
 use cbd_device::{Device, Queue};
 use cbd_engine::{BackendSpec, Cache, Consistency, FormatOptions, Maintainer, Settings, Step, Transport};
@@ -16,11 +17,11 @@ use std::time::{Duration, Instant};
 
 const SEGMENT: u64 = 64 << 10;
 const SIZE: u64 = (8 << 20) + 77 * 512;
-/// The device is dealt out to the clients in pieces of this size.
+/// The device is divided among the clients in shares of this size.
 const SHARE: u64 = 24 << 10;
 const CLIENTS: u64 = 3;
 
-/// Unparks a thread, and remembers that it did.
+/// Unparks a thread, and remembers the call.
 struct Bell {
     rung: AtomicBool,
     thread: Thread,
@@ -41,7 +42,7 @@ impl Bell {
     /// Sleeps until it rings; false if it does not.
     fn wait(&self, at_most: Duration) -> bool {
         let end = Instant::now() + at_most;
-        // An unpark can be left over from a ring that was heard already.
+        // An unpark can remain from a ring that was already consumed.
         while !self.rung.load(Ordering::SeqCst) && Instant::now() < end {
             thread::park_timeout(end.saturating_duration_since(Instant::now()));
         }
@@ -49,14 +50,14 @@ impl Bell {
     }
 }
 
-/// What a client has of its own.
+/// The state of one client.
 struct ClientQueue {
     queue: Queue<SimEnvironment, SimQueue>,
     disk_queue: u64,
     bell: Arc<Bell>,
 }
 
-/// Something in `share`, mostly small.
+/// A request in `share`, mostly small.
 fn wish(random: &mut Seeded, share: u64) -> Wish {
     let operation = match random.below(20) {
         0..10 => Operation::Write,
@@ -86,7 +87,7 @@ struct Scene {
     /// Clients that have not ended.
     working: AtomicU64,
     seed: u64,
-    /// Whether somebody flips bits of the region meanwhile.
+    /// Whether a thread flips bits of the region meanwhile.
     is_damaged: bool,
 }
 
@@ -134,7 +135,7 @@ impl Scene {
         self.oracle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Requests that come at once, from their submission until all have completed.
+    /// Submits requests at once, and returns when all have completed.
     fn ask(&self, queue: &mut ClientQueue, wishes: &[Wish]) {
         let mut asked = Vec::new();
         let mut done: Vec<Completion> = Vec::new();
@@ -218,7 +219,7 @@ impl Scene {
         while asked < requests {
             let first = random.below(shares);
             let at_once = if random.chance(300) { random.between(2, 12) } else { 1 };
-            // Changes go to the client's own shares only, and no two of them to the same; reads go anywhere.
+            // Changes go to the client's own shares only, at most one to each share; reads go anywhere.
             let own = (0..at_once).map(|more| (first + more) % shares * CLIENTS + number);
             let wishes: Vec<Wish> = own
                 .map(|share| {
@@ -237,7 +238,8 @@ impl Scene {
         self.cache.request_drain();
     }
 
-    /// Runs until the clients have ended and nothing is dirty; returns how often only the clock could help a client.
+    /// Runs until the clients have ended and nothing is dirty; returns how often a client could continue only
+    /// because the clock advanced.
     fn maintain(&self) -> u64 {
         let bell = Bell::of_this_thread();
         self.cache.set_maintenance_waker(Waker::from(Arc::clone(&bell)));
@@ -262,7 +264,7 @@ impl Scene {
         }
     }
 
-    /// Flips bits of what the log holds.
+    /// Flips bits in the log.
     fn vandalize(&self) {
         let mut random = Seeded::new(self.seed + 1);
         let area = self.memory.len() - 18 * SEGMENT;
@@ -272,7 +274,7 @@ impl Scene {
         }
     }
 
-    /// What if the region were lost now?
+    /// Checks the case that the region is lost at a random moment.
     fn judge(&self) -> u64 {
         let mut random = Seeded::new(self.seed);
         let mut judged = 0;
@@ -280,7 +282,7 @@ impl Scene {
             thread::sleep(Duration::from_millis(5));
             let before = self.cache.status().backing_is_consistent;
             let image = self.disk.image_after_power_cut(random.next());
-            // A batch may have begun or ended meanwhile; then the image says nothing.
+            // A batch may have begun or ended meanwhile; the image then proves nothing.
             if before && self.cache.status().backing_is_consistent {
                 let verdict = self.oracle().moment_of(&image, 0);
                 verdict.unwrap_or_else(|violation| panic!("seed {}: {violation}", self.seed));
@@ -313,15 +315,15 @@ fn run(consistency: Consistency, rounds: u64, is_damaged: bool) {
             let maintainer = scope.spawn(|| scene.maintain());
             for client in clients {
                 if client.join().is_err() {
-                    // The others wait for a client that is gone.
+                    // The others would wait for a client that has ended.
                     std::process::abort();
                 }
             }
-            (judge.join().expect("the judge is content"), maintainer.join().expect("the maintainer ends"))
+            (judge.join().expect("no violation"), maintainer.join().expect("the worker ends"))
         });
         let counters = scene.memory.counters();
         assert_eq!((counters.loads_of_unfenced, counters.stores_over_unfenced), (0, 0), "seed {seed}");
-        assert_eq!(rescued, 0, "seed {seed}: only the clock helped a client");
+        assert_eq!(rescued, 0, "seed {seed}: a client continued only because of the clock");
         if is_damaged {
             println!("damaged, seed {seed}: {:?}", scene.cache.status());
             continue;

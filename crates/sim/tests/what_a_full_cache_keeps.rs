@@ -1,4 +1,5 @@
-//! A full cache keeps what is read again: a scan that is read once does not push it out, and what is missed twice finds a place.
+//! A full cache keeps what is read again: a scan that is read once does not evict it, and what is missed
+//! twice is recorded.
 
 use cbd_engine::{Admission, BackendSpec, Cache, FormatOptions, Maintainer, Settings, Step, Transport};
 use cbd_sim::{CrashMemory, SimDisk, SimEnvironment, SimQueue, Watchdog, act_as};
@@ -9,13 +10,13 @@ use std::time::Duration;
 
 const BLOCK: u64 = 4096;
 const SEGMENT: u64 = 64 << 10;
-/// With the state segment.
+/// Including the state segment.
 const SEGMENTS: u64 = 41;
-/// Blocks that a segment has space for beside its header, its records and their copies.
+/// Blocks that fit in a segment beside its header, its records and their copies.
 const BLOCKS_PER_SEGMENT: u64 = 12;
-/// Blocks that the cache has space for while a tenth of the segments is free.
+/// Blocks that fit in the cache while a tenth of the segments is free.
 const SPACE: u64 = 36 * BLOCKS_PER_SEGMENT;
-/// Steps after which a maintainer that is still busy counts as one that never ends.
+/// Steps after which a background worker that is still busy counts as endless.
 const STEPS_MAX: usize = 50_000;
 
 struct Rig {
@@ -63,7 +64,8 @@ impl Rig {
         Self { environment, cache, maintainer, _watchdog }
     }
 
-    /// Reads `count` blocks from `first` on as a blkdev does, maintaining in between; how many were hits.
+    /// Reads `count` blocks from block `first` on as a blkdev does, with background work in between; returns
+    /// the number of hits.
     fn read(&mut self, first: u64, count: u64) -> u64 {
         let mut hits = 0;
         for block in first..first + count {
@@ -86,7 +88,7 @@ impl Rig {
         self.settle();
     }
 
-    /// Maintains until nothing is left to do, time passing as it is asked for.
+    /// Runs the background worker until nothing is left to do; the clock advances as the worker asks.
     fn settle(&mut self) {
         for _ in 0..STEPS_MAX {
             match self.maintainer.step() {
@@ -97,7 +99,7 @@ impl Rig {
                 Step::Busy | Step::WaitBacking => {}
             }
         }
-        panic!("the maintainer never comes to rest: {:?}", self.cache.status());
+        panic!("the background worker never becomes idle: {:?}", self.cache.status());
     }
 
     fn reclaim_at(&self, gc_percent: u8) {
@@ -156,7 +158,7 @@ fn rig_full_of_what_was_read() -> Rig {
 #[test]
 fn three_quarters_of_what_was_read_since_outlive_their_segment() {
     let mut rig = rig_full_of_what_was_read();
-    // One segment less at a time, so that reclaim is never far behind.
+    // One segment at a time, so that reclaim is never far behind.
     for gc_percent in (43..48).rev() {
         rig.reclaim_at(gc_percent);
         rig.settle();
@@ -173,7 +175,7 @@ fn half_of_what_was_read_since_outlive_their_segment_while_space_is_needed() {
     for _ in 0..STEPS_MAX {
         let happened = rig.cache.status().rare;
         if happened.segments_reclaimed == 4 {
-            // The first steps of the next one may have been taken.
+            // The first steps of the next segment may be done already.
             let half = 4 * BLOCKS_PER_SEGMENT / 2;
             let more = happened.second_chances - half;
             assert!(more <= BLOCKS_PER_SEGMENT / 2, "{happened:?}");
@@ -188,7 +190,7 @@ fn half_of_what_was_read_since_outlive_their_segment_while_space_is_needed() {
 fn a_cache_of_few_segments_a_lane_keeps_one_and_a_half_a_lane_free() {
     let mut rig = Rig::with_lanes(4);
     assert_eq!(rig.cache.status().lanes, 4);
-    // More than fits, in all lanes, and twice: a full cache records what is missed for the second time.
+    // More than fits, in all lanes, and twice: a full cache records a range at its second miss.
     for _ in 0..2 {
         for chunk in 0..16 {
             rig.read(chunk * 1024, SPACE / 8);

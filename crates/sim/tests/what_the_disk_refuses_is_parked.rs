@@ -1,5 +1,5 @@
-//! A disk that refuses some sectors for ever, or until it is mended: what it refuses is parked, everything else goes on,
-//! nothing is lost, and nothing old comes over what is newer.
+//! A disk that refuses some sectors permanently, or until it is repaired: what it refuses is parked,
+//! everything else continues, nothing is lost, and no old data replaces newer data.
 
 use cbd_engine::{Consistency, OnWriteError};
 use cbd_sim::{Happened, Mix, Watchdog, Wish, World, WorldOptions, from_environment};
@@ -20,7 +20,7 @@ const fn write(start: u64, length: u64) -> Wish {
 
 const FLUSH: Wish = wish(Operation::Flush, 0, 0);
 
-/// One lane before little more than a chunk, on a disk that refuses to write `BAD`.
+/// One lane in front of little more than a chunk, on a disk that refuses to write `BAD`.
 fn quiet(consistency: Consistency) -> WorldOptions {
     WorldOptions {
         size: CHUNK + 64 * KIB + 512,
@@ -65,7 +65,7 @@ fn just_the_refused_sectors_are_parked_and_the_rest_is_written_back() {
 }
 
 #[test]
-fn until_the_bound_nothing_is_parked_and_strict_is_not_void() {
+fn until_the_timeout_nothing_is_parked_and_strict_stays_crash_consistent() {
     let _watchdog = guarded("until the bound");
     let mut world = World::new(quiet(Consistency::Strict));
     ask(&mut world, &[write(0, 16 * KIB), FLUSH]);
@@ -141,7 +141,8 @@ fn what_is_written_beside_a_parked_range_does_not_wait_until_that_is_tried_again
             world.advance(100);
         }
     };
-    // Longer than writeback waits after a refusal, and not until what is parked is tried again.
+    // Longer than writeback waits after a refusal, but shorter than the interval at which parked data is
+    // tried again.
     pass(&mut world, 12);
     ask(&mut world, &[write(64 * KIB, 4 * KIB)]);
     pass(&mut world, 5);
@@ -267,7 +268,7 @@ fn with_stop_a_write_fails_when_the_cache_is_full_and_the_bound_has_passed() {
     let status = world.status();
     assert!(status.is_stalled && status.parked.is_empty());
     assert_eq!(status.parked_total, 0);
-    // Reads go on, and everything does when the disk is mended.
+    // Reads continue, and so does everything when the disk is repaired.
     world.check_changed();
     world.mend_disk();
     world.drain();

@@ -1,4 +1,5 @@
-//! Writes that a client submits at once share a fence where they go to different lanes, and none is answered before it.
+//! Writes that a client submits at once share a fence if they go to different lanes, and none is answered
+//! before it.
 
 use cbd_device::{Device, Queue};
 use cbd_engine::{BackendSpec, Cache, FormatOptions, Maintainer, Settings, Step, TOGETHER, Transport};
@@ -15,7 +16,7 @@ const SEGMENTS: u64 = 1 + 8 * LANES;
 const LANES: u64 = 16;
 const BLOCK: u64 = 4096;
 
-/// Whether somebody was called.
+/// Whether the waker was called.
 #[derive(Default)]
 struct Called(AtomicBool);
 
@@ -81,7 +82,7 @@ impl Rig {
         rig
     }
 
-    /// Submits a write of a block with others behind it.
+    /// Submits a write of a block, plugged.
     fn write(&mut self, id: u64, at: u64, fua: bool) {
         self.write_range(id, ByteRange::at(at, BLOCK), fua);
     }
@@ -92,14 +93,14 @@ impl Rig {
         self.queue.submit_plugged(request, &mut self.done);
     }
 
-    /// What stands at `range`, all of which is in the cache.
+    /// The content of `range`, all of which is in the cache.
     fn read(&mut self, range: ByteRange) -> Vec<u8> {
         let mut bytes = vec![0; range.len() as usize];
         self.queue.read_into(0, range, &mut bytes).expect("a hit").unwrap();
         bytes
     }
 
-    /// Nobody reclaims: lane 0 takes all that there is, and the others have what they have begun.
+    /// Fills the cache without reclaim: lane 0 takes all free segments, and the others keep their open ones.
     fn fill(&mut self) {
         let mut number = 0;
         while self.queue.parked() == 0 {
@@ -114,7 +115,7 @@ impl Rig {
         Maintainer::new(Arc::clone(&self.cache), self.disk.queue(4), self.disk.geometry())
     }
 
-    /// That so many requests are answered when no more come, all of them well; what they are.
+    /// Unplugs, and expects that `count` requests complete without an error; returns their completions.
     fn answered(&mut self, count: usize) -> Vec<Completion> {
         self.queue.unplug(&mut self.done);
         assert_eq!((self.done.len(), self.queue.parked()), (count, 0));
@@ -122,7 +123,7 @@ impl Rig {
         std::mem::take(&mut self.done)
     }
 
-    /// How requests ended, by their numbers.
+    /// The results of the requests, by their numbers.
     fn ends(&mut self) -> Vec<(u64, Option<ErrorKind>)> {
         let kind = |done: &Completion| done.result.as_ref().err().map(cbd_types::Error::kind);
         let mut ends: Vec<_> = self.done.iter().map(|done| (done.id, kind(done))).collect();
@@ -130,7 +131,7 @@ impl Rig {
         ends
     }
 
-    /// The cache as another process finds it behind a power cut.
+    /// The cache as another process finds it after a power cut.
     fn reopened(&self) -> Arc<Cache<SimEnvironment>> {
         let memory = self.memory.power_cut(11, Keep::Nothing);
         let environment = Arc::new(SimEnvironment::new(6, 0));
@@ -154,17 +155,18 @@ fn as_many_as_may_go_to_as_many_lanes_with_one_fence() {
 }
 
 #[test]
-fn forced_writes_share_the_fence_of_their_marks_as_well() {
+fn fua_writes_share_the_fence_of_their_marks_as_well() {
     let mut rig = Rig::new();
     let (before, epoch) = (rig.fences(), rig.cache.status().epoch.0);
-    // Every other one is forced.
+    // Every other one is FUA.
     for number in 0..TOGETHER as u64 {
         rig.write(100 + number, number * CHUNK, number % 2 == 0);
     }
     rig.answered(TOGETHER);
     assert_eq!((rig.fences() - before, rig.cache.status().epoch.0 - epoch), (2, 1));
     assert_eq!(rig.memory.counters().stores_over_unfenced, 0);
-    // Each of their lanes is marked: what is damaged there is missed, and what is damaged elsewhere may never have been complete.
+    // Each of their lanes is marked: damage there is detected, and damage in other lanes counts as an
+    // incomplete write.
     let image = rig.memory.image();
     for number in 0..TOGETHER {
         let written = [101 + number as u8; BLOCK as usize];
@@ -194,7 +196,7 @@ fn a_lane_has_one_record_behind_a_fence() {
 }
 
 #[test]
-fn nothing_is_answered_before_the_fence_and_nothing_kept_back_for_good() {
+fn nothing_is_answered_before_the_fence_and_nothing_is_held_forever() {
     let mut rig = Rig::new();
     let before = rig.fences();
     for number in 0..3 {
@@ -219,7 +221,7 @@ fn a_write_that_finds_no_space_waits_and_the_others_are_answered() {
 }
 
 #[test]
-fn forced_writes_that_wait_for_space_together_are_called_when_there_is_some_and_forced() {
+fn fua_writes_that_wait_for_space_together_are_woken_and_made_durable() {
     let mut rig = Rig::new();
     rig.fill();
     // The queue that waits already would be called in any case.
@@ -242,11 +244,11 @@ fn forced_writes_that_wait_for_space_together_are_called_when_there_is_some_and_
             rig.environment.advance(1000);
         }
     }
-    assert!(called.0.load(Ordering::SeqCst), "nobody was called");
+    assert!(called.0.load(Ordering::SeqCst), "the waker was not called");
     let epoch = rig.cache.status().epoch.0;
     rig.queue.poll(&mut rig.done);
     rig.answered(2);
-    assert_eq!(rig.cache.status().epoch.0, epoch + 2, "each was forced");
+    assert_eq!(rig.cache.status().epoch.0, epoch + 2, "each was a FUA write");
 }
 
 #[test]
@@ -270,7 +272,7 @@ fn a_write_that_finds_no_space_fails_where_the_disk_has_refused_for_long() {
     }
     rig.queue.unplug(&mut rig.done);
     assert_eq!(rig.ends(), [(1, None), (2, Some(ErrorKind::Backing)), (3, None)]);
-    // The one that waited before learns of it, too.
+    // The write that waited before fails, too.
     rig.queue.poll(&mut rig.done);
     assert_eq!(rig.queue.parked(), 0);
 }
@@ -288,8 +290,8 @@ fn writes_behind_a_stop_are_refused_and_leave_nothing() {
 }
 
 #[test]
-fn long_writes_are_not_kept_back() {
-    // They are of one piece all the same.
+fn long_writes_are_not_held() {
+    // They still consist of one piece.
     let mut rig = Rig::with_segments_of(4 * SEGMENT);
     let range = ByteRange::at(0, 32 << 10);
     assert!(range.len() <= u64::from(rig.cache.atomic_unit()));
@@ -312,7 +314,8 @@ fn empty_writes_are_done_and_store_nothing() {
 fn of_many_writes_to_a_block_the_last_stays_also_over_a_power_cut() {
     let mut rig = Rig::new();
     let block = ByteRange::at(BLOCK, BLOCK);
-    // More than go together, to the same and to other lanes in between, some forced, and each a block wide or a sector.
+    // More than TOGETHER, to the same and to other lanes in between, some FUA, and each a block or a sector
+    // long.
     for id in 0..2 * TOGETHER as u64 + 3 {
         rig.write_range(id, if id % 3 == 1 { ByteRange::at(BLOCK, 512) } else { block }, id % 4 == 2);
         rig.write(100, (1 + id % (LANES - 1)) * CHUNK, false);
@@ -339,7 +342,7 @@ fn of_many_writes_to_a_block_the_last_stays_also_over_a_power_cut() {
 }
 
 #[test]
-fn what_is_not_a_write_of_one_piece_comes_behind_what_was_kept_back() {
+fn what_is_not_a_write_of_one_piece_comes_after_held_writes() {
     let mut rig = Rig::new();
     rig.write(0, 0, false);
     rig.write(1, CHUNK, false);

@@ -1,4 +1,4 @@
-//! `cbd-sim`: explores crash states and says what was found; `cargo xtask sim` runs it.
+//! `cbd-sim`: explores crash states and prints the findings; `cargo xtask sim` runs it.
 #![forbid(unsafe_code)]
 
 use cbd_sim::campaign::{self, Outcome, Plan};
@@ -125,7 +125,7 @@ fn parse(arguments: &[String]) -> Result<Options, String> {
     Ok(Options { plan, complete, json })
 }
 
-/// The command that shows a finding again, and nothing else.
+/// The command that repeats this finding only.
 fn repeat(finding: &Finding, options: &Options) -> String {
     let mut command = format!("cargo xtask sim --world {} --seed {} --seeds 1", finding.world, finding.seed);
     if let Some(point) = finding.point {
@@ -137,7 +137,7 @@ fn repeat(finding: &Finding, options: &Options) -> String {
     command
 }
 
-/// What a complete run has seen and this one has not.
+/// What a complete run must have seen and this run has not.
 fn missing(outcome: &Outcome, plan: &Plan) -> Vec<String> {
     let tally = &outcome.tally;
     let mut missing = Vec::new();
@@ -152,7 +152,7 @@ fn missing(outcome: &Outcome, plan: &Plan) -> Vec<String> {
         ("distinct recovered states", distinct, plan.distinct),
     ] {
         if seen < wanted {
-            missing.push(format!("{seen} {what} of {wanted} in the time that was given"));
+            missing.push(format!("{seen} {what} of {wanted} in the given time"));
         }
     }
     missing
@@ -200,7 +200,7 @@ fn figures(outcome: &Outcome, options: &Options) -> Value {
     })
 }
 
-/// The same for people.
+/// Prints the figures as text.
 fn print(figures: &Value) {
     for (name, value) in figures.as_object().into_iter().flatten() {
         match value.as_object() {

@@ -1,4 +1,5 @@
-//! The worlds that are explored: small, so that a state costs little, and each with another thing made hard.
+//! The worlds to explore. They are small, so that a state costs little, and each makes another condition
+//! difficult.
 
 use crate::flips;
 use crate::memory::MemoryKind;
@@ -13,7 +14,7 @@ use cbd_types::{ByteRange, CHUNK};
 /// A kind of world.
 #[derive(Clone, Copy, Debug)]
 pub struct Kind {
-    /// What it is called on the command line.
+    /// Its name on the command line.
     pub name: &'static str,
     /// What is done in it.
     pub work: Work,
@@ -24,18 +25,18 @@ pub struct Kind {
 /// What is done in a kind of world.
 #[derive(Clone, Copy, Debug)]
 pub enum Work {
-    /// Clients ask for anything, and every moment is explored. The world with a seed.
+    /// Clients send any request, and every moment is explored. The function gives the world of a seed.
     History(fn(u64) -> WorldOptions),
     /// Bits are flipped.
     Flips,
-    /// Clients break off and come back; a seed is a batch of histories.
+    /// Clients disconnect and reconnect; a seed is a batch of histories.
     Reconnect,
-    /// All sequences of so many acts are played; a seed is a batch of them.
+    /// All sequences of this many acts are played; a seed is a batch of them.
     Sequences(u32),
 }
 
 impl Work {
-    /// Whether there is such a world: sequences have an end.
+    /// Whether this world exists: the number of sequences is finite.
     pub(super) fn has_seed(self, seed: u64) -> bool {
         match self {
             Self::History(_) | Self::Flips | Self::Reconnect => true,
@@ -44,10 +45,10 @@ impl Work {
     }
 }
 
-/// Turns of a history that are looked at.
+/// Turns of a history that are explored.
 pub(super) const TURNS: u64 = 60;
 
-/// Turns before anybody looks: some worlds are young, others have been full for long.
+/// Turns before the exploration begins: some worlds are young, others have been full for a long time.
 pub(super) fn warm_up(seed: u64) -> u64 {
     let mut random = Seeded::new(seed ^ 0x77a2);
     if random.chance(250) { 0 } else { random.below(500) }
@@ -58,14 +59,14 @@ const MIX: Mix = Mix { large_permille: 4, flush: 10, discard: 5, write_zeroes: 6
 /// Many epochs.
 const FLUSHING: Mix = Mix { flush: 25, fua_permille: 200, ..MIX };
 
-/// What the disk of the parked worlds refuses to write.
+/// The ranges that the disk of the `parked` worlds refuses to write.
 const REFUSED: &[ByteRange] = &[
     ByteRange { start: 8 << 10, end: 9 << 10 },
     ByteRange { start: 100 << 10, end: 108 << 10 },
     ByteRange { start: CHUNK - 512, end: CHUNK + 4096 },
 ];
 
-/// One lane of eight segments before little more than a chunk.
+/// One lane of eight segments, with a disk slightly larger than a chunk.
 fn one_lane(seed: u64, consistency: Consistency) -> WorldOptions {
     WorldOptions {
         size: CHUNK + 64 * 1024 + 512,
@@ -109,7 +110,8 @@ pub fn kinds() -> Vec<Kind> {
             ..two_lanes(seed, Consistency::Strict)
         }),
         kind("backlog", |seed| WorldOptions {
-            // Writeback is far behind: between the closing of an epoch and the end of its writeback much is flushed.
+            // Writeback is far behind: the cache flushes often between the closing of an epoch and the end of
+            // its writeback.
             maintenance_percent: 3,
             mix: FLUSHING,
             segments: 33,

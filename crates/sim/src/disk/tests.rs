@@ -131,7 +131,7 @@ fn a_read_of_a_bad_range_fails_and_returns_nothing_of_use() {
 }
 
 #[test]
-fn a_queue_that_goes_away_leaves_nothing_in_flight() {
+fn a_dropped_queue_leaves_nothing_in_flight() {
     let disk = disk(8);
     let mut queue = disk.queue(1);
     queue.submit(OpToken(1), write(0, 1, 7));

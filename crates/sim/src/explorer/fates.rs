@@ -1,24 +1,25 @@
-//! Which contents a power cut can leave in the open lines of one moment: all subsets while the lines are few, and
-//! beyond that subsets of those that recovery reads, each line alone, each line missing, and chance.
+//! The contents that a power cut can leave in the open lines of one moment: all subsets while there are few
+//! lines. For more lines: subsets of those that recovery reads, each line alone, each line missing, and
+//! random choices.
 
 use super::Effort;
 use crate::memory::{CrashMemory, Line, OpenLine};
 use crate::random::Seeded;
 use cbd_types::ByteRange;
 
-/// One way in which the power goes.
+/// One outcome of a power cut.
 #[derive(Clone, Debug)]
 pub(super) struct Fate {
-    /// By what rule it was chosen.
+    /// The rule by which it was chosen.
     pub(super) kind: &'static str,
-    /// Of each open line what it holds; `None` is what it held before.
+    /// The content of each open line; `None` is what it held before.
     lines: Vec<Option<Line>>,
     /// A line that cannot be read after the cut.
     poisoned: Option<u64>,
 }
 
 impl Fate {
-    /// The lines of which the bit is set in `subset` have their newest content.
+    /// The lines whose bit is set in `subset` have their newest content.
     pub(super) fn subset(lines: &[OpenLine], subset: u64) -> Self {
         let keep = |(at, line): (usize, &OpenLine)| (subset & (1 << at) != 0).then(|| *line.newest());
         Self { kind: "subset", lines: lines.iter().enumerate().map(keep).collect(), poisoned: None }
@@ -33,7 +34,7 @@ impl Fate {
         Self { kind, lines, poisoned: None }
     }
 
-    /// The memory after it.
+    /// The memory after this outcome.
     pub(super) fn apply(&self, memory: &CrashMemory, lines: &[OpenLine]) -> CrashMemory {
         let kept = lines.iter().zip(&self.lines);
         let left = memory.cut_to(kept.filter_map(|(line, kept)| kept.as_ref().map(|kept| (line.at, kept))));
@@ -44,14 +45,14 @@ impl Fate {
     }
 }
 
-/// Fates that tear lines, leave a version between, or leave a line that cannot be read.
+/// Fates that tear lines, leave an intermediate version, or leave a line that cannot be read.
 pub(super) fn hostile(lines: &[OpenLine], effort: &Effort, random: &mut Seeded) -> Vec<Fate> {
     let mut fates = Vec::new();
     if lines.is_empty() {
         return fates;
     }
     for _ in 0..effort.torn {
-        // Now all lines, now one of them, is torn; the others are there or not.
+        // Either all lines are torn, or one is and the others are present or missing.
         let one = random.chance(500).then(|| random.below(lines.len() as u64) as usize);
         fates.push(Fate::chosen("torn", lines, |at, line| {
             if one.is_none_or(|one| one == at) {
@@ -76,8 +77,8 @@ pub(super) fn hostile(lines: &[OpenLine], effort: &Effort, random: &mut Seeded) 
     fates
 }
 
-/// Fates of many lines: none, all, prefixes, each line alone, each line missing, and chance. `read` says which lines
-/// recovery looks at; the subsets of those are tried while they are few.
+/// Fates of many lines: none, all, prefixes, each line alone, each line missing, and random choices. `read`
+/// tells which lines recovery reads; the subsets of these are tried while there are few.
 pub(super) fn sampled(lines: &[OpenLine], read: &[bool], effort: &Effort, random: &mut Seeded) -> Vec<Fate> {
     let keep = |keep: bool, line: &OpenLine| keep.then(|| *line.newest());
     let mut fates = vec![

@@ -1,4 +1,4 @@
-//! Recovers one crash state and compares what came up with what must be there.
+//! Recovers one crash state and compares the recovered contents with what must be there.
 
 use crate::actor::act_as;
 use crate::disk::SimDisk;
@@ -15,20 +15,20 @@ use std::sync::Arc;
 pub(crate) struct Expected<'a> {
     pub(crate) backend: BackendId,
     pub(crate) contents: &'a Expectation,
-    /// The backing device had everything up to this epoch, and somebody was told.
+    /// The backing device held everything up to this epoch, and a status had reported that.
     pub(crate) drained: Epoch,
     pub(crate) clock_ms: u64,
 }
 
-/// What came up.
+/// The result of a recovery.
 pub(super) struct Recovered {
     pub(super) status: CacheStatus,
-    /// Stands for all bytes.
+    /// A digest of all bytes.
     pub(super) contents: u64,
 }
 
 impl Recovered {
-    /// One number for all that a client can see.
+    /// A digest of all that a client can see.
     pub(super) fn digest(&self) -> u64 {
         let status = &self.status;
         let seen = [
@@ -45,7 +45,7 @@ impl Recovered {
 }
 
 impl Expected<'_> {
-    /// Recovers what is in `memory`, on `disk`, and compares.
+    /// Recovers what is in `memory` with `disk`, and compares.
     pub(super) fn judge(
         &self,
         seed: u64,
@@ -67,14 +67,14 @@ impl Expected<'_> {
     }
 }
 
-/// Reads through the engine; what it has not comes from the disk, and is not cached.
+/// Reads through the engine; misses are read from the disk, and not cached.
 fn read_all(
     cache: &Cache<SimEnvironment>,
     range: ByteRange,
     into: &mut [u8],
     disk: &SimDisk,
 ) -> Result<(), Violation> {
-    // A reader that is not the process that recovered: what it reads must be fenced.
+    // The reader acts as another processor than the recovery: what it reads must be fenced.
     act_as(1);
     let mut misses = Vec::new();
     cache

@@ -1,19 +1,19 @@
-//! What explorers count, so that a run can say what it has seen.
+//! The counts of explorers, so that a run can report what it has seen.
 
 use crate::world::Happened;
 use cbd_engine::RarePaths;
 use std::collections::{BTreeMap, HashSet};
 
-/// Something that was found wrong.
+/// A violation that was found.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Finding {
-    /// The name of the world, and its seed.
+    /// The name of the world.
     pub world: String,
-    /// See there.
+    /// The seed of the world.
     pub seed: u64,
     /// The moment of the history, counted from 1; none where the history itself went wrong.
     pub point: Option<u64>,
-    /// What the state was made by.
+    /// How the state was made.
     pub state: String,
     /// What was wrong.
     pub text: String,
@@ -27,13 +27,13 @@ pub type Counts = BTreeMap<&'static str, u64>;
 pub struct Tally {
     /// Histories played.
     pub histories: u64,
-    /// Moments that were looked at.
+    /// Moments that were explored.
     pub points: u64,
-    /// Of these, those of which every subset of the open lines was tried.
+    /// Moments of which every subset of the open lines was tried.
     pub points_exhausted: u64,
-    /// States recovered and compared, by what made them.
+    /// States that were recovered and compared, by how they were made.
     pub states: Counts,
-    /// States that differ from one that was tried in nothing but bytes which that one never read.
+    /// States that were skipped because they differ from a tried state only in bytes that it never read.
     pub equivalent_states: u64,
     /// Faults that the worlds met, by kind.
     pub faults: Counts,
@@ -41,9 +41,9 @@ pub struct Tally {
     pub rare: Counts,
     /// Sequences played, by their length.
     pub sequences: BTreeMap<u32, u64>,
-    /// One number for each different outcome of a recovery.
+    /// One digest for each distinct outcome of a recovery.
     pub distinct: HashSet<u64>,
-    /// What was found wrong.
+    /// The violations.
     pub findings: Vec<Finding>,
 }
 
@@ -89,7 +89,7 @@ impl Tally {
         self.states.values().sum()
     }
 
-    /// Adds what another one has seen.
+    /// Adds the counts of another tally.
     pub fn add(&mut self, other: Self) {
         self.histories += other.histories;
         self.points += other.points;

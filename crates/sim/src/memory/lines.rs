@@ -7,15 +7,15 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The bytes of one line.
 pub type Line = [u8; LINE as usize];
 
-/// A line of which a power cut at this moment can leave more than one content.
+/// A line with more than one possible content after a power cut at this moment.
 #[derive(Clone, Debug)]
 pub struct OpenLine {
-    /// Where it begins.
+    /// Where the line begins.
     pub at: u64,
-    /// What is certain to be there if nothing newer has reached the medium.
+    /// The content if nothing newer has reached the medium.
     pub old: Line,
-    /// What it held after each store since, in order and each different from the one before; the last is what a
-    /// program sees.
+    /// The content after each store since then, in order, each different from the one before; the last is
+    /// what a program sees.
     pub versions: Vec<Line>,
 }
 
@@ -26,7 +26,7 @@ impl OpenLine {
         self.versions.last().unwrap_or(&self.old)
     }
 
-    /// The line with the words of `mask` as the newest version has them, the others as they were.
+    /// The line with the words in `mask` from the newest version, the others from the old one.
     #[must_use]
     pub fn torn(&self, mask: u8) -> Line {
         let mut line = self.old;
@@ -39,7 +39,8 @@ impl OpenLine {
 }
 
 impl CrashMemory {
-    /// The lines whose content a power cut at this moment decides; lines that were stored with what they held are none.
+    /// The lines whose content a power cut at this moment decides. A line that was stored with its old
+    /// content is not among them.
     #[must_use]
     pub fn open_lines(&self) -> Vec<OpenLine> {
         let state = self.state.lock();
@@ -63,8 +64,8 @@ impl CrashMemory {
         lines.into_values().filter(|line| !line.versions.is_empty()).collect()
     }
 
-    /// The memory that a power cut at this moment leaves if these lines hold that, and all other open lines what they
-    /// held before. This handle lives on: it is for trying several ends of one history.
+    /// The memory after a power cut at this moment that leaves these lines with these contents, and all other
+    /// open lines with their old ones. This handle stays alive, to try several ends of one history.
     #[must_use]
     pub fn cut_to<'a>(&self, lines: impl IntoIterator<Item = (u64, &'a Line)>) -> Self {
         let mut next = self.state.lock().successor();
@@ -75,12 +76,12 @@ impl CrashMemory {
         Self::from_state(next)
     }
 
-    /// From now on the lines that loads reach are noted.
+    /// Starts to trace the lines that loads access.
     pub fn trace_loads(&self) {
         self.state.lock().loaded = Some(vec![false; self.length.div_ceil(LINE) as usize]);
     }
 
-    /// The beginnings of the lines that were loaded since [`trace_loads`](Self::trace_loads).
+    /// The offsets of the lines that were loaded since [`trace_loads`](Self::trace_loads).
     #[must_use]
     pub fn loaded_lines(&self) -> BTreeSet<u64> {
         let state = self.state.lock();

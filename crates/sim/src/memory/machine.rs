@@ -1,7 +1,7 @@
-//! Memory that is an ordinary file: the kernel keeps its pages and writes them to the disk in any order.
+//! Memory that is an ordinary file: the kernel caches its pages and writes them to the disk in any order.
 //!
-//! Always true here: a process crash loses nothing; a crash of the machine leaves of each page what was on the disk, or any
-//! content that the page had since, or some sectors of each; what was synced is on the disk.
+//! Invariants: a process crash loses nothing; a crash of the machine leaves of each page what was on the
+//! disk, or any content that the page had since, or a mix of their sectors; what was synced is on the disk.
 
 use super::{CrashMemory, Pages, State};
 use crate::crash::crash_now;
@@ -9,19 +9,19 @@ use crate::random::Seeded;
 use cbd_types::BootId;
 
 const PAGE: u64 = 4096;
-/// What a disk writes whole.
+/// The unit that a disk writes whole.
 const SECTOR: u64 = 512;
 
-/// The file's part of the state.
+/// The state of the file.
 #[derive(Clone)]
 pub(super) struct File {
     boot: BootId,
-    /// What is on the disk for certain.
+    /// The contents that are certainly on the disk.
     disk: Pages,
 }
 
 impl File {
-    /// The page with this number goes to the disk as it is in memory.
+    /// Writes the page with this number to the disk as it is in memory.
     fn write_back(&mut self, memory: &Pages, number: u64) {
         let at = number * PAGE;
         let mut page = vec![0; PAGE.min(memory.len() - at) as usize];
@@ -29,7 +29,7 @@ impl File {
         self.disk.write(at, &page);
     }
 
-    /// The disk loses power while it writes the page: some sectors are new.
+    /// The disk loses power while it writes the page: some of its sectors are new.
     fn tear(&mut self, memory: &Pages, number: u64, random: &mut Seeded) {
         let end = memory.len().min((number + 1) * PAGE);
         for at in (number * PAGE..end).step_by(SECTOR as usize) {
@@ -43,7 +43,8 @@ impl File {
 }
 
 impl CrashMemory {
-    /// From now on the memory is an ordinary file, used in the boot `boot`. What it holds is on the disk.
+    /// Makes the memory an ordinary file that is used in the boot `boot`. Its present contents are on the
+    /// disk.
     pub fn become_file(&self, boot: BootId) {
         let mut state = self.state.lock();
         state.file = Some(File { boot, disk: state.visible.clone() });
@@ -72,7 +73,7 @@ impl CrashMemory {
         }
     }
 
-    /// The first bytes of those pages of an ordinary file that are not on the disk as they are in memory.
+    /// The offsets of the pages of an ordinary file whose content in memory is not on the disk.
     #[must_use]
     pub fn unsynced_pages(&self) -> Vec<u64> {
         let state = self.state.lock();
@@ -86,7 +87,7 @@ impl CrashMemory {
         starts.filter(|at| page(&state.visible, *at) != page(&file.disk, *at)).collect()
     }
 
-    /// The kernel writes back some pages of the file, as `seed` chooses.
+    /// The kernel writes back some pages of the file; `seed` chooses them.
     pub fn write_back_some(&self, seed: u64) {
         let mut state = self.state.lock();
         let State { file: Some(file), visible, .. } = &mut *state else { return };
@@ -98,15 +99,16 @@ impl CrashMemory {
         }
     }
 
-    /// The machine crashes and boots again as `boot`: of each page of the file either what is on the disk is left, or what it held last, or some
-    /// sectors of each. This handle and all its clones are dead.
+    /// Crashes the machine, which then boots as `boot`. Of each page of the file either the content on the
+    /// disk is left, or its last content, or some sectors of each. This handle and all its clones are dead
+    /// afterwards.
     #[must_use]
     pub fn machine_crash(&self, seed: u64, boot: BootId) -> Self {
         let mut next = self.take();
         next.pending.clear();
         let mut random = Seeded::new(seed);
         if let Some(file) = &mut next.file {
-            // Some crashes lose nearly everything, some nearly nothing.
+            // Some crashes lose almost everything, some almost nothing.
             let kept_permille = random.below(1001);
             let torn_permille = if random.chance(500) { random.below(500) } else { 0 };
             for number in 0..next.visible.len().div_ceil(PAGE) {

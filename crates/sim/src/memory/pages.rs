@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 const PAGE: usize = 4096;
 
-/// Bytes in pages; what was never stored is zeroes and takes no memory.
+/// Bytes in pages; pages that were never stored are zeroes and take no memory.
 #[derive(Clone)]
 pub(super) struct Pages {
     pages: Vec<Option<Arc<[u8; PAGE]>>>,
@@ -30,8 +30,8 @@ impl Pages {
         self.length
     }
 
-    /// Calls `each` with the number of each page that `length` bytes at `at` touch, where they begin in it, and which
-    /// of the bytes they are.
+    /// Calls `each` for each page that `length` bytes at `at` touch: with its number, where the bytes begin
+    /// in it, and which of the bytes they are.
     fn walk(at: u64, length: usize, mut each: impl FnMut(usize, usize, std::ops::Range<usize>)) {
         let (mut at, mut done) = (at as usize, 0);
         while done < length {

@@ -24,7 +24,7 @@ impl Pending {
         &self.bytes[(piece.start - self.at) as usize..(piece.end - self.at) as usize]
     }
 
-    /// What is left of the store when `newer` has taken its bytes away.
+    /// The parts of the store that remain after `newer` has replaced its bytes.
     pub(super) fn without(self, newer: ByteRange) -> Vec<Self> {
         let own = self.range();
         let Some(both) = own.intersection(&newer) else {
@@ -38,7 +38,7 @@ impl Pending {
     }
 }
 
-/// The parts of a store that are done when it is cut short, in whole units of `unit` bytes.
+/// The parts of a store that are done when a crash interrupts it, in whole units of `unit` bytes.
 pub(super) fn torn(range: ByteRange, unit: u64, random: &mut Seeded) -> Vec<ByteRange> {
     let units: Vec<ByteRange> = range.split_at_multiples(unit).collect();
     match random.below(4) {

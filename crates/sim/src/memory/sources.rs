@@ -1,4 +1,4 @@
-//! Clients that change their buffers while these are copied.
+//! Clients that change their buffers during the copy.
 
 use super::CrashMemory;
 use crate::pattern::Content;
@@ -6,8 +6,9 @@ use cbd_types::{CHECKSUM_BLOCK, SECTOR};
 use std::borrow::Cow;
 
 impl CrashMemory {
-    /// While that is so, the client of the write `content` changes its buffer as it is copied: some of its sectors turn into
-    /// [`Content::changed`] the moment that they are loaded, and another load of them would find something else.
+    /// While `is_fickle` is set, the client of the write `content` changes its buffer during the copy: some
+    /// of its sectors turn into [`Content::changed`] as soon as they are loaded, and a second load of them
+    /// would see other bytes.
     pub fn set_fickle(&self, content: Content, is_fickle: bool) {
         let mut state = self.state.lock();
         if is_fickle {
@@ -17,7 +18,7 @@ impl CrashMemory {
         }
     }
 
-    /// What a copy loop finds that loads each byte of `source` once.
+    /// What a copy loop sees that loads each byte of `source` once.
     pub(super) fn load_source<'a>(&self, source: &'a [u8]) -> Cow<'a, [u8]> {
         let mut state = self.state.lock();
         let sector_of =

@@ -1,4 +1,5 @@
-//! What the device may show after a crash at one moment, made once and compared with many recovered states.
+//! What the device may show after a crash at one moment. It is computed once and compared with many recovered
+//! states.
 
 use super::{Oracle, Violation};
 use crate::pattern::Content;
@@ -6,34 +7,34 @@ use crate::random::mix;
 use cbd_types::ByteRange;
 use std::collections::BTreeMap;
 
-/// A part of the device of which something was changed once.
+/// A part of the device that was changed at least once.
 #[derive(Clone, Debug)]
 struct Unit {
     range: ByteRange,
-    /// What it shows without the changes that are open.
+    /// The bytes without the open changes.
     bytes: Vec<u8>,
-    /// The contents of its sectors without the changes that are open, in one number.
+    /// A digest of the contents of its sectors without the open changes.
     digest: u64,
 }
 
-/// What may be found.
+/// The contents that may be found.
 #[derive(Clone, Debug)]
 pub struct Expectation {
     sector: u64,
     units: Vec<Unit>,
-    /// By sector: what stands there without open changes, and the open change with its content.
+    /// By sector: the content without open changes, the number of the open change, and its content.
     open: BTreeMap<u64, (Content, usize, Content)>,
-    /// The open changes: their range, and whether they are atomic.
+    /// The open changes: the range of each, and whether it is atomic.
     changes: Vec<(ByteRange, bool)>,
 }
 
-/// Of an open change, a sector that shows it and one that does not.
+/// For an open change: a sector that shows it, and one that does not.
 type Halves = (Option<u64>, Option<u64>);
 
 impl Oracle {
-    /// What the device may show after a crash now: all that was acknowledged, and of what is open an atomic change whole or
-    /// not at all and of others any sectors. Nothing is decided by this. The device is looked at in units of `unit` bytes, those
-    /// that hold sectors which were ever changed.
+    /// What the device may show after a crash now: everything that was acknowledged; of the open changes, an
+    /// atomic one whole or not at all, and any sectors of the others. This decides nothing. The device is
+    /// compared in units of `unit` bytes, those with sectors that were ever changed.
     #[must_use]
     pub fn expectation(&self, unit: u64) -> Expectation {
         let mut open = BTreeMap::new();
@@ -66,10 +67,10 @@ impl Oracle {
 }
 
 impl Expectation {
-    /// Compares all that was ever changed with what `read` finds, and returns a number that stands for the contents found.
+    /// Compares everything that was ever changed with what `read` returns. Returns a digest of the contents.
     ///
     /// # Errors
-    /// The first sector that shows something else, an atomic change in part, or what `read` fails with.
+    /// The first sector with another content, an atomic change in part, or the error of `read`.
     pub fn compare(
         &self,
         mut read: impl FnMut(ByteRange, &mut [u8]) -> Result<(), Violation>,
@@ -93,19 +94,19 @@ impl Expectation {
         Ok(digest)
     }
 
-    /// Fills `into`, one of [`ranges`](Self::ranges), with what stands there.
+    /// Fills `into`, which is one of [`ranges`](Self::ranges), with its content without open changes.
     pub fn fill_standing(&self, range: ByteRange, into: &mut [u8]) {
         if let Ok(at) = self.units.binary_search_by_key(&range, |unit| unit.range) {
             into.copy_from_slice(&self.units[at].bytes);
         }
     }
 
-    /// Everything that [`compare`](Self::compare) reads.
+    /// The ranges that [`compare`](Self::compare) reads.
     pub fn ranges(&self) -> impl Iterator<Item = ByteRange> {
         self.units.iter().map(|unit| unit.range)
     }
 
-    /// What the digest changes by.
+    /// Compares one unit. Returns the change of the digest.
     fn look_at(&self, unit: &Unit, found: &[u8], halves: &mut [Halves]) -> Result<u64, Violation> {
         let first = unit.range.start / self.sector;
         let mut change = 0_u64;
@@ -118,7 +119,7 @@ impl Expectation {
                 }
                 let shown = Content::of(sector, found);
                 if shown.is_some() && shown == Content::of(sector, standing) {
-                    // Its client changed it while it was copied.
+                    // The client changed this sector during the copy.
                     continue;
                 }
                 match self.open.get(&sector) {
@@ -132,7 +133,7 @@ impl Expectation {
                 }
             }
         }
-        // What shows an open change was noted; what does not is noted now.
+        // The sectors that show an open change were noted above; those that do not are noted here.
         let last = unit.range.end / self.sector;
         for (sector, (_, open, content)) in self.open.range(first..last) {
             let at = ((sector - first) * self.sector) as usize;

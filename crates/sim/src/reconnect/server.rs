@@ -1,10 +1,11 @@
-//! The server of a simulated export: connections that are served, that are closed and not noticed, and that have ended with requests
-//! in flight; over a cache or over the bare disk.
+//! The server of a simulated export: connections that are served, that are closed without notice, and that
+//! have ended with requests in flight; over a cache or over a disk without one.
 //!
-//! Always true here: a connection is served as a thread of an export serves it, with the same queue ([`cbd_device::Queue`]) and the same
-//! rule for clients that come back ([`cbd_export::Clients`]); a queue is polled only when something told it to.
+//! Invariants: a connection is served as a thread of an export serves it, with the same queue
+//! ([`cbd_device::Queue`]) and the same rule for clients that reconnect ([`cbd_export::Clients`]); a queue is
+//! polled only when it was woken.
 //!
-//! Left to others: what clients ask for, and whether what they see is legal ([`super`]).
+//! Elsewhere: what clients request, and whether what they see is legal ([`super`]).
 
 use crate::actor::act_as;
 use crate::disk::SimDisk;
@@ -19,50 +20,51 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Operations of each queue on the disk.
+/// Operations in progress of each queue at the disk.
 const DEPTH: usize = 4;
 
-/// A connection as its server has it.
+/// The server's side of a connection.
 pub(super) struct Connection {
     pub(super) number: u64,
-    /// None once nothing of it can change the device any more.
+    /// None when nothing of the connection can change the device any more.
     client: Option<Client>,
     queue: ClientQueue,
-    /// Closed by the client.
+    /// Set when the client has closed the connection.
     closed: Arc<AtomicBool>,
-    /// Something told its thread to look at its client again.
+    /// Set to wake the connection's thread.
     told: Arc<Told>,
     /// Requests in the socket.
     pub(super) unread: VecDeque<Request>,
     /// Answers that the client has not received.
     unsent: Vec<Completion>,
     pub(super) stage: Stage,
-    /// The client said that it goes, so its requests are done unless somebody waits for that.
+    /// The client announced the disconnection, so its requests are completed unless a new client waits for
+    /// the connection's end.
     pub(super) in_order: bool,
     gave_up: bool,
 }
 
-/// How far a connection is.
+/// The stage of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Stage {
-    /// No request was seen.
+    /// No request has arrived.
     New,
     /// Its first request waits for connections that have ended.
     Waiting,
     Served,
-    /// No request begins any more.
+    /// No further request begins.
     Ended,
 }
 
-/// What a step of a connection came to.
+/// The result of a step of a connection.
 pub(super) enum Event {
-    /// The connection's first request was seen.
+    /// The first request of the connection arrived.
     Begun,
     /// Its first request may be carried out.
     Admitted,
     /// Its client receives these answers.
     Answers(Vec<Completion>),
-    /// It is gone.
+    /// The connection is gone.
     Over,
 }
 
@@ -101,12 +103,12 @@ impl Server {
         })
     }
 
-    /// A queue that is nobody's connection.
+    /// A queue that belongs to no connection.
     pub(super) fn queue(&self) -> ClientQueue {
         ClientQueue::new(&self.device, &self.disk, DEPTH)
     }
 
-    /// A client connects; the number of its connection.
+    /// A client connects; returns the number of its connection.
     pub(super) fn connect(&mut self) -> u64 {
         let number = self.next;
         self.next += 1;
@@ -134,7 +136,7 @@ impl Server {
         self.connections.iter_mut().find(|connection| connection.number == number)
     }
 
-    /// The numbers of all connections that were closed by their clients.
+    /// The numbers of the connections that their clients closed.
     pub(super) fn closed(&self) -> impl Iterator<Item = u64> {
         self.connections
             .iter()
@@ -142,8 +144,8 @@ impl Server {
             .map(|connection| connection.number)
     }
 
-    /// The thread of the connection at `place` goes on, with at most `most` requests; `notices` says whether it sees the end of a closed
-    /// connection. None if it had nothing to do.
+    /// The thread of the connection at index `place` continues, with at most `most` requests; `notices` tells
+    /// whether it sees the end of a closed connection. None if it has nothing to do.
     pub(super) fn step(&mut self, place: usize, most: usize, notices: bool) -> Option<Event> {
         let connection = &mut self.connections[place];
         act_as(1 + connection.number as u32 % 900);
@@ -154,18 +156,18 @@ impl Server {
         event
     }
 
-    /// The maintainer does a step if it has something to do.
+    /// The background worker takes a step if it was woken.
     pub(super) fn maintain(&mut self) -> bool {
         let clock_ms = self.environment.clock_ms();
         self.upkeep.as_mut().is_some_and(|upkeep| upkeep.step_if_told(&self.disk, clock_ms))
     }
 
-    /// Until when the maintainer sleeps, if it does.
+    /// The time until which the background worker sleeps, if it does.
     pub(super) fn sleeps_until(&self) -> Option<u64> {
         self.upkeep.as_ref().and_then(Upkeep::sleeps_until)
     }
 
-    /// Polls a queue of [`queue`](Self::queue); whether something told it to go on.
+    /// Polls a queue of [`queue`](Self::queue); returns whether it was woken.
     pub(super) fn poll(&self, queue: &mut ClientQueue, done: &mut Vec<Completion>) -> bool {
         queue.poll(&self.disk, done)
     }
@@ -182,7 +184,7 @@ impl Connection {
         self.closed.store(true, Ordering::SeqCst);
     }
 
-    /// Requests that the device has.
+    /// Number of requests that the device has parked.
     pub(super) fn parked(&self) -> usize {
         self.queue.queue.parked()
     }
@@ -212,7 +214,7 @@ impl Connection {
     fn begin(&mut self) -> Option<Event> {
         if self.client.as_ref().is_some_and(Client::begin) {
             self.stage = Stage::Waiting;
-            // Whether it has to wait at all is looked at without being told.
+            // The first check whether it has to wait needs no wakeup.
             self.told.tell();
             return Some(Event::Begun);
         }

@@ -1,4 +1,4 @@
-//! Worlds that an explorer looks at, and worlds that go on from a moment of another one.
+//! Worlds that an explorer explores, and worlds that continue from a moment of another world.
 
 use super::{Happened, World, WorldOptions};
 use crate::disk::SimDisk;
@@ -16,7 +16,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
 impl World {
-    /// Runs `turns` turns while `explorer` looks at every moment; what goes wrong is in its tally. Returns both.
+    /// Runs `turns` turns while `explorer` explores every moment; violations are in its tally. Returns both.
     #[must_use]
     pub fn explore(mut self, turns: u64, explorer: Explorer) -> (Happened, Explorer) {
         let explorer = self.explored(explorer, |world| {
@@ -26,7 +26,7 @@ impl World {
         (self.happened, explorer)
     }
 
-    /// Does `work`, in which the explorer begins to look with [`let_look`](Self::let_look), and notes what went wrong.
+    /// Runs `work`, in which the exploration begins with [`let_look`](Self::let_look), and notes violations.
     pub(super) fn explored(&mut self, explorer: Explorer, work: impl FnOnce(&mut Self)) -> Explorer {
         self.explorer = Some(explorer);
         let outcome = quietly(|| {
@@ -42,7 +42,7 @@ impl World {
         explorer
     }
 
-    /// From now on the explorer looks.
+    /// Starts the exploration.
     pub(super) fn let_look(&mut self) {
         if let Some(explorer) = &mut self.explorer {
             explorer.begin();
@@ -50,7 +50,7 @@ impl World {
         }
     }
 
-    /// The moments since the last call are judged by what the clients know now.
+    /// Checks the moments since the last call against what the clients know now.
     pub(super) fn judge_points(&mut self) {
         if let Some(mut explorer) = self.explorer.take() {
             explorer.judge(self);
@@ -58,7 +58,7 @@ impl World {
         }
     }
 
-    /// A turn is over.
+    /// Called at the end of a turn.
     pub(super) fn note_quiet_moment(&mut self) {
         if let Some(explorer) = &mut self.explorer {
             explorer.note_by_chance(&self.memory, &self.disk);
@@ -66,13 +66,13 @@ impl World {
         self.judge_points();
     }
 
-    /// Does something that no explorer is to look at.
+    /// Runs `work` without exploration.
     pub(super) fn unwatched<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> T {
         let explorer = self.explorer.take();
         if explorer.is_some() {
             self.memory.unwatch();
         }
-        // A complaint passes through here, and the explorer must hear of it.
+        // A violation panics through this function, and the explorer must receive it.
         let outcome = catch_unwind(AssertUnwindSafe(|| work(self)));
         if let Some(explorer) = explorer {
             explorer.watch(&self.memory, &self.disk);
@@ -94,13 +94,13 @@ impl World {
         }
     }
 
-    /// Whether a bare disk with this content is a crash state of what the clients did so far.
+    /// Whether a disk with this content is a crash state of what the clients did so far.
     pub(crate) fn judge_bare_disk(&self, image: &DiskImage) -> Result<(), Violation> {
         self.oracle.moment_of(image, self.drained).map(drop)
     }
 
-    /// Whether `status` dates a bare disk with this content not too late. Where something is or was damaged or parked, it does so only
-    /// for a disk that is a crash state.
+    /// Whether the recovery point in `status` is not too late for a disk with this content. If something is
+    /// or was damaged or parked, this holds only while the status reports the disk as crash-consistent.
     pub(crate) fn judge_recovery_point(
         &self,
         image: &DiskImage,
@@ -114,8 +114,8 @@ impl World {
         }
     }
 
-    /// A world that begins with what a crash of this one has left in `memory` and on `disk`, and knows what this one
-    /// knows.
+    /// A world that begins with what a crash of this one has left in `memory` and on `disk`, and with the
+    /// knowledge of this one.
     #[must_use]
     pub(crate) fn branch(&self, memory: CrashMemory, disk: SimDisk, seed: u64) -> Self {
         let mut world = self.make_branch(memory, disk, seed);
@@ -155,7 +155,7 @@ impl World {
         }
     }
 
-    /// As [`branch`](Self::branch), for a world in which nothing happens but what it is told.
+    /// As [`branch`](Self::branch), for a world without random crashes.
     #[must_use]
     pub(crate) fn branch_in_order(&self, memory: CrashMemory, disk: SimDisk, seed: u64) -> Self {
         let mut world = self.make_branch(memory, disk, seed);
@@ -165,7 +165,7 @@ impl World {
         world
     }
 
-    /// As [`branch`](Self::branch), with a memory that somebody has damaged.
+    /// As [`branch`](Self::branch), with a damaged memory.
     #[must_use]
     pub(crate) fn branch_damaged(&self, memory: CrashMemory, disk: SimDisk, seed: u64) -> Self {
         let mut world = self.make_branch(memory, disk, seed);
@@ -175,7 +175,8 @@ impl World {
         world
     }
 
-    /// Some turns, and what cannot be read is healed by overwriting it; then the bare disk must hold everything.
+    /// Some turns; then blocks that cannot be read are repaired by overwriting them, and the disk alone must
+    /// hold everything.
     pub(crate) fn live_on_damaged(mut self, turns: u64) -> Happened {
         self.run(turns);
         self.quiesce();
@@ -190,7 +191,7 @@ impl World {
         self.finish()
     }
 
-    /// Everything that was asked for completes, and is proved by marks.
+    /// Continues until every request is complete, and marks prove all records.
     pub(crate) fn settle_down(&mut self) {
         self.quiesce();
         self.submit(Wish { operation: Operation::Flush, range: ByteRange::at(0, 0), fua: false });
@@ -202,7 +203,7 @@ impl World {
         self.backend
     }
 
-    /// Some turns, a crash, and everything must be there.
+    /// Some turns and a crash; then everything must be there.
     pub(crate) fn live_on(mut self, turns: u64) -> Happened {
         self.run(turns);
         self.crash();

@@ -1,11 +1,11 @@
-//! What is looked at from outside: all bytes through the engine, and the bare disk.
+//! Checks from outside: all bytes through the engine, and the disk alone.
 
 use super::{Happened, World};
 use cbd_engine::Consistency;
 use cbd_types::ByteRange;
 
 impl World {
-    /// What if the region were lost now, and the power with it: is the backing device a legal crash state?
+    /// Checks the case that the region and the power fail now: is the backing device a legal crash state?
     pub fn judge_backing(&mut self) {
         let status = self.process().cache().status();
         let image = self.disk.image_after_power_cut(self.random.next());
@@ -15,7 +15,7 @@ impl World {
             self.happened.images_void += 1;
             let is_strict = self.options.consistency == Consistency::Strict && !self.options.vary_settings;
             if is_strict && !self.is_damaged && self.options.unwritable.is_empty() {
-                self.complain("strict, and the backing device is no crash state");
+                self.complain("strict, and the backing device is not crash-consistent");
             }
             return;
         }
@@ -23,13 +23,13 @@ impl World {
         self.judge(self.oracle.moment_of(&image, self.drained));
     }
 
-    /// The disk is in order again, and takes what is parked.
+    /// The disk works again, and accepts what is parked.
     fn take_what_is_parked(&mut self) {
         self.wait_until(|world| {
             world.note_drained();
             world.process().cache().parked_bytes() == 0
         });
-        // A drain goes on until nothing more is void.
+        // A drain continues until the backing device is crash-consistent.
         self.drain();
     }
 
@@ -44,7 +44,7 @@ impl World {
         self.oracle.changed(32 << 10).into_iter().for_each(|range| self.check(range));
     }
 
-    /// From now on reads may fail, because somebody damages the region.
+    /// From this call on, reads may fail, because the region is damaged.
     pub const fn expect_damage(&mut self) {
         self.is_damaged = true;
     }
@@ -55,19 +55,19 @@ impl World {
         self.oracle.changed(4 << 10)
     }
 
-    /// Where the segments of the region begin and end, in bytes.
+    /// The range of the segments in the region, in bytes.
     #[must_use]
     pub fn segment_area(&self) -> ByteRange {
         self.segment_area
     }
 
-    /// Reads everything, block by block, and compares what can be read; returns what cannot.
+    /// Reads everything, block by block, and compares what can be read. Returns the blocks that cannot.
     pub fn unreadable(&mut self) -> Vec<ByteRange> {
         let everything = ByteRange { start: 0, end: self.options.size };
         self.unreadable_of(everything.split_at_multiples(4096).collect())
     }
 
-    /// As [`unreadable`](Self::unreadable), of what was ever changed.
+    /// As [`unreadable`](Self::unreadable), for what was ever changed.
     pub fn unreadable_changed(&mut self) -> Vec<ByteRange> {
         self.unreadable_of(self.oracle.changed(4096))
     }
@@ -95,9 +95,11 @@ impl World {
         self.judge(verdict);
     }
 
-    /// The end: everything completes, reads right, is drained, and the bare disk holds it, byte for byte.
+    /// The end: every request completes, reads return the right bytes, the cache is drained, and the disk
+    /// alone holds everything.
     ///
-    /// What was never changed is compared on the disk only: reading it would turn the cache over.
+    /// What was never changed is compared on the disk only: reads would replace the whole content of the
+    /// cache.
     pub fn finish(mut self) -> Happened {
         self.memory.never_crash();
         self.quiesce();
@@ -108,7 +110,7 @@ impl World {
         self.maintain_until_idle();
         let status = self.process().cache().status();
         if !status.backing_is_consistent {
-            self.complain("everything is on the backing device, and it is said to be no crash state");
+            self.complain("everything is on the backing device, but status says it is inconsistent");
         }
         self.process().cache().stop();
         for image in [self.disk.contents(), self.disk.durable()] {

@@ -8,14 +8,14 @@ use cbd_engine::Consistency;
 use std::sync::Arc;
 
 impl World {
-    /// Ends the process here, one way or the other, and brings up the next one. Its recovery crashes, too, at its
-    /// `recovery_place`-th store, write-back or fence.
+    /// Ends the process with a crash or a power cut, and starts the next one. Its recovery crashes, too, at
+    /// its `recovery_place`-th store, write-back or fence.
     pub fn crash_with(&mut self, recovery_place: Option<u64>) {
         self.recovery_place = recovery_place;
         self.crash();
     }
 
-    /// Ends the process here, one way or the other, and brings up the next one.
+    /// Ends the process with a crash or a power cut, and starts the next one.
     pub fn crash(&mut self) {
         self.judge_points();
         loop {
@@ -28,7 +28,7 @@ impl World {
         }
     }
 
-    /// The process dies, or the power goes, and the next process comes up.
+    /// The process dies or the power fails, and the next process starts.
     pub(super) fn end(&mut self, process: bool) {
         self.take_down(process);
         if !self.restart() {
@@ -49,7 +49,7 @@ impl World {
         }
     }
 
-    /// Brings up a process on what is there; false if it crashed meanwhile.
+    /// Starts a process on the present contents; false if it crashed.
     fn restart(&mut self) -> bool {
         self.let_process_go();
         self.draining = None;
@@ -74,7 +74,7 @@ impl World {
         true
     }
 
-    /// Brings up the first process of a branch.
+    /// Starts the first process of a branch.
     pub(super) fn bring_up(&mut self) {
         self.open();
         self.take_over();
@@ -87,7 +87,7 @@ impl World {
         self.unwatched(Self::settle);
     }
 
-    /// Finds out what became of the requests that the last process left behind, or that failed.
+    /// Finds out what became of the requests that the last process left open, or that failed.
     pub fn settle(&mut self) {
         self.look_at_clock();
         let mut oracle = std::mem::replace(&mut self.oracle, Oracle::new(0, self.options.sector, 0));
@@ -96,14 +96,14 @@ impl World {
         self.judge(verdict);
     }
 
-    /// Stops the process in order.
+    /// Stops the process properly.
     pub fn stop(&mut self) {
         self.quiesce();
         self.happened.stops += 1;
         self.process().cache().stop();
     }
 
-    /// Stops the process in order, and starts the next one.
+    /// Stops the process properly, and starts the next one.
     pub fn stop_and_start(&mut self) {
         self.memory.never_crash();
         self.stop();

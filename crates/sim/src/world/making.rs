@@ -8,11 +8,11 @@ use cbd_types::{BackendId, ByteRange, Error, Region};
 use std::sync::Arc;
 
 pub(crate) fn region_size(options: &WorldOptions) -> u64 {
-    // Tables and both superblocks take less than the last part.
+    // Tables and both superblocks take less space than the last term.
     (u64::from(options.segments) + 1) * options.segment_size + (256 << 10)
 }
 
-/// Formats the region and makes one cache on it.
+/// Formats the region and creates one cache on it.
 pub(crate) fn make_cache(
     options: &WorldOptions,
     environment: &Arc<SimEnvironment>,

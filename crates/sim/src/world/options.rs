@@ -1,4 +1,4 @@
-//! What worlds are made of, and what happened in them.
+//! The options of worlds, and counts of what happened in them.
 
 use crate::memory::MemoryKind;
 use crate::random::Seeded;
@@ -6,20 +6,20 @@ use crate::workload::Mix;
 use cbd_engine::{Consistency, OnWriteError, RarePaths};
 use cbd_types::ByteRange;
 
-/// What a world is made of.
+/// The options of a world.
 #[derive(Clone, Copy, Debug)]
 pub struct WorldOptions {
-    /// Decides everything.
+    /// The seed of all random decisions.
     pub seed: u64,
-    /// Bytes of the backing device, whole sectors.
+    /// Size of the backing device in bytes, whole sectors.
     pub size: u64,
     /// Logical sector in bytes.
     pub sector: u32,
-    /// Bytes of a segment.
+    /// Size of a segment in bytes.
     pub segment_size: u64,
     /// Segments of the cache.
     pub segments: u32,
-    /// Most lanes.
+    /// Maximum number of lanes.
     pub lanes_max: u32,
     /// Whether data is checksummed.
     pub data_crc: bool,
@@ -27,21 +27,22 @@ pub struct WorldOptions {
     pub consistency: Consistency,
     /// What the memory promises.
     pub memory: MemoryKind,
-    /// Writes out of a thousand whose client changes its buffer while it is copied.
+    /// Writes out of a thousand whose client changes its buffer during the copy.
     pub fickle_permille: u64,
     /// Number of clients.
     pub clients: usize,
-    /// Most requests that the clients have under way together.
+    /// Maximum number of requests that all clients have in flight.
     pub in_flight_max: usize,
-    /// Reads of the disk out of a thousand that fail, but for those that check.
+    /// Reads of the disk out of a thousand that fail, except for those of checks.
     pub read_errors_permille: u64,
     /// Writes and flushes of the disk out of a thousand that fail.
     pub write_errors_permille: u64,
-    /// What the disk refuses to write while it is broken: see [`World::break_disk`](super::World::break_disk).
+    /// The ranges that the disk refuses to write while it is broken: see
+    /// [`World::break_disk`](super::World::break_disk).
     pub unwritable: &'static [ByteRange],
-    /// Whether it refuses flushes meanwhile.
+    /// Whether the broken disk refuses flushes, too.
     pub refuses_flushes: bool,
-    /// What is done about what it refuses, and after how many seconds.
+    /// The policy for write errors, and the seconds after which it applies.
     pub on_write_error: OnWriteError,
     /// See `on_write_error`.
     pub write_error_after_s: u32,
@@ -51,22 +52,23 @@ pub struct WorldOptions {
     pub discard_zeroes: bool,
     /// Depth of each queue to the disk.
     pub depth: usize,
-    /// What the clients ask for.
+    /// The mix of the clients' requests.
     pub mix: Mix,
-    /// Whether settings are changed meanwhile.
+    /// Whether settings change during the run.
     pub vary_settings: bool,
-    /// Whether somebody sets the wall clock back and forth.
+    /// Whether the wall clock is set back and forth.
     pub sets_clock: bool,
     /// Turns out of a thousand before which a crash is set up.
     pub crash_permille: u64,
-    /// Turns out of a hundred in which the maintainer steps: few, and the cache is always full.
+    /// Turns out of a hundred in which the background worker steps: with few, the cache is always full.
     pub maintenance_percent: u64,
     /// Recoveries out of a thousand in which a crash is set up.
     pub crash_in_recovery_permille: u64,
 }
 
 impl WorldOptions {
-    /// A small world that is always full: 16 segments of 64 KiB and their state before 8 MiB and some sectors.
+    /// A small world that is always full: 16 segments of 64 KiB and their state, in front of 8 MiB and some
+    /// sectors.
     #[must_use]
     pub fn small(seed: u64, consistency: Consistency) -> Self {
         let mut random = Seeded::new(seed).fork();
@@ -102,14 +104,14 @@ impl WorldOptions {
     }
 }
 
-/// What happened in a world, so that a test can say that it was not idle.
+/// Counts of what happened in a world, so that a test can require activity.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Happened {
     /// Requests completed.
     pub completed: u64,
     /// Bytes of completed writes.
     pub written_bytes: u64,
-    /// Reads that failed because the disk did.
+    /// Reads that failed because the disk failed them.
     pub failed_reads: u64,
     /// Process crashes.
     pub process_crashes: u64,
@@ -117,32 +119,32 @@ pub struct Happened {
     pub power_cuts: u64,
     /// Crashes while the engine recovered.
     pub crashes_in_recovery: u64,
-    /// Orderly stops.
+    /// Proper stops.
     pub stops: u64,
     /// Drains completed.
     pub drains: u64,
-    /// Images of the backing device that were judged.
+    /// Images of the backing device that were checked.
     pub images_judged: u64,
-    /// Recovery points that were judged.
+    /// Recovery points that were checked.
     pub points_judged: u64,
-    /// Moments at which the engine said that the backing device alone is no crash state.
+    /// Moments at which the engine reported that the backing device alone is not crash-consistent.
     pub images_void: u64,
-    /// Ranges that were parked, and such that the disk took after all.
+    /// Ranges that were parked, and parked ranges that the disk accepted later.
     pub parked: u64,
     /// See `parked`.
     pub unparked: u64,
-    /// Changes that failed because the disk has refused writes for long.
+    /// Changes that failed because the disk had refused writes for a long time.
     pub refused: u64,
     /// Turns at which a client waited for space.
     pub waited_for_space: u64,
-    /// Times at which clients waited and nothing went on before the clock did.
+    /// Moments at which clients waited and nothing could continue before the clock advanced.
     pub rescued_by_clock: u64,
-    /// Rare paths that the engines took, those that still run left out.
+    /// Rare paths that the engines took, without those of engines that still run.
     pub rare: RarePaths,
 }
 
 impl Happened {
-    /// What happened in two worlds.
+    /// The counts of two worlds together.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         Self {

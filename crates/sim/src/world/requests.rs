@@ -1,6 +1,7 @@
-//! What clients ask of a world, and what they learn.
+//! The requests of clients in a world, and their results.
 //!
-//! Always true here: the oracle knows of a request before the engine does, and of its end as soon as its client does.
+//! Invariants: the oracle knows of a request before the engine does, and of its end as soon as its client
+//! does.
 
 use super::World;
 use crate::oracle::{Moment, OpenChange};
@@ -23,7 +24,7 @@ pub(super) struct Asked {
 const AT_ONCE_PERMILLE: u64 = 100;
 
 impl World {
-    /// A client asks for something, or for several things at once.
+    /// A client submits one request, or several at once.
     pub(super) fn ask(&mut self) {
         if self.random.chance(AT_ONCE_PERMILLE) {
             return self.ask_at_once();
@@ -50,7 +51,7 @@ impl World {
             .collect()
     }
 
-    /// A client submits `wish`, unless too much is under way or it would overlap a change that is.
+    /// A client submits `wish`, unless too many requests are in flight or it would overlap an open change.
     pub fn submit(&mut self, wish: Wish) -> bool {
         let client = self.random.below(self.options.clients as u64) as usize;
         let Some(request) = self.request(wish, client) else { return false };
@@ -60,7 +61,7 @@ impl World {
         true
     }
 
-    /// What `client` submits when it wishes that; the oracle knows of it from now on.
+    /// The request of `client` for this wish; the oracle knows of it from here on.
     fn request(&mut self, wish: Wish, client: usize) -> Option<Request> {
         let changes = !matches!(wish.operation, Operation::Read | Operation::Flush);
         if self.asked.len() >= self.options.in_flight_max
@@ -93,8 +94,8 @@ impl World {
         Some(Request { id, operation: wish.operation, range: wish.range, fua: wish.fua, buffer })
     }
 
-    /// All clients ask for something and the maintainer steps, on threads that take turns; the clients learn of it when all
-    /// have come to their end.
+    /// All clients submit requests and the background worker steps, on threads that take turns. The clients
+    /// learn the results when all threads have ended.
     pub(super) fn ask_together(&mut self) {
         let mut requests = BTreeMap::new();
         for client in 0..self.options.clients {
@@ -123,7 +124,7 @@ impl World {
 
     /// Clients learn what has completed.
     fn deliver(&mut self, mut done: Vec<Completion>) {
-        // What was stored meanwhile was stored before they knew.
+        // What was stored meanwhile was stored before the clients knew of these completions.
         self.judge_points();
         self.look_at_clock();
         for Completion { id, result, buffer } in done.drain(..) {
@@ -135,11 +136,11 @@ impl World {
             }
             if let Err(error) = result {
                 if error.kind() == ErrorKind::Backing && self.expects_refusals && asked.change.is_some() {
-                    // What of it was done is found out later, as after a crash.
+                    // What of it was done is determined later, as after a crash.
                     self.happened.refused += 1;
                     continue;
                 }
-                // Only a miss that meets a failing disk may fail, and a hit that meets damage.
+                // Only a miss on a failing disk and a hit on damage may fail.
                 let is_damage =
                     matches!(error.kind(), ErrorKind::Media | ErrorKind::Damaged) && self.is_damaged;
                 let may_fail = is_damage || self.options.read_errors_permille > 0;

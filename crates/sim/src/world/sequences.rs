@@ -1,4 +1,4 @@
-//! Small worlds that play given steps, of which an explorer looks at the last.
+//! Small worlds that play given acts; an explorer explores the last one.
 
 use super::World;
 use crate::explorer::Explorer;
@@ -8,22 +8,22 @@ use cbd_engine::Settings;
 /// What happens next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Act {
-    /// The client asks for something, and waits for it.
+    /// The client submits a request, and waits for it.
     Ask(Wish),
-    /// One step of writeback, as fast as it can; reclaim rests.
+    /// One step of writeback, as fast as possible, without reclaim.
     WritebackStep,
     /// Writeback until there is nothing to do.
     Writeback,
-    /// Reclaim of whatever is clean.
+    /// Reclaim of all that is clean.
     Reclaim,
     /// The process dies.
     CrashProcess,
-    /// The power goes.
+    /// The power fails.
     CutPower,
 }
 
 impl World {
-    /// Plays `acts`; `explorer` looks at every moment of the last one, and at the moment behind it.
+    /// Plays `acts`; `explorer` explores every moment of the last act, and the moment after it.
     pub(crate) fn play(mut self, acts: &[Act], explorer: Explorer) -> Explorer {
         self.explored(explorer, |world| {
             let Some((last, before)) = acts.split_last() else { return };

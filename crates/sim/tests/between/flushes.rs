@@ -1,4 +1,4 @@
-//! Others come between the steps of a flush.
+//! Other operations run between the steps of a flush.
 
 use crate::meeting::{Met, meet};
 use crate::rig::{BLOCK, MOMENTS_MAX, READER, Rig, WRITER, try_write};
@@ -10,7 +10,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Waker;
 
-/// A write that comes between the steps of one flush is marked by the next: when it is damaged later, that shows.
+/// The next flush marks a write that comes between the steps of a flush: later damage of the write is
+/// detected.
 #[test]
 fn a_write_between_the_steps_of_a_flush_is_marked_by_the_next() {
     let mut moments = 0;
@@ -46,7 +47,7 @@ fn a_write_between_the_steps_of_a_flush_is_marked_by_the_next() {
     assert!(moments >= 4, "{moments} moments are too few to come between");
 }
 
-/// What stores records in [`a_flush_waits_for_records_that_are_being_stored`].
+/// The operation that stores records in [`a_flush_waits_for_records_that_are_being_stored`].
 #[derive(Clone, Copy, Debug)]
 enum Stores {
     Write,
@@ -55,7 +56,8 @@ enum Stores {
     Discard,
 }
 
-/// A flush that comes while records are stored and not fenced waits for them: else their epoch would be complete without them.
+/// A flush waits for records that are stored but not fenced; otherwise their epoch would count as complete
+/// without them.
 #[test]
 fn a_flush_waits_for_records_that_are_being_stored() {
     for what in [Stores::Write, Stores::WritesTogether, Stores::Zeroes, Stores::Discard] {
@@ -70,7 +72,7 @@ fn a_flush_waits_for_records_that_are_being_stored() {
             let (cache, memory) = (Arc::clone(&rig.cache), rig.memory.clone());
             let are_stored = Rc::new(Cell::new(false));
             let noted = Rc::clone(&are_stored);
-            // A request without data begins with a fence, which covers nothing.
+            // A request without data begins with a fence that covers nothing.
             let fences = before.fences + u64::from(matches!(what, Stores::Zeroes | Stores::Discard));
             let others = move || {
                 let now = memory.counters();
@@ -100,12 +102,13 @@ fn a_flush_waits_for_records_that_are_being_stored() {
                 Met::Never => break,
             }
         }
-        // Before the mirror and the fence; where there is data, before the record too.
+        // Before the mirror and the fence; with data, before the record, too.
         assert!(waits >= 2, "{what:?}: {waits} moments at which it waits");
     }
 }
 
-/// A flush whose epoch another flush closed and covered while it waited for the pass stores and fences nothing.
+/// While a flush waits for the pass, another flush can close and cover its epoch. It then stores and fences
+/// nothing.
 #[test]
 fn a_flush_that_another_ones_pass_has_covered_makes_no_pass_of_its_own() {
     let mut served = 0;
@@ -117,7 +120,7 @@ fn a_flush_that_another_ones_pass_has_covered_makes_no_pass_of_its_own() {
         let others = move || {
             act_as(WRITER);
             cache.flush().expect("the cache runs");
-            // So that another pass would find something to mark.
+            // Another pass would find this write to mark.
             assert!(try_write(&cache, CHUNK, 2), "there is space");
             noted.set(Some(memory.counters()));
             act_as(READER);
@@ -131,19 +134,19 @@ fn a_flush_that_another_ones_pass_has_covered_makes_no_pass_of_its_own() {
             Met::Blocked => continue,
             Met::Never => break,
         }
-        let (now, others) = (rig.memory.counters(), after_others.get().expect("they came"));
+        let (now, others) = (rig.memory.counters(), after_others.get().expect("the others ran"));
         if moment == 1 {
-            // It had closed its epoch and was about to take the pass.
+            // The flush had closed its epoch and was about to begin the pass.
             assert_eq!((now.stores, now.fences), (others.stores, others.fences), "a pass of its own");
             assert!(others.fences > before.fences);
             served += 1;
         }
     }
-    assert_eq!(served, 1, "nobody came before the pass was taken");
+    assert_eq!(served, 1, "no flush ran before the pass began");
 }
 
-/// Of two forced writes to one lane one mark is stored, whoever writes there meanwhile: a second one would go over the last that is
-/// durable while the first is not.
+/// Two FUA writes to one lane store one mark, whatever other writes do meanwhile: a second mark would
+/// overwrite the last durable one while the first is not durable.
 #[test]
 fn a_lane_is_marked_once_behind_a_fence() {
     let mut moments = 0;

@@ -1,5 +1,5 @@
-//! Others come between two steps of an operation: at every moment at which it holds no lock, one moment after the
-//! other, on one thread, so that each schedule is the same in every run.
+//! Other operations run between two steps of an operation, on one thread. A test tries every moment at which
+//! the operation holds no lock, one after the other, so each schedule is the same in every run.
 
 mod flushes;
 mod meeting;

@@ -1,5 +1,6 @@
-//! An environment in which others can come at a chosen moment: before a lock is taken, after one was let go, and before
-//! memory is read, stored to or fenced. Where they would have to wait for a lock that is held, they have not come: another schedule has them.
+//! An environment in which other operations can run at a chosen moment: before a lock is taken, after one was
+//! released, and before memory is read, stored to or fenced. If they would have to wait for a held lock, they
+//! do not run: another schedule covers them.
 
 use cbd_engine::Environment;
 use cbd_sim::{CrashMemory, SimEnvironment};
@@ -11,17 +12,17 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 type Work = Box<dyn FnOnce()>;
 
-/// Whether others came between.
+/// Whether the other operations ran.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Met {
     Came,
-    /// They would have had to wait.
+    /// They would have had to wait for a lock.
     Blocked,
     /// The operation has fewer moments.
     Never,
 }
 
-/// What ends others who would have to wait.
+/// The panic that ends operations that would have to wait.
 struct WouldBlock;
 
 thread_local! {
@@ -30,7 +31,7 @@ thread_local! {
     static MET: Cell<Met> = const { Cell::new(Met::Never) };
 }
 
-/// Runs `operation`; at its `moment`-th moment, from 1, `others` come between, if they can.
+/// Runs `operation`; at its `moment`-th moment, from 1, runs `others` unless they would have to wait.
 pub fn meet<T>(moment: u32, others: impl FnOnce() + 'static, operation: impl FnOnce() -> T) -> (T, Met) {
     MET.set(Met::Never);
     HOOK.set(Some((moment, Box::new(others))));
@@ -39,7 +40,7 @@ pub fn meet<T>(moment: u32, others: impl FnOnce() + 'static, operation: impl FnO
     (result, MET.get())
 }
 
-/// Nobody comes any more: the operation was cut short.
+/// Cancels `others`: the operation was cut short.
 pub fn forget() {
     HOOK.set(None);
     IS_BETWEEN.set(false);
@@ -66,10 +67,10 @@ fn pass() {
     }
 }
 
-/// A lock beside which others can come.
+/// A lock beside which other operations can run.
 pub struct MeetingLock(Inner);
 
-// SAFETY: it is the lock inside that excludes; what comes before and after changes nothing of it.
+// SAFETY: the inner lock excludes; the calls before and after it do not change its state.
 unsafe impl RawMutex for MeetingLock {
     const INIT: Self = Self(Inner::INIT);
     type GuardMarker = GuardNoSend;
@@ -88,13 +89,13 @@ unsafe impl RawMutex for MeetingLock {
     }
 
     unsafe fn unlock(&self) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract is that of the inner lock.
         unsafe { self.0.unlock() };
         pass();
     }
 }
 
-/// A memory before whose loads, stores and fences others can come.
+/// A memory before whose loads, stores and fences other operations can run.
 #[derive(Clone, Debug)]
 pub struct MeetingMemory(pub CrashMemory);
 

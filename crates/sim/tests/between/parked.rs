@@ -1,30 +1,30 @@
-//! Others come between the steps in which what is parked is tried again.
+//! Other operations run between the steps in which writeback tries parked data again.
 
 use crate::rig::{BLOCK, Rig, settle, step};
 use cbd_engine::{OnWriteError, Settings};
 use cbd_sim::{DiskFaults, act_as};
 use cbd_types::ByteRange;
 
-/// Blocks with one sector each that the disk refuses.
+/// Number of blocks with one sector each that the disk refuses.
 const REFUSED: u64 = 4;
 const SECTOR: u64 = 512;
 
 #[test]
-fn what_was_overwritten_before_it_is_tried_again_is_left_alone() {
-    expect_nothing_condemned(&[0, 1, 2, 3]);
+fn what_was_overwritten_before_its_retry_is_left_alone() {
+    expect_nothing_marked_bad(&[0, 1, 2, 3]);
 }
 
 #[test]
 fn what_was_carried_before_it_is_tried_again_is_left_alone() {
-    expect_nothing_condemned(&[]);
+    expect_nothing_marked_bad(&[]);
 }
 
-/// Between being collected and being sent what is parked is overwritten, or else carried forward by reclaim, and its segment
-/// is used again, at a later place in the log than the data that counts now. If what stands there then were taken for damage
-/// of what was parked, it would condemn that data.
-fn expect_nothing_condemned(overwritten: &[u64]) {
+/// Between collecting and sending, parked data is overwritten, or reclaim carries it forward, and its segment
+/// is reused at a later position of the log than the data that counts now. The new content of the segment
+/// must not be taken for damage of what was parked: that would mark the newer data bad.
+fn expect_nothing_marked_bad(overwritten: &[u64]) {
     let rig = rig_with_parked_sectors();
-    // The first of them is in flight for long, and the others wait for it: the queue holds one.
+    // The first of them is in flight for a long time, and the others wait for it: the queue holds one.
     rig.disk.set_latency(10_000);
     let is_tried = |rig: &Rig| rig.disk.in_flight_of(rig.maintainer.borrow().queue().number()) > 0;
     step_until(&rig, is_tried);
@@ -42,7 +42,7 @@ fn expect_nothing_condemned(overwritten: &[u64]) {
         rig.write(filler * BLOCK, 3);
         filler += 1;
     }
-    assert!(is_tried(&rig), "the first came back too early for the others to wait");
+    assert!(is_tried(&rig), "the first completed too early for the others to wait");
 
     settle(&rig.environment, &rig.maintainer);
     let status = rig.cache.status();
@@ -62,7 +62,7 @@ fn expect_nothing_condemned(overwritten: &[u64]) {
     expect_all(&rig.restart());
 }
 
-/// Parked sectors in a segment in which nothing else is dirty, behind which the log goes on.
+/// Parked sectors in a segment in which nothing else is dirty; the log continues behind it.
 fn rig_with_parked_sectors() -> Rig {
     let rig = Rig::new(1);
     let settings = rig.cache.settings();
@@ -88,5 +88,5 @@ fn step_until(rig: &Rig, is_so: impl Fn(&Rig) -> bool) {
         }
         let _ = step(&rig.environment, &rig.maintainer);
     }
-    panic!("it never comes to that: {:?}", rig.cache.status());
+    panic!("the condition is never met: {:?}", rig.cache.status());
 }

@@ -1,4 +1,4 @@
-//! Others come between the steps of a read.
+//! Other operations run between the steps of a read.
 
 use crate::meeting::{Met, meet};
 use crate::rig::{BLOCK, MOMENTS_MAX, READER, Rig, WRITER, same, settle, try_write};
@@ -7,7 +7,7 @@ use cbd_types::{ByteRange, CHUNK};
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// All clean segments are reclaimed and written over with other data.
+/// Reclaims all clean segments and overwrites them with other data.
 fn reuse_everything(rig: &Rig) -> impl FnOnce() + 'static {
     let (environment, maintainer) = (Arc::clone(&rig.environment), Rc::clone(&rig.maintainer));
     let cache = Arc::clone(&rig.cache);
@@ -27,7 +27,7 @@ fn reuse_everything(rig: &Rig) -> impl FnOnce() + 'static {
 }
 
 #[test]
-fn a_segment_that_is_read_is_not_used_anew() {
+fn a_segment_that_is_read_is_not_reused() {
     let mut moments = 0;
     for moment in 1..MOMENTS_MAX {
         let rig = Rig::new(1);
@@ -63,7 +63,7 @@ fn what_was_read_anew_does_not_replace_a_write_that_came_between() {
         let rig = Rig::new(1);
         rig.write(0, 1);
         rig.drain();
-        // Its data is damaged, and the disk has it.
+        // The data of the block is damaged, and the disk has a copy.
         for at in (0..rig.memory.image().len() as u64).step_by(64) {
             if rig.memory.image()[at as usize..at as usize + 64] == [1; 64] {
                 rig.memory.flip(at, 5);
@@ -80,7 +80,7 @@ fn what_was_read_anew_does_not_replace_a_write_that_came_between() {
         let ((), met) = meet(moment, others, || {
             let (mut bytes, mut misses) = (vec![0xee; BLOCK as usize], Vec::new());
             rig.cache.read(ByteRange::at(0, BLOCK), &mut bytes, &mut misses).expect("the disk has it");
-            // What the disk had when it was asked.
+            // The data that the disk returned at the time of the read.
             misses.into_iter().for_each(|miss| rig.cache.complete_fill(miss, &[1; BLOCK as usize]));
         });
         match met {

@@ -1,4 +1,4 @@
-//! Others come between the steps of reclaim.
+//! Other operations run between the steps of reclaim.
 
 use crate::meeting::{Met, meet};
 use crate::rig::{BLOCK, MOMENTS_MAX, Rig, WRITER, settle, try_write};
@@ -7,7 +7,7 @@ use cbd_sim::{act_as, until_crash};
 use cbd_types::ByteRange;
 use std::sync::Arc;
 
-/// Three segments of blocks, clean, of which the first blocks were read since.
+/// Three clean segments of blocks, of which the first blocks were read.
 fn rig_with_clean_segments() -> Rig {
     let rig = rig_with_unread_segments();
     (0..8).for_each(|block| rig.expect(block * BLOCK, 1 + block as u8));
@@ -15,7 +15,7 @@ fn rig_with_clean_segments() -> Rig {
     rig
 }
 
-/// Three segments of blocks, clean, that nobody has read.
+/// Three clean segments of blocks, none of which was read.
 fn rig_with_unread_segments() -> Rig {
     let rig = Rig::new(1);
     for block in 0..36 {
@@ -25,7 +25,7 @@ fn rig_with_unread_segments() -> Rig {
     rig
 }
 
-/// What reclaim keeps of clean segments once `look` was at them.
+/// The number of second chances that reclaim gives after `look`.
 fn chances_after(look: impl FnOnce(&Rig)) -> u64 {
     let rig = rig_with_unread_segments();
     look(&rig);
@@ -40,7 +40,7 @@ fn chances_after(look: impl FnOnce(&Rig)) -> u64 {
 fn what_a_client_reads_is_given_a_second_chance() {
     assert_eq!(chances_after(|_| {}), 0);
     assert_eq!(chances_after(|rig| (0..4).for_each(|block| rig.expect(block * BLOCK, 1 + block as u8))), 4);
-    // Several blocks at once, which takes another way.
+    // Several blocks at once, which take another path.
     let read = |rig: &Rig| {
         let (mut bytes, mut misses) = (vec![0; 4 * BLOCK as usize], Vec::new());
         rig.cache.read(ByteRange::at(0, 4 * BLOCK), &mut bytes, &mut misses).expect("it is there");
@@ -50,7 +50,7 @@ fn what_a_client_reads_is_given_a_second_chance() {
 }
 
 #[test]
-fn who_asks_what_is_cached_gives_nothing_a_second_chance() {
+fn a_query_of_what_is_cached_gives_no_second_chance() {
     let ask = |rig: &Rig| {
         let extents = rig.cache.extents(ByteRange::at(0, 36 * BLOCK));
         assert!(extents.iter().all(|extent| extent.cached && !extent.dirty), "{extents:?}");

@@ -1,4 +1,4 @@
-//! A small cache whose operations others can come between.
+//! A small cache between whose steps other operations can run.
 
 use crate::meeting::{Meeting, MeetingMemory, forget};
 use cbd_engine::{Admission, BackendSpec, Cache, FormatOptions, Maintainer, Settings, Step, Transport};
@@ -15,7 +15,7 @@ const SEGMENT: u64 = 64 << 10;
 /// More moments than any operation here has.
 pub const MOMENTS_MAX: u32 = 2000;
 
-/// Whose stores and fences.
+/// Actors of stores and fences.
 pub const READER: u32 = 1;
 pub const WRITER: u32 = 2;
 const MAINTAINER: u32 = 3;
@@ -32,7 +32,7 @@ pub struct Rig {
 }
 
 impl Rig {
-    /// A cache of this many lanes before a device of twice as many chunks.
+    /// A cache with `lanes` lanes in front of a device of twice as many chunks.
     pub fn new(lanes: u32) -> Self {
         act_as(0);
         let environment = Arc::new(Meeting(SimEnvironment::new(5, 0)));
@@ -73,11 +73,11 @@ impl Rig {
         let cache = transport.open_cache(backend).expect("a cache");
         let maintainer = Maintainer::new(Arc::clone(&cache), disk.queue(1), disk.geometry());
         let maintainer = Rc::new(RefCell::new(maintainer));
-        let _watchdog = Watchdog::new(Duration::from_secs(60), "a small cache that others come to");
+        let _watchdog = Watchdog::new(Duration::from_secs(60), "a small cache with interleaved operations");
         Self { environment, memory, disk, backend, cache, maintainer, _watchdog }
     }
 
-    /// The power is cut, now or at the moment at which an operation was cut short.
+    /// Cuts the power now, or at the moment at which an operation was cut short.
     pub fn restart(self) -> Self {
         forget();
         act_as(0);
@@ -90,7 +90,8 @@ impl Rig {
         assert!(try_write(&self.cache, at, value), "there is space");
     }
 
-    /// What a client sees of the block at `at`: one byte throughout, from the cache or from the disk.
+    /// Expects that a client sees the byte `value` throughout the block at `at`, from the cache or from the
+    /// disk.
     #[track_caller]
     pub fn expect(&self, at: u64, value: u8) {
         assert_eq!(self.see(at), Ok(value), "the block at {at}");
@@ -106,7 +107,7 @@ impl Rig {
         same(&bytes)
     }
 
-    /// Everything goes to the disk.
+    /// Writes everything back to the disk.
     pub fn drain(&self) {
         act_as(0);
         self.cache.request_drain();
@@ -118,14 +119,14 @@ impl Rig {
     }
 }
 
-/// Writes a block of `value`; false where there is no space.
+/// Writes a block of `value`; false without space.
 pub fn try_write(cache: &Cache<Meeting>, at: u64, value: u8) -> bool {
     let data = vec![value; BLOCK as usize];
     let admission = cache.write(ByteRange::at(at, BLOCK), &data, Waker::noop()).expect("the cache runs");
     matches!(admission, Admission::Done(_))
 }
 
-/// The byte of which all of `bytes` are.
+/// The byte that all of `bytes` equal.
 pub fn same(bytes: &[u8]) -> Result<u8, String> {
     match bytes.iter().find(|byte| **byte != bytes[0]) {
         None => Ok(bytes[0]),
@@ -133,7 +134,7 @@ pub fn same(bytes: &[u8]) -> Result<u8, String> {
     }
 }
 
-/// One step of the maintainer, and the wait that it asks for. Whether there is more to do.
+/// One step of the background worker, and the wait that it asks for. Returns whether there is more to do.
 pub fn step(environment: &Meeting, maintainer: &RefCell<Maintainer<Meeting, SimQueue>>) -> bool {
     act_as(MAINTAINER);
     match maintainer.borrow_mut().step() {
@@ -146,17 +147,17 @@ pub fn step(environment: &Meeting, maintainer: &RefCell<Maintainer<Meeting, SimQ
     }
 }
 
-/// Maintains until nothing is left to do.
+/// Runs the background worker until it has nothing to do.
 pub fn settle(environment: &Meeting, maintainer: &RefCell<Maintainer<Meeting, SimQueue>>) {
     for _ in 0..20_000 {
         if !step(environment, maintainer) {
             return;
         }
     }
-    panic!("the maintainer never comes to rest");
+    panic!("the background worker never becomes idle");
 }
 
-/// What a cache that is opened on `memory` takes for drained.
+/// The drained epoch of a cache that is opened on `memory`.
 pub fn drained_of(environment: Arc<Meeting>, memory: CrashMemory, backend: BackendId) -> Epoch {
     act_as(0);
     let transport = Transport::open(environment, Region::new(MeetingMemory(memory))).expect("a transport");

@@ -1,4 +1,4 @@
-//! The maintainer gives a segment back between the steps of a write that finds too few of them free.
+//! The background worker frees a segment between the steps of a write that finds too few free ones.
 
 use crate::meeting::{Met, meet};
 use crate::rig::{BLOCK, MOMENTS_MAX, Rig, WRITER, step, try_write};
@@ -10,13 +10,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Wake, Waker};
 
-/// What the disk refuses: more than the open segment of a full lane has room for.
+/// What the disk refuses: more than fits in the open segment of a full lane.
 const REFUSED: ByteRange = ByteRange { start: 0, end: 2 * BLOCK };
-/// In the lane that has room in its open segment.
+/// An offset in the lane whose open segment has room.
 const ROOMY: u64 = CHUNK;
-/// As many records as a segment can have.
+/// The maximum number of records of a segment.
 const SMALL_RECORDS: u64 = 448;
-/// More steps than the maintainer takes.
+/// More steps than the background worker takes.
 const STEPS_MAX: u32 = 20_000;
 
 struct Alarm(AtomicBool);
@@ -27,8 +27,9 @@ impl Wake for Alarm {
     }
 }
 
-/// A full cache of two lanes, one of which has room in its open segment. What the disk refuses of the other is parked as soon as
-/// the maintainer steps, which takes a segment that is kept back. Also how many are.
+/// A full cache of two lanes, one of which has room in its open segment. As soon as the background worker
+/// steps, it parks what the disk refuses of the other lane, which takes a segment of the reserve. Also
+/// returns the number of reserve segments.
 fn rig_that_is_full() -> (Rig, u32) {
     let rig = Rig::new(2);
     let settings =
@@ -36,8 +37,8 @@ fn rig_that_is_full() -> (Rig, u32) {
     rig.cache.set_settings(settings).expect("in range");
     rig.disk.set_faults(DiskFaults { unwritable: vec![REFUSED], ..DiskFaults::default() });
     rig.write(ROOMY, 1);
-    // The oldest segment has so many records that reclaim takes more than a step of the maintainer for it. The last of these
-    // gives it back before it looks at the lane that a write holds.
+    // The oldest segment has so many records that reclaim needs more than one step of the background worker
+    // for it. The last of these steps frees the segment before it accesses the lane that a write holds.
     for sector in 0..SMALL_RECORDS {
         let range = ByteRange::at(CHUNK / 2 + sector * 512, 512);
         let admission = rig.cache.zero(range, true, &mut ZeroProgress::default(), Waker::noop());
@@ -52,7 +53,8 @@ fn rig_that_is_full() -> (Rig, u32) {
     (rig, reserve)
 }
 
-/// Maintains until as many segments are free as `wanted` says: how many steps that took.
+/// Runs the background worker until `wanted` accepts the number of free segments; returns the number of
+/// steps.
 fn steps_until(rig: &Rig, wanted: impl Fn(u32) -> bool) -> u32 {
     let free = || rig.cache.status().free_segments;
     let took = (0..STEPS_MAX).find(|_| wanted(free()) || !step(&rig.environment, &rig.maintainer));
@@ -60,7 +62,7 @@ fn steps_until(rig: &Rig, wanted: impl Fn(u32) -> bool) -> u32 {
     took.expect("an end")
 }
 
-/// The steps of the maintainer up to the one that makes what is kept back whole again.
+/// The steps of the background worker up to the one that refills the reserve.
 fn steps_before_the_release() -> u32 {
     let (rig, reserve) = rig_that_is_full();
     let taken = steps_until(&rig, |free| free < reserve);
@@ -90,7 +92,8 @@ fn a_write_that_meets_the_release_of_a_segment_is_done_or_woken() {
         if met == Met::Never {
             break;
         }
-        // The step may have to wait for the lane that the write holds: before it gives the segment back, or only then.
+        // The step may have to wait for the lane that the write holds: before it frees the segment, or
+        // afterwards.
         if rig.cache.status().free_segments < reserve {
             continue;
         }
@@ -100,7 +103,7 @@ fn a_write_that_meets_the_release_of_a_segment_is_done_or_woken() {
             Admission::Full => {
                 waited += 1;
                 let is_woken = alarm.0.load(Ordering::SeqCst);
-                assert!(is_woken, "moment {moment}: it waits for space that is there, and nobody wakes it");
+                assert!(is_woken, "moment {moment}: the write waits for space that exists and is not woken");
             }
         }
     }

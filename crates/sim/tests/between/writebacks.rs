@@ -1,4 +1,4 @@
-//! Others come between the steps of writeback.
+//! Other operations run between the steps of writeback.
 
 use crate::meeting::{Met, meet};
 use crate::rig::{MOMENTS_MAX, Rig, WRITER, step, try_write};
@@ -6,8 +6,8 @@ use cbd_sim::{DiskImage, act_as};
 use cbd_types::CHUNK;
 use std::sync::Arc;
 
-/// In strict order what was written after a flush is not on the disk before what the flush covered, wherever the writes
-/// come between. The later write has the lower address, so it would be first if both went together.
+/// In `strict`, what was written after a flush is not on the disk before what the flush covered, whenever the
+/// writes come. The later write has the lower address, so it would be first if both were written together.
 #[test]
 fn what_a_flush_covered_is_on_the_disk_first() {
     for earlier_chunk in [2, 3] {
@@ -37,12 +37,12 @@ fn expect_in_order(earlier: u64, later: u64) {
             };
             for _ in 0..60 {
                 let _ = step(&rig.environment, &rig.maintainer);
-                // Whatever is left of what was written and not flushed.
+                // Whatever remains of what was written and not flushed.
                 for seed in 0..4 {
                     let left = rig.disk.image_after_power_cut(seed);
                     assert!(
                         on(&left, earlier, 1) || !on(&left, later, 2),
-                        "moment {moment}: the later one is there first"
+                        "moment {moment}: the later write is there first"
                     );
                 }
             }
@@ -58,7 +58,7 @@ fn expect_in_order(earlier: u64, later: u64) {
     assert!(moments >= 20, "{moments} moments are too few to come between");
 }
 
-/// What others see of drained is on the medium already.
+/// The drained epoch that other threads see is on the medium already.
 #[test]
 fn drained_is_seen_only_when_it_is_durable() {
     let rig = Rig::new(1);

@@ -1,4 +1,4 @@
-//! What recovery leaves behind: evidence of what it found, second copies that are whole again, and no promise that the
+//! The state after recovery: evidence of what recovery found, repaired second copies, and no promise that the
 //! backing device does not keep.
 
 use crate::rig::{BLOCK, PAGE, Rig, SECTOR, Seen, Shape, value_of};
@@ -70,7 +70,7 @@ fn what_recovery_lost_voids_the_backing_device_until_its_overwrite_is_drained() 
     rig.lose_slots(rig.first_log(), &[1]);
     let mut rig = rig.restart();
     rig.expect_lost(SECTOR);
-    // Healed before writeback has looked.
+    // Repaired before writeback has read the damage.
     rig.zero(ByteRange { start: 0, end: rig.cache.size() });
     rig.cache.flush().unwrap();
     assert_eq!(rig.cache.status().damaged, []);
@@ -83,8 +83,9 @@ fn what_recovery_lost_voids_the_backing_device_until_its_overwrite_is_drained() 
     assert!(rig.cache.status().backing_is_consistent, "{:?}", rig.cache.status().void_reason);
 }
 
-/// The places of a second copy that a crash has left torn: it is whole again after a restart, so that the first may fail.
-fn expect_that_a_restart_mends(first: impl Fn(&Rig) -> u64, second: impl Fn(&Rig) -> u64) {
+/// Damages the second copy of a structure, as a crash can tear it, restarts, and fails the first copy: the
+/// restart must have repaired the second one.
+fn expect_that_a_restart_repairs(first: impl Fn(&Rig) -> u64, second: impl Fn(&Rig) -> u64) {
     let rig = Rig::new();
     rig.write_sectors(0, 3);
     rig.cache.flush().unwrap();
@@ -102,41 +103,41 @@ fn expect_that_a_restart_mends(first: impl Fn(&Rig) -> u64, second: impl Fn(&Rig
 
 #[test]
 fn a_torn_copy_of_the_last_record_is_whole_again_after_a_restart() {
-    expect_that_a_restart_mends(|rig| rig.first_log().slot(2)[0], |rig| rig.first_log().slot(2)[1]);
-    expect_that_a_restart_mends(|rig| rig.first_log().slot(2)[1], |rig| rig.first_log().slot(2)[0]);
+    expect_that_a_restart_repairs(|rig| rig.first_log().slot(2)[0], |rig| rig.first_log().slot(2)[1]);
+    expect_that_a_restart_repairs(|rig| rig.first_log().slot(2)[1], |rig| rig.first_log().slot(2)[0]);
 }
 
 #[test]
 fn a_torn_copy_of_a_header_is_whole_again_after_a_restart() {
     let ends = |rig: &Rig| [rig.first_log().base, rig.first_log().base + rig.first_log().size - PAGE];
     let base = std::cell::Cell::new(0);
-    // The first copy is what the rig finds a log by.
+    // The rig finds a log by the first copy.
     let first = |rig: &Rig| {
         base.set(rig.first_log().base);
         ends(rig)[0]
     };
-    expect_that_a_restart_mends(first, |rig| ends(rig)[1]);
-    expect_that_a_restart_mends(|rig| ends(rig)[1], |rig| ends(rig)[0]);
+    expect_that_a_restart_repairs(first, |rig| ends(rig)[1]);
+    expect_that_a_restart_repairs(|rig| ends(rig)[1], |rig| ends(rig)[0]);
 }
 
 #[test]
-fn a_torn_slot_of_the_state_is_whole_again_after_a_restart() {
+fn a_torn_slot_of_the_state_is_repaired_by_a_restart() {
     // Pages 1 and 2: drained; 3 and 4: tails.
     for [a, b] in [[1, 2], [3, 4]] {
         let page = |page: u64| move |rig: &Rig| rig.segment(0) + page * PAGE;
-        expect_that_a_restart_mends(page(a), page(b));
-        expect_that_a_restart_mends(page(b), page(a));
+        expect_that_a_restart_repairs(page(a), page(b));
+        expect_that_a_restart_repairs(page(b), page(a));
     }
 }
 
 #[test]
-fn a_torn_slot_of_a_row_is_whole_again_after_a_restart() {
+fn a_torn_slot_of_a_row_is_repaired_by_a_restart() {
     let layout = |rig: &Rig| rig.transport.info().layout;
     // Four rows of 1 KiB of backends; the segment table has 64 bytes a row.
-    expect_that_a_restart_mends(|rig| layout(rig).backend_area, |rig| layout(rig).backend_area + 4 * 1024);
-    expect_that_a_restart_mends(|rig| layout(rig).backend_area + 4 * 1024, |rig| layout(rig).backend_area);
+    expect_that_a_restart_repairs(|rig| layout(rig).backend_area, |rig| layout(rig).backend_area + 4 * 1024);
+    expect_that_a_restart_repairs(|rig| layout(rig).backend_area + 4 * 1024, |rig| layout(rig).backend_area);
     let copy = |rig: &Rig| (u64::from(layout(rig).segment_count) * 64).next_multiple_of(PAGE);
-    expect_that_a_restart_mends(
+    expect_that_a_restart_repairs(
         |rig| layout(rig).segment_table + 64,
         |rig| layout(rig).segment_table + 64 + copy(rig),
     );
@@ -147,7 +148,7 @@ fn a_torn_slot_of_a_row_is_durably_whole_when_the_tables_are_open() {
     let rig = Rig::new();
     let layout = rig.transport.info().layout;
     rig.memory.flip(layout.backend_area + 20, 3);
-    // Twice: nothing but the tables is opened, and the power fails.
+    // Twice: only the tables are opened, and the power fails.
     let mut memory = rig.memory.power_cut(1, Keep::Nothing);
     for _ in 0..2 {
         let transport = Transport::open(Arc::clone(&rig.environment), Region::new(memory.clone())).unwrap();
@@ -158,8 +159,8 @@ fn a_torn_slot_of_a_row_is_durably_whole_when_the_tables_are_open() {
     }
 }
 
-/// Drains and reclaims, crashes in the `crash`-th store or fence of that, restarts, fails one page of the state, and restarts.
-/// Returns whether it crashed.
+/// Drains and reclaims, crashes in the `crash`-th store or fence of that, restarts, fails one page of the
+/// state, and restarts again. Returns whether it crashed.
 fn crash_while_the_state_changes(crash: u64, page: u64) -> bool {
     let mut rig = Rig::new();
     rig.write(0, BLOCK, 7);
@@ -189,7 +190,7 @@ fn a_crash_between_the_two_slots_of_the_state_costs_nothing_when_a_page_fails_la
     }
 }
 
-/// What a cache says of itself and of what was written, where a test looks.
+/// What the cache reports about itself and its data, at the offsets that the test reads.
 fn seen_of(rig: &Rig, memory: &CrashMemory) -> String {
     let cache = rig.opened(memory);
     let values: Vec<_> = [0, BLOCK, 1 << 20]
@@ -206,13 +207,13 @@ fn seen_of(rig: &Rig, memory: &CrashMemory) -> String {
     format!("drained {:?}, {} free, {values:?}", status.drained_epoch, status.free_segments)
 }
 
-/// The memory at every store and fence of `work`, as a process leaves it that dies there.
+/// The memory at every store and fence of `work`, as a process leaves it that dies at that moment.
 fn crashes_of(rig: &mut Rig, work: impl FnOnce(&mut Rig)) -> Vec<CrashMemory> {
     rig.moments_of(work).iter().map(CrashMemory::process_crash).collect()
 }
 
-/// A process dies anywhere in `work`, the next one recovers, and then the power fails, and one page: what was found once is
-/// found again, whether the page failed before it was found or afterwards.
+/// A process dies at any moment in `work`, the next one recovers, and then the power and one page fail. What
+/// was found once is found again, whether the page failed before the first recovery or after it.
 fn expect_that_what_was_found_stays(rig: &mut Rig, pages: &[u64], work: impl FnOnce(&mut Rig)) {
     for (number, crashed) in crashes_of(rig, work).into_iter().enumerate() {
         for at in pages {
@@ -241,7 +242,8 @@ fn how_far_a_dead_process_drained_and_reclaimed_outlives_a_power_cut_and_a_faile
     expect_that_what_was_found_stays(&mut rig, &pages, Rig::reclaim_everything);
 }
 
-/// Of two slots recovery makes the older one whole; what a dead process left in a processor's cache is durable before.
+/// Recovery repairs the older one of two slots; what a dead process left in a processor's cache is made
+/// durable first.
 #[test]
 fn a_power_cut_while_the_state_is_made_whole_leaves_one_slot_of_it() {
     let mut rig = Rig::new();
@@ -271,7 +273,7 @@ fn what_a_dead_process_wrote_and_another_showed_outlives_a_power_cut_and_a_faile
     rig.write_sectors(0, 1);
     rig.leave_the_segment(1 << 20);
     rig.leave_the_segment(1 << 20);
-    // The write begins a segment: its header and its copy, its first records and their mirrors.
+    // The write begins a segment: its header with the copy, its first records and their mirrors.
     while rig.logs().len() < 4 {
         let log = *rig.logs().last().expect("there are segments");
         let next = log.base + log.size;
@@ -280,7 +282,7 @@ fn what_a_dead_process_wrote_and_another_showed_outlives_a_power_cut_and_a_faile
     }
 }
 
-/// A flush that relies on the mark of a dead process leaves no other: that one is durable.
+/// A flush that relies on the mark of a dead process stores no other mark: that one is durable.
 #[test]
 fn a_mark_of_a_dead_process_that_a_flush_relied_on_outlives_a_power_cut() {
     let mut rig = Rig::new();

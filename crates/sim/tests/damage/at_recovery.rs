@@ -1,4 +1,5 @@
-//! Damage that recovery meets: what something later proves is condemned, all of it and nothing more; the rest is there.
+//! Damage that recovery meets: everything that later evidence proves to be lost is marked bad, and nothing
+//! more; the rest is there.
 
 use crate::rig::{BLOCK, Log, PAGE, Rig, SECTOR, SLOTS_PER_PAIR, Seen, Shape, value_of};
 use cbd_types::{ByteRange, ErrorKind};
@@ -6,7 +7,7 @@ use std::time::{Duration, Instant};
 
 const WRITTEN: u64 = 70;
 
-/// Loses the first page pair of the first segment and restarts; expects the rest, on the disk too.
+/// Loses the first page pair of the first segment and restarts; expects the rest, also on the disk.
 fn expect_the_rest_of_a_lost_pair(rig: Rig) {
     rig.lose_pair(rig.first_log(), 0);
     let mut rig = rig.restart();
@@ -74,14 +75,14 @@ fn a_lane_whose_only_segment_lost_both_headers_is_condemned_as_far_as_it_was_flu
             rig.expect_lost(sector * SECTOR);
         }
     }
-    // It serves on, and what is written now is found again.
+    // The lane continues, and what is written now is found again.
     rig.write(8 * BLOCK, BLOCK, 3);
     let rig = rig.restart();
     rig.expect_value(8 * BLOCK, 3);
     rig.expect_that_overwriting_heals();
 }
 
-/// None of it has the number of what was condemned.
+/// None of it has the sequence number of what was marked bad.
 #[test]
 fn what_is_written_after_a_lane_lost_its_only_segment_is_found_again() {
     let rig = Rig::new();
@@ -98,13 +99,13 @@ fn what_is_written_after_a_lane_lost_its_only_segment_is_found_again() {
     }
 }
 
-/// The dropped record and the one that is proved have the same sequence number.
+/// The dropped record and the proven one have the same sequence number.
 #[test]
 fn a_flushed_write_whose_segment_lost_both_headers_is_not_taken_for_a_dropped_one() {
     let rig = Rig::new();
     assert!(rig.try_write(0, BLOCK, 1));
     rig.cache.flush().unwrap();
-    // Torn by a power cut: the record is there, and not all of its data.
+    // Torn by a power cut: the record is there, but not all of its data.
     assert!(rig.try_write(8 * BLOCK, BLOCK, 2));
     let log = rig.first_log();
     rig.memory.flip(log.base + log.size - PAGE - 2 * BLOCK + 17, 3);
@@ -120,7 +121,7 @@ fn a_flushed_write_whose_segment_lost_both_headers_is_not_taken_for_a_dropped_on
     rig.expect_that_overwriting_heals();
 }
 
-/// Recovery begins a run, and a lane that has not written since is marked by it all the same.
+/// Recovery begins a new run, and still marks a lane that has not written since.
 #[test]
 fn a_mark_of_a_lane_that_wrote_nothing_since_it_was_opened_proves_its_last_record() {
     let rig = Rig::new();
@@ -152,7 +153,7 @@ fn what_recovery_found_lost_stays_so_when_it_can_be_read_again() {
 }
 
 #[test]
-fn the_oldest_segment_that_lost_both_headers_condemns_what_it_may_have_held() {
+fn the_oldest_segment_that_lost_both_headers_marks_bad_what_it_may_have_held() {
     let mut rig = Rig::new();
     rig.write_sectors(0, 3);
     let log = rig.first_log();
@@ -190,7 +191,7 @@ fn a_segment_in_the_middle_that_lost_both_headers_condemns_what_is_older() {
 #[test]
 fn a_record_that_is_older_than_a_loss_does_not_heal_it() {
     let rig = Rig::new();
-    // Slot 0: something else. Slot 1: the block. Slot 2: the block again, which is acknowledged and then lost.
+    // Slot 0: another block. Slot 1: the block. Slot 2: the block again, which is acknowledged and then lost.
     rig.write_sectors(64, 1);
     assert!(rig.try_write(0, BLOCK, 5) && rig.try_write(0, BLOCK, 6));
     rig.cache.flush().unwrap();
@@ -198,7 +199,7 @@ fn a_record_that_is_older_than_a_loss_does_not_heal_it() {
     rig.lose_slots(log, &[2]);
     let rig = rig.restart();
     rig.expect_lost(0);
-    // Now an older one is lost too: the block is newer than that, but not newer than the first loss.
+    // Now an older record is lost, too: the block is newer than that loss, but not newer than the first one.
     rig.lose_slots(log, &[0]);
     let mut rig = rig.restart();
     rig.expect_lost(0);
@@ -248,7 +249,7 @@ fn a_forged_mark_that_has_counted_too_far_is_refused() {
     for (lane_sequence, epoch) in [(END - 1, 1), (1, END - 1)] {
         let rig = Rig::new();
         rig.write_sectors(0, 3);
-        // The first slots of the marks: behind the header, two pages of drained, and two of tails.
+        // The first slots of the marks: behind the header, two pages of drained, and two pages of tails.
         let mut slot = [0; 64];
         slot[4..8].copy_from_slice(&18u32.to_le_bytes());
         slot[8..16].copy_from_slice(&9u64.to_le_bytes());
@@ -259,12 +260,13 @@ fn a_forged_mark_that_has_counted_too_far_is_refused() {
         summed[12..].copy_from_slice(&slot[4..]);
         slot[..4].copy_from_slice(&crc_fast::crc32_iscsi(&summed).to_le_bytes());
         rig.overwrite(rig.segment(0) + 5 * PAGE, &slot);
-        let error = rig.try_restart().err().expect("no machine has counted so far");
+        let error = rig.try_restart().err().expect("no machine has counted that far");
         assert_eq!(error.kind(), ErrorKind::Damaged, "{}", error.line());
     }
 }
 
-/// Sectors 0 to 9, all on the disk. Number 5 was written and number 6 zeroed before; the newest records of both are lost.
+/// Sectors 0 to 9, all on the disk. Sector 5 was written and sector 6 zeroed before; the newest records of
+/// both are lost.
 fn drained_with_a_lost_record() -> Rig {
     let mut rig = Rig::new();
     assert!(rig.try_write(5 * SECTOR, SECTOR, 200));
@@ -299,7 +301,7 @@ fn a_clean_record_that_is_lost_costs_nothing_where_a_later_segment_is_clean_too(
     rig.write_sectors(0, 10);
     rig.leave_the_segment(1 << 20);
     rig.drain();
-    // The last record of its segment: nothing but the next segment's header says what comes behind it.
+    // The last record of its segment: only the header of the next segment tells what follows it.
     let logs = rig.logs();
     let first_sequence = |log: &Log| {
         let at = log.base as usize + 72;
@@ -326,12 +328,12 @@ fn dirty_data_behind_a_clean_record_that_is_lost_is_there_after_a_restart() {
 }
 
 #[test]
-fn a_lost_record_behind_which_nothing_clean_stands_is_condemned() {
+fn a_lost_record_without_a_clean_one_behind_it_is_marked_bad() {
     let mut rig = Rig::new();
     rig.write_sectors(0, 3);
     rig.drain();
     rig.write_sectors(10, 3);
-    // The first behind what was drained: the record before it is clean, those behind it are not.
+    // The first record after what was drained: the record before it is clean, those behind it are not.
     rig.lose_slots(rig.first_log(), &[3]);
     let rig = rig.restart();
     rig.expect_lost(10 * SECTOR);

@@ -1,4 +1,5 @@
-//! Whether a drained backing device has everything: it is said to, exactly when it shows what was acknowledged.
+//! Whether a drained backing device is complete: the cache reports it as complete exactly when it shows what
+//! was acknowledged.
 
 use crate::rig::{BLOCK, Rig, SECTOR, Seen, Shape};
 use cbd_types::{ByteRange, CHUNK};
@@ -41,14 +42,14 @@ fn what_a_lane_has_lost_without_a_trace_is_missing_with_all_of_its_own_chunks() 
     rig.lose_slots(rig.first_log(), &[1]);
     let mut rig = rig.restart();
     rig.drain();
-    // Two of the four chunks, but for the sector behind the lost record.
+    // Two of the four chunks, except for the sector behind the lost record.
     assert_eq!(rig.cache.status().missing_bytes(), 2 * CHUNK - SECTOR);
 }
 
-/// The sectors that have been written, with what they hold, and damage to some of that: after a drain the cache says that the disk
-/// is complete exactly if every sector on it is the newest.
+/// Random sectors are written and some of their data is damaged. After a drain the cache reports the disk as
+/// complete exactly if every sector on it is the newest.
 #[test]
-fn a_disk_is_said_to_be_complete_exactly_if_it_shows_what_was_acknowledged() {
+fn a_disk_is_reported_as_complete_exactly_if_it_shows_what_was_acknowledged() {
     let (mut complete, mut lacking) = (0, 0);
     for seed in 0..64_u64 {
         let mut rig = Rig::new();
@@ -66,7 +67,7 @@ fn a_disk_is_said_to_be_complete_exactly_if_it_shows_what_was_acknowledged() {
                 rig.cache.flush().unwrap();
             }
         }
-        // A sector of data somewhere among those of the first segment, or nothing.
+        // Damages a random sector among the data of the first segment, or nothing.
         let log = rig.first_log();
         if next(4) > 0 {
             rig.memory.flip(log.base + log.size - 4096 - 1 - next(40) * SECTOR, 3);

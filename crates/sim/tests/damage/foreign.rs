@@ -1,5 +1,5 @@
-//! What is valid and does not belong where it stands: of an earlier life of the segment, of another kind, out of a client's
-//! data.
+//! Valid structures that do not belong where they are: from an earlier use of the segment, of another kind,
+//! or from a client's data.
 
 use crate::rig::{BLOCK, Log, PAGE, Rig, SECTOR, SLOTS_PER_PAIR, Shape, value_of};
 use cbd_format::{Record, RecordKind, RecordPlace, SegmentHeader, record::bytes_of, segment::STATE_MAGIC};
@@ -15,7 +15,7 @@ fn header_of(rig: &Rig, log: Log) -> SegmentHeader {
         .expect("it is its own")
 }
 
-/// Writes and reclaims until `log` is the newest segment, in another life.
+/// Writes and reclaims until `log` is the newest segment again, in another use.
 fn live_again(rig: &mut Rig, log: Log) {
     let before = header_of(rig, log);
     for _ in 0..20 {
@@ -26,11 +26,11 @@ fn live_again(rig: &mut Rig, log: Log) {
             return;
         }
     }
-    panic!("a segment is never used anew");
+    panic!("a segment is never reused");
 }
 
-/// The first of two headers is one of an earlier life: the medium forgot the store of the last. What counts is the copy, and
-/// then the first header again: the copy may fail afterwards.
+/// The first of two headers is from an earlier use: the medium lost the store of the last one. The copy
+/// counts, and recovery repairs the first header from it, since the copy may fail later.
 #[test]
 fn a_header_that_a_medium_forgot_to_store_does_not_take_the_segment() {
     for is_restarted in [false, true] {
@@ -40,7 +40,7 @@ fn a_header_that_a_medium_forgot_to_store_does_not_take_the_segment() {
         live_again(&mut rig, log);
         let before = header_of(&rig, log);
         if is_restarted {
-            // The next life's generation is known from the headers only.
+            // Only the headers tell the generation of the next use.
             rig.leave_the_segment(1 << 20);
             rig.reclaim_everything();
             rig = rig.restart();
@@ -58,8 +58,9 @@ fn a_header_that_a_medium_forgot_to_store_does_not_take_the_segment() {
     }
 }
 
-/// A segment of which the second life has used just the first pair of pages with records, and what the next record would be. In
-/// its first life a client's data lay where that would stand, and each block of it began with `forged`.
+/// A segment of which the second use has filled only the first pair of pages with records, and the numbers of
+/// its next record. In the first use, client data lay at the offset of that record, and each block of it
+/// began with `forged`.
 fn with_forged_data(forged: &[u8; 64]) -> (Rig, SegmentHeader, u64, u64) {
     let mut rig = Rig::new();
     let mut block = [0; BLOCK as usize];
@@ -83,7 +84,7 @@ fn with_forged_data(forged: &[u8; 64]) -> (Rig, SegmentHeader, u64, u64) {
     (rig, header, sequence + 1, epoch)
 }
 
-/// Whoever writes blocks that look like records does not know the salt.
+/// A client that writes blocks that look like records does not know the salt.
 #[test]
 fn a_record_that_a_client_forged_in_its_data_is_not_replayed() {
     let (_, header, sequence, epoch) = with_forged_data(&[7; 64]);
@@ -105,14 +106,14 @@ fn a_record_that_is_impossible_at_its_place_counts_as_lost() {
     let shape = Shape { device: 8 << 20, ..Shape::default() };
     let (size, unit) = (shape.device, u64::from(Rig::of(shape).cache.atomic_unit()));
     let cases = [
-        // What no device has.
+        // Ranges that no device has.
         (2, RecordKind::WriteZeroes, ByteRange::at(size, SECTOR)),
         (2, RecordKind::WriteZeroes, ByteRange::at(size - SECTOR, 2 * SECTOR)),
         (2, RecordKind::WriteZeroes, ByteRange::at(100, 7)),
-        // Data lies in one chunk, and is no longer than what is written at once.
+        // Data lies in one chunk, and is at most an atomic unit long.
         (2, RecordKind::Write, ByteRange::at(CHUNK - SECTOR, 2 * SECTOR)),
         (2, RecordKind::Write, ByteRange::at(1 << 20, unit + SECTOR)),
-        // Another is the next.
+        // Another record is the next one.
         (1, RecordKind::WriteZeroes, ByteRange::at(0, SECTOR)),
         (3, RecordKind::WriteZeroes, ByteRange::at(0, SECTOR)),
     ];
@@ -138,7 +139,7 @@ fn a_record_that_is_impossible_at_its_place_counts_as_lost() {
     }
 }
 
-/// Somebody who knows the salt exchanges a record for another one under the running cache.
+/// An attacker who knows the salt replaces a record under the running cache.
 #[test]
 fn a_record_that_is_not_what_the_index_knows_is_not_read() {
     let rig = Rig::new();
@@ -181,8 +182,8 @@ fn a_segment_that_says_it_is_a_state_is_not_replayed() {
     rig.expect_that_overwriting_heals();
 }
 
-/// A segment that recovery took for none, and whose place in the log another has since, in a later run. It has lived more often
-/// than that, too.
+/// A segment that recovery ignored, and whose ordinal another segment has since then, in a later run. It also
+/// has a higher generation than its successor.
 #[test]
 fn a_segment_that_can_be_read_again_does_not_take_the_place_of_its_successor() {
     let mut rig = Rig::new();

@@ -1,4 +1,4 @@
-//! Damage that writeback meets: records of which both copies are gone, and data that does not match.
+//! Damage that writeback meets: records that lost both copies, and data that does not match its checksum.
 
 use crate::rig::{BLOCK, PAGE, Rig, SECTOR, SLOTS_PER_PAIR, Seen, Shape, value_of};
 use cbd_engine::Step;
@@ -25,7 +25,7 @@ fn records_behind_a_failed_page_pair_reach_the_backing_device() {
 }
 
 #[test]
-fn records_behind_a_failed_page_pair_are_not_condemned_with_it() {
+fn records_behind_a_failed_page_pair_are_not_marked_bad_with_it() {
     let rig = with_a_lost_pair();
     for sector in SLOTS_PER_PAIR..WRITTEN {
         assert!(!rig.is_listed(sector * SECTOR), "sector {sector} is whole");
@@ -33,7 +33,7 @@ fn records_behind_a_failed_page_pair_are_not_condemned_with_it() {
 }
 
 #[test]
-fn every_record_of_a_failed_page_pair_is_condemned() {
+fn every_record_of_a_failed_page_pair_is_marked_bad() {
     let rig = with_a_lost_pair();
     for sector in 0..SLOTS_PER_PAIR {
         rig.expect_lost(sector * SECTOR);
@@ -42,7 +42,7 @@ fn every_record_of_a_failed_page_pair_is_condemned() {
 }
 
 #[test]
-fn every_record_of_a_failed_page_pair_stays_condemned_after_a_restart() {
+fn every_record_of_a_failed_page_pair_stays_bad_after_a_restart() {
     let rig = with_a_lost_pair().restart();
     for sector in 0..WRITTEN {
         if sector < SLOTS_PER_PAIR {
@@ -64,7 +64,7 @@ fn every_record_of_a_failed_page_pair_stays_condemned_after_reclaim_and_a_restar
         }
         for sector in SLOTS_PER_PAIR..WRITTEN {
             let seen = rig.see(sector * SECTOR);
-            // The backing device has it; a restart may have condemned what is not in the cache any more.
+            // The backing device has it; a restart may have marked bad what is no longer in the cache.
             assert!(
                 seen == Seen::All(value_of(sector)) || restarted && seen == Seen::Media,
                 "sector {sector} shows {seen:?}"
@@ -77,7 +77,7 @@ fn every_record_of_a_failed_page_pair_stays_condemned_after_reclaim_and_a_restar
 }
 
 #[test]
-fn what_a_failed_page_pair_condemned_is_healed_by_an_overwrite() {
+fn damage_of_a_failed_page_pair_is_repaired_by_an_overwrite() {
     with_a_lost_pair().expect_that_overwriting_heals();
 }
 
@@ -95,7 +95,7 @@ fn a_backing_device_that_lacks_lost_records_is_not_called_consistent() {
 }
 
 #[test]
-fn of_two_neighbours_that_were_lost_together_both_are_condemned() {
+fn two_neighbours_that_were_lost_together_are_both_marked_bad() {
     let mut rig = Rig::new();
     rig.write_sectors(0, 3);
     let log = rig.first_log();
@@ -109,7 +109,7 @@ fn of_two_neighbours_that_were_lost_together_both_are_condemned() {
 }
 
 #[test]
-fn gaps_between_readable_records_are_condemned_each() {
+fn each_gap_between_readable_records_is_marked_bad() {
     let mut rig = Rig::new();
     rig.write_sectors(0, 10);
     let log = rig.first_log();
@@ -123,7 +123,7 @@ fn gaps_between_readable_records_are_condemned_each() {
             } else if sector > 6 {
                 rig.expect_value(sector * SECTOR, value_of(sector));
             } else {
-                // It is on the disk. What the lost records behind it overwrote nobody knows.
+                // It is on the disk. What the lost records behind it overwrote is unknown.
                 assert_eq!(rig.on_disk(sector * SECTOR), Seen::All(value_of(sector)));
                 assert!([Seen::Media, Seen::All(value_of(sector))].contains(&rig.see(sector * SECTOR)));
             }
@@ -136,7 +136,7 @@ fn gaps_between_readable_records_are_condemned_each() {
 }
 
 #[test]
-fn a_newer_write_is_not_condemned_with_an_older_lost_record() {
+fn a_newer_write_is_not_marked_bad_with_an_older_lost_record() {
     let mut rig = Rig::new();
     rig.write_sectors(0, 2);
     assert!(rig.try_write(0, SECTOR, 200));
@@ -152,7 +152,7 @@ fn a_newer_write_is_not_condemned_with_an_older_lost_record() {
 }
 
 #[test]
-fn lost_records_that_can_be_read_again_after_a_restart_stay_condemned() {
+fn lost_records_that_can_be_read_again_after_a_restart_stay_bad() {
     let mut rig = Rig::new();
     rig.write_sectors(0, 4);
     let log = rig.first_log();
@@ -160,7 +160,8 @@ fn lost_records_that_can_be_read_again_after_a_restart_stay_condemned() {
     rig.drain();
     rig.flip_slots(log, &[0, 1]);
     let mut rig = rig.restart();
-    // The backing device never got them and drained has passed them: served now, they would be lost at the next reclaim.
+    // They never reached the backing device, and drained has passed them: if they were served now, the next
+    // reclaim would lose them.
     rig.expect_lost(0);
     rig.expect_lost(SECTOR);
     rig.leave_the_segment(1 << 20);
@@ -170,7 +171,7 @@ fn lost_records_that_can_be_read_again_after_a_restart_stay_condemned() {
 }
 
 #[test]
-fn a_record_that_fails_between_collecting_and_writing_stays_condemned_when_it_can_be_read_again() {
+fn a_record_that_fails_between_collecting_and_writing_stays_bad_when_it_can_be_read_again() {
     let mut rig = Rig::new();
     rig.write_sectors(0, 4);
     let log = rig.first_log();
@@ -194,7 +195,7 @@ fn damaged_data_costs_its_own_blocks_only() {
     let mut rig = Rig::new();
     assert!(rig.try_write(0, 3 * BLOCK, 7));
     let log = rig.first_log();
-    // Data grows down from the last page: the second of three blocks.
+    // Data grows down from the last page: this is the second of three blocks.
     rig.memory.flip(log.base + log.size - 4096 - 2 * BLOCK + 17, 5);
     rig.drain();
     for restarted in [false, true] {
@@ -212,7 +213,7 @@ fn damaged_data_costs_its_own_blocks_only() {
     rig.expect_that_overwriting_heals();
 }
 
-/// A lost record may have held anything, a range among it that somebody is reading from the backing device.
+/// A lost record may have described any range, also one that a client is reading from the backing device.
 #[test]
 fn what_was_read_before_the_loss_was_found_does_not_hide_it() {
     let mut rig = Rig::new();
@@ -226,20 +227,20 @@ fn what_was_read_before_the_loss_was_found_does_not_hide_it() {
     rig.expect_lost(range.start);
 }
 
-/// Where there is no room to note damage writeback begins anew, segment by segment, and what is being written then is not written
-/// again before it has come back.
+/// Without room to note damage, writeback starts over, segment by segment. What is being written at that time
+/// is not written again before it has completed.
 #[test]
 fn damage_for_which_there_is_no_room_begins_writeback_anew_and_is_noted_all_the_same() {
     let mut rig = Rig::of(Shape { segments: 17, ..Shape::default() });
     rig.disk.set_latency(50);
     let mut sector = 0;
-    // Every other one, so that no two are written together.
+    // Every other sector, so that no two are written together.
     while rig.try_write(sector * SECTOR, SECTOR, value_of(sector)) {
         sector += 2;
     }
     let logs = rig.logs();
     logs[1..].iter().for_each(|log| rig.lose_data(*log, 2));
-    // The first three are whole: they are being written when the rot is met.
+    // The first three are intact: they are being written when writeback meets the damage.
     let begin = 5 * PAGE;
     rig.poison(logs[0].base + begin, logs[0].size - PAGE - begin - 3 * SECTOR);
     let damaged: Vec<u64> =
@@ -250,11 +251,11 @@ fn damage_for_which_there_is_no_room_begins_writeback_anew_and_is_noted_all_the_
     assert_eq!(rig.on_disk(0), Seen::All(value_of(0)));
     let rig = rig.restart();
     for sector in damaged {
-        assert_eq!(rig.see(sector * SECTOR), Seen::Media, "sector {sector} was declared clean and not noted");
+        assert_eq!(rig.see(sector * SECTOR), Seen::Media, "sector {sector} counts as clean and is not noted");
     }
 }
 
-/// More than a part of a batch holds, and the last of it over the first.
+/// More than one part of a batch holds, and the last of it overwrites the first.
 #[test]
 fn a_long_epoch_is_written_in_parts_one_after_the_other() {
     let mut rig = Rig::of(Shape { segment: 1 << 20, segments: 24, ..Shape::default() });
@@ -295,7 +296,8 @@ fn a_damaged_version_that_was_overwritten_later_voids_the_backing_device_until_t
         let (mut voids, mut restarted) = (0, false);
         for _ in 0..200 {
             let step = rig.step();
-            // What the flush promised together, and what the disk shows: the one without the other is no crash state.
+            // What the flush covered together, and what the disk shows: one without the other is not
+            // crash-consistent.
             let is_torn = rig.on_disk(2 * BLOCK) == Seen::All(5) && rig.on_disk(0) != Seen::All(6);
             if is_torn {
                 voids += 1;
@@ -333,7 +335,7 @@ fn a_quarantine_that_is_lost_before_anything_else_happened_is_not_forgotten() {
         }
     }
     assert_eq!(rig.cache.status().dirty_records, 0, "drained has passed the damage");
-    // The write stands in slot 0, its quarantine behind it, and nobody has flushed since.
+    // The write is in slot 0, its quarantine behind it, and there was no flush since.
     rig.lose_slots(log, &[1]);
     let rig = rig.restart();
     rig.expect_lost(0);

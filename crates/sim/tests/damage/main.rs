@@ -1,8 +1,9 @@
-//! Damage, place by place: what one failed copy costs (nothing), what two cost (an error, where nothing newer is), and that
-//! neither writeback nor reclaim nor a restart makes more of it, or forgets it.
+//! Damage, structure by structure: one failed copy costs nothing, two failed copies cost an error unless
+//! something newer exists, and neither writeback nor reclaim nor a restart makes the damage larger, or
+//! forgets it.
 //!
-//! Each test drives one small cache step by step, so that it knows in which slot of which segment everything lies. The
-//! histories that are chosen by chance are in the other tests of this crate.
+//! Each test drives one small cache step by step, so that it knows in which slot of which segment everything
+//! lies. Random histories are in the other tests of this crate.
 
 mod after_recovery;
 mod at_recovery;

@@ -1,14 +1,14 @@
-//! Damage is noted once, however often a batch is tried again and however often the cache is opened: retries take no space. More
-//! damage than there is room to note at once is noted segment by segment.
+//! Damage is noted once, however often a batch is retried and the cache is opened: retries take no space.
+//! More damage than there is room to note at once is noted segment by segment.
 
 use crate::rig::{BLOCK, Rig, SECTOR, Seen, Shape, value_of};
 use cbd_engine::{OnWriteError, Settings};
 use cbd_sim::DiskFaults;
 use cbd_types::ByteRange;
 
-/// Something that is whole, so that there is something to flush.
+/// An intact block, so that there is something to flush.
 const WHOLE: u64 = 1 << 20;
-/// Failed flushes in a row; each one begins the batch anew.
+/// Failed flushes in a row; each one restarts the batch.
 const RETRIES: u64 = 300;
 /// The last sector that [`full_of_rot`] writes.
 const LAST: u64 = 8192 + 1400;
@@ -17,7 +17,7 @@ fn flushes_fail(rig: &Rig) {
     rig.disk.set_faults(DiskFaults { flush_permille: 1000, ..DiskFaults::default() });
 }
 
-/// Goes on until so many attempts have failed.
+/// Runs the background worker until this many attempts have failed.
 fn fail(rig: &mut Rig, attempts: u64) {
     flushes_fail(rig);
     rig.cache.request_drain();
@@ -38,7 +38,7 @@ fn mend(rig: &mut Rig) {
     assert_eq!(status.backing_trouble, None);
 }
 
-/// A cache of which some dirty blocks are damaged and one is whole.
+/// A cache with some damaged dirty blocks and one intact block.
 fn with_damaged_blocks(blocks: u64) -> Rig {
     let rig = Rig::new();
     for block in 0..blocks {
@@ -60,8 +60,9 @@ fn with_a_lost_record() -> Rig {
     rig
 }
 
-/// A cache full of short writes, in descending order of their addresses; the oldest `rotten` segments of it have lost their data. Returns
-/// how many sectors were written, every other one up to the last, and how many of them are damaged.
+/// A cache full of short writes, in descending order of their addresses; the oldest `rotten` segments have
+/// lost their data. Returns the number of sectors up to the last, of which every other one was written, and
+/// the number of damaged ones.
 fn full_of_rot(rig: &mut Rig, rotten: impl Fn(usize) -> usize) -> (u64, u64) {
     // Across the border of two chunks, which is one of two lanes.
     let mut sector = LAST;
@@ -88,7 +89,7 @@ fn a_disk_that_does_not_flush_for_long_uses_up_no_space() {
 }
 
 #[test]
-fn when_it_flushes_again_everything_is_drained_and_writers_go_on() {
+fn after_a_flush_succeeds_everything_is_drained_and_writers_continue() {
     let mut rig = with_damaged_blocks(8);
     fail(&mut rig, RETRIES);
     mend(&mut rig);
@@ -133,11 +134,11 @@ fn restarts_note_nothing_again_while_the_disk_does_not_flush() {
 }
 
 #[test]
-fn a_loss_at_the_end_of_a_segment_is_condemned_at_the_same_place_each_time() {
+fn a_loss_at_the_end_of_a_segment_is_marked_bad_at_the_same_offset_each_time() {
     let mut rig = Rig::new();
     rig.write_sectors(0, 20);
     rig.cache.flush().unwrap();
-    // The last record of the lane, behind which nothing stands that says where the gap ends.
+    // The last record of the lane; no record behind it tells where the gap ends.
     rig.lose_slots(rig.first_log(), &[19]);
     assert!(rig.try_write(100 * SECTOR, SECTOR, 7));
     rig.lose_slots(rig.first_log(), &[20]);
@@ -145,7 +146,7 @@ fn a_loss_at_the_end_of_a_segment_is_condemned_at_the_same_place_each_time() {
     let noted = rig.cache.status().rare.quarantine_records;
     fail(&mut rig, RETRIES / 3);
     assert_eq!(rig.cache.status().rare.quarantine_records, noted);
-    // What is written from now on is newer than the loss.
+    // What is written from here on is newer than the loss.
     assert!(rig.try_write(0, SECTOR, 9));
     fail(&mut rig, RETRIES / 2);
     mend(&mut rig);
@@ -168,7 +169,7 @@ fn reclaim_carries_only_damage_that_nothing_later_notes() {
         rig.cache.request_drain();
         rig.step();
     }
-    // The segment that has lost the record is reclaimed, and its quarantine stands in a later one.
+    // The segment that has lost the record is reclaimed, and its quarantine is in a later one.
     assert_eq!(rig.cache.status().rare.quarantine_records, noted);
     let rig = rig.restart();
     rig.expect_lost(SECTOR);
@@ -209,7 +210,7 @@ fn progress_adds_up_over_restarts() {
         assert!(lives < 500, "{:?}", rig.cache.status());
         rig = rig.restart();
     }
-    assert!(lives > 1, "it was too fast to show anything");
+    assert!(lives > 1, "the cache drained too fast to show anything");
     let found = (0..=LAST).filter(|sector| rig.see(sector * SECTOR) == Seen::Media).count();
     assert_eq!(found as u64, damaged);
 }
@@ -254,7 +255,7 @@ fn what_is_reclaimed_before_its_epoch_is_drained_is_on_the_disk_for_good() {
     assert!(early > 3, "{early} segments were reclaimed early");
 }
 
-/// A cache that is full, and whose lane has used the segment that is kept back to note losses in `log`.
+/// A full cache whose lane has used the reserve segment to note losses in `log`.
 fn with_no_segment_free(log: usize) -> Rig {
     let mut rig = Rig::new();
     let mut sector = 4000;
@@ -277,7 +278,7 @@ fn a_cache_without_a_free_segment_opens_with_a_lost_record() {
     rig.expect_lost(SECTOR);
     rig = rig.restart();
     rig.expect_lost(SECTOR);
-    // What is whole and older is written back, its segments are free again, and the loss is noted.
+    // Intact older data is written back, its segments become free, and the loss is noted.
     mend(&mut rig);
     rig.expect_lost(SECTOR);
     rig.reclaim_everything();

@@ -1,8 +1,8 @@
-//! One failed page, wherever it is, loses nothing of what the region says about itself.
+//! One failed page, at any offset, loses nothing of the region's metadata.
 
 use crate::rig::{BLOCK, Log, PAGE, Rig, SECTOR, SLOTS_PER_PAIR, Seen, Shape, value_of};
 
-/// Blocks of two lanes that everything here writes, and one block of each that nothing writes.
+/// Offsets in two lanes that all tests here write, and a block that none writes.
 const LANES: [u64; 2] = [0, 4 << 20];
 const UNTOUCHED: u64 = 3 << 20;
 
@@ -55,7 +55,7 @@ fn expect_everything_on_disk(rig: &Rig, what: &str) {
     assert!(rig.cache.status().backing_is_consistent, "{what}");
 }
 
-/// Fails the page at `at`, restarts, and expects that nothing is missing, then and when all is drained.
+/// Fails the page at `at`, restarts, and expects that nothing is missing, before and after a drain.
 fn expect_no_loss(at: u64, what: &str) {
     let rig = busy();
     rig.poison(at, PAGE);
@@ -108,7 +108,7 @@ fn one_failed_header_of_a_segment_loses_nothing() {
 fn one_failed_page_of_records_loses_nothing_after_a_restart() {
     for log in busy().logs() {
         for slot in [0, SLOTS_PER_PAIR] {
-            // The second pair of pages holds records only where the records are of sectors.
+            // The second pair of pages holds records only if the records are of sectors.
             if !has_record(&busy(), log, slot) {
                 continue;
             }
@@ -137,7 +137,7 @@ fn one_failed_page_of_records_loses_nothing_while_the_cache_runs() {
 
 #[test]
 fn a_page_that_fails_after_the_tails_have_moved_loses_nothing_that_is_not_in_the_cache() {
-    // Both slots of a tail say the same: the one that is left never names a segment that is used anew.
+    // Both slots of a tail hold the same: the remaining one never names a segment that was reused.
     for page in [3, 4] {
         let mut rig = busy();
         rig.reclaim_everything();
@@ -167,7 +167,7 @@ fn a_second_copy_is_read_only_where_the_first_one_fails() {
         assert_eq!(rig.cache.status().rare.mirror_reads, 0, "the first copies are good");
         rig = rig.restart();
     }
-    // A record, and a line of checksums of one that is longer than a block.
+    // A record, and a continuation line with checksums of a record that is longer than a block.
     let mut rig = Rig::new();
     rig.write(0, BLOCK, 1);
     rig.write(8 * BLOCK, 4 * BLOCK, 2);

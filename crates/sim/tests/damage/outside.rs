@@ -1,4 +1,5 @@
-//! The outside of a small cache: a clock between whose readings others can come, and a waker that remembers.
+//! The environment of a small cache: a clock between whose reads other operations can run, and a waker that
+//! remembers its calls.
 
 use cbd_engine::Environment;
 use cbd_sim::{CrashMemory, SimEnvironment};
@@ -9,7 +10,7 @@ use std::task::Wake;
 
 type Hook = (u32, Box<dyn FnOnce() + Send>);
 
-/// The simulated environment, with a place for others to come between: a reading of the clock.
+/// The simulated environment, with a point at which other operations can run: a read of the clock.
 pub struct RigEnvironment {
     inner: SimEnvironment,
     hook: Mutex<Option<Hook>>,
@@ -21,12 +22,12 @@ impl RigEnvironment {
         Self { inner: SimEnvironment::new(5, 0), hook: Mutex::new(None), wall_hook: Mutex::new(None) }
     }
 
-    /// Before the next reading of the wall clock `work` is done.
+    /// Runs `work` before the next read of the wall clock.
     pub fn at_wall_reading(&self, work: impl FnOnce() + Send + 'static) {
         *self.wall_hook.lock() = Some(Box::new(work));
     }
 
-    /// Somebody sets the wall clock back.
+    /// Sets the wall clock back.
     pub fn set_wall_back(&self, ms: i64) {
         self.inner.set_wall_back(ms);
     }
@@ -39,7 +40,7 @@ impl RigEnvironment {
         self.inner.advance(ms);
     }
 
-    /// At the `count`-th reading of the clock from now, `work` is done first.
+    /// Runs `work` before the `count`-th read of the clock from now.
     pub fn at_clock_reading(&self, count: u32, work: impl FnOnce() + Send + 'static) {
         *self.hook.lock() = Some((count, Box::new(work)));
     }
@@ -83,7 +84,7 @@ impl Environment for RigEnvironment {
     }
 }
 
-/// A waker that remembers that it was called.
+/// A waker that remembers its calls.
 #[derive(Default)]
 pub struct Alarm(AtomicBool);
 
@@ -94,7 +95,7 @@ impl Wake for Alarm {
 }
 
 impl Alarm {
-    /// Whether it was called since the last time this was asked.
+    /// Whether it was called since the last call of this function.
     pub fn rang(&self) -> bool {
         self.0.swap(false, Ordering::SeqCst)
     }

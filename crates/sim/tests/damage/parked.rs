@@ -1,12 +1,12 @@
-//! Damage of what is parked: the backing device does not have it, so it is as lost as dirty data, and never replaced by what
-//! the device holds.
+//! Damage of parked data: the backing device does not have it, so it is lost as dirty data is, and never
+//! replaced by the old content of the device.
 
 use crate::rig::{BLOCK, Rig, SECTOR, Seen};
 use cbd_engine::{OnWriteError, Settings, Step};
 use cbd_sim::DiskFaults;
 use cbd_types::ByteRange;
 
-/// A drained cache with the first block parked, and another one that is clean.
+/// A drained cache with the first block parked, and another block that is clean.
 fn with_a_parked_block() -> Rig {
     let mut rig = Rig::new();
     let settings = rig.cache.settings();
@@ -23,7 +23,7 @@ fn refuse(rig: &Rig, ranges: &[ByteRange]) {
     rig.disk.set_faults(DiskFaults { unwritable: ranges.to_vec(), ..DiskFaults::default() });
 }
 
-/// Maintains until nothing but what is parked is left to do.
+/// Runs the background worker until only parked data is left to do.
 fn write_back(rig: &mut Rig) {
     rig.cache.request_drain();
     for _ in 0..10_000 {
@@ -36,7 +36,7 @@ fn write_back(rig: &mut Rig) {
     panic!("never drained: {:?}", rig.cache.status());
 }
 
-/// All data of the lane fails; then what is parked is lost, and what is clean is read from the disk.
+/// All data of the lane fails; parked data is then lost, and clean data is read from the disk.
 fn lose_all_data(rig: &Rig) {
     rig.logs().into_iter().for_each(|log| rig.lose_data(log, 1));
 }
@@ -54,9 +54,9 @@ fn parked_data_that_is_damaged_is_not_read_from_the_backing_device() {
 fn a_parked_record_that_is_lost_is_not_read_from_the_backing_device() {
     let rig = with_a_parked_block();
     let log = rig.first_log();
-    // The two writes stand in slots 0 and 1, the parked record behind them.
+    // The two writes are in slots 0 and 1, the parked record behind them.
     rig.lose_slots(log, &[2]);
-    // The data are there, and as long as the cache runs its index knows where.
+    // The data is there, and while the cache runs, its index finds it.
     rig.expect_value(0, 7);
     assert_eq!(rig.see_by_record(0), Seen::Media);
     assert!(rig.is_listed(0));
@@ -94,7 +94,7 @@ fn is_blank(rig: &Rig, at: u64) -> bool {
 }
 
 #[test]
-fn parked_data_that_is_damaged_is_condemned_when_it_is_tried_again_and_stays_so() {
+fn parked_data_that_is_damaged_is_marked_bad_at_a_retry_and_stays_so() {
     let mut rig = with_a_parked_block();
     lose_all_data(&rig);
     rig.cache.request_drain();
@@ -113,7 +113,7 @@ fn parked_data_that_is_damaged_is_condemned_when_it_is_tried_again_and_stays_so(
 }
 
 #[test]
-fn parked_data_that_is_damaged_is_condemned_when_it_is_carried_and_stays_so() {
+fn parked_data_that_is_damaged_is_marked_bad_when_it_is_carried_and_stays_so() {
     let mut rig = with_a_parked_block();
     lose_all_data(&rig);
     for _ in 0..40 {
@@ -129,7 +129,7 @@ fn parked_data_that_is_damaged_is_condemned_when_it_is_carried_and_stays_so() {
 }
 
 #[test]
-fn a_range_that_was_parked_and_taken_is_clean() {
+fn a_parked_range_that_was_written_later_is_clean() {
     let mut rig = with_a_parked_block();
     refuse(&rig, &[]);
     rig.drain();
@@ -144,7 +144,8 @@ fn a_lost_record_behind_a_parked_one_ends_it_where_the_backing_device_has_all() 
     let mut rig = with_a_parked_block();
     refuse(&rig, &[]);
     rig.drain();
-    // Newer data over the parked record, on the disk, and its record lost: the parked one must not come back.
+    // Newer data over the parked record, on the disk, whose record is lost: the parked one must not come
+    // back.
     assert!(rig.try_write(0, BLOCK, 9));
     rig.drain();
     assert!(rig.try_write(2 * BLOCK, SECTOR, 5));

@@ -1,4 +1,5 @@
-//! Damage in segments that reclaim takes: nothing is freed twice, nothing old comes back, no damage is forgotten.
+//! Damage in segments that are reclaimed: nothing is freed twice, no old data returns, and no damage is
+//! forgotten.
 
 use crate::outside::RigEnvironment;
 use crate::rig::{BLOCK, Log, PAGE, Rig, SECTOR, Seen, Shape, value_of};
@@ -6,7 +7,7 @@ use cbd_engine::{Cache, Step};
 use cbd_sim::{CrashMemory, DiskFaults, Keep};
 use cbd_types::{ByteRange, ErrorKind};
 
-/// One clean block at 0 whose record is lost, in a segment that reclaim has taken.
+/// One clean block at 0 whose record is lost, in a reclaimed segment.
 fn reclaimed_with_a_lost_record() -> Rig {
     let mut rig = Rig::new();
     assert!(rig.try_write(0, BLOCK, 7));
@@ -61,7 +62,7 @@ fn a_dirty_block_whose_record_was_lost_is_not_read_from_the_backing_device() {
 }
 
 #[test]
-fn a_segment_with_a_lost_record_is_used_anew_by_one_writer_only() {
+fn a_segment_with_a_lost_record_is_reused_by_one_writer_only() {
     let mut rig = Rig::of(Shape { device: 16 << 20, lanes_max: 2, segments: 17, ..Shape::default() });
     // Chunks 0 and 1 belong to different lanes.
     assert_eq!(rig.cache.status().lanes, 2);
@@ -126,7 +127,7 @@ fn damage_whose_quarantine_was_lost_outlives_reclaim_and_a_restart() {
     rig.expect_lost(0);
     let mut rig = rig.restart();
     rig.expect_lost(0);
-    // And the one that was carried is carried on.
+    // A carried quarantine is carried again.
     rig.leave_the_segment(1 << 20);
     rig.reclaim_everything();
     rig.restart().expect_lost(0);
@@ -159,7 +160,8 @@ fn a_quarantine_outlives_as_many_reclaims_as_come() {
     rig.expect_that_overwriting_heals();
 }
 
-/// The quarantine that reclaim records again is the last record of its lane for a moment, and marked soon after.
+/// The quarantine that reclaim records again is the last record of its lane for a moment, and is marked soon
+/// after.
 #[test]
 fn a_power_cut_while_a_quarantine_is_carried_costs_nothing_else() {
     let mut rig = Rig::new();
@@ -184,8 +186,8 @@ fn a_power_cut_while_a_quarantine_is_carried_costs_nothing_else() {
     }
 }
 
-/// Reclaims again and again beside damage that stays, and restarts, so that segments are used in any order. `at_each_tail` gets
-/// the memory at every moment of that.
+/// Reclaims repeatedly beside damage that stays, and restarts, so that segments are used in any order.
+/// `at_each_tail` gets the memory at every moment of that.
 fn reclaim_beside_damage(mut at_each_tail: impl FnMut(&Rig, CrashMemory)) {
     let mut rig = Rig::new();
     assert!(rig.try_write(0, BLOCK, 7));
@@ -201,7 +203,7 @@ fn reclaim_beside_damage(mut at_each_tail: impl FnMut(&Rig, CrashMemory)) {
     }
 }
 
-/// The damage is known, and nothing else is taken for damaged.
+/// Expects that the damage is known, and that nothing else is taken for damaged.
 fn expect_one_damaged_block(cache: &Cache<RigEnvironment>, what: &str) {
     let read = |at: u64| {
         let (mut bytes, mut misses) = (vec![0; BLOCK as usize], Vec::new());
@@ -223,7 +225,7 @@ fn a_power_cut_while_a_tail_moves_leaves_one_slot_of_it() {
     });
 }
 
-/// Lane of a segment of a log, as its header says.
+/// The lane of a log segment, as its header says.
 fn lane_of(rig: &Rig, log: Log) -> u32 {
     let at = log.base as usize + 32;
     rig.memory.image()[at..at + 4].try_into().map(u32::from_le_bytes).unwrap()
@@ -241,7 +243,7 @@ fn a_quarantine_for_which_there_is_no_space_keeps_its_segment() {
     rig.leave_the_segment(2 << 20);
     rig.drain();
     let lane = lane_of(&rig, rig.first_log());
-    // The rest is full of what is dirty.
+    // The rest is full of dirty data.
     rig.disk.set_faults(DiskFaults { flush_permille: 1000, ..DiskFaults::default() });
     let mut sector = 0;
     while [0, 4 << 20].map(|lane| rig.try_write(lane + sector * SECTOR, SECTOR, 9)).contains(&true) {
@@ -252,7 +254,7 @@ fn a_quarantine_for_which_there_is_no_space_keeps_its_segment() {
         while rig.try_zero(ByteRange::at(lane, SECTOR)) {}
     }
     rig.cache.flush().unwrap();
-    // The other lane notes losses until nothing is free.
+    // The other lane notes losses until no segment is free.
     let mut slot = 0;
     while rig.cache.status().free_segments > 0 || slot < 60 {
         let log = rig.logs().into_iter().find(|log| lane_of(&rig, *log) != lane).expect("it has one");
@@ -271,7 +273,7 @@ fn a_quarantine_for_which_there_is_no_space_keeps_its_segment() {
     assert_eq!(rig.restart().see(lost), Seen::Media);
 }
 
-/// A full cache whose tail holds 39 quarantines, and everything behind it rotten and dirty.
+/// A full cache whose tail holds 39 quarantines, and everything behind it damaged and dirty.
 fn full_of_rot() -> Rig {
     let mut rig = Rig::new();
     for block in 0..39 {
@@ -290,7 +292,7 @@ fn full_of_rot() -> Rig {
     rig
 }
 
-/// A full cache uses a segment anew, for quarantines, before the tail moves on.
+/// A full cache reuses a segment, for quarantines, before the tail moves on.
 #[test]
 fn a_page_with_a_tail_that_fails_brings_no_older_one_back() {
     let mut rig = full_of_rot();
@@ -303,7 +305,7 @@ fn a_page_with_a_tail_that_fails_brings_no_older_one_back() {
             let (mut bytes, mut misses) = (vec![0; BLOCK as usize], Vec::new());
             let cache = rig.opened(&memory);
             let read = cache.read(ByteRange::at(900 * BLOCK, BLOCK), &mut bytes, &mut misses);
-            assert!(read.is_ok(), "step {step}, page {page}: what nobody wrote is taken for damaged");
+            assert!(read.is_ok(), "step {step}, page {page}: a block without a write is taken for damaged");
             misses.into_iter().for_each(|miss| cache.cancel_fill(miss));
         }
     }
@@ -316,7 +318,7 @@ fn quarantines_in_a_full_cache_find_space_and_writers_go_on() {
     for _ in 0..2000 {
         busy = if rig.step() == Step::Busy { busy + 1 } else { 0 };
         assert!(busy < 1000, "busy without end: {:?}", rig.cache.status());
-        // Clients take whatever they can get.
+        // Clients write whatever the cache accepts.
         while written < 2000 && rig.try_write((600 + written % 300) * BLOCK, SECTOR, 9) {
             written += 1;
         }
@@ -329,8 +331,8 @@ fn quarantines_in_a_full_cache_find_space_and_writers_go_on() {
     rig.expect_value(600 * BLOCK, 9);
 }
 
-/// What was acknowledged, and what was lost, when a full cache of rot crashed after so many steps.
-fn full_of_rot_crashed_after(steps: usize) -> Rig {
+/// What was acknowledged, and what was lost, when a full cache of damage crashed after `steps` steps.
+fn full_of_damage_crashed_after(steps: usize) -> Rig {
     let mut rig = full_of_rot();
     for _ in 0..steps {
         rig.step();
@@ -344,7 +346,7 @@ fn full_of_rot_crashed_after(steps: usize) -> Rig {
 #[test]
 fn a_full_cache_with_quarantines_opens_again_at_any_moment_and_forgets_none() {
     for steps in [0, 1, 5, 20, 100] {
-        let mut rig = full_of_rot_crashed_after(steps);
+        let mut rig = full_of_damage_crashed_after(steps);
         for drained in [false, true] {
             for block in 0..39 {
                 rig.expect_lost(block * BLOCK);
@@ -360,14 +362,15 @@ fn a_full_cache_with_quarantines_opens_again_at_any_moment_and_forgets_none() {
 #[test]
 fn writers_of_a_full_cache_with_quarantines_go_on_after_a_crash_at_any_moment() {
     for steps in [0, 1, 5, 20, 100] {
-        let mut rig = full_of_rot_crashed_after(steps);
+        let mut rig = full_of_damage_crashed_after(steps);
         rig.write(700 * BLOCK, BLOCK, 11);
         rig.drain();
         assert_eq!(rig.on_disk(700 * BLOCK), Seen::All(11));
     }
 }
 
-/// Reads a block as a blkdev does: what is missing is given back to be recorded. Whether anything was.
+/// Reads a block as a blkdev does: a miss is filled and offered to the cache. Returns whether there was a
+/// miss.
 fn read_and_record(rig: &Rig, at: u64) -> bool {
     let (mut bytes, mut misses) = (vec![0; BLOCK as usize], Vec::new());
     rig.cache.read(ByteRange::at(at, BLOCK), &mut bytes, &mut misses).unwrap();
@@ -377,7 +380,7 @@ fn read_and_record(rig: &Rig, at: u64) -> bool {
 }
 
 #[test]
-fn clean_damage_is_recorded_anew_though_the_cache_is_full() {
+fn clean_damage_is_recorded_again_though_the_cache_is_full() {
     let mut rig = Rig::new();
     assert!(rig.try_write(0, BLOCK, 7));
     for block in 1..4 {
@@ -388,6 +391,6 @@ fn clean_damage_is_recorded_anew_though_the_cache_is_full() {
     assert!(read_and_record(&rig, 100 * BLOCK), "the cache is full: once is not enough");
     rig.lose_data(rig.first_log(), 1);
     assert!(read_and_record(&rig, 0), "it is read from the disk");
-    assert!(!read_and_record(&rig, 0), "and recorded anew");
+    assert!(!read_and_record(&rig, 0), "and recorded again");
     assert_eq!(rig.cache.status().damage_healed, 1);
 }

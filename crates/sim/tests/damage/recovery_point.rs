@@ -1,4 +1,4 @@
-//! The recovery point is a lower bound: all that completed and was flushed before it is on the disk.
+//! The recovery point is a lower bound: everything that completed and was flushed before it is on the disk.
 
 use crate::rig::{BLOCK, Rig, Seen};
 use cbd_engine::{Cache, Consistency, Environment, Settings, Step};
@@ -20,7 +20,7 @@ fn write_and_flush(rig: &Rig, at: u64, value: u8) -> u64 {
     now_ms(rig)
 }
 
-/// Goes on until drained moves.
+/// Runs the background worker until drained moves.
 fn drain_one_batch(rig: &mut Rig) {
     let before = rig.cache.status().drained_epoch;
     for _ in 0..10_000 {
@@ -45,7 +45,7 @@ fn it_is_not_later_than_a_flushed_write_that_the_disk_lacks() {
     assert!(status.backing_is_consistent && status.dirty_records > 0);
     assert_eq!((rig.on_disk(FIRST), rig.on_disk(SECOND)), (Seen::All(1), Seen::Initial));
     let point = status.drained_wall_ms;
-    assert!(point < second, "{point} is later than a write that is not there, of {second}");
+    assert!(point < second, "{point} is later than the missing write at {second}");
     assert!(point > first - 100, "{point} is too far before {first}");
     rig.drain();
     let point = rig.cache.status().drained_wall_ms;
@@ -71,7 +71,7 @@ fn after_a_restart_it_does_not_date_what_was_closed_before_by_the_restart() {
     assert_eq!(rig.on_disk(SECOND), Seen::Initial);
     let point = rig.cache.status().drained_wall_ms;
     assert!((known..second).contains(&point), "{point} is not between {known} and {second}");
-    // When all that was found is drained it is as of the restart.
+    // When everything that recovery found is drained, the recovery point is the time of the restart.
     drain_one_batch(&mut rig);
     assert_eq!(rig.on_disk(SECOND), Seen::All(2));
     let point = rig.cache.status().drained_wall_ms;
@@ -87,7 +87,7 @@ fn of_a_checkpoint_it_is_the_closing_of_the_last_epoch() {
     rig.environment.advance(1000);
     let second = write_and_flush(&rig, SECOND, 2);
     rig.environment.advance(1000);
-    // The batch is begun, and flushed when the next write is through.
+    // The batch has begun, and its flush comes after the next write.
     rig.disk.set_latency(50);
     while rig.step() == Step::Busy {}
     let third = write_and_flush(&rig, 2 * SECOND, 3);
@@ -122,7 +122,7 @@ fn a_clock_that_was_set_back_sets_it_back_before_a_flush_completes() {
         rig.environment.set_wall_back(40_000);
         let written = write_and_flush(&rig, SECOND, 2);
         assert!(written < before);
-        // And forward again, so that nobody could tell by the clock.
+        // And forward again, so that the clock shows no trace of it.
         rig.environment.set_wall_back(-60_000);
         if restarted {
             rig = rig.restart();
@@ -155,7 +155,7 @@ fn write_now(cache: &Cache<crate::outside::RigEnvironment>, at: u64, value: u8) 
 fn a_write_that_comes_while_the_epoch_is_closed_is_not_dated_into_it() {
     let mut rig = Rig::new();
     write_now(&rig.cache, FIRST, 1);
-    // Another client comes between, when the flush reads the clock.
+    // Another client writes when the flush reads the clock.
     let (cache, environment) = (Arc::clone(&rig.cache), Arc::clone(&rig.environment));
     let done = Arc::new(parking_lot::Mutex::new(0));
     let note = Arc::clone(&done);

@@ -1,18 +1,19 @@
-//! A lane that goes on in its last segment, because a quarantine took the last free one before the crash: what recovery
-//! dropped there stays dropped, whatever is written over its data. And who may use what such a quarantine has left.
+//! A lane that continues in its last segment, because a quarantine took the last free one before the crash:
+//! what recovery dropped there stays dropped, whatever is written over its data. Also: which writers may use
+//! the space behind such a quarantine.
 
 use crate::rig::{BLOCK, PAGE, Rig, SECTOR, Seen, Shape};
 use cbd_sim::Keep;
 use cbd_types::ByteRange;
 
-/// Chunks of two lanes. One of them is full of rot; the other's last write was torn.
+/// Chunks of two lanes. One lane is full of damage; the last write of the other was torn.
 const ROTTEN: u64 = 0;
 const TORN: u64 = 4 << 20;
 const TORN_BLOCK: u64 = TORN + 100 * BLOCK;
 const VALUE: u8 = 77;
 
-/// A full cache, one lane of it rotten, and the base of the other lane's only segment, which has room. Also how many segments are
-/// kept back.
+/// A full cache, one lane of it damaged, and the base of the other lane's only segment, which has room. Also
+/// returns the number of reserve segments.
 fn full_beside_rot() -> (Rig, u64, u32) {
     let mut rig = Rig::of(Shape { device: 8 << 20, lanes_max: 2, segments: 17, ..Shape::default() });
     rig.write(TORN, BLOCK, 1);
@@ -29,7 +30,7 @@ fn full_beside_rot() -> (Rig, u64, u32) {
     (rig, log.base, reserve)
 }
 
-/// Writes back until quarantines have used a segment that is kept back.
+/// Writes back until quarantines have used a reserve segment.
 fn use_the_reserve(rig: &mut Rig, reserve: u32) -> bool {
     (0..300).any(|_| {
         rig.step();
@@ -37,8 +38,8 @@ fn use_the_reserve(rig: &mut Rig, reserve: u32) -> bool {
     })
 }
 
-/// Crashed after so many steps of writeback, a torn write, and as many more as it takes until quarantines have used the
-/// segments that are kept back. `None` where it did not come to that, or where the write has a mark.
+/// Crashed after `steps` steps of writeback, a torn write, and as many more steps as quarantines need to use
+/// the reserve segments. `None` if that does not happen, or if the write has a mark.
 fn with_a_torn_write_after(steps: usize) -> Option<(Rig, u64)> {
     let (mut rig, base, reserve) = full_beside_rot();
     for _ in 0..steps {
@@ -58,7 +59,7 @@ fn writers_leave_a_segment_that_was_kept_back_to_quarantines() {
     let (mut rig, _, reserve) = full_beside_rot();
     assert!(rig.try_write(TORN_BLOCK, BLOCK, 1), "there is room in the open segment");
     assert!(use_the_reserve(&mut rig, reserve));
-    assert!(!rig.try_write(TORN_BLOCK + BLOCK, BLOCK, 1), "a writer uses what quarantines need");
+    assert!(!rig.try_write(TORN_BLOCK + BLOCK, BLOCK, 1), "a writer uses the space that quarantines need");
     rig.drain();
     assert!(rig.try_write(TORN_BLOCK + BLOCK, BLOCK, 1), "{:?}", rig.cache.status());
 }
@@ -68,7 +69,7 @@ fn a_dropped_record_does_not_come_back_with_data_that_is_written_later() {
     let (mut rig, base) = (0..200).find_map(with_a_torn_write_after).expect("one of the schedules");
     rig.drain();
     assert_eq!(rig.see(TORN_BLOCK), Seen::Initial);
-    // The same bytes again, elsewhere on the device and in the same place of the segment.
+    // The same bytes again, elsewhere on the device and at the same offset of the segment.
     let moments = rig.moments_of(|rig| {
         assert!(rig.try_write(TORN + 200 * BLOCK, BLOCK, VALUE), "there is space");
     });

@@ -1,7 +1,7 @@
-//! A small cache on simulated memory, and the hands to hurt it.
+//! A small cache on simulated memory, and the means to damage it.
 //!
-//! Always true here: the first lane's records go to slots 0, 1, 2 ... of its segments; a read that the cache does not answer is
-//! answered by the simulated disk, as a device above would do.
+//! Invariants: the first lane's records go to slots 0, 1, 2 ... of its segments; the simulated disk answers a
+//! read that misses the cache, as the device layer would.
 
 use crate::outside::{Alarm, RigEnvironment};
 use cbd_engine::{
@@ -19,7 +19,7 @@ pub const BLOCK: u64 = 4096;
 pub const SECTOR: u64 = 512;
 /// Slots whose two copies lie in one pair of pages.
 pub const SLOTS_PER_PAIR: u64 = 64;
-/// Steps after which a maintainer that is still busy counts as one that never ends.
+/// Steps after which a background worker that is still busy counts as endless.
 const STEPS_MAX: usize = 50_000;
 
 /// What a reader sees of a sector.
@@ -27,11 +27,11 @@ const STEPS_MAX: usize = 50_000;
 pub enum Seen {
     /// This byte throughout.
     All(u8),
-    /// What stood on the disk before anything was written.
+    /// The content of the disk before the first write.
     Initial,
-    /// Neither: torn, or of another place.
+    /// Neither: torn, or of another offset.
     Wrong,
-    /// An error that says that the medium failed.
+    /// An error that reports a failed medium.
     Media,
 }
 
@@ -40,7 +40,7 @@ pub struct Shape {
     pub device: u64,
     pub lanes_max: u32,
     pub segment: u64,
-    /// With the state segment.
+    /// Including the state segment.
     pub segments: u64,
 }
 
@@ -108,14 +108,14 @@ impl Rig {
         Waker::from(Arc::clone(&self.room))
     }
 
-    /// Writes; false when there is no space.
+    /// Writes; false without space.
     pub fn try_write(&self, at: u64, length: u64, value: u8) -> bool {
         let data = vec![value; length as usize];
         let admission = self.cache.write(ByteRange::at(at, length), &data, &self.waker());
         matches!(admission.unwrap(), Admission::Done(_))
     }
 
-    /// Writes, and drains as often as it takes.
+    /// Writes, and drains until there is space.
     pub fn write(&mut self, at: u64, length: u64, value: u8) {
         for _ in 0..100 {
             if self.try_write(at, length, value) {
@@ -126,7 +126,8 @@ impl Rig {
         panic!("a write at {at} finds no space, however often the cache is drained");
     }
 
-    /// Writes `count` sectors, one record each, from the device's sector `first` on; the n-th shows n.
+    /// Writes `count` sectors, one record each, beginning with sector `first`; the content of a sector is its
+    /// number.
     pub fn write_sectors(&self, first: u64, count: u64) {
         for sector in first..first + count {
             assert!(self.try_write(sector * SECTOR, SECTOR, value_of(sector)), "there is space");
@@ -137,13 +138,13 @@ impl Rig {
         assert!(self.try_zero(range), "there is space");
     }
 
-    /// Zeroes; false when there is no space.
+    /// Zeroes; false without space.
     pub fn try_zero(&self, range: ByteRange) -> bool {
         let admission = self.cache.zero(range, false, &mut ZeroProgress::default(), &self.waker());
         matches!(admission.unwrap(), Admission::Done(_))
     }
 
-    /// Fills the lane's open segment, and a few more, with large writes at `at`.
+    /// Fills the open segment of the lane with writes at `at`, until the next one is opened.
     pub fn leave_the_segment(&mut self, at: u64) {
         let before = self.logs().last().map(|log| log.ordinal);
         for _ in 0..64 {
@@ -160,8 +161,8 @@ impl Rig {
         self.see_in(ByteRange::at(at, SECTOR))
     }
 
-    /// What a read of the block at `at` and the one behind it shows of the first. It goes by the records, where a read of
-    /// one block finds its data by the index.
+    /// What a read of the block at `at` and the next block shows of the first. Such a read uses the records;
+    /// a read of one block finds its data through the index.
     pub fn see_by_record(&self, at: u64) -> Seen {
         self.see_in(ByteRange::at(at, 2 * BLOCK))
     }
@@ -200,13 +201,13 @@ impl Rig {
         assert_eq!(self.see(at), Seen::All(value), "what was acknowledged at {at}");
     }
 
-    /// Drains, and does all other maintenance that there is.
+    /// Drains, and does all other background work.
     pub fn drain(&mut self) {
         self.cache.request_drain();
         self.settle();
     }
 
-    /// Maintains until nothing is left to do, time passing as it is asked for.
+    /// Runs the background worker until nothing is left to do; the clock advances as the worker asks.
     pub fn settle(&mut self) {
         for _ in 0..STEPS_MAX {
             let step = self.step();
@@ -216,10 +217,10 @@ impl Rig {
                 return;
             }
         }
-        panic!("the maintainer never comes to rest: {:?}", self.cache.status());
+        panic!("the background worker never becomes idle: {:?}", self.cache.status());
     }
 
-    /// One step of the maintainer, and the wait that it asks for.
+    /// One step of the background worker, and the wait that it asks for.
     pub fn step(&mut self) -> Step {
         let step = self.maintainer.step();
         if let Step::Idle { until_ms: Some(until) } = step {
@@ -242,7 +243,7 @@ impl Rig {
         self.reclaim_at(before);
     }
 
-    /// Cuts the power; the disk loses nothing, as it does not matter here.
+    /// Cuts the power; the disk loses nothing, since that does not matter here.
     pub fn restart(self) -> Self {
         self.try_restart().unwrap()
     }
@@ -279,7 +280,8 @@ impl Rig {
         transport.open_cache(self.backend).unwrap()
     }
 
-    /// Overwrites the whole device, and expects that nothing is left of any damage, here, on the disk and after a restart.
+    /// Overwrites the whole device, and expects that no damage is left, here, on the disk and after a
+    /// restart.
     pub fn expect_that_overwriting_heals(mut self) {
         let piece = u64::from(self.cache.atomic_unit()).min(16 << 10);
         for at in (0..self.shape.device).step_by(piece as usize) {
@@ -301,12 +303,13 @@ impl Rig {
         }
     }
 
-    /// First byte of segment `number` of the transport; the cache has the first ones, and its state is in 0.
+    /// First byte of segment `number` of the transport; the cache has the first segments, and its state is in
+    /// segment 0.
     pub fn segment(&self, number: u64) -> u64 {
         self.transport.info().layout.segment_area + number * self.shape.segment
     }
 
-    /// The segments that hold a log, reclaimed ones included, by ordinal.
+    /// The segments that hold a log, including reclaimed ones, by ordinal.
     pub fn logs(&self) -> Vec<Log> {
         let image = self.memory.image();
         let number = |at: u64| u64::from_le_bytes(image[at as usize..at as usize + 8].try_into().unwrap());
@@ -328,7 +331,7 @@ impl Rig {
         self.memory.poison(ByteRange::at(at, length));
     }
 
-    /// Changes bytes of the region behind everybody's back.
+    /// Changes bytes of the region without the knowledge of the cache.
     pub fn overwrite(&self, at: u64, bytes: &[u8]) {
         let image = self.memory.image();
         for (place, byte) in (at..).zip(bytes) {
@@ -340,7 +343,7 @@ impl Rig {
         }
     }
 
-    /// Both copies of 64 records fail at once: the page pair that holds slots from 64 x `pair` on.
+    /// Both copies of 64 records fail at once: the page pair that holds the slots from 64 x `pair` on.
     pub fn lose_pair(&self, log: Log, pair: u64) {
         self.poison(log.base + PAGE + pair * 2 * PAGE, 2 * PAGE);
     }
@@ -350,12 +353,12 @@ impl Rig {
         slots.iter().flat_map(|slot| log.slot(*slot)).for_each(|at| self.poison(at, 64));
     }
 
-    /// Turns both copies of each of these slots into something else, and back when it is done once more.
+    /// Damages both copies of each of these slots; a second call restores them.
     pub fn flip_slots(&self, log: Log, slots: &[u64]) {
         slots.iter().flat_map(|slot| log.slot(*slot)).for_each(|at| self.memory.flip(at + 20, 3));
     }
 
-    /// All data that may be in the segment fails, behind `pairs` page pairs of records.
+    /// All data in the segment fails, behind `pairs` page pairs of records.
     pub fn lose_data(&self, log: Log, pairs: u64) {
         let begin = PAGE + pairs * 2 * PAGE;
         self.poison(log.base + begin, log.size - PAGE - begin);
@@ -371,14 +374,14 @@ pub struct Log {
 }
 
 impl Log {
-    /// Where the two copies of a slot lie.
+    /// The offsets of the two copies of a slot.
     pub fn slot(&self, slot: u64) -> [u64; 2] {
         let primary = self.base + PAGE + slot / SLOTS_PER_PAIR * 2 * PAGE + slot % SLOTS_PER_PAIR * 64;
         [primary, primary + PAGE]
     }
 }
 
-/// A value for the n-th thing that is written; never zero.
+/// A value for write number `number`; never zero.
 pub fn value_of(number: u64) -> u8 {
     (number % 251 + 2) as u8
 }

@@ -1,4 +1,5 @@
-//! Rows of tables of which both copies are lost: they are said to be lost, and nothing that they named is given away.
+//! Rows of tables that lost both copies: they are reported as lost, and nothing that they named is allocated
+//! again.
 
 use crate::outside::RigEnvironment;
 use crate::rig::{Rig, SECTOR};
@@ -53,11 +54,11 @@ fn a_backend_whose_row_is_lost_is_reported_and_nothing_of_it_is_given_away() {
         transport.create_backend(&another_backend(SEGMENTS)).expect_err("there is no space for another");
     assert_eq!(error.kind(), ErrorKind::NoSpace, "{}", error.line());
     let uncached = BackendSpec { cache_bytes: None, ..another_backend(0) };
-    assert_eq!(transport.create_backend(&uncached).unwrap(), BackendId(1), "its number is not given away");
+    assert_eq!(transport.create_backend(&uncached).unwrap(), BackendId(1), "its number is not used again");
 }
 
 #[test]
-fn a_segment_whose_entry_is_lost_is_not_given_away() {
+fn a_segment_whose_entry_is_lost_is_not_allocated() {
     let rig = Rig::new();
     let layout = rig.transport.info().layout;
     let free = rig.transport.info().free_segments;

@@ -1,11 +1,11 @@
-//! Damage in very many pieces: a lane that has lost a record is healed block by block, and what is left of the damage never takes
-//! the space of the log, nor what was healed.
+//! Damage in very many pieces: a lane that has lost a record is repaired block by block. The rest of the
+//! damage never takes the space of the log, nor of what was repaired.
 
 use crate::rig::{Rig, SECTOR, Seen, value_of};
 
 const SECTORS: u64 = (4 << 20) / SECTOR;
 
-/// A cache that does not know what its only lane holds.
+/// A cache that does not know the content of its only lane.
 fn with_a_lost_lane() -> Rig {
     let rig = Rig::new();
     rig.write_sectors(0, 3);
@@ -14,7 +14,7 @@ fn with_a_lost_lane() -> Rig {
     rig.restart()
 }
 
-/// Every other sector of it was overwritten since.
+/// The same, with every other sector overwritten since.
 fn with_every_other_sector_healed() -> Rig {
     let mut rig = with_a_lost_lane();
     for sector in (0..SECTORS).step_by(2) {
@@ -35,11 +35,11 @@ fn expect_every_other_sector(rig: &Rig) {
 }
 
 #[test]
-fn writers_go_on_and_restarts_change_nothing_however_scattered_the_damage_is() {
+fn writers_continue_and_restarts_change_nothing_however_scattered_the_damage_is() {
     let mut rig = with_every_other_sector_healed();
     for _ in 0..3 {
         expect_every_other_sector(&rig);
-        // The log goes round.
+        // The log wraps around.
         for _ in 0..12 {
             rig.leave_the_segment((SECTORS - 8) * SECTOR);
         }
@@ -72,12 +72,12 @@ fn what_is_newer_than_a_loss_reads_well_when_it_is_reclaimed_before_the_quaranti
 }
 
 #[test]
-fn a_quarantine_that_lost_a_line_condemns_all_of_its_range() {
+fn a_quarantine_that_lost_a_line_marks_all_of_its_range_bad() {
     let mut rig = with_every_other_sector_healed();
     rig.leave_the_segment((SECTORS - 8) * SECTOR);
     rig.reclaim_everything();
     let log = rig.logs().into_iter().last().unwrap();
-    // What was carried stands at the head: some line of it is in every one of these slots.
+    // Carried records are at the front: some line of the quarantine is in every one of these slots.
     rig.cache.flush().unwrap();
     let before = rig.cache.status().damaged.len();
     assert!(before > 1000, "{before} ranges");

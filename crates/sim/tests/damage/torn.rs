@@ -1,5 +1,6 @@
-//! The last write before a power cut: torn, if it was never acknowledged, and damaged, if it was. The two look alike, and
-//! these are the sides of the line between them, and the one case on the wrong side that is promised to nobody.
+//! The last write before a power cut counts as torn if it was never acknowledged, and as damaged if it was.
+//! Both look alike. These tests cover the cases that can be told apart, and the one case that cannot and
+//! carries no promise.
 
 use crate::outside::RigEnvironment;
 use crate::rig::{BLOCK, Log, Rig, Seen};
@@ -10,7 +11,7 @@ use cbd_types::{ByteRange, ErrorKind};
 const BEFORE: u8 = 5;
 const AFTER: u8 = 6;
 
-/// A block that was written, and drained or not.
+/// A block that was written, and drained if `drained` is set.
 fn with_a_block(drained: bool) -> Rig {
     let mut rig = Rig::new();
     assert!(rig.try_write(0, 4 * BLOCK, BEFORE));
@@ -20,7 +21,7 @@ fn with_a_block(drained: bool) -> Rig {
     rig
 }
 
-/// The byte of which all four blocks are; `None` where the cache has them not.
+/// The byte that all four blocks hold; `None` if the cache does not have them.
 fn value_of_all(cache: &Cache<RigEnvironment>) -> Option<u8> {
     let (mut bytes, mut misses) = (vec![0xee; 4 * BLOCK as usize], Vec::new());
     cache.read(ByteRange::at(0, 4 * BLOCK), &mut bytes, &mut misses).expect("nothing is damaged");
@@ -58,7 +59,7 @@ fn a_torn_write_that_was_never_acknowledged_is_there_whole_or_not_at_all() {
     assert!(old > 20 && new > 20, "{old} times the old data, {new} times the new");
 }
 
-/// The quarantine of a damaged block is the last record of its lane for a moment, and marked soon after.
+/// The quarantine of a damaged block is the last record of its lane for a moment, and is marked soon after.
 #[test]
 fn a_power_cut_while_damage_is_noted_costs_nothing_else() {
     let mut rig = Rig::new();
@@ -66,7 +67,7 @@ fn a_power_cut_while_damage_is_noted_costs_nothing_else() {
         assert!(rig.try_write(block * BLOCK, BLOCK, BEFORE));
     }
     let log = rig.first_log();
-    // Two of them: once the first is noted, *drained* says already that the backing device lacks something.
+    // Two blocks: once the first is noted, *drained* says already that the backing device is incomplete.
     for block in [1, 2] {
         rig.memory.flip(log.base + log.size - BLOCK - block * BLOCK + 100, 1);
     }
@@ -100,13 +101,13 @@ fn damaged_after(then: impl Fn(&mut Rig), record: bool) -> Rig {
     if record {
         rig.lose_slots(log, &[2]);
     } else {
-        // Data grows down from the last page: the second write's lies below that of the first.
+        // Data grows down from the last page: the data of the second write lies below that of the first.
         rig.memory.flip(log.base + log.size - BLOCK - 8 * BLOCK + 100, 1);
     }
     rig.restart()
 }
 
-/// The data, or the record, is an error, now and after another restart.
+/// Expects an error, now and after another restart, for damaged data and for a damaged record.
 fn expect_that_it_is_noticed(then: impl Fn(&mut Rig)) {
     for record in [false, true] {
         let rig = damaged_after(&then, record);
@@ -133,7 +134,8 @@ fn a_damaged_write_behind_which_the_cache_was_stopped_is_noticed() {
 #[test]
 fn a_damaged_write_behind_which_the_lane_was_idle_is_noticed() {
     expect_that_it_is_noticed(|rig| {
-        // As long as it takes until the idle lane is marked; the disk takes nothing meanwhile, so that all stays dirty.
+        // Long enough for the mark of the idle lane; the disk refuses writes meanwhile, so that everything
+        // stays dirty.
         rig.disk.set_faults(DiskFaults { change_permille: 1000, ..DiskFaults::default() });
         for _ in 0..200 {
             rig.step();
@@ -146,7 +148,7 @@ fn a_damaged_write_behind_which_the_lane_was_idle_is_noticed() {
 fn the_limit_damage_of_the_very_last_write_looks_like_one_that_was_never_acknowledged() {
     for record in [false, true] {
         let rig = damaged_after(|_| (), record);
-        assert_eq!(rig.see(0), Seen::All(BEFORE), "as documented: older data, and nobody can know");
+        assert_eq!(rig.see(0), Seen::All(BEFORE), "as documented: older data, which cannot be detected");
         assert_eq!(rig.cache.status().damaged, []);
     }
 }
@@ -163,7 +165,8 @@ fn a_damaged_last_write_is_noticed_while_the_cache_runs() {
     assert_eq!(error.kind(), ErrorKind::Media, "{}", error.line());
 }
 
-/// The header of the first segment that is opened after recovery says how far the earlier ones were accepted.
+/// The header of the first segment that is opened after recovery tells up to where the earlier segments were
+/// accepted.
 #[test]
 fn the_next_segment_says_where_recovery_cut_the_log() {
     let rig = Rig::new();

@@ -1,4 +1,5 @@
-//! Nobody sleeps over work: what a flush hides from the maintainer, and what waits while a cache is stopped.
+//! No thread sleeps while it has work: flushes beside the background worker, and clients that wait while a
+//! cache is stopped.
 
 use crate::outside::Alarm;
 use crate::rig::{BLOCK, Rig, Seen, Shape};
@@ -9,17 +10,17 @@ use std::sync::mpsc::channel;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-/// Runs the maintainer as a daemon does, until it sleeps and nobody has woken it.
+/// Runs the background worker as a daemon does, until it sleeps and was not woken.
 fn run_until_asleep(rig: &mut Rig, woken: &Alarm) {
     for _ in 0..5000 {
         if rig.step() == (Step::Idle { until_ms: None }) && !woken.rang() {
             return;
         }
     }
-    panic!("the maintainer never sleeps");
+    panic!("the background worker never sleeps");
 }
 
-/// What a client did that ended only now must have woken it, or left nothing to do.
+/// The client's call that ended only now must have woken the background worker, or left nothing to do.
 fn run_until_asleep_if_woken(rig: &mut Rig, woken: &Alarm) {
     if woken.rang() {
         run_until_asleep(rig, woken);
@@ -47,7 +48,8 @@ fn the_maintainer_never_sleeps_over_a_write_and_a_flush_that_came_at_any_reading
                         cache.flush().unwrap();
                     }
                 });
-                // A pass reads the clock too, and a flush waits for the pass: then the rest of it comes later.
+                // A pass reads the clock, too, and a flush waits for the pass: the rest of the flush then
+                // follows later.
                 let end = Instant::now() + Duration::from_millis(20);
                 while !client.is_finished() && Instant::now() < end {
                     std::thread::yield_now();
@@ -74,9 +76,10 @@ fn the_maintainer_never_sleeps_over_a_write_and_a_flush_that_came_at_any_reading
     assert!(has_come > 10, "the write came {has_come} times");
 }
 
-/// How often the maintainer was woken, and how often it ran, while a client wrote 4,000 sectors of a cache that is full, 10 us for each,
-/// and called `force` behind each of them. `urgent`: whatever is dirty is to be written back at once.
-fn wakes_of_forced_writes(urgent: bool, force: impl Fn(&Rig, ByteRange)) -> (u32, u32) {
+/// How often the background worker was woken, and how often it ran, while a client wrote 4,000 sectors to a
+/// full cache, 10 us each, and called `force` after each. With `urgent`, dirty data is to be written back at
+/// once.
+fn wakes_of_fua_writes(urgent: bool, force: impl Fn(&Rig, ByteRange)) -> (u32, u32) {
     const WRITES: u64 = 4000;
     const WRITES_PER_MS: u64 = 100;
     let shape = Shape { device: 8 << 20, lanes_max: 4, segment: 512 << 10, segments: 33 };
@@ -109,28 +112,29 @@ fn wakes_of_forced_writes(urgent: bool, force: impl Fn(&Rig, ByteRange)) -> (u32
     (wakes, runs)
 }
 
-/// Runs the maintainer until it has nothing to do. Returns when it runs again if nobody wakes it.
+/// Runs the background worker until it has nothing to do. Returns the time at which it runs again unless it
+/// is woken.
 fn run_until_idle(rig: &mut Rig) -> Option<u64> {
     for _ in 0..5000 {
         if let Step::Idle { until_ms } = rig.maintainer.step() {
             return until_ms;
         }
     }
-    panic!("the maintainer never comes to rest");
+    panic!("the background worker never becomes idle");
 }
 
 #[test]
-fn flushed_writes_wake_the_maintainer_at_most_every_few_milliseconds() {
+fn flushed_writes_wake_the_background_worker_at_most_every_few_milliseconds() {
     for urgent in [false, true] {
-        let (wakes, runs) = wakes_of_forced_writes(urgent, |rig, _| rig.cache.flush().unwrap());
+        let (wakes, runs) = wakes_of_fua_writes(urgent, |rig, _| rig.cache.flush().unwrap());
         assert!(wakes <= 20 && runs <= 40, "{wakes} wakes and {runs} runs in 40 ms, urgent: {urgent}");
     }
 }
 
 #[test]
-fn fua_writes_wake_the_maintainer_at_most_every_few_milliseconds() {
+fn fua_writes_wake_the_background_worker_at_most_every_few_milliseconds() {
     for urgent in [false, true] {
-        let (wakes, runs) = wakes_of_forced_writes(urgent, |rig, range| {
+        let (wakes, runs) = wakes_of_fua_writes(urgent, |rig, range| {
             rig.cache.force_unit_access(&[range]).unwrap();
         });
         assert!(wakes <= 20 && runs <= 40, "{wakes} wakes and {runs} runs in 40 ms, urgent: {urgent}");
@@ -151,12 +155,12 @@ fn writers_that_wait_for_space_are_woken_when_the_cache_is_stopped() {
     assert!(again.is_err(), "stopped");
 }
 
-/// What is read must not make writers wait for reclaim.
+/// Fills must not make writers wait for reclaim.
 #[test]
 fn fills_leave_a_segment_to_writers() {
     let rig = Rig::new();
     let blocks = rig.cache.size() / BLOCK;
-    // Each twice: a full cache records what is missed for the second time.
+    // Each block twice: a full cache records a range at its second miss.
     for block in (0..blocks).flat_map(|block| [block, block]) {
         let mut misses = Vec::new();
         let range = ByteRange::at(block * BLOCK, BLOCK);
@@ -187,16 +191,16 @@ fn writeback_keeps_to_its_rate_however_large_its_requests_are() {
     let began = rig.environment.clock_ms();
     rig.drain();
     let took = rig.environment.clock_ms() - began;
-    // A second's worth may be ahead.
+    // Writeback may be a second's worth ahead.
     assert!(took >= (bytes / RATE - 2) * 1000, "{bytes} bytes in {took} ms");
     assert!(took <= (bytes / RATE + 1) * 1000, "{bytes} bytes in {took} ms");
     assert_eq!(rig.cache.status().dirty_bytes, 0);
 }
 
-/// Blocks that [`fill_up`] does not write.
+/// An offset beyond the blocks that [`fill_up`] writes.
 const ELSEWHERE: u64 = 2 << 20;
 
-/// Writes until one segment is free, which is kept back, and then `pieces` of the largest writes there are.
+/// Writes until one segment is free, which is the reserve, and then `pieces` of the largest writes.
 fn fill_up(rig: &Rig, pieces: u64) {
     let mut block = 0;
     while rig.cache.status().free_segments > 1 {
@@ -209,7 +213,8 @@ fn fill_up(rig: &Rig, pieces: u64) {
     }
 }
 
-/// A cache whose open segment has room for a block, but not for a large write, and where a writer waits with one, if `waits`.
+/// A cache whose open segment has room for a block, but not for a large write; with `waits`, a writer waits
+/// with such a write.
 fn filled_up(waits: bool) -> Rig {
     let rig = Rig::new();
     fill_up(&rig, 0);
@@ -224,7 +229,7 @@ fn filled_up(waits: bool) -> Rig {
     rig
 }
 
-/// What is read from the backing device at `at`, is given to the cache.
+/// Reads the block at `at` and offers the data of a miss to the cache.
 fn read_and_fill(rig: &Rig, at: u64) {
     let mut misses = Vec::new();
     rig.cache.read(ByteRange::at(at, BLOCK), &mut [0; BLOCK as usize], &mut misses).unwrap();
@@ -237,7 +242,7 @@ fn read_and_fill(rig: &Rig, at: u64) {
 fn a_fill_takes_no_space_while_a_writer_waits() {
     for waits in [false, true] {
         let rig = filled_up(waits);
-        // Twice: a full cache records what is missed for the second time.
+        // Twice: a full cache records a range at its second miss.
         for _ in 0..2 {
             read_and_fill(&rig, rig.cache.size() - BLOCK);
         }
@@ -268,7 +273,7 @@ fn nothing_gets_a_second_chance_while_a_writer_waits() {
 }
 
 #[test]
-fn the_segment_that_takes_a_cache_over_its_watermark_wakes_the_maintainer() {
+fn the_segment_that_takes_a_cache_over_its_watermark_wakes_the_background_worker() {
     let mut rig = Rig::new();
     rig.reclaim_at(50);
     let woken = Arc::new(Alarm::default());

@@ -1,4 +1,4 @@
-//! What happened to the golden regions before they were put away.
+//! The histories of the golden regions.
 
 use crate::image::Golden;
 use cbd_engine::{Consistency, OnWriteError};
@@ -10,12 +10,12 @@ const KIB: u64 = 1 << 10;
 /// The boot in which ordinary files were used.
 const BOOT: u8 = 1;
 
-/// A region's life.
+/// The history of a region.
 pub struct History {
     pub name: &'static str,
     options: WorldOptions,
     live: fn(&mut World),
-    /// What happens to the bytes afterwards.
+    /// Changes the bytes of the region afterwards.
     hurt: fn(&mut Vec<u8>),
 }
 
@@ -58,7 +58,7 @@ fn busy(world: &mut World) {
     write(world, 40 * KIB, 12 * KIB);
 }
 
-/// As many writes as turn the log over, what is behind drained and reclaimed.
+/// Enough writes that the log wraps around; older data is drained and reclaimed.
 fn wrap(world: &mut World) {
     for round in 0..90 {
         write(world, round % 5 * 16 * KIB, 16 * KIB);
@@ -92,7 +92,8 @@ fn park(world: &mut World) {
     write(world, 0, 4 * KIB);
 }
 
-/// Marks name the run of their records, and *drained* says when its epoch was closed; more was flushed since.
+/// Marks name the run of their records, and *drained* has the time at which its epoch was closed; more was
+/// flushed since.
 fn date(world: &mut World) {
     restart(world);
     world.drain();
@@ -111,7 +112,8 @@ fn restart(world: &mut World) {
     write(world, 4 * KIB, 4 * KIB);
 }
 
-/// A region that an earlier program made in an ordinary file is used by one that notes the boot: its superblocks name the feature.
+/// An earlier program made the region in an ordinary file, and a program that notes the boot uses it: its
+/// superblocks name the feature.
 fn note_boot(world: &mut World) {
     busy(world);
     world.memory().become_file(BootId([BOOT; 16]));
@@ -120,7 +122,7 @@ fn note_boot(world: &mut World) {
     flush(world);
 }
 
-/// Damage that writeback has found: there is a quarantine on media.
+/// Damage that writeback has found: there is a quarantine on the medium.
 fn condemn(world: &mut World) {
     busy(world);
     flush(world);
@@ -131,8 +133,8 @@ fn condemn(world: &mut World) {
     world.drain();
 }
 
-/// The same, but a part of what is damaged was overwritten before writeback met it: the quarantine has a map.
-fn condemn_in_part(world: &mut World) {
+/// The same, but a part of the damage was overwritten before writeback met it: the quarantine has a map.
+fn damage_in_part(world: &mut World) {
     busy(world);
     flush(world);
     world.expect_damage();
@@ -142,7 +144,7 @@ fn condemn_in_part(world: &mut World) {
     world.drain();
 }
 
-/// Where the region holds the data of a sector, the newest.
+/// The lowest offset at which the region holds data of a sector.
 fn place_of(image: &[u8], sector: u64) -> u64 {
     let places = (0..image.len() / 64).map(|line| line * 64).filter(|&at| {
         let bytes = &image[at..(at + 512).min(image.len())];
@@ -153,7 +155,7 @@ fn place_of(image: &[u8], sector: u64) -> u64 {
 
 fn hurt_nothing(_: &mut Vec<u8>) {}
 
-/// The first superblock is gone, and with it the first page of everything that has a copy elsewhere.
+/// The first superblock is lost: the first page of everything that has a copy elsewhere.
 #[expect(clippy::ptr_arg, reason = "its type is that of all that hurt a region")]
 fn hurt_first_copies(region: &mut Vec<u8>) {
     region[..4096].fill(0xa5);
@@ -179,7 +181,7 @@ pub fn all() -> Vec<History> {
         history("restarted", options(7), restart),
         history("boot-noted", options(16), note_boot),
         history("quarantined", options(8), condemn),
-        history("quarantined-in-part", options(14), condemn_in_part),
+        history("quarantined-in-part", options(14), damage_in_part),
         History { name: "one-superblock", options: options(9), live: busy, hurt: hurt_first_copies },
         history(
             "parked",
@@ -208,7 +210,7 @@ pub fn all() -> Vec<History> {
 }
 
 impl History {
-    /// Lives it; returns the image, and the sectors that were ever changed.
+    /// Plays the history; returns the image, and the sectors that were ever changed.
     pub fn play(&self) -> (Golden, Vec<u64>) {
         let mut world = World::new(self.options);
         (self.live)(&mut world);

@@ -1,5 +1,5 @@
-//! A golden image as files: the region and the changed blocks of its disk, compressed, and a page of text that says what a reader
-//! must find.
+//! A golden image as files: the region and the changed blocks of its disk, compressed, and a text file with
+//! what a reader must find.
 
 use cbd_sim::{Content, CrashMemory, DiskImage, SimDisk};
 use cbd_types::{AlignedBuffer, BackingOp, BackingQueue, BootId, OpToken};
@@ -12,9 +12,9 @@ const BLOCK: usize = 4096;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Shown {
     Content(Content),
-    /// The read fails, because the medium did.
+    /// The read fails because the medium failed.
     Error,
-    /// Bytes that nobody wrote.
+    /// Bytes that no client wrote.
     Foreign,
 }
 
@@ -23,7 +23,7 @@ pub struct Golden {
     /// Version and history.
     pub name: String,
     pub region: Vec<u8>,
-    /// Number and bytes of each block of the disk that is not as on a fresh one.
+    /// Number and bytes of each block of the disk that differs from a fresh one.
     pub blocks: Vec<(u64, Vec<u8>)>,
     pub size: u64,
     pub sector_size: u64,
@@ -38,7 +38,7 @@ pub struct Golden {
 }
 
 impl Golden {
-    /// Sectors in order, and what each shows.
+    /// The sectors in order, and what each shows.
     pub fn sectors(&self) -> impl Iterator<Item = (u64, Shown)> {
         self.runs
             .iter()
@@ -52,7 +52,7 @@ impl Golden {
         }
     }
 
-    /// Takes over what of `image` differs from a fresh disk.
+    /// Copies what differs in `image` from a fresh disk.
     pub fn take_disk(&mut self, image: &DiskImage) {
         let fresh = Content::fresh_disk(self.size, self.sector_size as usize);
         for (number, fresh) in (0u64..).zip(fresh.chunks(BLOCK)) {
@@ -64,7 +64,7 @@ impl Golden {
         }
     }
 
-    /// A memory as the image's was.
+    /// A memory with the contents of the image's region.
     pub fn memory(&self) -> CrashMemory {
         let memory = CrashMemory::from_image(self.region.clone());
         if self.boot > 0 {
@@ -73,7 +73,7 @@ impl Golden {
         memory
     }
 
-    /// A disk as the image's was, all of it durable.
+    /// A disk with the contents of the image, all durable.
     pub fn disk(&self) -> SimDisk {
         let disk = SimDisk::new(SimDisk::ordinary(self.size, self.sector_size as u32), 1);
         let mut queue = disk.queue(1);
@@ -160,7 +160,7 @@ impl Golden {
         texts.sort();
         let inflate = |path: &Path| {
             let bytes = std::fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-            miniz_oxide::inflate::decompress_to_vec_zlib(&bytes).expect("compressed by us")
+            miniz_oxide::inflate::decompress_to_vec_zlib(&bytes).expect("compressed by write_images")
         };
         let read = |text: &Path| {
             let history = text.file_stem().and_then(|name| name.to_str()).expect("a name");

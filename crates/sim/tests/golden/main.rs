@@ -1,8 +1,9 @@
-//! Regions that earlier programs left behind open for ever.
+//! Regions that earlier programs left can always be opened.
 //!
-//! `images/vN` holds regions of format version N as a program of that time left them: stopped, killed, torn, damaged, wrapped, together
-//! with their disk and with what a reader must find. They are never made anew: a program that cannot open one has broken a
-//! promise. `write_images` makes those of a new version, once.
+//! `images/vN` holds regions of format version N as a program of that time left them: stopped, killed, torn,
+//! damaged, wrapped, together with their disks and with what a reader must find. They are never created
+//! again: a program that cannot open one has broken a promise. `write_images` creates those of a new version,
+//! once.
 
 mod histories;
 mod image;
@@ -19,7 +20,7 @@ fn images() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/images")
 }
 
-/// An image that was opened: a process over it.
+/// An opened image, with a process over it.
 struct Opened {
     process: Process,
     environment: Arc<SimEnvironment>,
@@ -36,7 +37,7 @@ impl Opened {
         Self { process, environment, disk }
     }
 
-    /// Submits a request and lets everybody go on until it has completed.
+    /// Submits a request and runs all threads until it has completed.
     fn ask(&mut self, operation: Operation, range: ByteRange, buffer: AlignedBuffer) -> Completion {
         let mut done = Vec::new();
         self.process.submit(0, Request { id: 1, operation, range, fua: false, buffer }, &mut done);
@@ -62,7 +63,7 @@ impl Opened {
         }
     }
 
-    /// Everything that is dirty goes to the disk.
+    /// Writes all dirty data to the disk.
     fn drain(&mut self) {
         let target = self.process.cache().request_drain();
         for _ in 0..100_000 {
@@ -77,7 +78,7 @@ impl Opened {
     }
 }
 
-/// The version directories, with the images in each.
+/// The images of all versions.
 fn all() -> Vec<Golden> {
     let mut versions: Vec<PathBuf> =
         std::fs::read_dir(images()).expect("images").map(|entry| entry.expect("readable").path()).collect();
@@ -105,7 +106,8 @@ fn every_image_opens_and_shows_what_its_clients_were_told() {
     }
 }
 
-/// Programs that did not store when an epoch was closed dated it too late: nothing is made of that.
+/// Programs that did not store when an epoch was closed stored a time that was too late: such a time is
+/// ignored.
 #[test]
 fn only_images_that_say_when_their_epoch_was_closed_have_a_recovery_point() {
     for golden in all() {
@@ -142,7 +144,7 @@ fn work_goes_on_over_every_image_and_ends_on_the_disk() {
         let _watchdog = Watchdog::new(Duration::from_secs(60), golden.name.clone());
         let mut opened = Opened::new(&golden);
         let sector_size = golden.sector_size;
-        // Every other sector that the image knows is written anew; damage heals by it.
+        // Every other sector that the image knows is written again; this repairs damage.
         let (mut expected, fresh) = (Vec::new(), Content(1 << 40));
         for (number, (sector, shown)) in golden.sectors().enumerate() {
             if number % 2 == 1 && shown != Shown::Error {
@@ -182,14 +184,14 @@ fn the_images_of_each_version_show_every_case() {
     }
 }
 
-/// Makes the images of the present version that are not there yet: run it when a version or a history is new, with
-/// `cargo test -p cbd-sim --test golden -- --ignored`.
+/// Creates the missing images of the present version. Run it for a new version or a new history, with `cargo
+/// test -p cbd-sim --test golden -- --ignored`.
 #[test]
 #[ignore = "writes into the source tree"]
 fn write_images() {
     let directory = images().join(format!("v{}", cbd_format::FORMAT_VERSION));
     std::fs::create_dir_all(&directory).expect("a directory");
-    // What is there stays as it is.
+    // Existing images stay as they are.
     let is_new = |history: &histories::History| !directory.join(history.name).with_extension("txt").exists();
     for history in histories::all().into_iter().filter(is_new) {
         let (mut golden, changed) = history.play();

@@ -1,5 +1,6 @@
-//! The tables of a transport are crashed at every store, write-back and fence of every change: afterwards the change is
-//! there or it is not, nothing else has changed, and what was seen once is still there after a power cut.
+//! The tables of a transport crash at every store, write-back and fence of every change. Afterwards the
+//! change is there or it is not, nothing else has changed, and what was seen once is still there after a
+//! power cut.
 
 use crate::rig::{
     CHANGES, Tables, ends, ends_of, environment_of, format, format_as, made, open, region, rows, snapshot,
@@ -30,7 +31,7 @@ fn a_change_is_there_or_not_and_stays_what_it_was_found_to_be() {
                     found == before || found == after,
                     "{place}: {found}\nbefore {before}\nafter {after}"
                 );
-                // Seen once, so it must outlive a power cut.
+                // Seen once, so it must survive a power cut.
                 let tables =
                     open(&end.power_cut(1, Keep::Nothing)).unwrap_or_else(|error| panic!("{place}: {error}"));
                 assert_eq!(snapshot(&tables), found, "{place}: lost by a power cut after it was seen");
@@ -43,8 +44,8 @@ fn a_change_is_there_or_not_and_stays_what_it_was_found_to_be() {
     }
 }
 
-/// With both slots in order the one that is not behind is durable by itself; with one of them on a failed page, what was found
-/// may stand in one processor's cache only.
+/// If both slots are valid, the one that counts is durable by itself. If one of them is on a failed page,
+/// what was found may be in a processor's cache only.
 #[test]
 fn what_was_found_beside_a_failed_page_outlives_a_power_cut() {
     let layout = made(&[]).1.info().layout;
@@ -66,7 +67,7 @@ fn what_was_found_beside_a_failed_page_outlives_a_power_cut() {
                 memory.poison(ByteRange::at(*at, PAGE));
                 let what = format!("change {number}, place {place}, with the page at {at} failed");
                 let tables = open(&memory).unwrap_or_else(|error| panic!("{what}: {error}"));
-                if is_said_to_be_lost(&tables) {
+                if is_reported_as_lost(&tables) {
                     // The crash tore the second slot, and the first is on the failed page.
                     continue;
                 }
@@ -79,14 +80,14 @@ fn what_was_found_beside_a_failed_page_outlives_a_power_cut() {
     }
 }
 
-/// Whether a backend is said to be lost with both copies of its row.
-fn is_said_to_be_lost(tables: &Tables) -> bool {
+/// Whether a backend is reported as lost with both copies of its row.
+fn is_reported_as_lost(tables: &Tables) -> bool {
     let is_lost = |row| tables.backend(BackendId(row)).is_err_and(|error| error.kind() == ErrorKind::Damaged);
     (0..2).any(is_lost)
 }
 
-/// What a dead process left in its processor's cache is durable before the next one, that makes the other slot whole, may be
-/// cut short as well.
+/// Opening the tables makes durable what a dead process left in its processor's cache, before it repairs the
+/// other slot, since that repair may be cut short as well.
 #[test]
 fn a_power_cut_while_a_change_is_made_whole_leaves_one_slot_of_it() {
     for number in 0..CHANGES.len() {
@@ -133,7 +134,7 @@ fn a_crash_while_formatting_leaves_a_transport_or_none() {
                 assert_eq!(snapshot(&tables), snapshot(&made(&[]).1));
                 true
             });
-            // Seen once, so it must outlive a power cut.
+            // Seen once, so it must survive a power cut.
             let end = end.power_cut(1, Keep::Nothing);
             assert!(open(&end).is_ok() || !is_there, "place {place}: lost by a power cut after it was seen");
             let tables = format(&end, true).unwrap_or_else(|error| panic!("place {place}: {error}"));
@@ -142,7 +143,7 @@ fn a_crash_while_formatting_leaves_a_transport_or_none() {
     }
 }
 
-/// An old superblock stands for the old tables, a new one for new ones.
+/// An old superblock belongs to the old tables, a new one to the new tables.
 #[test]
 fn a_crash_while_formatting_anew_never_mixes_the_old_transport_with_the_new() {
     let transports = |anew: bool| {

@@ -1,4 +1,4 @@
-//! A backend in the place of an earlier one shows nothing of it, and loses nothing to it.
+//! A backend in the row of an earlier one shows nothing of it, and loses nothing to it.
 
 use crate::rig::{CHANGES, Tables, backend, environment_of, format_as, made, open, region};
 use cbd_engine::{BlkdevSpec, Cache, Maintainer, Step};
@@ -15,7 +15,7 @@ fn write(cache: &Cache<SimEnvironment>, at: u64, value: u8) {
     assert!(matches!(admission, cbd_engine::Admission::Done(_)), "there is space");
 }
 
-/// What the cache has of the block at `at`, if it has it.
+/// What the cache holds of the block at `at`, if anything.
 fn cached(cache: &Cache<SimEnvironment>, at: u64) -> Result<Option<u8>> {
     let (mut bytes, mut misses) = (vec![0; BLOCK as usize], Vec::new());
     cache.read(ByteRange::at(at, BLOCK), &mut bytes, &mut misses)?;
@@ -24,7 +24,7 @@ fn cached(cache: &Cache<SimEnvironment>, at: u64) -> Result<Option<u8>> {
     Ok(is_cached.then_some(bytes[0]))
 }
 
-/// A region in which a cache has lived long: tails have moved, much is drained, lanes are marked.
+/// A region whose cache has a long history: tails have moved, much is drained, lanes are marked.
 fn lived_in() -> (CrashMemory, Tables) {
     act_as(0);
     let (memory, tables) = made(&CHANGES[..1]);
@@ -42,7 +42,7 @@ fn lived_in() -> (CrashMemory, Tables) {
             }
         }
     }
-    // Some of it is still dirty when it is dropped.
+    // Some data is still dirty when the cache is dropped.
     (0..20).for_each(|block| write(&cache, block * BLOCK, 99));
     cache.flush().expect("the cache runs");
     assert!(cache.drained_epoch().0 > 3);
@@ -51,7 +51,7 @@ fn lived_in() -> (CrashMemory, Tables) {
     (memory, tables)
 }
 
-/// Expects a cache that knows nothing and works, through a power cut.
+/// Expects a cache that is empty and works, also after a power cut.
 fn expect_new(memory: CrashMemory, what: &str) {
     let tables = open(&memory).unwrap_or_else(|error| panic!("{what}: {error}"));
     let backends = tables.backends().expect("rows are sound");
@@ -108,7 +108,7 @@ fn a_cache_where_another_was_is_new_though_one_page_of_its_state_fails() {
     }
 }
 
-/// A row of a blkdev that a crash left behind names a backend that is gone.
+/// A row of a blkdev that a crash left behind names a backend that was removed.
 #[test]
 fn a_blkdev_of_an_earlier_backend_in_the_same_row_is_not_shown() {
     let (memory, tables) = made(&CHANGES[..3]);
@@ -138,7 +138,7 @@ fn a_cache_is_opened_once_at_a_time() {
     let error = tables.open_cache(BackendId(0)).expect_err("it is open");
     assert_eq!(error.kind(), cbd_types::ErrorKind::Busy);
     drop(cache);
-    tables.open_cache(BackendId(0)).expect("nobody has it");
+    tables.open_cache(BackendId(0)).expect("it is closed");
 }
 
 #[test]
@@ -147,7 +147,7 @@ fn a_region_that_holds_something_is_formatted_by_force_only() {
     let error = format_as(environment_of(8), &memory, false).err().expect("it holds a transport");
     assert_eq!(error.kind(), cbd_types::ErrorKind::AlreadyExists);
     let foreign = region();
-    cbd_types::Pmem::store(&foreign, 100, b"somebody's data");
+    cbd_types::Pmem::store(&foreign, 100, b"data of a user");
     let error = format_as(environment_of(8), &foreign, false).err().expect("it holds data");
     assert_eq!(error.kind(), cbd_types::ErrorKind::Foreign);
     let region: Region<CrashMemory> = Region::new(foreign);

@@ -1,4 +1,4 @@
-//! What the tables say stands twice: a power cut and one failed page together take none of it.
+//! The tables store everything twice: a power cut and one failed page together lose nothing.
 
 use crate::rig::{CHANGES, Tables, backend, made, open, snapshot};
 use cbd_format::{
@@ -10,7 +10,7 @@ use cbd_types::{BackendId, ByteRange, LaneId};
 
 const PAGE: u64 = 4096;
 
-/// The caches open, and nothing is damaged in them.
+/// Opens the caches and expects no damage in them.
 fn open_caches(tables: &Tables, what: &str) {
     for backend in tables.backends().expect("rows are sound") {
         if backend.cache_segments > 0 {
@@ -27,7 +27,7 @@ fn what_was_reported_outlives_a_power_cut_and_one_failed_page() {
         let (reported, layout) = (snapshot(&tables), tables.info().layout);
         let memory = memory.power_cut(1, Keep::Nothing);
         let tables_end = layout.segment_area;
-        // The state segment of a cache is the first that was free.
+        // The state segment of a cache is the first segment that was free.
         let state = (0..8).map(|page| tables_end + page * PAGE);
         let pages = (0..tables_end).step_by(PAGE as usize).chain(state).chain([layout.region_size - PAGE]);
         for at in pages {
@@ -41,7 +41,7 @@ fn what_was_reported_outlives_a_power_cut_and_one_failed_page() {
     }
 }
 
-/// A row is stored when its segments name the cache twice, not before.
+/// A row is stored after its segments name the cache twice, not before.
 #[test]
 fn a_backend_that_a_crash_left_has_its_segments_beside_a_failed_page() {
     let layout = made(&[]).1.info().layout;
@@ -78,7 +78,7 @@ fn a_backend_that_a_crash_left_has_its_segments_beside_a_failed_page() {
     assert!(found > 0, "no crash left the backend");
 }
 
-/// What both slots of each row of a table say; none where a slot is no row.
+/// Both slots of each row of a table; none if a slot holds no row.
 fn slots<T: SlotContent>(memory: &CrashMemory, area: u64, rows: u32) -> Vec<[Option<Slot<T>>; 2]> {
     let image = memory.image();
     let decode =
@@ -86,7 +86,7 @@ fn slots<T: SlotContent>(memory: &CrashMemory, area: u64, rows: u32) -> Vec<[Opt
     (0..rows).map(|row| Layout::slots::<T>(area, rows, row).map(|at| decode(row, at))).collect()
 }
 
-/// Expects that each row says the same twice, and returns how many do.
+/// Expects that both slots of each row hold the same, and returns the number of rows.
 fn twice<T: SlotContent + PartialEq + std::fmt::Debug>(memory: &CrashMemory, area: u64, rows: u32) -> usize {
     let mut found = 0;
     for (row, slots) in slots::<T>(memory, area, rows).into_iter().enumerate() {

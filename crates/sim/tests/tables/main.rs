@@ -1,4 +1,4 @@
-//! The tables of a transport: crashes at every store, failed pages, earlier lives.
+//! The tables of a transport: crashes at every store, failed pages, earlier backends in the same rows.
 
 mod crashes;
 mod earlier_lives;

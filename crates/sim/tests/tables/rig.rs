@@ -1,4 +1,4 @@
-//! A region with tables, every change that they know, and what they say.
+//! A region with tables, all kinds of changes, and snapshots of their contents.
 
 use cbd_engine::{BackendSpec, BlkdevSpec, Consistency, FormatOptions, Settings, Transport};
 use cbd_sim::{CrashMemory, Keep, SimEnvironment, from_environment};
@@ -9,12 +9,12 @@ pub type Tables = Arc<Transport<SimEnvironment>>;
 
 pub const SEGMENT: u64 = 64 << 10;
 
-/// The same numbers in every life, so that two lives make the same identities.
+/// The same random numbers in every process, so that two processes create the same identities.
 pub fn environment() -> Arc<SimEnvironment> {
     environment_of(7)
 }
 
-/// Other numbers than in other lives.
+/// Other random numbers than in other processes.
 pub fn environment_of(seed: u64) -> Arc<SimEnvironment> {
     Arc::new(SimEnvironment::new(seed, 0))
 }
@@ -27,7 +27,7 @@ pub fn format(memory: &CrashMemory, force: bool) -> Result<Tables> {
     format_as(environment(), memory, force)
 }
 
-/// Formats with identities of the environment's.
+/// Formats with identities of the environment.
 pub fn format_as(environment: Arc<SimEnvironment>, memory: &CrashMemory, force: bool) -> Result<Tables> {
     let options =
         FormatOptions { segment_size: Some(SEGMENT), force, host_rows: 2, backend_rows: 2, blkdev_rows: 2 };
@@ -49,7 +49,7 @@ pub fn backend(cache_segments: u64) -> BackendSpec {
     }
 }
 
-/// Every change that the tables know, one after the other.
+/// All kinds of changes of the tables, one after the other.
 pub const CHANGES: [fn(&Tables) -> Result<()>; 14] = [
     |tables| tables.register_host("one", None).map(drop),
     |tables| tables.create_backend(&backend(9)).map(drop),
@@ -75,19 +75,19 @@ pub const CHANGES: [fn(&Tables) -> Result<()>; 14] = [
     |tables| tables.remove_backend(BackendId(1)),
 ];
 
-/// What the tables say, but for identities that are random.
+/// The contents of the tables, without random identities.
 pub fn snapshot(tables: &Tables) -> String {
     format!("{} {}", rows(tables), tables.info().free_segments)
 }
 
-/// What hosts, backends and blkdevs there are.
+/// The hosts, backends and blkdevs.
 pub fn rows(tables: &Tables) -> String {
     let backends: Vec<_> = tables
         .backends()
         .expect("rows are sound")
         .into_iter()
         .map(|row| {
-            // When it was moved is told by a clock.
+            // The time of the move comes from a clock.
             let former = tables.former_disks(row.id).into_iter();
             let moved: Vec<_> = former.map(|former| (former.path, former.identity)).collect();
             let disk = (row.path, row.identity, row.size, row.is_moved, moved);
@@ -108,12 +108,12 @@ pub fn made(changes: &[fn(&Tables) -> Result<()>]) -> (CrashMemory, Tables) {
     (memory, tables)
 }
 
-/// Both ends that a process can come to, with several fates.
+/// The possible ends of a process: a crash, and power cuts with several outcomes.
 pub fn ends(memory: &CrashMemory) -> Vec<CrashMemory> {
     ends_of(memory, from_environment("CBD_FATES", 6))
 }
 
-/// As [`ends`], with so many fates.
+/// As [`ends`], with `fates` outcomes.
 pub fn ends_of(memory: &CrashMemory, fates: u64) -> Vec<CrashMemory> {
     let cuts = (0..fates).map(|fate| memory.fork().power_cut(fate, Keep::Any));
     [memory.fork().process_crash()].into_iter().chain(cuts).collect()
