@@ -1,4 +1,5 @@
-//! What the demo must show: `cbdctrl demo --json` runs in its time and its JSON says what it promises.
+//! Checks the demo: `cbdctrl demo --json` must end in its time, and its JSON must be complete and report
+//! success.
 
 use crate::shell::{self, Stream};
 use serde_json::Value;
@@ -6,13 +7,13 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// The promise to whoever runs it.
+/// The time that the documentation promises to users.
 const PROMISED: Duration = Duration::from_secs(120);
 
-/// After this it is stuck.
+/// After this time the demo counts as hanging.
 const LIMIT: Duration = Duration::from_secs(240);
 
-/// Runs the demo with its files in `directory`; what is wrong with it, one line each.
+/// Runs the demo with its files in `directory`. Returns the problems, one line each.
 pub fn run(program: &Path, directory: &Path) -> Vec<String> {
     let begun = Instant::now();
     let mut text = String::new();
@@ -49,19 +50,17 @@ pub fn run(program: &Path, directory: &Path) -> Vec<String> {
 }
 
 fn shown_text(shown: &Value, field: &str) -> String {
-    shown.get(field).map_or_else(|| "(not said)".to_owned(), Value::to_string)
+    shown.get(field).map_or_else(|| "(missing)".to_owned(), Value::to_string)
 }
 
-/// What the JSON lacks or says wrongly.
+/// What the JSON lacks or reports wrongly.
 fn check(shown: &Value) -> Vec<String> {
     let mut problems = Vec::new();
     if !shown.get("path").is_some_and(Value::is_string) {
-        problems.push("`path` does not say which way the device was reached".to_owned());
+        problems.push("`path` does not name the transport of the device".to_owned());
     }
     match shown.get("fallback_reason") {
-        None => {
-            problems.push("`fallback_reason` is missing; it is null where nothing was in the way".to_owned())
-        }
+        None => problems.push("`fallback_reason` is missing; it is null without a fallback".to_owned()),
         Some(reason) if !reason.is_null() => println!("    fallback_reason: {reason}"),
         Some(_) => {}
     }
@@ -74,12 +73,12 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_demo_that_says_how_it_ran_is_accepted() {
+    fn a_demo_that_reports_how_it_ran_is_accepted() {
         assert_eq!(check(&json!({"path": "/dev/cbd0", "fallback_reason": null})), Vec::<String>::new());
     }
 
     #[test]
-    fn a_demo_that_does_not_say_how_it_ran_is_refused() {
+    fn a_demo_that_does_not_report_how_it_ran_is_refused() {
         assert_eq!(check(&json!({"results": []})).len(), 2);
     }
 }

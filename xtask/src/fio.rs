@@ -1,26 +1,27 @@
-//! Building the engine for fio, against the headers of the fio that is installed.
+//! Builds the engine for fio against the headers of the installed fio.
 //!
-//! Always true here: the engine is built for the very version of fio that is to load it, since the structures that the two share
-//! differ from version to version; else it is refused. Debian has no package of fio's headers: they come from the source package
-//! of the installed version, through apt, which checks it, or from a tree that the caller names.
+//! Invariants: the engine is built for exactly the version of fio that loads it, since the structures that
+//! both share differ between versions; any other version is refused. Debian has no package of fio's headers:
+//! they come from the source package of the installed version, through apt, which verifies it, or from a tree
+//! that the caller names.
 //!
-//! Left to others: what the engine does (`crates/libcbd/fio`).
+//! Elsewhere: what the engine does (`crates/libcbd/fio`).
 
 use crate::workspace;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Debian's own keys, which apt checks the sources with.
+/// Debian's own keys, with which apt verifies the sources.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// The engine's file, as fio's users name it.
+/// The file name of the engine, by fio's convention.
 pub const ENGINE: &str = "libfio_cbd.so";
 
-/// The headers of the fio that is installed: in `source` if that is given, else fetched to below `target`.
+/// The headers of the installed fio: in `source` if that is given, else fetched to a folder below `target`.
 ///
 /// # Errors
-/// What is missing, in words.
+/// What is missing, as text.
 pub fn headers(source: Option<&Path>, target: &Path) -> Result<PathBuf, String> {
     let given = source.map(version_of).transpose()?;
     let version = installed_version()?;
@@ -44,7 +45,7 @@ pub fn headers(source: Option<&Path>, target: &Path) -> Result<PathBuf, String> 
 /// Builds the engine beside the library in `built`.
 ///
 /// # Errors
-/// What the compiler says.
+/// The compiler's messages.
 pub fn build(headers: &Path, built: &Path) -> Result<PathBuf, String> {
     let engine = built.join(ENGINE);
     let mut compiler = Command::new("cc");
@@ -74,7 +75,7 @@ pub fn build(headers: &Path, built: &Path) -> Result<PathBuf, String> {
     Ok(engine)
 }
 
-/// The version of the fio on the path, as `fio-3.33`.
+/// The version of the fio on the path, such as `fio-3.33`.
 fn installed_version() -> Result<String, String> {
     output(Command::new("fio").arg("--version"), "fio --version")
 }
@@ -90,7 +91,7 @@ fn version_of(source: &Path) -> Result<String, String> {
         .ok_or_else(|| format!("{} does not say its version", file.display()))
 }
 
-/// The source of the fio that is installed, fetched through apt unless it is in `place` already.
+/// The source of the installed fio, fetched through apt unless it is in `place` already.
 fn fetched(place: &Path) -> Result<PathBuf, String> {
     let tree = place.join("source");
     if version_of(&tree).is_ok() {
@@ -109,7 +110,7 @@ fn fetched(place: &Path) -> Result<PathBuf, String> {
     for folder in [lists.join("partial"), unpacked.clone()] {
         fs::create_dir_all(&folder).map_err(|error| format!("cannot make {}: {error}", folder.display()))?;
     }
-    // The system's own sources, asked for source packages; its configuration stays as it is.
+    // Uses the system's own sources, with source packages enabled; the system's configuration stays as it is.
     let targets = output(
         Command::new("apt-get").args([
             "indextargets",
@@ -169,7 +170,7 @@ fn fetched(place: &Path) -> Result<PathBuf, String> {
             .arg(&unpacked),
         "tar",
     )?;
-    // Under its name only when it is whole.
+    // The tree gets its name only when it is complete.
     fs::rename(&unpacked, &tree).map_err(|error| format!("cannot make {}: {error}", tree.display()))?;
     Ok(tree)
 }

@@ -1,4 +1,4 @@
-//! What a person may type after a task's name, and the two ways in which a task can fail to begin.
+//! The options of tasks, and the reasons for which a task can fail to begin.
 
 use crate::{fsstress, fsx};
 
@@ -6,23 +6,23 @@ use crate::{fsstress, fsx};
 pub const STEPS: [&str; 11] =
     ["format", "tidy", "lint", "doc", "build", "test", "fuzz", "sim", "release", "demo", "vm"];
 
-/// Why a task did not run to its end.
+/// Why a task did not complete.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Problem {
-    /// It was called wrongly: exit code 2.
+    /// The arguments were wrong: exit code 2.
     Usage(String),
-    /// Something that it needs is not there or broke: exit code 1.
+    /// Something that the task needs is missing or failed: exit code 1.
     Failed(String),
-    /// A command that it ran failed and has said why: its exit code.
+    /// A command of the task failed and has printed the reason: its exit code.
     Code(u8),
 }
 
 /// Options of `test` and `nightly`.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct TestFlags {
-    /// Leave out what needs root, and do not call that an error.
+    /// Leave out what needs root, without an error.
     pub no_system: bool,
-    /// Run these steps only; empty means all.
+    /// Run only these steps; empty means all.
     pub only: Vec<String>,
     /// Run only the tests whose name contains this.
     pub filter: Option<String>,
@@ -57,7 +57,7 @@ impl TestFlags {
         Ok(flags)
     }
 
-    /// Whether a step is to run. A filter is about tests, so with one only they run.
+    /// Whether a step is to run. A filter selects tests, so with only a filter only the tests run.
     pub fn wants(&self, step: &str) -> bool {
         if !self.only.is_empty() {
             return self.only.iter().any(|wanted| wanted == step);
@@ -69,7 +69,7 @@ impl TestFlags {
 /// Reads the options of `fsx`.
 ///
 /// # Errors
-/// [`Problem::Usage`] for an unknown option, a missing file, or a value that is no number.
+/// [`Problem::Usage`] for an unknown option, a missing file, or a value that is not a number.
 pub fn fsx_plan(arguments: &[String]) -> Result<fsx::Plan, Problem> {
     let mut plan = fsx::Plan { path: "".into(), seed: 1, operations: 10_000, size: 4 << 20, direct: None };
     let mut rest = arguments.iter();
@@ -92,7 +92,7 @@ pub fn fsx_plan(arguments: &[String]) -> Result<fsx::Plan, Problem> {
 /// Reads the options of `fsstress`.
 ///
 /// # Errors
-/// [`Problem::Usage`] for an unknown option, a missing directory, or a value that is no number.
+/// [`Problem::Usage`] for an unknown option, a missing directory, or a value that is not a number.
 pub fn fsstress_plan(arguments: &[String]) -> Result<fsstress::Plan, Problem> {
     let mut plan = fsstress::Plan { path: "".into(), seed: 1, operations: 2_000, threads: 4 };
     let mut rest = arguments.iter();

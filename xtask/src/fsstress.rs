@@ -1,9 +1,12 @@
-//! A stress for file systems: several threads make, link, move and remove files and folders at random, and each knows what must be there.
+//! A stress test for file systems: several threads create, link, move and remove files and folders at random,
+//! and each knows what must be there.
 //!
-//! After the `fsstress` that SGI wrote for XFS and that file systems have been tested with ever since; no Debian package holds it. It
-//! differs in what it knows: each thread has a folder of its own and a model of it in memory, which it is compared with.
+//! It follows the `fsstress` that SGI wrote for XFS and that has since been used to test file systems; no
+//! Debian package holds it. It differs in its checks: each thread has a folder of its own and a model of it
+//! in memory, with which the folder is compared.
 //!
-//! Always true here: the same seed gives each thread the same operations, and a difference is reported with the seed and the last operations.
+//! Invariants: the same seed gives each thread the same operations, and a difference is reported with the
+//! seed and the last operations.
 
 use crate::fsx::{Random, change_allocation};
 use rustix::fs::FallocateFlags;
@@ -13,31 +16,31 @@ use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 
-/// How many operations are shown after a difference.
+/// Number of operations that are shown after a difference.
 const HISTORY: usize = 40;
 
-/// So many names a thread has at most, and so long is a file.
+/// Maximum number of names of a thread, and maximum length of a file.
 const NAMES: usize = 150;
 const LONGEST: u64 = 192 << 10;
 
-/// What is stressed, and how long.
+/// What is stressed, and for how long.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// A folder; each thread makes one of its own in it, which must not be there yet.
+    /// A folder; each thread creates a folder of its own in it, which must not exist yet.
     pub path: PathBuf,
-    /// Chooses the operations.
+    /// The seed of the operations.
     pub seed: u64,
-    /// How many for each thread.
+    /// Number of operations of each thread.
     pub operations: u64,
-    /// How many threads.
+    /// Number of threads.
     pub threads: u64,
 }
 
-/// What a name stands for.
+/// What a name refers to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Node {
     Folder,
-    /// A file; several names may stand for the same.
+    /// A file; several names may refer to the same.
     File(u64),
     Link(PathBuf),
 }
@@ -45,19 +48,19 @@ enum Node {
 struct Worker {
     root: PathBuf,
     random: Random,
-    /// All names, from the root of this thread.
+    /// All names, relative to the root of this thread.
     names: BTreeMap<PathBuf, Node>,
-    /// What each file holds.
+    /// The content of each file.
     contents: BTreeMap<u64, Vec<u8>>,
-    /// Numbers of names and files: none is used twice.
+    /// The next number of a name or file; none is used twice.
     next: u64,
     history: VecDeque<String>,
 }
 
-/// Runs the plan; in the end everything is compared with the model, and stays.
+/// Runs the plan. At the end everything is compared with the model, and stays.
 ///
 /// # Errors
-/// The first difference or failed operation of any thread, in words.
+/// The first difference or failed operation of any thread, as text.
 pub fn run(plan: &Plan) -> Result<(), String> {
     let ended = std::thread::scope(|scope| {
         let threads: Vec<_> =
@@ -180,7 +183,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Onto a name that is free, or onto that of another file; a folder goes with all that is in it.
+    /// To a free name, or to that of another file; a folder moves with everything in it.
     fn rename(&mut self) -> Result<(), String> {
         let Some(from) = self.a_name() else { return Ok(()) };
         let over = self.a_file().map(|(name, _)| name);
@@ -194,7 +197,7 @@ impl Worker {
         }
         self.note(format!("rename {} {}", from.display(), to.display()));
         fs::rename(self.at(&from), self.at(&to)).map_err(|error| format!("rename: {error}"))?;
-        // Two names of one file: nothing happens then, as POSIX has it.
+        // Two names of one file: the call then does nothing, as POSIX specifies.
         if self.names.get(&to).is_some_and(|node| *node == self.names[&from]) {
             return Ok(());
         }
@@ -241,7 +244,7 @@ impl Worker {
         self.compare_one(&name)
     }
 
-    /// Names, kinds and contents of all there is.
+    /// Compares all names, kinds and contents.
     fn compare(&self) -> Result<(), String> {
         let mut found = vec![PathBuf::new()];
         let mut folders = vec![PathBuf::new()];
@@ -311,7 +314,7 @@ impl Worker {
         }
     }
 
-    /// One that is free, in any folder, and its number.
+    /// A free name in a random folder, and its number.
     fn new_name(&mut self) -> (PathBuf, u64) {
         let folders: Vec<_> = self
             .names
@@ -321,7 +324,7 @@ impl Worker {
             .collect();
         self.next += 1;
         let folder = &folders[self.random.index(folders.len())];
-        // Long names make a folder of several blocks.
+        // Long names give folders several blocks.
         let name = format!("{}{}", self.next, "-long".repeat(self.random.index(20)));
         (folder.join(name), self.next)
     }
@@ -339,7 +342,7 @@ impl Worker {
         Some((name.clone(), id))
     }
 
-    /// Any but the root.
+    /// Any name but the root.
     fn a_name(&mut self) -> Option<PathBuf> {
         let number = self.random.index(self.names.len() - 1);
         self.names.keys().nth(1 + number).cloned()
@@ -439,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changed_behind_its_back_is_found() {
+    fn a_change_by_another_process_is_found() {
         type Change = fn(&Path);
         let changes: [(&str, Change); 7] = [
             ("a: 0x00 instead of 0x07 at 0x1", |root| {

@@ -1,10 +1,11 @@
-//! A file exerciser: random operations on one file or block device, each read compared with a model in memory.
+//! A file exerciser: random operations on one file or block device; each read is compared with a model in
+//! memory.
 //!
-//! After the `fsx` that Avadis Tevanian wrote for NeXT in 1991 and that file systems have been tested with ever
-//! since; no Debian package holds it.
+//! It follows the `fsx` that Avadis Tevanian wrote for NeXT in 1991 and that has since been used to test file
+//! systems; no Debian package holds it.
 //!
-//! Always true here: the same seed gives the same operations, and a difference is reported with the bytes, the
-//! operations that touched them and the seed.
+//! Invariants: the same seed gives the same operations, and a difference is reported with the bytes, the
+//! operations that changed them and the seed.
 
 use rustix::fs::{FallocateFlags, OFlags, fallocate};
 use std::collections::VecDeque;
@@ -13,21 +14,21 @@ use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// How many operations are shown after a difference.
+/// Number of operations that are shown after a difference.
 const HISTORY: usize = 40;
 
-/// What is exercised, and how long.
+/// What is exercised, and for how long.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// A file, made if missing and overwritten, or a block device.
+    /// A file, created if missing and overwritten, or a block device.
     pub path: PathBuf,
-    /// Chooses the operations.
+    /// The seed of the operations.
     pub seed: u64,
-    /// How many.
+    /// Number of operations.
     pub operations: u64,
-    /// The largest size of a file, and how much of a device is used, in bytes.
+    /// The largest size of a file, or the part of a device that is used, in bytes.
     pub size: u64,
-    /// The alignment of everything, with which the page cache is passed by; none: any byte, through the page cache.
+    /// The alignment of all operations, for direct I/O; none for any byte, through the page cache.
     pub direct: Option<u64>,
 }
 
@@ -43,19 +44,19 @@ struct Exerciser {
     random: Random,
     file: File,
     is_device: bool,
-    /// What the file must hold.
+    /// The expected content of the file.
     model: Vec<u8>,
-    /// Marks each write with a value of its own.
+    /// A value that identifies each write.
     stamp: u8,
     history: VecDeque<String>,
-    /// Page aligned room for direct I/O.
+    /// A page-aligned buffer for direct I/O.
     room: Aligned,
 }
 
 /// Runs the plan.
 ///
 /// # Errors
-/// The first difference or failed operation, in words.
+/// The first difference or failed operation, as text.
 pub fn run(plan: &Plan) -> Result<(), String> {
     let mut exerciser = Exerciser::new(plan.clone())?;
     for number in 0..plan.operations {
@@ -114,7 +115,7 @@ impl Exerciser {
         }
     }
 
-    /// A place in the largest size, short ones more often than long ones.
+    /// A random range within the largest size; short ranges are more frequent than long ones.
     fn span(&mut self) -> Span {
         let unit = self.plan.direct.unwrap_or(1);
         let units = self.plan.size / unit;
@@ -223,7 +224,7 @@ impl Exerciser {
     }
 
     fn load(&mut self, span: Span) -> Result<(), String> {
-        // With direct I/O a file's end may lie inside the last unit: whole units are asked for.
+        // With direct I/O the end of a file may lie inside the last unit, so the read has whole units.
         let unit = self.plan.direct.unwrap_or(1);
         let asked = span.length.next_multiple_of(unit);
         let room = self.room.bytes(usize_of(asked));
@@ -268,8 +269,8 @@ impl Exerciser {
     }
 }
 
-/// Changes a file's allocation. False where this kind of file does not know the operation; a hole that cannot be
-/// punched is a difference, for what follows would not hold.
+/// Changes a file's allocation. Returns false if this kind of file does not support the operation. A hole
+/// that cannot be punched is a difference, because the following comparisons would fail.
 pub fn change_allocation(file: &File, flags: FallocateFlags, at: u64, length: u64) -> Result<bool, String> {
     match fallocate(file, flags, at, length) {
         Ok(()) => Ok(true),
@@ -294,7 +295,7 @@ fn usize_of(number: u64) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
 }
 
-/// Bytes that begin on a page border, as direct I/O wants it.
+/// A buffer that begins at a page boundary, as direct I/O requires.
 struct Aligned {
     bytes: Vec<u8>,
     skip: usize,
@@ -312,7 +313,7 @@ impl Aligned {
     }
 }
 
-/// SplitMix64: small, and the same everywhere.
+/// SplitMix64: small, and the same on every machine.
 pub struct Random(u64);
 
 impl Random {
@@ -329,12 +330,12 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number below the limit; 0 where that is 0.
+    /// A number below the limit; 0 if the limit is 0.
     pub fn below(&mut self, limit: u64) -> u64 {
         self.next() % limit.max(1)
     }
 
-    /// The same for what is counted in memory.
+    /// The same for indices.
     pub fn index(&mut self, limit: usize) -> usize {
         usize_of(self.below(limit as u64))
     }
@@ -358,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn a_byte_that_changed_behind_its_back_is_found() {
+    fn a_byte_that_another_process_changed_is_found() {
         let plan = plan("changed");
         let mut exerciser = Exerciser::new(plan.clone()).expect("a file can be made");
         exerciser.write(Span { at: 0, length: 8192 }).expect("it can be written");

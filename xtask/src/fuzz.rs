@@ -1,13 +1,13 @@
 //! `cargo xtask fuzz`: the coverage-guided fuzzer over all targets or one.
 //!
-//! It stands on libFuzzer and on the coverage that the stable compiler can put into what it builds, so neither a
-//! nightly compiler nor a cargo plugin is needed; the first build takes minutes and has a target directory of its own.
+//! It uses libFuzzer and the coverage instrumentation of the stable compiler, so neither a nightly compiler
+//! nor a cargo plugin is needed. The first build takes minutes and has a target directory of its own.
 //!
-//! Always true here: an input that breaks something is kept in `fuzz/regressions`, where every later test replays it, and a
-//! command that replays it alone is printed; the corpus grows only by inputs that reach something new, and is reduced
-//! to those afterwards.
+//! Invariants: an input that breaks something is kept in `fuzz/regressions`, where every later test replays
+//! it, and a command that replays only this input is printed; only inputs that reach something new enter the
+//! corpus, and the corpus is reduced to those afterwards.
 //!
-//! Left to others: the targets (`cbd-fuzz`).
+//! Elsewhere: the targets (`cbd-fuzz`).
 
 use crate::flags::Problem;
 use crate::workspace::{self, cargo};
@@ -17,30 +17,30 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// What the targets are called; a test of `cbd-fuzz` knows them by the same names.
+/// The names of the targets; a test of `cbd-fuzz` checks them.
 pub const TARGETS: [&str; 8] =
     ["recovery", "decoders", "nbd", "virtqueue", "guest_memory", "fuse", "pcache", "control"];
 
-/// What the compiler is told, so that libFuzzer sees which code an input reaches and which numbers it compares.
+/// The compiler flags with which libFuzzer sees which code an input reaches and which numbers it compares.
 const COVERAGE: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1 --cfg fuzzing";
 
-/// From nothing, on two cores.
+/// For a build from scratch, on two cores.
 const BUILD_LIMIT: Duration = Duration::from_secs(1800);
 
-/// Beyond its time the fuzzer gets so long for its last input and its figures.
+/// Time beyond the limit in which the fuzzer finishes its last input and prints its figures.
 const GRACE: Duration = Duration::from_secs(120);
 
-/// An input that takes longer hangs.
+/// An input that takes longer counts as a hang.
 const INPUT_LIMIT_S: u64 = 40;
 
-/// What is fuzzed, and how long.
+/// What is fuzzed, and for how long.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// The targets.
+    /// The names of the targets.
     pub targets: Vec<String>,
-    /// Seconds for each.
+    /// Seconds for each target.
     pub seconds: u64,
     /// Whether inputs that reach something new are added to the corpus in the tree.
     pub extends_corpus: bool,
@@ -52,7 +52,8 @@ impl Plan {
         Self { targets: TARGETS.map(str::to_owned).to_vec(), seconds: 60, extends_corpus: true }
     }
 
-    /// All targets for `seconds` each, from the corpus as it is: a test leaves the tree unchanged unless it finds a failure.
+    /// All targets for `seconds` each, from the present corpus: a test leaves the tree unchanged unless it
+    /// finds a failure.
     pub fn check(seconds: u64) -> Self {
         Self { seconds, extends_corpus: false, ..Self::all() }
     }
@@ -60,7 +61,7 @@ impl Plan {
     /// Reads the options.
     ///
     /// # Errors
-    /// [`Problem::Usage`] for an unknown option or target, or a number that is none.
+    /// [`Problem::Usage`] for an unknown option or target, or a value that is not a number.
     pub fn parse(arguments: &[String]) -> Result<Self, Problem> {
         let mut plan = Self { targets: Vec::new(), ..Self::all() };
         let mut rest = arguments.iter();
@@ -111,7 +112,7 @@ fn build(directory: &Path, triple: &str) -> Result<(), Problem> {
     println!("building the fuzzer in {}", directory.display());
     let mut command =
         cargo(["build", "--profile", "fuzz", "--package", "cbd-fuzz", "--features", "libfuzzer"]);
-    // With a target named, the flags count for what is fuzzed alone, and not for build scripts.
+    // With a named target the flags apply only to what is fuzzed, not to build scripts.
     command.args(["--bin", "fuzz", "--target", triple]).arg("--target-dir").arg(directory);
     if workspace::is_ci() {
         command.arg("--locked");
@@ -125,9 +126,9 @@ fn build(directory: &Path, triple: &str) -> Result<(), Problem> {
 struct Fuzzer<'a> {
     program: PathBuf,
     target: &'a str,
-    /// What it has found to reach something, kept between runs.
+    /// The inputs that reached something new, kept between runs.
     found: PathBuf,
-    /// What of this is in the tree.
+    /// The part of them that is in the tree.
     corpus: PathBuf,
     /// Inputs that broke something.
     broken: PathBuf,
@@ -168,13 +169,13 @@ impl<'a> Fuzzer<'a> {
             format!("-timeout={INPUT_LIMIT_S}"),
             format!("-artifact_prefix={}/", self.broken.display()),
             "-use_value_profile=1".to_owned(),
-            // Inputs are structures: a short one is no simpler than a long one.
+            // Inputs are structures: a short one is not simpler than a long one.
             "-len_control=0".to_owned(),
             "-print_final_stats=1".to_owned(),
             "-verbosity=1".to_owned(),
         ]);
         if !extends_corpus {
-            // What a check tries does not depend on chance: the search for new inputs is the night's.
+            // The inputs of a check do not depend on chance; the nightly run searches for new ones.
             command.arg("-seed=1");
         }
         let limit = Duration::from_secs(seconds) + GRACE;
@@ -202,7 +203,7 @@ impl<'a> Fuzzer<'a> {
         Ok(false)
     }
 
-    /// The target's own inputs to begin with.
+    /// Writes the initial inputs of the target.
     fn plant(&self) -> Result<(), Problem> {
         let mut command = replay();
         command.args(["--seeds", self.target]).arg(&self.found);
@@ -214,7 +215,7 @@ impl<'a> Fuzzer<'a> {
         }
     }
 
-    /// Longest input that is worth trying, as the target says.
+    /// Maximum length of an input, as the target defines it.
     fn longest(&self) -> Result<u64, Problem> {
         let text = shell::output_of(replay().arg("--list"), BUILD_LIMIT)
             .map_err(|end| Problem::Failed(format!("the targets cannot be listed: {end}")))?;
@@ -224,7 +225,7 @@ impl<'a> Fuzzer<'a> {
             .ok_or_else(|| Problem::Failed(format!("there is no target {}", self.target)))
     }
 
-    /// Takes over what reaches something that the corpus in the tree does not: the fewest and smallest of it.
+    /// Adds the inputs that reach something which the corpus in the tree does not: the fewest and smallest.
     fn reduce(&self) -> Result<(), Problem> {
         let count = |folder: &Path| files(folder).len();
         let had = count(&self.corpus);
@@ -253,7 +254,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     entries.flatten().map(|entry| entry.path()).collect()
 }
 
-/// How much was done, and how far it came.
+/// Prints the figures of the run.
 fn show_figures(log: &[String]) {
     if let Some(line) = log.iter().rev().find(|line| line.contains(" cov: ")) {
         println!("    {line}");
@@ -272,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_target_all_are_fuzzed() {
+    fn without_a_target_all_targets_are_fuzzed() {
         let plan = parse("--seconds 5").expect("a number is fine");
         assert_eq!((plan.targets.len(), plan.seconds), (TARGETS.len(), 5));
     }

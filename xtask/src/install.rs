@@ -1,7 +1,7 @@
-//! Installing what programs link against: the library, its header, what pkg-config says of it, and the engine for fio.
+//! Installs what programs link against: the library, its header, its pkg-config file, and the engine for fio.
 //!
-//! Always true here: what is installed was built from this tree just now; nothing outside the prefix is changed, and nothing
-//! inside it before all that was asked for is built.
+//! Invariants: what is installed was just built from this tree; nothing outside the prefix is changed, and
+//! nothing inside it before everything that was requested is built.
 
 use crate::fio;
 use crate::flags::Problem;
@@ -9,11 +9,11 @@ use crate::workspace::{self, cargo};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The name that programs are linked against; it changes when programs that were built before would no longer work. The
-/// library's build script gives the library the same.
+/// The name that programs are linked against. It changes when programs that were built before would no longer
+/// work. The build script of the library uses the same name.
 const SONAME: &str = "libcbd.so.0";
 
-/// What the static library needs of the system.
+/// The system libraries that the static library needs.
 const SYSTEM_LIBRARIES: &str = "-lgcc_s -lutil -lrt -lpthread -lm -ldl -lc";
 
 /// What is to be installed, and where.
@@ -54,7 +54,7 @@ impl Plan {
     }
 }
 
-/// Builds and installs, and says what is where.
+/// Builds and installs, and prints the installed files.
 ///
 /// # Errors
 /// When something cannot be built or written.
@@ -104,7 +104,7 @@ fn install(plan: &Plan) -> Result<Vec<PathBuf>, Problem> {
     Ok(places)
 }
 
-/// Puts what cargo has built into `prefix`.
+/// Copies what cargo has built into `prefix`.
 fn place_library(built: &Path, prefix: &Path) -> Result<(), String> {
     let source = workspace::root().join("crates/libcbd");
     let library = prefix.join("lib");
@@ -140,7 +140,7 @@ fn package_description(prefix: &Path, version: &str) -> String {
     )
 }
 
-/// As a new file: programs that run with the old one keep it.
+/// Copies to a new file: running programs keep the old one.
 fn copy(from: &Path, to: &Path) -> Result<(), String> {
     let _ = fs::remove_file(to);
     fs::copy(from, to)
@@ -170,7 +170,7 @@ mod tests {
         }
     }
 
-    /// What is said when `source` is given as that of fio; nothing may have been written.
+    /// The error for `source` as the source of fio; nothing may have been written.
     fn refused(source: &Path) -> String {
         let place = tempfile::tempdir().expect("a directory");
         let prefix = place.path().join("prefix");
@@ -194,7 +194,7 @@ mod tests {
         let version = source.path().join("FIO-VERSION-GEN");
         fs::write(&version, "GVF=FIO-VERSION-FILE\n").expect("written");
         assert!(refused(source.path()).contains("does not say its version"));
-        // Where there is no fio at all, that is what is said.
+        // Without any fio, the error says that.
         fs::write(&version, "DEF_VER=fio-0.1\n").expect("written");
         let text = refused(source.path());
         assert!(text.contains("is the source of fio-0.1") || text.contains("fio --version"), "{text}");
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn the_name_for_the_loader_is_that_of_the_build_script() {
+    fn the_soname_is_that_of_the_build_script() {
         let script =
             fs::read_to_string(workspace::root().join("crates/libcbd/build.rs")).expect("the script");
         assert!(script.contains(&format!("-soname,{SONAME}\"")));

@@ -1,7 +1,7 @@
-//! What tests must not leave behind: processes, mounts and loop devices.
+//! Checks what tests must not leave behind: processes, mounts and loop devices.
 //!
-//! Always true here: only what lies in the tests' own directory is looked at, so a CBD that runs on the same machine
-//! for other reasons is neither blamed nor touched.
+//! Invariants: only files in the tests' own directory are considered, so another CBD on the same machine is
+//! neither reported nor touched.
 
 use crate::processes;
 use rustix::process::{Pid, test_kill_process};
@@ -10,10 +10,10 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
-/// How long the kernel may take to let go of what a process held.
+/// Time that the kernel may take to release the resources of a dead process.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// The directory's name before the id of the process that made it.
+/// The directory's name before the id of the process that created it.
 const PREFIX: &str = "cbd-xtask-";
 
 /// A directory in which tests put their files; removed at the end.
@@ -23,10 +23,10 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// Makes the directory, after removing those of runs that were killed.
+    /// Creates the directory, after removing those of runs that were killed.
     ///
     /// # Errors
-    /// Why it cannot be made, in words.
+    /// Why it cannot be created, as text.
     pub fn new() -> Result<Self, String> {
         let parent = std::env::temp_dir();
         sweep(&parent);
@@ -35,12 +35,12 @@ impl Scratch {
         Ok(Self { path })
     }
 
-    /// Where it is.
+    /// The path of the directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What is left of processes, mounts and loop devices, one line each. Processes that are found are ended.
+    /// Remaining processes, mounts and loop devices, one line each. The remaining processes are killed.
     pub fn leftovers(&self) -> Vec<String> {
         let mut left = self.look();
         let mut waited = Duration::ZERO;
@@ -94,7 +94,7 @@ fn loop_devices_under(block_devices: &Path, directory: &Path) -> Vec<String> {
         .collect()
 }
 
-/// Removes the directories of runs whose process is gone.
+/// Removes the directories of runs whose process has ended.
 fn sweep(parent: &Path) {
     let Ok(entries) = fs::read_dir(parent) else { return };
     for entry in entries.flatten() {
@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_mounts_in_the_directory_are_blamed() {
+    fn only_mounts_in_the_directory_are_reported() {
         let mountinfo = "36 35 98:0 / /tmp/cbd-xtask-7/m rw,noatime shared:1 - ext4 /dev/loop0 rw\n\
                          37 35 98:0 / /tmp/cbd-xtask-77 rw - fuse cbd rw\n";
         let found: Vec<_> = mount_points_under(mountinfo, Path::new("/tmp/cbd-xtask-7")).collect();

@@ -1,9 +1,9 @@
-//! The project's tasks, so that a person and a build machine type the same thing: `cargo xtask TASK`.
+//! The project's tasks, so that a person and a build machine run the same command: `cargo xtask TASK`.
 //!
-//! Always true here: every command runs under a time limit, and a task ends with exit code 0 only if all that
-//! it was asked to do was done and went well.
+//! Invariants: every command has a time limit, and a task ends with exit code 0 only if everything that was
+//! requested was done and succeeded.
 //!
-//! Left to others: what is tested (the crates), what is measured (`bench`).
+//! Elsewhere: what is tested (the crates), what is measured (`bench`).
 #![forbid(unsafe_code)]
 
 mod demo;
@@ -32,7 +32,7 @@ Usage: cargo xtask TASK
 
 Tasks:
   test [--no-system] [--only STEP[,STEP..]] [--filter TEXT]
-                     everything that must hold before a change lands; as root it installs the Debian packages
+                     runs all checks that a change must pass; as root it installs the Debian packages
                      that the system tests need
   nightly [--no-system]
                      the same with the long forms: more rounds, more kills, a seed of its own, and all of `fuzz` and
@@ -40,28 +40,28 @@ Tasks:
   bench [GROUP..] [--json] [--report] [..]
                      builds the benchmarks and runs them; arguments are passed on
   sim [--json] [--world NAME] [--seed N] [--seconds N] [--states N] [--histories N] [..]
-                     explores what crashes can leave, in simulated worlds
+                     explores crash states in simulated worlds
   models [--scene NAME[,NAME..]] [--seed N] [--iterations N] [--seconds N] [--sweep N] [--jobs N] [--json] [--list]
-                     the engine's threads under schedules that seeds choose; prints the command that repeats a failure
+                     runs the engine's threads under seeded schedules; prints the command that repeats a failure
   fuzz [TARGET..] [--seconds N]
-                     lets a coverage-guided fuzzer look for inputs that break something (default: each target for
-                     60 s), and adds to the corpus what reaches something new
+                     runs the coverage-guided fuzzer (default: each target for 60 s), and adds inputs that reach
+                     something new to the corpus
   mutants [--only NAME].. [--list] [--json] [--thorough] [--learn]
-                     takes the safeguards away one at a time; a test must notice each time
+                     disables the mutation points one at a time; a test must fail each time
   install --prefix DIRECTORY [--debug] [--fio | --fio-source DIRECTORY]
-                     libcbd with its header and what pkg-config says of it; and the engine for the fio that is
-                     installed, whose headers are fetched through apt, or taken from its source
+                     installs libcbd with its header and pkg-config file; also the engine for the installed fio,
+                     whose headers are fetched through apt, or taken from its source
   man [DIRECTORY]    writes the man pages and shell completions (default: target/man)
   fsx FILE [--seed N] [--operations N] [--size BYTES] [--direct ALIGNMENT]
                      random operations on a file or block device, which is overwritten, compared with a model
   fsstress DIRECTORY [--seed N] [--operations N] [--threads N]
-                     threads that make, link, rename and remove files and folders in it, compared with a model
+                     threads create, link, rename and remove files and folders in it, compared with a model
   tidy [--json] [--update]
-                     rules about the tree: terms, widths, lengths, layers, links; --update lowers the limits in
-                     xtask/tidy.txt to what is used
+                     checks rules about the tree: terms, widths, lengths, layers, links; --update lowers the
+                     limits in xtask/tidy.txt to the present values
   vm run|shell|test|peers|fetch [..]
-                     programs in a guest with a kernel of its own, with ublk, persistent memory and power cuts; `vm help`
-                     says more
+                     runs programs in a guest with a kernel of its own, with ublk, persistent memory and power
+                     cuts; see `vm help`
 
 Steps of `test`: format, tidy, lint, doc, build, test, fuzz, sim, release, demo, vm
 ";

@@ -1,7 +1,7 @@
-//! The programs that the system tests drive, and the Debian packages that hold them.
+//! The programs that the system tests run, and the Debian packages that hold them.
 //!
-//! Always true here: nothing is installed where nothing is missing, and a program that is still missing after
-//! the installation is named. What is said of it goes to standard error: standard output is its caller's.
+//! Invariants: nothing is installed if nothing is missing, and a program that is still missing after the
+//! installation is named. All messages go to standard error: standard output belongs to the caller.
 
 use crate::shell;
 use crate::workspace;
@@ -46,7 +46,7 @@ const TOOLS: [Tool; 24] = [
 /// libFuzzer is built from its C++ source.
 const COMPILER: [Tool; 1] = [Tool { program: "g++", package: "g++" }];
 
-/// What the peers are set up and measured with in guests.
+/// The programs that set up and measure the peers in guests.
 const PEERS: [Tool; 4] = [
     Tool { program: "fio", package: "fio" },
     Tool { program: "mkfs.ext4", package: "e2fsprogs" },
@@ -54,10 +54,10 @@ const PEERS: [Tool; 4] = [
     Tool { program: "make-bcache", package: "bcache-tools" },
 ];
 
-/// Directories of system programs, which the path of an ordinary login lacks.
+/// Directories of system programs that are not on the path of an ordinary login.
 const SYSTEM_DIRECTORIES: [&str; 3] = ["/usr/local/sbin", "/usr/sbin", "/sbin"];
 
-/// The path in which tests find programs: that of the caller and the system directories.
+/// The path on which tests find programs: that of the caller and the system directories.
 pub fn search_path() -> OsString {
     let given = std::env::var_os("PATH").unwrap_or_default();
     let mut directories: Vec<_> = std::env::split_paths(&given).collect();
@@ -65,18 +65,18 @@ pub fn search_path() -> OsString {
     std::env::join_paths(directories).unwrap_or(given)
 }
 
-/// Installs what is missing of the programs that the system tests drive.
+/// Installs the missing programs that the system tests run.
 ///
 /// # Errors
-/// The programs that are missing still, and what to do.
+/// The programs that are still missing, and what to do.
 pub fn install() -> Result<(), String> {
     install_of(&TOOLS, |_| true)
 }
 
-/// Installs what is missing of these programs, as far as system tests drive them.
+/// Installs those of these programs that are missing, if system tests run them.
 ///
 /// # Errors
-/// The programs that are missing still, and what to do.
+/// The programs that are still missing, and what to do.
 pub fn install_programs(programs: &[&str]) -> Result<(), String> {
     install_of(&TOOLS, |tool| programs.contains(&tool.program))
 }
@@ -84,15 +84,15 @@ pub fn install_programs(programs: &[&str]) -> Result<(), String> {
 /// Installs what is missing to build the fuzzer.
 ///
 /// # Errors
-/// The programs that are missing still, and what to do.
+/// The programs that are still missing, and what to do.
 pub fn install_compiler() -> Result<(), String> {
     install_of(&COMPILER, |_| true)
 }
 
-/// Installs what is missing to set the peers up in guests.
+/// Installs what is missing to set up the peers in guests.
 ///
 /// # Errors
-/// The programs that are missing still, and what to do.
+/// The programs that are still missing, and what to do.
 pub fn install_peers() -> Result<(), String> {
     install_of(&PEERS, |_| true)
 }
@@ -111,7 +111,7 @@ fn install_of(tools: &'static [Tool], is_wanted: impl Fn(&Tool) -> bool) -> Resu
         let mut apt = vec!["install", "-y", "--no-install-recommends"];
         apt.extend(&packages);
         for attempt in 1..=3 {
-            // The lists are fetched only now that something is needed from them.
+            // The package lists are fetched only when something is needed from them.
             if apt_get(&["update"]) && apt_get(&apt) {
                 break;
             }
@@ -171,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_is_found_where_only_root_looks() {
+    fn a_program_is_found_in_the_system_directories() {
         let path = search_path();
         let directories: Vec<_> = std::env::split_paths(&path).collect();
         assert!(
@@ -181,7 +181,7 @@ mod tests {
         );
     }
 
-    /// In a process of its own, whose output can be looked at.
+    /// In a process of its own, whose output can be captured.
     #[test]
     fn standard_output_is_the_callers() {
         const TEST: &str = "packages::tests::standard_output_is_the_callers";
@@ -193,7 +193,7 @@ mod tests {
         }
         let folder = tempfile::tempdir().expect("a folder");
         let fake = folder.path().join("apt-get");
-        // It says something for each list and each package, and has installed nothing.
+        // It prints a line for each list and each package, and installs nothing.
         std::fs::write(&fake, "#!/bin/sh\necho apt says $*\n").expect("a program");
         std::fs::set_permissions(&fake, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("ours");
         for is_ci in [false, true] {
@@ -211,7 +211,7 @@ mod tests {
         }
     }
 
-    /// Programs that a minimal Debian (debootstrap's minbase) has, with those of the compiler's package.
+    /// Programs of a minimal Debian (debootstrap's minbase), and those of the compiler's package.
     const BARE: [&str; 21] = [
         "apt-cache",
         "apt-get",
@@ -236,7 +236,7 @@ mod tests {
         "true",
     ];
 
-    /// The programs that a source file starts by name, as far as they stand beside the call.
+    /// The programs that a source file starts by name, as far as the name is in the call.
     fn programs_of(text: &str) -> Vec<&str> {
         let mut starts = vec!["Command::new(\"", "tool(\""];
         if text.contains("Command::new(") {
@@ -248,7 +248,7 @@ mod tests {
         let named = starts.into_iter().flat_map(behind).filter_map(|rest| rest.split_once('"'));
         let is_name =
             |name: &str| name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.+".contains(&byte));
-        // What is asked for by another absolute path is meant to be missing.
+        // Other absolute paths are meant to be missing.
         let names = named.map(|(name, _)| name.trim_start_matches("/usr/bin/"));
         names.filter(|name| is_name(name)).collect()
     }

@@ -1,7 +1,7 @@
-//! The processes that a command started, and their end.
+//! The processes that a command started, and how they are ended.
 //!
-//! Always true here: this program is the reaper of its orphans, so a daemon that a test left running is still
-//! among its descendants, whatever session or group it moved to.
+//! Invariants: this program adopts its orphans, so a daemon that a test left running is still among its
+//! descendants, whatever its session or group.
 
 use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, set_child_subreaper, wait};
 use std::fs;
@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 pub struct Process {
     /// Its id.
     pub pid: Pid,
-    /// Its command line, or its name where it has none.
+    /// Its command line, or its name if it has none.
     pub command: String,
 }
 
-/// Makes orphans of our children our own children, so that none can hide.
+/// Makes orphans of our children our own children, so that all of them are found.
 pub fn adopt_orphans() {
     if let Err(error) = set_child_subreaper(Some(getpid())) {
         eprintln!("xtask: processes that tests leave behind cannot be found: {error}");
@@ -40,13 +40,13 @@ pub fn descendants() -> Vec<Process> {
     found
 }
 
-/// Kills all descendants, again until none is left or a few seconds are over; returns those that stay (a process
-/// that the kernel does not let go).
+/// Kills all descendants, repeatedly, until none is left or a few seconds have passed. Returns those that
+/// stay (processes that the kernel does not release).
 pub fn kill_descendants() -> Vec<Process> {
     let end = Instant::now() + Duration::from_secs(5);
     loop {
         for process in descendants() {
-            // It may have ended meanwhile; that is what was wanted.
+            // The process may have ended meanwhile, which is the goal.
             let _ = kill_process(process.pid, Signal::KILL);
         }
         reap_orphans();
@@ -58,13 +58,13 @@ pub fn kill_descendants() -> Vec<Process> {
     }
 }
 
-/// Collects the exit status of orphans that have ended. Only between commands: it would take the status of a
-/// command that is still waited for.
+/// Collects the exit status of orphans that have ended. Call it only between commands: it would take the
+/// status of a command that is still waited for.
 pub fn reap_orphans() {
     while let Ok(Some(_)) = wait(WaitOptions::NOHANG) {}
 }
 
-/// Every process that is alive, with its parent.
+/// Every living process, with its parent.
 fn parents() -> Vec<(i32, i32)> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
     entries
@@ -77,7 +77,8 @@ fn parents() -> Vec<(i32, i32)> {
         .collect()
 }
 
-/// The state and the parent in a line of `/proc/PID/stat`, whose second field may hold anything in parentheses.
+/// The state and the parent in a line of `/proc/PID/stat`, whose second field may contain any text in
+/// parentheses.
 fn state_and_parent(stat: &str) -> Option<(char, i32)> {
     let (_, after_name) = stat.rsplit_once(')')?;
     let mut fields = after_name.split_whitespace();

@@ -1,15 +1,15 @@
-//! The account of a task: its steps with their times, and what passed and failed.
+//! The report of a task: its steps with their times, and what passed and failed.
 
 use std::time::{Duration, Instant};
 
-/// What one step brought.
+/// The result of one step.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Count {
     /// Tests or checks that passed.
     pub passed: u64,
     /// Tests or checks that failed.
     pub failed: u64,
-    /// Tests that were there and did not run.
+    /// Tests that exist and did not run.
     pub ignored: u64,
 }
 
@@ -19,8 +19,8 @@ impl Count {
         Self { passed: u64::from(passed), failed: u64::from(!passed), ignored: 0 }
     }
 
-    /// Adds what a line of the Rust test harness says, if it says anything:
-    /// `test result: ok. 12 passed; 0 failed; 1 ignored; ..`.
+    /// Adds the numbers in a line of the Rust test harness, if it has any: `test result: ok. 12 passed; 0
+    /// failed; 1 ignored; ..`.
     pub fn add_line(&mut self, line: &str) {
         let Some(figures) = line.trim_start().strip_prefix("test result: ") else { return };
         for part in figures.split(['.', ';']) {
@@ -36,7 +36,7 @@ impl Count {
     }
 }
 
-/// The account.
+/// The report.
 #[derive(Debug)]
 pub struct Report {
     begun: Instant,
@@ -45,12 +45,12 @@ pub struct Report {
 }
 
 impl Report {
-    /// An empty account; its time begins now.
+    /// An empty report; its time begins now.
     pub fn new() -> Self {
         Self { begun: Instant::now(), total: Count::default(), steps: Vec::new() }
     }
 
-    /// Announces a step, runs it and counts what it brought.
+    /// Announces a step, runs it and counts its result.
     pub fn step(&mut self, name: &'static str, about: &str, work: impl FnOnce() -> Count) {
         println!("==> {name}: {about}");
         let begun = Instant::now();
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn other_lines_count_nothing() {
+    fn other_lines_are_not_counted() {
         let mut count = Count::default();
         count.add_line("test a_write_of_12 passed; it says");
         count.add_line("running 12 tests");

@@ -1,7 +1,7 @@
-//! Running a command under a time limit, with its output passed on line by line.
+//! Runs a command under a time limit and passes its output on line by line.
 //!
-//! Always true here: a command that is over its time is killed with all that it started, after its processes have
-//! been listed; and nothing waits for a pipe that a stray grandchild holds open.
+//! Invariants: a command that exceeds its time is killed with all that it started, after its processes have
+//! been listed; a pipe that an orphaned grandchild holds open delays nothing.
 
 use crate::processes;
 use std::io::{BufRead, BufReader, Read};
@@ -11,10 +11,10 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A line every so often shows that a quiet command is alive.
+/// Interval of the lines which show that a quiet command is alive.
 const QUIET: Duration = Duration::from_secs(60);
 
-/// How long the output of a command that has ended may still take to arrive.
+/// Time in which the output of an ended command may still arrive.
 const DRAIN: Duration = Duration::from_secs(2);
 
 /// How a command ended.
@@ -22,16 +22,16 @@ const DRAIN: Duration = Duration::from_secs(2);
 pub enum End {
     /// By itself.
     Exited(ExitStatus),
-    /// It was killed after its time.
+    /// It was killed at its time limit.
     TimedOut,
-    /// It was killed because of a line that it printed, as the caller wished.
+    /// It was killed because of a line that it printed, as the caller requested.
     Stopped,
     /// It could not be started.
     NotStarted(String),
 }
 
 impl End {
-    /// Whether it ended by itself and says that all went well.
+    /// Whether it ended by itself with success.
     pub fn is_success(&self) -> bool {
         matches!(self, Self::Exited(status) if status.success())
     }
@@ -41,14 +41,14 @@ impl std::fmt::Display for End {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Exited(status) => write!(out, "{status}"),
-            Self::TimedOut => out.write_str("it was over its time and was killed"),
-            Self::Stopped => out.write_str("it was killed when it had said what was waited for"),
+            Self::TimedOut => out.write_str("it exceeded its time limit and was killed"),
+            Self::Stopped => out.write_str("it was killed at the requested line of output"),
             Self::NotStarted(error) => write!(out, "it could not be started: {error}"),
         }
     }
 }
 
-/// What a line came from.
+/// The stream of a line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stream {
     /// Standard output.
@@ -57,7 +57,7 @@ pub enum Stream {
     Error,
 }
 
-/// Runs `command` for at most `limit` and hands every line that it prints to `line`.
+/// Runs `command` for at most `limit` and passes every line that it prints to `line`.
 pub fn run(command: &mut Command, limit: Duration, mut line: impl FnMut(Stream, &str)) -> End {
     run_until(command, limit, |stream, text| {
         line(stream, text);
@@ -65,7 +65,7 @@ pub fn run(command: &mut Command, limit: Duration, mut line: impl FnMut(Stream, 
     })
 }
 
-/// The same, and the command alone, not what it started, is killed at once where `line` breaks.
+/// The same; if `line` breaks, only the command, not what it started, is killed at once.
 pub fn run_until(
     command: &mut Command,
     limit: Duration,
@@ -97,7 +97,7 @@ pub fn run_until(
                 }
             }
             Err(RecvTimeoutError::Timeout) => {}
-            // Both pipes are closed: nothing is left but to wait for the end.
+            // Both pipes are closed: only the end of the command is left to wait for.
             Err(RecvTimeoutError::Disconnected) => thread::sleep(Duration::from_millis(20)),
         }
         if let Ok(Some(status)) = child.try_wait() {
@@ -105,7 +105,7 @@ pub fn run_until(
             return End::Exited(status);
         }
         if begun.elapsed() > limit {
-            eprintln!("xtask: over its time of {} s; these processes are killed:", limit.as_secs());
+            eprintln!("xtask: exceeded its time limit of {} s; these processes are killed:", limit.as_secs());
             for process in processes::descendants() {
                 eprintln!("xtask:   {} {}", process.pid.as_raw_nonzero(), process.command);
             }
@@ -117,16 +117,16 @@ pub fn run_until(
         }
         if spoke.elapsed() > QUIET {
             spoke = Instant::now();
-            // Not where the output of the command may go.
+            // Printed to standard error, since the output of the command may go to standard output.
             eprintln!("    .. still running after {} s", begun.elapsed().as_secs());
         }
     }
 }
 
-/// Runs `command` and returns what it wrote to standard output; the lines of standard error are passed through.
+/// Runs `command` and returns its standard output; the lines of standard error are passed through.
 ///
 /// # Errors
-/// How it ended, if not well.
+/// How it ended, if not with success.
 pub fn output_of(command: &mut Command, limit: Duration) -> Result<String, End> {
     let mut output = String::new();
     let end = run(command, limit, |stream, line| match stream {
@@ -157,7 +157,7 @@ fn forward(from: impl Read + Send + 'static, stream: Stream, to: Sender<(Stream,
     });
 }
 
-/// What is printed after the end can stop nothing any more.
+/// Lines that arrive after the end cannot stop the command any more.
 fn drain(lines: &Receiver<(Stream, String)>, line: &mut impl FnMut(Stream, &str) -> ControlFlow<()>) {
     let end = Instant::now() + DRAIN;
     while let Ok((stream, text)) = lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
@@ -166,7 +166,7 @@ fn drain(lines: &Receiver<(Stream, String)>, line: &mut impl FnMut(Stream, &str)
 }
 
 fn kill(child: &mut Child) {
-    // It may have ended meanwhile; that is what was wanted.
+    // The command may have ended meanwhile, which is the goal.
     let _ = child.kill();
     let _ = child.wait();
 }
@@ -204,13 +204,17 @@ mod tests {
         assert!(waited < Duration::from_secs(25), "{waited:?}");
     }
 
-    /// In a process of its own: all that this process started is killed, and other tests start programs too.
+    /// In a process of its own: it kills everything that the process started, and other tests start programs,
+    /// too.
     #[test]
-    fn a_command_over_its_time_is_killed_with_what_it_started() {
+    fn a_command_that_exceeds_its_time_is_killed_with_what_it_started() {
         const INSIDE: &str = "CBD_XTASK_ALONE";
         if std::env::var_os(INSIDE).is_none() {
             let again = Command::new(std::env::current_exe().expect("this binary"))
-                .args(["--exact", "shell::tests::a_command_over_its_time_is_killed_with_what_it_started"])
+                .args([
+                    "--exact",
+                    "shell::tests::a_command_that_exceeds_its_time_is_killed_with_what_it_started",
+                ])
                 .env(INSIDE, "1")
                 .output()
                 .expect("it starts");
@@ -228,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_is_killed_at_the_line_that_is_waited_for() {
+    fn a_command_is_killed_at_the_requested_line() {
         let begun = Instant::now();
         let mut seen = Vec::new();
         let end =
@@ -251,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_that_is_not_there_is_told_apart_from_one_that_failed() {
+    fn a_missing_command_is_distinguished_from_one_that_failed() {
         let end = run(&mut Command::new("/nonexistent/program"), Duration::from_secs(20), |_, _| {});
         assert!(matches!(end, End::NotStarted(_)));
     }

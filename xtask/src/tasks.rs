@@ -5,20 +5,20 @@ use crate::workspace::{self, cargo};
 use crate::{fsstress, fsx};
 use std::process::Command;
 
-/// Builds the benchmarks and runs them; arguments are theirs, and so is standard output.
+/// Builds the benchmarks and runs them, with the given arguments and this program's standard output.
 ///
 /// # Errors
 /// When they cannot be built or started.
 pub fn bench(arguments: &[String]) -> Result<bool, Problem> {
     build("cbd-bench")?;
-    // Which group a daemon is looked at in, and none is every group.
+    // The group that measures a daemon; without arguments every group runs.
     if arguments.iter().any(|argument| argument == "memory")
         || !arguments.iter().any(|argument| !argument.starts_with('-'))
     {
         build("cbdctrl")?;
     }
     let mut command = Command::new(program("cbd-bench")?);
-    // As a daemon runs that systemd started, unless the caller wants it otherwise.
+    // With the environment of a daemon that systemd started, unless the caller has set the variable.
     if let Some((name, value)) = allocator_of_the_unit()
         && std::env::var_os(name).is_none()
     {
@@ -27,14 +27,15 @@ pub fn bench(arguments: &[String]) -> Result<bool, Problem> {
     start(command.args(arguments))
 }
 
-/// The variable with which the daemon's unit sets up the system's allocator, and its value.
+/// The variable with which the daemon's unit configures the system's allocator, and its value.
 fn allocator_of_the_unit() -> Option<(&'static str, &'static str)> {
     let unit = include_str!("../../packaging/cbdd.service");
     let setting = unit.lines().find_map(|line| line.strip_prefix("Environment=GLIBC_TUNABLES="))?;
     Some(("GLIBC_TUNABLES", setting))
 }
 
-/// Builds the explorer of crash states and runs it; arguments are its own, and so is standard output.
+/// Builds the explorer of crash states and runs it, with the given arguments and this program's standard
+/// output.
 ///
 /// # Errors
 /// When it cannot be built or started.
@@ -43,8 +44,8 @@ pub fn sim(arguments: &[String]) -> Result<bool, Problem> {
     start(Command::new(program("cbd-sim")?).args(arguments))
 }
 
-/// Builds the models and plays their scenes; arguments are theirs, and so is standard output. Built as the tests are: with the
-/// engine's assertions.
+/// Builds the models and plays their scenes, with the given arguments and this program's standard output.
+/// They are built as the tests are: with the engine's assertions.
 ///
 /// # Errors
 /// When they cannot be built or started.
@@ -108,7 +109,7 @@ pub fn stress(arguments: &[String]) -> Result<bool, Problem> {
 }
 
 fn build(package: &str) -> Result<(), Problem> {
-    // Cargo speaks on standard error, so the output of what is built stays alone on the other.
+    // Cargo prints to standard error, so standard output holds only the output of the program.
     if start(&mut cargo(["build", "--quiet", "--release", "--package", package]))? {
         Ok(())
     } else {
@@ -120,7 +121,7 @@ fn program(name: &str) -> Result<std::path::PathBuf, Problem> {
     Ok(workspace::target_directory().map_err(Problem::Failed)?.join("release").join(name))
 }
 
-/// Runs a command with our own input and output.
+/// Runs a command with this program's input and output.
 fn start(command: &mut Command) -> Result<bool, Problem> {
     let status = command.status().map_err(|error| {
         Problem::Failed(format!("cannot start {}: {error}", command.get_program().display()))

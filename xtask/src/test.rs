@@ -1,7 +1,7 @@
 //! `cargo xtask test` and `nightly`: what must hold before a change lands.
 //!
-//! Always true here: a step that fails does not keep the later ones from running, except those that need what it
-//! builds; what could not run is listed and makes the whole fail, unless the caller chose to leave it out.
+//! Invariants: after a failed step the later ones still run, except those that need what it builds; what
+//! could not run is listed and fails the task, unless the caller chose to leave it out.
 
 use crate::flags::{Problem, TestFlags};
 use crate::leftovers::Scratch;
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// How much the tests do.
+/// The extent of the tests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Length {
     /// Before every change.
@@ -22,22 +22,23 @@ pub enum Length {
     Long,
 }
 
-/// The switch that tests which need root and foreign programs look at.
+/// The variable that enables the tests which need root and foreign programs.
 const SYSTEM_TESTS: &str = "CBD_SYSTEM_TESTS";
 
-/// No step but the tests takes longer, on two cores that others use too and from nothing: alone the tests are built in six minutes.
+/// The limit of each step but the tests, for a build from scratch on two cores that others use, too; without
+/// other load the tests are built in six minutes.
 const BUILD_LIMIT: Duration = Duration::from_secs(2400);
 
-/// Each target is fuzzed so long in a night.
+/// Seconds for each fuzz target in a nightly run.
 const FUZZ_SECONDS: u64 = 1200;
 
-/// Each target is fuzzed for so long before every change, from its corpus.
+/// Seconds for each fuzz target before every change, from its corpus.
 const FUZZ_SECONDS_SHORT: u64 = 10;
 
-/// A guest's power is cut so often in a night; the disk of that test is full before twice as many.
+/// Power cuts of a guest in a nightly run; the disk of that test is full before twice as many.
 const NIGHTLY_CUTS: usize = 30;
 
-/// What cargo says while it works, of no use in a log.
+/// Cargo's progress messages, which are left out of the log.
 const PROGRESS: [&str; 10] = [
     "Compiling ",
     "Checking ",
@@ -51,10 +52,11 @@ const PROGRESS: [&str; 10] = [
     "Fresh ",
 ];
 
-/// Runs the steps that `flags` asks for. True if all of them went well and none was left out unasked.
+/// Runs the steps that `flags` selects. True if all of them succeeded and none was left out without a
+/// request.
 ///
 /// # Errors
-/// When a step cannot even begin.
+/// When a step cannot begin at all.
 pub fn run(flags: &TestFlags, length: Length) -> Result<bool, Problem> {
     processes::adopt_orphans();
     let system = workspace::is_root() && !flags.no_system;
@@ -105,11 +107,11 @@ pub fn run(flags: &TestFlags, length: Length) -> Result<bool, Problem> {
     if length == Length::Long && flags.wants("test") && flags.filter.is_none() {
         let plan = fuzz::Plan { seconds: FUZZ_SECONDS, ..fuzz::Plan::all() };
         report.step("fuzz", "every target, coverage-guided", || task(fuzz::run(&plan)));
-        report.step("mutants", "each safeguard taken away, one at a time", || {
+        report.step("mutants", "each mutation point disabled, one at a time", || {
             task(mutants::run(&mutants::Flags::thorough()))
         });
     }
-    // Without root it would lean on a C++ compiler that is there by chance.
+    // Without root it would depend on an installed C++ compiler.
     if system && length == Length::Short && flags.wants("fuzz") {
         let plan = fuzz::Plan::check(FUZZ_SECONDS_SHORT);
         report.step("fuzz", "every target for some seconds, coverage-guided", || task(fuzz::run(&plan)));
@@ -195,7 +197,7 @@ fn tests(filter: Option<&str>, system: bool, length: Length) -> Count {
     });
     if !end.is_success() {
         println!("    {end}");
-        // A test program that did not compile, or died before it could say how many of its tests failed.
+        // A test program did not compile, or died before it printed how many of its tests failed.
         count.failed = count.failed.max(1);
     }
     for left in scratch.leftovers() {
@@ -205,7 +207,8 @@ fn tests(filter: Option<&str>, system: bool, length: Length) -> Count {
     count
 }
 
-/// Explores crash states: a share of them for a change, ten millions and a million flipped bits in a night.
+/// Explores crash states: a small number for a change, ten million and a million flipped bits in a nightly
+/// run.
 fn explore(length: Length) -> Count {
     let built = check(with_lock(cargo(["build", "--release", "--package", "cbd-sim"])));
     if built.failed > 0 {
@@ -247,7 +250,7 @@ fn explore(length: Length) -> Count {
     count
 }
 
-/// Runs the demo and checks what it says and what it leaves.
+/// Runs the demo and checks its output and what it leaves behind.
 fn show(program: &Path) -> Count {
     let scratch = match Scratch::new() {
         Ok(scratch) => scratch,
@@ -292,7 +295,7 @@ fn check(mut command: impl std::borrow::BorrowMut<Command>) -> Count {
     Count::one(end.is_success())
 }
 
-/// On a build machine the versions are those of the committed lock file, and nothing is compiled for a next time.
+/// On a build machine the versions are those of the committed lock file, and no incremental data is written.
 fn with_lock(mut command: Command) -> Command {
     if workspace::is_ci() {
         command.arg("--locked").env("CARGO_INCREMENTAL", "0");
@@ -324,7 +327,7 @@ fn seed() -> u64 {
     now.map_or(1, |since| since.as_secs())
 }
 
-/// The source files whose tests ask for the switch, from the root.
+/// The source files with tests that read the variable, relative to the root.
 fn files_with_system_tests(root: &Path) -> Vec<String> {
     let mut found = Vec::new();
     let mut waiting = vec![root.join("crates")];

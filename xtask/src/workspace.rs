@@ -1,4 +1,4 @@
-//! Where things are, and how cargo is called.
+//! Paths, and how cargo is called.
 
 use crate::shell;
 use serde_json::Value;
@@ -19,10 +19,10 @@ pub fn cargo<'a>(arguments: impl IntoIterator<Item = &'a str>) -> Command {
     command
 }
 
-/// Where cargo puts what it builds.
+/// The directory into which cargo builds.
 ///
 /// # Errors
-/// What cargo said, in words.
+/// The error of cargo, as text.
 pub fn target_directory() -> Result<PathBuf, String> {
     let text = shell::output_of(
         &mut cargo(["metadata", "--no-deps", "--format-version", "1"]),
@@ -36,10 +36,10 @@ pub fn target_directory() -> Result<PathBuf, String> {
         .ok_or_else(|| "cargo metadata does not say where the target directory is".to_owned())
 }
 
-/// What the compiler calls the machine that it runs on.
+/// The compiler's name of the machine that it runs on.
 ///
 /// # Errors
-/// What the compiler said, in words.
+/// The error of the compiler, as text.
 pub fn host_triple() -> Result<String, String> {
     let mut compiler = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
     let text = shell::output_of(compiler.arg("-vV"), Duration::from_secs(120))

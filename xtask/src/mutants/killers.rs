@@ -1,24 +1,24 @@
-//! Which test catches which mutant, as far as it is known, and which mutants change nothing.
+//! The test that catches each mutant, as far as it is known, and the mutants that change nothing.
 //!
-//! Always true here: what is read names safeguards that exist; what is written is sorted, so that a change shows as
-//! a line.
+//! Invariants: the files name only existing mutation points; the written file is sorted, so that a change is
+//! a changed line.
 
 use cbd_types::Safeguard;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Write as _};
 use std::path::Path;
 
-/// Where the known killers stand, from the root.
+/// The path of the known killers, from the root.
 const FILE: &str = "xtask/killers.txt";
-/// The page with the proofs, from the root, and the heading behind which each mutant that changes nothing has a heading
-/// of its own.
+/// The path of the page with the proofs, from the root, and the heading below which each mutant that changes
+/// nothing has a heading of its own.
 const PAGE: &str = "docs/mutants.md";
 const HEADING: &str = "## Mutants that change nothing";
 
 /// A test.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Killer {
-    /// The package and the name of the program, as in `cbd-sim/damage`.
+    /// The package and the name of the program, such as `cbd-sim/damage`.
     pub program: String,
     /// The path of the test.
     pub test: String,
@@ -40,7 +40,7 @@ impl Killers {
     /// Reads both files.
     ///
     /// # Errors
-    /// What cannot be read, or names no mutant.
+    /// What cannot be read, or does not name a mutant.
     pub fn read(root: &Path) -> Result<Self, String> {
         let read = |file: &str| {
             std::fs::read_to_string(root.join(file)).map_err(|error| format!("cannot read {file}: {error}"))
@@ -60,7 +60,7 @@ impl Killers {
         self.equivalent.contains(&mutant)
     }
 
-    /// Writes down what was learned besides what was known.
+    /// Writes what was learned, together with what was known.
     ///
     /// # Errors
     /// When the file cannot be written.
@@ -89,7 +89,7 @@ fn parse_killers(text: &str) -> Result<BTreeMap<Safeguard, Killer>, String> {
         let [name, program, test] = words[..] else {
             return Err(format!("{FILE}: '{line}' is not a mutant, a program and a test"));
         };
-        // A safeguard that is gone is no error: its killer goes with the next --learn.
+        // A mutation point that was removed is not an error: the next --learn removes its killer.
         if let Some(mutant) = Safeguard::from_name(name) {
             killers.insert(mutant, Killer { program: program.to_owned(), test: test.to_owned() });
         }
@@ -131,13 +131,13 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_no_mutant_has_no_proof() {
+    fn a_name_without_a_mutant_has_no_proof() {
         let page = format!("{HEADING}\n\n### `write.fonce`\n{}", "word ".repeat(20));
         assert!(parse_page(&page).is_err());
     }
 
     #[test]
-    fn what_is_written_down_can_be_read_and_claims_nothing_twice() {
+    fn the_written_files_can_be_read_and_contradict_nothing() {
         let known = Killers::read(&crate::workspace::root()).expect("both files are in the tree");
         for mutant in Safeguard::ALL {
             let is_caught = known.killer(*mutant).is_some();

@@ -1,10 +1,10 @@
-//! `cargo xtask mutants`: takes the safeguards of [`cbd_types::Safeguard`] away one at a time and sees whether a test
-//! notices.
+//! `cargo xtask mutants`: disables the mutation points of [`cbd_types::Safeguard`] one at a time and checks
+//! whether a test fails.
 //!
-//! Always true here: the tests are built once, and each mutant is a process of its own with another `CBD_MUTANT`; a
+//! Invariants: the tests are built once, and each mutant is a process of its own with another `CBD_MUTANT`; a
 //! mutant counts as caught only by a test that passes without it and fails, or hangs, with it more than once.
 //!
-//! Left to others: what the safeguards are (`cbd-types`), the tests (the crates), why some mutants change nothing
+//! Elsewhere: the mutation points (`cbd-types`), the tests (the crates), why some mutants change nothing
 //! (`docs/mutants.md`).
 
 mod killers;
@@ -20,21 +20,21 @@ use std::sync::Mutex;
 use std::time::Instant;
 use suite::Suite;
 
-/// Mutants that run at the same time.
+/// Number of mutants that run at the same time.
 const AT_ONCE: usize = 2;
 
-/// What a person asks for.
+/// The options.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Flags {
-    /// Only say what there is.
+    /// Only list the mutants.
     list: bool,
     /// One JSON document instead of lines.
     json: bool,
-    /// Run all tests on the mutants that are said to change nothing, too.
+    /// Run all tests also on the mutants that are listed as changing nothing.
     thorough: bool,
-    /// Write down which test caught a mutant, to begin with it next time.
+    /// Write the test that caught each mutant to the file, to begin with it next time.
     learn: bool,
-    /// These mutants, or those whose names begin so; empty means all.
+    /// These mutants, or those whose names begin with this text; empty means all.
     only: Vec<String>,
 }
 
@@ -65,7 +65,7 @@ impl Flags {
         Ok(flags)
     }
 
-    /// All tests, also on the mutants that are said to change nothing.
+    /// All tests, also on the mutants that are listed as changing nothing.
     #[must_use]
     pub fn thorough() -> Self {
         Self { thorough: true, ..Self::default() }
@@ -76,7 +76,7 @@ impl Flags {
     }
 }
 
-/// What became of a mutant.
+/// The result for a mutant.
 #[derive(Clone, Debug)]
 enum Verdict {
     Caught {
@@ -85,11 +85,11 @@ enum Verdict {
     },
     /// All tests passed.
     Survived,
-    /// It is said to change nothing; whether all tests were run on it, and passed.
+    /// It is listed as changing nothing; whether all tests ran on it, and passed.
     Equivalent {
         tried: bool,
     },
-    /// It is said to change nothing, and a test notices.
+    /// It is listed as changing nothing, but a test fails.
     NotEquivalent {
         by: Killer,
     },
@@ -144,7 +144,7 @@ pub fn run(flags: &Flags) -> Result<bool, Problem> {
         .all(|verdict| matches!(verdict, Verdict::Caught { .. } | Verdict::Equivalent { .. })))
 }
 
-/// Judges all mutants, some at a time, and says each verdict as it comes.
+/// Checks all mutants, several at a time, and prints each result as it comes.
 fn judge_all(
     suite: &Suite,
     known: &Killers,
@@ -166,7 +166,7 @@ fn judge_all(
                         Verdict::Equivalent { tried: false } => "changes nothing; not tried".to_owned(),
                         Verdict::NotEquivalent { by } => format!("IS NO EQUIVALENT: caught by {by}"),
                     };
-                    // Where one document is asked for, it has standard output for itself.
+                    // With JSON, only the document goes to standard output.
                     if flags.json {
                         eprintln!("{:32} {line}", mutant.name());
                     } else {

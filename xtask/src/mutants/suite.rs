@@ -1,7 +1,7 @@
-//! The tests that mutants are held against: built once, run with a mutant in the environment.
+//! The tests that run against mutants: built once, run with a mutant in the environment.
 //!
-//! Always true here: a program is given a time and a memory that it never needs without a mutant, and is ended when it
-//! takes more; that counts as caught, as a test that fails does.
+//! Invariants: a program has limits of time and memory that it never needs without a mutant, and is killed
+//! when it exceeds them; that counts as caught, as a failing test does.
 
 use super::killers::Killer;
 use crate::shell;
@@ -18,7 +18,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The packages whose tests are run: what holds the safeguards, and what tests it.
+/// The packages whose tests run: those that hold the mutation points, and those that test them.
 const PACKAGES: [&str; 8] = [
     "cbd-types",
     "cbd-format",
@@ -30,28 +30,28 @@ const PACKAGES: [&str; 8] = [
     "cbd-models",
 ];
 
-/// This program runs last, however quick it is: what it finds depends on how threads meet.
+/// This program runs last, however quick it is: its findings depend on the scheduling of threads.
 const LAST: &str = "cbd-sim/threads_agree_with_the_oracle";
 
-/// No program of the suite takes as long alone.
+/// No program of the suite takes this long alone.
 const LIMIT: Duration = Duration::from_secs(150);
-/// A single test that has failed or was a killer before.
+/// The limit of a single test that failed or was a killer before.
 const LIMIT_OF_ONE: Duration = Duration::from_secs(60);
 
-/// A program in which a test fails that does not fail again is run so often.
+/// Number of runs of a program in which a test fails only once.
 const TRIES: u32 = 3;
 
-/// Kilobytes of address space: a mutant may believe any length.
+/// Kilobytes of address space: a mutant may allocate any length.
 const MEMORY_KIB: u64 = 6 << 20;
 
 const BUILD_LIMIT: Duration = Duration::from_secs(1800);
 
-/// What a run of tests says.
+/// The result of a run of tests.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Outcome {
     /// All passed.
     Passed,
-    /// This one failed, or was running when the program died or was ended.
+    /// This test failed, or was running when the program died or was killed.
     Failed(String),
 }
 
@@ -63,16 +63,17 @@ struct Program {
     directory: PathBuf,
 }
 
-/// All programs; quick ones first, once they have run without a mutant.
+/// All programs; after a run without a mutant, in the order of their duration.
 pub struct Suite {
     programs: Vec<Program>,
 }
 
 impl Suite {
-    /// Builds the tests with the feature that lets the environment choose, below a target directory of their own.
+    /// Builds the tests with the feature that lets the environment choose, below a target directory of their
+    /// own.
     ///
     /// # Errors
-    /// What cargo said.
+    /// The messages of cargo.
     pub fn build() -> Result<Self, String> {
         let target = workspace::target_directory()?.join("mutants");
         let mut command = cargo(["test", "--no-run", "--message-format", "json"]);
@@ -89,11 +90,11 @@ impl Suite {
         Ok(Self { programs })
     }
 
-    /// Sees to it that the tests which are to catch mutants pass without one: those of `killers`, or all. Puts the
-    /// programs that were quick first.
+    /// Checks that the tests which are to catch mutants pass without one: those of `killers`, or all. Sorts
+    /// the programs by their duration.
     ///
     /// # Errors
-    /// A test that fails by itself.
+    /// A test that fails without a mutant.
     pub fn check_without_mutant(&mut self, killers: Option<&[Killer]>) -> Result<(), String> {
         let mut took = BTreeMap::new();
         for program in &self.programs {
@@ -120,14 +121,14 @@ impl Suite {
         Ok(())
     }
 
-    /// Whether a test catches a mutant: twice, since a test may fail once for another reason.
+    /// Whether a test catches a mutant: it must fail twice, since a test may fail once for another reason.
     pub fn catches(&self, killer: &Killer, mutant: Safeguard) -> bool {
         let program = self.programs.iter().find(|program| program.name == killer.program);
         let fails = |program| run(program, Some(mutant), &[&killer.test], LIMIT_OF_ONE) != Outcome::Passed;
         program.is_some_and(|program| fails(program) && fails(program))
     }
 
-    /// Runs everything up to the first test that catches the mutant.
+    /// Runs all tests up to the first that catches the mutant.
     pub fn run_all(&self, mutant: Safeguard) -> Option<Killer> {
         self.programs.iter().find_map(|program| {
             (0..TRIES).find_map(|_| {
@@ -139,7 +140,7 @@ impl Suite {
     }
 }
 
-/// A test program in a line of what cargo says.
+/// The test program in a line of cargo's messages.
 fn program(line: &str) -> Option<Program> {
     let message: Value = serde_json::from_str(line).ok()?;
     if message["reason"] != "compiler-artifact" || message["profile"]["test"] != true {
@@ -153,8 +154,8 @@ fn program(line: &str) -> Option<Program> {
     Some(Program { name, path, directory })
 }
 
-/// Runs `tests` of a program, or all of them, up to the first that fails. A program that dies or hangs is run again, one
-/// test after the other, to learn in which.
+/// Runs `tests` of a program, or all of them, up to the first that fails. A program that dies or hangs runs
+/// again, one test at a time, to find the test.
 fn run(program: &Program, mutant: Option<Safeguard>, tests: &[&str], limit: Duration) -> Outcome {
     match run_once(program, mutant, tests, limit, 2) {
         Ended::Passed => Outcome::Passed,
@@ -171,7 +172,7 @@ fn run(program: &Program, mutant: Option<Safeguard>, tests: &[&str], limit: Dura
 enum Ended {
     Passed,
     Failed(String),
-    /// It died, or was ended after its time; in this test, if only one ran at a time.
+    /// It died, or was killed at its time limit; in this test, if only one ran at a time.
     Died(Option<String>),
 }
 
@@ -233,7 +234,7 @@ fn run_once(
     }
 }
 
-/// Ends a program and all that it started.
+/// Kills a program and all that it started.
 fn end(child: &mut Child) {
     if let Some(group) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
         let _ = kill_process_group(group, Signal::KILL);

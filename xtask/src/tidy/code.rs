@@ -13,29 +13,29 @@ use syn::visit::{self, Visit};
 pub const FUNCTION: Rule = Rule { name: "function", about: "lines of a function", limit: 80 };
 /// Length of files.
 pub const FILE: Rule = Rule { name: "file", about: "lines of a file", limit: 600 };
-/// What a module is for.
+/// Modules have a header.
 pub const HEADER: Rule = Rule { name: "header", about: "modules without a header (//!)", limit: 0 };
-/// State with one owner.
+/// State has one owner.
 pub const FIELD: Rule =
     Rule { name: "field", about: "fields of the engine that other modules reach, in a file", limit: 0 };
-/// Waits without a condition.
+/// Waits have a condition.
 pub const SLEEP: Rule =
     Rule { name: "sleep", about: "calls of thread::sleep outside tests, in a file", limit: 0 };
-/// Wrapped system calls belong to one crate.
+/// System calls are wrapped in one crate.
 pub const SYSTEM_CALL: Rule = Rule {
     name: "system-call",
     about: "calls of libc functions outside crates/sys and tests, in a crate",
     limit: 0,
 };
 
-/// Where system calls are wrapped.
+/// The crate that wraps system calls.
 const SYSTEM_CRATE: &str = "crates/sys/";
 
 /// What was measured.
 pub struct Code {
-    /// Of each subject.
+    /// The measurements of each subject.
     pub measures: Vec<Measure>,
-    /// Of the whole product.
+    /// The figures of the whole product.
     pub figures: BTreeMap<&'static str, usize>,
 }
 
@@ -80,7 +80,7 @@ struct Parsed<'a> {
     file: &'a File,
     items: syn::File,
     tests: Vec<RangeInclusive<usize>>,
-    /// All tokens outside of tests, groups opened.
+    /// All tokens outside tests, with groups opened.
     tokens: Vec<Token>,
 }
 
@@ -203,7 +203,7 @@ fn lines(span: Span) -> RangeInclusive<usize> {
     span.start().line..=span.end().line
 }
 
-/// Finds what is compiled for tests alone.
+/// Finds what is compiled only for tests.
 #[derive(Default)]
 struct Tests {
     ranges: Vec<RangeInclusive<usize>>,

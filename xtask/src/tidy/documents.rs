@@ -1,4 +1,4 @@
-//! Rules about Markdown: width of prose, and links within the tree that lead nowhere.
+//! Rules about Markdown: width of prose, and dead links within the tree.
 
 use super::tree::File;
 use super::{Measure, Rule};
@@ -47,7 +47,7 @@ fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
     })
 }
 
-/// What can stand behind `#` in a link to this document, as GitHub makes it from the headings.
+/// The anchors of a document: what may follow `#` in a link to it, as GitHub derives it from the headings.
 fn anchors(text: &str) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for (_, line) in prose(text) {
@@ -96,7 +96,7 @@ fn links(file: &File, anchors: &BTreeMap<&str, BTreeSet<String>>) -> Measure {
     measure
 }
 
-/// A path relative to the folder of a document, from the root.
+/// A path relative to the folder of a document, as a path from the root.
 fn joined(document: &str, path: &str) -> String {
     let mut parts: Vec<&str> = document.split('/').collect();
     parts.pop();

@@ -1,4 +1,4 @@
-//! `xtask/tidy.txt`: subjects that may exceed the limit of a rule, how far, and why.
+//! `xtask/tidy.txt`: subjects that may exceed the limit of a rule, by how much, and why.
 //!
 //! A line is `RULE SUBJECT LIMIT REASON`. Lines that begin with `#` are comments.
 
@@ -70,7 +70,7 @@ impl Exceptions {
     /// Writes the list.
     ///
     /// # Errors
-    /// What the system said, in words.
+    /// The error of the system, as text.
     pub fn write(&self) -> Result<(), String> {
         let path = workspace::root().join(FILE);
         std::fs::write(&path, self.text()).map_err(|error| format!("{}: {error}", path.display()))
@@ -90,7 +90,7 @@ impl Exceptions {
         text
     }
 
-    /// Lowers each limit to what is used now, and removes exceptions that are not needed any more.
+    /// Lowers each limit to the present value, and removes exceptions that are no longer needed.
     pub fn lower(&mut self, measures: &[Measure]) {
         self.lines.retain_mut(|line| {
             let Line::Exception(exception) = line else { return true };
@@ -100,7 +100,7 @@ impl Exceptions {
         });
     }
 
-    /// What breaks a rule, and which exceptions are not needed.
+    /// The violations of rules, and the exceptions that are not needed.
     pub fn problems(&self, measures: &[Measure]) -> Vec<String> {
         let mut problems = Vec::new();
         for measure in measures {

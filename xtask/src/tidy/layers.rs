@@ -10,9 +10,10 @@ use std::time::Duration;
 pub const LAYER: Rule =
     Rule { name: "layer", about: "dependencies of a crate on its own or a higher layer", limit: 0 };
 
-/// The crates from the lowest layer to the highest. A crate depends on crates of lower layers alone, tests included.
+/// The crates from the lowest layer to the highest. A crate depends only on crates of lower layers, tests
+/// included.
 const LAYERS: [&[&str]; 9] = [
-    // Words, and what wraps the system.
+    // Basic types, and wrappers of the system.
     &["cbd-types", "cbd-holder", "cbd-lock"],
     // Memory, its layout, disks.
     &["cbd-format", "cbd-guard", "cbd-backing"],
@@ -20,7 +21,7 @@ const LAYERS: [&[&str]; 9] = [
     &["cbd-device", "cbd-export"],
     // The engine with threads, and the exports.
     &["cbd-runtime", "cbd-nbd", "cbd-vhost", "cbd-fuse", "cbd-ublk"],
-    // What looks at regions without a daemon; the daemon; proofs.
+    // Tools for regions without a daemon; the daemon; proofs.
     &["cbd-inspect", "cbd-daemon", "cbd-sim"],
     // What users start or link.
     &["cbdctrl", "libcbd", "cbd-models"],
@@ -32,7 +33,7 @@ const LAYERS: [&[&str]; 9] = [
 /// Measures all crates.
 ///
 /// # Errors
-/// What cargo said, in words.
+/// The error of cargo, as text.
 pub fn measure() -> Result<Vec<Measure>, String> {
     let text = shell::output_of(
         &mut cargo(["metadata", "--no-deps", "--format-version", "1"]),
@@ -51,7 +52,7 @@ pub fn measure() -> Result<Vec<Measure>, String> {
         };
         for dependency in package["dependencies"].as_array().into_iter().flatten() {
             let other = dependency["name"].as_str().unwrap_or_default();
-            // A crate's tests may switch its own features on.
+            // A crate's tests may enable its own features.
             if other != name && layer(other).is_some_and(|other| other >= own) {
                 measure.add(|| format!("{name} depends on {other}"));
             }

@@ -1,10 +1,11 @@
 //! `cargo xtask tidy`: rules about the tree that neither the compiler nor clippy checks.
 //!
-//! Each rule measures something of a named subject: lines of a function, uses of a word, sleeps in a file. A subject may reach the limit
-//! of its rule; `xtask/tidy.txt` lists those that may go further, how far, and why.
+//! Each rule measures something of a named subject: lines of a function, uses of a word, sleeps in a file. A
+//! subject may reach the limit of its rule; `xtask/tidy.txt` lists those that may exceed it, by how much, and
+//! why.
 //!
-//! Always true here: a subject beyond its limit fails the task, and so does an exception that is no longer needed.
-//! A limit in `tidy.txt` is only ever lowered by `--update`.
+//! Invariants: a subject beyond its limit fails the task, and so does an exception that is no longer needed.
+//! `--update` only ever lowers a limit in `tidy.txt`.
 //!
 //! Elsewhere: format (`cargo fmt`), lints (clippy), links between items (rustdoc).
 
@@ -20,7 +21,7 @@ use exceptions::Exceptions;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
-/// Something that is measured of each of its subjects, and the value that none may exceed.
+/// A measurement of each of its subjects, and the value that none may exceed.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Rule {
     /// Its name in messages and in `tidy.txt`.
@@ -40,17 +41,17 @@ pub struct Measure {
     pub subject: String,
     /// The value.
     pub value: usize,
-    /// Where to look, at most [`SHOWN`] of them.
+    /// The first locations, at most [`SHOWN`].
     pub at: Vec<String>,
 }
 
 impl Measure {
-    /// Nothing yet of a subject.
+    /// A measurement of zero.
     pub fn none(rule: &'static Rule, subject: impl Into<String>) -> Self {
         Self { rule, subject: subject.into(), value: 0, at: Vec::new() }
     }
 
-    /// One more, at this location.
+    /// Adds one, at this location.
     pub fn add(&mut self, at: impl FnOnce() -> String) {
         self.value += 1;
         if self.at.len() < SHOWN {
@@ -59,7 +60,7 @@ impl Measure {
     }
 }
 
-/// Locations that are shown of one measurement.
+/// Number of locations that are shown of one measurement.
 const SHOWN: usize = 5;
 
 /// All rules.

@@ -7,7 +7,7 @@ use std::process::Command;
 /// A file and its text.
 #[derive(Debug)]
 pub struct File {
-    /// From the root, with `/`.
+    /// The path from the root, with `/`.
     pub path: String,
     /// Its text.
     pub text: String,
@@ -24,12 +24,12 @@ impl File {
         self.path.ends_with(".md")
     }
 
-    /// Whether it holds tests alone: an integration test, or the file of a module `tests`.
+    /// Whether it holds only tests: an integration test, or the file of a module `tests`.
     pub fn is_test(&self) -> bool {
         self.path.contains("/tests/") || self.path.ends_with("/tests.rs") || self.path.ends_with("_tests.rs")
     }
 
-    /// Whether it belongs to what users run or link: crates, but not those that exist for proofs.
+    /// Whether it belongs to what users run or link: crates, except those that exist for proofs.
     pub fn is_product(&self) -> bool {
         self.path.starts_with("crates/")
             && self.path.contains("/src/")
@@ -38,16 +38,16 @@ impl File {
     }
 }
 
-/// Crates that users get no part of.
+/// Crates that are not part of what users get.
 const PROOFS: [&str; 2] = ["crates/sim/", "crates/models/"];
 
-/// Texts that are looked at; all others are data.
+/// Names of text files; all other files are data.
 const TEXTS: [&str; 7] = [".rs", ".md", ".toml", ".yaml", ".service", ".rules", ".sh"];
 
 /// Reads all tracked and new files that are texts.
 ///
 /// # Errors
-/// What git or the system said, in words.
+/// The error of git or the system, as text.
 pub fn read() -> Result<Vec<File>, String> {
     let root = workspace::root();
     let listed = Command::new("git")

@@ -1,6 +1,7 @@
 //! Words that the project does not use, because the field has a standard term for what they mean here.
 //!
-//! Identifiers count too: `NodeKeeper` and `node_keeper` contain the word "keeper". A phrase is found across line breaks.
+//! Identifiers count, too: `NodeKeeper` and `node_keeper` contain the word "keeper". A phrase is found across
+//! line breaks.
 
 use super::tree::File;
 use super::{Measure, Rule};
@@ -41,7 +42,7 @@ const WORDS: [(&[&str], &str); 29] = [
     (&["is void", "are void", "be void"], "not crash-consistent"),
 ];
 
-/// Files that have to name the words: this one, and the list of exceptions is no text that is read.
+/// Files that must name the words. `tidy.txt` names them, too, but is not among the files that are read.
 const NAMES_THEM: [&str; 1] = ["xtask/src/tidy/words.rs"];
 
 /// Counts each word over the tree.
@@ -70,7 +71,7 @@ struct Token<'a> {
     line: usize,
 }
 
-/// The words of a text. Identifiers are taken apart at underscores and at capital letters.
+/// The words of a text. Identifiers are split at underscores and capital letters.
 fn tokens(text: &str) -> Vec<Token<'_>> {
     let mut found = Vec::new();
     for (index, line) in text.lines().enumerate() {

@@ -1,9 +1,10 @@
 //! Kernel modules that Debian's kernel does not have, built from the source that Debian ships with it.
 //!
-//! Always true here: source, headers and compiler are packages of the very kernel's version, fetched and checked by apt, and used in a
-//! root of their own, of which only the module is kept; nothing of this machine changes. A module is built once for each kernel.
+//! Invariants: source, headers and compiler are packages of exactly the kernel's version, fetched and
+//! verified by apt, and unpacked into a root of their own, of which only the module is kept; nothing of this
+//! machine changes. A module is built once for each kernel.
 //!
-//! Left to others: what it depends on (`modules`). Nothing of the source comes into this project.
+//! Elsewhere: what a module depends on (`modules`). Nothing of the source enters this project.
 
 use super::store::{self, Apt, Store};
 use crate::shell::{self, Stream};
@@ -14,18 +15,18 @@ use std::time::Duration;
 
 /// A module that can be built.
 struct Source {
-    /// With underscores, as the kernel says it.
+    /// With underscores, as the kernel names it.
     name: &'static str,
     /// Its folder in the kernel's source.
     folder: &'static str,
-    /// What its makefile asks for.
+    /// The option that its makefile tests.
     option: &'static str,
 }
 
 const SOURCES: [Source; 1] =
     [Source { name: "dm_pcache", folder: "drivers/md/dm-pcache", option: "CONFIG_DM_PCACHE" }];
 
-/// What building takes beside source and headers, whose compiler comes with them.
+/// The packages needed beside source and headers; the compiler comes with the headers.
 const TOOLS: [&str; 12] = [
     "make",
     "binutils",
@@ -44,10 +45,10 @@ const TOOLS: [&str; 12] = [
 /// Unpacking the source and compiling take half a minute on two processors that others use, too.
 const LIMIT: Duration = Duration::from_secs(900);
 
-/// The file of a module, if it is one that can be built; built first if it was not yet.
+/// The file of a module, if it is one that can be built; it is built first if necessary.
 ///
 /// # Errors
-/// What kept it from being built.
+/// Why it could not be built.
 pub fn module(store: &Store, name: &str) -> Result<Option<PathBuf>, String> {
     let Some(source) = SOURCES.iter().find(|source| source.name == name) else { return Ok(None) };
     let file = format!("{}.ko", Path::new(source.folder).file_name().unwrap_or_default().to_string_lossy());
@@ -64,14 +65,14 @@ pub fn module(store: &Store, name: &str) -> Result<Option<PathBuf>, String> {
     fetch(store, &root)?;
     build(store, &root, source)?;
     store::make(&kept)?;
-    // Whole or not there.
+    // The file appears only when it is complete.
     let built = root.join("build").join(source.folder).join(&file);
     fs::rename(&built, &module).map_err(|error| format!("cannot move {}: {error}", built.display()))?;
     store::remove(&root)?;
     Ok(Some(module))
 }
 
-/// Source, headers, compiler and tools, unpacked into a root.
+/// Unpacks source, headers, compiler and tools into a root.
 fn fetch(store: &Store, root: &Path) -> Result<(), String> {
     let release = store.kernel_release();
     let headers = format!("linux-headers-{release}");
@@ -92,7 +93,7 @@ fn fetch(store: &Store, root: &Path) -> Result<(), String> {
     store::remove(&apt.archives())
 }
 
-/// Builds in the root, as its only inhabitant: the kernel's makefiles want the tools of their own release.
+/// Builds inside the root, as a chroot: the kernel's makefiles need the tools of their own release.
 fn build(store: &Store, root: &Path, source: &Source) -> Result<(), String> {
     let release = store.kernel_release();
     let (folder, option) = (source.folder, source.option);
@@ -111,7 +112,7 @@ fn build(store: &Store, root: &Path, source: &Source) -> Result<(), String> {
     for inner in ["dev", "proc", "tmp"] {
         store::make(&root.join(inner))?;
     }
-    // A namespace of mounts takes them away with it, and with a namespace of users it takes no right of root.
+    // The mounts end with their namespace, and the user namespace makes root privileges unnecessary.
     let outer = "mount --rbind /dev \"$0/dev\" && mount -t proc proc \"$0/proc\" && exec chroot \"$0\" /usr/bin/bash -c \"$1\"";
     let mut said = Vec::new();
     let end = shell::run(
@@ -129,7 +130,7 @@ fn build(store: &Store, root: &Path, source: &Source) -> Result<(), String> {
     Err(format!("{} does not build: {end}{}", source.name, last.concat()))
 }
 
-/// `7.3` of `7.3.4+deb13-cloud-amd64`: what the package of its source is called by.
+/// `7.3` of `7.3.4+deb13-cloud-amd64`: the version in the name of the source package.
 fn series(release: &str) -> &str {
     let mut dots = release.match_indices('.').map(|(at, _)| at);
     let _ = dots.next();

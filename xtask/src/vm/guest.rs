@@ -1,7 +1,7 @@
-//! Booting a guest, and how it ended.
+//! Boots a guest, and reports how it ended.
 //!
-//! Always true here: a guest does not outlive its time nor the line that its host waited for; a guest that ends without a word says
-//! what its kernel said last.
+//! Invariants: a guest ends at its time limit or at the line that its host waits for; for a guest that ends
+//! without a result, the last messages of its kernel are shown.
 
 use super::image::{self, Content};
 use super::machine::{self, Paths};
@@ -18,25 +18,26 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// So many of the kernel's last lines are shown: a panic with its registers and the way to it.
+/// Number of the kernel's last lines that are shown: a panic with its registers and backtrace.
 const LAST_LINES: usize = 60;
 
-/// Longest that a guest may take to boot where the processor executes its instructions: a hundred times what it takes.
+/// Maximum boot time of a guest if the processor executes its instructions: a hundred times the usual time.
 const TRIAL: Duration = Duration::from_secs(20);
 
-/// What a trial notes where it went well.
+/// The note of a successful trial.
 const BOOTS: &str = "boots";
 
-/// Why a guest is no more.
+/// Why a guest ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// The job ended with this exit code, and the guest switched itself off.
+    /// The job ended with this exit code, and the guest powered off.
     Exited(u8),
-    /// It was killed, as its host wished: what its memory and its kernel held is lost, what its devices hold is there.
+    /// The host killed it as requested: its memory and its kernel's state are lost, the contents of its
+    /// devices remain.
     Cut,
-    /// It was killed, over its time.
+    /// It was killed at its time limit.
     TimedOut,
-    /// It ended before its job did: its kernel panicked, or QEMU gave up.
+    /// It ended before its job did: its kernel panicked, or QEMU failed.
     Died,
 }
 
@@ -45,15 +46,15 @@ pub enum Ended {
 pub struct Outcome {
     /// Why.
     pub ended: Ended,
-    /// By its own clock: how long it took from power on until the job began.
+    /// By the guest's clock: the time from power on until the job began.
     pub booted: Option<Duration>,
-    /// By its own clock: how long the job took.
+    /// By the guest's clock: the time that the job took.
     pub ran: Option<Duration>,
-    /// By ours, all of it.
+    /// By the host's clock: the whole time.
     pub all: Duration,
-    /// What its kernel said last.
+    /// The last messages of its kernel.
     pub console: Vec<String>,
-    /// Who executed its instructions.
+    /// What executed its instructions.
     pub by: &'static str,
 }
 
@@ -66,7 +67,7 @@ pub struct Host {
 }
 
 impl Host {
-    /// With everything that is needed for a guest, fetched first if it is not there; `folder` is for the files of a boot.
+    /// Fetches whatever a guest needs and the cache does not have; `folder` is for the files of a boot.
     ///
     /// # Errors
     /// What cannot be fetched.
@@ -74,15 +75,16 @@ impl Host {
         Ok(Self { store: Store::open()?, folder: folder.to_owned(), boots: Cell::new(0) })
     }
 
-    /// What the guests' kernel calls itself.
+    /// The release of the guests' kernel.
     pub fn kernel_release(&self) -> &str {
         self.store.kernel_release()
     }
 
-    /// Boots a guest, hands every line of its job to `line`, and ends with it; where `line` breaks, the guest's power is cut.
+    /// Boots a guest, passes every line of its job to `line`, and ends with it; if `line` breaks, the guest's
+    /// power is cut.
     ///
     /// # Errors
-    /// What kept it from being started.
+    /// Why it could not be started.
     pub fn boot(
         &self,
         plan: &Plan,
@@ -92,14 +94,14 @@ impl Host {
         self.start(plan, kvm, line)
     }
 
-    /// Boots a guest whose console is ours.
+    /// Boots a guest whose console is this program's.
     ///
     /// # Errors
-    /// What kept it from being started.
+    /// Why it could not be started.
     pub fn speak(&self, plan: &Plan) -> Result<(), String> {
         let kvm = self.uses_kvm(plan)?;
         let (paths, mut qemu) = self.prepare(plan, kvm)?;
-        // The ports of a job lead nowhere in particular here.
+        // The ports of a job are not connected here.
         let status = qemu.status().map_err(|error| format!("QEMU cannot be started: {error}"));
         drop(paths);
         status.map(drop)
@@ -133,7 +135,8 @@ impl Host {
             console: last_lines(&paths.console()),
             by: if kvm { "kvm" } else { "tcg" },
         };
-        // Disks of a guest are gone with it; a folder that cannot be removed goes with the one above it.
+        // The disks of a guest are removed with the folder; a folder that cannot be removed is removed with
+        // its parent.
         let _ = fs::remove_dir_all(paths.folder());
         Ok(outcome)
     }
@@ -170,7 +173,7 @@ impl Host {
         Ok((paths, qemu))
     }
 
-    /// The command, with the program shipped if it is one of this machine; a shell where none is named.
+    /// The command, with the program shipped if it is one of this machine; a shell without a command.
     fn command(&self, plan: &Plan, files: &mut Files) -> Result<Vec<String>, String> {
         let Some((program, arguments)) = plan.command.split_first() else { return Ok(vec!["sh".to_owned()]) };
         let mut command = vec![program.clone()];
@@ -208,8 +211,8 @@ impl Host {
         }
     }
 
-    /// Whether the processor executes the guest's instructions. There are machines whose /dev/kvm does not boot a stock kernel, and
-    /// QEMU does not end on them: a trial decides, once for each boot of this machine.
+    /// Whether the processor executes the guest's instructions. On some machines /dev/kvm does not boot a
+    /// stock kernel, and QEMU does not end then: a trial decides, once for each boot of this machine.
     fn uses_kvm(&self, plan: &Plan) -> Result<bool, String> {
         let device = fs::OpenOptions::new().read(true).write(true).open("/dev/kvm");
         match (plan.mode, plan.accelerator, device) {
@@ -229,7 +232,7 @@ impl Host {
         }
         let plan = Plan { timeout: TRIAL, ..Plan::of_script("true") };
         let outcome = self.start(&plan, true, |stream, line| {
-            // QEMU stops the guest then, and waits for someone to look.
+            // QEMU then stops the guest, and waits for a debugger.
             if stream == Stream::Error && line.contains("KVM internal error") {
                 ControlFlow::Break(())
             } else {
@@ -261,7 +264,7 @@ pub fn cbdctrl() -> Result<PathBuf, String> {
     Ok(workspace::target_directory()?.join("release/cbdctrl"))
 }
 
-/// A program without what only a debugger reads where that can be taken away, since a guest unpacks it at every boot.
+/// A copy of a program without debug information, if `strip` works, since a guest unpacks it at every boot.
 pub fn small(built: &Path, folder: &Path) -> PathBuf {
     let small = folder.join(built.file_name().unwrap_or_default());
     let stripped = Command::new("strip")
@@ -275,7 +278,7 @@ pub fn small(built: &Path, folder: &Path) -> PathBuf {
     if stripped.is_ok_and(|status| status.success()) { small } else { built.to_owned() }
 }
 
-/// What a guest says of its job.
+/// What a guest reports about its job.
 #[derive(Debug, Default, PartialEq)]
 struct Said {
     begun: Option<Duration>,
@@ -284,7 +287,7 @@ struct Said {
 }
 
 impl Said {
-    /// `begun SECONDS` and `ended SECONDS CODE`; a line that was cut says nothing.
+    /// Parses `begun SECONDS` and `ended SECONDS CODE`; an incomplete line is ignored.
     fn parse(text: &str) -> Self {
         let mut said = Self::default();
         for line in text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n')) {
@@ -317,14 +320,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_guest_says_when_its_job_began_and_how_it_ended() {
+    fn a_guest_reports_when_its_job_began_and_how_it_ended() {
         let said = Said::parse("begun 4.50\nended 6.00 7\n");
         assert_eq!(said.begun, Some(Duration::from_millis(4500)));
         assert_eq!((said.ended, said.code), (Some(Duration::from_secs(6)), Some(7)));
     }
 
     #[test]
-    fn a_line_that_was_cut_is_no_end() {
+    fn an_incomplete_line_is_not_an_end() {
         assert_eq!(Said::parse("begun 4.50\nended 6.00 1").code, None);
         assert_eq!(Said::parse("ended 6.00\n").code, None);
         assert_eq!(Said::parse("ended x 300\n"), Said::default());

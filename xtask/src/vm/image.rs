@@ -1,6 +1,6 @@
-//! The guest's root: an archive that its kernel unpacks into memory, made on the spot.
+//! The guest's root: an archive that its kernel unpacks into memory, written for each boot.
 //!
-//! Always true here: a folder stands before what lies in it, and the same content gives the same bytes.
+//! Invariants: a folder precedes its content, and the same content gives the same bytes.
 
 use super::modules::Module;
 use super::programs::Files;
@@ -14,16 +14,16 @@ use std::path::{Path, PathBuf};
 /// The first process.
 const INIT: &str = include_str!("init.sh");
 
-/// What a guest's root is made of.
+/// The contents of a guest's root.
 #[derive(Debug)]
 pub struct Content<'a> {
     /// A shell and its tools.
     pub busybox: &'a Path,
-    /// What is loaded at the start, in this order.
+    /// The modules that are loaded at the start, in this order.
     pub modules: &'a [Module],
-    /// Files of this machine, by their place in the guest.
+    /// Files of this machine, by their path in the guest.
     pub files: &'a Files,
-    /// Links, with what they lead to.
+    /// Links, with their targets.
     pub links: &'a [(PathBuf, &'a str)],
     /// The command.
     pub command: &'a [String],
@@ -114,13 +114,13 @@ impl Image {
     }
 }
 
-/// The command as a script that becomes it.
+/// The command as a script that executes it.
 fn job(command: &[String]) -> String {
     let words: Vec<_> = command.iter().map(|word| quoted(word)).collect();
     format!("#!/bin/sh\nexec {}\n", words.join(" "))
 }
 
-/// A word as a shell reads it back, whatever is in it.
+/// A word, quoted so that a shell reads it back unchanged.
 fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', "'\\''"))
 }

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The first process of a guest: brings up what programs expect, runs /job, says how it ended, and switches off.
+# The first process of a guest: sets up what programs expect, runs /job, reports how it ended, and powers off.
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/lib/busybox
 export HOME=/root
 /bin/busybox mkdir -p /usr/lib/busybox /dev /proc /sys /run /tmp /root /out /mnt /var/lib /var/log /etc
@@ -8,7 +8,7 @@ mount -t devtmpfs devtmpfs /dev
 mount -t proc proc /proc
 mount -t sysfs sysfs /sys
 mount -t tmpfs tmpfs /run
-# Not mounted over: what was shipped may lie there.
+# Nothing is mounted here: shipped files may be in it.
 chmod 1777 /tmp
 mkdir -p /dev/pts /dev/shm
 mount -t devpts devpts /dev/pts
@@ -23,7 +23,7 @@ while read -r module; do
     insmod "/lib/modules/$module.ko" || echo "init: the module $module cannot be loaded"
 done </lib/modules/order
 
-# The port of the host that has this name.
+# The host's port with this name.
 port() {
     for folder in /sys/class/virtio-ports/*; do
         if [ "$(cat "$folder/name")" = "$1" ]; then

@@ -1,7 +1,7 @@
-//! A guest as QEMU is told of it.
+//! The command line of QEMU for a guest.
 //!
-//! Always true here: nothing of this machine's configuration of QEMU is read, and nothing is reached from the guest but what the
-//! plan names: it has no network.
+//! Invariants: QEMU reads no configuration of this machine, and the guest reaches only what the plan names:
+//! it has no network.
 
 use super::plan::{Disk, GIB, Mode, Plan};
 use std::ffi::{OsStr, OsString};
@@ -9,18 +9,18 @@ use std::fs::{File, OpenOptions};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-/// Memory below this address is ordinary; above it begins what the memory behind the hole for devices has.
+/// Memory below `LOW` is ordinary; the memory that continues behind the hole for devices begins at `ABOVE`.
 const LOW: u64 = 3 * GIB;
 const ABOVE: u64 = 4 * GIB;
 
-/// What a boot reads and writes on this machine.
+/// The files that a boot reads and writes on this machine.
 #[derive(Debug)]
 pub struct Paths {
     folder: PathBuf,
 }
 
 impl Paths {
-    /// In a folder of its own.
+    /// In a folder of their own.
     pub fn new(folder: &Path) -> Self {
         Self { folder: folder.to_owned() }
     }
@@ -30,12 +30,12 @@ impl Paths {
         self.folder.join("image")
     }
 
-    /// What its kernel says.
+    /// The messages of its kernel.
     pub fn console(&self) -> PathBuf {
         self.folder.join("console")
     }
 
-    /// When the job began, when it ended, and how.
+    /// When the job began, when it ended, and its exit code.
     pub fn result(&self) -> PathBuf {
         self.folder.join("result")
     }
@@ -45,7 +45,7 @@ impl Paths {
         self.folder.join("files")
     }
 
-    /// Where all of it is.
+    /// The folder of all these files.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
@@ -71,7 +71,7 @@ pub fn modules(plan: &Plan) -> Vec<&str> {
     wanted
 }
 
-/// QEMU's arguments. `kvm` says whether the processor executes the guest's instructions.
+/// QEMU's arguments. `kvm` tells whether the processor executes the guest's instructions.
 pub fn arguments(plan: &Plan, paths: &Paths, kernel: &Path, kvm: bool) -> Vec<OsString> {
     let mut line = Line::default();
     line.words("-no-user-config -nodefaults -display none -no-reboot -monitor none");
@@ -84,7 +84,7 @@ pub fn arguments(plan: &Plan, paths: &Paths, kernel: &Path, kvm: bool) -> Vec<Os
         line.word("-serial").value("file:", paths.console(), "");
     }
     line.words("-device virtio-serial-pci");
-    // QEMU's own pipes, so that lines arrive while the job runs; a shell speaks on the console.
+    // QEMU's own pipes, so that lines arrive while the job runs; a shell uses the console.
     let spoken = plan.command.is_empty();
     let stream = |number: u32| {
         PathBuf::from(if spoken { "/dev/null".to_owned() } else { format!("/proc/self/fd/{number}") })
@@ -108,7 +108,7 @@ pub fn arguments(plan: &Plan, paths: &Paths, kernel: &Path, kvm: bool) -> Vec<Os
         line.word("-device").word(format!("virtio-blk-pci,drive=disk{number},serial=disk{number}"));
     }
     for (number, socket) in plan.vhost_user.iter().enumerate() {
-        // A server that goes away is waited for.
+        // QEMU reconnects to a server that goes away.
         let behind = format!(",id=vhost{number},reconnect-ms=100");
         line.word("-chardev").value("socket,path=", socket, &behind);
         line.word("-device").word(format!("vhost-user-blk-pci,chardev=vhost{number},num-queues=2"));
@@ -117,10 +117,10 @@ pub fn arguments(plan: &Plan, paths: &Paths, kernel: &Path, kvm: bool) -> Vec<Os
     line.arguments
 }
 
-/// Makes the files that the guest's devices need.
+/// Creates the files that the guest's devices need.
 ///
 /// # Errors
-/// What cannot be made, or has another size than the plan says.
+/// What cannot be created, or has another size than the plan says.
 pub fn prepare(plan: &Plan, paths: &Paths) -> Result<(), String> {
     for (number, disk) in plan.disks.iter().enumerate() {
         if let Disk::New(size) = disk {
@@ -136,7 +136,7 @@ pub fn prepare(plan: &Plan, paths: &Paths) -> Result<(), String> {
     Ok(())
 }
 
-/// Where a CXL device keeps its labels, beside its memory.
+/// The file of a CXL device's labels, beside its memory.
 fn labels(memory: &Path) -> PathBuf {
     let mut name = memory.as_os_str().to_owned();
     name.push(".labels");
@@ -179,7 +179,7 @@ fn machine(plan: &Plan, kvm: bool, line: &mut Line) {
     match (plan.mode, kvm) {
         (Mode::Normal, true) => line.words("-accel kvm -cpu host -smp 2"),
         (Mode::Normal, false) => line.words("-accel tcg,thread=multi -cpu max,hypervisor=off -smp 2"),
-        // Strings are copied by single instructions otherwise, of any length.
+        // Otherwise single instructions would copy strings of any length.
         (Mode::Counting, _) => line.words(
             "-accel tcg,thread=single -icount shift=0,sleep=off -cpu max,hypervisor=off,erms=off,fsrm=off -smp 1",
         ),
@@ -189,7 +189,7 @@ fn machine(plan: &Plan, kvm: bool, line: &mut Line) {
 fn parameters(plan: &Plan) -> String {
     let mut text = "console=ttyS0 loglevel=4 panic=-1 oops=panic random.trust_cpu=on".to_owned();
     if plan.mode == Mode::Counting {
-        // Where things lie decides how many instructions align and copy them; so they lie in the same places each time.
+        // Addresses decide how many instructions align and copy data, so they are the same each time.
         text.push_str(" nokaslr norandmaps randomize_kstack_offset=off");
     }
     if let Some(size) = plan.pmem {
@@ -228,7 +228,7 @@ fn devices(plan: &Plan, line: &mut Line) {
     }
 }
 
-/// A command line in the making.
+/// A command line under construction.
 #[derive(Default)]
 struct Line {
     arguments: Vec<OsString>,
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn who_serves_a_disk_has_the_guests_memory() {
+    fn the_server_of_a_disk_has_the_guests_memory() {
         let plan = |vhost_user| Plan { vhost_user, pmem: Some(GIB), ..Plan::of_script("true") };
         let alone = line(&plan(Vec::new()), false);
         assert!(!alone.contains("share=on"), "{alone}");
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_without_a_command_is_spoken_with() {
+    fn a_guest_without_a_command_is_interactive() {
         let line = line(&Plan::default(), false);
         assert!(line.contains("-serial mon:stdio") && line.contains("cbd.interactive"), "{line}");
     }

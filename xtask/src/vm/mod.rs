@@ -1,10 +1,11 @@
-//! `cargo xtask vm`: programs in a guest with a kernel of their own, where there are ublk, DAX devices and power cuts.
+//! `cargo xtask vm`: programs in a guest with a kernel of its own, with ublk, DAX devices and power cuts.
 //!
-//! Always true here: a guest needs no right of root and changes nothing of this machine but what it was given: its cache, shared
-//! files, the folder for what it brings back. It ends with its job, at its time limit, or with this program.
+//! Invariants: a guest needs no root privileges and changes nothing on this machine but what it was given:
+//! its cache, shared files, the folder for its results. It ends with its job, at its time limit, or with this
+//! program.
 //!
-//! Left to others: what runs in it. Power cuts lose the guest's kernel and its page cache; an emulated processor has no cache that
-//! could lose stores, which is what `cargo xtask sim` is for.
+//! Elsewhere: what runs in it. A power cut loses the guest's kernel and its page cache. An emulated processor
+//! has no cache that could lose stores: `cargo xtask sim` covers that.
 
 mod built;
 mod guest;
@@ -27,11 +28,11 @@ use guest::{Ended, Host, Outcome};
 use plan::Plan;
 use std::ops::ControlFlow;
 
-/// How `cargo xtask vm` is used.
+/// The help text of `cargo xtask vm`.
 pub const USAGE: &str = "\
 Usage: cargo xtask vm run [OPTION].. -- COMMAND [ARGUMENT]..
                           boots a guest, runs the command in it, prints what it prints, and ends with its exit code
-                          (124: over its time; 125: the guest died). The command is busybox's, or a program of this machine,
+                          (124: time limit exceeded; 125: the guest died). The command is busybox's, or a program of this machine,
                           which is shipped with its libraries. What it leaves in /out is brought back.
        cargo xtask vm shell [OPTION]..
                           the same with a shell on the console (Ctrl-A X kills the guest)
@@ -39,38 +40,39 @@ Usage: cargo xtask vm run [OPTION].. -- COMMAND [ARGUMENT]..
                           the jobs that `cargo xtask test` runs in guests; those whose name contains one of the words
        cargo xtask vm peers [--json] [--report] [--rounds N] [--quick] [STACK]..
                           instructions for a request to CBD and to the kernel's own caches, in guests that count them
-                          (half an hour; --quick: that it works); --report writes them into docs/performance.md
+                          (half an hour; --quick: only checks that it works); --report writes them into docs/performance.md
        cargo xtask vm fetch [--again] [--kernel VERSION]
-                          QEMU and a kernel from Debian's packages; else the first guest does it
+                          fetches QEMU and a kernel from Debian's packages; otherwise the first guest does
 
 Options of run and shell:
   --mode normal|counting  two processors (default), or one for which each instruction takes a nanosecond
-  --accel auto|kvm|tcg    who executes instructions: the processor, QEMU, or what a trial finds to work (default)
+  --accel auto|kvm|tcg    who executes instructions: the processor, QEMU, or whichever a trial selects (default)
   --memory SIZE           ordinary memory (default: 2G)
-  --pmem SIZE             persistent memory at /dev/pmem0, gone with the guest
-  --nvdimm FILE:SIZE      an NVDIMM whose content outlives the guest, in a file
-  --cxl FILE:SIZE         a CXL memory device whose content outlives the guest
-  --disk SIZE|FILE        /dev/vda and so on: an empty one that is gone with the guest, or a file
-  --vhost-user SOCKET     a disk that somebody serves there, behind those of --disk
+  --pmem SIZE             persistent memory at /dev/pmem0, removed with the guest
+  --nvdimm FILE:SIZE      an NVDIMM whose content survives the guest, in a file
+  --cxl FILE:SIZE         a CXL memory device whose content survives the guest
+  --disk SIZE|FILE        /dev/vda and so on: an empty disk that is removed with the guest, or a file
+  --vhost-user SOCKET     a disk that a server provides there, behind those of --disk
   --cbd                   cbdctrl and cbdd, built for users
   --file FILE[=PLACE]     a file, a folder, or a program with its libraries
   --module NAME           a kernel module that is loaded before the command, with all that it needs;
                           dm-pcache, which Debian's kernels leave out, is built first
   --out FOLDER            where what the command left in /out goes
   --append PARAMETER      a parameter of the kernel
-  --timeout SECONDS       longest that all of it may take (default: 300)
+  --timeout SECONDS       limit of the whole run (default: 300)
 
 CBD_VM_CACHE names the cache (default: target/vm), CBD_VM_MIRROR a mirror of Debian other than this machine's.
 ";
 
-/// What the harness itself ends with, as timeout(1) and its like do.
+/// The exit codes of the harness itself, like those of timeout(1).
 const OVER_TIME: u8 = 124;
 const GUEST_DIED: u8 = 125;
 
 /// Runs the task.
 ///
 /// # Errors
-/// Wrong usage, and what kept a guest from being booted; [`Problem::Code`] for a command that failed in its guest.
+/// Wrong usage, and why a guest could not be booted; [`Problem::Code`] for a command that failed in its
+/// guest.
 pub fn run(arguments: &[String]) -> Result<bool, Problem> {
     processes::adopt_orphans();
     let (task, rest) = match arguments.split_first() {
@@ -141,7 +143,7 @@ fn speak(plan: &Plan) -> Result<(), String> {
 }
 
 fn complain(outcome: &Outcome, what: &str) {
-    eprintln!("xtask: {what}; its kernel said last:");
+    eprintln!("xtask: {what}; the last lines of its kernel:");
     for line in &outcome.console {
         eprintln!("xtask:   {line}");
     }

@@ -1,9 +1,9 @@
 //! Kernel modules for a guest: found, unpacked, and in the order in which they can be loaded.
 //!
-//! What this kernel does not have is built, where that is known how (`built`).
+//! A module that this kernel does not have is built, if `built` knows it.
 //!
-//! Always true here: a module stands behind all that it depends on; what is built into the kernel is left out; a module that the
-//! caller asked for and that this kernel does not have is an error.
+//! Invariants: a module follows all that it depends on; what is built into the kernel is left out; a module
+//! that the caller requested and this kernel does not have is an error.
 
 use super::built;
 use super::store::Store;
@@ -16,16 +16,16 @@ use std::process::{Command, Stdio};
 /// A module, ready to be loaded.
 #[derive(Debug)]
 pub struct Module {
-    /// With underscores, as the kernel says it.
+    /// With underscores, as the kernel names it.
     pub name: String,
-    /// Not compressed.
+    /// Its uncompressed content.
     pub bytes: Vec<u8>,
 }
 
 /// The modules `wanted` and all that they need, in the order of loading.
 ///
 /// # Errors
-/// A module that is not there, or cannot be read.
+/// A module that does not exist, or cannot be read.
 pub fn collect<'a>(store: &Store, wanted: impl IntoIterator<Item = &'a str>) -> Result<Vec<Module>, String> {
     let folder = store.modules();
     let mut files = BTreeMap::new();
@@ -105,7 +105,7 @@ fn read(store: &Store, file: &Path) -> Result<Vec<u8>, String> {
     }
 }
 
-/// What a module says that it depends on: `depends=a,b` among the strings of its section `.modinfo`.
+/// The dependencies of a module: `depends=a,b` among the strings of its section `.modinfo`.
 fn dependencies(module: &[u8]) -> Vec<String> {
     const KEY: &[u8] = b"\0depends=";
     let Some(at) = module.windows(KEY.len()).position(|window| window == KEY) else { return Vec::new() };
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_module_says_what_it_depends_on() {
+    fn a_module_lists_its_dependencies() {
         let module = b"\x7fELF..\0license=GPL\0depends=libnvdimm,nd-btt\0retpoline=Y\0";
         assert_eq!(dependencies(module), ["libnvdimm", "nd_btt"]);
         assert_eq!(dependencies(b"\0license=GPL\0depends=\0retpoline=Y\0"), [""; 0]);

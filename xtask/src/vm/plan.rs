@@ -1,4 +1,4 @@
-//! What a person may ask of a guest, and how it is written.
+//! The options of a guest, and how they are written.
 
 use crate::flags::Problem;
 use std::path::{Path, PathBuf};
@@ -10,67 +10,68 @@ pub const MIB: u64 = 1 << 20;
 /// One gibibyte.
 pub const GIB: u64 = 1 << 30;
 
-/// Memory is mapped in pages of this size, and nothing smaller becomes a device.
+/// Memory is mapped in pages of this size, and a device has at least one.
 const HUGE_PAGE: u64 = 2 * MIB;
 
-/// How the guest's processors work.
+/// How the guest's processors run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// Two of them, at once: for function.
+    /// Two processors in parallel: for function.
     Normal,
-    /// One, for which every instruction takes a nanosecond: for counting. Wall-clock time under emulation says nothing, since what
-    /// wakes another processor costs a hundred times what it costs on a machine; this repeats.
+    /// One processor, for which every instruction takes a nanosecond: for counting. Wall-clock time under
+    /// emulation is not meaningful, since a wakeup of another processor costs a hundred times more than on a
+    /// machine; these counts repeat.
     Counting,
 }
 
-/// Who executes the guest's instructions.
+/// What executes the guest's instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accelerator {
-    /// The processor, where a trial shows that it can; else QEMU.
+    /// The processor, if a trial shows that it can; else QEMU.
     Auto,
     /// The processor.
     Kvm,
-    /// QEMU, translating.
+    /// QEMU, by translation.
     Tcg,
 }
 
-/// Memory of a device that outlives the guest: a file of this machine, made if it is not there.
+/// The memory of a device that survives the guest: a file of this machine, created if it does not exist.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SharedFile {
-    /// Where.
+    /// Its path.
     pub path: PathBuf,
-    /// In bytes.
+    /// Its size in bytes.
     pub size: u64,
 }
 
 /// A disk of the guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Disk {
-    /// Empty, of so many bytes, and gone with the guest.
+    /// Empty, of this many bytes, and removed with the guest.
     New(u64),
-    /// A file of this machine with what it holds.
+    /// A file of this machine with its content.
     File(PathBuf),
 }
 
-/// What is shipped into the guest.
+/// A file that is shipped into the guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shipped {
-    /// Here.
+    /// Its path on this machine.
     pub from: PathBuf,
-    /// There.
+    /// Its path in the guest.
     pub to: PathBuf,
 }
 
-/// A guest and what it is to do.
+/// A guest and its job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// How its processors work.
+    /// How its processors run.
     pub mode: Mode,
-    /// Who executes its instructions.
+    /// What executes its instructions.
     pub accelerator: Accelerator,
     /// Ordinary memory, in bytes.
     pub memory: u64,
-    /// Memory that the kernel treats as persistent, in bytes; gone with the guest.
+    /// Memory that the kernel treats as persistent, in bytes; removed with the guest.
     pub pmem: Option<u64>,
     /// An NVDIMM.
     pub nvdimm: Option<SharedFile>,
@@ -78,19 +79,20 @@ pub struct Plan {
     pub cxl: Option<SharedFile>,
     /// Disks, in the order in which the guest sees them: /dev/vda, /dev/vdb.
     pub disks: Vec<Disk>,
-    /// Sockets of vhost-user-blk; the guest sees their disks behind the others. What serves them has the guest's memory.
+    /// Sockets of vhost-user-blk; the guest sees their disks behind the others. Their server has access to
+    /// the guest's memory.
     pub vhost_user: Vec<PathBuf>,
-    /// Files and folders, programs with the libraries that they need.
+    /// Files and folders, and programs with the libraries that they need.
     pub files: Vec<Shipped>,
     /// Kernel modules beside those that the devices need.
     pub modules: Vec<String>,
     /// Whether cbdctrl and cbdd are built and shipped.
     pub cbd: bool,
-    /// Where the content of the guest's /out goes at the end.
+    /// The folder for the content of the guest's /out.
     pub out: Option<PathBuf>,
     /// Further parameters of the kernel.
     pub append: Vec<String>,
-    /// Longest that all of it may take.
+    /// Limit of the whole run.
     pub timeout: Duration,
     /// The command; empty for a shell.
     pub command: Vec<String>,
@@ -122,7 +124,7 @@ impl Plan {
     /// Reads the options; what follows `--` is the command.
     ///
     /// # Errors
-    /// [`Problem::Usage`] for an unknown option, a missing value or one that makes no guest.
+    /// [`Problem::Usage`] for an unknown option, a missing value or an impossible guest.
     pub fn parse(arguments: &[String]) -> Result<Self, Problem> {
         let mut plan = Self::default();
         let mut rest = arguments.iter();
@@ -215,7 +217,7 @@ fn usage(text: String) -> Problem {
     Problem::Usage(text)
 }
 
-/// A number of bytes, with K, M, G or T behind it for powers of 1024.
+/// A number of bytes, with an optional suffix K, M, G or T for powers of 1024.
 fn size(option: &str, given: &str) -> Result<u64, Problem> {
     let (digits, unit) = match given.strip_suffix(['K', 'M', 'G', 'T', 'k', 'm', 'g', 't']) {
         Some(digits) => (digits, given[digits.len()..].to_ascii_uppercase()),
@@ -241,7 +243,7 @@ fn shared_file(option: &str, given: &str) -> Result<SharedFile, Problem> {
     Ok(SharedFile { path: absolute(path)?, size: size(option, bytes)? })
 }
 
-/// What is no size is a file.
+/// A text that is not a size is a file.
 fn disk(given: &str) -> Result<Disk, Problem> {
     match size("--disk", given) {
         Ok(bytes) if bytes > 0 && bytes % 512 == 0 => Ok(Disk::New(bytes)),
@@ -251,7 +253,7 @@ fn disk(given: &str) -> Result<Disk, Problem> {
     }
 }
 
-/// FILE, which lies at the same place in the guest, or FILE=PLACE.
+/// FILE, which has the same path in the guest, or FILE=PLACE.
 fn shipped(given: &str) -> Result<Shipped, Problem> {
     let (from, to) = match given.split_once('=') {
         Some((from, to)) if to.starts_with('/') => (absolute(from)?, to.into()),
@@ -277,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_behind_two_dashes_is_the_command_whatever_it_looks_like() {
+    fn everything_after_two_dashes_is_the_command() {
         let plan = parse("--mode counting --pmem 2G -- fio --disk --version").expect("all is said");
         assert_eq!((plan.mode, plan.pmem), (Mode::Counting, Some(2 * GIB)));
         assert_eq!(plan.command, ["fio", "--disk", "--version"]);
@@ -301,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_lies_where_it_lay_or_where_it_is_said() {
+    fn a_file_has_its_own_path_or_the_given_one() {
         let plan = parse("--file /dev/null --file /dev/null=/etc/empty").expect("both are fine");
         let places: Vec<_> = plan.files.iter().map(|file| file.to.as_path()).collect();
         assert_eq!(places, [Path::new("/dev/null"), Path::new("/etc/empty")]);
@@ -310,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_guest_is_wrong_usage() {
+    fn an_impossible_guest_is_wrong_usage() {
         for line in [
             "fio",
             "--fast 1",

@@ -1,10 +1,10 @@
 //! Programs of this machine for a guest, with the libraries that they load.
 //!
-//! Always true here: a file lies in the guest where it lies here unless the caller named another place, so that loaders find what
-//! they look for.
+//! Invariants: a file has the same path in the guest as here unless the caller named another one, so that
+//! loaders find it.
 //!
-//! Left to others: which programs (the caller), how they travel (`image`). What a program opens by itself, plugins and
-//! configuration, is the caller's to name.
+//! Elsewhere: which programs (the caller), how they are copied (`image`). The caller names what a program
+//! opens by itself, such as plugins and configuration.
 
 use crate::packages;
 use crate::shell;
@@ -14,13 +14,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// Files, by their place in the guest.
+/// Files of this machine, by their path in the guest.
 pub type Files = BTreeMap<PathBuf, PathBuf>;
 
-/// Where a program of this machine is.
+/// The path of a program of this machine.
 ///
 /// # Errors
-/// That it is not there.
+/// If it does not exist.
 pub fn find(name: &str) -> Result<PathBuf, String> {
     if name.contains('/') {
         let path = std::path::absolute(name).map_err(|error| format!("{name}: {error}"))?;
@@ -36,7 +36,7 @@ pub fn find(name: &str) -> Result<PathBuf, String> {
         .ok_or_else(|| format!("neither this machine nor busybox has a program '{name}'"))
 }
 
-/// Adds a file, or all in a folder; and where it is a program, the libraries that it loads.
+/// Adds a file, or all files in a folder; for a program, also the libraries that it loads.
 ///
 /// # Errors
 /// What cannot be read.
@@ -81,8 +81,8 @@ fn libraries(program: &Path) -> Result<Vec<PathBuf>, String> {
     }
 }
 
-/// The files in the lines of ldd: `libc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x..)` or `/lib64/ld-linux-x86-64.so.2 (0x..)`.
-/// What it did not find is the error.
+/// The files in the lines of ldd: `libc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x..)` or
+/// `/lib64/ld-linux-x86-64.so.2 (0x..)`. A library that ldd did not find is the error.
 fn libraries_of(ldd: &str) -> Result<Vec<PathBuf>, String> {
     let mut found = Vec::new();
     for line in ldd.lines() {
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_is_nowhere_is_named() {
+    fn a_missing_program_is_named() {
         let text = find("no-such-program-anywhere").expect_err("it is nowhere");
         assert!(text.contains("no-such-program-anywhere"));
     }

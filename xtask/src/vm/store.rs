@@ -1,11 +1,12 @@
-//! Where QEMU and the guest's kernel come from: Debian's packages, fetched and checked by apt, unpacked into a cache.
+//! Fetches QEMU and the guest's kernel: Debian's packages, fetched and verified by apt, unpacked into a
+//! cache.
 //!
-//! Always true here: this machine's packages, sources and lists stay as they are. Its configuration of apt is read, so that the
-//! mirror, the proxy and the certificates that its administrator chose serve here too; what is written lies in the cache.
-//! A cache is whole or not there, and it is filled by one process at a time.
+//! Invariants: this machine's packages, sources and lists stay as they are. Its configuration of apt is read,
+//! so that the mirror, the proxy and the certificates of its administrator apply here, too; everything is
+//! written to the cache. A cache is complete or does not exist, and one process at a time fills it.
 //!
-//! QEMU comes with all libraries that it needs, down to the C library, and is started by its own loader: it is the same on every
-//! machine, whatever that has installed.
+//! QEMU comes with all libraries that it needs, down to the C library, and its own loader starts it: it is
+//! the same on every machine, whatever is installed there.
 
 use crate::flags::Problem;
 use crate::shell;
@@ -15,33 +16,33 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// Names another place for the cache.
+/// Names another folder for the cache.
 const CACHE: &str = "CBD_VM_CACHE";
 /// Names another mirror of Debian than the one this machine uses.
 const MIRROR: &str = "CBD_VM_MIRROR";
-/// Where Debian is, for a machine that is no Debian.
+/// The mirror for a machine that does not run Debian.
 const DEBIAN: &str = "http://deb.debian.org/debian/";
-/// Debian's own keys, which apt checks packages with.
+/// Debian's own keys, with which apt verifies packages.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 /// The release whose QEMU and busybox are used.
 const RELEASE: &str = "trixie";
-/// Where its newest kernels are.
+/// The suite with its newest kernels.
 const KERNELS: &str = "trixie-backports";
-/// The kernel's flavour: what virtual machines need, modules of a fifth of the size.
+/// The kernel's flavour for virtual machines, whose modules have a fifth of the size.
 const FLAVOUR: &str = "cloud-amd64";
 /// Packages beside the kernel's.
 const PACKAGES: [&str; 2] = ["qemu-system-x86", "busybox-static"];
-/// Raised when other packages are wanted, so that an older cache is filled anew.
+/// Raised when other packages are needed, so that an older cache is filled again.
 const CONTENT: &str = "1";
 /// All packages are 80 MB.
 const LIMIT: Duration = Duration::from_secs(900);
-/// Written last; says what the cache holds.
+/// Written last; records what the cache holds.
 const STAMP: &str = "fetched";
 
-/// What fetching is to do.
+/// Options of a fetch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Fetch {
-    /// Even if there is a cache.
+    /// Fetch even if there is a cache.
     again: bool,
     /// A version of the kernel instead of the newest, such as `7.1.13+deb13`.
     kernel: Option<String>,
@@ -71,7 +72,7 @@ impl Fetch {
     }
 }
 
-/// What the cache holds.
+/// The contents of the cache.
 #[derive(Debug)]
 pub struct Store {
     root: PathBuf,
@@ -79,18 +80,18 @@ pub struct Store {
 }
 
 impl Store {
-    /// The cache, filled first if it is not there.
+    /// The cache, filled first if it does not exist.
     ///
     /// # Errors
-    /// Why it cannot be filled, in words.
+    /// Why it cannot be filled, as text.
     pub fn open() -> Result<Self, String> {
         Self::fetch(&Fetch::default())
     }
 
-    /// Fills the cache as `fetch` says, or finds it filled.
+    /// Fills the cache according to `fetch`, or finds it filled.
     ///
     /// # Errors
-    /// What is missing, or what apt said.
+    /// What is missing, or the error of apt.
     pub fn fetch(fetch: &Fetch) -> Result<Self, String> {
         if !cfg!(target_arch = "x86_64") {
             return Err("guests run programs of this machine, and are of x86-64".to_owned());
@@ -105,10 +106,10 @@ impl Store {
             return Ok(store);
         }
         fill(&cache, fetch.kernel.as_deref())?;
-        Self::found(&cache).ok_or_else(|| format!("{} was filled and is not whole", cache.display()))
+        Self::found(&cache).ok_or_else(|| format!("{} was filled and is not complete", cache.display()))
     }
 
-    /// Where the cache is.
+    /// The folder of the cache.
     pub fn cache(&self) -> &Path {
         self.root.parent().unwrap_or(&self.root)
     }
@@ -120,7 +121,7 @@ impl Store {
         (content == CONTENT).then(|| Self { release: release.to_owned(), root })
     }
 
-    /// What the kernel calls itself.
+    /// The release of the kernel.
     pub fn kernel_release(&self) -> &str {
         &self.release
     }
@@ -159,13 +160,13 @@ impl Store {
         command
     }
 
-    /// Where notes about this machine and this cache are kept.
+    /// The path of a note about this machine and this cache.
     pub fn note(&self, name: &str) -> PathBuf {
         self.root.join(name)
     }
 }
 
-/// Where the cache is or is to be.
+/// The folder of the cache, which may not exist yet.
 fn place() -> Result<PathBuf, String> {
     match std::env::var_os(CACHE).filter(|value| !value.is_empty()) {
         Some(path) => std::path::absolute(&path).map_err(|error| format!("{CACHE}: {error}")),
@@ -173,7 +174,7 @@ fn place() -> Result<PathBuf, String> {
     }
 }
 
-/// Fetches and unpacks; what was there before is used until all is there.
+/// Fetches and unpacks; the former content is used until everything is there.
 fn fill(cache: &Path, kernel: Option<&str>) -> Result<(), String> {
     let apt = Apt::configure(cache)?;
     eprintln!("    fetching QEMU and a kernel into {}", cache.display());
@@ -199,11 +200,11 @@ fn fill(cache: &Path, kernel: Option<&str>) -> Result<(), String> {
     let root = cache.join("root");
     remove(&root)?;
     fs::rename(&fresh, &root).map_err(|error| format!("cannot make {}: {error}", root.display()))?;
-    // What was unpacked is not needed again; a later fetch may bring other versions.
+    // The packages are not needed again; a later fetch may bring other versions.
     remove(&archives)
 }
 
-/// Held by who changes the cache.
+/// The lock of the process that changes the cache.
 pub fn lock(cache: &Path) -> Result<fs::File, String> {
     let path = cache.join("lock");
     let file = fs::File::create(&path).map_err(|error| format!("cannot make {}: {error}", path.display()))?;
@@ -227,14 +228,14 @@ pub fn unpack(archives: &Path, into: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// An apt of our own beside that of this machine.
+/// A configuration of apt beside that of this machine.
 pub struct Apt {
     folder: PathBuf,
     configuration: PathBuf,
 }
 
 impl Apt {
-    /// In the cache; nothing is fetched yet.
+    /// Writes the configuration into the cache; nothing is fetched yet.
     pub fn configure(cache: &Path) -> Result<Self, String> {
         let folder = cache.join("apt");
         let apt = Self { configuration: folder.join("apt.conf"), folder };
@@ -250,7 +251,7 @@ impl Apt {
             .map(|release| format!("deb [arch=amd64{signed}] {mirror} {release} main\n"))
             .collect();
         apt.write("sources.list", &sources)?;
-        // No package counts as installed, so that all that QEMU needs comes with it.
+        // No package counts as installed, so that everything that QEMU needs is fetched.
         apt.write("status", "")?;
         apt.write("apt.conf", &configuration(&apt.folder))?;
         Ok(apt)
@@ -261,12 +262,12 @@ impl Apt {
         fs::write(&file, text).map_err(|error| format!("cannot write {}: {error}", file.display()))
     }
 
-    /// Where packages are fetched to.
+    /// The folder of fetched packages.
     pub fn archives(&self) -> PathBuf {
         self.folder.join("cache/archives")
     }
 
-    /// Runs a command of apt and returns what it said; three times if it must, for networks have moods.
+    /// Runs a command of apt and returns its output; at most three times, since networks fail at times.
     pub fn run(&self, program: &str, arguments: &[&str]) -> Result<String, String> {
         let mut said = String::new();
         let mut problem = String::new();
@@ -369,7 +370,7 @@ fn mirror() -> Result<String, String> {
     })
 }
 
-/// The codename of the release, if the system is a Debian.
+/// The codename of the release, if the system is Debian.
 fn codename_of_debian(os_release: &str) -> Option<String> {
     let value = |key: &str| {
         let line = os_release.lines().find_map(|line| line.strip_prefix(key))?;
@@ -378,7 +379,7 @@ fn codename_of_debian(os_release: &str) -> Option<String> {
     (value("ID=")? == "debian").then(|| value("VERSION_CODENAME="))?
 }
 
-/// The place that serves the release; its security updates are elsewhere.
+/// The mirror that serves the release; its security updates are elsewhere.
 fn mirror_of(targets: &str, codename: &str) -> Option<String> {
     targets
         .lines()
@@ -399,12 +400,12 @@ fn packages_in(archives: &Path) -> Result<Vec<PathBuf>, String> {
     Ok(found)
 }
 
-/// Makes a folder and those above it.
+/// Creates a folder and its parents.
 pub fn make(folder: &Path) -> Result<(), String> {
     fs::create_dir_all(folder).map_err(|error| format!("cannot make {}: {error}", folder.display()))
 }
 
-/// Removes a folder, if it is there.
+/// Removes a folder, if it exists.
 pub fn remove(folder: &Path) -> Result<(), String> {
     match fs::remove_dir_all(folder) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {

@@ -1,15 +1,16 @@
-//! The guest's power is cut, and another guest looks at what its devices hold.
+//! The guest's power is cut, and another guest examines its devices.
 //!
-//! Why it proves what it says: QEMU is killed, so the guest's kernel writes nothing more; what a later guest finds was on the device
-//! at that moment. A guest cannot be told that it has said something, so what it had said before the cut is a lower bound of what
-//! it was promised.
+//! Why this proves durability: QEMU is killed, so the guest's kernel writes nothing more; what a later guest
+//! finds was on the device at that moment. A guest does not learn that its output has arrived, so what it had
+//! printed before the cut is a lower bound of what it was promised.
 
 use super::memory::{DAEMON, shipped};
 use super::{Ended, Given, Host, LIMIT, Ran};
 use crate::vm::plan::{Disk, MIB, Plan, SharedFile};
 use std::path::Path;
 
-/// Gives the guest's NVDIMM the form in which it can be mapped, as `ndctl create-namespace --mode fsdax` does; it keeps it.
+/// Converts the guest's NVDIMM to a form that can be mapped, as `ndctl create-namespace --mode fsdax` does;
+/// it keeps that form.
 pub const MAPPABLE: &str = "
     cd /sys/bus/nd/devices
     seed=$(cat region0/pfn_seed)
@@ -27,7 +28,8 @@ const MKFS: &str = "mkfs.ext4 -q -b 4096 /dev/pmem0";
 /// Mounts it for mapping.
 const MOUNT: &str = "mount -t ext4 -o dax /dev/pmem0 /mnt";
 
-/// Makes it a device that is mapped itself, as `ndctl create-namespace --mode devdax` does; it keeps that form.
+/// Converts it to a device that can be mapped itself, as `ndctl create-namespace --mode devdax` does; it
+/// keeps that form.
 pub const DEVDAX: &str = "
     cd /sys/bus/nd/devices
     seed=$(cat region0/dax_seed)
@@ -41,7 +43,8 @@ pub const DEVDAX: &str = "
     cd /
 ";
 
-/// Makes the guest's CXL memory a region, as `cxl create-region` does; with the label that it has, if any, what it was before is there again.
+/// Makes the guest's CXL memory a region, as `cxl create-region` does; its label, if it has one, restores its
+/// former state.
 const CXL_REGION: &str = "
     cd /sys/bus/cxl/devices
     region=$(cat decoder0.0/create_pmem_region)
@@ -64,37 +67,37 @@ const CXL_REGION: &str = "
     done
 ";
 
-/// Gives all of the region to a namespace, and that a label.
+/// Assigns the whole region to a namespace, and writes its label.
 const CXL_LABEL: &str = "
     cat /proc/sys/kernel/random/uuid >/sys/bus/nd/devices/namespace0.0/uuid
     echo 268435456 >/sys/bus/nd/devices/namespace0.0/size
 ";
 
-/// A disk for the daemon's state, beside a region that is no file system.
+/// A disk for the daemon's state, beside a region that is not a file system.
 const STATE_MADE: &str = "mkfs.ext4 -q /dev/vdb; mkdir /state; mount -t ext4 /dev/vdb /state";
 const STATE: &str = "mkdir /state; mount -t ext4 /dev/vdb /state";
 
-/// Where a region lies.
+/// The location of a region.
 struct Home {
     /// Whether the memory is that of a CXL device, instead of an NVDIMM.
     is_cxl: bool,
-    /// Makes it ready in the first guest, and in each later one.
+    /// The scripts that prepare it in the first guest, and in each later one.
     made: String,
     found: String,
-    /// The region, how it is registered, and where the daemon's state is kept.
+    /// The region, the options of its registration, and the folder of the daemon's state.
     region: &'static str,
     options: &'static str,
     state: &'static str,
 }
 
-/// Writes of a block each, of which the guest says when one is complete; so many at least in each round.
+/// Minimum number of writes of a block in each round; the guest prints each completed one.
 const WRITES: usize = 60;
 
-/// The device has so many blocks, and a step that has no divisor in common with it meets each once.
+/// Number of blocks of the device; a step that is coprime to it reaches each block once.
 const BLOCKS: usize = 4096;
 const STEP: usize = 1031;
 
-/// A file that was synchronised is there in the next guest; the guest's kernel did not get to write anything more.
+/// A synchronised file is there in the next guest; the guest's kernel could not write anything more.
 pub fn synchronised(host: &Host, given: &Given) -> Result<(), String> {
     let nvdimm = Some(SharedFile { path: given.folder.join("nvdimm"), size: 512 * MIB });
     let script = format!(
@@ -165,8 +168,9 @@ pub fn acknowledged_on_cxl(host: &Host, given: &Given) -> Result<(), String> {
     outlive_cuts(host, given, given.cuts.div_ceil(2), &home)
 }
 
-/// Blocks are written to a device of CBD, whose region lies there, until the power goes; the next guest's daemon brings the
-/// device back, and each write that the one before had said to be complete is there. Then the next round.
+/// The guest writes blocks to a device of CBD with a region at `home` until the power is cut. The daemon of
+/// the next guest brings the device back, and each write that the former guest had reported as complete must
+/// be there. Then the next round begins.
 fn outlive_cuts(host: &Host, given: &Given, cuts: usize, home: &Home) -> Result<(), String> {
     let (disk, state) = (given.folder.join("disk"), given.folder.join("state"));
     for (path, size) in [(&disk, (BLOCKS * 4096) as u64), (&state, 32 * MIB)] {
@@ -195,7 +199,7 @@ fn outlive_cuts(host: &Host, given: &Given, cuts: usize, home: &Home) -> Result<
         cbdctrl tp-reg --path {region} {options} --host guest --format >/dev/null
         cbdctrl --json status | tr -d ' ' | grep -o '\"durability\":\"power-fail\"'
         cbdctrl backend-start --path /dev/vda --cache-size 128M --start-dev
-        # What is not on the disk yet is what the region is for.
+        # A low rate of writeback keeps data in the region that the disk does not have.
         cbdctrl set --backend 0 writeback_rate=4K >/dev/null"
     );
     let again = format!(
@@ -220,7 +224,7 @@ fn outlive_cuts(host: &Host, given: &Given, cuts: usize, home: &Home) -> Result<
             return Err(ran.complaint("the disk alone has all that was written: the region proved nothing"));
         }
     }
-    // No block is written twice, so what any cut took is missing still.
+    // No block is written twice, so what any cut lost is still missing.
     let script = format!("{again}\ndd if=/dev/cbd0 of=/out/device bs=1M iflag=direct");
     let plan = Plan { out: Some(given.folder.clone()), ..plan(&script)? };
     let ran = Ran::of(host, &plan, None)?;
@@ -231,7 +235,8 @@ fn outlive_cuts(host: &Host, given: &Given, cuts: usize, home: &Home) -> Result<
     }
 }
 
-/// Writes block after block, each with its number in each of its lines, and says the number when the write is complete.
+/// Writes block after block, each with its number in each of its lines, and prints the number when the write
+/// is complete.
 fn writing(from: usize) -> String {
     format!(
         "number={from}
@@ -245,7 +250,7 @@ fn writing(from: usize) -> String {
     )
 }
 
-/// The first write up to a number that is not there, whole.
+/// The first write up to `last` that is not there completely.
 fn missing(device: &Path, last: usize) -> Result<Option<usize>, String> {
     let content =
         std::fs::read(device).map_err(|error| format!("cannot read {}: {error}", device.display()))?;

@@ -1,9 +1,9 @@
 //! What the real dm-pcache leaves, and `cbdctrl rescue --from dm-pcache` of it.
 //!
-//! Always true here: sectors say which write they are of, so what the disk holds afterwards can be judged without knowing when the
-//! power went. What the guest said to be flushed is a lower bound of what was.
+//! Invariants: sectors identify their write, so the content of the disk can be checked without knowing when
+//! the power failed. What the guest reported as flushed is a lower bound of what was flushed.
 //!
-//! Left to others: images that dm-pcache would not leave (the tests of `cbd-pcache`, the fuzzer).
+//! Elsewhere: images that dm-pcache would not leave (the tests of `cbd-pcache`, the fuzzer).
 
 use super::cuts::MAPPABLE;
 use super::memory::shipped;
@@ -21,27 +21,28 @@ use std::process::Command;
 use std::time::Duration;
 
 const SECTOR: usize = 512;
-/// Writes go to so many places of so many sectors; a larger area behind them only fills segments.
+/// Writes go to this many places, each of `PLACE` sectors; a larger area behind them only fills segments.
 const PLACES: usize = 64;
 const PLACE: usize = 16;
 const DISK: u64 = 64 * MIB;
-/// dm-pcache wants 512 MiB.
+/// dm-pcache requires 512 MiB.
 const NVDIMM: u64 = 640 * MIB;
-/// The guest can have got so much further than it had said when its power went.
+/// Number of writes that the guest can have done beyond the last one that it reported when its power failed.
 const UNSAID: usize = 1000;
-/// No guest gets so far.
+/// No guest gets this far.
 const FOR_EVER: usize = 1 << 30;
-/// Writes of a round, at least and at most, before the power goes.
+/// Writes of a round before the power fails: minimum and maximum.
 const WRITES: (u64, u64) = (12, 160);
 
-/// Says where the device begins, and the NVDIMM.
+/// Prints the addresses of the NVDIMM and of the device in it.
 const PLACE_OF_DEVICE: &str = "
     cd /sys/bus/nd/devices
     echo \"at $(cat region0/resource) $(cat pfn*/resource 2>/dev/null | sort | tail -n 1)\"
     cd /
 ";
 
-/// Makes the device, on whatever the cache holds; it collects what it can, so that segments are used anew.
+/// Makes the device on the present content of the cache; garbage collection is at its maximum, so that
+/// segments are reused.
 fn device(data_crc: bool) -> String {
     format!(
         "dmsetup create pcache --noudevrules --noudevsync --table \\
@@ -52,7 +53,8 @@ fn device(data_crc: bool) -> String {
 }
 
 fn plan(given: &Given, script: &str) -> Result<Plan, String> {
-    // Less than a page goes past the page cache with coreutils' dd alone, and busybox's shell prefers its own unless the path is said.
+    // Only coreutils' dd can bypass the page cache with less than a page, and busybox's shell prefers its own
+    // dd unless the path is given.
     let dd = programs::find("dd")?;
     let script = format!("dd={}\n{script}", dd.display());
     Ok(Plan {
@@ -72,7 +74,7 @@ fn new_disk(given: &Given) -> Result<PathBuf, String> {
     Ok(disk)
 }
 
-/// A device that dm-pcache has is refused; then its data are rescued where they lie.
+/// A device that dm-pcache has open is refused; then its data is rescued in place.
 pub fn at_home(host: &Host, given: &Given) -> Result<(), String> {
     let disk = new_disk(given)?;
     let writes = 20;
@@ -99,17 +101,17 @@ pub fn at_home(host: &Host, given: &Given) -> Result<(), String> {
     judge(&disk, &mut floor, writes).map_err(|text| ran.complaint(&text))
 }
 
-/// The power goes at a random moment; on this machine the cache is rescued to the disk, and what was flushed is there. The next guest goes
-/// on with the same cache and the same disk.
+/// The power fails at a random moment. On this machine the cache is rescued to the disk, and what was flushed
+/// must be there. The next guest continues with the same cache and the same disk.
 pub fn after_cuts(host: &Host, given: &Given) -> Result<(), String> {
     let mut random = seeded();
-    // Without checksums the data are taken as they are, and must be right all the same.
+    // Without checksums the data is accepted as it is, and must still be right.
     let data_crc = between(&mut random, 0, 1) == 1;
     let disk = new_disk(given)?;
     let tool = cbdctrl()?;
     let mut floor = vec![0; PLACES * PLACE];
     let mut begin = 1;
-    // Rounds after which the disk alone did not have all that was flushed.
+    // Rounds after which the disk alone did not have everything that was flushed.
     let mut needed = 0;
     for round in 0..given.cuts {
         let before = if round == 0 { MAPPABLE } else { "" };
@@ -150,10 +152,12 @@ pub fn after_cuts(host: &Host, given: &Given) -> Result<(), String> {
     Ok(())
 }
 
-/// So many sectors, each a key of its own, fill the log's part in a segment with full key sets, and a little more.
+/// Number of sectors, each with a key of its own, that fill the log's part in a segment with full key sets,
+/// and a little more.
 const KEYS: usize = 430_000;
 
-/// The log goes on in another segment, and the cache is read to its end. Nothing reaches the disk before: what it stands on is suspended.
+/// The log continues in another segment, and the cache is read to its end. Before that nothing reaches the
+/// disk: the device under the cache is suspended.
 pub fn long_log(host: &Host, given: &Given) -> Result<(), String> {
     let disk = new_disk(given)?;
     let tool = cbdctrl()?;
@@ -191,7 +195,7 @@ pub fn long_log(host: &Host, given: &Given) -> Result<(), String> {
     judge(&disk, &mut floor, writes).map_err(|text| ran.complaint(&text))
 }
 
-/// Boots a guest whose power goes some time after it has said `last`.
+/// Boots a guest whose power is cut some time after it has printed `last`.
 fn cut(host: &Host, plan: &Plan, last: usize, pause: Duration) -> Result<Ran, String> {
     let (mut output, mut errors) = (String::new(), String::new());
     let outcome: Outcome = host.boot(plan, |stream, line| {
@@ -207,15 +211,15 @@ fn cut(host: &Host, plan: &Plan, last: usize, pause: Duration) -> Result<Ran, St
     Ok(Ran { outcome, output, errors })
 }
 
-/// Where and how much a write writes: its place, and sectors from its begin. Every third fills its place at once, the others go sector by
-/// sector; the first write of all fills every place.
+/// The place of a write, and its number of sectors from the beginning of the place. Every third write fills
+/// its place at once, the others go sector by sector; the first write of all fills every place.
 const fn write(number: usize) -> (usize, usize) {
     let sectors = if number.is_multiple_of(3) { PLACE } else { 1 + number * 7 % PLACE };
     (number * 37 % PLACES, sectors)
 }
 
-/// Writes from one number to another. Every fourth ends with a flush, after which the number is said; every sixteenth fills half a
-/// segment elsewhere first.
+/// Writes from one number to another. Every fourth ends with a flush, after which the number is printed;
+/// every sixteenth first fills half a segment elsewhere.
 fn writing(from: usize, to: usize) -> String {
     format!(
         "number={from}
@@ -244,7 +248,7 @@ fn content(number: usize, sector: usize) -> Vec<u8> {
     line.into_iter().cycle().skip(sector * SECTOR).take(SECTOR).collect()
 }
 
-/// Raises the number that each sector has at least to that of its last write.
+/// Raises the minimum write of each sector to the last write that went there.
 fn raise(floor: &mut [usize], from: usize, to: usize) {
     for number in from..=to {
         let (place, sectors) = write(number);
@@ -252,7 +256,7 @@ fn raise(floor: &mut [usize], from: usize, to: usize) {
     }
 }
 
-/// Whether each sector has the write that it has at least, or a later one that went there; raises it to that.
+/// Checks that each sector has its minimum write, or a later one that went there; raises the minimum to that.
 fn judge(disk: &Path, floor: &mut [usize], to: usize) -> Result<(), String> {
     let cannot = |error: std::io::Error| format!("cannot read {}: {error}", disk.display());
     let file = File::open(disk).map_err(cannot)?;
@@ -280,7 +284,7 @@ fn judge(disk: &Path, floor: &mut [usize], to: usize) -> Result<(), String> {
     Ok(())
 }
 
-/// The number of the write that a sector says it is of; 0 where it says nothing.
+/// The number of the write that a sector shows; 0 if it shows none.
 fn number_in(sector: &[u8]) -> usize {
     let text = String::from_utf8_lossy(sector);
     let whole =
@@ -288,7 +292,7 @@ fn number_in(sector: &[u8]) -> usize {
     whole.and_then(|line| line.trim_end().strip_prefix("write ")?.parse().ok()).unwrap_or(0)
 }
 
-/// Where the device begins in the NVDIMM, by the addresses that the guest said.
+/// The offset of the device in the NVDIMM, by the addresses that the guest printed.
 fn offset(output: &str) -> Option<u64> {
     let line = output.lines().find_map(|line| line.strip_prefix("at "))?;
     let mut addresses =
@@ -297,7 +301,7 @@ fn offset(output: &str) -> Option<u64> {
     device.checked_sub(region)
 }
 
-/// The device alone, in a file; what is zero takes no space.
+/// Copies only the device into a file; zeroes take no space.
 fn cut_out(nvdimm: &Path, from: u64, to: &Path) -> Result<(), String> {
     let copied = (|| {
         let source = File::open(nvdimm)?;
@@ -340,7 +344,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sector_says_of_which_write_it_is() {
+    fn a_sector_identifies_its_write() {
         for number in [1, 20, 321, 4_000, 65_536] {
             for sector in 0..PLACE {
                 assert_eq!(number_in(&content(number, sector)), number, "sector {sector}");
@@ -350,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_that_has_an_older_write_or_a_torn_one_is_not_passed() {
+    fn a_disk_with_an_older_or_a_torn_write_fails() {
         let folder = tempfile::tempdir().expect("a folder");
         let disk = folder.path().join("disk");
         let mut bytes = vec![0; PLACES * PLACE * SECTOR];
@@ -370,7 +374,7 @@ mod tests {
         (1..=8).for_each(&mut store);
         assert_eq!(judge(&disk, &mut flushed(8), 8), Ok(()));
         assert_eq!(judge(&disk, &mut flushed(4), 8), Ok(()), "what was not flushed may be there");
-        assert!(judge(&disk, &mut flushed(4), 7).is_err(), "a write that nobody made");
+        assert!(judge(&disk, &mut flushed(4), 7).is_err(), "a write that was never made");
         assert!(judge(&disk, &mut flushed(9), 9).is_err(), "a write that was flushed is not there");
         bytes[write(8).0 * PLACE * SECTOR + 100] ^= 1;
         std::fs::write(&disk, &bytes).expect("a disk");
@@ -378,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn the_device_begins_where_the_guest_says() {
+    fn the_device_begins_at_the_address_that_the_guest_printed() {
         assert_eq!(offset("1\nat 0x140000000 0x140c00000\n4\n"), Some(12 << 20));
         assert_eq!(offset("at 0x2 0x1\n"), None);
         assert_eq!(offset("at x y\n"), None);

@@ -1,9 +1,10 @@
-//! File systems on CBD's ublk devices: what they are tested with elsewhere, and power cuts while they are used.
+//! File systems on CBD's ublk devices: common file-system tests, and power cuts during use.
 //!
-//! What holds afterwards: every byte is what was written, nothing has to be mended, and what a program had synchronised before the power
-//! went is there. The same is asked of the plain disk once the cache is gone.
+//! Afterwards every byte is what was written, no repair is needed, and what a program had synchronised before
+//! the power cut is there. The same must hold for the disk alone after the cache is removed.
 //!
-//! Left to others: kills of the daemon under a file system (`ublk`), file systems on FUSE and a loop device (the tests of `cbdctrl`).
+//! Elsewhere: kills of the daemon under a file system (`ublk`), file systems on FUSE and a loop device (the
+//! tests of `cbdctrl`).
 
 use super::cuts::MAPPABLE;
 use super::memory::{DAEMON, shipped};
@@ -13,11 +14,11 @@ use crate::vm::plan::{Disk, MIB, Plan, SharedFile, Shipped};
 use crate::vm::programs;
 use std::time::Duration;
 
-/// A kind of file system, and what is shipped to make and to check it.
+/// A kind of file system, and the programs that create and check it.
 struct Kind {
     name: &'static str,
     make: &'static str,
-    /// Ends with an error if anything has to be mended.
+    /// Ends with an error if any repair is needed.
     check: &'static str,
     tools: [&'static str; 2],
     module: Option<&'static str>,
@@ -39,10 +40,10 @@ const XFS: Kind = Kind {
     module: Some("xfs"),
 };
 
-/// xfs wants 300 MiB.
+/// xfs requires 300 MiB.
 const DISK: u64 = 320 * MIB;
 
-/// Files that a guest says to be synchronised before its power goes, at least and at most.
+/// Files that a guest reports as synchronised before its power is cut: minimum and maximum.
 const FILES: (u64, u64) = (4, 24);
 
 /// ext4 through the suite.
@@ -75,7 +76,7 @@ fn plan(given: &Given, kind: &Kind, script: &str) -> Result<Plan, String> {
     let this = std::env::current_exe().map_err(|error| format!("where is this program? {error}"))?;
     let mut files = shipped(&["mkfs.ext4", "fio", "fstrim"])?;
     files.extend(shipped(&kind.tools)?.into_iter().filter(|tool| !tool.to.ends_with("mkfs.ext4")));
-    // busybox's synchronises all there is, and its shell prefers it unless the path is said.
+    // busybox's sync synchronises everything, and its shell prefers it unless the path is given.
     files.push(Shipped { from: programs::find("sync")?, to: "/usr/bin/sync".into() });
     files.push(Shipped { from: small(&this, &given.folder), to: "/usr/bin/xtask".into() });
     let modules = ["ublk_drv", "loop"].into_iter().chain(kind.module);
@@ -105,8 +106,9 @@ fn made() -> String {
     )
 }
 
-/// fio's verification, the file exerciser with and without the page cache, the stress with its model, and fstrim, with a cache that is full and
-/// written back all the time; then all of it is read again through the cache, and from the plain disk.
+/// fio's verification, the file exerciser with and without the page cache, the stress test with its model,
+/// and fstrim, with a cache that is full and written back all the time. Then everything is read again through
+/// the cache, and from the disk alone.
 fn suite(host: &Host, given: &Given, kind: &Kind) -> Result<(), String> {
     let Kind { name, make, check, .. } = kind;
     let script = format!(
@@ -151,8 +153,9 @@ fn suite(host: &Host, given: &Given, kind: &Kind) -> Result<(), String> {
     )
 }
 
-/// The power goes while several threads change the file system and one synchronises files, which it then says. The next guest's file system is
-/// mounted as it is, nothing has to be mended, and each file that was said is there, whole; then the next round.
+/// The power is cut while several threads change the file system and one synchronises files, whose numbers it
+/// prints. The next guest mounts the file system as it is, no repair is needed, and each file that was
+/// reported is there completely. Then the next round begins.
 fn after_cuts(host: &Host, given: &Given, kind: &Kind) -> Result<(), String> {
     let mut random = seeded();
     let Kind { name, make, check, .. } = kind;
@@ -202,7 +205,7 @@ fn after_cuts(host: &Host, given: &Given, kind: &Kind) -> Result<(), String> {
     ran.expect(Ended::Exited(0), &["all is there", "the disk is whole", "the kernel is content"])
 }
 
-/// Brings back what the guest before had, checks it, and takes what was checked away.
+/// Brings back the device of the former guest, checks it, and removes the files that were checked.
 fn found(kind: &Kind, said: u64) -> String {
     let Kind { name, check, .. } = kind;
     format!(
@@ -216,7 +219,7 @@ fn found(kind: &Kind, said: u64) -> String {
         if [ ! -b /dev/cbd0 ]; then cat /tmp/cbdd.log >&2; exit 1; fi
         mkdir /fs
         mount -t {name} /dev/cbd0 /fs
-        # The journal has done its part: nothing is left to mend.
+        # The mount has replayed the journal: nothing is left to repair.
         umount /fs
         {check} /dev/cbd0 >/tmp/check 2>&1 || {{ cat /tmp/check; exit 1; }}
         mount -t {name} /dev/cbd0 /fs
@@ -234,7 +237,7 @@ fn found(kind: &Kind, said: u64) -> String {
     )
 }
 
-/// What a file holds: lines with its number, some hundred bytes or some pages of them.
+/// The content of a file: lines with its number, from some hundred bytes to some pages.
 fn content(number: &str) -> String {
     format!("(yes \"file {number}\" | head -c $(({number} * 7919 % 60000 + 1)))")
 }

@@ -1,11 +1,11 @@
-//! That the harness keeps its own word, and that its kernel has what others need.
+//! Tests that the harness works as specified, and that its kernel has what other tests need.
 
 use super::{Ended, Given, Host, LIMIT, Ran};
 use crate::vm::plan::{MIB, Mode, Plan, SharedFile, Shipped};
 use std::fs;
 use std::time::Duration;
 
-/// Files arrive where they lay; output, errors, files and exit code come back as the job gave them.
+/// Files arrive at their paths; output, errors, files and exit code come back as the job wrote them.
 pub fn gives_back(host: &Host, given: &Given) -> Result<(), String> {
     let shipped = given.folder.join("shipped");
     fs::write(&shipped, "came along\n")
@@ -33,7 +33,7 @@ pub fn gives_back(host: &Host, given: &Given) -> Result<(), String> {
     }
 }
 
-/// It is killed soon after, and said to be.
+/// The guest is killed soon after its time limit, and reported as such.
 pub fn over_time(host: &Host, _: &Given) -> Result<(), String> {
     let plan = Plan { timeout: Duration::from_secs(3), ..Plan::of_script("sleep 1000") };
     let ran = Ran::of(host, &plan, None)?;
@@ -44,7 +44,7 @@ pub fn over_time(host: &Host, _: &Given) -> Result<(), String> {
     Ok(())
 }
 
-/// A kernel that panics ends its guest, and what it said is shown.
+/// A kernel that panics ends its guest, and its last messages are shown.
 pub fn last_words(host: &Host, _: &Given) -> Result<(), String> {
     let plan = Plan { timeout: LIMIT, ..Plan::of_script("echo c >/proc/sysrq-trigger; sleep 1000") };
     let ran = Ran::of(host, &plan, None)?;
@@ -56,8 +56,9 @@ pub fn last_words(host: &Host, _: &Given) -> Result<(), String> {
     }
 }
 
-/// Two guests count the same instructions for the same work, to a thousandth. For its first seconds a kernel has work of its own, which
-/// would be counted too; they pass at once where nobody waits. Of several counts the least is taken.
+/// Two guests count the same instructions for the same work, to a thousandth. In its first seconds a kernel
+/// has work of its own, which would be counted, too; idle time passes at once. The least of several counts is
+/// used.
 pub fn counting(host: &Host, _: &Given) -> Result<(), String> {
     let script = "now() { sed -n 's/^now at \\([0-9]*\\) nsecs/\\1/p' /proc/timer_list; }
                   count() {

@@ -1,7 +1,7 @@
 //! A virtual machine whose disk is a device of CBD on this machine, through vhost-user-blk.
 //!
-//! Always true here: the daemon is killed as a crash would end it, while the machine writes; the machine itself judges whether its disk
-//! ever failed, forgot or changed anything.
+//! Invariants: the daemon is killed as by a crash, while the machine writes; the machine itself checks
+//! whether its disk ever failed, lost or changed anything.
 
 use super::memory::shipped;
 use super::{Ended, Given, Host, LIMIT, Ran};
@@ -13,22 +13,24 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Longest that a daemon may take until it answers.
+/// Maximum time until a daemon answers.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The disk, and the part of it that the cache can hold: writeback and reclaim have work.
+/// The size of the disk; the cache holds a part of it, so that writeback and reclaim have work.
 const DISK: u64 = 256 * MIB;
 const CACHE: &str = "64M";
 
-/// How often the daemon is killed.
+/// Number of kills of the daemon.
 const KILLS: usize = 3;
 
-/// What the machine says before the numbers of reads and writes that it has asked for and that nobody answers, since its daemon is dead.
+/// What the machine prints before the numbers of its reads and writes that are unanswered because the daemon
+/// is dead.
 const WAITS: &str = "waits:";
 
-/// A file system is made on the disk and used by fio, which reads back and compares what it wrote, while the daemon behind the disk is killed
-/// and started again; the machine sees no error and its file system is whole. At least one kill meets writes in flight, of which nobody knows whether
-/// they were done. Before, that what is discarded reads as zeroes.
+/// A file system is made on the disk and used by fio, which reads back and compares what it wrote, while the
+/// daemon behind the disk is killed and restarted. The machine sees no error, and its file system is intact.
+/// At least one kill meets writes in flight, whose outcome is unknown. Before that, the test checks that
+/// discarded data reads as zeroes.
 pub fn disk(host: &Host, given: &Given) -> Result<(), String> {
     let mut daemon = Daemon::new(&given.folder)?;
     daemon.start()?;
@@ -107,12 +109,12 @@ pub fn disk(host: &Host, given: &Given) -> Result<(), String> {
     daemon.end()
 }
 
-/// How many writes the machine says it waits for.
+/// The number of writes that the machine reports as waiting.
 fn writes_that_wait(line: &str) -> Option<usize> {
     line.strip_prefix(WAITS)?.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// How many of the kills found writes in flight, of each of which it is known how many.
+/// The number of kills that met writes in flight; for each kill the number of writes must be known.
 fn met_writes(waiting: &[usize]) -> Result<usize, String> {
     let met = waiting.iter().filter(|&&writes| writes > 0).count();
     match (waiting.len(), met) {
@@ -151,7 +153,7 @@ impl Daemon {
         let place = |name: &str| self.folder.join(name);
         let log = File::options().create(true).append(true).open(place("log"));
         let log = log.map_err(|error| format!("cannot open the daemon's log: {error}"))?;
-        // Not that of the machine.
+        // An empty configuration, not that of this machine.
         std::fs::write(place("cbd.toml"), "")
             .map_err(|error| format!("cannot make a configuration: {error}"))?;
         let mut command = self.command();
@@ -181,7 +183,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Has it write everything back, and ends it.
+    /// Stops the backend, which writes everything back, and kills the daemon.
     fn end(&mut self) -> Result<(), String> {
         self.control(&["backend-stop", "-b", "0", "-F"])?;
         self.kill()
@@ -205,7 +207,7 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // Whether there was one is not of interest any more.
+        // Whether a daemon was running does not matter here.
         let _ = self.kill();
     }
 }
@@ -215,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_run_in_which_no_kill_met_a_write_is_none() {
+    fn a_run_in_which_no_kill_met_a_write_fails() {
         let lines = ["waits: 3 8", "kill", "waits: 5 0", "waits:", "verified", "waits: 0 1"];
         let waiting: Vec<_> = lines.into_iter().filter_map(writes_that_wait).collect();
         assert_eq!(waiting, [8, 0, 1]);

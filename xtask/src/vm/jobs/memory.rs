@@ -1,4 +1,4 @@
-//! Regions on persistent memory that a kernel drives.
+//! Regions on persistent memory with a kernel driver.
 
 use super::cuts::DEVDAX;
 use super::{Ended, Given, Host, LIMIT, Ran};
@@ -6,7 +6,7 @@ use crate::packages;
 use crate::vm::plan::{Disk, GIB, MIB, Plan, SharedFile, Shipped};
 use crate::vm::programs;
 
-/// Starts a daemon, whose state lies in `$state`, and waits until it answers.
+/// Starts a daemon with its state in `$state`, and waits until it answers.
 pub const DAEMON: &str = "
     cbdd --state-dir $state >/tmp/cbdd.log 2>&1 &
     daemon=$!
@@ -16,14 +16,15 @@ pub const DAEMON: &str = "
     done
 ";
 
-/// Programs of this machine, at their places.
+/// Programs of this machine, at their paths.
 pub fn shipped(names: &[&str]) -> Result<Vec<Shipped>, String> {
     packages::install_programs(names)?;
     let found = names.iter().map(|name| programs::find(name));
     found.map(|path| path.map(|path| Shipped { from: path.clone(), to: path })).collect()
 }
 
-/// A region on a file system mounted with dax is said to survive a power failure; on the same one without, it is not.
+/// A region on a file system mounted with dax is reported as surviving a power failure; on the same one
+/// without dax, it is not.
 pub fn dax_file(host: &Host, _: &Given) -> Result<(), String> {
     let script = format!(
         "state=/var/lib/cbd
@@ -50,12 +51,13 @@ pub fn dax_file(host: &Host, _: &Given) -> Result<(), String> {
     if said == ["dax:\"durability\":\"power-fail\"", "nodax:\"durability\":\"process-crash\""] {
         Ok(())
     } else {
-        Err(ran.complaint("it said something else of what the regions survive"))
+        Err(ran.complaint("it reported another durability of the regions"))
     }
 }
 
-/// The kernel takes pages of a region away because their memory has failed: it unmaps them and tells the daemon by a signal that ends
-/// who does not expect it. What it can not do in a guest is to have a later load fail: the memory behind is sound.
+/// The kernel removes pages of a region because their memory has failed: it unmaps them and sends the daemon
+/// a signal that would end an unprepared process. A guest cannot make a later load fail: its memory is
+/// intact.
 pub fn failed_pages(host: &Host, given: &Given) -> Result<(), String> {
     let script = format!(
         "{DEVDAX}
@@ -66,10 +68,10 @@ pub fn failed_pages(host: &Host, given: &Given) -> Result<(), String> {
         cbdctrl set --backend 0 writeback_rate=4K >/dev/null
         dd if=/dev/urandom of=/tmp/data bs=1M count=16 2>/dev/null
         dd if=/tmp/data of=/dev/cbd0 bs=1M oflag=direct 2>/dev/null
-        # Who has such a page mapped is told at once, and not when it next touches it.
+        # The kernel signals a process that maps a failed page at once, not at its next access.
         echo 1 >/proc/sys/vm/memory_failure_early_kill
         base=$(cat /sys/bus/dax/devices/dax0.0/resource)
-        # In each megabyte of the cache, segments of which lie between the tables and a third of the device.
+        # One page in each megabyte of the cache, whose segments lie between the tables and a third of the device.
         for megabyte in $(seq 1 170); do
             echo $((base + megabyte * 1048576 + 524288)) >/sys/devices/system/memory/hard_offline_page
         done

@@ -1,7 +1,7 @@
-//! What is tested in guests: `cargo xtask vm test`, and the step `vm` of `cargo xtask test`.
+//! The tests in guests: `cargo xtask vm test`, and the step `vm` of `cargo xtask test`.
 //!
-//! Always true here: jobs run one after the other, each in guests of its own with a time limit of its own; one that fails says what
-//! its guest said.
+//! Invariants: jobs run one after the other, each in guests of its own with a time limit of its own; the
+//! output of the guest is shown for a job that fails.
 
 mod cuts;
 mod dm_pcache;
@@ -27,11 +27,11 @@ use std::time::{Duration, Instant, SystemTime};
 /// Ten times what a guest takes on two idle processors.
 const LIMIT: Duration = Duration::from_secs(150);
 
-/// What a test is given beside the host.
+/// What a test gets beside the host.
 struct Given {
-    /// For files that are to outlive its guests.
+    /// For files that are to survive its guests.
     folder: PathBuf,
-    /// How often the power is cut, or a daemon killed, where that is done again and again.
+    /// Number of power cuts, or kills of a daemon, in jobs that repeat them.
     cuts: usize,
 }
 
@@ -39,13 +39,13 @@ struct Given {
 type Job = fn(&Host, &Given) -> Result<(), String>;
 
 const JOBS: &[(&str, Job)] = &[
-    ("a_job_gives_back_its_output_its_files_and_its_exit_code", harness::gives_back),
-    ("a_guest_over_its_time_is_killed", harness::over_time),
-    ("a_guest_that_dies_says_its_last_words", harness::last_words),
+    ("a_job_returns_its_output_its_files_and_its_exit_code", harness::gives_back),
+    ("a_guest_that_exceeds_its_time_is_killed", harness::over_time),
+    ("the_last_lines_of_a_guest_that_dies_are_shown", harness::last_words),
     ("instructions_are_counted_the_same_each_time", harness::counting),
     ("a_cxl_device_is_there", harness::cxl),
     ("a_dax_file_is_power_fail_and_another_is_not", memory::dax_file),
-    ("a_ublk_device_is_a_disk_that_says_what_it_is", ublk::is_a_disk),
+    ("a_ublk_device_is_a_disk_and_reports_its_attributes", ublk::is_a_disk),
     ("a_ublk_device_outlives_its_daemon_and_its_clients_see_a_pause", ublk::outlives_its_daemon),
     ("a_ublk_device_belongs_to_one_daemon", ublk::belongs_to_one_daemon),
     ("a_file_system_on_ublk_outlives_its_daemon", ublk::keeps_a_file_system),
@@ -58,7 +58,7 @@ const JOBS: &[(&str, Job)] = &[
     ("a_virtual_machines_disk_outlives_its_daemon", machines::disk),
     ("writes_that_were_acknowledged_outlive_power_cuts", cuts::acknowledged),
     ("writes_to_a_device_that_is_memory_outlive_power_cuts", cuts::acknowledged_on_devdax),
-    ("pages_of_a_region_that_the_kernel_takes_away_do_not_end_the_daemon", memory::failed_pages),
+    ("pages_of_a_region_that_the_kernel_removes_do_not_end_the_daemon", memory::failed_pages),
     ("writes_to_a_cxl_device_outlive_power_cuts", cuts::acknowledged_on_cxl),
     ("what_dm_pcache_left_is_rescued_in_its_own_guest", dm_pcache::at_home),
     ("a_log_of_dm_pcache_in_two_segments_is_rescued", dm_pcache::long_log),
@@ -66,13 +66,13 @@ const JOBS: &[(&str, Job)] = &[
     ("the_peers_are_measured", |host, given| super::peers::smallest(host, &given.folder)),
 ];
 
-/// Those that run in long runs, and where they are named.
+/// The jobs that run only in long runs, or when they are named.
 const LONG: &[&str] = &[
     "instructions_are_counted_the_same_each_time",
     "a_cxl_device_is_there",
     "a_ublk_device_belongs_to_one_daemon",
     "what_lies_in_an_nvdimm_outlives_a_power_cut",
-    "pages_of_a_region_that_the_kernel_takes_away_do_not_end_the_daemon",
+    "pages_of_a_region_that_the_kernel_removes_do_not_end_the_daemon",
     "what_was_flushed_to_dm_pcache_is_rescued_after_power_cuts",
     "a_file_system_on_ublk_outlives_its_daemon",
     "a_ublk_device_over_a_disk_that_hangs_is_stopped_all_the_same",
@@ -87,13 +87,14 @@ const LONG: &[&str] = &[
     "the_peers_are_measured",
 ];
 
-/// Cuts in a run before every change; with more of them it is a long run.
+/// Power cuts in a run before every change; with more cuts it is a long run.
 pub const CUTS: usize = 2;
 
-/// Runs the jobs whose name contains one of the words; all that are not for long runs alone without any.
+/// Runs the jobs whose name contains one of the words; without words, all jobs except those for long runs
+/// only.
 ///
 /// # Errors
-/// Words that no name contains, and options that there are not.
+/// For words that no name contains, and unknown options.
 pub fn run(arguments: &[String]) -> Result<bool, Problem> {
     let mut words = Vec::new();
     let mut cuts = CUTS;
@@ -118,12 +119,12 @@ pub fn run(arguments: &[String]) -> Result<bool, Problem> {
     Ok(all(wanted, cuts).failed == 0)
 }
 
-/// Runs all jobs, with so many cuts where the power is cut again and again.
+/// Runs all jobs, with `cuts` power cuts in jobs that repeat them.
 pub fn test(cuts: usize) -> Count {
     all(|name| belongs(name, cuts), cuts)
 }
 
-/// Whether a job is part of a run with so many cuts.
+/// Whether a job is part of a run with `cuts` cuts.
 fn belongs(name: &str, cuts: usize) -> bool {
     cuts > CUTS || !LONG.contains(&name)
 }
@@ -160,7 +161,7 @@ fn all(wanted: impl Fn(&str) -> bool, cuts: usize) -> Count {
     count
 }
 
-/// Numbers from a seed: that of CBD_SEED, or another one each time, which is said.
+/// Random numbers from a seed: CBD_SEED, or another one each time, which is printed.
 fn seeded() -> Random {
     let given = std::env::var("CBD_SEED").ok().and_then(|seed| seed.parse().ok());
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
@@ -169,7 +170,7 @@ fn seeded() -> Random {
     Random::new(seed)
 }
 
-/// A number from one to another, both included.
+/// A number in a range, both ends included.
 fn between(random: &mut Random, least: u64, most: u64) -> u64 {
     least + random.below(most - least + 1)
 }
@@ -183,15 +184,15 @@ pub struct Ran {
 }
 
 impl Ran {
-    /// Boots a guest and takes down what it prints; at the line `cut` its power goes.
+    /// Boots a guest and records what it prints; at the line `cut` its power is cut.
     ///
     /// # Errors
-    /// What kept it from being started.
+    /// Why it could not be started.
     pub fn of(host: &Host, plan: &Plan, cut: Option<&str>) -> Result<Self, String> {
         Self::of_watched(host, plan, |line| cut == Some(line))
     }
 
-    /// The same, and its power goes at the first line of which `cuts` says so.
+    /// The same; its power is cut at the first line for which `cuts` returns true.
     fn of_watched(host: &Host, plan: &Plan, mut cuts: impl FnMut(&str) -> bool) -> Result<Self, String> {
         let (mut output, mut errors) = (String::new(), String::new());
         let outcome = host.boot(plan, |stream, line| {
@@ -203,10 +204,10 @@ impl Ran {
         Ok(Self { outcome, output, errors })
     }
 
-    /// That it ended so, and printed this among other things.
+    /// Checks that it ended this way, and printed these parts.
     ///
     /// # Errors
-    /// What it did instead, with all that it said.
+    /// What it did instead, with all its output.
     pub fn expect(&self, ended: Ended, parts: &[&str]) -> Result<(), String> {
         if self.outcome.ended != ended {
             return Err(
@@ -214,12 +215,12 @@ impl Ran {
             );
         }
         match parts.iter().find(|part| !self.output.contains(**part)) {
-            Some(part) => Err(self.complaint(&format!("it did not say '{part}'"))),
+            Some(part) => Err(self.complaint(&format!("it did not print '{part}'"))),
             None => Ok(()),
         }
     }
 
-    /// `what`, with all that it said.
+    /// `what`, with all the output of the guest.
     pub fn complaint(&self, what: &str) -> String {
         format!(
             "{what}; {}\nits output:\n{}its errors:\n{}its console:\n{}",
@@ -236,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_for_long_runs_is_there_and_in_no_short_one() {
+    fn jobs_for_long_runs_exist_and_are_in_no_short_run() {
         for long in LONG {
             assert!(JOBS.iter().any(|(name, _)| name == long), "{long}");
             assert!(belongs(long, CUTS + 1) && !belongs(long, CUTS), "{long}");
@@ -245,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_that_no_job_has_in_its_name_is_wrong_usage() {
+    fn a_word_without_a_job_is_wrong_usage() {
         assert!(matches!(run(&["no such job".to_owned()]), Err(Problem::Usage(_))));
         assert!(matches!(run(&["--all".to_owned()]), Err(Problem::Usage(_))));
         assert!(matches!(run(&["--cuts".to_owned()]), Err(Problem::Usage(_))));

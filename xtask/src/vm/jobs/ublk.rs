@@ -1,11 +1,13 @@
-//! CBD's own block devices through ublk: what they say of themselves, what they do, and what becomes of them when the daemon goes.
+//! CBD's own block devices through ublk: their attributes, their operations, and what happens to them when
+//! the daemon ends.
 
 use super::memory::shipped;
 use super::{Ended, Given, Host, LIMIT, Ran};
 use crate::vm::plan::{Disk, GIB, MIB, Plan};
 use std::time::Duration;
 
-/// A region on persistent memory, and a daemon that serves it; `begin` starts another when that has ended.
+/// A region on persistent memory, and a daemon that serves it; `begin` starts another daemon after it has
+/// ended.
 const BEGIN: &str = "
     begin() {
         cbdd --state-dir $state $@ >>/tmp/cbdd.log 2>&1 &
@@ -35,8 +37,8 @@ fn plan(script: &str, programs: &[&str]) -> Result<Plan, String> {
     })
 }
 
-/// What the kernel says of the device is what it is; a file system, flushes, discards and writes of zeroes work on it; it is not
-/// stopped while it is used, and is gone when it was stopped.
+/// The kernel reports the device's attributes correctly; a file system, flushes, discards and writes of
+/// zeroes work on it; it cannot be stopped while it is in use, and is gone after a stop.
 pub fn is_a_disk(host: &Host, _: &Given) -> Result<(), String> {
     let script = format!(
         "{BEGIN}
@@ -121,14 +123,14 @@ pub fn is_a_disk(host: &Host, _: &Given) -> Result<(), String> {
     Ok(())
 }
 
-/// The daemon is killed and ended in turns, at moments that nobody chose, its start included, while fio writes and verifies: fio sees no
-/// error and no wrong byte. In the end the disk alone has what the device had.
+/// The daemon is killed and stopped in turns, at arbitrary moments, its start included, while fio writes and
+/// verifies: fio sees no error and no wrong byte. At the end the disk alone has the content of the device.
 pub fn outlives_its_daemon(host: &Host, given: &Given) -> Result<(), String> {
     let script = format!(
         "{BEGIN}
         cbdctrl backend-start --path /dev/vda --cache-size 128M --start-dev >/dev/null
         load() {{
-            # Between two rounds it is in use as well, and not one that a daemon takes along.
+            # Keeps the device in use between two rounds, so that a stopping daemon does not remove it.
             exec 9</dev/cbd0
             rounds=0
             while [ ! -e /tmp/enough ]; do
@@ -162,19 +164,20 @@ pub fn outlives_its_daemon(host: &Host, given: &Given) -> Result<(), String> {
         cuts = given.cuts,
     );
     let mut plan = plan(&script, &["fio"])?;
-    // What a daemon and a round of fio take, slowly.
+    // The time that a daemon and a round of fio take on a slow machine.
     plan.timeout += LIMIT + Duration::from_secs(20) * u32::try_from(given.cuts).unwrap_or(u32::MAX);
     let ran = Ran::of(host, &plan, None)?;
     ran.expect(Ended::Exited(0), &["fio is content", "the disk has all of it", "the kernel is content"])
 }
 
-/// A device that nobody wants any more goes when its daemon starts, but not while another process serves it; that of another daemon, which is
-/// not running either, waits on and is taken over by that one alone. Without the driver there is another way, and the user is told.
+/// A device that no client uses any more is removed when its daemon starts, but not while another process
+/// serves it. A device of another daemon that is not running stays, and only that daemon takes it over.
+/// Without the driver there is another transport, and the user is told.
 pub fn belongs_to_one_daemon(host: &Host, _: &Given) -> Result<(), String> {
     let script = format!(
         "{BEGIN}
         cbdctrl backend-start --path /dev/vda --cache-size 64M --start-dev
-        # One with a copy of its state has its marks, too.
+        # A daemon with a copy of the state has its marks, too.
         mkdir /tmp/copy
         cp -r $state /var/lib/copy
         rm /var/lib/copy/transports.json
@@ -208,7 +211,7 @@ pub fn belongs_to_one_daemon(host: &Host, _: &Given) -> Result<(), String> {
         rm $state/transports.json
         begin
         ls /dev | grep ublkb
-        # Its clients wait.
+        # The clients of the device wait.
         dd if=/tmp/other/cbd0 of=/tmp/back bs=1M count=4 iflag=direct 2>/dev/null &
         reader=$!
         sleep 1
@@ -240,7 +243,8 @@ pub fn belongs_to_one_daemon(host: &Host, _: &Given) -> Result<(), String> {
     )
 }
 
-/// As [`outlives_its_daemon`], with a file system in between: what was copied is what it was copied from, and nothing has to be mended.
+/// As [`outlives_its_daemon`], with a file system in between: copies equal their originals, and no repair is
+/// needed.
 pub fn keeps_a_file_system(host: &Host, given: &Given) -> Result<(), String> {
     let script = format!(
         "{BEGIN}
@@ -285,8 +289,9 @@ pub fn keeps_a_file_system(host: &Host, given: &Given) -> Result<(), String> {
     ran.expect(Ended::Exited(0), &["all copies are right", "the disk is whole", "the kernel is content"])
 }
 
-/// A read waits for a disk that takes ten seconds for anything. A daemon that ends does not wait for it, and the next is asked for the read again; a stop by
-/// force answers it with an error, and ends long before the disk does; then the device can be had again.
+/// A read waits for a disk that takes ten seconds for each request. A daemon that stops does not wait for it,
+/// and the next daemon receives the read again. A forced stop answers the read with an error, and ends long
+/// before the disk does; then the device can be created again.
 pub fn stops_over_what_hangs(host: &Host, _: &Given) -> Result<(), String> {
     let script = format!(
         "{BEGIN}
@@ -299,7 +304,7 @@ pub fn stops_over_what_hangs(host: &Host, _: &Given) -> Result<(), String> {
             fi
         }}
         cbdctrl backend-start --path /dev/vda --cache-size 128M --start-dev >/dev/null
-        # What the kernel reads when the disk appears is in the cache, so that it need not wait.
+        # Caches what the kernel reads when the disk appears, so that these reads do not wait.
         dd if=/dev/urandom of=/dev/cbd0 bs=1M count=4 oflag=direct 2>/dev/null
         cbdctrl drain --backend 0 >/dev/null 2>&1
         kill $daemon
@@ -325,7 +330,7 @@ pub fn stops_over_what_hangs(host: &Host, _: &Given) -> Result<(), String> {
         if [ $(($(now) - begun)) -lt 9 ]; then echo it stopped in time; fi
         wait $reader
         ls /dev | grep ublkb || echo it is gone
-        # What was given up is still on its way to the disk: had it been a write, it would come behind what a new device acknowledges.
+        # The aborted request is still in flight: a write could reach the disk after later writes of a new device.
         if cbdctrl dev-start --backend 0 2>/tmp/refused; then echo served too early; fi
         grep -q 'closed by force still have requests' /tmp/refused && echo a new one is refused
         sleep 9

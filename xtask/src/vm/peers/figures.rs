@@ -1,24 +1,24 @@
-//! From samples to figures.
+//! Computes figures from samples.
 //!
-//! Always true here: a figure is the median of its rounds and says how far they are apart; what scatters, or was measured while a
-//! cache wrote to its disk that should have rested, is said.
+//! Invariants: a figure is the median of its rounds, with their spread; large spreads are reported, and so
+//! are measurements during which a cache wrote to a disk that should have been idle.
 
 use super::script::{Amount, JOBS, Job};
 use super::stacks::{BCACHE, CBD, IN_PROCESS, NULL, STACKS, Stack};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
-/// Rounds that are further apart, in percent of their median, make a figure uncertain.
+/// The spread of rounds, in percent of their median, above which a figure is uncertain.
 const SPREAD_MAX: f64 = 1.0;
 
-/// What was noted before or after a run of fio; of two the difference.
+/// What was noted before or after a run of fio, or the difference of two notes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Note {
     /// Nanoseconds.
     clock: f64,
-    /// Nanoseconds of it that tasks had: instructions.
+    /// Nanoseconds of it in which tasks ran: instructions.
     tasks: f64,
-    /// Sectors that went to the disk.
+    /// Sectors that were written to the disk.
     sectors: f64,
 }
 
@@ -39,9 +39,9 @@ impl std::ops::Sub for Note {
 pub struct Figure {
     /// Instructions for a request, of each round.
     pub rounds: Vec<f64>,
-    /// Nanoseconds for a request in which nobody had anything to do.
+    /// Nanoseconds for a request in which no task ran.
     pub idle: f64,
-    /// Bytes for a request that went to the disk meanwhile.
+    /// Bytes for a request that were written to the disk meanwhile.
     pub written: f64,
 }
 
@@ -54,7 +54,7 @@ impl Figure {
         median(&self.rounds)
     }
 
-    /// How far the rounds are apart, in percent of the median.
+    /// The spread of the rounds, in percent of the median.
     pub fn spread(&self) -> f64 {
         let most = self.rounds.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let least = self.rounds.iter().copied().fold(f64::INFINITY, f64::min);
@@ -91,7 +91,7 @@ fn rounded(value: f64, digits: i32) -> f64 {
 /// The figures in what a guest printed.
 ///
 /// # Errors
-/// A job that has no sample, or a sample that makes no sense.
+/// A job that has no sample, or an invalid sample.
 pub fn read(stack: &Stack, amount: &Amount, output: &str) -> Result<Figures, String> {
     let mut notes: BTreeMap<(&str, usize, u64), Vec<Note>> = BTreeMap::new();
     for line in output.lines().filter_map(|line| line.strip_prefix("sample ")) {
@@ -158,7 +158,7 @@ pub fn doubts(stack: &Stack, figures: &Figures) -> Vec<String> {
     doubts
 }
 
-/// What a comparison is to be at most.
+/// The limit of a comparison.
 struct Limit {
     name: &'static str,
     what: &'static str,
@@ -196,7 +196,7 @@ impl Limit {
     }
 }
 
-/// All figures as one object, with the comparisons for which there are enough of them.
+/// All figures as one object, with the comparisons for which there are enough figures.
 pub fn json(kernel: &str, amount: &Amount, all: &BTreeMap<&'static str, Figures>) -> Value {
     let mut vm = Map::new();
     vm.insert("kernel".to_owned(), json!(kernel));
@@ -258,7 +258,7 @@ pub fn json(kernel: &str, amount: &Amount, all: &BTreeMap<&'static str, Figures>
     json!({ "vm": vm })
 }
 
-/// The figures as a table, with what they are compared for.
+/// The figures as a table, with the comparisons.
 pub fn table(figures: &Value) -> String {
     let mut text = format!("{:<24}", "instructions a request");
     for job in &JOBS {
@@ -299,7 +299,7 @@ mod tests {
         STACKS.iter().find(|stack| stack.name == name).expect("it is there")
     }
 
-    /// What a guest prints whose requests take so many instructions, with what passes besides.
+    /// What a guest prints if requests take `cost` instructions, with other output.
     fn output(stack: &Stack, cost: impl Fn(&str) -> u64) -> String {
         let mut text = "other words\n".to_owned();
         for job in JOBS.iter().filter(|job| job.is_of(stack)) {
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn comparisons_take_the_worse_depth_and_say_whether_they_are_met() {
+    fn comparisons_take_the_worse_depth_and_tell_whether_they_are_met() {
         let cost = |name: &'static str| {
             move |job: &str| match (name, job) {
                 (IN_PROCESS, "write_1") => 4000,
@@ -352,7 +352,7 @@ mod tests {
         assert_eq!(vm["ublk_extra_instructions"], 2000.0);
         assert_eq!(vm["ublk_extra_instructions_detail"]["met"], true);
         assert_eq!(vm["write_over_bcache"], 0.733);
-        // At depth 32 null takes nothing for it.
+        // At depth 32 the null device adds nothing.
         assert_eq!(vm["dsync_extra_over_ublk"], 1.048);
         assert_eq!(vm["dsync_over_write_in_process"], 1.125);
         assert_eq!(vm["dsync_over_write_in_process_detail"]["met"], false);
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn rounds_that_are_apart_and_a_disk_that_did_not_rest_are_said() {
+    fn large_spreads_and_a_disk_that_was_not_idle_are_reported() {
         let figure = |rounds: &[f64], written| Figure { rounds: rounds.to_vec(), idle: 0.0, written };
         let figures = Figures::from([
             ("write_1", figure(&[1000.0, 1009.0, 1004.0], 0.0)),
@@ -373,7 +373,7 @@ mod tests {
         let said = doubts(stack("cbd_ublk"), &figures);
         assert_eq!(said.len(), 2, "{said:?}");
         assert!(said[0].contains("write_32") && said[1].contains("read_1"));
-        // Of one round it is not known how far others would be apart.
+        // The spread of one round is unknown.
         let quick = &json("7", &QUICK, &[("cbd_ublk", figures.clone())].into())["vm"]["doubts"];
         assert_eq!(quick[0], "all of it: one round, and 1000 requests of difference");
         assert_eq!(

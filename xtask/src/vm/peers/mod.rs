@@ -1,9 +1,12 @@
-//! `cargo xtask vm peers`: CBD beside the kernel's own caches, the same requests in guests that count instructions.
+//! `cargo xtask vm peers`: CBD beside the kernel's own caches, the same requests in guests that count
+//! instructions.
 //!
-//! Always true here: each stack has a guest of its own, all alike: the same kernel, one processor, the same memory and the same disk; what is
-//! compared is what their processors executed. Nothing of the peers is in this project.
+//! Invariants: each stack has a guest of its own, and all guests are alike: the same kernel, one processor,
+//! the same memory and the same disk; the instructions of their processors are compared. Nothing of the peers
+//! is in this project.
 //!
-//! Left to others: how long a request takes on a machine (`cargo xtask bench`), and what the figures mean (docs/performance.md).
+//! Elsewhere: how long a request takes on a machine (`cargo xtask bench`), and what the figures mean
+//! (docs/performance.md).
 
 mod figures;
 mod script;
@@ -26,16 +29,16 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Persistent memory of a guest: dm-pcache wants 512 MiB at least.
+/// Persistent memory of a guest: dm-pcache requires at least 512 MiB.
 const PMEM: u64 = 640 * MIB;
-/// Ordinary memory: the disk is in it, too.
+/// Ordinary memory, which includes the disk.
 const MEMORY: u64 = 2560 * MIB;
 /// Ten times what a guest takes on two idle processors.
 const LIMIT: Duration = Duration::from_secs(3600);
 /// Building takes minutes.
 const BUILD_LIMIT: Duration = Duration::from_secs(1800);
 
-/// What is to be done.
+/// The options.
 #[derive(Debug, PartialEq, Eq)]
 struct Options {
     json: bool,
@@ -81,10 +84,10 @@ impl Options {
     }
 }
 
-/// Measures, and shows what was found.
+/// Measures, and prints the figures.
 ///
 /// # Errors
-/// Wrong usage, and what kept a stack from being measured.
+/// Wrong usage, and why a stack could not be measured.
 pub fn run(arguments: &[String]) -> Result<bool, Problem> {
     let options = Options::parse(arguments)?;
     let (figures, failures) = measure(&options).map_err(Problem::Failed)?;
@@ -121,10 +124,10 @@ fn measure(options: &Options) -> Result<(Value, Vec<String>), String> {
     Ok((figures::json(host.kernel_release(), &options.amount, &all), failures))
 }
 
-/// All stacks in their smallest form: that each is made, measured, and ends.
+/// Runs all stacks in their smallest form: each is created, measured, and ends.
 ///
 /// # Errors
-/// What went wrong.
+/// What failed.
 pub fn smallest(host: &Host, folder: &Path) -> Result<(), String> {
     packages::install_peers()?;
     let built = Built::all(STACKS.iter(), folder)?;
@@ -147,7 +150,7 @@ struct Built {
 }
 
 impl Built {
-    /// What these need; `folder` is for it. The daemon is built with the guest's root.
+    /// Builds what these stacks need, in `folder`. The daemon is built with the guest's root.
     fn all<'a>(stacks: impl Iterator<Item = &'a Stack> + Clone, folder: &Path) -> Result<Self, String> {
         let needed = |ours| stacks.clone().any(|stack| stack.ours == ours);
         let mut built = Self::default();
@@ -172,7 +175,7 @@ impl Built {
     fn shipped(&self, stack: &Stack) -> Vec<Shipped> {
         let (from, to) = match stack.ours {
             Ours::Nothing => (&self.nothing, Some(PathBuf::from("/usr/bin/nothing"))),
-            // Where its loader finds the library that lies beside it.
+            // At this path the loader finds the library, which is beside it.
             Ours::Engine => (&self.engine, self.engine.clone()),
             Ours::None | Ours::Daemon => (&None, None),
         };
@@ -200,7 +203,7 @@ fn one(host: &Host, stack: &Stack, amount: &Amount, built: &Built) -> Result<Fig
     figures::read(stack, amount, &ran.output).map_err(|text| ran.complaint(&text))
 }
 
-/// Has the benchmarks write the figures onto their page.
+/// Passes the figures to the benchmarks, which write them into the documentation.
 fn report(figures: &Value) -> Result<(), Problem> {
     let failed = |text: String| Problem::Failed(text);
     let scratch = Scratch::new().map_err(failed)?;

@@ -1,36 +1,37 @@
-//! What is done with a stack in its guest, as a script: the same for all.
+//! The script that measures a stack in its guest, the same for all stacks.
 //!
-//! Always true here: nothing is touched for the first time while it is measured: every byte of a cache has been written before, and every
-//! block that is written or read is in it.
+//! Invariants: no memory is accessed for the first time during a measurement: every byte of a cache has been
+//! written before, and every block that is written or read is in it.
 //!
-//! Before and after a run a job of fio notes how much its processor has executed for tasks, by the kernel's own account, whose clock counts
-//! instructions here. What nobody works in is in no task, so it is left out. Of two runs that differ in their number of requests alone the
-//! difference is that of the requests: what the job's begin and end, and reading the account, take falls away.
+//! Before and after a run, a job of fio notes how much its processor has executed for tasks, by the kernel's
+//! own accounting, whose clock counts instructions here. Idle time belongs to no task, so it is left out. Two
+//! runs that differ only in their number of requests are subtracted: the start and end of the job, and
+//! reading the accounting, cancel out.
 //!
-//! # Which engine
-//! Of a device that may have to wait io_uring has a worker of the kernel ask, at 2,000 to 12,000 instructions a request; ublk's never need
-//! it. That is what who uses io_uring gets, so it is measured; and because it says nothing about the caches, depth 32 is measured through
-//! libaio as well, which has no such workers. Depth 1 is plain pread and pwrite.
+//! # Which engine For a device that may block, io_uring lets a kernel worker submit, at 2,000 to 12,000
+//! instructions a request; ublk's devices never need that. Users of io_uring pay this cost, so it is
+//! measured; but it says nothing about the caches, so depth 32 is also measured through libaio, which has no
+//! such workers. Depth 1 is plain pread and pwrite.
 
 use super::stacks::{Ours, REGION, Stack};
 use std::fmt::Write;
 
 /// A kind of request.
 pub struct Job {
-    /// What it is called in the figures.
+    /// Its name in the figures.
     pub name: &'static str,
-    /// What it is, for people.
+    /// Its title in the report.
     pub title: &'static str,
-    /// Through what fio asks.
+    /// The I/O engine of fio.
     engine: &'static str,
-    /// What else it is told.
+    /// Further options of fio.
     options: &'static str,
     /// Whether the cache is full and writeback runs.
     pub is_full: bool,
 }
 
 impl Job {
-    /// Whether it is run with a stack.
+    /// Whether it runs with a stack.
     pub fn is_of(&self, stack: &Stack) -> bool {
         // In process there is one engine.
         (stack.is_cache || !self.is_full) && (stack.ours != Ours::Engine || self.engine != LIBAIO)
@@ -43,7 +44,7 @@ const fn job(name: &'static str, title: &'static str, engine: &'static str, opti
     Job { name, title, engine, options, is_full: false }
 }
 
-/// All of them, in the order of the report.
+/// All jobs, in the order of the report.
 pub const JOBS: [Job; 9] = [
     job("write_1", "write, depth 1", "psync", "--rw=randwrite"),
     job("write_32", "write, depth 32", "io_uring", "--rw=randwrite --iodepth=32"),
@@ -62,31 +63,32 @@ pub const JOBS: [Job; 9] = [
     },
 ];
 
-/// How much is done.
+/// The amount of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Amount {
-    /// How often each figure is taken.
+    /// Number of rounds of each figure.
     pub rounds: usize,
     /// Requests of the two runs that are compared.
     pub requests: [u64; 2],
-    /// The same where the cache is full: more, since reclaim and writeback come in lumps.
+    /// The same with a full cache: more, since reclaim and writeback come in bursts.
     pub full: [u64; 2],
 }
 
-/// What the figures of the report are made of.
+/// The amount for the report.
 pub const WHOLE: Amount = Amount { rounds: 3, requests: [1000, 6000], full: [4000, 24_000] };
-/// That it works; the figures mean little.
+/// The amount that checks that it works; the figures mean little.
 pub const QUICK: Amount = Amount { rounds: 1, requests: [200, 1200], full: [500, 4500] };
 
-/// Requests go to so much of the device, but where the cache is to be full.
+/// The part of the device that requests access, unless the cache is to be full.
 const AREA: &str = "32M";
-/// So much of the device is written once to have touched all of the cache, and where the cache is to be full.
+/// The part of the device that is written once to access the whole cache, and that requests access if the
+/// cache is to be full.
 const LARGE: &str = "1G";
 
-/// What stands before the stack's own functions.
+/// The functions that precede those of the stack.
 const BEGIN: &str = r#"
     trap 'if [ $? != 0 ]; then cat /tmp/*.log; dmesg | tail -n 30; fi >&2' EXIT
-    # Until it has begun a kernel has work of its own; where nobody waits the time passes at once.
+    # At boot the kernel has work of its own. Idle time passes at once.
     sleep 20
     mount -t configfs configfs /sys/kernel/config
     mkdir /sys/kernel/config/nullb/slow
@@ -96,7 +98,7 @@ const BEGIN: &str = r#"
     done
     cd /
     disk=/dev/slow
-    # Until a command says yes.
+    # Waits until a command succeeds.
     wait_until() {
         for each in $(seq 5000); do
             if "$@"; then return; fi
@@ -106,7 +108,7 @@ const BEGIN: &str = r#"
         exit 1
     }
     load() { fio --name=load --ioengine=$engine --direct=1 $through "$@" >/tmp/fio.log 2>&1; }
-    # What the guest's clock says, what of it tasks had, and what went to the disk.
+    # Notes the clock of the guest, the time of its tasks, and the sectors written to the disk.
     cat >/bin/note <<'END'
 #!/bin/sh
 awk -v run="$*" '
@@ -125,7 +127,7 @@ END
     }
 "#;
 
-/// The script of a stack; `engine` is where that for fio lies.
+/// The script of a stack; `engine` is the path of the engine for fio.
 pub fn of(stack: &Stack, amount: &Amount, engine: &str) -> String {
     let mut script = BEGIN.to_owned();
     if matches!(stack.ours, Ours::Daemon | Ours::Engine) {
@@ -148,7 +150,7 @@ pub fn of(stack: &Stack, amount: &Amount, engine: &str) -> String {
     let jobs = |full| JOBS.iter().filter(move |job| job.is_of(stack) && job.is_full == full);
     for round in 1..=amount.rounds {
         if round > 1 && stack.is_cache {
-            // What a log was written over takes space in it until it has been brought to the disk.
+            // Overwritten data takes space in a log until it has been written back.
             script.push_str("    work\n    rest\n");
         }
         runs(&mut script, jobs(false), AREA, round, amount.requests, only.as_deref());
@@ -175,7 +177,7 @@ fn runs<'a>(
     for Job { name, engine, options, .. } in jobs {
         for requests in requests {
             let note = format!("\"/bin/note {name} {round} {requests}\"");
-            // Naming an engine takes back what was said to the one before.
+            // Naming an engine resets the options of the engine before.
             let engine = only.map_or_else(|| format!(" --ioengine={engine}"), |_| String::new());
             let _ = write!(
                 script,
@@ -193,7 +195,7 @@ mod tests {
     use super::*;
     use std::process::Command;
 
-    /// What a script calls behind its functions, in its order, each with its size.
+    /// The calls of a script after its functions, in their order, each with its size.
     fn calls(stack: &Stack, rounds: usize) -> Vec<String> {
         let script = of(stack, &Amount { rounds, ..QUICK }, "/engine");
         let (_, calls) = script.split_once("\n    make\n").expect("it makes its stack");
@@ -213,7 +215,8 @@ mod tests {
         text.lines().map(call).collect()
     }
 
-    /// Each round finds a cache that has brought all that is dirty to the disk and rests; a full one works, and is filled once.
+    /// In each round the cache has written back all dirty data and is idle; a full cache works, and is filled
+    /// once.
     #[test]
     fn a_cache_catches_up_between_rounds_and_rests_in_them() {
         for stack in &STACKS {
@@ -244,9 +247,9 @@ mod tests {
         }
     }
 
-    /// What waits for a cache to be clean goes on as soon as it is, and not before.
+    /// A wait for a clean cache ends as soon as the cache is clean, and not before.
     #[test]
-    fn waiting_ends_when_a_command_says_yes() {
+    fn waiting_ends_when_a_command_succeeds() {
         let (_, wait) = BEGIN.split_once("    wait_until() {").expect("a function");
         let (wait, _) = wait.split_once("\n    }\n").expect("its end");
         let script = format!(

@@ -1,21 +1,23 @@
-//! What is compared: each peer as its own documentation sets it up, on the same memory and the same disk.
+//! The stacks that are compared: each peer as its own documentation configures it, on the same memory and the
+//! same disk.
 //!
-//! A setup is shell: `make` brings the device up and sets `through`, by which fio finds it; `rest` has all that is dirty brought to
-//! the disk and keeps it from going there until `work`. Where a peer knows no such thing they do nothing.
+//! A setup is shell: `make` creates the device and sets `through`, by which fio finds it; `rest` writes all
+//! dirty data back and stops writeback until `work`. If a peer cannot do this, they do nothing.
 //!
-//! Always true here: nothing of the peers' sources is in this project; they are the guest's kernel's own modules, driven as a user drives them.
+//! Invariants: nothing of the peers' sources is in this project; they are modules of the guest's kernel, used
+//! as a user uses them.
 
 /// A peer, or CBD in one of its forms.
 pub struct Stack {
-    /// What it is called on the command line and in the figures.
+    /// Its name on the command line and in the figures.
     pub name: &'static str,
-    /// What it is, for people.
+    /// Its title in the report.
     pub title: &'static str,
-    /// Modules beside those that all have.
+    /// Modules beside those that all stacks have.
     pub modules: &'static [&'static str],
-    /// Programs of this machine beside those that all have.
+    /// Programs of this machine beside those that all stacks have.
     pub programs: &'static [&'static str],
-    /// What of this project it needs.
+    /// What it needs of this project.
     pub ours: Ours,
     /// `make`, `rest` and `work`.
     pub setup: &'static str,
@@ -23,7 +25,7 @@ pub struct Stack {
     pub is_cache: bool,
 }
 
-/// What of this project a stack needs in its guest.
+/// What a stack needs of this project in its guest.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Ours {
     /// Nothing: it is a peer.
@@ -38,14 +40,14 @@ pub enum Ours {
 
 /// The device that does nothing.
 pub const NULL: &str = "ublk_null";
-/// CBD as users have it.
+/// CBD as users run it.
 pub const CBD: &str = "cbd_ublk";
 /// The peer with a budget.
 pub const BCACHE: &str = "bcache";
 /// CBD in the process of fio.
 pub const IN_PROCESS: &str = "cbd_in_process";
 
-/// All of them, in the order of the report.
+/// All stacks, in the order of the report.
 pub const STACKS: [Stack; 7] = [
     Stack {
         name: "pmem",
@@ -65,7 +67,7 @@ pub const STACKS: [Stack; 7] = [
         modules: &["dm_writecache"],
         programs: &["dmsetup"],
         ours: Ours::None,
-        // Without its watermarks it writes back what is asked for alone.
+        // Without its watermarks it writes back only on request.
         setup: "
             size=$(cat /sys/block/slow/size)
             table() { echo \"0 $size writecache p $disk /dev/pmem0 4096 $*\"; }
@@ -84,7 +86,8 @@ pub const STACKS: [Stack; 7] = [
         modules: &["bcache"],
         programs: &["make-bcache"],
         ours: Ours::None,
-        // What it bypasses by default, long runs and what comes while the cache is slow, is cached as in the others.
+        // Data that it bypasses by default, long runs and requests while the cache is slow, is cached as in
+        // the other stacks.
         setup: "
             make() {
                 make-bcache --block 4k --wipe-bcache -C /dev/pmem0 -B $disk >/dev/null
@@ -114,7 +117,7 @@ pub const STACKS: [Stack; 7] = [
         modules: &["dm_pcache"],
         programs: &["dmsetup"],
         ours: Ours::None,
-        // It cannot be told to rest: the disk is suspended under it.
+        // It has no command to stop writeback: the disk under it is suspended.
         setup: "
             size=$(cat /sys/block/slow/size)
             quiet='--noudevrules --noudevsync'
@@ -169,7 +172,7 @@ pub const STACKS: [Stack; 7] = [
         modules: &[],
         programs: &["mkfs.ext4"],
         ours: Ours::Engine,
-        // The daemon makes the cache and sets it, and is gone while fio has the region.
+        // The daemon creates the cache and sets it up, and does not run while fio has the region.
         setup: "
             make() {
                 region
@@ -183,7 +186,8 @@ pub const STACKS: [Stack; 7] = [
     },
 ];
 
-/// What stacks with a region share: `region` makes one, `begin` and `end` a daemon, `drained` brings all to the disk and holds writeback.
+/// What stacks with a region share: `region` creates one, `begin` and `end` start and stop a daemon,
+/// `drained` writes everything back and holds writeback.
 pub const REGION: &str = "
     begin() {
         cbdd --state-dir /var/lib/cbd >>/tmp/cbdd.log 2>&1 &
