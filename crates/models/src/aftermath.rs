@@ -1,7 +1,7 @@
-//! What if it ended now? A copy of the world in which the power fails or the process dies, opened again by the engine and held
-//! against the oracle. The scene itself goes on.
+//! A copy of the world in which the power fails or the process dies at this moment. The engine opens it
+//! again, and its contents are compared with the oracle. The scene itself continues.
 //!
-//! Always true here: one thread runs, so nothing here is a matter of scheduling.
+//! Invariants: one thread runs, so scheduling plays no role here.
 
 use crate::setup::must;
 use crate::stage::Written;
@@ -11,7 +11,7 @@ use cbd_sim::{CrashMemory, Keep, Oracle, Seeded, SimDisk, SimEnvironment, Violat
 use cbd_types::{AlignedBuffer, BackendId, ByteRange, Completion, ErrorKind, Operation, Request, Result};
 use std::sync::Arc;
 
-/// Rounds of an engine that does what it is told; far more than anything here needs.
+/// Maximum number of rounds of a correct engine; far more than anything here needs.
 const ROUNDS_MAX: u32 = 100_000;
 
 /// A process of one thread over a region and a disk.
@@ -47,13 +47,13 @@ impl Life {
         self.process.cache().extents(range)
     }
 
-    /// The power fails, and another process opens what is left.
+    /// The power fails, and another process opens what remains.
     fn after_power_cut(self, seed: u64) -> Self {
         self.disk.power_cut(seed);
         Self::open(self.memory.power_cut(seed, Keep::Any), self.disk, self.backend, seed)
     }
 
-    /// A request, until it completes: what it read.
+    /// Submits a request and waits until it completes; returns what it read.
     pub(crate) fn ask(&mut self, operation: Operation, range: ByteRange, data: &[u8]) -> Result<Vec<u8>> {
         let buffer = match operation {
             Operation::Read => AlignedBuffer::zeroed(range.len() as usize),
@@ -63,7 +63,7 @@ impl Life {
         self.process.submit(0, Request { id: 1, operation, range, fua: false, buffer }, &mut done);
         for _ in 0..ROUNDS_MAX {
             if let Some(completion) = done.pop() {
-                // What was read is cached when the answer is out.
+                // The data is cached after the answer is sent.
                 self.process.poll(0, &mut done);
                 return completion.result.map(|()| completion.buffer.to_vec());
             }
@@ -80,12 +80,12 @@ impl Life {
                 Outlook::Sleeps(until) => {
                     self.environment.advance(until.saturating_sub(self.environment.clock_ms()));
                 }
-                Outlook::Stuck => panic!("nobody can go on: {}", self.process.describe()),
+                Outlook::Stuck => panic!("no thread can continue: {}", self.process.describe()),
             }
         }
     }
 
-    /// Writes everything back, and goes on until nothing is left to do.
+    /// Writes everything back, and continues until nothing is left to do.
     pub(crate) fn drain(&mut self) {
         self.process.cache().request_drain();
         for _ in 0..ROUNDS_MAX {
@@ -102,10 +102,10 @@ impl Life {
     }
 }
 
-/// Ends a copy of the world and judges what is left.
+/// Ends a copy of the world and checks what remains.
 ///
 /// # Panics
-/// When it is not what it has to be.
+/// When it is not what it must be.
 pub(crate) fn judge(
     memory: &CrashMemory,
     disk: &SimDisk,
@@ -138,15 +138,15 @@ pub(crate) fn judge(
     }
     hold(settle(&mut oracle, &mut life));
     if !by_power {
-        // Recovery has made durable what it relied on: now a power cut takes nothing of it.
+        // Recovery has made durable what it relied on: a power cut loses nothing of it now.
         let mut life = life.after_power_cut(seed);
         hold(settle(&mut oracle, &mut life));
     }
     if by_power { "power cuts" } else { "process crashes" }
 }
 
-/// The data of a write that a flush has covered is damaged on top: that is noticed, and not taken for a write that was never
-/// acknowledged, even if it is the last one.
+/// The data of a write that a flush has covered is also damaged. The damage is detected, and not taken for a
+/// write that was never acknowledged, even if it is the last write.
 fn judge_damage(
     memory: CrashMemory,
     disk: SimDisk,
@@ -167,16 +167,16 @@ fn judge_damage(
     }
 }
 
-/// Where the region shows `sector`.
+/// The offset at which the region holds `sector`.
 pub(crate) fn place_of(memory: &CrashMemory, sector: &[u8]) -> Option<u64> {
     let image = memory.image();
     image.chunks_exact(512).position(|bytes| bytes == sector).map(|number| number as u64 * 512)
 }
 
-/// Decides what was open, and reads all that was ever changed.
+/// Decides the open changes, and reads everything that was ever changed.
 fn settle(oracle: &mut Oracle, life: &mut Life) -> std::result::Result<(), Violation> {
     oracle.settle(|range| must(life.ask(Operation::Read, range, &[])))?;
-    // Where megabytes were zeroed, block by block would take longer than all the rest.
+    // After megabytes were zeroed, reading block by block would take longer than everything else.
     let blocks = oracle.changed(4096);
     let ranges = if blocks.len() > 256 { oracle.changed(256 << 10) } else { blocks };
     for range in ranges {
@@ -187,7 +187,7 @@ fn settle(oracle: &mut Oracle, life: &mut Life) -> std::result::Result<(), Viola
     Ok(())
 }
 
-/// Ends the model when a verdict is bad.
+/// Ends the model on a violation.
 pub(crate) fn hold(verdict: std::result::Result<(), Violation>) {
     if let Err(violation) = verdict {
         panic!("{violation}");

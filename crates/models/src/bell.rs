@@ -1,4 +1,4 @@
-//! What a thread sleeps on until it is woken: no clock ever ends the sleep, so a wakeup that is lost is a deadlock.
+//! What a thread sleeps on until it is woken. No clock ends the sleep, so a lost wakeup is a deadlock.
 
 use shuttle::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::sync::Arc;
@@ -7,11 +7,11 @@ use std::task::{Wake, Waker};
 #[derive(Clone, Copy, Default, Debug)]
 struct State {
     rung: bool,
-    /// Somebody waits for it.
+    /// The thread waits for it.
     awaited: bool,
 }
 
-/// A bell of one thread; it stays rung until that has heard it.
+/// The bell of one thread; it stays rung until the thread has consumed it.
 #[derive(Debug)]
 pub struct Bell {
     state: Mutex<State>,
@@ -19,13 +19,13 @@ pub struct Bell {
 }
 
 impl Bell {
-    /// A bell that nobody has rung.
+    /// A bell that has not been rung.
     #[must_use]
     pub fn new() -> Arc<Self> {
         Arc::new(Self { state: Mutex::new(State::default()), heard: Condvar::new() })
     }
 
-    /// What rings it.
+    /// The waker that rings it.
     #[must_use]
     pub fn waker(self: &Arc<Self>) -> Waker {
         Waker::from(Arc::clone(self))
@@ -45,14 +45,14 @@ impl Bell {
         *state = State::default();
     }
 
-    /// Whether its thread sleeps, and will go on sleeping while nobody rings.
+    /// Whether its thread sleeps, and stays asleep until the bell is rung.
     #[must_use]
     pub fn sleeps(&self) -> bool {
         let state = self.state();
         state.awaited && !state.rung
     }
 
-    /// Whether it was rung; it is not any more.
+    /// Whether it was rung; resets it.
     #[must_use]
     pub fn take(&self) -> bool {
         std::mem::take(&mut self.state().rung)

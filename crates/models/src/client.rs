@@ -1,7 +1,7 @@
 //! A client: a scheduled thread with a queue of its own to the device, which sleeps while its request waits.
 //!
-//! Always true here: the oracle learns of a request before the device does, and of its completion afterwards; changes that
-//! overlap are never under way together.
+//! Invariants: the oracle learns of a request before the device does, and of its completion afterwards;
+//! changes that overlap are never in flight together.
 
 use crate::bell::Bell;
 use crate::points::spin;
@@ -45,7 +45,7 @@ impl Client {
         self.ask(Operation::Write, range, false)
     }
 
-    /// Reads a range; what is there is held against the oracle.
+    /// Reads a range, and compares the result with the oracle.
     pub fn read(&mut self, range: ByteRange) -> Result<()> {
         self.ask(Operation::Read, range, false)
     }
@@ -55,7 +55,7 @@ impl Client {
         self.ask(Operation::Flush, ByteRange::at(0, 0), false)
     }
 
-    /// Writes ranges, all submitted at once, some of them forced.
+    /// Writes ranges, all submitted at once, some with FUA.
     pub fn write_at_once(&mut self, writes: &[(ByteRange, bool)]) -> Result<()> {
         let mut asked = Vec::new();
         let mut done = Vec::new();
@@ -73,7 +73,8 @@ impl Client {
         Ok(())
     }
 
-    /// A request, from its submission until it has completed. A change that would overlap one that is under way is left out.
+    /// A request, from its submission to its completion. A change that would overlap one in flight is left
+    /// out.
     pub fn ask(&mut self, operation: Operation, range: ByteRange, fua: bool) -> Result<()> {
         let Some((question, request)) = self.question(operation, range, fua) else { return Ok(()) };
         let mut done = Vec::new();
@@ -82,7 +83,8 @@ impl Client {
         self.answered(&question, completion)
     }
 
-    /// What the oracle knows from now on, and what the device is asked; nothing when a change is under way that it would overlap.
+    /// Registers a request with the oracle, and builds it for the device; none if it would overlap a change
+    /// in flight.
     fn question(&self, operation: Operation, range: ByteRange, fua: bool) -> Option<(Question, Request)> {
         let mut oracle = self.stage.oracle();
         let changes = !matches!(operation, Operation::Read | Operation::Flush);
@@ -105,7 +107,7 @@ impl Client {
         Some((question, Request { id: 1, operation, range, fua, buffer }))
     }
 
-    /// The oracle learns of the end of a request, and judges what was read.
+    /// Reports the end of a request to the oracle, which checks what was read.
     fn answered(&self, question: &Question, completion: Completion) -> Result<()> {
         completion.result?;
         let mut oracle = self.stage.oracle();
@@ -149,7 +151,7 @@ impl Client {
         }
     }
 
-    /// Does what is left to do when the answers are out: what was read is cached.
+    /// Does the remaining work after the answers: caches what was read.
     pub fn rest(&mut self) {
         while self.bell.take() {
             self.queue.poll(&mut Vec::new());

@@ -1,6 +1,7 @@
-//! `cbd-models`: plays the scenes and says what came of it.
+//! `cbd-models`: plays the scenes and prints the results.
 //!
-//! Always true here: a scene that failed makes the exit code 1, and its line tells how to play the failing execution again.
+//! Invariants: a failed scene makes the exit code 1, and its line has the command that repeats the failing
+//! execution.
 
 use cbd_models::{Budget, Outcome, Scene, run, scenes};
 use serde_json::{Value, json};
@@ -17,12 +18,12 @@ Options:
   --scene NAME[,NAME..]  only these scenes (default: all)
   --seed N               seed of the first execution of each scene (default: 1)
   --iterations N         executions of each scene (default: 1000)
-  --sweep N              not by chance: every schedule in which one thread is interrupted once, in the execution that has
-                         seed N; --seed is the number of the first schedule then
+  --sweep N              instead of random schedules, every schedule in which one thread is interrupted once, in the
+                         execution with seed N; --seed is then the number of the first schedule
   --seconds N            no execution of a scene begins after this time
   --jobs N               scenes that run at a time (default: one for each processor)
   --json                 one JSON object on standard output
-  --list                 the scenes and what they are about
+  --list                 the scenes with their descriptions
 ";
 
 struct Arguments {
@@ -66,7 +67,7 @@ fn main() -> ExitCode {
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Plays the scenes, some at a time; says on standard error how each ended.
+/// Plays the scenes, several at a time; prints to standard error how each ended.
 fn play(arguments: &Arguments) -> Vec<(&'static Scene, Outcome)> {
     let waiting = Mutex::new(arguments.scenes.clone());
     let ended = Mutex::new(Vec::new());
@@ -105,7 +106,7 @@ fn report(scene: &Scene, budget: &Budget, outcome: &Outcome) {
     }
 }
 
-/// The command that plays one execution again.
+/// The command that repeats one execution.
 fn again(scene: &Scene, budget: &Budget, seed: u64) -> String {
     let sweep = budget.sweep.map(|of| format!(" --sweep {of}")).unwrap_or_default();
     format!("cargo xtask models --scene {}{sweep} --seed {seed} --iterations 1", scene.name)

@@ -1,7 +1,7 @@
-//! Points: the places between two steps of a thread, at which another thread may go on, and the power may fail.
+//! Points: between two steps of a thread, where another thread may continue and the power may fail.
 //!
-//! Always true here: nobody holds a lock of the simulator at a point, so whatever runs there can look at memory and disk;
-//! outside an execution, and while one is being set up or judged, a point is nothing.
+//! Invariants: no thread holds a lock of the simulator at a point, so whatever runs there can access memory
+//! and disk; outside an execution, and during its setup and checks, a point does nothing.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -19,7 +19,7 @@ thread_local! {
     static EVENTS: RefCell<Vec<(u64, Event)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Another thread may go on here.
+/// Another thread may continue here.
 pub fn point() {
     if !LIVE.get() || std::thread::panicking() {
         return;
@@ -29,26 +29,27 @@ pub fn point() {
     shuttle::thread::yield_now();
 }
 
-/// As [`point`], by a thread that cannot go on until another one has done something that wakes nobody.
+/// As [`point`], by a thread that cannot continue until another thread has done something that wakes no
+/// waiter.
 pub fn spin() {
     SPINS.set(true);
     point();
     SPINS.set(false);
 }
 
-/// Whether the thread that yields now cannot go on by itself.
+/// Whether the thread that yields now cannot continue by itself.
 pub(crate) fn spins() -> bool {
     SPINS.get()
 }
 
-/// From now on points count; no event is planned.
+/// Enables points, without any planned event.
 pub(crate) fn begin() {
     COUNT.set(0);
     forget();
     LIVE.set(true);
 }
 
-/// From now on points do nothing. Returns how many there were.
+/// Disables points. Returns how many there were.
 pub(crate) fn end() -> u64 {
     LIVE.set(false);
     SPINS.set(false);
@@ -61,12 +62,12 @@ fn forget() {
     LOOK.take();
 }
 
-/// Whenever the disk has taken an operation or is about to give one back, `look` happens.
+/// Calls `look` whenever the disk has accepted an operation or is about to complete one.
 pub(crate) fn look_at_disk(look: impl Fn() + 'static) {
     LOOK.set(Some(Rc::new(look)));
 }
 
-/// The disk has taken an operation, or is about to give one back.
+/// The disk has accepted an operation, or is about to complete one.
 pub(crate) fn disk_step() {
     let look = LOOK.with_borrow(Clone::clone);
     if let Some(look) = look.filter(|_| LIVE.get() && !std::thread::panicking()) {
@@ -74,7 +75,8 @@ pub(crate) fn disk_step() {
     }
 }
 
-/// At the `number`-th point from the beginning `event` happens, between two steps of whoever runs then.
+/// Plans `event` for the `number`-th point from the beginning, between two steps of the thread that runs
+/// then.
 pub(crate) fn plan(number: u64, event: impl FnOnce() + 'static) {
     EVENTS.with_borrow_mut(|events| events.push((number, Box::new(event))));
 }
@@ -90,7 +92,7 @@ fn happen() {
     }
 }
 
-/// An event looks at the world with the engine's own code: nobody else moves meanwhile.
+/// An event inspects the world with the engine's own code: no other thread runs meanwhile.
 fn happens(event: impl FnOnce()) {
     LIVE.set(false);
     event();

@@ -1,8 +1,8 @@
-//! The outside of an engine whose threads are scheduled: the simulator's memory, disk and clock, with a point before each
-//! step.
+//! The environment of an engine whose threads are scheduled: the simulator's memory, disk and clock, with a
+//! point before each step.
 //!
-//! Always true here: a store, a fence and a load belong to the thread that does them, as on a processor of its own; what is
-//! simulated is left to `cbd-sim`.
+//! Invariants: a store, a fence and a load belong to the thread that does them, as on a processor of its own;
+//! the simulation itself is that of `cbd-sim`.
 
 use crate::lock::ModelLock;
 use crate::points::{disk_step, point};
@@ -16,10 +16,10 @@ use std::sync::Arc;
 #[derive(Clone, Debug)]
 pub struct ModelMemory(pub CrashMemory);
 
-/// A large load is many steps: others may store meanwhile.
+/// A large load has many steps: other threads may store meanwhile.
 const PART: usize = 1024;
 
-/// From here on the steps of this OS thread are those of the scheduled one.
+/// Makes the next steps of this OS thread those of the scheduled one.
 fn step() {
     point();
     act_as(1 + usize::from(shuttle::current::me()) as u32);

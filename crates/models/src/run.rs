@@ -1,6 +1,7 @@
-//! Runs a scene: one execution after the other, each of them a seed.
+//! Runs a scene: one execution after the other, each with a seed.
 //!
-//! Always true here: the same scene with the same seed is the same execution, step by step; what fails comes with its seed.
+//! Invariants: the same scene with the same seed is the same execution, step by step; a failure is reported
+//! with its seed.
 
 use crate::points;
 use crate::scenes::{Ending, Scene};
@@ -15,16 +16,16 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Stack of a thread: the engine's own, and that of a recovery when the world ends on it.
+/// Stack of a thread: for the engine itself, and for a recovery when the world ends on the thread.
 const STACK: usize = 1 << 20;
 
-/// How much is run.
+/// How much to run.
 #[derive(Clone, Copy, Debug)]
 pub struct Budget {
     /// Seed of the first execution.
     pub seed: u64,
-    /// Not by chance: every schedule in which a thread is interrupted once, in the execution that has this seed; `seed` is
-    /// the number of the first schedule.
+    /// Instead of random schedules, every schedule in which a thread is interrupted once, in the execution
+    /// with this seed; `seed` is then the number of the first schedule.
     pub sweep: Option<u64>,
     /// Most executions.
     pub iterations: u64,
@@ -32,20 +33,20 @@ pub struct Budget {
     pub time: Option<Duration>,
 }
 
-/// What came of it.
+/// The result.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// Executions that ended well.
+    /// Executions without a failure.
     pub executions: u64,
-    /// Points, in all of them.
+    /// Number of points in all executions.
     pub points: u64,
-    /// Points of the longest.
+    /// Number of points in the longest execution.
     pub points_max: u64,
-    /// What was judged: ends of the world by kind, and bare disks.
+    /// Number of checks: ends of the world by kind, and disks without their region.
     pub judged: Judged,
     /// How long it took.
     pub time: Duration,
-    /// The execution that failed, if one did: its seed and what was wrong.
+    /// The execution that failed, if one did: its seed and the failure.
     pub failure: Option<(u64, String)>,
 }
 
@@ -132,6 +133,6 @@ fn text_of(payload: &(dyn std::any::Any + Send)) -> String {
     match (payload.downcast_ref::<&str>(), payload.downcast_ref::<String>()) {
         (Some(text), _) => (*text).to_owned(),
         (_, Some(text)) => text.clone(),
-        _ => String::from("a panic without words"),
+        _ => String::from("a panic without text"),
     }
 }

@@ -1,12 +1,13 @@
-//! Who goes next. One seed is one execution: it chooses a manner of scheduling, and then every step.
+//! The scheduler. One seed is one execution: it chooses a manner of scheduling, and then every step.
 //!
-//! Several manners, since each finds what the others hardly ever meet: uniform choice finds races whose windows are wide;
-//! staying with one thread for long finds what needs another one to do much in between (a segment reclaimed and used anew
-//! while a fill is away); priorities that change at few moments (probabilistic concurrency testing: Burckhardt et al.,
-//! ASPLOS 2010) find a race of depth d with a probability that falls only polynomially with the number of steps. A sweep
-//! leaves nothing to chance: it plays every schedule in which one thread is interrupted once where it could have gone on.
+//! There are several manners, since each finds bugs that the others hardly ever meet. Uniform choice finds
+//! races with wide windows. Staying with one thread for a long time finds bugs that need many steps of
+//! another thread in between (a segment is reclaimed and reused during a fill). Priorities that change at few
+//! moments (probabilistic concurrency testing: Burckhardt et al., ASPLOS 2010) find a race of depth d with a
+//! probability that falls only polynomially with the number of steps. A sweep does not depend on chance: it
+//! plays every schedule in which one thread is interrupted once where it could have continued.
 //!
-//! Always true here: a thread that spins does not keep the others from going on.
+//! Invariants: a thread that spins does not keep the others from running.
 
 use crate::points;
 use cbd_sim::Seeded;
@@ -16,12 +17,13 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 enum Manner {
-    /// The same thread goes on unless this many times in a thousand another one is chosen.
+    /// The same thread continues unless another one is chosen, with a probability of `permille` in a
+    /// thousand.
     Switch { permille: u64 },
-    /// Each thread goes on for as long as it can, in the order of their numbers or against it; at one step another one is
-    /// chosen.
+    /// Each thread continues for as long as it can, in the order of their numbers or in the reverse order; at
+    /// one step another thread is chosen.
     Once { backwards: bool, at: u64, other: usize },
-    /// The thread with the highest priority goes on; at these steps the running one gets the lowest.
+    /// The thread with the highest priority continues; at these steps the running thread gets the lowest one.
     Priorities { of: BTreeMap<usize, u64>, lowest: u64, changes: Vec<u64> },
 }
 
@@ -29,18 +31,19 @@ enum Manner {
 pub(crate) struct Seeds {
     next: u64,
     left: u64,
-    /// Steps of a usual execution.
+    /// Number of steps of a usual execution.
     usual: u64,
     step: u64,
     random: Seeded,
     manner: Manner,
-    /// The seed of the execution that runs.
+    /// The seed of the present execution.
     running: Rc<Cell<u64>>,
-    /// Not chance but every schedule of [`Manner::Once`], one after the other; steps of the longest so far.
+    /// In a sweep: all schedules of [`Manner::Once`] one after the other, and the number of steps of the
+    /// longest so far.
     sweep: Option<u64>,
 }
 
-/// Threads among which a sweep chooses.
+/// Number of threads among which a sweep chooses.
 const OTHERS: u64 = 4;
 
 impl Seeds {
@@ -80,7 +83,7 @@ impl Scheduler for Seeds {
         self.left = self.left.checked_sub(1)?;
         if let Some(longest) = &mut self.sweep {
             *longest = self.step.max(*longest);
-            // The first ones say how long the others are.
+            // The first executions tell how long the others are.
             if self.next >= 2 * OTHERS && *longest > 0 && self.next / (2 * OTHERS) > *longest {
                 return None;
             }
@@ -122,7 +125,7 @@ impl Scheduler for Seeds {
                 match current {
                     _ if self.step == *at && !others.is_empty() => Some(others[*other % others.len()]),
                     Some(current) if !spins || others.is_empty() => Some(current),
-                    // Who spins lets all others spin, too.
+                    // A thread that spins yields to the next one in order, so that all others run, too.
                     Some(current) => others
                         .iter()
                         .find(|id| (usize::from(**id) > usize::from(current)) != *backwards)

@@ -1,7 +1,8 @@
-//! How the world stands when a scene begins: made once, by one thread, with the engine itself, and copied for each
+//! The world in which a scene begins: made once, by one thread, with the engine itself, and copied for each
 //! execution.
 //!
-//! Always true here: nothing is open or in flight when a scene begins, and the oracle knows all that was done.
+//! Invariants: nothing is open or in flight when a scene begins, and the oracle knows everything that was
+//! done.
 
 use crate::aftermath::{Life, place_of};
 use cbd_engine::{BackendSpec, Consistency, FormatOptions, Settings, Transport};
@@ -27,7 +28,7 @@ pub struct Shape {
     pub data_crc: bool,
     /// Reclaim begins above this share of used segments.
     pub gc_percent: u8,
-    /// Writeback hurries above this share of dirty data.
+    /// Writeback is urgent above this share of dirty data.
     pub dirty_target_percent: u8,
     /// Order of writeback when the scene begins.
     pub consistency: Consistency,
@@ -53,14 +54,14 @@ impl Shape {
         self
     }
 
-    /// The same without checksums of data: nothing but the engine's order keeps a read from returning foreign bytes.
+    /// The same without checksums of data: only the engine's order keeps a read from returning foreign bytes.
     #[must_use]
     pub const fn without_checksums(mut self) -> Self {
         self.data_crc = false;
         self
     }
 
-    /// The same with writeback that never waits for more to merge.
+    /// The same with writeback that never waits for further writes to merge.
     #[must_use]
     pub const fn in_a_hurry(mut self) -> Self {
         self.dirty_target_percent = 0;
@@ -79,7 +80,7 @@ impl Shape {
     }
 }
 
-/// A world that stands still: what a scene begins with.
+/// A world at rest, in which a scene begins.
 pub struct Start {
     pub(crate) memory: CrashMemory,
     pub(crate) disk: SimDisk,
@@ -87,10 +88,10 @@ pub struct Start {
     pub(crate) backend: BackendId,
 }
 
-/// A world that is being made.
+/// A world under construction.
 pub struct Setup {
     life: Life,
-    /// The oracle; it knows all that was done through this.
+    /// The oracle; it knows everything that was done through this object.
     pub oracle: Oracle,
     backend: BackendId,
 }
@@ -156,18 +157,18 @@ impl Setup {
         must(self.life.ask(Operation::Read, range, &[]));
     }
 
-    /// Everything goes to the backing device; reclaim does what it finds to do.
+    /// Writes everything back to the backing device, and runs reclaim.
     pub fn drain(&mut self) {
         self.life.drain();
     }
 
-    /// Whether the region has all of `range`, and the backing device too if it is to be clean.
+    /// Whether the region holds all of `range`, and with `is_clean` the backing device, too.
     #[must_use]
     pub fn is_cached(&self, range: ByteRange, is_clean: bool) -> bool {
         self.life.extents(range).iter().all(|extent| extent.cached && extent.dirty != is_clean)
     }
 
-    /// Bytes of the region from where it shows the data of the sector at `at`.
+    /// The offset in the region of the data of the sector at `at`.
     pub fn place_of(&mut self, at: u64) -> Option<u64> {
         let bytes = must(self.life.ask(Operation::Read, ByteRange::at(at, 512), &[]));
         place_of(self.life.memory(), &bytes)
@@ -184,7 +185,7 @@ impl Setup {
         self.life.status().free_segments
     }
 
-    /// Ends the process in good order: what a scene begins with.
+    /// Ends the process properly; returns the world in which a scene begins.
     #[must_use]
     pub fn finish(self) -> Start {
         let memory = self.life.memory().fork().power_cut(1, Keep::Nothing);
@@ -193,7 +194,7 @@ impl Setup {
     }
 }
 
-/// The value, or the end of the model with what went wrong.
+/// The value, or the end of the model with the error.
 pub(crate) fn must<T>(result: cbd_types::Result<T>) -> T {
     result.unwrap_or_else(|error| panic!("{error}"))
 }

@@ -1,7 +1,9 @@
-//! A stage: one cache with its maintainer and its clients, each a scheduled thread, over the simulator's memory and disk.
+//! A stage: one cache with its background worker and its clients, each a scheduled thread, over the
+//! simulator's memory and disk.
 //!
-//! Always true here: threads sleep until they are woken, and time passes only while the maintainer has nothing to do; what is
-//! judged at the end is that all that was acknowledged is on the disk, without anybody having asked for it.
+//! Invariants: threads sleep until they are woken, and time passes only while the background worker has
+//! nothing to do. The check at the end requires that everything that was acknowledged is on the disk, without
+//! an explicit request.
 
 use crate::aftermath::{self, hold};
 use crate::bell::Bell;
@@ -20,7 +22,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// What was judged in an execution, by kind.
+/// Number of checks in an execution, by kind.
 pub type Judged = BTreeMap<&'static str, u64>;
 
 /// Writes that completed, and those of them that a flush has covered.
@@ -30,7 +32,7 @@ struct Flushed {
     certain: Vec<Written>,
 }
 
-/// A write that completed: where, and what.
+/// A write that completed: its range and its content.
 pub(crate) type Written = (ByteRange, Content);
 
 /// The stage.
@@ -38,13 +40,14 @@ pub struct Stage {
     pub(crate) clock: Arc<SimEnvironment>,
     pub(crate) memory: CrashMemory,
     pub(crate) disk: SimDisk,
-    /// The cache that everybody uses.
+    /// The cache that all threads use.
     pub cache: Arc<Cache<ModelEnvironment>>,
     pub(crate) device: Arc<Device<ModelEnvironment>>,
     oracle: Mutex<Oracle>,
     backend: BackendId,
     seed: u64,
-    /// Something on the region is broken: reads may fail, and the backing device may be no crash state.
+    /// Something on the region is damaged: reads may fail, and the backing device may not be
+    /// crash-consistent.
     pub is_damaged: bool,
     flushed: Mutex<Flushed>,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -55,7 +58,7 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// A copy of `start` on which the execution with this seed plays.
+    /// A copy of `start` for the execution with this seed.
     pub(crate) fn open(start: &Start, seed: u64, is_damaged: bool) -> Arc<Self> {
         let clock = Arc::new(SimEnvironment::new(seed, 0));
         let memory = start.memory.fork();
@@ -83,13 +86,14 @@ impl Stage {
         })
     }
 
-    /// The oracle. To be let go before the next point.
+    /// The oracle. Release it before the next point.
     pub(crate) fn oracle(&self) -> MutexGuard<'_, Oracle> {
         self.oracle.lock()
     }
 
-    /// Plans `crashes` ends of the world at points of the execution, which usually has `usual`, and with `looks` judgements
-    /// of the bare disk whenever it has something to do: only `strict` promises something at every moment.
+    /// Plans `crashes` ends of the world at random points of the execution, which usually has `usual` points.
+    /// With `looks` the disk is checked alone at each of its steps: only `strict` promises something at every
+    /// moment.
     pub(crate) fn plan(self: &Arc<Self>, crashes: u64, looks: bool, usual: u64) {
         let mut random = Seeded::new(self.seed ^ 0x6375_7473);
         for _ in 0..crashes {
@@ -112,14 +116,14 @@ impl Stage {
         *self.judged.lock().entry(kind).or_default() += 1;
     }
 
-    /// The disk alone, as a power cut would leave it now.
+    /// Checks the disk alone, as a power cut would leave it now.
     fn judge_disk(&self, seed: u64) {
         let image = self.disk.image_after_power_cut(seed);
         hold(self.oracle().moment_of(&image, 0).map(|_| ()));
         *self.judged.lock().entry("disks").or_default() += 1;
     }
 
-    /// A write completed at `now`; with `fua` it is as if flushed.
+    /// A write completed at `now`; with `fua` it counts as flushed.
     pub(crate) fn note_written(&self, now: Moment, written: Written, fua: bool) {
         let mut flushed = self.flushed.lock();
         if fua {
@@ -129,7 +133,7 @@ impl Stage {
         }
     }
 
-    /// A flush completed that had been submitted at `submitted`.
+    /// A flush completed that was submitted at `submitted`.
     pub(crate) fn note_flushed(&self, submitted: Moment) {
         let mut flushed = self.flushed.lock();
         let (certain, rest) =
@@ -152,7 +156,7 @@ impl Stage {
         self.spawn(move |stage, random| work(&mut Client::new(stage), random));
     }
 
-    /// Begins writeback and reclaim. Returns when the maintainer can be woken.
+    /// Starts writeback and reclaim. Returns when the background worker can be woken.
     pub(crate) fn start_maintainer(self: &Arc<Self>) -> JoinHandle<()> {
         let bell = Bell::new();
         self.cache.set_maintenance_waker(bell.waker());
@@ -173,7 +177,7 @@ impl Stage {
                         continue;
                     }
                     match until_ms {
-                        // Time passes, but it must never be what helps a client that waits.
+                        // Time passes, but a waiting client must never depend on it.
                         Some(until) if !self.cache.status().writers_waiting => {
                             let now = self.clock.clock_ms();
                             self.clock.advance(until.saturating_sub(now));
@@ -185,7 +189,7 @@ impl Stage {
         }
     }
 
-    /// Waits for the threads of the scene, and then until the maintainer sleeps.
+    /// Waits for the threads of the scene, and then until the background worker sleeps.
     pub(crate) fn wait(&self) {
         loop {
             let Some(thread) = self.threads.lock().pop() else { break };
@@ -200,7 +204,7 @@ impl Stage {
         }
     }
 
-    /// The maintainer ends after its next step.
+    /// Makes the background worker end after its next step.
     pub fn end_maintenance(&self) {
         self.over.store(true, Ordering::SeqCst);
         let bell = self.maintainer_bell.lock().clone();
@@ -209,18 +213,18 @@ impl Stage {
         }
     }
 
-    /// Ends the maintainer.
+    /// Ends the background worker.
     pub(crate) fn end(&self, maintainer: JoinHandle<()>) {
         self.end_maintenance();
         if maintainer.join().is_err() {
-            panic!("the maintainer panicked");
+            panic!("the background worker panicked");
         }
     }
 
-    /// Everything is at rest: holds it against the oracle. Returns what was judged in this execution.
+    /// Compares the world at rest with the oracle. Returns the number of checks in this execution.
     pub(crate) fn judge_rest(&self) -> Judged {
         let status = self.cache.status();
-        assert_eq!(status.dirty_records, 0, "the maintainer sleeps over dirty data: {status:?}");
+        assert_eq!(status.dirty_records, 0, "the worker sleeps despite dirty data: {status:?}");
         let counters = self.memory.counters();
         assert_eq!(
             (counters.loads_of_unfenced, counters.stores_over_unfenced),
@@ -233,16 +237,16 @@ impl Stage {
         self.judged.lock().clone()
     }
 
-    /// The cache was stopped: what was acknowledged is there for the next process.
+    /// The cache was stopped: checks that the next process finds what was acknowledged.
     pub(crate) fn judge_stopped(&self) -> Judged {
         self.judge_end(self.seed);
         self.judged.lock().clone()
     }
 
-    /// Everything is at rest but what was damaged in the beginning, and that is known.
+    /// The world is at rest: checks that nothing is dirty, and that the damage from the beginning is known.
     pub(crate) fn judge_damage(&self) -> Judged {
         let status = self.cache.status();
-        assert_eq!(status.dirty_records, 0, "the maintainer sleeps over dirty data: {status:?}");
+        assert_eq!(status.dirty_records, 0, "the worker sleeps despite dirty data: {status:?}");
         assert!(!status.damaged.is_empty(), "damage is not known: {status:?}");
         self.judged.lock().clone()
     }

@@ -1,4 +1,4 @@
-//! Every scene in its short form; `cargo xtask models` plays the long one.
+//! Every scene in its short form; `cargo xtask models` plays the long form.
 
 use cbd_models::{Budget, run, scenes};
 use cbd_sim::{Watchdog, from_environment};

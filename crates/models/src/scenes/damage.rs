@@ -7,7 +7,7 @@ use cbd_types::ErrorKind;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Flips a bit in what the region holds of a block.
+/// Flips a bit in the region's data of a block.
 fn break_block(setup: &mut Setup, number: u64) {
     match setup.place_of(block(number).start) {
         Some(place) => setup.flip(place + 100),
@@ -15,7 +15,7 @@ fn break_block(setup: &mut Setup, number: u64) {
     }
 }
 
-/// Reads a block that may be damaged for as long as nobody has overwritten it.
+/// Reads a block that may be damaged until it is overwritten.
 fn read_damaged(client: &mut Client, is_healed: &AtomicBool) {
     let was_healed = is_healed.load(Ordering::SeqCst);
     if let Err(error) = client.read(block(0)) {
@@ -25,7 +25,7 @@ fn read_damaged(client: &mut Client, is_healed: &AtomicBool) {
 
 pub(super) const QUARANTINE: Scene = Scene {
     name: "quarantine",
-    about: "dirty data that is found damaged by writeback against a full overwrite of it: the overwrite heals",
+    about: "dirty data that writeback finds damaged against a full overwrite of it: the overwrite repairs it",
     usual: 800,
     is_damaged: true,
     crashes: 0,
@@ -58,7 +58,7 @@ pub(super) const QUARANTINE: Scene = Scene {
 
 pub(super) const CONDEMNED: Scene = Scene {
     name: "condemned",
-    about: "reads of dirty data that writeback finds damaged at that moment: the backing device's older bytes are no answer",
+    about: "reads of dirty data that writeback finds damaged at that moment: the backing device's older bytes are not returned",
     usual: 150,
     is_damaged: true,
     crashes: 0,

@@ -18,7 +18,7 @@ pub(super) const ZEROES: Scene = Scene {
         stage.client(|client, random| {
             for operation in [Operation::Discard, Operation::WriteZeroes] {
                 let end = border(7).end;
-                // Now and then a whole chunk and more.
+                // Sometimes a whole chunk and more.
                 let start = if random.chance(50) { 0 } else { border(random.below(4)).start };
                 must(client.ask(operation, ByteRange { start, end }, random.chance(300)));
             }
@@ -41,7 +41,7 @@ pub(super) const ZEROES: Scene = Scene {
     ..Scene::USUAL
 };
 
-/// Blocks on both sides of the border between two chunks, which are of different lanes.
+/// Blocks on both sides of the border between two chunks, which belong to different lanes.
 const fn border(number: u64) -> ByteRange {
     block(CHUNK / 4096 - 4 + number)
 }

@@ -1,10 +1,10 @@
-//! Flushes against commits, against each other, and against a maintainer that falls asleep.
+//! Flushes against commits, against other flushes, and against a background worker that goes to sleep.
 
 use super::{Scene, block};
 use crate::setup::{Shape, must};
 use cbd_types::{ByteRange, CHUNK, Operation};
 
-/// A block of `client`, in one of the first two chunks: they are of different lanes.
+/// A block of `client`, in one of the first two chunks, which belong to different lanes.
 fn own_block(client: u64, random: &mut cbd_sim::Seeded) -> ByteRange {
     let number = random.below(2) * (CHUNK / 4096) + client * 2 + random.below(2);
     block(number)
@@ -37,7 +37,7 @@ pub(super) const STRAGGLER: Scene = Scene {
 
 pub(super) const AT_ONCE: Scene = Scene {
     name: "at-once",
-    about: "writes submitted at once, some forced, which hold both lanes until one fence, against others and flushes: nobody waits in a circle, no epoch gets one late",
+    about: "writes submitted at once, some with FUA, which hold both lanes until one fence, against others and flushes: no deadlock, no late record in an epoch",
     usual: 1200,
     shape: Shape::TWO_LANES,
     looks: true,
@@ -45,7 +45,7 @@ pub(super) const AT_ONCE: Scene = Scene {
         for number in 0..2 {
             stage.client(move |client, random| {
                 for _ in 0..2 {
-                    // In either order, now and then two in one lane, and now and then forced.
+                    // In either order, sometimes two in one lane, and sometimes with FUA.
                     let writes: [_; 3] =
                         std::array::from_fn(|_| (own_block(number, random), random.chance(200)));
                     must(client.write_at_once(&writes));
@@ -84,7 +84,7 @@ pub(super) const OLDEST: Scene = Scene {
 
 pub(super) const FLUSHES: Scene = Scene {
     name: "flushes",
-    about: "flushes and FUA writes against each other: whoever is served by another one's pass was closed before it",
+    about: "flushes and FUA writes against each other: an epoch that another flush's pass covers was closed before the pass",
     usual: 800,
     shape: Shape::TWO_LANES,
     looks: true,
@@ -103,7 +103,7 @@ pub(super) const FLUSHES: Scene = Scene {
 
 pub(super) const SLEEP: Scene = Scene {
     name: "sleep",
-    about: "the first write after a rest against a maintainer that falls asleep: it is written back without being asked for",
+    about: "the first write after a rest against a background worker that goes to sleep: it is written back without a request",
     usual: 300,
     play: |stage| {
         for number in 0..2 {

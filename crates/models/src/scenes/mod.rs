@@ -1,6 +1,6 @@
-//! The scenes: each a few threads at one place of the engine where they meet.
+//! The scenes: each has a few threads that meet at one point of the engine.
 //!
-//! Always true here: what a scene's threads do follows from the execution's seed; everybody's request ends.
+//! Invariants: the seed of the execution decides what a scene's threads do; every request ends.
 
 mod damage;
 mod everything;
@@ -12,43 +12,43 @@ use crate::stage::Stage;
 use cbd_types::ByteRange;
 use std::sync::Arc;
 
-/// What has to be when the threads of a scene have ended.
+/// What must hold when the threads of a scene have ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ending {
-    /// Everything is on the disk, without anybody having asked for it.
+    /// Everything is on the disk, without an explicit request.
     Rest,
-    /// Everything but what was damaged in the beginning, and that is known.
+    /// Everything but what was damaged at the beginning is on the disk, and that damage is known.
     Damage,
-    /// Nobody waits; what was acknowledged is found by the next process.
+    /// No thread waits; the next process finds what was acknowledged.
     Stopped,
 }
 
 /// A scene.
 pub struct Scene {
-    /// What a person types.
+    /// Its name on the command line.
     pub name: &'static str,
-    /// What meets what, and what must not come of it.
+    /// Which operations meet, and what must not happen.
     pub about: &'static str,
-    /// Points of a usual execution: changes of priority and ends of the world are spread over so many.
+    /// Number of points of a usual execution: changes of priority and ends of the world are spread over them.
     pub usual: u64,
-    /// The world that it plays in.
+    /// The shape of its world.
     pub shape: Shape,
     /// How often the world ends in an execution.
     pub crashes: u64,
-    /// Whether the bare disk is judged, whenever it has something to do.
+    /// Whether the disk is checked alone at each of its steps.
     pub looks: bool,
-    /// Whether something on the region is broken when it begins.
+    /// Whether something on the region is damaged when the scene begins.
     pub is_damaged: bool,
-    /// What has to be when its threads have ended.
+    /// What must hold when its threads have ended.
     pub ending: Ending,
-    /// How the world stands when it begins.
+    /// Prepares the world in which it begins.
     pub prepare: fn(&mut Setup),
     /// Starts its threads.
     pub play: fn(&Arc<Stage>),
 }
 
 impl Scene {
-    /// What most scenes are; they say in what they differ.
+    /// The usual values; scenes override what differs.
     const USUAL: Self = Self {
         name: "",
         about: "",
@@ -63,7 +63,7 @@ impl Scene {
     };
 }
 
-/// All of them.
+/// All scenes.
 pub const ALL: &[Scene] = &[
     flushes::STRAGGLER,
     flushes::AT_ONCE,
@@ -88,27 +88,28 @@ pub fn find(name: &str) -> Option<&'static Scene> {
     ALL.iter().find(|scene| scene.name == name)
 }
 
-/// The `number`-th block of the device.
+/// Block `number` of the device.
 const fn block(number: u64) -> ByteRange {
     ByteRange::at(number * BLOCK, BLOCK)
 }
 
-/// The `number`-th range of the device that is as large as a record can be; three of them fill a segment.
+/// Range `number` of the device with the maximum length of a record; three of them fill a segment.
 const fn large(number: u64) -> ByteRange {
     ByteRange::at(number * LARGE, LARGE)
 }
 
-/// The first large range of the oldest segment when [`fill_until`] two are free and all is drained: reclaim takes one.
+/// The first large range of the oldest segment after [`fill_until`] with two free segments and a drain:
+/// reclaim takes one.
 const TAIL: u64 = 3;
 
-/// Writes large ranges from the first on until so many segments are free.
+/// Writes large ranges, from the first on, until `free` segments are free.
 fn fill_until(setup: &mut Setup, free: u32) {
     let mut number = 0;
     while setup.free_segments() > free {
         setup.write(large(number));
         number += 1;
     }
-    // The last one opened the segment: now it is full.
+    // The last write opened the segment: these fill it.
     setup.write(large(number));
     setup.write(large(number + 1));
 }

@@ -1,14 +1,14 @@
-//! Space that is used anew: reclaim against readers, fills, waiting writers, a stop, and newer writes.
+//! Reuse of space: reclaim against readers, fills, waiting writers, a stop, and newer writes.
 
 use super::{Ending, Scene, TAIL, block, fill_until, large};
 use crate::client::Client;
 use crate::setup::{BLOCK, LARGE, Setup, Shape, must};
 use cbd_types::{ErrorKind, Result};
 
-/// Where nothing is when a scene begins whose cache is full.
+/// The first range that is not cached when a scene begins with a full cache.
 const FREE: u64 = 40;
 
-/// The cache is full, but what is in its oldest segments is clean.
+/// Fills the cache; the data in its oldest segments is clean.
 fn fill_with_a_clean_tail(setup: &mut Setup) {
     fill_until(setup, 2);
     setup.drain();
@@ -24,7 +24,7 @@ fn fill_with_a_clean_tail(setup: &mut Setup) {
 
 pub(super) const PINS: Scene = Scene {
     name: "pins",
-    about: "reads that copy from a segment against its reclaim and its next life: no byte of that is returned",
+    about: "reads that copy from a segment against its reclaim and reuse: no byte of the reuse is returned",
     usual: 900,
     shape: Shape::ONE_LANE.without_checksums(),
     prepare: fill_with_a_clean_tail,
@@ -37,7 +37,7 @@ pub(super) const PINS: Scene = Scene {
                 }
             });
         }
-        // The segment that is reclaimed first is used anew with the fifth.
+        // The fifth write reuses the segment that is reclaimed first.
         stage.client(|client, _| {
             for number in 0..5 {
                 must(client.write(large(FREE + number)));
@@ -49,7 +49,7 @@ pub(super) const PINS: Scene = Scene {
 
 pub(super) const FILL: Scene = Scene {
     name: "fill",
-    about: "a fill that is away while its block is written, drained and reclaimed: what it brings is not recorded",
+    about: "a fill in flight while its block is written, drained and reclaimed: its data is not recorded",
     usual: 1200,
     shape: Shape::ONE_LANE.reclaiming_above(0),
     play: |stage| {
@@ -93,7 +93,7 @@ pub(super) const WAITERS: Scene = Scene {
     ..Scene::USUAL
 };
 
-/// A stop may refuse what it meets.
+/// A stop may refuse the requests that it meets.
 fn unless_stopped(result: Result<()>) {
     if let Err(error) = result
         && error.kind() != ErrorKind::Stopped
@@ -116,7 +116,7 @@ pub(super) const STOP: Scene = Scene {
                 unless_stopped(client.flush());
             });
         }
-        // Nobody reclaims any more: only the stop wakes who waits.
+        // The background worker has ended: only the stop wakes the waiting writers.
         stage.spawn(|stage, _| {
             stage.end_maintenance();
             stage.cache.stop();
@@ -136,7 +136,8 @@ pub(super) const SECOND_CHANCE: Scene = Scene {
         assert!(setup.is_cached(large(TAIL), true), "the tail is not where it was");
     },
     play: |stage| {
-        // What is read in the oldest segment is appended again; the first write below opens a segment, and reclaim begins.
+        // Ranges of the oldest segment that are read are appended again; the first write below opens a
+        // segment, and reclaim begins.
         let mut reader = Client::new(stage);
         (0..2).for_each(|number| must(reader.read(large(TAIL + number))));
         for client in 0..2 {
