@@ -1,27 +1,26 @@
-//! What the figures are to be: one table, from which the benchmarks judge and the report is written.
+//! The budgets of the figures: one table that the benchmarks check and the report shows.
 //!
-//! Always true here: a budget is missed without a word about correctness; nothing is decided by a figure that the machine
-//! was too noisy for.
+//! Invariants: a missed budget says nothing about correctness; a figure from a noisy machine decides nothing.
 
-/// On which side of a number a figure is to be.
+/// The bound of a figure.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Bound {
     /// At most this.
     AtMost(f64),
     /// At least this.
     AtLeast(f64),
-    /// Anywhere: it is measured and shown.
+    /// No bound: the figure is measured and shown.
     Reported,
 }
 
-/// What one figure is to be.
+/// The budget of one figure.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Budget {
-    /// Where the figure stands in the JSON, names separated by dots.
+    /// The path of the figure in the JSON, names separated by dots.
     pub path: &'static str,
-    /// What it is, for people.
+    /// A description of the figure.
     pub what: &'static str,
-    /// What it is to be.
+    /// Its bound.
     pub bound: Bound,
 }
 
@@ -37,7 +36,7 @@ const fn reported(path: &'static str, what: &'static str) -> Budget {
     Budget { path, what, bound: Bound::Reported }
 }
 
-/// All of them, in the order of the report.
+/// All budgets, in the order of the report.
 pub const BUDGETS: [Budget; 28] = [
     at_most("engine.write_4k_over_copy", 1.25, "4 KiB random write over the bare persistent copy"),
     at_most("engine.write_512_over_copy", 2.0, "512 B random write over the copy"),
@@ -89,22 +88,22 @@ pub const BUDGETS: [Budget; 28] = [
     reported("policy.worst_over_s3fifo", "the same over S3-FIFO's"),
 ];
 
-/// What the figure at `path` is to be, if anything is said of it.
+/// The budget of the figure at `path`, if it has one.
 pub fn budget(path: &str) -> Option<&'static Budget> {
     BUDGETS.iter().find(|budget| budget.path == path)
 }
 
-/// What was found of a figure that has a budget.
+/// The result of a figure with a budget.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verdict {
-    /// It is where it is to be.
+    /// It is within its bound.
     Met,
     /// It is not.
     Missed,
 }
 
 impl Bound {
-    /// Whether `value` is on the right side; nothing where there is no side.
+    /// Whether `value` is within the bound; none without a bound.
     pub fn judge(self, value: f64) -> Option<Verdict> {
         let met = match self {
             Self::AtMost(limit) => value <= limit,
@@ -114,7 +113,7 @@ impl Bound {
         Some(if met { Verdict::Met } else { Verdict::Missed })
     }
 
-    /// The number that decides.
+    /// The number of the bound.
     pub const fn limit(self) -> Option<f64> {
         match self {
             Self::AtMost(limit) | Self::AtLeast(limit) => Some(limit),
@@ -122,7 +121,7 @@ impl Bound {
         }
     }
 
-    /// In words.
+    /// The bound as text.
     pub fn describe(self) -> String {
         match self {
             Self::AtMost(limit) => format!("at most {limit}"),

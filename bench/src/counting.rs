@@ -1,9 +1,9 @@
 //! An allocator that can count, so that memory is measured and not estimated.
 //!
-//! Always true here: nothing is counted, and no locked instruction executed, until [`start`] is called; speed is
+//! Invariants: until [`start`] is called, nothing is counted and no locked instruction is executed; speed is
 //! measured before that.
 //!
-//! What is counted is what was asked for, without what the system's allocator adds for itself.
+//! The count is of the requested bytes, without the overhead of the system's allocator.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
@@ -20,43 +20,44 @@ pub fn start() {
     COUNTS.store(true, Ordering::Relaxed);
 }
 
-/// Bytes allocated since [`start`] and not freed; what was allocated before and freed since counts against them.
+/// Bytes allocated since [`start`] and not freed. Memory that was allocated before and freed since is
+/// subtracted.
 pub fn live_bytes() -> i64 {
     BYTES.load(Ordering::Relaxed)
 }
 
 fn count(bytes: usize, sign: i64) {
     if COUNTS.load(Ordering::Relaxed) {
-        // A size never exceeds isize::MAX (Layout's own promise), so it fits.
+        // A size never exceeds isize::MAX (guaranteed by Layout), so it fits.
         BYTES.fetch_add(sign * bytes as i64, Ordering::Relaxed);
     }
 }
 
-// SAFETY: every call is passed on unchanged to the system's allocator, which keeps the contract; counting neither
-// allocates nor touches the memory.
+// SAFETY: every call is passed on unchanged to the system's allocator, which keeps the contract; counting
+// neither allocates nor accesses the memory.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size(), 1);
-        // SAFETY: the caller's promises are those that are asked for here.
+        // SAFETY: the caller's guarantees are those that this call requires.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         count(layout.size(), -1);
-        // SAFETY: the caller's promises are those that are asked for here.
+        // SAFETY: the caller's guarantees are those that this call requires.
         unsafe { System.dealloc(pointer, layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         count(layout.size(), 1);
-        // SAFETY: the caller's promises are those that are asked for here.
+        // SAFETY: the caller's guarantees are those that this call requires.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         count(layout.size(), -1);
         count(size, 1);
-        // SAFETY: the caller's promises are those that are asked for here.
+        // SAFETY: the caller's guarantees are those that this call requires.
         unsafe { System.realloc(pointer, layout, size) }
     }
 }

@@ -1,34 +1,34 @@
-//! The figures of a run: shown as soon as they are known, kept in a tree, and judged by their budgets.
+//! The figures of a run: shown as soon as they are known, stored in a tree, and compared with their budgets.
 //!
-//! Always true here: a figure stands at the path by which the budgets know it; beside a figure that was compared or has a
-//! budget stands `{name}_detail` with what it is made of, how much that scattered, and the verdict.
+//! Invariants: a figure is at the path by which the budgets refer to it. A figure that was compared or has a
+//! budget also has `{name}_detail` with its components, its spread, and the verdict.
 
 use crate::budgets::{self, Verdict};
 use crate::statistics::{Summary, rounded};
 use crate::turns::Comparison;
 use serde_json::{Map, Value, json};
 
-/// What a budget said of a figure.
+/// The verdict of a budget on a figure.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Judged {
-    /// Where the figure stands.
+    /// The path of the figure.
     pub path: String,
-    /// What it is.
+    /// Its value.
     pub value: f64,
-    /// What it was to be, in words.
+    /// Its bound, as text.
     pub bound: String,
-    /// Whether it is.
+    /// Whether it is within the bound.
     pub verdict: Verdict,
-    /// The machine was too noisy to be sure of that.
+    /// Whether the machine was too noisy to be sure of that.
     pub is_uncertain: bool,
 }
 
-/// How sure a figure is.
+/// The certainty of a figure.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Certainty {
-    /// Where the true figure lies with 95 % confidence.
+    /// The 95 % confidence range of the true figure.
     pub range: (f64, f64),
-    /// It scattered so much that something else must have been at work on the machine.
+    /// Whether it scattered so much that other work must have run on the machine.
     pub is_noisy: bool,
 }
 
@@ -42,13 +42,14 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// None yet. With `json` they are shown on standard error, else on standard output: standard output is for the result.
+    /// No figures yet. With `json` they are shown on standard error, otherwise on standard output: with
+    /// `json`, standard output is for the result.
     pub fn new(json: bool) -> Self {
         let (values, judged, noisy) = (Map::new(), Vec::new(), Vec::new());
         Self { section: String::new(), json, values, judged, noisy }
     }
 
-    /// From here on, names are relative to `section`.
+    /// Sets the section to which the following names are relative.
     pub fn enter(&mut self, section: &str) {
         section.clone_into(&mut self.section);
     }
@@ -58,7 +59,7 @@ impl Figures {
         self.add_detailed(&name.into(), value, Map::new(), None);
     }
 
-    /// Adds a figure with what it is made of; how sure it is, if that is known.
+    /// Adds a figure with its components, and its certainty if that is known.
     pub fn add_detailed(
         &mut self,
         name: &str,
@@ -94,7 +95,7 @@ impl Figures {
         }
     }
 
-    /// Adds a comparison: the ratio as `{a}_over_{limit}`, what both took as `{a}_ns` and `{b}_ns`.
+    /// Adds a comparison: the ratio as `{a}_over_{limit}`, and both times as `{a}_ns` and `{b}_ns`.
     pub fn add_comparison(&mut self, a: &str, limit: &str, b: &str, found: &Comparison) {
         self.add(format!("{a}_ns"), rounded(found.a.median, 1));
         self.add(format!("{b}_ns"), rounded(found.b.median, 1));
@@ -107,7 +108,7 @@ impl Figures {
         self.add_detailed(&name, rounded(found.ratio.median, 3), detail, Some(found.certainty()));
     }
 
-    /// Adds what the first of a comparison took longer, in microseconds.
+    /// Adds the additional time of the first contestant, in microseconds.
     pub fn add_difference(&mut self, name: &str, a: &str, b: &str, found: &Comparison) {
         let mut detail = counts(found);
         detail.insert(format!("{a}_ns"), json!(rounded(found.a.median, 1)));
@@ -122,7 +123,8 @@ impl Figures {
         self.add_detailed(name, rounded(in_us(median), 3), detail, Some(certainty));
     }
 
-    /// Says at the end which budgets are missed and what was too uncertain, and keeps that too.
+    /// Shows at the end which budgets are missed and which figures are uncertain, and adds both to the
+    /// figures.
     pub fn summarize(&mut self) {
         self.enter("summary");
         let with = |verdict: Verdict| self.judged.iter().filter(move |judged| judged.verdict == verdict);
@@ -148,7 +150,7 @@ impl Figures {
         self.values.insert("summary".to_owned(), summary);
     }
 
-    /// All of them, and `machine` beside.
+    /// All figures, with `machine`.
     pub fn into_json(mut self, machine: Value) -> Value {
         self.values.insert("machine".to_owned(), machine);
         Value::Object(self.values)
@@ -192,7 +194,7 @@ fn counts(found: &Comparison) -> Map<String, Value> {
     detail
 }
 
-/// What both took, for the report.
+/// The times of both, for the report.
 fn in_ns(found: &Comparison) -> Value {
     json!(format!("{:.0} ns against {:.0} ns", found.a.median, found.b.median))
 }
@@ -202,7 +204,7 @@ pub fn spread(of: Summary, digits: i32) -> Value {
     json!([rounded(of.low, digits), rounded(of.high, digits)])
 }
 
-/// Puts `value` where the dots in `path` lead.
+/// Inserts `value` at the dotted `path`.
 fn place(values: &mut Map<String, Value>, path: &str, value: Value) {
     match path.split_once('.') {
         None => {
@@ -226,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_figure_stands_where_its_path_leads() {
+    fn a_figure_is_at_its_path() {
         let mut figures = Figures::new(true);
         figures.enter("export");
         figures.add("nbd.qd1_over_copy", 1.04);
@@ -237,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_budget_is_judged_beside_its_figure_and_listed_at_the_end() {
+    fn a_verdict_is_beside_its_figure_and_listed_at_the_end() {
         let mut figures = Figures::new(true);
         figures.enter("engine");
         figures.add_detailed("write_4k_over_copy", 1.3, Map::new(), certainty(1.28, 1.32));
@@ -252,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_budget_is_not_judged() {
+    fn a_figure_without_a_budget_has_no_verdict() {
         let mut figures = Figures::new(true);
         figures.enter("engine");
         figures.add("write_4k_ns", 455.0);

@@ -1,4 +1,4 @@
-//! A cache that is full to the brim and aged, of random 4 KiB blocks.
+//! A completely full, aged cache of random 4 KiB blocks.
 
 use crate::rig::{self, Rig};
 use crate::scale::{Sources, random_places};
@@ -9,10 +9,10 @@ use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use std::sync::Arc;
 
-/// Blocks on the device for each that fits into the cache, so that nearly all that is cached is a block of its own.
+/// Blocks on the device for each block of the cache, so that nearly all cached blocks are isolated.
 const SPREAD: u64 = 16;
 
-/// How often the cache is written around.
+/// How many times the size of the cache is written.
 const AGE: u64 = 2;
 
 /// Fills a new cache in the first `region` bytes of `mapping`.
@@ -24,11 +24,11 @@ pub fn rig(mapping: &Arc<Mapping>, region: u64) -> Result<Rig> {
     let sources = Sources::new(4096);
     let mut random = SmallRng::seed_from_u64(4);
     let mut places = |count| random_places(&mut random, SPREAD * region, 4096, count);
-    // In pieces, for memory is counted, and the places themselves are not to be.
+    // In pieces, since memory is counted, and the offsets themselves must not be.
     for _ in 0..AGE * region / 4096 / PIECE as u64 {
         rig.write_all(&places(PIECE), &sources)?;
     }
-    // And up to the brim.
+    // Then until it is full.
     loop {
         for (number, &place) in places(PIECE).iter().enumerate() {
             if !rig::write(rig.cache(), place, sources.get(number))? {
@@ -38,5 +38,5 @@ pub fn rig(mapping: &Arc<Mapping>, region: u64) -> Result<Rig> {
     }
 }
 
-/// Writes for which places are made at once.
+/// Number of writes for which offsets are generated at once.
 const PIECE: usize = 1024;

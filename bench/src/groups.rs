@@ -1,4 +1,4 @@
-//! What can be measured.
+//! The groups of measurements.
 
 mod engine;
 mod export;
@@ -15,11 +15,11 @@ use cbd_types::Result;
 
 /// Figures that belong together.
 pub struct Group {
-    /// What it is called.
+    /// Its name.
     pub name: &'static str,
-    /// What it measures and how long that takes, for the help text: in lines of its column.
+    /// What it measures and how long that takes, for the help text, split into lines.
     pub what: &'static str,
-    /// Measures.
+    /// Runs the measurement.
     pub run: fn(&Options, &mut Figures) -> Result<()>,
 }
 
@@ -55,7 +55,7 @@ pub const GROUPS: [Group; 7] = [
         what: "the slowest of 4 KiB writes while writeback and reclaim run, against the copy's slowest (20 s)",
         run: tail::run,
     },
-    // Last, for from then on every allocation is counted.
+    // Last, since every allocation is counted from then on.
     Group {
         name: "memory",
         what: "the index of a full cache, and a daemon with two devices after mixed requests, as root (40 s)",

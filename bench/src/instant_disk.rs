@@ -1,6 +1,6 @@
-//! A backing device that is done before it began: it keeps nothing and reads as zeroes.
+//! A backing device that completes everything at once: it stores nothing and reads as zeroes.
 //!
-//! For measurements of the engine alone, in which the disk must not matter.
+//! For measurements of the engine alone, in which the disk must play no role.
 
 use cbd_backing::{Backing, Identity, PollableQueue};
 use cbd_export::Event;
@@ -8,7 +8,7 @@ use cbd_types::backing::BackingDone;
 use cbd_types::{BackingGeometry, BackingOp, BackingQueue, OpToken, Result};
 use std::os::fd::RawFd;
 
-/// That device.
+/// The device.
 #[derive(Debug)]
 pub struct InstantDisk {
     geometry: BackingGeometry,
@@ -16,7 +16,7 @@ pub struct InstantDisk {
 }
 
 impl InstantDisk {
-    /// One of `size` bytes.
+    /// A device of `size` bytes.
     ///
     /// # Errors
     /// None for a size that a disk can have.
@@ -102,7 +102,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn what_is_submitted_comes_back_at_the_next_poll() {
+    fn an_operation_completes_at_the_next_poll() {
         let mut disk = InstantDisk::new(1 << 20).and_then(|disk| disk.open_queue(1)).expect("a queue");
         let is_readable = |disk: &dyn PollableQueue| {
             wait_any(&[disk.wait_descriptor()], Some(Duration::ZERO)).expect("a descriptor").is_some()

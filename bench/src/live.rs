@@ -1,4 +1,4 @@
-//! A cache as a daemon runs it: the thread that keeps it works beside whoever uses it.
+//! A cache as a daemon runs it: its background worker runs beside the clients.
 
 use crate::instant_disk::InstantDisk;
 use crate::rig;
@@ -12,10 +12,10 @@ use std::task::{Wake, Waker};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-/// A write that waits longer for space has met something that went wrong.
+/// A write that waits longer for space has failed.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A cache with its thread, in front of a disk that takes all at once.
+/// A cache with its background worker, in front of a disk that completes everything at once.
 pub struct Live<P: Pmem + 'static> {
     /// The cache.
     pub cache: Arc<Cache<ProcessEnvironment<P>>>,
@@ -23,7 +23,7 @@ pub struct Live<P: Pmem + 'static> {
     _worker: Worker,
 }
 
-/// A request that waits for space is a thread that sleeps.
+/// A thread that sleeps while its request waits for space.
 struct Sleeper(Thread);
 
 impl Wake for Sleeper {
@@ -33,8 +33,8 @@ impl Wake for Sleeper {
 }
 
 impl<P: Pmem + 'static> Live<P> {
-    /// Makes a cache of all of `memory`, in front of a device of `device` bytes; `prepare` is what its thread does first. Only
-    /// the calling thread may write to it.
+    /// Creates a cache in the whole `memory`, in front of a device of `device` bytes; its background worker
+    /// begins with `prepare`. Only the calling thread may write to it.
     ///
     /// # Errors
     /// Those of the engine and of the system.
@@ -63,10 +63,10 @@ impl<P: Pmem + 'static> Live<P> {
                 return Ok(false);
             }
         }
-        Err(Error::new(ErrorKind::TimedOut, "maintenance makes no space"))
+        Err(Error::new(ErrorKind::TimedOut, "background work frees no space"))
     }
 
-    /// Waits until so many segments are free that nobody who writes a little has to wait for one.
+    /// Waits until enough segments are free that a few writes need not wait for one.
     ///
     /// # Errors
     /// When that takes too long.
@@ -74,16 +74,16 @@ impl<P: Pmem + 'static> Live<P> {
         let begun = Instant::now();
         while begun.elapsed() < PATIENCE {
             let status = self.cache.status();
-            // As many are kept back as there are lanes; each lane may want one, and reclaim some.
+            // The reserve has one segment for each lane; each lane may need another, and reclaim some.
             if status.free_segments > 4 * status.lanes {
                 return Ok(());
             }
             std::thread::sleep(Duration::from_millis(1));
         }
-        Err(Error::new(ErrorKind::TimedOut, "maintenance makes no space"))
+        Err(Error::new(ErrorKind::TimedOut, "background work frees no space"))
     }
 
-    /// Writes `bytes` to random blocks of 4 KiB of a device of `device` bytes, with a flush here and there.
+    /// Writes `bytes` to random blocks of 4 KiB of a device of `device` bytes, with some flushes.
     ///
     /// # Errors
     /// Those of the engine.

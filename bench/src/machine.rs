@@ -1,9 +1,10 @@
-//! Which machine the figures are from.
+//! Describes the machine of the figures.
 
 use serde_json::{Value, json};
 use std::fs;
 
-/// Processor, number of processors, size of the last-level cache, kernel, and how the system's allocator is set up.
+/// Processor, number of processors, size of the last-level cache, kernel, and the configuration of the
+/// system's allocator.
 pub fn describe() -> Value {
     json!({
         "processor": field_of("/proc/cpuinfo", "model name"),

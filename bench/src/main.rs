@@ -1,9 +1,9 @@
 //! `cbd-bench`: how far CBD is from the limit that the machine itself sets.
 //!
-//! Always true here: what is compared runs in turns in one run on one machine, the figures are medians, and beside
-//! each ratio stand the absolute figures and how much they scattered.
+//! Invariants: compared figures come from turns in one run on one machine, the figures are medians, and each
+//! ratio is shown with the absolute figures and their spread.
 //!
-//! Left to others: whether CBD is right (the tests); a budget that is missed is no failure.
+//! Elsewhere: whether CBD is correct (the tests); a missed budget is not a failure.
 
 mod budgets;
 mod counting;
@@ -53,7 +53,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Measures, or takes what was measured, and shows and writes what is wanted.
+/// Measures, or reads earlier figures, and shows and writes what was requested.
 fn run(options: &Options) -> Result<(), String> {
     if let Some(region) = &options.restart_of {
         println!("{}", groups::restart::restart(region).map_err(|error| error.line())?);
@@ -73,7 +73,7 @@ fn run(options: &Options) -> Result<(), String> {
     Ok(())
 }
 
-/// Runs the groups that are wanted.
+/// Runs the requested groups.
 fn measure(options: &Options) -> Result<Figures, String> {
     let mut figures = Figures::new(options.json);
     for group in groups::GROUPS.iter().filter(|group| options.wants(group.name)) {

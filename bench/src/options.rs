@@ -1,4 +1,4 @@
-//! What may be typed.
+//! The options.
 
 use crate::groups::GROUPS;
 use std::path::PathBuf;
@@ -6,15 +6,15 @@ use std::path::PathBuf;
 const USAGE: &str = "\
 Usage: cbd-bench [GROUP..] [--json] [--report] [--rounds N] [--quick] [--seed N] [--write-percent N]
 
-Measures CBD and its limit, or its peer, in turns. A budget that is missed is said at the end; it is no failure.
+Measures CBD and its limit, or its peer, in turns. Missed budgets are listed at the end; they are no failure.
 
   --json       one JSON object on standard output; progress goes to standard error
   --report     writes the figures and plots into docs/performance.md and docs/performance/
   --from FILE  with --report: the figures of an earlier run with --json, instead of measuring
   --docs DIR   with --report: where performance.md is (default: the project's docs)
   --rounds N   turns of each side of a comparison (default 400)
-  --quick      small regions and few turns: shows that it works, the figures mean little
-  --seed N     what the traces of the group policy are made from (default 1)
+  --quick      small regions and few turns: a test of the benchmarks, the figures mean little
+  --seed N     seed of the traces of the group policy (default 1)
   --write-percent N  how many of their requests write (default 0)
 
 Groups (default: all, about five minutes; with --quick half a minute):
@@ -41,13 +41,14 @@ pub struct Options {
     pub report: bool,
     /// Figures of an earlier run.
     pub from: Option<PathBuf>,
-    /// Where the report is, if not in the project.
+    /// The folder of the report, if it is not in the project.
     pub docs: Option<PathBuf>,
-    /// What traces are made from.
+    /// The seed of the traces.
     pub seed: u64,
-    /// How many percent of the requests of a trace write.
+    /// Percentage of writes among the requests of a trace.
     pub write_percent: u8,
-    /// Only open this region, and say how long that takes: for the group `recovery`, which starts such a process.
+    /// Only open this region, and print how long that takes: for the group `recovery`, which starts such a
+    /// process.
     pub restart_of: Option<PathBuf>,
     /// Show the usage.
     pub help: bool,
@@ -75,7 +76,7 @@ impl Options {
     /// Reads the options.
     ///
     /// # Errors
-    /// What is wrong with them, in words.
+    /// What is wrong with them, as text.
     pub fn parse(arguments: &[String]) -> Result<Self, String> {
         let mut options = Self::default();
         let mut rest = arguments.iter();

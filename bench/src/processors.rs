@@ -1,36 +1,36 @@
-//! Threads that keep a processor, and begin at the same moment.
+//! Threads that are pinned to processors, and begin at the same moment.
 
 use cbd_types::{Error, ErrorKind, Result};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// A thread that is not there after this time does not come.
+/// A thread that does not arrive within this time has failed.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The processors that the calling thread may use, and puts it back on all of them at the end.
+/// The processors that the calling thread may use.
 pub struct Processors {
     allowed: CpuSet,
     numbers: Vec<usize>,
 }
 
 impl Processors {
-    /// Asks the system.
+    /// Queries the system.
     ///
     /// # Errors
-    /// When the system does not say.
+    /// When the system returns an error.
     pub fn new() -> Result<Self> {
         let allowed = sched_getaffinity(None).map_err(refused)?;
         let numbers = (0..CpuSet::MAX_CPU).filter(|&number| allowed.is_set(number)).collect();
         Ok(Self { allowed, numbers })
     }
 
-    /// How many there are.
+    /// Their number.
     pub fn count(&self) -> usize {
         self.numbers.len()
     }
 
-    /// Keeps the calling thread on one of them.
+    /// Pins the calling thread to one of them.
     ///
     /// # Errors
     /// When the system refuses it.
@@ -40,7 +40,7 @@ impl Processors {
         sched_setaffinity(None, &only).map_err(refused)
     }
 
-    /// Lets the calling thread go where it may.
+    /// Lets the calling thread run on all of them.
     ///
     /// # Errors
     /// When the system refuses it.
@@ -53,23 +53,23 @@ fn refused(error: rustix::io::Errno) -> Error {
     Error::new(ErrorKind::System, format!("the processors of a thread: {error}"))
 }
 
-/// Lets two threads, each on a processor of its own, begin at the same moment. It spins: to be woken would take a tenth
-/// of a turn.
+/// Lets two threads, each on a processor of its own, begin at the same moment. It spins: a wakeup would take
+/// a tenth of a turn.
 #[derive(Debug, Default)]
 pub struct Gate(AtomicUsize);
 
 impl Gate {
-    /// Waits for the other one.
+    /// Waits for the other thread.
     ///
     /// # Errors
-    /// When it does not come.
+    /// When it does not arrive in time.
     pub fn meet(&self) -> Result<()> {
         let before = self.0.fetch_add(1, Ordering::AcqRel);
         let both = (before / 2 + 1) * 2;
         let begun = Instant::now();
         while self.0.load(Ordering::Acquire) < both {
             if begun.elapsed() > PATIENCE {
-                return Err(Error::new(ErrorKind::TimedOut, "the other thread of a turn does not come"));
+                return Err(Error::new(ErrorKind::TimedOut, "the other thread of a turn did not arrive"));
             }
             std::hint::spin_loop();
         }
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_passes_a_gate_alone() {
+    fn no_thread_passes_a_gate_alone() {
         let gate = Gate::default();
         let passed = AtomicUsize::new(0);
         std::thread::scope(|scope| {
@@ -92,9 +92,9 @@ mod tests {
                         // Both have passed all earlier rounds, or are between this count and their gate.
                         let seen = passed.load(Ordering::SeqCst);
                         assert!((2 * round..=2 * round + 1).contains(&seen), "{round} {seen}");
-                        gate.meet().expect("the other one comes");
+                        gate.meet().expect("the other one arrives");
                         passed.fetch_add(1, Ordering::SeqCst);
-                        gate.meet().expect("the other one comes");
+                        gate.meet().expect("the other one arrives");
                     }
                 });
             }

@@ -1,9 +1,9 @@
-//! The report: the figures' parts of `docs/performance.md`, and plots beside it.
+//! The report: the figures in `docs/performance.md`, and plots beside it.
 //!
-//! Always true here: what people wrote on the page stays as it is; only what stands between the marks of a part that was measured is
-//! replaced, and a page without them is refused.
+//! Invariants: what people wrote on the page stays as it is; only the text between the marks of a measured
+//! part is replaced, and a page without marks is refused.
 //!
-//! Left to others: what the figures mean (the page).
+//! Elsewhere: what the figures mean (the page).
 
 mod peers;
 mod plots;
@@ -17,9 +17,9 @@ use std::path::{Path, PathBuf};
 const PAGE: &str = "performance.md";
 /// The directory of plots, beside the page.
 const PLOTS: &str = "performance";
-/// Before what is replaced.
+/// The mark before the replaced text.
 const BEGIN: &str = "<!-- figures: what follows is written by `cargo xtask bench --report` -->";
-/// Behind it.
+/// The mark after it.
 const END: &str = "<!-- end of figures -->";
 
 /// The documentation of the project that this program was built from.
@@ -30,7 +30,7 @@ pub fn docs_of_the_project() -> PathBuf {
 /// Reads the figures of an earlier run.
 ///
 /// # Errors
-/// What is wrong with the file, in words.
+/// What is wrong with the file, as text.
 pub fn read(file: &Path) -> Result<Value, String> {
     let text =
         std::fs::read_to_string(file).map_err(|error| format!("cannot read {}: {error}", file.display()))?;
@@ -42,7 +42,7 @@ pub fn read(file: &Path) -> Result<Value, String> {
 /// Writes the report into `docs`.
 ///
 /// # Errors
-/// When the page lacks its marks, or something cannot be written, in words.
+/// When the page lacks its marks, or something cannot be written, as text.
 pub fn write(figures: &Value, docs: &Path) -> Result<(), String> {
     let page = docs.join(PAGE);
     let fail =
@@ -68,22 +68,22 @@ pub fn write(figures: &Value, docs: &Path) -> Result<(), String> {
     std::fs::write(&page, text).map_err(|error| fail("write", &page, error))
 }
 
-/// The page with another section between these marks; nothing if it has none.
+/// The page with another section between these marks; none if it has no marks.
 fn replace(page: &str, (begin, end): (&str, &str), section: &str) -> Option<String> {
     let (before, rest) = page.split_once(begin)?;
     let (_, after) = rest.split_once(end)?;
     Some(format!("{before}{begin}\n\n{section}\n{end}{after}"))
 }
 
-/// Plots as the page shows them.
+/// Links to the plots, for the page.
 fn shown(plots: &[plots::Plot]) -> String {
     plots.iter().map(|plot| format!("\n![{}]({PLOTS}/{})\n", plot.title, plot.file)).collect()
 }
 
-/// What stands between the marks.
+/// The text between the marks.
 fn section(figures: &Value, plots: &[plots::Plot]) -> String {
     let mut text = String::new();
-    // Writing to a string can't fail.
+    // Writing to a string cannot fail.
     let _ = writeln!(text, "{}\n", machine(figures));
     let _ = writeln!(text, "| what | figure | budget | | measured | 95 % range |");
     let _ = writeln!(text, "| --- | --- | --- | --- | --- | --- |");
@@ -100,7 +100,7 @@ fn section(figures: &Value, plots: &[plots::Plot]) -> String {
     text + &shown(plots)
 }
 
-/// Which machine the figures are from.
+/// The machine of the figures.
 fn machine(figures: &Value) -> String {
     let of = |path: &str| match figures.pointer(path) {
         Some(Value::String(text)) => text.clone(),
@@ -117,7 +117,7 @@ fn machine(figures: &Value) -> String {
     )
 }
 
-/// The line of one budget; nothing if it was not measured.
+/// The line of one budget; none if it was not measured.
 fn row(figures: &Value, budget: &Budget) -> Option<String> {
     let value = number(figures, budget.path)?;
     let detail = |name: &str| figures.pointer(&format!("{}_detail/{name}", pointer(budget.path)));
@@ -151,7 +151,7 @@ fn pointer(path: &str) -> String {
     format!("/{}", path.replace('.', "/"))
 }
 
-/// A number as people read it.
+/// A number in a readable form.
 fn short(value: f64) -> String {
     let (text, unit) = if value.abs() >= 1e6 {
         (format!("{:.2}", value / 1e6), " million")
@@ -192,7 +192,7 @@ mod tests {
         })
     }
 
-    /// What was found of two stacks.
+    /// The figures of two stacks.
     pub fn peers() -> Value {
         json!({"vm": {
             "kernel": "7.3.4", "rounds": 3,
@@ -222,14 +222,14 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_measured_is_said() {
+    fn what_was_not_measured_is_listed() {
         let text = section(&figures(), &[]);
         let line = text.lines().find(|line| line.starts_with("Not measured")).expect("a line");
         assert!(line.contains("`writeback.over_sequential`") && !line.contains("engine.write_4k_over_copy"));
     }
 
     #[test]
-    fn what_people_wrote_stays() {
+    fn text_outside_the_marks_stays() {
         let page = format!("# Page\n\nBefore.\n\n{BEGIN}\nold\n{END}\n\nAfter.\n");
         let once = replace(&page, (BEGIN, END), "new\n").expect("a page with marks");
         assert_eq!(once, format!("# Page\n\nBefore.\n\n{BEGIN}\n\nnew\n\n{END}\n\nAfter.\n"));
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn the_part_of_what_was_not_measured_stays() {
+    fn the_part_of_unmeasured_figures_stays() {
         let docs = tempfile::tempdir().expect("a directory");
         let page = docs.path().join(PAGE);
         let (begin, end) = (peers::BEGIN, peers::END);
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_without_marks_is_refused_and_left_alone() {
+    fn a_page_without_marks_is_refused_and_not_changed() {
         let docs = tempfile::tempdir().expect("a directory");
         let page = docs.path().join(PAGE);
         std::fs::write(&page, "Before.\n").expect("a page");

@@ -1,4 +1,4 @@
-//! A cache in process, over a part of a mapping, with what keeps it going run between turns.
+//! A cache in process, over a part of a mapping, with its background worker run between turns.
 
 use crate::instant_disk::InstantDisk;
 use crate::scale::Sources;
@@ -21,25 +21,25 @@ use std::time::{Duration, Instant};
 /// The memory of the rig.
 pub type Memory = Window<Mapping>;
 
-/// What the engine of the rig lives in.
+/// The environment of the rig's engine.
 pub type Surroundings = ProcessEnvironment<Memory>;
 
 /// A block that is cached.
 #[derive(Clone, Copy, Debug)]
 pub struct Held {
-    /// Where it is on the device.
+    /// Its offset on the device.
     pub place: u64,
-    /// Where its data is in the region.
+    /// The offset of its data in the region.
     pub at: u64,
 }
 
-/// Operations that writeback keeps going on the disk: as many as a daemon's.
+/// Operations that writeback keeps in flight on the disk: as many as in a daemon.
 const DEPTH: usize = 64;
 
-/// Maintenance that takes longer has gone wrong.
+/// Background work that takes longer has failed.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A cache with what keeps it going.
+/// A cache with its background worker.
 pub struct Rig {
     cache: Arc<Cache<Surroundings>>,
     maintainer: Maintainer<Surroundings, Box<dyn PollableQueue>>,
@@ -48,8 +48,8 @@ pub struct Rig {
 }
 
 impl Rig {
-    /// Formats `memory` and makes a cache of all of it, in front of a device of `device` bytes, with as many lanes as a
-    /// daemon would give it.
+    /// Formats `memory` and creates a cache in all of it, in front of a device of `device` bytes, with as
+    /// many lanes as a daemon would give it.
     ///
     /// # Errors
     /// Those of the engine.
@@ -76,7 +76,7 @@ impl Rig {
         Self::over(cache, disk, log)
     }
 
-    /// Opens what [`new`](Self::new) made, which means recovery.
+    /// Opens what [`new`](Self::new) created, which recovers it.
     ///
     /// # Errors
     /// Those of the engine.
@@ -103,7 +103,7 @@ impl Rig {
         &self.cache
     }
 
-    /// The cache, for others that use it. It is theirs to be done before maintenance runs.
+    /// The cache, for other threads. They must have finished before background work runs.
     pub fn share(&self) -> Arc<Cache<Surroundings>> {
         Arc::clone(&self.cache)
     }
@@ -113,27 +113,27 @@ impl Rig {
         &self.disk
     }
 
-    /// What the cache says of itself.
+    /// The status of the cache.
     pub fn status(&self) -> CacheStatus {
         self.cache.status()
     }
 
-    /// Notes where the data of `work` goes.
+    /// The log that records where data is stored.
     pub fn log(&self) -> Arc<StoreLog> {
         Arc::clone(&self.log)
     }
 
-    /// Writes to all `places` in order. The maintenance that this makes necessary is done in between.
+    /// Writes to all `places` in order, and does the necessary background work in between.
     ///
     /// # Errors
-    /// Those of the engine, and when maintenance makes no space.
+    /// Those of the engine, and when background work frees no space.
     pub fn write_all(&mut self, places: &[u64], sources: &Sources) -> Result<()> {
         for (number, &place) in places.iter().enumerate() {
             let mut attempts = 0;
             while !write(&self.cache, place, sources.get(number))? {
                 attempts += 1;
                 if attempts > 1000 {
-                    let text = "maintenance makes no space although all is written back";
+                    let text = "background work frees no space although all is written back";
                     return Err(Error::new(ErrorKind::NoSpace, text));
                 }
                 self.settle()?;
@@ -149,8 +149,8 @@ impl Rig {
         records
     }
 
-    /// The blocks of 4 KiB that were written whole, each with where its newest data is: the last record of each in its
-    /// lane's log. Nothing may be written meanwhile.
+    /// The blocks of 4 KiB that were written whole, each with the offset of its newest data: the last record
+    /// of each in its lane's log. No thread may write meanwhile.
     pub fn held_blocks(&self) -> Vec<Held> {
         let mut newest = HashMap::new();
         self.visit(|segment, record| {
@@ -161,7 +161,7 @@ impl Rig {
         newest.into_iter().map(|(place, at)| Held { place, at }).collect()
     }
 
-    /// Gives all records, those of a lane in the order of its log.
+    /// Calls `give` for all records, those of a lane in the order of its log.
     fn visit(&self, mut give: impl FnMut(&LogSegmentView, Record)) {
         for lane in 0..self.cache.lane_count() {
             for segment in self.cache.log_segments(LaneId(lane)) {
@@ -174,7 +174,7 @@ impl Rig {
         }
     }
 
-    /// Closes the epoch and lets writeback and reclaim do all that there is to do.
+    /// Closes the epoch, and runs writeback and reclaim until nothing is left to do.
     ///
     /// # Errors
     /// Those of the engine.
@@ -187,16 +187,16 @@ impl Rig {
                 Step::WaitBacking => {
                     wait_any(&[self.maintainer.queue().wait_descriptor()], Some(PATIENCE))?;
                 }
-                // Nothing waits for time here, so what is idle now stays so.
+                // Nothing here waits for time, so what is idle now stays idle.
                 Step::Idle { .. } if self.cache.is_drained(epoch) => return Ok(()),
                 Step::Idle { .. } => break,
             }
         }
-        Err(Error::new(ErrorKind::TimedOut, "maintenance does not come to an end"))
+        Err(Error::new(ErrorKind::TimedOut, "background work does not end"))
     }
 }
 
-/// Formats `memory` and makes a cache of all of it, in front of a device of `device` bytes.
+/// Formats `memory` and creates a cache in all of it, in front of a device of `device` bytes.
 ///
 /// # Errors
 /// Those of the engine.
@@ -225,7 +225,7 @@ pub fn format<P: Pmem + 'static>(
     transport.open_cache(backend)
 }
 
-/// As many lanes as a daemon gives a cache at most.
+/// The maximum number of lanes that a daemon gives a cache.
 pub fn lanes_of_a_daemon() -> u32 {
     16 * std::thread::available_parallelism().map_or(1, |count| count.get() as u32)
 }
@@ -239,7 +239,10 @@ pub fn write(cache: &Cache<Surroundings>, place: u64, data: &[u8]) -> Result<boo
     Ok(matches!(cache.write(range, data, Waker::noop())?, Admission::Done(_)))
 }
 
-/// What a turn says that finds no space.
+/// The error of a turn without space.
 pub fn no_space() -> Error {
-    Error::new(ErrorKind::NoSpace, "the free part of the cache is too small for a turn without maintenance")
+    Error::new(
+        ErrorKind::NoSpace,
+        "the free part of the cache is too small for a turn without background work",
+    )
 }

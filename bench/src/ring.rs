@@ -1,6 +1,6 @@
-//! Many writes to one file at a time, as a program makes them that waits for none.
+//! Many writes to one file at a time, as an asynchronous program submits them.
 //!
-//! Always true here: nothing is in flight when a call returns, so no buffer is given up that the kernel works on.
+//! Invariants: nothing is in flight when a call returns, so no buffer is freed while the kernel uses it.
 
 use crate::scale::Sources;
 use crate::turns::since;
@@ -11,7 +11,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::time::Instant;
 
-/// The most writes under way.
+/// Maximum number of writes in flight.
 const DEPTH_MAX: u32 = 64;
 
 /// A file with a ring of its own.
@@ -24,16 +24,17 @@ impl FileRing {
     /// A ring for `file`.
     ///
     /// # Errors
-    /// When the system gives none.
+    /// When the system refuses one.
     pub fn new(file: File) -> Result<Self> {
         let ring = IoUring::new(DEPTH_MAX).map_err(|error| system("no ring for a client", &error))?;
         Ok(Self { ring, file })
     }
 
-    /// Writes 4 KiB to each of `places`, with at most `depth` writes under way; notes what each took in nanoseconds.
+    /// Writes 4 KiB to each of `places`, with at most `depth` writes in flight; records the time of each in
+    /// nanoseconds.
     ///
     /// # Errors
-    /// The first that a write gives; those under way have ended by then.
+    /// The first error of a write; those in flight have completed by then.
     pub fn write(
         &mut self,
         places: &[u64],
@@ -80,8 +81,8 @@ impl FileRing {
             .offset(place)
             .build()
             .user_data(number);
-        // SAFETY: the bytes are borrowed by `write`, which returns when nothing is in flight; where the ring itself fails before,
-        // the kernel only reads from pages that it holds on to.
+        // SAFETY: the bytes are borrowed by `write`, which returns when nothing is in flight; if the ring
+        // itself fails before, the kernel only reads from pages that it has pinned.
         unsafe { self.ring.submission().push(&entry) }
             .map_err(|_| Error::new(ErrorKind::System, "a ring is full although it was counted"))
     }

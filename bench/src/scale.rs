@@ -1,4 +1,4 @@
-//! How large everything is, and what is written.
+//! The sizes, and the data that is written.
 
 use crate::options::Options;
 use cbd_types::AlignedBuffer;
@@ -14,27 +14,27 @@ pub struct Scale {
     pub device: u64,
     /// Bytes that a turn moves, in operations that are no smaller than a page: about half a millisecond.
     pub turn_bytes: u64,
-    /// Turns between two rests, in which maintenance makes the cache clean and reclaims. What they write is more than
-    /// the last-level cache and less than the free part of the region.
+    /// Turns between two rests, in which background work cleans the cache and reclaims. These turns write
+    /// more than the last-level cache and less than the free part of the region.
     pub turns_between_rests: usize,
-    /// The device behind an export, and what it lies in.
+    /// The device behind an export, and the memory that holds it.
     pub export_size: u64,
-    /// Operations of each contestant whose slowest are looked for.
+    /// Operations of each contestant in the measurement of the slowest.
     pub tail_operations: usize,
-    /// The region that is filled to the brim, to weigh its index and to recover it.
+    /// The region that is filled completely, to measure its index and its recovery.
     pub full_region: u64,
-    /// The region that is opened again as after a kill; less where the machine has not the memory.
+    /// The region that is opened again as after a kill; less if the machine has too little memory.
     pub restart_region: u64,
 }
 
 impl Scale {
-    /// Operations of `length` bytes in a turn. Small ones cost nearly what those of a page do.
+    /// Operations of `length` bytes in a turn. Small ones cost nearly as much as those of a page.
     pub const fn turn(&self, length: u64) -> usize {
         let length = if length < 4096 { 4096 } else { length };
         (self.turn_bytes / length) as usize
     }
 
-    /// The sizes that the options ask for.
+    /// The sizes for the options.
     pub fn of(options: &Options) -> Self {
         const MIB: u64 = 1 << 20;
         if options.quick {
@@ -63,8 +63,8 @@ impl Scale {
     }
 }
 
-/// What is written: as many pages as a client has under way, warm in the processor's cache, as data is that a client
-/// has just made. Both contestants copy from the same.
+/// The data that is written: as many pages as a client has in flight, in the processor's cache, as data is
+/// that a client has just produced. Both contestants copy from the same pages.
 #[derive(Debug)]
 pub struct Sources(Vec<AlignedBuffer>);
 
@@ -72,7 +72,7 @@ impl Sources {
     /// Random pages of `length` bytes.
     pub fn new(length: usize) -> Self {
         let mut random = SmallRng::seed_from_u64(1);
-        // Half of a small second-level cache at most.
+        // At most half of a small second-level cache.
         let count = ((512 << 10) / length).clamp(8, 64);
         Self(
             (0..count)
@@ -91,7 +91,7 @@ impl Sources {
     }
 }
 
-/// Random places of `length` bytes on a device of `size`.
+/// Random offsets of `length` bytes on a device of `size`.
 pub fn random_places(random: &mut SmallRng, size: u64, length: u64, count: usize) -> Vec<u64> {
     (0..count).map(|_| random.random_range(0..size / length) * length).collect()
 }

@@ -1,6 +1,6 @@
-//! Medians and how far samples scatter.
+//! Medians, and how far samples scatter.
 
-/// The middle of some samples and the range that holds most of them.
+/// The median of some samples, and the range that holds most of them.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Summary {
     /// Half of the samples are below.
@@ -12,7 +12,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Sums samples up; all zero if there is none.
+    /// Summarizes samples; all zero if there is none.
     pub fn of(samples: &[f64]) -> Self {
         let mut sorted = samples.to_vec();
         sorted.sort_by(f64::total_cmp);
@@ -20,7 +20,7 @@ impl Summary {
     }
 }
 
-/// Where the true median lies with 95 % confidence, by ranks: nothing is assumed about how samples are distributed.
+/// The 95 % confidence range of the true median, by ranks: no distribution of the samples is assumed.
 pub fn median_range(samples: &[f64]) -> (f64, f64) {
     let mut sorted = samples.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -28,7 +28,7 @@ pub fn median_range(samples: &[f64]) -> (f64, f64) {
     (quantile(&sorted, (0.5 - share).max(0.0)), quantile(&sorted, (0.5 + share).min(1.0)))
 }
 
-/// The value below which `share` of the sorted samples lie, between neighbours where it falls between two.
+/// The value below which `share` of the sorted samples lie, interpolated between neighbours.
 pub fn quantile(sorted: &[f64], share: f64) -> f64 {
     let Some(last) = sorted.len().checked_sub(1) else { return 0.0 };
     let place = share * last as f64;
@@ -38,14 +38,14 @@ pub fn quantile(sorted: &[f64], share: f64) -> f64 {
     sorted[below.min(last)] * (1.0 - part) + sorted[above.min(last)] * part
 }
 
-/// The smallest sample that is at least as large as `share` of all, from sorted ones: one that was really seen, for where
-/// there are few. Zero if there is none.
+/// The smallest sample that is at least as large as `share` of all sorted samples: an observed value, for
+/// small numbers of samples. Zero if there is none.
 pub fn percentile(sorted: &[u32], share: f64) -> u32 {
     let place = (share * sorted.len() as f64).ceil() as usize;
     sorted.get(place.saturating_sub(1).min(sorted.len().saturating_sub(1))).copied().unwrap_or(0)
 }
 
-/// A figure with as many digits as it is worth.
+/// A figure, rounded to its significant digits.
 pub fn rounded(value: f64, digits: i32) -> f64 {
     let scale = 10_f64.powi(digits);
     (value * scale).round() / scale

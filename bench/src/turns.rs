@@ -1,34 +1,34 @@
 //! Contestants in turns: A B A B ..
 //!
-//! Always true here: a ratio is taken between turns that follow each other, so what slows the machine for longer than
-//! a turn slows both sides and drops out; turns are short and many; and a turn in which the thread was taken off
-//! its processor does not count, with its partner.
+//! Invariants: a ratio is computed from turns that follow each other, so what slows the machine for longer
+//! than a turn slows both sides and cancels out; turns are short and many; and a turn in which the thread
+//! lost its processor does not count, nor does its partner.
 
 use crate::figures::Certainty;
 use crate::statistics::{Summary, median_range};
 use rustix::time::{ClockId, clock_gettime};
 use std::time::Instant;
 
-/// A ratio whose median is not known better than this share is worth a warning.
+/// A ratio whose median has a wider range than this share is reported as uncertain.
 const NOISY: f64 = 0.06;
 
-/// A thread that ran for less than this share of the time was not alone on its processor.
+/// A thread that ran for less than this share of the time shared its processor.
 const ALONE: f64 = 0.98;
 
-/// How many turns are made for each that counts, at most.
+/// Maximum number of turns that are run for each that counts.
 const ATTEMPTS: usize = 8;
 
-/// What a turn took.
+/// The time of a turn.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Turn {
     /// Nanoseconds by the wall clock for each operation.
     pub nanoseconds: f64,
-    /// Whether the thread had its processor all the time.
+    /// Whether the thread had its processor the whole time.
     pub undisturbed: bool,
 }
 
 impl Turn {
-    /// Measures `work`, which does so many operations.
+    /// Measures `work`, which does this many operations.
     ///
     /// # Errors
     /// That of the work.
@@ -41,7 +41,7 @@ impl Turn {
         Ok(Self { nanoseconds: wall / operations.max(1) as f64, undisturbed: ran >= ALONE * wall })
     }
 
-    /// This turn and another one at the same time, as one: what an operation took on average.
+    /// Combines this turn with a simultaneous one: the average time of an operation.
     pub fn beside(self, other: Self) -> Self {
         Self {
             nanoseconds: f64::midpoint(self.nanoseconds, other.nanoseconds),
@@ -50,7 +50,7 @@ impl Turn {
     }
 }
 
-/// Nanoseconds for which the calling thread has run.
+/// Processor time of the calling thread, in nanoseconds.
 fn processor_nanoseconds() -> f64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec as f64 * 1e9 + time.tv_nsec as f64
@@ -64,9 +64,9 @@ pub fn since(begun: Instant) -> u32 {
 /// The turns of some contestants, round by round, in nanoseconds for an operation.
 #[derive(Clone, Debug)]
 pub struct Rounds<const CONTESTANTS: usize> {
-    /// What counts.
+    /// The rounds that count.
     pub figures: Vec<[f64; CONTESTANTS]>,
-    /// How many rounds were left out because something else wanted the processor.
+    /// Number of rounds that were left out because another thread used the processor.
     pub disturbed: usize,
 }
 
@@ -77,7 +77,7 @@ impl<const CONTESTANTS: usize> Rounds<CONTESTANTS> {
     }
 }
 
-/// What the turns of two brought.
+/// The result of the turns of two contestants.
 #[derive(Clone, Copy, Debug)]
 pub struct Comparison {
     /// The first contestant's figure.
@@ -86,20 +86,20 @@ pub struct Comparison {
     pub b: Summary,
     /// First over second, turn by turn.
     pub ratio: Summary,
-    /// Where the median of the ratio lies with 95 % confidence.
+    /// The 95 % confidence range of the median of the ratio.
     pub ratio_range: (f64, f64),
-    /// First less second, turn by turn.
+    /// First minus second, turn by turn.
     pub difference: Summary,
-    /// Where the median of the difference lies with 95 % confidence.
+    /// The 95 % confidence range of the median of the difference.
     pub difference_range: (f64, f64),
-    /// How many turns of each counted.
+    /// Number of turns of each that counted.
     pub rounds: usize,
-    /// How many were left out because something else wanted the processor.
+    /// Number of turns that were left out because another thread used the processor.
     pub disturbed: usize,
 }
 
 impl Comparison {
-    /// Sums up the turns of two.
+    /// Summarizes the turns of two contestants.
     pub fn of(rounds: &Rounds<2>) -> Self {
         let ratios = rounds.each(|[a, b]| a / b);
         let differences = rounds.each(|[a, b]| a - b);
@@ -120,18 +120,19 @@ impl Comparison {
         is_noisy(self.ratio, self.ratio_range)
     }
 
-    /// How sure the ratio is.
+    /// The certainty of the ratio.
     pub fn certainty(&self) -> Certainty {
         Certainty { range: self.ratio_range, is_noisy: self.is_noisy() }
     }
 }
 
-/// Whether a figure of each round scatters too much for its median, which lies in `range`, to be trusted to the second digit.
+/// Whether a figure of each round, whose median lies in `range`, scatters too much to be trusted to the
+/// second digit.
 pub fn is_noisy(figure: Summary, range: (f64, f64)) -> bool {
     (range.1 - range.0) > NOISY * figure.median.abs()
 }
 
-/// Lets two run in turns; see [`play`].
+/// Runs two contestants in turns; see [`play`].
 ///
 /// # Errors
 /// That of a contestant; it ends the comparison.
@@ -143,8 +144,8 @@ pub fn compare<E>(
     Ok(Comparison::of(&play(rounds, [&mut a, &mut b])?))
 }
 
-/// Lets all run in turns until `rounds` turns of each were undisturbed, after one turn each that does not count.
-/// Where the machine is too busy for that, the disturbed ones count too.
+/// Runs all contestants in turns until `rounds` turns of each were undisturbed, after one turn each that does
+/// not count. If the machine is too busy for that, the disturbed ones count, too.
 ///
 /// # Errors
 /// That of a contestant; it ends the comparison.

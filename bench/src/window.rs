@@ -1,10 +1,10 @@
-//! Two contestants in one mapping, and a record of where the first one put its data.
+//! Two contestants in one mapping, and a record of where the first one stored its data.
 //!
-//! A copy that is to be the limit of an engine must go to the places that the engine chose, for a sequential
-//! and a random sequence of destinations do not cost the same. So the engine's half of the mapping can note its data
-//! stores during a turn that is not timed, and the copy repeats them in the other half.
+//! A copy that is to be the limit of an engine must use the offsets that the engine chose, since a sequential
+//! and a random sequence of destinations differ in cost. The engine's half of the mapping can therefore
+//! record its data stores during a turn that is not timed, and the copy repeats them in the other half.
 //!
-//! Always true here: while nothing is noted, a store through a window costs one addition and one plain load more
+//! Invariants: while nothing is recorded, a store through a window costs one addition and one plain load more
 //! than the store itself.
 
 use cbd_types::pmem::MediaError;
@@ -12,7 +12,7 @@ use cbd_types::{Durability, Pmem};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A part of a mapping that is a memory of its own.
+/// A part of a mapping that acts as a memory of its own.
 #[derive(Debug)]
 pub struct Window<M> {
     memory: Arc<M>,
@@ -31,14 +31,14 @@ pub struct StoreLog {
 /// A data store: offset in the window, and length.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Store {
-    /// First byte, from the begin of the window.
+    /// The offset of the first byte in the window.
     pub at: u64,
     /// Number of bytes.
     pub length: usize,
 }
 
 impl StoreLog {
-    /// Notes the stores that are made while `work` runs.
+    /// Records the stores that are made while `work` runs.
     pub fn record<T>(&self, work: impl FnOnce() -> T) -> (T, Vec<Store>) {
         self.on.store(true, Ordering::Relaxed);
         let done = work();
@@ -53,16 +53,16 @@ impl StoreLog {
 }
 
 impl<M: Pmem> Window<M> {
-    /// `length` bytes of `memory` from `base`.
+    /// The `length` bytes of `memory` at `base`.
     ///
     /// # Panics
-    /// If the window reaches past the end of the memory: the benchmark itself is wrong.
+    /// If the window reaches past the end of the memory, which is a bug of the benchmark.
     pub fn new(memory: Arc<M>, base: u64, length: u64) -> Self {
         assert!(base + length <= memory.len(), "a window lies inside its memory");
         Self { memory, base, length, log: Arc::default() }
     }
 
-    /// Stores to every page once, so that no turn pays for the system's work on first use.
+    /// Stores to every page once, so that no turn includes page faults.
     pub fn fill(&self) {
         let page = [0; 4096];
         for at in (0..self.length).step_by(page.len()) {
@@ -71,7 +71,7 @@ impl<M: Pmem> Window<M> {
         self.fence();
     }
 
-    /// Where the data stores are noted.
+    /// The log that records data stores.
     pub fn log(&self) -> Arc<StoreLog> {
         Arc::clone(&self.log)
     }

@@ -1,5 +1,5 @@
-//! The benchmarks themselves, in their quick form: every group runs to its end, and its figures stand where the budgets
-//! look for them. What the figures are is not asked.
+//! Tests the benchmarks themselves, in their quick form: every group completes, and its figures are at the
+//! paths of the budgets. The values of the figures are not checked.
 #![allow(missing_docs)]
 
 use serde_json::Value;
@@ -23,7 +23,7 @@ fn number(figures: &Value, path: &str) -> f64 {
 }
 
 #[track_caller]
-fn assert_judged(figures: &Value, paths: &[&str]) {
+fn assert_has_verdict(figures: &Value, paths: &[&str]) {
     for path in paths {
         assert!(number(figures, path) > 0.0, "{path}");
         let met = figures.pointer(&format!("{path}_detail/met"));
@@ -34,7 +34,7 @@ fn assert_judged(figures: &Value, paths: &[&str]) {
 #[test]
 fn the_engine_is_measured() {
     let figures = measure(&["engine"]);
-    assert_judged(
+    assert_has_verdict(
         &figures,
         &[
             "/engine/write_4k_over_copy",
@@ -47,17 +47,17 @@ fn the_engine_is_measured() {
         ],
     );
     if std::thread::available_parallelism().is_ok_and(|count| count.get() >= 2) {
-        assert_judged(&figures, &["/engine/scale_2_over_copy"]);
+        assert_has_verdict(&figures, &["/engine/scale_2_over_copy"]);
     }
 }
 
 #[test]
 fn memory_and_recovery_are_measured() {
     let figures = measure(&["memory", "recovery"]);
-    assert_judged(&figures, &["/engine/index_bytes_per_block", "/recovery/records_per_core_second"]);
+    assert_has_verdict(&figures, &["/engine/index_bytes_per_block", "/recovery/records_per_core_second"]);
     if figures.pointer("/daemon/not_measured").is_none() {
         let paths = ["/daemon/rss_over_index_mib", "/daemon/rss_after_stop_mib"];
-        assert_judged(&figures, &paths);
+        assert_has_verdict(&figures, &paths);
         assert!(
             paths.iter().all(|path| figures.pointer(&format!("{path}_detail/met")) == Some(&true.into()))
         );
@@ -67,7 +67,7 @@ fn memory_and_recovery_are_measured() {
 #[test]
 fn writeback_is_measured() {
     let figures = measure(&["writeback"]);
-    assert_judged(&figures, &["/writeback/over_sequential"]);
+    assert_has_verdict(&figures, &["/writeback/over_sequential"]);
     for disk in ["hard_disk", "flash", "fast_flash", "instant"] {
         assert!(number(&figures, &format!("/writeback/{disk}/drain_mib_per_s")) > 0.0);
     }
@@ -76,22 +76,22 @@ fn writeback_is_measured() {
 #[test]
 fn the_tail_is_measured_without_a_wait_for_space() {
     let figures = measure(&["tail"]);
-    assert_judged(&figures, &["/tail/p9999_over_copy"]);
+    assert_has_verdict(&figures, &["/tail/p9999_over_copy"]);
     assert!(number(&figures, "/tail/max_ms") > 0.0);
     assert_eq!(number(&figures, "/tail/waited_for_space"), 0.0);
     assert!(number(&figures, "/tail/written_back_mib") > 0.0, "writeback ran meanwhile");
 }
 
 #[test]
-fn exports_are_measured_or_it_is_said_why_not() {
+fn exports_are_measured_or_the_reason_is_reported() {
     let figures = measure(&["export"]);
-    assert_judged(&figures, &["/export/nbd/qd1_over_copy", "/export/nbd/qd16_over_copy"]);
-    assert_judged(&figures, &["/export/vhost/qd1_over_copy", "/export/vhost/qd16_over_copy"]);
+    assert_has_verdict(&figures, &["/export/nbd/qd1_over_copy", "/export/nbd/qd16_over_copy"]);
+    assert_has_verdict(&figures, &["/export/vhost/qd1_over_copy", "/export/vhost/qd16_over_copy"]);
     assert!(number(&figures, "/export/vhost/write_4k_p50_us") > 0.0);
     for name in ["fuse", "loop"] {
         if figures.pointer(&format!("/export/{name}/not_measured")).is_none() {
             let path = |depth: usize| format!("/export/{name}/qd{depth}_over_copy");
-            assert_judged(&figures, &[&path(1), &path(16)]);
+            assert_has_verdict(&figures, &[&path(1), &path(16)]);
         } else {
             assert!(std::env::var_os("CBD_SYSTEM_TESTS").is_none(), "root can measure it: {figures:#}");
         }
@@ -101,7 +101,7 @@ fn exports_are_measured_or_it_is_said_why_not() {
 #[test]
 fn the_policy_is_measured_and_the_same_seed_gives_the_same_figures() {
     let figures = measure(&["policy", "--seed", "7", "--write-percent", "10"]);
-    assert_judged(&figures, &["/policy/worst_over_lru"]);
+    assert_has_verdict(&figures, &["/policy/worst_over_lru"]);
     for trace in ["uniform", "zipf", "scans", "loops"] {
         for figure in ["hit", "lru", "arc", "s3fifo", "over_lru", "over_arc", "over_s3fifo"] {
             assert!(number(&figures, &format!("/policy/{trace}/{figure}")) > 0.0);

@@ -1,7 +1,8 @@
-//! The engine in process: against the bare persistent copy.
+//! The engine in process, against the bare persistent copy.
 //!
-//! Always true here: engine and copy work in two halves of one mapping, copy from the same sources, and the copy goes to
-//! the places to which the engine put the same writes; maintenance runs between the turns, not in them.
+//! Invariants: engine and copy work in two halves of one mapping and copy from the same sources, and the copy
+//! uses the offsets at which the engine stored the same writes; background work runs between the turns, not
+//! in them.
 
 mod copy;
 mod flushes;
@@ -28,7 +29,7 @@ pub fn run(options: &Options, figures: &mut Figures) -> Result<()> {
     figures.add("device_bytes", scale.device);
     figures.add("lanes", pair.rig.status().lanes);
     figures.add("overwrites_share", pair.overwrites_share());
-    // From what leaves the cache as it was aged to what changes it most.
+    // In order, from what leaves the aged cache as it is to what changes it most.
     writes::pages(&mut pair, figures)?;
     reads::measure(&mut pair, figures)?;
     scaling::measure(&mut pair, figures)?;

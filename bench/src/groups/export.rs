@@ -1,8 +1,9 @@
 //! Exports: each over CBD against itself over a bare persistent copy, 4 KiB writes at depth 1 and 16.
 //!
-//! Always true here: both devices are of one size and lie in one mapping, both get the same places in the same order from the
-//! same client, and the same threads serve them; maintenance of the cache runs between the turns, not in them. A turn's figure
-//! is the median of what its requests took, so what interrupts a few of them does not move it.
+//! Invariants: both devices have the same size and lie in one mapping; both get the same offsets in the same
+//! order from the same client, and threads with the same setup serve them. Background work of the cache runs
+//! between the turns, not in them. A turn's figure is the median of its requests, so interruptions of a few
+//! of them do not change it.
 
 mod door;
 mod fuse;
@@ -29,40 +30,41 @@ use serde_json::{Map, json};
 use std::cell::RefCell;
 use std::sync::Arc;
 
-/// How many requests a client has under way.
+/// The number of requests that a client has in flight.
 struct Depth {
     depth: usize,
     /// Requests in a turn.
     requests: usize,
-    /// Which processor serves; the client is on the first. Together or apart makes a factor of two, so it is not left to chance,
-    /// and it is what is faster: one that waits for each answer loses by going to another processor, one that does not wins.
+    /// The processor that serves; the client is on the first. The same or another processor makes a factor of
+    /// two, so it is fixed, to the faster choice: a client that waits for each answer loses by a change of
+    /// the processor, one that does not wait gains.
     server: usize,
 }
 
-/// Those that are measured.
+/// The measured depths.
 const DEPTHS: [Depth; 2] =
     [Depth { depth: 1, requests: 512, server: 0 }, Depth { depth: 16, requests: 2048, server: 1 }];
 
 /// A turn takes some milliseconds, so there are fewer than of the engine.
 const FEWER: usize = 4;
 
-/// The share of the cache that is written between two rests, in which maintenance makes it clean and reclaims.
+/// The share of the cache that is written between two rests, in which background work cleans and reclaims it.
 const SHARE_BETWEEN_RESTS: u64 = 8;
 
-/// What serves a device and connects to it; the name tells its places from others.
+/// Serves a device and connects to it; `name` distinguishes its paths from those of others.
 type Open = fn(doors: &Doors, device: Arc<dyn BlockDevice>, name: &str) -> Result<Box<dyn Door>>;
 
-/// A way to reach a device.
+/// An export to measure.
 struct Way {
     /// Its name in the figures.
     name: &'static str,
-    /// What opens it.
+    /// The function that opens it.
     open: Open,
-    /// The client looks for its answers and never sleeps, so nothing else may want its processor.
+    /// The client polls for its answers and never sleeps, so its processor must be free of other threads.
     polls: bool,
 }
 
-/// All of them.
+/// All exports.
 const WAYS: [Way; 4] = [
     Way { name: "nbd", open: nbd::open, polls: false },
     Way { name: "fuse", open: fuse::open_file, polls: false },
@@ -73,7 +75,7 @@ const WAYS: [Way; 4] = [
 /// Measures.
 ///
 /// # Errors
-/// Those of the engine; an export that the system refuses is said and left out.
+/// Those of the engine; an export that the system refuses is reported and left out.
 pub fn run(options: &Options, figures: &mut Figures) -> Result<()> {
     let scale = Scale::of(options);
     let size = scale.export_size;
@@ -87,7 +89,7 @@ pub fn run(options: &Options, figures: &mut Figures) -> Result<()> {
                 .and_then(|cached| Ok((cached, open(&doors, Arc::clone(&contest.bare), "bare")?)));
             match opened {
                 Ok((mut cached, mut bare)) => {
-                    // Only now: threads that are started go where the one may that starts them.
+                    // Only here: a new thread inherits the processors of the thread that starts it.
                     doors.processors.pin(0)?;
                     let rounds = options.rounds().div_ceil(FEWER);
                     let found = contest.play(&mut *cached, &mut *bare, &depth, rounds);
@@ -135,7 +137,8 @@ struct Contest {
 }
 
 impl Contest {
-    /// A cache and bare memory of `size` bytes each, both written all over: the device that is cached is as large as the memory.
+    /// A cache and bare memory of `size` bytes each, both written completely; the cached device has the size
+    /// of the memory.
     fn new(mapping: &Arc<Mapping>, size: u64) -> Result<Self> {
         let bare = Window::new(Arc::clone(mapping), size, size);
         bare.fill();
@@ -154,7 +157,7 @@ impl Contest {
         Arc::clone(&self.served)
     }
 
-    /// Lets both answer the same requests in turns.
+    /// Both serve the same requests in turns.
     fn play(
         &mut self,
         cached: &mut dyn Door,
@@ -185,11 +188,11 @@ impl Contest {
     }
 }
 
-/// The median of what the writes to `places` take.
+/// The median of the times of the writes to `places`.
 fn turn(door: &mut dyn Door, places: &[u64], sources: &Sources, depth: usize) -> Result<Turn> {
     let mut taken = Vec::with_capacity(places.len());
     door.write(places, sources, depth, &mut taken)?;
     taken.sort_unstable();
-    // A client that waits for its answer does not keep its processor.
+    // A client that waits for its answer does not occupy its processor.
     Ok(Turn { nanoseconds: f64::from(percentile(&taken, 0.5)), undisturbed: true })
 }

@@ -1,4 +1,5 @@
-//! What the index weighs when a cache is full of random 4 KiB blocks, counted by the allocator, and what a daemon's memory comes to.
+//! The memory of the index of a cache that is full of random 4 KiB blocks, counted by the allocator, and the
+//! memory of a daemon.
 
 mod daemon;
 
@@ -11,7 +12,7 @@ use cbd_types::Result;
 use serde_json::{Map, json};
 use std::sync::Arc;
 
-/// Weighs the index, and looks at a daemon.
+/// Measures the index, and a daemon.
 ///
 /// # Errors
 /// Those of the engine and of the system.
@@ -41,7 +42,7 @@ fn index(options: &Options, figures: &mut Figures) -> Result<()> {
     detail.insert("bytes_by_its_own_account".to_owned(), json!(status.index_bytes));
     let share = held / status.index_blocks as f64;
     figures.add_detailed("index_bytes_per_block", rounded(share, 2), detail, None);
-    // A smaller region in a quick run is projected to the size that is promised.
+    // A smaller region in a quick run is extrapolated to the size of the budget.
     figures.add("index_bytes_4gib", (held * ((4_u64 << 30) as f64 / region as f64)).round());
     Ok(())
 }

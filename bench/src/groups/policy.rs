@@ -1,9 +1,10 @@
 //! Hit ratio: the engine against LRU, ARC and S3-FIFO on the same traces.
 //!
-//! Always true here: all of them see the same requests in the same order, begin empty, and every request counts; the same
-//! seed gives the same figures on every machine. The others have as many blocks of 4 KiB as the cache has bytes: its headers,
-//! records, free segments and those that are being filled, which hold no blocks, count against it, and `space` says how much each of
-//! them takes. What is called `same_blocks` is how it would compare with others that hold only as many blocks as it does.
+//! Invariants: all policies see the same requests in the same order, begin empty, and every request counts;
+//! the same seed gives the same figures on every machine. The others have as many blocks of 4 KiB as the
+//! cache has bytes: the cache's headers, records, free segments and segments that are being filled hold no
+//! blocks and count against it, and `space` has the share of each of them. The figures named `same_blocks`
+//! compare it with policies that hold only as many blocks as it does.
 
 mod arc;
 mod least_recent;
@@ -21,15 +22,15 @@ use s3fifo::S3Fifo;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use trace::{Request, TRACES, Trace};
 
-/// Below this share of hits nothing is divided by it.
+/// Below this hit ratio there is no division by it.
 const NEXT_TO_NOTHING: f64 = 0.01;
 
-/// The others.
+/// The other policies.
 const OTHERS: [&str; 3] = ["lru", "arc", "s3fifo"];
 
-/// A replacement policy as its paper has it.
+/// A replacement policy as in its paper.
 trait Policy {
-    /// One request for `block`: whether it was a hit. It is held afterwards.
+    /// One request for `block`; returns whether it was a hit. The block is held afterwards.
     fn access(&mut self, block: u32) -> bool;
 }
 
@@ -71,20 +72,20 @@ pub fn run(options: &Options, figures: &mut Figures) -> Result<()> {
     Ok(())
 }
 
-/// The shares of reads that hit.
+/// The hit ratios of reads.
 struct Found {
     hit: f64,
     /// With as many blocks as the cache has bytes.
     others: [f64; 3],
-    /// With as many blocks as it held.
+    /// With as many blocks as the cache held.
     same_blocks: [f64; 3],
-    /// Which share of the blocks that it has bytes for that is.
+    /// The number of held blocks as a share of the blocks that the cache has bytes for.
     held: f64,
-    /// Where its bytes were at the end.
+    /// The use of its bytes at the end.
     space: Space,
 }
 
-/// Each trace, as many at once as there are processors: none depends on another.
+/// Runs all traces, as many at once as there are processors: they are independent.
 fn compare_all(options: &Options) -> Vec<Result<Found>> {
     let next = AtomicUsize::new(0);
     let work = || {
@@ -114,7 +115,7 @@ fn compare(trace: &Trace, options: &Options) -> Result<Found> {
     let requests = trace.requests(capacity, options.seed, options.write_percent);
     let Served { hit, held } = rig.serve(&requests)?;
     let space = rig.space();
-    // Its memory is needed no more.
+    // Its memory is no longer needed.
     drop(rig);
     let others = |capacity: usize| {
         [
@@ -132,12 +133,12 @@ fn compare(trace: &Trace, options: &Options) -> Result<Found> {
     })
 }
 
-/// A hit ratio over another one. Where the other hits next to nothing, to hit more often is worth 1 and not a multiple of it.
+/// A hit ratio over another one. If the other is near zero, a higher hit ratio gives 1 and not a multiple.
 fn over(hit: f64, other: f64) -> f64 {
     if hit >= other && other < NEXT_TO_NOTHING { 1.0 } else { hit / other }
 }
 
-/// The share of reads that hit.
+/// The hit ratio of reads.
 fn simulated(mut policy: impl Policy, requests: &[Request]) -> f64 {
     let (mut reads, mut hits) = (0_u64, 0_u64);
     for request in requests {
@@ -158,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ratio_over_next_to_nothing_is_no_victory() {
+    fn a_ratio_over_nearly_zero_is_one() {
         assert_eq!(over(0.5, 0.0), 1.0);
         assert_eq!(over(0.0, 0.0), 1.0);
         assert_eq!(over(0.5, 0.25), 2.0);

@@ -1,7 +1,7 @@
-//! How fast the index is rebuilt from the logs of a full aged cache.
+//! How fast recovery rebuilds the index from the logs of a full aged cache.
 //!
-//! Always true here: what is divided by is the time for which the process ran, on all its processors together; the time
-//! that passed stands beside it.
+//! Invariants: the rate is per second of processor time, on all processors of the process together; the
+//! elapsed time is shown, too.
 
 use crate::figures::{Certainty, spread};
 use crate::options::Options;
@@ -18,7 +18,7 @@ use serde_json::{Map, json};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// How often the cache is opened. Each finds the same: recovery changes nothing of a cache that nothing is wrong with.
+/// Number of recoveries. Each finds the same state: recovery changes nothing in an intact cache.
 const TIMES: usize = 9;
 
 /// Measures.
@@ -54,7 +54,7 @@ pub fn run(options: &Options, figures: &mut Figures) -> Result<()> {
     super::restart::run(options, figures)
 }
 
-/// Seconds for which the threads of this process have run.
+/// Processor time of the threads of this process, in seconds.
 fn process_seconds() -> f64 {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9

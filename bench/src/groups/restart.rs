@@ -1,9 +1,9 @@
-//! How long the clients of a daemon that was killed wait, over a region in shared memory with a full cache.
+//! How long the clients of a killed daemon wait, over a region in shared memory with a full cache.
 //!
-//! Always true here: a process of its own opens the region, as the next daemon would, so nothing of it is warm; the time ends
-//! with the answer to the first request of a client.
+//! Invariants: a process of its own opens the region, as the next daemon would, so its caches are cold; the
+//! time ends with the answer to the first request of a client.
 //!
-//! Left to others: what a service manager takes to start a process.
+//! Elsewhere: the time that a service manager takes to start a process.
 
 use crate::options::Options;
 use crate::rig::Rig;
@@ -22,9 +22,9 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How often the region is opened anew.
+/// How often the region is opened again.
 const TIMES: usize = 5;
-/// Where the region is.
+/// The folder of the region.
 const FOLDER: &str = "/dev/shm";
 /// The parts of the time, in their order.
 const PARTS: [&str; 5] = ["calibrate_ms", "lock_ms", "map_ms", "replay_ms", "exports_ms"];
@@ -32,7 +32,7 @@ const PARTS: [&str; 5] = ["calibrate_ms", "lock_ms", "map_ms", "replay_ms", "exp
 /// Measures.
 ///
 /// # Errors
-/// Those of the engine, and of the process that is measured.
+/// Those of the engine, and of the measured process.
 pub fn run(options: &Options, figures: &mut Figures) -> Result<()> {
     let failed = |error: std::io::Error| Error::new(ErrorKind::System, format!("{FOLDER}: {error}"));
     let folder = tempfile::Builder::new().prefix("cbd-bench-").tempdir_in(FOLDER).map_err(failed)?;
@@ -59,7 +59,7 @@ pub fn run(options: &Options, figures: &mut Figures) -> Result<()> {
     Ok(())
 }
 
-/// Bytes that the machine could give to a region now.
+/// Bytes of memory that the machine has available for a region.
 fn spare_memory() -> u64 {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
@@ -77,7 +77,7 @@ fn in_a_process(region: &Path) -> Result<Value> {
     serde_json::from_slice(&output.stdout).map_err(|error| failed(error.to_string()))
 }
 
-/// Opens the region as the next daemon would, until a client has an answer; what that took, in parts.
+/// Opens the region as the next daemon would, until a client has an answer; returns the times of the parts.
 ///
 /// # Errors
 /// Those of the engine and of the export.

@@ -1,8 +1,9 @@
-//! The slowest of 4 KiB writes while writeback and reclaim run beside them, against the slowest of bare copies in turns.
+//! The slowest 4 KiB writes while writeback and reclaim run beside them, against the slowest of bare copies
+//! in turns.
 //!
-//! Always true here: the thread that keeps the cache works during the turns of both, on another processor where there is one;
-//! the disk takes all at once, so that thread never rests; no write waits for space, or it is counted and said. Every operation
-//! is timed, on both sides alike.
+//! Invariants: the background worker works during the turns of both, on another processor if there is one;
+//! the disk completes everything at once, so the worker never rests; no write waits for space, or the wait is
+//! counted and reported. Every operation is timed, on both sides alike.
 
 use crate::figures::{Certainty, Figures};
 use crate::live::Live;
@@ -22,13 +23,13 @@ use std::time::Instant;
 /// Operations in a turn.
 const TURN: usize = 2048;
 
-/// The run is cut into as many parts, to see how much the figure scatters.
+/// Number of parts of the run, to see how much the figure scatters.
 const PARTS: usize = 10;
 
-/// What of the distribution is shown: shares of the operations that are faster.
+/// The shown part of the distribution: shares of the operations that are faster.
 const SHARES: [f64; 7] = [0.5, 0.9, 0.99, 0.999, 0.9999, 0.99999, 1.0];
 
-/// A ratio of the slowest that is not known better than this share is worth a warning.
+/// A ratio of the slowest operations with a wider range than this share is reported as uncertain.
 const NOISY: f64 = 0.5;
 
 /// Measures.
@@ -42,7 +43,7 @@ pub fn run(options: &Options, figures: &mut Figures) -> Result<()> {
     let memory = Window::new(Arc::clone(&mapping), 0, scale.region);
     let (log, processors) = (memory.log(), Arc::new(Processors::new()?));
     let theirs = Arc::clone(&processors);
-    // Where it can't be kept there it runs wherever the system likes.
+    // If it cannot be kept there, it runs wherever the system schedules it.
     let live = Live::new(memory, scale.device, move || drop(theirs.pin(1)))?;
     let mut random = SmallRng::seed_from_u64(6);
     live.age(&mut random, scale.device, 2 * scale.region)?;
@@ -58,7 +59,7 @@ pub fn run(options: &Options, figures: &mut Figures) -> Result<()> {
     Ok(())
 }
 
-/// What each operation took, in nanoseconds and in the order of the run.
+/// The time of each operation, in nanoseconds and in the order of the run.
 struct Found {
     writes: Vec<u32>,
     copies: Vec<u32>,
@@ -75,7 +76,7 @@ fn turns(
 ) -> Result<Found> {
     let sources = Sources::new(4096);
     let operations = scale.tail_operations / TURN * TURN;
-    // Written to before the clock runs, so that no turn pays for the system's work on first use.
+    // Written before the measurement, so that no turn includes page faults.
     let (mut writes, mut copies) = (vec![1; operations], vec![1; operations]);
     let mut waited_for_space = 0;
     let mut destinations = stores.iter().cycle();
@@ -101,7 +102,7 @@ fn turns(
     Ok(Found { writes, copies, waited_for_space, written_back_bytes })
 }
 
-/// Notes the time since `last`, which ends now.
+/// Records the time since `last`; returns the present time.
 fn lap(last: Instant, taken: &mut u32) -> Instant {
     let now = Instant::now();
     *taken = u32::try_from((now - last).as_nanos()).unwrap_or(u32::MAX);

@@ -1,9 +1,9 @@
-//! How fast dirty blocks that are neighbours drain to a disk that can take it, against the disk's own sequential rate.
+//! How fast adjacent dirty blocks drain to a disk, against the disk's own sequential rate.
 //!
-//! Always true here: both sides write the same range of the same model of a disk, which takes its time and keeps nothing, and
-//! end with a flush; the blocks were written in random order, one by one. The budget is for the worst of the disks that caches
-//! are put before: a hard disk and a SATA flash disk. A faster disk, and one that takes all at once, show what writeback
-//! itself can do.
+//! Invariants: both sides write the same range of the same model of a disk, which takes its time and stores
+//! nothing, and end with a flush; the blocks were written in random order, one by one. The budget is for the
+//! worse of the typical disks behind a cache: a hard disk and a SATA flash disk. A faster disk, and one that
+//! completes everything at once, show the limits of writeback itself.
 
 use crate::figures::Certainty;
 use crate::instant_disk::InstantDisk;
@@ -28,7 +28,7 @@ const MIB: u64 = 1 << 20;
 /// Bytes of a sequential request, and the unit of rates.
 const REQUEST: u64 = MIB;
 
-/// Requests of the sequential writer that are under way.
+/// Requests of the sequential writer in flight.
 const DEPTH: usize = 16;
 
 /// A flash disk on PCI Express.
@@ -104,7 +104,7 @@ pub fn run(options: &Options, figures: &mut Figures) -> Result<()> {
     Ok(())
 }
 
-/// Drains of `length` bytes against sequential writes of as many; nanoseconds for each request.
+/// Drains of `length` bytes against sequential writes of the same length; nanoseconds for each request.
 fn against_sequential(
     parameters: ThrottleParameters,
     mapping: &Arc<Mapping>,
@@ -119,7 +119,7 @@ fn against_sequential(
     places.shuffle(&mut SmallRng::seed_from_u64(5));
     let begin = RefCell::new((0..4).map(|quarter| quarter * length).cycle());
     let next = || begin.borrow_mut().next().unwrap_or(0);
-    // A thread that waits for a disk does not keep its processor.
+    // A thread that waits for a disk does not occupy its processor.
     let turn = |work: &mut dyn FnMut() -> Result<()>| {
         let turn = Turn::measure((length / REQUEST) as usize, work)?;
         Ok(Turn { undisturbed: true, ..turn })

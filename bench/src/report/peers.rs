@@ -1,14 +1,14 @@
-//! The peers' part of the page: what `cargo xtask vm peers --json` wrote, as a table.
+//! The peers' part of the page: the output of `cargo xtask vm peers --json`, as a table.
 //!
-//! Always true here: what is shown was in the figures; a job that a stack cannot have stays empty.
+//! Invariants: only figures that were measured are shown; a job that a stack cannot run stays empty.
 
 use super::{pointer, short};
 use serde_json::Value;
 use std::fmt::Write;
 
-/// Before what is replaced.
+/// The mark before the replaced text.
 pub const BEGIN: &str = "<!-- peers: what follows is written by `cargo xtask vm peers --report` -->";
-/// Behind it.
+/// The mark after it.
 pub const END: &str = "<!-- end of peers -->";
 
 /// The comparisons that have a limit, by their paths.
@@ -19,12 +19,12 @@ const COMPARED: [&str; 4] = [
     "vm.dsync_over_write_in_process",
 ];
 
-/// Whether the figures are of peers.
+/// Whether the figures include peers.
 pub fn has(figures: &Value) -> bool {
     !list(figures, "stacks").is_empty()
 }
 
-/// What stands between the marks.
+/// The text between the marks.
 pub fn section(figures: &Value) -> String {
     let mut text = String::new();
     let vm = &figures["vm"];
@@ -33,7 +33,7 @@ pub fn section(figures: &Value) -> String {
         Some(rounds) => format!("medians of {rounds} rounds"),
         None => "it is not known of how many rounds".to_owned(),
     };
-    // Writing to a string can't fail.
+    // Writing to a string cannot fail.
     let _ = writeln!(
         text,
         "Linux {}, one processor; instructions for a request of 4 KiB, fio included; {rounds}.\n",
@@ -65,7 +65,7 @@ fn heading(jobs: &[&Value], text: &mut String) {
     let _ = writeln!(text, "| |{titles}\n|{}", " --- |".repeat(jobs.len() + 1));
 }
 
-/// A line of a table: what there is of each job.
+/// A line of a table, with the available figures of each job.
 fn row(what: &str, jobs: &[&Value], figure: impl Fn(&str) -> Option<f64>, text: &mut String) {
     let figures: String = jobs
         .iter()
@@ -74,12 +74,12 @@ fn row(what: &str, jobs: &[&Value], figure: impl Fn(&str) -> Option<f64>, text: 
     let _ = writeln!(text, "| {what} |{figures}");
 }
 
-/// What comes from where: the differences that the page speaks of, so that it need not name numbers.
+/// The differences to which the page refers, so that its text need not name numbers.
 fn differences(stacks: &[Value], jobs: &[&Value], text: &mut String) {
     let figure = |name: &str, job: &str| of(stacks.iter().find(|stack| words(&stack["name"]) == name)?, job);
     let between = |more: &str, less: &str, job: &str| Some(figure(more, job)? - figure(less, job)?);
     let of_dsync = |name: &str, job: &str| {
-        // Behind the same work without it.
+        // Above the same work without it.
         let plain = job.strip_prefix("dsync").map(|depth| format!("write{depth}"))?;
         Some(figure(name, job)? - figure(name, &plain)?)
     };
@@ -119,7 +119,7 @@ fn compared(figures: &Value, text: &mut String) {
     }
 }
 
-/// For each stack its name and its figure of a job, where it has one.
+/// The name and the figure of a job for each stack that has one.
 pub fn figures_of<'a>(figures: &'a Value, job: &str) -> Vec<(&'a str, &'a str, f64)> {
     let stacks = list(figures, "stacks").iter();
     stacks.filter_map(|stack| Some((words(&stack["name"]), words(&stack["what"]), of(stack, job)?))).collect()
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn one_round_is_no_median_and_what_was_not_measured_has_no_column() {
+    fn one_round_is_not_a_median_and_unmeasured_jobs_have_no_column() {
         let mut figures = peers();
         assert!(section(&figures).contains("; medians of 3 rounds."));
         figures["vm"]["rounds"] = 1.into();
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_page_speaks_of_is_subtracted_where_both_are_known() {
+    fn differences_are_shown_where_both_figures_are_known() {
         let mut figures = peers();
         assert!(!section(&figures).contains("beside"), "one of each pair is missing");
         let jobs =
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn three_digits_stand_together() {
+    fn digits_are_grouped_by_three() {
         let texts = [0.0, 999.0, 1000.0, 1_234_567.4, -1234.0, -123.0].map(thousands);
         assert_eq!(texts, ["0", "999", "1,000", "1,234,567", "-1,234", "-123"]);
     }

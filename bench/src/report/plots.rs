@@ -1,7 +1,7 @@
 //! The plots: figures against their budgets, the tail of writes, exports.
 //!
-//! Always true here: the colours have enough contrast on light and on dark pages, and nothing is drawn behind; what was not
-//! measured has no plot.
+//! Invariants: the colours have enough contrast on light and on dark pages, and there is no background; what
+//! was not measured has no plot.
 
 use super::{number, peers};
 use crate::budgets::{BUDGETS, Bound};
@@ -19,7 +19,7 @@ const WIDTH: u32 = 820;
 pub struct Plot {
     /// Its file.
     pub file: &'static str,
-    /// What it shows.
+    /// Its title.
     pub title: &'static str,
     /// The drawing.
     pub svg: String,
@@ -28,10 +28,10 @@ pub struct Plot {
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Drawn = Result<(), Box<dyn std::error::Error>>;
 
-/// All plots that the figures are enough for.
+/// All plots for which there are figures.
 ///
 /// # Errors
-/// When one cannot be drawn, in words.
+/// When one cannot be drawn, as text.
 pub fn all(figures: &Value) -> Result<Vec<Plot>, String> {
     let mut plots = Vec::new();
     let ratios = ratios(figures);
@@ -58,7 +58,7 @@ pub fn all(figures: &Value) -> Result<Vec<Plot>, String> {
 /// The plots of the peers' part.
 ///
 /// # Errors
-/// When one cannot be drawn, in words.
+/// When one cannot be drawn, as text.
 pub fn peers(figures: &Value) -> Result<Vec<Plot>, String> {
     let mut bars = Vec::new();
     for (job, group) in
@@ -118,7 +118,7 @@ fn ratios(figures: &Value) -> Vec<(&'static str, f64)> {
     all.filter(|(_, share)| share.is_finite()).collect()
 }
 
-/// A line of a plot of horizontal bars: its name, its value, and what the value is written as.
+/// A line of a plot of horizontal bars: its name, its value, and the label of the value.
 struct Bar {
     name: String,
     value: f64,

@@ -1,4 +1,4 @@
-//! The limit: a loop that copies and fences, and does nothing else.
+//! The limit: a loop that only copies and fences.
 
 use crate::scale::Sources;
 use crate::turns::Turn;

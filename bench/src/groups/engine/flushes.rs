@@ -1,4 +1,4 @@
-//! What a flush after a write, and FUA on it, take in a cache of 16 lanes.
+//! The time of a flush after a write, and of FUA, in a cache of 16 lanes.
 
 use super::pair::Pair;
 use crate::Figures;
@@ -8,7 +8,7 @@ use crate::turns::{Comparison, Turn, compare};
 use cbd_types::{ByteRange, Result};
 use std::cell::RefCell;
 
-/// Each flush is an epoch to write back, so there are fewer turns.
+/// Each flush closes an epoch to write back, so there are fewer turns.
 const FEWER: usize = 4;
 
 /// Measures.
@@ -24,7 +24,7 @@ pub fn measure(pair: &mut Pair, figures: &mut Figures) -> Result<()> {
     Ok(())
 }
 
-/// A write with a flush or FUA after it, against the write alone.
+/// A write followed by a flush, or with FUA, against the write alone.
 fn with_flush(pair: &mut Pair, only_own_lanes: bool) -> Result<Comparison> {
     let sources = Sources::new(4096);
     let rounds = pair.rounds.div_ceil(FEWER);

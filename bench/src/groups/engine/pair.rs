@@ -12,7 +12,7 @@ use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use std::sync::Arc;
 
-/// How often the aged cache has been written around.
+/// How many times the size of the region is written to age the cache.
 const AGE: u64 = 3;
 
 /// A cache and bare memory of the same size.
@@ -21,7 +21,7 @@ pub struct Pair {
     pub rig: Rig,
     /// The other half of the mapping.
     pub bare: Window<Mapping>,
-    /// How large everything is.
+    /// The sizes.
     pub scale: Scale,
     /// Turns of each contestant.
     pub rounds: usize,
@@ -30,7 +30,7 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// Ages a new cache in the first half of `mapping`; with at most `lanes` lanes, if that is said.
+    /// Ages a new cache in the first half of `mapping`, with at most `lanes` lanes if given.
     ///
     /// # Errors
     /// Those of the engine.
@@ -49,22 +49,22 @@ impl Pair {
         Ok(Self { rig, bare, scale, rounds, random, turns_since_rest: 0 })
     }
 
-    /// What the memory is.
+    /// A description of the memory.
     pub fn describe(&self) -> String {
         self.bare.describe()
     }
 
-    /// How many of the writes to random places are overwrites.
+    /// The share of overwrites among writes to random offsets.
     pub fn overwrites_share(&self) -> f64 {
         rounded(self.rig.status().index_blocks as f64 * 4096.0 / self.scale.device as f64, 3)
     }
 
-    /// `turns` turns' worth of random places for operations of `length` bytes.
+    /// Random offsets for `turns` turns of operations of `length` bytes.
     pub fn places(&mut self, length: u64, turns: usize) -> Vec<u64> {
         random_places(&mut self.random, self.scale.device, length, turns * self.scale.turn(length))
     }
 
-    /// Where the engine puts writes of `length` bytes, for the copy to repeat.
+    /// The offsets at which the engine stores writes of `length` bytes, for the copy to repeat.
     ///
     /// # Errors
     /// Those of the engine.
@@ -75,11 +75,12 @@ impl Pair {
         let (written, stores) = log.record(|| self.rig.write_all(&places, &sources));
         written?;
         self.rest()?;
-        // What maintenance moved is not a write of ours.
+        // Data that background work moved is not a client write.
         Ok(stores.into_iter().filter(|store| store.length as u64 == length).collect())
     }
 
-    /// To be called before as many `turns` of writes: lets maintenance run when the free part of the cache may not take them.
+    /// Call it before `turns` turns of writes: it runs background work when the free part of the cache may be
+    /// too small for them.
     ///
     /// # Errors
     /// Those of the engine.
@@ -96,7 +97,7 @@ impl Pair {
         self.rig.settle()
     }
 
-    /// A turn of writes and nothing else.
+    /// A turn of writes only.
     ///
     /// # Errors
     /// Those of the engine.
@@ -107,7 +108,7 @@ impl Pair {
     }
 }
 
-/// Writes to all `places`, and nothing else.
+/// Writes to all `places`, without background work.
 ///
 /// # Errors
 /// Those of the engine, and when there is no space.

@@ -1,4 +1,4 @@
-//! Random reads that hit, verified, against a plain copy and one checksum of the same bytes' places.
+//! Random reads that hit, verified, against a plain copy from the same offsets with one checksum.
 
 use super::pair::Pair;
 use crate::Figures;
@@ -10,10 +10,10 @@ use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
 use std::hint::black_box;
 
-/// Reads of 4 KiB from all of the cache.
+/// Reads of 4 KiB from the whole cache.
 ///
 /// # Errors
-/// Those of the engine, and when the cache does not hold what its log says.
+/// Those of the engine, and when the cache does not hold what its log lists.
 pub fn measure(pair: &mut Pair, figures: &mut Figures) -> Result<()> {
     pair.rig.settle()?;
     let mut hits = pair.rig.held_blocks();

@@ -1,6 +1,7 @@
-//! One thread and two, each on a processor of its own: what the second one brings, against what it brings to the bare copy.
+//! Two threads against one, each on a processor of its own: the speed-up of the engine, compared with that of
+//! the bare copy.
 //!
-//! Always true here: both threads of a turn begin at the same moment and do the same number of operations.
+//! Invariants: both threads of a turn begin at the same moment and do the same number of operations.
 
 use super::copy;
 use super::pair::{Pair, write};
@@ -30,7 +31,7 @@ pub fn measure(pair: &mut Pair, figures: &mut Figures) -> Result<()> {
     Ok(())
 }
 
-/// Engine alone, copy alone, engine twice, copy twice; nanoseconds for an operation of one thread.
+/// Engine on one thread, copy on one, engine on two, copy on two; nanoseconds for an operation of one thread.
 fn turns(pair: &mut Pair, processors: &Processors) -> Result<Rounds<4>> {
     let sources = Sources::new(4096);
     let stores = pair.stores(4096)?;
@@ -63,7 +64,7 @@ fn turns(pair: &mut Pair, processors: &Processors) -> Result<Rounds<4>> {
     )
 }
 
-/// Two turns at the same time: ours on the first processor, where we are, and another thread's on the second.
+/// Two turns at the same time: this thread's on the first processor, and another thread's on the second.
 fn together(
     processors: &Processors,
     ours: impl FnOnce() -> Result<Turn>,

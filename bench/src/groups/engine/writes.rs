@@ -8,7 +8,7 @@ use crate::{Figures, rounded};
 use cbd_types::Result;
 use std::cell::RefCell;
 
-/// Writes of 4 KiB, and how many bytes they store.
+/// Writes of 4 KiB, and the number of bytes that they store.
 ///
 /// # Errors
 /// Those of the engine.
@@ -43,7 +43,7 @@ pub fn large(pair: &mut Pair, figures: &mut Figures) -> Result<()> {
     Ok(())
 }
 
-/// Writes of `length` bytes against copies of as many to the same places of the region.
+/// Writes of `length` bytes against copies of the same number to the same offsets of the region.
 fn against_copy(pair: &mut Pair, length: u64) -> Result<Comparison> {
     let sources = Sources::new(length as usize);
     let stores = pair.stores(length)?;

@@ -1,4 +1,4 @@
-//! What a client needs to reach a device through an export.
+//! The interface through which a client reaches a device over an export.
 
 use crate::processors::Processors;
 use crate::scale::Sources;
@@ -9,10 +9,11 @@ use tempfile::TempDir;
 
 /// A client of an export, and the export itself.
 pub trait Door {
-    /// Writes 4 KiB to each of `places`, with at most `depth` writes under way; notes what each took in nanoseconds.
+    /// Writes 4 KiB to each of `places`, with at most `depth` writes in flight; records the time of each in
+    /// nanoseconds.
     ///
     /// # Errors
-    /// The first that a write gives.
+    /// The first error of a write.
     fn write(&mut self, places: &[u64], sources: &Sources, depth: usize, taken: &mut Vec<u32>) -> Result<()>;
 
     /// Ends the client and the export.
@@ -22,11 +23,11 @@ pub trait Door {
     fn close(self: Box<Self>) -> Result<()>;
 }
 
-/// Where exports have their sockets and mounts, gone at the end; and their threads.
+/// The folder of the exports' sockets and mounts, removed at the end, and the processors of their threads.
 #[derive(Clone)]
 pub struct Doors {
     directory: Arc<TempDir>,
-    /// Those for the client and for what serves it.
+    /// The processors for the client and for its server.
     pub processors: Arc<Processors>,
     server: usize,
 }
@@ -48,14 +49,14 @@ impl Doors {
         Self { server, ..self.clone() }
     }
 
-    /// What a thread does first that serves an export.
+    /// The setup of a thread that serves an export.
     pub fn thread_setup(&self) -> Arc<dyn Fn() + Send + Sync> {
         let (processors, server) = (Arc::clone(&self.processors), self.server);
-        // Where it can't be kept there it runs wherever the system likes.
+        // If it cannot be kept there, it runs wherever the system schedules it.
         Arc::new(move || drop(processors.pin(server)))
     }
 
-    /// A place for `name`.
+    /// The path for `name`.
     pub fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }

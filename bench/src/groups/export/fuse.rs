@@ -1,5 +1,5 @@
-//! The FUSE file, and the loop device over it, both with direct I/O: one write after the other at depth 1, through a ring at
-//! more.
+//! The FUSE file, and the loop device over it, both with direct I/O: synchronous writes at depth 1, a ring at
+//! higher depths.
 
 use super::door::{Door, Doors};
 use crate::ring::FileRing;
@@ -14,7 +14,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long an export may take to end.
+/// Time within which an export must end.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 struct Fuse {
@@ -26,7 +26,7 @@ struct Fuse {
 /// Exports `device` and opens its file.
 ///
 /// # Errors
-/// What the system refuses.
+/// When the system refuses it.
 pub fn open_file(doors: &Doors, device: Arc<dyn BlockDevice>, name: &str) -> Result<Box<dyn Door>> {
     let export = start(doors, device, name)?;
     let path = export.file_path();
@@ -36,7 +36,7 @@ pub fn open_file(doors: &Doors, device: Arc<dyn BlockDevice>, name: &str) -> Res
 /// Exports `device` and opens its loop device.
 ///
 /// # Errors
-/// What the system refuses.
+/// When the system refuses it.
 pub fn open_loop(doors: &Doors, device: Arc<dyn BlockDevice>, name: &str) -> Result<Box<dyn Door>> {
     let export = start(doors, device, name)?;
     let path = export.loop_path().to_owned();

@@ -1,5 +1,5 @@
-//! vhost-user-blk, with the client that libblkio's driver stands on: one ring, event indexes, answers that are looked for and
-//! not waited for, as a guest with a polling driver does.
+//! vhost-user-blk, with the client that libblkio's driver is built on: one ring, event indexes, and polling
+//! for answers, as a guest with a polling driver does.
 
 use super::door::{Door, Doors};
 use crate::scale::Sources;
@@ -19,17 +19,17 @@ use virtio_driver::{
 };
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 
-/// Bytes that the client and the device share: what is written.
+/// Size in bytes of the memory that the client and the device share: the data of the writes.
 const SHARED: usize = 1 << 20;
 /// Descriptors of the ring.
 const RING: u16 = 128;
-/// An answer that takes longer does not come.
+/// An answer that takes longer counts as lost.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 type Transport = VhostUser<VirtioBlkConfig, VirtioBlkReqBuf>;
 
 struct Vhost {
-    // In the order in which they go: the ring uses the transport, and the device the memory.
+    // In drop order: the ring uses the transport, and the device the memory.
     queues: Vec<VirtioBlkQueue<'static, usize>>,
     transport: Box<Transport>,
     shared: MmapRegion,
@@ -85,7 +85,8 @@ impl Door for Vhost {
             {
                 begun[number] = Instant::now();
                 let data = self.shared.as_ptr().wrapping_add(number % slots * 4096);
-                // SAFETY: the bytes lie in the memory that is shared with the device, and stay mapped until the ring is gone.
+                // SAFETY: the bytes lie in the memory that is shared with the device, and stay mapped until
+                // the ring is dropped.
                 unsafe { queue.write_raw(place, data, 4096, number) }.map_err(failed)?;
                 in_flight += 1;
                 has_more = true;

@@ -1,7 +1,8 @@
-//! What a daemon's memory comes to after mixed requests on two devices, and after all of them are stopped.
+//! The memory of a daemon after mixed requests on two devices, and after all of them are stopped.
 //!
-//! Always true here: the program is `cbdctrl` beside this one, as a user runs it; whatever ends the measurement, the daemon is
-//! ended and what it made is removed. What counts is anonymous memory that is resident: the region is not the daemon's own.
+//! Invariants: the program is `cbdctrl` beside this one, as a user runs it; however the measurement ends, the
+//! daemon is ended and its files are removed. The figure is the resident anonymous memory: the region does
+//! not belong to it.
 
 use crate::options::Options;
 use crate::{Figures, rounded};
@@ -17,16 +18,16 @@ use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
 const DEVICES: usize = 2;
-/// Requests under way on each device.
+/// Requests in flight on each device.
 const DEPTH: u64 = 32;
 /// Requests are powers of two from 4 KiB to 1 MiB.
 const SIZES: std::ops::RangeInclusive<u32> = 12..=20;
-/// From the last request until the daemon's memory is looked at.
+/// Time between the last request and the measurement.
 const REST: Duration = Duration::from_secs(3);
-/// A daemon that takes longer to start or to end has gone wrong.
+/// A daemon that takes longer to start or to end has failed.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Measures, or says why not.
+/// Measures, or reports why it could not.
 ///
 /// # Errors
 /// Those of the system.
@@ -42,7 +43,7 @@ pub fn run(options: &Options, figures: &mut Figures) -> Result<()> {
     };
     let before = daemon.anonymous_bytes()?;
     daemon.load(Duration::from_secs(seconds))?;
-    // What threads keep for the next requests they give up after a second without one.
+    // Threads free the memory that they keep for further requests after a second without one.
     std::thread::sleep(REST);
     let (after, index) = (daemon.anonymous_bytes()?, daemon.index_bytes()?);
     daemon.stop_all()?;
@@ -138,7 +139,7 @@ impl Daemon {
         }
     }
 
-    /// What `cbdctrl` prints.
+    /// The output of `cbdctrl`.
     fn ask(&self, arguments: &[&str]) -> Result<String> {
         let output = Command::new(&self.program)
             .arg("--socket")
@@ -162,7 +163,7 @@ impl Daemon {
             .ok_or_else(|| Error::new(ErrorKind::System, format!("{path} has no line \"Anonymous\"")))
     }
 
-    /// What the caches say that their indexes take.
+    /// The sizes of the indexes, as the caches report them.
     fn index_bytes(&self) -> Result<u64> {
         fn sum(value: &Value) -> u64 {
             match value {
@@ -213,7 +214,7 @@ impl Drop for Daemon {
         for number in 0..self.devices.len() {
             let _ = self.ask(&["dev-stop", "--force", "--dev", &number.to_string()]);
         }
-        // It ends by itself within seconds of this, whatever hangs.
+        // It ends within seconds of this signal, whatever hangs.
         if let Ok(process) = i32::try_from(self.process.id()) {
             let process = rustix::process::Pid::from_raw(process);
             let _ =

@@ -5,10 +5,11 @@ use lru::LruCache;
 
 type List = LruCache<u32, ()>;
 
-/// Two lists of held blocks, seen once lately and seen more often, and what was pushed out of each.
+/// Two lists of held blocks, those seen once recently and those seen more often, and the names of what was
+/// evicted from each.
 pub struct Arc {
     capacity: usize,
-    /// How many of the held blocks are to be such that were seen once.
+    /// The target number of held blocks that were seen once.
     target: f64,
     once: List,
     often: List,
@@ -17,7 +18,7 @@ pub struct Arc {
 }
 
 impl Arc {
-    /// Holds so many blocks.
+    /// Holds `capacity` blocks.
     pub fn new(capacity: usize) -> Self {
         let list = List::unbounded;
         Self { capacity, target: 0.0, once: list(), often: list(), once_gone: list(), often_gone: list() }
@@ -88,23 +89,23 @@ mod tests {
 
     #[test]
     fn a_block_that_was_used_twice_outlives_a_scan() {
-        // 1 is held as often used while 2 to 9 pass through the other half.
+        // 1 is held as frequently used while 2 to 9 pass through the other half.
         assert_eq!(outcomes(Arc::new(2), &[1, 1, 2, 3, 4, 5, 6, 7, 8, 9, 1]), "-h--------h");
     }
 
     #[test]
-    fn a_block_that_was_let_go_too_early_gives_its_list_more_space() {
+    fn a_block_that_was_evicted_too_early_gives_its_list_more_space() {
         let mut arc = Arc::new(2);
-        // 1 is used often; 3 pushes 2 out of those seen once; 2 comes back: they are to be one more.
+        // 1 is used often; 3 evicts 2 from those seen once; 2 returns: their target rises by one.
         for block in [1, 1, 2, 3] {
             arc.access(block);
         }
         assert!(arc.once_gone.contains(&2) && arc.target == 0.0);
         assert!(!arc.access(2));
         assert_eq!(arc.target, 1.0);
-        // 3, alone among those seen once, was not above the target then: 1 had to go.
+        // 3, alone among those seen once, was not above the target then: 1 was evicted.
         assert!(arc.often.contains(&2) && arc.once.contains(&3) && arc.often_gone.contains(&1));
-        // And 1 comes back: one less.
+        // 1 returns: the target falls by one.
         assert!(!arc.access(1));
         assert_eq!(arc.target, 0.0);
         assert!(arc.often.contains(&1) && arc.often.contains(&2) && arc.once_gone.contains(&3));

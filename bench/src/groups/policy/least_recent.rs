@@ -10,7 +10,7 @@ pub struct LeastRecent {
 }
 
 impl LeastRecent {
-    /// Holds so many blocks.
+    /// Holds `capacity` blocks.
     pub fn new(capacity: usize) -> Self {
         Self { capacity, blocks: LruCache::unbounded() }
     }
@@ -32,8 +32,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_used_longest_ago_goes() {
-        // 3 pushes out 2, for 1 was used since; 2 pushes out 1.
+    fn the_least_recently_used_block_is_evicted() {
+        // 3 evicts 2, since 1 was used after it; 2 evicts 1.
         assert_eq!(outcomes(LeastRecent::new(2), &[1, 2, 1, 3, 1, 3, 2, 1]), "--h-hh--");
     }
 }

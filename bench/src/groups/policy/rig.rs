@@ -1,7 +1,7 @@
-//! The engine with a small cache, to which a trace is put.
+//! The engine with a small cache that serves a trace.
 //!
-//! Always true here: time passes with the requests and salts come from the seed, so that nothing depends on the machine; the
-//! maintainer runs whenever it is woken, until it has nothing to do.
+//! Invariants: time passes with the requests and salts come from the seed, so that nothing depends on the
+//! machine; the background worker runs whenever it is woken, until it has nothing to do.
 
 use super::trace::{DEVICE, Request};
 use crate::instant_disk::InstantDisk;
@@ -20,25 +20,25 @@ use std::task::{Wake, Waker};
 
 /// Requests in a millisecond of the rig's clock.
 const REQUESTS_IN_A_MS: u64 = 50;
-/// Operations that writeback keeps going on the disk.
+/// Operations that writeback keeps in flight on the disk.
 const DEPTH: usize = 64;
-/// Requests between two looks at how many blocks are held.
+/// Requests between two samples of the number of held blocks.
 const SAMPLED: usize = 4096;
 /// Bounds against an endless loop.
 const ATTEMPTS: usize = 1000;
 const STEPS: usize = 1_000_000;
 
-/// How large the cache is.
+/// The size of the cache.
 #[derive(Clone, Copy, Debug)]
 pub struct Scale {
     region: u64,
-    /// As the tools choose it, if not this.
+    /// The segment size; none for the tools' choice.
     segment: Option<u64>,
     lanes_max: u32,
 }
 
 impl Scale {
-    /// 256 MiB as the tools make it on a machine with two processors, or less if it is to be quick.
+    /// 256 MiB as the tools create it on a machine with two processors, or less for a quick run.
     pub const fn of(quick: bool) -> Self {
         if quick {
             Self { region: 32 << 20, segment: Some(64 << 10), lanes_max: 16 }
@@ -48,29 +48,29 @@ impl Scale {
     }
 }
 
-/// How the cache did.
+/// The results of the cache.
 pub struct Served {
-    /// The share of reads that hit.
+    /// The hit ratio of reads.
     pub hit: f64,
     /// Blocks that it held on average during the second half.
     pub held: u64,
 }
 
-/// What the bytes of the cache are used for, as shares of all.
+/// The use of the bytes of the cache, as shares of all.
 pub struct Space {
     /// The newest data of blocks.
     pub blocks: f64,
-    /// Data of blocks that stand elsewhere by now, or nowhere.
+    /// Data of blocks whose newest data is elsewhere, or nowhere.
     pub overwritten: f64,
-    /// Records, headers, both with their copies, and the state of the cache.
+    /// Records and headers, both with their copies, and the state of the cache.
     pub records: f64,
-    /// Segments that are not full yet, and what is left of those that are.
+    /// Segments that are not full yet, and unused space in those that are.
     pub unused: f64,
     /// Free segments.
     pub free: f64,
 }
 
-/// What the engine needs from the outside.
+/// The environment of the engine.
 struct Surroundings {
     requests: AtomicU64,
     random: Mutex<SmallRng>,
@@ -93,7 +93,7 @@ impl Environment for Surroundings {
     }
 }
 
-/// Notes that the maintainer is wanted.
+/// Remembers that the background worker was woken.
 #[derive(Default)]
 struct Wanted(AtomicBool);
 
@@ -107,7 +107,7 @@ impl Wake for Wanted {
     }
 }
 
-/// A cache with what keeps it going.
+/// A cache with its background worker.
 pub struct Rig {
     surroundings: Arc<Surroundings>,
     cache: Arc<Cache<Surroundings>>,
@@ -158,7 +158,7 @@ impl Rig {
         self.capacity
     }
 
-    /// Puts the trace to it. What is missing is cached as a blkdev does it.
+    /// Serves the trace. Misses are cached as a blkdev does it.
     ///
     /// # Errors
     /// Those of the engine.
@@ -188,14 +188,14 @@ impl Rig {
         })
     }
 
-    /// What its bytes are used for now.
+    /// The present use of its bytes.
     pub fn space(&self) -> Space {
         let status = self.cache.status();
         let (shape, size) = (self.cache.segment_shape(), status.segment_size);
         let (mut records, mut data, mut unused) = (0, 0, 0);
         for lane in (0..status.lanes).map(LaneId) {
             for segment in self.cache.log_segments(lane) {
-                // Each record is of one block, and has no further lines.
+                // Each record is of one block, and has no continuation lines.
                 let of_data = u64::from(segment.slots) * CHECKSUM_BLOCK;
                 let of_records = shape.records_end(segment.slots) + (size - shape.data_top());
                 records += of_records;
@@ -216,7 +216,7 @@ impl Rig {
         }
     }
 
-    /// Whether it hit.
+    /// Reads; returns whether it hit.
     fn read(&self, range: ByteRange, buffer: &mut [u8]) -> Result<bool> {
         let mut misses = Vec::new();
         self.cache.read(range, buffer, &mut misses)?;
@@ -233,7 +233,7 @@ impl Rig {
             self.cache.request_drain();
             self.maintain()?;
         }
-        Err(Error::new(ErrorKind::NoSpace, "maintenance makes no space although all is written back"))
+        Err(Error::new(ErrorKind::NoSpace, "background work frees no space although all is written back"))
     }
 
     fn maintain(&mut self) -> Result<()> {
@@ -242,6 +242,6 @@ impl Rig {
                 return Ok(());
             }
         }
-        Err(Error::new(ErrorKind::TimedOut, "maintenance does not come to an end"))
+        Err(Error::new(ErrorKind::TimedOut, "background work does not end"))
     }
 }

@@ -1,4 +1,5 @@
-//! S3-FIFO, as in Yang and others, "FIFO Queues are All You Need for Cache Eviction" (SOSP 2023), algorithm 1.
+//! S3-FIFO, as in Yang and others, "FIFO Queues are All You Need for Cache Eviction" (SOSP 2023), algorithm
+//! 1.
 
 use super::Policy;
 use lru::LruCache;
@@ -7,20 +8,21 @@ use std::collections::{HashMap, VecDeque};
 /// More uses than this are not counted.
 const USES_MAX: u8 = 3;
 
-/// A small queue for what is new, a main queue for what was used again, and the names of what fell out of the small one.
+/// A small queue for new blocks, a main queue for blocks that were used again, and the names of what was
+/// evicted from the small one.
 pub struct S3Fifo {
     capacity: usize,
     small_capacity: usize,
-    /// Uses of each block that is held, since it came into its queue.
+    /// Uses of each held block since it entered its queue.
     uses: HashMap<u32, u8>,
     small: VecDeque<u32>,
     main: VecDeque<u32>,
-    /// Nothing in it is used, only taken out: so it is a queue.
+    /// Entries are never touched, only removed, so it is a queue.
     gone: LruCache<u32, ()>,
 }
 
 impl S3Fifo {
-    /// Holds so many blocks, a tenth of them in the small queue.
+    /// Holds `capacity` blocks, a tenth of them in the small queue.
     pub fn new(capacity: usize) -> Self {
         Self {
             capacity,
@@ -104,8 +106,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_new_and_not_used_again_goes_first() {
-        // One place for what is new. 1 was used twice more and moves on; 2 to 5 pass.
+    fn new_blocks_without_another_use_are_evicted_first() {
+        // One slot for new blocks. 1 was used twice more and moves on; 2 to 5 pass.
         let mut queues = S3Fifo::new(3);
         for block in [1, 1, 1, 2, 3, 4, 5] {
             queues.access(block);
@@ -121,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_back_goes_to_the_main_queue() {
+    fn a_block_that_returns_enters_the_main_queue() {
         let mut queues = S3Fifo::new(3);
         for block in [1, 2, 3, 4, 1] {
             queues.access(block);
@@ -130,9 +132,9 @@ mod tests {
     }
 
     #[test]
-    fn what_was_used_in_the_main_queue_stays_one_turn_for_each_use() {
+    fn a_block_in_the_main_queue_stays_one_turn_for_each_use() {
         let mut queues = S3Fifo::new(3);
-        // 1 and 2 come back and fill the main queue; 1 is used.
+        // 1 and 2 return and fill the main queue; 1 is used.
         for block in [1, 2, 3, 4, 1, 2, 1] {
             queues.access(block);
         }

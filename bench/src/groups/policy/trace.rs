@@ -1,6 +1,6 @@
-//! The traces: which block each request reads.
+//! The traces: the blocks that requests read.
 //!
-//! Always true here: a trace is made from the seed and the number of blocks that a cache can have, and from nothing else.
+//! Invariants: a trace depends only on the seed and the number of blocks that a cache can have.
 
 use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
@@ -15,23 +15,23 @@ const LENGTH: u32 = 32;
 /// A request.
 #[derive(Clone, Copy, Debug)]
 pub struct Request {
-    /// Which block.
+    /// The block.
     pub block: u32,
-    /// Whether all of it is written; else it is read.
+    /// Whether it writes the whole block; otherwise it reads it.
     pub is_write: bool,
 }
 
 /// A kind of trace.
 pub struct Trace {
-    /// What it is called.
+    /// Its name.
     pub name: &'static str,
     /// Whether it is one of the four of which the worst counts.
     pub has_budget: bool,
-    /// Its blocks, for a cache of so many blocks and a seed.
+    /// Its blocks, for a cache of this many blocks and a seed.
     blocks: fn(u32, &mut SmallRng) -> Vec<u32>,
 }
 
-/// All kinds. The last two are what a cache that keeps out what it has not seen before is bad at.
+/// All kinds. The last two are difficult for a cache that does not admit what it has not seen before.
 pub const TRACES: [Trace; 6] = [
     Trace { name: "uniform", has_budget: true, blocks: uniform },
     Trace { name: "zipf", has_budget: true, blocks: zipf },
@@ -42,7 +42,7 @@ pub const TRACES: [Trace; 6] = [
 ];
 
 impl Trace {
-    /// Its requests, of which so many percent write.
+    /// Its requests, of which `write_percent` percent write.
     pub fn requests(&self, capacity: u32, seed: u64, write_percent: u8) -> Vec<Request> {
         let blocks = (self.blocks)(capacity, &mut SmallRng::seed_from_u64(seed));
         let mut random = SmallRng::seed_from_u64(seed ^ u64::MAX);
@@ -52,13 +52,13 @@ impl Trace {
     }
 }
 
-/// Each of twice as many blocks as fit is as likely as the other.
+/// All of twice as many blocks as fit have the same probability.
 fn uniform(capacity: u32, random: &mut SmallRng) -> Vec<u32> {
     (0..LENGTH * capacity).map(|_| random.random_range(0..2 * capacity)).collect()
 }
 
-/// The block of rank r with a probability in proportion to r to the power of -0.99, as in YCSB, over all of the device; ranks
-/// are scattered over the device.
+/// The block of rank r with a probability proportional to r to the power of -0.99, as in YCSB, over the whole
+/// device; ranks are scattered over the device.
 fn zipf(capacity: u32, random: &mut SmallRng) -> Vec<u32> {
     let places = shuffled(DEVICE * capacity, random);
     let mut below = 0.0;
@@ -77,9 +77,9 @@ fn zipf(capacity: u32, random: &mut SmallRng) -> Vec<u32> {
         .collect()
 }
 
-/// A hot set of half as many blocks as fit, read at random, for four times as many requests as blocks fit. Then a scan over
-/// twice as many blocks as fit, each once, while every other request still goes to the hot set. And again, with another
-/// scan over another part of the device.
+/// A hot set of half as many blocks as fit, read at random, for four times as many requests as blocks fit.
+/// Then a scan over twice as many blocks as fit, each once, while every other request still goes to the hot
+/// set. This repeats with another scan over another part of the device.
 fn scans(capacity: u32, random: &mut SmallRng) -> Vec<u32> {
     let device = DEVICE * capacity;
     let places = shuffled(device, random);
@@ -97,8 +97,8 @@ fn scans(capacity: u32, random: &mut SmallRng) -> Vec<u32> {
     requests
 }
 
-/// Loops through 0.5, 1.25, 0.8 and 2 times as many blocks as fit, one after the other, eight rounds each, each over another
-/// part of the device.
+/// Loops through 0.5, 1.25, 0.8 and 2 times as many blocks as fit, one after the other, eight rounds each,
+/// each over another part of the device.
 fn loops(capacity: u32, random: &mut SmallRng) -> Vec<u32> {
     let device = DEVICE * capacity;
     let mut first = random.random_range(0..device);
@@ -120,7 +120,8 @@ fn shuffled(count: u32, random: &mut SmallRng) -> Vec<u32> {
     places
 }
 
-/// A hot set of half as many blocks as fit, read at random, that is another one after four times as many requests as blocks fit.
+/// A hot set of half as many blocks as fit, read at random, that changes after four times as many requests as
+/// blocks fit.
 fn moving(capacity: u32, random: &mut SmallRng) -> Vec<u32> {
     let set = capacity / 2;
     (0..LENGTH * capacity)
@@ -128,8 +129,8 @@ fn moving(capacity: u32, random: &mut SmallRng) -> Vec<u32> {
         .collect()
 }
 
-/// What was read so many requests ago, up to three times as many as blocks fit, each order of magnitude as likely as the other;
-/// and one request in eight for a block that is new.
+/// Blocks that were read some number of requests ago, up to three times as many as blocks fit, with all
+/// orders of magnitude equally likely; one request in eight is for a new block.
 fn recent(capacity: u32, random: &mut SmallRng) -> Vec<u32> {
     let mut requests: Vec<u32> = Vec::new();
     let mut new = 0;
