@@ -1,9 +1,12 @@
-//! The control socket: HTTP and JSON as a client would send them, to the daemon's own router and a manager that runs.
+//! The control socket: HTTP and JSON as a client would send them, to the daemon's own router and a running
+//! manager.
 //!
-//! An input is text: lines of a method, a path and a body; or, after a `!`, bytes that go to the HTTP server as they are.
+//! An input is text: lines of a method, a path and a body; or, after a `!`, bytes that go to the HTTP server
+//! unchanged.
 //!
-//! Always true here: whatever is asked, the manager sees only paths below a directory of its own, exports only unix sockets
-//! there, and makes regions of a bounded size (`Confined`). Each request has an answer, and an error is one line of JSON.
+//! Invariants: whatever a request contains, the manager sees only paths below a directory of its own, exports
+//! only unix sockets there, and makes regions of a bounded size (`Confined`). Each request has an answer, and
+//! an error is one line of JSON.
 
 use axum::Router;
 use axum::body::Body;
@@ -35,19 +38,19 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::runtime::Runtime;
 use tower::ServiceExt;
 
-/// Most requests of one input.
+/// Maximum number of requests of one input.
 const REQUESTS_MAX: usize = 24;
 
-/// Largest region that is made, in bytes.
+/// Largest region that is created, in bytes.
 const REGION_MAX: u64 = 4 << 20;
 
-/// Longest wait that a request may ask for, in seconds.
+/// Longest wait that a request may specify, in seconds.
 const WAIT_MAX_S: u64 = 1;
 
-/// An answer takes milliseconds, a wait as long as it may; this says that one does not come.
+/// An answer takes milliseconds, a wait as long as it may; an answer that takes longer counts as lost.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A daemon in a directory of its own; ends with it.
+/// A daemon in a directory of its own; it stops when dropped.
 struct Daemon {
     manager: Arc<Manager>,
 }
@@ -68,14 +71,14 @@ impl Drop for Daemon {
     }
 }
 
-/// A manager that sees nothing but a directory.
+/// A manager that sees only one directory.
 struct Confined {
     manager: Arc<Manager>,
     jail: PathBuf,
 }
 
 impl Confined {
-    /// An absolute path becomes one in the directory; any other is for the manager to refuse.
+    /// Moves an absolute path into the directory; the manager refuses any other.
     fn path(&self, path: &str) -> String {
         if !path.starts_with('/') {
             return path.to_owned();
@@ -84,11 +87,11 @@ impl Confined {
         self.jail.join(inside.collect::<PathBuf>()).to_string_lossy().into_owned()
     }
 
-    /// Any export becomes a unix socket in the directory; what is none is for the manager to refuse.
+    /// Turns any export into a unix socket in the directory; the manager refuses what is not an export.
     fn export(&self, export: Option<&str>) -> Result<Option<String>> {
         let export = export.unwrap_or("auto");
         if export.starts_with("nbd:tcp:") {
-            // It would resolve names and take ports.
+            // It would resolve host names and use ports.
             return Err(Error::new(ErrorKind::Unsupported, "no network here"));
         }
         Ok(Some(match export.parse() {
@@ -177,7 +180,7 @@ impl Control for Confined {
     }
 }
 
-/// Panics so far, on any thread: those of a control thread look to a client like a daemon that stops.
+/// Panics so far, on any thread: to a client, a panic of a control thread looks like a daemon that stops.
 fn panics() -> u64 {
     static PANICS: AtomicU64 = AtomicU64::new(0);
     static WATCH: OnceLock<()> = OnceLock::new();
@@ -202,7 +205,7 @@ fn runtime() -> &'static Runtime {
     })
 }
 
-/// One daemon from its start to its end, and what is left of it once more.
+/// Runs one daemon from its start to its end, and a second one on its state.
 pub fn run(data: &[u8]) {
     let before = panics();
     let directory = tempfile::tempdir().unwrap_or_else(|error| panic!("no directory: {error}"));
@@ -224,17 +227,17 @@ pub fn run(data: &[u8]) {
             .block_on(async { tokio::time::timeout(PATIENCE, talk).await })
             .unwrap_or_else(|_| panic!("no answer within {PATIENCE:?}"));
     }
-    // Whatever was made comes back, or says why not.
+    // Everything that was created comes back, or an error tells why not.
     if directory.path().join("state").join("transports.json").exists() {
         let again =
             Daemon::start(directory.path()).unwrap_or_else(|error| panic!("no second daemon: {error}"));
         let status = again.manager.status().unwrap_or_else(|error| panic!("no status: {error}"));
         let _ = cbd_daemon::metrics::render(&status);
     }
-    assert_eq!(panics(), before, "something panicked");
+    assert_eq!(panics(), before, "a thread panicked");
 }
 
-/// Files that requests can name.
+/// Creates the files that requests can name.
 fn furnish(jail: &Path) -> std::io::Result<()> {
     std::fs::create_dir_all(jail.join("folder"))?;
     std::fs::create_dir_all(jail.with_file_name("dev"))?;
@@ -244,7 +247,7 @@ fn furnish(jail: &Path) -> std::io::Result<()> {
     std::os::unix::fs::symlink("disk", jail.join("link"))
 }
 
-/// Lines of a method, a path and a body; each gets its answer before the next is sent.
+/// Sends lines of a method, a path and a body; each is answered before the next is sent.
 async fn talk_requests(router: Router, data: &[u8]) {
     for line in data.split(|&byte| byte == b'\n').take(REQUESTS_MAX) {
         let mut parts = line.splitn(3, |&byte| byte == b' ');
@@ -259,32 +262,32 @@ async fn talk_requests(router: Router, data: &[u8]) {
             body.collect().await.unwrap_or_else(|error| panic!("an answer ends early: {error}")).to_bytes();
         if !head.status.is_success() && !body.is_empty() {
             let kind = head.headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
-            assert_eq!(kind, Some("application/json"), "an error that is no JSON: {}", head.status);
+            assert_eq!(kind, Some("application/json"), "an error that is not JSON: {}", head.status);
             let error: ErrorAnswer = serde_json::from_slice(&body)
-                .unwrap_or_else(|error| panic!("an error that says nothing: {error}"));
+                .unwrap_or_else(|error| panic!("an error without a message: {error}"));
             assert!(!error.error.message.contains('\n'), "{}", error.error.message);
         }
     }
 }
 
-/// Bytes to the server as a client's socket would carry them.
+/// Sends bytes to the server as a client's socket would carry them.
 async fn talk_bytes(router: Router, bytes: &[u8]) {
     let (mut ours, theirs) = tokio::io::duplex(64 << 10);
     let service = TowerToHyperService::new(router);
     let serving = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(theirs), service);
     let server = tokio::spawn(async move {
-        // A client that says nonsense is told so, or cut off.
+        // A client that sends invalid data gets an error, or is disconnected.
         let _ = serving.await;
     });
     let _ = ours.write_all(bytes).await;
     let _ = ours.shutdown().await;
     let mut heard = Vec::new();
     let _ = ours.read_to_end(&mut heard).await;
-    assert!(heard.is_empty() || heard.starts_with(b"HTTP/1."), "an answer that is no HTTP");
+    assert!(heard.is_empty() || heard.starts_with(b"HTTP/1."), "an answer that is not HTTP");
     assert!(server.await.is_ok(), "the server panicked");
 }
 
-/// A life of a daemon, step by step, and requests that are refused.
+/// The requests of a daemon's whole run, step by step, and requests that are refused.
 #[must_use]
 pub fn seeds() -> Vec<Vec<u8>> {
     const REGISTER: &str = r#"POST /v1/transports {"host":"n","path":"/region","size":2097152,"segment_size":65536,"format":true}"#;

@@ -1,7 +1,7 @@
-//! Each decoder of the format, on bytes as they come and on the same bytes under a checksum that is right.
+//! Each decoder of the format, on arbitrary bytes and on the same bytes under a valid checksum.
 //!
-//! Always true here: what is decoded says no more than it was given (an encoded value decodes to itself), and what it
-//! says about places lies inside what it describes.
+//! Invariants: a decoded value holds no more than its bytes (an encoded value decodes to itself), and its
+//! offsets lie inside what it describes.
 
 use crate::input::Input;
 use cbd_format::record::{RecordKind, blocks_in, bytes_of, line_at, map_lines, sum_lines};
@@ -37,7 +37,7 @@ pub fn run(data: &[u8]) {
     DECODERS[choice % DECODERS.len()](&mut input);
 }
 
-/// Inputs from which mutations lead somewhere: each decoder with what it takes for good.
+/// Inputs from which mutations are productive: each decoder with a valid value.
 #[must_use]
 pub fn seeds() -> Vec<Vec<u8>> {
     let layout = Layout::new(8 << 20, 64 << 10, 4, 4, 4).map(|layout| Superblock::new(&layout, [7; 16], 5));
@@ -132,8 +132,8 @@ fn slot<T: SlotContent + Debug + PartialEq>(input: &mut Input<'_>) {
     let sealed = Slot { sequence, content }.encode(place);
     let decoded = Slot::<T>::decode(place, &sealed);
     assert!(decoded.is_none_or(|decoded| decoded == Slot { sequence, content }));
-    assert_eq!(Slot::<T>::decode(place ^ 1, &sealed), None, "a slot of another place");
-    // Texts of tables are the only fields that are looked into.
+    assert_eq!(Slot::<T>::decode(place ^ 1, &sealed), None, "a slot of another row");
+    // The texts of tables are the only fields with a decoder.
     let (length, field) = sealed.split_at(4.min(sealed.len()));
     if let Ok(length) = cbd_format_u32(length) {
         let _ = decode_text("field", length.into(), field);
@@ -165,7 +165,7 @@ fn header(input: &mut Input<'_>) {
     }
 }
 
-/// A page of records: each line as it is, and sealed for its place.
+/// A page of records: each line unchanged, and sealed for its slot.
 fn record(input: &mut Input<'_>) {
     let shape = SegmentShape { size: 64 << (10 + input.u8() % 11) };
     let salt = input.u64();

@@ -1,7 +1,8 @@
-//! FUSE requests: messages as `/dev/fuse` would deliver them, over a pair of sockets that keeps messages apart.
+//! FUSE requests: messages as `/dev/fuse` would deliver them, over a pair of sockets that preserves message
+//! boundaries.
 //!
-//! Always true here: each message that wants an answer has exactly one, of a length that says itself; what was written is read
-//! back, and nothing else changed.
+//! Invariants: each message that requires an answer has exactly one, whose header has the right length; what
+//! was written is read back, and nothing else changed.
 
 use crate::input::Input;
 use crate::wires::{Model, SIZE, device};
@@ -9,13 +10,13 @@ use cbd_types::ByteRange;
 use socket2::{Domain, Socket, Type};
 use std::io::{ErrorKind, Read};
 
-/// Most messages of one input.
+/// Maximum number of messages of one input.
 const MESSAGES_MAX: usize = 64;
 
 /// Longest data that a message carries.
 const PAYLOAD_MAX: usize = 4096;
 
-/// Bytes that a socket shall hold: all messages, or all answers.
+/// Buffer size of a socket in bytes: for all messages, or all answers.
 const SOCKET_BUFFER: usize = 1 << 20;
 
 /// Bytes of the header of a message, and of an answer.
@@ -26,7 +27,7 @@ const READ: u32 = 15;
 const WRITE: u32 = 16;
 const FALLOCATE: u32 = 43;
 
-/// The calls that there are, and some that there are not.
+/// The calls that exist, and some that do not.
 const CALLS: [u32; 24] = [
     READ,
     WRITE,
@@ -115,7 +116,7 @@ impl Message {
         Self { bytes, opcode, offset, size: u64::from(size as u32), fill, orderly }
     }
 
-    /// What of an answer without an error can be said.
+    /// Checks an answer without an error, as far as the model knows it.
     fn judge(&self, body: &[u8], model: &mut Model) {
         let whole = ByteRange::at(0, SIZE);
         match self.opcode {
@@ -123,7 +124,7 @@ impl Message {
                 let there = ByteRange { start: self.offset, end: self.offset.saturating_add(self.size) };
                 let there = there.intersection(&whole).unwrap_or(ByteRange::at(0, 0));
                 let expected = model.get(there).expect("it is inside");
-                assert!(body == expected, "{self:?} reads something else");
+                assert!(body == expected, "{self:?} reads other data");
             }
             WRITE => {
                 let range = ByteRange::at(self.offset, self.size);
@@ -152,7 +153,7 @@ pub fn run(data: &[u8]) {
     let mut messages = Vec::new();
     while !input.is_empty() && messages.len() < MESSAGES_MAX {
         let message = Message::read(&mut input, messages.len() as u64 + 1);
-        // What the socket does not hold is not said.
+        // Messages that do not fit into the socket are not sent.
         if ours.send(&message.bytes).is_err() {
             break;
         }
@@ -164,16 +165,16 @@ pub fn run(data: &[u8]) {
     judge(&messages, &ours);
 }
 
-/// The answer to a message: its error, and the bytes behind its header.
+/// The answer to a message: its error, and the bytes after its header.
 struct Answer {
     error: i32,
     body: Vec<u8>,
 }
 
-/// Compares the answers with a model. All messages are sent before the first answer is read, so the order of the answers says
-/// nothing about the order of the effects: a write that waits for the fence of its batch is answered behind a read that saw it. One thread
-/// takes the messages in the order in which they were sent, and the device in memory carries out each when it is submitted. The
-/// model does the same.
+/// Compares the answers with a model. All messages are sent before the first answer is read, so the order of
+/// the answers does not tell the order of the effects: a write that waits for the fence of its batch is
+/// answered after a read that saw it. One thread accepts the messages in the order in which they were sent,
+/// and the device in memory carries out each when it is submitted. The model does the same.
 fn judge(messages: &[Message], socket: &Socket) {
     let answers = read_answers(messages, socket);
     for (message, answer) in messages.iter().zip(&answers) {
@@ -228,7 +229,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
             message[8] = 16;
         }
         if call > 3 {
-            // Arguments of its own: long enough for any, a name among them.
+            // Arguments that are long enough for any call, with a name among them.
             message[1] = 4;
             message[3] = 90;
             let mut own = vec![0; 90];

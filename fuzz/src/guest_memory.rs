@@ -1,9 +1,9 @@
-//! Tables of guest memory: a front end that hands over, adds and takes back memory with sizes, places, offsets and files of an
-//! input's choice, over a connection as a virtual machine has it.
+//! Tables of guest memory: a front end that shares, adds and removes memory with sizes, addresses, offsets
+//! and files of an input's choice, over the connection of a virtual machine.
 //!
-//! Always true here: a message is followed exactly if the model says that it can be: the file has the bytes, no two pieces
-//! overlap, one front end and all together stay within their bounds; what is counted is the sum of the pieces that are
-//! there; nothing is counted any more when the connection is over.
+//! Invariants: the server accepts a message exactly if the model allows it: the file has the bytes, no two
+//! pieces overlap, one front end and all together stay within their limits. The budget counts the sum of the
+//! present pieces, and nothing after the connection has ended.
 
 use crate::input::{Input, corner};
 use crate::wires::device;
@@ -18,21 +18,21 @@ use vhost::vhost_user::message::{VhostUserHeaderFlag, VhostUserProtocolFeatures}
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo};
 
-/// Bytes that the front end may hand over.
+/// Bytes that one front end may share.
 const EACH: u64 = 1 << 40;
-/// Bytes that all may hand over: others have some of it already.
+/// Bytes that all front ends may share: others use some of it already.
 const ALL: u64 = 7 << 38;
 const OTHERS: u64 = 1 << 38;
 /// Messages of one input.
 const MESSAGES_MAX: usize = 64;
-/// Pieces that the protocol and the server take.
+/// Maximum number of pieces in the protocol and in the server.
 const PIECES_MAX: usize = 32;
 const PAGE: u64 = 4096;
 const PROTOCOL: u64 = 1 << 30;
 const VERSION_1: u64 = 1 << 32;
 /// Sizes of the files.
 const FILES: [u64; 4] = [0, PAGE, 64 << 10, 1 << 41];
-/// A conversation that ends takes microseconds.
+/// A connection that ends takes microseconds.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -92,7 +92,7 @@ impl Piece {
     }
 }
 
-/// The pieces that are there.
+/// The present pieces.
 #[derive(Default)]
 struct Model(Vec<Piece>);
 
@@ -101,7 +101,8 @@ impl Model {
         pieces.iter().fold(0, |sum: u64, piece| sum.saturating_add(piece.size))
     }
 
-    /// Whether these pieces can be all that there is, of which `new` bytes are mapped while the old ones still are.
+    /// Whether these pieces can replace the present ones, with `new` bytes mapped while the old ones still
+    /// are.
     fn allows(&self, pieces: &[Piece], new: u64) -> bool {
         let counted = OTHERS + Self::sum(&self.0);
         pieces.len() <= PIECES_MAX
@@ -115,7 +116,7 @@ impl Model {
     }
 }
 
-/// One change of the memory; whether it was followed, which has to be as the model says.
+/// One change of the memory; returns whether the server accepted it, which must agree with the model.
 fn change(front_end: &mut Frontend, files: &[File], model: &mut Model, input: &mut Input<'_>) -> bool {
     let choice = input.u8();
     match choice % 4 {
@@ -138,7 +139,7 @@ fn change(front_end: &mut Frontend, files: &[File], model: &mut Model, input: &m
             expected
         }
         _ => {
-            // One that is there mostly.
+            // Mostly a present piece.
             let at = usize::from(choice >> 2);
             let piece = match model.0.get(at % model.0.len().max(1)) {
                 Some(piece) if choice & 0x80 == 0 => *piece,
@@ -153,7 +154,7 @@ fn change(front_end: &mut Frontend, files: &[File], model: &mut Model, input: &m
     }
 }
 
-/// The files that memory is handed over of, and nothing is ever written to.
+/// The files of the shared memory; nothing is ever written to them.
 fn files() -> Vec<File> {
     let file = |&size: &u64| {
         let file = tempfile::tempfile_in("/dev/shm").or_else(|_| tempfile::tempfile()).expect("a file");
@@ -166,7 +167,8 @@ fn files() -> Vec<File> {
 /// One front end.
 ///
 /// # Panics
-/// When a change is followed that must not be, or the other way round, or what is counted is wrong.
+/// When the server accepts a change that it must refuse, or refuses one that it must accept, or the budget's
+/// count is wrong.
 pub fn run(data: &[u8]) {
     let mut input = Input(data);
     let bound = Budget::new(ALL);
@@ -197,22 +199,22 @@ pub fn run(data: &[u8]) {
         assert_eq!(bound.used(), OTHERS + Model::sum(&model.0), "what is counted is not what is there");
     }
     drop(front_end);
-    // How it ended follows from the script.
+    // How the connection ended follows from the script.
     let _ = server.join().expect("the server does not fail");
     assert_eq!(bound.used(), OTHERS, "what is gone is still counted");
 }
 
-/// Tables, pieces that come and go, and each bound by one too many.
+/// Tables, pieces that are added and removed, and each limit exceeded by one.
 #[must_use]
 pub fn seeds() -> Vec<Vec<u8>> {
-    /// A piece of the large file: place, size and address in units of 16 GiB.
+    /// A piece of the large file: offset, size and address in units of 16 GiB.
     const LARGE: u8 = 3 << 6 | 1;
-    /// One of 64 KiB in pages.
+    /// A piece of 64 KiB in pages.
     const SMALL: u8 = 2 << 6;
     let add = |choice: u8, place: u8, size: u8| [1, choice, place, size, place];
     let mut seeds = vec![
         [&[0, SMALL, 1, 4, 1][..], &add(SMALL, 5, 4), &add(LARGE, 9, 16), &[3], &[7], &[11]].concat(),
-        // A table of four, and another in its place.
+        // A table of four pieces, replaced by another.
         [
             &[12][..],
             &[SMALL, 0, 1, 0],
@@ -222,24 +224,24 @@ pub fn seeds() -> Vec<Vec<u8>> {
             &[0, SMALL, 7, 1, 7],
         ]
         .concat(),
-        // Pieces that touch, and then two that overlap.
+        // Adjacent pieces, and then two that overlap.
         [&add(SMALL, 1, 2)[..], &add(SMALL, 3, 2), &add(SMALL, 4, 2)].concat(),
-        // More than one front end may have, and more than all may.
+        // More than one front end may have, and more than all may have.
         [&add(LARGE, 0, 32)[..], &add(LARGE, 32, 32), &add(LARGE, 64, 1)].concat(),
         [&[0, LARGE, 0, 64, 0][..], &[0, LARGE, 0, 64, 0]].concat(),
-        // Offsets: inside, past the end, and between two pages.
+        // Offsets: inside, past the end, and inside a page.
         vec![1, SMALL | 16, 1, 2, 1, 14, 1, SMALL | 16, 3, 2, 3, 15],
         vec![1, SMALL | 16 | 32, 1, 2, 1, 12, 127],
-        // Corners of every number.
+        // Extreme values of every number.
         vec![1, SMALL | 2, 3, 128, 1, 1],
         vec![1, SMALL | 4, 1, 3, 128, 1],
         vec![1, SMALL | 8, 1, 1, 3, 128],
-        // An empty file, no bytes, and memory that is not there.
+        // An empty file, no bytes, and memory that is not present.
         vec![1, 0, 1, 1, 1],
         vec![1, SMALL, 1, 0, 1],
         vec![0x83, SMALL, 1, 1, 1],
     ];
-    // One piece more than there may be.
+    // One piece more than the maximum.
     seeds.push((0..33).flat_map(|place| add(SMALL, place, 1)).collect());
     seeds
 }

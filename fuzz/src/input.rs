@@ -1,13 +1,13 @@
-//! Reading a target's parameters from bytes: whatever the bytes, there is a parameter.
+//! Reads a target's parameters from bytes: any bytes give a parameter.
 //!
-//! Always true here: nothing panics, and bytes that are missing read as zeroes; so each prefix of an input is an input.
+//! Invariants: nothing panics, and missing bytes read as zeroes, so each prefix of an input is an input.
 
-/// The bytes that are not read yet.
+/// The bytes that were not read yet.
 #[derive(Clone, Copy, Debug)]
 pub struct Input<'a>(pub &'a [u8]);
 
 impl<'a> Input<'a> {
-    /// Whether there are none.
+    /// Whether no bytes are left.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -47,13 +47,13 @@ impl<'a> Input<'a> {
         u64::from_le_bytes(self.array())
     }
 
-    /// All bytes that are left.
+    /// All remaining bytes.
     pub fn rest(&mut self) -> &'a [u8] {
         self.bytes(usize::MAX)
     }
 }
 
-/// A number of the size of a place, at which code that counts, adds or compares breaks.
+/// A 64-bit number at which code that counts, adds or compares is likely to fail.
 #[must_use]
 pub const fn corner(choice: u8) -> u64 {
     const CORNERS: [u64; 16] = [

@@ -1,13 +1,13 @@
-//! Fuzz targets: everything that reads bytes which somebody else wrote, driven from plain bytes.
+//! Fuzz targets: everything that reads foreign bytes, driven from plain bytes.
 //!
-//! A target is one function of bytes. The coverage-guided fuzzer (`cargo xtask fuzz`) and the replay of the corpora on an
-//! ordinary compiler (`cargo test -p cbd-fuzz`) call the same one. `fuzz/corpus/TARGET` holds the inputs that the fuzzer found to
-//! reach something new, `fuzz/regressions/TARGET` those that once broke something.
+//! A target is one function of bytes. The coverage-guided fuzzer (`cargo xtask fuzz`) and the replay of the
+//! corpora on an ordinary compiler (`cargo test -p cbd-fuzz`) call the same function. `fuzz/corpus/TARGET`
+//! holds the inputs that reached something new, `fuzz/regressions/TARGET` those that once broke something.
 //!
-//! Always true here: a target is deterministic as far as the code under test is, leaves nothing behind, and touches nothing
-//! outside a directory of its own; a target that returns has found nothing wrong.
+//! Invariants: a target is as deterministic as the code under test, leaves nothing behind, and accesses
+//! nothing outside a directory of its own; a target that returns has found no failure.
 //!
-//! Left to others: what is under test. No target has a copy of it.
+//! Elsewhere: the code under test. No target has a copy of it.
 #![forbid(unsafe_code)]
 
 pub mod control;
@@ -22,14 +22,14 @@ pub mod store;
 pub mod virtqueue;
 mod wires;
 
-/// Something that can be fuzzed.
+/// A fuzz target.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
     /// Its name, and that of its directories.
     pub name: &'static str,
-    /// Runs one input; panics when something is wrong.
+    /// Runs one input; panics on a failure.
     pub run: fn(&[u8]),
-    /// Inputs to begin with.
+    /// The initial inputs.
     pub seeds: fn() -> Vec<Vec<u8>>,
     /// Longest input that is worth trying, in bytes.
     pub length_max: usize,

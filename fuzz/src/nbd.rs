@@ -1,7 +1,7 @@
 //! The NBD server's protocol: a whole connection, from the greeting on, over a pair of connected sockets.
 //!
-//! Always true here: a connection whose client has said all it has to say ends by itself; each request that was understood
-//! has one reply, and each reply says what is true: what was written is read back, and nothing else changed.
+//! Invariants: a connection ends by itself after its client has sent everything; each valid request has one
+//! reply, and each reply is correct: what was written is read back, and nothing else changed.
 
 use crate::input::Input;
 use crate::wires::{Model, SIZE, device};
@@ -11,10 +11,10 @@ use socket2::{Domain, Socket, Type};
 use std::io::{Read, Write};
 use std::time::Duration;
 
-/// Longest payload that a request of ours carries.
+/// Longest payload of a request from this target.
 const PAYLOAD_MAX: usize = 8 << 10;
 
-/// A conversation that ends takes microseconds; this says that one does not.
+/// A connection that ends takes microseconds; one that takes longer counts as hanging.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 const OPTION_MAGIC: &[u8] = b"IHAVEOPT";
@@ -30,12 +30,12 @@ struct Asked {
     fill: u8,
 }
 
-/// What a client says, and which requests it can expect answers to.
+/// The bytes that a client sends, and the requests for which it can expect answers.
 #[derive(Default)]
 struct Script {
     says: Vec<u8>,
     asked: Vec<Asked>,
-    /// Everything was well-formed so far, and in the state that was expected.
+    /// All bytes so far were well-formed, and in the expected state.
     orderly: bool,
 }
 
@@ -51,7 +51,7 @@ impl Script {
         self.number(data);
     }
 
-    /// A handshake that succeeds, and what it agrees on by bits of `choice`.
+    /// A handshake that succeeds; the bits of `choice` select what it agrees on.
     fn handshake(&mut self, choice: u8) {
         self.number(&3_u32.to_be_bytes());
         if choice & 1 != 0 {
@@ -68,7 +68,7 @@ impl Script {
         self.option(OPTION_GO, &[0; 6]);
     }
 
-    /// Options with what the input has for them.
+    /// Options with data from the input.
     fn options(&mut self, input: &mut Input<'_>, count: u8) {
         for _ in 0..count % 8 {
             let (code, length) = (input.u8(), usize::from(input.u8()));
@@ -85,7 +85,7 @@ impl Script {
         while !input.is_empty() {
             let (command, flags, fill) = (input.u8(), u16::from(input.u8()), input.u8());
             let (offset, length) = (u64::from(input.u16()), u32::from(input.u16()));
-            // Whole sectors mostly, places past the end and far numbers now and then.
+            // Mostly whole sectors, sometimes offsets past the end and extreme numbers.
             let offset = if command & 0x40 != 0 { offset << 48 | offset } else { offset << 7 & !511 };
             let length = if command & 0x80 != 0 { length << 17 | length } else { length << 7 & !511 };
             let command = u16::from(command & 0x0f);
@@ -101,7 +101,7 @@ impl Script {
                 self.orderly &= payload == length as usize;
             }
             if command == 2 || !self.orderly {
-                // Nobody listens any more, or the rest is taken for a payload.
+                // The server reads no further requests, or takes the rest for a payload.
                 self.number(input.rest());
                 return;
             }
@@ -144,13 +144,13 @@ pub fn run(data: &[u8]) {
     let script = Script::read(data);
     let (served, heard) = converse(&script.says);
     if script.orderly {
-        served.unwrap_or_else(|error| panic!("an orderly client was thrown out: {error}"));
-        let replies = replies(&heard).expect("the replies are not what the protocol says");
+        served.unwrap_or_else(|error| panic!("a correct client was disconnected: {error}"));
+        let replies = replies(&heard).expect("the replies violate the protocol");
         judge(&script.asked, &replies);
     }
 }
 
-/// Says it all to a server, and returns how the connection ended and everything that came back.
+/// Sends everything to a server; returns how the connection ended, and the received bytes.
 fn converse(says: &[u8]) -> (cbd_types::Result<()>, Vec<u8>) {
     let pair = Socket::pair(Domain::UNIX, Type::STREAM, None);
     let (ours, theirs) = pair.unwrap_or_else(|error| panic!("no sockets: {error}"));
@@ -163,7 +163,7 @@ fn converse(says: &[u8]) -> (cbd_types::Result<()>, Vec<u8>) {
             ended.map(|_| heard)
         });
         let speaker = scope.spawn(|| {
-            // A server that has heard enough closes in the middle.
+            // A server may close the connection before it has read everything.
             let _ = (&ours).write_all(says);
             let _ = ours.shutdown(std::net::Shutdown::Write);
         });
@@ -177,12 +177,12 @@ fn converse(says: &[u8]) -> (cbd_types::Result<()>, Vec<u8>) {
         let served = serve_connected(device(), theirs.into(), options);
         let heard = listener.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         speaker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        // A connection that is closed with bytes unread is reset: then what was heard is not asked for.
+        // A connection that is closed with unread bytes is reset: the received bytes are then not checked.
         (served, heard.unwrap_or_default())
     })
 }
 
-/// One reply: to which request, an errno, and data with the place that it is from.
+/// One reply: its request, an errno, and data with its offset.
 #[derive(Debug, PartialEq, Eq)]
 struct Reply<'a> {
     cookie: u64,
@@ -190,7 +190,7 @@ struct Reply<'a> {
     data: &'a [u8],
 }
 
-/// Big-endian numbers from the front.
+/// Reads big-endian numbers from the front.
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -205,8 +205,9 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Takes apart what a server said; none where it is not what the protocol says. Data of simple replies ends where
-/// the next reply begins, so it is asked for by the one who knows the length.
+/// Parses the greeting and the options of a server; none if they violate the protocol. The returned reader is
+/// at the first reply: the data of simple replies ends where the next reply begins, so only a caller that
+/// knows the requests can parse them.
 fn replies(heard: &[u8]) -> Option<Reader<'_>> {
     let mut reader = Reader(heard);
     (reader.bytes(16)? == b"NBDMAGICIHAVEOPT").then_some(())?;
@@ -222,7 +223,7 @@ fn replies(heard: &[u8]) -> Option<Reader<'_>> {
 }
 
 impl<'a> Reader<'a> {
-    /// The next reply, by one who knows how much each request reads.
+    /// The next reply, parsed with the lengths of the requests.
     fn reply(&mut self, asked: &[Asked]) -> Option<Reply<'a>> {
         match self.number(4)? {
             0x6744_6698 => {
@@ -268,12 +269,13 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Holds the replies against what was asked. The device completes at once, so changes happened in the order of the requests.
+/// Compares the replies with the requests. The device completes at once, so changes happened in the order of
+/// the requests.
 fn judge(asked: &[Asked], reader: &Reader<'_>) {
     let mut reader = Reader(reader.0);
     let mut answers: Vec<Option<Reply<'_>>> = asked.iter().map(|_| None).collect();
     while !reader.0.is_empty() {
-        let reply = reader.reply(asked).expect("a reply that the protocol does not know, or to nobody");
+        let reply = reader.reply(asked).expect("a reply that violates the protocol, or without a request");
         assert!([0, 1, 5, 12, 22, 28, 75, 95, 108].contains(&reply.error), "error {}", reply.error);
         let place = reply.cookie as usize;
         assert!(answers[place].replace(reply).is_none(), "two replies to one request");
@@ -285,10 +287,10 @@ fn judge(asked: &[Asked], reader: &Reader<'_>) {
             continue;
         }
         let range = ByteRange::at(request.offset, u64::from(request.length));
-        assert!(range.end <= SIZE, "{request:?} went well past the end");
+        assert!(range.end <= SIZE, "{request:?} succeeded past the end");
         let there = model.get(range).expect("it is inside");
         match request.command {
-            0 => assert!(reply.data == there, "{request:?} reads something else"),
+            0 => assert!(reply.data == there, "{request:?} reads other data"),
             1 => there.fill(request.fill),
             4 | 6 => there.fill(0),
             _ => {}
@@ -296,7 +298,7 @@ fn judge(asked: &[Asked], reader: &Reader<'_>) {
     }
 }
 
-/// Conversations that go well, one of each kind.
+/// Connections without errors, one of each kind.
 #[must_use]
 pub fn seeds() -> Vec<Vec<u8>> {
     // Command, flags, fill, offset, length: write, read, flush, trim, cache, zeroes, status.

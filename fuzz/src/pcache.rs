@@ -1,11 +1,11 @@
-//! The reader of what dm-pcache left, on images that somebody has forged or damaged.
+//! The reader of what dm-pcache left, on forged or damaged images.
 //!
-//! An input is a list of acts: sets of keys with any numbers are appended, tails and generations set, bytes stored and flipped, pages
-//! made unreadable, the end cut off. Checksums are right unless an act breaks them.
+//! An input is a list of acts: key sets with any numbers are appended, tails and generations set, bytes
+//! stored and flipped, pages made unreadable, the end cut off. Checksums are valid unless an act breaks them.
 //!
-//! Always true here: an image ends in an error or in an answer; the answer does not depend on how much memory there is; what is handed
-//! on ascends and lies where keys are; and where data have checksums and the log was only damaged, nothing is handed on that was not
-//! written there.
+//! Invariants: an image ends in an error or in an answer; the answer does not depend on the amount of memory;
+//! the data that is passed on ascends and lies where keys are; and if data has checksums and the log was only
+//! damaged, nothing is passed on that was not written at that offset.
 
 use crate::input::{Input, corner};
 use cbd_pcache::sample::{Sample, SampleKey};
@@ -14,9 +14,9 @@ use cbd_types::Result;
 
 /// Segments of an image, whose end may be elsewhere.
 const SEGMENTS: u32 = 6;
-/// Most acts of an input.
+/// Maximum number of acts of an input.
 const ACTS_MAX: usize = 60;
-/// Bytes that a key of a sound write has.
+/// Bytes of a key of a valid write.
 const BLOCK: usize = 4096;
 
 /// One input.
@@ -37,7 +37,7 @@ pub fn run(data: &[u8]) {
     assert_eq!(told[0], told[1], "the answer depends on how much memory there is");
 }
 
-/// Inputs from which mutations lead somewhere.
+/// Inputs from which mutations are productive.
 #[must_use]
 pub fn seeds() -> Vec<Vec<u8>> {
     let mut seeds = Vec::new();
@@ -52,7 +52,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
 
 struct Forged {
     sample: Sample,
-    /// Where the next data go.
+    /// Where the next data goes.
     next: u32,
     /// Whether something was stored that dm-pcache would not have stored.
     forged: bool,
@@ -75,7 +75,7 @@ impl Forged {
                 let next = u32::from(input.u8()) % SEGMENTS;
                 self.fits(24);
                 self.sample.append_last(next);
-                // A segment with data has a log in it now.
+                // A segment with data now has a log in it.
                 self.forged = true;
             }
             3 => {
@@ -96,7 +96,7 @@ impl Forged {
             6 => {
                 let at = place(input);
                 self.sample.store(at, input.bytes(8));
-                // Under a checksum that is right: a superblock, an info, a small thing, a set of one key.
+                // Under a valid checksum: a superblock, an info, a small structure, a set of one key.
                 let length = [24, 16, 64][usize::from(input.u8()) % 3];
                 self.sample.reseal(at & !7 & !u64::from(input.u8() & 8), length);
                 self.forged = true;
@@ -113,7 +113,7 @@ impl Forged {
         }
     }
 
-    /// Stores a block as a client's write does; its content says where it belongs.
+    /// Stores a block as a client's write does; its content identifies its offset.
     fn write(&mut self, block: u64) {
         let bytes = [block as u8 | 0x80; BLOCK];
         self.fits(64 + 24);
@@ -122,7 +122,7 @@ impl Forged {
         self.sample.append(&[key]);
     }
 
-    /// The log begins anew where a set would not fit.
+    /// The log restarts in its segment if a set would not fit.
     fn fits(&mut self, bytes: usize) {
         let (segment, offset) = self.sample.head();
         if u64::from(offset) + bytes as u64 > (16 << 20) - 12288 {
@@ -144,7 +144,7 @@ impl Forged {
     }
 }
 
-/// Small numbers and those at which arithmetic breaks.
+/// Small numbers, and those at which arithmetic fails.
 fn any_u32(input: &mut Input<'_>) -> u32 {
     match input.u8() % 3 {
         0 => u32::from(input.u8()),
@@ -153,7 +153,7 @@ fn any_u32(input: &mut Input<'_>) -> u32 {
     }
 }
 
-/// A byte near which something stands.
+/// A byte near a structure.
 fn place(input: &mut Input<'_>) -> u64 {
     let segment = u32::from(input.u8()) % SEGMENTS;
     let bases = [
@@ -169,13 +169,13 @@ fn place(input: &mut Input<'_>) -> u64 {
     bases[usize::from(input.u8()) % bases.len()] + u64::from(input.u16() & 0xfff)
 }
 
-/// The device as what was handed on makes it.
+/// The device that the passed-on data produces.
 struct Device<'a> {
     image: &'a Forged,
     only_what_was_written: bool,
     end: u64,
     bytes: u64,
-    /// Folded over all calls' bytes and places, whatever the calls' borders.
+    /// A digest of the bytes and offsets of all calls, independent of the borders between calls.
     print: u64,
 }
 
@@ -195,7 +195,7 @@ impl Sink for Device<'_> {
             if self.only_what_was_written {
                 assert!(
                     block < 32 && sector.iter().all(|&byte| byte == block as u8 | 0x80),
-                    "at {at}: what nobody wrote there ({} bytes of image)",
+                    "at {at}: data that was not written there ({} bytes of image)",
                     self.image.sample.size()
                 );
             }
@@ -208,7 +208,7 @@ impl Sink for Device<'_> {
     }
 }
 
-/// What an image is said to hold; nothing where it cannot be opened.
+/// What an image reports to hold; none if it cannot be opened.
 fn read(image: &Forged, options: Options, data_crc: bool) -> Option<(Scanned, u64)> {
     let cache = Cache::open(&image.sample, options).ok()?;
     let survey = cache.survey(&mut |_, _, _| {});

@@ -1,19 +1,19 @@
-//! The inputs that are kept in the tree.
+//! The inputs in the tree.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Where the inputs of a target are kept: what reaches something, and what once broke something.
+/// The directories of a target's inputs: those that reach something, and those that once broke something.
 #[must_use]
 pub fn directories(target: &str) -> [PathBuf; 2] {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     [root.join("corpus").join(target), root.join("regressions").join(target)]
 }
 
-/// The files in `directory`, in the order of their names; none where there is no directory.
+/// The files in `directory`, in the order of their names; none if there is no directory.
 ///
 /// # Errors
-/// What the system says.
+/// The error of the system.
 pub fn files(directory: &Path) -> io::Result<Vec<PathBuf>> {
     let entries = match std::fs::read_dir(directory) {
         Ok(entries) => entries,

@@ -1,10 +1,11 @@
-//! A hostile guest: a small memory full of descriptors, rings, heads and data as an input lays them, and a ring that is served
-//! from it.
+//! A hostile guest: a small memory full of descriptors, rings, heads and data as an input places them, and a
+//! ring that is served from it.
 //!
-//! Always true here, whatever the guest lays: the ring ends; nothing outside of the guest's memory changes; the device is asked only
-//! for whole sectors of its own, durable at once where the guest cannot flush. Where the device's answers cannot change what is
-//! asked, more is known (`Asked`): the device is changed by what was asked for, in that order, and by nothing else; bytes of the
-//! guest change only in what it gave to be written and in the ring of answers; and each request is answered once, in turn.
+//! Invariants, whatever the guest places: the ring ends; nothing outside the guest's memory changes; the
+//! device receives only requests of whole sectors of its own, durable at once if the guest cannot flush. If
+//! the device's answers cannot change the requests, more is known (`Asked`): the requests change the device,
+//! in their order, and nothing else does; bytes of the guest change only in its buffers for answers and in
+//! the used ring; and each request is answered once, in turn.
 
 use crate::input::{Input, corner};
 use crate::wires::{Model, SECTOR, SIZE, device};
@@ -17,15 +18,15 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Where the guest's memory begins, and how much it is.
+/// The address and the size of the guest's memory.
 const BASE: u64 = 0x1_0000;
 const MEMORY: usize = 64 << 10;
 
-/// Bytes of the file before and behind the guest's memory, which are none of its.
+/// Bytes of the file before and after the guest's memory, which do not belong to the guest.
 const AROUND: usize = 4096;
 const UNTOUCHED: u8 = 0xa5;
 
-// Where things lie in the memory, unless an input says otherwise.
+// Offsets in the memory, unless an input changes them.
 const TABLE: usize = 0;
 const AVAILABLE: usize = 0x400;
 const USED: usize = 0x800;
@@ -34,7 +35,7 @@ const HEADS: usize = 0x3000;
 const ANSWERS: usize = 0x3800;
 const DATA: usize = 0x4000;
 
-/// Descriptors that a table of indirect ones has room for.
+/// Descriptors that fit in an indirect table.
 const INDIRECT_ROOM: usize = 32;
 
 const NEXT: u16 = 1;
@@ -46,10 +47,10 @@ const INDIRECT_AGREED: u64 = 1 << 28;
 const EVENT_INDEX: u64 = 1 << 29;
 const VERSION_1: u64 = 1 << 32;
 
-/// Requests that are taken of one input.
+/// Maximum number of requests of one input.
 const REQUESTS_MAX: usize = 256;
 
-/// What the guest lays, and how its ring is set up.
+/// The memory of the guest, and the setup of its ring.
 struct Guest {
     memory: Vec<u8>,
     ring: GuestRing,
@@ -74,7 +75,7 @@ impl Guest {
         };
         let mut guest = Self { memory: vec![0; MEMORY], ring };
         if features & 0x80 != 0 {
-            // Anywhere, one over the other, or nowhere.
+            // Anywhere, overlapping, or outside the memory.
             guest.ring.size = input.u16();
             guest.ring.descriptors = address(&mut input, features & 0x40 != 0);
             guest.ring.available = address(&mut input, features & 0x20 != 0);
@@ -107,7 +108,7 @@ impl Guest {
         self.put(AVAILABLE + 2, &index.wrapping_add(1).to_le_bytes());
     }
 
-    /// Lays one thing.
+    /// Places one object.
     fn lay(&mut self, input: &mut Input<'_>) {
         match input.u8() % 8 {
             // A descriptor, of the ring's table or of an indirect one.
@@ -134,7 +135,7 @@ impl Guest {
                 self.offer(head.into());
             }
             5 => self.request(input),
-            // Whatever bytes, wherever.
+            // Arbitrary bytes at any offset.
             6 => {
                 let (at, length) = (usize::from(input.u16()), usize::from(input.u8()));
                 let bytes = input.bytes(length).to_vec();
@@ -166,7 +167,7 @@ impl Guest {
         self.put(at + 12, &flags.to_le_bytes());
     }
 
-    /// A request as a driver lays it, of three descriptors, in the ring's table or in one of their own.
+    /// A request as a driver places it, of three descriptors, in the ring's table or in an indirect one.
     fn request(&mut self, input: &mut Input<'_>) {
         let (slot, kind, sector) = (usize::from(input.u8() % 8), u32::from(input.u8() % 15), input.u8());
         let (sectors, fill, choice) = (usize::from(input.u8() % 9), input.u8(), input.u8());
@@ -220,26 +221,27 @@ fn long(memory: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes)
 }
 
-/// What changes a device.
+/// A change of a device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Change {
     Write(u64, Vec<u8>),
     Zero(ByteRange),
 }
 
-/// A run of the guest's memory, from its beginning.
+/// A range of the guest's memory, from its beginning.
 type Run = std::ops::Range<usize>;
 
-/// What a guest asks for, by its memory as it is before anything is served; for one in which nothing that is read is written.
+/// The requests of a guest, by its memory before anything is served; for a guest in which nothing that is
+/// read is written.
 struct Asked {
-    /// The heads, up to the first request that breaks the rules.
+    /// The heads, up to the first request that violates the rules.
     heads: Vec<u16>,
     changes: Vec<Change>,
-    /// The ring of answers.
+    /// The used ring.
     used: Run,
-    /// What the device may write besides.
+    /// Other memory that the device may write.
     writable: Vec<Run>,
-    /// What it reads: tables, rings and data.
+    /// The memory that it reads: tables, rings and data.
     readable: Vec<Run>,
 }
 
@@ -247,7 +249,7 @@ struct Asked {
 type Chain = (Vec<Run>, Vec<Run>);
 
 impl Asked {
-    /// None where the rings do not lie where they should.
+    /// None if the rings are not at their usual offsets.
     fn of(guest: &Guest, discards: bool) -> Option<Self> {
         let size = usize::from(guest.ring.size);
         let usual = (BASE + TABLE as u64, BASE + AVAILABLE as u64, BASE + USED as u64);
@@ -281,7 +283,7 @@ impl Asked {
         Some(asked)
     }
 
-    /// The chain that begins at `head`; none where it breaks the rules.
+    /// The chain that begins at `head`; none if it violates the rules.
     fn chain(&mut self, guest: &Guest, head: u16) -> Option<Chain> {
         let (mut table, mut size) =
             (TABLE..TABLE + 16 * usize::from(guest.ring.size), usize::from(guest.ring.size));
@@ -333,7 +335,7 @@ impl Asked {
     }
 }
 
-/// What a request of these bytes changes on a device that discards, or does not.
+/// The changes of a request with these bytes on a device with or without discards.
 fn changes(request: &[u8], discards: bool) -> Vec<Change> {
     let (kind, sector, data) = (long(request, 0) as u32, long(request, 8), &request[16..]);
     match kind {
@@ -343,7 +345,7 @@ fn changes(request: &[u8], discards: bool) -> Vec<Change> {
             .into_iter()
             .collect(),
         11 | 13 if data.len().is_multiple_of(16) && data.len() <= 32 * 16 && (kind == 13 || discards) => {
-            // One that may unmap is known for zeroing alone; one bad range, and nothing is done.
+            // The unmap flag exists only for zeroing; one invalid range, and nothing is done.
             let range = |bytes: &[u8]| {
                 let (count, flags) = (long(bytes, 8) as u32, long(bytes, 8) >> 32);
                 place(long(bytes, 0), u64::from(count) * 512)
@@ -363,7 +365,7 @@ fn place(sector: u64, length: u64) -> Option<ByteRange> {
     (end <= SIZE && length.is_multiple_of(u64::from(SECTOR))).then_some(ByteRange { start, end })
 }
 
-/// A device that notes what it is asked for.
+/// A device that records its requests.
 struct Watched {
     device: Arc<dyn BlockDevice>,
     noted: Arc<Mutex<Vec<Change>>>,
@@ -439,10 +441,10 @@ impl RequestQueue for WatchedQueue {
     }
 }
 
-/// A file with the guest's memory and what is around it.
+/// A file with the guest's memory and its surroundings.
 fn file_of(memory: &[u8]) -> File {
     let around = [UNTOUCHED; AROUND];
-    // In memory where there is such a place.
+    // In memory, if possible.
     let file = tempfile::tempfile_in("/dev/shm").or_else(|_| tempfile::tempfile()).expect("a file");
     file.write_all_at(&[&around[..], memory, &around].concat(), 0).expect("the file can be written");
     file
@@ -451,7 +453,7 @@ fn file_of(memory: &[u8]) -> File {
 /// One guest.
 ///
 /// # Panics
-/// When it gets something that it must not.
+/// When the guest obtains something that it must not have.
 pub fn run(data: &[u8]) {
     let guest = Guest::read(data);
     let device = device();
@@ -483,7 +485,7 @@ pub fn run(data: &[u8]) {
         apply(&mut model, change);
     }
     let whole = ByteRange::at(0, SIZE);
-    assert!(model.get(whole).is_some_and(|model| *model == content), "the device holds something else");
+    assert!(model.get(whole).is_some_and(|model| *model == content), "the device holds other data");
     if let Some(asked) = asked {
         judge(&guest, &asked, memory, &noted, ended.is_ok());
     }
@@ -510,10 +512,10 @@ fn content_of(watched: &Watched) -> Vec<u8> {
     buffer.to_vec()
 }
 
-/// Holds what happened against what was asked for.
+/// Compares what happened with the requests.
 fn judge(guest: &Guest, asked: &Asked, memory: &[u8], noted: &[Change], went_well: bool) {
     assert!(asked.changes.starts_with(noted), "{noted:?} came of {:?}", asked.changes);
-    // A guest may begin anywhere.
+    // A guest may start at any index.
     let first = word(&guest.memory, USED + 2);
     let answered = usize::from(word(memory, USED + 2).wrapping_sub(first));
     assert!(answered <= asked.heads.len(), "{answered} answers to {:?}", asked.heads);
@@ -521,16 +523,17 @@ fn judge(guest: &Guest, asked: &Asked, memory: &[u8], noted: &[Change], went_wel
         assert_eq!(
             (noted.len(), answered),
             (asked.changes.len(), asked.heads.len()),
-            "something is left out"
+            "a request is left out"
         );
     }
-    // In any order: what the device keeps back for others is answered later than what is no matter of the device.
+    // In any order: requests that the device holds back for others are answered later than those that need no
+    // device.
     let mut heads = asked.heads.clone();
     for slot in 0..answered as u16 {
         let at = USED + 4 + 8 * usize::from(first.wrapping_add(slot) % guest.ring.size);
         let head = long(memory, at) as u32;
         let place = heads.iter().position(|asked| u32::from(*asked) == head);
-        heads.swap_remove(place.unwrap_or_else(|| panic!("answer {slot} is to {head}, which nobody asked")));
+        heads.swap_remove(place.unwrap_or_else(|| panic!("answer {slot} is to {head}, not a request")));
     }
     let changed = (0..MEMORY).filter(|&at| memory[at] != guest.memory[at]);
     for at in changed {
@@ -541,7 +544,7 @@ fn judge(guest: &Guest, asked: &Asked, memory: &[u8], noted: &[Change], went_wel
     }
 }
 
-/// Requests of each kind, and each rule broken.
+/// Requests of each kind, and a violation of each rule.
 #[must_use]
 pub fn seeds() -> Vec<Vec<u8>> {
     // Slot, kind, sector, sectors, fill, choice.
@@ -554,19 +557,21 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let mut seeds: Vec<Vec<u8>> = (0..8).map(|features| [&[5, features], &all[..]].concat()).collect();
     let two = [request(0, 1, 0), request(1, 0, 1)].concat();
     let broken: [&[u8]; 8] = [
-        // A chain in a circle, one behind the table, an indirect table in itself, and one of no whole descriptors.
+        // A chain with a cycle, one past the table, an indirect table in itself, and one with partial
+        // descriptors.
         &[0, 0, NEXT as u8, 0, 0x30, 128, 0, 0, 4, 0],
         &[0, 0, NEXT as u8, 0, 0x30, 128, 0, 200, 4, 0],
         &[0, 0, INDIRECT as u8, 0, 0, 128, 0, 0, 4, 0],
         &[0, 0, INDIRECT as u8, 0, 0x10, 129, 0, 0, 4, 0],
-        // Memory that is nobody's, something offered twice, more than the ring has, a head that it has not.
+        // Memory outside the guest, an index offered twice, more than the ring has, a head that does not
+        // exist.
         &[0, 1, 0x80 | 2, 3, 0, 0, 2, 4, 1],
         &[4, 0, 4, 0],
         &[7, 0, 9],
         &[4, 99],
     ];
     seeds.extend(broken.iter().map(|broken| [&[5, 7], &two[..], *broken].concat()));
-    // Rings one over the other, and data over the rings.
+    // Overlapping rings, and data over the rings.
     seeds.push([&[5, 0x87, 32, 0, 0, 0, 0, 4, 0, 4][..], &two].concat());
     seeds.push([&[5, 7][..], &two, &[0, 4, WRITE as u8 | NEXT as u8, 0, 0, 0, 64, 5]].concat());
     seeds
@@ -577,13 +582,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_guests_ask_for_is_known_where_nothing_that_is_read_is_written() {
+    fn requests_of_guests_are_known_if_nothing_that_is_read_is_written() {
         let mut changes = 0;
         for seed in seeds().iter().take(8) {
             let asked = Asked::of(&Guest::read(seed), true).filter(Asked::is_fixed);
             changes += asked.expect("the usual rings").changes.len();
         }
-        // Two writes, a discard and a zeroing; those of their own tables only where that was agreed to.
+        // Two writes, a discard and a zeroing; those with indirect tables only if that was agreed on.
         assert!(changes >= 16, "{changes} changes are too few to judge by");
         let over = &[5, 7, 0, 4, WRITE as u8, 0, 0, 0, 64, 5, 4, 4];
         assert!(!Asked::of(&Guest::read(over), true).expect("the usual rings").is_fixed());

@@ -1,5 +1,5 @@
-//! Everything that the fuzzer has kept, on the compiler that users have: what reached something new still ends well, and what
-//! once broke something no longer does.
+//! Replays the inputs that the fuzzer has kept, on the compiler that users have: inputs that reached
+//! something new still pass, and those that once broke something no longer do.
 
 use cbd_fuzz::{Target, store, target};
 use cbd_sim::Watchdog;
@@ -28,41 +28,41 @@ fn run(target: &Target, input: &[u8], what: &str) {
 }
 
 #[test]
-fn recovery_survives_what_was_found() {
+fn recovery_survives_the_corpus() {
     replay("recovery");
 }
 
 #[test]
-fn decoders_survive_what_was_found() {
+fn decoders_survive_the_corpus() {
     replay("decoders");
 }
 
 #[test]
-fn the_nbd_server_survives_what_was_found() {
+fn the_nbd_server_survives_the_corpus() {
     replay("nbd");
 }
 
 #[test]
-fn virtqueues_survive_what_was_found() {
+fn virtqueues_survive_the_corpus() {
     replay("virtqueue");
 }
 
 #[test]
-fn tables_of_guest_memory_survive_what_was_found() {
+fn tables_of_guest_memory_survive_the_corpus() {
     replay("guest_memory");
 }
 
 #[test]
-fn fuse_survives_what_was_found() {
+fn fuse_survives_the_corpus() {
     replay("fuse");
 }
 
 #[test]
-fn the_control_socket_survives_what_was_found() {
+fn the_control_socket_survives_the_corpus() {
     replay("control");
 }
 
 #[test]
-fn the_reader_of_dm_pcache_survives_what_was_found() {
+fn the_reader_of_dm_pcache_survives_the_corpus() {
     replay("pcache");
 }

@@ -1,5 +1,5 @@
-//! The coverage-guided fuzzer: libFuzzer around the target that `CBD_FUZZ_TARGET` names. `cargo xtask fuzz` builds it
-//! with the compiler's coverage and starts it.
+//! The coverage-guided fuzzer: libFuzzer around the target that `CBD_FUZZ_TARGET` names. `cargo xtask fuzz`
+//! builds it with the compiler's coverage instrumentation and starts it.
 #![no_main]
 
 use cbd_fuzz::{Target, target};
@@ -10,7 +10,7 @@ fn chosen() -> &'static Target {
     static CHOSEN: OnceLock<&'static Target> = OnceLock::new();
     CHOSEN.get_or_init(|| {
         let name = std::env::var("CBD_FUZZ_TARGET").unwrap_or_default();
-        target(&name).unwrap_or_else(|| panic!("CBD_FUZZ_TARGET is '{name}', which is no target"))
+        target(&name).unwrap_or_else(|| panic!("CBD_FUZZ_TARGET is '{name}', which is not a target"))
     })
 }
 

@@ -1,4 +1,4 @@
-//! Runs inputs on an ordinary compiler, shows what they stand for, and writes the inputs to begin with.
+//! Runs inputs on an ordinary compiler, explains them, and writes the initial inputs.
 
 use cbd_fuzz::{TARGETS, Target, region, store, target};
 use std::path::Path;

@@ -1,6 +1,6 @@
-//! Regions that the engine itself has made, from scripted histories: what forgeries start from.
+//! Regions that the engine itself has made, from scripted histories, as a base for forgeries.
 //!
-//! Always true here: the same base is the same bytes in every run, as long as the engine stores the same.
+//! Invariants: the same base is the same bytes in every run, as long as the engine stores the same bytes.
 
 use super::forge;
 use cbd_engine::{BackendSpec, BlkdevSpec, Consistency, FormatOptions, OnWriteError, Settings, Transport};
@@ -13,25 +13,26 @@ use std::sync::{Arc, OnceLock};
 /// Logical sector of the simulated disks.
 pub const SECTOR: u64 = 512;
 
-/// Bytes of the simulated disks: two chunks, so two lanes, the second of them short and not whole blocks.
+/// Size in bytes of the simulated disks: two chunks, so two lanes, the second of them short and not whole
+/// blocks.
 pub const DISK: u64 = CHUNK + (160 << 10) + 3 * SECTOR;
 
-/// What a disk that is not sound refuses to write.
+/// The ranges that a broken disk refuses to write.
 pub const REFUSED: [ByteRange; 2] =
     [ByteRange { start: 4096, end: 12 << 10 }, ByteRange { start: CHUNK - (8 << 10), end: CHUNK + SECTOR }];
 
-/// A region to start from.
+/// A base region.
 #[derive(Debug)]
 pub struct Base {
-    /// The region; to be used by a copy, see [`CrashMemory::fork`].
+    /// The region; use a copy of it, see [`CrashMemory::fork`].
     pub memory: CrashMemory,
-    /// Where its parts lie.
+    /// The layout of its parts.
     pub layout: Layout,
-    /// Whether its data is under checksums.
+    /// Whether its data has checksums.
     pub data_crc: bool,
 }
 
-/// How a base comes about.
+/// How a base is made.
 #[derive(Clone, Copy)]
 struct Script {
     segment_size: u64,
@@ -39,11 +40,11 @@ struct Script {
     backends: u32,
     data_crc: bool,
     consistency: Consistency,
-    /// Requests of the clients.
+    /// Number of requests of the clients.
     requests: u64,
-    /// The maintainer steps so often after each of them.
+    /// Number of steps of the background worker after each of them.
     steps: u64,
-    /// What the disk refuses is parked.
+    /// Whether the disk refuses ranges, which are parked.
     parks: bool,
     end: End,
 }
@@ -54,9 +55,9 @@ enum End {
     Killed,
     /// The power fails.
     PowerCut,
-    /// All is written back, then the process stops in order.
+    /// Everything is written back, then the process stops properly.
     Drained,
-    /// A dirty record loses its data; the next process finds and notes it, and is killed.
+    /// A dirty record loses its data; the next process detects and records that, and is killed.
     Quarantined,
 }
 
@@ -77,29 +78,29 @@ const SCRIPTS: [Script; 11] = [
     Script { requests: 0, ..ORDINARY },
     Script { requests: 6, steps: 0, ..ORDINARY },
     ORDINARY,
-    // Segments were reclaimed and used anew.
+    // Segments were reclaimed and reused.
     Script { requests: 500, steps: 8, end: End::PowerCut, ..ORDINARY },
     Script { requests: 100, steps: 4, end: End::Drained, ..ORDINARY },
     Script { data_crc: false, ..ORDINARY },
-    // Nothing is written back before the damage: what is clean would be read anew.
+    // Nothing is written back before the damage, since clean data would be read again from the disk.
     Script { requests: 20, steps: 0, end: End::Quarantined, ..ORDINARY },
     Script { consistency: Consistency::Checkpoint, requests: 120, steps: 3, ..ORDINARY },
-    // Records with further lines of checksums.
+    // Records with continuation lines for checksums.
     Script { segment_size: 256 << 10, segments: 9, requests: 40, ..ORDINARY },
     Script { segments: 9, backends: 2, requests: 50, ..ORDINARY },
     Script { requests: 120, steps: 40, parks: true, ..ORDINARY },
 ];
 
-/// How many bases there are.
+/// Number of bases.
 #[must_use]
 pub const fn count() -> usize {
     SCRIPTS.len()
 }
 
-/// The base with this number; made when it is first asked for.
+/// The base with this number; made at the first call.
 ///
 /// # Panics
-/// When the engine refuses what it must do: that is a bug of its own.
+/// When the engine refuses what it must do, which is a bug of its own.
 #[must_use]
 pub fn base(number: usize) -> &'static Base {
     static BASES: [OnceLock<Base>; SCRIPTS.len()] = [const { OnceLock::new() }; SCRIPTS.len()];
@@ -108,13 +109,14 @@ pub fn base(number: usize) -> &'static Base {
     })
 }
 
-/// A fresh disk as the bases have it.
+/// A fresh disk, as the bases use it.
 #[must_use]
 pub fn disk(seed: u64) -> SimDisk {
     SimDisk::new(SimDisk::ordinary(DISK, SECTOR as u32), seed)
 }
 
-/// The backends of a region that fit the simulated disks: whoever brings one up compares it with the disk first.
+/// The backends of a region that fit the simulated disks: the daemon compares a backend with the disk before
+/// it opens the cache.
 pub fn usable(transport: &Transport<SimEnvironment>) -> impl Iterator<Item = BackendId> {
     let fits = |id: &BackendId| {
         transport.backend(*id).is_ok_and(|entry| (entry.size, u64::from(entry.sector)) == (DISK, SECTOR))
@@ -177,7 +179,7 @@ impl Script {
         Ok(Base { memory: CrashMemory::from_image(left.image()), layout, data_crc: self.data_crc })
     }
 
-    /// One process: opens the backend, has its clients ask for things, and maintains it.
+    /// One process: opens the backend, submits requests of clients, and runs the background worker.
     fn live(
         self,
         environment: &Arc<SimEnvironment>,
@@ -213,7 +215,7 @@ impl Script {
     }
 }
 
-/// A request at one of few places, so that they overlap, around the border between the lanes.
+/// A request at one of a few offsets around the border between the lanes, so that requests overlap.
 fn wish(id: u64, random: &mut Seeded) -> Request {
     let operation = match random.below(16) {
         0..9 => Operation::Write,
@@ -236,7 +238,7 @@ fn wish(id: u64, random: &mut Seeded) -> Request {
     Request { id, operation, range, fua: random.chance(100), buffer }
 }
 
-/// Damages the data of every write but the last, which nothing later would prove to have been complete.
+/// Damages the data of every write but the last, since nothing later proves that the last one was complete.
 fn damage_dirty_records(memory: &CrashMemory, layout: &Layout) {
     let mut places = Vec::new();
     for (segment, header) in forge::segments(memory, layout) {

@@ -1,7 +1,7 @@
-//! Changes to a region by somebody who knows the format: any field of any structure, under a checksum that is right, or
-//! damage that no checksum hides.
+//! Changes to a region by an attacker who knows the format: any field of any structure, under a valid
+//! checksum, or damage that a checksum must detect.
 //!
-//! Always true here: whatever the region holds, an edit changes bytes inside it or nothing.
+//! Invariants: whatever the region holds, an edit changes bytes inside it or nothing.
 
 use crate::input::{Input, corner};
 use cbd_format::record::{FLAG_DATA_CRC, blocks_in, bytes_of, sum_lines};
@@ -15,10 +15,10 @@ use cbd_sim::CrashMemory;
 use cbd_types::{ByteRange, LaneId, Pmem, SegmentId};
 use zerocopy::FromBytes;
 
-/// What damaged data looks like: no client writes it.
+/// The content of damaged data: no client writes it.
 pub const MARKER: [u8; 64] = [0xd5; 64];
 
-/// Which structure an edit changes.
+/// The structure that an edit changes.
 const TARGETS: [Target; 18] = [
     Target::Record,
     Target::Record,
@@ -63,15 +63,15 @@ enum Target {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Edit {
     target: Target,
-    /// Which segment, lane or row.
+    /// The segment, lane or row.
     which: u8,
-    /// Which record of the segment; one more than there are is a new one at the end.
+    /// The record of the segment; one more than there are is a new one at the end.
     slot: u8,
-    /// Which field of the structure.
+    /// The field of the structure.
     field: u8,
-    /// What becomes of the field.
+    /// The kind of change.
     how: u8,
-    /// Which copies are changed, and what else is made to fit.
+    /// The copies that are changed, and what else is adapted.
     more: u8,
     value: u64,
 }
@@ -80,7 +80,7 @@ impl Edit {
     /// Bytes of an input for one edit.
     pub const SIZE: usize = 16;
 
-    /// The edit that the next bytes stand for.
+    /// The edit in the next bytes.
     pub fn read(input: &mut Input<'_>) -> Self {
         let mut own = Input(input.bytes(Self::SIZE));
         let target = TARGETS[usize::from(own.u8()) % TARGETS.len()];
@@ -95,7 +95,7 @@ impl Edit {
         Self { which, slot, ..self }
     }
 
-    /// Whether it is damage that checksums must find, not a forgery under a right one.
+    /// Whether it is damage that checksums must detect, not a forgery under a valid one.
     #[must_use]
     pub const fn is_damage(&self) -> bool {
         matches!(self.target, Target::Data | Target::Poison)
@@ -137,7 +137,7 @@ impl Edit {
         };
         let Some(field) = bytes.get_mut(field.offset..field.offset + field.size) else { return };
         let width = field.len().min(8);
-        // A long field is a text or padding: some eight bytes of it.
+        // A long field is a text or padding: the change covers eight bytes of it.
         let at = if field.len() > 8 { usize::from(self.slot) % (field.len() - 7) } else { 0 };
         let field = &mut field[at..at + width];
         let mut old = [0; 8];
@@ -182,7 +182,7 @@ impl Edit {
     }
 
     fn state(&self, memory: &CrashMemory, layout: &Layout) {
-        // The state of the backend that the edit names, wherever its row says that it is.
+        // The state of the backend that the edit names, at the segment in its row.
         let row = u32::from(self.slot) % layout.backend_rows;
         let slots = Layout::slots::<BackendEntry>(layout.backend_area, layout.backend_rows, row);
         let Some((_, Slot { content: backend, .. })) = newest::<BackendEntry>(memory, slots, u64::from(row))
@@ -227,7 +227,7 @@ impl Edit {
         }
     }
 
-    /// A segment of a log, or with `any` of whatever has a header, chosen by number.
+    /// A segment of a log, or with `any` any segment with a header, chosen by number.
     fn segment(
         &self,
         memory: &CrashMemory,
@@ -246,7 +246,7 @@ impl Edit {
         self.change(&mut bytes, &SegmentHeader::layout());
         let Ok(forged) = SegmentHeader::read_from_bytes(&bytes) else { return };
         let forged = if self.more & 0x80 == 0 { forged.sealed() } else { forged };
-        // Records that go on counting under the changed header.
+        // Records that stay valid under the changed header.
         let kept = if self.more & 0x10 != 0 { records(memory, layout, segment, &header) } else { Vec::new() };
         let base = layout.segment_base(segment);
         for at in self.copies([base, base + layout.segment_shape().header_copy()]) {
@@ -259,7 +259,8 @@ impl Edit {
         }
     }
 
-    /// The place and content of the chosen record, or of one behind the last with the next sequence number.
+    /// The slot and content of the chosen record, or of a new one behind the last with the next sequence
+    /// number.
     fn chosen(&self, memory: &CrashMemory, layout: &Layout) -> Option<(SegmentHeader, RecordPlace, Record)> {
         let (segment, header) = self.segment(memory, layout, false)?;
         let records = records(memory, layout, segment, &header);
@@ -305,7 +306,7 @@ impl Edit {
         put_line(memory, layout, place.segment, place.slot, &sums.encode(&place), self.more % 4);
     }
 
-    /// Puts a record where another one is, or behind the last, of the same segment or another.
+    /// Copies a record over another one, or behind the last, of the same segment or another.
     fn copy_record(&self, memory: &CrashMemory, layout: &Layout) {
         let Some((_, _, mut record)) = self.chosen(memory, layout) else { return };
         let other = Self { which: self.field, slot: self.how, ..*self };
@@ -320,7 +321,7 @@ impl Edit {
         put_line(memory, layout, place.segment, place.slot, &record.encode(&place), self.more % 4);
     }
 
-    /// A whole segment again under another number, with another ordinal.
+    /// Copies a whole segment to another number, with another ordinal.
     fn copy_segment(&self, memory: &CrashMemory, layout: &Layout) {
         let Some((from, header)) = self.segment(memory, layout, true) else { return };
         let to = SegmentId(u32::from(self.slot) % layout.segment_count);
@@ -341,7 +342,7 @@ impl Edit {
         }
     }
 
-    /// Damages data, and nothing that says what it should be.
+    /// Damages data, but none of its checksums.
     fn data(&self, memory: &CrashMemory, layout: &Layout) {
         let Some((_, place, record)) = self.chosen(memory, layout) else { return };
         if !record.kind().has_data() {
@@ -376,19 +377,19 @@ fn newest<T: SlotContent>(memory: &CrashMemory, slots: [u64; 2], place: u64) -> 
 /// Bytes of the region; zeroes where they cannot be read.
 pub fn load(memory: &CrashMemory, at: u64, length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
-    // Poison is part of the game: whoever edits sees nothing there.
+    // Poison is allowed: the forger reads zeroes there.
     let _ = memory.load(at, &mut bytes);
     bytes
 }
 
-/// Changes bytes of the region for good.
+/// Changes bytes of the region durably.
 pub fn store(memory: &CrashMemory, at: u64, bytes: &[u8]) {
     let length = memory.len().saturating_sub(at).min(bytes.len() as u64);
     memory.store(at, &bytes[..length as usize]);
     memory.fence();
 }
 
-/// The segments that have a header, whosever they are.
+/// All segments with a header, of any cache.
 pub fn segments<'a>(
     memory: &'a CrashMemory,
     layout: &'a Layout,
@@ -402,7 +403,7 @@ pub fn segments<'a>(
     })
 }
 
-/// The records of a segment, up to the first slot that holds none.
+/// The records of a segment, up to the first slot without one.
 pub fn records(
     memory: &CrashMemory,
     layout: &Layout,
@@ -425,7 +426,7 @@ pub fn records(
     found
 }
 
-/// Stores a line in its primary place (1), its mirror (2), or both.
+/// Stores a line in its primary slot (1), its mirror (2), or both.
 fn put_line(
     memory: &CrashMemory,
     layout: &Layout,
@@ -443,7 +444,8 @@ fn put_line(
     }
 }
 
-/// Makes the checksums of a record be those of the bytes that it points to, with as many further lines as it then needs.
+/// Computes the checksums of a record from the bytes that it points to, with as many continuation lines as it
+/// then needs.
 fn sum_again(memory: &CrashMemory, layout: &Layout, place: RecordPlace, record: &mut Record) {
     let shape = layout.segment_shape();
     let (start, length) = (record.offset.get(), record.length.get());

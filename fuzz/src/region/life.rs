@@ -1,6 +1,7 @@
-//! What is done with a region, whatever it holds: open, read everything, change things, drain, stop, open again.
+//! Uses a region, whatever it holds: opens it, reads everything, changes it, drains, stops, and opens it
+//! again.
 //!
-//! Always true here: every loop is bounded, and reaching a bound is a failure.
+//! Invariants: every loop is bounded, and reaching a bound is a failure.
 
 use super::base::{self, DISK, SECTOR};
 use super::forge::MARKER;
@@ -11,37 +12,38 @@ use cbd_sim::{CrashMemory, DiskFaults, Keep, SimDisk, SimEnvironment};
 use cbd_types::{AlignedBuffer, BackendId, ByteRange, CHUNK, Completion, Operation, Region, Request};
 use std::sync::Arc;
 
-/// Most things that are done after opening.
+/// Maximum number of acts after opening.
 const ACTS_MAX: usize = 48;
 
-/// What goes on by itself comes to an end within so many steps; a full drain of a base takes some hundreds.
+/// Background work ends within this many steps; a full drain of a base takes some hundreds.
 const STEPS_MAX: usize = 20_000;
 
-/// How often the clock is moved for those who sleep.
+/// How often the clock is advanced for sleeping threads.
 const SLEEPS_MAX: usize = 60;
 
-/// Requests wait for space at most so many at a time, as behind any export.
+/// Maximum number of requests that wait for space at a time, as with any export.
 const WAITING_MAX: usize = 64;
 
-/// Large reads go in pieces of this size.
+/// Large reads are split into pieces of this size.
 const PIECE: u64 = 256 << 10;
 
 /// How a region is used.
 #[derive(Clone, Copy, Debug)]
 pub struct Manner {
-    /// Decides what chance decides.
+    /// The seed of random decisions.
     pub seed: u64,
-    /// Between the two lives the power fails; otherwise the process is killed.
+    /// Between the two runs the power fails; otherwise the process is killed.
     pub power_cut: bool,
-    /// The disks fail now and then.
+    /// The disks fail sometimes.
     pub shaky_disk: bool,
-    /// The disks never take what is written to [`base::REFUSED`].
+    /// The disks always refuse writes to [`base::REFUSED`].
     pub disk_refuses: bool,
-    /// Nothing may be read or written back that holds [`MARKER`].
+    /// No data that contains [`MARKER`] may be read or written back.
     pub watch_marker: bool,
 }
 
-/// Two lives of all backends of the region, the second on what the first left. Whether one of them came up.
+/// Two runs of all backends of the region, the second on what the first left. Returns whether one of them
+/// opened.
 pub fn live_twice(memory: &CrashMemory, manner: Manner, acts: &[u8]) -> bool {
     let opened = live(memory, manner, Some(acts));
     let left =
@@ -49,7 +51,7 @@ pub fn live_twice(memory: &CrashMemory, manner: Manner, acts: &[u8]) -> bool {
     live(&left, manner, None) || opened
 }
 
-/// A life that does something, or one that reads everything.
+/// A run with acts, or one that reads everything.
 fn live(memory: &CrashMemory, manner: Manner, acts: Option<&[u8]>) -> bool {
     let environment = Arc::new(SimEnvironment::new(manner.seed, 0));
     let Ok(transport) = Transport::open(Arc::clone(&environment), Region::new(memory.clone())) else {
@@ -201,14 +203,14 @@ impl Living<'_> {
         }
     }
 
-    /// Goes on until nobody has anything to do but wait for what does not come.
+    /// Continues until no thread has anything to do except to wait for an event that does not come by itself.
     fn settle(&mut self) {
         for _ in 0..SLEEPS_MAX {
             let mut steps = 0;
             while self.process.outlook() == Outlook::Work {
                 self.steps(1);
                 steps += 1;
-                assert!(steps < STEPS_MAX, "it goes round and round: {}", self.process.describe());
+                assert!(steps < STEPS_MAX, "it does not settle: {}", self.process.describe());
             }
             match self.process.outlook() {
                 Outlook::Sleeps(until) if self.waiting > 0 => {

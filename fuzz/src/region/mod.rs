@@ -1,11 +1,11 @@
-//! Recovery and everything behind it, over whole regions that somebody has forged or damaged.
+//! Recovery and everything after it, over whole regions that are forged or damaged.
 //!
-//! An input names a base ([`base`]), edits to it ([`forge`]) and what is done with the result ([`life`]). Checksums are made
-//! right unless an edit asks for wrong ones: a fuzzer of plain bytes would never get past them.
+//! An input names a base ([`base`]), edits to it ([`forge`]) and how the result is used ([`life`]). Checksums
+//! are recomputed unless an edit breaks them: a fuzzer of plain bytes would never pass them.
 //!
-//! Always true here: a forged region ends in an error or in a cache that works, without a panic, a hang, an access outside
-//! the region, or an operation that a disk cannot do; and where data was only damaged, nothing of it is returned or
-//! written back.
+//! Invariants: a forged region ends in an error or in a cache that works, without a panic, a hang, an access
+//! outside the region, or an operation that a disk cannot do; and if data was only damaged, none of it is
+//! returned or written back.
 
 pub mod base;
 pub mod forge;
@@ -16,18 +16,18 @@ use cbd_sim::CrashMemory;
 use forge::Edit;
 use life::Manner;
 
-/// Most edits of one input.
+/// Maximum number of edits of one input.
 const EDITS_MAX: usize = 12;
 
 /// Bytes before the edits.
 const HEAD: usize = 4;
 
-/// An input, taken apart.
+/// A parsed input.
 #[derive(Debug)]
 struct Plan<'a> {
     base: usize,
     manner: Manner,
-    /// The region is cut to so many 256ths of its size.
+    /// The region is cut to this many 256ths of its size.
     size: u64,
     edits: Vec<Edit>,
     acts: &'a [u8],
@@ -52,7 +52,7 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// One region, two lives.
+/// One region, two runs.
 pub fn run(data: &[u8]) {
     let plan = Plan::read(data);
     let base = base::base(plan.base);
@@ -70,13 +70,13 @@ pub fn run(data: &[u8]) {
     life::live_twice(&memory, plan.manner, plan.acts);
 }
 
-/// What an input stands for, for whoever looks at a failure.
+/// A description of an input, to analyse a failure.
 #[must_use]
 pub fn explain(data: &[u8]) -> String {
     format!("{:#?}", Plan::read(data))
 }
 
-/// Each base untouched, and each kind of edit on the base that has most of everything.
+/// Each base without edits, and each kind of edit on the base with the most content.
 #[must_use]
 pub fn seeds() -> Vec<Vec<u8>> {
     let acts = [0, 1, 0x80, 3, 4, 0, 0, 0, 5, 0, 0x80, 4, 6, 9, 0x80, 1, 10, 0, 0, 0, 8, 0, 0, 0];
@@ -103,7 +103,7 @@ mod tests {
     use cbd_format::RecordKind;
 
     #[test]
-    fn every_base_untouched_comes_up() {
+    fn every_base_without_edits_opens() {
         for number in 0..base::count() {
             let memory = base::base(number).memory.fork();
             let manner = Manner {
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_base_holds_what_its_script_is_for() {
+    fn a_base_has_what_its_script_makes() {
         let holds = |number: usize, kind| {
             let base = base::base(number);
             forge::segments(&base.memory, &base.layout).any(|(segment, header)| {
@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn a_forged_record_counts() {
-        // Otherwise the fuzzer would stay outside for ever.
+        // Otherwise the fuzzer would never get past the checksums.
         let base = base::base(2);
         let memory = base.memory.fork();
         let before = count_records(&memory, base);
