@@ -31,7 +31,8 @@ pub struct Golden {
     pub dirty_records: u64,
     pub lanes: u32,
     pub parked_bytes: u64,
-    /// The boot in which its ordinary file was used, as each byte of it; 0 for memory that keeps every store.
+    /// The boot in which its ordinary file was used: the value of each byte of the boot id; 0 for memory that
+    /// keeps every store.
     pub boot: u8,
     /// First sector, number of sectors, and what they show.
     pub runs: Vec<(u64, u64, Shown)>,

@@ -122,7 +122,7 @@ fn only_images_that_say_when_their_epoch_was_closed_have_a_recovery_point() {
     }
 }
 
-/// What earlier programs refuse, they refuse for a reason: only where a boot is noted.
+/// Earlier programs refuse only those images in which a boot is noted.
 #[test]
 fn only_images_of_ordinary_files_have_a_feature() {
     for golden in all() {

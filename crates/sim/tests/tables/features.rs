@@ -1,5 +1,6 @@
-//! A transport gets a feature after it was formatted: at any crash one superblock is whole, and nothing that needs the feature is in
-//! the region before every copy names it, so that an earlier program refuses the region.
+//! A transport gets a feature after it was formatted. At any crash one superblock is valid, and nothing that
+//! needs the feature is in the region before every copy names it, so that an earlier program refuses the
+//! region.
 
 use crate::rig::{CHANGES, Tables, backend, ends_of, format, made, open, region};
 use cbd_format::{
@@ -25,7 +26,8 @@ fn copies(image: &[u8]) -> [Option<Superblock>; 2] {
     })
 }
 
-/// Whether a program opens the region that knows no feature: by the first valid copy, as all programs have done.
+/// Whether a program that knows no feature opens the region: by the first valid copy, as all programs have
+/// done.
 fn earlier_program_opens(image: &[u8]) -> bool {
     copies(image).into_iter().flatten().next().is_some_and(|block| block.incompatible.get() == 0)
 }
@@ -42,7 +44,7 @@ fn is_noted(tables: &Tables) -> bool {
     tables.backend_row(BACKEND).is_some_and(|row| row.use_state.get() != USE_UNKNOWN)
 }
 
-/// Crashes `require_feature` at every place, on memory as `hurt` leaves it.
+/// Crashes `require_feature` at every event, on memory that `hurt` has changed.
 fn crash_everywhere(hurt: fn(&CrashMemory)) {
     for place in 1.. {
         let mut is_done = false;
@@ -94,7 +96,7 @@ fn a_superblock_that_cannot_be_read_keeps_the_other_one_from_being_changed() {
         assert_eq!(error.kind(), ErrorKind::Media);
         assert!(error.line().contains("cbdctrl repair"), "{error}");
         assert!(memory.image() == before, "nothing was stored");
-        // Nor is it a reason to refuse a region that has the feature.
+        // An unreadable superblock is no reason to refuse a region that has the feature already.
         let memory = made(&CHANGES[..2]).0;
         open(&memory).and_then(|tables| tables.require_feature(FEATURE_USE_NOTES)).expect("both are whole");
         memory.poison(ByteRange::at(at, PAGE));
@@ -144,7 +146,7 @@ fn only_regions_in_ordinary_files_get_the_feature_of_notes() {
     assert_eq!(tables.info().features, [0, 0, FEATURE_USE_NOTES]);
 }
 
-/// A region in an ordinary file as an earlier program left it, `steps` done on it, with a crash at every place.
+/// Runs `steps` on a region in an ordinary file as an earlier program left it, with a crash at every event.
 fn upgrade_everywhere(changes: usize, steps: fn(&Tables)) {
     let before = made(&CHANGES[..changes]).0;
     before.become_file(boot(1));
@@ -191,7 +193,7 @@ fn no_note_is_in_a_region_that_an_earlier_program_opens_when_a_cache_is_made() {
     });
 }
 
-/// The superblocks without features, as an earlier program would have to find them.
+/// Removes the features from the superblocks, so that an earlier program opens the region.
 fn strip_features(memory: &CrashMemory) -> CrashMemory {
     let mut image = memory.image();
     let second = Layout::second_superblock(image.len() as u64) as usize;
@@ -207,7 +209,7 @@ fn strip_features(memory: &CrashMemory) -> CrashMemory {
 }
 
 #[test]
-fn a_note_that_stands_already_is_used_only_behind_the_feature() {
+fn an_existing_note_is_used_only_after_the_feature_is_named() {
     let memory = region();
     memory.become_file(boot(1));
     let tables = format(&memory, false).expect("a fresh region");
