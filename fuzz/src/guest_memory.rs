@@ -172,7 +172,7 @@ fn files() -> Vec<File> {
 pub fn run(data: &[u8]) {
     let mut input = Input(data);
     let bound = Budget::new(ALL);
-    let _others = bound.take(OTHERS).expect("nobody has any");
+    let _others = bound.take(OTHERS).expect("nothing is used yet");
     let options = Options {
         name: "disk".to_owned(),
         guest_memory_max: EACH,
@@ -201,7 +201,7 @@ pub fn run(data: &[u8]) {
     drop(front_end);
     // How the connection ended follows from the script.
     let _ = server.join().expect("the server does not fail");
-    assert_eq!(bound.used(), OTHERS, "what is gone is still counted");
+    assert_eq!(bound.used(), OTHERS, "removed pieces are still counted");
 }
 
 /// Tables, pieces that are added and removed, and each limit exceeded by one.

@@ -163,7 +163,7 @@ mod tests {
 
     #[test]
     fn a_prefix_is_needed_and_a_source_of_fio_means_its_engine() {
-        let plan = parse("--prefix /opt/cbd --fio-source /src/fio").expect("all is said");
+        let plan = parse("--prefix /opt/cbd --fio-source /src/fio").expect("all options are valid");
         assert_eq!((plan.prefix, plan.fio, plan.debug), (PathBuf::from("/opt/cbd"), true, false));
         for line in ["", "--debug", "--prefix", "--prefix /opt --static"] {
             assert!(matches!(parse(line), Err(Problem::Usage(_))), "{line}");

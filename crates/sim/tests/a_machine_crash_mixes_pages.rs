@@ -236,7 +236,7 @@ fn a_mixed_cache_is_looked_at_without_being_trusted_from_then_on() {
     let tables = open(&memory, 2).expect("a transport");
     drop(tables.open_cache_if(BACKEND, Mixed::Look).expect("it can be read"));
     refused(&tables);
-    drop(tables.open_cache_if(BACKEND, Mixed::Recover).expect("the user said so"));
+    drop(tables.open_cache_if(BACKEND, Mixed::Recover).expect("the user requested it"));
     drop(tables.open_cache(BACKEND).expect("it is this boot's now"));
 }
 
@@ -295,7 +295,7 @@ fn a_row_that_changes_while_the_machine_crashes_is_the_last_or_the_new_one() {
                 until_crash(|| tables.move_backend(BACKEND, &new, &new).expect("the disk takes it")).is_ok();
             act_as(0);
             let tables = open(&memory.machine_crash(seed, boot(2)), 3).expect("a transport");
-            let found = tables.backend(BACKEND).expect("one of its slots is whole");
+            let found = tables.backend(BACKEND).expect("one of its slots is valid");
             assert_eq!(found.path, found.identity, "place {place}, seed {seed}");
             let is_right = found.path == new || (!is_done && found.path == last);
             assert!(is_right, "place {place}, seed {seed}: {}", found.path);
@@ -330,7 +330,7 @@ fn a_crash_while_a_region_is_formatted_again_leaves_the_former_transport_whole_o
             is_done = until_crash(|| format(&memory, 9, true).map(drop).expect("the disk takes it")).is_ok();
             act_as(0);
             let Ok(tables) = open(&memory.machine_crash(seed, boot(2)), 3) else {
-                assert!(!is_done, "a transport that was reported as created is gone");
+                assert!(!is_done, "a transport that was reported as created is lost");
                 continue;
             };
             if tables.info().uuid == former {
@@ -419,7 +419,7 @@ fn no_history_shows_old_data_after_a_machine_crash() {
         disk.process_crash(seed);
         let memory = memory.machine_crash(random.next(), boot(2));
         let Ok(tables) = open(&memory, seed) else {
-            assert!(!known.created, "seed {seed}: the transport is gone");
+            assert!(!known.created, "seed {seed}: the transport is lost");
             continue;
         };
         if former == Some(tables.info().uuid) {
@@ -433,7 +433,7 @@ fn no_history_shows_old_data_after_a_machine_crash() {
         let pages = tables.pages_of(BACKEND);
         match tables.open_cache(BACKEND) {
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                assert!(!known.created, "seed {seed}: the backend is gone");
+                assert!(!known.created, "seed {seed}: the backend is lost");
             }
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::Torn, "seed {seed}: {error}");

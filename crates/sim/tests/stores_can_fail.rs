@@ -238,7 +238,7 @@ fn a_write_whose_record_was_not_stored_costs_nothing_else() {
     assert!(small.cache.force_unit_access(&[ByteRange::at(0, BLOCK)]).is_err());
     small.cache.stop();
     let small = small.restart();
-    assert_eq!(small.cache.status().damaged, [], "nothing that was acknowledged is gone");
+    assert_eq!(small.cache.status().damaged, [], "nothing that was acknowledged is lost");
     for block in 0..3 {
         assert_eq!(small.read(block * BLOCK).unwrap(), 1 + block as u8);
     }
@@ -263,7 +263,7 @@ fn writes_that_share_a_fence_with_one_whose_record_was_not_stored_are_not_acknow
     assert_eq!(results, [0, 1, 2].map(|number| (number, ErrorKind::Media)));
     small.cache.stop();
     let small = small.restart();
-    assert_eq!(small.cache.status().damaged, [], "nothing that was acknowledged is gone");
+    assert_eq!(small.cache.status().damaged, [], "nothing that was acknowledged is lost");
     for lane in 0..3 {
         assert_eq!(small.read(lane * DEVICE).unwrap(), 1 + lane as u8);
     }
@@ -286,7 +286,7 @@ fn nothing_comes_behind_a_record_of_writes_together_that_was_not_stored() {
     }
     small.cache.stop();
     let small = small.restart();
-    assert_eq!(small.cache.status().damaged, [], "nothing that was acknowledged is gone");
+    assert_eq!(small.cache.status().damaged, [], "nothing that was acknowledged is lost");
     for lane in 0..2 {
         assert_eq!(small.read(lane * DEVICE).unwrap(), 1 + lane as u8);
     }

@@ -280,7 +280,7 @@ mod tests {
 
     #[test]
     fn everything_after_two_dashes_is_the_command() {
-        let plan = parse("--mode counting --pmem 2G -- fio --disk --version").expect("all is said");
+        let plan = parse("--mode counting --pmem 2G -- fio --disk --version").expect("all options are valid");
         assert_eq!((plan.mode, plan.pmem), (Mode::Counting, Some(2 * GIB)));
         assert_eq!(plan.command, ["fio", "--disk", "--version"]);
     }

@@ -28,7 +28,7 @@ fn records_behind_a_failed_page_pair_reach_the_backing_device() {
 fn records_behind_a_failed_page_pair_are_not_marked_bad_with_it() {
     let rig = with_a_lost_pair();
     for sector in SLOTS_PER_PAIR..WRITTEN {
-        assert!(!rig.is_listed(sector * SECTOR), "sector {sector} is whole");
+        assert!(!rig.is_listed(sector * SECTOR), "sector {sector} is intact");
     }
 }
 

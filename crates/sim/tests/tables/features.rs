@@ -51,7 +51,7 @@ fn crash_everywhere(hurt: fn(&CrashMemory)) {
         for seed in 0..8 {
             let memory = made(&CHANGES[..2]).0;
             hurt(&memory);
-            let tables = open(&memory).expect("one copy is whole");
+            let tables = open(&memory).expect("one copy is valid");
             memory.crash_after(place, seed);
             is_done = until_crash(|| tables.require_feature(FEATURE_USE_NOTES).expect("known")).is_ok();
             act_as(0);
@@ -98,7 +98,7 @@ fn a_superblock_that_cannot_be_read_keeps_the_other_one_from_being_changed() {
         assert!(memory.image() == before, "nothing was stored");
         // An unreadable superblock is no reason to refuse a region that has the feature already.
         let memory = made(&CHANGES[..2]).0;
-        open(&memory).and_then(|tables| tables.require_feature(FEATURE_USE_NOTES)).expect("both are whole");
+        open(&memory).and_then(|tables| tables.require_feature(FEATURE_USE_NOTES)).expect("both are valid");
         memory.poison(ByteRange::at(at, PAGE));
         open(&memory).and_then(|tables| tables.require_feature(FEATURE_USE_NOTES)).expect("it has it");
     }
@@ -109,7 +109,7 @@ fn a_damaged_superblock_gets_the_features_of_the_other_one() {
     let second = Layout::second_superblock(region().image().len() as u64);
     for at in [0, second] {
         let memory = made(&CHANGES[..2]).0;
-        open(&memory).and_then(|tables| tables.require_feature(FEATURE_USE_NOTES)).expect("both are whole");
+        open(&memory).and_then(|tables| tables.require_feature(FEATURE_USE_NOTES)).expect("both are valid");
         memory.flip(at + 60, 3);
         let tables = open(&memory).expect("by the other copy");
         assert_eq!(tables.info().features, [0, 0, FEATURE_USE_NOTES]);

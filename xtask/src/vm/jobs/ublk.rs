@@ -57,7 +57,7 @@ pub fn is_a_disk(host: &Host, _: &Given) -> Result<(), String> {
         if cbdctrl dev-stop --dev 0 2>&1; then echo stopped while mounted; fi
         umount /fs
         mount /dev/cbd0 /fs
-        cmp /tmp/random /fs/file && echo the file is whole
+        cmp /tmp/random /fs/file && echo the file is intact
         umount /fs
         dd if=/tmp/random of=/dev/cbd0 bs=1M oflag=direct 2>/dev/null
         /usr/sbin/blkdiscard -o 1M -l 1M /dev/cbd0
@@ -106,7 +106,7 @@ pub fn is_a_disk(host: &Host, _: &Given) -> Result<(), String> {
             "\n/dev/cbd0\n",
             "bytes trimmed",
             "/dev/cbd0 is mounted at /fs",
-            "the file is whole",
+            "the file is intact",
             "holes are zeroes",
             "0+0 records in",
             "/dev/ublkb0p1 is mounted at /fs",
@@ -140,7 +140,7 @@ pub fn outlives_its_daemon(host: &Host, given: &Given) -> Result<(), String> {
                 rounds=$((rounds + 1))
                 echo $rounds >/tmp/rounds
             done
-            echo \"fio is content\"
+            echo \"fio reports no error\"
         }}
         load &
         load=$!
@@ -160,14 +160,17 @@ pub fn outlives_its_daemon(host: &Host, given: &Given) -> Result<(), String> {
         cbdctrl backend-stop --backend 0
         cmp -n 16777216 /tmp/device /dev/vda && echo the disk has all of it
         grep -c 'its clients go on' /tmp/cbdd.log
-        dmesg | grep -e 'I/O error' -e 'WARNING' || echo the kernel is content",
+        dmesg | grep -e 'I/O error' -e 'WARNING' || echo the kernel reports no error",
         cuts = given.cuts,
     );
     let mut plan = plan(&script, &["fio"])?;
     // The time that a daemon and a round of fio take on a slow machine.
     plan.timeout += LIMIT + Duration::from_secs(20) * u32::try_from(given.cuts).unwrap_or(u32::MAX);
     let ran = Ran::of(host, &plan, None)?;
-    ran.expect(Ended::Exited(0), &["fio is content", "the disk has all of it", "the kernel is content"])
+    ran.expect(
+        Ended::Exited(0),
+        &["fio reports no error", "the disk has all of it", "the kernel reports no error"],
+    )
 }
 
 /// A device that no client uses any more is removed when its daemon starts, but not while another process
@@ -279,14 +282,17 @@ pub fn keeps_a_file_system(host: &Host, given: &Given) -> Result<(), String> {
         umount /fs
         e2fsck -f -n /dev/cbd0
         cbdctrl backend-stop --backend 0
-        e2fsck -f -n /dev/vda && echo the disk is whole
-        dmesg | grep -e 'I/O error' -e 'EXT4-fs error' -e 'WARNING' || echo the kernel is content",
+        e2fsck -f -n /dev/vda && echo the disk is intact
+        dmesg | grep -e 'I/O error' -e 'EXT4-fs error' -e 'WARNING' || echo the kernel reports no error",
         cuts = given.cuts,
     );
     let mut plan = plan(&script, &["e2fsck"])?;
     plan.timeout += LIMIT + Duration::from_secs(20) * u32::try_from(given.cuts).unwrap_or(u32::MAX);
     let ran = Ran::of(host, &plan, None)?;
-    ran.expect(Ended::Exited(0), &["all copies are right", "the disk is whole", "the kernel is content"])
+    ran.expect(
+        Ended::Exited(0),
+        &["all copies are right", "the disk is intact", "the kernel reports no error"],
+    )
 }
 
 /// A read waits for a disk that takes ten seconds for each request. A daemon that stops does not wait for it,
