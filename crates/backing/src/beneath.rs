@@ -137,8 +137,8 @@ impl<'a> Walk<'a> {
             part.device = disk;
             part.chain.push(Step { object: Object::Device(disk), bytes: part.bytes });
         }
-        if let Some(path) = directory.disk("loop/backing_file") {
-            return self.loop_device(&directory, Path::new(&path), part);
+        if let Some(path) = directory.loop_backing() {
+            return self.loop_device(&directory, &path, part);
         }
         let slaves = directory.slaves();
         if slaves.is_empty() {

@@ -308,7 +308,7 @@ fn block_marks(device: &Held, status: &Status, identity: &mut Identity) {
     identity.mark("wwid", first(&["wwid", "device/wwid", "nguid", "eui"]));
     identity.mark("serial", first(&["serial", "device/serial", "device/cid"]));
     identity.mark("uuid", first(&["dm/uuid", "md/uuid"]));
-    if directory.disk("loop/backing_file").is_some() {
+    if directory.loop_backing().is_some() {
         loop_marks(device, identity);
         identity.mark("offset", directory.disk("loop/offset").filter(|offset| offset != "0"));
     }

@@ -7,7 +7,9 @@
 
 use crate::sys::DeviceNumber;
 use cbd_types::ByteRange;
+use std::ffi::OsString;
 use std::fs;
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 /// Bytes of a sector in `/sys`.
@@ -51,6 +53,11 @@ impl BlockDirectory {
     pub fn within_disk(&self, bytes: ByteRange) -> Option<ByteRange> {
         let sectors = |name: &str| Some(self.own(name)?.parse::<u64>().ok()?.saturating_mul(SECTOR));
         Some(within(bytes, sectors("start")?, sectors("size")?))
+    }
+
+    /// The path of the file that a loop device stands on, as the kernel has it.
+    pub fn loop_backing(&self) -> Option<PathBuf> {
+        loop_backing(&self.disk)
     }
 
     /// The bytes of its file that a loop device shows.
@@ -155,43 +162,43 @@ pub(crate) struct Mount {
 
 /// What is mounted in this thread's mount namespace.
 pub(crate) fn mounts() -> Vec<Mount> {
-    let text = fs::read_to_string("/proc/thread-self/mountinfo").unwrap_or_default();
-    text.lines().filter_map(mount).collect()
+    let table = fs::read("/proc/thread-self/mountinfo").unwrap_or_default();
+    table.split(|byte| *byte == b'\n').filter_map(mount).collect()
 }
 
-fn mount(line: &str) -> Option<Mount> {
-    let mut fields = line.split(' ');
-    let device = number(fields.nth(2)?)?;
-    let at = PathBuf::from(unescaped(fields.nth(1)?));
-    let mut rest = fields.skip_while(|field| *field != "-");
-    Some(Mount { device, at, file_system: rest.nth(1)?.to_owned() })
+/// A line of the table. Any user can mount at a name that is no text (FUSE): that must not hide the other mounts.
+fn mount(line: &[u8]) -> Option<Mount> {
+    let mut fields = line.split(|byte| *byte == b' ');
+    let device = number(std::str::from_utf8(fields.nth(2)?).ok()?)?;
+    let at = path_of(fields.nth(1)?);
+    let mut rest = fields.skip_while(|field| *field != b"-");
+    Some(Mount { device, at, file_system: String::from_utf8_lossy(rest.nth(1)?).into_owned() })
 }
 
-/// Undoes the octal escapes of `/proc`'s tables.
-fn unescaped(text: &str) -> String {
-    let mut out = String::new();
-    let mut rest = text;
-    while let Some((before, after)) = rest.split_once('\\') {
-        out.push_str(before);
-        match after.get(..3).and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
-            Some(byte) => {
-                out.push(char::from(byte));
+/// A path of `/proc`'s tables, without their octal escapes.
+fn path_of(mut rest: &[u8]) -> PathBuf {
+    let mut path = Vec::new();
+    while let Some((byte, after)) = rest.split_first() {
+        let digits = after.get(..3).and_then(|digits| std::str::from_utf8(digits).ok());
+        match digits.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+            Some(escaped) if *byte == b'\\' => {
+                path.push(escaped);
                 rest = &after[3..];
             }
-            None => {
-                out.push('\\');
+            _ => {
+                path.push(*byte);
                 rest = after;
             }
         }
     }
-    out + rest
+    PathBuf::from(OsString::from_vec(path))
 }
 
 /// Paths that swap goes to.
 pub(crate) fn swaps() -> Vec<PathBuf> {
-    let text = fs::read_to_string("/proc/swaps").unwrap_or_default();
-    let first = |line: &str| Some(PathBuf::from(unescaped(line.split_whitespace().next()?)));
-    text.lines().skip(1).filter_map(first).collect()
+    let table = fs::read("/proc/swaps").unwrap_or_default();
+    let first = |line: &[u8]| line.split(|byte| byte.is_ascii_whitespace()).next().map(path_of);
+    table.split(|byte| *byte == b'\n').skip(1).filter_map(first).collect()
 }
 
 /// A loop device and the path of its file as the kernel tells it.
@@ -209,6 +216,16 @@ pub(crate) fn within(bytes: ByteRange, start: u64, length: u64) -> ByteRange {
     ByteRange { start: start.saturating_add(bytes.start).min(end), end }
 }
 
+/// The path of the file that a loop device stands on, whose folder below `/sys` this is. A name may be any bytes, blanks at its end too:
+/// the kernel ends it with one line feed.
+fn loop_backing(directory: &Path) -> Option<PathBuf> {
+    let mut path = fs::read(directory.join("loop/backing_file")).ok()?;
+    if path.last() == Some(&b'\n') {
+        path.pop();
+    }
+    (!path.is_empty()).then(|| PathBuf::from(OsString::from_vec(path)))
+}
+
 /// The bytes of its file that a loop device shows, whose folder below `/sys` this is.
 fn loop_bytes(directory: &Path) -> ByteRange {
     let number = |name: &str| attribute(&directory.join(name))?.parse::<u64>().ok();
@@ -221,8 +238,7 @@ pub(crate) fn loop_devices() -> Vec<LoopDevice> {
     let names = names_in(Path::new("/sys/block")).into_iter().filter(|name| name.starts_with("loop"));
     let with_file = |name: String| {
         let directory = Path::new("/sys/block").join(&name);
-        let file = attribute(&directory.join("loop/backing_file"))?;
-        Some(LoopDevice { name, file: PathBuf::from(file), bytes: loop_bytes(&directory) })
+        Some(LoopDevice { file: loop_backing(&directory)?, bytes: loop_bytes(&directory), name })
     };
     names.filter_map(with_file).collect()
 }
@@ -233,13 +249,20 @@ mod tests {
 
     #[test]
     fn a_mount_is_read_with_optional_fields_and_escapes() {
-        let line = r"36 35 98:0 /root /mnt/two\040words rw,noatime shared:1 master:2 - ext3 /dev/root rw";
+        let line = br"36 35 98:0 /root /mnt/two\040words rw,noatime shared:1 master:2 - ext3 /dev/root rw";
         let expected = Mount {
             device: DeviceNumber { major: 98, minor: 0 },
             at: PathBuf::from("/mnt/two words"),
             file_system: String::from("ext3"),
         };
         assert_eq!(mount(line), Some(expected));
-        assert_eq!(mount("36 35"), None);
+        assert_eq!(mount(b"36 35"), None);
+    }
+
+    #[test]
+    fn a_mount_at_a_name_that_is_no_text_is_read() {
+        let found = mount(b"36 35 98:0 / /mnt/\xff\\134 rw - fuse.sshfs none rw").expect("well formed");
+        assert_eq!(found.at, PathBuf::from(OsString::from_vec(b"/mnt/\xff\\".to_vec())));
+        assert_eq!(found.file_system, "fuse.sshfs");
     }
 }

@@ -6,6 +6,7 @@ mod common;
 use cbd_backing::{Backing, BackingFile, Options};
 use cbd_types::{Error, ErrorKind};
 use common::*;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -285,4 +286,22 @@ fn a_file_is_not_held_through_one_loop_device_while_another_over_the_same_bytes_
         open_again(&apart.path);
         open_again(&same.path);
     });
+}
+
+#[test]
+fn a_file_whose_name_is_no_text_or_ends_in_a_blank_is_held_through_one_loop_device_at_a_time() {
+    if !is_root() {
+        return;
+    }
+    let directory = directory();
+    for name in [&b"disk\xff"[..], b"disk ", b" disk", b"disk\n"] {
+        let path = directory.path().join(std::ffi::OsStr::from_bytes(name));
+        std::fs::File::create(&path).and_then(|file| file.set_len(MIB)).expect("a file");
+        let (one, other) = (LoopDevice::new(&path, 512, false), LoopDevice::new(&path, 512, false));
+        let held = open(&one.path);
+        let line = refused(&other.path).line();
+        assert!(line.contains(&format!("process {} (", std::process::id())), "{line}");
+        drop(held);
+        open_again(&other.path);
+    }
 }

@@ -45,20 +45,34 @@ pub fn of_file(path: &Path) -> Option<String> {
 fn find(is_it: impl Fn(&Descriptor, &mut Mounts) -> bool) -> Option<String> {
     let (own, end) = (std::process::id().to_string(), Instant::now() + SEARCH_LIMIT);
     for process in processes() {
-        let mut mounts = Mounts::of(&process);
-        let Ok(descriptors) = fs::read_dir(process.join("fd")) else { continue };
-        for entry in descriptors.flatten() {
-            if Instant::now() > end {
-                return None;
-            }
-            let descriptor = Descriptor::new(&entry);
-            if descriptor.is_some_and(|descriptor| is_it(&descriptor, &mut mounts)) {
-                let this = if process.ends_with(&own) { ", this one" } else { "" };
-                return Some(name_of(&process, this));
+        for thread in with_descriptors(&process) {
+            let mut mounts = Mounts::of(&thread);
+            for entry in entries(&thread.join("fd")) {
+                if Instant::now() > end {
+                    return None;
+                }
+                let descriptor = Descriptor::new(&entry);
+                if descriptor.is_some_and(|descriptor| is_it(&descriptor, &mut mounts)) {
+                    let this = if process.ends_with(&own) { ", this one" } else { "" };
+                    return Some(name_of(&process, this));
+                }
             }
         }
     }
     None
+}
+
+/// The folders that show the descriptors of a process: its own, which stands for its first thread; or, where that has ended, or shows
+/// none, those of its other threads.
+fn with_descriptors(process: &Path) -> Vec<PathBuf> {
+    if entries(&process.join("fd")).next().is_some() {
+        return vec![process.to_owned()];
+    }
+    entries(&process.join("task")).map(|thread| thread.path()).collect()
+}
+
+fn entries(folder: &Path) -> impl Iterator<Item = fs::DirEntry> {
+    fs::read_dir(folder).into_iter().flatten().flatten()
 }
 
 /// The folders of all processes below `/proc`.

@@ -75,3 +75,57 @@ fn an_open_file_that_does_not_answer_holds_up_no_search() {
     let (found, device) = said.expect("an answer");
     assert!(this_process(found) && device.is_none());
 }
+
+/// What the child of the next test does: it locks the file, ends its first thread, and waits.
+fn hold_without_a_first_thread(path: &str) {
+    extern "C" fn end_this_thread(_: libc::c_int) {
+        // SAFETY: it ends the calling thread alone, and returns to nothing.
+        unsafe { libc::syscall(libc::SYS_exit, 0) };
+    }
+    let file = File::options().write(true).open(path).expect("it opens");
+    lock(&file);
+    // SAFETY: the handler makes one system call. The first thread of a process has its number, and waits for this one.
+    unsafe {
+        let handler = end_this_thread as extern "C" fn(libc::c_int);
+        libc::signal(libc::SIGUSR1, handler as libc::sighandler_t);
+        let process = libc::getpid();
+        assert_eq!(libc::syscall(libc::SYS_tgkill, process, process, libc::SIGUSR1), 0);
+    }
+    loop {
+        std::thread::park();
+    }
+}
+
+#[test]
+fn a_process_whose_first_thread_has_ended_is_named() {
+    const TEST: &str = "a_process_whose_first_thread_has_ended_is_named";
+    if let Ok(path) = std::env::var("CBD_HOLDER_TEST_FILE") {
+        return hold_without_a_first_thread(&path);
+    }
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    let mut child = std::process::Command::new(std::env::current_exe().expect("known"))
+        .args(["--exact", TEST, "--test-threads=2"])
+        .env("CBD_HOLDER_TEST_FILE", file.path())
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .expect("a child");
+    let status = || std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
+    let end = std::time::Instant::now() + Duration::from_secs(60);
+    while !status().contains("State:\tZ") {
+        assert!(std::time::Instant::now() < end, "its first thread does not end: {}", status());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let of_lock = cbd_holder::of_lock(file.as_fd());
+    // This process has it open no longer.
+    let path = file.into_temp_path();
+    let of_file = cbd_holder::of_file(&path.canonicalize().expect("there"));
+    child.kill().expect("it can be killed");
+    child.wait().expect("it is ours");
+    let expected = format!("process {} (", child.id());
+    for found in [of_lock, of_file] {
+        assert!(
+            found.as_ref().is_some_and(|found| found.starts_with(&expected)),
+            "{found:?}, not {expected}"
+        );
+    }
+}

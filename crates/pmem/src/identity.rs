@@ -132,7 +132,7 @@ impl Walk<'_> {
     fn visit(&mut self, number: DeviceNumber) {
         let Some(directory) = sysfs::of_block_device(Path::new(SYS), number) else { return };
         let name = directory.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
-        let file = sysfs::read_line(&directory.join("loop/backing_file")).map(PathBuf::from);
+        let file = sysfs::loop_backing(&directory);
         if let Some(file) = &file {
             self.push_file_of_others(file);
         }

@@ -4,7 +4,9 @@
 //!
 //! Elsewhere: the consequences (`open`, `identity`).
 
+use std::ffi::OsString;
 use std::fs;
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 /// The root of all paths here.
@@ -36,6 +38,16 @@ impl core::fmt::Display for DeviceNumber {
 /// The first line of a file, trimmed.
 pub(crate) fn read_line(path: &Path) -> Option<String> {
     Some(fs::read_to_string(path).ok()?.lines().next()?.trim().to_owned())
+}
+
+/// The path of the file that a loop device stands on, whose folder below `/sys` this is. A name may be any bytes, blanks at its end too:
+/// the kernel ends it with one line feed.
+pub(crate) fn loop_backing(directory: &Path) -> Option<PathBuf> {
+    let mut path = fs::read(directory.join("loop/backing_file")).ok()?;
+    if path.last() == Some(&b'\n') {
+        path.pop();
+    }
+    (!path.is_empty()).then(|| PathBuf::from(OsString::from_vec(path)))
 }
 
 fn read_number(path: &Path) -> Option<u64> {
