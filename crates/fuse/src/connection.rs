@@ -5,7 +5,7 @@
 //! A mount made here has the type and source by which [`crate::mounts`] recognizes it.
 
 use crate::errors::system_error;
-use crate::filesystem::TRANSFER_BYTES_MAX;
+use crate::filesystem::{TRANSFER_BYTES_MAX, TRANSFER_PAGES_MAX};
 use crate::mounts::{KIND, SOURCE};
 use crate::system;
 use crate::wire::{self, OutHeader};
@@ -29,8 +29,23 @@ pub fn open() -> Result<File> {
     )
 }
 
+/// The kernel's limit of the pages of one message (Linux 6.13). A connection keeps the value of the moment at which it
+/// is mounted.
+const PAGES_LIMIT: &str = "/proc/sys/fs/fuse/max_pages_limit";
+
+/// Raises the kernel's limit so far that the largest write fits whatever memory it comes from. Where the process lacks
+/// the permission, or the kernel has no such limit, a large write from memory that is not aligned is cut.
+fn raise_pages_limit() {
+    let limit = std::fs::read_to_string(PAGES_LIMIT).ok().and_then(|text| text.trim().parse::<u16>().ok());
+    if limit.is_some_and(|limit| limit < TRANSFER_PAGES_MAX) {
+        // All else works without it.
+        let _ = std::fs::write(PAGES_LIMIT, TRANSFER_PAGES_MAX.to_string());
+    }
+}
+
 /// Mounts a file system at `target` whose server is `connection`.
 pub fn mount(connection: &File, target: &Path) -> Result<()> {
+    raise_pages_limit();
     let data = format!(
         "fd={},rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions,max_read={TRANSFER_BYTES_MAX}",
         connection.as_raw_fd()

@@ -128,6 +128,79 @@ fn a_large_write_from_unaligned_memory_succeeds() {
     });
 }
 
+/// Writes `bytes` at `offset` through `io_submit`, as libaio does, and gives what the kernel answers: a count, or an errno below zero.
+fn submit_write(file: &File, bytes: &[u8], offset: u64) -> i64 {
+    // struct iocb and struct io_event of <linux/aio_abi.h>.
+    #[repr(C)]
+    struct Block {
+        data: u64,
+        key: [u32; 2],
+        operation: u16,
+        priority: i16,
+        descriptor: u32,
+        buffer: u64,
+        length: u64,
+        offset: u64,
+        reserved: u64,
+        flags: [u32; 2],
+    }
+    const PWRITE: u16 = 1;
+    let block = Block {
+        data: 0,
+        key: [0; 2],
+        operation: PWRITE,
+        priority: 0,
+        descriptor: file.as_raw_fd() as u32,
+        buffer: bytes.as_ptr() as u64,
+        length: bytes.len() as u64,
+        offset,
+        reserved: 0,
+        flags: [0; 2],
+    };
+    let (mut context, mut event) = (0_u64, [0_i64; 4]);
+    let blocks = [&raw const block];
+    // SAFETY: each call gets what its documentation names: a context that is 0 at first, one control block that is filled in and outlives
+    // the request, as its buffer does, and room for one event. The wait has no timeout, so the request has ended when it returns.
+    unsafe {
+        assert_eq!(libc::syscall(libc::SYS_io_setup, 1, &raw mut context), 0);
+        assert_eq!(libc::syscall(libc::SYS_io_submit, context, 1, blocks.as_ptr()), 1);
+        let timeout = std::ptr::null::<libc::timespec>();
+        assert_eq!(libc::syscall(libc::SYS_io_getevents, context, 1, 1, event.as_mut_ptr(), timeout), 1);
+        assert_eq!(libc::syscall(libc::SYS_io_destroy, context), 0);
+    }
+    event[2]
+}
+
+#[test]
+fn a_large_asynchronous_write_from_memory_that_is_not_aligned_is_done() {
+    in_sandbox("a_large_asynchronous_write_from_memory_that_is_not_aligned_is_done", |dir| {
+        let device = Arc::new(TestDevice::new(16 * MIB, 512));
+        let mut export = start(&device, dir);
+        let file = open_direct(&export.file_path());
+        if !Path::new("/proc/sys/fs/fuse/max_pages_limit").exists() {
+            return println!("not run: the kernel has a fixed limit of pages, it needs Linux 6.13");
+        }
+        for (shift, length) in [(1, MIB), (511, MIB), (513, MIB), (4095, MIB), (100, 2 * MIB), (7, 4096)] {
+            let data = pattern(length as usize + 8192, shift as u8);
+            let part = &data[shift..shift + length as usize];
+            device.writes.lock().unwrap().clear();
+            assert_eq!(
+                submit_write(&file, part, 4 * MIB),
+                length as i64,
+                "{length} bytes shifted by {shift}"
+            );
+            let bytes = device.bytes.read().unwrap();
+            assert!(bytes[4 * MIB as usize..(4 * MIB + length) as usize] == *part, "shifted by {shift}");
+            assert!(
+                device.writes.lock().unwrap().iter().all(|write| *write == length.min(MIB)),
+                "it arrives whole"
+            );
+        }
+        drop(file);
+        export.stop(StopMode::WhenUnused, SOON).unwrap();
+    });
+}
+
 #[test]
 fn an_fsync_is_a_flush_and_a_synchronous_write_ends_with_one() {
     in_sandbox("an_fsync_is_a_flush_and_a_synchronous_write_ends_with_one", |dir| {
