@@ -1,8 +1,8 @@
-//! Where things lie and how they are read from bytes: `docs/dm-pcache.md` in code.
+//! Offsets, sizes and decoders: `docs/dm-pcache.md` in code.
 //!
-//! Always true here: what is decoded had the right checksum; that its numbers mean something is for the caller to find out.
+//! Invariants: decoded data had a valid checksum; the caller checks that its values are plausible.
 //!
-//! Left to others: which of two copies counts, and the order of things (`open`, `log`).
+//! Elsewhere: which of two copies is valid, and the order of updates (`open`, `log`).
 
 use crc_fast::{CrcAlgorithm, Digest};
 
@@ -16,20 +16,20 @@ pub const KEY_TAIL_AT: [u64; 2] = [16384, 16400];
 pub const DIRTY_TAIL_AT: [u64; 2] = [16416, 16432];
 /// The first segment.
 pub const SEGMENTS_AT: u64 = 20480;
-/// Bytes of a segment, its head included.
+/// Bytes of a segment, its header included.
 pub const SEGMENT_SIZE: u64 = 16 << 20;
-/// Bytes of a segment's head: two copies of its info, and a page with two copies of its generation.
+/// Bytes of a segment's header: two copies of its info, and a page with two copies of its generation.
 pub const SEGMENT_HEAD: u64 = 12288;
-/// Where the two copies of a segment's info lie in it.
+/// Offsets of the two copies of a segment's info in the segment.
 pub const SEGMENT_INFO_AT: [u64; 2] = [0, 4096];
-/// Where the two copies of a segment's generation lie in it.
+/// Offsets of the two copies of a segment's generation in the segment.
 pub const GENERATION_AT: [u64; 2] = [8192, 8208];
-/// Bytes of a segment behind its head.
+/// Bytes of a segment behind its header.
 pub const SEGMENT_DATA: u32 = (SEGMENT_SIZE - SEGMENT_HEAD) as u32;
-/// dm-pcache takes no more segments than that.
+/// The maximum number of segments of dm-pcache.
 pub const SEGMENTS_MAX: u64 = 1 << 20;
 
-/// Bytes of a superblock that mean something.
+/// Used bytes of a superblock.
 pub const SUPERBLOCK_SIZE: usize = 24;
 /// Bytes of a cache info.
 pub const INFO_SIZE: usize = 24;
@@ -39,35 +39,36 @@ pub const SMALL_SIZE: usize = 16;
 pub const SET_HEAD: usize = 24;
 /// Bytes of a key.
 pub const KEY_SIZE: usize = 40;
-/// Most keys of a set.
+/// The maximum number of keys of a set.
 pub const KEYS_MAX: u32 = 128;
 /// Bytes of the largest key set.
 pub const SET_MAX: usize = SET_HEAD + KEY_SIZE * KEYS_MAX as usize;
 
-/// What a superblock begins with behind checksum and flags.
+/// The magic of a superblock, behind checksum and flags.
 pub const SUPERBLOCK_MAGIC: u64 = 0x65B0_5EFA_96C5_96EF;
-/// What a key set has.
+/// The magic of a key set.
 pub const SET_MAGIC: u64 = 0x6768_94A6_4E16_4F1A;
 
-/// Of a superblock: its numbers are big-endian.
+/// Flag of a superblock: its numbers are big-endian.
 pub const BIG_ENDIAN: u32 = 1;
-/// Of a cache info: keys have the checksum of their data.
+/// Flag of a cache info: keys have the checksum of their data.
 pub const DATA_CRC: u32 = 1;
-/// Of a cache info: the cache was made to its end.
+/// Flag of a cache info: the creation of the cache was completed.
 pub const MADE: u32 = 1 << 1;
-/// Of a segment's info: it has a successor.
+/// Flag of a segment's info: it has a successor.
 pub const HAS_NEXT: u32 = 1;
-/// Of a key set: it has no keys but the segment in which the log goes on.
+/// Flag of a key set: it has no keys, only the segment in which the log continues.
 pub const LAST: u64 = 1;
-/// Of a key: the backing device has its data.
+/// Flag of a key: the backing device has its data.
 pub const CLEAN: u32 = 1 << 1;
 
-/// What every checksum of the format begins with.
+/// The initial value of every checksum of the format.
 const SEED: u64 = 0x3_B15A;
-/// What the algorithm turns its result by at its end, and this format does not.
+/// The value that the algorithm XORs its result with, and this format does not.
 const TURNED: u32 = u32::MAX;
 
-/// A checksum of the format, over bytes that come in parts: CRC32C that begins with a seed of its own and ends as it is.
+/// A checksum of the format, over bytes that come in parts: CRC32C with its own initial value and without the
+/// final XOR.
 #[derive(Clone, Debug)]
 pub struct Checksum(Digest);
 
@@ -92,7 +93,7 @@ pub fn checksum(bytes: &[u8]) -> u32 {
     sum.value()
 }
 
-/// Whether bytes that begin with their own checksum agree with it.
+/// Whether bytes that begin with their own checksum match it.
 pub fn is_sound(bytes: &[u8]) -> bool {
     bytes.split_at_checked(4).is_some_and(|(sum, rest)| sum == checksum(rest).to_le_bytes())
 }
@@ -109,10 +110,10 @@ pub fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(field)
 }
 
-/// The head of a key set; not verified.
+/// The header of a key set; not verified.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SetHead {
-    /// Number of keys, or the segment in which the log goes on.
+    /// Number of keys, or the segment in which the log continues.
     pub number: u32,
     magic: u64,
     flags: u64,
@@ -123,7 +124,7 @@ impl SetHead {
         Self { number: u32_at(bytes, 4), magic: u64_at(bytes, 8), flags: u64_at(bytes, 16) }
     }
 
-    /// Whether it is one, by its magic.
+    /// Whether it is a key set, by its magic.
     pub const fn is_set(&self) -> bool {
         self.magic == SET_MAGIC
     }
@@ -133,12 +134,12 @@ impl SetHead {
         self.flags & LAST != 0
     }
 
-    /// Whether it was cut while it was stored, over zeroes.
+    /// Whether its store was interrupted, over zeroes.
     pub const fn is_cut(&self) -> bool {
         self.magic == 0 && self.flags == 0
     }
 
-    /// Bytes that the whole set would have, if its number of keys is one that there can be.
+    /// Bytes of the whole set, if its number of keys is valid.
     pub fn size(&self) -> Option<usize> {
         if self.is_last() {
             Some(SET_HEAD)
@@ -149,7 +150,7 @@ impl SetHead {
     }
 }
 
-/// A key as it stands in its set, whose checksum was right.
+/// A key from its set, whose checksum was valid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Key {
     /// First byte on the device.
@@ -157,13 +158,13 @@ pub struct Key {
     /// Bytes.
     pub length: u32,
     pub flags: u32,
-    /// The segment that has the data, by its place in the cache.
+    /// The segment that has the data, by its position in the cache.
     pub segment: u32,
-    /// Where in it, behind its head.
+    /// The offset in the segment, behind its header.
     pub data_offset: u32,
-    /// What the segment's generation was then.
+    /// The segment's generation at that time.
     pub generation: u64,
-    /// The checksum of the data, if the cache has them.
+    /// The checksum of the data, if the cache has checksums.
     pub data_crc: u32,
 }
 
@@ -190,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_checksum_begins_with_its_seed_and_ends_as_it_is() {
+    fn a_checksum_has_its_own_initial_value_and_no_final_xor() {
         // The reflected polynomial, bit by bit.
         let slow = |bytes: &[u8]| {
             bytes.iter().fold(SEED as u32, |sum, &byte| {
@@ -207,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_set_of_a_number_of_keys_that_there_cannot_be_has_no_size() {
+    fn a_set_with_an_invalid_number_of_keys_has_no_size() {
         let head = |number, flags| SetHead { number, magic: SET_MAGIC, flags };
         assert_eq!(head(1, 0).size(), Some(64));
         assert_eq!(head(128, 0).size(), Some(SET_MAX));

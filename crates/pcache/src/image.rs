@@ -1,17 +1,17 @@
-//! Where the bytes come from.
+//! The source of the bytes.
 //!
-//! Always true here: nothing is read that lies outside the image.
+//! Invariants: no read reaches outside the image.
 //!
-//! Left to others: files and devices.
+//! Elsewhere: files and devices.
 
 use std::fmt;
 
-/// Bytes of an image that cannot be had: its medium fails there, or it ends before.
+/// Bytes of an image that are not available: its medium fails there, or it is shorter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Unreadable {
-    /// First byte of what was asked for.
+    /// First requested byte.
     pub at: u64,
-    /// Bytes that were asked for.
+    /// Requested bytes.
     pub length: u64,
 }
 
@@ -26,10 +26,10 @@ pub trait Image {
     /// Bytes.
     fn size(&self) -> u64;
 
-    /// Fills `into` with the bytes from `at` on.
+    /// Reads the bytes from `at` on into `into`.
     ///
     /// # Errors
-    /// [`Unreadable`] if not all of them can be had; `into` means nothing then.
+    /// [`Unreadable`] if not all of them are available; the content of `into` is undefined then.
     fn read(&self, at: u64, into: &mut [u8]) -> Result<(), Unreadable>;
 }
 

@@ -1,15 +1,16 @@
-//! What Linux's dm-pcache leaves on a cache device: what of it is dirty, what is damaged, and the way of the rest to where it belongs.
+//! Reads cache devices of Linux's dm-pcache: determines the dirty data, the damage, and passes the intact
+//! dirty data on.
 //!
 //! The format is described in `docs/dm-pcache.md`; this crate is written from that page.
 //!
-//! Always true here:
+//! Invariants:
 //! - the image is only read;
-//! - any bytes give an answer: every number of the image is checked before it is used, every checksum that there is is verified,
-//!   memory and time are bounded by [`Options::pieces_max`] and by the size of the image;
-//! - bytes that could not be read, or that their checksum contradicts, are never handed on; they are listed. What is newer hides
-//!   what is older even where the newer is damaged.
+//! - any bytes give a result: every number of the image is checked before it is used, every existing checksum
+//!   is verified, memory and time are bounded by [`Options::pieces_max`] and by the size of the image;
+//! - bytes that could not be read, or whose checksum is wrong, are never passed on; they are listed. Newer
+//!   data hides older data even if the newer data is damaged.
 //!
-//! Left to others: files and devices ([`Image`], [`Sink`]), what is printed (`cbdctrl`).
+//! Elsewhere: files and devices ([`Image`], [`Sink`]), printing (`cbdctrl`).
 #![forbid(unsafe_code)]
 
 mod format;
@@ -31,29 +32,31 @@ pub use scan::{Scanned, Sink};
 /// How an image is read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Options {
-    /// Go on behind a damaged key set where the log visibly does, although nobody knows what that key set was about.
+    /// Continue behind a damaged key set if the log visibly continues there, although the ranges of that key
+    /// set are unknown.
     pub past_damage: bool,
-    /// So many pieces of the device are held in memory at a time; the log is read again for the next ones.
+    /// Maximum number of pieces of the device held in memory at a time; the log is read again for the next
+    /// ones.
     pub pieces_max: usize,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        // 100 MB or so; 4 GiB that is dirty in blocks of 4 KiB are read in one go.
+        // About 100 MB; 4 GiB of dirty 4 KiB blocks are read in one pass.
         Self { past_damage: false, pieces_max: 1 << 20 }
     }
 }
 
-/// What takes long.
+/// Long operations.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stage {
-    /// The log is read: segments.
+    /// Reading the log: segments.
     Surveying,
-    /// Data are held against their checksums: keys.
+    /// Verifying the checksums of data: keys.
     Verifying,
-    /// Data are handed on: bytes.
+    /// Passing data on: bytes.
     HandingOn,
 }
 
-/// How far something is that takes long: so much is done, of so much.
+/// The progress of a long operation: the completed part, and the whole.
 pub type Progress<'a> = &'a mut dyn FnMut(Stage, u64, u64);

@@ -1,9 +1,9 @@
-//! The log: key sets one behind the other, from segment to segment.
+//! The log: consecutive key sets, from segment to segment.
 //!
-//! Always true here: a walk enters no segment twice and meets no more data than the cache can hold, so it ends; a key set counts only
-//! with its right checksum; where the log ends, and why, is said.
+//! Invariants: a walk enters no segment twice and accepts no more data than the cache can hold, so it ends; a
+//! key set is valid only with a correct checksum; the end of the log is reported with its reason.
 //!
-//! Left to others: what of the device the keys cover (`pieces`), and their data (`scan`).
+//! Elsewhere: the ranges of the device that the keys cover (`pieces`), and their data (`scan`).
 
 use crate::format::{self, Key, SetHead};
 use crate::open::{Cache, Position};
@@ -12,55 +12,56 @@ use crate::{Image, Progress, Stage};
 use cbd_types::ByteRange;
 use serde::Serialize;
 
-/// What requests to the device are multiples of.
+/// The unit of requests to the device.
 pub(crate) const SECTOR: u64 = 512;
 
-/// Where and why the log ends. All but the first three cost what stands behind.
+/// Where and why the log ends. All but the first three lose the content behind the end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum LogEnd {
-    /// Where dm-pcache ended it.
+    /// The regular end.
     Clean {
-        /// In the image.
+        /// Offset in the image.
         at: u64,
     },
-    /// A key set that is not whole, and nothing behind it: the cut came while it was stored, before any flush covered it. Damage to the
-    /// very last key set looks the same.
+    /// An incomplete key set with nothing behind it: its store was interrupted, before a flush covered it.
+    /// Damage to the very last key set looks the same.
     Unfinished {
-        /// In the image.
+        /// Offset in the image.
         at: u64,
     },
-    /// A whole key set of an earlier use of the segment: its keys are older than the segments that they name.
+    /// A complete key set of an earlier use of the segment: its keys have older generations than the segments
+    /// that they name.
     Old {
-        /// In the image.
+        /// Offset in the image.
         at: u64,
     },
-    /// A damaged key set; the log goes on behind it.
+    /// A damaged key set; the log continues behind it.
     Damaged {
-        /// In the image.
+        /// Offset in the image.
         at: u64,
     },
     /// The image cannot be read there.
     Unreadable {
-        /// In the image.
+        /// Offset in the image.
         at: u64,
     },
-    /// The log leads to a segment that there is not, or back to one where it was.
+    /// The log leads to a segment that does not exist, or back to one that it was already in.
     Astray {
-        /// In the image.
+        /// Offset in the image.
         at: u64,
         /// The segment.
         segment: u32,
     },
     /// The keys name more data than the cache can hold: they are forged.
     Overfull {
-        /// In the image.
+        /// Offset in the image.
         at: u64,
     },
 }
 
 impl LogEnd {
-    /// Whether dirty data may stand behind it.
+    /// Whether dirty data may exist behind it.
     #[must_use]
     pub const fn is_harmful(self) -> bool {
         !matches!(self, Self::Clean { .. } | Self::Unfinished { .. } | Self::Old { .. })
@@ -93,14 +94,14 @@ impl LogEnd {
     }
 }
 
-/// A key, and where its own bytes stand in the image.
+/// A key, and the offset of its own bytes in the image.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct LoggedKey {
     pub at: u64,
     pub key: Key,
 }
 
-/// What stands at a position of the log.
+/// The object at a position of the log.
 enum Met {
     Set {
         keys: Vec<LoggedKey>,
@@ -111,7 +112,7 @@ enum Met {
     },
     /// Zeroes.
     End,
-    /// Something else.
+    /// Anything else.
     Broken {
         head: SetHead,
     },
@@ -122,13 +123,13 @@ enum Met {
 pub(crate) struct Walk<'a, I> {
     cache: &'a Cache<I>,
     position: Position,
-    /// Where the log was: a bit for each segment.
+    /// The segments that the log was in: a bit for each.
     seen: Vec<u64>,
-    /// Bytes of data that all keys up to here name.
+    /// Bytes of data of all keys so far.
     named: u64,
     /// Segments that the log was in.
     pub entered: u32,
-    /// Damaged key sets that were passed.
+    /// Damaged key sets that were skipped.
     pub passed: u64,
     pub end: Option<LogEnd>,
 }
@@ -141,7 +142,7 @@ impl<'a, I: Image> Walk<'a, I> {
         Self { cache, position, seen, named: 0, entered: 1, passed: 0, end: None }
     }
 
-    /// The keys of the next set; none at the end, and `end` says why.
+    /// The keys of the next set; `None` at the end, whose reason is in `end`.
     pub fn next_set(&mut self) -> Option<Vec<LoggedKey>> {
         while self.end.is_none() {
             let at = self.image_at(self.position);
@@ -184,7 +185,7 @@ impl<'a, I: Image> Walk<'a, I> {
         data.saturating_add(u64::from(position.offset))
     }
 
-    /// Goes on in another segment.
+    /// Continues in another segment.
     fn enter(&mut self, segment: u32, at: u64) {
         let bit = 1 << (segment % 64);
         match self.seen.get_mut(segment as usize / 64) {
@@ -197,8 +198,9 @@ impl<'a, I: Image> Walk<'a, I> {
         }
     }
 
-    /// Where the log goes on behind a set that is not sound, if it does: then that set was whole once. One that was cut while it was
-    /// stored has zeroes behind it, which are stored first, and its head is stored from front to back.
+    /// The position at which the log continues behind an invalid set, if it does: that set was complete once.
+    /// A set whose store was interrupted has zeroes behind it, which are stored first, and its header is
+    /// stored from front to back.
     fn behind(&self, head: &SetHead) -> Option<Position> {
         let Position { segment, offset } = self.position;
         let at = |size: usize| Position { segment, offset: offset + size as u32 };
@@ -220,7 +222,7 @@ impl<'a, I: Image> Walk<'a, I> {
         sizes.map(at).find(|&next| self.goes_on(next))
     }
 
-    /// The size with which a set would be sound if only its number of keys were another one.
+    /// The size with which a set would be valid with another number of keys.
     fn size_by_checksum(&self, head: &SetHead) -> Option<usize> {
         let left = (format::SEGMENT_DATA - self.position.offset) as usize;
         let mut bytes = [0; format::SET_MAX];
@@ -233,7 +235,7 @@ impl<'a, I: Image> Walk<'a, I> {
         })
     }
 
-    /// Whether a whole set, or a whole end of a segment's part, stands there.
+    /// Whether a valid set, or a valid end of a segment's part, is there.
     fn goes_on(&self, position: Position) -> bool {
         match self.meet(position) {
             Met::Set { keys, .. } => !self.is_old(&keys),
@@ -242,8 +244,9 @@ impl<'a, I: Image> Walk<'a, I> {
         }
     }
 
-    /// Whether a set is one of an earlier use of its segment. A segment is given away, and its generation raised, only when no key of
-    /// the log behind the dirty tail names it any more. Before the dirty tail that can be, in a set that was being collected.
+    /// Whether a set is of an earlier use of its segment. A segment is freed, and its generation raised, only
+    /// when no key of the log behind the dirty tail names it any more. Before the dirty tail this is
+    /// possible, in a set that was being collected.
     fn is_old(&self, keys: &[LoggedKey]) -> bool {
         let outdated = |logged: &LoggedKey| {
             self.cache
@@ -292,16 +295,16 @@ impl<'a, I: Image> Walk<'a, I> {
 }
 
 impl<I: Image> Cache<I> {
-    /// The range of the device that a key is about, if there can be such a one.
+    /// The range of the device of a key, if it is possible.
     pub(crate) fn range_of(key: &Key) -> Option<ByteRange> {
-        // Files and devices end there. Damage that is about a part of a sector is about the sector.
+        // The maximum size of files and devices. Damage of a part of a sector affects the sector.
         let end =
             key.offset.checked_add(u64::from(key.length)).filter(|&end| end <= i64::MAX as u64 - SECTOR)?;
         (key.length > 0)
             .then(|| ByteRange { start: key.offset - key.offset % SECTOR, end: end.next_multiple_of(SECTOR) })
     }
 
-    /// Where the data of a dirty key begin in the image; or why they cannot be had.
+    /// The offset of a dirty key's data in the image; or why the data is not available.
     pub(crate) fn data_of(&self, key: &Key) -> Result<u64, Reason> {
         let numbers = key.offset | u64::from(key.length) | u64::from(key.data_offset);
         if key.flags & !format::CLEAN != 0 || !numbers.is_multiple_of(SECTOR) {
@@ -313,20 +316,20 @@ impl<I: Image> Cache<I> {
         }
         match self.generation(key.segment) {
             Some(generation) if key.generation >= generation => Ok(data + u64::from(key.data_offset)),
-            // The checksum proves them.
+            // The checksum proves the data.
             None if self.has_data_crc() => Ok(data + u64::from(key.data_offset)),
             _ => Err(Reason::Replaced),
         }
     }
 
-    /// Whether a key's data are known to be on the backing device.
+    /// Whether a key's data is known to be on the backing device.
     pub(crate) fn is_settled(&self, key: &Key) -> bool {
         // Collected, and so written back before.
         let collected = || self.generation(key.segment).is_some_and(|generation| key.generation < generation);
         key.is_clean() || self.from_key_tail() && collected()
     }
 
-    /// Walks along the whole log, without the data.
+    /// Reads the whole log, without the data.
     pub fn survey(&self, progress: Progress<'_>) -> Survey {
         let mut walk = Walk::new(self);
         let mut survey = Survey::default();
@@ -360,28 +363,28 @@ impl<I: Image> Cache<I> {
     }
 }
 
-/// What the log holds.
+/// The content of the log.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Survey {
     /// Key sets.
     pub key_sets: u64,
-    /// Of these, with dirty keys.
+    /// Key sets with dirty keys.
     pub dirty_key_sets: u64,
-    /// Damaged key sets that were passed.
+    /// Damaged key sets that were skipped.
     pub passed_key_sets: u64,
     /// Keys.
     pub keys: u64,
-    /// Keys of which the backing device does not have the data.
+    /// Keys whose data the backing device does not have.
     pub dirty_keys: u64,
-    /// Dirty keys that are about no range that a device can have.
+    /// Dirty keys with a range that no device can have.
     pub impossible_keys: u64,
-    /// Bytes that dirty keys name, older versions included.
+    /// Bytes of all dirty keys, older versions included.
     pub logged_bytes: u64,
-    /// Where the last dirty range of the device ends: no smaller device is the backing device.
+    /// The end of the last dirty range of the device: no smaller device is the backing device.
     pub device_end: u64,
-    /// All dirty ranges begin and end at multiples of so many bytes.
+    /// All dirty ranges begin and end at multiples of this many bytes.
     pub grain: u32,
-    /// Segments that the log is in.
+    /// Segments of the log.
     pub log_segments: u32,
     /// Where and why the log ends.
     pub end: Option<LogEnd>,

@@ -1,30 +1,31 @@
 //! Opening an image: superblock, cache info, the chain of segments, their generations, the tails.
 //!
-//! Always true here: of two copies the newest sound one counts; what is taken from elsewhere because both are damaged is a finding;
-//! a [`Cache`] names no segment twice, and none beyond those that there can be.
+//! Invariants: of two copies the newest valid one is used; a substitute for an object that is damaged in both
+//! copies is a finding; a [`Cache`] contains no segment twice, and none beyond the possible ones.
 //!
-//! Left to others: the log (`log`).
+//! Elsewhere: the log (`log`).
 
 use crate::format::{self, u32_at, u64_at};
 use crate::report::{Finding, Findings};
 use crate::{Image, Options};
 use cbd_types::{Error, ErrorKind, Result};
 
-/// A place in the log.
+/// A position in the log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Position {
-    /// The segment, by its place in the cache.
+    /// The segment, by its position in the cache.
     pub segment: u32,
-    /// Bytes behind the segment's head.
+    /// Bytes behind the segment's header.
     pub offset: u32,
 }
 
-/// Where the log is read from.
+/// The beginning of the log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Begin {
-    /// The dirty tail: all before it is on the backing device.
+    /// The dirty tail: everything before it is on the backing device.
     DirtyTail(Position),
-    /// The key tail, which is older, because the dirty tail is damaged: some of it is on the backing device, and goes there again.
+    /// The key tail, which is older, because the dirty tail is damaged: a part of it is on the backing
+    /// device, and is written again.
     KeyTail(Position),
 }
 
@@ -36,15 +37,15 @@ impl Begin {
     }
 }
 
-/// What a segment's generation is.
+/// The generation of a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Generation {
     Known(u64),
-    /// No copy is sound.
+    /// No copy is valid.
     Lost,
 }
 
-/// Where a segment lies in the image, and its generation.
+/// The location of a segment in the image, and its generation.
 #[derive(Clone, Copy, Debug)]
 struct Segment {
     number: u32,
@@ -59,7 +60,7 @@ pub struct Cache<I> {
     pub(crate) begin: Begin,
     version: u8,
     flags: u32,
-    /// By their place in the cache; shorter than `count` where the chain is broken.
+    /// By their position in the cache; shorter than `count` if the chain is broken.
     segments: Vec<Segment>,
     count: u32,
     findings: Findings,
@@ -69,8 +70,9 @@ impl<I: Image> Cache<I> {
     /// Opens an image.
     ///
     /// # Errors
-    /// [`ErrorKind::Foreign`] for what dm-pcache did not make; [`ErrorKind::Unsupported`] for what another kind of machine made;
-    /// [`ErrorKind::Damaged`] if both copies of something are damaged and nothing can stand in for it.
+    /// [`ErrorKind::Foreign`] if dm-pcache did not create it; [`ErrorKind::Unsupported`] if another kind of
+    /// machine created it; [`ErrorKind::Damaged`] if both copies of an object are damaged and it has no
+    /// substitute.
     pub fn open(image: I, options: Options) -> Result<Self> {
         let mut findings = Findings::default();
         let superblock = superblock(&image, &mut findings)?;
@@ -123,19 +125,19 @@ impl<I: Image> Cache<I> {
         self.flags & format::DATA_CRC != 0
     }
 
-    /// Version field of the cache info; 0 is all that there has been.
+    /// Version field of the cache info; 0 is the only one so far.
     #[must_use]
     pub const fn version(&self) -> u8 {
         self.version
     }
 
-    /// The number of the cache mode; 0 is writeback, the only one that there has been.
+    /// The number of the cache mode; 0 is writeback, the only one so far.
     #[must_use]
     pub const fn mode(&self) -> u32 {
         self.flags >> 2 & 0xf
     }
 
-    /// At how many percent of used segments dm-pcache collects.
+    /// The percentage of used segments at which dm-pcache collects garbage.
     #[must_use]
     pub const fn gc_percent(&self) -> u32 {
         self.flags >> 6 & 0x7f
@@ -147,31 +149,32 @@ impl<I: Image> Cache<I> {
         self.count
     }
 
-    /// Whether the log is read from its oldest end, because nobody knows how much of it is on the backing device.
+    /// Whether the log is read from its oldest end, because it is unknown how much of it is on the backing
+    /// device.
     #[must_use]
     pub const fn from_key_tail(&self) -> bool {
         matches!(self.begin, Begin::KeyTail(_))
     }
 
-    /// What is not as it should be in what was read to open it.
+    /// Damage of the structures that were read by the open.
     #[must_use]
     pub fn findings(&self) -> &[Finding] {
         &self.findings.listed
     }
 
-    /// How many of all findings are about what may be lost.
+    /// Number of findings that may mean a loss.
     #[must_use]
     pub const fn harmful(&self) -> u64 {
         self.findings.harmful
     }
 
-    /// Where the bytes behind a segment's head begin in the image.
+    /// The offset of a segment's data, behind its header, in the image.
     pub(crate) fn data_at(&self, segment: u32) -> Option<u64> {
         let segment = self.segments.get(segment as usize)?;
         Some(base(segment.number) + format::SEGMENT_HEAD)
     }
 
-    /// A segment's generation; nothing if nobody knows it.
+    /// A segment's generation; `None` if it is not known.
     pub(crate) fn generation(&self, segment: u32) -> Option<u64> {
         match self.segments.get(segment as usize)?.generation {
             Generation::Known(generation) => Some(generation),
@@ -179,13 +182,13 @@ impl<I: Image> Cache<I> {
         }
     }
 
-    /// Bytes of data that all segments together can hold.
+    /// Capacity of all segments in bytes of data.
     pub(crate) fn capacity(&self) -> u64 {
         u64::from(self.count) * u64::from(format::SEGMENT_DATA)
     }
 
-    /// Follows the chain of segments from the first one. dm-pcache makes it once, in ascending order; so where a link is damaged and
-    /// all others follow that order, the order tells.
+    /// Follows the chain of segments from the first one. dm-pcache creates it once, in ascending order; so if
+    /// a link is damaged and all others follow that order, the next segment is the expected one.
     fn follow(&mut self, first: u32, all: u32) {
         let mut used = vec![0_u64; all as usize / 64 + 1];
         let mut number = first;
@@ -249,7 +252,7 @@ impl<I: Image> Cache<I> {
         }
         let at = base(number) + format::GENERATION_AT[0];
         let what = format!("the generation of segment {number} is damaged in both copies");
-        // Where data have checksums, these prove them.
+        // If data has checksums, these prove the data.
         self.findings.add(at, 2 * format::SMALL_SIZE as u64, !self.has_data_crc(), what);
         Generation::Lost
     }
@@ -271,7 +274,8 @@ impl<I: Image> Cache<I> {
                 key.note("key tail", &mut self.findings);
                 Ok(Begin::DirtyTail(dirty_at))
             }
-            // The copy that is left may be old, and what it leads to used anew; before the key tail nothing is.
+            // The remaining copy may be old, and its segment reused since; before the key tail nothing is
+            // reused.
             (_, Some(key_at)) => {
                 let what = "a copy of the dirty tail is damaged; what the log holds from its oldest end on is taken for dirty";
                 self.findings.add(place, length, false, what);
@@ -287,7 +291,7 @@ impl<I: Image> Cache<I> {
     }
 }
 
-/// Where a segment begins in the image.
+/// The offset of a segment in the image.
 fn base(number: u32) -> u64 {
     format::SEGMENTS_AT + u64::from(number) * format::SEGMENT_SIZE
 }
@@ -296,7 +300,7 @@ fn damaged(what: String) -> Error {
     Error::new(ErrorKind::Damaged, format!("a cache of dm-pcache that cannot be opened: {what}"))
 }
 
-/// The number of segments, if the superblock is sound.
+/// The number of segments, if the superblock is valid.
 fn superblock<I: Image>(image: &I, findings: &mut Findings) -> Result<Option<u32>> {
     let mut bytes = [0; format::SUPERBLOCK_SIZE];
     let length = bytes.len() as u64;
@@ -312,7 +316,7 @@ fn superblock<I: Image>(image: &I, findings: &mut Findings) -> Result<Option<u32
         }
         return Ok(Some(count));
     }
-    // The cache info says as much: a checksum with a seed of dm-pcache's own, twice.
+    // The cache info identifies dm-pcache as well: a checksum with its own initial value, twice.
     if copies::<{ format::INFO_SIZE }, _>(image, format::INFO_AT).newest().is_none() {
         let text = "no cache of dm-pcache: it has neither its superblock nor its cache info";
         return Err(Error::new(ErrorKind::Foreign, text));
@@ -346,7 +350,7 @@ enum Found<const N: usize> {
     Sound([u8; N]),
 }
 
-/// Both copies of something that is updated in place: checksum, sequence number, content.
+/// Both copies of an object that is updated in place: checksum, sequence number, content.
 #[derive(Debug)]
 struct Copies<const N: usize> {
     at: [u64; 2],
@@ -367,7 +371,7 @@ fn copies<const N: usize, I: Image>(image: &I, at: [u64; 2]) -> Copies<N> {
 }
 
 impl<const N: usize> Copies<N> {
-    /// The newest sound one. Sequence numbers have a byte and begin anew.
+    /// The newest valid one. Sequence numbers have a byte and wrap around.
     fn newest(&self) -> Option<[u8; N]> {
         match self.copies {
             [Found::Sound(first), Found::Sound(second)] => {
@@ -378,7 +382,8 @@ impl<const N: usize> Copies<N> {
         }
     }
 
-    /// Whether a copy was written and is not sound. Zeroes beside a copy that is not the first one ever were no zeroes once.
+    /// Whether a copy was written and is not valid. Zeroes beside a copy that is not the first version were
+    /// overwritten data.
     fn is_harmed(&self) -> bool {
         match self.copies {
             [Found::Sound(_), Found::Sound(_)] => false,
@@ -387,7 +392,7 @@ impl<const N: usize> Copies<N> {
         }
     }
 
-    /// A finding, if there is one.
+    /// Adds a finding, if there is damage.
     fn note(&self, what: &str, findings: &mut Findings) {
         if self.is_harmed() {
             let (first, last) = (self.at[0], self.at[1] + N as u64);

@@ -1,35 +1,36 @@
-//! What of the device the dirty keys cover: the newest key of each byte, in a window of the device that is as large as memory allows.
+//! The ranges of the device that the dirty keys cover: the newest key of each byte, in a window of the device
+//! that is as large as memory permits.
 //!
-//! Always true here: pieces never overlap; a later key covers an earlier one, damaged or not; there are never more than the limit
-//! and two.
+//! Invariants: pieces never overlap; a later key covers an earlier one, damaged or not; there are never more
+//! than the limit plus two.
 //!
-//! Left to others: in which order keys come (`log`), whether the data are sound (`scan`).
+//! Elsewhere: the order of keys (`log`), the validity of the data (`scan`).
 
 use crate::report::Reason;
 use cbd_types::ByteRange;
 use std::collections::BTreeMap;
 
-/// Where the data of a piece are.
+/// The location of a piece's data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Data {
     /// From this byte of the image on.
     At(u64),
-    /// They cannot be had.
+    /// Not available.
     Lost(Reason),
 }
 
-/// A part of the device, and the key whose data it has.
+/// A part of the device, and the key with its data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Piece {
     /// One past its last byte.
     pub end: u64,
-    /// Where its key stands in the image.
+    /// The offset of its key in the image.
     pub key: u64,
     pub data: Data,
 }
 
 impl Piece {
-    /// The part of a piece that begins `skip` bytes behind its begin.
+    /// The part of a piece behind its first `skip` bytes.
     fn behind(self, skip: u64) -> Self {
         let data = match self.data {
             Data::At(at) => Data::At(at + skip),
@@ -48,12 +49,12 @@ pub(crate) struct Pieces {
 }
 
 impl Pieces {
-    /// Of the device from `from` on, to its end or as far as `max` pieces go.
+    /// A window of the device from `from` on, to its end or as far as `max` pieces suffice.
     pub fn new(from: u64, max: usize) -> Self {
         Self { window: ByteRange { start: from, end: u64::MAX }, max: max.max(4), by_start: BTreeMap::new() }
     }
 
-    /// Where the window ends. It only ever shrinks while pieces are added.
+    /// The end of the window. It only shrinks while pieces are added.
     pub const fn end(&self) -> u64 {
         self.window.end
     }
@@ -73,7 +74,7 @@ impl Pieces {
         }
     }
 
-    /// Takes a range out of the pieces that have it.
+    /// Removes a range from the pieces that contain it.
     fn cut_out(&mut self, start: u64, end: u64) {
         if let Some((&begin, piece)) = self.by_start.range_mut(..start).next_back()
             && piece.end > start
@@ -105,7 +106,7 @@ impl Pieces {
         self.by_start.iter().map(|(&start, piece)| (ByteRange { start, end: piece.end }, piece))
     }
 
-    /// Where the keys stand whose data are wanted, each once, in ascending order.
+    /// The offsets of the keys whose data is needed, each once, in ascending order.
     pub fn keys(&self) -> Vec<u64> {
         let with_data = self.by_start.values().filter(|piece| matches!(piece.data, Data::At(_)));
         let mut keys: Vec<u64> = with_data.map(|piece| piece.key).collect();
@@ -166,7 +167,7 @@ mod tests {
                 });
                 each.collect()
             };
-            // The model: byte by byte, the last key counts.
+            // The model: byte by byte, the last key is valid.
             let mut model = vec![None; 400];
             for (key, &(start, end)) in keys.iter().enumerate() {
                 for byte in start..end {

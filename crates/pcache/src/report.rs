@@ -1,8 +1,8 @@
-//! What was found, in forms that can be listed and printed.
+//! Findings, in forms that can be listed and printed.
 //!
-//! Always true here: lists are bounded, counts are not.
+//! Invariants: lists are bounded, counts are not.
 //!
-//! Left to others: how it is printed.
+//! Elsewhere: printing.
 
 use cbd_types::ByteRange;
 use serde::Serialize;
@@ -11,16 +11,16 @@ use std::fmt;
 /// Most entries of a list.
 const LISTED_MAX: usize = 10_000;
 
-/// Something about the image itself that is not as it should be.
+/// Damage of the image itself.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Finding {
-    /// First byte of the image that it is about.
+    /// First affected byte of the image.
     pub at: u64,
     /// Bytes there.
     pub length: u64,
-    /// Whether dirty data may be lost by it; if not, something else serves in its place.
+    /// Whether it may mean a loss of dirty data; if not, a substitute serves.
     pub harmful: bool,
-    /// What is wrong, and what was made of it.
+    /// The damage, and the reaction to it.
     pub what: String,
 }
 
@@ -30,19 +30,19 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Why dirty data of a range cannot be had.
+/// Why dirty data of a range is not available.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reason {
-    /// The data do not match their checksum.
+    /// The data does not match its checksum.
     Checksum,
-    /// The image cannot be read there, or ends before.
+    /// The image cannot be read there, or is shorter.
     Unreadable,
-    /// The key names a place that the cache does not have.
+    /// The key names a location that the cache does not have.
     Outside,
-    /// The key's segment was given to newer data since, or nobody knows whether.
+    /// The key's segment was reused for newer data, or may have been.
     Replaced,
-    /// The key has marks or numbers that dm-pcache never writes.
+    /// The key has flags or numbers that dm-pcache never writes.
     Implausible,
 }
 
@@ -73,27 +73,27 @@ pub struct DeviceRange {
     pub offset: u64,
     /// Bytes.
     pub bytes: u64,
-    /// Why it is listed, if that is not plain.
+    /// The reason of the entry, if it is not obvious.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<Reason>,
 }
 
-/// Ranges in ascending order; neighbours of the same reason are one.
+/// Ranges in ascending order; adjacent ones with the same reason are one.
 #[derive(Clone, Default, PartialEq, Eq, Debug, Serialize)]
 pub struct RangeList {
     /// Bytes of all.
     pub bytes: u64,
-    /// How many there are.
+    /// Their number.
     pub count: u64,
     /// The first of them.
     pub ranges: Vec<DeviceRange>,
-    /// Where the last one ends, and its reason.
+    /// The end of the last one, and its reason.
     #[serde(skip)]
     last: Option<(u64, Option<Reason>)>,
 }
 
 impl RangeList {
-    /// Adds a range that begins where the last one ended, or behind it.
+    /// Adds a range that begins at the end of the last one, or behind it.
     pub(crate) fn add(&mut self, range: ByteRange, reason: Option<Reason>) {
         self.bytes = self.bytes.saturating_add(range.len());
         let continues = self.last == Some((range.start, reason));
@@ -111,7 +111,7 @@ impl RangeList {
     }
 }
 
-/// Findings, the first of them listed.
+/// Findings; the first ones are listed.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct Findings {
     pub listed: Vec<Finding>,
@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn neighbours_of_one_reason_are_one_range() {
+    fn adjacent_ranges_with_the_same_reason_are_one() {
         let mut list = RangeList::default();
         list.add(ByteRange::at(0, 512), None);
         list.add(ByteRange::at(512, 512), None);

@@ -1,8 +1,9 @@
-//! A writer of images as dm-pcache lays them out, for tests and the fuzzer. It writes what it is told, sound or not.
+//! A writer of images in the layout of dm-pcache, for tests and the fuzzer. It writes any content, valid or
+//! not.
 //!
-//! Always true here: pages that were never written take no memory, so an image can be as large as one likes.
+//! Invariants: pages that were never written take no memory, so an image can have any size.
 //!
-//! Left to others: whether the image makes sense.
+//! Elsewhere: the plausibility of the image.
 
 use crate::format::{self, checksum};
 use crate::image::{Image, Unreadable};
@@ -16,11 +17,11 @@ pub struct Sample {
     size: u64,
     pages: BTreeMap<u64, Box<[u8; PAGE as usize]>>,
     poisoned: BTreeSet<u64>,
-    /// Where the next key set goes: segment and offset behind its head.
+    /// The position of the next key set: segment and offset behind its header.
     head: (u32, u32),
 }
 
-/// What a key says.
+/// The content of a key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SampleKey {
     /// First byte on the device.
@@ -31,7 +32,7 @@ pub struct SampleKey {
     pub flags: u32,
     /// The segment with the data.
     pub segment: u32,
-    /// Where in it, behind its head.
+    /// The offset in the segment, behind its header.
     pub data_offset: u32,
     /// Generation of the segment.
     pub generation: u64,
@@ -40,7 +41,7 @@ pub struct SampleKey {
 }
 
 impl Sample {
-    /// A cache of so many segments, with nothing in it.
+    /// An empty cache of `segments` segments.
     #[must_use]
     pub fn new(segments: u32, data_crc: bool) -> Self {
         let size = format::SEGMENTS_AT + u64::from(segments) * format::SEGMENT_SIZE;
@@ -66,13 +67,13 @@ impl Sample {
         sample
     }
 
-    /// Where a segment begins, the chain being in ascending order.
+    /// The offset of a segment, with the chain in ascending order.
     #[must_use]
     pub const fn segment_at(number: u32) -> u64 {
         format::SEGMENTS_AT + number as u64 * format::SEGMENT_SIZE
     }
 
-    /// Where the bytes of a segment begin behind its head.
+    /// The offset of a segment's data, behind its header.
     #[must_use]
     pub const fn data_at(number: u32) -> u64 {
         Self::segment_at(number) + format::SEGMENT_HEAD
@@ -97,12 +98,12 @@ impl Sample {
         }
     }
 
-    /// Makes the page of a byte one that cannot be read.
+    /// Makes the page of a byte unreadable.
     pub fn poison(&mut self, at: u64) {
         self.poisoned.insert(at / PAGE);
     }
 
-    /// Ends the image there.
+    /// Truncates the image.
     pub fn truncate(&mut self, size: u64) {
         self.size = self.size.min(size);
     }
@@ -117,7 +118,7 @@ impl Sample {
         self.store(at, &bytes);
     }
 
-    /// Makes the checksum of `length` bytes right again.
+    /// Corrects the checksum of `length` bytes.
     pub fn reseal(&mut self, at: u64, length: usize) {
         let mut bytes = vec![0; length];
         if self.read(at, &mut bytes).is_ok() {
@@ -125,7 +126,8 @@ impl Sample {
         }
     }
 
-    /// Stores what has two copies with a sequence number: odd ones in the second place, as dm-pcache begins.
+    /// Stores an object with two copies and a sequence number: odd numbers in the second copy, as dm-pcache
+    /// begins.
     fn copy(&mut self, at: [u64; 2], sequence: u8, bytes: &[u8]) {
         let mut bytes = bytes.to_vec();
         bytes[4] = sequence;
@@ -149,13 +151,13 @@ impl Sample {
         self.copy(format::KEY_TAIL_AT, sequence, &small(segment, offset));
     }
 
-    /// Where the next key set goes.
+    /// The position of the next key set.
     #[must_use]
     pub const fn head(&self) -> (u32, u32) {
         self.head
     }
 
-    /// Lets the next key set go somewhere else.
+    /// Sets the position of the next key set.
     pub fn set_head(&mut self, segment: u32, offset: u32) {
         self.head = (segment, offset);
     }
@@ -164,7 +166,7 @@ impl Sample {
         Self::data_at(self.head.0) + u64::from(self.head.1)
     }
 
-    /// Appends a key set, and zeroes behind it; returns where it stands.
+    /// Appends a key set, and zeroes behind it; returns its offset.
     pub fn append(&mut self, keys: &[SampleKey]) -> u64 {
         let at = self.head_at();
         let mut bytes = vec![0; 4];
@@ -185,18 +187,18 @@ impl Sample {
         at
     }
 
-    /// Ends the log's part in its segment; it goes on in another one. Returns where that stands.
+    /// Ends the log's part in its segment; it continues in another one. Returns the offset of the end.
     pub fn append_last(&mut self, next: u32) -> u64 {
         let at = self.head_at();
         self.store(Self::data_at(next), &[0; format::SET_HEAD]);
-        // Its checksum, which comes last, is the lower half of the first word.
+        // The checksum, which is computed last, is the lower half of the first word.
         let words = [u64::from(next) << 32, format::SET_MAGIC, format::LAST].map(u64::to_le_bytes).concat();
         self.seal(at, &words);
         self.head = (next, 0);
         at
     }
 
-    /// Stores data in a segment and gives the key for it.
+    /// Stores data in a segment and returns the key for it.
     pub fn data(&mut self, offset: u64, segment: u32, data_offset: u32, bytes: &[u8]) -> SampleKey {
         self.store(Self::data_at(segment) + u64::from(data_offset), bytes);
         SampleKey {
@@ -209,7 +211,7 @@ impl Sample {
         }
     }
 
-    /// All pages that were written, with where they lie.
+    /// All written pages, with their offsets.
     pub fn pages(&self) -> impl Iterator<Item = (u64, &[u8])> {
         self.pages.iter().map(|(page, bytes)| (page * PAGE, &bytes[..]))
     }

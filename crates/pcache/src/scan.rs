@@ -1,9 +1,9 @@
-//! The newest dirty data of each byte of the device, in ascending order, as far as they are sound.
+//! The newest dirty data of each byte of the device, in ascending order, as far as it is intact.
 //!
-//! Always true here: what is handed on was read without error, and where there are checksums they were right a moment before, over
-//! all data of the key; everything else that is dirty is listed.
+//! Invariants: data that is passed on was read without an error, and if there are checksums, they were
+//! verified immediately before, over all data of the key; all other dirty data is listed.
 //!
-//! Left to others: what becomes of it ([`Sink`]).
+//! Elsewhere: the use of the data ([`Sink`]).
 
 use crate::format::{self, Checksum, Key};
 use crate::log::Walk;
@@ -14,40 +14,40 @@ use cbd_types::{ByteRange, Result};
 use serde::Serialize;
 use std::collections::HashSet;
 
-/// Read and handed on in parts of at most so many bytes.
+/// Data is read and passed on in parts of at most this many bytes.
 const PART: usize = 1 << 20;
-/// Where a part cannot be read, it is read in these.
+/// If a part cannot be read, it is read in pages.
 const PAGE: usize = 4096;
 
-/// Who takes the data.
+/// The receiver of the data.
 pub trait Sink {
-    /// Takes bytes for the device from `offset` on; calls come in ascending order and never overlap.
+    /// Receives bytes for the device from `offset` on; calls come in ascending order and never overlap.
     ///
     /// # Errors
-    /// What ends the scan.
+    /// An error ends the scan.
     fn take(&mut self, offset: u64, bytes: &[u8]) -> Result<()>;
 }
 
-/// Nobody: the data are only looked at.
+/// No receiver: the data is only verified.
 impl Sink for () {
     fn take(&mut self, _: u64, _: &[u8]) -> Result<()> {
         Ok(())
     }
 }
 
-/// What a scan came to.
+/// The result of a scan.
 #[derive(Clone, Default, PartialEq, Eq, Debug, Serialize)]
 pub struct Scanned {
-    /// Ranges of the device whose newest data were handed on.
+    /// Ranges of the device whose newest data was passed on.
     pub dirty: RangeList,
-    /// Ranges whose newest data cannot be had.
+    /// Ranges whose newest data is not available.
     pub damaged: RangeList,
-    /// How often the log was read.
+    /// Number of passes over the log.
     pub windows: u64,
 }
 
 impl<I: Image> Cache<I> {
-    /// Hands the newest dirty data of each byte to `sink`.
+    /// Passes the newest dirty data of each byte to `sink`.
     ///
     /// # Errors
     /// The sink's.
@@ -85,14 +85,14 @@ struct Scan<'a, I> {
     sink: &'a mut dyn Sink,
     progress: Progress<'a>,
     scanned: Scanned,
-    /// What was read and not handed on yet: so many bytes, for the device from `at` on.
+    /// Data that was read and not passed on yet: `held` bytes, for the device from `at` on.
     part: Vec<u8>,
     held: usize,
     at: u64,
 }
 
 impl<I: Image> Scan<'_, I> {
-    /// The newest keys of the device from `from` on, as far as memory allows.
+    /// The newest keys of the device from `from` on, as far as memory permits.
     fn window(&mut self, from: u64) -> Pieces {
         let mut pieces = Pieces::new(from, self.cache.options.pieces_max);
         let mut walk = Walk::new(self.cache);
@@ -112,7 +112,7 @@ impl<I: Image> Scan<'_, I> {
         pieces
     }
 
-    /// The keys of which not all data match their checksum.
+    /// The keys whose data does not match its checksum.
     fn verify(&mut self, pieces: &Pieces) -> HashSet<u64> {
         if !self.cache.has_data_crc() {
             return HashSet::new();
@@ -137,7 +137,7 @@ impl<I: Image> Scan<'_, I> {
         let mut left = key.length as usize;
         let mut sum = Checksum::new();
         while left > 0 {
-            // Nothing is held between windows.
+            // The buffer is unused between windows.
             let part = &mut self.part[..left.min(PART)];
             if self.cache.image.read(at, part).is_err() {
                 return false;
@@ -169,7 +169,7 @@ impl<I: Image> Scan<'_, I> {
         Ok(())
     }
 
-    /// Reads a part behind what is held; page by page where it cannot be read as a whole.
+    /// Appends a part to the held data; page by page if it cannot be read as a whole.
     fn read(&mut self, range: ByteRange, at: u64) -> Result<()> {
         let end = self.held + range.len() as usize;
         if self.cache.image.read(at, &mut self.part[self.held..end]).is_ok() {
@@ -205,7 +205,7 @@ impl<I: Image> Scan<'_, I> {
         Ok(())
     }
 
-    /// Hands on what is held.
+    /// Passes the held data on.
     fn release(&mut self) -> Result<()> {
         let held = std::mem::take(&mut self.held);
         if held > 0 {

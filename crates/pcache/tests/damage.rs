@@ -1,4 +1,4 @@
-//! Damage: what serves in its place, and what is lost by it, is said; nothing damaged is handed on.
+//! Damage: substitutes and losses are reported; no damaged data is passed on.
 
 mod support;
 
@@ -25,7 +25,7 @@ fn opens_with(sample: &Sample, finding: &str) {
 }
 
 #[test]
-fn data_that_do_not_match_their_checksum_are_not_handed_on_nor_is_what_they_cover() {
+fn data_with_a_wrong_checksum_and_the_data_that_it_covers_are_not_passed_on() {
     let mut writer = with_two_writes(true);
     writer.write(0, 512, 3);
     writer.sample.flip(Sample::data_at(1) + 2 * B + 100, 1);
@@ -36,7 +36,7 @@ fn data_that_do_not_match_their_checksum_are_not_handed_on_nor_is_what_they_cove
 }
 
 #[test]
-fn data_that_cannot_be_read_are_lost_page_by_page() {
+fn unreadable_data_is_lost_page_by_page() {
     let mut writer = Writer::new(false);
     writer.write(0, 4 * BLOCK, 1);
     writer.sample.poison(Sample::data_at(1) + B);
@@ -47,7 +47,7 @@ fn data_that_cannot_be_read_are_lost_page_by_page() {
 }
 
 #[test]
-fn the_cache_info_stands_in_for_the_superblock() {
+fn the_cache_info_replaces_a_damaged_superblock() {
     let mut writer = with_two_writes(true);
     writer.sample.flip(4096 + 16, 1);
     opens_with(&writer.sample, "superblock is damaged");
@@ -57,7 +57,7 @@ fn the_cache_info_stands_in_for_the_superblock() {
 }
 
 #[test]
-fn the_order_of_segments_stands_in_for_a_link() {
+fn the_order_of_segments_replaces_a_damaged_link() {
     let mut writer = with_two_writes(true);
     writer.sample.flip(Sample::segment_at(0) + 12, 1);
     opens_with(&writer.sample, "segment 0 does not say which one follows");
@@ -68,7 +68,7 @@ fn the_order_of_segments_stands_in_for_a_link() {
 }
 
 #[test]
-fn the_key_tail_stands_in_for_a_damaged_dirty_tail() {
+fn the_key_tail_replaces_a_damaged_dirty_tail() {
     let mut writer = with_two_writes(true);
     let (segment, offset) = writer.sample.head();
     writer.sample.set_dirty_tail(2, segment, offset);
@@ -78,7 +78,7 @@ fn the_key_tail_stands_in_for_a_damaged_dirty_tail() {
 }
 
 #[test]
-fn what_was_collected_before_the_dirty_tail_is_not_dirty_where_the_key_tail_stands_in() {
+fn collected_data_is_not_dirty_when_the_key_tail_replaces_the_dirty_tail() {
     let mut writer = Writer::new(true);
     let collected = SampleKey { segment: 2, ..writer.key(0, BLOCK, 9) };
     writer.sample.set_generation(2, 2, 1);
@@ -90,7 +90,7 @@ fn what_was_collected_before_the_dirty_tail_is_not_dirty_where_the_key_tail_stan
 }
 
 #[test]
-fn a_lost_generation_costs_nothing_where_data_have_checksums_and_its_segment_where_not() {
+fn a_lost_generation_costs_its_segment_only_without_checksums_of_data() {
     let mut writer = with_two_writes(true);
     writer.sample.poison(Sample::segment_at(1) + 8192);
     opens_with(&writer.sample, "generation of segment 1 is damaged");
@@ -102,7 +102,7 @@ fn a_lost_generation_costs_nothing_where_data_have_checksums_and_its_segment_whe
 }
 
 #[test]
-fn a_damaged_key_set_ends_the_log_unless_it_is_to_be_passed() {
+fn a_damaged_key_set_ends_the_log_unless_it_is_skipped_on_request() {
     // Each field of the first set, and one of its key.
     for byte in [0, 4, 9, 12, 30, 60] {
         let mut writer = Writer::new(true);
@@ -119,7 +119,7 @@ fn a_damaged_key_set_ends_the_log_unless_it_is_to_be_passed() {
 }
 
 #[test]
-fn a_damaged_end_of_a_segments_part_is_no_end_of_the_log() {
+fn a_damaged_end_of_a_segments_part_does_not_end_the_log() {
     let mut writer = Writer::new(true);
     writer.write(0, BLOCK, 1);
     let last = writer.sample.append_last(2);
@@ -132,7 +132,7 @@ fn a_damaged_end_of_a_segments_part_is_no_end_of_the_log() {
 }
 
 #[test]
-fn a_log_that_cannot_be_read_ends_there_and_says_so() {
+fn an_unreadable_log_ends_there_and_reports_it() {
     let mut writer = with_two_writes(true);
     writer.sample.poison(Sample::data_at(0));
     let read = read(&writer.sample);
@@ -141,7 +141,7 @@ fn a_log_that_cannot_be_read_ends_there_and_says_so() {
 }
 
 #[test]
-fn a_truncated_image_gives_what_is_there() {
+fn the_rest_of_a_truncated_image_is_read() {
     let mut writer = with_two_writes(true);
     let key = writer.sample.data(2 * B, 3, 0, &[3; BLOCK]);
     writer.sample.append(&[key]);
@@ -153,7 +153,7 @@ fn a_truncated_image_gives_what_is_there() {
 }
 
 #[test]
-fn what_nothing_can_stand_in_for_is_an_error() {
+fn damage_without_a_substitute_is_an_error() {
     let kind =
         |sample: &Sample| read_with(sample, Options::default()).map(|_| ()).map_err(|error| error.kind());
     let mut both_infos = Sample::new(4, true);

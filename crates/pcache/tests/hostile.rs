@@ -1,4 +1,4 @@
-//! Images that somebody has forged, with checksums that are right: an answer, in bounded time and memory.
+//! Forged images with correct checksums: a result, in bounded time and memory.
 
 mod support;
 
@@ -9,7 +9,7 @@ use support::{BLOCK, Writer, read, read_with};
 
 const B: u64 = BLOCK as u64;
 
-/// One good write before the forged key.
+/// One valid write before the forged key.
 fn with_key(data_crc: bool, forge: impl FnOnce(&mut SampleKey)) -> Writer {
     let mut writer = Writer::new(data_crc);
     writer.write(8 * B, BLOCK, 1);
@@ -20,7 +20,7 @@ fn with_key(data_crc: bool, forge: impl FnOnce(&mut SampleKey)) -> Writer {
 }
 
 #[test]
-fn a_key_of_a_place_that_there_is_not_is_damage_of_its_range() {
+fn a_key_with_an_impossible_location_is_damage_of_its_range() {
     let forges: [fn(&mut SampleKey); 5] = [
         |key| key.segment = 4,
         |key| key.segment = u32::MAX,
@@ -30,7 +30,7 @@ fn a_key_of_a_place_that_there_is_not_is_damage_of_its_range() {
     ];
     for forge in forges {
         let mut writer = with_key(false, forge);
-        // What it covers is hidden by it, whatever it is.
+        // It hides the older data of its range, whatever it contains.
         writer.write(16 << 30, BLOCK, 3);
         let read = read(&writer.sample);
         if matches!(read.survey.end, Some(LogEnd::Overfull { .. })) {
@@ -42,7 +42,7 @@ fn a_key_of_a_place_that_there_is_not_is_damage_of_its_range() {
 }
 
 #[test]
-fn a_key_that_says_what_is_never_said_is_damage_of_whole_sectors() {
+fn an_implausible_key_is_damage_of_whole_sectors() {
     let forges: [fn(&mut SampleKey); 4] =
         [|key| key.flags = 1, |key| key.offset = 100, |key| key.length = 1000, |key| key.data_offset = 3];
     for forge in forges {
@@ -53,7 +53,7 @@ fn a_key_that_says_what_is_never_said_is_damage_of_whole_sectors() {
 }
 
 #[test]
-fn a_key_beyond_all_devices_is_counted_and_has_no_range() {
+fn a_key_beyond_any_device_is_counted_and_has_no_range() {
     let forges: [fn(&mut SampleKey); 4] = [
         |key| key.offset = u64::MAX - 100,
         |key| key.offset = i64::MAX as u64,
@@ -68,7 +68,7 @@ fn a_key_beyond_all_devices_is_counted_and_has_no_range() {
 }
 
 #[test]
-fn a_log_that_is_a_circle_is_walked_once() {
+fn a_circular_log_is_read_once() {
     for back_to in [0, 2] {
         let mut writer = Writer::new(true);
         writer.write(0, BLOCK, 1);
@@ -93,7 +93,7 @@ fn a_log_that_is_a_circle_is_walked_once() {
 }
 
 #[test]
-fn a_log_that_leads_to_no_segment_ends_there() {
+fn a_log_that_leads_to_a_missing_segment_ends_there() {
     for segment in [4, 5, u32::MAX] {
         let mut writer = Writer::new(true);
         writer.write(0, BLOCK, 1);
@@ -105,7 +105,7 @@ fn a_log_that_leads_to_no_segment_ends_there() {
 }
 
 #[test]
-fn a_chain_of_segments_that_is_a_circle_is_followed_once() {
+fn a_circular_chain_of_segments_is_followed_once() {
     let mut writer = Writer::new(true);
     writer.write(0, BLOCK, 1);
     let at = Sample::segment_at(1);
@@ -117,7 +117,7 @@ fn a_chain_of_segments_that_is_a_circle_is_followed_once() {
 }
 
 #[test]
-fn keys_that_name_more_data_than_there_can_be_end_the_log() {
+fn keys_with_more_data_than_the_cache_holds_end_the_log() {
     let mut writer = Writer::new(false);
     let key = SampleKey { length: 16 << 20, segment: 1, ..SampleKey::default() };
     for number in 0..100 {
@@ -129,7 +129,7 @@ fn keys_that_name_more_data_than_there_can_be_end_the_log() {
 }
 
 #[test]
-fn a_number_of_segments_that_there_cannot_be_is_refused_and_one_that_is_not_there_takes_no_memory() {
+fn an_impossible_number_of_segments_is_refused_and_missing_ones_take_no_memory() {
     for count in [0_u32, (1 << 20) + 1, u32::MAX] {
         for at in [4096 + 16, 12288 + 12] {
             let mut sample = Sample::new(4, true);
@@ -149,7 +149,7 @@ fn a_number_of_segments_that_there_cannot_be_is_refused_and_one_that_is_not_ther
 }
 
 #[test]
-fn tails_that_lead_nowhere_are_damage() {
+fn tails_outside_the_log_are_damage() {
     for (segment, offset) in [(4, 0), (u32::MAX, 0), (0, 16 << 20), (0, u32::MAX), (0, 4)] {
         let mut sample = Sample::new(4, true);
         sample.set_dirty_tail(2, segment, offset);
@@ -163,7 +163,7 @@ fn tails_that_lead_nowhere_are_damage() {
 }
 
 #[test]
-fn damage_at_random_places_never_hands_on_a_byte_that_was_not_written() {
+fn random_damage_never_passes_on_a_byte_that_was_not_written() {
     use rand::{Rng, SeedableRng};
     let seed = std::env::var("CBD_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
     let mut random = rand::rngs::StdRng::seed_from_u64(seed);
@@ -198,7 +198,7 @@ fn damage_at_random_places_never_hands_on_a_byte_that_was_not_written() {
         for (offset, sector) in read.taken {
             let fill = sector[0];
             assert!(sector.iter().all(|&byte| byte == fill), "seed {seed}: a torn sector at {offset}");
-            assert_eq!(u64::from(fill) % 16, offset / B, "seed {seed}: data of another place at {offset}");
+            assert_eq!(u64::from(fill) % 16, offset / B, "seed {seed}: data of another offset at {offset}");
         }
     }
 }

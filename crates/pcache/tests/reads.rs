@@ -1,4 +1,4 @@
-//! What dm-pcache left is read as dm-pcache would read it.
+//! The content of a cache device is read as dm-pcache would read it.
 
 mod support;
 
@@ -9,7 +9,7 @@ use support::{BLOCK, Writer, read, read_with};
 const B: u64 = BLOCK as u64;
 
 #[test]
-fn a_cache_with_nothing_in_it_is_clean() {
+fn an_empty_cache_is_clean() {
     let read = read(&Sample::new(4, true));
     assert_eq!((read.survey.keys, read.scanned.dirty.bytes, read.harmful), (0, 0, 0));
     assert_eq!(read.survey.end, Some(LogEnd::Clean { at: Sample::data_at(0) }));
@@ -17,7 +17,7 @@ fn a_cache_with_nothing_in_it_is_clean() {
 }
 
 #[test]
-fn what_is_behind_the_dirty_tail_is_dirty_and_what_is_before_it_is_not() {
+fn keys_behind_the_dirty_tail_are_dirty_and_those_before_it_are_not() {
     let mut writer = Writer::new(true);
     writer.write(0, BLOCK, 1);
     let (segment, offset) = writer.sample.head();
@@ -29,7 +29,7 @@ fn what_is_behind_the_dirty_tail_is_dirty_and_what_is_before_it_is_not() {
 }
 
 #[test]
-fn the_newest_key_of_each_byte_counts() {
+fn the_newest_key_of_each_byte_is_used() {
     let mut writer = Writer::new(true);
     writer.write(0, 4 * BLOCK, 1);
     let keys = [writer.key(B, BLOCK, 2), writer.key(B + 512, 512, 3)];
@@ -44,7 +44,7 @@ fn the_newest_key_of_each_byte_counts() {
 }
 
 #[test]
-fn a_clean_key_neither_counts_nor_covers_a_dirty_one() {
+fn a_clean_key_is_not_dirty_and_does_not_cover_a_dirty_one() {
     let mut writer = Writer::new(true);
     writer.write(0, BLOCK, 1);
     let clean = SampleKey { flags: 2, ..writer.key(0, 2 * BLOCK, 9) };
@@ -55,7 +55,7 @@ fn a_clean_key_neither_counts_nor_covers_a_dirty_one() {
 }
 
 #[test]
-fn the_log_goes_on_in_another_segment() {
+fn the_log_continues_in_another_segment() {
     let mut writer = Writer::new(true);
     writer.write(0, BLOCK, 1);
     writer.sample.append_last(3);
@@ -68,7 +68,7 @@ fn the_log_goes_on_in_another_segment() {
 }
 
 #[test]
-fn a_key_set_may_have_128_keys_and_a_key_four_mebibytes() {
+fn a_key_set_may_have_128_keys_and_a_key_4_mib() {
     let mut writer = Writer::new(true);
     let keys: Vec<_> = (0..128).map(|number| writer.key(number * B, BLOCK, number as u8)).collect();
     writer.sample.append(&keys);
@@ -79,7 +79,7 @@ fn a_key_set_may_have_128_keys_and_a_key_four_mebibytes() {
 }
 
 #[test]
-fn of_two_copies_the_newest_counts_even_where_its_number_began_anew() {
+fn the_newest_of_two_copies_is_used_even_after_a_wrap_of_its_number() {
     let mut writer = Writer::new(true);
     writer.write(0, BLOCK, 1);
     let (segment, offset) = writer.sample.head();
@@ -92,7 +92,7 @@ fn of_two_copies_the_newest_counts_even_where_its_number_began_anew() {
 }
 
 #[test]
-fn without_checksums_of_data_they_are_not_looked_at() {
+fn without_checksums_of_data_none_are_verified() {
     let mut writer = Writer::new(false);
     let key = SampleKey { data_crc: 0x1234, ..writer.key(0, BLOCK, 1) };
     writer.sample.append(&[key]);
@@ -104,7 +104,7 @@ fn without_checksums_of_data_they_are_not_looked_at() {
 fn a_key_set_of_an_earlier_use_ends_the_log() {
     let mut writer = Writer::new(true);
     writer.write(0, BLOCK, 1);
-    // As if the zeroes between them had been lost: its data's segment was given away since.
+    // As if the zeroes between them had been lost: the segment of its data was freed since.
     let old = SampleKey { segment: 2, ..writer.key(B, BLOCK, 2) };
     writer.sample.set_generation(2, 2, 1);
     let at = writer.sample.append(&[old]);
@@ -115,7 +115,7 @@ fn a_key_set_of_an_earlier_use_ends_the_log() {
 }
 
 #[test]
-fn a_key_set_that_was_cut_while_it_was_stored_ends_the_log_without_harm() {
+fn an_interrupted_store_of_a_key_set_ends_the_log_without_a_loss() {
     for (stored, ends_cleanly) in [(0, true), (8, false), (16, false), (24, false), (40, false), (63, false)]
     {
         let mut writer = Writer::new(true);
@@ -133,7 +133,7 @@ fn a_key_set_that_was_cut_while_it_was_stored_ends_the_log_without_harm() {
 }
 
 #[test]
-fn little_memory_gives_what_much_memory_gives() {
+fn the_result_does_not_depend_on_the_memory_limit() {
     let mut writer = Writer::new(true);
     for number in 0..300_u64 {
         let offset = number * 7919 % 512 * 1536;

@@ -1,4 +1,4 @@
-//! What the tests of images share.
+//! Shared by the tests of images.
 #![allow(dead_code, reason = "each test takes what it needs")]
 
 use cbd_pcache::sample::{Sample, SampleKey};
@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 /// A page of a cache's data.
 pub const BLOCK: usize = 4096;
 
-/// The device as the data that were handed on would make it, block of 512 bytes by block.
+/// The device with the data that was passed on, in sectors of 512 bytes.
 #[derive(Default, Debug)]
 pub struct Taken(pub BTreeMap<u64, Vec<u8>>, u64);
 
@@ -25,7 +25,7 @@ impl Sink for Taken {
     }
 }
 
-/// What came of an image.
+/// The result of reading an image.
 #[derive(Debug)]
 pub struct Read {
     pub survey: Survey,
@@ -36,7 +36,7 @@ pub struct Read {
 }
 
 impl Read {
-    /// Whether all of a block is there and filled with this byte.
+    /// Whether the whole range was passed on with this content.
     pub fn has(&self, offset: u64, length: u64, fill: u8) -> bool {
         let mut sectors = (offset..offset + length).step_by(512);
         sectors.all(|at| self.taken.get(&at).is_some_and(|sector| sector.iter().all(|&byte| byte == fill)))
@@ -62,7 +62,7 @@ pub fn read(sample: &Sample) -> Read {
     read_with(sample, Options::default()).expect("the image can be opened")
 }
 
-/// An image whose log is in segment 0 and whose data come one behind the other from segment 1 on.
+/// An image with its log in segment 0 and consecutive data from segment 1 on.
 pub struct Writer {
     pub sample: Sample,
     next: u32,
@@ -73,14 +73,14 @@ impl Writer {
         Self { sample: Sample::new(4, data_crc), next: 0 }
     }
 
-    /// Data of one byte, and a key for them.
+    /// Data of one byte value, and a key for it.
     pub fn key(&mut self, offset: u64, length: usize, fill: u8) -> SampleKey {
         let at = self.next;
         self.next += length as u32;
         self.sample.data(offset, 1, at, &vec![fill; length])
     }
 
-    /// A key set with one key; where it stands.
+    /// Appends a key set with one key; returns its offset.
     pub fn write(&mut self, offset: u64, length: usize, fill: u8) -> u64 {
         let key = self.key(offset, length, fill);
         self.sample.append(&[key])

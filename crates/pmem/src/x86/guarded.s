@@ -1,15 +1,14 @@
 # Every access to a region: copies, sums and write-backs that survive a failing memory.
 #
-# All routines here are leaves: they use no stack, save nothing, and touch only registers that a caller
-# expects to lose (System V). So at every instruction between `cbd_pmem_guarded_begin` and
-# `cbd_pmem_guarded_end` the return address lies at [rsp], and a signal handler can end the routine by
+# All routines here are leaves: they use no stack, save nothing, and touch only caller-saved registers (System V). So at every instruction between `cbd_pmem_guarded_begin` and
+# `cbd_pmem_guarded_end` the return address is at [rsp], and a signal handler can end the routine by
 # setting rax = 1, rdx = the address that failed, rip = `cbd_pmem_guarded_landing`.
 #
 # Arguments: rdi destination, rsi source, rdx count, rcx seed, r8 folding keys.
-# Result:    rax 0 when all was done; rdx then holds the sum, where one is computed.
+# Result:    rax 0 on success; rdx then holds the checksum, where one is computed.
 #
-# Each source byte is loaded once, and what is summed is the register that is stored: another process may
-# change the source meanwhile.
+# Each source byte is loaded once, and the checksum is computed from the register that is stored: another
+# process may change the source meanwhile.
 
     .pushsection .text.cbd_pmem_guarded, "ax", @progbits
     .p2align 6
@@ -25,7 +24,7 @@ cbd_pmem_guarded_begin:
 cbd_pmem_\name:
     .endm
 
-# Puts one register at [rdi + offset], in one of five ways:
+# Stores one register at [rdi + offset], with one of five methods:
 #   nt                           past the caches; the destination is aligned
 #   clwb, clflushopt, clflush    through the caches, written back by `back`
 #   plain                        through the caches, at any alignment, not written back
@@ -53,7 +52,7 @@ cbd_pmem_\name:
     .endif
     .endm
 
-# Writes the line at [rdi + offset] back where the way of storing asks for it.
+# Writes the line at [rdi + offset] back if the method requires it.
     .macro back way, offset
     .ifc \way, clwb
     clwb byte ptr [rdi + \offset]
@@ -155,9 +154,9 @@ cbd_pmem_\name:
 #
 # The message is a polynomial over GF(2). Four accumulators hold what was read so far, modulo the CRC's
 # polynomial but not reduced to 32 bits: the accumulators of one step, multiplied by x to the distance of a
-# step, are added to the next step's bytes. At the end the four are brought to one place, the lanes of the
-# last one to the last lane, and two crc32 instructions reduce its 128 bits. The keys are the powers of x
-# (see keys.rs): at r8 a step's, at r8 + 64, 128 and 192 those that bring the first three accumulators to
+# step, are added to the next step's bytes. At the end the four are folded into one, the lanes of the
+# last one into the last lane, and two crc32 instructions reduce its 128 bits. The keys are the powers of x
+# (see keys.rs): at r8 a step's, at r8 + 64, 128 and 192 those that fold the first three accumulators into
 # the fourth, at r8 + 256 those of the lanes.
 
     .macro fold_zmm accumulator, data, scratch
@@ -415,7 +414,7 @@ cbd_pmem_\name:
     .hidden cbd_pmem_guarded_end
 cbd_pmem_guarded_end:
 
-# Where a routine that hit failing memory ends: outside the range, so that nothing can come here twice.
+# The end of a routine that accessed failing memory: outside the range, so that it cannot be entered twice.
     .globl cbd_pmem_guarded_landing
     .hidden cbd_pmem_guarded_landing
 cbd_pmem_guarded_landing:
