@@ -19,7 +19,7 @@ use cbd_runtime::{Manner, RunningBackend};
 use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, Result};
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// A backend of this host; it may have failed to come up.
 pub(super) struct BackendSlot {
@@ -40,6 +40,8 @@ pub(super) struct BackendSlot {
     pub retry: Option<Retry>,
     /// A stop is draining it.
     pub stopping: bool,
+    /// Lives as long as a thread still ends a former run, whose stop has taken too long.
+    pub ending: Weak<()>,
     /// This is what is shown while a worker has the slot itself.
     pub lent: Option<Borrowed>,
     pub blkdevs: BTreeMap<BlkdevId, BlkdevSlot>,
@@ -76,6 +78,7 @@ impl BackendSlot {
             held: None,
             retry: None,
             stopping: false,
+            ending: Weak::new(),
             lent: None,
             blkdevs: BTreeMap::new(),
         }

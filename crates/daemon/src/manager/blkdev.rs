@@ -331,6 +331,10 @@ impl Manager {
     pub(super) fn blkdev_stop(&self, transport: u32, id: BlkdevId, request: StopBlkdev) -> Result<()> {
         let found = {
             let tables = self.tables()?;
+            if tables.get(&transport).is_some_and(|slot| slot.lent) {
+                let text = format!("transport {transport} is being opened or left");
+                return Err(Error::new(ErrorKind::Busy, text));
+            }
             running(&tables, transport).map(|running| {
                 let has_it = |(_, slot): &(&BackendId, &BackendSlot)| slot.blkdevs.contains_key(&id);
                 running.backends.iter().find(has_it).map(|(&backend, _)| backend)

@@ -10,6 +10,7 @@ use super::tasks::{Stage, Task, run_until};
 use super::transport::{Left, Running};
 use super::{Manager, Tables, watch};
 use cbd_types::BackendId;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -74,7 +75,7 @@ impl Manager {
                 watch::warn_of_lost_files(&tables);
                 let taken = std::mem::take(&mut *tables);
                 drop(tables);
-                let mut tasks = Vec::new();
+                let mut tasks = vec![self.end_of_work()];
                 for (transport, running) in
                     taken.into_iter().filter_map(|(id, slot)| Some((id, slot.running.ok()?)))
                 {
@@ -87,6 +88,18 @@ impl Manager {
         }
         log(&hung);
         Ended { left, hung }
+    }
+
+    /// Waits for workers whose region or backend is not in the tables: each ends what it has opened when it finds that they are gone.
+    fn end_of_work(&self) -> Task {
+        let at_work = Arc::downgrade(&self.at_work);
+        Task::new("a region or a backend".to_owned(), move |stage| {
+            stage.set("it is being opened or left: it is not synced");
+            // The manager has one of them.
+            while at_work.strong_count() > 1 {
+                std::thread::sleep(AGAIN);
+            }
+        })
     }
 
     /// Ends the background thread, which writes down what happened since its last look.
@@ -106,11 +119,18 @@ impl Manager {
 fn end_of(transport: u32, id: BackendId, slot: BackendSlot) -> Task {
     let name = format!("backend {id} of transport {transport} ({})", slot.path);
     Task::new(name, move |stage: &Stage| {
-        let lent = slot.lent.clone();
-        slot.end(id, stage);
-        // Whoever has the slot itself ends it.
+        let (lent, ending) = (slot.lent.clone(), slot.ending.clone());
+        match &lent {
+            None => slot.end(id, stage),
+            // The worker that has the slot ends it, its block devices before its cache: they are still open.
+            Some(_) => drop(slot),
+        }
         while let Some(borrowed) = lent.as_ref().filter(|borrowed| borrowed.is_out()) {
             stage.set(borrowed.why);
+            std::thread::sleep(AGAIN);
+        }
+        while ending.strong_count() > 0 {
+            stage.set("its backing device does not complete requests; what is dirty stays in the region");
             std::thread::sleep(AGAIN);
         }
     })

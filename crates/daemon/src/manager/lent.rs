@@ -50,6 +50,8 @@ impl Known {
 pub(super) struct Borrowed {
     pub why: &'static str,
     worker: Weak<()>,
+    /// A stop of the backend has failed meanwhile.
+    pub stop_ended: bool,
 }
 
 impl Borrowed {
@@ -101,6 +103,7 @@ impl BackendSlot {
             held: self.held.clone(),
             retry: None,
             stopping: self.stopping,
+            ending: self.ending.clone(),
             lent: Some(borrowed),
             blkdevs: self
                 .blkdevs
@@ -124,7 +127,7 @@ fn lend(tables: &mut Tables, transport: u32, id: BackendId, why: &'static str) -
         return Err(Error::new(ErrorKind::Busy, format!("backend {id} ({}) is busy: {why}", slot.path)));
     }
     let worker = Arc::new(());
-    let slot = slot.lend(Borrowed { why, worker: Arc::downgrade(&worker) });
+    let slot = slot.lend(Borrowed { why, worker: Arc::downgrade(&worker), stop_ended: false });
     Ok(Lent { ground, id, slot, _worker: worker })
 }
 
@@ -171,6 +174,9 @@ impl Manager {
         if slot.run.is_some() && there.run.is_some() {
             // It may have been seen meanwhile.
             slot.file_change = there.file_change.take();
+        }
+        if there.lent.as_ref().is_some_and(|borrowed| borrowed.stop_ended) {
+            slot.stopping = false;
         }
         let shown = std::mem::replace(there, slot);
         self.put_back.notify_all();

@@ -23,6 +23,8 @@ mod start;
 mod status;
 mod stop;
 mod tasks;
+#[cfg(test)]
+mod tests;
 mod transport;
 mod watch;
 
@@ -100,6 +102,8 @@ pub struct Manager {
     /// What a predecessor left is to be looked through again.
     sweep_due: AtomicBool,
     stopping: AtomicBool,
+    /// Each worker that opens or leaves a region, or makes a backend, has a clone: what it works on is not in the tables.
+    at_work: Arc<()>,
     chores: Mutex<Option<Chores>>,
     chronicle: Mutex<Chronicle>,
 }
@@ -178,6 +182,7 @@ impl Manager {
             opening: RwLock::new(()),
             sweep_due: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
+            at_work: Arc::new(()),
             chores: Mutex::new(None),
             chronicle: Mutex::default(),
         })
@@ -287,6 +292,16 @@ impl Manager {
     /// Ends what waits, and refuses what comes.
     pub fn begin_stop(&self) {
         self.stopping.store(true, Ordering::SeqCst);
+    }
+
+    /// As long as the result lives, the end of the daemon waits for the caller, who works on what is not in the tables.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Stopped`](cbd_types::ErrorKind::Stopped) when the daemon ends.
+    fn begin_work(&self) -> Result<Arc<()>> {
+        let work = Arc::clone(&self.at_work);
+        // In this order: the end says that it stops, and counts then.
+        if self.stopping.load(Ordering::SeqCst) { Err(stopping()) } else { Ok(work) }
     }
 
     /// The tables once all is back, unless the daemon is stopping.

@@ -49,6 +49,7 @@ impl Manager {
         let nodes = nodes(path, others)?;
         let before = Before::look(path);
         refuse_smaller(path, request.size, &before)?;
+        let _work = self.begin_work()?;
         let id = self.reserve(request, &nodes)?;
         let result = self.register_at(id, request);
         if result.is_err() {
@@ -134,7 +135,10 @@ impl Manager {
         };
         self.record(id, Some(&entry))?;
         let mapping = (opened.info, opened.line);
-        let mut running = Running::with_backends(&self.fixed, &entry, transport, host, mapping);
+        let mut running = {
+            let _opening = self.opening.read();
+            Running::with_backends(&self.fixed, &entry, transport, host, mapping)
+        };
         running.others = running.ground(id).of_others();
         tracing::info!(transport = id, host = host.0, "registered on {path}");
         let mut tables = self.tables.lock();
@@ -149,11 +153,17 @@ impl Manager {
     }
 
     /// Changes what the state folder and the tables know of a transport: its entry, or that it is no more. One change at a time.
-    fn record(&self, id: u32, entry: Option<&TransportEntry>) -> Result<()> {
+    pub(super) fn record(&self, id: u32, entry: Option<&TransportEntry>) -> Result<()> {
         let _alone = self.recording.lock();
         let others = |slot: &&TransportSlot| slot.entry.transport_id != id && !slot.entry.uuid.is_empty();
-        let mut entries: Vec<TransportEntry> =
-            self.tables.lock().values().filter(others).map(|slot| slot.entry.clone()).collect();
+        let mut entries: Vec<TransportEntry> = {
+            let tables = self.tables.lock();
+            // The end of the daemon takes the tables; the state folder keeps the transports that were in them.
+            if !tables.contains_key(&id) {
+                return Err(stopping());
+            }
+            tables.values().filter(others).map(|slot| slot.entry.clone()).collect()
+        };
         entries.extend(entry.cloned());
         self.fixed.state.set_transports(&entries)?;
         if let (Some(entry), Some(slot)) = (entry, self.tables.lock().get_mut(&id)) {
@@ -164,6 +174,7 @@ impl Manager {
 
     /// Tries to bring a transport back that is not up, unless somebody else does.
     pub(super) fn retry_transport(&self, id: u32) {
+        let Ok(_work) = self.begin_work() else { return };
         let entry = {
             let mut tables = self.tables.lock();
             let slot = tables.get_mut(&id).filter(|slot| slot.running.is_err() && !slot.lent);
@@ -172,7 +183,10 @@ impl Manager {
             slot.entry.clone()
         };
         let opened = open_region(&self.fixed, &entry.path, &OpenOptions::default());
-        let tried = opened.and_then(|opened| Running::come_back(&self.fixed, &entry, opened));
+        let tried = opened.and_then(|opened| {
+            let _opening = self.opening.read();
+            Running::come_back(&self.fixed, &entry, opened)
+        });
         let tried = tried.map_err(|error| with_advice(error, &entry).line());
         if tried.is_ok() {
             self.sweep_due.store(true, Ordering::SeqCst);
@@ -189,6 +203,7 @@ impl Manager {
     }
 
     pub(super) fn unregister(&self, id: u32) -> Result<()> {
+        let _work = self.begin_work()?;
         let ground = {
             let mut tables = self.tables()?;
             let slot = tables.get_mut(&id).ok_or_else(|| unknown(id))?;

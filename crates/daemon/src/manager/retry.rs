@@ -162,8 +162,8 @@ fn due(tables: &mut Tables, seen: &BTreeMap<String, Node>) -> Vec<(u32, BackendI
 
 impl BackendSlot {
     /// Whether it is to be tried again.
-    pub(super) const fn is_down(&self) -> bool {
-        self.run.is_none() && !self.stopping && self.lent.is_none()
+    pub(super) fn is_down(&self) -> bool {
+        self.run.is_none() && !self.stopping && self.lent.is_none() && self.ending.strong_count() == 0
     }
 }
 

@@ -7,6 +7,7 @@ use super::backend::{BackendSlot, Older, unknown};
 use super::down::Accepted;
 use super::lent::{Ground, Known, Lent};
 use super::looks::{Node, is_same, nodes};
+use super::stop::wait_until_unused;
 use super::tasks::Stage;
 use super::transport::{Running, absolute, running, running_mut};
 use super::{Fixed, Manager, Tables, stopping};
@@ -21,6 +22,7 @@ use cbd_runtime::{Asked, Disk, NewBackend};
 use cbd_types::{BackendId, Context, Error, ErrorKind, Result};
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
 /// What a path leads to.
 enum Place {
@@ -215,6 +217,11 @@ impl Manager {
                 result
             }
             Place::New(disk) => {
+                let _work = self.begin_work()?;
+                if tables.get(&transport).is_some_and(|slot| slot.lent) {
+                    let text = format!("transport {transport} is being left");
+                    return Err(Error::new(ErrorKind::Busy, text));
+                }
                 let running = running_mut(&mut tables, transport)?;
                 running.pending.push(disk.identity.clone());
                 let ground = running.ground(transport);
@@ -340,18 +347,32 @@ impl Manager {
         match (made, started) {
             (Some(slot), Ok(started)) => Ok((slot, started)),
             (slot, started) => {
-                // Nobody has written anything yet.
+                // No client has written anything yet.
+                let error = started.err().unwrap_or_else(|| unknown(id));
+                let cache = slot.as_ref().and_then(|slot| slot.run.as_ref()?.cache().map(Arc::downgrade));
                 if let Some(slot) = slot {
                     slot.stop(id);
                 }
-                if let Err(error) = ground.transport.remove_backend(id) {
+                wait_until_unused(&cache.unwrap_or_default());
+                if let Err(left) = ground.transport.remove_backend(id) {
                     tracing::error!(
                         backend = id.0,
-                        "the backend that did not start cannot be removed: {error}"
+                        "the backend that did not start cannot be removed: {left}"
                     );
+                    self.keep_row(ground, id, &error);
                 }
-                Err(started.err().unwrap_or_else(|| unknown(id)))
+                Err(error)
             }
+        }
+    }
+
+    /// The row of a backend that did not start has stayed in the region: it is shown, so that its disk gets no second row.
+    fn keep_row(&self, ground: &Ground, id: BackendId, why: &Error) {
+        let Ok(entry) = ground.transport.backend(id) else { return };
+        let mut slot = BackendSlot::new(entry);
+        slot.error = Some(why.line());
+        if let Ok(running) = running_mut(&mut self.tables.lock(), ground.id) {
+            running.backends.insert(id, slot);
         }
     }
 

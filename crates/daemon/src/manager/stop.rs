@@ -18,6 +18,9 @@ use cbd_types::{BackendId, Error, ErrorKind, Result};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+/// How often it is looked whether something has ended.
+const AGAIN: Duration = Duration::from_millis(5);
+
 /// How long those who still look at a cache that is removed may take.
 const LET_GO: Duration = Duration::from_secs(5);
 
@@ -47,7 +50,7 @@ impl Manager {
     }
 
     /// Marks the backend as being stopped, so that nothing new stands on it, unless somebody uses it.
-    fn begin_backend_stop(
+    pub(super) fn begin_backend_stop(
         &self,
         transport: u32,
         id: BackendId,
@@ -88,11 +91,14 @@ impl Manager {
     }
 
     /// The stop of a backend has ended while somebody else has its slot: its doors are opened by the background thread.
-    fn goes_on(&self, transport: u32, id: BackendId) {
+    pub(super) fn goes_on(&self, transport: u32, id: BackendId) {
         let mut tables = self.tables.lock();
         let slot = running_mut(&mut tables, transport).and_then(|running| running.backend_mut(id));
         if let Ok(slot) = slot {
             slot.stopping = false;
+            if let Some(borrowed) = &mut slot.lent {
+                borrowed.stop_ended = true;
+            }
         }
     }
 
@@ -200,11 +206,17 @@ impl Manager {
             self.hide_run(lent);
             lent.slot.error = Some("it was stopped, but not removed".to_owned());
             let cache = run.cache().map(Arc::downgrade);
+            let ending = Arc::new(());
+            lent.slot.ending = Arc::downgrade(&ending);
             let task = Task::new(format!("backend {id} ({})", lent.slot.path), move |stage| {
                 stage.set("its backing device does not complete requests");
                 run.stop();
+                // Threads of a block device that was closed by force have requests of their own.
+                while run.device().queues() > 0 {
+                    std::thread::sleep(AGAIN);
+                }
                 stage.set("its backing device does not close");
-                drop(run);
+                drop((run, ending));
             });
             if let Some(hung) = run_until(Instant::now() + limit, vec![task]).pop() {
                 let text = format!(
@@ -214,7 +226,13 @@ impl Manager {
                 lent.slot.error = Some(text.clone());
                 return Err(Error::new(ErrorKind::TimedOut, text));
             }
-            wait_until_unused(&cache.unwrap_or_default());
+            if !wait_until_unused(&cache.unwrap_or_default()) {
+                let text = format!(
+                    "backend {id} is stopped, and another command (drain, checkpoint) still has its cache; nothing was dropped: repeat                      the stop when that command has ended"
+                );
+                lent.slot.error = Some(text.clone());
+                return Err(Error::new(ErrorKind::Busy, text));
+            }
         }
         for blkdev in std::mem::take(&mut lent.slot.blkdevs).into_keys() {
             lent.ground.transport.remove_blkdev(blkdev)?;
@@ -268,12 +286,13 @@ impl Lent {
     }
 }
 
-/// Threads that have just ended, and requests that look at the cache, let go of it in a moment.
-fn wait_until_unused<T>(cache: &Weak<T>) {
+/// Threads that have just ended, and requests that look at the cache, release it in a moment. False if it is still in use then.
+pub(super) fn wait_until_unused<T>(cache: &Weak<T>) -> bool {
     let end = Instant::now() + LET_GO;
     while cache.strong_count() > 0 && Instant::now() < end {
-        std::thread::sleep(Duration::from_millis(5));
+        std::thread::sleep(AGAIN);
     }
+    cache.strong_count() == 0
 }
 
 impl BackendSlot {

@@ -96,6 +96,33 @@ fn a_stop_that_waits_for_a_disk_that_hangs_keeps_no_other_command_waiting_and_dr
 }
 
 #[test]
+fn a_backend_without_a_cache_is_removed_only_when_its_disk_has_completed_the_requests_of_its_clients() {
+    let mut place = Place::new();
+    place.decorate = Some(HANGS.into());
+    let daemon = place.daemon_with_region();
+    let disk = place.disk("disk", 8 * MIB);
+    daemon.start_backend(0, &StartBackend { cache_size: None, ..place.backend(&disk) }).unwrap();
+    let mut client = place.client();
+    let (tell, told) = channel();
+    std::thread::spawn(move || {
+        tell.send(()).unwrap();
+        client.write(5 * MIB, &[7; 4096], false)
+    });
+    told.recv_timeout(LIMIT).unwrap();
+    let requests = || daemon.status().unwrap().transports[0].backends[0].info.clone();
+    let end = Instant::now() + Duration::from_secs(2);
+    while Instant::now() < end {
+        // The write has reached the disk long before.
+        assert!(requests().alive);
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let request = StopBackend { force: true, timeout_s: Some(1), ..StopBackend::default() };
+    refused(stop(&daemon, request), ErrorKind::TimedOut, "does not complete requests");
+    assert_eq!(daemon.backends(0, false).unwrap().len(), 1);
+    assert_eq!(daemon.blkdevs(0, false).unwrap().len(), 1, "the row of its block device is there");
+}
+
+#[test]
 fn a_region_that_is_not_opened_to_the_end_keeps_no_other_command_waiting() {
     if std::env::var_os("CBD_SYSTEM_TESTS").is_none() {
         return println!("not run: it mounts a file system; CBD_SYSTEM_TESTS=1 runs it, as root");

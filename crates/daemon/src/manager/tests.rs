@@ -1,0 +1,207 @@
+//! Commands and the end of a daemon at moments that only the inside of the manager can choose.
+
+use super::Manager;
+use crate::api::{RegisterTransport, StartBackend, StopBackend};
+use crate::config::Config;
+use crate::control::{Control, Flow};
+use crate::run::Options;
+use crate::state::{StateDir, TransportEntry};
+use cbd_export::BlockDevice;
+use cbd_runtime::RunningBackend;
+use cbd_types::{AlignedBuffer, BackendId, ByteRange, Completion, ErrorKind, Operation, Request, Result};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+const MIB: u64 = 1 << 20;
+
+/// Far more than anything here takes.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A daemon that keeps all it has in a folder, and nothing yet.
+fn manager(folder: &Path) -> Arc<Manager> {
+    std::fs::create_dir_all(folder.join("dev")).expect("a folder");
+    let options = Options::below(folder);
+    let state = StateDir::open(&options.paths.state_dir).expect("a state folder");
+    let manager = Arc::new(Manager::new(&options, Config::default(), state).expect("a manager"));
+    manager.restore().expect("nothing is to be restored");
+    manager
+}
+
+/// The same with a region.
+fn with_region(folder: &Path) -> Arc<Manager> {
+    let manager = manager(folder);
+    let region = RegisterTransport {
+        host: "node0".to_owned(),
+        path: text(folder, "region"),
+        size: Some(32 * MIB),
+        segment_size: None,
+        format: true,
+        force: false,
+    };
+    manager.register_transport(&region).expect("a region");
+    manager
+}
+
+/// The same with a backend, with a block device by NBD.
+fn with_backend(folder: &Path) -> Arc<Manager> {
+    let manager = with_region(folder);
+    manager.start_backend(0, &backend(folder)).expect("a backend");
+    manager
+}
+
+fn backend(folder: &Path) -> StartBackend {
+    let disk = text(folder, "disk");
+    std::fs::File::create(&disk).and_then(|file| file.set_len(8 * MIB)).expect("a disk");
+    StartBackend {
+        path: disk,
+        cache_size: Some(16 * MIB),
+        start_dev: true,
+        export: Some(format!("nbd:unix:{}", text(folder, "nbd.sock"))),
+        ..StartBackend::default()
+    }
+}
+
+fn text(folder: &Path, name: &str) -> String {
+    folder.join(name).to_str().expect("a path of the test").to_owned()
+}
+
+fn write(run: &RunningBackend) -> Result<()> {
+    let mut queue = run.device().open_queue()?;
+    let mut done = Vec::new();
+    let range = ByteRange::at(0, 4096);
+    let buffer = AlignedBuffer::zeroed(4096);
+    queue.submit(Request { id: 0, operation: Operation::Write, range, fua: false, buffer }, &mut done);
+    let end = Instant::now() + LIMIT;
+    while done.is_empty() {
+        assert!(Instant::now() < end, "the write does not complete");
+        queue.poll(&mut done);
+    }
+    let Completion { result, .. } = done.remove(0);
+    result.map(drop)
+}
+
+fn stop(manager: &Manager, request: &StopBackend) -> Result<()> {
+    manager.stop_backend(0, 0, request, &mut |_| Flow::Continue).map(drop)
+}
+
+#[test]
+fn a_command_that_outlasts_the_end_leaves_the_list_of_transports_as_it_was() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let manager = with_region(folder.path());
+    let before = manager.fixed.state.transports().expect("the list");
+    assert_eq!(before.len(), 1);
+    let _ = manager.end();
+    let other = TransportEntry {
+        transport_id: 1,
+        host_id: 0,
+        host: "node0".to_owned(),
+        path: text(folder.path(), "other"),
+        uuid: "other".to_owned(),
+    };
+    let late = manager.record(1, Some(&other)).expect_err("the tables are gone");
+    assert_eq!(late.kind(), ErrorKind::Stopped);
+    assert!(manager.record(0, None).is_err());
+    assert_eq!(manager.fixed.state.transports().expect("the list"), before);
+}
+
+#[test]
+fn the_end_waits_for_regions_that_are_being_opened() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let manager = manager(folder.path());
+    let work = manager.begin_work().expect("it is not stopping");
+    let is_done = Arc::new(AtomicBool::new(false));
+    let worker = {
+        let (is_done, manager) = (Arc::clone(&is_done), Arc::clone(&manager));
+        std::thread::spawn(move || {
+            while !manager.stopping.load(Ordering::SeqCst) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            std::thread::sleep(Duration::from_millis(500));
+            is_done.store(true, Ordering::SeqCst);
+            drop(work);
+        })
+    };
+    assert!(manager.end().sync().is_empty());
+    assert!(is_done.load(Ordering::SeqCst), "the end came before the work was done");
+    assert!(manager.begin_work().is_err());
+    worker.join().expect("the worker ends");
+}
+
+#[test]
+fn the_end_leaves_a_backend_to_the_worker_that_has_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let manager = with_backend(folder.path());
+    let lent = manager.lend(0, BackendId(0), "the test has it").expect("a backend");
+    let ending = {
+        let manager = Arc::clone(&manager);
+        std::thread::spawn(move || manager.end().sync())
+    };
+    let end = Instant::now() + LIMIT;
+    while !manager.tables.lock().is_empty() {
+        assert!(Instant::now() < end, "the end does not take the tables");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // What the end does with the backend it does at once, on a thread of its own.
+    std::thread::sleep(Duration::from_millis(500));
+    let run = lent.slot.run.clone().expect("it is up");
+    write(&run).expect("its block device is open, so its cache is");
+    drop(run);
+    manager.put_back(lent);
+    assert_eq!(ending.join().expect("it ends"), [""; 0]);
+}
+
+#[test]
+fn a_stop_that_failed_while_another_worker_had_the_backend_has_ended() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let manager = with_backend(folder.path());
+    let id = BackendId(0);
+    manager.begin_backend_stop(0, id, false).expect("no client uses it");
+    let lent = manager.lend(0, id, "the test has it").expect("a backend");
+    assert!(lent.slot.stopping);
+    manager.goes_on(0, id);
+    manager.put_back(lent);
+    let lent = manager.lend(0, id, "the test has it").expect("a backend");
+    assert!(!lent.slot.stopping, "it would be in a stop for ever");
+    manager.put_back(lent);
+    stop(&manager, &StopBackend::default()).expect("it can be stopped again");
+}
+
+#[test]
+fn a_stop_keeps_the_rows_of_a_backend_whose_cache_another_command_has() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let manager = with_backend(folder.path());
+    let ground = manager.ground(0).expect("the transport");
+    let run = manager.lend(0, BackendId(0), "the test has it").expect("a backend");
+    let cache = run.slot.run.as_ref().and_then(|run| run.cache().cloned()).expect("a cache");
+    manager.put_back(run);
+    let error = stop(&manager, &StopBackend::default()).expect_err("the cache is in use");
+    assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+    assert_eq!(ground.transport.blkdevs().len(), 1, "the row of its block device");
+    drop(cache);
+    let end = Instant::now() + LIMIT;
+    while !manager.backends(0, false).expect("a list")[0].alive {
+        assert!(Instant::now() < end, "it does not come back");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let is_open = || manager.blkdevs(0, false).expect("a list").iter().all(|blkdev| blkdev.alive);
+    while !is_open() {
+        assert!(Instant::now() < end, "its block device does not come back");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    stop(&manager, &StopBackend::default()).expect("it can be stopped now");
+    assert_eq!(ground.transport.blkdevs().len(), 0);
+}
+
+#[test]
+fn no_backend_starts_on_a_transport_that_is_being_left() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let manager = with_region(folder.path());
+    let leave = |leaves| manager.tables.lock().get_mut(&0).expect("the transport").lent = leaves;
+    leave(true);
+    let error = manager.start_backend(0, &backend(folder.path())).expect_err("it is being left");
+    assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+    leave(false);
+    manager.start_backend(0, &backend(folder.path())).expect("a backend");
+}
