@@ -29,16 +29,16 @@ pub fn open() -> Result<File> {
     )
 }
 
-/// The kernel's limit of the pages of one message (Linux 6.13). A connection keeps the value of the moment at which it
-/// is mounted.
+/// The kernel's limit of the pages of one message (Linux 6.13). A connection keeps the value of the moment at
+/// which it is mounted.
 const PAGES_LIMIT: &str = "/proc/sys/fs/fuse/max_pages_limit";
 
-/// Raises the kernel's limit so far that the largest write fits whatever memory it comes from. Where the process lacks
-/// the permission, or the kernel has no such limit, a large write from memory that is not aligned is cut.
+/// Raises the kernel's limit so that the largest write fits even from unaligned memory. Where the process
+/// lacks the permission, or the kernel has no such limit, a large write from unaligned memory is cut.
 fn raise_pages_limit() {
     let limit = std::fs::read_to_string(PAGES_LIMIT).ok().and_then(|text| text.trim().parse::<u16>().ok());
     if limit.is_some_and(|limit| limit < TRANSFER_PAGES_MAX) {
-        // All else works without it.
+        // Everything else works without it.
         let _ = std::fs::write(PAGES_LIMIT, TRANSFER_PAGES_MAX.to_string());
     }
 }

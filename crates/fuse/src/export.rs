@@ -117,8 +117,9 @@ impl FuseLoop {
     /// have waited, and their requests in flight are executed now. Only one process may call this, and only
     /// when no thread works on requests of the previous process any more.
     ///
-    /// # Errors [`ErrorKind::Exchanged`] if the device has changed, and the errors of refused system calls.
-    /// The device is unchanged then, and its clients keep waiting.
+    /// # Errors
+    /// [`ErrorKind::Exchanged`] if the device has changed, and the errors of refused system calls. The device
+    /// is unchanged then, and its clients keep waiting.
     pub fn adopt(device: &Arc<dyn BlockDevice>, options: &Options, remains: &Remains) -> Result<Self> {
         let what = || format!("{} waits for its daemon, and cannot be taken over", remains.state.name);
         let geometry = device.geometry();
@@ -196,8 +197,9 @@ impl FuseLoop {
     /// or whose loop device this process itself still waits for, is ended: otherwise this process could not
     /// end.
     ///
-    /// # Errors [`ErrorKind::TimedOut`] if threads still wait for the device below. They must have ended, by
-    /// the end of this process, before another process takes the device over.
+    /// # Errors
+    /// [`ErrorKind::TimedOut`] if threads still wait for the device below. They must have ended, by the end
+    /// of this process, before another process takes the device over.
     pub fn leave(&mut self, timeout: Duration) -> Result<()> {
         let end = Instant::now() + timeout;
         if !self.service.is_kept() {
@@ -306,10 +308,10 @@ impl FuseLoop {
 
     /// Removes the device: link, loop device, file and mount, within about `timeout`.
     ///
-    /// # Errors [`ErrorKind::Busy`] if the device is in use and `mode` is not force, or
-    /// [`ErrorKind::TimedOut`] if I/O to it hangs; the device stays available then. With force,
-    /// [`ErrorKind::TimedOut`] says that threads still wait for the device below; clients see errors all the
-    /// same.
+    /// # Errors
+    /// [`ErrorKind::Busy`] if the device is in use and `mode` is not force, or [`ErrorKind::TimedOut`] if I/O
+    /// to it hangs; the device stays available then. With force, [`ErrorKind::TimedOut`] says that threads
+    /// still wait for the device below; clients see errors all the same.
     pub fn stop(&mut self, mode: StopMode, timeout: Duration) -> Result<()> {
         if !self.service.is_mounted() {
             return Ok(());

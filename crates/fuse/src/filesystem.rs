@@ -16,8 +16,8 @@ pub const FILE_NODE: u64 = 2;
 pub const TRANSFER_BYTES_MAX: usize = 1 << 20;
 /// Bytes of a page; a message holds a limited number of pages.
 const PAGE: usize = 4096;
-/// The pages of one message: one more than its bytes, for memory that does not begin at a page. The kernel takes
-/// the least of this and of its own limit.
+/// The pages of one message: one more than its bytes, for memory that does not begin at a page. The kernel
+/// takes the least of this and of its own limit.
 pub const TRANSFER_PAGES_MAX: u16 = 257;
 /// Asynchronous requests that the kernel sends before it waits for replies; more than a loop device has tags.
 const BACKGROUND_MAX: u16 = 512;
@@ -123,10 +123,10 @@ impl Filesystem {
         })
     }
 
-    /// Writes are whole sectors, as on any disk. Where the kernel's limit is 256 pages, a write of 1 MiB from memory
-    /// that does not begin at a page boundary has one page too many, and the kernel cuts it at that page boundary,
-    /// possibly inside a sector. Of such a message the whole sectors are written and counted, and the writer
-    /// continues behind them.
+    /// Writes are whole sectors, as on any disk. Where the kernel's limit is 256 pages, a write of 1 MiB from
+    /// memory that does not begin at a page boundary has one page too many, and the kernel cuts it at that
+    /// page boundary, possibly inside a sector. Of such a message the whole sectors are written and counted,
+    /// and the writer continues behind them.
     fn write(&self, node: u64, offset: u64, size: u32, flags: u32) -> Answer {
         if self.read_only {
             return Answer::Error(libc::EROFS);

@@ -9,7 +9,8 @@ use crate::system;
 /// Declares to the kernel that the calling thread serves a block device: its allocations do not wait for I/O
 /// or file systems, and it is not throttled as a writer. Each thread of the data path calls it.
 ///
-/// # Errors The missing requirement, as text: the capability `CAP_SYS_RESOURCE`, or Linux 5.6.
+/// # Errors
+/// The missing requirement, as text: the capability `CAP_SYS_RESOURCE`, or Linux 5.6.
 pub fn become_io_flusher() -> Result<(), String> {
     system::set_io_flusher().map_err(|error| {
         format!(
@@ -22,7 +23,8 @@ pub fn become_io_flusher() -> Result<(), String> {
 /// Locks the present and future memory of the process, as it is touched. Regions are exempted by mapping them
 /// later and calling [`exclude_from_lock`]: locking them would fill memory with their content.
 ///
-/// # Errors The missing requirement, as text: the capability `CAP_IPC_LOCK`, or a higher limit.
+/// # Errors
+/// The missing requirement, as text: the capability `CAP_IPC_LOCK`, or a higher limit.
 pub fn lock_memory() -> Result<(), String> {
     system::lock_all_memory().map_err(|error| {
         format!(

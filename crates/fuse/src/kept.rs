@@ -31,7 +31,8 @@ const FUSE_DEVICE: (u32, u32) = (10, 229);
 pub trait Keep: Send + Sync {
     /// Stores these descriptors in place of those that were stored of the device before.
     ///
-    /// # Errors When no store holds them.
+    /// # Errors
+    /// When no store holds them.
     fn put(&self, remains: &Remains) -> Result<()>;
 
     /// Removes the descriptors of the device from the store.
@@ -120,7 +121,8 @@ fn wrong(what: &str) -> Error {
 impl Remains {
     /// Validates a stored session.
     ///
-    /// # Errors [`ErrorKind::Damaged`] if no daemon of this project can have left it.
+    /// # Errors
+    /// [`ErrorKind::Damaged`] if no daemon of this project can have left it.
     pub fn new(state: KeptState, doors: Vec<OwnedFd>) -> Result<Self> {
         state.check()?;
         if doors.is_empty() || doors.len() > QUEUES_MAX {
@@ -136,10 +138,11 @@ impl Remains {
 
     /// A copy with duplicated descriptors of the same open files.
     ///
-    /// # Errors When the process may not open more.
+    /// # Errors
+    /// When the process may not open more.
     pub fn another(&self) -> Result<Self> {
         let doors = self.doors.iter().map(OwnedFd::try_clone).collect::<std::io::Result<Vec<_>>>();
-        let doors = doors.map_err(|error| system_error("the doors of a FUSE connection", &error))?;
+        let doors = doors.map_err(|error| system_error("the channels of a FUSE connection", &error))?;
         Ok(Self { state: self.state.clone(), doors })
     }
 
@@ -170,7 +173,8 @@ impl Remains {
 
     /// The use of the device, as a sentence.
     ///
-    /// # Errors When a query to the system fails.
+    /// # Errors
+    /// When a query to the system fails.
     pub fn user(&self) -> Result<Option<String>> {
         if !self.is_usable() {
             return Ok(None);

@@ -167,7 +167,7 @@ pub fn open_control() -> Result<File> {
 }
 
 fn no_device(error: &io::Error) -> Error {
-    let text = "the kernel has no free loop device; let unused ones go with losetup -d";
+    let text = "the kernel has no free loop device; detach unused ones with losetup -d";
     let error = system_error(text, error);
     if error.kind() == ErrorKind::System { Error::new(ErrorKind::NoSpace, error.line()) } else { error }
 }

@@ -12,7 +12,8 @@ use std::path::PathBuf;
 
 /// Tries whether a FUSE file system can be mounted and a loop device is available.
 ///
-/// # Errors The missing requirement, in one sentence.
+/// # Errors
+/// The missing requirement, in one sentence.
 pub fn probe() -> std::result::Result<(), String> {
     let tried = std::thread::Builder::new().name("cbd-fuse-probe".into()).spawn(|| {
         try_mount()?;

@@ -17,7 +17,8 @@ use std::sync::Arc;
 /// on the calling thread, until the connection ends. `connection` must be non-blocking, return one whole
 /// message for each read, and accept one whole reply for each write, as `/dev/fuse` does.
 ///
-/// # Errors When the device provides no queue, or a system call fails that serving needs.
+/// # Errors
+/// When the device provides no queue, or a system call fails that serving needs.
 pub fn serve_connection(
     device: &dyn BlockDevice,
     connection: OwnedFd,

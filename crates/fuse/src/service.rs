@@ -317,8 +317,9 @@ impl Service {
     /// Completes requests in flight, then the threads close their channels and the connection ends with the
     /// last one; at `end` it is aborted.
     ///
-    /// # Errors [`ErrorKind::TimedOut`] if threads still wait for the device below; users of the file see
-    /// errors all the same.
+    /// # Errors
+    /// [`ErrorKind::TimedOut`] if threads still wait for the device below; users of the file see errors all
+    /// the same.
     pub fn end(&mut self, end: Instant) -> Result<()> {
         self.life.stop();
         let all_gone = self.life.wait(left(end), |state| state.serving == 0);

@@ -128,7 +128,8 @@ fn a_large_write_from_unaligned_memory_succeeds() {
     });
 }
 
-/// Writes `bytes` at `offset` through `io_submit`, as libaio does, and gives what the kernel answers: a count, or an errno below zero.
+/// Writes `bytes` at `offset` through `io_submit`, as libaio does; returns the kernel's result: a count, or a
+/// negative errno.
 fn submit_write(file: &File, bytes: &[u8], offset: u64) -> i64 {
     // struct iocb and struct io_event of <linux/aio_abi.h>.
     #[repr(C)]
@@ -159,8 +160,9 @@ fn submit_write(file: &File, bytes: &[u8], offset: u64) -> i64 {
     };
     let (mut context, mut event) = (0_u64, [0_i64; 4]);
     let blocks = [&raw const block];
-    // SAFETY: each call gets what its documentation names: a context that is 0 at first, one control block that is filled in and outlives
-    // the request, as its buffer does, and room for one event. The wait has no timeout, so the request has ended when it returns.
+    // SAFETY: each call gets what its documentation names: a context that is 0 at first, one control block
+    // that is filled in and outlives the request, as its buffer does, and room for one event. The wait has no
+    // timeout, so the request has ended when it returns.
     unsafe {
         assert_eq!(libc::syscall(libc::SYS_io_setup, 1, &raw mut context), 0);
         assert_eq!(libc::syscall(libc::SYS_io_submit, context, 1, blocks.as_ptr()), 1);

@@ -22,7 +22,7 @@ pub(crate) fn install(_held: &Changes) -> Result<()> {
     let refused = |error: io::Error| {
         Error::new(
             ErrorKind::System,
-            format!("cannot handle SIGBUS, which memory raises that fails or is taken away: {error}"),
+            format!("cannot handle SIGBUS, which failing or removed memory raises: {error}"),
         )
     };
     let mut before = MaybeUninit::<libc::sigaction>::uninit();
@@ -139,8 +139,8 @@ fn pass_on(signal: i32, code: i32, info: *mut libc::siginfo_t, context: *mut lib
         libc::SIG_IGN if sent => {}
         libc::SIG_DFL | libc::SIG_IGN => {
             // SAFETY: all zeroes is a valid value of this plain structure, and SIG_DFL is zero. Both calls
-            // are safe in a signal handler. A fault occurs again when this returns; a signal that was sent has
-            // to be sent again.
+            // are safe in a signal handler. A fault occurs again when this returns; a signal that was sent
+            // has to be sent again.
             unsafe {
                 let default: libc::sigaction = zeroed();
                 libc::sigaction(signal, &default, null_mut());

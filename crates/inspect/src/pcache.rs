@@ -91,7 +91,8 @@ pub struct Failed {
 
 /// Reports what would be rescued; changes nothing.
 ///
-/// # Errors When the cache device cannot be opened. An error of the disk is in the result.
+/// # Errors
+/// When the cache device cannot be opened. An error of the disk is in the result.
 pub fn examine(options: &Options, progress: &mut dyn FnMut(Progress)) -> Result<Rescued> {
     let (cache, survey) = opened(options, progress)?;
     let scanned = scan(&cache, &mut (), "reading the data", progress)?;
@@ -104,8 +105,9 @@ pub fn examine(options: &Options, progress: &mut dyn FnMut(Progress)) -> Result<
 
 /// Writes the dirty data to the disk.
 ///
-/// # Errors When the cache device or the disk cannot be opened, or the disk cannot be flushed. Ranges that it
-/// refuses are in the result.
+/// # Errors
+/// When the cache device or the disk cannot be opened, or the disk cannot be flushed. Ranges that it refuses
+/// are in the result.
 pub fn rescue(options: &Options, progress: &mut dyn FnMut(Progress)) -> Result<Rescued> {
     let (cache, survey) = opened(options, progress)?;
     let to = options.to.as_ref();

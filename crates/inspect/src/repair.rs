@@ -40,8 +40,9 @@ impl Plan {
 
 /// Plans a repair, and tries it on a private copy.
 ///
-/// # Errors [`ErrorKind::Damaged`] when recovery of the repaired region would have another result; the repair
-/// must not be applied then.
+/// # Errors
+/// [`ErrorKind::Damaged`] when recovery of the repaired region would have another result; the repair must not
+/// be applied then.
 pub fn plan(bytes: &Arc<dyn Bytes>, progress: &mut dyn FnMut(Progress)) -> Result<Plan> {
     let before = check(Arc::clone(bytes), DataChecked::Dirty, progress);
     let mends = before.mends.clone();
@@ -66,7 +67,8 @@ pub fn plan(bytes: &Arc<dyn Bytes>, progress: &mut dyn FnMut(Progress)) -> Resul
 
 /// Applies one repair, durably.
 ///
-/// # Errors [`ErrorKind::Media`] when the memory fails or returns other data.
+/// # Errors
+/// [`ErrorKind::Media`] when the memory fails or returns other data.
 pub fn apply<P: Pmem>(region: &Region<P>, mend: &Mend) -> Result<()> {
     match mend {
         Mend::Copy { from, to, length, .. } => {

@@ -35,7 +35,8 @@ pub struct Options {
     pub to: Option<PathBuf>,
     /// That disk replaces the recorded one although its identity differs: it is a copy.
     pub other_disk: bool,
-    /// When the backend is moved, stop refusing this former disk of it: it is gone, or was reused as another disk.
+    /// When the backend is moved, stop refusing this former disk of it: it is gone, or was reused as another
+    /// disk.
     pub forget_disk: Option<PathBuf>,
     /// Recover a cache although the machine crashed while it was in use, and some of its pages may be old.
     pub after_crash: bool,
@@ -74,7 +75,7 @@ impl Options {
         if self.other_disk && self.to.is_some() {
             let file = BackingFile::open(path, options)?;
             let warning = format!(
-                "{} is taken for {} because it was said to be a copy of it",
+                "{} is used in place of {} because the user named it as a copy",
                 path.display(),
                 disk.path
             );
@@ -140,8 +141,9 @@ pub struct Rescued {
 
 /// Writes the dirty data of `region` to the backing devices.
 ///
-/// # Errors When the transport cannot be opened, or lacks the selected backend. An error of one backend is in
-/// its [`Rescued`].
+/// # Errors
+/// When the transport cannot be opened, or lacks the selected backend. An error of one backend is in its
+/// [`Rescued`].
 pub fn rescue(
     region: Mapping,
     options: &Options,

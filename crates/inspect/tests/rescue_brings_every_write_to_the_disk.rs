@@ -268,7 +268,7 @@ fn a_second_rescue_that_brought_nothing_to_its_disk_leaves_the_first_one_as_it_w
     let mut place = Place::new();
     place.write_and_die(100, 3);
     let (second, to) = to_a_copy(&place);
-    // As if the first rescue was cut off: the backend is moved, and everything is dirty.
+    // As after an interrupted first rescue: the backend is moved, and everything is dirty.
     let token = Disk::look(&second).expect("a disk").identity.to_token();
     let second = second.display().to_string();
     place.transport().move_backend(BackendId(0), &second, &token).expect("stored");

@@ -1,4 +1,5 @@
-//! Queues that are closed with requests in flight: none of these happens behind an answer to whoever opens the device next.
+//! Queues that are closed with requests in flight: none of these is executed after a reply to the next user
+//! of the device.
 
 use super::*;
 use crate::{AlignedBuffer, ByteRange, Completion, DeviceOptions, Operation, Queue, Request};
@@ -34,7 +35,7 @@ impl Place {
         self.folder.path().join("disk").to_str().unwrap().to_owned()
     }
 
-    /// The device, whose disk holds writes until its handle is cleared.
+    /// The device over a disk that stalls writes until the returned handle is cleared.
     fn open_stalled(&self) -> (Device, FaultHandle) {
         let (held, path) = (&self.region.held, self.path());
         let entry = held.transport.backend(self.id).unwrap();
@@ -78,7 +79,8 @@ fn submit(queue: &mut Queue, operation: Operation, first: u64, blocks: u64, byte
     queue.submit(Request { id: first, operation, range, fua: false, buffer }).unwrap();
 }
 
-/// Writes one block after the other until a write waits for space; the number of that block, the queue having nothing else in flight.
+/// Writes consecutive blocks until a write waits for space; returns the number of that block. The queue has
+/// no other request in flight.
 fn fill(device: &Device, queue: &mut Queue) -> u64 {
     let end = Instant::now() + Duration::from_secs(60);
     for block in 0..BLOCKS {
@@ -104,14 +106,14 @@ fn what_waits_for_space_when_its_queue_is_closed_never_happens() {
     let mut queue = device.queue().unwrap();
     let waiting = fill(&device, &mut queue);
     assert!(waiting > 8, "there is a cache");
-    // A write of several pieces, zeroes and a discard wait behind it; of none a first piece is done.
+    // A write of several pieces, zeroing and a discard wait behind it; no piece of them is executed.
     submit(&mut queue, Operation::Write, waiting + 1, 300, 1);
     submit(&mut queue, Operation::WriteZeroes, 0, 1, 0);
     submit(&mut queue, Operation::Discard, 1, 1, 0);
     assert_eq!(queue.in_flight(), 4);
     drop(queue);
 
-    // The next user is answered, and writes something newer. Then there is space.
+    // The next user gets replies, and writes newer data. Then there is space.
     let mut next = device.queue().unwrap();
     let blocks = [0, 1, waiting, waiting + 1, waiting + 300];
     let before = blocks.map(|block| read(&device, block));
@@ -124,7 +126,7 @@ fn what_waits_for_space_when_its_queue_is_closed_never_happens() {
     assert_eq!(read(&device, waiting + 2), [2; BLOCK as usize]);
     drop(next);
 
-    // Nor does it when the device is opened again.
+    // Nor are they executed when the device is opened again.
     device.close().unwrap();
     let device = place.region.open_device(place.id).unwrap();
     assert!(blocks.map(|block| read(&device, block)) == before);
@@ -138,7 +140,7 @@ fn a_device_that_was_closed_with_a_full_cache_is_opened_again_without_what_waite
     let (device, _disk) = place.open_stalled();
     let mut queue = device.queue().unwrap();
     let waiting = fill(&device, &mut queue);
-    // The device goes first: it ends with the queue.
+    // The device is closed first: it ends with the queue.
     assert_eq!(device.close().unwrap_err().kind(), ErrorKind::Busy);
     drop(queue);
     let device = place.region.open_device(place.id).unwrap();

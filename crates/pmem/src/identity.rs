@@ -47,7 +47,8 @@ const LAYERS: usize = 64;
 
 /// The layers under `path`. A path that does not exist yet has the layers of its directory.
 ///
-/// # Errors When the path, or its directory, cannot be queried.
+/// # Errors
+/// When the path, or its directory, cannot be queried.
 pub fn backing_identity(path: &Path) -> Result<Identity> {
     let existing = if path.exists() { path } else { directory_of(path) };
     let metadata = fs::metadata(existing)

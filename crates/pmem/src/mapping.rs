@@ -138,8 +138,9 @@ fn calibrated() -> Option<&'static Calibration> {
 impl Mapping {
     /// Opens, locks and maps the region at `path`: a file or a device-DAX device.
     ///
-    /// # Errors [`ErrorKind::Busy`] when another daemon has it; [`ErrorKind::NoSpace`] when its space cannot
-    /// be allocated; [`ErrorKind::InvalidArgument`] for objects that cannot be a region (a block device, a
+    /// # Errors
+    /// [`ErrorKind::Busy`] when another daemon has it; [`ErrorKind::NoSpace`] when its space cannot be
+    /// allocated; [`ErrorKind::InvalidArgument`] for objects that cannot be a region (a block device, a
     /// directory), or are too small; and system errors. The file is unchanged then.
     pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Self> {
         let forced = CopyMethod::from_environment()?.or(options.copy);

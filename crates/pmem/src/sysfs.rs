@@ -40,8 +40,8 @@ pub(crate) fn read_line(path: &Path) -> Option<String> {
     Some(fs::read_to_string(path).ok()?.lines().next()?.trim().to_owned())
 }
 
-/// The path of the file that a loop device stands on, whose folder below `/sys` this is. A name may be any bytes, blanks at its end too:
-/// the kernel ends it with one line feed.
+/// The path of the backing file of the loop device with this directory below `/sys`. A name may be any bytes,
+/// blanks at its end too: the kernel ends it with one line feed.
 pub(crate) fn loop_backing(directory: &Path) -> Option<PathBuf> {
     let mut path = fs::read(directory.join("loop/backing_file")).ok()?;
     if path.last() == Some(&b'\n') {

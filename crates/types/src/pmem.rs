@@ -275,8 +275,8 @@ impl<P: Pmem> Region<P> {
         Ok(self.0.load_summed(at, into)?)
     }
 
-    /// # Errors [`ErrorKind::Media`] once a store to the region has failed: nothing may be acknowledged any
-    /// more.
+    /// # Errors
+    /// [`ErrorKind::Media`] once a store to the region has failed: nothing may be acknowledged any more.
     pub fn check_stores(&self, safeguard: Safeguard) -> Result<()> {
         if safeguard.is_kept() { self.store_failure().map_or(Ok(()), Err) } else { Ok(()) }
     }

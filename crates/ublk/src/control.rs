@@ -61,7 +61,8 @@ impl Refusal {
 impl Control {
     /// Opens the control device, if the driver has the required features.
     ///
-    /// # Errors The missing requirement, and how to provide it.
+    /// # Errors
+    /// The missing requirement, and how to provide it.
     pub fn open() -> Result<Self> {
         let file =
             OpenOptions::new().read(true).write(true).open(CONTROL).map_err(|error| no_door(&error))?;

@@ -152,7 +152,8 @@ impl Device {
 
     /// Opens the device file through which its queues are served.
     ///
-    /// # Errors The system error.
+    /// # Errors
+    /// The system error.
     pub fn open(&self) -> Result<File> {
         let path = format!("/dev/ublkc{}", self.info.device);
         OpenOptions::new().read(true).write(true).open(&path).map_err(|error| system_error(path, &error))
@@ -160,7 +161,8 @@ impl Device {
 
     /// Starts the device, whose queues are served now: the disk appears, or its clients continue.
     ///
-    /// # Errors The kernel's error. A new device is removed then, one that was taken over waits again.
+    /// # Errors
+    /// The kernel's error. A new device is removed then, one that was taken over waits again.
     pub fn start(&self) -> Result<()> {
         let operation = if self.taken_over { command::END_RECOVERY } else { command::START_DEVICE };
         let server = u64::from(std::process::id());
@@ -171,7 +173,8 @@ impl Device {
 
     /// Removes the disk, if no process has it open; otherwise nothing changes.
     ///
-    /// # Errors [`ErrorKind::Busy`] if a process has it open.
+    /// # Errors
+    /// [`ErrorKind::Busy`] if a process has it open.
     pub fn stop_if_unused(&self, patience: Duration) -> Result<()> {
         let safely = self.control.stops_safely();
         let operation = if safely { command::TRY_STOP_DEVICE } else { command::STOP_DEVICE };
@@ -197,7 +200,8 @@ impl Device {
 
     /// Removes the disk; its users see errors.
     ///
-    /// # Errors [`ErrorKind::TimedOut`] if requests are not answered in time.
+    /// # Errors
+    /// [`ErrorKind::TimedOut`] if requests are not answered in time.
     pub fn stop(&self, patience: Duration) -> Result<()> {
         self.tell_stop(command::STOP_DEVICE, patience)
     }
@@ -303,7 +307,8 @@ fn no_device(refusal: Refusal) -> Error {
 /// the removed disks. A device that another process serves stays: if the state of a daemon was copied, the
 /// copy uses the same mark.
 ///
-/// # Errors When the driver cannot be queried.
+/// # Errors
+/// When the driver cannot be queried.
 pub fn sweep(daemon: u64, wanted: &[Tag], names: &Path) -> Result<Vec<String>> {
     let control = Control::open()?;
     let mut swept = Vec::new();
@@ -359,7 +364,8 @@ impl LeftBehind {
 
     /// The use of the device, as a sentence.
     ///
-    /// # Errors When a query to the system fails.
+    /// # Errors
+    /// When a query to the system fails.
     pub fn user(&self) -> Result<Option<String>> {
         let what = || format!("{} waits for its daemon", name(self.number));
         let numbers =
@@ -370,7 +376,8 @@ impl LeftBehind {
 
     /// Removes it: its users see errors.
     ///
-    /// # Errors When the kernel refuses.
+    /// # Errors
+    /// When the kernel refuses.
     pub fn remove(self) -> Result<()> {
         let what = || format!("{} cannot be removed", name(self.number));
         remove(&self.control, self.number).map_err(|refusal| refusal.explain(&what()))

@@ -81,7 +81,8 @@ impl Ublk {
     /// Creates a device, or takes over the one that an earlier process left with the same mark, serves it and
     /// creates the link.
     ///
-    /// # Errors The refused step, as text. A new device is removed then; one that was left keeps waiting.
+    /// # Errors
+    /// The refused step, as text. A new device is removed then; one that was left keeps waiting.
     pub fn start(device: &Arc<dyn BlockDevice>, options: &Options) -> Result<Self> {
         let what = || format!("{} could not be exported through ublk", options.name);
         Self::bring_up(device, options).context(what)
@@ -174,9 +175,10 @@ impl Ublk {
 
     /// Removes the device: link, disk and device, within about `timeout`.
     ///
-    /// # Errors [`ErrorKind::Busy`] if the device is in use and `mode` is not force; it stays available then.
-    /// With force, [`ErrorKind::TimedOut`] says that threads still wait for the device below; clients see
-    /// errors all the same.
+    /// # Errors
+    /// [`ErrorKind::Busy`] if the device is in use and `mode` is not force; it stays available then. With
+    /// force, [`ErrorKind::TimedOut`] says that threads still wait for the device below; clients see errors
+    /// all the same.
     pub fn stop(&mut self, mode: StopMode, timeout: Duration) -> Result<()> {
         if !self.running {
             return Ok(());

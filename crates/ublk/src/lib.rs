@@ -43,7 +43,8 @@ pub use tag::Tag;
 
 /// Whether the kernel permits creating such devices.
 ///
-/// # Errors The missing requirement, in one sentence.
+/// # Errors
+/// The missing requirement, in one sentence.
 pub fn probe() -> std::result::Result<(), String> {
     control::Control::open().map(drop).map_err(|error| error.line())
 }

@@ -32,7 +32,8 @@ impl Task {
 
 /// Validates and converts a description; the buffer of the request's slot has `capacity` bytes.
 ///
-/// # Errors The errno of the reply.
+/// # Errors
+/// The errno of the reply.
 pub fn parse(
     description: &Description,
     geometry: &Geometry,

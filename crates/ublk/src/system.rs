@@ -5,7 +5,8 @@ use std::io;
 
 /// Restricts the calling thread to those of these processors on which it may run.
 ///
-/// # Errors The system error.
+/// # Errors
+/// The system error.
 pub fn run_on(processors: &[usize]) -> io::Result<()> {
     // SAFETY: all zeroes are a valid value of this set of bits: the empty one.
     let (mut allowed, mut wanted): (libc::cpu_set_t, libc::cpu_set_t) = unsafe { std::mem::zeroed() };

@@ -111,7 +111,8 @@ impl Keeper {
     /// Manages a device that an earlier process has entrusted to the kernel. Sends no request to the file,
     /// which may have no server yet.
     ///
-    /// # Errors [`ErrorKind::NotFound`] if it is no longer bound to `file`.
+    /// # Errors
+    /// [`ErrorKind::NotFound`] if it is no longer bound to `file`.
     pub fn adopt(number: u32, file: &Path) -> Result<Self> {
         let path = PathBuf::from(format!("/dev/loop{number}"));
         if !is_bound_to(number, file) {
@@ -204,7 +205,8 @@ impl Keeper {
     /// Writes out the kernel's dirty pages of the device and unbinds it. After an error the device is in its
     /// former state, or returns to it.
     ///
-    /// # Errors [`ErrorKind::Busy`] if the device still has another user at `end`.
+    /// # Errors
+    /// [`ErrorKind::Busy`] if the device still has another user at `end`.
     pub fn release(&self, end: Instant) -> std::result::Result<(), NotReleased> {
         let patience = end.saturating_duration_since(Instant::now()) + Duration::from_secs(1);
         let (reply, answer) = mpsc::channel();

@@ -23,7 +23,8 @@ pub struct Processors {
 impl Processors {
     /// The processors of this machine.
     ///
-    /// # Errors When sysfs cannot be read.
+    /// # Errors
+    /// When sysfs cannot be read.
     pub fn of_this_machine() -> Result<Self> {
         let read = |path: &str| fs::read_to_string(path).map_err(|error| system_error(path, &error));
         Self::parse(&read(POSSIBLE)?, &read(ONLINE)?)

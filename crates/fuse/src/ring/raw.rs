@@ -239,7 +239,8 @@ impl RawRing {
     /// Writes the reply into a slot that this thread owns, with `fill` for the payload, and queues the slot's
     /// return to the kernel. It is submitted later.
     ///
-    /// # Errors When this thread does not own the slot, or its payload is not the registered buffer.
+    /// # Errors
+    /// When this thread does not own the slot, or its payload is not the registered buffer.
     pub fn answer(
         &mut self,
         connection: RawFd,

@@ -50,7 +50,8 @@ impl Kept {
 
     /// Puts the session into the descriptor store, unless it has ended.
     ///
-    /// # Errors When the store does not confirm it.
+    /// # Errors
+    /// When the store does not confirm it.
     pub fn put(&self) -> Result<()> {
         let mut stage = self.stage();
         let Some(stage) = stage.as_mut() else { return Ok(()) };
@@ -87,7 +88,8 @@ impl Kept {
 impl Service {
     /// Takes over a connection that another process has served.
     ///
-    /// # Errors The refused system call; the connection is unchanged.
+    /// # Errors
+    /// The refused system call; the connection is unchanged.
     pub fn adopt(device: &Arc<dyn BlockDevice>, options: &Options, remains: &Remains) -> Result<Self> {
         let (stopped, stop) =
             std::io::pipe().map_err(|error| system_error("no pipe for the FUSE threads", &error))?;
@@ -138,7 +140,7 @@ impl Service {
         for door in &remains.doors {
             let connection = duplicate(door).map(File::from)?;
             system::do_not_block(connection.as_fd())
-                .map_err(|error| system_error("a door of the FUSE connection", &error))?;
+                .map_err(|error| system_error("a channel of the FUSE connection", &error))?;
             starting.push(Starting {
                 connection,
                 device: Arc::clone(device),
@@ -160,7 +162,8 @@ impl Service {
 
     /// Checks that a later process can take the connection over; returns its number.
     ///
-    /// # Errors [`ErrorKind::Unsupported`] with the missing requirement.
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] with the missing requirement.
     pub fn check_may_be_kept(&self) -> Result<u32> {
         let missing = self.cannot_be_kept.or_else(|| {
             self.connection.is_none().then_some("the number of its FUSE connection is not known")
@@ -178,7 +181,8 @@ impl Service {
 
     /// Puts the session into the descriptor store.
     ///
-    /// # Errors When the store refuses.
+    /// # Errors
+    /// When the store refuses.
     pub fn keep(&mut self, keep: &Arc<dyn Keep>, remains: Remains) -> Result<()> {
         self.kept.insert(Arc::new(Kept::new(Arc::clone(keep), remains, false))).put()
     }

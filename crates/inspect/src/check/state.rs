@@ -81,7 +81,8 @@ impl Checker<'_> {
         }
     }
 
-    /// The disks that a backend had before a rescue moved it. Where none can be read, only a backend that is moved shows that there was one.
+    /// The disks that a backend had before a rescue moved it. Where none can be read, only a backend that is
+    /// moved shows that there was one.
     fn former_disks(&mut self, subject: &Subject<'_>, state: &StatePlace) {
         let seed = subject.row.cache_id.get();
         let is_moved = subject.row.cache_mode.get() == MODE_MOVED;

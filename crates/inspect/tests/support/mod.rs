@@ -90,7 +90,7 @@ impl Place {
         Region::new(Mapping::open(self.region(), &OpenOptions::default()).expect("mapped"))
     }
 
-    /// The tables, as a program has them that opens no cache.
+    /// The tables, without an open cache.
     pub fn transport(&self) -> Arc<ProcessTransport> {
         Transport::open(Arc::new(ProcessEnvironment::new()), self.map()).expect("opened")
     }

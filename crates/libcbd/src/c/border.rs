@@ -152,7 +152,8 @@ pub(super) fn field<const N: usize>(text: &str) -> [c_char; N] {
     field
 }
 
-/// # Errors When a flag or reserved field has an unknown bit.
+/// # Errors
+/// When a flag or reserved field has an unknown bit.
 pub(super) fn check_flags(flags: u32, known: u32, reserved: &[u64]) -> Result<()> {
     if flags & !known != 0 {
         return Err(invalid(format!(

@@ -26,7 +26,8 @@ static ROUTINES: Routines = unsafe {
 
 /// Registers `length` bytes from `start` while the returned value lives.
 ///
-/// # Errors When the system refuses the handler, or too many mappings are open.
+/// # Errors
+/// When the system refuses the handler, or too many mappings are open.
 pub fn register(start: usize, length: usize) -> Result<Registration> {
     Registration::of_routines(start, length, &ROUTINES)
 }
