@@ -32,7 +32,7 @@
 //! let mut block = [0; 4096];
 //! device.read_at(&mut block, 8192)?;
 //! assert_eq!(block, [7; 4096]);
-//! device.close()?; // dirty data stays in the region; `detach` drains instead, and the disk is a plain disk again
+//! device.close()?; // dirty data stays in the region; `detach` drains it to the disk instead
 //! # Ok(())
 //! # }
 //! ```

@@ -5,8 +5,9 @@
 //! collapse them: neither pages that were allocated before it, nor any where the administrator left huge
 //! pages of shared memory at `never`, their default.
 //!
-//! Invariants: only the end of the mapping waits for it, for one piece at most. It changes no byte, and the
-//! kernel reports failing memory as an error, not as a signal.
+//! Invariants: only the end of the mapping waits for the thread, for one piece at most. (The synchronous
+//! variant, `collapse_now`, has a timeout.) It changes no byte, and the kernel reports failing memory as an
+//! error, not as a signal.
 //!
 //! Elsewhere: the choice of the memory.
 
