@@ -1,4 +1,5 @@
-//! Others come between the steps of opening a cache, in a region on an ordinary file: recovery holds no lock.
+//! Other operations run between the steps of opening a cache, in a region on an ordinary file: recovery holds
+//! no lock.
 
 use crate::meeting::{Meeting, MeetingMemory, Met, meet};
 use crate::rig::{BLOCK, MOMENTS_MAX, try_write};
@@ -66,12 +67,11 @@ impl Tables {
         }
         let memory = memory.process_crash();
         let transport = open(&memory);
-        let _watchdog =
-            Watchdog::new(Duration::from_secs(60), "a cache that others come to while it is opened");
+        let _watchdog = Watchdog::new(Duration::from_secs(60), "operations while a cache is opened");
         Self { memory, transport, _watchdog }
     }
 
-    /// Opens the first cache; `others` come at that moment.
+    /// Opens the first cache; `others` run at that moment.
     fn open_while(&self, moment: u32, others: impl FnOnce() + 'static) -> (Result<OpenCache>, Met) {
         act_as(0);
         meet(moment, others, || self.transport.open_cache(ONE))
@@ -86,7 +86,8 @@ fn open(memory: &CrashMemory) -> Arc<Transport<Meeting>> {
     Transport::open(environment(), Region::new(MeetingMemory(memory.clone()))).expect("a transport")
 }
 
-/// Runs `round` at every moment, until there is none any more. How often others came.
+/// Runs `round` at every moment until there are no more. Returns how often the others ran, and how often they
+/// were blocked.
 fn at_every_moment(mut round: impl FnMut(u32) -> Met) -> (u64, u64) {
     let (mut came, mut blocked) = (0, 0);
     for moment in 1..MOMENTS_MAX {
@@ -115,7 +116,7 @@ fn the_first_write_of_a_cache_does_not_wait_for_the_recovery_of_another() {
         }
         met
     });
-    // Recovery reads each record; what is noted in the tables before and after it are a few steps.
+    // Recovery reads each record; notes in the tables before and after it take a few steps.
     assert!(came > RECORDS && came > blocked, "{came} moments, and {blocked} at which the lock is held");
 }
 

@@ -98,7 +98,7 @@ fn of_a_checkpoint_it_is_the_closing_of_the_last_epoch() {
     assert!(point > second - 100 && point < third, "{point} is not between {second} and {third}");
 }
 
-/// Nothing was flushed since the clock was set back, so no closing says so.
+/// No flush came after the clock was set back, so no closed epoch shows the change.
 #[test]
 fn it_is_not_later_than_a_clock_that_was_set_back_before_the_batch_ended() {
     let mut rig = Rig::new();

@@ -1,14 +1,14 @@
-//! Disks that a backend had before it was moved: none is forgotten unless the user names it.
+//! Disks that a backend had before it was moved: all are remembered until the user names one to be forgotten.
 
 use crate::rig::{CHANGES, Tables, ends_of, made, open};
 use cbd_sim::{act_as, until_crash};
 use cbd_types::{BackendId, BootId, ErrorKind, Result};
 
 const BACKEND: BackendId = BackendId(0);
-/// The disk that the backend has at first.
+/// The first disk of the backend.
 const FIRST: &str = "/simulated/disk";
 
-/// The first of several disks, by their names.
+/// Moves the backend to the disk with this name.
 fn move_to(tables: &Tables, name: &str) -> Result<()> {
     tables.move_backend(BACKEND, &format!("/simulated/{name}"), name)
 }
@@ -58,7 +58,7 @@ fn a_disk_to_which_a_backend_comes_back_is_no_former_one_until_it_is_moved_again
     assert_eq!(former(&tables), ["/simulated/b"]);
     move_to(&tables, "c").expect("there is room");
     assert_eq!(former(&tables), [FIRST, "/simulated/b"]);
-    // A move that is taken back.
+    // A move back to a former disk.
     let entry = tables.backend(BACKEND).expect("it is there");
     move_to(&tables, "d").expect("the place of the first disk is used again");
     tables.move_backend_back(&entry).expect("stored");
