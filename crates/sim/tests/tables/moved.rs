@@ -58,7 +58,7 @@ fn a_disk_to_which_a_backend_comes_back_is_no_former_one_until_it_is_moved_again
     assert_eq!(former(&tables), ["/simulated/b"]);
     move_to(&tables, "c").expect("there is room");
     assert_eq!(former(&tables), [FIRST, "/simulated/b"]);
-    // A move back to a former disk.
+    // A move that is reverted.
     let entry = tables.backend(BACKEND).expect("it is there");
     move_to(&tables, "d").expect("the place of the first disk is used again");
     tables.move_backend_back(&entry).expect("stored");
