@@ -45,6 +45,8 @@ pub(super) struct BackendSlot {
     /// This is what is shown while a worker has the slot itself.
     pub lent: Option<Borrowed>,
     pub blkdevs: BTreeMap<BlkdevId, BlkdevSlot>,
+    /// What did not end when its block devices were closed by force, and what it waits for: it may still have the cache.
+    pub unended: Vec<String>,
 }
 
 /// What is done about a region that is older than its disk.
@@ -81,6 +83,7 @@ impl BackendSlot {
             ending: Weak::new(),
             lent: None,
             blkdevs: BTreeMap::new(),
+            unended: Vec::new(),
         }
     }
 
@@ -102,6 +105,7 @@ impl BackendSlot {
                 (self.run, self.error, self.warnings) = (Some(Arc::new(run)), None, warnings);
                 (self.retry, self.file_change, self.is_busy) = (None, None, false);
                 self.held = None;
+                self.unended.clear();
                 Ok(())
             }
             Err(error) => {

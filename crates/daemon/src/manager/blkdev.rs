@@ -92,12 +92,13 @@ impl BlkdevSlot {
     ///
     /// # Errors
     /// [`ErrorKind::Busy`] while somebody uses it, without force; it goes on.
-    pub fn close_for_good(&mut self, force: bool) -> Result<()> {
+    pub fn close_for_good(&mut self, force: bool) -> Result<Option<String>> {
         if self.export.is_none() && !force {
             self.refuse_if_used()?;
         }
-        self.close(force)?;
-        self.left_behind().map_or(Ok(()), Left::remove)
+        let unended = self.close(force)?;
+        self.left_behind().map_or(Ok(()), Left::remove)?;
+        Ok(unended)
     }
 
     /// The daemon ends: closes its door, or leaves it to the next daemon.
@@ -113,18 +114,19 @@ impl BlkdevSlot {
     ///
     /// # Errors
     /// [`ErrorKind::Busy`] while somebody uses it, without force; it goes on.
-    pub fn close(&mut self, force: bool) -> Result<()> {
-        let Some(export) = self.export.take() else { return Ok(()) };
+    pub fn close(&mut self, force: bool) -> Result<Option<String>> {
+        let Some(export) = self.export.take() else { return Ok(None) };
         let name = export.name().to_owned();
         match export.stop(force) {
-            Ok(()) => Ok(()),
+            Ok(()) => Ok(None),
             Err((Some(export), error)) => {
                 self.export = Some(*export);
                 Err(error)
             }
             Err((None, error)) => {
-                tracing::warn!("{name} did not end in order: {error}");
-                Ok(())
+                let unended = format!("{name} did not end in order: {}", error.line());
+                tracing::warn!("{unended}");
+                Ok(Some(unended))
             }
         }
     }

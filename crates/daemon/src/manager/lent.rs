@@ -105,6 +105,7 @@ impl BackendSlot {
             stopping: self.stopping,
             ending: self.ending.clone(),
             lent: Some(borrowed),
+            unended: self.unended.clone(),
             blkdevs: self
                 .blkdevs
                 .iter()

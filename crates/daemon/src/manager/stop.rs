@@ -39,14 +39,13 @@ impl Manager {
             (Some(run), None) => self.drain(transport, id, &run, request, report),
         };
         let limit = self.patience(request.timeout_s);
-        let result = result.and_then(|done| self.remove(transport, id, limit).map(|()| done));
-        if let Ok(done) = &result {
-            say_dropped(id, done);
-        }
-        if result.is_err() {
-            self.end_failed_stop(transport, id);
-        }
-        result
+        let result = result.and_then(|mut done| {
+            let unended = self.remove(transport, id, limit)?;
+            say_dropped(id, &done);
+            done.warnings.extend(unended);
+            Ok(done)
+        });
+        result.map_err(|error| self.end_failed_stop(transport, id, error))
     }
 
     /// Marks the backend as being stopped, so that nothing new stands on it, unless somebody uses it.
@@ -72,22 +71,27 @@ impl Manager {
     }
 
     /// The backend goes on: its doors open again.
-    fn end_failed_stop(&self, transport: u32, id: BackendId) {
+    fn end_failed_stop(&self, transport: u32, id: BackendId, error: Error) -> Error {
         let end = Instant::now() + LET_GO;
         let mut lent = loop {
             match self.try_lend(transport, id, "its block device is being opened") {
                 Some(lent) => break lent,
                 // Somebody has it who looks at it; nobody else may stop it.
                 None if Instant::now() < end => std::thread::sleep(Duration::from_millis(5)),
-                None => return self.goes_on(transport, id),
+                None => {
+                    self.goes_on(transport, id);
+                    return error;
+                }
             }
         };
         lent.slot.stopping = false;
+        let error = lent.slot.with_unended(error);
         if lent.slot.run.is_some() && !self.stopping.load(std::sync::atomic::Ordering::SeqCst) {
             let _opening = self.opening.read();
             lent.ground.open_doors(&self.fixed, &mut lent.slot);
         }
         self.put_back(lent);
+        error
     }
 
     /// The stop of a backend has ended while somebody else has its slot: its doors are opened by the background thread.
@@ -145,7 +149,7 @@ impl Manager {
         let mut lent = self.lend(transport, id, "its block device is being closed")?;
         let slot = &mut lent.slot;
         let used = if force { Ok(()) } else { slot.refuse_if_used() };
-        let result = used.and_then(|()| slot.blkdevs.values_mut().try_for_each(|blkdev| blkdev.close(force)));
+        let result = used.and_then(|()| slot.close_all(force));
         self.put_back(lent);
         result
     }
@@ -175,8 +179,8 @@ impl Manager {
         result
     }
 
-    /// Takes the backend and its block devices out of the region.
-    fn remove(&self, transport: u32, id: BackendId, limit: Duration) -> Result<()> {
+    /// Removes the backend and its block devices from the region. What did not end of them comes back.
+    fn remove(&self, transport: u32, id: BackendId, limit: Duration) -> Result<Vec<String>> {
         let mut lent = self.lend(transport, id, "it is being removed")?;
         match self.take_off(&mut lent, limit) {
             Ok(()) => {
@@ -186,8 +190,9 @@ impl Manager {
                     "removed: {} is a plain disk again",
                     lent.slot.path
                 );
+                let unended = std::mem::take(&mut lent.slot.unended);
                 self.forget(lent);
-                Ok(())
+                Ok(unended)
             }
             Err(error) => {
                 self.put_back(lent);
@@ -200,7 +205,7 @@ impl Manager {
     fn take_off(&self, lent: &mut Lent, limit: Duration) -> Result<()> {
         let id = lent.id;
         for blkdev in lent.slot.blkdevs.values_mut() {
-            blkdev.close_for_good(true)?;
+            lent.slot.unended.extend(blkdev.close_for_good(true)?);
         }
         if let Some(run) = lent.slot.run.take() {
             self.hide_run(lent);
@@ -296,6 +301,25 @@ pub(super) fn wait_until_unused<T>(cache: &Weak<T>) -> bool {
 }
 
 impl BackendSlot {
+    /// The error of a stop, with what may still have the cache.
+    fn with_unended(&mut self, error: Error) -> Error {
+        if self.run.as_ref().is_some_and(|run| run.device().queues() == 0) {
+            // By now it has ended.
+            self.unended.clear();
+        }
+        if self.unended.is_empty() {
+            return error;
+        }
+        Error::new(error.kind(), format!("{}; {}", error.line(), self.unended.join("; ")))
+    }
+
+    fn close_all(&mut self, force: bool) -> Result<()> {
+        for blkdev in self.blkdevs.values_mut() {
+            self.unended.extend(blkdev.close(force)?);
+        }
+        Ok(())
+    }
+
     fn refuse_if_used(&self) -> Result<()> {
         self.blkdevs.values().try_for_each(|blkdev| blkdev.refuse_if_used())
     }

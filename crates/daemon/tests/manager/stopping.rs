@@ -1,6 +1,6 @@
 //! Stopping a daemon and its backends while a disk hangs: in bounded time, and at nobody else's expense.
 
-use crate::place::{MIB, Place, dirty, refused, stop};
+use crate::place::{MIB, Place, cache_of, dirty, refused, stop};
 use crate::silent::SilentFile;
 use cbd_daemon::api::{RegisterTransport, SettingsChange, StartBackend, StopBackend};
 use cbd_daemon::control::{Control, Flow};
@@ -150,4 +150,28 @@ fn a_region_that_is_not_opened_to_the_end_keeps_no_other_command_waiting() {
     drop(silent);
     assert!(told.recv_timeout(LIMIT).expect("it ends").is_err());
     assert_eq!(daemon.transports().unwrap().len(), 1);
+}
+
+#[test]
+fn a_forced_stop_that_fails_names_the_export_whose_requests_still_wait() {
+    let mut place = Place::new();
+    place.decorate = Some("fault:op=read,how=stall".into());
+    let (_, daemon) = place.disk_and_daemon();
+    let mut client = place.client();
+    let (tell, told) = channel();
+    std::thread::spawn(move || {
+        tell.send(()).unwrap();
+        let mut data = [0; 4096];
+        client.read(MIB, &mut data).expect_err("the disk never answers")
+    });
+    told.recv_timeout(LIMIT).expect("a client");
+    let end = Instant::now() + LIMIT;
+    while cache_of(&daemon).read_miss_bytes == 0 {
+        assert!(Instant::now() < end, "the disk is not read");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let request =
+        StopBackend { force: true, discard_dirty: Some(0), timeout_s: Some(1), ..StopBackend::default() };
+    let error = refused(stop(&daemon, request), ErrorKind::TimedOut, "did not end in order");
+    assert!(error.line().contains(&place.text("nbd.sock")), "{error}");
 }
