@@ -170,8 +170,7 @@ fn a_forced_stop_that_fails_names_the_export_whose_requests_still_wait() {
         assert!(Instant::now() < end, "the disk is not read");
         std::thread::sleep(Duration::from_millis(5));
     }
-    let request =
-        StopBackend { force: true, discard_dirty: Some(0), timeout_s: Some(1), ..StopBackend::default() };
+    let request = StopBackend { force: true, discard_dirty: Some(0), timeout_s: Some(1) };
     let error = refused(stop(&daemon, request), ErrorKind::TimedOut, "did not end in order");
     assert!(error.line().contains(&place.text("nbd.sock")), "{error}");
 }
