@@ -42,6 +42,9 @@ impl<E: Environment> Cache<E> {
             }
             // 4. The record names the whole range; what of it belongs to the lane follows from the lane.
             let (location, stored) = self.append(&mut state, Record::new(kind, range), &[]);
+            if !Safeguard::ZeroTouch.is_kept() {
+                self.announce(lane);
+            }
             state.overlay.insert(range, Meaning::Zeroes, self.place_of(location));
             if Safeguard::ParkedSuperseded.is_kept() {
                 state.parked.forget(range);

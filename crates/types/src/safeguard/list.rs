@@ -323,8 +323,9 @@ safeguards! {
     FillFence = "fill.fence",
     /// A fill that was cancelled is not recorded.
     FillCancelled = "fill.cancelled",
-    /// As a write does, zeroes say that their lane is touched.
-    ZeroTouch = "zero.touch",
+    /// Zeroes and discards set the touched bit of their lane before their epoch is loaded: a flush that finds it clear takes the epoch
+    /// for complete.
+    ZeroTouch = "zero.touch-first",
     /// Zeroes are durable when the request completes.
     ZeroFence = "zero.fence",
     /// A request that covers no lane has a fence all the same: its evidence is made of one.
