@@ -82,14 +82,7 @@ impl<E: Environment> Cache<E> {
         if Safeguard::QuarantineCancelsFills.is_kept() {
             state.cancel_fills(range);
         }
-        let left: Vec<ByteRange> = self
-            .damage_in(&state, range)
-            .filter(|(_, damage)| damage.place == place && damage.noted == 0)
-            .map(|(part, _)| part)
-            .collect();
-        // What is noted already stays with its own record: this one may span it without naming it.
-        let is_new = |damage: Damage| damage.place == place && damage.noted == 0;
-        self.record_damage(&mut state, &left, sequence, asker, is_new)
+        self.record_new_damage(&mut state, range, sequence, place, asker)
     }
 
     /// Notes what recovery has found lost and had no room to note. `false` as for [`quarantine`](Self::quarantine).
@@ -99,13 +92,8 @@ impl<E: Environment> Cache<E> {
             // The last one first: it condemns all that those before it do.
             while let Some(Lost { sequence, place }) = state.lost.last().copied() {
                 self.announce(lane);
-                let left: Vec<ByteRange> = self
-                    .damage_of(&state)
-                    .filter(|(_, damage)| damage.place == place && damage.noted == 0)
-                    .map(|(part, _)| part)
-                    .collect();
-                let is_it = |damage: Damage| damage.place == place && damage.noted == 0;
-                if !self.record_damage(&mut state, &left, sequence, Asker::Essential, is_it) {
+                let everything = ByteRange { start: 0, end: u64::MAX };
+                if !self.record_new_damage(&mut state, everything, sequence, place, Asker::Essential) {
                     return false;
                 }
                 state.lost.pop();
@@ -138,6 +126,29 @@ impl<E: Environment> Cache<E> {
         }
         self.announce(lane);
         self.record_damage(&mut state, &left, 0, Asker::Essential, goes).then_some(true)
+    }
+
+    /// Records the damage of `range` that the record `sequence` at `place` held and that no record notes yet. `false` as for
+    /// [`quarantine`](Self::quarantine).
+    fn record_new_damage(
+        &self,
+        state: &mut LaneState,
+        range: ByteRange,
+        sequence: u64,
+        place: Place,
+        asker: Asker,
+    ) -> bool {
+        let left: Vec<ByteRange> = self
+            .damage_in(state, range)
+            .filter(|(_, damage)| {
+                damage.place == place && Safeguard::QuarantineOnlyNew.holds(damage.noted == 0)
+            })
+            .map(|(part, _)| part)
+            .collect();
+        // What is noted already stays with its own record: this one may span it without naming it.
+        let is_new =
+            |damage: Damage| damage.place == place && Safeguard::QuarantineKeepsNote.holds(damage.noted == 0);
+        self.record_damage(state, &left, sequence, asker, is_new)
     }
 
     /// Records that `left`, in order, is damaged by what the sequence number condemns. `which` selects that damage in the

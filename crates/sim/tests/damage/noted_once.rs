@@ -175,6 +175,43 @@ fn reclaim_carries_only_damage_that_nothing_later_notes() {
     rig.expect_lost(SECTOR);
 }
 
+/// The data of a record is lost and noted; then the record itself is lost, and the rest of what it condemns is
+/// noted with a map that spans the record without naming it. The reclaim of the older note carries its damage.
+#[test]
+fn a_note_that_spans_older_noted_damage_does_not_replace_the_older_note() {
+    let mut rig = Rig::new();
+    let block = |number| number * BLOCK;
+    assert!(rig.try_write(block(15), BLOCK, 7));
+    let log = rig.first_log();
+    rig.lose_data(log, 1);
+    assert!(rig.try_write(WHOLE, BLOCK, 8));
+    fail(&mut rig, 2);
+    assert_eq!(rig.cache.status().rare.quarantine_records, 1);
+    rig.leave_the_segment(WHOLE);
+    // All but four pieces around the block is newer than the record, and in later segments.
+    rig.zero(ByteRange { start: 0, end: block(10) });
+    rig.zero(ByteRange { start: block(20), end: rig.cache.size() });
+    for number in [12, 18] {
+        assert!(rig.try_write(block(number), BLOCK, 9));
+    }
+    rig.lose_slots(log, &[0]);
+    mend(&mut rig);
+    assert_eq!(rig.cache.status().rare.quarantine_records, 2, "one record with a map");
+    // Only the segment with the record and its own note.
+    rig.reclaim_at(0);
+    while rig.cache.status().rare.segments_reclaimed == 0 {
+        rig.step();
+    }
+    assert_eq!(rig.cache.status().rare.segments_reclaimed, 1);
+    let rig = rig.restart();
+    for number in [10, 13, 15, 16, 19] {
+        rig.expect_lost(block(number));
+    }
+    for number in [12, 18] {
+        rig.expect_value(block(number), 9);
+    }
+}
+
 #[test]
 fn a_cache_full_of_damaged_short_writes_is_drained() {
     for lanes_max in [1, 2] {

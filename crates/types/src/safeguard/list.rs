@@ -471,6 +471,10 @@ safeguards! {
     QuarantineMark = "quarantine.mark",
     /// Damage that is noted is not noted again: a batch that is tried again and again would fill the log with it.
     QuarantineOnce = "quarantine.once",
+    /// A quarantine record names only damage that no record notes: each retry would take space for all of it.
+    QuarantineOnlyNew = "quarantine.only-new",
+    /// Damage that a later record spans without naming it stays noted by its own record, with which it must be carried.
+    QuarantineKeepsNote = "quarantine.keeps-note",
     /// What is newer than the damage is not condemned.
     QuarantineNewer = "quarantine.newer",
     /// A pending fill of a damaged range does not become a record: it would hide the damage.
