@@ -148,6 +148,10 @@ impl Bytes for PrivateMemory {
         Pmem::len(self)
     }
 
+    fn boot(&self) -> BootId {
+        Pmem::boot(self)
+    }
+
     fn load(&self, at: u64, into: &mut [u8]) -> Result<(), MediaError> {
         Pmem::load(self, at, into)
     }
@@ -184,6 +188,25 @@ mod tests {
         );
         beneath.load(0, &mut read).unwrap();
         assert_eq!(read, image);
+    }
+
+    #[test]
+    fn a_copy_of_a_copy_knows_the_boot_in_which_it_is_read() {
+        struct Booted;
+        impl Bytes for Booted {
+            fn len(&self) -> u64 {
+                0
+            }
+            fn boot(&self) -> BootId {
+                BootId([7; 16])
+            }
+            fn load(&self, at: u64, _into: &mut [u8]) -> Result<(), MediaError> {
+                Err(MediaError { at })
+            }
+        }
+        let copy = PrivateMemory::new(Arc::new(Booted));
+        let tried = PrivateMemory::new(Arc::new(copy));
+        assert_eq!(Pmem::boot(&tried), BootId([7; 16]));
     }
 
     #[test]

@@ -190,6 +190,29 @@ fn absolute(path: &Path) -> Result<String> {
     absolute.into_os_string().into_string().map_err(|_| malformed("it is not UTF-8".to_owned()))
 }
 
+/// Records the move to `disk`, if it is one. The path of the disk from which the backend was moved, now or before.
+fn record_move(
+    transport: &Transport<ProcessEnvironment>,
+    entry: &BackendEntry,
+    disk: &BackingFile,
+    options: &Options,
+    moves: bool,
+) -> Result<Option<String>> {
+    let former = || transport.former_disk(entry.id).map(|former| former.path);
+    if moves && Safeguard::RescueMoves.is_kept() {
+        let to = options.to.as_deref().unwrap_or_else(|| Path::new(&entry.path));
+        if let Some(gone) = &options.forget_disk {
+            transport.forget_former_disk(entry.id, &absolute(gone)?)?;
+        }
+        transport.move_backend(entry.id, &absolute(to)?, &disk.identity().to_token())?;
+        Ok(Some(former().unwrap_or_else(|| entry.path.clone())))
+    } else if entry.is_moved {
+        Ok(former())
+    } else {
+        Ok(None)
+    }
+}
+
 type ToolCache = Cache<ProcessEnvironment>;
 
 fn one(
@@ -223,17 +246,7 @@ fn one(
     // 3. If it is not the recorded disk, the region records the move; from now on no daemon serves the
     //    recorded disk.
     let moves = Identity::parse(&entry.identity)?.same_disk(&disk.identity()).is_err();
-    if moves && Safeguard::RescueMoves.is_kept() {
-        let to = options.to.as_deref().unwrap_or_else(|| Path::new(&entry.path));
-        if let Some(gone) = &options.forget_disk {
-            transport.forget_former_disk(entry.id, &absolute(gone)?)?;
-        }
-        transport.move_backend(entry.id, &absolute(to)?, &disk.identity().to_token())?;
-        let former = transport.former_disk(entry.id).map_or_else(|| entry.path.clone(), |former| former.path);
-        rescued.moved_from = Some(former);
-    } else if entry.is_moved {
-        rescued.moved_from = transport.former_disk(entry.id).map(|former| former.path);
-    }
+    rescued.moved_from = record_move(transport, entry, &disk, options, moves)?;
     // 4. The engine's writeback. A rate limit protects clients, of which there are none; the region keeps the
     //    setting.
     cache.set_settings(Settings { writeback_rate: 0, ..cache.settings() })?;

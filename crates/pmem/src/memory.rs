@@ -15,9 +15,8 @@ use std::ptr::{NonNull, null_mut};
 /// Mapped memory whose failures are handled (see `guard`).
 #[derive(Debug)]
 pub(crate) struct Memory {
-    /// Dropped after `drop` below has unmapped the memory; until munmap returns the range is still this
-    /// value's, and no code can access it through this value any more.
-    _registration: Registration,
+    /// Ends before the memory is unmapped: the range may belong to another mapping as soon as munmap returns.
+    registration: Option<Registration>,
     base: NonNull<u8>,
     length: usize,
 }
@@ -94,7 +93,7 @@ impl Memory {
             return Err(io::Error::other("the system mapped at address 0"));
         };
         match guard::register(base.as_ptr() as usize, length) {
-            Ok(registration) => Ok(Ok(Self { _registration: registration, base, length })),
+            Ok(registration) => Ok(Ok(Self { registration: Some(registration), base, length })),
             Err(error) => {
                 // SAFETY: the mapping was made above and has no other user.
                 unsafe { libc::munmap(base.as_ptr().cast(), length) };
@@ -158,6 +157,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
+        drop(self.registration.take());
         // SAFETY: this value alone owns the mapping, and pointers into it live no longer than a call that
         // borrows it.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.length) };

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 const CLOSE_LIMIT: Duration = Duration::from_secs(12);
 
 /// How much of that the background thread may take.
-const CHORES_LIMIT: Duration = Duration::from_secs(3);
+const BACKGROUND_LIMIT: Duration = Duration::from_secs(3);
 
 /// How often it is looked whether a worker has ended.
 const AGAIN: Duration = Duration::from_millis(10);
@@ -59,7 +59,7 @@ impl Manager {
     pub fn end(&self) -> Ended {
         self.begin_stop();
         let deadline = Instant::now() + CLOSE_LIMIT;
-        let mut hung = self.end_chores(deadline.min(Instant::now() + CHORES_LIMIT));
+        let mut hung = self.end_background(deadline.min(Instant::now() + BACKGROUND_LIMIT));
         let mut left = Vec::new();
         match self.tables.try_lock_until(deadline) {
             None => {
@@ -103,14 +103,14 @@ impl Manager {
     }
 
     /// Ends the background thread, which writes down what happened since its last look.
-    fn end_chores(&self, deadline: Instant) -> Vec<String> {
-        let Some(chores) = self.chores.lock().take() else {
+    fn end_background(&self, deadline: Instant) -> Vec<String> {
+        let Some(background) = self.background.lock().take() else {
             self.write_down();
             return Vec::new();
         };
         let end = Task::new("the background thread".to_owned(), move |stage| {
             stage.set("it waits for a file system that does not answer");
-            chores.end();
+            background.end();
         });
         run_until(deadline, vec![end])
     }

@@ -60,8 +60,8 @@ use std::time::{Duration, Instant};
 use transport::TransportSlot;
 use watch::Watching;
 
-/// How often the chores are done.
-const CHORES_INTERVAL: Duration = Duration::from_secs(1);
+/// How often the background thread does its work.
+const BACKGROUND_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What does not change while the daemon runs.
 #[derive(Debug)]
@@ -104,13 +104,13 @@ pub struct Manager {
     stopping: AtomicBool,
     /// Each worker that opens or leaves a region, or makes a backend, has a clone: what it works on is not in the tables.
     at_work: Arc<()>,
-    chores: Mutex<Option<Chores>>,
+    background: Mutex<Option<Background>>,
     chronicle: Mutex<Chronicle>,
 }
 
 /// The thread that logs recovery points and trouble, and tries backends again that are not up.
 #[derive(Debug)]
-struct Chores {
+struct Background {
     stop: Sender<()>,
     thread: JoinHandle<()>,
 }
@@ -183,7 +183,7 @@ impl Manager {
             sweep_due: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
             at_work: Arc::new(()),
-            chores: Mutex::new(None),
+            background: Mutex::new(None),
             chronicle: Mutex::default(),
         })
     }
@@ -207,7 +207,7 @@ impl Manager {
         self.has_restored.notify_all();
         drop(tables);
         if result.is_ok() {
-            *self.chores.lock() = Chores::start(self);
+            *self.background.lock() = Background::start(self);
             // From here on commands are answered.
             self.wait_for_busy_disks();
         }
@@ -312,7 +312,7 @@ impl Manager {
     }
 }
 
-impl Chores {
+impl Background {
     /// Tells the thread to end, and waits for it.
     fn end(self) {
         let _ = self.stop.send(());
@@ -325,7 +325,7 @@ impl Chores {
         let work = move || {
             let mut looks = Looks::default();
             let mut watching = Watching::default();
-            while stopped.recv_timeout(CHORES_INTERVAL) == Err(RecvTimeoutError::Timeout) {
+            while stopped.recv_timeout(BACKGROUND_INTERVAL) == Err(RecvTimeoutError::Timeout) {
                 match manager.upgrade() {
                     Some(manager) => {
                         manager.write_down();
@@ -342,7 +342,7 @@ impl Chores {
                 manager.write_down();
             }
         };
-        match std::thread::Builder::new().name("cbd-chores".to_owned()).spawn(work) {
+        match std::thread::Builder::new().name("cbd-background".to_owned()).spawn(work) {
             Ok(thread) => Some(Self { stop, thread }),
             Err(error) => {
                 tracing::warn!(
