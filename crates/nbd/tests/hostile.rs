@@ -403,8 +403,12 @@ fn a_client_for_which_there_is_no_memory_is_turned_away_with_a_reason() {
             ..Options::default()
         };
         let served = serve_with(memory(MIB), options);
-        let first = Client::connect(&served.listen).expect("room");
-        let _second = Client::connect(&served.listen).expect("room");
+        // A connection takes its memory after the handshake: a reply shows that it has it.
+        let [first, _second] = [(); 2].map(|()| {
+            let mut client = Client::connect(&served.listen).expect("room");
+            client.write(0, &[1; 512], false).expect("memory");
+            client
+        });
         let mut third = Client::connect(&served.listen).expect("a handshake");
         assert!(third.write(0, &[1; 512], false).is_err());
         until("it says why", || told.lock().expect("nobody panics in here").contains("nbd_memory"));
