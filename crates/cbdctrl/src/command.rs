@@ -326,7 +326,10 @@ fn blkdev_table(list: &[BlkdevInfo]) -> Table {
             it.backend_id.to_string(),
             yes(it.alive),
             it.dev_name.clone(),
-            it.error.as_ref().map_or_else(|| way.clone(), |error| format!("{way} ({error})")),
+            it.error
+                .as_ref()
+                .or(it.note.as_ref())
+                .map_or_else(|| way.clone(), |text| format!("{way} ({text})")),
         ]);
     }
     table
@@ -357,5 +360,22 @@ mod tests {
         }
         assert!(!text.contains("HOST"), "there is one host:\n{text}");
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+    }
+
+    #[test]
+    fn a_list_of_block_devices_has_the_error_of_each_or_else_its_note() {
+        let shown = |error: Option<&str>, note: Option<&str>| {
+            let device = serde_json::json!({
+                "blkdev_id": 0, "host_id": 0, "backend_id": 0, "dev_name": "/dev/cbd0", "alive": true, "export": "auto",
+                "way": "NBD", "error": error, "note": note,
+            });
+            let list: Vec<BlkdevInfo> =
+                serde_json::from_value(serde_json::json!([device])).expect("a device");
+            blkdev_table(&list).render(200)
+        };
+        assert!(shown(None, None).trim_end().ends_with("NBD"));
+        assert!(shown(None, Some("/run/s was removed")).contains("NBD (/run/s was removed)"));
+        let both = shown(Some("it does not start"), Some("/run/s was removed"));
+        assert!(both.contains("NBD (it does not start)") && !both.contains("removed"), "{both}");
     }
 }
