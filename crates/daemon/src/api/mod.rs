@@ -306,7 +306,8 @@ pub struct BlkdevInfo {
     /// Why it is not being served.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub error: Option<String>,
-    /// Why `auto` chose another export than the best.
+    /// Its faults while it is served (its socket or link was removed or replaced, its clients wait), or else why `auto` chose another export
+    /// than the best.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub note: Option<String>,
 }

@@ -4,9 +4,11 @@
 //! virtual machine is given.
 
 mod choice;
+mod file;
 mod notices;
 
 pub use choice::ExportChoice;
+pub use file::ExportFile;
 
 use crate::front_ends::FrontEnds;
 use crate::keeping::Shelf;
@@ -107,6 +109,8 @@ pub struct Export {
     way: String,
     /// Why it is not the best there could be.
     pub note: Option<String>,
+    /// The socket or link by which clients find it; none at a network address.
+    pub file: Option<Arc<ExportFile>>,
 }
 
 /// Which device a door is to lead to.
@@ -209,6 +213,7 @@ impl Export {
             device_path: link.display().to_string(),
             way,
             note: None,
+            file: ExportFile::at(&link).map(Arc::new),
         })
     }
 
@@ -225,9 +230,13 @@ impl Export {
             ..cbd_nbd::Options::default()
         };
         let server = Server::start(device, listen, options)?;
+        let file = match server.address() {
+            Listen::Unix(path) => ExportFile::at(path).map(Arc::new),
+            Listen::Tcp(_) => None,
+        };
         let device_path = server.uri();
         let way = "NBD".to_owned();
-        Ok(Self { door: Door::Nbd(server), name: name.to_owned(), device_path, way, note })
+        Ok(Self { door: Door::Nbd(server), name: name.to_owned(), device_path, way, note, file })
     }
 
     fn vhost_user(
@@ -249,7 +258,14 @@ impl Export {
         let server = cbd_vhost::Server::start(device, path, options)?;
         let device_path = path.display().to_string();
         let way = "vhost-user-blk".to_owned();
-        Ok(Self { door: Door::VhostUser(server), name: name.to_owned(), device_path, way, note: None })
+        Ok(Self {
+            door: Door::VhostUser(server),
+            name: name.to_owned(),
+            device_path,
+            way,
+            note: None,
+            file: ExportFile::at(path).map(Arc::new),
+        })
     }
 
     fn fuse_loop(place: Place<'_>, device: &Arc<dyn BlockDevice>, places: &ExportPlaces) -> Result<Self> {
@@ -297,6 +313,7 @@ impl Export {
             device_path: link.display().to_string(),
             way,
             note,
+            file: ExportFile::at(&link).map(Arc::new),
         })
     }
 
@@ -405,7 +422,7 @@ impl Export {
     /// # Errors
     /// What did not end in order.
     pub fn end(self) -> Result<()> {
-        let Self { door, name, device_path, way, note } = self;
+        let Self { door, name, device_path, way, note, file } = self;
         let left = |reason: Error| {
             tracing::info!("{name}: {reason}; it is left, and its clients wait for the next daemon");
         };
@@ -427,7 +444,7 @@ impl Export {
                     ended => ended,
                 }
             }
-            door => Self { door, name, device_path, way, note }.stop(true).map_err(|(_, error)| error),
+            door => Self { door, name, device_path, way, note, file }.stop(true).map_err(|(_, error)| error),
         }
     }
 
@@ -438,7 +455,6 @@ impl Export {
     }
 }
 
-/// What a device does that nobody serves.
 /// Refuses another door while clients of a predecessor wait at one that this daemon cannot reach: they would undo later what is written
 /// meanwhile.
 fn refuse_if_others_wait(name: &str, places: &ExportPlaces) -> Result<()> {

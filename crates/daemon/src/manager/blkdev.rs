@@ -32,6 +32,8 @@ pub(super) struct BlkdevSlot {
     pub retry: Option<Retry>,
     /// What `dev-list` shows while a worker has the device itself.
     shown: Option<BlkdevInfo>,
+    /// How its socket or link changed since its export was opened; none while that is unchanged.
+    pub file_change: Option<String>,
 }
 
 impl BlkdevSlot {
@@ -52,7 +54,7 @@ impl BlkdevSlot {
             export: self.entry.export.clone(),
             way: self.export.as_ref().map(|export| export.way()),
             error: self.error.clone().or(failure),
-            note: self.export.as_ref().and_then(|export| export.held_up().or_else(|| export.note.clone())),
+            note: self.note(),
         }
     }
 
@@ -65,8 +67,16 @@ impl BlkdevSlot {
             name: self.name.clone(),
             left: self.left.clone(),
             retry: None,
+            file_change: None,
             shown: Some(self.info(id)),
         }
+    }
+
+    /// The note of a device that is served: its faults, or else why `auto` chose its export.
+    fn note(&self) -> Option<String> {
+        let export = self.export.as_ref()?;
+        let faults: Vec<String> = self.file_change.iter().cloned().chain(export.held_up()).collect();
+        if faults.is_empty() { export.note.clone() } else { Some(faults.join("; ")) }
     }
 
     /// Its door for the kernel, that a predecessor may have left, if no process serves it.
@@ -153,7 +163,16 @@ impl BackendSlot {
         let left = Some(fixed.places.left(&self.identity(entry.id)));
         self.blkdevs.insert(
             entry.id,
-            BlkdevSlot { entry: entry.clone(), export, error, name, left, retry, shown: None },
+            BlkdevSlot {
+                entry: entry.clone(),
+                export,
+                error,
+                name,
+                left,
+                retry,
+                file_change: None,
+                shown: None,
+            },
         );
     }
 
@@ -249,8 +268,17 @@ impl Running {
             .collect();
         list.extend(others.into_iter().map(|entry| {
             let (id, name) = (entry.id, device_name(transport, entry.id.0));
-            BlkdevSlot { entry, export: None, error: None, name, left: None, retry: None, shown: None }
-                .info(id)
+            BlkdevSlot {
+                entry,
+                export: None,
+                error: None,
+                name,
+                left: None,
+                retry: None,
+                file_change: None,
+                shown: None,
+            }
+            .info(id)
         }));
         list.sort_by_key(|info| info.blkdev_id);
         list
@@ -312,6 +340,7 @@ impl Manager {
                     name,
                     left,
                     retry: None,
+                    file_change: None,
                     shown: None,
                 };
                 let info = blkdev.info(id);

@@ -1,4 +1,4 @@
-//! Files that are in use, of backing devices and of regions: whether they are still there.
+//! Files that are in use, of backing devices, of regions and of exports: whether they are still there.
 //!
 //! Always true here: a look runs on a thread of its own and holds no lock, so a file system that does not answer holds up nobody; a
 //! change is in the log once when it begins and once when it ends. A drain or a stop succeeds only if the file is there before and
@@ -9,6 +9,7 @@
 use super::looks::{LOOK, Look, Looks, one, silent};
 use super::transport::Running;
 use super::{Manager, Tables};
+use crate::exports::ExportFile;
 use cbd_backing::Change;
 use cbd_runtime::RunningBackend;
 use cbd_types::{BackendId, Error, ErrorKind, Result};
@@ -19,10 +20,14 @@ use std::time::{Duration, Instant};
 /// How often the files are looked at.
 const INTERVAL: Duration = Duration::from_secs(5);
 
+/// An export's socket or link, and how it changed.
+type ExportLook = (Arc<ExportFile>, Option<String>);
+
 /// What watches the files.
 #[derive(Default)]
 pub(super) struct Watching {
     looks: Looks<Option<Change>>,
+    exports: Looks<ExportLook>,
     due: Option<Instant>,
 }
 
@@ -33,10 +38,11 @@ impl Manager {
             return;
         }
         let Some(tables) = self.tables_to_retry() else { return };
-        let up = tables.values().filter_map(|slot| slot.running.as_ref().ok());
-        let looks = up.flat_map(looks_at).collect();
+        let up = || tables.values().filter_map(|slot| slot.running.as_ref().ok());
+        let (looks, exports) = (up().flat_map(looks_at).collect(), up().flat_map(looks_at_exports).collect());
         drop(tables);
         let seen = watching.looks.by(looks, LOOK);
+        let seen_of_exports = watching.exports.by(exports, LOOK);
         let Some(mut tables) = self.tables_to_retry() else { return };
         watching.due = Some(Instant::now() + INTERVAL);
         for (&transport, slot) in tables.iter_mut() {
@@ -49,6 +55,17 @@ impl Manager {
                 if let Some(found) = seen.get(&backend.path) {
                     let words = found.as_ref().map(ToString::to_string);
                     note(&mut backend.file_change, words, &format!("backing device of backend {id}"));
+                }
+                for (blkdev, slot) in &mut backend.blkdevs {
+                    let Some(file) = slot.export.as_ref().and_then(|export| export.file.as_ref()) else {
+                        continue;
+                    };
+                    // The device may have a new export at the same path since the check began.
+                    let found = seen_of_exports.get(&key(file)).filter(|(of, _)| Arc::ptr_eq(of, file));
+                    if let Some((_, change)) = found {
+                        let device = format!("block device {blkdev} of transport {transport}");
+                        note(&mut slot.file_change, change.clone(), &device);
+                    }
                 }
             }
         }
@@ -80,6 +97,25 @@ fn looks_at(running: &Running) -> Vec<(String, Look<Option<Change>>)> {
     let backend = |slot: &super::backend::BackendSlot| Some((slot.path.clone(), look(slot.run.as_ref()?)));
     let backends = running.backends.values().filter_map(backend);
     std::iter::once((running.path.clone(), region)).chain(backends).collect()
+}
+
+/// The checks of the sockets and links of a transport's block devices, by path.
+fn looks_at_exports(running: &Running) -> Vec<(String, Look<ExportLook>)> {
+    let slots = running.backends.values().flat_map(|backend| backend.blkdevs.values());
+    let files = slots.filter_map(|slot| slot.export.as_ref()?.file.clone());
+    let look = |file: Arc<ExportFile>| {
+        let path = key(&file);
+        let look = move || {
+            let change = file.change();
+            (file, change)
+        };
+        (path, Box::new(look) as Look<ExportLook>)
+    };
+    files.map(look).collect()
+}
+
+fn key(file: &ExportFile) -> String {
+    file.path().display().to_string()
 }
 
 fn look(run: &RunningBackend) -> Look<Option<Change>> {

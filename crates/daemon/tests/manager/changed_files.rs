@@ -1,7 +1,7 @@
 //! Files that are deleted, replaced or cut short while a daemon uses them.
 
 use crate::place::{MIB, Place, cache_of, dirty, refused, stop};
-use cbd_daemon::api::{Drain, StopBackend};
+use cbd_daemon::api::{Drain, StartBlkdev, StopBackend, StopBlkdev};
 use cbd_daemon::control::{Control, Flow};
 use cbd_daemon::manager::Manager;
 use cbd_types::{ErrorKind, Result};
@@ -151,4 +151,60 @@ fn a_disk_that_is_renamed_and_replaced_during_a_drain_is_told() {
     let now = now.to_str().unwrap();
     let done = done.unwrap();
     assert!(done.warnings.iter().any(|line| line.contains(now)), "{done:?}");
+}
+
+/// Waits until `dev-list` shows a note on the first block device that contains `part`.
+fn wait_for_note(daemon: &Manager, part: &str) {
+    let end = Instant::now() + Duration::from_secs(60);
+    loop {
+        let note = daemon.blkdevs(0, false).unwrap()[0].note.clone().unwrap_or_default();
+        if note.contains(part) {
+            return;
+        }
+        assert!(Instant::now() < end, "{part}: {note:?}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn a_socket_that_was_removed_or_replaced_is_reported_until_the_device_has_a_new_one() {
+    let place = Place::new();
+    let (_disk, daemon) = place.disk_and_daemon();
+    let mut client = place.client();
+    let socket = place.path("nbd.sock");
+    std::fs::rename(&socket, place.path("renamed.sock")).unwrap();
+    wait_for_note(&daemon, "nbd.sock was removed");
+    // A connected client continues.
+    client.write(0, &[9; 4096], true).unwrap();
+    std::fs::write(&socket, "of another program").unwrap();
+    wait_for_note(&daemon, "nbd.sock was replaced by another file");
+    std::fs::rename(place.path("renamed.sock"), &socket).unwrap();
+    let end = Instant::now() + Duration::from_secs(60);
+    while let Some(note) = daemon.blkdevs(0, false).unwrap().remove(0).note {
+        assert!(Instant::now() < end, "{note}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+
+    std::fs::remove_file(&socket).unwrap();
+    std::fs::write(&socket, "of another program").unwrap();
+    wait_for_note(&daemon, "nbd.sock was replaced by another file");
+    drop(client);
+    daemon.stop_blkdev(0, 0, StopBlkdev { force: true }).unwrap();
+    assert_eq!(std::fs::read(&socket).unwrap(), b"of another program");
+
+    std::fs::remove_file(&socket).unwrap();
+    let again = StartBlkdev { backend: 0, export: Some(place.export()), ..StartBlkdev::default() };
+    assert_eq!(daemon.start_blkdev(0, &again).unwrap().note, None);
+    place.block_is_there();
+}
+
+#[test]
+fn a_removed_vhost_user_socket_is_reported() {
+    let place = Place::new();
+    let (_disk, daemon) = place.disk_and_daemon();
+    daemon.stop_blkdev(0, 0, StopBlkdev { force: true }).unwrap();
+    let export = Some(format!("vhost-user:{}", place.text("vm.sock")));
+    daemon.start_blkdev(0, &StartBlkdev { backend: 0, export, ..StartBlkdev::default() }).unwrap();
+    std::fs::remove_file(place.path("vm.sock")).unwrap();
+    wait_for_note(&daemon, "vm.sock was removed");
 }
