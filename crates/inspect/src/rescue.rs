@@ -261,10 +261,11 @@ fn one(
     drop(drain);
     cache.stop();
     let status = cache.status();
-    if moves && result.is_err() && status.drained_epoch == drained && status.rare.segments_reclaimed == 0 {
+    let is_all_in_region = Safeguard::RescueDrained.holds(status.drained_epoch == drained)
+        && Safeguard::RescueReclaimed.holds(status.rare.segments_reclaimed == 0);
+    if moves && result.is_err() && is_all_in_region {
         // Whatever the other disk has, the region still holds all data that the recorded one lacks: also data
-        // that was parked, or written in part, as long as no segment was freed whose data only the other disk
-        // has.
+        // that was parked, or written in part.
         transport.move_backend_back(entry)?;
         rescued.moved_from = None;
     }

@@ -4,14 +4,17 @@
 mod support;
 
 use cbd_backing::{BackingFile, Options as DiskOptions};
-use cbd_engine::Settings;
+use cbd_engine::{Admission, Settings};
 use cbd_inspect::Outcome;
 use cbd_inspect::check::DataChecked;
+use cbd_inspect::dump::{Filter, What, dump};
 use cbd_inspect::rescue::{Options, Rescued, rescue};
 use cbd_pmem::{Mapping, OpenOptions};
 use cbd_runtime::{disk::Disk, moved::refuse_former};
-use cbd_types::{BackendId, ErrorKind, Result};
+use cbd_types::{BackendId, ByteRange, ErrorKind, Result};
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::task::Waker;
 use std::time::{Duration, Instant};
 use support::{BLOCK, DEVICE, Place, number};
 
@@ -253,14 +256,110 @@ fn every_disk_that_a_backend_had_is_refused_until_the_backend_is_removed() {
     assert_eq!(disks.map(|it| is_refused(&place, &it)), [false; 3]);
 }
 
-/// A copy of the disk in memory that is sealed against writes.
-fn sealed_copy(place: &Place) -> (std::fs::File, PathBuf) {
+/// A copy of the disk in memory.
+fn copy_in_memory(place: &Place) -> (std::fs::File, PathBuf) {
     let memory = rustix::fs::memfd_create("copy", rustix::fs::MemfdFlags::ALLOW_SEALING).expect("a memfd");
     let mut file = std::fs::File::from(memory);
     std::io::copy(&mut std::fs::File::open(place.disk()).expect("a disk"), &mut file).expect("copied");
-    rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::WRITE).expect("sealed");
     let path = PathBuf::from(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file)));
     (file, path)
+}
+
+fn seal(file: &std::fs::File) {
+    rustix::fs::fcntl_add_seals(file, rustix::fs::SealFlags::WRITE).expect("sealed");
+}
+
+/// A copy of the disk in memory that is sealed against writes.
+fn sealed_copy(place: &Place) -> (std::fs::File, PathBuf) {
+    let (file, path) = copy_in_memory(place);
+    seal(&file);
+    (file, path)
+}
+
+/// Rescues to a copy that takes no more writes once `is_due`, and expects that the rescue fails and leaves the
+/// backend moved. Then rescues to a copy of that copy, and returns the content of the last.
+fn content_after_two_rescues(place: &Place, is_due: impl Fn(&Place) -> bool) -> Vec<u8> {
+    let (file, first) = copy_in_memory(place);
+    let to = |to: &Path| Options {
+        backend: Some(BackendId(0)),
+        to: Some(to.to_owned()),
+        other_disk: true,
+        patience: Duration::from_secs(5),
+        ..Options::default()
+    };
+    let region = Mapping::open(place.region(), &OpenOptions::default()).expect("mapped");
+    let mut is_sealed = false;
+    let done = rescue(region, &to(&first), &mut |_| {
+        if !is_sealed && is_due(place) {
+            seal(&file);
+            is_sealed = true;
+        }
+    })
+    .expect("opened")
+    .remove(0);
+    assert!(is_sealed, "the rescue ended too early: {done:?}");
+    let disk = place.disk().display().to_string();
+    assert_eq!((done.complete, done.moved_from.as_ref()), (false, Some(&disk)), "{done:?}");
+    assert_eq!(moved_from(place), Some(disk));
+    assert!(is_refused(place, &place.disk()), "it lacks what only the copy has");
+    let second = place.path("second");
+    std::fs::copy(&first, &second).expect("copied");
+    let done = rescued(place, &to(&second));
+    assert!(done.complete, "{done:?}");
+    std::fs::read(&second).expect("a disk")
+}
+
+#[test]
+fn a_rescue_that_drained_an_epoch_and_failed_leaves_the_backend_moved() {
+    let mut place = Place::new();
+    place.write_and_die(100, 3);
+    let content = content_after_two_rescues(&place, |place| {
+        let image = std::sync::Arc::new(place.image());
+        let found = cbd_inspect::check::check(image, DataChecked::None, &mut |_| {});
+        found.backends[0].drained_epoch > 0
+    });
+    assert!(content == place.expected);
+}
+
+/// The first ordinal of each lane's log.
+fn tails(place: &Place) -> Vec<u64> {
+    let bytes: std::sync::Arc<dyn cbd_inspect::Bytes> = std::sync::Arc::new(place.image());
+    let mut tails = Vec::new();
+    dump(&bytes, What::Lanes, &Filter::default(), &mut |item| {
+        if item.structure == "log" {
+            tails.push(number(&item, "first_ordinal"));
+        }
+        ControlFlow::Continue(())
+    })
+    .expect("dumped");
+    tails
+}
+
+/// A full cache is drained segment by segment where there is no room to note all of its damage: segments whose data
+/// is on the other disk are reclaimed although their epoch is not drained.
+#[test]
+fn a_rescue_that_reclaimed_a_segment_and_failed_leaves_the_backend_moved() {
+    let place = Place::new();
+    let process = place.process();
+    let write = |sector: u64| {
+        let (range, data) = (ByteRange::at(sector * 512, 512), [sector as u8; 512]);
+        let admission = process.cache.write(range, &data, Waker::noop()).expect("the cache runs");
+        matches!(admission, Admission::Done(_))
+    };
+    let full = (0..DEVICE / 512).step_by(2).find(|sector| !write(*sector)).expect("a full cache");
+    drop(process);
+    let records = place.records();
+    assert_eq!(records.len() as u64, full / 2);
+    // The data of all but the first records of a lane is damaged.
+    let (intact, damaged) = records.split_at(300);
+    damaged.iter().for_each(|record| place.damage(number(record, "data_at") + 9));
+    let before = tails(&place);
+    let content = content_after_two_rescues(&place, |place| tails(place) != before);
+    for record in intact {
+        let at = number(record, "offset");
+        let is_there = content[at as usize..][..512].iter().all(|byte| *byte == (at / 512) as u8);
+        assert!(is_there, "the sector at {at} was acknowledged and is intact");
+    }
 }
 
 #[test]

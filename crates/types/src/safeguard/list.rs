@@ -149,6 +149,12 @@ safeguards! {
     /// A rescue says durably that the backend is moved, before anything is written to another disk than the recorded one: the recorded
     /// one would be served without what only the other one got.
     RescueMoves = "rescue.moves",
+    /// A rescue that failed moves the backend back only where no epoch was drained to the other disk: nothing would write it to the
+    /// recorded one.
+    RescueDrained = "rescue.drained",
+    /// A rescue that failed moves the backend back only where no segment was reclaimed, whatever is drained: the other disk alone has what
+    /// the segment held.
+    RescueReclaimed = "rescue.reclaimed",
     /// A blkdev's row: its first slot is durable before the second is touched.
     BlkdevRowFirstFence = "blkdev.row.first.fence",
     /// A blkdev's row stands in both slots.
