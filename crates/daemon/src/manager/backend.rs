@@ -5,7 +5,7 @@
 use super::blkdev::BlkdevSlot;
 use super::down;
 use super::lent::{Borrowed, Ground, Lent};
-use super::looks::{answers, silent, which_answer};
+use super::looks::{COMMAND, Looks, answers};
 use super::retry::Retry;
 use super::status::state;
 use super::tasks::Stage;
@@ -208,7 +208,8 @@ impl Running {
         }
         self.damaged = damaged;
         let ours: Vec<BackendEntry> = entries.into_iter().filter(|entry| entry.host == self.host).collect();
-        let answering = which_answer(ours.iter().map(|entry| entry.path.clone()).collect());
+        let mut looks = Looks::default();
+        let answering = looks.at(ours.iter().map(|entry| entry.path.clone()).collect(), COMMAND);
         for entry in ours {
             let id = entry.id;
             let mut slot = BackendSlot::new(entry);
@@ -217,10 +218,10 @@ impl Running {
                 slot.moved_from =
                     Some(former.unwrap_or_else(|| "a disk that is not known any more".to_owned()));
             }
-            let started = if answering.contains(&slot.path) {
+            let started = if answering.contains_key(&slot.path) {
                 slot.start(fixed, &ground)
             } else {
-                let error = silent(&slot.path);
+                let error = looks.no_answer(&slot.path);
                 slot.error = Some(error.line());
                 Err(error)
             };

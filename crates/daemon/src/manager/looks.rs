@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 /// How long a look is waited for that nobody has asked for; one that takes longer counts when it is over.
 pub const LOOK: Duration = Duration::from_millis(200);
 /// How long a look is waited for that a command needs.
-const COMMAND: Duration = Duration::from_secs(3);
+pub const COMMAND: Duration = Duration::from_secs(3);
 
 /// What stands at a path: device, inode, and of a device its number.
 pub type Node = Option<(u64, u64, u64)>;
@@ -66,12 +66,14 @@ pub struct Looks<T = Node> {
     under_way: BTreeSet<String>,
     tell: Sender<(String, T)>,
     told: Receiver<(String, T)>,
+    /// Why the last thread could not be started.
+    no_thread: Option<String>,
 }
 
 impl<T> Default for Looks<T> {
     fn default() -> Self {
         let (tell, told) = channel();
-        Self { under_way: BTreeSet::new(), tell, told }
+        Self { under_way: BTreeSet::new(), tell, told, no_thread: None }
     }
 }
 
@@ -90,6 +92,7 @@ impl<T: Send + 'static> Looks<T> {
     /// What these looks find, each at its path, as far as the system says so in time. They have the time together.
     pub fn by(&mut self, looks: BTreeMap<String, Look<T>>, patience: Duration) -> BTreeMap<String, T> {
         let (end, mut seen) = (Instant::now() + patience, BTreeMap::new());
+        self.no_thread = None;
         // One that has not answered before is not looked at again, and not waited for.
         let mut waiting: BTreeMap<String, Look<T>> =
             looks.into_iter().filter(|(path, _)| !self.under_way.contains(path)).collect();
@@ -117,7 +120,12 @@ impl<T: Send + 'static> Looks<T> {
             seen.insert(path, found);
         }
         for path in asked.iter().filter(|path| !seen.contains_key(*path)) {
-            tracing::warn!("{path} does not say what stands there: it is left alone until it does");
+            match self.why_not_begun(path) {
+                None => {
+                    tracing::warn!("{path} does not say what stands there: it is left alone until it does")
+                }
+                Some(error) => tracing::warn!("no thread can be started to look at {path}: {error}"),
+            }
         }
         seen
     }
@@ -136,24 +144,50 @@ impl<T: Send + 'static> Looks<T> {
             // Where nobody wants to know any more the daemon ends.
             let _ = tell.send((of, found));
         };
-        if std::thread::Builder::new().name("cbd-look".to_owned()).spawn(work).is_ok() {
-            self.under_way.insert(path.to_owned());
-            return None;
+        match std::thread::Builder::new().name("cbd-look".to_owned()).spawn(work) {
+            Ok(_) => {
+                self.under_way.insert(path.to_owned());
+                self.no_thread = None;
+                return None;
+            }
+            Err(error) => self.no_thread = Some(error.to_string()),
         }
         let left = shared.lock().take();
         left.map(|(look, _)| look)
     }
+
+    /// Why no thread looks at `path`, where none could be started.
+    fn why_not_begun(&self, path: &str) -> Option<&str> {
+        self.no_thread.as_deref().filter(|_| !self.under_way.contains(path))
+    }
+
+    /// The error of a path at which the last looks found nothing in time: [`ErrorKind::TimedOut`] where the file system does not
+    /// answer, [`ErrorKind::System`] where no thread could be started to look there.
+    pub fn no_answer(&self, path: &str) -> Error {
+        match self.why_not_begun(path) {
+            None => silent(path),
+            Some(error) => {
+                let text = format!("no thread can be started to look at {path}: {error}");
+                Error::new(ErrorKind::System, text)
+            }
+        }
+    }
 }
 
-/// What a look finds, where it ends in time.
-pub fn one<T: Send + 'static>(path: &str, look: Look<T>) -> Option<T> {
-    Looks::default().by(BTreeMap::from([(path.to_owned(), look)]), COMMAND).remove(path)
+/// What a look finds.
+///
+/// # Errors
+/// [`Looks::no_answer`] where it does not end in time.
+pub fn one<T: Send + 'static>(path: &str, look: Look<T>) -> Result<T> {
+    let mut looks = Looks::default();
+    let found = looks.by(BTreeMap::from([(path.to_owned(), look)]), COMMAND).remove(path);
+    found.ok_or_else(|| looks.no_answer(path))
 }
 
 /// Which of `others` answer, where `path` does; nothing need stand there.
 ///
 /// # Errors
-/// [`ErrorKind::TimedOut`] where `path` does not.
+/// [`Looks::no_answer`] where `path` does not.
 pub fn answering(path: &str, others: BTreeSet<String>) -> Result<BTreeSet<String>> {
     Ok(nodes(path, others)?.into_keys().collect())
 }
@@ -161,33 +195,29 @@ pub fn answering(path: &str, others: BTreeSet<String>) -> Result<BTreeSet<String
 /// What stands at `path`, and at those of `others` that answer.
 ///
 /// # Errors
-/// [`ErrorKind::TimedOut`] where `path` does not answer.
+/// [`Looks::no_answer`] where `path` does not answer.
 pub fn nodes(path: &str, mut others: BTreeSet<String>) -> Result<BTreeMap<String, Node>> {
     others.insert(path.to_owned());
-    let seen = Looks::default().at(others, COMMAND);
+    let mut looks = Looks::default();
+    let seen = looks.at(others, COMMAND);
     if seen.contains_key(path) {
         return Ok(seen);
     }
-    Err(silent(path))
+    Err(looks.no_answer(path))
 }
 
 /// The error of a path that does not answer.
-pub fn silent(path: &str) -> Error {
+fn silent(path: &str) -> Error {
     let text = format!(
         "{path} is on a file system that does not say what stands there; put that right, and try again"
     );
     Error::new(ErrorKind::TimedOut, text)
 }
 
-/// Those of `paths` that answer; nothing need stand there.
-pub fn which_answer(paths: BTreeSet<String>) -> BTreeSet<String> {
-    Looks::default().at(paths, COMMAND).into_keys().collect()
-}
-
 /// That `path` answers; nothing need stand there.
 ///
 /// # Errors
-/// [`ErrorKind::TimedOut`] where it does not.
+/// [`Looks::no_answer`] where it does not.
 pub fn answers(path: &str) -> Result<()> {
     answering(path, BTreeSet::new()).map(drop)
 }

@@ -105,7 +105,7 @@ impl Manager {
                 // Without the lock: to find out who has a disk may take long.
                 let look = path.clone();
                 let looked = one(&path, Box::new(move || Disk::look(&look).map(drop)));
-                if looked.is_none_or(|found| found.is_err_and(|error| error.kind() == ErrorKind::Busy)) {
+                if looked.map_or(true, |found| found.is_err_and(|error| error.kind() == ErrorKind::Busy)) {
                     continue;
                 }
                 self.retry_backend(transport, id);

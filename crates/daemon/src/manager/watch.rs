@@ -6,7 +6,7 @@
 //!
 //! Left to others: what a file's change means to a flush (`cbd-backing` fails it), so what is dirty is kept.
 
-use super::looks::{LOOK, Look, Looks, one, silent};
+use super::looks::{LOOK, Look, Looks, one};
 use super::transport::Running;
 use super::{Manager, Tables};
 use crate::exports::ExportFile;
@@ -153,12 +153,11 @@ fn of_region(change: &Change, path: &str) -> String {
 /// another name.
 ///
 /// # Errors
-/// [`ErrorKind::Backing`] with how to save the bytes; [`ErrorKind::TimedOut`] where it is not known.
+/// [`ErrorKind::Backing`] with how to save the bytes; [`Looks::no_answer`] where it is not known.
 pub(super) fn check_file(id: BackendId, run: &RunningBackend) -> Result<Option<String>> {
     let path = run.watch().path().display().to_string();
-    let Some(found) = one(&path, look(run)) else {
-        return Err(silent(&path).while_doing(format!("looking at the file of backend {id}")));
-    };
+    let found = one(&path, look(run))
+        .map_err(|error| error.while_doing(format!("looking at the file of backend {id}")))?;
     match found {
         None => Ok(None),
         Some(change) if !change.is_loss() => Ok(Some(format!("backend {id}: {change}"))),
