@@ -188,12 +188,30 @@ fn a_region_that_was_put_back_from_an_old_copy_is_refused_until_the_user_says_so
     assert!(error.contains("is older than") && error.contains("--older-region"), "{error}");
     assert_eq!(std::fs::read(&disk).expect("the disk")[1 << 20], 7, "nothing was written over it");
     assert_ne!(place.run(&["backend-start", "-p", &disk]).code, 0);
+    // A start that fails accepts nothing.
+    let away = place.text("away");
+    std::fs::rename(&disk, &away).expect("renamed");
+    assert_ne!(place.run(&["backend-start", "-p", &disk, "--older-region"]).code, 0);
+    std::fs::rename(&away, &disk).expect("renamed");
+    assert!(!place.log().contains("the user serves a region"), "{}", place.log());
+    let refused = place.run(&["backend-start", "-p", &disk]);
+    assert!(refused.code == 1 && refused.stderr.contains("--older-region"), "{refused:?}");
     place.ok(&["backend-start", "-p", &disk, "--older-region"]);
     assert_eq!(backend(&place)["alive"], true);
     // Said once, it stays said.
     place.terminate();
     place.start();
     until("it is served", || backend(&place)["alive"] == true);
+    // A log that cannot be read says nothing of the region, and that is told.
+    place.terminate();
+    for file in std::fs::read_dir(place.path("state/recovery-points")).expect("a folder").flatten() {
+        std::fs::write(file.path(), [0xff; 64]).expect("damaged");
+    }
+    place.start();
+    until("it is served", || backend(&place)["alive"] == true);
+    let warnings = backend(&place)["warnings"].to_string();
+    assert!(warnings.contains("cannot be read completely"), "{warnings}");
+    expect_in_log(&place, &["WARN", "the log of recovery points cannot be read completely", &disk]);
 }
 
 #[test]

@@ -56,6 +56,38 @@ pub fn hands_over(command: &mut Command, descriptors: &[OwnedFd]) {
     }
 }
 
+/// The process begins with this umask.
+pub fn has_umask(command: &mut Command, umask: u32) {
+    // SAFETY: between fork and exec only a system call is made that touches no memory and cannot fail.
+    unsafe {
+        command.pre_exec(move || {
+            libc::umask(umask);
+            Ok(())
+        });
+    }
+}
+
+/// Changes how many threads the user of a process may have before the process can start another one. The process is one of this user.
+#[track_caller]
+pub fn limit_threads(process: u32, user: u32, threads: u64) {
+    limit(process, user, &format!("--nproc={threads}:"));
+}
+
+/// Changes how many descriptors a process of this user may have.
+#[track_caller]
+pub fn limit_descriptors(process: u32, user: u32, descriptors: u64) {
+    limit(process, user, &format!("--nofile={descriptors}:"));
+}
+
+/// Changes a soft limit, as the user of the process, who may do so without a capability.
+#[track_caller]
+fn limit(process: u32, user: u32, what: &str) {
+    let mut command = Command::new("prlimit");
+    command.args(["--pid", &process.to_string(), what]).uid(user).gid(user);
+    let ran = super::run_for(command, std::time::Duration::from_secs(40));
+    assert_eq!(ran.code, 0, "the limit cannot be set: {ran:?}");
+}
+
 /// Sends SIGTERM.
 pub fn terminate(process: &Child) {
     send(process, libc::SIGTERM);

@@ -13,7 +13,7 @@ pub mod sandbox;
 use cbd_nbd::{Client, ClientOptions, Listen};
 use serde_json::Value;
 use std::fs::File;
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -41,6 +41,10 @@ pub struct Place {
     pub manager: Option<manager::Manager>,
     /// What decorates backing devices, at the next start.
     pub decorate: Option<String>,
+    /// As which user the daemon runs, if not as ours.
+    pub user: Option<u32>,
+    /// The umask with which it is started, if not ours.
+    pub umask: Option<u32>,
 }
 
 impl Place {
@@ -56,7 +60,8 @@ impl Place {
         let places = [folder.join(sandbox::MEMORY), PathBuf::from("/dev/shm"), folder.to_owned()];
         let shared = places.into_iter().find(|place| place.is_dir()).expect("the folder is there");
         let memory = tempfile::Builder::new().prefix("cbd-test-").tempdir_in(shared).expect("a folder");
-        Self { folder: made, memory, daemon: None, keeps: false, manager: None, decorate: None }
+        let (manager, decorate, user, umask) = (None, None, None, None);
+        Self { folder: made, memory, daemon: None, keeps: false, manager, decorate, user, umask }
     }
 
     /// One whose FUSE devices outlive the daemon, as they do where nothing else is said. They end with this.
@@ -73,6 +78,11 @@ impl Place {
         place.start();
         place.register("64M");
         place
+    }
+
+    /// The folders that the place has.
+    pub fn folders(&self) -> [PathBuf; 2] {
+        [self.folder.path().to_owned(), self.memory.path().to_owned()]
     }
 
     pub fn register(&self, size: &str) {
@@ -163,6 +173,12 @@ impl Place {
             command = manager.launch(&command);
         }
         command.stderr(log.try_clone().expect("a log")).stdout(log);
+        if let Some(user) = self.user {
+            command.uid(user).gid(user);
+        }
+        if let Some(umask) = self.umask {
+            child::has_umask(&mut command, umask);
+        }
         child::dies_with_us(&mut command);
         self.daemon = Some(command.spawn().expect("the daemon"));
     }
