@@ -96,6 +96,8 @@ impl Daemon {
             .args([Path::new("--state-dir"), &at("state"), Path::new("--run-dir"), &at("run")])
             .args([Path::new("--dev-dir"), &at("dev"), Path::new("--socket"), &at("socket")])
             .args([Path::new("--config"), &at("config")])
+            // The allocator of this process is set up for the engine's figures, that of a daemon by the daemon.
+            .env_remove("GLIBC_TUNABLES")
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log)
