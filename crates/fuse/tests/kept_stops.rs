@@ -24,7 +24,7 @@ fn a_stopped_device_leaves_nothing_in_the_system_or_the_descriptor_store() {
             export.stop(mode, SOON).unwrap();
             assert_eq!(*keep.log.lock().unwrap(), ["put", "removed"]);
             assert_eq!(loop_setting(&state, "backing_file"), "");
-            assert!(!mounts().contains("fuse.cbd"));
+            assert!(!is_mounted_below(dir));
             assert!(std::fs::symlink_metadata(dir.join("cbd7")).is_err());
         }
     });
@@ -111,7 +111,7 @@ fn a_device_that_its_own_process_waits_for_is_ended_instead_of_left() {
         // Threads still wait for the device below, and no thread waits for them.
         assert_eq!(export.leave(Duration::from_secs(1)).unwrap_err().kind(), ErrorKind::TimedOut);
         assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
-        assert!(export.is_ended() && !mounts().contains("fuse.cbd"));
+        assert!(export.is_ended() && !is_mounted_below(dir));
         device.stuck.store(false, Ordering::Relaxed);
         drop(export);
         assert_eq!(*keep.log.lock().unwrap(), ["put", "removed"]);
@@ -167,7 +167,7 @@ fn a_loop_device_that_was_detached_by_hand_is_shown_as_gone_and_the_next_user_of
             tool("losetup", &["-d", &loop_path]);
             stopped.unwrap();
             assert_eq!(bound, other.to_str().unwrap());
-            assert!(!mounts().contains("fuse.cbd"));
+            assert!(!is_mounted_below(dir));
             assert_eq!(*keep.log.lock().unwrap(), ["put", "removed"]);
         }
     });

@@ -34,8 +34,15 @@ fn bound_file(loop_path: &Path) -> Option<String> {
     file.filter(|file| file.trim_end().ends_with("/cbd7"))
 }
 
-fn mounts() -> String {
-    std::fs::read_to_string("/proc/self/mountinfo").unwrap()
+/// The FUSE devices of CBD that are mounted below `dir`.
+fn mounted_below(dir: &Path) -> Vec<String> {
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let is_ours = |line: &&str| line.contains("fuse.cbd") && line.contains(dir.to_str().unwrap());
+    mounts.lines().filter(is_ours).map(str::to_owned).collect()
+}
+
+fn is_mounted_below(dir: &Path) -> bool {
+    !mounted_below(dir).is_empty()
 }
 
 #[test]
@@ -50,7 +57,7 @@ fn a_stop_leaves_nothing_behind() {
             assert_eq!(export.failure(), None);
             export.stop(StopMode::WhenUnused, SOON).unwrap();
             assert_eq!(bound_file(&loop_path), None);
-            assert!(!mounts().contains("fuse.cbd"));
+            assert!(!is_mounted_below(dir));
             assert!(std::fs::symlink_metadata(dir.join("cbd7")).is_err());
             assert!(!dir.join("fuse/cbd7").exists());
             export.stop(StopMode::WhenUnused, SOON).unwrap();
@@ -135,7 +142,7 @@ fn a_forced_stop_ends_in_time_and_users_see_errors() {
         println!("forced stop of a mounted device under load: {:?}", began.elapsed());
         assert!(began.elapsed() < Duration::from_secs(5));
         assert!(writer.join().unwrap().is_some());
-        assert!(!mounts().contains("fuse.cbd"));
+        assert!(!is_mounted_below(dir));
         assert!(std::fs::symlink_metadata(dir.join("cbd7")).is_err());
         let _ = std::process::Command::new("umount").arg(&mount).status();
         assert_eq!(bound_file(&loop_path), None, "the kernel unbinds it at the unmount");
@@ -276,7 +283,7 @@ fn a_panic_of_a_thread_fails_its_requests_and_leaves_no_client_waiting() {
         assert!(file.read_at(&mut buffer, 0).is_err());
         drop(file);
         export.stop(StopMode::Force, SOON).unwrap();
-        assert!(!mounts().contains("fuse.cbd"));
+        assert!(!is_mounted_below(dir));
     });
 }
 
@@ -288,7 +295,7 @@ fn a_dropped_export_leaves_nothing_behind() {
         let loop_path = export.loop_path().to_owned();
         drop(export);
         assert_eq!(bound_file(&loop_path), None);
-        assert!(!mounts().contains("fuse.cbd"));
+        assert!(!is_mounted_below(dir));
         assert!(std::fs::symlink_metadata(dir.join("cbd7")).is_err());
     });
 }
@@ -316,7 +323,7 @@ fn a_failed_start_leaves_nothing_behind() {
             let error = FuseLoop::start(exported(), options(dir, queues)).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         }
-        assert_eq!(mounts().matches("fuse.cbd").count(), 1);
+        assert_eq!(mounted_below(dir).len(), 1);
         export.stop(StopMode::WhenUnused, SOON).unwrap();
     });
 }
@@ -324,9 +331,9 @@ fn a_failed_start_leaves_nothing_behind() {
 #[test]
 fn the_probe_succeeds_on_a_capable_machine() {
     in_sandbox("the_probe_succeeds_on_a_capable_machine", |_| {
-        let before = mounts();
+        let before = mounted_below(Path::new("/"));
         assert_eq!(cbd_fuse::probe(), Ok(()));
-        assert_eq!(mounts(), before);
+        assert_eq!(mounted_below(Path::new("/")), before);
         if let Err(missing) = cbd_fuse::flusher::become_io_flusher() {
             assert!(missing.contains("CAP_SYS_RESOURCE"), "{missing}");
         }
@@ -375,7 +382,7 @@ fn a_killed_daemon_releases_the_loop_device_and_a_new_one_starts_after_a_sweep()
             assert_eq!(swept.mounts, [dir.join("fuse/cbd7")]);
             assert_eq!(swept.links, [dir.join("cbd7")]);
             assert!(swept.alive.is_empty());
-            assert!(!mounts().contains("fuse.cbd"));
+            assert!(!is_mounted_below(dir));
             let mut export = start(&Arc::new(TestDevice::new(8 * MIB, 512)), dir);
             assert_eq!(sweep(dir, dir, &[]).unwrap(), Swept { alive: swept.mounts, ..Swept::default() });
             export.stop(StopMode::WhenUnused, SOON).unwrap();
@@ -442,7 +449,7 @@ fn a_daemon_killed_under_load_leaves_no_client_waiting_and_is_swept() {
             assert!(clients.into_iter().all(|client| client.join().unwrap().is_some()));
             let swept = sweep(dir, dir, &[]).unwrap();
             assert_eq!(swept.mounts, [dir.join("fuse/cbd7")]);
-            assert!(!mounts().contains("fuse.cbd"));
+            assert!(!is_mounted_below(dir));
             assert_eq!(bound_file(&loop_path), None);
         }
     });

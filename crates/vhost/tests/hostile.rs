@@ -509,7 +509,9 @@ impl Missing {
         const API: libc::c_ulong = 0xc018_aa3f;
         const REGISTER: libc::c_ulong = 0xc020_aa00;
         // SAFETY: takes integers only.
-        let raw = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | USER_MODE_ONLY) };
+        let raw = unsafe {
+            libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK | USER_MODE_ONLY)
+        };
         assert!(raw >= 0, "userfaultfd: {}", std::io::Error::last_os_error());
         // SAFETY: the descriptor is fresh and nobody else's.
         let file = unsafe { std::fs::File::from_raw_fd(raw as i32) };
@@ -526,6 +528,14 @@ impl Missing {
             assert_eq!(unsafe { libc::ioctl(file.as_raw_fd(), REGISTER, register.as_mut_ptr()) }, 0);
         }
         Self(file)
+    }
+
+    /// Waits until a thread has touched one of the pages.
+    fn wait_until_touched(&self) {
+        let mut poll = libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one structure that lives through the call.
+        let ready = unsafe { libc::poll(&raw mut poll, 1, 60_000) };
+        assert_eq!((ready, poll.revents), (1, libc::POLLIN), "no thread touches the memory");
     }
 }
 
@@ -547,6 +557,7 @@ fn a_server_whose_guest_has_memory_that_does_not_come_says_so_and_stops_in_time(
     rings[0].lay_request(&ram, 0, OUT, 0, &[(piece.guest_phys_addr, 4096, 0)]);
     rings[0].offer(&ram, 0);
     rings[0].kick();
+    missing.wait_until_touched();
     let began = std::time::Instant::now();
     let Served { server, told, .. } = served;
     let error = server.stop().expect_err("it cannot end").line();

@@ -341,8 +341,10 @@ pub fn until(what: &str, mut reached: impl FnMut() -> bool) {
     }
 }
 
-pub fn mounts() -> String {
-    std::fs::read_to_string("/proc/self/mountinfo").unwrap()
+/// Whether a FUSE device of CBD is mounted below `dir`.
+pub fn is_mounted_below(dir: &Path) -> bool {
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    mounts.lines().any(|line| line.contains("fuse.cbd") && line.contains(dir.to_str().unwrap()))
 }
 
 /// Starts a process that will be killed.
