@@ -16,7 +16,7 @@ struct Tool {
     package: &'static str,
 }
 
-const TOOLS: [Tool; 24] = [
+const TOOLS: [Tool; 27] = [
     Tool { program: "fio", package: "fio" },
     Tool { program: "gcc", package: "gcc" },
     Tool { program: "pkg-config", package: "pkg-config" },
@@ -26,6 +26,7 @@ const TOOLS: [Tool; 24] = [
     Tool { program: "qemu-io", package: "qemu-utils" },
     Tool { program: "qemu-img", package: "qemu-utils" },
     Tool { program: "mkfs.ext4", package: "e2fsprogs" },
+    Tool { program: "mke2fs", package: "e2fsprogs" },
     Tool { program: "e2fsck", package: "e2fsprogs" },
     Tool { program: "fsck.ext4", package: "e2fsprogs" },
     Tool { program: "mkfs.xfs", package: "xfsprogs" },
@@ -36,11 +37,13 @@ const TOOLS: [Tool; 24] = [
     Tool { program: "unshare", package: "util-linux" },
     Tool { program: "blkdiscard", package: "util-linux" },
     Tool { program: "addpart", package: "util-linux" },
+    Tool { program: "prlimit", package: "util-linux" },
     Tool { program: "mount", package: "mount" },
     Tool { program: "umount", package: "mount" },
     Tool { program: "losetup", package: "mount" },
     Tool { program: "dmsetup", package: "dmsetup" },
     Tool { program: "cc", package: "gcc" },
+    Tool { program: "git", package: "git" },
 ];
 
 /// libFuzzer is built from its C++ source.
