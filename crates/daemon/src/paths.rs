@@ -37,7 +37,8 @@ pub struct PathChoices {
 }
 
 impl Paths {
-    /// The paths of a daemon that this user starts.
+    /// The paths of a daemon that this user starts, all of them absolute: devices outlive the daemon, and the next one can be
+    /// started in another folder.
     #[must_use]
     pub fn choose(choices: PathChoices) -> Self {
         Self::choose_for(choices, crate::system::is_root(), |name| std::env::var_os(name).map(PathBuf::from))
@@ -46,26 +47,28 @@ impl Paths {
     fn choose_for(choices: PathChoices, root: bool, variable: impl Fn(&str) -> Option<PathBuf>) -> Self {
         let absolute = |name: &str| variable(name).filter(|path| path.is_absolute());
         let home = || absolute("HOME").unwrap_or_else(|| PathBuf::from("/"));
-        let run_dir = choices.run_dir.unwrap_or_else(|| default_run_dir(root, absolute("XDG_RUNTIME_DIR")));
+        let whole = |path: PathBuf| std::path::absolute(&path).unwrap_or(path);
+        let run_dir =
+            choices.run_dir.map(whole).unwrap_or_else(|| default_run_dir(root, absolute("XDG_RUNTIME_DIR")));
         Self {
             config_may_be_missing: choices.config.is_none(),
-            config: choices.config.unwrap_or_else(|| {
+            config: choices.config.map(whole).unwrap_or_else(|| {
                 if root {
                     PathBuf::from("/etc/cbd/cbd.toml")
                 } else {
                     absolute("XDG_CONFIG_HOME").unwrap_or_else(|| home().join(".config")).join("cbd/cbd.toml")
                 }
             }),
-            state_dir: choices.state_dir.unwrap_or_else(|| {
+            state_dir: choices.state_dir.map(whole).unwrap_or_else(|| {
                 if root {
                     PathBuf::from("/var/lib/cbd")
                 } else {
                     absolute("XDG_STATE_HOME").unwrap_or_else(|| home().join(".local/state")).join("cbd")
                 }
             }),
-            socket: choices.socket.unwrap_or_else(|| run_dir.join("control.sock")),
+            socket: choices.socket.map(whole).unwrap_or_else(|| run_dir.join("control.sock")),
             run_dir,
-            dev_dir: choices.dev_dir.unwrap_or_else(|| PathBuf::from("/dev")),
+            dev_dir: choices.dev_dir.map(whole).unwrap_or_else(|| PathBuf::from("/dev")),
         }
     }
 }
@@ -111,6 +114,29 @@ mod tests {
         assert!(Paths::choose(PathChoices::default()).config_may_be_missing);
         let choices = PathChoices { config: Some(PathBuf::from("/x")), ..PathChoices::default() };
         assert!(!Paths::choose(choices).config_may_be_missing);
+    }
+
+    #[test]
+    fn relative_paths_are_those_of_the_folder_in_which_the_daemon_is_started() {
+        let name = |name: &str| Some(PathBuf::from(name));
+        let choices = PathChoices {
+            config: name("config"),
+            state_dir: name("state"),
+            run_dir: name("./run"),
+            socket: name("socket"),
+            dev_dir: name("dev"),
+        };
+        let paths = Paths::choose(choices);
+        let here = std::env::current_dir().unwrap();
+        for (path, name) in [
+            (paths.config, "config"),
+            (paths.state_dir, "state"),
+            (paths.run_dir, "run"),
+            (paths.socket, "socket"),
+            (paths.dev_dir, "dev"),
+        ] {
+            assert_eq!(path, here.join(name));
+        }
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //! Left to others: ending a process whose regions cannot be synced in time ([`crate::run`]).
 
 use super::backend::BackendSlot;
-use super::tasks::{Stage, Task, run_until};
+use super::tasks::{Stage, Task, poll_until, run_until};
 use super::transport::{Left, Running};
 use super::{Manager, Tables, watch};
 use cbd_types::BackendId;
@@ -19,9 +19,6 @@ const CLOSE_LIMIT: Duration = Duration::from_secs(12);
 
 /// How much of that the background thread may take.
 const BACKGROUND_LIMIT: Duration = Duration::from_secs(3);
-
-/// How often it is looked whether a worker has ended.
-const AGAIN: Duration = Duration::from_millis(10);
 
 /// How long all regions together may take to be synced, a little less than what [`crate::run`] allows.
 const SYNC_LIMIT: Duration = Duration::from_secs(85);
@@ -96,9 +93,7 @@ impl Manager {
         Task::new("a region or a backend".to_owned(), move |stage| {
             stage.set("it is being opened or left: it is not synced");
             // The manager has one of them.
-            while at_work.strong_count() > 1 {
-                std::thread::sleep(AGAIN);
-            }
+            poll_until(None, || at_work.strong_count() <= 1);
         })
     }
 
@@ -125,14 +120,12 @@ fn end_of(transport: u32, id: BackendId, slot: BackendSlot) -> Task {
             // The worker that has the slot ends it, its block devices before its cache: they are still open.
             Some(_) => drop(slot),
         }
-        while let Some(borrowed) = lent.as_ref().filter(|borrowed| borrowed.is_out()) {
+        if let Some(borrowed) = &lent {
             stage.set(borrowed.why);
-            std::thread::sleep(AGAIN);
+            poll_until(None, || !borrowed.is_out());
         }
-        while ending.strong_count() > 0 {
-            stage.set("its backing device does not complete requests; what is dirty stays in the region");
-            std::thread::sleep(AGAIN);
-        }
+        stage.set("its backing device does not complete requests; what is dirty stays in the region");
+        poll_until(None, || ending.strong_count() == 0);
     })
 }
 

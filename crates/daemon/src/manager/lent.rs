@@ -138,7 +138,17 @@ impl Manager {
     /// # Errors
     /// Where there is no such backend, or the transport is not up; [`ErrorKind::Busy`] with what is being done with it.
     pub(super) fn lend(&self, transport: u32, id: BackendId, why: &'static str) -> Result<Lent> {
-        let end = Instant::now() + SLOT_LIMIT;
+        self.lend_until(Instant::now() + SLOT_LIMIT, transport, id, why)
+    }
+
+    /// The same, waiting until `end`.
+    pub(super) fn lend_until(
+        &self,
+        end: Instant,
+        transport: u32,
+        id: BackendId,
+        why: &'static str,
+    ) -> Result<Lent> {
         let mut tables = self.tables()?;
         loop {
             match lend(&mut tables, transport, id, why) {

@@ -7,7 +7,7 @@ use super::Manager;
 use super::backend::BackendSlot;
 use super::drain::Wait;
 use super::lent::Lent;
-use super::tasks::{Task, run_until};
+use super::tasks::{Task, poll_until, run_until};
 use super::transport::running_mut;
 use super::watch::check_file;
 use crate::api::{Done, StopBackend};
@@ -17,9 +17,6 @@ use cbd_runtime::{RunningBackend, lacking};
 use cbd_types::{BackendId, Error, ErrorKind, Result};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
-
-/// How often it is looked whether something has ended.
-const AGAIN: Duration = Duration::from_millis(5);
 
 /// How long those who still look at a cache that is removed may take.
 const LET_GO: Duration = Duration::from_secs(5);
@@ -72,17 +69,11 @@ impl Manager {
 
     /// The backend goes on: its doors open again.
     fn end_failed_stop(&self, transport: u32, id: BackendId, error: Error) -> Error {
-        let end = Instant::now() + LET_GO;
-        let mut lent = loop {
-            match self.try_lend(transport, id, "its block device is being opened") {
-                Some(lent) => break lent,
-                // Somebody has it who looks at it; nobody else may stop it.
-                None if Instant::now() < end => std::thread::sleep(Duration::from_millis(5)),
-                None => {
-                    self.goes_on(transport, id);
-                    return error;
-                }
-            }
+        let Ok(mut lent) =
+            self.lend_until(Instant::now() + LET_GO, transport, id, "its block device is being opened")
+        else {
+            self.goes_on(transport, id);
+            return error;
         };
         lent.slot.stopping = false;
         let error = lent.slot.with_unended(error);
@@ -217,9 +208,7 @@ impl Manager {
                 stage.set("its backing device does not complete requests");
                 run.stop();
                 // Threads of a block device that was closed by force have requests of their own.
-                while run.device().queues() > 0 {
-                    std::thread::sleep(AGAIN);
-                }
+                poll_until(None, || run.device().queues() == 0);
                 stage.set("its backing device does not close");
                 drop((run, ending));
             });
@@ -233,7 +222,8 @@ impl Manager {
             }
             if !wait_until_unused(&cache.unwrap_or_default()) {
                 let text = format!(
-                    "backend {id} is stopped, and another command (drain, checkpoint) still has its cache; nothing was dropped: repeat                      the stop when that command has ended"
+                    "backend {id} is stopped, and another command (drain, checkpoint) still has its cache; nothing was dropped: repeat \
+                     the stop when that command has ended"
                 );
                 lent.slot.error = Some(text.clone());
                 return Err(Error::new(ErrorKind::Busy, text));
@@ -293,11 +283,7 @@ impl Lent {
 
 /// Threads that have just ended, and requests that look at the cache, release it in a moment. False if it is still in use then.
 pub(super) fn wait_until_unused<T>(cache: &Weak<T>) -> bool {
-    let end = Instant::now() + LET_GO;
-    while cache.strong_count() > 0 && Instant::now() < end {
-        std::thread::sleep(AGAIN);
-    }
-    cache.strong_count() == 0
+    poll_until(Some(Instant::now() + LET_GO), || cache.strong_count() == 0)
 }
 
 impl BackendSlot {

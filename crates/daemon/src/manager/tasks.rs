@@ -7,7 +7,22 @@ use parking_lot::Mutex;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// How often [`poll_until`] checks.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
+
+/// Polls until `done` holds, for something that has no condition to wait on; without `end` for as long as it takes. False if it does
+/// not hold at the end.
+pub(super) fn poll_until(end: Option<Instant>, done: impl Fn() -> bool) -> bool {
+    while !done() {
+        if end.is_some_and(|end| Instant::now() >= end) {
+            return false;
+        }
+        std::thread::sleep(POLL_INTERVAL);
+    }
+    true
+}
 
 /// What a piece of work waits for at the moment, in words.
 #[derive(Clone, Debug)]
@@ -103,7 +118,6 @@ pub(super) fn run_until(deadline: Instant, tasks: Vec<Task>) -> Vec<String> {
 mod tests {
     use super::*;
     use std::sync::atomic::{AtomicU32, Ordering};
-    use std::time::Duration;
 
     #[test]
     fn a_task_that_waits_delays_no_other_and_is_named_with_what_it_waits_for() {

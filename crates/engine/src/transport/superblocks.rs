@@ -169,7 +169,8 @@ fn unreadable_copy(at: u64) -> Error {
     Error::new(
         ErrorKind::Media,
         format!(
-            "the superblock at byte {at} cannot be read, and this program has to change both superblocks before it uses the region:              copy the region to good memory, run cbdctrl repair on the copy, and use that"
+            "the superblock at byte {at} cannot be read, and this program has to change both superblocks before it uses the region: \
+             copy the region to good memory, run cbdctrl repair on the copy, and use that"
         ),
     )
 }
