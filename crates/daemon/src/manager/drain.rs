@@ -31,10 +31,14 @@ pub(super) enum Goal {
     Drained,
 }
 
+/// A timeout above this is this: the clock can count it.
+const LONGEST: Duration = Duration::from_secs(365 * 86_400);
+
 impl Manager {
     /// Seconds that a user gives a drain, with the default.
     pub(super) fn patience(&self, timeout_s: Option<u64>) -> Duration {
-        Duration::from_secs(timeout_s.or(self.fixed.config.defaults.drain_timeout_s).unwrap_or(TIMEOUT_S))
+        let seconds = timeout_s.or(self.fixed.config.defaults.drain_timeout_s).unwrap_or(TIMEOUT_S);
+        Duration::from_secs(seconds).min(LONGEST)
     }
 
     /// Brings one backend or all of a transport up to date.

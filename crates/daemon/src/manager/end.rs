@@ -10,12 +10,13 @@ use super::tasks::{Stage, Task, poll_until, run_until};
 use super::transport::{Left, Running};
 use super::{Manager, Tables, watch};
 use cbd_types::BackendId;
+use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// How long block devices and caches may take to be closed, all together.
-const CLOSE_LIMIT: Duration = Duration::from_secs(12);
+pub(super) const CLOSE_LIMIT: Duration = Duration::from_secs(12);
 
 /// How much of that the background thread may take.
 const BACKGROUND_LIMIT: Duration = Duration::from_secs(3);
@@ -28,21 +29,30 @@ const SYNC_LIMIT: Duration = Duration::from_secs(85);
 pub struct Ended {
     left: Vec<Left>,
     hung: Vec<String>,
+    /// Waits for workers whose region or backend was not in the tables.
+    work: Task,
+    /// Why regions were not synced.
+    not_synced: NotSynced,
 }
+
+/// Why regions were not synced at the end, each with what follows.
+pub(super) type NotSynced = Arc<Mutex<Vec<String>>>;
 
 impl Ended {
     /// Brings regions in ordinary files to their disks, so that their caches are recovered after a restart of the machine: those caches
-    /// that are closed. The result names what has not ended in time, caches included, and why.
+    /// that are closed. The result names what has not ended in time or was not synced, caches included, and why.
     pub fn sync(self) -> Vec<String> {
         let tasks = self.left.into_iter().map(|left| {
+            let not_synced = Arc::clone(&self.not_synced);
             Task::new(format!("region {}", left.path()), move |stage| {
                 stage.set("it is not synced: its disk does not answer");
-                left.sync();
+                left.sync_at_end(&not_synced);
             })
         });
-        let unsynced = run_until(Instant::now() + SYNC_LIMIT, tasks.collect());
-        log(&unsynced);
-        self.hung.into_iter().chain(unsynced).collect()
+        let late = run_until(Instant::now() + SYNC_LIMIT, tasks.chain([self.work]).collect());
+        log(&late);
+        let not_synced = std::mem::take(&mut *self.not_synced.lock());
+        self.hung.into_iter().chain(late).chain(not_synced).collect()
     }
 }
 
@@ -72,7 +82,7 @@ impl Manager {
                 watch::warn_of_lost_files(&tables);
                 let taken = std::mem::take(&mut *tables);
                 drop(tables);
-                let mut tasks = vec![self.end_of_work()];
+                let mut tasks = Vec::new();
                 for (transport, running) in
                     taken.into_iter().filter_map(|(id, slot)| Some((id, slot.running.ok()?)))
                 {
@@ -84,7 +94,7 @@ impl Manager {
             }
         }
         log(&hung);
-        Ended { left, hung }
+        Ended { left, hung, work: self.end_of_work(), not_synced: Arc::clone(&self.not_synced) }
     }
 
     /// Waits for workers whose region or backend is not in the tables: each ends what it has opened when it finds that they are gone.
@@ -111,7 +121,8 @@ impl Manager {
     }
 }
 
-fn end_of(transport: u32, id: BackendId, slot: BackendSlot) -> Task {
+/// Ends a backend and its block devices.
+pub(super) fn end_of(transport: u32, id: BackendId, slot: BackendSlot) -> Task {
     let name = format!("backend {id} of transport {transport} ({})", slot.path);
     Task::new(name, move |stage: &Stage| {
         let (lent, ending) = (slot.lent.clone(), slot.ending.clone());

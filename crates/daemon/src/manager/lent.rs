@@ -5,7 +5,7 @@
 
 use super::backend::BackendSlot;
 use super::blkdev::BlkdevSlot;
-use super::tasks::Stage;
+use super::tasks::{Stage, poll_until};
 use super::transport::{Running, running_mut};
 use super::{Manager, Tables, stopping};
 use cbd_engine::{BackendEntry, Transport, TransportInfo};
@@ -179,7 +179,10 @@ impl Manager {
         });
         let Some(there) = there else {
             drop(tables);
+            // The end of the daemon waits for this worker, so for a stop that has taken too long as well.
+            let ending = slot.ending.clone();
             slot.end(id, &Stage::nowhere());
+            poll_until(None, || ending.strong_count() == 0);
             return drop(worker);
         };
         if slot.run.is_some() && there.run.is_some() {

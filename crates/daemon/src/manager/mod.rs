@@ -48,6 +48,7 @@ use cbd_types::{BackendId, BlkdevId, BootId, Context, Error, ErrorKind, Result};
 use cbd_ublk::Tag;
 use chronicle::Chronicle;
 pub use end::Ended;
+use end::NotSynced;
 use lent::Ground;
 use looks::Looks;
 use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
@@ -104,6 +105,8 @@ pub struct Manager {
     stopping: AtomicBool,
     /// Each worker that opens or leaves a region, or makes a backend, has a clone: what it works on is not in the tables.
     at_work: Arc<()>,
+    /// Regions that such workers could not sync at the end.
+    not_synced: NotSynced,
     background: Mutex<Option<Background>>,
     chronicle: Mutex<Chronicle>,
 }
@@ -183,6 +186,7 @@ impl Manager {
             sweep_due: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
             at_work: Arc::new(()),
+            not_synced: NotSynced::default(),
             background: Mutex::new(None),
             chronicle: Mutex::default(),
         })
@@ -381,8 +385,11 @@ fn summary(tables: &Tables) -> String {
                 for backend in running.backends.values() {
                     backends += usize::from(backend.run.is_some());
                     failed += usize::from(backend.run.is_none());
-                    blkdevs += backend.blkdevs.values().filter(|blkdev| blkdev.export.is_some()).count();
-                    failed += backend.blkdevs.values().filter(|blkdev| blkdev.export.is_none()).count();
+                    // Also while a worker has them.
+                    let served =
+                        backend.blkdevs.iter().filter(|(id, blkdev)| blkdev.info(**id).alive).count();
+                    blkdevs += served;
+                    failed += backend.blkdevs.len() - served;
                 }
             }
         }

@@ -144,7 +144,7 @@ impl Manager {
         let mut tables = self.tables.lock();
         let Some(slot) = tables.get_mut(&id) else {
             drop(tables);
-            running.end();
+            running.end(id, &self.not_synced);
             return Err(stopping());
         };
         (slot.running, slot.retry, slot.lent) = (Ok(running), None, false);
@@ -197,7 +197,9 @@ impl Manager {
             None => {
                 drop(tables);
                 // The daemon has ended meanwhile.
-                let _ = tried.map(Running::end);
+                if let Ok(running) = tried {
+                    running.end(id, &self.not_synced);
+                }
             }
         }
     }

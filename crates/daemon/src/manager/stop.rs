@@ -195,6 +195,14 @@ impl Manager {
     /// First what can wait for its disk, for as long as `limit`; the rows only when the disk has nothing of it any more.
     fn take_off(&self, lent: &mut Lent, limit: Duration) -> Result<()> {
         let id = lent.id;
+        if lent.slot.ending.strong_count() > 0 {
+            let text = format!(
+                "backend {id} is still being ended by an earlier stop: {} does not complete requests; nothing was dropped: repeat the stop \
+                 when that has ended, or end the daemon",
+                lent.slot.path
+            );
+            return Err(Error::new(ErrorKind::Busy, text));
+        }
         for blkdev in lent.slot.blkdevs.values_mut() {
             lent.slot.unended.extend(blkdev.close_for_good(true)?);
         }
@@ -204,29 +212,29 @@ impl Manager {
             let cache = run.cache().map(Arc::downgrade);
             let ending = Arc::new(());
             lent.slot.ending = Arc::downgrade(&ending);
-            let task = Task::new(format!("backend {id} ({})", lent.slot.path), move |stage| {
+            let (transport, path) = (lent.ground.id, lent.slot.path.clone());
+            let task = Task::new(format!("backend {id} ({path})"), move |stage| {
                 stage.set("its backing device does not complete requests");
                 run.stop();
                 // Threads of a block device that was closed by force have requests of their own.
                 poll_until(None, || run.device().queues() == 0);
                 stage.set("its backing device does not close");
                 drop((run, ending));
+                tracing::info!(transport, backend = id.0, "stopped: {path}");
             });
-            if let Some(hung) = run_until(Instant::now() + limit, vec![task]).pop() {
+            if let Some(hung) = run_until(Instant::now() + limit.max(LET_GO), vec![task]).pop() {
                 let text = format!(
                     "{hung}; nothing was dropped. It is not served until that has ended, and comes back then; repeat the stop then, or end the \
                      daemon"
                 );
-                lent.slot.error = Some(text.clone());
-                return Err(Error::new(ErrorKind::TimedOut, text));
+                return Err(lent.not_removed(ErrorKind::TimedOut, text));
             }
             if !wait_until_unused(&cache.unwrap_or_default()) {
                 let text = format!(
                     "backend {id} is stopped, and another command (drain, checkpoint) still has its cache; nothing was dropped: repeat \
                      the stop when that command has ended"
                 );
-                lent.slot.error = Some(text.clone());
-                return Err(Error::new(ErrorKind::Busy, text));
+                return Err(lent.not_removed(ErrorKind::Busy, text));
             }
         }
         for blkdev in std::mem::take(&mut lent.slot.blkdevs).into_keys() {
@@ -237,6 +245,14 @@ impl Manager {
 }
 
 impl Lent {
+    /// The error of a stop that has ended the backend and could not remove it: status and log show it too, since its block devices are
+    /// closed and the client that asked may be gone.
+    fn not_removed(&mut self, kind: ErrorKind, text: String) -> Error {
+        tracing::error!(transport = self.ground.id, backend = self.id.0, "its stop has not ended: {text}");
+        self.slot.error = Some(text.clone());
+        Error::new(kind, text)
+    }
+
     fn check_what_is_down(&self, discard: Option<u64>) -> Result<Done> {
         let Self { ground, id, slot, .. } = self;
         let id = *id;

@@ -40,6 +40,9 @@ impl Stage {
     }
 }
 
+/// The stage of work that no thread runs.
+const NO_THREAD: &str = "no thread could be started for it";
+
 /// A piece of work.
 pub(super) struct Task {
     /// What it is about, in words.
@@ -53,13 +56,15 @@ type Work = Box<dyn FnOnce(&Stage) + Send>;
 
 impl Task {
     pub fn new(name: String, work: impl FnOnce(&Stage) + Send + 'static) -> Self {
-        let stage = Stage(Arc::new(Mutex::new("no thread could be started for it")));
+        let stage = Stage(Arc::new(Mutex::new(NO_THREAD)));
         Self { name, stage, work: Arc::new(Mutex::new(Some(Box::new(work)))) }
     }
 
     /// Starts it on a thread of its own, which tells `number` at the end. A task that no thread could be started for stays as it is.
     fn spawn(&self, number: usize, tell: &Sender<usize>) -> std::io::Result<()> {
         let (work, stage, tell) = (Arc::clone(&self.work), self.stage.clone(), tell.clone());
+        // Before the thread runs, which says more.
+        self.stage.set("it has just begun");
         let run = move || {
             let work = work.lock().take();
             if let Some(work) = work {
@@ -68,7 +73,8 @@ impl Task {
             // After the deadline nobody listens.
             let _ = tell.send(number);
         };
-        std::thread::Builder::new().name("cbd-task".to_owned()).spawn(run).map(drop)
+        let spawned = std::thread::Builder::new().name("cbd-task".to_owned()).spawn(run);
+        spawned.map(drop).inspect_err(|_| self.stage.set(NO_THREAD))
     }
 
     fn run_here(&self) {

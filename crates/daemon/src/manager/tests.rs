@@ -195,6 +195,40 @@ fn a_stop_keeps_the_rows_of_a_backend_whose_cache_another_command_has() {
 }
 
 #[test]
+fn a_timeout_of_a_stop_can_be_any_number() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let manager = with_region(folder.path());
+    for timeout_s in [0, u64::MAX] {
+        let StartBackend { path, .. } = backend(folder.path());
+        manager.start_backend(0, &backend(folder.path())).expect("a backend");
+        let id = manager.backends(0, false).expect("a list")[0].backend_id;
+        let request = StopBackend { timeout_s: Some(timeout_s), ..StopBackend::default() };
+        manager.stop_backend(0, id, &request, &mut |_| Flow::Continue).expect(&path);
+    }
+}
+
+#[test]
+fn the_end_names_a_region_in_an_ordinary_file_whose_cache_is_still_in_use() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let manager = with_backend(folder.path());
+    let lent = manager.lend(0, BackendId(0), "the test has it").expect("a backend");
+    let cache = lent.slot.run.as_ref().and_then(|run| run.cache().cloned()).expect("a cache");
+    manager.put_back(lent);
+    let late = manager.end().sync();
+    assert!(late.len() == 1 && late[0].contains("still in use"), "{late:?}");
+    drop(cache);
+}
+
+#[test]
+fn what_a_worker_has_is_counted_as_served() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let manager = with_backend(folder.path());
+    let lent = manager.lend(0, BackendId(0), "the test has it").expect("a backend");
+    assert_eq!(super::summary(&manager.tables.lock()), "1 transports, 1 backends, 1 block devices");
+    manager.put_back(lent);
+}
+
+#[test]
 fn no_backend_starts_on_a_transport_that_is_being_left() {
     let folder = tempfile::tempdir().expect("a folder");
     let manager = with_region(folder.path());

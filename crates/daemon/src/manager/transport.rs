@@ -1,10 +1,11 @@
 //! Transports: registering on a region, coming back to it, leaving it.
 
 use super::backend::BackendSlot;
+use super::end::{CLOSE_LIMIT, NotSynced, end_of};
 use super::lent::{Ground, Known};
 use super::looks::answers;
 use super::retry::Retry;
-use super::tasks::Stage;
+use super::tasks::run_until;
 use super::{Fixed, Tables};
 use crate::api::{HostInfo, TransportInfo};
 use crate::size::format_size;
@@ -13,11 +14,12 @@ use cbd_backing::{Identity, after_predecessor};
 use cbd_engine::{BackendEntry, Mixed, Transport};
 use cbd_pmem::{Info, Mapping, OpenOptions};
 use cbd_runtime::ProcessEnvironment;
-use cbd_runtime::region::{REGION_PATIENCE, require_persistent, sync_region_at_end, with_tools};
+use cbd_runtime::region::{REGION_PATIENCE, require_persistent, sync_region, sync_region_at_end, with_tools};
 use cbd_types::{BackendId, Durability, Error, ErrorKind, HostId, Pmem, Region, Result, uuid_text};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// A transport that is to be there; it may have failed to come up.
 #[derive(Debug)]
@@ -220,6 +222,14 @@ impl Left {
     pub fn sync(self) {
         sync_region_at_end(&self.transport, &self.path);
     }
+
+    /// The same at the end of the daemon, which has to know of what was not synced.
+    pub fn sync_at_end(self, not_synced: &NotSynced) {
+        if let Err(error) = sync_region(&self.transport, &self.path) {
+            tracing::error!("{}", error.line());
+            not_synced.lock().push(error.line());
+        }
+    }
 }
 
 impl Running {
@@ -267,11 +277,14 @@ impl Running {
     }
 
     /// Ends everything on it, for a daemon that has ended meanwhile.
-    pub fn end(self) {
-        for (id, slot) in self.backends {
-            slot.end(id, &Stage::nowhere());
+    pub fn end(self, id: u32, not_synced: &NotSynced) {
+        let tasks = self.backends.into_iter().map(|(backend, slot)| end_of(id, backend, slot));
+        let late = run_until(Instant::now() + CLOSE_LIMIT, tasks.collect());
+        for what in late {
+            tracing::error!("not ended in time: {what}");
+            not_synced.lock().push(what);
         }
-        Left::new(self.path, self.transport).sync();
+        Left::new(self.path, self.transport).sync_at_end(not_synced);
     }
 }
 

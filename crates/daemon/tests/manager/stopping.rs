@@ -46,7 +46,11 @@ fn a_disk_that_hangs_keeps_no_other_cache_from_being_synced_when_the_daemon_ends
     let (tell, told) = channel();
     std::thread::spawn(move || tell.send(daemon.end().sync()).unwrap());
     let late = told.recv_timeout(LIMIT).expect("it ends in bounded time");
-    assert!(late.len() == 1 && late[0].contains("backend 0") && late[0].contains(&hung), "{late:?}");
+    assert!(late.len() == 2 && late[0].contains("backend 0") && late[0].contains(&hung), "{late:?}");
+    assert!(
+        late[1].contains("1 caches in the region") && late[1].contains("the others were synced"),
+        "{late:?}"
+    );
     // The thread that hangs has the region and its disk as long as this process lives: what the next boot finds are copies.
     for name in ["region", "hung"] {
         std::fs::copy(place.path(name), place.path("copy")).unwrap();
@@ -118,6 +122,7 @@ fn a_backend_without_a_cache_is_removed_only_when_its_disk_has_completed_the_req
     }
     let request = StopBackend { force: true, timeout_s: Some(1), ..StopBackend::default() };
     refused(stop(&daemon, request), ErrorKind::TimedOut, "does not complete requests");
+    refused(stop(&daemon, request), ErrorKind::Busy, "still being ended");
     assert_eq!(daemon.backends(0, false).unwrap().len(), 1);
     assert_eq!(daemon.blkdevs(0, false).unwrap().len(), 1, "the row of its block device is there");
 }
