@@ -19,7 +19,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// How long those who still look at a cache that is removed may take.
-const LET_GO: Duration = Duration::from_secs(5);
+const RELEASE_LIMIT: Duration = Duration::from_secs(5);
 
 impl Manager {
     pub(super) fn backend_stop(
@@ -69,9 +69,12 @@ impl Manager {
 
     /// The backend goes on: its doors open again.
     fn end_failed_stop(&self, transport: u32, id: BackendId, error: Error) -> Error {
-        let Ok(mut lent) =
-            self.lend_until(Instant::now() + LET_GO, transport, id, "its block device is being opened")
-        else {
+        let Ok(mut lent) = self.lend_until(
+            Instant::now() + RELEASE_LIMIT,
+            transport,
+            id,
+            "its block device is being opened",
+        ) else {
             self.goes_on(transport, id);
             return error;
         };
@@ -222,7 +225,7 @@ impl Manager {
                 drop((run, ending));
                 tracing::info!(transport, backend = id.0, "stopped: {path}");
             });
-            if let Some(hung) = run_until(Instant::now() + limit.max(LET_GO), vec![task]).pop() {
+            if let Some(hung) = run_until(Instant::now() + limit.max(RELEASE_LIMIT), vec![task]).pop() {
                 let text = format!(
                     "{hung}; nothing was dropped. It is not served until that has ended, and comes back then; repeat the stop then, or end the \
                      daemon"
@@ -299,7 +302,7 @@ impl Lent {
 
 /// Threads that have just ended, and requests that look at the cache, release it in a moment. False if it is still in use then.
 pub(super) fn wait_until_unused<T>(cache: &Weak<T>) -> bool {
-    poll_until(Some(Instant::now() + LET_GO), || cache.strong_count() == 0)
+    poll_until(Some(Instant::now() + RELEASE_LIMIT), || cache.strong_count() == 0)
 }
 
 impl BackendSlot {
