@@ -10,7 +10,10 @@
 //! stand on, with other processes where it is a file in the end. Where it is not known which bytes a device uses, it uses all. Nothing
 //! waits longer than [`ANSWER`] for a file system.
 //!
-//! Left to others: a file that has no name here, which is a warning; programs that take no lock.
+//! A file that cannot be opened or locked here is kept from the other users of this process, and a warning says that another process is
+//! not kept out.
+//!
+//! Left to others: programs that take no lock.
 
 use crate::claims::{Chain, Claim, Ground, Object, Shown, Step, Wanted, registry};
 use crate::hold::{self, Held};
@@ -81,6 +84,8 @@ struct Part {
     /// What leads here.
     chain: Chain,
     shown: Option<Shown>,
+    /// The kernel only reads here, whatever is written to the backing device.
+    only_read: bool,
     /// Why it is not known which bytes are used here.
     unsure: Option<String>,
 }
@@ -92,6 +97,13 @@ struct Walk<'a> {
     machine: Machine,
     next: Vec<Part>,
     found: Beneath,
+}
+
+/// What a loop device stands on, which cannot be opened.
+struct Unopened {
+    error: io::Error,
+    /// What its driver says that it is.
+    object: Option<Object>,
 }
 
 /// What a loop device stands on, opened or in use by this process already.
@@ -109,7 +121,8 @@ impl<'a> Walk<'a> {
 
     fn run(&mut self, device: DeviceNumber) -> Result<()> {
         let shown = Some(Shown { top: WHOLE, at: 0 });
-        self.next.push(Part { device, bytes: WHOLE, chain: Chain::new(), shown, unsure: None });
+        let (chain, only_read, unsure) = (Chain::new(), false, None);
+        self.next.push(Part { device, bytes: WHOLE, chain, shown, only_read, unsure });
         let mut visited = 0;
         while let Some(part) = self.next.pop() {
             visited += 1;
@@ -158,7 +171,7 @@ impl<'a> Walk<'a> {
                 Ok(table) => {
                     let targets: Vec<_> = table
                         .into_iter()
-                        .filter(|target| !meet_of(target.bytes, part.bytes).is_empty())
+                        .filter(|target| target.bytes.intersection(&part.bytes).is_some())
                         .collect();
                     let unknown = targets.iter().find_map(|target| match &target.made_of {
                         MadeOf::Unknown(kind) => Some(kind.clone()),
@@ -180,6 +193,7 @@ impl<'a> Walk<'a> {
                 bytes: WHOLE,
                 chain: part.chain.clone(),
                 shown: None,
+                only_read: part.only_read,
                 unsure: Some(unknown.clone()),
             });
         }
@@ -187,13 +201,12 @@ impl<'a> Walk<'a> {
 
     /// Goes on to what one line of a table names.
     fn target(&mut self, target: &mapper::Target, slaves: &[DeviceNumber], part: &Part) {
-        let bytes = meet_of(target.bytes, part.bytes);
+        let Some(bytes) = target.bytes.intersection(&part.bytes) else { return };
         // Known to be of these bytes of the device alone.
         let mut chain = part.chain.clone();
         chain.extend(chain.last().copied().map(|last| Step { bytes, ..last }));
         let mut go = |device, bytes, chain: &Chain, shown| {
-            let (chain, unsure) = (chain.clone(), part.unsure.clone());
-            self.next.push(Part { device, bytes, chain, shown, unsure });
+            self.next.push(Part { device, bytes, chain: chain.clone(), shown, ..part.clone() });
         };
         match &target.made_of {
             MadeOf::Linear { device, start } => {
@@ -216,10 +229,20 @@ impl<'a> Walk<'a> {
                     );
                 }
             }
-            MadeOf::Thin { pool, id } => {
-                let bytes = ByteRange { start: *id, end: id.saturating_add(1) };
-                chain.push(Step { object: Object::Shared(*pool), bytes });
-                go(*pool, WHOLE, &chain, None);
+            MadeOf::Thin { pool, id, origin } => {
+                let own = ByteRange { start: *id, end: id.saturating_add(1) };
+                let mut shared = chain.clone();
+                shared.push(Step { object: Object::Shared(*pool), bytes: own });
+                go(*pool, WHOLE, &shared, None);
+                if let Some(origin) = origin {
+                    // The kernel never writes to an external origin, and many thin devices have the same one: as two readers they do not
+                    // exclude each other. A writer of these bytes would change what the thin device shows, and is excluded.
+                    let from = bytes.start - target.bytes.start;
+                    let bytes = ByteRange::at(from, bytes.len());
+                    let (device, unsure) = (*origin, part.unsure.clone());
+                    // Visited last, when it is known what the backing device has for writing.
+                    self.next.insert(0, Part { device, bytes, chain, shown: None, only_read: true, unsure });
+                }
             }
             MadeOf::Snapshot => {
                 for device in slaves {
@@ -236,31 +259,22 @@ impl<'a> Walk<'a> {
 
     /// Nothing is known to be below: the bytes are this device's.
     fn bottom(&mut self, part: Part, path: PathBuf) -> Result<()> {
-        let claim = self.note(part, None, path, None)?;
-        self.found.claims.extend(claim);
-        Ok(())
+        self.note(part, None, path, None)
     }
 
     fn loop_device(&mut self, directory: &BlockDirectory, path: &Path, mut part: Part) -> Result<()> {
         part.lies_in(directory.loop_bytes());
         let (node, file) = (Path::new("/dev").join(directory.name()), path.to_owned());
-        let read_only = self.read_only;
+        let read_only = self.only_reads(&part);
         let asked = patient::ask(&format!("ground {}", node.display()), ANSWER, move || {
             ground(&node, &file, read_only)
         });
         let opened = match asked {
             Some(Ok(opened)) => opened,
-            Some(Err(error)) if error.raw_os_error() == Some(libc::EBUSY) => {
+            Some(Err(unopened)) if unopened.error.raw_os_error() == Some(libc::EBUSY) => {
                 return Err(self.busy_device(path));
             }
-            Some(Err(error)) => {
-                self.found.warnings.push(format!(
-                    "{} stands on {}, which cannot be claimed ({error}): that it has no other user is not known",
-                    self.top.display(),
-                    path.display()
-                ));
-                return Ok(());
-            }
+            Some(Err(unopened)) => return self.unopened(&unopened, path, part),
             None => {
                 let text = format!(
                     "{} stands on {}, which does not answer; put its file system right and try again",
@@ -271,7 +285,7 @@ impl<'a> Walk<'a> {
             }
         };
         let held = &opened.ground.held;
-        if !self.read_only
+        if !read_only
             && let Some(other) = hold::loop_device_in_use(held, &opened.status, part.bytes, directory.name())
         {
             let text =
@@ -282,16 +296,29 @@ impl<'a> Walk<'a> {
             let device = opened.status.special;
             let mut claimed = part.clone();
             claimed.chain.push(Step { object: Object::Device(device), bytes: part.bytes });
-            let claim = self.note(claimed, Some(opened.ground), path.to_owned(), None)?;
-            self.found.claims.extend(claim);
+            self.note(claimed, Some(opened.ground), path.to_owned(), None)?;
             self.next.push(Part { device, ..part });
             return Ok(());
         }
         self.file(opened, path, part)
     }
 
+    /// Claims what cannot be opened, by what the driver of the loop device says that it is.
+    fn unopened(&mut self, unopened: &Unopened, path: &Path, mut part: Part) -> Result<()> {
+        self.warn_of_other_processes(path, &format!("cannot be claimed ({})", unopened.error));
+        match unopened.object {
+            Some(Object::Device(device)) => {
+                self.next.push(Part { device, ..part });
+                return Ok(());
+            }
+            Some(object) => part.chain.push(Step { object, bytes: part.bytes }),
+            None => {}
+        }
+        self.note(part, None, path.to_owned(), None)
+    }
+
     fn file(&mut self, opened: Opened, path: &Path, mut part: Part) -> Result<()> {
-        if !self.read_only && !opened.writable {
+        if !self.only_reads(&part) && !opened.writable {
             self.found.warnings.push(format!(
                 "{} stands on {}, which this user may not write: that no other loop device shows it is not known",
                 self.top.display(),
@@ -302,9 +329,7 @@ impl<'a> Walk<'a> {
         let end = part.bytes.end.min(opened.status.size);
         // A file that has no name already cannot be deleted.
         let length = (opened.status.links > 0).then(|| Length::new(end));
-        let claim = self.note(part, Some(opened.ground), path.to_owned(), length)?;
-        self.found.claims.extend(claim);
-        Ok(())
+        self.note(part, Some(opened.ground), path.to_owned(), length)
     }
 
     /// Claims what a part has led to, unless something else has bytes of it.
@@ -314,8 +339,8 @@ impl<'a> Walk<'a> {
         ground: Option<Arc<Ground>>,
         path: PathBuf,
         length: Option<Length>,
-    ) -> Result<Option<Claim>> {
-        let exclusive = !self.read_only;
+    ) -> Result<()> {
+        let exclusive = !self.only_reads(&part);
         let unsure = part.unsure.map(|why| format!("; {why}, so it counts as using all")).unwrap_or_default();
         let busy = |who: String| {
             let text = format!(
@@ -327,9 +352,11 @@ impl<'a> Walk<'a> {
         };
         let mut registry = registry();
         if let Some(other) = registry.other(self.owner, &part.chain, exclusive) {
-            let process = PathBuf::from(format!("/proc/{}", std::process::id()));
-            let process = cbd_holder::name_of(&process, ", this one");
-            return Err(busy(format!("{process} uses the same bytes of it for {}", other.display())));
+            return Err(busy(hold::user_in_this_process(other)));
+        }
+        // A shared lock would conflict with the exclusive lock of the same backing device.
+        if part.only_read && part.chain.last().is_some_and(|step| registry.has(self.owner, step)) {
+            return Ok(());
         }
         let held = ground.clone();
         let wanted = Wanted {
@@ -342,24 +369,29 @@ impl<'a> Walk<'a> {
             length,
             shown: part.shown,
         };
-        match (registry.claim(wanted), held) {
-            (Ok(claim), _) => Ok(Some(claim)),
-            (Err(error), Some(ground))
-                if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) =>
-            {
-                drop(registry);
-                let who = hold::lock_holder(&ground.held);
-                Err(busy(format!("{who} holds a lock on that")))
-            }
-            (Err(error), _) => {
-                self.found.warnings.push(format!(
-                    "{} stands on {}, which cannot be locked ({error}): that it has no other user is not known",
-                    self.top.display(),
-                    path.display()
-                ));
-                Ok(None)
-            }
+        let claimed = registry.claim(wanted);
+        drop(registry);
+        let (claim, unlocked) = claimed.map_err(|_| {
+            let who = held.map(|ground| hold::lock_holder(&ground.held));
+            busy(format!("{} holds a lock on that", who.as_deref().unwrap_or("another program")))
+        })?;
+        self.found.claims.push(claim);
+        if let Some(error) = unlocked {
+            self.warn_of_other_processes(&path, &format!("cannot be locked ({error})"));
         }
+        Ok(())
+    }
+
+    fn only_reads(&self, part: &Part) -> bool {
+        self.read_only || part.only_read
+    }
+
+    fn warn_of_other_processes(&mut self, path: &Path, why: &str) {
+        self.found.warnings.push(format!(
+            "{} stands on {}, which {why}: whether another process uses it is not known",
+            self.top.display(),
+            path.display()
+        ));
     }
 
     fn busy_device(&self, path: &Path) -> Error {
@@ -383,17 +415,18 @@ impl Part {
     }
 }
 
-/// What two ranges have in common.
-fn meet_of(one: ByteRange, other: ByteRange) -> ByteRange {
-    let start = one.start.max(other.start);
-    ByteRange { start, end: one.end.min(other.end).max(start) }
+/// Opens what the loop device `node` stands on, which the kernel says to be at `path`. May wait for its file system.
+fn ground(node: &Path, path: &Path, read_only: bool) -> std::result::Result<Opened, Unopened> {
+    let expected = File::open(node).and_then(|device| sys::loop_file(device.as_fd())).ok();
+    let object = expected.map(|file| {
+        if file.is_block() { Object::Device(file.special) } else { Object::File(file.device, file.inode) }
+    });
+    ground_at(path, expected, read_only).map_err(|error| Unopened { error, object })
 }
 
-/// Opens what the loop device `node` stands on, which the kernel says to be at `path`. May wait for its file system.
-fn ground(node: &Path, path: &Path, read_only: bool) -> io::Result<Opened> {
-    let expected = File::open(node).and_then(|device| sys::loop_file(device.as_fd()));
+fn ground_at(path: &Path, expected: Option<LoopFile>, read_only: bool) -> io::Result<Opened> {
     let before = sys::status_of(path)?;
-    if let Ok(expected) = &expected
+    if let Some(expected) = expected
         && !expected.is(&before)
     {
         return Err(io::Error::other("another file has this name here"));
@@ -443,157 +476,4 @@ impl LoopFile {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::mapper::Line;
-    use std::os::unix::fs::symlink;
-
-    const fn number(minor: u32) -> DeviceNumber {
-        DeviceNumber { major: 253, minor }
-    }
-
-    const fn range(start: u64, end: u64) -> ByteRange {
-        ByteRange { start, end }
-    }
-
-    /// A tree as `/sys` has it: mapped devices `dm-0` to `dm-9` over one disk, number 20, with a partition of it, number 21.
-    fn tree() -> tempfile::TempDir {
-        let folder = tempfile::tempdir().expect("a folder");
-        let root = folder.path();
-        let write = |path: &str, text: &str| {
-            let path = root.join(path);
-            std::fs::create_dir_all(path.parent().expect("a parent")).expect("a folder");
-            std::fs::write(path, text).expect("written");
-        };
-        write("devices/disk/dev", "253:20\n");
-        write("devices/disk/slaves/.none", "");
-        std::fs::remove_file(root.join("devices/disk/slaves/.none")).expect("removed");
-        write("devices/disk/part/dev", "253:21\n");
-        write("devices/disk/part/partition", "1\n");
-        write("devices/disk/part/start", "2048\n");
-        write("devices/disk/part/size", "2048\n");
-        let node = |minor: u32, at: &str| {
-            let link = root.join(format!("dev/block/253:{minor}"));
-            std::fs::create_dir_all(link.parent().expect("a parent")).expect("a folder");
-            symlink(root.join(at), link).expect("a link");
-        };
-        node(20, "devices/disk");
-        node(21, "devices/disk/part");
-        for minor in 0..10 {
-            let name = format!("devices/dm-{minor}");
-            write(&format!("{name}/dev"), &format!("253:{minor}\n"));
-            write(&format!("{name}/dm/name"), "mapped\n");
-            std::fs::create_dir_all(root.join(&name).join("slaves")).expect("a folder");
-            symlink(root.join("devices/disk"), root.join(&name).join("slaves/disk")).expect("a link");
-            node(minor, &name);
-        }
-        folder
-    }
-
-    /// The tables: 0 to 2 are linear, 1 and 2 overlap; 3 and 4 are of a type that is not known; the table of 5 cannot be read; 6 and 7
-    /// are thin; 8 is of two parts, on both sides of what 9 has.
-    fn table(device: DeviceNumber) -> io::Result<Vec<mapper::Target>> {
-        let lines: &[(u64, u64, &str, &str)] = match device.minor {
-            0 => &[(0, 100, "linear", "253:20 0")],
-            1 => &[(0, 100, "linear", "253:20 100")],
-            2 => &[(0, 100, "linear", "253:20 150")],
-            3 | 4 => &[(0, 100, "raid", "")],
-            5 => return Err(io::Error::from_raw_os_error(libc::EACCES)),
-            6 => &[(0, 100, "thin", "253:20 1")],
-            7 => &[(0, 100, "thin", "253:20 2")],
-            8 => &[(0, 50, "linear", "253:20 1000"), (50, 50, "linear", "253:20 1100")],
-            _ => &[(0, 50, "linear", "253:20 1050")],
-        };
-        let target = |(start, length, kind, parameters): &(u64, u64, &str, &str)| {
-            let (kind, parameters) = ((*kind).to_owned(), (*parameters).to_owned());
-            mapper::target(&Line { start: *start, length: *length, kind, parameters })
-        };
-        Ok(lines.iter().map(target).collect())
-    }
-
-    /// Claims a device of the tree.
-    fn claim_in(tree: &Path, minor: u32) -> Result<Vec<Claim>> {
-        let owner = registry().number();
-        let top = PathBuf::from(format!("/dev/dm-{minor}"));
-        let machine = Machine { sys: tree.to_owned(), table };
-        let mut walk = Walk::new(&top, owner, false, machine);
-        walk.run(number(minor))?;
-        Ok(walk.found.claims)
-    }
-
-    #[track_caller]
-    fn refused(tree: &Path, minor: u32, parts: &[&str]) {
-        let error = claim_in(tree, minor).expect_err("refused");
-        assert_eq!(error.kind(), ErrorKind::Busy);
-        let line = error.line();
-        let process = format!("process {} (", std::process::id());
-        assert!(parts.iter().all(|part| line.contains(part)) && line.contains(&process), "{line}");
-    }
-
-    /// One test, since all share the registry of the process.
-    #[test]
-    fn mapped_devices_exclude_each_other_where_their_tables_overlap_or_are_not_known() {
-        let tree = tree();
-        let tree = tree.path();
-        // Apart: both. Overlapping: refused with who has it.
-        let (first, second) = (claim_in(tree, 0).expect("free"), claim_in(tree, 1).expect("free"));
-        refused(tree, 2, &["/dev/disk", "for /dev/dm-1"]);
-        // A type that is not known uses all, and so does a table that cannot be read; the message says so.
-        refused(tree, 3, &["for /dev/dm-0", "of type raid"]);
-        refused(tree, 5, &["its table cannot be read (Permission denied"]);
-        drop((first, second));
-        let raid = claim_in(tree, 3).expect("free");
-        refused(tree, 4, &["for /dev/dm-3", "of type raid"]);
-        refused(tree, 0, &["for /dev/dm-3"]);
-        drop(raid);
-        // Two thin devices of one pool share it, and nothing else does.
-        let thin = [claim_in(tree, 6).expect("free"), claim_in(tree, 7).expect("free")];
-        refused(tree, 6, &["for /dev/dm-6"]);
-        refused(tree, 0, &["for /dev/dm-"]);
-        drop(thin);
-        // A device of two parts does not use what lies between them.
-        let around = claim_in(tree, 8).expect("free");
-        assert_eq!(around.iter().filter(|claim| claim.shown.is_some()).count(), 2);
-        let between = claim_in(tree, 9).expect("free");
-        refused(tree, 8, &["for /dev/dm-8"]);
-        drop((around, between));
-        // A partition of the disk, and what is mapped into it.
-        let partition = claim_in(tree, 21).expect("free");
-        claim_in(tree, 0).expect("it lies before the partition");
-        refused(tree, 20, &["for /dev/dm-21"]);
-        drop(partition);
-        claim_in(tree, 20).expect("free");
-    }
-
-    #[test]
-    fn the_bytes_of_a_mapped_device_are_where_its_table_says() {
-        let tree = tree();
-        let machine = Machine { sys: tree.path().to_owned(), table: |_| table(number(8)) };
-        let mut walk = Walk::new(Path::new("/dev/dm-8"), 0, false, machine);
-        let shown = Some(Shown { top: WHOLE, at: 0 });
-        let part = Part { device: number(8), bytes: WHOLE, chain: Chain::new(), shown, unsure: None };
-        walk.visit(part).expect("nothing is claimed yet");
-        let mut found: Vec<_> = walk.next.iter().map(|part| (part.bytes, part.shown)).collect();
-        found.sort_by_key(|(bytes, _)| bytes.start);
-        let sectors = |start: u64, end: u64| range(start * 512, end * 512);
-        let expected = |top, at: u64| Some(Shown { top, at: at * 512 });
-        assert_eq!(
-            found,
-            [
-                (sectors(1000, 1050), expected(sectors(0, 50), 1000)),
-                (sectors(1100, 1150), expected(sectors(50, 100), 1100)),
-            ]
-        );
-    }
-
-    #[test]
-    fn a_part_of_a_part_is_where_it_lies_in_the_whole() {
-        assert_eq!(within(WHOLE, 0, u64::MAX), WHOLE);
-        assert_eq!(within(WHOLE, 1024, 4096), range(1024, 5120));
-        // A partition of a loop device that begins in its file.
-        assert_eq!(within(within(WHOLE, 512, 1024), 4096, u64::MAX), range(4608, 5632));
-        // A partition that says to be longer than what it lies on.
-        assert_eq!(within(range(1024, 9999), 0, 2048), range(1024, 2048));
-        assert_eq!(within(range(4096, 8192), 0, 2048), range(2048, 2048));
-    }
-}
+mod tests;

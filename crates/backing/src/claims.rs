@@ -7,7 +7,8 @@
 //! A file is locked, and a block device beneath a loop device is opened exclusively, once for the process: a [`Ground`]. Its users share
 //! it, each with its own bytes.
 //!
-//! Always true here: no byte has two users of which one writes; a lock covers what its users have, and nothing else.
+//! Always true here: no byte has two users of which one writes; a lock covers what its users have, and nothing else. A file system that
+//! refuses a lock changes nothing of that within this process.
 //!
 //! Left to others: finding the chains (`beneath`); other processes (the locks).
 
@@ -61,8 +62,7 @@ pub(crate) struct Shown {
 impl Shown {
     /// Where `range` of the backing device ends in what it is made of; 0 where no byte of it lies there.
     pub fn end_of(&self, range: ByteRange) -> u64 {
-        let (start, end) = (range.start.max(self.top.start), range.end.min(self.top.end));
-        if start >= end { 0 } else { self.at.saturating_add(end - self.top.start) }
+        range.intersection(&self.top).map_or(0, |both| self.at.saturating_add(both.end - self.top.start))
     }
 }
 
@@ -178,23 +178,41 @@ impl Registry {
         Some(&user.top)
     }
 
-    /// Notes a claim; its bytes are locked where its ground is a file.
+    /// Whether a backing device has these bytes of the object for writing already.
+    pub fn has(&self, owner: u64, step: &Step) -> bool {
+        self.users.iter().filter(|user| user.owner == owner && user.exclusive).any(|user| {
+            user.chain.last().is_some_and(|own| own.object == step.object && own.bytes.contains(&step.bytes))
+        })
+    }
+
+    /// Notes a claim; its bytes are locked where its ground is a file. The error beside the claim says why they are not locked: only the
+    /// users in this process exclude each other then.
     ///
     /// # Errors
-    /// What the system says of the lock; nothing is noted then.
-    pub fn claim(&mut self, wanted: Wanted<'_>) -> io::Result<Claim> {
+    /// That of the lock where another open description has it ([`is_locked`]); nothing is noted then.
+    pub fn claim(&mut self, wanted: Wanted<'_>) -> io::Result<(Claim, Option<io::Error>)> {
         let Wanted { owner, top, chain, exclusive, ground, path, length, shown } = wanted;
+        let mut unlocked = None;
         if let (Some(ground), Some(last)) = (&ground, chain.last())
             && matches!(ground.object, Object::File(..))
+            && let Err(error) = ground.held.lock(ground.exclusive, last.bytes)
         {
-            ground.held.lock(ground.exclusive, last.bytes)?;
+            if is_locked(&error) {
+                return Err(error);
+            }
+            unlocked = Some(error);
         }
         let id = self.number();
         let weak = ground.as_ref().map_or_else(Weak::new, Arc::downgrade);
         self.users.push(User { id, owner, top: top.to_owned(), chain, exclusive, ground: weak });
         let (process, left) = (std::process::id(), AtomicBool::new(false));
-        Ok(Claim { id, process, left, ground, path, length, shown })
+        Ok((Claim { id, process, left, ground, path, length, shown }, unlocked))
     }
+}
+
+/// Whether a lock failed because another open description has one, and not because there are none.
+pub(crate) fn is_locked(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES))
 }
 
 /// Whether two chains show a byte in common, for all that is known.
@@ -203,7 +221,7 @@ fn meet(one: &Chain, other: &Chain) -> bool {
     for step in one {
         for same in other.iter().filter(|same| same.object == step.object) {
             is_shared = true;
-            if apart(step.bytes, same.bytes) {
+            if step.bytes.intersection(&same.bytes).is_none() {
                 return false;
             }
         }
@@ -211,15 +229,11 @@ fn meet(one: &Chain, other: &Chain) -> bool {
     is_shared
 }
 
-pub(crate) fn apart(one: ByteRange, other: ByteRange) -> bool {
-    one.is_empty() || other.is_empty() || one.end <= other.start || other.end <= one.start
-}
-
 /// What is left of a range without others.
 fn uncovered(range: ByteRange, mut others: Vec<ByteRange>) -> Vec<ByteRange> {
     others.sort_by_key(|other| other.start);
     let (mut at, mut left) = (range.start, Vec::new());
-    for other in others.into_iter().filter(|other| !apart(range, *other)) {
+    for other in others.into_iter().filter(|other| range.intersection(other).is_some()) {
         if at < other.start {
             left.push(ByteRange { start: at, end: other.start });
         }
@@ -304,7 +318,9 @@ mod tests {
                 length: None,
                 shown: None,
             };
-            registry.claim(wanted).expect("a lock")
+            let (claim, unlocked) = registry.claim(wanted).expect("free");
+            assert!(unlocked.is_none(), "{unlocked:?}");
+            claim
         };
         let is_locked = |bytes| {
             let other = Held::new(open());

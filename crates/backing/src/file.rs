@@ -145,7 +145,7 @@ impl BackingFile {
         let whole = match kind {
             Kind::Block => geometry::block_size(&opened.file, &path)?,
             Kind::File => {
-                hold::hold_file(&opened.file, &opened.status, &path, options.read_only)?;
+                hold::hold_file(&mut opened.file, &opened.status, &path, options.read_only)?;
                 opened.status = checked_status(&opened.file, &path, &opened.status, &options)?;
                 opened.status.size
             }

@@ -9,7 +9,7 @@
 //! ([`after_predecessor`]).
 
 use crate::beneath::ANSWER;
-use crate::claims::{Claim, apart};
+use crate::claims::{Chain, Claim, Object, Step, Wanted, is_locked, registry};
 use crate::patient::{self, Question};
 use crate::sys::{self, DeviceNumber, LoopFile, Status};
 use crate::sysfs::{self, BlockDirectory, LoopDevice, Mount};
@@ -18,7 +18,7 @@ use std::fs::File;
 use std::io;
 use std::ops::Deref;
 use std::os::fd::AsFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -39,12 +39,15 @@ pub(crate) struct Held {
     process: u32,
     /// What it stands on.
     pub beneath: Vec<Claim>,
+    /// Of a file: its entry among the users of this process. A loop device over it that cannot open it meets no lock.
+    registered: Option<Claim>,
 }
 
 impl Held {
     /// What has no lock yet ([`hold_file`]), or needs none.
     pub(crate) fn new(file: File) -> Self {
-        Self { file, locked: AtomicBool::new(false), process: std::process::id(), beneath: Vec::new() }
+        let (locked, process) = (AtomicBool::new(false), std::process::id());
+        Self { file, locked, process, beneath: Vec::new(), registered: None }
     }
 
     /// Locks these bytes for this open description, alone or together with other readers.
@@ -72,6 +75,8 @@ impl Deref for Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
+        // Before the lock, so that the next owner of the lock finds no other user.
+        self.registered = None;
         if *self.locked.get_mut() && self.process == std::process::id() {
             // What can't be given back ends with the descriptor.
             let _ = sys::unlock_whole(self.file.as_fd());
@@ -96,21 +101,44 @@ pub fn after_predecessor<T>(patience: Duration, mut open: impl FnMut() -> Result
 }
 
 /// Locks an open file and makes sure that no loop device stands on it.
-pub(crate) fn hold_file(file: &Held, status: &Status, path: &Path, read_only: bool) -> Result<()> {
+pub(crate) fn hold_file(file: &mut Held, status: &Status, path: &Path, read_only: bool) -> Result<()> {
     let name = path.display();
-    if let Err(error) = file.lock(!read_only, ByteRange { start: 0, end: u64::MAX }) {
-        return Err(match error.raw_os_error() {
-            Some(libc::EAGAIN | libc::EACCES) => {
-                let who = lock_holder(file);
-                Error::new(ErrorKind::Busy, format!("{name} is in use: {who} holds a lock on it"))
-            }
-            _ => Error::new(
-                ErrorKind::Unsupported,
-                format!("{name} cannot be held exclusively, its file system refuses a lock: {error}"),
-            ),
-        });
+    let whole = ByteRange { start: 0, end: u64::MAX };
+    if let Err(error) = file.lock(!read_only, whole) {
+        if is_locked(&error) {
+            let who = lock_holder(file);
+            return Err(Error::new(ErrorKind::Busy, format!("{name} is in use: {who} holds a lock on it")));
+        }
+        let text = format!("{name} cannot be held exclusively, its file system refuses a lock: {error}");
+        return Err(Error::new(ErrorKind::Unsupported, text));
     }
+    let step = Step { object: Object::File(status.device, status.inode), bytes: whole };
+    file.registered = Some(register(vec![step], path, !read_only)?);
     refuse_loop_device(file, status, path)
+}
+
+/// Notes the user of a file that is locked already.
+fn register(chain: Chain, path: &Path, exclusive: bool) -> Result<Claim> {
+    let mut registry = registry();
+    let owner = registry.number();
+    if let Some(other) = registry.other(owner, &chain, exclusive) {
+        let text = format!("{} is in use: {}", path.display(), user_in_this_process(other));
+        return Err(Error::new(ErrorKind::Busy, text));
+    }
+    let wanted = Wanted {
+        owner,
+        top: path,
+        chain,
+        exclusive,
+        ground: None,
+        path: path.to_owned(),
+        length: None,
+        shown: None,
+    };
+    let (claim, _) = registry
+        .claim(wanted)
+        .map_err(|error| Error::new(ErrorKind::Busy, format!("{} is in use: {error}", path.display())))?;
+    Ok(claim)
 }
 
 /// Refuses what a loop device stands on: bytes of it, where it is a block device.
@@ -139,6 +167,13 @@ pub(crate) fn loop_device_in_use(
         let user = user_of(sysfs::number(&number)?)?;
         Some(format!("the loop device /dev/{} stands on the same bytes: {user}", device.name))
     })
+}
+
+/// This process, and the backing device for which it uses the same bytes, in words.
+pub(crate) fn user_in_this_process(other: &Path) -> String {
+    let process = PathBuf::from(format!("/proc/{}", std::process::id()));
+    let process = cbd_holder::name_of(&process, ", this one");
+    format!("{process} uses the same bytes of it for {}", other.display())
 }
 
 /// Who has a lock on a file, as far as it is told.
@@ -177,11 +212,11 @@ fn loop_devices_on(file: &File, status: &Status, bytes: ByteRange) -> Vec<LoopDe
     let answered = devices.into_iter().zip(answers).filter_map(|(device, answer)| Some((device, answer??)));
     let is_it = |(device, found): &(LoopDevice, LoopFile)| {
         if !status.is_block() {
-            return found.is(status) && !apart(bytes, device.bytes);
+            return found.is(status) && bytes.intersection(&device.bytes).is_some();
         }
         // A file's own number would be that of its file system's device.
         let theirs = in_disk(found.special, device.bytes);
-        found.special != found.device && theirs.0 == ours.0 && !apart(theirs.1, ours.1)
+        found.is_block() && theirs.0 == ours.0 && theirs.1.intersection(&ours.1).is_some()
     };
     answered.filter(is_it).map(|(device, _)| device).collect()
 }
@@ -256,9 +291,9 @@ mod tests {
     use super::*;
 
     fn held(path: &Path) -> Result<Held> {
-        let file = Held::new(File::options().read(true).write(true).open(path).expect("it opens"));
+        let mut file = Held::new(File::options().read(true).write(true).open(path).expect("it opens"));
         let status = sys::status(file.as_fd()).expect("its status");
-        hold_file(&file, &status, path, false)?;
+        hold_file(&mut file, &status, path, false)?;
         Ok(file)
     }
 

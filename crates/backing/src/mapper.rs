@@ -32,8 +32,9 @@ pub(crate) enum MadeOf {
     Linear { device: DeviceNumber, start: u64 },
     /// Parts of so many bytes, each from its own start on.
     Striped { length: u64, parts: Vec<(DeviceNumber, u64)> },
-    /// The thin device of this number in a pool, which keeps its devices apart.
-    Thin { pool: DeviceNumber, id: u64 },
+    /// The thin device of this number in a pool, which keeps its devices apart. What it was never written is read from the same offset
+    /// of its external origin, where it has one.
+    Thin { pool: DeviceNumber, id: u64, origin: Option<DeviceNumber> },
     /// A snapshot or what it is of: the kernel keeps them apart on what they share.
     Snapshot,
     /// No device.
@@ -95,7 +96,12 @@ fn made_of(line: &Line) -> Option<MadeOf> {
         }
         "thin" => {
             let pool = device()?;
-            MadeOf::Thin { pool, id: words.next()?.parse().ok()? }
+            let id = words.next()?.parse().ok()?;
+            let origin = match words.next() {
+                Some(word) => Some(sysfs::number(word)?),
+                None => None,
+            };
+            MadeOf::Thin { pool, id, origin }
         }
         "snapshot" | "snapshot-origin" => MadeOf::Snapshot,
         "zero" | "error" => MadeOf::Nothing,
@@ -146,7 +152,9 @@ mod tests {
         assert_eq!(read("linear", "7:0 2048"), MadeOf::Linear { device: number(7, 0), start: 1 << 20 });
         let parts = vec![(number(7, 0), 0), (number(7, 1), 4096)];
         assert_eq!(read("striped", "2 8 7:0 0 7:1 8"), MadeOf::Striped { length: 4096, parts });
-        assert_eq!(read("thin", "253:4 17"), MadeOf::Thin { pool: number(253, 4), id: 17 });
+        let thin = |origin| MadeOf::Thin { pool: number(253, 4), id: 17, origin };
+        assert_eq!(read("thin", "253:4 17"), thin(None));
+        assert_eq!(read("thin", "253:4 17 7:3"), thin(Some(number(7, 3))));
         assert_eq!(read("snapshot", "253:4 253:5 P 8"), MadeOf::Snapshot);
         assert_eq!(read("zero", ""), MadeOf::Nothing);
     }
@@ -162,6 +170,7 @@ mod tests {
             ("striped", "0 8"),
             ("striped", "4000000000 8 7:0 0"),
             ("thin", "253:4"),
+            ("thin", "253:4 17 /dev/loop3"),
         ] {
             assert_eq!(read(kind, parameters), MadeOf::Unknown(kind.to_owned()), "{kind} {parameters}");
         }

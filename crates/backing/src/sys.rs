@@ -185,8 +185,15 @@ pub(crate) struct LoopFile {
     /// Of the file system that has the file, or the device's node.
     pub device: DeviceNumber,
     pub inode: u64,
-    /// Of a block device its number; of a file, `device` again.
+    /// Of a block device its number; of a file, 0:0 or, from some kernels, `device` again.
     pub special: DeviceNumber,
+}
+
+impl LoopFile {
+    /// Whether it is a block device.
+    pub fn is_block(&self) -> bool {
+        self.special != self.device && self.special != DeviceNumber { major: 0, minor: 0 }
+    }
 }
 
 /// What a loop device stands on. The kernel asks the file for it, which may take long.

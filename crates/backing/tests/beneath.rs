@@ -58,6 +58,70 @@ fn a_file_is_held_through_one_loop_device_at_a_time() {
     open_again(&other.path);
 }
 
+/// Opens a backing device and asserts that a warning contains `part`.
+#[track_caller]
+fn open_with_warning(path: &Path, part: &str) -> BackingFile {
+    let identity = open_again(path).identity();
+    let (backing, warnings) = BackingFile::open_recorded(path, Options::default(), &identity).expect("free");
+    assert!(warnings.iter().any(|warning| warning.contains(part)), "{warnings:?}");
+    backing
+}
+
+#[test]
+fn a_file_without_a_name_is_held_through_one_loop_device_at_a_time() {
+    if !is_root() {
+        return;
+    }
+    let directory = directory();
+    let path = file(directory.path(), "disk", 2 * MIB);
+    let part = |bytes| LoopDevice::on_part(&path, 512, false, bytes);
+    let (one, other, apart) = (part(0..MIB), part(0..MIB), part(MIB..2 * MIB));
+    std::fs::remove_file(&path).expect("removed");
+    let held = open_with_warning(&one.path, "another process");
+    let line = refused(&other.path).line();
+    assert!(line.contains(one.path.to_str().expect("a name")), "{line}");
+    drop(open_with_warning(&apart.path, "another process"));
+    drop(held);
+    open_again(&other.path);
+}
+
+#[test]
+fn a_block_device_without_a_node_is_held_through_one_loop_device_at_a_time() {
+    if !is_root() {
+        return;
+    }
+    let directory = directory();
+    let disk = LoopDevice::new(&file(directory.path(), "disk", 2 * MIB), 512, false);
+    let node = directory.path().join("node");
+    let made = std::process::Command::new("cp").arg("-a").arg(&disk.path).arg(&node).status();
+    assert!(made.expect("cp is there").success());
+    let part = |bytes| LoopDevice::on_part(&node, 512, false, bytes);
+    let (one, other, apart) = (part(0..MIB), part(0..MIB), part(MIB..2 * MIB));
+    std::fs::remove_file(&node).expect("removed");
+    let held = open_with_warning(&one.path, "another process");
+    let line = refused(&other.path).line();
+    assert!(line.contains(one.path.to_str().expect("a name")), "{line}");
+    drop(open_with_warning(&apart.path, "another process"));
+    drop(held);
+    open_again(&other.path);
+}
+
+#[test]
+fn a_file_that_is_held_is_not_held_through_a_loop_device_after_it_lost_its_name() {
+    if !is_root() {
+        return;
+    }
+    let directory = directory();
+    let path = file(directory.path(), "disk", MIB);
+    let direct = open(&path);
+    let device = LoopDevice::new(&path, 512, false);
+    std::fs::remove_file(&path).expect("removed");
+    let line = refused(&device.path).line();
+    assert!(line.contains(&format!("process {} (", std::process::id())), "{line}");
+    drop(direct);
+    open_again(&device.path);
+}
+
 #[test]
 fn a_loop_device_is_not_held_below_and_above_another() {
     if !is_root() {

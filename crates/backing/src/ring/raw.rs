@@ -256,9 +256,10 @@ mod tests {
             let again = || {
                 let file =
                     std::fs::File::options().read(true).write(true).open(file.path()).expect("it opens");
-                let file = crate::hold::Held::new(file);
+                let mut file = crate::hold::Held::new(file);
                 let status = crate::sys::status(file.as_fd()).expect("its status");
-                hold_file(&file, &status, std::path::Path::new("again"), false).map_err(|error| error.kind())
+                hold_file(&mut file, &status, std::path::Path::new("again"), false)
+                    .map_err(|error| error.kind())
             };
             assert_eq!(again(), Err(ErrorKind::Busy), "the kernel may still be at work");
             drop(of_the_kernel);
