@@ -243,21 +243,22 @@ fn one(
     let cache = transport.open_cache_if(entry.id, mixed)?;
     rescued.opened = true;
     let drained = cache.drained_epoch();
-    // 3. If it is not the recorded disk, the region records the move; from now on no daemon serves the
-    //    recorded disk.
-    let moves = Identity::parse(&entry.identity)?.same_disk(&disk.identity()).is_err();
-    rescued.moved_from = record_move(transport, entry, &disk, options, moves)?;
-    // 4. The engine's writeback. A rate limit protects clients, of which there are none; the region keeps the
-    //    setting.
+    // 3. What writeback needs, so that it cannot fail for this once the region records a move. A rate limit
+    //    protects clients, of which there are none; the region keeps the setting.
     cache.set_settings(Settings { writeback_rate: 0, ..cache.settings() })?;
     let queue = disk.open_queue(DEPTH)?;
     let descriptor = queue.wait_descriptor();
+    // 4. If it is not the recorded disk, the region records the move; from now on no daemon serves the
+    //    recorded disk.
+    let moves = Identity::parse(&entry.identity)?.same_disk(&disk.identity()).is_err();
+    rescued.moved_from = record_move(transport, entry, &disk, options, moves)?;
+    // 5. The engine's writeback.
     let maintainer = Maintainer::new(Arc::clone(&cache), queue, disk.geometry());
     let mut drain =
         Drain { cache: &cache, maintainer, environment, waiting: WaitSet::new(), patience: options.patience };
     drain.waiting.add(descriptor, Interest::Read);
     let result = drain.run(progress);
-    // 5. Marks, as at a clean stop.
+    // 6. Marks, as at a clean stop.
     drop(drain);
     cache.stop();
     let status = cache.status();
