@@ -77,6 +77,11 @@ impl<T: SlotContent> TwoSlots<T> {
         self.is_lost
     }
 
+    /// Whether [`make_whole`](Self::make_whole) would store something.
+    pub(crate) const fn is_behind(&self) -> bool {
+        self.is_behind
+    }
+
     /// Writes back what was read: after a mere process crash it may be only in a processor's cache. In flight until the
     /// caller fences.
     pub(crate) fn write_back<P: Pmem>(&self, region: &Region<P>, safeguard: Safeguard) -> InFlight {

@@ -382,6 +382,9 @@ impl State {
             self.counters.stores_over_unfenced += 1;
         }
         self.visible.write(at, from);
+        if let Some(file) = &mut self.file {
+            file.touch(at, from.len() as u64);
+        }
         if !self.poisoned.is_empty() {
             for line in at.div_ceil(LINE)..range.end / LINE {
                 self.poisoned.remove(&line);
@@ -452,8 +455,7 @@ impl Pmem for CrashMemory {
     }
 
     fn sync(&self, at: u64, length: u64) -> cbd_types::Result<()> {
-        self.sync_file(at, length);
-        Ok(())
+        self.sync_file(at, length)
     }
 
     fn store(&self, at: u64, from: &[u8]) {

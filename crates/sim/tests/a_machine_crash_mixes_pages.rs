@@ -7,6 +7,7 @@
 use cbd_engine::{
     Admission, BackendSpec, Cache, FormatOptions, Maintainer, Mixed, Pages, Settings, Step, Transport,
 };
+use cbd_format::tables::USE_DIRTY;
 use cbd_sim::{CrashMemory, Keep, Seeded, SimDisk, SimEnvironment, act_as, from_environment, until_crash};
 use cbd_types::{BackendId, BootId, ByteRange, ErrorKind, Region, Result};
 use std::sync::Arc;
@@ -273,6 +274,93 @@ fn what_an_ordinary_file_noted_is_cleared_on_memory_that_needs_no_note() {
     assert_eq!((see(&cache, &disk, 0), see(&cache, &disk, 1)), (7, 8));
 }
 
+/// A region that was synced and closed with dirty data, and its disk.
+fn synced_with_dirty_data() -> (CrashMemory, SimDisk) {
+    let (memory, tables, cache, disk) = life();
+    (0..6).for_each(|block| assert!(write(&cache, block, 7)));
+    cache.stop();
+    drop(cache);
+    assert_eq!(tables.sync().expect("the disk takes it"), 0);
+    (memory, disk)
+}
+
+/// The cache gets a write that is acknowledged and is drained. After a crash of the machine it is refused.
+#[track_caller]
+fn refused_after_use(memory: &CrashMemory, cache: &SimCache, disk: &SimDisk, seed: u64) {
+    assert!(write(cache, 0, 9));
+    drain(cache, disk);
+    let tables = open(&memory.machine_crash(seed, boot(2)), 4).expect("the tables are on the disk");
+    assert_eq!(tables.pages_of(BACKEND).expect("it is there"), Pages::MixedDirty, "seed {seed}");
+    refused(&tables);
+}
+
+/// The note of the killed process is in memory only; its successor does not take it for one that is on the
+/// disk.
+#[test]
+fn the_note_of_a_killed_process_is_on_the_disk_before_its_successor_uses_the_cache() {
+    let (before, disk) = synced_with_dirty_data();
+    let mut noted = 0;
+    for place in 1.. {
+        let mut is_done = false;
+        for seed in 0..20 {
+            let memory = before.fork();
+            memory.crash_after(place, seed);
+            let opened = || open(&memory, 2).and_then(|tables| tables.open_cache(BACKEND)).map(drop);
+            is_done = until_crash(|| opened().expect("it was synced")).is_ok();
+            act_as(0);
+            let memory = memory.process_crash();
+            let tables = open(&memory, 3).expect("a transport");
+            noted += u32::from(tables.backend_row(BACKEND).expect("a row").use_state.get() == USE_DIRTY);
+            let cache = tables.open_cache(BACKEND).expect("the same boot");
+            refused_after_use(&memory, &cache, &disk, seed);
+        }
+        if is_done {
+            assert!(place > 4 && noted > 20, "the note is stored twice, each time with a sync: {noted}");
+            break;
+        }
+    }
+}
+
+/// After a failed sync the kernel considers the pages clean, and the next sync succeeds.
+#[test]
+fn a_note_of_which_the_sync_failed_is_noted_again_by_the_next_attempt() {
+    let (before, disk) = synced_with_dirty_data();
+    for count in 1.. {
+        let mut failed = 0;
+        for seed in 0..40 {
+            let memory = before.fork();
+            // The seed chooses also which pages a failed sync writes.
+            memory.crash_after(u64::MAX / 2, seed);
+            let tables = open(&memory, 2).expect("a transport");
+            // One sync, or all for some time.
+            memory.fail_syncs(count, if seed % 2 == 0 { 1 } else { 100 });
+            failed += u32::from(tables.open_cache(BACKEND).is_err());
+            memory.fail_syncs(1, 0);
+            // The next attempt is of the same process, or of another one.
+            let tables = if seed % 4 < 2 { tables } else { open(&memory, 3).expect("a transport") };
+            let cache = tables.open_cache(BACKEND).expect("the disk works again");
+            refused_after_use(&memory, &cache, &disk, seed);
+        }
+        if failed == 0 {
+            assert!(count > 2, "each slot of the row has a sync");
+            break;
+        }
+    }
+}
+
+#[test]
+fn a_region_that_cannot_be_synced_is_not_opened() {
+    let (memory, disk) = synced_with_dirty_data();
+    for count in 1..=3 {
+        memory.fail_syncs(count, 1);
+        let error = open(&memory, 2).map(drop).expect_err("its disk fails");
+        assert_eq!(error.kind(), ErrorKind::System, "{error}");
+        assert!(error.line().contains("was not opened"), "{error}");
+    }
+    let cache = open(&memory, 3).and_then(|tables| tables.open_cache(BACKEND)).expect("the disk works again");
+    assert_eq!(see(&cache, &disk, 0), 7);
+}
+
 /// The disk may tear both slots of a row unless the first is on the disk before the second changes, and both
 /// are before the next change.
 #[test]
@@ -313,6 +401,45 @@ fn a_row_that_changes_while_the_machine_crashes_is_the_last_or_the_new_one() {
     }
 }
 
+/// The successor of a killed process stores the slot that its predecessor did not come to, and then changes the
+/// row itself: the disk writes one slot at a time all the same.
+#[test]
+fn a_row_that_a_killed_process_left_half_changed_is_valid_while_its_successor_changes_it() {
+    let (memory, tables, cache, _disk) = life();
+    cache.stop();
+    drop(cache);
+    // Texts that fill each sector of a row.
+    let [first, second, third] = ["/first", "/second", "/third"].map(|text| text.repeat(28));
+    tables.move_backend(BACKEND, &first, &first).expect("the disk takes it");
+    drop(tables);
+    for place in 1.. {
+        let mut is_done = false;
+        for seed in 0..600 {
+            let memory = memory.fork();
+            let tables = open(&memory, 2).expect("a transport");
+            memory.crash_after(place, seed);
+            is_done =
+                until_crash(|| tables.move_backend(BACKEND, &second, &second).expect("the disk takes it"))
+                    .is_ok();
+            act_as(0);
+            let memory = memory.process_crash();
+            memory.crash_after(1 + seed % 16, seed);
+            let _ = until_crash(|| {
+                let tables = open(&memory, 3).expect("a transport");
+                tables.move_backend(BACKEND, &third, &third).expect("the disk takes it");
+            });
+            act_as(0);
+            let tables = open(&memory.machine_crash(seed, boot(2)), 4).expect("a transport");
+            let found = tables.backend(BACKEND).unwrap_or_else(|error| panic!("{place}, {seed}: {error}"));
+            assert!([&first, &second, &third].contains(&&found.path), "{place}, {seed}: {}", found.path);
+        }
+        if is_done {
+            assert!(place > 4, "it has two slots, each with a sync");
+            break;
+        }
+    }
+}
+
 /// With the old superblocks still on the disk, blank tables would count as those of the former transport.
 #[test]
 fn a_crash_while_a_region_is_formatted_again_leaves_the_former_transport_whole_or_none() {
@@ -336,6 +463,9 @@ fn a_crash_while_a_region_is_formatted_again_leaves_the_former_transport_whole_o
             if tables.info().uuid == former {
                 assert!(!is_done, "the former transport is back");
                 tables.backend(BACKEND).expect("the former transport has its backend");
+            } else {
+                let rows = (tables.hosts().len(), tables.backends().expect("sound rows").len());
+                assert_eq!(rows, (0, 0), "place {place}, seed {seed}: rows of the former transport");
             }
         }
         if is_done {

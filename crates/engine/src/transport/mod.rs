@@ -190,8 +190,7 @@ impl<E: Environment> Transport<E> {
             stored = stored.and(region.store(second, bytes_of(&superblock)));
         }
         region.fence(Safeguard::FormatSuperblockFence, stored);
-        region.sync(Safeguard::FormatSuperblockSync, 0, PAGE)?;
-        region.sync(Safeguard::FormatSuperblockSync, second, PAGE)?;
+        // It brings them to the disk of an ordinary file.
         Self::open(environment, region)
     }
 
@@ -207,7 +206,8 @@ impl<E: Environment> Transport<E> {
     ///
     /// # Errors
     /// [`ErrorKind::Foreign`], [`ErrorKind::Damaged`] or [`ErrorKind::Unsupported`] with what is wrong with both superblocks.
-    /// A region that has none, and tables of a transport, is damaged.
+    /// A region that has none, and tables of a transport, is damaged. What the system says of the disk, where a crash of the machine
+    /// mixes pages and the superblocks and tables cannot be synced.
     pub fn open(environment: Arc<E>, region: Region<E::Memory>) -> Result<Arc<Self>> {
         let superblocks = Superblocks::read(&region).map_err(|error| match error.kind() {
             ErrorKind::Foreign => remnants::without_superblock(&region),
@@ -222,38 +222,9 @@ impl<E: Environment> Transport<E> {
             segments: read_table(&region, layout.segment_table, layout.segment_count),
             open: Vec::new(),
         };
-        // A predecessor that merely died may have left what was just read in a processor's cache; nothing may be
-        // acknowledged on the strength of a row that a power cut would take back.
-        let mut relied_on = tables.superblocks.write_back(&region);
-        for row in &tables.hosts {
-            relied_on = relied_on.and(row.write_back(&region, Safeguard::OpenHostsWriteBack));
-        }
-        for row in &tables.backends {
-            relied_on = relied_on.and(row.write_back(&region, Safeguard::OpenBackendsWriteBack));
-        }
-        for row in &tables.blkdevs {
-            relied_on = relied_on.and(row.write_back(&region, Safeguard::OpenBlkdevsWriteBack));
-        }
-        for row in &tables.segments {
-            relied_on = relied_on.and(row.write_back(&region, Safeguard::OpenSegmentsWriteBack));
-        }
-        region.fence(Safeguard::OpenFence, relied_on);
+        tables.keep_what_was_read(&region)?;
         if Safeguard::OpenWhole.is_kept() {
-            let tables = &mut tables;
-            let mut stored = region.nothing_in_flight();
-            for row in &mut tables.hosts {
-                stored = stored.and(row.make_whole(&region));
-            }
-            for row in &mut tables.backends {
-                stored = stored.and(row.make_whole(&region));
-            }
-            for row in &mut tables.blkdevs {
-                stored = stored.and(row.make_whole(&region));
-            }
-            for row in &mut tables.segments {
-                stored = stored.and(row.make_whole(&region));
-            }
-            region.fence(Safeguard::OpenWholeFence, stored);
+            tables.make_whole(&region)?;
         }
         Ok(Arc::new(Self {
             environment,
@@ -295,6 +266,65 @@ impl<E: Environment> Transport<E> {
 }
 
 impl<E: Environment> Tables<E> {
+    /// Makes durable what was just read, on the disk of an ordinary file too.
+    ///
+    /// A predecessor that merely died may have left it in a processor's cache, or in the kernel's cache of a file; nothing may be
+    /// acknowledged on the strength of a row that a power cut would take back, and no superblock may be stored while the disk may be
+    /// writing the other one.
+    ///
+    /// # Errors
+    /// What the system says of the disk.
+    fn keep_what_was_read(&self, region: &Region<E::Memory>) -> Result<()> {
+        let mut relied_on = self.superblocks.write_back(region);
+        for row in &self.hosts {
+            relied_on = relied_on.and(row.write_back(region, Safeguard::OpenHostsWriteBack));
+        }
+        for row in &self.backends {
+            relied_on = relied_on.and(row.write_back(region, Safeguard::OpenBackendsWriteBack));
+        }
+        for row in &self.blkdevs {
+            relied_on = relied_on.and(row.write_back(region, Safeguard::OpenBlkdevsWriteBack));
+        }
+        for row in &self.segments {
+            relied_on = relied_on.and(row.write_back(region, Safeguard::OpenSegmentsWriteBack));
+        }
+        region.fence(Safeguard::OpenFence, relied_on);
+        self.superblocks.sync(region).map_err(not_opened)?;
+        self.sync_rows(region, Safeguard::OpenSync)
+    }
+
+    /// Stores each row of which a crash left one slot durably into the other slot too, also on the disk of an ordinary file.
+    ///
+    /// # Errors
+    /// What the system says of the disk.
+    fn make_whole(&mut self, region: &Region<E::Memory>) -> Result<()> {
+        let is_behind = any_behind(&self.hosts)
+            || any_behind(&self.backends)
+            || any_behind(&self.blkdevs)
+            || any_behind(&self.segments);
+        let mut stored = region.nothing_in_flight();
+        for row in &mut self.hosts {
+            stored = stored.and(row.make_whole(region));
+        }
+        for row in &mut self.backends {
+            stored = stored.and(row.make_whole(region));
+        }
+        for row in &mut self.blkdevs {
+            stored = stored.and(row.make_whole(region));
+        }
+        for row in &mut self.segments {
+            stored = stored.and(row.make_whole(region));
+        }
+        region.fence(Safeguard::OpenWholeFence, stored);
+        if is_behind { self.sync_rows(region, Safeguard::OpenWholeSync) } else { Ok(()) }
+    }
+
+    fn sync_rows(&self, region: &Region<E::Memory>, safeguard: Safeguard) -> Result<()> {
+        let layout = self.superblocks.layout();
+        let length = layout.segment_area - layout.host_area;
+        region.sync(safeguard, layout.host_area, length).map_err(not_opened)
+    }
+
     /// The owner of a segment, if its row and the backend's agree.
     fn owner(&self, segment: usize) -> Option<BackendId> {
         let entry = self.segments[segment].content()?;
@@ -385,6 +415,14 @@ fn refuse_used<P: Pmem>(region: &Region<P>) -> Result<()> {
         }
     }
     Ok(())
+}
+
+fn any_behind<T: SlotContent>(table: &[TwoSlots<T>]) -> bool {
+    table.iter().any(TwoSlots::is_behind)
+}
+
+fn not_opened(error: Error) -> Error {
+    error.while_doing("the region was not opened: what it says of itself must be on its disk first")
 }
 
 fn read_table<P: Pmem, T: SlotContent>(region: &Region<P>, area: u64, rows: u32) -> Vec<TwoSlots<T>> {

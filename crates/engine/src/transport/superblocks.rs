@@ -91,6 +91,17 @@ impl Superblocks {
         ))
     }
 
+    /// Brings both copies to the disk of an ordinary file as they were read: a predecessor may have been killed between a store and its
+    /// sync. Only then is the disk writing neither while the other one changes, and has what was read.
+    ///
+    /// # Errors
+    /// What the system says of the disk.
+    pub(super) fn sync<P: Pmem>(&self, region: &Region<P>) -> Result<()> {
+        let [first, second] = self.at;
+        region.sync(Safeguard::OpenSuperblockSync, first, PAGE)?;
+        region.sync(Safeguard::OpenSuperblockSync, second, PAGE)
+    }
+
     /// Sees to it that the transport has these incompatible features: when it returns, earlier programs refuse the region, also after
     /// any crash. It costs nothing where that is so already.
     ///

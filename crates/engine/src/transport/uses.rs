@@ -216,14 +216,12 @@ impl<E: Environment> Transport<E> {
                 note(tables, &self.region, id, USE_UNKNOWN, BootId::UNKNOWN)
             };
         }
-        // A note that is there already is trusted from now on.
-        tables.superblocks.require(&self.region, FEATURE_USE_NOTES)?;
-        let boot = self.region.boot();
-        let is_noted = state == USE_DIRTY && boot.is_same_known(BootId(row.use_boot));
-        if is_noted || !Safeguard::UseNoted.is_kept() {
+        if !Safeguard::UseNoted.is_kept() {
             return Ok(());
         }
-        note(tables, &self.region, id, USE_DIRTY, boot)
+        // Also where the row says so already: after a sync that failed it can be in memory only, and another sync that succeeds does
+        // not bring it to the disk unless it is stored again.
+        note(tables, &self.region, id, USE_DIRTY, self.region.boot())
     }
 
     /// Notes what recovery has found: a cache in which nothing is dirty is noted as such until its first write.

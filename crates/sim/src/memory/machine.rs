@@ -2,11 +2,15 @@
 //!
 //! Invariants: a process crash loses nothing; a crash of the machine leaves of each page what was on the
 //! disk, or any content that the page had since, or a mix of their sectors; what was synced is on the disk.
+//! After a sync that failed the kernel considers the pages clean: until they are stored to again, no later
+//! sync writes them, although it succeeds.
 
 use super::{CrashMemory, Pages, State};
 use crate::crash::crash_now;
 use crate::random::Seeded;
-use cbd_types::BootId;
+use cbd_types::{BootId, Error, ErrorKind, Result};
+use std::collections::BTreeSet;
+use std::ops::Range;
 
 const PAGE: u64 = 4096;
 /// The unit that a disk writes whole.
@@ -18,11 +22,32 @@ pub(super) struct File {
     boot: BootId,
     /// The contents that are certainly on the disk.
     disk: Pages,
+    /// The numbers of the pages that a failed sync did not write, and that were not stored to since.
+    dropped: BTreeSet<u64>,
+    /// The syncs that fail, by their numbers counted from now, 0 for the next.
+    failing: Range<u64>,
 }
 
 impl File {
+    /// A store changes these bytes: the kernel will write their pages again.
+    pub(super) fn touch(&mut self, at: u64, length: u64) {
+        for number in at / PAGE..(at + length).div_ceil(PAGE) {
+            self.dropped.remove(&number);
+        }
+    }
+
+    /// Counts one sync; true when it fails.
+    fn fails(&mut self) -> bool {
+        let Range { start, end } = self.failing;
+        self.failing = start.saturating_sub(1)..end.saturating_sub(1);
+        start == 0 && end > 0
+    }
+
     /// Writes the page with this number to the disk as it is in memory.
     fn write_back(&mut self, memory: &Pages, number: u64) {
+        if self.dropped.contains(&number) {
+            return;
+        }
         let at = number * PAGE;
         let mut page = vec![0; PAGE.min(memory.len() - at) as usize];
         memory.read(at, &mut page);
@@ -31,6 +56,9 @@ impl File {
 
     /// The disk loses power while it writes the page: some of its sectors are new.
     fn tear(&mut self, memory: &Pages, number: u64, random: &mut Seeded) {
+        if self.dropped.contains(&number) {
+            return;
+        }
         let end = memory.len().min((number + 1) * PAGE);
         for at in (number * PAGE..end).step_by(SECTOR as usize) {
             if random.chance(500) {
@@ -47,23 +75,37 @@ impl CrashMemory {
     /// disk.
     pub fn become_file(&self, boot: BootId) {
         let mut state = self.state.lock();
-        state.file = Some(File { boot, disk: state.visible.clone() });
+        let disk = state.visible.clone();
+        state.file = Some(File { boot, disk, dropped: BTreeSet::new(), failing: 0..0 });
+    }
+
+    /// Lets `number` syncs fail, the first of them the `count`-th from now (1 is the next). A sync that fails
+    /// writes some of its pages, and the kernel considers the others clean. 0 ends the failures.
+    pub fn fail_syncs(&self, count: u64, number: u64) {
+        let mut state = self.state.lock();
+        if let Some(file) = &mut state.file {
+            let start = count.max(1) - 1;
+            file.failing = start..start + number;
+        }
     }
 
     pub(super) fn boot_of_file(&self) -> Option<BootId> {
         self.state.lock().file.as_ref().map(|file| file.boot)
     }
 
-    pub(super) fn sync_file(&self, at: u64, length: u64) {
+    pub(super) fn sync_file(&self, at: u64, length: u64) -> Result<()> {
         let mut state = self.state.lock();
         if state.dead || state.file.is_none() {
-            return;
+            return Ok(());
         }
         let is_crash = Self::event(&mut state);
-        let State { file: Some(file), visible, tear, .. } = &mut *state else { return };
+        let State { file: Some(file), visible, tear, .. } = &mut *state else { return Ok(()) };
+        let is_failure = !is_crash && file.fails();
         for number in at / PAGE..(at + length).div_ceil(PAGE) {
-            if !is_crash || tear.chance(500) {
+            if !(is_crash || is_failure) || tear.chance(500) {
                 file.write_back(visible, number);
+            } else if is_failure {
+                file.dropped.insert(number);
             }
         }
         if is_crash {
@@ -71,6 +113,10 @@ impl CrashMemory {
             drop(state);
             crash_now();
         }
+        if is_failure {
+            return Err(Error::new(ErrorKind::System, "the disk of the simulated file fails"));
+        }
+        Ok(())
     }
 
     /// The offsets of the pages of an ordinary file whose content in memory is not on the disk.
@@ -119,6 +165,7 @@ impl CrashMemory {
                 }
             }
             file.boot = boot;
+            (file.dropped, file.failing) = (BTreeSet::new(), 0..0);
             next.visible = file.disk.clone();
             next.durable = file.disk.clone();
         }

@@ -5,8 +5,8 @@
 use crate::rig::{
     CHANGES, Tables, ends, ends_of, environment_of, format, format_as, made, open, region, rows, snapshot,
 };
-use cbd_sim::{Keep, until_crash};
-use cbd_types::{BackendId, ByteRange, ErrorKind};
+use cbd_sim::{Keep, act_as, until_crash};
+use cbd_types::{BackendId, BootId, ByteRange, ErrorKind};
 
 const PAGE: u64 = 4096;
 
@@ -39,6 +39,41 @@ fn a_change_is_there_or_not_and_stays_what_it_was_found_to_be() {
                     CHANGES[number](&tables).unwrap_or_else(|error| panic!("{place}: {error}"));
                     assert_eq!(snapshot(&tables), after, "{place}: made after the crash");
                 }
+            }
+        }
+    }
+}
+
+/// As above in an ordinary file, whose pages a process leaves in the kernel's cache when it is killed: what its
+/// successor finds is on the disk.
+#[test]
+fn what_a_killed_process_left_in_a_file_stays_what_its_successor_found_it_to_be() {
+    let boot = |number| BootId([number; 16]);
+    for number in 0..CHANGES.len() {
+        let before = made(&CHANGES[..number]).0;
+        before.become_file(boot(1));
+        for place in 1.. {
+            let mut is_done = false;
+            for seed in 0..6 {
+                let when = format!("change {number}, place {place}, seed {seed}");
+                let memory = before.fork();
+                let tables = open(&memory).expect("a transport");
+                memory.crash_after(place, seed);
+                is_done = until_crash(|| CHANGES[number](&tables).expect("possible")).is_ok();
+                act_as(0);
+                let memory = memory.process_crash();
+                let tables = open(&memory).unwrap_or_else(|error| panic!("{when}: {error}"));
+                let found = snapshot(&tables);
+                let end = memory.machine_crash(seed, boot(2));
+                let after = open(&end).unwrap_or_else(|error| panic!("{when}: {error}"));
+                assert_eq!(
+                    snapshot(&after),
+                    found,
+                    "{when}: lost by a crash of the machine after it was seen"
+                );
+            }
+            if is_done {
+                break;
             }
         }
     }

@@ -198,8 +198,14 @@ safeguards! {
     FormatEraseSync = "format.erase.sync",
     /// The blank tables are on the disk before a superblock says that they are tables.
     FormatBlankSync = "format.blank.sync",
-    /// A transport that was reported as made is on the disk.
-    FormatSuperblockSync = "format.superblock.sync",
+    /// The superblocks that were read are on the disk before anything relies on them, and before one of them changes: a killed process
+    /// may have left them in the kernel's cache only.
+    OpenSuperblockSync = "open.superblock.sync",
+    /// The rows that were read are on the disk before anything relies on them: a killed process may have left them in the kernel's
+    /// cache only.
+    OpenSync = "open.sync",
+    /// The slot of a row that was restored at opening is on the disk before the other one changes: the disk may tear both pages.
+    OpenWholeSync = "open.whole.sync",
     /// Entries of segments are on the disk before the row of the backend that they name.
     BackendSegmentsSync = "backend.segments.sync",
     /// The first slot of a row is on the disk before the second changes: the disk may tear both pages.
