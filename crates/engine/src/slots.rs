@@ -77,7 +77,7 @@ impl<T: SlotContent> TwoSlots<T> {
         self.is_lost
     }
 
-    /// Whether [`make_whole`](Self::make_whole) would store something.
+    /// Whether the other slot can be read and has another content.
     pub(crate) const fn is_behind(&self) -> bool {
         self.is_behind
     }
@@ -131,21 +131,34 @@ impl<T: SlotContent> TwoSlots<T> {
     /// one changes, and both are at the end.
     ///
     /// # Errors
-    /// What the system says of the disk; the content counts in this process all the same.
+    /// What the system says of the disk. The content may count in this process all the same.
     pub(crate) fn keep_in_both<P: Pmem>(
         &mut self,
         region: &Region<P>,
         names: InBoth,
         content: T,
     ) -> Result<()> {
+        if region.has_sync_failed() {
+            // The newest slot may be in memory only, and the other one the only one on the disk.
+            self.store_again_in_place(region, names.first_fence);
+            self.sync_newest(region, Safeguard::RowFirstSync)?;
+        }
         let stored = self.store(region, content);
         region.fence(names.first_fence, stored);
-        let first = self.sync_newest(region, Safeguard::RowFirstSync);
+        self.sync_newest(region, Safeguard::RowFirstSync)?;
         if names.second.is_kept() {
             let stored = self.store(region, content);
             region.fence(names.fence, stored);
         }
-        first.and(self.sync_newest(region, Safeguard::RowSync))
+        self.sync_newest(region, Safeguard::RowSync)
+    }
+
+    /// Lets the kernel write the page of the newest slot again.
+    fn store_again_in_place<P: Pmem>(&self, region: &Region<P>, fence: Safeguard) {
+        if let Some((newest, _)) = self.newest {
+            let stored = region.store_again(Safeguard::SyncAgain, self.at[newest], T::SLOT_SIZE as u64);
+            region.fence(fence, stored);
+        }
     }
 
     fn sync_newest<P: Pmem>(&self, region: &Region<P>, safeguard: Safeguard) -> Result<()> {

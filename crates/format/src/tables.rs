@@ -29,6 +29,8 @@ pub const USE_SYNCED: u32 = 1;
 pub const USE_CLEAN: u32 = 2;
 /// [`BackendEntry::use_state`]: in use in `use_boot`; the cache can hold dirty data.
 pub const USE_DIRTY: u32 = 3;
+/// As [`USE_DIRTY`], and a sync has failed: pages may be missing on the disk that the kernel considers clean.
+pub const USE_UNSURE: u32 = 4;
 
 on_media! {
     /// A host registered on the transport.
@@ -100,7 +102,7 @@ on_media! {
         /// Seconds of failed attempts after which that is done.
         884 write_error_after_s: U32,
         /// How the cache is used on memory of which a crash of the machine mixes old and new pages: one of [`USE_UNKNOWN`],
-        /// [`USE_SYNCED`], [`USE_CLEAN`] and [`USE_DIRTY`].
+        /// [`USE_SYNCED`], [`USE_CLEAN`], [`USE_DIRTY`] and [`USE_UNSURE`].
         888 use_state: U32,
         /// Zero.
         892 reserved: U32,

@@ -202,7 +202,13 @@ fn record_move(
     if moves && Safeguard::RescueMoves.is_kept() {
         let to = options.to.as_deref().unwrap_or_else(|| Path::new(&entry.path));
         if let Some(gone) = &options.forget_disk {
-            transport.forget_former_disk(entry.id, &absolute(gone)?)?;
+            let formers = transport.former_disks(entry.id);
+            let identity = formers
+                .iter()
+                .map(|former| &former.identity)
+                .find(|identity| gone.as_os_str() == identity.as_str());
+            let name = identity.map_or_else(|| absolute(gone), |identity| Ok(identity.clone()))?;
+            transport.forget_former_disk(entry.id, &name)?;
         }
         transport.move_backend(entry.id, &absolute(to)?, &disk.identity().to_token())?;
         Ok(Some(former().unwrap_or_else(|| entry.path.clone())))

@@ -361,6 +361,70 @@ fn a_region_that_cannot_be_synced_is_not_opened() {
     assert_eq!(see(&cache, &disk, 0), 7);
 }
 
+/// The sync at the end fails, the operator repairs the disk, and another process closes the cache: pages that
+/// the kernel considers clean since the failure are on the disk when the row says that they are.
+#[test]
+fn after_a_sync_that_failed_a_cache_counts_as_synced_only_when_its_pages_were_stored_again() {
+    let mut failed = 0;
+    for seed in 0..60 {
+        let (memory, tables, cache, disk) = life();
+        assert!((0..6).all(|block| write(&cache, block, 7)));
+        cache.stop();
+        drop(cache);
+        memory.crash_after(u64::MAX / 2, seed);
+        memory.fail_syncs(1, 1);
+        failed += u32::from(tables.sync().is_err());
+        // The next attempt is of the same process, or of another one, which may write.
+        let tables = if seed % 3 == 0 { tables } else { open(&memory, 2).expect("a transport") };
+        if seed % 3 == 2 {
+            let cache = tables.open_cache(BACKEND).expect("the same boot");
+            assert!(write(&cache, 0, 7));
+            cache.stop();
+        }
+        assert_eq!(tables.sync().expect("the disk works again"), 0);
+        let tables = open(&memory.machine_crash(seed, boot(2)), 4).expect("a transport");
+        let cache = tables.open_cache(BACKEND).expect("it was synced");
+        assert!((0..6).all(|block| see(&cache, &disk, block) == 7), "seed {seed}");
+    }
+    assert_eq!(failed, 60);
+}
+
+/// As [`a_row_that_changes_while_the_machine_crashes_is_the_last_or_the_new_one`], beside syncs that fail.
+#[test]
+fn a_row_of_which_a_sync_failed_is_valid_while_it_is_changed_again() {
+    let (before, tables, cache, _disk) = life();
+    cache.stop();
+    drop(cache);
+    let [first, second, third] = ["/first", "/second", "/third"].map(|text| text.repeat(28));
+    tables.move_backend(BACKEND, &first, &first).expect("the disk takes it");
+    drop(tables);
+    for count in 1.. {
+        let mut failed = 0;
+        for seed in 0..400 {
+            let memory = before.fork();
+            memory.crash_after(u64::MAX / 2, seed);
+            let tables = open(&memory, 2).expect("a transport");
+            memory.fail_syncs(count, 1);
+            failed += u32::from(tables.move_backend(BACKEND, &second, &second).is_err());
+            memory.fail_syncs(1, 0);
+            memory.crash_after(1 + seed % 16, seed);
+            let is_reopened = seed % 2 == 0;
+            let _ = until_crash(|| {
+                let tables = if is_reopened { open(&memory, 3).expect("a transport") } else { tables };
+                tables.move_backend(BACKEND, &third, &third).expect("the disk works again");
+            });
+            act_as(0);
+            let tables = open(&memory.machine_crash(seed, boot(2)), 4).expect("a transport");
+            let found = tables.backend(BACKEND).unwrap_or_else(|error| panic!("{count}, {seed}: {error}"));
+            assert!([&first, &second, &third].contains(&&found.path), "{count}, {seed}: {}", found.path);
+        }
+        if failed == 0 {
+            assert!(count > 2, "each slot of the row has a sync");
+            break;
+        }
+    }
+}
+
 /// The disk may tear both slots of a row unless the first is on the disk before the second changes, and both
 /// are before the next change.
 #[test]

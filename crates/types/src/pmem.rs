@@ -7,6 +7,7 @@
 
 use crate::{BootId, ByteRange, CHECKSUM_BLOCK, Error, ErrorKind, Result, Safeguard};
 use alloc::{format, string::String};
+use core::sync::atomic::{AtomicBool, Ordering};
 
 /// The failures that the bytes of a region survive.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -161,29 +162,35 @@ impl Durable {
 /// Bytes that [`Region::write_back`] reads at once; memory fails in pages.
 const WRITE_BACK_STEP: usize = 4096;
 
+/// The unit in which the kernel writes a file.
+const PAGE: u64 = 4096;
+
 /// A persistent memory whose stores return evidence of their durability.
 #[derive(Debug)]
-pub struct Region<P>(P);
+pub struct Region<P> {
+    memory: P,
+    has_sync_failed: AtomicBool,
+}
 
 impl<P: Pmem> Region<P> {
     /// The region in `memory`.
     pub const fn new(memory: P) -> Self {
-        Self(memory)
+        Self { memory, has_sync_failed: AtomicBool::new(false) }
     }
 
     /// The memory beneath.
     pub const fn memory(&self) -> &P {
-        &self.0
+        &self.memory
     }
 
     /// Size in bytes.
     pub fn size(&self) -> u64 {
-        self.0.len()
+        self.memory.len()
     }
 
     /// The failures that the region survives.
     pub fn durability(&self) -> Durability {
-        self.0.durability()
+        self.memory.durability()
     }
 
     /// A token without a store, where a fence is optional.
@@ -193,21 +200,21 @@ impl<P: Pmem> Region<P> {
 
     /// Stores bytes; see [`Pmem::store`].
     pub fn store(&self, at: u64, from: &[u8]) -> InFlight {
-        self.0.store(at, from);
+        self.memory.store(at, from);
         InFlight(())
     }
 
     /// Stores bytes with checksums; see [`Pmem::store_summed`].
     pub fn store_summed(&self, at: u64, from: &[u8], first: usize, sums: &mut [u32]) -> InFlight {
         debug_assert_eq!(sums.len(), blocks_of(from.len(), first), "one sum for each block");
-        self.0.store_summed(at, from, first, sums);
+        self.memory.store_summed(at, from, first, sums);
         InFlight(())
     }
 
     /// Stores one line; see [`Pmem::store_line`].
     pub fn store_line(&self, at: u64, line: &[u8; 64]) -> InFlight {
         debug_assert_eq!(at % 64, 0, "a line begins at a multiple of 64");
-        self.0.store_line(at, line);
+        self.memory.store_line(at, line);
         InFlight(())
     }
 
@@ -219,13 +226,13 @@ impl<P: Pmem> Region<P> {
         }
         let mut page = [0; WRITE_BACK_STEP];
         for piece in ByteRange::at(at, length).split_at_multiples(WRITE_BACK_STEP as u64) {
-            if self.0.load(piece.start, &mut page[..piece.len() as usize]).is_ok() {
-                self.0.write_back(piece.start, piece.len());
+            if self.memory.load(piece.start, &mut page[..piece.len() as usize]).is_ok() {
+                self.memory.write_back(piece.start, piece.len());
                 continue;
             }
             for line in piece.split_at_multiples(64) {
-                if self.0.load(line.start, &mut page[..line.len() as usize]).is_ok() {
-                    self.0.write_back(line.start, line.len());
+                if self.memory.load(line.start, &mut page[..line.len() as usize]).is_ok() {
+                    self.memory.write_back(line.start, line.len());
                 }
             }
         }
@@ -236,19 +243,19 @@ impl<P: Pmem> Region<P> {
     pub fn fence(&self, safeguard: Safeguard, stores: InFlight) -> Durable {
         let InFlight(()) = stores;
         if safeguard.is_kept() {
-            self.0.fence();
+            self.memory.fence();
         }
         Durable(())
     }
 
     /// The boot of the machine; see [`Pmem::boot`].
     pub fn boot(&self) -> BootId {
-        self.0.boot()
+        self.memory.boot()
     }
 
     /// Whether a crash of the machine mixes old and new pages; see [`Pmem::mixes_pages`].
     pub fn mixes_pages(&self) -> bool {
-        self.0.mixes_pages()
+        self.memory.mixes_pages()
     }
 
     /// Writes pages to the disk where a crash of the machine would mix them; see [`Pmem::sync`].
@@ -256,7 +263,36 @@ impl<P: Pmem> Region<P> {
     /// # Errors
     /// The system error.
     pub fn sync(&self, safeguard: Safeguard, at: u64, length: u64) -> Result<()> {
-        if safeguard.is_kept() && self.0.mixes_pages() { self.0.sync(at, length) } else { Ok(()) }
+        if !safeguard.is_kept() || !self.memory.mixes_pages() {
+            return Ok(());
+        }
+        self.memory.sync(at, length).inspect_err(|_| self.has_sync_failed.store(true, Ordering::Relaxed))
+    }
+
+    /// Whether a [`sync`](Self::sync) has failed. The kernel then considers pages clean that are not on the disk, also pages
+    /// outside of the range of that sync, and a later sync leaves them out although it succeeds.
+    pub fn has_sync_failed(&self) -> bool {
+        self.has_sync_failed.load(Ordering::Relaxed)
+    }
+
+    /// Stores one line of each page again with its content, so that the next [`sync`](Self::sync) writes the page whatever became of
+    /// earlier ones. No other thread may store to these pages meanwhile. Unreadable pages are left out, and blank ones, which may be
+    /// holes of a file. In flight until the caller fences.
+    pub fn store_again(&self, safeguard: Safeguard, at: u64, length: u64) -> InFlight {
+        if !safeguard.is_kept() || !self.memory.mixes_pages() {
+            return InFlight(());
+        }
+        let mut line = [0; 64];
+        for page in ByteRange::at(at, length).split_at_multiples(PAGE) {
+            let used = page.split_at_multiples(64).find(|at| {
+                let is_whole = at.len() == line.len() as u64;
+                is_whole && self.memory.load(at.start, &mut line).is_ok() && line != [0; 64]
+            });
+            if let Some(used) = used {
+                self.memory.store_line(used.start, &line);
+            }
+        }
+        InFlight(())
     }
 
     /// Reads bytes; see [`Pmem::load`].
@@ -264,7 +300,7 @@ impl<P: Pmem> Region<P> {
     /// # Errors
     /// [`ErrorKind::Media`] where the memory fails.
     pub fn load(&self, at: u64, into: &mut [u8]) -> Result<()> {
-        Ok(self.0.load(at, into)?)
+        Ok(self.memory.load(at, into)?)
     }
 
     /// Reads bytes with a checksum; see [`Pmem::load_summed`].
@@ -272,7 +308,7 @@ impl<P: Pmem> Region<P> {
     /// # Errors
     /// [`ErrorKind::Media`] where the memory fails.
     pub fn load_summed(&self, at: u64, into: &mut [u8]) -> Result<u32> {
-        Ok(self.0.load_summed(at, into)?)
+        Ok(self.memory.load_summed(at, into)?)
     }
 
     /// # Errors
@@ -283,7 +319,7 @@ impl<P: Pmem> Region<P> {
 
     /// The first failed store, if there is one, for status.
     pub fn store_failure(&self) -> Option<Error> {
-        self.0.failed_at().map(|at| {
+        self.memory.failed_at().map(|at| {
             Error::new(
                 ErrorKind::Media,
                 format!("the region's memory failed under a store at byte {at}: it takes no more writes"),
@@ -293,7 +329,7 @@ impl<P: Pmem> Region<P> {
 
     /// Hints that a line will be used soon.
     pub fn prefetch(&self, at: u64) {
-        self.0.prefetch(at);
+        self.memory.prefetch(at);
     }
 }
 

@@ -119,7 +119,7 @@ pub struct RescueArguments {
     #[arg(long, requires = "to", conflicts_with = "from")]
     pub other_disk: bool,
     /// A disk that the backend had before an earlier rescue is gone, or its content does not matter: the region does not refuse it
-    /// any more
+    /// any more. Its path, or its identity where several disks had that path
     #[arg(long, value_name = "PATH", requires = "other_disk")]
     pub forget_disk: Option<PathBuf>,
     /// Write what stands in the region although the machine crashed while it was in use: of its pages some may be old, and old data

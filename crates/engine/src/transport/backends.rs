@@ -240,7 +240,7 @@ impl<E: Environment> Transport<E> {
         self.update_row(&mut self.tables.lock(), id, change)
     }
 
-    fn update_row(
+    pub(super) fn update_row(
         &self,
         tables: &mut Tables<E>,
         id: BackendId,

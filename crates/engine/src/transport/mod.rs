@@ -288,6 +288,9 @@ impl<E: Environment> Tables<E> {
         for row in &self.segments {
             relied_on = relied_on.and(row.write_back(region, Safeguard::OpenSegmentsWriteBack));
         }
+        let layout = self.superblocks.layout();
+        let rows = layout.segment_area - layout.host_area;
+        let relied_on = relied_on.and(region.store_again(Safeguard::SyncAgain, layout.host_area, rows));
         region.fence(Safeguard::OpenFence, relied_on);
         self.superblocks.sync(region).map_err(not_opened)?;
         self.sync_rows(region, Safeguard::OpenSync)

@@ -40,21 +40,16 @@ impl<E: Environment> Transport<E> {
     pub fn move_backend(&self, id: BackendId, path: &str, identity: &str) -> Result<()> {
         let (path_length, path) = encode_text("path", path)?;
         let (identity_length, identity) = encode_text("identity of the backing device", identity)?;
-        {
-            let mut tables = self.tables.lock();
-            let row = active_row(&mut tables.backends, id.index(), |row| row.state.get(), "backend")?;
-            let has_cache = |row: &BackendRow| !self.former_places(row).is_empty();
-            let Some(row) = row.content().copied().filter(has_cache) else {
-                return Err(Error::new(
-                    ErrorKind::InvalidArgument,
-                    format!("backend {id} has no cache to move"),
-                ));
-            };
-            // 1. Where it was: durable before the row says that it is there no longer.
-            self.keep_former(id, &row)?;
-        }
+        let mut tables = self.tables.lock();
+        let row = active_row(&mut tables.backends, id.index(), |row| row.state.get(), "backend")?;
+        let has_cache = |row: &BackendRow| !self.former_places(row).is_empty();
+        let Some(row) = row.content().copied().filter(has_cache) else {
+            return Err(Error::new(ErrorKind::InvalidArgument, format!("backend {id} has no cache to move")));
+        };
+        // 1. Where it was: durable before the row says that it is there no longer.
+        self.keep_former(id, &row)?;
         // 2. The row, all at once.
-        self.update_backend(id, |row| {
+        self.update_row(&mut tables, id, |row| {
             row.cache_mode = MODE_MOVED.into();
             row.path_length = path_length;
             row.path = path;
@@ -142,46 +137,47 @@ impl<E: Environment> Transport<E> {
     }
 
     /// The user says that a former disk of a backend is gone or will be used for something else: from now on it is a disk like any other.
+    /// `name` is its path or its identity.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`] where no former disk had this path; [`ErrorKind::Media`] when the region takes no stores.
-    pub fn forget_former_disk(&self, id: BackendId, path: &str) -> Result<()> {
+    /// [`ErrorKind::NotFound`] where no former disk had this path or has this identity; [`ErrorKind::InvalidArgument`] where several had
+    /// this path, with the identity of each; [`ErrorKind::Media`] when the region takes no stores.
+    pub fn forget_former_disk(&self, id: BackendId, name: &str) -> Result<()> {
         let mut tables = self.tables.lock();
         let row = active_row(&mut tables.backends, id.index(), |row| row.state.get(), "backend")?;
-        let row = row.content().copied();
-        let places = row.map_or_else(Vec::new, |row| self.former_places(&row));
-        let mut any = false;
-        for (row, at) in row.iter().flat_map(|row| places.iter().map(move |at| (row, *at))) {
-            let mut slots = self.read_former(row, at);
-            if slots.content().and_then(decoded).is_none_or(|former| former.path != path) {
-                continue;
-            }
-            any = true;
-            let stored = slots.clear(&self.region);
-            self.region.fence(Safeguard::MovedForgetFence, stored);
-            for slot in at {
-                self.region.sync(Safeguard::MovedForgetSync, slot, size_of::<FormerDiskSlot>() as u64)?;
-            }
-        }
-        if !any {
-            return Err(Error::new(
-                ErrorKind::NotFound,
-                format!("no rescue has moved backend {id} away from {path}"),
-            ));
+        let no_such =
+            || Error::new(ErrorKind::NotFound, format!("no rescue has moved backend {id} away from {name}"));
+        let row = row.content().copied().ok_or_else(no_such)?;
+        let mut known: Vec<_> = self.former_slots_of(&row);
+        known.retain(|(_, former)| former.path == name || former.identity == name);
+        let [(at, _)] = known.as_slice() else {
+            return Err(if known.is_empty() { no_such() } else { ambiguous(id, name, &known) });
+        };
+        let stored = self.read_former(&row, *at).clear(&self.region);
+        self.region.fence(Safeguard::MovedForgetFence, stored);
+        for slot in at {
+            self.region.sync(Safeguard::MovedForgetSync, *slot, size_of::<FormerDiskSlot>() as u64)?;
         }
         self.region.check_stores(Safeguard::TableStoreCheck)
     }
 
     fn former_disks_of(&self, row: &BackendRow) -> Vec<FormerDisk> {
-        let places = self.former_places(row).into_iter();
-        let mut disks: Vec<FormerDisk> = places
-            .filter_map(|at| {
-                let slots = self.read_former(row, at);
-                slots.content().filter(|former| former.identity != row.identity).and_then(decoded)
-            })
-            .collect();
+        let mut disks: Vec<_> = self.former_slots_of(row).into_iter().map(|(_, former)| former).collect();
         disks.sort_by_key(|former| core::cmp::Reverse(former.number));
         disks
+    }
+
+    /// The former disks, each with its two slots. The present disk is left out, although it can have been one.
+    fn former_slots_of(&self, row: &BackendRow) -> Vec<([u64; 2], FormerDisk)> {
+        let places = self.former_places(row).into_iter();
+        places
+            .filter_map(|at| {
+                let slots = self.read_former(row, at);
+                let former =
+                    slots.content().filter(|former| former.identity != row.identity).and_then(decoded)?;
+                Some((at, former))
+            })
+            .collect()
     }
 
     fn read_former(&self, row: &BackendRow, at: [u64; 2]) -> TwoSlots<FormerDiskSlot> {
@@ -207,6 +203,18 @@ fn decoded(former: &FormerDiskSlot) -> Option<FormerDisk> {
         moved_ms: former.moved_ms.get(),
         number: former.number.get(),
     })
+}
+
+fn ambiguous(id: BackendId, path: &str, known: &[([u64; 2], FormerDisk)]) -> Error {
+    let identities: Vec<&str> = known.iter().map(|(_, former)| former.identity.as_str()).collect();
+    Error::new(
+        ErrorKind::InvalidArgument,
+        format!(
+            "backend {id} was moved away from {} disks that had the path {path}: name one of them by its identity: {}",
+            known.len(),
+            identities.join(", ")
+        ),
+    )
 }
 
 fn no_room(id: BackendId, known: &[FormerDisk]) -> Error {

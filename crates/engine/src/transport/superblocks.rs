@@ -97,9 +97,12 @@ impl Superblocks {
     /// # Errors
     /// What the system says of the disk.
     pub(super) fn sync<P: Pmem>(&self, region: &Region<P>) -> Result<()> {
-        let [first, second] = self.at;
-        region.sync(Safeguard::OpenSuperblockSync, first, PAGE)?;
-        region.sync(Safeguard::OpenSuperblockSync, second, PAGE)
+        for at in self.at {
+            let stored = region.store_again(Safeguard::SyncAgain, at, PAGE);
+            region.fence(Safeguard::OpenFence, stored);
+            region.sync(Safeguard::OpenSuperblockSync, at, PAGE)?;
+        }
+        Ok(())
     }
 
     /// Sees to it that the transport has these incompatible features: when it returns, earlier programs refuse the region, also after

@@ -9,7 +9,9 @@
 //! - `USE_DIRTY` with this boot is on the disk before the first store into a cache that is opened;
 //! - `USE_CLEAN` stands only while nothing in the cache is dirty, and `USE_DIRTY` is on the disk again before the first write
 //!   is acknowledged;
-//! - `USE_SYNCED` stands only when all pages of the cache were on the disk, and nobody can change them.
+//! - `USE_SYNCED` stands only when all pages of the cache were on the disk, and nobody can change them;
+//! - `USE_UNSURE` counts as `USE_DIRTY`; it stands from a sync that failed to one that succeeded after all pages of the cache were
+//!   stored again: the kernel considers pages clean that a failed sync has not written.
 //!
 //! Then a cache in use in another boot is emptied if nothing in it can have been dirty, and refused if something can.
 //! Tables are on the disk with each change (`TwoSlots::keep_in_both`), so they are no mixture.
@@ -25,9 +27,9 @@ use alloc::{boxed::Box, format, sync::Arc, vec::Vec};
 use cbd_format::{
     BackendEntry as BackendRow, StateShape,
     superblock::FEATURE_USE_NOTES,
-    tables::{STATE_ACTIVE, USE_CLEAN, USE_DIRTY, USE_SYNCED, USE_UNKNOWN},
+    tables::{STATE_ACTIVE, USE_CLEAN, USE_DIRTY, USE_SYNCED, USE_UNKNOWN, USE_UNSURE},
 };
-use cbd_types::{BackendId, BootId, Error, ErrorKind, Region, Result, Safeguard, SegmentId};
+use cbd_types::{BackendId, BootId, Error, ErrorKind, InFlight, Region, Result, Safeguard, SegmentId};
 
 /// Whether the pages of a cache are those that its last user left.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -94,7 +96,7 @@ impl<E: Environment> Transport<E> {
             _ if row.cache_id.get() == 0 => Pages::Whole,
             USE_UNKNOWN if self.region.mixes_pages() => Pages::Unknown,
             USE_UNKNOWN | USE_SYNCED => Pages::Whole,
-            USE_CLEAN | USE_DIRTY if is_this_boot => Pages::Whole,
+            USE_CLEAN | USE_DIRTY | USE_UNSURE if is_this_boot => Pages::Whole,
             USE_CLEAN => Pages::MixedClean,
             _ if Safeguard::UseRefused.is_kept() => Pages::MixedDirty,
             _ => Pages::Whole,
@@ -226,7 +228,9 @@ impl<E: Environment> Transport<E> {
 
     /// Notes what recovery has found: a cache in which nothing is dirty is noted as such until its first write.
     fn note_opened(&self, tables: &mut Tables<E>, id: BackendId, cache: &Cache<E>) -> Result<()> {
-        if Safeguard::UseCleanChecked.is_kept() && !cache.holds_nothing_dirty() {
+        let is_unsure =
+            tables.backends[id.index()].content().is_some_and(|row| row.use_state.get() == USE_UNSURE);
+        if is_unsure || Safeguard::UseCleanChecked.is_kept() && !cache.holds_nothing_dirty() {
             return Ok(());
         }
         let boot = self.region.boot();
@@ -259,7 +263,7 @@ impl<E: Environment> Transport<E> {
         let in_use = (0..).map(BackendId).zip(&tables.backends).filter(|(_, row)| {
             row.content().is_some_and(|row| {
                 row.state.get() == STATE_ACTIVE
-                    && matches!(row.use_state.get(), USE_CLEAN | USE_DIRTY)
+                    && matches!(row.use_state.get(), USE_CLEAN | USE_DIRTY | USE_UNSURE)
                     // What another boot left is a mixture, on the disk too.
                     && boot == BootId(row.use_boot)
             })
@@ -272,16 +276,61 @@ impl<E: Environment> Transport<E> {
         }
         // 2. All pages are on the disk before a row says so.
         self.region.check_stores(Safeguard::TableStoreCheck)?;
-        self.region.sync(Safeguard::UseSync, 0, self.region.size())?;
+        let mut stored = self.region.nothing_in_flight();
+        for id in &closed {
+            stored = stored.and(self.store_unsure_again(tables, *id));
+        }
+        self.region.fence(Safeguard::OpenFence, stored);
+        if let Err(error) = self.region.sync(Safeguard::UseSync, 0, self.region.size()) {
+            note_unsure(tables, &self.region);
+            return Err(error);
+        }
         // 3. The rows.
         for id in closed {
             note(tables, &self.region, id, USE_SYNCED, BootId::UNKNOWN)?;
         }
         Ok(open.len())
     }
+
+    /// Stores the pages of a closed cache again where a sync has failed since it was opened, in this process or in a former one. In flight
+    /// until the caller fences.
+    fn store_unsure_again(&self, tables: &Tables<E>, id: BackendId) -> InFlight {
+        let is_unsure =
+            tables.backends[id.index()].content().is_some_and(|row| row.use_state.get() == USE_UNSURE);
+        let mut stored = self.region.nothing_in_flight();
+        if !is_unsure && !self.region.has_sync_failed() {
+            return stored;
+        }
+        for segment in tables.segments_of(id) {
+            let base = self.layout.segment_base(segment);
+            stored =
+                stored.and(self.region.store_again(Safeguard::SyncAgain, base, self.layout.segment_size));
+        }
+        stored
+    }
+}
+
+/// After a failed sync: notes of each cache in use that its pages have to be stored again, for the next process.
+fn note_unsure<E: Environment>(tables: &mut Tables<E>, region: &Region<E::Memory>) {
+    if !Safeguard::UseUnsure.is_kept() {
+        return;
+    }
+    let boot = region.boot();
+    for row in &mut tables.backends {
+        let Some(mut content) = row.content().copied() else { continue };
+        let is_in_use = content.state.get() == STATE_ACTIVE
+            && matches!(content.use_state.get(), USE_CLEAN | USE_DIRTY)
+            && boot == BootId(content.use_boot);
+        if is_in_use {
+            content.use_state = USE_UNSURE.into();
+            // Where this fails, too, the row stays as it is: no slot may change while the other one is not on the disk.
+            let _ = row.keep_in_both(region, ROW, content);
+        }
+    }
 }
 
 /// Stores what is noted of the use of a cache, and brings it to the disk; a note only in a region that earlier programs refuse.
+/// In its boot `USE_UNSURE` stays, unless the new note is of no boot.
 fn note<E: Environment>(
     tables: &mut Tables<E>,
     region: &Region<E::Memory>,
@@ -294,9 +343,14 @@ fn note<E: Environment>(
     if state != USE_UNKNOWN {
         tables.superblocks.require(region, FEATURE_USE_NOTES)?;
     }
+    let was_unsure = content.use_state.get() == USE_UNSURE && boot.is_same_known(BootId(content.use_boot));
+    let state = if was_unsure { USE_UNSURE } else { state };
     content.use_state = state.into();
     content.use_boot = boot.0;
-    row.keep_in_both(region, ROW, content)?;
+    if let Err(error) = row.keep_in_both(region, ROW, content) {
+        note_unsure(tables, region);
+        return Err(error);
+    }
     region.check_stores(Safeguard::TableStoreCheck)
 }
 

@@ -68,6 +68,26 @@ fn a_disk_to_which_a_backend_comes_back_is_no_former_one_until_it_is_moved_again
 }
 
 #[test]
+fn of_two_former_disks_with_one_path_only_the_named_one_is_forgotten() {
+    let (_memory, tables) = made(&CHANGES[..2]);
+    for identity in ["b1", "b2"] {
+        tables.move_backend(BACKEND, "/simulated/b", identity).expect("there is room");
+    }
+    move_to(&tables, "c").expect("there is room");
+    let identities =
+        || tables.former_disks(BACKEND).into_iter().map(|former| former.identity).collect::<Vec<_>>();
+    assert_eq!(identities(), ["b2", "b1", "simulated"]);
+    let error = tables.forget_former_disk(BACKEND, "/simulated/b").expect_err("it can be either");
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    assert!(error.line().contains("b1") && error.line().contains("b2"), "{error}");
+    assert_eq!(identities(), ["b2", "b1", "simulated"]);
+    tables.forget_former_disk(BACKEND, "b1").expect("it is one");
+    assert_eq!(identities(), ["b2", "simulated"]);
+    tables.forget_former_disk(BACKEND, "/simulated/b").expect("one disk has this path now");
+    assert_eq!(identities(), ["simulated"]);
+}
+
+#[test]
 fn what_was_forgotten_stays_forgotten_and_nothing_else_is() {
     let forget = |tables: &Tables| tables.forget_former_disk(BACKEND, "/simulated/b").expect("it was one");
     for is_file in [false, true] {

@@ -204,6 +204,10 @@ safeguards! {
     /// The rows that were read are on the disk before anything relies on them: a killed process may have left them in the kernel's
     /// cache only.
     OpenSync = "open.sync",
+    /// After a sync that failed, pages are stored again before another sync counts: the kernel considers them clean.
+    SyncAgain = "sync.again",
+    /// After a sync that failed, the next process knows of it, and stores the pages of the cache again before its sync counts.
+    UseUnsure = "use.unsure",
     /// The slot of a row that was restored at opening is on the disk before the other one changes: the disk may tear both pages.
     OpenWholeSync = "open.whole.sync",
     /// Entries of segments are on the disk before the row of the backend that they name.
@@ -222,7 +226,7 @@ safeguards! {
     UseCleanChecked = "use.clean.checked",
     /// All pages of the region are on the disk before a row says so.
     UseSync = "use.sync",
-    /// A cache that somebody still has open is not noted as synced: it can change later.
+    /// A cache that is still open is not noted as synced: it can change later.
     UseSyncedClosed = "use.synced.closed",
 
     // Segments.
