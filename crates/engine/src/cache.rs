@@ -16,7 +16,7 @@ use crate::{
 use alloc::{boxed::Box, format, string::String, sync::Arc, vec::Vec};
 use cbd_format::{Drained, LaneTail, RecordPlace, SegmentShape};
 use cbd_types::{
-    BackendId, ByteRange, CHECKSUM_BLOCK, CHUNK, Epoch, Error, ErrorKind, Region, Result, Safeguard,
+    BackendId, ByteRange, CHECKSUM_BLOCK, CHUNK, Epoch, Error, ErrorKind, MutationPoint, Region, Result,
     SegmentId,
 };
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -342,7 +342,7 @@ impl<E: Environment> Cache<E> {
     pub fn stop(&self) {
         self.gate.fetch_or(STOPPED, Ordering::SeqCst);
         self.pool.wake_all();
-        if Safeguard::StopMark.is_kept() && !self.abandoned.load(Ordering::SeqCst) {
+        if MutationPoint::StopMark.is_active() && !self.abandoned.load(Ordering::SeqCst) {
             self.close_epoch();
         }
     }
@@ -444,7 +444,7 @@ impl<E: Environment> Cache<E> {
     /// Reclaim is done with a segment: it goes back to the pool now, or when its last reader lets it go.
     pub(crate) fn retire(&self, segment: u32) {
         let pins = self.segments[segment as usize].pins.fetch_or(RETIRED, Ordering::AcqRel);
-        if Safeguard::RetireWaits.holds(pins == 0) {
+        if MutationPoint::RetireWaits.holds(pins == 0) {
             self.give_back(segment);
         }
     }

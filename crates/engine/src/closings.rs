@@ -7,7 +7,7 @@
 //! Left to others: reading the clock before the epoch is closed (`flush`).
 
 use alloc::vec::Vec;
-use cbd_types::Safeguard;
+use cbd_types::MutationPoint;
 
 /// Most entries. Beyond, some are dropped, so that a backlog of hours is still dated to a few hundredths of it.
 const KNOWN_MAX: usize = 256;
@@ -28,7 +28,7 @@ impl Closings {
         match self.known.last().copied() {
             // A flush that closed a later epoch was faster.
             Some((last, _)) if epoch <= last => return,
-            Some((_, last_ms)) if wall_ms < last_ms && Safeguard::ClosingsClockSetBack.is_kept() => {
+            Some((_, last_ms)) if wall_ms < last_ms && MutationPoint::ClosingsClockSetBack.is_active() => {
                 self.set_back(wall_ms);
             }
             _ => {}

@@ -4,7 +4,7 @@
 
 use crate::{Cache, Environment, slots::InBoth};
 use cbd_format::Drained;
-use cbd_types::Safeguard;
+use cbd_types::MutationPoint;
 use core::sync::atomic::Ordering;
 
 /// A version of something was skipped because it is damaged: until everything that is written now is on the backing
@@ -18,7 +18,7 @@ pub(crate) fn void_until_now<E: Environment>(cache: &Cache<E>) {
 /// failed: what *drained* would rely on may be what failed.
 pub(crate) fn store_drained<E: Environment>(cache: &Cache<E>, change: impl FnOnce(&mut Drained)) {
     let mut slots = cache.drained.lock();
-    if cache.region().check_stores(Safeguard::DrainedStoreCheck).is_err() {
+    if cache.region().check_stores(MutationPoint::DrainedStoreCheck).is_err() {
         return;
     }
     let mut drained = slots.content().copied().unwrap_or(Drained {
@@ -37,17 +37,17 @@ pub(crate) fn store_drained<E: Environment>(cache: &Cache<E>, change: impl FnOnc
     if drained.closed_ms.get() < cache.dated_ms.load(Ordering::Relaxed) {
         cache.dated_ms.store(drained.closed_ms.get(), Ordering::Relaxed);
     }
-    if !Safeguard::DrainedVisible.is_kept() {
+    if !MutationPoint::DrainedVisible.is_active() {
         cache.drained_now.store(drained.epoch.get(), Ordering::Release);
     }
     // Twice, so that one failed page does not take the backing device back to an older epoch.
     let names = InBoth {
-        first_fence: Safeguard::DrainedFirstFence,
-        second: Safeguard::DrainedSecond,
-        fence: Safeguard::DrainedFence,
+        first_fence: MutationPoint::DrainedFirstFence,
+        second: MutationPoint::DrainedSecond,
+        fence: MutationPoint::DrainedFence,
     };
     slots.store_in_both(cache.region(), names, drained);
-    if cache.region().check_stores(Safeguard::DrainedStoreCheck).is_err() {
+    if cache.region().check_stores(MutationPoint::DrainedStoreCheck).is_err() {
         return;
     }
     cache.drained_now.store(drained.epoch.get(), Ordering::Release);
@@ -59,7 +59,7 @@ pub(crate) fn reach<E: Environment>(cache: &Cache<E>, epoch: u64, void_until: u6
     // The time at which the epoch was closed, never that at which its writeback ended: what completed and was flushed in between is
     // not there.
     let now_ms = cache.environment().wall_ms();
-    let closed_ms = if Safeguard::DrainedDated.is_kept() { cache.closed_ms(epoch) } else { now_ms };
+    let closed_ms = if MutationPoint::DrainedDated.is_active() { cache.closed_ms(epoch) } else { now_ms };
     store_drained(cache, |drained| {
         drained.void_until = drained.void_until.get().max(void_until).into();
         drained.epoch = epoch.into();

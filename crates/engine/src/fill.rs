@@ -5,7 +5,7 @@
 
 use crate::{Cache, Environment, index::blocks, lane::LaneState, lane::PendingFill, pool::Asker};
 use cbd_format::{RecordKind, record::blocks_in};
-use cbd_types::{ByteRange, CHECKSUM_BLOCK, LaneId, Safeguard};
+use cbd_types::{ByteRange, CHECKSUM_BLOCK, LaneId, MutationPoint};
 
 /// A range that must be read from the backing device.
 #[derive(Debug)]
@@ -33,12 +33,12 @@ impl<E: Environment> Cache<E> {
         let mut state = lane.state.lock();
         match state.fills.iter().position(|fill| fill.id == miss.id) {
             Some(at) => drop(state.fills.swap_remove(at)),
-            None if Safeguard::FillCancelled.is_kept() => return,
+            None if MutationPoint::FillCancelled.is_active() => return,
             None => {}
         }
         // Filling up the pool would only make writers wait for reclaim.
         if self.check_running().is_err()
-            || self.region().check_stores(Safeguard::RecordAfterFailure).is_err()
+            || self.region().check_stores(MutationPoint::RecordAfterFailure).is_err()
             || self.pool.has_waiters()
         {
             return;

@@ -8,7 +8,7 @@ use crate::{
 };
 use alloc::vec::Vec;
 use cbd_format::LaneMark;
-use cbd_types::{ByteRange, CHUNK, Epoch, LaneId, Result, Safeguard};
+use cbd_types::{ByteRange, CHUNK, Epoch, LaneId, MutationPoint, Result};
 use core::sync::atomic::Ordering;
 
 /// What passes share; one pass at a time.
@@ -34,7 +34,7 @@ impl Reached {
     fn by(state: &LaneState) -> Self {
         // Of the segment with the last record: recovery begins a run, and the lane may have written nothing since.
         let run = state.open.as_ref().or(state.sealed.back()).map_or(0, |segment| segment.run);
-        let run = if Safeguard::MarkNamesRun.is_kept() { run } else { 0 };
+        let run = if MutationPoint::MarkNamesRun.is_active() { run } else { 0 };
         Self { lane_sequence: state.next_sequence - 1, run }
     }
 }
@@ -48,7 +48,7 @@ impl Pass {
     /// one that may be dirty. When each was closed is not known, but all that completed before `wall_ms` is of it or earlier.
     pub(crate) fn begin_at(&mut self, epoch: u64, last: u64, wall_ms: u64) {
         self.covered = epoch;
-        self.closings.note(if Safeguard::ClosingsAfterRestart.is_kept() { last } else { 0 }, wall_ms);
+        self.closings.note(if MutationPoint::ClosingsAfterRestart.is_active() { last } else { 0 }, wall_ms);
     }
 }
 
@@ -61,17 +61,17 @@ impl<E: Environment> Cache<E> {
     pub fn flush(&self) -> Result<()> {
         self.check_running()?;
         self.close_epoch();
-        self.region().check_stores(Safeguard::FlushStoreCheck)
+        self.region().check_stores(MutationPoint::FlushStoreCheck)
     }
 
     /// A flush without the question whether the cache runs. Returns the epoch that it closed.
     pub(crate) fn close_epoch(&self) -> Epoch {
         // 1. Later writes load a later epoch.
-        let (closed, closed_ms) = self.raise_epoch(Safeguard::FlushEpoch);
+        let (closed, closed_ms) = self.raise_epoch(MutationPoint::FlushEpoch);
         let mut pass = self.pass.lock();
         pass.closings.note(closed, closed_ms);
         // A pass that began after the line above, while this one waited for the lock, serves it too.
-        if pass.covered < closed || (pass.covered == closed && Safeguard::FlushPass.is_kept()) {
+        if pass.covered < closed || (pass.covered == closed && MutationPoint::FlushPass.is_active()) {
             self.run_pass(&mut pass);
         }
         drop(pass);
@@ -80,10 +80,10 @@ impl<E: Environment> Cache<E> {
     }
 
     /// Ends the present epoch. Returns it, and a time before which nothing completed that is of a later one.
-    fn raise_epoch(&self, safeguard: Safeguard) -> (u64, u64) {
+    fn raise_epoch(&self, point: MutationPoint) -> (u64, u64) {
         // The clock is read first: a write that loads the new epoch completes later.
-        let before_ms = Safeguard::ClosingReadFirst.is_kept().then(|| self.environment().wall_ms());
-        let closed = self.epoch.fetch_add(u64::from(safeguard.is_kept()), Ordering::SeqCst);
+        let before_ms = MutationPoint::ClosingReadFirst.is_active().then(|| self.environment().wall_ms());
+        let closed = self.epoch.fetch_add(u64::from(point.is_active()), Ordering::SeqCst);
         let closed_ms = before_ms.unwrap_or_else(|| self.environment().wall_ms());
         (closed, closed_ms)
     }
@@ -91,7 +91,9 @@ impl<E: Environment> Cache<E> {
     /// Where the clock was set back behind the recovery point, that is set back too, durably, before a flush completes that makes
     /// writes durable which completed since: by the clock they are older than the recovery point.
     fn look_at_clock(&self, read_ms: u64) {
-        if read_ms >= self.dated_ms.load(Ordering::Relaxed) || !Safeguard::ClosingsClockSetBack.is_kept() {
+        if read_ms >= self.dated_ms.load(Ordering::Relaxed)
+            || !MutationPoint::ClosingsClockSetBack.is_active()
+        {
             return;
         }
         // Not where this thread was only slow.
@@ -120,26 +122,26 @@ impl<E: Environment> Cache<E> {
             // 2. Under the lane's lock: nothing of a closed epoch is still to come from here.
             let last = {
                 let state = lane.state.lock();
-                if self.region().check_stores(Safeguard::MarkStoreCheck).is_err() {
+                if self.region().check_stores(MutationPoint::MarkStoreCheck).is_err() {
                     // The lane's last record may be what failed: a mark would prove it.
                     break;
                 }
-                if Safeguard::FlushClear.is_kept() {
+                if MutationPoint::FlushClear.is_active() {
                     lane.clear_touched();
                 }
                 Reached::by(&state)
             };
             // 3. The mark is stored without the lock, whose locked instruction would drain it.
-            if Safeguard::FlushMark.is_kept() {
+            if MutationPoint::FlushMark.is_active() {
                 stored = stored.and(self.store_mark(pass, id, last, covered));
             }
-            if !Safeguard::FlushClear.is_kept() {
+            if !MutationPoint::FlushClear.is_active() {
                 lane.clear_touched();
             }
             any = true;
         }
         if any {
-            self.region().fence(Safeguard::FlushFence, stored);
+            self.region().fence(MutationPoint::FlushFence, stored);
         }
         pass.covered = covered;
         pass.ended_ms = self.environment().monotonic_ms();
@@ -152,7 +154,7 @@ impl<E: Environment> Cache<E> {
     /// When the cache was stopped.
     pub fn force_unit_access(&self, ranges: &[ByteRange]) -> Result<()> {
         self.check_running()?;
-        let (closed, closed_ms) = self.raise_epoch(Safeguard::FuaEpoch);
+        let (closed, closed_ms) = self.raise_epoch(MutationPoint::FuaEpoch);
         let mut pass = self.pass.lock();
         pass.closings.note(closed, closed_ms);
         let epoch = self.epoch.load(Ordering::SeqCst);
@@ -162,12 +164,12 @@ impl<E: Environment> Cache<E> {
             // has had no pass over the other lanes.
             let last = {
                 let state = self.lanes[id.index()].state.lock();
-                if self.region().check_stores(Safeguard::MarkStoreCheck).is_err() {
+                if self.region().check_stores(MutationPoint::MarkStoreCheck).is_err() {
                     return;
                 }
                 Reached::by(&state)
             };
-            if !Safeguard::FuaMark.is_kept() {
+            if !MutationPoint::FuaMark.is_active() {
                 return;
             }
             stored.join(self.store_mark(&mut pass, id.index(), last, epoch));
@@ -175,7 +177,7 @@ impl<E: Environment> Cache<E> {
         for (number, range) in ranges.iter().enumerate() {
             // A mark that is not fenced is not followed by another of its lane, which would go over the last one that is durable.
             let is_marked = |lane: LaneId| {
-                Safeguard::FuaMarkOnce.is_kept()
+                MutationPoint::FuaMarkOnce.is_active()
                     && ranges[..number].iter().any(|earlier| self.touches(*earlier, lane))
             };
             match self.only_lane(*range) {
@@ -187,10 +189,10 @@ impl<E: Environment> Cache<E> {
                 }
             }
         }
-        self.region().fence(Safeguard::FuaFence, stored);
+        self.region().fence(MutationPoint::FuaFence, stored);
         drop(pass);
         self.look_at_clock(closed_ms);
-        self.region().check_stores(Safeguard::FuaStoreCheck)
+        self.region().check_stores(MutationPoint::FuaStoreCheck)
     }
 
     /// The lane of a range that lies in one chunk, as nearly all do.

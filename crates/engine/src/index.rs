@@ -14,7 +14,7 @@ mod table;
 
 use crate::Environment;
 use alloc::{boxed::Box, vec, vec::Vec};
-use cbd_types::{ByteRange, CHECKSUM_BLOCK, SECTOR, Safeguard};
+use cbd_types::{ByteRange, CHECKSUM_BLOCK, MutationPoint, SECTOR};
 use core::ops::RangeInclusive;
 pub(crate) use table::Lines;
 use table::{Entry, Table};
@@ -246,7 +246,7 @@ impl Index {
     pub(crate) fn remove_at(&mut self, key: u32, location: Location) {
         let Some(entry) = self.table.get(key) else { return };
         if !entry.is_in_parts() {
-            if Safeguard::ReclaimOwn.holds(entry.location() == location) {
+            if MutationPoint::ReclaimOwn.holds(entry.location() == location) {
                 self.table.remove(key);
             }
             return;

@@ -13,7 +13,7 @@ use crate::{
 use alloc::{format, vec::Vec};
 use cbd_format::record::{FLAG_DATA_CRC, bytes_of};
 use cbd_format::{Record, RecordPlace, SUMS_PER_LINE, SegmentHeader, SumLine, segment};
-use cbd_types::{ByteRange, CHECKSUM_BLOCK, Epoch, Error, ErrorKind, InFlight, Result, Safeguard};
+use cbd_types::{ByteRange, CHECKSUM_BLOCK, Epoch, Error, ErrorKind, InFlight, MutationPoint, Result};
 use core::sync::atomic::Ordering;
 use core::task::Waker;
 
@@ -50,7 +50,7 @@ impl<E: Environment> Cache<E> {
             }
             self.wake_maintenance();
             if let Some(waker) = waker
-                && !Safeguard::PoolWakesAfterStop.holds(self.check_running().is_ok())
+                && !MutationPoint::PoolWakesAfterStop.holds(self.check_running().is_ok())
             {
                 // The wait list was woken before this one was on it.
                 waker.wake_by_ref();
@@ -72,12 +72,12 @@ impl<E: Environment> Cache<E> {
         // While the reserve is not whole, an open segment may be one that was taken from it for a quarantine: what is left
         // of it is for more of them, and clients wait.
         let may_use_open = matches!(asker, Asker::Essential | Asker::Frugal)
-            || Safeguard::PoolOpenFromReserve.holds(self.pool.free() >= self.pool.reserve());
+            || MutationPoint::PoolOpenFromReserve.holds(self.pool.free() >= self.pool.reserve());
         if let Some(open) = &mut lane.open
             && may_use_open
             && self.shape().fits(open.slots, open.data_low, slots, length)
         {
-            if open.holds_dropped && length > 0 && Safeguard::RecoveryReopenErase.is_kept() {
+            if open.holds_dropped && length > 0 && MutationPoint::RecoveryReopenErase.is_active() {
                 self.erase_dropped(open);
             }
             return true;
@@ -94,7 +94,7 @@ impl<E: Environment> Cache<E> {
             .region()
             .store_line(base + primary, &[0; 64])
             .and(self.region().store_line(base + mirror, &[0; 64]));
-        self.region().fence(Safeguard::RecoveryReopenEraseFence, stored);
+        self.region().fence(MutationPoint::RecoveryReopenEraseFence, stored);
         open.holds_dropped = false;
     }
 
@@ -102,9 +102,9 @@ impl<E: Environment> Cache<E> {
     /// stored behind them; until then the segment is free for recovery.
     fn open_segment(&self, lane: &mut LaneState, segment: u32) {
         let runtime = &self.segments[segment as usize];
-        let raised = u32::from(Safeguard::GenerationRaised.is_kept());
+        let raised = u32::from(MutationPoint::GenerationRaised.is_active());
         let generation = runtime.generation.load(Ordering::Relaxed).wrapping_add(raised).max(1);
-        let salt = if Safeguard::SaltFresh.is_kept() { self.environment().random() } else { 0 };
+        let salt = if MutationPoint::SaltFresh.is_active() { self.environment().random() } else { 0 };
         runtime.begin(generation, salt, lane.next_ordinal);
         if generation > 1 {
             rare::count(&self.rare.segment_reuses);
@@ -128,11 +128,11 @@ impl<E: Environment> Cache<E> {
         }
         .sealed();
         let mut stored = self.region().store(runtime.base, bytes_of(&header));
-        if Safeguard::HeaderCopyStore.is_kept() {
+        if MutationPoint::HeaderCopyStore.is_active() {
             let copy = runtime.base + self.shape().header_copy();
             stored = stored.and(self.region().store(copy, bytes_of(&header)));
         }
-        self.region().fence(Safeguard::HeaderFence, stored);
+        self.region().fence(MutationPoint::HeaderFence, stored);
         lane.open = Some(LogSegment {
             segment,
             ordinal: lane.next_ordinal,
@@ -225,7 +225,7 @@ impl<E: Environment> Cache<E> {
         let [primary, mirror] = self.shape().slot(slot);
         let line = encode(&runtime.place(slot));
         let stored = self.region().store_line(runtime.base + primary, &line);
-        if !Safeguard::RecordMirrorStore.is_kept() {
+        if !MutationPoint::RecordMirrorStore.is_active() {
             return stored;
         }
         stored.and(self.region().store_line(runtime.base + mirror, &line))
@@ -252,7 +252,7 @@ impl<E: Environment> Cache<E> {
         let runtime = &self.segments[location.segment as usize];
         let place = runtime.place(location.slot);
         let generation = runtime.generation.load(Ordering::Relaxed);
-        let copies = if Safeguard::RecordMirrorRead.is_kept() { 2 } else { 1 };
+        let copies = if MutationPoint::RecordMirrorRead.is_active() { 2 } else { 1 };
         for (copy, at) in self.shape().slot(location.slot).into_iter().take(copies).enumerate() {
             let mut line = [0; 64];
             if self.region().load(runtime.base + at, &mut line).is_err() {
@@ -306,7 +306,7 @@ impl<E: Environment> Cache<E> {
         let in_unit = !record.kind().has_data()
             || (range.start / cbd_types::CHUNK == (range.end - 1) / cbd_types::CHUNK
                 && range.len() <= u64::from(self.shape().atomic_unit()));
-        Safeguard::RecordOnDevice.holds(on_device) && Safeguard::RecordInUnit.holds(in_unit)
+        MutationPoint::RecordOnDevice.holds(on_device) && MutationPoint::RecordInUnit.holds(in_unit)
     }
 
     /// Copies the bytes of `range`, which the record at `location` holds, into `into`, verified. A block of which only a
@@ -379,8 +379,8 @@ impl<E: Environment> Cache<E> {
             out.copy_from_slice(&block[skip..skip + out.len()]);
             sum
         };
-        let is_good = Safeguard::DataChecksum.holds(sum == expected);
-        if !is_good && Safeguard::DataErased.is_kept() {
+        let is_good = MutationPoint::DataChecksum.holds(sum == expected);
+        if !is_good && MutationPoint::DataErased.is_active() {
             out.fill(0);
         }
         Ok(is_good)
@@ -402,7 +402,7 @@ impl<E: Environment> Cache<E> {
     fn load_sums(&self, location: Location, record: &Record, number: usize) -> Result<SumLine> {
         let runtime = &self.segments[location.segment as usize];
         let slot = location.slot + 1 + number as u32;
-        let copies = if Safeguard::SumsMirrorRead.is_kept() { 2 } else { 1 };
+        let copies = if MutationPoint::SumsMirrorRead.is_active() { 2 } else { 1 };
         for (copy, at) in self.shape().slot(slot).into_iter().take(copies).enumerate() {
             let mut line = [0; 64];
             if self.region().load(runtime.base + at, &mut line).is_err() {

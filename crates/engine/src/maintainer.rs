@@ -9,7 +9,7 @@ use crate::{
     writeback::{Progress, Writeback},
 };
 use alloc::{sync::Arc, vec::Vec};
-use cbd_types::{BackingGeometry, BackingQueue, Safeguard};
+use cbd_types::{BackingGeometry, BackingQueue, MutationPoint};
 use core::sync::atomic::Ordering;
 
 /// A lane that was written and then left alone is marked after this time.
@@ -73,7 +73,7 @@ impl<E: Environment, Q: BackingQueue> Maintainer<E, Q> {
     /// Does what there is to do, in bounded time and without waiting.
     pub fn step(&mut self) -> Step {
         let cache = &*self.cache;
-        if cache.region().check_stores(Safeguard::MaintainerStoreCheck).is_err() {
+        if cache.region().check_stores(MutationPoint::MaintainerStoreCheck).is_err() {
             // Nothing that is stored now can be relied on, a new tail or drained least of all.
             return Step::Idle { until_ms: None };
         }
@@ -105,7 +105,7 @@ impl<E: Environment, Q: BackingQueue> Maintainer<E, Q> {
         }
         let now = cache.environment().monotonic_ms();
         let mark = match cache.unmarked_for_ms(now) {
-            Some(idle) if idle >= IDLE_MARK_MS && Safeguard::IdleMark.is_kept() => {
+            Some(idle) if idle >= IDLE_MARK_MS && MutationPoint::IdleMark.is_active() => {
                 cache.close_epoch();
                 None
             }
@@ -116,7 +116,7 @@ impl<E: Environment, Q: BackingQueue> Maintainer<E, Q> {
             (Some(a), Some(b)) => Some(a.min(b)),
             (a, b) => a.or(b),
         };
-        if (if Safeguard::MaintainerSleepsLong.is_kept() { mark } else { until_ms }).is_some() {
+        if (if MutationPoint::MaintainerSleepsLong.is_active() { mark } else { until_ms }).is_some() {
             return Step::Idle { until_ms };
         }
         if core::mem::replace(&mut self.rested, covered) != covered {
@@ -129,7 +129,7 @@ impl<E: Environment, Q: BackingQueue> Maintainer<E, Q> {
         // seen that, or its lane is still touched, or a pass has cleared the lane since this step began.
         cache.maintainer_sleeps.store(true, Ordering::SeqCst);
         let has_changed = cache.unmarked_for_ms(now).is_some() || cache.covered() != covered;
-        if !Safeguard::MaintainerLooksAgain.holds(!has_changed) {
+        if !MutationPoint::MaintainerLooksAgain.holds(!has_changed) {
             return Step::Busy;
         }
         Step::Idle { until_ms }

@@ -1,4 +1,4 @@
-//! Second copies that are made whole again, for `repair`.
+//! Second copies that are repaired, for `repair`.
 //!
 //! Always true here: what is stored is what the good copy holds, byte for byte, so a crash leaves the damaged copy damaged or
 //! whole.
@@ -6,7 +6,7 @@
 //! Left to others: which copy is good (`cbd-inspect`), objects in two slots ([`TwoSlots`](crate::TwoSlots)).
 
 use alloc::vec;
-use cbd_types::{Pmem, Region, Result, Safeguard};
+use cbd_types::{MutationPoint, Pmem, Region, Result};
 
 /// Stores the `length` bytes at `from` over those at `to`, durably.
 ///
@@ -16,6 +16,6 @@ pub fn copy_over<P: Pmem>(region: &Region<P>, from: u64, to: u64, length: usize)
     let mut good = vec![0; length];
     region.load(from, &mut good)?;
     let stored = region.store(to, &good);
-    region.fence(Safeguard::RepairCopyFence, stored);
+    region.fence(MutationPoint::RepairCopyFence, stored);
     Ok(())
 }

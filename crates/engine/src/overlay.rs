@@ -10,7 +10,7 @@
 
 use crate::rangemap::RangeMap;
 use alloc::vec::Vec;
-use cbd_types::{ByteRange, Safeguard};
+use cbd_types::{ByteRange, MutationPoint};
 
 /// A place in the history of a lane: ordinal of the segment, then slot.
 pub(crate) type Place = (u64, u32);
@@ -69,8 +69,8 @@ impl Overlay {
             present.meaning == Meaning::Damaged && present.meaning == meaning && present.place == place
         };
         self.extents.insert(range, Extent { meaning, place, noted: 0 }, |present| {
-            (Safeguard::OverlayKeepsLater.is_kept() && present.place > place)
-                || (Safeguard::QuarantineOnce.is_kept() && is_same(present))
+            (MutationPoint::OverlayKeepsLater.is_active() && present.place > place)
+                || (MutationPoint::QuarantineOnce.is_active() && is_same(present))
         });
     }
 
@@ -78,9 +78,9 @@ impl Overlay {
     /// quarantine record that says so.
     pub(crate) fn insert_noted(&mut self, range: ByteRange, place: Place, ordinal: u64) {
         self.was_damaged = true;
-        let noted = if Safeguard::RecoveryKnowsNoted.is_kept() { ordinal } else { 0 };
+        let noted = if MutationPoint::RecoveryKnowsNoted.is_active() { ordinal } else { 0 };
         self.extents.insert(range, Extent { meaning: Meaning::Damaged, place, noted }, |present| {
-            Safeguard::OverlayKeepsLater.is_kept() && present.place > place
+            MutationPoint::OverlayKeepsLater.is_active() && present.place > place
         });
     }
 
@@ -96,7 +96,7 @@ impl Overlay {
     /// Forgets the zeroes that the record at `place` gave to `range`: the backing device knows them.
     pub(crate) fn forget_zeroes(&mut self, range: ByteRange, place: Place) {
         self.extents.remove(range, |extent| {
-            extent.meaning == Meaning::Zeroes && Safeguard::ReclaimOwnZeroes.holds(extent.place == place)
+            extent.meaning == Meaning::Zeroes && MutationPoint::ReclaimOwnZeroes.holds(extent.place == place)
         });
     }
 
@@ -131,9 +131,9 @@ impl Overlay {
     ) -> impl Iterator<Item = (ByteRange, Meaning)> + '_ {
         self.extents.touching(range).filter_map(move |(part, Extent { meaning, place: since, .. })| {
             let counts = place.is_none_or(|place| match meaning {
-                Meaning::Zeroes => Safeguard::ZeroesByPlace.holds(since > place),
+                Meaning::Zeroes => MutationPoint::ZeroesByPlace.holds(since > place),
                 // Damage has the place of the record that it condemns.
-                Meaning::Damaged => Safeguard::DamageByPlace.holds(since >= place),
+                Meaning::Damaged => MutationPoint::DamageByPlace.holds(since >= place),
             });
             counts.then_some((part, meaning))
         })

@@ -26,7 +26,7 @@ use crate::{
 };
 use alloc::vec::Vec;
 use cbd_format::{Record, RecordKind, SegmentShape};
-use cbd_types::{ByteRange, CHECKSUM_BLOCK, LaneId, Safeguard};
+use cbd_types::{ByteRange, CHECKSUM_BLOCK, LaneId, MutationPoint};
 use core::sync::atomic::Ordering;
 
 /// Bytes that a record takes with its mirror.
@@ -137,11 +137,11 @@ impl<E: Environment> Cache<E> {
                 Refused::Data(location) => source == Source::Record(location),
                 Refused::Zeroes => source == Source::Zeroes,
             };
-            if Safeguard::ParkedNewest.holds(is_newest) {
+            if MutationPoint::ParkedNewest.holds(is_newest) {
                 newest.push(part);
             }
         });
-        if refused == Refused::Zeroes && Safeguard::ParkedZeroesOnce.is_kept() {
+        if refused == Refused::Zeroes && MutationPoint::ParkedZeroesOnce.is_active() {
             // A batch that is tried again meets zeroes that are parked already: they look as those that it holds.
             let mut others = RangeMap::default();
             newest.iter().for_each(|part| others.insert(*part, (), |()| false));
@@ -227,7 +227,7 @@ impl<E: Environment> Cache<E> {
         state.overlay.insert(range, Meaning::Zeroes, self.place_of(location));
         state.parked.insert(range, Parked { location, sequence: state.next_sequence - 1, zeroes: true });
         state.cancel_fills(range);
-        self.region().fence(Safeguard::ParkedFence, stored);
+        self.region().fence(MutationPoint::ParkedFence, stored);
         Outcome::Done
     }
 
@@ -242,7 +242,7 @@ impl<E: Environment> Cache<E> {
     pub(crate) fn is_still_parked(&self, range: ByteRange, what: Refused) -> bool {
         let state = self.lane(range.start).state.lock();
         let is_parked = state.parked.touching(range).any(|(part, now)| part == range && now.is(what));
-        Safeguard::ParkedStill.holds(is_parked)
+        MutationPoint::ParkedStill.holds(is_parked)
     }
 
     /// Whether anything is parked.

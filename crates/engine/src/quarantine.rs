@@ -19,7 +19,7 @@ use crate::{
 };
 use alloc::{string::String, vec, vec::Vec};
 use cbd_format::record::{Record, RecordKind};
-use cbd_types::{ByteRange, CHECKSUM_BLOCK, CHUNK, Error, LaneId, SECTOR, Safeguard};
+use cbd_types::{ByteRange, CHECKSUM_BLOCK, CHUNK, Error, LaneId, MutationPoint, SECTOR};
 use core::sync::atomic::Ordering;
 
 /// What reads and writeback found.
@@ -76,10 +76,10 @@ impl<E: Environment> Cache<E> {
         self.announce(lane);
         state.overlay.insert(range, Meaning::Damaged, place);
         self.forget_parked_up_to(&mut state, range, place);
-        if Safeguard::QuarantineNewer.is_kept() {
+        if MutationPoint::QuarantineNewer.is_active() {
             self.heal_what_is_newer(&mut state, range, place);
         }
-        if Safeguard::QuarantineCancelsFills.is_kept() {
+        if MutationPoint::QuarantineCancelsFills.is_active() {
             state.cancel_fills(range);
         }
         self.record_new_damage(&mut state, range, sequence, place, asker)
@@ -109,7 +109,7 @@ impl<E: Environment> Cache<E> {
         let lane = &self.lanes[id.index()];
         let mut state = lane.state.lock();
         let goes = |damage: Damage| {
-            damage.place.0 <= ordinal && Safeguard::ReclaimCarryOnce.holds(damage.noted <= ordinal)
+            damage.place.0 <= ordinal && MutationPoint::ReclaimCarryOnce.holds(damage.noted <= ordinal)
         };
         let mut relies = false;
         let mut left: Vec<ByteRange> = Vec::new();
@@ -141,13 +141,14 @@ impl<E: Environment> Cache<E> {
         let left: Vec<ByteRange> = self
             .damage_in(state, range)
             .filter(|(_, damage)| {
-                damage.place == place && Safeguard::QuarantineOnlyNew.holds(damage.noted == 0)
+                damage.place == place && MutationPoint::QuarantineOnlyNew.holds(damage.noted == 0)
             })
             .map(|(part, _)| part)
             .collect();
         // What is noted already stays with its own record: this one may span it without naming it.
-        let is_new =
-            |damage: Damage| damage.place == place && Safeguard::QuarantineKeepsNote.holds(damage.noted == 0);
+        let is_new = |damage: Damage| {
+            damage.place == place && MutationPoint::QuarantineKeepsNote.holds(damage.noted == 0)
+        };
         self.record_damage(state, &left, sequence, asker, is_new)
     }
 
@@ -163,7 +164,7 @@ impl<E: Environment> Cache<E> {
     ) -> bool {
         // All of it finds room in the one segment that is kept back for each lane, beside what is parked.
         for note in notes::of(left, self.shape().slots_max() / 4) {
-            if self.region().check_stores(Safeguard::RecordAfterFailure).is_err()
+            if self.region().check_stores(MutationPoint::RecordAfterFailure).is_err()
                 || !self.make_room(state, note.slots(), 0, asker, None)
             {
                 return false;
@@ -171,7 +172,7 @@ impl<E: Environment> Cache<E> {
             let mut record = Record::new(RecordKind::Quarantine, note.range);
             record.reference = sequence.into();
             let (location, stored) = self.append_quarantine(state, record, &note.map);
-            self.region().fence(Safeguard::QuarantineFence, stored);
+            self.region().fence(MutationPoint::QuarantineFence, stored);
             let (ordinal, _) = self.place_of(location);
             state.overlay.note(note.range, ordinal, &which);
             rare::count(&self.rare.quarantine_records);
@@ -195,7 +196,7 @@ impl<E: Environment> Cache<E> {
     ) -> impl Iterator<Item = (ByteRange, Damage)> + 'a {
         let map = self.identity.lanes;
         state.overlay.damaged().filter(move |(range, _)| {
-            Safeguard::DamageOwnChunks.holds(map.of_lane(state.id, *range).next().is_some())
+            MutationPoint::DamageOwnChunks.holds(map.of_lane(state.id, *range).next().is_some())
         })
     }
 
@@ -207,7 +208,7 @@ impl<E: Environment> Cache<E> {
     ) -> impl Iterator<Item = (ByteRange, Damage)> + 'a {
         let map = self.identity.lanes;
         state.overlay.damaged_in(range).filter(move |(range, _)| {
-            Safeguard::DamageOwnChunks.holds(map.of_lane(state.id, *range).next().is_some())
+            MutationPoint::DamageOwnChunks.holds(map.of_lane(state.id, *range).next().is_some())
         })
     }
 
@@ -219,7 +220,7 @@ impl<E: Environment> Cache<E> {
     /// Bytes that are quarantined and that nothing has healed. What clients wrote there last is nowhere, so the backing device is
     /// not complete without them, however far it is drained.
     pub fn quarantined_bytes(&self) -> u64 {
-        if !Safeguard::DrainQuarantined.is_kept() {
+        if !MutationPoint::DrainQuarantined.is_active() {
             return 0;
         }
         let map = self.identity.lanes;

@@ -12,7 +12,7 @@ use crate::{
 };
 use alloc::{format, vec::Vec};
 use cbd_format::Record;
-use cbd_types::{ByteRange, CHECKSUM_BLOCK, Error, ErrorKind, Result, SECTOR, Safeguard};
+use cbd_types::{ByteRange, CHECKSUM_BLOCK, Error, ErrorKind, MutationPoint, Result, SECTOR};
 
 /// Lines of a block that are asked for as soon as its place is known; the processor guesses the rest of them.
 const PREFETCHED_LINES: u64 = 8;
@@ -75,7 +75,7 @@ impl<E: Environment> Cache<E> {
             self.note_read(&mut state, range);
             self.look_up(&state, range, &mut |piece, source| {
                 match source {
-                    Source::Record(location) if Safeguard::ReadPins.is_kept() => {
+                    Source::Record(location) if MutationPoint::ReadPins.is_active() => {
                         self.segments[location.segment as usize].pin();
                     }
                     Source::Record(_) | Source::Backing | Source::Zeroes | Source::Damaged => {}
@@ -103,7 +103,7 @@ impl<E: Environment> Cache<E> {
             let result = match source {
                 Source::Record(location) => {
                     let result = self.read_record(*location, *piece, out, misses);
-                    if Safeguard::ReadPins.is_kept() {
+                    if MutationPoint::ReadPins.is_active() {
                         self.unpin(location.segment);
                     }
                     result
@@ -148,7 +148,7 @@ impl<E: Environment> Cache<E> {
                 self.region().prefetch(at + line * 64);
             }
             state.admission.note_read(key);
-            if Safeguard::ReadPins.is_kept() {
+            if MutationPoint::ReadPins.is_active() {
                 segment.pin();
             }
             state.counters.read_hit += range.len();
@@ -157,7 +157,7 @@ impl<E: Environment> Cache<E> {
         let block = ByteRange::at(base, CHECKSUM_BLOCK);
         let is_good = self.load_verified(at, block, range, into, sum).is_ok_and(|is_good| is_good);
         let outcome = if is_good { Ok(()) } else { self.read_again(location, range, into, misses) };
-        if Safeguard::ReadPins.is_kept() {
+        if MutationPoint::ReadPins.is_active() {
             self.unpin(location.segment);
         }
         Some(outcome)
@@ -193,7 +193,7 @@ impl<E: Environment> Cache<E> {
         let mut healed = 0;
         {
             let mut state = self.lane(piece.start).state.lock();
-            if Safeguard::ReadAnewNewest.is_kept() {
+            if MutationPoint::ReadAnewNewest.is_active() {
                 self.note_read(&mut state, piece);
                 self.look_up(&state, piece, &mut |part, source| found.push((part, source)));
             } else {
@@ -242,7 +242,7 @@ impl<E: Environment> Cache<E> {
         out: &mut [u8],
     ) -> core::result::Result<(), Unreadable> {
         let record = self.load_record(location).map_err(Unreadable::Record)?;
-        if !Safeguard::ReadInRecord.holds(record.range().contains(&piece)) {
+        if !MutationPoint::ReadInRecord.holds(record.range().contains(&piece)) {
             let text = format!("the index and the log disagree about {piece}");
             return Err(Unreadable::Index(Error::new(ErrorKind::Damaged, text)));
         }
@@ -257,18 +257,18 @@ impl<E: Environment> Cache<E> {
         piece: ByteRange,
         unreadable: &Unreadable,
     ) -> bool {
-        if !Safeguard::ParkedIsDirty.holds(!state.parked.holds(piece, location)) {
+        if !MutationPoint::ParkedIsDirty.holds(!state.parked.holds(piece, location)) {
             return false;
         }
         match unreadable {
-            Unreadable::Data(record, _) => Safeguard::ReadAnewClean.holds(self.is_clean(record)),
+            Unreadable::Data(record, _) => MutationPoint::ReadAnewClean.holds(self.is_clean(record)),
             // Whether it was clean went with the record; its segment may still say so.
             Unreadable::Record(_) => {
                 let drained = self.drained_epoch().0;
                 let is_clean = |segment: &LogSegment| {
                     segment.segment == location.segment && segment.last_dirty_epoch <= drained
                 };
-                Safeguard::ReadAnewCleanSegment.holds(state.segments().any(is_clean))
+                MutationPoint::ReadAnewCleanSegment.holds(state.segments().any(is_clean))
             }
             Unreadable::Index(_) => false,
         }

@@ -19,7 +19,7 @@ use crate::{
 };
 use alloc::{collections::BTreeSet, vec::Vec};
 use cbd_format::{LaneTail, Record, RecordKind};
-use cbd_types::{AlignedBuffer, ByteRange, CHECKSUM_BLOCK, LaneId, Safeguard};
+use cbd_types::{AlignedBuffer, ByteRange, CHECKSUM_BLOCK, LaneId, MutationPoint};
 use core::sync::atomic::Ordering;
 
 /// Records that leave the index in one hold of the lane's lock: so few that a writer who meets it waits about as long as for
@@ -67,8 +67,8 @@ impl Reclaim {
                 .flatten();
             return self.victim.is_some();
         };
-        if !victim.has_carried && Safeguard::ReclaimCarryParked.is_kept() {
-            if !Safeguard::ReclaimStuck.holds(victim.carry_parked(cache)) {
+        if !victim.has_carried && MutationPoint::ReclaimCarryParked.is_active() {
+            if !MutationPoint::ReclaimStuck.holds(victim.carry_parked(cache)) {
                 self.stuck.insert(victim.lane);
                 self.victim = None;
             }
@@ -103,7 +103,7 @@ fn choose<E: Environment>(cache: &Cache<E>, stuck: &BTreeSet<LaneId>) -> Option<
     for (number, lane) in cache.lanes.iter().enumerate() {
         let state = lane.state.lock();
         let Some(tail) = state.sealed.front() else { continue };
-        if !Safeguard::ReclaimClean.holds(tail.last_dirty_epoch <= drained || state.is_settled(tail))
+        if !MutationPoint::ReclaimClean.holds(tail.last_dirty_epoch <= drained || state.is_settled(tail))
             || stuck.contains(&LaneId(number as u32))
         {
             continue;
@@ -133,7 +133,7 @@ impl Victim {
             state.parked.iter().filter(is_here).take(RECORDS_PER_HOLD).collect()
         };
         self.has_carried = parked.is_empty();
-        self.needs_mark |= !parked.is_empty() && Safeguard::ParkedMark.is_kept();
+        self.needs_mark |= !parked.is_empty() && MutationPoint::ParkedMark.is_active();
         parked.into_iter().all(|(range, parked)| cache.carry_parked(self.lane, range, parked))
     }
 
@@ -229,7 +229,7 @@ impl Victim {
         let mut state = lane.state.lock();
         cache.announce(lane);
         // It may have been overwritten while it was copied.
-        if !Safeguard::ChanceStillCurrent.holds(is_current(cache, &state, block, location)) {
+        if !MutationPoint::ChanceStillCurrent.holds(is_current(cache, &state, block, location)) {
             return true;
         }
         let appended =
@@ -264,7 +264,8 @@ impl Victim {
 
     /// `false` when its quarantines found no space at the head: the segment stays, and is tried again.
     fn give_back<E: Environment>(mut self, cache: &Cache<E>) -> bool {
-        if Safeguard::ReclaimCarry.is_kept() && !Safeguard::ReclaimStuck.holds(self.carry_quarantines(cache))
+        if MutationPoint::ReclaimCarry.is_active()
+            && !MutationPoint::ReclaimStuck.holds(self.carry_quarantines(cache))
         {
             return false;
         }
@@ -272,7 +273,7 @@ impl Victim {
             // As in writeback: what was carried must not look like a write that was never acknowledged.
             cache.close_epoch();
         }
-        if !Safeguard::TailBeforeRelease.is_kept() {
+        if !MutationPoint::TailBeforeRelease.is_active() {
             cache.lanes[self.lane.index()].state.lock().sealed.pop_front();
             cache.retire(self.segment.segment);
         }
@@ -280,16 +281,16 @@ impl Victim {
         let first_sequence = {
             let state = cache.lanes[self.lane.index()].state.lock();
             let next = state.segments().nth(1).map_or(state.next_sequence, |next| next.first_sequence);
-            if Safeguard::TailSequence.is_kept() { next } else { self.segment.first_sequence }
+            if MutationPoint::TailSequence.is_active() { next } else { self.segment.first_sequence }
         };
-        if cache.region().check_stores(Safeguard::TailStoreCheck).is_err() {
+        if cache.region().check_stores(MutationPoint::TailStoreCheck).is_err() {
             return false;
         }
         // 1. The new tail is durable, in both slots: an older one would name a segment that is used anew.
         let names = InBoth {
-            first_fence: Safeguard::TailFirstFence,
-            second: Safeguard::TailSecond,
-            fence: Safeguard::TailFence,
+            first_fence: MutationPoint::TailFirstFence,
+            second: MutationPoint::TailSecond,
+            fence: MutationPoint::TailFence,
         };
         let tail = LaneTail {
             ordinal: (self.segment.ordinal + 1).into(),
@@ -298,11 +299,11 @@ impl Victim {
             reserved: [0; 24],
         };
         cache.tails.lock()[self.lane.index()].store_in_both(cache.region(), names, tail);
-        if cache.region().check_stores(Safeguard::TailStoreCheck).is_err() {
+        if cache.region().check_stores(MutationPoint::TailStoreCheck).is_err() {
             return false;
         }
         // 2. The segment leaves the lane, and goes to the pool when its last reader is done.
-        if Safeguard::TailBeforeRelease.is_kept() {
+        if MutationPoint::TailBeforeRelease.is_active() {
             cache.lanes[self.lane.index()].state.lock().sealed.pop_front();
             cache.retire(self.segment.segment);
         }
@@ -314,7 +315,7 @@ impl Victim {
     /// space.
     fn carry_quarantines<E: Environment>(&mut self, cache: &Cache<E>) -> bool {
         let relies = cache.carry_damage(self.lane, self.segment.ordinal);
-        self.needs_mark |= relies == Some(true) && Safeguard::QuarantineMark.is_kept();
+        self.needs_mark |= relies == Some(true) && MutationPoint::QuarantineMark.is_active();
         relies.is_some()
     }
 }

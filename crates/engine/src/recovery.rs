@@ -23,7 +23,7 @@ use cbd_format::{
     COUNTER_END, Drained, LaneMark, LaneTail, Layout, PAGE, SegmentHeader, SegmentShape, StateShape,
     record::bytes_of, segment::LOG_MAGIC,
 };
-use cbd_types::{CHECKSUM_BLOCK, Error, ErrorKind, LaneId, Region, Result, Safeguard, SegmentId};
+use cbd_types::{CHECKSUM_BLOCK, Error, ErrorKind, LaneId, MutationPoint, Region, Result, SegmentId};
 use core::sync::atomic::Ordering;
 
 /// What the transport's tables say of a cache that is to be opened.
@@ -61,11 +61,11 @@ impl<E: Environment> Cache<E> {
         let marked =
             marks.iter().filter_map(TwoSlots::content).map(|mark| mark.epoch.get()).max().unwrap_or(0);
         let mut epoch = 0;
-        for (safeguard, seen) in [
-            (Safeguard::EpochAboveDrained, caught_up.drained.max(void_until)),
-            (Safeguard::EpochAboveMarks, marked),
+        for (point, seen) in [
+            (MutationPoint::EpochAboveDrained, caught_up.drained.max(void_until)),
+            (MutationPoint::EpochAboveMarks, marked),
         ] {
-            if safeguard.is_kept() {
+            if point.is_active() {
                 epoch = epoch.max(seen);
             }
         }
@@ -79,7 +79,7 @@ impl<E: Environment> Cache<E> {
             let header = read_header(&region, layout.segment_shape(), segment, &identity);
             let live = header.filter(|header| {
                 let tail = tails[header.lane.get() as usize].content().map_or(0, |tail| tail.ordinal.get());
-                Safeguard::RecoveryTail.holds(header.ordinal.get() >= tail.max(1))
+                MutationPoint::RecoveryTail.holds(header.ordinal.get() >= tail.max(1))
             });
             match live {
                 Some(header) => {
@@ -146,12 +146,12 @@ impl<E: Environment> Cache<E> {
         }
         for (lane, marked) in cache.lanes.iter().zip(&last_marked) {
             let state = lane.state.lock();
-            if state.next_sequence - 1 > marked.sequence && Safeguard::RecoveryUnmarked.is_kept() {
+            if state.next_sequence - 1 > marked.sequence && MutationPoint::RecoveryUnmarked.is_active() {
                 // The next pass leaves the evidence that the last process did not come to leave.
                 lane.touch();
             }
             let highest = epoch.max(state.next_sequence).max(state.next_ordinal).max(state.run);
-            if !Safeguard::RecoveryCounters.holds(highest < COUNTER_END / 2) {
+            if !MutationPoint::RecoveryCounters.holds(highest < COUNTER_END / 2) {
                 // Forged: counting on from here would soon write what nobody can read.
                 return Err(Error::new(
                     ErrorKind::Damaged,
@@ -177,12 +177,14 @@ impl<E: Environment> Cache<E> {
         // Where there is no room for it, or the memory takes no stores, it stays known: it is noted when there is room, and by reclaim
         // before the tail passes it. Until then each recovery finds it again, and the backing device is void.
         cache.note_lost();
-        if opened_ms < cache.dated_ms.load(Ordering::Relaxed) && Safeguard::ClosingsClockSetBack.is_kept() {
+        if opened_ms < cache.dated_ms.load(Ordering::Relaxed)
+            && MutationPoint::ClosingsClockSetBack.is_active()
+        {
             // The clock was set back: what is completed from now on looks older than the recovery point.
             store_drained(&cache, |drained| drained.closed_ms = opened_ms.into());
         }
-        let is_void = cache.has_damage() && Safeguard::RecoveryDamageVoid.is_kept()
-            || !is_drained_known && Safeguard::RecoveryDrainedLost.is_kept();
+        let is_void = cache.has_damage() && MutationPoint::RecoveryDamageVoid.is_active()
+            || !is_drained_known && MutationPoint::RecoveryDrainedLost.is_active();
         if is_void {
             // The backing device lacks what is damaged, even once it is overwritten, until the overwrite is drained. And where
             // it is not known how far it is drained, old epochs are about to be written over newer ones.
@@ -200,7 +202,7 @@ impl<E: Environment> Cache<E> {
     /// complete it, which is why it is erased before any is taken.
     fn reopen_if_nothing_is_free(&self, chains: &[Vec<ChainSegment>]) {
         let is_short = self.pool.free() < self.pool.reserve();
-        if !Safeguard::RecoveryNewSegment.holds(is_short) || !Safeguard::RecoveryReopen.is_kept() {
+        if !MutationPoint::RecoveryNewSegment.holds(is_short) || !MutationPoint::RecoveryReopen.is_active() {
             return;
         }
         for (lane, chain) in self.lanes.iter().zip(chains) {
@@ -222,17 +224,17 @@ impl<E: Environment> Cache<E> {
         let mut stored = region.nothing_in_flight();
         let state_slots = |lane: LaneId| {
             [
-                (Safeguard::RecoveryTailWriteBack, state.tail(lane)),
-                (Safeguard::RecoveryMarkWriteBack, state.mark(lane)),
+                (MutationPoint::RecoveryTailWriteBack, state.tail(lane)),
+                (MutationPoint::RecoveryMarkWriteBack, state.mark(lane)),
             ]
         };
-        for (safeguard, slots) in (0..self.identity.lanes.lanes)
+        for (point, slots) in (0..self.identity.lanes.lanes)
             .map(LaneId)
             .flat_map(state_slots)
-            .chain([(Safeguard::RecoveryDrainedWriteBack, state.drained())])
+            .chain([(MutationPoint::RecoveryDrainedWriteBack, state.drained())])
         {
             for at in slots {
-                stored = stored.and(region.write_back(safeguard, self.identity.state_base + at, 64));
+                stored = stored.and(region.write_back(point, self.identity.state_base + at, 64));
             }
         }
         for (lane, chain) in chains.iter().enumerate() {
@@ -241,8 +243,8 @@ impl<E: Environment> Cache<E> {
                 let header = size_of::<SegmentHeader>() as u64;
                 let copy = base + self.shape().header_copy();
                 stored = stored
-                    .and(region.write_back(Safeguard::RecoveryHeaderWriteBack, base, header))
-                    .and(region.write_back(Safeguard::RecoveryHeaderCopyWriteBack, copy, header));
+                    .and(region.write_back(MutationPoint::RecoveryHeaderWriteBack, base, header))
+                    .and(region.write_back(MutationPoint::RecoveryHeaderCopyWriteBack, copy, header));
             }
             // The last record that was accepted, its further lines and its data; and of the records before it those that may
             // stand in as many slots, since it is not known where the last one begins.
@@ -257,17 +259,18 @@ impl<E: Environment> Cache<E> {
                 .max();
             for slot in first..last.slots {
                 for at in self.shape().slot(slot) {
-                    stored = stored.and(region.write_back(Safeguard::RecoveryRecordWriteBack, base + at, 64));
+                    stored =
+                        stored.and(region.write_back(MutationPoint::RecoveryRecordWriteBack, base + at, 64));
                 }
             }
             if let Some(end) = data_end {
                 let length =
                     end.saturating_sub(last.data_low).min(u64::from(self.shape().atomic_unit()) + PAGE);
                 let at = base + last.data_low;
-                stored = stored.and(region.write_back(Safeguard::RecoveryDataWriteBack, at, length));
+                stored = stored.and(region.write_back(MutationPoint::RecoveryDataWriteBack, at, length));
             }
         }
-        region.fence(Safeguard::RecoveryFence, stored);
+        region.fence(MutationPoint::RecoveryFence, stored);
     }
 
     /// A crash can leave one good copy of a header, of a lane's last record or of a slot of the state: that one is durable now,
@@ -276,17 +279,17 @@ impl<E: Environment> Cache<E> {
     fn make_copies_whole(&self, chains: &[Vec<ChainSegment>]) {
         let region = self.region();
         let mut stored = region.nothing_in_flight();
-        if Safeguard::RecoveryWholeState.is_kept() {
-            stored = stored.and(self.drained.lock().make_whole(region));
+        if MutationPoint::RecoveryWholeState.is_active() {
+            stored = stored.and(self.drained.lock().complete(region));
             for tail in self.tails.lock().iter_mut() {
-                stored = stored.and(tail.make_whole(region));
+                stored = stored.and(tail.complete(region));
             }
         }
         for segment in chains.iter().flatten() {
             let base = self.segments[segment.segment as usize].base;
             for at in [base, base + self.shape().header_copy()] {
                 let mut copy = [0; size_of::<SegmentHeader>()];
-                if Safeguard::RecoveryWholeHeader.is_kept()
+                if MutationPoint::RecoveryWholeHeader.is_active()
                     && region.load(at, &mut copy).is_ok()
                     && copy != *bytes_of(&segment.header)
                 {
@@ -302,12 +305,12 @@ impl<E: Environment> Cache<E> {
                 (slot + record.slots() == last.slots).then_some((location, record))
             });
             if let Some((location, record)) = last_record
-                && Safeguard::RecoveryWholeRecord.is_kept()
+                && MutationPoint::RecoveryWholeRecord.is_active()
             {
                 stored = stored.and(self.make_record_whole(location, &record));
             }
         }
-        region.fence(Safeguard::RecoveryWholeFence, stored);
+        region.fence(MutationPoint::RecoveryWholeFence, stored);
     }
 
     /// The last segment of a lane that holds records.
@@ -327,7 +330,7 @@ fn read_header<E: Environment>(
 ) -> Option<SegmentHeader> {
     let mut newest: Option<SegmentHeader> = None;
     let mut claimed = 0;
-    let copies = if Safeguard::HeaderCopyRead.is_kept() { 2 } else { 1 };
+    let copies = if MutationPoint::HeaderCopyRead.is_active() { 2 } else { 1 };
     for at in [segment.base, segment.base + shape.header_copy()].into_iter().take(copies) {
         let mut bytes = [0; size_of::<SegmentHeader>()];
         if region.load(at, &mut bytes).is_err() {
@@ -335,16 +338,16 @@ fn read_header<E: Environment>(
         }
         let Some(header) = SegmentHeader::decode(&bytes) else { continue };
         if bytes_of(&[header.claimed_generation()]) != [0xff; 4]
-            && Safeguard::GenerationAboveClaimed.is_kept()
+            && MutationPoint::GenerationAboveClaimed.is_active()
         {
             claimed = claimed.max(header.claimed_generation());
         }
         let Some(header) = header.verify(segment.id, identity.cache_id, identity.lanes.lanes) else {
             continue;
         };
-        if Safeguard::HeaderLog.holds(header.magic.get() == LOG_MAGIC)
+        if MutationPoint::HeaderLog.holds(header.magic.get() == LOG_MAGIC)
             && newest.is_none_or(|known| {
-                Safeguard::HeaderNewest.is_kept() && known.generation.get() < header.generation.get()
+                MutationPoint::HeaderNewest.is_active() && known.generation.get() < header.generation.get()
             })
         {
             newest = Some(header);
@@ -359,7 +362,7 @@ fn read_header<E: Environment>(
 /// later run; the others are returned.
 fn order_chain(chain: &mut Vec<ChainSegment>) -> Vec<u32> {
     chain.sort_by_key(|segment| {
-        let run = if Safeguard::RecoveryLaterRun.is_kept() { segment.header.run.get() } else { 0 };
+        let run = if MutationPoint::RecoveryLaterRun.is_active() { segment.header.run.get() } else { 0 };
         (segment.header.ordinal.get(), core::cmp::Reverse((run, segment.header.generation.get())))
     });
     let mut others = Vec::new();

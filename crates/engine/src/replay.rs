@@ -19,7 +19,7 @@ use crate::{
 };
 use alloc::{collections::BTreeMap, vec, vec::Vec};
 use cbd_format::{Drained, LaneMark, Record, RecordKind, SegmentHeader, SegmentShape};
-use cbd_types::{ByteRange, LaneId, Safeguard};
+use cbd_types::{ByteRange, LaneId, MutationPoint};
 
 /// A segment of a lane's log as its header describes it.
 #[derive(Clone, Debug)]
@@ -63,7 +63,7 @@ impl Marked {
     /// been dropped, and what is proved be another record with its sequence number.
     fn proves(&self, segment: &SegmentHeader) -> u64 {
         let is_of_run = self.run == 0 || segment.run.get() >= self.run;
-        if Safeguard::RecoveryMarkOfRun.holds(is_of_run) { self.sequence } else { 0 }
+        if MutationPoint::RecoveryMarkOfRun.holds(is_of_run) { self.sequence } else { 0 }
     }
 }
 
@@ -90,7 +90,7 @@ impl CaughtUp {
     pub(crate) fn new(drained: Option<&Drained>) -> Self {
         drained.map_or(Self { drained: 0, complete: 0 }, |now| {
             let epoch = now.epoch.get();
-            let is_whole = Safeguard::RecoveryLostVoid.holds(now.void_until.get() <= epoch);
+            let is_whole = MutationPoint::RecoveryLostVoid.holds(now.void_until.get() <= epoch);
             Self { drained: epoch, complete: if is_whole { epoch } else { 0 } }
         })
     }
@@ -155,7 +155,7 @@ impl<E: Environment> Cache<E> {
             self.replay_chain(&mut state, chain, tail, marked, &mut replay);
             let Replay { outcome, found, .. } = replay;
             if found.is_empty() {
-                if Safeguard::RecoveryLostNoted.is_kept() {
+                if MutationPoint::RecoveryLostNoted.is_active() {
                     state.lost.extend(outcome.lost.iter().copied());
                 }
                 return outcome;
@@ -177,7 +177,7 @@ impl<E: Environment> Cache<E> {
         let mut expected_ordinal = tail.map(|tail| tail.ordinal);
         let mut expected = tail.map(|tail| tail.first_sequence);
         if let Some(first) = chain.first()
-            && Safeguard::RecoveryCondemnedBefore.is_kept()
+            && MutationPoint::RecoveryCondemnedBefore.is_active()
         {
             // What was condemned and has been reclaimed since lies before everything that is left.
             let first = first.header.first_sequence.get();
@@ -188,10 +188,10 @@ impl<E: Environment> Cache<E> {
         for (number, segment) in chain.iter().enumerate() {
             let header = &segment.header;
             let (ordinal, first) = (header.ordinal.get(), header.first_sequence.get());
-            if Safeguard::EpochAboveLog.is_kept() {
+            if MutationPoint::EpochAboveLog.is_active() {
                 replay.outcome.epoch = replay.outcome.epoch.max(header.epoch.get());
             }
-            let is_next = Safeguard::RecoveryGap.holds(
+            let is_next = MutationPoint::RecoveryGap.holds(
                 expected_ordinal.is_none_or(|expected| expected == ordinal)
                     && expected.is_none_or(|expected| expected == first),
             );
@@ -202,28 +202,28 @@ impl<E: Environment> Cache<E> {
                 self.lose(state, replay, lost, Some(header.epoch.get()));
             }
             let next = chain.get(number + 1).map(|next| &next.header);
-            let next = next.filter(|_| Safeguard::RecoveryLimit.is_kept());
+            let next = next.filter(|_| MutationPoint::RecoveryLimit.is_active());
             let end = self.replay_segment(state, segment, next, marked.proves(header), replay);
             expected = Some(end);
             expected_ordinal = Some(ordinal + 1);
-            state.run = state.run.max(header.run.get() + u64::from(Safeguard::RecoveryRun.is_kept()));
+            state.run = state.run.max(header.run.get() + u64::from(MutationPoint::RecoveryRun.is_active()));
         }
         // A run that a mark names is over, even if all its segments are lost.
-        state.run = state.run.max(marked.run + u64::from(Safeguard::RecoveryRun.is_kept()));
+        state.run = state.run.max(marked.run + u64::from(MutationPoint::RecoveryRun.is_active()));
         let marked = marked.sequence;
         let next = expected.unwrap_or(marked + 1);
-        if !Safeguard::RecoveryHeadLost.holds(marked < next) {
+        if !MutationPoint::RecoveryHeadLost.holds(marked < next) {
             // The mark says that there was more: the head segment is gone.
             let place = (expected_ordinal.unwrap_or(1), 0);
             // Of what came behind the mark nothing is known, so nothing is known to be clean.
             self.lose(state, replay, Lost { sequence: marked, place }, None);
         }
         state.next_sequence =
-            if Safeguard::RecoverySequenceAboveMark.is_kept() { next.max(marked + 1) } else { next };
+            if MutationPoint::RecoverySequenceAboveMark.is_active() { next.max(marked + 1) } else { next };
         state.cut = state.next_sequence - 1;
         // A lost head segment keeps its ordinal; the next one is above it.
         state.next_ordinal = expected_ordinal.unwrap_or(1).max(1)
-            + u64::from(marked >= next && Safeguard::RecoveryOrdinalAboveLost.is_kept());
+            + u64::from(marked >= next && MutationPoint::RecoveryOrdinalAboveLost.is_active());
     }
 
     /// Replays one segment up to the first sequence number of its successor, whose header is `next`. Returns the sequence
@@ -261,7 +261,7 @@ impl<E: Environment> Cache<E> {
             });
             let in_order =
                 read.iter().zip(expected..limit.unwrap_or(u64::MAX)).take_while(|((_, record), expected)| {
-                    Safeguard::RecoverySequence.holds(record.sequence.get() == *expected)
+                    MutationPoint::RecoverySequence.holds(record.sequence.get() == *expected)
                 });
             let count = in_order.count();
             read.truncate(count);
@@ -274,7 +274,7 @@ impl<E: Environment> Cache<E> {
                 continue;
             }
             if let Some(record) = self.record_at(segment.segment, slot)
-                && Safeguard::RecoverySequence.holds(record.sequence.get() == expected)
+                && MutationPoint::RecoverySequence.holds(record.sequence.get() == expected)
             {
                 self.apply_last(state, &mut log, &mut last, replay);
                 last = Some((Location { segment: segment.segment, slot }, record));
@@ -284,8 +284,8 @@ impl<E: Environment> Cache<E> {
             }
             let later = self
                 .next_record(segment.segment, slot + 1, expected, limit, marked)
-                .filter(|_| Safeguard::RecoveryLater.is_kept());
-            let is_marked = marked >= expected && Safeguard::RecoveryMark.is_kept();
+                .filter(|_| MutationPoint::RecoveryLater.is_active());
+            let is_marked = marked >= expected && MutationPoint::RecoveryMark.is_active();
             if limit.is_none() && !is_marked && later.is_none() {
                 break;
             }
@@ -313,13 +313,14 @@ impl<E: Environment> Cache<E> {
         }
         if let Some((location, record)) = last {
             let sequence = record.sequence.get();
-            let is_proved = limit.is_some() || (marked >= sequence && Safeguard::RecoveryMark.is_kept());
-            if is_proved || Safeguard::RecoveryWhole.holds(self.is_whole(location, &record)) {
+            let is_proved =
+                limit.is_some() || (marked >= sequence && MutationPoint::RecoveryMark.is_active());
+            if is_proved || MutationPoint::RecoveryWhole.holds(self.is_whole(location, &record)) {
                 self.apply(state, &mut log, location, &record, replay);
             } else {
                 // Torn: a write that was never acknowledged.
                 rare::count(&self.rare.torn_records_dropped);
-                if Safeguard::EpochAboveLog.is_kept() {
+                if MutationPoint::EpochAboveLog.is_active() {
                     replay.outcome.epoch = replay.outcome.epoch.max(record.epoch.get());
                 }
                 expected = sequence;
@@ -376,19 +377,19 @@ impl<E: Environment> Cache<E> {
     /// what stands behind it in the lane, where something does: it is of that epoch or an earlier one, as all before it.
     fn lose(&self, state: &mut LaneState, replay: &mut Replay<'_>, lost: Lost, behind: Option<u64>) {
         let complete = replay.caught_up.complete;
-        if behind.is_some_and(|epoch| Safeguard::RecoveryLostBehind.holds(epoch <= complete)) {
+        if behind.is_some_and(|epoch| MutationPoint::RecoveryLostBehind.holds(epoch <= complete)) {
             // The backing device has it, whatever it was, and all that is older: reads go there. A quarantine it was not.
-            if Safeguard::RecoveryLostForgetsData.is_kept() {
+            if MutationPoint::RecoveryLostForgetsData.is_active() {
                 state.index.clear();
                 state.parked.forget(ByteRange { start: 0, end: self.identity.size });
             }
-            if Safeguard::RecoveryLostForgetsZeroes.is_kept() {
+            if MutationPoint::RecoveryLostForgetsZeroes.is_active() {
                 state.overlay.forget_all_zeroes();
             }
             return;
         }
         let whole = ByteRange { start: 0, end: self.identity.size };
-        if Safeguard::RecoveryLost.is_kept() {
+        if MutationPoint::RecoveryLost.is_active() {
             state.overlay.insert(whole, Meaning::Damaged, lost.place);
             state.parked.forget(whole);
         }
@@ -439,7 +440,7 @@ impl<E: Environment> Cache<E> {
         let (range, kind) = (record.range(), record.kind());
         let (sequence, epoch) = (record.sequence.get(), record.epoch.get());
         let place = (log.ordinal, location.slot);
-        if Safeguard::EpochAboveLog.is_kept() {
+        if MutationPoint::EpochAboveLog.is_active() {
             replay.outcome.epoch = replay.outcome.epoch.max(epoch);
         }
         match kind {
@@ -447,7 +448,7 @@ impl<E: Environment> Cache<E> {
                 let first_sum = [record.first_sum.get()];
                 let known = if record.has_sums() { &first_sum[..] } else { &[] };
                 self.index_range(state, range, location, record.data_offset.get(), known);
-                if !state.overlay.is_empty() && Safeguard::RecoveryHeals.is_kept() {
+                if !state.overlay.is_empty() && MutationPoint::RecoveryHeals.is_active() {
                     state.overlay.heal(range);
                 }
                 log.data_low = log.data_low.min(u64::from(record.data_offset.get()));
@@ -464,14 +465,16 @@ impl<E: Environment> Cache<E> {
                 }
             }
         }
-        if !state.parked.is_empty() && kind != RecordKind::Quarantine && Safeguard::ParkedSuperseded.is_kept()
+        if !state.parked.is_empty()
+            && kind != RecordKind::Quarantine
+            && MutationPoint::ParkedSuperseded.is_active()
         {
             state.parked.forget(range);
         }
-        if kind.is_parked() && Safeguard::RecoveryParked.is_kept() {
+        if kind.is_parked() && MutationPoint::RecoveryParked.is_active() {
             state.parked.insert(range, Parked { location, sequence, zeroes: kind.is_zeroes() });
         }
-        if Safeguard::RecoveryCondemned.is_kept() {
+        if MutationPoint::RecoveryCondemned.is_active() {
             for (range, ordinal) in replay.condemned.of(sequence) {
                 state.overlay.insert_noted(range, place, ordinal);
                 state.parked.forget(range);

@@ -3,17 +3,17 @@
 //! Always true here: the slot that holds the newest valid content is never the one that is written.
 
 use cbd_format::{Slot, SlotContent, record::bytes_of};
-use cbd_types::{InFlight, Pmem, Region, Result, Safeguard};
+use cbd_types::{InFlight, MutationPoint, Pmem, Region, Result};
 
 /// The names of what makes a content durable in both slots.
 #[derive(Clone, Copy)]
 pub(crate) struct InBoth {
     /// The first of the two is durable before the other is touched.
-    pub(crate) first_fence: Safeguard,
+    pub(crate) first_fence: MutationPoint,
     /// There are two.
-    pub(crate) second: Safeguard,
+    pub(crate) second: MutationPoint,
     /// Both are durable.
-    pub(crate) fence: Safeguard,
+    pub(crate) fence: MutationPoint,
 }
 
 /// One object in two slots, and what is known of it.
@@ -84,13 +84,13 @@ impl<T: SlotContent> TwoSlots<T> {
 
     /// Writes back what was read: after a mere process crash it may be only in a processor's cache. In flight until the
     /// caller fences.
-    pub(crate) fn write_back<P: Pmem>(&self, region: &Region<P>, safeguard: Safeguard) -> InFlight {
+    pub(crate) fn write_back<P: Pmem>(&self, region: &Region<P>, point: MutationPoint) -> InFlight {
         if self.newest.is_none() {
             return region.nothing_in_flight();
         }
         let [a, b] = self.at;
         let length = T::SLOT_SIZE as u64;
-        region.write_back(safeguard, a, length).and(region.write_back(safeguard, b, length))
+        region.write_back(point, a, length).and(region.write_back(point, b, length))
     }
 
     /// Stores `content` into the older slot. In flight until the caller fences; a second store before that fence
@@ -98,8 +98,8 @@ impl<T: SlotContent> TwoSlots<T> {
     pub(crate) fn store<P: Pmem>(&mut self, region: &Region<P>, content: T) -> InFlight {
         let (which, sequence) = match self.newest {
             Some((newest, sequence)) => (
-                if Safeguard::SlotOther.is_kept() { 1 - newest } else { newest },
-                sequence + u64::from(Safeguard::SlotSequence.is_kept()),
+                if MutationPoint::SlotOther.is_active() { 1 - newest } else { newest },
+                sequence + u64::from(MutationPoint::SlotSequence.is_active()),
             ),
             None => (0, 1),
         };
@@ -121,7 +121,7 @@ impl<T: SlotContent> TwoSlots<T> {
     pub(crate) fn store_in_both<P: Pmem>(&mut self, region: &Region<P>, names: InBoth, content: T) {
         let stored = self.store(region, content);
         region.fence(names.first_fence, stored);
-        if names.second.is_kept() {
+        if names.second.is_active() {
             let stored = self.store(region, content);
             region.fence(names.fence, stored);
         }
@@ -141,35 +141,35 @@ impl<T: SlotContent> TwoSlots<T> {
         if region.has_sync_failed() {
             // The newest slot may be in memory only, and the other one the only one on the disk.
             self.store_again_in_place(region, names.first_fence);
-            self.sync_newest(region, Safeguard::RowFirstSync)?;
+            self.sync_newest(region, MutationPoint::RowFirstSync)?;
         }
         let stored = self.store(region, content);
         region.fence(names.first_fence, stored);
-        self.sync_newest(region, Safeguard::RowFirstSync)?;
-        if names.second.is_kept() {
+        self.sync_newest(region, MutationPoint::RowFirstSync)?;
+        if names.second.is_active() {
             let stored = self.store(region, content);
             region.fence(names.fence, stored);
         }
-        self.sync_newest(region, Safeguard::RowSync)
+        self.sync_newest(region, MutationPoint::RowSync)
     }
 
     /// Lets the kernel write the page of the newest slot again.
-    fn store_again_in_place<P: Pmem>(&self, region: &Region<P>, fence: Safeguard) {
+    fn store_again_in_place<P: Pmem>(&self, region: &Region<P>, fence: MutationPoint) {
         if let Some((newest, _)) = self.newest {
-            let stored = region.store_again(Safeguard::SyncAgain, self.at[newest], T::SLOT_SIZE as u64);
+            let stored = region.store_again(MutationPoint::SyncAgain, self.at[newest], T::SLOT_SIZE as u64);
             region.fence(fence, stored);
         }
     }
 
-    fn sync_newest<P: Pmem>(&self, region: &Region<P>, safeguard: Safeguard) -> Result<()> {
+    fn sync_newest<P: Pmem>(&self, region: &Region<P>, point: MutationPoint) -> Result<()> {
         let Some((newest, _)) = self.newest else { return Ok(()) };
-        region.sync(safeguard, self.at[newest], T::SLOT_SIZE as u64)
+        region.sync(point, self.at[newest], T::SLOT_SIZE as u64)
     }
 
     /// A crash between the two stores of [`store_in_both`](Self::store_in_both) has left one slot behind: stores the newest
     /// content there too, so that a page that fails later does not bring back what it replaced. What was read has been written
     /// back and fenced before. In flight until the caller fences.
-    pub(crate) fn make_whole<P: Pmem>(&mut self, region: &Region<P>) -> InFlight {
+    pub(crate) fn complete<P: Pmem>(&mut self, region: &Region<P>) -> InFlight {
         match self.content {
             Some(content) if self.is_behind => self.store(region, content),
             _ => region.nothing_in_flight(),
@@ -181,15 +181,20 @@ impl<T: SlotContent> TwoSlots<T> {
     pub fn store_again<P: Pmem>(&mut self, region: &Region<P>) -> bool {
         let Some(content) = self.content else { return false };
         let stored = self.store(region, content);
-        region.fence(Safeguard::RepairSlotFence, stored);
+        region.fence(MutationPoint::RepairSlotFence, stored);
         true
     }
 
     /// Stores `content` into both slots of an object on which nothing relies before a later fence: a crash may leave neither. In
     /// flight until the caller fences.
-    pub(crate) fn fill<P: Pmem>(&mut self, region: &Region<P>, second: Safeguard, content: T) -> InFlight {
+    pub(crate) fn fill<P: Pmem>(
+        &mut self,
+        region: &Region<P>,
+        second: MutationPoint,
+        content: T,
+    ) -> InFlight {
         let stored = self.store(region, content);
-        if second.is_kept() { stored.and(self.store(region, content)) } else { stored }
+        if second.is_active() { stored.and(self.store(region, content)) } else { stored }
     }
 
     /// Makes both slots invalid. In flight until the caller fences.

@@ -11,7 +11,7 @@
 
 use crate::{Admission, Cache, Environment, lane::LaneState, pool::Asker};
 use cbd_format::record::{RecordKind, blocks_in};
-use cbd_types::{ByteRange, Durable, Error, InFlight, Result, Safeguard};
+use cbd_types::{ByteRange, Durable, Error, InFlight, MutationPoint, Result};
 use core::task::Waker;
 
 /// Most writes that share a fence. Each holds its lane until then, so they are few beside the lanes.
@@ -65,7 +65,7 @@ impl<E: Environment> Cache<E> {
                     None => break,
                 },
             };
-            if Safeguard::WriteTogetherTouch.is_kept() {
+            if MutationPoint::WriteTogetherTouch.is_active() {
                 // Before the first of them stores: a locked instruction behind a store costs what a fence does. A lane that is announced
                 // for nothing, where its write fails, is looked at once too often.
                 self.announce(lane);
@@ -98,7 +98,7 @@ impl<E: Environment> Cache<E> {
             });
         }
         // One fence for all, and only then is any lane let go.
-        let durable = self.region().fence(Safeguard::WriteTogetherFence, stored);
+        let durable = self.region().fence(MutationPoint::WriteTogetherFence, stored);
         drop(held);
         for (number, result) in results.into_iter().take(writes.len()).enumerate() {
             done(number, result.and_then(|is_stored| self.admission(is_stored, &durable)));
@@ -114,7 +114,7 @@ impl<E: Environment> Cache<E> {
         waker: &Waker,
     ) -> Result<Option<InFlight>> {
         self.check_running()?;
-        self.region().check_stores(Safeguard::WriteTogetherAfterFailure)?;
+        self.region().check_stores(MutationPoint::WriteTogetherAfterFailure)?;
         let (kind, asker) = (RecordKind::Write, Asker::Client);
         let stored = if blocks_in(range) <= 2 {
             self.store_locked::<2>(state, kind, range, data, asker, Some(waker))
@@ -126,7 +126,7 @@ impl<E: Environment> Cache<E> {
 
     fn admission(&self, is_stored: bool, durable: &Durable) -> Result<Admission> {
         if is_stored {
-            self.region().check_stores(Safeguard::WriteTogetherStoreCheck)?;
+            self.region().check_stores(MutationPoint::WriteTogetherStoreCheck)?;
             Ok(Admission::Done(durable.share()))
         } else {
             self.check_not_stalled()?;

@@ -8,7 +8,7 @@ use crate::{
     pool::Asker,
 };
 use cbd_format::record::{Record, RecordKind, blocks_in, sum_lines};
-use cbd_types::{ByteRange, CHECKSUM_BLOCK, Durable, InFlight, Result, Safeguard};
+use cbd_types::{ByteRange, CHECKSUM_BLOCK, Durable, InFlight, MutationPoint, Result};
 use core::{ops::RangeInclusive, task::Waker};
 
 /// Whether a request was given space.
@@ -50,13 +50,13 @@ impl<E: Environment> Cache<E> {
         let lane = self.approach(range);
         let mut state = lane.lock();
         // A store that failed may have been the lane's last record: nothing may come behind it that would prove it.
-        self.region().check_stores(Safeguard::RecordAfterFailure)?;
-        if Safeguard::WriteTouch.is_kept() {
+        self.region().check_stores(MutationPoint::RecordAfterFailure)?;
+        if MutationPoint::WriteTouch.is_active() {
             self.announce(lane);
         }
         Ok(match self.commit_locked::<BLOCKS>(&mut state, kind, range, data, asker, waker) {
             Some((durable, _)) => {
-                self.region().check_stores(Safeguard::WriteStoreCheck)?;
+                self.region().check_stores(MutationPoint::WriteStoreCheck)?;
                 Admission::Done(durable)
             }
             None => {
@@ -81,9 +81,9 @@ impl<E: Environment> Cache<E> {
         // 5. Fence, and only then may the caller let the lane go and complete: another processor's fence does
         //    not drain this one's buffers.
         let fence = match kind {
-            RecordKind::Fill => Safeguard::FillFence,
-            RecordKind::ParkedWrite => Safeguard::ParkedFence,
-            _ => Safeguard::WriteFence,
+            RecordKind::Fill => MutationPoint::FillFence,
+            RecordKind::ParkedWrite => MutationPoint::ParkedFence,
+            _ => MutationPoint::WriteFence,
         };
         Some((self.region().fence(fence, stored), location))
     }
@@ -123,7 +123,7 @@ impl<E: Environment> Cache<E> {
             // 3. Without checksums a torn write would not show, so the data is durable before a record can name it.
             //    With them the fence of step 5 serves data and record.
             let copied = self.region().store(at, data);
-            self.region().fence(Safeguard::WriteDataFence, copied);
+            self.region().fence(MutationPoint::WriteDataFence, copied);
             self.region().nothing_in_flight()
         };
 
@@ -135,16 +135,16 @@ impl<E: Environment> Cache<E> {
         record.data_offset = (data_offset as u32).into();
         let (location, stored) = self.append(lane, record, sums);
         self.index_range(lane, range, location, data_offset as u32, sums);
-        if !lane.overlay.is_empty() && Safeguard::WriteHeals.is_kept() {
+        if !lane.overlay.is_empty() && MutationPoint::WriteHeals.is_active() {
             lane.overlay.heal(range);
         }
         if kind.is_parked() {
             let sequence = lane.next_sequence - 1;
             lane.parked.insert(range, Parked { location, sequence, zeroes: false });
-        } else if !lane.parked.is_empty() && Safeguard::ParkedSuperseded.is_kept() {
+        } else if !lane.parked.is_empty() && MutationPoint::ParkedSuperseded.is_active() {
             lane.parked.forget(range);
         }
-        if Safeguard::WriteCancelsFills.is_kept() {
+        if MutationPoint::WriteCancelsFills.is_active() {
             lane.cancel_fills(range);
         }
 

@@ -25,7 +25,7 @@ use crate::{
 use alloc::{collections::VecDeque, vec::Vec};
 use allowance::Allowance;
 use cbd_types::{
-    BackingGeometry, BackingOp, BackingQueue, ByteRange, Error, ErrorKind, LaneId, OpToken, Safeguard,
+    BackingGeometry, BackingOp, BackingQueue, ByteRange, Error, ErrorKind, LaneId, MutationPoint, OpToken,
     SpareBuffers, backing::BackingDone,
 };
 use core::sync::atomic::Ordering;
@@ -228,7 +228,7 @@ impl Writeback {
         self.done = done;
         let Some(batch) = &self.batch else {
             // What a batch that was given up left in flight comes back first: it must not meet its successor.
-            let waits = Safeguard::WritebackGivenUp.is_kept() && queue.in_flight() > 0;
+            let waits = MutationPoint::WritebackGivenUp.is_active() && queue.in_flight() > 0;
             return if waits { Progress::InFlight } else { self.begin(cache, now) };
         };
         let (phase, target) = (batch.phase, batch.target);
@@ -247,7 +247,7 @@ impl Writeback {
         }
         let Some(batch) = &mut self.batch else { return Progress::Busy };
         let may_go_on =
-            if batch.complete { Safeguard::WritebackFlushLast } else { Safeguard::WritebackParts };
+            if batch.complete { MutationPoint::WritebackFlushLast } else { MutationPoint::WritebackParts };
         if !may_go_on.holds(queue.in_flight() == 0) {
             return Progress::InFlight;
         }
@@ -294,7 +294,7 @@ impl Writeback {
             return Progress::Busy;
         }
         let Some(oldest) = self.oldest_epoch(cache) else { return self.rest(cache, closed) };
-        if !Safeguard::WritebackClosedFirst.is_kept() {
+        if !MutationPoint::WritebackClosedFirst.is_active() {
             closed = cache.covered() - 1;
         }
         if now < self.failing.retry_at_ms() {
@@ -304,15 +304,15 @@ impl Writeback {
         if !self.is_urgent(cache, oldest) && now < due {
             return Progress::Nothing(Some(due));
         }
-        if !Safeguard::WritebackComplete.holds(oldest <= closed) {
+        if !MutationPoint::WritebackComplete.holds(oldest <= closed) {
             // Only epochs that are not known to be complete are dirty. Closing the open one is always legal.
             cache.close_epoch();
             return Progress::Busy;
         }
         let consistency = cache.settings().consistency;
-        let alone = consistency == Consistency::Strict && Safeguard::WritebackOldest.is_kept();
+        let alone = consistency == Consistency::Strict && MutationPoint::WritebackOldest.is_active();
         let target = if alone { oldest } else { closed };
-        if (target > oldest || consistency == Consistency::None) && Safeguard::WritebackVoid.is_kept() {
+        if (target > oldest || consistency == Consistency::None) && MutationPoint::WritebackVoid.is_active() {
             // 1. Before anything of a batch of several epochs is written, it is durable that the backing device alone is
             //    no crash state until the batch is through.
             store_drained(cache, |drained| drained.void_until = drained.void_until.get().max(target).into());
@@ -330,7 +330,8 @@ impl Writeback {
         if cache.has_parked() {
             return Progress::Nothing(Some(self.parked.due_ms));
         }
-        if void_until <= cache.drained_epoch().0 || !Safeguard::WritebackRestDamage.holds(!cache.has_damage())
+        if void_until <= cache.drained_epoch().0
+            || !MutationPoint::WritebackRestDamage.holds(!cache.has_damage())
         {
             return Progress::Nothing(None);
         }
@@ -369,8 +370,8 @@ impl Writeback {
         now: u64,
     ) -> Progress {
         let is_last = self.batch.as_ref().is_none_or(|batch| batch.complete);
-        let flushes =
-            Safeguard::WritebackFlush.is_kept() && (is_last || Safeguard::WritebackSettleFlush.is_kept());
+        let flushes = MutationPoint::WritebackFlush.is_active()
+            && (is_last || MutationPoint::WritebackSettleFlush.is_active());
         if !self.geometry.volatile_cache || !flushes {
             self.flushed(cache, now);
             return Progress::Busy;
@@ -398,8 +399,8 @@ impl Writeback {
 
     /// Lost without evidence, parked records and quarantines would look like writes that were never acknowledged.
     fn mark_what_is_relied_on<E: Environment>(cache: &Cache<E>, batch: &Batch) {
-        if batch.has_parked && Safeguard::ParkedMark.is_kept()
-            || batch.lacks_something && Safeguard::QuarantineMark.is_kept()
+        if batch.has_parked && MutationPoint::ParkedMark.is_active()
+            || batch.lacks_something && MutationPoint::QuarantineMark.is_active()
         {
             cache.close_epoch();
         }
@@ -433,7 +434,7 @@ impl Writeback {
         // the last batch ended has at most the present epoch.
         let lacks_something = cache.has_damage() || cache.has_parked();
         let lacked_something = lacks_something || self.lacked_something || batch.lacks_something;
-        let void_until = if lacked_something && Safeguard::WritebackDamageStays.is_kept() {
+        let void_until = if lacked_something && MutationPoint::WritebackDamageStays.is_active() {
             cache.epoch.load(Ordering::SeqCst)
         } else {
             0
@@ -456,7 +457,7 @@ impl Writeback {
     /// until reclaim has had a chance to free a segment. What was noted stays noted in either case.
     fn give_up<E: Environment>(&mut self, cache: &Cache<E>) {
         let target = self.batch.as_ref().and_then(|batch| batch.target);
-        if self.by_segment.is_none() && target.is_some() && Safeguard::WritebackSettles.is_kept() {
+        if self.by_segment.is_none() && target.is_some() && MutationPoint::WritebackSettles.is_active() {
             self.by_segment = target;
             self.failing.forget_batch();
             self.batch = None;

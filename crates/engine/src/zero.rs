@@ -2,7 +2,7 @@
 
 use crate::{Admission, Cache, Environment, overlay::Meaning, pool::Asker};
 use cbd_format::record::{Record, RecordKind};
-use cbd_types::{ByteRange, Result, Safeguard};
+use cbd_types::{ByteRange, MutationPoint, Result};
 use core::task::Waker;
 
 /// How far a request that covers several lanes has come; it goes on there after it had to wait.
@@ -27,12 +27,13 @@ impl<E: Environment> Cache<E> {
     ) -> Result<Admission> {
         self.check_writable()?;
         let kind = if discard { RecordKind::Discard } else { RecordKind::WriteZeroes };
-        let mut durable = self.region().fence(Safeguard::ZeroNothingFence, self.region().nothing_in_flight());
+        let mut durable =
+            self.region().fence(MutationPoint::ZeroNothingFence, self.region().nothing_in_flight());
         for lane_id in self.identity.lanes.touched_by(range, progress.next_lane) {
             let lane = &self.lanes[lane_id.index()];
             let mut state = lane.state.lock();
-            self.region().check_stores(Safeguard::RecordAfterFailure)?;
-            if Safeguard::ZeroTouch.is_kept() {
+            self.region().check_stores(MutationPoint::RecordAfterFailure)?;
+            if MutationPoint::ZeroTouch.is_active() {
                 self.announce(lane);
             }
             // 1. Reserve.
@@ -42,21 +43,21 @@ impl<E: Environment> Cache<E> {
             }
             // 4. The record names the whole range; what of it belongs to the lane follows from the lane.
             let (location, stored) = self.append(&mut state, Record::new(kind, range), &[]);
-            if !Safeguard::ZeroTouch.is_kept() {
+            if !MutationPoint::ZeroTouch.is_active() {
                 self.announce(lane);
             }
             state.overlay.insert(range, Meaning::Zeroes, self.place_of(location));
-            if Safeguard::ParkedSuperseded.is_kept() {
+            if MutationPoint::ParkedSuperseded.is_active() {
                 state.parked.forget(range);
             }
-            if Safeguard::ZeroCancelsFills.is_kept() {
+            if MutationPoint::ZeroCancelsFills.is_active() {
                 state.cancel_fills(range);
             }
             // 5. Fence before the lane is let go.
-            durable = self.region().fence(Safeguard::ZeroFence, stored);
+            durable = self.region().fence(MutationPoint::ZeroFence, stored);
             progress.next_lane = lane_id.next().0;
         }
-        self.region().check_stores(Safeguard::ZeroStoreCheck)?;
+        self.region().check_stores(MutationPoint::ZeroStoreCheck)?;
         Ok(Admission::Done(durable))
     }
 }

@@ -13,7 +13,7 @@
 //! Left to others: to give up what has not begun and to complete what has ([`RequestQueue::give_up`](crate::RequestQueue::give_up)),
 //! and to wait (the exports' threads).
 
-use cbd_types::Safeguard;
+use cbd_types::MutationPoint;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -102,7 +102,8 @@ impl Client {
         let mut state = self.clients.state();
         let mut waits_for = BTreeSet::new();
         for (&number, entry) in state.present.iter_mut().filter(|(number, _)| **number != self.number) {
-            let unnoticed = Safeguard::ClientGoneUnnoticed.is_kept() && !entry.leaving && (entry.is_gone)();
+            let unnoticed =
+                MutationPoint::ClientGoneUnnoticed.is_active() && !entry.leaving && (entry.is_gone)();
             if entry.leaving || unnoticed {
                 entry.awaited = true;
                 (entry.notify)();
@@ -122,7 +123,7 @@ impl Client {
     pub fn waits_for(&self) -> usize {
         let state = self.clients.state();
         let left = state.present.get(&self.number).map_or(0, |entry| entry.waits_for.len());
-        if Safeguard::ClientWaits.is_kept() { left } else { 0 }
+        if MutationPoint::ClientWaits.is_active() { left } else { 0 }
     }
 
     /// Whether another client waits for this one: no request of it may begin any more, and those that have not begun are to be given
@@ -143,7 +144,7 @@ impl Client {
 /// Whether a client that left is done: none of its requests can change the device any more, if `changes` of them still could.
 #[must_use]
 pub fn is_settled(changes: usize) -> bool {
-    Safeguard::ClientSettled.holds(changes == 0)
+    MutationPoint::ClientSettled.holds(changes == 0)
 }
 
 impl Drop for Client {

@@ -1,7 +1,7 @@
 //! A record: one line of the log, and the lines of checksums that may follow it.
 
 use crate::{Unverified, checksum::crc32c, layout::on_media};
-use cbd_types::{ByteRange, CHECKSUM_BLOCK, SECTOR, Safeguard, SegmentId};
+use cbd_types::{ByteRange, CHECKSUM_BLOCK, MutationPoint, SECTOR, SegmentId};
 use zerocopy::{FromBytes, IntoBytes, little_endian::U32, little_endian::U64};
 
 /// Checksums in one further line.
@@ -165,13 +165,13 @@ struct Seeded([u8; 16 + 60]);
 impl RecordPlace {
     fn sum(&self, line: &[u8; 64]) -> u32 {
         let Seeded(seeded) = &mut Seeded([0; 16 + 60]);
-        if Safeguard::RecordSalt.is_kept() {
+        if MutationPoint::RecordSalt.is_active() {
             seeded[..8].copy_from_slice(&self.salt.to_le_bytes());
         }
-        if Safeguard::RecordSegment.is_kept() {
+        if MutationPoint::RecordSegment.is_active() {
             seeded[8..12].copy_from_slice(&self.segment.0.to_le_bytes());
         }
-        if Safeguard::RecordSlot.is_kept() {
+        if MutationPoint::RecordSlot.is_active() {
             seeded[12..16].copy_from_slice(&self.slot.to_le_bytes());
         }
         // In two parts: a word of the sum that spans two stores would wait for both.
@@ -308,14 +308,16 @@ impl<'a> Unverified<&'a Record> {
     #[must_use]
     pub fn verify(&self, place: &RecordPlace, generation: u32, size: u64) -> Option<&'a Record> {
         let record = self
-            .demand(Safeguard::RecordChecksum, |record| place.is_valid(zerocopy::transmute_ref!(*record)))?
-            .demand(Safeguard::RecordGeneration, |record| record.generation.get() == generation)?
-            .demand(Safeguard::RecordKind, |record| RecordKind::from_code(record.kind).is_some())?
-            .demand(Safeguard::RecordReserved, |record| record.reserved == 0)?
-            .demand(Safeguard::RecordCounters, |record| {
+            .demand(MutationPoint::RecordChecksum, |record| {
+                place.is_valid(zerocopy::transmute_ref!(*record))
+            })?
+            .demand(MutationPoint::RecordGeneration, |record| record.generation.get() == generation)?
+            .demand(MutationPoint::RecordKind, |record| RecordKind::from_code(record.kind).is_some())?
+            .demand(MutationPoint::RecordReserved, |record| record.reserved == 0)?
+            .demand(MutationPoint::RecordCounters, |record| {
                 record.sequence.get() < crate::COUNTER_END && record.epoch.get() < crate::COUNTER_END
             })?
-            .demand(Safeguard::RecordRange, |record| {
+            .demand(MutationPoint::RecordRange, |record| {
                 let (start, length) = (record.offset.get(), record.length.get());
                 length > 0 && start.checked_add(length).is_some()
             })?
@@ -331,9 +333,9 @@ impl<'a> Unverified<&'a Record> {
         let inside = !kind.has_data()
             || (data_offset >= crate::PAGE
                 && data_offset.checked_add(range.len()).is_some_and(|end| end <= size - crate::PAGE));
-        let hangs_together = Safeguard::RecordLines
+        let hangs_together = MutationPoint::RecordLines
             .holds(u32::from(record.lines) == lines && lines <= MAX_SUM_LINES)
-            && Safeguard::RecordDataInside.holds(inside);
+            && MutationPoint::RecordDataInside.holds(inside);
         hangs_together.then_some(record)
     }
 }
@@ -405,11 +407,11 @@ impl Unverified<SumLine> {
 
     fn verify_kind(&self, kind: u8, place: &RecordPlace, index: u8, sequence: u64) -> Option<SumLine> {
         let line = self
-            .demand(Safeguard::SumsChecksum, |line| place.is_valid(&zerocopy::transmute!(*line)))?
-            .demand(Safeguard::SumsKind, |line| line.kind == kind)?
-            .demand(Safeguard::SumsIndex, |line| line.index == index)?
-            .demand(Safeguard::SumsCount, |line| usize::from(line.count) <= SUMS_PER_LINE)?
-            .demand(Safeguard::SumsSequence, |line| line.sequence.get() == sequence)?
+            .demand(MutationPoint::SumsChecksum, |line| place.is_valid(&zerocopy::transmute!(*line)))?
+            .demand(MutationPoint::SumsKind, |line| line.kind == kind)?
+            .demand(MutationPoint::SumsIndex, |line| line.index == index)?
+            .demand(MutationPoint::SumsCount, |line| usize::from(line.count) <= SUMS_PER_LINE)?
+            .demand(MutationPoint::SumsSequence, |line| line.sequence.get() == sequence)?
             .accept();
         Some(line)
     }

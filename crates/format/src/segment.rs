@@ -1,7 +1,7 @@
 //! A segment of a cache: a header at both ends, records from the front in pairs of pages, data from the back.
 
 use crate::{LINE, PAGE, Unverified, checksum::crc32c, layout::on_media};
-use cbd_types::{Safeguard, SegmentId};
+use cbd_types::{MutationPoint, SegmentId};
 use zerocopy::{FromBytes, IntoBytes, little_endian::U32, little_endian::U64};
 
 /// First bytes of a segment of a log.
@@ -75,13 +75,15 @@ impl Unverified<SegmentHeader> {
     #[must_use]
     pub fn verify(&self, segment: SegmentId, cache_id: u64, lanes: u32) -> Option<SegmentHeader> {
         let header = self
-            .demand(Safeguard::HeaderChecksum, |header| header.crc.get() == header.sum())?
-            .demand(Safeguard::HeaderMagic, |header| [LOG_MAGIC, STATE_MAGIC].contains(&header.magic.get()))?
-            .demand(Safeguard::HeaderSegment, |header| header.segment.get() == segment.0)?
-            .demand(Safeguard::HeaderCache, |header| header.cache_id.get() == cache_id)?
-            .demand(Safeguard::HeaderLanes, |header| header.lanes.get() == lanes)?
-            .demand(Safeguard::HeaderLane, |header| header.lane.get() < lanes)?
-            .demand(Safeguard::HeaderCounters, |header| {
+            .demand(MutationPoint::HeaderChecksum, |header| header.crc.get() == header.sum())?
+            .demand(MutationPoint::HeaderMagic, |header| {
+                [LOG_MAGIC, STATE_MAGIC].contains(&header.magic.get())
+            })?
+            .demand(MutationPoint::HeaderSegment, |header| header.segment.get() == segment.0)?
+            .demand(MutationPoint::HeaderCache, |header| header.cache_id.get() == cache_id)?
+            .demand(MutationPoint::HeaderLanes, |header| header.lanes.get() == lanes)?
+            .demand(MutationPoint::HeaderLane, |header| header.lane.get() < lanes)?
+            .demand(MutationPoint::HeaderCounters, |header| {
                 [header.ordinal, header.run, header.cut, header.first_sequence, header.epoch]
                     .iter()
                     .all(|counter| counter.get() < crate::COUNTER_END)

@@ -7,7 +7,7 @@
 
 use crate::{Unverified, checksum::crc32c, layout::on_media};
 use alloc::vec::Vec;
-use cbd_types::Safeguard;
+use cbd_types::MutationPoint;
 use zerocopy::{
     FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, little_endian::U32, little_endian::U64,
 };
@@ -85,10 +85,10 @@ impl<T: SlotContent> Slot<T> {
         let (header, rest) = SlotHeader::read_from_prefix(bytes).ok()?;
         let (content, _) = T::read_from_prefix(rest).ok()?;
         let slot = Unverified::new(Self { sequence: header.sequence.get(), content })
-            .demand(Safeguard::SlotKind, |_| header.kind.get() == T::KIND)?
-            .demand(Safeguard::SlotChecksum, |_| header.crc.get() == Self::sum(place, bytes))?
-            .demand(Safeguard::SlotSequenceBound, |slot| slot.sequence < crate::COUNTER_END)?
-            .demand(Safeguard::SlotContent, |slot| slot.content.is_plausible())?
+            .demand(MutationPoint::SlotKind, |_| header.kind.get() == T::KIND)?
+            .demand(MutationPoint::SlotChecksum, |_| header.crc.get() == Self::sum(place, bytes))?
+            .demand(MutationPoint::SlotSequenceBound, |slot| slot.sequence < crate::COUNTER_END)?
+            .demand(MutationPoint::SlotContent, |slot| slot.content.is_plausible())?
             .accept();
         Some(slot)
     }
@@ -97,7 +97,9 @@ impl<T: SlotContent> Slot<T> {
     #[must_use]
     pub fn newest(first: Option<Self>, second: Option<Self>) -> Option<(usize, Self)> {
         match (first, second) {
-            (Some(a), Some(b)) if Safeguard::SlotNewest.is_kept() && b.sequence > a.sequence => Some((1, b)),
+            (Some(a), Some(b)) if MutationPoint::SlotNewest.is_active() && b.sequence > a.sequence => {
+                Some((1, b))
+            }
             (Some(a), _) => Some((0, a)),
             (None, Some(b)) => Some((1, b)),
             (None, None) => None,
@@ -108,7 +110,7 @@ impl<T: SlotContent> Slot<T> {
         // A line is the common case and must not allocate; longer slots are summed in two steps.
         let mut seeded = [0u8; 12 + 60];
         seeded[..4].copy_from_slice(&T::KIND.to_le_bytes());
-        if Safeguard::SlotPlace.is_kept() {
+        if MutationPoint::SlotPlace.is_active() {
             seeded[4..12].copy_from_slice(&place.to_le_bytes());
         }
         let body = &bytes[4..];

@@ -7,7 +7,7 @@
 
 use crate::{FORMAT_VERSION, Layout, Unverified, checksum::crc32c, layout::on_media};
 use alloc::{format, string::String, vec::Vec};
-use cbd_types::{Error, ErrorKind, Result, Safeguard};
+use cbd_types::{Error, ErrorKind, MutationPoint, Result};
 use zerocopy::{FromBytes, IntoBytes, little_endian::U32, little_endian::U64};
 
 /// First bytes of every region: "CBDtrans".
@@ -146,12 +146,12 @@ impl Unverified<Superblock> {
     pub fn verify(&self, mapped: u64) -> Result<(Superblock, Layout)> {
         let damaged = |text: String| Error::new(ErrorKind::Damaged, text);
         let block = self
-            .demand(Safeguard::SuperblockMagic, |block| block.magic.get() == MAGIC)
+            .demand(MutationPoint::SuperblockMagic, |block| block.magic.get() == MAGIC)
             .ok_or_else(|| Error::new(ErrorKind::Foreign, "the region does not hold a CBD transport"))?
-            .demand(Safeguard::SuperblockChecksum, |block| block.crc.get() == block.sum())
+            .demand(MutationPoint::SuperblockChecksum, |block| block.crc.get() == block.sum())
             .ok_or_else(|| damaged("the superblock's checksum is wrong".into()))?
             .accept();
-        if block.version.get() > FORMAT_VERSION && Safeguard::SuperblockVersion.is_kept() {
+        if block.version.get() > FORMAT_VERSION && MutationPoint::SuperblockVersion.is_active() {
             return Err(Error::new(
                 ErrorKind::Unsupported,
                 format!(
@@ -160,7 +160,7 @@ impl Unverified<Superblock> {
                 ),
             ));
         }
-        if block.version.get() == 0 && Safeguard::SuperblockVersion.is_kept() {
+        if block.version.get() == 0 && MutationPoint::SuperblockVersion.is_active() {
             return Err(Error::new(
                 ErrorKind::Unsupported,
                 "the region has format version 0, which was never settled: drain it with the program that made it, and format it anew",
@@ -168,10 +168,10 @@ impl Unverified<Superblock> {
         }
         let incompatible = block.incompatible.get() & !INCOMPATIBLE_KNOWN;
         let read_only = block.read_only_compatible.get() & !READ_ONLY_KNOWN;
-        if !Safeguard::SuperblockFeatures.holds(incompatible == 0 && read_only == 0) {
+        if !MutationPoint::SuperblockFeatures.holds(incompatible == 0 && read_only == 0) {
             return Err(unknown_features(incompatible, read_only));
         }
-        if !Safeguard::SuperblockSize.holds(block.region_size.get() <= mapped) {
+        if !MutationPoint::SuperblockSize.holds(block.region_size.get() <= mapped) {
             return Err(damaged(format!(
                 "the transport has {} bytes, but only {mapped} are mapped: the region was cut short",
                 block.region_size
@@ -199,7 +199,7 @@ impl Unverified<Superblock> {
                 ],
             )
         };
-        if !Safeguard::SuperblockGeometry.holds(geometry(&expected) == geometry(&block)) {
+        if !MutationPoint::SuperblockGeometry.holds(geometry(&expected) == geometry(&block)) {
             return Err(damaged("the superblock's offsets contradict its geometry".into()));
         }
         Ok((block, layout))
@@ -217,12 +217,12 @@ pub fn of_both_copies(
     second: Result<(Superblock, Layout)>,
 ) -> Result<(Superblock, Layout)> {
     let is_newer = |error: &Error| {
-        error.kind() == ErrorKind::Unsupported && Safeguard::SuperblockFeaturesOfBoth.is_kept()
+        error.kind() == ErrorKind::Unsupported && MutationPoint::SuperblockFeaturesOfBoth.is_active()
     };
     match (first, second) {
         (Ok((first, layout)), Ok((second, _))) => {
             let is_union =
-                first.is_of_same_transport(&second) && Safeguard::SuperblockFeaturesOfBoth.is_kept();
+                first.is_of_same_transport(&second) && MutationPoint::SuperblockFeaturesOfBoth.is_active();
             let more = if is_union { second.incompatible.get() } else { 0 };
             Ok((first.with_incompatible(more), layout))
         }

@@ -1,6 +1,6 @@
 //! Bytes that were read and are not trusted yet.
 
-use cbd_types::Safeguard;
+use cbd_types::MutationPoint;
 
 /// A value as it came from media. Nothing of it can be used before `verify`, which each type offers with
 /// the arguments that its check needs.
@@ -14,8 +14,8 @@ impl<T: Copy> Unverified<T> {
 
     /// The first check of several: no value without one, and none without a name.
     #[inline]
-    pub(crate) fn demand(&self, safeguard: Safeguard, check: impl FnOnce(&T) -> bool) -> Option<Checked<T>> {
-        Checked(self.0).demand(safeguard, check)
+    pub(crate) fn demand(&self, point: MutationPoint, check: impl FnOnce(&T) -> bool) -> Option<Checked<T>> {
+        Checked(self.0).demand(point, check)
     }
 
     /// Something that it claims, whatever else is wrong with it. Not to be believed.
@@ -32,8 +32,8 @@ pub(crate) struct Checked<T>(T);
 impl<T: Copy> Checked<T> {
     /// A further check.
     #[inline]
-    pub(crate) fn demand(self, safeguard: Safeguard, check: impl FnOnce(&T) -> bool) -> Option<Self> {
-        safeguard.holds(check(&self.0)).then_some(self)
+    pub(crate) fn demand(self, point: MutationPoint, check: impl FnOnce(&T) -> bool) -> Option<Self> {
+        point.holds(check(&self.0)).then_some(self)
     }
 
     /// The value: all checks were made.

@@ -17,7 +17,7 @@ use cbd_engine::{BackendEntry, Cache, Environment, Maintainer, Mixed, Pages, Set
 use cbd_export::wake::{Interest, WaitSet};
 use cbd_pmem::Mapping;
 use cbd_runtime::{ProcessEnvironment, region::sync_region};
-use cbd_types::{BackendId, Epoch, Error, ErrorKind, Region, Result, Safeguard};
+use cbd_types::{BackendId, Epoch, Error, ErrorKind, MutationPoint, Region, Result};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -199,7 +199,7 @@ fn record_move(
     moves: bool,
 ) -> Result<Option<String>> {
     let former = || transport.former_disk(entry.id).map(|former| former.path);
-    if moves && Safeguard::RescueMoves.is_kept() {
+    if moves && MutationPoint::RescueMoves.is_active() {
         let to = options.to.as_deref().unwrap_or_else(|| Path::new(&entry.path));
         if let Some(gone) = &options.forget_disk {
             let formers = transport.former_disks(entry.id);
@@ -268,8 +268,8 @@ fn one(
     drop(drain);
     cache.stop();
     let status = cache.status();
-    let is_all_in_region = Safeguard::RescueDrained.holds(status.drained_epoch == drained)
-        && Safeguard::RescueReclaimed.holds(status.rare.segments_reclaimed == 0);
+    let is_all_in_region = MutationPoint::RescueDrained.holds(status.drained_epoch == drained)
+        && MutationPoint::RescueReclaimed.holds(status.rare.segments_reclaimed == 0);
     if moves && result.is_err() && is_all_in_region {
         // Whatever the other disk has, the region still holds all data that the recorded one lacks: also data
         // that was parked, or written in part.

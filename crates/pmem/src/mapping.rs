@@ -18,7 +18,7 @@ use crate::open::{self, OpenOptions, Opened, Opening};
 use crate::processor::Flush;
 use crate::routines::processor as routines;
 use cbd_holder::Change;
-use cbd_types::{BootId, Durability, Error, ErrorKind, MediaError, Pmem, Result, Safeguard};
+use cbd_types::{BootId, Durability, Error, ErrorKind, MediaError, MutationPoint, Pmem, Result};
 use core::fmt::Write;
 use std::ops::Range;
 use std::os::fd::AsFd;
@@ -303,7 +303,7 @@ impl Mapping {
             "a store of {length} bytes at {at} reaches past the region's {} bytes",
             self.len()
         );
-        if self.failed().is_none() && Safeguard::PmemFailedStore.is_kept() {
+        if self.failed().is_none() && MutationPoint::PmemFailedStore.is_active() {
             self.failed.store(self.offset_of(fault, at, length), Ordering::Relaxed);
         }
     }
@@ -356,7 +356,7 @@ impl Pmem for Mapping {
 
     #[inline]
     fn fence(&self) {
-        if Safeguard::PmemFence.is_kept() {
+        if MutationPoint::PmemFence.is_active() {
             routines::fence();
             #[cfg(test)]
             crate::recorder::note_fence();

@@ -16,20 +16,20 @@ pub mod backing;
 pub mod buffer;
 pub mod error;
 pub mod ids;
+pub mod mutation;
 pub mod pmem;
 pub mod range;
 pub mod request;
-pub mod safeguard;
 pub mod size;
 
 pub use backing::{BackingGeometry, BackingOp, BackingQueue, OpToken};
 pub use buffer::{AlignedBuffer, SpareBuffers};
 pub use error::{Context, Error, ErrorKind, Result};
 pub use ids::{BackendId, BlkdevId, BootId, Epoch, HostId, LaneId, Ordinal, SegmentId, Sequence, uuid_text};
+pub use mutation::MutationPoint;
 pub use pmem::{Durability, Durable, InFlight, MediaError, Pmem, Region};
 pub use range::ByteRange;
 pub use request::{Completion, Geometry, Operation, Request};
-pub use safeguard::Safeguard;
 pub use size::Size;
 
 /// The granularity of checksums and of the index: data is verified and looked up in blocks of this many

@@ -5,7 +5,7 @@
 //! acknowledgement of a request requires a [`Durable`]. Recovery reads through [`Region::load`], which
 //! reports failed memory as an error instead of a signal.
 
-use crate::{BootId, ByteRange, CHECKSUM_BLOCK, Error, ErrorKind, Result, Safeguard};
+use crate::{BootId, ByteRange, CHECKSUM_BLOCK, Error, ErrorKind, MutationPoint, Result};
 use alloc::{format, string::String};
 use core::sync::atomic::{AtomicBool, Ordering};
 
@@ -220,8 +220,8 @@ impl<P: Pmem> Region<P> {
 
     /// Writes back data that recovery relied on; see [`Pmem::write_back`]. Unreadable memory is left out: no
     /// code relies on it, and a write-back of it would count as a failed store.
-    pub fn write_back(&self, safeguard: Safeguard, at: u64, length: u64) -> InFlight {
-        if !safeguard.is_kept() {
+    pub fn write_back(&self, point: MutationPoint, at: u64, length: u64) -> InFlight {
+        if !point.is_active() {
             return InFlight(());
         }
         let mut page = [0; WRITE_BACK_STEP];
@@ -240,9 +240,9 @@ impl<P: Pmem> Region<P> {
     }
 
     /// Fences: the stores in flight are durable.
-    pub fn fence(&self, safeguard: Safeguard, stores: InFlight) -> Durable {
+    pub fn fence(&self, point: MutationPoint, stores: InFlight) -> Durable {
         let InFlight(()) = stores;
-        if safeguard.is_kept() {
+        if point.is_active() {
             self.memory.fence();
         }
         Durable(())
@@ -262,8 +262,8 @@ impl<P: Pmem> Region<P> {
     ///
     /// # Errors
     /// The system error.
-    pub fn sync(&self, safeguard: Safeguard, at: u64, length: u64) -> Result<()> {
-        if !safeguard.is_kept() || !self.memory.mixes_pages() {
+    pub fn sync(&self, point: MutationPoint, at: u64, length: u64) -> Result<()> {
+        if !point.is_active() || !self.memory.mixes_pages() {
             return Ok(());
         }
         self.memory.sync(at, length).inspect_err(|_| self.has_sync_failed.store(true, Ordering::Relaxed))
@@ -278,8 +278,8 @@ impl<P: Pmem> Region<P> {
     /// Stores one line of each page again with its content, so that the next [`sync`](Self::sync) writes the page whatever became of
     /// earlier ones. No other thread may store to these pages meanwhile. Unreadable pages are left out, and blank ones, which may be
     /// holes of a file. In flight until the caller fences.
-    pub fn store_again(&self, safeguard: Safeguard, at: u64, length: u64) -> InFlight {
-        if !safeguard.is_kept() || !self.memory.mixes_pages() {
+    pub fn store_again(&self, point: MutationPoint, at: u64, length: u64) -> InFlight {
+        if !point.is_active() || !self.memory.mixes_pages() {
             return InFlight(());
         }
         let mut line = [0; 64];
@@ -313,8 +313,8 @@ impl<P: Pmem> Region<P> {
 
     /// # Errors
     /// [`ErrorKind::Media`] once a store to the region has failed: nothing may be acknowledged any more.
-    pub fn check_stores(&self, safeguard: Safeguard) -> Result<()> {
-        if safeguard.is_kept() { self.store_failure().map_or(Ok(()), Err) } else { Ok(()) }
+    pub fn check_stores(&self, point: MutationPoint) -> Result<()> {
+        if point.is_active() { self.store_failure().map_or(Ok(()), Err) } else { Ok(()) }
     }
 
     /// The first failed store, if there is one, for status.

@@ -3,7 +3,7 @@
 //! Invariants: the files name only existing mutation points; the written file is sorted, so that a change is
 //! a changed line.
 
-use cbd_types::Safeguard;
+use cbd_types::MutationPoint;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Write as _};
 use std::path::Path;
@@ -32,8 +32,8 @@ impl fmt::Display for Killer {
 
 /// What is known of mutants.
 pub struct Killers {
-    killers: BTreeMap<Safeguard, Killer>,
-    equivalent: BTreeSet<Safeguard>,
+    killers: BTreeMap<MutationPoint, Killer>,
+    equivalent: BTreeSet<MutationPoint>,
 }
 
 impl Killers {
@@ -51,12 +51,12 @@ impl Killers {
     }
 
     /// The test to begin with.
-    pub fn killer(&self, mutant: Safeguard) -> Option<&Killer> {
+    pub fn killer(&self, mutant: MutationPoint) -> Option<&Killer> {
         self.killers.get(&mutant)
     }
 
     /// Whether there is a proof that the mutant changes nothing.
-    pub fn is_equivalent(&self, mutant: Safeguard) -> bool {
+    pub fn is_equivalent(&self, mutant: MutationPoint) -> bool {
         self.equivalent.contains(&mutant)
     }
 
@@ -67,7 +67,7 @@ impl Killers {
     pub fn write(
         &self,
         root: &Path,
-        learned: impl Iterator<Item = (Safeguard, Killer)>,
+        learned: impl Iterator<Item = (MutationPoint, Killer)>,
     ) -> Result<(), String> {
         let mut killers = self.killers.clone();
         killers.extend(learned);
@@ -82,7 +82,7 @@ impl Killers {
     }
 }
 
-fn parse_killers(text: &str) -> Result<BTreeMap<Safeguard, Killer>, String> {
+fn parse_killers(text: &str) -> Result<BTreeMap<MutationPoint, Killer>, String> {
     let mut killers = BTreeMap::new();
     for line in text.lines().filter(|line| !line.starts_with('#') && !line.trim().is_empty()) {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -90,14 +90,14 @@ fn parse_killers(text: &str) -> Result<BTreeMap<Safeguard, Killer>, String> {
             return Err(format!("{FILE}: '{line}' is not a mutant, a program and a test"));
         };
         // A mutation point that was removed is not an error: the next --learn removes its killer.
-        if let Some(mutant) = Safeguard::from_name(name) {
+        if let Some(mutant) = MutationPoint::from_name(name) {
             killers.insert(mutant, Killer { program: program.to_owned(), test: test.to_owned() });
         }
     }
     Ok(killers)
 }
 
-fn parse_page(text: &str) -> Result<BTreeSet<Safeguard>, String> {
+fn parse_page(text: &str) -> Result<BTreeSet<MutationPoint>, String> {
     let section = text.split(HEADING).nth(1).unwrap_or_default();
     let section = section.split("\n## ").next().unwrap_or_default();
     let mut equivalent = BTreeSet::new();
@@ -109,7 +109,7 @@ fn parse_page(text: &str) -> Result<BTreeSet<Safeguard>, String> {
         for name in names.split(", ") {
             let name = name.trim().trim_matches('`');
             let mutant =
-                Safeguard::from_name(name).ok_or_else(|| format!("{PAGE}: '{name}' is no mutant"))?;
+                MutationPoint::from_name(name).ok_or_else(|| format!("{PAGE}: '{name}' is no mutant"))?;
             equivalent.insert(mutant);
         }
     }
@@ -127,7 +127,7 @@ mod tests {
         assert!(parse_page(&page("because")).is_err());
         let proof = "a fence that follows at once, in the same hold of the lock and by the same thread, serves it as well";
         let equivalent = parse_page(&page(proof)).expect("it has a proof");
-        assert_eq!(equivalent, BTreeSet::from([Safeguard::WriteFence]));
+        assert_eq!(equivalent, BTreeSet::from([MutationPoint::WriteFence]));
     }
 
     #[test]
@@ -139,7 +139,7 @@ mod tests {
     #[test]
     fn the_written_files_can_be_read_and_contradict_nothing() {
         let known = Killers::read(&crate::workspace::root()).expect("both files are in the tree");
-        for mutant in Safeguard::ALL {
+        for mutant in MutationPoint::ALL {
             let is_caught = known.killer(*mutant).is_some();
             assert!(!(is_caught && known.is_equivalent(*mutant)), "{} is caught", mutant.name());
         }

@@ -1,4 +1,4 @@
-//! `cargo xtask mutants`: disables the mutation points of [`cbd_types::Safeguard`] one at a time and checks
+//! `cargo xtask mutants`: disables the mutation points of [`cbd_types::MutationPoint`] one at a time and checks
 //! whether a test fails.
 //!
 //! Invariants: the tests are built once, and each mutant is a process of its own with another `CBD_MUTANT`; a
@@ -12,7 +12,7 @@ mod suite;
 
 use crate::flags::Problem;
 use crate::workspace;
-use cbd_types::Safeguard;
+use cbd_types::MutationPoint;
 use killers::{Killer, Killers};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -54,7 +54,7 @@ impl Flags {
                 "--learn" => flags.learn = true,
                 "--only" => {
                     let name = rest.next().ok_or_else(|| Problem::Usage("--only needs a name".to_owned()))?;
-                    if !Safeguard::ALL.iter().any(|known| known.name().starts_with(name.as_str())) {
+                    if !MutationPoint::ALL.iter().any(|known| known.name().starts_with(name.as_str())) {
                         return Err(Problem::Usage(format!("there is no mutant '{name}'; see --list")));
                     }
                     flags.only.push(name.clone());
@@ -71,7 +71,7 @@ impl Flags {
         Self { thorough: true, ..Self::default() }
     }
 
-    fn wants(&self, mutant: Safeguard) -> bool {
+    fn wants(&self, mutant: MutationPoint) -> bool {
         self.only.is_empty() || self.only.iter().any(|name| mutant.name().starts_with(name.as_str()))
     }
 }
@@ -101,8 +101,8 @@ enum Verdict {
 /// When the tests do not build, or do not pass without a mutant.
 pub fn run(flags: &Flags) -> Result<bool, Problem> {
     let known = Killers::read(&workspace::root()).map_err(Problem::Failed)?;
-    let wanted: Vec<Safeguard> =
-        Safeguard::ALL.iter().copied().filter(|mutant| flags.wants(*mutant)).collect();
+    let wanted: Vec<MutationPoint> =
+        MutationPoint::ALL.iter().copied().filter(|mutant| flags.wants(*mutant)).collect();
     if flags.list {
         for mutant in wanted {
             let note =
@@ -149,8 +149,8 @@ fn judge_all(
     suite: &Suite,
     known: &Killers,
     flags: &Flags,
-    wanted: Vec<Safeguard>,
-) -> BTreeMap<Safeguard, Verdict> {
+    wanted: Vec<MutationPoint>,
+) -> BTreeMap<MutationPoint, Verdict> {
     let waiting = Mutex::new(wanted.into_iter());
     let verdicts = Mutex::new(BTreeMap::new());
     let next = || waiting.lock().ok()?.next();
@@ -182,7 +182,7 @@ fn judge_all(
     verdicts.into_inner().unwrap_or_default()
 }
 
-fn judge(suite: &Suite, known: &Killers, mutant: Safeguard, thorough: bool) -> Verdict {
+fn judge(suite: &Suite, known: &Killers, mutant: MutationPoint, thorough: bool) -> Verdict {
     if known.is_equivalent(mutant) {
         if !thorough {
             return Verdict::Equivalent { tried: false };
@@ -204,7 +204,7 @@ fn judge(suite: &Suite, known: &Killers, mutant: Safeguard, thorough: bool) -> V
     }
 }
 
-fn report(verdicts: &BTreeMap<Safeguard, Verdict>, build_seconds: f64, seconds: f64) -> Value {
+fn report(verdicts: &BTreeMap<MutationPoint, Verdict>, build_seconds: f64, seconds: f64) -> Value {
     let names = |which: fn(&Verdict) -> bool| -> Vec<&str> {
         verdicts.iter().filter(|(_, verdict)| which(verdict)).map(|(mutant, _)| mutant.name()).collect()
     };

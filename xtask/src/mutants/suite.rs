@@ -6,7 +6,7 @@
 use super::killers::Killer;
 use crate::shell;
 use crate::workspace::{self, cargo};
-use cbd_types::Safeguard;
+use cbd_types::MutationPoint;
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -122,14 +122,14 @@ impl Suite {
     }
 
     /// Whether a test catches a mutant: it must fail twice, since a test may fail once for another reason.
-    pub fn catches(&self, killer: &Killer, mutant: Safeguard) -> bool {
+    pub fn catches(&self, killer: &Killer, mutant: MutationPoint) -> bool {
         let program = self.programs.iter().find(|program| program.name == killer.program);
         let fails = |program| run(program, Some(mutant), &[&killer.test], LIMIT_OF_ONE) != Outcome::Passed;
         program.is_some_and(|program| fails(program) && fails(program))
     }
 
     /// Runs all tests up to the first that catches the mutant.
-    pub fn run_all(&self, mutant: Safeguard) -> Option<Killer> {
+    pub fn run_all(&self, mutant: MutationPoint) -> Option<Killer> {
         self.programs.iter().find_map(|program| {
             (0..TRIES).find_map(|_| {
                 let Outcome::Failed(test) = run(program, Some(mutant), &[], LIMIT) else { return Some(None) };
@@ -156,7 +156,7 @@ fn program(line: &str) -> Option<Program> {
 
 /// Runs `tests` of a program, or all of them, up to the first that fails. A program that dies or hangs runs
 /// again, one test at a time, to find the test.
-fn run(program: &Program, mutant: Option<Safeguard>, tests: &[&str], limit: Duration) -> Outcome {
+fn run(program: &Program, mutant: Option<MutationPoint>, tests: &[&str], limit: Duration) -> Outcome {
     match run_once(program, mutant, tests, limit, 2) {
         Ended::Passed => Outcome::Passed,
         Ended::Failed(test) => Outcome::Failed(test),
@@ -178,7 +178,7 @@ enum Ended {
 
 fn run_once(
     program: &Program,
-    mutant: Option<Safeguard>,
+    mutant: Option<MutationPoint>,
     tests: &[&str],
     limit: Duration,
     threads: u32,
@@ -191,7 +191,7 @@ fn run_once(
     }
     command
         .current_dir(&program.directory)
-        .env("CBD_MUTANT", mutant.map_or("", Safeguard::name))
+        .env("CBD_MUTANT", mutant.map_or("", MutationPoint::name))
         .env("RUST_BACKTRACE", "0")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

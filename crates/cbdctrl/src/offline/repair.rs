@@ -6,7 +6,7 @@ use crate::progress::ToolBar;
 use cbd_inspect::repair::{Plan, apply, plan};
 use cbd_inspect::{Bytes, Finding, Outcome};
 use cbd_pmem::{Mapping, OpenOptions, Reader};
-use cbd_types::{Error, ErrorKind, Region, Result, Safeguard};
+use cbd_types::{Error, ErrorKind, MutationPoint, Region, Result};
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::io::{self, BufRead, IsTerminal, Write as _};
@@ -76,7 +76,7 @@ fn run(arguments: &RepairArguments, output: &Output) -> Result<(Result<()>, u8)>
         for mend in &plan.mends {
             apply(&region, mend)?;
         }
-        region.sync(Safeguard::UseSync, 0, region.size())?;
+        region.sync(MutationPoint::UseSync, 0, region.size())?;
         done = true;
     }
     let left: Vec<&Finding> = plan.left_alone().collect();

@@ -15,13 +15,13 @@ use cbd_format::{
         FEATURE_DATA_CRC, MODE_MOVED, MODE_WRITEBACK, STATE_ACTIVE, STATE_FREE, decode_text, encode_text,
     },
 };
-use cbd_types::{BackendId, Error, ErrorKind, HostId, Result, Safeguard};
+use cbd_types::{BackendId, Error, ErrorKind, HostId, MutationPoint, Result};
 
 /// What makes a backend's row durable.
 pub(super) const ROW: InBoth = InBoth {
-    first_fence: Safeguard::BackendRowFirstFence,
-    second: Safeguard::BackendRowSecond,
-    fence: Safeguard::BackendRowFence,
+    first_fence: MutationPoint::BackendRowFirstFence,
+    second: MutationPoint::BackendRowSecond,
+    fence: MutationPoint::BackendRowFence,
 };
 
 /// What a new backend is to be.
@@ -156,7 +156,7 @@ impl<E: Environment> Transport<E> {
                 reserved2: [0; 96],
             },
         )?;
-        self.region.check_stores(Safeguard::TableStoreCheck)?;
+        self.region.check_stores(MutationPoint::TableStoreCheck)?;
         Ok(BackendId(row as u32))
     }
 
@@ -176,7 +176,7 @@ impl<E: Environment> Transport<E> {
     /// are lost.
     pub fn backend(&self, id: BackendId) -> Result<BackendEntry> {
         let mut tables = self.tables.lock();
-        if Safeguard::RowLostSaid.is_kept() && tables.is_backend_lost(id.index()) {
+        if MutationPoint::RowLostSaid.is_active() && tables.is_backend_lost(id.index()) {
             return Err(Error::new(
                 ErrorKind::Damaged,
                 format!(
@@ -250,7 +250,7 @@ impl<E: Environment> Transport<E> {
         let Some(mut content) = row.content().copied() else { return Err(no_such("backend", id.index())) };
         change(&mut content);
         row.keep_in_both(&self.region, ROW, content)?;
-        self.region.check_stores(Safeguard::TableStoreCheck)
+        self.region.check_stores(MutationPoint::TableStoreCheck)
     }
 }
 

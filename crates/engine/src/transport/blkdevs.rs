@@ -13,13 +13,13 @@ use cbd_format::{
     BlkdevEntry as BlkdevRow,
     tables::{STATE_ACTIVE, STATE_FREE, decode_text, encode_text},
 };
-use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, HostId, Result, Safeguard};
+use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, HostId, MutationPoint, Result};
 
 /// What makes a blkdev's row durable.
 const ROW: InBoth = InBoth {
-    first_fence: Safeguard::BlkdevRowFirstFence,
-    second: Safeguard::BlkdevRowSecond,
-    fence: Safeguard::BlkdevRowFence,
+    first_fence: MutationPoint::BlkdevRowFirstFence,
+    second: MutationPoint::BlkdevRowSecond,
+    fence: MutationPoint::BlkdevRowFence,
 };
 
 /// What a new blkdev is to be.
@@ -80,7 +80,7 @@ impl<E: Environment> Transport<E> {
                 reserved: [0; 200],
             },
         )?;
-        self.region.check_stores(Safeguard::TableStoreCheck)?;
+        self.region.check_stores(MutationPoint::TableStoreCheck)?;
         Ok(BlkdevId(row as u32))
     }
 
@@ -92,7 +92,7 @@ impl<E: Environment> Transport<E> {
                 tables.backends.get(row.backend.get() as usize).and_then(TwoSlots::content).is_some_and(
                     |backend| {
                         backend.state.get() == STATE_ACTIVE
-                            && Safeguard::BlkdevBackendIdentity.holds(backend.uuid == row.backend_uuid)
+                            && MutationPoint::BlkdevBackendIdentity.holds(backend.uuid == row.backend_uuid)
                     },
                 )
             })
@@ -122,6 +122,6 @@ impl<E: Environment> Transport<E> {
         let Some(mut content) = row.content().copied() else { return Err(no_such("blkdev", id.index())) };
         content.state = STATE_FREE.into();
         row.keep_in_both(&self.region, ROW, content)?;
-        self.region.check_stores(Safeguard::TableStoreCheck)
+        self.region.check_stores(MutationPoint::TableStoreCheck)
     }
 }

@@ -11,7 +11,7 @@ use cbd_format::{
     Drained, LaneMark, LaneTail, SegmentEntry, SegmentHeader, StateShape, record::bytes_of,
     segment::STATE_MAGIC,
 };
-use cbd_types::{Error, ErrorKind, InFlight, LaneId, Result, Safeguard, SegmentId, Size};
+use cbd_types::{Error, ErrorKind, InFlight, LaneId, MutationPoint, Result, SegmentId, Size};
 
 /// What a new cache consists of.
 pub(super) struct CachePlan {
@@ -107,7 +107,7 @@ impl<E: Environment> Transport<E> {
         for lane in (0..lanes).map(LaneId) {
             let place = u64::from(lane.0);
             // A mark of an earlier cache would say that records are missing.
-            if Safeguard::BackendMarksErase.is_kept() {
+            if MutationPoint::BackendMarksErase.is_active() {
                 let mut mark = TwoSlots::<LaneMark>::empty(absolute(state.mark(lane)), place);
                 stored = stored.and(mark.clear(region));
             }
@@ -118,7 +118,7 @@ impl<E: Environment> Transport<E> {
                 first_sequence: 1.into(),
                 reserved: [0; 24],
             };
-            stored = stored.and(tail.fill(region, Safeguard::BackendTailSecond, first));
+            stored = stored.and(tail.fill(region, MutationPoint::BackendTailSecond, first));
         }
         let mut drained = TwoSlots::<Drained>::empty(absolute(state.drained()), 0);
         let first = Drained {
@@ -129,7 +129,7 @@ impl<E: Environment> Transport<E> {
             closed_ms: closed_ms.into(),
             reserved: [0; 8],
         };
-        stored.and(drained.fill(region, Safeguard::BackendDrainedSecond, first))
+        stored.and(drained.fill(region, MutationPoint::BackendDrainedSecond, first))
     }
 
     /// Gives the segments of `plan` to the cache `cache_id` of the backend in `row`, and makes it an empty one.
@@ -142,8 +142,8 @@ impl<E: Environment> Transport<E> {
     ) -> Result<()> {
         // 1. The segments name the cache. Without a row they are free all the same.
         //    Both slots of an entry, so that one failed page gives none back to an earlier cache.
-        let fences = [Safeguard::BackendSegmentsFirstFence, Safeguard::BackendSegmentsFence];
-        let slots = if Safeguard::BackendSegmentsSecond.is_kept() { 2 } else { 1 };
+        let fences = [MutationPoint::BackendSegmentsFirstFence, MutationPoint::BackendSegmentsFence];
+        let slots = if MutationPoint::BackendSegmentsSecond.is_active() { 2 } else { 1 };
         let entry = SegmentEntry {
             backend: row.into(),
             reserved: 0.into(),
@@ -157,11 +157,11 @@ impl<E: Environment> Transport<E> {
                 stored = stored.and(tables.segments[segment.index()].store(&self.region, entry));
             }
             self.region.fence(fence, stored);
-            self.region.sync(Safeguard::BackendSegmentsSync, self.layout.segment_table, table)?;
+            self.region.sync(MutationPoint::BackendSegmentsSync, self.layout.segment_table, table)?;
         }
         // 2. The state block of an empty cache. Nothing relies on it before the row.
         let stored = self.initialise_state(plan.segments[0], plan.lanes, cache_id, (0, 0));
-        self.region.fence(Safeguard::BackendStateFence, stored);
+        self.region.fence(MutationPoint::BackendStateFence, stored);
         Ok(())
     }
 
@@ -181,7 +181,7 @@ impl<E: Environment> Transport<E> {
         }
         // 2. The state of an empty cache.
         let stored = stored.and(self.initialise_state(state, lanes, cache_id, drained));
-        self.region.fence(Safeguard::BackendStateFence, stored);
+        self.region.fence(MutationPoint::BackendStateFence, stored);
     }
 
     /// The highest epoch of which the state block says that it was used, and when the last drained one was closed.

@@ -10,13 +10,13 @@ use cbd_format::{
     HostEntry as HostRow,
     tables::{STATE_ACTIVE, STATE_FREE, decode_text, encode_text},
 };
-use cbd_types::{Error, ErrorKind, HostId, Result, Safeguard};
+use cbd_types::{Error, ErrorKind, HostId, MutationPoint, Result};
 
 /// What makes a host's row durable.
 const ROW: InBoth = InBoth {
-    first_fence: Safeguard::HostRowFirstFence,
-    second: Safeguard::HostRowSecond,
-    fence: Safeguard::HostRowFence,
+    first_fence: MutationPoint::HostRowFirstFence,
+    second: MutationPoint::HostRowSecond,
+    fence: MutationPoint::HostRowFence,
 };
 
 /// A host as the table has it.
@@ -90,7 +90,7 @@ impl<E: Environment> Transport<E> {
                 reserved: [0; 152],
             },
         )?;
-        self.region.check_stores(Safeguard::TableStoreCheck)?;
+        self.region.check_stores(MutationPoint::TableStoreCheck)?;
         Ok(HostId(row as u32))
     }
 
@@ -110,7 +110,7 @@ impl<E: Environment> Transport<E> {
         let Some(mut content) = row.content().copied() else { return Ok(()) };
         content.state = STATE_FREE.into();
         row.keep_in_both(&self.region, ROW, content)?;
-        self.region.check_stores(Safeguard::TableStoreCheck)
+        self.region.check_stores(MutationPoint::TableStoreCheck)
     }
 
     /// All hosts.

@@ -37,7 +37,7 @@ use cbd_format::{
     superblock::{FEATURE_USE_NOTES, MAGIC},
     tables::STATE_ACTIVE,
 };
-use cbd_types::{BackendId, Error, ErrorKind, Pmem, Region, Result, Safeguard, SegmentId, Size};
+use cbd_types::{BackendId, Error, ErrorKind, MutationPoint, Pmem, Region, Result, SegmentId, Size};
 
 /// Segments that each lane is to have at least.
 const SEGMENTS_PER_LANE: u32 = 8;
@@ -155,30 +155,30 @@ impl<E: Environment> Transport<E> {
             Err(error) if error.kind() != ErrorKind::NoSpace => return Err(error),
             _ => return Err(too_small(size, segment_size, layout_of)),
         };
-        if !options.force && Safeguard::FormatRefusesUsed.is_kept() {
+        if !options.force && MutationPoint::FormatRefusesUsed.is_active() {
             refuse_used(&region)?;
         }
         // 1. No superblock: from here on a crash leaves no transport.
         let second = Layout::second_superblock(layout.region_size);
         let nothing = vec![0; PAGE as usize];
-        if Safeguard::FormatErase.is_kept() {
+        if MutationPoint::FormatErase.is_active() {
             let stored = region.store(0, &nothing).and(region.store(second, &nothing));
-            region.fence(Safeguard::FormatEraseFence, stored);
-            region.sync(Safeguard::FormatEraseSync, 0, PAGE)?;
-            region.sync(Safeguard::FormatEraseSync, second, PAGE)?;
+            region.fence(MutationPoint::FormatEraseFence, stored);
+            region.sync(MutationPoint::FormatEraseSync, 0, PAGE)?;
+            region.sync(MutationPoint::FormatEraseSync, second, PAGE)?;
         }
         // 2. Empty tables.
         let mut stored = region.nothing_in_flight();
         let blank = vec![0; 64 * PAGE as usize];
         let mut at = layout.host_area;
-        while at < layout.segment_area && Safeguard::FormatBlank.is_kept() {
+        while at < layout.segment_area && MutationPoint::FormatBlank.is_active() {
             let length = blank.len().min((layout.segment_area - at) as usize);
             stored = stored.and(region.store(at, &blank[..length]));
             at += length as u64;
         }
-        region.fence(Safeguard::FormatBlankFence, stored);
+        region.fence(MutationPoint::FormatBlankFence, stored);
         let tables = layout.segment_area - layout.host_area;
-        region.sync(Safeguard::FormatBlankSync, layout.host_area, tables)?;
+        region.sync(MutationPoint::FormatBlankSync, layout.host_area, tables)?;
         // 3. Both superblocks: the transport is there.
         let mut uuid = [0; 16];
         uuid[..8].copy_from_slice(&environment.random().to_le_bytes());
@@ -186,10 +186,10 @@ impl<E: Environment> Transport<E> {
         let features = if region.mixes_pages() { FEATURE_USE_NOTES } else { 0 };
         let superblock = Superblock::new(&layout, uuid, environment.wall_ms()).with_incompatible(features);
         let mut stored = region.store(0, bytes_of(&superblock));
-        if Safeguard::SuperblockSecondStore.is_kept() {
+        if MutationPoint::SuperblockSecondStore.is_active() {
             stored = stored.and(region.store(second, bytes_of(&superblock)));
         }
-        region.fence(Safeguard::FormatSuperblockFence, stored);
+        region.fence(MutationPoint::FormatSuperblockFence, stored);
         // It brings them to the disk of an ordinary file.
         Self::open(environment, region)
     }
@@ -223,8 +223,8 @@ impl<E: Environment> Transport<E> {
             open: Vec::new(),
         };
         tables.keep_what_was_read(&region)?;
-        if Safeguard::OpenWhole.is_kept() {
-            tables.make_whole(&region)?;
+        if MutationPoint::OpenWhole.is_active() {
+            tables.complete(&region)?;
         }
         Ok(Arc::new(Self {
             environment,
@@ -277,55 +277,55 @@ impl<E: Environment> Tables<E> {
     fn keep_what_was_read(&self, region: &Region<E::Memory>) -> Result<()> {
         let mut relied_on = self.superblocks.write_back(region);
         for row in &self.hosts {
-            relied_on = relied_on.and(row.write_back(region, Safeguard::OpenHostsWriteBack));
+            relied_on = relied_on.and(row.write_back(region, MutationPoint::OpenHostsWriteBack));
         }
         for row in &self.backends {
-            relied_on = relied_on.and(row.write_back(region, Safeguard::OpenBackendsWriteBack));
+            relied_on = relied_on.and(row.write_back(region, MutationPoint::OpenBackendsWriteBack));
         }
         for row in &self.blkdevs {
-            relied_on = relied_on.and(row.write_back(region, Safeguard::OpenBlkdevsWriteBack));
+            relied_on = relied_on.and(row.write_back(region, MutationPoint::OpenBlkdevsWriteBack));
         }
         for row in &self.segments {
-            relied_on = relied_on.and(row.write_back(region, Safeguard::OpenSegmentsWriteBack));
+            relied_on = relied_on.and(row.write_back(region, MutationPoint::OpenSegmentsWriteBack));
         }
         let layout = self.superblocks.layout();
         let rows = layout.segment_area - layout.host_area;
-        let relied_on = relied_on.and(region.store_again(Safeguard::SyncAgain, layout.host_area, rows));
-        region.fence(Safeguard::OpenFence, relied_on);
+        let relied_on = relied_on.and(region.store_again(MutationPoint::SyncAgain, layout.host_area, rows));
+        region.fence(MutationPoint::OpenFence, relied_on);
         self.superblocks.sync(region).map_err(not_opened)?;
-        self.sync_rows(region, Safeguard::OpenSync)
+        self.sync_rows(region, MutationPoint::OpenSync)
     }
 
     /// Stores each row of which a crash left one slot durably into the other slot too, also on the disk of an ordinary file.
     ///
     /// # Errors
     /// What the system says of the disk.
-    fn make_whole(&mut self, region: &Region<E::Memory>) -> Result<()> {
+    fn complete(&mut self, region: &Region<E::Memory>) -> Result<()> {
         let is_behind = any_behind(&self.hosts)
             || any_behind(&self.backends)
             || any_behind(&self.blkdevs)
             || any_behind(&self.segments);
         let mut stored = region.nothing_in_flight();
         for row in &mut self.hosts {
-            stored = stored.and(row.make_whole(region));
+            stored = stored.and(row.complete(region));
         }
         for row in &mut self.backends {
-            stored = stored.and(row.make_whole(region));
+            stored = stored.and(row.complete(region));
         }
         for row in &mut self.blkdevs {
-            stored = stored.and(row.make_whole(region));
+            stored = stored.and(row.complete(region));
         }
         for row in &mut self.segments {
-            stored = stored.and(row.make_whole(region));
+            stored = stored.and(row.complete(region));
         }
-        region.fence(Safeguard::OpenWholeFence, stored);
-        if is_behind { self.sync_rows(region, Safeguard::OpenWholeSync) } else { Ok(()) }
+        region.fence(MutationPoint::OpenWholeFence, stored);
+        if is_behind { self.sync_rows(region, MutationPoint::OpenWholeSync) } else { Ok(()) }
     }
 
-    fn sync_rows(&self, region: &Region<E::Memory>, safeguard: Safeguard) -> Result<()> {
+    fn sync_rows(&self, region: &Region<E::Memory>, point: MutationPoint) -> Result<()> {
         let layout = self.superblocks.layout();
         let length = layout.segment_area - layout.host_area;
-        region.sync(safeguard, layout.host_area, length).map_err(not_opened)
+        region.sync(point, layout.host_area, length).map_err(not_opened)
     }
 
     /// The owner of a segment, if its row and the backend's agree.
@@ -333,9 +333,9 @@ impl<E: Environment> Tables<E> {
         let entry = self.segments[segment].content()?;
         let backend = entry.backend.get();
         let row = self.backends.get(backend as usize)?.content()?;
-        let is_owner = Safeguard::SegmentOwnerActive.holds(row.state.get() == STATE_ACTIVE)
+        let is_owner = MutationPoint::SegmentOwnerActive.holds(row.state.get() == STATE_ACTIVE)
             && row.cache_id.get() != 0
-            && Safeguard::SegmentOwnerCache.holds(row.cache_id == entry.cache_id);
+            && MutationPoint::SegmentOwnerCache.holds(row.cache_id == entry.cache_id);
         is_owner.then_some(BackendId(backend))
     }
 
@@ -378,7 +378,7 @@ impl<E: Environment> Tables<E> {
         let segments = 0..self.segments.len();
         segments
             .filter(|segment| self.owner(*segment).is_none())
-            .filter(|segment| Safeguard::SegmentLostKept.holds(!self.is_of_somebody_lost(*segment)))
+            .filter(|segment| MutationPoint::SegmentLostKept.holds(!self.is_of_somebody_lost(*segment)))
             .map(|segment| SegmentId(segment as u32))
             .collect()
     }

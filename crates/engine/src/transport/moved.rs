@@ -14,7 +14,7 @@ use cbd_format::{
     BackendEntry as BackendRow, FormerDisk as FormerDiskSlot, StateShape,
     tables::{MODE_MOVED, MODE_WRITEBACK, STATE_ACTIVE, decode_text, encode_text},
 };
-use cbd_types::{BackendId, Error, ErrorKind, Result, Safeguard, SegmentId};
+use cbd_types::{BackendId, Error, ErrorKind, MutationPoint, Result, SegmentId};
 
 /// A disk that a backend had before it was moved.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -66,7 +66,7 @@ impl<E: Environment> Transport<E> {
             slots.content().is_some_and(|former| former.identity == row.identity)
         };
         let is_free = |slots: &TwoSlots<FormerDiskSlot>| {
-            slots.content().is_none() || !Safeguard::MovedFormerKept.is_kept()
+            slots.content().is_none() || !MutationPoint::MovedFormerKept.is_active()
         };
         let index = known.iter().position(is_same).or_else(|| known.iter().position(is_free));
         let Some(index) = index else {
@@ -88,11 +88,11 @@ impl<E: Environment> Transport<E> {
             former.store(&self.region, content)
         } else {
             former = TwoSlots::empty(places[index], row.cache_id.get());
-            former.fill(&self.region, Safeguard::MovedFormerSecond, content)
+            former.fill(&self.region, MutationPoint::MovedFormerSecond, content)
         };
-        self.region.fence(Safeguard::MovedFormerFence, stored);
+        self.region.fence(MutationPoint::MovedFormerFence, stored);
         for slot in places[index] {
-            self.region.sync(Safeguard::MovedFormerSync, slot, size_of::<FormerDiskSlot>() as u64)?;
+            self.region.sync(MutationPoint::MovedFormerSync, slot, size_of::<FormerDiskSlot>() as u64)?;
         }
         Ok(())
     }
@@ -154,11 +154,11 @@ impl<E: Environment> Transport<E> {
             return Err(if known.is_empty() { no_such() } else { ambiguous(id, name, &known) });
         };
         let stored = self.read_former(&row, *at).clear(&self.region);
-        self.region.fence(Safeguard::MovedForgetFence, stored);
+        self.region.fence(MutationPoint::MovedForgetFence, stored);
         for slot in at {
-            self.region.sync(Safeguard::MovedForgetSync, *slot, size_of::<FormerDiskSlot>() as u64)?;
+            self.region.sync(MutationPoint::MovedForgetSync, *slot, size_of::<FormerDiskSlot>() as u64)?;
         }
-        self.region.check_stores(Safeguard::TableStoreCheck)
+        self.region.check_stores(MutationPoint::TableStoreCheck)
     }
 
     fn former_disks_of(&self, row: &BackendRow) -> Vec<FormerDisk> {

@@ -16,7 +16,7 @@ use cbd_format::{
     record::bytes_of,
     superblock::{INCOMPATIBLE_KNOWN, of_both_copies},
 };
-use cbd_types::{Error, ErrorKind, InFlight, Pmem, Region, Result, Safeguard};
+use cbd_types::{Error, ErrorKind, InFlight, MutationPoint, Pmem, Region, Result};
 
 /// What stands in the place of a copy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -51,7 +51,7 @@ impl Superblocks {
         let first = verify(region, 0);
         // The second is found by the size of what is mapped; where that has grown, only the first says where it is.
         let used = first.as_ref().map_or(size, |(_, layout)| layout.region_size);
-        let second = if used < 2 * PAGE || !Safeguard::SuperblockSecondRead.is_kept() {
+        let second = if used < 2 * PAGE || !MutationPoint::SuperblockSecondRead.is_active() {
             Err(Error::new(ErrorKind::Foreign, "the region is too small for a second superblock"))
         } else {
             verify(region, Layout::second_superblock(used))
@@ -84,8 +84,8 @@ impl Superblocks {
     /// fences.
     pub(super) fn write_back<P: Pmem>(&self, region: &Region<P>) -> InFlight {
         let [first, second] = self.at;
-        region.write_back(Safeguard::OpenSuperblockWriteBack, first, PAGE).and(region.write_back(
-            Safeguard::OpenSuperblockWriteBack,
+        region.write_back(MutationPoint::OpenSuperblockWriteBack, first, PAGE).and(region.write_back(
+            MutationPoint::OpenSuperblockWriteBack,
             second,
             PAGE,
         ))
@@ -98,9 +98,9 @@ impl Superblocks {
     /// What the system says of the disk.
     pub(super) fn sync<P: Pmem>(&self, region: &Region<P>) -> Result<()> {
         for at in self.at {
-            let stored = region.store_again(Safeguard::SyncAgain, at, PAGE);
-            region.fence(Safeguard::OpenFence, stored);
-            region.sync(Safeguard::OpenSuperblockSync, at, PAGE)?;
+            let stored = region.store_again(MutationPoint::SyncAgain, at, PAGE);
+            region.fence(MutationPoint::OpenFence, stored);
+            region.sync(MutationPoint::OpenSuperblockSync, at, PAGE)?;
         }
         Ok(())
     }
@@ -112,7 +112,7 @@ impl Superblocks {
     /// [`ErrorKind::Media`] where a copy cannot be read or the region takes no stores, and what the system says of the disk. Then
     /// nothing that needs the features may be stored.
     pub(super) fn require<P: Pmem>(&mut self, region: &Region<P>, features: u64) -> Result<()> {
-        if !Safeguard::FeatureRequired.is_kept() {
+        if !MutationPoint::FeatureRequired.is_active() {
             return Ok(());
         }
         let has_it = self.block.has_incompatible(features);
@@ -122,27 +122,27 @@ impl Superblocks {
         let is_unreadable = |at: usize| self.copies[at] == Copy::Unreadable;
         if let Some(unreadable) = (0..2).find(|at| is_unreadable(*at))
             && !has_it
-            && Safeguard::FeatureUnreadable.is_kept()
+            && MutationPoint::FeatureUnreadable.is_active()
         {
             return Err(unreadable_copy(self.at[unreadable]));
         }
         let wanted = self.block.with_incompatible(features);
         // 1. The copy of which it is not certain that it is whole, durably. 2. The other one.
-        let last = if Safeguard::FeatureOtherFirst.is_kept() { self.whole } else { 1 - self.whole };
+        let last = if MutationPoint::FeatureOtherFirst.is_active() { self.whole } else { 1 - self.whole };
         let names = [
-            (1 - last, Safeguard::FeatureFirstFence, Safeguard::FeatureFirstSync),
-            (last, Safeguard::FeatureFence, Safeguard::FeatureSync),
+            (1 - last, MutationPoint::FeatureFirstFence, MutationPoint::FeatureFirstSync),
+            (last, MutationPoint::FeatureFence, MutationPoint::FeatureSync),
         ];
         for (number, (copy, fence, sync)) in names.into_iter().enumerate() {
             let is_there = has_it && self.copies[copy] == Copy::Current;
-            if is_there || (number == 1 && !Safeguard::FeatureBoth.is_kept()) {
+            if is_there || (number == 1 && !MutationPoint::FeatureBoth.is_active()) {
                 continue;
             }
             // What stands there is not known until all of this has succeeded.
             self.copies[copy] = Copy::Other;
             let stored = region.store(self.at[copy], bytes_of(&wanted));
             region.fence(fence, stored);
-            region.check_stores(Safeguard::TableStoreCheck)?;
+            region.check_stores(MutationPoint::TableStoreCheck)?;
             region.sync(sync, self.at[copy], PAGE)?;
             self.copies[copy] = Copy::Current;
             self.whole = copy;

@@ -29,7 +29,7 @@ use cbd_format::{
     superblock::FEATURE_USE_NOTES,
     tables::{STATE_ACTIVE, USE_CLEAN, USE_DIRTY, USE_SYNCED, USE_UNKNOWN, USE_UNSURE},
 };
-use cbd_types::{BackendId, BootId, Error, ErrorKind, InFlight, Region, Result, Safeguard, SegmentId};
+use cbd_types::{BackendId, BootId, Error, ErrorKind, InFlight, MutationPoint, Region, Result, SegmentId};
 
 /// Whether the pages of a cache are those that its last user left.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -98,7 +98,7 @@ impl<E: Environment> Transport<E> {
             USE_UNKNOWN | USE_SYNCED => Pages::Whole,
             USE_CLEAN | USE_DIRTY | USE_UNSURE if is_this_boot => Pages::Whole,
             USE_CLEAN => Pages::MixedClean,
-            _ if Safeguard::UseRefused.is_kept() => Pages::MixedDirty,
+            _ if MutationPoint::UseRefused.is_active() => Pages::MixedDirty,
             _ => Pages::Whole,
         }
     }
@@ -135,7 +135,7 @@ impl<E: Environment> Transport<E> {
         }
         // It ends with this function, whatever ends that.
         let opening = Arc::new(());
-        if Safeguard::BackendOpening.is_kept() {
+        if MutationPoint::BackendOpening.is_active() {
             tables.open.push((id, User::Opening(Arc::downgrade(&opening))));
         }
         drop(tables);
@@ -162,7 +162,7 @@ impl<E: Environment> Transport<E> {
         id: BackendId,
         entry: &super::BackendEntry,
     ) -> Result<Found> {
-        if !Safeguard::BackendOpenOnce.holds(!tables.is_open(id)) {
+        if !MutationPoint::BackendOpenOnce.holds(!tables.is_open(id)) {
             return Err(Error::new(ErrorKind::Busy, format!("the cache of backend {id} is open already")));
         }
         let Some(row) = tables.backends[id.index()].content().copied() else {
@@ -218,7 +218,7 @@ impl<E: Environment> Transport<E> {
                 note(tables, &self.region, id, USE_UNKNOWN, BootId::UNKNOWN)
             };
         }
-        if !Safeguard::UseNoted.is_kept() {
+        if !MutationPoint::UseNoted.is_active() {
             return Ok(());
         }
         // Also where the row says so already: after a sync that failed it can be in memory only, and another sync that succeeds does
@@ -230,12 +230,12 @@ impl<E: Environment> Transport<E> {
     fn note_opened(&self, tables: &mut Tables<E>, id: BackendId, cache: &Cache<E>) -> Result<()> {
         let is_unsure =
             tables.backends[id.index()].content().is_some_and(|row| row.use_state.get() == USE_UNSURE);
-        if is_unsure || Safeguard::UseCleanChecked.is_kept() && !cache.holds_nothing_dirty() {
+        if is_unsure || MutationPoint::UseCleanChecked.is_active() && !cache.holds_nothing_dirty() {
             return Ok(());
         }
         let boot = self.region.boot();
         note(tables, &self.region, id, USE_CLEAN, boot)?;
-        if !Safeguard::UseDirtyNoted.is_kept() {
+        if !MutationPoint::UseDirtyNoted.is_active() {
             return Ok(());
         }
         let (tables, region) = (Arc::clone(&self.tables), Arc::clone(&self.region));
@@ -269,19 +269,20 @@ impl<E: Environment> Transport<E> {
             })
         });
         let in_use: Vec<BackendId> = in_use.map(|(id, _)| id).collect();
-        let (open, closed): (Vec<_>, Vec<_>) =
-            in_use.into_iter().partition(|id| Safeguard::UseSyncedClosed.is_kept() && open.contains(id));
+        let (open, closed): (Vec<_>, Vec<_>) = in_use
+            .into_iter()
+            .partition(|id| MutationPoint::UseSyncedClosed.is_active() && open.contains(id));
         if closed.is_empty() {
             return Ok(open.len());
         }
         // 2. All pages are on the disk before a row says so.
-        self.region.check_stores(Safeguard::TableStoreCheck)?;
+        self.region.check_stores(MutationPoint::TableStoreCheck)?;
         let mut stored = self.region.nothing_in_flight();
         for id in &closed {
             stored = stored.and(self.store_unsure_again(tables, *id));
         }
-        self.region.fence(Safeguard::OpenFence, stored);
-        if let Err(error) = self.region.sync(Safeguard::UseSync, 0, self.region.size()) {
+        self.region.fence(MutationPoint::OpenFence, stored);
+        if let Err(error) = self.region.sync(MutationPoint::UseSync, 0, self.region.size()) {
             note_unsure(tables, &self.region);
             return Err(error);
         }
@@ -304,7 +305,7 @@ impl<E: Environment> Transport<E> {
         for segment in tables.segments_of(id) {
             let base = self.layout.segment_base(segment);
             stored =
-                stored.and(self.region.store_again(Safeguard::SyncAgain, base, self.layout.segment_size));
+                stored.and(self.region.store_again(MutationPoint::SyncAgain, base, self.layout.segment_size));
         }
         stored
     }
@@ -312,7 +313,7 @@ impl<E: Environment> Transport<E> {
 
 /// After a failed sync: notes of each cache in use that its pages have to be stored again, for the next process.
 fn note_unsure<E: Environment>(tables: &mut Tables<E>, region: &Region<E::Memory>) {
-    if !Safeguard::UseUnsure.is_kept() {
+    if !MutationPoint::UseUnsure.is_active() {
         return;
     }
     let boot = region.boot();
@@ -351,7 +352,7 @@ fn note<E: Environment>(
         note_unsure(tables, region);
         return Err(error);
     }
-    region.check_stores(Safeguard::TableStoreCheck)
+    region.check_stores(MutationPoint::TableStoreCheck)
 }
 
 fn torn(id: BackendId, path: &str, boot: BootId) -> Error {

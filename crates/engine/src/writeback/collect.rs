@@ -11,7 +11,7 @@ use super::{Content, Writeback, newest::Found};
 use crate::{Cache, Environment, drained::void_until_now, logscan::Met, overlay::Place, pool::Asker};
 use alloc::vec::Vec;
 use cbd_format::RecordKind;
-use cbd_types::{ByteRange, LaneId, Safeguard};
+use cbd_types::{ByteRange, LaneId, MutationPoint};
 use core::ops::ControlFlow;
 
 /// Most records that one part of a batch is made of; bounds the memory that a batch takes.
@@ -45,7 +45,7 @@ impl Writeback {
     /// Who asks for room for what this batch finds damaged: while it does not go segment by segment, it leaves what is kept back.
     pub(super) fn asker_of_notes(&self) -> Asker {
         let is_of_parked = self.batch.as_ref().is_some_and(|batch| batch.target.is_none());
-        if self.by_segment.is_some() || is_of_parked || !Safeguard::WritebackSettles.is_kept() {
+        if self.by_segment.is_some() || is_of_parked || !MutationPoint::WritebackSettles.is_active() {
             Asker::Essential
         } else {
             Asker::Frugal
@@ -83,7 +83,7 @@ impl Writeback {
                     }
                 };
                 let sequence = record.sequence.get();
-                if !Safeguard::WritebackTarget.holds(record.epoch.get() <= target) {
+                if !MutationPoint::WritebackTarget.holds(record.epoch.get() <= target) {
                     return ControlFlow::Break(());
                 }
                 let range = record.range();
@@ -119,14 +119,14 @@ impl Writeback {
             // The last one first: it condemns all that those before it do, and is the only one that takes room.
             for (sequence, place) in lost.into_iter().rev() {
                 batch.lacks_something = true;
-                if Safeguard::WritebackLost.is_kept() {
+                if MutationPoint::WritebackLost.is_active() {
                     noted &= cache.quarantine(lane, whole, sequence, place, asker);
                 }
-                if Safeguard::WritebackDamageVoid.is_kept() {
+                if MutationPoint::WritebackDamageVoid.is_active() {
                     void_until_now(cache);
                 }
             }
-            if !Safeguard::WritebackGiveUp.holds(noted) {
+            if !MutationPoint::WritebackGiveUp.holds(noted) {
                 return self.give_up(cache);
             }
             if full {

@@ -10,7 +10,7 @@
 use super::{Batch, Content, Piece, REQUEST_MAX, Writeback};
 use crate::{Cache, Environment, parking::Outcome};
 use alloc::{collections::VecDeque, vec::Vec};
-use cbd_types::{CHECKSUM_BLOCK, CHUNK, Error, ErrorKind, Safeguard};
+use cbd_types::{CHECKSUM_BLOCK, CHUNK, Error, ErrorKind, MutationPoint};
 use core::sync::atomic::Ordering;
 
 /// What is parked is tried again after this time, doubled each time that the device takes none of it, up to the limit.
@@ -92,7 +92,7 @@ impl Writeback {
             return false;
         }
         let refused = self.failing.refused().iter().map(|(range, content)| (*range, content.refused()));
-        if !Safeguard::ParkedLimit.holds(cache.can_park(refused)) {
+        if !MutationPoint::ParkedLimit.holds(cache.can_park(refused)) {
             self.failing.too_much(now, REQUEST_MAX);
             return true;
         }
@@ -103,7 +103,7 @@ impl Writeback {
         }
         let mut refused: VecDeque<Piece> = together(self.failing.take_refused()).into();
         while let Some((range, content)) = refused.pop_front() {
-            if !Safeguard::WritebackParks.is_kept() {
+            if !MutationPoint::WritebackParks.is_active() {
                 continue;
             }
             match cache.park(range, content.refused()) {

@@ -12,7 +12,7 @@ use crate::{
     Cache, Environment, drained::void_until_now, failing::Flight, index::Location, overlay::Place,
     pool::Asker,
 };
-use cbd_types::{BackingOp, BackingQueue, ByteRange, LaneId, OpToken, Safeguard, backing::BackingDone};
+use cbd_types::{BackingOp, BackingQueue, ByteRange, LaneId, MutationPoint, OpToken, backing::BackingDone};
 use core::sync::atomic::Ordering;
 
 /// Zeroes are written, and space is given back, in pieces of at most this many bytes.
@@ -96,7 +96,7 @@ impl Writeback {
         let range = flight.range()?;
         match flight.pieces.first()?.1 {
             Content::Data { .. } => {}
-            Content::Discard if Safeguard::WritebackZeroes.holds(self.geometry.discard_zeroes) => {
+            Content::Discard if MutationPoint::WritebackZeroes.holds(self.geometry.discard_zeroes) => {
                 return Some(BackingOp::Discard { range });
             }
             // Old data must not come back where the device does not promise zeroes.
@@ -117,7 +117,7 @@ impl Writeback {
                     return None;
                 }
             };
-            if Safeguard::WritebackDamageVoid.is_kept() {
+            if MutationPoint::WritebackDamageVoid.is_active() {
                 void_until_now(cache);
             }
             // What stands before the damage is written; the damage is quarantined; the rest is looked at again.
@@ -163,7 +163,7 @@ impl Writeback {
             }
             (Err(error), BackingOp::Flush) => {
                 // The device may have dropped everything since its last good flush: all of it is dirty again.
-                if Safeguard::WritebackFlushFailed.is_kept() {
+                if MutationPoint::WritebackFlushFailed.is_active() {
                     self.failing.flush_failed(now);
                     self.begin_anew(cache, &error);
                 }
@@ -178,7 +178,7 @@ impl Writeback {
                 }
                 self.note_trouble(cache, &error);
                 if let Some(flight) = flight
-                    && Safeguard::WritebackRetry.is_kept()
+                    && MutationPoint::WritebackRetry.is_active()
                 {
                     self.failing.add(flight, &cache.settings(), now);
                 }
@@ -214,9 +214,9 @@ impl<E: Environment> Cache<E> {
 
     /// Quarantines what writeback found damaged. `false` when that was not possible: then the batch is given up.
     fn condemn(&self, lane: LaneId, range: ByteRange, sequence: u64, place: Place, asker: Asker) -> bool {
-        if !Safeguard::WritebackQuarantine.is_kept() {
+        if !MutationPoint::WritebackQuarantine.is_active() {
             return true;
         }
-        Safeguard::WritebackGiveUp.holds(self.quarantine(lane, range, sequence, place, asker))
+        MutationPoint::WritebackGiveUp.holds(self.quarantine(lane, range, sequence, place, asker))
     }
 }

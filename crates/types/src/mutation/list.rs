@@ -1,15 +1,15 @@
-//! The list of all safeguards, by the place where they are used.
+//! The list of all mutation points, by the place where they are used.
 
-/// Defines the safeguards: what each is for and what goes wrong without it, its variant, its name.
-macro_rules! safeguards {
+/// Defines the mutation points: what each is for and what goes wrong without it, its variant, its name.
+macro_rules! mutation_points {
     ($( $(#[doc = $about:literal])+ $variant:ident = $name:literal, )+) => {
         /// Something that keeps data from being lost or wrong. Each variant says what goes wrong without it.
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-        pub enum Safeguard {
+        pub enum MutationPoint {
             $( $(#[doc = $about])+ $variant, )+
         }
 
-        impl Safeguard {
+        impl MutationPoint {
             /// All of them, in the order of the list.
             pub const ALL: &'static [Self] = &[ $( Self::$variant, )+ ];
 
@@ -28,7 +28,7 @@ macro_rules! safeguards {
     };
 }
 
-safeguards! {
+mutation_points! {
     // The superblock.
 
     /// A region that is not ours is not opened as one.

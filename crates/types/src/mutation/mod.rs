@@ -13,12 +13,12 @@
 
 mod list;
 
-pub use list::Safeguard;
+pub use list::MutationPoint;
 
 #[cfg(all(feature = "mutants", not(debug_assertions)))]
-compile_error!("the feature `mutants` lets the environment take safeguards away: it is for tests only");
+compile_error!("the feature `mutants` lets the environment remove mutation points: it is for tests only");
 
-impl Safeguard {
+impl MutationPoint {
     /// The mutation point of this name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
@@ -29,7 +29,7 @@ impl Safeguard {
     #[cfg(not(feature = "mutants"))]
     #[inline(always)]
     #[must_use]
-    pub const fn is_kept(self) -> bool {
+    pub const fn is_active(self) -> bool {
         true
     }
 
@@ -39,7 +39,7 @@ impl Safeguard {
     /// When the variable names no mutation point.
     #[cfg(feature = "mutants")]
     #[must_use]
-    pub fn is_kept(self) -> bool {
+    pub fn is_active(self) -> bool {
         removed::get() != Some(self)
     }
 
@@ -47,21 +47,24 @@ impl Safeguard {
     #[inline(always)]
     #[must_use]
     pub fn holds(self, condition: bool) -> bool {
-        condition || !self.is_kept()
+        condition || !self.is_active()
     }
 }
 
 #[cfg(feature = "mutants")]
 mod removed {
-    use super::Safeguard;
+    use super::MutationPoint;
     use std::sync::OnceLock;
 
-    static REMOVED: OnceLock<Option<Safeguard>> = OnceLock::new();
+    static REMOVED: OnceLock<Option<MutationPoint>> = OnceLock::new();
 
-    pub(super) fn get() -> Option<Safeguard> {
+    pub(super) fn get() -> Option<MutationPoint> {
         *REMOVED.get_or_init(|| {
             let name = std::env::var("CBD_MUTANT").ok().filter(|name| !name.is_empty())?;
-            Some(Safeguard::from_name(&name).unwrap_or_else(|| panic!("CBD_MUTANT={name} is no safeguard")))
+            Some(
+                MutationPoint::from_name(&name)
+                    .unwrap_or_else(|| panic!("CBD_MUTANT={name} is no mutation point")),
+            )
         })
     }
 }
@@ -73,10 +76,10 @@ mod tests {
 
     #[test]
     fn each_mutation_point_has_a_unique_name_and_a_description() {
-        let names: BTreeSet<_> = Safeguard::ALL.iter().map(|known| known.name()).collect();
-        assert_eq!(names.len(), Safeguard::ALL.len());
-        for known in Safeguard::ALL {
-            assert_eq!(Safeguard::from_name(known.name()), Some(*known));
+        let names: BTreeSet<_> = MutationPoint::ALL.iter().map(|known| known.name()).collect();
+        assert_eq!(names.len(), MutationPoint::ALL.len());
+        for known in MutationPoint::ALL {
+            assert_eq!(MutationPoint::from_name(known.name()), Some(*known));
             assert!(known.about().len() > 20, "{} says nothing", known.name());
         }
     }

@@ -1,6 +1,6 @@
 //! Every mutation point is used, and no code fences, writes back or validates without one.
 
-use cbd_types::Safeguard;
+use cbd_types::MutationPoint;
 use std::path::{Path, PathBuf};
 
 fn collect(directory: &Path, found: &mut Vec<(PathBuf, String)>) {
@@ -27,9 +27,9 @@ fn every_mutation_point_is_used() {
     let mut sources = Vec::new();
     collect(&Path::new(env!("CARGO_MANIFEST_DIR")).join(".."), &mut sources);
     // The list itself does not count.
-    sources.retain(|(path, _)| !path.components().any(|part| part.as_os_str() == "safeguard"));
-    for known in Safeguard::ALL {
-        let word = format!("Safeguard::{known:?}");
+    sources.retain(|(path, _)| !path.components().any(|part| part.as_os_str() == "mutation"));
+    for known in MutationPoint::ALL {
+        let word = format!("MutationPoint::{known:?}");
         let is_used = sources.iter().any(|(_, text)| {
             text.match_indices(&word)
                 .any(|(at, _)| !text[at + word.len()..].starts_with(|next: char| next.is_alphanumeric()))
@@ -53,7 +53,7 @@ fn every_checksum_comparison_of_the_format_has_a_name() {
         let code = text.split("#[cfg(test)]").next().unwrap_or_default();
         for (number, line) in code.lines().enumerate() {
             let compares = line.contains("sum(") && (line.contains("==") || line.contains("!="));
-            let is_named = line.contains("Safeguard::") || line.contains("line[..4] == self.sum(line)");
+            let is_named = line.contains("MutationPoint::") || line.contains("line[..4] == self.sum(line)");
             assert!(
                 !compares || is_named,
                 "{}:{}: a checksum is compared without a name",
