@@ -60,15 +60,7 @@ impl<E: Environment> Cache<E> {
         let void_until = drained.content().map_or(0, |drained| drained.void_until.get());
         let marked =
             marks.iter().filter_map(TwoSlots::content).map(|mark| mark.epoch.get()).max().unwrap_or(0);
-        let mut epoch = 0;
-        for (point, seen) in [
-            (MutationPoint::EpochAboveDrained, caught_up.drained.max(void_until)),
-            (MutationPoint::EpochAboveMarks, marked),
-        ] {
-            if point.is_active() {
-                epoch = epoch.max(seen);
-            }
-        }
+        let mut epoch = highest_epoch(caught_up.drained.max(void_until), marked);
 
         // Headers, grouped by lane.
         let segments: Vec<Segment<E>> =
@@ -318,6 +310,12 @@ impl<E: Environment> Cache<E> {
         let state = self.lanes[lane].state.lock();
         state.segments().filter(|segment| segment.slots > 0).last().copied()
     }
+}
+
+/// The highest epoch of which the state block says that it was used: the drained one or those behind it, and those of marks.
+fn highest_epoch(drained: u64, marked: u64) -> u64 {
+    let points = [(MutationPoint::EpochAboveDrained, drained), (MutationPoint::EpochAboveMarks, marked)];
+    points.into_iter().filter(|(point, _)| point.is_active()).map(|(_, seen)| seen).max().unwrap_or(0)
 }
 
 /// The valid header of a segment, from its copy where the first is damaged; the later generation if they differ.

@@ -238,16 +238,7 @@ impl<E: Environment> Cache<E> {
     ) -> u64 {
         let limit = next.map(|next| next.first_sequence.get());
         let ordinal = segment.header.ordinal.get();
-        let mut log = LogSegment {
-            segment: segment.segment,
-            ordinal,
-            first_sequence: segment.header.first_sequence.get(),
-            run: segment.header.run.get(),
-            slots: 0,
-            data_low: self.shape().data_top(),
-            last_dirty_epoch: 0,
-            holds_dropped: false,
-        };
+        let mut log = self.unread(segment);
         let mut expected = segment.header.first_sequence.get();
         // Read and not applied: the last record is only when it is known not to be torn.
         let mut last: Option<(Location, Record)> = None;
@@ -330,6 +321,20 @@ impl<E: Environment> Cache<E> {
         log.slots = slot;
         state.sealed.push_back(log);
         expected
+    }
+
+    /// A segment of which no record has been replayed.
+    fn unread(&self, segment: &ChainSegment) -> LogSegment {
+        LogSegment {
+            segment: segment.segment,
+            ordinal: segment.header.ordinal.get(),
+            first_sequence: segment.header.first_sequence.get(),
+            run: segment.header.run.get(),
+            slots: 0,
+            data_low: self.shape().data_top(),
+            last_dirty_epoch: 0,
+            holds_dropped: false,
+        }
     }
 
     /// The record in a slot, if there can be one.

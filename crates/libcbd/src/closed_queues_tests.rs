@@ -35,15 +35,13 @@ impl Place {
         self.folder.path().join("disk").to_str().unwrap().to_owned()
     }
 
-    /// The device over a disk that stalls writes until the returned handle is cleared.
+    /// The device over a disk that stalls writes until the rules of the returned handle change.
     fn open_stalled(&self) -> (Device, FaultHandle) {
         let (held, path) = (&self.region.held, self.path());
         let entry = held.transport.backend(self.id).unwrap();
         let handle = std::cell::OnceCell::new();
         let decorate = |inner: Arc<dyn Backing>| {
-            let kinds = vec![OpKind::Write, OpKind::WriteZeroes, OpKind::Discard];
-            let faulty =
-                Faulty::new(inner, vec![FaultRule { kinds, how: Fault::Stall, ..FaultRule::default() }]);
+            let faulty = Faulty::new(inner, vec![all_writes(Fault::Stall)]);
             handle.set(faulty.handle()).unwrap();
             Arc::new(faulty) as Arc<dyn Backing>
         };
@@ -60,6 +58,11 @@ impl Place {
         disk.read_exact_at(&mut bytes, block * BLOCK).unwrap();
         bytes
     }
+}
+
+fn all_writes(how: Fault) -> FaultRule {
+    let kinds = vec![OpKind::Write, OpKind::WriteZeroes, OpKind::Discard];
+    FaultRule { kinds, how, ..FaultRule::default() }
 }
 
 fn read(device: &Device, block: u64) -> Vec<u8> {
@@ -137,11 +140,13 @@ fn what_waits_for_space_when_its_queue_is_closed_never_happens() {
 #[test]
 fn a_device_that_was_closed_with_a_full_cache_is_opened_again_without_what_waited() {
     let place = Place::new(1 << 20);
-    let (device, _disk) = place.open_stalled();
+    let (device, disk) = place.open_stalled();
     let mut queue = device.queue().unwrap();
     let waiting = fill(&device, &mut queue);
     // The device is closed first: it ends with the queue.
     assert_eq!(device.close().unwrap_err().kind(), ErrorKind::Busy);
+    // The background worker ends when the disk has completed what it was given. Writes that fail free no space.
+    disk.set(vec![all_writes(Fault::Fail)]);
     drop(queue);
     let device = place.region.open_device(place.id).unwrap();
     for block in 0..waiting {

@@ -146,8 +146,10 @@ fn only_regions_in_ordinary_files_get_the_feature_of_notes() {
     assert_eq!(tables.info().features, [0, 0, FEATURE_USE_NOTES]);
 }
 
+type Start = (&'static str, fn(&CrashMemory));
+
 /// The three starts: both superblocks are whole, or the first or the second is damaged.
-const STARTS: [(&str, fn(&CrashMemory)); 3] = [
+const STARTS: [Start; 3] = [
     ("both are whole", |_| ()),
     ("the first is damaged", |memory| memory.flip(60, 3)),
     ("the second is damaged", |memory| memory.flip(second(memory) + 60, 3)),
