@@ -1,5 +1,6 @@
 //! The report of a task: its steps with their times, and what passed and failed.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 /// The result of one step.
@@ -36,18 +37,48 @@ impl Count {
     }
 }
 
+/// Which tests failed, and which did not end, by the lines of the Rust test harness.
+#[derive(Default, Debug)]
+pub struct Problems {
+    failed: BTreeSet<String>,
+    slow: BTreeSet<String>,
+}
+
+impl Problems {
+    /// Reads one line.
+    pub fn add_line(&mut self, line: &str) {
+        let Some(text) = line.trim().strip_prefix("test ") else { return };
+        if let Some(name) = text.strip_suffix(" has been running for over 60 seconds") {
+            self.slow.insert(name.to_owned());
+        } else if let Some((name, result)) = text.rsplit_once(" ... ") {
+            self.slow.remove(name);
+            if result == "FAILED" {
+                self.failed.insert(name.to_owned());
+            }
+        }
+    }
+
+    /// One line for each.
+    pub fn lines(&self) -> impl Iterator<Item = String> {
+        let failed = self.failed.iter().map(|name| format!("failed: {name}"));
+        failed.chain(self.slow.iter().map(|name| format!("did not end: {name}")))
+    }
+}
+
 /// The report.
 #[derive(Debug)]
 pub struct Report {
     begun: Instant,
     total: Count,
+    /// Printed behind the table, where the end of a long log shows them.
+    notes: Vec<String>,
     steps: Vec<(&'static str, Duration, Count)>,
 }
 
 impl Report {
     /// An empty report; its time begins now.
     pub fn new() -> Self {
-        Self { begun: Instant::now(), total: Count::default(), steps: Vec::new() }
+        Self { begun: Instant::now(), total: Count::default(), notes: Vec::new(), steps: Vec::new() }
     }
 
     /// Announces a step, runs it and counts its result.
@@ -63,6 +94,11 @@ impl Report {
         self.steps.push((name, begun.elapsed(), count));
     }
 
+    /// Adds lines that are printed behind the table of the steps.
+    pub fn note(&mut self, lines: impl IntoIterator<Item = String>) {
+        self.notes.extend(lines);
+    }
+
     /// Prints the table of the steps and, alone on the last line, the sum. True if nothing failed.
     pub fn finish(self) -> bool {
         println!();
@@ -75,6 +111,9 @@ impl Report {
                 count.passed,
                 count.failed
             );
+        }
+        for note in &self.notes {
+            println!("{note}");
         }
         println!("{:<10} {:>7.1} s", "all", self.begun.elapsed().as_secs_f64());
         println!("{} passed, {} failed", self.total.passed, self.total.failed);
@@ -94,6 +133,22 @@ mod tests {
         );
         count.add_line("test result: FAILED. 4 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out");
         assert_eq!(count, Count { passed: 16, failed: 2, ignored: 1 });
+    }
+
+    #[test]
+    fn tests_that_failed_or_did_not_end_are_named() {
+        let mut problems = Problems::default();
+        for line in [
+            "test a::first ... ok",
+            "test a::second ... FAILED",
+            "test a::third has been running for over 60 seconds",
+            "test a::fourth has been running for over 60 seconds",
+            "test a::third ... ok",
+        ] {
+            problems.add_line(line);
+        }
+        let lines: Vec<_> = problems.lines().collect();
+        assert_eq!(lines, ["failed: a::second", "did not end: a::fourth"]);
     }
 
     #[test]

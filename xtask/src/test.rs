@@ -5,7 +5,7 @@
 
 use crate::flags::{Problem, TestFlags};
 use crate::leftovers::Scratch;
-use crate::report::{Count, Report};
+use crate::report::{Count, Problems, Report};
 use crate::shell::{self, Stream};
 use crate::workspace::{self, cargo};
 use crate::{demo, fuzz, mutants, packages, processes, tidy, vm};
@@ -102,7 +102,9 @@ pub fn run(flags: &TestFlags, length: Length) -> Result<bool, Problem> {
     } else if flags.wants("test") {
         let about =
             if system { "all tests" } else { "the tests that need neither root nor foreign programs" };
-        report.step("test", about, || tests(flags.filter.as_deref(), system, length));
+        let mut problems = Problems::default();
+        report.step("test", about, || tests(flags.filter.as_deref(), system, length, &mut problems));
+        report.note(problems.lines());
     }
     if length == Length::Long && flags.wants("test") && flags.filter.is_none() {
         let plan = fuzz::Plan { seconds: FUZZ_SECONDS, ..fuzz::Plan::all() };
@@ -135,20 +137,7 @@ pub fn run(flags: &TestFlags, length: Length) -> Result<bool, Problem> {
         report.step("vm", "cargo xtask vm test: jobs in guests", || guests(length));
     }
     if !system && flags.wants("test") {
-        if workspace::is_root() || flags.no_system {
-            println!("\nleft out by --no-system: the tests behind {SYSTEM_TESTS} in");
-        } else {
-            println!(
-                "\nnot run, because they need root (run as root, or leave them out by --no-system): the tests behind {SYSTEM_TESTS} in"
-            );
-        }
-        for file in files_with_system_tests(&workspace::root()) {
-            println!("    {file}");
-        }
-        if flags.no_system {
-            println!("    xtask/src/vm/jobs (the step vm)");
-            println!("    fuzz (the step fuzz)");
-        }
+        list_left_out(flags);
         if !flags.no_system {
             report.step("system", "tests that need root", || Count::one(false));
         }
@@ -156,8 +145,26 @@ pub fn run(flags: &TestFlags, length: Length) -> Result<bool, Problem> {
     Ok(report.finish())
 }
 
+/// Lists what was not run without root, or because the caller left it out.
+fn list_left_out(flags: &TestFlags) {
+    if workspace::is_root() || flags.no_system {
+        println!("\nleft out by --no-system: the tests behind {SYSTEM_TESTS} in");
+    } else {
+        println!(
+            "\nnot run, because they need root (run as root, or leave them out by --no-system): the tests behind {SYSTEM_TESTS} in"
+        );
+    }
+    for file in files_with_system_tests(&workspace::root()) {
+        println!("    {file}");
+    }
+    if flags.no_system {
+        println!("    xtask/src/vm/jobs (the step vm)");
+        println!("    fuzz (the step fuzz)");
+    }
+}
+
 /// All tests of the workspace, each crate's even if an earlier one failed.
-fn tests(filter: Option<&str>, system: bool, length: Length) -> Count {
+fn tests(filter: Option<&str>, system: bool, length: Length, problems: &mut Problems) -> Count {
     let scratch = match Scratch::new() {
         Ok(scratch) => scratch,
         Err(text) => {
@@ -193,6 +200,7 @@ fn tests(filter: Option<&str>, system: bool, length: Length) -> Count {
     let mut count = Count::default();
     let end = shell::run(&mut command, limit, |_, line| {
         count.add_line(line);
+        problems.add_line(line);
         print(line);
     });
     if !end.is_success() {
