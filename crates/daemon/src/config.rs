@@ -35,7 +35,7 @@ pub struct DaemonConfig {
     pub require_persistent: bool,
     /// Also serve regions in files that another user owns or may write to.
     pub allow_shared_regions: bool,
-    /// Whether FUSE devices outlive the daemon; if not, their requests may come by io_uring.
+    /// Whether FUSE devices outlive the daemon.
     pub keep_fuse: Option<bool>,
     /// Microseconds that a vhost-user ring's thread looks for the next request, at most, before it sleeps.
     pub vhost_spin_us: Option<u32>,

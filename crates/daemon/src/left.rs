@@ -4,7 +4,7 @@
 
 use crate::exports::ExportPlaces;
 use crate::keeping::Shelf;
-use cbd_fuse::Remains;
+use cbd_fuse::Session;
 use cbd_types::Result;
 use cbd_ublk::{LeftBehind, Tag};
 use std::sync::Arc;
@@ -29,7 +29,7 @@ impl Left {
         if let Some(left) = LeftBehind::find(self.tag) {
             return left.user();
         }
-        self.shelf.remains(&self.identity)?.map_or(Ok(None), |remains| remains.user())
+        self.shelf.remains(&self.identity)?.map_or(Ok(None), |session| session.user())
     }
 
     /// Takes it away: whoever uses it sees errors.
@@ -46,7 +46,7 @@ impl Left {
 #[derive(Debug)]
 pub struct LeftByName {
     ublk: Option<LeftBehind>,
-    fuse: Option<(String, Remains)>,
+    fuse: Option<(String, Session)>,
     shelf: Arc<Shelf>,
 }
 
@@ -67,7 +67,7 @@ impl LeftByName {
     pub fn user(&self) -> Result<Option<String>> {
         match (&self.ublk, &self.fuse) {
             (Some(left), _) => left.user(),
-            (None, Some((_, remains))) => remains.user(),
+            (None, Some((_, session))) => session.user(),
             (None, None) => Ok(None),
         }
     }
@@ -77,9 +77,9 @@ impl LeftByName {
     /// # Errors
     /// When the kernel does not let it go.
     pub fn remove(self) -> Result<()> {
-        if let Some((name, remains)) = self.fuse {
+        if let Some((name, session)) = self.fuse {
             // Its descriptors would keep the connection.
-            drop(remains);
+            drop(session);
             self.shelf.end_entry(&name);
         }
         self.ublk.map_or(Ok(()), LeftBehind::remove)

@@ -1,14 +1,14 @@
 //! The connection to the kernel: opened, mounted, and opened again for each thread.
 //!
 //! Invariants: every descriptor closes when a program is executed, so the connection ends with the daemon and
-//! no child process inherits it, unless its descriptors were handed to a descriptor store ([`crate::kept`]).
+//! no child process inherits it, unless its channels were handed to a descriptor store ([`crate::session`]).
 //! A mount made here has the type and source by which [`crate::mounts`] recognizes it.
 
-use crate::errors::system_error;
 use crate::filesystem::{TRANSFER_BYTES_MAX, TRANSFER_PAGES_MAX};
 use crate::mounts::{KIND, SOURCE};
 use crate::system;
 use crate::wire::{self, OutHeader};
+use cbd_export::system_error;
 use cbd_types::Result;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -18,7 +18,7 @@ use std::path::Path;
 use zerocopy::IntoBytes;
 
 /// Opens a channel (`/dev/fuse`) that belongs to no connection yet.
-pub fn open() -> Result<File> {
+pub fn open_channel() -> Result<File> {
     OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open("/dev/fuse").map_err(
         |error| {
             system_error(
@@ -43,12 +43,12 @@ fn raise_pages_limit() {
     }
 }
 
-/// Mounts a file system at `target` whose server is `connection`.
-pub fn mount(connection: &File, target: &Path) -> Result<()> {
+/// Mounts a file system at `target` whose messages come through `channel`.
+pub fn mount(channel: &File, target: &Path) -> Result<()> {
     raise_pages_limit();
     let data = format!(
         "fd={},rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions,max_read={TRANSFER_BYTES_MAX}",
-        connection.as_raw_fd()
+        channel.as_raw_fd()
     );
     let flags = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC | libc::MS_NOATIME;
     system::mount(SOURCE, target, KIND, flags, &data).map_err(|error| {
@@ -57,28 +57,28 @@ pub fn mount(connection: &File, target: &Path) -> Result<()> {
 }
 
 /// Opens one more channel to the same connection, for one more thread.
-pub fn another(connection: &File) -> Result<File> {
-    let door = open()?;
-    system::clone_connection(door.as_fd(), connection.as_fd())
+pub fn clone_channel(channel: &File) -> Result<File> {
+    let clone = open_channel()?;
+    system::clone_channel(clone.as_fd(), channel.as_fd())
         .map_err(|error| system_error("the FUSE connection cannot be opened for one more thread", &error))?;
-    Ok(door)
+    Ok(clone)
 }
 
 /// Requests the kernel to send again every message that was read through any channel of the connection and
 /// not answered. Call it only while no thread reads from the connection and no thread works on a message that
 /// was read: such requests would be executed twice at the same time.
-pub fn resend(connection: &File) -> Result<()> {
+pub fn resend(channel: &File) -> Result<()> {
     let message = OutHeader { len: size_of::<OutHeader>() as u32, error: wire::NOTIFY_RESEND, unique: 0 };
-    (&*connection).write_all(message.as_bytes()).map_err(|error| {
+    (&*channel).write_all(message.as_bytes()).map_err(|error| {
         system_error(
-            "the kernel does not send what a predecessor had in flight once more (it needs Linux 6.9)",
+            "the kernel does not send the requests in flight of a predecessor again (it needs Linux 6.9)",
             &error,
         )
     })
 }
 
-/// Whether a connection has ended: unmounted, or aborted.
-pub fn has_ended(connection: &impl AsFd) -> Result<bool> {
-    system::has_error(connection.as_fd())
-        .map_err(|error| system_error("a FUSE connection cannot be looked at", &error))
+/// Whether the connection of a channel has ended: unmounted, or aborted.
+pub fn has_ended(channel: &impl AsFd) -> Result<bool> {
+    system::has_error(channel.as_fd())
+        .map_err(|error| system_error("the state of a FUSE connection cannot be queried", &error))
 }

@@ -6,9 +6,9 @@
 //!
 //! Elsewhere: the list of devices and their names; the sweep at the start ([`crate::sweep`]).
 
-use crate::kept::{Keep, KeptState, Remains};
-use crate::loop_device::{Binding, Keeper, NotReleased, QueueLimits};
-use crate::service::{ABORT_PATIENCE, Kept, Service, Way};
+use crate::loop_device::{Binding, LoopThread, NotReleased, QueueLimits};
+use crate::service::{ABORT_TIMEOUT, Handover, Service};
+use crate::session::{Session, SessionState, SessionStore};
 use cbd_export::BlockDevice;
 use cbd_export::link::{self, Link};
 use cbd_export::users::{self, BlockNode};
@@ -18,19 +18,14 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-/// The default of [`Options::ring_depth`]: a quarter of the requests that a loop device has in flight at
-/// most.
-pub const RING_DEPTH: usize = 32;
-/// The largest [`Options::ring_depth`].
-const RING_DEPTH_MAX: usize = 1024;
 /// The most threads that serve one device.
 pub const QUEUES_MAX: usize = 128;
 /// Timeout of a query about the loop device.
-const LOOK_PATIENCE: Duration = Duration::from_secs(5);
+const QUERY_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time that the message of a closed file may take to arrive.
-const CLOSE_PATIENCE: Duration = Duration::from_millis(500);
+const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
 /// Time that a dropped export grants to requests in flight.
-const DROP_PATIENCE: Duration = Duration::from_secs(5);
+const DROP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Runs at the beginning of each thread that serves the file.
 pub type ThreadSetup = Arc<dyn Fn() + Send + Sync>;
@@ -51,14 +46,8 @@ pub struct Options {
     pub thread_setup: Option<ThreadSetup>,
     /// Whether writes are refused.
     pub read_only: bool,
-    /// With io_uring: how many requests per processor the daemon accepts at a time, including those that wait
-    /// for the device; the kernel keeps the others. Each slot takes 1 MiB of address space, and as much
-    /// memory as has been touched of it. 0: requests always come through `/dev/fuse`.
-    pub ring_depth: usize,
-    /// The descriptor store that preserves the device beyond the life of this process. Requests then always
-    /// come through `/dev/fuse`: a request that was delivered through io_uring belongs to the ring of one
-    /// process, and no other process can complete it after that process has ended.
-    pub keep: Option<Arc<dyn Keep>>,
+    /// The descriptor store that preserves the device beyond the life of this process.
+    pub store: Option<Arc<dyn SessionStore>>,
 }
 
 /// How a device in use is treated.
@@ -75,10 +64,10 @@ pub enum StopMode {
 /// Dropping one that was not stopped stops it by force.
 pub struct FuseLoop {
     service: Service,
-    keeper: Option<Keeper>,
+    loop_thread: Option<LoopThread>,
     link: Option<Link>,
     /// Why the device does not outlive this process, although it was requested.
-    unkept: Option<Error>,
+    not_preserved: Option<Error>,
     taken_over: bool,
 }
 
@@ -86,7 +75,7 @@ impl std::fmt::Debug for FuseLoop {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.debug_struct("FuseLoop")
             .field("mount_dir", &self.service.mount_dir())
-            .field("loop", &self.keeper.as_ref().map(Keeper::device))
+            .field("loop", &self.loop_thread.as_ref().map(LoopThread::device))
             .finish_non_exhaustive()
     }
 }
@@ -104,73 +93,79 @@ impl FuseLoop {
         }
         let what = || format!("{} could not be exported as a block device", options.name);
         let service = Service::start(&device, &options).context(what)?;
-        let mut export = Self { service, keeper: None, link: None, unkept: None, taken_over: false };
+        let mut export =
+            Self { service, loop_thread: None, link: None, not_preserved: None, taken_over: false };
         // On an error, the drop of `export` undoes the completed steps.
         export.bind(&options, geometry).context(what)?;
-        if let Some(keep) = &options.keep {
-            export.unkept = export.entrust(keep, &options, &geometry).err();
+        if let Some(store) = &options.store {
+            export.not_preserved = export.preserve(store, &options, &geometry).err();
         }
         Ok(export)
     }
 
-    /// Takes over a device that an earlier process has left, or that lost its process by a kill. Its clients
-    /// have waited, and their requests in flight are executed now. Only one process may call this, and only
-    /// when no thread works on requests of the previous process any more.
+    /// Takes over a device that an earlier process has handed over, or that lost its process by a kill. Its
+    /// clients have waited, and their requests in flight are executed now. Only one process may call this, and
+    /// only when no thread works on requests of the previous process any more.
     ///
     /// # Errors
     /// [`ErrorKind::Exchanged`] if the device has changed, and the errors of refused system calls. The device
     /// is unchanged then, and its clients keep waiting.
-    pub fn adopt(device: &Arc<dyn BlockDevice>, options: &Options, remains: &Remains) -> Result<Self> {
-        let what = || format!("{} waits for its daemon, and cannot be taken over", remains.state.name);
+    pub fn take_over(device: &Arc<dyn BlockDevice>, options: &Options, session: &Session) -> Result<Self> {
+        let what = || format!("{} waits for its daemon, and cannot be taken over", session.state.name);
         let geometry = device.geometry();
         check(options, &geometry)?;
-        remains.check_geometry(&geometry, options.read_only).context(what)?;
-        Self::bring_back(device, options, remains).context(what)
+        session.check_geometry(&geometry, options.read_only).context(what)?;
+        Self::resume(device, options, session).context(what)
     }
 
-    fn bring_back(device: &Arc<dyn BlockDevice>, options: &Options, remains: &Remains) -> Result<Self> {
-        let state = &remains.state;
-        let keeper = Keeper::adopt(state.loop_number, &state.file())?;
-        let loop_path = &keeper.device().path;
+    fn resume(device: &Arc<dyn BlockDevice>, options: &Options, session: &Session) -> Result<Self> {
+        let state = &session.state;
+        let loop_thread = LoopThread::take_over(state.loop_number, &state.file())?;
+        let loop_path = &loop_thread.device().path;
         let link = options.link.as_deref().map(|link| Link::create(link, loop_path)).transpose()?;
-        let service = Service::adopt(device, options, remains)?;
-        if keeper.device().goes_by_itself() {
+        let service = Service::take_over(device, options, session)?;
+        if loop_thread.device().has_autoclear() {
             // An interrupted stop has left AUTOCLEAR set. The device is served; if the flag cannot be
             // cleared, the kernel releases the device with its last user, and it is reported as gone then.
-            let _ = keeper.entrust(LOOK_PATIENCE);
+            let _ = loop_thread.make_persistent(QUERY_TIMEOUT);
         }
-        Ok(Self { service, keeper: Some(keeper), link, unkept: None, taken_over: true })
+        Ok(Self { service, loop_thread: Some(loop_thread), link, not_preserved: None, taken_over: true })
     }
 
     /// Closes the loop device, then hands the descriptors over to the descriptor store. A process that is
     /// killed between the two steps leaves a device whose connection has ended, for the sweep of the next
     /// process. In the other order the killed process, as the last opener, would write out pages that only
     /// the next process can accept, and the next process would wait for the end of the killed one.
-    fn entrust(&mut self, keep: &Arc<dyn Keep>, options: &Options, geometry: &Geometry) -> Result<()> {
-        let Some(keeper) = &self.keeper else { return Ok(()) };
+    fn preserve(
+        &mut self,
+        store: &Arc<dyn SessionStore>,
+        options: &Options,
+        geometry: &Geometry,
+    ) -> Result<()> {
+        let Some(loop_thread) = &self.loop_thread else { return Ok(()) };
         // Also where the device cannot be preserved: one more descriptor of the channels would keep them
         // open.
-        let doors = self.service.take_doors();
-        let connection = self.service.check_may_be_kept()?;
-        let state = KeptState {
+        let channels = self.service.take_channels();
+        let connection = self.service.check_may_be_preserved()?;
+        let state = SessionState {
             name: options.name.clone(),
             mount_dir: self.service.mount_dir().to_owned(),
             link: options.link.clone(),
             connection,
-            loop_number: keeper.device().number,
+            loop_number: loop_thread.device().number,
             size: geometry.size,
             sector: geometry.sector,
             read_only: options.read_only,
         };
-        let remains = Remains::new(state, doors)?;
-        keeper.entrust(LOOK_PATIENCE)?;
-        self.service.keep(keep, remains)
+        let session = Session::new(state, channels)?;
+        loop_thread.make_persistent(QUERY_TIMEOUT)?;
+        self.service.preserve(store, session)
     }
 
-    /// Why the device does not outlive this process although [`Options::keep`] was set.
+    /// Why the device does not outlive this process although [`Options::store`] was set.
     #[must_use]
-    pub const fn unkept(&self) -> Option<&Error> {
-        self.unkept.as_ref()
+    pub const fn not_preserved(&self) -> Option<&Error> {
+        self.not_preserved.as_ref()
     }
 
     /// Whether the device was taken over with the clients of an earlier process.
@@ -181,18 +176,18 @@ impl FuseLoop {
 
     /// Whether it outlives this process.
     #[must_use]
-    pub fn is_kept(&self) -> bool {
-        self.service.is_kept()
+    pub fn is_preserved(&self) -> bool {
+        self.service.is_preserved()
     }
 
-    /// Whether it was stopped or left.
+    /// Whether it was stopped or handed over.
     #[must_use]
     pub const fn is_ended(&self) -> bool {
         !self.service.is_mounted()
     }
 
     /// Stops serving and leaves the device as it is: its clients wait for the process that
-    /// [adopts](Self::adopt) it. Requests that were read are answered first, as far as the device below
+    /// [takes it over](Self::take_over). Requests that were read are answered first, as far as the device below
     /// completes them within `timeout`; the next process executes the rest. A device that is not preserved,
     /// or whose loop device this process itself still waits for, is ended: otherwise this process could not
     /// end.
@@ -200,27 +195,27 @@ impl FuseLoop {
     /// # Errors
     /// [`ErrorKind::TimedOut`] if threads still wait for the device below. They must have ended, by the end
     /// of this process, before another process takes the device over.
-    pub fn leave(&mut self, timeout: Duration) -> Result<()> {
+    pub fn hand_over(&mut self, timeout: Duration) -> Result<()> {
         let end = Instant::now() + timeout;
-        if !self.service.is_kept() {
+        if !self.service.is_preserved() {
             return self.end_by_force(end);
         }
-        let waits = self.keeper.take().and_then(|keeper| keeper.leave(timeout / 2).err());
+        let waits = self.loop_thread.take().and_then(|thread| thread.end(timeout / 2).err());
         if let Some(waits) = waits {
             let _ = self.end_by_force(end);
             return Err(waits);
         }
         self.link = None;
-        self.service.leave(end)
+        self.service.hand_over(end)
     }
 
     fn bind(&mut self, options: &Options, geometry: Geometry) -> Result<()> {
         let file = self.file_path();
-        let keeper = Keeper::start(Binding { file, geometry, read_only: options.read_only })
-            .map_err(|error| self.service.life().look().failure.take().unwrap_or(error))?;
-        let keeper = self.keeper.insert(keeper);
+        let loop_thread = LoopThread::start(Binding { file, geometry, read_only: options.read_only })
+            .map_err(|error| self.service.shared().lock().failure.take().unwrap_or(error))?;
+        let loop_thread = self.loop_thread.insert(loop_thread);
         if let Some(link) = &options.link {
-            self.link = Some(Link::create(link, &keeper.device().path)?);
+            self.link = Some(Link::create(link, &loop_thread.device().path)?);
         }
         Ok(())
     }
@@ -228,7 +223,7 @@ impl FuseLoop {
     /// The node of the loop device, `/dev/loopN`.
     #[must_use]
     pub fn loop_path(&self) -> &Path {
-        self.keeper.as_ref().map_or(Path::new(""), |keeper| &keeper.device().path)
+        self.loop_thread.as_ref().map_or(Path::new(""), |thread| &thread.device().path)
     }
 
     /// The path by which users know the device: the link if there is one, else the loop device.
@@ -246,21 +241,15 @@ impl FuseLoop {
     /// The limits that the kernel reports to users of the loop device.
     #[must_use]
     pub fn queue_limits(&self) -> Option<&QueueLimits> {
-        self.keeper.as_ref().map(|keeper| &keeper.device().limits)
-    }
-
-    /// The transport of requests from the kernel.
-    #[must_use]
-    pub const fn way(&self) -> &Way {
-        self.service.way()
+        self.loop_thread.as_ref().map(|thread| &thread.device().limits)
     }
 
     /// Why the export has stopped serving although it was not asked to.
     #[must_use]
     pub fn failure(&self) -> Option<String> {
         self.service.failure().or_else(|| {
-            let keeper = self.keeper.as_ref().filter(|keeper| !keeper.is_bound())?;
-            let path = keeper.device().path.display();
+            let unbound = self.loop_thread.as_ref().filter(|thread| !thread.is_bound())?;
+            let path = unbound.device().path.display();
             Some(format!(
                 "{path} was detached by another process (losetup -d); stop the device and start it again"
             ))
@@ -272,36 +261,36 @@ impl FuseLoop {
     /// # Errors
     /// When a query to the system fails.
     pub fn is_busy(&self) -> Result<Option<String>> {
-        let Some(keeper) = &self.keeper else { return Ok(None) };
-        if !keeper.is_bound() {
+        let Some(loop_thread) = &self.loop_thread else { return Ok(None) };
+        if !loop_thread.is_bound() {
             // The number may belong to a foreign device by now, so the loop device is not queried.
             let file = self.file_path();
             let user = users::file_opened_by(&file);
-            return Ok(user.map(|who| format!("{} is open in {who}", file.display())));
+            return Ok(user.map(|process| format!("{} is open in {process}", file.display())));
         }
-        let (device, link) = (keeper.device(), self.link.as_ref().map(Link::path));
+        let (device, link) = (loop_thread.device(), self.link.as_ref().map(Link::path));
         let node = BlockNode { path: device.path.clone(), device: device.device };
         if let Some(sentence) = users::mounted_or_held(&node, link)? {
             return Ok(Some(sentence));
         }
-        if keeper.exclusive_elsewhere(LOOK_PATIENCE)? {
+        if loop_thread.exclusive_elsewhere(QUERY_TIMEOUT)? {
             return Ok(Some(users::mounted_elsewhere(&node, link)));
         }
-        if let Some(who) = users::opened_by(device.device) {
-            return Ok(Some(format!("{} is open in {who}", self.device_path().display())));
+        if let Some(process) = users::opened_by(device.device) {
+            return Ok(Some(format!("{} is open in {process}", self.device_path().display())));
         }
         // Opens by clients of a predecessor were not counted by this process.
         if self.taken_over
-            && let Some(who) = users::file_opened_by(&self.file_path())
+            && let Some(process) = users::file_opened_by(&self.file_path())
         {
-            return Ok(Some(format!("{} is open in {who}", self.file_path().display())));
+            return Ok(Some(format!("{} is open in {process}", self.file_path().display())));
         }
         // The kernel sends the message of a closed file after the close has returned.
-        if !self.service.life().wait(CLOSE_PATIENCE, |state| state.open_files <= 1) {
+        if !self.service.shared().wait(CLOSE_TIMEOUT, |state| state.open_files <= 1) {
             let file = self.file_path();
-            let who =
+            let process =
                 users::file_opened_by(&file).unwrap_or_else(|| "a process that is not visible here".into());
-            return Ok(Some(format!("{} is open in {who}", file.display())));
+            return Ok(Some(format!("{} is open in {process}", file.display())));
         }
         Ok(None)
     }
@@ -329,7 +318,7 @@ impl FuseLoop {
 
     /// Removes the link and releases the loop device, or leaves both as they are.
     fn release(&mut self, end: Instant) -> Result<()> {
-        let Some(keeper) = &self.keeper else { return Ok(()) };
+        let Some(loop_thread) = &self.loop_thread else { return Ok(()) };
         let device_path = self.device_path().display().to_string();
         let refused = |sentence: String| {
             let text = format!("{sentence}; {device_path} cannot be stopped while it is used");
@@ -338,28 +327,28 @@ impl FuseLoop {
         if let Some(sentence) = self.is_busy()? {
             return Err(refused(sentence));
         }
-        if self.service.is_kept() && keeper.is_bound() && !keeper.wait_until_still(end) {
-            let text = format!("what was written to {device_path}, or asked of it, is still on its way");
+        if self.service.is_preserved() && loop_thread.is_bound() && !loop_thread.wait_until_idle(end) {
+            let text = format!("requests to {device_path} are still in flight");
             return Err(refused(text));
         }
         // 1. From here on the connection ends with this process: the wait below must not depend on a later
         //    process.
-        let kept = self.service.take_back();
+        let handover = self.service.withdraw();
         // 2. The link, so that it never points to a device of another owner. 3. The device.
         let removed = self.link.take();
         removed.iter().for_each(Link::remove);
-        if let Err(NotReleased { error, later }) = keeper.release(end) {
-            if let Some(kept) = kept {
-                put_back(kept, later);
+        if let Err(NotReleased { error, later }) = loop_thread.release(end) {
+            if let Some(handover) = handover {
+                put_later(handover, later);
             }
-            let loop_path = keeper.device().path.clone();
+            let loop_path = loop_thread.device().path.clone();
             self.link = removed.and_then(|link| Link::create(link.path(), &loop_path).ok());
             // The user of a device that hangs cannot be determined.
             let user = if error.kind() == ErrorKind::Busy { self.is_busy().ok().flatten() } else { None };
             return Err(user.map_or(error, refused));
         }
-        if let Some(mut keeper) = self.keeper.take() {
-            keeper.join();
+        if let Some(mut loop_thread) = self.loop_thread.take() {
+            loop_thread.join();
         }
         Ok(())
     }
@@ -368,11 +357,11 @@ impl FuseLoop {
     fn end_by_force(&mut self, end: Instant) -> Result<()> {
         self.link.take().iter().for_each(Link::remove);
         let ended = self.service.end(end);
-        if let Some(mut keeper) = self.keeper.take() {
+        if let Some(mut loop_thread) = self.loop_thread.take() {
             // With the connection gone nothing can hold up the close; if something does, the kernel ends it
             // later.
-            if keeper.abandon(ABORT_PATIENCE).is_ok() {
-                keeper.join();
+            if loop_thread.abandon(ABORT_TIMEOUT).is_ok() {
+                loop_thread.join();
             }
         }
         ended
@@ -380,13 +369,13 @@ impl FuseLoop {
 }
 
 /// Preserves a device that was not released again, as soon as no thread of this process waits for it.
-fn put_back(kept: Arc<Kept>, later: Option<Receiver<Result<()>>>) {
+fn put_later(handover: Arc<Handover>, later: Option<Receiver<Result<()>>>) {
     // If the descriptor store refuses, the device ends with this process, like one that was never preserved.
-    let Some(later) = later else { return drop(kept.put()) };
+    let Some(later) = later else { return drop(handover.put()) };
     // A thread of its own: the thread that waits has none of the descriptors.
-    let _ = std::thread::Builder::new().name("cbd-put-back".into()).spawn(move || {
+    let _ = std::thread::Builder::new().name("cbd-fuse-store".into()).spawn(move || {
         if let Ok(Err(_)) = later.recv() {
-            let _ = kept.put();
+            let _ = handover.put();
         }
     });
 }
@@ -395,7 +384,7 @@ impl Drop for FuseLoop {
     fn drop(&mut self) {
         if self.service.is_mounted() {
             // There is no caller to report an error to.
-            let _ = self.end_by_force(Instant::now() + DROP_PATIENCE);
+            let _ = self.end_by_force(Instant::now() + DROP_TIMEOUT);
         }
     }
 }
@@ -417,9 +406,6 @@ fn check(options: &Options, geometry: &Geometry) -> Result<()> {
     check_name(&options.name)?;
     if options.queues == 0 || options.queues > QUEUES_MAX {
         return wrong(format!("{} is no number of queues; take 1 to {QUEUES_MAX}", options.queues));
-    }
-    if options.ring_depth > RING_DEPTH_MAX {
-        return wrong(format!("{} is no depth of a queue; take 0 to {RING_DEPTH_MAX}", options.ring_depth));
     }
     let Geometry { size, sector, .. } = *geometry;
     if !sector.is_power_of_two()

@@ -34,8 +34,6 @@ pub struct Filesystem {
     pub geometry: Geometry,
     /// Whether writes are refused.
     pub read_only: bool,
-    /// Whether the io_uring transport is negotiated, if the kernel offers it.
-    pub over_ring: bool,
 }
 
 /// How a call is answered.
@@ -84,10 +82,7 @@ impl Filesystem {
             Call::Write { offset, size, flags } => self.write(header.nodeid, offset, size, flags),
             Call::Fsync => Answer::Device(Transfer::of(Operation::Flush, ByteRange::at(0, 0))),
             Call::Fallocate { offset, length, mode } => self.fallocate(header.nodeid, offset, length, mode),
-            Call::Init { major, minor, max_readahead, flags, flags2 } => {
-                let wanted2 = if self.over_ring { flags2 & wire::OVER_IO_URING } else { 0 };
-                init(major, minor, max_readahead, flags, wanted2)
-            }
+            Call::Init { major, minor, max_readahead, flags, .. } => init(major, minor, max_readahead, flags),
             Call::Lookup { found } if found && header.nodeid == wire::ROOT_NODE => self.entry(),
             Call::Lookup { .. } => Answer::Error(libc::ENOENT),
             Call::GetAttr => self.attributes(header.nodeid),
@@ -110,15 +105,15 @@ impl Filesystem {
             return Answer::Error(libc::EINVAL);
         }
         let whole = ByteRange::at(0, self.geometry.size);
-        let Some(asked) = ByteRange::at(offset, u64::from(size)).intersection(&whole) else {
+        let Some(requested) = ByteRange::at(offset, u64::from(size)).intersection(&whole) else {
             return Answer::Bytes(Vec::new());
         };
         let sector = u64::from(self.geometry.sector);
-        let start = asked.start - asked.start % sector;
-        let end = asked.end.next_multiple_of(sector).min(whole.end);
+        let start = requested.start - requested.start % sector;
+        let end = requested.end.next_multiple_of(sector).min(whole.end);
         Answer::Device(Transfer {
-            skip: (asked.start - start) as usize,
-            length: asked.len() as usize,
+            skip: (requested.start - start) as usize,
+            length: requested.len() as usize,
             ..Transfer::of(Operation::Read, ByteRange { start, end })
         })
     }
@@ -273,7 +268,7 @@ impl Filesystem {
 
 /// Negotiates the features that both sides support. The page cache of the file is never used, so no feature
 /// of it is negotiated.
-fn init(major: u32, minor: u32, max_readahead: u32, flags: u32, flags2: u32) -> Answer {
+fn init(major: u32, minor: u32, max_readahead: u32, flags: u32) -> Answer {
     if major > wire::MAJOR {
         // The kernel then repeats INIT with the version of the reply.
         return bytes(&InitOut { major: wire::MAJOR, minor: wire::MINOR, ..InitOut::default() });
@@ -287,8 +282,7 @@ fn init(major: u32, minor: u32, max_readahead: u32, flags: u32, flags2: u32) -> 
         major: wire::MAJOR,
         minor: wire::MINOR,
         max_readahead,
-        flags: flags & wanted | if flags2 != 0 { wire::INIT_EXTENDED } else { 0 },
-        flags2,
+        flags: flags & wanted,
         max_background: BACKGROUND_MAX,
         congestion_threshold: BACKGROUND_MAX / 4 * 3,
         max_write: TRANSFER_BYTES_MAX as u32,
@@ -323,10 +317,10 @@ mod tests {
             discard_granularity: 4096,
             rotational: false,
         };
-        Filesystem { name: "cbd0".into(), geometry, read_only: false, over_ring: false }
+        Filesystem { name: "cbd0".into(), geometry, read_only: false }
     }
 
-    fn ask(filesystem: &Filesystem, nodeid: u64, call: Call) -> Answer {
+    fn answer_to(filesystem: &Filesystem, nodeid: u64, call: Call) -> Answer {
         filesystem.answer(&InHeader { nodeid, ..InHeader::default() }, call)
     }
 
@@ -339,18 +333,19 @@ mod tests {
 
     #[test]
     fn an_unaligned_read_reads_whole_sectors_and_sends_the_requested_bytes() {
-        let read = transfer(ask(&filesystem(), FILE_NODE, Call::Read { offset: 700, size: 1000 }));
+        let read = transfer(answer_to(&filesystem(), FILE_NODE, Call::Read { offset: 700, size: 1000 }));
         assert_eq!(read.range, ByteRange { start: 512, end: 2048 });
         assert_eq!((read.skip, read.length), (188, 1000));
     }
 
     #[test]
     fn a_read_ends_at_the_end_of_the_device_and_returns_nothing_past_it() {
-        let read = transfer(ask(&filesystem(), FILE_NODE, Call::Read { offset: SIZE - 512, size: 4096 }));
+        let read =
+            transfer(answer_to(&filesystem(), FILE_NODE, Call::Read { offset: SIZE - 512, size: 4096 }));
         assert_eq!(read.range, ByteRange { start: SIZE - 512, end: SIZE });
         assert_eq!(read.length, 512);
         for offset in [SIZE, SIZE + 1, u64::MAX] {
-            let answer = ask(&filesystem(), FILE_NODE, Call::Read { offset, size: 4096 });
+            let answer = answer_to(&filesystem(), FILE_NODE, Call::Read { offset, size: 4096 });
             assert_eq!(answer, Answer::Bytes(Vec::new()));
         }
     }
@@ -382,7 +377,7 @@ mod tests {
             (0, (1 << 20) + 512, libc::EINVAL),
         ];
         for (offset, size, errno) in cases {
-            let answer = ask(&filesystem(), FILE_NODE, Call::Write { offset, size, flags: 0 });
+            let answer = answer_to(&filesystem(), FILE_NODE, Call::Write { offset, size, flags: 0 });
             assert_eq!(answer, Answer::Error(errno), "{offset} {size}");
         }
     }
@@ -391,7 +386,7 @@ mod tests {
     fn a_synchronous_write_is_durable_when_answered() {
         for (flags, fua) in [(0, false), (libc::O_DSYNC, true), (libc::O_SYNC, true)] {
             let call = Call::Write { offset: 512, size: 512, flags: flags as u32 };
-            assert_eq!(transfer(ask(&filesystem(), FILE_NODE, call)).fua, fua);
+            assert_eq!(transfer(answer_to(&filesystem(), FILE_NODE, call)).fua, fua);
         }
     }
 
@@ -400,9 +395,9 @@ mod tests {
         let punch = (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE) as u32;
         let call = Call::Fallocate { offset: 4096, length: 8192, mode: punch };
         let mut filesystem = filesystem();
-        assert_eq!(transfer(ask(&filesystem, FILE_NODE, call)).operation, Operation::Discard);
+        assert_eq!(transfer(answer_to(&filesystem, FILE_NODE, call)).operation, Operation::Discard);
         filesystem.geometry.discard = false;
-        assert_eq!(ask(&filesystem, FILE_NODE, call), Answer::Error(libc::EOPNOTSUPP));
+        assert_eq!(answer_to(&filesystem, FILE_NODE, call), Answer::Error(libc::EOPNOTSUPP));
     }
 
     #[test]
@@ -411,11 +406,11 @@ mod tests {
         let keep = libc::FALLOC_FL_KEEP_SIZE as u32;
         for mode in [zero, zero | keep] {
             let call = Call::Fallocate { offset: 0, length: 512, mode };
-            assert_eq!(transfer(ask(&filesystem(), FILE_NODE, call)).operation, Operation::WriteZeroes);
+            assert_eq!(transfer(answer_to(&filesystem(), FILE_NODE, call)).operation, Operation::WriteZeroes);
         }
         for mode in [0, keep, libc::FALLOC_FL_COLLAPSE_RANGE as u32, u32::MAX] {
             let call = Call::Fallocate { offset: 0, length: 512, mode };
-            assert_eq!(ask(&filesystem(), FILE_NODE, call), Answer::Error(libc::EOPNOTSUPP));
+            assert_eq!(answer_to(&filesystem(), FILE_NODE, call), Answer::Error(libc::EOPNOTSUPP));
         }
     }
 
@@ -428,24 +423,24 @@ mod tests {
             Call::Fallocate { offset: 0, length: 512, mode: zero },
             Call::Open { flags: libc::O_RDWR as u32 },
         ] {
-            assert_eq!(ask(&filesystem, FILE_NODE, call), Answer::Error(libc::EROFS));
+            assert_eq!(answer_to(&filesystem, FILE_NODE, call), Answer::Error(libc::EROFS));
         }
-        assert!(matches!(ask(&filesystem, FILE_NODE, Call::Open { flags: 0 }), Answer::Opened(_)));
+        assert!(matches!(answer_to(&filesystem, FILE_NODE, Call::Open { flags: 0 }), Answer::Opened(_)));
     }
 
     #[test]
     fn the_size_cannot_be_changed() {
         let shrink = Call::SetAttr { valid: wire::SET_SIZE, size: 0 };
-        assert_eq!(ask(&filesystem(), FILE_NODE, shrink), Answer::Error(libc::EPERM));
+        assert_eq!(answer_to(&filesystem(), FILE_NODE, shrink), Answer::Error(libc::EPERM));
         let same = Call::SetAttr { valid: wire::SET_SIZE, size: SIZE };
-        assert!(matches!(ask(&filesystem(), FILE_NODE, same), Answer::Bytes(_)));
+        assert!(matches!(answer_to(&filesystem(), FILE_NODE, same), Answer::Bytes(_)));
         let mode = Call::SetAttr { valid: wire::SET_MODE, size: 0 };
-        assert_eq!(ask(&filesystem(), FILE_NODE, mode), Answer::Error(libc::EPERM));
+        assert_eq!(answer_to(&filesystem(), FILE_NODE, mode), Answer::Error(libc::EPERM));
     }
 
     #[test]
     fn a_listing_continues_where_it_stopped_and_fits_the_requested_size() {
-        let list = |offset, size| match ask(&filesystem(), 1, Call::ReadDir { offset, size }) {
+        let list = |offset, size| match answer_to(&filesystem(), 1, Call::ReadDir { offset, size }) {
             Answer::Bytes(bytes) => bytes,
             other => panic!("{other:?}"),
         };
@@ -457,27 +452,10 @@ mod tests {
 
     #[test]
     fn only_features_that_both_sides_support_are_negotiated() {
-        let Answer::Bytes(bytes) = init(7, 38, 1 << 17, wire::ASYNC_DIO | 1 << 16, 0) else {
-            panic!("refused")
-        };
+        let Answer::Bytes(bytes) = init(7, 38, 1 << 17, wire::ASYNC_DIO | 1 << 16) else { panic!("refused") };
         let out = InitOut::read_from_bytes(&bytes).unwrap();
         assert_eq!(out.flags, wire::ASYNC_DIO);
-        assert_eq!(init(7, 20, 0, 0, 0), Answer::Error(libc::EPROTO));
-        assert!(matches!(init(8, 1, 0, 0, 0), Answer::Bytes(_)));
-    }
-
-    #[test]
-    fn io_uring_is_negotiated_only_if_both_sides_request_it() {
-        let offers = [(false, false), (false, true), (true, false), (true, true)];
-        for (over_ring, offered) in offers {
-            let filesystem = Filesystem { over_ring, ..filesystem() };
-            let flags2 = if offered { u32::MAX } else { !wire::OVER_IO_URING };
-            let call = Call::Init { major: 7, minor: 42, max_readahead: 0, flags: u32::MAX, flags2 };
-            let Answer::Bytes(bytes) = ask(&filesystem, 0, call) else { panic!("refused") };
-            let out = InitOut::read_from_bytes(&bytes).unwrap();
-            let agreed = over_ring && offered;
-            assert_eq!(out.flags2, if agreed { wire::OVER_IO_URING } else { 0 });
-            assert_eq!(out.flags & wire::INIT_EXTENDED != 0, agreed);
-        }
+        assert_eq!(init(7, 20, 0, 0), Answer::Error(libc::EPROTO));
+        assert!(matches!(init(8, 1, 0, 0), Answer::Bytes(_)));
     }
 }

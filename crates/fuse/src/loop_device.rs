@@ -3,15 +3,15 @@
 //! Invariants: the device is bound with direct I/O and without a partition scan, and with AUTOCLEAR: the
 //! kernel unbinds it when its last opener closes it.
 //!
-//! Elsewhere: the thread that holds it open and releases it ([`keeper`]), the file beneath
-//! ([`crate::worker`]), the link to the device ([`crate::link`]).
+//! Elsewhere: the thread that holds it open and releases it ([`thread`]), the file beneath
+//! ([`crate::worker`]), the link to the device ([`cbd_export::link`]).
 
-mod keeper;
+mod thread;
 
-pub use keeper::{Keeper, NotReleased};
+pub use thread::{LoopThread, NotReleased};
 
-use crate::errors::system_error;
 use crate::system::{self, LO_FLAGS_AUTOCLEAR, LO_FLAGS_DIRECT_IO, LO_FLAGS_READ_ONLY, LO_NAME_SIZE};
+use cbd_export::system_error;
 use cbd_types::{Context, Error, ErrorKind, Geometry, Result};
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -59,7 +59,7 @@ pub struct LoopDevice {
 
 impl LoopDevice {
     /// Whether the kernel unbinds it when its last user closes it (AUTOCLEAR).
-    pub fn goes_by_itself(&self) -> bool {
+    pub fn has_autoclear(&self) -> bool {
         read_setting(self.number, "loop/autoclear").is_some_and(|flag| flag == "1")
     }
 }
@@ -93,6 +93,26 @@ pub struct QueueLimits {
     pub nr_requests: u64,
 }
 
+/// N of exactly `/dev/loopN`.
+pub fn loop_number(path: &Path) -> Option<u32> {
+    cbd_export::link::number(path, "/dev/loop")
+}
+
+/// Whether a loop device has a backing file.
+pub fn is_bound(number: u32) -> bool {
+    read_setting(number, "loop/backing_file").is_some()
+}
+
+/// Whether a loop device carries the project's mark: it belongs to a CBD daemon, which may run in another
+/// namespace.
+pub fn is_marked(number: u32) -> bool {
+    let marked = |device: File| {
+        let info = system::loop_status(device.as_fd()).ok()?;
+        Some(system::loop_name(&info).starts_with(MARK.as_bytes()))
+    };
+    File::open(format!("/dev/loop{number}")).ok().and_then(marked).unwrap_or(false)
+}
+
 /// Whether a loop device is bound to this file. Queries the kernel alone, not the server of the file.
 pub fn is_bound_to(number: u32, file: &Path) -> bool {
     read_setting(number, "loop/backing_file").is_some_and(|bound| Path::new(&bound) == file)
@@ -100,19 +120,19 @@ pub fn is_bound_to(number: u32, file: &Path) -> bool {
 
 /// As [`is_bound_to`], also where the mount with the file is detached from this namespace: its path then
 /// begins at that mount.
-fn stands_on(number: u32, file: &Path) -> bool {
-    let out_of_sight = file.file_name().map(|name| Path::new("/").join(name));
-    is_bound_to(number, file) || out_of_sight.is_some_and(|file| is_bound_to(number, &file))
+fn may_be_bound_to(number: u32, file: &Path) -> bool {
+    let detached = file.file_name().map(|name| Path::new("/").join(name));
+    is_bound_to(number, file) || detached.is_some_and(|file| is_bound_to(number, &file))
 }
 
 /// Whether no request is in flight to a loop device. Queries the kernel alone.
-fn is_still(number: u32) -> bool {
+fn is_idle(number: u32) -> bool {
     read_setting(number, "inflight").is_none_or(|text| text.split_whitespace().all(|count| count == "0"))
 }
 
 /// Unbinds a device that no thread of this process holds open, at once or when its last user closes it. Its
 /// file must be served, or its connection must have ended.
-pub fn let_go(number: u32) -> io::Result<()> {
+pub fn unbind(number: u32) -> io::Result<()> {
     system::loop_clear(open_node(Path::new(&format!("/dev/loop{number}")))?.as_fd())
 }
 
@@ -204,7 +224,7 @@ fn configure(device: &File, file: &File, binding: &Binding) -> io::Result<()> {
 fn marked(file: &Path) -> [u8; LO_NAME_SIZE] {
     let mut name = [0; LO_NAME_SIZE];
     let text = MARK.as_bytes().iter().chain(file.as_os_str().as_bytes());
-    name.iter_mut().take(LO_NAME_SIZE - 1).zip(text).for_each(|(place, &byte)| *place = byte);
+    name.iter_mut().take(LO_NAME_SIZE - 1).zip(text).for_each(|(to, &from)| *to = from);
     name
 }
 

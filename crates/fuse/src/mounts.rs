@@ -27,27 +27,25 @@ pub const fn connection(mount: &Mount) -> u32 {
     mount.device.1
 }
 
-/// Whether the server behind this FUSE mount is gone. A server that does not answer within `patience` counts
-/// as alive.
-pub fn is_dead(mount: &Mount, patience: Duration) -> bool {
+/// Whether the server behind this FUSE mount is gone. A server that does not answer within `timeout` counts as
+/// alive.
+pub fn is_dead(mount: &Mount, timeout: Duration) -> bool {
     let target = mount.target.clone();
-    // The last one: it was served by io_uring, its threads are gone, and the kernel is about to end the
-    // connection.
-    let gone = [libc::ENOTCONN, libc::ECONNABORTED, libc::ECANCELED];
-    match within(patience, move || system::ask_file_system(&target)) {
+    let gone = [libc::ENOTCONN, libc::ECONNABORTED];
+    match within(timeout, move || system::query_file_system(&target)) {
         Some(Err(error)) => error.raw_os_error().is_some_and(|errno| gone.contains(&errno)),
         Some(Ok(())) | None => false,
     }
 }
 
-/// Runs a query that may block on a server; `None` if there is no answer within `patience`.
-pub fn within<T: Send + 'static>(patience: Duration, ask: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+/// Runs a query that may block on a server; `None` if there is no answer within `timeout`.
+pub fn within<T: Send + 'static>(timeout: Duration, query: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     let (answered, answer) = mpsc::channel();
     // A thread of its own, since the query cannot be cancelled; the thread ends when the server does.
-    let asked = std::thread::Builder::new().name("cbd-fuse-ask".into()).spawn(move || {
-        let _ = answered.send(ask());
+    let queried = std::thread::Builder::new().name("cbd-fuse-query".into()).spawn(move || {
+        let _ = answered.send(query());
     });
-    asked.ok().and_then(|_| answer.recv_timeout(patience).ok())
+    queried.ok().and_then(|_| answer.recv_timeout(timeout).ok())
 }
 
 /// Aborts the connection: the kernel answers every request in it, and every later one, with an error. Needs
@@ -63,12 +61,12 @@ pub fn abort(mount: &Mount) {
 
 /// Aborts the FUSE connection with this number that is mounted at `target`, and removes the mount: each only
 /// if the number or the mount point does not belong to another connection by now, which is possible once the
-/// connection has ended, for example by an administrator. `door` is a channel of the connection, where there
-/// is one.
-pub fn abort_ours(number: Option<u32>, target: &Path, door: Option<&OwnedFd>) {
+/// connection has ended, for example by an administrator. `channel` is one of the connection, where there is
+/// one.
+pub fn abort_ours(number: Option<u32>, target: &Path, channel: Option<&OwnedFd>) {
     let mount = ours_at(number, target);
     // A live connection owns its number, whether it is still mounted at `target` or not.
-    let lives = door.is_some_and(|door| matches!(connection::has_ended(door), Ok(false)));
+    let lives = channel.is_some_and(|channel| matches!(connection::has_ended(channel), Ok(false)));
     match (mount, number) {
         (Some(mount), _) => abort(&mount),
         (None, Some(number)) if lives => drop(abort_number(number)),

@@ -32,21 +32,21 @@ pub fn probe() -> std::result::Result<(), String> {
 
 /// The namespace ends with the thread, and the mount with the namespace.
 fn try_mount() -> Result<()> {
-    let connection = connection::open()?;
+    let channel = connection::open_channel()?;
     system::unshare_mounts()
-        .map_err(|error| crate::errors::system_error("no mount namespace to try a mount in", &error))?;
-    connection::mount(&connection, &std::env::temp_dir())
+        .map_err(|error| cbd_export::system_error("no mount namespace to try a mount in", &error))?;
+    connection::mount(&channel, &std::env::temp_dir())
 }
 
 fn try_loop() -> Result<()> {
     let control = open_control()?;
-    let no_device = |error| crate::errors::system_error("the kernel has no free loop device", &error);
+    let no_device = |error| cbd_export::system_error("the kernel has no free loop device", &error);
     let number = system::loop_get_free(control.as_fd()).map_err(no_device)?;
     let path = PathBuf::from(format!("/dev/loop{number}"));
     match open_or_make_node(&path, number) {
         // Another process has just taken or removed it: loop devices are available.
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENXIO | libc::EBUSY)) => Ok(()),
-        Err(error) => Err(crate::errors::system_error(path.display(), &error)),
+        Err(error) => Err(cbd_export::system_error(path.display(), &error)),
         Ok(_) => Ok(()),
     }
 }

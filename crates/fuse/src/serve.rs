@@ -2,10 +2,8 @@
 //!
 //! Elsewhere: opening and mounting it ([`crate::export`] does both for itself).
 
-use crate::door;
-use crate::errors::system_error;
 use crate::filesystem::Filesystem;
-use crate::life::Life;
+use crate::shared::Shared;
 use crate::worker::Worker;
 use cbd_export::BlockDevice;
 use cbd_types::Result;
@@ -14,29 +12,18 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// Serves `device` as the file `name` on a FUSE connection that the caller passes in, as `fusermount3` does,
-/// on the calling thread, until the connection ends. `connection` must be non-blocking, return one whole
-/// message for each read, and accept one whole reply for each write, as `/dev/fuse` does.
+/// on the calling thread, until the connection ends. `channel` must be non-blocking, return one whole message
+/// for each read, and accept one whole reply for each write, as `/dev/fuse` does.
 ///
 /// # Errors
 /// When the device provides no queue, or a system call fails that serving needs.
 pub fn serve_connection(
     device: &dyn BlockDevice,
-    connection: OwnedFd,
+    channel: OwnedFd,
     name: &str,
     read_only: bool,
 ) -> Result<()> {
-    let (stop, stopper) =
-        std::io::pipe().map_err(|error| system_error("no pipe for the FUSE connection", &error))?;
-    let worker = Worker {
-        filesystem: Arc::new(Filesystem {
-            name: name.to_owned(),
-            geometry: device.geometry(),
-            read_only,
-            over_ring: false,
-        }),
-        queue: device.open_queue()?,
-        stop: Arc::new(stop),
-        life: Arc::new(Life::new(stopper)?),
-    };
-    door::serve(worker, File::from(connection))
+    let filesystem = Filesystem { name: name.to_owned(), geometry: device.geometry(), read_only };
+    let (queue, shared) = (device.open_queue()?, Arc::new(Shared::new()?));
+    Worker::new(Arc::new(filesystem), File::from(channel), queue, shared)?.serve()
 }

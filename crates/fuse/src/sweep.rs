@@ -7,12 +7,11 @@
 //!
 //! Elsewhere: preventing that two daemons share a directory.
 
-use crate::errors::system_error;
-use crate::link::{is_bound, is_marked, loop_number};
-use crate::loop_device::{MARK, read_setting};
+use crate::loop_device::{MARK, is_bound, is_marked, loop_number, read_setting};
 use crate::mounts::{self, within};
 use crate::system;
 use cbd_export::mounts::Mount;
+use cbd_export::system_error;
 use cbd_types::{AlignedBuffer, Result};
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -23,7 +22,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Timeout of the answer of a mount's server.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The removed objects.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
@@ -38,14 +37,14 @@ pub struct Swept {
     pub alive: Vec<PathBuf>,
 }
 
-/// Removes what a killed daemon left under `run_dir`, and its links in `dev_dir`. The mounts in `kept` wait
-/// for a server, and are neither queried nor touched.
+/// Removes what a killed daemon left under `run_dir`, and its links in `dev_dir`. The mounts in `preserved`
+/// wait for a server, and are neither queried nor touched.
 ///
 /// # Errors
 /// When the mounts or the links cannot be listed.
-pub fn sweep(run_dir: &Path, dev_dir: &Path, kept: &[PathBuf]) -> Result<Swept> {
+pub fn sweep(run_dir: &Path, dev_dir: &Path, preserved: &[PathBuf]) -> Result<Swept> {
     let mut swept = Swept::default();
-    let is_dead = |mount: &Mount| !kept.contains(&mount.target) && mounts::is_dead(mount, PATIENCE);
+    let is_dead = |mount: &Mount| !preserved.contains(&mount.target) && mounts::is_dead(mount, TIMEOUT);
     let (dead, alive): (Vec<_>, Vec<_>) = ours_under(run_dir)?.into_iter().partition(is_dead);
     swept.alive = alive.into_iter().map(|mount| mount.target).collect();
     // Before the mounts, whose paths identify the files of the loop devices.
@@ -109,26 +108,26 @@ fn clear_if_over(number: u32, dead: &[Mount]) -> bool {
     // Paths can be equal in two namespaces; the number of the file system cannot.
     let over = move |info: &system::LoopInfo| info.device == libc::makedev(major, minor);
     // A device of another namespace may wait for its daemon, so the query has a timeout.
-    let answer = within(PATIENCE, move || {
+    let answer = within(TIMEOUT, move || {
         let device = File::open(format!("/dev/loop{number}")).ok()?;
         system::loop_status(device.as_fd()).is_ok_and(|info| over(&info)).then_some(device)
     });
     answer.flatten().is_some_and(|device| system::loop_clear(device.as_fd()).is_ok())
 }
 
-/// Unbinds an entrusted loop device of the project whose connection has ended although its mount is not
+/// Unbinds a persistent loop device of the project whose connection has ended although its mount is not
 /// visible here: an administrator has unmounted it. A device that can be read, or waits for its daemon,
 /// belongs to another namespace.
 fn clear_if_orphaned(number: u32, run_dir: &Path) -> bool {
-    let is_entrusted = read_setting(number, "loop/autoclear").is_some_and(|flag| flag == "0");
+    let is_persistent = read_setting(number, "loop/autoclear").is_some_and(|flag| flag == "0");
     let is_detached = read_setting(number, "loop/backing_file")
         .is_some_and(|file| Path::new(&file).parent() == Some(Path::new("/")));
     let Ok(run_dir) = fs::canonicalize(run_dir) else { return false };
-    if !is_entrusted || !is_detached {
+    if !is_persistent || !is_detached {
         return false;
     }
     let path = format!("/dev/loop{number}");
-    let answer = within(PATIENCE, move || {
+    let answer = within(TIMEOUT, move || {
         let device = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path).ok()?;
         let info = system::loop_status(device.as_fd()).ok()?;
         let (file, folder) = (system::loop_name(&info), run_dir.as_os_str().as_bytes());
@@ -167,7 +166,7 @@ fn sweep_links(dev_dir: &Path, swept: &mut Swept) -> Result<()> {
 /// Whether a loop device carries the project's mark. A device that does not answer waits for its daemon, and
 /// counts as marked.
 fn may_be_marked(number: u32) -> bool {
-    within(PATIENCE, move || is_marked(number)).unwrap_or(true)
+    within(TIMEOUT, move || is_marked(number)).unwrap_or(true)
 }
 
 /// Whether a name is that of a blkdev: `cbd` and a number.

@@ -1,8 +1,7 @@
 //! The system calls that the standard library does not have, each behind a safe function.
 //!
-//! Invariants: besides the ring ([`crate::ring::raw`]), this is the only module of the crate with `unsafe`;
-//! every pointer that is passed to the kernel is to a value that lives over the call and is as large as the
-//! call states.
+//! Invariants: this is the only module of the crate with `unsafe`; every pointer that is passed to the kernel
+//! is to a value that lives over the call and is as large as the call states.
 //!
 //! Elsewhere: the purpose of the calls.
 #![allow(unsafe_code)]
@@ -138,7 +137,7 @@ pub fn unshare_descriptors() -> io::Result<()> {
 }
 
 /// Makes `new`, a freshly opened `/dev/fuse`, one more channel to the connection of `old`.
-pub fn clone_connection(new: BorrowedFd<'_>, old: BorrowedFd<'_>) -> io::Result<()> {
+pub fn clone_channel(new: BorrowedFd<'_>, old: BorrowedFd<'_>) -> io::Result<()> {
     let old = old.as_raw_fd() as u32;
     // SAFETY: the kernel reads a u32 through the pointer.
     check(unsafe { libc::ioctl(new.as_raw_fd(), FUSE_DEV_IOC_CLONE as _, &raw const old) })?;
@@ -200,10 +199,10 @@ pub fn discard(device: BorrowedFd<'_>, start: u64, length: u64) -> io::Result<()
 
 /// Whether a descriptor is in an error state, as that of an ended FUSE connection is; does not block.
 pub fn has_error(descriptor: BorrowedFd<'_>) -> io::Result<bool> {
-    let mut asked = libc::pollfd { fd: descriptor.as_raw_fd(), events: 0, revents: 0 };
+    let mut polled = libc::pollfd { fd: descriptor.as_raw_fd(), events: 0, revents: 0 };
     // SAFETY: the kernel reads and writes one pollfd through the pointer.
-    check(unsafe { libc::poll(&raw mut asked, 1, 0) })?;
-    Ok(asked.revents != 0)
+    check(unsafe { libc::poll(&raw mut polled, 1, 0) })?;
+    Ok(polled.revents != 0)
 }
 
 /// Makes an open file non-blocking, for all its descriptors.
@@ -225,7 +224,7 @@ pub fn make_block_node(path: &Path, major: u32, minor: u32) -> io::Result<()> {
 
 /// Queries the file system at `path` for its sizes, which no file system answers from a cache. Blocks as long
 /// as the server does.
-pub fn ask_file_system(path: &Path) -> io::Result<()> {
+pub fn query_file_system(path: &Path) -> io::Result<()> {
     let path = path_text(path)?;
     // SAFETY: all zeroes are a valid value of this structure of plain numbers.
     let mut sizes: libc::statfs = unsafe { std::mem::zeroed() };
@@ -240,31 +239,6 @@ pub fn set_io_flusher() -> io::Result<()> {
     const PR_SET_IO_FLUSHER: c_int = 57;
     // SAFETY: takes no pointer.
     check(unsafe { libc::prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) })?;
-    Ok(())
-}
-
-/// Restricts the calling thread to those of these processors on which it may run now. If there is none, its
-/// affinity stays unchanged.
-pub fn run_on(processors: impl Iterator<Item = usize>) -> io::Result<()> {
-    // SAFETY: all zeroes are a valid value of this set of bits: the empty one.
-    let (mut allowed, mut wanted): (libc::cpu_set_t, libc::cpu_set_t) = unsafe { std::mem::zeroed() };
-    let size = size_of::<libc::cpu_set_t>();
-    // SAFETY: the kernel writes at most as many bytes as the set has.
-    check(unsafe { libc::sched_getaffinity(0, size, &raw mut allowed) })?;
-    let mut any = false;
-    for processor in processors.filter(|&processor| processor < 8 * size) {
-        // SAFETY: the number is smaller than the set has bits.
-        unsafe {
-            if libc::CPU_ISSET(processor, &allowed) {
-                libc::CPU_SET(processor, &mut wanted);
-                any = true;
-            }
-        }
-    }
-    if any {
-        // SAFETY: the kernel reads as many bytes as the set has.
-        check(unsafe { libc::sched_setaffinity(0, size, &raw const wanted) })?;
-    }
     Ok(())
 }
 

@@ -26,11 +26,8 @@ pub const ASYNC_DIO: u32 = 1 << 15;
 pub const PARALLEL_DIROPS: u32 = 1 << 18;
 /// The field `max_pages` of the reply is valid.
 pub const MAX_PAGES: u32 = 1 << 22;
-/// The field `flags2` is valid, on both sides.
+/// The field `flags2` is valid.
 pub const INIT_EXTENDED: u32 = 1 << 30;
-/// In `flags2`: requests may be delivered by io_uring (bit 41 of all flags).
-pub const OVER_IO_URING: u32 = 1 << 9;
-
 /// In `flags2`: on request, the kernel sends messages again that were read and not answered (bit 39 of all
 /// flags; Linux 6.9).
 pub const HAS_RESEND: u32 = 1 << 7;
@@ -181,28 +178,6 @@ wire!(
     /// One entry of READDIR; the name follows, padded with zeroes to a multiple of eight.
     Dirent, 24, { ino: u64, off: u64, namelen: u32, kind: u32, }
 );
-
-wire!(
-    /// The header of a request that is delivered by io_uring, beside its data: the header of the message or
-    /// of its reply, the arguments, and the size of the data. Byte arrays are declared as words, for their
-    /// alignment.
-    RingHeader, 288, {
-        in_out: [u64; 16], op_in: [u64; 16], flags: u64, commit_id: u64, payload_sz: u32, padding: u32,
-        reserved: u64,
-    }
-);
-wire!(
-    /// The command in an entry of the submission queue.
-    RingCommand, 24, { flags: u64, commit_id: u64, qid: u16, padding: [u8; 6], }
-);
-
-/// The commands of [`RingCommand`].
-pub mod ring_command {
-    /// Adds a slot to a queue.
-    pub const REGISTER: u32 = 1;
-    /// Answers a request, and frees its slot for the next one.
-    pub const COMMIT_AND_FETCH: u32 = 2;
-}
 
 /// The bytes of a message before the data of a WRITE: header and arguments. With a page-aligned receive
 /// buffer behind them, the data is page-aligned.

@@ -1,151 +1,261 @@
-//! The work of a thread that serves the file, whatever the transport: executes each message through the
-//! thread's own queue of the device, and answers it.
+//! A thread that serves the file: reads messages from its own channel, executes each through its own queue of
+//! the device, and answers it.
 //!
-//! Invariants: a message is answered exactly once, or not at all if it expects no reply; each buffer that a
-//! carrier lent for a transfer is returned to it before the reply or with it.
+//! Invariants: a message is answered exactly once, or not at all if it expects no reply. A thread that ends,
+//! for whatever reason, first closes its channel, so that the kernel answers the remaining requests with an
+//! error; the last thread ends the connection. A thread completes every message that it has read before it
+//! ends. At most [`IN_FLIGHT_MAX`] requests are in flight per thread; the kernel keeps the others.
 //!
-//! Elsewhere: the transport of messages and replies, and its timing ([`crate::door`]); starting and stopping
-//! threads ([`crate::service`]).
+//! Elsewhere: the form of messages and replies ([`crate::channel`]), and the start and stop of threads
+//! ([`crate::service`]).
 
-use crate::call::Call;
+use crate::call::{Call, Malformed};
+use crate::channel::Channel;
 use crate::filesystem::{Answer, Filesystem, Transfer};
-use crate::life::Life;
+use crate::shared::Shared;
+use crate::system::Poller;
 use crate::wire::{InHeader, WriteOut};
-use cbd_export::RequestQueue;
+use cbd_export::{RequestQueue, system_error};
 use cbd_types::{AlignedBuffer, Completion, Operation, Request, Result};
-use std::io::PipeReader;
-use std::ops::Range;
+use std::fs::File;
+use std::os::fd::RawFd;
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
-/// The parameters of a thread.
-pub struct Worker {
-    /// The file system that it serves.
-    pub filesystem: Arc<Filesystem>,
-    /// Its queue.
-    pub queue: Box<dyn RequestQueue>,
-    /// Reports its end when the thread must read no more messages.
-    pub stop: Arc<PipeReader>,
-    /// The state that the threads share.
-    pub life: Arc<Life>,
-}
+/// Requests that one thread has in flight at most.
+const IN_FLIGHT_MAX: usize = 256;
+/// Messages read before the events of the device's queue are checked again.
+const BURST_MAX: usize = 32;
+/// Number of rounds with one message after which the thread checks again whether a second one is queued.
+const SECOND_TRY_INTERVAL: u32 = 16;
+/// After this time without a request the thread frees the memory that it keeps for later ones.
+const IDLE_MS: i32 = 250;
 
-/// The transport of messages and replies.
-pub trait Carrier {
-    /// The addressee of a reply.
-    type Asker: Copy;
-
-    /// A buffer of `length` bytes for an operation of the device: for a write, with the received data.
-    /// `crowded` states that the operation may stay in flight for long. `None` if the message came without
-    /// the data.
-    fn lend(
-        &mut self,
-        asker: Self::Asker,
-        operation: Operation,
-        length: usize,
-        crowded: bool,
-    ) -> Option<AlignedBuffer>;
-
-    /// Returns a buffer that holds no data of a reply.
-    fn take_back(&mut self, asker: Self::Asker, buffer: AlignedBuffer);
-
-    /// Replies with an errno, 0 for success, and bytes.
-    fn answer(&mut self, asker: Self::Asker, errno: i32, bytes: &[u8]);
-
-    /// Replies with a part of a lent buffer; `part` lies in it.
-    fn answer_with(&mut self, asker: Self::Asker, buffer: AlignedBuffer, part: Range<usize>);
-
-    /// Ends a message that expects no reply.
-    fn let_go(&mut self, asker: Self::Asker);
-}
+/// [`Poller`]'s number of the channel.
+const CHANNEL: u64 = 0;
+/// Its number of the request to stop.
+const STOP: u64 = 1;
+/// Its number of the event that the connection has ended.
+const DISCONNECTED: u64 = 2;
+/// Its number of the device queue's descriptors.
+const QUEUE: u64 = 3;
 
 /// A request that the device executes.
 #[derive(Clone, Copy)]
-struct Pending<A> {
-    asker: A,
+struct Pending {
+    /// The number of its message.
+    unique: u64,
     operation: Operation,
     skip: usize,
     length: usize,
 }
 
-/// The work of a thread, except for waiting.
-pub struct Serving<C: Carrier> {
-    /// The transport.
-    pub carrier: C,
-    /// The parameters of the thread.
-    pub worker: Worker,
-    pending: Vec<Option<Pending<C::Asker>>>,
+/// The work of a thread.
+pub struct Worker {
+    filesystem: Arc<Filesystem>,
+    // Before the queue, so that the channel is closed first.
+    channel: Channel,
+    queue: Box<dyn RequestQueue>,
+    shared: Arc<Shared>,
+    poller: Poller,
+    pending: Vec<Option<Pending>>,
     free: Vec<usize>,
     done: Vec<Completion>,
+    /// Whether the channel is in the poll set.
+    listening: bool,
+    stopping: bool,
+    rounds: u32,
+    /// Whether the last burst had more than one message.
+    had_several: bool,
 }
 
-impl<C: Carrier> Serving<C> {
-    /// A value without work.
-    pub const fn new(worker: Worker, carrier: C) -> Self {
-        Self { carrier, worker, pending: Vec::new(), free: Vec::new(), done: Vec::new() }
+impl Worker {
+    /// A thread's work on a non-blocking `channel`.
+    ///
+    /// # Errors
+    /// When a system call fails that waiting needs.
+    pub fn new(
+        filesystem: Arc<Filesystem>,
+        channel: File,
+        queue: Box<dyn RequestQueue>,
+        shared: Arc<Shared>,
+    ) -> Result<Self> {
+        let poller =
+            Poller::new().map_err(|error| system_error("a FUSE thread cannot wait for events", &error))?;
+        let channel = Channel::new(channel);
+        let add = |descriptor, number, exclusive| {
+            poller
+                .add(descriptor, number, exclusive)
+                .map_err(|error| system_error("a FUSE thread cannot wait for its descriptors", &error))
+        };
+        add(channel.descriptor(), CHANNEL, true)?;
+        add(shared.stop_descriptor(), STOP, false)?;
+        add(shared.disconnected_descriptor(), DISCONNECTED, false)?;
+        for descriptor in queue.wait_descriptors() {
+            add(descriptor, QUEUE, false)?;
+        }
+        Ok(Self {
+            filesystem,
+            channel,
+            queue,
+            shared,
+            poller,
+            pending: Vec::new(),
+            free: Vec::new(),
+            done: Vec::new(),
+            listening: true,
+            stopping: false,
+            rounds: 0,
+            had_several: false,
+        })
     }
 
-    /// Requests that the device has in flight.
-    pub fn parked(&self) -> usize {
-        self.worker.queue.parked()
+    /// Serves until the connection ends or a stop is requested, and until all requests in flight are
+    /// completed.
+    ///
+    /// # Errors
+    /// When a system call fails that serving needs.
+    pub fn serve(mut self) -> Result<()> {
+        while !self.is_finished() {
+            let (mut messages, mut completions, mut stop, mut disconnected) = (false, false, false, false);
+            let may_trim = self.queue.parked() == 0 && self.channel.holds_memory();
+            self.poller
+                .wait(if may_trim { IDLE_MS } else { -1 }, |number| match number {
+                    CHANNEL => messages = true,
+                    STOP => stop = true,
+                    DISCONNECTED => disconnected = true,
+                    _ => completions = true,
+                })
+                .map_err(|error| system_error("a FUSE thread cannot wait for events", &error))?;
+            if may_trim && !(messages || completions || stop || disconnected) {
+                self.channel.trim();
+                self.queue.trim();
+            }
+            if stop && !self.stopping {
+                self.stopping = true;
+                self.ignore(self.shared.stop_descriptor())?;
+            }
+            if completions {
+                self.queue.poll(&mut self.done);
+                self.answer_done();
+            }
+            if messages && self.listening && !self.stopping {
+                self.take_messages()?;
+            }
+            if disconnected {
+                self.ignore(self.shared.disconnected_descriptor())?;
+            }
+            if disconnected || !self.channel.is_connected() {
+                // No client waits for replies: requests that the device has not begun are cancelled.
+                self.queue.give_up(&mut self.done);
+                self.answer_done();
+            }
+            self.listen_or_not()?;
+        }
+        Ok(())
     }
 
-    /// Makes progress with the requests in flight, and answers the completed ones.
-    pub fn poll(&mut self) {
-        self.worker.queue.poll(&mut self.done);
+    fn is_finished(&self) -> bool {
+        (self.stopping || !self.channel.is_connected()) && self.queue.parked() == 0
+    }
+
+    fn ignore(&self, descriptor: RawFd) -> Result<()> {
+        self.poller
+            .remove(descriptor)
+            .map_err(|error| system_error("a FUSE thread cannot stop waiting for a descriptor", &error))
+    }
+
+    /// Keeps the channel in the poll set only while the thread can take more messages.
+    fn listen_or_not(&mut self) -> Result<()> {
+        let has_room = self.queue.parked() < IN_FLIGHT_MAX;
+        let wanted = has_room && !self.stopping && self.channel.is_connected();
+        if wanted == self.listening {
+            return Ok(());
+        }
+        self.listening = wanted;
+        if !wanted {
+            return self.ignore(self.channel.descriptor());
+        }
+        self.poller
+            .add(self.channel.descriptor(), CHANNEL, true)
+            .map_err(|error| system_error("a FUSE thread cannot wait for its channel", &error))
+    }
+
+    /// Reads the queued messages. At low load a second message is rarely queued and the check costs a system
+    /// call, so the thread checks for one only if there was one the last time, and once per
+    /// [`SECOND_TRY_INTERVAL`].
+    fn take_messages(&mut self) -> Result<()> {
+        self.rounds = self.rounds.wrapping_add(1);
+        let checks = self.had_several || self.rounds.is_multiple_of(SECOND_TRY_INTERVAL);
+        let bound = if checks { BURST_MAX } else { 1 };
+        let mut taken = 0;
+        let ended = loop {
+            if taken == bound || self.queue.parked() >= IN_FLIGHT_MAX {
+                break Ok(());
+            }
+            match self.take_message() {
+                Ok(true) => taken += 1,
+                Ok(false) => break Ok(()),
+                Err(error) => break Err(error),
+            }
+        };
+        // No more messages are queued: the device executes the requests that it has held back for a batch.
+        // Messages that were read before an error are executed as well.
+        self.queue.unplug(&mut self.done);
         self.answer_done();
+        ended?;
+        if checks {
+            self.had_several = taken > 1;
+        }
+        Ok(())
     }
 
-    /// The connection has ended and no client waits for replies: cancels the requests that the device has not
-    /// begun.
-    pub fn give_up(&mut self) {
-        self.worker.queue.give_up(&mut self.done);
-        self.answer_done();
+    /// Reads one message and executes it; returns whether there was one.
+    fn take_message(&mut self) -> Result<bool> {
+        match self.channel.receive(self.filesystem.name.as_bytes())? {
+            None => return Ok(false),
+            Some(Ok((header, call))) => self.execute(&header, call),
+            Some(Err(Malformed { unique: Some(unique) })) => self.channel.reply(unique, libc::EIO, &[]),
+            Some(Err(Malformed { unique: None })) => {}
+        }
+        Ok(true)
     }
 
-    /// Call it when no more messages are queued: the device executes the requests that it has held back for a
-    /// batch.
-    pub fn unplug(&mut self) {
-        self.worker.queue.unplug(&mut self.done);
-        self.answer_done();
-    }
-
-    /// Executes a message, or begins to; the device may hold the request back until [`unplug`](Self::unplug).
-    pub fn act(&mut self, asker: C::Asker, header: &InHeader, call: Call) {
-        match self.worker.filesystem.answer(header, call) {
-            Answer::Silent => self.carrier.let_go(asker),
-            Answer::Error(errno) => self.carrier.answer(asker, errno, &[]),
-            Answer::Bytes(bytes) => self.carrier.answer(asker, 0, &bytes),
+    /// Executes a message, or begins to; the device may hold the request back until it is unplugged.
+    fn execute(&mut self, header: &InHeader, call: Call) {
+        let unique = header.unique;
+        match self.filesystem.answer(header, call) {
+            Answer::Silent => {}
+            Answer::Error(errno) => self.channel.reply(unique, errno, &[]),
+            Answer::Bytes(bytes) => self.channel.reply(unique, 0, &bytes),
             Answer::Opened(bytes) => {
                 // Before the reply: a client that has opened the file must be counted.
-                self.worker.life.change(|state| state.open_files += 1);
-                self.carrier.answer(asker, 0, &bytes);
+                self.shared.change(|state| state.open_files += 1);
+                self.channel.reply(unique, 0, &bytes);
             }
             Answer::Released => {
-                self.worker.life.change(|state| state.open_files = state.open_files.saturating_sub(1));
-                self.carrier.answer(asker, 0, &[]);
+                self.shared.change(|state| state.open_files = state.open_files.saturating_sub(1));
+                self.channel.reply(unique, 0, &[]);
             }
-            Answer::Device(transfer) => self.submit(asker, transfer),
+            Answer::Device(transfer) => self.submit(unique, transfer),
         }
     }
 
-    fn submit(&mut self, asker: C::Asker, transfer: Transfer) {
+    fn submit(&mut self, unique: u64, transfer: Transfer) {
         let Transfer { operation, range, fua, skip, length } = transfer;
-        let crowded = self.parked() > 0;
         let buffer = match operation {
-            Operation::Read => self.carrier.lend(asker, operation, range.len() as usize, crowded),
-            Operation::Write => self.carrier.lend(asker, operation, length, crowded),
-            Operation::Flush | Operation::Discard | Operation::WriteZeroes => Some(AlignedBuffer::default()),
+            Operation::Read => self.channel.buffer(range.len() as usize),
+            Operation::Write => self.channel.take_data(length, self.queue.parked() > 0),
+            Operation::Flush | Operation::Discard | Operation::WriteZeroes => AlignedBuffer::default(),
         };
-        let Some(buffer) = buffer else { return self.carrier.answer(asker, libc::EIO, &[]) };
-        let pending = Some(Pending { asker, operation, skip, length });
+        let pending = Some(Pending { unique, operation, skip, length });
         let slot = self.free.pop().unwrap_or(self.pending.len());
         match self.pending.get_mut(slot) {
-            Some(place) => *place = pending,
+            Some(free) => *free = pending,
             None => self.pending.push(pending),
         }
         let request = Request { id: slot as u64, operation, range, fua, buffer };
-        self.worker.queue.submit_plugged(request, &mut self.done);
+        self.queue.submit_plugged(request, &mut self.done);
         self.answer_done();
     }
 
@@ -161,24 +271,22 @@ impl<C: Carrier> Serving<C> {
         self.done = done;
     }
 
-    fn complete(&mut self, pending: Pending<C::Asker>, result: &Result<()>, buffer: AlignedBuffer) {
-        let Pending { asker, operation, skip, length } = pending;
+    fn complete(&mut self, pending: Pending, result: &Result<()>, buffer: AlignedBuffer) {
+        let Pending { unique, operation, skip, length } = pending;
         let errno = result.as_ref().map_or_else(cbd_types::Error::errno, |()| 0);
         match operation {
-            Operation::Read if errno == 0 && skip + length <= buffer.len() => {
-                self.carrier.answer_with(asker, buffer, skip..skip + length);
-            }
+            Operation::Read if errno == 0 => self.channel.reply_with(unique, buffer, skip..skip + length),
             Operation::Read => {
-                self.carrier.take_back(asker, buffer);
-                self.carrier.answer(asker, if errno == 0 { libc::EIO } else { errno }, &[]);
+                self.channel.free(buffer);
+                self.channel.reply(unique, errno, &[]);
             }
             Operation::Write => {
-                self.carrier.take_back(asker, buffer);
+                self.channel.free(buffer);
                 let written = WriteOut { size: length as u32, padding: 0 };
-                self.carrier.answer(asker, errno, if errno == 0 { written.as_bytes() } else { &[] });
+                self.channel.reply(unique, errno, if errno == 0 { written.as_bytes() } else { &[] });
             }
             Operation::Flush | Operation::Discard | Operation::WriteZeroes => {
-                self.carrier.answer(asker, errno, &[]);
+                self.channel.reply(unique, errno, &[]);
             }
         }
     }

@@ -11,10 +11,9 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::mpsc;
 use std::time::Duration;
-use support::{MIB, TestDevice, in_sandbox, options, start, tool};
-
-const SOON: Duration = Duration::from_secs(10);
+use support::{MIB, SOON, TestDevice, in_sandbox, options, start, start_with, tool, until};
 
 fn open_direct(path: &Path) -> File {
     OpenOptions::new().read(true).write(true).custom_flags(libc::O_DIRECT).open(path).expect("the device")
@@ -42,15 +41,15 @@ fn written_data_is_read_back_and_is_in_the_device() {
             let mut export = start(&device, dir);
             for path in [export.device_path().to_owned(), export.file_path()] {
                 let file = open_direct(&path);
-                let places = [(0, sector), (u64::from(sector), 8192), (MIB, 1 << 20), (size - 8192, 8192)];
-                for (seed, (offset, length)) in places.into_iter().enumerate() {
+                let ranges = [(0, sector), (u64::from(sector), 8192), (MIB, 1 << 20), (size - 8192, 8192)];
+                for (seed, (offset, length)) in ranges.into_iter().enumerate() {
                     let written = pattern(length as usize, seed as u8 + sector as u8);
                     file.write_all_at(&written, offset).unwrap();
                     let mut read = AlignedBuffer::zeroed(length as usize);
                     file.read_exact_at(&mut read, offset).unwrap();
                     assert_eq!(&*read, &*written);
-                    let place = offset as usize..offset as usize + length as usize;
-                    assert_eq!(&device.bytes.read().unwrap()[place], &*written);
+                    let bytes = offset as usize..offset as usize + length as usize;
+                    assert_eq!(&device.bytes.read().unwrap()[bytes], &*written);
                 }
                 let mut past = AlignedBuffer::zeroed(8192);
                 assert_eq!(file.read_at(&mut past, size - 4096).unwrap(), 4096);
@@ -221,7 +220,7 @@ fn an_fsync_is_a_flush_and_a_synchronous_write_ends_with_one() {
         synchronous.open(export.device_path()).unwrap().write_all_at(&pattern(4096, 2), 0).unwrap();
         assert!(flushes() > before);
         synchronous.open(export.file_path()).unwrap().write_all_at(&pattern(4096, 3), 0).unwrap();
-        assert_eq!(device.forced.load(Ordering::Relaxed), 1);
+        assert_eq!(device.fua_writes.load(Ordering::Relaxed), 1);
         drop(file);
         export.stop(StopMode::WhenUnused, SOON).unwrap();
     });
@@ -292,7 +291,7 @@ fn a_read_only_device_refuses_writes() {
     in_sandbox("a_read_only_device_refuses_writes", |dir| {
         let device = Arc::new(TestDevice::new(8 * MIB, 512));
         let how = cbd_fuse::Options { read_only: true, ..options(dir, 1) };
-        let mut export = support::start_with(&device, how);
+        let mut export = start_with(&device, how);
         let file = OpenOptions::new().read(true).write(true).open(export.device_path());
         assert!(file.is_err() || file.unwrap().write_at(&pattern(4096, 1), 0).is_err());
         assert!(OpenOptions::new().write(true).open(export.file_path()).is_err());
@@ -351,6 +350,72 @@ fn parked_requests_complete_with_their_own_data() {
                 }
             });
         }
+        export.stop(StopMode::WhenUnused, SOON).unwrap();
+    });
+}
+
+#[test]
+fn a_parked_request_delays_no_other_request_of_its_thread() {
+    in_sandbox("a_parked_request_delays_no_other_request_of_its_thread", |dir| {
+        let device = TestDevice { parks: true, parks_from: 4 * MIB, ..TestDevice::new(8 * MIB, 512) };
+        let device = Arc::new(device);
+        let mut export = start_with(&device, options(dir, 1));
+        device.stuck.store(true, Ordering::Relaxed);
+        let path = export.file_path();
+        let before = device.submitted.load(Ordering::Relaxed);
+        let parked = {
+            let path = path.clone();
+            std::thread::spawn(move || open_direct(&path).write_all_at(&pattern(4096, 9), 4 * MIB))
+        };
+        until("the parked request", || device.submitted.load(Ordering::Relaxed) > before);
+        let (done, waiting) = mpsc::channel();
+        std::thread::spawn(move || {
+            let file = open_direct(&path);
+            let written = (0..100).try_for_each(|turn| file.write_all_at(&pattern(4096, 1), turn * 4096));
+            done.send(written).unwrap();
+        });
+        waiting.recv_timeout(SOON).expect("the other requests complete").unwrap();
+        assert!(!parked.is_finished());
+        device.stuck.store(false, Ordering::Relaxed);
+        parked.join().unwrap().unwrap();
+        assert_eq!(device.bytes.read().unwrap()[4 * MIB as usize..][..4096], *pattern(4096, 9));
+        export.stop(StopMode::WhenUnused, SOON).unwrap();
+    });
+}
+
+/// A thread has at most 256 requests in flight; the kernel keeps the others.
+#[test]
+fn requests_beyond_the_limit_of_a_thread_wait_in_the_kernel() {
+    in_sandbox("requests_beyond_the_limit_of_a_thread_wait_in_the_kernel", |dir| {
+        const CLIENTS: u64 = 300;
+        let device = Arc::new(TestDevice { parks: true, ..TestDevice::new(8 * MIB, 512) });
+        let mut export = start_with(&device, options(dir, 1));
+        let submitted = || device.submitted.load(Ordering::Relaxed);
+        let path = export.file_path();
+        // Before the device is stuck: an open reads nothing of it, but the loop device may.
+        let files: Vec<_> = (0..CLIENTS).map(|_| open_direct(&path)).collect();
+        device.stuck.store(true, Ordering::Relaxed);
+        let before = submitted();
+        std::thread::scope(|scope| {
+            let clients: Vec<_> = (0_u64..)
+                .zip(&files)
+                .map(|(client, file)| {
+                    scope.spawn(move || file.write_all_at(&pattern(4096, client as u8), client * 4096))
+                })
+                .collect();
+            until("the limit", || submitted() == before + 256);
+            std::thread::sleep(Duration::from_millis(100));
+            assert_eq!(submitted(), before + 256);
+            assert!(clients.iter().all(|client| !client.is_finished()));
+            device.stuck.store(false, Ordering::Relaxed);
+            clients.into_iter().for_each(|client| client.join().unwrap().unwrap());
+        });
+        assert_eq!(submitted(), before + CLIENTS);
+        let bytes = device.bytes.read().unwrap();
+        for client in 0..CLIENTS as usize {
+            assert!(bytes[client * 4096..][..4096] == *pattern(4096, client as u8), "{client}");
+        }
+        drop((bytes, files));
         export.stop(StopMode::WhenUnused, SOON).unwrap();
     });
 }

@@ -4,7 +4,7 @@
 mod support;
 
 use cbd_export::{BlockDevice, RequestQueue};
-use cbd_fuse::{FuseLoop, StopMode, Swept, Way, sweep};
+use cbd_fuse::{FuseLoop, StopMode, Swept, abort_connections, sweep};
 use cbd_types::{AlignedBuffer, Completion, Error, ErrorKind, Geometry, Operation, Request};
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader};
@@ -14,9 +14,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-use support::{Exported, MIB, TestDevice, daemon_dir, in_sandbox, options, start, start_daemon, tool};
-
-const SOON: Duration = Duration::from_secs(10);
+use support::{
+    Exported, MIB, SOON, TestDevice, daemon_dir, in_sandbox, options, start, start_daemon, tool, until,
+};
 
 fn mounted_ext4(export: &FuseLoop, dir: &Path) -> PathBuf {
     let path = export.device_path().to_str().unwrap().to_owned();
@@ -274,16 +274,64 @@ fn a_panic_of_a_thread_fails_its_requests_and_leaves_no_client_waiting() {
             std::thread::sleep(Duration::from_millis(5));
         }
         assert!(export.failure().unwrap().contains("panicked"));
-        // With /dev/fuse the other thread still serves its channel, until it panics too. With io_uring the
-        // queues of the first thread have no server, so the connection ends.
-        if matches!(export.way(), Way::Door { .. }) {
-            file.read_exact_at(&mut buffer, 0).unwrap();
-            assert!(file.read_at(&mut buffer, MIB).is_err());
-        }
+        // The other thread still serves its channel, until it panics too.
+        file.read_exact_at(&mut buffer, 0).unwrap();
+        assert!(file.read_at(&mut buffer, MIB).is_err());
         assert!(file.read_at(&mut buffer, 0).is_err());
         drop(file);
         export.stop(StopMode::Force, SOON).unwrap();
         assert!(!is_mounted_below(dir));
+    });
+}
+
+#[test]
+fn an_externally_aborted_connection_is_a_failure_and_leaves_no_client_waiting() {
+    in_sandbox("an_externally_aborted_connection_is_a_failure_and_leaves_no_client_waiting", |dir| {
+        let device = Arc::new(TestDevice { parks: true, ..TestDevice::new(8 * MIB, 512) });
+        let mut export = start(&device, dir);
+        device.stuck.store(true, Ordering::Relaxed);
+        let (path, before) = (export.file_path(), device.submitted.load(Ordering::Relaxed));
+        let reader = std::thread::spawn(move || {
+            let file = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path).unwrap();
+            file.read_at(&mut AlignedBuffer::zeroed(4096), 0)
+        });
+        until("the read", || device.submitted.load(Ordering::Relaxed) > before);
+        assert_eq!(abort_connections(dir).unwrap(), 1);
+        assert!(reader.join().unwrap().is_err());
+        device.stuck.store(false, Ordering::Relaxed);
+        until("the failure", || export.failure().is_some());
+        assert!(export.failure().unwrap().contains("ended from outside"));
+        export.stop(StopMode::Force, SOON).unwrap();
+    });
+}
+
+/// Address space and resident memory.
+fn memory_kib() -> [u64; 2] {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let field = |name| status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+    ["VmData:", "VmRSS:"].map(|name| field(name).trim().trim_end_matches(" kB").parse().unwrap())
+}
+
+#[test]
+fn memory_is_freed_after_every_kind_of_stop() {
+    in_sandbox("memory_is_freed_after_every_kind_of_stop", |dir| {
+        let device = Arc::new(TestDevice::new(8 * MIB, 512));
+        let mut sizes = Vec::new();
+        for turn in 0..12 {
+            let mut export = start(&device, dir);
+            let file = OpenOptions::new().write(true).open(export.device_path()).unwrap();
+            // As many large buffers as the threads keep.
+            file.write_all_at(&[1; 8 << 20], 0).unwrap();
+            file.sync_all().unwrap();
+            let used = (turn % 2 == 1).then_some(file);
+            let mode = if used.is_some() { StopMode::Force } else { StopMode::WhenUnused };
+            export.stop(mode, SOON).unwrap();
+            drop((used, export));
+            sizes.push(memory_kib());
+        }
+        println!("{sizes:?}");
+        assert!(sizes[11][0] <= sizes[1][0] + 8 * 1024, "{sizes:?}");
+        assert!(sizes.iter().all(|[_, memory]| *memory <= sizes[0][1] + 8 * 1024), "{sizes:?}");
     });
 }
 

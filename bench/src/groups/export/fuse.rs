@@ -6,7 +6,7 @@ use crate::ring::FileRing;
 use crate::scale::Sources;
 use crate::turns::since;
 use cbd_export::BlockDevice;
-use cbd_fuse::{FuseLoop, Options, RING_DEPTH, StopMode};
+use cbd_fuse::{FuseLoop, Options, StopMode};
 use cbd_types::{Error, ErrorKind, Result};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -51,8 +51,7 @@ fn start(doors: &Doors, device: Arc<dyn BlockDevice>, name: &str) -> Result<Fuse
         queues: std::thread::available_parallelism().map_or(1, usize::from),
         thread_setup: Some(doors.thread_setup()),
         read_only: false,
-        ring_depth: RING_DEPTH,
-        keep: None,
+        store: None,
     };
     FuseLoop::start(device, options)
 }

@@ -279,12 +279,11 @@ impl Export {
             queues,
             thread_setup: Some(Arc::new(prepare_data_thread)),
             read_only: false,
-            ring_depth: cbd_fuse::RING_DEPTH,
-            keep: if shelf.has(identity) { shelf.keep_on(identity) } else { shelf.keep(identity) },
+            store: if shelf.has(identity) { shelf.keep_on(identity) } else { shelf.keep(identity) },
         };
         let export = match shelf.remains(identity).context(|| waits(name))? {
-            Some(remains) if remains.is_usable() => {
-                let export = FuseLoop::adopt(device, &options, &remains)?;
+            Some(session) if session.is_usable() => {
+                let export = FuseLoop::take_over(device, &options, &session)?;
                 shelf.settle(identity);
                 export
             }
@@ -297,14 +296,14 @@ impl Export {
         };
         let taken =
             if export.is_taken_over() { "; it was left by a predecessor, and its clients go on" } else { "" };
-        tracing::info!("{name}: {}{taken}", export.way());
+        tracing::info!("{name}: FUSE and {}{taken}", export.loop_path().display());
         let way = format!(
             "FUSE and {}, outlives the daemon, kept by {}",
             export.loop_path().display(),
             shelf.who()
         );
-        let note = (!export.is_kept()).then(|| {
-            let reason = export.unkept().map_or_else(|| shelf.why_not(), Error::line);
+        let note = (!export.is_preserved()).then(|| {
+            let reason = export.not_preserved().map_or_else(|| shelf.why_not(), Error::line);
             format!("a loop device over a FUSE file, whose users see errors when the daemon ends ({reason})")
         });
         Ok(Self {
@@ -322,7 +321,7 @@ impl Export {
     pub fn way(&self) -> String {
         match &self.door {
             // Perhaps only for now: as long as a stop waits for it nobody keeps it.
-            Door::FuseLoop(export) if !export.is_kept() => {
+            Door::FuseLoop(export) if !export.is_preserved() => {
                 format!("FUSE and {}, ends with the daemon", export.loop_path().display())
             }
             _ => self.way.clone(),
@@ -435,11 +434,11 @@ impl Export {
                 }
                 ended => ended,
             },
-            Door::FuseLoop(mut export) if export.is_kept() => {
+            Door::FuseLoop(mut export) if export.is_preserved() => {
                 match export.stop(StopMode::WhenUnused, STOP_PATIENCE) {
                     Err(reason) if !export.is_ended() => {
                         left(reason);
-                        export.leave(STOP_PATIENCE)
+                        export.hand_over(STOP_PATIENCE)
                     }
                     ended => ended,
                 }

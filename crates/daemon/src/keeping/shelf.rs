@@ -6,12 +6,12 @@
 //! What a predecessor left stays in the store until it is served or ended. A keeper that does not answer at the start is asked again until it
 //! does, and what it holds is there from then on.
 //!
-//! Left to others: what a device is and how it goes on (`cbd_fuse::kept`), which devices are wanted ([`crate::manager`]).
+//! Left to others: what a device is and how it goes on (`cbd_fuse::session`), which devices are wanted ([`crate::manager`]).
 
 use super::keeper::KeeperStore;
 use super::systemd::{self, SystemdStore};
 use super::{DescriptorStore, Entry};
-use cbd_fuse::{Keep, KeptState, Remains};
+use cbd_fuse::{Session, SessionState, SessionStore};
 use cbd_types::{Context, Error, ErrorKind, Result};
 use parking_lot::Mutex;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, memfd_create};
@@ -130,13 +130,13 @@ impl Shelf {
 
     /// Who is to keep a device that begins now; none where nobody does.
     #[must_use]
-    pub fn keep(&self, identity: &[u8]) -> Option<Arc<dyn Keep>> {
+    pub fn keep(&self, identity: &[u8]) -> Option<Arc<dyn SessionStore>> {
         if self.keeps_new { self.keep_on(identity) } else { None }
     }
 
     /// The same for a device that was kept before.
     #[must_use]
-    pub fn keep_on(&self, identity: &[u8]) -> Option<Arc<dyn Keep>> {
+    pub fn keep_on(&self, identity: &[u8]) -> Option<Arc<dyn SessionStore>> {
         let store = self.store()?;
         Some(Arc::new(Place { store, name: entry_name(identity), daemon_id: self.daemon_id }))
     }
@@ -166,7 +166,7 @@ impl Shelf {
     ///
     /// # Errors
     /// [`ErrorKind::Damaged`] and [`ErrorKind::Unsupported`] when it cannot be read.
-    pub fn remains(&self, identity: &[u8]) -> Result<Option<Remains>> {
+    pub fn remains(&self, identity: &[u8]) -> Result<Option<Session>> {
         let left = self.left.lock();
         left.get(&entry_name(identity)).map(|descriptors| Ok(read(descriptors)?.1)).transpose()
     }
@@ -183,7 +183,7 @@ impl Shelf {
 
     /// What a predecessor of this daemon left of the device that is called `device`, with the name of its entry; none if nothing.
     #[must_use]
-    pub fn named(&self, device: &str) -> Option<(String, Remains)> {
+    pub fn named(&self, device: &str) -> Option<(String, Session)> {
         let left = self.left.lock();
         left.iter().find_map(|(name, descriptors)| {
             let (daemon, remains) = read(descriptors).ok()?;
@@ -362,12 +362,12 @@ struct Place {
     daemon_id: u64,
 }
 
-impl Keep for Place {
-    fn put(&self, remains: &Remains) -> Result<()> {
-        let state = write(self.daemon_id, &remains.state).context(|| "its state".to_owned())?;
+impl SessionStore for Place {
+    fn put(&self, session: &Session) -> Result<()> {
+        let state = write(self.daemon_id, &session.state).context(|| "its state".to_owned())?;
         // The state first: should one not be held after all, the others are known.
         let mut descriptors = vec![state.as_fd()];
-        descriptors.extend(remains.doors.iter().map(AsFd::as_fd));
+        descriptors.extend(session.channels.iter().map(AsFd::as_fd));
         self.store.put(&self.name, &descriptors)
     }
 
@@ -377,7 +377,7 @@ impl Keep for Place {
 }
 
 /// A file in memory that nobody can change any more.
-fn write(daemon_id: u64, state: &KeptState) -> Result<OwnedFd> {
+fn write(daemon_id: u64, state: &SessionState) -> Result<OwnedFd> {
     let text = |path: &Path| {
         path.to_str()
             .map(str::to_owned)
@@ -407,7 +407,7 @@ fn write(daemon_id: u64, state: &KeptState) -> Result<OwnedFd> {
 }
 
 /// Tells the state from the doors, and judges both; with whose they are.
-fn read(descriptors: &[OwnedFd]) -> Result<(u64, Remains)> {
+fn read(descriptors: &[OwnedFd]) -> Result<(u64, Session)> {
     let damaged = |what: String| Error::new(ErrorKind::Damaged, format!("what was kept of it {what}"));
     let mut state = None;
     let mut doors = Vec::new();
@@ -433,10 +433,10 @@ fn read(descriptors: &[OwnedFd]) -> Result<(u64, Remains)> {
     file.read_exact_at(&mut bytes, 0)
         .map_err(|error| damaged(format!("has a state that cannot be read: {error}")))?;
     let (daemon, state) = parse(&bytes)?;
-    Ok((daemon, Remains::new(state, doors)?))
+    Ok((daemon, Session::new(state, doors)?))
 }
 
-fn parse(bytes: &[u8]) -> Result<(u64, KeptState)> {
+fn parse(bytes: &[u8]) -> Result<(u64, SessionState)> {
     #[derive(Deserialize)]
     struct Version {
         version: u32,
@@ -454,7 +454,7 @@ fn parse(bytes: &[u8]) -> Result<(u64, KeptState)> {
         daemon_id, name, mount_dir, link, connection, loop_number, size, sector, read_only, ..
     } = serde_json::from_slice(bytes).map_err(damaged)?;
     let (mount_dir, link) = (PathBuf::from(mount_dir), link.map(PathBuf::from));
-    let state = KeptState { name, mount_dir, link, connection, loop_number, size, sector, read_only };
+    let state = SessionState { name, mount_dir, link, connection, loop_number, size, sector, read_only };
     Ok((daemon_id, state))
 }
 
@@ -472,8 +472,8 @@ mod tests {
 
     #[test]
     fn a_state_is_read_as_it_was_written_and_nobody_can_change_it() {
-        let file = write(7, &KeptState::example()).unwrap();
-        assert_eq!(parse(&bytes_of(&file)).unwrap(), (7, KeptState::example()));
+        let file = write(7, &SessionState::example()).unwrap();
+        assert_eq!(parse(&bytes_of(&file)).unwrap(), (7, SessionState::example()));
         let file = File::from(file);
         assert!(
             file.write_at(b"x", 0).is_err() && file.set_len(0).is_err() && file.set_len(1 << 20).is_err()
@@ -482,7 +482,7 @@ mod tests {
 
     #[test]
     fn a_state_cut_anywhere_or_of_another_version_is_refused() {
-        let bytes = bytes_of(&write(7, &KeptState::example()).unwrap());
+        let bytes = bytes_of(&write(7, &SessionState::example()).unwrap());
         for end in 0..bytes.len() {
             assert_eq!(parse(&bytes[..end]).unwrap_err().kind(), ErrorKind::Damaged, "{end}");
         }
@@ -495,7 +495,7 @@ mod tests {
 
     #[test]
     fn what_is_not_sealed_or_not_one_state_is_refused() {
-        let sealed = || write(7, &KeptState::example()).unwrap();
+        let sealed = || write(7, &SessionState::example()).unwrap();
         let plain = || OwnedFd::from(tempfile::tempfile().unwrap());
         let open = || {
             let file = memfd_create("open", MemfdFlags::ALLOW_SEALING).unwrap();

@@ -3,18 +3,13 @@
 //! A test that mounts runs in a process and a mount namespace of its own, so nothing of it is left when the
 //! process ends. A watchdog in that process aborts its FUSE connections after a timeout, since a process that
 //! waits for its own file system cannot be killed before; the parent kills it after that.
-//!
-//! Each such test runs once for each transport: through `/dev/fuse`, and by io_uring, for which the parent
-//! enables the kernel's parameter for the duration of the test.
 #![allow(dead_code, missing_docs)]
 
-pub mod kept;
-mod parameter;
+pub mod session;
 
 use cbd_export::{BlockDevice, RequestQueue};
-use cbd_fuse::{FuseLoop, Options, Way};
+use cbd_fuse::{FuseLoop, Options};
 use cbd_types::{Completion, Error, ErrorKind, Geometry, Operation, Request, Result};
-use parameter::Parameter;
 use std::collections::VecDeque;
 use std::io::{PipeReader, PipeWriter, Read, Write};
 use std::os::fd::{AsRawFd, RawFd};
@@ -26,48 +21,12 @@ use std::sync::{Arc, Mutex, RwLock, mpsc};
 use std::time::{Duration, Instant};
 
 const INSIDE: &str = "CBD_FUSE_TEST_INSIDE";
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// Time within which an awaited state must be reached.
+pub const SOON: Duration = Duration::from_secs(30);
 
-/// The expected transport in this process: the value of `CBD_FUSE_TEST_WAY`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Wanted {
-    /// `/dev/fuse`, as requested.
-    Door,
-    /// By io_uring.
-    Ring,
-    /// `/dev/fuse`, since the kernel offers nothing else.
-    Fallback,
-}
-
-impl Wanted {
-    pub fn here() -> Self {
-        match std::env::var("CBD_FUSE_TEST_WAY").as_deref() {
-            Ok("Ring") => Self::Ring,
-            Ok("Fallback") => Self::Fallback,
-            _ => Self::Door,
-        }
-    }
-
-    /// Asserts the expected transport.
-    pub fn check(self, way: &Way) {
-        match (self, way) {
-            (Self::Door, Way::Door { reason }) => assert!(reason.contains("not wanted"), "{reason}"),
-            (Self::Ring, Way::Ring { .. }) => {}
-            (Self::Fallback, Way::Door { reason }) => assert!(reason.contains("does not offer"), "{reason}"),
-            _ => panic!("{self:?} was wanted, and it is {way}"),
-        }
-    }
-}
-
-/// Runs `body` in processes and mount namespaces of their own, once for each transport, with a directory that
-/// is removed afterwards.
+/// Runs `body` in a process and a mount namespace of its own, with a directory that is removed afterwards.
 pub fn in_sandbox(test: &str, body: impl FnOnce(&Path)) {
-    let ways = [Wanted::Door, if Parameter::exists() { Wanted::Ring } else { Wanted::Fallback }];
-    in_sandbox_by(&ways, test, body);
-}
-
-/// As [`in_sandbox`], for the given transports.
-pub fn in_sandbox_by(ways: &[Wanted], test: &str, body: impl FnOnce(&Path)) {
     if std::env::var_os("CBD_SYSTEM_TESTS").is_none() {
         println!("not run: {test} mounts file systems; set CBD_SYSTEM_TESTS=1 (as root) to run it");
         return;
@@ -82,35 +41,31 @@ pub fn in_sandbox_by(ways: &[Wanted], test: &str, body: impl FnOnce(&Path)) {
     // first still checks it.
     static TURN: Mutex<()> = Mutex::new(());
     let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    for &way in ways {
-        let _offered = Parameter::exists().then(|| Parameter::set(way == Wanted::Ring));
-        run_again(test, way);
-    }
+    run_again(test);
 }
 
-fn run_again(test: &str, way: Wanted) {
+fn run_again(test: &str) {
     let dir = tempfile::tempdir().expect("a directory for the test");
-    let mut child = again(test, way, dir.path());
-    let end = Instant::now() + PATIENCE + Duration::from_secs(10);
+    let mut child = start_again(test, dir.path());
+    let end = Instant::now() + TIMEOUT + Duration::from_secs(10);
     let status = loop {
         match child.try_wait().expect("the test's process") {
             Some(status) => break status,
             None if Instant::now() > end => {
                 let _ = child.kill();
-                panic!("{test} took too long ({way:?}) and was killed");
+                panic!("{test} took too long and was killed");
             }
             None => std::thread::sleep(Duration::from_millis(20)),
         }
     };
-    assert!(status.success(), "{test} failed in its process ({way:?}): {status}");
+    assert!(status.success(), "{test} failed in its process: {status}");
 }
 
 /// Runs the given test of this binary in a child process and a namespace of its own; the child dies with this
 /// process.
-fn again(test: &str, way: Wanted, dir: &Path) -> Child {
+fn start_again(test: &str, dir: &Path) -> Child {
     let mut command = Command::new(std::env::current_exe().expect("this binary"));
-    command.args(["--exact", test, "--nocapture"]).env(INSIDE, dir);
-    command.env("CBD_FUSE_TEST_WAY", format!("{way:?}")).stdin(Stdio::null());
+    command.args(["--exact", test, "--nocapture"]).env(INSIDE, dir).stdin(Stdio::null());
     // SAFETY: between fork and exec only system calls are made, no memory is allocated.
     unsafe {
         command.pre_exec(|| {
@@ -144,7 +99,7 @@ pub fn daemon_dir() -> Option<PathBuf> {
 fn watch(dir: &Path) {
     let dir = dir.to_owned();
     std::thread::spawn(move || {
-        std::thread::sleep(PATIENCE);
+        std::thread::sleep(TIMEOUT);
         eprintln!(
             "the test takes too long; its FUSE connections are aborted: {:?}",
             cbd_fuse::abort_connections(&dir)
@@ -165,12 +120,12 @@ pub struct TestDevice {
     pub parks_from: u64,
     /// Parked requests wait until this is false.
     pub stuck: AtomicBool,
-    /// For each request that was not parked: its offset, and the processor and the thread that executed it.
-    pub served: Mutex<Vec<(u64, usize, String)>>,
+    /// Requests that were submitted.
+    pub submitted: AtomicU64,
     pub flushes: AtomicU64,
     pub discards: AtomicU64,
     pub zeroings: AtomicU64,
-    pub forced: AtomicU64,
+    pub fua_writes: AtomicU64,
     /// Lengths of the first writes.
     pub writes: Mutex<Vec<u64>>,
     /// A request at this offset panics.
@@ -198,12 +153,12 @@ impl TestDevice {
             delay: Duration::ZERO,
             parks: false,
             parks_from: 0,
-            served: Mutex::new(Vec::new()),
+            submitted: AtomicU64::new(0),
             stuck: AtomicBool::new(false),
             flushes: AtomicU64::new(0),
             discards: AtomicU64::new(0),
             zeroings: AtomicU64::new(0),
-            forced: AtomicU64::new(0),
+            fua_writes: AtomicU64::new(0),
             writes: Mutex::new(Vec::new()),
             panics_at: AtomicU64::new(u64::MAX),
             fails_from: AtomicU64::new(u64::MAX),
@@ -212,32 +167,32 @@ impl TestDevice {
 
     fn run(&self, request: Request) -> Completion {
         let Request { id, operation, range, fua, mut buffer } = request;
-        let place = range.start as usize..range.end as usize;
-        assert_ne!(range.start, self.panics_at.load(Ordering::Relaxed), "the test wants it to panic");
+        let bytes = range.start as usize..range.end as usize;
+        assert_ne!(range.start, self.panics_at.load(Ordering::Relaxed), "this request panics in the test");
         let count = |counter: &AtomicU64| counter.fetch_add(1, Ordering::Relaxed);
         if range.end > self.fails_from.load(Ordering::Relaxed) {
-            let result = Err(Error::new(ErrorKind::Media, "the test wants it to fail"));
+            let result = Err(Error::new(ErrorKind::Media, "this request fails in the test"));
             return Completion { id, result, buffer };
         }
         if fua {
-            count(&self.forced);
+            count(&self.fua_writes);
         }
         match operation {
-            Operation::Read => buffer.copy_from_slice(&self.bytes.read().unwrap()[place]),
+            Operation::Read => buffer.copy_from_slice(&self.bytes.read().unwrap()[bytes]),
             Operation::Write => {
                 let mut writes = self.writes.lock().unwrap();
                 if writes.len() < 16 {
                     writes.push(buffer.len() as u64);
                 }
                 drop(writes);
-                self.bytes.write().unwrap()[place].copy_from_slice(&buffer);
+                self.bytes.write().unwrap()[bytes].copy_from_slice(&buffer);
             }
             Operation::Flush => {
                 count(&self.flushes);
             }
             Operation::Discard | Operation::WriteZeroes => {
                 count(if operation == Operation::Discard { &self.discards } else { &self.zeroings });
-                self.bytes.write().unwrap()[place].fill(0);
+                self.bytes.write().unwrap()[bytes].fill(0);
             }
         }
         Completion { id, result: Ok(()), buffer }
@@ -310,18 +265,11 @@ impl RequestQueue for TestQueue {
         if request.operation != Operation::Write {
             self.unplug(done);
         }
+        self.device.submitted.fetch_add(1, Ordering::Relaxed);
         if self.parks && request.range.start >= self.device.parks_from {
             self.count += 1;
             self.sender.send(request).unwrap();
         } else {
-            let name = std::thread::current().name().unwrap_or_default().to_owned();
-            // SAFETY: takes no pointer.
-            let processor = unsafe { libc::sched_getcpu() } as usize;
-            let mut served = self.device.served.lock().unwrap();
-            if served.len() < 4096 {
-                served.push((request.range.start, processor, name));
-            }
-            drop(served);
             self.plugged.push(self.device.run(request));
         }
     }
@@ -356,8 +304,7 @@ pub fn options(dir: &Path, queues: usize) -> Options {
         queues,
         thread_setup: None,
         read_only: false,
-        ring_depth: if Wanted::here() == Wanted::Door { 0 } else { cbd_fuse::RING_DEPTH },
-        keep: None,
+        store: None,
     }
 }
 
@@ -366,9 +313,16 @@ pub fn start(device: &Arc<TestDevice>, dir: &Path) -> FuseLoop {
 }
 
 pub fn start_with(device: &Arc<TestDevice>, options: Options) -> FuseLoop {
-    let export = FuseLoop::start(Arc::new(Exported(Arc::clone(device))), options).expect("a device");
-    Wanted::here().check(export.way());
-    export
+    FuseLoop::start(Arc::new(Exported(Arc::clone(device))), options).expect("a device")
+}
+
+/// Waits until `reached`.
+pub fn until(what: &str, mut reached: impl FnMut() -> bool) {
+    let end = Instant::now() + SOON;
+    while !reached() {
+        assert!(Instant::now() < end, "{what} did not happen");
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 /// Runs a system tool and asserts its success.

@@ -4,17 +4,16 @@
 mod support;
 
 use cbd_export::BlockDevice;
-use cbd_fuse::{FuseLoop, Remains, StopMode, Way};
+use cbd_fuse::{FuseLoop, StopMode};
 use cbd_types::{ErrorKind, Operation};
 use std::fs::File;
 use std::io::Write;
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-use support::kept::*;
-use support::{MIB, Wanted, in_sandbox_by, tool};
+use support::session::*;
+use support::{MIB, SOON, in_sandbox, tool, until};
 
 /// Requests that wait at a device before a process takes it over, of the 128 that are possible in all.
 const WAITING: usize = 16;
@@ -29,7 +28,7 @@ fn process_to_be_killed() {
 fn requests_in_flight_at_a_kill_are_executed_by_the_next_process() {
     in_sandbox("requests_in_flight_at_a_kill_are_executed_by_the_next_process", |dir| {
         let mut victim = start_victim(dir);
-        let remains = victim.remains(dir);
+        let session = victim.session(dir);
         let link = dir.join("cbd7");
         let device = std::fs::read_link(&link).unwrap();
         in_time(write_block(&device, 0, 1)).unwrap();
@@ -49,23 +48,24 @@ fn requests_in_flight_at_a_kill_are_executed_by_the_next_process() {
         assert!(writes.iter().all(|write| !write.is_finished()) && !read.is_finished());
         assert_eq!(on_disk(dir, HELD_FROM), 0);
 
-        let keep = Arc::new(Here::default());
+        let store = Arc::new(LocalStore::default());
         let mut export =
-            FuseLoop::adopt(&FileDevice::open(dir, false), &kept_options(dir, &keep), &remains).unwrap();
-        drop(remains);
+            FuseLoop::take_over(&FileDevice::open(dir, false), &preserved_options(dir, &store), &session)
+                .unwrap();
+        drop(session);
         writes.into_iter().for_each(|write| in_time(write).unwrap());
         assert_eq!(in_time(read).unwrap(), 9);
         for number in 0..8 {
             assert_eq!(on_disk(dir, HELD_FROM + number * 4096), 10 + number as u8);
         }
-        assert!(export.is_taken_over() && export.is_kept());
+        assert!(export.is_taken_over() && export.is_preserved());
         assert_eq!(std::fs::read_link(&link).unwrap(), device);
         in_time(write_block(&device, 4096, 2)).unwrap();
         assert_eq!(in_time(read_block(&device, 0)).unwrap(), 1);
         export.stop(StopMode::WhenUnused, SOON).unwrap();
         assert!(!is_mounted_below(dir));
         assert!(std::fs::symlink_metadata(&link).is_err());
-        assert_eq!(*keep.log.lock().unwrap(), ["removed"]);
+        assert_eq!(*store.log.lock().unwrap(), ["removed"]);
     });
 }
 
@@ -73,32 +73,33 @@ fn requests_in_flight_at_a_kill_are_executed_by_the_next_process() {
 fn a_resent_request_is_resent_to_every_later_process() {
     in_sandbox("a_resent_request_is_resent_to_every_later_process", |dir| {
         let mut victim = start_victim(dir);
-        let remains = victim.remains(dir);
+        let session = victim.session(dir);
         let device = std::fs::read_link(dir.join("cbd7")).unwrap();
         let write = write_block(&device, HELD_FROM, 5);
         victim.said("held");
         victim.kill();
         for _ in 0..2 {
-            let mut victim = start_heir(dir, &remains);
+            let mut victim = start_successor(dir, &session);
             assert_eq!(victim.said("held"), format!("{} at {HELD_FROM}", Operation::Write as u32));
             victim.kill();
             assert!(!write.is_finished());
         }
-        let keep = Arc::new(Here::default());
+        let store = Arc::new(LocalStore::default());
         let mut export =
-            FuseLoop::adopt(&FileDevice::open(dir, false), &kept_options(dir, &keep), &remains).unwrap();
+            FuseLoop::take_over(&FileDevice::open(dir, false), &preserved_options(dir, &store), &session)
+                .unwrap();
         in_time(write).unwrap();
         assert_eq!(on_disk(dir, HELD_FROM), 5);
-        drop(remains);
+        drop(session);
         export.stop(StopMode::WhenUnused, SOON).unwrap();
     });
 }
 
 #[test]
-fn a_left_device_waits_and_the_next_process_serves_its_mounted_ext4() {
-    in_sandbox("a_left_device_waits_and_the_next_process_serves_its_mounted_ext4", |dir| {
-        let keep = Arc::new(Here::default());
-        let mut export = start_kept(dir, &keep);
+fn a_handed_over_device_waits_and_the_next_process_serves_its_mounted_ext4() {
+    in_sandbox("a_handed_over_device_waits_and_the_next_process_serves_its_mounted_ext4", |dir| {
+        let store = Arc::new(LocalStore::default());
+        let mut export = start_preserved(dir, &store);
         let device = export.device_path().to_str().unwrap().to_owned();
         tool("mkfs.ext4", &["-q", &device]);
         let mount = dir.join("mnt");
@@ -106,10 +107,10 @@ fn a_left_device_waits_and_the_next_process_serves_its_mounted_ext4() {
         tool("mount", &[&device, mount.to_str().unwrap()]);
         for round in 0..3_u8 {
             std::fs::write(mount.join("before"), [round; 100_000]).unwrap();
-            export.leave(SOON).unwrap();
+            export.hand_over(SOON).unwrap();
             drop(export);
-            let remains = keep.remains.lock().unwrap().as_ref().unwrap().another().unwrap();
-            assert!(remains.user().unwrap().expect("used").contains("mounted at"));
+            let session = store.session.lock().unwrap().as_ref().unwrap().try_clone().unwrap();
+            assert!(session.user().unwrap().expect("used").contains("mounted at"));
             let file = mount.join("meanwhile");
             let write = std::thread::spawn(move || {
                 let mut file = File::create(file)?;
@@ -119,7 +120,8 @@ fn a_left_device_waits_and_the_next_process_serves_its_mounted_ext4() {
             std::thread::sleep(Duration::from_millis(100));
             assert!(!write.is_finished());
             export =
-                FuseLoop::adopt(&FileDevice::open(dir, false), &kept_options(dir, &keep), &remains).unwrap();
+                FuseLoop::take_over(&FileDevice::open(dir, false), &preserved_options(dir, &store), &session)
+                    .unwrap();
             in_time(write).unwrap();
             assert!(std::fs::read(mount.join("before")).unwrap() == [round; 100_000]);
         }
@@ -136,18 +138,19 @@ fn a_left_device_waits_and_the_next_process_serves_its_mounted_ext4() {
 fn dirty_pages_of_a_closed_device_do_not_delay_the_end_of_a_killed_process() {
     in_sandbox("dirty_pages_of_a_closed_device_do_not_delay_the_end_of_a_killed_process", |dir| {
         let mut victim = start_victim(dir);
-        let remains = victim.remains(dir);
-        let device = PathBuf::from(format!("/dev/loop{}", remains.state.loop_number));
+        let session = victim.session(dir);
+        let device = PathBuf::from(format!("/dev/loop{}", session.state.loop_number));
         // Its close waits for a process that answers none of its requests.
         let close = write_and_close(&device);
         victim.said("held");
         victim.kill();
-        let keep = Arc::new(Here::default());
+        let store = Arc::new(LocalStore::default());
         let mut export =
-            FuseLoop::adopt(&FileDevice::open(dir, false), &kept_options(dir, &keep), &remains).unwrap();
+            FuseLoop::take_over(&FileDevice::open(dir, false), &preserved_options(dir, &store), &session)
+                .unwrap();
         in_time(close);
         assert_eq!(on_disk(dir, HELD_FROM + MIB - 1), 7);
-        drop(remains);
+        drop(session);
         export.stop(StopMode::WhenUnused, SOON).unwrap();
     });
 }
@@ -157,37 +160,38 @@ fn dirty_pages_of_a_closed_device_do_not_delay_the_end_of_a_killed_process() {
 #[test]
 fn each_waiting_request_reaches_the_next_process_once() {
     in_sandbox("each_waiting_request_reaches_the_next_process_once", |dir| {
-        let mut remains = {
+        let mut session = {
             let mut victim = start_victim(dir);
-            let remains = victim.remains(dir);
+            let session = victim.session(dir);
             victim.kill();
-            remains
+            session
         };
-        let device = PathBuf::from(format!("/dev/loop{}", remains.state.loop_number));
+        let device = PathBuf::from(format!("/dev/loop{}", session.state.loop_number));
         let write = |number: usize| write_block(&device, HELD_FROM + number as u64 * 4096, 3);
         let mut writes = Vec::new();
         // A late resend may remain unnoticed in one round.
         for _ in 0..6 {
             // Besides the requests that the last process had read, some that no process has read.
             (0..WAITING).for_each(|_| writes.push(write(writes.len())));
-            until("the requests", || in_flight(&remains.state) == writes.len() as u64);
+            until("the requests", || in_flight(&session.state) == writes.len() as u64);
             // It answers none, so that each is in flight as long as it lives.
-            let mut heir = start_heir(dir, &remains);
-            let mut held: Vec<String> = writes.iter().map(|_| heir.said("held")).collect();
+            let mut successor = start_successor(dir, &session);
+            let mut held: Vec<String> = writes.iter().map(|_| successor.said("held")).collect();
             // One more, which arrives only after all earlier ones have been read.
             writes.push(write(writes.len()));
-            held.push(heir.said("held"));
+            held.push(successor.said("held"));
             let mut once = held.clone();
             once.sort();
             once.dedup();
             assert_eq!(once.len(), held.len(), "{held:?}");
-            heir.kill();
+            successor.kill();
         }
-        let keep = Arc::new(Here::default());
+        let store = Arc::new(LocalStore::default());
         let mut export =
-            FuseLoop::adopt(&FileDevice::open(dir, false), &kept_options(dir, &keep), &remains).unwrap();
+            FuseLoop::take_over(&FileDevice::open(dir, false), &preserved_options(dir, &store), &session)
+                .unwrap();
         writes.into_iter().for_each(|write| in_time(write).unwrap());
-        remains.doors.clear();
+        session.channels.clear();
         export.stop(StopMode::WhenUnused, SOON).unwrap();
     });
 }
@@ -200,16 +204,17 @@ fn a_process_that_is_killed_while_it_hands_its_device_over_ends() {
         // SAFETY: no other thread of this process accesses the environment now.
         unsafe { std::env::set_var("CBD_FUSE_TEST_PUT_HANGS", "1") };
         let mut victim = start_victim(dir);
-        let remains = victim.remains(dir);
-        let device = PathBuf::from(format!("/dev/loop{}", remains.state.loop_number));
+        let session = victim.session(dir);
+        let device = PathBuf::from(format!("/dev/loop{}", session.state.loop_number));
         let close = write_and_close(&device);
-        until("a write or a close", || in_flight(&remains.state) > 0 || close.is_finished());
+        until("a write or a close", || in_flight(&session.state) > 0 || close.is_finished());
         victim.kill();
-        let keep = Arc::new(Here::default());
+        let store = Arc::new(LocalStore::default());
         let mut export =
-            FuseLoop::adopt(&FileDevice::open(dir, false), &kept_options(dir, &keep), &remains).unwrap();
+            FuseLoop::take_over(&FileDevice::open(dir, false), &preserved_options(dir, &store), &session)
+                .unwrap();
         in_time(close);
-        drop(remains);
+        drop(session);
         export.stop(StopMode::WhenUnused, SOON).unwrap();
         assert_eq!(on_disk(dir, HELD_FROM + MIB - 1), 7);
     });
@@ -218,24 +223,25 @@ fn a_process_that_is_killed_while_it_hands_its_device_over_ends() {
 #[test]
 fn a_device_with_another_geometry_is_not_served_and_its_clients_keep_waiting() {
     in_sandbox("a_device_with_another_geometry_is_not_served_and_its_clients_keep_waiting", |dir| {
-        let keep = Arc::new(Here::default());
-        let mut export = start_kept(dir, &keep);
+        let store = Arc::new(LocalStore::default());
+        let mut export = start_preserved(dir, &store);
         let device = export.loop_path().to_owned();
-        export.leave(SOON).unwrap();
+        export.hand_over(SOON).unwrap();
         drop(export);
         let write = write_block(&device, 0, 3);
-        let remains = keep.remains.lock().unwrap().as_ref().unwrap().another().unwrap();
+        let session = store.session.lock().unwrap().as_ref().unwrap().try_clone().unwrap();
         let file = Arc::new(File::options().read(true).write(true).open(dir.join("disk")).unwrap());
         let other: Arc<dyn BlockDevice> = Arc::new(FileDevice { file, size: SIZE / 2, holds: false });
-        let error = FuseLoop::adopt(&other, &kept_options(dir, &keep), &remains).unwrap_err();
+        let error = FuseLoop::take_over(&other, &preserved_options(dir, &store), &session).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Exchanged, "{error}");
         assert!(error.line().contains("waits for its daemon"), "{error}");
         std::thread::sleep(Duration::from_millis(50));
         assert!(!write.is_finished() && on_disk(dir, 0) == 0);
         let mut export =
-            FuseLoop::adopt(&FileDevice::open(dir, false), &kept_options(dir, &keep), &remains).unwrap();
+            FuseLoop::take_over(&FileDevice::open(dir, false), &preserved_options(dir, &store), &session)
+                .unwrap();
         in_time(write).unwrap();
-        drop(remains);
+        drop(session);
         export.stop(StopMode::WhenUnused, SOON).unwrap();
     });
 }
@@ -244,76 +250,22 @@ fn a_device_with_another_geometry_is_not_served_and_its_clients_keep_waiting() {
 #[test]
 fn a_takeover_clears_the_autoclear_flag_of_an_interrupted_stop() {
     in_sandbox("a_takeover_clears_the_autoclear_flag_of_an_interrupted_stop", |dir| {
-        let keep = Arc::new(Here::default());
-        let mut export = start_kept(dir, &keep);
-        let (state, device) = (state_of(&keep), export.loop_path().to_owned());
+        let store = Arc::new(LocalStore::default());
+        let mut export = start_preserved(dir, &store);
+        let (state, device) = (state_of(&store), export.loop_path().to_owned());
         let used = File::open(&device).unwrap();
-        export.leave(SOON).unwrap();
+        export.hand_over(SOON).unwrap();
         drop(export);
         tool("losetup", &["-d", device.to_str().unwrap()]);
         assert_eq!(loop_setting(&state, "autoclear"), "1");
-        let remains = keep.remains.lock().unwrap().as_ref().unwrap().another().unwrap();
+        let session = store.session.lock().unwrap().as_ref().unwrap().try_clone().unwrap();
         let mut export =
-            FuseLoop::adopt(&FileDevice::open(dir, false), &kept_options(dir, &keep), &remains).unwrap();
-        drop((remains, used));
+            FuseLoop::take_over(&FileDevice::open(dir, false), &preserved_options(dir, &store), &session)
+                .unwrap();
+        drop((session, used));
         assert_eq!(loop_setting(&state, "autoclear"), "0");
         in_time(write_block(&device, 0, 1)).unwrap();
         assert_eq!(export.failure(), None);
         export.stop(StopMode::WhenUnused, SOON).unwrap();
-    });
-}
-
-#[test]
-fn a_preserved_device_is_served_through_dev_fuse_despite_io_uring() {
-    let ways = [Wanted::Ring];
-    in_sandbox_by(&ways, "a_preserved_device_is_served_through_dev_fuse_despite_io_uring", |dir| {
-        let keep = Arc::new(Here::default());
-        let mut export = start_kept(dir, &keep);
-        assert!(
-            matches!(export.way(), Way::Door { reason } if reason.contains("outlive")),
-            "{}",
-            export.way()
-        );
-        export.stop(StopMode::WhenUnused, SOON).unwrap();
-    });
-}
-
-/// The reason why a device that must outlive its process is not served by io_uring: requests that the kernel
-/// has delivered to a ring are not sent again, and later ones go to the ring that is gone. All of them wait
-/// until the connection ends.
-#[test]
-fn io_uring_requests_cannot_be_taken_over_even_if_the_connection_is_preserved() {
-    let name = "io_uring_requests_cannot_be_taken_over_even_if_the_connection_is_preserved";
-    in_sandbox_by(&[Wanted::Ring], name, |dir| {
-        // SAFETY: no other thread of this process accesses the environment now.
-        unsafe { std::env::set_var("CBD_FUSE_TEST_UNKEPT", "1") };
-        let mut victim = start_victim(dir);
-        if victim.said("way") != "true" {
-            println!("not run: this kernel has no FUSE over io_uring");
-            return;
-        }
-        let line = victim.said("has");
-        let process = victim.child.id();
-        let copies: Vec<OwnedFd> =
-            line.split(' ').map(|number| descriptor_of(process, number.parse().expect("a number"))).collect();
-        assert!(!copies.is_empty());
-        let device = std::fs::read_link(dir.join("cbd7")).unwrap();
-        // So that the loop device is not unbound with the process.
-        let held = File::open(&device).unwrap();
-        let write = write_block(&device, HELD_FROM, 5);
-        victim.said("held");
-        victim.kill();
-        let connection = cbd_export::mounts::at(&dir.join("fuse/cbd7")).unwrap().expect("a mount").device.1;
-        let number = device.to_str().unwrap().strip_prefix("/dev/loop").unwrap().parse().unwrap();
-        let remains = Remains::new(state(dir, connection, number), copies).unwrap();
-        let keep = Arc::new(Here::default());
-        let heir =
-            FuseLoop::adopt(&FileDevice::open(dir, false), &kept_options(dir, &keep), &remains).unwrap();
-        let later = write_block(&device, 0, 5);
-        std::thread::sleep(Duration::from_millis(500));
-        assert!(!write.is_finished() && !later.is_finished());
-        drop((remains, heir));
-        assert!(in_time(write).is_err() && in_time(later).is_err());
-        drop(held);
     });
 }

@@ -8,17 +8,17 @@ use cbd_types::ErrorKind;
 use std::fs::File;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use support::kept::*;
-use support::tool;
+use support::session::*;
+use support::{SOON, in_sandbox, tool};
 
 #[test]
 fn ending_a_preserved_session_fails_the_waiting_requests() {
     in_sandbox("ending_a_preserved_session_fails_the_waiting_requests", |dir| {
-        let keep = Arc::new(Here::default());
-        let mut export = start_kept(dir, &keep);
-        let (device, state) = (export.loop_path().to_owned(), state_of(&keep));
+        let store = Arc::new(LocalStore::default());
+        let mut export = start_preserved(dir, &store);
+        let (device, state) = (export.loop_path().to_owned(), state_of(&store));
         let file = File::open(&device).unwrap();
-        export.leave(SOON).unwrap();
+        export.hand_over(SOON).unwrap();
         drop(export);
         let write = write_block(&device, 0, 1);
         std::thread::sleep(Duration::from_millis(100));
@@ -28,9 +28,9 @@ fn ending_a_preserved_session_fails_the_waiting_requests() {
         let swept = sweep(dir, dir, std::slice::from_ref(&state.mount_dir)).unwrap();
         assert_eq!(swept, Swept { alive: vec![state.mount_dir.clone()], ..Swept::default() });
         assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
-        let remains = keep.remains.lock().unwrap().take().unwrap();
-        assert!(remains.is_usable());
-        remains.end();
+        let session = store.session.lock().unwrap().take().unwrap();
+        assert!(session.is_usable());
+        session.end();
         assert!(in_time(write).is_err());
         assert!(!is_mounted_below(dir));
         assert!(std::fs::symlink_metadata(dir.join("cbd7")).is_err());
@@ -43,17 +43,18 @@ fn ending_a_preserved_session_fails_the_waiting_requests() {
 #[test]
 fn a_session_whose_loop_device_has_another_file_is_not_usable() {
     in_sandbox("a_session_whose_loop_device_has_another_file_is_not_usable", |dir| {
-        let keep = Arc::new(Here::default());
-        let mut export = start_kept(dir, &keep);
-        let mut remains = keep.remains.lock().unwrap().as_ref().unwrap().another().unwrap();
-        assert!(remains.is_usable());
-        let number = std::mem::replace(&mut remains.state.loop_number, 1_048_001);
-        assert!(!remains.is_usable());
-        let error = FuseLoop::adopt(&FileDevice::open(dir, false), &kept_options(dir, &keep), &remains);
+        let store = Arc::new(LocalStore::default());
+        let mut export = start_preserved(dir, &store);
+        let mut session = store.session.lock().unwrap().as_ref().unwrap().try_clone().unwrap();
+        assert!(session.is_usable());
+        let number = std::mem::replace(&mut session.state.loop_number, 1_048_001);
+        assert!(!session.is_usable());
+        let error =
+            FuseLoop::take_over(&FileDevice::open(dir, false), &preserved_options(dir, &store), &session);
         assert_eq!(error.unwrap_err().kind(), ErrorKind::NotFound);
-        remains.state.loop_number = number;
+        session.state.loop_number = number;
         export.stop(StopMode::WhenUnused, SOON).unwrap();
-        assert!(!remains.is_usable(), "the connection has ended");
+        assert!(!session.is_usable(), "the connection has ended");
     });
 }
 
@@ -61,17 +62,17 @@ fn a_session_whose_loop_device_has_another_file_is_not_usable() {
 fn a_loop_device_of_an_aborted_connection_is_swept_and_a_waiting_one_is_not() {
     let name = "a_loop_device_of_an_aborted_connection_is_swept_and_a_waiting_one_is_not";
     in_sandbox(name, |dir| {
-        let keep = Arc::new(Here::default());
-        let mut export = start_kept(dir, &keep);
-        let state = state_of(&keep);
+        let store = Arc::new(LocalStore::default());
+        let mut export = start_preserved(dir, &store);
+        let state = state_of(&store);
         let loop_path = export.loop_path().to_owned();
-        export.leave(SOON).unwrap();
+        export.hand_over(SOON).unwrap();
         drop(export);
         // Not visible, as after an unmount by an administrator, but a process may still serve it.
         tool("umount", &["-l", state.mount_dir.to_str().unwrap()]);
         assert_eq!(sweep(dir, dir, &[]).unwrap(), Swept::default());
         assert_ne!(loop_setting(&state, "backing_file"), "");
-        *keep.remains.lock().unwrap() = None;
+        *store.session.lock().unwrap() = None;
         let swept = sweep(dir, dir, &[]).unwrap();
         assert_eq!(swept.loops, [loop_path]);
         assert_eq!(swept.links, [dir.join("cbd7")]);
@@ -84,17 +85,17 @@ fn a_loop_device_of_an_aborted_connection_is_swept_and_a_waiting_one_is_not() {
 #[test]
 fn an_invisible_device_that_waits_for_another_daemon_is_not_read() {
     in_sandbox("an_invisible_device_that_waits_for_another_daemon_is_not_read", |dir| {
-        let keep = Arc::new(Here::default());
-        let mut export = start_kept(dir, &keep);
-        let state = state_of(&keep);
-        export.leave(SOON).unwrap();
+        let store = Arc::new(LocalStore::default());
+        let mut export = start_preserved(dir, &store);
+        let state = state_of(&store);
+        export.hand_over(SOON).unwrap();
         drop(export);
         tool("umount", &["-l", state.mount_dir.to_str().unwrap()]);
         let other = dir.join("another");
         std::fs::create_dir(&other).unwrap();
         assert_eq!(sweep(&other, &other, &[]).unwrap(), Swept::default());
         assert_eq!(in_flight(&state), 0);
-        *keep.remains.lock().unwrap() = None;
+        *store.session.lock().unwrap() = None;
         assert_eq!(sweep(dir, dir, &[]).unwrap().loops.len(), 1);
     });
 }

@@ -5,9 +5,9 @@
 //! holds their descriptors. Such a process runs a test of the same binary, `process_to_be_killed`, which
 //! calls [`be_killed`].
 
-use super::{MIB, Wanted, daemon_dir, in_sandbox_by, options, start_daemon};
+use super::{MIB, SOON, daemon_dir, options, start_daemon};
 use cbd_export::{BlockDevice, RequestQueue};
-use cbd_fuse::{FuseLoop, Keep, KeptState, Options, Remains, Way};
+use cbd_fuse::{FuseLoop, Options, Session, SessionState, SessionStore};
 use cbd_types::{AlignedBuffer, Completion, Geometry, Operation, Request, Result};
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
@@ -19,15 +19,10 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-pub const SOON: Duration = Duration::from_secs(10);
 pub const SIZE: u64 = 64 * MIB;
 /// Requests from this offset on are never answered by a process that will be killed.
 pub const HELD_FROM: u64 = 32 * MIB;
-pub const DOORS: usize = 2;
-
-pub fn in_sandbox(test: &str, body: impl FnOnce(&Path)) {
-    in_sandbox_by(&[Wanted::Door], test, body);
-}
+pub const CHANNELS: usize = 2;
 
 /// A device in a file.
 pub struct FileDevice {
@@ -106,32 +101,33 @@ impl RequestQueue for FileQueue {
 
 /// A descriptor store in this process.
 #[derive(Default)]
-pub struct Here {
-    pub remains: Mutex<Option<Remains>>,
+pub struct LocalStore {
+    pub session: Mutex<Option<Session>>,
     /// Each put and removal.
     pub log: Mutex<Vec<&'static str>>,
 }
 
-impl Keep for Here {
-    fn put(&self, remains: &Remains) -> Result<()> {
-        *self.remains.lock().unwrap() = Some(remains.another()?);
+impl SessionStore for LocalStore {
+    fn put(&self, session: &Session) -> Result<()> {
+        *self.session.lock().unwrap() = Some(session.try_clone()?);
         self.log.lock().unwrap().push("put");
         Ok(())
     }
 
     fn remove(&self) {
-        *self.remains.lock().unwrap() = None;
+        *self.session.lock().unwrap() = None;
         self.log.lock().unwrap().push("removed");
     }
 }
 
-pub fn kept_options(dir: &Path, keep: &Arc<Here>) -> Options {
-    Options { keep: Some(Arc::clone(keep) as Arc<dyn Keep>), ..options(dir, DOORS) }
+pub fn preserved_options(dir: &Path, store: &Arc<LocalStore>) -> Options {
+    Options { store: Some(Arc::clone(store) as Arc<dyn SessionStore>), ..options(dir, CHANNELS) }
 }
 
-pub fn start_kept(dir: &Path, keep: &Arc<Here>) -> FuseLoop {
-    let export = FuseLoop::start(FileDevice::open(dir, false), kept_options(dir, keep)).expect("a device");
-    assert!(export.is_kept(), "{:?}", export.unkept());
+pub fn start_preserved(dir: &Path, store: &Arc<LocalStore>) -> FuseLoop {
+    let export =
+        FuseLoop::start(FileDevice::open(dir, false), preserved_options(dir, store)).expect("a device");
+    assert!(export.is_preserved(), "{:?}", export.not_preserved());
     export
 }
 
@@ -143,52 +139,43 @@ pub fn say(line: &str) {
 /// The work of a process that a test kills. It prints its descriptors, and the test takes copies of them.
 pub fn be_killed() {
     let Some(dir) = daemon_dir() else { return };
-    let keep = Arc::new(Here::default());
+    let store = Arc::new(LocalStore::default());
     let device = FileDevice::open(&dir, true);
-    if std::env::var_os("CBD_FUSE_TEST_UNKEPT").is_some() {
-        let export = FuseLoop::start(FileDevice::open(&dir, true), options(&dir, DOORS)).expect("a device");
-        say(&format!("way {}", matches!(export.way(), Way::Ring { .. })));
-        let is_fuse = |number: &u32| {
-            std::fs::read_link(format!("/proc/self/fd/{number}"))
-                .is_ok_and(|path| path == Path::new("/dev/fuse"))
-        };
-        let numbers: Vec<String> = (0..256).filter(is_fuse).map(|number| number.to_string()).collect();
-        say(&format!("has {}", numbers.join(" ")));
-        std::thread::sleep(Duration::from_secs(50));
-    }
     if std::env::var_os("CBD_FUSE_TEST_PUT_HANGS").is_some() {
-        let keep: Arc<dyn Keep> = Arc::new(Hanging);
-        let _ = FuseLoop::start(device, Options { keep: Some(keep), ..options(&dir, DOORS) });
+        let store: Arc<dyn SessionStore> = Arc::new(Hanging);
+        let _ = FuseLoop::start(device, Options { store: Some(store), ..options(&dir, CHANNELS) });
         return;
     }
-    let waits = std::env::var_os("CBD_FUSE_TEST_ADOPTS").is_some();
-    let export = if waits {
+    let takes_over = std::env::var_os("CBD_FUSE_TEST_TAKES_OVER").is_some();
+    let export = if takes_over {
         // The descriptors are inherited, and their numbers are in the environment.
-        let remains = inherited(&dir);
-        let export = FuseLoop::adopt(&device, &kept_options(&dir, &keep), &remains).expect("taken over");
-        drop(remains);
+        let session = inherited(&dir);
+        let export =
+            FuseLoop::take_over(&device, &preserved_options(&dir, &store), &session).expect("taken over");
+        drop(session);
         export
     } else {
-        let export = FuseLoop::start(device, kept_options(&dir, &keep)).expect("a device");
-        say_kept(keep.remains.lock().unwrap().as_ref().expect("kept"));
+        let export = FuseLoop::start(device, preserved_options(&dir, &store)).expect("a device");
+        say_stored(store.session.lock().unwrap().as_ref().expect("stored"));
         export
     };
     std::thread::sleep(Duration::from_secs(50));
     drop(export);
 }
 
-fn say_kept(remains: &Remains) {
-    let numbers: Vec<String> = remains.doors.iter().map(|door| door.as_raw_fd().to_string()).collect();
-    let KeptState { connection, loop_number, .. } = remains.state;
-    say(&format!("kept {connection} {loop_number} {}", numbers.join(" ")));
+fn say_stored(session: &Session) {
+    let numbers: Vec<String> =
+        session.channels.iter().map(|channel| channel.as_raw_fd().to_string()).collect();
+    let SessionState { connection, loop_number, .. } = session.state;
+    say(&format!("stored {connection} {loop_number} {}", numbers.join(" ")));
 }
 
 /// A store that receives the descriptors and never confirms it.
 struct Hanging;
 
-impl Keep for Hanging {
-    fn put(&self, remains: &Remains) -> Result<()> {
-        say_kept(remains);
+impl SessionStore for Hanging {
+    fn put(&self, session: &Session) -> Result<()> {
+        say_stored(session);
         std::thread::sleep(Duration::from_secs(50));
         Ok(())
     }
@@ -196,24 +183,24 @@ impl Keep for Hanging {
     fn remove(&self) {}
 }
 
-pub fn inherited(dir: &Path) -> Remains {
-    let text = std::env::var("CBD_FUSE_TEST_ADOPTS").expect("numbers");
+pub fn inherited(dir: &Path) -> Session {
+    let text = std::env::var("CBD_FUSE_TEST_TAKES_OVER").expect("numbers");
     let mut numbers = text.split(' ').map(|number| number.parse::<u32>().expect("a number"));
     let (connection, loop_number) = (numbers.next().expect("one"), numbers.next().expect("one"));
     // SAFETY: the test's process has left them open for this one, and no other code here uses them.
-    let doors = numbers.map(|number| unsafe { OwnedFd::from_raw_fd(number.cast_signed()) });
-    Remains::new(state(dir, connection, loop_number), doors.collect()).expect("what was kept")
+    let channels = numbers.map(|number| unsafe { OwnedFd::from_raw_fd(number.cast_signed()) });
+    Session::new(state(dir, connection, loop_number), channels.collect()).expect("a session")
 }
 
-pub fn state(dir: &Path, connection: u32, loop_number: u32) -> KeptState {
-    KeptState {
+pub fn state(dir: &Path, connection: u32, loop_number: u32) -> SessionState {
+    SessionState {
         name: "cbd7".into(),
         mount_dir: dir.join("fuse/cbd7"),
         link: Some(dir.join("cbd7")),
         connection,
         loop_number,
         size: SIZE,
-        ..KeptState::example()
+        ..SessionState::example()
     }
 }
 
@@ -246,13 +233,13 @@ impl Victim {
     }
 
     /// Copies the descriptors that the process has put into its store.
-    pub fn remains(&mut self, dir: &Path) -> Remains {
-        let line = self.said("kept");
+    pub fn session(&mut self, dir: &Path) -> Session {
+        let line = self.said("stored");
         let mut numbers = line.split(' ').map(|number| number.parse::<u32>().expect("a number"));
         let (connection, loop_number) = (numbers.next().expect("one"), numbers.next().expect("one"));
         let process = self.child.id();
-        let doors = numbers.map(|number| descriptor_of(process, number)).collect();
-        Remains::new(state(dir, connection, loop_number), doors).expect("what was kept")
+        let channels = numbers.map(|number| descriptor_of(process, number)).collect();
+        Session::new(state(dir, connection, loop_number), channels).expect("a session")
     }
 }
 
@@ -307,17 +294,17 @@ pub fn in_time<T>(thread: JoinHandle<T>) -> T {
     thread.join().unwrap()
 }
 
-pub fn loop_setting(remains: &KeptState, name: &str) -> String {
-    let path = format!("/sys/block/loop{}/loop/{name}", remains.loop_number);
+pub fn loop_setting(session: &SessionState, name: &str) -> String {
+    let path = format!("/sys/block/loop{}/loop/{name}", session.loop_number);
     std::fs::read_to_string(path).unwrap_or_default().trim().to_owned()
 }
 
-pub fn state_of(keep: &Here) -> KeptState {
-    keep.remains.lock().unwrap().as_ref().expect("kept").state.clone()
+pub fn state_of(store: &LocalStore) -> SessionState {
+    store.session.lock().unwrap().as_ref().expect("stored").state.clone()
 }
 
 /// Requests that the kernel has in flight to the loop device.
-pub fn in_flight(state: &KeptState) -> u64 {
+pub fn in_flight(state: &SessionState) -> u64 {
     let text = std::fs::read_to_string(format!("/sys/block/loop{}/inflight", state.loop_number)).unwrap();
     text.split_whitespace().map(|count| count.parse::<u64>().unwrap()).sum()
 }
@@ -332,15 +319,6 @@ pub fn write_and_close(path: &Path) -> JoinHandle<()> {
     })
 }
 
-/// Waits until `reached`.
-pub fn until(what: &str, mut reached: impl FnMut() -> bool) {
-    let end = Instant::now() + SOON;
-    while !reached() {
-        assert!(Instant::now() < end, "{what} did not happen");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
 /// Whether a FUSE device of CBD is mounted below `dir`.
 pub fn is_mounted_below(dir: &Path) -> bool {
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
@@ -353,18 +331,18 @@ pub fn start_victim(dir: &Path) -> Victim {
 }
 
 /// Starts a process that takes the device over, and answers none of the resent requests.
-pub fn start_heir(dir: &Path, remains: &Remains) -> Victim {
+pub fn start_successor(dir: &Path, session: &Session) -> Victim {
     // SAFETY: takes no pointer; the copies stay open over an exec, and are closed when the process has
     // started.
-    let copies: Vec<OwnedFd> = remains
-        .doors
+    let copies: Vec<OwnedFd> = session
+        .channels
         .iter()
-        .map(|door| unsafe { OwnedFd::from_raw_fd(libc::fcntl(door.as_raw_fd(), libc::F_DUPFD, 100)) })
+        .map(|channel| unsafe { OwnedFd::from_raw_fd(libc::fcntl(channel.as_raw_fd(), libc::F_DUPFD, 100)) })
         .collect();
     let numbers: Vec<String> = copies.iter().map(|copy| copy.as_raw_fd().to_string()).collect();
-    let KeptState { connection, loop_number, .. } = remains.state;
+    let SessionState { connection, loop_number, .. } = session.state;
     let text = format!("{connection} {loop_number} {}", numbers.join(" "));
     // SAFETY: of the threads of this process, which wait for a device, none accesses the environment.
-    unsafe { std::env::set_var("CBD_FUSE_TEST_ADOPTS", text) };
+    unsafe { std::env::set_var("CBD_FUSE_TEST_TAKES_OVER", text) };
     start_victim(dir)
 }

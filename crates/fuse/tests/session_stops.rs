@@ -3,7 +3,7 @@
 
 mod support;
 
-use cbd_fuse::{FuseLoop, KeptState, StopMode};
+use cbd_fuse::{FuseLoop, SessionState, StopMode};
 use cbd_types::{AlignedBuffer, ErrorKind};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -11,18 +11,18 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-use support::kept::*;
-use support::{Exported, MIB, TestDevice, options, tool};
+use support::session::*;
+use support::{Exported, MIB, SOON, TestDevice, in_sandbox, options, tool, until};
 
 #[test]
 fn a_stopped_device_leaves_nothing_in_the_system_or_the_descriptor_store() {
     in_sandbox("a_stopped_device_leaves_nothing_in_the_system_or_the_descriptor_store", |dir| {
         for mode in [StopMode::WhenUnused, StopMode::Force] {
-            let keep = Arc::new(Here::default());
-            let mut export = start_kept(dir, &keep);
-            let state = state_of(&keep);
+            let store = Arc::new(LocalStore::default());
+            let mut export = start_preserved(dir, &store);
+            let state = state_of(&store);
             export.stop(mode, SOON).unwrap();
-            assert_eq!(*keep.log.lock().unwrap(), ["put", "removed"]);
+            assert_eq!(*store.log.lock().unwrap(), ["put", "removed"]);
             assert_eq!(loop_setting(&state, "backing_file"), "");
             assert!(!is_mounted_below(dir));
             assert!(std::fs::symlink_metadata(dir.join("cbd7")).is_err());
@@ -33,32 +33,32 @@ fn a_stopped_device_leaves_nothing_in_the_system_or_the_descriptor_store() {
 #[test]
 fn a_forced_stop_of_a_preserved_device_gives_its_users_errors() {
     in_sandbox("a_forced_stop_of_a_preserved_device_gives_its_users_errors", |dir| {
-        let keep = Arc::new(Here::default());
-        let mut export = start_kept(dir, &keep);
-        let state = state_of(&keep);
+        let store = Arc::new(LocalStore::default());
+        let mut export = start_preserved(dir, &store);
+        let state = state_of(&store);
         let file =
             OpenOptions::new().write(true).custom_flags(libc::O_DIRECT).open(export.loop_path()).unwrap();
         export.stop(StopMode::Force, SOON).unwrap();
         assert!(file.write_at(&AlignedBuffer::zeroed(4096), 0).is_err());
-        assert!(keep.remains.lock().unwrap().is_none());
+        assert!(store.session.lock().unwrap().is_none());
         drop(file);
         assert_eq!(loop_setting(&state, "backing_file"), "", "it is unbound with its last user");
     });
 }
 
 #[test]
-fn a_stop_that_is_refused_leaves_the_device_entrusted_to_the_kernel() {
-    in_sandbox("a_stop_that_is_refused_leaves_the_device_entrusted_to_the_kernel", |dir| {
-        let keep = Arc::new(Here::default());
-        let mut export = start_kept(dir, &keep);
-        let state = state_of(&keep);
-        let entrusted = || (loop_setting(&state, "autoclear"), loop_setting(&state, "dio"));
-        assert_eq!(entrusted(), ("0".into(), "1".into()));
+fn a_stop_that_is_refused_leaves_the_device_persistent() {
+    in_sandbox("a_stop_that_is_refused_leaves_the_device_persistent", |dir| {
+        let store = Arc::new(LocalStore::default());
+        let mut export = start_preserved(dir, &store);
+        let state = state_of(&store);
+        let persistent = || (loop_setting(&state, "autoclear"), loop_setting(&state, "dio"));
+        assert_eq!(persistent(), ("0".into(), "1".into()));
         let file = File::open(export.loop_path()).unwrap();
         for _ in 0..2 {
             let error = export.stop(StopMode::WhenUnused, Duration::from_millis(100)).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Busy);
-            assert_eq!(entrusted(), ("0".into(), "1".into()));
+            assert_eq!(persistent(), ("0".into(), "1".into()));
         }
         drop(file);
         export.stop(StopMode::WhenUnused, SOON).unwrap();
@@ -67,11 +67,11 @@ fn a_stop_that_is_refused_leaves_the_device_entrusted_to_the_kernel() {
 }
 
 /// A preserved device over one that answers no request while it is stuck.
-fn start_stuck(dir: &Path, keep: &Arc<Here>) -> (FuseLoop, Arc<TestDevice>) {
+fn start_stuck(dir: &Path, store: &Arc<LocalStore>) -> (FuseLoop, Arc<TestDevice>) {
     let device = Arc::new(TestDevice { parks: true, ..TestDevice::new(SIZE, 512) });
     let exported = Arc::new(Exported(Arc::clone(&device)));
-    let export = FuseLoop::start(exported, kept_options(dir, keep)).expect("a device");
-    assert!(export.is_kept(), "{:?}", export.unkept());
+    let export = FuseLoop::start(exported, preserved_options(dir, store)).expect("a device");
+    assert!(export.is_preserved(), "{:?}", export.not_preserved());
     device.stuck.store(true, Ordering::Relaxed);
     (export, device)
 }
@@ -79,21 +79,21 @@ fn start_stuck(dir: &Path, keep: &Arc<Here>) -> (FuseLoop, Arc<TestDevice>) {
 /// A process that is killed while it waits for its own device must be able to end: so the connection has to
 /// end with it.
 #[test]
-fn while_a_stop_waits_for_the_device_below_nobody_else_holds_the_connection() {
-    let name = "while_a_stop_waits_for_the_device_below_nobody_else_holds_the_connection";
+fn while_a_stop_waits_for_the_device_below_no_other_process_holds_the_connection() {
+    let name = "while_a_stop_waits_for_the_device_below_no_other_process_holds_the_connection";
     in_sandbox(name, |dir| {
-        let keep = Arc::new(Here::default());
-        let (mut export, device) = start_stuck(dir, &keep);
-        let log = || keep.log.lock().unwrap().clone();
+        let store = Arc::new(LocalStore::default());
+        let (mut export, device) = start_stuck(dir, &store);
+        let log = || store.log.lock().unwrap().clone();
         // The loop device has no request in flight; unbinding it needs a flush.
         let error = export.stop(StopMode::WhenUnused, Duration::from_millis(100)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
         assert_eq!(log(), ["put", "removed"]);
-        assert!(!export.is_kept());
+        assert!(!export.is_preserved());
         device.stuck.store(false, Ordering::Relaxed);
         until("its return", || log() == ["put", "removed", "put"]);
-        until("its return", || export.is_kept());
-        let state = state_of(&keep);
+        until("its return", || export.is_preserved());
+        let state = state_of(&store);
         assert_eq!(loop_setting(&state, "autoclear"), "0");
         in_time(write_block(export.loop_path(), 0, 1)).unwrap();
         export.stop(StopMode::WhenUnused, SOON).unwrap();
@@ -102,19 +102,19 @@ fn while_a_stop_waits_for_the_device_below_nobody_else_holds_the_connection() {
 }
 
 #[test]
-fn a_device_that_its_own_process_waits_for_is_ended_instead_of_left() {
-    in_sandbox("a_device_that_its_own_process_waits_for_is_ended_instead_of_left", |dir| {
-        let keep = Arc::new(Here::default());
-        let (mut export, device) = start_stuck(dir, &keep);
+fn a_device_that_its_own_process_waits_for_is_ended_instead_of_handed_over() {
+    in_sandbox("a_device_that_its_own_process_waits_for_is_ended_instead_of_handed_over", |dir| {
+        let store = Arc::new(LocalStore::default());
+        let (mut export, device) = start_stuck(dir, &store);
         export.stop(StopMode::WhenUnused, Duration::from_millis(100)).unwrap_err();
         let began = Instant::now();
         // Threads still wait for the device below, and no thread waits for them.
-        assert_eq!(export.leave(Duration::from_secs(1)).unwrap_err().kind(), ErrorKind::TimedOut);
+        assert_eq!(export.hand_over(Duration::from_secs(1)).unwrap_err().kind(), ErrorKind::TimedOut);
         assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
         assert!(export.is_ended() && !is_mounted_below(dir));
         device.stuck.store(false, Ordering::Relaxed);
         drop(export);
-        assert_eq!(*keep.log.lock().unwrap(), ["put", "removed"]);
+        assert_eq!(*store.log.lock().unwrap(), ["put", "removed"]);
     });
 }
 
@@ -122,15 +122,15 @@ fn a_device_that_its_own_process_waits_for_is_ended_instead_of_left() {
 #[test]
 fn a_device_whose_last_closer_still_writes_pages_back_is_in_use() {
     in_sandbox("a_device_whose_last_closer_still_writes_pages_back_is_in_use", |dir| {
-        let keep = Arc::new(Here::default());
-        let (mut export, device) = start_stuck(dir, &keep);
-        let state = state_of(&keep);
+        let store = Arc::new(LocalStore::default());
+        let (mut export, device) = start_stuck(dir, &store);
+        let state = state_of(&store);
         let close = write_and_close(export.loop_path());
         until("its pages", || in_flight(&state) > 0);
         let error = export.stop(StopMode::WhenUnused, Duration::from_millis(200)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
-        assert!(export.is_kept() && !close.is_finished());
-        assert_eq!(*keep.log.lock().unwrap(), ["put"]);
+        assert!(export.is_preserved() && !close.is_finished());
+        assert_eq!(*store.log.lock().unwrap(), ["put"]);
         device.stuck.store(false, Ordering::Relaxed);
         in_time(close);
         export.stop(StopMode::WhenUnused, SOON).unwrap();
@@ -139,19 +139,19 @@ fn a_device_whose_last_closer_still_writes_pages_back_is_in_use() {
 }
 
 /// Detaches an idle loop device, as an administrator may.
-fn detach(state: &KeptState) {
+fn detach(state: &SessionState) {
     tool("losetup", &["-d", &format!("/dev/loop{}", state.loop_number)]);
     until("its end", || loop_setting(state, "backing_file").is_empty());
 }
 
 #[test]
-fn a_loop_device_that_was_detached_by_hand_is_shown_as_gone_and_the_next_user_of_its_number_is_left_alone() {
-    let name = "a_loop_device_that_was_detached_by_hand_is_shown_as_gone_and_the_next_user_of_its_number_is_left_alone";
+fn a_manually_detached_loop_device_is_reported_and_the_next_user_of_its_number_is_not_touched() {
+    let name = "a_manually_detached_loop_device_is_reported_and_the_next_user_of_its_number_is_not_touched";
     in_sandbox(name, |dir| {
         for mode in [StopMode::WhenUnused, StopMode::Force] {
-            let keep = Arc::new(Here::default());
-            let mut export = start_kept(dir, &keep);
-            let state = state_of(&keep);
+            let store = Arc::new(LocalStore::default());
+            let mut export = start_preserved(dir, &store);
+            let state = state_of(&store);
             assert_eq!(export.failure(), None);
             detach(&state);
             assert!(
@@ -168,30 +168,30 @@ fn a_loop_device_that_was_detached_by_hand_is_shown_as_gone_and_the_next_user_of
             stopped.unwrap();
             assert_eq!(bound, other.to_str().unwrap());
             assert!(!is_mounted_below(dir));
-            assert_eq!(*keep.log.lock().unwrap(), ["put", "removed"]);
+            assert_eq!(*store.log.lock().unwrap(), ["put", "removed"]);
         }
     });
 }
 
 #[test]
-fn a_connection_that_has_ended_takes_no_other_along_that_has_its_number_now() {
-    let name = "a_connection_that_has_ended_takes_no_other_along_that_has_its_number_now";
+fn a_connection_that_has_ended_ends_no_other_that_has_its_number_now() {
+    let name = "a_connection_that_has_ended_ends_no_other_that_has_its_number_now";
     in_sandbox(name, |dir| {
-        let place = dir.join("other");
-        std::fs::create_dir(&place).unwrap();
+        let other_dir = dir.join("other");
+        std::fs::create_dir(&other_dir).unwrap();
         // A connection can be addressed by its number only there.
         if !Path::new("/sys/fs/fuse/connections").read_dir().unwrap().any(|_| true) {
             tool("mount", &["-t", "fusectl", "none", "/sys/fs/fuse/connections"]);
         }
         // Other processes of the machine may take the number first.
         for _ in 0..20 {
-            let keep = Arc::new(Here::default());
-            let mut export = start_kept(dir, &keep);
-            let state = state_of(&keep);
+            let store = Arc::new(LocalStore::default());
+            let mut export = start_preserved(dir, &store);
+            let state = state_of(&store);
             detach(&state);
             until("an unmount", || unmounts(&state));
-            let other = FuseLoop::start(FileDevice::open(&place, false), options(&place, 1)).unwrap();
-            let mount = cbd_export::mounts::at(&place.join("fuse/cbd7")).unwrap().expect("a mount");
+            let other = FuseLoop::start(FileDevice::open(&other_dir, false), options(&other_dir, 1)).unwrap();
+            let mount = cbd_export::mounts::at(&other_dir.join("fuse/cbd7")).unwrap().expect("a mount");
             export.stop(StopMode::Force, SOON).unwrap();
             if mount.device.1 == state.connection {
                 assert_eq!(other.failure(), None);
@@ -204,7 +204,7 @@ fn a_connection_that_has_ended_takes_no_other_along_that_has_its_number_now() {
 }
 
 /// Unmounts the file system of a preserved device manually; returns whether that succeeded.
-fn unmounts(state: &KeptState) -> bool {
+fn unmounts(state: &SessionState) -> bool {
     let mut umount = std::process::Command::new("umount");
     umount.arg(&state.mount_dir).stderr(std::process::Stdio::null()).status().unwrap().success()
 }

@@ -8,15 +8,14 @@
 //! return. A process that is killed while it reads a message has read it or not: the memory that messages are
 //! read into was touched before, so the kernel never has to abandon a copy halfway.
 //!
-//! Elsewhere: the descriptor store ([`Keep`]), and which process may take the descriptors: only one at a
-//! time, and only when no thread works on messages that a predecessor has read.
+//! Elsewhere: the descriptor store ([`SessionStore`]), and which process may take the descriptors: only one at
+//! a time, and only when no thread works on messages that a predecessor has read.
 
 use crate::connection;
-use crate::errors::system_error;
 use crate::export::{QUEUES_MAX, check_name};
-use crate::link::loop_number;
-use crate::loop_device::{is_bound_to, let_go};
+use crate::loop_device::{is_bound_to, loop_number, unbind};
 use crate::mounts;
+use cbd_export::system_error;
 use cbd_export::users::{self, BlockNode};
 use cbd_types::{Error, ErrorKind, Geometry, Result};
 use std::fs::{self, File};
@@ -28,12 +27,12 @@ use std::path::{Component, Path, PathBuf};
 const FUSE_DEVICE: (u32, u32) = (10, 229);
 
 /// The descriptor store of one device: it holds descriptors beyond the life of this process.
-pub trait Keep: Send + Sync {
-    /// Stores these descriptors in place of those that were stored of the device before.
+pub trait SessionStore: Send + Sync {
+    /// Stores the descriptors of a session in place of those that were stored of the device before.
     ///
     /// # Errors
     /// When no store holds them.
-    fn put(&self, remains: &Remains) -> Result<()>;
+    fn put(&self, session: &Session) -> Result<()>;
 
     /// Removes the descriptors of the device from the store.
     fn remove(&self);
@@ -41,7 +40,7 @@ pub trait Keep: Send + Sync {
 
 /// The state of a device that the next process needs; the kernel sends these facts only once.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct KeptState {
+pub struct SessionState {
     /// The name of the file, such as `cbd0`.
     pub name: String,
     /// Where the file system is mounted.
@@ -60,7 +59,7 @@ pub struct KeptState {
     pub read_only: bool,
 }
 
-impl KeptState {
+impl SessionState {
     /// The file under the loop device.
     #[must_use]
     pub fn file(&self) -> PathBuf {
@@ -99,7 +98,7 @@ impl KeptState {
             return Err(wrong("a path that is not absolute and plain"));
         }
         if loop_number(&self.node().path) != Some(self.loop_number) || self.connection == 0 {
-            return Err(wrong("a device or a connection that cannot be"));
+            return Err(wrong("a device or a connection that cannot exist"));
         }
         Ok(())
     }
@@ -107,50 +106,52 @@ impl KeptState {
 
 /// The preserved session of a device whose process has ended, or would end now.
 #[derive(Debug)]
-pub struct Remains {
+pub struct Session {
     /// The state.
-    pub state: KeptState,
+    pub state: SessionState,
     /// The channels of the connection.
-    pub doors: Vec<OwnedFd>,
+    pub channels: Vec<OwnedFd>,
 }
 
 fn wrong(what: &str) -> Error {
-    Error::new(ErrorKind::Damaged, format!("what was kept of the device names {what}"))
+    Error::new(ErrorKind::Damaged, format!("the preserved session of the device names {what}"))
 }
 
-impl Remains {
+impl Session {
     /// Validates a stored session.
     ///
     /// # Errors
     /// [`ErrorKind::Damaged`] if no daemon of this project can have left it.
-    pub fn new(state: KeptState, doors: Vec<OwnedFd>) -> Result<Self> {
+    pub fn new(state: SessionState, channels: Vec<OwnedFd>) -> Result<Self> {
         state.check()?;
-        if doors.is_empty() || doors.len() > QUEUES_MAX {
-            return Err(wrong(&format!("{} descriptors", doors.len())));
+        if channels.is_empty() || channels.len() > QUEUES_MAX {
+            return Err(wrong(&format!("{} descriptors", channels.len())));
         }
-        let numbers = doors.iter().map(|door| connection_of(door.as_fd())).collect::<Result<Vec<_>>>()?;
+        let numbers =
+            channels.iter().map(|channel| connection_of(channel.as_fd())).collect::<Result<Vec<_>>>()?;
         // Where the kernel reports the connection of a descriptor, its number must match the stored one.
         if numbers.into_iter().flatten().any(|number| number != state.connection) {
             return Err(wrong("descriptors of another connection"));
         }
-        Ok(Self { state, doors })
+        Ok(Self { state, channels })
     }
 
     /// A copy with duplicated descriptors of the same open files.
     ///
     /// # Errors
     /// When the process may not open more.
-    pub fn another(&self) -> Result<Self> {
-        let doors = self.doors.iter().map(OwnedFd::try_clone).collect::<std::io::Result<Vec<_>>>();
-        let doors = doors.map_err(|error| system_error("the channels of a FUSE connection", &error))?;
-        Ok(Self { state: self.state.clone(), doors })
+    pub fn try_clone(&self) -> Result<Self> {
+        let channels = self.channels.iter().map(OwnedFd::try_clone).collect::<std::io::Result<Vec<_>>>();
+        let channels = channels.map_err(|error| system_error("the channels of a FUSE connection", &error))?;
+        Ok(Self { state: self.state.clone(), channels })
     }
 
     /// Whether clients can still use the device: its connection has not ended, and the loop device is bound
     /// to the file.
     #[must_use]
     pub fn is_usable(&self) -> bool {
-        let ended = self.doors.first().is_none_or(|door| connection::has_ended(door).unwrap_or(false));
+        let ended =
+            self.channels.first().is_none_or(|channel| connection::has_ended(channel).unwrap_or(false));
         !ended && is_bound_to(self.state.loop_number, &self.state.file())
     }
 
@@ -159,13 +160,13 @@ impl Remains {
     /// # Errors
     /// [`ErrorKind::Exchanged`] with the difference.
     pub fn check_geometry(&self, geometry: &Geometry, read_only: bool) -> Result<()> {
-        let KeptState { name, size, sector, read_only: before, .. } = &self.state;
+        let SessionState { name, size, sector, read_only: before, .. } = &self.state;
         if (*size, *sector, *before) == (geometry.size, geometry.sector, read_only) {
             return Ok(());
         }
         let text = format!(
-            "{name} was left with {size} bytes in sectors of {sector}, and there are {} in sectors of {} now, or writes are refused now \
-             and were not before, or the other way round; stop it with dev-stop --force and start it again",
+            "{name} was handed over with {size} bytes in sectors of {sector}, read-only: {before}; now it has {} bytes \
+             in sectors of {}, read-only: {read_only}; stop it with dev-stop --force and start it again",
             geometry.size, geometry.sector
         );
         Err(Error::new(ErrorKind::Exchanged, text))
@@ -187,17 +188,17 @@ impl Remains {
             return Ok(Some(sentence));
         }
         let name = link.unwrap_or(&node.path).display();
-        if let Some(who) = users::opened_by(node.device) {
-            return Ok(Some(format!("{name} is open in {who}")));
+        if let Some(process) = users::opened_by(node.device) {
+            return Ok(Some(format!("{name} is open in {process}")));
         }
         let file = self.state.file();
-        Ok(users::file_opened_by(&file).map(|who| format!("{} is open in {who}", file.display())))
+        Ok(users::file_opened_by(&file).map(|process| format!("{} is open in {process}", file.display())))
     }
 
     /// Ends a session without a server: users of the device see errors. The caller removes the descriptors
     /// from the descriptor store.
     pub fn end(self) {
-        let Self { state, doors } = self;
+        let Self { state, channels } = self;
         // 1. The link, so that it never points to a device of another owner.
         let node = state.node();
         if let Some(link) = &state.link
@@ -215,25 +216,25 @@ impl Remains {
         {
             mounts::abort(&mount);
         }
-        let aborted = doors.iter().any(|door| connection::has_ended(door).unwrap_or(false));
-        drop(doors);
+        let aborted = channels.iter().any(|channel| connection::has_ended(channel).unwrap_or(false));
+        drop(channels);
         // 3. The loop device; a file system that is still mounted on it holds it until it is unmounted.
         if aborted && is_bound {
-            let _ = let_go(state.loop_number);
+            let _ = unbind(state.loop_number);
         }
         let _ = fs::remove_dir(&state.mount_dir);
     }
 }
 
 /// The number of the FUSE connection behind a descriptor, where the kernel reports it.
-fn connection_of(door: BorrowedFd<'_>) -> Result<Option<u32>> {
-    let failed = |error| system_error("a descriptor that was kept", &error);
-    let found = File::from(door.try_clone_to_owned().map_err(failed)?).metadata().map_err(failed)?;
+fn connection_of(channel: BorrowedFd<'_>) -> Result<Option<u32>> {
+    let failed = |error| system_error("a descriptor of a preserved session", &error);
+    let found = File::from(channel.try_clone_to_owned().map_err(failed)?).metadata().map_err(failed)?;
     let number = (libc::major(found.rdev()), libc::minor(found.rdev()));
     if !found.file_type().is_char_device() || number != FUSE_DEVICE {
         return Err(wrong("a descriptor that is not of /dev/fuse"));
     }
-    let lines = fs::read_to_string(format!("/proc/self/fdinfo/{}", door.as_raw_fd())).unwrap_or_default();
+    let lines = fs::read_to_string(format!("/proc/self/fdinfo/{}", channel.as_raw_fd())).unwrap_or_default();
     Ok(lines.lines().find_map(|line| line.strip_prefix("fuse_connection:")?.trim().parse().ok()))
 }
 
@@ -243,16 +244,16 @@ mod tests {
 
     #[test]
     fn a_state_with_foreign_paths_or_numbers_is_refused() {
-        assert!(KeptState::example().check().is_ok());
-        let wrong = [
-            KeptState { name: "../x".into(), ..KeptState::example() },
-            KeptState { name: String::new(), ..KeptState::example() },
-            KeptState { mount_dir: "run".into(), ..KeptState::example() },
-            KeptState { mount_dir: "/run/../etc".into(), ..KeptState::example() },
-            KeptState { link: Some("dev/cbd0".into()), ..KeptState::example() },
-            KeptState { connection: 0, ..KeptState::example() },
+        assert!(SessionState::example().check().is_ok());
+        let invalid = [
+            SessionState { name: "../x".into(), ..SessionState::example() },
+            SessionState { name: String::new(), ..SessionState::example() },
+            SessionState { mount_dir: "run".into(), ..SessionState::example() },
+            SessionState { mount_dir: "/run/../etc".into(), ..SessionState::example() },
+            SessionState { link: Some("dev/cbd0".into()), ..SessionState::example() },
+            SessionState { connection: 0, ..SessionState::example() },
         ];
-        for state in wrong {
+        for state in invalid {
             assert!(state.check().is_err(), "{state:?}");
         }
     }
@@ -260,15 +261,15 @@ mod tests {
     #[test]
     fn missing_and_foreign_descriptors_are_refused() {
         let null = || OwnedFd::from(File::open("/dev/null").unwrap());
-        for doors in [vec![], vec![null()], (0..=QUEUES_MAX).map(|_| null()).collect()] {
-            let error = Remains::new(KeptState::example(), doors).unwrap_err();
+        for channels in [vec![], vec![null()], (0..=QUEUES_MAX).map(|_| null()).collect()] {
+            let error = Session::new(SessionState::example(), channels).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Damaged);
         }
     }
 
     #[test]
     fn a_device_with_another_geometry_is_refused() {
-        let remains = Remains { state: KeptState::example(), doors: Vec::new() };
+        let session = Session { state: SessionState::example(), channels: Vec::new() };
         let geometry = Geometry {
             size: 1 << 20,
             sector: 512,
@@ -278,10 +279,10 @@ mod tests {
             discard_granularity: 4096,
             rotational: false,
         };
-        assert!(remains.check_geometry(&geometry, false).is_ok());
-        assert!(remains.check_geometry(&geometry, true).is_err());
+        assert!(session.check_geometry(&geometry, false).is_ok());
+        assert!(session.check_geometry(&geometry, true).is_err());
         for other in [Geometry { size: 1 << 21, ..geometry }, Geometry { sector: 4096, ..geometry }] {
-            let error = remains.check_geometry(&other, false).unwrap_err();
+            let error = session.check_geometry(&other, false).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Exchanged);
         }
     }

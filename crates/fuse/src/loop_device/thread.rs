@@ -6,11 +6,11 @@
 //! the very connection that is closed next, and the process would never die. So no other thread of this
 //! process opens the device.
 //!
-//! A device that must outlive the process is *entrusted* to the kernel: its AUTOCLEAR flag is cleared, and no
-//! thread of this process holds it open. The last closer of a block device writes its pages out first, and a
-//! killed process would wait for pages that only its successor can accept. For the same reason the thread
-//! opens an entrusted device only to release it, to abandon it, to query whether it is held exclusively, and
-//! to clear an AUTOCLEAR flag that an interrupted stop has left. For the first two no other process holds the
+//! A device that must outlive the process is *persistent*: its AUTOCLEAR flag is cleared, and no thread of
+//! this process holds it open. The last closer of a block device writes its pages out first, and a killed
+//! process would wait for pages that only its successor can accept. For the same reason the thread opens a
+//! persistent device only to release it, to abandon it, to query whether it is held exclusively, and to clear
+//! an AUTOCLEAR flag that an interrupted stop has left. For the first two no other process holds the
 //! connection by then, so the connection ends with this process, and every wait with it.
 //!
 //! A device is only touched while it is bound to its file: an administrator may have detached an idle one
@@ -18,9 +18,9 @@
 //!
 //! Elsewhere: the settings of the device ([`super`]).
 
-use super::{Binding, LoopDevice, bind, describe, is_bound_to, is_still, open_node, reset, stands_on};
-use crate::errors::system_error;
+use super::{Binding, LoopDevice, bind, describe, is_bound_to, is_idle, may_be_bound_to, open_node, reset};
 use crate::system::{self, LO_FLAGS_AUTOCLEAR};
+use cbd_export::system_error;
 use cbd_types::{Error, ErrorKind, Result};
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -33,13 +33,13 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Timeout of binding; the kernel queries the file for its size and flushes it once.
-const BIND_PATIENCE: Duration = Duration::from_secs(30);
+const BIND_TIMEOUT: Duration = Duration::from_secs(30);
 /// Interval of the checks whether the last other opener (most often udev) has closed the device, and whether
 /// requests are in flight: the kernel has no event for either.
 const RELEASE_INTERVAL: Duration = Duration::from_millis(20);
 /// Checks in a row that must find no request in flight: between two requests of one writer there can be a
 /// short gap.
-const QUIET_LOOKS: u32 = 2;
+const IDLE_CHECKS: u32 = 2;
 
 enum Command {
     /// Query whether another opener holds the device exclusively: a mount, a volume manager.
@@ -47,7 +47,7 @@ enum Command {
     /// Write out the kernel's dirty pages and unbind the device, if it has no other user.
     Release { end: Instant, reply: Sender<Result<()>> },
     /// Leave the device bound without an opener in this process.
-    Entrust(Sender<Result<()>>),
+    MakePersistent(Sender<Result<()>>),
     /// Close the device, whether it is in use or not.
     Abandon(Sender<Result<()>>),
 }
@@ -64,7 +64,7 @@ pub struct NotReleased {
 
 /// The handle of the thread that holds a loop device.
 #[derive(Debug)]
-pub struct Keeper {
+pub struct LoopThread {
     commands: Sender<Command>,
     thread: Option<JoinHandle<()>>,
     /// Disconnected when the thread has ended.
@@ -74,7 +74,7 @@ pub struct Keeper {
     file: PathBuf,
 }
 
-impl Keeper {
+impl LoopThread {
     /// Binds a free loop device. The file must be served already.
     ///
     /// # Errors
@@ -91,9 +91,9 @@ impl Keeper {
                 let _end: Sender<()> = end;
                 match bind(&binding) {
                     Ok((file, device)) => {
-                        let kept = device.clone();
+                        let described = device.clone();
                         if bound.send(Ok(device)).is_ok() {
-                            keep(Some(file), &kept, &binding.file, &received);
+                            run(Some(file), &described, &binding.file, &received);
                         }
                     }
                     Err(error) => {
@@ -102,34 +102,34 @@ impl Keeper {
                 }
             })
             .map_err(|error| system_error("no thread for the loop device", &error))?;
-        let device = waiting.recv_timeout(BIND_PATIENCE).unwrap_or_else(|_| {
+        let device = waiting.recv_timeout(BIND_TIMEOUT).unwrap_or_else(|_| {
             Err(Error::new(ErrorKind::TimedOut, "the loop device could not be bound within 30 seconds"))
         })?;
         Ok(Self { commands, thread: Some(thread), ended: Mutex::new(ended), device, file })
     }
 
-    /// Manages a device that an earlier process has entrusted to the kernel. Sends no request to the file,
+    /// Manages a device that an earlier process has made persistent. Sends no request to the file,
     /// which may have no server yet.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`] if it is no longer bound to `file`.
-    pub fn adopt(number: u32, file: &Path) -> Result<Self> {
+    pub fn take_over(number: u32, file: &Path) -> Result<Self> {
         let path = PathBuf::from(format!("/dev/loop{number}"));
         if !is_bound_to(number, file) {
-            let text = format!("{} is not bound to {} any more", path.display(), file.display());
+            let text = format!("{} is no longer bound to {}", path.display(), file.display());
             return Err(Error::new(ErrorKind::NotFound, text));
         }
         let device = describe(path, number)?;
         let (commands, received) = mpsc::channel();
         let (end, ended) = mpsc::channel();
-        let (kept, stands_on) = (device.clone(), file.to_owned());
+        let (described, backing_file) = (device.clone(), file.to_owned());
         let thread = std::thread::Builder::new()
             .name("cbd-loop".into())
             .spawn(move || {
                 // Dropped last.
                 let _end: Sender<()> = end;
                 match system::unshare_descriptors() {
-                    Ok(()) => keep(None, &kept, &stands_on, &received),
+                    Ok(()) => run(None, &described, &backing_file, &received),
                     // Later commands are answered with the error that the device is released.
                     Err(_) => drop(received),
                 }
@@ -144,19 +144,19 @@ impl Keeper {
     ///
     /// # Errors
     /// When the kernel refuses; the device is unchanged then.
-    pub fn entrust(&self, patience: Duration) -> Result<()> {
-        self.ask(patience, Command::Entrust)
+    pub fn make_persistent(&self, timeout: Duration) -> Result<()> {
+        self.request(timeout, Command::MakePersistent)
     }
 
-    /// Ends the thread. A device that was entrusted stays bound.
+    /// Ends the thread. A persistent device stays bound.
     ///
     /// # Errors
-    /// [`ErrorKind::TimedOut`] if the thread still waits for the device after `patience`.
-    pub fn leave(self, patience: Duration) -> Result<()> {
+    /// [`ErrorKind::TimedOut`] if the thread still waits for the device after `timeout`.
+    pub fn end(self, timeout: Duration) -> Result<()> {
         let Self { commands, thread, ended, device, .. } = self;
         drop(commands);
         let ended = ended.into_inner().unwrap_or_else(PoisonError::into_inner);
-        if ended.recv_timeout(patience) == Err(mpsc::RecvTimeoutError::Timeout) {
+        if ended.recv_timeout(timeout) == Err(mpsc::RecvTimeoutError::Timeout) {
             let text = format!("{} does not answer; I/O to it hangs", device.path.display());
             return Err(Error::new(ErrorKind::TimedOut, text));
         }
@@ -170,11 +170,11 @@ impl Keeper {
     /// Waits until the kernel has no request in flight to the device; returns whether that happened before
     /// `end`. Data of a client that has closed the device is in flight then: the client is no longer listed
     /// as an opener, and its close waits.
-    pub fn wait_until_still(&self, end: Instant) -> bool {
-        let mut quiet_looks = 0;
-        while quiet_looks < QUIET_LOOKS {
-            quiet_looks = if is_still(self.device.number) { quiet_looks + 1 } else { 0 };
-            if quiet_looks < QUIET_LOOKS {
+    pub fn wait_until_idle(&self, end: Instant) -> bool {
+        let mut idle_checks = 0;
+        while idle_checks < IDLE_CHECKS {
+            idle_checks = if is_idle(self.device.number) { idle_checks + 1 } else { 0 };
+            if idle_checks < IDLE_CHECKS {
                 if Instant::now() >= end {
                     return false;
                 }
@@ -191,15 +191,15 @@ impl Keeper {
 
     /// Whether it is still bound to its file.
     pub fn is_bound(&self) -> bool {
-        stands_on(self.device.number, &self.file)
+        may_be_bound_to(self.device.number, &self.file)
     }
 
     /// Whether another opener holds the device exclusively, in this or another mount namespace.
     ///
     /// # Errors
-    /// When the device cannot be opened, or does not answer within `patience`.
-    pub fn exclusive_elsewhere(&self, patience: Duration) -> Result<bool> {
-        self.ask(patience, Command::ExclusiveElsewhere)
+    /// When the device cannot be opened, or does not answer within `timeout`.
+    pub fn exclusive_elsewhere(&self, timeout: Duration) -> Result<bool> {
+        self.request(timeout, Command::ExclusiveElsewhere)
     }
 
     /// Writes out the kernel's dirty pages of the device and unbinds it. After an error the device is in its
@@ -208,11 +208,11 @@ impl Keeper {
     /// # Errors
     /// [`ErrorKind::Busy`] if the device still has another user at `end`.
     pub fn release(&self, end: Instant) -> std::result::Result<(), NotReleased> {
-        let patience = end.saturating_duration_since(Instant::now()) + Duration::from_secs(1);
+        let timeout = end.saturating_duration_since(Instant::now()) + Duration::from_secs(1);
         let (reply, answer) = mpsc::channel();
         let refused = |error| NotReleased { error, later: None };
         self.commands.send(Command::Release { end, reply }).map_err(|_| refused(self.gone()))?;
-        match answer.recv_timeout(patience) {
+        match answer.recv_timeout(timeout) {
             Ok(released) => released.map_err(refused),
             Err(mpsc::RecvTimeoutError::Disconnected) => Err(refused(self.gone())),
             Err(mpsc::RecvTimeoutError::Timeout) => {
@@ -224,9 +224,9 @@ impl Keeper {
     /// Closes the device: the kernel unbinds it when its last other user closes it too.
     ///
     /// # Errors
-    /// When closing takes longer than `patience`.
-    pub fn abandon(&self, patience: Duration) -> Result<()> {
-        self.ask(patience, Command::Abandon)
+    /// When closing takes longer than `timeout`.
+    pub fn abandon(&self, timeout: Duration) -> Result<()> {
+        self.request(timeout, Command::Abandon)
     }
 
     /// Joins the thread, which has ended or is about to.
@@ -237,10 +237,10 @@ impl Keeper {
         }
     }
 
-    fn ask<T>(&self, patience: Duration, command: impl FnOnce(Sender<Result<T>>) -> Command) -> Result<T> {
+    fn request<T>(&self, timeout: Duration, command: impl FnOnce(Sender<Result<T>>) -> Command) -> Result<T> {
         let (reply, answer) = mpsc::channel();
         self.commands.send(command(reply)).map_err(|_| self.gone())?;
-        match answer.recv_timeout(patience) {
+        match answer.recv_timeout(timeout) {
             Ok(answer) => answer,
             Err(mpsc::RecvTimeoutError::Disconnected) => Err(self.gone()),
             Err(mpsc::RecvTimeoutError::Timeout) => Err(self.hangs()),
@@ -257,23 +257,23 @@ impl Keeper {
     }
 }
 
-/// Executes commands and holds the device, unless it is entrusted, until the device is released or abandoned
+/// Executes commands and holds the device, unless it is persistent, until the device is released or abandoned
 /// or all senders are gone.
-fn keep(mut held: Option<File>, device: &LoopDevice, file: &Path, commands: &Receiver<Command>) {
+fn run(mut held: Option<File>, device: &LoopDevice, file: &Path, commands: &Receiver<Command>) {
     let path = &device.path;
     while let Ok(command) = commands.recv() {
         match command {
             Command::ExclusiveElsewhere(reply) => {
                 let answer = match open_exclusively(path) {
                     Ok(_) => Ok(false),
-                    Err(_) if !stands_on(device.number, file) => Ok(false),
+                    Err(_) if !may_be_bound_to(device.number, file) => Ok(false),
                     Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Ok(true),
                     Err(error) => Err(system_error(path.display(), &error)),
                 };
                 let _ = reply.send(answer);
             }
             Command::Release { end, reply } => {
-                let was_entrusted = held.is_none();
+                let was_persistent = held.is_none();
                 let opened = match held.take() {
                     Some(held) => Ok(Some(held)),
                     None => {
@@ -289,37 +289,36 @@ fn keep(mut held: Option<File>, device: &LoopDevice, file: &Path, commands: &Rec
                         let _ = reply.send(Ok(()));
                         return;
                     }
-                    Err((kept, error)) => {
+                    Err((still_held, error)) => {
                         // The attempt to clear it has left AUTOCLEAR set.
-                        if let Some(kept) = kept
-                            && !(was_entrusted && entrust(&kept).is_ok())
+                        if let Some(file) = still_held
+                            && !(was_persistent && clear_autoclear(&file).is_ok())
                         {
-                            held = Some(kept);
+                            held = Some(file);
                         }
                         let _ = reply.send(Err(error));
-                        if held.is_none() && !was_entrusted {
+                        if held.is_none() && !was_persistent {
                             return;
                         }
                     }
                 }
             }
-            Command::Entrust(reply) => {
-                let entrusted = match &held {
-                    Some(held) => entrust(held),
-                    None => {
-                        open_ours(device, file).and_then(|opened| opened.as_ref().map_or(Ok(()), entrust))
-                    }
+            Command::MakePersistent(reply) => {
+                let made = match &held {
+                    Some(held) => clear_autoclear(held),
+                    None => open_ours(device, file)
+                        .and_then(|opened| opened.as_ref().map_or(Ok(()), clear_autoclear)),
                 };
-                if entrusted.is_ok() {
+                if made.is_ok() {
                     held = None;
                 }
-                let _ = reply.send(entrusted.map_err(|error| system_error(path.display(), &error)));
+                let _ = reply.send(made.map_err(|error| system_error(path.display(), &error)));
             }
             Command::Abandon(reply) => {
                 let ours = held.take().map_or_else(|| open_ours(device, file), |held| Ok(Some(held)));
                 if let Ok(Some(ours)) = ours {
                     reset(device.number);
-                    // The kernel does not unbind an entrusted device by itself.
+                    // The kernel does not unbind a persistent device by itself.
                     let _ = system::loop_clear(ours.as_fd());
                 }
                 let _ = reply.send(Ok(()));
@@ -330,7 +329,7 @@ fn keep(mut held: Option<File>, device: &LoopDevice, file: &Path, commands: &Rec
 }
 
 /// Clears the AUTOCLEAR flag of a device.
-fn entrust(device: &File) -> io::Result<()> {
+fn clear_autoclear(device: &File) -> io::Result<()> {
     let mut info = system::loop_status(device.as_fd())?;
     info.flags &= !LO_FLAGS_AUTOCLEAR;
     system::loop_set_status(device.as_fd(), &info)
@@ -340,15 +339,13 @@ fn entrust(device: &File) -> io::Result<()> {
 fn release(held: File, device: &LoopDevice, end: Instant) -> std::result::Result<(), (Option<File>, Error)> {
     let path = &device.path;
     if let Err(error) = held.sync_all() {
-        let text = format!(
-            "{}: what the kernel still held for it could not be written, and is lost",
-            path.display()
-        );
+        let text =
+            format!("{}: dirty pages of the kernel could not be written, and are lost", path.display());
         return Err((Some(held), system_error(text, &error)));
     }
     if Instant::now() > end {
         // The caller's timeout has passed; the device stays in use.
-        let text = format!("{}: what the kernel still held for it took too long to write", path.display());
+        let text = format!("{}: writing dirty pages of the kernel took too long", path.display());
         return Err((Some(held), Error::new(ErrorKind::TimedOut, text)));
     }
     let exclusive = match open_exclusively(path) {
@@ -379,11 +376,11 @@ fn release(held: File, device: &LoopDevice, end: Instant) -> std::result::Result
 
 /// Opens a device if it is bound to the given file: while it is open it cannot be bound to another one.
 fn open_ours(device: &LoopDevice, file: &Path) -> io::Result<Option<File>> {
-    if !stands_on(device.number, file) {
+    if !may_be_bound_to(device.number, file) {
         return Ok(None);
     }
     let opened = open_node(&device.path)?;
-    Ok(stands_on(device.number, file).then_some(opened))
+    Ok(may_be_bound_to(device.number, file).then_some(opened))
 }
 
 fn open_exclusively(path: &Path) -> io::Result<File> {
