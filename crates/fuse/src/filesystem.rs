@@ -455,6 +455,10 @@ mod tests {
         let Answer::Bytes(bytes) = init(7, 38, 1 << 17, wire::ASYNC_DIO | 1 << 16) else { panic!("refused") };
         let out = InitOut::read_from_bytes(&bytes).unwrap();
         assert_eq!(out.flags, wire::ASYNC_DIO);
+        // A kernel that offers everything, FUSE over io_uring included (in the second word of flags).
+        let Answer::Bytes(bytes) = init(7, 42, 0, u32::MAX) else { panic!("refused") };
+        let out = InitOut::read_from_bytes(&bytes).unwrap();
+        assert_eq!((out.flags & wire::INIT_EXTENDED, out.flags2), (0, 0));
         assert_eq!(init(7, 20, 0, 0), Answer::Error(libc::EPROTO));
         assert!(matches!(init(8, 1, 0, 0), Answer::Bytes(_)));
     }
