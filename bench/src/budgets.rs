@@ -104,7 +104,7 @@ pub enum Verdict {
 
 impl Bound {
     /// Whether `value` is within the bound; none without a bound.
-    pub fn judge(self, value: f64) -> Option<Verdict> {
+    pub fn check(self, value: f64) -> Option<Verdict> {
         let met = match self {
             Self::AtMost(limit) => value <= limit,
             Self::AtLeast(limit) => value >= limit,
@@ -137,15 +137,15 @@ mod tests {
 
     #[test]
     fn a_figure_at_its_bound_meets_it() {
-        assert_eq!(Bound::AtMost(1.25).judge(1.25), Some(Verdict::Met));
-        assert_eq!(Bound::AtLeast(0.95).judge(0.95), Some(Verdict::Met));
+        assert_eq!(Bound::AtMost(1.25).check(1.25), Some(Verdict::Met));
+        assert_eq!(Bound::AtLeast(0.95).check(0.95), Some(Verdict::Met));
     }
 
     #[test]
     fn a_figure_on_the_wrong_side_misses() {
-        assert_eq!(Bound::AtMost(1.25).judge(1.26), Some(Verdict::Missed));
-        assert_eq!(Bound::AtLeast(0.95).judge(0.94), Some(Verdict::Missed));
-        assert_eq!(Bound::Reported.judge(1e9), None);
+        assert_eq!(Bound::AtMost(1.25).check(1.26), Some(Verdict::Missed));
+        assert_eq!(Bound::AtLeast(0.95).check(0.94), Some(Verdict::Missed));
+        assert_eq!(Bound::Reported.check(1e9), None);
     }
 
     #[test]

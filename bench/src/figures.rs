@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 
 /// The verdict of a budget on a figure.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Judged {
+pub struct Checked {
     /// The path of the figure.
     pub path: String,
     /// Its value.
@@ -37,7 +37,7 @@ pub struct Figures {
     section: String,
     json: bool,
     values: Map<String, Value>,
-    judged: Vec<Judged>,
+    checked: Vec<Checked>,
     noisy: Vec<String>,
 }
 
@@ -45,8 +45,8 @@ impl Figures {
     /// No figures yet. With `json` they are shown on standard error, otherwise on standard output: with
     /// `json`, standard output is for the result.
     pub fn new(json: bool) -> Self {
-        let (values, judged, noisy) = (Map::new(), Vec::new(), Vec::new());
-        Self { section: String::new(), json, values, judged, noisy }
+        let (values, checked, noisy) = (Map::new(), Vec::new(), Vec::new());
+        Self { section: String::new(), json, values, checked, noisy }
     }
 
     /// Sets the section to which the following names are relative.
@@ -70,12 +70,12 @@ impl Figures {
         let value = value.into();
         let path = format!("{}.{name}", self.section);
         let mut line = format!("{path} = {value}");
-        if let Some(judged) = judge(&path, &value, certainty) {
-            detail.insert("budget".to_owned(), json!(judged.bound));
-            detail.insert("met".to_owned(), json!(judged.verdict == Verdict::Met));
-            detail.insert("uncertain".to_owned(), json!(judged.is_uncertain));
-            line.push_str(&format!(" ({})", judged.describe()));
-            self.judged.push(judged);
+        if let Some(checked) = check(&path, &value, certainty) {
+            detail.insert("budget".to_owned(), json!(checked.bound));
+            detail.insert("met".to_owned(), json!(checked.verdict == Verdict::Met));
+            detail.insert("uncertain".to_owned(), json!(checked.is_uncertain));
+            line.push_str(&format!(" ({})", checked.describe()));
+            self.checked.push(checked);
         }
         if let Some(Certainty { range: (low, high), is_noisy }) = certainty {
             detail.insert("range_95_percent".to_owned(), json!([rounded(low, 3), rounded(high, 3)]));
@@ -127,14 +127,14 @@ impl Figures {
     /// figures.
     pub fn summarize(&mut self) {
         self.enter("summary");
-        let with = |verdict: Verdict| self.judged.iter().filter(move |judged| judged.verdict == verdict);
+        let with = |verdict: Verdict| self.checked.iter().filter(move |checked| checked.verdict == verdict);
         let paths =
-            |of: &mut dyn Iterator<Item = &Judged>| of.map(|one| one.path.clone()).collect::<Vec<_>>();
+            |of: &mut dyn Iterator<Item = &Checked>| of.map(|one| one.path.clone()).collect::<Vec<_>>();
         let met = paths(&mut with(Verdict::Met));
         let missed = paths(&mut with(Verdict::Missed));
-        let uncertain = paths(&mut self.judged.iter().filter(|judged| judged.is_uncertain));
+        let uncertain = paths(&mut self.checked.iter().filter(|checked| checked.is_uncertain));
         let lines: Vec<_> = with(Verdict::Missed)
-            .map(|judged| format!("  {} = {} ({})", judged.path, judged.value, judged.describe()))
+            .map(|checked| format!("  {} = {} ({})", checked.path, checked.value, checked.describe()))
             .collect();
         self.show(&format!("\n{} budgets met, {} missed{}", met.len(), missed.len(), colon(&missed)));
         lines.iter().for_each(|line| self.show(line));
@@ -165,7 +165,7 @@ impl Figures {
     }
 }
 
-impl Judged {
+impl Checked {
     fn describe(&self) -> String {
         let verdict = if self.verdict == Verdict::Met { "met" } else { "missed" };
         let doubt = if self.is_uncertain { ", uncertain" } else { "" };
@@ -177,14 +177,14 @@ fn colon(of: &[String]) -> &'static str {
     if of.is_empty() { "" } else { ":" }
 }
 
-fn judge(path: &str, value: &Value, certainty: Option<Certainty>) -> Option<Judged> {
+fn check(path: &str, value: &Value, certainty: Option<Certainty>) -> Option<Checked> {
     let budget = budgets::budget(path)?;
     let value = value.as_f64()?;
-    let verdict = budget.bound.judge(value)?;
+    let verdict = budget.bound.check(value)?;
     let limit = budget.bound.limit()?;
     let is_uncertain =
         certainty.is_some_and(|certainty| (certainty.range.0..=certainty.range.1).contains(&limit));
-    Some(Judged { path: path.to_owned(), value, bound: budget.bound.describe(), verdict, is_uncertain })
+    Some(Checked { path: path.to_owned(), value, bound: budget.bound.describe(), verdict, is_uncertain })
 }
 
 fn counts(found: &Comparison) -> Map<String, Value> {

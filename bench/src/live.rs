@@ -13,7 +13,7 @@ use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 /// A write that waits longer for space has failed.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A cache with its background worker, in front of a disk that completes everything at once.
 pub struct Live<P: Pmem + 'static> {
@@ -57,8 +57,8 @@ impl<P: Pmem + 'static> Live<P> {
             return Ok(true);
         }
         let begun = Instant::now();
-        while begun.elapsed() < PATIENCE {
-            std::thread::park_timeout(PATIENCE);
+        while begun.elapsed() < TIMEOUT {
+            std::thread::park_timeout(TIMEOUT);
             if let Admission::Done(_) = self.cache.write(range, data, &self.waker)? {
                 return Ok(false);
             }
@@ -72,7 +72,7 @@ impl<P: Pmem + 'static> Live<P> {
     /// When that takes too long.
     pub fn wait_for_space(&self) -> Result<()> {
         let begun = Instant::now();
-        while begun.elapsed() < PATIENCE {
+        while begun.elapsed() < TIMEOUT {
             let status = self.cache.status();
             // The reserve has one segment for each lane; each lane may need another, and reclaim some.
             if status.free_segments > 4 * status.lanes {

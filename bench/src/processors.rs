@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// A thread that does not arrive within this time has failed.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The processors that the calling thread may use.
 pub struct Processors {
@@ -68,7 +68,7 @@ impl Gate {
         let both = (before / 2 + 1) * 2;
         let begun = Instant::now();
         while self.0.load(Ordering::Acquire) < both {
-            if begun.elapsed() > PATIENCE {
+            if begun.elapsed() > TIMEOUT {
                 return Err(Error::new(ErrorKind::TimedOut, "the other thread of a turn did not arrive"));
             }
             std::hint::spin_loop();

@@ -5,7 +5,7 @@ use crate::scale::Sources;
 use crate::window::{StoreLog, Window};
 use cbd_backing::{Backing, PollableQueue};
 use cbd_engine::{
-    Admission, BackendSpec, Cache, CacheStatus, FormatOptions, LogEntry, LogSegmentView, Maintainer,
+    Admission, BackendSpec, BackgroundWorker, Cache, CacheStatus, FormatOptions, LogEntry, LogSegmentView,
     Settings, Step, Transport,
 };
 use cbd_export::wait_any;
@@ -37,12 +37,12 @@ pub struct Held {
 const DEPTH: usize = 64;
 
 /// Background work that takes longer has failed.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A cache with its background worker.
 pub struct Rig {
     cache: Arc<Cache<Surroundings>>,
-    maintainer: Maintainer<Surroundings, Box<dyn PollableQueue>>,
+    worker: BackgroundWorker<Surroundings, Box<dyn PollableQueue>>,
     disk: Arc<dyn Backing>,
     log: Arc<StoreLog>,
 }
@@ -89,8 +89,8 @@ impl Rig {
     }
 
     fn over(cache: Arc<Cache<Surroundings>>, disk: Arc<dyn Backing>, log: Arc<StoreLog>) -> Result<Self> {
-        let maintainer = Maintainer::new(Arc::clone(&cache), disk.open_queue(DEPTH)?, disk.geometry());
-        Ok(Self { cache, maintainer, disk, log })
+        let worker = BackgroundWorker::new(Arc::clone(&cache), disk.open_queue(DEPTH)?, disk.geometry());
+        Ok(Self { cache, worker, disk, log })
     }
 
     /// The cache alone, as it was filled.
@@ -180,12 +180,12 @@ impl Rig {
     /// Those of the engine.
     pub fn settle(&mut self) -> Result<()> {
         let epoch = self.cache.request_drain();
-        let patience = Instant::now() + PATIENCE;
-        while Instant::now() < patience {
-            match self.maintainer.step() {
+        let timeout = Instant::now() + TIMEOUT;
+        while Instant::now() < timeout {
+            match self.worker.step() {
                 Step::Busy => {}
                 Step::WaitBacking => {
-                    wait_any(&[self.maintainer.queue().wait_descriptor()], Some(PATIENCE))?;
+                    wait_any(&[self.worker.queue().wait_descriptor()], Some(TIMEOUT))?;
                 }
                 // Nothing here waits for time, so what is idle now stays idle.
                 Step::Idle { .. } if self.cache.is_drained(epoch) => return Ok(()),

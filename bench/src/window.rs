@@ -90,11 +90,11 @@ impl<M: Pmem> Pmem for Window<M> {
         self.memory.store(self.base + at, from);
     }
 
-    fn store_summed(&self, at: u64, from: &[u8], first: usize, sums: &mut [u32]) {
+    fn store_summed(&self, at: u64, from: &[u8], first: usize, checksums: &mut [u32]) {
         if self.log.on.load(Ordering::Relaxed) {
             self.log.note(at, from.len());
         }
-        self.memory.store_summed(self.base + at, from, first, sums);
+        self.memory.store_summed(self.base + at, from, first, checksums);
     }
 
     fn store_line(&self, at: u64, line: &[u8; 64]) {

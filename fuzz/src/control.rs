@@ -48,7 +48,7 @@ const REGION_MAX: u64 = 4 << 20;
 const WAIT_MAX_S: u64 = 1;
 
 /// An answer takes milliseconds, a wait as long as it may; an answer that takes longer counts as lost.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A daemon in a directory of its own; it stops when dropped.
 struct Daemon {
@@ -224,8 +224,8 @@ pub fn run(data: &[u8]) {
             }
         };
         runtime()
-            .block_on(async { tokio::time::timeout(PATIENCE, talk).await })
-            .unwrap_or_else(|_| panic!("no answer within {PATIENCE:?}"));
+            .block_on(async { tokio::time::timeout(TIMEOUT, talk).await })
+            .unwrap_or_else(|_| panic!("no answer within {TIMEOUT:?}"));
     }
     // Everything that was created comes back, or an error tells why not.
     if directory.path().join("state").join("transports.json").exists() {

@@ -7,8 +7,8 @@ use crate::input::Input;
 use cbd_format::record::{RecordKind, blocks_in, bytes_of, line_at, map_lines, sum_lines};
 use cbd_format::tables::decode_text;
 use cbd_format::{
-    BackendEntry, BlkdevEntry, Drained, HostEntry, LaneMark, LaneTail, Layout, MAX_SUM_LINES, Record,
-    RecordPlace, SegmentEntry, SegmentHeader, SegmentShape, Slot, SlotContent, StateShape, SumLine,
+    BackendEntry, BlkdevEntry, ChecksumLine, Drained, HostEntry, LaneMark, LaneTail, Layout, MAX_SUM_LINES,
+    Record, RecordPlace, SegmentEntry, SegmentHeader, SegmentShape, Slot, SlotContent, StateShape,
     Superblock, crc32c,
 };
 use cbd_types::{ErrorKind, LaneId, SegmentId};
@@ -175,16 +175,18 @@ fn record(input: &mut Input<'_>) {
         let place = RecordPlace { salt, segment: SegmentId(3), slot: index as u32 };
         let generation = u32::from_le_bytes([line[40], line[41], line[42], line[43]]);
         let _ = Record::decode(line).verify(&place, generation, shape.size);
-        let _ = SumLine::decode(line).verify(&place, line[5], u64::from(line[8]));
+        let _ = ChecksumLine::decode(line).verify(&place, line[5], u64::from(line[8]));
         let Ok(record) = Record::read_from_bytes(line) else { break };
         if let Some(record) = Record::decode(&record.encode(&place)).verify(&place, generation, shape.size) {
             check_record(&record, shape);
         }
-        let Ok(sums) = SumLine::read_from_bytes(line) else { break };
-        if let Some(sums) =
-            SumLine::decode(&sums.encode(&place)).verify(&place, sums.index, sums.sequence.get())
-        {
-            assert!(usize::from(sums.count) <= cbd_format::SUMS_PER_LINE);
+        let Ok(checksums) = ChecksumLine::read_from_bytes(line) else { break };
+        if let Some(checksums) = ChecksumLine::decode(&checksums.encode(&place)).verify(
+            &place,
+            checksums.index,
+            checksums.sequence.get(),
+        ) {
+            assert!(usize::from(checksums.count) <= cbd_format::CHECKSUMS_PER_LINE);
         }
     }
 }
@@ -200,7 +202,7 @@ fn check_record(record: &Record, shape: SegmentShape) {
     }
     let data_end = u64::from(record.data_offset.get()) + range.len();
     assert!(u64::from(record.data_offset.get()) >= cbd_format::PAGE && data_end <= shape.data_top());
-    if record.has_sums() {
+    if record.has_checksums() {
         assert!(sum_lines(range) <= MAX_SUM_LINES && record.slots() == 1 + sum_lines(range));
         let blocks = blocks_in(range);
         let mut at = range.start;

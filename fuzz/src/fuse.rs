@@ -117,7 +117,7 @@ impl Message {
     }
 
     /// Checks an answer without an error, as far as the model knows it.
-    fn judge(&self, body: &[u8], model: &mut Model) {
+    fn check(&self, body: &[u8], model: &mut Model) {
         let whole = ByteRange::at(0, SIZE);
         match self.opcode {
             READ => {
@@ -162,7 +162,7 @@ pub fn run(data: &[u8]) {
     let _ = ours.shutdown(std::net::Shutdown::Write);
     let served = cbd_fuse::serve_connection(&*device(), theirs.into(), "cbd0", read_only);
     served.unwrap_or_else(|error| panic!("the connection was not served to its end: {error}"));
-    judge(&messages, &ours);
+    check(&messages, &ours);
 }
 
 /// The answer to a message: its error, and the bytes after its header.
@@ -175,7 +175,7 @@ struct Answer {
 /// the answers does not tell the order of the effects: a write that waits for the fence of its batch is
 /// answered after a read that saw it. One thread accepts the messages in the order in which they were sent,
 /// and the device in memory carries out each when it is submitted. The model does the same.
-fn judge(messages: &[Message], socket: &Socket) {
+fn check(messages: &[Message], socket: &Socket) {
     let answers = read_answers(messages, socket);
     for (message, answer) in messages.iter().zip(&answers) {
         let silent = matches!(message.opcode, 2 | 36 | 42) || message.bytes.len() < IN_HEADER;
@@ -185,7 +185,7 @@ fn judge(messages: &[Message], socket: &Socket) {
     for (message, answer) in messages.iter().zip(&answers) {
         let Some(Answer { error: 0, body }) = answer else { continue };
         if message.orderly {
-            message.judge(body, &mut model);
+            message.check(body, &mut model);
         } else if matches!(message.opcode, WRITE | FALLOCATE) {
             // It changed something that the model cannot know.
             return;

@@ -33,7 +33,7 @@ const VERSION_1: u64 = 1 << 32;
 /// Sizes of the files.
 const FILES: [u64; 4] = [0, PAGE, 64 << 10, 1 << 41];
 /// A connection that ends takes microseconds.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Piece {
@@ -181,7 +181,7 @@ pub fn run(data: &[u8]) {
         ..Options::default()
     };
     let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");
-    ours.set_read_timeout(Some(PATIENCE)).expect("it can be set");
+    ours.set_read_timeout(Some(TIMEOUT)).expect("it can be set");
     let server = std::thread::spawn(move || serve_connected(device(), theirs, options));
     let mut front_end = Frontend::from_stream(ours, 1);
     front_end.set_owner().expect("it answers");

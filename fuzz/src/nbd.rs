@@ -15,7 +15,7 @@ use std::time::Duration;
 const PAYLOAD_MAX: usize = 8 << 10;
 
 /// A connection that ends takes microseconds; one that takes longer counts as hanging.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 const OPTION_MAGIC: &[u8] = b"IHAVEOPT";
 const REQUEST_MAGIC: [u8; 4] = 0x2560_9513_u32.to_be_bytes();
@@ -146,7 +146,7 @@ pub fn run(data: &[u8]) {
     if script.orderly {
         served.unwrap_or_else(|error| panic!("a correct client was disconnected: {error}"));
         let replies = replies(&heard).expect("the replies violate the protocol");
-        judge(&script.asked, &replies);
+        check(&script.asked, &replies);
     }
 }
 
@@ -154,8 +154,8 @@ pub fn run(data: &[u8]) {
 fn converse(says: &[u8]) -> (cbd_types::Result<()>, Vec<u8>) {
     let pair = Socket::pair(Domain::UNIX, Type::STREAM, None);
     let (ours, theirs) = pair.unwrap_or_else(|error| panic!("no sockets: {error}"));
-    let _ = ours.set_read_timeout(Some(PATIENCE));
-    let _ = ours.set_write_timeout(Some(PATIENCE));
+    let _ = ours.set_read_timeout(Some(TIMEOUT));
+    let _ = ours.set_write_timeout(Some(TIMEOUT));
     std::thread::scope(|scope| {
         let listener = scope.spawn(|| {
             let mut heard = Vec::new();
@@ -170,8 +170,8 @@ fn converse(says: &[u8]) -> (cbd_types::Result<()>, Vec<u8>) {
         let options = Options {
             export_name: "disk".to_owned(),
             description: "a disk".to_owned(),
-            handshake_timeout: PATIENCE,
-            stop_timeout: PATIENCE,
+            handshake_timeout: TIMEOUT,
+            stop_timeout: TIMEOUT,
             ..Options::default()
         };
         let served = serve_connected(device(), theirs.into(), options);
@@ -271,7 +271,7 @@ impl<'a> Reader<'a> {
 
 /// Compares the replies with the requests. The device completes at once, so changes happened in the order of
 /// the requests.
-fn judge(asked: &[Asked], reader: &Reader<'_>) {
+fn check(asked: &[Asked], reader: &Reader<'_>) {
     let mut reader = Reader(reader.0);
     let mut answers: Vec<Option<Reply<'_>>> = asked.iter().map(|_| None).collect();
     while !reader.0.is_empty() {

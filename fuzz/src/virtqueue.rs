@@ -489,7 +489,7 @@ pub fn run(data: &[u8]) {
     let whole = ByteRange::at(0, SIZE);
     assert!(model.get(whole).is_some_and(|model| *model == content), "the device holds other data");
     if let Some(asked) = asked {
-        judge(&guest, &asked, memory, &noted, ended.is_ok());
+        check(&guest, &asked, memory, &noted, ended.is_ok());
     }
 }
 
@@ -515,7 +515,7 @@ fn content_of(watched: &Watched) -> Vec<u8> {
 }
 
 /// Compares what happened with the requests.
-fn judge(guest: &Guest, asked: &Asked, memory: &[u8], noted: &[Change], went_well: bool) {
+fn check(guest: &Guest, asked: &Asked, memory: &[u8], noted: &[Change], went_well: bool) {
     assert!(is_interleaved(noted, &asked.changes), "{noted:?} came of {:?}", asked.changes);
     // A guest may start at any index.
     let first = word(&guest.memory, USED + 2);
@@ -626,7 +626,7 @@ mod tests {
             changes += asked.expect("the usual rings").changes.iter().flatten().count();
         }
         // Two writes, a discard and a zeroing; those with indirect tables only if that was agreed on.
-        assert!(changes >= 16, "{changes} changes are too few to judge by");
+        assert!(changes >= 16, "{changes} changes are too few to check by");
         let over = &[5, 7, 0, 4, WRITE as u8, 0, 0, 0, 64, 5, 4, 4];
         assert!(!Asked::of(&Guest::read(over), true).expect("the usual rings").is_fixed());
     }

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 /// How long a disk may stay held by a process that was killed. Its lock goes when the last write that the process left in the
 /// kernel has ended, which can take a slow disk long; without the lock that write could land on top of a later one.
-pub const DISK_PATIENCE: Duration = Duration::from_secs(20);
+pub const DISK_TIMEOUT: Duration = Duration::from_secs(20);
 
 const FUSE_MAGIC: u64 = 0x6573_5546;
 
@@ -87,9 +87,9 @@ impl Drop for Held {
 /// Opens what a process that was killed a moment ago may still hold; nobody tells when the kernel lets it go.
 ///
 /// # Errors
-/// Those of `open`; [`ErrorKind::Busy`] only after `patience`.
-pub fn after_predecessor<T>(patience: Duration, mut open: impl FnMut() -> Result<T>) -> Result<T> {
-    let end = Instant::now() + patience;
+/// Those of `open`; [`ErrorKind::Busy`] only after `timeout`.
+pub fn after_predecessor<T>(timeout: Duration, mut open: impl FnMut() -> Result<T>) -> Result<T> {
+    let end = Instant::now() + timeout;
     loop {
         match open() {
             Err(error) if error.kind() == ErrorKind::Busy && Instant::now() < end => {

@@ -40,7 +40,7 @@ pub use cbd_holder::Change;
 pub use decorate::{Decorator, decorate};
 pub use fault::{Fault, FaultHandle, FaultRule, Faulty};
 pub use file::{BackingFile, Direct, Engine, Info, Options};
-pub use hold::{DISK_PATIENCE, after_predecessor};
+pub use hold::{DISK_TIMEOUT, after_predecessor};
 pub use identity::{Identity, Kind};
 pub use throttle::{Throttle, ThrottleParameters};
 pub use trace::{OpKind, TraceEntry, TraceHandle, Traced};

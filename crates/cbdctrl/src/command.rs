@@ -8,7 +8,7 @@ use cbd_daemon::api::{
     RegisterTransport, Settings, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev, TransportInfo,
     TransportRegistered,
 };
-use cbd_daemon::client::{Client, Patience};
+use cbd_daemon::client::{Client, Timeout};
 use cbd_daemon::settings::parse_changes;
 use cbd_daemon::size::format_size;
 use cbd_types::{Error, ErrorKind, Result};
@@ -121,7 +121,7 @@ fn absolute_export(export: Option<String>) -> Result<Option<String>> {
 
 /// For a question, which is answered at once unless the daemon is busy or does not answer at all.
 fn asking(client: &Client, asks: Asks) -> Client {
-    client.clone().with_patience(Patience::Limit(Duration::from_secs(asks.timeout)))
+    client.clone().with_timeout(Timeout::Limit(Duration::from_secs(asks.timeout)))
 }
 
 fn execute(command: Command, asked: &Client, output: &Output) -> Result<()> {

@@ -4,14 +4,14 @@
 
 use crate::cli::{Cli, DaemonCli, Numbers};
 use cbd_daemon::api::Status;
-use cbd_daemon::client::{Client, Patience};
+use cbd_daemon::client::{Client, Timeout};
 use clap::CommandFactory;
 use clap_complete::Shell;
 use std::path::Path;
 use std::time::Duration;
 
 /// How long a shell waits for its user's sake.
-const PATIENCE: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What `set` takes, as far as it is known before it is typed.
 pub const SETTINGS: [&str; 9] = [
@@ -118,7 +118,7 @@ fn fish(text: &str) -> String {
 
 /// The numbers of what the daemon has, one a line; nothing if there is none that answers.
 pub fn numbers(kind: Numbers, transport: u32, socket: &Path) -> String {
-    let client = Client::new(socket).with_patience(Patience::Limit(PATIENCE));
+    let client = Client::new(socket).with_timeout(Timeout::Limit(TIMEOUT));
     client.status().map_or_else(|_| String::new(), |status| listed(kind, transport, &status))
 }
 

@@ -159,7 +159,7 @@ fn damaged_dirty_data_costs_its_own_block_through_restarts_until_it_is_overwritt
 }
 
 #[test]
-fn damaged_clean_data_is_read_from_the_disk_and_cached_anew() {
+fn damaged_clean_data_is_read_from_the_disk_and_cached_again() {
     let mut damaged = Damaged::new(false);
     damaged.write(MIB, 65536, 7);
     damaged.drain();

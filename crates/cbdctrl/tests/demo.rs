@@ -14,7 +14,7 @@ use std::time::Duration;
 use support::{system_tests, until, wait};
 
 /// On a machine that does other things too.
-const PATIENCE: Duration = Duration::from_secs(150);
+const TIMEOUT: Duration = Duration::from_secs(150);
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
@@ -43,9 +43,9 @@ impl Stage {
     /// Runs it to its end, which must be a good one.
     fn run(&self, arguments: &[&str]) -> Value {
         let (mut demo, mut said) = self.start(arguments);
-        let Some(status) = wait(&mut demo, PATIENCE) else {
+        let Some(status) = wait(&mut demo, TIMEOUT) else {
             end(&mut demo);
-            panic!("it took more than {PATIENCE:?}: {}", text(&mut said));
+            panic!("it took more than {TIMEOUT:?}: {}", text(&mut said));
         };
         let said = text(&mut said);
         assert!(status.success(), "{status}: {said}");
@@ -206,7 +206,7 @@ fn a_user_without_rights_is_told_why_it_is_nbd() {
     command.args(["demo", "--quick", "--json"]).env("TMPDIR", folder);
     std::os::unix::process::CommandExt::uid(&mut command, 65534);
     std::os::unix::process::CommandExt::gid(&mut command, 65534);
-    let ran = support::run_for(command, PATIENCE);
+    let ran = support::run_for(command, TIMEOUT);
     assert_eq!(ran.code, 0, "{}", ran.stderr);
     let report: Value = serde_json::from_str(&ran.stdout).expect("one JSON object");
     shows_what_it_promises(&report);
@@ -260,7 +260,7 @@ fn a_panic_leaves_nothing_behind() {
     let stage = Stage::new();
     for way in ["nbd", "fuse-loop"] {
         let (mut demo, _) = stage.start(&["--quick", "--json", "--panic", "--path", way]);
-        let status = wait(&mut demo, PATIENCE);
+        let status = wait(&mut demo, TIMEOUT);
         if status.is_none() {
             end(&mut demo);
         }

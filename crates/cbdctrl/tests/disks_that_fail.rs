@@ -10,7 +10,7 @@ use std::time::Duration;
 use support::sandbox::in_sandbox;
 use support::{MIB, Place, text_of, tool, until};
 
-const PATIENCE: Duration = Duration::from_secs(100);
+const TIMEOUT: Duration = Duration::from_secs(100);
 const SIZE: u64 = 16 * MIB;
 
 /// The byte that fills piece `piece` of 64 KiB in version `version`.
@@ -60,7 +60,7 @@ fn until_drained(place: &Place) {
 
 #[test]
 fn a_file_system_that_fills_up_costs_nothing_once_there_is_space() {
-    in_sandbox("a_file_system_that_fills_up_costs_nothing_once_there_is_space", PATIENCE, |folder| {
+    in_sandbox("a_file_system_that_fills_up_costs_nothing_once_there_is_space", TIMEOUT, |folder| {
         let small = folder.join("small");
         std::fs::create_dir(&small).expect("a folder");
         tool("mount", &["-t", "tmpfs", "-o", "size=4M", "none", &text_of(&small)]);
@@ -144,7 +144,7 @@ fn upper(folder: &std::path::Path, device: &str) -> Place {
 #[test]
 fn a_block_device_that_answers_errors_for_a_while_gets_everything_in_the_end() {
     let name = "a_block_device_that_answers_errors_for_a_while_gets_everything_in_the_end";
-    in_sandbox(name, PATIENCE, |folder| {
+    in_sandbox(name, TIMEOUT, |folder| {
         let (lower, device) = lower(folder, Some("fault:op=write,after=5,times=20"));
         let mut place = upper(folder, &device);
         write_pieces(&place, 0..128, 0);
@@ -163,7 +163,7 @@ fn a_block_device_that_answers_errors_for_a_while_gets_everything_in_the_end() {
 #[test]
 fn a_disk_that_goes_away_and_comes_back_gets_everything_after_a_restart() {
     let name = "a_disk_that_goes_away_and_comes_back_gets_everything_after_a_restart";
-    in_sandbox(name, PATIENCE, |folder| {
+    in_sandbox(name, TIMEOUT, |folder| {
         let (mut lower, device) = lower(folder, None);
         let mut place = upper(folder, &device);
         write_pieces(&place, 0..64, 0);
@@ -200,7 +200,7 @@ fn a_disk_that_goes_away_and_comes_back_gets_everything_after_a_restart() {
 #[test]
 fn no_door_is_opened_after_a_failed_stop_while_requests_of_the_last_wait_for_the_disk() {
     let name = "no_door_is_opened_after_a_failed_stop_while_requests_of_the_last_wait_for_the_disk";
-    in_sandbox(name, PATIENCE, |folder| {
+    in_sandbox(name, TIMEOUT, |folder| {
         let mut place = Place::under(folder);
         // It does one after the other.
         place.decorate = Some("throttle:latency_us=10000000".to_owned());

@@ -85,7 +85,7 @@ impl Failing {
     }
 }
 
-/// The `n`-th operation of the disk and all behind it fail, until the daemon is started anew. Whether anything failed.
+/// The `n`-th operation of the disk and all behind it fail, until the daemon is started again. Whether anything failed.
 fn fail_for_good(n: u64) -> bool {
     let error = if n.is_multiple_of(2) { "backing" } else { "no_space" };
     let mut failing = Failing::new(&format!("after={n},error={error}"));

@@ -11,7 +11,7 @@ use std::time::Duration;
 use support::sandbox::{Mounted, in_sandbox};
 use support::{MIB, Place, text_of, tool};
 
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Names, sizes and contents of all files.
 fn summary(mounted: &Mounted) -> String {
@@ -81,21 +81,21 @@ fn works(folder: &Path, make: &[&str], check: &[&str], size: u64) {
 
 #[test]
 fn ext4_works_on_a_cached_device_and_on_the_plain_disk_afterwards() {
-    in_sandbox("ext4_works_on_a_cached_device_and_on_the_plain_disk_afterwards", PATIENCE, |folder| {
+    in_sandbox("ext4_works_on_a_cached_device_and_on_the_plain_disk_afterwards", TIMEOUT, |folder| {
         works(folder, &["mkfs.ext4", "-q"], &["e2fsck", "-fn"], 256 * MIB + 5 * 512);
     });
 }
 
 #[test]
 fn xfs_works_on_a_cached_device_and_on_the_plain_disk_afterwards() {
-    in_sandbox("xfs_works_on_a_cached_device_and_on_the_plain_disk_afterwards", PATIENCE, |folder| {
+    in_sandbox("xfs_works_on_a_cached_device_and_on_the_plain_disk_afterwards", TIMEOUT, |folder| {
         works(folder, &["mkfs.xfs", "-q"], &["xfs_repair", "-n"], 512 * MIB);
     });
 }
 
 #[test]
 fn btrfs_works_on_a_cached_device_and_on_the_plain_disk_afterwards() {
-    in_sandbox("btrfs_works_on_a_cached_device_and_on_the_plain_disk_afterwards", PATIENCE, |folder| {
+    in_sandbox("btrfs_works_on_a_cached_device_and_on_the_plain_disk_afterwards", TIMEOUT, |folder| {
         works(folder, &["mkfs.btrfs", "-q"], &["btrfs", "check", "--check-data-csum"], 512 * MIB);
     });
 }

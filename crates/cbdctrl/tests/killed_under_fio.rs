@@ -259,8 +259,8 @@ fn until_written(place: &Place) {
 #[test]
 fn what_fio_saw_answered_is_there_after_every_kill() {
     let kills = std::env::var("CBD_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(20_u64);
-    let patience = Duration::from_secs(60 + 8 * kills);
-    in_sandbox("what_fio_saw_answered_is_there_after_every_kill", patience, |folder| {
+    let timeout = Duration::from_secs(60 + 8 * kills);
+    in_sandbox("what_fio_saw_answered_is_there_after_every_kill", timeout, |folder| {
         let mut random = Random(seed());
         let (mut place, mut devices, disks) = place_with_both(folder);
         let (mut acknowledged, mut dirty, mut interrupted, mut slowest) = (0, 0, 0, Duration::ZERO);

@@ -18,7 +18,7 @@ use support::{MIB, Place, text_of, tool, try_tool};
 const BLOCK: usize = 4096;
 const BLOCKS: u64 = 512;
 const FILES: usize = 3;
-const PATIENCE: Duration = Duration::from_secs(150);
+const TIMEOUT: Duration = Duration::from_secs(150);
 
 /// Counts beginnings and ends of writes.
 static CLOCK: AtomicU64 = AtomicU64::new(0);
@@ -140,7 +140,7 @@ fn place_with_ext4(folder: &Path) -> (Place, String, String) {
 
 #[test]
 fn every_acknowledged_write_is_there_after_the_daemon_was_killed() {
-    in_sandbox("every_acknowledged_write_is_there_after_the_daemon_was_killed", PATIENCE, |folder| {
+    in_sandbox("every_acknowledged_write_is_there_after_the_daemon_was_killed", TIMEOUT, |folder| {
         let mut random = Random(seed());
         let (mut place, disk, device) = place_with_ext4(folder);
         let mut mounted = Mounted::new(&device, &folder.join("mnt"), "rw");
@@ -180,7 +180,7 @@ fn missing(log: &Log, found: &[u64]) -> String {
 #[test]
 fn without_the_region_a_strict_backing_device_is_as_a_plain_disk_after_a_power_cut() {
     let name = "without_the_region_a_strict_backing_device_is_as_a_plain_disk_after_a_power_cut";
-    in_sandbox(name, PATIENCE, |folder| {
+    in_sandbox(name, TIMEOUT, |folder| {
         let mut random = Random(seed());
         let (mut place, disk, device) = place_with_ext4(folder);
         assert_eq!(place.cache()["consistency"], "strict");

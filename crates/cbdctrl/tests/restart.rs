@@ -17,7 +17,7 @@ fn lists(place: &Place) -> Vec<Value> {
             .iter()
             .map(|arguments| place.json(arguments))
             .collect();
-    // How full a cache is changes by itself, and each start finds out anew how copies are fastest.
+    // How full a cache is changes by itself, and each start finds out again how copies are fastest.
     for transport in all[0].as_array_mut().expect("a list") {
         transport["copy"] = Value::Null;
     }

@@ -17,7 +17,7 @@ use vhost::vhost_user::VhostUserFrontend;
 use vhost::vhost_user::message::VhostUserInflight;
 
 /// Longer than anything here takes.
-const PATIENCE: Duration = Duration::from_secs(40);
+const TIMEOUT: Duration = Duration::from_secs(40);
 
 fn place() -> (Place, String) {
     let place = Place::with_region();

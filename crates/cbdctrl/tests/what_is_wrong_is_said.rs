@@ -271,7 +271,7 @@ fn a_check_without_data_finds_damaged_data_that_the_disk_lacks() {
 }
 
 #[test]
-fn a_repair_that_can_mend_nothing_says_so_by_its_exit_code_too() {
+fn a_repair_that_can_repair_nothing_says_so_by_its_exit_code_too() {
     let (place, _) = killed();
     damage_block(&place, 9);
     let region = place.region();

@@ -1,7 +1,7 @@
 //! The other end of the control socket, for `cbdctrl`, the demo and tests.
 //!
 //! Always true here: a call ends: with the answer, with an error of the daemon as the same kind and text, or because the daemon does not
-//! answer ([`Patience`]).
+//! answer ([`Timeout`]).
 
 use crate::api::{self, Done, ErrorAnswer, Progress, ProgressLine};
 use bytes::Bytes;
@@ -32,7 +32,7 @@ const TELL: Duration = Duration::from_secs(1);
 
 /// How long a client waits for an answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Patience {
+pub enum Timeout {
     /// So long, all in all.
     Limit(Duration),
     /// As long as the daemon is alive: what takes long may do so, but a daemon that is stopped or hangs is found out within seconds.
@@ -46,7 +46,7 @@ const ANSWER_LIMIT: usize = 64 << 20;
 #[derive(Clone, Debug)]
 pub struct Client {
     socket: PathBuf,
-    patience: Patience,
+    timeout: Timeout,
     waiting: Option<fn(Duration)>,
 }
 
@@ -64,13 +64,13 @@ impl Client {
     /// A client of the daemon that listens at `socket`; connects with each call, and waits as long as the daemon is alive.
     #[must_use]
     pub fn new(socket: &Path) -> Self {
-        Self { socket: socket.to_owned(), patience: Patience::WhileAlive, waiting: None }
+        Self { socket: socket.to_owned(), timeout: Timeout::WhileAlive, waiting: None }
     }
 
     /// One that waits so long.
     #[must_use]
-    pub const fn with_patience(mut self, patience: Patience) -> Self {
-        self.patience = patience;
+    pub const fn with_timeout(mut self, timeout: Timeout) -> Self {
+        self.timeout = timeout;
         self
     }
 
@@ -161,9 +161,9 @@ impl Client {
         block_on(async {
             let mut work = pin!(work(&call));
             loop {
-                let left = match self.patience {
-                    Patience::Limit(limit) => limit.saturating_sub(began.elapsed()),
-                    Patience::WhileAlive => TELL,
+                let left = match self.timeout {
+                    Timeout::Limit(limit) => limit.saturating_sub(began.elapsed()),
+                    Timeout::WhileAlive => TELL,
                 };
                 if let Ok(result) = timeout(left.min(TELL), &mut work).await {
                     return result;
@@ -171,11 +171,11 @@ impl Client {
                 if let Some(waiting) = self.waiting {
                     waiting(began.elapsed());
                 }
-                match self.patience {
-                    Patience::Limit(limit) if began.elapsed() >= limit => {
+                match self.timeout {
+                    Timeout::Limit(limit) if began.elapsed() >= limit => {
                         return Err(call.late(limit, call.is_alive(QUICK_SIGN_OF_LIFE).await));
                     }
-                    Patience::WhileAlive if call.heard.get().elapsed() >= SILENCE => {
+                    Timeout::WhileAlive if call.heard.get().elapsed() >= SILENCE => {
                         // The answer may come meanwhile.
                         let alive = tokio::select! {
                             biased;
@@ -273,8 +273,8 @@ impl Call<'_> {
     }
 
     /// Whether the daemon answers anything at all, if only that there is no such path: that takes no lock and waits for no disk.
-    async fn is_alive(&self, patience: Duration) -> bool {
-        let asked = timeout(patience, self.request(Method::GET, "/", Bytes::new())).await;
+    async fn is_alive(&self, limit: Duration) -> bool {
+        let asked = timeout(limit, self.request(Method::GET, "/", Bytes::new())).await;
         asked.is_ok_and(|answer| answer.is_ok())
     }
 

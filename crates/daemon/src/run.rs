@@ -8,7 +8,7 @@ use crate::logging::LogFormat;
 use crate::manager::Manager;
 use crate::paths::{PathChoices, Paths};
 use crate::server::{self, Access};
-use crate::socket::{ControlSocket, Lock, PREDECESSOR_PATIENCE};
+use crate::socket::{ControlSocket, Lock, PREDECESSOR_TIMEOUT};
 use crate::state::StateDir;
 use crate::{logging, notify, system};
 use cbd_types::{BootId, Error, ErrorKind, Result};
@@ -94,7 +94,7 @@ pub fn run(options: Options) -> Result<()> {
     let _lock = Lock::take(
         &options.paths.state_dir.join("lock"),
         &format!("the state folder {}", options.paths.state_dir.display()),
-        PREDECESSOR_PATIENCE,
+        PREDECESSOR_TIMEOUT,
     )?;
     let manager = Arc::new(Manager::new(&options, config, state)?);
     let runtime = tokio::runtime::Builder::new_current_thread()

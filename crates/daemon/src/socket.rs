@@ -13,10 +13,10 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// How long a daemon that was killed may take to be gone: the kernel takes its mappings and rings down first.
-pub const PREDECESSOR_PATIENCE: Duration = Duration::from_secs(5);
+pub const PREDECESSOR_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long a daemon that lives may take to answer.
-const ANSWER_PATIENCE: Duration = Duration::from_secs(1);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
@@ -27,11 +27,11 @@ pub struct Lock {
 }
 
 impl Lock {
-    /// Takes the lock file at `path`, which stands for `what`; whoever holds it may take `patience` to be gone.
+    /// Takes the lock file at `path`, which stands for `what`; whoever holds it may take `timeout` to be gone.
     ///
     /// # Errors
     /// [`ErrorKind::Busy`] with the process that holds it.
-    pub fn take(path: &Path, what: &str, patience: Duration) -> Result<Self> {
+    pub fn take(path: &Path, what: &str, timeout: Duration) -> Result<Self> {
         let failed = |error: std::io::Error| {
             Error::new(ErrorKind::System, format!("the lock file {} cannot be used: {error}", path.display()))
         };
@@ -39,7 +39,7 @@ impl Lock {
         how.create(true).truncate(false).read(true).write(true).mode(0o600);
         let mut file = open_own_file(path, &mut how).map_err(failed)?;
         refuse_other_file(&file).map_err(failed)?;
-        let end = Instant::now() + patience;
+        let end = Instant::now() + timeout;
         while !crate::system::try_lock(&file).map_err(failed)? {
             if Instant::now() < end {
                 std::thread::sleep(LOOK_AGAIN);
@@ -101,7 +101,7 @@ impl ControlSocket {
             if error.kind() != ErrorKind::Busy || answers(path) {
                 return Err(error);
             }
-            Lock::take(Path::new(&lock_path), &what, PREDECESSOR_PATIENCE)
+            Lock::take(Path::new(&lock_path), &what, PREDECESSOR_TIMEOUT)
         })?;
         match UnixStream::connect(path) {
             Ok(_) => {
@@ -155,7 +155,7 @@ fn refuse_no_socket(path: &Path) -> Result<()> {
 /// Whether a living daemon listens at `path`: the kernel takes connections for one that is being killed, too.
 fn answers(path: &Path) -> bool {
     let Ok(mut stream) = UnixStream::connect(path) else { return false };
-    stream.set_read_timeout(Some(ANSWER_PATIENCE)).is_ok()
+    stream.set_read_timeout(Some(ANSWER_TIMEOUT)).is_ok()
         // A path that is answered without looking at anything.
         && stream.write_all(b"GET / HTTP/1.1\r\nhost: cbd\r\n\r\n").is_ok()
         && stream.read(&mut [0; 16]).is_ok_and(|length| length > 0)

@@ -5,7 +5,7 @@ use cbd_daemon::api::{
     SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev, TransportInfo,
     TransportRegistered,
 };
-use cbd_daemon::client::{Client, Patience};
+use cbd_daemon::client::{Client, Timeout};
 use cbd_daemon::config::DaemonConfig;
 use cbd_daemon::connections::CONNECTIONS_MAX;
 use cbd_daemon::control::{Control, Flow, Report};
@@ -366,7 +366,7 @@ fn a_daemon_that_does_not_answer_is_found_out_within_the_time_that_the_caller_gi
     // Connections are made and nobody takes them, as with a process that is stopped.
     let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
     let began = Instant::now();
-    let client = Client::new(&socket).with_patience(Patience::Limit(Duration::from_millis(300)));
+    let client = Client::new(&socket).with_timeout(Timeout::Limit(Duration::from_millis(300)));
     let error = client.status().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
     let process = format!("(process {})", std::process::id());
@@ -397,7 +397,7 @@ fn a_daemon_that_stops_in_the_middle_of_an_operation_is_found_out() {
 fn a_daemon_that_is_alive_and_busy_is_told_apart_from_one_that_hangs() {
     let served = Served::for_this_user();
     let busy = served.fake.busy.lock().unwrap();
-    let client = served.client().with_patience(Patience::Limit(Duration::from_millis(300)));
+    let client = served.client().with_timeout(Timeout::Limit(Duration::from_millis(300)));
     let error = client.get::<Vec<HostInfo>>("/v1/transports/0/hosts").unwrap_err();
     drop(busy);
     assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");

@@ -109,7 +109,7 @@ impl<E> core::ops::Deref for Alone<E> {
 /// A cache in front of one backing device.
 ///
 /// In this order: what every request reads, and hardly anything writes, stands before the first field that has its cache lines to
-/// itself; what upkeep writes all the time stands behind it.
+/// itself; what the background worker writes all the time stands behind it.
 #[repr(C)]
 pub struct Cache<E: Environment> {
     environment: Arc<E>,
@@ -123,8 +123,8 @@ pub struct Cache<E: Environment> {
     abandoned: SharedBool<E>,
     /// The backing device refuses for long what must go there before anything else can: who finds no space is told so.
     pub(crate) stalled: SharedBool<E>,
-    /// The maintainer sleeps until somebody writes.
-    pub(crate) maintainer_sleeps: SharedBool<E>,
+    /// The background worker sleeps until somebody writes.
+    pub(crate) worker_sleeps: SharedBool<E>,
     pub(crate) pool: Pool<E>,
     pub(crate) epoch: Alone<E>,
     pub(crate) pass: Mutex<E, Pass>,
@@ -155,7 +155,7 @@ pub struct Cache<E: Environment> {
     pub(crate) written_back: SharedU64<E>,
     pub(crate) backing_flushes: SharedU64<E>,
     maintenance: Mutex<E, Option<Waker>>,
-    /// Where writeback begins in each lane; recovery knows, the maintainer takes it.
+    /// Where writeback begins in each lane; recovery knows, the background worker takes it.
     pub(crate) cursors: Mutex<E, Vec<Cursor>>,
 }
 
@@ -211,7 +211,7 @@ impl<E: Environment> Cache<E> {
             written_back: SharedU64::new(0),
             backing_flushes: SharedU64::new(0),
             maintenance: Mutex::<E, _>::new(None),
-            maintainer_sleeps: SharedBool::new(false),
+            worker_sleeps: SharedBool::new(false),
             cursors: Mutex::<E, _>::new(cursors),
         }
     }
@@ -315,7 +315,7 @@ impl<E: Environment> Cache<E> {
         })
     }
 
-    /// Who is called when there is work for the maintainer.
+    /// Who is called when there is work for the background worker.
     pub fn set_maintenance_waker(&self, waker: Waker) {
         *self.maintenance.lock() = Some(waker);
     }
@@ -327,12 +327,12 @@ impl<E: Environment> Cache<E> {
         }
     }
 
-    /// Says that a record is coming to a lane, and wakes the maintainer if it sleeps: the first write after a rest begins
+    /// Says that a record is coming to a lane, and wakes the background worker if it sleeps: the first write after a rest begins
     /// the clock of writeback. See [`Lane::touch`].
     pub(crate) fn announce(&self, lane: &Lane<E>) {
         if lane.touch()
-            && self.maintainer_sleeps.load(Ordering::SeqCst)
-            && self.maintainer_sleeps.swap(false, Ordering::SeqCst)
+            && self.worker_sleeps.load(Ordering::SeqCst)
+            && self.worker_sleeps.swap(false, Ordering::SeqCst)
         {
             self.wake_maintenance();
         }
@@ -425,7 +425,7 @@ impl<E: Environment> Cache<E> {
 
     /// From now on who finds no space is told that the backing device refuses writes, or not any more.
     pub(crate) fn set_stalled(&self, stalled: bool) {
-        // Only the maintainer changes it, and all requests read what stands beside it.
+        // Only the background worker changes it, and all requests read what stands beside it.
         if self.stalled.load(Ordering::SeqCst) == stalled {
             return;
         }

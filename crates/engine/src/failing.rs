@@ -16,7 +16,7 @@ use cbd_types::{ByteRange, CHECKSUM_BLOCK, OpToken};
 /// What failed is tried again after this time, doubled each time up to the limit.
 const RETRY_FIRST_MS: u64 = 250;
 const RETRY_MAX_MS: u64 = 8000;
-/// When more is refused than can be parked, it is found out anew after this time whether that is still so.
+/// When more is refused than can be parked, it is found out again after this time whether that is still so.
 const TOO_MUCH_MS: u64 = 60_000;
 /// Most known bad ranges that are remembered; knowing them only saves time.
 const KNOWN_MAX: usize = 4096;
@@ -140,7 +140,7 @@ impl Failing {
         }
     }
 
-    /// The device has refused a flush: the batch is begun anew.
+    /// The device has refused a flush: the batch is begun again.
     pub(crate) fn flush_failed(&mut self, now: u64) {
         self.note(now);
         self.flushes = self.flushes.saturating_add(1);

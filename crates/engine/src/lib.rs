@@ -15,6 +15,7 @@
 extern crate alloc;
 
 mod admission;
+mod background_worker;
 mod cache;
 mod closings;
 mod drained;
@@ -25,8 +26,6 @@ mod index;
 mod lane;
 mod log;
 mod logscan;
-mod maintainer;
-mod mend;
 mod notes;
 mod overlay;
 mod parking;
@@ -38,6 +37,7 @@ mod read;
 mod reclaim;
 mod records;
 mod recovery;
+mod repair;
 mod replay;
 mod settings;
 mod slots;
@@ -50,11 +50,11 @@ mod write;
 mod writeback;
 mod zero;
 
+pub use background_worker::{BackgroundWorker, Step};
 pub use cache::Cache;
 pub use fill::Miss;
-pub use maintainer::{Maintainer, Step};
-pub use mend::copy_over;
 pub use rare::RarePaths;
+pub use repair::copy_over;
 pub use settings::{Consistency, OnWriteError, Settings};
 pub use slots::TwoSlots;
 pub use status::{BackingTrouble, CacheStatus, CachedState, DamagedRange};

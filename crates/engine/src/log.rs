@@ -12,7 +12,7 @@ use crate::{
 };
 use alloc::{format, vec::Vec};
 use cbd_format::record::{FLAG_DATA_CRC, bytes_of};
-use cbd_format::{Record, RecordPlace, SUMS_PER_LINE, SegmentHeader, SumLine, segment};
+use cbd_format::{CHECKSUMS_PER_LINE, ChecksumLine, Record, RecordPlace, SegmentHeader, segment};
 use cbd_types::{ByteRange, CHECKSUM_BLOCK, Epoch, Error, ErrorKind, InFlight, MutationPoint, Result};
 use core::sync::atomic::Ordering;
 use core::task::Waker;
@@ -160,16 +160,16 @@ impl<E: Environment> Cache<E> {
         &self,
         lane: &mut LaneState,
         mut record: Record,
-        sums: &[u32],
+        checksums: &[u32],
     ) -> (Location, InFlight) {
-        if let Some((first, _)) = sums.split_first() {
+        if let Some((first, _)) = checksums.split_first() {
             record.flags = FLAG_DATA_CRC;
             record.first_sum = (*first).into();
         }
-        self.append_with(lane, record, sums.get(1..).unwrap_or_default(), SumLine::new)
+        self.append_with(lane, record, checksums.get(1..).unwrap_or_default(), ChecksumLine::new)
     }
 
-    /// As [`append`](Self::append), a quarantine with a map of the sectors that it condemns; without a map it is all of its
+    /// As [`append`](Self::append), a quarantine with a map of the sectors that it marks bad; without a map it is all of its
     /// range.
     pub(crate) fn append_quarantine(
         &self,
@@ -177,7 +177,7 @@ impl<E: Environment> Cache<E> {
         record: Record,
         map: &[u32],
     ) -> (Location, InFlight) {
-        self.append_with(lane, record, map, SumLine::map)
+        self.append_with(lane, record, map, ChecksumLine::map)
     }
 
     fn append_with(
@@ -185,7 +185,7 @@ impl<E: Environment> Cache<E> {
         lane: &mut LaneState,
         mut record: Record,
         words: &[u32],
-        line: impl Fn(u8, u64, &[u32]) -> SumLine,
+        line: impl Fn(u8, u64, &[u32]) -> ChecksumLine,
     ) -> (Location, InFlight) {
         let epoch = self.epoch.load(Ordering::SeqCst);
         let sequence = lane.next_sequence;
@@ -195,11 +195,11 @@ impl<E: Environment> Cache<E> {
         record.sequence = sequence.into();
         record.epoch = epoch.into();
         record.generation = runtime.generation.load(Ordering::Relaxed).into();
-        record.lines = words.len().div_ceil(SUMS_PER_LINE) as u8;
+        record.lines = words.len().div_ceil(CHECKSUMS_PER_LINE) as u8;
         let slot = open.slots;
         let stored = self.store_slot(open.segment, slot, |place| record.encode(place));
         let mut stored = stored;
-        for (index, words) in words.chunks(SUMS_PER_LINE).enumerate() {
+        for (index, words) in words.chunks(CHECKSUMS_PER_LINE).enumerate() {
             let line = line(index as u8, sequence, words);
             stored = stored
                 .and(self.store_slot(open.segment, slot + 1 + index as u32, |place| line.encode(place)));
@@ -278,7 +278,7 @@ impl<E: Environment> Cache<E> {
         let mut stored =
             self.make_slot_whole(location.segment, location.slot, &record.encode(&place(location.slot)));
         for number in 0..u32::from(record.lines) {
-            if let Ok(line) = self.load_sums(location, record, number as usize) {
+            if let Ok(line) = self.load_checksums(location, record, number as usize) {
                 let slot = location.slot + 1 + number;
                 stored = stored.and(self.make_slot_whole(location.segment, slot, &line.encode(&place(slot))));
             }
@@ -320,13 +320,13 @@ impl<E: Environment> Cache<E> {
     ) -> core::result::Result<(), Damage> {
         let base = self.segments[location.segment as usize].base + u64::from(record.data_offset.get());
         let whole = record.range();
-        if !record.has_sums() {
+        if !record.has_checksums() {
             return self
                 .region()
                 .load(base + (range.start - whole.start), into)
                 .map_err(|error| Damage { range, error });
         }
-        let mut line: Option<(usize, SumLine)> = None;
+        let mut line: Option<(usize, ChecksumLine)> = None;
         let mut rest = into;
         for block in record.block_of(range.start)..=record.block_of(range.end - 1) {
             let covered = record.block_range(block);
@@ -335,11 +335,11 @@ impl<E: Environment> Cache<E> {
             let expected = match block.checked_sub(1) {
                 None => record.first_sum.get(),
                 Some(further) => {
-                    let (number, place) = (further / SUMS_PER_LINE, further % SUMS_PER_LINE);
+                    let (number, place) = (further / CHECKSUMS_PER_LINE, further % CHECKSUMS_PER_LINE);
                     if line.as_ref().is_none_or(|(known, _)| *known != number) {
-                        line = Some((number, self.load_sums(location, record, number).map_err(damage)?));
+                        line = Some((number, self.load_checksums(location, record, number).map_err(damage)?));
                     }
-                    line.as_ref().map_or(0, |(_, line)| line.sums[place].get())
+                    line.as_ref().map_or(0, |(_, line)| line.checksums[place].get())
                 }
             };
             let at = base + (covered.start - whole.start);
@@ -386,29 +386,29 @@ impl<E: Environment> Cache<E> {
         Ok(is_good)
     }
 
-    /// The sectors that a quarantine condemns, as far as it has a map.
+    /// The sectors that a quarantine marks bad, as far as it has a map.
     ///
     /// # Errors
     /// [`ErrorKind::Media`] when a line of it is lost.
     pub(crate) fn load_map(&self, location: Location, record: &Record) -> Result<Vec<u32>> {
         let mut words = Vec::new();
         for number in 0..usize::from(record.lines) {
-            words.extend(self.load_sums(location, record, number)?.sums.map(|word| word.get()));
+            words.extend(self.load_checksums(location, record, number)?.checksums.map(|word| word.get()));
         }
         Ok(words)
     }
 
-    /// The `number`-th further line of a record: checksums, or a quarantine's map.
-    fn load_sums(&self, location: Location, record: &Record, number: usize) -> Result<SumLine> {
+    /// The `number`-th continuation line of a record: checksums, or a quarantine's map.
+    fn load_checksums(&self, location: Location, record: &Record, number: usize) -> Result<ChecksumLine> {
         let runtime = &self.segments[location.segment as usize];
         let slot = location.slot + 1 + number as u32;
-        let copies = if MutationPoint::SumsMirrorRead.is_active() { 2 } else { 1 };
+        let copies = if MutationPoint::ChecksumsMirrorRead.is_active() { 2 } else { 1 };
         for (copy, at) in self.shape().slot(slot).into_iter().take(copies).enumerate() {
             let mut line = [0; 64];
             if self.region().load(runtime.base + at, &mut line).is_err() {
                 continue;
             }
-            let line = SumLine::decode(&line).verify_of(record, &runtime.place(slot), number as u8);
+            let line = ChecksumLine::decode(&line).verify_of(record, &runtime.place(slot), number as u8);
             if let Some(line) = line {
                 if copy > 0 {
                     rare::count(&self.rare.mirror_reads);
@@ -418,7 +418,7 @@ impl<E: Environment> Cache<E> {
         }
         Err(Error::new(
             ErrorKind::Media,
-            format!("both copies of a further line of a record in segment {} are damaged", runtime.id),
+            format!("both copies of a continuation line of a record in segment {} are damaged", runtime.id),
         ))
     }
 

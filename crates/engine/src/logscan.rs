@@ -62,7 +62,7 @@ impl<E: Environment> Cache<E> {
                     let end = behind
                         .or_else(|| Some(segments.get(number + 1)?.first_sequence))
                         .unwrap_or(next_sequence);
-                    // Several records may be lost together: what is condemned at the last of their places is all of
+                    // Several records may be lost together: what is marked bad at the last of their places is all of
                     // them, and nothing behind.
                     let place = (segment.ordinal, next - 1);
                     if visit(location, Met::Lost { last_sequence: end - 1 }, place).is_break() {

@@ -3,7 +3,7 @@
 //! Always true here: what was damaged is noted as damaged. Pieces that lie in one chunk share a record with a map of their
 //! sectors, so that a chunk takes a record and its lines at most, however it was torn to pieces. Only where even that is more
 //! than the space that is kept back for it, the smallest healed gaps are noted as damaged again: they still read well until they
-//! are reclaimed and the cache is opened anew, and then fail until they are overwritten once more.
+//! are reclaimed and the cache is opened again, and then fail until they are overwritten once more.
 //!
 //! Left to others: what is damaged (`quarantine`).
 

@@ -27,7 +27,7 @@ pub(crate) enum Meaning {
 /// What is known of the damage of an extent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Damage {
-    /// The place of the record that is condemned.
+    /// The place of the record that is marked bad.
     pub(crate) place: Place,
     /// Ordinal of the segment whose quarantine record notes the damage; 0 while no record does.
     pub(crate) noted: u64,
@@ -132,7 +132,7 @@ impl Overlay {
         self.extents.touching(range).filter_map(move |(part, Extent { meaning, place: since, .. })| {
             let counts = place.is_none_or(|place| match meaning {
                 Meaning::Zeroes => MutationPoint::ZeroesByPlace.holds(since > place),
-                // Damage has the place of the record that it condemns.
+                // Damage has the place of the record that it marks bad.
                 Meaning::Damaged => MutationPoint::DamageByPlace.holds(since >= place),
             });
             counts.then_some((part, meaning))

@@ -4,7 +4,7 @@
 //! dirty when that passes its epoch, as a quarantine stays damage.
 //!
 //! Always true here:
-//! - only what is the newest of its range is parked, and whatever is written, zeroed or condemned there later ends it; so
+//! - only what is the newest of its range is parked, and whatever is written, zeroed or marked bad there later ends it; so
 //!   parked data never covers newer data, neither in reads nor on the backing device;
 //! - the record is durable before *drained* passes the one that it stands for, and it is carried forward, durably, before
 //!   its segment is reclaimed;
@@ -289,7 +289,7 @@ impl<E: Environment> Cache<E> {
             .all(|(lane, wanted)| wanted == 0 || lane.state.lock().parked.space() + wanted <= limit)
     }
 
-    /// A record at `place` or before it no longer stands for `range`: it was condemned.
+    /// A record at `place` or before it no longer stands for `range`: it was marked bad.
     pub(crate) fn forget_parked_up_to(&self, state: &mut LaneState, range: ByteRange, place: Place) {
         if !state.parked.is_empty() {
             state.parked.forget_where(range, |parked| self.place_of(parked.location) <= place);

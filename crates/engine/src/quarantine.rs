@@ -1,6 +1,6 @@
 //! Damage: found once, never returned, never written back, never forgotten, healed by an overwrite.
 //!
-//! A quarantine is a record of its own. It names the sequence number of the record that it condemns and has effect
+//! A quarantine is a record of its own. It names the sequence number of the record that it marks bad and has effect
 //! at that record's place in the history: what is newer is not covered by it.
 //!
 //! Always true here: damage that is noted is not noted again, so a batch that is tried again and again takes no space by it.
@@ -89,7 +89,7 @@ impl<E: Environment> Cache<E> {
     pub(crate) fn note_lost(&self) -> bool {
         self.lanes.iter().all(|lane| {
             let mut state = lane.state.lock();
-            // The last one first: it condemns all that those before it do.
+            // The last one first: it marks bad all that those before it do.
             while let Some(Lost { sequence, place }) = state.lost.last().copied() {
                 self.announce(lane);
                 let everything = ByteRange { start: 0, end: u64::MAX };
@@ -103,7 +103,7 @@ impl<E: Environment> Cache<E> {
     }
 
     /// Notes again the damage of the segment `ordinal` of the lane and of those before it that no later segment notes: the
-    /// segment is to be reclaimed. All that is left then is newer, so it is condemned as older than that. Returns whether
+    /// segment is to be reclaimed. All that is left then is newer, so it is marked bad as older than that. Returns whether
     /// the tail will rely on a quarantine; `None` when there is no room, as for [`quarantine`](Self::quarantine).
     pub(crate) fn carry_damage(&self, id: LaneId, ordinal: u64) -> Option<bool> {
         let lane = &self.lanes[id.index()];
@@ -152,7 +152,7 @@ impl<E: Environment> Cache<E> {
         self.record_damage(state, &left, sequence, asker, is_new)
     }
 
-    /// Records that `left`, in order, is damaged by what the sequence number condemns. `which` selects that damage in the
+    /// Records that `left`, in order, is damaged by what the sequence number marks bad. `which` selects that damage in the
     /// overlay.
     fn record_damage(
         &self,
@@ -180,8 +180,8 @@ impl<E: Environment> Cache<E> {
         true
     }
 
-    /// What a quarantine condemns: the sectors of its map, or all of its range if it has none or a line of it is lost.
-    pub(crate) fn condemned_by(&self, location: Location, record: &Record) -> Vec<ByteRange> {
+    /// What a quarantine marks bad: the sectors of its map, or all of its range if it has none or a line of it is lost.
+    pub(crate) fn marked_bad_by(&self, location: Location, record: &Record) -> Vec<ByteRange> {
         match self.load_map(location, record) {
             Ok(map) if !map.is_empty() => notes::parts_of(record.range(), &map),
             _ => vec![record.range()],

@@ -1,6 +1,6 @@
 //! Reads: look up under the lane's lock, pin, copy and verify without it.
 //!
-//! Always true here: a pinned segment is not used anew; what fails its checksum is not returned: it is read from the
+//! Always true here: a pinned segment is not reused; what fails its checksum is not returned: it is read from the
 //! backing device if that has it, or the request fails.
 
 use crate::{
@@ -49,7 +49,7 @@ impl Unreadable {
 }
 
 /// The answer to a read of what is quarantined.
-fn condemned(piece: ByteRange) -> Error {
+fn marked_bad(piece: ByteRange) -> Error {
     Error::new(ErrorKind::Media, format!("{piece} is damaged; overwrite it in full to heal it"))
 }
 
@@ -112,7 +112,7 @@ impl<E: Environment> Cache<E> {
                     out.fill(0);
                     Ok(())
                 }
-                Source::Damaged => Err(condemned(*piece)),
+                Source::Damaged => Err(marked_bad(*piece)),
                 Source::Backing => Ok(()),
             };
             if outcome.is_ok() {
@@ -178,9 +178,9 @@ impl<E: Environment> Cache<E> {
     }
 
     /// A record turned out damaged. While it was read it may have been overwritten, or writeback may have met the same
-    /// damage and condemned it; *drained* passes it then, and does not mean any more that the backing device has it. So it
+    /// damage and marked it bad; *drained* passes it then, and does not mean any more that the backing device has it. So it
     /// is looked up again, and read in one hold of the lane's lock, in which none of that can happen. What is
-    /// damaged and clean is read from the backing device and cached anew.
+    /// damaged and clean is read from the backing device and cached again.
     fn read_again(
         &self,
         location: Location,
@@ -193,7 +193,7 @@ impl<E: Environment> Cache<E> {
         let mut healed = 0;
         {
             let mut state = self.lane(piece.start).state.lock();
-            if MutationPoint::ReadAnewNewest.is_active() {
+            if MutationPoint::RereadNewest.is_active() {
                 self.note_read(&mut state, piece);
                 self.look_up(&state, piece, &mut |part, source| found.push((part, source)));
             } else {
@@ -214,7 +214,7 @@ impl<E: Environment> Cache<E> {
                         }
                     },
                     Source::Zeroes => out.fill(0),
-                    Source::Damaged => damaged.push((part, None, condemned(part))),
+                    Source::Damaged => damaged.push((part, None, marked_bad(part))),
                     Source::Backing => misses.push(self.register_fill(&mut state, part)),
                 }
             }
@@ -261,14 +261,14 @@ impl<E: Environment> Cache<E> {
             return false;
         }
         match unreadable {
-            Unreadable::Data(record, _) => MutationPoint::ReadAnewClean.holds(self.is_clean(record)),
+            Unreadable::Data(record, _) => MutationPoint::RereadClean.holds(self.is_clean(record)),
             // Whether it was clean went with the record; its segment may still say so.
             Unreadable::Record(_) => {
                 let drained = self.drained_epoch().0;
                 let is_clean = |segment: &LogSegment| {
                     segment.segment == location.segment && segment.last_dirty_epoch <= drained
                 };
-                MutationPoint::ReadAnewCleanSegment.holds(state.segments().any(is_clean))
+                MutationPoint::RereadCleanSegment.holds(state.segments().any(is_clean))
             }
             Unreadable::Index(_) => false,
         }

@@ -41,7 +41,7 @@ struct Victim {
     needs_mark: bool,
 }
 
-/// The state of reclaim; the maintainer's thread owns it.
+/// The state of reclaim; the background worker's thread owns it.
 #[derive(Default)]
 pub(crate) struct Reclaim {
     victim: Option<Victim>,
@@ -286,7 +286,7 @@ impl Victim {
         if cache.region().check_stores(MutationPoint::TailStoreCheck).is_err() {
             return false;
         }
-        // 1. The new tail is durable, in both slots: an older one would name a segment that is used anew.
+        // 1. The new tail is durable, in both slots: an older one would name a segment that is reused.
         let names = InBoth {
             first_fence: MutationPoint::TailFirstFence,
             second: MutationPoint::TailSecond,

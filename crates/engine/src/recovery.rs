@@ -238,7 +238,7 @@ impl<E: Environment> Cache<E> {
                     .and(region.write_back(MutationPoint::RecoveryHeaderWriteBack, base, header))
                     .and(region.write_back(MutationPoint::RecoveryHeaderCopyWriteBack, copy, header));
             }
-            // The last record that was accepted, its further lines and its data; and of the records before it those that may
+            // The last record that was accepted, its continuation lines and its data; and of the records before it those that may
             // stand in as many slots, since it is not known where the last one begins.
             let Some(last) = self.last_with_records(lane) else { continue };
             let base = self.segments[last.segment as usize].base;

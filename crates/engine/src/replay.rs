@@ -80,9 +80,9 @@ pub(crate) struct Outcome {
 /// How far the backing device had caught up.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CaughtUp {
-    /// Records of this epoch and of earlier ones are on it, but for what is condemned.
+    /// Records of this epoch and of earlier ones are on it, but for what is marked bad.
     pub(crate) drained: u64,
-    /// All of this epoch and of earlier ones is on it. 0 while anything may be condemned, which keeps the backing device void.
+    /// All of this epoch and of earlier ones is on it. 0 while anything may be marked bad, which keeps the backing device void.
     pub(crate) complete: u64,
 }
 
@@ -96,15 +96,15 @@ impl CaughtUp {
     }
 }
 
-/// The quarantines that were found on media: what they condemn, by sequence number. They have effect at the place of
-/// the record that they condemn, which is before their own.
+/// The quarantines that were found on media: what they mark bad, by sequence number. They have effect at the place of
+/// the record that they mark bad, which is before their own.
 #[derive(Clone, Default)]
-struct Condemned {
+struct MarkedBad {
     /// With the ordinal of the last segment that says so.
     ranges: BTreeMap<u64, BTreeMap<ByteRange, u64>>,
 }
 
-impl Condemned {
+impl MarkedBad {
     fn contains(&self, sequence: u64, range: ByteRange) -> bool {
         self.ranges.get(&sequence).is_some_and(|ranges| ranges.contains_key(&range))
     }
@@ -125,8 +125,8 @@ struct Replay<'a> {
     caught_up: CaughtUp,
     cursor_found: bool,
     /// Known when this pass over the records began.
-    condemned: &'a Condemned,
-    /// Met in this pass and not known when it began: what is condemned, and the ordinal of the segment that says so.
+    marked_bad: &'a MarkedBad,
+    /// Met in this pass and not known when it began: what is marked bad, and the ordinal of the segment that says so.
     found: Vec<(u64, ByteRange, u64)>,
 }
 
@@ -140,7 +140,7 @@ impl<E: Environment> Cache<E> {
         marked: Marked,
         caught_up: CaughtUp,
     ) -> Outcome {
-        let mut condemned = Condemned::default();
+        let mut marked_bad = MarkedBad::default();
         // The first pass finds all quarantines, the second has effect with them; a lane without any needs one.
         loop {
             let mut state = self.lanes[lane.index()].state.lock();
@@ -149,7 +149,7 @@ impl<E: Environment> Cache<E> {
                 outcome: Outcome { epoch: 0, cursor: Cursor::default(), lost: Vec::new() },
                 caught_up,
                 cursor_found: false,
-                condemned: &condemned,
+                marked_bad: &marked_bad,
                 found: Vec::new(),
             };
             self.replay_chain(&mut state, chain, tail, marked, &mut replay);
@@ -161,7 +161,7 @@ impl<E: Environment> Cache<E> {
                 return outcome;
             }
             for (sequence, range, ordinal) in found {
-                condemned.insert(sequence, range, ordinal);
+                marked_bad.insert(sequence, range, ordinal);
             }
         }
     }
@@ -177,11 +177,11 @@ impl<E: Environment> Cache<E> {
         let mut expected_ordinal = tail.map(|tail| tail.ordinal);
         let mut expected = tail.map(|tail| tail.first_sequence);
         if let Some(first) = chain.first()
-            && MutationPoint::RecoveryCondemnedBefore.is_active()
+            && MutationPoint::RecoveryMarkedBadBefore.is_active()
         {
-            // What was condemned and has been reclaimed since lies before everything that is left.
+            // What was marked bad and has been reclaimed since lies before everything that is left.
             let first = first.header.first_sequence.get();
-            for (range, ordinal) in replay.condemned.ranges.range(..first).flat_map(|(_, ranges)| ranges) {
+            for (range, ordinal) in replay.marked_bad.ranges.range(..first).flat_map(|(_, ranges)| ranges) {
                 state.overlay.insert_noted(*range, (0, 0), *ordinal);
             }
         }
@@ -282,7 +282,7 @@ impl<E: Environment> Cache<E> {
             }
             // Damage: something later proves that the record was complete.
             self.apply_last(state, &mut log, &mut last, replay);
-            // At the last place that may be lost: all before the next record is condemned.
+            // At the last place that may be lost: all before the next record is marked bad.
             let lost_slot = later.map_or(slot, |(later_slot, _)| later_slot - 1);
             let last_lost = later.map_or_else(|| limit.unwrap_or(marked + 1), |(_, sequence)| sequence) - 1;
             let behind = match later {
@@ -371,7 +371,7 @@ impl<E: Environment> Cache<E> {
         if record.kind() == RecordKind::Quarantine {
             return self.load_map(location, record).is_ok();
         }
-        if !record.kind().has_data() || !record.has_sums() {
+        if !record.kind().has_data() || !record.has_checksums() {
             return true;
         }
         let mut scratch = vec![0; record.length.get() as usize];
@@ -399,7 +399,7 @@ impl<E: Environment> Cache<E> {
             state.parked.forget(whole);
         }
         // Of that, this is noted already.
-        for (range, ordinal) in replay.condemned.of(lost.sequence) {
+        for (range, ordinal) in replay.marked_bad.of(lost.sequence) {
             state.overlay.insert_noted(range, lost.place, ordinal);
         }
         replay.outcome.lost.push(lost);
@@ -451,7 +451,7 @@ impl<E: Environment> Cache<E> {
         match kind {
             RecordKind::Write | RecordKind::Fill | RecordKind::ParkedWrite => {
                 let first_sum = [record.first_sum.get()];
-                let known = if record.has_sums() { &first_sum[..] } else { &[] };
+                let known = if record.has_checksums() { &first_sum[..] } else { &[] };
                 self.index_range(state, range, location, record.data_offset.get(), known);
                 if !state.overlay.is_empty() && MutationPoint::RecoveryHeals.is_active() {
                     state.overlay.heal(range);
@@ -462,10 +462,10 @@ impl<E: Environment> Cache<E> {
                 state.overlay.insert(range, Meaning::Zeroes, place);
             }
             RecordKind::Quarantine => {
-                let condemned = record.reference.get();
-                for range in self.condemned_by(location, record) {
-                    if !replay.condemned.contains(condemned, range) {
-                        replay.found.push((condemned, range, log.ordinal));
+                let marked_bad = record.reference.get();
+                for range in self.marked_bad_by(location, record) {
+                    if !replay.marked_bad.contains(marked_bad, range) {
+                        replay.found.push((marked_bad, range, log.ordinal));
                     }
                 }
             }
@@ -479,8 +479,8 @@ impl<E: Environment> Cache<E> {
         if kind.is_parked() && MutationPoint::RecoveryParked.is_active() {
             state.parked.insert(range, Parked { location, sequence, zeroes: kind.is_zeroes() });
         }
-        if MutationPoint::RecoveryCondemned.is_active() {
-            for (range, ordinal) in replay.condemned.of(sequence) {
+        if MutationPoint::RecoveryMarkedBad.is_active() {
+            for (range, ordinal) in replay.marked_bad.of(sequence) {
                 state.overlay.insert_noted(range, place, ordinal);
                 state.parked.forget(range);
             }

@@ -99,8 +99,8 @@ impl<E: Environment> Cache<E> {
         asker: Asker,
         waker: Option<&Waker>,
     ) -> Option<(InFlight, Location)> {
-        let mut sums = [0; BLOCKS];
-        let sums = &mut sums[..if self.identity.data_crc { blocks_in(range) } else { 0 }];
+        let mut checksums = [0; BLOCKS];
+        let checksums = &mut checksums[..if self.identity.data_crc { blocks_in(range) } else { 0 }];
         let lines = if self.identity.data_crc { sum_lines(range) } else { 0 };
 
         // 1. Reserve everything that could fail: a slot for each line, data space, nodes of the index. The
@@ -118,7 +118,7 @@ impl<E: Environment> Cache<E> {
         // 2. Copy the data, summing it in the same pass.
         let copied = if self.identity.data_crc {
             let first = (CHECKSUM_BLOCK - range.start % CHECKSUM_BLOCK).min(range.len());
-            self.region().store_summed(at, data, first as usize, sums)
+            self.region().store_summed(at, data, first as usize, checksums)
         } else {
             // 3. Without checksums a torn write would not show, so the data is durable before a record can name it.
             //    With them the fence of step 5 serves data and record.
@@ -133,8 +133,8 @@ impl<E: Environment> Cache<E> {
         // 4. Sequence number and epoch, index, record: their order is the order of commit.
         let mut record = Record::new(kind, range);
         record.data_offset = (data_offset as u32).into();
-        let (location, stored) = self.append(lane, record, sums);
-        self.index_range(lane, range, location, data_offset as u32, sums);
+        let (location, stored) = self.append(lane, record, checksums);
+        self.index_range(lane, range, location, data_offset as u32, checksums);
         if !lane.overlay.is_empty() && MutationPoint::WriteHeals.is_active() {
             lane.overlay.heal(range);
         }
@@ -161,7 +161,7 @@ impl<E: Environment> Cache<E> {
         self.identity.lanes.key(range.start)..=self.identity.lanes.key(range.end - 1)
     }
 
-    /// Points the blocks of `range` at the record at `location`, whose data begin at `data_offset` of its segment; `sums` are
+    /// Points the blocks of `range` at the record at `location`, whose data begin at `data_offset` of its segment; `checksums` are
     /// those of its first blocks, as far as they are known.
     pub(crate) fn index_range(
         &self,
@@ -169,7 +169,7 @@ impl<E: Environment> Cache<E> {
         range: ByteRange,
         location: Location,
         data_offset: u32,
-        sums: &[u32],
+        checksums: &[u32],
     ) {
         let whole = ByteRange {
             start: range.start.next_multiple_of(CHECKSUM_BLOCK),
@@ -177,10 +177,10 @@ impl<E: Environment> Cache<E> {
         };
         if whole.start < whole.end {
             let before = whole.start - range.start;
-            let sums = &sums[sums.len().min(usize::from(before > 0))..];
+            let checksums = &checksums[checksums.len().min(usize::from(before > 0))..];
             let blocks = (0..whole.len() / CHECKSUM_BLOCK).map(|number| {
                 let offset = data_offset + (before + number * CHECKSUM_BLOCK) as u32;
-                sums.get(number as usize).map(|sum| BlockData { offset, sum: *sum })
+                checksums.get(number as usize).map(|sum| BlockData { offset, sum: *sum })
             });
             lane.index.set_whole(self.identity.lanes.key(whole.start), location, blocks);
         }

@@ -123,12 +123,12 @@ pub(crate) enum Progress {
     Nothing(Option<u64>),
 }
 
-/// The state of writeback; the maintainer's thread owns it.
+/// The state of writeback; the background worker's thread owns it.
 pub(crate) struct Writeback {
     geometry: BackingGeometry,
     /// Where collecting goes on in each lane.
     cursors: Vec<Cursor>,
-    /// Where it begins anew when a flush failed: everything before is durable on the backing device.
+    /// Where it begins again when a flush failed: everything before is durable on the backing device.
     safe: Vec<Cursor>,
     batch: Option<Batch>,
     failing: Failing,
@@ -452,7 +452,7 @@ impl Writeback {
         *cache.trouble.lock() = None;
     }
 
-    /// Damage could not be noted durably: nothing may be declared clean past it. The batch is begun anew and goes segment by
+    /// Damage could not be noted durably: nothing may be declared clean past it. The batch is begun again and goes segment by
     /// segment from then on, so that each segment is free again before the next one needs room. If it does so already it waits
     /// until reclaim has had a chance to free a segment. What was noted stays noted in either case.
     fn give_up<E: Environment>(&mut self, cache: &Cache<E>) {
@@ -466,10 +466,10 @@ impl Writeback {
         }
         let error = Error::new(ErrorKind::NoSpace, "no segment is free to note damaged data");
         self.failing.note(cache.environment().monotonic_ms());
-        self.begin_anew(cache, &error);
+        self.begin_again(cache, &error);
     }
 
-    fn begin_anew<E: Environment>(&mut self, cache: &Cache<E>, error: &Error) {
+    fn begin_again<E: Environment>(&mut self, cache: &Cache<E>, error: &Error) {
         self.note_trouble(cache, error);
         self.failing.forget_batch();
         if self.batch.take().is_some_and(|batch| batch.target.is_none()) {

@@ -192,8 +192,8 @@ mod tests {
             self.bytes.lock().expect("no test panics in here")[at..at + from.len()].copy_from_slice(from);
         }
 
-        fn store_summed(&self, _at: u64, _from: &[u8], _first: usize, _sums: &mut [u32]) {
-            unreachable!("a bare copy sums nothing");
+        fn store_summed(&self, _at: u64, _from: &[u8], _first: usize, _checksums: &mut [u32]) {
+            unreachable!("a bare copy checksums nothing");
         }
 
         fn store_line(&self, at: u64, line: &[u8; 64]) {
@@ -216,7 +216,7 @@ mod tests {
         }
 
         fn load_summed(&self, _at: u64, _into: &mut [u8]) -> core::result::Result<u32, MediaError> {
-            unreachable!("a bare copy sums nothing");
+            unreachable!("a bare copy checksums nothing");
         }
 
         fn write_back(&self, _at: u64, _length: u64) {}

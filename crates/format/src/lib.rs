@@ -24,7 +24,7 @@ mod unverified;
 
 pub use checksum::crc32c;
 pub use layout::{Layout, StructLayout};
-pub use record::{MAX_SUM_LINES, Record, RecordKind, RecordPlace, SUMS_PER_LINE, SumLine};
+pub use record::{CHECKSUMS_PER_LINE, ChecksumLine, MAX_SUM_LINES, Record, RecordKind, RecordPlace};
 pub use segment::{SegmentHeader, SegmentShape};
 pub use slot::{Slot, SlotContent};
 pub use state::{Drained, FormerDisk, LaneMark, LaneTail, StateShape};
@@ -58,7 +58,7 @@ pub fn structures() -> [StructLayout; 13] {
         SegmentEntry::layout(),
         SegmentHeader::layout(),
         Record::layout(),
-        SumLine::layout(),
+        ChecksumLine::layout(),
         Drained::layout(),
         FormerDisk::layout(),
         LaneTail::layout(),

@@ -4,20 +4,20 @@ use crate::{Unverified, checksum::crc32c, layout::on_media};
 use cbd_types::{ByteRange, CHECKSUM_BLOCK, MutationPoint, SECTOR, SegmentId};
 use zerocopy::{FromBytes, IntoBytes, little_endian::U32, little_endian::U64};
 
-/// Checksums in one further line.
-pub const SUMS_PER_LINE: usize = 12;
+/// Checksums in one continuation line.
+pub const CHECKSUMS_PER_LINE: usize = 12;
 
-/// Most further lines of a record: 1 MiB that begins and ends inside a block covers 257 blocks, the record holds the first.
-pub const MAX_SUM_LINES: u32 = 256u32.div_ceil(SUMS_PER_LINE as u32);
+/// Most continuation lines of a record: 1 MiB that begins and ends inside a block covers 257 blocks, the record holds the first.
+pub const MAX_SUM_LINES: u32 = 256u32.div_ceil(CHECKSUMS_PER_LINE as u32);
 
-/// Type byte of a further line with checksums.
+/// Type byte of a continuation line with checksums.
 const SUM_LINE: u8 = 0x80;
 
-/// Type byte of a further line with a map of damaged sectors.
+/// Type byte of a continuation line with a map of damaged sectors.
 const MAP_LINE: u8 = 0x81;
 
 /// Sectors of which one line of a map tells.
-pub const SECTORS_PER_LINE: u64 = SUMS_PER_LINE as u64 * 32;
+pub const SECTORS_PER_LINE: u64 = CHECKSUMS_PER_LINE as u64 * 32;
 
 /// What a record did.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -30,7 +30,7 @@ pub enum RecordKind {
     Discard,
     /// Data that was read from the backing device; clean.
     Fill,
-    /// The range is damaged; reads of it fail. Counts where the record that it condemns is still the newest.
+    /// The range is damaged; reads of it fail. Counts where the record that it marks bad is still the newest.
     Quarantine,
     /// Data that a client wrote and the backing device does not take. It stays dirty when *drained* passes its epoch, and is
     /// carried forward until the backing device takes it or something newer covers it.
@@ -102,7 +102,7 @@ on_media! {
         4 kind: u8,
         /// [`FLAG_DATA_CRC`].
         5 flags: u8,
-        /// Number of further lines.
+        /// Number of continuation lines.
         6 lines: u8,
         /// Zero.
         7 reserved: u8,
@@ -122,14 +122,14 @@ on_media! {
         48 first_sum: U32,
         /// Channel of the request; 0 for a local one.
         52 channel: U32,
-        /// The request's id on its channel, or the sequence number that a quarantine condemns.
+        /// The request's id on its channel, or the sequence number that a quarantine marks bad.
         56 reference: U64,
     }
 }
 
 on_media! {
-    /// A further line of a record: checksums of its second and later blocks, or a map of the sectors that a quarantine condemns.
-    pub struct SumLine, size 64 {
+    /// A continuation line of a record: checksums of its second and later blocks, or a map of the sectors that a quarantine marks bad.
+    pub struct ChecksumLine, size 64 {
         /// CRC32C over the segment's salt and number, the slot, and the bytes behind this field.
         0 crc: U32,
         /// 0x80; 0x81 for a map.
@@ -143,7 +143,7 @@ on_media! {
         /// Sequence number of its record.
         8 sequence: U64,
         /// CRC32C of each block; of a map, one bit for each sector.
-        16 sums: [U32; 12],
+        16 checksums: [U32; 12],
     }
 }
 
@@ -243,7 +243,7 @@ impl Record {
         ByteRange::at(self.offset.get(), self.length.get())
     }
 
-    /// Slots that it takes with its further lines.
+    /// Slots that it takes with its continuation lines.
     #[must_use]
     pub const fn slots(&self) -> u32 {
         1 + self.lines as u32
@@ -251,7 +251,7 @@ impl Record {
 
     /// Whether its data is checksummed.
     #[must_use]
-    pub const fn has_sums(&self) -> bool {
+    pub const fn has_checksums(&self) -> bool {
         self.flags & FLAG_DATA_CRC != 0
     }
 
@@ -280,13 +280,13 @@ pub const fn blocks_in(range: ByteRange) -> usize {
     ((range.end - 1) / CHECKSUM_BLOCK - range.start / CHECKSUM_BLOCK + 1) as usize
 }
 
-/// Number of further lines for the checksums of `range`.
+/// Number of continuation lines for the checksums of `range`.
 #[must_use]
 pub const fn sum_lines(range: ByteRange) -> u32 {
-    (blocks_in(range).saturating_sub(1)).div_ceil(SUMS_PER_LINE) as u32
+    (blocks_in(range).saturating_sub(1)).div_ceil(CHECKSUMS_PER_LINE) as u32
 }
 
-/// Number of further lines for a map of the sectors of `range`; more than [`MAX_SUM_LINES`] where it is too long for one.
+/// Number of continuation lines for a map of the sectors of `range`; more than [`MAX_SUM_LINES`] where it is too long for one.
 #[must_use]
 pub const fn map_lines(range: ByteRange) -> u32 {
     let lines = range.len().div_ceil(SECTOR).div_ceil(SECTORS_PER_LINE);
@@ -326,7 +326,7 @@ impl<'a> Unverified<&'a Record> {
         let range = record.range();
         let lines = match kind {
             RecordKind::Quarantine if record.lines > 0 => map_lines(range),
-            _ if kind.has_data() && record.has_sums() => sum_lines(range),
+            _ if kind.has_data() && record.has_checksums() => sum_lines(range),
             _ => 0,
         };
         let data_offset = u64::from(record.data_offset.get());
@@ -340,11 +340,11 @@ impl<'a> Unverified<&'a Record> {
     }
 }
 
-impl SumLine {
-    /// The `index`-th line of the record `sequence`, for at most [`SUMS_PER_LINE`] checksums.
+impl ChecksumLine {
+    /// The `index`-th line of the record `sequence`, for at most [`CHECKSUMS_PER_LINE`] checksums.
     #[must_use]
-    pub fn new(index: u8, sequence: u64, sums: &[u32]) -> Self {
-        Self::of_kind(SUM_LINE, index, sequence, sums)
+    pub fn new(index: u8, sequence: u64, checksums: &[u32]) -> Self {
+        Self::of_kind(SUM_LINE, index, sequence, checksums)
     }
 
     /// The `index`-th line of the map of the quarantine `sequence`.
@@ -353,17 +353,17 @@ impl SumLine {
         Self::of_kind(MAP_LINE, index, sequence, words)
     }
 
-    fn of_kind(kind: u8, index: u8, sequence: u64, sums: &[u32]) -> Self {
+    fn of_kind(kind: u8, index: u8, sequence: u64, checksums: &[u32]) -> Self {
         let mut line = Self {
             crc: U32::ZERO,
             kind,
             index,
-            count: sums.len() as u8,
+            count: checksums.len() as u8,
             reserved: 0,
             sequence: U64::new(sequence),
-            sums: [U32::ZERO; 12],
+            checksums: [U32::ZERO; 12],
         };
-        for (place, sum) in line.sums.iter_mut().zip(sums) {
+        for (place, sum) in line.checksums.iter_mut().zip(checksums) {
             *place = U32::new(*sum);
         }
         line
@@ -382,22 +382,22 @@ impl SumLine {
     }
 }
 
-impl Unverified<SumLine> {
+impl Unverified<ChecksumLine> {
     /// The line of checksums, if it is the `index`-th of the record `sequence` at this place.
     #[must_use]
-    pub fn verify(&self, place: &RecordPlace, index: u8, sequence: u64) -> Option<SumLine> {
+    pub fn verify(&self, place: &RecordPlace, index: u8, sequence: u64) -> Option<ChecksumLine> {
         self.verify_kind(SUM_LINE, place, index, sequence)
     }
 
     /// The line of a map, if it is the `index`-th of the quarantine `sequence` at this place.
     #[must_use]
-    pub fn verify_map(&self, place: &RecordPlace, index: u8, sequence: u64) -> Option<SumLine> {
+    pub fn verify_map(&self, place: &RecordPlace, index: u8, sequence: u64) -> Option<ChecksumLine> {
         self.verify_kind(MAP_LINE, place, index, sequence)
     }
 
-    /// The `index`-th further line of a record, whatever the record has them for.
+    /// The `index`-th continuation line of a record, whatever the record has them for.
     #[must_use]
-    pub fn verify_of(&self, record: &Record, place: &RecordPlace, index: u8) -> Option<SumLine> {
+    pub fn verify_of(&self, record: &Record, place: &RecordPlace, index: u8) -> Option<ChecksumLine> {
         let sequence = record.sequence.get();
         match record.kind() {
             RecordKind::Quarantine => self.verify_map(place, index, sequence),
@@ -405,13 +405,13 @@ impl Unverified<SumLine> {
         }
     }
 
-    fn verify_kind(&self, kind: u8, place: &RecordPlace, index: u8, sequence: u64) -> Option<SumLine> {
+    fn verify_kind(&self, kind: u8, place: &RecordPlace, index: u8, sequence: u64) -> Option<ChecksumLine> {
         let line = self
-            .demand(MutationPoint::SumsChecksum, |line| place.is_valid(&zerocopy::transmute!(*line)))?
-            .demand(MutationPoint::SumsKind, |line| line.kind == kind)?
-            .demand(MutationPoint::SumsIndex, |line| line.index == index)?
-            .demand(MutationPoint::SumsCount, |line| usize::from(line.count) <= SUMS_PER_LINE)?
-            .demand(MutationPoint::SumsSequence, |line| line.sequence.get() == sequence)?
+            .demand(MutationPoint::ChecksumsChecksum, |line| place.is_valid(&zerocopy::transmute!(*line)))?
+            .demand(MutationPoint::ChecksumsKind, |line| line.kind == kind)?
+            .demand(MutationPoint::ChecksumsIndex, |line| line.index == index)?
+            .demand(MutationPoint::ChecksumsCount, |line| usize::from(line.count) <= CHECKSUMS_PER_LINE)?
+            .demand(MutationPoint::ChecksumsSequence, |line| line.sequence.get() == sequence)?
             .accept();
         Some(line)
     }
@@ -497,10 +497,10 @@ mod tests {
         }
         assert_eq!(map_lines(ByteRange::at(0, cbd_types::CHUNK)), MAX_SUM_LINES);
         assert!(map_lines(ByteRange::at(0, u64::MAX)) > MAX_SUM_LINES);
-        let line = SumLine::map(0, 9, &[1, 2]);
-        let read = SumLine::decode(&line.encode(&PLACE));
+        let line = ChecksumLine::map(0, 9, &[1, 2]);
+        let read = ChecksumLine::decode(&line.encode(&PLACE));
         assert!(read.verify(&PLACE, 0, 9).is_none(), "a map is no line of checksums");
-        assert_eq!(read.verify_map(&PLACE, 0, 9).map(|line| line.sums), Some(line.sums));
+        assert_eq!(read.verify_map(&PLACE, 0, 9).map(|line| line.checksums), Some(line.checksums));
     }
 
     #[test]
@@ -524,9 +524,9 @@ mod tests {
 
     #[test]
     fn a_line_of_checksums_counts_only_as_itself_and_with_every_bit() {
-        let line = SumLine::new(1, 77, &[1, 2, 3]);
+        let line = ChecksumLine::new(1, 77, &[1, 2, 3]);
         let counts = |line: &[u8; 64], index, sequence| {
-            SumLine::decode(line).verify(&PLACE, index, sequence).is_some()
+            ChecksumLine::decode(line).verify(&PLACE, index, sequence).is_some()
         };
         let bytes = line.encode(&PLACE);
         assert!(counts(&bytes, 1, 77));
@@ -537,8 +537,11 @@ mod tests {
             damaged[bit / 8] ^= 1 << (bit % 8);
             assert!(!counts(&damaged, 1, 77), "bit {bit}");
         }
-        assert!(!counts(&SumLine { kind: 1, ..line }.encode(&PLACE), 1, 77), "a record");
-        assert!(!counts(&SumLine { count: 13, ..line }.encode(&PLACE), 1, 77), "more than there are places");
+        assert!(!counts(&ChecksumLine { kind: 1, ..line }.encode(&PLACE), 1, 77), "a record");
+        assert!(
+            !counts(&ChecksumLine { count: 13, ..line }.encode(&PLACE), 1, 77),
+            "more than there are places"
+        );
     }
 
     #[test]

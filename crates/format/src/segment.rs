@@ -20,7 +20,7 @@ on_media! {
         8 cache_id: U64,
         /// Its own number: a header copied elsewhere does not count.
         16 segment: U32,
-        /// Raised whenever the segment is used anew; records carry it.
+        /// Raised whenever the segment is reused; records carry it.
         20 generation: U32,
         /// Random; seeds the checksums of the records.
         24 salt: U64,

@@ -163,7 +163,7 @@ impl Unverified<Superblock> {
         if block.version.get() == 0 && MutationPoint::SuperblockVersion.is_active() {
             return Err(Error::new(
                 ErrorKind::Unsupported,
-                "the region has format version 0, which was never settled: drain it with the program that made it, and format it anew",
+                "the region has format version 0, which was never settled: drain it with the program that made it, and format it again",
             ));
         }
         let incompatible = block.incompatible.get() & !INCOMPATIBLE_KNOWN;

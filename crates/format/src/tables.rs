@@ -39,7 +39,7 @@ on_media! {
         0 state: U32,
         /// Bytes of `name` in use.
         4 name_length: U32,
-        /// Raised whenever the row is registered anew.
+        /// Raised whenever the row is registered again.
         8 ownership: U64,
         /// Name in UTF-8, zero-padded.
         16 name: [u8; 64],
@@ -124,7 +124,7 @@ on_media! {
         8 backend: U32,
         /// Bytes of `export` in use.
         12 export_length: U32,
-        /// Raised whenever the row is used anew.
+        /// Raised whenever the row is reused.
         16 ownership: U64,
         /// `uuid` of the backend it stands on: a row that names another one is stale.
         24 backend_uuid: [u8; 16],

@@ -60,7 +60,7 @@ pub enum Structure {
     /// A record.
     Record,
     /// A checksum line.
-    SumLine,
+    ChecksumLine,
     /// Data.
     Data,
     /// A range whose reads fail.
@@ -185,7 +185,7 @@ pub enum SlotKind {
 
 /// The repair of a finding, which does not change the result of recovery.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Mend {
+pub enum Repair {
     /// Store the good copy over the damaged one, byte for byte.
     Copy {
         /// Its name.
@@ -210,7 +210,7 @@ pub enum Mend {
     },
 }
 
-impl fmt::Display for Mend {
+impl fmt::Display for Repair {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Copy { what, from, to, length } => {

@@ -24,7 +24,7 @@ pub mod report;
 pub mod rescue;
 
 pub use bytes::Bytes;
-pub use finding::{Finding, Mend, Place, Severity, SlotKind, Structure};
+pub use finding::{Finding, Place, Repair, Severity, SlotKind, Structure};
 pub use private::PrivateMemory;
 pub use report::{BackendSummary, Outcome, Report};
 

@@ -11,7 +11,7 @@
 
 use crate::Progress;
 use cbd_backing::{
-    Backing, BackingFile, DISK_PATIENCE, Options as DiskOptions, PollableQueue, after_predecessor,
+    Backing, BackingFile, DISK_TIMEOUT, Options as DiskOptions, PollableQueue, after_predecessor,
 };
 use cbd_pcache::{Cache, Finding, Image, LogEnd, RangeList, Scanned, Sink, Stage, Survey, Unreadable};
 use cbd_types::backing::BackingDone;
@@ -112,7 +112,7 @@ pub fn rescue(options: &Options, progress: &mut dyn FnMut(Progress)) -> Result<R
     let (cache, survey) = opened(options, progress)?;
     let to = options.to.as_ref();
     let to = to.ok_or_else(|| Error::new(ErrorKind::InvalidArgument, "it is not said to which disk"))?;
-    let disk = after_predecessor(DISK_PATIENCE, || open_disk(to, &survey, false))?;
+    let disk = after_predecessor(DISK_TIMEOUT, || open_disk(to, &survey, false))?;
     // 1. Write all intact data, in ascending order.
     let mut writer = Writer { disk: Disk::new(&disk)?, in_flight: Vec::new(), failed: Vec::new() };
     let scanned = scan(&cache, &mut writer, "writing to the disk", progress);

@@ -94,11 +94,11 @@ impl Pmem for PrivateMemory {
         self.0.any.store(true, Ordering::Release);
     }
 
-    fn store_summed(&self, at: u64, from: &[u8], first: usize, sums: &mut [u32]) {
-        debug_assert_eq!(sums.len(), blocks_of(from.len(), first));
+    fn store_summed(&self, at: u64, from: &[u8], first: usize, checksums: &mut [u32]) {
+        debug_assert_eq!(checksums.len(), blocks_of(from.len(), first));
         let (head, rest) = from.split_at(first.min(from.len()));
         let blocks = std::iter::once(head).chain(rest.chunks(cbd_types::CHECKSUM_BLOCK as usize));
-        for (sum, block) in sums.iter_mut().zip(blocks) {
+        for (sum, block) in checksums.iter_mut().zip(blocks) {
             *sum = cbd_format::crc32c(block);
         }
         self.store(at, from);

@@ -10,7 +10,7 @@
 //! Elsewhere: asking for confirmation (`cbdctrl`).
 
 use crate::check::{DataChecked, check};
-use crate::finding::{Finding, Mend, Severity, SlotKind};
+use crate::finding::{Finding, Repair, Severity, SlotKind};
 use crate::report::Report;
 use crate::{Bytes, PrivateMemory, Progress};
 use cbd_engine::{TwoSlots, copy_over};
@@ -28,7 +28,7 @@ pub struct Plan {
     /// The findings afterwards.
     pub after: Report,
     /// The steps, in this order.
-    pub mends: Vec<Mend>,
+    pub repairs: Vec<Repair>,
 }
 
 impl Plan {
@@ -45,14 +45,14 @@ impl Plan {
 /// be applied then.
 pub fn plan(bytes: &Arc<dyn Bytes>, progress: &mut dyn FnMut(Progress)) -> Result<Plan> {
     let before = check(Arc::clone(bytes), DataChecked::Dirty, progress);
-    let mends = before.mends.clone();
-    if mends.is_empty() {
-        return Ok(Plan { after: before.clone(), before, mends });
+    let repairs = before.repairs.clone();
+    if repairs.is_empty() {
+        return Ok(Plan { after: before.clone(), before, repairs });
     }
     let copy = PrivateMemory::new(Arc::clone(bytes));
     let trial = Region::new(copy.clone());
-    for mend in &mends {
-        apply(&trial, mend)?;
+    for repair in &repairs {
+        apply(&trial, repair)?;
     }
     let after = check(Arc::new(copy), DataChecked::Dirty, progress);
     if after.fingerprint != before.fingerprint {
@@ -62,26 +62,26 @@ pub fn plan(bytes: &Arc<dyn Bytes>, progress: &mut dyn FnMut(Progress)) -> Resul
              the region and report it",
         ));
     }
-    Ok(Plan { before, after, mends })
+    Ok(Plan { before, after, repairs })
 }
 
 /// Applies one repair, durably.
 ///
 /// # Errors
 /// [`ErrorKind::Media`] when the memory fails or returns other data.
-pub fn apply<P: Pmem>(region: &Region<P>, mend: &Mend) -> Result<()> {
-    match mend {
-        Mend::Copy { from, to, length, .. } => {
+pub fn apply<P: Pmem>(region: &Region<P>, repair: &Repair) -> Result<()> {
+    match repair {
+        Repair::Copy { from, to, length, .. } => {
             let mut good = vec![0; *length as usize];
             region.load(*from, &mut good)?;
             copy_over(region, *from, *to, good.len())?;
             let mut read = vec![0; good.len()];
             region.load(*to, &mut read)?;
             if read != good {
-                return Err(not_taken(mend));
+                return Err(not_taken(repair));
             }
         }
-        Mend::Slot { kind, at, place, .. } => {
+        Repair::Slot { kind, at, place, .. } => {
             let is_whole = match kind {
                 SlotKind::Host => store_again::<HostEntry, P>(region, *at, *place),
                 SlotKind::Backend => store_again::<BackendEntry, P>(region, *at, *place),
@@ -93,18 +93,18 @@ pub fn apply<P: Pmem>(region: &Region<P>, mend: &Mend) -> Result<()> {
                 SlotKind::Former => store_again::<FormerDisk, P>(region, *at, *place),
             };
             if !is_whole {
-                return Err(not_taken(mend));
+                return Err(not_taken(repair));
             }
         }
     }
-    if region.memory().failed_at().is_some() { Err(not_taken(mend)) } else { Ok(()) }
+    if region.memory().failed_at().is_some() { Err(not_taken(repair)) } else { Ok(()) }
 }
 
-fn not_taken(mend: &Mend) -> Error {
+fn not_taken(repair: &Repair) -> Error {
     Error::new(
         ErrorKind::Media,
         format!(
-            "the region's memory did not take what was stored ({mend}): it is failing; rescue what is dirty, then replace it"
+            "the region's memory did not take what was stored ({repair}): it is failing; rescue what is dirty, then replace it"
         ),
     )
 }

@@ -1,6 +1,6 @@
 //! The result of a check.
 
-use crate::finding::{Finding, Mend, Severity};
+use crate::finding::{Finding, Repair, Severity};
 use cbd_types::ByteRange;
 use serde::Serialize;
 
@@ -161,7 +161,7 @@ pub struct Report {
     pub findings: Vec<Finding>,
     /// The repairs of the findings.
     #[serde(skip)]
-    pub mends: Vec<Mend>,
+    pub repairs: Vec<Repair>,
     /// A hash of the recovered logs: equal if recovery had the same result.
     #[serde(skip)]
     pub fingerprint: u64,
@@ -179,13 +179,13 @@ impl Report {
             counted: Counted { slots: 0, headers: 0, lines: 0, verified_records: 0, verified_bytes: 0 },
             found: [0; 4],
             findings: Vec::new(),
-            mends: Vec::new(),
+            repairs: Vec::new(),
             fingerprint: 0,
         }
     }
 
     /// Adds a finding, and its repair.
-    pub(crate) fn add(&mut self, finding: Finding, mend: Option<Mend>) {
+    pub(crate) fn add(&mut self, finding: Finding, repair: Option<Repair>) {
         let outcome = match finding.severity {
             Severity::Note => Outcome::Clean,
             Severity::Corrected => Outcome::Corrected,
@@ -195,7 +195,7 @@ impl Report {
         self.outcome = self.outcome.max(outcome);
         self.exit_code = self.outcome.exit_code();
         self.found[finding.severity as usize] += 1;
-        self.mends.extend(mend);
+        self.repairs.extend(repair);
         if self.findings.len() < LISTED_MAX {
             self.findings.push(finding);
         }

@@ -11,9 +11,11 @@
 use crate::Progress;
 use crate::report::RangeSummary;
 use cbd_backing::{
-    Backing, BackingFile, DISK_PATIENCE, Identity, Options as DiskOptions, PollableQueue, after_predecessor,
+    Backing, BackingFile, DISK_TIMEOUT, Identity, Options as DiskOptions, PollableQueue, after_predecessor,
 };
-use cbd_engine::{BackendEntry, Cache, Environment, Maintainer, Mixed, Pages, Settings, Step, Transport};
+use cbd_engine::{
+    BackendEntry, BackgroundWorker, Cache, Environment, Mixed, Pages, Settings, Step, Transport,
+};
 use cbd_export::wake::{Interest, WaitSet};
 use cbd_pmem::Mapping;
 use cbd_runtime::{ProcessEnvironment, region::sync_region};
@@ -41,7 +43,7 @@ pub struct Options {
     /// Recover a cache although the machine crashed while it was in use, and some of its pages may be old.
     pub after_crash: bool,
     /// Timeout without progress on the disk.
-    pub patience: Duration,
+    pub timeout: Duration,
 }
 
 impl Default for Options {
@@ -52,7 +54,7 @@ impl Default for Options {
             other_disk: false,
             forget_disk: None,
             after_crash: false,
-            patience: Duration::from_secs(60),
+            timeout: Duration::from_secs(60),
         }
     }
 }
@@ -235,7 +237,7 @@ fn one(
     }
     // 1. The disk first: writes that a killed predecessor left in the kernel have completed when it is
     //    locked.
-    let (disk, warnings) = after_predecessor(DISK_PATIENCE, || options.open_disk(&entry.into(), false))?;
+    let (disk, warnings) = after_predecessor(DISK_TIMEOUT, || options.open_disk(&entry.into(), false))?;
     rescued.warnings = warnings;
     // 2. The engine's recovery.
     let mixed = if options.after_crash { Mixed::Recover } else { Mixed::Refuse };
@@ -259,9 +261,9 @@ fn one(
     let moves = Identity::parse(&entry.identity)?.same_disk(&disk.identity()).is_err();
     rescued.moved_from = record_move(transport, entry, &disk, options, moves)?;
     // 5. The engine's writeback.
-    let maintainer = Maintainer::new(Arc::clone(&cache), queue, disk.geometry());
+    let worker = BackgroundWorker::new(Arc::clone(&cache), queue, disk.geometry());
     let mut drain =
-        Drain { cache: &cache, maintainer, environment, waiting: WaitSet::new(), patience: options.patience };
+        Drain { cache: &cache, worker, environment, waiting: WaitSet::new(), timeout: options.timeout };
     drain.waiting.add(descriptor, Interest::Read);
     let result = drain.run(progress);
     // 6. Marks, as at a clean stop.
@@ -301,10 +303,10 @@ fn one(
 
 struct Drain<'a> {
     cache: &'a Arc<ToolCache>,
-    maintainer: Maintainer<ProcessEnvironment, Box<dyn PollableQueue>>,
+    worker: BackgroundWorker<ProcessEnvironment, Box<dyn PollableQueue>>,
     environment: &'a Arc<ProcessEnvironment>,
     waiting: WaitSet,
-    patience: Duration,
+    timeout: Duration,
 }
 
 impl Drain<'_> {
@@ -315,7 +317,7 @@ impl Drain<'_> {
         let mut moved = Instant::now();
         let mut seen = (Epoch(0), u64::MAX, 0);
         loop {
-            let step = self.maintainer.step();
+            let step = self.worker.step();
             if matches!(step, Step::Idle { .. }) && self.cache.is_drained(target) {
                 return Ok(());
             }
@@ -340,7 +342,7 @@ impl Drain<'_> {
                 moved = Instant::now();
             }
             seen = now;
-            let left = self.patience.saturating_sub(moved.elapsed());
+            let left = self.timeout.saturating_sub(moved.elapsed());
             if left.is_zero() {
                 return Err(self.gave_up(status.backing_trouble.map(|trouble| trouble.error)));
             }
@@ -350,7 +352,7 @@ impl Drain<'_> {
     }
 
     fn gave_up(&self, trouble: Option<String>) -> Error {
-        let seconds = self.patience.as_secs();
+        let seconds = self.timeout.as_secs();
         let text = match (trouble, self.cache.status().region_failed) {
             (_, Some(failed)) => failed,
             (Some(trouble), None) => format!("nothing has reached the disk for {seconds} s: {trouble}"),

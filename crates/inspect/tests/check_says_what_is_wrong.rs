@@ -89,7 +89,7 @@ fn a_superblock_of_a_newer_program_overrides_the_other() {
         assert_eq!(finding.structure, Structure::Superblock);
         assert_eq!(finding.place.at, Some(place.superblocks()[which]));
         assert!(finding.what.contains("newer CBD") && finding.what.contains("feature 40"), "{finding:#?}");
-        assert!(finding.advice.contains("do not format") && report.mends.is_empty(), "{report:#?}");
+        assert!(finding.advice.contains("do not format") && report.repairs.is_empty(), "{report:#?}");
     }
 }
 
@@ -282,7 +282,7 @@ fn a_damaged_copy_of_a_checksum_line_is_identified() {
         let [record, _] = SHAPE.slot(number(&long_record(&place), "slot") as u32);
         let at = number(&long_record(&place), "at") - record + primary + mirror;
         place.damage(at + 17);
-        only_is(&place.check(DataChecked::None), Structure::SumLine, Severity::Corrected, at, "line");
+        only_is(&place.check(DataChecked::None), Structure::ChecksumLine, Severity::Corrected, at, "line");
     }
 }
 
@@ -299,7 +299,7 @@ fn blocks_without_checksums_are_unreadable() {
     place.damage(at + PAGE + 17);
     let report = place.check(DataChecked::None);
     let finding = only(&report);
-    assert_eq!((finding.structure, finding.severity), (Structure::SumLine, Severity::Affected));
+    assert_eq!((finding.structure, finding.severity), (Structure::ChecksumLine, Severity::Affected));
     assert_eq!((finding.place.offset, finding.place.bytes), (Some(2 * BLOCK), Some(3 * BLOCK)));
 }
 

@@ -7,7 +7,7 @@ use cbd_format::{Layout, PAGE, superblock::FEATURE_USE_NOTES};
 use cbd_inspect::check::{DataChecked, check};
 use cbd_inspect::dump::{Filter, What};
 use cbd_inspect::repair::{Plan, apply, plan};
-use cbd_inspect::{Bytes, Mend, Outcome, PrivateMemory, Severity, Structure};
+use cbd_inspect::{Bytes, Outcome, PrivateMemory, Repair, Severity, Structure};
 use cbd_pmem::{Mapping, OpenOptions};
 use cbd_types::Region;
 use std::sync::Arc;
@@ -24,8 +24,8 @@ fn repaired(place: &Place) -> Plan {
     let region =
         Arc::new(Region::new(Mapping::open(place.region(), &OpenOptions::default()).expect("mapped")));
     let plan = plan(&(Arc::clone(&region) as Arc<dyn Bytes>), &mut |_| {}).expect("a plan");
-    for mend in &plan.mends {
-        apply(&region, mend).expect("repaired");
+    for repair in &plan.repairs {
+        apply(&region, repair).expect("repaired");
     }
     plan
 }
@@ -66,7 +66,7 @@ fn an_intact_region_needs_no_repair() {
     let place = used();
     let before = place.image();
     let plan = repaired(&place);
-    assert!(plan.mends.is_empty() && plan.left_alone().next().is_none());
+    assert!(plan.repairs.is_empty() && plan.left_alone().next().is_none());
     assert!(place.image() == before);
 }
 
@@ -79,7 +79,7 @@ fn every_structure_with_one_damaged_copy_is_whole_again() {
     assert_eq!(damaged.outcome, Outcome::Corrected, "{:#?}", damaged.findings);
     assert_eq!(damaged.fingerprint, whole.fingerprint, "recovery needs only one copy");
     let plan = repaired(&place);
-    assert!(plan.mends.len() > 75, "{}", plan.mends.len());
+    assert!(plan.repairs.len() > 75, "{}", plan.repairs.len());
     let after = place.check(DataChecked::All);
     assert_eq!(after.found, [0; 4], "{:#?}", after.findings);
     assert_eq!(after.fingerprint, whole.fingerprint);
@@ -107,13 +107,13 @@ fn a_repair_can_be_interrupted_after_every_step() {
     let bytes: Arc<dyn Bytes> = Arc::new(place.image());
     let plan = plan(&bytes, &mut |_| {}).expect("a plan");
     let copy = PrivateMemory::new(Arc::clone(&bytes));
-    for (step, mend) in plan.mends.iter().enumerate() {
-        apply(&Region::new(copy.clone()), mend).expect("repaired");
+    for (step, repair) in plan.repairs.iter().enumerate() {
+        apply(&Region::new(copy.clone()), repair).expect("repaired");
         if step % 16 != 0 {
             continue;
         }
         let cut_off = check(Arc::new(copy.clone()), DataChecked::None, &mut |_| {});
-        assert_eq!(cut_off.fingerprint, whole.fingerprint, "behind step {step}: {mend}");
+        assert_eq!(cut_off.fingerprint, whole.fingerprint, "behind step {step}: {repair}");
     }
 }
 
@@ -125,13 +125,13 @@ fn a_torn_store_of_a_repair_does_not_change_the_result_of_recovery() {
     let image = place.image();
     let bytes: Arc<dyn Bytes> = Arc::new(image.clone());
     let plan = plan(&bytes, &mut |_| {}).expect("a plan");
-    for (number, mend) in plan.mends.iter().enumerate().step_by(5) {
+    for (number, repair) in plan.repairs.iter().enumerate().step_by(5) {
         let copy = PrivateMemory::new(Arc::clone(&bytes));
-        apply(&Region::new(copy.clone()), mend).expect("repaired");
-        let (at, length) = match mend {
-            Mend::Copy { to, length, .. } => (*to, *length as usize),
+        apply(&Region::new(copy.clone()), repair).expect("repaired");
+        let (at, length) = match repair {
+            Repair::Copy { to, length, .. } => (*to, *length as usize),
             // One of the two was written.
-            Mend::Slot { at: [first, second], .. } => {
+            Repair::Slot { at: [first, second], .. } => {
                 let mut now = [0; 64];
                 Bytes::load(&copy, *first, &mut now).expect("read");
                 let first_differs = now != image[*first as usize..*first as usize + 64];
@@ -147,7 +147,7 @@ fn a_torn_store_of_a_repair_does_not_change_the_result_of_recovery() {
             torn[start..start + bytes.len()].copy_from_slice(bytes);
         }
         let report = check(Arc::new(torn), DataChecked::None, &mut |_| {});
-        assert_eq!(report.fingerprint, whole.fingerprint, "{mend}");
+        assert_eq!(report.fingerprint, whole.fingerprint, "{repair}");
     }
 }
 
@@ -163,7 +163,7 @@ fn a_feature_that_one_superblock_names_is_not_removed() {
         let lacks_it = superblocks[1 - which];
         only_is(&before, Structure::Superblock, Severity::Corrected, lacks_it, "feature");
         let plan = repaired(&place);
-        assert_eq!(plan.mends.len(), 1);
+        assert_eq!(plan.repairs.len(), 1);
         let image = place.image();
         let copies = superblocks.map(|at| image[at as usize..at as usize + 192].to_vec());
         assert_eq!(copies[0], copies[1]);
@@ -182,7 +182,7 @@ fn what_lost_both_copies_is_left_alone_and_said_so() {
     place.damage(60);
     let before = place.check(DataChecked::None);
     let plan = repaired(&place);
-    assert_eq!(plan.mends.len(), 1, "the superblock only");
+    assert_eq!(plan.repairs.len(), 1, "the superblock only");
     assert!(plan.left_alone().any(|finding| finding.place.at == Some(record)));
     let after = place.check(DataChecked::None);
     assert_eq!((after.outcome, after.fingerprint), (Outcome::Affected, before.fingerprint));
@@ -200,7 +200,7 @@ fn a_torn_last_write_stays_dropped() {
     place.damage(number(&last, "at") + PAGE + 9);
     let before = place.image();
     let plan = repaired(&place);
-    assert!(plan.mends.is_empty());
+    assert!(plan.repairs.is_empty());
     assert!(place.image() == before);
 }
 
@@ -213,7 +213,7 @@ fn rows_that_a_crash_left_in_one_slot_are_restored_in_both() {
     // As before the second of its stores.
     place.change(number(backend, "at"), 1024, |slot| slot.fill(0));
     let report = place.check(DataChecked::None);
-    assert!(report.mends.len() == 1 || report.found[0] + report.found[1] == 1, "{:#?}", report.findings);
+    assert!(report.repairs.len() == 1 || report.found[0] + report.found[1] == 1, "{:#?}", report.findings);
     repaired(&place);
     assert_eq!(place.check(DataChecked::None).found, [0; 4]);
 }
@@ -224,5 +224,5 @@ fn a_region_without_superblocks_has_no_repair() {
     place.damage(60);
     place.damage(Layout::second_superblock(place.image().len() as u64) + 60);
     let plan = repaired(&place);
-    assert!(plan.mends.is_empty() && plan.before.transport.is_none());
+    assert!(plan.repairs.is_empty() && plan.before.transport.is_none());
 }

@@ -207,7 +207,7 @@ fn a_rescue_that_wrote_nothing_to_the_other_disk_does_not_move_the_backend() {
     place.write_and_die(100, 3);
     let (_, to) = to_a_copy(&place);
     let (_file, sealed) = sealed_copy(&place);
-    let done = rescued(&place, &Options { to: Some(sealed), patience: Duration::from_secs(1), ..to });
+    let done = rescued(&place, &Options { to: Some(sealed), timeout: Duration::from_secs(1), ..to });
     assert!(!done.complete, "{done:?}");
     assert_eq!(moved_from(&place), None);
     assert!(rescued(&place, &Options::default()).complete);
@@ -284,7 +284,7 @@ fn content_after_two_rescues(place: &Place, is_due: impl Fn(&Place) -> bool) -> 
         backend: Some(BackendId(0)),
         to: Some(to.to_owned()),
         other_disk: true,
-        patience: Duration::from_secs(5),
+        timeout: Duration::from_secs(5),
         ..Options::default()
     };
     let region = Mapping::open(place.region(), &OpenOptions::default()).expect("mapped");
@@ -372,7 +372,7 @@ fn a_second_rescue_that_brought_nothing_to_its_disk_leaves_the_first_one_as_it_w
     let second = second.display().to_string();
     place.transport().move_backend(BackendId(0), &second, &token).expect("stored");
     let (_file, sealed) = sealed_copy(&place);
-    let done = rescued(&place, &Options { to: Some(sealed), patience: Duration::from_secs(1), ..to });
+    let done = rescued(&place, &Options { to: Some(sealed), timeout: Duration::from_secs(1), ..to });
     assert!(!done.complete, "{done:?}");
     assert_eq!(moved_from(&place), Some(place.disk().display().to_string()));
     assert_eq!([place.disk(), PathBuf::from(second)].map(|it| is_refused(&place, &it)), [true, false]);
@@ -433,12 +433,12 @@ fn a_second_rescue_continues_where_the_first_was_interrupted() {
     {
         use cbd_backing::Backing;
         let queue = disk.open_queue(4).expect("a queue");
-        let mut maintainer =
-            cbd_engine::Maintainer::new(std::sync::Arc::clone(&process.cache), queue, disk.geometry());
+        let mut worker =
+            cbd_engine::BackgroundWorker::new(std::sync::Arc::clone(&process.cache), queue, disk.geometry());
         process.cache.request_drain();
         let begun = process.cache.drained_epoch();
         while process.cache.drained_epoch().0 < begun.0 + 3 {
-            maintainer.step();
+            worker.step();
         }
     }
     drop((process, disk));

@@ -454,22 +454,22 @@ int cbd_device_close(struct cbd_device *device);
 
 /*
  Drains the device, closes it, and removes the disk from the region: it is a plain disk again, with all its
- data. Fails after `patience_s` seconds without progress (0: 60). After a failure `*device` is NULL if the
+ data. Fails after `timeout_s` seconds without progress (0: 60). After a failure `*device` is NULL if the
  device is closed, and unchanged otherwise.
 
  # Safety
  `device` leads to an open device, or to NULL, or is NULL; no other thread uses the device.
  */
-int cbd_device_detach(struct cbd_device **device, uint32_t patience_s);
+int cbd_device_detach(struct cbd_device **device, uint32_t timeout_s);
 
 /*
- Writes everything that was written before to the disk. Fails after `patience_s` seconds without progress
+ Writes everything that was written before to the disk. Fails after `timeout_s` seconds without progress
  (0: 60): the dirty data stays in the region then.
 
  # Safety
  `device` is open or NULL.
  */
-int cbd_device_drain(const struct cbd_device *device, uint32_t patience_s);
+int cbd_device_drain(const struct cbd_device *device, uint32_t timeout_s);
 
 /*
  The properties of the device.

@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// The default timeout of a drain without progress.
-pub const DRAIN_PATIENCE: Duration = Duration::from_secs(60);
+pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The number of stripes that hold idle queues of synchronous calls.
 const STRIPES: usize = 16;
@@ -276,16 +276,16 @@ impl Device {
     /// called every few milliseconds, and can end the wait with its own error.
     ///
     /// # Errors
-    /// [`ErrorKind::Backing`] or [`ErrorKind::TimedOut`] when there was no progress for `patience`, or the
+    /// [`ErrorKind::Backing`] or [`ErrorKind::TimedOut`] when there was no progress for `timeout`, or the
     /// disk refuses ranges permanently. Dirty data stays in the region then.
     pub fn drain(
         &self,
-        patience: Duration,
+        timeout: Duration,
         progress: &mut dyn FnMut(&DrainProgress) -> ControlFlow<Error>,
     ) -> Result<u64> {
         let Some(cache) = self.running.run.cache() else { return Ok(0) };
         self.running.guarded(|| {
-            until_drained(cache, cache.request_drain(), patience, progress)
+            until_drained(cache, cache.request_drain(), timeout, progress)
                 .map_err(|why| why.into_error(self.id, |_| String::new()))
         })
     }
@@ -316,13 +316,13 @@ impl Device {
     /// Those of [`drain`](Self::drain), and [`ErrorKind::Busy`] while queues of it are open; the device is
     /// returned then, and stays usable. If its row cannot be removed, the device is closed, and the region
     /// still has the row.
-    pub fn detach(self, patience: Duration) -> std::result::Result<(), (Option<Self>, Error)> {
+    pub fn detach(self, timeout: Duration) -> std::result::Result<(), (Option<Self>, Error)> {
         let queues = self.queues_open();
         if queues > 0 {
             let text = format!("{queues} queues of {} are open: close them first", self.path);
             return Err((Some(self), Error::new(ErrorKind::Busy, text)));
         }
-        if let Err(error) = self.drain(patience, &mut |_| ControlFlow::Continue(())) {
+        if let Err(error) = self.drain(timeout, &mut |_| ControlFlow::Continue(())) {
             return Err((Some(self), error));
         }
         let (held, id) = (Arc::clone(&self.running.held), self.id);

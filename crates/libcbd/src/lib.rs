@@ -53,6 +53,6 @@ pub use cbd_types::{
     AlignedBuffer, BackendId, ByteRange, Completion, Durability, Error, ErrorKind, Geometry, Operation,
     Request, Result,
 };
-pub use device::{DRAIN_PATIENCE, Device};
+pub use device::{DRAIN_TIMEOUT, Device};
 pub use queue::Queue;
 pub use region::{DeviceOptions, Format, Region, RegionInfo, RegionOptions};

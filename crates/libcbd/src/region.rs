@@ -7,13 +7,13 @@
 
 use crate::Device;
 use crate::device::Running;
-use cbd_backing::{DISK_PATIENCE, after_predecessor};
+use cbd_backing::{DISK_TIMEOUT, after_predecessor};
 use cbd_engine::{BackendEntry, Consistency, FormatOptions, Settings, Transport};
 use cbd_pmem::{Info, Mapping, OpenOptions};
 use cbd_runtime::disk::{default_handlers, entries, refuse_overlap};
 use cbd_runtime::moved::{refuse_former, settle};
 use cbd_runtime::region::{
-    Before, REGION_PATIENCE, check_host_name, open_transport, require_persistent, sync_region_at_end,
+    Before, REGION_TIMEOUT, check_host_name, open_transport, require_persistent, sync_region_at_end,
 };
 use cbd_runtime::{Asked, Disk, Manner, NewBackend, ProcessEnvironment, RunningBackend};
 use cbd_types::{
@@ -140,7 +140,7 @@ impl Region {
     fn open_at(path: &str, options: &RegionOptions) -> Result<Self> {
         let how =
             OpenOptions { size: options.size, create: options.format.is_some(), ..OpenOptions::default() };
-        let mapping = after_predecessor(REGION_PATIENCE, || Mapping::open(path, &how))?;
+        let mapping = after_predecessor(REGION_TIMEOUT, || Mapping::open(path, &how))?;
         let info = mapping.info();
         if options.require_persistent {
             require_persistent(path, &info)?;
@@ -269,7 +269,7 @@ impl Region {
         };
         asked.check(entry, held.transport.info().layout.segment_size)?;
         // A predecessor that was just killed may still have writes in flight in the kernel.
-        let started = after_predecessor(DISK_PATIENCE, || held.start(entry, path))?;
+        let started = after_predecessor(DISK_TIMEOUT, || held.start(entry, path))?;
         Ok(Device::new(Arc::clone(held), entry.id, path, started, open))
     }
 

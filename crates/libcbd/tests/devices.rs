@@ -4,7 +4,7 @@
 mod support;
 
 use cbd::{
-    AlignedBuffer, ByteRange, Completion, DRAIN_PATIENCE, Device, DeviceOptions, Error, ErrorKind, Operation,
+    AlignedBuffer, ByteRange, Completion, DRAIN_TIMEOUT, Device, DeviceOptions, Error, ErrorKind, Operation,
     Queue, Region, Request, Settings,
 };
 use std::ops::ControlFlow;
@@ -146,7 +146,7 @@ fn zeroes_and_discards_read_as_zeroes_and_reach_the_disk() {
     }
     assert_eq!(read(&device, 5), vec![9; BLOCK]);
     device.flush().unwrap();
-    device.drain(DRAIN_PATIENCE, &mut |_| ControlFlow::Continue(())).unwrap();
+    device.drain(DRAIN_TIMEOUT, &mut |_| ControlFlow::Continue(())).unwrap();
     for block in [0, 1, 4] {
         assert_eq!(place.on_disk(block), vec![0; BLOCK], "block {block}");
     }
@@ -182,11 +182,11 @@ fn a_drain_writes_everything_to_the_disk_and_can_be_cancelled() {
         device.write_at(&pattern(block, 3), place_of(block)).unwrap();
     }
     let ended = device
-        .drain(DRAIN_PATIENCE, &mut |_| ControlFlow::Break(Error::new(ErrorKind::TimedOut, "enough")))
+        .drain(DRAIN_TIMEOUT, &mut |_| ControlFlow::Break(Error::new(ErrorKind::TimedOut, "enough")))
         .unwrap_err();
     assert_eq!(ended.line(), "enough");
     device.set_settings(Settings { writeback_rate: 0, ..device.settings() }).unwrap();
-    device.drain(DRAIN_PATIENCE, &mut |_| ControlFlow::Continue(())).unwrap();
+    device.drain(DRAIN_TIMEOUT, &mut |_| ControlFlow::Continue(())).unwrap();
     assert_eq!(device.status().unwrap().dirty_bytes, 0);
     for block in 0..512 {
         assert_eq!(version(block, &place.on_disk(block)), 3);
@@ -214,7 +214,7 @@ fn a_detached_disk_is_a_plain_disk_with_all_its_data_and_its_space_is_free_again
     for block in 0..256 {
         device.write_at(&pattern(block, 5), place_of(block)).unwrap();
     }
-    device.detach(DRAIN_PATIENCE).unwrap();
+    device.detach(DRAIN_TIMEOUT).unwrap();
     for block in 0..256 {
         assert_eq!(version(block, &place.on_disk(block)), 5);
     }
@@ -227,7 +227,7 @@ fn a_device_with_open_queues_is_not_detached_and_ends_with_the_last_of_them() {
     let place = Place::new();
     let (region, device) = place.cached(8 * MIB);
     let mut queue = device.queue().unwrap();
-    let (device, error) = device.detach(DRAIN_PATIENCE).unwrap_err();
+    let (device, error) = device.detach(DRAIN_TIMEOUT).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Busy);
     assert_eq!(device.unwrap().close().unwrap_err().kind(), ErrorKind::Busy);
     queue.write_at(1, &pattern(0, 1), 0, false).unwrap();
@@ -250,5 +250,5 @@ fn a_disk_without_a_cache_is_written_at_once() {
     device.flush().unwrap();
     assert!(device.status().is_none());
     assert_eq!(device.set_settings(Settings::default()).unwrap_err().kind(), ErrorKind::InvalidArgument);
-    device.detach(DRAIN_PATIENCE).unwrap();
+    device.detach(DRAIN_TIMEOUT).unwrap();
 }

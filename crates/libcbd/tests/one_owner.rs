@@ -95,7 +95,7 @@ fn the_library_opens_the_cache_of_the_daemon() {
     read_is(&device, 8);
     write(&device, 9);
     // The daemon's block device on it is removed with the backend.
-    device.detach(cbd::DRAIN_PATIENCE).unwrap();
+    device.detach(cbd::DRAIN_TIMEOUT).unwrap();
     assert_eq!(version(63, &place.on_disk(63)), 9);
     drop(region);
     let daemon = place.daemon();

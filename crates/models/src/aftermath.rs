@@ -106,7 +106,7 @@ impl Life {
 ///
 /// # Panics
 /// When it is not what it must be.
-pub(crate) fn judge(
+pub(crate) fn check(
     memory: &CrashMemory,
     disk: &SimDisk,
     oracle: &Oracle,
@@ -126,7 +126,7 @@ pub(crate) fn judge(
         memory.process_crash()
     };
     if !flushed.is_empty() && random.chance(300) {
-        judge_damage(memory, disk, &mut oracle, backend, *random.pick(flushed));
+        check_damage(memory, disk, &mut oracle, backend, *random.pick(flushed));
         return "damaged";
     }
     let image = disk.contents();
@@ -147,7 +147,7 @@ pub(crate) fn judge(
 
 /// The data of a write that a flush has covered is also damaged. The damage is detected, and not taken for a
 /// write that was never acknowledged, even if it is the last write.
-fn judge_damage(
+fn check_damage(
     memory: CrashMemory,
     disk: SimDisk,
     oracle: &mut Oracle,

@@ -32,4 +32,4 @@ pub use ports::{ModelEnvironment, ModelMemory, ModelQueue};
 pub use run::{Budget, Outcome, run};
 pub use scenes::Scene;
 pub use setup::{Setup, Shape};
-pub use stage::{Judged, Stage};
+pub use stage::{Checked, Stage};

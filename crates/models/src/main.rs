@@ -99,7 +99,7 @@ fn report(scene: &Scene, budget: &Budget, outcome: &Outcome) {
         outcome.executions,
         outcome.points_max,
         outcome.points / outcome.executions.max(1),
-        outcome.judged,
+        outcome.checked,
     );
     if let Some((seed, text)) = &outcome.failure {
         eprintln!("{:<14} FAILED: {text}\n    play it again: {}", scene.name, again(scene, budget, *seed));
@@ -113,7 +113,7 @@ fn again(scene: &Scene, budget: &Budget, seed: u64) -> String {
 }
 
 fn crash_states(outcome: &Outcome) -> u64 {
-    outcome.judged.values().sum()
+    outcome.checked.values().sum()
 }
 
 fn as_json(scene: &Scene, budget: &Budget, outcome: &Outcome) -> Value {
@@ -122,7 +122,7 @@ fn as_json(scene: &Scene, budget: &Budget, outcome: &Outcome) -> Value {
         "executions": outcome.executions,
         "points": outcome.points,
         "points_max": outcome.points_max,
-        "judged": outcome.judged,
+        "checked": outcome.checked,
         "seconds": outcome.time.as_secs_f64(),
         "failed": outcome.failure.as_ref().map(|(_, text)| text),
         "seed": outcome.failure.as_ref().map(|(seed, _)| seed),

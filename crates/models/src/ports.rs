@@ -39,9 +39,9 @@ impl Pmem for ModelMemory {
         self.0.store(at, from);
     }
 
-    fn store_summed(&self, at: u64, from: &[u8], first: usize, sums: &mut [u32]) {
+    fn store_summed(&self, at: u64, from: &[u8], first: usize, checksums: &mut [u32]) {
         step();
-        self.0.store_summed(at, from, first, sums);
+        self.0.store_summed(at, from, first, checksums);
     }
 
     fn store_line(&self, at: u64, line: &[u8; 64]) {

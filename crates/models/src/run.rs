@@ -7,7 +7,7 @@ use crate::points;
 use crate::scenes::{Ending, Scene};
 use crate::schedule::Seeds;
 use crate::setup::{Setup, Start};
-use crate::stage::{Judged, Stage};
+use crate::stage::{Checked, Stage};
 use parking_lot::Mutex;
 use shuttle::{Config, FailurePersistence, MaxSteps, Runner};
 use std::cell::Cell;
@@ -43,7 +43,7 @@ pub struct Outcome {
     /// Number of points in the longest execution.
     pub points_max: u64,
     /// Number of checks: ends of the world by kind, and disks without their region.
-    pub judged: Judged,
+    pub checked: Checked,
     /// How long it took.
     pub time: Duration,
     /// The execution that failed, if one did: its seed and the failure.
@@ -55,7 +55,7 @@ struct Tally {
     executions: u64,
     points: u64,
     points_max: u64,
-    judged: Judged,
+    checked: Checked,
 }
 
 /// Runs executions of `scene` until one fails or the budget is used up.
@@ -98,7 +98,7 @@ pub fn run(scene: &'static Scene, budget: &Budget) -> Outcome {
         executions: tally.executions,
         points: tally.points,
         points_max: tally.points_max,
-        judged: tally.judged,
+        checked: tally.checked,
         time: begun.elapsed(),
         failure: ended.err().map(|payload| (running.get(), text_of(&*payload))),
     }
@@ -110,22 +110,22 @@ fn execute(scene: &Scene, start: &Start, seed: u64, tally: &Mutex<Tally>) {
     let stage = Stage::open(start, seed, scene.is_damaged);
     points::begin();
     stage.plan(scene.crashes, scene.looks, scene.usual);
-    let maintainer = stage.start_maintainer();
+    let worker = stage.start_worker();
     (scene.play)(&stage);
     stage.wait();
-    stage.end(maintainer);
+    stage.end(worker);
     let points = points::end();
-    let judged = match scene.ending {
-        Ending::Rest => stage.judge_rest(),
-        Ending::Damage => stage.judge_damage(),
-        Ending::Stopped => stage.judge_stopped(),
+    let checked = match scene.ending {
+        Ending::Rest => stage.check_rest(),
+        Ending::Damage => stage.check_damage(),
+        Ending::Stopped => stage.check_stopped(),
     };
     let mut tally = tally.lock();
     tally.executions += 1;
     tally.points += points;
     tally.points_max = tally.points_max.max(points);
-    for (kind, count) in judged {
-        *tally.judged.entry(kind).or_default() += count;
+    for (kind, count) in checked {
+        *tally.checked.entry(kind).or_default() += count;
     }
 }
 

@@ -12,7 +12,7 @@ use crate::points::{self, spin};
 use crate::ports::{ModelEnvironment, ModelMemory, ModelQueue};
 use crate::setup::{Start, must};
 use cbd_device::Device;
-use cbd_engine::{Cache, Maintainer, Step, Transport};
+use cbd_engine::{BackgroundWorker, Cache, Step, Transport};
 use cbd_sim::oracle::Moment;
 use cbd_sim::{Content, CrashMemory, Oracle, Seeded, SimDisk, SimEnvironment};
 use cbd_types::{BackendId, ByteRange, Region};
@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Number of checks in an execution, by kind.
-pub type Judged = BTreeMap<&'static str, u64>;
+pub type Checked = BTreeMap<&'static str, u64>;
 
 /// Writes that completed, and those of them that a flush has covered.
 #[derive(Default)]
@@ -52,9 +52,9 @@ pub struct Stage {
     flushed: Mutex<Flushed>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     spawned: AtomicU64,
-    maintainer_bell: Mutex<Option<Arc<Bell>>>,
+    worker_bell: Mutex<Option<Arc<Bell>>>,
     over: AtomicBool,
-    judged: Mutex<Judged>,
+    checked: Mutex<Checked>,
 }
 
 impl Stage {
@@ -80,9 +80,9 @@ impl Stage {
             flushed: Mutex::new(Flushed::default()),
             threads: Mutex::new(Vec::new()),
             spawned: AtomicU64::new(0),
-            maintainer_bell: Mutex::new(None),
+            worker_bell: Mutex::new(None),
             over: AtomicBool::new(false),
-            judged: Mutex::new(Judged::new()),
+            checked: Mutex::new(Checked::new()),
         })
     }
 
@@ -98,29 +98,29 @@ impl Stage {
         let mut random = Seeded::new(self.seed ^ 0x6375_7473);
         for _ in 0..crashes {
             let (stage, seed) = (Arc::clone(self), random.next());
-            points::plan(1 + random.below(usual), move || stage.judge_end(seed));
+            points::plan(1 + random.below(usual), move || stage.check_end(seed));
         }
         if looks {
             let (stage, random) = (Arc::clone(self), Mutex::new(random));
             points::look_at_disk(move || {
                 let seed = random.lock().next();
-                stage.judge_disk(seed);
+                stage.check_disk(seed);
             });
         }
     }
 
-    fn judge_end(&self, seed: u64) {
+    fn check_end(&self, seed: u64) {
         let oracle = self.oracle().clone();
         let flushed = self.flushed.lock().certain.clone();
-        let kind = aftermath::judge(&self.memory, &self.disk, &oracle, self.backend, &flushed, seed);
-        *self.judged.lock().entry(kind).or_default() += 1;
+        let kind = aftermath::check(&self.memory, &self.disk, &oracle, self.backend, &flushed, seed);
+        *self.checked.lock().entry(kind).or_default() += 1;
     }
 
     /// Checks the disk alone, as a power cut would leave it now.
-    fn judge_disk(&self, seed: u64) {
+    fn check_disk(&self, seed: u64) {
         let image = self.disk.image_after_power_cut(seed);
         hold(self.oracle().moment_of(&image, 0).map(|_| ()));
-        *self.judged.lock().entry("disks").or_default() += 1;
+        *self.checked.lock().entry("disks").or_default() += 1;
     }
 
     /// A write completed at `now`; with `fua` it counts as flushed.
@@ -157,19 +157,19 @@ impl Stage {
     }
 
     /// Starts writeback and reclaim. Returns when the background worker can be woken.
-    pub(crate) fn start_maintainer(self: &Arc<Self>) -> JoinHandle<()> {
+    pub(crate) fn start_worker(self: &Arc<Self>) -> JoinHandle<()> {
         let bell = Bell::new();
         self.cache.set_maintenance_waker(bell.waker());
-        *self.maintainer_bell.lock() = Some(Arc::clone(&bell));
+        *self.worker_bell.lock() = Some(Arc::clone(&bell));
         let stage = Arc::clone(self);
         shuttle::thread::spawn(move || stage.maintain(&bell))
     }
 
     fn maintain(&self, bell: &Bell) {
         let queue = ModelQueue(self.disk.queue(2));
-        let mut maintainer = Maintainer::new(Arc::clone(&self.cache), queue, self.disk.geometry());
+        let mut worker = BackgroundWorker::new(Arc::clone(&self.cache), queue, self.disk.geometry());
         while !self.over.load(Ordering::SeqCst) {
-            match maintainer.step() {
+            match worker.step() {
                 Step::Busy => {}
                 Step::WaitBacking => spin(),
                 Step::Idle { until_ms } => {
@@ -197,7 +197,7 @@ impl Stage {
                 panic!("a thread of the scene panicked");
             }
         }
-        let bell = self.maintainer_bell.lock().clone();
+        let bell = self.worker_bell.lock().clone();
         let Some(bell) = bell else { return };
         while !self.over.load(Ordering::SeqCst) && !bell.sleeps() {
             spin();
@@ -207,22 +207,22 @@ impl Stage {
     /// Makes the background worker end after its next step.
     pub fn end_maintenance(&self) {
         self.over.store(true, Ordering::SeqCst);
-        let bell = self.maintainer_bell.lock().clone();
+        let bell = self.worker_bell.lock().clone();
         if let Some(bell) = bell {
             bell.waker().wake();
         }
     }
 
     /// Ends the background worker.
-    pub(crate) fn end(&self, maintainer: JoinHandle<()>) {
+    pub(crate) fn end(&self, worker: JoinHandle<()>) {
         self.end_maintenance();
-        if maintainer.join().is_err() {
+        if worker.join().is_err() {
             panic!("the background worker panicked");
         }
     }
 
     /// Compares the world at rest with the oracle. Returns the number of checks in this execution.
-    pub(crate) fn judge_rest(&self) -> Judged {
+    pub(crate) fn check_rest(&self) -> Checked {
         let status = self.cache.status();
         assert_eq!(status.dirty_records, 0, "the worker sleeps despite dirty data: {status:?}");
         let counters = self.memory.counters();
@@ -233,22 +233,22 @@ impl Stage {
         );
         assert!(status.damaged.is_empty(), "damage: {:?}", status.damaged);
         hold(self.oracle().check_everything(&self.disk.durable()));
-        self.judge_end(self.seed);
-        self.judged.lock().clone()
+        self.check_end(self.seed);
+        self.checked.lock().clone()
     }
 
     /// The cache was stopped: checks that the next process finds what was acknowledged.
-    pub(crate) fn judge_stopped(&self) -> Judged {
-        self.judge_end(self.seed);
-        self.judged.lock().clone()
+    pub(crate) fn check_stopped(&self) -> Checked {
+        self.check_end(self.seed);
+        self.checked.lock().clone()
     }
 
     /// The world is at rest: checks that nothing is dirty, and that the damage from the beginning is known.
-    pub(crate) fn judge_damage(&self) -> Judged {
+    pub(crate) fn check_damage(&self) -> Checked {
         let status = self.cache.status();
         assert_eq!(status.dirty_records, 0, "the worker sleeps despite dirty data: {status:?}");
         assert!(!status.damaged.is_empty(), "damage is not known: {status:?}");
-        self.judged.lock().clone()
+        self.checked.lock().clone()
     }
 }
 

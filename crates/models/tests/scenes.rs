@@ -14,7 +14,7 @@ fn play(name: &str) {
         panic!("{text}\nplay it again: cargo xtask models --scene {name} --seed {seed} --iterations 1");
     }
     assert_eq!(outcome.executions, iterations);
-    println!("{name}: {} points, {:?}", outcome.points, outcome.judged);
+    println!("{name}: {} points, {:?}", outcome.points, outcome.checked);
 }
 
 /// One test for each scene, and a check that none is missing.
@@ -47,8 +47,8 @@ scenes! {
     a_stop_lets_no_request_wait: "stop",
     a_second_chance_covers_nothing_newer: "second-chance",
     an_overwrite_heals_whatever_writeback_finds: "quarantine",
-    a_read_of_what_is_being_condemned_fails: "condemned",
-    a_read_anew_covers_nothing_newer: "read-anew",
+    a_read_of_what_is_being_marked_bad_fails: "marked-bad",
+    a_reread_covers_nothing_newer: "reread",
     zeroes_over_several_lanes_lose_no_write: "zeroes",
     settings_and_status_disturb_nothing: "settings",
 }

@@ -244,7 +244,7 @@ fn a_panic_of_the_device_ends_its_connection_only() {
         fn store(&self, at: u64, _from: &[u8]) {
             assert_ne!(at, 4096, "the test wants it so");
         }
-        fn store_summed(&self, _at: u64, _from: &[u8], _first: usize, _sums: &mut [u32]) {}
+        fn store_summed(&self, _at: u64, _from: &[u8], _first: usize, _checksums: &mut [u32]) {}
         fn store_line(&self, _at: u64, _line: &[u8; 64]) {}
         fn fence(&self) {}
         fn load(&self, _at: u64, _into: &mut [u8]) -> Result<(), MediaError> {

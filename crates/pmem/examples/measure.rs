@@ -41,7 +41,7 @@ fn main() -> cbd_types::Result<()> {
     // A source that is in the cache, as a buffer that a client has just filled.
     let source = vec![3_u8; 1 << 20];
     let from = |index: u64| &source[(index as usize % 256) * BLOCK..][..BLOCK];
-    let (mut into, mut sums, mut line_sums) = (vec![0_u8; BLOCK], [0], [0]);
+    let (mut into, mut checksums, mut line_checksums) = (vec![0_u8; BLOCK], [0], [0]);
     let mut into_summed = into.clone();
     let mut into_line = [0_u8; 64];
     let mut into_hot = into.clone();
@@ -52,7 +52,7 @@ fn main() -> cbd_types::Result<()> {
             "store_summed 4096 + fence",
             places,
             Box::new(|at, index| {
-                mapping.store_summed(at, from(index), BLOCK, &mut sums);
+                mapping.store_summed(at, from(index), BLOCK, &mut checksums);
                 mapping.fence();
             }),
         ),
@@ -60,7 +60,7 @@ fn main() -> cbd_types::Result<()> {
             "store_summed 4096 + line + fence",
             places,
             Box::new(|at, index| {
-                mapping.store_summed(at, from(index), BLOCK, &mut line_sums);
+                mapping.store_summed(at, from(index), BLOCK, &mut line_checksums);
                 mapping.store_line(at / 128 * 64, &[1; 64]);
                 mapping.fence();
             }),

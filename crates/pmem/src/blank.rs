@@ -20,7 +20,7 @@ const SAMPLES: u64 = 16384;
 const SAMPLE: u64 = 4096;
 const PIECE: u64 = 1 << 20;
 /// Timeout of the samples, and of the full read after them.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The result of a search for data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -52,7 +52,7 @@ impl Mapping {
                 return found(at);
             }
         }
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         for extent in extents {
             let mut at = extent.start;
             while at < extent.end {
@@ -77,7 +77,7 @@ impl Mapping {
             (SAMPLES as u128 * pages as u128 * u128::from(SAMPLE) / u128::from(self.len().max(1))) as u64;
         let count = due.max(16).min(pages).next_power_of_two();
         let bits = count.trailing_zeros();
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         for number in 0..count {
             if number % 64 == 0 && Instant::now() > end {
                 return None;

@@ -78,14 +78,14 @@ pub(crate) fn calibrate(
         }
 
         let first = from.len().min(CHECKSUM_BLOCK as usize);
-        let mut sums = vec![0; blocks_of(from.len(), first)];
-        let fastest = bench.fastest(available.sums.len(), size, |candidate, memory, at| {
+        let mut checksums = vec![0; blocks_of(from.len(), first)];
+        let fastest = bench.fastest(available.checksums.len(), size, |candidate, memory, at| {
             let mut methods = methods;
-            methods.sums[class] = Some(available.sums[candidate]);
-            copy::store_summed(memory, &methods, at, from, first, &mut sums).is_ok()
+            methods.checksums[class] = Some(available.checksums[candidate]);
+            copy::store_summed(memory, &methods, at, from, first, &mut checksums).is_ok()
         })?;
         if let Some((candidate, ns)) = fastest {
-            methods.sums[class] = Some(available.sums[candidate]);
+            methods.checksums[class] = Some(available.checksums[candidate]);
             figures[class].store_summed_ns = ns;
         }
     }

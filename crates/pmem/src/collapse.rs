@@ -21,12 +21,12 @@ const PIECE: usize = 8 << 20;
 /// The process that has just opened the region reads it first.
 const HEAD_START: Duration = Duration::from_secs(1);
 /// After this time the remaining pages stay small.
-const PATIENCE: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(300);
 /// Below every thread that clients wait for.
 const NICE: libc::c_int = 10;
 
 /// The same limit where the opener waits for it.
-const PATIENCE_NOW: Duration = Duration::from_secs(3);
+const TIMEOUT_NOW: Duration = Duration::from_secs(3);
 
 /// Collapses the memory synchronously: for memory that is used right away, such as that of a benchmark. It
 /// stops at the timeout.
@@ -34,7 +34,7 @@ pub(crate) fn collapse_now(memory: &Memory) {
     let begun = Instant::now();
     for start in (0..memory.len()).step_by(PIECE) {
         let end = memory.len().min(start + PIECE);
-        if memory.advise_range(start..end, libc::MADV_COLLAPSE).is_err() || begun.elapsed() > PATIENCE_NOW {
+        if memory.advise_range(start..end, libc::MADV_COLLAPSE).is_err() || begun.elapsed() > TIMEOUT_NOW {
             return;
         }
     }
@@ -67,7 +67,7 @@ impl Collapse {
                 let piece = PIECE.min(length - start);
                 if is_over(&theirs, Duration::ZERO)
                     || !collapse(base + start, piece)
-                    || begun.elapsed() > PATIENCE
+                    || begun.elapsed() > TIMEOUT
                 {
                     return;
                 }
@@ -97,13 +97,13 @@ impl Drop for Collapse {
     }
 }
 
-/// Whether the mapping ends, now or within `patience`.
-fn is_over((is_over, changed): &(Mutex<bool>, Condvar), patience: Duration) -> bool {
+/// Whether the mapping ends, now or within `timeout`.
+fn is_over((is_over, changed): &(Mutex<bool>, Condvar), timeout: Duration) -> bool {
     let is_over = is_over.lock().unwrap_or_else(PoisonError::into_inner);
-    if patience.is_zero() {
+    if timeout.is_zero() {
         return *is_over;
     }
-    let waited = changed.wait_timeout_while(is_over, patience, |is_over| !*is_over);
+    let waited = changed.wait_timeout_while(is_over, timeout, |is_over| !*is_over);
     *waited.unwrap_or_else(PoisonError::into_inner).0
 }
 

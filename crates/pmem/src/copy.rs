@@ -127,7 +127,7 @@ pub(crate) fn evict(memory: &Memory, available: &Available, at: u64, length: usi
     Ok(unsafe { back_with(available.evict, start, length) }?)
 }
 
-/// Stores `from` at `at`, and the checksum of each block of it in `sums`; the first block has `first` bytes.
+/// Stores `from` at `at`, and the checksum of each block of it in `checksums`; the first block has `first` bytes.
 #[inline]
 pub(crate) fn store_summed(
     memory: &Memory,
@@ -135,12 +135,12 @@ pub(crate) fn store_summed(
     at: u64,
     from: &[u8],
     first: usize,
-    sums: &mut [u32],
+    checksums: &mut [u32],
 ) -> Result<(), Fault> {
     let mut to = memory.pointer(at, from.len()).ok_or(Fault::Outside)?;
-    let way = &methods.sums[class_of(from.len())];
+    let way = &methods.checksums[class_of(from.len())];
     let (mut block, mut rest) = from.split_at(first.min(from.len()));
-    let mut sums = sums.iter_mut();
+    let mut checksums = checksums.iter_mut();
     loop {
         // SAFETY: the blocks follow each other in `from` as in the bytes at `to`, which has room for all.
         let sum = unsafe {
@@ -149,7 +149,7 @@ pub(crate) fn store_summed(
                 None => store_block_over_copy(methods, to, block)?,
             }
         };
-        if let Some(place) = sums.next() {
+        if let Some(place) = checksums.next() {
             *place = sum;
         }
         if rest.is_empty() {
@@ -344,12 +344,12 @@ mod tests {
 
                     let from = &source[1000..1000 + length];
                     let first = length.min(512);
-                    let mut sums = vec![0; blocks_of(length, first)];
-                    store_summed(&memory, &methods, at, from, first, &mut sums)
+                    let mut checksums = vec![0; blocks_of(length, first)];
+                    store_summed(&memory, &methods, at, from, first, &mut checksums)
                         .expect("memory does not fail");
                     let expected: Vec<_> =
                         [&from[..first]].into_iter().chain(from[first..].chunks(BLOCK)).map(crc32c).collect();
-                    assert_eq!(sums, expected, "{length} bytes at {at}: {methods:?}");
+                    assert_eq!(checksums, expected, "{length} bytes at {at}: {methods:?}");
                     let sum = load_summed(&memory, &methods, at, &mut into).expect("memory does not fail");
                     assert_eq!((sum, &into[..]), (crc32c(from), from), "{length} bytes at {at}: {methods:?}");
                     evict(&memory, &available, at, length).expect("memory does not fail");
@@ -384,8 +384,8 @@ mod tests {
                     store(&memory, &methods, at as u64, &source[..length]).expect("memory does not fail");
                     assert_eq!(on_the_way(&memory, 1 << 16), touched, "{case}");
                     let first = length.min(512);
-                    let mut sums = vec![0; blocks_of(length, first)];
-                    store_summed(&memory, &methods, at as u64, &source[..length], first, &mut sums)
+                    let mut checksums = vec![0; blocks_of(length, first)];
+                    store_summed(&memory, &methods, at as u64, &source[..length], first, &mut checksums)
                         .expect("memory does not fail");
                     assert_eq!(on_the_way(&memory, 1 << 16), touched, "summed, {case}");
                 }

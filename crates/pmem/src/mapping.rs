@@ -261,7 +261,7 @@ impl Mapping {
         let methods = CLASS_SIZES.iter().enumerate().map(|(class, &size)| SizeMethod {
             size,
             store: self.methods.stores[class].method,
-            store_summed: self.methods.sums[class].map(|sum| sum.method),
+            store_summed: self.methods.checksums[class].map(|sum| sum.method),
             store_ns: self.figures.map(|figures| figures[class].store_ns),
             store_summed_ns: self.figures.map(|figures| figures[class].store_summed_ns),
         });
@@ -344,8 +344,8 @@ impl Pmem for Mapping {
     }
 
     #[inline]
-    fn store_summed(&self, at: u64, from: &[u8], first: usize, sums: &mut [u32]) {
-        let done = copy::store_summed(&self.memory, &self.methods, at, from, first, sums);
+    fn store_summed(&self, at: u64, from: &[u8], first: usize, checksums: &mut [u32]) {
+        let done = copy::store_summed(&self.memory, &self.methods, at, from, first, checksums);
         self.check(done, at, from.len() as u64);
     }
 

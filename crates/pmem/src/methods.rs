@@ -8,7 +8,7 @@
 #[cfg(target_arch = "x86_64")]
 use crate::processor::Flush;
 use crate::processor::Processor;
-use crate::routines::{BackLines, CopyBytes, StoreLines, SumBytes, SumSteps};
+use crate::routines::{BackLines, ChecksumSteps, CopyBytes, StoreLines, SumBytes};
 use cbd_types::{Error, ErrorKind, Result};
 use core::fmt;
 
@@ -93,7 +93,7 @@ pub(crate) struct Store {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sum {
     pub method: CopyMethod,
-    pub steps: SumSteps,
+    pub steps: ChecksumSteps,
     pub bytes: SumBytes,
 }
 
@@ -115,7 +115,7 @@ pub(crate) const fn class_of(length: usize) -> usize {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Methods {
     pub stores: [Store; CLASS_SIZES.len()],
-    pub sums: [Option<Sum>; CLASS_SIZES.len()],
+    pub checksums: [Option<Sum>; CLASS_SIZES.len()],
     /// Copies out of the region.
     pub load: CopyBytes,
     /// Copies out of the region with a checksum.
@@ -130,7 +130,7 @@ pub(crate) struct Methods {
 pub(crate) struct Available {
     pub processor: Processor,
     pub stores: Vec<Store>,
-    pub sums: Vec<Sum>,
+    pub checksums: Vec<Sum>,
     pub load: CopyBytes,
     pub load_sum: Option<Sum>,
     pub bytes: CopyBytes,
@@ -155,9 +155,9 @@ impl Available {
         let nearest = match method {
             CopyMethod::Portable => None,
             CopyMethod::Avx2 | CopyMethod::Sse2 => {
-                self.sums.iter().find(|sum| sum.method == CopyMethod::Sse2).copied()
+                self.checksums.iter().find(|sum| sum.method == CopyMethod::Sse2).copied()
             }
-            _ => self.sums.iter().find(|sum| sum.method == method).or(self.sums.first()).copied(),
+            _ => self.checksums.iter().find(|sum| sum.method == method).or(self.checksums.first()).copied(),
         };
         let (load, load_sum) = match method {
             CopyMethod::Portable => (self.bytes, None),
@@ -165,7 +165,7 @@ impl Available {
         };
         Ok(Methods {
             stores: [*store; CLASS_SIZES.len()],
-            sums: [nearest; CLASS_SIZES.len()],
+            checksums: [nearest; CLASS_SIZES.len()],
             load,
             load_sum,
             bytes: self.bytes,
@@ -215,14 +215,14 @@ impl Available {
         ));
         stores.push(Store { method: CopyMethod::Portable, lines: x86_portable_lines, written_back: false });
 
-        let sum = |method, steps: SumSteps| Sum { method, steps, bytes: x86::sum_bytes };
-        let mut sums = Vec::new();
+        let sum = |method, steps: ChecksumSteps| Sum { method, steps, bytes: x86::sum_bytes };
+        let mut checksums = Vec::new();
         if processor.fold512 {
-            sums.push(sum(CopyMethod::Avx512, x86::sum_nt_zmm));
+            checksums.push(sum(CopyMethod::Avx512, x86::sum_nt_zmm));
         }
         if processor.fold128 {
-            sums.push(sum(CopyMethod::Sse2, x86::sum_nt_xmm));
-            sums.push(sum(
+            checksums.push(sum(CopyMethod::Sse2, x86::sum_nt_xmm));
+            checksums.push(sum(
                 CopyMethod::WriteBack,
                 match processor.flush {
                     Flush::Clwb if processor.fold512 => x86::sum_clwb_zmm,
@@ -241,7 +241,7 @@ impl Available {
         };
         Self {
             stores,
-            sums,
+            checksums,
             load: if processor.avx512 { x86::bytes_zmm } else { x86::bytes_movsb },
             load_sum,
             bytes: x86::bytes_movsb,
@@ -272,7 +272,7 @@ impl Available {
         Self {
             processor: Processor::detect(),
             stores: vec![store],
-            sums: Vec::new(),
+            checksums: Vec::new(),
             load: portable::bytes,
             load_sum: None,
             bytes: portable::bytes,

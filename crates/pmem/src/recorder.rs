@@ -122,7 +122,7 @@ pub(crate) fn methods(past_caches: bool) -> Methods {
     let sum = Sum { method: CopyMethod::Portable, steps: sum_steps, bytes: sum_bytes };
     Methods {
         stores: [store; _],
-        sums: [past_caches.then_some(sum); _],
+        checksums: [past_caches.then_some(sum); _],
         load: bytes,
         load_sum: None,
         bytes,

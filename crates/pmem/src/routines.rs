@@ -44,7 +44,7 @@ pub type StoreLines = unsafe extern "C" fn(to: *mut u8, from: *const u8, lines: 
 
 /// Copies `steps` times 256 bytes, at least one step, and continues the checksum `seed` (neither inverted at
 /// the beginning nor at the end).
-pub type SumSteps =
+pub type ChecksumSteps =
     unsafe extern "C" fn(to: *mut u8, from: *const u8, steps: usize, seed: u64, keys: *const Keys) -> Outcome;
 
 /// Copies bytes at any alignment through the caches and continues the checksum `seed`.

@@ -94,9 +94,9 @@ fn a_write_back_changes_no_byte() {
 #[test]
 fn an_empty_store_has_one_checksum_of_zero() {
     for mapping in mappings().iter() {
-        let mut sums = [7];
-        mapping.store_summed(64, &[], 0, &mut sums);
-        assert_eq!(sums, [0]);
+        let mut checksums = [7];
+        mapping.store_summed(64, &[], 0, &mut checksums);
+        assert_eq!(checksums, [0]);
         assert_eq!(mapping.load_summed(64, &mut []), Ok(0));
     }
 }
@@ -105,11 +105,11 @@ fn an_empty_store_has_one_checksum_of_zero() {
 fn a_mebibyte_has_a_checksum_for_each_block() {
     let bytes = noise(1 << 20, 5);
     for mapping in mappings().iter() {
-        let mut sums = vec![0; 256];
-        mapping.store_summed(4096, &bytes, 4096, &mut sums);
+        let mut checksums = vec![0; 256];
+        mapping.store_summed(4096, &bytes, 4096, &mut checksums);
         mapping.fence();
         let expected: Vec<_> = bytes.chunks(4096).map(crc32c).collect();
-        assert_eq!(sums, expected);
+        assert_eq!(checksums, expected);
         assert_eq!(loaded(mapping, 4096, 1 << 20), bytes);
     }
 }
@@ -147,10 +147,10 @@ proptest! {
         for mapping in mappings().iter() {
             // A range of its own: the tests share the mappings.
             let at = at + (2 << 20);
-            let mut sums = vec![0; blocks_of(length, first)];
-            mapping.store_summed(at, data, first, &mut sums);
+            let mut checksums = vec![0; blocks_of(length, first)];
+            mapping.store_summed(at, data, first, &mut checksums);
             mapping.fence();
-            prop_assert_eq!(&sums, &expected);
+            prop_assert_eq!(&checksums, &expected);
             prop_assert_eq!(loaded(mapping, at, length), data);
         }
     }

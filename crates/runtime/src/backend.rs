@@ -145,7 +145,7 @@ impl RunningBackend {
         &self.device
     }
 
-    /// Ends the upkeep and marks the cache; what is dirty stays in the region.
+    /// Ends the background worker and marks the cache; what is dirty stays in the region.
     pub fn stop(&self) {
         if let Some(mut worker) = self.worker.lock().take() {
             worker.stop();

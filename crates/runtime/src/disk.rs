@@ -192,7 +192,7 @@ impl Asked {
             Err(Error::new(
                 ErrorKind::InvalidArgument,
                 format!(
-                    "backend {} was made with {what} {was}; start it without that option, or stop it and make it anew",
+                    "backend {} was made with {what} {was}; start it without that option, or stop it and create it again",
                     entry.id
                 ),
             ))

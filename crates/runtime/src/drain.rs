@@ -38,7 +38,7 @@ pub enum NotDrained {
     /// Nothing has moved for too long.
     GaveUp {
         /// How long that is.
-        patience: Duration,
+        timeout: Duration,
         /// What is dirty still.
         dirty_bytes: u64,
         /// The same and what is quarantined.
@@ -58,7 +58,7 @@ pub enum NotDrained {
 pub fn until_drained<E: Environment>(
     cache: &Cache<E>,
     epoch: Epoch,
-    patience: Duration,
+    timeout: Duration,
     look: &mut dyn FnMut(&DrainProgress) -> ControlFlow<Error>,
 ) -> Result<u64, NotDrained> {
     let begun = Instant::now();
@@ -98,9 +98,9 @@ pub fn until_drained<E: Environment>(
         if let ControlFlow::Break(error) = look(&progress) {
             return Err(NotDrained::Ended(error));
         }
-        if moved.elapsed() >= patience {
+        if moved.elapsed() >= timeout {
             return Err(NotDrained::GaveUp {
-                patience,
+                timeout,
                 dirty_bytes: status.dirty_bytes,
                 missing_bytes: status.missing_bytes(),
                 trouble: progress.trouble,
@@ -127,7 +127,7 @@ impl NotDrained {
                     ),
                 )
             }
-            Self::GaveUp { patience, dirty_bytes, missing_bytes, trouble } => {
+            Self::GaveUp { timeout, dirty_bytes, missing_bytes, trouble } => {
                 let (kind, why) = match trouble {
                     Some(error) => (ErrorKind::Backing, format!("the backing device fails: {error}")),
                     None => (ErrorKind::TimedOut, "the backing device has not taken anything".to_owned()),
@@ -138,7 +138,7 @@ impl NotDrained {
                         "backend {id} could not be drained: nothing moved for {} s ({why}); {dirty_bytes} bytes are dirty and stay \
                          in the cache, and the backend goes on. Put the disk right and repeat, with a longer timeout if it is only \
                          slow{}",
-                        patience.as_secs(),
+                        timeout.as_secs(),
                         give_up(missing_bytes)
                     ),
                 )

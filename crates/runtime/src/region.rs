@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long a region that a predecessor held may stay in use: its locks go one after the other.
-pub const REGION_PATIENCE: Duration = Duration::from_secs(1);
+pub const REGION_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Makes a transport of the region at `path` if it is to be formatted, else opens the one in it.
 ///

@@ -8,7 +8,7 @@
 
 use crate::queue::TaskWaker;
 use cbd_backing::{Backing, PollableQueue};
-use cbd_engine::{Cache, Environment, Maintainer, Step};
+use cbd_engine::{BackgroundWorker, Cache, Environment, Step};
 use cbd_export::wake::{Event, Interest, WaitSet, Waker};
 use cbd_types::{Error, ErrorKind, Result};
 use std::panic::AssertUnwindSafe;
@@ -45,17 +45,17 @@ impl Worker {
         cache.set_maintenance_waker(Arc::new(TaskWaker(event.waker())).into());
         let queue = backing.open_queue(DEPTH)?;
         let descriptor = queue.wait_descriptor();
-        let maintainer = Maintainer::new(Arc::clone(cache), queue, backing.geometry());
+        let worker = BackgroundWorker::new(Arc::clone(cache), queue, backing.geometry());
         let stop = Arc::new(AtomicBool::new(false));
         let cache = Arc::clone(cache);
-        let mut upkeep = Upkeep { environment, maintainer, event, descriptor, stop: Arc::clone(&stop) };
+        let mut main = WorkerLoop { environment, worker, event, descriptor, stop: Arc::clone(&stop) };
         let thread = std::thread::Builder::new()
-            .name(format!("cbd-upkeep-{name}"))
+            .name(format!("cbd-worker-{name}"))
             .spawn(move || {
                 prepare();
-                let kept = std::panic::catch_unwind(AssertUnwindSafe(|| upkeep.run()));
+                let kept = std::panic::catch_unwind(AssertUnwindSafe(|| main.run()));
                 if kept.is_err() {
-                    tracing::error!("the upkeep of a cache failed: it takes no more requests");
+                    tracing::error!("the background worker of a cache failed: it takes no more requests");
                     cache.abandon();
                 }
             })
@@ -79,15 +79,15 @@ impl Drop for Worker {
     }
 }
 
-struct Upkeep<E: Environment> {
+struct WorkerLoop<E: Environment> {
     environment: Arc<E>,
-    maintainer: Maintainer<E, Box<dyn PollableQueue>>,
+    worker: BackgroundWorker<E, Box<dyn PollableQueue>>,
     event: Event,
     descriptor: i32,
     stop: Arc<AtomicBool>,
 }
 
-impl<E: Environment> Upkeep<E> {
+impl<E: Environment> WorkerLoop<E> {
     fn run(&mut self) {
         let mut waiting = WaitSet::new();
         waiting.add(self.event.descriptor(), Interest::Read);
@@ -98,7 +98,7 @@ impl<E: Environment> Upkeep<E> {
             if self.stop.load(Ordering::SeqCst) {
                 return;
             }
-            let timeout = match self.maintainer.step() {
+            let timeout = match self.worker.step() {
                 Step::Busy => continue,
                 Step::WaitBacking => None,
                 Step::Idle { until_ms } => until_ms.map(|until| {
@@ -107,7 +107,7 @@ impl<E: Environment> Upkeep<E> {
                 }),
             };
             if let Err(error) = waiting.wait(timeout) {
-                tracing::error!("upkeep cannot wait: {error}");
+                tracing::error!("the background worker cannot wait: {error}");
                 std::thread::sleep(Duration::from_secs(1));
             }
         }
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn when_the_upkeep_panics_a_write_that_waits_for_space_ends_with_an_error() {
+    fn when_the_background_worker_panics_a_write_that_waits_for_space_ends_with_an_error() {
         let environment = Arc::new(ProcessEnvironment::new());
         let cache = cache(&environment);
         let disk = tempfile::NamedTempFile::new().unwrap();

@@ -11,8 +11,8 @@
 //!
 //! Elsewhere: which worlds to explore ([`crate::campaign`]), and what is legal ([`crate::Oracle`]).
 
+mod check;
 mod fates;
-mod judge;
 mod tally;
 
 use crate::crash::until_crash;
@@ -21,9 +21,9 @@ use crate::memory::{CrashMemory, Keep, OpenLine};
 use crate::oracle::Violation;
 use crate::random::{Seeded, mix};
 use crate::world::{Happened, World};
+pub(crate) use check::Expected;
+use check::Recovered;
 use fates::Fate;
-pub(crate) use judge::Expected;
-use judge::Recovered;
 use parking_lot::Mutex;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -176,7 +176,7 @@ impl Explorer {
 
     /// Checks the moments since the last call. At all of them, the clients of `world` knew no more than they
     /// do now.
-    pub(crate) fn judge(&mut self, world: &World) {
+    pub(crate) fn check(&mut self, world: &World) {
         let points = std::mem::take(&mut *self.points.lock());
         if points.is_empty() {
             return;
@@ -273,7 +273,7 @@ impl Moment<'_> {
                 .cut_to(self.lines.iter().filter(|_| all).map(|line| (line.at, line.newest())));
             left.trace_loads();
             let seed = self.random.next();
-            if self.guarded("sampled", |moment| moment.expected.judge(seed, &left, &disk)).is_some() {
+            if self.guarded("sampled", |moment| moment.expected.check(seed, &left, &disk)).is_some() {
                 for (read, line) in read.iter_mut().zip(&self.lines) {
                     *read |= left.was_loaded(line.at);
                 }
@@ -295,7 +295,7 @@ impl Moment<'_> {
         let before = left.fork();
         left.trace_loads();
         let seed = self.random.next();
-        let Some(found) = self.guarded(fate.kind, |moment| moment.expected.judge(seed, &left, &disk)) else {
+        let Some(found) = self.guarded(fate.kind, |moment| moment.expected.check(seed, &left, &disk)) else {
             // The lines that it read are unknown: it represents only itself.
             return u64::MAX;
         };
@@ -312,8 +312,8 @@ impl Moment<'_> {
         let left = self.point.memory.fork().process_crash();
         let before = left.fork();
         let seed = self.random.next();
-        let judged = self.guarded("process crash", |moment| moment.expected.judge(seed, &left, &disk));
-        let Some(found) = judged else { return };
+        let checked = self.guarded("process crash", |moment| moment.expected.check(seed, &left, &disk));
+        let Some(found) = checked else { return };
         self.again("process crash, then power cut", &left, &disk, &found, false);
         self.follow(&before, &left, &disk, &found);
     }
@@ -356,7 +356,7 @@ impl Moment<'_> {
         };
         let contents = found.contents;
         self.guarded(kind, |moment| {
-            let again = moment.expected.judge(seed, &memory, &disk)?;
+            let again = moment.expected.check(seed, &memory, &disk)?;
             same(contents, again)
         });
     }
@@ -365,17 +365,17 @@ impl Moment<'_> {
     /// contents are checked as a crash state. They must hold all that was flushed before the recovery point.
     fn throw_region_away(&mut self, disk: &SimDisk, found: &Recovered) {
         if found.status.drained_wall_ms > 0 {
-            self.explorer.tally.rare("recovery_point_judged", 1);
+            self.explorer.tally.rare("recovery_point_checked", 1);
         }
-        if let Err(violation) = self.world.judge_recovery_point(&disk.contents(), &found.status) {
+        if let Err(violation) = self.world.check_recovery_point(&disk.contents(), &found.status) {
             self.found("region thrown away", violation.0);
         }
         if !found.status.backing_is_consistent {
             self.explorer.tally.rare("bare_disk_void", 1);
             return;
         }
-        self.explorer.tally.rare("bare_disk_judged", 1);
-        if let Err(violation) = self.world.judge_bare_disk(&disk.contents()) {
+        self.explorer.tally.rare("bare_disk_checked", 1);
+        if let Err(violation) = self.world.check_bare_disk(&disk.contents()) {
             self.found("region thrown away", violation.0);
         }
     }
@@ -389,9 +389,9 @@ impl Moment<'_> {
         let (memory, disk) = (before.fork(), disk.fork());
         memory.crash_after(place, seed);
         let crashed = until_crash(|| {
-            let judged = self
-                .guarded("recovery that was to crash", |moment| moment.expected.judge(seed, &memory, &disk));
-            drop(judged);
+            let checked = self
+                .guarded("recovery that was to crash", |moment| moment.expected.check(seed, &memory, &disk));
+            drop(checked);
         });
         if crashed.is_ok() {
             return;
@@ -405,7 +405,7 @@ impl Moment<'_> {
             ("power cut in recovery", memory.power_cut(seed, Keep::Any))
         };
         self.guarded(kind, |moment| {
-            let again = moment.expected.judge(seed, &memory, &disk)?;
+            let again = moment.expected.check(seed, &memory, &disk)?;
             if is_settled { same(contents, again) } else { Ok(again) }
         });
     }
@@ -428,11 +428,11 @@ impl Moment<'_> {
     fn guarded(
         &mut self,
         kind: &'static str,
-        judge: impl FnOnce(&mut Self) -> Result<Recovered, Violation>,
+        check: impl FnOnce(&mut Self) -> Result<Recovered, Violation>,
     ) -> Option<Recovered> {
-        let judged = quietly(|| judge(self));
+        let checked = quietly(|| check(self));
         self.explorer.tally.state(kind);
-        match judged {
+        match checked {
             Ok(Ok(found)) => {
                 self.explorer.tally.distinct.insert(found.digest());
                 self.explorer.tally.engine(&found.status.rare);

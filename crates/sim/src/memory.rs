@@ -462,12 +462,12 @@ impl Pmem for CrashMemory {
         self.put(at, &self.load_source(from));
     }
 
-    fn store_summed(&self, at: u64, from: &[u8], first: usize, sums: &mut [u32]) {
-        assert_eq!(sums.len(), blocks_of(from.len(), first), "one checksum for each checksum block");
+    fn store_summed(&self, at: u64, from: &[u8], first: usize, checksums: &mut [u32]) {
+        assert_eq!(checksums.len(), blocks_of(from.len(), first), "one checksum for each checksum block");
         let from = &*self.load_source(from);
         let (head, tail) = from.split_at(first.min(from.len()));
         let blocks = std::iter::once(head).chain(tail.chunks(CHECKSUM_BLOCK as usize));
-        for (sum, block) in sums.iter_mut().zip(blocks) {
+        for (sum, block) in checksums.iter_mut().zip(blocks) {
             *sum = crc_fast::crc32_iscsi(block);
         }
         self.put(at, from);

@@ -241,7 +241,7 @@ impl Oracle {
         if bytes.len() as u64 != range.len() {
             return Err(Violation(format!("a read of {range} returned {} bytes", bytes.len())));
         }
-        for sector in self.sectors_to_judge(range, bytes) {
+        for sector in self.sectors_to_check(range, bytes) {
             let shown = Content::of(sector, self.sector_in(range, bytes, sector));
             let legal = self.legal_reads(sector, submitted);
             if !shown.is_some_and(|shown| legal.contains(&shown)) {
@@ -253,8 +253,8 @@ impl Oracle {
 
     /// The sectors of `range` that were ever changed, and the first of the others whose bytes differ from the
     /// initial content. To compare bytes is faster than to recognise contents.
-    fn sectors_to_judge(&self, range: ByteRange, bytes: &[u8]) -> Vec<u64> {
-        let mut judge = Vec::new();
+    fn sectors_to_check(&self, range: ByteRange, bytes: &[u8]) -> Vec<u64> {
+        let mut check = Vec::new();
         let end = range.end / self.sector;
         let mut next = range.start / self.sector;
         for changed in self.sectors.range(next..end).map(|(sector, _)| *sector).chain([end]) {
@@ -266,14 +266,14 @@ impl Oracle {
                     let start = (sector * self.sector) as usize;
                     self.fresh[start..start + self.sector as usize] != *self.sector_in(range, bytes, *sector)
                 };
-                judge.extend((next..changed).find(differs));
+                check.extend((next..changed).find(differs));
             }
             if changed < end {
-                judge.push(changed);
+                check.push(changed);
             }
             next = changed + 1;
         }
-        judge
+        check
     }
 
     fn sector_in<'a>(&self, range: ByteRange, bytes: &'a [u8], sector: u64) -> &'a [u8] {

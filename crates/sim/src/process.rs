@@ -13,7 +13,7 @@ use crate::disk_queue::SimQueue;
 use crate::environment::SimEnvironment;
 use crate::memory::CrashMemory;
 use cbd_device::{Device, Queue};
-use cbd_engine::{Cache, Maintainer, Step, Transport};
+use cbd_engine::{BackgroundWorker, Cache, Step, Transport};
 use cbd_types::{BackendId, Completion, Region, Request, Result};
 use std::collections::BTreeMap;
 use std::panic::resume_unwind;
@@ -24,7 +24,7 @@ use std::task::{Wake, Waker};
 /// The actor of single steps: opening, recovery, settings.
 const ADMINISTRATOR: u32 = 0;
 /// The actor of the background worker; clients are 1 and up.
-const MAINTAINER: u32 = 1000;
+const WORKER: u32 = 1000;
 
 /// A flag that wakes a client or the background worker.
 #[derive(Default, Debug)]
@@ -83,21 +83,21 @@ impl Client {
 }
 
 /// The background worker of a cache.
-pub(crate) struct Upkeep {
-    maintainer: Maintainer<SimEnvironment, SimQueue>,
+pub(crate) struct WorkerLoop {
+    worker: BackgroundWorker<SimEnvironment, SimQueue>,
     told: Arc<Told>,
     queue: u64,
     last_step: Step,
 }
 
-impl Upkeep {
+impl WorkerLoop {
     pub(crate) fn new(cache: &Arc<Cache<SimEnvironment>>, disk: &SimDisk, depth: usize) -> Self {
         let told = Arc::new(Told::default());
         cache.set_maintenance_waker(Waker::from(Arc::clone(&told)));
         let queue = disk.queue(depth);
         let number = queue.number();
-        let maintainer = Maintainer::new(Arc::clone(cache), queue, disk.geometry());
-        Self { maintainer, told, queue: number, last_step: Step::Busy }
+        let worker = BackgroundWorker::new(Arc::clone(cache), queue, disk.geometry());
+        Self { worker, told, queue: number, last_step: Step::Busy }
     }
 
     fn has_work(&self, disk: &SimDisk, clock_ms: u64) -> bool {
@@ -110,9 +110,9 @@ impl Upkeep {
     }
 
     fn step(&mut self) {
-        act_as(MAINTAINER);
+        act_as(WORKER);
         self.told.take();
-        self.last_step = self.maintainer.step();
+        self.last_step = self.worker.step();
     }
 
     /// Takes a step if it was woken; returns whether it was.
@@ -164,7 +164,7 @@ pub struct Process {
     device: Arc<Device<SimEnvironment>>,
     depth: usize,
     clients: Vec<Client>,
-    upkeep: Upkeep,
+    worker: WorkerLoop,
     disk: SimDisk,
 }
 
@@ -184,8 +184,8 @@ impl Process {
         let cache = recover(&environment, memory, backend)?;
         let device = Arc::new(Device::cached(Arc::clone(&cache), disk.geometry()));
         let clients = (0..clients).map(|_| Client::new(&device, disk, depth)).collect();
-        let upkeep = Upkeep::new(&cache, disk, depth);
-        Ok(Self { environment, cache, device, depth, clients, upkeep, disk: disk.clone() })
+        let worker = WorkerLoop::new(&cache, disk, depth);
+        Ok(Self { environment, cache, device, depth, clients, worker, disk: disk.clone() })
     }
 
     /// The engine's cache.
@@ -238,7 +238,7 @@ impl Process {
         switch_permille: u64,
         requests: BTreeMap<usize, Vec<Request>>,
     ) -> Vec<Completion> {
-        let maintains = self.maintainer_has_work();
+        let has_work = self.worker_has_work();
         let mut requests = requests;
         let mut works: Vec<Box<dyn FnOnce() -> Vec<Completion> + Send + '_>> = Vec::new();
         for (number, client) in self.clients.iter_mut().enumerate() {
@@ -252,10 +252,10 @@ impl Process {
                 done
             }));
         }
-        let upkeep = &mut self.upkeep;
-        if maintains {
+        let worker = &mut self.worker;
+        if has_work {
             works.push(Box::new(move || {
-                upkeep.step();
+                worker.step();
                 Vec::new()
             }));
         }
@@ -276,21 +276,21 @@ impl Process {
         done
     }
 
-    fn maintainer_has_work(&self) -> bool {
-        self.upkeep.has_work(&self.disk, self.environment.clock_ms())
+    fn worker_has_work(&self) -> bool {
+        self.worker.has_work(&self.disk, self.environment.clock_ms())
     }
 
     /// The background worker takes a step if it was woken; returns whether it was.
     pub fn maintain(&mut self) -> bool {
-        self.upkeep.step_if_told(&self.disk, self.environment.clock_ms())
+        self.worker.step_if_told(&self.disk, self.environment.clock_ms())
     }
 
     /// What the process can do next.
     pub fn outlook(&self) -> Outlook {
-        if (0..self.clients.len()).any(|client| self.client_has_work(client)) || self.maintainer_has_work() {
+        if (0..self.clients.len()).any(|client| self.client_has_work(client)) || self.worker_has_work() {
             return Outlook::Work;
         }
-        self.upkeep.sleeps_until().map_or(Outlook::Stuck, Outlook::Sleeps)
+        self.worker.sleeps_until().map_or(Outlook::Stuck, Outlook::Sleeps)
     }
 
     /// What the clients and the background worker wait for, for a report.
@@ -298,8 +298,8 @@ impl Process {
         let parked: Vec<usize> = self.clients.iter().map(|client| client.queue.parked()).collect();
         format!(
             "parked requests by client {parked:?}, the worker's last step {:?}, its disk operations {}, {:?}",
-            self.upkeep.last_step,
-            self.disk.in_flight_of(self.upkeep.queue),
+            self.worker.last_step,
+            self.disk.in_flight_of(self.worker.queue),
             self.cache.status()
         )
     }

@@ -142,7 +142,7 @@ impl World {
         panic!("seed {}: {what}\n  {:?}\n  {:?}\n  {state}", self.options.seed, self.happened, self.options)
     }
 
-    fn judge<T>(&self, verdict: Result<T, Violation>) -> T {
+    fn expect<T>(&self, verdict: Result<T, Violation>) -> T {
         verdict.unwrap_or_else(|violation| self.complain(violation))
     }
 
@@ -176,7 +176,7 @@ impl World {
     }
 
     /// From this call on, the disk accepts all writes.
-    pub fn mend_disk(&mut self) {
+    pub fn repair_disk(&mut self) {
         self.is_disk_broken = false;
         self.set_faults(true);
     }
@@ -229,7 +229,7 @@ impl World {
             Err(error) => self.complain(format!("the cache does not open: {error}")),
         }
         // No client relies on what recovery found before recovery has ended.
-        self.judge_points();
+        self.check_points();
         let drained = self.process().cache().status().drained_epoch;
         // If its newest slot is damaged, an older one counts.
         if drained < self.drained_epoch && !self.is_damaged {
@@ -275,7 +275,7 @@ impl World {
             }
             95 => self.environment.advance(self.random.between(1, 300)),
             96 => self.ask_drain(),
-            97 | 98 => self.judge_backing(),
+            97 | 98 => self.check_backing(),
             _ => match self.random.below(20) {
                 0 => self.stop_and_start(),
                 1..6 => self.replace_a_client(),
@@ -312,7 +312,7 @@ impl World {
     /// The background worker takes a step if it was woken.
     fn maintain(&mut self) -> bool {
         let went_on = self.process().maintain();
-        self.judge_points();
+        self.check_points();
         went_on
     }
 

@@ -20,7 +20,7 @@ enum Do {
     Maintain,
     Drain,
     /// From here on, the disk accepts all writes.
-    Mend,
+    Repair,
     Stop,
 }
 
@@ -53,7 +53,7 @@ fn play(world: &mut World, history: &[Do]) {
             Do::Quiesce => world.quiesce(),
             Do::Maintain => world.maintain_until_idle(),
             Do::Drain => world.drain(),
-            Do::Mend => world.mend_disk(),
+            Do::Repair => world.repair_disk(),
             Do::Stop => world.stop(),
         }
     }
@@ -221,7 +221,7 @@ fn parking_what_the_disk_refuses() {
         ask(Operation::Read, 0, 64 * KIB, false),
         Do::Quiesce,
         write(0, 4 * KIB),
-        Do::Mend,
+        Do::Repair,
         Do::Drain,
         write(512, KIB),
         Do::Drain,
@@ -241,7 +241,7 @@ fn parking_of_many_epochs_in_one_batch() {
         Do::Drain,
         write(CHUNK, 512),
         FLUSH,
-        Do::Mend,
+        Do::Repair,
         Do::Drain,
     ];
     crash_everywhere("parking in checkpoint", &history, |options| {

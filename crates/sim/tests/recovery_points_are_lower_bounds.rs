@@ -25,14 +25,14 @@ fn histories(change: impl Fn(WorldOptions) -> WorldOptions) {
             let mut world = World::new(change(options));
             for round in 1..=150 {
                 world.run(10);
-                world.judge_backing();
+                world.check_backing();
                 if round % 25 == 0 {
                     world.crash();
                 }
             }
             all = all.and(world.finish());
         }
-        assert!(all.points_judged > 200, "{consistency:?}: {all:?}");
+        assert!(all.points_checked > 200, "{consistency:?}: {all:?}");
         assert!(all.process_crashes > 10 && all.power_cuts > 10, "{consistency:?}: {all:?}");
     }
 }

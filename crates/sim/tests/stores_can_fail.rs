@@ -3,7 +3,7 @@
 
 use cbd_device::{Device, Queue};
 use cbd_engine::{
-    Admission, BackendSpec, Cache, Environment, FormatOptions, Maintainer, Settings, Step, Transport,
+    Admission, BackendSpec, BackgroundWorker, Cache, Environment, FormatOptions, Settings, Step, Transport,
     ZeroProgress,
 };
 use cbd_sim::{CrashMemory, Keep, SimDisk, SimEnvironment, SimQueue, act_as};
@@ -68,9 +68,9 @@ impl Pmem for FailingMemory {
         }
     }
 
-    fn store_summed(&self, at: u64, from: &[u8], first: usize, sums: &mut [u32]) {
+    fn store_summed(&self, at: u64, from: &[u8], first: usize, checksums: &mut [u32]) {
         if self.takes(at, from.len() as u64) {
-            self.inner.store_summed(at, from, first, sums);
+            self.inner.store_summed(at, from, first, checksums);
         }
     }
 
@@ -168,9 +168,9 @@ impl Small {
 
     /// A background worker that need not flush the disk, so it marks data clean in the step that has written
     /// it.
-    fn maintainer(&self) -> Maintainer<Outside, SimQueue> {
+    fn worker(&self) -> BackgroundWorker<Outside, SimQueue> {
         let geometry = BackingGeometry { volatile_cache: false, ..self.disk.geometry() };
-        Maintainer::new(Arc::clone(&self.cache), self.disk.queue(4), geometry)
+        BackgroundWorker::new(Arc::clone(&self.cache), self.disk.queue(4), geometry)
     }
 
     fn write(&self, at: u64, value: u8) -> Result<()> {
@@ -358,10 +358,10 @@ fn damage_that_cannot_be_noted_is_not_declared_clean() {
     // The data is damaged, and the page pair takes no further record.
     small.memory.inner.flip(log + SEGMENT - PAGE - BLOCK + 100, 3);
     small.memory.fail(ByteRange::at(log + PAGE, 2 * PAGE));
-    let mut maintainer = small.maintainer();
+    let mut worker = small.worker();
     small.cache.request_drain();
     for _ in 0..1000 {
-        if maintainer.step() == (Step::Idle { until_ms: None }) {
+        if worker.step() == (Step::Idle { until_ms: None }) {
             break;
         }
     }
@@ -375,11 +375,11 @@ fn damage_that_cannot_be_carried_keeps_its_segment() {
     small.write(0, 7).unwrap();
     let log = small.log();
     small.memory.inner.flip(log + SEGMENT - PAGE - BLOCK + 100, 3);
-    let mut maintainer = small.maintainer();
+    let mut worker = small.worker();
     let mut settle = |gc_percent| {
         small.cache.set_settings(Settings { gc_percent, ..Settings::default() }).unwrap();
         small.cache.request_drain();
-        let mut is_at_rest = || match maintainer.step() {
+        let mut is_at_rest = || match worker.step() {
             Step::Idle { until_ms } => {
                 small.environment.0.advance(1000);
                 until_ms.is_none()

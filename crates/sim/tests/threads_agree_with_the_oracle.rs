@@ -3,7 +3,9 @@
 //! moments. The clock never wakes a thread while a client waits.
 
 use cbd_device::{Device, Queue};
-use cbd_engine::{BackendSpec, Cache, Consistency, FormatOptions, Maintainer, Settings, Step, Transport};
+use cbd_engine::{
+    BackendSpec, BackgroundWorker, Cache, Consistency, FormatOptions, Settings, Step, Transport,
+};
 use cbd_sim::{
     Content, CrashMemory, OpenChange, Oracle, Seeded, SimDisk, SimEnvironment, SimQueue, Watchdog, Wish,
     from_environment,
@@ -243,11 +245,11 @@ impl Scene {
     fn maintain(&self) -> u64 {
         let bell = Bell::of_this_thread();
         self.cache.set_maintenance_waker(Waker::from(Arc::clone(&bell)));
-        let mut maintainer =
-            Maintainer::new(Arc::clone(&self.cache), self.disk.queue(4), self.disk.geometry());
+        let mut worker =
+            BackgroundWorker::new(Arc::clone(&self.cache), self.disk.queue(4), self.disk.geometry());
         let mut rescued = 0;
         loop {
-            match maintainer.step() {
+            match worker.step() {
                 Step::Busy => {}
                 Step::WaitBacking => thread::yield_now(),
                 Step::Idle { until_ms } => {
@@ -275,9 +277,9 @@ impl Scene {
     }
 
     /// Checks the case that the region is lost at a random moment.
-    fn judge(&self) -> u64 {
+    fn check(&self) -> u64 {
         let mut random = Seeded::new(self.seed);
-        let mut judged = 0;
+        let mut checked = 0;
         while self.working.load(Ordering::SeqCst) > 0 {
             thread::sleep(Duration::from_millis(5));
             let before = self.cache.status().backing_is_consistent;
@@ -286,10 +288,10 @@ impl Scene {
             if before && self.cache.status().backing_is_consistent {
                 let verdict = self.oracle().moment_of(&image, 0);
                 verdict.unwrap_or_else(|violation| panic!("seed {}: {violation}", self.seed));
-                judged += 1;
+                checked += 1;
             }
         }
-        judged
+        checked
     }
 }
 
@@ -299,7 +301,7 @@ fn run(consistency: Consistency, rounds: u64, is_damaged: bool) {
         let _watchdog = Watchdog::new(Duration::from_secs(120), format!("threads, seed {seed}"));
         let scene = Scene::new(seed, consistency, is_damaged);
         let requests = from_environment("CBD_REQUESTS", 1500);
-        let (judged, rescued) = thread::scope(|scope| {
+        let (checked, rescued) = thread::scope(|scope| {
             let clients: Vec<_> = (0..CLIENTS)
                 .map(|number| {
                     scope.spawn({
@@ -308,18 +310,18 @@ fn run(consistency: Consistency, rounds: u64, is_damaged: bool) {
                     })
                 })
                 .collect();
-            let judge = scope.spawn(|| if is_damaged { 0 } else { scene.judge() });
+            let check = scope.spawn(|| if is_damaged { 0 } else { scene.check() });
             if is_damaged {
                 scope.spawn(|| scene.vandalize());
             }
-            let maintainer = scope.spawn(|| scene.maintain());
+            let worker = scope.spawn(|| scene.maintain());
             for client in clients {
                 if client.join().is_err() {
                     // The others would wait for a client that has ended.
                     std::process::abort();
                 }
             }
-            (judge.join().expect("no violation"), maintainer.join().expect("the worker ends"))
+            (check.join().expect("no violation"), worker.join().expect("the worker ends"))
         });
         let counters = scene.memory.counters();
         assert_eq!((counters.loads_of_unfenced, counters.stores_over_unfenced), (0, 0), "seed {seed}");
@@ -330,8 +332,8 @@ fn run(consistency: Consistency, rounds: u64, is_damaged: bool) {
         }
         let verdict = scene.oracle().check_everything(&scene.disk.durable());
         verdict.unwrap_or_else(|violation| panic!("seed {seed}: drained, and {violation}"));
-        println!("{consistency:?}, seed {seed}: {judged} images judged, {:?}", scene.disk.counters());
-        assert!(consistency != Consistency::Strict || judged > 0);
+        println!("{consistency:?}, seed {seed}: {checked} images checked, {:?}", scene.disk.counters());
+        assert!(consistency != Consistency::Strict || checked > 0);
     }
 }
 

@@ -1,7 +1,7 @@
 //! A full cache keeps what is read again: a scan that is read once does not evict it, and what is missed
 //! twice is recorded.
 
-use cbd_engine::{Admission, BackendSpec, Cache, FormatOptions, Maintainer, Settings, Step, Transport};
+use cbd_engine::{Admission, BackendSpec, BackgroundWorker, Cache, FormatOptions, Settings, Step, Transport};
 use cbd_sim::{CrashMemory, SimDisk, SimEnvironment, SimQueue, Watchdog, act_as};
 use cbd_types::{ByteRange, Region};
 use std::sync::Arc;
@@ -22,7 +22,7 @@ const STEPS_MAX: usize = 50_000;
 struct Rig {
     environment: Arc<SimEnvironment>,
     cache: Arc<Cache<SimEnvironment>>,
-    maintainer: Maintainer<SimEnvironment, SimQueue>,
+    worker: BackgroundWorker<SimEnvironment, SimQueue>,
     _watchdog: Watchdog,
 }
 
@@ -59,9 +59,9 @@ impl Rig {
             })
             .unwrap();
         let cache = transport.open_cache(backend).unwrap();
-        let maintainer = Maintainer::new(Arc::clone(&cache), disk.queue(4), disk.geometry());
+        let worker = BackgroundWorker::new(Arc::clone(&cache), disk.queue(4), disk.geometry());
         let _watchdog = Watchdog::new(Duration::from_secs(240), "what a full cache keeps");
-        Self { environment, cache, maintainer, _watchdog }
+        Self { environment, cache, worker, _watchdog }
     }
 
     /// Reads `count` blocks from block `first` on as a blkdev does, with background work in between; returns
@@ -91,7 +91,7 @@ impl Rig {
     /// Runs the background worker until nothing is left to do; the clock advances as the worker asks.
     fn settle(&mut self) {
         for _ in 0..STEPS_MAX {
-            match self.maintainer.step() {
+            match self.worker.step() {
                 Step::Idle { until_ms: None } => return,
                 Step::Idle { until_ms: Some(until) } => {
                     self.environment.advance(until.saturating_sub(self.environment.clock_ms()).max(1));
@@ -181,7 +181,7 @@ fn half_of_what_was_read_since_outlive_their_segment_while_space_is_needed() {
             assert!(more <= BLOCKS_PER_SEGMENT / 2, "{happened:?}");
             return;
         }
-        rig.maintainer.step();
+        rig.worker.step();
     }
     panic!("reclaim does not go on: {:?}", rig.cache.status());
 }

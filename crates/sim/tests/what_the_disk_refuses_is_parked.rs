@@ -75,7 +75,7 @@ fn until_the_timeout_nothing_is_parked_and_strict_stays_crash_consistent() {
         world.advance(100);
         let status = world.status();
         assert!(status.parked.is_empty() && status.backing_is_consistent);
-        world.judge_backing();
+        world.check_backing();
     }
     assert!(world.status().backing_trouble.is_some());
     world.drain();
@@ -84,7 +84,7 @@ fn until_the_timeout_nothing_is_parked_and_strict_stays_crash_consistent() {
 }
 
 #[test]
-fn a_parked_range_is_known_after_a_restart_and_taken_when_the_disk_is_mended() {
+fn a_parked_range_is_known_after_a_restart_and_taken_when_the_disk_is_repaired() {
     let _watchdog = guarded("after a restart");
     let mut world = World::new(quiet(Consistency::Strict));
     ask(&mut world, &[write(4 * KIB, 4 * KIB), FLUSH]);
@@ -95,13 +95,13 @@ fn a_parked_range_is_known_after_a_restart_and_taken_when_the_disk_is_mended() {
         assert_eq!((status.parked, status.backing_is_consistent), (vec![BAD], false));
         world.check_changed();
     }
-    world.mend_disk();
+    world.repair_disk();
     world.stop_and_start();
     world.maintain_until_idle();
     let status = world.status();
     assert_eq!((status.parked, status.dirty_bytes), (Vec::new(), 0));
     assert!(world.status().backing_is_consistent);
-    world.judge_backing();
+    world.check_backing();
     world.finish();
 }
 
@@ -122,7 +122,7 @@ fn a_parked_range_is_tried_again_by_itself_but_seldom() {
     let tries = world.disk().counters().failed - before;
     assert!((6..30).contains(&tries), "{tries} attempts in an hour");
     assert_eq!(world.status().stored_bytes, stored, "an idle cache writes its log");
-    world.mend_disk();
+    world.repair_disk();
     world.advance(600_000);
     world.maintain_until_idle();
     assert_eq!(world.status().parked, []);
@@ -162,7 +162,7 @@ fn what_is_written_over_a_parked_range_ends_it() {
     assert!(!world.status().backing_is_consistent);
     world.drain();
     assert_eq!(world.status().parked, [BAD], "the disk refuses the newer data, too");
-    world.mend_disk();
+    world.repair_disk();
     ask(&mut world, &[write(0, 16 * KIB), FLUSH]);
     assert_eq!(world.status().parked, []);
     assert!(!world.status().backing_is_consistent, "the disk has nothing of it yet");
@@ -176,7 +176,7 @@ fn zeroes_and_discards_over_a_parked_range_end_it() {
         let mut world = World::new(quiet(Consistency::Strict));
         ask(&mut world, &[write(4 * KIB, 4 * KIB), FLUSH]);
         world.drain();
-        world.mend_disk();
+        world.repair_disk();
         ask(&mut world, &[wish(operation, 0, 64 * KIB)]);
         assert_eq!(world.status().parked, []);
         world.drain();
@@ -238,7 +238,7 @@ fn a_disk_that_is_gone_is_waited_for_and_nothing_is_parked() {
     assert_eq!((status.parked, status.parked_total), (Vec::new(), 0));
     assert!(status.is_stalled && status.backing_is_consistent && status.backing_trouble.is_some());
     world.check_changed();
-    world.mend_disk();
+    world.repair_disk();
     world.drain();
     assert!(!world.status().is_stalled);
     world.finish();
@@ -270,7 +270,7 @@ fn with_stop_a_write_fails_when_the_cache_is_full_and_the_bound_has_passed() {
     assert_eq!(status.parked_total, 0);
     // Reads continue, and so does everything when the disk is repaired.
     world.check_changed();
-    world.mend_disk();
+    world.repair_disk();
     world.drain();
     assert!(!world.status().is_stalled);
     let refused = world.happened().refused;
@@ -289,7 +289,7 @@ fn a_flush_that_fails_for_long_is_no_matter_of_parking() {
     });
     let status = world.status();
     assert!(status.is_stalled && status.drained_epoch.0 == 0);
-    world.judge_backing();
+    world.check_backing();
     world.check_changed();
     world.finish();
 }
@@ -349,7 +349,7 @@ fn roam(name: &str, consistency: Consistency, change: impl Fn(&mut WorldOptions)
             world.quiesce();
             world.check_changed();
             if round % 3 == 2 {
-                world.mend_disk();
+                world.repair_disk();
             } else {
                 world.break_disk();
             }
@@ -364,7 +364,7 @@ fn roam(name: &str, consistency: Consistency, change: impl Fn(&mut WorldOptions)
 #[test]
 fn nothing_is_lost_through_crashes_and_repairs_in_strict() {
     let all = roam("strict", Consistency::Strict, |_| {});
-    assert!(all.images_judged > 0 && all.images_void > 0);
+    assert!(all.images_checked > 0 && all.images_void > 0);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! before it.
 
 use cbd_device::{Device, Queue};
-use cbd_engine::{BackendSpec, Cache, FormatOptions, Maintainer, Settings, Step, TOGETHER, Transport};
+use cbd_engine::{BackendSpec, BackgroundWorker, Cache, FormatOptions, Settings, Step, TOGETHER, Transport};
 use cbd_sim::{CrashMemory, DiskFaults, Keep, SimDisk, SimEnvironment, SimQueue, act_as};
 use cbd_types::{
     AlignedBuffer, BackendId, ByteRange, CHUNK, Completion, ErrorKind, Operation, Region, Request,
@@ -111,8 +111,8 @@ impl Rig {
         self.done.clear();
     }
 
-    fn maintainer(&self) -> Maintainer<SimEnvironment, SimQueue> {
-        Maintainer::new(Arc::clone(&self.cache), self.disk.queue(4), self.disk.geometry())
+    fn worker(&self) -> BackgroundWorker<SimEnvironment, SimQueue> {
+        BackgroundWorker::new(Arc::clone(&self.cache), self.disk.queue(4), self.disk.geometry())
     }
 
     /// Unplugs, and expects that `count` requests complete without an error; returns their completions.
@@ -234,13 +234,13 @@ fn fua_writes_that_wait_for_space_together_are_woken_and_made_durable() {
     }
     rig.queue.unplug(&mut rig.done);
     assert_eq!((rig.done.len(), rig.queue.parked()), (0, 2));
-    let mut maintainer = rig.maintainer();
+    let mut worker = rig.worker();
     rig.cache.request_drain();
     for _ in 0..10_000 {
         if called.0.load(Ordering::SeqCst) {
             break;
         }
-        if matches!(maintainer.step(), Step::Idle { .. }) {
+        if matches!(worker.step(), Step::Idle { .. }) {
             rig.environment.advance(1000);
         }
     }
@@ -256,13 +256,13 @@ fn a_write_that_finds_no_space_fails_where_the_disk_has_refused_for_long() {
     let mut rig = Rig::new();
     rig.fill();
     rig.disk.set_faults(DiskFaults { change_permille: 1000, ..DiskFaults::default() });
-    let mut maintainer = rig.maintainer();
+    let mut worker = rig.worker();
     rig.cache.request_drain();
     for _ in 0..10_000 {
         if rig.cache.status().is_stalled {
             break;
         }
-        if matches!(maintainer.step(), Step::Idle { .. }) {
+        if matches!(worker.step(), Step::Idle { .. }) {
             rig.environment.advance(1000);
         }
     }

@@ -65,8 +65,8 @@ pub trait Pmem: Send + Sync {
 
     /// As [`store`](Self::store), and computes the CRC32C of each checksum block in the same pass: the first
     /// block is `first` bytes long, the others [`CHECKSUM_BLOCK`], the last one the rest. Each source byte is
-    /// read once: the checksum is that of the stored bytes. `sums` has one element for each block.
-    fn store_summed(&self, at: u64, from: &[u8], first: usize, sums: &mut [u32]);
+    /// read once: the checksum is that of the stored bytes. `checksums` has one element for each block.
+    fn store_summed(&self, at: u64, from: &[u8], first: usize, checksums: &mut [u32]);
 
     /// Stores one line of 64 bytes at a multiple of 64.
     fn store_line(&self, at: u64, line: &[u8; 64]);
@@ -205,9 +205,9 @@ impl<P: Pmem> Region<P> {
     }
 
     /// Stores bytes with checksums; see [`Pmem::store_summed`].
-    pub fn store_summed(&self, at: u64, from: &[u8], first: usize, sums: &mut [u32]) -> InFlight {
-        debug_assert_eq!(sums.len(), blocks_of(from.len(), first), "one sum for each block");
-        self.memory.store_summed(at, from, first, sums);
+    pub fn store_summed(&self, at: u64, from: &[u8], first: usize, checksums: &mut [u32]) -> InFlight {
+        debug_assert_eq!(checksums.len(), blocks_of(from.len(), first), "one sum for each block");
+        self.memory.store_summed(at, from, first, checksums);
         InFlight(())
     }
 

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 /// A mark that no daemon uses.
 const NAME: &str = "nothing";
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A device of this many bytes without storage.
 struct Nothing(u64);
@@ -88,5 +88,5 @@ fn run() -> Result<()> {
     println!("{}", export.disk_path().display());
     // A read error ends it like the end of the input.
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
-    export.stop(StopMode::WhenUnused, PATIENCE)
+    export.stop(StopMode::WhenUnused, TIMEOUT)
 }

@@ -17,7 +17,7 @@ use std::time::Duration;
 use zerocopy::IntoBytes;
 
 /// Timeout of commands that only query or store something.
-pub const PATIENCE: Duration = Duration::from_secs(5);
+pub const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The control device, opened.
 #[derive(Debug)]
@@ -68,7 +68,7 @@ impl Control {
             OpenOptions::new().read(true).write(true).open(CONTROL).map_err(|error| no_door(&error))?;
         let mut control = Self { file, features: 0 };
         let mut features = [0; 8];
-        let asked = control.exchange(command::GET_FEATURES, ANY_DEVICE, 0, &mut features, PATIENCE);
+        let asked = control.exchange(command::GET_FEATURES, ANY_DEVICE, 0, &mut features, TIMEOUT);
         match asked {
             Ok(()) => {}
             Err(Refusal::Errno(libc::EPERM | libc::EACCES)) => return Err(no_right()),
@@ -88,13 +88,13 @@ impl Control {
 
     /// Creates a device; the kernel returns its actual properties in `info`.
     pub fn add(&self, info: &mut DeviceInfo) -> std::result::Result<(), Refusal> {
-        self.exchange(command::ADD_DEVICE, info.device, 0, info.as_mut_bytes(), PATIENCE)
+        self.exchange(command::ADD_DEVICE, info.device, 0, info.as_mut_bytes(), TIMEOUT)
     }
 
     /// The properties of a device; `None` if there is no such device.
     pub fn info(&self, device: u32) -> std::result::Result<Option<DeviceInfo>, Refusal> {
         let mut info = DeviceInfo::default();
-        match self.exchange(command::GET_DEVICE_INFO, device, 0, info.as_mut_bytes(), PATIENCE) {
+        match self.exchange(command::GET_DEVICE_INFO, device, 0, info.as_mut_bytes(), TIMEOUT) {
             Ok(()) => Ok(Some(info)),
             Err(Refusal::Errno(libc::ENODEV | libc::ENOENT)) => Ok(None),
             Err(refusal) => Err(refusal),
@@ -104,21 +104,21 @@ impl Control {
     /// Sets the parameters of the disk.
     pub fn set_parameters(&self, device: u32, parameters: &Parameters) -> std::result::Result<(), Refusal> {
         let mut copy = *parameters;
-        self.exchange(command::SET_PARAMETERS, device, 0, copy.as_mut_bytes(), PATIENCE)
+        self.exchange(command::SET_PARAMETERS, device, 0, copy.as_mut_bytes(), TIMEOUT)
     }
 
     /// The parameters of the disk.
     pub fn parameters(&self, device: u32) -> std::result::Result<Parameters, Refusal> {
         let length = size_of::<Parameters>() as u32;
         let mut parameters = Parameters { length, ..Parameters::default() };
-        self.exchange(command::GET_PARAMETERS, device, 0, parameters.as_mut_bytes(), PATIENCE)?;
+        self.exchange(command::GET_PARAMETERS, device, 0, parameters.as_mut_bytes(), TIMEOUT)?;
         Ok(parameters)
     }
 
     /// The processors whose requests go to a queue.
     pub fn processors(&self, device: u32, queue: u16) -> std::result::Result<Vec<usize>, Refusal> {
         let mut bits = [0_u8; 1024];
-        self.exchange(command::GET_QUEUE_AFFINITY, device, u64::from(queue), &mut bits, PATIENCE)?;
+        self.exchange(command::GET_QUEUE_AFFINITY, device, u64::from(queue), &mut bits, TIMEOUT)?;
         let is_set = |&processor: &usize| bits[processor / 8] >> (processor % 8) & 1 == 1;
         Ok((0..bits.len() * 8).filter(is_set).collect())
     }
@@ -129,16 +129,16 @@ impl Control {
         operation: u32,
         device: u32,
         data: u64,
-        patience: Duration,
+        timeout: Duration,
     ) -> std::result::Result<(), Refusal> {
-        self.exchange(operation, device, data, &mut [], patience)
+        self.exchange(operation, device, data, &mut [], timeout)
     }
 
     /// Removes a device that has no disk any more. Its number is free when no process has the disk open.
     pub fn delete(&self, device: u32) -> std::result::Result<(), Refusal> {
-        match self.tell(command::DELETE_DEVICE_LATER, device, 0, PATIENCE) {
+        match self.tell(command::DELETE_DEVICE_LATER, device, 0, TIMEOUT) {
             Err(Refusal::Errno(libc::EOPNOTSUPP | libc::EINVAL)) => {
-                self.tell(command::DELETE_DEVICE, device, 0, PATIENCE)
+                self.tell(command::DELETE_DEVICE, device, 0, TIMEOUT)
             }
             deleted => deleted,
         }
@@ -151,7 +151,7 @@ impl Control {
         device: u32,
         data: u64,
         bytes: &mut [u8],
-        patience: Duration,
+        timeout: Duration,
     ) -> std::result::Result<(), Refusal> {
         // On the heap, so that it can be leaked to a command that does not end.
         let mut buffer = bytes.to_vec().into_boxed_slice();
@@ -172,7 +172,7 @@ impl Control {
         // does not arrive in time.
         unsafe { ring.submission().push(&entry) }
             .map_err(|_| Refusal::System(io::Error::from_raw_os_error(libc::EBUSY)))?;
-        let Some(result) = wait(&mut ring, patience)? else {
+        let Some(result) = wait(&mut ring, timeout)? else {
             // The driver may still write there, and closing the ring could wait for it.
             std::mem::forget((ring, buffer));
             return Err(Refusal::TimedOut);
@@ -188,9 +188,9 @@ impl Control {
 /// The result of the only entry of a ring, if it arrives in time.
 fn wait(
     ring: &mut IoUring<squeue::Entry128, cqueue::Entry>,
-    patience: Duration,
+    timeout: Duration,
 ) -> std::result::Result<Option<i32>, Refusal> {
-    let end = std::time::Instant::now() + patience;
+    let end = std::time::Instant::now() + timeout;
     let mut taken = false;
     loop {
         let left = types::Timespec::from(end.saturating_duration_since(std::time::Instant::now()));

@@ -6,7 +6,7 @@
 //! Elsewhere: serving its queues ([`crate::service`]).
 
 use crate::abi::{ANY_DEVICE, CONTROL, DeviceInfo, Parameters, command, feature, state};
-use crate::control::{Control, PATIENCE, Refusal, devices};
+use crate::control::{Control, Refusal, TIMEOUT, devices};
 use crate::ring::CAPACITY_MAX;
 use crate::tag::Tag;
 use cbd_export::system_error;
@@ -18,9 +18,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// Timeout of a start and of a takeover: the kernel scans for partitions.
-const START_PATIENCE: Duration = Duration::from_secs(30);
+const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// Timeout of the kernel's cleanup after a server was killed.
-const TAKEOVER_PATIENCE: Duration = Duration::from_secs(30);
+const TAKEOVER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Interval of the checks for its end: the kernel has no event for it.
 const TAKEOVER_INTERVAL: Duration = Duration::from_millis(5);
 
@@ -112,9 +112,9 @@ impl Device {
                 ),
             ));
         }
-        let end = Instant::now() + TAKEOVER_PATIENCE;
+        let end = Instant::now() + TAKEOVER_TIMEOUT;
         loop {
-            match control.tell(command::START_RECOVERY, number, 0, PATIENCE) {
+            match control.tell(command::START_RECOVERY, number, 0, TIMEOUT) {
                 Ok(()) => break,
                 // An earlier takeover was interrupted after this step.
                 Err(Refusal::Errno(libc::EINVAL)) if info.state == state::QUIESCED => break,
@@ -167,7 +167,7 @@ impl Device {
         let operation = if self.taken_over { command::END_RECOVERY } else { command::START_DEVICE };
         let server = u64::from(std::process::id());
         self.control
-            .tell(operation, self.info.device, server, START_PATIENCE)
+            .tell(operation, self.info.device, server, START_TIMEOUT)
             .map_err(|refusal| refusal.explain(&format!("{} cannot be started", name(self.info.device))))
     }
 
@@ -175,14 +175,14 @@ impl Device {
     ///
     /// # Errors
     /// [`ErrorKind::Busy`] if a process has it open.
-    pub fn stop_if_unused(&self, patience: Duration) -> Result<()> {
+    pub fn stop_if_unused(&self, timeout: Duration) -> Result<()> {
         let safely = self.control.stops_safely();
         let operation = if safely { command::TRY_STOP_DEVICE } else { command::STOP_DEVICE };
         // A user in the kernel (a file system on several devices, a journal, a target) is not visible among
         // processes and mounts, but has claimed the disk.
         let claimed = if safely { None } else { Some(self.claim()?) };
         drop(claimed);
-        self.tell_stop(operation, patience)
+        self.tell_stop(operation, timeout)
     }
 
     /// Opens the disk exclusively for a moment.
@@ -202,13 +202,13 @@ impl Device {
     ///
     /// # Errors
     /// [`ErrorKind::TimedOut`] if requests are not answered in time.
-    pub fn stop(&self, patience: Duration) -> Result<()> {
-        self.tell_stop(command::STOP_DEVICE, patience)
+    pub fn stop(&self, timeout: Duration) -> Result<()> {
+        self.tell_stop(command::STOP_DEVICE, timeout)
     }
 
-    fn tell_stop(&self, operation: u32, patience: Duration) -> Result<()> {
+    fn tell_stop(&self, operation: u32, timeout: Duration) -> Result<()> {
         self.control
-            .tell(operation, self.info.device, 0, patience)
+            .tell(operation, self.info.device, 0, timeout)
             .map_err(|refusal| refusal.explain(&format!("{} cannot be stopped", name(self.info.device))))
     }
 
@@ -393,7 +393,7 @@ fn noted_under(names: &Path, link: &Path) -> Vec<u32> {
 }
 
 fn remove(control: &Control, number: u32) -> std::result::Result<(), Refusal> {
-    control.tell(command::STOP_DEVICE, number, 0, PATIENCE)?;
+    control.tell(command::STOP_DEVICE, number, 0, TIMEOUT)?;
     control.delete(number)
 }
 

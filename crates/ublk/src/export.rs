@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 /// The default of [`Options::depth`].
 pub const DEPTH: usize = 64;
 /// Time that a dropped export grants to requests in flight.
-const DROP_PATIENCE: Duration = Duration::from_secs(5);
+const DROP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How a device is exported.
 #[derive(Clone)]
@@ -120,7 +120,7 @@ impl Ublk {
             Err(error) => {
                 if export.is_taken_over() {
                     // Waiting clients keep waiting; a new device is removed by the drop.
-                    let _ = export.leave(DROP_PATIENCE);
+                    let _ = export.leave(DROP_TIMEOUT);
                 }
                 return Err(error);
             }
@@ -213,18 +213,18 @@ impl Ublk {
 
     /// Grants requests in flight half of the time; then they are answered with errors.
     fn stop_by_force(&self, end: Instant) -> Result<()> {
-        let patience = end.saturating_duration_since(Instant::now());
+        let timeout = end.saturating_duration_since(Instant::now());
         std::thread::scope(|scope| {
             let (stopped, stop) = std::sync::mpsc::channel();
             let device = &self.device;
             let stopping = std::thread::Builder::new().name("cbd-ublk-stop".to_owned());
-            if stopping.spawn_scoped(scope, move || stopped.send(device.stop(patience))).is_err() {
+            if stopping.spawn_scoped(scope, move || stopped.send(device.stop(timeout))).is_err() {
                 // Without a thread the half of the time cannot be awaited, so requests in flight fail at
                 // once.
                 self.service.order(Order::Fail);
-                return device.stop(patience);
+                return device.stop(timeout);
             }
-            if let Ok(result) = stop.recv_timeout(patience / 2) {
+            if let Ok(result) = stop.recv_timeout(timeout / 2) {
                 return result;
             }
             self.service.order(Order::Fail);
@@ -270,7 +270,7 @@ impl Ublk {
 impl Drop for Ublk {
     fn drop(&mut self) {
         // There is no caller to report an error to.
-        let _ = self.stop(StopMode::Force, DROP_PATIENCE);
+        let _ = self.stop(StopMode::Force, DROP_TIMEOUT);
     }
 }
 
@@ -286,7 +286,7 @@ impl Undo<'_> {
 impl Drop for Undo<'_> {
     fn drop(&mut self) {
         if let Some(device) = self.0.filter(|device| !device.is_taken_over()) {
-            let _ = device.stop(DROP_PATIENCE);
+            let _ = device.stop(DROP_TIMEOUT);
             device.delete();
         }
     }

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 pub type ThreadSetup = Arc<dyn Fn() + Send + Sync>;
 
 /// Timeout of the start of all threads.
-const START_PATIENCE: Duration = Duration::from_secs(30);
+const START_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The parameters of a starting thread.
 struct Duty {
@@ -77,7 +77,7 @@ impl Service {
             service.threads.push(thread);
         }
         drop(begun);
-        let end = Instant::now() + START_PATIENCE;
+        let end = Instant::now() + START_TIMEOUT;
         for _ in 0..queues {
             let left = end.saturating_duration_since(Instant::now());
             beginning.recv_timeout(left).unwrap_or_else(|_| {
@@ -115,7 +115,7 @@ impl Drop for Service {
     fn drop(&mut self) {
         if !self.threads.is_empty() {
             self.life.order(Order::Leave);
-            self.join(Instant::now() + START_PATIENCE);
+            self.join(Instant::now() + START_TIMEOUT);
         }
     }
 }

@@ -47,11 +47,11 @@ pub(crate) enum Task {
     Answer(Status),
 }
 
-/// Judges what `chain` asks; what is for the device has its ranges in `list` then.
+/// Checks what `chain` asks; what is for the device has its ranges in `list` then.
 ///
 /// # Errors
 /// What is wrong with it when it has no head or no place for an answer.
-pub(crate) fn judge<M: GuestMemory>(
+pub(crate) fn validate<M: GuestMemory>(
     config: &DeviceConfig,
     memory: &M,
     chain: &Chain,

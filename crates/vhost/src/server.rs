@@ -64,7 +64,7 @@ pub enum Notice<'a> {
         /// What went wrong.
         error: Option<&'a Error>,
     },
-    /// A ring broke the rules, or its memory went; it stands still until the guest sets it up anew.
+    /// A ring broke the rules, or its memory went; it stands still until the guest sets it up again.
     RingFailed {
         /// Which ring.
         ring: usize,
@@ -222,8 +222,8 @@ impl Server {
         let Some(acceptor) = self.acceptor.take() else { return Ok(()) };
         self.shared.stop.signal();
         self.shared.hang_up();
-        let patience = self.shared.options.stop_timeout + STOP_GRACE;
-        if cbd_export::wait_any(&[self.shared.finished.descriptor()], Some(patience))?.is_none() {
+        let timeout = self.shared.options.stop_timeout + STOP_GRACE;
+        if cbd_export::wait_any(&[self.shared.finished.descriptor()], Some(timeout))?.is_none() {
             return Err(Error::new(
                 ErrorKind::TimedOut,
                 format!(
@@ -409,9 +409,9 @@ fn converse(shared: &Shared, socket: UnixStream) -> Result<()> {
     );
     let session = Arc::new(Mutex::new(session));
     let mut handler = BackendReqHandler::from_stream(socket, Arc::clone(&session));
-    let mut patience = Some(FIRST_WORD);
+    let mut timeout = Some(FIRST_WORD);
     let outcome = loop {
-        match waits.wait(patience) {
+        match waits.wait(timeout) {
             Err(error) => break Err(error),
             Ok(0) => {
                 break Err(Error::new(
@@ -423,7 +423,7 @@ fn converse(shared: &Shared, socket: UnixStream) -> Result<()> {
             Ok(_) if !waits.readable(incoming) => continue,
             Ok(_) => {}
         }
-        patience = None;
+        timeout = None;
         match handler.handle_request() {
             Ok(()) => {}
             Err(Refusal::Disconnected) => break Ok(()),

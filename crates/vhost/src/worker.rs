@@ -291,7 +291,7 @@ impl Worker {
         let table = GuestAddress(self.queue.desc_table());
         let indirect = self.setup.features & INDIRECT != 0;
         job.chain.read(memory, table, self.setup.size, head, indirect)?;
-        let task = request::judge(&self.common.config, memory, &job.chain, &mut job.ranges)?;
+        let task = request::validate(&self.common.config, memory, &job.chain, &mut job.ranges)?;
         (job.taken, job.position, job.operation) = (true, 0, None);
         self.taken += 1;
         match task {
@@ -453,13 +453,13 @@ impl Worker {
     }
 
     /// Completes and answers what the device has; nothing new is taken. Waits until the device is done, or until
-    /// `patience` is over after `stop` became readable, which sets `until`; when `front_end` is closed, what has not begun is given up. False
+    /// `timeout` is over after `stop` became readable, which sets `until`; when `front_end` is closed, what has not begun is given up. False
     /// if the device still has something.
     pub(crate) fn drain(
         &mut self,
         stop: RawFd,
         front_end: RawFd,
-        patience: Duration,
+        timeout: Duration,
         until: &mut Option<Instant>,
     ) -> bool {
         let mut waits = WaitSet::new();
@@ -487,7 +487,7 @@ impl Worker {
                 return false;
             }
             if waits.readable(0) {
-                until.get_or_insert_with(|| Instant::now() + patience);
+                until.get_or_insert_with(|| Instant::now() + timeout);
                 waits.set(0, Interest::Nothing);
                 // A server that stops closes the connection itself, and answers what is done in time.
                 waits.set(front_end, Interest::Nothing);

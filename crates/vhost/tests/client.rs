@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{PATIENCE, memory, serve};
+use common::{TIMEOUT, memory, serve};
 use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::time::Instant;
@@ -67,7 +67,7 @@ impl Client {
     /// Waits for `count` answers of ring `queue`.
     fn answers(&mut self, queue: usize, count: usize) -> Vec<(usize, i32)> {
         self.transport.get_submission_notifier(queue).notify().expect("kicked");
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         let mut answers = Vec::new();
         while answers.len() < count {
             answers.extend(self.queues[queue].completions().map(|done| (done.context, done.ret)));

@@ -19,7 +19,7 @@ use vhost::vhost_user::message::VhostUserInflight;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EFD_SEMAPHORE, EventFd};
 
 /// A guest with two rings, the first of which does something wrong; the second must go on, and so must the first once it is
-/// set up anew.
+/// set up again.
 fn breaks(features: u64, reason: &str, wrong: impl FnOnce(&Ram, &mut Ring)) {
     let served = serve(memory(1 << 20));
     let (mut link, ram, mut rings) = boot(&served.path, features, 2);
@@ -31,7 +31,7 @@ fn breaks(features: u64, reason: &str, wrong: impl FnOnce(&Ram, &mut Ring)) {
     assert_eq!(rings[1].ask(&ram, DO_FLUSH, 0, &[]), 0);
     rings[0].lay_request(&ram, 0, DO_FLUSH, 0, &[]);
     rings[0].kick();
-    // Nothing else is taken from it until the guest begins anew, as a driver does after a reset.
+    // Nothing else is taken from it until the guest begins again, as a driver does after a reset.
     std::thread::sleep(std::time::Duration::from_millis(5));
     assert_eq!(rings[0].used(&ram), 0);
     link.front_end.get_vring_base(0).expect("stopped");

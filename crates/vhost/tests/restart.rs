@@ -7,7 +7,7 @@ use cbd_pmem::{Mapping, OpenOptions};
 use cbd_vhost::{Options, Server};
 use common::device::Gate;
 use common::guest::*;
-use common::{PATIENCE, memory, serve, until};
+use common::{TIMEOUT, memory, serve, until};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::AsRawFd;
@@ -96,7 +96,7 @@ impl Guest {
 
     /// Connects as a front end does whose server went away: what the ring says of itself is all that it knows.
     fn connect(&mut self, path: &Path) -> Link {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         while UnixStream::connect(path).is_err() {
             assert!(Instant::now() < end, "nobody listens");
             std::thread::sleep(Duration::from_millis(2));
@@ -201,7 +201,7 @@ fn no_request_is_lost_or_answered_twice_over_many_kills() {
         let end = began + Duration::from_millis(20 + next() % 60);
         let mut answered = 0;
         // A busy machine may be slower than that.
-        while Instant::now() < end || (answered == 0 && began.elapsed() < PATIENCE) {
+        while Instant::now() < end || (answered == 0 && began.elapsed() < TIMEOUT) {
             for slot in 0..SLOTS {
                 if flying[usize::from(slot)].is_none() {
                     let sector = next() % acknowledged.len() as u64;

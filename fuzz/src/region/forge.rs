@@ -7,9 +7,9 @@ use crate::input::{Input, corner};
 use cbd_format::record::{FLAG_DATA_CRC, blocks_in, bytes_of, sum_lines};
 use cbd_format::segment::LOG_MAGIC;
 use cbd_format::{
-    BackendEntry, BlkdevEntry, Drained, HostEntry, LaneMark, LaneTail, Layout, PAGE, Record, RecordPlace,
-    SUMS_PER_LINE, SegmentEntry, SegmentHeader, Slot, SlotContent, StateShape, StructLayout, SumLine,
-    Superblock, crc32c,
+    BackendEntry, BlkdevEntry, CHECKSUMS_PER_LINE, ChecksumLine, Drained, HostEntry, LaneMark, LaneTail,
+    Layout, PAGE, Record, RecordPlace, SegmentEntry, SegmentHeader, Slot, SlotContent, StateShape,
+    StructLayout, Superblock, crc32c,
 };
 use cbd_sim::CrashMemory;
 use cbd_types::{ByteRange, LaneId, Pmem, SegmentId};
@@ -28,7 +28,7 @@ const TARGETS: [Target; 18] = [
     Target::Tail,
     Target::Mark,
     Target::Drained,
-    Target::Sums,
+    Target::Checksums,
     Target::CopyRecord,
     Target::CopySegment,
     Target::Data,
@@ -47,7 +47,7 @@ enum Target {
     Tail,
     Mark,
     Drained,
-    Sums,
+    Checksums,
     CopyRecord,
     CopySegment,
     Data,
@@ -106,7 +106,7 @@ impl Edit {
         match self.target {
             Target::Record => self.record(memory, layout),
             Target::Header => self.header(memory, layout),
-            Target::Sums => self.sums(memory, layout),
+            Target::Checksums => self.checksums(memory, layout),
             Target::CopyRecord => self.copy_record(memory, layout),
             Target::CopySegment => self.copy_segment(memory, layout),
             Target::Data => self.data(memory, layout),
@@ -289,7 +289,7 @@ impl Edit {
         put_line(memory, layout, place.segment, place.slot, &line, self.more % 4);
     }
 
-    fn sums(&self, memory: &CrashMemory, layout: &Layout) {
+    fn checksums(&self, memory: &CrashMemory, layout: &Layout) {
         let Some((_, place, record)) = self.chosen(memory, layout) else { return };
         if record.lines == 0 {
             return;
@@ -301,9 +301,9 @@ impl Edit {
         }
         let at = layout.segment_base(place.segment) + layout.segment_shape().slot(place.slot)[0];
         let mut bytes = load(memory, at, 64);
-        self.change(&mut bytes, &SumLine::layout());
-        let Ok(sums) = SumLine::read_from_bytes(&bytes) else { return };
-        put_line(memory, layout, place.segment, place.slot, &sums.encode(&place), self.more % 4);
+        self.change(&mut bytes, &ChecksumLine::layout());
+        let Ok(checksums) = ChecksumLine::read_from_bytes(&bytes) else { return };
+        put_line(memory, layout, place.segment, place.slot, &checksums.encode(&place), self.more % 4);
     }
 
     /// Copies a record over another one, or behind the last, of the same segment or another.
@@ -458,21 +458,21 @@ fn sum_again(memory: &CrashMemory, layout: &Layout, place: RecordPlace, record: 
         return;
     }
     let base = layout.segment_base(place.segment) + u64::from(record.data_offset.get());
-    let sums: Vec<u32> = (0..blocks_in(record.range()))
+    let checksums: Vec<u32> = (0..blocks_in(record.range()))
         .map(|block| {
             let covered = record.block_range(block);
             crc32c(&load(memory, base + covered.start - start, covered.len() as usize))
         })
         .collect();
-    let Some((&first, rest)) = sums.split_first() else { return };
+    let Some((&first, rest)) = checksums.split_first() else { return };
     record.first_sum = first.into();
     record.lines = sum_lines(record.range()).min(255) as u8;
-    for (index, sums) in rest.chunks(SUMS_PER_LINE).enumerate().take(255) {
+    for (index, checksums) in rest.chunks(CHECKSUMS_PER_LINE).enumerate().take(255) {
         let place = RecordPlace { slot: place.slot + 1 + index as u32, ..place };
         if place.slot >= shape.slots_max() {
             return;
         }
-        let line = SumLine::new(index as u8, record.sequence.get(), sums).encode(&place);
+        let line = ChecksumLine::new(index as u8, record.sequence.get(), checksums).encode(&place);
         put_line(memory, layout, place.segment, place.slot, &line, 0);
     }
 }

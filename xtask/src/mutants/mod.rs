@@ -118,7 +118,7 @@ pub fn run(flags: &Flags) -> Result<bool, Problem> {
     let hinted: Vec<Killer> = wanted.iter().filter_map(|mutant| known.killer(*mutant)).cloned().collect();
     let needs_all = flags.thorough || flags.learn || hinted.len() < wanted.len();
     suite.check_without_mutant((!needs_all).then_some(hinted.as_slice())).map_err(Problem::Failed)?;
-    let verdicts = judge_all(&suite, &known, flags, wanted);
+    let verdicts = check_all(&suite, &known, flags, wanted);
     if flags.learn {
         let learned = verdicts.iter().filter_map(|(mutant, verdict)| match verdict {
             Verdict::Caught { by, .. } => Some((*mutant, by.clone())),
@@ -145,7 +145,7 @@ pub fn run(flags: &Flags) -> Result<bool, Problem> {
 }
 
 /// Checks all mutants, several at a time, and prints each result as it comes.
-fn judge_all(
+fn check_all(
     suite: &Suite,
     known: &Killers,
     flags: &Flags,
@@ -158,7 +158,7 @@ fn judge_all(
         for _ in 0..AT_ONCE {
             scope.spawn(|| {
                 while let Some(mutant) = next() {
-                    let verdict = judge(suite, known, mutant, flags.thorough);
+                    let verdict = check(suite, known, mutant, flags.thorough);
                     let line = match &verdict {
                         Verdict::Caught { by, seconds } => format!("caught   {seconds:6.2} s by {by}"),
                         Verdict::Survived => "SURVIVES".to_owned(),
@@ -182,7 +182,7 @@ fn judge_all(
     verdicts.into_inner().unwrap_or_default()
 }
 
-fn judge(suite: &Suite, known: &Killers, mutant: MutationPoint, thorough: bool) -> Verdict {
+fn check(suite: &Suite, known: &Killers, mutant: MutationPoint, thorough: bool) -> Verdict {
     if known.is_equivalent(mutant) {
         if !thorough {
             return Verdict::Equivalent { tried: false };

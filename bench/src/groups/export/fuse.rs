@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Time within which an export must end.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 struct Fuse {
     export: FuseLoop,
@@ -81,6 +81,6 @@ impl Door for Fuse {
     fn close(self: Box<Self>) -> Result<()> {
         let Self { mut export, file, ring } = *self;
         drop((file, ring));
-        export.stop(StopMode::WhenUnused, PATIENCE)
+        export.stop(StopMode::WhenUnused, TIMEOUT)
     }
 }

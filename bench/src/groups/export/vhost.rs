@@ -24,7 +24,7 @@ const SHARED: usize = 1 << 20;
 /// Descriptors of the ring.
 const RING: u16 = 128;
 /// An answer that takes longer counts as lost.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 type Transport = VhostUser<VirtioBlkConfig, VirtioBlkReqBuf>;
 
@@ -104,7 +104,7 @@ impl Door for Vhost {
             }
             if taken.len() > before {
                 last = Instant::now();
-            } else if last.elapsed() > PATIENCE {
+            } else if last.elapsed() > TIMEOUT {
                 return Err(failed("an answer does not come"));
             } else {
                 std::hint::spin_loop();

@@ -25,7 +25,7 @@ const SIZES: std::ops::RangeInclusive<u32> = 12..=20;
 /// Time between the last request and the measurement.
 const REST: Duration = Duration::from_secs(3);
 /// A daemon that takes longer to start or to end has failed.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Measures, or reports why it could not.
 ///
@@ -135,7 +135,7 @@ impl Daemon {
         loop {
             match self.ask(&["status", "--json"]) {
                 Ok(_) => return Ok(()),
-                Err(error) if begun.elapsed() > PATIENCE => return Err(error),
+                Err(error) if begun.elapsed() > TIMEOUT => return Err(error),
                 Err(_) => std::thread::sleep(Duration::from_millis(50)),
             }
         }

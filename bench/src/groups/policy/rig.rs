@@ -7,7 +7,7 @@ use super::trace::{DEVICE, Request};
 use crate::instant_disk::InstantDisk;
 use cbd_backing::{Backing, PollableQueue};
 use cbd_engine::{
-    Admission, BackendSpec, Cache, Environment, FormatOptions, Maintainer, Settings, Step, Transport,
+    Admission, BackendSpec, BackgroundWorker, Cache, Environment, FormatOptions, Settings, Step, Transport,
 };
 use cbd_pmem::Mapping;
 use cbd_types::{AlignedBuffer, ByteRange, CHECKSUM_BLOCK, Error, ErrorKind, LaneId, Region, Result};
@@ -111,7 +111,7 @@ impl Wake for Wanted {
 pub struct Rig {
     surroundings: Arc<Surroundings>,
     cache: Arc<Cache<Surroundings>>,
-    maintainer: Maintainer<Surroundings, Box<dyn PollableQueue>>,
+    worker: BackgroundWorker<Surroundings, Box<dyn PollableQueue>>,
     wanted: Arc<Wanted>,
     capacity: u32,
 }
@@ -149,8 +149,8 @@ impl Rig {
         let wanted = Arc::new(Wanted::default());
         cache.set_maintenance_waker(Waker::from(Arc::clone(&wanted)));
         let disk = InstantDisk::new(device)?;
-        let maintainer = Maintainer::new(Arc::clone(&cache), disk.open_queue(DEPTH)?, disk.geometry());
-        Ok(Self { surroundings, cache, maintainer, wanted, capacity })
+        let worker = BackgroundWorker::new(Arc::clone(&cache), disk.open_queue(DEPTH)?, disk.geometry());
+        Ok(Self { surroundings, cache, worker, wanted, capacity })
     }
 
     /// Blocks of 4 KiB in as many bytes as the cache has.
@@ -238,7 +238,7 @@ impl Rig {
 
     fn maintain(&mut self) -> Result<()> {
         for _ in 0..STEPS {
-            if matches!(self.maintainer.step(), Step::Idle { .. }) {
+            if matches!(self.worker.step(), Step::Idle { .. }) {
                 return Ok(());
             }
         }

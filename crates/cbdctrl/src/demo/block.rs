@@ -137,8 +137,8 @@ impl Log {
         }
     }
 
-    /// Judges what is in the place of `slot`.
-    pub fn judge(&self, slot: u32, buffer: &[u8]) -> Verdict {
+    /// Checks what is in the place of `slot`.
+    pub fn validate(&self, slot: u32, buffer: &[u8]) -> Verdict {
         let Some(entry) = self.entries.get(slot as usize) else { return Verdict::Wrong };
         let durable = entry.durable.load(Ordering::SeqCst);
         let vanished = entry.vanished.load(Ordering::SeqCst);
@@ -150,9 +150,9 @@ impl Log {
         }
     }
 
-    /// As [`judge`](Self::judge), when no write is in flight: what is there now is what must be there from now on.
+    /// As [`check`](Self::check), when no write is in flight: what is there now is what must be there from now on.
     pub fn settle(&self, slot: u32, buffer: &[u8]) -> Verdict {
-        let verdict = self.judge(slot, buffer);
+        let verdict = self.validate(slot, buffer);
         if verdict == Verdict::Right
             && let (Some(entry), Some(version)) =
                 (self.entries.get(slot as usize), version_of(buffer, self.seed, slot))
@@ -224,12 +224,12 @@ mod tests {
         log.issue(1, &mut second);
         log.acknowledge(1);
         log.issue(1, &mut third);
-        assert_eq!(log.judge(1, &first), Verdict::Older(1));
-        assert_eq!(log.judge(1, &[0; BLOCK]), Verdict::Older(2));
-        assert_eq!(log.judge(1, &second), Verdict::Right);
-        assert_eq!(log.judge(1, &third), Verdict::Right);
-        assert_eq!(log.judge(2, &third), Verdict::Wrong);
-        assert_eq!(log.judge(0, &[0; BLOCK]), Verdict::Right);
+        assert_eq!(log.validate(1, &first), Verdict::Older(1));
+        assert_eq!(log.validate(1, &[0; BLOCK]), Verdict::Older(2));
+        assert_eq!(log.validate(1, &second), Verdict::Right);
+        assert_eq!(log.validate(1, &third), Verdict::Right);
+        assert_eq!(log.validate(2, &third), Verdict::Wrong);
+        assert_eq!(log.validate(0, &[0; BLOCK]), Verdict::Right);
     }
 
     #[test]
@@ -240,7 +240,7 @@ mod tests {
         log.acknowledge(0);
         log.issue(0, &mut second);
         assert_eq!(log.settle(0, &second), Verdict::Right);
-        assert_eq!(log.judge(0, &first), Verdict::Older(1));
+        assert_eq!(log.validate(0, &first), Verdict::Older(1));
         assert_eq!(log.acknowledged(0), 1);
     }
 
@@ -252,8 +252,8 @@ mod tests {
         log.acknowledge(0);
         log.issue(0, &mut second);
         assert_eq!(log.settle(0, &first), Verdict::Right);
-        assert_eq!(log.judge(0, &second), Verdict::Wrong);
-        assert_eq!(log.judge(0, &first), Verdict::Right);
+        assert_eq!(log.validate(0, &second), Verdict::Wrong);
+        assert_eq!(log.validate(0, &first), Verdict::Right);
     }
 
     #[test]

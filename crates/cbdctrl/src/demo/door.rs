@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// How long one NBD request may take; the slow disk needs a part of it.
-const NBD_PATIENCE: Duration = Duration::from_secs(20);
+const NBD_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// How the device is reached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, clap::ValueEnum)]
@@ -118,7 +118,7 @@ impl Door {
                 Ok(Io::File(file))
             }
             Self::Nbd(listen) => {
-                let options = ClientOptions { timeout: NBD_PATIENCE, ..ClientOptions::default() };
+                let options = ClientOptions { timeout: NBD_TIMEOUT, ..ClientOptions::default() };
                 let client = Client::connect_with(listen, &options)?;
                 Ok(Io::Nbd { client: Box::new(client), force: sync == Sync::Durable })
             }

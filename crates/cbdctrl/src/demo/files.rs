@@ -61,7 +61,7 @@ impl Files {
     ///
     /// # Errors
     /// What the system says when one cannot be read.
-    pub fn compare(&self, root: &Path, judge: impl Fn(u32, &[u8]) -> Verdict) -> Result<Compared> {
+    pub fn compare(&self, root: &Path, check: impl Fn(u32, &[u8]) -> Verdict) -> Result<Compared> {
         let folder = folder(root);
         let mut compared = Compared::default();
         for slot in 0..FILES {
@@ -71,17 +71,17 @@ impl Files {
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => vec![0; BLOCK],
                 Err(error) => return Err(system(format!("reading file {slot}"), &error)),
             };
-            compared.add(self.verdict(slot, &content, &judge), self.log.acknowledged(slot));
+            compared.add(self.verdict(slot, &content, &check), self.log.acknowledged(slot));
         }
         Ok(compared)
     }
 
-    fn verdict(&self, slot: u32, content: &[u8], judge: &impl Fn(u32, &[u8]) -> Verdict) -> Verdict {
+    fn verdict(&self, slot: u32, content: &[u8], check: &impl Fn(u32, &[u8]) -> Verdict) -> Verdict {
         let Some(first) = content.get(..BLOCK) else { return Verdict::Wrong };
         let Some(version) = self.log.version_of(slot, first) else { return Verdict::Wrong };
         let whole =
             content.len() == blocks_of(version) * BLOCK && content.chunks(BLOCK).all(|block| block == first);
-        if whole { judge(slot, first) } else { Verdict::Wrong }
+        if whole { check(slot, first) } else { Verdict::Wrong }
     }
 }
 
@@ -105,12 +105,12 @@ mod tests {
         for _ in 0..20 {
             files.save(root.path()).unwrap();
         }
-        let judge = |slot, block: &[u8]| files.log().judge(slot, block);
-        let compared = files.compare(root.path(), judge).unwrap();
+        let check = |slot, block: &[u8]| files.log().validate(slot, block);
+        let compared = files.compare(root.path(), check).unwrap();
         assert_eq!((compared.verified, compared.lost, compared.wrong), (20, 0, 0));
         let saved = fs::read_dir(folder(root.path())).unwrap().next().unwrap().unwrap().path();
         fs::remove_file(saved).unwrap();
-        assert!(files.compare(root.path(), judge).unwrap().lost > 0);
+        assert!(files.compare(root.path(), check).unwrap().lost > 0);
     }
 
     #[test]
@@ -123,7 +123,7 @@ mod tests {
         let saved = fs::read_dir(folder(root.path())).unwrap().next().unwrap().unwrap().path();
         let length = fs::metadata(&saved).unwrap().len();
         File::options().write(true).open(&saved).unwrap().set_len(length - 1).unwrap();
-        let compared = files.compare(root.path(), |slot, block| files.log().judge(slot, block)).unwrap();
+        let compared = files.compare(root.path(), |slot, block| files.log().validate(slot, block)).unwrap();
         assert_eq!(compared.wrong, 1);
     }
 }

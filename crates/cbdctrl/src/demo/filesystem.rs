@@ -14,9 +14,9 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// How long a tool may take; on the slow disk a file system is made in seconds.
-const TOOL_PATIENCE: Duration = Duration::from_secs(60);
+const TOOL_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long somebody who looks at a new block device (udev) may keep it open.
-const UNMOUNT_PATIENCE: Duration = Duration::from_secs(10);
+const UNMOUNT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The file system that is made to find out whether one can be.
 const TRIAL_SIZE: u64 = 8 << 20;
 
@@ -78,10 +78,10 @@ fn run(mut command: Command, name: &str) -> Result<()> {
     let mut guarded =
         Guarded::start(&mut command).map_err(|error| system(format!("{name} cannot be run"), &error))?;
     // The tools say a few lines at most, which fit a pipe.
-    let status = guarded.wait(TOOL_PATIENCE);
+    let status = guarded.wait(TOOL_TIMEOUT);
     interrupt::check()?;
     let Some(status) = status else {
-        let text = format!("{name} took more than {} s", TOOL_PATIENCE.as_secs());
+        let text = format!("{name} took more than {} s", TOOL_TIMEOUT.as_secs());
         return Err(Error::new(ErrorKind::TimedOut, text));
     };
     if status.success() {
@@ -136,7 +136,7 @@ impl Mounted {
     /// # Errors
     /// When somebody uses it for long.
     pub fn unmount(mut self) -> Result<()> {
-        let end = Instant::now() + UNMOUNT_PATIENCE;
+        let end = Instant::now() + UNMOUNT_TIMEOUT;
         loop {
             match calls::unmount(&self.path, false) {
                 Ok(()) => break,
@@ -166,7 +166,7 @@ impl Drop for Mounted {
             return;
         }
         // In order if that goes quickly; by force if not.
-        let _watchdog = interrupt::Watchdog::new(UNMOUNT_PATIENCE);
+        let _watchdog = interrupt::Watchdog::new(UNMOUNT_TIMEOUT);
         if calls::unmount(&self.path, false).is_ok() {
             self.is_mounted = false;
         }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 /// How long an orderly end may take after a signal before children are killed.
 const GRACE: Duration = Duration::from_secs(4);
 /// How long the kernel may take to end a killed child and its I/O.
-const KILL_PATIENCE: Duration = Duration::from_secs(10);
+const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Between two looks at a child: its end raises no event that several threads could wait for.
 const LOOK: Duration = Duration::from_millis(5);
 
@@ -68,11 +68,11 @@ pub struct Watchdog {
 }
 
 impl Watchdog {
-    /// Acts after `patience`.
-    pub fn new(patience: Duration) -> Self {
+    /// Acts after `timeout`.
+    pub fn new(timeout: Duration) -> Self {
         let (done, dropped) = std::sync::mpsc::channel::<()>();
         let _ = std::thread::Builder::new().name("demo-watchdog".to_owned()).spawn(move || {
-            if dropped.recv_timeout(patience) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+            if dropped.recv_timeout(timeout) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
                 kill_everything();
             }
         });
@@ -129,9 +129,9 @@ impl Guarded {
         self.status
     }
 
-    /// How it ended, within `patience`.
-    pub fn wait(&mut self, patience: Duration) -> Option<ExitStatus> {
-        let end = Instant::now() + patience;
+    /// How it ended, within `timeout`.
+    pub fn wait(&mut self, timeout: Duration) -> Option<ExitStatus> {
+        let end = Instant::now() + timeout;
         while self.ended().is_none() && Instant::now() < end {
             std::thread::sleep(LOOK);
         }
@@ -146,15 +146,15 @@ impl Guarded {
     }
 
     /// SIGKILL, now; returns when the process is gone, which takes as long as the kernel needs to end its I/O.
-    pub fn kill(&mut self, patience: Duration) -> bool {
+    pub fn kill(&mut self, timeout: Duration) -> bool {
         self.signal(libc::SIGKILL);
-        self.wait(patience).is_some()
+        self.wait(timeout).is_some()
     }
 }
 
 impl Drop for Guarded {
     fn drop(&mut self) {
-        self.kill(KILL_PATIENCE);
+        self.kill(KILL_TIMEOUT);
     }
 }
 

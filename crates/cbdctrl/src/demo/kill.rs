@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 /// Kills until one finds requests in flight and dirty data: the first, unless the machine is very busy.
 const ATTEMPTS: u32 = 5;
 /// How long whoever waits for a dead daemon's device gets.
-const DEATH_PATIENCE: Duration = Duration::from_secs(20);
+const DEATH_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The moment of the kill.
 struct Moment {
@@ -150,7 +150,7 @@ impl Story {
 /// Waits until there is dirty data and a request in flight, and kills.
 fn pull_the_plug(gauge: &Gauge, daemon: &mut Daemon, backend: u32) -> Result<Moment> {
     let end = Instant::now() + Duration::from_secs(5);
-    let watchdog = interrupt::Watchdog::new(DEATH_PATIENCE);
+    let watchdog = interrupt::Watchdog::new(DEATH_TIMEOUT);
     let mut dirty_bytes = daemon.dirty_bytes(backend)?;
     while dirty_bytes == 0 && Instant::now() < end {
         std::thread::sleep(Duration::from_millis(5));

@@ -85,7 +85,7 @@ pub fn measure(
     let write = timed(&mut io, log, duration, true, bar("random writes"))?;
     let mut before = count()?;
     for _ in 0..PASSES {
-        read_all(&mut io, log, &bar("reading everything"), |slot, block| log.judge(slot, block))?
+        read_all(&mut io, log, &bar("reading everything"), |slot, block| log.validate(slot, block))?
             .check("reading back")?;
         let now = count()?;
         if now == before {
@@ -119,7 +119,7 @@ fn timed(io: &mut Io, log: &Log, duration: Duration, is_write: bool, bar: Bar) -
         nanoseconds.push(u64::try_from((end - start).as_nanos()).unwrap_or(u64::MAX));
         if is_write {
             log.acknowledge(slot);
-        } else if log.judge(slot, &buffer) != Verdict::Right {
+        } else if log.validate(slot, &buffer) != Verdict::Right {
             let text = format!("block {slot} was read and is not what was written");
             return Err(Error::new(ErrorKind::Damaged, text));
         }
@@ -191,7 +191,7 @@ impl Compared {
     }
 }
 
-/// Reads all blocks from begin to end and lets `judge` compare them with the log.
+/// Reads all blocks from begin to end and lets `check` compare them with the log.
 ///
 /// # Errors
 /// What the device says.
@@ -199,7 +199,7 @@ pub fn read_all(
     io: &mut Io,
     log: &Log,
     bar: &Bar,
-    judge: impl Fn(u32, &[u8]) -> Verdict,
+    check: impl Fn(u32, &[u8]) -> Verdict,
 ) -> Result<Compared> {
     let mut buffer = AlignedBuffer::zeroed(PIECE);
     let mut compared = Compared::default();
@@ -210,7 +210,7 @@ pub fn read_all(
         let piece = &mut buffer[..slots as usize * BLOCK];
         io.read(first, piece)?;
         for (slot, block) in (first..).zip(piece.chunks(BLOCK)) {
-            compared.add(judge(slot, block), log.acknowledged(slot));
+            compared.add(check(slot, block), log.acknowledged(slot));
         }
         first += slots;
         bar.set(f64::from(first) / f64::from(log.slots()));

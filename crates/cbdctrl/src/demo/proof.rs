@@ -18,7 +18,7 @@ impl Story {
     pub(super) fn compare_plain(&self, disk: &Path, logs: &Logs) -> Result<BackingFound> {
         let bar = self.show.bar("comparing");
         let mut found = BackingFound::default();
-        let blocks = |slot, block: &[u8]| -> Verdict { logs.blocks.judge(slot, block) };
+        let blocks = |slot, block: &[u8]| -> Verdict { logs.blocks.validate(slot, block) };
         let compared = if self.way == Way::FuseLoop {
             found.file_system_checked = Some(Tools::find()?.check_file_system(disk)?);
             let mounted = Mounted::mount(disk, &self.place.path().join("plain"), "ro,loop,nosuid,nodev")?;
@@ -26,7 +26,7 @@ impl Story {
             let compared = read_all(&mut io, &logs.blocks, &bar, blocks)?;
             drop(io);
             let files =
-                logs.files.compare(mounted.path(), |slot, block| logs.files.log().judge(slot, block))?;
+                logs.files.compare(mounted.path(), |slot, block| logs.files.log().validate(slot, block))?;
             mounted.unmount()?;
             compared.and(files)
         } else {

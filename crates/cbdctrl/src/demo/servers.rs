@@ -28,9 +28,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long a server may take to be ready.
-const START_PATIENCE: Duration = Duration::from_secs(30);
+const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long it may take to end in order.
-const STOP_PATIENCE: Duration = Duration::from_secs(20);
+const STOP_TIMEOUT: Duration = Duration::from_secs(20);
 /// Threads that serve a device; as many as a daemon takes where nobody says.
 const QUEUES: usize = 2;
 
@@ -103,7 +103,7 @@ impl Daemon {
     }
 
     fn wait_until_ready(&mut self) -> Result<()> {
-        let end = Instant::now() + START_PATIENCE;
+        let end = Instant::now() + START_TIMEOUT;
         loop {
             interrupt::check()?;
             match self.client.status() {
@@ -217,7 +217,7 @@ impl Daemon {
     /// # Errors
     /// When the kernel does not let it die.
     pub fn kill(&mut self) -> Result<()> {
-        if self.guarded.kill(STOP_PATIENCE) {
+        if self.guarded.kill(STOP_TIMEOUT) {
             return Ok(());
         }
         Err(Error::new(ErrorKind::TimedOut, "the daemon got SIGKILL and does not end"))
@@ -238,7 +238,7 @@ impl Daemon {
     /// When it does not, or says that something went wrong.
     pub fn stop(mut self) -> Result<()> {
         self.guarded.signal(libc::SIGTERM);
-        match self.guarded.wait(STOP_PATIENCE) {
+        match self.guarded.wait(STOP_TIMEOUT) {
             Some(status) if status.success() => Ok(()),
             Some(status) => Err(self.failed(format!("the daemon ended with {status}"))),
             None => Err(self.failed("the daemon does not end".to_owned())),
@@ -295,12 +295,12 @@ impl MemoryServer {
             Guarded::start(&mut command).map_err(|error| system("no server for memory", &error))?;
         let mut line = String::new();
         if let Some(pipe) = guarded.child_mut().stdout.take() {
-            let _watchdog = interrupt::Watchdog::new(START_PATIENCE);
+            let _watchdog = interrupt::Watchdog::new(START_TIMEOUT);
             let _ = BufReader::new(pipe).read_line(&mut line);
         }
         interrupt::check()?;
         if line.trim() != READY {
-            guarded.kill(STOP_PATIENCE);
+            guarded.kill(STOP_TIMEOUT);
             return Err(with_log("the server for memory did not start".to_owned(), &log));
         }
         Ok(Self { guarded, folder: folder.to_owned(), way })
@@ -321,7 +321,7 @@ impl MemoryServer {
     pub fn stop(mut self) -> Result<()> {
         // The end of its input is its sign.
         drop(self.guarded.child_mut().stdin.take());
-        match self.guarded.wait(STOP_PATIENCE) {
+        match self.guarded.wait(STOP_TIMEOUT) {
             Some(status) if status.success() => Ok(()),
             _ => Err(with_log(
                 "the server for memory did not end in order".to_owned(),

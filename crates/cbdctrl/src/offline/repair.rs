@@ -18,7 +18,7 @@ const NOT_DONE: u8 = 1;
 /// Some of it was repaired, and what is left cannot be.
 const LEFT: u8 = 2;
 /// Something is damaged, and nothing of it can be repaired.
-const NOTHING_MENDED: u8 = 4;
+const NOTHING_REPAIRED: u8 = 4;
 
 /// The result as JSON.
 #[derive(Serialize)]
@@ -69,43 +69,43 @@ fn run(arguments: &RepairArguments, output: &Output) -> Result<(Result<()>, u8)>
     if !output.json {
         output.text(&text_of(&plan))?;
     }
-    let mut done = plan.mends.is_empty();
+    let mut done = plan.repairs.is_empty();
     if let Some(region) = region.filter(|_| !done)
         && (arguments.yes || agreed(&plan)?)
     {
-        for mend in &plan.mends {
-            apply(&region, mend)?;
+        for repair in &plan.repairs {
+            apply(&region, repair)?;
         }
         region.sync(MutationPoint::UseSync, 0, region.size())?;
         done = true;
     }
     let left: Vec<&Finding> = plan.left_alone().collect();
-    let code = match (done, left.is_empty(), plan.mends.is_empty()) {
+    let code = match (done, left.is_empty(), plan.repairs.is_empty()) {
         (false, ..) => NOT_DONE,
-        (true, false, true) => NOTHING_MENDED,
+        (true, false, true) => NOTHING_REPAIRED,
         (true, false, false) => LEFT,
         (true, true, _) => 0,
     };
     let printed = if output.json {
         output.json(&Answer {
-            planned: plan.mends.iter().map(ToString::to_string).collect(),
+            planned: plan.repairs.iter().map(ToString::to_string).collect(),
             done,
-            repaired: if done { plan.mends.len() } else { 0 },
+            repaired: if done { plan.repairs.len() } else { 0 },
             before: plan.before.outcome,
             after: plan.after.outcome,
             left,
         })
     } else {
         let count = left.len();
-        output.text(&match (done, plan.mends.is_empty()) {
+        output.text(&match (done, plan.repairs.is_empty()) {
             (_, true) if count > 0 => {
                 format!("NOTHING could be repaired: {count} findings stay as they are\n")
             }
             (_, true) => "there is nothing to repair\n".to_owned(),
             (true, false) if count > 0 => {
-                format!("repaired {}, and {count} findings stay as they are\n", plan.mends.len())
+                format!("repaired {}, and {count} findings stay as they are\n", plan.repairs.len())
             }
-            (true, false) => format!("repaired {}\n", plan.mends.len()),
+            (true, false) => format!("repaired {}\n", plan.repairs.len()),
             (false, false) if may_change => "nothing was changed\n".to_owned(),
             (false, false) => "nothing was changed; --yes does it\n".to_owned(),
         })
@@ -116,11 +116,11 @@ fn run(arguments: &RepairArguments, output: &Output) -> Result<(Result<()>, u8)>
 fn text_of(plan: &Plan) -> String {
     const SHOWN: usize = 100;
     let mut text = String::new();
-    for mend in plan.mends.iter().take(SHOWN) {
-        let _ = writeln!(text, "to do: {mend}");
+    for repair in plan.repairs.iter().take(SHOWN) {
+        let _ = writeln!(text, "to do: {repair}");
     }
-    if plan.mends.len() > SHOWN {
-        let _ = writeln!(text, "to do: {} more like these", plan.mends.len() - SHOWN);
+    if plan.repairs.len() > SHOWN {
+        let _ = writeln!(text, "to do: {} more like these", plan.repairs.len() - SHOWN);
     }
     let mut left = plan.left_alone().peekable();
     if left.peek().is_some() {
@@ -137,7 +137,7 @@ fn agreed(plan: &Plan) -> Result<bool> {
     let not_asked = |error: io::Error| Error::new(ErrorKind::System, format!("you cannot be asked: {error}"));
     eprint!(
         "{} repairs, each to a copy that is damaged or older than the other. Do it? [y/N] ",
-        plan.mends.len()
+        plan.repairs.len()
     );
     io::stderr().flush().map_err(not_asked)?;
     let mut answer = String::new();

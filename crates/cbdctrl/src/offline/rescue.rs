@@ -56,7 +56,7 @@ pub fn rescue(arguments: &RescueArguments, json: bool) -> ExitCode {
         other_disk: arguments.other_disk,
         forget_disk: arguments.forget_disk.clone(),
         after_crash: arguments.after_crash,
-        patience: Duration::from_secs(arguments.timeout.max(1)),
+        timeout: Duration::from_secs(arguments.timeout.max(1)),
     };
     let result = if arguments.yes {
         write(arguments, &options, &output)

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 pub const MIB: u64 = 1 << 20;
 /// Longest that a daemon may take to be ready, or a command to answer.
-const PATIENCE: Duration = Duration::from_secs(40);
+const TIMEOUT: Duration = Duration::from_secs(40);
 
 /// What a command said.
 #[derive(Debug)]
@@ -129,7 +129,7 @@ impl Place {
     }
 
     pub fn client_of(&self, socket: &str) -> Client {
-        let options = ClientOptions { timeout: PATIENCE, ..ClientOptions::default() };
+        let options = ClientOptions { timeout: TIMEOUT, ..ClientOptions::default() };
         Client::connect_with(&Listen::Unix(self.path(socket)), &options).expect("the device answers")
     }
 
@@ -151,7 +151,7 @@ impl Place {
     /// Starts the daemon and waits until it answers.
     pub fn start(&mut self) {
         self.start_without_waiting();
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         loop {
             if self.run(&["status"]).code == 0 {
                 return;
@@ -209,7 +209,7 @@ impl Place {
     pub fn terminate(&mut self) -> Duration {
         let began = Instant::now();
         child::terminate(self.daemon.as_ref().expect("a daemon"));
-        let status = self.ended(PATIENCE);
+        let status = self.ended(TIMEOUT);
         assert!(status.success(), "SIGTERM ended it badly: {status}\n{}", self.log());
         began.elapsed()
     }
@@ -218,13 +218,13 @@ impl Place {
     pub fn terminate_over_a_disk_that_hangs(&mut self) -> Duration {
         let began = Instant::now();
         child::terminate(self.daemon.as_ref().expect("a daemon"));
-        self.ended(PATIENCE);
+        self.ended(TIMEOUT);
         began.elapsed()
     }
 
-    fn ended(&mut self, patience: Duration) -> ExitStatus {
+    fn ended(&mut self, timeout: Duration) -> ExitStatus {
         let mut daemon = self.daemon.take().expect("a daemon");
-        wait(&mut daemon, patience).unwrap_or_else(|| {
+        wait(&mut daemon, timeout).unwrap_or_else(|| {
             let _ = daemon.kill();
             panic!("the daemon does not end:\n{}", self.log());
         })
@@ -242,7 +242,7 @@ impl Place {
     pub fn run_at(&self, socket: &str, arguments: &[&str]) -> Ran {
         let mut command = Command::new(env!("CARGO_BIN_EXE_cbdctrl"));
         command.args(arguments).env("CBD_SOCKET", socket);
-        run_for(command, PATIENCE + Duration::from_secs(50))
+        run_for(command, TIMEOUT + Duration::from_secs(50))
     }
 
     /// Runs `cbdctrl`, which must succeed; what it printed.
@@ -317,8 +317,8 @@ pub fn text_of(path: &Path) -> String {
 }
 
 /// Waits until the process ends; `None` where it does not.
-pub fn wait(process: &mut Child, patience: Duration) -> Option<ExitStatus> {
-    let end = Instant::now() + patience;
+pub fn wait(process: &mut Child, timeout: Duration) -> Option<ExitStatus> {
+    let end = Instant::now() + timeout;
     loop {
         match process.try_wait().expect("it is ours") {
             Some(status) => return Some(status),
@@ -330,21 +330,21 @@ pub fn wait(process: &mut Child, patience: Duration) -> Option<ExitStatus> {
 
 /// Runs a command to its end, which comes in time.
 #[track_caller]
-pub fn run_for(mut command: Command, patience: Duration) -> Ran {
+pub fn run_for(mut command: Command, timeout: Duration) -> Ran {
     child::dies_with_us(&mut command);
     let (mut out, mut err) = (tempfile::tempfile().expect("a file"), tempfile::tempfile().expect("a file"));
     command.stdin(Stdio::null());
     command.stdout(out.try_clone().expect("a file")).stderr(err.try_clone().expect("a file"));
     let name = format!("{command:?}");
     let mut process = command.spawn().unwrap_or_else(|error| panic!("{name}: {error}"));
-    let status = wait(&mut process, patience);
+    let status = wait(&mut process, timeout);
     if status.is_none() {
         let _ = process.kill();
         let _ = process.wait();
     }
     let (stdout, stderr) = (all_of(&mut out), all_of(&mut err));
     let Some(status) = status else {
-        panic!("{name} took more than {patience:?}\n{stdout}\n{stderr}");
+        panic!("{name} took more than {timeout:?}\n{stdout}\n{stderr}");
     };
     Ran { code: status.code().unwrap_or(-1), stdout, stderr }
 }
@@ -402,7 +402,7 @@ pub fn keeper_at(socket: &Path) -> Option<String> {
 /// Waits until `reached`, or panics with `what` after a while.
 #[track_caller]
 pub fn until(what: &str, mut reached: impl FnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     while !reached() {
         assert!(Instant::now() < end, "{what} did not come");
         std::thread::sleep(Duration::from_millis(10));

@@ -14,13 +14,13 @@ const INSIDE: &str = "CBD_E2E_INSIDE";
 pub const MEMORY: &str = "memory";
 
 /// Runs `body` alone, with a folder that is removed afterwards. `test` is the test's own name, by which it is found again.
-pub fn in_sandbox(test: &str, patience: Duration, body: impl FnOnce(&Path)) {
+pub fn in_sandbox(test: &str, timeout: Duration, body: impl FnOnce(&Path)) {
     if !system_tests(test) {
         return;
     }
     if let Some(folder) = std::env::var_os(INSIDE) {
         let folder = PathBuf::from(folder);
-        watch(&folder, patience);
+        watch(&folder, timeout);
         let memory = folder.join(MEMORY);
         std::fs::create_dir(&memory).expect("a folder");
         super::tool("mount", &["-t", "tmpfs", "none", &super::text_of(&memory)]);
@@ -36,19 +36,19 @@ pub fn in_sandbox(test: &str, patience: Duration, body: impl FnOnce(&Path)) {
     child::dies_with_us(&mut command);
     child::mounts_alone(&mut command);
     let mut process = command.spawn().expect("the test's process (it needs root)");
-    let Some(status) = wait(&mut process, patience + Duration::from_secs(15)) else {
+    let Some(status) = wait(&mut process, timeout + Duration::from_secs(15)) else {
         let _ = process.kill();
         panic!("{test} took too long and was killed");
     };
     assert!(status.success(), "{test} failed in its process: {status}");
 }
 
-fn watch(folder: &Path, patience: Duration) {
+fn watch(folder: &Path, timeout: Duration) {
     let folder = folder.to_owned();
     std::thread::spawn(move || {
-        std::thread::sleep(patience);
+        std::thread::sleep(timeout);
         let aborted = cbd_fuse::abort_connections(&folder);
-        eprintln!("the test takes more than {patience:?}; its FUSE connections are aborted: {aborted:?}");
+        eprintln!("the test takes more than {timeout:?}; its FUSE connections are aborted: {aborted:?}");
         std::thread::sleep(Duration::from_secs(2));
         std::process::abort();
     });

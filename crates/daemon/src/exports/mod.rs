@@ -33,7 +33,7 @@ const LETTING_GO: Duration = Duration::from_millis(500);
 const LOOKING: Duration = Duration::from_micros(50);
 
 /// How long an export may take to end.
-pub const STOP_PATIENCE: Duration = Duration::from_secs(5);
+pub const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Where exports put what they need, and what the configuration says of them.
 #[derive(Clone, Debug)]
@@ -226,7 +226,7 @@ impl Export {
             thread_setup: Some(Arc::new(prepare_data_thread)),
             observer: Some(tell_of_nbd(name.to_owned(), &places.front_ends)),
             memory: Arc::clone(&places.front_ends.nbd_memory),
-            stop_timeout: STOP_PATIENCE,
+            stop_timeout: STOP_TIMEOUT,
             ..cbd_nbd::Options::default()
         };
         let server = Server::start(device, listen, options)?;
@@ -252,7 +252,7 @@ impl Export {
             observer: Some(tell_of_vhost(name.to_owned(), &places.front_ends)),
             guest_memory_max: places.front_ends.guest_memory_max,
             guest_memory: Arc::clone(&places.front_ends.guest_memory),
-            stop_timeout: STOP_PATIENCE,
+            stop_timeout: STOP_TIMEOUT,
             ..cbd_vhost::Options::default()
         };
         let server = cbd_vhost::Server::start(device, path, options)?;
@@ -398,7 +398,7 @@ impl Export {
             Door::VhostUser(server) => server.stop().map_err(|error| (None, error)),
             Door::FuseLoop(ref mut export) => {
                 let mode = if force { StopMode::Force } else { StopMode::WhenUnused };
-                match export.stop(mode, STOP_PATIENCE) {
+                match export.stop(mode, STOP_TIMEOUT) {
                     Ok(()) => Ok(()),
                     Err(error) if force => Err((None, error)),
                     Err(error) => Err((Some(Box::new(self)), error)),
@@ -406,7 +406,7 @@ impl Export {
             }
             Door::Ublk(ref mut export) => {
                 let mode = if force { cbd_ublk::StopMode::Force } else { cbd_ublk::StopMode::WhenUnused };
-                match export.stop(mode, STOP_PATIENCE) {
+                match export.stop(mode, STOP_TIMEOUT) {
                     Ok(()) => Ok(()),
                     Err(error) if force => Err((None, error)),
                     Err(error) => Err((Some(Box::new(self)), error)),
@@ -427,18 +427,18 @@ impl Export {
         };
         // Not to know who uses it is no reason to fail what a client has in flight.
         match door {
-            Door::Ublk(mut export) => match export.stop(cbd_ublk::StopMode::WhenUnused, STOP_PATIENCE) {
+            Door::Ublk(mut export) => match export.stop(cbd_ublk::StopMode::WhenUnused, STOP_TIMEOUT) {
                 Err(reason) if !export.is_stopped() => {
                     left(reason);
-                    export.leave(STOP_PATIENCE)
+                    export.leave(STOP_TIMEOUT)
                 }
                 ended => ended,
             },
             Door::FuseLoop(mut export) if export.is_preserved() => {
-                match export.stop(StopMode::WhenUnused, STOP_PATIENCE) {
+                match export.stop(StopMode::WhenUnused, STOP_TIMEOUT) {
                     Err(reason) if !export.is_ended() => {
                         left(reason);
-                        export.hand_over(STOP_PATIENCE)
+                        export.hand_over(STOP_TIMEOUT)
                     }
                     ended => ended,
                 }

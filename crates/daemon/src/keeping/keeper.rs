@@ -25,9 +25,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long an answer may take.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 /// How long the keeper's last daemon may take to be gone.
-const PREDECESSOR_PATIENCE: Duration = Duration::from_secs(5);
+const PREDECESSOR_TIMEOUT: Duration = Duration::from_secs(5);
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// A keeper that is there, or will be when it is needed.
@@ -137,7 +137,7 @@ impl KeeperStore {
     /// The state, unless the keeper is silent, or somebody waits for it right now.
     fn lock(&self) -> Result<MutexGuard<'_, State>> {
         let locked =
-            if self.is_silent.load(Ordering::Relaxed) { None } else { self.state.try_lock_for(PATIENCE) };
+            if self.is_silent.load(Ordering::Relaxed) { None } else { self.state.try_lock_for(TIMEOUT) };
         let mut state =
             locked.ok_or_else(|| system(&self.socket, "is waited for", &io::ErrorKind::TimedOut.into()))?;
         self.forget_removed(&mut state);
@@ -282,11 +282,11 @@ fn remove_socket(path: &Path) -> io::Result<()> {
 /// The keeper at the socket, if there is one that listens. Its last daemon may be about to end.
 fn connect(path: &Path) -> Result<Option<OwnedFd>> {
     let failed = |error: io::Error| system(path, "cannot be reached", &error);
-    let end = Instant::now() + PREDECESSOR_PATIENCE;
+    let end = Instant::now() + PREDECESSOR_TIMEOUT;
     loop {
         let socket = new_socket().map_err(failed)?;
         for way in [Timeout::Recv, Timeout::Send] {
-            set_socket_timeout(&socket, way, Some(PATIENCE)).map_err(|error| failed(error.into()))?;
+            set_socket_timeout(&socket, way, Some(TIMEOUT)).map_err(|error| failed(error.into()))?;
         }
         let address = SocketAddrUnix::new(path).map_err(|error| failed(error.into()))?;
         match retry_on_intr(|| rustix::net::connect(&socket, &address)) {

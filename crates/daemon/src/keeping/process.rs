@@ -67,8 +67,8 @@ impl Keeper {
     fn wait(&self, listener: BorrowedFd<'_>) -> io::Result<(bool, bool)> {
         let mut waited = vec![PollFd::from_borrowed_fd(listener, PollFlags::IN)];
         waited.extend(self.daemon.iter().map(|daemon| PollFd::new(daemon, PollFlags::IN)));
-        let patience = if self.daemon.is_some() { None } else { Some(&LOOK_INTERVAL) };
-        match poll(&mut waited, patience) {
+        let timeout = if self.daemon.is_some() { None } else { Some(&LOOK_INTERVAL) };
+        match poll(&mut waited, timeout) {
             Ok(_) => {}
             Err(rustix::io::Errno::INTR) => return Ok((false, true)),
             Err(error) => return Err(error.into()),

@@ -2,7 +2,7 @@
 //! daemon must know of it.
 //!
 //! Always true here: the state lies in the store beside the descriptors, so there is none without the others, and no file that could
-//! tell something else. What comes out is judged: a state that cannot be read serves nobody and ends nobody's device by itself.
+//! tell something else. What comes out is validated: a state that cannot be read serves nobody and ends nobody's device by itself.
 //! What a predecessor left stays in the store until it is served or ended. A keeper that does not answer at the start is asked again until it
 //! does, and what it holds is there from then on.
 //!
@@ -406,7 +406,7 @@ fn write(daemon_id: u64, state: &SessionState) -> Result<OwnedFd> {
     Ok(file.into())
 }
 
-/// Tells the state from the doors, and judges both; with whose they are.
+/// Tells the state from the doors, and validates both; with whose they are.
 fn read(descriptors: &[OwnedFd]) -> Result<(u64, Session)> {
     let damaged = |what: String| Error::new(ErrorKind::Damaged, format!("what was kept of it {what}"));
     let mut state = None;

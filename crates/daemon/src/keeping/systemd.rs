@@ -17,7 +17,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
 /// How long systemd may take to have room for a message.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 /// What a unit for a systemd that does not set `FDSTORE` (before version 254) says instead.
 pub const MARK: &str = "CBD_DESCRIPTOR_STORE";
 
@@ -64,7 +64,7 @@ impl SystemdStore {
         };
         let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
             .map_err(failed)?;
-        set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE)).map_err(failed)?;
+        set_socket_timeout(&socket, Timeout::Send, Some(TIMEOUT)).map_err(failed)?;
         let held = entries.iter().map(|entry| (entry.name.clone(), entry.descriptors.len())).collect();
         Ok(Self { socket, address: address.map_err(failed)?, room, held: Mutex::new(held) })
     }
@@ -144,7 +144,7 @@ mod tests {
     fn manager(path: &std::path::Path) -> OwnedFd {
         let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None).unwrap();
         bind(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
-        set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE)).unwrap();
+        set_socket_timeout(&socket, Timeout::Recv, Some(TIMEOUT)).unwrap();
         socket
     }
 

@@ -1,4 +1,4 @@
-//! Backends as they run: their backing device, their cache, the upkeep of that; bringing them back, changing their settings.
+//! Backends as they run: their backing device, their cache, the background worker of that; bringing them back, changing their settings.
 //!
 //! Always true here: a backing device is served only if it is the disk that was recorded.
 
@@ -136,7 +136,7 @@ impl BackendSlot {
         Ok((run, warnings))
     }
 
-    /// Closes its doors and ends its upkeep.
+    /// Closes its doors and ends its background worker.
     pub fn stop(mut self, id: BackendId) {
         for (_, mut blkdev) in std::mem::take(&mut self.blkdevs) {
             if let Err(error) = blkdev.close(true) {

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Longest that the threads of a door that was closed may take to end.
-const DOOR_PATIENCE: Duration = Duration::from_secs(2);
+const DOOR_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A block device of this host; its door may have failed to open.
 #[derive(Debug)]
@@ -183,7 +183,7 @@ impl BackendSlot {
     /// [`ErrorKind::Busy`] if they do not end soon.
     fn refuse_while_served(&self) -> Result<()> {
         let Some(run) = &self.run else { return Ok(()) };
-        let end = Instant::now() + DOOR_PATIENCE;
+        let end = Instant::now() + DOOR_TIMEOUT;
         while run.device().queues() > 0 {
             if Instant::now() > end {
                 let text = format!(
@@ -194,7 +194,7 @@ impl BackendSlot {
                 );
                 return Err(Error::new(ErrorKind::Busy, text));
             }
-            std::thread::sleep(DOOR_PATIENCE / 100);
+            std::thread::sleep(DOOR_TIMEOUT / 100);
         }
         Ok(())
     }

@@ -137,7 +137,7 @@ impl Condition {
     /// Whether the counter moves, or has moved a while ago.
     fn moves(&mut self, count: u64, now: Instant) -> bool {
         if count != self.counted.0 {
-            // A backend that was started anew begins at zero.
+            // A backend that was started again begins at zero.
             let moved = if count == 0 { None } else { Some(now) };
             self.counted = (count, moved);
         }

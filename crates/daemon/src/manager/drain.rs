@@ -36,7 +36,7 @@ const LONGEST: Duration = Duration::from_secs(365 * 86_400);
 
 impl Manager {
     /// Seconds that a user gives a drain, with the default.
-    pub(super) fn patience(&self, timeout_s: Option<u64>) -> Duration {
+    pub(super) fn timeout(&self, timeout_s: Option<u64>) -> Duration {
         let seconds = timeout_s.or(self.fixed.config.defaults.drain_timeout_s).unwrap_or(TIMEOUT_S);
         Duration::from_secs(seconds).min(LONGEST)
     }
@@ -65,7 +65,7 @@ impl Manager {
         if goal == Goal::Drained || request.wait {
             for (id, run, cache, epoch) in asked {
                 let wait =
-                    Wait { id, cache, patience: self.patience(request.timeout_s), stopping: &self.stopping };
+                    Wait { id, cache, timeout: self.timeout(request.timeout_s), stopping: &self.stopping };
                 match wait.until_drained(epoch, report).and_then(|bytes| Ok((bytes, check_file(id, run)?))) {
                     Ok((bytes, after)) => {
                         done.written_bytes += bytes;
@@ -129,7 +129,7 @@ struct Asked {
 pub(super) struct Wait<'a> {
     pub id: BackendId,
     pub cache: &'a Cache<ProcessEnvironment>,
-    pub patience: Duration,
+    pub timeout: Duration,
     pub stopping: &'a AtomicBool,
 }
 
@@ -153,7 +153,7 @@ impl Wait<'_> {
                 Flow::Continue => ControlFlow::Continue(()),
             }
         };
-        until_drained(self.cache, epoch, self.patience, &mut look).map_err(|why| {
+        until_drained(self.cache, epoch, self.timeout, &mut look).map_err(|why| {
             let id = self.id;
             why.into_error(id, |bytes| {
                 format!("; or give these bytes up with backend-stop -b {id} --discard-dirty {bytes}")

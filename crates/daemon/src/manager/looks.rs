@@ -79,19 +79,19 @@ impl<T> Default for Looks<T> {
 
 impl Looks<Node> {
     /// What stands at these paths, as far as the system says so in time.
-    pub fn at(&mut self, paths: BTreeSet<String>, patience: Duration) -> BTreeMap<String, Node> {
+    pub fn at(&mut self, paths: BTreeSet<String>, timeout: Duration) -> BTreeMap<String, Node> {
         let look = |path: String| {
             let of = path.clone();
             (path, Box::new(move || node(&of)) as Look<Node>)
         };
-        self.by(paths.into_iter().map(look).collect(), patience)
+        self.by(paths.into_iter().map(look).collect(), timeout)
     }
 }
 
 impl<T: Send + 'static> Looks<T> {
     /// What these looks find, each at its path, as far as the system says so in time. They have the time together.
-    pub fn by(&mut self, looks: BTreeMap<String, Look<T>>, patience: Duration) -> BTreeMap<String, T> {
-        let (end, mut seen) = (Instant::now() + patience, BTreeMap::new());
+    pub fn by(&mut self, looks: BTreeMap<String, Look<T>>, timeout: Duration) -> BTreeMap<String, T> {
+        let (end, mut seen) = (Instant::now() + timeout, BTreeMap::new());
         self.no_thread = None;
         // One that has not answered before is not looked at again, and not waited for.
         let mut waiting: BTreeMap<String, Look<T>> =

@@ -9,7 +9,7 @@ use super::lent::Ground;
 use super::looks::{LOOK, Looks, Node, one};
 use super::transport::Running;
 use super::{Fixed, Tables};
-use cbd_backing::DISK_PATIENCE;
+use cbd_backing::DISK_TIMEOUT;
 use cbd_runtime::Disk;
 use cbd_types::{BackendId, ErrorKind};
 use parking_lot::MutexGuard;
@@ -95,7 +95,7 @@ impl Manager {
     /// Waits for disks that somebody has: a process that was killed has them until its last write in the kernel has ended. Everything
     /// else is served meanwhile, and what is not free in time is tried with all else that is not up.
     pub(super) fn wait_for_busy_disks(&self) {
-        let end = Instant::now() + DISK_PATIENCE;
+        let end = Instant::now() + DISK_TIMEOUT;
         while Instant::now() < end && !self.stopping.load(Ordering::SeqCst) {
             let busy = busy(&self.tables.lock());
             if busy.is_empty() {

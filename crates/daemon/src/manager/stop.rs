@@ -35,7 +35,7 @@ impl Manager {
             (Some(run), Some(bytes)) => self.check_discard(transport, id, &run, request.force, bytes),
             (Some(run), None) => self.drain(transport, id, &run, request, report),
         };
-        let limit = self.patience(request.timeout_s);
+        let limit = self.timeout(request.timeout_s);
         let result = result.and_then(|mut done| {
             let unended = self.remove(transport, id, limit)?;
             say_dropped(id, &done);
@@ -134,7 +134,7 @@ impl Manager {
         report: Report<'_>,
     ) -> Result<u64> {
         let Some(cache) = run.cache() else { return Ok(0) };
-        let wait = Wait { id, cache, patience: self.patience(request.timeout_s), stopping: &self.stopping };
+        let wait = Wait { id, cache, timeout: self.timeout(request.timeout_s), stopping: &self.stopping };
         wait.until_drained(cache.request_drain(), report)
     }
 

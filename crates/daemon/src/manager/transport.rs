@@ -14,7 +14,7 @@ use cbd_backing::{Identity, after_predecessor};
 use cbd_engine::{BackendEntry, Mixed, Transport};
 use cbd_pmem::{Info, Mapping, OpenOptions};
 use cbd_runtime::ProcessEnvironment;
-use cbd_runtime::region::{REGION_PATIENCE, require_persistent, sync_region, sync_region_at_end, with_tools};
+use cbd_runtime::region::{REGION_TIMEOUT, require_persistent, sync_region, sync_region_at_end, with_tools};
 use cbd_types::{BackendId, Durability, Error, ErrorKind, HostId, Pmem, Region, Result, uuid_text};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -117,7 +117,7 @@ pub(super) fn open_region(fixed: &Fixed, path: &str, options: &OpenOptions) -> R
     Ok(Opened { region: Region::new(mapping), info, line })
 }
 
-/// What is wrong with the region of a transport that was there before, with what to do. One that is missing is not to be made anew.
+/// What is wrong with the region of a transport that was there before, with what to do. One that is missing is not to be re-created.
 pub(super) fn with_advice(error: Error, entry: &TransportEntry) -> Error {
     if error.kind() == ErrorKind::NotFound {
         return Error::new(ErrorKind::NotFound, missing(entry));
@@ -152,7 +152,7 @@ impl TransportSlot {
     /// Brings a transport back; one that cannot be is kept with its reason.
     pub fn restore(fixed: &Fixed, entry: TransportEntry) -> Result<Self> {
         let open = || open_region(fixed, &entry.path, &OpenOptions::default());
-        let running = after_predecessor(REGION_PATIENCE, open)
+        let running = after_predecessor(REGION_TIMEOUT, open)
             .and_then(|opened| Running::come_back(fixed, &entry, opened));
         match running {
             Ok(running) => Ok(Self { entry, running: Ok(running), retry: None, lent: false }),

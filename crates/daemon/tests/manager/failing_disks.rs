@@ -1,7 +1,7 @@
 //! Disks that refuse writes: what is dirty is kept, listed, and dropped only by name.
 
 use crate::place::{MIB, Place, cache_of, dirty, refused, stop};
-use cbd_backing::{BackingFile, DISK_PATIENCE};
+use cbd_backing::{BackingFile, DISK_TIMEOUT};
 use cbd_daemon::api::{Drain, OnWriteError, SettingsChange, StartBackend, StopBackend};
 use cbd_daemon::control::{Control, Flow};
 use cbd_daemon::{config::Config, manager::Manager, state::StateDir};
@@ -173,7 +173,7 @@ fn a_disk_that_somebody_has_at_the_start_delays_nothing_but_itself() {
     let alive: Vec<bool> = manager.backends(0, false).unwrap().iter().map(|slot| slot.alive).collect();
     let answered = begun.elapsed();
     assert_eq!(alive, [false, true]);
-    assert!(answered < DISK_PATIENCE / 2, "the first answer came after {answered:?}");
+    assert!(answered < DISK_TIMEOUT / 2, "the first answer came after {answered:?}");
     place.block_is_there();
     // It is waited for, and served as soon as it is free.
     assert!(!restore.is_finished());

@@ -82,7 +82,7 @@ fn what_is_overwritten_of_a_quarantined_range_is_not_missing_any_more() {
 }
 
 #[test]
-fn a_daemon_that_is_started_anew_after_a_refused_stop_refuses_again() {
+fn a_daemon_that_is_started_again_after_a_refused_stop_refuses_again() {
     let (place, _) = damaged();
     {
         let daemon = place.daemon();

@@ -333,7 +333,7 @@ fn drain_all(daemon: &Manager) {
 }
 
 #[test]
-fn a_region_that_is_remembered_and_not_there_is_made_anew_only_by_force() {
+fn a_region_that_is_remembered_and_not_there_is_made_again_only_by_force() {
     let place = Place::new();
     drop(place.disk_left_with_a_block());
     std::fs::rename(place.path("region"), place.path("elsewhere")).unwrap();

@@ -165,7 +165,7 @@ impl<E: Environment> Transport<E> {
         Ok(())
     }
 
-    /// Empties a cache that is not open, in which nothing is dirty. It can crash and begin anew, as long as the row
+    /// Empties a cache that is not open, in which nothing is dirty. It can crash and begin again, as long as the row
     /// still says that the cache is to be emptied.
     pub(super) fn empty_cache(&self, segments: &[SegmentId], state: SegmentId, lanes: u32, cache_id: u64) {
         // When its epoch was closed stays a lower bound.

@@ -87,10 +87,10 @@ impl<E: Environment> Transport<E> {
     /// [`ErrorKind::NotFound`].
     pub fn pages_of(&self, id: BackendId) -> Result<Pages> {
         let row = self.backend_row(id).ok_or_else(|| no_such("backend", id.index()))?;
-        Ok(self.judge(&row))
+        Ok(self.validate(&row))
     }
 
-    fn judge(&self, row: &BackendRow) -> Pages {
+    fn validate(&self, row: &BackendRow) -> Pages {
         let is_this_boot = self.region.boot().is_same_known(BootId(row.use_boot));
         match row.use_state.get() {
             _ if row.cache_id.get() == 0 => Pages::Whole,
@@ -121,7 +121,7 @@ impl<E: Environment> Transport<E> {
         let entry = self.backend(id)?;
         let mut tables = self.tables.lock();
         let found = self.find_cache(&mut tables, id, &entry)?;
-        let pages = self.judge(&found.row);
+        let pages = self.validate(&found.row);
         if pages == Pages::MixedDirty && mixed == Mixed::Refuse {
             return Err(torn(id, &entry.path, BootId(found.row.use_boot)));
         }

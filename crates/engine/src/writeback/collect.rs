@@ -1,7 +1,7 @@
 //! What of a batch is to be done: the logs are scanned for what the backing device lacks.
 //!
 //! Always true here:
-//! - a scan moves a lane's cursor only past what is in the batch, is clean, or stays condemned or parked;
+//! - a scan moves a lane's cursor only past what is in the batch, is clean, or stays marked bad or parked;
 //! - only the newest version of each block within a part is kept, so nothing of a part overlaps;
 //! - a record that cannot be read is quarantined, durably, before the scan counts as having passed it.
 //!
@@ -116,7 +116,7 @@ impl Writeback {
             self.cursors[lane.index()] = cursor;
             let whole = ByteRange { start: 0, end: cache.identity.size };
             let mut noted = true;
-            // The last one first: it condemns all that those before it do, and is the only one that takes room.
+            // The last one first: it marks bad all that those before it do, and is the only one that takes room.
             for (sequence, place) in lost.into_iter().rev() {
                 batch.lacks_something = true;
                 if MutationPoint::WritebackLost.is_active() {

@@ -165,7 +165,7 @@ impl Writeback {
                 // The device may have dropped everything since its last good flush: all of it is dirty again.
                 if MutationPoint::WritebackFlushFailed.is_active() {
                     self.failing.flush_failed(now);
-                    self.begin_anew(cache, &error);
+                    self.begin_again(cache, &error);
                 }
             }
             (Err(error), op) => {
@@ -203,17 +203,17 @@ impl<E: Environment> Cache<E> {
         let record = match self.load_record(location) {
             Ok(record) if record.range().contains(&piece) => record,
             _ => {
-                return Err(self.condemn(lane, piece, sequence, place, asker).then_some(piece));
+                return Err(self.mark_bad(lane, piece, sequence, place, asker).then_some(piece));
             }
         };
         self.load_data(location, &record, piece, out).map_err(|damage| {
             self.note_damage(damage.range, location, &damage.error);
-            self.condemn(lane, damage.range, record.sequence.get(), place, asker).then_some(damage.range)
+            self.mark_bad(lane, damage.range, record.sequence.get(), place, asker).then_some(damage.range)
         })
     }
 
     /// Quarantines what writeback found damaged. `false` when that was not possible: then the batch is given up.
-    fn condemn(&self, lane: LaneId, range: ByteRange, sequence: u64, place: Place, asker: Asker) -> bool {
+    fn mark_bad(&self, lane: LaneId, range: ByteRange, sequence: u64, place: Place, asker: Asker) -> bool {
         if !MutationPoint::WritebackQuarantine.is_active() {
             return true;
         }

@@ -4,7 +4,7 @@ use super::slots::look;
 use super::state::StatePlace;
 use super::{Checker, NOTHING_TO_DO, PrivateCache, REPAIR, SECOND_COPY, Subject};
 use crate::Bytes;
-use crate::finding::{Mend, Place, Severity, Structure};
+use crate::finding::{Place, Repair, Severity, Structure};
 use crate::report::BackendSummary;
 use cbd_engine::LogSegmentView;
 use cbd_format::{BackendEntry as BackendRow, LaneMark, LaneTail, Layout, SegmentHeader, segment::LOG_MAGIC};
@@ -137,7 +137,7 @@ impl Checker<'_> {
             } else {
                 (Severity::Corrected, "a copy of the segment's header is damaged")
             };
-            let mend = Mend::Copy {
+            let repair = Repair::Copy {
                 what: format!("header of segment {}", segment.segment),
                 from: copies[other],
                 to: copies[number],
@@ -145,7 +145,7 @@ impl Checker<'_> {
             };
             let place =
                 Place { at: Some(copies[number]), length: Some(length as u64), ..place_of(subject, segment) };
-            self.add(severity, Structure::SegmentHeader, place, what, SECOND_COPY, REPAIR, Some(mend));
+            self.add(severity, Structure::SegmentHeader, place, what, SECOND_COPY, REPAIR, Some(repair));
         }
     }
 

@@ -3,11 +3,11 @@
 use super::chain::{History, place_of};
 use super::{Checker, DataChecked, NOTHING_TO_DO, PrivateCache, REPAIR, SECOND_COPY, Subject};
 use crate::Bytes;
-use crate::finding::{Mend, Place, Severity, Structure};
+use crate::finding::{Place, Repair, Severity, Structure};
 use crate::report::{BackendSummary, RangeSummary};
 use cbd_engine::{LogEntry, LogSegmentView};
 use cbd_format::{
-    Record, RecordKind, SUMS_PER_LINE, SegmentShape, SumLine,
+    CHECKSUMS_PER_LINE, ChecksumLine, Record, RecordKind, SegmentShape,
     record::{blocks_in, bytes_of},
 };
 use cbd_types::ByteRange;
@@ -112,28 +112,28 @@ impl Checker<'_> {
                 [Some(_), None] => (1, "the mirror of a line is damaged"),
                 [None, Some(_)] => (0, "the primary of a line is damaged"),
                 [None, None] => {
-                    self.sums_lost(cache, entry, number, place);
+                    self.checksums_lost(cache, entry, number, place);
                     continue;
                 }
             };
-            let structure = if number == 0 { Structure::Record } else { Structure::SumLine };
+            let structure = if number == 0 { Structure::Record } else { Structure::ChecksumLine };
             let place = Place { at: Some(at[bad]), length: Some(64), slot: Some(slot), ..place };
-            let mend = Mend::Copy {
+            let repair = Repair::Copy {
                 what: format!("line in slot {slot} of segment {}", segment.segment),
                 from: at[1 - bad],
                 to: at[bad],
                 length: 64,
             };
-            self.add(Severity::Corrected, structure, place, what, SECOND_COPY, REPAIR, Some(mend));
+            self.add(Severity::Corrected, structure, place, what, SECOND_COPY, REPAIR, Some(repair));
         }
     }
 
     /// Both copies of a checksum line are lost: the blocks that it covers cannot be verified.
-    fn sums_lost(&mut self, cache: &PrivateCache, entry: &Entry<'_>, number: u32, place: Place) {
+    fn checksums_lost(&mut self, cache: &PrivateCache, entry: &Entry<'_>, number: u32, place: Place) {
         if entry.record.kind() == RecordKind::Quarantine {
             return self.add(
                 Severity::Affected,
-                Structure::SumLine,
+                Structure::ChecksumLine,
                 Place { slot: Some(entry.slot + number), ..place }.of_range(entry.record.range()),
                 "both copies of a line of a quarantine's map are damaged",
                 "all of its range counts as damaged, parts that were overwritten and reclaimed since included",
@@ -141,8 +141,8 @@ impl Checker<'_> {
                 None,
             );
         }
-        let first = 1 + (number as usize - 1) * SUMS_PER_LINE;
-        let last = (first + SUMS_PER_LINE).min(blocks_in(entry.record.range())) - 1;
+        let first = 1 + (number as usize - 1) * CHECKSUMS_PER_LINE;
+        let last = (first + CHECKSUMS_PER_LINE).min(blocks_in(entry.record.range())) - 1;
         let range = ByteRange {
             start: entry.record.block_range(first).start,
             end: entry.record.block_range(last).end,
@@ -151,7 +151,7 @@ impl Checker<'_> {
         self.unreadable(
             cache,
             entry,
-            Structure::SumLine,
+            Structure::ChecksumLine,
             place,
             range,
             "both copies of a line of checksums are damaged",
@@ -178,7 +178,7 @@ impl Checker<'_> {
 
     /// Verifies the data of a record.
     fn data(&mut self, cache: &PrivateCache, entry: &Entry<'_>, place: Place) {
-        if entry.record.has_sums() {
+        if entry.record.has_checksums() {
             self.report.counted.verified_records += 1;
             self.report.counted.verified_bytes += entry.record.length.get();
         }
@@ -248,7 +248,7 @@ pub(crate) fn good_copies(
             None => Record::decode(&line)
                 .verify(&seed, segment.generation, shape.size)
                 .is_some_and(|read| cache.takes(&read)),
-            Some(further) => SumLine::decode(&line)
+            Some(further) => ChecksumLine::decode(&line)
                 .verify_of(record, &seed, u8::try_from(further).unwrap_or(u8::MAX))
                 .is_some(),
         };

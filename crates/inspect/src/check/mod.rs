@@ -12,7 +12,7 @@ mod state;
 mod superblocks;
 mod tables;
 
-use crate::finding::{Finding, Mend, Place, Severity, Structure};
+use crate::finding::{Finding, Place, Repair, Severity, Structure};
 use crate::report::{BackendSummary, RangeSummary, Report, TransportSummary};
 use crate::{Bytes, PrivateMemory, Progress};
 use cbd_engine::{BackendEntry, Cache, Mixed, Pages, Transport};
@@ -244,10 +244,10 @@ impl Checker<'_> {
         what: impl Into<String>,
         cost: impl Into<String>,
         advice: impl Into<String>,
-        mend: Option<Mend>,
+        repair: Option<Repair>,
     ) {
         let (what, cost, advice) = (what.into(), cost.into(), advice.into());
-        self.report.add(Finding { severity, structure, place, what, cost, advice }, mend);
+        self.report.add(Finding { severity, structure, place, what, cost, advice }, repair);
     }
 
     fn fatal(&mut self, structure: Structure, place: Place, error: &Error, what_is_lost: &str) {

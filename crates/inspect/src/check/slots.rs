@@ -2,7 +2,7 @@
 
 use super::{Checker, NOTHING_TO_DO, REPAIR, SECOND_COPY};
 use crate::Bytes;
-use crate::finding::{Mend, Place, Severity, SlotKind, Structure};
+use crate::finding::{Place, Repair, Severity, SlotKind, Structure};
 use cbd_format::{Slot, SlotContent};
 
 /// The content of two slots.
@@ -67,9 +67,9 @@ impl Checker<'_> {
         self.report.counted.slots += 2;
         self.report.note_recovered(look.newest().map_or(0, |slot| content_sum(&slot)));
         let name = &object.name;
-        let mend = || {
+        let repair = || {
             let (kind, at, place) = (object.kind, look.at, object.seed);
-            Some(Mend::Slot { what: name.clone(), kind, at, place })
+            Some(Repair::Slot { what: name.clone(), kind, at, place })
         };
         let place_of = |slot: usize| Place {
             at: Some(look.at[slot]),
@@ -88,7 +88,7 @@ impl Checker<'_> {
                         format!("{name}: one slot is a version older than the other, as a crash between two stores leaves it"),
                         "nothing: the newer one counts, but it stands in one place only",
                         REPAIR,
-                        mend(),
+                        repair(),
                     );
                 }
             }
@@ -98,7 +98,15 @@ impl Checker<'_> {
                     if object.updated == Updated::Twice {
                         let what = format!("{name}: its first update reached one slot, then came a crash");
                         let cost = "nothing: it counts, but it stands in one place only";
-                        self.add(Severity::Note, object.structure, place_of(bad), what, cost, REPAIR, mend());
+                        self.add(
+                            Severity::Note,
+                            object.structure,
+                            place_of(bad),
+                            what,
+                            cost,
+                            REPAIR,
+                            repair(),
+                        );
                     }
                     return;
                 }
@@ -109,7 +117,7 @@ impl Checker<'_> {
                         "the other slot serves; it may be the older of the two",
                     ),
                 };
-                self.add(Severity::Corrected, object.structure, place_of(bad), what, cost, REPAIR, mend());
+                self.add(Severity::Corrected, object.structure, place_of(bad), what, cost, REPAIR, repair());
             }
             [None, None] if look.is_unused() => {}
             [None, None] if object.updated == Updated::Twice && look.blank[1] => self.add(

@@ -3,7 +3,7 @@
 use super::chain::header_of;
 use super::slots::{Look, Object, Updated, look};
 use super::{Checker, REPAIR, SECOND_COPY, Subject};
-use crate::finding::{Mend, Place, Severity, SlotKind, Structure};
+use crate::finding::{Place, Repair, Severity, SlotKind, Structure};
 use cbd_format::{
     BackendEntry as BackendRow, Drained, FormerDisk, LaneMark, LaneTail, Layout, SegmentHeader, StateShape,
     segment::STATE_MAGIC, tables::MODE_MOVED,
@@ -172,7 +172,7 @@ impl Checker<'_> {
                 ("nothing: the backend's row says where the state is", super::NOTHING_TO_DO)
             };
             let what = format!("state of backend {}: a copy of its segment's header is damaged", subject.id);
-            let mend = good[other].then(|| Mend::Copy {
+            let repair = good[other].then(|| Repair::Copy {
                 what: format!("header of the state segment {segment} of backend {}", subject.id),
                 from: copies[other],
                 to: at,
@@ -183,7 +183,7 @@ impl Checker<'_> {
                 segment: Some(segment.0),
                 ..Place::bytes(at, length as u64)
             };
-            self.add(Severity::Corrected, Structure::StateHeader, place, what, cost, advice, mend);
+            self.add(Severity::Corrected, Structure::StateHeader, place, what, cost, advice, repair);
         }
     }
 }

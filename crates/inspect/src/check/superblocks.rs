@@ -1,7 +1,7 @@
 //! The two superblocks.
 
 use super::{Checker, REPAIR, open_private};
-use crate::finding::{Mend, Place, Severity, Structure};
+use crate::finding::{Place, Repair, Severity, Structure};
 use cbd_format::{Layout, Superblock, record::bytes_of};
 use cbd_types::{Error, ErrorKind};
 
@@ -116,7 +116,7 @@ impl Checker<'_> {
         let has_all_of = |one: usize| blocks[one].has_incompatible(blocks[1 - one].incompatible.get());
         let cut_short =
             "a feature was added and that was cut short: one superblock names it, the other does not";
-        let (at, what, cost, mend) = if !blocks[0].is_of_same_transport(blocks[1]) {
+        let (at, what, cost, repair) = if !blocks[0].is_of_same_transport(blocks[1]) {
             (
                 second,
                 "the two superblocks are valid and differ: the second is of another format of this region",
@@ -130,10 +130,13 @@ impl Checker<'_> {
         } else {
             (first, cut_short, "nothing: the features of both count", None)
         };
-        let advice =
-            if mend.is_some() { REPAIR } else { "nothing: the next program that uses a feature repairs it" };
+        let advice = if repair.is_some() {
+            REPAIR
+        } else {
+            "nothing: the next program that uses a feature repairs it"
+        };
         let place = Place::bytes(at, u64::from(length));
-        self.add(Severity::Corrected, Structure::Superblock, place, what, cost, advice, mend);
+        self.add(Severity::Corrected, Structure::Superblock, place, what, cost, advice, repair);
     }
 
     fn superblock(&self, at: u64) -> Result<Superblock, Error> {
@@ -144,6 +147,6 @@ impl Checker<'_> {
     }
 }
 
-fn copy_of(from: u64, to: u64, length: u32) -> Mend {
-    Mend::Copy { what: "superblock".to_owned(), from, to, length }
+fn copy_of(from: u64, to: u64, length: u32) -> Repair {
+    Repair::Copy { what: "superblock".to_owned(), from, to, length }
 }

@@ -140,7 +140,7 @@ fn value_of(name: &str, bytes: &[u8]) -> Field {
             Ok(uuid) => Field::Text(cbd_types::uuid_text(uuid)),
             Err(_) => hexadecimal(bytes),
         },
-        "sums" => Field::List(bytes.chunks_exact(4).map(|sum| value_of("crc", sum)).collect()),
+        "checksums" => Field::List(bytes.chunks_exact(4).map(|sum| value_of("crc", sum)).collect()),
         _ if TEXTS.contains(&name) => text(bytes),
         _ if bytes.len() > 8 => hexadecimal(bytes),
         _ if PATTERNS.contains(&name) => Field::Hexadecimal(number()),

@@ -131,10 +131,10 @@ impl Dump<'_> {
         if record.kind().has_data() {
             item = item
                 .number("data_at", segment.base + u64::from(record.data_offset.get()))
-                .with("checksums", Field::Bool(record.has_sums()));
+                .with("checksums", Field::Bool(record.has_checksums()));
         }
         if record.kind() == RecordKind::Quarantine {
-            item = item.number("condemns", record.reference.get());
+            item = item.number("marks_bad", record.reference.get());
         }
         if !self.filter.damaged {
             return Some(item);

@@ -4,7 +4,7 @@
 
 use cbd_backing::{Backing, BackingFile, Options};
 use cbd_engine::{
-    Admission, BackendSpec, Cache, Environment, FormatOptions, Maintainer, Settings, Step, Transport,
+    Admission, BackendSpec, BackgroundWorker, Cache, Environment, FormatOptions, Settings, Step, Transport,
 };
 use cbd_inspect::check::{DataChecked, check};
 use cbd_inspect::dump::{Field, Filter, Item, What, dump};
@@ -206,18 +206,18 @@ impl Process {
     pub fn drain(&self, place: &Place) {
         let disk = BackingFile::open(place.disk(), Options::default()).expect("the disk");
         let queue = disk.open_queue(8).expect("a queue");
-        let mut maintainer = Maintainer::new(Arc::clone(&self.cache), queue, disk.geometry());
+        let mut worker = BackgroundWorker::new(Arc::clone(&self.cache), queue, disk.geometry());
         let target = self.cache.request_drain();
         let end = Instant::now() + Duration::from_secs(60);
         while !self.cache.is_drained(target) {
             assert!(Instant::now() < end, "it is not drained: {:?}", self.cache.status());
-            match maintainer.step() {
+            match worker.step() {
                 Step::Busy => {}
                 Step::WaitBacking | Step::Idle { .. } => std::thread::sleep(Duration::from_micros(200)),
             }
         }
-        while maintainer.queue().in_flight() > 0 {
-            maintainer.step();
+        while worker.queue().in_flight() > 0 {
+            worker.step();
         }
     }
 

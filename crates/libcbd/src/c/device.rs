@@ -3,7 +3,7 @@
 use super::border::{bytes, bytes_mut, call, check_flags, give, give_text, invalid, shared, text, wanted};
 use super::region::CbdRegion;
 use crate::{
-    BackendId, Consistency, DRAIN_PATIENCE, Device, DeviceOptions, Error, ErrorKind, OnWriteError, Operation,
+    BackendId, Consistency, DRAIN_TIMEOUT, Device, DeviceOptions, Error, ErrorKind, OnWriteError, Operation,
     Result, Settings,
 };
 use std::ffi::{c_char, c_int, c_void};
@@ -243,13 +243,13 @@ fn refuse_with_queues(device: &CbdDevice) -> Result<()> {
 }
 
 /// Drains the device, closes it, and removes the disk from the region: it is a plain disk again, with all its
-/// data. Fails after `patience_s` seconds without progress (0: 60). After a failure `*device` is NULL if the
+/// data. Fails after `timeout_s` seconds without progress (0: 60). After a failure `*device` is NULL if the
 /// device is closed, and unchanged otherwise.
 ///
 /// # Safety
 /// `device` leads to an open device, or to NULL, or is NULL; no other thread uses the device.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cbd_device_detach(device: *mut *mut CbdDevice, patience_s: u32) -> c_int {
+pub unsafe extern "C" fn cbd_device_detach(device: *mut *mut CbdDevice, timeout_s: u32) -> c_int {
     call(|| {
         wanted(device, "device")?;
         // SAFETY: not null, and the caller ensures that it leads to a handle.
@@ -260,7 +260,7 @@ pub unsafe extern "C" fn cbd_device_detach(device: *mut *mut CbdDevice, patience
         unsafe { device.write(std::ptr::null_mut()) };
         // SAFETY: it came from `Box::into_raw`, and the caller does not use it any more.
         let taken = unsafe { Box::from_raw(handle) };
-        match taken.0.detach(patience(patience_s)) {
+        match taken.0.detach(timeout(timeout_s)) {
             Ok(()) => Ok(0),
             Err((kept, error)) => {
                 if let Some(kept) = kept {
@@ -273,21 +273,21 @@ pub unsafe extern "C" fn cbd_device_detach(device: *mut *mut CbdDevice, patience
     })
 }
 
-fn patience(seconds: u32) -> Duration {
-    if seconds == 0 { DRAIN_PATIENCE } else { Duration::from_secs(u64::from(seconds)) }
+fn timeout(seconds: u32) -> Duration {
+    if seconds == 0 { DRAIN_TIMEOUT } else { Duration::from_secs(u64::from(seconds)) }
 }
 
-/// Writes everything that was written before to the disk. Fails after `patience_s` seconds without progress
+/// Writes everything that was written before to the disk. Fails after `timeout_s` seconds without progress
 /// (0: 60): the dirty data stays in the region then.
 ///
 /// # Safety
 /// `device` is open or NULL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cbd_device_drain(device: *const CbdDevice, patience_s: u32) -> c_int {
+pub unsafe extern "C" fn cbd_device_drain(device: *const CbdDevice, timeout_s: u32) -> c_int {
     call(|| {
         // SAFETY: the caller's.
         let device = unsafe { shared(device, "device") }?;
-        device.0.drain(patience(patience_s), &mut |_| ControlFlow::Continue(()))?;
+        device.0.drain(timeout(timeout_s), &mut |_| ControlFlow::Continue(()))?;
         Ok(0)
     })
 }

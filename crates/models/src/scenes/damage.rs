@@ -56,8 +56,8 @@ pub(super) const QUARANTINE: Scene = Scene {
     ..Scene::USUAL
 };
 
-pub(super) const CONDEMNED: Scene = Scene {
-    name: "condemned",
+pub(super) const MARKED_BAD: Scene = Scene {
+    name: "marked-bad",
     about: "reads of dirty data that writeback finds damaged at that moment: the backing device's older bytes are not returned",
     usual: 150,
     is_damaged: true,
@@ -80,8 +80,8 @@ pub(super) const CONDEMNED: Scene = Scene {
     ..Scene::USUAL
 };
 
-pub(super) const READ_ANEW: Scene = Scene {
-    name: "read-anew",
+pub(super) const REREAD: Scene = Scene {
+    name: "reread",
     about: "clean data that a read finds damaged against writes of it: what the backing device has is never newer",
     usual: 1000,
     shape: Shape::ONE_LANE.reclaiming_above(20),

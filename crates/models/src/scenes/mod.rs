@@ -76,8 +76,8 @@ pub const ALL: &[Scene] = &[
     space::STOP,
     space::SECOND_CHANCE,
     damage::QUARANTINE,
-    damage::CONDEMNED,
-    damage::READ_ANEW,
+    damage::MARKED_BAD,
+    damage::REREAD,
     everything::ZEROES,
     everything::SETTINGS,
 ];

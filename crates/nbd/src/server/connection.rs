@@ -215,7 +215,7 @@ impl<'a> Connection<'a> {
             self.ending.iter_mut().for_each(|ending| ending.in_order = true);
             return true;
         }
-        let task = self.rules.judge(header, &self.agreed);
+        let task = self.rules.validate(header, &self.agreed);
         let cost = if task.is_ok() { self.rules.cost(header) } else { 0 };
         let is_whole = self.memory.take(cost);
         if !is_whole && !self.may_go_in_parts(header) {

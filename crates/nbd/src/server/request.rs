@@ -81,7 +81,7 @@ impl Rules {
     ///
     /// # Errors
     /// With the kind that the client is to see.
-    pub(super) fn judge(&self, header: &RequestHeader, agreed: &Agreed) -> Result<Task> {
+    pub(super) fn validate(&self, header: &RequestHeader, agreed: &Agreed) -> Result<Task> {
         check_flags(header, agreed)?;
         let fua = header.flags & command_flag::FUA != 0;
         let device = |operation, range| Task::Device { operation, range, fua };
@@ -229,7 +229,7 @@ mod tests {
     }
 
     fn ask(command: u16, flags: u16, offset: u64, length: u32) -> Result<Task> {
-        rules(true, false).judge(&RequestHeader { flags, command, cookie: 0, offset, length }, &all())
+        rules(true, false).validate(&RequestHeader { flags, command, cookie: 0, offset, length }, &all())
     }
 
     fn kind(command: u16, flags: u16, offset: u64, length: u32) -> ErrorKind {
@@ -294,14 +294,14 @@ mod tests {
         let simple = Agreed::default();
         let fragment =
             RequestHeader { flags: flag::DF, command: command::READ, cookie: 0, offset: 0, length: 512 };
-        assert!(rules(true, false).judge(&fragment, &simple).is_err());
+        assert!(rules(true, false).validate(&fragment, &simple).is_err());
     }
 
     #[test]
     fn zeroes_become_a_hole_only_where_client_device_and_alignment_allow_it() {
         let operation = |rules: Rules, flags, offset, length| {
             let header = RequestHeader { flags, command: command::WRITE_ZEROES, cookie: 0, offset, length };
-            match rules.judge(&header, &all()).expect("it is legal") {
+            match rules.validate(&header, &all()).expect("it is legal") {
                 Task::Device { operation, .. } => operation,
                 other => panic!("{other:?}"),
             }
@@ -318,7 +318,7 @@ mod tests {
         let rules = rules(true, true);
         for command in [command::WRITE, command::TRIM, command::WRITE_ZEROES] {
             let header = RequestHeader { flags: 0, command, cookie: 0, offset: 0, length: 4096 };
-            assert_eq!(rules.judge(&header, &all()).expect_err("read-only").kind(), ErrorKind::ReadOnly);
+            assert_eq!(rules.validate(&header, &all()).expect_err("read-only").kind(), ErrorKind::ReadOnly);
         }
         let flags = rules.flags(true);
         assert_ne!(flags & transmission_flag::READ_ONLY, 0);
@@ -331,7 +331,7 @@ mod tests {
         assert_ne!(rules(true, false).flags(false) & transmission_flag::SEND_TRIM, 0);
         assert_eq!(rules(false, false).flags(false) & transmission_flag::SEND_TRIM, 0);
         let header = RequestHeader { flags: 0, command: command::TRIM, cookie: 0, offset: 0, length: 4096 };
-        let refused = rules(false, false).judge(&header, &all()).expect_err("not offered");
+        let refused = rules(false, false).validate(&header, &all()).expect_err("not offered");
         assert_eq!(refused.kind(), ErrorKind::Unsupported);
     }
 
@@ -341,7 +341,7 @@ mod tests {
         let header =
             RequestHeader { flags: 0, command: command::BLOCK_STATUS, cookie: 0, offset: 0, length: 512 };
         assert!(
-            rules(true, false).judge(&header, &Agreed { structured: true, ..Agreed::default() }).is_err()
+            rules(true, false).validate(&header, &Agreed { structured: true, ..Agreed::default() }).is_err()
         );
     }
 }

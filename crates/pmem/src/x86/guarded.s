@@ -1,4 +1,4 @@
-# Every access to a region: copies, sums and write-backs that survive a failing memory.
+# Every access to a region: copies, checksums and write-backs that survive a failing memory.
 #
 # All routines here are leaves: they use no stack, save nothing, and touch only caller-saved registers (System V). So at every instruction between `cbd_pmem_guarded_begin` and
 # `cbd_pmem_guarded_end` the return address is at [rsp], and a signal handler can end the routine by

@@ -126,12 +126,12 @@ fn a_flipped_bit_stays_flipped_after_a_power_cut() {
 fn stores_are_summed_block_by_block() {
     let memory = CrashMemory::new(16 << 10);
     let bytes: Vec<u8> = (0..9000_u32).map(|byte| byte as u8).collect();
-    let mut sums = [0; 3];
-    memory.store_summed(512, &bytes, 3584, &mut sums);
+    let mut checksums = [0; 3];
+    memory.store_summed(512, &bytes, 3584, &mut checksums);
     let expected = [&bytes[..3584], &bytes[3584..7680], &bytes[7680..]].map(crc_fast::crc32_iscsi);
-    assert_eq!(sums, expected);
+    assert_eq!(checksums, expected);
     let mut back = vec![0; 3584];
-    assert_eq!(memory.load_summed(512, &mut back), Ok(sums[0]));
+    assert_eq!(memory.load_summed(512, &mut back), Ok(checksums[0]));
 }
 
 #[test]
@@ -243,14 +243,14 @@ fn a_fickle_client_changes_sectors_as_they_are_loaded_and_what_is_stored_is_summ
         memory.set_fickle(content, true);
         let mut source = vec![0; 8 * size];
         content.fill_range(40, size, &mut source);
-        let mut sums = vec![0; source.len() / 4096];
-        memory.store_summed(0, &source, 4096, &mut sums);
+        let mut checksums = vec![0; source.len() / 4096];
+        memory.store_summed(0, &source, 4096, &mut checksums);
         let stored = memory.image();
         let stored = &stored[..source.len()];
         assert_ne!(stored, source);
         assert!((40..).zip(stored.chunks(size)).all(|(at, bytes)| Content::of(at, bytes) == Some(content)));
         let of_stored: Vec<u32> = stored.chunks(4096).map(crc_fast::crc32_iscsi).collect();
-        assert_eq!(sums, of_stored);
+        assert_eq!(checksums, of_stored);
         memory.set_fickle(content, false);
         memory.store(1 << 19, &source);
         assert_eq!(memory.image()[1 << 19..][..source.len()], source);

@@ -11,7 +11,7 @@ use crate::actor::act_as;
 use crate::disk::SimDisk;
 use crate::environment::SimEnvironment;
 use crate::memory::CrashMemory;
-use crate::process::{Client as ClientQueue, Told, Upkeep, recover};
+use crate::process::{Client as ClientQueue, Told, WorkerLoop, recover};
 use cbd_device::Device;
 use cbd_export::clients::is_settled;
 use cbd_export::{Client, Clients};
@@ -73,7 +73,7 @@ pub(super) struct Server {
     device: Arc<Device<SimEnvironment>>,
     disk: SimDisk,
     environment: Arc<SimEnvironment>,
-    upkeep: Option<Upkeep>,
+    worker: Option<WorkerLoop>,
     clients: Clients,
     pub(super) connections: Vec<Connection>,
     next: u64,
@@ -87,7 +87,7 @@ impl Server {
         disk: &SimDisk,
     ) -> Result<Self> {
         let cache = cache.map(|(memory, backend)| recover(environment, memory, backend)).transpose()?;
-        let upkeep = cache.as_ref().map(|cache| Upkeep::new(cache, disk, DEPTH));
+        let worker = cache.as_ref().map(|cache| WorkerLoop::new(cache, disk, DEPTH));
         let device = match cache {
             Some(cache) => Device::cached(cache, disk.geometry()),
             None => Device::uncached(disk.geometry()),
@@ -96,7 +96,7 @@ impl Server {
             device: Arc::new(device),
             disk: disk.clone(),
             environment: Arc::clone(environment),
-            upkeep,
+            worker,
             clients: Clients::new(),
             connections: Vec::new(),
             next: 0,
@@ -159,12 +159,12 @@ impl Server {
     /// The background worker takes a step if it was woken.
     pub(super) fn maintain(&mut self) -> bool {
         let clock_ms = self.environment.clock_ms();
-        self.upkeep.as_mut().is_some_and(|upkeep| upkeep.step_if_told(&self.disk, clock_ms))
+        self.worker.as_mut().is_some_and(|worker| worker.step_if_told(&self.disk, clock_ms))
     }
 
     /// The time until which the background worker sleeps, if it does.
     pub(super) fn sleeps_until(&self) -> Option<u64> {
-        self.upkeep.as_ref().and_then(Upkeep::sleeps_until)
+        self.worker.as_ref().and_then(WorkerLoop::sleeps_until)
     }
 
     /// Polls a queue of [`queue`](Self::queue); returns whether it was woken.

@@ -31,7 +31,7 @@ impl World {
         self.explorer = Some(explorer);
         let outcome = quietly(|| {
             work(self);
-            self.judge_points();
+            self.check_points();
         });
         let Some(mut explorer) = self.explorer.take() else { unreachable!("it is always put back") };
         if let Err(text) = outcome {
@@ -51,9 +51,9 @@ impl World {
     }
 
     /// Checks the moments since the last call against what the clients know now.
-    pub(super) fn judge_points(&mut self) {
+    pub(super) fn check_points(&mut self) {
         if let Some(mut explorer) = self.explorer.take() {
-            explorer.judge(self);
+            explorer.check(self);
             self.explorer = Some(explorer);
         }
     }
@@ -63,7 +63,7 @@ impl World {
         if let Some(explorer) = &mut self.explorer {
             explorer.note_by_chance(&self.memory, &self.disk);
         }
-        self.judge_points();
+        self.check_points();
     }
 
     /// Runs `work` without exploration.
@@ -95,13 +95,13 @@ impl World {
     }
 
     /// Whether a disk with this content is a crash state of what the clients did so far.
-    pub(crate) fn judge_bare_disk(&self, image: &DiskImage) -> Result<(), Violation> {
+    pub(crate) fn check_bare_disk(&self, image: &DiskImage) -> Result<(), Violation> {
         self.oracle.moment_of(image, self.drained).map(drop)
     }
 
     /// Whether the recovery point in `status` is not too late for a disk with this content. If something is
     /// or was damaged or parked, this holds only while the status reports the disk as crash-consistent.
-    pub(crate) fn judge_recovery_point(
+    pub(crate) fn check_recovery_point(
         &self,
         image: &DiskImage,
         status: &CacheStatus,

@@ -6,11 +6,11 @@ use cbd_types::ByteRange;
 
 impl World {
     /// Checks the case that the region and the power fail now: is the backing device a legal crash state?
-    pub fn judge_backing(&mut self) {
+    pub fn check_backing(&mut self) {
         let status = self.process().cache().status();
         let image = self.disk.image_after_power_cut(self.random.next());
-        self.happened.points_judged += u64::from(status.drained_wall_ms > 0);
-        self.judge(self.judge_recovery_point(&image, &status));
+        self.happened.points_checked += u64::from(status.drained_wall_ms > 0);
+        self.expect(self.check_recovery_point(&image, &status));
         if !status.backing_is_consistent {
             self.happened.images_void += 1;
             let is_strict = self.options.consistency == Consistency::Strict && !self.options.vary_settings;
@@ -19,8 +19,8 @@ impl World {
             }
             return;
         }
-        self.happened.images_judged += 1;
-        self.judge(self.oracle.moment_of(&image, self.drained));
+        self.happened.images_checked += 1;
+        self.expect(self.oracle.moment_of(&image, self.drained));
     }
 
     /// The disk works again, and accepts what is parked.
@@ -79,7 +79,7 @@ impl World {
             match self.try_read(block) {
                 Ok(bytes) => {
                     let verdict = self.oracle.check_read(block, submitted, &bytes);
-                    self.judge(verdict);
+                    self.expect(verdict);
                 }
                 Err(_) if self.is_damaged => unreadable.push(block),
                 Err(error) => self.complain(format!("reading {block}: {error}")),
@@ -92,7 +92,7 @@ impl World {
         let submitted = self.oracle.now();
         let bytes = self.read_now(range);
         let verdict = self.oracle.check_read(range, submitted, &bytes);
-        self.judge(verdict);
+        self.expect(verdict);
     }
 
     /// The end: every request completes, reads return the right bytes, the cache is drained, and the disk
@@ -104,7 +104,7 @@ impl World {
         self.memory.never_crash();
         self.quiesce();
         self.check_changed();
-        self.mend_disk();
+        self.repair_disk();
         self.drain();
         self.take_what_is_parked();
         self.maintain_until_idle();
@@ -115,7 +115,7 @@ impl World {
         self.process().cache().stop();
         for image in [self.disk.contents(), self.disk.durable()] {
             let verdict = self.oracle.check_everything(&image);
-            self.judge(verdict);
+            self.expect(verdict);
         }
         self.let_process_go();
         self.happened

@@ -17,7 +17,7 @@ impl World {
 
     /// Ends the process with a crash or a power cut, and starts the next one.
     pub fn crash(&mut self) {
-        self.judge_points();
+        self.check_points();
         loop {
             let process = !self.random.chance(500);
             self.take_down(process);
@@ -65,7 +65,7 @@ impl World {
             explorer.watch(&self.memory, &self.disk);
         }
         let crashed = until_crash(|| self.open()).is_err();
-        self.judge_points();
+        self.check_points();
         if crashed {
             return false;
         }
@@ -82,7 +82,7 @@ impl World {
 
     fn take_over(&mut self) {
         if self.options.consistency == Consistency::Strict || self.random.chance(500) {
-            self.judge_backing();
+            self.check_backing();
         }
         self.unwatched(Self::settle);
     }
@@ -93,7 +93,7 @@ impl World {
         let mut oracle = std::mem::replace(&mut self.oracle, Oracle::new(0, self.options.sector, 0));
         let verdict = oracle.settle(|range| self.read_now(range));
         self.oracle = oracle;
-        self.judge(verdict);
+        self.expect(verdict);
     }
 
     /// Stops the process properly.

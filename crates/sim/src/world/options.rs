@@ -124,9 +124,9 @@ pub struct Happened {
     /// Drains completed.
     pub drains: u64,
     /// Images of the backing device that were checked.
-    pub images_judged: u64,
+    pub images_checked: u64,
     /// Recovery points that were checked.
-    pub points_judged: u64,
+    pub points_checked: u64,
     /// Moments at which the engine reported that the backing device alone is not crash-consistent.
     pub images_void: u64,
     /// Ranges that were parked, and parked ranges that the disk accepted later.
@@ -156,8 +156,8 @@ impl Happened {
             crashes_in_recovery: self.crashes_in_recovery + other.crashes_in_recovery,
             stops: self.stops + other.stops,
             drains: self.drains + other.drains,
-            images_judged: self.images_judged + other.images_judged,
-            points_judged: self.points_judged + other.points_judged,
+            images_checked: self.images_checked + other.images_checked,
+            points_checked: self.points_checked + other.points_checked,
             images_void: self.images_void + other.images_void,
             parked: self.parked + other.parked,
             unparked: self.unparked + other.unparked,

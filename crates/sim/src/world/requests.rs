@@ -125,7 +125,7 @@ impl World {
     /// Clients learn what has completed.
     fn deliver(&mut self, mut done: Vec<Completion>) {
         // What was stored meanwhile was stored before the clients knew of these completions.
-        self.judge_points();
+        self.check_points();
         self.look_at_clock();
         for Completion { id, result, buffer } in done.drain(..) {
             let Some(asked) = self.asked.remove(&id) else {
@@ -154,7 +154,7 @@ impl World {
             match asked.wish.operation {
                 Operation::Read => {
                     let verdict = self.oracle.check_read(asked.wish.range, asked.submitted, &buffer);
-                    self.judge(verdict);
+                    self.expect(verdict);
                 }
                 Operation::Flush => self.oracle.flushed(asked.submitted),
                 Operation::Write | Operation::Discard | Operation::WriteZeroes => {

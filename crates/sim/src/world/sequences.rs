@@ -63,7 +63,7 @@ impl World {
             Act::CrashProcess => self.end(true),
             Act::CutPower => self.end(false),
         }
-        self.judge_points();
+        self.check_points();
     }
 
     fn set_gc(&mut self, gc_percent: u8) {

@@ -7,7 +7,7 @@
 mod syncs;
 
 use cbd_engine::{
-    Admission, BackendSpec, Cache, FormatOptions, Maintainer, Mixed, Pages, Settings, Step, Transport,
+    Admission, BackendSpec, BackgroundWorker, Cache, FormatOptions, Mixed, Pages, Settings, Step, Transport,
 };
 use cbd_sim::{CrashMemory, Keep, Seeded, SimDisk, SimEnvironment, act_as, from_environment, until_crash};
 use cbd_types::{BackendId, BootId, ByteRange, ErrorKind, Region, Result};
@@ -84,10 +84,10 @@ fn write(cache: &SimCache, block: u64, value: u8) -> bool {
 }
 
 fn drain(cache: &SimCache, disk: &SimDisk) {
-    let mut maintainer = Maintainer::new(Arc::clone(cache), disk.queue(4), disk.geometry());
+    let mut worker = BackgroundWorker::new(Arc::clone(cache), disk.queue(4), disk.geometry());
     let target = cache.request_drain();
     for _ in 0..5000 {
-        if matches!(maintainer.step(), Step::Idle { .. }) && cache.is_drained(target) {
+        if matches!(worker.step(), Step::Idle { .. }) && cache.is_drained(target) {
             return;
         }
     }
@@ -410,7 +410,7 @@ fn no_history_shows_old_data_after_a_machine_crash() {
                 } else {
                     opened += 1;
                 }
-                let judge = |when: &str, seen: u32, block: usize| {
+                let check = |when: &str, seen: u32, block: usize| {
                     let (value, other) = known.blocks[block];
                     assert!(
                         seen == value || Some(seen) == other,
@@ -418,9 +418,9 @@ fn no_history_shows_old_data_after_a_machine_crash() {
                     );
                 };
                 (0..BLOCKS)
-                    .for_each(|block| judge("in the cache", see(&cache, &disk, block), block as usize));
+                    .for_each(|block| check("in the cache", see(&cache, &disk, block), block as usize));
                 drain(&cache, &disk);
-                (0..BLOCKS).for_each(|block| judge("on the disk", on_disk(&disk, block), block as usize));
+                (0..BLOCKS).for_each(|block| check("on the disk", on_disk(&disk, block), block as usize));
             }
         }
     }

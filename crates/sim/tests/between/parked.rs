@@ -26,7 +26,7 @@ fn expect_nothing_marked_bad(overwritten: &[u64]) {
     let rig = rig_with_parked_sectors();
     // The first of them is in flight for a long time, and the others wait for it: the queue holds one.
     rig.disk.set_latency(10_000);
-    let is_tried = |rig: &Rig| rig.disk.in_flight_of(rig.maintainer.borrow().queue().number()) > 0;
+    let is_tried = |rig: &Rig| rig.disk.in_flight_of(rig.worker.borrow().queue().number()) > 0;
     step_until(&rig, is_tried);
     rig.disk.set_faults(DiskFaults::default());
     rig.disk.set_latency(0);
@@ -44,7 +44,7 @@ fn expect_nothing_marked_bad(overwritten: &[u64]) {
     }
     assert!(is_tried(&rig), "the first completed too early for the others to wait");
 
-    settle(&rig.environment, &rig.maintainer);
+    settle(&rig.environment, &rig.worker);
     let status = rig.cache.status();
     assert_eq!((&status.damaged[..], status.damage_found, &status.parked[..]), (&[][..], 0, &[][..]));
     let expect_all = |rig: &Rig| {
@@ -86,7 +86,7 @@ fn step_until(rig: &Rig, is_so: impl Fn(&Rig) -> bool) {
         if is_so(rig) {
             return;
         }
-        let _ = step(&rig.environment, &rig.maintainer);
+        let _ = step(&rig.environment, &rig.worker);
     }
     panic!("the condition is never met: {:?}", rig.cache.status());
 }

@@ -9,12 +9,12 @@ use std::sync::Arc;
 
 /// Reclaims all clean segments and overwrites them with other data.
 fn reuse_everything(rig: &Rig) -> impl FnOnce() + 'static {
-    let (environment, maintainer) = (Arc::clone(&rig.environment), Rc::clone(&rig.maintainer));
+    let (environment, worker) = (Arc::clone(&rig.environment), Rc::clone(&rig.worker));
     let cache = Arc::clone(&rig.cache);
     move || {
         for round in 0..3 {
             cache.request_drain();
-            settle(&environment, &maintainer);
+            settle(&environment, &worker);
             act_as(WRITER);
             for at in (CHUNK / 2..CHUNK).step_by(BLOCK as usize).take(120) {
                 if !try_write(&cache, at, 90 + round) {
@@ -57,7 +57,7 @@ fn a_segment_that_is_read_is_not_reused() {
 }
 
 #[test]
-fn what_was_read_anew_does_not_replace_a_write_that_came_between() {
+fn what_was_reread_does_not_replace_a_write_that_came_between() {
     let mut moments = 0;
     for moment in 1..MOMENTS_MAX {
         let rig = Rig::new(1);

@@ -30,7 +30,7 @@ fn chances_after(look: impl FnOnce(&Rig)) -> u64 {
     let rig = rig_with_unread_segments();
     look(&rig);
     rig.set_gc(0);
-    settle(&rig.environment, &rig.maintainer);
+    settle(&rig.environment, &rig.worker);
     let rare = rig.cache.status().rare;
     assert!(rare.segments_reclaimed >= 2, "{rare:?}");
     rare.second_chances
@@ -68,7 +68,7 @@ fn a_write_while_its_block_is_given_a_second_chance_stays() {
             act_as(WRITER);
             (0..8).for_each(|block| assert!(try_write(&cache, block * BLOCK, 100 + block as u8)));
         };
-        let ((), met) = meet(moment, others, || settle(&rig.environment, &rig.maintainer));
+        let ((), met) = meet(moment, others, || settle(&rig.environment, &rig.worker));
         match met {
             Met::Came => moments += 1,
             Met::Blocked => continue,
@@ -100,7 +100,7 @@ fn what_is_written_into_a_reclaimed_segment_survives_a_power_cut_at_once() {
             }
             crash_now();
         };
-        let ended = until_crash(|| meet(moment, others, || settle(&rig.environment, &rig.maintainer)));
+        let ended = until_crash(|| meet(moment, others, || settle(&rig.environment, &rig.worker)));
         let met = ended.map_or(Met::Came, |((), met)| met);
         match met {
             Met::Came => moments += 1,

@@ -1,7 +1,7 @@
 //! A small cache between whose steps other operations can run.
 
 use crate::meeting::{Meeting, MeetingMemory, forget};
-use cbd_engine::{Admission, BackendSpec, Cache, FormatOptions, Maintainer, Settings, Step, Transport};
+use cbd_engine::{Admission, BackendSpec, BackgroundWorker, Cache, FormatOptions, Settings, Step, Transport};
 use cbd_sim::{CrashMemory, Keep, SimDisk, SimEnvironment, SimQueue, Watchdog, act_as};
 use cbd_types::{BackendId, ByteRange, Epoch, Region};
 use std::cell::RefCell;
@@ -18,7 +18,7 @@ pub const MOMENTS_MAX: u32 = 2000;
 /// Actors of stores and fences.
 pub const READER: u32 = 1;
 pub const WRITER: u32 = 2;
-const MAINTAINER: u32 = 3;
+const WORKER: u32 = 3;
 
 pub struct Rig {
     pub environment: Arc<Meeting>,
@@ -27,7 +27,7 @@ pub struct Rig {
     pub backend: BackendId,
     pub cache: Arc<Cache<Meeting>>,
     /// Shared, so that it can step while a client is between two steps.
-    pub maintainer: Rc<RefCell<Maintainer<Meeting, SimQueue>>>,
+    pub worker: Rc<RefCell<BackgroundWorker<Meeting, SimQueue>>>,
     _watchdog: Watchdog,
 }
 
@@ -71,10 +71,10 @@ impl Rig {
         let region = Region::new(MeetingMemory(memory.clone()));
         let transport = Transport::open(Arc::clone(&environment), region).expect("a transport");
         let cache = transport.open_cache(backend).expect("a cache");
-        let maintainer = Maintainer::new(Arc::clone(&cache), disk.queue(1), disk.geometry());
-        let maintainer = Rc::new(RefCell::new(maintainer));
+        let worker = BackgroundWorker::new(Arc::clone(&cache), disk.queue(1), disk.geometry());
+        let worker = Rc::new(RefCell::new(worker));
         let _watchdog = Watchdog::new(Duration::from_secs(60), "a small cache with interleaved operations");
-        Self { environment, memory, disk, backend, cache, maintainer, _watchdog }
+        Self { environment, memory, disk, backend, cache, worker, _watchdog }
     }
 
     /// Cuts the power now, or at the moment at which an operation was cut short.
@@ -111,7 +111,7 @@ impl Rig {
     pub fn drain(&self) {
         act_as(0);
         self.cache.request_drain();
-        settle(&self.environment, &self.maintainer);
+        settle(&self.environment, &self.worker);
     }
 
     pub fn set_gc(&self, gc_percent: u8) {
@@ -135,9 +135,9 @@ pub fn same(bytes: &[u8]) -> Result<u8, String> {
 }
 
 /// One step of the background worker, and the wait that it asks for. Returns whether there is more to do.
-pub fn step(environment: &Meeting, maintainer: &RefCell<Maintainer<Meeting, SimQueue>>) -> bool {
-    act_as(MAINTAINER);
-    match maintainer.borrow_mut().step() {
+pub fn step(environment: &Meeting, worker: &RefCell<BackgroundWorker<Meeting, SimQueue>>) -> bool {
+    act_as(WORKER);
+    match worker.borrow_mut().step() {
         Step::Idle { until_ms: None } => false,
         Step::Idle { until_ms: Some(until) } => {
             environment.0.advance(until.saturating_sub(environment.0.clock_ms()).max(1));
@@ -148,9 +148,9 @@ pub fn step(environment: &Meeting, maintainer: &RefCell<Maintainer<Meeting, SimQ
 }
 
 /// Runs the background worker until it has nothing to do.
-pub fn settle(environment: &Meeting, maintainer: &RefCell<Maintainer<Meeting, SimQueue>>) {
+pub fn settle(environment: &Meeting, worker: &RefCell<BackgroundWorker<Meeting, SimQueue>>) {
     for _ in 0..20_000 {
-        if !step(environment, maintainer) {
+        if !step(environment, worker) {
             return;
         }
     }

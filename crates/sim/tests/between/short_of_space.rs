@@ -57,7 +57,7 @@ fn rig_that_is_full() -> (Rig, u32) {
 /// steps.
 fn steps_until(rig: &Rig, wanted: impl Fn(u32) -> bool) -> u32 {
     let free = || rig.cache.status().free_segments;
-    let took = (0..STEPS_MAX).find(|_| wanted(free()) || !step(&rig.environment, &rig.maintainer));
+    let took = (0..STEPS_MAX).find(|_| wanted(free()) || !step(&rig.environment, &rig.worker));
     assert!(wanted(free()), "{:?}", rig.cache.status());
     took.expect("an end")
 }
@@ -76,12 +76,12 @@ fn a_write_that_meets_the_release_of_a_segment_is_done_or_woken() {
     for moment in 1..MOMENTS_MAX {
         let (rig, reserve) = rig_that_is_full();
         for _ in 0..steps {
-            step(&rig.environment, &rig.maintainer);
+            step(&rig.environment, &rig.worker);
         }
         assert_eq!(rig.cache.status().free_segments, reserve - 1);
-        let (environment, maintainer) = (Arc::clone(&rig.environment), Rc::clone(&rig.maintainer));
+        let (environment, worker) = (Arc::clone(&rig.environment), Rc::clone(&rig.worker));
         let others = move || {
-            let _ = step(&environment, &maintainer);
+            let _ = step(&environment, &worker);
         };
         let alarm = Arc::new(Alarm(AtomicBool::new(false)));
         let (admission, met) = meet(moment, others, || {

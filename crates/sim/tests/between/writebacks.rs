@@ -36,7 +36,7 @@ fn expect_in_order(earlier: u64, later: u64) {
                 bytes == [value; 512]
             };
             for _ in 0..60 {
-                let _ = step(&rig.environment, &rig.maintainer);
+                let _ = step(&rig.environment, &rig.worker);
                 // Whatever remains of what was written and not flushed.
                 for seed in 0..4 {
                     let left = rig.disk.image_after_power_cut(seed);

@@ -51,7 +51,7 @@ fn records_behind_a_failed_page_pair_are_recovered_where_a_later_segment_proves_
 }
 
 #[test]
-fn a_lost_last_record_that_a_flush_has_marked_is_condemned() {
+fn a_lost_last_record_that_a_flush_has_marked_is_marked_bad() {
     let rig = Rig::new();
     rig.write_sectors(0, 3);
     rig.cache.flush().unwrap();
@@ -62,7 +62,7 @@ fn a_lost_last_record_that_a_flush_has_marked_is_condemned() {
 }
 
 #[test]
-fn a_lane_whose_only_segment_lost_both_headers_is_condemned_as_far_as_it_was_flushed() {
+fn a_lane_whose_only_segment_lost_both_headers_is_marked_bad_as_far_as_it_was_flushed() {
     let mut rig = Rig::new();
     rig.write_sectors(0, 40);
     rig.cache.flush().unwrap();
@@ -166,7 +166,7 @@ fn the_oldest_segment_that_lost_both_headers_marks_bad_what_it_may_have_held() {
 }
 
 #[test]
-fn a_segment_in_the_middle_that_lost_both_headers_condemns_what_is_older() {
+fn a_segment_in_the_middle_that_lost_both_headers_marks_bad_what_is_older() {
     let mut rig = Rig::new();
     rig.write_sectors(0, 3);
     rig.leave_the_segment(1 << 20);

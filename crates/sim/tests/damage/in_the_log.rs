@@ -54,7 +54,7 @@ fn every_record_of_a_failed_page_pair_stays_bad_after_a_restart() {
 }
 
 #[test]
-fn every_record_of_a_failed_page_pair_stays_condemned_after_reclaim_and_a_restart() {
+fn every_record_of_a_failed_page_pair_stays_marked_bad_after_reclaim_and_a_restart() {
     let mut rig = with_a_lost_pair();
     rig.leave_the_segment(1 << 20);
     rig.reclaim_everything();
@@ -230,7 +230,7 @@ fn what_was_read_before_the_loss_was_found_does_not_hide_it() {
 /// Without room to note damage, writeback starts over, segment by segment. What is being written at that time
 /// is not written again before it has completed.
 #[test]
-fn damage_for_which_there_is_no_room_begins_writeback_anew_and_is_noted_all_the_same() {
+fn damage_for_which_there_is_no_room_begins_writeback_again_and_is_noted_all_the_same() {
     let mut rig = Rig::of(Shape { segments: 17, ..Shape::default() });
     rig.disk.set_latency(50);
     let mut sector = 0;

@@ -30,7 +30,7 @@ fn fail(rig: &mut Rig, attempts: u64) {
     panic!("the flush is not tried again: {:?}", rig.cache.status());
 }
 
-fn mend(rig: &mut Rig) {
+fn repair(rig: &mut Rig) {
     rig.disk.set_faults(DiskFaults::default());
     rig.drain();
     let status = rig.cache.status();
@@ -92,7 +92,7 @@ fn a_disk_that_does_not_flush_for_long_uses_up_no_space() {
 fn after_a_flush_succeeds_everything_is_drained_and_writers_continue() {
     let mut rig = with_damaged_blocks(8);
     fail(&mut rig, RETRIES);
-    mend(&mut rig);
+    repair(&mut rig);
     assert_eq!(rig.on_disk(WHOLE), Seen::All(8));
     assert!(rig.try_write(2 << 20, SECTOR, 9));
     for block in 0..8 {
@@ -109,7 +109,7 @@ fn a_lost_record_is_noted_once_while_the_disk_does_not_flush() {
     fail(&mut rig, RETRIES);
     let status = rig.cache.status();
     assert_eq!((status.rare.quarantine_records, status.free_segments), (noted, before));
-    mend(&mut rig);
+    repair(&mut rig);
     rig.expect_lost(SECTOR);
     rig.expect_value(158 * SECTOR, value_of(158));
     assert!(rig.try_write(2 << 20, SECTOR, 9));
@@ -128,7 +128,7 @@ fn restarts_note_nothing_again_while_the_disk_does_not_flush() {
         }
         let status = rig.cache.status();
         assert!(status.free_segments + 1 >= before, "{before} -> {}", status.free_segments);
-        mend(&mut rig);
+        repair(&mut rig);
         rig.expect_that_overwriting_heals();
     }
 }
@@ -149,7 +149,7 @@ fn a_loss_at_the_end_of_a_segment_is_marked_bad_at_the_same_offset_each_time() {
     // What is written from here on is newer than the loss.
     assert!(rig.try_write(0, SECTOR, 9));
     fail(&mut rig, RETRIES / 2);
-    mend(&mut rig);
+    repair(&mut rig);
     let rig = rig.restart();
     rig.expect_value(0, 9);
     rig.expect_lost(SECTOR);
@@ -175,7 +175,7 @@ fn reclaim_carries_only_damage_that_nothing_later_notes() {
     rig.expect_lost(SECTOR);
 }
 
-/// The data of a record is lost and noted; then the record itself is lost, and the rest of what it condemns is
+/// The data of a record is lost and noted; then the record itself is lost, and the rest of what it marks bad is
 /// noted with a map that spans the record without naming it. The reclaim of the older note carries its damage.
 #[test]
 fn a_note_that_spans_older_noted_damage_does_not_replace_the_older_note() {
@@ -195,7 +195,7 @@ fn a_note_that_spans_older_noted_damage_does_not_replace_the_older_note() {
         assert!(rig.try_write(block(number), BLOCK, 9));
     }
     rig.lose_slots(log, &[0]);
-    mend(&mut rig);
+    repair(&mut rig);
     assert_eq!(rig.cache.status().rare.quarantine_records, 2, "one record with a map");
     // Only the segment with the record and its own note.
     rig.reclaim_at(0);
@@ -219,7 +219,7 @@ fn a_cache_full_of_damaged_short_writes_is_drained() {
         let (written, damaged) = full_of_rot(&mut rig, |logs| logs);
         assert!(damaged > 500 && damaged * 10 > written * 9, "{damaged} of {written}");
         let before = rig.cache.status().rare.quarantine_records;
-        mend(&mut rig);
+        repair(&mut rig);
         let noted = rig.cache.status().rare.quarantine_records - before;
         assert!(noted <= damaged * 2, "{damaged} damaged sectors take {noted} records");
         let sectors: Vec<u64> = (0..=LAST).filter(|sector| rig.see(sector * SECTOR) == Seen::Media).collect();
@@ -257,7 +257,7 @@ fn a_cache_half_of_whose_short_writes_are_damaged_is_drained() {
     let mut rig = Rig::of(Shape { segments: 17, device: 8 << 20, ..Shape::default() });
     let (written, damaged) = full_of_rot(&mut rig, |logs| logs * 6 / 10);
     assert!(damaged > 0 && damaged < written);
-    mend(&mut rig);
+    repair(&mut rig);
     let good =
         (0..=LAST).filter(|sector| rig.on_disk(sector * SECTOR) == Seen::All(value_of(*sector))).count();
     assert_eq!(good as u64, written - damaged);
@@ -316,7 +316,7 @@ fn a_cache_without_a_free_segment_opens_with_a_lost_record() {
     rig = rig.restart();
     rig.expect_lost(SECTOR);
     // Intact older data is written back, its segments become free, and the loss is noted.
-    mend(&mut rig);
+    repair(&mut rig);
     rig.expect_lost(SECTOR);
     rig.reclaim_everything();
     let rig = rig.restart();

@@ -77,7 +77,7 @@ fn a_carried_record_that_is_lost_is_not_read_from_the_backing_device_after_a_res
     }
     let before = rig.cache.status().free_segments;
     for _ in 0..1000 {
-        rig.maintainer.step();
+        rig.worker.step();
         if rig.cache.status().free_segments > before {
             break;
         }

@@ -5,7 +5,7 @@
 
 use crate::outside::{Alarm, RigEnvironment};
 use cbd_engine::{
-    Admission, BackendSpec, Cache, FormatOptions, Maintainer, Settings, Step, Transport, ZeroProgress,
+    Admission, BackendSpec, BackgroundWorker, Cache, FormatOptions, Settings, Step, Transport, ZeroProgress,
 };
 use cbd_sim::{Content, CrashMemory, Keep, SimDisk, SimQueue, Watchdog, act_as};
 use cbd_types::{BackendId, ByteRange, ErrorKind, Region, Result};
@@ -57,7 +57,7 @@ pub struct Rig {
     pub transport: Arc<Transport<RigEnvironment>>,
     pub backend: BackendId,
     pub cache: Arc<Cache<RigEnvironment>>,
-    pub maintainer: Maintainer<RigEnvironment, SimQueue>,
+    pub worker: BackgroundWorker<RigEnvironment, SimQueue>,
     pub room: Arc<Alarm>,
     shape: Shape,
     _watchdog: Watchdog,
@@ -98,10 +98,10 @@ impl Rig {
             })
             .unwrap();
         let cache = transport.open_cache(backend).unwrap();
-        let maintainer = Maintainer::new(Arc::clone(&cache), disk.queue(4), disk.geometry());
+        let worker = BackgroundWorker::new(Arc::clone(&cache), disk.queue(4), disk.geometry());
         let _watchdog = Watchdog::new(Duration::from_secs(240), "a small cache with damage");
         let room = Arc::default();
-        Self { environment, memory, disk, transport, backend, cache, maintainer, room, shape, _watchdog }
+        Self { environment, memory, disk, transport, backend, cache, worker, room, shape, _watchdog }
     }
 
     fn waker(&self) -> Waker {
@@ -222,7 +222,7 @@ impl Rig {
 
     /// One step of the background worker, and the wait that it asks for.
     pub fn step(&mut self) -> Step {
-        let step = self.maintainer.step();
+        let step = self.worker.step();
         if let Step::Idle { until_ms: Some(until) } = step {
             let now = self.environment.clock_ms();
             self.environment.advance(until.saturating_sub(now).max(1));
@@ -249,16 +249,16 @@ impl Rig {
     }
 
     pub fn try_restart(self) -> Result<Self> {
-        let Self { environment, memory, disk, transport, backend, cache, maintainer, shape, .. } = self;
-        drop((maintainer, cache, transport));
+        let Self { environment, memory, disk, transport, backend, cache, worker, shape, .. } = self;
+        drop((worker, cache, transport));
         disk.process_crash(7);
         let memory = memory.power_cut(11, Keep::Nothing);
         let transport = Transport::open(Arc::clone(&environment), Region::new(memory.clone()))?;
         let cache = transport.open_cache(backend)?;
-        let maintainer = Maintainer::new(Arc::clone(&cache), disk.queue(4), disk.geometry());
+        let worker = BackgroundWorker::new(Arc::clone(&cache), disk.queue(4), disk.geometry());
         let _watchdog = Watchdog::new(Duration::from_secs(240), "a small cache with damage");
         let room = Arc::default();
-        Ok(Self { environment, memory, disk, transport, backend, cache, maintainer, room, shape, _watchdog })
+        Ok(Self { environment, memory, disk, transport, backend, cache, worker, room, shape, _watchdog })
     }
 
     /// The memory at every store and fence of `work`.

@@ -28,7 +28,7 @@ fn run_until_asleep_if_woken(rig: &mut Rig, woken: &Alarm) {
 }
 
 #[test]
-fn the_maintainer_never_sleeps_over_a_write_and_a_flush_that_came_at_any_reading_of_its_clock() {
+fn the_background_worker_never_sleeps_over_a_write_and_a_flush_that_came_at_any_reading_of_its_clock() {
     let mut has_come = 0;
     for reading in 1..40 {
         for flush in [false, true] {
@@ -116,7 +116,7 @@ fn wakes_of_fua_writes(urgent: bool, force: impl Fn(&Rig, ByteRange)) -> (u32, u
 /// is woken.
 fn run_until_idle(rig: &mut Rig) -> Option<u64> {
     for _ in 0..5000 {
-        if let Step::Idle { until_ms } = rig.maintainer.step() {
+        if let Step::Idle { until_ms } = rig.worker.step() {
             return until_ms;
         }
     }

@@ -123,7 +123,7 @@ fn note_boot(world: &mut World) {
 }
 
 /// Damage that writeback has found: there is a quarantine on the medium.
-fn condemn(world: &mut World) {
+fn mark_bad(world: &mut World) {
     busy(world);
     flush(world);
     world.expect_damage();
@@ -180,7 +180,7 @@ pub fn all() -> Vec<History> {
         history("dated", options(15), date),
         history("restarted", options(7), restart),
         history("boot-noted", options(16), note_boot),
-        history("quarantined", options(8), condemn),
+        history("quarantined", options(8), mark_bad),
         history("quarantined-in-part", options(14), damage_in_part),
         History { name: "one-superblock", options: options(9), live: busy, hurt: hurt_first_copies },
         history(

@@ -180,10 +180,11 @@ fn a_crash_while_formatting_leaves_a_transport_or_none() {
 
 /// An old superblock belongs to the old tables, a new one to the new tables.
 #[test]
-fn a_crash_while_formatting_anew_never_mixes_the_old_transport_with_the_new() {
-    let transports = |anew: bool| {
+fn a_crash_while_formatting_again_never_mixes_the_old_transport_with_the_new() {
+    let transports = |again: bool| {
         let (memory, tables) = made(&CHANGES[..3]);
-        let tables = if anew { format_as(environment_of(8), &memory, true).expect("forced") } else { tables };
+        let tables =
+            if again { format_as(environment_of(8), &memory, true).expect("forced") } else { tables };
         (tables.info().uuid, snapshot(&tables))
     };
     let (old, fresh) = (transports(false), transports(true));

@@ -1,7 +1,7 @@
 //! A backend in the row of an earlier one shows nothing of it, and loses nothing to it.
 
 use crate::rig::{CHANGES, Tables, backend, environment_of, format_as, made, open, region};
-use cbd_engine::{BlkdevSpec, Cache, Maintainer, Step};
+use cbd_engine::{BackgroundWorker, BlkdevSpec, Cache, Step};
 use cbd_sim::{CrashMemory, Keep, SimDisk, SimEnvironment, act_as, until_crash};
 use cbd_types::{BackendId, ByteRange, HostId, Region, Result};
 use std::sync::Arc;
@@ -31,13 +31,13 @@ fn lived_in() -> (CrashMemory, Tables) {
     let id = tables.create_backend(&backend(9)).expect("there is space");
     let cache = tables.open_cache(id).expect("a new cache");
     let disk = SimDisk::new(SimDisk::ordinary(1 << 20, 512), 3);
-    let mut maintainer = Maintainer::new(Arc::clone(&cache), disk.queue(4), disk.geometry());
+    let mut worker = BackgroundWorker::new(Arc::clone(&cache), disk.queue(4), disk.geometry());
     for round in 0..24 {
         (0..20).for_each(|block| write(&cache, block * BLOCK, 50 + round));
         cache.flush().expect("the cache runs");
         cache.request_drain();
         for _ in 0..2000 {
-            if matches!(maintainer.step(), Step::Idle { .. }) {
+            if matches!(worker.step(), Step::Idle { .. }) {
                 break;
             }
         }
@@ -46,7 +46,7 @@ fn lived_in() -> (CrashMemory, Tables) {
     (0..20).for_each(|block| write(&cache, block * BLOCK, 99));
     cache.flush().expect("the cache runs");
     assert!(cache.drained_epoch().0 > 3);
-    drop((maintainer, cache));
+    drop((worker, cache));
     tables.remove_backend(id).expect("nothing is open");
     (memory, tables)
 }

@@ -161,7 +161,7 @@ mutation_points! {
     BlkdevRowSecond = "blkdev.row.second",
     /// A blkdev that was reported as made is there after a power cut.
     BlkdevRowFence = "blkdev.row.fence",
-    /// A blkdev whose backend's row was used anew is stale.
+    /// A blkdev whose backend's row was reused is stale.
     BlkdevBackendIdentity = "blkdev.backend-identity",
     /// Segments name their cache before the backend's row says that it is there.
     BackendSegmentsFirstFence = "backend.segments.first.fence",
@@ -169,7 +169,7 @@ mutation_points! {
     BackendSegmentsSecond = "backend.segments.second",
     /// The second slots are durable before the row.
     BackendSegmentsFence = "backend.segments.fence",
-    /// A row of which both copies are lost is not used anew: what it named may be dirty.
+    /// A row of which both copies are lost is not reused: what it named may be dirty.
     RowLostKept = "row.lost.kept",
     /// A backend whose row is lost is reported, not taken for one that never was.
     RowLostSaid = "row.lost.said",
@@ -284,7 +284,7 @@ mutation_points! {
     RecordCounters = "record.counters",
     /// A record's data lies inside its segment.
     RecordDataInside = "record.data-inside",
-    /// A record has as many further lines as its blocks need.
+    /// A record has as many continuation lines as its blocks need.
     RecordLines = "record.lines",
     /// A record's range lies on the device, in whole sectors.
     RecordOnDevice = "record.on-device",
@@ -295,17 +295,17 @@ mutation_points! {
     /// The mirror is read where the primary fails.
     RecordMirrorRead = "record.mirror.read",
     /// A torn or flipped line of checksums does not count.
-    SumsChecksum = "sums.checksum",
+    ChecksumsChecksum = "checksums.checksum",
     /// A record is not taken for a line of checksums.
-    SumsKind = "sums.kind",
+    ChecksumsKind = "checksums.kind",
     /// Lines of checksums are not exchanged.
-    SumsIndex = "sums.index",
+    ChecksumsIndex = "checksums.index",
     /// A line holds at most as many checksums as it has places.
-    SumsCount = "sums.count",
+    ChecksumsCount = "checksums.count",
     /// A line of checksums belongs to its record.
-    SumsSequence = "sums.sequence",
+    ChecksumsSequence = "checksums.sequence",
     /// A line of checksums is read from its mirror where the primary fails.
-    SumsMirrorRead = "sums.mirror.read",
+    ChecksumsMirrorRead = "checksums.mirror.read",
     /// Data is what was written: what is not is never returned and never written back.
     DataChecksum = "data.checksum",
     /// What failed its checksum does not stay in the reader's memory.
@@ -313,7 +313,7 @@ mutation_points! {
 
     // A write.
 
-    /// A write says that its lane is touched: no flush would mark it, and the maintainer would sleep over it.
+    /// A write says that its lane is touched: no flush would mark it, and the background worker would sleep over it.
     WriteTouch = "write.touch",
     /// Without checksums data is durable before a record can name it: a torn write would not show.
     WriteDataFence = "write.data.fence",
@@ -363,21 +363,21 @@ mutation_points! {
     MarkStoreCheck = "store-failed.mark",
     /// Drained does not pass what was not stored.
     DrainedStoreCheck = "store-failed.drained",
-    /// The tail does not pass a quarantine that was not stored, nor is a segment used anew whose tail was not.
+    /// The tail does not pass a quarantine that was not stored, nor is a segment reused whose tail was not.
     TailStoreCheck = "store-failed.tail",
     /// A change of a table that was not stored is not reported as done.
     TableStoreCheck = "store-failed.table",
 
     // A read.
 
-    /// A segment that a reader copies from is not used anew.
+    /// A segment that a reader copies from is not reused.
     ReadPins = "read.pins",
     /// Clean data that is damaged is read from the backing device only if it is clean.
-    ReadAnewClean = "read-anew.clean",
+    RereadClean = "reread.clean",
     /// A lost record is read from the backing device only if its segment is clean.
-    ReadAnewCleanSegment = "read-anew.clean-segment",
-    /// A record that turned out damaged is looked up again: it may have been overwritten or condemned meanwhile.
-    ReadAnewNewest = "read-anew.newest",
+    RereadCleanSegment = "reread.clean-segment",
+    /// A record that turned out damaged is looked up again: it may have been overwritten or marked bad meanwhile.
+    RereadNewest = "reread.newest",
     /// The record that the index names holds what is asked for.
     ReadInRecord = "read.in-record",
 
@@ -446,7 +446,7 @@ mutation_points! {
     /// What batches note leaves the segments that are kept back, until a batch goes segment by segment: its notes could take
     /// them all before any segment can be reclaimed.
     WritebackNotesFrugal = "writeback.notes-frugal",
-    /// A batch whose damage does not find room goes segment by segment: it would begin anew for ever.
+    /// A batch whose damage does not find room goes segment by segment: it would begin again for ever.
     WritebackSettles = "writeback.settles",
     /// The backing device is flushed before a segment of an epoch that is not drained is reclaimed.
     WritebackSettleFlush = "writeback.settle.flush",
@@ -481,7 +481,7 @@ mutation_points! {
 
     // Quarantine.
 
-    /// A quarantine is durable before drained or the tail passes what it condemns.
+    /// A quarantine is durable before drained or the tail passes what it marks bad.
     QuarantineFence = "quarantine.fence",
     /// A lost quarantine does not look like a write that was never acknowledged, once drained or the tail relies on it.
     QuarantineMark = "quarantine.mark",
@@ -491,7 +491,7 @@ mutation_points! {
     QuarantineOnlyNew = "quarantine.only-new",
     /// Damage that a later record spans without naming it stays noted by its own record, with which it must be carried.
     QuarantineKeepsNote = "quarantine.keeps-note",
-    /// What is newer than the damage is not condemned.
+    /// What is newer than the damage is not marked bad.
     QuarantineNewer = "quarantine.newer",
     /// A pending fill of a damaged range does not become a record: it would hide the damage.
     QuarantineCancelsFills = "quarantine.cancels-fills",
@@ -499,7 +499,7 @@ mutation_points! {
     DamageOwnChunks = "damage.own-chunks",
     /// A backing device that lacks quarantined data is not taken for complete.
     DrainQuarantined = "drain.quarantined",
-    /// Damage covers the record that it condemns and what is older.
+    /// Damage covers the record that it marks bad and what is older.
     DamageByPlace = "damage.by-place",
 
     // Parked ranges.
@@ -514,8 +514,8 @@ mutation_points! {
     ParkedZeroesOnce = "parked.zeroes.once",
     /// What is written or zeroed over a parked range ends it.
     ParkedSuperseded = "parked.superseded",
-    /// Only what is still parked, and where it was, is tried again: its segment may be used anew, and what is missed there
-    /// would be taken for damage that condemns newer data.
+    /// Only what is still parked, and where it was, is tried again: its segment may be reused, and what is missed there
+    /// would be taken for damage that marks newer data bad.
     ParkedStill = "parked.still",
     /// A batch of what was refused is drained only when that is parked.
     WritebackParks = "writeback.parks",
@@ -544,7 +544,7 @@ mutation_points! {
     ReclaimStuck = "reclaim.stuck",
     /// The tail: its first slot is durable before the second is touched.
     TailFirstFence = "tail.first.fence",
-    /// The tail stands in both slots: an older one names a segment that is used anew.
+    /// The tail stands in both slots: an older one names a segment that is reused.
     TailSecond = "tail.second",
     /// The new tail is durable before the segment returns to the pool.
     TailFence = "tail.fence",
@@ -590,15 +590,15 @@ mutation_points! {
     RecoveryHeadLost = "recovery.head-lost",
     /// The last record is applied only if its data is whole: it may be torn.
     RecoveryWhole = "recovery.whole",
-    /// A quarantine has effect at the place of the record that it condemns.
-    RecoveryCondemned = "recovery.condemned",
+    /// A quarantine has effect at the place of the record that it marks bad.
+    RecoveryMarkedBad = "recovery.marked-bad",
     /// A quarantine whose record was reclaimed has effect before everything that is left.
-    RecoveryCondemnedBefore = "recovery.condemned-before",
+    RecoveryMarkedBadBefore = "recovery.marked-bad-before",
     /// What a lost record may have held is damaged.
     RecoveryLost = "recovery.lost",
     /// A lost record is clean only where what stands behind it is on the backing device.
     RecoveryLostBehind = "recovery.lost.behind",
-    /// A lost record is clean only while nothing is condemned: else it may be what says so.
+    /// A lost record is clean only while nothing is marked bad: else it may be what says so.
     RecoveryLostVoid = "recovery.lost.void",
     /// Data that is older than a clean record that was lost does not come back.
     RecoveryLostForgetsData = "recovery.lost.forgets-data",
@@ -667,11 +667,11 @@ mutation_points! {
     /// A slot that was reported as repaired is whole after a power cut.
     RepairSlotFence = "repair.slot.fence",
     /// A region whose stores failed takes no new tail and no new drained.
-    MaintainerStoreCheck = "maintainer.store-check",
-    /// A maintainer that sleeps until something parked is due is woken by the first write.
-    MaintainerSleepsLong = "maintainer.sleeps-long",
-    /// A maintainer that has said that it sleeps looks again whether somebody wrote before that.
-    MaintainerLooksAgain = "maintainer.looks-again",
+    BackgroundWorkerStoreCheck = "worker.store-check",
+    /// A background worker that sleeps until something parked is due is woken by the first write.
+    BackgroundWorkerSleepsLong = "worker.sleeps-long",
+    /// A background worker that has said that it sleeps looks again whether somebody wrote before that.
+    BackgroundWorkerLooksAgain = "worker.looks-again",
 
     // Clients that come back.
 

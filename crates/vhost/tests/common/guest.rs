@@ -1,6 +1,6 @@
 //! A guest and its front end: the protocol by `vhost`'s own front end, the rings by hand, so that they can be wrong.
 
-use super::PATIENCE;
+use super::TIMEOUT;
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::path::Path;
@@ -225,7 +225,7 @@ impl Ring {
 
     /// Waits for the next answer.
     pub fn wait(&mut self, ram: &Ram) -> (u16, u32) {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         loop {
             if let Some(answer) = self.answer(ram) {
                 return answer;

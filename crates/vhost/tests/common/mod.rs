@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// Longer than anything here takes, and shorter than anybody's patience.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+/// Longer than anything here takes, and shorter than anybody's timeout.
+pub const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A device over memory of `size` bytes.
 pub fn memory(size: u64) -> Arc<dyn BlockDevice> {
@@ -62,7 +62,7 @@ fn observer(told: &Arc<Mutex<Vec<String>>>) -> cbd_vhost::Observer {
 impl Served {
     /// Waits until the server tells something that has `part` in it.
     pub fn hears(&self, part: &str) -> String {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         loop {
             let told = self.told.lock().expect("nobody panics in here").clone();
             if let Some(line) = told.iter().find(|line| line.contains(part)) {
@@ -76,7 +76,7 @@ impl Served {
 
 /// Waits until `so` is.
 pub fn until(what: &str, mut so: impl FnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     while !so() {
         assert!(Instant::now() < end, "never: {what}");
         std::thread::sleep(Duration::from_millis(1));

@@ -98,7 +98,7 @@ pub fn at_home(host: &Host, given: &Given) -> Result<(), String> {
     )?;
     let mut floor = vec![0; PLACES * PLACE];
     raise(&mut floor, 1, writes);
-    judge(&disk, &mut floor, writes).map_err(|text| ran.complaint(&text))
+    check(&disk, &mut floor, writes).map_err(|text| ran.complaint(&text))
 }
 
 /// The power fails at a random moment. On this machine the cache is rescued to the disk, and what was flushed
@@ -130,7 +130,7 @@ pub fn after_cuts(host: &Host, given: &Given) -> Result<(), String> {
         let said = ran.output.lines().filter_map(|line| line.parse().ok()).max().unwrap_or(0);
         raise(&mut floor, begin, said);
         let about = |text: String| ran.complaint(&format!("round {round}, writes {begin} to {said}: {text}"));
-        needed += usize::from(judge(&disk, &mut floor.clone(), said + UNSAID).is_err());
+        needed += usize::from(check(&disk, &mut floor.clone(), said + UNSAID).is_err());
         let cache = given.folder.join("cache");
         cut_out(
             &given.folder.join("nvdimm"),
@@ -140,7 +140,7 @@ pub fn after_cuts(host: &Host, given: &Given) -> Result<(), String> {
         for (yes, codes) in [(false, &[0, 1][..]), (true, &[0])] {
             rescue(&tool, &cache, &disk, yes, codes).map_err(about)?;
         }
-        judge(&disk, &mut floor, said + UNSAID).map_err(about)?;
+        check(&disk, &mut floor, said + UNSAID).map_err(about)?;
         begin = said + UNSAID + 1;
     }
     if needed == 0 {
@@ -182,7 +182,7 @@ pub fn long_log(host: &Host, given: &Given) -> Result<(), String> {
     ran.expect(Ended::Cut, &[])?;
     let mut floor = vec![0; PLACES * PLACE];
     raise(&mut floor, 1, writes);
-    if judge(&disk, &mut floor.clone(), writes).is_ok() {
+    if check(&disk, &mut floor.clone(), writes).is_ok() {
         return Err(ran.complaint("the disk has what was written although it was suspended"));
     }
     let cache = given.folder.join("cache");
@@ -192,7 +192,7 @@ pub fn long_log(host: &Host, given: &Given) -> Result<(), String> {
     if !said.contains("key sets in 2 segments") {
         return Err(ran.complaint(&format!("the log is in one segment alone:\n{said}")));
     }
-    judge(&disk, &mut floor, writes).map_err(|text| ran.complaint(&text))
+    check(&disk, &mut floor, writes).map_err(|text| ran.complaint(&text))
 }
 
 /// Boots a guest whose power is cut some time after it has printed `last`.
@@ -257,7 +257,7 @@ fn raise(floor: &mut [usize], from: usize, to: usize) {
 }
 
 /// Checks that each sector has its minimum write, or a later one that went there; raises the minimum to that.
-fn judge(disk: &Path, floor: &mut [usize], to: usize) -> Result<(), String> {
+fn check(disk: &Path, floor: &mut [usize], to: usize) -> Result<(), String> {
     let cannot = |error: std::io::Error| format!("cannot read {}: {error}", disk.display());
     let file = File::open(disk).map_err(cannot)?;
     let mut sector = [0; SECTOR];
@@ -372,13 +372,13 @@ mod tests {
             floor
         };
         (1..=8).for_each(&mut store);
-        assert_eq!(judge(&disk, &mut flushed(8), 8), Ok(()));
-        assert_eq!(judge(&disk, &mut flushed(4), 8), Ok(()), "what was not flushed may be there");
-        assert!(judge(&disk, &mut flushed(4), 7).is_err(), "a write that was never made");
-        assert!(judge(&disk, &mut flushed(9), 9).is_err(), "a write that was flushed is not there");
+        assert_eq!(check(&disk, &mut flushed(8), 8), Ok(()));
+        assert_eq!(check(&disk, &mut flushed(4), 8), Ok(()), "what was not flushed may be there");
+        assert!(check(&disk, &mut flushed(4), 7).is_err(), "a write that was never made");
+        assert!(check(&disk, &mut flushed(9), 9).is_err(), "a write that was flushed is not there");
         bytes[write(8).0 * PLACE * SECTOR + 100] ^= 1;
         std::fs::write(&disk, &bytes).expect("a disk");
-        assert!(judge(&disk, &mut flushed(8), 8).is_err(), "a torn sector");
+        assert!(check(&disk, &mut flushed(8), 8).is_err(), "a torn sector");
     }
 
     #[test]

@@ -123,18 +123,18 @@ fn suite(host: &Host, given: &Given, kind: &Kind) -> Result<(), String> {
         xtask fsstress /fs --seed 3 --operations 600 --threads 3
         rm /fs/fio
         fstrim -v /fs
-        sums() {{ (cd $1; find . -type f | sort | xargs -n 50 md5sum); }}
-        sums /fs >/tmp/sums
-        echo $(($(wc -l </tmp/sums) > 40)) enough files
+        checksums() {{ (cd $1; find . -type f | sort | xargs -n 50 md5sum); }}
+        checksums /fs >/tmp/checksums
+        echo $(($(wc -l </tmp/checksums) > 40)) enough files
         umount /fs
         {check} /dev/cbd0
         mount -t {name} -o ro /dev/cbd0 /fs
-        sums /fs | cmp - /tmp/sums && echo the cache has all of it
+        checksums /fs | cmp - /tmp/checksums && echo the cache has all of it
         umount /fs
         cbdctrl backend-stop --backend 0
         {check} /dev/vda
         mount -t {name} -o ro /dev/vda /fs
-        sums /fs | cmp - /tmp/sums && echo the disk has all of it
+        checksums /fs | cmp - /tmp/checksums && echo the disk has all of it
         umount /fs
         dmesg | grep -e 'I/O error' -e 'WARNING' -e 'Corruption' || echo the kernel reports no error",
         made()

@@ -14,7 +14,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Maximum time until a daemon answers.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The size of the disk; the cache holds a part of it, so that writeback and reclaim have work.
 const DISK: u64 = 256 * MIB;
@@ -100,8 +100,8 @@ pub fn disk(host: &Host, given: &Given) -> Result<(), String> {
         let fio = std::fs::read_to_string(given.folder.join("fio")).unwrap_or_default();
         format!("{text}\nfio:\n{fio}\nthe daemon:\n{}", daemon.log())
     })?;
-    let mut sums = ran.output.lines().filter(|line| line.ends_with("  -"));
-    if sums.next().is_none_or(|first| sums.next() != Some(first)) {
+    let mut checksums = ran.output.lines().filter(|line| line.ends_with("  -"));
+    if checksums.next().is_none_or(|first| checksums.next() != Some(first)) {
         return Err(ran.complaint("what was discarded does not read as zeroes, or the rest is not as it was"));
     }
     let met = met_writes(&waiting).map_err(|text| ran.complaint(&text))?;
@@ -163,7 +163,7 @@ impl Daemon {
         command.stdout(Stdio::null()).stderr(log);
         let child = command.spawn().map_err(|error| format!("the daemon cannot be started: {error}"))?;
         self.child = Some(child);
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         while self.control(&["tp-list"]).is_err() {
             if Instant::now() > end {
                 return Err(format!("the daemon does not answer:\n{}", self.log()));
@@ -192,7 +192,7 @@ impl Daemon {
     fn control(&self, arguments: &[&str]) -> Result<(), String> {
         let mut said = String::new();
         let end =
-            shell::run(self.command().args(arguments), PATIENCE, |_, line| said = format!("{said}{line}\n"));
+            shell::run(self.command().args(arguments), TIMEOUT, |_, line| said = format!("{said}{line}\n"));
         if end.is_success() {
             Ok(())
         } else {

@@ -46,7 +46,7 @@ impl Recovered {
 
 impl Expected<'_> {
     /// Recovers what is in `memory` with `disk`, and compares.
-    pub(super) fn judge(
+    pub(super) fn check(
         &self,
         seed: u64,
         memory: &CrashMemory,

@@ -1,4 +1,4 @@
-//! The maintainer: writeback, reclaim and idle marks of one cache, run by one thread.
+//! The background worker: writeback, reclaim and idle marks of one cache, run by one thread.
 //!
 //! Always true here: a step does bounded work and never waits; what it says it waits for is all that can give it work; a
 //! write wakes it only from a sleep of unknown length, so while clients flush each write it is woken by the clock.
@@ -14,12 +14,12 @@ use core::sync::atomic::Ordering;
 
 /// A lane that was written and then left alone is marked after this time.
 const IDLE_MARK_MS: u64 = 1000;
-/// While flushes go on, the maintainer looks again after this time, and no write wakes it for what is not urgent.
+/// While flushes go on, the background worker looks again after this time, and no write wakes it for what is not urgent.
 const PACE_MS: u64 = 5;
 /// Units of reclaim in one step.
 const RECLAIM_PER_STEP: usize = 16;
 
-/// What the caller of [`Maintainer::step`] waits for before the next step. The cache's maintenance waker ends each of
+/// What the caller of [`BackgroundWorker::step`] waits for before the next step. The cache's maintenance waker ends each of
 /// these waits too.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
@@ -35,7 +35,7 @@ pub enum Step {
 }
 
 /// Writeback, reclaim and idle marks of one cache.
-pub struct Maintainer<E: Environment, Q: BackingQueue> {
+pub struct BackgroundWorker<E: Environment, Q: BackingQueue> {
     cache: Arc<Cache<E>>,
     queue: Q,
     writeback: Writeback,
@@ -44,8 +44,8 @@ pub struct Maintainer<E: Environment, Q: BackingQueue> {
     rested: u64,
 }
 
-impl<E: Environment, Q: BackingQueue> Maintainer<E, Q> {
-    /// The maintainer of `cache`; `queue` is its own. One for each cache: it takes the place where recovery says that
+impl<E: Environment, Q: BackingQueue> BackgroundWorker<E, Q> {
+    /// The background worker of `cache`; `queue` is its own. One for each cache: it takes the place where recovery says that
     /// writeback begins.
     pub fn new(cache: Arc<Cache<E>>, queue: Q, geometry: BackingGeometry) -> Self {
         let cursors: Vec<_> = cache.cursors.lock().clone();
@@ -73,7 +73,7 @@ impl<E: Environment, Q: BackingQueue> Maintainer<E, Q> {
     /// Does what there is to do, in bounded time and without waiting.
     pub fn step(&mut self) -> Step {
         let cache = &*self.cache;
-        if cache.region().check_stores(MutationPoint::MaintainerStoreCheck).is_err() {
+        if cache.region().check_stores(MutationPoint::BackgroundWorkerStoreCheck).is_err() {
             // Nothing that is stored now can be relied on, a new tail or drained least of all.
             return Step::Idle { until_ms: None };
         }
@@ -116,7 +116,7 @@ impl<E: Environment, Q: BackingQueue> Maintainer<E, Q> {
             (Some(a), Some(b)) => Some(a.min(b)),
             (a, b) => a.or(b),
         };
-        if (if MutationPoint::MaintainerSleepsLong.is_active() { mark } else { until_ms }).is_some() {
+        if (if MutationPoint::BackgroundWorkerSleepsLong.is_active() { mark } else { until_ms }).is_some() {
             return Step::Idle { until_ms };
         }
         if core::mem::replace(&mut self.rested, covered) != covered {
@@ -127,9 +127,9 @@ impl<E: Environment, Q: BackingQueue> Maintainer<E, Q> {
         }
         // Say that it sleeps, if only until something parked is due, which may be minutes. Then look again. A write that came between has
         // seen that, or its lane is still touched, or a pass has cleared the lane since this step began.
-        cache.maintainer_sleeps.store(true, Ordering::SeqCst);
+        cache.worker_sleeps.store(true, Ordering::SeqCst);
         let has_changed = cache.unmarked_for_ms(now).is_some() || cache.covered() != covered;
-        if !MutationPoint::MaintainerLooksAgain.holds(!has_changed) {
+        if !MutationPoint::BackgroundWorkerLooksAgain.holds(!has_changed) {
             return Step::Busy;
         }
         Step::Idle { until_ms }
