@@ -37,56 +37,58 @@ pub(crate) struct Opening<E: Environment> {
     pub(crate) settings: Settings,
 }
 
+/// What the slots of the state segment hold.
+struct StateSlots {
+    drained: TwoSlots<Drained>,
+    tails: Vec<TwoSlots<LaneTail>>,
+    marks: Vec<TwoSlots<LaneMark>>,
+}
+
+/// What these slots prove of the logs.
+struct Proved {
+    caught_up: CaughtUp,
+    is_drained_known: bool,
+    /// Of each lane.
+    marked: Vec<Marked>,
+    /// The highest epoch that a slot says was used.
+    epoch: u64,
+}
+
+/// The segments of a cache as their headers describe them.
+struct SegmentsFound<E> {
+    segments: Vec<Segment<E>>,
+    /// Of each lane, in the order of its log.
+    chains: Vec<Vec<ChainSegment>>,
+    /// Segments that hold no part of a log.
+    free: Vec<u32>,
+}
+
 impl<E: Environment> Cache<E> {
-    /// Opens the cache and recovers what its log holds.
+    /// Opens the cache and recovers what its log holds, in five stages: read the state segment, read the headers of segments, replay
+    /// the lanes, resume the counters and the pool, and make durable what the first stages relied on.
     pub(crate) fn recover(opening: Opening<E>) -> Result<Self> {
-        let Opening { environment, region, layout, identity, segments: ids, settings } = opening;
         // Before anything is read: what is found has completed before this, but for what the clock was set back since.
-        let opened_ms = environment.wall_ms();
-        let state = StateShape { lanes: identity.lanes.lanes };
-        let absolute = |[a, b]: [u64; 2]| [identity.state_base + a, identity.state_base + b];
-        let lanes = || (0..identity.lanes.lanes).map(LaneId);
-        let drained: TwoSlots<Drained> = TwoSlots::read(&region, absolute(state.drained()), 0);
-        let tails: Vec<TwoSlots<LaneTail>> = lanes()
-            .map(|lane| TwoSlots::read(&region, absolute(state.tail(lane)), u64::from(lane.0)))
-            .collect();
-        let marks: Vec<TwoSlots<LaneMark>> = lanes()
-            .map(|lane| TwoSlots::read(&region, absolute(state.mark(lane)), u64::from(lane.0)))
-            .collect();
-        let last_marked: Vec<Marked> = marks.iter().map(|mark| Marked::by(mark.content())).collect();
-        let caught_up = CaughtUp::new(drained.content());
-        let is_drained_known = drained.content().is_some();
-        // The counter goes on above every epoch that was ever used.
-        let void_until = drained.content().map_or(0, |drained| drained.void_until.get());
-        let marked =
-            marks.iter().filter_map(TwoSlots::content).map(|mark| mark.epoch.get()).max().unwrap_or(0);
-        let mut epoch = highest_epoch(caught_up.drained.max(void_until), marked);
+        let opened_ms = opening.environment.wall_ms();
+        let slots = StateSlots::read(&opening);
+        let proved = slots.proved();
+        let SegmentsFound { segments, chains, free } = SegmentsFound::read(&opening, &slots.tails);
+        let mut cache = Self::with_empty_lanes(opening, segments, slots);
+        let epoch = cache.replay_lanes(&chains, &proved)?;
+        cache.resume(&chains, free, epoch, proved.caught_up, opened_ms);
+        cache.persist_what_was_relied_on(&chains);
+        cache.make_copies_whole(&chains);
+        cache.note_what_was_found(proved.is_drained_known, opened_ms);
+        Ok(cache)
+    }
 
-        // Headers, grouped by lane.
-        let segments: Vec<Segment<E>> =
-            ids.iter().map(|id| Segment::new(*id, layout.segment_base(*id))).collect();
-        let mut chains: Vec<Vec<ChainSegment>> = vec![Vec::new(); identity.lanes.lanes as usize];
-        let mut free = Vec::new();
-        for (number, segment) in segments.iter().enumerate() {
-            let header = read_header(&region, layout.segment_shape(), segment, &identity);
-            let live = header.filter(|header| {
-                let tail = tails[header.lane.get() as usize].content().map_or(0, |tail| tail.ordinal.get());
-                MutationPoint::RecoveryTail.holds(header.ordinal.get() >= tail.max(1))
-            });
-            match live {
-                Some(header) => {
-                    segment.begin(header.generation.get(), header.salt.get(), header.ordinal.get());
-                    chains[header.lane.get() as usize].push(ChainSegment { segment: number as u32, header });
-                }
-                None => free.push(number as u32),
-            }
-        }
-
+    /// Before the replay: a cache whose lanes hold nothing and whose pool has no segment.
+    fn with_empty_lanes(opening: Opening<E>, segments: Vec<Segment<E>>, slots: StateSlots) -> Self {
+        let Opening { environment, region, layout, identity, settings, .. } = opening;
         let blocks_per_lane = segments.len() as u64 * layout.segment_size
             / (CHECKSUM_BLOCK + 128)
             / u64::from(identity.lanes.lanes);
         let seed = environment.random() as u32;
-        let fresh = |lane: LaneId| {
+        let empty = |lane: LaneId| {
             Lane::new(LaneState {
                 id: lane,
                 index: Index::new(blocks_per_lane as usize, seed),
@@ -107,36 +109,43 @@ impl<E: Environment> Cache<E> {
             })
         };
         let now = environment.monotonic_ms();
-        let mut cache = Self::assemble(Parts {
+        Self::assemble(Parts {
             environment,
             region,
             shape: layout.segment_shape(),
             identity,
-            lanes: lanes().map(fresh).collect(),
+            lanes: lanes(&identity).map(empty).collect(),
             segments,
-            pass: Pass::new(marks, 0, now),
-            drained,
-            tails,
+            pass: Pass::new(slots.marks, 0, now),
+            drained: slots.drained,
+            tails: slots.tails,
             settings,
-        });
+        })
+    }
 
-        // Lanes share nothing: each is replayed on its own, many at once.
-        free.extend(chains.iter_mut().flat_map(order_chain));
-        let outcomes: Vec<Mutex<E, Option<Outcome>>> = lanes().map(|_| Mutex::<E, _>::new(None)).collect();
-        cache.environment().each(outcomes.len(), &|lane| {
-            let tail = cache.tails.lock()[lane]
+    /// The third stage: the records of each lane become its index, overlay and parked ranges. Lanes share nothing, so many are
+    /// replayed at once. Returns the highest epoch that a slot or a record says was used, dropped records included.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Damaged`] for a counter that no log can have reached.
+    fn replay_lanes(&self, chains: &[Vec<ChainSegment>], proved: &Proved) -> Result<u64> {
+        let outcomes: Vec<Mutex<E, Option<Outcome>>> =
+            lanes(&self.identity).map(|_| Mutex::<E, _>::new(None)).collect();
+        self.environment().each(outcomes.len(), &|lane| {
+            let tail = self.tails.lock()[lane]
                 .content()
                 .map(|tail| Tail { ordinal: tail.ordinal.get(), first_sequence: tail.first_sequence.get() });
             let id = LaneId(lane as u32);
-            let outcome = cache.replay_lane(id, &chains[lane], tail, last_marked[lane], caught_up);
+            let outcome = self.replay_lane(id, &chains[lane], tail, proved.marked[lane], proved.caught_up);
             *outcomes[lane].lock() = Some(outcome);
         });
-        for (lane, outcome) in lanes().zip(outcomes) {
+        let mut epoch = proved.epoch;
+        for (lane, outcome) in lanes(&self.identity).zip(outcomes) {
             let Some(outcome) = outcome.into_inner() else { continue };
             epoch = epoch.max(outcome.epoch);
-            cache.cursors.lock()[lane.index()] = outcome.cursor;
+            self.cursors.lock()[lane.index()] = outcome.cursor;
         }
-        for (lane, marked) in cache.lanes.iter().zip(&last_marked) {
+        for (lane, marked) in self.lanes.iter().zip(&proved.marked) {
             let state = lane.state.lock();
             if state.next_sequence - 1 > marked.sequence && MutationPoint::RecoveryUnmarked.is_active() {
                 // The next pass leaves the evidence that the last process did not come to leave.
@@ -144,45 +153,58 @@ impl<E: Environment> Cache<E> {
             }
             let highest = epoch.max(state.next_sequence).max(state.next_ordinal).max(state.run);
             if !MutationPoint::RecoveryCounters.holds(highest < COUNTER_END / 2) {
-                // Forged: counting on from here would soon write what nobody can read.
+                // Forged: counting on from here would soon write what no recovery can read.
                 return Err(Error::new(
                     ErrorKind::Damaged,
                     format!("lane {} of the cache has counted to {highest}, which is not possible", state.id),
                 ));
             }
         }
+        Ok(epoch)
+    }
+
+    /// The fourth stage: the pool gets the `free` segments, and the epochs go on above drained and above `epoch`, which is the highest
+    /// that was seen.
+    fn resume(
+        &mut self,
+        chains: &[Vec<ChainSegment>],
+        free: Vec<u32>,
+        epoch: u64,
+        caught_up: CaughtUp,
+        opened_ms: u64,
+    ) {
         for segment in free {
-            cache.pool.release(segment);
+            self.pool.release(segment);
         }
-        cache.reopen_if_nothing_is_free(&chains);
-        // The counter goes on above drained and above every epoch seen, dropped records included.
-        cache.epoch.store(epoch + 1, Ordering::SeqCst);
-        let dirty = cache
+        self.reopen_if_nothing_is_free(chains);
+        self.epoch.store(epoch + 1, Ordering::SeqCst);
+        let dirty = self
             .lanes
             .iter()
             .filter_map(|lane| lane.state.lock().segments().map(|segment| segment.last_dirty_epoch).max());
         let last = dirty.max().unwrap_or(0).max(caught_up.drained);
-        cache.pass.get_mut().begin_at(epoch + 1, last, opened_ms);
+        self.pass.get_mut().begin_at(epoch + 1, last, opened_ms);
+    }
 
-        cache.persist_what_was_relied_on(&chains, state);
-        cache.make_copies_whole(&chains);
+    /// The end of the fifth stage, once everything that was relied on is durable: notes losses, a clock that was set back, and whether
+    /// the backing device is not crash-consistent.
+    fn note_what_was_found(&self, is_drained_known: bool, opened_ms: u64) {
         // Where there is no room for it, or the memory takes no stores, it stays known: it is noted when there is room, and by reclaim
         // before the tail passes it. Until then each recovery finds it again, and the backing device is void.
-        cache.note_lost();
-        if opened_ms < cache.dated_ms.load(Ordering::Relaxed)
+        self.note_lost();
+        if opened_ms < self.dated_ms.load(Ordering::Relaxed)
             && MutationPoint::ClosingsClockSetBack.is_active()
         {
             // The clock was set back: what is completed from now on looks older than the recovery point.
-            store_drained(&cache, |drained| drained.closed_ms = opened_ms.into());
+            store_drained(self, |drained| drained.closed_ms = opened_ms.into());
         }
-        let is_void = cache.has_damage() && MutationPoint::RecoveryDamageVoid.is_active()
+        let is_void = self.has_damage() && MutationPoint::RecoveryDamageVoid.is_active()
             || !is_drained_known && MutationPoint::RecoveryDrainedLost.is_active();
         if is_void {
             // The backing device lacks what is damaged, even once it is overwritten, until the overwrite is drained. And where
             // it is not known how far it is drained, old epochs are about to be written over newer ones.
-            void_until_now(&cache);
+            void_until_now(self);
         }
-        Ok(cache)
     }
 
     /// A quarantine may have taken the last free segment before the crash. It is sealed now, and reclaim could carry no quarantine
@@ -211,8 +233,9 @@ impl<E: Environment> Cache<E> {
 
     /// After a mere process crash the last stores of each lane may be only in a processor's cache: a power cut
     /// now would take back what was recovered. Writes them back and fences.
-    fn persist_what_was_relied_on(&self, chains: &[Vec<ChainSegment>], state: StateShape) {
+    fn persist_what_was_relied_on(&self, chains: &[Vec<ChainSegment>]) {
         let region = self.region();
+        let state = StateShape { lanes: self.identity.lanes.lanes };
         let mut stored = region.nothing_in_flight();
         let state_slots = |lane: LaneId| {
             [
@@ -220,8 +243,7 @@ impl<E: Environment> Cache<E> {
                 (MutationPoint::RecoveryMarkWriteBack, state.mark(lane)),
             ]
         };
-        for (point, slots) in (0..self.identity.lanes.lanes)
-            .map(LaneId)
+        for (point, slots) in lanes(&self.identity)
             .flat_map(state_slots)
             .chain([(MutationPoint::RecoveryDrainedWriteBack, state.drained())])
         {
@@ -310,6 +332,71 @@ impl<E: Environment> Cache<E> {
         let state = self.lanes[lane].state.lock();
         state.segments().filter(|segment| segment.slots > 0).last().copied()
     }
+}
+
+impl StateSlots {
+    /// The first stage: reads the slots of the state segment.
+    fn read<E: Environment>(opening: &Opening<E>) -> Self {
+        let Opening { region, identity, .. } = opening;
+        let state = StateShape { lanes: identity.lanes.lanes };
+        let absolute = |[a, b]: [u64; 2]| [identity.state_base + a, identity.state_base + b];
+        Self {
+            drained: TwoSlots::read(region, absolute(state.drained()), 0),
+            tails: lanes(identity)
+                .map(|lane| TwoSlots::read(region, absolute(state.tail(lane)), u64::from(lane.0)))
+                .collect(),
+            marks: lanes(identity)
+                .map(|lane| TwoSlots::read(region, absolute(state.mark(lane)), u64::from(lane.0)))
+                .collect(),
+        }
+    }
+
+    fn proved(&self) -> Proved {
+        let drained = self.drained.content();
+        let caught_up = CaughtUp::new(drained);
+        let void_until = drained.map_or(0, |drained| drained.void_until.get());
+        let marked =
+            self.marks.iter().filter_map(TwoSlots::content).map(|mark| mark.epoch.get()).max().unwrap_or(0);
+        Proved {
+            caught_up,
+            is_drained_known: drained.is_some(),
+            marked: self.marks.iter().map(|mark| Marked::by(mark.content())).collect(),
+            // The counter goes on above every epoch that was ever used.
+            epoch: highest_epoch(caught_up.drained.max(void_until), marked),
+        }
+    }
+}
+
+impl<E: Environment> SegmentsFound<E> {
+    /// The second stage: reads the headers of all segments and groups the segments by lane.
+    fn read(opening: &Opening<E>, tails: &[TwoSlots<LaneTail>]) -> Self {
+        let Opening { region, layout, identity, .. } = opening;
+        let segments: Vec<Segment<E>> =
+            opening.segments.iter().map(|id| Segment::new(*id, layout.segment_base(*id))).collect();
+        let mut chains: Vec<Vec<ChainSegment>> = vec![Vec::new(); identity.lanes.lanes as usize];
+        let mut free = Vec::new();
+        for (number, segment) in segments.iter().enumerate() {
+            let header = read_header(region, layout.segment_shape(), segment, identity);
+            let live = header.filter(|header| {
+                let tail = tails[header.lane.get() as usize].content().map_or(0, |tail| tail.ordinal.get());
+                MutationPoint::RecoveryTail.holds(header.ordinal.get() >= tail.max(1))
+            });
+            match live {
+                Some(header) => {
+                    segment.begin(header.generation.get(), header.salt.get(), header.ordinal.get());
+                    chains[header.lane.get() as usize].push(ChainSegment { segment: number as u32, header });
+                }
+                None => free.push(number as u32),
+            }
+        }
+        free.extend(chains.iter_mut().flat_map(order_chain));
+        Self { segments, chains, free }
+    }
+}
+
+/// The lanes of a cache.
+fn lanes(identity: &Identity) -> impl Iterator<Item = LaneId> + use<> {
+    (0..identity.lanes.lanes).map(LaneId)
 }
 
 /// The highest epoch of which the state block says that it was used: the drained one or those behind it, and those of marks.

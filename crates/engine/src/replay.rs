@@ -16,10 +16,12 @@ use crate::{
     overlay::{Meaning, Place},
     parking::Parked,
     rare,
+    records::Records,
 };
 use alloc::{collections::BTreeMap, vec, vec::Vec};
 use cbd_format::{Drained, LaneMark, Record, RecordKind, SegmentHeader, SegmentShape};
 use cbd_types::{ByteRange, LaneId, MutationPoint};
+use core::ops::ControlFlow;
 
 /// A segment of a lane's log as its header describes it.
 #[derive(Clone, Debug)]
@@ -130,6 +132,30 @@ struct Replay<'a> {
     found: Vec<(u64, ByteRange, u64)>,
 }
 
+/// How far the replay of one segment has come.
+struct Position {
+    /// The segment as far as its records were applied.
+    log: LogSegment,
+    /// The first sequence number of the next segment, where there is one.
+    limit: Option<u64>,
+    /// The last sequence number that the lane's mark proves.
+    marked: u64,
+    /// Slot and sequence number of the next record.
+    slot: u32,
+    expected: u64,
+    /// Read and not applied: the last record is only when it is known not to be torn.
+    last: Option<(Location, Record)>,
+}
+
+impl Position {
+    /// `count` records were read, `record` in `slot` last.
+    fn read(&mut self, slot: u32, record: &Record, count: usize) {
+        self.last = Some((Location { segment: self.log.segment, slot }, *record));
+        self.slot = slot + record.slots();
+        self.expected += count as u64;
+    }
+}
+
 impl<E: Environment> Cache<E> {
     /// Replays a lane from its chain of segments, ordered by ordinal.
     pub(crate) fn replay_lane(
@@ -237,90 +263,129 @@ impl<E: Environment> Cache<E> {
         replay: &mut Replay<'_>,
     ) -> u64 {
         let limit = next.map(|next| next.first_sequence.get());
-        let ordinal = segment.header.ordinal.get();
-        let mut log = self.unread(segment);
-        let mut expected = segment.header.first_sequence.get();
-        // Read and not applied: the last record is only when it is known not to be torn.
-        let mut last: Option<(Location, Record)> = None;
+        let mut position = Position {
+            log: self.unread(segment),
+            limit,
+            marked,
+            slot: 0,
+            expected: segment.header.first_sequence.get(),
+            last: None,
+        };
         let mut records = self.records_of(segment.segment, self.shape().slots_max());
-        let mut slot = 0;
-        while limit.is_none_or(|limit| expected < limit) {
-            let lines = state.index.lines();
-            let mut read = self.good_records(&mut records, slot, |record| {
-                let key = self.identity.lanes.key(record.range().start);
-                lines.ask::<E>(key..=key);
-            });
-            let in_order =
-                read.iter().zip(expected..limit.unwrap_or(u64::MAX)).take_while(|((_, record), expected)| {
-                    MutationPoint::RecoverySequence.holds(record.sequence.get() == *expected)
-                });
-            let count = in_order.count();
-            read.truncate(count);
-            if let Some((last_slot, record)) = read.pop() {
-                self.apply_last(state, &mut log, &mut last, replay);
-                self.apply_all(state, &mut log, &read, replay);
-                last = Some((Location { segment: segment.segment, slot: last_slot }, *record));
-                slot = last_slot + record.slots();
-                expected += count as u64;
-                continue;
-            }
-            if let Some(record) = self.record_at(segment.segment, slot)
-                && MutationPoint::RecoverySequence.holds(record.sequence.get() == expected)
+        while limit.is_none_or(|limit| position.expected < limit) {
+            if self.replay_page(state, &mut position, &mut records, replay)
+                || self.replay_record(state, &mut position, replay)
             {
-                self.apply_last(state, &mut log, &mut last, replay);
-                last = Some((Location { segment: segment.segment, slot }, record));
-                slot += record.slots();
-                expected += 1;
                 continue;
             }
-            let later = self
-                .next_record(segment.segment, slot + 1, expected, limit, marked)
-                .filter(|_| MutationPoint::RecoveryLater.is_active());
-            let is_marked = marked >= expected && MutationPoint::RecoveryMark.is_active();
-            if limit.is_none() && !is_marked && later.is_none() {
+            if self.pass_damage(state, &mut position, next, replay).is_break() {
                 break;
             }
-            // Damage: something later proves that the record was complete.
-            self.apply_last(state, &mut log, &mut last, replay);
-            // At the last place that may be lost: all before the next record is marked bad.
-            let lost_slot = later.map_or(slot, |(later_slot, _)| later_slot - 1);
-            let last_lost = later.map_or_else(|| limit.unwrap_or(marked + 1), |(_, sequence)| sequence) - 1;
-            let behind = match later {
-                Some((slot, _)) => self.record_at(segment.segment, slot).map(|record| record.epoch.get()),
-                None => next.map(|next| next.epoch.get()),
-            };
-            self.lose(state, replay, Lost { sequence: last_lost, place: (ordinal, lost_slot) }, behind);
-            match later {
-                Some((later_slot, sequence)) => {
-                    slot = later_slot;
-                    expected = sequence;
-                }
-                None => {
-                    expected = limit.unwrap_or(marked + 1);
-                    slot = slot.saturating_add(1);
-                    break;
-                }
-            }
         }
-        if let Some((location, record)) = last {
-            let sequence = record.sequence.get();
-            let is_proved =
-                limit.is_some() || (marked >= sequence && MutationPoint::RecoveryMark.is_active());
-            if is_proved || MutationPoint::RecoveryWhole.holds(self.is_whole(location, &record)) {
-                self.apply(state, &mut log, location, &record, replay);
-            } else {
-                // Torn: a write that was never acknowledged.
-                rare::count(&self.rare.torn_records_dropped);
-                if MutationPoint::EpochAboveLog.is_active() {
-                    replay.outcome.epoch = replay.outcome.epoch.max(record.epoch.get());
-                }
-                expected = sequence;
-                slot = location.slot;
-            }
-        }
+        self.replay_last(state, &mut position, replay);
+        let Position { mut log, slot, expected, .. } = position;
         log.slots = slot;
         state.sealed.push_back(log);
         expected
+    }
+
+    /// Replays the records that follow as far as their first copies are good and stand in one page. `false` when there is none.
+    fn replay_page(
+        &self,
+        state: &mut LaneState,
+        position: &mut Position,
+        records: &mut Records,
+        replay: &mut Replay<'_>,
+    ) -> bool {
+        let lines = state.index.lines();
+        let mut read = self.good_records(records, position.slot, |record| {
+            let key = self.identity.lanes.key(record.range().start);
+            lines.ask::<E>(key..=key);
+        });
+        let numbers = position.expected..position.limit.unwrap_or(u64::MAX);
+        let in_order = read.iter().zip(numbers).take_while(|((_, record), expected)| {
+            MutationPoint::RecoverySequence.holds(record.sequence.get() == *expected)
+        });
+        let count = in_order.count();
+        read.truncate(count);
+        let Some((last_slot, record)) = read.pop() else { return false };
+        self.apply_last(state, position, replay);
+        self.apply_all(state, &mut position.log, &read, replay);
+        position.read(last_slot, record, count);
+        true
+    }
+
+    /// Replays the record that follows, from its second copy where the first is damaged. `false` when neither can be read.
+    fn replay_record(&self, state: &mut LaneState, position: &mut Position, replay: &mut Replay<'_>) -> bool {
+        let Some(record) = self.record_at(position.log.segment, position.slot) else { return false };
+        if !MutationPoint::RecoverySequence.holds(record.sequence.get() == position.expected) {
+            return false;
+        }
+        self.apply_last(state, position, replay);
+        position.read(position.slot, &record, 1);
+        true
+    }
+
+    /// Nothing can be read where the next record is expected. Where something later proves that it was complete, it is lost, and
+    /// the replay goes on behind it; breaks where the segment has no more records.
+    fn pass_damage(
+        &self,
+        state: &mut LaneState,
+        position: &mut Position,
+        next: Option<&SegmentHeader>,
+        replay: &mut Replay<'_>,
+    ) -> ControlFlow<()> {
+        let Position { limit, marked, slot, expected, .. } = *position;
+        let segment = position.log.segment;
+        let later = self
+            .next_record(segment, slot + 1, expected, limit, marked)
+            .filter(|_| MutationPoint::RecoveryLater.is_active());
+        let is_marked = marked >= expected && MutationPoint::RecoveryMark.is_active();
+        if limit.is_none() && !is_marked && later.is_none() {
+            return ControlFlow::Break(());
+        }
+        // Damage: something later proves that the record was complete.
+        self.apply_last(state, position, replay);
+        // At the last slot that may be lost: all before the next record is marked bad.
+        let lost_slot = later.map_or(slot, |(later_slot, _)| later_slot - 1);
+        let last_lost = later.map_or_else(|| limit.unwrap_or(marked + 1), |(_, sequence)| sequence) - 1;
+        let behind = match later {
+            Some((slot, _)) => self.record_at(segment, slot).map(|record| record.epoch.get()),
+            None => next.map(|next| next.epoch.get()),
+        };
+        let lost = Lost { sequence: last_lost, place: (position.log.ordinal, lost_slot) };
+        self.lose(state, replay, lost, behind);
+        match later {
+            Some((later_slot, sequence)) => {
+                position.slot = later_slot;
+                position.expected = sequence;
+                ControlFlow::Continue(())
+            }
+            None => {
+                position.expected = limit.unwrap_or(marked + 1);
+                position.slot = slot.saturating_add(1);
+                ControlFlow::Break(())
+            }
+        }
+    }
+
+    /// Applies the last record of a segment if it is known not to be torn; drops it otherwise, as if it had never been read.
+    fn replay_last(&self, state: &mut LaneState, position: &mut Position, replay: &mut Replay<'_>) {
+        let Some((location, record)) = position.last.take() else { return };
+        let sequence = record.sequence.get();
+        let is_marked = position.marked >= sequence && MutationPoint::RecoveryMark.is_active();
+        let is_proved = position.limit.is_some() || is_marked;
+        if is_proved || MutationPoint::RecoveryWhole.holds(self.is_whole(location, &record)) {
+            self.apply(state, &mut position.log, location, &record, replay);
+            return;
+        }
+        // Torn: a write that was never acknowledged.
+        rare::count(&self.rare.torn_records_dropped);
+        if MutationPoint::EpochAboveLog.is_active() {
+            replay.outcome.epoch = replay.outcome.epoch.max(record.epoch.get());
+        }
+        position.expected = sequence;
+        position.slot = location.slot;
     }
 
     /// A segment of which no record has been replayed.
@@ -422,15 +487,9 @@ impl<E: Environment> Cache<E> {
     }
 
     /// Applies what was the last record until another one came.
-    fn apply_last(
-        &self,
-        state: &mut LaneState,
-        log: &mut LogSegment,
-        last: &mut Option<(Location, Record)>,
-        replay: &mut Replay<'_>,
-    ) {
-        if let Some((location, record)) = last.take() {
-            self.apply(state, log, location, &record, replay);
+    fn apply_last(&self, state: &mut LaneState, position: &mut Position, replay: &mut Replay<'_>) {
+        if let Some((location, record)) = position.last.take() {
+            self.apply(state, &mut position.log, location, &record, replay);
         }
     }
 

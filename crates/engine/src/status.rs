@@ -1,7 +1,7 @@
 //! What a cache says of itself.
 
-use crate::{Cache, Consistency, Environment, rare::RarePaths, read::Source};
-use alloc::{string::String, vec::Vec};
+use crate::{Cache, Consistency, Environment, lane::Counters, rare::RarePaths, read::Source};
+use alloc::{format, string::String, vec::Vec};
 use cbd_types::{ByteRange, Epoch};
 use core::sync::atomic::Ordering;
 
@@ -143,37 +143,42 @@ pub struct CachedState {
     pub dirty: bool,
 }
 
+/// What the lanes hold, all together.
+#[derive(Default)]
+struct LaneTotals {
+    /// But for what is dirty.
+    counters: Counters,
+    dirty_bytes: u64,
+    dirty_records: u64,
+    records: u64,
+    index_blocks: u64,
+    index_bytes: u64,
+    damaged: Vec<DamagedRange>,
+}
+
+/// Why the backing device alone is no crash state, if it is none. `behind`: an epoch that it has not reached.
+fn void_reason(damaged: &[DamagedRange], parked: &[ByteRange], behind: Option<u64>) -> Option<String> {
+    if !damaged.is_empty() {
+        return Some(format!("{} ranges are quarantined", damaged.len()));
+    }
+    if !parked.is_empty() {
+        return Some(format!("{} ranges are parked", parked.len()));
+    }
+    behind.map(|epoch| format!("not all epochs up to {epoch} are on the backing device"))
+}
+
 impl<E: Environment> Cache<E> {
     /// The state of the cache.
     pub fn status(&self) -> CacheStatus {
-        let mut written = 0;
-        let (mut hit, mut missed, mut filled, mut stored) = (0, 0, 0, 0);
-        let (mut dirty_bytes, mut dirty_records) = (0u64, 0u64);
-        let (mut records, mut index_blocks, mut index_bytes) = (0, 0, 0);
-        let mut damaged: Vec<DamagedRange> = Vec::new();
-        for lane in &self.lanes {
-            let state = lane.state.lock();
-            let counters = &state.counters;
-            written += counters.written;
-            hit += counters.read_hit;
-            missed += counters.read_missed;
-            filled += counters.filled;
-            stored += counters.stored;
-            dirty_bytes += counters.dirtied.saturating_sub(lane.cleaned_bytes.load(Ordering::Relaxed));
-            dirty_records +=
-                counters.dirty_records.saturating_sub(lane.cleaned_records.load(Ordering::Relaxed));
-            let first = state.segments().next().map_or(state.next_sequence, |segment| segment.first_sequence);
-            records += state.next_sequence.saturating_sub(first);
-            index_blocks += u64::from(state.index.live());
-            index_bytes += (state.index.bytes() + state.admission.bytes()) as u64;
-            let ranges = state.overlay.damaged().map(|(range, _)| range);
-            damaged.extend(
-                ranges
-                    .flat_map(|range| self.identity.lanes.of_lane(state.id, range))
-                    .take(LISTED_MAX - damaged.len())
-                    .map(|range| DamagedRange { range, reason: String::from("quarantined") }),
-            );
-        }
+        let LaneTotals {
+            counters,
+            dirty_bytes,
+            dirty_records,
+            records,
+            index_blocks,
+            index_bytes,
+            mut damaged,
+        } = self.add_up_lanes();
         for (range, reason) in self.damage_met() {
             if !damaged.iter().any(|known| known.range.contains(&range)) {
                 damaged.push(DamagedRange { range, reason });
@@ -190,15 +195,8 @@ impl<E: Environment> Cache<E> {
         // With the epoch, so that both are of one moment.
         let (drained_epoch, drained_wall_ms) = (self.drained_epoch(), self.dated_ms.load(Ordering::Relaxed));
         drop(drained);
-        let void_reason = if !damaged.is_empty() {
-            Some(alloc::format!("{} ranges are quarantined", damaged.len()))
-        } else if !parked.is_empty() {
-            Some(alloc::format!("{} ranges are parked", parked.len()))
-        } else if void_until > drained_epoch.0 {
-            Some(alloc::format!("not all epochs up to {void_until} are on the backing device"))
-        } else {
-            None
-        };
+        let is_behind = void_until > drained_epoch.0;
+        let void_reason = void_reason(&damaged, &parked, is_behind.then_some(void_until));
         CacheStatus {
             segments: self.segments.len() as u32,
             free_segments: self.pool.free(),
@@ -207,11 +205,11 @@ impl<E: Environment> Cache<E> {
             records,
             dirty_bytes: dirty_bytes + parked_bytes,
             dirty_records,
-            written_bytes: written,
-            read_hit_bytes: hit,
-            read_missed_bytes: missed,
-            filled_bytes: filled,
-            stored_bytes: stored,
+            written_bytes: counters.written,
+            read_hit_bytes: counters.read_hit,
+            read_missed_bytes: counters.read_missed,
+            filled_bytes: counters.filled,
+            stored_bytes: counters.stored,
             written_back_bytes: self.written_back.load(Ordering::Relaxed),
             backing_flushes: self.backing_flushes.load(Ordering::Relaxed),
             epoch: Epoch(self.epoch.load(Ordering::Relaxed)),
@@ -240,6 +238,35 @@ impl<E: Environment> Cache<E> {
             rare: self.rare.read(),
             region_failed: self.region().store_failure().map(|error| error.line()),
         }
+    }
+
+    fn add_up_lanes(&self) -> LaneTotals {
+        let mut totals = LaneTotals::default();
+        for lane in &self.lanes {
+            let state = lane.state.lock();
+            let counters = &state.counters;
+            totals.counters.written += counters.written;
+            totals.counters.read_hit += counters.read_hit;
+            totals.counters.read_missed += counters.read_missed;
+            totals.counters.filled += counters.filled;
+            totals.counters.stored += counters.stored;
+            totals.dirty_bytes += counters.dirtied.saturating_sub(lane.cleaned_bytes.load(Ordering::Relaxed));
+            totals.dirty_records +=
+                counters.dirty_records.saturating_sub(lane.cleaned_records.load(Ordering::Relaxed));
+            let first = state.segments().next().map_or(state.next_sequence, |segment| segment.first_sequence);
+            totals.records += state.next_sequence.saturating_sub(first);
+            totals.index_blocks += u64::from(state.index.live());
+            totals.index_bytes += (state.index.bytes() + state.admission.bytes()) as u64;
+            let ranges = state.overlay.damaged().map(|(range, _)| range);
+            let room = LISTED_MAX - totals.damaged.len();
+            totals.damaged.extend(
+                ranges
+                    .flat_map(|range| self.identity.lanes.of_lane(state.id, range))
+                    .take(room)
+                    .map(|range| DamagedRange { range, reason: String::from("quarantined") }),
+            );
+        }
+        totals
     }
 
     /// What is known of `range`, in order and without holes.

@@ -8,9 +8,16 @@
 //! Left to others: when a batch begins, and up to which epoch (`writeback`).
 
 use super::{Content, Writeback, newest::Found};
-use crate::{Cache, Environment, drained::void_until_now, logscan::Met, overlay::Place, pool::Asker};
+use crate::{
+    Cache, Environment,
+    drained::void_until_now,
+    index::Location,
+    logscan::{Cursor, Met},
+    overlay::Place,
+    pool::Asker,
+};
 use alloc::vec::Vec;
-use cbd_format::RecordKind;
+use cbd_format::{Record, RecordKind};
 use cbd_types::{ByteRange, LaneId, MutationPoint};
 use core::ops::ControlFlow;
 
@@ -55,90 +62,137 @@ impl Writeback {
     /// Collects the next part of the batch from the logs: only the newest version of each block within it.
     pub(super) fn collect<E: Environment>(&mut self, cache: &Cache<E>) {
         let asker = self.asker_of_notes();
-        let by_segment = self.by_segment.is_some();
         let Some(batch) = &mut self.batch else { return };
         let Some(target) = batch.target else { return };
-        let mut found = Found::default();
-        let mut records = 0;
+        let mut part =
+            Part { target, by_segment: self.by_segment.is_some(), found: Found::default(), records: 0 };
         batch.complete = true;
         batch.settled = false;
         for lane in (0..cache.lanes.len() as u32).map(LaneId) {
             let cleaned = &mut batch.cleaned[lane.index()];
-            let mut cursor = self.cursors[lane.index()];
-            let mut full = false;
-            // The only segment of the part, where it goes segment by segment.
-            let mut only = None;
-            // Lost records, with the last sequence number of each gap.
-            let mut lost: Vec<(u64, Place)> = Vec::new();
-            cache.scan_log(lane, &mut cursor, &mut |location, met, place| {
-                if by_segment && *only.get_or_insert(place.0) != place.0 {
-                    full = true;
-                    return ControlFlow::Break(());
-                }
-                let record = match met {
-                    Met::Record(record) => record,
-                    Met::Lost { last_sequence } => {
-                        lost.push((last_sequence, place));
-                        return ControlFlow::Continue(());
-                    }
-                };
-                let sequence = record.sequence.get();
-                if !MutationPoint::WritebackTarget.holds(record.epoch.get() <= target) {
-                    return ControlFlow::Break(());
-                }
-                let range = record.range();
-                let content = match record.kind() {
-                    RecordKind::Write => Content::Data { location, lane, sequence },
-                    RecordKind::WriteZeroes => Content::Zeroes,
-                    RecordKind::Discard => Content::Discard,
-                    RecordKind::Fill
-                    | RecordKind::Quarantine
-                    | RecordKind::ParkedWrite
-                    | RecordKind::ParkedZeroes => return ControlFlow::Continue(()),
-                };
-                if records >= PART_RECORDS_MAX {
-                    full = true;
-                    return ControlFlow::Break(());
-                }
-                cleaned.1 += 1;
-                if let Content::Data { .. } = content {
-                    cleaned.0 += range.len();
-                    records += 1;
-                    found.add(range, content);
-                } else {
-                    for part in cache.identity.lanes.of_lane(lane, range) {
-                        records += 1;
-                        found.add(part, content);
-                    }
-                }
-                ControlFlow::Continue(())
-            });
-            self.cursors[lane.index()] = cursor;
-            let whole = ByteRange { start: 0, end: cache.identity.size };
-            let mut noted = true;
-            // The last one first: it marks bad all that those before it do, and is the only one that takes room.
-            for (sequence, place) in lost.into_iter().rev() {
-                batch.lacks_something = true;
-                if MutationPoint::WritebackLost.is_active() {
-                    noted &= cache.quarantine(lane, whole, sequence, place, asker);
-                }
-                if MutationPoint::WritebackDamageVoid.is_active() {
-                    void_until_now(cache);
-                }
-            }
-            if !MutationPoint::WritebackGiveUp.holds(noted) {
+            let scanned = part.scan_lane(cache, lane, &mut self.cursors[lane.index()], cleaned);
+            batch.lacks_something |= !scanned.lost.is_empty();
+            if !MutationPoint::WritebackGiveUp.holds(note_gaps(cache, lane, scanned.lost, asker)) {
                 return self.give_up(cache);
             }
-            if full {
+            if scanned.is_full {
                 batch.complete = false;
                 break;
             }
         }
-        let newest = found.newest();
+        let newest = part.found.newest();
         if self.failing.knows_any() {
             batch.pieces.extend(newest.into_iter().flat_map(|piece| self.failing.cut_at_known(piece)));
         } else {
             batch.pieces.extend(newest);
         }
     }
+}
+
+/// A part of a batch while it is collected.
+struct Part {
+    /// The last epoch of the batch.
+    target: u64,
+    /// The part has one segment only.
+    by_segment: bool,
+    found: Found,
+    /// Records in `found`.
+    records: usize,
+}
+
+/// What the scan of one lane came to.
+struct Scanned {
+    /// The part takes no more records; the lane may have some.
+    is_full: bool,
+    /// Lost records, with the last sequence number of each gap.
+    lost: Vec<(u64, Place)>,
+}
+
+impl Part {
+    /// Adds what a lane's log holds from `cursor` on, as far as the part has room, and moves the cursor behind it. `cleaned`: the
+    /// bytes and records of the lane that become clean with the batch.
+    fn scan_lane<E: Environment>(
+        &mut self,
+        cache: &Cache<E>,
+        lane: LaneId,
+        cursor: &mut Cursor,
+        cleaned: &mut (u64, u64),
+    ) -> Scanned {
+        let mut scanned = Scanned { is_full: false, lost: Vec::new() };
+        // The only segment of the part, where it goes segment by segment.
+        let mut only = None;
+        cache.scan_log(lane, cursor, &mut |location, met, place| {
+            if self.by_segment && *only.get_or_insert(place.0) != place.0 {
+                scanned.is_full = true;
+                return ControlFlow::Break(());
+            }
+            let record = match met {
+                Met::Record(record) => record,
+                Met::Lost { last_sequence } => {
+                    scanned.lost.push((last_sequence, place));
+                    return ControlFlow::Continue(());
+                }
+            };
+            if !MutationPoint::WritebackTarget.holds(record.epoch.get() <= self.target) {
+                return ControlFlow::Break(());
+            }
+            let Some(content) = content_of(record, location, lane) else { return ControlFlow::Continue(()) };
+            if self.records >= PART_RECORDS_MAX {
+                scanned.is_full = true;
+                return ControlFlow::Break(());
+            }
+            self.add(cache, lane, record.range(), content, cleaned);
+            ControlFlow::Continue(())
+        });
+        scanned
+    }
+
+    fn add<E: Environment>(
+        &mut self,
+        cache: &Cache<E>,
+        lane: LaneId,
+        range: ByteRange,
+        content: Content,
+        cleaned: &mut (u64, u64),
+    ) {
+        cleaned.1 += 1;
+        if let Content::Data { .. } = content {
+            cleaned.0 += range.len();
+            self.records += 1;
+            self.found.add(range, content);
+        } else {
+            for part in cache.identity.lanes.of_lane(lane, range) {
+                self.records += 1;
+                self.found.add(part, content);
+            }
+        }
+    }
+}
+
+/// What a record of a lane becomes on the backing device; `None` where the device needs nothing of it.
+fn content_of(record: &Record, location: Location, lane: LaneId) -> Option<Content> {
+    match record.kind() {
+        RecordKind::Write => Some(Content::Data { location, lane, sequence: record.sequence.get() }),
+        RecordKind::WriteZeroes => Some(Content::Zeroes),
+        RecordKind::Discard => Some(Content::Discard),
+        RecordKind::Fill | RecordKind::Quarantine | RecordKind::ParkedWrite | RecordKind::ParkedZeroes => {
+            None
+        }
+    }
+}
+
+/// Quarantines the gaps of a lane, durably. `false` when one of them found no room.
+fn note_gaps<E: Environment>(cache: &Cache<E>, lane: LaneId, lost: Vec<(u64, Place)>, asker: Asker) -> bool {
+    let whole = ByteRange { start: 0, end: cache.identity.size };
+    let mut noted = true;
+    // The last one first: it marks bad all that those before it do, and is the only one that takes room.
+    for (sequence, place) in lost.into_iter().rev() {
+        if MutationPoint::WritebackLost.is_active() {
+            noted &= cache.quarantine(lane, whole, sequence, place, asker);
+        }
+        if MutationPoint::WritebackDamageVoid.is_active() {
+            void_until_now(cache);
+        }
+    }
+    noted
 }
