@@ -3,8 +3,20 @@
 use crate::{fsstress, fsx};
 
 /// The steps of `test`, in the order in which they run.
-pub const STEPS: [&str; 11] =
-    ["format", "tidy", "lint", "doc", "build", "test", "fuzz", "sim", "release", "demo", "vm"];
+pub const STEPS: [&str; 12] = [
+    "format",
+    "tidy",
+    "lint",
+    "doc",
+    "freestanding",
+    "build",
+    "test",
+    "fuzz",
+    "sim",
+    "release",
+    "demo",
+    "vm",
+];
 
 /// Why a task did not complete.
 #[derive(Debug, PartialEq, Eq)]

@@ -9,6 +9,7 @@
 mod demo;
 mod fio;
 mod flags;
+mod freestanding;
 mod fsstress;
 mod fsx;
 mod fuzz;
@@ -59,11 +60,13 @@ Tasks:
   tidy [--json] [--update]
                      checks rules about the tree: terms, widths, lengths, layers, links; --update lowers the
                      limits in xtask/tidy.txt to the present values
+  stack [--json]     builds the engine without std, for a target without an operating system, and checks the stack
+                     frames of its functions
   vm run|shell|test|peers|fetch [..]
                      runs programs in a guest with a kernel of its own, with ublk, persistent memory and power
                      cuts; see `vm help`
 
-Steps of `test`: format, tidy, lint, doc, build, test, fuzz, sim, release, demo, vm
+Steps of `test`: format, tidy, lint, doc, freestanding, build, test, fuzz, sim, release, demo, vm
 ";
 
 fn main() -> ExitCode {
@@ -85,6 +88,7 @@ fn main() -> ExitCode {
         "fsx" => tasks::exercise(rest),
         "fsstress" => tasks::stress(rest),
         "tidy" => tidy::Flags::parse(rest).and_then(|flags| tidy::run(&flags)),
+        "stack" => freestanding::run(rest),
         "vm" => vm::run(rest),
         "help" | "--help" | "-h" => {
             print!("{USAGE}");

@@ -8,7 +8,7 @@ use crate::leftovers::Scratch;
 use crate::report::{Count, Problems, Report};
 use crate::shell::{self, Stream};
 use crate::workspace::{self, cargo};
-use crate::{demo, fuzz, mutants, packages, processes, tidy, vm};
+use crate::{demo, freestanding, fuzz, mutants, packages, processes, tidy, vm};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -70,25 +70,7 @@ pub fn run(flags: &TestFlags, length: Length) -> Result<bool, Problem> {
             }
         });
     }
-    if flags.wants("format") {
-        report.step("format", "cargo fmt --check", || check(cargo(["fmt", "--all", "--check"])));
-    }
-    if flags.wants("tidy") {
-        report.step("tidy", "terms, widths, lengths, layers, links", || {
-            task(tidy::run(&tidy::Flags::default()))
-        });
-    }
-    if flags.wants("lint") {
-        report.step("lint", "clippy, warnings are errors", || {
-            check(with_lock(cargo(["clippy", "--workspace", "--all-targets"])).args(["--", "-D", "warnings"]))
-        });
-    }
-    if flags.wants("doc") {
-        report.step("doc", "rustdoc, warnings are errors", || {
-            let mut command = with_lock(cargo(["doc", "--workspace", "--no-deps"]));
-            check(command.env("RUSTDOCFLAGS", "-D warnings"))
-        });
-    }
+    check_source(flags, &mut report);
     let mut builds = true;
     if flags.wants("build") {
         report.step("build", "the tests", || {
@@ -143,6 +125,34 @@ pub fn run(flags: &TestFlags, length: Length) -> Result<bool, Problem> {
         }
     }
     Ok(report.finish())
+}
+
+/// The steps that run no test.
+fn check_source(flags: &TestFlags, report: &mut Report) {
+    if flags.wants("format") {
+        report.step("format", "cargo fmt --check", || check(cargo(["fmt", "--all", "--check"])));
+    }
+    if flags.wants("tidy") {
+        report.step("tidy", "terms, widths, lengths, layers, links", || {
+            task(tidy::run(&tidy::Flags::default()))
+        });
+    }
+    if flags.wants("lint") {
+        report.step("lint", "clippy, warnings are errors", || {
+            check(with_lock(cargo(["clippy", "--workspace", "--all-targets"])).args(["--", "-D", "warnings"]))
+        });
+    }
+    if flags.wants("doc") {
+        report.step("doc", "rustdoc, warnings are errors", || {
+            let mut command = with_lock(cargo(["doc", "--workspace", "--no-deps"]));
+            check(command.env("RUSTDOCFLAGS", "-D warnings"))
+        });
+    }
+    if flags.wants("freestanding") {
+        report.step("freestanding", "the engine without std, and its stack frames", || {
+            task(freestanding::run(&[]))
+        });
+    }
 }
 
 /// Lists what was not run without root, or because the caller left it out.

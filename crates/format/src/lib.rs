@@ -22,7 +22,7 @@ pub mod superblock;
 pub mod tables;
 mod unverified;
 
-pub use checksum::crc32c;
+pub use checksum::{crc32c, crc32c_joined};
 pub use layout::{Layout, StructLayout};
 pub use record::{CHECKSUMS_PER_LINE, ChecksumLine, MAX_SUM_LINES, Record, RecordKind, RecordPlace};
 pub use segment::{SegmentHeader, SegmentShape};

@@ -26,7 +26,7 @@ const LAYERS: [&[&str]; 9] = [
     // What users start or link.
     &["cbdctrl", "libcbd", "cbd-models"],
     // Tools.
-    &["cbd-bench", "cbd-fuzz"],
+    &["cbd-bench", "cbd-freestanding", "cbd-fuzz"],
     &["xtask"],
 ];
 

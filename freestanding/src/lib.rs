@@ -1,0 +1,283 @@
+//! The engine, devices and the format as a kernel would build them: without std.
+//!
+//! `cargo xtask test` builds this crate for `x86_64-unknown-none` (the step `freestanding`). The functions below are the entry
+//! points of a host; together they instantiate the generic code of the engine, so that its machine code exists and the stack
+//! frames of its functions can be measured.
+//!
+//! Invariants: memory, backing device and clock are behind trait objects, so the compiler cannot omit engine code because of what
+//! a host does.
+//!
+//! Elsewhere: hosts with threads (`cbd-runtime`).
+#![no_std]
+
+extern crate alloc;
+
+use alloc::{boxed::Box, sync::Arc, vec::Vec};
+use cbd_device::{Device, Queue};
+use cbd_engine::{
+    BackgroundWorker, Cache, CacheStatus, Environment, FormatOptions, Settings, Step, Transport,
+};
+use cbd_types::backing::BackingDone;
+use cbd_types::{
+    BackendId, BackingGeometry, BackingOp, BackingQueue, ByteRange, Completion, Durability, MediaError,
+    OpToken, Pmem, Region, Request, Result,
+};
+use core::sync::atomic::{AtomicBool, Ordering};
+use core::task::Waker;
+
+/// Clock, random numbers and memory of a host.
+pub trait Host: Send + Sync {
+    /// A random number.
+    fn random(&self) -> u64;
+    /// Milliseconds since 1970 UTC.
+    fn wall_ms(&self) -> u64;
+    /// Milliseconds since some moment.
+    fn monotonic_ms(&self) -> u64;
+}
+
+/// The memory of a host.
+pub struct Memory(pub Box<dyn Pmem>);
+
+impl Pmem for Memory {
+    fn len(&self) -> u64 {
+        self.0.len()
+    }
+
+    fn durability(&self) -> Durability {
+        self.0.durability()
+    }
+
+    fn store(&self, at: u64, from: &[u8]) {
+        self.0.store(at, from);
+    }
+
+    fn store_summed(&self, at: u64, from: &[u8], first: usize, checksums: &mut [u32]) {
+        self.0.store_summed(at, from, first, checksums);
+    }
+
+    fn store_line(&self, at: u64, line: &[u8; 64]) {
+        self.0.store_line(at, line);
+    }
+
+    fn fence(&self) {
+        self.0.fence();
+    }
+
+    fn load(&self, at: u64, into: &mut [u8]) -> core::result::Result<(), MediaError> {
+        self.0.load(at, into)
+    }
+
+    fn load_summed(&self, at: u64, into: &mut [u8]) -> core::result::Result<u32, MediaError> {
+        self.0.load_summed(at, into)
+    }
+
+    fn write_back(&self, at: u64, length: u64) {
+        self.0.write_back(at, length);
+    }
+
+    fn failed_at(&self) -> Option<u64> {
+        self.0.failed_at()
+    }
+}
+
+/// A lock that spins.
+#[derive(Debug)]
+pub struct Spinlock(AtomicBool);
+
+// SAFETY: only the thread that changed the flag from false to true holds the lock, and only `unlock`, which the contract restricts
+// to the holder, changes it back.
+#[allow(unsafe_code)]
+unsafe impl lock_api::RawMutex for Spinlock {
+    // An initial value, copied into each new mutex.
+    #[allow(clippy::declare_interior_mutable_const)]
+    const INIT: Self = Self(AtomicBool::new(false));
+
+    type GuardMarker = lock_api::GuardSend;
+
+    fn lock(&self) {
+        while !self.try_lock() {
+            core::hint::spin_loop();
+        }
+    }
+
+    fn try_lock(&self) -> bool {
+        !self.0.swap(true, Ordering::Acquire)
+    }
+
+    unsafe fn unlock(&self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+/// The environment of an engine in a kernel.
+pub struct Kernel(pub Box<dyn Host>);
+
+impl Environment for Kernel {
+    type Memory = Memory;
+    type Lock = Spinlock;
+
+    fn random(&self) -> u64 {
+        self.0.random()
+    }
+
+    fn wall_ms(&self) -> u64 {
+        self.0.wall_ms()
+    }
+
+    fn monotonic_ms(&self) -> u64 {
+        self.0.monotonic_ms()
+    }
+}
+
+/// The backing device of a host.
+pub struct Disk(pub Box<dyn BackingQueue>);
+
+impl BackingQueue for Disk {
+    fn submit(&mut self, token: OpToken, op: BackingOp) {
+        self.0.submit(token, op);
+    }
+
+    fn poll(&mut self, done: &mut Vec<BackingDone>) {
+        self.0.poll(done);
+    }
+
+    fn wait(&mut self, done: &mut Vec<BackingDone>) {
+        self.0.wait(done);
+    }
+
+    fn in_flight(&self) -> usize {
+        self.0.in_flight()
+    }
+
+    fn depth(&self) -> usize {
+        self.0.depth()
+    }
+}
+
+/// The entry points of the data path, one call of a queue each.
+pub mod data_path {
+    use super::{ByteRange, Completion, Disk, Kernel, Queue, Request, Result, Vec};
+
+    /// A queue of requests.
+    pub type HostQueue = Queue<Kernel, Disk>;
+
+    /// Submits a request.
+    #[inline(never)]
+    pub fn submit(queue: &mut HostQueue, request: Request, done: &mut Vec<Completion>) {
+        queue.submit(request, done);
+    }
+
+    /// Submits a request that may be executed with others.
+    #[inline(never)]
+    pub fn submit_plugged(queue: &mut HostQueue, request: Request, done: &mut Vec<Completion>) {
+        queue.submit_plugged(request, done);
+    }
+
+    /// Executes what was held back.
+    #[inline(never)]
+    pub fn unplug(queue: &mut HostQueue, done: &mut Vec<Completion>) {
+        queue.unplug(done);
+    }
+
+    /// Writes without a request of its own.
+    #[inline(never)]
+    pub fn write_from(
+        queue: &mut HostQueue,
+        id: u64,
+        range: ByteRange,
+        data: &[u8],
+        fua: bool,
+    ) -> Option<Result<()>> {
+        queue.write_from(id, range, data, fua)
+    }
+
+    /// Reads without a request of its own.
+    #[inline(never)]
+    pub fn read_into(queue: &mut HostQueue, id: u64, range: ByteRange, out: &mut [u8]) -> Option<Result<()>> {
+        queue.read_into(id, range, out)
+    }
+
+    /// Continues what waited.
+    #[inline(never)]
+    pub fn poll(queue: &mut HostQueue, done: &mut Vec<Completion>) {
+        queue.poll(done);
+    }
+}
+
+/// The entry points of the background worker, of recovery and of administration.
+pub mod background {
+    use super::*;
+
+    /// Writeback and reclaim.
+    pub type Worker = BackgroundWorker<Kernel, Disk>;
+
+    /// A worker of a cache.
+    #[inline(never)]
+    pub fn worker(cache: Arc<Cache<Kernel>>, queue: Disk, geometry: BackingGeometry) -> Worker {
+        Worker::new(cache, queue, geometry)
+    }
+
+    /// One step of writeback and reclaim.
+    #[inline(never)]
+    pub fn step(worker: &mut Worker) -> Step {
+        worker.step()
+    }
+
+    /// Formats a region.
+    ///
+    /// # Errors
+    /// Those of [`Transport::format`].
+    #[inline(never)]
+    pub fn format(
+        environment: Arc<Kernel>,
+        region: Region<Memory>,
+        options: &FormatOptions,
+    ) -> Result<Arc<Transport<Kernel>>> {
+        Transport::format(environment, region, options)
+    }
+
+    /// Opens a region.
+    ///
+    /// # Errors
+    /// Those of [`Transport::open`].
+    #[inline(never)]
+    pub fn open(environment: Arc<Kernel>, region: Region<Memory>) -> Result<Arc<Transport<Kernel>>> {
+        Transport::open(environment, region)
+    }
+
+    /// Opens a cache: recovery.
+    ///
+    /// # Errors
+    /// Those of [`Transport::open_cache`].
+    #[inline(never)]
+    pub fn open_cache(transport: &Arc<Transport<Kernel>>, id: BackendId) -> Result<Arc<Cache<Kernel>>> {
+        transport.open_cache(id)
+    }
+
+    /// Status of a cache.
+    #[inline(never)]
+    pub fn status(cache: &Cache<Kernel>) -> CacheStatus {
+        cache.status()
+    }
+
+    /// Changes settings.
+    ///
+    /// # Errors
+    /// Those of [`Cache::set_settings`].
+    #[inline(never)]
+    pub fn set_settings(cache: &Cache<Kernel>, settings: Settings) -> Result<()> {
+        cache.set_settings(settings)
+    }
+
+    /// Stops a cache.
+    #[inline(never)]
+    pub fn stop(cache: &Cache<Kernel>) {
+        cache.stop();
+    }
+
+    /// A queue of a device.
+    #[inline(never)]
+    pub fn queue(device: Arc<Device<Kernel>>, disk: Disk, waker: Waker) -> data_path::HostQueue {
+        Queue::new(device, disk, waker)
+    }
+}
