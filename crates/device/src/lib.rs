@@ -66,6 +66,8 @@ impl<E: Environment> Device<E> {
             discard: backing.discard_zeroes,
             discard_granularity: backing.discard_granularity.max(backing.sector),
             rotational: backing.rotational && self.cache.is_none(),
+            // A record in the cache. A disk may write every sector.
+            fast_zeroes: self.cache.is_some(),
         }
     }
 }

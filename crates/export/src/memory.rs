@@ -41,6 +41,7 @@ impl<P: Pmem + ?Sized + 'static> MemoryDevice<P> {
             discard: true,
             discard_granularity: sector,
             rotational: false,
+            fast_zeroes: true,
         };
         Ok(Self { memory, geometry })
     }

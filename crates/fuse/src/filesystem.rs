@@ -316,6 +316,7 @@ mod tests {
             discard: true,
             discard_granularity: 4096,
             rotational: false,
+            fast_zeroes: true,
         };
         Filesystem { name: "cbd0".into(), geometry, read_only: false }
     }

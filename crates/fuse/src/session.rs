@@ -278,6 +278,7 @@ mod tests {
             discard: true,
             discard_granularity: 4096,
             rotational: false,
+            fast_zeroes: true,
         };
         assert!(session.check_geometry(&geometry, false).is_ok());
         assert!(session.check_geometry(&geometry, true).is_err());

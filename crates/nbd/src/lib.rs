@@ -11,8 +11,8 @@
 //!   case; what a client that never flushes gives up is only that its writes reach the backing device in epochs
 //!   of its own choosing.
 //! - Several connections are one device: a flush on one covers the writes completed on all.
-//! - Write-zeroes is always fast, so FAST_ZERO never fails for that reason. Without NO_HOLE it is a discard where the
-//!   device promises zeroes from one.
+//! - Write-zeroes of a cached device is always fast, so FAST_ZERO is offered and never fails for that reason; without a
+//!   cache it is not offered. Without NO_HOLE it is a discard where the device promises zeroes from one.
 //! - A request is whole sectors inside the device. Beyond the end, writes answer ENOSPC and the rest EINVAL.
 //! - Block status knows `base:allocation` and `cbd:state` (bit 0 cached, bit 1 dirty).
 //!

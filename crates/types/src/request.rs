@@ -63,4 +63,6 @@ pub struct Geometry {
     pub discard_granularity: u32,
     /// Whether seeks of the device beneath are expensive.
     pub rotational: bool,
+    /// Whether zeroing a range costs no more than writing one block, whatever its length.
+    pub fast_zeroes: bool,
 }

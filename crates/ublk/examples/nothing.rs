@@ -33,6 +33,7 @@ impl BlockDevice for Nothing {
             discard: false,
             discard_granularity: 4096,
             rotational: false,
+            fast_zeroes: true,
         }
     }
 

@@ -18,8 +18,9 @@ const ZERO_SECTORS_MAX: u32 = 4 << 20;
 /// # Errors
 /// [`ErrorKind::InvalidArgument`] for a geometry that no disk can have.
 pub fn of(geometry: &Geometry, read_only: bool) -> Result<Parameters> {
-    let Geometry { size, sector, physical_sector, atomic_unit, discard, discard_granularity, rotational } =
-        *geometry;
+    let Geometry {
+        size, sector, physical_sector, atomic_unit, discard, discard_granularity, rotational, ..
+    } = *geometry;
     if !sector.is_power_of_two()
         || !(512..=4096).contains(&sector)
         || size == 0
@@ -95,6 +96,7 @@ mod tests {
             discard: true,
             discard_granularity: 4096,
             rotational: false,
+            fast_zeroes: true,
         }
     }
 

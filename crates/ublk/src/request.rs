@@ -88,6 +88,7 @@ mod tests {
         discard: true,
         discard_granularity: 4096,
         rotational: false,
+        fast_zeroes: true,
     };
 
     fn description(operation_and_flags: u32, first_sector: u64, sectors: u32) -> Description {

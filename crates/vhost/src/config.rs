@@ -125,6 +125,7 @@ mod tests {
             discard: true,
             discard_granularity: 65536,
             rotational: false,
+            fast_zeroes: true,
         };
         DeviceConfig { geometry, read_only: false, queues: 64 }
     }

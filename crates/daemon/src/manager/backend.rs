@@ -5,7 +5,7 @@
 use super::blkdev::BlkdevSlot;
 use super::down;
 use super::lent::{Borrowed, Ground, Lent};
-use super::looks::{COMMAND, Looks, answers};
+use super::looks::{Looks, START, answers};
 use super::retry::Retry;
 use super::status::state;
 use super::tasks::Stage;
@@ -198,8 +198,8 @@ impl Fixed {
 }
 
 impl Running {
-    /// Brings back the backends and block devices of this host, each as far as it can. Nobody is waited for here: not for who has
-    /// a disk, and for file systems that do not answer all at once.
+    /// Brings back the backends and block devices of this host, each as far as it can. It does not wait for a disk that is in use, and has
+    /// one time for all file systems and disks that do not answer.
     pub(super) fn bring_backends_back(&mut self, fixed: &Fixed, transport: u32) {
         let ground = self.ground(transport);
         let (entries, damaged) = ground.entries();
@@ -209,7 +209,7 @@ impl Running {
         self.damaged = damaged;
         let ours: Vec<BackendEntry> = entries.into_iter().filter(|entry| entry.host == self.host).collect();
         let mut looks = Looks::default();
-        let answering = looks.at(ours.iter().map(|entry| entry.path.clone()).collect(), COMMAND);
+        let answering = looks.reading(ours.iter().map(|entry| entry.path.clone()).collect(), START);
         for entry in ours {
             let id = entry.id;
             let mut slot = BackendSlot::new(entry);

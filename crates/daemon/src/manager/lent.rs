@@ -11,6 +11,7 @@ use super::{Manager, Tables, stopping};
 use cbd_engine::{BackendEntry, Transport, TransportInfo};
 use cbd_runtime::{ProcessEnvironment, disk};
 use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, HostId, Result};
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -28,6 +29,8 @@ pub(super) struct Ground {
     pub path: String,
     pub host: HostId,
     pub transport: Arc<Transport<ProcessEnvironment>>,
+    /// Held from a look at what the region says to its being remembered.
+    looking: Arc<Mutex<()>>,
 }
 
 /// What the tables remember of a region, so that nobody who shows it waits for the engine.
@@ -72,7 +75,13 @@ pub(super) struct Lent {
 
 impl Running {
     pub(super) fn ground(&self, id: u32) -> Ground {
-        Ground { id, path: self.path.clone(), host: self.host, transport: Arc::clone(&self.transport) }
+        Ground {
+            id,
+            path: self.path.clone(),
+            host: self.host,
+            transport: Arc::clone(&self.transport),
+            looking: Arc::clone(&self.looking),
+        }
     }
 }
 
@@ -170,13 +179,10 @@ impl Manager {
 
     /// Puts a slot back. Where the daemon has ended meanwhile, the backend ends, too.
     pub(super) fn put_back(&self, lent: Lent) {
-        let known = Known::of(&lent.ground.transport);
         let Lent { ground, id, mut slot, _worker: worker } = lent;
         let mut tables = self.tables.lock();
-        let there = running_mut(&mut tables, ground.id).ok().and_then(|running| {
-            running.known = known;
-            running.backends.get_mut(&id)
-        });
+        let there =
+            running_mut(&mut tables, ground.id).ok().and_then(|running| running.backends.get_mut(&id));
         let Some(there) = there else {
             drop(tables);
             // The end of the daemon waits for this worker, so for a stop that has taken too long as well.
@@ -197,19 +203,30 @@ impl Manager {
         drop(tables);
         // Without the lock: it may have been the last one to have the backing device open.
         drop(shown);
+        self.look_again(&ground);
+    }
+
+    /// Remembers what the region says now.
+    pub(super) fn look_again(&self, ground: &Ground) {
+        // Until it is remembered: an older look could replace a newer one.
+        let _in_order = ground.looking.lock();
+        let known = Known::of(&ground.transport);
+        if let Ok(running) = running_mut(&mut self.tables.lock(), ground.id) {
+            running.known = known;
+        }
     }
 
     /// The backend is no longer on the transport.
     pub(super) fn forget(&self, lent: Lent) {
-        let known = Known::of(&lent.ground.transport);
         let mut tables = self.tables.lock();
-        let shown = running_mut(&mut tables, lent.ground.id).ok().and_then(|running| {
-            running.known = known;
-            running.backends.remove(&lent.id)
-        });
+        let shown = running_mut(&mut tables, lent.ground.id)
+            .ok()
+            .and_then(|running| running.backends.remove(&lent.id));
         self.put_back.notify_all();
         drop(tables);
+        let ground = lent.ground.clone();
         drop((shown, lent));
+        self.look_again(&ground);
     }
 
     /// What stands in the tables for a lent slot no longer has the backend's run.

@@ -5,10 +5,11 @@
 //!
 //! Left to others: whoever opens what stands there; it is to have answered before.
 
-use cbd_types::{Error, ErrorKind, Result};
+use cbd_types::{AlignedBuffer, Error, ErrorKind, Result};
 use parking_lot::Mutex;
+use rustix::fs::{Mode, OFlags};
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
@@ -17,6 +18,10 @@ use std::time::{Duration, Instant};
 pub const LOOK: Duration = Duration::from_millis(200);
 /// How long a look is waited for that a command needs.
 pub const COMMAND: Duration = Duration::from_secs(3);
+
+/// How long disks are waited for that a daemon brings back when it starts: one that was spun down takes seconds. It has the time with all
+/// other disks of its region, and is tried again by itself.
+pub const START: Duration = Duration::from_secs(10);
 
 /// What stands at a path: device, inode, and of a device its number.
 pub type Node = Option<(u64, u64, u64)>;
@@ -33,6 +38,23 @@ pub fn is_same(one: Node, other: Node) -> bool {
 
 fn node(path: &str) -> Node {
     let found = std::fs::metadata(path).ok()?;
+    Some((found.dev(), found.ino(), found.rdev()))
+}
+
+/// The same, when a file or a block device that stands there has been opened and its first bytes have been read, or could not be: a
+/// disk can have a name and keep whoever opens or reads it waiting.
+fn read_node(path: &str) -> Node {
+    let found = std::fs::metadata(path).ok()?;
+    if found.file_type().is_file() || found.file_type().is_block_device() {
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let opened = rustix::fs::open(path, flags | OFlags::DIRECT, Mode::empty());
+        let opened = opened.or_else(|_| rustix::fs::open(path, flags, Mode::empty()));
+        // What is wrong with it is found out by whoever starts it.
+        let _ = opened.map(|disk| {
+            let mut first = AlignedBuffer::zeroed(4096);
+            rustix::io::pread(disk, &mut first[..], 0)
+        });
+    }
     Some((found.dev(), found.ino(), found.rdev()))
 }
 
@@ -80,9 +102,23 @@ impl<T> Default for Looks<T> {
 impl Looks<Node> {
     /// What stands at these paths, as far as the system says so in time.
     pub fn at(&mut self, paths: BTreeSet<String>, timeout: Duration) -> BTreeMap<String, Node> {
+        self.each(paths, timeout, node)
+    }
+
+    /// The same of disks, as far as they can be opened and read in time.
+    pub fn reading(&mut self, paths: BTreeSet<String>, timeout: Duration) -> BTreeMap<String, Node> {
+        self.each(paths, timeout, read_node)
+    }
+
+    fn each(
+        &mut self,
+        paths: BTreeSet<String>,
+        timeout: Duration,
+        look: fn(&str) -> Node,
+    ) -> BTreeMap<String, Node> {
         let look = |path: String| {
             let of = path.clone();
-            (path, Box::new(move || node(&of)) as Look<Node>)
+            (path, Box::new(move || look(&of)) as Look<Node>)
         };
         self.by(paths.into_iter().map(look).collect(), timeout)
     }
@@ -122,7 +158,7 @@ impl<T: Send + 'static> Looks<T> {
         for path in asked.iter().filter(|path| !seen.contains_key(*path)) {
             match self.why_not_begun(path) {
                 None => {
-                    tracing::warn!("{path} does not say what stands there: it is left alone until it does")
+                    tracing::warn!("{path} does not answer: it is not used until it does")
                 }
                 Some(error) => tracing::warn!("no thread can be started to look at {path}: {error}"),
             }
@@ -208,10 +244,19 @@ pub fn nodes(path: &str, mut others: BTreeSet<String>) -> Result<BTreeMap<String
 
 /// The error of a path that does not answer.
 fn silent(path: &str) -> Error {
-    let text = format!(
-        "{path} is on a file system that does not say what stands there; put that right, and try again"
-    );
+    let text =
+        format!("{path} is on a file system or a disk that does not answer; repair that, and try again");
     Error::new(ErrorKind::TimedOut, text)
+}
+
+/// That what stands at `path` can be opened and read, or is refused at once; nothing need stand there.
+///
+/// # Errors
+/// [`Looks::no_answer`] where it does not answer.
+pub fn reads(path: &str) -> Result<()> {
+    let mut looks = Looks::default();
+    let seen = looks.reading(BTreeSet::from([path.to_owned()]), START);
+    if seen.contains_key(path) { Ok(()) } else { Err(looks.no_answer(path)) }
 }
 
 /// That `path` answers; nothing need stand there.

@@ -5,7 +5,7 @@
 
 use super::backend::{BackendSlot, Older, unknown};
 use super::down::Accepted;
-use super::lent::{Ground, Known, Lent};
+use super::lent::{Ground, Lent};
 use super::looks::{Node, is_same, nodes};
 use super::stop::wait_until_unused;
 use super::tasks::Stage;
@@ -302,7 +302,7 @@ impl Manager {
         disk: &Disk,
         created: Result<(BackendSlot, BackendStarted)>,
     ) -> Result<BackendStarted> {
-        let info = Known::of(&ground.transport);
+        self.look_again(ground);
         let mut tables = self.tables.lock();
         let running = running_mut(&mut tables, ground.id);
         if let Ok(running) = running {
@@ -310,7 +310,6 @@ impl Manager {
             if let Some(at) = running.pending.iter().position(is_it) {
                 running.pending.swap_remove(at);
             }
-            running.known = info;
             let (slot, started) = created?;
             running.backends.insert(slot.entry.id, slot);
             return Ok(started);

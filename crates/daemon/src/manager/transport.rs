@@ -3,7 +3,7 @@
 use super::backend::BackendSlot;
 use super::end::{CLOSE_LIMIT, NotSynced, end_of};
 use super::lent::{Ground, Known};
-use super::looks::answers;
+use super::looks::{answers, reads};
 use super::retry::Retry;
 use super::tasks::run_until;
 use super::{Fixed, Tables};
@@ -16,6 +16,7 @@ use cbd_pmem::{Info, Mapping, OpenOptions};
 use cbd_runtime::ProcessEnvironment;
 use cbd_runtime::region::{REGION_TIMEOUT, require_persistent, sync_region, sync_region_at_end, with_tools};
 use cbd_types::{BackendId, Durability, Error, ErrorKind, HostId, Pmem, Region, Result, uuid_text};
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -42,6 +43,8 @@ pub(super) struct Running {
     pub mapping_line: String,
     /// What the region said last.
     pub known: Known,
+    /// Held from a look at what the region says to its being remembered.
+    pub looking: Arc<Mutex<()>>,
     /// Disks of which backends are being made.
     pub pending: Vec<Identity>,
     /// Rows that cannot be read.
@@ -152,7 +155,8 @@ impl TransportSlot {
     /// Brings a transport back; one that cannot be is kept with its reason.
     pub fn restore(fixed: &Fixed, entry: TransportEntry) -> Result<Self> {
         let open = || open_region(fixed, &entry.path, &OpenOptions::default());
-        let running = after_predecessor(REGION_TIMEOUT, open)
+        let running = reads(&entry.path)
+            .and_then(|()| after_predecessor(REGION_TIMEOUT, open))
             .and_then(|opened| Running::come_back(fixed, &entry, opened));
         match running {
             Ok(running) => Ok(Self { entry, running: Ok(running), retry: None, lent: false }),
@@ -266,6 +270,7 @@ impl Running {
             mapping,
             mapping_line,
             known,
+            looking: Arc::default(),
             pending: Vec::new(),
             damaged: Vec::new(),
             file_change: None,

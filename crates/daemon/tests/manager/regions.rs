@@ -122,7 +122,7 @@ fn a_daemon_starts_beside_a_region_that_does_not_answer_and_serves_it_when_it_do
     let said = told.recv_timeout(Duration::from_secs(30));
     drop(silent);
     let error = said.expect("it starts").expect("the region is not up");
-    assert!(error.contains("does not say what stands there"), "{error}");
+    assert!(error.contains("does not answer"), "{error}");
     let (_place, daemon) = starting.join().unwrap();
     let end = Instant::now() + Duration::from_secs(20);
     while !daemon.transports().unwrap()[0].alive {

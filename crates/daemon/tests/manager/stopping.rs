@@ -158,6 +158,45 @@ fn a_region_that_is_not_opened_to_the_end_keeps_no_other_command_waiting() {
 }
 
 #[test]
+fn a_daemon_starts_beside_a_disk_that_cannot_be_opened_to_the_end_and_serves_it_when_it_can() {
+    if std::env::var_os("CBD_SYSTEM_TESTS").is_none() {
+        return println!("not run: it mounts a file system; CBD_SYSTEM_TESTS=1 runs it, as root");
+    }
+    let place = Place::new();
+    let folder = place.path("far");
+    std::fs::create_dir(&folder).unwrap();
+    let (far, disk) = (place.disk("far/disk", 8 * MIB), place.disk("disk", 8 * MIB));
+    {
+        let daemon = place.daemon_with_region();
+        let small = |path| StartBackend { cache_size: Some(12 * MIB), ..place.backend(path) };
+        let export = Some(format!("nbd:unix:{}", place.text("far.sock")));
+        daemon.start_backend(0, &StartBackend { export, ..small(&far) }).unwrap();
+        daemon.start_backend(0, &small(&disk)).unwrap();
+    }
+    let silent = SilentFile::over(&folder);
+    let (tell, told) = channel();
+    let starting = std::thread::spawn(move || {
+        let daemon = place.daemon();
+        tell.send(daemon.backends(0, false).unwrap()).unwrap();
+        (place, daemon)
+    });
+    let backends = told.recv_timeout(LIMIT);
+    drop(silent);
+    let backends = backends.expect("the daemon starts");
+    assert_eq!((backends[0].alive, backends[1].alive), (false, true), "{backends:?}");
+    assert!(
+        backends[0].error.as_ref().is_some_and(|error| error.contains("does not answer")),
+        "{backends:?}"
+    );
+    let (_place, daemon) = starting.join().unwrap();
+    let end = Instant::now() + LIMIT;
+    while !daemon.backends(0, false).unwrap()[0].alive {
+        assert!(Instant::now() < end, "{:?}", daemon.backends(0, false));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
 fn a_forced_stop_that_fails_names_the_export_whose_requests_still_wait() {
     let mut place = Place::new();
     place.decorate = Some("fault:op=read,how=stall".into());

@@ -146,6 +146,7 @@ impl TestDevice {
             discard: true,
             discard_granularity: sector,
             rotational: false,
+            fast_zeroes: true,
         };
         Self {
             geometry,

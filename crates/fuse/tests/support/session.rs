@@ -54,6 +54,7 @@ impl BlockDevice for FileDevice {
             discard: true,
             discard_granularity: 4096,
             rotational: false,
+            fast_zeroes: true,
         }
     }
 

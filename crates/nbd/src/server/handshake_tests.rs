@@ -37,6 +37,7 @@ fn run(says: Vec<u8>) -> (Result<Option<Agreed>>, Vec<u8>) {
         discard: true,
         discard_granularity: 4096,
         rotational: true,
+        fast_zeroes: true,
     };
     let rules = Rules::new(&geometry, false, 32 << 20);
     let offer = Offer { name: "disk", description: "a test", rules: &rules };

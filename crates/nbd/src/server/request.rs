@@ -25,6 +25,7 @@ pub(super) struct Rules {
     discard: bool,
     discard_granularity: u64,
     rotational: bool,
+    fast_zeroes: bool,
 }
 
 /// What is to be done for a request.
@@ -48,6 +49,7 @@ impl Rules {
             discard: geometry.discard && !read_only,
             discard_granularity: u64::from(geometry.discard_granularity.max(geometry.sector)),
             rotational: geometry.rotational,
+            fast_zeroes: geometry.fast_zeroes,
         }
     }
 
@@ -58,7 +60,8 @@ impl Rules {
             flag::HAS_FLAGS | flag::SEND_FLUSH | flag::SEND_FUA | flag::CAN_MULTI_CONN | flag::SEND_CACHE;
         let mut set = |condition: bool, flag: u16| flags |= if condition { flag } else { 0 };
         set(self.read_only, flag::READ_ONLY);
-        set(!self.read_only, flag::SEND_WRITE_ZEROES | flag::SEND_FAST_ZERO);
+        set(!self.read_only, flag::SEND_WRITE_ZEROES);
+        set(self.fast_zeroes && !self.read_only, flag::SEND_FAST_ZERO);
         set(self.discard, flag::SEND_TRIM);
         set(self.rotational, flag::ROTATIONAL);
         set(structured, flag::SEND_DF);
@@ -82,7 +85,7 @@ impl Rules {
     /// # Errors
     /// With the kind that the client is to see.
     pub(super) fn validate(&self, header: &RequestHeader, agreed: &Agreed) -> Result<Task> {
-        check_flags(header, agreed)?;
+        self.check_flags(header, agreed)?;
         let fua = header.flags & command_flag::FUA != 0;
         let device = |operation, range| Task::Device { operation, range, fua };
         match header.command {
@@ -130,8 +133,8 @@ impl Rules {
         }
     }
 
-    /// A client that does not mind a hole gets one where the device can make one that reads as zeroes. Both ways
-    /// are records in the cache and equally fast, so FAST_ZERO changes nothing.
+    /// A client that does not mind a hole gets one where the device can make one that reads as zeroes. In a cache both
+    /// are records and equally fast, so FAST_ZERO changes nothing; without a cache it is not offered.
     fn zeroing(&self, header: &RequestHeader, range: ByteRange) -> Operation {
         let whole = |at: u64| at.is_multiple_of(self.discard_granularity);
         let may_be_hole = header.flags & command_flag::NO_HOLE == 0;
@@ -140,6 +143,24 @@ impl Rules {
         } else {
             Operation::WriteZeroes
         }
+    }
+
+    fn check_flags(&self, header: &RequestHeader, agreed: &Agreed) -> Result<()> {
+        use command_flag as flag;
+        // Forced unit access is legal with every command once it was offered.
+        let known = flag::FUA
+            | match header.command {
+                command::READ if agreed.structured => flag::DF,
+                command::WRITE_ZEROES if self.fast_zeroes => flag::NO_HOLE | flag::FAST_ZERO,
+                command::WRITE_ZEROES => flag::NO_HOLE,
+                command::BLOCK_STATUS => flag::REQ_ONE,
+                _ => 0,
+            };
+        let unknown = header.flags & !known;
+        if unknown != 0 {
+            return Err(invalid(format!("flags {unknown:#x} are not known with command {}", header.command)));
+        }
+        Ok(())
     }
 
     fn check_writable(&self) -> Result<()> {
@@ -184,23 +205,6 @@ impl Rules {
     }
 }
 
-fn check_flags(header: &RequestHeader, agreed: &Agreed) -> Result<()> {
-    use command_flag as flag;
-    // Forced unit access is legal with every command once it was offered.
-    let known = flag::FUA
-        | match header.command {
-            command::READ if agreed.structured => flag::DF,
-            command::WRITE_ZEROES => flag::NO_HOLE | flag::FAST_ZERO,
-            command::BLOCK_STATUS => flag::REQ_ONE,
-            _ => 0,
-        };
-    let unknown = header.flags & !known;
-    if unknown != 0 {
-        return Err(invalid(format!("flags {unknown:#x} are not known with command {}", header.command)));
-    }
-    Ok(())
-}
-
 fn invalid(text: String) -> Error {
     Error::new(ErrorKind::InvalidArgument, text)
 }
@@ -220,8 +224,24 @@ mod tests {
             discard,
             discard_granularity: 4096,
             rotational: false,
+            fast_zeroes: true,
         };
         Rules::new(&geometry, read_only, 32 << 20)
+    }
+
+    #[test]
+    fn a_device_on_which_zeroing_takes_as_long_as_writing_does_not_offer_fast_zeroes() {
+        let slow = Rules { fast_zeroes: false, ..rules(true, false) };
+        assert_eq!(slow.flags(true) & transmission_flag::SEND_FAST_ZERO, 0);
+        assert_ne!(slow.flags(true) & transmission_flag::SEND_WRITE_ZEROES, 0);
+        assert_ne!(rules(true, false).flags(true) & transmission_flag::SEND_FAST_ZERO, 0);
+        let zero = |flags| {
+            let header =
+                RequestHeader { flags, command: command::WRITE_ZEROES, cookie: 0, offset: 0, length: 4096 };
+            slow.validate(&header, &all()).map(drop).map_err(|error| error.kind())
+        };
+        assert_eq!(zero(command_flag::NO_HOLE), Ok(()));
+        assert_eq!(zero(command_flag::FAST_ZERO), Err(ErrorKind::InvalidArgument));
     }
 
     fn all() -> Agreed {
