@@ -282,7 +282,7 @@ pub enum Command {
     Daemon(DaemonArguments),
     /// Hold what block devices need to outlive the daemon, which starts this; not to be run by hand
     #[command(hide = true)]
-    Keeper,
+    StoreProcess,
     /// Print completions for a shell
     Completions {
         /// The shell

@@ -234,7 +234,7 @@ fn execute(command: Command, asked: &Client, output: &Output) -> Result<()> {
         | Command::Rescue(_)
         | Command::Demo(_)
         | Command::Daemon(_)
-        | Command::Keeper
+        | Command::StoreProcess
         | Command::Completions { .. }
         | Command::CompleteNumbers { .. }
         | Command::Man { .. } => Err(Error::new(ErrorKind::Unsupported, "this command asks no daemon")),
@@ -319,7 +319,7 @@ fn backend_table(list: &[BackendInfo]) -> Table {
 fn blkdev_table(list: &[BlkdevInfo]) -> Table {
     let mut table = Table::new(&["ID", "HOST", "BACKEND", "ALIVE", "DEVICE", "EXPORT"]);
     for it in list {
-        let way = it.way.as_ref().unwrap_or(&it.export);
+        let method = it.method.as_ref().unwrap_or(&it.export);
         table.row(vec![
             it.blkdev_id.to_string(),
             it.host_id.to_string(),
@@ -329,7 +329,7 @@ fn blkdev_table(list: &[BlkdevInfo]) -> Table {
             it.error
                 .as_ref()
                 .or(it.note.as_ref())
-                .map_or_else(|| way.clone(), |text| format!("{way} ({text})")),
+                .map_or_else(|| method.clone(), |text| format!("{method} ({text})")),
         ]);
     }
     table
@@ -367,7 +367,7 @@ mod tests {
         let shown = |error: Option<&str>, note: Option<&str>| {
             let device = serde_json::json!({
                 "blkdev_id": 0, "host_id": 0, "backend_id": 0, "dev_name": "/dev/cbd0", "alive": true, "export": "auto",
-                "way": "NBD", "error": error, "note": note,
+                "method": "NBD", "error": error, "note": note,
             });
             let list: Vec<BlkdevInfo> =
                 serde_json::from_value(serde_json::json!([device])).expect("a device");

@@ -5,11 +5,11 @@ use cbd_daemon::paths::{PathChoices, Paths};
 use std::process::ExitCode;
 
 /// Runs the process that holds descriptors for the daemon.
-pub fn run_keeper() -> ExitCode {
-    match cbd_daemon::keeping::run_keeper() {
+pub fn run_store_process() -> ExitCode {
+    match cbd_daemon::handover::run_store_process() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("cbdctrl keeper: {error}");
+            eprintln!("cbdctrl store-process: {error}");
             ExitCode::FAILURE
         }
     }
@@ -28,7 +28,7 @@ pub fn run(arguments: DaemonArguments) -> ExitCode {
         }),
         require_persistent: arguments.require_persistent,
         // This very file, even if another stands at its path by now.
-        keeper: Some("/proc/self/exe".into()),
+        store_program: Some("/proc/self/exe".into()),
         decorate: arguments.throttle,
         log_format: arguments.log_format.0,
         verbose: arguments.verbose,

@@ -45,7 +45,7 @@ pub fn run(arguments: Vec<OsString>) -> ExitCode {
     };
     match cli.command {
         Command::Daemon(arguments) => daemon::run(arguments),
-        Command::Keeper => daemon::run_keeper(),
+        Command::StoreProcess => daemon::run_store_process(),
         Command::Demo(arguments) => demo::run(&arguments, cli.json),
         Command::Check(arguments) => offline::check(&arguments, cli.json),
         Command::Dump(arguments) => offline::dump(&arguments, cli.json),

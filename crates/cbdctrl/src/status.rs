@@ -116,7 +116,11 @@ fn add_backend(page: &mut String, backend: &BackendStatus) {
             page,
             4,
             &format!("blkdev {}", blkdev.blkdev_id),
-            format!("{} ({}{state}){reason}", blkdev.dev_name, blkdev.way.as_ref().unwrap_or(&blkdev.export)),
+            format!(
+                "{} ({}{state}){reason}",
+                blkdev.dev_name,
+                blkdev.method.as_ref().unwrap_or(&blkdev.export)
+            ),
         );
     }
     match &backend.cache {

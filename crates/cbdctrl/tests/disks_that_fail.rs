@@ -196,10 +196,10 @@ fn a_disk_that_goes_away_and_comes_back_gets_everything_after_a_restart() {
     });
 }
 
-/// A request that is done late must not come behind what another door acknowledges.
+/// A request that is done late must not come behind what another export acknowledges.
 #[test]
-fn no_door_is_opened_after_a_failed_stop_while_requests_of_the_last_wait_for_the_disk() {
-    let name = "no_door_is_opened_after_a_failed_stop_while_requests_of_the_last_wait_for_the_disk";
+fn no_export_is_opened_after_a_failed_stop_while_requests_of_the_last_wait_for_the_disk() {
+    let name = "no_export_is_opened_after_a_failed_stop_while_requests_of_the_last_wait_for_the_disk";
     in_sandbox(name, TIMEOUT, |folder| {
         let mut place = Place::under(folder);
         // It does one after the other.
@@ -227,7 +227,9 @@ fn no_door_is_opened_after_a_failed_stop_while_requests_of_the_last_wait_for_the
         let listed = place.json(&["dev-list", "--all"])[0].clone();
         assert_eq!(listed["alive"], false, "{listed}");
         assert!(listed["error"].to_string().contains("still have requests that wait for"), "{listed}");
-        reads.into_iter().for_each(|read| drop(read.join().expect("it ends").expect_err("its door is gone")));
+        reads
+            .into_iter()
+            .for_each(|read| drop(read.join().expect("it ends").expect_err("its export is gone")));
         until("the device", || place.json(&["dev-list"])[0]["alive"] == true);
     });
 }

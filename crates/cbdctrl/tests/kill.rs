@@ -469,7 +469,7 @@ fn a_kill_in_the_middle_of_a_stop_loses_nothing() {
         stop.args(["backend-stop", "--backend", "0"]).env("CBD_SOCKET", place.socket());
         stop.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
         let mut stop = stop.spawn().expect("a stop");
-        // Every third one is let come to its last steps, which begin when the door has closed.
+        // Every third one is let come to its last steps, which begin when the export has closed.
         if round % 3 == 2 {
             let end = std::time::Instant::now() + Duration::from_secs(20);
             while place.path("nbd.sock").exists() && std::time::Instant::now() < end {

@@ -36,7 +36,7 @@ const START_MAX: Duration = Duration::from_secs(10);
 
 /// How fio and the checks reach a device.
 #[derive(Clone, Debug)]
-enum Door {
+enum Export {
     Nbd,
     Block(String),
 }
@@ -47,7 +47,7 @@ type Origin = (u64, u64);
 /// A device, and what is known of each of its blocks.
 struct Device {
     name: &'static str,
-    door: Door,
+    export: Export,
     blocks: Vec<Origin>,
     /// Whether fio ended its pass by itself, so that its log says what was answered.
     has_log: bool,
@@ -61,8 +61,8 @@ struct Answered {
 }
 
 impl Device {
-    fn new(name: &'static str, door: Door) -> Self {
-        Self { name, door, blocks: vec![(0, 0); SIZE as usize / BLOCK], has_log: true }
+    fn new(name: &'static str, export: Export) -> Self {
+        Self { name, export, blocks: vec![(0, 0); SIZE as usize / BLOCK], has_log: true }
     }
 
     fn fio(&self, place: &Place) -> Command {
@@ -70,9 +70,9 @@ impl Device {
         // Threads: a job that is a process of its own would outlive a fio that has to be killed.
         command.args(["--name=load", "--thread", "--output-format=terse", "--verify_state_save=0"]);
         command.arg(format!("--size={SIZE}")).arg(format!("--iodepth={DEPTH}"));
-        match &self.door {
-            Door::Nbd => command.args(["--ioengine=nbd", &format!("--uri={}", place.uri())]),
-            Door::Block(path) => {
+        match &self.export {
+            Export::Nbd => command.args(["--ioengine=nbd", &format!("--uri={}", place.uri())]),
+            Export::Block(path) => {
                 command.args(["--ioengine=libaio", "--direct=1", &format!("--filename={path}")])
             }
         };
@@ -125,9 +125,9 @@ impl Device {
     }
 
     fn reader(&self, place: &Place) -> Reader {
-        match &self.door {
-            Door::Nbd => Reader::Nbd(Box::new(place.client())),
-            Door::Block(path) => {
+        match &self.export {
+            Export::Nbd => Reader::Nbd(Box::new(place.client())),
+            Export::Block(path) => {
                 let file = File::options().read(true).custom_flags(libc::O_DIRECT).open(path);
                 Reader::File(file.expect("the device"))
             }
@@ -233,7 +233,7 @@ fn place_with_both(folder: &Path) -> (Place, Vec<Device>, Vec<String>) {
     let printed =
         place.ok(&["backend-start", "-p", &disks[1], "-c", "16M", "--start-dev", "--export", "fuse-loop"]);
     let device = printed.trim().to_owned();
-    (place, vec![Device::new("nbd", Door::Nbd), Device::new("block", Door::Block(device))], disks)
+    (place, vec![Device::new("nbd", Export::Nbd), Device::new("block", Export::Block(device))], disks)
 }
 
 /// Where the threads of a process wait in the kernel.
@@ -371,7 +371,7 @@ fn a_block_that_is_of_two_requests_is_noticed() {
 fn the_check_notices_what_is_missing_stale_or_too_much() {
     let answered = [Answered { offset: 8192, length: 8192 }];
     let after = |change: &dyn Fn(&mut Vec<Origin>)| {
-        let mut device = Device::new("test", Door::Nbd);
+        let mut device = Device::new("test", Export::Nbd);
         device.blocks[7] = (3, 28672);
         let mut found = device.blocks.clone();
         found[2..4].fill((4, 8192));

@@ -14,7 +14,7 @@ use support::manager::Manager;
 use support::pattern::{Random, seed};
 use support::region::RegionFile;
 use support::sandbox::{Mounted, in_sandbox};
-use support::{MIB, Place, child, keeper_at, text_of, tool, until, wait};
+use support::{MIB, Place, child, store_process_at, text_of, tool, until, wait};
 
 const SIZE: u64 = 64 * MIB;
 /// Longest that a client may wait once a daemon is there.
@@ -22,13 +22,13 @@ const SOON: Duration = Duration::from_secs(15);
 
 /// A daemon with a device that outlives it, over a new disk.
 fn place_with_device(folder: &Path) -> (Place, String, String) {
-    let mut place = Place::keeping(folder);
+    let mut place = Place::preserving(folder);
     place.start();
     place.register("64M");
     let disk = place.disk("disk", SIZE);
     let device = place.start_block_device(&disk, "16M");
-    let way = place.json(&["dev-list"])[0]["way"].to_string();
-    assert!(way.contains("outlives the daemon, kept by a keeper"), "{way}");
+    let method = place.json(&["dev-list"])[0]["method"].to_string();
+    assert!(method.contains("outlives the daemon, descriptors held by a store process"), "{method}");
     (place, disk, device)
 }
 
@@ -70,9 +70,9 @@ fn mounts_under(folder: &Path) -> usize {
     all.lines().filter(|line| line.contains(&*folder.to_string_lossy())).count()
 }
 
-/// The keeper of the place's daemon.
-fn keeper(place: &Place) -> Option<String> {
-    keeper_at(&place.path("run/keeper.sock"))
+/// The store process of the place's daemon.
+fn store_process(place: &Place) -> Option<String> {
+    store_process_at(&place.path("run/keeper.sock"))
 }
 
 fn same(one: &str, other: &str) -> bool {
@@ -111,7 +111,7 @@ fn fio_verifies_everything_through_kills_and_stops_and_the_disk_has_it_in_the_en
         assert!(same(&seen, &disk), "the disk alone has what clients saw");
         assert_eq!(mounts_under(&place.path("run")), 0);
         place.terminate();
-        until("the keeper's end", || keeper(&place).is_none());
+        until("the store process's end", || store_process(&place).is_none());
     });
 }
 
@@ -159,7 +159,7 @@ fn a_daemon_ends_although_what_somebody_wrote_and_closed_waits_for_a_disk_that_h
 {
     let name = "a_daemon_ends_although_what_somebody_wrote_and_closed_waits_for_a_disk_that_hangs_and_the_next_writes_it";
     in_sandbox(name, Duration::from_secs(90), |folder| {
-        let mut place = Place::keeping(folder);
+        let mut place = Place::preserving(folder);
         // It does one after the other, and is at it for longer than a daemon takes to end.
         place.decorate = Some("throttle:latency_us=10000000".to_owned());
         place.start();
@@ -194,18 +194,18 @@ fn a_daemon_ends_although_what_somebody_wrote_and_closed_waits_for_a_disk_that_h
 fn a_device_is_said_to_end_with_the_daemon_while_a_stop_waits_for_its_disk_and_to_outlive_it_again_then() {
     let name = "a_device_is_said_to_end_with_the_daemon_while_a_stop_waits_for_its_disk_and_to_outlive_it_again_then";
     in_sandbox(name, Duration::from_secs(90), |folder| {
-        let mut place = Place::keeping(folder);
+        let mut place = Place::preserving(folder);
         place.decorate = Some("throttle:flush_us=10000000".to_owned());
         place.start();
         place.register("64M");
         let disk = place.disk("disk", SIZE);
         place.ok(&["backend-start", "-p", &disk, "--start-dev", "--export", "fuse-loop"]);
-        let way = || place.json(&["dev-list"])[0]["way"].to_string();
-        assert!(way().contains("outlives the daemon"), "{}", way());
+        let method = || place.json(&["dev-list"])[0]["method"].to_string();
+        assert!(method().contains("outlives the daemon"), "{}", method());
         let refused = place.run(&["dev-stop", "-d", "0"]);
         assert!(refused.code == 1 && refused.stderr.contains("I/O to it hangs"), "{}", refused.stderr);
-        assert!(way().contains("ends with the daemon"), "{}", way());
-        until("its return", || way().contains("outlives the daemon, kept by a keeper"));
+        assert!(method().contains("ends with the daemon"), "{}", method());
+        until("its return", || method().contains("outlives the daemon, descriptors held by a store process"));
         place.ok(&["dev-stop", "-d", "0", "--force"]);
     });
 }
@@ -219,7 +219,7 @@ fn a_device_that_nobody_uses_goes_with_a_daemon_that_ends_in_order() {
         place.terminate();
         assert_eq!(mounts_under(&place.path("run")), 0);
         assert!(std::fs::symlink_metadata(&device).is_err());
-        until("the keeper's end", || keeper(&place).is_none());
+        until("the store process's end", || store_process(&place).is_none());
         let bound = tool("losetup", &["--list", "--noheadings", "--output", "NAME,BACK-FILE"]);
         let ours = |line: &&str| line.starts_with(&format!("{} ", was.display())) && line.contains("cbd0");
         assert_eq!(bound.lines().find(ours), None);
@@ -246,7 +246,7 @@ fn a_device_in_use_is_stopped_by_force_only_and_its_users_see_errors_then() {
         assert_eq!(mounts_under(&place.path("run")), 0);
         place.ok(&["dev-start", "-b", "0", "--export", "fuse-loop"]);
         place.terminate();
-        until("the keeper's end", || keeper(&place).is_none());
+        until("the store process's end", || store_process(&place).is_none());
     });
 }
 
@@ -345,13 +345,13 @@ fn a_device_that_stands_for_nothing_any_more_is_ended_at_the_start() {
 }
 
 #[test]
-fn a_keeper_that_dies_alone_is_replaced_and_the_device_still_outlives_the_daemon() {
-    let name = "a_keeper_that_dies_alone_is_replaced_and_the_device_still_outlives_the_daemon";
+fn a_store_process_that_dies_alone_is_replaced_and_the_device_still_outlives_the_daemon() {
+    let name = "a_store_process_that_dies_alone_is_replaced_and_the_device_still_outlives_the_daemon";
     in_sandbox(name, Duration::from_secs(60), |folder| {
         let (mut place, _, device) = place_with_device(folder);
-        let first = keeper(&place).expect("a keeper");
+        let first = store_process(&place).expect("a store process");
         child::signal(&first, libc::SIGKILL);
-        until("another keeper", || keeper(&place).is_some_and(|now| now != first));
+        until("another store process", || store_process(&place).is_some_and(|now| now != first));
         until("what it says", || place.log().contains("another has all that it held"));
         in_time(write_block(&device, 0, 1)).expect("nothing has changed");
         place.kill();
@@ -364,13 +364,13 @@ fn a_keeper_that_dies_alone_is_replaced_and_the_device_still_outlives_the_daemon
 }
 
 #[test]
-fn what_a_daemon_and_its_keeper_left_when_both_were_killed_is_cleared() {
-    let name = "what_a_daemon_and_its_keeper_left_when_both_were_killed_is_cleared";
+fn what_a_daemon_and_its_store_process_left_when_both_were_killed_is_cleared() {
+    let name = "what_a_daemon_and_its_store_process_left_when_both_were_killed_is_cleared";
     in_sandbox(name, Duration::from_secs(60), |folder| {
         let (mut place, _, device) = place_with_device(folder);
         in_time(write_block(&device, 0, 5)).expect("written");
         let loop_device: PathBuf = std::fs::read_link(&device).expect("a link");
-        child::signal(&keeper(&place).expect("a keeper"), libc::SIGKILL);
+        child::signal(&store_process(&place).expect("a store process"), libc::SIGKILL);
         place.kill();
         assert!(in_time(write_block(&text_of(&loop_device), 4096, 2)).is_err(), "nobody keeps it");
         place.start();
@@ -387,19 +387,19 @@ fn a_device_whose_descriptors_systemd_holds_outlives_the_daemon_and_is_not_held_
     let name =
         "a_device_whose_descriptors_systemd_holds_outlives_the_daemon_and_is_not_held_when_it_is_stopped";
     in_sandbox(name, Duration::from_secs(60), |folder| {
-        let mut place = Place::keeping(folder);
+        let mut place = Place::preserving(folder);
         place.manager = Some(Manager::new(folder));
         place.start();
         place.register("64M");
         let disk = place.disk("disk", SIZE);
         let device = place.start_block_device(&disk, "16M");
-        let way = place.json(&["dev-list"])[0]["way"].to_string();
-        assert!(way.contains("outlives the daemon, kept by systemd"), "{way}");
+        let method = place.json(&["dev-list"])[0]["method"].to_string();
+        assert!(method.contains("outlives the daemon, descriptors held by systemd"), "{method}");
         let stored = || place.manager.as_ref().expect("a manager").stored();
         let [(_, descriptors)] = stored()[..] else { panic!("{:?}", stored()) };
-        // The doors and the state.
+        // The channels and the state.
         assert!(descriptors >= 2, "{descriptors}");
-        assert_eq!(keeper(&place), None);
+        assert_eq!(store_process(&place), None);
         for number in 0..4_u64 {
             if number == 3 {
                 let used = File::open(&device).expect("open");
@@ -428,14 +428,14 @@ fn a_device_whose_descriptors_systemd_holds_outlives_the_daemon_and_is_not_held_
 fn a_unit_whose_store_has_no_room_is_said_to_have_none() {
     let name = "a_unit_whose_store_has_no_room_is_said_to_have_none";
     in_sandbox(name, Duration::from_secs(60), |folder| {
-        let mut place = Place::keeping(folder);
+        let mut place = Place::preserving(folder);
         place.manager = Some(Manager::with_room(folder, 0));
         place.start();
         place.register("64M");
         let disk = place.disk("disk", SIZE);
         let device = place.start_block_device(&disk, "16M");
         let listed = place.json(&["dev-list"])[0].clone();
-        assert!(listed["way"].to_string().contains("ends with the daemon"), "{listed}");
+        assert!(listed["method"].to_string().contains("ends with the daemon"), "{listed}");
         assert!(listed["note"].to_string().contains("FileDescriptorStoreMax= is missing"), "{listed}");
         place.kill();
         assert!(in_time(write_block(&device, 0, 1)).is_err(), "as before");
@@ -444,40 +444,39 @@ fn a_unit_whose_store_has_no_room_is_said_to_have_none() {
     });
 }
 
-/// Whoever wrote through another door would be overtaken by what waits at the first.
+/// Whoever wrote through another export would be overtaken by what waits at the first.
 #[test]
-fn while_the_keeper_does_not_answer_no_other_door_is_opened_and_when_it_does_the_first_is_served() {
-    let name =
-        "while_the_keeper_does_not_answer_no_other_door_is_opened_and_when_it_does_the_first_is_served";
+fn while_the_store_process_does_not_answer_no_other_export_is_opened_and_when_it_does_the_first_is_served() {
+    let name = "while_the_store_process_does_not_answer_no_other_export_is_opened_and_when_it_does_the_first_is_served";
     in_sandbox(name, Duration::from_secs(90), |folder| {
-        let mut place = Place::keeping(folder);
+        let mut place = Place::preserving(folder);
         place.start();
         place.register("64M");
         let disk = place.disk("disk", SIZE);
         place.ok(&["backend-start", "-p", &disk, "-c", "16M", "--start-dev", "--export", "auto"]);
-        let way = place.json(&["dev-list"])[0]["way"].to_string();
-        assert!(way.contains("outlives the daemon, kept by a keeper"), "{way}");
-        let keeper = keeper(&place).expect("a keeper");
+        let method = place.json(&["dev-list"])[0]["method"].to_string();
+        assert!(method.contains("outlives the daemon, descriptors held by a store process"), "{method}");
+        let store_process = store_process(&place).expect("a store process");
         place.kill();
         let write = write_block(&text_of(&place.link(0)), 0, 8);
-        child::signal(&keeper, libc::SIGSTOP);
+        child::signal(&store_process, libc::SIGSTOP);
         place.start();
         let device = place.json(&["dev-list", "--all"])[0].clone();
         assert_eq!(device["alive"], false, "{device}");
         assert!(device["error"].to_string().contains("wait for whoever holds its descriptors"), "{device}");
         assert!(!write.is_finished(), "it waits");
-        child::signal(&keeper, libc::SIGCONT);
+        child::signal(&store_process, libc::SIGCONT);
         in_time(write).expect("no error");
         until("the device", || place.json(&["dev-list"])[0]["alive"] == true);
-        let way = place.json(&["dev-list"])[0]["way"].to_string();
-        assert!(way.contains("outlives the daemon, kept by a keeper"), "{way}");
+        let method = place.json(&["dev-list"])[0]["method"].to_string();
+        assert!(method.contains("outlives the daemon, descriptors held by a store process"), "{method}");
         place.ok(&["backend-stop", "-b", "0"]);
     });
 }
 
 #[test]
-fn what_stands_in_the_way_of_a_door_at_the_start_may_go_later() {
-    let name = "what_stands_in_the_way_of_a_door_at_the_start_may_go_later";
+fn what_stands_in_the_way_of_an_export_at_the_start_may_go_later() {
+    let name = "what_stands_in_the_way_of_an_export_at_the_start_may_go_later";
     in_sandbox(name, Duration::from_secs(60), |folder| {
         let (mut place, _, device) = place_with_device(folder);
         place.terminate();
@@ -492,8 +491,8 @@ fn what_stands_in_the_way_of_a_door_at_the_start_may_go_later() {
 }
 
 #[test]
-fn what_a_keeper_holds_is_systemds_once_that_starts_the_daemon() {
-    let name = "what_a_keeper_holds_is_systemds_once_that_starts_the_daemon";
+fn what_a_store_process_holds_is_systemds_once_that_starts_the_daemon() {
+    let name = "what_a_store_process_holds_is_systemds_once_that_starts_the_daemon";
     in_sandbox(name, Duration::from_secs(60), |folder| {
         let (mut place, _, device) = place_with_device(folder);
         place.kill();
@@ -501,11 +500,11 @@ fn what_a_keeper_holds_is_systemds_once_that_starts_the_daemon() {
         place.manager = Some(Manager::new(folder));
         place.start();
         in_time(write).expect("no error");
-        let way = place.json(&["dev-list"])[0]["way"].to_string();
-        assert!(way.contains("outlives the daemon, kept by systemd"), "{way}");
+        let method = place.json(&["dev-list"])[0]["method"].to_string();
+        assert!(method.contains("outlives the daemon, descriptors held by systemd"), "{method}");
         let stored = || place.manager.as_ref().expect("a manager").stored().len();
         until("the store", || stored() == 1);
-        until("the keeper's end", || keeper(&place).is_none());
+        until("the store process's end", || store_process(&place).is_none());
         place.kill();
         let write = write_block(&device, 4096, 1);
         place.start();
@@ -528,7 +527,7 @@ fn mount_silent(at: &Path) -> File {
     server
 }
 
-/// Whether somebody is connected to the keeper's socket.
+/// Whether somebody is connected to the store process's socket.
 fn has_a_daemon(place: &Place) -> bool {
     let (path, all) = (place.text("run/keeper.sock"), std::fs::read_to_string("/proc/net/unix"));
     let is_connected = |line: &str| line.ends_with(&path) && !line.contains(" 00010000 ");
@@ -536,11 +535,11 @@ fn has_a_daemon(place: &Place) -> bool {
 }
 
 #[test]
-fn a_keeper_that_dies_while_the_daemon_still_starts_is_replaced() {
-    let name = "a_keeper_that_dies_while_the_daemon_still_starts_is_replaced";
+fn a_store_process_that_dies_while_the_daemon_still_starts_is_replaced() {
+    let name = "a_store_process_that_dies_while_the_daemon_still_starts_is_replaced";
     in_sandbox(name, Duration::from_secs(90), |folder| {
         let (mut place, _, device) = place_with_device(folder);
-        let first = keeper(&place).expect("a keeper");
+        let first = store_process(&place).expect("a store process");
         place.kill();
         until("nobody", || !has_a_daemon(&place));
         let silent: Vec<File> =
@@ -549,7 +548,7 @@ fn a_keeper_that_dies_while_the_daemon_still_starts_is_replaced() {
         place.start_without_waiting();
         until("the daemon", || has_a_daemon(&place));
         child::signal(&first, libc::SIGKILL);
-        until("another keeper", || keeper(&place).is_some_and(|now| now != first));
+        until("another store process", || store_process(&place).is_some_and(|now| now != first));
         assert!(place.log().matches("ready: ").count() == 1 && !write.is_finished(), "{}", place.log());
         in_time(write).expect("no error");
         drop(silent);
@@ -584,11 +583,11 @@ fn a_device_whose_row_is_damaged_waits_and_is_not_taken_for_one_that_nobody_want
 }
 
 #[test]
-fn a_keeper_is_not_woken_by_the_requests_of_what_it_holds() {
-    let name = "a_keeper_is_not_woken_by_the_requests_of_what_it_holds";
+fn a_store_process_is_not_woken_by_the_requests_of_what_it_holds() {
+    let name = "a_store_process_is_not_woken_by_the_requests_of_what_it_holds";
     in_sandbox(name, Duration::from_secs(60), |folder| {
         let (place, _, device) = place_with_device(folder);
-        let status = format!("/proc/{}/status", keeper(&place).expect("a keeper"));
+        let status = format!("/proc/{}/status", store_process(&place).expect("a store process"));
         let wakes = || {
             let text = std::fs::read_to_string(&status).expect("it lives");
             let line = text.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));

@@ -35,8 +35,9 @@ pub struct DaemonConfig {
     pub require_persistent: bool,
     /// Also serve regions in files that another user owns or may write to.
     pub allow_shared_regions: bool,
-    /// Whether FUSE devices outlive the daemon.
-    pub keep_fuse: Option<bool>,
+    /// Whether FUSE devices outlive the daemon. The option was called `keep_fuse` at first, and is still read by that name.
+    #[serde(alias = "keep_fuse")]
+    pub preserve_fuse: Option<bool>,
     /// Microseconds that a vhost-user ring's thread looks for the next request, at most, before it sleeps.
     pub vhost_spin_us: Option<u32>,
     /// Bytes of memory that a virtual machine may hand over for one device.
@@ -151,6 +152,14 @@ mod tests {
         assert_eq!(config.daemon.group.as_deref(), Some("storage"));
         assert_eq!(config.defaults.cache_size, Some(4 << 30));
         assert_eq!(config.defaults.consistency, Some(Consistency::Checkpoint));
+    }
+
+    #[test]
+    fn the_former_name_of_preserve_fuse_is_still_read() {
+        for name in ["preserve_fuse", "keep_fuse"] {
+            let config = Config::parse(&format!("[daemon]\n{name} = false\n")).unwrap();
+            assert_eq!(config.daemon.preserve_fuse, Some(false), "{name}");
+        }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! Always true here: looking changes nothing, and waits for nobody who does not serve.
 
 use crate::exports::ExportPlaces;
-use crate::keeping::Shelf;
+use crate::handover::PreservedSessions;
 use cbd_fuse::Session;
 use cbd_types::Result;
 use cbd_ublk::{LeftBehind, Tag};
@@ -15,7 +15,7 @@ pub struct Left {
     /// The mark of its ublk device.
     pub tag: Tag,
     /// Where those of its FUSE device are.
-    pub shelf: Arc<Shelf>,
+    pub preserved: Arc<PreservedSessions>,
     /// By what it is known there.
     pub identity: Vec<u8>,
 }
@@ -29,7 +29,7 @@ impl Left {
         if let Some(left) = LeftBehind::find(self.tag) {
             return left.user();
         }
-        self.shelf.remains(&self.identity)?.map_or(Ok(None), |session| session.user())
+        self.preserved.session(&self.identity)?.map_or(Ok(None), |session| session.user())
     }
 
     /// Takes it away: whoever uses it sees errors.
@@ -37,7 +37,7 @@ impl Left {
     /// # Errors
     /// When the kernel does not let it go.
     pub fn remove(&self) -> Result<()> {
-        self.shelf.end(&self.identity);
+        self.preserved.end(&self.identity);
         LeftBehind::find(self.tag).map_or(Ok(()), LeftBehind::remove)
     }
 }
@@ -47,7 +47,7 @@ impl Left {
 pub struct LeftByName {
     ublk: Option<LeftBehind>,
     fuse: Option<(String, Session)>,
-    shelf: Arc<Shelf>,
+    preserved: Arc<PreservedSessions>,
 }
 
 impl LeftByName {
@@ -55,9 +55,9 @@ impl LeftByName {
     #[must_use]
     pub fn find(places: &ExportPlaces, name: &str) -> Option<Self> {
         let ublk = LeftBehind::named(places.daemon_id, &places.ublk_dir(), &places.dev_dir.join(name));
-        let fuse = places.shelf.named(name);
+        let fuse = places.preserved.named(name);
         let is_left = ublk.is_some() || fuse.is_some();
-        is_left.then(|| Self { ublk, fuse, shelf: Arc::clone(&places.shelf) })
+        is_left.then(|| Self { ublk, fuse, preserved: Arc::clone(&places.preserved) })
     }
 
     /// By whom the device is used, as a sentence.
@@ -80,7 +80,7 @@ impl LeftByName {
         if let Some((name, session)) = self.fuse {
             // Its descriptors would keep the connection.
             drop(session);
-            self.shelf.end_entry(&name);
+            self.preserved.end_entry(&name);
         }
         self.ublk.map_or(Ok(()), LeftBehind::remove)
     }

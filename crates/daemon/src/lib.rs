@@ -15,7 +15,7 @@ pub mod control;
 pub mod exports;
 pub mod front_ends;
 pub mod guard;
-pub mod keeping;
+pub mod handover;
 pub mod left;
 pub mod logging;
 pub mod manager;

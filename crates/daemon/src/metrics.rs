@@ -165,7 +165,7 @@ fn for_backends(page: &mut Page, status: &Status) {
                 id,
                 ("blkdev", blkdev.blkdev_id.to_string()),
                 ("device", blkdev.dev_name.clone()),
-                ("way", blkdev.way.clone().unwrap_or_else(|| blkdev.export.clone())),
+                ("method", blkdev.method.clone().unwrap_or_else(|| blkdev.export.clone())),
             ];
             page.line("cbd_blkdev_up", &labels, u64::from(blkdev.alive));
         }

@@ -37,9 +37,9 @@ pub struct Options {
     pub paths: Paths,
     /// Serve no region that does not survive a power failure.
     pub require_persistent: bool,
-    /// The program that holds FUSE devices beyond the life of the daemon, when it is given the argument `keeper`; none: they end with the
-    /// daemon, unless systemd holds them.
-    pub keeper: Option<PathBuf>,
+    /// The program that holds FUSE devices beyond the life of the daemon, when it is given the argument `store-process`; none: they end
+    /// with the daemon, unless systemd holds them.
+    pub store_program: Option<PathBuf>,
     /// A decorator for backing devices, for demonstrations and tests.
     pub decorate: Option<String>,
     /// The boot of the machine in which regions are said to be used, and that a crash of the machine mixes their pages, for tests; none: the
@@ -66,7 +66,7 @@ impl Options {
         Self {
             paths: Paths { config_may_be_missing: true, ..paths },
             require_persistent: false,
-            keeper: None,
+            store_program: None,
             decorate: None,
             boot: None,
             log_format: LogFormat::Text,

@@ -15,7 +15,7 @@ use cbd_daemon::client::Client;
 use cbd_daemon::config::DaemonConfig;
 use cbd_daemon::exports::{Export, ExportChoice, ExportPlaces, Place};
 use cbd_daemon::front_ends::FrontEnds;
-use cbd_daemon::keeping::Shelf;
+use cbd_daemon::handover::PreservedSessions;
 use cbd_export::{BlockDevice, MemoryDevice};
 use cbd_pmem::Mapping;
 use cbd_types::{Error, ErrorKind, Result};
@@ -354,7 +354,7 @@ pub fn serve_memory(folder: &Path, arguments: &Arguments) -> Result<()> {
         run_dir: folder.join("run"),
         dev_dir: folder.join("dev"),
         daemon_id: 0,
-        shelf: Arc::new(Shelf::closed("it ends with the demonstration")),
+        preserved: Arc::new(PreservedSessions::closed("it ends with the demonstration")),
         front_ends: Arc::new(FrontEnds::new(&DaemonConfig::default())),
         vhost_spin: None,
     };

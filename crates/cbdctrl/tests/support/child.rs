@@ -107,7 +107,7 @@ fn send(process: &Child, signal: i32) {
     signal_number(process.id().cast_signed(), signal);
 }
 
-/// Sends a signal to a process that is not our child, e.g. a keeper, by the system call: `kill` as a program is not on every machine.
+/// Sends a signal to a process that is not our child, e.g. a store process, by the system call: `kill` as a program is not on every machine.
 #[track_caller]
 pub fn signal(process: &str, signal: i32) {
     signal_number(process.parse().expect("the number of a process"), signal);

@@ -56,7 +56,7 @@ impl Place {
         let made = tempfile::Builder::new().prefix("cbd-").tempdir_in(folder).expect("a folder");
         std::fs::create_dir(made.path().join("dev")).expect("a folder");
         // What follows an error is what most tests are about; those of a device that outlives its daemon ask for it.
-        std::fs::write(made.path().join("cbd.toml"), "[daemon]\nkeep_fuse = false\n").expect("a file");
+        std::fs::write(made.path().join("cbd.toml"), "[daemon]\npreserve_fuse = false\n").expect("a file");
         let places = [folder.join(sandbox::MEMORY), PathBuf::from("/dev/shm"), folder.to_owned()];
         let shared = places.into_iter().find(|place| place.is_dir()).expect("the folder is there");
         let memory = tempfile::Builder::new().prefix("cbd-test-").tempdir_in(shared).expect("a folder");
@@ -65,7 +65,7 @@ impl Place {
     }
 
     /// One whose FUSE devices outlive the daemon, as they do where nothing else is said. They end with this.
-    pub fn keeping(folder: &Path) -> Self {
+    pub fn preserving(folder: &Path) -> Self {
         let mut place = Self::under(folder);
         std::fs::write(place.path("cbd.toml"), "").expect("a file");
         place.keeps = true;
@@ -296,7 +296,7 @@ impl Drop for Place {
             let _ = daemon.wait();
         }
         if self.keeps {
-            // A keeper whose connections have ended ends, too; the loop devices stay until somebody clears them.
+            // A store process whose connections have ended ends, too; the loop devices stay until somebody clears them.
             let _ = cbd_fuse::abort_connections(&self.path("run"));
             let _ = cbd_fuse::sweep(&self.path("run"), &self.path("dev"), &[]);
         }
@@ -381,8 +381,8 @@ pub fn system_tests(test: &str) -> bool {
     wanted
 }
 
-/// The process whose standard input is the socket that listens at this path: a keeper.
-pub fn keeper_at(socket: &Path) -> Option<String> {
+/// The process whose standard input is the socket that listens at this path: a store process.
+pub fn store_process_at(socket: &Path) -> Option<String> {
     /// What the kernel shows of a socket that listens.
     const LISTENS: &str = "00010000";
     let table = std::fs::read_to_string("/proc/net/unix").expect("the sockets");

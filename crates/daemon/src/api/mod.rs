@@ -302,7 +302,7 @@ pub struct BlkdevInfo {
     pub export: String,
     /// How it is reached, in words; absent while it is not served.
     #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub way: Option<String>,
+    pub method: Option<String>,
     /// Why it is not being served.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub error: Option<String>,

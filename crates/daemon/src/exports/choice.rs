@@ -6,7 +6,7 @@ use std::fmt;
 use std::net::ToSocketAddrs;
 use std::path::{Path, PathBuf};
 
-/// Which door a block device has, as a user names it.
+/// Which export a block device has, as a user names it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ExportChoice {
     /// The best that this machine has.

@@ -1,4 +1,4 @@
-//! The doors of a block device: which there are, how one is named, and how it is opened and closed.
+//! The exports of a block device: which there are, how one is named, and how it is opened and closed.
 //!
 //! Always true here: what is printed as a device's name is what its user opens: `/dev/cbdN`, an NBD URI, or the socket that a
 //! virtual machine is given.
@@ -11,7 +11,7 @@ pub use choice::ExportChoice;
 pub use file::ExportFile;
 
 use crate::front_ends::FrontEnds;
-use crate::keeping::Shelf;
+use crate::handover::PreservedSessions;
 use crate::left::Left;
 use cbd_export::BlockDevice;
 use cbd_export::folders::reach_folder;
@@ -45,7 +45,7 @@ pub struct ExportPlaces {
     /// The daemon's own number, which marks its ublk devices.
     pub daemon_id: u64,
     /// Where FUSE devices are kept beyond the life of the daemon.
-    pub shelf: Arc<Shelf>,
+    pub preserved: Arc<PreservedSessions>,
     /// What all front ends share.
     pub front_ends: Arc<FrontEnds>,
     /// How long, at most, a vhost-user ring's thread looks for the next request before it sleeps.
@@ -74,7 +74,7 @@ impl ExportPlaces {
     /// What a predecessor may have left of the device that `identity` stands for.
     #[must_use]
     pub fn left(&self, identity: &[u8]) -> Left {
-        Left { tag: self.tag(identity), shelf: Arc::clone(&self.shelf), identity: identity.to_vec() }
+        Left { tag: self.tag(identity), preserved: Arc::clone(&self.preserved), identity: identity.to_vec() }
     }
 
     fn default_socket(&self, name: &str) -> PathBuf {
@@ -89,9 +89,9 @@ pub fn device_name(transport: u32, blkdev: u32) -> String {
     if transport == 0 { format!("cbd{blkdev}") } else { format!("cbd{transport}-{blkdev}") }
 }
 
-/// An open door.
+/// An open export.
 #[derive(Debug)]
-enum Door {
+enum OpenExport {
     Nbd(Server),
     VhostUser(cbd_vhost::Server),
     FuseLoop(Box<FuseLoop>),
@@ -101,19 +101,19 @@ enum Door {
 /// A running export.
 #[derive(Debug)]
 pub struct Export {
-    door: Door,
+    open: OpenExport,
     name: String,
     /// What its user opens.
     pub device_path: String,
     /// Which way it took when it was opened, in words.
-    way: String,
+    method: String,
     /// Why it is not the best there could be.
     pub note: Option<String>,
     /// The socket or link by which clients find it; none at a network address.
     pub file: Option<Arc<ExportFile>>,
 }
 
-/// Which device a door is to lead to.
+/// Which device an export is to lead to.
 #[derive(Clone, Copy, Debug)]
 pub struct Place<'a> {
     /// What it is called.
@@ -125,7 +125,7 @@ pub struct Place<'a> {
 }
 
 impl Export {
-    /// Opens the door that `choice` names to `device`.
+    /// Opens the export that `choice` names to `device`.
     ///
     /// # Errors
     /// When the system refuses what it needs; nothing is left behind then.
@@ -152,7 +152,7 @@ impl Export {
         places: &ExportPlaces,
         nbd_will_do: bool,
     ) -> Result<Self> {
-        if places.shelf.has(place.identity) {
+        if places.preserved.has(place.identity) {
             // As below.
             return Self::fuse_loop(place, device, places);
         }
@@ -203,15 +203,15 @@ impl Export {
         };
         let export = Ublk::start(device, &options)?;
         let (queues, depth) = export.queues();
-        let way = format!("ublk, {}, {queues} queues of {depth}", export.disk_path().display());
+        let method = format!("ublk, {}, {queues} queues of {depth}", export.disk_path().display());
         let taken =
             if export.is_taken_over() { "; it was left by a predecessor, and its clients go on" } else { "" };
-        tracing::info!("{}: {way}{taken}", place.name);
+        tracing::info!("{}: {method}{taken}", place.name);
         Ok(Self {
-            door: Door::Ublk(Box::new(export)),
+            open: OpenExport::Ublk(Box::new(export)),
             name: place.name.to_owned(),
             device_path: link.display().to_string(),
-            way,
+            method,
             note: None,
             file: ExportFile::at(&link).map(Arc::new),
         })
@@ -235,8 +235,8 @@ impl Export {
             Listen::Tcp(_) => None,
         };
         let device_path = server.uri();
-        let way = "NBD".to_owned();
-        Ok(Self { door: Door::Nbd(server), name: name.to_owned(), device_path, way, note, file })
+        let method = "NBD".to_owned();
+        Ok(Self { open: OpenExport::Nbd(server), name: name.to_owned(), device_path, method, note, file })
     }
 
     fn vhost_user(
@@ -257,12 +257,12 @@ impl Export {
         };
         let server = cbd_vhost::Server::start(device, path, options)?;
         let device_path = path.display().to_string();
-        let way = "vhost-user-blk".to_owned();
+        let method = "vhost-user-blk".to_owned();
         Ok(Self {
-            door: Door::VhostUser(server),
+            open: OpenExport::VhostUser(server),
             name: name.to_owned(),
             device_path,
-            way,
+            method,
             note: None,
             file: ExportFile::at(path).map(Arc::new),
         })
@@ -270,7 +270,7 @@ impl Export {
 
     fn fuse_loop(place: Place<'_>, device: &Arc<dyn BlockDevice>, places: &ExportPlaces) -> Result<Self> {
         let Place { name, queues, identity } = place;
-        let shelf = &places.shelf;
+        let preserved = &places.preserved;
         let link = places.dev_dir.join(name);
         let options = cbd_fuse::Options {
             name: name.to_owned(),
@@ -279,17 +279,21 @@ impl Export {
             queues,
             thread_setup: Some(Arc::new(prepare_data_thread)),
             read_only: false,
-            store: if shelf.has(identity) { shelf.keep_on(identity) } else { shelf.keep(identity) },
+            store: if preserved.has(identity) {
+                preserved.store_for(identity)
+            } else {
+                preserved.store_for_new(identity)
+            },
         };
-        let export = match shelf.remains(identity).context(|| waits(name))? {
+        let export = match preserved.session(identity).context(|| waits(name))? {
             Some(session) if session.is_usable() => {
                 let export = FuseLoop::take_over(device, &options, &session)?;
-                shelf.settle(identity);
+                preserved.mark_served(identity);
                 export
             }
             // It was about to go, or somebody else has taken it away: nobody can use it any more.
             Some(_) => {
-                shelf.end(identity);
+                preserved.end(identity);
                 FuseLoop::start(Arc::clone(device), options)?
             }
             None => FuseLoop::start(Arc::clone(device), options)?,
@@ -297,20 +301,20 @@ impl Export {
         let taken =
             if export.is_taken_over() { "; it was left by a predecessor, and its clients go on" } else { "" };
         tracing::info!("{name}: FUSE and {}{taken}", export.loop_path().display());
-        let way = format!(
-            "FUSE and {}, outlives the daemon, kept by {}",
+        let method = format!(
+            "FUSE and {}, outlives the daemon, descriptors held by {}",
             export.loop_path().display(),
-            shelf.who()
+            preserved.store_name()
         );
         let note = (!export.is_preserved()).then(|| {
-            let reason = export.not_preserved().map_or_else(|| shelf.why_not(), Error::line);
+            let reason = export.not_preserved().map_or_else(|| preserved.unavailable_reason(), Error::line);
             format!("a loop device over a FUSE file, whose users see errors when the daemon ends ({reason})")
         });
         Ok(Self {
-            door: Door::FuseLoop(Box::new(export)),
+            open: OpenExport::FuseLoop(Box::new(export)),
             name: name.to_owned(),
             device_path: link.display().to_string(),
-            way,
+            method,
             note,
             file: ExportFile::at(&link).map(Arc::new),
         })
@@ -318,13 +322,13 @@ impl Export {
 
     /// Which way it takes, in words.
     #[must_use]
-    pub fn way(&self) -> String {
-        match &self.door {
+    pub fn method(&self) -> String {
+        match &self.open {
             // Perhaps only for now: as long as a stop waits for it nobody keeps it.
-            Door::FuseLoop(export) if !export.is_preserved() => {
+            OpenExport::FuseLoop(export) if !export.is_preserved() => {
                 format!("FUSE and {}, ends with the daemon", export.loop_path().display())
             }
-            _ => self.way.clone(),
+            _ => self.method.clone(),
         }
     }
 
@@ -333,17 +337,17 @@ impl Export {
     /// # Errors
     /// When the system does not tell.
     pub fn user(&self) -> Result<Option<String>> {
-        match &self.door {
-            Door::Nbd(server) => Ok(match server.connections() {
+        match &self.open {
+            OpenExport::Nbd(server) => Ok(match server.connections() {
                 0 => None,
                 1 => Some(format!("an NBD client is connected to {}", self.device_path)),
                 clients => Some(format!("{clients} NBD clients are connected to {}", self.device_path)),
             }),
-            Door::VhostUser(server) => Ok(server
+            OpenExport::VhostUser(server) => Ok(server
                 .is_connected()
                 .then(|| format!("a virtual machine or a program is connected to {}", self.device_path))),
-            Door::FuseLoop(export) => export.is_busy(),
-            Door::Ublk(export) => export.is_busy(),
+            OpenExport::FuseLoop(export) => export.is_busy(),
+            OpenExport::Ublk(export) => export.is_busy(),
         }
     }
 
@@ -365,7 +369,7 @@ impl Export {
     /// What its clients wait for besides the device, in words.
     #[must_use]
     pub fn held_up(&self) -> Option<String> {
-        let Door::Nbd(server) = &self.door else { return None };
+        let OpenExport::Nbd(server) = &self.open else { return None };
         let who = match server.waiting() {
             0 => return None,
             1 => "an NBD client waits".to_owned(),
@@ -377,26 +381,26 @@ impl Export {
     /// Why it does not serve any more although nobody stopped it.
     #[must_use]
     pub fn failure(&self) -> Option<String> {
-        match &self.door {
-            Door::Nbd(_) | Door::VhostUser(_) => None,
-            Door::FuseLoop(export) => export.failure(),
-            Door::Ublk(export) => export.failure(),
+        match &self.open {
+            OpenExport::Nbd(_) | OpenExport::VhostUser(_) => None,
+            OpenExport::FuseLoop(export) => export.failure(),
+            OpenExport::Ublk(export) => export.failure(),
         }
     }
 
-    /// Closes the door: what is in flight completes, clients see errors after that.
+    /// Closes the export: what is in flight completes, clients see errors after that.
     ///
     /// # Errors
     /// [`ErrorKind::Busy`] while somebody uses it and `force` is not set; it is given back then and goes on. Other errors say
-    /// what did not end in order; the door is closed all the same.
+    /// what did not end in order; the export is closed all the same.
     pub fn stop(mut self, force: bool) -> std::result::Result<(), (Option<Box<Self>>, Error)> {
         if !force && let Err(error) = self.refuse_if_used() {
             return Err((Some(Box::new(self)), error));
         }
-        match self.door {
-            Door::Nbd(server) => server.stop().map_err(|error| (None, error)),
-            Door::VhostUser(server) => server.stop().map_err(|error| (None, error)),
-            Door::FuseLoop(ref mut export) => {
+        match self.open {
+            OpenExport::Nbd(server) => server.stop().map_err(|error| (None, error)),
+            OpenExport::VhostUser(server) => server.stop().map_err(|error| (None, error)),
+            OpenExport::FuseLoop(ref mut export) => {
                 let mode = if force { StopMode::Force } else { StopMode::WhenUnused };
                 match export.stop(mode, STOP_TIMEOUT) {
                     Ok(()) => Ok(()),
@@ -404,7 +408,7 @@ impl Export {
                     Err(error) => Err((Some(Box::new(self)), error)),
                 }
             }
-            Door::Ublk(ref mut export) => {
+            OpenExport::Ublk(ref mut export) => {
                 let mode = if force { cbd_ublk::StopMode::Force } else { cbd_ublk::StopMode::WhenUnused };
                 match export.stop(mode, STOP_TIMEOUT) {
                     Ok(()) => Ok(()),
@@ -421,20 +425,20 @@ impl Export {
     /// # Errors
     /// What did not end in order.
     pub fn end(self) -> Result<()> {
-        let Self { door, name, device_path, way, note, file } = self;
+        let Self { open, name, device_path, method, note, file } = self;
         let left = |reason: Error| {
             tracing::info!("{name}: {reason}; it is left, and its clients wait for the next daemon");
         };
         // Not to know who uses it is no reason to fail what a client has in flight.
-        match door {
-            Door::Ublk(mut export) => match export.stop(cbd_ublk::StopMode::WhenUnused, STOP_TIMEOUT) {
+        match open {
+            OpenExport::Ublk(mut export) => match export.stop(cbd_ublk::StopMode::WhenUnused, STOP_TIMEOUT) {
                 Err(reason) if !export.is_stopped() => {
                     left(reason);
                     export.leave(STOP_TIMEOUT)
                 }
                 ended => ended,
             },
-            Door::FuseLoop(mut export) if export.is_preserved() => {
+            OpenExport::FuseLoop(mut export) if export.is_preserved() => {
                 match export.stop(StopMode::WhenUnused, STOP_TIMEOUT) {
                     Err(reason) if !export.is_ended() => {
                         left(reason);
@@ -443,7 +447,9 @@ impl Export {
                     ended => ended,
                 }
             }
-            door => Self { door, name, device_path, way, note, file }.stop(true).map_err(|(_, error)| error),
+            open => {
+                Self { open, name, device_path, method, note, file }.stop(true).map_err(|(_, error)| error)
+            }
         }
     }
 
@@ -454,7 +460,7 @@ impl Export {
     }
 }
 
-/// Refuses another door while clients of a predecessor wait at one that this daemon cannot reach: they would undo later what is written
+/// Refuses another export while clients of a predecessor wait at one that this daemon cannot reach: they would undo later what is written
 /// meanwhile.
 fn refuse_if_others_wait(name: &str, places: &ExportPlaces) -> Result<()> {
     let folder = places.fuse_dir().join(name);
@@ -465,7 +471,7 @@ fn refuse_if_others_wait(name: &str, places: &ExportPlaces) -> Result<()> {
         "{} is mounted: clients of a former daemon wait for whoever holds its descriptors, and that is nobody whom this one can ask ({}); start the \
          daemon as it was started before, or give them errors with umount -f {}",
         folder.display(),
-        places.shelf.why_not(),
+        places.preserved.unavailable_reason(),
         folder.display()
     );
     Err(Error::new(ErrorKind::Busy, text))

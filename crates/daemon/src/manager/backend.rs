@@ -136,7 +136,7 @@ impl BackendSlot {
         Ok((run, warnings))
     }
 
-    /// Closes its doors and ends its background worker.
+    /// Closes its exports and ends its background worker.
     pub fn stop(mut self, id: BackendId) {
         for (_, mut blkdev) in std::mem::take(&mut self.blkdevs) {
             if let Err(error) = blkdev.close(true) {

@@ -1,4 +1,4 @@
-//! Block devices: their rows in the region and their doors in this process.
+//! Block devices: their rows in the region and their exports in this process.
 
 use super::backend::BackendSlot;
 use super::lent::{Ground, Lent};
@@ -15,20 +15,20 @@ use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, Result};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Longest that the threads of a door that was closed may take to end.
+/// Longest that the threads of an export that was closed may take to end.
 const DOOR_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A block device of this host; its door may have failed to open.
+/// A block device of this host; its export may have failed to open.
 #[derive(Debug)]
 pub(super) struct BlkdevSlot {
     pub entry: BlkdevEntry,
     pub export: Option<Export>,
     pub error: Option<String>,
-    /// What it is called while no door says otherwise.
+    /// What it is called while no export says otherwise.
     pub name: String,
     /// What a predecessor may have left of it; none for a device of another host.
     pub left: Option<Left>,
-    /// When a door that did not open is tried again.
+    /// When an export that did not open is tried again.
     pub retry: Option<Retry>,
     /// What `dev-list` shows while a worker has the device itself.
     shown: Option<BlkdevInfo>,
@@ -52,7 +52,7 @@ impl BlkdevSlot {
             dev_name: name,
             alive: self.export.is_some() && failure.is_none(),
             export: self.entry.export.clone(),
-            way: self.export.as_ref().map(|export| export.way()),
+            method: self.export.as_ref().map(|export| export.method()),
             error: self.error.clone().or(failure),
             note: self.note(),
         }
@@ -79,7 +79,7 @@ impl BlkdevSlot {
         if faults.is_empty() { export.note.clone() } else { Some(faults.join("; ")) }
     }
 
-    /// Its door for the kernel, that a predecessor may have left, if no process serves it.
+    /// Its export for the kernel, that a predecessor may have left, if no process serves it.
     const fn left_behind(&self) -> Option<&Left> {
         if self.export.is_some() { None } else { self.left.as_ref() }
     }
@@ -98,7 +98,7 @@ impl BlkdevSlot {
         }
     }
 
-    /// Closes its door for good, as the device goes.
+    /// Closes its export for good, as the device goes.
     ///
     /// # Errors
     /// [`ErrorKind::Busy`] while somebody uses it, without force; it goes on.
@@ -111,7 +111,7 @@ impl BlkdevSlot {
         Ok(unended)
     }
 
-    /// The daemon ends: closes its door, or leaves it to the next daemon.
+    /// The daemon ends: closes its export, or leaves it to the next daemon.
     pub fn end(&mut self) {
         let Some(export) = self.export.take() else { return };
         let name = export.name().to_owned();
@@ -120,7 +120,7 @@ impl BlkdevSlot {
         }
     }
 
-    /// Closes its door, by force even if somebody uses it; the row stays.
+    /// Closes its export, by force even if somebody uses it; the row stays.
     ///
     /// # Errors
     /// [`ErrorKind::Busy`] while somebody uses it, without force; it goes on.
@@ -143,11 +143,11 @@ impl BlkdevSlot {
 }
 
 impl BackendSlot {
-    /// Opens the door of a block device that was there before; on failure the reason is kept.
+    /// Opens the export of a block device that was there before; on failure the reason is kept.
     pub(super) fn bring_blkdev_back(&mut self, fixed: &Fixed, transport: u32, entry: &BlkdevEntry) {
         let before = self.blkdevs.remove(&entry.id);
         let (error_before, retry) = before.map_or((None, None), |slot| (slot.error, slot.retry));
-        let (export, error) = match self.open_door(fixed, transport, entry) {
+        let (export, error) = match self.open_export(fixed, transport, entry) {
             Ok(export) => (Some(export), None),
             Err(error) => {
                 let line = error.line();
@@ -176,8 +176,8 @@ impl BackendSlot {
         );
     }
 
-    /// Refuses while requests of a door that was closed by force, or that did not open in full, still wait for the disk: one that is done
-    /// late must not come behind what a new door acknowledges.
+    /// Refuses while requests of an export that was closed by force, or that did not open in full, still wait for the disk: one that is done
+    /// late must not come behind what a new export acknowledges.
     ///
     /// # Errors
     /// [`ErrorKind::Busy`] if they do not end soon.
@@ -187,7 +187,7 @@ impl BackendSlot {
         while run.device().queues() > 0 {
             if Instant::now() > end {
                 let text = format!(
-                    "{} threads of a door that was closed by force still have requests that wait for {}: they end when it answers, with \
+                    "{} threads of an export that was closed by force still have requests that wait for {}: they end when it answers, with \
                      backend-stop, or with the daemon",
                     run.device().queues(),
                     self.path
@@ -204,7 +204,7 @@ impl BackendSlot {
         blkdev_identity(&self.entry.uuid, id)
     }
 
-    fn open_door(&self, fixed: &Fixed, transport: u32, entry: &BlkdevEntry) -> Result<Export> {
+    fn open_export(&self, fixed: &Fixed, transport: u32, entry: &BlkdevEntry) -> Result<Export> {
         let run = self.run.as_ref().ok_or_else(|| {
             Error::new(
                 ErrorKind::Stopped,
@@ -300,7 +300,7 @@ impl Manager {
         result
     }
 
-    /// Makes the row, then opens the door; on failure the row goes again.
+    /// Makes the row, then opens the export; on failure the row goes again.
     pub(super) fn blkdev_create(
         &self,
         ground: &Ground,
@@ -328,7 +328,7 @@ impl Manager {
         let entry = engine.blkdevs().into_iter().find(|entry| entry.id == id);
         let opened = entry
             .ok_or_else(|| unknown(id))
-            .and_then(|entry| Ok((slot.open_door(&self.fixed, transport, &entry)?, entry)));
+            .and_then(|entry| Ok((slot.open_export(&self.fixed, transport, &entry)?, entry)));
         match opened {
             Ok((export, entry)) => {
                 let name = name_while_closed(&self.fixed, transport, id);

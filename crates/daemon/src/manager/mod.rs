@@ -5,19 +5,19 @@
 //! A step that fails undoes those before it. The region says what there is: the tables here are what of it runs now.
 //!
 //! Left to others: the wire ([`crate::server`]), what survives outside the region ([`crate::state`]), threads of caches
-//! (`cbd-runtime`), doors of devices ([`crate::exports`]).
+//! (`cbd-runtime`), exports of devices ([`crate::exports`]).
 
 mod backend;
 mod blkdev;
 mod chronicle;
 mod conditions;
-mod doors;
 mod down;
 mod drain;
 mod end;
 mod lent;
 mod looks;
 mod register;
+mod reopen;
 mod retry;
 mod start;
 mod status;
@@ -38,7 +38,7 @@ use crate::control::{Control, Report};
 use crate::exports::ExportPlaces;
 use crate::front_ends::FrontEnds;
 use crate::guard::Guard;
-use crate::keeping::shelf::{Shelf, Wish};
+use crate::handover::sessions::{PreservedSessions, StoreOptions};
 use crate::run::Options;
 use crate::state::StateDir;
 use cbd_backing::Decorator;
@@ -129,19 +129,19 @@ impl Manager {
         let daemon_id = state.daemon_id(|| environment.random())?;
         let run_dir = cbd_export::folders::own_folder(&options.paths.run_dir, 0o755)
             .context(|| format!("the run folder {}", options.paths.run_dir.display()))?;
-        let shelf = Shelf::open(Wish {
+        let preserved = PreservedSessions::open(StoreOptions {
             daemon_id,
             run_dir: &run_dir,
-            keeper: options.keeper.as_deref(),
-            keeps_new: config.daemon.keep_fuse.unwrap_or(true),
+            store_program: options.store_program.as_deref(),
+            preserves_new: config.daemon.preserve_fuse.unwrap_or(true),
         });
-        let shelf = Arc::new(shelf);
-        shelf.begin_tending();
+        let preserved = Arc::new(preserved);
+        preserved.begin_tending();
         let places = ExportPlaces {
             run_dir: run_dir.clone(),
             dev_dir: options.paths.dev_dir.clone(),
             daemon_id,
-            shelf,
+            preserved,
             front_ends: Arc::new(FrontEnds::new(&config.daemon)),
             vhost_spin: config.daemon.vhost_spin_us.map(|us| Duration::from_micros(us.into())),
         };
@@ -220,7 +220,7 @@ impl Manager {
 
     fn bring_back(&self, tables: &mut Tables) -> Result<()> {
         let places = &self.fixed.places;
-        match cbd_fuse::sweep(&places.fuse_dir(), &places.dev_dir, &places.shelf.mounts()) {
+        match cbd_fuse::sweep(&places.fuse_dir(), &places.dev_dir, &places.preserved.mounts()) {
             Ok(swept) => tracing::debug!("{swept:?}"),
             Err(error) => tracing::warn!("what a predecessor left cannot be cleared: {error}"),
         }
@@ -273,7 +273,7 @@ impl Manager {
             return;
         }
         let wanted: Vec<Vec<u8>> = grounds.iter().flat_map(Ground::identities).collect();
-        for device in self.fixed.places.shelf.sweep(&wanted) {
+        for device in self.fixed.places.preserved.sweep(&wanted) {
             tracing::info!("{device} was left by a predecessor and stands for nothing any more: it is gone");
         }
         let wanted: Vec<Tag> = wanted.iter().map(|identity| self.fixed.places.tag(identity)).collect();
@@ -335,7 +335,7 @@ impl Background {
                         manager.write_down();
                         manager.retry_what_is_down(&mut looks);
                         manager.look_into_what_is_down();
-                        manager.open_closed_doors();
+                        manager.reopen_exports();
                         manager.watch_files(&mut watching);
                     }
                     None => return,

@@ -174,7 +174,7 @@ impl Ground {
         match slot.start(fixed, self) {
             Ok(()) => {
                 tracing::info!(transport, backend = id.0, "its disk is there now: {}", slot.path);
-                self.open_doors(fixed, slot);
+                self.open_exports(fixed, slot);
             }
             Err(error) if before.as_deref() != Some(error.line().as_str()) => {
                 tracing::error!(transport, backend = id.0, "the backend is not up: {error}");
@@ -183,8 +183,8 @@ impl Ground {
         }
     }
 
-    /// Opens the doors of a backend that has come up, those that are not open.
-    pub(super) fn open_doors(&self, fixed: &Fixed, slot: &mut BackendSlot) {
+    /// Opens the exports of a backend that has come up, those that are not open.
+    pub(super) fn open_exports(&self, fixed: &Fixed, slot: &mut BackendSlot) {
         let id = slot.entry.id;
         for entry in self.transport.blkdevs().iter().filter(|entry| entry.backend == id) {
             if slot.blkdevs.get(&entry.id).is_none_or(|blkdev| blkdev.export.is_none()) {

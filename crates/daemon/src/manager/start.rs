@@ -279,7 +279,7 @@ impl Manager {
                 slot.warnings.push(text);
             }
             let _opening = self.opening.read();
-            ground.open_doors(&self.fixed, slot);
+            ground.open_exports(&self.fixed, slot);
             ground.keep_path(slot);
         } else {
             slot.path = before;

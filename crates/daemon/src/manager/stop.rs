@@ -67,7 +67,7 @@ impl Manager {
         result.map(|()| run)
     }
 
-    /// The backend goes on: its doors open again.
+    /// The backend goes on: its exports open again.
     fn end_failed_stop(&self, transport: u32, id: BackendId, error: Error) -> Error {
         let Ok(mut lent) = self.lend_until(
             Instant::now() + RELEASE_LIMIT,
@@ -82,13 +82,13 @@ impl Manager {
         let error = lent.slot.with_unended(error);
         if lent.slot.run.is_some() && !self.stopping.load(std::sync::atomic::Ordering::SeqCst) {
             let _opening = self.opening.read();
-            lent.ground.open_doors(&self.fixed, &mut lent.slot);
+            lent.ground.open_exports(&self.fixed, &mut lent.slot);
         }
         self.put_back(lent);
         error
     }
 
-    /// The stop of a backend has ended while somebody else has its slot: its doors are opened by the background thread.
+    /// The stop of a backend has ended while somebody else has its slot: its exports are opened by the background thread.
     pub(super) fn goes_on(&self, transport: u32, id: BackendId) {
         let mut tables = self.tables.lock();
         let slot = running_mut(&mut tables, transport).and_then(|running| running.backend_mut(id));
@@ -109,7 +109,7 @@ impl Manager {
         report: Report<'_>,
     ) -> Result<Done> {
         let mut done = Done { warnings: check_file(id, run)?.into_iter().collect(), ..Done::default() };
-        // With the doors open first: if it fails, nobody has noticed anything. Not so by force, where a client that goes on
+        // With the exports open first: if it fails, nobody has noticed anything. Not so by force, where a client that goes on
         // writing would keep it from ending.
         if request.force {
             self.close(transport, id, true)?;
@@ -138,7 +138,7 @@ impl Manager {
         wait.until_drained(cache.request_drain(), report)
     }
 
-    /// Closes the doors of the backend.
+    /// Closes the exports of the backend.
     fn close(&self, transport: u32, id: BackendId, force: bool) -> Result<()> {
         let mut lent = self.lend(transport, id, "its block device is being closed")?;
         let slot = &mut lent.slot;

@@ -1,4 +1,4 @@
-//! The manager over regions in files, with NBD as the door: what comes, what comes back, what is refused.
+//! The manager over regions in files, with NBD as the export: what comes, what comes back, what is refused.
 
 mod backends;
 mod changed_files;

@@ -8,19 +8,19 @@ use std::path::{Path, PathBuf};
 
 /// One mounted on a folder, until this is dropped: then whoever waits for it is answered with an error.
 pub(crate) struct Silent {
-    door: Option<File>,
+    channel: Option<File>,
     folder: PathBuf,
 }
 
 impl Silent {
     pub(crate) fn over(folder: &Path) -> Self {
-        let mut door = File::options().read(true).write(true).open("/dev/fuse").expect("FUSE");
-        let options = format!("fd={},rootmode=40000,user_id=0,group_id=0\0", door.as_raw_fd());
+        let mut channel = File::options().read(true).write(true).open("/dev/fuse").expect("FUSE");
+        let options = format!("fd={},rootmode=40000,user_id=0,group_id=0\0", channel.as_raw_fd());
         let options = std::ffi::CStr::from_bytes_with_nul(options.as_bytes()).expect("one zero");
         mount("silent", folder, "fuse", MountFlags::empty(), options).expect("a mount");
         // Its first message asks which version of the protocol it is to be: as the headers of Linux say, FUSE_INIT and its answer.
         let mut message = vec![0; 1 << 20];
-        let length = door.read(&mut message).expect("a message");
+        let length = channel.read(&mut message).expect("a message");
         let init = 26_u32.to_ne_bytes();
         assert!(length >= 40 && message[4..8] == init, "{:?}", &message[..40]);
         let mut answer = Vec::new();
@@ -31,14 +31,14 @@ impl Silent {
         answer.extend([12_u16, 9].map(u16::to_ne_bytes).concat());
         answer.extend([4096_u32, 1].map(u32::to_ne_bytes).concat());
         answer.resize(16 + 64, 0);
-        assert_eq!(door.write(&answer).expect("an answer"), answer.len());
-        Self { door: Some(door), folder: folder.to_owned() }
+        assert_eq!(channel.write(&answer).expect("an answer"), answer.len());
+        Self { channel: Some(channel), folder: folder.to_owned() }
     }
 
     /// Waits until somebody asks for something, who will wait then.
     pub(crate) fn is_asked(&self) {
         let mut message = vec![0; 1 << 20];
-        let length = self.door.as_ref().expect("open").read(&mut message).expect("a message");
+        let length = self.channel.as_ref().expect("open").read(&mut message).expect("a message");
         assert!(length >= 40);
     }
 }
@@ -46,7 +46,7 @@ impl Silent {
 impl Drop for Silent {
     fn drop(&mut self) {
         // Closed, it has an end.
-        self.door.take();
+        self.channel.take();
         unmount(&self.folder, UnmountFlags::DETACH).expect("it is mounted");
     }
 }
@@ -64,10 +64,10 @@ impl SilentFile {
     /// One mounted on a folder, in which any name is the file.
     pub(crate) fn over(folder: &Path) -> Self {
         let mut silent = Silent::over(folder);
-        let door = silent.door.take().expect("open");
+        let channel = silent.channel.take().expect("open");
         // The file system is unmounted by what is made here.
         std::mem::forget(silent);
-        let server = std::thread::spawn(move || serve(door));
+        let server = std::thread::spawn(move || serve(channel));
         Self { folder: folder.to_owned(), server: Some(server) }
     }
 }
@@ -80,9 +80,9 @@ impl Drop for SilentFile {
 }
 
 /// Answers as the headers of Linux say: FUSE_LOOKUP and FUSE_GETATTR, an error to all else but FUSE_OPEN, which gets no answer.
-fn serve(mut door: File) {
+fn serve(mut channel: File) {
     let mut message = vec![0; 1 << 20];
-    while let Ok(length) = door.read(&mut message) {
+    while let Ok(length) = channel.read(&mut message) {
         let number = |at: usize| u64::from_ne_bytes(message[at..at + 8].try_into().expect("eight bytes"));
         let code = u32::from_ne_bytes(message[4..8].try_into().expect("four bytes"));
         assert!(length >= 40);
@@ -98,7 +98,7 @@ fn serve(mut door: File) {
         answer.extend(error.to_ne_bytes());
         answer.extend(&message[8..16]);
         answer.extend(body.into_iter().flat_map(u64::to_ne_bytes));
-        let _ = door.write(&answer);
+        let _ = channel.write(&answer);
     }
 }
 

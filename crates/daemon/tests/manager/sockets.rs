@@ -14,7 +14,7 @@ use std::time::Duration;
 const KINDS: [&str; 2] = ["vhost-user", "nbd:unix"];
 
 /// A disk with a cache in front of it, and no block device yet.
-fn without_a_door(place: &Place) -> Running {
+fn without_an_export(place: &Place) -> Running {
     let daemon = place.daemon_with_region();
     let disk = place.disk("disk", 8 * MIB);
     let request = StartBackend { start_dev: false, export: None, ..place.backend(&disk) };
@@ -27,13 +27,13 @@ fn without_a_door(place: &Place) -> Running {
 #[track_caller]
 fn is_no_place(place: &Place, daemon: &Running, path: &str, kind: ErrorKind, part: &str) {
     let before = files(place);
-    for door in KINDS {
+    for export in KINDS {
         let request =
-            StartBlkdev { backend: 0, export: Some(format!("{door}:{path}")), ..StartBlkdev::default() };
+            StartBlkdev { backend: 0, export: Some(format!("{export}:{path}")), ..StartBlkdev::default() };
         let error = refused(daemon.start_blkdev(0, &request), kind, part);
         assert!(!error.line().contains('\n'), "{error}");
-        assert!(daemon.blkdevs(0, true).unwrap().is_empty(), "{door}:{path}");
-        assert_eq!(files(place), before, "{door}:{path}");
+        assert!(daemon.blkdevs(0, true).unwrap().is_empty(), "{export}:{path}");
+        assert_eq!(files(place), before, "{export}:{path}");
     }
     works(place, daemon);
 }
@@ -49,10 +49,10 @@ fn files(place: &Place) -> Vec<String> {
 /// A block device at a good name comes and goes.
 #[track_caller]
 fn works(place: &Place, daemon: &Running) {
-    for door in KINDS {
+    for export in KINDS {
         let socket = place.text("good.sock");
         let request =
-            StartBlkdev { backend: 0, export: Some(format!("{door}:{socket}")), ..StartBlkdev::default() };
+            StartBlkdev { backend: 0, export: Some(format!("{export}:{socket}")), ..StartBlkdev::default() };
         let number = daemon.start_blkdev(0, &request).unwrap().blkdev_id;
         UnixStream::connect(&socket).unwrap();
         daemon.stop_blkdev(0, number, StopBlkdev::default()).unwrap();
@@ -63,7 +63,7 @@ fn works(place: &Place, daemon: &Running) {
 #[test]
 fn a_relative_path_is_refused() {
     let place = Place::new();
-    let daemon = without_a_door(&place);
+    let daemon = without_an_export(&place);
     for path in ["vm.sock", "./vm.sock", ""] {
         is_no_place(&place, &daemon, path, ErrorKind::InvalidArgument, "not absolute");
     }
@@ -72,7 +72,7 @@ fn a_relative_path_is_refused() {
 #[test]
 fn a_path_that_is_too_long_for_a_socket_is_refused() {
     let place = Place::new();
-    let daemon = without_a_door(&place);
+    let daemon = without_an_export(&place);
     let path = place.text(&"x".repeat(120));
     is_no_place(&place, &daemon, &path, ErrorKind::InvalidArgument, "107 bytes at most");
 }
@@ -80,7 +80,7 @@ fn a_path_that_is_too_long_for_a_socket_is_refused() {
 #[test]
 fn a_directory_is_refused_and_stays() {
     let place = Place::new();
-    let daemon = without_a_door(&place);
+    let daemon = without_an_export(&place);
     std::fs::create_dir(place.path("folder")).unwrap();
     std::fs::write(place.path("folder/precious"), "data").unwrap();
     is_no_place(&place, &daemon, &place.text("folder"), ErrorKind::AlreadyExists, "is no socket");
@@ -90,7 +90,7 @@ fn a_directory_is_refused_and_stays() {
 #[test]
 fn a_file_that_is_no_socket_is_refused_and_stays() {
     let place = Place::new();
-    let daemon = without_a_door(&place);
+    let daemon = without_an_export(&place);
     std::fs::write(place.path("precious"), "data").unwrap();
     is_no_place(&place, &daemon, &place.text("precious"), ErrorKind::AlreadyExists, "is no socket");
     assert_eq!(std::fs::read(place.path("precious")).unwrap(), b"data");
@@ -102,7 +102,7 @@ fn a_file_that_is_no_socket_is_refused_and_stays() {
 #[test]
 fn a_folder_that_is_not_there_is_refused_and_not_made() {
     let place = Place::new();
-    let daemon = without_a_door(&place);
+    let daemon = without_an_export(&place);
     is_no_place(&place, &daemon, &place.text("missing/vm.sock"), ErrorKind::NotFound, "missing");
     assert!(!place.path("missing").exists());
 }
@@ -110,7 +110,7 @@ fn a_folder_that_is_not_there_is_refused_and_not_made() {
 #[test]
 fn the_socket_of_another_server_is_refused_and_goes_on() {
     let place = Place::new();
-    let daemon = without_a_door(&place);
+    let daemon = without_an_export(&place);
     let other = UnixListener::bind(place.path("other.sock")).unwrap();
     is_no_place(&place, &daemon, &place.text("other.sock"), ErrorKind::Busy, "a running server listens");
     other.set_nonblocking(true).unwrap();
@@ -123,7 +123,7 @@ fn the_socket_of_another_server_is_refused_and_goes_on() {
 #[test]
 fn the_socket_of_a_server_that_is_gone_is_taken() {
     let place = Place::new();
-    let daemon = without_a_door(&place);
+    let daemon = without_an_export(&place);
     for _ in KINDS {
         drop(UnixListener::bind(place.path("good.sock")).unwrap());
         assert!(place.path("good.sock").symlink_metadata().unwrap().file_type().is_socket());
@@ -134,7 +134,7 @@ fn the_socket_of_a_server_that_is_gone_is_taken() {
 #[test]
 fn a_socket_of_our_own_is_not_given_twice() {
     let place = Place::new();
-    let daemon = without_a_door(&place);
+    let daemon = without_an_export(&place);
     let first = StartBlkdev {
         backend: 0,
         export: Some(format!("vhost-user:{}", place.text("vm.sock"))),
@@ -224,7 +224,7 @@ fn a_socket_on_a_file_system_that_does_not_answer_holds_up_nobody() {
         return println!("not run: it mounts a file system; CBD_SYSTEM_TESTS=1 runs it, as root");
     }
     let place = Place::new();
-    let daemon = without_a_door(&place);
+    let daemon = without_an_export(&place);
     std::fs::create_dir(place.path("far")).unwrap();
     let silent = Silent::over(&place.path("far"));
     let export = Some(format!("nbd:unix:{}", place.text("far/nbd.sock")));
@@ -243,7 +243,7 @@ fn a_socket_on_a_file_system_that_does_not_answer_holds_up_nobody() {
 #[test]
 fn nbd_that_other_machines_reach_has_to_be_allowed_and_says_so() {
     let place = Place::new();
-    let daemon = without_a_door(&place);
+    let daemon = without_an_export(&place);
     let remote =
         |allow_remote| StartBlkdev { backend: 0, export: Some("nbd:tcp:0.0.0.0:0".to_owned()), allow_remote };
     refused(daemon.start_blkdev(0, &remote(false)), ErrorKind::InvalidArgument, "--allow-remote");

@@ -43,7 +43,7 @@ pub fn is_a_disk(host: &Host, _: &Given) -> Result<(), String> {
     let script = format!(
         "{BEGIN}
         cbdctrl backend-start --path /dev/vda --cache-size 128M --start-dev
-        cbdctrl dev-list | tr -d ' ' | grep way
+        cbdctrl dev-list | tr -d ' ' | grep method
         cbdctrl status | grep 'blkdev 0'
         (cd /sys/block/ublkb0/queue; grep . write_cache fua logical_block_size physical_block_size optimal_io_size \\
             discard_granularity discard_max_bytes write_zeroes_max_bytes max_sectors_kb)
@@ -91,7 +91,7 @@ pub fn is_a_disk(host: &Host, _: &Given) -> Result<(), String> {
         Ended::Exited(0),
         &[
             "/dev/cbd0\n",
-            "\"way\":\"ublk,/dev/ublkb0,2queuesof64\"",
+            "\"method\":\"ublk,/dev/ublkb0,2queuesof64\"",
             "(ublk, /dev/ublkb0, 2 queues of 64)",
             "write_cache:write back\n",
             "fua:1\n",
@@ -229,7 +229,7 @@ pub fn belongs_to_one_daemon(host: &Host, _: &Given) -> Result<(), String> {
         rmmod ublk_drv
         cbdctrl tp-reg --path /mnt/region --host guest >/dev/null
         cbdctrl backend-list | grep -c backend_path
-        cbdctrl dev-list | tr -d ' ' | grep -e way -e note"
+        cbdctrl dev-list | tr -d ' ' | grep -e method -e note"
     );
     let ran = Ran::of(host, &plan(&script, &[])?, None)?;
     ran.expect(
@@ -240,7 +240,7 @@ pub fn belongs_to_one_daemon(host: &Host, _: &Given) -> Result<(), String> {
             "the reader waits",
             "the reader got it",
             "none is left",
-            "\"way\":\"FUSEand/dev/loop0,outlivesthedaemon,keptbyakeeper\"",
+            "\"method\":\"FUSEand/dev/loop0,outlivesthedaemon,descriptorsheldbyastoreprocess\"",
             "modprobeublk_drv",
         ],
     )

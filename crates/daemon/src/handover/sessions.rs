@@ -1,15 +1,15 @@
-//! What the daemon puts into its descriptor store: for each FUSE device the doors of its connection, and a sealed file with what the next
+//! What the daemon puts into its descriptor store: for each FUSE device the channels of its connection, and a sealed file with what the next
 //! daemon must know of it.
 //!
 //! Always true here: the state lies in the store beside the descriptors, so there is none without the others, and no file that could
 //! tell something else. What comes out is validated: a state that cannot be read serves nobody and ends nobody's device by itself.
-//! What a predecessor left stays in the store until it is served or ended. A keeper that does not answer at the start is asked again until it
+//! What a predecessor left stays in the store until it is served or ended. A store process that does not answer at the start is asked again until it
 //! does, and what it holds is there from then on.
 //!
 //! Left to others: what a device is and how it goes on (`cbd_fuse::session`), which devices are wanted ([`crate::manager`]).
 
-use super::keeper::KeeperStore;
-use super::systemd::{self, SystemdStore};
+use super::process_store::ProcessStore;
+use super::systemd_store::{self, SystemdStore};
 use super::{DescriptorStore, Entry};
 use cbd_fuse::{Session, SessionState, SessionStore};
 use cbd_types::{Context, Error, ErrorKind, Result};
@@ -56,26 +56,26 @@ struct Document {
 
 /// How a shelf is to be.
 #[derive(Clone, Copy, Debug)]
-pub struct Wish<'a> {
+pub struct StoreOptions<'a> {
     /// The daemon's own number: only what has it is ended as not wanted.
     pub daemon_id: u64,
-    /// Where the keeper's socket is.
+    /// Where the store process's socket is.
     pub run_dir: &'a Path,
-    /// The program that is a keeper with the argument `keeper`; none where there is none.
-    pub keeper: Option<&'a Path>,
+    /// The program that is a store process with the argument `store-process`; none where there is none.
+    pub store_program: Option<&'a Path>,
     /// Whether new devices are to outlive the daemon.
-    pub keeps_new: bool,
+    pub preserves_new: bool,
 }
 
 /// The store of one daemon, and what its predecessor left there.
 #[derive(Debug)]
-pub struct Shelf {
+pub struct PreservedSessions {
     daemon_id: u64,
     store: Mutex<Store>,
-    keeps_new: bool,
+    preserves_new: bool,
     left: Mutex<BTreeMap<String, Vec<OwnedFd>>>,
     /// More was left than the start has seen.
-    has_come: AtomicBool,
+    late_sessions: AtomicBool,
     /// Who tends the store ends when this is dropped.
     tender: Mutex<Option<Sender<()>>>,
 }
@@ -85,7 +85,7 @@ pub struct Shelf {
 struct Store {
     /// Or why there is none.
     opened: std::result::Result<Arc<dyn DescriptorStore>, String>,
-    /// A keeper that has not answered yet: the store itself, or one that a former daemon has left things with that had no other.
+    /// A store process that has not answered yet: the store itself, or one that a former daemon has left things with that had no other.
     awaited: Option<Awaited>,
 }
 
@@ -95,17 +95,17 @@ struct Awaited {
     program: PathBuf,
 }
 
-impl Shelf {
+impl PreservedSessions {
     /// The store that this machine and this process have. To be called once, by a process that holds the locks of a daemon.
     #[must_use]
-    pub fn open(wish: Wish<'_>) -> Self {
-        let (store, entries) = open_store(wish);
+    pub fn open(options: StoreOptions<'_>) -> Self {
+        let (store, entries) = open_store(options);
         Self {
-            daemon_id: wish.daemon_id,
+            daemon_id: options.daemon_id,
             store: Mutex::new(store),
-            keeps_new: wish.keeps_new,
+            preserves_new: options.preserves_new,
             left: Mutex::new(by_name(entries)),
-            has_come: AtomicBool::new(false),
+            late_sessions: AtomicBool::new(false),
             tender: Mutex::default(),
         }
     }
@@ -117,9 +117,9 @@ impl Shelf {
         Self {
             daemon_id: 0,
             store,
-            keeps_new: false,
+            preserves_new: false,
             left: Mutex::default(),
-            has_come: AtomicBool::new(false),
+            late_sessions: AtomicBool::new(false),
             tender: Mutex::default(),
         }
     }
@@ -130,30 +130,30 @@ impl Shelf {
 
     /// Who is to keep a device that begins now; none where nobody does.
     #[must_use]
-    pub fn keep(&self, identity: &[u8]) -> Option<Arc<dyn SessionStore>> {
-        if self.keeps_new { self.keep_on(identity) } else { None }
+    pub fn store_for_new(&self, identity: &[u8]) -> Option<Arc<dyn SessionStore>> {
+        if self.preserves_new { self.store_for(identity) } else { None }
     }
 
     /// The same for a device that was kept before.
     #[must_use]
-    pub fn keep_on(&self, identity: &[u8]) -> Option<Arc<dyn SessionStore>> {
+    pub fn store_for(&self, identity: &[u8]) -> Option<Arc<dyn SessionStore>> {
         let store = self.store()?;
-        Some(Arc::new(Place { store, name: entry_name(identity), daemon_id: self.daemon_id }))
+        Some(Arc::new(SessionEntry { store, name: entry_name(identity), daemon_id: self.daemon_id }))
     }
 
     /// Why [`keep`](Self::keep) has nobody.
     #[must_use]
-    pub fn why_not(&self) -> String {
+    pub fn unavailable_reason(&self) -> String {
         match &self.store.lock().opened {
-            Ok(_) => "the configuration says so (keep_fuse)".to_owned(),
+            Ok(_) => "the configuration says so (preserve_fuse)".to_owned(),
             Err(reason) => reason.clone(),
         }
     }
 
     /// Who keeps, in a word or two.
     #[must_use]
-    pub fn who(&self) -> &'static str {
-        self.store().map_or("nobody", |store| store.who())
+    pub fn store_name(&self) -> &'static str {
+        self.store().map_or("no store", |store| store.store_name())
     }
 
     /// Whether a predecessor left the device.
@@ -166,13 +166,13 @@ impl Shelf {
     ///
     /// # Errors
     /// [`ErrorKind::Damaged`] and [`ErrorKind::Unsupported`] when it cannot be read.
-    pub fn remains(&self, identity: &[u8]) -> Result<Option<Session>> {
+    pub fn session(&self, identity: &[u8]) -> Result<Option<Session>> {
         let left = self.left.lock();
         left.get(&entry_name(identity)).map(|descriptors| Ok(read(descriptors)?.1)).transpose()
     }
 
     /// The device is served.
-    pub fn settle(&self, identity: &[u8]) {
+    pub fn mark_served(&self, identity: &[u8]) {
         self.left.lock().remove(&entry_name(identity));
     }
 
@@ -238,15 +238,17 @@ impl Shelf {
     pub fn begin_tending(self: &Arc<Self>) {
         let (stop, stopped) = channel();
         *self.tender.lock() = Some(stop);
-        let shelf = Arc::downgrade(self);
+        let preserved = Arc::downgrade(self);
         let work = move || {
             while stopped.recv_timeout(TEND_INTERVAL) == Err(RecvTimeoutError::Timeout) {
-                let Some(shelf) = shelf.upgrade() else { return };
-                shelf.tend();
+                let Some(preserved) = preserved.upgrade() else { return };
+                preserved.tend();
             }
         };
-        if let Err(error) = std::thread::Builder::new().name("cbd-keeping".to_owned()).spawn(work) {
-            tracing::warn!("nobody sees to it that FUSE devices are kept when their keeper dies: {error}");
+        if let Err(error) = std::thread::Builder::new().name("cbd-fd-store".to_owned()).spawn(work) {
+            tracing::warn!(
+                "no thread checks the descriptor store: FUSE devices end with the daemon once their store process dies: {error}"
+            );
         }
     }
 
@@ -254,21 +256,21 @@ impl Shelf {
     fn tend(&self) {
         let awaited = self.store.lock().awaited.clone();
         if let Some(Awaited { socket, program }) = awaited
-            && let Ok((keeper, entries)) = KeeperStore::open(&socket, &program)
+            && let Ok((store_process, entries)) = ProcessStore::open(&socket, &program)
         {
             let mut store = self.store.lock();
             store.awaited = None;
             let entries = match &store.opened {
-                Ok(opened) => take_over(&keeper, entries, &**opened),
+                Ok(opened) => take_over(&store_process, entries, &**opened),
                 Err(_) => {
-                    store.opened = Ok(Arc::new(keeper));
+                    store.opened = Ok(Arc::new(store_process));
                     entries
                 }
             };
             drop(store);
-            tracing::info!("the keeper of the block devices answers now");
+            tracing::info!("the store process of the block devices answers now");
             self.left.lock().append(&mut by_name(entries));
-            self.has_come.store(true, Ordering::SeqCst);
+            self.late_sessions.store(true, Ordering::SeqCst);
         }
         if let Some(store) = self.store() {
             store.tend();
@@ -276,8 +278,8 @@ impl Shelf {
     }
 
     /// Whether there is more that a predecessor left than there was when this was last asked.
-    pub fn has_come(&self) -> bool {
-        self.has_come.swap(false, Ordering::SeqCst)
+    pub fn take_late_sessions(&self) -> bool {
+        self.late_sessions.swap(false, Ordering::SeqCst)
     }
 }
 
@@ -286,17 +288,17 @@ fn by_name(entries: Vec<Entry>) -> BTreeMap<String, Vec<OwnedFd>> {
     ours.map(|entry| (entry.name, entry.descriptors)).collect()
 }
 
-/// What a keeper holds is put into another store, so that it is held there from here on; what was.
-fn take_over(keeper: &KeeperStore, entries: Vec<Entry>, store: &dyn DescriptorStore) -> Vec<Entry> {
+/// What a store process holds is put into another store, so that it is held there from here on; what was.
+fn take_over(store_process: &ProcessStore, entries: Vec<Entry>, store: &dyn DescriptorStore) -> Vec<Entry> {
     let is_taken = |entry: &Entry| {
         let descriptors: Vec<_> = entry.descriptors.iter().map(AsFd::as_fd).collect();
         match store.put(&entry.name, &descriptors) {
             Ok(()) => {
-                keeper.remove(&entry.name);
+                store_process.remove(&entry.name);
                 true
             }
             Err(error) => {
-                tracing::error!("{}, which a keeper holds, is left with it: {error}", entry.name);
+                tracing::error!("{}, which a store process holds, is left with it: {error}", entry.name);
                 false
             }
         }
@@ -304,9 +306,9 @@ fn take_over(keeper: &KeeperStore, entries: Vec<Entry>, store: &dyn DescriptorSt
     entries.into_iter().filter(is_taken).collect()
 }
 
-fn open_store(wish: Wish<'_>) -> (Store, Vec<Entry>) {
-    let socket = wish.run_dir.join("keeper.sock");
-    let awaited = || Some(Awaited { socket: socket.clone(), program: wish.keeper?.to_owned() });
+fn open_store(options: StoreOptions<'_>) -> (Store, Vec<Entry>) {
+    let socket = options.run_dir.join("keeper.sock");
+    let awaited = || Some(Awaited { socket: socket.clone(), program: options.store_program?.to_owned() });
     let closed = |reason: String| (Store { opened: Err(reason), awaited: None }, Vec::new());
     if let Some(notify_socket) = std::env::var_os("NOTIFY_SOCKET") {
         let (store, mut entries) = match open_systemd(&notify_socket) {
@@ -315,9 +317,11 @@ fn open_store(wish: Wish<'_>) -> (Store, Vec<Entry>) {
         };
         // What a daemon has left that something else had started.
         let mut store = Store { opened: Ok(Arc::clone(&store)), awaited: None };
-        if let (Some(program), Ok(opened)) = (wish.keeper.filter(|_| socket.exists()), &store.opened) {
-            match KeeperStore::open(&socket, program) {
-                Ok((keeper, theirs)) => entries.extend(take_over(&keeper, theirs, &**opened)),
+        if let (Some(program), Ok(opened)) =
+            (options.store_program.filter(|_| socket.exists()), &store.opened)
+        {
+            match ProcessStore::open(&socket, program) {
+                Ok((store_process, theirs)) => entries.extend(take_over(&store_process, theirs, &**opened)),
                 Err(error) => {
                     tracing::warn!("{error}; it is asked again");
                     store.awaited = awaited();
@@ -326,11 +330,13 @@ fn open_store(wish: Wish<'_>) -> (Store, Vec<Entry>) {
         }
         return (store, entries);
     }
-    let Some(program) = wish.keeper else { return closed("this program has no keeper".to_owned()) };
+    let Some(program) = options.store_program else {
+        return closed("this program has no store process".to_owned());
+    };
     if !crate::system::is_root() {
         return closed("only root has block devices to keep".to_owned());
     }
-    match KeeperStore::open(&socket, program) {
+    match ProcessStore::open(&socket, program) {
         Ok((store, entries)) => (Store { opened: Ok(Arc::new(store)), awaited: None }, entries),
         Err(error) => (Store { opened: Err(error.line()), awaited: awaited() }, Vec::new()),
     }
@@ -340,8 +346,8 @@ fn open_systemd(
     notify_socket: &std::ffi::OsStr,
 ) -> std::result::Result<(Arc<dyn DescriptorStore>, Vec<Entry>), String> {
     let variable = |name: &str| std::env::var(name).ok();
-    let room = systemd::room(variable("FDSTORE").as_deref(), variable(systemd::MARK).as_deref())?;
-    let entries = systemd::entries(crate::system::handed_over_descriptors());
+    let room = systemd_store::room(variable("FDSTORE").as_deref(), variable(systemd_store::MARK).as_deref())?;
+    let entries = systemd_store::entries(crate::system::handed_over_descriptors());
     let store = SystemdStore::new(notify_socket, room, &entries).map_err(|error| error.line())?;
     Ok((Arc::new(store), entries))
 }
@@ -356,13 +362,13 @@ fn entry_name(identity: &[u8]) -> String {
 }
 
 /// The place of one device in the store.
-struct Place {
+struct SessionEntry {
     store: Arc<dyn DescriptorStore>,
     name: String,
     daemon_id: u64,
 }
 
-impl SessionStore for Place {
+impl SessionStore for SessionEntry {
     fn put(&self, session: &Session) -> Result<()> {
         let state = write(self.daemon_id, &session.state).context(|| "its state".to_owned())?;
         // The state first: should one not be held after all, the others are known.
@@ -406,11 +412,11 @@ fn write(daemon_id: u64, state: &SessionState) -> Result<OwnedFd> {
     Ok(file.into())
 }
 
-/// Tells the state from the doors, and validates both; with whose they are.
+/// Tells the state from the channels, and validates both; with whose they are.
 fn read(descriptors: &[OwnedFd]) -> Result<(u64, Session)> {
     let damaged = |what: String| Error::new(ErrorKind::Damaged, format!("what was kept of it {what}"));
     let mut state = None;
-    let mut doors = Vec::new();
+    let mut channels = Vec::new();
     for descriptor in descriptors {
         let copy = descriptor.try_clone().map_err(|error| damaged(format!("cannot be used: {error}")))?;
         let file = File::from(copy);
@@ -420,7 +426,7 @@ fn read(descriptors: &[OwnedFd]) -> Result<(u64, Session)> {
                 return Err(damaged("has two states".into()));
             }
         } else {
-            doors.push(file.into());
+            channels.push(file.into());
         }
     }
     let (file, length) = state.ok_or_else(|| damaged("has no state".into()))?;
@@ -433,7 +439,7 @@ fn read(descriptors: &[OwnedFd]) -> Result<(u64, Session)> {
     file.read_exact_at(&mut bytes, 0)
         .map_err(|error| damaged(format!("has a state that cannot be read: {error}")))?;
     let (daemon, state) = parse(&bytes)?;
-    Ok((daemon, Session::new(state, doors)?))
+    Ok((daemon, Session::new(state, channels)?))
 }
 
 fn parse(bytes: &[u8]) -> Result<(u64, SessionState)> {
@@ -509,7 +515,7 @@ mod tests {
             vec![open()],
             vec![sealed(), sealed()],
             vec![null()],
-            // A state that is well, with doors that are none.
+            // A state that is valid, with channels that are none.
             vec![sealed()],
             vec![sealed(), null()],
         ];
@@ -519,12 +525,12 @@ mod tests {
     }
 
     #[test]
-    fn a_shelf_that_is_closed_keeps_nothing_and_says_why() {
-        let shelf = Shelf::closed("it is a test");
-        assert!(shelf.keep(b"x").is_none() && !shelf.has(b"x"));
-        assert_eq!(shelf.why_not(), "it is a test");
-        assert!(shelf.remains(b"x").unwrap().is_none());
-        assert!(shelf.sweep(&[]).is_empty() && shelf.mounts().is_empty());
+    fn closed_sessions_preserve_nothing_and_say_why() {
+        let preserved = PreservedSessions::closed("it is a test");
+        assert!(preserved.store_for_new(b"x").is_none() && !preserved.has(b"x"));
+        assert_eq!(preserved.unavailable_reason(), "it is a test");
+        assert!(preserved.session(b"x").unwrap().is_none());
+        assert!(preserved.sweep(&[]).is_empty() && preserved.mounts().is_empty());
     }
 
     #[test]

@@ -1,6 +1,6 @@
-//! Block devices whose doors did not open are tried again: what stood in the way may go, and what a predecessor left may be found late.
+//! Block devices whose exports did not open are tried again: what stood in the way may go, and what a predecessor left may be found late.
 //!
-//! Always true here: nothing waits here for requests of a door that was closed; as long as there are some, no other is tried. None is tried
+//! Always true here: nothing waits here for requests of an export that was closed; as long as there are some, no other is tried. None is tried
 //! while its backend is being stopped.
 
 use super::retry::Retry;
@@ -10,9 +10,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl Manager {
-    /// Tries the doors that are due, and all of them when more turns out to be left than the start has seen.
-    pub(super) fn open_closed_doors(self: &Arc<Self>) {
-        let more_is_left = self.fixed.places.shelf.has_come();
+    /// Tries the exports that are due, and all of them when more turns out to be left than the start has seen.
+    pub(super) fn reopen_exports(self: &Arc<Self>) {
+        let more_is_left = self.fixed.places.preserved.take_late_sessions();
         if more_is_left {
             self.sweep_due.store(true, Ordering::SeqCst);
         }
@@ -24,11 +24,11 @@ impl Manager {
             None => return,
         };
         for (transport, id, blkdev) in closed {
-            self.on_its_own(move |manager| manager.open_closed_door(transport, id, blkdev));
+            self.on_its_own(move |manager| manager.reopen_export(transport, id, blkdev));
         }
     }
 
-    fn open_closed_door(&self, transport: u32, id: BackendId, blkdev: BlkdevId) {
+    fn reopen_export(&self, transport: u32, id: BackendId, blkdev: BlkdevId) {
         let Some(mut lent) = self.try_lend(transport, id, "its block device is being opened") else { return };
         let entry = lent
             .slot
@@ -57,7 +57,7 @@ impl Manager {
     }
 }
 
-/// The block devices whose doors are to be tried now, of backends that are up: those that are due, or all.
+/// The block devices whose exports are to be tried now, of backends that are up: those that are due, or all.
 fn closed(tables: &mut Tables, all: bool) -> Vec<(u32, BackendId, BlkdevId)> {
     let mut found = Vec::new();
     for (&transport, slot) in tables {

@@ -105,7 +105,7 @@ impl DescriptorStore for SystemdStore {
         self.let_go(name);
     }
 
-    fn who(&self) -> &'static str {
+    fn store_name(&self) -> &'static str {
         "systemd"
     }
 }

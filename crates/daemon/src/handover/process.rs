@@ -1,11 +1,11 @@
-//! The keeper: a small process that holds descriptors for one daemon after the other, where no service manager does.
+//! The store process: a small process that holds descriptors for one daemon after the other, where no service manager does.
 //!
 //! Always true here: it holds what it was given until it is told to let go, or until what it stands for has ended by itself; it serves
 //! one daemon at a time, of its own user, which has it for as long as its connection is open; it ends when it holds nothing and no daemon is
 //! there. It never looks into what it holds, and while a daemon is connected it does not so much as wait on it: who waits on a FUSE
 //! connection is woken by each of its requests.
 //!
-//! Left to others: what the descriptors are ([`super::shelf`]).
+//! Left to others: what the descriptors are ([`super::sessions`]).
 
 use super::passing::{self, Message};
 use super::{Entry, is_name};
@@ -19,7 +19,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 /// How often it is looked whether what is held has ended, while no daemon is there.
 const LOOK_INTERVAL: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
-/// Runs a keeper on the socket that is its standard input, until it is not needed any more.
+/// Runs a store process on the socket that is its standard input, until it is not needed any more.
 ///
 /// # Errors
 /// When standard input is no such socket.
@@ -31,23 +31,23 @@ pub fn run() -> Result<()> {
     }
     // What ends a terminal's session is not to end this; where it leads a session already, so much the better.
     let _ = rustix::process::setsid();
-    let mut keeper = Keeper { kept: BTreeMap::new(), daemon: None };
+    let mut process = StoreProcess { held: BTreeMap::new(), daemon: None };
     let listener = rustix::stdio::stdin();
-    while keeper.turn(listener).map_err(|error| {
+    while process.turn(listener).map_err(|error| {
         Error::new(
             ErrorKind::System,
-            format!("the keeper's standard input is not the socket it needs: {error}"),
+            format!("the store process's standard input is not the socket it needs: {error}"),
         )
     })? {}
     Ok(())
 }
 
-struct Keeper {
-    kept: BTreeMap<String, Vec<OwnedFd>>,
+struct StoreProcess {
+    held: BTreeMap<String, Vec<OwnedFd>>,
     daemon: Option<OwnedFd>,
 }
 
-impl Keeper {
+impl StoreProcess {
     /// Waits for something to do and does it; whether it goes on.
     fn turn(&mut self, listener: BorrowedFd<'_>) -> io::Result<bool> {
         let (comes, says) = self.wait(listener)?;
@@ -57,8 +57,8 @@ impl Keeper {
         if comes {
             self.take_on(listener);
         } else if self.daemon.is_none() {
-            self.kept.retain(|_, descriptors| !descriptors.iter().any(has_ended));
-            return Ok(says || !self.kept.is_empty());
+            self.held.retain(|_, descriptors| !descriptors.iter().any(has_ended));
+            return Ok(says || !self.held.is_empty());
         }
         Ok(true)
     }
@@ -98,22 +98,22 @@ impl Keeper {
     fn hear(&mut self) {
         let Some(daemon) = &self.daemon else { return };
         let heard = passing::receive(daemon).ok().flatten();
-        let answered = heard.and_then(|message| answer(&mut self.kept, daemon, message));
+        let answered = heard.and_then(|message| answer(&mut self.held, daemon, message));
         if answered.is_none() {
             self.daemon = None;
         }
     }
 }
 
-fn answer(kept: &mut BTreeMap<String, Vec<OwnedFd>>, daemon: &OwnedFd, message: Message) -> Option<()> {
+fn answer(held: &mut BTreeMap<String, Vec<OwnedFd>>, daemon: &OwnedFd, message: Message) -> Option<()> {
     let (text, descriptors) = message;
     match text.split_once(' ') {
         Some(("put", name)) if is_name(name) && !descriptors.is_empty() => {
-            kept.insert(name.to_owned(), descriptors);
+            held.insert(name.to_owned(), descriptors);
         }
-        Some(("remove", name)) => drop(kept.remove(name)),
+        Some(("remove", name)) => drop(held.remove(name)),
         None if text == "list" => {
-            for (name, descriptors) in kept.iter() {
+            for (name, descriptors) in held.iter() {
                 let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
                 passing::send(daemon, None, &format!("entry {name}"), &descriptors).ok()?;
             }

@@ -5,14 +5,14 @@
 //!
 //! Left to others: what is put into it, and whether what comes out is to be believed ([`shelf`]).
 
-pub mod keeper;
 pub mod passing;
 mod process;
-pub mod shelf;
-pub mod systemd;
+pub mod process_store;
+pub mod sessions;
+pub mod systemd_store;
 
-pub use process::run as run_keeper;
-pub use shelf::Shelf;
+pub use process::run as run_store_process;
+pub use sessions::PreservedSessions;
 
 use cbd_types::Result;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -46,7 +46,7 @@ pub trait DescriptorStore: Send + Sync + std::fmt::Debug {
     fn tend(&self) {}
 
     /// Who holds them, in a word or two.
-    fn who(&self) -> &'static str;
+    fn store_name(&self) -> &'static str;
 }
 
 /// Whether a name can be put into every store.

@@ -2,22 +2,22 @@
 
 mod support;
 
-use cbd_daemon::keeping::DescriptorStore;
-use cbd_daemon::keeping::keeper::KeeperStore;
+use cbd_daemon::handover::DescriptorStore;
+use cbd_daemon::handover::process_store::ProcessStore;
 use cbd_types::ErrorKind;
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-use support::{child, keeper_at, until};
+use support::{child, store_process_at, until};
 
-/// A folder with a keeper's socket. What the keeper has is taken from it when this is dropped, so it ends.
-struct Keeper {
+/// A folder with a store process's socket. What the store process has is taken from it when this is dropped, so it ends.
+struct StoreFolder {
     folder: tempfile::TempDir,
 }
 
-impl Keeper {
+impl StoreFolder {
     fn new() -> Self {
         Self { folder: tempfile::tempdir().expect("a folder") }
     }
@@ -27,9 +27,9 @@ impl Keeper {
     }
 
     /// As a daemon: the store, and the names of what a predecessor has left there with the number in each of its files.
-    fn open(&self) -> (KeeperStore, Vec<(String, Vec<u8>)>) {
+    fn open(&self) -> (ProcessStore, Vec<(String, Vec<u8>)>) {
         let program = Path::new(env!("CARGO_BIN_EXE_cbdctrl"));
-        let (store, entries) = KeeperStore::open(&self.socket(), program).expect("a store");
+        let (store, entries) = ProcessStore::open(&self.socket(), program).expect("a store");
         let number = |file: File| {
             let mut byte = [0];
             file.read_exact_at(&mut byte, 0).expect("read");
@@ -43,14 +43,14 @@ impl Keeper {
 
     /// The processes that have the socket.
     fn processes(&self) -> Vec<String> {
-        keeper_at(&self.socket()).into_iter().collect()
+        store_process_at(&self.socket()).into_iter().collect()
     }
 }
 
-impl Drop for Keeper {
+impl Drop for StoreFolder {
     fn drop(&mut self) {
         let program = Path::new(env!("CARGO_BIN_EXE_cbdctrl"));
-        if let Ok((store, entries)) = KeeperStore::open(&self.socket(), program) {
+        if let Ok((store, entries)) = ProcessStore::open(&self.socket(), program) {
             entries.iter().for_each(|entry| store.remove(&entry.name));
         }
     }
@@ -64,82 +64,82 @@ fn file(number: u8) -> File {
 
 #[test]
 fn what_one_daemon_puts_the_next_finds_until_it_is_removed() {
-    let keeper = Keeper::new();
-    let (store, left) = keeper.open();
+    let folder = StoreFolder::new();
+    let (store, left) = folder.open();
     assert!(left.is_empty());
     let (one, two) = (file(1), file(2));
     store.put("cbd-a", &[one.as_fd(), two.as_fd()]).expect("kept");
     store.put("cbd-b", &[two.as_fd()]).expect("kept");
-    let mode = std::fs::metadata(keeper.socket()).expect("a socket").permissions().mode();
+    let mode = std::fs::metadata(folder.socket()).expect("a socket").permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
     drop(store);
-    let (store, left) = keeper.open();
+    let (store, left) = folder.open();
     assert_eq!(left, [("cbd-a".to_owned(), vec![1, 2]), ("cbd-b".to_owned(), vec![2])]);
     store.put("cbd-a", &[two.as_fd()]).expect("kept");
     store.remove("cbd-b");
     drop(store);
-    let (store, left) = keeper.open();
+    let (store, left) = folder.open();
     assert_eq!(left, [("cbd-a".to_owned(), vec![2])]);
     store.remove("cbd-a");
     drop(store);
-    assert!(keeper.open().1.is_empty());
+    assert!(folder.open().1.is_empty());
 }
 
 #[test]
-fn a_keeper_that_holds_nothing_ends_with_its_daemon() {
-    let keeper = Keeper::new();
-    let (store, _) = keeper.open();
+fn a_store_process_that_holds_nothing_ends_with_its_daemon() {
+    let folder = StoreFolder::new();
+    let (store, _) = folder.open();
     let one = file(1);
     store.put("cbd-a", &[one.as_fd()]).expect("kept");
-    assert_eq!(keeper.processes().len(), 1);
+    assert_eq!(folder.processes().len(), 1);
     store.remove("cbd-a");
     drop(store);
-    until("the keeper's end", || keeper.processes().is_empty());
-    assert!(!keeper.socket().exists());
+    until("the store process's end", || folder.processes().is_empty());
+    assert!(!folder.socket().exists());
 }
 
 #[test]
-fn a_second_daemon_is_refused_while_the_first_has_the_keeper() {
-    let keeper = Keeper::new();
-    let (store, _) = keeper.open();
+fn a_second_daemon_is_refused_while_the_first_has_the_store_process() {
+    let folder = StoreFolder::new();
+    let (store, _) = folder.open();
     let one = file(1);
     store.put("cbd-a", &[one.as_fd()]).expect("kept");
     let program = Path::new(env!("CARGO_BIN_EXE_cbdctrl"));
-    let error = KeeperStore::open(&keeper.socket(), program).expect_err("it is taken");
+    let error = ProcessStore::open(&folder.socket(), program).expect_err("it is taken");
     assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
     store.put("cbd-a", &[one.as_fd()]).expect("the first goes on");
     drop(store);
 }
 
 #[test]
-fn a_keeper_that_dies_is_replaced_and_the_next_has_what_it_held() {
-    let keeper = Keeper::new();
-    let (store, _) = keeper.open();
+fn a_store_process_that_dies_is_replaced_and_the_next_has_what_it_held() {
+    let folder = StoreFolder::new();
+    let (store, _) = folder.open();
     let (one, two) = (file(1), file(2));
     store.put("cbd-a", &[one.as_fd()]).expect("kept");
-    let first = keeper.processes();
+    let first = folder.processes();
     child::signal(&first[0], libc::SIGKILL);
-    until("another keeper", || {
+    until("another store process", || {
         store.tend();
-        let now = keeper.processes();
+        let now = folder.processes();
         now.len() == 1 && now != first
     });
     // One that dies just before something is put.
-    child::signal(&keeper.processes()[0], libc::SIGKILL);
+    child::signal(&folder.processes()[0], libc::SIGKILL);
     store.put("cbd-b", &[two.as_fd()]).expect("kept");
     drop(store);
-    assert_eq!(keeper.open().1, [("cbd-a".to_owned(), vec![1]), ("cbd-b".to_owned(), vec![2])]);
+    assert_eq!(folder.open().1, [("cbd-a".to_owned(), vec![1]), ("cbd-b".to_owned(), vec![2])]);
 }
 
 /// What it does late it would hold without anybody's knowledge: a device whose daemon dies would not end for its users.
 #[test]
-fn a_keeper_that_does_not_answer_is_waited_for_once_and_does_not_hold_in_the_end_what_it_did_late() {
-    let keeper = Keeper::new();
-    let (store, _) = keeper.open();
+fn a_store_process_that_does_not_answer_is_waited_for_once_and_does_not_hold_in_the_end_what_it_did_late() {
+    let folder = StoreFolder::new();
+    let (store, _) = folder.open();
     let (one, two) = (file(1), file(2));
     store.put("cbd-a", &[one.as_fd()]).expect("kept");
     store.put("cbd-b", &[one.as_fd()]).expect("kept");
-    let process = keeper.processes().remove(0);
+    let process = folder.processes().remove(0);
     child::signal(&process, libc::SIGSTOP);
     let began = Instant::now();
     let error = store.put("cbd-c", &[two.as_fd()]).expect_err("no answer");
@@ -155,38 +155,38 @@ fn a_keeper_that_does_not_answer_is_waited_for_once_and_does_not_hold_in_the_end
         store.put("cbd-e", &[two.as_fd()]).is_ok()
     });
     drop(store);
-    assert_eq!(keeper.open().1, [("cbd-a".to_owned(), vec![1]), ("cbd-e".to_owned(), vec![2])]);
+    assert_eq!(folder.open().1, [("cbd-a".to_owned(), vec![1]), ("cbd-e".to_owned(), vec![2])]);
 }
 
 #[test]
-fn a_keeper_that_may_hold_something_is_found_by_the_next_daemon() {
-    let keeper = Keeper::new();
-    let (store, _) = keeper.open();
+fn a_store_process_that_may_hold_something_is_found_by_the_next_daemon() {
+    let folder = StoreFolder::new();
+    let (store, _) = folder.open();
     let one = file(1);
     store.put("cbd-a", &[one.as_fd()]).expect("kept");
-    let process = keeper.processes().remove(0);
+    let process = folder.processes().remove(0);
     child::signal(&process, libc::SIGSTOP);
     store.remove("cbd-a");
     drop(store);
-    assert!(keeper.socket().exists());
+    assert!(folder.socket().exists());
     child::signal(&process, libc::SIGCONT);
 }
 
 #[test]
-fn a_keeper_that_is_called_by_hand_says_so_and_ends() {
+fn a_store_process_that_is_called_by_hand_says_so_and_ends() {
     for input in ["/dev/null", "/dev/zero"] {
-        let mut keeper = std::process::Command::new(env!("CARGO_BIN_EXE_cbdctrl"))
-            .arg("keeper")
+        let mut process = std::process::Command::new(env!("CARGO_BIN_EXE_cbdctrl"))
+            .arg("store-process")
             .stdin(File::open(input).expect("a file"))
             .stderr(std::process::Stdio::piped())
             .spawn()
             .expect("it starts");
-        let status = support::wait(&mut keeper, Duration::from_secs(20));
+        let status = support::wait(&mut process, Duration::from_secs(20));
         if status.is_none() {
-            let _ = keeper.kill();
+            let _ = process.kill();
         }
         assert_eq!(status.and_then(|status| status.code()), Some(1), "{input}");
-        let said = std::io::read_to_string(keeper.stderr.take().expect("a pipe")).expect("text");
+        let said = std::io::read_to_string(process.stderr.take().expect("a pipe")).expect("text");
         assert!(said.contains("no socket that listens") && said.lines().count() == 1, "{said}");
     }
 }

@@ -1,7 +1,7 @@
-//! The daemon's side of the [keeper](super::run_keeper): finding the one that is there, or starting one.
+//! The daemon's side of the [store process](super::run_store_process): finding the one that is there, or starting one.
 //!
-//! Always true here: a keeper that has died is replaced while the daemon has the descriptors still; every question has an answer within
-//! seconds, or the keeper is taken for silent. A silent one is waited for once: until it has answered to who tends the store, whoever puts or
+//! Always true here: a store process that has died is replaced while the daemon has the descriptors still; every question has an answer within
+//! seconds, or the store process is taken for silent. A silent one is waited for once: until it has answered to who tends the store, whoever puts or
 //! removes something is refused at once. What it then did late is undone: it holds what is wanted, and nothing else.
 
 use super::passing;
@@ -26,13 +26,13 @@ use std::time::{Duration, Instant};
 
 /// How long an answer may take.
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// How long the keeper's last daemon may take to be gone.
+/// How long the store process's last daemon may take to be gone.
 const PREDECESSOR_TIMEOUT: Duration = Duration::from_secs(5);
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
-/// A keeper that is there, or will be when it is needed.
+/// A store process that is there, or will be when it is needed.
 #[derive(Debug)]
-pub struct KeeperStore {
+pub struct ProcessStore {
     socket: PathBuf,
     program: PathBuf,
     state: Mutex<State>,
@@ -54,8 +54,8 @@ struct State {
     trouble: Option<String>,
 }
 
-impl KeeperStore {
-    /// The keeper at a socket, and what it holds. One that has to be started is the program with the argument `keeper`.
+impl ProcessStore {
+    /// The store process at a socket, and what it holds. One that has to be started is the program with the argument `store-process`.
     ///
     /// # Errors
     /// [`ErrorKind::Busy`] when another daemon has it.
@@ -81,7 +81,7 @@ impl KeeperStore {
         Ok((store, entries))
     }
 
-    /// Starts a keeper, if there is none, and gives it all that it is to hold.
+    /// Starts a store process, if there is none, and gives it all that it is to hold.
     fn ensure<'a>(&self, state: &'a mut State) -> Result<&'a OwnedFd> {
         if let Some(mut dead) = state.process.take_if(|process| !matches!(process.try_wait(), Ok(None))) {
             let _ = dead.wait();
@@ -106,7 +106,7 @@ impl KeeperStore {
         let failed = |error: io::Error| system(&self.socket, "cannot be started", &error);
         let listener = listen(&self.socket).map_err(failed)?;
         let mut command = Command::new(&self.program);
-        command.arg0("cbdctrl").arg("keeper").current_dir("/");
+        command.arg0("cbdctrl").arg("store-process").current_dir("/");
         command.stdin(Stdio::from(listener)).stdout(Stdio::null()).stderr(Stdio::null());
         state.process = Some(command.spawn().map_err(failed)?);
         connect(&self.socket)?.ok_or_else(|| failed(io::ErrorKind::ConnectionRefused.into()))
@@ -134,7 +134,7 @@ impl KeeperStore {
         told
     }
 
-    /// The state, unless the keeper is silent, or somebody waits for it right now.
+    /// The state, unless the store process is silent, or somebody waits for it right now.
     fn lock(&self) -> Result<MutexGuard<'_, State>> {
         let locked =
             if self.is_silent.load(Ordering::Relaxed) { None } else { self.state.try_lock_for(TIMEOUT) };
@@ -152,7 +152,7 @@ impl KeeperStore {
     }
 }
 
-impl DescriptorStore for KeeperStore {
+impl DescriptorStore for ProcessStore {
     fn put(&self, name: &str, descriptors: &[BorrowedFd<'_>]) -> Result<()> {
         if !is_name(name) {
             return Err(Error::new(ErrorKind::InvalidArgument, format!("{name:?} cannot be kept")));
@@ -198,8 +198,10 @@ impl DescriptorStore for KeeperStore {
         );
         let trouble = ensured.err().map(|error| error.line());
         match &trouble {
-            None if was_unsettled => tracing::info!("the keeper of the block devices answers again"),
-            None => tracing::warn!("the keeper of the block devices had ended; another has all that it held"),
+            None if was_unsettled => tracing::info!("the store process of the block devices answers again"),
+            None => tracing::warn!(
+                "the store process of the block devices had ended; another has all that it held"
+            ),
             Some(error) if state.trouble != trouble => {
                 tracing::error!("no block device outlives the daemon now: {error}");
             }
@@ -208,12 +210,12 @@ impl DescriptorStore for KeeperStore {
         state.trouble = trouble;
     }
 
-    fn who(&self) -> &'static str {
-        "a keeper"
+    fn store_name(&self) -> &'static str {
+        "a store process"
     }
 }
 
-impl Drop for KeeperStore {
+impl Drop for ProcessStore {
     fn drop(&mut self) {
         // One that holds nothing ends with the connection.
         let state = self.state.get_mut();
@@ -228,13 +230,13 @@ fn system(socket: &Path, what: &str, error: &io::Error) -> Error {
     if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) {
         return Error::new(
             ErrorKind::TimedOut,
-            format!("the keeper at {} does not answer", socket.display()),
+            format!("the store process at {} does not answer", socket.display()),
         );
     }
-    Error::new(ErrorKind::System, format!("the keeper at {} {what}: {error}", socket.display()))
+    Error::new(ErrorKind::System, format!("the store process at {} {what}: {error}", socket.display()))
 }
 
-/// Has a keeper hold these, and nothing else.
+/// Has a store process hold these, and nothing else.
 fn settle(connection: &OwnedFd, wanted: &BTreeMap<String, Vec<OwnedFd>>) -> io::Result<()> {
     for entry in list(connection)?.into_iter().filter(|entry| !wanted.contains_key(&entry.name)) {
         ask(connection, &format!("remove {}", entry.name), &[])?;
@@ -279,14 +281,14 @@ fn remove_socket(path: &Path) -> io::Result<()> {
     }
 }
 
-/// The keeper at the socket, if there is one that listens. Its last daemon may be about to end.
+/// The store process at the socket, if there is one that listens. Its last daemon may be about to end.
 fn connect(path: &Path) -> Result<Option<OwnedFd>> {
     let failed = |error: io::Error| system(path, "cannot be reached", &error);
     let end = Instant::now() + PREDECESSOR_TIMEOUT;
     loop {
         let socket = new_socket().map_err(failed)?;
-        for way in [Timeout::Recv, Timeout::Send] {
-            set_socket_timeout(&socket, way, Some(TIMEOUT)).map_err(|error| failed(error.into()))?;
+        for direction in [Timeout::Recv, Timeout::Send] {
+            set_socket_timeout(&socket, direction, Some(TIMEOUT)).map_err(|error| failed(error.into()))?;
         }
         let address = SocketAddrUnix::new(path).map_err(|error| failed(error.into()))?;
         match retry_on_intr(|| rustix::net::connect(&socket, &address)) {
@@ -301,7 +303,8 @@ fn connect(path: &Path) -> Result<Option<OwnedFd>> {
             Ok(Some((text, _))) if text == "welcome" => return Ok(Some(socket)),
             Ok(Some(_)) if Instant::now() < end => std::thread::sleep(LOOK_AGAIN),
             Ok(Some(_)) => {
-                let text = format!("another daemon has the keeper at {}; stop it first", path.display());
+                let text =
+                    format!("another daemon has the store process at {}; stop it first", path.display());
                 return Err(Error::new(ErrorKind::Busy, text));
             }
             // It ended as it held nothing.
