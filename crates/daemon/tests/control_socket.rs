@@ -383,6 +383,9 @@ fn a_daemon_that_stops_in_the_middle_of_an_operation_is_found_out() {
     let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
     let peer = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
+        // An answer before the request ends the client's operation at once.
+        let mut request = [0; 4096];
+        assert!(stream.read(&mut request).unwrap() > 0);
         stream.write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n").unwrap();
         (listener, stream)
     });
