@@ -13,9 +13,9 @@ use axum::body::Body;
 use axum::extract::connect_info::MockConnectInfo;
 use axum::http::{Request, header};
 use cbd_daemon::api::{
-    BackendInfo, BackendStarted, BlkdevInfo, Done, Drain, ErrorAnswer, HostInfo, RegisterTransport, Settings,
-    SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev, TransportInfo,
-    TransportRegistered,
+    BackendInfo, BackendStarted, BlkdevInfo, BlkdevStopped, Done, Drain, ErrorAnswer, HostInfo,
+    RegisterTransport, Settings, SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev,
+    TransportInfo, TransportRegistered,
 };
 use cbd_daemon::config::Config;
 use cbd_daemon::control::{Control, Report};
@@ -167,7 +167,7 @@ impl Control for Confined {
         self.manager.start_blkdev(transport, &StartBlkdev { export, ..request.clone() })
     }
 
-    fn stop_blkdev(&self, transport: u32, blkdev: u32, request: StopBlkdev) -> Result<()> {
+    fn stop_blkdev(&self, transport: u32, blkdev: u32, request: StopBlkdev) -> Result<BlkdevStopped> {
         self.manager.stop_blkdev(transport, blkdev, request)
     }
 

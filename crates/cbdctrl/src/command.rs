@@ -4,7 +4,7 @@ use crate::cli::{Asks, Command};
 use crate::progress::{self, DrainBar};
 use crate::table::{Table, terminal_width, wrap_page};
 use cbd_daemon::api::{
-    BackendInfo, BackendStarted, BlkdevInfo, Done, Drain, ErrorAnswer, ErrorBody, HostInfo,
+    BackendInfo, BackendStarted, BlkdevInfo, BlkdevStopped, Done, Drain, ErrorAnswer, ErrorBody, HostInfo,
     RegisterTransport, Settings, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev, TransportInfo,
     TransportRegistered,
 };
@@ -201,8 +201,9 @@ fn execute(command: Command, asked: &Client, output: &Output) -> Result<()> {
         }
         Command::DevStop { on, dev, force } => {
             let path = format!("/v1/transports/{}/blkdevs/{dev}/stop", on.transport);
-            client.post::<_, ()>(&path, &StopBlkdev { force })?;
-            output.result(&serde_json::json!({}), "")
+            let done: BlkdevStopped = client.post(&path, &StopBlkdev { force })?;
+            warn(&done.warnings);
+            output.result(&done, "")
         }
         Command::DevList { on, all, asks } => {
             let path = format!("/v1/transports/{}/blkdevs?all={all}", on.transport);

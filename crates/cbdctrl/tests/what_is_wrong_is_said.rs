@@ -143,6 +143,16 @@ fn the_log_says_that_recovery_points_cannot_be_logged_and_when_they_are_again() 
 }
 
 #[test]
+fn the_log_says_that_the_control_socket_was_removed_and_when_it_is_back() {
+    let (place, _) = daemon_on("times=0");
+    let aside = format!("{}.aside", place.socket());
+    std::fs::rename(place.socket(), &aside).expect("moved");
+    expect_in_log(&place, &["ERROR", "control socket", &place.socket(), "was removed"]);
+    std::fs::rename(&aside, place.socket()).expect("moved back");
+    expect_in_log(&place, &["INFO", "control socket", "its file is as it was"]);
+}
+
+#[test]
 fn a_backend_that_is_not_served_shows_what_its_cache_holds() {
     let (mut place, disk) = killed();
     std::fs::rename(&disk, place.path("elsewhere")).expect("moved");

@@ -6,9 +6,9 @@
 //! Left to others: the wire ([`crate::server`]), the work ([`crate::manager`]).
 
 use crate::api::{
-    BackendInfo, BackendStarted, BlkdevInfo, Done, Drain, HostInfo, Progress, RegisterTransport, Settings,
-    SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev, TransportInfo,
-    TransportRegistered,
+    BackendInfo, BackendStarted, BlkdevInfo, BlkdevStopped, Done, Drain, HostInfo, Progress,
+    RegisterTransport, Settings, SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev,
+    TransportInfo, TransportRegistered,
 };
 use cbd_types::Result;
 
@@ -55,8 +55,8 @@ pub trait Control: Send + Sync + 'static {
     fn drain(&self, transport: u32, request: &Drain, report: Report<'_>) -> Result<Done>;
     /// Makes a block device.
     fn start_blkdev(&self, transport: u32, request: &StartBlkdev) -> Result<BlkdevInfo>;
-    /// Takes a block device away.
-    fn stop_blkdev(&self, transport: u32, blkdev: u32, request: StopBlkdev) -> Result<()>;
+    /// Stops and removes a block device. The warnings of the answer name what did not end in order.
+    fn stop_blkdev(&self, transport: u32, blkdev: u32, request: StopBlkdev) -> Result<BlkdevStopped>;
     /// The block devices of this host, or of all hosts.
     fn blkdevs(&self, transport: u32, all: bool) -> Result<Vec<BlkdevInfo>>;
     /// All that there is to know.

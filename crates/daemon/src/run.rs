@@ -106,6 +106,7 @@ pub fn run(options: Options) -> Result<()> {
         .build()
         .map_err(|error| Error::new(ErrorKind::System, format!("the control plane cannot start: {error}")))?;
     let access = Access { user: system::user_id(), group };
+    manager.set_control_socket(socket.path());
     let result = runtime.block_on(serve(&mut socket, &manager, access));
     let syncing = Arc::new(AtomicBool::new(false));
     end_within(STOP_LIMIT, &syncing);

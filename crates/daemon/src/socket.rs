@@ -132,6 +132,11 @@ impl ControlSocket {
         Ok(Self { path: path.to_owned(), listener: Some(listener), _lock: lock })
     }
 
+    /// Where it listens.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// The listener, once.
     pub fn take_listener(&mut self) -> Option<UnixListener> {
         self.listener.take()

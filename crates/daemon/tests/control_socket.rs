@@ -1,9 +1,9 @@
 //! The control socket, with a daemon that does nothing behind it: paths, errors, progress, who may.
 
 use cbd_daemon::api::{
-    BackendInfo, BackendStarted, BlkdevInfo, Done, Drain, HostInfo, Progress, RegisterTransport, Settings,
-    SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev, TransportInfo,
-    TransportRegistered,
+    BackendInfo, BackendStarted, BlkdevInfo, BlkdevStopped, Done, Drain, HostInfo, Progress,
+    RegisterTransport, Settings, SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev,
+    TransportInfo, TransportRegistered,
 };
 use cbd_daemon::client::{Client, Timeout};
 use cbd_daemon::config::DaemonConfig;
@@ -94,8 +94,8 @@ impl Control for Fake {
     fn start_blkdev(&self, _: u32, _: &StartBlkdev) -> Result<BlkdevInfo> {
         refused(ErrorKind::Busy, "busy")
     }
-    fn stop_blkdev(&self, _: u32, _: u32, request: StopBlkdev) -> Result<()> {
-        if request.force { Ok(()) } else { refused(ErrorKind::Busy, "mounted on /srv") }
+    fn stop_blkdev(&self, _: u32, _: u32, request: StopBlkdev) -> Result<BlkdevStopped> {
+        if request.force { Ok(BlkdevStopped::default()) } else { refused(ErrorKind::Busy, "mounted on /srv") }
     }
     fn blkdevs(&self, _: u32, _: bool) -> Result<Vec<BlkdevInfo>> {
         Ok(vec![])

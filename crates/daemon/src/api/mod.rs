@@ -423,6 +423,13 @@ pub enum ProgressLine {
     Error(ErrorBody),
 }
 
+/// A block device was stopped and removed.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct BlkdevStopped {
+    /// What did not end in order, such as requests that wait for a disk.
+    pub warnings: Vec<String>,
+}
+
 /// The end of a long operation.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Done {

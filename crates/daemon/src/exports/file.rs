@@ -44,16 +44,22 @@ impl ExportFile {
     /// A sentence for the user if the socket or link was removed or replaced; `None` while it is unchanged. May wait for the file system.
     #[must_use]
     pub fn change(&self) -> Option<String> {
-        let path = self.path.display();
-        let change = match identity(&self.path) {
-            Ok(now) if now == self.original => return None,
-            Ok(_) => format!("{path} was replaced by another file"),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => format!("{path} was removed"),
-            Err(error) => format!("{path} cannot be read ({error})"),
-        };
+        let change = self.what_changed()?;
         Some(format!(
             "{change}: connected clients continue, new clients cannot find the device; dev-stop and dev-start create the path again"
         ))
+    }
+
+    /// The same without what it means for clients of a device.
+    #[must_use]
+    pub fn what_changed(&self) -> Option<String> {
+        let path = self.path.display();
+        match identity(&self.path) {
+            Ok(now) if now == self.original => None,
+            Ok(_) => Some(format!("{path} was replaced by another file")),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Some(format!("{path} was removed")),
+            Err(error) => Some(format!("{path} cannot be read ({error})")),
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use super::looks::answers;
 use super::retry::Retry;
 use super::transport::{Running, running};
 use super::{Fixed, Manager};
-use crate::api::{BlkdevInfo, StartBlkdev, StopBlkdev};
+use crate::api::{BlkdevInfo, BlkdevStopped, StartBlkdev, StopBlkdev};
 use crate::exports::{Export, ExportChoice, Place, device_name};
 use crate::left::{Left, LeftByName};
 use cbd_engine::{BlkdevEntry, BlkdevSpec};
@@ -359,7 +359,12 @@ impl Manager {
         }
     }
 
-    pub(super) fn blkdev_stop(&self, transport: u32, id: BlkdevId, request: StopBlkdev) -> Result<()> {
+    pub(super) fn blkdev_stop(
+        &self,
+        transport: u32,
+        id: BlkdevId,
+        request: StopBlkdev,
+    ) -> Result<BlkdevStopped> {
         let found = {
             let tables = self.tables()?;
             if tables.get(&transport).is_some_and(|slot| slot.lent) {
@@ -373,7 +378,8 @@ impl Manager {
         };
         let backend = match found {
             Err(down) if down.kind() == ErrorKind::Stopped => {
-                return self.stop_without_region(transport, id, request, &down);
+                self.stop_without_region(transport, id, request, &down)?;
+                return Ok(BlkdevStopped::default());
             }
             found => found?.ok_or_else(|| unknown(id))?,
         };
@@ -385,12 +391,13 @@ impl Manager {
 }
 
 impl Lent {
-    fn blkdev_stop(&mut self, id: BlkdevId, request: StopBlkdev) -> Result<()> {
-        self.slot.blkdevs.get_mut(&id).ok_or_else(|| unknown(id))?.close_for_good(request.force)?;
+    fn blkdev_stop(&mut self, id: BlkdevId, request: StopBlkdev) -> Result<BlkdevStopped> {
+        let unended =
+            self.slot.blkdevs.get_mut(&id).ok_or_else(|| unknown(id))?.close_for_good(request.force)?;
         self.ground.transport.remove_blkdev(id)?;
         self.slot.blkdevs.remove(&id);
         tracing::info!(transport = self.ground.id, blkdev = id.0, "stopped");
-        Ok(())
+        Ok(BlkdevStopped { warnings: unended.into_iter().collect() })
     }
 }
 

@@ -29,13 +29,13 @@ mod transport;
 mod watch;
 
 use crate::api::{
-    BackendInfo, BackendStarted, BlkdevInfo, Done, Drain, HostInfo, RegisterTransport, Settings,
-    SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev, TransportInfo,
+    BackendInfo, BackendStarted, BlkdevInfo, BlkdevStopped, Done, Drain, HostInfo, RegisterTransport,
+    Settings, SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev, TransportInfo,
     TransportRegistered,
 };
 use crate::config::Config;
 use crate::control::{Control, Report};
-use crate::exports::ExportPlaces;
+use crate::exports::{ExportFile, ExportPlaces};
 use crate::front_ends::FrontEnds;
 use crate::guard::Guard;
 use crate::handover::sessions::{PreservedSessions, StoreOptions};
@@ -95,6 +95,7 @@ pub struct Manager {
     has_restored: Condvar,
     /// Says that a slot was put back into the tables.
     put_back: Condvar,
+    control_socket: Mutex<Option<Arc<ExportFile>>>,
     /// Held while the state folder learns which transports there are.
     recording: Mutex<()>,
     /// Held for reading while a block device is opened, for writing while what a predecessor left is cleared: a device that is just being
@@ -181,6 +182,7 @@ impl Manager {
             restored: AtomicBool::new(false),
             has_restored: Condvar::new(),
             put_back: Condvar::new(),
+            control_socket: Mutex::default(),
             recording: Mutex::new(()),
             opening: RwLock::new(()),
             sweep_due: AtomicBool::new(false),
@@ -456,7 +458,7 @@ impl Control for Manager {
         self.blkdev_start(transport, request)
     }
 
-    fn stop_blkdev(&self, transport: u32, blkdev: u32, request: StopBlkdev) -> Result<()> {
+    fn stop_blkdev(&self, transport: u32, blkdev: u32, request: StopBlkdev) -> Result<BlkdevStopped> {
         self.blkdev_stop(transport, BlkdevId(blkdev), request)
     }
 

@@ -28,6 +28,8 @@ type ExportLook = (Arc<ExportFile>, Option<String>);
 pub(super) struct Watching {
     looks: Looks<Option<Change>>,
     exports: Looks<ExportLook>,
+    control: Looks<Option<String>>,
+    control_change: Option<String>,
     due: Option<Instant>,
 }
 
@@ -43,6 +45,7 @@ impl Manager {
         drop(tables);
         let seen = watching.looks.by(looks, LOOK);
         let seen_of_exports = watching.exports.by(exports, LOOK);
+        self.watch_control_socket(watching);
         let Some(mut tables) = self.tables_to_retry() else { return };
         watching.due = Some(Instant::now() + INTERVAL);
         for (&transport, slot) in tables.iter_mut() {
@@ -69,6 +72,26 @@ impl Manager {
                 }
             }
         }
+    }
+}
+
+impl Manager {
+    /// The control socket at `path` is watched from now on, if it is there.
+    pub fn set_control_socket(&self, path: &Path) {
+        *self.control_socket.lock() = ExportFile::at(path).map(Arc::new);
+    }
+
+    fn watch_control_socket(&self, watching: &mut Watching) {
+        let Some(file) = self.control_socket.lock().clone() else { return };
+        let path = key(&file);
+        let look: Look<Option<String>> = Box::new(move || file.what_changed());
+        let Some(found) = watching.control.by([(path.clone(), look)].into(), LOOK).remove(&path) else {
+            return;
+        };
+        let words = found.map(|change| {
+            format!("{change}: commands do not reach this daemon, its devices continue; restart it to create the socket again")
+        });
+        note(&mut watching.control_change, words, "control socket");
     }
 }
 

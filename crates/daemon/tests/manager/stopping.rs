@@ -1,8 +1,8 @@
 //! Stopping a daemon and its backends while a disk hangs: in bounded time, and at nobody else's expense.
 
-use crate::place::{MIB, Place, cache_of, dirty, refused, stop};
+use crate::place::{MIB, Place, Running, cache_of, dirty, refused, stop};
 use crate::silent::SilentFile;
-use cbd_daemon::api::{RegisterTransport, SettingsChange, StartBackend, StopBackend};
+use cbd_daemon::api::{RegisterTransport, SettingsChange, StartBackend, StopBackend, StopBlkdev};
 use cbd_daemon::control::{Control, Flow};
 use cbd_daemon::manager::Manager;
 use cbd_nbd::{Client, Listen};
@@ -196,8 +196,8 @@ fn a_daemon_starts_beside_a_disk_that_cannot_be_opened_to_the_end_and_serves_it_
     }
 }
 
-#[test]
-fn a_forced_stop_that_fails_names_the_export_whose_requests_still_wait() {
+/// A client of backend 0 that waits for a read of its disk, which never answers.
+fn client_that_waits() -> (Place, Running) {
     let mut place = Place::new();
     place.decorate = Some("fault:op=read,how=stall".into());
     let (_, daemon) = place.disk_and_daemon();
@@ -214,7 +214,25 @@ fn a_forced_stop_that_fails_names_the_export_whose_requests_still_wait() {
         assert!(Instant::now() < end, "the disk is not read");
         std::thread::sleep(Duration::from_millis(5));
     }
+    (place, daemon)
+}
+
+#[test]
+fn a_forced_stop_that_fails_names_the_export_whose_requests_still_wait() {
+    let (place, daemon) = client_that_waits();
     let request = StopBackend { force: true, discard_dirty: Some(0), timeout_s: Some(1) };
     let error = refused(stop(&daemon, request), ErrorKind::TimedOut, "did not end in order");
     assert!(error.line().contains(&place.text("nbd.sock")), "{error}");
+}
+
+#[test]
+fn a_forced_stop_of_a_block_device_names_the_export_whose_requests_still_wait() {
+    let (place, daemon) = client_that_waits();
+    let stopped = daemon.stop_blkdev(0, 0, StopBlkdev { force: true }).unwrap();
+    assert_eq!(daemon.blkdevs(0, false).unwrap().len(), 0);
+    let [warning] = &stopped.warnings[..] else { panic!("{stopped:?}") };
+    assert!(
+        warning.contains("did not end in order") && warning.contains(&place.text("nbd.sock")),
+        "{warning}"
+    );
 }
