@@ -14,7 +14,8 @@
 
 use crate::hold::Held;
 use crate::length::Length;
-use crate::sys::{self, DeviceNumber};
+use crate::sys;
+use cbd_sys::DeviceNumber;
 use cbd_types::ByteRange;
 use std::io;
 use std::os::fd::AsFd;

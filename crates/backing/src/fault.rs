@@ -8,9 +8,9 @@
 //!
 //! Left to others: what to do about it.
 
-use crate::sys::{Gathered, Signal, wait_readable};
 use crate::trace::OpKind;
 use crate::{Backing, Identity, PollableQueue, job};
+use cbd_sys::event::{Poller, Signal, wait_readable};
 use cbd_types::backing::BackingDone;
 use cbd_types::{
     AlignedBuffer, BackingGeometry, BackingOp, BackingQueue, ByteRange, Error, ErrorKind, OpToken, Result,
@@ -271,9 +271,9 @@ impl<B: Backing> Backing for Faulty<B> {
     fn open_queue(&self, depth: usize) -> Result<Box<dyn PollableQueue>> {
         let inner = self.inner.open_queue(depth)?;
         let open = || {
-            let (signal, gathered) = (Signal::new()?, Gathered::new()?);
-            gathered.add(inner.wait_descriptor())?;
-            gathered.add(signal.as_raw_fd())?;
+            let (signal, gathered) = (Signal::new()?, Poller::new()?);
+            gathered.add(inner.wait_descriptor(), 0, false)?;
+            gathered.add(signal.as_raw_fd(), 0, false)?;
             std::io::Result::Ok((Arc::new(signal), gathered))
         };
         let (signal, gathered) = open().map_err(|error| {
@@ -323,7 +323,7 @@ struct FaultyQueue {
     ended: VecDeque<BackingDone>,
     came: Vec<BackingDone>,
     signal: Arc<Signal>,
-    gathered: Gathered,
+    gathered: Poller,
 }
 
 impl FaultyQueue {

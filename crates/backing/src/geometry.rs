@@ -22,7 +22,7 @@ const MEMORY_ALIGNMENT: u32 = 4096;
 
 /// The size of an open block device in bytes.
 pub(crate) fn block_size(file: &File, path: &Path) -> Result<u64> {
-    sys::block_size(file.as_fd()).map_err(|error| unreadable(path, &error))
+    cbd_sys::ioctl::block_size(file.as_fd()).map_err(|error| unreadable(path, &error))
 }
 
 fn unreadable(path: &Path, error: &io::Error) -> Error {
@@ -36,12 +36,12 @@ pub(crate) fn of_block_device(
     size: u64,
     path: &Path,
 ) -> Result<BackingGeometry> {
-    let sector = sys::block_sector(file.as_fd()).map_err(|error| unreadable(path, &error))?;
+    let sector = cbd_sys::ioctl::block_sector(file.as_fd()).map_err(|error| unreadable(path, &error))?;
     if !(FILE_SECTOR..=SECTOR_MAX).contains(&sector) || !sector.is_power_of_two() {
         let text = format!("{} has sectors of {sector} bytes; 512 to 4096 are supported", path.display());
         return Err(Error::new(ErrorKind::Unsupported, text));
     }
-    let physical_sector = sys::block_physical_sector(file.as_fd()).unwrap_or(sector).max(sector);
+    let physical_sector = cbd_sys::ioctl::block_physical_sector(file.as_fd()).unwrap_or(sector).max(sector);
     let directory = BlockDirectory::of(status.special);
     let queue = |name: &str| directory.as_ref().and_then(|directory| directory.queue(name));
     let write_cache = directory.as_ref().and_then(|directory| directory.disk("queue/write_cache"));

@@ -11,8 +11,10 @@
 use crate::beneath::ANSWER;
 use crate::claims::{Chain, Claim, Object, Step, Wanted, is_locked, registry};
 use crate::patient::{self, Question};
-use crate::sys::{self, DeviceNumber, LoopFile, Status};
-use crate::sysfs::{self, BlockDirectory, LoopDevice, Mount};
+use crate::sys::{self, LoopFile, Status};
+use crate::sysfs::{self, BlockDirectory, LoopDevice};
+use cbd_sys::DeviceNumber;
+use cbd_sys::mounts::{self, Mount};
 use cbd_types::{ByteRange, Error, ErrorKind, Result};
 use std::fs::File;
 use std::io;
@@ -164,7 +166,7 @@ pub(crate) fn loop_device_in_use(
     let others = loop_devices_on(file, status, bytes).into_iter().filter(|device| device.name != own);
     others.into_iter().find_map(|device| {
         let number = sysfs::attribute(&Path::new("/sys/block").join(&device.name).join("dev"))?;
-        let user = user_of(sysfs::number(&number)?)?;
+        let user = user_of(DeviceNumber::parse(&number)?)?;
         Some(format!("the loop device /dev/{} stands on the same bytes: {user}", device.name))
     })
 }
@@ -184,10 +186,10 @@ pub(crate) fn lock_holder(file: &File) -> String {
 fn mounted_on(name: &str) -> String {
     let number = sysfs::attribute(&Path::new("/sys/block").join(name).join("dev"));
     let mount = number.and_then(|number| {
-        let number = sysfs::number(&number)?;
-        sysfs::mounts().into_iter().find(|mount| mount.device == number)
+        let number = DeviceNumber::parse(&number)?;
+        mounts::of_this_thread().unwrap_or_default().into_iter().find(|mount| mount.device == number)
     });
-    mount.map(|mount| format!(", mounted on {}", mount.at.display())).unwrap_or_default()
+    mount.map(|mount| format!(", mounted on {}", mount.target.display())).unwrap_or_default()
 }
 
 /// The loop devices that stand on these bytes of a file, or of a block device, whatever path either was opened by: also those on
@@ -199,7 +201,7 @@ fn loop_devices_on(file: &File, status: &Status, bytes: ByteRange) -> Vec<LoopDe
         return devices;
     }
     let on_fuse = sys::file_system(file.as_fd()).is_ok_and(|(magic, _, _)| magic == FUSE_MAGIC);
-    let mounts = sysfs::mounts();
+    let mounts = mounts::of_this_thread().unwrap_or_default();
     let ours = in_disk(status.special, bytes);
     // A file in user space can't be one that isn't, and asking its server may take for ever.
     let may_be = |device: &LoopDevice| on_fuse || !on_fuse_mount(&device.file, &mounts);
@@ -242,10 +244,8 @@ fn asked(device: &LoopDevice) -> Option<LoopFile> {
 }
 
 fn on_fuse_mount(path: &Path, mounts: &[Mount]) -> bool {
-    let inside = mounts.iter().filter(|mount| path.starts_with(&mount.at));
-    // The last of the longest: later mounts cover earlier ones.
-    let nearest = inside.max_by_key(|mount| mount.at.components().count());
-    nearest.is_some_and(|mount| mount.file_system.starts_with("fuse") && mount.file_system != "fuseblk")
+    let nearest = mounts::containing(mounts, path);
+    nearest.is_some_and(|mount| mount.kind.starts_with("fuse") && mount.kind != "fuseblk")
 }
 
 /// The error of a block device that is used by something, as far as can be told; always one where it is `claimed`.
@@ -265,13 +265,16 @@ pub(crate) fn device_user(status: &Status) -> Option<String> {
 fn user_of(device: DeviceNumber) -> Option<String> {
     let directory = BlockDirectory::of(device)?;
     let relatives = directory.relatives();
-    let mounted = sysfs::mounts().into_iter().find(|mount| relatives.contains(&mount.device));
+    let mounted = mounts::of_this_thread()
+        .unwrap_or_default()
+        .into_iter()
+        .find(|mount| relatives.contains(&mount.device));
     if let Some(mount) = mounted {
         let which = if mount.device == device { "it is" } else { "a part of its disk is" };
-        return Some(format!("{which} mounted on {}; unmount it first", mount.at.display()));
+        return Some(format!("{which} mounted on {}; unmount it first", mount.target.display()));
     }
     // A swap file is no block device, and its file system need not answer.
-    for swap in sysfs::swaps().into_iter().filter(|path| path.starts_with("/dev")) {
+    for swap in mounts::swaps().into_iter().filter(|path| path.starts_with("/dev")) {
         if sys::status_of(&swap).is_ok_and(|found| relatives.contains(&found.special) && found.is_block()) {
             return Some(format!("{} is swap space; turn it off first (swapoff)", swap.display()));
         }
@@ -283,7 +286,7 @@ fn user_of(device: DeviceNumber) -> Option<String> {
 /// Whether an open block device may be written.
 pub(crate) fn is_writable(file: &File, status: &Status) -> io::Result<bool> {
     let attribute = BlockDirectory::of(status.special).and_then(|directory| directory.own("ro"));
-    Ok(attribute.as_deref() != Some("1") && !sys::block_read_only(file.as_fd())?)
+    Ok(attribute.as_deref() != Some("1") && !cbd_sys::ioctl::block_read_only(file.as_fd())?)
 }
 
 #[cfg(test)]

@@ -287,7 +287,7 @@ fn file_marks(file: BorrowedFd<'_>, status: &Status, identity: &mut Identity) {
     identity.mark("inode", Some(status.inode.to_string()));
     identity.mark("born", status.born.map(|(seconds, nanoseconds)| format!("{seconds}.{nanoseconds:09}")));
     identity.mark("subvol", status.subvolume.map(|number| number.to_string()));
-    identity.mark("fs", sys::file_system_uuid(file).map(|uuid| hexadecimal(&uuid)));
+    identity.mark("fs", cbd_sys::ioctl::file_system_uuid(file).map(|uuid| hexadecimal(&uuid)));
     // Recorded besides, since an older kernel tells nothing else.
     if let Ok((magic, number, _)) = sys::file_system(file)
         && LASTING_FSID.contains(&magic)

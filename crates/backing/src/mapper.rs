@@ -5,8 +5,8 @@
 //!
 //! Left to others: what follows for those who share a device.
 
-use crate::sys::{self, DeviceNumber};
-use crate::sysfs;
+use cbd_sys::DeviceNumber;
+use cbd_sys::ioctl::mapper_table;
 use cbd_types::ByteRange;
 use std::fs::File;
 use std::io;
@@ -59,7 +59,10 @@ pub(crate) struct Line {
 /// What the system says: a user who may not ask, or no device mapper.
 pub(crate) fn table(device: DeviceNumber) -> io::Result<Vec<Target>> {
     let control = File::options().read(true).write(true).open("/dev/mapper/control")?;
-    let ask = |with_parameters| sys::mapper_table(control.as_fd(), device, with_parameters);
+    let ask = |with_parameters| {
+        let (text, count) = mapper_table(control.as_fd(), device, with_parameters)?;
+        lines(&text, count).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
+    };
     let kinds = ask(false)?;
     if kinds.iter().all(|line| KNOWN.contains(&line.kind.as_str())) {
         return Ok(ask(true)?.iter().map(target).collect());
@@ -77,7 +80,7 @@ pub(crate) fn target(line: &Line) -> Target {
 
 fn made_of(line: &Line) -> Option<MadeOf> {
     let mut words = line.parameters.split_whitespace();
-    let mut device = || sysfs::number(words.next()?);
+    let mut device = || DeviceNumber::parse(words.next()?);
     Some(match line.kind.as_str() {
         "linear" => {
             let device = device()?;
@@ -88,7 +91,7 @@ fn made_of(line: &Line) -> Option<MadeOf> {
             let _chunk: u64 = words.next()?.parse().ok()?;
             let mut parts = Vec::new();
             for _ in 0..count {
-                parts.push((sysfs::number(words.next()?)?, sectors(words.next()?)?));
+                parts.push((DeviceNumber::parse(words.next()?)?, sectors(words.next()?)?));
             }
             // A last chunk that is not whole lies within one more sector of each.
             let length = line.length.div_ceil(count).saturating_mul(SECTOR);
@@ -98,7 +101,7 @@ fn made_of(line: &Line) -> Option<MadeOf> {
             let pool = device()?;
             let id = words.next()?.parse().ok()?;
             let origin = match words.next() {
-                Some(word) => Some(sysfs::number(word)?),
+                Some(word) => Some(DeviceNumber::parse(word)?),
                 None => None,
             };
             MadeOf::Thin { pool, id, origin }

@@ -6,7 +6,8 @@
 
 use crate::PollableQueue;
 use crate::job::{Job, Step, Target, zeroes};
-use crate::sys::{Signal, fallocate};
+use crate::sys::fallocate;
+use cbd_sys::event::Signal;
 use cbd_types::backing::BackingDone;
 use cbd_types::{BackingOp, BackingQueue, Error, ErrorKind, OpToken, Result};
 use std::collections::VecDeque;

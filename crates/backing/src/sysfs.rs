@@ -5,7 +5,7 @@
 //!
 //! Left to others: what follows from it.
 
-use crate::sys::DeviceNumber;
+use cbd_sys::DeviceNumber;
 use cbd_types::ByteRange;
 use std::ffi::OsString;
 use std::fs;
@@ -46,7 +46,7 @@ impl BlockDirectory {
 
     /// The number of the whole disk.
     pub fn disk_number(&self) -> Option<DeviceNumber> {
-        number(&self.disk("dev")?)
+        DeviceNumber::parse(&self.disk("dev")?)
     }
 
     /// Where bytes of a partition are on its disk.
@@ -70,7 +70,7 @@ impl BlockDirectory {
         let folder = self.disk.join("slaves");
         names_in(&folder)
             .iter()
-            .filter_map(|name| number(&attribute(&folder.join(name).join("dev"))?))
+            .filter_map(|name| DeviceNumber::parse(&attribute(&folder.join(name).join("dev"))?))
             .collect()
     }
 
@@ -115,7 +115,7 @@ impl BlockDirectory {
     pub fn relatives(&self) -> Vec<DeviceNumber> {
         let mut paths = vec![self.path.clone(), self.disk.clone()];
         paths.extend(self.partitions());
-        paths.iter().filter_map(|path| number(&attribute(&path.join("dev"))?)).collect()
+        paths.iter().filter_map(|path| DeviceNumber::parse(&attribute(&path.join("dev"))?)).collect()
     }
 
     fn partitions(&self) -> Vec<PathBuf> {
@@ -141,64 +141,9 @@ pub(crate) fn attribute(path: &Path) -> Option<String> {
     (!text.is_empty()).then(|| text.to_owned())
 }
 
-/// `major:minor` as a number.
-pub(crate) fn number(text: &str) -> Option<DeviceNumber> {
-    let (major, minor) = text.trim().split_once(':')?;
-    Some(DeviceNumber { major: major.parse().ok()?, minor: minor.parse().ok()? })
-}
-
 /// What names this start of the machine.
 pub(crate) fn boot() -> Option<String> {
     attribute(Path::new("/proc/sys/kernel/random/boot_id"))
-}
-
-/// One mount.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Mount {
-    pub device: DeviceNumber,
-    pub at: PathBuf,
-    pub file_system: String,
-}
-
-/// What is mounted in this thread's mount namespace.
-pub(crate) fn mounts() -> Vec<Mount> {
-    let table = fs::read("/proc/thread-self/mountinfo").unwrap_or_default();
-    table.split(|byte| *byte == b'\n').filter_map(mount).collect()
-}
-
-/// A line of the table. Any user can mount at a name that is no text (FUSE): that must not hide the other mounts.
-fn mount(line: &[u8]) -> Option<Mount> {
-    let mut fields = line.split(|byte| *byte == b' ');
-    let device = number(std::str::from_utf8(fields.nth(2)?).ok()?)?;
-    let at = path_of(fields.nth(1)?);
-    let mut rest = fields.skip_while(|field| *field != b"-");
-    Some(Mount { device, at, file_system: String::from_utf8_lossy(rest.nth(1)?).into_owned() })
-}
-
-/// A path of `/proc`'s tables, without their octal escapes.
-fn path_of(mut rest: &[u8]) -> PathBuf {
-    let mut path = Vec::new();
-    while let Some((byte, after)) = rest.split_first() {
-        let digits = after.get(..3).and_then(|digits| std::str::from_utf8(digits).ok());
-        match digits.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
-            Some(escaped) if *byte == b'\\' => {
-                path.push(escaped);
-                rest = &after[3..];
-            }
-            _ => {
-                path.push(*byte);
-                rest = after;
-            }
-        }
-    }
-    PathBuf::from(OsString::from_vec(path))
-}
-
-/// Paths that swap goes to.
-pub(crate) fn swaps() -> Vec<PathBuf> {
-    let table = fs::read("/proc/swaps").unwrap_or_default();
-    let first = |line: &[u8]| line.split(|byte| byte.is_ascii_whitespace()).next().map(path_of);
-    table.split(|byte| *byte == b'\n').skip(1).filter_map(first).collect()
 }
 
 /// A loop device and the path of its file as the kernel tells it.
@@ -241,28 +186,4 @@ pub(crate) fn loop_devices() -> Vec<LoopDevice> {
         Some(LoopDevice { file: loop_backing(&directory)?, bytes: loop_bytes(&directory), name })
     };
     names.filter_map(with_file).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_mount_is_read_with_optional_fields_and_escapes() {
-        let line = br"36 35 98:0 /root /mnt/two\040words rw,noatime shared:1 master:2 - ext3 /dev/root rw";
-        let expected = Mount {
-            device: DeviceNumber { major: 98, minor: 0 },
-            at: PathBuf::from("/mnt/two words"),
-            file_system: String::from("ext3"),
-        };
-        assert_eq!(mount(line), Some(expected));
-        assert_eq!(mount(b"36 35"), None);
-    }
-
-    #[test]
-    fn a_mount_at_a_name_that_is_no_text_is_read() {
-        let found = mount(b"36 35 98:0 / /mnt/\xff\\134 rw - fuse.sshfs none rw").expect("well formed");
-        assert_eq!(found.at, PathBuf::from(OsString::from_vec(b"/mnt/\xff\\".to_vec())));
-        assert_eq!(found.file_system, "fuse.sshfs");
-    }
 }

@@ -11,9 +11,9 @@
 //!
 //! Left to others: power cuts; what was submitted may be on the disk below before the model is done with it.
 
-use crate::sys::{Gathered, Timer, wait_readable};
 use crate::trace::OpKind;
 use crate::{Backing, Identity, PollableQueue, job};
+use cbd_sys::event::{Poller, Timer, wait_readable};
 use cbd_types::backing::BackingDone;
 use cbd_types::{BackingGeometry, BackingOp, BackingQueue, ByteRange, Error, ErrorKind, OpToken, Result};
 use std::collections::{BTreeMap, HashMap};
@@ -268,9 +268,9 @@ impl<B: Backing> Backing for Throttle<B> {
     fn open_queue(&self, depth: usize) -> Result<Box<dyn PollableQueue>> {
         let inner = self.inner.open_queue(depth)?;
         let open = || {
-            let (timer, gathered) = (Timer::new()?, Gathered::new()?);
-            gathered.add(inner.wait_descriptor())?;
-            gathered.add(timer.as_raw_fd())?;
+            let (timer, gathered) = (Timer::new()?, Poller::new()?);
+            gathered.add(inner.wait_descriptor(), 0, false)?;
+            gathered.add(timer.as_raw_fd(), 0, false)?;
             std::io::Result::Ok((timer, gathered))
         };
         let (timer, gathered) = open().map_err(|error| {
@@ -305,7 +305,7 @@ struct ThrottledQueue {
     came: Vec<BackingDone>,
     timer: Timer,
     alarm: Option<Instant>,
-    gathered: Gathered,
+    gathered: Poller,
 }
 
 impl ThrottledQueue {

@@ -6,9 +6,11 @@
 //! Always true here: a socket that listens never stays readable because nobody can accept from it ([`Spare`]).
 
 use cbd_types::{Error, ErrorKind, Result};
+use rustix::io::fcntl_dupfd_cloexec;
+use rustix::process::{Resource, getrlimit};
 use socket2::Socket;
 use std::fs::File;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd};
 
 /// Descriptors that are kept free of clients of exports, if the limit has room for so many.
 const RESERVE: u64 = 32;
@@ -19,7 +21,7 @@ const PER_CLIENT: u64 = 6;
 ///
 /// # Errors
 /// [`ErrorKind::NoSpace`] with the limit.
-pub fn check_reserve(socket: &impl AsRawFd) -> Result<()> {
+pub fn check_reserve(socket: &impl AsFd) -> Result<()> {
     let limit = limit();
     let Some(lowest) = lowest_free(socket) else { return Err(few(limit)) };
     let reserve = RESERVE.min(limit / 4);
@@ -36,21 +38,12 @@ fn few(limit: u64) -> Error {
 }
 
 /// The number that the next descriptor gets: all below it are in use.
-fn lowest_free(any: &impl AsRawFd) -> Option<u64> {
-    // SAFETY: takes integers only; the descriptor is open while `any` is borrowed.
-    let number = unsafe { libc::fcntl(any.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 0) };
-    if number < 0 {
-        return None;
-    }
-    // SAFETY: the descriptor is fresh, valid, and nobody else has it.
-    drop(unsafe { OwnedFd::from_raw_fd(number) });
-    u64::try_from(number).ok()
+fn lowest_free(any: &impl AsFd) -> Option<u64> {
+    u64::try_from(fcntl_dupfd_cloexec(any, 0).ok()?.as_raw_fd()).ok()
 }
 
 fn limit() -> u64 {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the kernel writes one `rlimit` to the pointer, which is valid for that.
-    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0 { limit.rlim_cur } else { 1024 }
+    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
 /// A descriptor that is held for nothing, so that a client can be told to go where there is none left to accept it with.

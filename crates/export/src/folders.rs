@@ -8,12 +8,14 @@
 
 use crate::system_error;
 use cbd_types::{Error, ErrorKind, Result};
+use rustix::fs::{CWD, Mode, OFlags, mkdirat, openat, readlinkat};
+use rustix::io::Errno;
 use std::collections::VecDeque;
-use std::ffi::{CString, OsStr, OsString};
+use std::ffi::{OsStr, OsString};
 use std::fs::{File, Metadata};
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Component, Path, PathBuf};
 
@@ -67,8 +69,7 @@ pub fn own_folder(path: &Path, mode: u32) -> Result<PathBuf> {
 /// Whether root lets the group of this process write to the folder, and nobody else: so an administrator prepares it for a daemon of
 /// another user.
 fn is_of_own_group(metadata: &Metadata) -> bool {
-    // SAFETY: it takes nothing and cannot fail.
-    let group = unsafe { libc::getegid() };
+    let group = rustix::process::getegid().as_raw();
     metadata.uid() == 0 && user_id() != 0 && metadata.gid() == group && metadata.mode() & 0o002 == 0
 }
 
@@ -139,21 +140,20 @@ fn walk(path: &Path, mode: u32) -> Result<(OwnedFd, PathBuf)> {
     let failed = |error: &io::Error, at: &Path| system_error(at.display(), error);
     let absolute = std::path::absolute(path).map_err(|error| failed(&error, path))?;
     let mut todo: VecDeque<OsString> = names(&absolute);
-    let root = || open_in(None, OsStr::new("/"), libc::O_DIRECTORY).map_err(|error| failed(&error, path));
+    let root = || open_in(CWD, OsStr::new("/"), OFlags::DIRECTORY).map_err(|error| failed(&error, path));
     let (mut folder, mut resolved, mut links) = (root()?, PathBuf::from("/"), 0);
     while let Some(name) = todo.pop_front() {
         if name == ".." {
-            folder = open_in(Some(&folder), &name, libc::O_DIRECTORY)
-                .map_err(|error| failed(&error, &resolved))?;
+            folder = open_in(&folder, &name, OFlags::DIRECTORY).map_err(|error| failed(&error, &resolved))?;
             resolved.pop();
             continue;
         }
         let here = resolved.join(&name);
-        let opened = match open_in(Some(&folder), &name, libc::O_NOFOLLOW) {
+        let opened = match open_in(&folder, &name, OFlags::NOFOLLOW) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 let mode = if todo.is_empty() { mode } else { ON_THE_WAY };
                 make_in(&folder, &name, mode).map_err(|error| failed(&error, &here))?;
-                open_in(Some(&folder), &name, libc::O_NOFOLLOW)
+                open_in(&folder, &name, OFlags::NOFOLLOW)
             }
             other => other,
         };
@@ -210,47 +210,25 @@ fn refuse_foreign(path: &Path, metadata: &Metadata, what: &str) -> Result<()> {
 }
 
 fn user_id() -> u32 {
-    // SAFETY: takes nothing, touches no memory of ours and cannot fail.
-    unsafe { libc::geteuid() }
-}
-
-fn c_text(text: &OsStr) -> io::Result<CString> {
-    CString::new(text.as_bytes()).map_err(|_| io::ErrorKind::InvalidInput.into())
+    rustix::process::geteuid().as_raw()
 }
 
 /// Opens what has this name in `folder`, only to look at it and to go on from it.
-fn open_in(folder: Option<&OwnedFd>, name: &OsStr, flags: libc::c_int) -> io::Result<OwnedFd> {
-    let name = c_text(name)?;
-    let folder = folder.map_or(libc::AT_FDCWD, AsRawFd::as_raw_fd);
-    // SAFETY: the name is a C string that lives until the call is over, and the descriptor is open or stands for none.
-    let opened = unsafe { libc::openat(folder, name.as_ptr(), libc::O_PATH | libc::O_CLOEXEC | flags) };
-    if opened < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the descriptor was just made, and nobody else knows it.
-    Ok(unsafe { OwnedFd::from_raw_fd(opened) })
+fn open_in(folder: impl AsFd, name: &OsStr, flags: OFlags) -> io::Result<OwnedFd> {
+    Ok(openat(folder, name, OFlags::PATH | OFlags::CLOEXEC | flags, Mode::empty())?)
 }
 
 /// Makes a folder; one that another process has just made will do.
 fn make_in(folder: &OwnedFd, name: &OsStr, mode: u32) -> io::Result<()> {
-    let name = c_text(name)?;
-    // SAFETY: the name is a C string that lives until the call is over, and the descriptor is open.
-    if unsafe { libc::mkdirat(folder.as_raw_fd(), name.as_ptr(), mode) } == 0 {
-        return Ok(());
+    match mkdirat(folder, name, Mode::from_raw_mode(mode)) {
+        Err(Errno::EXIST) => Ok(()),
+        other => Ok(other?),
     }
-    let error = io::Error::last_os_error();
-    if error.kind() == io::ErrorKind::AlreadyExists { Ok(()) } else { Err(error) }
 }
 
 /// Where the link leads that was opened.
 fn read_link(link: &File) -> io::Result<PathBuf> {
-    let mut target = vec![0u8; libc::PATH_MAX as usize];
-    // SAFETY: the path is an empty C string, which stands for the descriptor, and the buffer is as long as is said.
-    let length =
-        unsafe { libc::readlinkat(link.as_raw_fd(), c"".as_ptr(), target.as_mut_ptr().cast(), target.len()) };
-    let length = usize::try_from(length).map_err(|_| io::Error::last_os_error())?;
-    target.truncate(length);
-    Ok(OsString::from_vec(target).into())
+    Ok(OsString::from_vec(readlinkat(link, c"", Vec::new())?.into_bytes()).into())
 }
 
 #[cfg(test)]
@@ -350,9 +328,7 @@ mod tests {
         let open = |name: &str| open_own_file(&at(name), fs::OpenOptions::new().read(true));
         assert!(open("file").is_ok());
         symlink("file", at("link")).expect("made");
-        let name = c_text(at("fifo").as_os_str()).expect("no zero in it");
-        // SAFETY: the path is a C string that lives until the call is over.
-        assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+        rustix::fs::mkfifoat(CWD, at("fifo"), Mode::from_raw_mode(0o600)).expect("made");
         fs::create_dir(at("folder")).expect("made");
         for name in ["link", "fifo", "folder"] {
             assert_eq!(open(name).expect_err(name).kind(), io::ErrorKind::PermissionDenied);

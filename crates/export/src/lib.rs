@@ -7,6 +7,7 @@
 //!
 //! Always true here: a [`RequestQueue`] belongs to one thread, which runs a request to completion inside
 //! [`RequestQueue::submit`] or parks it and goes on; nothing waits inside a queue.
+#![forbid(unsafe_code)]
 
 pub mod budget;
 pub mod buffers;

@@ -26,8 +26,7 @@ impl BlockNode {
             let inside = entry.path();
             let number =
                 fs::read_to_string(inside.join("dev")).ok().filter(|_| inside.join("partition").exists())?;
-            let (major, minor) = number.trim_end().split_once(':')?;
-            let device = (major.parse().ok()?, minor.parse().ok()?);
+            let device = cbd_sys::DeviceNumber::parse(&number)?.pair();
             Some(Self { path: self.path.with_file_name(entry.file_name()), device })
         };
         let partitions = fs::read_dir(folder).into_iter().flatten().flatten().filter_map(partition);
@@ -50,10 +49,8 @@ pub fn mounted_or_held(device: &BlockNode, link: Option<&Path>) -> Result<Option
     if let Some(holder) = holders.ok().and_then(|mut entries| entries.next()?.ok()) {
         return Ok(Some(format!("{name} is held by {}", holder.file_name().to_string_lossy())));
     }
-    let swaps = fs::read_to_string("/proc/swaps").unwrap_or_default();
-    let is_swap =
-        |line: &str| line.split_whitespace().next().is_some_and(|path| Path::new(path) == device.path);
-    Ok(swaps.lines().any(is_swap).then(|| format!("{name} is used as swap space")))
+    let is_swap = cbd_sys::mounts::swaps().contains(&device.path);
+    Ok(is_swap.then(|| format!("{name} is used as swap space")))
 }
 
 /// A sentence that says in which process's mount namespace the device is mounted.
@@ -61,7 +58,7 @@ pub fn mounted_or_held(device: &BlockNode, link: Option<&Path>) -> Result<Option
 pub fn mounted_in_another_namespace(device: &BlockNode, link: Option<&Path>) -> Option<String> {
     let name = link.unwrap_or(&device.path).display();
     for process in cbd_holder::processes() {
-        let Ok(list) = mounts::read(&process.join("mountinfo")) else { continue };
+        let Ok(list) = cbd_sys::mounts::of(&process) else { continue };
         if let Some(mount) = mount_of(&list, device, link) {
             let (target, who) = (mount.target.display(), cbd_holder::name_of(&process, ""));
             return Some(format!("{name} is mounted at {target} in the mount namespace of {who}"));
@@ -98,7 +95,6 @@ pub fn file_opened_by(path: &Path) -> Option<String> {
 /// Some file systems show a device number of their own, and what they stand on only by its name.
 fn mount_of<'a>(list: &'a [Mount], device: &BlockNode, link: Option<&Path>) -> Option<&'a Mount> {
     list.iter().find(|mount| {
-        let source = Path::new(&mount.source);
-        mount.device == device.device || source == device.path || Some(source) == link
+        mount.device.pair() == device.device || mount.source == device.path || Some(&*mount.source) == link
     })
 }

@@ -5,21 +5,21 @@
 //!
 //! Left to others: what the descriptors mean.
 
+use cbd_sys::event::{Signal, poll};
 use cbd_types::{Error, ErrorKind, Result};
 use std::fmt;
-use std::fs::File;
-use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Something that happens, with a descriptor to wait on (an eventfd). It stays signalled until it is cleared.
 #[derive(Debug)]
-pub struct Event(Arc<File>);
+pub struct Event(Arc<Signal>);
 
 /// The other end of an [`Event`]: signals it from any thread.
 #[derive(Clone, Debug)]
-pub struct Waker(Arc<File>);
+pub struct Waker(Arc<Signal>);
 
 impl Event {
     /// An event that has not been signalled.
@@ -27,14 +27,8 @@ impl Event {
     /// # Errors
     /// When the process may not open another descriptor.
     pub fn new() -> Result<Self> {
-        // SAFETY: eventfd takes two integers and touches no memory of ours.
-        let descriptor = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-        if descriptor < 0 {
-            return Err(system("cannot make an event descriptor (the limit of open files?)"));
-        }
-        // SAFETY: the descriptor is fresh, valid, and nobody else has it.
-        let owned = unsafe { OwnedFd::from_raw_fd(descriptor) };
-        Ok(Self(Arc::new(File::from(owned))))
+        let failed = |error| system("cannot make an event descriptor (the limit of open files?)", &error);
+        Ok(Self(Arc::new(Signal::new().map_err(failed)?)))
     }
 
     /// What to wait on: readable while the event is signalled.
@@ -51,26 +45,20 @@ impl Event {
 
     /// Signals the event.
     pub fn signal(&self) {
-        signal(&self.0);
+        self.0.raise();
     }
 
     /// Takes the signal back; says whether there was one.
     pub fn clear(&self) -> bool {
-        let mut count = [0; 8];
-        matches!((&*self.0).read(&mut count), Ok(8))
+        self.0.clear()
     }
 }
 
 impl Waker {
     /// Signals the event.
     pub fn wake(&self) {
-        signal(&self.0);
+        self.0.raise();
     }
-}
-
-fn signal(mut file: &File) {
-    // The only failure that can be is a counter that is full, and then the event is signalled already.
-    let _ = file.write(&1_u64.to_ne_bytes());
 }
 
 /// What is waited for on a descriptor.
@@ -136,14 +124,10 @@ impl WaitSet {
         let end = timeout.map(|timeout| Instant::now() + timeout);
         let mut left = timeout;
         loop {
-            // SAFETY: the pointer and the length are those of a vector that lives through the call.
-            let ready =
-                unsafe { libc::poll(self.0.as_mut_ptr(), self.0.len() as libc::nfds_t, milliseconds(left)) };
-            if let Ok(ready) = usize::try_from(ready) {
-                return Ok(ready);
-            }
-            if io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
-                return Err(system("cannot wait for descriptors"));
+            match poll(&mut self.0, milliseconds(left)) {
+                Ok(ready) => return Ok(ready),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(system("cannot wait for descriptors", &error)),
             }
             left = end.map(|end| end.saturating_duration_since(Instant::now()));
         }
@@ -190,10 +174,8 @@ pub fn wait_any(descriptors: &[RawFd], timeout: Option<Duration>) -> Result<Opti
 /// Whether the other end of a socket has closed it, at least for what it sends.
 #[must_use]
 pub fn is_closed_by_peer(socket: RawFd) -> bool {
-    let mut entry = libc::pollfd { fd: socket, events: libc::POLLRDHUP, revents: 0 };
-    // SAFETY: the pointer leads to one entry, which lives through the call.
-    let ready = unsafe { libc::poll(&raw mut entry, 1, 0) };
-    ready > 0 && entry.revents & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0
+    let mut entry = [libc::pollfd { fd: socket, events: libc::POLLRDHUP, revents: 0 }];
+    poll(&mut entry, 0).is_ok() && entry[0].revents & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0
 }
 
 /// Rounded up, so that nobody wakes just before the time and waits again for nothing.
@@ -201,8 +183,8 @@ fn milliseconds(timeout: Option<Duration>) -> i32 {
     timeout.map_or(-1, |timeout| i32::try_from(timeout.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX))
 }
 
-fn system(text: &str) -> Error {
-    Error::new(ErrorKind::System, format!("{text}: {}", io::Error::last_os_error()))
+fn system(text: &str, error: &io::Error) -> Error {
+    Error::new(ErrorKind::System, format!("{text}: {error}"))
 }
 
 #[cfg(test)]

@@ -6,10 +6,12 @@
 
 use crate::filesystem::{TRANSFER_BYTES_MAX, TRANSFER_PAGES_MAX};
 use crate::mounts::{KIND, SOURCE};
-use crate::system;
 use crate::wire::{self, OutHeader};
 use cbd_export::system_error;
 use cbd_types::Result;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::mount::MountFlags;
+use std::ffi::CString;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd};
@@ -50,16 +52,17 @@ pub fn mount(channel: &File, target: &Path) -> Result<()> {
         "fd={},rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions,max_read={TRANSFER_BYTES_MAX}",
         channel.as_raw_fd()
     );
-    let flags = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC | libc::MS_NOATIME;
-    system::mount(SOURCE, target, KIND, flags, &data).map_err(|error| {
-        system_error(format!("a FUSE file system cannot be mounted at {}", target.display()), &error)
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC | MountFlags::NOATIME;
+    let data = CString::new(data).unwrap_or_default();
+    rustix::mount::mount(SOURCE, target, KIND, flags, &*data).map_err(|error| {
+        system_error(format!("a FUSE file system cannot be mounted at {}", target.display()), &error.into())
     })
 }
 
 /// Opens one more channel to the same connection, for one more thread.
 pub fn clone_channel(channel: &File) -> Result<File> {
     let clone = open_channel()?;
-    system::clone_channel(clone.as_fd(), channel.as_fd())
+    cbd_sys::ioctl::clone_fuse_channel(clone.as_fd(), channel.as_fd())
         .map_err(|error| system_error("the FUSE connection cannot be opened for one more thread", &error))?;
     Ok(clone)
 }
@@ -79,6 +82,8 @@ pub fn resend(channel: &File) -> Result<()> {
 
 /// Whether the connection of a channel has ended: unmounted, or aborted.
 pub fn has_ended(channel: &impl AsFd) -> Result<bool> {
-    system::has_error(channel.as_fd())
-        .map_err(|error| system_error("the state of a FUSE connection cannot be queried", &error))
+    let mut polled = [PollFd::new(channel, PollFlags::empty())];
+    poll(&mut polled, Some(&Timespec::default()))
+        .map(|_| !polled[0].revents().is_empty())
+        .map_err(|error| system_error("the state of a FUSE connection cannot be queried", &error.into()))
 }

@@ -4,7 +4,7 @@
 //! exempts a thread that declares itself an I/O flusher ([`become_io_flusher`]), and locked memory never has
 //! to be paged in through the device itself ([`lock_memory`]).
 
-use crate::system;
+use rustix::mm::{MlockAllFlags, mlockall};
 
 /// Declares to the kernel that the calling thread serves a block device: its allocations do not wait for I/O
 /// or file systems, and it is not throttled as a writer. Each thread of the data path calls it.
@@ -12,7 +12,7 @@ use crate::system;
 /// # Errors
 /// The missing requirement, as text: the capability `CAP_SYS_RESOURCE`, or Linux 5.6.
 pub fn become_io_flusher() -> Result<(), String> {
-    system::set_io_flusher().map_err(|error| {
+    cbd_sys::process::set_io_flusher().map_err(|error| {
         format!(
             "the kernel does not treat this thread as one that serves a block device (PR_SET_IO_FLUSHER: {error}); \
              it needs CAP_SYS_RESOURCE and Linux 5.6, else memory pressure can stall the device"
@@ -26,7 +26,7 @@ pub fn become_io_flusher() -> Result<(), String> {
 /// # Errors
 /// The missing requirement, as text: the capability `CAP_IPC_LOCK`, or a higher limit.
 pub fn lock_memory() -> Result<(), String> {
-    system::lock_all_memory().map_err(|error| {
+    mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT).map_err(|error| {
         format!(
             "the daemon's memory cannot be locked (mlockall: {error}); it needs CAP_IPC_LOCK or LimitMEMLOCK=infinity, \
              else a page of the daemon that was paged out can stall the device"
@@ -39,6 +39,6 @@ pub fn lock_memory() -> Result<(), String> {
 /// # Errors
 /// When the range is not mapped.
 pub fn exclude_from_lock(start: *const u8, length: usize) -> Result<(), String> {
-    system::unlock_memory(start, length)
+    cbd_sys::memory::unlock(start.addr(), length)
         .map_err(|error| format!("a mapping cannot be unlocked (munlock: {error})"))
 }

@@ -7,9 +7,9 @@
 use crate::call::{Call, Malformed};
 use crate::channel::Channel;
 use crate::filesystem::{Answer, Filesystem};
-use crate::system::Poller;
 use crate::wire;
 use cbd_export::system_error;
+use cbd_sys::event::Poller;
 use cbd_types::{Error, ErrorKind, Result};
 use std::fs::File;
 use std::time::{Duration, Instant};

@@ -9,6 +9,7 @@
 //! [takes over](FuseLoop::take_over). Every wait for the device below has a timeout.
 //!
 //! Elsewhere: the execution of requests ([`cbd_export::BlockDevice`]), and the list of devices.
+#![forbid(unsafe_code)]
 
 mod call;
 mod channel;
@@ -25,7 +26,6 @@ mod service;
 pub mod session;
 mod shared;
 mod sweep;
-mod system;
 mod wire;
 mod worker;
 

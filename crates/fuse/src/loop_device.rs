@@ -10,9 +10,11 @@ mod thread;
 
 pub use thread::{LoopThread, NotReleased};
 
-use crate::system::{self, LO_FLAGS_AUTOCLEAR, LO_FLAGS_DIRECT_IO, LO_FLAGS_READ_ONLY, LO_NAME_SIZE};
 use cbd_export::system_error;
+use cbd_sys::loop_device::{self, LO_FLAGS_AUTOCLEAR, LO_FLAGS_DIRECT_IO, LO_FLAGS_READ_ONLY, LO_NAME_SIZE};
 use cbd_types::{Context, Error, ErrorKind, Geometry, Result};
+use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
+use rustix::io::Errno;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::AsFd;
@@ -107,8 +109,8 @@ pub fn is_bound(number: u32) -> bool {
 /// namespace.
 pub fn is_marked(number: u32) -> bool {
     let marked = |device: File| {
-        let info = system::loop_status(device.as_fd()).ok()?;
-        Some(system::loop_name(&info).starts_with(MARK.as_bytes()))
+        let info = loop_device::status(device.as_fd()).ok()?;
+        Some(info.name().starts_with(MARK.as_bytes()))
     };
     File::open(format!("/dev/loop{number}")).ok().and_then(marked).unwrap_or(false)
 }
@@ -133,7 +135,7 @@ fn is_idle(number: u32) -> bool {
 /// Unbinds a device that no thread of this process holds open, at once or when its last user closes it. Its
 /// file must be served, or its connection must have ended.
 pub fn unbind(number: u32) -> io::Result<()> {
-    system::loop_clear(open_node(Path::new(&format!("/dev/loop{number}")))?.as_fd())
+    loop_device::clear(open_node(Path::new(&format!("/dev/loop{number}")))?.as_fd())
 }
 
 fn open_node(path: &Path) -> io::Result<File> {
@@ -142,7 +144,7 @@ fn open_node(path: &Path) -> io::Result<File> {
 }
 
 fn bind(binding: &Binding) -> Result<(File, LoopDevice)> {
-    system::unshare_descriptors().map_err(|error| {
+    cbd_sys::process::unshare_descriptors().map_err(|error| {
         system_error(
             "the loop device's thread cannot have descriptors of its own (it needs Linux 5.9)",
             &error,
@@ -156,7 +158,7 @@ fn bind(binding: &Binding) -> Result<(File, LoopDevice)> {
         .map_err(|error| system_error(binding.file.display(), &error))?;
     let control = open_control()?;
     for _ in 0..ATTEMPTS {
-        let number = system::loop_get_free(control.as_fd()).map_err(|error| no_device(&error))?;
+        let number = loop_device::free(control.as_fd()).map_err(|error| no_device(&error))?;
         let path = PathBuf::from(format!("/dev/loop{number}"));
         let device = match open_or_make_node(&path, number) {
             Ok(device) => device,
@@ -199,8 +201,9 @@ pub fn open_or_make_node(path: &Path, number: u32) -> io::Result<File> {
     match open() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let (major, minor) = device_number(number).ok_or(error)?;
-            match system::make_block_node(path, major, minor) {
-                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+            let mode = Mode::RUSR | Mode::WUSR;
+            match mknodat(CWD, path, FileType::BlockDevice, mode, makedev(major, minor)) {
+                Err(error) if error != Errno::EXIST => Err(error.into()),
                 _ => open(),
             }
         }
@@ -211,7 +214,7 @@ pub fn open_or_make_node(path: &Path, number: u32) -> io::Result<File> {
 fn configure(device: &File, file: &File, binding: &Binding) -> io::Result<()> {
     let read_only = if binding.read_only { LO_FLAGS_READ_ONLY } else { 0 };
     let flags = LO_FLAGS_AUTOCLEAR | LO_FLAGS_DIRECT_IO | read_only;
-    system::loop_configure(
+    loop_device::configure(
         device.as_fd(),
         file.as_fd(),
         binding.geometry.sector,
@@ -239,8 +242,8 @@ fn finish(device: File, path: PathBuf, number: u32, binding: &Binding) -> Result
         // The file system refuses this discard, and the kernel then stops offering discards. (A setting would
         // have the same effect, but cannot be undone, and outlives the binding.) If the kernel still offers
         // discards, each one is refused.
-        let _ =
-            system::discard(device.as_fd(), 0, u64::from(geometry.discard_granularity.max(geometry.sector)));
+        let length = u64::from(geometry.discard_granularity.max(geometry.sector));
+        let _ = cbd_sys::ioctl::block_discard(device.as_fd(), 0, length);
     }
     let largest = read_number(number, "queue/max_hw_sectors_kb").min(REQUEST_KIB_MAX);
     write_setting(number, "queue/max_sectors_kb", largest)?;

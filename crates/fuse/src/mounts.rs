@@ -4,8 +4,11 @@
 //!
 //! Elsewhere: listing mounts ([`cbd_export::mounts`]).
 
-use crate::{connection, system};
+use crate::connection;
 use cbd_export::mounts::Mount;
+use rustix::fs::statfs;
+use rustix::io::Errno;
+use rustix::mount::{UnmountFlags, unmount};
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -19,22 +22,22 @@ pub const KIND: &str = "fuse.cbd";
 
 /// Whether it is a FUSE file system of this project.
 pub fn is_ours(mount: &Mount) -> bool {
-    mount.kind == KIND && mount.source == SOURCE
+    mount.kind == KIND && mount.source == Path::new(SOURCE)
 }
 
 /// The number of the FUSE connection behind it.
 pub const fn connection(mount: &Mount) -> u32 {
-    mount.device.1
+    mount.device.minor
 }
 
 /// Whether the server behind this FUSE mount is gone. A server that does not answer within `timeout` counts as
 /// alive.
 pub fn is_dead(mount: &Mount, timeout: Duration) -> bool {
     let target = mount.target.clone();
-    let gone = [libc::ENOTCONN, libc::ECONNABORTED];
-    match within(timeout, move || system::query_file_system(&target)) {
-        Some(Err(error)) => error.raw_os_error().is_some_and(|errno| gone.contains(&errno)),
-        Some(Ok(())) | None => false,
+    // No file system answers this from a cache.
+    match within(timeout, move || statfs(target)) {
+        Some(Err(error)) => matches!(error, Errno::NOTCONN | Errno::CONNABORTED),
+        Some(Ok(_)) | None => false,
     }
 }
 
@@ -54,9 +57,9 @@ pub fn abort(mount: &Mount) {
     if abort_number(connection(mount)).is_err() {
         // A forced umount has the same effect where the mount can still be reached; an error means that it is
         // gone.
-        let _ = system::umount(&mount.target, libc::MNT_FORCE | libc::UMOUNT_NOFOLLOW);
+        let _ = unmount(&mount.target, UnmountFlags::FORCE | UnmountFlags::NOFOLLOW);
     }
-    let _ = system::umount(&mount.target, libc::MNT_DETACH | libc::UMOUNT_NOFOLLOW);
+    let _ = unmount(&mount.target, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW);
 }
 
 /// Aborts the FUSE connection with this number that is mounted at `target`, and removes the mount: each only
@@ -87,6 +90,7 @@ fn abort_number(number: u32) -> std::io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cbd_sys::DeviceNumber;
 
     #[test]
     fn a_mount_of_another_type_or_source_is_not_ours() {
@@ -97,7 +101,8 @@ mod tests {
             ("fuse.sshfs", SOURCE, false),
         ] {
             let mount = Mount {
-                device: (0, 45),
+                id: 36,
+                device: DeviceNumber { major: 0, minor: 45 },
                 target: "/run/cbd".into(),
                 kind: kind.into(),
                 source: source.into(),

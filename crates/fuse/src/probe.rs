@@ -5,7 +5,6 @@
 
 use crate::connection;
 use crate::loop_device::{open_control, open_or_make_node};
-use crate::system;
 use cbd_types::{ErrorKind, Result};
 use std::os::fd::AsFd;
 use std::path::PathBuf;
@@ -33,7 +32,7 @@ pub fn probe() -> std::result::Result<(), String> {
 /// The namespace ends with the thread, and the mount with the namespace.
 fn try_mount() -> Result<()> {
     let channel = connection::open_channel()?;
-    system::unshare_mounts()
+    cbd_sys::process::unshare_mounts()
         .map_err(|error| cbd_export::system_error("no mount namespace to try a mount in", &error))?;
     connection::mount(&channel, &std::env::temp_dir())
 }
@@ -41,7 +40,7 @@ fn try_mount() -> Result<()> {
 fn try_loop() -> Result<()> {
     let control = open_control()?;
     let no_device = |error| cbd_export::system_error("the kernel has no free loop device", &error);
-    let number = system::loop_get_free(control.as_fd()).map_err(no_device)?;
+    let number = cbd_sys::loop_device::free(control.as_fd()).map_err(no_device)?;
     let path = PathBuf::from(format!("/dev/loop{number}"));
     match open_or_make_node(&path, number) {
         // Another process has just taken or removed it: loop devices are available.

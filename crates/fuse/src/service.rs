@@ -13,11 +13,11 @@ use crate::filesystem::Filesystem;
 use crate::handshake;
 use crate::mounts;
 use crate::shared::Shared;
-use crate::system;
 use crate::worker::Worker;
 use cbd_export::folders::{own_folder, own_subfolder};
 use cbd_export::{BlockDevice, system_error};
 use cbd_types::{Error, ErrorKind, Result};
+use rustix::mount::{UnmountFlags, unmount};
 use std::cell::Cell;
 use std::fs::{self, File};
 use std::os::fd::{AsFd, OwnedFd};
@@ -199,7 +199,7 @@ impl Service {
         // The message that the loop device has closed the file arrives asynchronously.
         self.shared.wait(left(end), |state| state.open_files == 0 || state.serving == 0);
         if mounts::ours_at(self.connection, &self.mount_dir).is_some()
-            && system::umount(&self.mount_dir, libc::UMOUNT_NOFOLLOW).is_ok()
+            && unmount(&self.mount_dir, UnmountFlags::NOFOLLOW).is_ok()
         {
             // The unmount has ended the connection, and its number may belong to another one from here on.
             self.mounted = false;
@@ -222,7 +222,7 @@ impl Service {
             mounts::abort_ours(self.connection, &self.mount_dir, channel.as_ref());
             self.shared.disconnect();
         } else if self.mounted && mounts::ours_at(self.connection, &self.mount_dir).is_some() {
-            let _ = system::umount(&self.mount_dir, libc::MNT_DETACH | libc::UMOUNT_NOFOLLOW);
+            let _ = unmount(&self.mount_dir, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW);
         }
         self.mounted = false;
         handover.iter().for_each(|handover| handover.end());

@@ -230,7 +230,7 @@ impl Session {
 fn connection_of(channel: BorrowedFd<'_>) -> Result<Option<u32>> {
     let failed = |error| system_error("a descriptor of a preserved session", &error);
     let found = File::from(channel.try_clone_to_owned().map_err(failed)?).metadata().map_err(failed)?;
-    let number = (libc::major(found.rdev()), libc::minor(found.rdev()));
+    let number = cbd_sys::DeviceNumber::from_stat(found.rdev()).pair();
     if !found.file_type().is_char_device() || number != FUSE_DEVICE {
         return Err(wrong("a descriptor that is not of /dev/fuse"));
     }

@@ -9,9 +9,9 @@
 
 use crate::loop_device::{MARK, is_bound, is_marked, loop_number, read_setting};
 use crate::mounts::{self, within};
-use crate::system;
 use cbd_export::mounts::Mount;
 use cbd_export::system_error;
+use cbd_sys::loop_device::{self, LoopInfo};
 use cbd_types::{AlignedBuffer, Result};
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -104,15 +104,15 @@ fn clear_if_over(number: u32, dead: &[Mount]) -> bool {
     let Some(mount) = dead.iter().find(|mount| Path::new(&file).starts_with(&mount.target)) else {
         return false;
     };
-    let (major, minor) = mount.device;
+    let connection = mount.device;
     // Paths can be equal in two namespaces; the number of the file system cannot.
-    let over = move |info: &system::LoopInfo| info.device == libc::makedev(major, minor);
+    let over = move |info: &LoopInfo| info.device() == connection;
     // A device of another namespace may wait for its daemon, so the query has a timeout.
     let answer = within(TIMEOUT, move || {
         let device = File::open(format!("/dev/loop{number}")).ok()?;
-        system::loop_status(device.as_fd()).is_ok_and(|info| over(&info)).then_some(device)
+        loop_device::status(device.as_fd()).is_ok_and(|info| over(&info)).then_some(device)
     });
-    answer.flatten().is_some_and(|device| system::loop_clear(device.as_fd()).is_ok())
+    answer.flatten().is_some_and(|device| loop_device::clear(device.as_fd()).is_ok())
 }
 
 /// Unbinds a persistent loop device of the project whose connection has ended although its mount is not
@@ -129,8 +129,8 @@ fn clear_if_orphaned(number: u32, run_dir: &Path) -> bool {
     let path = format!("/dev/loop{number}");
     let answer = within(TIMEOUT, move || {
         let device = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path).ok()?;
-        let info = system::loop_status(device.as_fd()).ok()?;
-        let (file, folder) = (system::loop_name(&info), run_dir.as_os_str().as_bytes());
+        let info = loop_device::status(device.as_fd()).ok()?;
+        let (file, folder) = (info.name(), run_dir.as_os_str().as_bytes());
         let file = file.strip_prefix(MARK.as_bytes())?;
         // The stored name is the beginning of a path, cut at the size of the field.
         if !file.starts_with(folder) && !folder.starts_with(file) {
@@ -140,7 +140,7 @@ fn clear_if_orphaned(number: u32, run_dir: &Path) -> bool {
         let is_dead = device.read_at(&mut AlignedBuffer::zeroed(4096), 0).is_err();
         is_dead.then_some(device)
     });
-    answer.flatten().is_some_and(|device| system::loop_clear(device.as_fd()).is_ok())
+    answer.flatten().is_some_and(|device| loop_device::clear(device.as_fd()).is_ok())
 }
 
 fn sweep_links(dev_dir: &Path, swept: &mut Swept) -> Result<()> {

@@ -193,7 +193,7 @@ fn a_connection_that_has_ended_ends_no_other_that_has_its_number_now() {
             let other = FuseLoop::start(FileDevice::open(&other_dir, false), options(&other_dir, 1)).unwrap();
             let mount = cbd_export::mounts::at(&other_dir.join("fuse/cbd7")).unwrap().expect("a mount");
             export.stop(StopMode::Force, SOON).unwrap();
-            if mount.device.1 == state.connection {
+            if mount.device.minor == state.connection {
                 assert_eq!(other.failure(), None);
                 in_time(write_block(other.loop_path(), 0, 1)).unwrap();
                 return;

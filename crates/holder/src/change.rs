@@ -4,13 +4,13 @@
 //!
 //! Left to others: a thread that may wait. A look asks the file's server, and that may not answer.
 
-use crate::descriptor::{status_at, status_of_open_now};
+use crate::descriptor::status_at;
 use crate::{name_now, path_of};
-use std::ffi::CString;
+use rustix::fs::{AtFlags, CWD, FileType, Statx};
+use rustix::io::Errno;
 use std::fmt;
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 /// What has become of a file that this process has open.
@@ -85,13 +85,13 @@ pub fn of(file: BorrowedFd<'_>, path: &Path, expected: u64) -> Option<Change> {
 #[must_use]
 pub fn of_open(file: BorrowedFd<'_>, path: &Path, expected: u64) -> Option<Change> {
     let deleted = || Change::Deleted { path: path.to_owned(), descriptor: path_of(file) };
-    let status = match status_of_open_now(file) {
+    let status = match status_at(file, c"", AtFlags::EMPTY_PATH) {
         Ok(status) => status,
         // So a network file system says that a file is gone.
-        Err(error) if error.raw_os_error() == Some(libc::ESTALE) => return Some(deleted()),
+        Err(error) if error.raw_os_error() == Some(Errno::STALE.raw_os_error()) => return Some(deleted()),
         Err(_) => return None,
     };
-    if u32::from(status.stx_mode) & libc::S_IFMT != libc::S_IFREG {
+    if !FileType::from_raw_mode(status.stx_mode.into()).is_file() {
         return None;
     }
     if status.stx_nlink == 0 {
@@ -102,14 +102,13 @@ pub fn of_open(file: BorrowedFd<'_>, path: &Path, expected: u64) -> Option<Chang
 }
 
 fn moved(file: BorrowedFd<'_>, path: &Path) -> Option<Change> {
-    let ours = status_of_open_now(file).ok()?;
-    if u32::from(ours.stx_mode) & libc::S_IFMT != libc::S_IFREG {
+    let ours = status_at(file, c"", AtFlags::EMPTY_PATH).ok()?;
+    if !FileType::from_raw_mode(ours.stx_mode.into()).is_file() {
         return None;
     }
-    let text = CString::new(path.as_os_str().as_bytes()).ok()?;
-    let replaced = match status_at(libc::AT_FDCWD, &text, 0) {
+    let replaced = match status_at(CWD, path, AtFlags::empty()) {
         Ok(found) => {
-            let number = |status: &libc::statx| (status.stx_dev_major, status.stx_dev_minor, status.stx_ino);
+            let number = |status: &Statx| (status.stx_dev_major, status.stx_dev_minor, status.stx_ino);
             if number(&found) == number(&ours) {
                 return None;
             }

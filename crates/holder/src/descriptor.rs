@@ -3,13 +3,13 @@
 //! Always true here: nothing is asked of the open file itself. Only a device node is looked at, and only where its file system is
 //! the kernel's own or on a local disk.
 
+use cbd_sys::mounts::Mount;
+use rustix::fs::{AtFlags, CWD, FileType, Statx, StatxFlags, statx};
+use rustix::path::Arg;
 use std::cell::OnceCell;
-use std::collections::BTreeMap;
-use std::ffi::CString;
 use std::fs;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
 /// A file as the kernel's table of locks names it: the device of its file system, and its number there.
@@ -24,8 +24,9 @@ impl Inode {
     /// NFS): they are the ones that `/proc` shows of the descriptor and of its mount.
     pub fn of(file: BorrowedFd<'_>) -> Option<Self> {
         let text = fs::read_to_string(format!("/proc/thread-self/fdinfo/{}", file.as_raw_fd())).ok()?;
-        let (status, mut mounts) = (status_of_open(file)?, Mounts::of(Path::new("/proc/thread-self")));
-        let mounted = field(&text, "mnt_id:").and_then(|id| Some(mounts.get(id)?.device));
+        let status = status_at(file, c"", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC).ok()?;
+        let mounts = Mounts::of(Path::new("/proc/thread-self"));
+        let mounted = field(&text, "mnt_id:").and_then(|id| Some(mounts.get(id)?.device.pair()));
         Some(Self {
             device: mounted.unwrap_or((status.stx_dev_major, status.stx_dev_minor)),
             number: field(&text, "ino:").unwrap_or(status.stx_ino),
@@ -78,59 +79,36 @@ impl Descriptor {
     }
 
     /// The number of the block device that is open, if it is one.
-    pub fn block_device(&self, mounts: &mut Mounts) -> Option<(u32, u32)> {
+    pub fn block_device(&self, mounts: &Mounts) -> Option<(u32, u32)> {
         if !self.target.is_absolute() {
             return None;
         }
         let mount = field(self.information(), "mnt_id:").and_then(|id| mounts.get(id))?;
-        if mount.may_wait {
+        if may_wait(&mount.kind) {
             return None;
         }
-        let path = CString::new(self.path.as_os_str().as_bytes()).ok()?;
-        let status = status_at(libc::AT_FDCWD, &path, libc::AT_STATX_DONT_SYNC).ok()?;
-        let block = u32::from(status.stx_mode) & libc::S_IFMT == libc::S_IFBLK;
+        let status = status_at(CWD, &self.path, AtFlags::STATX_DONT_SYNC).ok()?;
+        let block = FileType::from_raw_mode(status.stx_mode.into()).is_block_device();
         block.then_some((status.stx_rdev_major, status.stx_rdev_minor))
     }
 }
 
-/// One mount.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Mount {
-    device: (u32, u32),
-    /// A look at a file there may wait for another machine or process.
-    may_wait: bool,
-}
-
-/// The mounts that a process sees, read when they are needed.
+/// The mounts that a thread sees, read when they are needed.
 #[derive(Debug)]
 pub(crate) struct Mounts {
-    table: PathBuf,
-    mounts: Option<BTreeMap<u64, Mount>>,
+    thread: PathBuf,
+    mounts: OnceCell<Vec<Mount>>,
 }
 
 impl Mounts {
-    pub fn of(process: &Path) -> Self {
-        Self { table: process.join("mountinfo"), mounts: None }
+    pub fn of(thread: &Path) -> Self {
+        Self { thread: thread.to_owned(), mounts: OnceCell::new() }
     }
 
-    fn get(&mut self, id: u64) -> Option<Mount> {
-        let table = &self.table;
-        let mounts = self.mounts.get_or_insert_with(|| {
-            let text = fs::read(table).unwrap_or_default();
-            String::from_utf8_lossy(&text).lines().filter_map(mount).collect()
-        });
-        mounts.get(&id).copied()
+    fn get(&self, id: u64) -> Option<&Mount> {
+        let mounts = self.mounts.get_or_init(|| cbd_sys::mounts::of(&self.thread).unwrap_or_default());
+        mounts.iter().find(|mount| mount.id == id)
     }
-}
-
-/// `36 35 98:0 /root /point rw,options optional... - type source super-options`
-fn mount(line: &str) -> Option<(u64, Mount)> {
-    let mut words = line.split(' ');
-    let id = words.next()?.parse().ok()?;
-    let (major, minor) = words.nth(1)?.split_once(':')?;
-    let device = (major.parse().ok()?, minor.parse().ok()?);
-    let kind = words.skip_while(|word| *word != "-").nth(1)?;
-    Some((id, Mount { device, may_wait: may_wait(kind) }))
 }
 
 /// Whether a file system of this type is served by another machine or process. What is not known here is taken to be.
@@ -147,27 +125,10 @@ fn field(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(name))?.trim().parse().ok()
 }
 
-/// What the kernel remembers of an open file; its server is not asked.
-fn status_of_open(file: BorrowedFd<'_>) -> Option<libc::statx> {
-    status_at(file.as_raw_fd(), c"", libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC).ok()
-}
-
-/// What is true of an open file now; its server may be asked.
-pub(crate) fn status_of_open_now(file: BorrowedFd<'_>) -> io::Result<libc::statx> {
-    status_at(file.as_raw_fd(), c"", libc::AT_EMPTY_PATH)
-}
-
-pub(crate) fn status_at(
-    folder: libc::c_int,
-    path: &std::ffi::CStr,
-    flags: libc::c_int,
-) -> io::Result<libc::statx> {
-    // SAFETY: all zeroes are a valid value of this structure of plain numbers.
-    let mut status: libc::statx = unsafe { std::mem::zeroed() };
-    let wanted = libc::STATX_TYPE | libc::STATX_INO | libc::STATX_NLINK | libc::STATX_SIZE;
-    // SAFETY: the path is a C string, and the kernel writes a `struct statx` through the pointer.
-    let result = unsafe { libc::statx(folder, path.as_ptr(), flags, wanted, &raw mut status) };
-    if result == 0 { Ok(status) } else { Err(io::Error::last_os_error()) }
+/// The type, inode number, links and size of what `path` in `folder` leads to. Queries its server unless the flags forbid it.
+pub(crate) fn status_at(folder: impl AsFd, path: impl Arg, flags: AtFlags) -> io::Result<Statx> {
+    let wanted = StatxFlags::TYPE | StatxFlags::INO | StatxFlags::NLINK | StatxFlags::SIZE;
+    Ok(statx(folder, path, flags, wanted)?)
 }
 
 #[cfg(test)]
@@ -190,15 +151,8 @@ mod tests {
     }
 
     #[test]
-    fn a_mount_tells_its_device_and_whether_it_may_wait() {
-        let read = |kind: &str| mount(&format!("36 35 0:44 / /mnt rw shared:1 - {kind} source rw"));
-        let (id, local) = read("ext4").expect("well formed");
-        assert_eq!((id, local.device, local.may_wait), (36, (0, 44), false));
-        assert!(
-            ["nfs4", "fuse.sshfs", "9p", "cifs"]
-                .iter()
-                .all(|kind| read(kind).is_some_and(|it| it.1.may_wait))
-        );
-        assert!(mount("36 35 x:y / / rw - a b").is_none() && mount("").is_none());
+    fn only_a_known_local_file_system_does_not_wait() {
+        assert!(!may_wait("ext4"));
+        assert!(["nfs4", "fuse.sshfs", "9p", "cifs", ""].into_iter().all(may_wait));
     }
 }

@@ -6,6 +6,7 @@
 //! search ends after [`SEARCH_LIMIT`]; it then finds nobody.
 //!
 //! Left to others: what to say about it. A process of another user or another container is not visible, and is not found.
+#![forbid(unsafe_code)]
 
 pub mod change;
 mod descriptor;
@@ -42,17 +43,17 @@ pub fn of_file(path: &Path) -> Option<String> {
 }
 
 /// The first process that has a descriptor like this.
-fn find(is_it: impl Fn(&Descriptor, &mut Mounts) -> bool) -> Option<String> {
+fn find(is_it: impl Fn(&Descriptor, &Mounts) -> bool) -> Option<String> {
     let (own, end) = (std::process::id().to_string(), Instant::now() + SEARCH_LIMIT);
     for process in processes() {
         for thread in with_descriptors(&process) {
-            let mut mounts = Mounts::of(&thread);
+            let mounts = Mounts::of(&thread);
             for entry in entries(&thread.join("fd")) {
                 if Instant::now() > end {
                     return None;
                 }
                 let descriptor = Descriptor::new(&entry);
-                if descriptor.is_some_and(|descriptor| is_it(&descriptor, &mut mounts)) {
+                if descriptor.is_some_and(|descriptor| is_it(&descriptor, &mounts)) {
                     let this = if process.ends_with(&own) { ", this one" } else { "" };
                     return Some(name_of(&process, this));
                 }

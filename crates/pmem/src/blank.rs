@@ -8,8 +8,9 @@
 
 use crate::mapping::Mapping;
 use cbd_types::Pmem;
+use rustix::fs::{SeekFrom, seek};
+use rustix::io::Errno;
 use std::ops::Range;
-use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 /// Bytes at both ends that are read first.
@@ -108,20 +109,15 @@ impl Mapping {
         const MOST: usize = 65536;
         let all = || Some(std::iter::once(0..self.len()).collect());
         let Some(file) = self.file() else { return all() };
-        let seek = |from: u64, whence: libc::c_int| {
-            // SAFETY: the descriptor is open; no code relies on its position.
-            let at = unsafe { libc::lseek(file.as_raw_fd(), from as libc::off_t, whence) };
-            u64::try_from(at).map_err(|_| std::io::Error::last_os_error().raw_os_error())
-        };
         let (mut extents, mut at) = (Vec::new(), 0);
         while at < self.len() {
-            let start = match seek(at, libc::SEEK_DATA) {
+            let start = match seek(&**file, SeekFrom::Data(at)) {
                 Ok(start) => start,
                 // No more data.
-                Err(Some(libc::ENXIO)) => break,
+                Err(Errno::NXIO) => break,
                 Err(_) => return all(),
             };
-            let Ok(end) = seek(start, libc::SEEK_HOLE) else { return all() };
+            let Ok(end) = seek(&**file, SeekFrom::Hole(start)) else { return all() };
             if start >= self.len() || end <= start {
                 break;
             }

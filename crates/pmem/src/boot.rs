@@ -20,9 +20,8 @@ pub fn this_boot() -> BootId {
 
 fn random() -> BootId {
     let mut id = [0u8; 16];
-    // SAFETY: the buffer is local and has the given length.
-    let got = unsafe { libc::getrandom(id.as_mut_ptr().cast(), id.len(), 0) };
-    if got == id.len() as isize { BootId(id) } else { BootId::UNKNOWN }
+    let got = rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty());
+    if got == Ok(16) { BootId(id) } else { BootId::UNKNOWN }
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@
 //! Elsewhere: the choice of the memory.
 
 use crate::memory::Memory;
+use cbd_sys::memory::collapse;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -23,7 +24,7 @@ const HEAD_START: Duration = Duration::from_secs(1);
 /// After this time the remaining pages stay small.
 const TIMEOUT: Duration = Duration::from_secs(300);
 /// Below every thread that clients wait for.
-const NICE: libc::c_int = 10;
+const NICE: i32 = 10;
 
 /// The same limit where the opener waits for it.
 const TIMEOUT_NOW: Duration = Duration::from_secs(3);
@@ -34,7 +35,7 @@ pub(crate) fn collapse_now(memory: &Memory) {
     let begun = Instant::now();
     for start in (0..memory.len()).step_by(PIECE) {
         let end = memory.len().min(start + PIECE);
-        if memory.advise_range(start..end, libc::MADV_COLLAPSE).is_err() || begun.elapsed() > TIMEOUT_NOW {
+        if collapse(memory.base() + start, end - start).is_err() || begun.elapsed() > TIMEOUT_NOW {
             return;
         }
     }
@@ -57,16 +58,17 @@ impl Collapse {
         let theirs = Arc::clone(&shared);
         let (base, length) = (memory.base(), memory.len());
         let work = move || {
-            // SAFETY: takes numbers only; 0 is the calling thread.
-            unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICE) };
+            let _ = rustix::process::setpriority_process(None, NICE);
             let begun = Instant::now();
             if is_over(&theirs, HEAD_START) {
                 return;
             }
             for start in (0..length).step_by(PIECE) {
                 let piece = PIECE.min(length - start);
+                // The range stays mapped while this thread runs: its owner drops the `Collapse` before it unmaps the
+                // range. If the kernel has no huge page, this piece and the rest stay small.
                 if is_over(&theirs, Duration::ZERO)
-                    || !collapse(base + start, piece)
+                    || collapse(base + start, piece).is_err()
                     || begun.elapsed() > TIMEOUT
                 {
                     return;
@@ -105,14 +107,6 @@ fn is_over((is_over, changed): &(Mutex<bool>, Condvar), timeout: Duration) -> bo
     }
     let waited = changed.wait_timeout_while(is_over, timeout, |is_over| !*is_over);
     *waited.unwrap_or_else(PoisonError::into_inner).0
-}
-
-/// Whether the kernel collapsed the range. If it has no huge page, this range and the rest stay small.
-fn collapse(address: usize, length: usize) -> bool {
-    // SAFETY: the range is mapped as long as this thread runs: its owner drops the `Collapse` before it
-    // unmaps the range, and the drop waits for the thread. The call moves pages and changes no byte; other
-    // threads that touch them meanwhile wait in the kernel.
-    unsafe { libc::madvise(std::ptr::with_exposed_provenance_mut(address), length, libc::MADV_COLLAPSE) == 0 }
 }
 
 #[cfg(test)]

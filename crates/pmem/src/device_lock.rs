@@ -11,7 +11,9 @@
 //! own see another inode of either: a device is given to one container, not to two.
 
 use crate::file;
-use crate::sysfs::{self, DeviceNumber};
+use crate::sysfs;
+use cbd_sys::{DeviceNumber, Lock};
+use rustix::fs::FlockOperation;
 use std::fs::{self, File, Metadata};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
@@ -38,9 +40,9 @@ impl Drop for DeviceLock {
         if self.process == std::process::id() {
             // If the unlock fails, the lock ends with the descriptor.
             let _ = if self.is_node {
-                file::lock_as(&self.file, libc::F_UNLCK)
+                file::lock_as(&self.file, Lock::None)
             } else {
-                file::lock_all(&self.file, libc::LOCK_UN)
+                file::lock_all(&self.file, FlockOperation::NonBlockingUnlock)
             };
         }
     }
@@ -57,13 +59,18 @@ pub(crate) fn take(
     let mut locks = Vec::new();
     let Some(directory) = sysfs::of_character_device(sys, number) else { return Ok(Ok(locks)) };
     if let Some(file) = own_node(&directory, dev, node, exclusive) {
-        if !file::lock_as(&file, if exclusive { libc::F_WRLCK } else { libc::F_RDLCK })? {
+        if !file::lock_as(&file, if exclusive { Lock::Exclusive } else { Lock::Shared })? {
             return Ok(Err(file));
         }
         locks.push(DeviceLock::new(file, std::process::id(), true));
     }
     if let Ok(file) = File::open(directory.join("resource")) {
-        if !file::lock_all(&file, if exclusive { libc::LOCK_EX } else { libc::LOCK_SH })? {
+        let operation = if exclusive {
+            FlockOperation::NonBlockingLockExclusive
+        } else {
+            FlockOperation::NonBlockingLockShared
+        };
+        if !file::lock_all(&file, operation)? {
             return Ok(Err(file));
         }
         locks.push(DeviceLock::new(file, std::process::id(), false));
@@ -104,8 +111,7 @@ mod tests {
 
     #[test]
     fn a_device_that_was_made_twice_has_one_owner() {
-        // SAFETY: it takes no argument and cannot fail.
-        if unsafe { libc::geteuid() } != 0 {
+        if !rustix::process::geteuid().is_root() {
             return println!("not run: it makes device nodes, as root");
         }
         let folder = tempfile::tempdir_in("/dev").expect("a folder where nodes can be opened");

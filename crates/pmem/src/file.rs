@@ -1,4 +1,4 @@
-//! The system calls on files that std does not have.
+//! Operations on files that std does not have.
 //!
 //! Invariants: a call returns the system's result; this module makes no decision.
 //!
@@ -6,18 +6,19 @@
 
 use crate::device_lock::{self, DeviceLock};
 use crate::sysfs::SYS;
+use cbd_sys::{Lock, set_lock};
+use rustix::fs::{
+    AtFlags, FallocateFlags, FlockOperation, MemfdFlags, StatxAttributes, StatxFlags, fallocate, flock,
+    fstatfs, memfd_create, statx,
+};
+use rustix::io::{Errno, retry_on_intr};
 use std::ffi::CStr;
 use std::fs::File;
 use std::io;
-use std::mem::MaybeUninit;
 use std::ops::Deref;
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::AsFd;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
-
-fn checked(returned: libc::c_int) -> io::Result<libc::c_int> {
-    if returned < 0 { Err(io::Error::last_os_error()) } else { Ok(returned) }
-}
 
 /// A file that is locked completely while this value lives. However the process ends, the lock ends with the
 /// last descriptor of this open file description. The drop unlocks explicitly, since a child process that is
@@ -35,15 +36,15 @@ impl Locked {
     /// Locks the whole file for writing, for this open file description alone. If another owner has it, the
     /// inner error is the locked file: this one, or, of a device, another one that stands for it.
     pub fn take(file: File) -> io::Result<Result<Self, File>> {
-        Self::take_as(file, libc::F_WRLCK)
+        Self::take_as(file, Lock::Exclusive)
     }
 
     /// As [`take`](Self::take), but shared with other readers.
     pub fn take_for_reading(file: File) -> io::Result<Result<Self, File>> {
-        Self::take_as(file, libc::F_RDLCK)
+        Self::take_as(file, Lock::Shared)
     }
 
-    fn take_as(file: File, kind: libc::c_int) -> io::Result<Result<Self, File>> {
+    fn take_as(file: File, kind: Lock) -> io::Result<Result<Self, File>> {
         if !lock_as(&file, kind)? {
             return Ok(Err(file));
         }
@@ -51,7 +52,7 @@ impl Locked {
         let looked = locked.metadata()?;
         if looked.file_type().is_char_device() {
             let places = (Path::new(SYS), Path::new("/dev"));
-            match device_lock::take(places, &looked, kind == libc::F_WRLCK)? {
+            match device_lock::take(places, &looked, kind == Lock::Exclusive)? {
                 Ok(locks) => locked._device = locks,
                 Err(somebodys) => return Ok(Err(somebodys)),
             }
@@ -72,33 +73,24 @@ impl Drop for Locked {
     fn drop(&mut self) {
         if self.process == std::process::id() {
             // If the unlock fails, the lock ends with the descriptor.
-            let _ = lock_as(&self.file, libc::F_UNLCK);
+            let _ = lock_as(&self.file, Lock::None);
         }
     }
 }
 
 /// Locks or unlocks a file that need not be open for writing; false if another owner has the lock.
-pub(crate) fn lock_all(file: &File, operation: libc::c_int) -> io::Result<bool> {
-    // SAFETY: the descriptor is open.
-    match checked(unsafe { libc::flock(file.as_raw_fd(), operation | libc::LOCK_NB) }) {
-        Ok(_) => Ok(true),
-        Err(error) if error.raw_os_error() == Some(libc::EWOULDBLOCK) => Ok(false),
-        Err(error) => Err(error),
+pub(crate) fn lock_all(file: &File, operation: FlockOperation) -> io::Result<bool> {
+    match flock(file, operation) {
+        Ok(()) => Ok(true),
+        Err(Errno::WOULDBLOCK) => Ok(false),
+        Err(error) => Err(error.into()),
     }
 }
 
 /// As [`lock_all`], for this open file description alone.
-pub(crate) fn lock_as(file: &File, kind: libc::c_int) -> io::Result<bool> {
-    let whole = libc::flock {
-        l_type: kind as libc::c_short,
-        l_whence: libc::SEEK_SET as libc::c_short,
-        l_start: 0,
-        l_len: 0,
-        l_pid: 0,
-    };
-    // SAFETY: the descriptor is open, and `whole` is the structure that the command reads.
-    match checked(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const whole) }) {
-        Ok(_) => Ok(true),
+pub(crate) fn lock_as(file: &File, kind: Lock) -> io::Result<bool> {
+    match set_lock(file.as_fd(), kind, 0..u64::MAX) {
+        Ok(()) => Ok(true),
         Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => Ok(false),
         Err(error) => Err(error),
     }
@@ -107,22 +99,15 @@ pub(crate) fn lock_as(file: &File, kind: libc::c_int) -> io::Result<bool> {
 /// Allocates the first `length` bytes; the file is at least that long afterwards, and its bytes are
 /// unchanged.
 pub(crate) fn allocate(file: &File, length: u64) -> io::Result<()> {
-    let length = libc::off_t::try_from(length).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
-    loop {
-        // SAFETY: the descriptor is open.
-        match checked(unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, length) }) {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            other => return other.map(|_| ()),
-        }
+    if length > i64::MAX as u64 {
+        return Err(io::Error::from_raw_os_error(libc::EFBIG));
     }
+    Ok(retry_on_intr(|| fallocate(file, FallocateFlags::empty(), 0, length))?)
 }
 
 /// A file without a name, in memory.
 pub(crate) fn unnamed(name: &CStr) -> io::Result<File> {
-    // SAFETY: the name ends with a zero byte.
-    let descriptor = checked(unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) })?;
-    // SAFETY: the descriptor was just created, and has no other owner.
-    Ok(unsafe { File::from_raw_fd(descriptor) })
+    Ok(memfd_create(name, MemfdFlags::CLOEXEC)?.into())
 }
 
 /// The file system of a file.
@@ -138,11 +123,7 @@ pub(crate) struct FileSystem {
 
 /// The file system of `file`.
 pub(crate) fn file_system(file: &File) -> io::Result<FileSystem> {
-    let mut answer = MaybeUninit::<libc::statfs>::uninit();
-    // SAFETY: the descriptor is open and `answer` has room for what the call writes.
-    checked(unsafe { libc::fstatfs(file.as_raw_fd(), answer.as_mut_ptr()) })?;
-    // SAFETY: the call succeeded, so it wrote all of it.
-    let answer = unsafe { answer.assume_init() };
+    let answer = fstatfs(file)?;
     let block = answer.f_bsize as u64;
     // Memory file systems without a limit report zero blocks.
     let limited = answer.f_blocks > 0 && answer.f_blocks < u64::MAX;
@@ -152,20 +133,13 @@ pub(crate) fn file_system(file: &File) -> io::Result<FileSystem> {
 
 /// Whether the file's pages are the medium's own (DAX), as its file system reports.
 pub(crate) fn is_dax(file: &File) -> bool {
-    let mut answer = MaybeUninit::<libc::statx>::zeroed();
-    // SAFETY: the descriptor is open, the path is empty and ends with a zero byte, and `answer` has room.
-    let returned =
-        unsafe { libc::statx(file.as_raw_fd(), c"".as_ptr(), libc::AT_EMPTY_PATH, 0, answer.as_mut_ptr()) };
-    // SAFETY: all zeroes is a valid value, whether the call wrote it or not.
-    let answer = unsafe { answer.assume_init() };
-    returned == 0 && answer.stx_attributes & libc::STATX_ATTR_DAX as u64 != 0
+    statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::empty())
+        .is_ok_and(|status| status.stx_attributes.contains(StatxAttributes::DAX))
 }
 
 /// The system's page in bytes.
 pub(crate) fn page_size() -> u64 {
-    // SAFETY: the call reads no memory of this program.
-    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    u64::try_from(size).ok().filter(|size| size.is_power_of_two()).unwrap_or(4096)
+    cbd_sys::memory::page_size() as u64
 }
 
 #[cfg(test)]

@@ -6,12 +6,13 @@
 //!
 //! Elsewhere: the decision what is refused.
 
-use crate::sysfs::{self, DeviceNumber, SYS};
+use crate::sysfs::{self, SYS};
 use crate::{errors, file};
+use cbd_sys::DeviceNumber;
+use cbd_sys::mounts::{self, Mount};
 use cbd_types::Result;
 use std::collections::VecDeque;
 use std::fs::{self, File};
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -60,7 +61,7 @@ pub fn backing_identity(path: &Path) -> Result<Identity> {
         .open(existing)
         .and_then(|file: File| file::file_system(&file))
         .map_or_else(|_| "unknown".to_owned(), |system| file_system_name(system.magic));
-    let mounts = mounts();
+    let mounts = mounts::list().unwrap_or_default();
     let mut walk = Walk { mounts: &mounts, layers: Vec::new(), next: VecDeque::new() };
     let device = DeviceNumber::from_stat(metadata.dev());
     if metadata.file_type().is_block_device() {
@@ -112,9 +113,7 @@ impl Walk<'_> {
         if path.starts_with(NODES) {
             return self.push_block_device(path);
         }
-        let inside = self.mounts.iter().filter(|mount| path.starts_with(&mount.at));
-        // The last of the longest: later mounts cover earlier ones.
-        if let Some(mount) = inside.max_by_key(|mount| mount.at.components().count()) {
+        if let Some(mount) = mounts::containing(self.mounts, path) {
             self.push_file_system(mount.device);
         }
     }
@@ -150,55 +149,8 @@ impl Walk<'_> {
     }
 
     fn push_directory(&mut self, directory: &Path) {
-        self.next.extend(sysfs::read_line(&directory.join("dev")).as_deref().and_then(parse_number));
+        self.next.extend(sysfs::read_line(&directory.join("dev")).as_deref().and_then(DeviceNumber::parse));
     }
-}
-
-struct Mount {
-    device: DeviceNumber,
-    at: PathBuf,
-    source: PathBuf,
-}
-
-fn mounts() -> Vec<Mount> {
-    let text = fs::read("/proc/self/mountinfo").unwrap_or_default();
-    text.split(|&byte| byte == b'\n').filter_map(parse_mount).collect()
-}
-
-/// `36 35 98:0 /root /point rw,options optional... - type source super-options`
-fn parse_mount(line: &[u8]) -> Option<Mount> {
-    let mut words = line.split(|&byte| byte == b' ');
-    let device = parse_number(std::str::from_utf8(words.nth(2)?).ok()?)?;
-    let at = words.nth(1)?;
-    words.find(|word| word == b"-")?;
-    let source = words.nth(1)?;
-    let path = |word: &[u8]| PathBuf::from(std::ffi::OsStr::from_bytes(&unescape(word)));
-    Some(Mount { device, at: path(at), source: path(source) })
-}
-
-/// Decodes the octal escapes of spaces and other special characters.
-fn unescape(word: &[u8]) -> Vec<u8> {
-    let mut out = Vec::with_capacity(word.len());
-    let mut rest = word;
-    while let Some((&byte, after)) = rest.split_first() {
-        let digits = after.get(..3).and_then(|digits| std::str::from_utf8(digits).ok());
-        match digits.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
-            Some(escaped) if byte == b'\\' => {
-                out.push(escaped);
-                rest = &after[3..];
-            }
-            _ => {
-                out.push(byte);
-                rest = after;
-            }
-        }
-    }
-    out
-}
-
-fn parse_number(text: &str) -> Option<DeviceNumber> {
-    let (major, minor) = text.split_once(':')?;
-    Some(DeviceNumber { major: major.parse().ok()?, minor: minor.parse().ok()? })
 }
 
 /// The name of a file system by its magic number.
@@ -245,22 +197,6 @@ mod tests {
         let identity = backing_identity(&std::env::current_exe().expect("known")).expect("known");
         if identity.device.major != 0 {
             assert_eq!(identity.layers.first().map(|layer| layer.number), Some(identity.device));
-        }
-    }
-
-    #[test]
-    fn a_mount_line_gives_number_and_source() {
-        let line = b"36 35 0:44 / /mnt rw,noatime shared:1 master:2 - btrfs /dev/my\\040disk rw,ssd";
-        let mount = parse_mount(line).expect("well formed");
-        assert_eq!(mount.device, DeviceNumber { major: 0, minor: 44 });
-        assert_eq!(mount.source, Path::new("/dev/my disk"));
-        assert_eq!(mount.at, Path::new("/mnt"));
-    }
-
-    #[test]
-    fn a_malformed_mount_line_is_no_mount() {
-        for line in [&b""[..], b"36 35", b"36 35 x:y / / rw - a b", b"36 35 0:1 / / rw", b"1 2 3:4 - a"] {
-            assert!(parse_mount(line).is_none());
         }
     }
 

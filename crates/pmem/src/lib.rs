@@ -52,6 +52,7 @@ mod x86;
 
 pub use blank::Look;
 pub use boot::this_boot;
+pub use cbd_sys::DeviceNumber;
 pub use identity::{Identity, Layer, backing_identity};
 pub use mapping::{Info, Kind, Mapping, SizeMethod};
 pub use methods::CopyMethod;
@@ -59,4 +60,3 @@ pub use open::{MINIMUM_SIZE, OpenOptions, Opening};
 pub use processor::{Flush, Processor};
 pub use reader::Reader;
 pub use routines::processor::prefetch;
-pub use sysfs::DeviceNumber;

@@ -18,6 +18,7 @@ use crate::open::{self, OpenOptions, Opened, Opening};
 use crate::processor::Flush;
 use crate::routines::processor as routines;
 use cbd_holder::Change;
+use cbd_sys::memory::Hint;
 use cbd_types::{BootId, Durability, Error, ErrorKind, MediaError, MutationPoint, Pmem, Result};
 use core::fmt::Write;
 use std::ops::Range;
@@ -128,8 +129,8 @@ fn calibrated() -> Option<&'static Calibration> {
     CALIBRATED
         .get_or_init(|| {
             let memory = Memory::scratch(SCRATCH).ok()?.ok()?;
-            let _ = memory.advise(libc::MADV_HUGEPAGE);
-            let _ = memory.advise(libc::MADV_POPULATE_WRITE);
+            let _ = memory.advise(Hint::HugePages);
+            let _ = memory.advise(Hint::Populate);
             calibrate(available(), &memory, 0, SCRATCH as u64)
         })
         .as_ref()

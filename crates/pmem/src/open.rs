@@ -14,7 +14,9 @@ use crate::mapping::Kind;
 use crate::memory::{Memory, Sharing};
 use crate::methods::CopyMethod;
 use crate::processor::Flush;
-use crate::sysfs::{self, DeviceNumber, PowerFailure, SYS};
+use crate::sysfs::{self, PowerFailure, SYS};
+use cbd_sys::DeviceNumber;
+use cbd_sys::memory::Hint;
 use cbd_types::{BootId, Durability, Error, ErrorKind, Result};
 use std::fs::{self, File, FileType, Metadata};
 use std::io;
@@ -141,8 +143,7 @@ fn refuse_foreign(path: &Path, metadata: &Metadata) -> Result<()> {
     if !metadata.is_file() {
         return Ok(());
     }
-    // SAFETY: takes no argument, accesses no memory and cannot fail.
-    let user = unsafe { libc::geteuid() };
+    let user = rustix::process::geteuid().as_raw();
     let region = path.display();
     let owner = metadata.uid();
     if owner != user && owner != 0 {
@@ -487,18 +488,18 @@ fn set_durability(opened: &mut Opened, keeps: PowerFailure, flush: Flush) {
 fn advise(opened: &mut Opened, options: &OpenOptions) {
     let memory = &opened.memory;
     // A core dump of the daemon does not need the user's data, and a child does not need the region.
-    let _ = memory.advise(libc::MADV_DONTDUMP);
-    let _ = memory.advise(libc::MADV_DONTFORK);
+    let _ = memory.advise(Hint::DontDump);
+    let _ = memory.advise(Hint::DontFork);
     if matches!(opened.kind, Kind::Tmpfs | Kind::Memfd) {
-        let _ = memory.advise(libc::MADV_HUGEPAGE);
+        let _ = memory.advise(Hint::HugePages);
     }
     if !options.populate {
         return;
     }
     let advice = match opened.kind {
         // Touching for writing would make every page of a file on a disk dirty.
-        Kind::File => libc::MADV_POPULATE_READ,
-        _ => libc::MADV_POPULATE_WRITE,
+        Kind::File => Hint::PopulateForReading,
+        _ => Hint::Populate,
     };
     if let Err(error) = memory.advise(advice)
         && error.raw_os_error() != Some(libc::EINVAL)

@@ -14,6 +14,7 @@ use crate::mapping::available;
 use crate::memory::{Memory, Sharing};
 use crate::methods::{CopyMethod, Methods};
 use crate::open::{address_space, check_minimum, check_type, device_length};
+use cbd_sys::memory::Hint;
 use cbd_types::{BootId, Error, ErrorKind, MediaError, Result};
 use std::fs;
 use std::io;
@@ -72,7 +73,7 @@ impl Reader {
         check_minimum(path, length)?;
         let memory = Memory::of_file(file.as_fd(), address_space(path, length)?, Sharing::ReadOnly)
             .map_err(|error| from_io(&error, format!("cannot map the region {region}")))??;
-        let _ = memory.advise(libc::MADV_DONTDUMP);
+        let _ = memory.advise(Hint::DontDump);
         // Only loads are used, which all stores share: nothing is measured.
         let first = available().stores.first().map_or(CopyMethod::Portable, |store| store.method);
         Ok(Self { memory, methods: available().forced(first)?, _file: file })

@@ -4,6 +4,7 @@
 //!
 //! Elsewhere: the consequences (`open`, `identity`).
 
+use cbd_sys::DeviceNumber;
 use std::ffi::OsString;
 use std::fs;
 use std::os::unix::ffi::OsStringExt;
@@ -11,29 +12,6 @@ use std::path::{Path, PathBuf};
 
 /// The root of all paths here.
 pub(crate) const SYS: &str = "/sys";
-
-/// The two halves of a device number.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct DeviceNumber {
-    /// The number of the driver.
-    pub major: u32,
-    /// The number within the driver.
-    pub minor: u32,
-}
-
-impl DeviceNumber {
-    /// From the encoding of stat.
-    #[must_use]
-    pub fn from_stat(number: u64) -> Self {
-        Self { major: libc::major(number), minor: libc::minor(number) }
-    }
-}
-
-impl core::fmt::Display for DeviceNumber {
-    fn fmt(&self, out: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        write!(out, "{}:{}", self.major, self.minor)
-    }
-}
 
 /// The first line of a file, trimmed.
 pub(crate) fn read_line(path: &Path) -> Option<String> {

@@ -10,13 +10,13 @@
 #![allow(unsafe_code)]
 
 use crate::abi::{DEPTH_MAX, Description, IoCommand, request_command};
+use cbd_sys::memory::{Mapped, Sharing, page_size, release_pages};
 use cbd_types::AlignedBuffer;
 use io_uring::{IoUring, opcode, types};
 use std::fs::File;
 use std::io;
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsRawFd, RawFd};
-use std::ptr::NonNull;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::thread::JoinHandle;
 use zerocopy::IntoBytes;
 
@@ -52,45 +52,22 @@ pub enum Event {
 
 /// The kernel's descriptions of the requests in a queue's slots.
 struct Descriptions {
-    place: NonNull<Description>,
-    bytes: usize,
+    mapped: Mapped,
     depth: usize,
 }
 
-// SAFETY: the mapping belongs to the process, and is only read.
-unsafe impl Send for Descriptions {}
-
 impl Descriptions {
     fn map(device: &File, queue: u16, depth: usize) -> io::Result<Self> {
-        // SAFETY: takes no pointer.
-        let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
-        let of = |slots: usize| (slots * size_of::<Description>()).next_multiple_of(page);
-        let bytes = of(depth);
-        let offset = usize::from(queue) * of(DEPTH_MAX);
-        let offset = libc::off_t::try_from(offset).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
-        let flags = libc::MAP_SHARED | libc::MAP_POPULATE;
-        // SAFETY: a new mapping, at an address of the kernel's choice.
-        let place = unsafe {
-            libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_READ, flags, device.as_raw_fd(), offset)
-        };
-        if place == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let place = NonNull::new(place.cast()).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
-        Ok(Self { place, bytes, depth })
+        let of = |slots: usize| (slots * size_of::<Description>()).next_multiple_of(page_size());
+        let offset = (usize::from(queue) * of(DEPTH_MAX)) as u64;
+        let mapped = Mapped::file(device.as_fd(), offset, of(depth), Sharing::ReadOnlyPopulated, 0)?;
+        Ok(Self { mapped, depth })
     }
 
     fn get(&self, slot: usize) -> Option<Description> {
         // SAFETY: the slot lies in the mapping, and any bytes are a description. The kernel may write it, so
         // it is read once.
-        (slot < self.depth).then(|| unsafe { self.place.add(slot).read_volatile() })
-    }
-}
-
-impl Drop for Descriptions {
-    fn drop(&mut self) {
-        // SAFETY: this value alone owns the mapping, and nothing borrows from it.
-        unsafe { libc::munmap(self.place.as_ptr().cast(), self.bytes) };
+        (slot < self.depth).then(|| unsafe { self.mapped.base().cast().add(slot).read_volatile() })
     }
 }
 
@@ -107,20 +84,10 @@ pub struct Ring {
     unsubmitted: usize,
 }
 
-/// Returns the memory of a zeroed buffer to the system until it is touched again: most slots never hold much.
-fn give_pages_back(zeroes: &AlignedBuffer) {
-    /// Works on locked memory too (Linux 5.18).
-    const MADV_DONTNEED_LOCKED: libc::c_int = 24;
-    let place = zeroes.as_ptr().cast_mut().cast();
-    // SAFETY: the capacity of a buffer is whole pages, which are its own, from the allocator's anonymous
-    // memory. They read as zeroes after this, as they do before. If the kernel refuses the call, nothing
-    // changes.
-    unsafe { libc::madvise(place, zeroes.capacity(), MADV_DONTNEED_LOCKED) };
-}
-
+/// A zeroed buffer whose memory the system has until it is touched: most slots never hold much.
 fn buffer(capacity: usize) -> AlignedBuffer {
-    let buffer = AlignedBuffer::zeroed(capacity);
-    give_pages_back(&buffer);
+    let mut buffer = AlignedBuffer::zeroed(capacity);
+    release_pages(&mut buffer);
     buffer
 }
 

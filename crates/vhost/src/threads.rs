@@ -33,8 +33,7 @@ pub(crate) struct Running {
 impl Threads {
     /// The calling thread is `what` from now on.
     pub(crate) fn enter(self: &Arc<Self>, what: String) -> Running {
-        // SAFETY: takes no argument and cannot fail.
-        let id = unsafe { libc::gettid() };
+        let id = rustix::thread::gettid().as_raw_pid();
         self.running().push(Thread { what, id });
         Running { threads: Arc::clone(self), id }
     }

@@ -12,8 +12,10 @@ pub const LAYER: Rule =
 
 /// The crates from the lowest layer to the highest. A crate depends only on crates of lower layers, tests
 /// included.
-const LAYERS: [&[&str]; 9] = [
-    // Basic types, and wrappers of the system.
+const LAYERS: [&[&str]; 10] = [
+    // System calls.
+    &["cbd-sys"],
+    // Basic types, and parts of the system.
     &["cbd-types", "cbd-holder", "cbd-lock"],
     // Memory, its layout, disks.
     &["cbd-format", "cbd-guard", "cbd-backing"],

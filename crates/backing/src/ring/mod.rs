@@ -11,7 +11,7 @@ pub(crate) mod raw;
 use crate::PollableQueue;
 use crate::job::{Job, Target};
 use crate::sync::run_to_end;
-use crate::sys::{Gathered, Signal};
+use cbd_sys::event::{Poller, Signal};
 use cbd_types::backing::BackingDone;
 use cbd_types::{BackingOp, BackingQueue, Error, ErrorKind, OpToken, Result};
 use raw::RawRing;
@@ -32,7 +32,7 @@ pub struct RingQueue {
     /// What completed without the ring; `signal` is raised while there is any.
     ended: VecDeque<BackingDone>,
     signal: Signal,
-    gathered: Gathered,
+    gathered: Poller,
     /// The ring refused for good: everything else is run without it.
     broken: bool,
 }
@@ -43,9 +43,9 @@ impl RingQueue {
         let open = || -> io::Result<_> {
             let raw = RawRing::new(depth)?;
             let signal = Signal::new()?;
-            let gathered = Gathered::new()?;
-            gathered.add(raw.descriptor())?;
-            gathered.add(signal.as_raw_fd())?;
+            let gathered = Poller::new()?;
+            gathered.add(raw.descriptor(), 0, false)?;
+            gathered.add(signal.as_raw_fd(), 0, false)?;
             Ok((raw, signal, gathered))
         };
         let (raw, signal, gathered) = open().map_err(|error| {

@@ -169,12 +169,10 @@ fn remove(path: &Path) {
 
 /// Unmounts whatever is mounted beneath `path` as far as this process sees it.
 pub fn unmount_beneath(path: &Path) {
-    let Ok(text) = fs::read_to_string("/proc/self/mountinfo") else { return };
-    let targets = text.lines().filter_map(|line| line.split(' ').nth(4)).map(PathBuf::from);
-    let beneath: Vec<PathBuf> = targets.filter(|target| target.starts_with(path)).collect();
+    let mounts = cbd_sys::mounts::list().unwrap_or_default();
     // The last is the innermost.
-    for target in beneath.iter().rev() {
-        let _ = system::unmount(target, true);
+    for mount in mounts.iter().rev().filter(|mount| mount.target.starts_with(path)) {
+        let _ = system::unmount(&mount.target, true);
     }
 }
 

@@ -19,8 +19,8 @@
 //! Elsewhere: the settings of the device ([`super`]).
 
 use super::{Binding, LoopDevice, bind, describe, is_bound_to, is_idle, may_be_bound_to, open_node, reset};
-use crate::system::{self, LO_FLAGS_AUTOCLEAR};
 use cbd_export::system_error;
+use cbd_sys::loop_device::{self, LO_FLAGS_AUTOCLEAR};
 use cbd_types::{Error, ErrorKind, Result};
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -128,7 +128,7 @@ impl LoopThread {
             .spawn(move || {
                 // Dropped last.
                 let _end: Sender<()> = end;
-                match system::unshare_descriptors() {
+                match cbd_sys::process::unshare_descriptors() {
                     Ok(()) => run(None, &described, &backing_file, &received),
                     // Later commands are answered with the error that the device is released.
                     Err(_) => drop(received),
@@ -319,7 +319,7 @@ fn run(mut held: Option<File>, device: &LoopDevice, file: &Path, commands: &Rece
                 if let Ok(Some(ours)) = ours {
                     reset(device.number);
                     // The kernel does not unbind a persistent device by itself.
-                    let _ = system::loop_clear(ours.as_fd());
+                    let _ = loop_device::clear(ours.as_fd());
                 }
                 let _ = reply.send(Ok(()));
                 return;
@@ -330,9 +330,9 @@ fn run(mut held: Option<File>, device: &LoopDevice, file: &Path, commands: &Rece
 
 /// Clears the AUTOCLEAR flag of a device.
 fn clear_autoclear(device: &File) -> io::Result<()> {
-    let mut info = system::loop_status(device.as_fd())?;
+    let mut info = loop_device::status(device.as_fd())?;
     info.flags &= !LO_FLAGS_AUTOCLEAR;
-    system::loop_set_status(device.as_fd(), &info)
+    loop_device::set_status(device.as_fd(), &info)
 }
 
 /// Unbinds the device if it has no other user; an error comes with the descriptor that still holds it.
@@ -357,7 +357,7 @@ fn release(held: File, device: &LoopDevice, end: Instant) -> std::result::Result
     drop(held);
     loop {
         let cleared =
-            system::loop_clear(exclusive.as_fd()).and_then(|()| system::loop_status(exclusive.as_fd()));
+            loop_device::clear(exclusive.as_fd()).and_then(|()| loop_device::status(exclusive.as_fd()));
         match cleared {
             Err(error) if error.raw_os_error() == Some(libc::ENXIO) => {
                 reset(device.number);

@@ -11,11 +11,11 @@ use crate::connection;
 use crate::export::Options;
 use crate::session::{Session, SessionStore};
 use crate::shared::Shared;
-use crate::system;
 use cbd_export::{BlockDevice, system_error};
 use cbd_types::{Error, ErrorKind, Result};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -119,8 +119,9 @@ impl Service {
         let channels = session.channels.iter().map(|channel| duplicate(channel).map(File::from));
         let channels = channels.collect::<Result<Vec<_>>>()?;
         for channel in &channels {
-            system::do_not_block(channel.as_fd())
-                .map_err(|error| system_error("a channel of the FUSE connection", &error))?;
+            fcntl_getfl(channel)
+                .and_then(|flags| fcntl_setfl(channel, flags | OFlags::NONBLOCK))
+                .map_err(|error| system_error("a channel of the FUSE connection", &error.into()))?;
         }
         // Before the first thread reads: the kernel sends again what any channel has delivered, not only to a
         // predecessor.

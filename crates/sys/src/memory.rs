@@ -1,0 +1,241 @@
+//! Mapped memory, and hints about ranges of memory.
+//!
+//! Invariants: a mapping is unmapped when its [`Mapped`] is dropped, and no Rust reference to its bytes is created here:
+//! other processes may change them. A hint changes no byte.
+
+use crate::checked;
+use rustix::mm::{
+    Advice, MapFlags, MsyncFlags, ProtFlags, madvise, mmap, mmap_anonymous, msync, munlock, munmap,
+};
+use std::io;
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
+use std::ptr::{NonNull, null_mut, without_provenance_mut};
+
+/// How memory is mapped.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Sharing {
+    /// Of a file: stores reach the medium without a system call, or the mapping is refused.
+    Synchronous,
+    /// Of a file: stores reach the page cache or the device.
+    Shared,
+    /// Of a file: no stores; no page becomes dirty.
+    ReadOnly,
+    /// As [`ReadOnly`](Self::ReadOnly), with all pages mapped at once.
+    ReadOnlyPopulated,
+}
+
+/// A hint to the kernel about pages of a mapping, which changes no byte of them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Hint {
+    /// Use huge pages.
+    HugePages,
+    /// Map all pages now, for reading.
+    PopulateForReading,
+    /// Map all pages now, for writing.
+    Populate,
+    /// Leave them out of core dumps.
+    DontDump,
+    /// Leave them out of forked children.
+    DontFork,
+}
+
+impl Hint {
+    const fn advice(self) -> Advice {
+        match self {
+            Self::HugePages => Advice::LinuxHugepage,
+            Self::PopulateForReading => Advice::LinuxPopulateRead,
+            Self::Populate => Advice::LinuxPopulateWrite,
+            Self::DontDump => Advice::LinuxDontDump,
+            Self::DontFork => Advice::LinuxDontFork,
+        }
+    }
+}
+
+/// A mapping, which this value owns.
+#[derive(Debug)]
+pub struct Mapped {
+    base: NonNull<u8>,
+    length: usize,
+}
+
+// SAFETY: the memory belongs to the process, not to a thread.
+unsafe impl Send for Mapped {}
+// SAFETY: this type only returns a pointer; an access through it is the caller's.
+unsafe impl Sync for Mapped {}
+
+impl Mapped {
+    /// Maps `length` bytes of a file from offset `offset`, at the address `hint` if that is free; 0 is no hint.
+    ///
+    /// # Errors
+    /// The system error.
+    pub fn file(
+        file: BorrowedFd<'_>,
+        offset: u64,
+        length: usize,
+        sharing: Sharing,
+        hint: usize,
+    ) -> io::Result<Self> {
+        let (protection, flags) = match sharing {
+            Sharing::Synchronous => {
+                (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED_VALIDATE | MapFlags::SYNC)
+            }
+            Sharing::Shared => (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED),
+            Sharing::ReadOnly => (ProtFlags::READ, MapFlags::SHARED),
+            Sharing::ReadOnlyPopulated => (ProtFlags::READ, MapFlags::SHARED | MapFlags::POPULATE),
+        };
+        let hint = without_provenance_mut(hint);
+        // SAFETY: the address is only a hint: the mapping touches no memory that is in use.
+        Self::new(unsafe { mmap(hint, length, protection, flags, file, offset) }?.cast(), length)
+    }
+
+    /// Private memory of this process: zeroes.
+    ///
+    /// # Errors
+    /// The system error.
+    pub fn anonymous(length: usize) -> io::Result<Self> {
+        Self::without_file(length, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
+    }
+
+    /// A range of addresses that cannot be accessed.
+    ///
+    /// # Errors
+    /// The system error.
+    pub fn reserved(length: usize) -> io::Result<Self> {
+        Self::without_file(length, ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE)
+    }
+
+    fn without_file(length: usize, protection: ProtFlags, flags: MapFlags) -> io::Result<Self> {
+        // SAFETY: a mapping at an address of the kernel's choice touches no memory that is in use.
+        Self::new(unsafe { mmap_anonymous(null_mut(), length, protection, flags) }?.cast(), length)
+    }
+
+    fn new(base: *mut u8, length: usize) -> io::Result<Self> {
+        let base = NonNull::new(base).ok_or_else(|| io::Error::other("the system mapped at address 0"))?;
+        Ok(Self { base, length })
+    }
+
+    /// The first byte; valid for [`length`](Self::length) bytes while this value lives.
+    #[must_use]
+    pub const fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    /// Bytes.
+    #[must_use]
+    pub const fn length(&self) -> usize {
+        self.length
+    }
+
+    /// A pointer to `length` bytes at `offset`, if all of them are inside.
+    #[inline]
+    #[must_use]
+    pub fn pointer(&self, offset: u64, length: usize) -> Option<*mut u8> {
+        let end = offset.checked_add(length as u64)?;
+        if end > self.length as u64 {
+            return None;
+        }
+        // SAFETY: the offset is at most the length of the mapping, so the pointer stays in or just past it.
+        Some(unsafe { self.base.as_ptr().add(offset as usize) })
+    }
+
+    /// Gives the kernel a hint about a range, which begins a page.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::InvalidInput`] for a range that is not inside; the system error.
+    pub fn advise(&self, range: Range<usize>, hint: Hint) -> io::Result<()> {
+        let first = self.pointer(range.start as u64, range.len()).ok_or(io::ErrorKind::InvalidInput)?;
+        // SAFETY: the range is in this mapping; no hint changes a byte of it.
+        Ok(unsafe { madvise(first.cast(), range.len(), hint.advice()) }?)
+    }
+
+    /// Returns when the present content of a range, which begins a page, is on the disk.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::InvalidInput`] for a range that is not inside; the system error.
+    pub fn sync(&self, range: Range<usize>) -> io::Result<()> {
+        let first = self.pointer(range.start as u64, range.len()).ok_or(io::ErrorKind::InvalidInput)?;
+        // SAFETY: the range is in this mapping; no byte changes.
+        Ok(unsafe { msync(first.cast(), range.len(), MsyncFlags::SYNC) }?)
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // SAFETY: this value alone owns the mapping, and pointers into it live no longer than it.
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.length) };
+    }
+}
+
+/// Makes huge pages of the present pages of `length` bytes from `address`, which begins a page.
+///
+/// # Errors
+/// The system error; ENOMEM for a range that is not mapped.
+pub fn collapse(address: usize, length: usize) -> io::Result<()> {
+    // SAFETY: changes no byte and no mapping.
+    checked(unsafe { libc::madvise(without_provenance_mut(address), length, libc::MADV_COLLAPSE) })?;
+    Ok(())
+}
+
+/// Unlocks the pages of a range.
+///
+/// # Errors
+/// The system error; ENOMEM for a range that is not mapped.
+pub fn unlock(address: usize, length: usize) -> io::Result<()> {
+    // SAFETY: changes no byte and no mapping.
+    Ok(unsafe { munlock(without_provenance_mut(address), length) }?)
+}
+
+/// The system's page in bytes.
+#[must_use]
+pub fn page_size() -> usize {
+    // SAFETY: the call reads no memory of this program.
+    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(size).ok().filter(|size| size.is_power_of_two()).unwrap_or(4096)
+}
+
+/// Returns the whole pages of `zeroes`, which the allocator made, to the system until they are touched again, also while
+/// they are locked (Linux 5.18). They read as zeroes afterwards. If the kernel refuses, nothing changes.
+pub fn release_pages(zeroes: &mut [u8]) {
+    let page = page_size();
+    let bytes = zeroes.len() / page * page;
+    if zeroes.as_ptr().addr().is_multiple_of(page) {
+        // SAFETY: whole pages of a slice that is borrowed exclusively; any bytes are valid there.
+        let _ = unsafe { madvise(zeroes.as_mut_ptr().cast(), bytes, Advice::LinuxDontneedLocked) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn a_file_is_mapped_at_a_free_hint() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(1 << 20).unwrap();
+        let free = Mapped::reserved(1 << 20).unwrap().base().as_ptr().addr();
+        let mapped = Mapped::file(file.as_fd(), 4096, 8192, Sharing::Shared, free).unwrap();
+        // Another thread may have taken the address meanwhile.
+        assert_eq!((mapped.base().as_ptr().addr() % 4096, mapped.length()), (0, 8192));
+        mapped.advise(4096..8192, Hint::DontDump).unwrap();
+        mapped.sync(0..8192).unwrap();
+        assert_eq!(mapped.sync(4096..8193).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+    }
+
+    #[test]
+    fn released_pages_read_as_zeroes_and_bytes_beyond_them_stay() {
+        let mut bytes = vec![7_u8; 5 * 4096];
+        let start = bytes.as_ptr().align_offset(4096);
+        bytes[start..start + 8192].fill(0);
+        release_pages(&mut bytes[start..start + 8192 + 100]);
+        assert!(bytes[start..start + 8192].iter().all(|&byte| byte == 0));
+        assert!(bytes[start + 8192..].iter().all(|&byte| byte == 7));
+    }
+
+    #[test]
+    fn a_range_that_is_not_mapped_is_an_error() {
+        assert!(collapse(4096, 4096).is_err());
+        assert!(unlock(4096, 4096).is_err());
+    }
+}
