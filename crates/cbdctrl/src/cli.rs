@@ -1,6 +1,6 @@
 //! The commands and options: the one source of parsing, help, completions and man pages.
 //!
-//! Always true here: commands and options of the original `cbdctrl` keep their long and short names.
+//! Invariants: commands and options of the original `cbdctrl` keep their long and short names.
 
 use cbd_daemon::api::Consistency;
 use cbd_daemon::logging::LogFormat;
@@ -237,7 +237,7 @@ pub enum Command {
         )]
         changes: Vec<String>,
     },
-    /// Bring the backing device alone to a state as of now
+    /// Advance the recovery point: write what is dirty at this moment to the backing device
     Checkpoint {
         /// Which transport
         #[command(flatten)]
@@ -410,7 +410,7 @@ fn log_format() -> impl TypedValueParser<Value = LogFormatArgument> {
     PossibleValuesParser::new(["text", "json"]).try_map(|text| text.parse::<LogFormatArgument>())
 }
 
-/// Whether the arguments are of a command for the day after: their wrong usage ends with an exit code of its own.
+/// Whether the arguments are of a command for offline recovery: their wrong usage ends with an exit code of its own.
 pub fn is_offline(arguments: &[std::ffi::OsString]) -> bool {
     use clap::CommandFactory;
     let matches = Cli::command().ignore_errors(true).try_get_matches_from(arguments);

@@ -125,7 +125,7 @@ fn asking(client: &Client, asks: Asks) -> Client {
 }
 
 fn execute(command: Command, asked: &Client, output: &Output) -> Result<()> {
-    // What takes long may do so, as long as the daemon is alive; who watches is told that it goes on.
+    // A long operation may take its time as long as the daemon is alive; the terminal shows that it continues.
     let client = &asked.clone().tells(progress::waiting);
     match command {
         Command::TpReg { host, path, size, segment_size, format, force } => {

@@ -1,6 +1,7 @@
-//! Completions for shells: what clap makes of the definitions in [`crate::cli`], and numbers of what there is, which the daemon is asked for.
+//! Completions for shells: what clap makes of the definitions in [`crate::cli`], and numbers of what there is, which
+//! the daemon is asked for.
 //!
-//! Always true here: a completion waits a second for the daemon at most, and says nothing when there is none.
+//! Invariants: a completion waits a second for the daemon at most, and says nothing when there is none.
 
 use crate::cli::{Cli, DaemonCli, Numbers};
 use cbd_daemon::api::Status;

@@ -1,6 +1,6 @@
 //! Examples of each command, for its help and its man page.
 //!
-//! Always true here: every command for people has one, and each is understood as it stands (a test parses them).
+//! Invariants: every command for people has one, and each is understood as it stands (a test parses them).
 
 use clap::Command;
 use std::fmt::Write;
@@ -62,8 +62,11 @@ pub fn of(name: &str) -> &'static [Example] {
             ("An NBD server on a port of this machine:", "cbdctrl dev-start -b 0 -e nbd:tcp:127.0.0.1:10809"),
         ],
         "dev-stop" => &[
-            ("Take block device 0 away, which nobody uses:", "cbdctrl dev-stop -d 0"),
-            ("Even if somebody does, or waits for it: he sees errors:", "cbdctrl dev-stop -d 0 --force"),
+            ("Remove block device 0 if it is not in use:", "cbdctrl dev-stop -d 0"),
+            (
+                "Remove it although clients use it or wait for it; they see errors:",
+                "cbdctrl dev-stop -d 0 --force",
+            ),
         ],
         "dev-list" => &[("List the block devices, and how each is reached:", "cbdctrl dev-list")],
         "status" => &[
@@ -85,7 +88,7 @@ pub fn of(name: &str) -> &'static [Example] {
             ),
         ],
         "checkpoint" => &[(
-            "Bring the disk of backend 0 to a state as of now, and wait for it:",
+            "Write what is dirty at this moment to the disk of backend 0, and wait for it:",
             "cbdctrl checkpoint -b 0 --wait",
         )],
         "drain" => &[("Write what is dirty in all caches to their disks:", "cbdctrl drain")],

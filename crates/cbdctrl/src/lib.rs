@@ -1,10 +1,10 @@
 //! What a person types: the commands, their help, completions and man pages, and the daemon under its other name.
 //!
-//! Always true here: a command prints its result and nothing else on standard output, one line about what went wrong on
-//! standard error, and exits with 0 (done), 1 (refused or failed) or 2 (wrong usage). The commands for the day after have exit
+//! Invariants: a command prints its result and nothing else on standard output, one line about what went wrong on
+//! standard error, and exits with 0 (done), 1 (refused or failed) or 2 (wrong usage). The commands for offline recovery have exit
 //! codes of their own ([`offline`]). Commands are matched whole, never by prefix.
 //!
-//! Left to others: what the commands do (`cbd-daemon`, `cbd-inspect`).
+//! Elsewhere: what the commands do (`cbd-daemon`, `cbd-inspect`).
 
 pub mod cli;
 mod command;

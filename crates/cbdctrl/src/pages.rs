@@ -49,7 +49,7 @@ fn write_pages(root: &Path) -> io::Result<()> {
 fn ended(result: io::Result<()>, what: impl FnOnce() -> String) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        // Whoever reads a pipe may have seen enough.
+        // The reader of a pipe may have closed it.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("cbdctrl: {}: {error}", what());

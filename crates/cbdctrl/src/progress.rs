@@ -27,7 +27,7 @@ pub fn end_waiting() {
     }
 }
 
-/// A bar on standard error while a drain goes on; nothing where that is no terminal.
+/// A bar on standard error during a drain; none if that is no terminal.
 #[derive(Debug, Default)]
 pub struct DrainBar {
     bar: Option<ProgressBar>,

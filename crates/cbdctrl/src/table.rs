@@ -1,6 +1,6 @@
 //! Tables and pages for a terminal.
 //!
-//! Always true here: nothing is cut off. A line that does not fit is wrapped at a space, and a word that is longer than a line, such as a
+//! Invariants: nothing is cut off. A line that does not fit is wrapped at a space, and a word that is longer than a line, such as a
 //! path, stays whole, so that it can be copied.
 
 /// The narrowest that a column is wrapped to; where there is less space, it goes below its row.
@@ -36,7 +36,7 @@ fn wrapped(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
-/// The page with lines of at most `width` characters; what is wrapped goes on below the column where its text began.
+/// The page with lines of at most `width` characters; wrapped text continues below the column where it began.
 pub fn wrap_page(page: &str, width: usize) -> String {
     let mut text = String::new();
     for line in page.lines() {

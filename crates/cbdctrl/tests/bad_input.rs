@@ -114,7 +114,7 @@ fn bad_regions_are_refused() {
     let missing = place.in_memory("missing");
     register(&missing, &[&missing, "--format"]);
     let foreign = place.in_memory("foreign");
-    std::fs::write(&foreign, "somebody's poem\n".repeat(1 << 20)).expect("a file");
+    std::fs::write(&foreign, "a foreign text\n".repeat(1 << 20)).expect("a file");
     register(&foreign, &[&foreign]);
     refused(&place, &["tp-reg", "-H", "n", "-p", &foreign, "-f"], &[&foreign, "--force"], &[&foreign]);
     let small = place.in_memory("small");
@@ -295,9 +295,9 @@ fn bad_backing_devices_are_refused() {
 }
 
 #[test]
-fn a_backing_device_that_nobody_may_write_is_refused() {
+fn a_backing_device_without_write_permission_is_refused() {
     // Root may write to every file: a read-only mount holds even that.
-    in_sandbox("a_backing_device_that_nobody_may_write_is_refused", Duration::from_secs(60), |folder| {
+    in_sandbox("a_backing_device_without_write_permission_is_refused", Duration::from_secs(60), |folder| {
         let mut place = Place::under(folder);
         place.start();
         place.register("64M");
@@ -511,9 +511,9 @@ fn a_second_daemon_on_the_same_socket_is_refused() {
 }
 
 #[test]
-fn a_socket_that_nobody_listens_on_is_named() {
+fn a_socket_without_a_listener_is_named() {
     let mut place = Place::with_region();
-    let missing = place.text("nobody.sock");
+    let missing = place.text("missing.sock");
     let ran = place.run_at(&missing, &["status"]);
     assert_eq!(ran.code, 1, "{ran:?}");
     says(&ran, &[&missing, "cbdd"]);
@@ -575,7 +575,7 @@ fn a_disk_that_fails_ends_the_stop_in_time_and_everything_is_kept() {
     let mut data = vec![0; 1 << 20];
     place.client().read(MIB, &mut data).expect("it is served as before");
     assert!(data == [8; 1 << 20]);
-    // The disk is put right, and the stop goes on.
+    // The disk is repaired, and the stop goes on.
     place.terminate();
     place.decorate = None;
     place.start();

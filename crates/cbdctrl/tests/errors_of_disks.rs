@@ -1,7 +1,8 @@
 //! A disk that fails at the n-th operation, for every n of a workload, once and for good: writes are taken all the same, reads
 //! are right or an error, and everything is on the disk in the end.
 //!
-//! `CBD_KILLS`, which long runs set, has each operation fail once in all ways that there are. The faults are those of the daemon's hidden option for tests, which stands between it and the real file.
+//! `CBD_KILLS`, which long runs set, has each operation fail once in all ways that there are. The faults are those of
+//! the daemon's hidden option for tests, which stands between it and the real file.
 
 mod support;
 
@@ -111,7 +112,7 @@ fn fail_for_good(n: u64) -> bool {
     failed
 }
 
-/// The `n`-th operation of the disk fails once, as `how` says; nobody helps.
+/// The `n`-th operation of the disk fails once, as `how` says; no command is given.
 fn fail_once(n: u64, how: &str) {
     let mut failing = Failing::new(&format!("after={n},times=1,how={how}"));
     failing.work();

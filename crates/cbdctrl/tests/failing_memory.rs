@@ -31,7 +31,7 @@ fn write(place: &Place, socket: &str, block: u64) -> cbd_types::Result<()> {
     place.client_of(socket).write(block * BLOCK, &[value(block); BLOCK as usize], true)
 }
 
-/// A region of a backend with `WRITTEN` blocks, dirty where `held`, and a second region that nobody touches.
+/// A region of a backend with `WRITTEN` blocks, dirty where `held`, and a second region that no client uses.
 fn place_with_two_regions(held: bool) -> Place {
     let mut place = Place::new();
     place.decorate = held.then(|| "fault:op=write".to_owned());

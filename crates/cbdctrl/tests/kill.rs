@@ -1,6 +1,6 @@
 //! The daemon is killed at random moments under a load that knows what it wrote; nothing acknowledged may be lost.
 //!
-//! Always true here: the log of what was written is in this process, not in the daemon's. The device is cut into cells, and
+//! Invariants: the log of what was written is in this process, not in the daemon's. The device is cut into cells, and
 //! each cell belongs to one connection. In a cell one request is in flight, or two that overlap: then what was
 //! acknowledged must be there, what was not may be there, each whole or not at all.
 //!
@@ -401,7 +401,7 @@ fn the_log_allows_whole_changes_in_any_order() {
 
 #[test]
 fn the_log_notices_what_is_missing_torn_or_foreign() {
-    // Missing; torn; torn on the other side; something that nobody wrote.
+    // Missing; torn; torn on the other side; something that no client wrote.
     for found in [[(8, OLD), (4, OLD)], [(8, 2), (2, 3)], [(6, 2), (6, 3)], [(8, 2), (4, 9)]] {
         let rest = 512 - found[0].0 - found[1].0;
         let bytes = bytes_of(&[found[0], found[1], (rest, OLD)]);
@@ -469,7 +469,7 @@ fn a_kill_in_the_middle_of_a_stop_loses_nothing() {
         stop.args(["backend-stop", "--backend", "0"]).env("CBD_SOCKET", place.socket());
         stop.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
         let mut stop = stop.spawn().expect("a stop");
-        // Every third one is let come to its last steps, which begin when the export has closed.
+        // Every third one reaches its last steps, which begin when the export has closed.
         if round % 3 == 2 {
             let end = std::time::Instant::now() + Duration::from_secs(20);
             while place.path("nbd.sock").exists() && std::time::Instant::now() < end {

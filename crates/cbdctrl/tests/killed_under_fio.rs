@@ -41,7 +41,7 @@ enum Export {
     Block(String),
 }
 
-/// Which request wrote a block: the round, and the request's offset. Round 0 is nobody.
+/// Which request wrote a block: the round, and the request's offset. Round 0: no request.
 type Origin = (u64, u64);
 
 /// A device, and what is known of each of its blocks.

@@ -1,6 +1,6 @@
 //! The daemon is killed under a mounted ext4; and the region is thrown away with it.
 //!
-//! Always true here: the log of what was acknowledged is in this process. A write of O_DSYNC that has returned is
+//! Invariants: the log of what was acknowledged is in this process. A write of O_DSYNC that has returned is
 //! acknowledged.
 
 mod support;

@@ -184,7 +184,7 @@ fn a_damaged_region_is_repaired_as_far_as_it_is_safe_and_rescued_but_for_what_is
     damage(&region, first["at"].as_u64().expect("a number") + 20);
     assert_eq!(offline(&place, &["check", &region]).code, 1);
     let refused = offline(&place, &["repair", &region]);
-    assert_eq!(refused.code, 1, "nobody can be asked: {refused:?}");
+    assert_eq!(refused.code, 1, "there is no terminal to ask at: {refused:?}");
     assert!(refused.stdout.contains("--yes"), "{refused:?}");
     let repaired = offline_json(&place, &["repair", &region, "--yes"], 0);
     assert_eq!((&repaired["done"], &repaired["after"]), (&Value::Bool(true), &Value::from("clean")));
@@ -248,7 +248,7 @@ fn what_is_not_there_is_named() {
         assert_eq!((ran.code, ran.stdout.as_str()), (3, ""), "{arguments:?}: {ran:?}");
         assert!(ran.stderr.contains("no backend 40"), "{ran:?}");
     }
-    // What is dirty is not known of a backend whose disk was not found, and is not said to be nothing.
+    // What is dirty is not known of a backend whose disk was not found, and is not reported as zero.
     let away = place.text("away");
     let nowhere = offline_json(&place, &["rescue", &region, "-b", "0", "--to", &away, "--yes"], 3);
     assert_eq!(nowhere["backends"][0]["dirty_bytes"], Value::Null, "{nowhere}");

@@ -59,7 +59,7 @@ fn write_block(device: &str, at: u64, value: u8) -> JoinHandle<std::io::Result<(
 fn in_time<T>(thread: JoinHandle<T>) -> T {
     let end = Instant::now() + SOON;
     while !thread.is_finished() {
-        assert!(Instant::now() < end, "somebody still waits");
+        assert!(Instant::now() < end, "the thread still waits");
         std::thread::sleep(Duration::from_millis(5));
     }
     thread.join().expect("it does not panic")
@@ -153,11 +153,11 @@ fn files_are_copied_to_an_ext4_through_kills_and_it_is_clean() {
     });
 }
 
-/// Nobody has the device open any more, and pages of it are nowhere but in the kernel.
+/// No process has the device open any more, and pages of it are only in the kernel's page cache.
 #[test]
-fn a_daemon_ends_although_what_somebody_wrote_and_closed_waits_for_a_disk_that_hangs_and_the_next_writes_it()
-{
-    let name = "a_daemon_ends_although_what_somebody_wrote_and_closed_waits_for_a_disk_that_hangs_and_the_next_writes_it";
+fn a_daemon_ends_although_pages_of_a_closed_device_wait_for_a_disk_that_hangs_and_the_next_writes_them() {
+    let name =
+        "a_daemon_ends_although_pages_of_a_closed_device_wait_for_a_disk_that_hangs_and_the_next_writes_them";
     in_sandbox(name, Duration::from_secs(90), |folder| {
         let mut place = Place::preserving(folder);
         // It does one after the other, and is at it for longer than a daemon takes to end.
@@ -211,8 +211,8 @@ fn a_device_is_said_to_end_with_the_daemon_while_a_stop_waits_for_its_disk_and_t
 }
 
 #[test]
-fn a_device_that_nobody_uses_goes_with_a_daemon_that_ends_in_order() {
-    let name = "a_device_that_nobody_uses_goes_with_a_daemon_that_ends_in_order";
+fn an_unused_device_is_removed_by_a_daemon_that_ends_in_order() {
+    let name = "an_unused_device_is_removed_by_a_daemon_that_ends_in_order";
     in_sandbox(name, Duration::from_secs(60), |folder| {
         let (mut place, _, device) = place_with_device(folder);
         let was = std::fs::read_link(&device).expect("a link");
@@ -337,7 +337,7 @@ fn a_device_that_stands_for_nothing_any_more_is_ended_at_the_start() {
         let write = write_block(&device, 0, 1);
         place.start();
         assert!(in_time(write).is_err());
-        assert!(place.log().contains("cbd0 was left by a predecessor and stands for nothing any more"));
+        assert!(place.log().contains("cbd0 was left by a predecessor and has no block device any more"));
         drop(used);
         assert_eq!(mounts_under(&place.path("run")), 0);
         assert!(std::fs::symlink_metadata(&device).is_err());
@@ -372,7 +372,10 @@ fn what_a_daemon_and_its_store_process_left_when_both_were_killed_is_cleared() {
         let loop_device: PathBuf = std::fs::read_link(&device).expect("a link");
         child::signal(&store_process(&place).expect("a store process"), libc::SIGKILL);
         place.kill();
-        assert!(in_time(write_block(&text_of(&loop_device), 4096, 2)).is_err(), "nobody keeps it");
+        assert!(
+            in_time(write_block(&text_of(&loop_device), 4096, 2)).is_err(),
+            "no process holds its descriptors"
+        );
         place.start();
         assert_eq!(mounts_under(&place.path("run")), 1);
         let mut byte = [0];
@@ -444,7 +447,7 @@ fn a_unit_whose_store_has_no_room_is_said_to_have_none() {
     });
 }
 
-/// Whoever wrote through another export would be overtaken by what waits at the first.
+/// Requests that wait at the first export would overwrite what a client writes through another one.
 #[test]
 fn while_the_store_process_does_not_answer_no_other_export_is_opened_and_when_it_does_the_first_is_served() {
     let name = "while_the_store_process_does_not_answer_no_other_export_is_opened_and_when_it_does_the_first_is_served";
@@ -513,7 +516,7 @@ fn what_a_store_process_holds_is_systemds_once_that_starts_the_daemon() {
     });
 }
 
-/// A file system of our kind that nobody serves: the daemon's start waits a while for each, in case somebody does.
+/// A mounted FUSE file system that no process serves: the daemon waits a while for each at its start, in case one does.
 fn mount_silent(at: &Path) -> File {
     std::fs::create_dir_all(at).expect("a folder");
     let server = File::options().read(true).write(true).open("/dev/fuse").expect("FUSE");
@@ -527,7 +530,7 @@ fn mount_silent(at: &Path) -> File {
     server
 }
 
-/// Whether somebody is connected to the store process's socket.
+/// Whether a daemon is connected to the store process's socket.
 fn has_a_daemon(place: &Place) -> bool {
     let (path, all) = (place.text("run/keeper.sock"), std::fs::read_to_string("/proc/net/unix"));
     let is_connected = |line: &str| line.ends_with(&path) && !line.contains(" 00010000 ");
@@ -541,7 +544,7 @@ fn a_store_process_that_dies_while_the_daemon_still_starts_is_replaced() {
         let (mut place, _, device) = place_with_device(folder);
         let first = store_process(&place).expect("a store process");
         place.kill();
-        until("nobody", || !has_a_daemon(&place));
+        until("no daemon", || !has_a_daemon(&place));
         let silent: Vec<File> =
             (0..5).map(|number| mount_silent(&place.path(&format!("run/fuse/silent{number}")))).collect();
         let write = write_block(&device, 0, 1);
@@ -557,8 +560,8 @@ fn a_store_process_that_dies_while_the_daemon_still_starts_is_replaced() {
 }
 
 #[test]
-fn a_device_whose_row_is_damaged_waits_and_is_not_taken_for_one_that_nobody_wants() {
-    let name = "a_device_whose_row_is_damaged_waits_and_is_not_taken_for_one_that_nobody_wants";
+fn a_device_whose_row_is_damaged_waits_and_is_not_swept_as_unwanted() {
+    let name = "a_device_whose_row_is_damaged_waits_and_is_not_swept_as_unwanted";
     in_sandbox(name, Duration::from_secs(60), |folder| {
         let (mut place, _, device) = place_with_device(folder);
         in_time(write_block(&device, 0, 1)).expect("written");

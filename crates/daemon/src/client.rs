@@ -1,6 +1,6 @@
 //! The other end of the control socket, for `cbdctrl`, the demo and tests.
 //!
-//! Always true here: a call ends: with the answer, with an error of the daemon as the same kind and text, or because the daemon does not
+//! Invariants: a call ends: with the answer, with an error of the daemon as the same kind and text, or because the daemon does not
 //! answer ([`Timeout`]).
 
 use crate::api::{self, Done, ErrorAnswer, Progress, ProgressLine};
@@ -27,7 +27,7 @@ const SIGN_OF_LIFE: Duration = Duration::from_secs(10);
 /// The same where the guess chooses the words of an error.
 const QUICK_SIGN_OF_LIFE: Duration = Duration::from_secs(2);
 
-/// How often a caller who waits is told so.
+/// How often a waiting caller gets a progress call.
 const TELL: Duration = Duration::from_secs(1);
 
 /// How long a client waits for an answer.
@@ -183,7 +183,9 @@ impl Client {
                             alive = call.is_alive(SIGN_OF_LIFE) => alive,
                         };
                         if !alive {
-                            return Err(call.dead("; what was asked for may still be done when it goes on"));
+                            return Err(
+                                call.dead("; the operation may still be done when the daemon continues")
+                            );
                         }
                         call.heard.set(Instant::now());
                     }

@@ -1,6 +1,6 @@
 //! The configuration file: defaults, and nothing but defaults.
 //!
-//! Always true here: only the file at the usual place may be missing; a key that is not known, and a value that no command would take, is
+//! Invariants: only the file at the usual place may be missing; a key that is not known, and a value that no command would take, is
 //! an error that names it.
 //! Which transports, backends and devices there are is never in this file.
 

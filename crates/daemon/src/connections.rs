@@ -1,10 +1,10 @@
 //! The connections of the control socket.
 //!
-//! Always true here: connections are bounded in number; one that does not say what it wants in time ends, and the oldest that
+//! Invariants: connections are bounded in number; one that does not say what it wants in time ends, and the oldest that
 //! is in no request ends for a new one; a client that is turned away is told so. Some places are for root and the
 //! daemon's own user alone. Where the process has no descriptor left, a spare one is used to accept with.
 //!
-//! Left to others: what a request does ([`crate::server`]).
+//! Elsewhere: what a request does ([`crate::server`]).
 
 use crate::api::{ErrorAnswer, ErrorBody};
 use crate::front_ends::{Counters, FrontEnds, Lines, count};
@@ -34,13 +34,13 @@ use tokio::task::{AbortHandle, JoinSet};
 pub const CONNECTIONS_MAX: usize = 64;
 /// Of these, those of other users than root and the daemon's own.
 pub const CONNECTIONS_OF_OTHERS_MAX: usize = 48;
-/// How long the head of a request may take, from the time on at which one may come.
+/// How long the head of a request may take, from the time at which the connection accepts one.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// Clients that are being told that there is no place, at most; others are told nothing.
 const TURNING_AWAY_MAX: usize = 16;
 /// How long that may take.
 const TURNING_AWAY: Duration = Duration::from_secs(1);
-/// When nobody can be accepted, it is tried again after this.
+/// Time until the next attempt after `accept` failed.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(200);
 
 /// A connection that is open.
@@ -227,7 +227,7 @@ impl Acceptor {
     }
 }
 
-/// Who is at the other end.
+/// The peer of the connection.
 fn peer_of(stream: &UnixStream) -> Peer {
     let credentials = stream.peer_cred().ok();
     let mut groups = crate::system::peer_groups(stream.as_fd());
@@ -247,7 +247,7 @@ fn for_connection(router: &Router, peer: Peer, busy: &Arc<AtomicUsize>) -> Route
         .layer(Extension(ConnectInfo(peer)))
 }
 
-/// The same answer, which keeps `busy` until all of it is made. One of a known size is there already.
+/// The same answer; it holds `busy` until its last part is produced. An answer of known size is complete already.
 fn until_sent(answer: Response, busy: Counted<AtomicUsize>) -> Response {
     if answer.body().size_hint().exact().is_some() {
         return answer;

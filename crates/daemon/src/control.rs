@@ -1,9 +1,9 @@
 //! What can be asked of a daemon: the operations behind the control socket.
 //!
-//! Always true here: the operations block; whoever calls from an async runtime hands them to a thread. An operation that
+//! Invariants: the operations block; an async runtime must call them on a thread of their own. An operation that
 //! fails has changed nothing, unless its error says what it did.
 //!
-//! Left to others: the wire ([`crate::server`]), the work ([`crate::manager`]).
+//! Elsewhere: the wire ([`crate::server`]), the work ([`crate::manager`]).
 
 use crate::api::{
     BackendInfo, BackendStarted, BlkdevInfo, BlkdevStopped, Done, Drain, HostInfo, Progress,
@@ -12,16 +12,16 @@ use crate::api::{
 };
 use cbd_types::Result;
 
-/// Whether a long operation goes on.
+/// Whether a long operation continues.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Flow {
-    /// It goes on.
+    /// It continues.
     Continue,
-    /// Whoever asked is gone: it ends, and what it would have ended by is left undone.
+    /// The client has disconnected: the operation ends without its last steps.
     Cancel,
 }
 
-/// Takes the progress of a long operation and says whether it goes on.
+/// Takes the progress of a long operation and says whether it continues.
 pub type Report<'a> = &'a mut dyn FnMut(Progress) -> Flow;
 
 /// The operations of a daemon.

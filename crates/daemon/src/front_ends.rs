@@ -1,7 +1,7 @@
 //! What all front ends of the daemon share: bounds of what they take together, counters of what was refused, and log lines
-//! about them that somebody else can cause in any number.
+//! about them, of which a client can cause any number.
 //!
-//! Always true here: of each kind of line at most one is logged every [`INTERVAL`] for a device; the next says how many were
+//! Invariants: of each kind of line at most one is logged every [`INTERVAL`] for a device; the next says how many were
 //! left out.
 
 use crate::api::FrontEndStatus;

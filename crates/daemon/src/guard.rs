@@ -1,7 +1,7 @@
 //! Keeps a region, a backing device or the state folder from standing on a device that this daemon serves: it would wait for
 //! itself.
 //!
-//! Left to others: how a path's layers are found (`cbd-pmem`).
+//! Elsewhere: how a path's layers are found (`cbd-pmem`).
 
 use cbd_types::{Error, ErrorKind, Result};
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ impl Guard {
     /// Refuses `path` (`what` it is to be) where it stands on a device of ours.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] with the device. A path that cannot be looked at is not refused here: whoever opens
+    /// [`ErrorKind::InvalidArgument`] with the device. A path that cannot be examined is not refused here: the code that opens
     /// it says why.
     pub fn check(&self, path: &Path, what: &str) -> Result<()> {
         let refused = |through: &str| {

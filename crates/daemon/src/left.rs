@@ -1,6 +1,6 @@
-//! What a predecessor left of a block device, by whichever way it was served, while nobody serves it.
+//! What a predecessor left of a block device, a ublk device or a FUSE session, while no process serves it.
 //!
-//! Always true here: looking changes nothing, and waits for nobody who does not serve.
+//! Invariant: looking changes nothing, and does not wait for a process that does not serve.
 
 use crate::exports::ExportPlaces;
 use crate::handover::PreservedSessions;
@@ -9,19 +9,19 @@ use cbd_types::Result;
 use cbd_ublk::{LeftBehind, Tag};
 use std::sync::Arc;
 
-/// By what the remains of one block device are found.
+/// Where to find what a predecessor left of one block device.
 #[derive(Clone, Debug)]
 pub struct Left {
     /// The mark of its ublk device.
     pub tag: Tag,
-    /// Where those of its FUSE device are.
+    /// The preserved sessions of FUSE devices.
     pub preserved: Arc<PreservedSessions>,
-    /// By what it is known there.
+    /// The identity of the device there.
     pub identity: Vec<u8>,
 }
 
 impl Left {
-    /// By whom the device is used, as a sentence.
+    /// The user of the device, as a sentence; none while it is not in use.
     ///
     /// # Errors
     /// When the system cannot be asked, or what is left cannot be read: then it is not known.
@@ -32,10 +32,10 @@ impl Left {
         self.preserved.session(&self.identity)?.map_or(Ok(None), |session| session.user())
     }
 
-    /// Takes it away: whoever uses it sees errors.
+    /// Removes it: its users see errors.
     ///
     /// # Errors
-    /// When the kernel does not let it go.
+    /// When the kernel does not remove it.
     pub fn remove(&self) -> Result<()> {
         self.preserved.end(&self.identity);
         LeftBehind::find(self.tag).map_or(Ok(()), LeftBehind::remove)
@@ -60,7 +60,7 @@ impl LeftByName {
         is_left.then(|| Self { ublk, fuse, preserved: Arc::clone(&places.preserved) })
     }
 
-    /// By whom the device is used, as a sentence.
+    /// The user of the device, as a sentence; none while it is not in use.
     ///
     /// # Errors
     /// When the system cannot be asked.
@@ -72,13 +72,13 @@ impl LeftByName {
         }
     }
 
-    /// Takes it away: whoever uses it sees errors.
+    /// Removes it: its users see errors.
     ///
     /// # Errors
-    /// When the kernel does not let it go.
+    /// When the kernel does not remove it.
     pub fn remove(self) -> Result<()> {
         if let Some((name, session)) = self.fuse {
-            // Its descriptors would keep the connection.
+            // Its descriptors would keep the connection open.
             drop(session);
             self.preserved.end_entry(&name);
         }

@@ -1,6 +1,6 @@
 //! Log lines, and what happens to a thread that panics.
 //!
-//! Always true here: a panic anywhere in the daemon ends the whole process after a line that says where. A daemon that
+//! Invariants: a panic anywhere in the daemon ends the whole process after a line that says where. A daemon that
 //! lost a thread would take requests and never answer them; a process that died is started again, and what was
 //! acknowledged is in the region.
 

@@ -1,6 +1,6 @@
 //! The status as Prometheus reads it.
 //!
-//! Always true here: a metric's name begins with `cbd_`, says its unit at the end, and never changes its meaning.
+//! Invariants: a metric's name begins with `cbd_`, says its unit at the end, and never changes its meaning.
 
 use crate::api::{BackendStatus, CacheInfo, HeldInfo, Status, TransportStatus};
 use std::fmt::Write;

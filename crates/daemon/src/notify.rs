@@ -1,6 +1,6 @@
 //! Tells systemd how far the daemon is, by the protocol of `sd_notify(3)`.
 //!
-//! Always true here: without a `NOTIFY_SOCKET`, and when nobody listens on it, nothing happens.
+//! Invariants: without a `NOTIFY_SOCKET`, or without a listener on it, nothing happens.
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;

@@ -1,6 +1,6 @@
-//! Where the daemon keeps its things, for root and for others.
+//! The folders and files of the daemon, for root and for other users.
 //!
-//! Left to others: making the folders ([`crate::state`], [`crate::socket`]).
+//! Elsewhere: making the folders ([`crate::state`], [`crate::socket`]).
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ use std::path::PathBuf;
 pub struct Paths {
     /// The configuration.
     pub config: PathBuf,
-    /// Whether the configuration may be missing: it is at its usual place, and nobody has named it.
+    /// Whether the configuration may be missing: it is at its default path, which no argument has named.
     pub config_may_be_missing: bool,
     /// What must survive a restart: which transports to bring up, and the recovery points.
     pub state_dir: PathBuf,

@@ -1,6 +1,6 @@
 //! The life of a daemon: start, bring everything back, serve, end.
 //!
-//! Always true here: nothing is touched before the locks are held; `READY` is told when everything that could be brought
+//! Invariants: nothing is touched before the locks are held; `READY` is told when everything that could be brought
 //! back is; from the signal to the end it takes seconds, whatever is open, and what was acknowledged is in the regions.
 
 use crate::config::Config;
@@ -33,7 +33,7 @@ const SYNC_LIMIT: Duration = Duration::from_secs(90);
 /// What a daemon is started with.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Where its things are.
+    /// Its folders and files.
     pub paths: Paths,
     /// Serve no region that does not survive a power failure.
     pub require_persistent: bool,
@@ -42,7 +42,7 @@ pub struct Options {
     pub store_program: Option<PathBuf>,
     /// A decorator for backing devices, for demonstrations and tests.
     pub decorate: Option<String>,
-    /// The boot of the machine in which regions are said to be used, and that a crash of the machine mixes their pages, for tests; none: the
+    /// The boot of the machine in which regions count as used, as if a crash of the machine had mixed their pages, for tests; none: the
     /// kernel's. No argument sets it.
     pub boot: Option<BootId>,
     /// How log lines look.
@@ -52,7 +52,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// A daemon that keeps all it has below `folder`, and of which nothing else is asked. Such daemons know nothing of each other.
+    /// A daemon with all its files below `folder` and no other options. Such daemons share nothing.
     #[must_use]
     pub fn below(folder: &Path) -> Self {
         let within = |name: &str| Some(folder.join(name));
@@ -171,7 +171,7 @@ async fn serve(socket: &mut ControlSocket, manager: &Arc<Manager>, access: Acces
             _ = hangup.recv() => break,
         }
     }
-    // Nothing new is taken; those who wait for a drain are told that it ends here.
+    // New requests are refused; clients that wait for a drain get an error.
     manager.begin_stop();
     let _ = stop.send(());
     let _ = tokio::time::timeout(FAREWELL, serving).await;

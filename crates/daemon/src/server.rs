@@ -1,7 +1,8 @@
 //! The control socket's wire: HTTP and JSON, `/v1/...`, described by `docs/openapi.yaml`.
 //!
-//! Always true here: a request is served only for root, for the daemon's own user, and for members of the configured group;
-//! each request runs on a thread where it may block, and one for which there is no thread is refused; an error is `{"error": {"kind", "message"}}` with a fitting status.
+//! Invariants: a request is served only for root, for the daemon's own user, and for members of the configured group;
+//! each request runs on a thread where it may block, and one for which there is no thread is refused; an error is
+//! `{"error": {"kind", "message"}}` with a fitting status.
 //!
 //! Long operations answer with JSON lines ([`ProgressLine`]) as they go; a client that goes away cancels them.
 
@@ -27,7 +28,7 @@ use tokio::sync::mpsc;
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 
-/// Who may use the control socket.
+/// The users that may use the control socket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Access {
     /// The daemon's own user; root may always.
@@ -36,7 +37,7 @@ pub struct Access {
     pub group: Option<u32>,
 }
 
-/// Who is at the other end of a connection.
+/// The peer of a connection.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Peer {
     /// Its user, if the system told.
@@ -157,7 +158,7 @@ pub fn http_status(kind: ErrorKind) -> StatusCode {
     }
 }
 
-/// A JSON body whose rejection is an error of ours. An empty body stands for `{}`.
+/// A JSON body whose rejection is an error of ours. An empty body is read as `{}`.
 struct Input<T>(T);
 
 impl<T: for<'de> Deserialize<'de>, S: Send + Sync> FromRequest<S> for Input<T> {
@@ -167,7 +168,7 @@ impl<T: for<'de> Deserialize<'de>, S: Send + Sync> FromRequest<S> for Input<T> {
         let malformed = |text: String| Failure::from(Error::new(ErrorKind::InvalidArgument, text));
         let late = |_| Failure {
             status: StatusCode::REQUEST_TIMEOUT,
-            error: Error::new(ErrorKind::TimedOut, "the body of the request did not come in time"),
+            error: Error::new(ErrorKind::TimedOut, "the body of the request did not arrive in time"),
         };
         let received = tokio::time::timeout(BODY_TIMEOUT, Bytes::from_request(request, state));
         let bytes = received.await.map_err(late)?.map_err(|error| Failure {

@@ -1,7 +1,7 @@
 //! The control socket and the locks that keep a second daemon away.
 //!
-//! Always true here: whoever holds a [`Lock`] is the only daemon on what it stands for, and the lock ends with the
-//! process however that ends; a socket that is replaced had nobody listening.
+//! Invariants: the holder of a [`Lock`] is the only daemon on the object that it protects, and the lock ends with the
+//! process however that ends; a socket that is replaced had no listener.
 
 use cbd_export::folders::{open_own_file, reach_folder};
 use cbd_types::{Error, ErrorKind, Result};
@@ -27,7 +27,7 @@ pub struct Lock {
 }
 
 impl Lock {
-    /// Takes the lock file at `path`, which stands for `what`; whoever holds it may take `timeout` to be gone.
+    /// Takes the lock file at `path`, which protects `what`; waits at most `timeout` for its holder to end.
     ///
     /// # Errors
     /// [`ErrorKind::Busy`] with the process that holds it.
@@ -108,7 +108,7 @@ impl ControlSocket {
                 return Err(Error::new(
                     ErrorKind::Busy,
                     format!(
-                        "somebody listens on {} already; stop it or choose another --socket",
+                        "another process listens on {} already; stop it or choose another --socket",
                         path.display()
                     ),
                 ));
@@ -122,7 +122,7 @@ impl ControlSocket {
             Err(error) => return Err(failed(error)),
         }
         let listener = UnixListener::bind(path).map_err(failed)?;
-        // Who connects is asked for its credentials besides; the mode keeps others from using up the queue.
+        // The credentials of each client are checked besides; the mode prevents other users from filling the queue.
         let mode = if group.is_some() { 0o660 } else { 0o600 };
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).map_err(failed)?;
         if let Some(group) = group {
@@ -216,22 +216,22 @@ mod tests {
     fn what_is_no_socket_is_left_as_it_is() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("letter");
-        std::fs::write(&path, "Dear Ada").unwrap();
+        std::fs::write(&path, "a letter").unwrap();
         let error = ControlSocket::listen(&path, None).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::AlreadyExists);
         assert!(error.line().contains("letter is there and is no socket"), "{error}");
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), "Dear Ada");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "a letter");
         assert!(!dir.path().join("letter.lock").exists());
         std::os::unix::fs::symlink(&path, dir.path().join("link")).unwrap();
         assert!(ControlSocket::listen(&dir.path().join("link"), None).is_err());
-        std::fs::write(dir.path().join("s.lock"), "Dear Ada").unwrap();
+        std::fs::write(dir.path().join("s.lock"), "a letter").unwrap();
         let error = ControlSocket::listen(&dir.path().join("s"), None).unwrap_err();
         assert!(error.line().contains("something else than the number of a process"), "{error}");
-        assert_eq!(std::fs::read_to_string(dir.path().join("s.lock")).unwrap(), "Dear Ada");
+        assert_eq!(std::fs::read_to_string(dir.path().join("s.lock")).unwrap(), "a letter");
     }
 
     #[test]
-    fn a_socket_of_somebody_else_who_listens_is_left_alone() {
+    fn a_socket_on_which_another_process_listens_is_not_replaced() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("control.sock");
         let _other = UnixListener::bind(&path).unwrap();

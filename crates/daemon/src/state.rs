@@ -1,10 +1,10 @@
 //! What a daemon remembers outside the region: which transports to bring up, the recovery points, and a number of its own.
 //!
-//! Always true here: `transports.json` is replaced whole, so a crash leaves the old one or the new one; the log of recovery
+//! Invariants: `transports.json` is replaced whole, so a crash leaves the old one or the new one; the log of recovery
 //! points only grows, and is turned over before it exceeds [`LOG_LIMIT`]. Everything else is in the region.
 //!
-//! The recovery points are here because they must outlive the region: if it is lost, the last line says as of when
-//! the backing device stands, as a lower bound.
+//! The recovery points are here because they must outlive the region: if it is lost, the last line has a lower bound of
+//! the recovery point of the backing device.
 
 use cbd_export::folders::{open_own_file, own_folder};
 use cbd_types::{Context, Error, ErrorKind, Result};
@@ -41,7 +41,7 @@ struct Document {
     transports: Vec<TransportEntry>,
 }
 
-/// As of when a backing device alone stands.
+/// The recovery point of a backing device.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RecoveryPoint {
     /// When this line was written, in words.
@@ -149,7 +149,7 @@ impl StateDir {
     /// it the first time.
     ///
     /// # Errors
-    /// [`ErrorKind::System`] when it cannot be kept, [`ErrorKind::Damaged`] when what is kept is no number.
+    /// [`ErrorKind::System`] when it cannot be written, [`ErrorKind::Damaged`] when the file holds no number.
     pub fn daemon_id(&self, random: impl FnOnce() -> u64) -> Result<u64> {
         let file = self.path.join("daemon-id");
         match read_own(&file) {
@@ -240,7 +240,7 @@ fn read_lines(text: &str, file: &Path, log: &mut RecoveryLog) {
     }
 }
 
-/// The text of a file of ours; not of what somebody else put in its place.
+/// The text of a file of this user; an error if another user has replaced it.
 fn read_own(path: &Path) -> std::io::Result<String> {
     let mut text = String::new();
     open_own_file(path, OpenOptions::new().read(true))?.take(FILE_LIMIT).read_to_string(&mut text)?;
@@ -263,7 +263,7 @@ fn replace(file: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let folder = file.parent().unwrap_or(Path::new("."));
     let new = file.with_extension("new");
     // 1. The new bytes are durable under another name.
-    //    A new file, never what stands there: a crash may have left one, and somebody else a link.
+    //    A new file, never what stands there: a crash may have left one, and another user a link.
     match std::fs::remove_file(&new) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
         _ => {}

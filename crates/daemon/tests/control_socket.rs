@@ -244,7 +244,7 @@ fn a_body_that_is_too_long_is_refused_as_too_long() {
 }
 
 #[test]
-fn silent_connections_keep_nobody_out_and_are_counted() {
+fn silent_connections_keep_no_client_out_and_are_counted() {
     let served = Served::for_this_user();
     let silent: Vec<_> = (0..300).map(|_| UnixStream::connect(&served.socket).unwrap()).collect();
     served.client().status().unwrap();
@@ -352,8 +352,8 @@ fn no_daemon_is_an_error_that_says_how_to_start_one() {
     let socket = folder.path().join("control.sock");
     let never_there = Client::new(&socket).status().unwrap_err().line();
     drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
-    let nobody_listens = Client::new(&socket).status().unwrap_err().line();
-    for line in [never_there, nobody_listens] {
+    let without_a_listener = Client::new(&socket).status().unwrap_err().line();
+    for line in [never_there, without_a_listener] {
         assert!(line.starts_with("no daemon listens on"), "{line}");
         assert!(line.contains("start it with cbdd"), "{line}");
     }
@@ -363,7 +363,7 @@ fn no_daemon_is_an_error_that_says_how_to_start_one() {
 fn a_daemon_that_does_not_answer_is_found_out_within_the_time_that_the_caller_gives() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("control.sock");
-    // Connections are made and nobody takes them, as with a process that is stopped.
+    // Connections are made and not accepted, as with a process that is stopped.
     let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
     let began = Instant::now();
     let client = Client::new(&socket).with_timeout(Timeout::Limit(Duration::from_millis(300)));
@@ -438,7 +438,7 @@ fn a_peer_that_is_no_daemon_is_an_error() {
 }
 
 #[test]
-fn root_the_own_user_and_the_group_may_and_nobody_else() {
+fn only_root_the_own_user_and_the_group_have_access() {
     let access = Access { user: 1000, group: Some(77) };
     let peer = |user, groups: &[u32]| Peer { user: Some(user), groups: groups.to_vec() };
     assert!(access.allows(&peer(0, &[])));

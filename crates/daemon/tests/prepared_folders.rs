@@ -1,5 +1,5 @@
-//! A daemon in folders that somebody else has prepared: links, pipes, sockets, files and folders of any mode and owner stand where its own are to
-//! be. It starts or refuses to, in time, and changes nothing outside its folders.
+//! A daemon in folders that another user has prepared: links, pipes, sockets, files and folders of any mode and owner
+//! stand where its own are to be. It starts or refuses to, in time, and changes nothing outside its folders.
 //!
 //! `CBD_TREES` says how many trees there are, `CBD_SEED` with which seed they begin.
 
@@ -174,7 +174,7 @@ fn a_daemon_in_folders_that_another_prepared_changes_nothing_outside_and_ends() 
         for path in [&outside, &outside.join("folder"), &folder] {
             fs::create_dir(path).unwrap();
         }
-        for (name, bytes) in [("file", "somebody's"), ("folder/inner", "somebody else's")] {
+        for (name, bytes) in [("file", "foreign"), ("folder/inner", "also foreign")] {
             fs::write(outside.join(name), bytes).unwrap();
         }
         fs::File::create(folder.join("disk")).unwrap().set_len(4 << 20).unwrap();

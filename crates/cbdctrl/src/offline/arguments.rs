@@ -1,4 +1,4 @@
-//! What the commands for the day after are told.
+//! The arguments of the commands for offline recovery.
 
 use cbd_daemon::size::parse_size;
 use cbd_format::RecordKind;
@@ -126,7 +126,7 @@ pub struct RescueArguments {
     /// may be written over newer. Compare the disk with a backup first
     #[arg(long, conflicts_with = "from")]
     pub after_crash: bool,
-    /// With --from: go on behind a damaged part of the log, although nobody knows what that part was about
+    /// With --from: go on behind a damaged part of the log, although it is not known which writes that part recorded
     #[arg(long, requires = "from")]
     pub past_damage: bool,
     /// Write it; without this nothing is changed

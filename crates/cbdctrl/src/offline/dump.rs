@@ -49,7 +49,7 @@ pub fn dump(arguments: &DumpArguments, json: bool) -> ExitCode {
     }
 }
 
-/// Prints items as they come: there may be millions.
+/// Prints each item at once: there may be millions.
 struct Printer<W: Write> {
     out: W,
     json: bool,

@@ -1,9 +1,9 @@
-//! The commands for the day after: `check`, `dump`, `repair`, `rescue`. They need no daemon and no configuration, and refuse a
+//! The commands for offline recovery: `check`, `dump`, `repair`, `rescue`. They need no daemon and no configuration, and refuse a
 //! region that a daemon serves.
 //!
-//! Always true here: what `--json` prints and what is printed for people say the same; the exit code says it in one number.
+//! Invariants: what `--json` prints and what is printed for people say the same; the exit code says it in one number.
 //!
-//! Left to others: what is found and done (`cbd-inspect`).
+//! Elsewhere: what is found and done (`cbd-inspect`).
 
 mod arguments;
 mod check;
@@ -38,7 +38,7 @@ const DIRTY: u8 = 1;
 /// `rescue`: something is damaged, and is not written.
 const HARMED: u8 = 2;
 
-/// All is well, but whoever asked has not been told: the disk of the output is full.
+/// Everything is in order, but the result could not be printed, as on a full disk.
 const NOT_PRINTED: u8 = 74;
 
 /// What the exit codes of `check` mean.
@@ -61,7 +61,7 @@ pub const REPAIR_EXIT_CODES: &str = "\
 Exit codes:
    0  every second copy is whole
    1  there is something to repair, and it was not done (a dry run, or you said no)
-   2  something was repaired; what is left cannot be put right without guessing
+   2  something was repaired; what is left cannot be repaired without guessing
    3  the region cannot be opened, or could not be repaired
    4  something is damaged, and NOTHING of it could be repaired: nothing was changed
   64  wrong usage
@@ -109,7 +109,7 @@ fn of_region(error: Error, region: &Path) -> Error {
     }
 }
 
-/// Who a region is and what its caches hold.
+/// The identity of a region and what its caches hold.
 fn describe(report: &Report, text: &mut String) {
     if let Some(transport) = &report.transport {
         let _ = writeln!(
@@ -166,7 +166,7 @@ fn describe_backend(backend: &BackendSummary, text: &mut String) {
     describe_ranges("parked", &backend.parked, text);
 }
 
-/// As of when the backing device alone can be trusted.
+/// The recovery point: the time to which the backing device alone is consistent.
 fn recovery_point(backend: &BackendSummary) -> String {
     let time = match backend.drained_wall_ms {
         0 if backend.drained_epoch == 0 => "the time before it was cached".to_owned(),

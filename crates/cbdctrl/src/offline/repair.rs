@@ -48,7 +48,7 @@ pub fn repair(arguments: &RepairArguments, json: bool) -> ExitCode {
 
 fn run(arguments: &RepairArguments, output: &Output) -> Result<(Result<()>, u8)> {
     let mut bar = ToolBar::default();
-    // Whoever only looks changes nothing, not even holes in the file.
+    // Reading changes nothing, not even holes in the file.
     let may_change = !arguments.dry_run && (arguments.yes || (!output.json && io::stdin().is_terminal()));
     let region = if may_change {
         Some(Arc::new(Region::new(Mapping::open(&arguments.region, &OpenOptions::default())?)))

@@ -109,7 +109,7 @@ fn planned<'a>(report: &'a Report, options: &Options) -> Result<Vec<PlannedBacke
         };
         let disk = options.to.as_ref().map_or_else(|| summary.path.clone(), |to| to.display().to_string());
         let opened = if summary.error.is_none() && summary.lanes > 0 {
-            // Looked at and let go: it is held when it is written.
+            // Opened for the checks and closed again: it is held while it is written.
             options.open_disk(&recorded, true).map(|(_, warnings)| warnings)
         } else {
             Ok(Vec::new())

@@ -1,6 +1,6 @@
 //! Processes that the tests start: they die with us, and end when they are told to.
 //!
-//! Always true here: this is the only unsafe code of the tests.
+//! Invariants: this is the only unsafe code of the tests.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -36,7 +36,7 @@ pub fn hands_over(command: &mut Command, descriptors: &[OwnedFd]) {
     /// Above every number that they are to have.
     const ABOVE: i32 = 400;
     let copies = descriptors.iter().map(|descriptor| {
-        // SAFETY: takes no pointer; the descriptor that comes is new and nobody else's, or -1.
+        // SAFETY: takes no pointer; the descriptor that comes is new and has no other owner, or is -1.
         let copy = unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_DUPFD_CLOEXEC, ABOVE) };
         assert!(copy >= ABOVE, "{}", std::io::Error::last_os_error());
         // SAFETY: as above.
@@ -107,7 +107,8 @@ fn send(process: &Child, signal: i32) {
     signal_number(process.id().cast_signed(), signal);
 }
 
-/// Sends a signal to a process that is not our child, e.g. a store process, by the system call: `kill` as a program is not on every machine.
+/// Sends a signal to a process that is not our child, e.g. a store process, by the system call: `kill` as a program is
+/// not on every machine.
 #[track_caller]
 pub fn signal(process: &str, signal: i32) {
     signal_number(process.parse().expect("the number of a process"), signal);

@@ -1,6 +1,6 @@
 //! What the end-to-end tests share: a place with a daemon of its own, and an end in time.
 //!
-//! Always true here: a test leaves no process, no file and no mount, whether it passes, panics or takes too long.
+//! Invariants: a test leaves no process, no file and no mount, whether it passes, panics or takes too long.
 //! The daemon dies with the thread that started it; what it wrote lies in folders that are removed with [`Place`].
 #![allow(dead_code, missing_docs)]
 
@@ -296,7 +296,7 @@ impl Drop for Place {
             let _ = daemon.wait();
         }
         if self.keeps {
-            // A store process whose connections have ended ends, too; the loop devices stay until somebody clears them.
+            // A store process ends with its connections; the loop devices stay until they are removed here.
             let _ = cbd_fuse::abort_connections(&self.path("run"));
             let _ = cbd_fuse::sweep(&self.path("run"), &self.path("dev"), &[]);
         }

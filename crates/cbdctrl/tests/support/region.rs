@@ -1,6 +1,6 @@
 //! The bytes of a region, found by the format's own decoders, and the hands to damage them.
 //!
-//! Always true here: the file is the one that the daemon has mapped, so damage is seen at once, as if the memory had changed.
+//! Invariants: the file is the one that the daemon has mapped, so damage is seen at once, as if the memory had changed.
 
 use cbd_format::{
     BackendEntry, BlkdevEntry, HostEntry, LINE, Layout, PAGE, Record, RecordKind, RecordPlace, SegmentEntry,

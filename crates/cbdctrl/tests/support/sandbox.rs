@@ -1,6 +1,6 @@
 //! A process and a mount namespace for each test that mounts, with an end in time.
 //!
-//! Always true here: nothing of such a test is left when its process ends. A process that waits for a file system of
+//! Invariants: nothing of such a test is left when its process ends. A process that waits for a file system of
 //! its own cannot be killed, so a watchdog in it aborts the FUSE connections first; the parent kills what is left.
 
 use super::{child, system_tests, wait};

@@ -31,7 +31,7 @@ impl From<ErrorBody> for Error {
     }
 }
 
-/// The kind that a name stands for; what this program does not know is a failure of the system.
+/// The kind with this name; an unknown name is [`ErrorKind::System`].
 #[must_use]
 pub fn kind_of(name: &str) -> ErrorKind {
     const KINDS: [ErrorKind; 18] = [

@@ -1,10 +1,10 @@
 //! What goes over the control socket: the requests and answers of `/v1`, as JSON.
 //!
-//! Always true here: a field keeps its name and meaning for as long as the path begins with `/v1`; the
+//! Invariants: a field keeps its name and meaning for as long as the path begins with `/v1`; the
 //! fields that the original `cbdctrl` printed have its names. An unknown field in a request is an error,
 //! so a misspelt option is never ignored.
 //!
-//! Left to others: what the requests do ([`crate::control`]), the paths ([`crate::server`]).
+//! Elsewhere: what the requests do ([`crate::control`]), the paths ([`crate::server`]).
 
 mod errors;
 mod status;
@@ -63,7 +63,7 @@ impl std::str::FromStr for Consistency {
 pub enum OnWriteError {
     /// Nothing later reaches the backing device, and writes fail when the cache is full.
     Stop,
-    /// What is refused is kept in the cache, and everything else goes on.
+    /// The refused ranges stay in the cache, and everything else continues.
     Park,
 }
 
@@ -276,8 +276,8 @@ pub struct BackendInfo {
 pub struct StartBlkdev {
     /// Number of the backend.
     pub backend: u32,
-    /// `auto`, `kernel` (`auto` without NBD), `ublk`, `fuse-loop`, `nbd:unix:PATH`, `nbd:tcp:ADDRESS:PORT` or `vhost-user:PATH`; `auto` where
-    /// absent.
+    /// `auto`, `kernel` (`auto` without NBD), `ublk`, `fuse-loop`, `nbd:unix:PATH`, `nbd:tcp:ADDRESS:PORT` or
+    /// `vhost-user:PATH`; `auto` where absent.
     #[serde(default)]
     pub export: Option<String>,
     /// Let it be reached over the network: NBD at an address that is not a loopback address.
@@ -306,8 +306,8 @@ pub struct BlkdevInfo {
     /// Why it is not being served.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub error: Option<String>,
-    /// Its faults while it is served (its socket or link was removed or replaced, its clients wait), or else why `auto` chose another export
-    /// than the best.
+    /// Its faults while it is served (its socket or link was removed or replaced, its clients wait), or else why `auto`
+    /// chose another export than the best.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub note: Option<String>,
 }

@@ -1,6 +1,6 @@
 //! The exports of a block device: which there are, how one is named, and how it is opened and closed.
 //!
-//! Always true here: what is printed as a device's name is what its user opens: `/dev/cbdN`, an NBD URI, or the socket that a
+//! Invariant: what is printed as a device's name is what its user opens: `/dev/cbdN`, an NBD URI, or the socket that a
 //! virtual machine is given.
 
 mod choice;
@@ -24,13 +24,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long whoever used a device until a moment ago may take to be gone: a client that has just disconnected, the system's
-/// own look at a device that was just written.
-const LETTING_GO: Duration = Duration::from_millis(500);
+/// How long the last user of a device may take to close it: a client that has just disconnected, or the system's own scan of a
+/// device that was just written.
+const RELEASE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// How long a ring's thread looks for the next request before it sleeps, unless the configuration says otherwise: about what
-/// being woken costs a few times over.
-const LOOKING: Duration = Duration::from_micros(50);
+/// How long a ring's thread spins for the next request before it sleeps, unless the configuration says otherwise: a few times
+/// the cost of a wakeup.
+const SPIN: Duration = Duration::from_micros(50);
 
 /// How long an export may take to end.
 pub const STOP_TIMEOUT: Duration = Duration::from_secs(5);
@@ -44,11 +44,11 @@ pub struct ExportPlaces {
     pub dev_dir: PathBuf,
     /// The daemon's own number, which marks its ublk devices.
     pub daemon_id: u64,
-    /// Where FUSE devices are kept beyond the life of the daemon.
+    /// The sessions of FUSE devices in the descriptor store.
     pub preserved: Arc<PreservedSessions>,
     /// What all front ends share.
     pub front_ends: Arc<FrontEnds>,
-    /// How long, at most, a vhost-user ring's thread looks for the next request before it sleeps.
+    /// How long, at most, a vhost-user ring's thread spins for the next request before it sleeps.
     pub vhost_spin: Option<Duration>,
 }
 
@@ -65,13 +65,13 @@ impl ExportPlaces {
         self.run_dir.join("ublk")
     }
 
-    /// The mark of the ublk device that `identity` stands for.
+    /// The tag of the ublk device with this identity.
     #[must_use]
     pub fn tag(&self, identity: &[u8]) -> Tag {
         Tag::new(self.daemon_id, identity)
     }
 
-    /// What a predecessor may have left of the device that `identity` stands for.
+    /// What a predecessor may have left of the device with this identity.
     #[must_use]
     pub fn left(&self, identity: &[u8]) -> Left {
         Left { tag: self.tag(identity), preserved: Arc::clone(&self.preserved), identity: identity.to_vec() }
@@ -89,7 +89,7 @@ pub fn device_name(transport: u32, blkdev: u32) -> String {
     if transport == 0 { format!("cbd{blkdev}") } else { format!("cbd{transport}-{blkdev}") }
 }
 
-/// An open export.
+/// The server or the kernel device of an export that is open.
 #[derive(Debug)]
 enum OpenExport {
     Nbd(Server),
@@ -105,7 +105,7 @@ pub struct Export {
     name: String,
     /// What its user opens.
     pub device_path: String,
-    /// Which way it took when it was opened, in words.
+    /// How clients reach it, in words, as it was opened.
     method: String,
     /// Why it is not the best there could be.
     pub note: Option<String>,
@@ -113,12 +113,12 @@ pub struct Export {
     pub file: Option<Arc<ExportFile>>,
 }
 
-/// Which device an export is to lead to.
+/// The device that an export is to serve.
 #[derive(Clone, Copy, Debug)]
 pub struct Place<'a> {
     /// What it is called.
     pub name: &'a str,
-    /// By what a later process knows it for the same.
+    /// The identity by which a later process recognizes it.
     pub identity: &'a [u8],
     /// Threads, each with a queue.
     pub queues: usize,
@@ -247,7 +247,7 @@ impl Export {
     ) -> Result<Self> {
         let options = cbd_vhost::Options {
             name: name.to_owned(),
-            spin_max: places.vhost_spin.unwrap_or(LOOKING),
+            spin_max: places.vhost_spin.unwrap_or(SPIN),
             thread_setup: Some(Arc::new(prepare_data_thread)),
             observer: Some(tell_of_vhost(name.to_owned(), &places.front_ends)),
             guest_memory_max: places.front_ends.guest_memory_max,
@@ -291,7 +291,7 @@ impl Export {
                 preserved.mark_served(identity);
                 export
             }
-            // It was about to go, or somebody else has taken it away: nobody can use it any more.
+            // It was being removed, or another process unmounted it: no client can use it any more.
             Some(_) => {
                 preserved.end(identity);
                 FuseLoop::start(Arc::clone(device), options)?
@@ -320,11 +320,11 @@ impl Export {
         })
     }
 
-    /// Which way it takes, in words.
+    /// How clients reach it, in words.
     #[must_use]
     pub fn method(&self) -> String {
         match &self.open {
-            // Perhaps only for now: as long as a stop waits for it nobody keeps it.
+            // Perhaps only for now: while a stop waits for it, the store does not hold its descriptors.
             OpenExport::FuseLoop(export) if !export.is_preserved() => {
                 format!("FUSE and {}, ends with the daemon", export.loop_path().display())
             }
@@ -332,10 +332,10 @@ impl Export {
         }
     }
 
-    /// Who uses the device, in words; none when nobody does.
+    /// The user of the device, in words; none while it is not in use.
     ///
     /// # Errors
-    /// When the system does not tell.
+    /// When the system does not report the users of the device.
     pub fn user(&self) -> Result<Option<String>> {
         match &self.open {
             OpenExport::Nbd(server) => Ok(match server.connections() {
@@ -351,18 +351,18 @@ impl Export {
         }
     }
 
-    /// Refuses while somebody uses the device.
+    /// Refuses while the device is in use.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`] with who it is.
+    /// [`ErrorKind::Busy`] with the user.
     pub fn refuse_if_used(&self) -> Result<()> {
-        let end = Instant::now() + LETTING_GO;
+        let end = Instant::now() + RELEASE_TIMEOUT;
         loop {
             let Some(user) = self.user()? else { return Ok(()) };
             if Instant::now() >= end {
                 return Err(Error::new(ErrorKind::Busy, format!("{user}; end that first, or use --force")));
             }
-            std::thread::sleep(LETTING_GO / 10);
+            std::thread::sleep(RELEASE_TIMEOUT / 10);
         }
     }
 
@@ -370,15 +370,17 @@ impl Export {
     #[must_use]
     pub fn held_up(&self) -> Option<String> {
         let OpenExport::Nbd(server) = &self.open else { return None };
-        let who = match server.waiting() {
+        let clients = match server.waiting() {
             0 => return None,
             1 => "an NBD client waits".to_owned(),
             waiting => format!("{waiting} NBD clients wait"),
         };
-        Some(format!("{who} until the backing device has completed requests of connections that have ended"))
+        Some(format!(
+            "{clients} until the backing device has completed requests of connections that have ended"
+        ))
     }
 
-    /// Why it does not serve any more although nobody stopped it.
+    /// Why it does not serve any more although no command stopped it.
     #[must_use]
     pub fn failure(&self) -> Option<String> {
         match &self.open {
@@ -391,7 +393,7 @@ impl Export {
     /// Closes the export: what is in flight completes, clients see errors after that.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`] while somebody uses it and `force` is not set; it is given back then and goes on. Other errors say
+    /// [`ErrorKind::Busy`] while it is in use and `force` is not set; it is returned then and continues. Other errors say
     /// what did not end in order; the export is closed all the same.
     pub fn stop(mut self, force: bool) -> std::result::Result<(), (Option<Box<Self>>, Error)> {
         if !force && let Err(error) = self.refuse_if_used() {
@@ -419,8 +421,8 @@ impl Export {
         }
     }
 
-    /// The daemon ends, whoever uses the device. One that the kernel keeps for the next daemon is left if it is used, and its clients wait;
-    /// all else is closed by force.
+    /// The daemon ends, whether or not the device is in use. One that the kernel preserves for the next daemon is left if it is in use, and
+    /// its clients wait; every other one is closed by force.
     ///
     /// # Errors
     /// What did not end in order.
@@ -429,7 +431,7 @@ impl Export {
         let left = |reason: Error| {
             tracing::info!("{name}: {reason}; it is left, and its clients wait for the next daemon");
         };
-        // Not to know who uses it is no reason to fail what a client has in flight.
+        // If its users cannot be determined, it is not closed by force: a client may have requests in flight.
         match open {
             OpenExport::Ublk(mut export) => match export.stop(cbd_ublk::StopMode::WhenUnused, STOP_TIMEOUT) {
                 Err(reason) if !export.is_stopped() => {
@@ -460,16 +462,16 @@ impl Export {
     }
 }
 
-/// Refuses another export while clients of a predecessor wait at one that this daemon cannot reach: they would undo later what is written
-/// meanwhile.
+/// Refuses another export while clients of a predecessor wait at one that this daemon cannot reach: their requests would later overwrite
+/// what is written meanwhile.
 fn refuse_if_others_wait(name: &str, places: &ExportPlaces) -> Result<()> {
     let folder = places.fuse_dir().join(name);
     if cbd_export::mounts::at(&folder)?.is_none() {
         return Ok(());
     }
     let text = format!(
-        "{} is mounted: clients of a former daemon wait for whoever holds its descriptors, and that is nobody whom this one can ask ({}); start the \
-         daemon as it was started before, or give them errors with umount -f {}",
+        "{} is mounted: clients of a former daemon wait, and this daemon cannot reach the store that holds the descriptors ({}); start \
+         the daemon as it was started before, or give the clients errors with umount -f {}",
         folder.display(),
         places.preserved.unavailable_reason(),
         folder.display()

@@ -1,9 +1,9 @@
-//! Where descriptors outlive the daemon: what is put here under a name is there for the next daemon, however this one ends.
+//! Descriptor stores: descriptors that are put into one under a name are there for the next daemon, however this one ends.
 //!
-//! Always true here: a store answers within seconds or is given up, and nothing on the data path asks it for anything; what is taken out is
-//! only a copy, so a daemon that dies while it takes something over loses nothing.
+//! Invariants: a store answers within seconds or counts as silent, and no thread of the data path waits for it. What is read from it is a
+//! copy, so a daemon that dies while it takes a device over loses nothing.
 //!
-//! Left to others: what is put into it, and whether what comes out is to be believed ([`shelf`]).
+//! Elsewhere: what is put into it, and whether what comes out is valid ([`sessions`]).
 
 pub mod passing;
 mod process;
@@ -31,21 +31,21 @@ pub struct Entry {
     pub descriptors: Vec<OwnedFd>,
 }
 
-/// Holds descriptors beyond the life of this process.
+/// Holds descriptors that outlive this process.
 pub trait DescriptorStore: Send + Sync + std::fmt::Debug {
-    /// Holds these under a name, in the place of what was there. The name is of printable ASCII, without blanks and colons.
+    /// Holds these under a name, and replaces what it held under that name. The name is of printable ASCII, without blanks and colons.
     ///
     /// # Errors
-    /// When nobody holds them.
+    /// When the store does not hold them.
     fn put(&self, name: &str, descriptors: &[BorrowedFd<'_>]) -> Result<()>;
 
     /// Holds nothing under the name any more.
     fn remove(&self, name: &str);
 
-    /// Puts right what has gone wrong by itself; to be called every now and then.
+    /// Repairs the store if it has failed; to be called regularly.
     fn tend(&self) {}
 
-    /// Who holds them, in a word or two.
+    /// The name of the store, for status and log.
     fn store_name(&self) -> &'static str;
 }
 

@@ -1,7 +1,6 @@
 //! One message with descriptors over a unix socket.
 //!
-//! Always true here: a message comes whole, with all its descriptors, or is an error; descriptors that come are closed when a program is
-//! executed.
+//! Invariants: a message is received whole, with all its descriptors, or is an error. Received descriptors are closed on `exec`.
 
 use super::DESCRIPTORS_MAX;
 use rustix::io::retry_on_intr;
@@ -21,7 +20,7 @@ const SPACE: usize = rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX));
 /// A text, and the descriptors that came with it.
 pub type Message = (String, Vec<OwnedFd>);
 
-/// Sends to whom the socket is connected to, or to an address.
+/// Sends to the peer of a connected socket, or to an address.
 pub fn send(
     socket: impl AsFd,
     to: Option<&SocketAddrUnix>,
@@ -38,7 +37,7 @@ pub fn send(
     }
     let parts = [IoSlice::new(text.as_bytes())];
     let socket = socket.as_fd();
-    // A wait with a limit in time is not taken up again after a signal.
+    // The kernel does not restart a system call with a timeout after a signal.
     let sent = retry_on_intr(|| match to {
         Some(address) => {
             rustix::net::sendmsg_addr(socket, address, &parts, &mut control, SendFlags::NOSIGNAL)
@@ -48,7 +47,7 @@ pub fn send(
     if sent == text.len() { Ok(()) } else { Err(io::Error::from(io::ErrorKind::WriteZero)) }
 }
 
-/// Waits for a message; none when the other side is gone.
+/// Waits for a message; none when the peer has disconnected.
 pub fn receive(socket: impl AsFd) -> io::Result<Option<Message>> {
     let mut text = [0; TEXT_BYTES_MAX];
     let mut space = vec![MaybeUninit::uninit(); SPACE];

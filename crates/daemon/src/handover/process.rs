@@ -1,11 +1,11 @@
 //! The store process: a small process that holds descriptors for one daemon after the other, where no service manager does.
 //!
-//! Always true here: it holds what it was given until it is told to let go, or until what it stands for has ended by itself; it serves
-//! one daemon at a time, of its own user, which has it for as long as its connection is open; it ends when it holds nothing and no daemon is
-//! there. It never looks into what it holds, and while a daemon is connected it does not so much as wait on it: who waits on a FUSE
-//! connection is woken by each of its requests.
+//! Invariants: it holds descriptors until the daemon removes them, or until the FUSE connection that they belong to has ended. It serves
+//! one daemon at a time, of its own user, for as long as the connection to that daemon is open. It ends when it holds nothing and no daemon
+//! is connected. It never reads from the descriptors, and it does not poll them while a daemon is connected: each request of a FUSE
+//! connection wakes every thread that polls it.
 //!
-//! Left to others: what the descriptors are ([`super::sessions`]).
+//! Elsewhere: what the descriptors are ([`super::sessions`]).
 
 use super::passing::{self, Message};
 use super::{Entry, is_name};
@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// How often it is looked whether what is held has ended, while no daemon is there.
+/// How often the process checks whether the connections that it holds have ended, while no daemon is connected.
 const LOOK_INTERVAL: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// Runs a store process on the socket that is its standard input, until it is not needed any more.
@@ -24,12 +24,12 @@ const LOOK_INTERVAL: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 /// # Errors
 /// When standard input is no such socket.
 pub fn run() -> Result<()> {
-    // Who calls it by hand is told; a file that is always ready would keep it busy for ever.
+    // A user who runs it by hand gets an error; a standard input that is always ready would keep it busy forever.
     if !matches!(rustix::net::sockopt::socket_acceptconn(rustix::stdio::stdin()), Ok(true)) {
-        let text = "its standard input is no socket that listens: the daemon starts it, nobody else has to";
+        let text = "its standard input is no socket that listens: the daemon starts this command; it is not meant to be run by hand";
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     }
-    // What ends a terminal's session is not to end this; where it leads a session already, so much the better.
+    // The end of a terminal's session must not end this process. It fails if the process leads a session already, which is as good.
     let _ = rustix::process::setsid();
     let mut process = StoreProcess { held: BTreeMap::new(), daemon: None };
     let listener = rustix::stdio::stdin();
@@ -48,7 +48,7 @@ struct StoreProcess {
 }
 
 impl StoreProcess {
-    /// Waits for something to do and does it; whether it goes on.
+    /// Waits for one event and handles it; whether the process continues.
     fn turn(&mut self, listener: BorrowedFd<'_>) -> io::Result<bool> {
         let (comes, says) = self.wait(listener)?;
         if says {
@@ -63,7 +63,7 @@ impl StoreProcess {
         Ok(true)
     }
 
-    /// Whether a daemon comes, and whether the one that is there says something.
+    /// Waits; whether a daemon connects, and whether the connected one has sent something.
     fn wait(&self, listener: BorrowedFd<'_>) -> io::Result<(bool, bool)> {
         let mut waited = vec![PollFd::from_borrowed_fd(listener, PollFlags::IN)];
         waited.extend(self.daemon.iter().map(|daemon| PollFd::new(daemon, PollFlags::IN)));
@@ -94,7 +94,7 @@ impl StoreProcess {
         }
     }
 
-    /// Does what the daemon says; one that is gone or does not make sense is not listened to any more.
+    /// Executes a command of the daemon. A daemon that has disconnected or sent an invalid message is dropped.
     fn hear(&mut self) {
         let Some(daemon) = &self.daemon else { return };
         let heard = passing::receive(daemon).ok().flatten();
@@ -123,14 +123,14 @@ fn answer(held: &mut BTreeMap<String, Vec<OwnedFd>>, daemon: &OwnedFd, message: 
     passing::send(daemon, None, "done", &[]).ok()
 }
 
-/// Whether what a descriptor stands for is over: an end from outside (an unmount, an abort) is seen so.
+/// Whether the FUSE connection of a descriptor has ended, as by an unmount or an abort.
 fn has_ended(descriptor: &OwnedFd) -> bool {
     let mut looked = [PollFd::new(descriptor, PollFlags::empty())];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     poll(&mut looked, Some(&now)).is_ok() && looked.iter().any(|one| one.revents().contains(PollFlags::ERR))
 }
 
-/// Whether the process at the other end is of the user that this one is of.
+/// Whether the process at the other end belongs to the same user.
 pub fn is_of_our_user(socket: &OwnedFd) -> bool {
     rustix::net::sockopt::socket_peercred(socket)
         .is_ok_and(|peer| peer.uid.as_raw() == crate::system::user_id())

@@ -1,8 +1,8 @@
-//! The daemon's side of the [store process](super::run_store_process): finding the one that is there, or starting one.
+//! The daemon's side of the [store process](super::run_store_process): finds the running one, or starts one.
 //!
-//! Always true here: a store process that has died is replaced while the daemon has the descriptors still; every question has an answer within
-//! seconds, or the store process is taken for silent. A silent one is waited for once: until it has answered to who tends the store, whoever puts or
-//! removes something is refused at once. What it then did late is undone: it holds what is wanted, and nothing else.
+//! Invariants: a store process that has died is replaced while the daemon still has the descriptors. Each request has an answer within
+//! seconds, or the store process counts as silent. Only one call waits for a silent one: until it has answered [`DescriptorStore::tend`],
+//! `put` and `remove` fail at once. What it did late is undone: in the end it holds what is wanted, and nothing else.
 
 use super::passing;
 use super::process::{is_of_our_user, listed};
@@ -26,11 +26,11 @@ use std::time::{Duration, Instant};
 
 /// How long an answer may take.
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// How long the store process's last daemon may take to be gone.
+/// How long the former daemon may take to disconnect from the store process.
 const PREDECESSOR_TIMEOUT: Duration = Duration::from_secs(5);
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
-/// A store process that is there, or will be when it is needed.
+/// A store process that runs, or is started when it is needed.
 #[derive(Debug)]
 pub struct ProcessStore {
     socket: PathBuf,
@@ -38,24 +38,24 @@ pub struct ProcessStore {
     state: Mutex<State>,
     /// It did not answer the last time.
     is_silent: AtomicBool,
-    /// What nobody could tell it of.
+    /// Names that were removed while it did not answer.
     removed_meanwhile: Mutex<Vec<String>>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     connection: Option<OwnedFd>,
-    /// What it is to hold, for the next one.
+    /// What it must hold, to be put into the next one if it dies.
     entries: BTreeMap<String, Vec<OwnedFd>>,
     process: Option<Child>,
-    /// It may hold something else: what it was told and did not confirm.
+    /// It may hold something else: it did not confirm a command.
     is_unsettled: bool,
-    /// What was wrong when it was last tended to.
+    /// The error of the last [`DescriptorStore::tend`].
     trouble: Option<String>,
 }
 
 impl ProcessStore {
-    /// The store process at a socket, and what it holds. One that has to be started is the program with the argument `store-process`.
+    /// The store process at a socket, and what it holds. If one has to be started, it is `program` with the argument `store-process`.
     ///
     /// # Errors
     /// [`ErrorKind::Busy`] when another daemon has it.
@@ -63,7 +63,7 @@ impl ProcessStore {
         let mut state = State::default();
         let mut entries = Vec::new();
         if let Some(connection) = connect(socket)? {
-            let failed = |error| system(socket, "does not say what it holds", &error);
+            let failed = |error| system(socket, "does not list what it holds", &error);
             entries = list(&connection).map_err(failed)?;
             for entry in &entries {
                 let copies = copies(entry.descriptors.iter().map(AsFd::as_fd)).map_err(failed)?;
@@ -81,7 +81,7 @@ impl ProcessStore {
         Ok((store, entries))
     }
 
-    /// Starts a store process, if there is none, and gives it all that it is to hold.
+    /// Starts a store process if none runs, and puts everything into it that it must hold.
     fn ensure<'a>(&self, state: &'a mut State) -> Result<&'a OwnedFd> {
         if let Some(mut dead) = state.process.take_if(|process| !matches!(process.try_wait(), Ok(None))) {
             let _ = dead.wait();
@@ -93,7 +93,7 @@ impl ProcessStore {
                     Some(connection) => connection,
                     None => self.start(state)?,
                 };
-                let failed = |error| system(&self.socket, "does not take what it is to hold", &error);
+                let failed = |error| system(&self.socket, "does not accept what it is to hold", &error);
                 settle(&connection, &state.entries).map_err(failed)?;
                 state.is_unsettled = false;
                 connection
@@ -114,7 +114,7 @@ impl ProcessStore {
 
     fn tell(&self, state: &mut State, text: &str, descriptors: &[BorrowedFd<'_>]) -> Result<()> {
         let told = match self.tell_once(state, text, descriptors) {
-            // It has died, or was about to end as it held nothing.
+            // It has died, or was about to end because it held nothing.
             Err(error) if error.kind() != ErrorKind::TimedOut => self.tell_once(state, text, descriptors),
             told => told,
         };
@@ -125,7 +125,7 @@ impl ProcessStore {
     fn tell_once(&self, state: &mut State, text: &str, descriptors: &[BorrowedFd<'_>]) -> Result<()> {
         let told = self.ensure(state).and_then(|connection| {
             ask(connection, text, descriptors)
-                .map_err(|error| system(&self.socket, "does not do what it is told", &error))
+                .map_err(|error| system(&self.socket, "does not execute a command", &error))
         });
         if let Err(error) = &told {
             state.connection = None;
@@ -134,12 +134,13 @@ impl ProcessStore {
         told
     }
 
-    /// The state, unless the store process is silent, or somebody waits for it right now.
+    /// The state, unless the store process is silent, or another thread waits for it.
     fn lock(&self) -> Result<MutexGuard<'_, State>> {
         let locked =
             if self.is_silent.load(Ordering::Relaxed) { None } else { self.state.try_lock_for(TIMEOUT) };
-        let mut state =
-            locked.ok_or_else(|| system(&self.socket, "is waited for", &io::ErrorKind::TimedOut.into()))?;
+        let mut state = locked.ok_or_else(|| {
+            system(&self.socket, "is in use by another thread", &io::ErrorKind::TimedOut.into())
+        })?;
         self.forget_removed(&mut state);
         Ok(state)
     }
@@ -155,7 +156,10 @@ impl ProcessStore {
 impl DescriptorStore for ProcessStore {
     fn put(&self, name: &str, descriptors: &[BorrowedFd<'_>]) -> Result<()> {
         if !is_name(name) {
-            return Err(Error::new(ErrorKind::InvalidArgument, format!("{name:?} cannot be kept")));
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!("{name:?} is no name for a descriptor store"),
+            ));
         }
         let failed = |error| system(&self.socket, "cannot be given descriptors", &error);
         let mut state = self.lock()?;
@@ -177,7 +181,7 @@ impl DescriptorStore for ProcessStore {
             }
         };
         if let Err(error) = removed {
-            tracing::warn!("{error}; it is to let go of {name} when it answers");
+            tracing::warn!("{error}; {name} is removed from it when it answers");
         }
     }
 
@@ -200,7 +204,7 @@ impl DescriptorStore for ProcessStore {
         match &trouble {
             None if was_unsettled => tracing::info!("the store process of the block devices answers again"),
             None => tracing::warn!(
-                "the store process of the block devices had ended; another has all that it held"
+                "the store process of the block devices had ended; a new one holds all descriptors"
             ),
             Some(error) if state.trouble != trouble => {
                 tracing::error!("no block device outlives the daemon now: {error}");
@@ -217,7 +221,7 @@ impl DescriptorStore for ProcessStore {
 
 impl Drop for ProcessStore {
     fn drop(&mut self) {
-        // One that holds nothing ends with the connection.
+        // A store process that holds nothing ends with the connection.
         let state = self.state.get_mut();
         if state.entries.is_empty() && !state.is_unsettled && self.removed_meanwhile.get_mut().is_empty() {
             let _ = std::fs::remove_file(&self.socket);
@@ -226,7 +230,7 @@ impl Drop for ProcessStore {
 }
 
 fn system(socket: &Path, what: &str, error: &io::Error) -> Error {
-    // What a wait with an end in time comes to.
+    // The errors of a system call that timed out.
     if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) {
         return Error::new(
             ErrorKind::TimedOut,
@@ -236,7 +240,7 @@ fn system(socket: &Path, what: &str, error: &io::Error) -> Error {
     Error::new(ErrorKind::System, format!("the store process at {} {what}: {error}", socket.display()))
 }
 
-/// Has a store process hold these, and nothing else.
+/// Makes a store process hold these, and nothing else.
 fn settle(connection: &OwnedFd, wanted: &BTreeMap<String, Vec<OwnedFd>>) -> io::Result<()> {
     for entry in list(connection)?.into_iter().filter(|entry| !wanted.contains_key(&entry.name)) {
         ask(connection, &format!("remove {}", entry.name), &[])?;
@@ -257,7 +261,7 @@ fn new_socket() -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// A new socket in the place of one that nobody listens on.
+/// A new socket; replaces one that has no listener.
 fn listen(path: &Path) -> io::Result<OwnedFd> {
     if let Some(folder) = path.parent() {
         own_folder(folder, 0o755).map_err(io::Error::other)?;
@@ -265,7 +269,7 @@ fn listen(path: &Path) -> io::Result<OwnedFd> {
     remove_socket(path)?;
     let socket = new_socket()?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
-    // Who connects is asked for its user besides; nobody listens yet.
+    // The user of each client is checked besides. No client can connect before `listen`.
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
     rustix::net::listen(&socket, 4)?;
     Ok(socket)
@@ -281,7 +285,7 @@ fn remove_socket(path: &Path) -> io::Result<()> {
     }
 }
 
-/// The store process at the socket, if there is one that listens. Its last daemon may be about to end.
+/// A connection to the store process at the socket; none if no process listens. Waits for a former daemon that is about to end.
 fn connect(path: &Path) -> Result<Option<OwnedFd>> {
     let failed = |error: io::Error| system(path, "cannot be reached", &error);
     let end = Instant::now() + PREDECESSOR_TIMEOUT;
@@ -307,7 +311,7 @@ fn connect(path: &Path) -> Result<Option<OwnedFd>> {
                     format!("another daemon has the store process at {}; stop it first", path.display());
                 return Err(Error::new(ErrorKind::Busy, text));
             }
-            // It ended as it held nothing.
+            // It ended because it held nothing.
             Ok(None) => return Ok(None),
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(None),
             Err(error) => return Err(failed(error)),
@@ -336,7 +340,7 @@ fn list(connection: &OwnedFd) -> io::Result<Vec<Entry>> {
     }
 }
 
-/// Whether the other side is gone.
+/// Whether the peer has disconnected.
 fn is_over(connection: &OwnedFd) -> bool {
     let mut looked = [PollFd::new(connection, PollFlags::empty())];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };

@@ -1,12 +1,12 @@
-//! What the daemon puts into its descriptor store: for each FUSE device the channels of its connection, and a sealed file with what the next
-//! daemon must know of it.
+//! The preserved sessions: what the daemon puts into its descriptor store. For each FUSE device these are the channels
+//! of its connection, and a sealed file with the state that the next daemon needs.
 //!
-//! Always true here: the state lies in the store beside the descriptors, so there is none without the others, and no file that could
-//! tell something else. What comes out is validated: a state that cannot be read serves nobody and ends nobody's device by itself.
-//! What a predecessor left stays in the store until it is served or ended. A store process that does not answer at the start is asked again until it
-//! does, and what it holds is there from then on.
+//! Invariants: the state lies in the store beside the descriptors, so there is none without the others, and no file
+//! that could tell something else. What is read from the store is validated: the device of a state that cannot be read
+//! is neither served nor ended. What a predecessor left stays in the store until it is served or ended. A store process
+//! that does not answer at the start is asked again until it does, and what it holds is there from then on.
 //!
-//! Left to others: what a device is and how it goes on (`cbd_fuse::session`), which devices are wanted ([`crate::manager`]).
+//! Elsewhere: what a device is and how it continues (`cbd_fuse::session`), which devices are wanted ([`crate::manager`]).
 
 use super::process_store::ProcessStore;
 use super::systemd_store::{self, SystemdStore};
@@ -35,7 +35,7 @@ const STATE_BYTES_MAX: u64 = 16 << 10;
 const TEND_INTERVAL: Duration = Duration::from_secs(1);
 /// Before the identity of a device in the name of its entry.
 const NAME_PREFIX: &str = "cbd-";
-/// What a state must never be changed in again.
+/// The seals of a state: it can never be changed again.
 const SEALS: SealFlags =
     SealFlags::WRITE.union(SealFlags::SHRINK).union(SealFlags::GROW).union(SealFlags::SEAL);
 
@@ -54,38 +54,38 @@ struct Document {
     read_only: bool,
 }
 
-/// How a shelf is to be.
+/// Which descriptor store a daemon wants.
 #[derive(Clone, Copy, Debug)]
 pub struct StoreOptions<'a> {
-    /// The daemon's own number: only what has it is ended as not wanted.
+    /// The daemon's own number: only sessions with this number are ended when they are not wanted.
     pub daemon_id: u64,
     /// Where the store process's socket is.
     pub run_dir: &'a Path,
-    /// The program that is a store process with the argument `store-process`; none where there is none.
+    /// The program to run with the argument `store-process`; none if this daemon starts no store process.
     pub store_program: Option<&'a Path>,
     /// Whether new devices are to outlive the daemon.
     pub preserves_new: bool,
 }
 
-/// The store of one daemon, and what its predecessor left there.
+/// The descriptor store of one daemon, and the sessions that its predecessor left there.
 #[derive(Debug)]
 pub struct PreservedSessions {
     daemon_id: u64,
     store: Mutex<Store>,
     preserves_new: bool,
     left: Mutex<BTreeMap<String, Vec<OwnedFd>>>,
-    /// More was left than the start has seen.
+    /// A store process that answered late has more sessions than the start has seen.
     late_sessions: AtomicBool,
-    /// Who tends the store ends when this is dropped.
+    /// The thread that tends the store ends when this is dropped.
     tender: Mutex<Option<Sender<()>>>,
 }
 
-/// What there is to put descriptors into.
+/// The store that is open, and the one that does not answer.
 #[derive(Debug)]
 struct Store {
-    /// Or why there is none.
+    /// The store, or why there is none.
     opened: std::result::Result<Arc<dyn DescriptorStore>, String>,
-    /// A store process that has not answered yet: the store itself, or one that a former daemon has left things with that had no other.
+    /// A store process that has not answered yet: the store itself, or one with sessions of a daemon that systemd did not start.
     awaited: Option<Awaited>,
 }
 
@@ -96,7 +96,7 @@ struct Awaited {
 }
 
 impl PreservedSessions {
-    /// The store that this machine and this process have. To be called once, by a process that holds the locks of a daemon.
+    /// Opens the store of this machine and this process. To be called once, by a process that holds the locks of a daemon.
     #[must_use]
     pub fn open(options: StoreOptions<'_>) -> Self {
         let (store, entries) = open_store(options);
@@ -110,7 +110,7 @@ impl PreservedSessions {
         }
     }
 
-    /// One that keeps nothing, and why.
+    /// Without a store, for `reason`.
     #[must_use]
     pub fn closed(reason: &str) -> Self {
         let store = Mutex::new(Store { opened: Err(reason.to_owned()), awaited: None });
@@ -128,20 +128,20 @@ impl PreservedSessions {
         self.store.lock().opened.as_ref().ok().map(Arc::clone)
     }
 
-    /// Who is to keep a device that begins now; none where nobody does.
+    /// The store for a new device; none if the configuration or the machine has none.
     #[must_use]
     pub fn store_for_new(&self, identity: &[u8]) -> Option<Arc<dyn SessionStore>> {
         if self.preserves_new { self.store_for(identity) } else { None }
     }
 
-    /// The same for a device that was kept before.
+    /// The store for a device that the former daemon preserved; none if there is none.
     #[must_use]
     pub fn store_for(&self, identity: &[u8]) -> Option<Arc<dyn SessionStore>> {
         let store = self.store()?;
         Some(Arc::new(SessionEntry { store, name: entry_name(identity), daemon_id: self.daemon_id }))
     }
 
-    /// Why [`keep`](Self::keep) has nobody.
+    /// Why [`store_for_new`](Self::store_for_new) returns none.
     #[must_use]
     pub fn unavailable_reason(&self) -> String {
         match &self.store.lock().opened {
@@ -150,19 +150,19 @@ impl PreservedSessions {
         }
     }
 
-    /// Who keeps, in a word or two.
+    /// The name of the store, for status and log.
     #[must_use]
     pub fn store_name(&self) -> &'static str {
         self.store().map_or("no store", |store| store.store_name())
     }
 
-    /// Whether a predecessor left the device.
+    /// Whether a predecessor left a session of the device.
     #[must_use]
     pub fn has(&self, identity: &[u8]) -> bool {
         self.left.lock().contains_key(&entry_name(identity))
     }
 
-    /// What a predecessor left of a device; none if nothing.
+    /// The session that a predecessor left of a device; none if it left none.
     ///
     /// # Errors
     /// [`ErrorKind::Damaged`] and [`ErrorKind::Unsupported`] when it cannot be read.
@@ -171,7 +171,7 @@ impl PreservedSessions {
         left.get(&entry_name(identity)).map(|descriptors| Ok(read(descriptors)?.1)).transpose()
     }
 
-    /// The device is served.
+    /// Notes that the device is served by this daemon now.
     pub fn mark_served(&self, identity: &[u8]) {
         self.left.lock().remove(&entry_name(identity));
     }
@@ -181,7 +181,7 @@ impl PreservedSessions {
         self.end_entry(&entry_name(identity));
     }
 
-    /// What a predecessor of this daemon left of the device that is called `device`, with the name of its entry; none if nothing.
+    /// The session of the device `device` that a predecessor of this daemon left, with the name of its entry; none if it left none.
     #[must_use]
     pub fn named(&self, device: &str) -> Option<(String, Session)> {
         let left = self.left.lock();
@@ -204,14 +204,14 @@ impl PreservedSessions {
         }
     }
 
-    /// Where the file systems are mounted that wait for this daemon.
+    /// The mount points of the file systems that wait for this daemon.
     #[must_use]
     pub fn mounts(&self) -> Vec<PathBuf> {
         let left = self.left.lock();
         left.values().filter_map(|descriptors| Some(read(descriptors).ok()?.1.state.mount_dir)).collect()
     }
 
-    /// Ends what a predecessor of this daemon left and nobody wants any more; what that was called.
+    /// Ends the sessions that a predecessor of this daemon left and that no block device stands for; the names of their devices.
     pub fn sweep(&self, wanted: &[Vec<u8>]) -> Vec<String> {
         let wanted: Vec<String> = wanted.iter().map(|identity| entry_name(identity)).collect();
         let unwanted: Vec<(String, String)> = {
@@ -224,7 +224,9 @@ impl PreservedSessions {
                     }
                     Ok(_) => None,
                     Err(error) => {
-                        tracing::warn!("{name}, which a predecessor left, stands for nothing known: {error}");
+                        tracing::warn!(
+                            "the preserved session {name} of a former daemon cannot be used: {error}"
+                        );
                         None
                     }
                 })
@@ -234,7 +236,7 @@ impl PreservedSessions {
         unwanted.into_iter().map(|(_, device)| device).collect()
     }
 
-    /// Has the store tended from here on, whatever else the daemon does, until this is dropped.
+    /// Starts the thread that tends the store until this is dropped.
     pub fn begin_tending(self: &Arc<Self>) {
         let (stop, stopped) = channel();
         *self.tender.lock() = Some(stop);
@@ -252,7 +254,7 @@ impl PreservedSessions {
         }
     }
 
-    /// Puts right what has gone wrong by itself. Asks without a lock: nobody waits for an answer but who tends.
+    /// Repairs the store if it has failed. It is asked without the lock, so that only this thread waits for an answer.
     fn tend(&self) {
         let awaited = self.store.lock().awaited.clone();
         if let Some(Awaited { socket, program }) = awaited
@@ -277,7 +279,7 @@ impl PreservedSessions {
         }
     }
 
-    /// Whether there is more that a predecessor left than there was when this was last asked.
+    /// Whether sessions of a predecessor have been found since the last call.
     pub fn take_late_sessions(&self) -> bool {
         self.late_sessions.swap(false, Ordering::SeqCst)
     }
@@ -288,7 +290,7 @@ fn by_name(entries: Vec<Entry>) -> BTreeMap<String, Vec<OwnedFd>> {
     ours.map(|entry| (entry.name, entry.descriptors)).collect()
 }
 
-/// What a store process holds is put into another store, so that it is held there from here on; what was.
+/// Moves what a store process holds into another store; returns what was moved.
 fn take_over(store_process: &ProcessStore, entries: Vec<Entry>, store: &dyn DescriptorStore) -> Vec<Entry> {
     let is_taken = |entry: &Entry| {
         let descriptors: Vec<_> = entry.descriptors.iter().map(AsFd::as_fd).collect();
@@ -298,7 +300,7 @@ fn take_over(store_process: &ProcessStore, entries: Vec<Entry>, store: &dyn Desc
                 true
             }
             Err(error) => {
-                tracing::error!("{}, which a store process holds, is left with it: {error}", entry.name);
+                tracing::error!("{} stays with its store process: {error}", entry.name);
                 false
             }
         }
@@ -315,7 +317,7 @@ fn open_store(options: StoreOptions<'_>) -> (Store, Vec<Entry>) {
             Ok(opened) => opened,
             Err(reason) => return closed(reason),
         };
-        // What a daemon has left that something else had started.
+        // A daemon that systemd did not start may have left sessions with a store process.
         let mut store = Store { opened: Ok(Arc::clone(&store)), awaited: None };
         if let (Some(program), Ok(opened)) =
             (options.store_program.filter(|_| socket.exists()), &store.opened)
@@ -331,10 +333,10 @@ fn open_store(options: StoreOptions<'_>) -> (Store, Vec<Entry>) {
         return (store, entries);
     }
     let Some(program) = options.store_program else {
-        return closed("this program has no store process".to_owned());
+        return closed("this program starts no store process".to_owned());
     };
     if !crate::system::is_root() {
-        return closed("only root has block devices to keep".to_owned());
+        return closed("only root has block devices that can outlive the daemon".to_owned());
     }
     match ProcessStore::open(&socket, program) {
         Ok((store, entries)) => (Store { opened: Ok(Arc::new(store)), awaited: None }, entries),
@@ -361,7 +363,7 @@ fn entry_name(identity: &[u8]) -> String {
     })
 }
 
-/// The place of one device in the store.
+/// The entry of one device in the store.
 struct SessionEntry {
     store: Arc<dyn DescriptorStore>,
     name: String,
@@ -371,7 +373,7 @@ struct SessionEntry {
 impl SessionStore for SessionEntry {
     fn put(&self, session: &Session) -> Result<()> {
         let state = write(self.daemon_id, &session.state).context(|| "its state".to_owned())?;
-        // The state first: should one not be held after all, the others are known.
+        // The state first: if one descriptor is lost, the state still says how many there were.
         let mut descriptors = vec![state.as_fd()];
         descriptors.extend(session.channels.iter().map(AsFd::as_fd));
         self.store.put(&self.name, &descriptors)
@@ -382,7 +384,7 @@ impl SessionStore for SessionEntry {
     }
 }
 
-/// A file in memory that nobody can change any more.
+/// A sealed file in memory with the state of a device.
 fn write(daemon_id: u64, state: &SessionState) -> Result<OwnedFd> {
     let text = |path: &Path| {
         path.to_str()
@@ -412,9 +414,9 @@ fn write(daemon_id: u64, state: &SessionState) -> Result<OwnedFd> {
     Ok(file.into())
 }
 
-/// Tells the state from the channels, and validates both; with whose they are.
+/// Separates the state from the channels and validates both; also returns the number of the daemon that stored them.
 fn read(descriptors: &[OwnedFd]) -> Result<(u64, Session)> {
-    let damaged = |what: String| Error::new(ErrorKind::Damaged, format!("what was kept of it {what}"));
+    let damaged = |what: String| Error::new(ErrorKind::Damaged, format!("its preserved session {what}"));
     let mut state = None;
     let mut channels = Vec::new();
     for descriptor in descriptors {
@@ -448,12 +450,13 @@ fn parse(bytes: &[u8]) -> Result<(u64, SessionState)> {
         version: u32,
     }
     let damaged = |error: serde_json::Error| {
-        Error::new(ErrorKind::Damaged, format!("the state that was kept of it is damaged: {error}"))
+        Error::new(ErrorKind::Damaged, format!("the state of its preserved session is damaged: {error}"))
     };
     let Version { version } = serde_json::from_slice(bytes).map_err(damaged)?;
     if version != VERSION {
-        let text =
-            format!("the state that was kept of it is of version {version}, this program knows {VERSION}");
+        let text = format!(
+            "the state of its preserved session is of version {version}, this program knows {VERSION}"
+        );
         return Err(Error::new(ErrorKind::Unsupported, text));
     }
     let Document {
@@ -477,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_is_read_as_it_was_written_and_nobody_can_change_it() {
+    fn a_state_is_read_as_it_was_written_and_cannot_be_changed() {
         let file = write(7, &SessionState::example()).unwrap();
         assert_eq!(parse(&bytes_of(&file)).unwrap(), (7, SessionState::example()));
         let file = File::from(file);

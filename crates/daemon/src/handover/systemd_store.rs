@@ -1,7 +1,7 @@
-//! systemd's store of descriptors, `sd_notify(3)` and `sd_listen_fds(3)`: what a service puts there its next run finds again.
+//! systemd's descriptor store, `sd_notify(3)` and `sd_listen_fds(3)`: the next run of a service receives what this one stored.
 //!
-//! Always true here: without a unit that says that its store has room, it is not used, since systemd tells nobody that it dropped what it was
-//! given; for the same reason what is in it is counted, and what does not fit is refused.
+//! Invariants: the store is used only if the unit says that it has room, since systemd does not report descriptors that it drops. For the
+//! same reason the descriptors in it are counted, and `put` refuses what does not fit.
 
 use super::passing;
 use super::{DescriptorStore, Entry, NAME_BYTES_MAX, is_name};
@@ -77,7 +77,10 @@ impl SystemdStore {
 impl DescriptorStore for SystemdStore {
     fn put(&self, name: &str, descriptors: &[BorrowedFd<'_>]) -> Result<()> {
         if !is_name(name) {
-            return Err(Error::new(ErrorKind::InvalidArgument, format!("{name:?} cannot be kept")));
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!("{name:?} is no name for a descriptor store"),
+            ));
         }
         let mut held = self.held.lock();
         let others: usize = held.iter().filter(|(other, _)| *other != name).map(|(_, count)| count).sum();
@@ -91,8 +94,8 @@ impl DescriptorStore for SystemdStore {
             return Err(Error::new(ErrorKind::NoSpace, text));
         }
         held.remove(name);
-        self.let_go(name);
-        // Not watched: each request of a connection would wake whoever watches it.
+        self.release(name);
+        // Without polling by systemd: each request of a connection would wake systemd.
         self.tell(&format!("FDSTORE=1\nFDNAME={name}\nFDPOLL=0"), descriptors).map_err(|error| {
             Error::new(ErrorKind::System, format!("systemd does not take the descriptors of {name}: {error}"))
         })?;
@@ -102,7 +105,7 @@ impl DescriptorStore for SystemdStore {
 
     fn remove(&self, name: &str) {
         self.held.lock().remove(name);
-        self.let_go(name);
+        self.release(name);
     }
 
     fn store_name(&self) -> &'static str {
@@ -111,9 +114,9 @@ impl DescriptorStore for SystemdStore {
 }
 
 impl SystemdStore {
-    fn let_go(&self, name: &str) {
+    fn release(&self, name: &str) {
         if let Err(error) = self.tell(&format!("FDSTOREREMOVE=1\nFDNAME={name}"), &[]) {
-            tracing::warn!("systemd does not let go of the descriptors of {name}: {error}");
+            tracing::warn!("systemd does not release the descriptors of {name}: {error}");
         }
     }
 }
@@ -187,7 +190,7 @@ mod tests {
             assert!(error.line().contains("FileDescriptorStoreMax="), "{error}");
         };
         refused(3);
-        // In the place of what is there.
+        // Replaces what is there.
         store.put("cbd-1", &[descriptor; 3]).unwrap();
         refused(1);
         store.remove("cbd-1");

@@ -1,6 +1,6 @@
 //! Backends as they run: their backing device, their cache, the background worker of that; bringing them back, changing their settings.
 //!
-//! Always true here: a backing device is served only if it is the disk that was recorded.
+//! Invariants: a backing device is served only if it is the disk that was recorded.
 
 use super::blkdev::BlkdevSlot;
 use super::down;
@@ -32,9 +32,9 @@ pub(super) struct BackendSlot {
     pub moved_from: Option<String>,
     /// What has become of its file since it was opened.
     pub file_change: Option<String>,
-    /// It is not up because somebody has its disk.
+    /// It is not up because another process has its disk.
     pub is_busy: bool,
-    /// What its cache holds while it is not up, once somebody has looked, or why that cannot be said.
+    /// What its cache holds while it is not up, once that was examined, or why it cannot be.
     pub held: Option<std::result::Result<HeldInfo, String>>,
     /// When it is tried again, while it is not up.
     pub retry: Option<Retry>,
@@ -87,7 +87,7 @@ impl BackendSlot {
         }
     }
 
-    /// Starts what the entry says; on failure the reason is kept.
+    /// Starts the backend of the entry; on failure the reason is stored.
     pub fn start(&mut self, fixed: &Fixed, running: &Ground) -> Result<()> {
         self.start_if(fixed, running, Older::Refuse)
     }
@@ -149,8 +149,8 @@ impl BackendSlot {
         }
     }
 
-    /// The daemon ends: closes its block devices, or leaves them to the next daemon, and then its cache and its file. `stage` says what that
-    /// waits for.
+    /// The daemon ends: closes its block devices, or leaves them to the next daemon, and then its cache and its file.
+    /// `stage` says what that waits for.
     pub fn end(mut self, id: BackendId, stage: &Stage) {
         stage.set("its block device does not close");
         for mut blkdev in std::mem::take(&mut self.blkdevs).into_values() {

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Longest that the threads of an export that was closed may take to end.
-const DOOR_TIMEOUT: Duration = Duration::from_secs(2);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A block device of this host; its export may have failed to open.
 #[derive(Debug)]
@@ -24,7 +24,7 @@ pub(super) struct BlkdevSlot {
     pub entry: BlkdevEntry,
     pub export: Option<Export>,
     pub error: Option<String>,
-    /// What it is called while no export says otherwise.
+    /// Its name while no export has set another one.
     pub name: String,
     /// What a predecessor may have left of it; none for a device of another host.
     pub left: Option<Left>,
@@ -58,7 +58,7 @@ impl BlkdevSlot {
         }
     }
 
-    /// What stands for it while a worker has it.
+    /// What the tables have in its place while a worker has it.
     pub fn shown(&self, id: BlkdevId) -> Self {
         Self {
             entry: self.entry.clone(),
@@ -84,10 +84,10 @@ impl BlkdevSlot {
         if self.export.is_some() { None } else { self.left.as_ref() }
     }
 
-    /// Refuses while somebody uses it.
+    /// Refuses while it is in use.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`] with who it is.
+    /// [`ErrorKind::Busy`] with the user.
     pub fn refuse_if_used(&self) -> Result<()> {
         if let Some(export) = &self.export {
             return export.refuse_if_used();
@@ -98,10 +98,10 @@ impl BlkdevSlot {
         }
     }
 
-    /// Closes its export for good, as the device goes.
+    /// Closes its export because the device is removed.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`] while somebody uses it, without force; it goes on.
+    /// [`ErrorKind::Busy`] while it is in use, without force; it continues.
     pub fn close_for_good(&mut self, force: bool) -> Result<Option<String>> {
         if self.export.is_none() && !force {
             self.refuse_if_used()?;
@@ -120,10 +120,10 @@ impl BlkdevSlot {
         }
     }
 
-    /// Closes its export, by force even if somebody uses it; the row stays.
+    /// Closes its export, with `force` even while it is in use; the row stays.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`] while somebody uses it, without force; it goes on.
+    /// [`ErrorKind::Busy`] while it is in use, without force; it continues.
     pub fn close(&mut self, force: bool) -> Result<Option<String>> {
         let Some(export) = self.export.take() else { return Ok(None) };
         let name = export.name().to_owned();
@@ -143,7 +143,7 @@ impl BlkdevSlot {
 }
 
 impl BackendSlot {
-    /// Opens the export of a block device that was there before; on failure the reason is kept.
+    /// Opens the export of a block device that was there before; on failure the reason is stored.
     pub(super) fn bring_blkdev_back(&mut self, fixed: &Fixed, transport: u32, entry: &BlkdevEntry) {
         let before = self.blkdevs.remove(&entry.id);
         let (error_before, retry) = before.map_or((None, None), |slot| (slot.error, slot.retry));
@@ -176,14 +176,14 @@ impl BackendSlot {
         );
     }
 
-    /// Refuses while requests of an export that was closed by force, or that did not open in full, still wait for the disk: one that is done
-    /// late must not come behind what a new export acknowledges.
+    /// Refuses while requests of an export that was closed by force, or that did not open in full, still wait for the
+    /// disk: one that is done late must not overwrite what a new export has acknowledged.
     ///
     /// # Errors
     /// [`ErrorKind::Busy`] if they do not end soon.
     fn refuse_while_served(&self) -> Result<()> {
         let Some(run) = &self.run else { return Ok(()) };
-        let end = Instant::now() + DOOR_TIMEOUT;
+        let end = Instant::now() + CLOSE_TIMEOUT;
         while run.device().queues() > 0 {
             if Instant::now() > end {
                 let text = format!(
@@ -194,12 +194,12 @@ impl BackendSlot {
                 );
                 return Err(Error::new(ErrorKind::Busy, text));
             }
-            std::thread::sleep(DOOR_TIMEOUT / 100);
+            std::thread::sleep(CLOSE_TIMEOUT / 100);
         }
         Ok(())
     }
 
-    /// By what a block device on this backend is known after a restart.
+    /// The identity by which a block device on this backend is recognized after a restart.
     fn identity(&self, id: BlkdevId) -> Vec<u8> {
         blkdev_identity(&self.entry.uuid, id)
     }
@@ -290,7 +290,7 @@ impl Manager {
         let default = self.fixed.config.defaults.export.as_deref();
         let choice: ExportChoice = request.export.as_deref().or(default).unwrap_or("auto").parse()?;
         choice.refuse_remote(request.allow_remote)?;
-        // Without the lock: nobody is to wait for a file system with us.
+        // Without the lock: no other command may wait for a file system here.
         socket_answers(&choice)?;
         let mut lent =
             self.lend(transport, BackendId(request.backend), "its block device is being opened")?;

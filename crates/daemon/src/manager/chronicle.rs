@@ -1,6 +1,6 @@
 //! What the daemon writes down while it runs: recovery points in the state folder, trouble in the log.
 //!
-//! Always true here: a point that could not be logged is tried again every second; nothing of this holds the lock of the tables while it
+//! Invariants: a point that could not be logged is tried again every second; nothing of this holds the lock of the tables while it
 //! writes.
 
 use super::Manager;

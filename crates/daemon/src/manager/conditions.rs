@@ -1,10 +1,10 @@
 //! What goes wrong while the daemon runs, in the log: once when it begins, again when it changes, once when it ends.
 //!
-//! Always true here: nothing on the data path logs. A thread looks at every backend once a second: at its state, and at counters, so
+//! Invariants: nothing on the data path logs. A thread looks at every backend once a second: at its state, and at counters, so
 //! that what comes and goes between two looks is seen, too. A line says what is wrong and where. Each condition has a burst of
 //! [`BURST`] lines, then one every [`REFILL`]; a change for which there is no line is said when there is one, if it still holds.
 //!
-//! Left to others: what commands do, which log what they did themselves.
+//! Elsewhere: what commands do, which log what they did themselves.
 
 use cbd_engine::CacheStatus;
 use cbd_runtime::RunningBackend;
@@ -43,7 +43,7 @@ pub(super) enum Topic {
 }
 
 impl Topic {
-    /// Whether something is lost or will be, if nobody does anything.
+    /// Whether data is lost, or will be without action by the user.
     const fn is_error(self) -> bool {
         !matches!(self, Self::Healed | Self::Parked | Self::RecoveryPoints)
     }
@@ -312,7 +312,7 @@ fn parked(status: &CacheStatus) -> Option<Wrong> {
 pub(super) fn of_recovery_points(transport: u32, path: &str, error: Option<&String>) -> Observed {
     let wrong = error.map(|error| {
         Wrong::plain(format!(
-            "the recovery point cannot be logged: {error}; if the region is lost, nothing outside it says as of when its disks are"
+            "the recovery point cannot be logged: {error}; if the region is lost, the recovery points of its disks are not known"
         ))
     });
     let topic = Topic::RecoveryPoints;
@@ -433,7 +433,7 @@ mod tests {
             lines += clock.look(1, observed(Topic::Writeback, wrong, None)).len();
         }
         assert!((60..=110).contains(&lines), "{lines}");
-        // What was kept back is said when there is a line for it.
+        // Suppressed lines are counted in the next line that is logged.
         for _ in 0..20 {
             lines = clock.look(1, observed(Topic::Writeback, Some("the end"), None)).len();
             if lines > 0 {

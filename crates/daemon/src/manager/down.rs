@@ -1,7 +1,8 @@
 //! Backends that are not served: what their caches hold, and regions that are older than their disks.
 //!
-//! Always true here: a cache is looked into once for each time that its backend goes down, not at each status; that changes nothing that
-//! anybody relies on. A region of which the log of recovery points knows that its disk is newer is not served unless the user says so.
+//! Invariants: a cache is examined once for each time that its backend goes down, not at each status; that changes
+//! nothing in the region. A region of which the log of recovery points knows that its disk is newer is not served
+//! unless the user says so.
 
 use super::backend::BackendSlot;
 use super::lent::Ground;
@@ -13,7 +14,7 @@ use cbd_engine::BackendEntry;
 use cbd_types::{BackendId, Error, ErrorKind, Result, uuid_text};
 
 impl Manager {
-    /// Looks into the cache of one backend that is not served and that nobody has looked into since it went down. One at a time, so that
+    /// Examines the cache of one backend that is not served and that was not examined since it went down. One at a time, so that
     /// commands do not wait long.
     pub(super) fn look_into_what_is_down(&self) {
         let is_next =

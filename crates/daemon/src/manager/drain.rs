@@ -1,6 +1,6 @@
 //! Waiting for writeback: with progress, with an end, and without the manager's lock.
 //!
-//! Always true here: a wait ends when the goal is reached, when nothing has moved for as long as the user allows, when whoever
+//! Invariants: a wait ends when the goal is reached, when nothing has moved for as long as the user allows, when whoever
 //! asked is gone, or when the daemon stops; whatever ends it, nothing dirty is dropped.
 
 use super::transport::running;
@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Seconds without progress after which a wait gives up, where nobody says how many.
+/// Seconds without progress after which a wait gives up, unless the request says otherwise.
 const TIMEOUT_S: u64 = 60;
 
 /// How often a client learns how far it is.
@@ -25,9 +25,9 @@ const REPORT: Duration = Duration::from_millis(200);
 /// What writeback is to reach.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Goal {
-    /// What was written before is on the backing device; whoever asked may not wait for it.
+    /// What was written before is on the backing device; the client need not wait for it.
     Checkpoint,
-    /// The same, and who asked waits.
+    /// The same, and the client waits.
     Drained,
 }
 
@@ -71,7 +71,7 @@ impl Manager {
                         done.written_bytes += bytes;
                         done.warnings.extend(after.filter(|warning| !done.warnings.contains(warning)));
                     }
-                    // Whoever asked is gone, or the daemon stops.
+                    // The client has disconnected, or the daemon stops.
                     Err(error) if error.kind() == ErrorKind::Stopped => return Err(error),
                     Err(error) => failed.push(error),
                 }

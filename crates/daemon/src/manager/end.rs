@@ -1,9 +1,9 @@
 //! The end of a daemon: block devices and caches are closed, then the regions in ordinary files are brought to their disks.
 //!
-//! Always true here: the end takes a bounded time whatever hangs; a backend that hangs keeps no other cache from being closed and
+//! Invariants: the end takes a bounded time whatever hangs; a backend that hangs keeps no other cache from being closed and
 //! synced, and is named in the log. Its own cache is not noted as synced: another thread may still store into it.
 //!
-//! Left to others: ending a process whose regions cannot be synced in time ([`crate::run`]).
+//! Elsewhere: ending a process whose regions cannot be synced in time ([`crate::run`]).
 
 use super::backend::BackendSlot;
 use super::tasks::{Stage, Task, poll_until, run_until};

@@ -1,6 +1,6 @@
 //! Work on a backend that may wait for a disk or a file system: its slot is taken out of the tables meanwhile.
 //!
-//! Always true here: the lock of the tables is free while such work runs, so a status and commands about other backends are answered at
+//! Invariants: the lock of the tables is free while such work runs, so a status and commands about other backends are answered at
 //! once; a slot is with one worker at a time; what stands in the tables meanwhile shows what the slot was, and what is being done.
 
 use super::backend::BackendSlot;
@@ -33,7 +33,7 @@ pub(super) struct Ground {
     looking: Arc<Mutex<()>>,
 }
 
-/// What the tables remember of a region, so that nobody who shows it waits for the engine.
+/// What the tables remember of a region, so that a status does not wait for the engine.
 #[derive(Clone, Debug)]
 pub(super) struct Known {
     pub info: TransportInfo,
@@ -42,7 +42,7 @@ pub(super) struct Known {
 }
 
 impl Known {
-    /// What the region says now. Waits for whoever changes its tables or recovers a cache.
+    /// What the region says now. Waits for a thread that changes its tables or recovers a cache.
     pub fn of(transport: &Transport<ProcessEnvironment>) -> Self {
         Self { info: transport.info(), lost: transport.lost_blkdevs() }
     }
@@ -58,7 +58,7 @@ pub(super) struct Borrowed {
 }
 
 impl Borrowed {
-    /// Whether somebody still works on it.
+    /// Whether its worker still has it.
     pub fn is_out(&self) -> bool {
         self.worker.strong_count() > 0
     }
@@ -142,7 +142,7 @@ fn lend(tables: &mut Tables, transport: u32, id: BackendId, why: &'static str) -
 }
 
 impl Manager {
-    /// Takes the slot of a backend for a command, to do `why`; waits a while for whoever has it.
+    /// Takes the slot of a backend for a command, to do `why`; waits a while for the worker that has it.
     ///
     /// # Errors
     /// Where there is no such backend, or the transport is not up; [`ErrorKind::Busy`] with what is being done with it.
@@ -172,7 +172,7 @@ impl Manager {
         }
     }
 
-    /// The same for the background thread and for what happens at the end of a command: it waits for nobody.
+    /// The same for the background thread and for what happens at the end of a command: it does not wait.
     pub(super) fn try_lend(&self, transport: u32, id: BackendId, why: &'static str) -> Option<Lent> {
         lend(&mut self.tables.lock(), transport, id, why).ok()
     }

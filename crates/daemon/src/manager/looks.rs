@@ -1,9 +1,9 @@
 //! Looks at what stands at paths.
 //!
-//! Always true here: a path on a file system that does not answer holds up nobody but the thread that looks there, and of such threads
-//! the process has one for each path, whoever looks, however often.
+//! Invariants: a path on a file system that does not answer delays only the thread that looks there. The process has at
+//! most one such thread for each path, however often and from wherever it is looked at.
 //!
-//! Left to others: whoever opens what stands there; it is to have answered before.
+//! Elsewhere: opening the file or device; the path must have answered before.
 
 use cbd_types::{AlignedBuffer, Error, ErrorKind, Result};
 use parking_lot::Mutex;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-/// How long a look is waited for that nobody has asked for; one that takes longer counts when it is over.
+/// How long a look of the daemon's own may take, in the background; a slower one counts when it is over.
 pub const LOOK: Duration = Duration::from_millis(200);
 /// How long a look is waited for that a command needs.
 pub const COMMAND: Duration = Duration::from_secs(3);
@@ -49,7 +49,7 @@ fn read_node(path: &str) -> Node {
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let opened = rustix::fs::open(path, flags | OFlags::DIRECT, Mode::empty());
         let opened = opened.or_else(|_| rustix::fs::open(path, flags, Mode::empty()));
-        // What is wrong with it is found out by whoever starts it.
+        // The start finds out what is wrong with it.
         let _ = opened.map(|disk| {
             let mut first = AlignedBuffer::zeroed(4096);
             rustix::io::pread(disk, &mut first[..], 0)
@@ -134,7 +134,7 @@ impl<T: Send + 'static> Looks<T> {
             looks.into_iter().filter(|(path, _)| !self.under_way.contains(path)).collect();
         let asked: Vec<String> = waiting.keys().cloned().collect();
         loop {
-            // First all at which nobody looks, so that no path waits for another one.
+            // First all paths at which no other thread looks, so that no path waits for another one.
             for (path, look) in std::mem::take(&mut waiting) {
                 if let Some(look) = self.begin(&path, look) {
                     waiting.insert(path, look);
@@ -166,7 +166,7 @@ impl<T: Send + 'static> Looks<T> {
         seen
     }
 
-    /// Begins a look; gives it back where another thread looks there, or none can be started.
+    /// Begins a look; returns it if another thread looks there, or no thread can be started.
     fn begin(&mut self, path: &str, look: Look<T>) -> Option<Look<T>> {
         let Some(looking) = Looking::begin(path) else { return Some(look) };
         let (tell, of) = (self.tell.clone(), path.to_owned());
@@ -177,7 +177,7 @@ impl<T: Send + 'static> Looks<T> {
             let Some((look, looking)) = taken.lock().take() else { return };
             let found = look();
             drop(looking);
-            // Where nobody wants to know any more the daemon ends.
+            // Without a receiver the daemon is ending.
             let _ = tell.send((of, found));
         };
         match std::thread::Builder::new().name("cbd-look".to_owned()).spawn(work) {

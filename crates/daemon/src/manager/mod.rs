@@ -1,10 +1,10 @@
-//! What a daemon has: transports, their backends, the block devices on those; and how they come and go.
+//! The objects of a daemon: transports, their backends, and the block devices on those; how they are created and removed.
 //!
-//! Always true here: one lock holds the tables, and nothing on the data path takes it; what can wait for a disk or a file system runs
+//! Invariants: one lock holds the tables, and nothing on the data path takes it; what can wait for a disk or a file system runs
 //! without it (`lent`).
 //! A step that fails undoes those before it. The region says what there is: the tables here are what of it runs now.
 //!
-//! Left to others: the wire ([`crate::server`]), what survives outside the region ([`crate::state`]), threads of caches
+//! Elsewhere: the wire ([`crate::server`]), what survives outside the region ([`crate::state`]), threads of caches
 //! (`cbd-runtime`), exports of devices ([`crate::exports`]).
 
 mod backend;
@@ -200,7 +200,7 @@ impl Manager {
     /// # Errors
     /// When the state cannot be read, or a region does not survive a power failure and must.
     pub fn restore(self: &Arc<Self>) -> Result<String> {
-        // Without the lock, so that the daemon can be told to end meanwhile; who asks for anything waits until it has been restored.
+        // Without the lock, so that a signal can end the daemon meanwhile; commands wait until everything is restored.
         self.restoring.store(true, Ordering::SeqCst);
         let mut found = Tables::new();
         let result = self.bring_back(&mut found);
@@ -246,7 +246,7 @@ impl Manager {
         Ok(())
     }
 
-    /// Takes devices away that a predecessor left and that nobody wants any more. While a transport is not up, or rows of its tables
+    /// Removes devices that a predecessor left and that no block device stands for. While a transport is not up, or rows of its tables
     /// cannot be read, it is not known which are wanted; while a device is being opened, it is done later.
     fn sweep_unwanted(&self) -> bool {
         let Some(_alone) = self.opening.try_write() else { return false };
@@ -276,13 +276,15 @@ impl Manager {
         }
         let wanted: Vec<Vec<u8>> = grounds.iter().flat_map(Ground::identities).collect();
         for device in self.fixed.places.preserved.sweep(&wanted) {
-            tracing::info!("{device} was left by a predecessor and stands for nothing any more: it is gone");
+            tracing::info!(
+                "{device} was left by a predecessor and has no block device any more: it is removed"
+            );
         }
         let wanted: Vec<Tag> = wanted.iter().map(|identity| self.fixed.places.tag(identity)).collect();
         match cbd_ublk::sweep(self.fixed.places.daemon_id, &wanted, &self.fixed.places.ublk_dir()) {
             Ok(swept) => swept.iter().for_each(|disk| {
                 tracing::info!(
-                    "{disk} was left by a predecessor and stands for nothing any more: it is gone"
+                    "{disk} was left by a predecessor and has no block device any more: it is removed"
                 );
             }),
             Err(error) => tracing::debug!("{error}"),
@@ -295,7 +297,7 @@ impl Manager {
         Arc::clone(&self.fixed.places.front_ends)
     }
 
-    /// Ends what waits, and refuses what comes.
+    /// Ends operations that wait, and refuses new ones.
     pub fn begin_stop(&self) {
         self.stopping.store(true, Ordering::SeqCst);
     }

@@ -1,6 +1,6 @@
 //! Registering a region and leaving it.
 //!
-//! Always true here: the regions are opened, formatted and synced without the lock of the tables; the number of a transport is reserved
+//! Invariants: the regions are opened, formatted and synced without the lock of the tables; the number of a transport is reserved
 //! meanwhile, and the state folder knows a transport before its backends are started.
 
 use super::looks::{Node, is_same, nodes};
@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Refuses to format what stands for a transport that is remembered: its region may merely not be mounted.
+/// Refuses to format at the path of a transport that is remembered: its region may merely not be mounted.
 fn not_over(slot: &TransportSlot, path: &str) -> Error {
     let TransportEntry { transport_id: id, uuid, .. } = &slot.entry;
     let why = slot.running.as_ref().err().cloned().unwrap_or_default();
@@ -44,7 +44,7 @@ impl Manager {
         if !request.format && (request.force || request.segment_size.is_some()) {
             return Err(Error::new(ErrorKind::InvalidArgument, "force and segment-size go with format only"));
         }
-        // Without the lock: nobody is to wait for a file system with us.
+        // Without the lock: no other command may wait for a file system here.
         let others = self.tables()?.values().map(|slot| slot.entry.path.clone()).collect();
         let nodes = nodes(path, others)?;
         let before = Before::look(path);
@@ -61,7 +61,7 @@ impl Manager {
         result
     }
 
-    /// The number for a transport that is to be registered; nobody else registers it meanwhile.
+    /// Reserves the number for a transport that is to be registered; no other command can register it meanwhile.
     fn reserve(&self, request: &RegisterTransport, nodes: &BTreeMap<String, Node>) -> Result<u32> {
         let path = &request.path;
         let node = |path: &String| nodes.get(path).copied().flatten();
@@ -172,7 +172,7 @@ impl Manager {
         Ok(())
     }
 
-    /// Tries to bring a transport back that is not up, unless somebody else does.
+    /// Tries to bring up a transport that is not up, unless another thread does.
     pub(super) fn retry_transport(&self, id: u32) {
         let Ok(_work) = self.begin_work() else { return };
         let entry = {

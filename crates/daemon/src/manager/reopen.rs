@@ -1,7 +1,7 @@
-//! Block devices whose exports did not open are tried again: what stood in the way may go, and what a predecessor left may be found late.
+//! Opens exports that failed to open again: the obstacle may have disappeared, and the sessions of a predecessor may be found late.
 //!
-//! Always true here: nothing waits here for requests of an export that was closed; as long as there are some, no other is tried. None is tried
-//! while its backend is being stopped.
+//! Invariants: no thread waits here for requests of an export that was closed; while there are some, no export of that
+//! backend is opened. No export is opened while its backend is being stopped.
 
 use super::retry::Retry;
 use super::{Manager, Tables};
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl Manager {
-    /// Tries the exports that are due, and all of them when more turns out to be left than the start has seen.
+    /// Opens the exports that are due, and all of them when more sessions of a predecessor were found than the start has seen.
     pub(super) fn reopen_exports(self: &Arc<Self>) {
         let more_is_left = self.fixed.places.preserved.take_late_sessions();
         if more_is_left {
@@ -43,7 +43,7 @@ impl Manager {
         self.put_back(lent);
     }
 
-    /// Tries something on a thread of its own, since it may wait for a disk; where no thread can be started it is tried another time.
+    /// Runs an attempt on a thread of its own, since it may wait for a disk. If no thread can be started, it is tried at another time.
     pub(super) fn on_its_own(self: &Arc<Self>, attempt: impl FnOnce(&Self) + Send + 'static) {
         if self.stopping.load(Ordering::SeqCst) {
             return;
@@ -57,7 +57,7 @@ impl Manager {
     }
 }
 
-/// The block devices whose exports are to be tried now, of backends that are up: those that are due, or all.
+/// The block devices whose exports are to be opened now, of backends that are up: those that are due, or all.
 fn closed(tables: &mut Tables, all: bool) -> Vec<(u32, BackendId, BlkdevId)> {
     let mut found = Vec::new();
     for (&transport, slot) in tables {

@@ -1,6 +1,6 @@
 //! Regions and backends that are not up are tried again: a device may come later than the daemon.
 //!
-//! Always true here: what stands at the path is looked at every second, and tried when it is another thing than the last
+//! Invariants: what stands at the path is looked at every second, and tried when it is another thing than the last
 //! time, else on a schedule that becomes slower; one attempt at a time, and none while a stop is under way.
 
 use super::Manager;
@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 const FIRST: Duration = Duration::from_secs(2);
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// How often it is looked, at the start, whether a disk that somebody had is free.
+/// How often the start checks whether a disk that another process had is free.
 const BUSY_AGAIN: Duration = Duration::from_millis(100);
 
 /// When a backend is tried again.
@@ -82,7 +82,7 @@ impl Manager {
         }
     }
 
-    /// Tries to start a backend that is not up, unless somebody else works on it.
+    /// Tries to start a backend that is not up, unless another thread works on it.
     fn retry_backend(&self, transport: u32, id: BackendId) {
         let Some(mut lent) = self.try_lend(transport, id, "being started") else { return };
         if lent.slot.is_down() {
@@ -92,7 +92,7 @@ impl Manager {
         self.put_back(lent);
     }
 
-    /// Waits for disks that somebody has: a process that was killed has them until its last write in the kernel has ended. Everything
+    /// Waits for disks that another process has: a killed process has them until its last write in the kernel has ended. Everything
     /// else is served meanwhile, and what is not free in time is tried with all else that is not up.
     pub(super) fn wait_for_busy_disks(&self) {
         let end = Instant::now() + DISK_TIMEOUT;
@@ -102,7 +102,7 @@ impl Manager {
                 return;
             }
             for (transport, id, path) in busy {
-                // Without the lock: to find out who has a disk may take long.
+                // Without the lock: finding the process that has a disk may take long.
                 let look = path.clone();
                 let looked = one(&path, Box::new(move || Disk::look(&look).map(drop)));
                 if looked.map_or(true, |found| found.is_err_and(|error| error.kind() == ErrorKind::Busy)) {
@@ -120,7 +120,7 @@ impl Manager {
     }
 }
 
-/// The backends that are not up because somebody has their disks, and where those are.
+/// The backends that are not up because another process has their disks, and the paths of those.
 fn busy(tables: &Tables) -> Vec<(u32, BackendId, String)> {
     let up = tables.iter().filter_map(|(&id, slot)| Some((id, slot.running.as_ref().ok()?)));
     let busy = |(transport, running): (u32, &Running)| {

@@ -1,6 +1,6 @@
 //! Starting backends: telling a new disk from one that is known, and undoing a start that fails.
 //!
-//! Always true here: a disk that has a row on a transport never gets a second one, under whatever path it comes, since the
+//! Invariants: a disk that has a row on a transport never gets a second one, under whatever path it comes, since the
 //! first may hold dirty data of it; a start that fails leaves the transport as it was.
 
 use super::backend::{BackendSlot, Older, unknown};
@@ -109,7 +109,7 @@ fn find(
         };
     }
     std::mem::replace(&mut elsewhere.former, Ok(()))?;
-    // Another disk where one of ours was recorded: whoever starts it says what differs.
+    // Another disk than the recorded one: the caller reports what differs.
     let here = up.clone().filter(|(id, _)| *id == transport).flat_map(|(_, running)| &running.backends);
     if let Some((&backend, _)) = here.into_iter().find(|(_, slot)| slot.run.is_none() && slot.path == path) {
         return Ok(Place::Down(backend));
@@ -199,7 +199,7 @@ impl Manager {
             running(&tables, transport)?;
             served(&tables).cloned().collect()
         };
-        // Without the lock: nobody is to wait for a file system with us, nor for a disk.
+        // Without the lock: no other command may wait for a file system or a disk here.
         let nodes = nodes(path, others)?;
         self.fixed.guard.check(Path::new(path), "a backing device")?;
         refuse_served(&*self.tables()?, path, &nodes)?;
@@ -228,7 +228,7 @@ impl Manager {
                 drop(tables);
                 let created = self.backend_create(&ground, path, &disk, &wanted);
                 let mut started = self.settle_new(&ground, &disk, created)?;
-                // Who types 0 knows.
+                // The user has given 0 explicitly.
                 if wanted.cache_bytes.is_none() && request.cache_size.is_none() {
                     started.warnings.push(format!(
                         "backend {} has no cache: every request goes to {}; for a cache stop it and start it with --cache-size SIZE",

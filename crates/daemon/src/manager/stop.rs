@@ -1,6 +1,6 @@
 //! Taking a backend off its transport, so that its disk is a plain disk again.
 //!
-//! Always true here: a backend is removed only when nothing of it is dirty and nothing is quarantined, or when the user typed exactly
+//! Invariants: a backend is removed only when nothing of it is dirty and nothing is quarantined, or when the user typed exactly
 //! how many bytes are to be dropped; a stop that fails leaves the backend and its block devices as they were.
 
 use super::Manager;
@@ -18,7 +18,7 @@ use cbd_types::{BackendId, Error, ErrorKind, Result};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// How long those who still look at a cache that is removed may take.
+/// How long other threads that still use a removed cache may take.
 const RELEASE_LIMIT: Duration = Duration::from_secs(5);
 
 impl Manager {
@@ -45,7 +45,7 @@ impl Manager {
         result.map_err(|error| self.end_failed_stop(transport, id, error))
     }
 
-    /// Marks the backend as being stopped, so that nothing new stands on it, unless somebody uses it.
+    /// Marks the backend as being stopped, so that no block device is added to it, unless it is in use.
     pub(super) fn begin_backend_stop(
         &self,
         transport: u32,
@@ -67,7 +67,7 @@ impl Manager {
         result.map(|()| run)
     }
 
-    /// The backend goes on: its exports open again.
+    /// The backend continues: its exports open again.
     fn end_failed_stop(&self, transport: u32, id: BackendId, error: Error) -> Error {
         let Ok(mut lent) = self.lend_until(
             Instant::now() + RELEASE_LIMIT,
@@ -88,7 +88,7 @@ impl Manager {
         error
     }
 
-    /// The stop of a backend has ended while somebody else has its slot: its exports are opened by the background thread.
+    /// The stop of a backend has failed while another worker has its slot: the background thread opens its exports.
     pub(super) fn goes_on(&self, transport: u32, id: BackendId) {
         let mut tables = self.tables.lock();
         let slot = running_mut(&mut tables, transport).and_then(|running| running.backend_mut(id));
@@ -109,8 +109,8 @@ impl Manager {
         report: Report<'_>,
     ) -> Result<Done> {
         let mut done = Done { warnings: check_file(id, run)?.into_iter().collect(), ..Done::default() };
-        // With the exports open first: if it fails, nobody has noticed anything. Not so by force, where a client that goes on
-        // writing would keep it from ending.
+        // First with the exports open: if it fails, no client notices. With force the exports are closed first, because a client that
+        // continues to write would keep the drain from ending.
         if request.force {
             self.close(transport, id, true)?;
         }
@@ -120,7 +120,7 @@ impl Manager {
             // What was written between the drain and the closing.
             done.written_bytes += self.drain_run(id, run, request, report)?;
         }
-        // What was written last went where somebody finds it.
+        // The file is still the one that was opened, so the last writes can be found.
         let after = check_file(id, run)?;
         done.warnings.extend(after.filter(|warning| !done.warnings.contains(warning)));
         Ok(done)

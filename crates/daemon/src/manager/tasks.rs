@@ -1,6 +1,6 @@
 //! Work that may wait for a disk or a file system without end: each piece on a thread of its own, waited for until a deadline.
 //!
-//! Always true here: a piece that waits delays no other; where the system starts no further thread, a piece runs when another one has
+//! Invariants: a piece that waits delays no other; where the system starts no further thread, a piece runs when another one has
 //! ended, and on the caller's thread when none is left to wait for.
 
 use parking_lot::Mutex;
@@ -29,7 +29,7 @@ pub(super) fn poll_until(end: Option<Instant>, done: impl Fn() -> bool) -> bool 
 pub(super) struct Stage(Arc<Mutex<&'static str>>);
 
 impl Stage {
-    /// One that nobody reads.
+    /// One that is not shown.
     pub fn nowhere() -> Self {
         Self(Arc::new(Mutex::new("")))
     }
@@ -70,7 +70,7 @@ impl Task {
             if let Some(work) = work {
                 work(&stage);
             }
-            // After the deadline nobody listens.
+            // After the deadline there is no receiver.
             let _ = tell.send(number);
         };
         let spawned = std::thread::Builder::new().name("cbd-task".to_owned()).spawn(run);
@@ -89,7 +89,7 @@ impl Task {
     }
 }
 
-/// Runs all tasks at once, and waits for them until `deadline`. What has not ended by then goes on by itself; the result names it, and
+/// Runs all tasks at once, and waits for them until `deadline`. What has not ended by then continues on its own; the result names it, and
 /// what it waits for.
 pub(super) fn run_until(deadline: Instant, tasks: Vec<Task>) -> Vec<String> {
     let (tell, told) = channel();
@@ -100,7 +100,7 @@ pub(super) fn run_until(deadline: Instant, tasks: Vec<Task>) -> Vec<String> {
             match task.spawn(number, &tell) {
                 Ok(()) => drop(running.insert(number, task)),
                 Err(error) if running.is_empty() => {
-                    tracing::warn!("no thread can be started ({error}): {} goes on without one", task.name);
+                    tracing::warn!("no thread can be started ({error}): {} continues without one", task.name);
                     task.run_here();
                 }
                 Err(_) => {

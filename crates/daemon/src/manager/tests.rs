@@ -19,7 +19,7 @@ const MIB: u64 = 1 << 20;
 /// Far more than anything here takes.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A daemon that keeps all it has in a folder, and nothing yet.
+/// A daemon with all its files in a folder, without transports.
 fn manager(folder: &Path) -> Arc<Manager> {
     std::fs::create_dir_all(folder.join("dev")).expect("a folder");
     let options = Options::below(folder);

@@ -136,7 +136,7 @@ pub(super) fn missing(entry: &TransportEntry) -> String {
     )
 }
 
-/// Takes the region out of the memory that is locked: all of it would be kept in RAM as it is touched.
+/// Excludes the region from locked memory: each page of it would stay in RAM once it is touched.
 fn leave_unlocked(path: &str) {
     let Ok(real) = std::fs::canonicalize(path) else { return };
     let Ok(maps) = std::fs::read_to_string("/proc/self/maps") else { return };
@@ -146,13 +146,13 @@ fn leave_unlocked(path: &str) {
         if let Some((Some(start), Some(end))) = range.map(|(start, end)| (number(start), number(end)))
             && let Err(reason) = cbd_fuse::flusher::exclude_from_lock(start as *const u8, end - start)
         {
-            tracing::warn!("the region {path} is kept in RAM: {reason}");
+            tracing::warn!("the region {path} is locked in RAM: {reason}");
         }
     }
 }
 
 impl TransportSlot {
-    /// Brings a transport back; one that cannot be is kept with its reason.
+    /// Brings a transport up; one that cannot be stays in the table with the reason.
     pub fn restore(fixed: &Fixed, entry: TransportEntry) -> Result<Self> {
         let open = || open_region(fixed, &entry.path, &OpenOptions::default());
         let running = reads(&entry.path)
@@ -170,7 +170,7 @@ impl TransportSlot {
         }
     }
 
-    /// Takes over what an attempt to bring it back has come to.
+    /// Takes the result of an attempt to bring it up.
     pub fn settle(&mut self, tried: std::result::Result<Running, String>) {
         let transport = self.entry.transport_id;
         match &tried {
@@ -303,7 +303,7 @@ impl Ground {
             .collect()
     }
 
-    /// What backends of other hosts have in the region: nobody serves it as long as this host has the region.
+    /// What backends of other hosts have in the region: no process serves it as long as this host has the region.
     pub fn of_others(&self) -> Vec<String> {
         let hosts = self.transport.hosts();
         let others = self.entries_of_others().into_iter();
@@ -401,7 +401,7 @@ impl Running {
     }
 }
 
-/// Refuses a path that means something else to the daemon than to whoever typed it.
+/// Refuses a path that the daemon resolves differently from the user's shell.
 pub(super) fn absolute(path: &str, what: &str) -> Result<()> {
     if path.is_empty() {
         return Err(Error::new(ErrorKind::InvalidArgument, format!("the path of {what} is empty")));

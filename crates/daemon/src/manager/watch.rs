@@ -1,10 +1,10 @@
 //! Files that are in use, of backing devices, of regions and of exports: whether they are still there.
 //!
-//! Always true here: a look runs on a thread of its own and holds no lock, so a file system that does not answer holds up nobody; a
+//! Invariants: a look runs on a thread of its own and holds no lock, so a file system that does not answer delays no other thread. A
 //! change is in the log once when it begins and once when it ends. A drain or a stop succeeds only if the file is there before and
 //! after it.
 //!
-//! Left to others: what a file's change means to a flush (`cbd-backing` fails it), so what is dirty is kept.
+//! Elsewhere: what a file's change means to a flush (`cbd-backing` fails it), so what is dirty is kept.
 
 use super::looks::{LOOK, Look, Looks, one};
 use super::transport::Running;
@@ -199,7 +199,7 @@ pub(super) fn check_file(id: BackendId, run: &RunningBackend) -> Result<Option<S
             Err(Error::new(
                 ErrorKind::Backing,
                 format!(
-                    "backend {id}: {change}{save}. {dirty} bytes are dirty and stay in the cache, and the backend goes on; to give \
+                    "backend {id}: {change}{save}. {dirty} bytes are dirty and stay in the cache, and the backend continues; to give \
                      both up type backend-stop -b {id} --discard-dirty {missing}"
                 ),
             ))

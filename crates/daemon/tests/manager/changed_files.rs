@@ -12,7 +12,7 @@ fn drain(daemon: &Manager) -> Result<cbd_daemon::api::Done> {
     daemon.drain(0, &Drain { wait: true, ..Drain::default() }, &mut |_| Flow::Continue)
 }
 
-/// Waits until the first backend, or its region, is said to be as `part` says.
+/// Waits until the first backend, or its region, is reported with a text that contains `part`.
 fn wait_until_told(daemon: &Manager, part: &str) {
     let end = Instant::now() + Duration::from_secs(60);
     loop {

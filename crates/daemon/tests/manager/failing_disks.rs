@@ -34,7 +34,7 @@ fn a_disk_that_fails_ends_the_stop_in_time_and_keeps_what_is_dirty() {
         bytes
     };
     assert!(bytes > 0);
-    // The disk was put right.
+    // The disk was repaired.
     place.decorate = None;
     let daemon = place.daemon();
     stop(&daemon, StopBackend::default()).unwrap();
@@ -108,8 +108,8 @@ fn a_sector_that_can_never_be_written_is_parked_listed_and_dropped_only_by_name(
     // The log outside the region does not call the disk crash-consistent either.
     let uuid = daemon.transports().unwrap()[0].uuid.clone();
     let state = StateDir::open(&place.path("state")).unwrap();
-    let is_void = || state.recovery_points(&uuid).points.last().is_some_and(|point| point.void.is_some());
-    while !is_void() {
+    let has_void = || state.recovery_points(&uuid).points.last().is_some_and(|point| point.void.is_some());
+    while !has_void() {
         assert!(begun.elapsed() < Duration::from_secs(90), "{:?}", state.recovery_points(&uuid));
         std::thread::sleep(Duration::from_millis(50));
     }
@@ -121,7 +121,7 @@ fn a_sector_that_can_never_be_written_is_parked_listed_and_dropped_only_by_name(
 }
 
 #[test]
-fn what_is_parked_is_written_when_the_disk_is_put_right() {
+fn what_is_parked_is_written_when_the_disk_is_repaired() {
     let mut place = Place::new();
     let disk = place.disk("disk", 8 * MIB);
     place.decorate = Some("fault:op=write,range=1049088-1049600".into());
@@ -150,7 +150,7 @@ fn what_is_parked_is_written_when_the_disk_is_put_right() {
 }
 
 #[test]
-fn a_disk_that_somebody_has_at_the_start_delays_nothing_but_itself() {
+fn a_disk_that_another_process_has_at_the_start_delays_no_other() {
     let place = Place::new();
     let (disk, other) = (place.disk("disk", 8 * MIB), place.disk("other", 8 * MIB));
     {

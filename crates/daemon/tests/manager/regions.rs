@@ -75,7 +75,7 @@ fn folder_of_a_region(place: &Place) -> PathBuf {
 }
 
 #[test]
-fn a_region_on_a_file_system_that_does_not_answer_holds_up_nobody() {
+fn a_region_on_a_file_system_that_does_not_answer_delays_no_other_command() {
     if std::env::var_os("CBD_SYSTEM_TESTS").is_none() {
         return println!("not run: it mounts a file system; CBD_SYSTEM_TESTS=1 runs it, as root");
     }

@@ -35,7 +35,7 @@ impl Silent {
         Self { channel: Some(channel), folder: folder.to_owned() }
     }
 
-    /// Waits until somebody asks for something, who will wait then.
+    /// Waits until a thread has sent a request, for whose answer it then waits.
     pub(crate) fn is_asked(&self) {
         let mut message = vec![0; 1 << 20];
         let length = self.channel.as_ref().expect("open").read(&mut message).expect("a message");

@@ -114,7 +114,7 @@ fn the_socket_of_another_server_is_refused_and_goes_on() {
     let other = UnixListener::bind(place.path("other.sock")).unwrap();
     is_no_place(&place, &daemon, &place.text("other.sock"), ErrorKind::Busy, "a running server listens");
     other.set_nonblocking(true).unwrap();
-    // We looked whether somebody listens; then a client comes and is heard.
+    // The check for a listener has connected; a client can still connect.
     while other.accept().is_ok() {}
     let _client = UnixStream::connect(place.path("other.sock")).unwrap();
     other.accept().unwrap();
@@ -219,7 +219,7 @@ fn a_device_whose_place_was_taken_meanwhile_loses_nothing_and_comes_back_when_it
 }
 
 #[test]
-fn a_socket_on_a_file_system_that_does_not_answer_holds_up_nobody() {
+fn a_socket_on_a_file_system_that_does_not_answer_delays_no_other_command() {
     if std::env::var_os("CBD_SYSTEM_TESTS").is_none() {
         return println!("not run: it mounts a file system; CBD_SYSTEM_TESTS=1 runs it, as root");
     }

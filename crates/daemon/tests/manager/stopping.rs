@@ -1,4 +1,4 @@
-//! Stopping a daemon and its backends while a disk hangs: in bounded time, and at nobody else's expense.
+//! Stopping a daemon and its backends while a disk hangs: in bounded time, and without a delay for other backends.
 
 use crate::place::{MIB, Place, Running, cache_of, dirty, refused, stop};
 use crate::silent::SilentFile;
