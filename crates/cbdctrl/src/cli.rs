@@ -51,7 +51,7 @@ pub struct OnTransport {
     pub transport: u32,
 }
 
-/// How long a question to the daemon may take.
+/// How long a request to the daemon may take.
 #[derive(Args, Clone, Copy, Debug)]
 pub struct Asks {
     /// Seconds to wait for the daemon's answer
@@ -62,7 +62,7 @@ pub struct Asks {
 /// The commands.
 #[derive(Subcommand, Debug)]
 pub enum Command {
-    /// Register this host on a region; with --format make a transport on it first
+    /// Register this host on a region; with --format create a transport on it first
     TpReg {
         /// Name of this host on the transport
         #[arg(short = 'H', long, value_name = "NAME")]
@@ -70,20 +70,20 @@ pub enum Command {
         /// The region: a file on a DAX file system, a devdax device, or a plain file
         #[arg(short, long, value_name = "REGION")]
         path: PathBuf,
-        /// Size of a region that is to be made, e.g. 8G
+        /// Size of a region that is to be created, e.g. 8G
         #[arg(short, long, value_parser = parse_size)]
         size: Option<u64>,
         /// Segment size of a region that is formatted, 64K to 64M [default: by the region's size]
         #[arg(long, value_parser = parse_size, value_name = "SIZE")]
         segment_size: Option<u64>,
-        /// Make a transport on the region, and the region if need be
+        /// Create a transport on the region, and the region if there is none
         #[arg(short, long)]
         format: bool,
         /// With --format: even if the region holds a transport already, which is then lost
         #[arg(short = 'F', long, requires = "format")]
         force: bool,
     },
-    /// Take this host off a transport that has no backends any more
+    /// Unregister this host from a transport that has no backends any more
     TpUnreg {
         /// Number of the transport
         #[arg(short, long, value_name = "ID")]
@@ -104,7 +104,7 @@ pub enum Command {
         #[command(flatten)]
         asks: Asks,
     },
-    /// Bring a backing device onto a transport, with or without a cache
+    /// Start a backend: serve a backing device on a transport, with or without a cache
     BackendStart {
         /// Which transport
         #[command(flatten)]
@@ -118,22 +118,22 @@ pub enum Command {
         /// Number of queues that serve the backend
         #[arg(short = 'n', long, value_parser = clap::value_parser!(u32).range(1..=128), value_name = "1..128")]
         handlers: Option<u32>,
-        /// Also make a block device on it, and print its path and nothing else
+        /// Also create a block device on it, and print its path and nothing else
         #[arg(short = 'D', long)]
         start_dev: bool,
-        /// How that block device is reached: auto, kernel, ublk, fuse-loop, nbd:unix:PATH, nbd:tcp:ADDR:PORT or vhost-user:PATH
+        /// Export of that block device: auto, kernel, ublk, fuse-loop, nbd:unix:PATH, nbd:tcp:ADDR:PORT or vhost-user:PATH
         #[arg(short, long, requires = "start_dev", value_parser = Suggests(&EXPORTS), hide_possible_values = true)]
         export: Option<String>,
         /// Let other machines reach it: NBD at an address that is not a loopback address
         #[arg(long, requires = "start_dev")]
         allow_remote: bool,
-        /// Make a kernel block device or fail: do not be reached by NBD instead
+        /// Create a kernel block device or fail: no NBD server instead
         #[arg(long, requires = "start_dev")]
         require_kernel: bool,
-        /// How the backing device catches up
+        /// Order in which the backing device is written
         #[arg(long, value_parser = consistency())]
         consistency: Option<Consistency>,
-        /// Whether data is under a checksum
+        /// Whether data has checksums
         #[arg(long, value_name = "on|off", value_parser = on_or_off(), hide_possible_values = true)]
         data_crc: Option<bool>,
         /// Serve it although the log of recovery points says that the disk is newer than the region: old dirty data is then written
@@ -141,7 +141,7 @@ pub enum Command {
         #[arg(long)]
         older_region: bool,
     },
-    /// Write all that is dirty to the backing device and take it off the transport: it is a plain disk again
+    /// Write all dirty data to the backing device and remove the backend: the device is a plain disk again
     BackendStop {
         /// Which transport
         #[command(flatten)]
@@ -152,7 +152,7 @@ pub enum Command {
         /// Even if its block devices are open or mounted, whose users see errors then; drops nothing
         #[arg(short = 'F', long)]
         force: bool,
-        /// Seconds without progress after which to give up and leave all as it is [default: 60]
+        /// Seconds without progress after which to give up and change nothing [default: 60]
         #[arg(long, value_name = "SECONDS")]
         timeout: Option<u64>,
         /// Drop the dirty data instead, and what is quarantined; BYTES must be exactly the dirty and quarantined bytes together
@@ -171,7 +171,7 @@ pub enum Command {
         #[command(flatten)]
         asks: Asks,
     },
-    /// Make a block device on a backend and print its path
+    /// Create a block device on a backend and print its path
     DevStart {
         /// Which transport
         #[command(flatten)]
@@ -179,17 +179,17 @@ pub enum Command {
         /// Number of the backend
         #[arg(short, long, value_name = "ID")]
         backend: u32,
-        /// How it is reached: auto, kernel, ublk, fuse-loop, nbd:unix:PATH, nbd:tcp:ADDR:PORT or vhost-user:PATH
+        /// Its export: auto, kernel, ublk, fuse-loop, nbd:unix:PATH, nbd:tcp:ADDR:PORT or vhost-user:PATH
         #[arg(short, long, value_parser = Suggests(&EXPORTS), hide_possible_values = true)]
         export: Option<String>,
-        /// Make a kernel block device or fail: do not be reached by NBD instead
+        /// Create a kernel block device or fail: no NBD server instead
         #[arg(long)]
         require_kernel: bool,
         /// Let other machines reach it: NBD at an address that is not a loopback address
         #[arg(long)]
         allow_remote: bool,
     },
-    /// Take a block device away
+    /// Remove a block device
     DevStop {
         /// Which transport
         #[command(flatten)]
@@ -213,7 +213,7 @@ pub enum Command {
         #[command(flatten)]
         asks: Asks,
     },
-    /// Show how everything is: hit ratio, dirty bytes, recovery point, durability, errors
+    /// Show status: hit ratio, dirty bytes, recovery point, durability, errors
     Status {
         /// How long it may take
         #[command(flatten)]
@@ -228,7 +228,7 @@ pub enum Command {
         /// Number of the backend
         #[arg(short, long, value_name = "ID")]
         backend: u32,
-        /// What to change, e.g. gc_percent=70
+        /// Settings and their new values, e.g. gc_percent=70
         #[arg(
             required = true,
             value_name = "NAME=VALUE",
@@ -252,7 +252,7 @@ pub enum Command {
         #[arg(long, value_name = "SECONDS")]
         timeout: Option<u64>,
     },
-    /// Write all that is dirty now to the backing device, and wait for it
+    /// Write all data that is dirty at this moment to the backing device, and wait for it
     Drain {
         /// Which transport
         #[command(flatten)]
@@ -264,23 +264,23 @@ pub enum Command {
         #[arg(long, value_name = "SECONDS")]
         timeout: Option<u64>,
     },
-    /// Check a region that no daemon serves: every structure, every checksum, every chain; changes nothing
+    /// Check a region that no daemon serves: every structure, every checksum, every chain; read-only
     #[command(after_help = crate::offline::CHECK_EXIT_CODES)]
     Check(crate::offline::CheckArguments),
-    /// Show what stands in a region that no daemon serves
+    /// Show the content of a region that no daemon serves
     #[command(after_help = crate::offline::DUMP_EXIT_CODES)]
     Dump(crate::offline::DumpArguments),
-    /// Make damaged second copies in a region whole again; asks first
+    /// Repair damaged second copies in a region; asks first
     #[command(after_help = crate::offline::REPAIR_EXIT_CODES)]
     Repair(crate::offline::RepairArguments),
-    /// Write what is dirty in a region to its backing devices, without a daemon; a dry run unless --yes is given
+    /// Write the dirty data of a region to its backing devices, without a daemon; a dry run unless --yes is given
     #[command(after_help = crate::offline::RESCUE_EXIT_CODES)]
     Rescue(crate::offline::RescueArguments),
     /// Show CBD at work on this machine: speed, a killed daemon, a plain disk at the end
     Demo(crate::demo::Arguments),
     /// Run the daemon; the same as cbdd
     Daemon(DaemonArguments),
-    /// Hold what block devices need to outlive the daemon, which starts this; not to be run by hand
+    /// Hold the descriptors of FUSE devices while no daemon runs; the daemon starts this
     #[command(hide = true)]
     StoreProcess,
     /// Print completions for a shell
@@ -288,7 +288,7 @@ pub enum Command {
         /// The shell
         shell: clap_complete::Shell,
     },
-    /// Print the numbers of what the daemon has, for completions
+    /// Print the numbers of transports, backends or block devices, for completions
     #[command(hide = true)]
     CompleteNumbers {
         /// Of what

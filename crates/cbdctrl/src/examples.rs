@@ -58,7 +58,7 @@ pub fn of(name: &str) -> &'static [Example] {
             ("Those of all hosts of transport 1:", "cbdctrl backend-list -t 1 --all"),
         ],
         "dev-start" => &[
-            ("Make the best block device that the machine has:", "cbdctrl dev-start -b 0"),
+            ("Create the best block device that the machine has:", "cbdctrl dev-start -b 0"),
             ("An NBD server on a port of this machine:", "cbdctrl dev-start -b 0 -e nbd:tcp:127.0.0.1:10809"),
         ],
         "dev-stop" => &[
@@ -68,7 +68,7 @@ pub fn of(name: &str) -> &'static [Example] {
                 "cbdctrl dev-stop -d 0 --force",
             ),
         ],
-        "dev-list" => &[("List the block devices, and how each is reached:", "cbdctrl dev-list")],
+        "dev-list" => &[("List the block devices and their exports:", "cbdctrl dev-list")],
         "status" => &[
             ("Show everything:", "cbdctrl status"),
             ("For a program, which waits at most 2 seconds:", "cbdctrl status --json --timeout 2"),
@@ -99,10 +99,9 @@ pub fn of(name: &str) -> &'static [Example] {
             "Show the dirty records of a range of the device:",
             "cbdctrl dump /mnt/pmem/cbd.region records --dirty --range 1G+4K",
         )],
-        "repair" => &[(
-            "Make damaged second copies whole again; it asks first:",
-            "cbdctrl repair /mnt/pmem/cbd.region",
-        )],
+        "repair" => {
+            &[("Repair damaged second copies; it asks first:", "cbdctrl repair /mnt/pmem/cbd.region")]
+        }
         "rescue" => &[
             ("Say what is dirty, and to which disk it belongs:", "cbdctrl rescue /mnt/pmem/cbd.region"),
             ("Write it:", "cbdctrl rescue /mnt/pmem/cbd.region --yes"),

@@ -38,7 +38,7 @@ pub struct DaemonConfig {
     /// Whether FUSE devices outlive the daemon. The option was called `keep_fuse` at first, and is still read by that name.
     #[serde(alias = "keep_fuse")]
     pub preserve_fuse: Option<bool>,
-    /// Microseconds that a vhost-user ring's thread looks for the next request, at most, before it sleeps.
+    /// Microseconds that a vhost-user ring's thread spins for the next request, at most, before it sleeps.
     pub vhost_spin_us: Option<u32>,
     /// Bytes of memory that a virtual machine may hand over for one device.
     #[serde(deserialize_with = "size")]

@@ -1,7 +1,7 @@
 //! The connections of the control socket.
 //!
 //! Invariants: connections are bounded in number; one that does not say what it wants in time ends, and the oldest that
-//! is in no request ends for a new one; a client that is turned away is told so. Some places are for root and the
+//! is in no request ends for a new one; a refused client gets an answer. Some places are for root and the
 //! daemon's own user alone. Where the process has no descriptor left, a spare one is used to accept with.
 //!
 //! Elsewhere: what a request does ([`crate::server`]).
@@ -179,7 +179,7 @@ impl Acceptor {
             let user = peer.user.map_or_else(|| "?".to_owned(), |user| user.to_string());
             self.lines.say(|more| {
                 tracing::warn!(
-                    "a client of the control socket (user {user}) was turned away: {} connections have requests under way{more}",
+                    "a client of the control socket (user {user}) was refused: {} connections have requests under way{more}",
                     self.open.len()
                 );
             });

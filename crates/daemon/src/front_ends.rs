@@ -30,19 +30,19 @@ pub struct FrontEnds {
 /// How often something happened since the daemon started.
 #[derive(Debug, Default)]
 pub struct Counters {
-    /// NBD clients that were turned away.
+    /// NBD clients that were refused.
     pub nbd_refused: AtomicU64,
     /// NBD clients in their handshake that ended for newer ones.
     pub nbd_gave_way: AtomicU64,
     /// NBD connections that ended with an error.
     pub nbd_failed: AtomicU64,
-    /// Front ends of virtual machines that were turned away.
+    /// Front ends of virtual machines that were refused.
     pub vhost_refused: AtomicU64,
     /// Front ends of virtual machines that broke the rules or a bound, and rings that did.
     pub vhost_failed: AtomicU64,
     /// Connections to the control socket that are open.
     pub control_connections: AtomicU64,
-    /// Connections to the control socket that were turned away.
+    /// Connections to the control socket that were refused.
     pub control_refused: AtomicU64,
 }
 

@@ -62,7 +62,7 @@ fn for_front_ends(page: &mut Page, status: &Status) {
             it.nbd_memory_bytes,
         ),
         ("cbd_nbd_memory_limit_bytes", "gauge", "What they may have together.", it.nbd_memory_limit),
-        ("cbd_nbd_refused_total", "counter", "NBD clients that were turned away.", it.nbd_refused),
+        ("cbd_nbd_refused_total", "counter", "NBD clients that were refused.", it.nbd_refused),
         (
             "cbd_nbd_gave_way_total",
             "counter",
@@ -73,7 +73,7 @@ fn for_front_ends(page: &mut Page, status: &Status) {
         (
             "cbd_vhost_refused_total",
             "counter",
-            "Front ends of virtual machines that were turned away.",
+            "Front ends of virtual machines that were refused.",
             it.vhost_refused,
         ),
         (
@@ -86,7 +86,7 @@ fn for_front_ends(page: &mut Page, status: &Status) {
         (
             "cbd_control_refused_total",
             "counter",
-            "Connections to the control socket that were turned away.",
+            "Connections to the control socket that were refused.",
             it.control_refused,
         ),
     ] {

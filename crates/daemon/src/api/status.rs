@@ -35,19 +35,19 @@ pub struct FrontEndStatus {
     pub nbd_memory_bytes: u64,
     /// Bytes that they may have together.
     pub nbd_memory_limit: u64,
-    /// NBD clients that were turned away.
+    /// NBD clients that were refused.
     pub nbd_refused: u64,
     /// NBD clients that had not finished their handshake and ended for newer ones.
     pub nbd_gave_way: u64,
     /// NBD connections that ended with an error.
     pub nbd_failed: u64,
-    /// Front ends of virtual machines that were turned away.
+    /// Front ends of virtual machines that were refused.
     pub vhost_refused: u64,
     /// Front ends and rings of virtual machines that broke a rule or a bound.
     pub vhost_failed: u64,
     /// Connections to the control socket.
     pub control_connections: u64,
-    /// Connections to the control socket that were turned away.
+    /// Connections to the control socket that were refused.
     pub control_refused: u64,
 }
 

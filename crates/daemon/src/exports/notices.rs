@@ -13,7 +13,7 @@ pub(super) fn tell_of_vhost(device: String, front_ends: &Arc<FrontEnds>) -> cbd_
             came.say(|more| tracing::info!(device, "a vhost-user front end connected{more}"));
         }
         Notice::Ended { error: None } => {
-            went.say(|more| tracing::info!(device, "the vhost-user front end went{more}"));
+            went.say(|more| tracing::info!(device, "the vhost-user front end disconnected{more}"));
         }
         Notice::Ended { error: Some(error) } => {
             count(&front_ends.counters.vhost_failed);
@@ -22,7 +22,7 @@ pub(super) fn tell_of_vhost(device: String, front_ends: &Arc<FrontEnds>) -> cbd_
         Notice::Refused => {
             count(&front_ends.counters.vhost_refused);
             refused.say(|more| {
-                tracing::warn!(device, "a vhost-user front end was turned away: there is one already{more}");
+                tracing::warn!(device, "a vhost-user front end was refused: another one is connected{more}");
             });
         }
         Notice::RingFailed { ring, error } => {
@@ -40,7 +40,7 @@ pub(super) fn tell_of_vhost(device: String, front_ends: &Arc<FrontEnds>) -> cbd_
             refused.say(|more| {
                 tracing::warn!(
                     device,
-                    "a vhost-user front end was turned away: the backing device still has requests of the last one, which is gone; it may \
+                    "a vhost-user front end was refused: the backing device still has requests of the last one, which has disconnected; it may \
                      connect again when they are done{more}"
                 );
             });
@@ -63,7 +63,7 @@ pub(super) fn tell_of_nbd(device: String, front_ends: &Arc<FrontEnds>) -> cbd_nb
         match notice {
         Notice::Connected { connection } => tracing::debug!(device, connection, "an NBD client connected"),
         Notice::Ended { connection, error: None } => {
-            tracing::debug!(device, connection, "an NBD client went");
+            tracing::debug!(device, connection, "an NBD client disconnected");
         }
         Notice::Ended { connection, error: Some(error) } => {
             count(&front_ends.counters.nbd_failed);
@@ -73,7 +73,7 @@ pub(super) fn tell_of_nbd(device: String, front_ends: &Arc<FrontEnds>) -> cbd_nb
         }
         Notice::Refused { error } | Notice::CannotAccept { error } => {
             count(&front_ends.counters.nbd_refused);
-            refused.say(|more| tracing::warn!(device, "an NBD client was turned away: {error}{more}"));
+            refused.say(|more| tracing::warn!(device, "an NBD client was refused: {error}{more}"));
         }
         Notice::GaveWay { connection } => {
             count(&front_ends.counters.nbd_gave_way);
@@ -81,7 +81,7 @@ pub(super) fn tell_of_nbd(device: String, front_ends: &Arc<FrontEnds>) -> cbd_nb
                 tracing::warn!(
                     device,
                     connection,
-                    "an NBD client that had not finished its handshake was turned away for newer ones{more}"
+                    "an NBD client that had not finished its handshake was disconnected for newer ones{more}"
                 );
             });
         }

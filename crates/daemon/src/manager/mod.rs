@@ -354,7 +354,7 @@ impl Background {
             Ok(thread) => Some(Self { stop, thread }),
             Err(error) => {
                 tracing::warn!(
-                    "recovery points are not logged outside the region, nor is trouble, and what is not up is not tried again: {error}"
+                    "recovery points and conditions are not logged, and what is not up is not retried: {error}"
                 );
                 None
             }

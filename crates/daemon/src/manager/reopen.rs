@@ -52,7 +52,7 @@ impl Manager {
         let spawned =
             std::thread::Builder::new().name("cbd-retry".to_owned()).spawn(move || attempt(&manager));
         if let Err(error) = spawned {
-            tracing::warn!("what is not up is tried again later: no thread can be started ({error})");
+            tracing::warn!("what is not up is retried later: no thread can be started ({error})");
         }
     }
 }
