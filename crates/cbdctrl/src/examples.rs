@@ -63,10 +63,7 @@ pub fn of(name: &str) -> &'static [Example] {
         ],
         "dev-stop" => &[
             ("Remove block device 0 if it is not in use:", "cbdctrl dev-stop -d 0"),
-            (
-                "Remove it although clients use it or wait for it; they see errors:",
-                "cbdctrl dev-stop -d 0 --force",
-            ),
+            ("Remove it even if in use; its clients see errors:", "cbdctrl dev-stop -d 0 --force"),
         ],
         "dev-list" => &[("List the block devices and their exports:", "cbdctrl dev-list")],
         "status" => &[
@@ -99,9 +96,7 @@ pub fn of(name: &str) -> &'static [Example] {
             "Show the dirty records of a range of the device:",
             "cbdctrl dump /mnt/pmem/cbd.region records --dirty --range 1G+4K",
         )],
-        "repair" => {
-            &[("Repair damaged second copies; it asks first:", "cbdctrl repair /mnt/pmem/cbd.region")]
-        }
+        "repair" => &[("Repair damaged second copies:", "cbdctrl repair /mnt/pmem/cbd.region")],
         "rescue" => &[
             ("Say what is dirty, and to which disk it belongs:", "cbdctrl rescue /mnt/pmem/cbd.region"),
             ("Write it:", "cbdctrl rescue /mnt/pmem/cbd.region --yes"),
