@@ -321,9 +321,7 @@ fn a_device_whose_region_does_not_come_back_is_stopped_by_force() {
         std::fs::rename(&away, place.region()).expect("moved back");
         until("the device", || place.path("dev/cbd0").exists());
         in_time(write_block(&device, 0, 2)).expect("written");
-        // The device is there before the tables have its transport.
-        until("the transport", || place.run(&["backend-list"]).code == 0);
-        place.ok(&["backend-stop", "-b", "0"]);
+        until("its transport is in the tables", || place.run(&["backend-stop", "-b", "0"]).code == 0);
     });
 }
 
