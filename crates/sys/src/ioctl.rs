@@ -1,7 +1,7 @@
 //! Requests to block devices, the device mapper and FUSE channels.
 //!
 //! Invariants: a request is declared once, in this crate, with the type that the kernel reads or fills for it
-//! ([`Request`]); a wrong type there is the only way to make [`call`] unsound. The numbers are those of the architectures
+//! (`Request`); a wrong type there is the only way to make `call` unsound. The numbers are those of the architectures
 //! with the generic layout.
 
 use crate::{DeviceNumber, checked};
