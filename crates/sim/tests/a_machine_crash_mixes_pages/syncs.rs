@@ -139,7 +139,7 @@ fn a_row_of_which_a_sync_failed_is_valid_while_it_is_changed_again() {
             memory.fail_syncs(count, 1);
             failed += u32::from(tables.move_backend(BACKEND, &second, &second).is_err());
             memory.fail_syncs(1, 0);
-            memory.crash_after(1 + seed % 16, seed);
+            memory.crash_after(1 + seed % 64, seed);
             let is_reopened = seed % 2 == 0;
             let _ = until_crash(|| {
                 let tables = if is_reopened { open(&memory, 3).expect("a transport") } else { tables };
@@ -219,7 +219,7 @@ fn a_row_that_a_killed_process_left_half_changed_is_valid_while_its_successor_ch
                     .is_ok();
             act_as(0);
             let memory = memory.process_crash();
-            memory.crash_after(1 + seed % 16, seed);
+            memory.crash_after(1 + seed % 64, seed);
             let _ = until_crash(|| {
                 let tables = open(&memory, 3).expect("a transport");
                 tables.move_backend(BACKEND, &third, &third).expect("the disk takes it");
