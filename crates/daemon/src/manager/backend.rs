@@ -5,7 +5,7 @@
 use super::blkdev::BlkdevSlot;
 use super::down;
 use super::lent::{Borrowed, Ground, Lent};
-use super::looks::{Looks, START, answers};
+use super::looks::{Looks, StartTime, answers};
 use super::retry::Retry;
 use super::status::state;
 use super::tasks::Stage;
@@ -200,7 +200,7 @@ impl Fixed {
 impl Running {
     /// Brings back the backends and block devices of this host, each as far as it can. It does not wait for a disk that is in use, and has
     /// one time for all file systems and disks that do not answer.
-    pub(super) fn bring_backends_back(&mut self, fixed: &Fixed, transport: u32) {
+    pub(super) fn bring_backends_back(&mut self, fixed: &Fixed, transport: u32, time: &mut StartTime) {
         let ground = self.ground(transport);
         let (entries, damaged) = ground.entries();
         for reason in &damaged {
@@ -209,7 +209,7 @@ impl Running {
         self.damaged = damaged;
         let ours: Vec<BackendEntry> = entries.into_iter().filter(|entry| entry.host == self.host).collect();
         let mut looks = Looks::default();
-        let answering = looks.reading(ours.iter().map(|entry| entry.path.clone()).collect(), START);
+        let answering = time.reading(&mut looks, ours.iter().map(|entry| entry.path.clone()).collect());
         for entry in ours {
             let id = entry.id;
             let mut slot = BackendSlot::new(entry);

@@ -19,9 +19,11 @@ pub const LOOK: Duration = Duration::from_millis(200);
 /// How long a look is waited for that a command needs.
 pub const COMMAND: Duration = Duration::from_secs(3);
 
-/// How long disks are waited for that a daemon brings back when it starts: one that was spun down takes seconds. It has the time with all
-/// other disks of its region, and is tried again by itself.
-pub const START: Duration = Duration::from_secs(10);
+/// How long a start waits for regions and disks that do not answer, together; a disk that was spun down takes seconds. What has not
+/// answered by then is tried again in the background.
+const START: Duration = Duration::from_secs(10);
+/// The least that each look of a start has of that time.
+const START_LEAST: Duration = Duration::from_secs(1);
 
 /// What stands at a path: device, inode, and of a device its number.
 pub type Node = Option<(u64, u64, u64)>;
@@ -106,7 +108,7 @@ impl Looks<Node> {
     }
 
     /// The same of disks, as far as they can be opened and read in time.
-    pub fn reading(&mut self, paths: BTreeSet<String>, timeout: Duration) -> BTreeMap<String, Node> {
+    fn reading(&mut self, paths: BTreeSet<String>, timeout: Duration) -> BTreeMap<String, Node> {
         self.each(paths, timeout, read_node)
     }
 
@@ -210,6 +212,36 @@ impl<T: Send + 'static> Looks<T> {
     }
 }
 
+/// The time that is left of [`START`].
+#[derive(Debug)]
+pub struct StartTime(Duration);
+
+impl StartTime {
+    /// All of it.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self(START)
+    }
+
+    /// What stands at these paths, as far as it can be opened and read in time.
+    pub fn reading(&mut self, looks: &mut Looks, paths: BTreeSet<String>) -> BTreeMap<String, Node> {
+        let begun = Instant::now();
+        let seen = looks.reading(paths, self.0.max(START_LEAST));
+        self.0 = self.0.saturating_sub(begun.elapsed());
+        seen
+    }
+
+    /// That what stands at `path` can be opened and read, or is refused at once; nothing need stand there.
+    ///
+    /// # Errors
+    /// [`Looks::no_answer`] where it does not answer.
+    pub fn answers(&mut self, path: &str) -> Result<()> {
+        let mut looks = Looks::default();
+        let seen = self.reading(&mut looks, BTreeSet::from([path.to_owned()]));
+        if seen.contains_key(path) { Ok(()) } else { Err(looks.no_answer(path)) }
+    }
+}
+
 /// What a look finds.
 ///
 /// # Errors
@@ -247,16 +279,6 @@ fn silent(path: &str) -> Error {
     let text =
         format!("{path} is on a file system or a disk that does not answer; repair that, and try again");
     Error::new(ErrorKind::TimedOut, text)
-}
-
-/// That what stands at `path` can be opened and read, or is refused at once; nothing need stand there.
-///
-/// # Errors
-/// [`Looks::no_answer`] where it does not answer.
-pub fn reads(path: &str) -> Result<()> {
-    let mut looks = Looks::default();
-    let seen = looks.reading(BTreeSet::from([path.to_owned()]), START);
-    if seen.contains_key(path) { Ok(()) } else { Err(looks.no_answer(path)) }
 }
 
 /// That `path` answers; nothing need stand there.

@@ -50,7 +50,7 @@ use chronicle::Chronicle;
 pub use end::Ended;
 use end::NotSynced;
 use lent::Ground;
-use looks::Looks;
+use looks::{Looks, StartTime};
 use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -226,12 +226,13 @@ impl Manager {
             Ok(swept) => tracing::debug!("{swept:?}"),
             Err(error) => tracing::warn!("what a predecessor left cannot be cleared: {error}"),
         }
+        let mut time = StartTime::new();
         for entry in self.fixed.state.transports()? {
             if self.stopping.load(Ordering::SeqCst) {
                 return Err(stopping());
             }
             let id = entry.transport_id;
-            let slot = TransportSlot::restore(&self.fixed, entry)?;
+            let slot = TransportSlot::restore(&self.fixed, entry, &mut time)?;
             tables.insert(id, slot);
         }
         let is_known =

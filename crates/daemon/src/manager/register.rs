@@ -3,7 +3,7 @@
 //! Invariants: the regions are opened, formatted and synced without the lock of the tables; the number of a transport is reserved
 //! meanwhile, and the state folder knows a transport before its backends are started.
 
-use super::looks::{Node, is_same, nodes};
+use super::looks::{Node, StartTime, is_same, nodes};
 use super::transport::{Left, Running, TransportSlot, absolute, missing, open_region, unknown, with_advice};
 use super::{Manager, stopping};
 use crate::api::{RegisterTransport, TransportRegistered};
@@ -137,7 +137,7 @@ impl Manager {
         let mapping = (opened.info, opened.line);
         let mut running = {
             let _opening = self.opening.read();
-            Running::with_backends(&self.fixed, &entry, transport, host, mapping)
+            Running::with_backends(&self.fixed, &entry, transport, host, mapping, &mut StartTime::new())
         };
         running.others = running.ground(id).of_others();
         tracing::info!(transport = id, host = host.0, "registered on {path}");
@@ -185,7 +185,7 @@ impl Manager {
         let opened = open_region(&self.fixed, &entry.path, &OpenOptions::default());
         let tried = opened.and_then(|opened| {
             let _opening = self.opening.read();
-            Running::come_back(&self.fixed, &entry, opened)
+            Running::come_back(&self.fixed, &entry, opened, &mut StartTime::new())
         });
         let tried = tried.map_err(|error| with_advice(error, &entry).line());
         if tried.is_ok() {

@@ -3,7 +3,7 @@
 use super::backend::BackendSlot;
 use super::end::{CLOSE_LIMIT, NotSynced, end_of};
 use super::lent::{Ground, Known};
-use super::looks::{answers, reads};
+use super::looks::{StartTime, answers};
 use super::retry::Retry;
 use super::tasks::run_until;
 use super::{Fixed, Tables};
@@ -153,11 +153,12 @@ fn leave_unlocked(path: &str) {
 
 impl TransportSlot {
     /// Brings a transport up; one that cannot be stays in the table with the reason.
-    pub fn restore(fixed: &Fixed, entry: TransportEntry) -> Result<Self> {
+    pub fn restore(fixed: &Fixed, entry: TransportEntry, time: &mut StartTime) -> Result<Self> {
         let open = || open_region(fixed, &entry.path, &OpenOptions::default());
-        let running = reads(&entry.path)
+        let running = time
+            .answers(&entry.path)
             .and_then(|()| after_predecessor(REGION_TIMEOUT, open))
-            .and_then(|opened| Running::come_back(fixed, &entry, opened));
+            .and_then(|opened| Running::come_back(fixed, &entry, opened, time));
         match running {
             Ok(running) => Ok(Self { entry, running: Ok(running), retry: None, lent: false }),
             // The user asked for no daemon at all rather than one that loses data.
@@ -237,7 +238,12 @@ impl Left {
 }
 
 impl Running {
-    pub fn come_back(fixed: &Fixed, entry: &TransportEntry, opened: Opened) -> Result<Self> {
+    pub fn come_back(
+        fixed: &Fixed,
+        entry: &TransportEntry,
+        opened: Opened,
+        time: &mut StartTime,
+    ) -> Result<Self> {
         let transport = Transport::open(Arc::clone(&fixed.environment), opened.region)?;
         let uuid = uuid_text(transport.info().uuid);
         if uuid != entry.uuid {
@@ -251,7 +257,7 @@ impl Running {
             ));
         }
         let host = transport.register_host(&entry.host, Some(HostId(entry.host_id)))?;
-        Ok(Self::with_backends(fixed, entry, transport, host, (opened.info, opened.line)))
+        Ok(Self::with_backends(fixed, entry, transport, host, (opened.info, opened.line), time))
     }
 
     pub fn with_backends(
@@ -260,6 +266,7 @@ impl Running {
         transport: Arc<Transport<ProcessEnvironment>>,
         host: HostId,
         (mapping, mapping_line): (Info, String),
+        time: &mut StartTime,
     ) -> Self {
         let path = entry.path.clone();
         let known = Known::of(&transport);
@@ -277,7 +284,7 @@ impl Running {
             others: Vec::new(),
             backends: BTreeMap::new(),
         };
-        running.bring_backends_back(fixed, entry.transport_id);
+        running.bring_backends_back(fixed, entry.transport_id, time);
         running
     }
 
