@@ -67,6 +67,11 @@ impl Killed {
     #[track_caller]
     fn start_with(&mut self, damage: impl FnOnce(&RegionFile)) -> Value {
         std::fs::write(self.place.region(), &self.region).expect("the region");
+        // A daemon that was slow to be killed has logged newer recovery points: the region would be refused as older than its disk.
+        let points = self.place.path("state/recovery-points");
+        if points.exists() {
+            std::fs::remove_dir_all(points).expect("removed");
+        }
         damage(&RegionFile::open(&self.place.region()));
         let begin = Instant::now();
         self.place.start();

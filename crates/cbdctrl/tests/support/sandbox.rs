@@ -10,6 +10,8 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 const INSIDE: &str = "CBD_E2E_INSIDE";
+/// Shows that the test was found in its process.
+const RAN: &str = "ran";
 /// Memory in the folder of a sandbox, which goes with it.
 pub const MEMORY: &str = "memory";
 
@@ -20,6 +22,7 @@ pub fn in_sandbox(test: &str, timeout: Duration, body: impl FnOnce(&Path)) {
     }
     if let Some(folder) = std::env::var_os(INSIDE) {
         let folder = PathBuf::from(folder);
+        std::fs::write(folder.join(RAN), "").expect("a file");
         watch(&folder, timeout);
         let memory = folder.join(MEMORY);
         std::fs::create_dir(&memory).expect("a folder");
@@ -41,6 +44,8 @@ pub fn in_sandbox(test: &str, timeout: Duration, body: impl FnOnce(&Path)) {
         panic!("{test} took too long and was killed");
     };
     assert!(status.success(), "{test} failed in its process: {status}");
+    // A process without a test of that name succeeds, too.
+    assert!(folder.path().join(RAN).exists(), "there is no test of the name {test}: it was not run");
 }
 
 fn watch(folder: &Path, timeout: Duration) {

@@ -21,6 +21,8 @@ use std::sync::{Arc, Mutex, RwLock, mpsc};
 use std::time::{Duration, Instant};
 
 const INSIDE: &str = "CBD_FUSE_TEST_INSIDE";
+/// Shows that the test was found in its process.
+const RAN: &str = "ran";
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Time within which an awaited state must be reached.
 pub const SOON: Duration = Duration::from_secs(30);
@@ -33,6 +35,7 @@ pub fn in_sandbox(test: &str, body: impl FnOnce(&Path)) {
     }
     if let Some(dir) = std::env::var_os(INSIDE) {
         let dir = PathBuf::from(dir);
+        std::fs::write(dir.join(RAN), "").expect("a file");
         watch(&dir);
         body(&dir);
         return;
@@ -59,6 +62,8 @@ fn run_again(test: &str) {
         }
     };
     assert!(status.success(), "{test} failed in its process: {status}");
+    // A process without a test of that name succeeds, too.
+    assert!(dir.path().join(RAN).exists(), "there is no test of the name {test}: it was not run");
 }
 
 /// Runs the given test of this binary in a child process and a namespace of its own; the child dies with this

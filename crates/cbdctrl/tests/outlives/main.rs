@@ -1,5 +1,7 @@
 //! A FUSE device outlives its daemon: whoever uses it sees a pause and no error, whatever becomes of the daemon.
 
+mod stores;
+#[path = "../support/mod.rs"]
 mod support;
 
 use std::ffi::CString;
@@ -10,7 +12,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use support::manager::Manager;
 use support::pattern::{Random, seed};
 use support::region::RegionFile;
 use support::sandbox::{Mounted, in_sandbox};
@@ -345,218 +346,6 @@ fn a_device_that_stands_for_nothing_any_more_is_ended_at_the_start() {
 }
 
 #[test]
-fn a_store_process_that_dies_alone_is_replaced_and_the_device_still_outlives_the_daemon() {
-    let name = "a_store_process_that_dies_alone_is_replaced_and_the_device_still_outlives_the_daemon";
-    in_sandbox(name, Duration::from_secs(60), |folder| {
-        let (mut place, _, device) = place_with_device(folder);
-        let first = store_process(&place).expect("a store process");
-        child::signal(&first, libc::SIGKILL);
-        until("another store process", || store_process(&place).is_some_and(|now| now != first));
-        until("what it says", || place.log().contains("a new one holds all descriptors"));
-        in_time(write_block(&device, 0, 1)).expect("nothing has changed");
-        place.kill();
-        let write = write_block(&device, 4096, 2);
-        std::thread::sleep(Duration::from_millis(50));
-        assert!(!write.is_finished());
-        place.start();
-        in_time(write).expect("no error");
-    });
-}
-
-#[test]
-fn what_a_daemon_and_its_store_process_left_when_both_were_killed_is_cleared() {
-    let name = "what_a_daemon_and_its_store_process_left_when_both_were_killed_is_cleared";
-    in_sandbox(name, Duration::from_secs(60), |folder| {
-        let (mut place, _, device) = place_with_device(folder);
-        in_time(write_block(&device, 0, 5)).expect("written");
-        let loop_device: PathBuf = std::fs::read_link(&device).expect("a link");
-        child::signal(&store_process(&place).expect("a store process"), libc::SIGKILL);
-        place.kill();
-        assert!(in_time(write_block(&text_of(&loop_device), 4096, 2)).is_err(), "it has ended");
-        place.start();
-        assert_eq!(mounts_under(&place.path("run")), 1);
-        let mut byte = [0];
-        File::open(&device).expect("open").read_exact_at(&mut byte, 0).expect("read");
-        assert_eq!(byte, [5]);
-        in_time(write_block(&device, 4096, 6)).expect("written");
-    });
-}
-
-#[test]
-fn a_device_whose_descriptors_systemd_holds_outlives_the_daemon_and_is_not_held_when_it_is_stopped() {
-    let name =
-        "a_device_whose_descriptors_systemd_holds_outlives_the_daemon_and_is_not_held_when_it_is_stopped";
-    in_sandbox(name, Duration::from_secs(60), |folder| {
-        let mut place = Place::preserving(folder);
-        place.manager = Some(Manager::new(folder));
-        place.start();
-        place.register("64M");
-        let disk = place.disk("disk", SIZE);
-        let device = place.start_block_device(&disk, "16M");
-        let method = place.json(&["dev-list"])[0]["method"].to_string();
-        assert!(method.contains("outlives the daemon, descriptors held by systemd"), "{method}");
-        let stored = || place.manager.as_ref().expect("a manager").stored();
-        let [(_, descriptors)] = stored()[..] else { panic!("{:?}", stored()) };
-        // The channels and the state.
-        assert!(descriptors >= 2, "{descriptors}");
-        assert_eq!(store_process(&place), None);
-        for number in 0..4_u64 {
-            if number == 3 {
-                let used = File::open(&device).expect("open");
-                place.terminate();
-                drop(used);
-            } else {
-                place.kill();
-            }
-            let write = write_block(&device, number * 4096, 8);
-            std::thread::sleep(Duration::from_millis(50));
-            assert!(!write.is_finished());
-            place.start();
-            in_time(write).expect("no error");
-        }
-        let file = File::options().write(true).custom_flags(libc::O_DIRECT).open(&device).expect("open");
-        assert_eq!(place.run(&["dev-stop", "-d", "0"]).code, 1);
-        drop(file);
-        place.ok(&["backend-stop", "-b", "0"]);
-        let stored = || place.manager.as_ref().expect("a manager").stored();
-        until("an empty store", || stored().is_empty());
-        assert_eq!(mounts_under(&place.path("run")), 0);
-    });
-}
-
-#[test]
-fn a_unit_whose_store_has_no_room_is_said_to_have_none() {
-    let name = "a_unit_whose_store_has_no_room_is_said_to_have_none";
-    in_sandbox(name, Duration::from_secs(60), |folder| {
-        let mut place = Place::preserving(folder);
-        place.manager = Some(Manager::with_room(folder, 0));
-        place.start();
-        place.register("64M");
-        let disk = place.disk("disk", SIZE);
-        let device = place.start_block_device(&disk, "16M");
-        let listed = place.json(&["dev-list"])[0].clone();
-        assert!(listed["method"].to_string().contains("ends with the daemon"), "{listed}");
-        assert!(listed["note"].to_string().contains("FileDescriptorStoreMax= is missing"), "{listed}");
-        place.kill();
-        assert!(in_time(write_block(&device, 0, 1)).is_err(), "as before");
-        place.start();
-        in_time(write_block(&device, 0, 1)).expect("it is back");
-    });
-}
-
-/// Requests that wait at the first export would overwrite what a client writes through another one.
-#[test]
-fn while_the_store_process_does_not_answer_no_other_export_is_opened_and_when_it_does_the_first_is_served() {
-    let name = "while_the_store_process_does_not_answer_no_other_export_is_opened_and_when_it_does_the_first_is_served";
-    in_sandbox(name, Duration::from_secs(90), |folder| {
-        let mut place = Place::preserving(folder);
-        place.start();
-        place.register("64M");
-        let disk = place.disk("disk", SIZE);
-        place.ok(&["backend-start", "-p", &disk, "-c", "16M", "--start-dev", "--export", "auto"]);
-        let method = place.json(&["dev-list"])[0]["method"].to_string();
-        assert!(method.contains("outlives the daemon, descriptors held by a store process"), "{method}");
-        let store_process = store_process(&place).expect("a store process");
-        place.kill();
-        let write = write_block(&text_of(&place.link(0)), 0, 8);
-        child::signal(&store_process, libc::SIGSTOP);
-        place.start();
-        let device = place.json(&["dev-list", "--all"])[0].clone();
-        assert_eq!(device["alive"], false, "{device}");
-        assert!(device["error"].to_string().contains("this daemon cannot reach the store"), "{device}");
-        assert!(!write.is_finished(), "it waits");
-        child::signal(&store_process, libc::SIGCONT);
-        in_time(write).expect("no error");
-        until("the device", || place.json(&["dev-list"])[0]["alive"] == true);
-        let method = place.json(&["dev-list"])[0]["method"].to_string();
-        assert!(method.contains("outlives the daemon, descriptors held by a store process"), "{method}");
-        place.ok(&["backend-stop", "-b", "0"]);
-    });
-}
-
-#[test]
-fn what_stands_in_the_way_of_an_export_at_the_start_may_go_later() {
-    let name = "what_stands_in_the_way_of_an_export_at_the_start_may_go_later";
-    in_sandbox(name, Duration::from_secs(60), |folder| {
-        let (mut place, _, device) = place_with_device(folder);
-        place.terminate();
-        std::fs::write(&device, "no link").expect("a file");
-        place.start();
-        let listed = place.json(&["dev-list", "--all"])[0].clone();
-        assert!(listed["error"].to_string().contains("exists already"), "{listed}");
-        std::fs::remove_file(&device).expect("removed");
-        until("the device", || place.json(&["dev-list"])[0]["alive"] == true);
-        in_time(write_block(&device, 0, 1)).expect("written");
-    });
-}
-
-#[test]
-fn what_a_store_process_holds_is_systemds_once_that_starts_the_daemon() {
-    let name = "what_a_store_process_holds_is_systemds_once_that_starts_the_daemon";
-    in_sandbox(name, Duration::from_secs(60), |folder| {
-        let (mut place, _, device) = place_with_device(folder);
-        place.kill();
-        let write = write_block(&device, 0, 1);
-        place.manager = Some(Manager::new(folder));
-        place.start();
-        in_time(write).expect("no error");
-        let method = place.json(&["dev-list"])[0]["method"].to_string();
-        assert!(method.contains("outlives the daemon, descriptors held by systemd"), "{method}");
-        let stored = || place.manager.as_ref().expect("a manager").stored().len();
-        until("the store", || stored() == 1);
-        until("the store process's end", || store_process(&place).is_none());
-        place.kill();
-        let write = write_block(&device, 4096, 1);
-        place.start();
-        in_time(write).expect("no error");
-        place.ok(&["backend-stop", "-b", "0"]);
-    });
-}
-
-/// A mounted FUSE file system that no process serves: the daemon waits a while for each at its start, in case one does.
-fn mount_silent(at: &Path) -> File {
-    std::fs::create_dir_all(at).expect("a folder");
-    let server = File::options().read(true).write(true).open("/dev/fuse").expect("FUSE");
-    let data = format!("fd={},rootmode=40000,user_id=0,group_id=0", server.as_raw_fd());
-    let text = |text: &str| CString::new(text).expect("no zero");
-    let (at, data) = (text(&text_of(at)), text(&data));
-    // SAFETY: all are C strings that live until the call is over.
-    let mounted =
-        unsafe { libc::mount(c"cbd".as_ptr(), at.as_ptr(), c"fuse.cbd".as_ptr(), 0, data.as_ptr().cast()) };
-    assert_eq!(mounted, 0, "{}", std::io::Error::last_os_error());
-    server
-}
-
-/// Whether a daemon is connected to the store process's socket.
-fn has_a_daemon(place: &Place) -> bool {
-    let (path, all) = (place.text("run/keeper.sock"), std::fs::read_to_string("/proc/net/unix"));
-    let is_connected = |line: &str| line.ends_with(&path) && !line.contains(" 00010000 ");
-    all.expect("the sockets").lines().any(is_connected)
-}
-
-#[test]
-fn a_store_process_that_dies_while_the_daemon_still_starts_is_replaced() {
-    let name = "a_store_process_that_dies_while_the_daemon_still_starts_is_replaced";
-    in_sandbox(name, Duration::from_secs(90), |folder| {
-        let (mut place, _, device) = place_with_device(folder);
-        let first = store_process(&place).expect("a store process");
-        place.kill();
-        until("no daemon", || !has_a_daemon(&place));
-        let silent: Vec<File> =
-            (0..5).map(|number| mount_silent(&place.path(&format!("run/fuse/silent{number}")))).collect();
-        let write = write_block(&device, 0, 1);
-        place.start_without_waiting();
-        until("the daemon", || has_a_daemon(&place));
-        child::signal(&first, libc::SIGKILL);
-        until("another store process", || store_process(&place).is_some_and(|now| now != first));
-        assert!(place.log().matches("ready: ").count() == 1 && !write.is_finished(), "{}", place.log());
-        in_time(write).expect("no error");
-        drop(silent);
-        place.ok(&["backend-stop", "-b", "0"]);
-    });
-}
-
-#[test]
 fn a_device_whose_row_is_damaged_waits_and_is_not_swept_as_unwanted() {
     let name = "a_device_whose_row_is_damaged_waits_and_is_not_swept_as_unwanted";
     in_sandbox(name, Duration::from_secs(60), |folder| {
@@ -578,27 +367,6 @@ fn a_device_whose_row_is_damaged_waits_and_is_not_swept_as_unwanted() {
         damage();
         place.start();
         in_time(write).expect("no error");
-        place.ok(&["backend-stop", "-b", "0"]);
-    });
-}
-
-#[test]
-fn a_store_process_is_not_woken_by_the_requests_of_what_it_holds() {
-    let name = "a_store_process_is_not_woken_by_the_requests_of_what_it_holds";
-    in_sandbox(name, Duration::from_secs(60), |folder| {
-        let (place, _, device) = place_with_device(folder);
-        let status = format!("/proc/{}/status", store_process(&place).expect("a store process"));
-        let wakes = || {
-            let text = std::fs::read_to_string(&status).expect("it lives");
-            let line = text.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
-            line.and_then(|count| count.trim().parse::<u64>().ok()).expect("a number")
-        };
-        let before = wakes();
-        let file = File::options().write(true).custom_flags(libc::O_DIRECT).open(&device).expect("open");
-        let block = cbd_types::AlignedBuffer::zeroed(4096);
-        (0..500).for_each(|number| file.write_all_at(&block, number * 4096).expect("written"));
-        assert_eq!(wakes(), before);
-        drop(file);
         place.ok(&["backend-stop", "-b", "0"]);
     });
 }
