@@ -94,7 +94,7 @@ impl Rig {
     }
 
     /// The cache alone, as it was filled.
-    pub fn without_maintenance(self) -> Arc<Cache<Surroundings>> {
+    pub fn without_worker(self) -> Arc<Cache<Surroundings>> {
         self.cache
     }
 

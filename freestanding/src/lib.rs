@@ -1,7 +1,7 @@
 //! The engine, devices and the format as a kernel would build them: without std.
 //!
-//! `cargo xtask test` builds this crate for `x86_64-unknown-none` (the step `freestanding`). The functions below are the entry
-//! points of a host; together they instantiate the generic code of the engine, so that its machine code exists and the stack
+//! `cargo xtask test` builds this crate for `x86_64-unknown-none` (the step `freestanding`), or for this machine where that target
+//! cannot be installed. The functions below are the entry points of a host; together they instantiate the generic code of the engine, so that its machine code exists and the stack
 //! frames of its functions can be measured.
 //!
 //! Invariants: memory, backing device and clock are behind trait objects, so the compiler cannot omit engine code because of what
@@ -25,7 +25,7 @@ use cbd_types::{
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::task::Waker;
 
-/// Clock, random numbers and memory of a host.
+/// Clock and random numbers of a host.
 pub trait Host: Send + Sync {
     /// A random number.
     fn random(&self) -> u64;

@@ -4,12 +4,12 @@
 //! offsets lie inside what it describes.
 
 use crate::input::Input;
-use cbd_format::record::{RecordKind, blocks_in, bytes_of, line_at, map_lines, sum_lines};
+use cbd_format::record::{RecordKind, blocks_in, bytes_of, checksum_lines, line_at, map_lines};
 use cbd_format::tables::decode_text;
 use cbd_format::{
-    BackendEntry, BlkdevEntry, ChecksumLine, Drained, HostEntry, LaneMark, LaneTail, Layout, MAX_SUM_LINES,
-    Record, RecordPlace, SegmentEntry, SegmentHeader, SegmentShape, Slot, SlotContent, StateShape,
-    Superblock, crc32c,
+    BackendEntry, BlkdevEntry, ChecksumLine, Drained, HostEntry, LaneMark, LaneTail, Layout,
+    MAX_CHECKSUM_LINES, Record, RecordPlace, SegmentEntry, SegmentHeader, SegmentShape, Slot, SlotContent,
+    StateShape, Superblock, crc32c,
 };
 use cbd_types::{ErrorKind, LaneId, SegmentId};
 use std::fmt::Debug;
@@ -197,13 +197,13 @@ fn check_record(record: &Record, shape: SegmentShape) {
     if !record.kind().has_data() {
         // A quarantine may have a map of its damaged sectors; no other record without data has continuation lines.
         let map = if record.kind() == RecordKind::Quarantine { map_lines(range) } else { 0 };
-        assert!(record.slots() == 1 || record.slots() == 1 + map && map <= MAX_SUM_LINES);
+        assert!(record.slots() == 1 || record.slots() == 1 + map && map <= MAX_CHECKSUM_LINES);
         return;
     }
     let data_end = u64::from(record.data_offset.get()) + range.len();
     assert!(u64::from(record.data_offset.get()) >= cbd_format::PAGE && data_end <= shape.data_top());
     if record.has_checksums() {
-        assert!(sum_lines(range) <= MAX_SUM_LINES && record.slots() == 1 + sum_lines(range));
+        assert!(checksum_lines(range) <= MAX_CHECKSUM_LINES && record.slots() == 1 + checksum_lines(range));
         let blocks = blocks_in(range);
         let mut at = range.start;
         for block in 0..blocks {

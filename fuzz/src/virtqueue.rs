@@ -626,7 +626,7 @@ mod tests {
             changes += asked.expect("the usual rings").changes.iter().flatten().count();
         }
         // Two writes, a discard and a zeroing; those with indirect tables only if that was agreed on.
-        assert!(changes >= 16, "{changes} changes are too few to check by");
+        assert!(changes >= 16, "{changes} changes are too few for a test");
         let over = &[5, 7, 0, 4, WRITE as u8, 0, 0, 0, 64, 5, 4, 4];
         assert!(!Asked::of(&Guest::read(over), true).expect("the usual rings").is_fixed());
     }

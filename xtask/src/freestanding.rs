@@ -30,7 +30,7 @@ const LISTED: usize = 20;
 const LIMIT: Duration = Duration::from_secs(1200);
 
 /// Builds the engine for a target without an operating system and checks the stack frames of its functions. True if none
-/// exceeds the limit.
+/// exceeds the limit, or if that target cannot be installed and none was checked.
 ///
 /// # Errors
 /// When it cannot be built or disassembled.
@@ -48,7 +48,8 @@ pub fn run(arguments: &[String]) -> Result<bool, Problem> {
     };
     if json {
         let over = frames.iter().filter(|(_, bytes)| *bytes > limit).count();
-        let max = json!({ "bytes": bytes, "function": largest, "limit": FRAME_MAX, "over": over });
+        let max =
+            json!({ "bytes": bytes, "function": largest, "limit": target.map(|_| FRAME_MAX), "over": over });
         println!("{:#}", json!({ "house": { "stack_frame_max": max } }));
     } else {
         for (name, bytes) in frames.iter().take(LISTED) {
@@ -62,7 +63,7 @@ pub fn run(arguments: &[String]) -> Result<bool, Problem> {
     Ok(*bytes <= limit)
 }
 
-/// The target without an operating system. None, with a warning, where it can't be installed: then the crates are built for this machine,
+/// The target without an operating system. None, with a warning, where it cannot be installed: then the crates are built for this machine,
 /// which shows less, and has other frames.
 fn target() -> Option<&'static str> {
     let installed = install_target();

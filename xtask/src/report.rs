@@ -39,12 +39,12 @@ impl Count {
 
 /// Which tests failed, and which did not end, by the lines of the Rust test harness.
 #[derive(Default, Debug)]
-pub struct Problems {
+pub struct TestFailures {
     failed: BTreeSet<String>,
     slow: BTreeSet<String>,
 }
 
-impl Problems {
+impl TestFailures {
     /// Reads one line.
     pub fn add_line(&mut self, line: &str) {
         let Some(text) = line.trim().strip_prefix("test ") else { return };
@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn tests_that_failed_or_did_not_end_are_named() {
-        let mut problems = Problems::default();
+        let mut problems = TestFailures::default();
         for line in [
             "test a::first ... ok",
             "test a::second ... FAILED",

@@ -5,7 +5,7 @@
 
 use crate::flags::{Problem, TestFlags};
 use crate::leftovers::Scratch;
-use crate::report::{Count, Problems, Report};
+use crate::report::{Count, Report, TestFailures};
 use crate::shell::{self, Stream};
 use crate::workspace::{self, cargo};
 use crate::{demo, freestanding, fuzz, mutants, packages, processes, tidy, vm};
@@ -84,7 +84,7 @@ pub fn run(flags: &TestFlags, length: Length) -> Result<bool, Problem> {
     } else if flags.wants("test") {
         let about =
             if system { "all tests" } else { "the tests that need neither root nor foreign programs" };
-        let mut problems = Problems::default();
+        let mut problems = TestFailures::default();
         report.step("test", about, || tests(flags.filter.as_deref(), system, length, &mut problems));
         report.note(problems.lines());
     }
@@ -174,7 +174,7 @@ fn list_left_out(flags: &TestFlags) {
 }
 
 /// All tests of the workspace, each crate's even if an earlier one failed.
-fn tests(filter: Option<&str>, system: bool, length: Length, problems: &mut Problems) -> Count {
+fn tests(filter: Option<&str>, system: bool, length: Length, problems: &mut TestFailures) -> Count {
     let scratch = match Scratch::new() {
         Ok(scratch) => scratch,
         Err(text) => {

@@ -28,7 +28,7 @@ fn index(options: &Options, figures: &mut Figures) -> Result<()> {
     let before = counting::live_bytes();
     let rig = full::rig(&mapping, region)?;
     let status = rig.status();
-    let rig = rig.without_maintenance();
+    let rig = rig.without_worker();
     let held = (counting::live_bytes() - before) as f64;
     drop(rig);
 

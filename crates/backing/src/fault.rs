@@ -162,7 +162,7 @@ struct State {
 }
 
 impl State {
-    fn validate(&mut self, op: &BackingOp) -> Option<(Fault, ErrorKind)> {
+    fn fault_of(&mut self, op: &BackingOp) -> Option<(Fault, ErrorKind)> {
         for active in &mut self.rules {
             let rule = &active.rule;
             if rule.times.is_some_and(|times| active.failed >= times) || !rule.fits(op) {
@@ -215,7 +215,7 @@ impl FaultHandle {
         });
     }
 
-    /// These rules and no others; stalled operations are checked again.
+    /// These rules and no others; stalled operations are matched against them again.
     pub fn set(&self, rules: Vec<FaultRule>) {
         self.change(|active| {
             *active = rules.into_iter().map(|rule| ActiveRule { rule, fitted: 0, failed: 0 }).collect();
@@ -335,7 +335,7 @@ impl FaultyQueue {
     }
 
     fn take(&mut self, token: OpToken, op: BackingOp) {
-        let verdict = self.handle.state().validate(&op);
+        let verdict = self.handle.state().fault_of(&op);
         match verdict {
             None => self.pass(op, Beneath { token, error: None, whole: None }),
             Some((Fault::Stall, _)) => self.stalled.push((token, op)),

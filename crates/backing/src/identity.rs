@@ -2,7 +2,7 @@
 //!
 //! An identity is a set of marks: what a disk or a file carries with it through a restart of the machine (serial
 //! numbers, world wide names, a file system's UUID with an inode and its birth time), and, for disks that carry
-//! nothing, where they are plugged in. A path is no mark, nor is a number that the kernel gives again at each start.
+//! nothing, where they are plugged in. A path is no mark, nor is a number that the kernel assigns at each start.
 //!
 //! Always true here: two identities are one disk only if a mark says so and none says otherwise; a token is at most
 //! [`TOKEN_MAX`] bytes of printable ASCII, and any text is either parsed or refused.

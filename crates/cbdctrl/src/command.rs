@@ -201,9 +201,7 @@ fn execute(command: Command, asked: &Client, output: &Output) -> Result<()> {
         }
         Command::DevStop { on, dev, force } => {
             let path = format!("/v1/transports/{}/blkdevs/{dev}/stop", on.transport);
-            let done: BlkdevStopped = client.post(&path, &StopBlkdev { force })?;
-            warn(&done.warnings);
-            output.result(&done, "")
+            stop_blkdev(client, output, &path, &StopBlkdev { force })
         }
         Command::DevList { on, all, asks } => {
             let path = format!("/v1/transports/{}/blkdevs?all={all}", on.transport);
@@ -240,6 +238,14 @@ fn execute(command: Command, asked: &Client, output: &Output) -> Result<()> {
         | Command::CompleteNumbers { .. }
         | Command::Man { .. } => Err(Error::new(ErrorKind::Unsupported, "this command asks no daemon")),
     }
+}
+
+fn stop_blkdev(client: &Client, output: &Output, path: &str, request: &StopBlkdev) -> Result<()> {
+    // A daemon of an earlier version answers with null.
+    let done: Option<BlkdevStopped> = client.post(path, request)?;
+    let done = done.unwrap_or_default();
+    warn(&done.warnings);
+    output.result(&done, "")
 }
 
 fn long(client: &Client, output: &Output, path: &str, request: &impl Serialize) -> Result<()> {

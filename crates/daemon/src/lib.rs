@@ -1,6 +1,6 @@
 //! The daemon: it maps regions, runs caches, serves block devices, and is told what to do over a unix socket.
 //!
-//! Invariants: the data path (export threads, one maintenance thread for each cache) never waits for the control plane and
+//! Invariants: the data path (export threads, one background worker for each cache) never waits for the control plane and
 //! never takes the manager's lock; whatever the control plane does, what was acknowledged stays in the region. On start
 //! everything that was there before comes back, as far as it can; what cannot is shown with its reason.
 //!

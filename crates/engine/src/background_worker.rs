@@ -19,7 +19,7 @@ const PACE_MS: u64 = 5;
 /// Units of reclaim in one step.
 const RECLAIM_PER_STEP: usize = 16;
 
-/// What the caller of [`BackgroundWorker::step`] waits for before the next step. The cache's maintenance waker ends each of
+/// What the caller of [`BackgroundWorker::step`] waits for before the next step. The cache's worker waker ends each of
 /// these waits too.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {

@@ -286,7 +286,7 @@ impl<E: Environment> Cache<E> {
     /// [`ErrorKind::InvalidArgument`] for a value out of its range; nothing changes then.
     pub fn set_settings(&self, settings: Settings) -> Result<()> {
         *self.settings.lock() = settings.validated()?;
-        self.wake_maintenance();
+        self.wake_worker();
         Ok(())
     }
 
@@ -300,7 +300,7 @@ impl<E: Environment> Cache<E> {
     pub fn request_drain(&self) -> Epoch {
         let epoch = self.close_epoch();
         self.requested.fetch_max(epoch.0, Ordering::SeqCst);
-        self.wake_maintenance();
+        self.wake_worker();
         epoch
     }
 
@@ -316,11 +316,11 @@ impl<E: Environment> Cache<E> {
     }
 
     /// Who is called when there is work for the background worker.
-    pub fn set_maintenance_waker(&self, waker: Waker) {
+    pub fn set_worker_waker(&self, waker: Waker) {
         *self.maintenance.lock() = Some(waker);
     }
 
-    pub(crate) fn wake_maintenance(&self) {
+    pub(crate) fn wake_worker(&self) {
         let waker = self.maintenance.lock().clone();
         if let Some(waker) = waker {
             waker.wake();
@@ -334,7 +334,7 @@ impl<E: Environment> Cache<E> {
             && self.worker_sleeps.load(Ordering::SeqCst)
             && self.worker_sleeps.swap(false, Ordering::SeqCst)
         {
-            self.wake_maintenance();
+            self.wake_worker();
         }
     }
 

@@ -18,7 +18,7 @@ use core::sync::atomic::Ordering;
 use core::task::Waker;
 
 /// Most slots that one record takes.
-pub(crate) const SLOTS_MAX_OF_RECORD: u32 = 1 + cbd_format::MAX_SUM_LINES;
+pub(crate) const SLOTS_MAX_OF_RECORD: u32 = 1 + cbd_format::MAX_CHECKSUM_LINES;
 
 /// A record that has found its data damaged.
 #[derive(Debug)]
@@ -48,7 +48,7 @@ impl<E: Environment> Cache<E> {
             if self.has_room_in_open(lane, slots, length, asker) {
                 return true;
             }
-            self.wake_maintenance();
+            self.wake_worker();
             if let Some(waker) = waker
                 && !MutationPoint::PoolWakesAfterStop.holds(self.check_running().is_ok())
             {
@@ -58,7 +58,7 @@ impl<E: Environment> Cache<E> {
             return false;
         };
         if self.is_above_gc() {
-            self.wake_maintenance();
+            self.wake_worker();
         }
         if let Some(full) = lane.open.take() {
             lane.sealed.push_back(full);
@@ -402,7 +402,7 @@ impl<E: Environment> Cache<E> {
     fn load_checksums(&self, location: Location, record: &Record, number: usize) -> Result<ChecksumLine> {
         let runtime = &self.segments[location.segment as usize];
         let slot = location.slot + 1 + number as u32;
-        let copies = if MutationPoint::ChecksumsMirrorRead.is_active() { 2 } else { 1 };
+        let copies = if MutationPoint::ChecksumLineMirrorRead.is_active() { 2 } else { 1 };
         for (copy, at) in self.shape().slot(slot).into_iter().take(copies).enumerate() {
             let mut line = [0; 64];
             if self.region().load(runtime.base + at, &mut line).is_err() {

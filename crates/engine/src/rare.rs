@@ -46,7 +46,7 @@ rare_paths! {
     torn_records_dropped,
     /// Records and lines of checksums that were read from their second copy.
     mirror_reads,
-    /// Segments that were begun again on top of former records.
+    /// Segments that were reopened on top of former records.
     segment_reuses,
     /// Segments that reclaim gave back.
     segments_reclaimed,

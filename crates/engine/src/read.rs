@@ -49,7 +49,7 @@ impl Unreadable {
 }
 
 /// The answer to a read of what is quarantined.
-fn marked_bad(piece: ByteRange) -> Error {
+fn damaged_error(piece: ByteRange) -> Error {
     Error::new(ErrorKind::Media, format!("{piece} is damaged; overwrite it in full to heal it"))
 }
 
@@ -112,7 +112,7 @@ impl<E: Environment> Cache<E> {
                     out.fill(0);
                     Ok(())
                 }
-                Source::Damaged => Err(marked_bad(*piece)),
+                Source::Damaged => Err(damaged_error(*piece)),
                 Source::Backing => Ok(()),
             };
             if outcome.is_ok() {
@@ -214,7 +214,7 @@ impl<E: Environment> Cache<E> {
                         }
                     },
                     Source::Zeroes => out.fill(0),
-                    Source::Damaged => damaged.push((part, None, marked_bad(part))),
+                    Source::Damaged => damaged.push((part, None, damaged_error(part))),
                     Source::Backing => misses.push(self.register_fill(&mut state, part)),
                 }
             }

@@ -1,4 +1,4 @@
-//! Second copies that are repaired, for `repair`.
+//! Repairs second copies, for `cbdctrl repair`.
 //!
 //! Always true here: what is stored is what the good copy holds, byte for byte, so a crash leaves the damaged copy damaged or
 //! whole.

@@ -143,7 +143,7 @@ struct Position {
     /// Slot and sequence number of the next record.
     slot: u32,
     expected: u64,
-    /// Read and not applied: the last record is only when it is known not to be torn.
+    /// Read and not applied: the last record is applied only when it is known not to be torn.
     last: Option<(Location, Record)>,
 }
 

@@ -140,7 +140,7 @@ impl<T: SlotContent> TwoSlots<T> {
     ) -> Result<()> {
         if region.has_sync_failed() {
             // The newest slot may be in memory only, and the other one the only one on the disk.
-            self.store_again_in_place(region, names.first_fence);
+            self.touch_newest(region, names.first_fence);
             self.sync_newest(region, MutationPoint::RowFirstSync)?;
         }
         let stored = self.store(region, content);
@@ -154,9 +154,9 @@ impl<T: SlotContent> TwoSlots<T> {
     }
 
     /// Lets the kernel write the page of the newest slot again.
-    fn store_again_in_place<P: Pmem>(&self, region: &Region<P>, fence: MutationPoint) {
+    fn touch_newest<P: Pmem>(&self, region: &Region<P>, fence: MutationPoint) {
         if let Some((newest, _)) = self.newest {
-            let stored = region.store_again(MutationPoint::SyncAgain, self.at[newest], T::SLOT_SIZE as u64);
+            let stored = region.touch_pages(MutationPoint::SyncAgain, self.at[newest], T::SLOT_SIZE as u64);
             region.fence(fence, stored);
         }
     }

@@ -7,7 +7,7 @@ use crate::{
     parking::Parked,
     pool::Asker,
 };
-use cbd_format::record::{Record, RecordKind, blocks_in, sum_lines};
+use cbd_format::record::{Record, RecordKind, blocks_in, checksum_lines};
 use cbd_types::{ByteRange, CHECKSUM_BLOCK, Durable, InFlight, MutationPoint, Result};
 use core::{ops::RangeInclusive, task::Waker};
 
@@ -101,7 +101,7 @@ impl<E: Environment> Cache<E> {
     ) -> Option<(InFlight, Location)> {
         let mut checksums = [0; BLOCKS];
         let checksums = &mut checksums[..if self.identity.data_crc { blocks_in(range) } else { 0 }];
-        let lines = if self.identity.data_crc { sum_lines(range) } else { 0 };
+        let lines = if self.identity.data_crc { checksum_lines(range) } else { 0 };
 
         // 1. Reserve everything that could fail: a slot for each line, data space, nodes of the index. The
         //    lines that step 4 will touch come while the data is copied.

@@ -24,7 +24,7 @@ mod unverified;
 
 pub use checksum::{crc32c, crc32c_joined};
 pub use layout::{Layout, StructLayout};
-pub use record::{CHECKSUMS_PER_LINE, ChecksumLine, MAX_SUM_LINES, Record, RecordKind, RecordPlace};
+pub use record::{CHECKSUMS_PER_LINE, ChecksumLine, MAX_CHECKSUM_LINES, Record, RecordKind, RecordPlace};
 pub use segment::{SegmentHeader, SegmentShape};
 pub use slot::{Slot, SlotContent};
 pub use state::{Drained, FormerDisk, LaneMark, LaneTail, StateShape};

@@ -8,10 +8,10 @@ use zerocopy::{FromBytes, IntoBytes, little_endian::U32, little_endian::U64};
 pub const CHECKSUMS_PER_LINE: usize = 12;
 
 /// Most continuation lines of a record: 1 MiB that begins and ends inside a block covers 257 blocks, the record holds the first.
-pub const MAX_SUM_LINES: u32 = 256u32.div_ceil(CHECKSUMS_PER_LINE as u32);
+pub const MAX_CHECKSUM_LINES: u32 = 256u32.div_ceil(CHECKSUMS_PER_LINE as u32);
 
 /// Type byte of a continuation line with checksums.
-const SUM_LINE: u8 = 0x80;
+const CHECKSUM_LINE: u8 = 0x80;
 
 /// Type byte of a continuation line with a map of damaged sectors.
 const MAP_LINE: u8 = 0x81;
@@ -282,15 +282,15 @@ pub const fn blocks_in(range: ByteRange) -> usize {
 
 /// Number of continuation lines for the checksums of `range`.
 #[must_use]
-pub const fn sum_lines(range: ByteRange) -> u32 {
+pub const fn checksum_lines(range: ByteRange) -> u32 {
     (blocks_in(range).saturating_sub(1)).div_ceil(CHECKSUMS_PER_LINE) as u32
 }
 
-/// Number of continuation lines for a map of the sectors of `range`; more than [`MAX_SUM_LINES`] where it is too long for one.
+/// Number of continuation lines for a map of the sectors of `range`; more than [`MAX_CHECKSUM_LINES`] where it is too long for one.
 #[must_use]
 pub const fn map_lines(range: ByteRange) -> u32 {
     let lines = range.len().div_ceil(SECTOR).div_ceil(SECTORS_PER_LINE);
-    if lines > MAX_SUM_LINES as u64 { MAX_SUM_LINES + 1 } else { lines as u32 }
+    if lines > MAX_CHECKSUM_LINES as u64 { MAX_CHECKSUM_LINES + 1 } else { lines as u32 }
 }
 
 impl Unverified<Record> {
@@ -326,7 +326,7 @@ impl<'a> Unverified<&'a Record> {
         let range = record.range();
         let lines = match kind {
             RecordKind::Quarantine if record.lines > 0 => map_lines(range),
-            _ if kind.has_data() && record.has_checksums() => sum_lines(range),
+            _ if kind.has_data() && record.has_checksums() => checksum_lines(range),
             _ => 0,
         };
         let data_offset = u64::from(record.data_offset.get());
@@ -334,7 +334,7 @@ impl<'a> Unverified<&'a Record> {
             || (data_offset >= crate::PAGE
                 && data_offset.checked_add(range.len()).is_some_and(|end| end <= size - crate::PAGE));
         let hangs_together = MutationPoint::RecordLines
-            .holds(u32::from(record.lines) == lines && lines <= MAX_SUM_LINES)
+            .holds(u32::from(record.lines) == lines && lines <= MAX_CHECKSUM_LINES)
             && MutationPoint::RecordDataInside.holds(inside);
         hangs_together.then_some(record)
     }
@@ -344,7 +344,7 @@ impl ChecksumLine {
     /// The `index`-th line of the record `sequence`, for at most [`CHECKSUMS_PER_LINE`] checksums.
     #[must_use]
     pub fn new(index: u8, sequence: u64, checksums: &[u32]) -> Self {
-        Self::of_kind(SUM_LINE, index, sequence, checksums)
+        Self::of_kind(CHECKSUM_LINE, index, sequence, checksums)
     }
 
     /// The `index`-th line of the map of the quarantine `sequence`.
@@ -386,7 +386,7 @@ impl Unverified<ChecksumLine> {
     /// The line of checksums, if it is the `index`-th of the record `sequence` at this place.
     #[must_use]
     pub fn verify(&self, place: &RecordPlace, index: u8, sequence: u64) -> Option<ChecksumLine> {
-        self.verify_kind(SUM_LINE, place, index, sequence)
+        self.verify_kind(CHECKSUM_LINE, place, index, sequence)
     }
 
     /// The line of a map, if it is the `index`-th of the quarantine `sequence` at this place.
@@ -407,11 +407,11 @@ impl Unverified<ChecksumLine> {
 
     fn verify_kind(&self, kind: u8, place: &RecordPlace, index: u8, sequence: u64) -> Option<ChecksumLine> {
         let line = self
-            .demand(MutationPoint::ChecksumsChecksum, |line| place.is_valid(&zerocopy::transmute!(*line)))?
-            .demand(MutationPoint::ChecksumsKind, |line| line.kind == kind)?
-            .demand(MutationPoint::ChecksumsIndex, |line| line.index == index)?
-            .demand(MutationPoint::ChecksumsCount, |line| usize::from(line.count) <= CHECKSUMS_PER_LINE)?
-            .demand(MutationPoint::ChecksumsSequence, |line| line.sequence.get() == sequence)?
+            .demand(MutationPoint::ChecksumLineChecksum, |line| place.is_valid(&zerocopy::transmute!(*line)))?
+            .demand(MutationPoint::ChecksumLineKind, |line| line.kind == kind)?
+            .demand(MutationPoint::ChecksumLineIndex, |line| line.index == index)?
+            .demand(MutationPoint::ChecksumLineCount, |line| usize::from(line.count) <= CHECKSUMS_PER_LINE)?
+            .demand(MutationPoint::ChecksumLineSequence, |line| line.sequence.get() == sequence)?
             .accept();
         Some(line)
     }
@@ -495,8 +495,8 @@ mod tests {
             record.lines = lines;
             assert_eq!(counts(&record), expected, "{lines} lines");
         }
-        assert_eq!(map_lines(ByteRange::at(0, cbd_types::CHUNK)), MAX_SUM_LINES);
-        assert!(map_lines(ByteRange::at(0, u64::MAX)) > MAX_SUM_LINES);
+        assert_eq!(map_lines(ByteRange::at(0, cbd_types::CHUNK)), MAX_CHECKSUM_LINES);
+        assert!(map_lines(ByteRange::at(0, u64::MAX)) > MAX_CHECKSUM_LINES);
         let line = ChecksumLine::map(0, 9, &[1, 2]);
         let read = ChecksumLine::decode(&line.encode(&PLACE));
         assert!(read.verify(&PLACE, 0, 9).is_none(), "a map is no line of checksums");
@@ -558,7 +558,7 @@ mod tests {
         assert_eq!(record.block_range(0), ByteRange { start: 512, end: 4096 });
         assert_eq!(record.block_range(2), ByteRange { start: 8192, end: 8704 });
         assert_eq!(record.block_of(8192), 2);
-        assert_eq!(sum_lines(ByteRange::at(0, 4096)), 0);
-        assert_eq!(sum_lines(ByteRange::at(512, 1 << 20)), MAX_SUM_LINES);
+        assert_eq!(checksum_lines(ByteRange::at(0, 4096)), 0);
+        assert_eq!(checksum_lines(ByteRange::at(512, 1 << 20)), MAX_CHECKSUM_LINES);
     }
 }

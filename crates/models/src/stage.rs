@@ -159,7 +159,7 @@ impl Stage {
     /// Starts writeback and reclaim. Returns when the background worker can be woken.
     pub(crate) fn start_worker(self: &Arc<Self>) -> JoinHandle<()> {
         let bell = Bell::new();
-        self.cache.set_maintenance_waker(bell.waker());
+        self.cache.set_worker_waker(bell.waker());
         *self.worker_bell.lock() = Some(Arc::clone(&bell));
         let stage = Arc::clone(self);
         shuttle::thread::spawn(move || stage.maintain(&bell))
@@ -205,7 +205,7 @@ impl Stage {
     }
 
     /// Makes the background worker end after its next step.
-    pub fn end_maintenance(&self) {
+    pub fn end_worker(&self) {
         self.over.store(true, Ordering::SeqCst);
         let bell = self.worker_bell.lock().clone();
         if let Some(bell) = bell {
@@ -215,7 +215,7 @@ impl Stage {
 
     /// Ends the background worker.
     pub(crate) fn end(&self, worker: JoinHandle<()>) {
-        self.end_maintenance();
+        self.end_worker();
         if worker.join().is_err() {
             panic!("the background worker panicked");
         }

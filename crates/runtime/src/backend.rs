@@ -3,7 +3,7 @@
 //! Always true here: a backing device is used only if it is the disk that was recorded; whatever ends a run, what is dirty stays
 //! in the region.
 //!
-//! Left to others: which backends there are and who asked for them, and the doors of their devices.
+//! Left to others: which backends there are and who asked for them, and the exports of their devices.
 
 use crate::region::with_tools;
 use crate::{ProcessEnvironment, ServedDevice, Worker};

@@ -42,7 +42,7 @@ impl Worker {
     ) -> Result<Self> {
         let event = Event::new()?;
         let waker = event.waker();
-        cache.set_maintenance_waker(Arc::new(TaskWaker(event.waker())).into());
+        cache.set_worker_waker(Arc::new(TaskWaker(event.waker())).into());
         let queue = backing.open_queue(DEPTH)?;
         let descriptor = queue.wait_descriptor();
         let worker = BackgroundWorker::new(Arc::clone(cache), queue, backing.geometry());
@@ -53,8 +53,8 @@ impl Worker {
             .name(format!("cbd-worker-{name}"))
             .spawn(move || {
                 prepare();
-                let kept = std::panic::catch_unwind(AssertUnwindSafe(|| main.run()));
-                if kept.is_err() {
+                let ended = std::panic::catch_unwind(AssertUnwindSafe(|| main.run()));
+                if ended.is_err() {
                     tracing::error!("the background worker of a cache failed: it takes no more requests");
                     cache.abandon();
                 }

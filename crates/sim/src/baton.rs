@@ -13,7 +13,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 /// Turns that a thread may lose in a row at one lock before the lock counts as deadlocked.
-const TIMEOUT: u32 = 100_000;
+const TURNS_MAX: u32 = 100_000;
 
 struct Turns {
     /// The thread whose turn it is.
@@ -134,7 +134,7 @@ unsafe impl RawMutex for TurnLock {
 
     fn lock(&self) {
         may_switch();
-        for _ in 0..TIMEOUT {
+        for _ in 0..TURNS_MAX {
             if self.0.try_lock() {
                 return;
             }
@@ -142,7 +142,7 @@ unsafe impl RawMutex for TurnLock {
                 return self.0.lock();
             }
         }
-        panic!("a lock is not released while {TIMEOUT} turns pass");
+        panic!("a lock is not released while {TURNS_MAX} turns pass");
     }
 
     fn try_lock(&self) -> bool {

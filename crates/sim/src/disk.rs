@@ -71,7 +71,7 @@ pub(crate) struct Flying {
     /// The queue that submitted it.
     pub(crate) queue: u64,
     /// Polls before it may complete.
-    pub(crate) timeout: u64,
+    pub(crate) delay: u64,
     /// For a flush: the number of changes that had completed when it was submitted.
     covers: u64,
 }
@@ -377,9 +377,9 @@ impl State {
                 }
             }
         }
-        let timeout = self.random.below(self.latency_polls_max + 1);
+        let delay = self.random.below(self.latency_polls_max + 1);
         let covers = self.flushed + self.unflushed.len() as u64;
-        self.flying.push(Flying { token, op, queue, timeout, covers });
+        self.flying.push(Flying { token, op, queue, delay, covers });
     }
 
     /// Completes an operation.

@@ -40,10 +40,10 @@ impl SimQueue {
             let number = self.number;
             let in_work = |flying: &Flying| flying.queue == number && working.contains(&flying.token);
             for flying in state.flying.iter_mut().filter(|flying| in_work(flying)) {
-                flying.timeout = flying.timeout.saturating_sub(1);
+                flying.delay = flying.delay.saturating_sub(1);
             }
             let mut ready: Vec<usize> = (0..state.flying.len())
-                .filter(|&at| in_work(&state.flying[at]) && state.flying[at].timeout == 0)
+                .filter(|&at| in_work(&state.flying[at]) && state.flying[at].delay == 0)
                 .collect();
             if ready.is_empty() && now {
                 let candidates: Vec<usize> =

@@ -93,7 +93,7 @@ pub(crate) struct WorkerLoop {
 impl WorkerLoop {
     pub(crate) fn new(cache: &Arc<Cache<SimEnvironment>>, disk: &SimDisk, depth: usize) -> Self {
         let told = Arc::new(Told::default());
-        cache.set_maintenance_waker(Waker::from(Arc::clone(&told)));
+        cache.set_worker_waker(Waker::from(Arc::clone(&told)));
         let queue = disk.queue(depth);
         let number = queue.number();
         let worker = BackgroundWorker::new(Arc::clone(cache), queue, disk.geometry());

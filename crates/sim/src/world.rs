@@ -259,7 +259,7 @@ impl World {
 
     /// One event happens.
     pub fn turn(&mut self) {
-        if self.random.chance(self.options.maintenance_percent * 10) {
+        if self.random.chance(self.options.worker_percent * 10) {
             for _ in 0..self.random.between(1, 4) {
                 self.maintain();
             }
@@ -440,7 +440,7 @@ impl World {
     }
 
     /// Runs the background worker until it waits for an event from outside.
-    pub fn maintain_until_idle(&mut self) {
+    pub fn run_worker_until_idle(&mut self) {
         let mut steps = 0;
         while self.maintain() {
             steps += 1;

@@ -141,7 +141,7 @@ fn much_damage_gives_errors_and_no_wrong_data() {
     for seed in first..first + from_environment("CBD_ROUNDS", 10) {
         let _watchdog = Watchdog::new(Duration::from_secs(120), format!("much damage, seed {seed}"));
         let mut random = Seeded::new(seed);
-        let mut world = World::new(WorldOptions { maintenance_percent: 4, ..options(seed) });
+        let mut world = World::new(WorldOptions { worker_percent: 4, ..options(seed) });
         world.expect_damage();
         for _ in 0..4 {
             world.run(random.between(20, 300));

@@ -51,7 +51,7 @@ fn play(world: &mut World, history: &[Do]) {
         match *step {
             Do::Ask(wish) => drop(world.submit(wish)),
             Do::Quiesce => world.quiesce(),
-            Do::Maintain => world.maintain_until_idle(),
+            Do::Maintain => world.run_worker_until_idle(),
             Do::Drain => world.drain(),
             Do::Repair => world.repair_disk(),
             Do::Stop => world.stop(),

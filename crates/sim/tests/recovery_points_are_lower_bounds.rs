@@ -16,7 +16,7 @@ fn histories(change: impl Fn(WorldOptions) -> WorldOptions) {
             let options = WorldOptions {
                 mix: FLUSHING,
                 // The cache flushes often between the closing of an epoch and the end of its writeback.
-                maintenance_percent: 4,
+                worker_percent: 4,
                 segments: 25,
                 lanes_max: 2,
                 crash_permille: 5,

@@ -244,7 +244,7 @@ impl Scene {
     /// because the clock advanced.
     fn maintain(&self) -> u64 {
         let bell = Bell::of_this_thread();
-        self.cache.set_maintenance_waker(Waker::from(Arc::clone(&bell)));
+        self.cache.set_worker_waker(Waker::from(Arc::clone(&bell)));
         let mut worker =
             BackgroundWorker::new(Arc::clone(&self.cache), self.disk.queue(4), self.disk.geometry());
         let mut rescued = 0;

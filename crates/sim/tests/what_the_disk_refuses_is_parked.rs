@@ -71,7 +71,7 @@ fn until_the_timeout_nothing_is_parked_and_strict_stays_crash_consistent() {
     ask(&mut world, &[write(0, 16 * KIB), FLUSH]);
     let begun = world.clock_ms();
     while world.clock_ms() < begun + 9_000 {
-        world.maintain_until_idle();
+        world.run_worker_until_idle();
         world.advance(100);
         let status = world.status();
         assert!(status.parked.is_empty() && status.backing_is_consistent);
@@ -97,7 +97,7 @@ fn a_parked_range_is_known_after_a_restart_and_taken_when_the_disk_is_repaired()
     }
     world.repair_disk();
     world.stop_and_start();
-    world.maintain_until_idle();
+    world.run_worker_until_idle();
     let status = world.status();
     assert_eq!((status.parked, status.dirty_bytes), (Vec::new(), 0));
     assert!(world.status().backing_is_consistent);
@@ -111,20 +111,20 @@ fn a_parked_range_is_tried_again_by_itself_but_seldom() {
     let mut world = World::new(quiet(Consistency::Strict));
     ask(&mut world, &[write(4 * KIB, 4 * KIB), FLUSH]);
     world.drain();
-    world.maintain_until_idle();
+    world.run_worker_until_idle();
     let (before, stored) = (world.disk().counters().failed, world.status().stored_bytes);
     let hour = 3_600_000;
     let begun = world.clock_ms();
     while world.clock_ms() < begun + hour {
         world.advance(1000);
-        world.maintain_until_idle();
+        world.run_worker_until_idle();
     }
     let tries = world.disk().counters().failed - before;
     assert!((6..30).contains(&tries), "{tries} attempts in an hour");
     assert_eq!(world.status().stored_bytes, stored, "an idle cache writes its log");
     world.repair_disk();
     world.advance(600_000);
-    world.maintain_until_idle();
+    world.run_worker_until_idle();
     assert_eq!(world.status().parked, []);
     world.finish();
 }
@@ -137,7 +137,7 @@ fn what_is_written_beside_a_parked_range_does_not_wait_until_that_is_tried_again
     world.drain();
     let pass = |world: &mut World, seconds: u64| {
         for _ in 0..seconds * 10 {
-            world.maintain_until_idle();
+            world.run_worker_until_idle();
             world.advance(100);
         }
     };
@@ -210,7 +210,7 @@ fn reclaim_carries_what_is_parked() {
     assert_eq!(world.status().parked, [BAD]);
     for round in 0..300 {
         ask(&mut world, &[write(128 * KIB + round % 16 * 16 * KIB, 16 * KIB), FLUSH]);
-        world.maintain_until_idle();
+        world.run_worker_until_idle();
     }
     assert_eq!(world.status().parked, [BAD]);
     world.check_changed();
@@ -231,7 +231,7 @@ fn a_disk_that_is_gone_is_waited_for_and_nothing_is_parked() {
     }
     ask(&mut world, &[FLUSH]);
     for _ in 0..200 {
-        world.maintain_until_idle();
+        world.run_worker_until_idle();
         world.advance(1000);
     }
     let status = world.status();

@@ -3,10 +3,10 @@
 //!
 //! Invariants: every function is safe to call with any arguments, and a failed call is an [`std::io::Error`]. A
 //! pointer that the kernel gets is to a value that outlives the call and is as large as the call needs. No call
-//! queries a file of another process.
+//! queries the server of a file, except [`loop_device::status`].
 //!
 //! Elsewhere: the meaning of a result, and messages for users. A call that rustix offers safely is made through rustix
-//! by the crate that needs it.
+//! by the crate that needs it; what several crates need on top of such calls (events, timers, mounts) is here too.
 
 pub mod event;
 pub mod ioctl;

@@ -206,7 +206,7 @@ impl<P: Pmem> Region<P> {
 
     /// Stores bytes with checksums; see [`Pmem::store_summed`].
     pub fn store_summed(&self, at: u64, from: &[u8], first: usize, checksums: &mut [u32]) -> InFlight {
-        debug_assert_eq!(checksums.len(), blocks_of(from.len(), first), "one sum for each block");
+        debug_assert_eq!(checksums.len(), blocks_of(from.len(), first), "one checksum for each block");
         self.memory.store_summed(at, from, first, checksums);
         InFlight(())
     }
@@ -278,7 +278,7 @@ impl<P: Pmem> Region<P> {
     /// Stores one line of each page again with its content, so that the next [`sync`](Self::sync) writes the page whatever became of
     /// earlier ones. No other thread may store to these pages meanwhile. Unreadable pages are left out, and blank ones, which may be
     /// holes of a file. In flight until the caller fences.
-    pub fn store_again(&self, point: MutationPoint, at: u64, length: u64) -> InFlight {
+    pub fn touch_pages(&self, point: MutationPoint, at: u64, length: u64) -> InFlight {
         if !point.is_active() || !self.memory.mixes_pages() {
             return InFlight(());
         }

@@ -1,4 +1,4 @@
-//! A program's own client, the driver that libblkio's vhost-user door stands on: another reading of the same protocol.
+//! A program's own client, the driver that libblkio's vhost-user driver stands on: another reading of the same protocol.
 
 mod common;
 

@@ -4,7 +4,7 @@
 //! Invariants: whatever the region holds, an edit changes bytes inside it or nothing.
 
 use crate::input::{Input, corner};
-use cbd_format::record::{FLAG_DATA_CRC, blocks_in, bytes_of, sum_lines};
+use cbd_format::record::{FLAG_DATA_CRC, blocks_in, bytes_of, checksum_lines};
 use cbd_format::segment::LOG_MAGIC;
 use cbd_format::{
     BackendEntry, BlkdevEntry, CHECKSUMS_PER_LINE, ChecksumLine, Drained, HostEntry, LaneMark, LaneTail,
@@ -466,7 +466,7 @@ fn sum_again(memory: &CrashMemory, layout: &Layout, place: RecordPlace, record: 
         .collect();
     let Some((&first, rest)) = checksums.split_first() else { return };
     record.first_sum = first.into();
-    record.lines = sum_lines(record.range()).min(255) as u8;
+    record.lines = checksum_lines(record.range()).min(255) as u8;
     for (index, checksums) in rest.chunks(CHECKSUMS_PER_LINE).enumerate().take(255) {
         let place = RecordPlace { slot: place.slot + 1 + index as u32, ..place };
         if place.slot >= shape.slots_max() {

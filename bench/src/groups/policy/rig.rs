@@ -147,7 +147,7 @@ impl Rig {
         })?;
         let cache = transport.open_cache(backend)?;
         let wanted = Arc::new(Wanted::default());
-        cache.set_maintenance_waker(Waker::from(Arc::clone(&wanted)));
+        cache.set_worker_waker(Waker::from(Arc::clone(&wanted)));
         let disk = InstantDisk::new(device)?;
         let worker = BackgroundWorker::new(Arc::clone(&cache), disk.open_queue(DEPTH)?, disk.geometry());
         Ok(Self { surroundings, cache, worker, wanted, capacity })

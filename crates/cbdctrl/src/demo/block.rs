@@ -137,7 +137,7 @@ impl Log {
         }
     }
 
-    /// Checks what is in the place of `slot`.
+    /// What is in the place of `slot`, compared with the log.
     pub fn validate(&self, slot: u32, buffer: &[u8]) -> Verdict {
         let Some(entry) = self.entries.get(slot as usize) else { return Verdict::Wrong };
         let durable = entry.durable.load(Ordering::SeqCst);
@@ -150,7 +150,7 @@ impl Log {
         }
     }
 
-    /// As [`check`](Self::check), when no write is in flight: what is there now is what must be there from now on.
+    /// As [`validate`](Self::validate), when no write is in flight: what is there now is what must be there from now on.
     pub fn settle(&self, slot: u32, buffer: &[u8]) -> Verdict {
         let verdict = self.validate(slot, buffer);
         if verdict == Verdict::Right

@@ -1,6 +1,6 @@
 //! What goes over the control socket: the requests and answers of `/v1`, as JSON.
 //!
-//! Invariants: a field keeps its name and meaning for as long as the path begins with `/v1`; the
+//! Invariants: from version 1.0 on a field keeps its name and meaning for as long as the path begins with `/v1`; the
 //! fields that the original `cbdctrl` printed have its names. An unknown field in a request is an error,
 //! so a misspelt option is never ignored.
 //!

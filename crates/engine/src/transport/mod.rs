@@ -290,7 +290,7 @@ impl<E: Environment> Tables<E> {
         }
         let layout = self.superblocks.layout();
         let rows = layout.segment_area - layout.host_area;
-        let relied_on = relied_on.and(region.store_again(MutationPoint::SyncAgain, layout.host_area, rows));
+        let relied_on = relied_on.and(region.touch_pages(MutationPoint::SyncAgain, layout.host_area, rows));
         region.fence(MutationPoint::OpenFence, relied_on);
         self.superblocks.sync(region).map_err(not_opened)?;
         self.sync_rows(region, MutationPoint::OpenSync)

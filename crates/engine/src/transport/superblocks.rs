@@ -98,7 +98,7 @@ impl Superblocks {
     /// What the system says of the disk.
     pub(super) fn sync<P: Pmem>(&self, region: &Region<P>) -> Result<()> {
         for at in self.at {
-            let stored = region.store_again(MutationPoint::SyncAgain, at, PAGE);
+            let stored = region.touch_pages(MutationPoint::SyncAgain, at, PAGE);
             region.fence(MutationPoint::OpenFence, stored);
             region.sync(MutationPoint::OpenSuperblockSync, at, PAGE)?;
         }

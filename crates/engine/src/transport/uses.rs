@@ -87,10 +87,10 @@ impl<E: Environment> Transport<E> {
     /// [`ErrorKind::NotFound`].
     pub fn pages_of(&self, id: BackendId) -> Result<Pages> {
         let row = self.backend_row(id).ok_or_else(|| no_such("backend", id.index()))?;
-        Ok(self.validate(&row))
+        Ok(self.pages_in(&row))
     }
 
-    fn validate(&self, row: &BackendRow) -> Pages {
+    fn pages_in(&self, row: &BackendRow) -> Pages {
         let is_this_boot = self.region.boot().is_same_known(BootId(row.use_boot));
         match row.use_state.get() {
             _ if row.cache_id.get() == 0 => Pages::Whole,
@@ -121,7 +121,7 @@ impl<E: Environment> Transport<E> {
         let entry = self.backend(id)?;
         let mut tables = self.tables.lock();
         let found = self.find_cache(&mut tables, id, &entry)?;
-        let pages = self.validate(&found.row);
+        let pages = self.pages_in(&found.row);
         if pages == Pages::MixedDirty && mixed == Mixed::Refuse {
             return Err(torn(id, &entry.path, BootId(found.row.use_boot)));
         }
@@ -305,7 +305,7 @@ impl<E: Environment> Transport<E> {
         for segment in tables.segments_of(id) {
             let base = self.layout.segment_base(segment);
             stored =
-                stored.and(self.region.store_again(MutationPoint::SyncAgain, base, self.layout.segment_size));
+                stored.and(self.region.touch_pages(MutationPoint::SyncAgain, base, self.layout.segment_size));
         }
         stored
     }

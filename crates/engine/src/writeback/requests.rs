@@ -203,17 +203,25 @@ impl<E: Environment> Cache<E> {
         let record = match self.load_record(location) {
             Ok(record) if record.range().contains(&piece) => record,
             _ => {
-                return Err(self.mark_bad(lane, piece, sequence, place, asker).then_some(piece));
+                return Err(self.quarantine_found(lane, piece, sequence, place, asker).then_some(piece));
             }
         };
         self.load_data(location, &record, piece, out).map_err(|damage| {
             self.note_damage(damage.range, location, &damage.error);
-            self.mark_bad(lane, damage.range, record.sequence.get(), place, asker).then_some(damage.range)
+            self.quarantine_found(lane, damage.range, record.sequence.get(), place, asker)
+                .then_some(damage.range)
         })
     }
 
     /// Quarantines what writeback found damaged. `false` when that was not possible: then the batch is given up.
-    fn mark_bad(&self, lane: LaneId, range: ByteRange, sequence: u64, place: Place, asker: Asker) -> bool {
+    fn quarantine_found(
+        &self,
+        lane: LaneId,
+        range: ByteRange,
+        sequence: u64,
+        place: Place,
+        asker: Asker,
+    ) -> bool {
         if !MutationPoint::WritebackQuarantine.is_active() {
             return true;
         }

@@ -118,7 +118,7 @@ pub(super) const STOP: Scene = Scene {
         }
         // The background worker has ended: only the stop wakes the waiting writers.
         stage.spawn(|stage, _| {
-            stage.end_maintenance();
+            stage.end_worker();
             stage.cache.stop();
         });
     },

@@ -54,7 +54,7 @@ impl Pmem for Heap {
     }
 
     fn store_summed(&self, _at: u64, _from: &[u8], _first: usize, _checksums: &mut [u32]) {
-        unreachable!("a bare copy checksums nothing");
+        unreachable!("a bare copy computes no checksum");
     }
 
     fn store_line(&self, at: u64, line: &[u8; 64]) {
@@ -75,7 +75,7 @@ impl Pmem for Heap {
     }
 
     fn load_summed(&self, _at: u64, _into: &mut [u8]) -> core::result::Result<u32, MediaError> {
-        unreachable!("a bare copy checksums nothing");
+        unreachable!("a bare copy computes no checksum");
     }
 
     fn write_back(&self, _at: u64, _length: u64) {}

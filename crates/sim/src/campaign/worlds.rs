@@ -112,7 +112,7 @@ pub fn kinds() -> Vec<Kind> {
         kind("backlog", |seed| WorldOptions {
             // Writeback is far behind: the cache flushes often between the closing of an epoch and the end of
             // its writeback.
-            maintenance_percent: 3,
+            worker_percent: 3,
             mix: FLUSHING,
             segments: 33,
             ..one_lane(seed, *Seeded::new(seed).pick(&Consistency::ALL))
@@ -122,7 +122,7 @@ pub fn kinds() -> Vec<Kind> {
             write_errors_permille: 300,
             ..one_lane(seed, Consistency::Strict)
         }),
-        kind("full", |seed| WorldOptions { maintenance_percent: 3, ..one_lane(seed, Consistency::Strict) }),
+        kind("full", |seed| WorldOptions { worker_percent: 3, ..one_lane(seed, Consistency::Strict) }),
         kind("discards", |seed| WorldOptions {
             mix: Mix { discard: 20, write_zeroes: 20, ..MIX },
             discard_zeroes: seed.is_multiple_of(2),

@@ -107,7 +107,7 @@ impl World {
         self.repair_disk();
         self.drain();
         self.take_what_is_parked();
-        self.maintain_until_idle();
+        self.run_worker_until_idle();
         let status = self.process().cache().status();
         if !status.backing_is_consistent {
             self.complain("everything is on the backing device, but status says it is inconsistent");

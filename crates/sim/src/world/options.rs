@@ -61,7 +61,7 @@ pub struct WorldOptions {
     /// Turns out of a thousand before which a crash is set up.
     pub crash_permille: u64,
     /// Turns out of a hundred in which the background worker steps: with few, the cache is always full.
-    pub maintenance_percent: u64,
+    pub worker_percent: u64,
     /// Recoveries out of a thousand in which a crash is set up.
     pub crash_in_recovery_permille: u64,
 }
@@ -98,7 +98,7 @@ impl WorldOptions {
             vary_settings: false,
             sets_clock: false,
             crash_permille: *random.pick(&[2, 10, 40]),
-            maintenance_percent: *random.pick(&[3, 10, 30]),
+            worker_percent: *random.pick(&[3, 10, 30]),
             crash_in_recovery_permille: 400,
         }
     }

@@ -54,11 +54,11 @@ impl World {
             Act::Writeback => {
                 self.set_gc(90);
                 self.process().cache().request_drain();
-                self.maintain_until_idle();
+                self.run_worker_until_idle();
             }
             Act::Reclaim => {
                 self.set_gc(0);
-                self.maintain_until_idle();
+                self.run_worker_until_idle();
             }
             Act::CrashProcess => self.end(true),
             Act::CutPower => self.end(false),

@@ -175,7 +175,7 @@ fn reclaim_carries_only_damage_that_nothing_later_notes() {
     rig.expect_lost(SECTOR);
 }
 
-/// The data of a record is lost and noted; then the record itself is lost, and the rest of what it marks bad is
+/// The data of a record is lost and noted; then the record itself is lost, and the rest of what its loss marks bad is
 /// noted with a map that spans the record without naming it. The reclaim of the older note carries its damage.
 #[test]
 fn a_note_that_spans_older_noted_damage_does_not_replace_the_older_note() {

@@ -34,7 +34,7 @@ fn the_background_worker_never_sleeps_over_a_write_and_a_flush_that_came_at_any_
         for flush in [false, true] {
             let mut rig = Rig::new();
             let woken = Arc::new(Alarm::default());
-            rig.cache.set_maintenance_waker(Waker::from(Arc::clone(&woken)));
+            rig.cache.set_worker_waker(Waker::from(Arc::clone(&woken)));
             run_until_asleep(&mut rig, &woken);
             assert!(rig.try_write(0, BLOCK, 1));
             assert!(woken.rang(), "the first write after a rest wakes");
@@ -93,7 +93,7 @@ fn wakes_of_fua_writes(urgent: bool, force: impl Fn(&Rig, ByteRange)) -> (u32, u
         rig.cache.set_settings(settings).unwrap();
     }
     let woken = Arc::new(Alarm::default());
-    rig.cache.set_maintenance_waker(Waker::from(Arc::clone(&woken)));
+    rig.cache.set_worker_waker(Waker::from(Arc::clone(&woken)));
     let (mut wakes, mut runs, mut due) = (0, 0, None::<u64>);
     for number in 0..WRITES {
         let range = ByteRange::at(number * 7919 % (shape.device / 512) * 512, 512);
@@ -277,7 +277,7 @@ fn the_segment_that_takes_a_cache_over_its_watermark_wakes_the_background_worker
     let mut rig = Rig::new();
     rig.reclaim_at(50);
     let woken = Arc::new(Alarm::default());
-    rig.cache.set_maintenance_waker(Waker::from(Arc::clone(&woken)));
+    rig.cache.set_worker_waker(Waker::from(Arc::clone(&woken)));
     run_until_asleep(&mut rig, &woken);
     assert!(rig.try_write(0, BLOCK, 1));
     assert!(woken.rang(), "the first write after a rest wakes");

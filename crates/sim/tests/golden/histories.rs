@@ -65,7 +65,7 @@ fn wrap(world: &mut World) {
         ask(world, Operation::Read, round % 3 * 16 * KIB, 4 * KIB, false);
         if round % 7 == 6 {
             flush(world);
-            world.maintain_until_idle();
+            world.run_worker_until_idle();
         }
     }
     busy(world);
@@ -85,7 +85,7 @@ fn park(world: &mut World) {
     busy(world);
     flush(world);
     for _ in 0..60 {
-        world.maintain_until_idle();
+        world.run_worker_until_idle();
         world.advance(500);
     }
     assert_eq!(world.status().parked_bytes, 4 * KIB, "one block is parked");
@@ -202,7 +202,7 @@ pub fn all() -> Vec<History> {
                 busy(world);
                 // More checksum blocks than one line holds.
                 write(world, 64 * KIB, 64 * KIB);
-                world.maintain_until_idle();
+                world.run_worker_until_idle();
                 write(world, 0, 4 * KIB);
             },
         ),

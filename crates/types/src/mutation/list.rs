@@ -3,7 +3,7 @@
 /// Defines the mutation points: what each is for and what goes wrong without it, its variant, its name.
 macro_rules! mutation_points {
     ($( $(#[doc = $about:literal])+ $variant:ident = $name:literal, )+) => {
-        /// Something that keeps data from being lost or wrong. Each variant says what goes wrong without it.
+        /// A step without which data would be lost or wrong, and which a test can remove. Each variant says what goes wrong without it.
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
         pub enum MutationPoint {
             $( $(#[doc = $about])+ $variant, )+
@@ -295,17 +295,17 @@ mutation_points! {
     /// The mirror is read where the primary fails.
     RecordMirrorRead = "record.mirror.read",
     /// A torn or flipped line of checksums does not count.
-    ChecksumsChecksum = "checksums.checksum",
+    ChecksumLineChecksum = "checksums.checksum",
     /// A record is not taken for a line of checksums.
-    ChecksumsKind = "checksums.kind",
+    ChecksumLineKind = "checksums.kind",
     /// Lines of checksums are not exchanged.
-    ChecksumsIndex = "checksums.index",
+    ChecksumLineIndex = "checksums.index",
     /// A line holds at most as many checksums as it has places.
-    ChecksumsCount = "checksums.count",
+    ChecksumLineCount = "checksums.count",
     /// A line of checksums belongs to its record.
-    ChecksumsSequence = "checksums.sequence",
+    ChecksumLineSequence = "checksums.sequence",
     /// A line of checksums is read from its mirror where the primary fails.
-    ChecksumsMirrorRead = "checksums.mirror.read",
+    ChecksumLineMirrorRead = "checksums.mirror.read",
     /// Data is what was written: what is not is never returned and never written back.
     DataChecksum = "data.checksum",
     /// What failed its checksum does not stay in the reader's memory.
