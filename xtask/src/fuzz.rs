@@ -5,7 +5,7 @@
 //!
 //! Invariants: an input that breaks something is kept in `fuzz/regressions`, where every later test replays
 //! it, and a command that replays only this input is printed; only inputs that reach something new enter the
-//! corpus, and the corpus is reduced to those afterwards.
+//! corpus, and the corpus is reduced to those afterwards. As many targets run at once as there are processors.
 //!
 //! Elsewhere: the targets (`cbd-fuzz`).
 
@@ -15,6 +15,8 @@ use crate::{packages, shell};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 use std::time::Duration;
 
 /// The names of the targets; a test of `cbd-fuzz` checks them.
@@ -97,29 +99,64 @@ pub fn run(plan: &Plan) -> Result<bool, Problem> {
     if let Err(text) = packages::install_compiler() {
         return Err(Problem::Failed(text));
     }
-    let target_directory = workspace::target_directory().map_err(Problem::Failed)?;
-    let directory = target_directory.join("fuzz");
-    let triple = workspace::host_triple().map_err(Problem::Failed)?;
-    build(&directory, &triple)?;
-    let mut sound = true;
-    for target in &plan.targets {
-        sound &= Fuzzer::new(&directory, &triple, target)?.run(plan.seconds, plan.extends_corpus)?;
+    let place = Place::find()?;
+    println!("building the fuzzer in {}", place.directory.display());
+    let end = shell::run(&mut place.build(), BUILD_LIMIT, |_, line| println!("{line}"));
+    if !end.is_success() {
+        return Err(Problem::Failed(format!("the fuzzer does not build: {end}")));
     }
-    Ok(sound)
+    let next = AtomicUsize::new(0);
+    let jobs = thread::available_parallelism().map_or(1, usize::from).min(plan.targets.len());
+    let outcomes: Vec<_> = thread::scope(|scope| {
+        let workers: Vec<_> = (0..jobs).map(|_| scope.spawn(|| run_next(&place, plan, &next))).collect();
+        workers.into_iter().flat_map(|worker| worker.join().unwrap_or_else(|_| vec![Ok(false)])).collect()
+    });
+    outcomes.into_iter().try_fold(true, |sound, outcome| Ok(sound & outcome?))
 }
 
-fn build(directory: &Path, triple: &str) -> Result<(), Problem> {
-    println!("building the fuzzer in {}", directory.display());
-    let mut command =
-        cargo(["build", "--profile", "fuzz", "--package", "cbd-fuzz", "--features", "libfuzzer"]);
-    // With a named target the flags apply only to what is fuzzed, not to build scripts.
-    command.args(["--bin", "fuzz", "--target", triple]).arg("--target-dir").arg(directory);
-    if workspace::is_ci() {
-        command.arg("--locked");
+/// Runs the targets of the plan from the number `next` on that no other thread runs.
+fn run_next(place: &Place, plan: &Plan, next: &AtomicUsize) -> Vec<Result<bool, Problem>> {
+    let mut outcomes = Vec::new();
+    while let Some(target) = plan.targets.get(next.fetch_add(1, Ordering::Relaxed)) {
+        outcomes.push(
+            Fuzzer::new(place, target).and_then(|fuzzer| fuzzer.run(plan.seconds, plan.extends_corpus)),
+        );
     }
-    command.env("RUSTFLAGS", COVERAGE);
-    let end = shell::run(&mut command, BUILD_LIMIT, |_, line| println!("{line}"));
-    if end.is_success() { Ok(()) } else { Err(Problem::Failed(format!("the fuzzer does not build: {end}"))) }
+    outcomes
+}
+
+/// The command that builds the fuzzer.
+///
+/// # Errors
+/// When cargo does not say where it builds, and for which machine.
+pub fn build_command() -> Result<Command, Problem> {
+    Ok(Place::find()?.build())
+}
+
+/// Where the fuzzer is built.
+struct Place {
+    directory: PathBuf,
+    triple: String,
+}
+
+impl Place {
+    fn find() -> Result<Self, Problem> {
+        let target_directory = workspace::target_directory().map_err(Problem::Failed)?;
+        let triple = workspace::host_triple().map_err(Problem::Failed)?;
+        Ok(Self { directory: target_directory.join("fuzz"), triple })
+    }
+
+    fn build(&self) -> Command {
+        let mut command =
+            cargo(["build", "--profile", "fuzz", "--package", "cbd-fuzz", "--features", "libfuzzer"]);
+        // With a named target the flags apply only to what is fuzzed, not to build scripts.
+        command.args(["--bin", "fuzz", "--target", &self.triple]).arg("--target-dir").arg(&self.directory);
+        if workspace::is_ci() {
+            command.arg("--locked");
+        }
+        command.env("RUSTFLAGS", COVERAGE);
+        command
+    }
 }
 
 /// The fuzzer on one target.
@@ -135,12 +172,12 @@ struct Fuzzer<'a> {
 }
 
 impl<'a> Fuzzer<'a> {
-    fn new(directory: &Path, triple: &str, target: &'a str) -> Result<Self, Problem> {
+    fn new(place: &Place, target: &'a str) -> Result<Self, Problem> {
         let kept = workspace::root().join("fuzz");
         let fuzzer = Self {
-            program: directory.join(triple).join("fuzz/fuzz"),
+            program: place.directory.join(&place.triple).join("fuzz/fuzz"),
             target,
-            found: directory.join("found").join(target),
+            found: place.directory.join("found").join(target),
             corpus: kept.join("corpus").join(target),
             broken: kept.join("regressions").join(target),
         };
@@ -159,7 +196,6 @@ impl<'a> Fuzzer<'a> {
     }
 
     fn run(&self, seconds: u64, extends_corpus: bool) -> Result<bool, Problem> {
-        println!("\n{}: {seconds} s", self.target);
         self.plant()?;
         let before = self.broken_inputs();
         let mut command = self.command();
@@ -181,25 +217,27 @@ impl<'a> Fuzzer<'a> {
         let limit = Duration::from_secs(seconds) + GRACE;
         let mut log = Vec::new();
         let end = shell::run(&mut command, limit, |_, line| log.push(line.to_owned()));
+        // Other targets print, too: what belongs together is printed at once.
+        let mut shown = vec![format!("{}: {seconds} s", self.target)];
         if end.is_success() {
-            show_figures(&log);
+            shown.extend(figures(&log).map(|line| format!("    {line}")));
             if extends_corpus {
-                self.reduce()?;
+                shown.push(self.reduce()?);
             }
+            println!("{}", shown.join("\n"));
             return Ok(true);
         }
-        for line in log.iter().rev().take(60).rev() {
-            println!("    {line}");
-        }
-        println!("    {}: {end}", self.target);
+        shown.extend(log[log.len().saturating_sub(60)..].iter().map(|line| format!("    {line}")));
+        shown.push(format!("    {}: {end}", self.target));
         for input in self.broken_inputs().iter().filter(|input| !before.contains(input)) {
             let input = input.strip_prefix(workspace::root()).unwrap_or(input);
-            println!(
+            shown.push(format!(
                 "    kept in the tree; replay it: cargo run -p cbd-fuzz --bin replay -- {} {}",
                 self.target,
                 input.display()
-            );
+            ));
         }
+        println!("{}", shown.join("\n"));
         Ok(false)
     }
 
@@ -226,7 +264,7 @@ impl<'a> Fuzzer<'a> {
     }
 
     /// Adds the inputs that reach something which the corpus in the tree does not: the fewest and smallest.
-    fn reduce(&self) -> Result<(), Problem> {
+    fn reduce(&self) -> Result<String, Problem> {
         let count = |folder: &Path| files(folder).len();
         let had = count(&self.corpus);
         let mut command = self.command();
@@ -235,8 +273,7 @@ impl<'a> Fuzzer<'a> {
         if !end.is_success() {
             return Err(Problem::Failed(format!("the corpus of {} cannot be reduced: {end}", self.target)));
         }
-        println!("    fuzz/corpus/{}: {had} inputs before, {} now", self.target, count(&self.corpus));
-        Ok(())
+        Ok(format!("    fuzz/corpus/{}: {had} inputs before, {} now", self.target, count(&self.corpus)))
     }
 
     fn broken_inputs(&self) -> Vec<PathBuf> {
@@ -254,14 +291,10 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     entries.flatten().map(|entry| entry.path()).collect()
 }
 
-/// Prints the figures of the run.
-fn show_figures(log: &[String]) {
-    if let Some(line) = log.iter().rev().find(|line| line.contains(" cov: ")) {
-        println!("    {line}");
-    }
-    for line in log.iter().filter(|line| line.starts_with("stat::")) {
-        println!("    {line}");
-    }
+/// The figures of the run.
+fn figures(log: &[String]) -> impl Iterator<Item = &String> {
+    let coverage = log.iter().rev().find(|line| line.contains(" cov: "));
+    coverage.into_iter().chain(log.iter().filter(|line| line.starts_with("stat::")))
 }
 
 #[cfg(test)]

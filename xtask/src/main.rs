@@ -6,6 +6,7 @@
 //! Elsewhere: what is tested (the crates), what is measured (`bench`).
 #![forbid(unsafe_code)]
 
+mod ahead;
 mod demo;
 mod fio;
 mod flags;

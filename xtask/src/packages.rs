@@ -216,7 +216,7 @@ mod tests {
     }
 
     /// Programs of a minimal Debian (debootstrap's minbase), and those of the compiler's package.
-    const BARE: [&str; 21] = [
+    const BARE: [&str; 22] = [
         "apt-cache",
         "apt-get",
         "bash",
@@ -229,6 +229,7 @@ mod tests {
         "ldd",
         "mkfifo",
         "mknod",
+        "nice",
         "setsid",
         "sh",
         "sleep",

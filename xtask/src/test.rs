@@ -3,6 +3,7 @@
 //! Invariants: after a failed step the later ones still run, except those that need what it builds; what
 //! could not run is listed and fails the task, unless the caller chose to leave it out.
 
+use crate::ahead::Ahead;
 use crate::flags::{Problem, TestFlags};
 use crate::leftovers::Scratch;
 use crate::report::{Count, Report, TestFailures};
@@ -37,6 +38,12 @@ const FUZZ_SECONDS_SHORT: u64 = 10;
 
 /// Power cuts of a guest in a nightly run; the disk of that test is full before twice as many.
 const NIGHTLY_CUTS: usize = 30;
+
+/// The program as users build it.
+const RELEASE: [&str; 4] = ["build", "--release", "--package", "cbdctrl"];
+
+/// The simulator.
+const SIM: [&str; 4] = ["build", "--release", "--package", "cbd-sim"];
 
 /// Cargo's progress messages, which are left out of the log.
 const PROGRESS: [&str; 10] = [
@@ -85,7 +92,10 @@ pub fn run(flags: &TestFlags, length: Length) -> Result<bool, Problem> {
         let about =
             if system { "all tests" } else { "the tests that need neither root nor foreign programs" };
         let mut problems = TestFailures::default();
-        report.step("test", about, || tests(flags.filter.as_deref(), system, length, &mut problems));
+        let mut ahead = Ahead::start(builds_ahead(flags, length, system));
+        report.step("test", about, || {
+            tests(flags.filter.as_deref(), system, length, &mut problems, &mut ahead)
+        });
         report.note(problems.lines());
     }
     if length == Length::Long && flags.wants("test") && flags.filter.is_none() {
@@ -106,7 +116,7 @@ pub fn run(flags: &TestFlags, length: Length) -> Result<bool, Problem> {
     let mut program = None;
     if flags.wants("release") || flags.wants("demo") {
         report.step("release", "cbdctrl as users build it", || {
-            let built = check(with_lock(cargo(["build", "--release", "--package", "cbdctrl"])));
+            let built = check(with_lock(cargo(RELEASE)));
             program = (built.failed == 0).then(|| release_program("cbdctrl")).flatten();
             Count::one(program.is_some())
         });
@@ -155,6 +165,21 @@ fn check_source(flags: &TestFlags, report: &mut Report) {
     }
 }
 
+/// The builds of the steps behind the tests.
+fn builds_ahead(flags: &TestFlags, length: Length, system: bool) -> Vec<Command> {
+    let mut builds = Vec::new();
+    if flags.wants("release") || flags.wants("demo") {
+        builds.push(with_lock(cargo(RELEASE)));
+    }
+    if flags.wants("sim") {
+        builds.push(with_lock(cargo(SIM)));
+    }
+    if system && length == Length::Short && flags.wants("fuzz") && packages::install_compiler().is_ok() {
+        builds.extend(fuzz::build_command());
+    }
+    builds
+}
+
 /// Lists what was not run without root, or because the caller left it out.
 fn list_left_out(flags: &TestFlags) {
     if workspace::is_root() || flags.no_system {
@@ -174,7 +199,13 @@ fn list_left_out(flags: &TestFlags) {
 }
 
 /// All tests of the workspace, each crate's even if an earlier one failed.
-fn tests(filter: Option<&str>, system: bool, length: Length, problems: &mut TestFailures) -> Count {
+fn tests(
+    filter: Option<&str>,
+    system: bool,
+    length: Length,
+    problems: &mut TestFailures,
+    ahead: &mut Ahead,
+) -> Count {
     let scratch = match Scratch::new() {
         Ok(scratch) => scratch,
         Err(text) => {
@@ -218,6 +249,8 @@ fn tests(filter: Option<&str>, system: bool, length: Length, problems: &mut Test
         // A test program did not compile, or died before it printed how many of its tests failed.
         count.failed = count.failed.max(1);
     }
+    // Their processes are not leftovers.
+    ahead.finish();
     for left in scratch.leftovers() {
         println!("    left behind: {left}");
         count.failed += 1;
@@ -228,7 +261,7 @@ fn tests(filter: Option<&str>, system: bool, length: Length, problems: &mut Test
 /// Explores crash states: a small number for a change, ten million and a million flipped bits in a nightly
 /// run.
 fn explore(length: Length) -> Count {
-    let built = check(with_lock(cargo(["build", "--release", "--package", "cbd-sim"])));
+    let built = check(with_lock(cargo(SIM)));
     if built.failed > 0 {
         return built;
     }
