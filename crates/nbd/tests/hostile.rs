@@ -1,4 +1,5 @@
-//! Clients that break off, lie, flood or do not listen: they hurt themselves and nobody else.
+//! Clients that disconnect at any point, send invalid bytes, flood or do not read replies affect only their own
+//! connection.
 
 mod common;
 
@@ -16,7 +17,7 @@ use std::time::{Duration, Instant};
 
 const MIB: usize = 1 << 20;
 
-/// How often connections ended, and an option set that counts it.
+/// A counter of connections that ended, and options whose observer increments it.
 fn counted() -> (Arc<AtomicUsize>, Options) {
     let ended = Arc::new(AtomicUsize::new(0));
     let options = Options {
@@ -34,7 +35,7 @@ fn counted() -> (Arc<AtomicUsize>, Options) {
 }
 
 #[test]
-fn a_client_that_goes_after_any_byte_leaves_nothing_behind() {
+fn a_client_that_disconnects_after_any_byte_leaves_no_connection_behind() {
     in_time(|| {
         let (ended, options) = counted();
         let served = serve_with(memory(MIB), options);
@@ -68,7 +69,7 @@ fn garbage_at_any_point_ends_the_connection() {
             }));
             let _ = stream.write_all(&says);
             let _ = stream.shutdown(std::net::Shutdown::Write);
-            // It closes: no reply is endless.
+            // The server closes the connection: no reply is endless.
             let mut heard = Vec::new();
             let _ = stream.read_to_end(&mut heard);
             assert!(heard.len() < 4096, "garbage after {length} bytes");
@@ -87,7 +88,7 @@ fn a_request_with_a_wrong_magic_closes_the_connection() {
         stream.write_all(&says).expect("room");
         let mut heard = Vec::new();
         stream.read_to_end(&mut heard).expect("it closes");
-        // What came before the mistake is answered.
+        // Requests before the wrong magic number are answered.
         assert_eq!(heard.len(), 16);
         assert_eq!(heard[8..16], 9_u64.to_be_bytes());
         works(&served);
@@ -111,7 +112,7 @@ fn a_request_that_comes_byte_by_byte_is_understood() {
 }
 
 #[test]
-fn a_client_that_sends_nothing_is_turned_out_in_time() {
+fn a_client_that_sends_nothing_is_disconnected_in_time() {
     in_time(|| {
         let options = Options { handshake_timeout: Duration::from_millis(100), ..Options::default() };
         let served = serve_with(memory(MIB), options);
@@ -119,7 +120,7 @@ fn a_client_that_sends_nothing_is_turned_out_in_time() {
         let mut slow = connect(&served);
         let began = Instant::now();
         let mut heard = Vec::new();
-        // One that sends a byte now and then is not better off.
+        // The limit also holds for a client that sends a byte now and then.
         for byte in handshake() {
             if slow.write_all(&[byte]).is_err() {
                 break;
@@ -137,7 +138,7 @@ fn a_client_that_sends_nothing_is_turned_out_in_time() {
 }
 
 #[test]
-fn a_client_beyond_the_bound_is_turned_away_until_another_goes() {
+fn a_client_beyond_the_maximum_is_refused_until_another_disconnects() {
     in_time(|| {
         let served = serve_with(memory(MIB), Options { connections_max: 2, ..Options::default() });
         let first = Client::connect(&served.listen).expect("a client");
@@ -154,7 +155,7 @@ fn a_client_that_does_not_read_its_replies_blocks_only_itself() {
         let served = serve(memory(64 * MIB));
         let mut deaf = ready(&served);
         deaf.set_write_timeout(Some(Duration::from_millis(300))).expect("it can be set");
-        // Asks for far more than any buffer holds.
+        // Requests far more data than the socket buffers hold.
         let mut asked = 0_u64;
         while asked < 100_000 && deaf.write_all(&request(0, asked, 0, MIB as u32)).is_ok() {
             asked += 1;
@@ -169,7 +170,7 @@ fn a_client_that_does_not_read_its_replies_blocks_only_itself() {
 }
 
 #[test]
-fn what_a_deaf_client_has_in_flight_is_bounded() {
+fn requests_of_a_client_that_reads_no_replies_are_bounded() {
     in_time(|| {
         let parked = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&parked);
@@ -199,7 +200,7 @@ fn what_a_deaf_client_has_in_flight_is_bounded() {
 }
 
 #[test]
-fn a_request_larger_than_the_bound_is_let_in_alone() {
+fn a_request_larger_than_the_bound_is_admitted_alone() {
     in_time(|| {
         let served = serve_with(memory(16 * MIB), Options { bytes_max: MIB, ..Options::default() });
         let mut client = Client::connect(&served.listen).expect("a client");
@@ -267,7 +268,7 @@ fn a_panic_of_the_device_ends_its_connection_only() {
     });
 }
 
-/// Clients that ask for far more than they read.
+/// Clients that request far more data than they read.
 fn deaf(served: &Served, count: usize, length: u32) -> Vec<UnixStream> {
     (0..count)
         .map(|_| {
@@ -296,7 +297,7 @@ fn clients_that_do_not_read_share_one_bound_of_memory_and_others_are_served() {
             "only {} are used: too few to say anything",
             bound.used()
         );
-        // Requests of every length, although most of the memory is gone.
+        // Requests of every length, although most of the memory is taken.
         let mut client = Client::connect(&served.listen).expect("there is room for one more");
         let data: Vec<u8> = (0..32 * MIB).map(|at| (at / 512 % 251) as u8).collect();
         client.write(512, &data, true).expect("a long write");
@@ -312,7 +313,7 @@ fn clients_that_do_not_read_share_one_bound_of_memory_and_others_are_served() {
 }
 
 #[test]
-fn silent_sockets_keep_nobody_out() {
+fn silent_sockets_do_not_exclude_other_clients() {
     in_time(|| {
         let gave_way = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&gave_way);
@@ -328,20 +329,20 @@ fn silent_sockets_keep_nobody_out() {
         let served = serve_with(memory(MIB), options);
         let mut silent: Vec<UnixStream> = (0..300).map(|_| connect(&served)).collect();
         let began = Instant::now();
-        // The queue of the socket itself may be full for a moment, which the client does not wait for.
+        // The listen queue of the socket may be full for a moment; connecting does not wait for it.
         until("a newcomer is let in", || Client::connect(&served.listen).is_ok());
         works(&served);
         assert!(began.elapsed() < Duration::from_secs(5), "they were waited for");
         assert!(gave_way.load(Ordering::SeqCst) >= 290);
-        // The oldest were closed, long before the time for a handshake was over.
+        // The oldest connections were closed long before the handshake timeout.
         let mut heard = Vec::new();
         silent[0].read_to_end(&mut heard).expect("it closes");
         assert!(began.elapsed() < Duration::from_secs(8));
     });
 }
 
-/// Stops a server whose only accepting thread waits for clients that were turned away, if it has got so far after `pause`; says why the
-/// client that it had accepted was refused.
+/// Stops a server whose accepting thread waits for the end of refused clients, if it has reached that wait after
+/// `pause`; returns why the client that it had accepted was refused.
 fn refused_by_a_stop(pause: Duration) -> Option<ErrorKind> {
     let (release, hold) = std::sync::mpsc::channel::<()>();
     let hold = std::sync::Mutex::new(hold);
@@ -350,7 +351,7 @@ fn refused_by_a_stop(pause: Duration) -> Option<ErrorKind> {
     let options = Options {
         handshakes_max: 1,
         stop_timeout: Duration::from_millis(100),
-        // Threads that do not begin, so that those that were turned away do not end.
+        // The threads do not begin, so that the refused clients do not end.
         thread_setup: Some(Arc::new({
             let begun = Arc::clone(&begun);
             move || {
@@ -362,7 +363,7 @@ fn refused_by_a_stop(pause: Duration) -> Option<ErrorKind> {
             let refused = Arc::clone(&refused);
             move |notice: &Notice<'_>| {
                 if let Notice::Refused { error } = notice {
-                    *refused.lock().expect("nobody panics in here") = Some(error.kind());
+                    *refused.lock().expect("no thread panicked with the lock") = Some(error.kind());
                 }
             }
         })),
@@ -375,13 +376,13 @@ fn refused_by_a_stop(pause: Duration) -> Option<ErrorKind> {
     std::thread::sleep(pause);
     assert_eq!(served.server.stop().expect_err("threads are stuck").kind(), ErrorKind::TimedOut);
     drop(release);
-    refused.lock().expect("nobody panics in here").take()
+    refused.lock().expect("no thread panicked with the lock").take()
 }
 
 #[test]
-fn a_stop_ends_the_wait_for_clients_that_were_turned_away() {
+fn a_stop_ends_the_wait_for_refused_clients() {
     in_time(|| {
-        // Where the machine is slow the fourth client may not have been accepted when the server stops.
+        // On a slow machine the fourth client may not have been accepted when the server stops.
         let refused =
             [50, 500, 5000].into_iter().find_map(|pause| refused_by_a_stop(Duration::from_millis(pause)));
         assert_eq!(refused, Some(ErrorKind::Stopped));
@@ -389,7 +390,7 @@ fn a_stop_ends_the_wait_for_clients_that_were_turned_away() {
 }
 
 #[test]
-fn a_client_for_which_there_is_no_memory_is_turned_away_with_a_reason() {
+fn a_client_for_which_there_is_no_memory_is_refused_with_a_reason() {
     in_time(|| {
         let told = Arc::new(std::sync::Mutex::new(String::new()));
         let text = Arc::clone(&told);
@@ -397,13 +398,13 @@ fn a_client_for_which_there_is_no_memory_is_turned_away_with_a_reason() {
             memory: Budget::new(5 << 20),
             observer: Some(Arc::new(move |notice: &Notice<'_>| {
                 if let Notice::Ended { error: Some(error), .. } = notice {
-                    *text.lock().expect("nobody panics in here") = error.line();
+                    *text.lock().expect("no thread panicked with the lock") = error.line();
                 }
             })),
             ..Options::default()
         };
         let served = serve_with(memory(MIB), options);
-        // A connection takes its memory after the handshake: a reply shows that it has it.
+        // A connection takes its memory after the handshake; a reply shows that it has done so.
         let [first, _second] = [(); 2].map(|()| {
             let mut client = Client::connect(&served.listen).expect("room");
             client.write(0, &[1; 512], false).expect("memory");
@@ -411,7 +412,9 @@ fn a_client_for_which_there_is_no_memory_is_turned_away_with_a_reason() {
         });
         let mut third = Client::connect(&served.listen).expect("a handshake");
         assert!(third.write(0, &[1; 512], false).is_err());
-        until("it says why", || told.lock().expect("nobody panics in here").contains("nbd_memory"));
+        until("it says why", || {
+            told.lock().expect("no thread panicked with the lock").contains("nbd_memory")
+        });
         drop(first);
         until("there is room again", || {
             Client::connect(&served.listen).is_ok_and(|mut client| client.write(0, &[1; 512], false).is_ok())

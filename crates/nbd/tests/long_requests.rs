@@ -1,4 +1,4 @@
-//! Reads and writes that are longer than the memory that their connection can have.
+//! Reads and writes that exceed the memory of their connection.
 
 mod common;
 
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 const MIB: usize = 1 << 20;
 
-/// The next reply to a client that did not agree on structured ones: to which request, and the data of a read of `length`.
+/// The next simple reply: the cookie of its request, and the data of a read of `length`.
 fn simple_reply(stream: &mut UnixStream, length: impl Fn(u64) -> usize) -> (u64, Vec<u8>) {
     let mut head = [0; 16];
     stream.read_exact(&mut head).expect("a reply");
@@ -27,7 +27,7 @@ fn simple_reply(stream: &mut UnixStream, length: impl Fn(u64) -> usize) -> (u64,
 #[test]
 fn a_long_read_in_parts_is_one_simple_reply_and_no_other_comes_between() {
     in_time(|| {
-        // Room for what each connection has for itself, and no more.
+        // Room for the reserved part of each connection, and no more.
         let options = Options { memory: Budget::new(3 << 20), ..Options::default() };
         let served = serve_with(memory(16 * MIB), options);
         let mut stream = ready(&served);
@@ -89,7 +89,7 @@ fn a_long_read_with_one_head_begins_only_when_no_other_reply_of_its_connection_c
         let says: Vec<u8> = reads(12, ours).chain(request(0, 1, MIB as u64 - 512, 32 << 20)).collect();
         stream.write_all(&says).expect("room");
         device.wait_until_held(12);
-        // Others take what is left of the memory.
+        // Other connections take the rest of the memory.
         let others = [16, 9].map(|count| {
             let held = device.held();
             let mut other = ready(&served);
@@ -131,7 +131,7 @@ fn a_part_of_a_long_write_that_fails_is_an_error_of_the_write() {
         let options = Options { memory: Budget::new(3 << 20), ..Options::default() };
         let served = serve_with(device, options);
         let mut stream = ready(&served);
-        // It reaches past the end: refused as a whole, and its payload is passed over.
+        // It reaches past the end: it is refused as a whole, and its payload is discarded.
         let mut says = request(1, 1, 12 << 20, 8 << 20);
         says.extend(std::iter::repeat_n(1, 8 * MIB));
         says.extend(request(1, 2, 8 << 20, 8 << 20));

@@ -1,4 +1,5 @@
-//! Clients that break off and come back: nothing of a connection that has ended happens after a new client was answered.
+//! Clients that disconnect and reconnect: no request of a connection that has ended is executed after a new client was
+//! answered.
 
 mod common;
 
@@ -16,9 +17,9 @@ use std::time::{Duration, Instant};
 
 const MIB: usize = 1 << 20;
 const BLOCK: usize = 4096;
-/// Writes from here on wait for space, and can be given up.
+/// Writes at or above this offset wait for space and can be given up.
 const WAITS_FOR_SPACE: u64 = 256 << 10;
-/// Writes from here on are with the disk, and cannot be taken back.
+/// Writes at or above this offset are in flight to the disk and cannot be given up.
 const WITH_DISK: u64 = 512 << 10;
 
 /// A device that holds writes until it is released.
@@ -44,7 +45,7 @@ impl Holding {
         until("requests are held", || self.held.load(Ordering::SeqCst) == count);
     }
 
-    /// What the device holds at `offset`, asked past the server.
+    /// The byte of the device at `offset`, read without the server.
     fn byte(&self, offset: u64) -> u8 {
         let served = serve(Arc::clone(&self.inner));
         read(&mut Client::connect(&served.listen).unwrap(), offset)
@@ -122,7 +123,7 @@ fn client(served: &Served) -> Client {
     Client::connect(&served.listen).unwrap()
 }
 
-/// A connection past its handshake that can be closed without a word.
+/// A connection past its handshake that can be closed without DISC.
 fn raw(served: &Served) -> UnixStream {
     shake_hands(UnixStream::connect(&served.path).unwrap())
 }
@@ -221,12 +222,12 @@ fn a_tcp_connection_that_was_closed_is_settled_before_a_new_client_is_answered()
         write(&mut old, WAITS_FOR_SPACE, 1);
         write(&mut old, WITH_DISK, 1);
         device.wait_until_held(2);
-        // The server sees no more than that nothing comes; the client may still want its answers.
+        // The server sees only the end of the stream; the client may still wait for replies.
         drop(old);
         let mut new = Client::connect(server.address()).unwrap();
         new.submit(Command::Read { offset: WITH_DISK, length: BLOCK as u32 }).unwrap();
         until("the new client waits", || server.waiting() == 1);
-        // Space that comes before the old connection's thread acts would complete the write, which is as good.
+        // If space is freed before the old connection's thread acts, the write completes, which is correct, too.
         device.wait_until_held(1);
         device.release();
         assert_eq!(new.complete().unwrap().unwrap().data[0], 1);
@@ -264,7 +265,7 @@ fn a_request_that_was_not_read_when_its_client_went_is_not_done_for_a_new_client
         let mut old = raw(&served);
         write(&mut old, WITH_DISK, 1);
         device.wait_until_held(1);
-        // The connection has as many requests as it may have: this one stays in the socket.
+        // The connection has its maximum of requests, so this one stays in the socket.
         write(&mut old, 0, 1);
         drop(old);
         let mut new = client(&served);

@@ -1,4 +1,5 @@
-//! Other people's clients: libnbd, QEMU and fio. They run where `CBD_SYSTEM_TESTS=1` says that they are installed.
+//! Clients of other projects: libnbd, QEMU and fio. The tests run if `CBD_SYSTEM_TESTS=1` says that these are
+//! installed.
 
 mod common;
 
@@ -10,7 +11,7 @@ use std::time::Duration;
 
 use cbd_export::{BlockDevice, Extent, ExtentState, RequestQueue};
 
-/// Whether the tools must be there. Without the variable the test says that it did not run.
+/// Whether the tools must be installed. Without the variable the test prints that it did not run.
 fn wanted(test: &str) -> bool {
     let wanted = std::env::var_os("CBD_SYSTEM_TESTS").is_some_and(|value| value == "1");
     if !wanted {
@@ -23,12 +24,12 @@ fn run(program: &str, arguments: &[&str]) -> String {
     run_with(program, arguments, &[])
 }
 
-/// Runs a tool for a minute at most; what it printed is returned if it ended well.
+/// Runs a tool for a minute at most and returns its output if it succeeded.
 fn run_with(program: &str, arguments: &[&str], environment: &[(&str, &str)]) -> String {
     let output = Command::new("timeout")
         .args(["--kill-after=5", "60", program])
         .args(arguments)
-        // The system's own tools and libraries, whatever else is installed for the user.
+        // Only the system's tools and libraries, not those that the user installed.
         .envs(environment.iter().copied())
         .env("PATH", "/usr/bin:/bin:/usr/sbin:/sbin")
         .stdin(Stdio::null())
@@ -40,7 +41,7 @@ fn run_with(program: &str, arguments: &[&str], environment: &[(&str, &str)]) -> 
     text
 }
 
-/// Memory with a device's knowledge of itself: the first MiB is dirty, the second clean, the last a hole.
+/// Memory with extents: the first MiB is dirty, the second clean, the last a hole.
 struct Knowing(Arc<dyn BlockDevice>);
 
 impl BlockDevice for Knowing {
@@ -144,7 +145,7 @@ fn qemu_reads_what_it_wrote() {
 
 fn fio(uri: &str, name: &str, arguments: &[&str]) {
     let common = ["--output-format=terse", "--group_reporting", "--size=32M", "--verify=crc32c"];
-    // It would leave a file in the working directory, which is the source tree.
+    // Otherwise fio leaves a file in the working directory, which is the source tree.
     let common = [&common[..], &["--verify_state_save=0"]].concat();
     let (uri, name) = (format!("--uri={uri}"), format!("--name={name}"));
     let text =

@@ -1,4 +1,4 @@
-//! Requests and replies through a real socket, by the crate's own client.
+//! Requests and replies over a real socket, with the crate's own client.
 
 mod common;
 
@@ -190,7 +190,7 @@ fn a_failing_device_fails_requests_and_nothing_else() {
 }
 
 #[test]
-fn block_status_speaks_in_both_contexts_or_is_refused() {
+fn block_status_reports_both_contexts_or_is_refused() {
     in_time(|| {
         let served = serve(memory(16 * MIB));
         let mut client = Client::connect(&served.listen).expect("a client");
@@ -199,13 +199,13 @@ fn block_status_speaks_in_both_contexts_or_is_refused() {
         assert_eq!(found, [status(CONTEXT_ALLOCATION), status(CONTEXT_STATE)]);
         let options = ClientOptions { contexts: false, ..ClientOptions::default() };
         let mut client = Client::connect_with(&served.listen, &options).expect("a client");
-        let refused = client.block_status(0, 4096).expect_err("nobody agreed on it");
+        let refused = client.block_status(0, 4096).expect_err("no context was negotiated");
         assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
     });
 }
 
 #[test]
-fn a_read_only_export_says_so_and_takes_no_change() {
+fn a_read_only_export_is_marked_and_refuses_changes() {
     in_time(|| {
         let served = serve_with(memory(MIB), Options { read_only: true, ..Options::default() });
         let mut client = Client::connect(&served.listen).expect("a client");
@@ -285,8 +285,8 @@ fn a_server_without_room_or_with_an_impossible_name_is_refused() {
         let refused = Server::start(memory(MIB), listen(), options).expect_err("refused");
         assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
     }
-    let nobody = Client::connect(&listen()).expect_err("nobody listens");
-    assert_eq!(nobody.kind(), ErrorKind::NotFound);
+    let absent = Client::connect(&listen()).expect_err("no server listens");
+    assert_eq!(absent.kind(), ErrorKind::NotFound);
 }
 
 #[test]
@@ -364,7 +364,7 @@ fn a_client_that_leaves_in_order_has_its_requests_completed() {
 }
 
 #[test]
-fn each_data_thread_is_set_up_and_its_life_is_told() {
+fn each_data_thread_is_set_up_and_its_events_are_observed() {
     in_time(|| {
         let set_up = Arc::new(AtomicUsize::new(0));
         let told = Arc::new(Mutex::new(Vec::new()));
@@ -385,7 +385,7 @@ fn each_data_thread_is_set_up_and_its_life_is_told() {
                         }
                         other => format!("{other:?}"),
                     };
-                    told.lock().expect("nobody panics in here").push(word);
+                    told.lock().expect("no thread panicked with the lock").push(word);
                 })
             }),
             ..Options::default()
@@ -394,6 +394,6 @@ fn each_data_thread_is_set_up_and_its_life_is_told() {
         drop(Client::connect(&served.listen).expect("a client"));
         served.server.stop().expect("stopped");
         assert_eq!(set_up.load(Ordering::SeqCst), 1);
-        assert_eq!(*told.lock().expect("nobody panics in here"), ["connected 0", "ended 0 false"]);
+        assert_eq!(*told.lock().expect("no thread panicked with the lock"), ["connected 0", "ended 0 false"]);
     });
 }

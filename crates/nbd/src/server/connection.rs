@@ -1,22 +1,22 @@
 //! One connection after the handshake: requests in, replies out, on one thread with a request queue of its own.
 //!
-//! A request that the device completes at once is answered at once; one that it parks is answered when it comes
-//! back, out of order. The thread waits in one place, for the socket, the queue and the order to stop.
+//! A request that the device completes at once is answered at once; one that it parks is answered when it completes,
+//! possibly out of order. One wait set covers the socket, the queue and the stop event.
 //!
 //! Always true here:
 //! - each request that was read whole gets exactly one reply, unless the client went away or stop ran out of time;
-//! - requests that were read and not answered are bounded in number and bytes (`memory`); beyond that the socket is not read,
-//!   so a client that sends without reading its replies blocks itself and nobody else;
+//! - requests that were read and not answered are bounded in number and bytes (`memory`); beyond that the socket is not
+//!   read, so a client that sends without reading its replies blocks only its own connection;
 //! - a request that waits for memory waits for requests of its own connection, never for another client;
-//! - after the client's last request, what the device has is completed before the queue is let go; what has not begun is given up when
-//!   the client is gone, or when a new client waits for it.
+//! - after the client's last request, the requests in the device are completed before the queue is closed; requests
+//!   that have not begun are given up when the client is gone, or when a new client waits for the end of this one.
 
 use super::Limits;
 use super::ending::Ending;
 use super::handshake::Agreed;
 use super::incoming::{Incoming, Payload};
 use super::memory::{Memory, RESERVED, cost_of};
-use super::parts::{Framing, Next, PART, Parts, Way};
+use super::parts::{Direction, Framing, Next, PART, Parts};
 use super::presence::Presence;
 use super::receive::{Received, Receiver};
 use super::reply::{Output, Reply, Sent};
@@ -34,9 +34,9 @@ use std::mem;
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
-/// Replies go out when so many bytes of them wait, even if more requests are at hand.
+/// Replies are sent when this many bytes of them are queued, even if more requests were received.
 const SEND_AT: usize = 64 << 10;
-/// After so long without a request, spare buffers are let go.
+/// After this time without a request, spare buffers are freed.
 const IDLE: Duration = Duration::from_secs(1);
 
 pub(super) struct Connection<'a> {
@@ -50,20 +50,20 @@ pub(super) struct Connection<'a> {
     incoming: Incoming,
     output: Output,
     memory: Memory,
-    /// The request that goes on in parts.
+    /// The request that is executed in parts.
     parts: Option<Parts>,
     slots: Slots,
-    /// Requests that were read and whose replies are not out.
+    /// Requests that were read and whose replies are not sent.
     unanswered: usize,
-    /// CACHE commands with a piece to go, and their buffers.
+    /// CACHE commands that are not finished, and their buffers.
     pieces: VecDeque<(usize, AlignedBuffer)>,
     done: Vec<Completion>,
     ending: Option<Ending>,
-    /// The server stops: when even parked requests are given up.
+    /// Set when the server stops: the time at which parked requests are given up.
     stop_until: Option<Instant>,
     fault: Option<Error>,
     waits: Waits,
-    /// Behind the queue, so that it goes last.
+    /// Declared after the queue, so that it is dropped after it.
     presence: Presence,
 }
 
@@ -107,7 +107,7 @@ impl<'a> Connection<'a> {
     /// Serves until the client goes, breaks the protocol, or the server stops.
     ///
     /// # Errors
-    /// What went wrong, for the log; the connection is over in any case.
+    /// The reason for the log; the connection ends in any case.
     pub(super) fn serve(mut self) -> Result<()> {
         loop {
             self.take_requests();
@@ -130,7 +130,7 @@ impl<'a> Connection<'a> {
 
     // -- in ---------------------------------------------------------------------------------------------------
 
-    /// Whether bytes at hand can be dealt with.
+    /// Whether received bytes can be processed now.
     fn has_input(&self) -> bool {
         self.ending.is_none()
             && match &self.incoming {
@@ -144,7 +144,7 @@ impl<'a> Connection<'a> {
             }
     }
 
-    /// Whether more bytes are needed before anything can be dealt with.
+    /// Whether more bytes must be received before processing continues.
     fn wants_bytes(&self) -> bool {
         self.ending.is_none()
             && match self.incoming {
@@ -161,7 +161,7 @@ impl<'a> Connection<'a> {
             && (self.memory.has(self.rules.cost(header)) || self.may_go_in_parts(header))
     }
 
-    /// Whether a request for which there is no memory can begin with its first part.
+    /// Whether a request that exceeds the free memory can begin with its first part.
     fn may_go_in_parts(&self, header: &RequestHeader) -> bool {
         let is_alone = header.command == command::READ && self.agreed.framing(header) == Framing::OneHead;
         self.parts.is_none()
@@ -175,14 +175,14 @@ impl<'a> Connection<'a> {
         parts.has_next() && self.memory.has(cost_of(parts.next_length()))
     }
 
-    /// Deals with what was received, until more is needed, a bound is reached, or replies should go out first.
+    /// Processes received bytes until more are needed, a bound is reached, or replies should be sent first.
     fn take_requests(&mut self) {
         while self.has_input() {
             match mem::replace(&mut self.incoming, Incoming::Head) {
                 Incoming::Head => match self.receiver.peek() {
                     Ok(Some(header)) => {
                         if !self.begin(&header) {
-                            // Another connection was faster with the memory.
+                            // Another connection took the memory meanwhile.
                             break;
                         }
                     }
@@ -206,7 +206,7 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// Begins a request; false if there is no memory for it, and it stays where it is.
+    /// Begins a request; false if there is no memory for it: it remains in the receive buffer.
     fn begin(&mut self, header: &RequestHeader) -> bool {
         let cookie = header.cookie;
         if header.command == command::DISC {
@@ -246,8 +246,8 @@ impl<'a> Connection<'a> {
             }
             Ok(Task::Cache(range)) => {
                 let buffer = self.memory.buffer(range.len().min(CACHE_PIECE) as usize);
-                let place = self.slots.insert(Slot { cookie, kind: Kind::Cache(range), cost });
-                self.pieces.push_back((place, buffer));
+                let number = self.slots.insert(Slot { cookie, kind: Kind::Cache(range), cost });
+                self.pieces.push_back((number, buffer));
             }
             Ok(Task::Status { range, one }) => {
                 let reply = match status::describe(self.device, range, one, self.agreed.contexts) {
@@ -267,11 +267,11 @@ impl<'a> Connection<'a> {
 
     fn begin_in_parts(&mut self, header: &RequestHeader, operation: Operation, range: ByteRange, fua: bool) {
         let structured = self.agreed.structured;
-        let way = match operation {
-            Operation::Write => Way::Write { fua },
-            _ => Way::Read(self.agreed.framing(header)),
+        let direction = match operation {
+            Operation::Write => Direction::Write { fua },
+            _ => Direction::Read(self.agreed.framing(header)),
         };
-        self.parts = Some(Parts::new(header.cookie, structured, way, range));
+        self.parts = Some(Parts::new(header.cookie, structured, direction, range));
         if operation == Operation::Write {
             self.incoming = Incoming::Part;
         }
@@ -281,7 +281,7 @@ impl<'a> Connection<'a> {
     fn receive_next_part(&mut self) -> bool {
         self.incoming = Incoming::Part;
         let Some(parts) = self.parts.as_mut().filter(|parts| parts.has_next()) else { return false };
-        let Way::Write { fua } = parts.way else { return false };
+        let Direction::Write { fua } = parts.direction else { return false };
         let length = parts.next_length();
         if !self.memory.take(cost_of(length)) {
             return false;
@@ -315,7 +315,7 @@ impl<'a> Connection<'a> {
         self.start(cookie, Kind::Part(range), (Operation::Read, range, false), buffer);
     }
 
-    /// The device has done a part.
+    /// The device completed a part.
     fn part_done(&mut self, part: ByteRange, cost: usize, result: Result<()>, buffer: AlignedBuffer) {
         let Some(parts) = &mut self.parts else {
             self.memory.give(cost);
@@ -344,7 +344,7 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// A reply goes out, behind a read of which some is on its way.
+    /// Queues a reply, behind the remaining parts of a read whose head is queued.
     fn push(&mut self, reply: Reply) {
         if self.parts.as_ref().is_some_and(Parts::is_alone) {
             self.output.hold(reply);
@@ -353,7 +353,7 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// Some bytes of a write are here: waits for the others, or starts it.
+    /// Bytes of a write's payload were received: starts the write if the payload is complete.
     fn payload(&mut self, payload: Payload) {
         if payload.filled < payload.buffer.len() {
             self.incoming = Incoming::Payload(payload);
@@ -366,7 +366,7 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// Drops `left` bytes that belong to a write that was refused, then says so.
+    /// Discards the `left` remaining payload bytes of a write that was refused, then replies with the error.
     fn skip(&mut self, cookie: u64, left: usize, error: Error) {
         let left = left - self.receiver.consume(left);
         if left == 0 {
@@ -398,7 +398,7 @@ impl<'a> Connection<'a> {
         };
         match received {
             Ok(Received::Bytes(_)) => {
-                // A payload that is complete now starts even if nothing came after it.
+                // A write whose payload is complete starts even if no further bytes were received.
                 if matches!(&self.incoming, Incoming::Payload(payload) if payload.filled == payload.buffer.len())
                     && let Incoming::Payload(payload) = mem::replace(&mut self.incoming, Incoming::Head)
                 {
@@ -406,7 +406,7 @@ impl<'a> Connection<'a> {
                 }
             }
             Ok(Received::Nothing) => {}
-            // A client may close its sending half and still want its replies.
+            // A client may shut down its sending half and still wait for its replies.
             Ok(Received::End) => self.end(None, !self.waits.is_hung_up()),
             Err(error) => {
                 let text = format!("the connection of an NBD client failed: {error}");
@@ -419,20 +419,20 @@ impl<'a> Connection<'a> {
 
     fn start(&mut self, cookie: u64, kind: Kind, task: (Operation, ByteRange, bool), buffer: AlignedBuffer) {
         let (operation, range, fua) = task;
-        let place = self.slots.insert(Slot { cookie, kind, cost: cost_of(buffer.len()) });
-        let request = Request { id: place as u64, operation, range, fua, buffer };
+        let number = self.slots.insert(Slot { cookie, kind, cost: cost_of(buffer.len()) });
+        let request = Request { id: number as u64, operation, range, fua, buffer };
         self.queue.submit_plugged(request, &mut self.done);
         self.settle();
     }
 
-    /// Submits one piece of one CACHE command, so that long ones do not keep others waiting.
+    /// Submits one piece of one CACHE command, so that a long command does not delay other requests.
     fn submit_piece(&mut self) {
-        let Some((place, mut buffer)) = self.pieces.pop_front() else { return };
-        let Some(Slot { kind: Kind::Cache(left), .. }) = self.slots.get_mut(place) else { return };
+        let Some((number, mut buffer)) = self.pieces.pop_front() else { return };
+        let Some(Slot { kind: Kind::Cache(left), .. }) = self.slots.get_mut(number) else { return };
         let range = ByteRange { start: left.start, end: left.end.min(left.start + CACHE_PIECE) };
         left.start = range.end;
         buffer.resize(range.len() as usize);
-        let request = Request { id: place as u64, operation: Operation::Read, range, fua: false, buffer };
+        let request = Request { id: number as u64, operation: Operation::Read, range, fua: false, buffer };
         self.queue.submit(request, &mut self.done);
         self.settle();
     }
@@ -448,8 +448,8 @@ impl<'a> Connection<'a> {
 
     fn answer(&mut self, completion: Completion) {
         let Completion { id, result, buffer } = completion;
-        let place = usize::try_from(id).unwrap_or(usize::MAX);
-        let Some(slot) = self.slots.take(place) else {
+        let number = usize::try_from(id).unwrap_or(usize::MAX);
+        let Some(slot) = self.slots.take(number) else {
             debug_assert!(false, "the device completed request {id}, which it does not have");
             return;
         };
@@ -457,18 +457,18 @@ impl<'a> Connection<'a> {
             && !left.is_empty()
             && self.ending.is_none()
         {
-            self.slots.put_back(place, slot);
-            self.pieces.push_back((place, buffer));
+            self.slots.put_back(number, slot);
+            self.pieces.push_back((number, buffer));
             return;
         }
-        self.slots.free(place);
+        self.slots.free(number);
         if let Kind::Part(part) = slot.kind {
             self.part_done(part, slot.cost, result, buffer);
             return;
         }
         let reply = match (result, slot.kind) {
             (Ok(()), Kind::Read(range)) if buffer.len() as u64 == range.len() => {
-                // The buffer goes out with the reply, and counts until then.
+                // The buffer is sent with the reply and remains accounted until then.
                 self.push(Reply::data(slot.cookie, self.agreed.structured, range.start, buffer));
                 return;
             }
@@ -506,7 +506,7 @@ impl<'a> Connection<'a> {
 
     // -- the end ----------------------------------------------------------------------------------------------
 
-    /// No request is taken from now on. `sending` says whether the client can still get replies.
+    /// Stops taking requests. `sending` says whether the client can still receive replies.
     fn end(&mut self, fault: Option<Error>, sending: bool) {
         if self.fault.is_none() {
             self.fault = fault;
@@ -520,7 +520,8 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// Gives up what has not begun, if the client is gone or a new one waits for that; says so when nothing of it can happen any more.
+    /// Gives up requests that have not begun, if the client is gone or a new client waits for the end of this one;
+    /// reports to `presence` when no request of this connection can change the device any more.
     fn give_up(&mut self) {
         let Some(ending) = &mut self.ending else { return };
         if !ending.gave_up && (ending.is_gone() || self.presence.is_awaited()) {
@@ -541,7 +542,7 @@ impl<'a> Connection<'a> {
             return true;
         }
         if self.slots.parked() > 0 {
-            // Parked requests are the device's; sending has its time after them.
+            // The device still has parked requests; the time limit for sending begins after them.
             ending.until = now + self.limits.stop;
             return false;
         }

@@ -1,8 +1,8 @@
 //! The server's half of the handshake: fixed newstyle, from the greeting to the first request.
 //!
-//! Always true here: every length is checked before it is believed, no option makes us hold more than
-//! [`OPTION_MAX`] bytes, and whatever a client sends ends in a reply, an error reply or an error of ours. How
-//! long it may take is the stream's business, which is expected to fail when the time is up.
+//! Always true here: every length is checked before it is used, no option makes the server buffer more than
+//! [`OPTION_MAX`] bytes, and every input results in a reply, an error reply or an `Err`. The stream enforces the time
+//! limit: it fails when the time is up.
 
 use super::request::Rules;
 use crate::protocol::{
@@ -12,11 +12,11 @@ use crate::protocol::{
 use cbd_types::{Error, ErrorKind, Result};
 use std::io::{Read, Write};
 
-/// Longest option that is looked into, in bytes.
+/// Longest option that is parsed, in bytes.
 const OPTION_MAX: usize = 64 << 10;
-/// Longest option that is read and passed over; a longer one ends the connection.
+/// Longest option that is read and discarded; a longer one ends the connection.
 const OPTION_SKIPPED_MAX: u32 = 16 << 20;
-/// Best size of a request, in bytes.
+/// Preferred size of a request, in bytes.
 const PREFERRED_BLOCK: u32 = 4096;
 
 const SERVER_FLAGS: u16 = handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES;
@@ -33,14 +33,14 @@ pub(super) struct Contexts {
     pub(super) state: bool,
 }
 
-/// What the two ends agreed on.
+/// The negotiated protocol features.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) struct Agreed {
     pub(super) structured: bool,
     pub(super) contexts: Contexts,
 }
 
-/// What is offered.
+/// The export that is offered.
 pub(super) struct Offer<'a> {
     pub(super) name: &'a str,
     pub(super) description: &'a str,
@@ -48,14 +48,14 @@ pub(super) struct Offer<'a> {
 }
 
 impl Offer<'_> {
-    /// The export has its name, and as the only one it is the default too.
+    /// Whether `name` selects the export: its own name, or the empty name of the default export.
     fn is_named(&self, name: &[u8]) -> bool {
         name.is_empty() || name == self.name.as_bytes()
     }
 }
 
-/// Speaks with a client until it wants to send requests; `None` when it went away in order. `accepted` is called
-/// before the client learns that it may.
+/// Negotiates with a client until the transmission phase begins; `None` if the client ended the handshake in order.
+/// `accepted` is called before the client is told that it may send requests.
 ///
 /// # Errors
 /// When the stream fails or the client breaks the protocol.
@@ -98,7 +98,7 @@ struct Handshake<'a, S> {
     stream: &'a mut S,
     offer: &'a Offer<'a>,
     agreed: Agreed,
-    /// Replies of the option at hand; sent when they are complete.
+    /// Replies to the current option; sent when they are complete.
     out: Vec<u8>,
     no_zeroes: bool,
     accepted: &'a mut dyn FnMut(),
@@ -140,7 +140,7 @@ impl<S: Read + Write> Handshake<'_, S> {
                 Next::Option
             }
             option::LIST_META_CONTEXT | option::SET_META_CONTEXT => self.contexts(code, &data),
-            // STARTTLS among them: there is no TLS here, a unix socket or a tunnel takes its place.
+            // STARTTLS among them: TLS is not supported; use a unix socket or a tunnel.
             _ => {
                 self.refuse(code, option_reply::ERR_UNSUP, "this server does not know the option");
                 Next::Option
@@ -153,7 +153,7 @@ impl<S: Read + Write> Handshake<'_, S> {
         Ok(next)
     }
 
-    /// The oldest way in: no reply that could be an error, so a wrong name ends the connection.
+    /// EXPORT_NAME, the oldest option: its reply cannot be an error, so a wrong name ends the connection.
     fn export_name(&mut self, name: &[u8]) -> Result<Next> {
         if !self.offer.is_named(name) {
             return Err(broken(format!("there is no export {:?}", String::from_utf8_lossy(name))));
@@ -182,7 +182,7 @@ impl<S: Read + Write> Handshake<'_, S> {
         Next::Option
     }
 
-    /// INFO and GO: the same, but that after GO come requests.
+    /// INFO and GO: the same replies; after GO the transmission phase begins.
     fn information(&mut self, code: u32, data: &[u8]) -> Next {
         let Some((name, wanted)) = parse_information(data) else {
             self.refuse(code, option_reply::ERR_INVALID, "the option is malformed");
@@ -198,7 +198,7 @@ impl<S: Read + Write> Handshake<'_, S> {
         export.extend_from_slice(&rules.flags(self.agreed.structured).to_be_bytes());
         self.reply(code, option_reply::INFO, &export);
 
-        // Also to those who did not ask: requests that are no whole sectors will be refused.
+        // Also to clients that did not ask for it, because requests that are not whole sectors are refused.
         let mut blocks = info::BLOCK_SIZE.to_be_bytes().to_vec();
         for size in [rules.sector, PREFERRED_BLOCK.max(rules.sector), rules.payload_max] {
             blocks.extend_from_slice(&size.to_be_bytes());
@@ -233,7 +233,8 @@ impl<S: Read + Write> Handshake<'_, S> {
             self.refuse(code, option_reply::ERR_UNKNOWN, "there is no such export");
             return Next::Option;
         }
-        // A list without queries asks for all there are; one that ends in a colon for all of that namespace.
+        // LIST without queries selects all contexts; a query that ends in a colon selects all contexts of that
+        // namespace.
         let wants = |context: &str, namespace: &str| {
             let listed = |query: &&[u8]| !setting && *query == namespace.as_bytes();
             (!setting && queries.is_empty())
@@ -281,13 +282,13 @@ impl<S: Read + Write> Handshake<'_, S> {
         self.out.extend_from_slice(&OPTION_REPLY_MAGIC.to_be_bytes());
         self.out.extend_from_slice(&code.to_be_bytes());
         self.out.extend_from_slice(&kind.to_be_bytes());
-        // All that we send is short: names and descriptions are bounded when the server starts.
+        // All replies are short: the lengths of name and description are checked when the server starts.
         self.out.extend_from_slice(&(data.len() as u32).to_be_bytes());
         self.out.extend_from_slice(data);
     }
 }
 
-/// The export's name, and the wanted kinds of information, two bytes each.
+/// The export's name, and the requested kinds of information, two bytes each.
 fn parse_information(data: &[u8]) -> Option<(&[u8], &[u8])> {
     let mut reader = Reader(data);
     let name = reader.string()?;
@@ -302,7 +303,7 @@ fn parse_contexts(data: &[u8]) -> Option<(&[u8], Vec<&[u8]>)> {
     let name = reader.string()?;
     let count = reader.u32()?;
     let mut queries = Vec::new();
-    // Each takes at least four bytes of an option of bounded length, so the count needs no bound of its own.
+    // Each query takes at least four bytes of an option of bounded length, which bounds the count.
     for _ in 0..count {
         let query = reader.string()?;
         (query.len() <= STRING_MAX).then_some(())?;

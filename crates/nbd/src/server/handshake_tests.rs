@@ -1,4 +1,4 @@
-//! The handshake, spoken byte by byte over a stream that is two vectors.
+//! The handshake byte by byte, over a stream that consists of two vectors.
 
 use super::*;
 use cbd_types::Geometry;
@@ -6,7 +6,7 @@ use std::io::{self, Cursor};
 
 const SIZE: u64 = 1 << 30;
 
-/// A client that says all it has to say at once; what it hears is kept.
+/// A client that sends all its bytes at once; the server's bytes are recorded.
 struct Script {
     says: Cursor<Vec<u8>>,
     hears: Vec<u8>,
@@ -60,7 +60,7 @@ fn client(options: &[(u32, Vec<u8>)]) -> Vec<u8> {
     says
 }
 
-/// The greeting is as it must be; then come replies of option, kind and data.
+/// Checks the greeting and returns the replies that follow it: option, kind and data.
 fn replies(hears: &[u8]) -> Vec<(u32, u32, Vec<u8>)> {
     let mut reader = Reader(hears);
     assert_eq!(reader.u64(), Some(NBDMAGIC));
@@ -185,7 +185,7 @@ fn contexts_need_structured_replies_first() {
     assert_eq!(kinds(option::LIST_META_CONTEXT, data), [option_reply::ERR_INVALID]);
 }
 
-/// The contexts that the replies to an option after structured replies name, with their numbers.
+/// The contexts, with their numbers, in the replies to an option that follows STRUCTURED_REPLY.
 fn contexts(code: u32, data: Vec<u8>) -> (Option<Agreed>, Vec<(u32, String)>) {
     let options = [(option::STRUCTURED_REPLY, vec![]), (code, data), (option::GO, named("disk", &[]))];
     let (outcome, hears) = run(client(&options));
@@ -285,7 +285,7 @@ fn unknown_client_flags_and_wrong_magic_end_the_connection() {
     assert!(run(says).0.is_err());
 }
 
-/// A handshake that uses about everything.
+/// A handshake that uses almost all options.
 fn everything() -> Vec<u8> {
     client(&[
         (option::LIST, vec![]),

@@ -1,9 +1,9 @@
-//! Where in the stream of requests a connection is.
+//! The state of receiving the stream of requests.
 
 use super::slots::Kind;
 use cbd_types::{AlignedBuffer, ByteRange, Error, Operation};
 
-/// Where in the stream of requests we are.
+/// Position in the stream of requests.
 pub(super) enum Incoming {
     /// Before the head of a request.
     Head,

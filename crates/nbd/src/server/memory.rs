@@ -1,9 +1,10 @@
-//! The memory of one connection's requests and replies, out of what all connections of the process share.
+//! The memory of one connection's requests and replies, part of the budget that all connections of the process share.
 //!
-//! Each connection has a reserved part, which nobody else can take: with that alone it makes progress, whatever other clients
-//! do with theirs. What it takes besides comes out of the rest, and only while at least as much is left for others, and a quarter
-//! of all for connections to come: many clients that do not read their replies leave room for one more. Nobody waits for memory of another connection: a
-//! request for which there is none goes on in parts (`parts`), or waits for requests of its own connection.
+//! Each connection has a reserved part, which no other connection can take: with that part alone it makes progress,
+//! whatever other clients do. Memory beyond it comes from the rest of the budget, and only while the rest still holds
+//! as much again and a quarter of the budget for new connections: many clients that do not read their replies leave
+//! room for one more. No connection waits for memory of another: a request that exceeds the free memory is executed in
+//! parts (`parts`), or waits for requests of its own connection.
 //!
 //! Always true here: all buffers of a connection, spare ones included, are counted; what is counted never exceeds the budget.
 //!
@@ -14,11 +15,11 @@ use cbd_export::buffers::Buffers;
 use cbd_types::{AlignedBuffer, Error, ErrorKind, Result};
 use std::sync::Arc;
 
-/// What a connection takes besides buffers: its thread, what it received, replies without data.
+/// Memory of a connection besides buffers: its thread, its receive buffer, replies without data.
 const OVERHEAD: usize = 256 << 10;
-/// Buffers that a connection has for itself alone.
+/// Bytes of buffers that are reserved for each connection.
 pub(super) const RESERVED: usize = 2 << 20;
-/// Smallest buffer.
+/// Smallest buffer in bytes.
 const PAGE: usize = 4096;
 
 #[derive(Debug)]
@@ -28,11 +29,11 @@ pub(super) struct Memory {
     buffers: Buffers,
     /// Bytes of buffers and replies in use.
     used: usize,
-    /// Bytes that may be in use together; more than that is let in alone.
+    /// Bytes that may be in use together; a larger request is admitted only while no other is in use.
     most: usize,
 }
 
-/// What a buffer of `length` bytes takes.
+/// Bytes that a buffer of `length` bytes takes.
 pub(super) const fn cost_of(length: usize) -> usize {
     if length == 0 {
         0
@@ -60,13 +61,13 @@ impl Memory {
         Ok(Self { budget: Arc::clone(budget), share, buffers: Buffers::default(), used: 0, most })
     }
 
-    /// Bytes that may be in use without taking more from the budget.
+    /// Bytes that may be in use without a larger share of the budget.
     fn granted(&self) -> usize {
         // It was a usize before.
         self.share.bytes() as usize - OVERHEAD
     }
 
-    /// Takes `cost` bytes; false if there are none.
+    /// Takes `cost` bytes; false if they are not available.
     pub(super) fn take(&mut self, cost: usize) -> bool {
         let after = self.used + cost;
         if cost == 0 {
@@ -75,7 +76,7 @@ impl Memory {
         if self.used > 0 && after > self.most {
             return false;
         }
-        // A buffer that is used again counts already.
+        // A buffer that is reused is accounted already.
         let again = if cost > 0 && self.buffers.has(cost) { cost } else { 0 };
         let held = self.buffers.held() - again;
         if after + held > self.granted() && !self.grow(after + held) {
@@ -88,7 +89,7 @@ impl Memory {
         true
     }
 
-    /// Whether [`take`](Self::take) would, as far as one can know without taking.
+    /// Whether [`take`](Self::take) would succeed now; another connection may take the memory first.
     pub(super) fn has(&self, cost: usize) -> bool {
         let after = self.used + cost;
         let more = after.saturating_sub(self.granted()) as u64;
@@ -98,7 +99,7 @@ impl Memory {
                 && (more == 0 || free() >= more.saturating_add(self.left_for_others(after)))
     }
 
-    /// Bytes that have to be free after a connection has taken so many.
+    /// Bytes of the budget that must remain free after a connection has taken `bytes`.
     fn left_for_others(&self, bytes: usize) -> u64 {
         (bytes as u64).saturating_add(self.budget.limit() / 4)
     }
@@ -108,9 +109,9 @@ impl Memory {
         self.share.resize((bytes + OVERHEAD) as u64, rest)
     }
 
-    /// Gives back `cost` bytes that were taken.
+    /// Returns `cost` bytes that were taken.
     pub(super) fn give(&mut self, cost: usize) {
-        debug_assert!(cost <= self.used, "more is given back than was taken");
+        debug_assert!(cost <= self.used, "more is returned than was taken");
         self.used -= cost.min(self.used);
         if self.is_short() {
             self.buffers.trim();
@@ -123,14 +124,14 @@ impl Memory {
         self.buffers.take(length)
     }
 
-    /// Takes back a buffer, whose bytes are still taken.
+    /// Keeps a buffer for reuse; its bytes remain taken.
     pub(super) fn put_by(&mut self, buffer: AlignedBuffer) {
         if self.used + self.buffers.held() <= self.granted() && !self.is_short() {
             self.buffers.give(buffer);
         }
     }
 
-    /// Whether much of the budget is taken: nothing is kept then that is not in use.
+    /// Whether more than half of the budget is taken: then spare buffers are freed.
     fn is_short(&self) -> bool {
         self.budget.used() > self.budget.limit() / 2
     }
@@ -140,12 +141,12 @@ impl Memory {
         self.used == 0
     }
 
-    /// Whether nothing is in use, and something is kept.
+    /// Whether no bytes are in use, but spare buffers or a share above the reserved part are held.
     pub(super) fn is_idle(&self) -> bool {
         self.used == 0 && (self.buffers.held() > 0 || self.granted() > RESERVED)
     }
 
-    /// Lets everything go that is not in use.
+    /// Frees everything that is not in use.
     pub(super) fn trim(&mut self) {
         self.buffers.trim();
         self.shrink();
@@ -170,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_reserved_is_there_whatever_others_take() {
+    fn reserved_memory_is_available_whatever_other_connections_take() {
         let budget = Budget::new(20 << 20);
         let (mut greedy, mut modest) = (memory(&budget), memory(&budget));
         while greedy.take(MIB) {}
@@ -180,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn one_more_finds_memory_after_many_that_give_nothing_back() {
+    fn a_new_connection_finds_memory_while_many_others_return_none() {
         let budget = Budget::new(512 << 20);
         let mut greedy: Vec<Memory> = (0..60).map(|_| memory(&budget)).collect();
         for memory in &mut greedy {
@@ -199,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_is_given_back_in_the_end() {
+    fn all_memory_returns_to_the_budget() {
         let budget = Budget::new(512 << 20);
         let mut memory = memory(&budget);
         assert!(memory.take(16 * MIB));
@@ -215,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_exceeds_the_bound_of_a_connection_is_let_in_alone() {
+    fn a_request_above_the_bound_of_a_connection_is_admitted_alone() {
         let budget = Budget::new(512 << 20);
         let mut memory = Memory::new(&budget, 4 * MIB).expect("room");
         assert!(memory.has(8 * MIB) && memory.take(8 * MIB));

@@ -1,9 +1,9 @@
 //! The NBD server: one device on one socket, a thread for each connection.
 //!
-//! Always true here: connections are bounded in number, handshakes in number and time, and all connections in the memory
-//! that they take together (`memory`); a client that says nothing keeps nobody out: the oldest handshake makes room for a
-//! new one; [`Server::stop`] is bounded in time and completes what was in flight; a panic or an error in one connection ends
-//! that connection only.
+//! Always true here: connections are bounded in number, handshakes in number and time, and all connections in the
+//! memory that they take together (`memory`); a silent client does not exclude other clients: the oldest handshake is
+//! closed for a new one; [`Server::stop`] is bounded in time and completes what was in flight; a panic or an error in
+//! one connection ends that connection only.
 //!
 //! Left to others: what requests do (the device), and when a server is started or stopped.
 
@@ -46,24 +46,24 @@ use std::thread;
 use std::time::{Duration, Instant};
 use stream::BoundedStream;
 
-/// Longest read or write that is taken, in bytes.
+/// Longest read or write that is accepted, in bytes.
 const PAYLOAD_MAX: u32 = 32 << 20;
-/// Bytes of buffers that all connections may have together, unless it is said otherwise.
+/// Default for the bytes of buffers that all connections may have together.
 pub const MEMORY: u64 = 1 << 30;
-/// When the process has no descriptor left for a new connection and none of ours ends, it is tried again after this.
+/// Interval of attempts to accept while the process has no free descriptor and no connection of this server ends.
 const ACCEPT_AGAIN: Duration = Duration::from_secs(1);
-/// How long those that gave way may take to end before more clients are refused.
+/// Time that connections closed during their handshake have to end before further clients are refused.
 const GIVING_WAY: Duration = Duration::from_secs(10);
-/// What a stop grants beyond the time that connections have to finish.
+/// Time that a stop waits for threads beyond the time that connections have to finish.
 const STOP_GRACE: Duration = Duration::from_secs(1);
 
 /// Called on each thread that serves data, before it does anything else.
 pub type ThreadSetup = Arc<dyn Fn() + Send + Sync>;
 
-/// Told what happens to connections; must not wait.
+/// Callback for events of connections; it must not block.
 pub type Observer = Arc<dyn Fn(&Notice<'_>) + Send + Sync>;
 
-/// Something that happened to a connection.
+/// An event of a connection.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Notice<'a> {
@@ -72,12 +72,12 @@ pub enum Notice<'a> {
         /// The connection's number.
         connection: u64,
     },
-    /// A client was turned away: there are as many as are allowed, or there is no descriptor, thread or memory for it.
+    /// A client was refused: the maximum of clients is connected, or there is no descriptor, thread or memory for it.
     Refused {
         /// Why.
         error: &'a Error,
     },
-    /// A client had not finished its handshake when others came; it was turned away for them.
+    /// A client had not finished its handshake when further clients connected; its connection was closed for them.
     GaveWay {
         /// The connection's number.
         connection: u64,
@@ -86,7 +86,7 @@ pub enum Notice<'a> {
     Ended {
         /// The connection's number.
         connection: u64,
-        /// What went wrong.
+        /// The error, if it did not end in order.
         error: Option<&'a Error>,
     },
     /// The first request of a client waits because requests of connections that have ended are still with the device.
@@ -96,7 +96,7 @@ pub enum Notice<'a> {
         /// How many connections it waits for.
         clients: usize,
     },
-    /// That wait is over.
+    /// The wait reported by [`Notice::Waits`] is over.
     Admitted {
         /// The connection's number.
         connection: u64,
@@ -115,27 +115,27 @@ pub enum Notice<'a> {
 pub struct Options {
     /// The export's name; clients may also ask for the default export, whose name is empty.
     pub export_name: String,
-    /// A line for people, shown in lists of exports.
+    /// Description for users, shown in lists of exports.
     pub description: String,
-    /// Refuse what changes the device.
+    /// Refuse requests that change the device.
     pub read_only: bool,
     /// Called on each thread that serves data.
     pub thread_setup: Option<ThreadSetup>,
-    /// Told what happens to connections.
+    /// Called for events of connections.
     pub observer: Option<Observer>,
     /// Connections at a time, past their handshake.
     pub connections_max: usize,
-    /// Handshakes at a time. With one more the oldest ends.
+    /// Handshakes at a time. One more closes the oldest.
     pub handshakes_max: usize,
-    /// Requests of one connection that are read and not answered.
+    /// Requests of one connection that are read and not yet answered.
     pub requests_max: usize,
-    /// Bytes of buffers that these may have.
+    /// Bytes of buffers that the requests of one connection may have.
     pub bytes_max: usize,
     /// Bytes that the connections of all servers that share this may have together.
     pub memory: Arc<Budget>,
-    /// How long a handshake may take.
+    /// Time limit of a handshake.
     pub handshake_timeout: Duration,
-    /// How long connections may take to complete what is in flight when the server stops.
+    /// Time that connections have to complete requests in flight when the server stops.
     pub stop_timeout: Duration,
 }
 
@@ -180,20 +180,20 @@ struct Shared {
     device: Arc<dyn BlockDevice>,
     rules: Rules,
     options: Options,
-    /// Signalled for good when the server stops.
+    /// Signalled when the server stops, and never cleared.
     stop: Event,
-    /// Signalled when a connection ends, so that one that could not be accepted is tried again.
+    /// Signalled when a connection ends, so that the server tries again to accept a waiting client.
     ended: Event,
     live: Mutex<Live>,
     changed: Condvar,
     numbers: AtomicU64,
-    /// Those past their handshake.
+    /// Connected clients and their requests that are not settled.
     clients: Clients,
 }
 
 #[derive(Default)]
 struct Live {
-    /// The server stops: nobody begins a handshake any more.
+    /// The server stops: no client begins a handshake any more.
     stopping: bool,
     /// Threads that serve a client, those in their handshake included.
     threads: usize,
@@ -214,7 +214,7 @@ impl Server {
     ///
     /// # Errors
     /// [`ErrorKind::Busy`] where another server listens, [`ErrorKind::InvalidArgument`] for a name that the
-    /// protocol cannot carry or bounds of zero, and what the system says.
+    /// protocol cannot carry or bounds of zero, and errors of the system.
     pub fn start(device: Arc<dyn BlockDevice>, listen: Listen, options: Options) -> Result<Self> {
         let shared = Shared::new(device, options)?;
         let listener = Listener::bind(&listen)?;
@@ -226,13 +226,13 @@ impl Server {
         Ok(Self { shared, address, acceptor: Some(acceptor) })
     }
 
-    /// Where the server listens, with the port that was chosen.
+    /// The server's address, with the port that the system chose.
     #[must_use]
     pub const fn address(&self) -> &Listen {
         &self.address
     }
 
-    /// The export's address as NBD clients take it.
+    /// The export's NBD URI.
     #[must_use]
     pub fn uri(&self) -> String {
         self.address.uri(&self.shared.options.export_name)
@@ -244,18 +244,18 @@ impl Server {
         self.shared.live().connections
     }
 
-    /// Number of clients whose first request waits until nothing of connections that have ended can change the device any more.
+    /// Number of clients whose first request waits until no request of a connection that has ended can change the
+    /// device any more.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.shared.clients.waiting()
     }
 
-    /// Stops: accepts nobody any more and removes the socket's file, completes and answers what is in flight, closes
-    /// all connections. After `stop_timeout` what is still in flight is given up.
+    /// Stops the server: accepts no more clients and removes the socket's file, completes and answers the requests in
+    /// flight, closes all connections. Requests still in flight after `stop_timeout` are given up.
     ///
-    /// # Errors
-    /// [`ErrorKind::TimedOut`] if a connection's thread is stuck inside the device even then; it ends by itself
-    /// when the device lets it go.
+    /// # Errors [`ErrorKind::TimedOut`] if a connection's thread is blocked inside the device even then; it ends by
+    /// itself when the device returns.
     pub fn stop(mut self) -> Result<()> {
         self.shut_down()
     }
@@ -267,7 +267,7 @@ impl Server {
         shared.stop.signal();
         shared.live().stopping = true;
         shared.changed.notify_all();
-        // It waits for nothing but the event and this; if it panicked there is nothing left to stop.
+        // The acceptor waits only for the event and for `changed`; if it panicked, it has ended already.
         let _ = acceptor.join();
         let mut live = shared.live();
         while live.threads > 0 {
@@ -293,8 +293,8 @@ impl Drop for Server {
     }
 }
 
-/// Serves one client on a socket that is connected already, handed over by whoever accepted it, on the calling thread
-/// until the client goes. Handshake, bounds and replies are those of [`Server`]; nobody can order it to stop.
+/// Serves one client on a socket that the caller has accepted, on the calling thread until the client disconnects.
+/// Handshake, bounds and replies are those of [`Server`]; there is no way to stop it.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidArgument`] for options that [`Server::start`] refuses; otherwise why the connection did not end in
@@ -302,10 +302,10 @@ impl Drop for Server {
 pub fn serve_connected(device: Arc<dyn BlockDevice>, socket: OwnedFd, options: Options) -> Result<()> {
     let shared = Shared::new(device, options)?;
     shared.live().threads += 1;
-    let mut place = Place { shared: Arc::clone(&shared), number: 0, serving: false };
+    let mut registration = Registration { shared: Arc::clone(&shared), number: 0, serving: false };
     let socket = Arc::new(Socket::from(socket));
     let presence = Presence::enter(&shared.clients, &socket)?;
-    converse(&shared, &socket, 0, &mut place, presence)
+    converse(&shared, &socket, 0, &mut registration, presence)
 }
 
 impl Shared {
@@ -336,7 +336,7 @@ impl Shared {
     }
 }
 
-/// What a connection may hold, and how long its end may take.
+/// Bounds of a connection, and the time that its end may take.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
     requests: usize,
@@ -369,7 +369,7 @@ fn accept(shared: &Arc<Shared>, listener: &Listener) {
     let mut starved = false;
     let mut spare = Spare::default();
     loop {
-        // Without a descriptor for the next client the socket stays readable: then waiting is for another's end.
+        // Without a free descriptor the socket stays readable; then the thread waits for the end of another connection.
         waits.set(incoming, if starved { Interest::Nothing } else { Interest::Read });
         waits.set(ended, if starved { Interest::Read } else { Interest::Nothing });
         if let Err(error) = waits.wait(starved.then_some(ACCEPT_AGAIN)) {
@@ -407,22 +407,22 @@ fn admit(shared: &Arc<Shared>, socket: Socket, address: &Listen) {
         Ok(Some(oldest)) => shared.notify(&Notice::GaveWay { connection: oldest }),
         Ok(None) => {}
     }
-    let place = Place { shared: Arc::clone(shared), number, serving: false };
-    // In the order in which they connect: who comes later must find who came before.
+    let registration = Registration { shared: Arc::clone(shared), number, serving: false };
+    // Entered in the order of connecting, so that a later client finds the earlier ones.
     let presence = match Presence::enter(&shared.clients, &socket) {
         Ok(presence) => presence,
         Err(error) => return refused(&error),
     };
     tune(&socket, address);
     let spawned = start_thread(format!("nbd-{number}"), move || {
-        let mut place = place;
-        let shared = Arc::clone(&place.shared);
+        let mut registration = registration;
+        let shared = Arc::clone(&registration.shared);
         if let Some(setup) = &shared.options.thread_setup {
             setup();
         }
-        let outcome = converse(&shared, &socket, number, &mut place, presence);
+        let outcome = converse(&shared, &socket, number, &mut registration, presence);
         // Closed before it counts as ended.
-        place.leave_handshake();
+        registration.leave_handshake();
         drop(socket);
         shared.notify(&Notice::Ended { connection: number, error: outcome.as_ref().err() });
     });
@@ -432,12 +432,12 @@ fn admit(shared: &Arc<Shared>, socket: Socket, address: &Listen) {
 }
 
 impl Shared {
-    /// Counts a client that begins its handshake. If there are as many as are allowed, the oldest ends; its number is
-    /// returned.
+    /// Counts a client that begins its handshake. If the maximum is reached, the oldest handshake is closed and its
+    /// number returned.
     fn enter(&self, number: u64, socket: &Arc<Socket>) -> Result<Option<u64>> {
         let Options { connections_max, handshakes_max, .. } = self.options;
         let mut live = self.live();
-        // Those that gave way end at once, but not at the same moment.
+        // The threads of closed handshakes end soon, but not immediately.
         let is_crowded = |live: &Live| {
             live.threads.saturating_sub(live.connections + live.handshakes.len()) > handshakes_max
         };
@@ -453,8 +453,7 @@ impl Shared {
             return Err(too_many(connections_max));
         }
         if is_crowded(&live) {
-            let text =
-                format!("more than {handshakes_max} NBD clients that were turned away have not ended yet");
+            let text = format!("more than {handshakes_max} refused NBD clients have not ended yet");
             return Err(Error::new(ErrorKind::Busy, text));
         }
         let oldest = if live.handshakes.len() >= handshakes_max { live.handshakes.pop_front() } else { None };
@@ -472,16 +471,17 @@ fn too_many(most: usize) -> Error {
     Error::new(ErrorKind::Busy, format!("{most} NBD clients are connected, and more are not allowed"))
 }
 
-/// A connection's place among those that are allowed; given back when its thread ends, however it ends.
-struct Place {
+/// Counts a connection against the maximum; dropped when its thread ends, even by a panic.
+struct Registration {
     shared: Arc<Shared>,
     number: u64,
     serving: bool,
 }
 
-impl Place {
-    /// The handshake is over, and requests begin; false if too many clients have come so far meanwhile.
-    fn is_serving(&mut self) -> bool {
+impl Registration {
+    /// The handshake is over and the transmission phase begins; false if the maximum of connections was reached
+    /// meanwhile.
+    fn begin_serving(&mut self) -> bool {
         let mut live = self.shared.live();
         live.handshakes.retain(|(number, _)| *number != self.number);
         self.serving = live.connections < self.shared.options.connections_max;
@@ -494,7 +494,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for Registration {
     fn drop(&mut self) {
         let mut live = self.shared.live();
         live.threads -= 1;
@@ -506,12 +506,12 @@ impl Drop for Place {
     }
 }
 
-/// A client from its first byte to its last.
+/// Serves a client from the handshake to the end of the connection.
 fn converse(
     shared: &Shared,
     socket: &Socket,
     number: u64,
-    place: &mut Place,
+    registration: &mut Registration,
     presence: Presence,
 ) -> Result<()> {
     let options = &shared.options;
@@ -522,15 +522,15 @@ fn converse(
     let until = Instant::now() + options.handshake_timeout;
     let offer = Offer { name: &options.export_name, description: &options.description, rules: &shared.rules };
     let mut stream = BoundedStream::new(socket, shared.stop.descriptor(), until);
-    let mut has_place = true;
+    let mut is_registered = true;
     let mut accepted = || {
-        has_place = place.is_serving();
-        if has_place {
+        is_registered = registration.begin_serving();
+        if is_registered {
             shared.notify(&Notice::Connected { connection: number });
         }
     };
     let Some(agreed) = negotiate(&mut stream, &offer, &mut accepted)? else { return Ok(()) };
-    if !has_place {
+    if !is_registered {
         return Err(too_many(options.connections_max));
     }
     let memory = Memory::new(&options.memory, options.bytes_max)?;

@@ -1,12 +1,12 @@
-//! A read or write that is longer than the memory that its connection can have: it goes on in parts, one behind the other.
+//! A read or write that exceeds the memory of its connection: it is executed in parts, one after the other.
 //!
-//! A write is submitted part by part as its payload comes, and answered when all parts are done. A read is sent part by part:
-//! with structured replies each part is a chunk, otherwise the parts follow each other behind one head, and no other reply
-//! comes between them.
+//! A write is submitted part by part as its payload is received, and answered when all parts are done. A read is sent
+//! part by part: with structured replies each part is a chunk, otherwise the parts follow one head, and no other reply
+//! is sent between them.
 //!
-//! Always true here: parts begin and end at multiples of [`PART`] in the device, so what the device does atomically is never
-//! cut; a request has one reply, which says the first error; after the head of a reply that has no place for an error, a
-//! part that fails ends the connection.
+//! Always true here: parts begin and end at multiples of [`PART`] in the device, so a unit that the device writes
+//! atomically is never split; a request has one reply, which reports the first error; after the head of a simple reply,
+//! which cannot report an error any more, a part that fails ends the connection.
 //!
 //! Left to others: memory, the socket and the device (`connection`).
 
@@ -38,9 +38,9 @@ impl Agreed {
     }
 }
 
-/// What is done in parts.
+/// The operation that is executed in parts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Way {
+pub(super) enum Direction {
     Read(Framing),
     Write { fua: bool },
 }
@@ -49,44 +49,44 @@ pub(super) enum Way {
 #[derive(Debug)]
 pub(super) struct Parts {
     pub(super) cookie: u64,
-    pub(super) way: Way,
+    pub(super) direction: Direction,
     structured: bool,
     all: ByteRange,
-    /// What has not begun.
+    /// The range that has not begun.
     left: ByteRange,
-    /// Parts that the device has, or whose payload is being received.
+    /// Parts in the device, or whose payload is being received.
     running: usize,
     error: Option<Error>,
-    /// Whether some of a reply is on its way.
+    /// Whether the head of the reply is queued.
     answered: bool,
 }
 
-/// What is to be done after a part.
+/// The action after a part.
 #[derive(Debug)]
 pub(super) enum Next {
-    /// This reply goes out; others may, too, unless parts of one head are to follow.
+    /// Send this reply; others may follow it unless parts of the same head are to follow.
     Send(Reply),
-    /// The request is over with this reply.
+    /// Send this reply, which ends the request.
     End(Reply),
-    /// Nothing yet. The buffer is not needed any more.
+    /// Wait for other parts. The buffer is no longer needed.
     Wait(AlignedBuffer),
-    /// The connection ends: what was promised cannot be sent.
+    /// End the connection: the data that the head announced cannot be sent.
     Broken(Error),
 }
 
 impl Parts {
-    pub(super) const fn new(cookie: u64, structured: bool, way: Way, all: ByteRange) -> Self {
-        Self { cookie, way, structured, all, left: all, running: 0, error: None, answered: false }
+    pub(super) const fn new(cookie: u64, structured: bool, direction: Direction, all: ByteRange) -> Self {
+        Self { cookie, direction, structured, all, left: all, running: 0, error: None, answered: false }
     }
 
     /// Whether it is a read.
     pub(super) const fn is_read(&self) -> bool {
-        matches!(self.way, Way::Read(_))
+        matches!(self.direction, Direction::Read(_))
     }
 
     /// Bytes of the next part.
     pub(super) fn next_length(&self) -> usize {
-        // At most a part, which fits.
+        // At most [`PART`], which fits in `usize`.
         self.next().len() as usize
     }
 
@@ -95,12 +95,12 @@ impl Parts {
         ByteRange { start: self.left.start, end }
     }
 
-    /// Whether a part can begin. Parts of a read come one at a time, in order.
+    /// Whether a part can begin. Parts of a read run one at a time, in order.
     pub(super) const fn has_next(&self) -> bool {
-        !self.left.is_empty() && (matches!(self.way, Way::Write { .. }) || self.running == 0)
+        !self.left.is_empty() && (matches!(self.direction, Direction::Write { .. }) || self.running == 0)
     }
 
-    /// The next part.
+    /// Begins the next part and returns its range.
     pub(super) fn begin(&mut self) -> ByteRange {
         let part = self.next();
         self.left.start = part.end;
@@ -110,25 +110,26 @@ impl Parts {
 
     /// Whether only parts of this request may be sent now.
     pub(super) fn is_alone(&self) -> bool {
-        self.answered && matches!(self.way, Way::Read(Framing::OneHead))
+        self.answered && matches!(self.direction, Direction::Read(Framing::OneHead))
     }
 
-    /// Whether no other request may begin now: it could take the memory that the next part of a read waits for, for as long as there
-    /// are requests. Behind a read with one head it would even keep that memory, since its reply waits for the last part.
+    /// Whether no other request may begin now: a stream of requests could take the memory that the next part of a read
+    /// waits for. Behind a read with one head a request would even hold that memory, since its reply waits for the last
+    /// part.
     pub(super) const fn comes_first(&self) -> bool {
-        match self.way {
-            Way::Read(Framing::OneHead) => true,
-            Way::Read(Framing::Chunks) => self.has_next(),
-            Way::Write { .. } => false,
+        match self.direction {
+            Direction::Read(Framing::OneHead) => true,
+            Direction::Read(Framing::Chunks) => self.has_next(),
+            Direction::Write { .. } => false,
         }
     }
 
     /// A part is done.
     pub(super) fn done(&mut self, part: ByteRange, result: Result<(), Error>, buffer: AlignedBuffer) -> Next {
         self.running -= 1;
-        match self.way {
-            Way::Write { .. } => self.written(result, buffer),
-            Way::Read(framing) => self.read(framing, part, result, buffer),
+        match self.direction {
+            Direction::Write { .. } => self.written(result, buffer),
+            Direction::Read(framing) => self.read(framing, part, result, buffer),
         }
     }
 
@@ -157,7 +158,7 @@ impl Parts {
             .and_then(|()| if buffer.len() as u64 == part.len() { Ok(()) } else { Err(wrong_length()) });
         if let Err(error) = result {
             if self.is_alone() {
-                let text = "a read failed whose reply was on its way and has no place for an error";
+                let text = "a read failed after the head of its reply, which cannot report an error any more";
                 return Next::Broken(error.while_doing(text));
             }
             self.left.start = self.left.end;
@@ -168,7 +169,7 @@ impl Parts {
         let reply = match framing {
             Framing::Chunks => Reply::chunk_of_data(self.cookie, part.start, buffer, last),
             Framing::OneHead if first => {
-                // A request's length came in 32 bits.
+                // A request's length has 32 bits on the wire.
                 let length = self.all.len() as usize;
                 Reply::head_of_data(self.cookie, self.structured, self.all.start, length, buffer)
             }

@@ -1,9 +1,11 @@
-//! A connection's place among the clients of its export: when its first request may be carried out, and who waits for its end.
+//! A connection's entry among the clients of its export: when its first request may be executed, and whether a new
+//! client waits for its end.
 //!
-//! Always true here: the first request is read only when no request of a client that was gone by then can change the device any more; a
-//! wait for that ends with the server and with the client; one that takes long is told when it begins and when it ends.
+//! Always true here: the first request is read only when no request of an earlier, disconnected client can change the
+//! device any more; the wait for that ends when the server stops and when the client disconnects; a long wait is
+//! reported when it begins and when it ends.
 //!
-//! Left to others: to give up and to complete requests (`connection`).
+//! Left to others: giving up and completing requests (`connection`).
 
 use super::Notice;
 use cbd_export::wake::{Interest, WaitSet, is_closed_by_peer};
@@ -14,27 +16,28 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A wait is told of after this time.
+/// A wait is reported after this time.
 const LONG: Duration = Duration::from_secs(1);
 
-/// A connection's place.
+/// A connection's entry among the clients.
 pub(super) struct Presence {
-    /// None once nothing of it can change the device any more.
+    /// `None` once no request of the connection can change the device any more.
     client: Option<Client>,
-    told: Event,
+    wakeup: Event,
 }
 
 impl Presence {
-    /// The place of the connection at `socket`, from before its handshake on.
+    /// Enters the connection at `socket`, before its handshake.
     pub(super) fn enter(clients: &Clients, socket: &Arc<Socket>) -> Result<Self> {
-        let told = Event::new()?;
-        let (watched, waker) = (Arc::clone(socket), told.waker());
+        let wakeup = Event::new()?;
+        let (watched, waker) = (Arc::clone(socket), wakeup.waker());
         let is_gone = Box::new(move || is_closed_by_peer(watched.as_raw_fd()));
         let client = clients.connect(is_gone, Box::new(move || waker.wake()));
-        Ok(Self { client: Some(client), told })
+        Ok(Self { client: Some(client), wakeup })
     }
 
-    /// Waits for the first request, and until it may be carried out; false if the server stops or the client goes before that.
+    /// Waits for the first request, and until it may be executed; false if the server stops or the client disconnects
+    /// before that.
     pub(super) fn admit(
         &self,
         connection: u64,
@@ -46,7 +49,7 @@ impl Presence {
         let mut waits = WaitSet::new();
         let request = waits.add(socket.as_raw_fd(), Interest::Read);
         let stop = waits.add(stop, Interest::Read);
-        let told = waits.add(self.told.descriptor(), Interest::Nothing);
+        let wakeup = waits.add(self.wakeup.descriptor(), Interest::Nothing);
         waits.wait(None)?;
         if waits.readable(stop) {
             return Ok(false);
@@ -55,40 +58,40 @@ impl Presence {
             return Ok(false);
         }
         waits.set(request, Interest::HangUp);
-        waits.set(told, Interest::Read);
+        waits.set(wakeup, Interest::Read);
         let began = Instant::now();
-        let mut is_told = false;
+        let mut is_reported = false;
         loop {
             let left = client.waits_for();
             if left == 0 {
-                if is_told {
+                if is_reported {
                     notify(&Notice::Admitted { connection, waited: began.elapsed() });
                 }
                 return Ok(true);
             }
-            if !is_told && began.elapsed() >= LONG {
-                is_told = true;
+            if !is_reported && began.elapsed() >= LONG {
+                is_reported = true;
                 notify(&Notice::Waits { connection, clients: left });
             }
-            waits.wait((!is_told).then(|| LONG.saturating_sub(began.elapsed())))?;
+            waits.wait((!is_reported).then(|| LONG.saturating_sub(began.elapsed())))?;
             if waits.readable(stop) || waits.failed(request) {
                 return Ok(false);
             }
-            self.told.clear();
+            self.wakeup.clear();
             if client.is_awaited() {
                 return Ok(false);
             }
         }
     }
 
-    /// What to wait on for [`is_awaited`](Self::is_awaited).
+    /// Readable when [`is_awaited`](Self::is_awaited) may have changed.
     pub(super) fn descriptor(&self) -> RawFd {
-        self.told.descriptor()
+        self.wakeup.descriptor()
     }
 
-    /// Whether a new client waits for the end of this one.
+    /// Whether a new client waits for the end of this connection.
     pub(super) fn is_awaited(&self) -> bool {
-        self.told.clear();
+        self.wakeup.clear();
         self.client.as_ref().is_some_and(Client::is_awaited)
     }
 
@@ -97,7 +100,7 @@ impl Presence {
         self.client.iter().for_each(Client::leave);
     }
 
-    /// Nothing of the connection can change the device any more.
+    /// No request of the connection can change the device any more.
     pub(super) fn settled(&mut self) {
         self.client = None;
     }

@@ -1,27 +1,27 @@
-//! What comes from the socket: heads of requests in batches, long payloads straight to where they belong.
+//! Receives from the socket: heads of requests in batches, long payloads directly into their buffers.
 //!
-//! Always true here: at most [`CAPACITY`] bytes are held; receiving never waits.
+//! Always true here: at most [`CAPACITY`] bytes are buffered; receiving never waits.
 
 use crate::protocol::RequestHeader;
 use cbd_types::{Error, ErrorKind, Result};
 use socket2::Socket;
 use std::io::{self, IoSliceMut, Read};
 
-/// Enough for sixteen writes of 4 KiB and then some.
+/// Size of the receive buffer in bytes: enough for more than sixteen writes of 4 KiB.
 const CAPACITY: usize = 128 << 10;
 
-/// What an attempt to receive came to.
+/// Outcome of an attempt to receive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Received {
-    /// So many bytes.
+    /// Number of bytes received.
     Bytes(usize),
-    /// Nothing is there yet.
+    /// No bytes are available yet.
     Nothing,
-    /// The client sends no more.
+    /// The client shut down its sending half.
     End,
 }
 
-/// Bytes that were received and not yet looked at.
+/// Bytes that were received and not yet processed.
 pub(super) struct Receiver {
     bytes: Box<[u8]>,
     start: usize,
@@ -33,15 +33,15 @@ impl Receiver {
         Self { bytes: vec![0; CAPACITY].into_boxed_slice(), start: 0, end: 0 }
     }
 
-    /// Bytes at hand.
+    /// Number of buffered bytes.
     pub(super) const fn len(&self) -> usize {
         self.end - self.start
     }
 
-    /// The head of the next request, if all of it is here; it stays.
+    /// The head of the next request, if it is complete; it remains in the buffer.
     ///
     /// # Errors
-    /// When what is here is no request: the stream cannot be understood from here on.
+    /// The bytes are no request: the position of the next request is unknown.
     pub(super) fn peek(&self) -> Result<Option<RequestHeader>> {
         let Some(bytes) = self.bytes[self.start..self.end].first_chunk() else { return Ok(None) };
         match RequestHeader::decode(bytes) {
@@ -50,14 +50,14 @@ impl Receiver {
         }
     }
 
-    /// Drops up to `count` bytes that are at hand; says how many.
+    /// Discards up to `count` buffered bytes and returns their number.
     pub(super) fn consume(&mut self, count: usize) -> usize {
         let count = count.min(self.len());
         self.start += count;
         count
     }
 
-    /// Moves bytes at hand to `into`; says how many.
+    /// Copies buffered bytes to `into` and returns their number.
     pub(super) fn take(&mut self, into: &mut [u8]) -> usize {
         let count = into.len().min(self.len());
         into[..count].copy_from_slice(&self.bytes[self.start..self.start + count]);
@@ -65,17 +65,17 @@ impl Receiver {
         count
     }
 
-    /// Receives, first what `direct` has room for, then for later. `Bytes` counts both; what went to `direct` is
-    /// the smaller of its length and the count. Nothing may be at hand unless `direct` is empty.
+    /// Receives, first into `direct`, then into the buffer. `Bytes` counts both; the number of bytes in `direct` is the
+    /// smaller of its length and the count. The buffer must be empty unless `direct` is empty.
     ///
     /// # Errors
     /// When the socket fails.
     pub(super) fn receive(&mut self, socket: &Socket, direct: &mut [u8]) -> io::Result<Received> {
-        debug_assert!(direct.is_empty() || self.len() == 0, "what came earlier goes first");
+        debug_assert!(direct.is_empty() || self.len() == 0, "buffered bytes come before new ones");
         self.bytes.copy_within(self.start..self.end, 0);
         (self.start, self.end) = (0, self.end - self.start);
         if self.end == self.bytes.len() {
-            // Without room, "no bytes" would look like the end.
+            // With an empty buffer, a result of 0 bytes would look like the end of the stream.
             return Ok(Received::Nothing);
         }
         let mut socket = socket;
@@ -105,7 +105,7 @@ mod tests {
     use std::io::Write;
 
     #[test]
-    fn a_payload_goes_where_it_belongs_and_what_follows_is_kept() {
+    fn a_payload_is_received_directly_and_what_follows_is_buffered() {
         let (ours, mut theirs) = Socket::pair(Domain::UNIX, Type::STREAM, None).expect("a pair");
         ours.set_nonblocking(true).expect("it can be set");
         let mut receiver = Receiver::new();

@@ -1,7 +1,7 @@
-//! Replies: how they look on the wire, and the queue in which they wait for the socket.
+//! The encoding of replies, and the queue in which they wait for the socket.
 //!
-//! Always true here: a reply is sent whole and in the order of the queue; sending never waits. The queue itself
-//! has no bound; requests do (`connection`), and each has one reply, which may come in parts (`parts`).
+//! Always true here: a reply is sent whole and in the order of the queue; sending never waits. The queue itself has no
+//! bound; the number of requests has one (`connection`), and each has one reply, which may consist of parts (`parts`).
 
 use super::memory::cost_of;
 use super::status::Described;
@@ -11,7 +11,7 @@ use socket2::Socket;
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 
-/// Replies that go into one system call.
+/// Replies that are sent with one system call.
 const BATCH: usize = 32;
 /// Longest error text that is sent, in bytes.
 const TEXT_MAX: usize = 512;
@@ -25,18 +25,18 @@ pub(super) struct Reply {
     head_length: usize,
     body: Body,
     sent: usize,
-    /// Memory that it counts for besides a buffer.
+    /// Bytes that are accounted to it besides its buffer.
     cost: usize,
-    /// Whether its request is answered with it.
+    /// Whether it completes the reply to its request.
     ends: bool,
 }
 
-/// A reply that is out.
+/// A reply that was sent.
 #[derive(Debug)]
 pub(super) struct Sent {
-    /// Whether its request is answered.
+    /// Whether the reply to its request is complete.
     pub(super) ends: bool,
-    /// Memory that it counted for.
+    /// Bytes that were accounted to it.
     pub(super) cost: usize,
     /// Its buffer.
     pub(super) buffer: Option<AlignedBuffer>,
@@ -72,9 +72,9 @@ impl Reply {
         reply
     }
 
-    /// A chunk whose payload is `front` and then `body` bytes, which the caller puts in place.
+    /// A chunk whose payload is `front` and then `body` bytes, which the caller sets.
     fn chunk(cookie: u64, flags: u16, kind: u16, front: &[u8], body: usize) -> Self {
-        // Bounded by the longest payload of a request, which fits.
+        // Bounded by the longest payload of a request, which fits in `u32`.
         let length = (front.len() + body) as u32;
         let mut reply = Self::empty();
         reply.put(&STRUCTURED_REPLY_MAGIC.to_be_bytes());
@@ -91,12 +91,12 @@ impl Reply {
         self.head_length += bytes.len();
     }
 
-    /// A request without data in its reply went well.
+    /// Success of a request without data in its reply.
     pub(super) fn done(cookie: u64) -> Self {
         Self::simple(cookie, 0)
     }
 
-    /// What was read from `offset`.
+    /// Data that was read from `offset`.
     pub(super) fn data(cookie: u64, structured: bool, offset: u64, buffer: AlignedBuffer) -> Self {
         let mut reply = if structured {
             Self::chunk(cookie, chunk::FLAG_DONE, chunk::OFFSET_DATA, &offset.to_be_bytes(), buffer.len())
@@ -107,7 +107,7 @@ impl Reply {
         reply
     }
 
-    /// A part of what was read, in a chunk of its own.
+    /// A part of a read's data, as a chunk.
     pub(super) fn chunk_of_data(cookie: u64, offset: u64, buffer: AlignedBuffer, last: bool) -> Self {
         let flags = if last { chunk::FLAG_DONE } else { 0 };
         let mut reply = Self::chunk(cookie, flags, chunk::OFFSET_DATA, &offset.to_be_bytes(), buffer.len());
@@ -115,7 +115,7 @@ impl Reply {
         reply
     }
 
-    /// The first part of what was read from `offset`, `length` bytes in all; the others follow as they are.
+    /// The first part of the data read from `offset`, `length` bytes in all; the other parts follow without a head.
     pub(super) fn head_of_data(
         cookie: u64,
         structured: bool,
@@ -132,22 +132,23 @@ impl Reply {
         reply
     }
 
-    /// A further part.
+    /// A further part of the data, without a head.
     pub(super) fn more_data(buffer: AlignedBuffer) -> Self {
         Self { body: Body::Data(buffer), ..Self::empty() }
     }
 
-    /// The same, but its request is not answered with it.
+    /// The same, but further parts of the reply follow.
     pub(super) fn goes_on(self) -> Self {
         Self { ends: false, ..self }
     }
 
-    /// Whether a buffer goes out with it.
+    /// Whether it holds a buffer.
     pub(super) const fn has_buffer(&self) -> bool {
         matches!(self.body, Body::Data(_))
     }
 
-    /// Block status: a chunk for each context. `contexts` is not empty. It counts for `cost` bytes until it is out.
+    /// Block status: a chunk for each context. `contexts` is not empty. `cost` bytes are accounted to it until it is
+    /// sent.
     pub(super) fn status(cookie: u64, contexts: &[Described], cost: usize) -> Self {
         let mut bytes = Vec::new();
         for (place, Described { context, descriptors }) in contexts.iter().enumerate() {
@@ -168,7 +169,7 @@ impl Reply {
         Self { body: Body::Bytes(bytes), cost, ..Self::empty() }
     }
 
-    /// A request failed; a client that agreed on structured replies is told why in words.
+    /// Failure of a request; a structured reply contains the text of the error.
     pub(super) fn error(cookie: u64, structured: bool, error: &Error) -> Self {
         let number = wire_error_of(error);
         if !structured {
@@ -179,7 +180,7 @@ impl Reply {
         text.truncate(end);
         let mut front = [0; 6];
         front[..4].copy_from_slice(&number.to_be_bytes());
-        // At most TEXT_MAX, which fits.
+        // At most TEXT_MAX, which fits in `u16`.
         front[4..].copy_from_slice(&(text.len() as u16).to_be_bytes());
         let mut reply = Self::chunk(cookie, chunk::FLAG_DONE, chunk::ERROR, &front, text.len());
         reply.body = Body::Bytes(text.into_bytes());
@@ -190,7 +191,7 @@ impl Reply {
         self.head_length + self.body.bytes().len()
     }
 
-    /// What is still to be sent, in up to two pieces.
+    /// The bytes that are not sent yet, in up to two slices.
     fn rest(&self) -> (&[u8], &[u8]) {
         let head = &self.head[..self.head_length];
         let body = self.body.bytes();
@@ -221,7 +222,7 @@ impl Output {
         self.held.push_back(reply);
     }
 
-    /// What was held goes out.
+    /// Queues the replies that were held.
     pub(super) fn release(&mut self) {
         while let Some(reply) = self.held.pop_front() {
             self.push(reply);
@@ -232,12 +233,12 @@ impl Output {
         self.queue.is_empty()
     }
 
-    /// Bytes that wait.
+    /// Number of queued bytes.
     pub(super) const fn waiting(&self) -> usize {
         self.waiting
     }
 
-    /// Sends what the socket takes without waiting. `sent` is called for each reply that is out.
+    /// Sends as much as the socket accepts without waiting. `sent` is called for each reply that was sent.
     ///
     /// # Errors
     /// When the socket fails; not when it is full.
@@ -266,7 +267,7 @@ impl Output {
                 }
             }
         }
-        // A client that went away is an error of this connection, not a signal to the process.
+        // A closed connection is an error of this call, not a SIGPIPE for the process.
         match &slices[..count] {
             [one] => socket.send_with_flags(one, libc::MSG_NOSIGNAL),
             many => socket.send_vectored_with_flags(many, libc::MSG_NOSIGNAL),
@@ -326,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_in_a_structured_reply_says_why_and_is_bounded() {
+    fn an_error_in_a_structured_reply_has_a_text_of_bounded_length() {
         let error = Error::new(ErrorKind::NoSpace, "ü".repeat(400));
         let reply = Reply::error(1, true, &error);
         assert_eq!(reply.head_length, 26);

@@ -1,4 +1,4 @@
-//! What the head of a request means for this export: a task, or the reason why not.
+//! Validation of request heads: a task for the device, or an error.
 //!
 //! Always true here: a task's range lies inside the device, is whole sectors and is not empty; no payload is longer
 //! than [`Rules::payload_max`]. Pure: no I/O, no state.
@@ -8,12 +8,12 @@ use super::memory::cost_of;
 use crate::protocol::{RequestHeader, command, command_flag, transmission_flag};
 use cbd_types::{ByteRange, Error, ErrorKind, Geometry, Operation, Result};
 
-/// A CACHE command reads this many bytes at a time.
+/// Bytes that a CACHE command reads at a time.
 pub(super) const CACHE_PIECE: u64 = 1 << 20;
-/// Memory that a description of a range may take.
+/// Bytes that the block status of a range may take.
 const STATUS_COST: usize = 128 << 10;
 
-/// What holds for all requests to an export.
+/// The rules for all requests to an export.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rules {
     pub(super) size: u64,
@@ -28,14 +28,14 @@ pub(super) struct Rules {
     fast_zeroes: bool,
 }
 
-/// What is to be done for a request.
+/// The action for a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Task {
     /// One request to the device.
     Device { operation: Operation, range: ByteRange, fua: bool },
-    /// Read the range and drop the data.
+    /// Read the range and discard the data.
     Cache(ByteRange),
-    /// Say what is known of the range; of its first extent only where `one` is set.
+    /// Report the block status of the range; of its first extent only if `one` is set.
     Status { range: ByteRange, one: bool },
 }
 
@@ -53,7 +53,7 @@ impl Rules {
         }
     }
 
-    /// What the export can do, for the handshake.
+    /// The transmission flags of the export.
     pub(super) fn flags(&self, structured: bool) -> u16 {
         use transmission_flag as flag;
         let mut flags =
@@ -68,7 +68,7 @@ impl Rules {
         flags
     }
 
-    /// Memory that a request takes as a whole, if it is legal.
+    /// Bytes that a valid request takes if it is executed as a whole.
     pub(super) fn cost(&self, header: &RequestHeader) -> usize {
         match header.command {
             command::READ | command::WRITE if header.length <= self.payload_max => {
@@ -80,10 +80,10 @@ impl Rules {
         }
     }
 
-    /// What `header` asks for.
+    /// The task that `header` requests.
     ///
     /// # Errors
-    /// With the kind that the client is to see.
+    /// The kind determines the error number that the client receives.
     pub(super) fn validate(&self, header: &RequestHeader, agreed: &Agreed) -> Result<Task> {
         self.check_flags(header, agreed)?;
         let fua = header.flags & command_flag::FUA != 0;
@@ -92,7 +92,7 @@ impl Rules {
             command::READ => {
                 self.check_payload(header)?;
                 let range = self.range(header, ErrorKind::InvalidArgument)?;
-                // Forced unit access means nothing for a read, and the protocol lets us say so by ignoring it.
+                // FUA has no meaning for a read; the protocol allows a server to ignore it.
                 Ok(Task::Device { operation: Operation::Read, range, fua: false })
             }
             command::WRITE => {
@@ -133,8 +133,8 @@ impl Rules {
         }
     }
 
-    /// A client that does not mind a hole gets one where the device can make one that reads as zeroes. In a cache both
-    /// are records and equally fast, so FAST_ZERO changes nothing; without a cache it is not offered.
+    /// WRITE_ZEROES without NO_HOLE becomes a discard if the device promises zeroes after one. In a cache both are
+    /// records and equally fast, so FAST_ZERO has no effect; without a cache it is not offered.
     fn zeroing(&self, header: &RequestHeader, range: ByteRange) -> Operation {
         let whole = |at: u64| at.is_multiple_of(self.discard_granularity);
         let may_be_hole = header.flags & command_flag::NO_HOLE == 0;
@@ -147,7 +147,7 @@ impl Rules {
 
     fn check_flags(&self, header: &RequestHeader, agreed: &Agreed) -> Result<()> {
         use command_flag as flag;
-        // Forced unit access is legal with every command once it was offered.
+        // FUA is valid with every command once it was offered.
         let known = flag::FUA
             | match header.command {
                 command::READ if agreed.structured => flag::DF,
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_past_the_end_has_no_space_for_writers_and_is_invalid_for_others() {
+    fn a_range_past_the_end_is_no_space_for_writes_and_invalid_for_others() {
         for (command, expected) in [
             (command::READ, ErrorKind::InvalidArgument),
             (command::WRITE, ErrorKind::NoSpace),
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_commands_and_a_status_nobody_agreed_on_are_invalid() {
+    fn unknown_commands_and_a_status_without_a_negotiated_context_are_invalid() {
         assert_eq!(kind(9, 0, 0, 512), ErrorKind::InvalidArgument);
         let header =
             RequestHeader { flags: 0, command: command::BLOCK_STATUS, cookie: 0, offset: 0, length: 512 };

@@ -1,16 +1,16 @@
-//! The requests of a connection that the device has, each with a number.
+//! The requests of a connection that are in the device, each with a number.
 //!
-//! Always true here: a number is that of one request, from [`Slots::insert`] until [`Slots::free`].
+//! Always true here: a number belongs to one request from [`Slots::insert`] until [`Slots::free`].
 //!
-//! Left to others: what a request is answered with (`connection`).
+//! Left to others: the reply to a request (`connection`).
 
 use cbd_types::ByteRange;
 
-/// A request that the device has.
+/// A request in the device.
 pub(super) struct Slot {
     pub(super) cookie: u64,
     pub(super) kind: Kind,
-    /// Bytes that it counts for.
+    /// Bytes that are accounted to it.
     pub(super) cost: usize,
 }
 
@@ -19,9 +19,9 @@ pub(super) enum Kind {
     Read(ByteRange),
     /// A reply without data.
     Plain,
-    /// What is left to be read and dropped.
+    /// The range that is left to be read and discarded.
     Cache(ByteRange),
-    /// A part of the request that goes on in parts.
+    /// A part of the request that is executed in parts.
     Part(ByteRange),
 }
 
@@ -33,17 +33,17 @@ pub(super) struct Slots {
 }
 
 impl Slots {
-    /// Requests that the device has.
+    /// Number of requests in the device.
     pub(super) const fn parked(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// Takes a request in; its number.
+    /// Adds a request and returns its number.
     pub(super) fn insert(&mut self, slot: Slot) -> usize {
         match self.free.pop() {
-            Some(place) => {
-                self.slots[place] = Some(slot);
-                place
+            Some(number) => {
+                self.slots[number] = Some(slot);
+                number
             }
             None => {
                 self.slots.push(Some(slot));
@@ -52,22 +52,22 @@ impl Slots {
         }
     }
 
-    pub(super) fn get_mut(&mut self, place: usize) -> Option<&mut Slot> {
-        self.slots.get_mut(place)?.as_mut()
+    pub(super) fn get_mut(&mut self, number: usize) -> Option<&mut Slot> {
+        self.slots.get_mut(number)?.as_mut()
     }
 
-    /// Takes a request out; it keeps its number until that is freed.
-    pub(super) fn take(&mut self, place: usize) -> Option<Slot> {
-        self.slots.get_mut(place)?.take()
+    /// Removes a request; its number stays in use until [`free`](Self::free).
+    pub(super) fn take(&mut self, number: usize) -> Option<Slot> {
+        self.slots.get_mut(number)?.take()
     }
 
-    /// Puts back what was taken out: the device gets more of it.
-    pub(super) fn put_back(&mut self, place: usize, slot: Slot) {
-        self.slots[place] = Some(slot);
+    /// Returns a request that [`take`](Self::take) removed: the device gets a further piece of it.
+    pub(super) fn put_back(&mut self, number: usize, slot: Slot) {
+        self.slots[number] = Some(slot);
     }
 
-    /// The number of what was taken out can be another's.
-    pub(super) fn free(&mut self, place: usize) {
-        self.free.push(place);
+    /// Frees the number of a removed request for another.
+    pub(super) fn free(&mut self, number: usize) {
+        self.free.push(number);
     }
 }

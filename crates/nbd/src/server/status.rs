@@ -1,4 +1,4 @@
-//! Block status: what is known of a range, in the words of the contexts that a client chose.
+//! Block status: the state of a range, as descriptors of the contexts that a client chose.
 //!
 //! Always true here: descriptors are not empty, begin where the request begins, stay inside it, and two that touch
 //! differ; their number is bounded, so an answer may cover less than was asked for, as the protocol allows.
@@ -10,10 +10,10 @@ use cbd_types::{ByteRange, Result};
 
 /// Most descriptors in one answer and context.
 const DESCRIPTORS_MAX: usize = 4096;
-/// The device is asked about so many bytes at a time, which bounds the answers it has to hold.
+/// Bytes for which the device is asked at a time; this bounds the number of extents held in memory.
 const WINDOW: u64 = 64 << 20;
 
-/// What one context says.
+/// The descriptors of one context.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Described {
     /// The context's number.
@@ -22,7 +22,7 @@ pub(super) struct Described {
     pub(super) descriptors: Vec<(u32, u32)>,
 }
 
-/// What the chosen contexts say of `range`, in order.
+/// The descriptors of the chosen contexts for `range`, in order.
 pub(super) fn describe(
     device: &dyn BlockDevice,
     range: ByteRange,
@@ -40,7 +40,7 @@ pub(super) fn describe(
     for window in range.split_at_multiples(WINDOW) {
         let mut at = window.start;
         for extent in device.extents(window)? {
-            // What the device leaves out is data; what lies outside is not our question.
+            // Bytes without an extent are data; extents are cut to the window.
             let Some(extent_range) = extent.range.intersection(&ByteRange { start: at, end: window.end })
             else {
                 continue;
@@ -70,7 +70,7 @@ impl Runs {
         if self.full || length == 0 {
             return;
         }
-        // A request is no longer than 32 bits can say, hence no run in it.
+        // The length of a request has 32 bits, so the length of a run fits.
         let length = length as u32;
         let flags = (self.flags)(state);
         let room = self.found.len() < self.most;
@@ -98,16 +98,16 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// Each MiB is dirty, clean, a hole, or unknown, in turn; what is unknown is left out.
+    /// Each MiB is in turn dirty, clean, a hole, or unknown; unknown ranges have no extent.
     struct Striped;
 
     impl BlockDevice for Striped {
         fn geometry(&self) -> Geometry {
-            unreachable!("nobody asks")
+            unreachable!("this test does not call it")
         }
 
         fn open_queue(&self) -> Result<Box<dyn RequestQueue>> {
-            Err(Error::new(ErrorKind::Unsupported, "nobody asks"))
+            Err(Error::new(ErrorKind::Unsupported, "this test does not call it"))
         }
 
         fn extents(&self, range: ByteRange) -> Result<Vec<Extent>> {
@@ -134,7 +134,7 @@ mod tests {
     const BOTH: Contexts = Contexts { allocation: true, state: true };
 
     #[test]
-    fn each_context_merges_what_is_the_same_to_it() {
+    fn each_context_merges_extents_that_it_does_not_distinguish() {
         let found = describe(&Striped, ByteRange::at(512, 4 * MIB), false, BOTH).expect("it is known");
         let mib = MIB as u32;
         assert_eq!(
@@ -147,27 +147,27 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_for_one_gets_one_even_across_windows() {
+    fn a_request_for_one_extent_gets_one_even_across_windows() {
         let found = describe(&Striped, ByteRange::at(0, 512 * MIB), true, BOTH).expect("it is known");
         assert_eq!(found, [described(ALLOCATION_ID, &[(2 << 20, 0)]), described(STATE_ID, &[(1 << 20, 3)])]);
     }
 
     #[test]
-    fn only_what_was_chosen_is_answered() {
+    fn only_chosen_contexts_are_in_the_answer() {
         let chosen = Contexts { allocation: false, state: true };
         let found = describe(&Striped, ByteRange::at(0, MIB), false, chosen).expect("it is known");
         assert_eq!(found, [described(STATE_ID, &[(1 << 20, 3)])]);
     }
 
     #[test]
-    fn an_answer_covers_windows_without_a_seam() {
+    fn an_extent_across_windows_is_one_descriptor() {
         struct Plain;
         impl BlockDevice for Plain {
             fn geometry(&self) -> Geometry {
-                unreachable!("nobody asks")
+                unreachable!("this test does not call it")
             }
             fn open_queue(&self) -> Result<Box<dyn RequestQueue>> {
-                Err(Error::new(ErrorKind::Unsupported, "nobody asks"))
+                Err(Error::new(ErrorKind::Unsupported, "this test does not call it"))
             }
         }
         let range = ByteRange::at(4096, u64::from(u32::MAX) / 4096 * 4096);

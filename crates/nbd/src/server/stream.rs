@@ -1,6 +1,6 @@
-//! A socket that reads and writes as a file does, but only until a deadline and only while the server runs.
+//! A socket with blocking reads and writes that fail after a deadline and when the server stops.
 //!
-//! Always true here: no call waits past the deadline or past the order to stop.
+//! Always true here: no call waits past the deadline or past the server's stop.
 
 use cbd_export::wake::{Interest, WaitSet};
 use socket2::Socket;
@@ -48,7 +48,7 @@ impl<'a> BoundedStream<'a> {
 
 impl Read for BoundedStream<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        // Also while data keeps coming in small pieces.
+        // The deadline holds also while data arrives in small pieces.
         if Instant::now() >= self.until {
             return Err(io::Error::new(io::ErrorKind::TimedOut, "it took too long"));
         }

@@ -1,13 +1,14 @@
-//! What a connection waits for: its socket, the order to stop, a new client that waits for its end, and the queue of the device.
+//! The wait set of a connection: its socket, the server's stop event, a new client that waits for its end, and the
+//! queue of the device.
 //!
-//! Left to others: what is done then (`connection`).
+//! Left to others: the reaction to each event (`connection`).
 
 use cbd_export::wake::{Interest, WaitSet};
 use cbd_types::Result;
 use std::os::fd::RawFd;
 use std::time::Duration;
 
-/// Places in the wait set; those of the queue's descriptors follow.
+/// Indices in the wait set; those of the queue's descriptors follow.
 const SOCKET: usize = 0;
 const STOP: usize = 1;
 const AWAITED: usize = 2;
@@ -28,11 +29,12 @@ impl Waits {
         Self { set, queue_descriptors: queue.len() }
     }
 
-    /// Waits until something is ready or the time is up: of the socket for bytes where `input` says so, for room where `output` does, and
-    /// for its end where `sending` does. The order to stop is waited for only until it has come.
+    /// Waits until a descriptor is ready or the time is up: the socket for received bytes if `input` is set, for room
+    /// if `output` is set, and for its end if `sending` is set. The stop event is not in the set after it was
+    /// signalled.
     ///
     /// # Errors
-    /// When the system refuses to wait.
+    /// When the system call fails.
     pub(super) fn wait(
         &mut self,
         input: bool,
@@ -78,7 +80,7 @@ impl Waits {
         (QUEUE..QUEUE + self.queue_descriptors).any(|place| self.set.readable(place))
     }
 
-    /// Whether the time was up.
+    /// Whether the wait ended by its timeout.
     pub(super) fn none_ready(&self) -> bool {
         self.set.none_ready()
     }

@@ -1,4 +1,4 @@
-//! What the tests share: memory, devices, a server in a directory of its own.
+//! Helpers of the tests: memory, devices, a server in a temporary directory.
 #![allow(dead_code)]
 
 pub mod raw;
@@ -48,7 +48,7 @@ impl Pmem for Heap {
 
     fn store(&self, at: u64, from: &[u8]) {
         Self::pieces(at, from.len(), |page, inside, piece| {
-            let mut page = self.0[page].lock().expect("nobody panics in here");
+            let mut page = self.0[page].lock().expect("no thread panicked with the lock");
             page[inside..inside + piece.len()].copy_from_slice(&from[piece]);
         });
     }
@@ -67,7 +67,7 @@ impl Pmem for Heap {
 
     fn load(&self, at: u64, into: &mut [u8]) -> core::result::Result<(), MediaError> {
         Self::pieces(at, into.len(), |page, inside, piece| {
-            let page = self.0[page].lock().expect("nobody panics in here");
+            let page = self.0[page].lock().expect("no thread panicked with the lock");
             let length = piece.len();
             into[piece].copy_from_slice(&page[inside..inside + length]);
         });
@@ -86,10 +86,10 @@ pub fn memory(size: usize) -> Arc<dyn BlockDevice> {
     Arc::new(MemoryDevice::new(Heap::new(size), 512).expect("a device"))
 }
 
-/// How long a request is parked before it is carried out; `None` for ever.
+/// How long a request is parked before it is executed; `None` means for ever.
 pub type Delay = Arc<dyn Fn(&Request) -> Option<Duration> + Send + Sync>;
 
-/// A device that parks each request, carries it out when its time has come, and then signals.
+/// A device that parks each request, executes it after a delay, and then signals.
 pub struct Slow {
     inner: Arc<dyn BlockDevice>,
     delay: Delay,
@@ -138,7 +138,7 @@ impl RequestQueue for SlowQueue {
         let (due, waker): (_, Waker) = (self.due.clone(), self.event.waker());
         thread::spawn(move || {
             thread::sleep(delay);
-            // The queue may be gone; then nobody waits.
+            // The queue may be dropped already; then no thread waits for the request.
             let _ = due.send(request);
             waker.wake();
         });
@@ -161,10 +161,10 @@ impl RequestQueue for SlowQueue {
     }
 }
 
-/// Says of a request whether it is carried out.
+/// Whether a request is executed.
 type Opens = Box<dyn Fn(&Request) -> bool + Send>;
 
-/// A device that holds all requests until it is told which ones to carry out; shorter ones then come first.
+/// A device that holds all requests until `release` selects those to execute; shorter ones are executed first.
 pub struct Gate {
     inner: Arc<dyn BlockDevice>,
     state: Arc<Mutex<GateState>>,
@@ -182,18 +182,18 @@ impl Gate {
         Arc::new(Self { inner, state: Arc::default() })
     }
 
-    /// Requests that were submitted and not carried out.
+    /// Number of requests that were submitted and not executed.
     pub fn held(&self) -> usize {
-        self.state.lock().expect("nobody panics in here").held
+        self.state.lock().expect("no thread panicked with the lock").held
     }
 
     pub fn wait_until_held(&self, count: usize) {
         until("requests are held", || self.held() >= count);
     }
 
-    /// Carries out what `opens` says, from now on.
+    /// Executes the requests that `opens` selects, from now on.
     pub fn release(&self, opens: impl Fn(&Request) -> bool + Send + 'static) {
-        let mut state = self.state.lock().expect("nobody panics in here");
+        let mut state = self.state.lock().expect("no thread panicked with the lock");
         state.opens = Some(Box::new(opens));
         state.queues.iter().for_each(Waker::wake);
     }
@@ -206,7 +206,7 @@ impl BlockDevice for Gate {
 
     fn open_queue(&self) -> Result<Box<dyn RequestQueue>> {
         let event = Event::new()?;
-        self.state.lock().expect("nobody panics in here").queues.push(event.waker());
+        self.state.lock().expect("no thread panicked with the lock").queues.push(event.waker());
         let (inner, state) = (self.inner.open_queue()?, Arc::clone(&self.state));
         Ok(Box::new(GateQueue { inner, state, held: Vec::new(), event }))
     }
@@ -222,13 +222,13 @@ struct GateQueue {
 impl RequestQueue for GateQueue {
     fn submit(&mut self, request: Request, _done: &mut Vec<Completion>) {
         self.held.push(request);
-        self.state.lock().expect("nobody panics in here").held += 1;
+        self.state.lock().expect("no thread panicked with the lock").held += 1;
         self.event.signal();
     }
 
     fn poll(&mut self, done: &mut Vec<Completion>) {
         self.event.clear();
-        let mut state = self.state.lock().expect("nobody panics in here");
+        let mut state = self.state.lock().expect("no thread panicked with the lock");
         let Some(opens) = &state.opens else { return };
         let mut released: Vec<Request> = self.held.extract_if(.., |request| opens(request)).collect();
         released.sort_by_key(|request| request.range.len());
@@ -278,7 +278,7 @@ impl RequestQueue for FailingQueue {
     }
 }
 
-/// A server on a unix socket in a directory that goes with it.
+/// A server on a unix socket in a temporary directory.
 pub struct Served {
     pub server: Server,
     pub listen: Listen,
@@ -310,7 +310,7 @@ pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Runs `test` and fails if it has not ended after half a minute, so that nothing here can hang.
+/// Runs `test` and fails if it has not ended after half a minute, so that no test can hang.
 pub fn in_time(test: impl FnOnce() + Send + 'static) {
     let (sender, receiver) = channel();
     let worker = thread::spawn(move || {

@@ -1,4 +1,4 @@
-//! A client that says exactly what a test wants, byte by byte.
+//! A client that sends exactly the bytes that a test gives it.
 
 use super::Served;
 use cbd_nbd::Client;
@@ -44,7 +44,7 @@ pub fn ready(served: &Served) -> UnixStream {
     stream
 }
 
-/// A client is served.
+/// Checks that a client is served.
 pub fn works(served: &Served) {
     let mut client = Client::connect(&served.listen).expect("it still serves");
     client.write(0, &[1; 512], false).expect("it still writes");
