@@ -1,9 +1,9 @@
-//! Measures the export itself: 4 KiB requests through rings in shared memory to a device that is nothing but memory.
+//! Measures the export alone: 4 KiB requests through rings in shared memory to a device that consists of memory.
 //!
 //! `cargo run --release -p cbd-vhost --example vhost_latency [SPIN_US]`
 //!
-//! The client looks at its ring without sleeping, as a program that measures does, and kicks only when it is asked to. With a spin
-//! of 0 the server sleeps whenever it has nothing to do, so each request at depth 1 pays for a wake-up.
+//! The client polls its ring without sleeping, and kicks only when the device wants a kick. With a spin of 0 the server
+//! sleeps whenever it has no request, so each request at depth 1 includes a wake-up.
 
 use cbd_export::MemoryDevice;
 use cbd_pmem::Mapping;
@@ -37,7 +37,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let options = Options { spin_max: Duration::from_micros(spin), ..Options::default() };
     let server = Server::start(device, &path, options)?;
     let mut client = Client::connect(path.to_str().ok_or("the path of a socket is text")?)?;
-    // Every block once, so that none is touched for the first time while the clock runs.
+    // Every block once, so that no page is touched for the first time during the measurement.
     client.run(true, 16, |nth| nth, |nth, _| nth == SIZE as usize / BLOCK)?;
     for write in [true, false] {
         for depth in DEPTHS {
@@ -65,7 +65,8 @@ impl Client {
         Ok(Self { transport, queue, data })
     }
 
-    /// Keeps `depth` requests going until `last` says so of the number that were begun; how long each took, in ns.
+    /// Keeps `depth` requests in flight until `last` is true for the number of begun requests; returns each latency in
+    /// ns.
     fn run(
         &mut self,
         write: bool,
@@ -85,7 +86,8 @@ impl Client {
                 let offset = (block(count) * BLOCK) as u64;
                 let buffer = self.data.as_ptr().wrapping_add(slot * BLOCK);
                 begun[slot] = Instant::now();
-                // SAFETY: the buffer lies in memory that is shared with the server, is this slot's, and lives until the end.
+                // SAFETY: the buffer lies in memory that is shared with the server, belongs to this slot, and lives
+                // until the end.
                 unsafe {
                     if write {
                         self.queue.write_raw(offset, buffer, BLOCK, slot)?;

@@ -1,20 +1,20 @@
-//! A request as the guest lays it out: a chain of descriptors, direct or in a table of its own.
+//! A request in the guest's memory: a chain of descriptors, direct or in an indirect table.
 //!
-//! Always true here: a chain that was read is finite, in order (what the device reads, then what it writes), inside
-//! the guest's memory when it was read, and shorter than 4 GiB; anything else is refused with what is wrong. Each
-//! descriptor is loaded once. The memory can change afterwards, so copies check their places again.
+//! Always true here: a chain that was read is finite, in order (what the device reads, then what it writes), inside the
+//! guest's memory when it was read, and shorter than 4 GiB; any other chain is refused with a reason. Each descriptor
+//! is loaded once. The memory map can change afterwards, so copies check their addresses again.
 
 use crate::malformed;
 use cbd_types::Result;
 use vm_memory::{Address, ByteValued, Bytes, GuestAddress, GuestMemory, Permissions};
 
-/// Descriptors that a chain may have. A ring has no more, and a table of indirect ones needs none.
+/// Most descriptors of a chain. A ring has no more, and an indirect table needs no more.
 const DESCRIPTORS_MAX: usize = 1024;
 const NEXT: u16 = virtio_bindings::virtio_ring::VRING_DESC_F_NEXT as u16;
 const WRITE: u16 = virtio_bindings::virtio_ring::VRING_DESC_F_WRITE as u16;
 const INDIRECT: u16 = virtio_bindings::virtio_ring::VRING_DESC_F_INDIRECT as u16;
 
-/// As it lies in memory; all fields little-endian.
+/// Layout in memory; all fields little-endian.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
 struct Descriptor {
@@ -29,14 +29,14 @@ unsafe impl ByteValued for Descriptor {}
 
 const DESCRIPTOR_SIZE: u64 = size_of::<Descriptor>() as u64;
 
-/// A run of guest memory.
+/// A contiguous range of guest memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Segment {
     pub(crate) address: GuestAddress,
     pub(crate) length: u32,
 }
 
-/// Runs of guest memory, one behind the other.
+/// Consecutive ranges of guest memory that hold one piece of data.
 #[derive(Debug, Default)]
 pub(crate) struct Segments {
     list: Vec<Segment>,
@@ -44,7 +44,7 @@ pub(crate) struct Segments {
 }
 
 impl Segments {
-    /// Bytes of all of them.
+    /// Bytes of all segments.
     pub(crate) const fn len(&self) -> u64 {
         self.length
     }
@@ -79,7 +79,7 @@ impl Segments {
         })
     }
 
-    /// The runs that `length` bytes take, `skip` bytes in.
+    /// Calls `run` for the ranges of `length` bytes, `skip` bytes into the segments.
     fn each(
         &self,
         mut skip: u64,
@@ -95,9 +95,9 @@ impl Segments {
                 skip -= size;
                 continue;
             }
-            // At most a segment's length, which fits.
+            // At most a segment's length, which fits in `usize`.
             let piece = ((size - skip) as usize).min(length);
-            // It was inside the memory with its whole length when the chain was read.
+            // The address cannot overflow: the whole segment was inside the memory when the chain was read.
             run(segment.address.unchecked_add(skip), piece)?;
             length -= piece;
             skip = 0;
@@ -117,15 +117,15 @@ fn unreachable_memory(
 /// A chain of descriptors.
 #[derive(Debug, Default)]
 pub(crate) struct Chain {
-    /// What the device reads.
+    /// The segments that the device reads.
     pub(crate) readable: Segments,
-    /// What the device writes, behind it.
+    /// The segments that the device writes; they follow the readable ones.
     pub(crate) writable: Segments,
 }
 
 impl Chain {
-    /// Reads the chain that begins at `head` of the table at `table`, which has `size` descriptors. The memory that the
-    /// lists have is used again.
+    /// Reads the chain that begins at `head` of the table at `table`, which has `size` descriptors. Reuses the memory
+    /// of the lists.
     pub(crate) fn read<M: GuestMemory>(
         &mut self,
         memory: &M,
@@ -145,12 +145,9 @@ impl Chain {
                 return Err(malformed(format!("a chain leads to descriptor {index} of a table of {size}")));
             }
             seen += 1;
-            // A chain without a loop meets each descriptor of its table at most once.
+            // A chain without a loop visits each descriptor of its table at most once.
             if seen > DESCRIPTORS_MAX || seen > size as usize + 1 {
-                return Err(malformed(format!(
-                    "a chain has more than {} descriptors or runs in a circle",
-                    seen - 1
-                )));
+                return Err(malformed(format!("a chain has more than {} descriptors or a loop", seen - 1)));
             }
             let descriptor = load(memory, table, index)?;
             if descriptor.flags & INDIRECT != 0 {
@@ -183,7 +180,7 @@ impl Chain {
         }
         let is_write = descriptor.flags & WRITE != 0;
         if !is_write && self.writable.len() > 0 {
-            return Err(malformed("a chain has something to read behind what is to be written"));
+            return Err(malformed("a chain has a readable descriptor behind a writable one"));
         }
         let access = if is_write { Permissions::Write } else { Permissions::Read };
         let inside = segment.address.checked_add(u64::from(segment.length)).is_some()
@@ -207,8 +204,8 @@ impl Chain {
 }
 
 fn load<M: GuestMemory>(memory: &M, table: GuestAddress, index: u32) -> Result<Descriptor> {
-    let place = table.checked_add(u64::from(index) * DESCRIPTOR_SIZE);
-    let raw = place.and_then(|place| memory.read_obj::<Descriptor>(place).ok());
+    let address = table.checked_add(u64::from(index) * DESCRIPTOR_SIZE);
+    let raw = address.and_then(|address| memory.read_obj::<Descriptor>(address).ok());
     let Some(raw) = raw else {
         return Err(malformed(format!(
             "descriptor {index} of the table at {:#x} is not in the guest's memory",
@@ -237,8 +234,8 @@ mod tests {
 
     fn lay(memory: &GuestMemoryMmap, table: GuestAddress, descriptors: &[(u64, u32, u16, u16)]) {
         for (index, &(address, length, flags, next)) in descriptors.iter().enumerate() {
-            let place = GuestAddress(table.0 + 16 * index as u64);
-            memory.write_obj(Descriptor { address, length, flags, next }, place).expect("inside");
+            let at = GuestAddress(table.0 + 16 * index as u64);
+            memory.write_obj(Descriptor { address, length, flags, next }, at).expect("inside");
         }
     }
 
@@ -263,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn an_indirect_table_is_read_behind_direct_descriptors() {
+    fn an_indirect_table_is_read_after_direct_descriptors() {
         let memory = memory();
         lay(&memory, TABLE, &[(0x3000, 16, NEXT, 1), (0x8000, 32, INDIRECT, 0)]);
         lay(&memory, GuestAddress(0x8000), &[(0x4000, 512, NEXT, 1), (0x5000, 1, WRITE, 0)]);
@@ -274,9 +271,9 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_that_runs_in_a_circle_is_refused() {
-        assert!(refusal(&[(0x3000, 16, NEXT, 1), (0x3000, 16, NEXT, 0)]).contains("circle"));
-        assert!(refusal(&[(0x3000, 0, NEXT, 0)]).contains("circle"));
+    fn a_chain_with_a_loop_is_refused() {
+        assert!(refusal(&[(0x3000, 16, NEXT, 1), (0x3000, 16, NEXT, 0)]).contains("loop"));
+        assert!(refusal(&[(0x3000, 0, NEXT, 0)]).contains("loop"));
     }
 
     #[test]
@@ -313,13 +310,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_to_be_read_comes_before_what_is_to_be_written() {
+    fn readable_descriptors_come_before_writable_ones() {
         assert!(refusal(&[(0x3000, 16, NEXT | WRITE, 1), (0x4000, 16, 0, 0)]).contains("behind"));
     }
 
     #[test]
     fn a_long_chain_of_huge_descriptors_is_refused() {
-        // The guest has 64 KiB, and a table may name them as often as it likes.
+        // The guest has 64 KiB; a table may name the same bytes many times.
         let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 64 << 20)]).expect("memory");
         lay(&memory, TABLE, &[(0x10_0000, 16 * 1024, INDIRECT, 0)]);
         let table = (0..1024).map(|index| (0, 63 << 20, NEXT, index + 1)).collect::<Vec<_>>();
@@ -328,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_go_over_the_borders_of_segments() {
+    fn copies_cross_the_borders_of_segments() {
         let memory = memory();
         lay(&memory, TABLE, &[(0x3000, 5, NEXT, 1), (0x4000, 0, NEXT, 2), (0x5000, 7, 0, 0)]);
         let chain = read(&memory, 8, 0).expect("a chain");

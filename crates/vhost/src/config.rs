@@ -1,25 +1,25 @@
-//! What the device is, as a guest sees it: feature bits and configuration space.
+//! The device as the guest sees it: feature bits and configuration space.
 //!
-//! Always true here: what is offered is honoured, limits are kept as they are told, and nothing but the cache's mode can
-//! be changed from outside.
+//! Always true here: offered features are implemented, the reported limits are enforced, and a guest can change only
+//! the cache mode.
 
 use cbd_types::{Geometry, Operation};
 use virtio_bindings::{virtio_blk as blk, virtio_config, virtio_ring};
 
-/// The protocol's unit of sectors, whatever the device's is.
+/// The protocol's sector in bytes, independent of the device's sector size.
 pub(crate) const SECTOR: u64 = 512;
-/// Descriptors for data that a request should have at most: a usual ring of 128 has two more for head and status.
+/// Most data descriptors of a request (`seg_max`): a typical ring of 128 has two more for head and status.
 const SEGMENTS_MAX: u32 = 126;
-/// Ranges that one discard or zeroing may have.
+/// Most ranges of one discard or zeroing.
 pub(crate) const RANGES_MAX: u32 = 32;
-/// Sectors that each of them may have: 2 GiB.
+/// Most sectors of each range: 2 GiB.
 const RANGE_SECTORS_MAX: u32 = 4 << 20;
-/// Bytes of the space that mean something.
+/// Bytes of the configuration space that have a meaning.
 const SIZE: usize = 60;
-/// Where the cache's mode stands in it.
+/// Offset of the cache mode in it.
 pub(crate) const WRITE_CACHE: u32 = 32;
 
-/// `VHOST_USER_F_PROTOCOL_FEATURES`, which the protocol borrows from the device's bits.
+/// `VHOST_USER_F_PROTOCOL_FEATURES`, a vhost-user bit among the device's feature bits.
 pub(crate) const PROTOCOL_FEATURES: u64 = 1 << 30;
 const VERSION_1: u64 = 1 << virtio_config::VIRTIO_F_VERSION_1;
 pub(crate) const INDIRECT: u64 = 1 << virtio_ring::VIRTIO_RING_F_INDIRECT_DESC;
@@ -29,7 +29,7 @@ pub(crate) const FLUSH: u64 = 1 << blk::VIRTIO_BLK_F_FLUSH;
 pub(crate) const CACHE_MODE: u64 = 1 << blk::VIRTIO_BLK_F_CONFIG_WCE;
 const DISCARD: u64 = 1 << blk::VIRTIO_BLK_F_DISCARD;
 
-/// What a device can do and how large it is.
+/// Capabilities and size of a device.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DeviceConfig {
     pub(crate) geometry: Geometry,
@@ -59,7 +59,7 @@ impl DeviceConfig {
         features
     }
 
-    /// `size` bytes of the configuration space at `offset`; what it does not have is zero.
+    /// `size` bytes of the configuration space at `offset`; bytes past its end are zero.
     pub(crate) fn read(&self, offset: u32, size: u32, write_cache: bool) -> Vec<u8> {
         let space = self.space(write_cache);
         (0..size as usize).map(|at| space.get(offset as usize + at).copied().unwrap_or(0)).collect()
@@ -73,7 +73,7 @@ impl DeviceConfig {
         put(0, &(geometry.size / SECTOR).to_le_bytes());
         put(12, &SEGMENTS_MAX.to_le_bytes());
         put(20, &geometry.sector.to_le_bytes());
-        // A power of two of at most 4096 over 512, so that all of these fit.
+        // A power of two of at most 4096 / 512, so all of these fit.
         put(24, &[physical.ilog2() as u8]);
         put(26, &(physical as u16).to_le_bytes());
         put(WRITE_CACHE as usize, &[u8::from(write_cache)]);
@@ -87,7 +87,8 @@ impl DeviceConfig {
         space
     }
 
-    /// Longest range of a discard or zeroing, in sectors of the protocol; whole units of what the device discards.
+    /// Longest range of a discard or zeroing, in sectors of the protocol; a multiple of the device's discard
+    /// granularity.
     pub(crate) fn range_sectors(&self) -> u32 {
         let unit = (self.granularity() / SECTOR as u32).max(1);
         (RANGE_SECTORS_MAX / unit).max(1) * unit
@@ -97,12 +98,12 @@ impl DeviceConfig {
         self.geometry.discard_granularity.max(self.geometry.sector)
     }
 
-    /// Whether writes of a guest that agreed to `features` have to be durable at once.
+    /// Whether writes of a guest that negotiated `features` must be durable when they complete.
     pub(crate) const fn writes_through(features: u64, write_cache: bool) -> bool {
         features & FLUSH == 0 || (features & CACHE_MODE != 0 && !write_cache)
     }
 
-    /// Whether `operation` may be asked for.
+    /// Whether the device accepts `operation`.
     pub(crate) fn allows(&self, operation: Operation) -> bool {
         match operation {
             Operation::Read | Operation::Flush => true,
@@ -135,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn the_space_says_what_the_device_is() {
+    fn the_configuration_space_describes_the_device() {
         let space = config().read(0, 60, true);
         let field = |at: usize, size: usize| number(&space[at..at + size]);
         assert_eq!(field(0, 8), (3 << 30) / 512);
@@ -146,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_beyond_the_space_is_zero() {
+    fn bytes_beyond_the_configuration_space_are_zero() {
         assert_eq!(config().read(56, 8, true), [1, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(config().read(u32::MAX, 2, true), [0, 0]);
     }

@@ -1,17 +1,21 @@
-//! Requests in flight, noted in memory that outlives us: the front end keeps it, and hands it to the next server.
+//! Requests in flight, recorded in memory that outlives the server: the front end preserves it and passes it to the
+//! next server.
 //!
-//! The layout is the protocol's for split rings ("Inflight I/O tracking" in QEMU's vhost-user specification): for each ring
-//! a head of 16 bytes and 16 for each descriptor. A front end asks for rings of the size that it offers, but a guest may choose a larger one
-//! (the BIOS of QEMU's machines does), so there is always room for the largest. The order of stores makes every instant a good one to be killed at:
+//! The layout is the protocol's for split rings ("Inflight I/O tracking" in QEMU's vhost-user specification): for each
+//! ring a head of 16 bytes and 16 for each descriptor. A front end asks for rings of the size that it offers, but a
+//! guest may choose a larger one (the BIOS of QEMU's machines does), so there is always room for the largest. The order
+//! of the stores makes it safe to kill the server at any point:
 //!
-//! 1. a request is taken: its counter, then its mark;
-//! 2. it is answered: it is named as the last answered, its answer goes into the used ring, the ring's index moves on;
-//! 3. its mark goes, and the index is noted here.
+//! 1. a request is taken: its counter is stored, then its mark;
+//! 2. it is answered: it is recorded as the last answered, its answer is stored in the used ring, the ring's index is
+//!    incremented;
+//! 3. its mark is cleared, and the used index is recorded here.
 //!
-//! Killed before 2 moved the index, the request is still marked and done again, which is the same as once: nobody was
-//! told. Killed before 3 was done, the index noted here is behind the ring's, and the one named last is done.
+//! If the server is killed before step 2 incremented the index, the request is still marked and is executed again. This
+//! has the same effect as once, since the guest has seen no answer. If it is killed before the end of step 3, the index
+//! recorded here is behind the ring's, and the last answered request is done.
 //!
-//! Always true here: what is found is believed only within its bounds; the ring's own index decides.
+//! Always true here: recorded values are checked against their bounds; the used ring's own index is authoritative.
 
 use crate::memory::check_size;
 use crate::session::RING_MAX;
@@ -42,11 +46,11 @@ const COUNTER_AT: usize = 8;
 /// The memory for all rings of a device.
 #[derive(Debug)]
 pub(crate) struct Area {
-    // In this order: the mapping must not go while its place is registered.
+    // In this order: the address range is deregistered before it is unmapped.
     guard: Registration,
     mapping: MmapRegion,
     queues: u16,
-    /// Bytes for each ring.
+    /// Bytes of each ring's part.
     each: usize,
 }
 
@@ -54,31 +58,31 @@ const fn ring_bytes(queue_size: u16) -> usize {
     (HEAD + ENTRY * queue_size as usize).next_multiple_of(ALIGNMENT)
 }
 
-/// Bytes of fresh memory for so many rings.
+/// Bytes of new memory for this many rings.
 pub(crate) const fn bytes(queues: u16) -> u64 {
     queues as u64 * ring_bytes(RING_MAX) as u64
 }
 
 impl Area {
-    /// Fresh memory, and the file that the front end is to keep.
+    /// New memory, and the file that the front end is to preserve.
     pub(crate) fn fresh(queues: u16) -> Result<(Self, File)> {
         let size = bytes(queues);
         let file = system::sealed_memory(size)?;
         let kept = file.try_clone().map_err(|error| {
             Error::new(
                 ErrorKind::System,
-                format!("cannot hand out the memory for requests in flight: {error}"),
+                format!("cannot pass the memory for requests in flight to the front end: {error}"),
             )
         })?;
         Ok((Self::open(file, 0, size, queues, RING_MAX)?, kept))
     }
 
-    /// Memory that a front end kept, with room for rings of `queue_size` at least; how much each has follows from all of it.
+    /// Memory that a front end preserved, with room for rings of at least `queue_size`; each ring has an equal part.
     pub(crate) fn open(file: File, offset: u64, size: u64, queues: u16, queue_size: u16) -> Result<Self> {
         let refused =
             |why: String| malformed(format!("the memory for requests in flight cannot be used: {why}"));
         let share = size.checked_div(u64::from(queues)).unwrap_or(0);
-        // More than the largest ring needs is not ours.
+        // Bytes beyond those that the largest ring needs are not used.
         let each = share.min(ring_bytes(RING_MAX) as u64) as usize / ALIGNMENT * ALIGNMENT;
         if each < ring_bytes(queue_size.max(1)) {
             return Err(refused(format!("{size} bytes for {queues} rings of {queue_size}")));
@@ -116,7 +120,8 @@ impl Ring {
         Ok(Self { area: Arc::clone(area), begin, size, counter: 0 })
     }
 
-    /// What a predecessor left, in the order in which it came; `used` is the index of the used ring.
+    /// Heads of the requests that a previous server left in flight, in the order of submission; `used` is the index of
+    /// the used ring.
     pub(crate) fn recover(&mut self, used: u16) -> Result<Vec<u16>> {
         match self.load::<u16>(VERSION_AT)? {
             0 => {
@@ -138,7 +143,9 @@ impl Ring {
             version => {
                 return Err(Error::new(
                     ErrorKind::Unsupported,
-                    format!("the requests in flight are noted in version {version}; this is {VERSION}"),
+                    format!(
+                        "the requests in flight are recorded in version {version}; this server supports {VERSION}"
+                    ),
                 ));
             }
         }
@@ -160,7 +167,7 @@ impl Ring {
         Ok(left.into_iter().map(|(_, head)| head).collect())
     }
 
-    /// A request is taken.
+    /// Step 1: the request is taken.
     pub(crate) fn take(&mut self, head: u16) -> Result<()> {
         let entry = self.entry(head);
         self.store(entry + COUNTER_AT, self.counter)?;
@@ -168,25 +175,25 @@ impl Ring {
         self.store(entry + MARK_AT, 1_u8)
     }
 
-    /// Its answer is about to go into the used ring.
+    /// Step 2: its answer is about to be stored in the used ring.
     pub(crate) fn answer(&mut self, head: u16) -> Result<()> {
         let last = self.load::<u16>(LAST_ANSWERED_AT)?;
         self.store(self.entry(head) + NEXT_AT, last)?;
         self.store(LAST_ANSWERED_AT, head)
     }
 
-    /// Its answer is there, and the used ring's index is `used` now.
+    /// Step 3: its answer is stored, and the used ring's index is `used` now.
     pub(crate) fn answered(&mut self, head: u16, used: u16) -> Result<()> {
         self.store(self.entry(head) + MARK_AT, 0_u8)?;
         self.store(USED_INDEX_AT, used)
     }
 
-    /// Fails if the memory was taken away.
+    /// Fails if the memory's file was truncated.
     pub(crate) fn check(&self) -> Result<()> {
         if self.area.guard.is_lost() {
             return Err(Error::new(
                 ErrorKind::Media,
-                "the memory for requests in flight was taken away: its file was cut short",
+                "the memory for requests in flight was removed: its file was truncated",
             ));
         }
         Ok(())
@@ -210,7 +217,7 @@ impl Ring {
 }
 
 fn outside(error: vm_memory::VolatileMemoryError) -> Error {
-    Error::new(ErrorKind::System, format!("requests in flight cannot be noted: {error}"))
+    Error::new(ErrorKind::System, format!("requests in flight cannot be recorded: {error}"))
 }
 
 #[cfg(test)]
@@ -224,13 +231,13 @@ mod tests {
         ring
     }
 
-    /// The next server's view.
+    /// The state that the next server reads.
     fn successor(ring: &Ring) -> Ring {
         Ring { area: Arc::clone(&ring.area), begin: ring.begin, size: ring.size, counter: 0 }
     }
 
     #[test]
-    fn what_was_taken_and_not_answered_is_found_in_its_order() {
+    fn unanswered_requests_are_found_in_the_order_of_submission() {
         let mut ring = ring();
         for head in [5, 2, 7, 0] {
             ring.take(head).expect("noted");
@@ -239,13 +246,13 @@ mod tests {
         ring.answered(2, 0).expect("noted");
         let mut next = successor(&ring);
         assert_eq!(next.recover(0).expect("found"), [5, 7, 0]);
-        // New ones come after them.
+        // New requests come after them.
         next.take(1).expect("noted");
         assert_eq!(successor(&ring).recover(0).expect("found"), [5, 7, 0, 1]);
     }
 
     #[test]
-    fn killed_before_the_answer_was_published_it_is_done_again() {
+    fn a_server_killed_before_it_published_an_answer_executes_the_request_again() {
         let mut ring = ring();
         ring.take(3).expect("noted");
         ring.answer(3).expect("noted");
@@ -253,18 +260,18 @@ mod tests {
     }
 
     #[test]
-    fn killed_after_the_answer_was_published_it_is_not_done_again() {
+    fn a_server_killed_after_it_published_an_answer_does_not_execute_the_request_again() {
         let mut ring = ring();
         ring.take(3).expect("noted");
         ring.take(4).expect("noted");
         ring.answer(3).expect("noted");
         assert_eq!(successor(&ring).recover(0).expect("found"), [4]);
-        // And that is settled.
+        // The next recovery finds the same.
         assert_eq!(successor(&ring).recover(0).expect("found"), [4]);
     }
 
     #[test]
-    fn rings_do_not_touch_each_other() {
+    fn parts_of_rings_do_not_overlap() {
         let (area, _file) = Area::fresh(2).expect("an area");
         let area = Arc::new(area);
         let mut rings = [0, 1].map(|index| Ring::new(&area, index, 8).expect("its ring"));
@@ -279,10 +286,11 @@ mod tests {
     }
 
     #[test]
-    fn rings_have_the_room_that_their_memory_has() {
+    fn the_size_of_a_rings_part_follows_from_the_size_of_the_memory() {
         let (_, file) = Area::fresh(2).expect("an area");
         let open = |bytes| Area::open(file.try_clone().expect("a file"), 0, bytes, 2, 8).map(Arc::new);
-        // As a server makes it that takes the front end at its word: 16 bytes and 8 times 16, to a multiple of 64.
+        // The size that a server allocates for exactly the announced rings: 16 bytes and 8 times 16, rounded up to a
+        // multiple of 64.
         let small = open(2 * 192).expect("room for rings of 8");
         assert!(Ring::new(&small, 1, 8).is_ok());
         assert!(Ring::new(&small, 1, 16).is_err());
@@ -291,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused_or_bounded() {
+    fn invalid_records_are_refused_or_bounded() {
         let ring = ring();
         ring.store(LAST_ANSWERED_AT, 60_000_u16).expect("stored");
         assert!(successor(&ring).recover(9).expect("found").is_empty());

@@ -1,22 +1,22 @@
 //! vhost-user-blk: a block device for virtual machines, and for programs that speak virtio, through shared memory.
 //!
-//! A front end (QEMU, Cloud Hypervisor, libblkio) connects to the [`Server`]'s socket, hands over the guest's memory and
-//! its rings, and from then on requests go through memory alone: each ring has a thread with a request queue of its
-//! own, which looks for requests for a short while before it sleeps ([`Options::spin_max`]).
+//! A front end (QEMU, Cloud Hypervisor, libblkio) connects to the [`Server`]'s socket, hands over the guest's memory
+//! and its rings; from then on requests are transferred through shared memory only: each ring has a thread with a
+//! request queue of its own, which polls the ring for a short time before it sleeps ([`Options::spin_max`]).
 //!
 //! # What a guest may rely on
-//! - Flush is offered. A guest that did not negotiate it, or that turned the write cache off, has every write, discard and
-//!   zeroing durable and in order when it completes (FUA).
-//! - A write is loaded from the guest's memory once: what is stored, and what is summed, is what was loaded then, whatever
-//!   the guest does to its memory meanwhile. The device's requests own their buffers, so that load goes into one; a read's
-//!   data goes from one into the guest's memory once it is verified.
-//! - Requests in flight are noted in memory that the front end keeps (`INFLIGHT_SHMFD`): a server that was killed and is
-//!   started again at the same path goes on with all of them, in the order in which they came.
-//! - A request of any length is served, in pieces of 1 MiB.
+//! - Flush is offered. A guest that did not negotiate it, or that turned the write cache off, has every write, discard
+//!   and zeroing durable and in order when it completes (FUA).
+//! - The data of a write is loaded from the guest's memory once: the bytes that are stored and checksummed are those
+//!   loaded then, whatever the guest does to its memory meanwhile. The device's requests own their buffers, so the data
+//!   is loaded into one; a read's data is copied from one into the guest's memory after its checksums were verified.
+//! - Requests in flight are recorded in memory that the front end preserves (`INFLIGHT_SHMFD`): a server that was
+//!   killed and is started again at the same path executes all of them, in the order in which the guest submitted them.
+//! - Requests of any length are served, in pieces of 1 MiB.
 //!
-//! Always true here: nothing that a guest or a front end gives is believed unchecked, and it is looked at once. A ring that
-//! breaks the rules is stopped, with a reason, and others go on; a front end that does is let go. Memory that is taken
-//! away under us (a file cut short) does the same; the process goes on.
+//! Always true here: every value of a guest or a front end is loaded once and checked before it is used. A ring that
+//! violates the protocol is stopped with a reason, and other rings continue; a front end that violates it is
+//! disconnected. Memory that disappears (a truncated file) has the same effect; the process continues.
 //!
 //! Left to others: what requests do (the device), live migration with dirty logging, and packed rings, which are not offered.
 
@@ -41,7 +41,7 @@ pub use server::{
 
 use cbd_types::{Error, ErrorKind};
 
-/// What a guest or its front end did against the rules.
+/// An error for a violation of the protocol by a guest or its front end.
 fn malformed(text: impl Into<std::borrow::Cow<'static, str>>) -> Error {
     Error::new(ErrorKind::InvalidArgument, text)
 }

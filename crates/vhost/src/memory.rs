@@ -1,9 +1,9 @@
-//! The guest's memory: what a front end handed over, mapped.
+//! The guest's memory: mappings of the files that a front end handed over.
 //!
-//! Always true here: pieces do not overlap; a piece is no larger than its file was when it was mapped; what becomes of
-//! the file later is noticed ([`GuestMap::check`]); the memory is only reached by copies and atomics, never by reference;
-//! the sizes of all pieces are counted before anything is mapped, for this front end and for all of them together
-//! ([`Bounds`]): address space that front ends use up is missing for threads and buffers of everybody else.
+//! Always true here: pieces do not overlap; a piece is no larger than its file was when it was mapped; a later
+//! truncation of the file is detected ([`GuestMap::check`]); the memory is only reached by copies and atomics, never by
+//! reference; the sizes of all pieces are counted before anything is mapped, for this front end and for all of them
+//! together ([`Bounds`]): address space that front ends use up is missing for threads and buffers of everybody else.
 
 use crate::malformed;
 use crate::threads::name_of;
@@ -15,28 +15,28 @@ use std::os::unix::fs::FileTypeExt;
 use std::sync::Arc;
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap, MmapRegion};
 
-/// Pieces that one guest may have: as many as a message of the protocol can carry.
+/// Most pieces of one guest: as many as a message of the protocol can carry.
 pub(crate) const PIECES_MAX: usize = 32;
 
-/// A piece as the front end describes it.
+/// A piece of memory as the front end describes it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Piece {
-    /// Where the guest sees it.
+    /// Guest physical address.
     pub(crate) guest: u64,
     /// Bytes.
     pub(crate) size: u64,
-    /// Where the front end sees it; it names rings by such addresses.
+    /// Address in the front end; ring addresses in messages are such addresses.
     pub(crate) front_end: u64,
-    /// Where it begins in its file.
+    /// Offset in its file.
     pub(crate) offset: u64,
 }
 
-/// How much memory front ends may hand over.
+/// Limits on the memory that front ends may hand over.
 #[derive(Clone, Debug)]
 pub(crate) struct Bounds {
-    /// Bytes of one front end.
+    /// Most bytes of one front end.
     pub(crate) each: u64,
-    /// Bytes of all front ends together.
+    /// Most bytes of all front ends together.
     pub(crate) all: Arc<Budget>,
 }
 
@@ -57,7 +57,7 @@ impl Bounds {
         ))
     }
 
-    /// Takes the bytes of a piece from what all front ends have.
+    /// Takes the bytes of a piece from the budget of all front ends.
     fn take(&self, piece: Piece) -> Result<Share> {
         self.all.take(piece.size).ok_or_else(|| {
             Error::new(
@@ -77,18 +77,18 @@ impl Bounds {
 #[derive(Debug)]
 struct Mapped {
     piece: Piece,
-    // In this order: the mapping must not go while its place is registered, and counts until it is gone.
+    // In this order: the address range is deregistered, then unmapped, then no longer accounted.
     guard: Registration,
     region: Arc<GuestRegionMmap>,
     _share: Share,
 }
 
-/// All of a guest's memory at one time; changes make a new one.
+/// An immutable map of a guest's memory; a change creates a new one.
 #[derive(Debug)]
 pub(crate) struct GuestMap {
     memory: GuestMemoryMmap,
     mapped: Vec<Arc<Mapped>>,
-    /// Losses before this was made.
+    /// Number of lost mappings before this map was created.
     losses: u64,
 }
 
@@ -97,7 +97,7 @@ impl GuestMap {
         Self { memory: GuestMemoryMmap::default(), mapped: Vec::new(), losses: cbd_guard::losses() }
     }
 
-    /// Memory of these pieces.
+    /// A map of these pieces.
     pub(crate) fn new(pieces: Vec<(Piece, File)>, bounds: &Bounds) -> Result<Self> {
         let losses = cbd_guard::losses();
         check_count(pieces.len())?;
@@ -107,7 +107,7 @@ impl GuestMap {
         Self::of(mapped, losses)
     }
 
-    /// The same with one piece more.
+    /// The same map with one more piece.
     pub(crate) fn with(&self, piece: Piece, file: File, bounds: &Bounds) -> Result<Self> {
         check_count(self.mapped.len() + 1)?;
         bounds.check(self.mapped.iter().map(|mapped| mapped.piece).chain([piece]))?;
@@ -116,7 +116,7 @@ impl GuestMap {
         Self::of(mapped, self.losses)
     }
 
-    /// The same without a piece; where it is in its file does not matter.
+    /// The same map without a piece; its offset in the file is not compared.
     pub(crate) fn without(&self, piece: Piece) -> Result<Self> {
         let same = |mapped: &Arc<Mapped>| {
             let other = mapped.piece;
@@ -124,7 +124,7 @@ impl GuestMap {
         };
         if !self.mapped.iter().any(same) {
             return Err(malformed(format!(
-                "the front end takes back {} bytes at {:#x} of the guest, which it has not handed over",
+                "the front end removes {} bytes at {:#x} of the guest, which it has not handed over",
                 piece.size, piece.guest
             )));
         }
@@ -138,7 +138,7 @@ impl GuestMap {
             GuestMemoryMmap::default()
         } else {
             GuestMemoryMmap::from_arc_regions(regions)
-                .map_err(|error| malformed(format!("the guest's memory makes no sense: {error}")))?
+                .map_err(|error| malformed(format!("the guest's memory map is invalid: {error}")))?
         };
         Ok(Self { memory, mapped, losses })
     }
@@ -148,20 +148,20 @@ impl GuestMap {
         &self.memory
     }
 
-    /// What the memory is mapped from, as the kernel names it.
+    /// Names of the mapped files, from the kernel.
     pub(crate) fn files(&self) -> Vec<String> {
         let mut files: Vec<String> = self
             .mapped
             .iter()
             .filter_map(|mapped| mapped.region.file_offset())
-            .map(|place| name_of(place.file()))
+            .map(|mapped| name_of(mapped.file()))
             .collect();
         files.sort_unstable();
         files.dedup();
         files
     }
 
-    /// Where the guest has what the front end sees at `address`.
+    /// The guest physical address of `address` in the front end.
     pub(crate) fn translate(&self, address: u64) -> Option<GuestAddress> {
         self.mapped.iter().map(|mapped| mapped.piece).find_map(|piece| {
             let within = address.checked_sub(piece.front_end).filter(|within| *within < piece.size)?;
@@ -169,7 +169,8 @@ impl GuestMap {
         })
     }
 
-    /// Fails if some of the memory was taken away: what was read from it since may be zeroes that nobody wrote.
+    /// Fails if some of the memory was lost: bytes that were read from it since may be zeroes that the guest did not
+    /// write.
     pub(crate) fn check(&self) -> Result<()> {
         if cbd_guard::losses() == self.losses {
             return Ok(());
@@ -179,7 +180,7 @@ impl GuestMap {
             Some(lost) => Err(Error::new(
                 ErrorKind::Media,
                 format!(
-                    "the guest's memory at {:#x} was taken away or failed: its file was cut short, or a page is damaged",
+                    "the guest's memory at {:#x} was removed or failed: its file was truncated, or a page is damaged",
                     lost.piece.guest
                 ),
             )),
@@ -203,14 +204,14 @@ fn map(piece: Piece, file: File, bounds: &Bounds) -> Result<Arc<Mapped>> {
     };
     let size = usize::try_from(piece.size).map_err(|_| refused("too many".into()))?;
     if piece.front_end.checked_add(piece.size).is_none() {
-        return Err(refused("its address in the front end reaches past the end of all addresses".into()));
+        return Err(refused("its address range in the front end exceeds the address space".into()));
     }
     check_size(&file, piece.offset, piece.size).map_err(refused)?;
     let share = bounds.take(piece)?;
     let mapping = MmapRegion::from_file(FileOffset::new(file, piece.offset), size)
         .map_err(|error| refused(error.to_string()))?;
     let region = GuestRegionMmap::new(mapping, GuestAddress(piece.guest))
-        .ok_or_else(|| refused("it reaches past the end of all addresses".into()))?;
+        .ok_or_else(|| refused("its range in the file overflows".into()))?;
     // SAFETY: `Mapped` drops the mapping after this; it is reached by volatile copies and atomics alone, and is the guest's, which
     // may change it at any time.
     let guard = unsafe { Registration::of_zeroes(region.as_ptr() as usize, region.size()) }?;
@@ -218,10 +219,10 @@ fn map(piece: Piece, file: File, bounds: &Bounds) -> Result<Arc<Mapped>> {
     Ok(Arc::new(Mapped { piece, guard, region: Arc::new(region), _share: share }))
 }
 
-/// Whether a file has `size` bytes at `offset`; devices do not say.
+/// Checks that a file has `size` bytes at `offset`; not for devices, which do not report a size.
 pub(crate) fn check_size(file: &File, offset: u64, size: u64) -> std::result::Result<(), String> {
     let metadata = file.metadata().map_err(|error| error.to_string())?;
-    let end = offset.checked_add(size).ok_or("it ends nowhere")?;
+    let end = offset.checked_add(size).ok_or("its range in the file overflows")?;
     if metadata.file_type().is_char_device() || end <= metadata.len() {
         return Ok(());
     }

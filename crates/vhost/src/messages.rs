@@ -1,7 +1,7 @@
-//! The messages of the protocol, one method each: what they carry goes to the [`Session`].
+//! The messages of the protocol, one method each: their contents are passed to the [`Session`].
 //!
-//! Always true here: what is not offered is refused; a refusal's reason stays with the session, since the protocol
-//! carries none.
+//! Always true here: requests for features that are not offered are refused; the reason of a refusal is stored in the
+//! session, since the protocol carries none.
 
 use crate::malformed;
 use crate::memory::{PIECES_MAX, Piece};
@@ -52,7 +52,7 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 
     fn reset_owner(&mut self) -> Answer<()> {
-        // Deprecated since it was never clear what it means; front ends that still send it want nothing to happen.
+        // Deprecated because its meaning was never defined; front ends that still send it expect no effect.
         Ok(())
     }
 
@@ -93,7 +93,7 @@ impl VhostUserBackendReqHandlerMut for Session {
         available: u64,
         _log: u64,
     ) -> Answer<()> {
-        let result = self.set_places(index as usize, [descriptor, available, used]);
+        let result = self.set_addresses(index as usize, [descriptor, available, used]);
         self.answer(result)
     }
 

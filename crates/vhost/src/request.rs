@@ -1,7 +1,7 @@
-//! What a chain asks of the device.
+//! Validation of a chain as a request to the device.
 //!
-//! Always true here: a request that is to be done is whole sectors inside the device, and has as many bytes as it says;
-//! one that cannot be done is answered so; one that cannot even be answered is an error that stops its ring.
+//! Always true here: a valid request consists of whole sectors inside the device and has as much data as its ranges; an
+//! invalid one is answered with its status; one without room for a status is an error that stops its ring.
 
 use crate::chain::Chain;
 use crate::config::{DeviceConfig, RANGES_MAX, SECTOR};
@@ -14,11 +14,11 @@ use vm_memory::GuestMemory;
 pub(crate) const HEAD: u64 = 16;
 /// Bytes of a range of a discard or zeroing.
 const RANGE: usize = 16;
-/// Bytes of the identity that a device can have.
+/// Bytes of a device's identity.
 pub(crate) const IDENTITY: usize = 20;
 const UNMAP: u32 = blk::VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP;
 
-/// How a request ended, as the guest is told.
+/// The status of a request that the guest receives.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Status {
     Done,
@@ -36,21 +36,21 @@ impl Status {
     }
 }
 
-/// What is to be done.
+/// The action for a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Task {
-    /// Something for the device, range after range; a flush has one that is empty.
+    /// An operation of the device, range after range; a flush has one empty range.
     Device(Operation),
-    /// Tell the device's name.
+    /// Return the device's name.
     Identify,
-    /// Nothing; the answer is known.
+    /// Only answer with this status.
     Answer(Status),
 }
 
-/// Checks what `chain` asks; what is for the device has its ranges in `list` then.
+/// Validates `chain`; stores the ranges of a device operation in `list`.
 ///
 /// # Errors
-/// What is wrong with it when it has no head or no place for an answer.
+/// The chain has no head or no room for the status.
 pub(crate) fn validate<M: GuestMemory>(
     config: &DeviceConfig,
     memory: &M,
@@ -65,7 +65,7 @@ pub(crate) fn validate<M: GuestMemory>(
         )));
     }
     if chain.writable.len() == 0 {
-        return Err(malformed("a request has no place for its answer"));
+        return Err(malformed("a request has no room for its status"));
     }
     let mut head = [0; HEAD as usize];
     chain.readable.load(memory, 0, &mut head)?;
@@ -73,8 +73,10 @@ pub(crate) fn validate<M: GuestMemory>(
     let sector = u64::from(high) << 32 | u64::from(low);
     let (given, wanted) = (chain.readable.len() - HEAD, chain.writable.len() - 1);
     Ok(match kind {
-        blk::VIRTIO_BLK_T_IN => transfer(config, Operation::Read, place(config, sector, wanted), list),
-        blk::VIRTIO_BLK_T_OUT => transfer(config, Operation::Write, place(config, sector, given), list),
+        blk::VIRTIO_BLK_T_IN => transfer(config, Operation::Read, device_range(config, sector, wanted), list),
+        blk::VIRTIO_BLK_T_OUT => {
+            transfer(config, Operation::Write, device_range(config, sector, given), list)
+        }
         blk::VIRTIO_BLK_T_FLUSH => {
             list.push(ByteRange { start: 0, end: 0 });
             Task::Device(Operation::Flush)
@@ -102,8 +104,8 @@ fn transfer(
     }
 }
 
-/// The bytes of the device, if they are whole sectors of it.
-fn place(config: &DeviceConfig, sector: u64, length: u64) -> Option<ByteRange> {
+/// The range of the device, if it consists of whole sectors inside the device.
+fn device_range(config: &DeviceConfig, sector: u64, length: u64) -> Option<ByteRange> {
     let start = sector.checked_mul(SECTOR)?;
     let end = start.checked_add(length)?;
     let unit = u64::from(config.geometry.sector);
@@ -141,12 +143,12 @@ fn ranges<M: GuestMemory>(
             _ => return Ok(Task::Answer(Status::Unsupported)),
         };
         let sector = u64::from(high) << 32 | u64::from(low);
-        let range = place(config, sector, u64::from(sectors) * SECTOR);
+        let range = device_range(config, sector, u64::from(sectors) * SECTOR);
         let Some(range) = range.filter(|_| sectors <= config.range_sectors()) else {
             return Ok(Task::Answer(Status::Failed));
         };
-        // A discard reads as zeroes here, so it is what a zeroing that may unmap becomes; one that may not keeps all of
-        // them from it.
+        // Discarded ranges read as zeroes here, so a zeroing with the UNMAP flag becomes a discard, unless one of its
+        // ranges lacks the flag.
         if operation == Operation::WriteZeroes {
             let discards =
                 unmaps && config.geometry.discard && (list.is_empty() || whole == Operation::Discard);
@@ -164,7 +166,7 @@ fn words(bytes: &[u8; 16]) -> [u32; 4] {
     [0, 1, 2, 3].map(|at| u32::from_le_bytes(words[at]))
 }
 
-/// A device's identity: its name, cut or filled up with zeroes.
+/// A device's identity: its name, truncated or padded with zeroes.
 pub(crate) fn identity(name: &str) -> [u8; IDENTITY] {
     let mut identity = [0; IDENTITY];
     for (byte, from) in identity.iter_mut().zip(name.bytes()) {

@@ -1,6 +1,7 @@
-//! One ring without a front end, for whoever has a guest's memory already and wants its requests served on his own thread.
+//! One ring without a front end, for callers that have mapped a guest's memory already and serve its requests on their
+//! own thread.
 //!
-//! Always true here: it is the ring that a front end's would be (`worker`), over the same memory (`memory`).
+//! Always true here: the ring uses the same code as the ring of a front end (`worker`, `memory`).
 
 use crate::memory::{GuestMap, Piece};
 use crate::server::Options;
@@ -14,36 +15,36 @@ use vm_memory::GuestAddress;
 /// A piece of a guest's memory.
 #[derive(Debug)]
 pub struct GuestPiece {
-    /// What it is a mapping of.
+    /// The mapped file.
     pub file: File,
-    /// Where it begins in the file, in bytes.
+    /// Offset in the file in bytes.
     pub offset: u64,
-    /// Where the guest sees it.
+    /// Guest physical address.
     pub address: u64,
     /// Bytes.
     pub size: u64,
 }
 
-/// A ring as its driver set it up.
+/// A ring as the guest's driver set it up.
 #[derive(Clone, Copy, Debug)]
 pub struct GuestRing {
-    /// Descriptors: a power of two.
+    /// Number of descriptors: a power of two.
     pub size: u16,
-    /// Where the guest has the table of descriptors.
+    /// Guest address of the descriptor table.
     pub descriptors: u64,
-    /// And the ring of what is offered.
+    /// Guest address of the available ring.
     pub available: u64,
-    /// And that of what is answered.
+    /// Guest address of the used ring.
     pub used: u64,
-    /// The features that the driver agreed to.
+    /// The features that the driver negotiated.
     pub features: u64,
 }
 
-/// Takes what `ring` offers and answers it, on the calling thread, until nothing is left or about `most` requests were taken: a
-/// guest can go on offering for ever.
+/// Executes the requests in `ring` on the calling thread, until the ring is empty or about `most` requests were taken:
+/// a guest could add requests for ever.
 ///
 /// # Errors
-/// When the memory cannot be mapped, and where the guest breaks the rules; the ring is not touched any more then.
+/// The memory cannot be mapped, or the guest violates the protocol; then the ring is not accessed any more.
 pub fn serve_ring(
     device: &dyn BlockDevice,
     memory: Vec<GuestPiece>,
@@ -59,11 +60,11 @@ pub fn serve_ring(
     let setup = Setup {
         index: 0,
         size: ring.size,
-        places: [ring.descriptors, ring.available, ring.used].map(GuestAddress),
+        addresses: [ring.descriptors, ring.available, ring.used].map(GuestAddress),
         base: 0,
         features: ring.features,
     };
-    // Nobody kicks: what is there is what is served.
+    // No client kicks: only the requests that are in the ring now are served.
     let silent = File::open("/dev/null").map_err(|error| {
         Error::new(ErrorKind::System, format!("cannot open /dev/null in place of a kick descriptor: {error}"))
     })?;

@@ -1,9 +1,10 @@
 //! The server: one device at one socket, one front end at a time.
 //!
-//! Always true here: a front end that goes makes room for the next, which waits for a moment if it is early; one that
-//! comes while another is there is turned away; [`Server::stop`] is bounded in time and completes what is in flight.
+//! Always true here: after a front end disconnected the next can connect, and waits for a moment if it is early; a
+//! front end that connects while another is connected is refused; [`Server::stop`] is bounded in time and completes
+//! what is in flight.
 //!
-//! Left to others: what a front end says (`messages`, `session`), and when a server is started or stopped.
+//! Left to others: the messages of a front end (`messages`, `session`), and when a server is started or stopped.
 
 use crate::memory::Bounds;
 use crate::session::Session;
@@ -26,49 +27,49 @@ use std::thread;
 use std::time::Duration;
 use vhost::vhost_user::{BackendReqHandler, Error as Refusal};
 
-/// How long a front end may take to say its first word.
-const FIRST_WORD: Duration = Duration::from_secs(10);
-/// How long a front end waits for the one before it to be gone.
+/// Time limit for the first message of a front end.
+const FIRST_MESSAGE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a front end waits for the end of the previous one.
 const HANDOVER: Duration = Duration::from_secs(2);
-/// When the process has no descriptor left for a front end, it is tried again after this.
+/// Interval of attempts to accept while the process has no free descriptor.
 const ACCEPT_AGAIN: Duration = Duration::from_secs(1);
-/// What a stop grants beyond the time that rings have to finish.
+/// Time that a stop waits for threads beyond the time that rings have to finish.
 const STOP_GRACE: Duration = Duration::from_secs(1);
-/// Rings that a device may have: a message names one with eight bits.
+/// Most rings of a device: messages name a ring with eight bits.
 const QUEUES_MAX: u16 = 256;
 
-/// Bytes of memory that one front end may hand over, unless it is said otherwise.
+/// Default for the bytes of memory that one front end may hand over.
 pub const GUEST_MEMORY_MAX: u64 = 16 << 40;
-/// Bytes of memory that all front ends may hand over together, unless it is said otherwise: half of the address space that a
-/// process has on x86-64.
+/// Default for the bytes of memory that all front ends may hand over together: half of the address space that a process
+/// has on x86-64.
 pub const GUEST_MEMORY_TOTAL: u64 = 64 << 40;
 
 /// Called on each thread that serves data, before it does anything else.
 pub type ThreadSetup = Arc<dyn Fn() + Send + Sync>;
 
-/// Told what happens; must not wait.
+/// Callback for events; it must not block.
 pub type Observer = Arc<dyn Fn(&Notice<'_>) + Send + Sync>;
 
-/// Something that happened.
+/// An event of a server.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Notice<'a> {
     /// A front end connected.
     Connected,
-    /// A front end came while another was there; it was turned away.
+    /// A front end connected while another was connected; it was refused.
     Refused,
-    /// A front end was turned away because the backing device still has requests of the last one, which is gone.
+    /// A front end was refused because the backing device still has requests of the last one, which is gone.
     TooEarly,
-    /// A front end is gone; in order if there is no error.
+    /// A front end disconnected; in order if there is no error.
     Ended {
-        /// What went wrong.
+        /// The error, if it did not disconnect in order.
         error: Option<&'a Error>,
     },
-    /// A ring broke the rules, or its memory went; it stands still until the guest sets it up again.
+    /// A ring violated the protocol or lost its memory; it stays stopped until the guest sets it up again.
     RingFailed {
-        /// Which ring.
+        /// Index of the ring.
         ring: usize,
-        /// What was wrong.
+        /// The reason.
         error: &'a Error,
     },
     /// Front ends cannot be accepted for now.
@@ -81,23 +82,23 @@ pub enum Notice<'a> {
 /// How a device is served.
 #[derive(Clone)]
 pub struct Options {
-    /// The device's name; a guest sees the first 20 bytes as its serial number.
+    /// The device's name; its first 20 bytes are the serial number in the guest.
     pub name: String,
     /// Refuse what changes the device.
     pub read_only: bool,
-    /// Rings that a front end may have; each has a thread while it is in use.
+    /// Most rings of a front end; each has a thread while it is in use.
     pub queues_max: u16,
-    /// How long a ring's thread looks for the next request, at most, before it sleeps; zero for not at all. It adapts
-    /// below that: an idle ring costs nothing.
+    /// Longest time that a ring's thread polls for the next request before it sleeps; zero disables polling. The actual
+    /// time adapts below that: the thread of an idle ring sleeps.
     pub spin_max: Duration,
-    /// Bytes of buffers that one ring's requests may have.
+    /// Most bytes of buffers of one ring's requests.
     pub bytes_max: usize,
-    /// Bytes of memory that the front end may hand over.
+    /// Most bytes of memory that the front end may hand over.
     pub guest_memory_max: u64,
-    /// Bytes of memory that front ends of all servers that share this may hand over together. While a front end replaces
-    /// its memory, what it had counts besides what it hands over.
+    /// Most bytes of memory that front ends of all servers with this budget may hand over together. While a front end
+    /// replaces its memory, both the old and the new memory are accounted.
     pub guest_memory: Arc<Budget>,
-    /// How long requests in flight may take when the server stops.
+    /// Time that requests in flight have to complete when the server stops.
     pub stop_timeout: Duration,
     /// Called on each thread that serves data.
     pub thread_setup: Option<ThreadSetup>,
@@ -155,18 +156,18 @@ pub struct Server {
 struct Shared {
     device: Arc<dyn BlockDevice>,
     options: Arc<Options>,
-    /// Signalled for good when the server stops.
+    /// Signalled when the server stops, and never cleared.
     stop: Event,
-    /// Signalled when a front end is gone.
+    /// Signalled when a front end has disconnected.
     ended: Event,
-    /// Signalled for good when nothing is served any more.
+    /// Signalled when serving has ended, and never cleared.
     finished: Event,
     connected: AtomicBool,
-    /// The front end is gone, and the device still has requests of it.
+    /// The front end has disconnected, and the device still has requests of it.
     settling: AtomicBool,
-    /// What runs, to say what it waits for.
+    /// The running threads, to report what they wait for.
     threads: Arc<Threads>,
-    /// The front end's socket, to shut it down by.
+    /// The front end's socket, to shut it down.
     present: Mutex<Option<UnixStream>>,
 }
 
@@ -179,9 +180,8 @@ impl fmt::Debug for Server {
 impl Server {
     /// Starts to serve `device` at the socket `path`. A front end can connect when this returns.
     ///
-    /// # Errors
-    /// [`ErrorKind::Busy`] where another server listens, [`ErrorKind::InvalidArgument`] for a path that is too long or a
-    /// number of rings that cannot be, and what the system says.
+    /// # Errors [`ErrorKind::Busy`] where another server listens, [`ErrorKind::InvalidArgument`] for a path that is too
+    /// long or a number of rings that is not possible, and errors of the system.
     pub fn start(device: Arc<dyn BlockDevice>, path: &Path, options: Options) -> Result<Self> {
         let shared = Shared::new(device, options)?;
         let (socket, file) = socket::listen(path, "vhost-user front ends")?;
@@ -196,7 +196,7 @@ impl Server {
         Ok(Self { shared, path: path.to_owned(), acceptor: Some(acceptor) })
     }
 
-    /// Where it listens.
+    /// The path of the server's socket.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -208,12 +208,12 @@ impl Server {
         self.shared.connected.load(Ordering::Acquire)
     }
 
-    /// Stops: nobody is accepted any more and the socket's file is removed, what is in flight is completed and answered, and
-    /// the front end is let go. What the device does not complete within `stop_timeout` is given up; where the front end keeps
-    /// notes of it, it is done when it comes back.
+    /// Stops the server: accepts no more front ends and removes the socket's file, completes and answers the requests
+    /// in flight, and disconnects the front end. Requests that the device does not complete within `stop_timeout` are
+    /// given up; if the front end preserves the record of requests in flight, they are executed when it reconnects.
     ///
     /// # Errors
-    /// [`ErrorKind::TimedOut`] if a thread is stuck inside the device even then.
+    /// [`ErrorKind::TimedOut`] if a thread is blocked inside the device even then.
     pub fn stop(mut self) -> Result<()> {
         self.shut_down()
     }
@@ -229,11 +229,11 @@ impl Server {
                 format!(
                     "the vhost-user server at {} did not end in time: {}",
                     self.path.display(),
-                    self.shared.threads.what_they_wait_for()
+                    self.shared.threads.waits()
                 ),
             ));
         }
-        // If it panicked there is nothing left to stop.
+        // If the acceptor panicked, it has ended already.
         let _ = acceptor.join();
         Ok(())
     }
@@ -245,14 +245,15 @@ impl Drop for Server {
     }
 }
 
-/// The socket, and its file, which goes first: whoever looks meanwhile finds nobody, not a refusal.
+/// The socket and its file. The file is removed first, so a front end that connects meanwhile gets ENOENT, not
+/// ECONNREFUSED.
 struct Listener {
     _file: SocketFile,
     socket: Socket,
 }
 
-/// Serves one front end on a socket that is connected already, on the calling thread until the front end goes; nobody can
-/// order it to stop.
+/// Serves one front end on a connected socket, on the calling thread until the front end disconnects; there is no way
+/// to stop it.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidArgument`] for options that [`Server::start`] refuses; otherwise why the connection did not end in order.
@@ -289,10 +290,10 @@ impl Shared {
         self.present.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends the front end's connection, wherever its thread is waiting.
+    /// Shuts down the front end's connection, which wakes its thread.
     fn hang_up(&self) {
         if let Some(socket) = &*self.present() {
-            // It may be gone already.
+            // The connection may be closed already.
             let _ = socket.shutdown(Shutdown::Both);
         }
     }
@@ -324,7 +325,7 @@ fn accept(shared: &Arc<Shared>, listener: Listener) {
             Ok((socket, _)) if is_gone(shared, &mut present) => match check_reserve(&socket) {
                 Ok(()) => present = admit(shared, socket.into()),
                 Err(error) => {
-                    shared.cannot_accept(format!("a vhost-user front end was turned away: {error}"));
+                    shared.cannot_accept(format!("a vhost-user front end was refused: {error}"));
                 }
             },
             Ok(_) if shared.settling.load(Ordering::Acquire) => shared.options.notify(&Notice::TooEarly),
@@ -338,15 +339,15 @@ fn accept(shared: &Arc<Shared>, listener: Listener) {
             }
         }
     }
-    // The file goes before the front end is let go, so that it does not come back here.
+    // The file is removed before the front end is disconnected, so that it does not reconnect here.
     drop(listener);
     if let Some(present) = present {
-        // It has heard of the stop. If it failed there is nothing left to end.
+        // The thread sees the stop event and ends. If it panicked, it has ended already.
         let _ = present.join();
     }
 }
 
-/// Whether there is no front end any more; one that is going is waited for.
+/// Whether no front end is connected; waits for one that is disconnecting.
 fn is_gone(shared: &Shared, present: &mut Option<thread::JoinHandle<()>>) -> bool {
     let Some(thread) = present.take() else { return true };
     if !thread.is_finished() {
@@ -366,15 +367,15 @@ fn admit(shared: &Arc<Shared>, socket: UnixStream) -> Option<thread::JoinHandle<
     match socket.try_clone() {
         Ok(clone) => *shared.present() = Some(clone),
         Err(error) => {
-            shared.cannot_accept(format!("cannot keep hold of a front end: {error}"));
+            shared.cannot_accept(format!("cannot duplicate the socket of a front end: {error}"));
             return None;
         }
     }
-    let place = Place(Arc::clone(shared));
+    let connected = Connected(Arc::clone(shared));
     shared.connected.store(true, Ordering::Release);
     let spawned = start_thread("vhost-control", move || {
-        let place = place;
-        let shared = &*place.0;
+        let connected = connected;
+        let shared = &*connected.0;
         let _running = shared.threads.enter("the front end's connection".to_owned());
         shared.options.notify(&Notice::Connected);
         let outcome = converse(shared, socket);
@@ -383,10 +384,10 @@ fn admit(shared: &Arc<Shared>, socket: UnixStream) -> Option<thread::JoinHandle<
     spawned.map_err(|error| shared.options.notify(&Notice::CannotAccept { error: &error })).ok()
 }
 
-/// The front end's place; free again when its thread ends, however it ends.
-struct Place(Arc<Shared>);
+/// Marks a front end as connected; dropped when its thread ends, even by a panic.
+struct Connected(Arc<Shared>);
 
-impl Drop for Place {
+impl Drop for Connected {
     fn drop(&mut self) {
         *self.0.present() = None;
         self.0.connected.store(false, Ordering::Release);
@@ -395,7 +396,7 @@ impl Drop for Place {
     }
 }
 
-/// A front end from its first message to its last.
+/// Serves a front end from its first message to its last.
 fn converse(shared: &Shared, socket: UnixStream) -> Result<()> {
     let mut waits = WaitSet::new();
     let stop = waits.add(shared.stop.descriptor(), Interest::Read);
@@ -409,14 +410,14 @@ fn converse(shared: &Shared, socket: UnixStream) -> Result<()> {
     );
     let session = Arc::new(Mutex::new(session));
     let mut handler = BackendReqHandler::from_stream(socket, Arc::clone(&session));
-    let mut timeout = Some(FIRST_WORD);
+    let mut timeout = Some(FIRST_MESSAGE_TIMEOUT);
     let outcome = loop {
         match waits.wait(timeout) {
             Err(error) => break Err(error),
             Ok(0) => {
                 break Err(Error::new(
                     ErrorKind::TimedOut,
-                    "a vhost-user front end connected and said nothing",
+                    "a vhost-user front end connected and sent no message",
                 ));
             }
             Ok(_) if waits.readable(stop) => break Ok(()),
@@ -428,12 +429,12 @@ fn converse(shared: &Shared, socket: UnixStream) -> Result<()> {
             Ok(()) => {}
             Err(Refusal::Disconnected) => break Ok(()),
             Err(error) => {
-                let text = format!("a vhost-user front end was let go: {error}");
+                let text = format!("a vhost-user front end was disconnected: {error}");
                 break Err(Error::new(ErrorKind::InvalidArgument, text));
             }
         }
     };
-    // Before it closes the connection itself, the server says that it stops.
+    // The server reports its stop before it closes the connection itself.
     let is_gone =
         !matches!(cbd_export::wait_any(&[shared.stop.descriptor()], Some(Duration::ZERO)), Ok(Some(_)));
     shared.settling.store(is_gone, Ordering::Release);
@@ -441,6 +442,6 @@ fn converse(shared: &Shared, socket: UnixStream) -> Result<()> {
     let outcome = session
         .fault
         .take()
-        .map_or(outcome, |fault| Err(fault.while_doing("a vhost-user front end was let go")));
+        .map_or(outcome, |fault| Err(fault.while_doing("a vhost-user front end was disconnected")));
     session.end(is_gone).and(outcome)
 }

@@ -1,11 +1,10 @@
-//! What one front end has set up: features, memory, rings; and the messages that change them.
+//! The state that one front end has set up: features, memory, rings; and its changes by messages.
 //!
-//! A ring runs from the moment on at which it has all that it needs. Whatever a message changes, the rings that it concerns are
-//! paused first and resumed after, so that a change never meets a ring at work: when a front end has its answer, nothing uses
-//! what was before.
+//! A ring runs as soon as it is set up completely. A message pauses the rings that it concerns and resumes them after
+//! the change, so no ring runs during a change: when the front end has its reply, no thread uses the previous state.
 //!
-//! Always true here: what a message says is checked before anything is changed; a message that cannot be followed ends the
-//! session, with a reason ([`Session::fault`]).
+//! Always true here: the contents of a message are checked before anything is changed; an invalid message ends the
+//! session with a reason ([`Session::fault`]).
 //!
 //! Left to others: the bytes of messages (`messages`), requests (`worker`).
 
@@ -27,14 +26,14 @@ use std::thread;
 use std::time::Instant;
 use vm_memory::GuestAddress;
 
-/// Descriptors that a ring may have.
+/// Most descriptors of a ring.
 pub(crate) const RING_MAX: u16 = 1024;
 
-/// A ring as it is set up, and its worker once it has run.
+/// The setup of a ring, and its worker once it has run.
 #[derive(Default)]
 struct Slot {
     size: u16,
-    places: Option<[GuestAddress; 3]>,
+    addresses: Option<[GuestAddress; 3]>,
     base: u16,
     kick: Option<Arc<File>>,
     call: Option<Arc<Bell>>,
@@ -45,14 +44,14 @@ struct Slot {
 
 #[derive(Default)]
 enum State {
-    /// It has not run since it was set up.
+    /// Not started since it was set up.
     #[default]
     Fresh,
     Paused(Box<Worker>),
     Running(thread::JoinHandle<Box<Worker>>, Arc<Halt>),
 }
 
-/// A front end's device.
+/// The state of one front end.
 pub(crate) struct Session {
     device: Arc<dyn BlockDevice>,
     options: Arc<Options>,
@@ -66,15 +65,15 @@ pub(crate) struct Session {
     stop: RawFd,
     /// The front end's socket.
     front_end: RawFd,
-    /// Until when rings may take to end, once it does.
+    /// The time limit of the rings' end, once the server stops.
     until: Option<Instant>,
-    /// What was wrong with the message that ended the session.
+    /// The error in the message that ended the session.
     pub(crate) fault: Option<Error>,
 }
 
 impl Session {
-    /// A front end that has said nothing yet. `stop` is readable when the server stops; `front_end` is its socket, which stays open as
-    /// long as this.
+    /// The session of a front end that has sent no message yet. `stop` is readable when the server stops; `front_end`
+    /// is its socket, which stays open as long as the session.
     pub(crate) fn new(
         device: Arc<dyn BlockDevice>,
         options: Arc<Options>,
@@ -100,14 +99,14 @@ impl Session {
         }
     }
 
-    /// Completes what is in flight and lets everything go. If the front end is gone, what has not begun is given up: the next one finds it
-    /// noted as in flight.
+    /// Completes the requests in flight and releases everything. If the front end is gone, requests that have not begun
+    /// are given up: they stay recorded as in flight for the next one.
     ///
-    /// # Errors
-    /// [`ErrorKind::TimedOut`] when the server stops and the device does not answer in time; what it still has then is noted
-    /// as in flight, and done when the front end comes back.
+    /// # Errors [`ErrorKind::TimedOut`] when the server stops and the device does not complete its requests in time;
+    /// they stay recorded as in flight, and are executed when the front end reconnects.
     pub(crate) fn end(&mut self, is_gone: bool) -> Result<()> {
-        // All of them, whatever one ends with: a ring that runs on would do requests of a front end that is gone.
+        // All rings, whatever the result of one: a ring that continues would execute requests of a front end that is
+        // gone.
         let (mut left, mut failed) = (0, Ok(()));
         for index in 0..self.slots.len() {
             if let Err(error) = self.pause(index) {
@@ -116,7 +115,7 @@ impl Session {
             if let State::Paused(worker) = &mut self.slots[index].state
                 && is_gone
             {
-                worker.desert();
+                worker.disconnect();
             }
         }
         for index in 0..self.slots.len() {
@@ -152,7 +151,7 @@ impl Session {
             return Err(malformed("the front end changes features while rings are running"));
         }
         self.features = features;
-        // With no bit to enable rings by, they run from the start.
+        // Without the bit that allows a front end to enable rings, they are enabled from the start.
         self.start_all()
     }
 
@@ -160,7 +159,7 @@ impl Session {
         self.common.config.read(offset, size, self.common.write_cache.load(Ordering::Relaxed))
     }
 
-    /// Only the cache's mode can be written; whatever else a guest writes changes nothing.
+    /// Only the cache mode can be written; other writes of a guest have no effect.
     pub(crate) fn write_config(&mut self, offset: u32, bytes: &[u8]) {
         let at = WRITE_CACHE.checked_sub(offset).map(|at| at as usize);
         if let Some(mode) = at.and_then(|at| bytes.get(at)) {
@@ -185,7 +184,7 @@ impl Session {
         self.change_memory(memory)
     }
 
-    /// Every ring goes on with the new memory, or stops if it is not in there any more.
+    /// Every ring continues with the new memory, or stops if it is not inside it any more.
     fn change_memory(&mut self, memory: GuestMap) -> Result<()> {
         for index in 0..self.slots.len() {
             self.pause(index)?;
@@ -197,7 +196,7 @@ impl Session {
             if let State::Paused(worker) = &mut slot.state {
                 worker.memory = Arc::clone(&self.memory);
                 if worker.fault.is_none() {
-                    worker.fault = worker.check_places().err();
+                    worker.fault = worker.check_addresses().err();
                     report(&self.options, index, worker, slot.error.as_deref());
                 }
             }
@@ -209,7 +208,9 @@ impl Session {
 
     pub(crate) fn make_inflight(&mut self, queues: u16, size: u16) -> Result<(u64, File)> {
         if queues == 0 || usize::from(queues) > self.slots.len() || size == 0 || size > RING_MAX {
-            return Err(malformed(format!("the front end asks to note {queues} rings of {size}")));
+            return Err(malformed(format!(
+                "the front end asks for records of requests in flight for {queues} rings of {size}"
+            )));
         }
         let (area, file) = Area::fresh(queues)?;
         self.inflight = Some(Arc::new(area));
@@ -225,7 +226,9 @@ impl Session {
         size: u16,
     ) -> Result<()> {
         if usize::from(queues) > self.slots.len() || size > RING_MAX {
-            return Err(malformed(format!("the front end hands over notes of {queues} rings of {size}")));
+            return Err(malformed(format!(
+                "the front end hands over records of requests in flight for {queues} rings of {size}"
+            )));
         }
         self.inflight = Some(Arc::new(Area::open(file, offset, bytes, queues, size)?));
         Ok(())
@@ -233,7 +236,7 @@ impl Session {
 
     // -- rings ------------------------------------------------------------------------------------------------
 
-    /// A ring that has not run, or was stopped.
+    /// The slot of a ring that does not run.
     fn fresh(&mut self, index: usize) -> Result<&mut Slot> {
         let queues = self.slots.len();
         let slot = self.slots.get_mut(index);
@@ -258,18 +261,18 @@ impl Session {
         }
     }
 
-    pub(crate) fn set_places(&mut self, index: usize, places: [u64; 3]) -> Result<()> {
+    pub(crate) fn set_addresses(&mut self, index: usize, addresses: [u64; 3]) -> Result<()> {
         let memory = Arc::clone(&self.memory);
         let slot = self.fresh(index)?;
         let mut found = [GuestAddress(0); 3];
-        for (found, place) in found.iter_mut().zip(places) {
-            *found = memory.translate(place).ok_or_else(|| {
+        for (found, address) in found.iter_mut().zip(addresses) {
+            *found = memory.translate(address).ok_or_else(|| {
                 malformed(format!(
-                    "ring {index} is said to be at {place:#x}, where no memory was handed over"
+                    "ring {index} has the address {address:#x}, where no memory was handed over"
                 ))
             })?;
         }
-        slot.places = Some(found);
+        slot.addresses = Some(found);
         self.start(index)
     }
 
@@ -280,7 +283,7 @@ impl Session {
         Ok(())
     }
 
-    /// Stops a ring; where it has to go on is returned.
+    /// Stops a ring and returns the index at which it has to continue.
     pub(crate) fn stop_ring(&mut self, index: usize) -> Result<u16> {
         if index >= self.slots.len() {
             return Err(malformed(format!("ring {index} of a device with {}", self.slots.len())));
@@ -289,7 +292,7 @@ impl Session {
             return Err(Error::new(ErrorKind::TimedOut, format!("ring {index} cannot be stopped in time")));
         }
         let slot = &mut self.slots[index];
-        (slot.kick, slot.call, slot.error, slot.places) = (None, None, None, None);
+        (slot.kick, slot.call, slot.error, slot.addresses) = (None, None, None, None);
         Ok(slot.base)
     }
 
@@ -297,7 +300,7 @@ impl Session {
         let Some(kick) = kick else {
             return Err(malformed(format!("ring {index} is to be served without a kick descriptor")));
         };
-        system::never_wait(&kick)?;
+        system::set_nonblocking(&kick)?;
         self.fresh(index)?.kick = Some(Arc::new(kick));
         self.start(index)
     }
@@ -308,7 +311,7 @@ impl Session {
         self.slots[index].call.clone_from(&call);
         if let State::Paused(worker) = &mut self.slots[index].state {
             worker.call = call;
-            worker.speak_up();
+            worker.notify_again();
         }
         self.start(index)
     }
@@ -330,18 +333,18 @@ impl Session {
         (0..self.slots.len()).try_for_each(|index| self.start(index))
     }
 
-    /// Lets a ring run if it has what it needs.
+    /// Starts a ring if its setup is complete.
     fn start(&mut self, index: usize) -> Result<()> {
         let slot = &mut self.slots[index];
         if !slot.enabled && self.features & PROTOCOL_FEATURES != 0 {
             return Ok(());
         }
-        let mut worker = match (std::mem::take(&mut slot.state), &slot.kick, slot.places) {
+        let mut worker = match (std::mem::take(&mut slot.state), &slot.kick, slot.addresses) {
             (State::Paused(worker), ..) => worker,
-            (State::Fresh, Some(kick), Some(places)) if slot.size > 0 => {
+            (State::Fresh, Some(kick), Some(addresses)) if slot.size > 0 => {
                 let noted = self.inflight.as_ref().map(|area| inflight::Ring::new(area, index, slot.size));
                 let setup =
-                    Setup { index, size: slot.size, places, base: slot.base, features: self.features };
+                    Setup { index, size: slot.size, addresses, base: slot.base, features: self.features };
                 Box::new(Worker::new(
                     setup,
                     self.common.clone(),
@@ -377,7 +380,7 @@ impl Session {
         Ok(())
     }
 
-    /// Takes a ring off its thread, with all that it has.
+    /// Ends a ring's thread and takes its worker with all its requests.
     fn pause(&mut self, index: usize) -> Result<()> {
         let queues = self.slots.len();
         let slot = self.slots.get_mut(index);
@@ -395,7 +398,7 @@ impl Session {
         Ok(())
     }
 
-    /// Completes what a ring has and takes it down; false if the device did not complete it in time.
+    /// Completes a ring's requests and removes its worker; false if the device did not complete them in time.
     fn retire(&mut self, index: usize) -> Result<bool> {
         self.pause(index)?;
         let slot = &mut self.slots[index];
@@ -406,12 +409,12 @@ impl Session {
     }
 }
 
-/// Tells whoever wants to know if a ring stopped by a fault.
+/// Reports a ring's fault to the observer and to the front end.
 fn report(options: &Options, index: usize, worker: &Worker, bell: Option<&Bell>) {
     let Some(error) = &worker.fault else { return };
     options.notify(&Notice::RingFailed { ring: index, error });
     if let Some(bell) = bell {
-        // A front end that does not listen is none the wiser.
+        // A front end that does not read the event misses it.
         let _ = bell.ring();
     }
 }

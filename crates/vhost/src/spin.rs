@@ -1,17 +1,16 @@
-//! How long a ring's thread looks for the next request before it sleeps.
+//! How long a ring's thread spins (polls for the next request) before it sleeps.
 //!
-//! Being woken costs several times what a short request does, and looking costs a processor. So it looks while that pays:
-//! the time doubles, up to a bound, where the last wait would have been covered by the bound, and halves, down to
-//! nothing, where it would not.
+//! A wake-up costs several times as much as a short request, and spinning occupies a processor. So the time adapts: it
+//! doubles, up to a bound, if the bound covers the last wait, and halves, down to zero, if it does not.
 //!
-//! Always true here: nobody looks longer than the bound, and an idle ring costs nothing.
+//! Always true here: no thread spins longer than the bound, and the thread of an idle ring sleeps.
 
 use std::time::Duration;
 
-/// Shorter times are none.
+/// Shorter times become zero.
 const LEAST: Duration = Duration::from_micros(2);
 
-/// The adaptive time.
+/// The adaptive spin time.
 #[derive(Debug)]
 pub(crate) struct Spin {
     max: Duration,
@@ -19,17 +18,17 @@ pub(crate) struct Spin {
 }
 
 impl Spin {
-    /// A time of at most `max`; it begins there.
+    /// A spin time of at most `max`, which is also its initial value.
     pub(crate) fn new(max: Duration) -> Self {
         Self { max, window: max }
     }
 
-    /// How long to look now.
+    /// The current spin time.
     pub(crate) fn window(&self) -> Duration {
         self.window
     }
 
-    /// After a wait of `waited`, in sleep or not, something came.
+    /// Adapts to a request that arrived after `waited`, whether the thread slept or not.
     pub(crate) fn learn(&mut self, waited: Duration) {
         if waited <= self.window {
             return;
@@ -50,7 +49,7 @@ mod tests {
     const MAX: Duration = Duration::from_micros(50);
 
     #[test]
-    fn waits_that_are_too_long_end_in_no_looking_at_all() {
+    fn waits_above_the_bound_reduce_the_time_to_zero() {
         let mut spin = Spin::new(MAX);
         for _ in 0..5 {
             assert!(spin.window() > Duration::ZERO);
@@ -60,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn short_waits_bring_it_back_up_to_its_bound() {
+    fn short_waits_raise_the_time_to_its_bound() {
         let mut spin = Spin { max: MAX, window: Duration::ZERO };
         for _ in 0..6 {
             spin.learn(Duration::from_micros(40));
@@ -71,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bound_of_nothing_stays_nothing() {
+    fn a_bound_of_zero_disables_spinning() {
         let mut spin = Spin::new(Duration::ZERO);
         spin.learn(Duration::ZERO);
         spin.learn(Duration::from_micros(1));

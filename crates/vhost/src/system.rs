@@ -9,21 +9,21 @@ use rustix::io::Errno;
 use std::fs::File;
 use std::io::{self, Write};
 
-/// Makes reads of a kick descriptor return instead of waiting. That is shared with the front end, which only writes it.
-pub(crate) fn never_wait(file: &File) -> Result<()> {
+/// Makes a kick descriptor non-blocking. The flag is shared with the front end, which only writes the descriptor.
+pub(crate) fn set_nonblocking(file: &File) -> Result<()> {
     fcntl_setfl(file, flags(file)? | OFlags::NONBLOCK)
-        .map_err(|error| refused("set a descriptor of the front end to not wait", error))
+        .map_err(|error| refused("set a descriptor of the front end to non-blocking", error))
 }
 
 fn flags(file: &File) -> Result<OFlags> {
-    fcntl_getfl(file).map_err(|error| refused("look at a descriptor of the front end", error))
+    fcntl_getfl(file).map_err(|error| refused("read the flags of a descriptor of the front end", error))
 }
 
-/// A descriptor that the front end listens on. How it waits there is its own affair, so its flags are left alone.
+/// A descriptor that the front end waits on. Its flags are not changed, since they also apply to the front end.
 #[derive(Debug)]
 pub(crate) struct Bell {
     file: File,
-    /// Whether writing it could wait.
+    /// Whether a write could block.
     may_wait: bool,
 }
 
@@ -33,7 +33,7 @@ impl Bell {
         Ok(Self { file, may_wait })
     }
 
-    /// Tells the front end; that it has not heard the last time is no failure.
+    /// Signals the front end; an earlier signal that is still pending is no error.
     pub(crate) fn ring(&self) -> io::Result<()> {
         if self.may_wait {
             let mut entry = [PollFd::new(&self.file, PollFlags::OUT)];
@@ -48,7 +48,7 @@ impl Bell {
     }
 }
 
-/// Anonymous memory with a descriptor, `size` bytes of zeroes, whose size nobody can change.
+/// Anonymous memory with a descriptor, `size` bytes of zeroes, whose size is sealed.
 pub(crate) fn sealed_memory(size: u64) -> Result<File> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = memfd_create(c"cbd-vhost-in-flight", flags)

@@ -1,19 +1,19 @@
-//! The threads of a server, and what they wait for when they do not end in time.
+//! The threads of a server, and a report of what they wait for when they do not end in time.
 //!
-//! A thread that copies from or to a guest's memory waits in the kernel where a page of it is missing: without a bound where
-//! the memory is a file on a file system that does not answer. Nothing can call it back from there, but it can be named.
+//! A thread that copies from or to a guest's memory waits in the kernel for a missing page, for an unlimited time if
+//! the memory is a file on a file system that does not respond. The wait cannot be interrupted, but it can be reported.
 //!
-//! Always true here: looking at a thread asks the kernel alone, never a file system.
+//! Always true here: a report on a thread reads `/proc` only, never another file system.
 
 use std::fs;
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The threads that run.
+/// The running threads.
 #[derive(Debug, Default)]
 pub(crate) struct Threads {
     running: Mutex<Vec<Thread>>,
-    /// What the guest's memory is mapped from.
+    /// Names of the files that the guest's memory is mapped from.
     files: Mutex<Vec<String>>,
 }
 
@@ -23,7 +23,7 @@ struct Thread {
     id: i32,
 }
 
-/// Says that a thread runs, until it is dropped by it.
+/// Registers a running thread until the thread drops it.
 #[derive(Debug)]
 pub(crate) struct Running {
     threads: Arc<Threads>,
@@ -31,20 +31,20 @@ pub(crate) struct Running {
 }
 
 impl Threads {
-    /// The calling thread is `what` from now on.
+    /// Registers the calling thread as `what`.
     pub(crate) fn enter(self: &Arc<Self>, what: String) -> Running {
         let id = rustix::thread::gettid().as_raw_pid();
         self.running().push(Thread { what, id });
         Running { threads: Arc::clone(self), id }
     }
 
-    /// Notes what the guest's memory is mapped from.
+    /// Records the names of the files that the guest's memory is mapped from.
     pub(crate) fn note_files(&self, files: Vec<String>) {
         *self.files.lock().unwrap_or_else(PoisonError::into_inner) = files;
     }
 
-    /// What the threads that still run wait for, in words.
-    pub(crate) fn what_they_wait_for(&self) -> String {
+    /// A text of what the running threads wait for.
+    pub(crate) fn waits(&self) -> String {
         let running = self.running().clone();
         let files = self.files.lock().unwrap_or_else(PoisonError::into_inner).join(", ");
         let lines: Vec<String> = running
@@ -65,22 +65,22 @@ impl Drop for Running {
     }
 }
 
-/// What a descriptor stands for, as the kernel names it.
+/// The name of an open file, from the kernel.
 pub(crate) fn name_of(file: &impl AsRawFd) -> String {
     fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))
         .map_or_else(|_| "a file that the kernel does not name".to_owned(), |path| path.display().to_string())
 }
 
-/// What the kernel says of the system call that a thread is in; empty where it does not say.
+/// The system call that a thread is in, from `/proc`; empty if it cannot be read.
 fn wait_of(id: i32) -> String {
     fs::read_to_string(format!("/proc/self/task/{id}/syscall")).unwrap_or_default()
 }
 
 fn describe(system_call: &str, files: &str) -> String {
     match system_call.split_whitespace().next() {
-        // Blocked, and in no system call: in a page fault.
+        // Blocked outside a system call: in a page fault.
         Some("-1") => {
-            format!("waits for memory of the guest that does not come; the memory is of {files}")
+            format!("waits for a page of the guest's memory; the memory is of {files}")
         }
         Some(number) if number.parse::<i64>().is_ok_and(is_poll) => "waits for the device".to_owned(),
         Some(number) if number.parse::<i64>().is_ok_and(is_futex) => "waits for another thread".to_owned(),
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_is_named_with_what_it_waits_for_until_it_ends() {
+    fn a_thread_is_reported_with_what_it_waits_for_until_it_ends() {
         let threads = Arc::new(Threads::default());
         let (end, ended) = std::sync::mpsc::channel::<()>();
         let (begin, began) = std::sync::mpsc::channel();
@@ -116,19 +116,19 @@ mod tests {
             let threads = Arc::clone(&threads);
             move || {
                 let _running = threads.enter("ring 3".to_owned());
-                begin.send(()).expect("somebody waits");
+                begin.send(()).expect("the thread waits");
                 let _ = ended.recv();
             }
         });
         began.recv().expect("it runs");
-        assert!(threads.what_they_wait_for().starts_with("ring 3 "));
+        assert!(threads.waits().starts_with("ring 3 "));
         drop(end);
         thread.join().expect("it ends");
-        assert_eq!(threads.what_they_wait_for(), "its threads are about to end");
+        assert_eq!(threads.waits(), "its threads are about to end");
     }
 
     #[test]
-    fn a_page_fault_is_told_from_system_calls() {
+    fn a_page_fault_is_distinguished_from_system_calls() {
         assert!(describe("-1 0x7ffd 0x7f00\n", "/mnt/a").contains("the memory is of /mnt/a"));
         assert_eq!(describe("running\n", ""), "runs");
         assert_eq!(describe(&format!("{} 0x1\n", libc::SYS_ppoll), ""), "waits for the device");

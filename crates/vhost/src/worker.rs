@@ -1,16 +1,16 @@
 //! One ring: its thread, with a request queue of its own.
 //!
-//! What the device completes at once is answered at once; what it parks is answered when it comes back, in any order. The
-//! thread waits in one place, for the ring, the device and the order to pause; before that it looks at the ring for a short
-//! while (`spin`). A worker that is paused keeps what it has, and goes on where it was.
+//! A request that the device completes at once is answered at once; one that it parks is answered when it completes, in
+//! any order. One wait set covers the ring, the device and the pause event; before the thread waits, it polls the ring
+//! for a short time (`spin`). A paused worker keeps its requests and continues with them.
 //!
 //! Always true here:
-//! - each request that was taken gets exactly one answer, after it was done, unless its ring is at fault;
-//! - data that is written was loaded from memory that was still there when all of it was loaded;
-//! - what is taken and not answered is bounded by the ring, and by bytes; beyond those the ring waits;
-//! - a ring at fault is not touched any more; what the device still has of it is completed and not answered;
-//! - when the front end is gone, nothing more is begun: what waits for space is given up and not answered, so that it stays noted as in
-//!   flight for the next connection; what the backing device has is completed first.
+//! - each request that was taken gets exactly one answer, after it was executed, unless its ring has a fault;
+//! - data is written only if the memory it was loaded from still existed after the last load;
+//! - requests that are taken and not answered are bounded by the ring's size and by bytes; beyond that the ring waits;
+//! - a ring with a fault is not accessed any more; its requests in the device are completed and not answered;
+//! - after the front end disconnected no request is begun: requests that wait for space are given up and not answered,
+//!   so they stay recorded as in flight for the next connection; requests in the backing device are completed first.
 
 mod idle;
 mod setup;
@@ -38,25 +38,25 @@ use std::time::{Duration, Instant};
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 
-/// Longest piece of a request that the device gets at once, in bytes.
+/// Longest piece of a request that is submitted to the device, in bytes.
 const PIECE: u64 = 1 << 20;
-/// Requests that are taken before the guest is told of answers.
+/// Requests that are taken before the guest is notified of answers.
 const BATCH: usize = 8;
 const NO_INTERRUPT: u16 = virtio_bindings::virtio_ring::VRING_AVAIL_F_NO_INTERRUPT as u16;
 
-/// A request that was taken, at the place of its first descriptor.
+/// A request; its index is that of its first descriptor.
 #[derive(Default)]
 struct Job {
     taken: bool,
     chain: Chain,
     operation: Option<Operation>,
-    /// What is left, the last first.
+    /// The ranges that are left, the last one first.
     ranges: Vec<ByteRange>,
-    /// Bytes of its data that are done.
+    /// Bytes of its data that are submitted.
     position: u64,
 }
 
-/// A ring and what is going on in it.
+/// A ring and its requests.
 pub(crate) struct Worker {
     setup: Setup,
     common: Common,
@@ -65,35 +65,37 @@ pub(crate) struct Worker {
     pub(crate) kick: Arc<File>,
     pub(crate) call: Option<Arc<Bell>>,
     device: Box<dyn RequestQueue>,
-    /// How many descriptors it is waited for by.
+    /// Number of the device's wait descriptors.
     descriptors: usize,
     inflight: Option<inflight::Ring>,
-    /// What a predecessor had taken.
+    /// Heads of requests that a previous server had taken.
     resumed: VecDeque<u16>,
     jobs: Vec<Job>,
-    /// Jobs that are taken.
+    /// Number of taken jobs.
     taken: usize,
-    /// Those of them that the device has; all, unless the ring is at fault.
+    /// Number of taken jobs in the device; all of them unless the ring has a fault.
     submitted: usize,
-    /// Bytes of buffers that the device has.
+    /// Bytes of the buffers in the device.
     bytes: usize,
     buffers: Buffers,
     done: Vec<Completion>,
-    /// Answers that the guest may have to be told of.
-    unsaid: bool,
-    /// It is told in any case: somebody may have been killed before he could.
-    say_in_any_case: bool,
+    /// Whether there are answers of which the guest was not notified.
+    unnotified: bool,
+    /// Notify the guest even if it does not ask for it: a server that was killed may not have notified it of its last
+    /// answers.
+    notify_always: bool,
     spin: Spin,
-    /// Kicks since the last request that was taken.
+    /// Number of kicks since the last request was taken.
     empty_kicks: u32,
-    /// The front end is gone: nothing more is begun.
-    deserted: bool,
-    /// Why it does not go on.
+    /// The front end disconnected: no request is begun any more.
+    disconnected: bool,
+    /// Why the ring is stopped.
     pub(crate) fault: Option<Error>,
 }
 
 impl Worker {
-    /// A ring that goes on where `setup`, or what a predecessor noted in `inflight`, says.
+    /// A ring that continues at the index in `setup`, or after the requests that a previous server recorded in
+    /// `inflight`.
     pub(crate) fn new(
         setup: Setup,
         common: Common,
@@ -104,7 +106,7 @@ impl Worker {
     ) -> Result<Self> {
         let wrong = |error: virtio_queue::Error| malformed(format!("ring {}: {error}", setup.index));
         let mut queue = Queue::new(setup.size).map_err(wrong)?;
-        let [descriptors, available, used] = setup.places;
+        let [descriptors, available, used] = setup.addresses;
         queue.try_set_desc_table_address(descriptors).map_err(wrong)?;
         queue.try_set_avail_ring_address(available).map_err(wrong)?;
         queue.try_set_used_ring_address(used).map_err(wrong)?;
@@ -128,18 +130,18 @@ impl Worker {
             bytes: 0,
             buffers: Buffers::default(),
             done: Vec::new(),
-            unsaid: true,
-            say_in_any_case: true,
+            unnotified: true,
+            notify_always: true,
             empty_kicks: 0,
-            deserted: false,
+            disconnected: false,
             fault: None,
         };
-        worker.check_places()?;
+        worker.check_addresses()?;
         let used = worker.queue.used_idx(worker.memory.memory(), Ordering::Acquire).map_err(ring_error)?.0;
         let mut base = worker.setup.base;
         if let Some(ring) = &mut inflight {
             let left = ring.recover(used)?;
-            // Each one that was ever taken is either answered or in flight; a ring has at most 32768.
+            // Each request that was taken is either answered or in flight; a ring has at most 32768.
             base = used.wrapping_add(left.len() as u16);
             worker.resumed = left.into();
         }
@@ -149,41 +151,42 @@ impl Worker {
         Ok(worker)
     }
 
-    /// Where the next server has to go on.
+    /// The index at which the next server has to continue.
     pub(crate) fn base(&self) -> u16 {
         self.queue.next_avail()
     }
 
-    /// Fails if the ring is not inside the guest's memory (any more).
-    pub(crate) fn check_places(&self) -> Result<()> {
+    /// Fails if the ring is not inside the guest's memory.
+    pub(crate) fn check_addresses(&self) -> Result<()> {
         if self.queue.is_valid(self.memory.memory()) {
             return Ok(());
         }
-        let [descriptors, available, used] = self.setup.places.map(|place| place.0);
+        let [descriptors, available, used] = self.setup.addresses.map(|address| address.0);
         Err(malformed(format!(
             "ring {} of {} (at {descriptors:#x}, {available:#x}, {used:#x}) is not in the guest's memory",
             self.setup.index, self.setup.size
         )))
     }
 
-    /// The guest is told of answers again, by whatever it handed over meanwhile.
-    pub(crate) fn speak_up(&mut self) {
-        (self.unsaid, self.say_in_any_case) = (true, true);
+    /// Notifies the guest of answers again, since the call descriptor or the memory changed.
+    pub(crate) fn notify_again(&mut self) {
+        (self.unnotified, self.notify_always) = (true, true);
     }
 
-    /// Serves until `halt` is ordered; a fault stays in [`fault`](Self::fault).
+    /// Serves until `halt` is signalled; an error is stored in [`fault`](Self::fault).
     pub(crate) fn run(&mut self, halt: &Halt) {
         if self.fault.is_some() {
             return;
         }
         if let Err(error) = self.serve(halt) {
-            // Where memory is gone, what was read from it is beside the point.
+            // If memory was lost, that is the cause: bytes that were read from it are not the guest's.
             let error = self.check_memory().err().unwrap_or(error);
             self.fault = Some(error);
         }
     }
 
-    /// Takes and answers what the ring has, until nothing is left or about `most` were taken; waits for the device alone.
+    /// Executes and answers the requests in the ring, until it is empty or about `most` were taken; waits only for the
+    /// device.
     pub(crate) fn run_dry(&mut self, most: usize) -> Result<()> {
         let mut waits = WaitSet::new();
         for descriptor in self.device.wait_descriptors() {
@@ -195,7 +198,7 @@ impl Worker {
             rounds = rounds.saturating_sub(1);
             self.device.poll(&mut self.done);
             self.settle()?;
-            self.say()?;
+            self.notify()?;
             if !took && self.submitted == 0 {
                 return Ok(());
             }
@@ -213,13 +216,13 @@ impl Worker {
             waits.add(descriptor, Interest::Read);
         }
         self.queue.disable_notification(self.memory.memory()).map_err(ring_error)?;
-        while !halt.is_ordered() {
+        while !halt.is_signalled() {
             let took = self.take()?;
             if self.taken > 0 {
                 self.device.poll(&mut self.done);
                 self.settle()?;
             }
-            self.say()?;
+            self.notify()?;
             if !took {
                 self.idle(halt, &mut waits)?;
             }
@@ -229,12 +232,12 @@ impl Worker {
 
     // -- in ---------------------------------------------------------------------------------------------------
 
-    /// Whether the device has as much as it may.
+    /// Whether the bytes in the device have reached their limit.
     fn is_full(&self) -> bool {
         self.bytes >= self.common.bytes_max
     }
 
-    /// Takes some requests; false if there was none that could be taken.
+    /// Takes up to a batch of requests; false if none could be taken.
     fn take(&mut self) -> Result<bool> {
         let mut took = 0;
         let begun = loop {
@@ -247,7 +250,7 @@ impl Worker {
                 Err(error) => break Err(error),
             }
         };
-        // What was offered before something that makes no sense is done.
+        // Requests before an invalid one are executed.
         let settled = self.settle();
         begun.and(settled)?;
         if took > 0 {
@@ -256,7 +259,7 @@ impl Worker {
         Ok(took > 0)
     }
 
-    /// Begins what the ring has next, if anything.
+    /// Begins the next request of the ring, if any.
     fn begin_next(&mut self) -> Result<bool> {
         let Some(head) = self.next_head()? else { return Ok(false) };
         self.begin(head)?;
@@ -312,7 +315,7 @@ impl Worker {
 
     // -- the device -------------------------------------------------------------------------------------------
 
-    /// Submits the next piece of a request that has one.
+    /// Submits the next piece of a request, or answers it if none is left.
     fn submit(&mut self, head: u16) -> Result<()> {
         let job = &mut self.jobs[usize::from(head)];
         let (Some(operation), Some(left)) = (job.operation, job.ranges.pop()) else {
@@ -324,13 +327,13 @@ impl Worker {
             range.end = left.start + PIECE;
             job.ranges.push(ByteRange { start: range.end, end: left.end });
         }
-        // At most a piece, which fits.
+        // At most a piece, which fits in `usize`.
         let mut buffer = self.buffers.take(if carries { range.len() as usize } else { 0 });
         if operation == Operation::Write {
             job.chain.readable.load(self.memory.memory(), HEAD + job.position, &mut buffer)?;
         }
         job.position += range.len();
-        // Behind the last load and before anything is done: what was loaded is the guest's.
+        // After the last load and before the request is submitted: proves that the loaded bytes are the guest's.
         self.check_memory()?;
         let write_cache = self.common.write_cache.load(Ordering::Relaxed);
         let fua = !matches!(operation, Operation::Read | Operation::Flush)
@@ -342,7 +345,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Goes on with what the device has completed, and has it take what it kept back.
+    /// Processes completions, and unplugs requests that the device held back, until there are no more completions.
     fn settle(&mut self) -> Result<()> {
         loop {
             // In the order in which they completed.
@@ -366,7 +369,7 @@ impl Worker {
             return Ok(());
         };
         self.submitted -= 1;
-        let is_left = self.deserted && (!job.ranges.is_empty() || was_given_up(&result));
+        let is_left = self.disconnected && (!job.ranges.is_empty() || was_given_up(&result));
         if self.fault.is_some() || is_left {
             job.taken = false;
             self.taken -= 1;
@@ -386,7 +389,7 @@ impl Worker {
 
     // -- out --------------------------------------------------------------------------------------------------
 
-    /// Answers a request, whatever is left of it.
+    /// Answers a request, even if some of its ranges are left.
     fn answer(&mut self, head: u16, status: Status) -> Result<()> {
         let memory = self.memory.memory();
         let job = &mut self.jobs[usize::from(head)];
@@ -396,40 +399,40 @@ impl Worker {
         if let Some(inflight) = &mut self.inflight {
             inflight.answer(head)?;
         }
-        // A chain has less than 4 GiB.
+        // A chain is shorter than 4 GiB.
         self.queue.add_used(memory, head, length as u32).map_err(ring_error)?;
         if let Some(inflight) = &mut self.inflight {
             inflight.answered(head, self.queue.next_used())?;
         }
         job.taken = false;
         self.taken -= 1;
-        self.unsaid = true;
+        self.unnotified = true;
         Ok(())
     }
 
-    /// Tells the guest of answers, if it wants to be told.
-    fn say(&mut self) -> Result<()> {
-        if !self.unsaid {
+    /// Notifies the guest of answers, unless it suppresses notifications.
+    fn notify(&mut self) -> Result<()> {
+        if !self.unnotified {
             return Ok(());
         }
-        self.unsaid = false;
-        let wanted = self.wants_to_be_told()?;
-        if !wanted && !self.say_in_any_case {
+        self.unnotified = false;
+        let wanted = self.wants_notification()?;
+        if !wanted && !self.notify_always {
             return Ok(());
         }
         let Some(call) = &self.call else { return Ok(()) };
-        self.say_in_any_case = false;
+        self.notify_always = false;
         call.ring().map_err(|error| {
             malformed(format!("the front end's call descriptor cannot be signalled: {error}"))
         })
     }
 
-    fn wants_to_be_told(&mut self) -> Result<bool> {
+    fn wants_notification(&mut self) -> Result<bool> {
         let memory = self.memory.memory();
         if self.queue.event_idx_enabled() {
             return self.queue.needs_notification(memory).map_err(ring_error);
         }
-        // The answers are out before the flag is looked at.
+        // The answers are stored before the flag is loaded.
         fence(Ordering::SeqCst);
         let flags = memory.load::<u16>(GuestAddress(self.queue.avail_ring()), Ordering::Relaxed);
         Ok(u16::from_le(flags.map_err(|error| malformed(error.to_string()))?) & NO_INTERRUPT == 0)
@@ -442,19 +445,19 @@ impl Worker {
 
     // -- the end ----------------------------------------------------------------------------------------------
 
-    /// The front end is gone.
-    pub(crate) fn desert(&mut self) {
-        if !self.deserted {
-            self.deserted = true;
-            // What a predecessor had taken stays noted.
+    /// Handles the front end's disconnection: gives up requests that have not begun.
+    pub(crate) fn disconnect(&mut self) {
+        if !self.disconnected {
+            self.disconnected = true;
+            // Requests that a previous server had taken stay recorded.
             self.resumed.clear();
             self.device.give_up(&mut self.done);
         }
     }
 
-    /// Completes and answers what the device has; nothing new is taken. Waits until the device is done, or until
-    /// `timeout` is over after `stop` became readable, which sets `until`; when `front_end` is closed, what has not begun is given up. False
-    /// if the device still has something.
+    /// Completes and answers the requests in the device; takes no new ones. Waits until the device is done, or until
+    /// `timeout` has passed after `stop` became readable, which sets `until`; when `front_end` is closed, requests that
+    /// have not begun are given up. False if the device still has requests.
     pub(crate) fn drain(
         &mut self,
         stop: RawFd,
@@ -465,17 +468,17 @@ impl Worker {
         let mut waits = WaitSet::new();
         waits.add(stop, Interest::Read);
         let front_end =
-            waits.add(front_end, if self.deserted { Interest::Nothing } else { Interest::HangUp });
+            waits.add(front_end, if self.disconnected { Interest::Nothing } else { Interest::HangUp });
         for descriptor in self.device.wait_descriptors() {
             waits.add(descriptor, Interest::Read);
         }
-        // What a predecessor had taken counts as taken.
+        // Requests that a previous server had taken count as taken.
         while let Some(head) = self.resumed.pop_front().filter(|_| self.fault.is_none()) {
             self.fault = self.begin(head).err();
         }
         loop {
             self.device.poll(&mut self.done);
-            if let Err(error) = self.settle().and_then(|()| self.say()) {
+            if let Err(error) = self.settle().and_then(|()| self.notify()) {
                 self.fault.get_or_insert(error);
                 continue;
             }
@@ -489,10 +492,10 @@ impl Worker {
             if waits.readable(0) {
                 until.get_or_insert_with(|| Instant::now() + timeout);
                 waits.set(0, Interest::Nothing);
-                // A server that stops closes the connection itself, and answers what is done in time.
+                // A server that stops closes the connection itself, and answers the requests that complete in time.
                 waits.set(front_end, Interest::Nothing);
             } else if waits.failed(front_end) && until.is_none() {
-                self.desert();
+                self.disconnect();
                 waits.set(front_end, Interest::Nothing);
             }
         }
@@ -504,5 +507,5 @@ fn was_given_up(result: &Result<()>) -> bool {
 }
 
 fn ring_error(error: virtio_queue::Error) -> Error {
-    malformed(format!("the ring makes no sense: {error}"))
+    malformed(format!("the ring is invalid: {error}"))
 }

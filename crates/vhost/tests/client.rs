@@ -1,4 +1,5 @@
-//! A program's own client, the driver that libblkio's vhost-user driver stands on: another reading of the same protocol.
+//! A client of another project: the virtio driver that libblkio's vhost-user driver uses, an independent implementation
+//! of the protocol.
 
 mod common;
 
@@ -129,7 +130,7 @@ fn a_client_with_indirect_descriptors_is_served() {
 }
 
 #[test]
-fn what_many_requests_on_several_rings_wrote_is_there() {
+fn many_writes_on_several_rings_are_read_back() {
     let served = serve(memory(64 << 20));
     let mut client = Client::connect(&served.path, VirtioFeatureFlags::RING_EVENT_IDX, 4);
     const BLOCK: usize = 4096;
@@ -156,7 +157,7 @@ fn what_many_requests_on_several_rings_wrote_is_there() {
 }
 
 #[test]
-fn a_client_that_comes_again_is_served_again() {
+fn a_client_that_reconnects_is_served_again() {
     let served = serve(memory(16 << 20));
     for round in 1..=5_u8 {
         let mut client = Client::connect(&served.path, VirtioFeatureFlags::RING_EVENT_IDX, 1);

@@ -1,5 +1,6 @@
-//! A region and a guest's memory in one process, both cut short: a fault in the region is an error of who loads from it, one in
-//! the guest's memory is the guest's, and one in neither goes to who had the signal before.
+//! A region and a guest's memory in one process, both truncated: a fault in the region is an error of the load, a fault
+//! in the guest's memory stops the guest's ring, and any other fault goes to the signal handler that was installed
+//! before.
 
 mod common;
 
@@ -27,21 +28,21 @@ fn cut_region() -> (Mapping, tempfile::TempDir) {
     (mapping, directory)
 }
 
-/// Where a load of the region's lost bytes fails.
+/// The offset at which a load of the region's lost bytes fails.
 fn fails_at(mapping: &Mapping) -> u64 {
     mapping.load(LEFT, &mut [0; 4096]).expect_err("it is gone").at
 }
 
-/// A guest whose memory is cut away while its ring is looked at.
+/// A guest whose memory is truncated while the server polls its ring.
 fn lose_a_guest(served: &Served) {
-    served.told.lock().expect("nobody panics in here").clear();
+    served.events.lock().expect("no thread panicked with the lock").clear();
     let (link, ram, rings) = boot(&served.path, USUAL, 1);
     ram.file.set_len(0).expect("cut");
     rings[0].kick();
-    let told = served.hears("ring 0: ");
-    assert!(told.contains("the guest's memory at 0x100000 was taken away"), "{told}");
+    let events = served.reports("ring 0: ");
+    assert!(events.contains("the guest's memory at 0x100000 was removed"), "{events}");
     drop(link);
-    served.hears("ended");
+    served.reports("ended");
 }
 
 #[test]
@@ -67,7 +68,7 @@ fn a_fault_in_a_region_is_a_media_error_while_guests_lose_their_memory() {
     assert_eq!(left, [7; 4096], "no guest's fault puts zeroes into a region");
 }
 
-/// Set for the tests that end their process: whoever runs the ignored tests too must not run into them.
+/// Set for the tests that end their process, so that a run with the ignored tests skips them.
 const CHILD: &str = "CBD_TEST_CHILD";
 
 /// Runs this test binary again, only for the test `name`, in a process of its own.
@@ -108,7 +109,7 @@ fn child_without_a_handler() {
     touch_all_three(libc::SIG_DFL);
 }
 
-/// Memory of a region, memory of a guest, and last memory of somebody else, all cut short, with a handler that was there before.
+/// Touches truncated memory of a region, of a guest, and last of neither, with the handler `before` installed.
 fn touch_all_three(before: libc::sighandler_t) {
     if std::env::var_os(CHILD).is_none() {
         return;

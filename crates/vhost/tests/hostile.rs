@@ -1,4 +1,4 @@
-//! What a guest or its front end may try: the ring is stopped, with a reason, and everybody else goes on.
+//! Protocol violations of guests and front ends: the ring is stopped with a reason, and all other rings continue.
 
 mod common;
 
@@ -18,20 +18,20 @@ use vhost::vhost_user::VhostUserFrontend;
 use vhost::vhost_user::message::VhostUserInflight;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EFD_SEMAPHORE, EventFd};
 
-/// A guest with two rings, the first of which does something wrong; the second must go on, and so must the first once it is
-/// set up again.
+/// A guest with two rings, the first of which violates the protocol; the second must continue, and so must the first
+/// after it is set up again.
 fn breaks(features: u64, reason: &str, wrong: impl FnOnce(&Ram, &mut Ring)) {
     let served = serve(memory(1 << 20));
     let (mut link, ram, mut rings) = boot(&served.path, features, 2);
     wrong(&ram, &mut rings[0]);
     rings[0].kick();
-    let told = served.hears("ring 0: ");
-    assert!(told.contains(reason), "{told}");
-    until("the front end is told", || rings[0].error.read().is_ok());
+    let events = served.reports("ring 0: ");
+    assert!(events.contains(reason), "{events}");
+    until("the front end is notified", || rings[0].error.read().is_ok());
     assert_eq!(rings[1].ask(&ram, DO_FLUSH, 0, &[]), 0);
     rings[0].lay_request(&ram, 0, DO_FLUSH, 0, &[]);
     rings[0].kick();
-    // Nothing else is taken from it until the guest begins again, as a driver does after a reset.
+    // No request is taken from it until the guest sets it up again, as a driver does after a reset.
     std::thread::sleep(std::time::Duration::from_millis(5));
     assert_eq!(rings[0].used(&ram), 0);
     link.front_end.get_vring_base(0).expect("stopped");
@@ -42,8 +42,8 @@ fn breaks(features: u64, reason: &str, wrong: impl FnOnce(&Ram, &mut Ring)) {
 }
 
 #[test]
-fn a_chain_that_runs_in_a_circle() {
-    breaks(USUAL, "circle", |ram, ring| {
+fn a_chain_with_a_loop() {
+    breaks(USUAL, "loop", |ram, ring| {
         for at in 0..4 {
             ring.lay_raw(ram, ring.table(), at, (DATA, 16, NEXT), (at + 1) % 4);
         }
@@ -79,7 +79,7 @@ fn data_outside_of_memory() {
 
 #[test]
 fn data_in_the_wrong_direction() {
-    breaks(USUAL, "behind what is to be written", |ram, ring| {
+    breaks(USUAL, "behind a writable one", |ram, ring| {
         let head = ring.head(0);
         ring.lay(ram, 0, &[(head, 16, 0), (head + 16, 1, WRITE), (DATA, 512, 0)]);
         ring.offer(ram, 0);
@@ -87,8 +87,8 @@ fn data_in_the_wrong_direction() {
 }
 
 #[test]
-fn a_request_without_a_place_for_its_answer() {
-    breaks(USUAL, "no place for its answer", |ram, ring| {
+fn a_request_without_room_for_its_status() {
+    breaks(USUAL, "no room for its status", |ram, ring| {
         ring.lay(ram, 0, &[(ring.head(0), 16, 0), (DATA, 512, 0)]);
         ring.offer(ram, 0);
     });
@@ -104,7 +104,7 @@ fn a_request_without_a_head() {
 
 #[test]
 fn more_requests_than_the_ring_has() {
-    breaks(USUAL, "ring makes no sense", |ram, ring| ring.claim(ram, 257));
+    breaks(USUAL, "ring is invalid", |ram, ring| ring.claim(ram, 257));
 }
 
 #[test]
@@ -122,19 +122,20 @@ fn a_request_that_is_offered_while_it_is_in_flight() {
     rings[0].offer(&ram, 0);
     rings[0].offer(&ram, 0);
     rings[0].kick();
-    assert!(served.hears("ring 0: ").contains("offered twice"));
+    assert!(served.reports("ring 0: ").contains("offered twice"));
     assert_eq!(gate.asked().len(), 1);
-    // What the device has of a broken ring is completed before the front end is gone, and not answered.
+    // Requests of a stopped ring that are in the device are completed before the front end is disconnected, and not
+    // answered.
     drop(link);
     std::thread::sleep(std::time::Duration::from_millis(20));
     assert!(served.server.is_connected());
     gate.release();
-    served.hears("ended: in order");
+    served.reports("ended: in order");
     assert_eq!(rings[0].used(&ram), 0);
 }
 
 #[test]
-fn what_was_offered_before_a_request_that_makes_no_sense_is_done() {
+fn requests_before_an_invalid_one_are_executed() {
     let served = serve(memory(1 << 20));
     let (_link, ram, mut rings) = boot(&served.path, USUAL, 2);
     ram.put(DATA, &[7; 512]);
@@ -144,7 +145,7 @@ fn what_was_offered_before_a_request_that_makes_no_sense_is_done() {
         rings[0].offer(&ram, head);
     }
     rings[0].kick();
-    served.hears("not in the guest's memory");
+    served.reports("not in the guest's memory");
     assert_eq!((rings[0].used(&ram), rings[0].status(&ram, 0)), (1, 0));
     assert_eq!(rings[1].ask(&ram, IN, 0, &[(DATA + 4096, 512, WRITE)]), 0);
     assert_eq!(ram.get(DATA + 4096, 512), [7; 512]);
@@ -158,13 +159,13 @@ fn data_that_lies_over_the_rings_harms_the_guest_alone() {
     rings[0].lay_request(&ram, 0, IN, 0, &[(BASE, 0x9000, WRITE)]);
     rings[0].offer(&ram, 0);
     rings[0].kick();
-    served.hears("connected");
+    served.reports("connected");
     for _ in 0..100 {
         assert_eq!(rings[1].ask(&ram, DO_FLUSH, 0, &[]), 0);
     }
 }
 
-/// Whatever bytes the rings are full of, others are served.
+/// Rings full of random bytes do not affect other clients.
 #[test]
 fn rings_full_of_noise() {
     let mut state = 0x9E37_79B9_7F4A_7C15_u64;
@@ -199,51 +200,51 @@ fn goes_on(served: &Served) {
 }
 
 #[test]
-fn a_file_of_memory_that_is_cut_short_while_the_ring_runs() {
+fn a_file_of_memory_that_is_truncated_while_the_ring_runs() {
     let served = serve(memory(1 << 20));
     let (link, ram, mut rings) = boot(&served.path, USUAL, 1);
-    // Rings stay, data goes.
+    // The rings remain, the data is cut off.
     ram.file.set_len(4 << 20).expect("cut");
     rings[0].lay_request(&ram, 0, OUT, 0, &[(DATA, 4096, 0)]);
     rings[0].offer(&ram, 0);
     rings[0].kick();
-    let told = served.hears("ring 0: ");
-    assert!(told.contains("taken away"), "{told}");
+    let events = served.reports("ring 0: ");
+    assert!(events.contains("removed"), "{events}");
     drop(link);
     goes_on(&served);
 }
 
 #[test]
-fn what_is_written_from_memory_that_was_cut_short_does_not_reach_the_device() {
+fn data_from_memory_that_was_truncated_does_not_reach_the_device() {
     let gate = Gate::over(memory(1 << 20));
     let served = serve(Arc::clone(&gate) as Arc<dyn BlockDevice>);
     let (_link, ram, mut rings) = boot(&served.path, USUAL, 1);
     ram.file.set_len(DATA - BASE + 4096).expect("cut");
-    // Half of it is still there.
+    // Half of it still exists.
     rings[0].lay_request(&ram, 0, OUT, 0, &[(DATA, 8192, 0)]);
     rings[0].offer(&ram, 0);
     rings[0].kick();
-    assert!(served.hears("ring 0: ").contains("taken away"));
+    assert!(served.reports("ring 0: ").contains("removed"));
     assert_eq!(gate.asked(), []);
 }
 
 #[test]
-fn a_ring_whose_memory_is_cut_away_while_it_is_looked_at() {
+fn a_ring_whose_memory_is_truncated_while_the_server_polls_it() {
     let served = serve(memory(1 << 20));
     let (link, ram, rings) = boot(&served.path, USUAL, 1);
     ram.file.set_len(0).expect("cut");
     rings[0].kick();
-    assert!(served.hears("ring 0: ").contains("taken away"));
+    assert!(served.reports("ring 0: ").contains("removed"));
     drop(link);
     goes_on(&served);
 }
 
 #[test]
-fn memory_for_requests_in_flight_that_is_cut_away_while_the_ring_runs() {
+fn memory_for_requests_in_flight_that_is_truncated_while_the_ring_runs() {
     let served = serve(memory(1 << 20));
     let (ram, notes) = (Ram::new(), Ram::new().file);
     let mut link = Link::open(&served.path, USUAL);
-    // What the server gives cannot be cut; a file of the front end's own can.
+    // The server's memory is sealed; a file that the front end created can be truncated.
     let (given, _) = link.make_inflight(1, 256);
     notes.set_len(given.mmap_size).expect("its size");
     link.front_end.set_inflight_fd(&given, notes.as_raw_fd()).expect("taken");
@@ -255,24 +256,24 @@ fn memory_for_requests_in_flight_that_is_cut_away_while_the_ring_runs() {
     ring.lay_request(&ram, 0, DO_FLUSH, 0, &[]);
     ring.offer(&ram, 0);
     ring.kick();
-    let told = served.hears("ring 0: ");
-    assert!(told.contains("requests in flight was taken away"), "{told}");
+    let events = served.reports("ring 0: ");
+    assert!(events.contains("requests in flight was removed"), "{events}");
     drop(link);
     goes_on(&served);
 }
 
 #[test]
-fn memory_that_is_taken_back_while_a_ring_uses_it() {
+fn memory_that_is_removed_while_a_ring_uses_it() {
     let served = serve(memory(1 << 20));
     let (mut link, ram, _rings) = boot(&served.path, USUAL, 1);
     link.front_end.remove_mem_region(&ram.region()).expect("taken back");
-    assert!(served.hears("ring 0: ").contains("not in the guest's memory"));
+    assert!(served.reports("ring 0: ").contains("not in the guest's memory"));
     drop(link);
     goes_on(&served);
 }
 
 #[test]
-fn data_whose_memory_is_taken_back_while_it_is_read() {
+fn data_whose_memory_is_removed_while_it_is_read() {
     let gate = Gate::over(memory(1 << 20));
     let served = serve(Arc::clone(&gate) as Arc<dyn BlockDevice>);
     let (mut link, ram, mut rings) = boot(&served.path, USUAL, 1);
@@ -285,14 +286,14 @@ fn data_whose_memory_is_taken_back_while_it_is_read() {
     until("it is parked", || gate.asked().len() == 1);
     link.front_end.remove_mem_region(&plugged).expect("taken back");
     gate.release();
-    assert!(served.hears("ring 0: ").contains("not in the guest's memory"));
+    assert!(served.reports("ring 0: ").contains("not in the guest's memory"));
 }
 
 type Wrong = fn(&mut Link, &Ram);
 
 /// Each of these ends the connection, with a reason, and the next front end is served.
 #[test]
-fn front_ends_that_break_the_rules_are_let_go() {
+fn front_ends_that_violate_the_protocol_are_disconnected() {
     let served = serve(memory(1 << 20));
     let cases: [(&str, Wrong); 11] = [
         ("power of two", |link, _| _ = link.front_end.set_vring_num(0, 1000)),
@@ -304,7 +305,9 @@ fn front_ends_that_break_the_rules_are_let_go() {
             region.memory_size += 4096;
             _ = link.front_end.set_mem_table(&[region]);
         }),
-        ("makes no sense", |link, ram| _ = link.front_end.set_mem_table(&[ram.region(), ram.region()])),
+        ("memory map is invalid", |link, ram| {
+            _ = link.front_end.set_mem_table(&[ram.region(), ram.region()])
+        }),
         ("has not handed over", |link, ram| _ = link.front_end.remove_mem_region(&ram.region())),
         ("rings of", |link, _| {
             let wanted = VhostUserInflight { num_queues: 65, queue_size: 256, ..Default::default() };
@@ -336,12 +339,12 @@ fn front_ends_that_break_the_rules_are_let_go() {
         }),
     ];
     for (reason, wrong) in cases {
-        served.told.lock().expect("nobody panics in here").clear();
+        served.events.lock().expect("no thread panicked with the lock").clear();
         let ram = Ram::new();
         let mut link = Link::open(&served.path, USUAL);
         wrong(&mut link, &ram);
-        let told = served.hears("ended: a vhost-user front end was let go");
-        assert!(told.contains(reason), "{reason}: {told}");
+        let events = served.reports("ended: a vhost-user front end was disconnected");
+        assert!(events.contains(reason), "{reason}: {events}");
         goes_on(&served);
     }
 }
@@ -358,11 +361,11 @@ fn noise_instead_of_messages() {
 }
 
 #[test]
-fn a_second_front_end_is_turned_away_and_the_first_is_not_disturbed() {
+fn a_second_front_end_is_refused_and_the_first_continues() {
     let served = serve(memory(1 << 20));
     let (_link, ram, mut rings) = boot(&served.path, USUAL, 1);
     let second = UnixStream::connect(&served.path).expect("connected");
-    served.hears("refused");
+    served.reports("refused");
     assert_eq!(rings[0].ask(&ram, DO_FLUSH, 0, &[]), 0);
     drop(second);
 }
@@ -370,7 +373,7 @@ fn a_second_front_end_is_turned_away_and_the_first_is_not_disturbed() {
 #[test]
 fn descriptors_that_are_no_events() {
     let served = serve(memory(1 << 20));
-    // A kick descriptor that is always readable and never has anything, or whose other end is gone.
+    // A kick descriptor that is always readable and never holds an event, or whose other end is closed.
     for descriptor in ["file", "pipe"] {
         let ram = Ram::new();
         let mut link = Link::open(&served.path, USUAL);
@@ -383,20 +386,20 @@ fn descriptors_that_are_no_events() {
         } else {
             reader.into_raw_fd()
         };
-        // SAFETY: the descriptor was given up just above, so it is nobody else's.
+        // SAFETY: the descriptor was released just above, so no other object owns it.
         ring.kick = unsafe { EventFd::from_raw_fd(fake) };
         drop(writer);
         link.start(&ram, &ring, 0);
-        let told = served.hears("ring 0: ");
-        assert!(told.contains("kick descriptor"), "{descriptor}: {told}");
-        served.told.lock().expect("nobody panics in here").clear();
+        let events = served.reports("ring 0: ");
+        assert!(events.contains("kick descriptor"), "{descriptor}: {events}");
+        served.events.lock().expect("no thread panicked with the lock").clear();
         drop(link);
-        served.hears("ended");
+        served.reports("ended");
     }
     goes_on(&served);
 }
 
-/// A sparse file that can be handed over as memory far behind all other.
+/// A sparse file that can be handed over as memory far above all other memory.
 fn sparse(index: u64, size: u64) -> (std::fs::File, VhostUserMemoryRegionInfo) {
     let file = memory_file(size);
     let piece = VhostUserMemoryRegionInfo {
@@ -409,7 +412,7 @@ fn sparse(index: u64, size: u64) -> (std::fs::File, VhostUserMemoryRegionInfo) {
     (file, piece)
 }
 
-/// Hands over sparse memory until the front end is let go; how many pieces were taken.
+/// Hands over sparse memory until the front end is disconnected; returns the number of accepted pieces.
 fn hand_over_sparse(served: &Served, count: u64, size: u64) -> u64 {
     let mut link = Link::open(&served.path, USUAL);
     let pieces: Vec<_> = (0..count).map(|index| sparse(index, size)).collect();
@@ -424,11 +427,11 @@ fn hand_over_sparse(served: &Served, count: u64, size: u64) -> u64 {
 }
 
 #[test]
-fn a_front_end_that_hands_over_more_memory_than_one_may_is_let_go() {
+fn a_front_end_that_exceeds_its_memory_limit_is_disconnected() {
     let served = serve_with(memory(1 << 20), Options { guest_memory_max: 1 << 40, ..Options::default() });
     assert_eq!(hand_over_sparse(&served, 20, 256 << 30), 4);
-    let told = served.hears("ended: a vhost-user front end was let go");
-    assert!(told.contains("one front end may hand over 1099511627776"), "{told}");
+    let events = served.reports("ended: a vhost-user front end was disconnected");
+    assert!(events.contains("one front end may hand over 1099511627776"), "{events}");
     let ram = Ram::new();
     let link = Link::open(&served.path, USUAL);
     let mut region = ram.region();
@@ -440,7 +443,7 @@ fn a_front_end_that_hands_over_more_memory_than_one_may_is_let_go() {
 }
 
 #[test]
-fn front_ends_that_hand_over_more_memory_than_all_may_together_are_let_go_and_others_go_on() {
+fn a_front_end_that_exceeds_the_total_memory_limit_is_disconnected_and_others_continue() {
     let all = Budget::new(1 << 40);
     let options = Options { guest_memory: Arc::clone(&all), ..Options::default() };
     let (first, second) =
@@ -448,8 +451,8 @@ fn front_ends_that_hand_over_more_memory_than_all_may_together_are_let_go_and_ot
     let (_link, ram, mut rings) = boot(&first.path, USUAL, 1);
     assert_eq!(all.used(), SIZE);
     assert_eq!(hand_over_sparse(&second, 20, 256 << 30), 3);
-    let told = second.hears("ended: a vhost-user front end was let go");
-    assert!(told.contains("all front ends of this process"), "{told}");
+    let events = second.reports("ended: a vhost-user front end was disconnected");
+    assert!(events.contains("all front ends of this process"), "{events}");
     until("its memory is counted no more", || all.used() == SIZE);
     assert_eq!(all.refusals(), 1);
     assert_eq!(rings[0].ask(&ram, DO_FLUSH, 0, &[]), 0);
@@ -457,15 +460,15 @@ fn front_ends_that_hand_over_more_memory_than_all_may_together_are_let_go_and_ot
 }
 
 #[test]
-fn the_bounds_that_nobody_chose_leave_half_of_the_address_space() {
+fn the_default_limits_leave_half_of_the_address_space() {
     let served = serve(memory(1 << 20));
     // 80 TiB in pieces of 4 TiB: with all of them no thread could start any more.
     assert_eq!(hand_over_sparse(&served, 20, 4 << 40), 4);
-    served.hears("one front end may hand over");
+    served.reports("one front end may hand over");
     goes_on(&served);
 }
 
-/// Nanoseconds that the thread of this name has had a processor.
+/// Nanoseconds of processor time of the thread of this name.
 fn processor_time(name: &str) -> u64 {
     let tasks = std::fs::read_dir("/proc/self/task").expect("the threads of this process");
     let times = tasks.flatten().filter_map(|task| {
@@ -482,7 +485,7 @@ fn a_kick_descriptor_that_is_always_readable_costs_little_and_its_ring_is_served
     let ram = Ram::new();
     let mut link = Link::open(&served.path, USUAL);
     link.give_memory(&ram);
-    // No other test has a ring of this number.
+    // No other test has a ring with this index.
     let mut ring = Ring::new(37, 256);
     ring.kick = EventFd::new(EFD_NONBLOCK | EFD_SEMAPHORE).expect("an eventfd");
     ring.kick.write(u64::MAX - 100_000).expect("it holds as much");
@@ -498,11 +501,11 @@ fn a_kick_descriptor_that_is_always_readable_costs_little_and_its_ring_is_served
     }
 }
 
-/// Pages of this process that nobody fills: who touches one waits until this is dropped.
+/// Pages of this process that are never filled: a thread that touches one waits until this is dropped.
 struct Missing(std::fs::File);
 
 impl Missing {
-    /// Makes the pages missing that are mapped from the file that is named so.
+    /// Registers the pages that are mapped from the file named `name`, so that they are missing.
     fn of(name: &str) -> Self {
         use std::os::fd::FromRawFd;
         const USER_MODE_ONLY: i32 = 1;
@@ -513,7 +516,7 @@ impl Missing {
             libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK | USER_MODE_ONLY)
         };
         assert!(raw >= 0, "userfaultfd: {}", std::io::Error::last_os_error());
-        // SAFETY: the descriptor is fresh and nobody else's.
+        // SAFETY: the descriptor is new and not owned by another object.
         let file = unsafe { std::fs::File::from_raw_fd(raw as i32) };
         let mut api = [0xaa_u64, 0, 0];
         // SAFETY: the structure has three words, which live through the call.
@@ -540,11 +543,11 @@ impl Missing {
 }
 
 #[test]
-fn a_server_whose_guest_has_memory_that_does_not_come_says_so_and_stops_in_time() {
+fn a_server_whose_guest_has_memory_that_is_never_filled_reports_it_and_stops_in_time() {
     let options = Options { stop_timeout: std::time::Duration::from_millis(200), ..Options::default() };
     let served = serve_with(memory(1 << 20), options);
     let (mut link, ram, mut rings) = boot(&served.path, USUAL, 1);
-    // SAFETY: the name is a string with a closing zero; the descriptor is fresh and nobody else's.
+    // SAFETY: the name is a string with a closing zero; the descriptor is new and not owned by another object.
     let file = unsafe {
         use std::os::fd::FromRawFd;
         std::fs::File::from_raw_fd(libc::memfd_create(c"on-a-server-that-hangs".as_ptr(), libc::MFD_CLOEXEC))
@@ -559,13 +562,13 @@ fn a_server_whose_guest_has_memory_that_does_not_come_says_so_and_stops_in_time(
     rings[0].kick();
     missing.wait_until_touched();
     let began = std::time::Instant::now();
-    let Served { server, told, .. } = served;
+    let Served { server, events, .. } = served;
     let error = server.stop().expect_err("it cannot end").line();
     assert!(began.elapsed() < std::time::Duration::from_secs(10));
-    assert!(error.contains("ring 0 waits for memory of the guest"), "{error}");
+    assert!(error.contains("ring 0 waits for a page of the guest's memory"), "{error}");
     assert!(error.contains("on-a-server-that-hangs"), "{error}");
     drop(missing.0);
-    until("the connection ends once the memory comes", || {
-        told.lock().expect("nobody panics in here").iter().any(|line| line.starts_with("ended"))
+    until("the connection ends once the page is filled", || {
+        events.lock().expect("no thread panicked with the lock").iter().any(|line| line.starts_with("ended"))
     });
 }

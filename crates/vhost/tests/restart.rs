@@ -1,4 +1,5 @@
-//! A server that is killed and started again, and front ends that go and come: no request is lost, none is answered twice.
+//! Servers that are killed and restarted, and front ends that disconnect and reconnect: no request is lost, none is
+//! answered twice.
 
 mod common;
 
@@ -21,8 +22,8 @@ use vhost::vhost_user::VhostUserFrontend;
 
 const REGION: u64 = 16 << 20;
 
-/// The server of the tests below, in a process of its own: it serves a region in a file until it is killed, or its standard
-/// input ends. It holds writes of one sector while a file named `hold` is there.
+/// The server of the tests below, as a separate process: it serves a region in a file until it is killed, or its
+/// standard input ends. It holds writes of one sector while a file named `hold` exists.
 #[test]
 #[ignore = "this is the process that other tests start and kill"]
 fn a_process_that_serves() {
@@ -56,7 +57,7 @@ impl Process {
         let output = child.stdout.take().expect("piped");
         let mut lines = BufReader::new(output).lines();
         assert!(lines.any(|line| line.is_ok_and(|line| line == "serving")), "it does not serve");
-        // What it says later has nowhere to go.
+        // Its later output is discarded.
         std::mem::forget(lines);
         Self(child)
     }
@@ -80,11 +81,11 @@ fn directory() -> tempfile::TempDir {
     directory
 }
 
-/// A guest with one ring, and notes of what is in flight.
+/// A guest with one ring, and a record of requests in flight.
 struct Guest {
     ram: Ram,
     ring: Ring,
-    /// Descriptors of a ring as the front end says when it asks for notes.
+    /// The ring size that the front end announces when it asks for the record of requests in flight.
     said: u16,
     notes: Option<(vhost::vhost_user::message::VhostUserInflight, File)>,
 }
@@ -94,14 +95,14 @@ impl Guest {
         Self { ram: Ram::new(), ring: Ring::new(0, size), said: size, notes: None }
     }
 
-    /// Connects as a front end does whose server went away: what the ring says of itself is all that it knows.
+    /// Connects as a front end whose server has ended: it knows only the indices in the ring.
     fn connect(&mut self, path: &Path) -> Link {
         let end = Instant::now() + TIMEOUT;
         while UnixStream::connect(path).is_err() {
-            assert!(Instant::now() < end, "nobody listens");
+            assert!(Instant::now() < end, "no server listens");
             std::thread::sleep(Duration::from_millis(2));
         }
-        // That one was turned away or is gone; the server may take a moment to see it.
+        // The connection was refused or closed; the server may take a moment to see that the previous one ended.
         std::thread::sleep(Duration::from_millis(5));
         let mut link = Link::open(path, USUAL | EVENT_INDEX);
         match &self.notes {
@@ -122,12 +123,12 @@ impl Guest {
 }
 
 #[test]
-fn requests_in_flight_when_the_server_is_killed_are_done_by_the_next() {
+fn requests_in_flight_when_the_server_is_killed_are_executed_by_the_next() {
     are_done_by_the_next(Guest::new(64), 0);
 }
 
 #[test]
-fn so_are_those_of_a_ring_that_is_larger_than_the_front_end_said() {
+fn requests_in_flight_of_a_ring_larger_than_announced_are_executed_by_the_next_server() {
     // The last of the descriptors are used.
     are_done_by_the_next(Guest { said: 64, ..Guest::new(256) }, 256 / 3 - 16);
 }
@@ -144,7 +145,7 @@ fn are_done_by_the_next(mut guest: Guest, first: u16) {
         guest.write(slot, u64::from(slot), slot as u8 + 1);
     }
     guest.ring.kick();
-    // All are noted, none is done.
+    // All are recorded, none is executed.
     let (given, file) = guest.notes.as_ref().expect("notes");
     let noted = || {
         use std::os::unix::fs::FileExt;
@@ -157,7 +158,7 @@ fn are_done_by_the_next(mut guest: Guest, first: u16) {
     std::fs::remove_file(directory.path().join("hold")).expect("removed");
     drop(link);
 
-    // The next one listens at the same path, over what was left there.
+    // The next server listens at the same path, replacing the old socket file.
     assert!(path.exists());
     let _process = Process::start(directory.path());
     let _link = guest.connect(&path);
@@ -178,7 +179,8 @@ fn are_done_by_the_next(mut guest: Guest, first: u16) {
     }
 }
 
-/// A guest that keeps writing, and a server that is killed at any moment: each request is answered once, with its data there.
+/// A guest that keeps writing, and a server that is killed at any moment: each request is answered once, and its data
+/// is stored.
 #[test]
 fn no_request_is_lost_or_answered_twice_over_many_kills() {
     const SLOTS: u16 = 20;
@@ -187,7 +189,7 @@ fn no_request_is_lost_or_answered_twice_over_many_kills() {
     let mut guest = Guest::new(64);
     let mut process = Process::start(directory.path());
     let mut link = guest.connect(&path);
-    // What each slot has in flight, and what was acknowledged for each sector.
+    // The request in flight of each slot, and the acknowledged data of each sector.
     let mut flying = [None::<(u64, u8)>; SLOTS as usize];
     let mut acknowledged = vec![0_u8; 2000];
     let mut busy = std::collections::HashSet::new();
@@ -200,7 +202,7 @@ fn no_request_is_lost_or_answered_twice_over_many_kills() {
         let began = Instant::now();
         let end = began + Duration::from_millis(20 + next() % 60);
         let mut answered = 0;
-        // A busy machine may be slower than that.
+        // On a busy machine it may take longer.
         while Instant::now() < end || (answered == 0 && began.elapsed() < TIMEOUT) {
             for slot in 0..SLOTS {
                 if flying[usize::from(slot)].is_none() {
@@ -242,7 +244,7 @@ fn no_request_is_lost_or_answered_twice_over_many_kills() {
 }
 
 #[test]
-fn a_front_end_that_goes_and_comes_again_goes_on_where_it_was() {
+fn a_front_end_that_reconnects_continues_at_its_index() {
     let gate = Gate::over(memory(1 << 20));
     let served = serve(Arc::clone(&gate) as Arc<dyn BlockDevice>);
     let mut guest = Guest::new(64);
@@ -251,7 +253,7 @@ fn a_front_end_that_goes_and_comes_again_goes_on_where_it_was() {
         guest.write(0, u64::from(round), round + 1);
         guest.ring.kick();
         assert_eq!(guest.ring.wait(&guest.ram), (0, 1));
-        // The connection goes while one is on its way: it is completed and answered nevertheless.
+        // The connection is closed while a request is in flight: it is completed and answered nevertheless.
         gate.hold();
         guest.write(1, 100 + u64::from(round), round + 1);
         guest.ring.kick();
@@ -259,7 +261,7 @@ fn a_front_end_that_goes_and_comes_again_goes_on_where_it_was() {
         until("it is parked", || gate.asked().len() == asked);
         drop(link);
         std::thread::sleep(Duration::from_millis(5));
-        // One that was offered while nobody was there waits.
+        // A request that was added while no server was connected waits.
         guest.write(2, 200 + u64::from(round), round + 1);
         gate.release();
         assert_eq!(guest.ring.wait(&guest.ram), (3, 1));
@@ -269,7 +271,7 @@ fn a_front_end_that_goes_and_comes_again_goes_on_where_it_was() {
 }
 
 #[test]
-fn what_waits_for_space_is_given_up_with_its_front_end_and_done_once_by_the_next_connection() {
+fn a_request_waiting_for_space_is_given_up_with_its_front_end_and_executed_once_by_the_next_connection() {
     let gate = Gate::over(memory(1 << 20));
     let served = serve(Arc::clone(&gate) as Arc<dyn BlockDevice>);
     let mut guest = Guest::new(64);
@@ -279,8 +281,8 @@ fn what_waits_for_space_is_given_up_with_its_front_end_and_done_once_by_the_next
     guest.ring.kick();
     until("it waits", || gate.asked().len() == 1);
     drop(link);
-    // The device is still held: the connection does not wait for it.
-    served.hears("ended");
+    // The device still holds requests: the connection does not wait for it.
+    served.reports("ended");
     assert_eq!(guest.ring.answer(&guest.ram), None);
     let _link = guest.connect(&served.path);
     until("it is asked again", || gate.asked().len() == 2);
@@ -290,7 +292,7 @@ fn what_waits_for_space_is_given_up_with_its_front_end_and_done_once_by_the_next
 }
 
 #[test]
-fn a_ring_that_is_being_stopped_gives_up_what_waits_when_its_front_end_goes() {
+fn a_ring_that_is_being_stopped_gives_up_waiting_requests_when_its_front_end_disconnects() {
     let gate = Gate::over(memory(1 << 20));
     let served = serve(Arc::clone(&gate) as Arc<dyn BlockDevice>);
     let mut guest = Guest::new(64);
@@ -299,21 +301,21 @@ fn a_ring_that_is_being_stopped_gives_up_what_waits_when_its_front_end_goes() {
     guest.write(0, 7, 9);
     guest.ring.kick();
     until("it waits", || gate.asked().len() == 1);
-    // A message that is not answered while the request waits.
+    // A message whose reply waits for the request.
     let socket = link.front_end.as_raw_fd();
     let closer = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(50));
-        // SAFETY: the front end is there until this thread has been joined.
+        // SAFETY: the front end lives until this thread has been joined.
         unsafe { libc::shutdown(socket, libc::SHUT_RDWR) };
     });
     assert!(link.front_end.get_vring_base(0).is_err());
     closer.join().expect("closed");
     drop(link);
-    served.hears("ended");
+    served.reports("ended");
 }
 
 #[test]
-fn a_server_that_stops_answers_what_is_in_flight_and_takes_its_socket_away() {
+fn a_server_that_stops_answers_requests_in_flight_and_removes_its_socket() {
     let gate = Gate::over(memory(1 << 20));
     let served = serve(Arc::clone(&gate) as Arc<dyn BlockDevice>);
     let mut guest = Guest::new(64);
@@ -336,7 +338,7 @@ fn a_server_that_stops_answers_what_is_in_flight_and_takes_its_socket_away() {
 }
 
 #[test]
-fn a_server_whose_device_hangs_stops_in_time_and_the_next_does_what_was_left() {
+fn a_server_whose_device_hangs_stops_in_time_and_the_next_executes_its_requests() {
     let gate = Gate::over(memory(1 << 20));
     let options = Options { stop_timeout: Duration::from_millis(100), ..Options::default() };
     let served = common::serve_with(Arc::clone(&gate) as Arc<dyn BlockDevice>, options);
@@ -349,8 +351,8 @@ fn a_server_whose_device_hangs_stops_in_time_and_the_next_does_what_was_left() {
     let began = Instant::now();
     served.server.stop().expect("it gives up");
     assert!(began.elapsed() < Duration::from_secs(3));
-    let told = served.told.lock().expect("nobody panics in here").join("\n");
-    assert!(told.contains("did not complete in time"), "{told}");
+    let events = served.events.lock().expect("no thread panicked with the lock").join("\n");
+    assert!(events.contains("did not complete in time"), "{events}");
     drop(link);
     assert_eq!(guest.ring.answer(&guest.ram), None);
 
@@ -362,7 +364,7 @@ fn a_server_whose_device_hangs_stops_in_time_and_the_next_does_what_was_left() {
 }
 
 #[test]
-fn a_front_end_without_notes_goes_on_at_its_base() {
+fn a_front_end_without_a_record_of_requests_in_flight_continues_at_its_base() {
     let served = serve(memory(1 << 20));
     let ram = Ram::new();
     let mut ring = Ring::new(0, 16);
@@ -378,13 +380,13 @@ fn a_front_end_without_notes_goes_on_at_its_base() {
 }
 
 #[test]
-fn what_is_no_first_word_does_not_keep_others_out() {
+fn a_connection_without_a_valid_first_message_does_not_exclude_others() {
     let served = serve(memory(1 << 20));
     let mut silent = UnixStream::connect(&served.path).expect("connected");
-    served.hears("connected");
+    served.reports("connected");
     silent.write_all(&[1]).expect("said");
     drop(silent);
-    served.hears("ended");
+    served.reports("ended");
     let (_link, ram, mut rings) = boot(&served.path, USUAL, 1);
     assert_eq!(rings[0].ask(&ram, DO_FLUSH, 0, &[]), 0);
 }

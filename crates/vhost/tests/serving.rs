@@ -1,4 +1,4 @@
-//! What a guest asks is done: by rings laid by hand, which show what goes over them.
+//! Requests of a guest are executed. The rings are written by hand, so that their contents can be checked.
 
 mod common;
 
@@ -25,7 +25,7 @@ fn range(sector: u64, sectors: u32, flags: u32) -> Vec<u8> {
 }
 
 #[test]
-fn what_was_written_is_read_back() {
+fn written_data_is_read_back() {
     let served = serve(memory(16 << 20));
     let (_link, ram, mut rings) = boot(&served.path, USUAL, 1);
     ram.put(DATA, &[7; 4096]);
@@ -45,7 +45,7 @@ fn scattered_data_and_a_head_in_pieces_are_one_request() {
     ram.put(head + 8, &2_u64.to_le_bytes());
     let data = (0..1024).map(|at| at as u8).collect::<Vec<_>>();
     ram.put(DATA, &data);
-    // Head and data meet inside a descriptor; the answer is the last byte of one that is longer.
+    // Head and data share a descriptor; the status is the last byte of a longer one.
     ram.put(head + 16, &data[..16]);
     let pieces =
         [(head, 3, 0), (head + 3, 29, 0), (DATA + 16, 500, 0), (DATA + 516, 508, 0), (head + 40, 4, WRITE)];
@@ -61,7 +61,7 @@ fn scattered_data_and_a_head_in_pieces_are_one_request() {
 }
 
 #[test]
-fn an_indirect_request_is_done() {
+fn an_indirect_request_is_executed() {
     let served = serve(memory(1 << 20));
     let (_link, ram, mut rings) = boot(&served.path, USUAL, 1);
     let ring = &mut rings[0];
@@ -112,7 +112,7 @@ fn zeroes_and_discards_read_as_zeroes() {
 }
 
 #[test]
-fn what_cannot_be_done_is_answered_so_and_the_ring_goes_on() {
+fn an_invalid_request_is_answered_with_an_error_and_the_ring_continues() {
     let served = serve(memory(1 << 20));
     let (_link, ram, mut rings) = boot(&served.path, USUAL, 1);
     let ring = &mut rings[0];
@@ -147,7 +147,7 @@ fn the_name_is_the_serial_number() {
 }
 
 #[test]
-fn the_configuration_says_what_the_device_is() {
+fn the_configuration_describes_the_device() {
     let served = serve(memory(3 << 20));
     let mut link = Link::open(&served.path, USUAL);
     let (_, space) =
@@ -157,7 +157,7 @@ fn the_configuration_says_what_the_device_is() {
     assert_eq!(space[34..36], 64_u16.to_le_bytes());
 }
 
-/// What the device was asked by a guest that agreed to `features`.
+/// The operations that the device received from a guest that negotiated `features`.
 fn asked(features: u64, mode: Option<u8>) -> Vec<(Operation, bool)> {
     let gate = Gate::over(memory(1 << 20));
     let served = serve(Arc::clone(&gate) as Arc<dyn BlockDevice>);
@@ -207,7 +207,7 @@ fn other_bytes_of_the_configuration_cannot_be_written() {
 }
 
 #[test]
-fn a_device_that_is_read_only_says_so_and_refuses_changes() {
+fn a_read_only_device_is_marked_and_refuses_changes() {
     let served = serve_with(memory(1 << 20), Options { read_only: true, ..Options::default() });
     let read_only = 1 << 5;
     let (_link, ram, mut rings) = boot(&served.path, USUAL | read_only, 1);
@@ -219,7 +219,7 @@ fn a_device_that_is_read_only_says_so_and_refuses_changes() {
 }
 
 #[test]
-fn rings_are_served_side_by_side() {
+fn rings_are_served_concurrently() {
     let gate = Gate::over(memory(1 << 20));
     let served = serve(Arc::clone(&gate) as Arc<dyn BlockDevice>);
     let (_link, ram, mut rings) = boot(&served.path, USUAL, 3);
@@ -229,7 +229,7 @@ fn rings_are_served_side_by_side() {
         ring.offer(&ram, 0);
         ring.kick();
     }
-    // None waits for another.
+    // No ring waits for another.
     common::until("all three are asked", || gate.asked().len() == 3);
     gate.release();
     for ring in &mut rings {
@@ -249,7 +249,7 @@ fn requests_are_answered_in_the_order_in_which_the_device_completes_them() {
     ring.offer(&ram, 0);
     ring.kick();
     common::until("the first is parked", || gate.asked().len() == 1);
-    // What needs no device overtakes it.
+    // A request that needs no device overtakes them.
     ring.lay_request(&ram, 8, GET_ID, 0, &[(DATA, 20, WRITE)]);
     ring.offer(&ram, 8);
     ring.kick();
@@ -258,9 +258,9 @@ fn requests_are_answered_in_the_order_in_which_the_device_completes_them() {
     assert_eq!(ring.wait(&ram).0, 0);
 }
 
-/// Whether the guest was told since it was asked last.
+/// Whether the guest was notified since the last call.
 #[test]
-fn requests_beyond_the_bytes_that_the_device_may_have_wait_and_are_done() {
+fn requests_beyond_the_limit_of_bytes_wait_and_are_executed() {
     let gate = Gate::over(memory(1 << 20));
     let options = Options { bytes_max: 2 * 4096, ..Options::default() };
     let served = serve_with(Arc::clone(&gate) as Arc<dyn BlockDevice>, options);
@@ -281,59 +281,59 @@ fn requests_beyond_the_bytes_that_the_device_may_have_wait_and_are_done() {
     assert_eq!(gate.asked().len(), 6);
 }
 
-fn was_told(ring: &guest::Ring) -> bool {
+fn was_notified(ring: &guest::Ring) -> bool {
     ring.call.read().is_ok()
 }
 
 #[test]
-fn with_event_indexes_the_guest_is_told_and_tells_only_when_it_is_wanted() {
+fn with_event_indexes_guest_and_device_notify_only_when_requested() {
     let served = serve_with(memory(1 << 20), Options { spin_max: Duration::ZERO, ..Options::default() });
     let (_link, ram, mut rings) = boot(&served.path, USUAL | EVENT_INDEX, 1);
     let ring = &mut rings[0];
-    ring.tell_after(&ram, 0);
+    ring.notify_after(&ram, 0);
     assert_eq!(ring.ask(&ram, DO_FLUSH, 0, &[]), DONE);
-    common::until("it is told of the first answer", || was_told(ring));
-    // The fourth answer from here is the one to be told of.
-    ring.tell_after(&ram, 4);
+    common::until("the guest is notified of the first answer", || was_notified(ring));
+    // The guest wants a notification for the fourth answer from here.
+    ring.notify_after(&ram, 4);
     for _ in 0..2 {
         assert_eq!(ring.ask(&ram, DO_FLUSH, 0, &[]), DONE);
     }
     common::until("the device sleeps", || {
         ring.wants_kick(&ram, true) || ram.get(BASE + 0x5000 + 4 + 8 * 256, 2) == 3_u16.to_le_bytes()
     });
-    assert!(!was_told(ring));
+    assert!(!was_notified(ring));
     assert_eq!(ring.ask(&ram, DO_FLUSH, 0, &[]), DONE);
     common::until("the device sleeps", || ram.get(BASE + 0x5000 + 4 + 8 * 256, 2) == 4_u16.to_le_bytes());
-    assert!(!was_told(ring), "one early");
+    assert!(!was_notified(ring), "one early");
     assert_eq!(ring.ask(&ram, DO_FLUSH, 0, &[]), DONE);
-    common::until("it is told of the fourth", || was_told(ring));
-    // Asleep, it wants to be kicked for exactly the next request.
+    common::until("the guest is notified of the fourth", || was_notified(ring));
+    // A sleeping device wants a kick for exactly the next request.
     ring.lay_request(&ram, 0, DO_FLUSH, 0, &[]);
     common::until("the device sleeps", || ram.get(BASE + 0x5000 + 4 + 8 * 256, 2) == 5_u16.to_le_bytes());
     ring.offer(&ram, 0);
     assert!(ring.wants_kick(&ram, true));
     std::thread::sleep(Duration::from_millis(20));
-    assert_eq!(ring.answer(&ram), None, "nobody kicked");
+    assert_eq!(ring.answer(&ram), None, "the guest did not kick");
     ring.kick();
     ring.wait(&ram);
 }
 
 #[test]
-fn without_event_indexes_flags_say_who_is_told() {
+fn without_event_indexes_flags_enable_notifications() {
     let served = serve(memory(1 << 20));
     let (_link, ram, mut rings) = boot(&served.path, USUAL, 1);
     let ring = &mut rings[0];
-    ring.tell(&ram, true);
+    ring.enable_notifications(&ram, true);
     assert_eq!(ring.ask(&ram, DO_FLUSH, 0, &[]), DONE);
-    common::until("it is told", || was_told(ring));
-    ring.tell(&ram, false);
+    common::until("the guest is notified", || was_notified(ring));
+    ring.enable_notifications(&ram, false);
     assert_eq!(ring.ask(&ram, DO_FLUSH, 0, &[]), DONE);
     common::until("the device sleeps", || ring.wants_kick(&ram, false));
-    assert!(!was_told(ring));
+    assert!(!was_notified(ring));
 }
 
 #[test]
-fn a_ring_that_is_stopped_finishes_and_says_where_it_was() {
+fn a_ring_that_is_stopped_completes_its_requests_and_returns_its_index() {
     let gate = Gate::over(memory(1 << 20));
     let served = serve(Arc::clone(&gate) as Arc<dyn BlockDevice>);
     let (mut link, ram, mut rings) = boot(&served.path, USUAL, 1);
@@ -356,7 +356,7 @@ fn a_ring_that_is_stopped_finishes_and_says_where_it_was() {
     assert_eq!(link.front_end.get_vring_base(0).expect("stopped"), 4);
     releaser.join().expect("released");
     assert_eq!(rings[0].answer(&ram), Some((0, 1)), "it was answered before the ring stopped");
-    // What is offered now waits for the ring to run again.
+    // A request that is added now waits until the ring runs again.
     rings[0].lay_request(&ram, 0, OUT, 5, &[(DATA, 512, 0)]);
     rings[0].offer(&ram, 0);
     rings[0].kick();
@@ -393,7 +393,7 @@ fn memory_can_change_under_a_running_ring() {
     rings[0].offer(&ram, 0);
     rings[0].kick();
     common::until("it is parked", || gate.asked().len() == 2);
-    // A second piece is plugged in, and out again, while a read is on its way.
+    // A second piece is added and removed again while a read is in flight.
     let (more, plugged) = guest::more_memory();
     link.front_end.add_mem_region(&plugged).expect("plugged in");
     link.front_end.set_mem_table(&[ram.region(), plugged]).expect("a whole table");
@@ -411,21 +411,21 @@ fn memory_can_change_under_a_running_ring() {
 }
 
 #[test]
-fn ranges_of_a_discard_are_asked_one_by_one() {
+fn ranges_of_a_discard_are_submitted_one_by_one() {
     let gate = Gate::over(memory(1 << 20));
     let served = serve(Arc::clone(&gate) as Arc<dyn BlockDevice>);
     let (_link, ram, mut rings) = boot(&served.path, USUAL, 1);
     let mut ranges = range(8, 8, 1);
     ranges.extend(range(32, 8, 0));
     ram.put(DATA, &ranges);
-    // One of them may not be unmapped, so none is.
+    // One of them lacks the UNMAP flag, so none is unmapped.
     assert_eq!(rings[0].ask(&ram, WRITE_ZEROES, 0, &[(DATA, 32, 0)]), DONE);
     let zeroes = |start: u64| (Operation::WriteZeroes, ByteRange::at(start * 512, 4096), false);
     assert_eq!(gate.asked(), [zeroes(8), zeroes(32)]);
 }
 
 #[test]
-fn a_device_that_has_something_to_do_without_requests_is_polled_and_once_is_enough() {
+fn a_device_with_work_but_without_requests_is_polled_once() {
     let gate = Gate::over(memory(1 << 20));
     let served = serve(Arc::clone(&gate) as Arc<dyn BlockDevice>);
     let (_link, ram, mut rings) = boot(&served.path, USUAL, 1);

@@ -1,8 +1,9 @@
-//! A ring with nothing to do: it is looked at for a while, then its thread sleeps.
+//! Waiting for requests: the thread polls the ring for a while, then sleeps.
 //!
-//! Always true here: the guest is asked to kick before the thread sleeps, and what it offered before it could know that is seen.
-//! A kick descriptor that is readable again and again although the ring has nothing new costs a few wake-ups a second: after
-//! [`EMPTY_KICKS`] of them in a row the ring is looked at every [`PAUSE`] instead, until a request comes or the kicks end.
+//! Always true here: before the thread sleeps it enables notifications and then checks the ring again, so it does not
+//! miss a request that the guest added before it could see that. A kick descriptor that is readable again and again
+//! although the ring has no new request costs a bounded number of wake-ups: after [`EMPTY_KICKS`] empty kicks in a row
+//! the thread polls the ring every [`PAUSE`] instead, until a request arrives or the kicks end.
 
 use super::{Halt, Worker, ring_error};
 use crate::malformed;
@@ -13,15 +14,15 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use virtio_queue::QueueT;
 
-/// Looks at the ring between two looks at the clock.
-const LOOKS: usize = 64;
-/// After so long without a request, spare buffers are let go.
+/// Polls of the ring between two reads of the clock.
+const POLLS: usize = 64;
+/// After this time without a request, spare buffers are freed.
 const IDLE: Duration = Duration::from_secs(1);
-/// Kicks in a row without a request after which the descriptor is not waited for.
+/// Number of kicks in a row without a request after which the thread does not wait for the descriptor.
 pub(super) const EMPTY_KICKS: u32 = 16;
-/// How long it is not waited for.
+/// How long the thread does not wait for it.
 const PAUSE: Duration = Duration::from_millis(10);
-/// Place of the kick descriptor among those that are waited on: behind the order to pause, before the device's.
+/// Index of the kick descriptor in the wait set: after the pause event, before the device's descriptors.
 const KICK: usize = 1;
 
 impl Worker {
@@ -30,11 +31,11 @@ impl Worker {
         Ok(index.0 != self.queue.next_avail())
     }
 
-    /// Waits until there may be something to do.
+    /// Waits until a request may have arrived or completed.
     pub(super) fn idle(&mut self, halt: &Halt, waits: &mut WaitSet) -> Result<()> {
         let began = Instant::now();
         let (full, alone) = (self.is_full(), self.taken == 0);
-        if alone && self.look(began, halt)? {
+        if alone && self.poll_ring(began, halt)? {
             return Ok(());
         }
         self.check_memory()?;
@@ -48,7 +49,7 @@ impl Worker {
         waits.wait(if paused { Some(PAUSE) } else { idle })?;
         if waits.none_ready() {
             if paused {
-                // One more look at the descriptor: with another empty kick it is passed over again.
+                // Reads the descriptor once more: after another empty kick the thread again does not wait for it.
                 self.empty_kicks = EMPTY_KICKS - 1;
             } else {
                 self.buffers.trim();
@@ -56,41 +57,42 @@ impl Worker {
             }
         }
         if waits.failed(KICK) {
-            return Err(malformed("the front end's kick descriptor is closed at its other end"));
+            return Err(malformed("the other end of the front end's kick descriptor is closed"));
         }
         if waits.readable(KICK) {
             self.clear_kick()?;
             self.empty_kicks = self.empty_kicks.saturating_add(1);
         }
-        // It may have work of its own, when all its requests are answered (`serve` polls it while some are not).
-        if alone && (KICK + 1..KICK + 1 + self.descriptors).any(|place| waits.readable(place)) {
+        // The device may have work of its own even when all requests are answered (`serve` polls it only while some are
+        // not).
+        if alone && (KICK + 1..KICK + 1 + self.descriptors).any(|index| waits.readable(index)) {
             self.device.poll(&mut self.done);
             self.settle()?;
         }
         if full {
             return Ok(());
         }
-        // What ends a wait without a request says nothing of when requests come.
+        // A wait that ended without a request does not change the spin time.
         if alone && self.empty_kicks <= 1 {
             self.spin.learn(began.elapsed());
         }
         self.queue.disable_notification(self.memory.memory()).map_err(ring_error)
     }
 
-    /// Looks at the ring for a while; whether something came.
-    fn look(&mut self, began: Instant, halt: &Halt) -> Result<bool> {
+    /// Polls the ring for the spin time; true if there may be something to do.
+    fn poll_ring(&mut self, began: Instant, halt: &Halt) -> Result<bool> {
         let window = self.spin.window();
         if window.is_zero() {
             return Ok(false);
         }
         loop {
-            for _ in 0..LOOKS {
+            for _ in 0..POLLS {
                 if self.has_more()? {
                     return Ok(true);
                 }
                 std::hint::spin_loop();
             }
-            if began.elapsed() >= window || halt.is_ordered() {
+            if began.elapsed() >= window || halt.is_signalled() {
                 return Ok(false);
             }
         }
@@ -100,7 +102,7 @@ impl Worker {
         let mut count = [0; 8];
         match (&*self.kick).read(&mut count) {
             Ok(1..) => Ok(()),
-            Ok(_) => Err(malformed("the front end's kick descriptor is none that can be waited on")),
+            Ok(_) => Err(malformed("the front end's kick descriptor cannot be waited on")),
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
                 Ok(())
             }

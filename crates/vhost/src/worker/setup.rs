@@ -1,4 +1,4 @@
-//! What a ring is told before it runs, and the order to pause.
+//! The setup of a ring before it runs, and the event that pauses it.
 
 use crate::config::DeviceConfig;
 use crate::request::{self, IDENTITY};
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use vm_memory::GuestAddress;
 
-/// The order to pause, for good.
+/// The event that pauses a ring's thread; it is never cleared.
 #[derive(Debug)]
 pub(crate) struct Halt {
     ordered: AtomicBool,
@@ -27,28 +27,28 @@ impl Halt {
         self.event.signal();
     }
 
-    pub(super) fn is_ordered(&self) -> bool {
+    pub(super) fn is_signalled(&self) -> bool {
         self.ordered.load(Ordering::Acquire)
     }
 }
 
-/// How a front end set up a ring.
+/// A ring's setup by the front end.
 #[derive(Clone, Debug)]
 pub(crate) struct Setup {
     pub(crate) index: usize,
     pub(crate) size: u16,
     /// Descriptor table, available ring, used ring.
-    pub(crate) places: [GuestAddress; 3],
-    /// Requests before this were taken already.
+    pub(crate) addresses: [GuestAddress; 3],
+    /// Index of the next available request.
     pub(crate) base: u16,
     pub(crate) features: u64,
 }
 
-/// What all rings of a device have in common.
+/// State that all rings of a device share.
 #[derive(Clone, Debug)]
 pub(crate) struct Common {
     pub(crate) config: DeviceConfig,
-    /// Whether the guest wants a volatile cache; it can say so at any time.
+    /// Whether the guest uses a volatile write cache; it can change this at any time.
     pub(crate) write_cache: Arc<AtomicBool>,
     pub(crate) identity: [u8; IDENTITY],
     pub(crate) spin_max: Duration,

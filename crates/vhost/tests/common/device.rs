@@ -1,11 +1,11 @@
-//! A device that parks its requests until it is let go on, and notes what it was asked.
+//! A device that parks its requests until it is released, and records its operations.
 
 use cbd_export::{BlockDevice, Event, RequestQueue, Waker};
 use cbd_types::{ByteRange, Completion, Error, ErrorKind, Geometry, Operation, Request, Result};
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
 
-/// What was asked, with its FUA.
+/// An operation, and whether it had FUA.
 pub type Asked = (Operation, ByteRange, bool);
 
 #[derive(Default)]
@@ -30,35 +30,35 @@ impl Gate {
 
     /// From now on requests wait.
     pub fn hold(&self) {
-        self.state.lock().expect("nobody panics in here").held = true;
+        self.state.lock().expect("no thread panicked with the lock").held = true;
     }
 
-    /// What waits can be given up, as what waits for space.
+    /// Waiting requests can be given up, as requests that wait for space.
     pub fn hold_for_space(&self) {
-        let mut state = self.state.lock().expect("nobody panics in here");
+        let mut state = self.state.lock().expect("no thread panicked with the lock");
         (state.held, state.gives_up) = (true, true);
     }
 
-    /// Requests go on.
+    /// Executes the held requests and all later ones.
     pub fn release(&self) {
-        let mut state = self.state.lock().expect("nobody panics in here");
+        let mut state = self.state.lock().expect("no thread panicked with the lock");
         state.held = false;
         state.wakers.iter().for_each(Waker::wake);
     }
 
-    /// Asks to be polled, as a device does that has something to do when its requests are answered.
+    /// Signals the queues to be polled, as a device with work of its own does.
     pub fn nudge(&self) {
-        self.state.lock().expect("nobody panics in here").wakers.iter().for_each(Waker::wake);
+        self.state.lock().expect("no thread panicked with the lock").wakers.iter().for_each(Waker::wake);
     }
 
-    /// How often it was polled.
+    /// Number of polls.
     pub fn polls(&self) -> usize {
-        self.state.lock().expect("nobody panics in here").polls
+        self.state.lock().expect("no thread panicked with the lock").polls
     }
 
-    /// What was asked so far.
+    /// The operations so far.
     pub fn asked(&self) -> Vec<Asked> {
-        self.state.lock().expect("nobody panics in here").asked.clone()
+        self.state.lock().expect("no thread panicked with the lock").asked.clone()
     }
 }
 
@@ -69,7 +69,7 @@ impl BlockDevice for Gate {
 
     fn open_queue(&self) -> Result<Box<dyn RequestQueue>> {
         let event = Event::new()?;
-        self.state.lock().expect("nobody panics in here").wakers.push(event.waker());
+        self.state.lock().expect("no thread panicked with the lock").wakers.push(event.waker());
         Ok(Box::new(GateQueue {
             inner: self.inner.open_queue()?,
             state: Arc::clone(&self.state),
@@ -93,7 +93,7 @@ impl RequestQueue for GateQueue {
     }
 
     fn submit_plugged(&mut self, request: Request, done: &mut Vec<Completion>) {
-        let mut state = self.state.lock().expect("nobody panics in here");
+        let mut state = self.state.lock().expect("no thread panicked with the lock");
         state.asked.push((request.operation, request.range, request.fua));
         if state.held {
             self.waiting.push(request);
@@ -109,7 +109,7 @@ impl RequestQueue for GateQueue {
 
     fn poll(&mut self, done: &mut Vec<Completion>) {
         self.event.clear();
-        let mut state = self.state.lock().expect("nobody panics in here");
+        let mut state = self.state.lock().expect("no thread panicked with the lock");
         state.polls += 1;
         let held = state.held;
         drop(state);
@@ -126,7 +126,7 @@ impl RequestQueue for GateQueue {
     }
 
     fn give_up(&mut self, done: &mut Vec<Completion>) {
-        if self.state.lock().expect("nobody panics in here").gives_up {
+        if self.state.lock().expect("no thread panicked with the lock").gives_up {
             done.extend(self.waiting.drain(..).map(|request| {
                 let result = Err(Error::new(ErrorKind::Stopped, "given up"));
                 Completion { id: request.id, result, buffer: request.buffer }

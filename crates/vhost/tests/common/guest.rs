@@ -1,4 +1,5 @@
-//! A guest and its front end: the protocol by `vhost`'s own front end, the rings by hand, so that they can be wrong.
+//! A guest and its front end: messages by the front end of the `vhost` crate, rings written by hand, so that they can
+//! be invalid.
 
 use super::TIMEOUT;
 use std::fs::File;
@@ -22,7 +23,7 @@ pub const INDIRECT_DESCRIPTORS: u64 = 1 << 28;
 pub const EVENT_INDEX: u64 = 1 << 29;
 pub const PROTOCOL: u64 = 1 << 30;
 pub const VERSION_1: u64 = 1 << 32;
-/// What a usual guest agrees to.
+/// The features that a typical guest negotiates.
 pub const USUAL: u64 = FLUSH | PROTOCOL | VERSION_1 | INDIRECT_DESCRIPTORS;
 
 pub const IN: u32 = 0;
@@ -32,10 +33,10 @@ pub const GET_ID: u32 = 8;
 pub const DISCARD: u32 = 11;
 pub const WRITE_ZEROES: u32 = 13;
 
-/// Where the guest's memory begins: nothing is below.
+/// Guest address at which the memory begins.
 pub const BASE: u64 = 0x10_0000;
 pub const SIZE: u64 = 32 << 20;
-/// Rings, and the heads and answers of their requests, are this far apart.
+/// Distance in bytes between the areas of two rings (the ring, heads and statuses).
 const RING: u64 = 0x1_0000;
 const AVAILABLE: u64 = 0x4000;
 const USED: u64 = 0x5000;
@@ -50,13 +51,13 @@ pub struct Ram {
 }
 
 pub fn memory_file(size: u64) -> File {
-    // SAFETY: the name is a string with a closing zero; the descriptor is fresh and nobody else's.
+    // SAFETY: the name is a string with a closing zero; the descriptor is new and not owned by another object.
     let file = unsafe { File::from_raw_fd(libc::memfd_create(c"guest".as_ptr(), libc::MFD_CLOEXEC)) };
     file.set_len(size).expect("its size");
     file
 }
 
-/// A piece of 1 MiB, far behind all other memory, that can be plugged in.
+/// A piece of 1 MiB, far above all other memory, that can be added.
 pub fn more_memory() -> (File, VhostUserMemoryRegionInfo) {
     let file = memory_file(1 << 20);
     let plugged = VhostUserMemoryRegionInfo {
@@ -111,10 +112,10 @@ impl Ram {
     }
 }
 
-/// A descriptor to be laid: place, length, flags.
+/// A descriptor: address, length, flags.
 pub type Piece = (u64, u32, u16);
 
-/// A ring as the guest keeps it; it outlives connections too.
+/// The guest's half of a ring; it outlives connections, too.
 pub struct Ring {
     pub index: usize,
     pub size: u16,
@@ -139,12 +140,12 @@ impl Ring {
         self.base()
     }
 
-    /// Where head and answer of the request at descriptor `at` are.
+    /// Address of the head and status of the request at descriptor `at`.
     pub fn head(&self, at: u16) -> u64 {
         self.base() + HEADS + u64::from(at) * 64
     }
 
-    /// Lays descriptors one behind the other from `at`.
+    /// Writes consecutive descriptors from `at`.
     pub fn lay(&self, ram: &Ram, at: u16, pieces: &[Piece]) {
         self.lay_table(ram, self.table(), at, pieces);
     }
@@ -174,7 +175,7 @@ impl Ring {
         ram.store(available + 2, self.next_available);
     }
 
-    /// Says that more is offered than is.
+    /// Advances the available index beyond the entries that were written.
     pub fn claim(&mut self, ram: &Ram, count: u16) {
         ram.store(self.base() + AVAILABLE + 2, self.next_available.wrapping_add(count));
     }
@@ -183,7 +184,7 @@ impl Ring {
         self.kick.write(1).expect("kicked");
     }
 
-    /// Whether the device wants to be kicked for what was offered last.
+    /// Whether the device wants a kick for the request that was added last.
     pub fn wants_kick(&self, ram: &Ram, with_events: bool) -> bool {
         fence(Ordering::SeqCst);
         if with_events {
@@ -194,14 +195,14 @@ impl Ring {
         }
     }
 
-    /// Says up to where answers need no telling.
-    pub fn tell_after(&self, ram: &Ram, used: u16) {
+    /// Sets the index of the answer for which the guest wants a notification.
+    pub fn notify_after(&self, ram: &Ram, used: u16) {
         ram.store(self.base() + AVAILABLE + 4 + 2 * u64::from(self.size), used);
         fence(Ordering::SeqCst);
     }
 
-    /// Says whether the guest wants to be told at all (where events have no index).
-    pub fn tell(&self, ram: &Ram, wanted: bool) {
+    /// Sets whether the guest wants notifications (without event indexes).
+    pub fn enable_notifications(&self, ram: &Ram, wanted: bool) {
         ram.store(self.base() + AVAILABLE, u16::from(!wanted));
         fence(Ordering::SeqCst);
     }
@@ -211,7 +212,7 @@ impl Ring {
         ram.load(self.base() + USED + 2)
     }
 
-    /// The next answer, if there is one: which chain, and how long.
+    /// The next answer, if there is one: head of the chain, and length.
     pub fn answer(&mut self, ram: &Ram) -> Option<(u16, u32)> {
         if self.used(ram) == self.seen_used {
             return None;
@@ -235,7 +236,7 @@ impl Ring {
         }
     }
 
-    /// Lays a request at descriptors from `at`: a head, data, an answer.
+    /// Writes a request at descriptors from `at`: head, data, status.
     pub fn lay_request(&self, ram: &Ram, at: u16, kind: u32, sector: u64, data: &[Piece]) {
         let head = self.head(at);
         ram.put(head, &kind.to_le_bytes());
@@ -248,12 +249,12 @@ impl Ring {
         self.lay(ram, at, &pieces);
     }
 
-    /// The answer of the request at `at`.
+    /// The status of the request at `at`.
     pub fn status(&self, ram: &Ram, at: u16) -> u8 {
         ram.get(self.head(at) + 16, 1)[0]
     }
 
-    /// A request from its head to its answer.
+    /// Executes a request and returns its status.
     pub fn ask(&mut self, ram: &Ram, kind: u32, sector: u64, data: &[Piece]) -> u8 {
         self.lay_request(ram, 0, kind, sector, data);
         self.offer(ram, 0);
@@ -269,7 +270,7 @@ pub struct Link {
 }
 
 impl Link {
-    /// Connects and agrees to `features`; memory and rings are still to come.
+    /// Connects and negotiates `features`; does not set up memory and rings.
     pub fn open(path: &Path, features: u64) -> Self {
         let mut front_end = Frontend::connect(path, 64).expect("connected");
         front_end.set_owner().expect("owned");

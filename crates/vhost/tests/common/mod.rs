@@ -1,4 +1,4 @@
-//! What the tests share: devices, a server in a directory of its own, and a front end whose rings are laid by hand.
+//! Helpers of the tests: devices, a server in a temporary directory, and a front end whose rings are written by hand.
 #![allow(dead_code)]
 
 pub mod device;
@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// Longer than anything here takes, and shorter than anybody's timeout.
+/// Longer than any step of a test takes, and shorter than the timeouts of test runners.
 pub const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A device over memory of `size` bytes.
@@ -22,11 +22,11 @@ pub fn memory(size: u64) -> Arc<dyn BlockDevice> {
     Arc::new(MemoryDevice::new(region, 512).expect("a device"))
 }
 
-/// A server in a directory of its own, and what it told.
+/// A server in a temporary directory, and the events that it reported.
 pub struct Served {
     pub server: Server,
     pub path: PathBuf,
-    pub told: Arc<Mutex<Vec<String>>>,
+    pub events: Arc<Mutex<Vec<String>>>,
     _directory: TempDir,
 }
 
@@ -37,14 +37,14 @@ pub fn serve(device: Arc<dyn BlockDevice>) -> Served {
 pub fn serve_with(device: Arc<dyn BlockDevice>, options: Options) -> Served {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("vhost.sock");
-    let told = Arc::new(Mutex::new(Vec::new()));
-    let options = Options { name: "cbd-test".into(), observer: Some(observer(&told)), ..options };
+    let events = Arc::new(Mutex::new(Vec::new()));
+    let options = Options { name: "cbd-test".into(), observer: Some(observer(&events)), ..options };
     let server = Server::start(device, &path, options).expect("a server");
-    Served { server, path, told, _directory: directory }
+    Served { server, path, events, _directory: directory }
 }
 
-fn observer(told: &Arc<Mutex<Vec<String>>>) -> cbd_vhost::Observer {
-    let told = Arc::clone(told);
+fn observer(events: &Arc<Mutex<Vec<String>>>) -> cbd_vhost::Observer {
+    let events = Arc::clone(events);
     Arc::new(move |notice: &Notice<'_>| {
         let line = |error: &Error| error.line();
         let text = match notice {
@@ -55,26 +55,26 @@ fn observer(told: &Arc<Mutex<Vec<String>>>) -> cbd_vhost::Observer {
             Notice::CannotAccept { error } => format!("cannot accept: {}", line(error)),
             other => format!("{other:?}"),
         };
-        told.lock().expect("nobody panics in here").push(text);
+        events.lock().expect("no thread panicked with the lock").push(text);
     })
 }
 
 impl Served {
-    /// Waits until the server tells something that has `part` in it.
-    pub fn hears(&self, part: &str) -> String {
+    /// Waits until the server reports an event whose text contains `part`.
+    pub fn reports(&self, part: &str) -> String {
         let end = Instant::now() + TIMEOUT;
         loop {
-            let told = self.told.lock().expect("nobody panics in here").clone();
-            if let Some(line) = told.iter().find(|line| line.contains(part)) {
+            let events = self.events.lock().expect("no thread panicked with the lock").clone();
+            if let Some(line) = events.iter().find(|line| line.contains(part)) {
                 return line.clone();
             }
-            assert!(Instant::now() < end, "nothing of \"{part}\" in {told:?}");
+            assert!(Instant::now() < end, "nothing of \"{part}\" in {events:?}");
             std::thread::sleep(Duration::from_millis(2));
         }
     }
 }
 
-/// Waits until `so` is.
+/// Waits until `so` returns true.
 pub fn until(what: &str, mut so: impl FnMut() -> bool) {
     let end = Instant::now() + TIMEOUT;
     while !so() {
