@@ -1,14 +1,14 @@
-//! A bound on what all users of one resource take together: bytes of address space, bytes of buffers.
+//! A bound on the bytes that all users of one resource take together: address space, buffers.
 //!
-//! Always true here: the sum of all shares never exceeds the limit; a share is given back when it is dropped; nothing
+//! Always true here: the sum of all shares never exceeds the limit; a share is returned when it is dropped; nothing
 //! waits, so a caller that is refused has to go on without, or to refuse its own client.
 //!
-//! Left to others: what is counted, and what a refusal means.
+//! Left to others: what is accounted, and the consequence of a refusal.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bytes that may be taken together.
+/// A number of bytes that users share.
 #[derive(Debug)]
 pub struct Budget {
     limit: u64,
@@ -23,7 +23,7 @@ impl Budget {
         Arc::new(Self { limit, used: AtomicU64::new(0), refusals: AtomicU64::new(0) })
     }
 
-    /// Bytes that may be taken.
+    /// The limit in bytes.
     #[must_use]
     pub const fn limit(&self) -> u64 {
         self.limit
@@ -35,7 +35,7 @@ impl Budget {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// How often a share was refused.
+    /// Number of refused shares.
     #[must_use]
     pub fn refusals(&self) -> u64 {
         self.refusals.load(Ordering::Relaxed)
@@ -51,7 +51,7 @@ impl Budget {
         Some(Share { budget: Arc::clone(self), bytes })
     }
 
-    /// Takes `bytes` if `rest` bytes are still free after that.
+    /// Takes `bytes` if `rest` bytes remain free.
     fn reserve(&self, bytes: u64, rest: u64) -> bool {
         let fits = |used: u64| {
             let after = used.checked_add(bytes)?;
@@ -76,7 +76,7 @@ impl Share {
         self.bytes
     }
 
-    /// Makes the share `bytes` long. It grows only if `rest` bytes are still free after that; false if it did not.
+    /// Changes the share to `bytes`. It grows only if `rest` bytes remain free; false if it did not grow.
     pub fn resize(&mut self, bytes: u64, rest: u64) -> bool {
         if let Some(more) = bytes.checked_sub(self.bytes)
             && more > 0
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_never_exceed_the_limit_and_come_back_when_they_are_dropped() {
+    fn shares_never_exceed_the_limit_and_return_when_they_are_dropped() {
         let budget = Budget::new(100);
         let first = budget.take(60).expect("free");
         assert!(budget.take(41).is_none());

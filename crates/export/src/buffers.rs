@@ -1,7 +1,7 @@
-//! Buffers of one connection or queue that are used again, so that a steady load allocates nothing.
+//! Buffers of one connection or queue that are reused, so that a steady load allocates nothing.
 //!
-//! Always true here: capacities are powers of two of at least a page; what a buffer held before must never reach a
-//! client (a read that failed sends no data), so it is not cleared.
+//! Always true here: capacities are powers of two of at least a page; the previous contents of a buffer never reach a
+//! client (a failed read sends no data), so buffers are not cleared.
 
 use cbd_types::AlignedBuffer;
 
@@ -17,7 +17,7 @@ pub struct Buffers {
 }
 
 impl Buffers {
-    /// A buffer of `length` bytes of any content.
+    /// A buffer of `length` bytes with any contents.
     #[must_use]
     pub fn take(&mut self, length: usize) -> AlignedBuffer {
         let capacity = length.max(SMALLEST).next_power_of_two();
@@ -32,7 +32,7 @@ impl Buffers {
         buffer
     }
 
-    /// Takes a buffer back.
+    /// Adds a buffer to the free ones.
     pub fn give(&mut self, buffer: AlignedBuffer) {
         let capacity = buffer.capacity();
         if capacity >= SMALLEST
@@ -44,14 +44,14 @@ impl Buffers {
         }
     }
 
-    /// Whether a free buffer of `length` bytes is at hand, so that none is allocated for it.
+    /// Whether there is a free buffer of `length` bytes, so that [`take`](Self::take) allocates none.
     #[must_use]
     pub fn has(&self, length: usize) -> bool {
         let capacity = length.max(SMALLEST).next_power_of_two();
         self.free.get(class(capacity)).is_some_and(|free| !free.is_empty())
     }
 
-    /// Lets all free buffers go.
+    /// Frees all free buffers.
     pub fn trim(&mut self) {
         *self = Self::default();
     }
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_buffer_that_was_given_back_is_used_again() {
+    fn a_returned_buffer_is_reused() {
         let mut buffers = Buffers::default();
         let buffer = buffers.take(5000);
         let place = buffer.as_ptr();

@@ -1,27 +1,28 @@
-//! The clients of an export, and the rule for those that come back.
+//! The clients of an export, and the rule for clients that reconnect.
 //!
-//! A connection that breaks can leave requests behind: some wait for space, some are with the backing device. A client that reconnects
-//! does not say that it was connected before. So an export answers the first request of a new client only when no request of a client
-//! that was gone by then can change the device any more. Otherwise a write of the old connection could overwrite what was acknowledged
-//! on the new one.
+//! A broken connection can leave requests behind: some wait for space, some are in flight to the backing device. A
+//! client that reconnects does not identify itself as the previous one. So an export answers the first request of a new
+//! client only when no request of a client that had disconnected by then can change the device any more. Otherwise a
+//! write of the old connection could overwrite data that was acknowledged on the new one.
 //!
-//! Always true here: a client that is gone is waited for until its [`Client`] is dropped, even if the thread that serves it has not
-//! noticed the end of the connection; that thread is told that somebody waits. A client that was gone before its own first request was
-//! seen is not waited for: it may not begin any more. Nobody waits for a client that was still connected when it began, so two clients
-//! never wait for each other. There are as many entries as clients.
+//! Always true here: a new client waits for a disconnected client until the latter's [`Client`] is dropped, even if the
+//! thread that serves it has not noticed the end of the connection; that thread is notified of the wait. A client that
+//! disconnected before its own first request was seen is not waited for: it may not begin any more. No client waits for
+//! one that was still connected when the waiting client began, so two clients never wait for each other. There are as
+//! many entries as clients.
 //!
-//! Left to others: to give up what has not begun and to complete what has ([`RequestQueue::give_up`](crate::RequestQueue::give_up)),
-//! and to wait (the exports' threads).
+//! Left to others: giving up requests that have not begun and completing the others
+//! ([`RequestQueue::give_up`](crate::RequestQueue::give_up)), and the waiting itself (the exports' threads).
 
 use cbd_types::MutationPoint;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// How a client's thread is told that it should look at its [`Client`] again.
+/// Notifies a client's thread that the state of its [`Client`] has changed.
 pub type Notify = Box<dyn Fn() + Send>;
 
-/// Whether a client's connection is closed at its other end.
+/// Whether the other end of a client's connection is closed.
 pub type IsGone = Box<dyn Fn() -> bool + Send>;
 
 /// The clients of one export.
@@ -39,15 +40,15 @@ struct Entry {
     notify: Notify,
     /// Its first request was seen.
     begun: bool,
-    /// It takes no request any more.
+    /// No further request of it is read.
     leaving: bool,
-    /// Somebody waits for it.
+    /// Another client waits for its end.
     awaited: bool,
-    /// Whom it waits for.
+    /// Numbers of the clients that it waits for.
     waits_for: BTreeSet<u64>,
 }
 
-/// A client's place among those of its export. Drop it when nothing of the client can change the device any more.
+/// A client's entry among those of its export. Drop it when no request of the client can change the device any more.
 pub struct Client {
     clients: Clients,
     number: u64,
@@ -76,7 +77,7 @@ impl Clients {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A client connects. Both functions are called from threads of other clients and must not wait.
+    /// Adds a client that connects. Both functions are called from threads of other clients and must not block.
     #[must_use]
     pub fn connect(&self, is_gone: IsGone, notify: Notify) -> Client {
         let mut state = self.state();
@@ -87,7 +88,7 @@ impl Clients {
         Client { clients: self.clone(), number }
     }
 
-    /// Clients whose first request waits for others.
+    /// Number of clients whose first request waits for other clients.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.state().present.values().filter(|entry| !entry.waits_for.is_empty()).count()
@@ -95,8 +96,9 @@ impl Clients {
 }
 
 impl Client {
-    /// Its first request has come: from here on it waits for all clients that are gone, and each of them is told. False if it is gone
-    /// itself and another client has begun since: then none of its requests may begin.
+    /// Records that the first request of this client arrived: from now on it waits for all disconnected clients, and
+    /// each of their threads is notified. False if this client has disconnected itself and another client has begun
+    /// since: then none of its requests may begin.
     #[must_use]
     pub fn begin(&self) -> bool {
         let mut state = self.clients.state();
@@ -117,8 +119,8 @@ impl Client {
         !entry.awaited
     }
 
-    /// How many clients that are gone it still has to wait for. Its first request may be carried out when there are none; it is notified
-    /// when that is so.
+    /// Number of disconnected clients that this client still waits for. Its first request may be executed when it is 0;
+    /// the client's thread is notified then.
     #[must_use]
     pub fn waits_for(&self) -> usize {
         let state = self.clients.state();
@@ -126,14 +128,14 @@ impl Client {
         if MutationPoint::ClientWaits.is_active() { left } else { 0 }
     }
 
-    /// Whether another client waits for this one: no request of it may begin any more, and those that have not begun are to be given
-    /// up.
+    /// Whether another client waits for this one: then no request of this client may begin any more, and those that
+    /// have not begun must be given up.
     #[must_use]
     pub fn is_awaited(&self) -> bool {
         self.clients.state().present.get(&self.number).is_some_and(|entry| entry.awaited)
     }
 
-    /// Its connection has ended, and no request of it begins any more; some may be under way.
+    /// Records that the connection has ended: no request of this client begins any more; some may be in flight.
     pub fn leave(&self) {
         if let Some(entry) = self.clients.state().present.get_mut(&self.number) {
             entry.leaving = true;
@@ -141,7 +143,7 @@ impl Client {
     }
 }
 
-/// Whether a client that left is done: none of its requests can change the device any more, if `changes` of them still could.
+/// Whether a disconnected client is settled, given the number of its requests that can still change the device.
 #[must_use]
 pub fn is_settled(changes: usize) -> bool {
     MutationPoint::ClientSettled.holds(changes == 0)
@@ -219,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn who_leaves_after_a_client_began_does_not_hold_that_client_up() {
+    fn a_client_does_not_wait_for_one_that_leaves_after_it_began() {
         let clients = Clients::new();
         let (old, _, _) = connect(&clients);
         let (new, _, _) = connect(&clients);
@@ -230,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_goes_while_it_waits_is_told_and_waited_for() {
+    fn a_client_that_disconnects_while_it_waits_is_notified_and_waited_for() {
         let clients = Clients::new();
         let (old, _, _) = connect(&clients);
         assert!(old.begin());

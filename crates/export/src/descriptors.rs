@@ -3,7 +3,8 @@
 //! A client takes some descriptors: its socket, and what its queue to the device needs. A client that would leave fewer
 //! than a reserve is refused at once, so that the control socket still answers while clients use up all others.
 //!
-//! Always true here: a socket that listens never stays readable because nobody can accept from it ([`Spare`]).
+//! Always true here: a listening socket never stays readable because the process has no descriptor to accept with
+//! ([`Spare`]).
 
 use cbd_types::{Error, ErrorKind, Result};
 use rustix::io::fcntl_dupfd_cloexec;
@@ -12,12 +13,12 @@ use socket2::Socket;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
 
-/// Descriptors that are kept free of clients of exports, if the limit has room for so many.
+/// Descriptors that clients of exports cannot use, if the limit is high enough.
 const RESERVE: u64 = 32;
-/// Descriptors that one client takes besides its socket, at most, where it has one queue.
+/// Most descriptors of a client with one queue besides its socket.
 const PER_CLIENT: u64 = 6;
 
-/// Refuses a client where few descriptors are left. `socket` is the client's.
+/// Refuses a client if few descriptors are left. `socket` is the client's.
 ///
 /// # Errors
 /// [`ErrorKind::NoSpace`] with the limit.
@@ -46,7 +47,7 @@ fn limit() -> u64 {
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
-/// A descriptor that is held for nothing, so that a client can be told to go where there is none left to accept it with.
+/// A descriptor in reserve, with which a client can be accepted and disconnected when no other is left.
 #[derive(Debug)]
 pub struct Spare(Option<File>);
 
@@ -65,7 +66,7 @@ impl Spare {
             return self.0.is_some();
         };
         drop(spare);
-        // Whoever came is gone again when this is dropped.
+        // Dropping the socket disconnects the client.
         let turned_away = listener.accept().is_ok();
         *self = Self::default();
         turned_away
@@ -78,7 +79,7 @@ mod tests {
     use socket2::{Domain, Type};
 
     #[test]
-    fn while_descriptors_are_plenty_nobody_is_refused() {
+    fn no_client_is_refused_while_many_descriptors_are_free() {
         let (one, _other) = Socket::pair(Domain::UNIX, Type::STREAM, None).expect("a pair");
         check_reserve(&one).expect("there are plenty");
         let lowest = lowest_free(&one).expect("there are plenty");
@@ -86,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_is_turned_away_with_the_spare_descriptor() {
+    fn a_client_is_disconnected_with_the_spare_descriptor() {
         use std::io::Read;
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("s");

@@ -1,9 +1,9 @@
-//! From the system's errors to ours.
+//! Conversion of errors of the system.
 
 use cbd_types::{Error, ErrorKind};
 use std::io;
 
-/// An error of the system, with what was being done or with what it happened in front.
+/// An error of the system, prefixed with the operation or the object.
 #[must_use]
 pub fn system_error(what: impl std::fmt::Display, error: &io::Error) -> Error {
     let kind = match error.raw_os_error() {

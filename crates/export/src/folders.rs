@@ -1,10 +1,10 @@
-//! Folders of our own: made with their modes, reached through no link of another user.
+//! Folders that CBD owns: created with their modes, never reached through a link of another user.
 //!
-//! Always true here: each component of a path is opened by its name in the folder before it, never by the whole path; a symbolic
-//! link counts only if root or this user made it. A folder that is to be our own belongs to this user or to root, and nobody else
-//! may write to it, whatever the umask is.
+//! Always true here: each component of a path is opened by its name in the folder before it, never by the whole path; a
+//! symbolic link counts only if root or this user made it. A folder that CBD owns belongs to this user or to root, and
+//! no other user may write to it, whatever the umask is.
 //!
-//! Left to others: which folders there are.
+//! Left to others: the names of the folders.
 
 use crate::system_error;
 use cbd_types::{Error, ErrorKind, Result};
@@ -19,21 +19,20 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Component, Path, PathBuf};
 
-/// Links that one path leads through at most, as the kernel has it.
+/// Most symbolic links in one path, as in the kernel.
 const LINKS_MAX: u32 = 40;
-/// The mode of a folder that is made on the way.
-const ON_THE_WAY: u32 = 0o755;
-/// What lets others write.
+/// The mode of parent folders that are created.
+const PARENT_MODE: u32 = 0o755;
+/// The write bits of group and others.
 const OTHERS_WRITE: u32 = 0o022;
-/// Everybody makes files in such a folder, and removes only his own.
+/// The sticky bit: every user may create files in the folder, and remove only files that he owns.
 const STICKY: u32 = 0o1000;
 
-/// Makes the folder at `path` and all before it, as far as they are missing, and sees to it that it is our own: it belongs to this user or to
-/// root, and only its owner may write to it. Returns where it is without any link.
+/// Creates the folder at `path` and its missing parents, and ensures that it belongs to this user or to root, and that
+/// only its owner may write to it. Returns its path without symbolic links.
 ///
-/// # Errors
-/// [`ErrorKind::Permission`] where another user made a link on the way or owns the folder; [`ErrorKind::InvalidArgument`] for what is no
-/// folder; and what the system says.
+/// # Errors [`ErrorKind::Permission`] if another user owns a link in the path or the folder;
+/// [`ErrorKind::InvalidArgument`] for a file that is no folder; and errors of the system.
 pub fn own_folder(path: &Path, mode: u32) -> Result<PathBuf> {
     let (folder, resolved) = walk(path, mode)?;
     let found = File::from(folder);
@@ -58,7 +57,7 @@ pub fn own_folder(path: &Path, mode: u32) -> Result<PathBuf> {
             );
             return Err(Error::new(ErrorKind::Permission, text));
         }
-        // Made with another umask once. By its descriptor, so that it is the one that was looked at.
+        // It was created with another umask. Changed by its descriptor, so that it is the folder that was checked.
         let by_descriptor = format!("/proc/self/fd/{}", found.as_raw_fd());
         let narrow = std::fs::Permissions::from_mode(metadata.mode() & 0o7777 & !OTHERS_WRITE);
         std::fs::set_permissions(by_descriptor, narrow).map_err(failed)?;
@@ -66,26 +65,27 @@ pub fn own_folder(path: &Path, mode: u32) -> Result<PathBuf> {
     Ok(resolved)
 }
 
-/// Whether root lets the group of this process write to the folder, and nobody else: so an administrator prepares it for a daemon of
-/// another user.
+/// Whether the folder belongs to root and only the group of this process may write to it, besides root: an
+/// administrator prepares it so for a daemon of another user.
 fn is_of_own_group(metadata: &Metadata) -> bool {
     let group = rustix::process::getegid().as_raw();
     metadata.uid() == 0 && user_id() != 0 && metadata.gid() == group && metadata.mode() & 0o002 == 0
 }
 
-/// Makes the folder at `path` and all before it, as far as they are missing, without a look at who may write to what is there: for
-/// folders that the user names. Returns where it is without any link.
+/// Creates the folder at `path` and its missing parents, without a check of who may write to existing ones: for folders
+/// that the user names. Returns its path without symbolic links.
 ///
 /// # Errors
 /// As [`own_folder`], but for the folder's owner.
 pub fn reach_folder(path: &Path) -> Result<PathBuf> {
-    walk(path, ON_THE_WAY).map(|(_, resolved)| resolved)
+    walk(path, PARENT_MODE).map(|(_, resolved)| resolved)
 }
 
-/// Makes the folder `name` in `parent`, which is our own and holds no link on the way; what is there already must be a folder and our own.
+/// Creates the folder `name` in `parent`, a path of own folders without links; an existing `name` must be an own
+/// folder.
 ///
 /// # Errors
-/// As [`own_folder`]; a link is refused whoever made it.
+/// As [`own_folder`]; a link is refused even if this user owns it.
 pub fn own_subfolder(parent: &Path, name: &OsStr) -> Result<PathBuf> {
     let path = parent.join(name);
     match std::fs::symlink_metadata(&path) {
@@ -95,7 +95,7 @@ pub fn own_subfolder(parent: &Path, name: &OsStr) -> Result<PathBuf> {
         }
         Ok(_) => Err(no_folder(&path, "")),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let made = std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), ON_THE_WAY)
+            let made = std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), PARENT_MODE)
                 .create(&path);
             made.map_err(|error| system_error(path.display(), &error))?;
             Ok(path)
@@ -104,11 +104,11 @@ pub fn own_subfolder(parent: &Path, name: &OsStr) -> Result<PathBuf> {
     }
 }
 
-/// Opens a file in one of our folders: an ordinary one of this user or root with one name, not what somebody put there in its place. It is never
-/// waited for.
+/// Opens a file in an own folder: a regular file of this user or root with one name, not a file that another user put
+/// in its place. Opening never blocks.
 ///
 /// # Errors
-/// What the system says; [`io::ErrorKind::PermissionDenied`] for anything else than such a file.
+/// Errors of the system; [`io::ErrorKind::PermissionDenied`] for any other kind of file.
 pub fn open_own_file(path: &Path, how: &mut std::fs::OpenOptions) -> io::Result<File> {
     let file = how.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY).open(path).map_err(
         |error| {
@@ -151,7 +151,7 @@ fn walk(path: &Path, mode: u32) -> Result<(OwnedFd, PathBuf)> {
         let here = resolved.join(&name);
         let opened = match open_in(&folder, &name, OFlags::NOFOLLOW) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                let mode = if todo.is_empty() { mode } else { ON_THE_WAY };
+                let mode = if todo.is_empty() { mode } else { PARENT_MODE };
                 make_in(&folder, &name, mode).map_err(|error| failed(&error, &here))?;
                 open_in(&folder, &name, OFlags::NOFOLLOW)
             }
@@ -213,12 +213,12 @@ fn user_id() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// Opens what has this name in `folder`, only to look at it and to go on from it.
+/// Opens the file of this name in `folder` with `O_PATH`.
 fn open_in(folder: impl AsFd, name: &OsStr, flags: OFlags) -> io::Result<OwnedFd> {
     Ok(openat(folder, name, OFlags::PATH | OFlags::CLOEXEC | flags, Mode::empty())?)
 }
 
-/// Makes a folder; one that another process has just made will do.
+/// Creates a folder; one that another process has just created is accepted.
 fn make_in(folder: &OwnedFd, name: &OsStr, mode: u32) -> io::Result<()> {
     match mkdirat(folder, name, Mode::from_raw_mode(mode)) {
         Err(Errno::EXIST) => Ok(()),
@@ -226,7 +226,7 @@ fn make_in(folder: &OwnedFd, name: &OsStr, mode: u32) -> io::Result<()> {
     }
 }
 
-/// Where the link leads that was opened.
+/// The target of an open link.
 fn read_link(link: &File) -> io::Result<PathBuf> {
     Ok(OsString::from_vec(readlinkat(link, c"", Vec::new())?.into_bytes()).into())
 }
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn folders_are_made_with_their_modes_and_a_wide_one_of_ours_is_narrowed() {
+    fn folders_are_created_with_their_modes_and_an_own_one_with_a_wide_mode_is_restricted() {
         let place = tempfile::tempdir().expect("a folder");
         let path = place.path().join("a/b/c");
         let made = own_folder(&path, 0o700).expect("made");
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_of_ours_is_followed_and_the_folder_is_named_without_it() {
+    fn an_own_link_is_followed_and_the_returned_path_is_without_it() {
         let place = tempfile::tempdir().expect("a folder");
         let real = place.path().canonicalize().expect("there").join("real");
         fs::create_dir(&real).expect("made");
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_folder_is_refused() {
+    fn a_file_that_is_no_folder_is_refused() {
         let place = tempfile::tempdir().expect("a folder");
         fs::write(place.path().join("file"), "x").expect("written");
         for path in ["file", "file/below"] {
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_user_made_is_refused() {
+    fn files_of_another_user_are_refused() {
         if !is_root() {
             return println!("not run: it makes things of another user, as root");
         }
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn only_an_ordinary_file_of_ours_is_opened() {
+    fn only_an_own_regular_file_is_opened() {
         let place = tempfile::tempdir().expect("a folder");
         let at = |name: &str| place.path().join(name);
         fs::write(at("file"), "x").expect("written");

@@ -1,12 +1,13 @@
-//! What every export shares: the device it serves, the queues it puts requests into, something to wait on, the
-//! socket where its clients come, and for devices of the kernel the link to one and who uses it.
+//! Code that all exports share: the device that an export serves, the queues that it submits requests to, events to
+//! wait on, the socket for its clients, and for block devices of the kernel the link to the device and the processes
+//! that use it.
 //!
-//! An export knows its wire and [`Request`]; what a request does is behind [`BlockDevice`]. So the same
-//! export serves a cached device, an uncached one and plain memory, and a comparison between them compares
-//! nothing else.
+//! An export translates between its protocol and [`Request`]; [`BlockDevice`] executes requests. So the same export
+//! serves a cached device, an uncached one and plain memory, and a comparison between these measures only the
+//! difference of the devices.
 //!
-//! Always true here: a [`RequestQueue`] belongs to one thread, which runs a request to completion inside
-//! [`RequestQueue::submit`] or parks it and goes on; nothing waits inside a queue.
+//! Always true here: a [`RequestQueue`] belongs to one thread, which completes a request inside
+//! [`RequestQueue::submit`] or parks it and continues; no call of a queue blocks.
 #![forbid(unsafe_code)]
 
 pub mod budget;
@@ -47,7 +48,7 @@ pub fn start_thread<T: Send + 'static>(
 
 /// A block device that exports serve.
 pub trait BlockDevice: Send + Sync + 'static {
-    /// What the device is; constant while it lives.
+    /// The geometry of the device; constant while it exists.
     fn geometry(&self) -> Geometry;
 
     /// A queue for the calling thread.
@@ -56,26 +57,25 @@ pub trait BlockDevice: Send + Sync + 'static {
     /// When the system refuses what a queue needs (a ring, a descriptor).
     fn open_queue(&self) -> Result<Box<dyn RequestQueue>>;
 
-    /// What is known of `range`, in order and without holes, for block status. A device that knows nothing says
-    /// that all of it is data.
+    /// The extents of `range`, in order and without holes, for block status. The default is one extent of data.
     ///
     /// # Errors
-    /// When what is asked cannot be read.
+    /// The state cannot be read.
     fn extents(&self, range: ByteRange) -> Result<Vec<Extent>> {
         Ok(vec![Extent { range, state: ExtentState::default() }])
     }
 }
 
-/// A run of bytes in one state.
+/// A range of bytes in one state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Extent {
-    /// Which bytes.
+    /// The range.
     pub range: ByteRange,
-    /// What is known of them.
+    /// Their state.
     pub state: ExtentState,
 }
 
-/// What is known of a run of bytes; all false means "data, on the backing device".
+/// State of a range of bytes; all false means "data, on the backing device".
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct ExtentState {
     /// Reads as zeroes and takes no space.
@@ -88,42 +88,43 @@ pub struct ExtentState {
 
 /// One thread's queue to a device.
 pub trait RequestQueue: Send {
-    /// Takes a request. What can be done at once is in `done` when this returns; the rest is parked, and a
-    /// later [`poll`](Self::poll) completes it.
+    /// Submits a request. If it completes at once, its completion is in `done` when this returns; otherwise it is
+    /// parked, and a later [`poll`](Self::poll) completes it.
     fn submit(&mut self, request: Request, done: &mut Vec<Completion>);
 
-    /// As [`submit`](Self::submit) for a request behind which the client has submitted more; until [`unplug`](Self::unplug) it may
-    /// be kept back, to be done together with those.
+    /// As [`submit`](Self::submit) for a request after which the client has submitted more; it may be held back until
+    /// [`unplug`](Self::unplug), to be executed in a batch with those.
     fn submit_plugged(&mut self, request: Request, done: &mut Vec<Completion>) {
         self.submit(request, done);
     }
 
-    /// No more come for now: takes what was kept back.
+    /// Executes the requests that were held back.
     fn unplug(&mut self, done: &mut Vec<Completion>) {
         let _ = done;
     }
 
-    /// Moves parked requests forward and adds to `done` what has completed; does not wait.
+    /// Makes progress with parked requests and adds completed ones to `done`; does not block.
     fn poll(&mut self, done: &mut Vec<Completion>);
 
-    /// Number of requests taken and not completed.
+    /// Number of requests submitted and not completed.
     fn parked(&self) -> usize;
 
-    /// Number of requests taken and not completed that can still change the device.
+    /// Number of requests submitted and not completed that can still change the device.
     fn changes(&self) -> usize {
         self.parked()
     }
 
-    /// Completes with an error each request that need not happen any more because it has not begun, or waits for space between two of its
-    /// pieces: its client is gone. What has begun and cannot be taken back is completed by [`poll`](Self::poll).
+    /// Completes with an error each request that need not happen any more because it has not begun, or waits for space
+    /// between two of its pieces: its client is gone. [`poll`](Self::poll) still completes the operations that the
+    /// backing device has.
     fn give_up(&mut self, done: &mut Vec<Completion>) {
         let _ = done;
     }
 
-    /// Gives up memory that is kept for the next requests: none come for a while.
+    /// Frees memory that is kept for later requests: the queue is idle.
     fn trim(&mut self) {}
 
-    /// Descriptors one of which is readable when [`poll`](Self::poll) has something to do. Constant while the
-    /// queue lives; readiness is cleared by `poll`.
+    /// Descriptors, at least one of which is readable when [`poll`](Self::poll) can make progress. Constant while the
+    /// queue exists; `poll` clears the readiness.
     fn wait_descriptors(&self) -> Vec<RawFd>;
 }

@@ -1,14 +1,14 @@
-//! The link by which users know a block device: `/dev/cbdN`, which points to a device of the kernel.
+//! The link `/dev/cbdN` to a block device of the kernel.
 //!
-//! Always true here: only a symbolic link to a loop or ublk device is ever replaced or removed, and none through which another
-//! device that lives is reached; a link appears and changes in one step.
+//! Always true here: only a symbolic link to a loop or ublk device is ever replaced or removed, and none to another
+//! device that exists; a link is created and changed atomically.
 
 use crate::system_error;
 use cbd_types::{Error, ErrorKind, Result};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A link that is there.
+/// A link that this process created.
 #[derive(Debug)]
 pub struct Link {
     path: PathBuf,
@@ -16,15 +16,15 @@ pub struct Link {
 }
 
 impl Link {
-    /// Makes `path` point to `target`, in the place of a link that points to no device any more.
+    /// Creates a link from `path` to `target`, replacing a link that points to no device any more.
     ///
     /// # Errors
-    /// [`ErrorKind::AlreadyExists`] if something else is there.
+    /// [`ErrorKind::AlreadyExists`] if another file exists there.
     pub fn create(path: &Path, target: &Path) -> Result<Self> {
         may_be_made(path, Some(target))?;
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let temporary = path.with_file_name(format!(".{name}.{}", std::process::id()));
-        // One of this name can only be left over of a dead process with our number.
+        // A file of this name can only be a remnant of an ended process with the same id.
         let _ = fs::remove_file(&temporary);
         std::os::unix::fs::symlink(target, &temporary).and_then(|()| fs::rename(&temporary, path)).map_err(
             |error| {
@@ -35,26 +35,26 @@ impl Link {
         Ok(Self { path: path.into(), target: target.into() })
     }
 
-    /// Where it is.
+    /// The path of the link.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Removes it, if it is still ours.
+    /// Removes the link if it still points to its target.
     pub fn remove(&self) {
         if fs::read_link(&self.path).is_ok_and(|target| target == self.target) {
-            // If it is gone meanwhile, so much the better; one that stays is replaced at the next start.
+            // Errors are ignored: a link that remains is replaced at the next start.
             let _ = fs::remove_file(&self.path);
         }
     }
 }
 
-/// Whether a link can be made at `path`: nothing is there, or a link to a loop or ublk device that is nobody's, or one to
-/// `target` itself.
+/// Checks that a link can be created at `path`: no file exists there, or a link to an unused loop or ublk device, or
+/// one to `target` itself.
 ///
 /// # Errors
-/// [`ErrorKind::AlreadyExists`] if something else is there.
+/// [`ErrorKind::AlreadyExists`] if another file exists there.
 pub fn may_be_made(path: &Path, target: Option<&Path>) -> Result<()> {
     let taken = |what: String| {
         let text = format!("{} exists already and {what}; remove it or choose another name", path.display());
@@ -102,10 +102,10 @@ mod tests {
     }
 
     #[test]
-    fn a_link_to_the_very_device_is_as_good_as_none() {
+    fn a_link_to_the_target_itself_may_be_replaced() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("cbd0");
-        // Whatever stands there: it is not looked at.
+        // The target itself is not checked.
         std::os::unix::fs::symlink("/dev/null", &path).unwrap();
         assert!(may_be_made(&path, None).is_err());
         assert!(may_be_made(&path, Some(Path::new("/dev/null"))).is_ok());
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_to_a_device_that_is_nobodys_is_replaced_and_only_ours_is_removed() {
+    fn a_link_to_an_unused_device_is_replaced_and_only_the_own_link_is_removed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("cbd0");
         let first = Link::create(&path, Path::new("/dev/loop1048001")).unwrap();

@@ -1,10 +1,10 @@
-//! A block device that is nothing but a persistent copy: the yardstick that exports are measured against.
+//! A block device over plain persistent memory, as the reference for measurements of exports.
 //!
-//! A write stores and fences, a read loads; there is no index, no log, no checksum. What an export over this
-//! costs is the export's own, so the difference to the same export over a cached device is what the cache costs.
+//! A write stores and fences, a read loads; there is no index, no log, no checksum. The cost of an export over this
+//! device is the export's own, so the difference to the same export over a cached device is the cost of the cache.
 //!
 //! Always true here: a request outside the memory, or with a buffer that does not fit its range, is refused and
-//! changes nothing; what was written is fenced before it is complete: when `submit` returns, or `unplug` where others may come.
+//! changes nothing; a write is fenced before it completes: when `submit` returns, or `unplug` after plugged writes.
 //! Not promised: atomic writes. A crash may leave part of one.
 
 use crate::{BlockDevice, RequestQueue};
@@ -66,7 +66,7 @@ struct MemoryQueue<P: ?Sized> {
 }
 
 impl<P: Pmem + ?Sized> MemoryQueue<P> {
-    /// Does a request but for the fence behind what it stores.
+    /// Executes a request except for the fence after its stores.
     fn run(&self, request: &mut Request) -> Result<()> {
         check(&self.geometry, request)?;
         let ByteRange { start, end } = request.range;
@@ -78,7 +78,7 @@ impl<P: Pmem + ?Sized> MemoryQueue<P> {
                 static ZERO: [u8; ZEROES] = [0; ZEROES];
                 let mut at = start;
                 while at < end {
-                    // Never more than the piece, so the conversion keeps the value.
+                    // At most the length of the piece, so the conversion keeps the value.
                     let length = (end - at).min(ZEROES as u64) as usize;
                     self.memory.store(at, &ZERO[..length]);
                     at += length as u64;
@@ -161,7 +161,7 @@ mod tests {
     use cbd_types::{AlignedBuffer, Durability, MediaError};
     use std::sync::Mutex;
 
-    /// Memory on the heap that notes what is not fenced yet.
+    /// Memory on the heap that counts the bytes that are not fenced yet.
     struct Heap {
         bytes: Mutex<Vec<u8>>,
         in_flight: Mutex<u64>,
@@ -174,13 +174,13 @@ mod tests {
         }
 
         fn in_flight(&self) -> u64 {
-            *self.in_flight.lock().expect("no test panics in here")
+            *self.in_flight.lock().expect("no thread panicked with the lock")
         }
     }
 
     impl Pmem for Heap {
         fn len(&self) -> u64 {
-            self.bytes.lock().expect("no test panics in here").len() as u64
+            self.bytes.lock().expect("no thread panicked with the lock").len() as u64
         }
 
         fn durability(&self) -> Durability {
@@ -188,9 +188,10 @@ mod tests {
         }
 
         fn store(&self, at: u64, from: &[u8]) {
-            *self.in_flight.lock().expect("no test panics in here") += from.len() as u64;
+            *self.in_flight.lock().expect("no thread panicked with the lock") += from.len() as u64;
             let at = at as usize;
-            self.bytes.lock().expect("no test panics in here")[at..at + from.len()].copy_from_slice(from);
+            self.bytes.lock().expect("no thread panicked with the lock")[at..at + from.len()]
+                .copy_from_slice(from);
         }
 
         fn store_summed(&self, _at: u64, _from: &[u8], _first: usize, _checksums: &mut [u32]) {
@@ -202,7 +203,7 @@ mod tests {
         }
 
         fn fence(&self) {
-            *self.in_flight.lock().expect("no test panics in here") = 0;
+            *self.in_flight.lock().expect("no thread panicked with the lock") = 0;
         }
 
         fn load(&self, at: u64, into: &mut [u8]) -> core::result::Result<(), MediaError> {
@@ -211,7 +212,7 @@ mod tests {
                 return Err(MediaError { at });
             }
             into.copy_from_slice(
-                &self.bytes.lock().expect("no test panics in here")[first..first + into.len()],
+                &self.bytes.lock().expect("no thread panicked with the lock")[first..first + into.len()],
             );
             Ok(())
         }
@@ -240,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_fenced_and_read_back() {
+    fn written_data_is_fenced_and_read_back() {
         let memory = Arc::new(Heap::new(1 << 20));
         let device = MemoryDevice::new(Arc::clone(&memory), 512).expect("a device");
         let written = ask(&device, Operation::Write, 1024, 512, AlignedBuffer::from_slice(&[3; 512]));
@@ -255,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn writes_behind_which_others_come_are_complete_when_they_are_fenced() {
+    fn plugged_writes_complete_when_they_are_fenced() {
         let memory = Arc::new(Heap::new(1 << 20));
         let device = MemoryDevice::new(Arc::clone(&memory), 512).expect("a device");
         let mut queue = device.open_queue().expect("a queue");
@@ -293,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_the_device_is_refused() {
+    fn requests_that_do_not_fit_the_device_are_refused() {
         let device = MemoryDevice::new(Arc::new(Heap::new(10_000)), 512).expect("a device");
         assert_eq!(device.geometry().size, 9728);
         let kind = |start, length, buffer| {
@@ -307,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_fails_is_an_error_of_the_read() {
+    fn a_media_error_is_an_error_of_the_read() {
         let memory = Heap { poisoned: Some(5000), ..Heap::new(1 << 16) };
         let device = MemoryDevice::new(Arc::new(memory), 512).expect("a device");
         let read = ask(&device, Operation::Read, 4096, 4096, AlignedBuffer::zeroed(4096));

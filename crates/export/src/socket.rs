@@ -1,9 +1,9 @@
-//! A unix socket that listens, and how its file comes and goes.
+//! A listening unix socket, and the creation and removal of its file.
 //!
-//! Always true here: a socket is reachable by nobody before its mode is 0600; the file of a server that is gone is
-//! replaced and that of a living one never; only the file that we made is removed.
+//! Always true here: no client can connect before the socket's mode is 0600; the file of a server that has ended is
+//! replaced, that of a running one never; only the file that this process created is removed.
 //!
-//! Left to others: who is accepted, and what is said.
+//! Left to others: which clients are accepted, and the protocol.
 
 use cbd_types::{Error, ErrorKind, Result};
 use socket2::{Domain, SockAddr, Socket, Type};
@@ -14,14 +14,13 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-/// Connections that wait to be accepted.
+/// Most connections that wait to be accepted.
 pub const BACKLOG: i32 = 128;
 
-/// Listens at `path`: the socket, which does not block, and its file. `clients` says in errors who is to come.
+/// Listens at `path`; returns the non-blocking socket and its file. Errors name the expected `clients`.
 ///
-/// # Errors
-/// [`ErrorKind::Busy`] where a living server listens, [`ErrorKind::AlreadyExists`] where something else has the name,
-/// [`ErrorKind::InvalidArgument`] for a path that no socket can have, and what the system says.
+/// # Errors [`ErrorKind::Busy`] if a running server listens, [`ErrorKind::AlreadyExists`] if another file has the name,
+/// [`ErrorKind::InvalidArgument`] for a path that no socket can have, and errors of the system.
 pub fn listen(path: &Path, clients: &str) -> Result<(OwnedFd, SocketFile)> {
     let refused = |error: io::Error| {
         let kind = match error.kind() {
@@ -39,7 +38,7 @@ pub fn listen(path: &Path, clients: &str) -> Result<(OwnedFd, SocketFile)> {
     clear_the_way(path)?;
     socket.bind(&address).map_err(refused)?;
     let file = SocketFile::made(path).map_err(refused)?;
-    // Before `listen` nobody gets in, so no one slips through between the two.
+    // Clients cannot connect before `listen`, so none connects before the mode is set.
     fs::set_permissions(path, Permissions::from_mode(0o600)).map_err(refused)?;
     socket.listen(BACKLOG).map_err(refused)?;
     Ok((socket.into(), file))
@@ -66,7 +65,7 @@ fn address(path: &Path) -> Result<SockAddr> {
     })
 }
 
-/// The file of a unix socket that we made; removed on drop, if it is still ours.
+/// The file of a unix socket that this process created; removed on drop unless it was replaced.
 #[derive(Debug)]
 pub struct SocketFile {
     path: PathBuf,
@@ -89,7 +88,7 @@ impl Drop for SocketFile {
     }
 }
 
-/// Removes the socket file of a server that is gone.
+/// Removes the socket file of a server that has ended.
 fn clear_the_way(path: &Path) -> Result<()> {
     let metadata = match fs::symlink_metadata(path) {
         Ok(metadata) => metadata,
@@ -105,7 +104,7 @@ fn clear_the_way(path: &Path) -> Result<()> {
         ));
     }
     let probe = Socket::new(Domain::UNIX, Type::STREAM, None).and_then(|socket| {
-        // A living server with a full backlog must not make us wait.
+        // Non-blocking, since a running server may have a full backlog.
         socket.set_nonblocking(true)?;
         socket.connect(&SockAddr::unix(path)?)
     });
@@ -114,7 +113,7 @@ fn clear_the_way(path: &Path) -> Result<()> {
             fs::remove_file(path).map_err(|error| {
                 Error::new(
                     ErrorKind::Permission,
-                    format!("cannot remove {}, left by a server that is gone: {error}", path.display()),
+                    format!("cannot remove {}, left by a server that has ended: {error}", path.display()),
                 )
             })
         }
@@ -125,8 +124,8 @@ fn clear_the_way(path: &Path) -> Result<()> {
     }
 }
 
-/// Two servers that start at once must not both find the same stale file and remove each other's new one: one at a
-/// time in this process, and one at a time among processes by a lock on the directory, which leaves nothing behind.
+/// Serializes the start of servers, so that two of them do not find the same stale file and remove each other's new
+/// one: a mutex in this process, and a lock on the directory among processes, which leaves no file behind.
 struct Exclusive {
     _directory: Option<File>,
     _process: std::sync::MutexGuard<'static, ()>,
@@ -153,7 +152,7 @@ impl Exclusive {
                     format!("another server is starting in {}: try again", parent.display()),
                 ));
             }
-            // A file system without locks: then there is only the lock of this process.
+            // A file system without locks: only the mutex of this process applies.
             Err(TryLockError::Error(_)) => None,
         };
         Ok(Self { _directory: directory, _process: process })
@@ -175,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stale_socket_is_replaced_and_a_living_one_is_not() {
+    fn a_stale_socket_is_replaced_and_one_of_a_running_server_is_not() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("s");
         drop(std::os::unix::net::UnixListener::bind(&path).expect("it listens"));
@@ -198,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_took_our_place_is_not_removed() {
+    fn a_file_that_replaced_the_socket_is_not_removed() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("s");
         let listener = listen(&path, "tests").expect("it listens");

@@ -1,7 +1,7 @@
-//! Who uses the device: so that a stop can be refused with a name.
+//! The users of a block device, so that a refused stop can name them.
 //!
-//! Always true here: looking changes nothing and asks no file system's server, so it cannot hang on one that is gone.
-//! What is found was true a moment ago; the kernel's own exclusion decides in the end.
+//! Always true here: a search changes nothing and accesses no file system that may hang. Its result may be out of date;
+//! the kernel's own exclusion decides in the end.
 
 use crate::mounts::{self, Mount};
 use cbd_types::Result;
@@ -34,10 +34,10 @@ impl BlockNode {
     }
 }
 
-/// A sentence that says who has the device mounted or stacked something on it, as far as this process sees.
+/// A sentence that names a mount of the device or a device stacked on it, as far as this process sees them.
 ///
 /// # Errors
-/// When the system cannot be asked.
+/// The system does not report them.
 pub fn mounted_or_held(device: &BlockNode, link: Option<&Path>) -> Result<Option<String>> {
     let name = link.unwrap_or(&device.path).display();
     if let Some(mount) = mount_of(&mounts::list()?, device, link) {
@@ -53,7 +53,7 @@ pub fn mounted_or_held(device: &BlockNode, link: Option<&Path>) -> Result<Option
     Ok(is_swap.then(|| format!("{name} is used as swap space")))
 }
 
-/// A sentence that says in which process's mount namespace the device is mounted.
+/// A sentence that names the process in whose mount namespace the device is mounted.
 #[must_use]
 pub fn mounted_in_another_namespace(device: &BlockNode, link: Option<&Path>) -> Option<String> {
     let name = link.unwrap_or(&device.path).display();
@@ -67,7 +67,7 @@ pub fn mounted_in_another_namespace(device: &BlockNode, link: Option<&Path>) -> 
     None
 }
 
-/// A sentence for a device that somebody has exclusively, whom this process's own mounts don't show.
+/// A sentence for a device with an exclusive user that is not among the mounts of this process.
 #[must_use]
 pub fn mounted_elsewhere(device: &BlockNode, link: Option<&Path>) -> String {
     if let Some(sentence) = mounted_in_another_namespace(device, link) {
@@ -92,7 +92,7 @@ pub fn file_opened_by(path: &Path) -> Option<String> {
     cbd_holder::of_file(path)
 }
 
-/// Some file systems show a device number of their own, and what they stand on only by its name.
+/// Some file systems report a device number of their own, and the underlying device only by its name.
 fn mount_of<'a>(list: &'a [Mount], device: &BlockNode, link: Option<&Path>) -> Option<&'a Mount> {
     list.iter().find(|mount| {
         mount.device.pair() == device.device || mount.source == device.path || Some(&*mount.source) == link

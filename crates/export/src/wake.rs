@@ -1,7 +1,7 @@
-//! Waiting: an event that one thread signals and another waits for, and a wait for any of several descriptors.
+//! An event that one thread signals and another waits for, and a wait for any of several descriptors.
 //!
-//! Always true here: a signal is never lost (it stays until it is cleared), a wait that was interrupted goes on
-//! for what was left of its time, and nothing here allocates once a [`WaitSet`] has its descriptors.
+//! Always true here: a signal is never lost (it stays until it is cleared), an interrupted wait continues for the rest
+//! of its time, and no call allocates once a [`WaitSet`] has its descriptors.
 //!
 //! Left to others: what the descriptors mean.
 
@@ -13,11 +13,11 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Something that happens, with a descriptor to wait on (an eventfd). It stays signalled until it is cleared.
+/// An event with a descriptor to wait on (an eventfd). It stays signalled until it is cleared.
 #[derive(Debug)]
 pub struct Event(Arc<Signal>);
 
-/// The other end of an [`Event`]: signals it from any thread.
+/// Signals an [`Event`] from any thread.
 #[derive(Clone, Debug)]
 pub struct Waker(Arc<Signal>);
 
@@ -25,13 +25,13 @@ impl Event {
     /// An event that has not been signalled.
     ///
     /// # Errors
-    /// When the process may not open another descriptor.
+    /// The process cannot open another descriptor.
     pub fn new() -> Result<Self> {
         let failed = |error| system("cannot make an event descriptor (the limit of open files?)", &error);
         Ok(Self(Arc::new(Signal::new().map_err(failed)?)))
     }
 
-    /// What to wait on: readable while the event is signalled.
+    /// The descriptor; it is readable while the event is signalled.
     #[must_use]
     pub fn descriptor(&self) -> RawFd {
         self.0.as_raw_fd()
@@ -48,7 +48,7 @@ impl Event {
         self.0.raise();
     }
 
-    /// Takes the signal back; says whether there was one.
+    /// Clears the event; true if it was signalled.
     pub fn clear(&self) -> bool {
         self.0.clear()
     }
@@ -61,22 +61,22 @@ impl Waker {
     }
 }
 
-/// What is waited for on a descriptor.
+/// The condition that is waited for on a descriptor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Interest {
-    /// Nothing, not even that the other end went away.
+    /// None, not even that the other end was closed.
     Nothing,
-    /// Only that the other end went away: see [`WaitSet::failed`].
+    /// Only that the other end was closed: see [`WaitSet::failed`].
     HangUp,
-    /// That something can be read.
+    /// Readable.
     Read,
-    /// That something can be written.
+    /// Writable.
     Write,
-    /// Either.
+    /// Readable or writable.
     ReadWrite,
 }
 
-/// Descriptors that are waited on together, again and again.
+/// Descriptors that are waited on together repeatedly.
 #[derive(Default)]
 pub struct WaitSet(Vec<libc::pollfd>);
 
@@ -93,19 +93,19 @@ impl WaitSet {
         Self(Vec::new())
     }
 
-    /// Adds a descriptor; its place in the set is returned. The set does not own it: while a closed one stands in
-    /// it, a wait says that it failed.
+    /// Adds a descriptor and returns its index in the set. The set does not own it: while it holds a closed descriptor,
+    /// waits report that this one failed.
     pub fn add(&mut self, descriptor: RawFd, interest: Interest) -> usize {
         self.0.push(libc::pollfd { fd: descriptor, events: 0, revents: 0 });
-        let place = self.0.len() - 1;
-        self.set(place, interest);
-        place
+        let index = self.0.len() - 1;
+        self.set(index, interest);
+        index
     }
 
-    /// Changes what is waited for at `place`.
-    pub fn set(&mut self, place: usize, interest: Interest) {
-        let entry = &mut self.0[place];
-        // A negative descriptor is passed over by poll; its complement is what it was.
+    /// Changes the interest at `index`.
+    pub fn set(&mut self, index: usize, interest: Interest) {
+        let entry = &mut self.0[index];
+        // poll ignores negative descriptors; the complement restores the descriptor.
         let descriptor = if entry.fd < 0 { !entry.fd } else { entry.fd };
         (entry.fd, entry.events) = match interest {
             Interest::Nothing => (!descriptor, 0),
@@ -116,10 +116,10 @@ impl WaitSet {
         };
     }
 
-    /// Waits until something is ready, at most for `timeout`. Returns how many descriptors are; 0 when the time is up.
+    /// Waits until a descriptor is ready, at most for `timeout`. Returns the number of ready descriptors; 0 on timeout.
     ///
     /// # Errors
-    /// When the system refuses to wait.
+    /// The system call failed.
     pub fn wait(&mut self, timeout: Option<Duration>) -> Result<usize> {
         let end = timeout.map(|timeout| Instant::now() + timeout);
         let mut left = timeout;
@@ -133,52 +133,52 @@ impl WaitSet {
         }
     }
 
-    /// Whether the last wait found nothing: its time was up.
+    /// Whether the last wait ended by its timeout.
     #[must_use]
     pub fn none_ready(&self) -> bool {
         self.0.iter().all(|entry| entry.revents == 0)
     }
 
-    /// Whether the last wait found something to read at `place`, an end of file or an error included.
+    /// Whether `index` was readable after the last wait, including end of file and errors.
     #[must_use]
-    pub fn readable(&self, place: usize) -> bool {
-        self.0[place].revents & (libc::POLLIN | libc::POLLHUP | libc::POLLERR) != 0
+    pub fn readable(&self, index: usize) -> bool {
+        self.0[index].revents & (libc::POLLIN | libc::POLLHUP | libc::POLLERR) != 0
     }
 
-    /// Whether the last wait found that `place` can be written.
+    /// Whether `index` was writable after the last wait.
     #[must_use]
-    pub fn writable(&self, place: usize) -> bool {
-        self.0[place].revents & libc::POLLOUT != 0
+    pub fn writable(&self, index: usize) -> bool {
+        self.0[index].revents & libc::POLLOUT != 0
     }
 
-    /// Whether the last wait found that the other end of `place` is gone, or that there is no such descriptor.
+    /// Whether the other end of `index` was closed at the last wait, or the descriptor is invalid.
     #[must_use]
-    pub fn failed(&self, place: usize) -> bool {
-        self.0[place].revents & (libc::POLLHUP | libc::POLLERR | libc::POLLNVAL) != 0
+    pub fn failed(&self, index: usize) -> bool {
+        self.0[index].revents & (libc::POLLHUP | libc::POLLERR | libc::POLLNVAL) != 0
     }
 }
 
-/// Waits until one of `descriptors` is readable, at most for `timeout`; which one is returned.
+/// Waits until one of `descriptors` is readable, at most for `timeout`; returns its index.
 ///
 /// # Errors
-/// When the system refuses to wait.
+/// The system call failed.
 pub fn wait_any(descriptors: &[RawFd], timeout: Option<Duration>) -> Result<Option<usize>> {
     let mut set = WaitSet::new();
     for &descriptor in descriptors {
         set.add(descriptor, Interest::Read);
     }
     set.wait(timeout)?;
-    Ok((0..descriptors.len()).find(|&place| set.readable(place) || set.failed(place)))
+    Ok((0..descriptors.len()).find(|&index| set.readable(index) || set.failed(index)))
 }
 
-/// Whether the other end of a socket has closed it, at least for what it sends.
+/// Whether the other end of a socket has closed it, or at least shut down its sending half.
 #[must_use]
 pub fn is_closed_by_peer(socket: RawFd) -> bool {
     let mut entry = [libc::pollfd { fd: socket, events: libc::POLLRDHUP, revents: 0 }];
     poll(&mut entry, 0).is_ok() && entry[0].revents & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0
 }
 
-/// Rounded up, so that nobody wakes just before the time and waits again for nothing.
+/// Rounded up, so that no thread wakes just before its deadline and waits again.
 fn milliseconds(timeout: Option<Duration>) -> i32 {
     timeout.map_or(-1, |timeout| i32::try_from(timeout.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX))
 }
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_without_interest_is_passed_over() {
+    fn a_descriptor_without_interest_is_ignored() {
         let event = Event::new().expect("an eventfd");
         event.signal();
         let mut set = WaitSet::new();
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_ends_when_its_time_is_up_and_not_before() {
+    fn a_wait_ends_at_its_timeout_and_not_before() {
         let event = Event::new().expect("an eventfd");
         let began = Instant::now();
         assert_eq!(
