@@ -224,7 +224,7 @@ fn to_copy_named(place: &Place, name: &str) -> (PathBuf, Options) {
 /// Whether a daemon on the region refuses the disk because it lacks data.
 fn is_refused(place: &Place, disk: &Path) -> bool {
     let transport = place.transport();
-    let found = Disk::look(disk).expect("a disk");
+    let found = Disk::inspect(disk).expect("a disk");
     match refuse_former(&transport, &found, &disk.display().to_string()) {
         Ok(()) => false,
         Err(error) => {
@@ -368,7 +368,7 @@ fn a_second_rescue_that_brought_nothing_to_its_disk_leaves_the_first_one_as_it_w
     place.write_and_die(100, 3);
     let (second, to) = to_a_copy(&place);
     // As after an interrupted first rescue: the backend is moved, and everything is dirty.
-    let token = Disk::look(&second).expect("a disk").identity.to_token();
+    let token = Disk::inspect(&second).expect("a disk").identity.to_token();
     let second = second.display().to_string();
     place.transport().move_backend(BackendId(0), &second, &token).expect("stored");
     let (_file, sealed) = sealed_copy(&place);

@@ -45,7 +45,7 @@ impl Place {
             handle.set(faulty.handle()).unwrap();
             Arc::new(faulty) as Arc<dyn Backing>
         };
-        let manner = Manner { decorate: &decorate, ..Manner::plain(&held.path) };
+        let manner = RunOptions { decorate: &decorate, ..RunOptions::plain(&held.path) };
         let started =
             RunningBackend::start(&held.transport, &held.environment, &entry, &path, manner).unwrap();
         let device = Device::new(Arc::clone(held), self.id, &path, started, &mut held.open.lock());

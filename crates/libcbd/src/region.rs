@@ -15,7 +15,7 @@ use cbd_runtime::moved::{refuse_former, settle};
 use cbd_runtime::region::{
     Before, REGION_TIMEOUT, check_host_name, open_transport, require_persistent, sync_region_at_end,
 };
-use cbd_runtime::{Asked, Disk, Manner, NewBackend, ProcessEnvironment, RunningBackend};
+use cbd_runtime::{Disk, NewBackend, ProcessEnvironment, RequestedSettings, RunOptions, RunningBackend};
 use cbd_types::{
     BackendId, Context, Durability, Error, ErrorKind, HostId, Pmem, Region as Memory, Result, uuid_text,
 };
@@ -210,7 +210,7 @@ impl Region {
             settle(&self.held.transport, entry, &path)?;
             return self.take_up(entry, &path, options, &mut open);
         }
-        let disk = Disk::look(&path)?;
+        let disk = Disk::inspect(&path)?;
         refuse_former(&self.held.transport, &disk, &path)?;
         if let Some(place) = known.iter().position(|entry| disk.is_of(entry)) {
             let mut entry = known.swap_remove(place);
@@ -261,13 +261,13 @@ impl Region {
                 ),
             ));
         }
-        let asked = Asked {
+        let requested = RequestedSettings {
             data_crc: options.data_crc,
             cache_bytes: options.cache_size,
             handlers: None,
             consistency: options.consistency,
         };
-        asked.check(entry, held.transport.info().layout.segment_size)?;
+        requested.check(entry, held.transport.info().layout.segment_size)?;
         // A predecessor that was just killed may still have writes in flight in the kernel.
         let started = after_predecessor(DISK_TIMEOUT, || held.start(entry, path))?;
         Ok(Device::new(Arc::clone(held), entry.id, path, started, open))
@@ -327,7 +327,7 @@ impl Drop for Held {
 
 impl Held {
     fn start(&self, entry: &BackendEntry, path: &str) -> Result<(RunningBackend, Vec<String>)> {
-        RunningBackend::start(&self.transport, &self.environment, entry, path, Manner::plain(&self.path))
+        RunningBackend::start(&self.transport, &self.environment, entry, path, RunOptions::plain(&self.path))
     }
 
     /// The failure of the region's memory, if there is one.

@@ -1,9 +1,9 @@
-//! A backend as it runs: its backing device, its cache, the thread that keeps that, and the device for clients.
+//! A running backend: its backing device, its cache, the background worker of the cache, and the device for clients.
 //!
-//! Always true here: a backing device is used only if it is the disk that was recorded; whatever ends a run, what is dirty stays
-//! in the region.
+//! Always true here: a backing device is used only if it is the recorded disk; whatever ends a run, dirty data stays in
+//! the region.
 //!
-//! Left to others: which backends there are and who asked for them, and the exports of their devices.
+//! Left to others: the set of backends and the requests to start them, and the exports of their devices.
 
 use crate::region::with_tools;
 use crate::{ProcessEnvironment, ServedDevice, Worker};
@@ -15,37 +15,37 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How a backend is run, besides what the region says of it.
+/// Options of a run that the region does not record.
 #[derive(Clone, Copy)]
-pub struct Manner<'a> {
-    /// The region's path, for errors that name it.
+pub struct RunOptions<'a> {
+    /// The region's path, for error messages.
     pub region: &'a str,
-    /// Puts what a test or a demonstration wants around the backing device.
+    /// Wraps the backing device in decorators of a test or a demonstration.
     pub decorate: &'a dyn Fn(Arc<dyn Backing>) -> Arc<dyn Backing>,
-    /// What the thread that keeps the cache does first.
+    /// Called first on the thread of the background worker.
     pub prepare_thread: fn(),
 }
 
-impl Manner<'_> {
-    /// As the region says, and no more.
+impl RunOptions<'_> {
+    /// Options without decorators.
     #[must_use]
-    pub const fn plain(region: &str) -> Manner<'_> {
-        Manner { region, decorate: &|backing| backing, prepare_thread: || () }
+    pub const fn plain(region: &str) -> RunOptions<'_> {
+        RunOptions { region, decorate: &|backing| backing, prepare_thread: || () }
     }
 }
 
-/// What recovery made of a cache, and how long that took.
+/// The result of recovering a cache.
 #[derive(Clone, Debug)]
 pub struct Recovered {
-    /// The cache as it was found, before anything was done with it.
+    /// The status of the cache right after recovery.
     pub status: Box<CacheStatus>,
     /// How long recovery took.
     pub elapsed: Duration,
 }
 
-/// What runs for a backend.
+/// The parts of a running backend.
 pub struct RunningBackend {
-    // What has the cache comes before what has the backing device, which may hang when it is closed.
+    // Owners of the cache are dropped before owners of the backing device, which may hang when it is closed.
     worker: Mutex<Option<Worker>>,
     cache: Option<Arc<Cache<ProcessEnvironment>>>,
     device: Arc<ServedDevice<ProcessEnvironment>>,
@@ -60,7 +60,7 @@ impl std::fmt::Debug for RunningBackend {
     }
 }
 
-/// What the user should know of the pages of a cache.
+/// A note to the user on the origin of a cache's pages, if any is needed.
 fn note_of(pages: Pages, path: &str) -> Option<String> {
     match pages {
         Pages::Unknown => Some(format!(
@@ -75,8 +75,8 @@ fn note_of(pages: Pages, path: &str) -> Option<String> {
 }
 
 impl RunningBackend {
-    /// Opens the backing device at `path`, checks that it is the one that `entry` records, and starts its cache. What the user
-    /// should know comes with it.
+    /// Opens the backing device at `path`, checks that it is the one that `entry` records, and starts its cache. Also
+    /// returns notes for the user.
     ///
     /// # Errors
     /// Those of [`BackingFile::open_recorded`] and [`Transport::open_cache`], [`ErrorKind::Exchanged`](cbd_types::ErrorKind::Exchanged)
@@ -86,7 +86,7 @@ impl RunningBackend {
         environment: &Arc<ProcessEnvironment>,
         entry: &BackendEntry,
         path: &str,
-        manner: Manner<'_>,
+        manner: RunOptions<'_>,
     ) -> Result<(Self, Vec<String>)> {
         crate::moved::refuse_moved(transport, entry)?;
         let recorded = Identity::parse(&entry.identity)?;
@@ -121,7 +121,7 @@ impl RunningBackend {
         &*self.backing
     }
 
-    /// What to look with at what becomes of its file.
+    /// Watches the file of the backing device for changes.
     #[must_use]
     pub const fn watch(&self) -> &Watch {
         &self.watch
@@ -133,7 +133,7 @@ impl RunningBackend {
         self.cache.as_ref()
     }
 
-    /// What recovery made of the cache when this run began.
+    /// The result of recovery when this run began.
     #[must_use]
     pub const fn recovered(&self) -> Option<&Recovered> {
         self.recovered.as_ref()
@@ -145,7 +145,7 @@ impl RunningBackend {
         &self.device
     }
 
-    /// Ends the background worker and marks the cache; what is dirty stays in the region.
+    /// Ends the background worker and marks the cache; dirty data stays in the region.
     pub fn stop(&self) {
         if let Some(mut worker) = self.worker.lock().take() {
             worker.stop();

@@ -1,6 +1,6 @@
-//! Backing devices against the table of a transport: which disk is recorded where, and what a new one is recorded as.
+//! Backing devices and the backend table of a transport: finding the row of a disk, and creating the row of a new one.
 //!
-//! Left to others: which disk it is (`cbd-backing`), the table (`cbd-engine`).
+//! Left to others: identifying a disk (`cbd-backing`), the table (`cbd-engine`).
 
 use crate::ProcessEnvironment;
 use cbd_backing::{Backing, BackingFile, Identity, Options};
@@ -9,35 +9,35 @@ use cbd_format::Superblock;
 use cbd_types::{AlignedBuffer, BackendId, BackingOp, Error, ErrorKind, HostId, OpToken, Result};
 use std::path::Path;
 
-/// Bytes of a page of a region, each of whose superblocks has one.
+/// Bytes of a page of a region; each of its superblocks is one page.
 const PAGE: u64 = 4096;
 
-/// Lanes are many, so that threads seldom meet in one.
+/// Many lanes, so that two threads seldom contend for the same one.
 const LANES_PER_PROCESSOR: u32 = 16;
 
-/// Queues of a backend where nobody says how many: one for each processor, at most this many.
+/// Default for the queues of a backend: one for each processor, at most this many.
 const HANDLERS_MAX: u32 = 8;
 
-/// A disk that was looked at.
+/// Properties of a disk that was inspected.
 #[derive(Clone, Debug)]
 pub struct Disk {
-    /// Which one it is.
+    /// Its identity.
     pub identity: Identity,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Bytes of a logical sector.
+    /// Logical sector in bytes.
     pub sector: u32,
-    /// It holds a transport: it is a region, or a copy of one.
+    /// Whether it holds a transport: it is a region, or a copy of one.
     pub is_region: bool,
 }
 
 impl Disk {
-    /// Looks at the disk at `path`. It is held only meanwhile: starting it holds it for good, and checks that it is still the
-    /// same.
+    /// Inspects the disk at `path`. It is locked only during the inspection: a start locks it for the run, and checks
+    /// that it is still the same disk.
     ///
     /// # Errors
     /// Those of [`BackingFile::open`].
-    pub fn look(path: impl AsRef<Path>) -> Result<Self> {
+    pub fn inspect(path: impl AsRef<Path>) -> Result<Self> {
         let file = BackingFile::open(path, Options::default())?;
         let geometry = file.geometry();
         let is_region = holds_superblock(&file)?;
@@ -51,8 +51,8 @@ impl Disk {
     }
 }
 
-/// Whether one of the two superblocks of a transport stands on the disk: in its first page or in its last.
-/// What cannot be read is none.
+/// Whether the first or the last page of the disk holds a superblock of a transport. A page that cannot be read counts
+/// as none.
 fn holds_superblock(file: &BackingFile) -> Result<bool> {
     let pages = file.geometry().size / PAGE;
     let mut queue = file.open_queue(2)?;
@@ -76,7 +76,8 @@ fn holds_superblock(file: &BackingFile) -> Result<bool> {
     Ok(done.iter().any(|one| one.result.is_ok() && is_ours(&one.op)))
 }
 
-/// Refuses a disk of which a row that is there already has bytes: a file and a loop device over it, a disk and its partition.
+/// Refuses a disk that shares bytes with the disk of an existing row: a file and a loop device over it, a disk and its
+/// partition.
 ///
 /// # Errors
 /// [`ErrorKind::AlreadyExists`] with the row.
@@ -95,7 +96,7 @@ pub fn refuse_overlap(path: &str, disk: &Disk, entries: &[BackendEntry]) -> Resu
     ))
 }
 
-/// What a new backend is to be, besides its disk.
+/// The properties of a new backend besides its disk.
 #[derive(Clone, Debug)]
 pub struct NewBackend {
     /// The host that owns it.
@@ -104,16 +105,16 @@ pub struct NewBackend {
     pub path: String,
     /// Bytes of its cache; none for a backend without one.
     pub cache_bytes: Option<u64>,
-    /// Queues that serve it.
+    /// Number of queues that serve it.
     pub handlers: u32,
-    /// Whether data is under a checksum.
+    /// Whether data has checksums.
     pub data_crc: bool,
     /// Settings.
     pub settings: Settings,
 }
 
 impl NewBackend {
-    /// Makes the backend's row, and its cache if it has one.
+    /// Creates the backend's row, and its cache if it has one.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] for a disk that is a region, and those of [`Transport::create_backend`].
@@ -122,8 +123,8 @@ impl NewBackend {
             return Err(Error::new(
                 ErrorKind::InvalidArgument,
                 format!(
-                    "{0} holds a CBD transport: it is a region, or a copy of one, and no disk; give another path. If nobody \
-                     needs what is in it, overwrite its first and last 4096 bytes with zeroes, and it is a plain file again",
+                    "{0} holds a CBD transport: it is a region, or a copy of one, and no disk; give another path. If you do not \
+                     need its contents, overwrite its first and last 4096 bytes with zeroes, and it is a plain file again",
                     self.path
                 ),
             ));
@@ -143,7 +144,8 @@ impl NewBackend {
     }
 }
 
-/// The rows of the backend table, one by one, so that a damaged one hides no other; and what is damaged.
+/// The rows of the backend table, read one by one, so that a damaged row hides no other; and descriptions of the
+/// damage.
 #[must_use]
 pub fn entries(transport: &Transport<ProcessEnvironment>) -> (Vec<BackendEntry>, Vec<String>) {
     let rows = transport.info().layout.backend_rows;
@@ -158,7 +160,7 @@ pub fn entries(transport: &Transport<ProcessEnvironment>) -> (Vec<BackendEntry>,
     (entries, damaged)
 }
 
-/// Queues of a backend where nobody says how many.
+/// Default for the queues of a backend.
 #[must_use]
 pub fn default_handlers() -> u32 {
     processors().min(HANDLERS_MAX)
@@ -169,24 +171,24 @@ fn processors() -> u32 {
     std::thread::available_parallelism().map_or(1, |count| u32::try_from(count.get()).unwrap_or(1).min(4096))
 }
 
-/// What somebody asks of a backend that is there already: what is not said may be as it is.
+/// Settings that a start requests of an existing backend; `None` accepts the existing value.
 #[derive(Clone, Copy, Default, Debug)]
-pub struct Asked {
-    /// Whether data is under a checksum.
+pub struct RequestedSettings {
+    /// Whether data has checksums.
     pub data_crc: Option<bool>,
     /// Bytes of its cache.
     pub cache_bytes: Option<u64>,
-    /// Queues that serve it.
+    /// Number of queues that serve it.
     pub handlers: Option<u32>,
     /// How the backing device catches up.
     pub consistency: Option<cbd_engine::Consistency>,
 }
 
-impl Asked {
-    /// Refuses what differs from what the backend was made with.
+impl RequestedSettings {
+    /// Refuses settings that differ from those that the backend was created with.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] with what it was made with.
+    /// [`ErrorKind::InvalidArgument`] with the existing value.
     pub fn check(&self, entry: &BackendEntry, segment_size: u64) -> Result<()> {
         let differs = |what: &str, was: String| {
             Err(Error::new(
@@ -230,13 +232,13 @@ mod tests {
     #[test]
     fn a_cache_has_sixteen_lanes_for_each_processor_where_its_segments_suffice() {
         let environment = Arc::new(ProcessEnvironment::new());
-        // Eight segments a lane for more lanes than any machine asks for here.
+        // Eight segments a lane for more lanes than any machine has here.
         let region = Region::new(Mapping::anonymous(256 << 20).unwrap());
         let options = FormatOptions { segment_size: Some(64 << 10), ..FormatOptions::default() };
         let transport = Transport::format(environment, region, &options).unwrap();
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(1 << 20).unwrap();
-        let disk = Disk::look(file.path()).unwrap();
+        let disk = Disk::inspect(file.path()).unwrap();
         let lanes_of = |cache_bytes| {
             let new = NewBackend {
                 host: HostId(0),

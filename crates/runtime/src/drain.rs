@@ -1,78 +1,79 @@
-//! Waiting until writeback has reached an epoch, with progress and with an end.
+//! Waiting until writeback has reached an epoch, with progress reports and a timeout.
 //!
-//! Always true here: a drain succeeds only when the backing device alone has everything up to the epoch: nothing is parked and nothing
-//! is quarantined; a wait ends when the epoch is on the backing device, when nothing has moved for as long as the caller
-//! allows, or when the caller says so; whatever ends it, nothing dirty is dropped.
+//! Always true here: a drain succeeds only when the backing device has all data up to the epoch: no range is parked and
+//! none is quarantined; a wait ends when the epoch is on the backing device, when there was no progress for the
+//! caller's timeout, or when the caller cancels it; no dirty data is dropped in any case.
 
 use cbd_engine::{Cache, CacheStatus, Environment};
 use cbd_types::{BackendId, ByteRange, Epoch, Error, ErrorKind};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-/// How often the cache is looked at.
-const LOOK: Duration = Duration::from_millis(20);
+/// Interval at which the cache's status is read.
+const STATUS_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Most ranges that an error names.
 const NAMED_MAX: usize = 8;
 
-/// How far a wait is.
+/// Progress of a wait.
 #[derive(Clone, Debug)]
 pub struct DrainProgress {
-    /// What was dirty when the wait began.
+    /// Bytes that were dirty when the wait began.
     pub dirty_bytes_at_start: u64,
-    /// What is dirty.
+    /// Bytes that are dirty.
     pub dirty_bytes: u64,
-    /// What was written to the backing device meanwhile.
+    /// Bytes that were written to the backing device since the wait began.
     pub written_bytes: u64,
-    /// Since the wait began.
+    /// Time since the wait began.
     pub elapsed: Duration,
-    /// What is wrong with the backing device.
+    /// The current error of the backing device.
     pub trouble: Option<String>,
 }
 
 /// Why a wait ended before its epoch was on the backing device.
 #[derive(Debug)]
 pub enum NotDrained {
-    /// All is there but what the backing device refuses, which is parked, and what is damaged in the cache, which is quarantined.
+    /// Everything is written except ranges that the backing device refuses, which are parked, and ranges that are
+    /// damaged in the cache, which are quarantined.
     Lacks(Box<CacheStatus>),
-    /// Nothing has moved for too long.
+    /// There was no progress for the timeout.
     GaveUp {
-        /// How long that is.
+        /// The timeout.
         timeout: Duration,
-        /// What is dirty still.
+        /// Bytes that are still dirty.
         dirty_bytes: u64,
-        /// The same and what is quarantined.
+        /// Bytes that are still dirty or quarantined.
         missing_bytes: u64,
-        /// What is wrong with the backing device.
+        /// The current error of the backing device.
         trouble: Option<String>,
     },
-    /// The caller said so.
+    /// The caller cancelled the wait.
     Ended(Error),
 }
 
-/// Waits until everything up to `epoch` is on the backing device, which somebody else's thread brings about; returns the bytes
-/// that were written meanwhile. `look` is called every few milliseconds.
+/// Waits until the background worker has written everything up to `epoch` to the backing device; returns the bytes that
+/// were written meanwhile. `report` is called every few milliseconds.
 ///
 /// # Errors
-/// [`NotDrained`] says what keeps it.
+/// [`NotDrained`] with the reason.
 pub fn until_drained<E: Environment>(
     cache: &Cache<E>,
     epoch: Epoch,
     timeout: Duration,
-    look: &mut dyn FnMut(&DrainProgress) -> ControlFlow<Error>,
+    report: &mut dyn FnMut(&DrainProgress) -> ControlFlow<Error>,
 ) -> Result<u64, NotDrained> {
     let begun = Instant::now();
     let start = cache.status();
-    let mut moved = begun;
+    let mut progressed = begun;
     let (mut least_dirty, mut written, mut drained) =
         (start.dirty_bytes, start.written_back_bytes, start.drained_epoch);
     loop {
-        // Before the status: what a batch found damaged is quarantined before the batch counts as drained.
+        // Read before the status: ranges that a batch found damaged are quarantined before the batch counts as drained.
         let is_drained = cache.is_drained(epoch);
         let status = cache.status();
         let written_bytes = status.written_back_bytes.saturating_sub(start.written_back_bytes);
         if is_drained {
-            // Asking for the drain has parked ranges tried again; then that is over.
+            // The request to drain makes the worker retry parked ranges; here the retry is over.
             if status.parked.is_empty() || status.parked_attempts > start.parked_attempts {
                 return if status.parked.is_empty() && status.quarantined_bytes == 0 {
                     Ok(written_bytes)
@@ -81,10 +82,11 @@ pub fn until_drained<E: Environment>(
                 };
             }
         }
-        // Bytes count as progress only while the disk does not fail: retries of what fails write, too.
+        // Written bytes count as progress only while the disk does not fail, since retries of failing writes count as
+        // written, too.
         let writes = status.written_back_bytes > written && status.backing_trouble.is_none();
         if status.drained_epoch > drained || status.dirty_bytes < least_dirty || writes {
-            moved = Instant::now();
+            progressed = Instant::now();
         }
         (drained, written) = (status.drained_epoch, status.written_back_bytes);
         least_dirty = least_dirty.min(status.dirty_bytes);
@@ -95,10 +97,10 @@ pub fn until_drained<E: Environment>(
             elapsed: begun.elapsed(),
             trouble: status.backing_trouble.as_ref().map(|trouble| trouble.error.clone()),
         };
-        if let ControlFlow::Break(error) = look(&progress) {
+        if let ControlFlow::Break(error) = report(&progress) {
             return Err(NotDrained::Ended(error));
         }
-        if moved.elapsed() >= timeout {
+        if progressed.elapsed() >= timeout {
             return Err(NotDrained::GaveUp {
                 timeout,
                 dirty_bytes: status.dirty_bytes,
@@ -106,12 +108,12 @@ pub fn until_drained<E: Environment>(
                 trouble: progress.trouble,
             });
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(STATUS_INTERVAL);
     }
 }
 
 impl NotDrained {
-    /// The error of backend `id`; `give_up` says how the user gives up so many bytes, where that can be done.
+    /// The error of backend `id`; `give_up` describes how the user can give up this many bytes, if that is possible.
     pub fn into_error(self, id: BackendId, give_up: impl FnOnce(u64) -> String) -> Error {
         match self {
             Self::Ended(error) => error,
@@ -135,7 +137,7 @@ impl NotDrained {
                 Error::new(
                     kind,
                     format!(
-                        "backend {id} could not be drained: nothing moved for {} s ({why}); {dirty_bytes} bytes are dirty and stay \
+                        "backend {id} could not be drained: nothing progressed for {} s ({why}); {dirty_bytes} bytes are dirty and stay \
                          in the cache, and the backend goes on. Put the disk right and repeat, with a longer timeout if it is only \
                          slow{}",
                         timeout.as_secs(),
@@ -147,7 +149,7 @@ impl NotDrained {
     }
 }
 
-/// What a drained backing device lacks all the same, and what to do about it.
+/// Descriptions of the data that a drained backing device lacks, and what the user can do.
 #[must_use]
 pub fn lacking(status: &CacheStatus) -> Vec<String> {
     let mut lacking = Vec::new();
@@ -174,7 +176,7 @@ pub fn lacking(status: &CacheStatus) -> Vec<String> {
     lacking
 }
 
-/// The first of many ranges, in words.
+/// A text that names the first of many ranges.
 fn first_of(ranges: &[ByteRange]) -> String {
     let named: Vec<String> = ranges.iter().take(NAMED_MAX).map(ToString::to_string).collect();
     let more = ranges.len() - named.len();

@@ -1,4 +1,4 @@
-//! What the engine needs from the outside: random numbers, clocks, and how its memory and locks are made.
+//! The engine's environment: random numbers, clocks, and the types of its memory and locks.
 
 use cbd_engine::Environment;
 use cbd_pmem::Mapping;
@@ -33,7 +33,7 @@ impl<P: Pmem + 'static> Environment for ProcessEnvironment<P> {
     type Memory = P;
     type Lock = cbd_lock::Lock;
 
-    // Some 5 to 20 us, as long as the processor makes a pause.
+    // 5 to 20 us, depending on the duration of the processor's pause instruction.
     const LOOKS: u32 = 500;
 
     fn random(&self) -> u64 {
@@ -68,7 +68,7 @@ impl<P: Pmem + 'static> Environment for ProcessEnvironment<P> {
             for _ in 1..processors.min(count) {
                 let helper = std::thread::Builder::new().name("cbd-recovery".to_owned());
                 if helper.spawn_scoped(scope, work_on).is_err() {
-                    // The threads that there are do all of it.
+                    // The threads that were created do all the work.
                     break;
                 }
             }
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_number_is_worked_on_once() {
+    fn the_work_is_called_once_for_each_number() {
         let environment = ProcessEnvironment::<Mapping>::new();
         for count in [0, 1, 2, 1000] {
             let times: Vec<AtomicUsize> = (0..count).map(|_| AtomicUsize::new(0)).collect();

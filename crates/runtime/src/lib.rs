@@ -1,11 +1,11 @@
-//! The engine in a process: what it needs from the outside, regions and backing devices by path, the thread that keeps a cache,
-//! and queues that a thread can sleep on. The daemon, the library, the tools and the benchmarks all run the engine with this.
+//! The engine in a process: its environment, regions and backing devices by path, the background worker of a cache, and
+//! queues that a thread can sleep on. The daemon, the library, the tools and the benchmarks all run the engine with
+//! this crate.
 //!
-//! Always true here: a region that the one has made can be opened by the other, since one code makes and opens it; ending what
-//! runs leaves what is dirty in the region.
+//! Always true here: a region that one of these programs created can be opened by another, since the same code creates
+//! and opens it; the end of a run leaves dirty data in the region.
 //!
-//! Left to others: what a request does (`cbd-device`, `cbd-engine`), what there is to run and who asked for it (`cbd-daemon`,
-//! `libcbd`).
+//! Left to others: the execution of requests (`cbd-device`, `cbd-engine`), which backends run (`cbd-daemon`, `libcbd`).
 #![forbid(unsafe_code)]
 
 pub mod backend;
@@ -18,8 +18,8 @@ pub mod region;
 pub mod size;
 pub mod worker;
 
-pub use backend::{Manner, RunningBackend};
-pub use disk::{Asked, Disk, NewBackend};
+pub use backend::{RunOptions, RunningBackend};
+pub use disk::{Disk, NewBackend, RequestedSettings};
 pub use drain::{DrainProgress, NotDrained, lacking, until_drained};
 pub use environment::{ProcessEnvironment, wall_ms};
 pub use queue::{DeviceQueue, ServedDevice, TaskWaker};

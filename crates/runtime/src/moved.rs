@@ -1,7 +1,7 @@
-//! Backends that a rescue has moved to another disk: what is said of them, and who is refused.
+//! Backends that a rescue has moved to another disk: messages for the user, and refused disks.
 //!
-//! Always true here: the disk to which a backend was moved is not served before the user has said that it is to be; a disk that the
-//! backend had before lacks data, and is refused for as long as the region has the backend.
+//! Always true here: the disk to which a backend was moved is not served before the user confirms it; a former disk of
+//! the backend lacks data, and is refused as long as the region has the backend.
 
 use crate::disk::Disk;
 use crate::{ProcessEnvironment, disk};
@@ -11,7 +11,7 @@ use cbd_types::{Error, ErrorKind, Result};
 
 type Tables = Transport<ProcessEnvironment>;
 
-/// Where a moved backend was and is, in words.
+/// A text that names the former and the current disk of a moved backend.
 #[must_use]
 pub fn where_it_went(transport: &Tables, entry: &BackendEntry) -> String {
     let former = transport.former_disk(entry.id);
@@ -22,7 +22,7 @@ fn moved_from(entry: &BackendEntry, former: &str) -> String {
     format!("a rescue has moved backend {} from {former} to {}", entry.id, entry.path)
 }
 
-/// Refuses a backend that was moved and of which nobody has said yet that it is to be served where it is.
+/// Refuses a moved backend if the user has not confirmed yet that it is to be served from its new disk.
 ///
 /// # Errors
 /// [`ErrorKind::Exchanged`].
@@ -41,8 +41,8 @@ pub fn refuse_moved(transport: &Tables, entry: &BackendEntry) -> Result<()> {
     ))
 }
 
-/// Refuses a disk from which a rescue has moved a backend away, however often it was moved since and whether it is served already: the
-/// disk lacks what only the other one got.
+/// Refuses a disk from which a rescue has moved a backend, even if the backend was moved again since or is served
+/// already: the disk lacks data that only the new one received.
 ///
 /// # Errors
 /// [`ErrorKind::Exchanged`].
@@ -74,15 +74,15 @@ fn is_former(former: &FormerDisk, found: &Disk) -> bool {
         .is_ok_and(|former| former.same_disk(&found.identity).is_ok() || former.overlaps(&found.identity))
 }
 
-/// The user names the disk at `path` to be served: if `entry` was moved there, it is settled there, and is not moved any more.
+/// Confirms the disk at `path`, which the user named: if `entry` was moved there, its mark as moved is cleared.
 ///
 /// # Errors
-/// [`ErrorKind::Exchanged`] when another disk stands at `path`, and those of [`Disk::look`] and [`Transport::settle_backend`].
+/// [`ErrorKind::Exchanged`] when `path` is another disk, and those of [`Disk::inspect`] and [`Transport::settle_backend`].
 pub fn settle(transport: &Tables, entry: &mut BackendEntry, path: &str) -> Result<()> {
     if !entry.is_moved {
         return Ok(());
     }
-    let found = Disk::look(path)?;
+    let found = Disk::inspect(path)?;
     if !found.is_of(entry) {
         refuse_former(transport, &found, path)?;
         return refuse_moved(transport, entry);

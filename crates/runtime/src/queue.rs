@@ -1,10 +1,11 @@
-//! A device of the engine as exports see it: the one piece of glue between the two.
+//! The adapter between a device of the engine and exports.
 //!
-//! Always true here: a queue and the backing queue beneath it belong to one thread; the descriptors that a thread waits on
-//! are signalled whenever [`RequestQueue::poll`] has something to do that waited: by the backing device when an operation returned, by the
-//! engine when a request that waited for space may go on. What is kept back for others is not waited for: its thread unplugs or polls first.
+//! Always true here: a queue and the backing queue beneath it belong to one thread; the descriptors that a thread waits
+//! on are signalled whenever [`RequestQueue::poll`] can make progress with a waiting request: by the backing device
+//! when an operation completed, by the engine when a request that waited for space may continue. Plugged requests are
+//! not signalled: their thread unplugs or polls before it waits.
 //!
-//! Left to others: what a request does (`cbd-device`).
+//! Left to others: the execution of requests (`cbd-device`).
 
 use cbd_backing::{Backing, PollableQueue};
 use cbd_device::{Device, Queue};
@@ -18,10 +19,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Wake;
 
-/// Operations that one queue keeps going on the backing device.
+/// Most operations of one queue in flight to the backing device.
 const DEPTH: usize = 64;
 
-/// An event as the engine signals it.
+/// Adapts an event to the waker that the engine calls.
 #[derive(Debug)]
 pub struct TaskWaker(pub wake::Waker);
 
@@ -35,8 +36,7 @@ impl Wake for TaskWaker {
     }
 }
 
-/// Requests that were answered with an error for which the client is not to blame: the medium or the backing device failed. Nothing
-/// but a failing request touches it.
+/// Requests that were answered with an error of the medium or the backing device. Only a failing request accesses it.
 #[derive(Default, Debug)]
 pub struct Failures {
     count: AtomicU64,
@@ -44,13 +44,13 @@ pub struct Failures {
 }
 
 impl Failures {
-    /// How many there were.
+    /// Number of these requests.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// The last of them: its kind, and the error in one line.
+    /// The last error: its kind, and its text in one line.
     #[must_use]
     pub fn last(&self) -> Option<(ErrorKind, String)> {
         self.last.lock().clone()
@@ -72,10 +72,10 @@ impl Failures {
 
 /// A device with its backing device, for exports.
 pub struct ServedDevice<E: Environment> {
-    // Before the backing device, which may hang when it is closed: by then the cache is closed.
+    // Declared before the backing device, which may hang when it is closed: the cache is closed before it.
     device: Arc<Device<E>>,
     backing: Arc<dyn Backing>,
-    /// One for each queue that is there.
+    /// Cloned for each queue, to count them.
     queues: Arc<()>,
     failures: Arc<Failures>,
 }
@@ -87,7 +87,7 @@ impl<E: Environment> std::fmt::Debug for ServedDevice<E> {
 }
 
 impl<E: Environment> ServedDevice<E> {
-    /// `device`, whose misses and bypasses go to `backing`.
+    /// Serves `device`, with `backing` for misses and bypasses.
     #[must_use]
     pub fn new(device: Arc<Device<E>>, backing: Arc<dyn Backing>) -> Self {
         Self { device, backing, queues: Arc::new(()), failures: Arc::default() }
@@ -99,8 +99,8 @@ impl<E: Environment> ServedDevice<E> {
         &self.failures
     }
 
-    /// Queues that are there. One with requests that wait for the backing device outlives the export that was stopped by force,
-    /// and does them when it can.
+    /// Number of queues. A queue with requests that wait for the backing device outlives an export that was stopped by
+    /// force, and executes them when it can.
     #[must_use]
     pub fn queues(&self) -> usize {
         Arc::strong_count(&self.queues) - 1
@@ -190,7 +190,7 @@ impl<E: Environment> RequestQueue for DeviceQueue<E> {
     }
 
     fn poll(&mut self, done: &mut Vec<Completion>) {
-        // Before the queue looks: what is signalled from here on is seen by the next wait.
+        // Cleared before the queue is polled, so that the next wait sees any later signal.
         self.event.clear();
         let before = done.len();
         self.queue.poll(done);

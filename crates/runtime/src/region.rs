@@ -1,8 +1,8 @@
-//! Regions by path: opening and formatting a transport, and what is said when that fails.
+//! Regions by path: opening and formatting a transport, and the error messages for users.
 //!
-//! Always true here: a region that could not be formatted is as it was, its file included.
+//! Always true here: a region that could not be formatted is unchanged, including its file.
 //!
-//! Left to others: who holds it, and what it survives (`cbd-pmem`); its tables (`cbd-engine`).
+//! Left to others: locks and durability of a region (`cbd-pmem`); its tables (`cbd-engine`).
 
 use crate::ProcessEnvironment;
 use cbd_engine::{Environment, FormatOptions, Transport};
@@ -12,10 +12,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a region that a predecessor held may stay in use: its locks go one after the other.
+/// How long to wait for a region that an ending process held: the kernel releases its locks one after the other.
 pub const REGION_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Makes a transport of the region at `path` if it is to be formatted, else opens the one in it.
+/// Formats the region at `path` if `format` is given, else opens the transport in it.
 ///
 /// # Errors
 /// Those of [`Transport::format`] and [`Transport::open`], with the region's path.
@@ -38,9 +38,9 @@ pub fn open_transport(
     }
 }
 
-/// Refuses a region that holds anything, wherever in it that stands.
+/// Refuses a region that holds any data.
 fn refuse_used(region: &Region<Mapping>) -> Result<()> {
-    // What is ours is known by its own marks.
+    // Data of CBD is recognized by its own magic numbers.
     Transport::<ProcessEnvironment>::refuse_used(region)?;
     match region.memory().look_for_data() {
         Look { data_at: Some(at), .. } => Err(Error::new(
@@ -75,21 +75,21 @@ pub fn require_persistent(path: &str, info: &Info) -> Result<()> {
     ))
 }
 
-/// How long those who still look at a cache that has ended may take.
-const LET_GO: Duration = Duration::from_secs(5);
+/// How long to wait for threads that still use a cache that has ended.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Brings the pages of a region in an ordinary file to its disk and notes that, so that its caches are recovered after a restart of the
-/// machine. All caches have ended; who still looks at one is waited for some seconds.
+/// Syncs the pages of a region in an ordinary file to its disk and records that, so that its caches are recovered after
+/// a restart of the machine. All caches have ended; threads that still use one are waited for some seconds.
 ///
 /// # Errors
-/// What the system says of the disk, or [`ErrorKind::Busy`], each with what follows for the user.
+/// Errors of the disk, or [`ErrorKind::Busy`], each with the consequence for the user.
 pub fn sync_region<E: Environment>(transport: &Transport<E>, path: &str) -> Result<()> {
     let what_follows = || {
         format!(
             "the region {path} was not brought to its disk, and will not be recovered once the machine has been restarted"
         )
     };
-    let end = Instant::now() + LET_GO;
+    let end = Instant::now() + RELEASE_TIMEOUT;
     loop {
         match transport.sync().context(what_follows)? {
             0 => return Ok(()),
@@ -107,7 +107,7 @@ pub fn sync_region<E: Environment>(transport: &Transport<E>, path: &str) -> Resu
     }
 }
 
-/// As [`sync_region`], for who can only log an error.
+/// As [`sync_region`], for callers that can only log an error.
 pub fn sync_region_at_end<E: Environment>(transport: &Transport<E>, path: &str) {
     let begun = Instant::now();
     if let Err(error) = sync_region(transport, path) {
@@ -117,7 +117,7 @@ pub fn sync_region_at_end<E: Environment>(transport: &Transport<E>, path: &str) 
     }
 }
 
-/// An error of a damaged region, with the tools that can help.
+/// Adds to an error of a damaged region the commands that can help.
 #[must_use]
 pub fn with_tools(error: Error, region: &str) -> Error {
     match error.kind() {
@@ -125,7 +125,7 @@ pub fn with_tools(error: Error, region: &str) -> Error {
             error.kind(),
             format!(
                 "{}; with no daemon on the region, cbdctrl check {region} says what is wrong, what it costs and what to do, \
-                 cbdctrl repair what can be put right, and cbdctrl rescue writes what is dirty to its disks",
+                 cbdctrl repair corrects what it can, and cbdctrl rescue writes what is dirty to its disks",
                 error.line()
             ),
         ),
@@ -149,10 +149,10 @@ pub fn with_tools(error: Error, region: &str) -> Error {
     }
 }
 
-/// A host's name: what a table can hold and a log line can show.
+/// Checks a host's name: it must fit in the table and be printable in a log line.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] with what a name is.
+/// [`ErrorKind::InvalidArgument`] with the rules for names.
 pub fn check_host_name(name: &str) -> Result<()> {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
     if name.is_empty() || name.len() > 63 || !name.bytes().all(allowed) {
@@ -164,24 +164,25 @@ pub fn check_host_name(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// What stood at the path of a region before it was opened to be formatted.
+/// The state of a region's file before it was opened to be formatted.
 #[derive(Debug)]
 pub struct Before(Option<std::fs::Metadata>);
 
 impl Before {
-    /// Looks at `path`.
+    /// Reads the metadata of `path`.
     #[must_use]
     pub fn look(path: &str) -> Self {
         Self(std::fs::metadata(path).ok())
     }
 
-    /// Bytes of the file that was there.
+    /// Size of the existing file in bytes.
     #[must_use]
     pub fn length(&self) -> Option<u64> {
         self.0.as_ref().filter(|before| before.is_file()).map(std::fs::Metadata::len)
     }
 
-    /// Takes back what opening a region to format it did to its file: made it, or let it grow.
+    /// Reverts the change of the region's file by opening it for a format: removes it if it was created, or truncates
+    /// it if it was extended.
     pub fn restore(&self, path: &str) {
         let result = match &self.0 {
             None if Path::new(path).exists() => std::fs::remove_file(path),
@@ -193,7 +194,7 @@ impl Before {
             _ => Ok(()),
         };
         if let Err(error) = result {
-            tracing::warn!("{path} cannot be left as it was: {error}");
+            tracing::warn!("cannot restore the former size of {path}: {error}");
         }
     }
 }
@@ -203,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn host_names_are_what_a_log_line_can_show() {
+    fn host_names_are_printable_in_a_log_line() {
         for name in ["node0", "a", "rack-3.node_7"] {
             assert!(check_host_name(name).is_ok(), "{name}");
         }

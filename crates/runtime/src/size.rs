@@ -1,14 +1,14 @@
-//! Sizes as people type and read them.
+//! Parsing and formatting of sizes and times for users.
 
 use cbd_types::{Error, ErrorKind, Result};
 
 const UNITS: [(&str, u32); 5] = [("K", 10), ("M", 20), ("G", 30), ("T", 40), ("P", 50)];
 
-/// Bytes that `text` stands for: a whole number, then nothing, or K, M, G, T or P with an optional `iB` or `B`,
-/// all of them powers of 1024.
+/// Parses a size in bytes: a whole number, optionally followed by K, M, G, T or P (powers of 1024) with an optional
+/// `iB` or `B`.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] with the forms that are understood.
+/// [`ErrorKind::InvalidArgument`] with the accepted forms.
 pub fn parse_size(text: &str) -> Result<u64> {
     let malformed = || {
         Error::new(
@@ -35,7 +35,7 @@ pub fn parse_size(text: &str) -> Result<u64> {
     number.checked_mul(1 << shift).ok_or_else(too_large)
 }
 
-/// `bytes` in the largest unit that leaves a number above 1, with one digit after the point where it is not whole.
+/// `bytes` in the largest unit in which the number is at least 1, with one decimal if it is not whole.
 #[must_use]
 pub fn format_size(bytes: u64) -> String {
     match UNITS.iter().rev().find(|(_, shift)| bytes >> shift > 0) {
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_size_is_refused() {
+    fn a_text_that_is_no_size_is_refused() {
         for text in
             ["", "x", "-1", "1.5G", "G", "4 G", "4X", "4iB", "99999999999999999999", "20000000T", "0x10"]
         {

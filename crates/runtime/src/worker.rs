@@ -1,10 +1,10 @@
-//! The thread that keeps one cache: writeback, reclaim, marks of idle lanes.
+//! The background worker of one cache: a thread for writeback, reclaim, and marks of idle lanes.
 //!
-//! Always true here: the thread sleeps until the backing device, the engine or the clock has something for it; stopping it
-//! leaves what is dirty in the region. If it panics and the process goes on, the cache refuses all requests, those that wait
-//! included: nobody waits for space that nobody makes.
+//! Always true here: the thread sleeps until the backing device, the engine or a timeout wakes it; stopping it leaves
+//! dirty data in the region. If it panics and the process continues, the cache refuses all requests, including waiting
+//! ones: no request waits for space that no thread frees.
 //!
-//! Left to others: what the thread is to the kernel.
+//! Left to others: the thread's scheduling and signals (`prepare`).
 
 use crate::queue::TaskWaker;
 use cbd_backing::{Backing, PollableQueue};
@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Operations that writeback keeps going on the backing device.
+/// Most operations of writeback in flight to the backing device.
 const DEPTH: usize = 64;
 
 /// The running thread; dropping it stops it.
@@ -29,7 +29,7 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Starts the thread of `cache`; `prepare` is what it does first.
+    /// Starts the thread of `cache`; it calls `prepare` first.
     ///
     /// # Errors
     /// When the system refuses a thread, a descriptor or a ring.
@@ -63,7 +63,7 @@ impl Worker {
         Ok(Self { stop, waker, thread: Some(thread) })
     }
 
-    /// Stops the thread and waits for it: at most for what it has in flight.
+    /// Stops the thread and waits for it, at most for its operations in flight.
     pub fn stop(&mut self) {
         self.stop.store(true, Ordering::SeqCst);
         self.waker.wake();
@@ -93,7 +93,7 @@ impl<E: Environment> WorkerLoop<E> {
         waiting.add(self.event.descriptor(), Interest::Read);
         waiting.add(self.descriptor, Interest::Read);
         loop {
-            // Before anything is looked at, the wish to stop included: what is signalled from here on ends the next wait.
+            // Cleared before any state is read, including `stop`, so that any later signal ends the next wait.
             self.event.clear();
             if self.stop.load(Ordering::SeqCst) {
                 return;
@@ -148,7 +148,7 @@ mod tests {
         transport.open_cache(backend).unwrap()
     }
 
-    /// A disk whose queues fail in a way that none may.
+    /// A disk whose queues panic.
     struct Panicking(BackingFile);
 
     struct PanickingQueue(Box<dyn PollableQueue>);
@@ -216,7 +216,7 @@ mod tests {
                 Ok(Admission::Done(_)) => {}
                 Ok(Admission::Full) => {
                     let woken = wait_any(&[event.descriptor()], Some(Duration::from_secs(60)));
-                    assert_eq!(woken.unwrap(), Some(0), "nobody says that there will be no space");
+                    assert_eq!(woken.unwrap(), Some(0), "the waiting write was not woken");
                 }
                 Err(error) => break error,
             }
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_is_told_to_stop_at_any_moment_stops() {
+    fn a_worker_that_is_stopped_at_any_moment_ends() {
         let (ended, end) = mpsc::channel();
         std::thread::spawn(move || {
             let environment = Arc::new(ProcessEnvironment::new());
@@ -238,7 +238,7 @@ mod tests {
             for _ in 0..400 {
                 let mut worker =
                     Worker::start("test", Arc::clone(&environment), &cache, &backing, || ()).unwrap();
-                // Keep it going round, so that the stop meets it at every place of its round.
+                // Keeps the worker busy, so that the stop occurs at any point of its loop.
                 for _ in 0..200 {
                     worker.waker.wake();
                 }

@@ -15,7 +15,7 @@ use crate::api::{self, BackendInfo, HeldInfo, SettingsChange};
 use crate::exports::prepare_data_thread;
 use cbd_backing::Backing;
 use cbd_engine::{BackendEntry, Pages, Settings};
-use cbd_runtime::{Manner, RunningBackend};
+use cbd_runtime::{RunOptions, RunningBackend};
 use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, Result};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -125,7 +125,7 @@ impl BackendSlot {
             Pages::Whole | Pages::Unknown if older == Older::Accept => None,
             Pages::Whole | Pages::Unknown => down::refuse_older(fixed, running, &self.entry, &self.path)?,
         };
-        let manner = Manner {
+        let manner = RunOptions {
             region: &running.path,
             decorate: &|file| fixed.decorate(file),
             prepare_thread: prepare_data_thread,

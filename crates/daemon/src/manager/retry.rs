@@ -104,7 +104,7 @@ impl Manager {
             for (transport, id, path) in busy {
                 // Without the lock: finding the process that has a disk may take long.
                 let look = path.clone();
-                let looked = one(&path, Box::new(move || Disk::look(&look).map(drop)));
+                let looked = one(&path, Box::new(move || Disk::inspect(&look).map(drop)));
                 if looked.map_or(true, |found| found.is_err_and(|error| error.kind() == ErrorKind::Busy)) {
                     continue;
                 }

@@ -18,7 +18,7 @@ use cbd_backing::Identity;
 use cbd_engine::{BackendEntry, Settings};
 use cbd_runtime::disk::{default_handlers, refuse_overlap};
 use cbd_runtime::moved::{refuse_former, settle};
-use cbd_runtime::{Asked, Disk, NewBackend};
+use cbd_runtime::{Disk, NewBackend, RequestedSettings};
 use cbd_types::{BackendId, Context, Error, ErrorKind, Result};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -203,7 +203,7 @@ impl Manager {
         let nodes = nodes(path, others)?;
         self.fixed.guard.check(Path::new(path), "a backing device")?;
         refuse_served(&*self.tables()?, path, &nodes)?;
-        let looked = Disk::look(path);
+        let looked = Disk::inspect(path);
         let elsewhere = Elsewhere::of(&self.grounds()?, path, &looked);
         let mut tables = self.tables()?;
         running(&tables, transport)?;
@@ -256,7 +256,7 @@ impl Manager {
             return Err(Error::new(ErrorKind::Busy, format!("backend {id} is being stopped")));
         }
         let before = std::mem::replace(&mut slot.path, request.path.clone());
-        let asked = Asked {
+        let requested = RequestedSettings {
             data_crc: request.data_crc,
             cache_bytes: request.cache_size,
             handlers: request.handlers,
@@ -265,7 +265,7 @@ impl Manager {
         let accepted =
             request.older_region.then(|| Accepted::find(&self.fixed, ground, &slot.entry)).flatten();
         let older = if request.older_region { Older::Accept } else { Older::Refuse };
-        let result = asked
+        let result = requested
             .check(&slot.entry, ground.transport.info().layout.segment_size)
             .and_then(|()| settle(&ground.transport, &mut slot.entry, &request.path))
             .and_then(|()| slot.start_if(&self.fixed, ground, older));
