@@ -8,8 +8,8 @@
 //! damaged, nothing is passed on that was not written at that offset.
 
 use crate::input::{Input, corner};
-use cbd_pcache::sample::{Sample, SampleKey};
 use cbd_pcache::{Cache, Image, Options, Scanned, Sink};
+use cbd_testkit::pcache::{Sample, SampleKey};
 use cbd_types::Result;
 
 /// Segments of an image, whose end may be elsewhere.

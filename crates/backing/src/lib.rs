@@ -2,7 +2,7 @@
 //!
 //! [`BackingFile`] is a regular file or a block device, held exclusively, reached through io_uring with
 //! `O_DIRECT` where the system allows both. [`Identity`] says which disk it is, by more than its path.
-//! [`Throttle`], [`Faulty`] and [`Traced`] are decorators of the same [`Backing`] trait, so they stack.
+//! [`Throttle`] is a decorator of the same [`Backing`] trait, and a [`Decorator`] puts any other in front of a device.
 //!
 //! Always true here: a submitted operation is given back once, with its buffer, whatever happens; memory
 //! that the kernel works on is owned by its queue until the kernel is done with it; bytes behind the last
@@ -14,8 +14,7 @@
 
 mod beneath;
 mod claims;
-pub mod decorate;
-pub mod fault;
+mod decorator;
 pub mod file;
 mod geometry;
 mod hold;
@@ -29,7 +28,6 @@ mod sync;
 mod sys;
 mod sysfs;
 pub mod throttle;
-pub mod trace;
 mod watch;
 
 use cbd_types::{BackingGeometry, BackingQueue, Result};
@@ -37,13 +35,11 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 
 pub use cbd_holder::Change;
-pub use decorate::{Decorator, decorate};
-pub use fault::{Fault, FaultHandle, FaultRule, Faulty};
+pub use decorator::Decorator;
 pub use file::{BackingFile, Direct, Engine, Info, Options};
 pub use hold::{DISK_TIMEOUT, after_predecessor};
 pub use identity::{Identity, Kind};
 pub use throttle::{Throttle, ThrottleParameters};
-pub use trace::{OpKind, TraceEntry, TraceHandle, Traced};
 pub use watch::Watch;
 
 /// A queue that a thread can sleep on.

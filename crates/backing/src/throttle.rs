@@ -11,7 +11,6 @@
 //!
 //! Left to others: power cuts; what was submitted may be on the disk below before the model is done with it.
 
-use crate::trace::OpKind;
 use crate::{Backing, Identity, PollableQueue, job};
 use cbd_sys::event::{Poller, Timer, wait_readable};
 use cbd_types::backing::BackingDone;
@@ -164,12 +163,13 @@ impl Mechanics {
     }
 
     /// When an operation that comes `now` is done.
-    fn serve(&mut self, now: Instant, kind: OpKind, range: ByteRange) -> Instant {
+    fn serve(&mut self, now: Instant, op: &BackingOp) -> Instant {
+        let range = job::range_of(op);
         let unit = (0..self.units.len()).min_by_key(|&unit| self.units[unit]).unwrap_or(0);
-        let ready = now.max(self.units[unit]) + self.latency(kind, range);
-        let end = match kind {
-            OpKind::Flush | OpKind::Discard => ready,
-            OpKind::Read | OpKind::Write | OpKind::WriteZeroes => {
+        let ready = now.max(self.units[unit]) + self.latency(op, range);
+        let end = match op {
+            BackingOp::Flush | BackingOp::Discard { .. } => ready,
+            BackingOp::Read { .. } | BackingOp::Write { .. } | BackingOp::WriteZeroes { .. } => {
                 self.head = range.end;
                 let end = ready.max(self.bus_free) + self.transfer(range.len());
                 self.bus_free = end;
@@ -180,18 +180,18 @@ impl Mechanics {
         end
     }
 
-    fn latency(&mut self, kind: OpKind, range: ByteRange) -> Duration {
+    fn latency(&mut self, op: &BackingOp, range: ByteRange) -> Duration {
         let parameters = self.parameters;
         let fixed = Duration::from_secs_f64(parameters.latency_us / 1e6);
-        match kind {
-            OpKind::Flush => match parameters.flush_us {
+        match op {
+            BackingOp::Flush => match parameters.flush_us {
                 Some(time) => Duration::from_secs_f64(time / 1e6),
                 None if parameters.is_mechanical() => parameters.rotation(),
                 None => fixed,
             },
-            OpKind::Discard => fixed,
-            OpKind::Read => fixed + self.positioning(range),
-            OpKind::Write | OpKind::WriteZeroes => {
+            BackingOp::Discard { .. } => fixed,
+            BackingOp::Read { .. } => fixed + self.positioning(range),
+            BackingOp::Write { .. } | BackingOp::WriteZeroes { .. } => {
                 let write = parameters.write_latency_us.map(|time| Duration::from_secs_f64(time / 1e6));
                 write.unwrap_or(fixed) + self.positioning(range)
             }
@@ -327,10 +327,9 @@ impl ThrottledQueue {
 
 impl BackingQueue for ThrottledQueue {
     fn submit(&mut self, token: OpToken, op: BackingOp) {
-        let (kind, range) = (OpKind::of(&op), job::range_of(&op));
         let time = {
             let mut mechanics = self.mechanics.lock().unwrap_or_else(PoisonError::into_inner);
-            mechanics.serve(Instant::now(), kind, range)
+            mechanics.serve(Instant::now(), &op)
         };
         let number = self.next;
         self.next += 1;
@@ -379,11 +378,20 @@ impl PollableQueue for ThrottledQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cbd_types::AlignedBuffer;
 
     const SIZE: u64 = 1 << 40;
 
+    fn write(offset: u64) -> BackingOp {
+        BackingOp::Write { offset, buffer: AlignedBuffer::zeroed(4096) }
+    }
+
+    fn read(offset: u64) -> BackingOp {
+        BackingOp::Read { offset, buffer: AlignedBuffer::zeroed(4096) }
+    }
+
     fn time_ms(mechanics: &mut Mechanics, now: Instant, at: u64) -> f64 {
-        let end = mechanics.serve(now, OpKind::Write, ByteRange::at(at, 4096));
+        let end = mechanics.serve(now, &write(at));
         end.saturating_duration_since(now).as_secs_f64() * 1000.0
     }
 
@@ -395,7 +403,7 @@ mod tests {
         let mut now = start;
         for _ in 0..20_000 {
             place = place.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            now = disk.serve(now, OpKind::Write, ByteRange::at((place >> 24) % SIZE / 4096 * 4096, 4096));
+            now = disk.serve(now, &write((place >> 24) % SIZE / 4096 * 4096));
         }
         let average_ms = (now - start).as_secs_f64() * 1000.0 / 20_000.0;
         // 8 ms + 60 s / 7200 / 2 + the transfer; and a tenth of a seek for the arm's start.
@@ -415,8 +423,8 @@ mod tests {
     fn one_arm_serves_one_after_the_other() {
         let now = Instant::now();
         let mut disk = Mechanics::new(ThrottleParameters::HARD_DISK, SIZE, now);
-        let first = disk.serve(now, OpKind::Read, ByteRange::at(SIZE / 2, 4096));
-        let second = disk.serve(now, OpKind::Read, ByteRange::at(SIZE / 4, 4096));
+        let first = disk.serve(now, &read(SIZE / 2));
+        let second = disk.serve(now, &read(SIZE / 4));
         assert!(second > first);
     }
 
@@ -424,7 +432,7 @@ mod tests {
     fn a_flush_costs_a_rotation() {
         let now = Instant::now();
         let mut disk = Mechanics::new(ThrottleParameters::HARD_DISK, SIZE, now);
-        let end = disk.serve(now, OpKind::Flush, ByteRange::at(0, 0));
+        let end = disk.serve(now, &BackingOp::Flush);
         assert_eq!((end - now).as_micros(), 8333);
     }
 
@@ -434,10 +442,10 @@ mod tests {
         let parameters = ThrottleParameters { mib_per_s: 0.0, ..ThrottleParameters::FLASH_DISK };
         let mut disk = Mechanics::new(parameters, SIZE, now);
         for index in 0..32 {
-            let end = disk.serve(now, OpKind::Read, ByteRange::at(index << 30, 4096));
+            let end = disk.serve(now, &read(index << 30));
             assert_eq!((end - now).as_micros(), 90);
         }
-        assert_eq!((disk.serve(now, OpKind::Read, ByteRange::at(0, 4096)) - now).as_micros(), 180);
+        assert_eq!((disk.serve(now, &read(0)) - now).as_micros(), 180);
     }
 
     #[test]

@@ -3,9 +3,8 @@
 
 mod common;
 
-use cbd_backing::{
-    Backing, Fault, FaultRule, Faulty, OpKind, PollableQueue, Throttle, ThrottleParameters, Traced, decorate,
-};
+use cbd_backing::{Backing, PollableQueue, Throttle, ThrottleParameters};
+use cbd_testkit::{Fault, FaultRule, Faulty, OpKind, Traced, decorate};
 use cbd_types::{BackingOp, BackingQueue, ErrorKind, OpToken};
 use common::*;
 use std::sync::Arc;

@@ -2,6 +2,7 @@
 //!
 //! Invariants: commands and options of the original `cbdctrl` keep their long and short names.
 
+use cbd_backing::ThrottleParameters;
 use cbd_daemon::api::Consistency;
 use cbd_daemon::logging::LogFormat;
 use cbd_daemon::size::parse_size;
@@ -383,9 +384,13 @@ pub struct DaemonArguments {
     /// Serve no region that does not survive a power failure
     #[arg(long)]
     pub require_persistent: bool,
-    /// Make backing devices slow or faulty, for demonstrations and tests
-    #[arg(long, hide = true, value_name = "SPEC")]
-    pub throttle: Option<String>,
+    /// Make backing devices as slow as a disk, for demonstrations and tests
+    #[arg(long, hide = true, value_name = "PARAMETERS", value_parser = ThrottleParameters::parse)]
+    pub throttle: Option<ThrottleParameters>,
+    /// Put decorators of the test kit in front of backing devices
+    #[cfg(feature = "testkit")]
+    #[arg(long, hide = true, value_name = "SPEC", value_parser = cbd_testkit::decorator)]
+    pub decorate: Option<cbd_backing::Decorator>,
     /// How log lines look
     #[arg(long, default_value = "text", value_parser = log_format())]
     pub log_format: LogFormatArgument,

@@ -1,8 +1,10 @@
 //! `cbdd`, and `cbdctrl daemon`.
 
 use crate::cli::DaemonArguments;
+use cbd_backing::{Decorator, Throttle};
 use cbd_daemon::paths::{PathChoices, Paths};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 /// Runs the process that holds descriptors for the daemon.
 pub fn run_store_process() -> ExitCode {
@@ -17,6 +19,11 @@ pub fn run_store_process() -> ExitCode {
 
 /// Runs the daemon until it is told to end.
 pub fn run(arguments: DaemonArguments) -> ExitCode {
+    let decorator = arguments
+        .throttle
+        .map(|parameters| Decorator::new(move |device| Arc::new(Throttle::new(device, parameters))));
+    #[cfg(feature = "testkit")]
+    let decorator = arguments.decorate.or(decorator);
     let options = cbd_daemon::run::Options {
         boot: None,
         paths: Paths::choose(PathChoices {
@@ -29,7 +36,7 @@ pub fn run(arguments: DaemonArguments) -> ExitCode {
         require_persistent: arguments.require_persistent,
         // This very file, even if another stands at its path by now.
         store_program: Some("/proc/self/exe".into()),
-        decorate: arguments.throttle,
+        decorator,
         log_format: arguments.log_format.0,
         verbose: arguments.verbose,
     };

@@ -2,7 +2,7 @@
 
 mod support;
 
-use cbd_pcache::sample::Sample;
+use cbd_testkit::pcache::Sample;
 use serde_json::Value;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;

@@ -8,7 +8,7 @@
 
 mod support;
 
-use cbd_nbd::{Client, Command};
+use cbd_testkit::{Client, Command};
 use std::collections::HashMap;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

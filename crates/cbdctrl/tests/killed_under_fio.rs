@@ -12,7 +12,7 @@
 
 mod support;
 
-use cbd_nbd::Client;
+use cbd_testkit::Client;
 use cbd_types::AlignedBuffer;
 use std::collections::BTreeSet;
 use std::fs::File;

@@ -30,7 +30,7 @@ fn all_below(folder: &Path) -> Vec<PathBuf> {
 }
 
 /// A client that wrote a block, reads it.
-fn serves(client: &mut cbd_nbd::Client) {
+fn serves(client: &mut cbd_testkit::Client) {
     let mut block = [0; 4096];
     client.read(MIB, &mut block).expect("it is served");
     assert_eq!(block, [9; 4096]);

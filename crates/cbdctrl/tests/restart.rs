@@ -2,7 +2,8 @@
 
 mod support;
 
-use cbd_nbd::{Command, Listen};
+use cbd_nbd::Listen;
+use cbd_testkit::Command;
 use serde_json::Value;
 use std::path::Path;
 use std::sync::mpsc;
@@ -118,7 +119,7 @@ fn a_socket_of_a_killed_daemon_is_taken_over() {
     assert!(place.path("run/control.sock").exists(), "a killed daemon leaves its socket");
     place.start();
     assert_eq!(place.json(&["dev-list"])[0]["alive"], true);
-    cbd_nbd::Client::connect(&Listen::Unix(place.path("nbd.sock"))).expect("the device is back");
+    cbd_testkit::Client::connect(&Listen::Unix(place.path("nbd.sock"))).expect("the device is back");
 }
 
 /// The loop device that the link leads to.

@@ -11,6 +11,7 @@ use crate::server::{self, Access};
 use crate::socket::{ControlSocket, Lock, PREDECESSOR_TIMEOUT};
 use crate::state::StateDir;
 use crate::{logging, notify, system};
+use cbd_backing::Decorator;
 use cbd_types::{BootId, Error, ErrorKind, Result};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -41,7 +42,7 @@ pub struct Options {
     /// with the daemon, unless systemd holds them.
     pub store_program: Option<PathBuf>,
     /// A decorator for backing devices, for demonstrations and tests.
-    pub decorate: Option<String>,
+    pub decorator: Option<Decorator>,
     /// The boot of the machine in which regions count as used, as if a crash of the machine had mixed their pages, for tests; none: the
     /// kernel's. No argument sets it.
     pub boot: Option<BootId>,
@@ -67,7 +68,7 @@ impl Options {
             paths: Paths { config_may_be_missing: true, ..paths },
             require_persistent: false,
             store_program: None,
-            decorate: None,
+            decorator: None,
             boot: None,
             log_format: LogFormat::Text,
             verbose: false,

@@ -3,7 +3,8 @@
 
 use super::*;
 use crate::{AlignedBuffer, ByteRange, Completion, DeviceOptions, Operation, Queue, Request};
-use cbd_backing::{Backing, Fault, FaultHandle, FaultRule, Faulty, OpKind};
+use cbd_backing::Backing;
+use cbd_testkit::{Fault, FaultHandle, FaultRule, Faulty, OpKind};
 use std::ops::ControlFlow;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};

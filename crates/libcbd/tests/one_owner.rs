@@ -83,7 +83,8 @@ fn the_library_opens_the_cache_of_the_daemon() {
             ..StartBackend::default()
         };
         daemon.start_backend(0, &request).unwrap();
-        let mut client = cbd_nbd::Client::connect(&cbd_nbd::Listen::Unix(place.path("nbd.sock"))).unwrap();
+        let mut client =
+            cbd_testkit::Client::connect(&cbd_nbd::Listen::Unix(place.path("nbd.sock"))).unwrap();
         for block in 0..64 {
             client.write(block * BLOCK as u64, &pattern(block, 8), false).unwrap();
         }

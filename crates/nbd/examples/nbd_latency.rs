@@ -4,7 +4,7 @@
 #[path = "../tests/common/mod.rs"]
 mod common;
 
-use cbd_nbd::{Client, Command};
+use cbd_testkit::{Client, Command};
 use std::time::Instant;
 
 const SIZE: usize = 256 << 20;

@@ -1,9 +1,10 @@
-//! NBD, the network block device: a server that exports a device, and a client for tests and demonstrations.
+//! NBD, the network block device: a server that exports a device.
 //!
 //! The [`Server`] speaks the fixed newstyle handshake and both reply styles of the protocol
 //! (`doc/proto.md` in the NetworkBlockDevice/nbd repository) on a unix socket or TCP, without TLS: a unix socket
 //! is reachable by its owner only, TCP is for trusted networks. It knows wire and
-//! [`Request`](cbd_types::Request), nothing else. The [`Client`] speaks the same, with any server.
+//! [`Request`](cbd_types::Request), nothing else. The clients are those of others; tests and
+//! benchmarks use the one in `cbd-testkit`.
 //!
 //! # What clients may rely on
 //! - FLUSH and FUA are always offered. The protocol has no way for a client to say that it does not know them: one that
@@ -20,12 +21,10 @@
 //! or wait for it, and nothing here is `unsafe`.
 #![forbid(unsafe_code)]
 
-mod client;
 mod listen;
 mod protocol;
 mod server;
 
-pub use client::{BlockStatus, Client, ClientOptions, Command, Completed};
 pub use listen::Listen;
 pub use protocol::{CONTEXT_ALLOCATION, CONTEXT_STATE, DEFAULT_PORT, status_flag, transmission_flag};
 pub use server::{MEMORY, Notice, Observer, Options, Server, ThreadSetup, serve_connected};

@@ -4,16 +4,13 @@
 
 use cbd_export::socket::{self, SocketFile};
 use cbd_types::{Error, ErrorKind, Result};
-use socket2::{Domain, SockAddr, Socket, Type};
+use socket2::{Domain, Socket, Type};
 use std::fmt;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
-use std::time::Duration;
 
-/// How long an attempt to connect may take.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// What a socket may hold in each direction, in bytes: large enough that a request of usual size goes through
 /// without a second wake-up.
 const SOCKET_BUFFER: usize = 1 << 20;
@@ -60,44 +57,6 @@ impl Listen {
                 // The zone of an IPv6 address stands behind a percent sign, which is escaped in a URI.
                 format!("nbd://{}/{}", reached.replace('%', "%25"), percent(name.as_bytes(), b""))
             }
-        }
-    }
-
-    /// Connects to the server there.
-    pub(crate) fn connect(&self) -> Result<Socket> {
-        let (domain, address) = self.resolve()?;
-        let reach = || -> io::Result<Socket> {
-            let socket = Socket::new(domain, Type::STREAM, None)?;
-            socket.connect_timeout(&address, CONNECT_TIMEOUT)?;
-            tune(&socket, self);
-            Ok(socket)
-        };
-        reach().map_err(|error| {
-            let kind = match error.kind() {
-                io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => ErrorKind::NotFound,
-                io::ErrorKind::PermissionDenied => ErrorKind::Permission,
-                io::ErrorKind::TimedOut => ErrorKind::TimedOut,
-                _ => ErrorKind::System,
-            };
-            Error::new(kind, format!("cannot connect to the NBD server at {self}: {error}"))
-        })
-    }
-
-    fn resolve(&self) -> Result<(Domain, SockAddr)> {
-        match self {
-            Self::Unix(path) => {
-                let address = SockAddr::unix(path).map_err(|error| {
-                    Error::new(
-                        ErrorKind::InvalidArgument,
-                        format!(
-                            "{} cannot be the path of a socket (at most 107 bytes): {error}",
-                            path.display()
-                        ),
-                    )
-                })?;
-                Ok((Domain::UNIX, address))
-            }
-            Self::Tcp(address) => Ok((Domain::for_address(*address), (*address).into())),
         }
     }
 }
@@ -174,12 +133,12 @@ impl Listener {
                 let (socket, file) = socket::listen(path, "NBD clients")?;
                 Ok(Self { socket: socket.into(), address: listen.clone(), file: Some(file) })
             }
-            Listen::Tcp(_) => {
-                let (domain, address) = listen.resolve()?;
-                let socket = Socket::new(domain, Type::STREAM, None).map_err(refused)?;
+            Listen::Tcp(address) => {
+                let socket =
+                    Socket::new(Domain::for_address(*address), Type::STREAM, None).map_err(refused)?;
                 socket.set_nonblocking(true).map_err(refused)?;
                 socket.set_reuse_address(true).map_err(refused)?;
-                socket.bind(&address).map_err(refused)?;
+                socket.bind(&(*address).into()).map_err(refused)?;
                 socket.listen(socket::BACKLOG).map_err(refused)?;
                 let chosen = socket.local_addr().map_err(refused)?.as_socket();
                 let address = chosen.map_or_else(|| listen.clone(), Listen::Tcp);
@@ -222,7 +181,7 @@ mod tests {
                 uri.strip_prefix("nbd://").and_then(|rest| rest.strip_suffix("/disk")).expect("a URI");
             let address: SocketAddr = address.parse().expect("an address and a port");
             assert!(!address.ip().is_unspecified(), "{uri}");
-            Listen::Tcp(address).connect().expect("a client can use it");
+            std::net::TcpStream::connect(address).expect("a client can use it");
         }
     }
 

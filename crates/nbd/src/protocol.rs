@@ -6,7 +6,7 @@
 //! Always true here: no I/O; decoding takes any bytes and never panics. Whether a request makes sense for a
 //! device is decided in `server::request`.
 
-use cbd_types::{Error, ErrorKind, Result};
+use cbd_types::Error;
 
 /// The port that is registered for NBD.
 pub const DEFAULT_PORT: u16 = 10809;
@@ -113,9 +113,7 @@ pub(crate) mod command_flag {
 /// Chunks of a structured reply.
 pub(crate) mod chunk {
     pub(crate) const FLAG_DONE: u16 = 1;
-    pub(crate) const NONE: u16 = 0;
     pub(crate) const OFFSET_DATA: u16 = 1;
-    pub(crate) const OFFSET_HOLE: u16 = 2;
     pub(crate) const BLOCK_STATUS: u16 = 5;
     pub(crate) const ERROR_BIT: u16 = 1 << 15;
     pub(crate) const ERROR: u16 = ERROR_BIT | 1;
@@ -166,17 +164,6 @@ impl RequestHeader {
             offset: reader.u64()?,
             length: reader.u32()?,
         })
-    }
-
-    pub(crate) fn encode(&self) -> [u8; Self::SIZE] {
-        let mut bytes = [0; Self::SIZE];
-        bytes[0..4].copy_from_slice(&REQUEST_MAGIC.to_be_bytes());
-        bytes[4..6].copy_from_slice(&self.flags.to_be_bytes());
-        bytes[6..8].copy_from_slice(&self.command.to_be_bytes());
-        bytes[8..16].copy_from_slice(&self.cookie.to_be_bytes());
-        bytes[16..24].copy_from_slice(&self.offset.to_be_bytes());
-        bytes[24..28].copy_from_slice(&self.length.to_be_bytes());
-        bytes
     }
 }
 
@@ -244,27 +231,24 @@ pub(crate) fn wire_error_of(error: &Error) -> u32 {
     }
 }
 
-/// What a client makes of a number on the wire.
-pub(crate) fn result_of_wire(number: u32, text: &str) -> Result<()> {
-    let (kind, name) = match number {
-        0 => return Ok(()),
-        wire_error::EPERM => (ErrorKind::Permission, "EPERM"),
-        wire_error::EIO => (ErrorKind::Backing, "EIO"),
-        wire_error::ENOMEM => (ErrorKind::System, "ENOMEM"),
-        wire_error::EINVAL => (ErrorKind::InvalidArgument, "EINVAL"),
-        wire_error::ENOSPC => (ErrorKind::NoSpace, "ENOSPC"),
-        wire_error::EOVERFLOW => (ErrorKind::OutOfRange, "EOVERFLOW"),
-        wire_error::ENOTSUP => (ErrorKind::Unsupported, "ENOTSUP"),
-        wire_error::ESHUTDOWN => (ErrorKind::Stopped, "ESHUTDOWN"),
-        _ => (ErrorKind::Backing, "an unknown error"),
-    };
-    let text = if text.is_empty() { String::new() } else { format!(": {text}") };
-    Err(Error::new(kind, format!("the NBD server answered {name} ({number}){text}")))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cbd_types::ErrorKind;
+
+    impl RequestHeader {
+        /// As a client sends it.
+        pub(crate) fn encode(&self) -> [u8; Self::SIZE] {
+            let mut bytes = [0; Self::SIZE];
+            bytes[0..4].copy_from_slice(&REQUEST_MAGIC.to_be_bytes());
+            bytes[4..6].copy_from_slice(&self.flags.to_be_bytes());
+            bytes[6..8].copy_from_slice(&self.command.to_be_bytes());
+            bytes[8..16].copy_from_slice(&self.cookie.to_be_bytes());
+            bytes[16..24].copy_from_slice(&self.offset.to_be_bytes());
+            bytes[24..28].copy_from_slice(&self.length.to_be_bytes());
+            bytes
+        }
+    }
 
     #[test]
     fn a_request_survives_the_wire() {

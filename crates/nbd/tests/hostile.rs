@@ -5,7 +5,8 @@ mod common;
 
 use cbd_export::BlockDevice;
 use cbd_export::budget::Budget;
-use cbd_nbd::{Client, Command, Notice, Options};
+use cbd_nbd::{Notice, Options};
+use cbd_testkit::{Client, Command};
 use cbd_types::{Durability, ErrorKind, MediaError, Operation, Pmem};
 use common::raw::{connect, handshake, ready, request, works};
 use common::{Served, Slow, in_time, memory, serve, serve_with, until};

@@ -3,7 +3,8 @@
 mod common;
 
 use cbd_export::budget::Budget;
-use cbd_nbd::{Client, Command, Options};
+use cbd_nbd::Options;
+use cbd_testkit::{Client, Command};
 use common::raw::{ready, request};
 use common::{Gate, Slow, in_time, memory, serve_with};
 use std::io::{Read, Write};

@@ -4,7 +4,8 @@
 mod common;
 
 use cbd_export::{BlockDevice, Event, RequestQueue};
-use cbd_nbd::{Client, Command, Listen, Notice, Options, Server};
+use cbd_nbd::{Listen, Notice, Options, Server};
+use cbd_testkit::{Client, Command};
 use cbd_types::{Completion, Error, ErrorKind, Geometry, Operation, Request, Result};
 use common::{Served, in_time, memory, serve, serve_with, until};
 use std::io::{Read, Write};

@@ -2,10 +2,8 @@
 
 mod common;
 
-use cbd_nbd::{
-    BlockStatus, CONTEXT_ALLOCATION, CONTEXT_STATE, Client, ClientOptions, Command, Listen, Notice, Options,
-    Server, transmission_flag,
-};
+use cbd_nbd::{CONTEXT_ALLOCATION, CONTEXT_STATE, Listen, Notice, Options, Server, transmission_flag};
+use cbd_testkit::{BlockStatus, Client, ClientOptions, Command};
 use cbd_types::{ErrorKind, Operation};
 use common::{Failing, Slow, in_time, memory, serve, serve_with};
 use std::collections::HashSet;

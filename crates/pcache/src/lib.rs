@@ -19,8 +19,6 @@ mod log;
 mod open;
 mod pieces;
 pub mod report;
-#[cfg(feature = "sample")]
-pub mod sample;
 mod scan;
 
 pub use image::{Image, Unreadable};

@@ -2,8 +2,8 @@
 
 mod support;
 
-use cbd_pcache::sample::{Sample, SampleKey};
 use cbd_pcache::{LogEnd, Options, Reason};
+use cbd_testkit::pcache::{Sample, SampleKey};
 use cbd_types::ErrorKind;
 use support::{BLOCK, Writer, read, read_with};
 

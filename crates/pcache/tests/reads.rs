@@ -2,8 +2,8 @@
 
 mod support;
 
-use cbd_pcache::sample::{Sample, SampleKey};
 use cbd_pcache::{LogEnd, Options};
+use cbd_testkit::pcache::{Sample, SampleKey};
 use support::{BLOCK, Writer, read, read_with};
 
 const B: u64 = BLOCK as u64;

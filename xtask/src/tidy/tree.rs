@@ -39,7 +39,7 @@ impl File {
 }
 
 /// Crates that are not part of what users get.
-const PROOFS: [&str; 2] = ["crates/sim/", "crates/models/"];
+const PROOFS: [&str; 3] = ["crates/sim/", "crates/models/", "crates/testkit/"];
 
 /// Names of text files; all other files are data.
 const TEXTS: [&str; 7] = [".rs", ".md", ".toml", ".yaml", ".service", ".rules", ".sh"];

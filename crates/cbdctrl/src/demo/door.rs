@@ -5,7 +5,7 @@
 
 use super::block::BLOCK;
 use super::filesystem::{Mounted, Tools};
-use cbd_nbd::{Client, ClientOptions, Listen};
+use super::nbd::Connection;
 use cbd_types::{AlignedBuffer, Context, Error, ErrorKind, Result};
 use serde::Serialize;
 use std::fs::{File, OpenOptions};
@@ -64,7 +64,7 @@ pub enum Door {
         mounted: Mounted,
     },
     /// A server.
-    Nbd(Listen),
+    Nbd(PathBuf),
 }
 
 impl Door {
@@ -94,7 +94,7 @@ impl Door {
     /// What went wrong, with the device.
     pub fn again(way: Way, device: &Path, place: &Path) -> Result<Self> {
         if way == Way::Nbd {
-            return Ok(Self::Nbd(Listen::Unix(device.to_owned())));
+            return Ok(Self::Nbd(device.to_owned()));
         }
         let mounted =
             Mounted::mount(device, &place.join("mnt"), "noatime,lazytime,noinit_itable,nosuid,nodev")?;
@@ -117,10 +117,9 @@ impl Door {
                     .map_err(|error| system(format!("{} cannot be opened", path.display()), &error))?;
                 Ok(Io::File(file))
             }
-            Self::Nbd(listen) => {
-                let options = ClientOptions { timeout: NBD_TIMEOUT, ..ClientOptions::default() };
-                let client = Client::connect_with(listen, &options)?;
-                Ok(Io::Nbd { client: Box::new(client), force: sync == Sync::Durable })
+            Self::Nbd(socket) => {
+                let connection = Connection::open(socket, NBD_TIMEOUT)?;
+                Ok(Io::Nbd { connection, fua: sync == Sync::Durable })
             }
         }
     }
@@ -186,9 +185,9 @@ pub enum Io {
     /// A connection.
     Nbd {
         /// The connection.
-        client: Box<Client>,
-        /// Whether writes are forced.
-        force: bool,
+        connection: Connection,
+        /// Whether writes are FUA writes.
+        fua: bool,
     },
 }
 
@@ -213,7 +212,9 @@ impl Io {
             Self::File(file) => {
                 file.read_exact_at(into, at).map_err(|error| system(format!("reading block {slot}"), &error))
             }
-            Self::Nbd { client, .. } => client.read(at, into).context(|| format!("reading block {slot}")),
+            Self::Nbd { connection, .. } => {
+                connection.read(at, into).context(|| format!("reading block {slot}"))
+            }
         }
     }
 
@@ -227,8 +228,8 @@ impl Io {
             Self::File(file) => {
                 file.write_all_at(data, at).map_err(|error| system(format!("writing block {slot}"), &error))
             }
-            Self::Nbd { client, force } => {
-                client.write(at, data, *force).context(|| format!("writing block {slot}"))
+            Self::Nbd { connection, fua } => {
+                connection.write(at, data, *fua).context(|| format!("writing block {slot}"))
             }
         }
     }

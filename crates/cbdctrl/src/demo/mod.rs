@@ -16,6 +16,7 @@ mod filesystem;
 mod interrupt;
 mod kill;
 mod measure;
+mod nbd;
 mod places;
 mod proof;
 mod report;

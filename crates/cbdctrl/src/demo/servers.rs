@@ -91,7 +91,7 @@ impl Daemon {
         command.arg("--config").arg(config);
         command.arg("--state-dir").arg(folder.join("state")).arg("--run-dir").arg(run);
         command.arg("--dev-dir").arg(folder.join("dev")).arg("--socket").arg(&socket);
-        command.arg("--throttle").arg(format!("throttle:{throttle}"));
+        command.arg("--throttle").arg(throttle);
         command.stderr(log_file(&folder.join("daemon.log"))?);
         let guarded =
             Guarded::start(&mut command).map_err(|error| system("the daemon cannot be started", &error))?;

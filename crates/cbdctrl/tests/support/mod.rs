@@ -10,7 +10,8 @@ pub mod pattern;
 pub mod region;
 pub mod sandbox;
 
-use cbd_nbd::{Client, ClientOptions, Listen};
+use cbd_nbd::Listen;
+use cbd_testkit::{Client, ClientOptions};
 use serde_json::Value;
 use std::fs::File;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -143,7 +144,7 @@ impl Place {
         command.args(["--config", &self.text("cbd.toml"), "--state-dir", &self.text("state")]);
         command.args(["--run-dir", &self.text("run"), "--dev-dir", &self.text("dev")]);
         if let Some(decorate) = &self.decorate {
-            command.args(["--throttle", decorate]);
+            command.args(["--decorate", decorate]);
         }
         command
     }

@@ -191,9 +191,12 @@ impl BackendSlot {
 }
 
 impl Fixed {
-    /// The backing device with the decorators that the daemon was started with.
+    /// The backing device with the decorator that the daemon was started with.
     fn decorate(&self, file: Arc<dyn Backing>) -> Arc<dyn Backing> {
-        self.decorators.iter().fold(file, |inner, decorator| decorator.clone().wrap(inner))
+        match &self.decorator {
+            Some(decorator) => decorator.wrap(file),
+            None => file,
+        }
     }
 }
 

@@ -71,7 +71,7 @@ struct Fixed {
     state: StateDir,
     places: ExportPlaces,
     guard: Guard,
-    decorators: Vec<Decorator>,
+    decorator: Option<Decorator>,
     require_persistent: bool,
     environment: Arc<ProcessEnvironment>,
     started: Instant,
@@ -124,7 +124,7 @@ impl Manager {
     /// for that.
     ///
     /// # Errors
-    /// When the decorator is malformed, or the state folder stands on a device of ours.
+    /// When the state folder stands on a device of ours.
     pub fn new(options: &Options, config: Config, state: StateDir) -> Result<Self> {
         let environment = Arc::new(ProcessEnvironment::new());
         let daemon_id = state.daemon_id(|| environment.random())?;
@@ -148,17 +148,14 @@ impl Manager {
         };
         let guard = Guard { fuse_dir: places.fuse_dir(), ublk_dir: places.ublk_dir() };
         guard.check(state.path(), "the state folder")?;
-        let decorators = options.decorate.as_deref().map(parse_decorators).transpose()?.unwrap_or_default();
         let mut warnings = Vec::new();
         let locked = lock_memory();
         if let Err(reason) = &locked {
             warnings.push(reason.clone());
         }
         warnings.extend(crate::exports::missing_for_data_threads());
-        if !decorators.is_empty() {
-            warnings.push(
-                "backing devices are decorated (--throttle): for demonstrations and tests only".to_owned(),
-            );
+        if options.decorator.is_some() {
+            warnings.push("backing devices are decorated: for demonstrations and tests only".to_owned());
         }
         for warning in &warnings {
             tracing::warn!("{warning}");
@@ -170,7 +167,7 @@ impl Manager {
                 state,
                 places,
                 guard,
-                decorators,
+                decorator: options.decorator.clone(),
                 environment,
                 started: Instant::now(),
                 warnings,
@@ -371,10 +368,6 @@ fn lock_memory() -> std::result::Result<(), String> {
     Err("the daemon's memory is not locked: that needs CAP_IPC_LOCK or LimitMEMLOCK=infinity; a page of the daemon that was \
          paged out can stall the device"
         .to_owned())
-}
-
-fn parse_decorators(text: &str) -> Result<Vec<Decorator>> {
-    text.split(';').map(Decorator::parse).collect()
 }
 
 fn stopping() -> Error {

@@ -6,7 +6,8 @@ use cbd_daemon::control::{Control, Flow};
 use cbd_daemon::manager::Manager;
 use cbd_daemon::run::Options;
 use cbd_daemon::state::StateDir;
-use cbd_nbd::{Client, Listen};
+use cbd_nbd::Listen;
+use cbd_testkit::Client;
 use cbd_types::{BootId, Error, ErrorKind, Result};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -44,7 +45,7 @@ impl Place {
     pub(crate) fn options(&self) -> Options {
         Options {
             require_persistent: self.require_persistent,
-            decorate: self.decorate.clone(),
+            decorator: self.decorate.as_deref().map(|text| cbd_testkit::decorator(text).unwrap()),
             boot: self.boot,
             ..Options::below(self.folder.path())
         }

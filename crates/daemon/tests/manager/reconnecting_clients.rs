@@ -3,7 +3,7 @@
 use crate::place::{MIB, Place, cache_of};
 use cbd_daemon::api::{StartBackend, StopBlkdev};
 use cbd_daemon::control::Control;
-use cbd_nbd::Command;
+use cbd_testkit::Command;
 use std::time::{Duration, Instant};
 
 const LARGE: usize = 256 << 10;

@@ -1,7 +1,7 @@
 //! A client that sends exactly the bytes that a test gives it.
 
 use super::Served;
-use cbd_nbd::Client;
+use cbd_testkit::Client;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;

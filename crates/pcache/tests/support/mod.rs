@@ -1,8 +1,8 @@
 //! Shared by the tests of images.
 #![allow(dead_code, reason = "each test takes what it needs")]
 
-use cbd_pcache::sample::{Sample, SampleKey};
 use cbd_pcache::{Cache, Options, Scanned, Sink, Survey};
+use cbd_testkit::pcache::{Sample, SampleKey};
 use cbd_types::{Error, Result};
 use std::collections::BTreeMap;
 

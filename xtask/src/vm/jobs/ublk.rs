@@ -315,7 +315,7 @@ pub fn stops_over_what_hangs(host: &Host, _: &Given) -> Result<(), String> {
         cbdctrl drain --backend 0 >/dev/null 2>&1
         kill $daemon
         wait $daemon
-        begin --throttle throttle:latency_us=10000000
+        begin --throttle latency_us=10000000
         read_block 30000 &
         reader=$!
         sleep 1
@@ -327,7 +327,7 @@ pub fn stops_over_what_hangs(host: &Host, _: &Given) -> Result<(), String> {
         wait $reader
         kill $daemon
         wait $daemon
-        begin --throttle throttle:latency_us=10000000
+        begin --throttle latency_us=10000000
         read_block 40000 &
         reader=$!
         sleep 1

@@ -1,11 +1,12 @@
 //! A backing device that remembers what it was asked: for tests, and for finding faults.
 //!
-//! Always true here: operations and results pass unchanged; the memory is bounded, and says what it forgot; an
+//! Invariants: operations and results pass unchanged; the memory is bounded, and says what it forgot; an
 //! operation that overlaps another one in flight, where one of them changes the device, is noted whenever it happens.
 //!
-//! Left to others: what ought to have been asked.
+//! Elsewhere: what ought to have been asked.
 
-use crate::{Backing, Identity, PollableQueue, job};
+use crate::ops::{OpKind, range_of};
+use cbd_backing::{Backing, Identity, PollableQueue};
 use cbd_types::backing::BackingDone;
 use cbd_types::{BackingGeometry, BackingOp, BackingQueue, ByteRange, ErrorKind, OpToken, Result};
 use std::collections::{HashMap, VecDeque};
@@ -14,50 +15,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Entries that are remembered if nothing else is asked for.
 pub const CAPACITY: usize = 1 << 16;
-
-/// What an operation does.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum OpKind {
-    /// Reads.
-    Read,
-    /// Writes.
-    Write,
-    /// Zeroes.
-    WriteZeroes,
-    /// Gives space back.
-    Discard,
-    /// Makes durable.
-    Flush,
-}
-
-impl OpKind {
-    /// All kinds.
-    pub const ALL: [Self; 5] = [Self::Read, Self::Write, Self::WriteZeroes, Self::Discard, Self::Flush];
-
-    /// The kind of an operation.
-    #[must_use]
-    pub const fn of(op: &BackingOp) -> Self {
-        match op {
-            BackingOp::Read { .. } => Self::Read,
-            BackingOp::Write { .. } => Self::Write,
-            BackingOp::WriteZeroes { .. } => Self::WriteZeroes,
-            BackingOp::Discard { .. } => Self::Discard,
-            BackingOp::Flush => Self::Flush,
-        }
-    }
-
-    /// The word for it in specifications.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Read => "read",
-            Self::Write => "write",
-            Self::WriteZeroes => "zero",
-            Self::Discard => "discard",
-            Self::Flush => "flush",
-        }
-    }
-}
 
 /// One event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -203,7 +160,7 @@ struct TracedQueue {
 }
 
 impl TracedQueue {
-    fn give_back(&mut self, done: &mut Vec<BackingDone>) {
+    fn complete(&mut self, done: &mut Vec<BackingDone>) {
         for mut one in self.came.drain(..) {
             let number = one.token.0;
             if let Some(token) = self.tokens.remove(&number) {
@@ -217,19 +174,19 @@ impl TracedQueue {
 
 impl BackingQueue for TracedQueue {
     fn submit(&mut self, token: OpToken, op: BackingOp) {
-        let number = self.handle.memory().begin(OpKind::of(&op), job::range_of(&op));
+        let number = self.handle.memory().begin(OpKind::of(&op), range_of(&op));
         self.tokens.insert(number, token);
         self.inner.submit(OpToken(number), op);
     }
 
     fn poll(&mut self, done: &mut Vec<BackingDone>) {
         self.inner.poll(&mut self.came);
-        self.give_back(done);
+        self.complete(done);
     }
 
     fn wait(&mut self, done: &mut Vec<BackingDone>) {
         self.inner.wait(&mut self.came);
-        self.give_back(done);
+        self.complete(done);
     }
 
     fn in_flight(&self) -> usize {

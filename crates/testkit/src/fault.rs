@@ -2,22 +2,23 @@
 //!
 //! [`FaultRule`]s say which operations fail and how; a [`FaultHandle`] changes them while the device is in use.
 //!
-//! Always true here: the first rule that fits decides; with the same rules and the same order of operations the same
+//! Invariants: the first rule that fits decides; with the same rules and the same order of operations the same
 //! ones fail; a stalled operation comes back once no rule stalls it any more, and never before: a queue that is dropped waits for its
 //! stalled operations, as a queue of a disk that hangs waits for the kernel.
 //!
-//! Left to others: what to do about it.
+//! Elsewhere: what to do about it.
 
-use crate::trace::OpKind;
-use crate::{Backing, Identity, PollableQueue, job};
-use cbd_sys::event::{Poller, Signal, wait_readable};
+use crate::ops::{OpKind, range_of, words_of};
+use cbd_backing::{Backing, Identity, PollableQueue};
+use cbd_export::wake::{Event, wait_any};
 use cbd_types::backing::BackingDone;
 use cbd_types::{
     AlignedBuffer, BackingGeometry, BackingOp, BackingQueue, ByteRange, Error, ErrorKind, OpToken, Result,
 };
+use rustix::event::epoll;
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// How an operation fails.
@@ -124,7 +125,7 @@ impl FaultRule {
 
     fn fits(&self, op: &BackingOp) -> bool {
         let kind = self.kinds.is_empty() || self.kinds.contains(&OpKind::of(op));
-        kind && self.range.is_none_or(|range| range.overlaps(&job::range_of(op)))
+        kind && self.range.is_none_or(|range| range.overlaps(&range_of(op)))
     }
 }
 
@@ -158,7 +159,7 @@ struct State {
     version: u64,
     failed: u64,
     random: u64,
-    sleepers: Vec<Weak<Signal>>,
+    sleepers: Vec<Weak<Event>>,
 }
 
 impl State {
@@ -208,7 +209,7 @@ impl FaultHandle {
         state.version += 1;
         state.sleepers.retain(|sleeper| match sleeper.upgrade() {
             Some(signal) => {
-                signal.raise();
+                signal.signal();
                 true
             }
             None => false,
@@ -270,13 +271,8 @@ impl<B: Backing> Backing for Faulty<B> {
 
     fn open_queue(&self, depth: usize) -> Result<Box<dyn PollableQueue>> {
         let inner = self.inner.open_queue(depth)?;
-        let open = || {
-            let (signal, gathered) = (Signal::new()?, Poller::new()?);
-            gathered.add(inner.wait_descriptor(), 0, false)?;
-            gathered.add(signal.as_raw_fd(), 0, false)?;
-            std::io::Result::Ok((Arc::new(signal), gathered))
-        };
-        let (signal, gathered) = open().map_err(|error| {
+        let signal = Arc::new(Event::new()?);
+        let gathered = gather([inner.wait_descriptor(), signal.descriptor()]).map_err(|error| {
             Error::new(ErrorKind::System, format!("cannot open a queue with faults: {error}"))
         })?;
         let version = {
@@ -322,8 +318,9 @@ struct FaultyQueue {
     stalled: Vec<(OpToken, BackingOp)>,
     ended: VecDeque<BackingDone>,
     came: Vec<BackingDone>,
-    signal: Arc<Signal>,
-    gathered: Poller,
+    signal: Arc<Event>,
+    /// Readable when the inner queue or `signal` is.
+    gathered: OwnedFd,
 }
 
 impl FaultyQueue {
@@ -348,7 +345,7 @@ impl FaultyQueue {
             Some((Fault::Fail | Fault::Partial, error)) => {
                 let result = Err(injected(error, &op));
                 self.ended.push_back(BackingDone { token, op, result });
-                self.signal.raise();
+                self.signal.signal();
             }
         }
     }
@@ -373,14 +370,25 @@ fn first_half(op: &BackingOp) -> Option<BackingOp> {
 }
 
 fn injected(kind: ErrorKind, op: &BackingOp) -> Error {
-    Error::new(kind, format!("cannot {}: a fault was asked for", job::words_of(op)))
+    Error::new(kind, format!("cannot {}: a fault was asked for", words_of(op)))
+}
+
+/// A descriptor that is readable when one of `descriptors` is.
+fn gather(descriptors: [RawFd; 2]) -> std::io::Result<OwnedFd> {
+    let all = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    for descriptor in descriptors {
+        // SAFETY: the queue and the event own the descriptors, and both live through this call.
+        let descriptor = unsafe { BorrowedFd::borrow_raw(descriptor) };
+        epoll::add(&all, descriptor, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+    }
+    Ok(all)
 }
 
 impl Drop for FaultyQueue {
     fn drop(&mut self) {
         let mut done = Vec::new();
         while !self.stalled.is_empty() {
-            if wait_readable(self.gathered.as_raw_fd()).is_err() {
+            if wait_any(&[self.gathered.as_raw_fd()], None).is_err() {
                 return;
             }
             self.poll(&mut done);
@@ -420,7 +428,7 @@ impl BackingQueue for FaultyQueue {
         let before = done.len();
         self.poll(done);
         while done.len() == before && self.in_flight() > 0 {
-            if wait_readable(self.gathered.as_raw_fd()).is_err() {
+            if wait_any(&[self.gathered.as_raw_fd()], None).is_err() {
                 return;
             }
             self.poll(done);

@@ -1,15 +1,61 @@
 //! A writer of images in the layout of dm-pcache, for tests and the fuzzer. It writes any content, valid or
 //! not.
 //!
+//! Its constants come from `docs/dm-pcache.md`, not from the reader (`cbd-pcache`), so that a wrong constant there
+//! fails the tests.
+//!
 //! Invariants: pages that were never written take no memory, so an image can have any size.
 //!
 //! Elsewhere: the plausibility of the image.
 
-use crate::format::{self, checksum};
-use crate::image::{Image, Unreadable};
+use cbd_pcache::{Image, Unreadable};
+use crc_fast::{CrcAlgorithm, Digest};
 use std::collections::{BTreeMap, BTreeSet};
 
 const PAGE: u64 = 4096;
+
+/// The layout, from `docs/dm-pcache.md`.
+mod format {
+    /// The superblock.
+    pub(super) const SUPERBLOCK_AT: u64 = 4096;
+    /// The two copies of the cache info.
+    pub(super) const INFO_AT: [u64; 2] = [8192, 12288];
+    /// The two copies of the key tail.
+    pub(super) const KEY_TAIL_AT: [u64; 2] = [16384, 16400];
+    /// The two copies of the dirty tail.
+    pub(super) const DIRTY_TAIL_AT: [u64; 2] = [16416, 16432];
+    /// The first segment.
+    pub(super) const SEGMENTS_AT: u64 = 20480;
+    /// Bytes of a segment, its header included.
+    pub(super) const SEGMENT_SIZE: u64 = 16 << 20;
+    /// Bytes of a segment's header: two copies of its info, and a page with two copies of its generation.
+    pub(super) const SEGMENT_HEAD: u64 = 12288;
+    /// Offsets of the two copies of a segment's info in the segment.
+    pub(super) const SEGMENT_INFO_AT: [u64; 2] = [0, 4096];
+    /// Offsets of the two copies of a segment's generation in the segment.
+    pub(super) const GENERATION_AT: [u64; 2] = [8192, 8208];
+    /// Used bytes of a superblock.
+    pub(super) const SUPERBLOCK_SIZE: usize = 24;
+    /// Bytes of a tail, of a segment's info, and of a generation.
+    pub(super) const SMALL_SIZE: usize = 16;
+    /// Bytes of a key set before its keys.
+    pub(super) const SET_HEAD: usize = 24;
+    /// The magic of a superblock, behind checksum and flags.
+    pub(super) const SUPERBLOCK_MAGIC: u64 = 0x65B0_5EFA_96C5_96EF;
+    /// The magic of a key set.
+    pub(super) const SET_MAGIC: u64 = 0x6768_94A6_4E16_4F1A;
+    /// Flag of a cache info: the creation of the cache was completed.
+    pub(super) const MADE: u32 = 1 << 1;
+    /// Flag of a key set: it has no keys, only the segment in which the log continues.
+    pub(super) const LAST: u64 = 1;
+}
+
+/// A checksum of the format: CRC32C with its own initial value and without the final XOR.
+fn checksum(bytes: &[u8]) -> u32 {
+    let mut digest = Digest::new_with_init_state(CrcAlgorithm::Crc32Iscsi, 0x3_B15A);
+    digest.update(bytes);
+    digest.finalize() as u32 ^ u32::MAX
+}
 
 /// An image in memory, most of it zeroes.
 #[derive(Clone, Debug, Default)]

@@ -1,12 +1,12 @@
 //! The client's half of the handshake, as far as GO.
 //!
-//! Always true here: what a server announces is bounded before it is read, and a size that is no device's is refused.
+//! Invariants: what a server announces is bounded before it is read, and a size that is no device's is refused.
 
 use super::ClientOptions;
-use crate::protocol::{
-    CONTEXT_ALLOCATION, CONTEXT_STATE, IHAVEOPT, NBDMAGIC, OPTION_REPLY_MAGIC, Reader, handshake_flag, info,
-    option, option_reply,
+use super::protocol::{
+    IHAVEOPT, NBDMAGIC, OPTION_REPLY_MAGIC, Reader, handshake_flag, info, option, option_reply,
 };
+use cbd_nbd::{CONTEXT_ALLOCATION, CONTEXT_STATE};
 use cbd_types::{Error, ErrorKind, Result};
 use std::io::{self, Read, Write};
 

@@ -1,8 +1,8 @@
 //! What a client can ask for, what it gets, and how a request looks on the wire.
 //!
-//! Always true here: no I/O. What a server refuses is encoded all the same, but for what could never be answered.
+//! Invariants: no I/O. What a server refuses is encoded all the same, but for what could never be answered.
 
-use crate::protocol::{RequestHeader, command, command_flag};
+use super::protocol::{RequestHeader, command, command_flag};
 use cbd_types::{Error, ErrorKind, Result};
 use std::time::Duration;
 
@@ -103,7 +103,7 @@ pub struct BlockStatus {
     pub offset: u64,
     /// How many bytes.
     pub length: u32,
-    /// What is known of them: [`status_flag`](crate::status_flag).
+    /// What is known of them: [`status_flag`](cbd_nbd::status_flag).
     pub flags: u32,
 }
 

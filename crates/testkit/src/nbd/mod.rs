@@ -3,22 +3,24 @@
 //! [`Client::read`] and its like wait for their reply. [`Client::submit`] does not: up to any depth, and
 //! [`Client::complete`] gives the next reply, in the order in which the server sends them.
 //!
-//! Always true here: a reply that answers nothing, or with bytes outside of what was asked for, breaks the connection;
+//! Invariants: a reply that answers nothing, or with bytes outside of what was asked for, breaks the connection;
 //! after that every call fails, and [`Client::outstanding`] says what was never answered.
 
+mod connect;
 mod handshake;
+mod protocol;
 mod request;
 mod wire;
 
 pub use request::{BlockStatus, ClientOptions, Command, Completed};
 
-use crate::listen::Listen;
-use crate::protocol::{
-    Reader, RequestHeader, SIMPLE_REPLY_MAGIC, STRING_MAX, STRUCTURED_REPLY_MAGIC, chunk, command,
-    result_of_wire, transmission_flag,
-};
+use cbd_nbd::{Listen, transmission_flag};
 use cbd_types::{Error, ErrorKind, Result};
 use handshake::Export;
+use protocol::{
+    Reader, RequestHeader, SIMPLE_REPLY_MAGIC, STRING_MAX, STRUCTURED_REPLY_MAGIC, chunk, command,
+    result_of_wire,
+};
 use request::{encode, length_of};
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -80,7 +82,7 @@ impl Client {
             let text = format!("the name of an NBD export has at most {STRING_MAX} bytes");
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
-        let mut socket = listen.connect()?;
+        let mut socket = connect::connect(listen)?;
         // A timeout of zero would mean none.
         let timeout = options.timeout.max(Duration::from_millis(1));
         socket

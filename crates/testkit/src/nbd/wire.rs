@@ -1,6 +1,6 @@
 //! The client's socket: whole requests out, replies in by the piece, neither of which can wait for ever.
 //!
-//! Always true here: while a request cannot be sent because the server waits for its replies to be read, the caller is
+//! Invariants: while a request cannot be sent because the server waits for its replies to be read, the caller is
 //! told so, and so the two never wait for each other.
 
 use cbd_export::wake::{Interest, WaitSet};

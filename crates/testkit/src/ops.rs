@@ -1,0 +1,66 @@
+//! Operations of backing devices, by kind and range.
+
+use cbd_types::{BackingOp, ByteRange};
+
+/// What an operation does.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum OpKind {
+    /// Reads.
+    Read,
+    /// Writes.
+    Write,
+    /// Zeroes.
+    WriteZeroes,
+    /// Frees space.
+    Discard,
+    /// Makes durable.
+    Flush,
+}
+
+impl OpKind {
+    /// All kinds.
+    pub const ALL: [Self; 5] = [Self::Read, Self::Write, Self::WriteZeroes, Self::Discard, Self::Flush];
+
+    /// The kind of an operation.
+    #[must_use]
+    pub const fn of(op: &BackingOp) -> Self {
+        match op {
+            BackingOp::Read { .. } => Self::Read,
+            BackingOp::Write { .. } => Self::Write,
+            BackingOp::WriteZeroes { .. } => Self::WriteZeroes,
+            BackingOp::Discard { .. } => Self::Discard,
+            BackingOp::Flush => Self::Flush,
+        }
+    }
+
+    /// The word for it in specifications.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Write => "write",
+            Self::WriteZeroes => "zero",
+            Self::Discard => "discard",
+            Self::Flush => "flush",
+        }
+    }
+}
+
+/// The bytes that an operation touches; none for a flush.
+pub(crate) fn range_of(op: &BackingOp) -> ByteRange {
+    match op {
+        BackingOp::Read { offset, buffer } | BackingOp::Write { offset, buffer } => {
+            ByteRange::at(*offset, buffer.len() as u64)
+        }
+        BackingOp::WriteZeroes { range } | BackingOp::Discard { range } => *range,
+        BackingOp::Flush => ByteRange::at(0, 0),
+    }
+}
+
+/// The operation as the words after "cannot".
+pub(crate) fn words_of(op: &BackingOp) -> String {
+    match OpKind::of(op) {
+        OpKind::Flush => "flush the cache".to_owned(),
+        kind => format!("{} {}", kind.name(), range_of(op)),
+    }
+}
