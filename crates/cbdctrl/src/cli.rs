@@ -278,7 +278,7 @@ pub enum Command {
     #[command(after_help = crate::offline::RESCUE_EXIT_CODES)]
     Rescue(crate::offline::RescueArguments),
     /// Show CBD at work on this machine: speed, a killed daemon, a plain disk at the end
-    Demo(crate::demo::Arguments),
+    Demo(cbd_demo::Arguments),
     /// Run the daemon; the same as cbdd
     Daemon(DaemonArguments),
     /// Hold the descriptors of FUSE devices while no daemon runs; the daemon starts this

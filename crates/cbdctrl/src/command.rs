@@ -2,7 +2,7 @@
 
 use crate::cli::{Asks, Command};
 use crate::progress::{self, DrainBar};
-use crate::table::{Table, terminal_width, wrap_page};
+use crate::table::{Table, fit, terminal_width};
 use cbd_daemon::api::{
     BackendInfo, BackendStarted, BlkdevInfo, BlkdevStopped, Done, Drain, ErrorAnswer, ErrorBody, HostInfo,
     RegisterTransport, Settings, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev, TransportInfo,
@@ -211,8 +211,7 @@ fn execute(command: Command, asked: &Client, output: &Output) -> Result<()> {
         Command::Status { asks } => {
             let status: Status = asking(client, asks).status()?;
             let page = crate::status::page(&status);
-            let page = terminal_width().map_or_else(|| page.clone(), |width| wrap_page(&page, width));
-            output.result(&status, &page)
+            output.result(&status, &fit(&page))
         }
         Command::Set { on, backend, changes } => {
             let path = format!("/v1/transports/{}/backends/{backend}/settings", on.transport);

@@ -4,13 +4,12 @@
 //! standard error, and exits with 0 (done), 1 (refused or failed) or 2 (wrong usage). The commands for offline recovery have exit
 //! codes of their own ([`offline`]). Commands are matched whole, never by prefix.
 //!
-//! Elsewhere: what the commands do (`cbd-daemon`, `cbd-inspect`).
+//! Elsewhere: what the commands do (`cbd-daemon`, `cbd-inspect`, `cbd-demo`).
 
 pub mod cli;
 mod command;
 mod completions;
 mod daemon;
-pub mod demo;
 mod examples;
 pub mod offline;
 mod pages;
@@ -46,7 +45,7 @@ pub fn run(arguments: Vec<OsString>) -> ExitCode {
     match cli.command {
         Command::Daemon(arguments) => daemon::run(arguments),
         Command::StoreProcess => daemon::run_store_process(),
-        Command::Demo(arguments) => demo::run(&arguments, cli.json),
+        Command::Demo(arguments) => cbd_demo::run(&arguments, cli.json, table::fit),
         Command::Check(arguments) => offline::check(&arguments, cli.json),
         Command::Dump(arguments) => offline::dump(&arguments, cli.json),
         Command::Repair(arguments) => offline::repair(&arguments, cli.json),

@@ -36,6 +36,11 @@ fn wrapped(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
+/// The page, wrapped to the terminal's width if standard output is a terminal.
+pub fn fit(page: &str) -> String {
+    terminal_width().map_or_else(|| page.to_owned(), |width| wrap_page(page, width))
+}
+
 /// The page with lines of at most `width` characters; wrapped text continues below the column where it began.
 pub fn wrap_page(page: &str, width: usize) -> String {
     let mut text = String::new();

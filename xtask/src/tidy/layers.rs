@@ -19,7 +19,7 @@ const PROOFS: [&str; 5] = ["cbd-sim", "cbd-models", "cbd-bench", "cbd-fuzz", "xt
 
 /// The crates from the lowest layer to the highest. A crate depends only on crates of lower layers, tests
 /// included.
-const LAYERS: [&[&str]; 11] = [
+const LAYERS: [&[&str]; 12] = [
     // System calls.
     &["cbd-sys"],
     // Basic types, and parts of the system.
@@ -34,7 +34,8 @@ const LAYERS: [&[&str]; 11] = [
     // Tools for regions without a daemon; the daemon; proofs.
     &["cbd-inspect", "cbd-daemon", "cbd-sim"],
     // What users start or link.
-    &["cbdctrl", "libcbd", "cbd-models"],
+    &["cbd-demo", "libcbd", "cbd-models"],
+    &["cbdctrl"],
     // Tools.
     &["cbd-bench", "cbd-freestanding", "cbd-fuzz"],
     &["xtask"],

@@ -1,9 +1,10 @@
-//! Where the demonstration keeps its things, and how they go away.
+//! The temporary folders of the demonstration, and their removal.
 //!
-//! Always true here: everything lies in folders of our own, each with a file that is locked while their demonstration lives. So
-//! what a killed one left behind is known by its lock that nobody holds, and only that is swept.
+//! Invariants: everything is in folders of the demonstration's own, each with a file that is locked while the
+//! demonstration runs. A folder of a killed demonstration is recognised by its free lock, and only such folders are
+//! swept.
 
-use super::system;
+use crate::system;
 use cbd_types::{Error, ErrorKind, Result};
 use std::fs::{self, File, TryLockError};
 use std::os::unix::fs::MetadataExt;
@@ -14,24 +15,27 @@ const LOCK: &str = "cbd-demo.lock";
 /// The path of a socket has 107 bytes at most.
 const SHORT: usize = 60;
 
-/// A folder that goes away with this value.
+/// A folder that is removed when this value is dropped.
 #[derive(Debug)]
-pub struct Place {
+pub struct Folder {
     path: PathBuf,
     _lock: File,
 }
 
-impl Place {
-    /// Makes a folder in `parent` that only this user can look into.
+impl Folder {
+    /// Creates a folder in `parent` that only this user can read.
     ///
     /// # Errors
     /// What the system says.
-    pub fn make(parent: &Path) -> Result<Self> {
+    pub fn create(parent: &Path) -> Result<Self> {
         let failed = |error: std::io::Error| {
-            Error::new(ErrorKind::System, format!("no folder can be made in {}: {error}", parent.display()))
+            Error::new(
+                ErrorKind::System,
+                format!("no folder can be created in {}: {error}", parent.display()),
+            )
         };
         loop {
-            // Never on a path with links: mounts are found by their path.
+            // Without symbolic links: mounts are found by their path.
             let parent = parent.canonicalize().map_err(failed)?;
             let path = tempfile::Builder::new().prefix(PREFIX).tempdir_in(&parent).map_err(failed)?.keep();
             let lock = File::create(path.join(LOCK)).and_then(|lock| {
@@ -63,20 +67,20 @@ impl Place {
         &self.path
     }
 
-    /// A folder in it, made if it is not there.
+    /// A folder in it, created if it does not exist.
     ///
     /// # Errors
     /// What the system says.
-    pub fn folder(&self, name: &str) -> Result<PathBuf> {
+    pub fn subfolder(&self, name: &str) -> Result<PathBuf> {
         let path = self.path.join(name);
         fs::create_dir_all(&path).map_err(|error| {
-            Error::new(ErrorKind::System, format!("{} cannot be made: {error}", path.display()))
+            Error::new(ErrorKind::System, format!("{} cannot be created: {error}", path.display()))
         })?;
         Ok(path)
     }
 }
 
-impl Drop for Place {
+impl Drop for Folder {
     fn drop(&mut self) {
         remove(&self.path);
     }
@@ -93,11 +97,11 @@ pub fn shared_memory() -> PathBuf {
     PathBuf::from("/dev/shm")
 }
 
-/// A folder for a region of `bytes`: in shared memory if there is room, else among temporary files, and why.
+/// A folder for a region of `bytes`: in shared memory if it has room, else among temporary files, with the reason.
 ///
 /// # Errors
 /// What the system says.
-pub fn for_region(bytes: u64) -> Result<(Place, Option<String>)> {
+pub fn for_region(bytes: u64) -> Result<(Folder, Option<String>)> {
     let shared = shared_memory();
     let reason = match system::room(&shared) {
         Err(error) => format!("there is no {}: {error}", shared.display()),
@@ -110,12 +114,12 @@ pub fn for_region(bytes: u64) -> Result<(Place, Option<String>)> {
         Ok(_) if available_memory().is_some_and(|available| available < 2 * bytes) => {
             "memory is short".to_owned()
         }
-        Ok(_) => match Place::make(&shared) {
-            Ok(place) => return Ok((place, None)),
+        Ok(_) => match Folder::create(&shared) {
+            Ok(folder) => return Ok((folder, None)),
             Err(error) => error.line(),
         },
     };
-    Ok((Place::make(&temporary())?, Some(reason)))
+    Ok((Folder::create(&temporary())?, Some(reason)))
 }
 
 fn available_memory() -> Option<u64> {
@@ -124,7 +128,7 @@ fn available_memory() -> Option<u64> {
     line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib << 10)
 }
 
-/// Removes what demonstrations that were killed left behind, and says which folders.
+/// Removes what killed demonstrations left behind, and returns the folders.
 pub fn sweep() -> Vec<PathBuf> {
     let mut swept = Vec::new();
     let mut parents = vec![temporary(), shared_memory()];
@@ -141,7 +145,7 @@ pub fn sweep() -> Vec<PathBuf> {
     swept
 }
 
-/// Whether a folder is one of ours whose demonstration is gone.
+/// Whether a folder belongs to a demonstration that has ended.
 fn is_dead(path: &Path) -> bool {
     let Ok(metadata) = fs::symlink_metadata(path) else { return false };
     if !metadata.is_dir() || metadata.uid() != system::user() {
@@ -151,10 +155,10 @@ fn is_dead(path: &Path) -> bool {
     !matches!(lock.try_lock(), Err(TryLockError::WouldBlock | TryLockError::Error(_)))
 }
 
-/// Removes a folder of ours with all that is mounted in it.
+/// Removes a folder of a demonstration with all mounts in it.
 fn remove(path: &Path) {
     unmount_beneath(path);
-    // Removed last, so that an interrupted removal is taken up by the next sweep.
+    // The lock is removed last, so that the next sweep continues an interrupted removal.
     if let Ok(entries) = fs::read_dir(path) {
         for entry in entries.flatten().filter(|entry| entry.file_name() != LOCK) {
             let path = entry.path();
@@ -181,30 +185,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_place_goes_away_with_what_is_in_it() {
+    fn a_folder_is_removed_with_its_content() {
         let parent = tempfile::tempdir().unwrap();
-        let place = Place::make(parent.path()).unwrap();
-        let folder = place.folder("run").unwrap();
-        fs::write(folder.join("file"), b"x").unwrap();
-        drop(place);
+        let folder = Folder::create(parent.path()).unwrap();
+        let run = folder.subfolder("run").unwrap();
+        fs::write(run.join("file"), b"x").unwrap();
+        drop(folder);
         assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 0);
     }
 
     #[test]
-    fn a_place_is_alive_while_its_lock_is_held_and_dead_after() {
+    fn a_folder_is_alive_while_its_lock_is_held() {
         let parent = tempfile::tempdir().unwrap();
-        let place = Place::make(parent.path()).unwrap();
-        let path = place.path().to_owned();
+        let folder = Folder::create(parent.path()).unwrap();
+        let path = folder.path().to_owned();
         assert!(!is_dead(&path));
-        // As after SIGKILL: the lock goes, the folder stays.
-        let Place { path: _, _lock } = &place;
+        // As after SIGKILL: the lock is free, the folder stays.
+        let Folder { path: _, _lock } = &folder;
         _lock.unlock().unwrap();
         assert!(is_dead(&path));
-        drop(place);
+        drop(folder);
     }
 
     #[test]
-    fn a_folder_without_a_lock_is_not_ours() {
+    fn a_folder_without_a_lock_is_not_swept() {
         let parent = tempfile::tempdir().unwrap();
         let path = parent.path().join("cbd-demo-x");
         fs::create_dir(&path).unwrap();

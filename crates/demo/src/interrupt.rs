@@ -1,9 +1,9 @@
 //! Ctrl-C, and the children that must not outlive it.
 //!
-//! Always true here: after a signal everything ends in order, and in bounded time: whoever waits for a child that does not
-//! answer is freed because the child is killed.
+//! Invariants: after a signal the demonstration ends in order and in bounded time: a child that does not answer is
+//! killed, which ends every wait for it.
 
-use super::system;
+use crate::system;
 use cbd_types::{Error, ErrorKind, Result};
 use std::process::{Child, ExitStatus};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 const GRACE: Duration = Duration::from_secs(4);
 /// How long the kernel may take to end a killed child and its I/O.
 const KILL_TIMEOUT: Duration = Duration::from_secs(10);
-/// Between two looks at a child: its end raises no event that several threads could wait for.
-const LOOK: Duration = Duration::from_millis(5);
+/// Interval at which a child is polled: its end raises no event that several threads could wait for.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 static CHILDREN: Mutex<Vec<u32>> = Mutex::new(Vec::new());
@@ -24,19 +24,19 @@ fn children() -> MutexGuard<'static, Vec<u32>> {
     CHILDREN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Begins to listen. To be called before any other thread starts.
+/// Starts the thread that waits for signals. Call it before any other thread starts.
 ///
 /// # Errors
-/// When there is no thread to be had.
+/// When the thread cannot be started.
 pub fn listen() -> Result<()> {
-    system::hold_ending_signals();
+    system::block_ending_signals();
     std::thread::Builder::new()
         .name("demo-signals".to_owned())
         .spawn(|| {
             system::next_ending_signal();
             INTERRUPTED.store(true, Ordering::SeqCst);
             std::thread::sleep(GRACE);
-            // Whatever holds the demonstration up waits for one of them, or for a device that one of them serves.
+            // A thread that still blocks waits for a child, or for a device that a child serves.
             kill_everything();
         })
         .map(drop)
@@ -62,7 +62,7 @@ fn kill_everything() {
     }
 }
 
-/// Kills the children unless it is dropped in time, so that no wait for a device is one without end.
+/// Kills the children unless it is dropped in time, so that every wait for a device is bounded.
 pub struct Watchdog {
     done: std::sync::mpsc::Sender<()>,
 }
@@ -94,13 +94,13 @@ pub struct Guarded {
 }
 
 impl Guarded {
-    /// Starts `command`, bound to this thread: it must be the one that lives longest.
+    /// Starts `command`. The child dies with the calling thread, which must be the one that lives longest.
     ///
     /// # Errors
     /// What the system says.
     pub fn start(command: &mut std::process::Command) -> std::io::Result<Self> {
         system::bind_to_parent(command);
-        // Under the lock, so that a signal finds the child or comes before it.
+        // Under the lock, so that a signal either finds the child or prevents it.
         let mut children = children();
         if requested() {
             return Err(std::io::Error::from(std::io::ErrorKind::Interrupted));
@@ -119,7 +119,7 @@ impl Guarded {
     /// How it ended, if it has.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         if self.status.is_none() {
-            // Under the lock: once it is waited for, its number may be somebody else's.
+            // Under the lock: after the wait its number can be reused by another process.
             let mut children = children();
             if let Ok(Some(status)) = self.child.try_wait() {
                 children.retain(|&child| child != self.child.id());
@@ -133,7 +133,7 @@ impl Guarded {
     pub fn wait(&mut self, timeout: Duration) -> Option<ExitStatus> {
         let end = Instant::now() + timeout;
         while self.ended().is_none() && Instant::now() < end {
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
         self.status
     }
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_that_ends_tells_how() {
+    fn the_exit_status_of_a_child_is_reported() {
         let mut guarded = Guarded::start(&mut Command::new("false")).unwrap();
         assert!(!guarded.wait(Duration::from_secs(20)).unwrap().success());
     }

@@ -1,27 +1,27 @@
 //! The disk alone: a plain file, compared with the log of what was written.
 //!
-//! Always true here: nothing of ours lies between the file and who reads it; with a file system, the kernel's own.
+//! Invariants: the file is read without CBD; a file system in it is mounted by the kernel.
 
-use super::block::{self, Verdict};
-use super::door::{FILE, Io, Way, system};
-use super::filesystem::{Mounted, Tools};
-use super::measure::read_all;
-use super::report::BackingFound;
-use super::story::Story;
-use super::work::Logs;
+use crate::block::{self, Verdict};
+use crate::filesystem::{Mounted, Tools};
+use crate::measure::read_all;
+use crate::report::BackingFound;
+use crate::steps::Demo;
+use crate::target::{ExportKind, FILE, Io, system};
+use crate::work::Logs;
 use cbd_types::{Error, ErrorKind, Result};
 use std::fs::File;
 use std::path::Path;
 
-impl Story {
+impl Demo {
     /// Compares the plain file with the log.
-    pub(super) fn compare_plain(&self, disk: &Path, logs: &Logs) -> Result<BackingFound> {
-        let bar = self.show.bar("comparing");
+    pub(crate) fn compare_plain(&self, disk: &Path, logs: &Logs) -> Result<BackingFound> {
+        let bar = self.output.bar("comparing");
         let mut found = BackingFound::default();
         let blocks = |slot, block: &[u8]| -> Verdict { logs.blocks.validate(slot, block) };
-        let compared = if self.way == Way::FuseLoop {
+        let compared = if self.export == ExportKind::FuseLoop {
             found.file_system_checked = Some(Tools::find()?.check_file_system(disk)?);
-            let mounted = Mounted::mount(disk, &self.place.path().join("plain"), "ro,loop,nosuid,nodev")?;
+            let mounted = Mounted::mount(disk, &self.folder.path().join("plain"), "ro,loop,nosuid,nodev")?;
             let mut io = Io::plain(&mounted.path().join(FILE))?;
             let compared = read_all(&mut io, &logs.blocks, &bar, blocks)?;
             drop(io);
@@ -43,7 +43,7 @@ impl Story {
     }
 }
 
-/// Behind the working set nobody has written.
+/// Fails if there is anything behind the working set, which was never written.
 fn nothing_else(disk: &Path, from: u64) -> Result<()> {
     use std::os::unix::fs::FileExt;
     let mut piece = vec![0; 1 << 20];
@@ -56,8 +56,10 @@ fn nothing_else(disk: &Path, from: u64) -> Result<()> {
         let piece = &mut piece[..length];
         file.read_exact_at(piece, at).map_err(failed)?;
         if let Some(index) = piece.iter().position(|&byte| byte != 0) {
-            let text =
-                format!("the backing file holds something at byte {} that nobody wrote", at + index as u64);
+            let text = format!(
+                "the backing file holds something at byte {} that was never written",
+                at + index as u64
+            );
             return Err(Error::new(ErrorKind::Damaged, text));
         }
         at += length as u64;

@@ -1,12 +1,12 @@
 //! The processes that serve devices: a real daemon, and one that serves plain memory through the same export.
 //!
-//! Always true here: both are this very program, started as children that die with us; what they say goes to a file whose end
-//! is part of the error when they fail.
+//! Invariants: both are this very program, started as children that die with this process; their output goes to a
+//! file whose end is part of the error when they fail.
 
-use super::Arguments;
-use super::door::{Way, system};
-use super::interrupt::{self, Guarded};
-use super::system as calls;
+use crate::Arguments;
+use crate::interrupt::{self, Guarded};
+use crate::system as calls;
+use crate::target::{ExportKind, system};
 use cbd_daemon::api::{
     BackendStarted, BackendStatus, Consistency, Done, Progress, RegisterTransport, StartBackend, StopBackend,
     TransportRegistered,
@@ -27,21 +27,21 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a server may take to be ready.
+/// Timeout of a server's start.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long it may take to end in order.
+/// Timeout of its orderly end.
 const STOP_TIMEOUT: Duration = Duration::from_secs(20);
-/// Threads that serve a device; as many as a daemon takes where nobody says.
+/// Threads that serve a device: the default of a daemon.
 const QUEUES: usize = 2;
 
-fn ourselves(way: Way) -> Command {
-    // By its path if it is still there, so that it has its name in lists of processes.
+fn ourselves(export: ExportKind) -> Command {
+    // By its path if the path still leads to a file, so that lists of processes show its name.
     let path = std::env::current_exe().ok().filter(|path| path.is_file());
     let mut command = Command::new(path.unwrap_or_else(|| PathBuf::from("/proc/self/exe")));
     command.arg0("cbdctrl").stdin(Stdio::null()).stdout(Stdio::null());
     command.env_remove("NOTIFY_SOCKET").env_remove("CBD_SOCKET");
-    if way == Way::FuseLoop {
-        calls::apart_from_mounts(&mut command);
+    if export == ExportKind::FuseLoop {
+        calls::unshare_mounts(&mut command);
     }
     command
 }
@@ -68,23 +68,24 @@ pub struct Daemon {
     client: Client,
     folder: PathBuf,
     throttle: String,
-    way: Way,
+    export: ExportKind,
 }
 
 impl Daemon {
-    /// Starts a daemon whose things are in `folder` and whose backing devices are throttled, and waits until it has brought back
-    /// what it had.
+    /// Starts a daemon with its files in `folder` and with throttled backing devices, and waits until it has
+    /// restored its backends.
     ///
     /// # Errors
-    /// When it ends or is not ready in time, with what it said.
-    pub fn start(folder: &Path, throttle: &str, way: Way) -> Result<Self> {
+    /// When it ends or is not ready in time, with the end of its log.
+    pub fn start(folder: &Path, throttle: &str, export: ExportKind) -> Result<Self> {
         let run = folder.join("run");
         fs::create_dir_all(folder.join("dev"))
             .map_err(|error| system(folder.display().to_string(), &error))?;
         let socket = run.join("control.sock");
-        let mut command = ourselves(way);
+        let mut command = ourselves(export);
         command.arg("daemon");
-        // None of the machine's configuration. What is shown holds for every door: clients of a killed daemon see errors.
+        // Nothing of the machine's configuration. FUSE devices end with the daemon, so that with every export the
+        // clients of a killed daemon see errors.
         let config = folder.join("cbd.toml");
         fs::write(&config, "[daemon]\nkeep_fuse = false\n")
             .map_err(|error| system(config.display().to_string(), &error))?;
@@ -97,7 +98,7 @@ impl Daemon {
             Guarded::start(&mut command).map_err(|error| system("the daemon cannot be started", &error))?;
         let client = Client::new(&socket);
         let mut daemon =
-            Self { guarded, client, folder: folder.to_owned(), throttle: throttle.to_owned(), way };
+            Self { guarded, client, folder: folder.to_owned(), throttle: throttle.to_owned(), export };
         daemon.wait_until_ready()?;
         Ok(daemon)
     }
@@ -125,7 +126,7 @@ impl Daemon {
         with_log(text, &self.folder.join("daemon.log"))
     }
 
-    /// Makes the region.
+    /// Creates the region.
     ///
     /// # Errors
     /// What the daemon says.
@@ -151,8 +152,8 @@ impl Daemon {
             path: text(disk)?,
             cache_size: cache,
             start_dev: true,
-            export: Some(self.way.export(&socket)),
-            // Epochs are merged: the slow disk catches up soon, whatever was written with flushes in between.
+            export: Some(self.export.option(&socket)),
+            // Epochs are merged, so the slow disk catches up soon, however many flushes there were.
             consistency: Some(Consistency::Checkpoint),
             ..StartBackend::default()
         };
@@ -161,7 +162,7 @@ impl Daemon {
         if let Some(error) = blkdev.error {
             return Err(self.failed(format!("the device is not served: {error}")));
         }
-        let device = if self.way == Way::Nbd { socket } else { PathBuf::from(blkdev.dev_name) };
+        let device = if self.export == ExportKind::Nbd { socket } else { PathBuf::from(blkdev.dev_name) };
         Ok(Started { backend: started.backend_id, device })
     }
 
@@ -202,7 +203,7 @@ impl Daemon {
         Ok(self.backend(backend)?.cache.map_or(0, |cache| cache.read_miss_bytes))
     }
 
-    /// Drains a backend and takes it off.
+    /// Drains a backend and removes it.
     ///
     /// # Errors
     /// What the daemon says.
@@ -215,7 +216,7 @@ impl Daemon {
     /// SIGKILL; returns when it is dead.
     ///
     /// # Errors
-    /// When the kernel does not let it die.
+    /// When it has not ended within the timeout.
     pub fn kill(&mut self) -> Result<()> {
         if self.guarded.kill(STOP_TIMEOUT) {
             return Ok(());
@@ -228,7 +229,7 @@ impl Daemon {
     /// # Errors
     /// As [`start`](Self::start).
     pub fn restart(&mut self) -> Result<()> {
-        *self = Self::start(&self.folder, &self.throttle, self.way)?;
+        *self = Self::start(&self.folder, &self.throttle, self.export)?;
         Ok(())
     }
 
@@ -248,7 +249,7 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // In order, so that it takes its mount and its loop device with it; then by force.
+        // An orderly end removes its mount and its loop device; a kill follows.
         self.guarded.signal(libc::SIGTERM);
         self.guarded.wait(Duration::from_secs(4));
     }
@@ -274,21 +275,21 @@ fn text(path: &Path) -> Result<String> {
 pub struct MemoryServer {
     guarded: Guarded,
     folder: PathBuf,
-    way: Way,
+    export: ExportKind,
 }
 
 impl MemoryServer {
-    /// Starts it, with everything that it needs in `folder`.
+    /// Starts it, with its files in `folder`.
     ///
     /// # Errors
-    /// When it cannot serve, with what it said.
-    pub fn start(folder: &Path, size: u64, way: Way) -> Result<Self> {
+    /// When it cannot serve, with the end of its log.
+    pub fn start(folder: &Path, size: u64, export: ExportKind) -> Result<Self> {
         let log = folder.join("memory.log");
-        let mut command = ourselves(way);
+        let mut command = ourselves(export);
         command.arg("demo").arg("--serve-memory").arg(folder).arg("--serve-bytes").arg(size.to_string());
-        command.arg("--path").arg(match way {
-            Way::FuseLoop => "fuse-loop",
-            Way::Nbd => "nbd",
+        command.arg("--path").arg(match export {
+            ExportKind::FuseLoop => "fuse-loop",
+            ExportKind::Nbd => "nbd",
         });
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log_file(&log)?);
         let mut guarded =
@@ -303,14 +304,14 @@ impl MemoryServer {
             guarded.kill(STOP_TIMEOUT);
             return Err(with_log("the server for memory did not start".to_owned(), &log));
         }
-        Ok(Self { guarded, folder: folder.to_owned(), way })
+        Ok(Self { guarded, folder: folder.to_owned(), export })
     }
 
     /// Block device or socket.
     pub fn device(&self) -> PathBuf {
-        match self.way {
-            Way::FuseLoop => self.folder.join("dev").join(MEMORY),
-            Way::Nbd => self.folder.join(SOCKET),
+        match self.export {
+            ExportKind::FuseLoop => self.folder.join("dev").join(MEMORY),
+            ExportKind::Nbd => self.folder.join(SOCKET),
         }
     }
 
@@ -319,7 +320,7 @@ impl MemoryServer {
     /// # Errors
     /// When something went wrong with its export.
     pub fn stop(mut self) -> Result<()> {
-        // The end of its input is its sign.
+        // It ends when its input ends.
         drop(self.guarded.child_mut().stdin.take());
         match self.guarded.wait(STOP_TIMEOUT) {
             Some(status) if status.success() => Ok(()),
@@ -342,12 +343,12 @@ const READY: &str = "ready";
 const MEMORY: &str = "cbd0";
 const SOCKET: &str = "memory.sock";
 
-/// The other side of [`MemoryServer`]: serves until its input ends.
+/// The process behind [`MemoryServer`]: serves until its input ends.
 ///
 /// # Errors
 /// What the system refuses.
 pub fn serve_memory(folder: &Path, arguments: &Arguments) -> Result<()> {
-    let way = arguments.path.unwrap_or(Way::Nbd);
+    let export = arguments.path.unwrap_or(ExportKind::Nbd);
     let memory = Mapping::anonymous(arguments.serve_bytes)?;
     let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::new(Arc::new(memory), 512)?);
     let places = ExportPlaces {
@@ -359,7 +360,7 @@ pub fn serve_memory(folder: &Path, arguments: &Arguments) -> Result<()> {
         vhost_spin: None,
     };
     fs::create_dir_all(&places.dev_dir).map_err(|error| system(folder.display().to_string(), &error))?;
-    let choice: ExportChoice = way.export(&folder.join(SOCKET)).parse()?;
+    let choice: ExportChoice = export.option(&folder.join(SOCKET)).parse()?;
     let place = Place { name: MEMORY, identity: MEMORY.as_bytes(), queues: QUEUES };
     let export = Export::start(&choice, place, &device, &places)?;
     println!("{READY}");

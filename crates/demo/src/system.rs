@@ -15,13 +15,13 @@ fn ending_signals() -> Signals {
     Signals::of(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP])
 }
 
-/// Takes a mount away; `detach` at once, whoever uses it.
+/// Unmounts; with `detach` lazily, at once even if it is in use.
 pub fn unmount(path: &Path, detach: bool) -> io::Result<()> {
     let detach = if detach { UnmountFlags::DETACH } else { UnmountFlags::empty() };
     Ok(rustix::mount::unmount(path, UnmountFlags::NOFOLLOW | detach)?)
 }
 
-/// Bytes that whoever asks may still write to the file system at `path`.
+/// Bytes that this process may still write to the file system at `path`.
 pub fn room(path: &Path) -> io::Result<u64> {
     let room = rustix::fs::statvfs(path)?;
     Ok(room.f_bavail.saturating_mul(room.f_frsize))
@@ -40,8 +40,8 @@ pub fn signal(process: u32, signal: libc::c_int) {
     }
 }
 
-/// Keeps the ending signals from this thread and those that it starts, so that [`next_ending_signal`] gets them.
-pub fn hold_ending_signals() {
+/// Blocks the ending signals in this thread and those that it starts, so that [`next_ending_signal`] gets them.
+pub fn block_ending_signals() {
     ending_signals().block();
 }
 
@@ -50,18 +50,18 @@ pub fn next_ending_signal() -> libc::c_int {
     ending_signals().wait()
 }
 
-/// Makes a child die with the thread that starts it. A Ctrl-C at the terminal does not reach it, so that whoever started it
-/// ends it in order; to the ending signals it listens, although this thread may hold them.
+/// Makes a child die with the thread that starts it. A Ctrl-C at the terminal does not reach the child, so that its
+/// parent ends it in order. The ending signals are unblocked in the child.
 pub fn bind_to_parent(command: &mut Command) {
     cbd_sys::process::bind_to_parent(command, ending_signals());
 }
 
-/// Lets a child have mounts of its own, too.
+/// Gives a child a mount namespace of its own.
 ///
-/// Who serves a file system's device must never be in a mount namespace in which that file system is mounted: if it is killed
-/// as the last process there, the kernel unmounts before it closes the server's files, waits for answers of the very process
-/// that is ending, and never ends.
-pub fn apart_from_mounts(command: &mut Command) {
+/// The server of a device must not be in a mount namespace in which a file system on that device is mounted. If it
+/// is killed as the last process there, the kernel unmounts before it closes the server's files, waits for answers
+/// of the process that is ending, and deadlocks.
+pub fn unshare_mounts(command: &mut Command) {
     cbd_sys::process::unshare_mounts_of(command);
 }
 

@@ -1,9 +1,9 @@
-//! Blocks that say whose and which they are, and the log of what was written: the proof that nothing is lost.
+//! Blocks that name their own number and version, and the log of what was written: the proof that no write is lost.
 //!
-//! Every write carries the number of its block and of its version in every word, so a block is either one version, whole, or it is
-//! none. The log lives in this process, outside the daemon, and survives its end.
+//! Every word of a block is computed from the block's number and version, so a torn block matches no version. The
+//! log is in this process, outside the daemon, and outlives the daemon.
 //!
-//! Always true here: a block has one writer at a time, so at most its newest version was issued and not acknowledged.
+//! Invariants: a block has one writer at a time, so at most its newest version was issued and not acknowledged.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -23,7 +23,7 @@ pub fn fill(buffer: &mut [u8], seed: u64, slot: u32, version: u32) {
     for (index, word) in (0_u64..).zip(words.iter_mut()) {
         *word = (key ^ index.wrapping_mul(0x9E37_79B9_7F4A_7C15)).to_le_bytes();
     }
-    // In the open, so that a block that is not the expected one can be named.
+    // In plain text, so that a wrong block can be named.
     if let Some(first) = words.first_mut() {
         *first = name.to_le_bytes();
     }
@@ -54,7 +54,7 @@ const fn mix(value: u64) -> u64 {
     value ^ (value >> 31)
 }
 
-/// A small generator: which block comes next needs no more.
+/// A small generator of pseudo-random numbers (SplitMix64).
 #[derive(Debug)]
 pub struct Random(u64);
 
@@ -73,7 +73,7 @@ impl Random {
     }
 }
 
-/// What was found where a block should be.
+/// How the content of a block compares with the log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verdict {
     /// What was acknowledged, or the one write that was issued after it.
@@ -97,7 +97,7 @@ struct Entry {
     issued: AtomicU32,
     /// The newest version that was acknowledged, or found after a crash.
     durable: AtomicU32,
-    /// A version that was issued, not acknowledged, and not there after a crash: it must never come back.
+    /// A version that was issued, not acknowledged, and not there after a crash: it must not reappear.
     vanished: AtomicU32,
     /// How many writes were acknowledged.
     acknowledged: AtomicU32,
@@ -114,7 +114,7 @@ impl Log {
         u32::try_from(self.entries.len()).unwrap_or(u32::MAX)
     }
 
-    /// Notes that the next version of `slot` is about to be written, makes it in `buffer`, and says which it is.
+    /// Logs that the next version of `slot` is about to be written, fills `buffer` with it, and returns its number.
     pub fn issue(&self, slot: u32, buffer: &mut [u8]) -> u32 {
         let version = self
             .entries
@@ -129,7 +129,7 @@ impl Log {
         version_of(block, self.seed, slot)
     }
 
-    /// Notes that the newest version of `slot` was acknowledged.
+    /// Logs that the newest version of `slot` was acknowledged.
     pub fn acknowledge(&self, slot: u32) {
         if let Some(entry) = self.entries.get(slot as usize) {
             entry.durable.store(entry.issued.load(Ordering::SeqCst), Ordering::SeqCst);
@@ -137,7 +137,7 @@ impl Log {
         }
     }
 
-    /// What is in the place of `slot`, compared with the log.
+    /// Compares the content of `slot` with the log.
     pub fn validate(&self, slot: u32, buffer: &[u8]) -> Verdict {
         let Some(entry) = self.entries.get(slot as usize) else { return Verdict::Wrong };
         let durable = entry.durable.load(Ordering::SeqCst);
@@ -150,7 +150,8 @@ impl Log {
         }
     }
 
-    /// As [`validate`](Self::validate), when no write is in flight: what is there now is what must be there from now on.
+    /// As [`validate`](Self::validate), while no write is in flight: the version found now is the version that
+    /// later reads must return.
     pub fn settle(&self, slot: u32, buffer: &[u8]) -> Verdict {
         let verdict = self.validate(slot, buffer);
         if verdict == Verdict::Right

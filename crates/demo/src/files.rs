@@ -1,17 +1,17 @@
-//! Files that are saved as careful programs save them: written under another name, `fsync`, renamed, `fsync` of the folder.
+//! Files that are saved atomically: written under another name, `fsync`, rename, `fsync` of the folder.
 //!
-//! Always true here: when the last `fsync` returns the save is acknowledged, and from then on the file has that version or a
-//! newer one, whole. A file has one writer.
+//! Invariants: when the last `fsync` returns the save is acknowledged, and from then on the file has that version
+//! or a newer one, whole. A file has one writer.
 
-use super::block::{BLOCK, Log, Random, Verdict};
-use super::door::system;
-use super::measure::Compared;
+use crate::block::{BLOCK, Log, Random, Verdict};
+use crate::measure::Compared;
+use crate::target::system;
 use cbd_types::Result;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// How many there are.
+/// The number of files.
 pub const FILES: u32 = 256;
 
 /// The files in one folder, and the log of their versions.

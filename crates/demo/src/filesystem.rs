@@ -1,11 +1,11 @@
-//! The ext4 file system: its tools, its mounts, and finding out by trying whether this machine lets us use them.
+//! The ext4 file system: its tools, its mounts, and a trial of whether this machine permits them.
 //!
-//! Always true here: mounts lie in our own mount namespace and folders, so they end with us; loop devices that `mount` makes let
-//! their file go by themselves.
+//! Invariants: mounts are in a mount namespace and in folders of this process, so they end with it; loop devices
+//! that `mount` creates release their file when they are unmounted.
 
-use super::door::system;
-use super::interrupt::{self, Guarded};
-use super::{places, system as calls};
+use crate::interrupt::{self, Guarded};
+use crate::target::system;
+use crate::{folders, system as calls};
 use cbd_types::{Error, ErrorKind, Result};
 use std::fs::{self, File};
 use std::io::Read;
@@ -13,11 +13,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long a tool may take; on the slow disk a file system is made in seconds.
+/// Timeout of a tool; on the slow disk a file system is created in seconds.
 const TOOL_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long somebody who looks at a new block device (udev) may keep it open.
+/// How long udev, which probes new block devices, may keep one open.
 const UNMOUNT_TIMEOUT: Duration = Duration::from_secs(10);
-/// The file system that is made to find out whether one can be.
+/// Bytes of the file system of the trial.
 const TRIAL_SIZE: u64 = 8 << 20;
 
 /// Programs of the system.
@@ -25,7 +25,7 @@ const TRIAL_SIZE: u64 = 8 << 20;
 pub struct Tools {
     mkfs: PathBuf,
     mount: PathBuf,
-    /// Not needed, but used if it is there.
+    /// Used if it is installed.
     fsck: Option<PathBuf>,
 }
 
@@ -77,7 +77,7 @@ fn run(mut command: Command, name: &str) -> Result<()> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).env("LC_ALL", "C");
     let mut guarded =
         Guarded::start(&mut command).map_err(|error| system(format!("{name} cannot be run"), &error))?;
-    // The tools say a few lines at most, which fit a pipe.
+    // The tools print a few lines at most, which fit a pipe.
     let status = guarded.wait(TOOL_TIMEOUT);
     interrupt::check()?;
     let Some(status) = status else {
@@ -112,7 +112,7 @@ impl Mounted {
     /// What `mount` says.
     pub fn mount(device: &Path, path: &Path, options: &str) -> Result<Self> {
         fs::create_dir_all(path).map_err(|error| system(path.display().to_string(), &error))?;
-        // A link to the device would be kept in the table of mounts.
+        // The kernel would record a link to the device in the table of mounts.
         let device =
             fs::canonicalize(device).map_err(|error| system(device.display().to_string(), &error))?;
         let mut command = Command::new(Tools::find()?.mount);
@@ -120,7 +120,7 @@ impl Mounted {
         // Made before it is mounted: if `mount` is interrupted after it has done its work, it is unmounted.
         let mut mounted = Self { path: path.to_owned(), is_mounted: true };
         if let Err(error) = run(command, "mount") {
-            mounted.let_go();
+            mounted.detach();
             return Err(error);
         }
         Ok(mounted)
@@ -131,10 +131,10 @@ impl Mounted {
         &self.path
     }
 
-    /// Unmounts it. A device whose server is dead makes errors, but not here.
+    /// Unmounts it; that succeeds even if the server of its device is dead.
     ///
     /// # Errors
-    /// When somebody uses it for long.
+    /// When a process keeps it busy beyond the timeout.
     pub fn unmount(mut self) -> Result<()> {
         let end = Instant::now() + UNMOUNT_TIMEOUT;
         loop {
@@ -152,7 +152,7 @@ impl Mounted {
         Ok(())
     }
 
-    fn let_go(&mut self) {
+    fn detach(&mut self) {
         if self.is_mounted {
             let _ = calls::unmount(&self.path, true);
             self.is_mounted = false;
@@ -165,16 +165,17 @@ impl Drop for Mounted {
         if !self.is_mounted {
             return;
         }
-        // In order if that goes quickly; by force if not.
+        // A clean unmount if it succeeds at once, else a lazy one.
         let _watchdog = interrupt::Watchdog::new(UNMOUNT_TIMEOUT);
         if calls::unmount(&self.path, false).is_ok() {
             self.is_mounted = false;
         }
-        self.let_go();
+        self.detach();
     }
 }
 
-/// Tries everything that a file system on a block device of ours needs; this process has its own mounts afterwards.
+/// Tries everything that a file system on a block device of CBD needs; afterwards this process has its own mount
+/// namespace.
 ///
 /// # Errors
 /// What is missing, in one sentence.
@@ -183,13 +184,13 @@ pub fn try_everything() -> std::result::Result<(), String> {
         calls::own_mounts().map_err(|error| system("no mounts of our own", &error))?;
         cbd_fuse::probe().map_err(|reason| Error::new(ErrorKind::Unsupported, reason))?;
         let tools = Tools::find()?;
-        let place = places::Place::make(&places::temporary())?;
-        let image = place.path().join("trial");
+        let folder = folders::Folder::create(&folders::temporary())?;
+        let image = folder.path().join("trial");
         File::create(&image)
             .and_then(|file| file.set_len(TRIAL_SIZE))
             .map_err(|error| system(image.display().to_string(), &error))?;
         tools.make_file_system(&image)?;
-        Mounted::mount(&image, &place.path().join("mnt"), "loop,nosuid,nodev")?.unmount()
+        Mounted::mount(&image, &folder.path().join("mnt"), "loop,nosuid,nodev")?.unmount()
     };
     trial().map_err(|error| error.line())
 }

@@ -1,12 +1,11 @@
-//! Checksummed writes by several threads at once, and the moment at which somebody pulls the plug.
+//! Checksummed writes by several threads at once, while another thread watches, and kills the daemon.
 //!
-//! Always true here: each thread has blocks of its own and one write in flight, so what may be there after a crash is known
-//! exactly; a write counts as acknowledged when the device said so, and as in flight at the kill when it was issued before
-//! the kill and never acknowledged.
+//! Invariants: each thread has blocks of its own and one write in flight, so the legal content after a crash is
+//! known exactly. A write was in flight at the kill if it was issued before the kill and never acknowledged.
 
-use super::block::{BLOCK, Log, Random};
-use super::door::{Door, Io, Sync};
-use super::files::Files;
+use crate::block::{BLOCK, Log, Random};
+use crate::files::Files;
+use crate::target::{Io, Sync, Target};
 use cbd_types::{AlignedBuffer, Error, Result};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
@@ -41,7 +40,7 @@ impl Logs {
     }
 }
 
-/// What those who write and who watches them share.
+/// What the writing threads and the watching thread share.
 #[derive(Debug, Default)]
 pub struct Gauge {
     stop: AtomicBool,
@@ -79,18 +78,18 @@ pub struct Ended {
 /// # Errors
 /// What `watch` returns, or what the device says when it is opened.
 pub fn write_while<T>(
-    door: &Door,
+    target: &Target,
     logs: &Logs,
     seed: u64,
     watch: impl FnOnce(&Gauge) -> Result<T>,
 ) -> Result<(T, Vec<Ended>)> {
     let gauge = Gauge::default();
-    let paths: Vec<Io> = (0..WRITERS).map(|_| door.open(Sync::Durable)).collect::<Result<_>>()?;
+    let paths: Vec<Io> = (0..WRITERS).map(|_| target.open(Sync::Durable)).collect::<Result<_>>()?;
     let (watched, ended) = std::thread::scope(|scope| {
         // Stops them if `watch` panics too: the scope would wait for ever.
         let stop = StopOnDrop(&gauge);
         let gauge = &gauge;
-        let saver = door.root().map(|root| scope.spawn(|| repeat(gauge, || logs.files.save(root))));
+        let saver = target.root().map(|root| scope.spawn(|| repeat(gauge, || logs.files.save(root))));
         let writers: Vec<_> = (0..WRITERS)
             .zip(paths)
             .map(|(writer, io)| scope.spawn(move || write(io, &logs.blocks, seed, writer, gauge)))
@@ -132,7 +131,7 @@ fn write(mut io: Io, log: &Log, seed: u64, writer: u32, gauge: &Gauge) -> Ended 
     })
 }
 
-/// Does it again and again, until it is to stop or fails.
+/// Repeats `step` until it fails or the threads are told to stop.
 fn repeat(gauge: &Gauge, mut step: impl FnMut() -> Result<()>) -> Ended {
     while !gauge.stop.load(Ordering::SeqCst) {
         gauge.in_flight.fetch_add(1, Ordering::SeqCst);

@@ -1,11 +1,11 @@
-//! An NBD connection that reads and writes, one request at a time: what the demonstration needs where it cannot use a
-//! kernel block device.
+//! An NBD connection that reads and writes, one request at a time: what the demonstration needs where it cannot use
+//! a kernel block device.
 //!
-//! After the specification in the NetworkBlockDevice/nbd repository, `doc/proto.md`: fixed newstyle handshake, simple
-//! replies. All numbers are big-endian.
+//! After the specification in the NetworkBlockDevice/nbd repository, `doc/proto.md`: fixed newstyle handshake,
+//! simple replies. All numbers are big-endian.
 //!
-//! Invariants: after an error nothing is known of the request, and every later one fails; no call waits for longer than
-//! the timeout for bytes of the server.
+//! Invariants: after an error of the connection every later request fails; no call waits for longer
+//! than the timeout for bytes of the server.
 
 use cbd_types::{Error, ErrorKind, Result};
 use std::io::{self, Read, Write};

@@ -1,17 +1,17 @@
 //! What the demonstration found, as one JSON object and as a table.
 //!
-//! Always true here: the object has the same fields however the demonstration ends; what was not reached is null.
+//! Invariants: the object has the same fields however the demonstration ends; what was not reached is null.
 
-use super::door::Way;
-use super::measure::Pair;
-use super::show::grouped;
+use crate::measure::Pair;
+use crate::output::grouped;
+use crate::target::ExportKind;
 use cbd_backing::ThrottleParameters;
 use cbd_daemon::api::ErrorBody;
 use cbd_daemon::size::format_size;
 use serde::Serialize;
 use std::fmt::Write;
 
-/// Everything.
+/// The whole report.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
     /// Whether every check passed.
@@ -20,9 +20,9 @@ pub struct Report {
     pub error: Option<ErrorBody>,
     /// Version of this program.
     pub version: &'static str,
-    /// Which way the device was reached.
-    pub path: Option<Way>,
-    /// Why it was not the better one.
+    /// The export through which the device was reached.
+    pub path: Option<ExportKind>,
+    /// Why it was not the kernel block device.
     pub fallback_reason: Option<String>,
     /// The region.
     pub region: Option<Region>,
@@ -38,7 +38,7 @@ pub struct Report {
     pub samples: u64,
     /// The figures.
     pub results: Results,
-    /// The daemon's death.
+    /// The kill of the daemon.
     pub kill: Option<Kill>,
     /// The drain at the end.
     pub drain: Option<Drain>,
@@ -74,7 +74,7 @@ pub struct Throttle {
     pub rpm: f64,
     /// Transfer rate.
     pub mib_per_s: f64,
-    /// All of it as the daemon takes it.
+    /// All parameters as the daemon takes them.
     pub specification: String,
 }
 
@@ -111,7 +111,7 @@ impl Results {
     }
 }
 
-/// What the death of the daemon came to.
+/// What was found after the kill of the daemon.
 #[derive(Clone, Copy, Default, Debug, Serialize)]
 pub struct Kill {
     /// Writes acknowledged before.
@@ -134,7 +134,7 @@ pub struct Kill {
     pub acknowledged_after: u64,
 }
 
-/// What the drain came to.
+/// The result of the drain.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Drain {
     /// Dirty bytes when it began.
@@ -189,7 +189,7 @@ pub fn table(report: &Report) -> String {
         "Working set {}, cache {}, all through the same export: {}.",
         format_size(report.working_set_bytes),
         format_size(report.cache_bytes),
-        report.path.map_or("none", Way::words)
+        report.path.map_or("none", ExportKind::description)
     );
     text
 }
@@ -230,7 +230,7 @@ fn time(microseconds: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::demo::measure::Figures;
+    use crate::measure::Figures;
 
     #[test]
     fn numbers_stand_under_each_other() {
@@ -240,7 +240,7 @@ mod tests {
             ok: true,
             error: None,
             version: "0",
-            path: Some(Way::Nbd),
+            path: Some(ExportKind::Nbd),
             fallback_reason: None,
             region: None,
             throttle: ThrottleParameters::HARD_DISK.into(),

@@ -1,11 +1,12 @@
-//! The two ways to a device: a file of an ext4 file system on a kernel block device, or an NBD connection.
+//! The two exports through which the demonstration reaches a device: a file of an ext4 file system on a kernel
+//! block device, or an NBD connection.
 //!
-//! Always true here: a write that returns is acknowledged; nothing lies in between that could answer for the device (no page
-//! cache). A read or a write that fails says so and nothing is known of it.
+//! Invariants: a write that returns was acknowledged by the device, not by a page cache. After an error the state
+//! of the block is unknown.
 
-use super::block::BLOCK;
-use super::filesystem::{Mounted, Tools};
-use super::nbd::Connection;
+use crate::block::BLOCK;
+use crate::filesystem::{Mounted, Tools};
+use crate::nbd::Connection;
 use cbd_types::{AlignedBuffer, Context, Error, ErrorKind, Result};
 use serde::Serialize;
 use std::fs::{File, OpenOptions};
@@ -13,30 +14,30 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// How long one NBD request may take; the slow disk needs a part of it.
+/// Timeout of one NBD request, more than the slow disk needs.
 const NBD_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// How the device is reached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-pub enum Way {
+pub enum ExportKind {
     /// ext4 on a kernel block device, made of a FUSE file and a loop device.
     FuseLoop,
     /// NBD on a unix socket.
     Nbd,
 }
 
-impl Way {
-    /// What the work stands on, for people.
-    pub const fn words(self) -> &'static str {
+impl ExportKind {
+    /// A description for people.
+    pub const fn description(self) -> &'static str {
         match self {
             Self::FuseLoop => "a file of an ext4 file system on the kernel block device /dev/cbdN, O_DIRECT",
             Self::Nbd => "NBD on a unix socket",
         }
     }
 
-    /// The export, as a daemon understands it.
-    pub fn export(self, socket: &Path) -> String {
+    /// The value of the daemon's option `export`.
+    pub fn option(self, socket: &Path) -> String {
         match self {
             Self::FuseLoop => "fuse-loop".to_owned(),
             Self::Nbd => format!("nbd:unix:{}", socket.display()),
@@ -44,64 +45,65 @@ impl Way {
     }
 }
 
-/// When a write counts.
+/// When a write is complete.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sync {
     /// When the device has completed it.
     Completed,
-    /// When the device has completed it and says that it is durable (`O_DSYNC`; on NBD forced unit access).
+    /// When the device has completed it as a FUA write (`O_DSYNC` on a file).
     Durable,
 }
 
 /// A device that is ready for work.
 #[derive(Debug)]
-pub enum Door {
+pub enum Target {
     /// A file on a mounted file system.
     File {
         /// The file.
         path: PathBuf,
-        /// What it lies on.
+        /// Its file system.
         mounted: Mounted,
     },
     /// A server.
     Nbd(PathBuf),
 }
 
-impl Door {
-    /// Opens the door to a new device: makes a file system and a file of `slots` blocks if the way needs one.
+impl Target {
+    /// Prepares a new device: creates a file system with a file of `slots` blocks if the export needs one, and
+    /// writes the blocks.
     ///
     /// # Errors
     /// What went wrong, with the device.
-    pub fn make(way: Way, device: &Path, place: &Path, slots: u32) -> Result<Self> {
-        if way == Way::Nbd {
-            let door = Self::again(way, device, place)?;
-            let mut io = door.open(Sync::Completed)?;
+    pub fn create(export: ExportKind, device: &Path, folder: &Path, slots: u32) -> Result<Self> {
+        if export == ExportKind::Nbd {
+            let target = Self::open_existing(export, device, folder)?;
+            let mut io = target.open(Sync::Completed)?;
             in_pieces(slots, |at, piece| io.write((at / BLOCK as u64) as u32, piece))?;
-            return Ok(door);
+            return Ok(target);
         }
         let tools = Tools::find()?;
         tools.make_file_system(device)?;
-        let door = Self::again(way, device, place)?;
-        if let Self::File { path, .. } = &door {
+        let target = Self::open_existing(export, device, folder)?;
+        if let Self::File { path, .. } = &target {
             fill_with_zeroes(path, slots)?;
         }
-        Ok(door)
+        Ok(target)
     }
 
-    /// Opens the door to a device that was made before.
+    /// Opens a device that was prepared before.
     ///
     /// # Errors
     /// What went wrong, with the device.
-    pub fn again(way: Way, device: &Path, place: &Path) -> Result<Self> {
-        if way == Way::Nbd {
+    pub fn open_existing(export: ExportKind, device: &Path, folder: &Path) -> Result<Self> {
+        if export == ExportKind::Nbd {
             return Ok(Self::Nbd(device.to_owned()));
         }
         let mounted =
-            Mounted::mount(device, &place.join("mnt"), "noatime,lazytime,noinit_itable,nosuid,nodev")?;
+            Mounted::mount(device, &folder.join("mnt"), "noatime,lazytime,noinit_itable,nosuid,nodev")?;
         Ok(Self::File { path: mounted.path().join(FILE), mounted })
     }
 
-    /// A path for one thread.
+    /// Opens it for one thread.
     ///
     /// # Errors
     /// When it cannot be opened.
@@ -124,7 +126,7 @@ impl Door {
         }
     }
 
-    /// Where files can be saved, if there is a file system.
+    /// The root of the file system, if there is one.
     pub fn root(&self) -> Option<&Path> {
         match self {
             Self::File { mounted, .. } => Some(mounted.path()),
@@ -132,7 +134,7 @@ impl Door {
         }
     }
 
-    /// Closes the door; every path through it is closed already.
+    /// Closes it; every [`Io`] is closed already.
     ///
     /// # Errors
     /// When the file system cannot be unmounted.
@@ -147,7 +149,7 @@ impl Door {
 /// The file that the work is done in.
 pub const FILE: &str = "work";
 
-/// Written, not only allocated: the first write to a block that was never written changes the file system too.
+/// Writes the blocks, because the first write to a merely allocated block changes metadata of the file system.
 fn fill_with_zeroes(path: &Path, slots: u32) -> Result<()> {
     let failed = |error: std::io::Error| system(format!("{} cannot be filled", path.display()), &error);
     let file = OpenOptions::new()
@@ -169,7 +171,7 @@ fn in_pieces(slots: u32, mut write: impl FnMut(u64, &[u8]) -> Result<()>) -> Res
     let all = u64::from(slots) * BLOCK as u64;
     let mut at = 0;
     while at < all {
-        super::interrupt::check()?;
+        crate::interrupt::check()?;
         let length = zeroes.len().min(usize::try_from(all - at).unwrap_or(usize::MAX));
         write(at, &zeroes[..length])?;
         at += length as u64;
@@ -177,7 +179,7 @@ fn in_pieces(slots: u32, mut write: impl FnMut(u64, &[u8]) -> Result<()>) -> Res
     Ok(())
 }
 
-/// One thread's path to a device.
+/// One thread's open device.
 #[derive(Debug)]
 pub enum Io {
     /// A file.
@@ -192,7 +194,7 @@ pub enum Io {
 }
 
 impl Io {
-    /// A path to a plain file, such as a backing device without its cache.
+    /// A plain file, such as a backing device without its cache.
     ///
     /// # Errors
     /// When it cannot be opened.
@@ -235,7 +237,7 @@ impl Io {
     }
 }
 
-/// An error of the system with what was being done.
+/// An error of the system with the operation that failed.
 pub fn system(what: impl Into<String>, error: &std::io::Error) -> Error {
     let what: String = what.into();
     let kind =

@@ -1,11 +1,12 @@
 //! The figures: how long 4 KiB requests to random blocks take, one at a time.
 //!
-//! Always true here: every write is logged, and every read is checked against the log, outside of the time that is measured.
+//! Invariants: every write is logged, and every read is checked against the log, outside of the time that is
+//! measured.
 
-use super::block::{BLOCK, Log, Random, Verdict};
-use super::door::{Door, Io, Sync};
-use super::interrupt;
-use super::show::Bar;
+use crate::block::{BLOCK, Log, Random, Verdict};
+use crate::interrupt;
+use crate::output::Bar;
+use crate::target::{Io, Sync, Target};
 use cbd_types::{AlignedBuffer, Error, ErrorKind, Result};
 use serde::Serialize;
 use std::time::{Duration, Instant};
@@ -65,23 +66,24 @@ pub struct Pair {
     pub read_missed_bytes: Option<u64>,
 }
 
-/// Passes over the working set at most, before reads are measured. A cache takes what looks like a scan in the second one.
+/// Maximum number of passes over the working set before reads are measured. A cache admits a scan in its second
+/// pass.
 const PASSES: u32 = 6;
 
-/// Measures writes, then reads, each for `duration`; in between the working set is read from begin to end, once, or where there is a cache,
-/// whose missed bytes `missed` counts, until nothing is missing from it.
+/// Measures writes, then reads, each for `duration`. In between it reads the working set from begin to end: once,
+/// or with a cache, whose missed bytes `missed` counts, until no read misses.
 ///
 /// # Errors
 /// What the device says, or that it gave wrong data.
 pub fn measure(
-    door: &Door,
+    target: &Target,
     log: &Log,
     duration: Duration,
     missed: Option<&dyn Fn() -> Result<u64>>,
     bar: &dyn Fn(&str) -> Bar,
 ) -> Result<Pair> {
     let count = || missed.map(|missed| missed()).transpose();
-    let mut io = door.open(Sync::Completed)?;
+    let mut io = target.open(Sync::Completed)?;
     let write = timed(&mut io, log, duration, true, bar("random writes"))?;
     let mut before = count()?;
     for _ in 0..PASSES {
@@ -184,7 +186,7 @@ impl Compared {
             return Ok(self);
         }
         let text = format!(
-            "{name}: {} acknowledged writes are lost, {} of {} blocks hold what nobody wrote there",
+            "{name}: {} acknowledged writes are lost, {} of {} blocks hold what was never written there",
             self.lost, self.wrong, self.blocks
         );
         Err(Error::new(ErrorKind::Damaged, text))

@@ -1,17 +1,17 @@
-//! What is shown, in order.
+//! The steps of the demonstration, in order.
 //!
-//! Always true here: whatever is made is in a value that takes it away when it is dropped, in the opposite order.
+//! Invariants: every folder, mount and process is owned by a value whose drop removes it, in the opposite order.
 
-use super::Arguments;
-use super::block::{BLOCK, Log};
-use super::door::{Door, Way, system};
-use super::measure;
-use super::places::{self, Place};
-use super::report::{Drain, Region, Report, Results};
-use super::servers::{Daemon, MemoryServer, Started};
-use super::show::{Show, grouped};
-use super::work::{self, Logs};
-use super::{filesystem, interrupt};
+use crate::Arguments;
+use crate::block::{BLOCK, Log};
+use crate::folders::{self, Folder};
+use crate::measure;
+use crate::output::{Output, grouped};
+use crate::report::{Drain, Region, Report, Results};
+use crate::servers::{Daemon, MemoryServer, Started};
+use crate::target::{ExportKind, Target, system};
+use crate::work::{self, Logs};
+use crate::{filesystem, interrupt};
 use cbd_backing::ThrottleParameters;
 use cbd_daemon::size::format_size;
 use cbd_types::{Error, ErrorKind, Result};
@@ -38,7 +38,7 @@ pub struct Scale {
     pub after: Duration,
 }
 
-/// What a user sees.
+/// The default.
 pub const FULL: Scale = Scale {
     disk: 512 << 20,
     working_set: 64 << 20,
@@ -49,7 +49,7 @@ pub const FULL: Scale = Scale {
     after: Duration::from_secs(3),
 };
 
-/// For who has less time.
+/// With `--quick`.
 pub const QUICK: Scale = Scale {
     disk: 256 << 20,
     working_set: 16 << 20,
@@ -67,7 +67,7 @@ impl Scale {
         (self.working_set / BLOCK as u64) as u32
     }
 
-    /// The cache, and what a transport needs besides.
+    /// Bytes of the region: the cache, and what a transport needs besides.
     const fn region(&self) -> u64 {
         self.cache + (16 << 20)
     }
@@ -99,89 +99,91 @@ impl Report {
     }
 }
 
-/// Runs all of it.
+/// Runs all steps.
 ///
 /// # Errors
-/// The first thing that is not as it must be.
-pub fn tell(arguments: &Arguments, scale: &Scale, show: Show, report: &mut Report) -> Result<()> {
-    show.say("CBD: a persistent-memory write-back cache, shown on this machine.");
-    let swept = places::sweep();
+/// The first step that fails.
+pub fn run(arguments: &Arguments, scale: &Scale, output: Output, report: &mut Report) -> Result<()> {
+    output.say("CBD: a persistent-memory write-back cache, shown on this machine.");
+    let swept = folders::sweep();
     if !swept.is_empty() {
-        show.say(&format!("Removed what {} demonstrations that were killed left behind.", swept.len()));
+        output.say(&format!("Removed what {} demonstrations that were killed left behind.", swept.len()));
     }
     report.swept = swept.iter().map(|path| path.display().to_string()).collect();
-    let (way, reason) = choose(arguments)?;
-    let place = Place::make(&places::temporary())?;
-    let mut story = Story { panics: arguments.panic, scale: *scale, show, way, place };
+    let (export, reason) = choose(arguments)?;
+    let folder = Folder::create(&folders::temporary())?;
+    let mut demo = Demo { panics: arguments.panic, scale: *scale, output, export, folder };
     report.fallback_reason = reason;
-    story.announce(report);
-    report.results.memory = match story.memory() {
-        // What could not be seen beforehand is seen now.
-        Err(error) if way == Way::FuseLoop && arguments.path.is_none() && !interrupt::requested() => {
+    demo.announce(report);
+    report.results.memory = match demo.memory() {
+        // The trial did not find the problem.
+        Err(error)
+            if export == ExportKind::FuseLoop && arguments.path.is_none() && !interrupt::requested() =>
+        {
             report.fallback_reason = Some(error.line());
-            story.way = Way::Nbd;
-            story.announce(report);
-            Some(story.memory()?)
+            demo.export = ExportKind::Nbd;
+            demo.announce(report);
+            Some(demo.memory()?)
         }
         result => Some(result?),
     };
-    story.disk(report)
+    demo.disk(report)
 }
 
-fn choose(arguments: &Arguments) -> Result<(Way, Option<String>)> {
-    if arguments.path == Some(Way::Nbd) {
-        return Ok((Way::Nbd, Some("asked for with --path nbd".to_owned())));
+fn choose(arguments: &Arguments) -> Result<(ExportKind, Option<String>)> {
+    if arguments.path == Some(ExportKind::Nbd) {
+        return Ok((ExportKind::Nbd, Some("asked for with --path nbd".to_owned())));
     }
     match filesystem::try_everything() {
-        Ok(()) => Ok((Way::FuseLoop, None)),
+        Ok(()) => Ok((ExportKind::FuseLoop, None)),
         Err(reason) => {
             interrupt::check()?;
-            if arguments.path == Some(Way::FuseLoop) {
+            if arguments.path == Some(ExportKind::FuseLoop) {
                 return Err(Error::new(ErrorKind::Unsupported, format!("--path fuse-loop: {reason}")));
             }
-            Ok((Way::Nbd, Some(reason)))
+            Ok((ExportKind::Nbd, Some(reason)))
         }
     }
 }
 
-/// What every chapter needs.
-pub struct Story {
+/// What every step needs.
+pub struct Demo {
     pub panics: bool,
     pub scale: Scale,
-    pub show: Show,
-    pub way: Way,
-    pub place: Place,
+    pub output: Output,
+    pub export: ExportKind,
+    pub folder: Folder,
 }
 
-impl Story {
+impl Demo {
     fn announce(&self, report: &mut Report) {
-        report.path = Some(self.way);
-        self.show.say(&format!("The work is done through {}.", self.way.words()));
+        report.path = Some(self.export);
+        self.output.say(&format!("The work is done through {}.", self.export.description()));
         if let Some(reason) = &report.fallback_reason {
-            self.show.say(&format!("(Not through a kernel block device: {reason}.)"));
+            self.output.say(&format!("(Not through a kernel block device: {reason}.)"));
         }
     }
 
-    fn measure(&self, door: &Door, log: &Log, duration: Duration) -> Result<measure::Pair> {
-        measure::measure(door, log, duration, None, &|text| self.show.bar(text))
+    fn measure(&self, target: &Target, log: &Log, duration: Duration) -> Result<measure::Pair> {
+        measure::measure(target, log, duration, None, &|text| self.output.bar(text))
     }
 
     fn memory(&self) -> Result<measure::Pair> {
-        self.show.title("1. The limit: the same export over plain memory, without any disk.");
-        let folder = self.place.folder("memory")?;
-        let server = MemoryServer::start(&folder, self.scale.disk, self.way)?;
+        self.output.title("1. The limit: the same export over plain memory, without any disk.");
+        let folder = self.folder.subfolder("memory")?;
+        let server = MemoryServer::start(&folder, self.scale.disk, self.export)?;
         let log = Log::new(self.scale.slots(), seed());
-        let door = Door::make(self.way, &server.device(), &folder, log.slots())?;
-        let pair = self.measure(&door, &log, self.scale.fast)?;
-        door.close()?;
+        let target = Target::create(self.export, &server.device(), &folder, log.slots())?;
+        let pair = self.measure(&target, &log, self.scale.fast)?;
+        target.close()?;
         server.stop()?;
-        self.tell(&pair);
+        self.report(&pair);
         Ok(pair)
     }
 
-    fn tell(&self, pair: &measure::Pair) {
+    fn report(&self, pair: &measure::Pair) {
         let (write, read) = (&pair.write, &pair.read);
-        self.show.say(&format!(
+        self.output.say(&format!(
             "   {} writes a second, {} reads a second; half of them within {:.1} and {:.1} us.",
             grouped(write.iops.round() as u64),
             grouped(read.iops.round() as u64),
@@ -190,9 +192,9 @@ impl Story {
         ));
     }
 
-    /// A disk that holds nothing.
+    /// An empty disk.
     fn new_disk(&self) -> Result<PathBuf> {
-        let path = self.place.path().join("disk");
+        let path = self.folder.path().join("disk");
         File::create(&path)
             .and_then(|file| file.set_len(self.scale.disk))
             .map_err(|error| system(path.display().to_string(), &error))?;
@@ -200,8 +202,8 @@ impl Story {
     }
 
     fn disk(&self, report: &mut Report) -> Result<()> {
-        let (region_place, reason) = places::for_region(self.scale.region())?;
-        let region = region_place.path().join("region");
+        let (region_folder, reason) = folders::for_region(self.scale.region())?;
+        let region = region_folder.path().join("region");
         report.region = Some(Region {
             path: region.display().to_string(),
             bytes: self.scale.region(),
@@ -209,10 +211,10 @@ impl Story {
             reason: reason.clone(),
         });
         let disk = self.new_disk()?;
-        let daemon = Daemon::start(&self.place.folder("daemon")?, &DISK.to_string(), self.way)?;
+        let daemon = Daemon::start(&self.folder.subfolder("daemon")?, &DISK.to_string(), self.export)?;
         daemon.register(&region, self.scale.region())?;
 
-        self.show.title(&format!(
+        self.output.title(&format!(
             "2. The disk alone: a file of {} that is made as slow as a hard disk ({} ms seek, {} rpm, {} MiB/s).",
             format_size(self.scale.disk),
             DISK.seek_ms,
@@ -220,10 +222,10 @@ impl Story {
             DISK.mib_per_s
         ));
         let alone = self.alone(&daemon, &disk)?;
-        self.tell(&alone);
+        self.report(&alone);
         report.results.uncached = Some(alone);
 
-        self.show.title(&format!(
+        self.output.title(&format!(
             "3. The same disk with a cache of {} in {}.",
             format_size(self.scale.cache),
             match reason {
@@ -235,11 +237,11 @@ impl Story {
         let (logs, daemon) = self.cached(daemon, &disk, report)?;
         daemon.stop()?;
 
-        self.show.title(
+        self.output.title(
             "6. The disk alone again: the daemon is gone, and the plain file is compared with the log.",
         );
         let found = self.compare_plain(&disk, &logs)?;
-        self.show.say(&format!(
+        self.output.say(&format!(
             "   All {} acknowledged writes are there, in {} blocks{}.",
             grouped(found.verified),
             grouped(found.blocks),
@@ -256,9 +258,9 @@ impl Story {
     fn alone(&self, daemon: &Daemon, disk: &Path) -> Result<measure::Pair> {
         let started = daemon.start_backend(disk, None)?;
         let log = Log::new(self.scale.slots(), seed());
-        let door = Door::make(self.way, &started.device, self.place.path(), log.slots())?;
-        let pair = self.measure(&door, &log, self.scale.slow)?;
-        door.close()?;
+        let target = Target::create(self.export, &started.device, self.folder.path(), log.slots())?;
+        let pair = self.measure(&target, &log, self.scale.slow)?;
+        target.close()?;
         daemon.stop_backend(started.backend, |_| {})?;
         Ok(pair)
     }
@@ -268,30 +270,30 @@ impl Story {
         let mut daemon = daemon;
         let started = daemon.start_backend(disk, Some(self.scale.cache))?;
         let logs = Logs::new(self.scale.slots(), seed());
-        let door = Door::make(self.way, &started.device, self.place.path(), logs.blocks.slots())?;
+        let target = Target::create(self.export, &started.device, self.folder.path(), logs.blocks.slots())?;
         assert!(!self.panics, "a panic was asked for");
         let missed = || daemon.read_missed_bytes(started.backend);
-        let pair = measure::measure(&door, &logs.blocks, self.scale.fast, Some(&missed), &|text| {
-            self.show.bar(text)
+        let pair = measure::measure(&target, &logs.blocks, self.scale.fast, Some(&missed), &|text| {
+            self.output.bar(text)
         })?;
-        self.tell(&pair);
+        self.report(&pair);
         if let Some(missed) = pair.read_missed_bytes.filter(|&missed| missed > 0) {
-            self.show.say(&format!(
+            self.output.say(&format!(
                 "   ({} of the reads were not in the cache, and came from the disk.)",
                 format_size(missed)
             ));
         }
         report.results.cached = Some(pair);
 
-        self.show.title(&format!(
+        self.output.title(&format!(
             "4. {} threads write{}; in the middle of it the daemon is killed with SIGKILL.",
             work::WRITERS,
-            if door.root().is_some() { ", another saves files" } else { "" }
+            if target.root().is_some() { ", another saves files" } else { "" }
         ));
-        let door = self.kill(door, &logs, &mut daemon, &started, report)?;
-        door.close()?;
+        let target = self.kill(target, &logs, &mut daemon, &started, report)?;
+        target.close()?;
 
-        self.show.title("5. Drain: what is only in the cache goes to the slow disk.");
+        self.output.title("5. Drain: what is only in the cache goes to the slow disk.");
         report.drain = Some(self.drain(&daemon, &started)?);
         Ok((logs, daemon))
     }
@@ -299,14 +301,14 @@ impl Story {
     fn drain(&self, daemon: &Daemon, started: &Started) -> Result<Drain> {
         let begun = Instant::now();
         let dirty_bytes = daemon.dirty_bytes(started.backend)?;
-        let bar = self.show.bar("draining");
+        let bar = self.output.bar("draining");
         let done = daemon.stop_backend(started.backend, |progress| {
             let all = progress.dirty_bytes_at_start.max(1);
             bar.set(1.0 - progress.dirty_bytes as f64 / all as f64);
         })?;
         drop(bar);
         let seconds = begun.elapsed().as_secs_f64();
-        self.show.say(&format!(
+        self.output.say(&format!(
             "   {} in the log, with every version of each block; {} written to the disk in {seconds:.1} s.",
             format_size(dirty_bytes),
             format_size(done.written_bytes),
@@ -319,7 +321,7 @@ impl Story {
     }
 }
 
-/// Something that is different each time.
+/// A number that differs from run to run.
 pub fn seed() -> u64 {
     use std::hash::{BuildHasher, Hasher};
     std::collections::hash_map::RandomState::new().build_hasher().finish()

@@ -1,39 +1,40 @@
-//! `cbdctrl demo`: CBD at work on this machine, and the proof that it keeps what it promises.
+//! `cbdctrl demo`: CBD measured on this machine, and the proof that acknowledged writes survive a kill of the
+//! daemon.
 //!
-//! A slow disk, with and without a cache, and the export over plain memory are measured; the daemon is killed in the middle of
-//! checksummed writes; at the end the disk alone is compared with the log of what was written.
+//! It measures a slow disk without and with a cache, and the same export over plain memory; it kills the daemon
+//! during checksummed writes; at the end it compares the disk alone with the log of what was written.
 //!
-//! Always true here: nothing is installed, and nothing is left behind, however it ends: everything lies in folders, mounts and
-//! processes of our own, which end with this process or are swept at the next start. The exit code is 0 only if every check
-//! passed.
+//! Invariants: nothing is installed, and nothing is left behind, however it ends: everything is in folders, mounts
+//! and processes of its own, which end with this process or are swept at the next start. The exit code is 0 only if
+//! every check passed.
 //!
-//! Left to others: everything that is shown. The daemon is the real one, started as a user would start it.
+//! Elsewhere: what is measured. The daemon is the real one, started as a user would start it.
 
 mod block;
-mod door;
 mod files;
 mod filesystem;
+mod folders;
 mod interrupt;
 mod kill;
 mod measure;
 mod nbd;
-mod places;
+mod output;
 mod proof;
 mod report;
 mod servers;
-mod show;
-mod story;
+mod steps;
 mod system;
+mod target;
 mod work;
 
 use cbd_daemon::api::ErrorBody;
 use clap::Args;
-pub use door::Way;
+use output::Output;
 use report::Report;
-use show::Show;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
+pub use target::ExportKind;
 
 /// Options of the demonstration.
 #[derive(Args, Clone, Debug, Default)]
@@ -41,26 +42,26 @@ pub struct Arguments {
     /// Shorter, with less data: half a minute
     #[arg(long)]
     pub quick: bool,
-    /// How the device is to be reached [default: fuse-loop where that is possible, else nbd]
+    /// The export through which the device is reached [default: fuse-loop where that is possible, else nbd]
     #[arg(long, value_enum, value_name = "PATH")]
-    pub path: Option<Way>,
+    pub path: Option<ExportKind>,
     /// Panic while the slow disk has a cache and is in use, for the test that nothing is left behind then
     #[arg(long, hide = true)]
     pub panic: bool,
-    /// Serve plain memory with things in DIR until the input ends: what the demonstration starts for itself
+    /// Serve plain memory with its files in DIR until standard input ends: a child of the demonstration
     #[arg(long, hide = true, value_name = "DIR")]
     pub serve_memory: Option<PathBuf>,
-    /// How much of it
+    /// Bytes of memory to serve
     #[arg(long, hide = true, value_name = "BYTES", default_value_t = 0)]
     pub serve_bytes: u64,
 }
 
-/// What a shell shows for a program that Ctrl-C ended.
+/// The exit code of shells for a program that Ctrl-C ended.
 const INTERRUPTED: u8 = 130;
 
-/// Runs the demonstration.
+/// Runs the demonstration in the process of `cbdctrl`; `wrap` fits a text to the terminal.
 #[must_use]
-pub fn run(arguments: &Arguments, json: bool) -> ExitCode {
+pub fn run(arguments: &Arguments, json: bool, wrap: fn(&str) -> String) -> ExitCode {
     if let Some(folder) = &arguments.serve_memory {
         return match servers::serve_memory(folder, arguments) {
             Ok(()) => ExitCode::SUCCESS,
@@ -71,10 +72,10 @@ pub fn run(arguments: &Arguments, json: bool) -> ExitCode {
         };
     }
     let begun = Instant::now();
-    let show = Show::new(json);
-    let scale = if arguments.quick { story::QUICK } else { story::FULL };
+    let output = Output::new(json, wrap);
+    let scale = if arguments.quick { steps::QUICK } else { steps::FULL };
     let mut report = Report::new(&scale);
-    let result = interrupt::listen().and_then(|()| story::tell(arguments, &scale, show, &mut report));
+    let result = interrupt::listen().and_then(|()| steps::run(arguments, &scale, output, &mut report));
     report.ok = result.is_ok();
     report.samples = report.results.samples();
     report.duration_s = (begun.elapsed().as_secs_f64() * 10.0).round() / 10.0;
@@ -82,8 +83,8 @@ pub fn run(arguments: &Arguments, json: bool) -> ExitCode {
         eprintln!("cbdctrl: {}", error.line().replace('\n', " "));
         report.error = Some(ErrorBody::from(error));
     } else {
-        show.title(&report::table(&report));
-        show.say(&format!(
+        output.title(&report::table(&report));
+        output.say(&format!(
             "Every check passed. It took {:.0} s, and nothing of it is left.",
             report.duration_s
         ));

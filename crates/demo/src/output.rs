@@ -1,36 +1,36 @@
-//! What a person sees: sentences, bars while something runs, a table at the end.
+//! Text, progress bars and the table, for people.
 //!
-//! Always true here: bars are on a terminal only, on standard error; with `--json` nothing but the object goes to standard output.
+//! Invariants: bars are on a terminal only, on standard error; with `--json` nothing but the object goes to
+//! standard output.
 
-use crate::table::{terminal_width, wrap_page};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{IsTerminal, Write};
 
-/// How to speak.
+/// Where text goes.
 #[derive(Clone, Copy, Debug)]
-pub struct Show {
+pub struct Output {
     silent: bool,
     bars: bool,
+    wrap: fn(&str) -> String,
 }
 
-impl Show {
-    /// To a person, or (`json`) to a program.
-    pub fn new(json: bool) -> Self {
-        Self { silent: json, bars: std::io::stderr().is_terminal() }
+impl Output {
+    /// Text for people, or none with `json`; `wrap` fits a text to the terminal.
+    pub fn new(json: bool, wrap: fn(&str) -> String) -> Self {
+        Self { silent: json, bars: std::io::stderr().is_terminal(), wrap }
     }
 
-    /// Says something.
+    /// Prints a text.
     pub fn say(&self, text: &str) {
         if !self.silent {
-            let page = format!("{text}\n");
-            let page = terminal_width().map_or_else(|| page.clone(), |width| wrap_page(&page, width));
+            let page = (self.wrap)(&format!("{text}\n"));
             let mut out = std::io::stdout();
-            // Who does not listen any more is not told.
+            // A reader that closed the pipe is no reason to stop.
             let _ = out.write_all(page.as_bytes()).and_then(|()| out.flush());
         }
     }
 
-    /// The beginning of a chapter.
+    /// Prints the title of a step.
     pub fn title(&self, text: &str) {
         self.say(&format!("\n{text}"));
     }
@@ -56,14 +56,14 @@ const STEPS: u64 = 1000;
 pub struct Bar(Option<ProgressBar>);
 
 impl Bar {
-    /// How far it is, 0 to 1.
+    /// Sets the completed share, 0 to 1.
     pub fn set(&self, share: f64) {
         if let Some(bar) = &self.0 {
             bar.set_position((share.clamp(0.0, 1.0) * STEPS as f64) as u64);
         }
     }
 
-    /// What it says.
+    /// Sets the text beside the bar.
     pub fn message(&self, text: String) {
         if let Some(bar) = &self.0 {
             bar.set_message(text);
